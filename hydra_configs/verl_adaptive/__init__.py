@@ -1,0 +1,1 @@
+"""Hydra's root for the ``adaptive`` config group; YAML only."""

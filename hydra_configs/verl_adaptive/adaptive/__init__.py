@@ -1,0 +1,1 @@
+"""Presets; the folders below hold the parts they are made of."""

@@ -1,0 +1,43 @@
+"""The advantage that ``algorithm.adv_estimator`` names, computed by verl itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from verl_adaptive.advantages._base import Advantage
+from verl_adaptive.groups import Groups
+
+__all__ = ["GROUP_RELATIVE", "Verl"]
+
+#: Estimators that give a group of equal rewards advantages of exactly zero (up to rounding): reward minus group mean.
+GROUP_RELATIVE = frozenset({"grpo", "grpo_vectorized", "rloo", "rloo_vectorized"})
+
+
+class Verl(Advantage):
+    """Leaves ``algorithm.adv_estimator`` to the user.
+
+    With an estimator that subtracts the group's mean, a group whose *rewards* are all equal has advantages of zero:
+    its rows add nothing to a pure policy gradient and may be left out of training (``adaptive.skip_zero_advantage``).
+    A group of one is not among them: verl's GRPO takes mean 0 and std 1 there.
+    """
+
+    name: ClassVar[str] = "verl"
+    estimator: ClassVar[str | None] = None
+
+    @dataclass
+    class Config:
+        """No options: they are verl's."""
+
+    group_relative: bool = True  # set by the integration from algorithm.adv_estimator
+
+    def zero(self, groups: Groups, trains: np.ndarray) -> np.ndarray:
+        if not self.group_relative:
+            return np.zeros(groups.rollouts, dtype=bool)
+        sizes = groups.sum(trains.astype(np.float64))
+        high = groups.reduce(np.maximum, np.where(trains, groups.reward, -np.inf))
+        low = groups.reduce(np.minimum, np.where(trains, groups.reward, np.inf))
+        flat = (high == low) & (sizes > 1)
+        return np.repeat(flat, groups.n) & trains

@@ -1,0 +1,1 @@
+"""Allocators: how many rollouts a prompt gets; one small file a method."""

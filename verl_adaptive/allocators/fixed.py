@@ -1,0 +1,34 @@
+"""verl's own allocation: every prompt gets the group size n, once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from verl_adaptive.allocators._base import Allocator
+from verl_adaptive.config import check
+from verl_adaptive.progress import Progress
+
+__all__ = ["Fixed"]
+
+
+class Fixed(Allocator):
+    """n rollouts a prompt, or the number that a pool sampler planned for it."""
+
+    name: ClassVar[str] = "fixed"
+
+    @dataclass
+    class Config:
+        """``n``: rollouts a prompt; null: ``actor_rollout_ref.rollout.n``."""
+
+        n: int | None = None
+
+        def validate(self, path: str) -> None:
+            check(self.n is None or self.n >= 1, f"{path}.n", self.n, "must be 1 or greater, or null")
+
+    def first(self, rows: np.ndarray, planned: np.ndarray | None, progress: Progress) -> np.ndarray:
+        if planned is not None:
+            return planned.astype(np.int64)
+        return np.full(len(rows), self.config.n or self.facts.n, dtype=np.int64)

@@ -1,0 +1,261 @@
+"""Configuration: plain dataclasses, strict about names and values.
+
+Unknown keys are errors with the nearest known name; values are checked when the object is built, before any GPU time
+is spent. Nothing here knows verl or Hydra: the integration hands over a plain mapping (``config.adaptive``).
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from typing import Any, TypeVar
+
+from verl_adaptive.errors import ConfigError
+
+__all__ = ["AdaptiveConfig", "ResumeConfig", "RunFacts", "StoreConfig", "SuccessConfig", "build", "check"]
+
+T = TypeVar("T")
+
+
+def check(ok: bool, key: str, value: object, hint: str) -> None:
+    """Raise :class:`ConfigError` unless ``ok``."""
+    if not ok:
+        raise ConfigError(key, value, hint)
+
+
+def build(cls: type[T], data: Mapping[str, Any] | None, path: str) -> T:
+    """Make a config dataclass from a mapping.
+
+    Args:
+        cls: dataclass to build; nested dataclass fields take nested mappings.
+        data: the values; missing ones take the dataclass defaults.
+        path: the prefix of the keys as the user writes them, for messages.
+
+    Raises:
+        ConfigError: unknown key, missing key or value of the wrong type.
+    """
+    data = dict(data or {})
+    hints = typing.get_type_hints(cls)
+    known = {f.name: f for f in fields(cls)}  # type: ignore[arg-type]
+    for name, value in data.items():
+        if name not in known:
+            near = difflib.get_close_matches(str(name), known, n=1)
+            hint = f"did you mean {path}.{near[0]}?" if near else f"known keys: {', '.join(sorted(known)) or 'none'}"
+            raise ConfigError(f"{path}.{name}", value, f"no such key; {hint}")
+    values = {}
+    for name, f in known.items():
+        key = f"{path}.{name}"
+        if name in data:
+            values[name] = _coerce(hints[name], data[name], key)
+        elif f.default is MISSING and f.default_factory is MISSING:
+            raise ConfigError(key, None, "is required")
+    made = cls(**values)
+    validate = getattr(made, "validate", None)
+    if validate is not None:
+        validate(path)
+    return made
+
+
+def _coerce(hint: Any, value: Any, key: str) -> Any:
+    if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
+        options = typing.get_args(hint)
+        if value is None and type(None) in options:
+            return None
+        for option in options:
+            if option is not type(None):
+                try:
+                    return _coerce(option, value, key)
+                except ConfigError:
+                    continue
+        names = " or ".join("null" if o is type(None) else getattr(o, "__name__", str(o)) for o in options)
+        raise ConfigError(key, value, f"must be {names}")
+    if is_dataclass(hint):
+        if value is not None and not isinstance(value, Mapping):
+            raise ConfigError(key, value, "must be a group of keys")
+        return build(hint, value, key)  # type: ignore[arg-type]
+    if typing.get_origin(hint) is typing.Literal:
+        options = typing.get_args(hint)
+        if value not in options:
+            raise ConfigError(key, value, f"must be one of {', '.join(map(str, options))}")
+        return value
+    if typing.get_origin(hint) in (list, tuple):
+        if isinstance(value, str) or not hasattr(value, "__iter__"):
+            raise ConfigError(key, value, "must be a list")
+        inner = typing.get_args(hint)[0]
+        return type(hint())(_coerce(inner, v, f"{key}[{i}]") for i, v in enumerate(value))
+    if typing.get_origin(hint) is dict:
+        if not isinstance(value, Mapping):
+            raise ConfigError(key, value, "must be a group of keys")
+        return dict(value)
+    if hint is Any:
+        return value
+    if hint is float and isinstance(value, int | float) and not isinstance(value, bool):
+        if math.isnan(value):
+            raise ConfigError(key, value, "must be a number")
+        return float(value)
+    if hint is int and isinstance(value, int) and not isinstance(value, bool):
+        return value
+    if hint is int and isinstance(value, float) and value.is_integer():
+        return int(value)
+    if hint in (bool, str) and isinstance(value, hint):
+        return value
+    raise ConfigError(key, value, f"must be {getattr(hint, '__name__', hint)}")
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """What the policy is told about the run it serves.
+
+    Attributes:
+        batch: prompts per training step, B (``data.train_batch_size``).
+        n: rollouts per group, N (``actor_rollout_ref.rollout.n``).
+        steps: training steps planned.
+        prompts: distinct prompts in the training set, M.
+        seed: ``adaptive.seed``.
+        tolerance: ``adaptive.tolerance``.
+    """
+
+    batch: int
+    n: int
+    steps: int
+    prompts: int
+    seed: int = 0
+    tolerance: float = 1e-6
+
+
+@dataclass
+class SuccessConfig:
+    """How the difficulty signal becomes evidence of success in [0, 1].
+
+    ``threshold``: 1 where the signal is at least ``threshold`` (0.5 serves 0/1 and ±1 rewards alike).
+    ``value``: the signal scaled from [low, high] to [0, 1] and clipped, for continuous rewards: the Beta methods then
+    count expected successes.
+    """
+
+    mode: typing.Literal["threshold", "value"] = "threshold"
+    threshold: float = 0.5
+    low: float = 0.0
+    high: float = 1.0
+
+    def validate(self, path: str) -> None:
+        check(self.high > self.low, f"{path}.high", self.high, f"must be greater than {path}.low={self.low}")
+
+
+@dataclass
+class StoreConfig:
+    """Where the statistics' journal goes; see :mod:`verl_adaptive.stats.journal`.
+
+    ``url``: null puts an SQLite file beside the checkpoints; ``postgresql+psycopg://…`` shares one database.
+    ``run_id``: null derives one from the project, the experiment and the checkpoint folder.
+    """
+
+    enabled: bool = True
+    url: str | None = None
+    run_id: str | None = None
+
+
+@dataclass
+class ResumeConfig:
+    """``allow``: differences that a resume may ignore: ``dataset``, ``policy``, ``schema``, ``missing``."""
+
+    allow: list[str] = field(default_factory=list)
+
+    def validate(self, path: str) -> None:
+        for item in self.allow:
+            check(
+                item in ("dataset", "policy", "schema", "missing"),
+                f"{path}.allow",
+                item,
+                "must be of dataset, policy, schema, missing",
+            )
+
+
+@dataclass
+class AdaptiveConfig:
+    """The ``adaptive`` group of the command line.
+
+    Attributes:
+        name: the preset's name, for people.
+        sampler, allocator, filter, advantage: the four roles; each holds ``name`` and that role's own keys.
+        seed: seeds every draw.
+        signal: what decides difficulty: ``reward`` or a field of the reward function's extra output, as ``acc``.
+        success: how the signal counts as success.
+        tolerance: a group is degenerate when max − min of its signal is at most this.
+        id_key: dotted path of the user's own prompt id in a data row; null: hash of the content.
+        refill: draw further prompts within a step until the batch is full.
+        max_rounds: generation rounds in one step, top-up rounds included.
+        max_rollouts_per_step: hard cap on rollouts generated in one step; null: none.
+        total_rollouts: training ends after the step in which this many were generated; null: verl's own end.
+        on_exhausted: what happens when data or budget end before the batch is full.
+        surplus: groups beyond the batch: ``discard`` them, or ``train`` on them too.
+        skip_zero_advantage: leave rows whose advantage is exactly zero out of training (same gradient, fewer tokens);
+            null: wherever the losses allow it.
+        poll_interval: seconds between looks at the rollout queue.
+        stall_timeout: seconds without any rollout finishing before the run stops with an error.
+        warm_start: a run, Parquet or JSONL file to learn from before the first step.
+        warm_start_discount: weight of that evidence in (0, 1].
+    """
+
+    name: str = "custom"
+    sampler: dict[str, Any] = field(default_factory=lambda: {"name": "epoch"})
+    allocator: dict[str, Any] = field(default_factory=lambda: {"name": "fixed"})
+    filter: dict[str, Any] = field(default_factory=lambda: {"name": "keep_all"})
+    advantage: dict[str, Any] = field(default_factory=lambda: {"name": "verl"})
+    seed: int = 0
+    signal: str = "reward"
+    success: SuccessConfig = field(default_factory=SuccessConfig)
+    tolerance: float = 1e-6
+    id_key: str | None = None
+    refill: bool = True
+    max_rounds: int = 32
+    max_rollouts_per_step: int | None = None
+    total_rollouts: int | None = None
+    on_exhausted: typing.Literal["train_partial", "relax", "raise"] = "train_partial"
+    surplus: typing.Literal["discard", "train"] = "discard"
+    skip_zero_advantage: bool | None = None
+    poll_interval: float = 0.1
+    stall_timeout: float = 1800.0
+    warm_start: str | None = None
+    warm_start_discount: float = 0.5
+    store: StoreConfig = field(default_factory=StoreConfig)
+    resume: ResumeConfig = field(default_factory=ResumeConfig)
+
+    @classmethod
+    def from_mapping(cls, data: Any) -> AdaptiveConfig:
+        """Build and check.
+
+        Raises:
+            ConfigError: with the key, the value and what to write instead.
+        """
+        if isinstance(data, str):
+            raise ConfigError(
+                "adaptive",
+                data,
+                "Hydra took the preset's name for a plain value, so the presets are not on its search path; "
+                "reinstall verl-adaptive in this environment (`pip install --force-reinstall --no-deps verl-adaptive`)",
+            )
+        if not isinstance(data, Mapping):
+            raise ConfigError("adaptive", data, "must be a preset: +adaptive=greso, aero, cero, pilot_commit, …")
+        return build(cls, data, "adaptive")
+
+    def validate(self, path: str) -> None:
+        for role in ("sampler", "allocator", "filter", "advantage"):
+            name = getattr(self, role).get("name")
+            check(isinstance(name, str), f"{path}.{role}.name", name, "must name a part; see `verl-adaptive parts`")
+        check(self.tolerance >= 0, f"{path}.tolerance", self.tolerance, "must be 0 or greater")
+        check(self.max_rounds >= 1, f"{path}.max_rounds", self.max_rounds, "must be 1 or greater")
+        check(self.poll_interval > 0, f"{path}.poll_interval", self.poll_interval, "must be above 0 seconds")
+        check(self.stall_timeout > 0, f"{path}.stall_timeout", self.stall_timeout, "must be above 0 seconds")
+        for name in ("max_rollouts_per_step", "total_rollouts"):
+            value = getattr(self, name)
+            check(value is None or value >= 1, f"{path}.{name}", value, "must be 1 or greater, or null")
+        check(
+            0 < self.warm_start_discount <= 1,
+            f"{path}.warm_start_discount",
+            self.warm_start_discount,
+            "must be in (0, 1]",
+        )

@@ -1,0 +1,30 @@
+"""Errors a user can act on: each names the key or the file, the value, and what to do instead."""
+
+from __future__ import annotations
+
+__all__ = ["AdaptiveError", "ConfigError", "Exhausted"]
+
+
+class AdaptiveError(RuntimeError):
+    """Base of every error this package raises on purpose."""
+
+
+class ConfigError(AdaptiveError, ValueError):
+    """A setting that cannot work.
+
+    Args:
+        key: full name of the setting, as on the command line.
+        value: what was given.
+        hint: what to write instead.
+    """
+
+    def __init__(self, key: str, value: object, hint: str) -> None:
+        self.key, self.value, self.hint = key, value, hint
+        super().__init__(key, value, hint)
+
+    def __str__(self) -> str:
+        return f"{self.key}={self.value!r}: {self.hint}"
+
+
+class Exhausted(AdaptiveError):
+    """A step could not be completed and ``adaptive.on_exhausted=raise``."""

@@ -1,0 +1,1 @@
+"""Filters: which groups and rollouts train; one small file a method."""

@@ -1,0 +1,44 @@
+"""Informative groups only: dynamic sampling (DAPO, 2503.14476), the filter of GRESO too.
+
+A group whose signals are all equal has no advantage to learn from, so it is dropped and replaced. ``low`` and ``high``
+widen that to a band on the pass rate, as users of verl ask for (verl issue 2791).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from verl_adaptive.config import check
+from verl_adaptive.filters._base import Filter, Verdict
+from verl_adaptive.groups import Groups
+from verl_adaptive.progress import Progress
+
+__all__ = ["Informative"]
+
+
+class Informative(Filter):
+    """Keeps groups with variance, inside a band of pass rates."""
+
+    name: ClassVar[str] = "informative"
+    reasons: ClassVar[tuple[str, ...]] = ("all_correct", "all_wrong", "too_easy", "too_hard")
+
+    @dataclass
+    class Config:
+        """``low <= pass rate <= high`` is required besides variance; [0, 1] asks for variance alone."""
+
+        low: float = 0.0
+        high: float = 1.0
+
+        def validate(self, path: str) -> None:
+            check(0 <= self.low < 1, f"{path}.low", self.low, "must be in [0, 1)")
+            check(self.low < self.high <= 1, f"{path}.high", self.high, f"must be above {path}.low and at most 1")
+
+    def decide(self, groups: Groups, progress: Progress) -> Verdict:
+        rate = groups.pass_rate
+        flat = groups.degenerate(self.facts.tolerance)
+        low, high = rate < self.config.low, rate > self.config.high
+        reason = np.select([flat & (rate > 0.5), flat, high], [0, 1, 2], default=3)
+        return Verdict(keep=~(flat | low | high), reason=reason)

@@ -1,0 +1,22 @@
+"""Every finished group trains: verl's own behaviour."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+
+from verl_adaptive.filters._base import Filter, Verdict
+from verl_adaptive.groups import Groups
+from verl_adaptive.progress import Progress
+
+__all__ = ["KeepAll"]
+
+
+class KeepAll(Filter):
+    """Drops nothing."""
+
+    name: ClassVar[str] = "keep_all"
+
+    def decide(self, groups: Groups, progress: Progress) -> Verdict:
+        return Verdict(keep=np.ones(len(groups), dtype=bool), reason=np.zeros(len(groups), dtype=np.int64))

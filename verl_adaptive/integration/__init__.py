@@ -1,0 +1,1 @@
+"""Everything that knows verl. Nothing outside this package imports it."""

@@ -1,0 +1,113 @@
+"""Our advantage roles as verl estimators (``algorithm.adv_estimator``).
+
+verl hands an estimator the rewards, the mask and each row's ``uid``; what it does not know is how many rollouts a group
+was *observed* with, those left out of training included. The trainer lends that for the length of one call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from verl_adaptive.advantages._base import Advantage
+from verl_adaptive.errors import AdaptiveError
+from verl_adaptive.groups import Groups
+from verl_adaptive.policy import PARTS, available, find_part
+
+__all__ = ["Loan", "lend", "register", "trajectory_rows"]
+
+
+@dataclass
+class Loan:
+    """What an estimator needs beyond verl's arguments.
+
+    Attributes:
+        role: the advantage role of the run.
+        observed: the step's trained groups with all their rollouts.
+        position: uid → position in ``observed``.
+        keys: key of every row of the batch, in the batch's order.
+    """
+
+    role: Advantage
+    observed: Groups
+    position: Mapping[str, int]
+    keys: list[str]
+
+
+_LOAN: ContextVar[Loan | None] = ContextVar("verl_adaptive_loan", default=None)
+
+
+@contextmanager
+def lend(loan: Loan) -> Iterator[None]:
+    """Make ``loan`` visible to the estimators inside the ``with`` block."""
+    token = _LOAN.set(loan)
+    try:
+        yield
+    finally:
+        _LOAN.reset(token)
+
+
+def trajectory_rows(keys: list[str]) -> tuple[np.ndarray, np.ndarray]:
+    """The row that holds each session's reward, and the session of every row.
+
+    A session may have several outputs, rows ``{uid}_{session}_{i}``; the one with the largest ``i`` counts, as in
+    verl's ``compute_advantage_for_multi_trajectories``.
+
+    Returns:
+        int64 ``(S,)`` last row of each session, in order of first appearance; int64 ``(rows,)`` session of each row.
+    """
+    last: dict[str, tuple[int, int]] = {}
+    session_of_row = []
+    for row, key in enumerate(keys):
+        session, _, output = key.rpartition("_")
+        session_of_row.append(session)
+        if session not in last or int(output) > last[session][0]:
+            last[session] = (int(output), row)
+    number = {session: i for i, session in enumerate(last)}
+    rows = np.fromiter((row for _, row in last.values()), dtype=np.int64, count=len(last))
+    return rows, np.fromiter((number[s] for s in session_of_row), dtype=np.int64, count=len(keys))
+
+
+def _estimate(
+    token_level_rewards: torch.Tensor, response_mask: torch.Tensor, index: np.ndarray, **_: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """verl's estimator interface: ``(rows, response_length)`` in and out; padding rows get zeros."""
+    loan = _LOAN.get()
+    if loan is None:
+        raise AdaptiveError(
+            "algorithm.adv_estimator names an estimator of verl-adaptive, which works only under its trainers: "
+            "choose a preset, for example +adaptive=aero"
+        )
+    rows, session_of_row = trajectory_rows(loan.keys)
+    home = np.array([loan.position.get(str(index[row]), -1) for row in rows], dtype=np.int64)
+    real = home >= 0
+    reward = token_level_rewards.sum(dim=-1).double().cpu().numpy()[rows]
+    advantage = np.zeros(len(rows))
+    advantage[real] = loan.role.compute(reward[real], home[real], loan.observed)
+    spread = torch.as_tensor(advantage[session_of_row], dtype=torch.float32, device=response_mask.device)
+    out = spread.unsqueeze(-1) * response_mask
+    return out, out
+
+
+def register() -> None:
+    """Register the estimator of every advantage role that names one."""
+    from verl.trainer.ppo.core_algos import register_adv_est
+
+    for name in available("advantage"):
+        if name in PARTS["advantage"] and not _exists(name):
+            continue
+        estimator = find_part("advantage", name).estimator  # type: ignore[attr-defined]
+        if estimator is not None:
+            register_adv_est(estimator)(_estimate)
+
+
+def _exists(name: str) -> bool:
+    from importlib.util import find_spec
+
+    return find_spec(PARTS["advantage"][name].partition(":")[0]) is not None

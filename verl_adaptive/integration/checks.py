@@ -1,0 +1,114 @@
+"""What must hold between the ``adaptive`` group and verl's own settings; checked before any worker starts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from verl.trainer.ppo.utils import need_critic, need_reference_policy
+
+from verl_adaptive.advantages.verl import GROUP_RELATIVE
+from verl_adaptive.config import AdaptiveConfig, check
+from verl_adaptive.policy import Policy
+
+__all__ = ["check_run", "why_not_skip_zero"]
+
+#: Policy losses in which a row of zero advantage adds exactly nothing: each token's term is a multiple of A.
+_LINEAR_LOSSES = frozenset({"vanilla", "gspo", "cispo", "sapo", "gpg", "dppo_tv", "dppo_kl", "geo_mean"})
+
+
+def check_run(config: Any, adaptive: AdaptiveConfig, policy: Policy) -> None:
+    """Refuse settings under which the policy cannot work.
+
+    Raises:
+        ConfigError: with the key, its value and what to write instead.
+    """
+    rollout, estimator = config.actor_rollout_ref.rollout, config.algorithm.adv_estimator
+    check(
+        rollout.n >= 2 or (policy.filter.name == "keep_all" and policy.sampler.name == "epoch"),
+        "actor_rollout_ref.rollout.n",
+        rollout.n,
+        "a group of one has no variance to judge by; use at least 2 (8 is usual), or +adaptive=grpo",
+    )
+    groups = config.algorithm.get("filter_groups", None)
+    check(
+        not (groups is not None and groups.get("enable", False)),
+        "algorithm.filter_groups.enable",
+        True,
+        "the adaptive filter does this: leave it false, and choose +adaptive=dapo for dynamic sampling",
+    )
+    model = config.reward.reward_model
+    check(
+        not model.enable or model.enable_resource_pool,
+        "reward.reward_model.enable_resource_pool",
+        False,
+        "a colocated reward model gives its rewards after sampling, too late to decide by; set it to true",
+    )
+    check(
+        not config.skip.rollout_tq.enable,
+        "skip.rollout_tq.enable",
+        True,
+        "recorded rollouts bypass the policy; set it to false",
+    )
+    own = policy.advantage.estimator
+    if own is not None:
+        check(
+            estimator == own,
+            "algorithm.adv_estimator",
+            estimator,
+            f"adaptive/advantage={policy.advantage.name} needs algorithm.adv_estimator={own}; "
+            "or choose adaptive/advantage=verl",
+        )
+        check(
+            not need_critic(config),
+            "critic.enable",
+            True,
+            f"adaptive/advantage={policy.advantage.name} is group-relative and has no use for a critic; "
+            "choose adaptive/advantage=verl with gae",
+        )
+    elif str(estimator).startswith("adaptive_"):
+        check(False, "algorithm.adv_estimator", estimator, "choose the matching adaptive/advantage, or grpo")
+    batch, mini = config.data.train_batch_size, config.actor_rollout_ref.actor.ppo_mini_batch_size
+    check(
+        batch % mini == 0,
+        "actor_rollout_ref.actor.ppo_mini_batch_size",
+        mini,
+        f"must divide data.train_batch_size={batch}, so that a step is a whole number of updates",
+    )
+    if need_critic(config):
+        check(
+            batch % config.critic.ppo_mini_batch_size == 0,
+            "critic.ppo_mini_batch_size",
+            config.critic.ppo_mini_batch_size,
+            f"must divide data.train_batch_size={batch}",
+        )
+
+
+def why_not_skip_zero(config: Any) -> str:
+    """Why rows of zero advantage must stay in training; an empty string if they may be left out.
+
+    They may where the loss is a policy gradient alone: then they add exactly nothing to the gradient. Every other loss
+    acts on them too.
+    """
+    actor, algorithm = config.actor_rollout_ref.actor, config.algorithm
+    estimator = str(algorithm.adv_estimator)
+    distillation = config.get("distillation")
+    reasons = (
+        (need_critic(config), "the critic learns from every row"),
+        (
+            estimator not in GROUP_RELATIVE and not estimator.startswith("adaptive_"),
+            f"algorithm.adv_estimator={estimator} is not known to give equal rewards zero advantages",
+        ),
+        (need_reference_policy(config), "the KL penalty acts on every row"),
+        (actor.entropy_coeff != 0, f"actor.entropy_coeff={actor.entropy_coeff} acts on every row"),
+        (bool(distillation is not None and distillation.get("enabled", False)), "distillation acts on every row"),
+        (
+            actor.policy_loss.get("loss_mode", "vanilla") not in _LINEAR_LOSSES,
+            f"actor.policy_loss.loss_mode={actor.policy_loss.get('loss_mode')} looks at every row",
+        ),
+        (actor.shuffle, "actor.shuffle=true mixes minibatches, so their loss denominators are not known beforehand"),
+        (
+            actor.strategy not in ("fsdp", "fsdp2"),
+            f"the loss denominators were verified for fsdp and fsdp2 only, not for {actor.strategy}",
+        ),
+    )
+    return next((reason for applies, reason in reasons if applies), "")

@@ -1,0 +1,195 @@
+"""The store as a training run uses it: identities, table, journal, snapshots beside verl's checkpoints."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import transfer_queue as tq
+
+from verl_adaptive.config import AdaptiveConfig
+from verl_adaptive.engine import Engine, StepResult
+from verl_adaptive.errors import ConfigError
+from verl_adaptive.integration.prompts import identity_columns
+from verl_adaptive.integration.session import Session
+from verl_adaptive.policy import Policy
+from verl_adaptive.stats import SnapshotMissing, StatsTable, dataset_keys, duplicates, fingerprint, read_snapshot
+from verl_adaptive.stats import write_snapshot
+from verl_adaptive.stats.journal import Journal
+
+__all__ = ["FOLDER", "Memory"]
+
+logger = logging.getLogger(__name__)
+
+#: The snapshot's place inside ``global_step_N``.
+FOLDER = "adaptive"
+_QUEUE = "transfer_queue"
+
+
+class Memory:
+    """Everything a run remembers of its prompts.
+
+    Args:
+        config: verl's configuration.
+        adaptive: the ``adaptive`` group.
+        dataset: verl's training set.
+
+    Attributes:
+        table: the statistics.
+        row_of: int64 ``(D,)``, table row of every data-set position.
+        origin: how the statistics began, for people.
+    """
+
+    def __init__(self, config: Any, adaptive: AdaptiveConfig, dataset: Any) -> None:
+        self.config, self.adaptive = config, adaptive
+        rows, columns = identity_columns(dataset)
+        try:
+            self.keys = dataset_keys(rows(), prompt_key=config.data.get("prompt_key", "prompt"), id_key=adaptive.id_key)
+        except ValueError as error:
+            raise ConfigError("adaptive.id_key", adaptive.id_key, str(error)) from error
+        self.sources = columns("data_source")
+        self.fingerprint = fingerprint(self.keys)
+        self.table = StatsTable()
+        self.row_of = self.table.rows_for(self.keys, sources=self.sources)
+        self.origin = "new statistics"
+        self._report_duplicates(dataset_keys(rows(), prompt_key=config.data.get("prompt_key", "prompt"), with_answer=False))
+        if adaptive.warm_start is not None:
+            self._warm_start(adaptive)
+        self.journal = self._open_journal()
+
+    # -- opening --------------------------------------------------------------------------------------------
+
+    def _report_duplicates(self, questions: np.ndarray) -> None:
+        repeated = len(self.keys) - len(np.unique(self.row_of))
+        self.duplicates_note = f" ({repeated} rows repeat an earlier prompt and share its statistics)" if repeated else ""
+        if repeated:
+            logger.warning("training set: %s", duplicates(self.keys))
+        conflicts = len(np.unique(self.keys)) - len(np.unique(questions))
+        if conflicts and self.adaptive.id_key is None:
+            logger.warning("training set: %d prompts appear again with a different ground truth", conflicts)
+
+    def _warm_start(self, adaptive: AdaptiveConfig) -> None:
+        from verl_adaptive.stats import warm_start
+
+        report = warm_start(self.table, adaptive.warm_start, discount=adaptive.warm_start_discount)
+        self.origin = f"warm start from {adaptive.warm_start}: {report}"
+        logger.info("%s", self.origin)
+
+    def _open_journal(self) -> Journal | None:
+        store, trainer = self.adaptive.store, self.config.trainer
+        if not store.enabled:
+            self.where = "no journal (adaptive.store.enabled=false); statistics live in the checkpoints"
+            return None
+        folder = os.path.abspath(trainer.default_local_dir)
+        url = store.url
+        if url is None:
+            os.makedirs(folder, exist_ok=True)
+            url = os.path.join(folder, "adaptive.sqlite")
+        run = store.run_id or f"{trainer.project_name}/{trainer.experiment_name}"[:255]
+        journal = Journal.open(
+            url, run_id=run, meta={"preset": self.adaptive.name, "checkpoints": folder, "dataset": self.fingerprint}
+        )
+        shown = re.sub(r"//([^/@:]*):[^/@]*@", r"//\1:***@", url)
+        self.where = f"{shown} (run {run}, attempt {journal.attempt})"
+        return journal
+
+    # -- a step ---------------------------------------------------------------------------------------------
+
+    def begin(self, step: int, engine: Engine) -> None:
+        """Training goes on after ``step``; the journal forgets what lies beyond it (another branch keeps it)."""
+        if self.journal is not None:
+            self.journal.rewind(step)
+            self.where = re.sub(r"attempt \d+", f"attempt {self.journal.attempt}", self.where)
+
+    def commit(self, step: int, result: StepResult, engine: Engine) -> None:
+        """Write a step to the journal, in one transaction; trouble there never stops training."""
+        if self.journal is None:
+            return
+        groups = result.groups
+        names = self.table.sources
+        self.journal.commit_step(
+            step,
+            groups,
+            self.table.keys[groups.row],
+            result.outcome.astype(str),
+            {"step": result.ledger.as_dict(), "run": engine.total.as_dict()},
+            engine.policy.metrics(),
+            sources=[names[i] for i in self.table.col("source")[groups.row]],
+        )
+
+    # -- snapshots ------------------------------------------------------------------------------------------
+
+    def save(self, checkpoint: str, step: int, engine: Engine, session: Session) -> None:
+        """Write the snapshot into a checkpoint folder; complete and on disk when this returns."""
+        folder = Path(checkpoint) / FOLDER
+        if len(engine.held):
+            tq.save_checkpoint(str(folder / _QUEUE), metadata={"global_steps": step})
+        write_snapshot(
+            folder,
+            self.table,
+            {"engine": engine.state_dict(), "session": session.state_dict()},
+            meta={
+                "step": step,
+                "policy": self.adaptive.name,
+                "policy_digest": engine.policy.digest(),
+                "dataset": self.fingerprint,
+            },
+        )
+        remote = self.config.trainer.default_hdfs_dir
+        if remote is not None:
+            from verl.utils import hdfs_io
+
+            target = os.path.join(remote, f"global_step_{step}")
+            hdfs_io.makedirs(target, exist_ok=True)
+            hdfs_io.copy(src=str(folder), dst=target, dirs_exist_ok=True)
+
+    def load(self, checkpoint: str, step: int, policy: Policy) -> dict[str, Any] | None:
+        """Read the snapshot of a checkpoint folder.
+
+        Returns:
+            The saved state, or None for a checkpoint that a plain run made: the statistics start empty.
+
+        Raises:
+            SnapshotError: torn, damaged or of another run; the message names the way out.
+        """
+        folder = Path(checkpoint) / FOLDER
+        allow = set(self.adaptive.resume.allow)
+        try:
+            table, state, _ = read_snapshot(
+                folder,
+                expect={"step": step, "policy_digest": policy.digest(), "dataset": self.fingerprint},
+                allow=allow - {"missing"},
+            )
+        except SnapshotMissing:
+            logger.warning(
+                "%s holds no snapshot: a checkpoint of a run without verl-adaptive. Statistics start empty at step %d",
+                checkpoint,
+                step,
+            )
+            self.origin = f"step {step} of a run without statistics: they start empty"
+            return None
+        self.table = table
+        self.row_of = table.rows_for(self.keys, sources=self.sources)
+        if (folder / _QUEUE).exists():
+            tq.load_checkpoint(str(folder / _QUEUE))
+        visited = int((table.col("visits") > 0).sum())
+        self.origin = f"resumed at step {step}: {visited} prompts known, {len(state['engine']['queue'])} waiting"
+        return state
+
+    def prune(self, root: str) -> None:
+        """Remove snapshots whose checkpoint verl has removed (``max_actor_ckpt_to_keep`` empties the folder's rest)."""
+        if self.config.trainer.get("max_actor_ckpt_to_keep", None) is None:
+            return
+        for folder in Path(root).glob("global_step_*"):
+            if (folder / FOLDER).is_dir() and not (folder / "actor").exists():
+                shutil.rmtree(folder / FOLDER)
+
+    def close(self) -> None:
+        """Let the journal go."""
+        if self.journal is not None:
+            self.journal.close()

@@ -1,0 +1,58 @@
+"""The ``verl.plugins`` entry point: loaded in every process that imports verl, while that import is still running.
+
+So it does next to nothing. Our trainers register when verl's own sync trainer is first imported, which happens in the
+driver alone; importing verl's trainers here would cost seconds in every worker and fails in vLLM's engine core. verl
+swallows a plugin's exceptions at DEBUG level, so what must be heard ends the process (``SystemExit`` is not swallowed).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+
+import wrapt
+
+__all__: list[str] = []
+
+#: verl imports this module in the driver only, right before it looks a trainer up.
+_DRIVER_MODULE = "verl.trainer.ppo.v1.trainer_sync"
+
+
+def _register_trainers(_module: object) -> None:
+    from verl_adaptive.integration import register
+
+    register.register_all()
+
+
+def _asks_for_adaptive(argv: list[str]) -> bool:
+    return any(arg.lstrip("+").startswith(("adaptive=", "adaptive/")) for arg in argv[1:])
+
+
+def _check_search_path() -> None:
+    """Without our search path Hydra takes ``+adaptive=greso`` for a plain string and training runs un-adapted."""
+    missing = [
+        name
+        for name in ("hydra_plugins.verl_adaptive", "hydra_configs.verl_adaptive.adaptive")
+        if importlib.util.find_spec(name) is None
+    ]
+    if missing:
+        raise SystemExit(
+            f"verl-adaptive: the command line asks for an adaptive preset, but {' and '.join(missing)} cannot be found, "
+            "so Hydra would take the preset's name for a plain string and train without it. Reinstall verl-adaptive in "
+            "this environment: pip install --force-reinstall --no-deps verl-adaptive"
+        )
+
+
+if _asks_for_adaptive(sys.argv):
+    try:
+        _check_search_path()
+    except ModuleNotFoundError as error:  # a parent package is missing altogether
+        raise SystemExit(f"verl-adaptive: {error}; reinstall verl-adaptive in this environment") from error
+
+if os.environ.get("VERL_PLATFORM", "").strip().lower() == "cpu":
+    from verl_adaptive.integration import cpu
+
+    cpu.register()
+
+wrapt.register_post_import_hook(_register_trainers, _DRIVER_MODULE)

@@ -1,0 +1,111 @@
+"""verl's training set as the engine sees it: positions in a stream, and the rows behind them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import numpy as np
+from torch.utils.data import Dataset
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+__all__ = ["NumberedDataset", "Stream", "identity_columns"]
+
+
+class NumberedDataset(Dataset):
+    """verl's dataset, whose items come with their position; everything else is the dataset's own."""
+
+    def __init__(self, dataset: Dataset) -> None:
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)  # type: ignore[arg-type]
+
+    def __getitem__(self, index: int) -> tuple[int, dict]:
+        return int(index), self.dataset[index]
+
+
+def _keep_items(items: list) -> list:
+    """Collate into a plain list: prompts are batched when they are sent, not when they are read."""
+    return items
+
+
+class Stream:
+    """verl's prompt order, through verl's own sampler and a stateful dataloader, as a :class:`PromptSource`.
+
+    Args:
+        dataset: verl's training set.
+        sampler: verl's sampler for it (``create_rl_sampler``).
+        chunk: prompts per fetch; verl's batch for plain epoch order, 1 for gated streams.
+        workers: ``data.dataloader_num_workers``.
+
+    Attributes:
+        loader: the dataloader; verl checkpoints it.
+    """
+
+    def __init__(self, dataset: Dataset, sampler: Any, *, chunk: int, workers: int) -> None:
+        self.dataset = dataset
+        self.size = len(dataset)  # type: ignore[arg-type]
+        self.loader = StatefulDataLoader(
+            dataset=NumberedDataset(dataset),
+            batch_size=chunk,
+            num_workers=workers,
+            drop_last=chunk > 1,  # verl drops an epoch's last incomplete batch
+            collate_fn=_keep_items,
+            sampler=sampler,
+        )
+        self._iterator: Iterator | None = None
+        self._waiting: dict[int, dict] = {}
+
+    def take(self, count: int) -> np.ndarray:
+        """Next positions, at least ``count`` of them; whole fetches, so perhaps more."""
+        taken: list[int] = []
+        while len(taken) < count:
+            for index, item in self._fetch():
+                taken.append(index)
+                self._waiting[index] = item
+        return np.array(taken, dtype=np.int64)
+
+    def _fetch(self) -> list[tuple[int, dict]]:
+        if self._iterator is None:
+            self._iterator = iter(self.loader)
+        try:
+            return next(self._iterator)
+        except StopIteration:
+            self._iterator = iter(self.loader)
+            return next(self._iterator)
+
+    def item(self, index: int) -> dict:
+        """The row at a position: the one already read, or read again (after a resume, for a top-up, from a pool)."""
+        found = self._waiting.pop(index, None)
+        return self.dataset[index] if found is None else found  # type: ignore[index]
+
+    def forget(self) -> None:
+        """Drop rows that were read and turned away."""
+        self._waiting.clear()
+
+
+def identity_columns(dataset: Any) -> tuple[Callable[[], Iterable[dict]], Callable[[str], list[str]]]:
+    """How to read what makes a prompt's identity.
+
+    Args:
+        dataset: verl's dataset; an ``RLHFDataset`` holds a Hugging Face dataset in ``dataframe``, which is read without
+            decoding images. Of somebody's own dataset class the items are all there is.
+
+    Returns:
+        A function that gives the rows anew, and one that gives a column as text.
+    """
+    frame = getattr(dataset, "dataframe", None)
+    if frame is not None and hasattr(frame, "column_names") and len(frame) == len(dataset):
+
+        def column(name: str) -> list[str]:
+            return [str(v) for v in frame[name]] if name in frame.column_names else [""] * len(frame)
+
+        return lambda: frame, column
+
+    def items() -> Iterator[dict]:
+        for index in range(len(dataset)):
+            item = dataset[index]
+            yield item if "prompt" in item else {**item, "prompt": item.get("raw_prompt")}
+
+    return items, lambda name: [str(item.get(name, "")) for item in items()]

@@ -1,0 +1,105 @@
+"""What a run says of itself: the banner, and the metrics of each step.
+
+Metric names keep verl's reduction by substring in mind (``max``, ``min``, ``sum``/``total``, else mean): counters end
+in ``_total`` or lie under a ``…_total/`` prefix.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from verl_adaptive import __version__
+from verl_adaptive.engine import Engine, StepResult
+from verl_adaptive.integration.layout import Layout
+
+__all__ = ["banner", "step_metrics"]
+
+
+def step_metrics(engine: Engine, result: StepResult, layout: Layout | None) -> dict[str, float]:
+    """Everything logged for a step, under ``adaptive/``."""
+    groups, ledger = result.groups, result.ledger
+    usable = ~groups.failed & (groups.n > 0)
+    flat = groups.degenerate(engine.facts.tolerance) & usable
+    seen = max(1, int(usable.sum()))
+    rate = groups.pass_rate[usable]
+    out: dict[str, float] = {}
+    for unit, account in (("rollouts", ledger.rollouts), ("tokens", ledger.tokens)):
+        out[f"adaptive/{unit}/generated_total"] = account.generated
+        out[f"adaptive/{unit}/trained_total"] = account.trained
+        out[f"adaptive/{unit}/surplus_total"] = account.surplus
+        out[f"adaptive/{unit}/dropped_total"] = account.dropped_in_all
+        out[f"adaptive/{unit}/held"] = account.held
+        for reason, amount in account.dropped.items():
+            out[f"adaptive/{unit}/dropped_total/{reason}"] = amount
+    run = engine.total
+    out["adaptive/cumulative/rollouts_generated"] = run.rollouts.generated
+    out["adaptive/cumulative/rollouts_trained"] = run.rollouts.trained
+    out["adaptive/cumulative/tokens_generated"] = run.tokens.generated
+    out["adaptive/cumulative/tokens_trained"] = run.tokens.trained
+    out["adaptive/groups/finished_total"] = len(groups)
+    out["adaptive/groups/trained_total"] = int(result.trained.sum())
+    out["adaptive/groups/failed_total"] = int(groups.failed.sum())
+    out["adaptive/groups/informative_share"] = 1.0 - float(flat.sum()) / seen
+    out["adaptive/groups/all_correct_share"] = float((flat & (groups.pass_rate > 0.5)).sum()) / seen
+    out["adaptive/groups/all_wrong_share"] = float((flat & (groups.pass_rate <= 0.5)).sum()) / seen
+    # over kept and dropped alike, so that curves with and without a filter can be compared
+    out["adaptive/reward/generated_mean"] = float(groups.reward.mean()) if groups.rollouts else 0.0
+    out["adaptive/pass_rate/generated_mean"] = float(rate.mean()) if len(rate) else 0.0
+    out["adaptive/rounds_total"] = result.rounds
+    out["adaptive/prompts/skipped_total"] = engine.skipped
+    out["adaptive/prompts/epoch"] = engine.progress.epoch
+    visits = engine.table.col("visits")[engine.pool]
+    out["adaptive/prompts/visited_share"] = float((visits > 0).mean()) if len(visits) else 0.0
+    if layout is not None:
+        out["adaptive/updates_total"] = layout.updates
+        out["adaptive/padding_rows_total"] = layout.padding
+    out.update(_forgetting(engine))
+    out.update(engine.policy.metrics())
+    return {name: float(value) for name, value in out.items()}
+
+
+def _forgetting(engine: Engine) -> dict[str, float]:
+    """Latest pass rate by the pass rate of a prompt's first visit: a method that starves easy prompts shows here."""
+    first, last = engine.table.col("first_rate")[engine.pool], engine.table.col("last_rate")[engine.pool]
+    visited = ~np.isnan(first)
+    out = {}
+    for name, chosen in (
+        ("hard", visited & (first <= 0.25)),
+        ("middle", visited & (first > 0.25) & (first < 0.75)),
+        ("easy", visited & (first >= 0.75)),
+    ):
+        if chosen.any():
+            out[f"adaptive/pass_rate/started_{name}"] = float(last[chosen].mean())
+    return out
+
+
+def banner(trainer: Any) -> list[str]:
+    """Ten lines at the start: what is on, what budget, what store, what was resumed."""
+    engine, config, adaptive, memory = trainer.engine, trainer.config, trainer.adaptive, trainer.memory
+    facts, policy = engine.facts, engine.policy
+    updates = facts.batch // config.actor_rollout_ref.actor.ppo_mini_batch_size
+    budget = f"total {adaptive.total_rollouts} rollouts" if adaptive.total_rollouts else f"{facts.steps} steps"
+    cap = f", at most {adaptive.max_rollouts_per_step} rollouts a step" if adaptive.max_rollouts_per_step else ""
+    zero = (
+        "rows of zero advantage are left out of training (same gradient)"
+        if engine.skip_zero
+        else f"rows of zero advantage stay in training: {trainer._keep_zero or 'adaptive.skip_zero_advantage=false'}"
+    )
+    lines = [
+        f"verl-adaptive {__version__}: {adaptive.name} on {type(trainer).__name__}",
+        f"  policy   sampler={policy.sampler.name} allocator={policy.allocator.name} filter={policy.filter.name} "
+        f"advantage={policy.advantage.name} ({config.algorithm.adv_estimator})",
+        f"  data     {len(engine.row_of)} rows, {len(engine.pool)} distinct prompts{memory.duplicates_note}",
+        f"  step     {facts.batch} groups of {facts.n}, {updates} optimizer updates, refill={adaptive.refill}{cap}",
+        f"  budget   {budget}; on_exhausted={adaptive.on_exhausted}",
+        f"  signal   {adaptive.signal} ({adaptive.success.mode}), degenerate when max - min <= {adaptive.tolerance:g}",
+        f"  losses   {zero}",
+        f"  store    {memory.where}",
+        f"  start    {memory.origin}",
+    ]
+    if config.actor_rollout_ref.actor.use_kl_loss or config.algorithm.use_kl_in_reward:
+        if policy.filter.name != "keep_all":
+            lines.append("  note     the KL penalty acts on the groups that train only; dropped groups no longer add to it")
+    return lines

@@ -1,0 +1,364 @@
+"""Our trainers: verl's own, with the engine deciding what is rolled out and what trains.
+
+:class:`AdaptiveMixin` overrides the few methods through which prompts, batches, minibatches and checkpoints pass; the
+loop, the workers, the losses and the logging are verl's.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pprint import pprint
+from typing import Any
+
+import numpy as np
+import torch
+import transfer_queue as tq
+from omegaconf import OmegaConf, open_dict
+from transfer_queue import KVBatchMeta
+from verl.trainer.ppo.padding_utils import construct_minimal_padding_template
+from verl.trainer.ppo.utils import create_rl_sampler
+from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+from verl.utils import tensordict_utils as tu
+from verl.utils.debug import marked_timer
+from verl.utils.seqlen_balancing import calculate_workload, get_seqlen_balanced_partitions, log_seqlen_unbalance
+
+from verl_adaptive.advantages.verl import GROUP_RELATIVE, Verl
+from verl_adaptive.config import AdaptiveConfig, RunFacts, check
+from verl_adaptive.engine import Engine
+from verl_adaptive.integration.advantage import Loan, lend
+from verl_adaptive.integration.checks import check_run, why_not_skip_zero
+from verl_adaptive.integration.layout import PAD, Layout, micro_size, plan
+from verl_adaptive.integration.memory import Memory
+from verl_adaptive.integration.prompts import Stream
+from verl_adaptive.integration.report import banner, step_metrics
+from verl_adaptive.integration.session import Batch, Session
+from verl_adaptive.policy import build_policy
+
+__all__ = ["AdaptiveMixin", "AdaptiveSync"]
+
+logger = logging.getLogger(__name__)
+
+
+class AdaptiveMixin:
+    """The policy, put into one of verl's trainers.
+
+    Attributes:
+        base_mode: verl's name of the mode; options are read from ``trainer.v1.<base_mode>``.
+        is_adaptive: how the replay buffer knows that it is in good hands.
+    """
+
+    base_mode: str
+    is_adaptive = True
+
+    def __init__(self, config: Any) -> None:
+        node = config.get("adaptive")
+        self.adaptive = AdaptiveConfig.from_mapping(
+            OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
+        )
+        check_run(config, self.adaptive, build_policy(self.adaptive))
+        with open_dict(config):  # verl compares the mode with its own names in six places
+            config.trainer.v1.trainer_mode = self.base_mode
+        super().__init__(config)
+        self._layout: Layout | None = None
+
+    # -- prompts --------------------------------------------------------------------------------------------
+
+    def _init_dataloader(self) -> None:
+        super()._init_dataloader()  # type: ignore[misc]
+        data, batch = self.config.data, self.config.data.train_batch_size
+        policy = build_policy(self.adaptive)
+        fetch = data.get("gen_batch_size", None) or batch
+        whole = policy.sampler.kind == "stream" and policy.sampler.whole_batches
+        check(
+            len(self.train_dataset) >= (max(fetch, batch) if whole else batch),
+            "data.train_batch_size",
+            batch,
+            f"the training set has only {len(self.train_dataset)} prompts; use at most that",
+        )
+        self.stream = Stream(
+            self.train_dataset,
+            create_rl_sampler(data, self.train_dataset),
+            chunk=fetch if whole else 1,
+            workers=data["dataloader_num_workers"],
+        )
+        self.train_dataloader = self.stream.loader  # verl checkpoints it
+        self.memory = Memory(self.config, self.adaptive, self.train_dataset)
+        self._start_engine()
+
+    def _start_engine(self) -> None:
+        """Bind the policy to the table; again after a resume, which brings a table of its own."""
+        policy = build_policy(self.adaptive)
+        if isinstance(policy.advantage, Verl):
+            policy.advantage.group_relative = str(self.config.algorithm.adv_estimator) in GROUP_RELATIVE
+        self._keep_zero = why_not_skip_zero(self.config)
+        skip = not self._keep_zero if self.adaptive.skip_zero_advantage is None else self.adaptive.skip_zero_advantage
+        check(
+            not (skip and self._keep_zero),
+            "adaptive.skip_zero_advantage",
+            True,
+            f"{self._keep_zero}; set it to null or false",
+        )
+        facts = RunFacts(
+            batch=self.config.data.train_batch_size,
+            n=self.config.actor_rollout_ref.rollout.n,
+            steps=self.total_training_steps,
+            prompts=len(np.unique(self.memory.row_of)),
+            seed=self.adaptive.seed,
+            tolerance=self.adaptive.tolerance,
+        )
+        self.engine = Engine(
+            policy, self.memory.table, self.adaptive, facts, self.memory.row_of, self.stream, skip_zero=skip
+        )
+        self.session = Session(
+            self.engine, self.stream, self.adaptive, self._submit_batch_to_rollout, lambda: self.global_steps
+        )
+        self.replay_buffer.session = self.session
+        # Validation goes through verl's own sampling; its 2 s poll would be most of a small model's step.
+        self.replay_buffer.poll_interval = self.adaptive.poll_interval
+
+    # -- a step ---------------------------------------------------------------------------------------------
+
+    def prepare_step(self) -> dict:
+        """Send the step's first round."""
+        self.session.start()
+        return {}
+
+    def step(self, metrics: dict, timing_raw: dict) -> KVBatchMeta:
+        batch = super().step(metrics, timing_raw)  # type: ignore[misc]
+        done = self.replay_buffer.last
+        with marked_timer("adaptive_commit", timing_raw):
+            self.memory.commit(self.global_steps, done.result, self.engine)
+        metrics.update(step_metrics(self.engine, done.result, self._layout))
+        if done.result.note:
+            logger.warning("%s", done.result.note)
+        if self.engine.finished and self.global_steps < self.total_training_steps:
+            reason = "adaptive.total_rollouts is spent" if self.adaptive.total_rollouts else "the sampler has finished"
+            logger.warning("training ends after step %d: %s", self.global_steps, reason)
+            self._ended_early = True
+            self.total_training_steps = self.global_steps
+        return batch
+
+    def on_train_begin(self) -> None:
+        super().on_train_begin()  # type: ignore[misc]
+        print("\n".join(banner(self)), flush=True)
+
+    def on_train_end(self) -> None:
+        """verl skips the last checkpoint and validation of a run that ends before its planned last step."""
+        super().on_train_end()  # type: ignore[misc]
+        if getattr(self, "_ended_early", False):
+            self.global_steps -= 1  # the loop has counted on
+            trainer = self.config.trainer
+            if trainer.save_freq > 0 and self.global_steps % trainer.save_freq:
+                self._save_checkpoint()
+            if trainer.test_freq > 0 and self.global_steps % trainer.test_freq:
+                self.on_validate_begin()
+                final = self._validate()
+                self.on_validate_end()
+                self.logger.log(data=final, step=self.global_steps)
+                pprint(f"Final validation metrics: {final}")
+        self.memory.close()
+
+    # -- minibatches ----------------------------------------------------------------------------------------
+
+    def _balance_batch(
+        self, batch: KVBatchMeta, metrics: dict, logging_prefix: str = "global_seqlen", keep_minibatch: bool = False
+    ) -> KVBatchMeta:
+        """Lay the step's rows out in minibatches of groups; see :mod:`verl_adaptive.integration.layout`."""
+        done: Batch = self.replay_buffer.last
+        ranks = self._ranks()
+        actor, critic = self.config.actor_rollout_ref.actor, self.config.critic
+        size = self.config.data.train_batch_size
+        tags = dict(zip(batch.keys, batch.tags, strict=True))
+        lengths = [tags[key]["seq_len"] if trains else 0 for key, trains in done.sequences]
+        row_of = {key: i for i, key in enumerate(batch.keys)}
+        sequence_row = np.array([row_of.get(key, PAD) for key, _ in done.sequences], dtype=np.int64)
+        dynamic = actor.use_dynamic_bsz
+        layout = plan(
+            done.group,
+            np.array(lengths, dtype=np.int64),
+            done.ghost_tokens,
+            np.array([trains for _, trains in done.sequences], dtype=bool),
+            ranks=ranks,
+            updates=size // actor.ppo_mini_batch_size,
+            critic_updates=size // critic.ppo_mini_batch_size if self.use_critic else 0,
+            partition=lambda cost, k: get_seqlen_balanced_partitions(cost, k_partitions=k, equal_size=True),
+            workload=lambda x: calculate_workload(torch.as_tensor(x, dtype=torch.int64)),
+            micro=(
+                None if dynamic else actor.ppo_micro_batch_size_per_gpu,
+                None if dynamic else self.config.actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu,
+            ),
+        )
+        self._layout = layout
+        real = layout.order != PAD
+        layout.order[real] = sequence_row[layout.order[real]]
+        pad_keys, pad_tags = self._padding(batch, layout.padding)
+        pads = iter(range(len(pad_keys)))
+        keys, new_tags = [], []
+        for row in layout.order.tolist():
+            at = next(pads) if row == PAD else row
+            keys.append((pad_keys if row == PAD else batch.keys)[at])
+            new_tags.append((pad_tags if row == PAD else batch.tags)[at])
+        self._carry_ghosts(layout, keys, batch.partition_id)
+        costs = torch.tensor([tag["seq_len"] for tag in new_tags], dtype=torch.int64).tolist()
+        share = len(keys) // ranks
+        metrics.update(
+            log_seqlen_unbalance(
+                seqlen_list=costs,
+                partitions=[list(range(r * share, (r + 1) * share)) for r in range(ranks)],
+                prefix=logging_prefix,
+            )
+        )
+        return KVBatchMeta(
+            keys=keys, tags=new_tags, partition_id=batch.partition_id, fields=batch.fields, extra_info=batch.extra_info
+        )
+
+    def _ranks(self) -> int:
+        """Data-parallel ranks of the actor."""
+        group = self.actor_rollout_wg
+        if "actor" not in group._dispatch_info:
+            group._dispatch_info["actor"] = group._query_dispatch_info("actor")
+        return max(group._dispatch_info["actor"]) + 1
+
+    def _padding(self, batch: KVBatchMeta, count: int) -> tuple[list[str], list[dict]]:
+        """Rows that weigh nothing, two tokens long (verl's own are 128: with small models they cost more than data)."""
+        if not count:
+            return [], []
+        source = tq.kv_batch_get(keys=[batch.keys[0]], partition_id=batch.partition_id)[0]
+        row, tag = construct_minimal_padding_template(source, batch.tags[0], self.tokenizer.eos_token_id)
+        for name in ("input_ids", "teacher_ids", "teacher_logprobs", "routed_experts"):
+            if isinstance(row.get(name), torch.Tensor):
+                row[name] = row[name][-2:]
+        row["prompts"] = row["prompts"][-1:]
+        row["position_ids"] = row["position_ids"][..., :2]
+        tag.update(prompt_len=1, response_len=1, seq_len=2)
+        uid = f"pad{self.global_steps}"
+        keys = [f"{uid}_{i}_0" for i in range(count)]
+        rows = [{**row, "uid": uid, **({"session_id": i} if "session_id" in row else {})} for i in range(count)]
+        tags = [dict(tag) for _ in range(count)]
+        tq.kv_batch_put(
+            keys=keys, partition_id=batch.partition_id, fields=tu.list_of_dict_to_tensordict(rows), tags=tags
+        )
+        return keys, tags
+
+    def _carry_ghosts(self, layout: Layout, keys: list[str], partition_id: str) -> None:
+        """Count the tokens of left-out rows in verl's loss denominator.
+
+        verl divides by the sum of the minibatch's ``loss_mask``; the field serves nothing else in the actor's update
+        (which masks by ``response_mask``), so one row per chunk carries the missing tokens in its first entry.
+        """
+        carriers = [(keys[layout.carrier(c)], int(t)) for c, t in enumerate(layout.ghost_tokens) if t]
+        if not carriers:
+            return
+        names = [key for key, _ in carriers]
+        data = tq.kv_batch_get(keys=names, partition_id=partition_id, select_fields=["loss_mask"])
+        masks = [mask.clone() for mask in data["loss_mask"]]
+        for mask, (_, tokens) in zip(masks, carriers, strict=True):
+            mask[0] += tokens
+        tq.kv_batch_put(
+            keys=names, partition_id=partition_id, fields=tu.list_of_dict_to_tensordict([{"loss_mask": m} for m in masks])
+        )
+
+    def _infer_rows(self, batch: KVBatchMeta, limit: int | None) -> None:
+        """Let verl's even split into micro batches fit the rows of a rank."""
+        if self._layout is not None and limit is not None:
+            batch.extra_info["micro_batch_size_per_gpu"] = micro_size(self._layout.rows_per_rank, limit)
+
+    def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
+        self._infer_rows(batch, self.config.actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu)
+        return super()._compute_old_log_prob(batch, metrics)  # type: ignore[misc]
+
+    def _compute_ref_log_prob(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
+        self._infer_rows(batch, self.config.actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu)
+        return super()._compute_ref_log_prob(batch, metrics)  # type: ignore[misc]
+
+    def _compute_values(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
+        self._infer_rows(batch, self.config.critic.get("forward_micro_batch_size_per_gpu"))
+        return super()._compute_values(batch, metrics)  # type: ignore[misc]
+
+    def _compute_advantage(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
+        done: Batch = self.replay_buffer.last
+        loan = Loan(self.engine.policy.advantage, done.trained, done.position, list(batch.keys))
+        with lend(loan):
+            return super()._compute_advantage(batch, metrics)  # type: ignore[misc]
+
+    def _update_actor(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
+        layout, limit = self._layout, self.config.actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu
+        sizes = {
+            "mini_batch_size": layout.minibatch_rows,
+            # sequence means are over real sequences, each of the step's with the same weight
+            "global_batch_size": layout.sequences / layout.updates,
+        }
+        with _edit(self, "actor_rollout_wg", "update_actor", sizes, layout.minibatch_rows // layout.ranks, limit):
+            return super()._update_actor(batch, metrics)  # type: ignore[misc]
+
+    def _update_critic(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
+        layout, limit = self._layout, self.config.critic.get("ppo_micro_batch_size_per_gpu")
+        sizes = {
+            "mini_batch_size": layout.critic_minibatch_rows,
+            "global_batch_size": layout.sequences / layout.critic_updates,
+        }
+        with _edit(self, "critic_wg", "train_mini_batch", sizes, layout.critic_minibatch_rows // layout.ranks, limit):
+            return super()._update_critic(batch, metrics)  # type: ignore[misc]
+
+    # -- checkpoints ----------------------------------------------------------------------------------------
+
+    def _save_checkpoint(self) -> None:
+        # Before verl's own files: its "latest" marker must never name a step without a snapshot.
+        folder = os.path.join(self.config.trainer.default_local_dir, f"global_step_{self.global_steps}")
+        self.memory.save(folder, self.global_steps, self.engine, self.session)
+        super()._save_checkpoint()  # type: ignore[misc]
+        self.memory.prune(self.config.trainer.default_local_dir)
+
+    def _load_checkpoint(self) -> None:
+        super()._load_checkpoint()  # type: ignore[misc]
+        if self.global_steps > 0:
+            trainer = self.config.trainer
+            folder = (
+                trainer.resume_from_path
+                if trainer.resume_mode == "resume_path"
+                else os.path.join(trainer.default_local_dir, f"global_step_{self.global_steps}")
+            )
+            state = self.memory.load(folder, self.global_steps, self.engine.policy)
+            self._start_engine()
+            if state is not None:
+                self.engine.load_state_dict(state["engine"])
+                self.session.load_state_dict(state["session"])
+                if self.engine.finished:
+                    self.total_training_steps = self.global_steps
+        self.memory.begin(self.global_steps, self.engine)
+
+
+@contextmanager
+def _edit(
+    trainer: Any, group: str, method: str, sizes: dict[str, Any], rows: int, limit: int | None
+) -> Iterator[None]:
+    """Correct the sizes that verl writes into the batch, between its writing and its sending."""
+    real = getattr(trainer, group)
+
+    class Edited:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(real, name)
+
+    def call(batch: KVBatchMeta) -> Any:
+        batch.extra_info.update(sizes)
+        batch.extra_info.pop("micro_batch_size_per_gpu", None)
+        if limit is not None:
+            batch.extra_info["micro_batch_size_per_gpu"] = micro_size(rows, limit)
+        return getattr(real, method)(batch)
+
+    edited = Edited()
+    setattr(edited, method, call)
+    setattr(trainer, group, edited)
+    try:
+        yield
+    finally:
+        setattr(trainer, group, real)
+
+
+class AdaptiveSync(AdaptiveMixin, PPOTrainerSync):
+    """verl's ``sync`` trainer, adaptive: ``trainer.v1.trainer_mode=adaptive_sync``."""
+
+    base_mode = "sync"

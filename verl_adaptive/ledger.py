@@ -1,0 +1,92 @@
+"""The budget ledger: where every rollout and every response token went.
+
+Per step and in total, in rollouts and in tokens:
+
+    generated + held before = trained + dropped (by reason) + surplus + held after
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+__all__ = ["Account", "Ledger"]
+
+
+@dataclass
+class Account:
+    """Counts in one unit (rollouts or tokens).
+
+    Attributes:
+        planned: asked for (rollouts only).
+        generated: came back.
+        trained: rows given to the optimizer.
+        dropped: left out, by reason.
+        surplus: good groups beyond the batch.
+        held: waiting for a later step.
+    """
+
+    planned: int = 0
+    generated: int = 0
+    trained: int = 0
+    dropped: dict[str, int] = field(default_factory=dict)
+    surplus: int = 0
+    held: int = 0
+
+    def drop(self, reason: str, amount: int) -> None:
+        """Count ``amount`` as dropped for ``reason``."""
+        if amount:
+            self.dropped[reason] = self.dropped.get(reason, 0) + int(amount)
+
+    def add(self, other: Account) -> None:
+        """Add a step's account to the run's; ``held`` is a level, not a flow."""
+        self.planned += other.planned
+        self.generated += other.generated
+        self.trained += other.trained
+        self.surplus += other.surplus
+        self.held = other.held
+        for reason, amount in other.dropped.items():
+            self.drop(reason, amount)
+
+    @property
+    def dropped_in_all(self) -> int:
+        """Dropped for whatever reason."""
+        return sum(self.dropped.values())
+
+    def balanced(self, held_before: int = 0) -> bool:
+        """Whether the account adds up."""
+        out = self.trained + self.dropped_in_all + self.surplus + self.held
+        return self.generated + held_before == out
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**vars(self), "dropped": dict(sorted(self.dropped.items()))}
+
+
+@dataclass
+class Ledger:
+    """Rollouts and tokens side by side."""
+
+    rollouts: Account = field(default_factory=Account)
+    tokens: Account = field(default_factory=Account)
+
+    def drop(self, reason: str, tokens: np.ndarray) -> None:
+        """Drop the rollouts whose token counts these are."""
+        self.rollouts.drop(reason, len(tokens))
+        self.tokens.drop(reason, int(tokens.sum()))
+
+    def add(self, other: Ledger) -> None:
+        self.rollouts.add(other.rollouts)
+        self.tokens.add(other.tokens)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"rollouts": self.rollouts.as_dict(), "tokens": self.tokens.as_dict()}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Ledger:
+        def account(d: Mapping[str, Any]) -> Account:
+            return Account(**{**d, "dropped": dict(d["dropped"])})
+
+        return cls(account(data["rollouts"]), account(data["tokens"]))

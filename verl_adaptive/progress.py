@@ -1,0 +1,50 @@
+"""What the engine tells the roles about the step in hand."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from verl_adaptive.rng import Draw
+
+__all__ = ["Progress"]
+
+
+@dataclass
+class Progress:
+    """State of one step; every count is of this step unless it says otherwise.
+
+    Attributes:
+        step: training step, from 1.
+        batch: groups wanted, B.
+        kept: groups the filter has kept so far.
+        round: rounds reviewed so far; 0 before the first generation.
+        epoch: full passes of the prompt stream over the data set, as a float (0.5: half of the first pass).
+        draw: random numbers of this step.
+        planned: rollouts asked for so far.
+        cap: hard cap on rollouts this step, or None.
+        last_finished: groups closed in the latest round.
+        last_degenerate: of these, groups of zero variance.
+        open: groups waiting for a top-up's result.
+    """
+
+    step: int
+    batch: int
+    draw: Draw
+    kept: int = 0
+    round: int = 0
+    epoch: float = 0.0
+    planned: int = 0
+    cap: int | None = None
+    last_finished: int = 0
+    last_degenerate: int = 0
+    open: int = 0
+
+    @property
+    def need(self) -> int:
+        """Groups still missing."""
+        return max(0, self.batch - self.kept)
+
+    @property
+    def room(self) -> int:
+        """Rollouts that may still be asked for this step."""
+        return 2**62 if self.cap is None else max(0, self.cap - self.planned)

@@ -1,0 +1,68 @@
+"""Counter-based random numbers: a draw depends on what it is for, never on when it is asked.
+
+Every number is a hash of (seed, purpose, step, prompt key, salt), so two runs that reach the same state draw the
+same numbers whatever the order of arrival, and a resume needs no generator state. The mixer is the finaliser of
+SplitMix64 (Steele, Lea, Flood 2014), applied once per word; it is a statistical generator, not a cryptographic one.
+"""
+
+from __future__ import annotations
+
+import zlib
+
+import numpy as np
+
+__all__ = ["Draw"]
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_M1 = np.uint64(0xBF58476D1CE4E5B9)
+_M2 = np.uint64(0x94D049BB133111EB)
+
+
+def _mix(x: np.ndarray) -> np.ndarray:
+    x = x ^ (x >> np.uint64(30))
+    x = x * _M1
+    x = x ^ (x >> np.uint64(27))
+    x = x * _M2
+    return x ^ (x >> np.uint64(31))
+
+
+class Draw:
+    """Random numbers for one (seed, step).
+
+    Args:
+        seed: the run's ``adaptive.seed``.
+        step: the training step the decision belongs to.
+    """
+
+    def __init__(self, seed: int, step: int) -> None:
+        self.seed = int(seed)
+        self.step = int(step)
+
+    def bits(self, purpose: str, key_hi: np.ndarray, key_lo: np.ndarray, salt: np.ndarray | int = 0) -> np.ndarray:
+        """64 random bits per entry.
+
+        Args:
+            purpose: what the draw decides, for example ``"greso.gate"``; different purposes are independent.
+            key_hi, key_lo: uint64 halves of the prompts' keys, shape ``(n,)``.
+            salt: tells draws for the same prompt in the same step apart (stream position, rollout number).
+
+        Returns:
+            uint64 array of the broadcast shape.
+        """
+        words = (
+            np.uint64(self.seed & 0xFFFFFFFFFFFFFFFF),
+            np.uint64(zlib.crc32(purpose.encode())),
+            np.uint64(self.step & 0xFFFFFFFFFFFFFFFF),
+            np.asarray(key_hi, dtype=np.uint64),
+            np.asarray(key_lo, dtype=np.uint64),
+            np.asarray(salt).astype(np.uint64),
+        )
+        with np.errstate(over="ignore"):
+            state = np.zeros((), dtype=np.uint64)
+            for word in words:
+                state = _mix((state + _GOLDEN) ^ word)
+            return _mix(state + _GOLDEN)
+
+    def uniform(self, purpose: str, key_hi: np.ndarray, key_lo: np.ndarray, salt: np.ndarray | int = 0) -> np.ndarray:
+        """Uniform float64 in [0, 1), one per entry; arguments as :meth:`bits`."""
+        return (self.bits(purpose, key_hi, key_lo, salt) >> np.uint64(11)).astype(np.float64) * 2.0**-53

@@ -1,0 +1,1 @@
+"""Samplers: which prompts are rolled out next; one small file a method."""

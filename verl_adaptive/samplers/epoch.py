@@ -1,0 +1,43 @@
+"""Epoch order: every prompt of verl's stream is rolled out. The sampler of plain GRPO and of dynamic sampling."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from verl_adaptive.config import check
+from verl_adaptive.progress import Progress
+from verl_adaptive.samplers._base import Sampler
+from verl_adaptive.samplers.rounds import RoundConfig, round_size
+
+__all__ = ["Epoch"]
+
+
+class Epoch(Sampler):
+    """Takes the stream as it comes.
+
+    With ``round.prompts`` (DAPO's ``gen_batch_size``, 2503.14476) a round is larger than the batch; with
+    ``round.adaptive`` later rounds follow the yield (see :mod:`verl_adaptive.samplers.rounds`).
+    """
+
+    name: ClassVar[str] = "epoch"
+    whole_batches: ClassVar[bool] = True
+
+    @dataclass
+    class Config:
+        """``round``: size of a generation round."""
+
+        round: RoundConfig = field(default_factory=RoundConfig)
+
+    def bind(self, table, facts) -> None:
+        super().bind(table, facts)
+        prompts = self.config.round.prompts
+        check(
+            prompts is None or prompts >= facts.batch or self.config.round.adaptive,
+            "adaptive.sampler.round.prompts",
+            prompts,
+            f"must be at least data.train_batch_size={facts.batch}",
+        )
+
+    def round_size(self, progress: Progress) -> int:
+        return round_size(self.config.round, progress)

@@ -1,0 +1,219 @@
+"""The store for people: tables as pandas and Arrow, read-only, while training runs, without torch or verl."""
+
+from __future__ import annotations
+
+import json
+import os
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import pyarrow as pa
+
+from verl_adaptive.stats.keys import key_hex
+from verl_adaptive.stats.locate import Found, StoreError, locate
+from verl_adaptive.stats.snapshot import read_snapshot
+from verl_adaptive.stats.table import StatsTable
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from verl_adaptive.stats.reader import JournalReader
+
+__all__ = ["Store", "StoreError", "open_store"]
+
+
+def open_store(source: str | os.PathLike[str], *, prefer: Literal["journal", "snapshot"] = "journal") -> Store:
+    """Open a run's statistics for reading.
+
+    Args:
+        source: a journal (``sqlite:////path/file.sqlite``, the file's path, ``postgresql+psycopg://…``), a snapshot
+            directory, a checkpoint ``global_step_N``, or a directory of checkpoints. ``#run`` at the end names one of a
+            journal's runs.
+        prefer: what to open in a directory of checkpoints that has both.
+
+    Raises:
+        StoreError: nothing there.
+        JournalError: the database cannot be read, or is newer than this package.
+
+    Example:
+        >>> store = open_store("checkpoints/project/experiment")  # doctest: +SKIP
+        >>> store.prompts().sort_values("pass_rate").head()  # doctest: +SKIP
+    """
+    found = locate(source, prefer=prefer)
+    if found.kind == "results":
+        raise StoreError(f"{found.where} is a file of results, not a store; read it with pandas")
+    return Store(found)
+
+
+class Store:
+    """A journal or a snapshot, read-only; made by :func:`open_store`.
+
+    Nothing is kept open between calls: each call reads what is there now.
+
+    Attributes:
+        kind: ``journal`` or ``snapshot``. A snapshot has prompts (with the policies' own columns); a journal has runs,
+            steps and observations, and computes the prompts from them.
+        where: URL or path, without a password.
+    """
+
+    def __init__(self, found: Found) -> None:
+        self.kind = found.kind
+        self.where = found.where
+        self._run = found.run
+        self._reader: JournalReader | None = None
+        if found.kind == "journal":
+            from sqlalchemy.exc import SQLAlchemyError
+
+            from verl_adaptive.stats.database import make_engine
+            from verl_adaptive.stats.reader import JournalReader
+            from verl_adaptive.stats.schema import JournalError
+
+            engine = make_engine(found.where, read_only=True)
+            self.where = engine.url.render_as_string()
+            try:
+                self._reader = JournalReader(engine)
+            except SQLAlchemyError as error:
+                cause = getattr(error, "orig", None) or error
+                raise JournalError(f"{self.where} cannot be read: {cause}") from error
+
+    def __enter__(self) -> Store:  # noqa: PYI034 - typing.Self needs Python 3.11
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Nothing to do: no call leaves anything open."""
+
+    @property
+    def _journal(self) -> JournalReader:
+        if self._reader is None:
+            raise StoreError(f"{self.where} is a snapshot: it has prompts, but no runs, steps or observations")
+        return self._reader
+
+    def _named(self, run: str | None) -> str:
+        return self._journal.only_run(run or self._run)
+
+    # -- runs and steps -------------------------------------------------------------------------------------------
+
+    def runs(self) -> pd.DataFrame:
+        """``run_id``, ``created_at`` (UTC), ``package``, ``meta`` (dict) and ``attempts`` of every run in a journal."""
+        import pandas as pd
+
+        frame = pd.DataFrame(self._journal.runs(), columns=["run_id", "created_at", "package", "meta", "attempts"])
+        frame["created_at"] = pd.to_datetime(frame["created_at"], unit="s", utc=True)
+        return frame
+
+    def gaps(self, run: str | None = None) -> list[tuple[int, int, str]]:
+        """``(first step, last step, reason)`` of steps that the journal never got."""
+        return self._journal.gaps(self._named(run))
+
+    def steps_arrow(self, run: str | None = None, *, abandoned: bool = False) -> pa.Table:
+        """:meth:`steps` as Arrow, ``ledger`` and ``scalars`` as JSON text."""
+        return self._journal.steps(self._named(run), abandoned=abandoned)
+
+    def steps(self, run: str | None = None, *, abandoned: bool = False) -> pd.DataFrame:
+        """One row a step: ``attempt``, ``step``, ``wall_time`` (UTC), ``groups``, ``ledger`` and ``scalars`` (dicts).
+
+        Args:
+            run: needed if the journal has several.
+            abandoned: with the steps that a resume of an older checkpoint left behind.
+        """
+        import pandas as pd
+
+        frame = self.steps_arrow(run, abandoned=abandoned).to_pandas()
+        frame["wall_time"] = pd.to_datetime(frame["wall_time"], unit="s", utc=True)
+        for name in ("ledger", "scalars"):
+            frame[name] = frame[name].map(json.loads)
+        return frame
+
+    def observations_arrow(
+        self,
+        run: str | None = None,
+        *,
+        first_step: int | None = None,
+        last_step: int | None = None,
+        abandoned: bool = False,
+    ) -> pa.Table:
+        """:meth:`observations` as Arrow, ``key`` as 16 bytes."""
+        from verl_adaptive.stats.reader import OBSERVATIONS
+
+        pages = list(
+            self._journal.observations(
+                self._named(run), first_step=first_step, last_step=last_step, abandoned=abandoned
+            )
+        )
+        return pa.concat_tables(pages) if pages else OBSERVATIONS.empty_table()
+
+    def observations(
+        self,
+        run: str | None = None,
+        *,
+        first_step: int | None = None,
+        last_step: int | None = None,
+        abandoned: bool = False,
+    ) -> pd.DataFrame:
+        """One row a finished group, in order of review; columns of :data:`verl_adaptive.stats.reader.OBSERVATIONS`.
+
+        Args:
+            run: needed if the journal has several.
+            first_step, last_step: both included.
+            abandoned: with what a resume of an older checkpoint left behind.
+        """
+        table = self.observations_arrow(run, first_step=first_step, last_step=last_step, abandoned=abandoned)
+        frame = table.to_pandas()
+        frame["key"] = [key.hex() for key in frame["key"]]
+        return frame
+
+    # -- prompts --------------------------------------------------------------------------------------------------
+
+    def table(self, run: str | None = None, *, tolerance: float = 0.0, threshold: float = 0.5) -> StatsTable:
+        """The statistics table: a snapshot's, or the one that a journal's live line adds up to.
+
+        Args:
+            run: needed if a journal has several.
+            tolerance, threshold: as in :meth:`StatsTable.observe`; a journal keeps each group's lowest and highest
+                signal and decides with these what had zero variance.
+        """
+        if self._reader is None:
+            return read_snapshot(self.where)[0]
+        return self._reader.replay(self._named(run), tolerance=tolerance, threshold=threshold)
+
+    def prompts_arrow(self, run: str | None = None, *, tolerance: float = 0.0) -> pa.Table:
+        """One row a prompt: ``key`` (16 bytes), ``source`` (its name), every column of the table, ``pass_rate``."""
+        table = self.table(run, tolerance=tolerance)
+        data = table.to_arrow()
+        names = pa.DictionaryArray.from_arrays(pa.array(table.col("source").astype(np.int32)), pa.array(table.sources))
+        with np.errstate(invalid="ignore"):
+            rate = table.col("successes") / table.col("rollouts")
+        position = data.schema.get_field_index("source")
+        data = data.set_column(position, "source", names).append_column("pass_rate", pa.array(rate, from_pandas=False))
+        return data.replace_schema_metadata(None)
+
+    def prompts(self, run: str | None = None, *, tolerance: float = 0.0) -> pd.DataFrame:
+        """One row a prompt, indexed by the key's 32 hex digits; columns as in :meth:`prompts_arrow`.
+
+        Args:
+            run: needed if a journal has several.
+            tolerance: as in :meth:`table`.
+        """
+        import pandas as pd
+
+        data = self.prompts_arrow(run, tolerance=tolerance)
+        frame = data.drop_columns(["key"]).to_pandas()
+        from verl_adaptive.stats.reader import key_words
+
+        frame.index = pd.Index(key_hex(key_words(data.column("key"))), name="key")
+        return frame
+
+    def texts(self) -> dict[str, Any]:
+        """Text of registered prompts by key (hex digits), where the run recorded it."""
+        out = {}
+        for page in self._journal.prompts():
+            for key, text in zip(page.column("key").to_pylist(), page.column("text").to_pylist(), strict=True):
+                if text is not None:
+                    out[key.hex()] = text
+        return out

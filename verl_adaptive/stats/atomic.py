@@ -1,0 +1,51 @@
+"""Files that are either whole or not there: temporary name, fsync, rename, fsync of the directory."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO
+
+__all__ = ["TEMPORARY", "sync_directory", "write_file"]
+
+TEMPORARY = ".tmp"
+"""Suffix of files that are still being written; a crashed writer leaves them behind."""
+
+
+def write_file(path: Path, write: Callable[[BinaryIO], object]) -> None:
+    """Write a file so that readers see all of it or none; the process's umask decides its permissions.
+
+    The rename is durable only after :func:`sync_directory`.
+
+    Args:
+        path: the file's final name.
+        write: writes the content to the open file it is given.
+
+    Raises:
+        OSError: the file system refused; the temporary file is removed if possible.
+    """
+    temporary = path.with_name(f"{path.name}.{os.getpid()}{TEMPORARY}")
+    try:
+        with open(temporary, "wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def sync_directory(directory: Path) -> None:
+    """Make renames in a directory survive a power cut, where the file system can."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        # Some network and FUSE file systems cannot sync a directory; the files themselves are synced already.
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF, errno.EACCES):
+            raise
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,701 @@
+"""The journal: an append-only account of every finished group, in SQLite or PostgreSQL, that people read.
+
+Training never reads it to decide anything: resume reads the snapshot. That is why the journal may fall behind. A commit
+that fails (full disk, lost connection, locked file) is kept in memory and tried again with the next one, and what is
+lost for good is known step by step (:meth:`Journal.health`, and the ``gaps`` table once the database is back).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import threading
+import time
+import uuid
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from sqlalchemy import Connection, Engine, func, insert, select
+from sqlalchemy.exc import DataError, IntegrityError, SQLAlchemyError
+
+from verl_adaptive.groups import Groups
+from verl_adaptive.stats import schema
+from verl_adaptive.stats.bulk import insert_columns
+from verl_adaptive.stats.checkpointer import Checkpointer
+from verl_adaptive.stats.database import make_engine, parse_url, sqlite_path
+from verl_adaptive.stats.index import KeyIndex
+from verl_adaptive.stats.keys import KEY_DTYPE, keys_bytes, sort_order
+from verl_adaptive.stats.locks import FileLock, JournalBusy, lock_postgres
+from verl_adaptive.stats.reader import OBSERVATIONS, JournalReader, Segment
+from verl_adaptive.stats.schema import JournalError
+from verl_adaptive.stats.snapshot import package_version
+
+__all__ = ["Journal", "JournalBusy", "JournalError", "JournalHealth"]
+
+_LOG = logging.getLogger(__name__)
+
+_CATCH_UP = 8  # older steps written beside a new one; catching up must not stall training either
+_RETRY = 0.05  # seconds between two tries for a lock
+_LONGEST_PAUSE = 16  # commits between two attempts while the database stays away
+
+
+@dataclass(frozen=True)
+class JournalHealth:
+    """What the journal holds and what it does not.
+
+    Attributes:
+        ok: everything that was committed is in the database.
+        last_step: the newest step in the database, ``None`` if there is none.
+        waiting: steps kept in memory, to be written with the next commits.
+        missing: ``(first, last)`` steps that were given up and will never be there.
+        error: why the last attempt failed; ``None`` after a success.
+    """
+
+    ok: bool
+    last_step: int | None
+    waiting: tuple[int, ...]
+    missing: tuple[tuple[int, int], ...]
+    error: str | None
+
+    def __str__(self) -> str:
+        if self.ok:
+            return f"complete up to step {self.last_step}"
+        parts = []
+        if self.waiting:
+            parts.append(f"{len(self.waiting)} steps wait in memory ({self.waiting[0]} to {self.waiting[-1]})")
+        if self.missing:
+            parts.append("missing: " + ", ".join(f"{a}" if a == b else f"{a} to {b}" for a, b in self.missing))
+        if self.error:
+            parts.append(self.error)
+        return "; ".join(parts)
+
+
+@dataclass
+class _Record:
+    """One step, ready to be written; arrays rather than rows, since a long outage keeps many."""
+
+    step: int
+    wall_time: float
+    ledger: str
+    scalars: str
+    columns: dict[str, Any]
+    keys: np.ndarray
+    sources: Sequence[str] | None
+    branch_from: int | None = None
+    commit_id: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+    def values(self, branch_id: int) -> dict[str, list[Any]]:
+        """The observations by column."""
+        size = len(self.keys)
+        lists = {name: v.tolist() if isinstance(v, np.ndarray) else v for name, v in self.columns.items()}
+        return {"branch_id": [branch_id] * size, "step": [self.step] * size, "seq": list(range(size)), **lists}
+
+
+class _TakenOver(Exception):
+    """Another writer has started a newer branch of this run."""
+
+
+def _json(value: Any) -> str:
+    def plain(item: Any) -> Any:
+        if isinstance(item, np.ndarray):
+            return item.tolist()
+        if isinstance(item, np.generic):
+            return item.item()
+        return str(item)
+
+    return json.dumps(value, default=plain)
+
+
+def _clean(text: object) -> str:
+    """Text that both databases store; one odd character must not cost a step."""
+    return str(text).replace("\0", "").encode("utf-8", "backslashreplace").decode()
+
+
+def _clean_all(words: Iterable[object]) -> list[str]:
+    words = list(words)
+    clean = {word: _clean(word) for word in set(words)}
+    return [clean[word] for word in words]
+
+
+def _null_nan(values: np.ndarray) -> list[float | None]:
+    return values.tolist() if not np.isnan(values).any() else [None if math.isnan(v) else v for v in values.tolist()]
+
+
+class Journal:
+    """One run's account in a database; made by :meth:`open`.
+
+    A writer holds an advisory lock on its run for as long as it is open. It is safe to call from several threads.
+
+    Attributes:
+        run_id: the run.
+        branch_id, attempt: the branch that is written to; ``attempt`` counts a run's branches from 0.
+    """
+
+    def __init__(self, engine: Engine, run_id: str, read_only: bool, backlog: int) -> None:
+        self.run_id = run_id
+        self.branch_id = -1
+        self.attempt = -1
+        self._engine = engine
+        self._read_only = read_only
+        self._limit = backlog
+        self._mutex = threading.RLock()
+        self._connection: Connection | None = None
+        self._file_lock: FileLock | None = None
+        self._checkpointer = Checkpointer(engine) if engine.dialect.name == "sqlite" and not read_only else None
+        self._server_process: int | None = None
+        self._queue: deque[_Record] = deque()
+        self._lost: list[tuple[int, int]] = []  # given up, in this process's life
+        self._unsaid: list[tuple[int, int, str]] = []  # of those, not yet in the `gaps` table
+        self._error: str | None = None
+        self._failures = 0
+        self._pause = 0
+        self._written: int | None = None
+        self._newest: int | None = None  # the last step written or waiting
+        self._known = KeyIndex()  # prompts this process has registered
+        self._known_keys = np.empty(0, dtype=KEY_DTYPE)
+
+    # -- opening and closing --------------------------------------------------------------------------------------
+
+    @classmethod
+    def open(
+        cls,
+        url: str,
+        *,
+        run_id: str,
+        read_only: bool = False,
+        meta: Mapping[str, Any] | None = None,
+        backlog: int = 1000,
+        patience: float = 3.0,
+    ) -> Journal:
+        """Open a run's journal; a writer creates what is missing and upgrades an older schema.
+
+        A run that exists goes on where its live line ends; call :meth:`rewind` after reading a snapshot.
+
+        Args:
+            url: ``sqlite:////path/file.sqlite``, the path of a SQLite file, or ``postgresql+psycopg://…``.
+            run_id: names the run in a database that several share; at most 255 characters.
+            read_only: for :meth:`history` and :meth:`steps` only; takes no lock.
+            meta: JSON values that describe the run, stored when it is new.
+            backlog: steps kept in memory while the database is away; the oldest are given up beyond that.
+            patience: seconds to wait for a lock that another writer holds; after a crash the system may need a moment
+                to notice.
+
+        Raises:
+            JournalBusy: another process writes this run.
+            JournalError: unreachable, not writable, damaged, or newer than this package.
+        """
+        if not run_id or len(run_id) > 255:
+            raise JournalError(f"adaptive.store.run_id={run_id!r}: 1 to 255 characters are needed")
+        parsed = parse_url(url)
+        where = parsed.render_as_string()
+        journal = None
+        try:
+            engine = make_engine(parsed, read_only=read_only, application=f"verl-adaptive {run_id}")
+            journal = cls(engine, run_id, read_only, backlog)
+            if read_only:
+                JournalReader(engine)
+            else:
+                if parsed.get_backend_name() == "sqlite":
+                    journal._lock_file(sqlite_path(parsed), patience)
+                journal._start(dict(meta or {}), patience)
+            return journal
+        except (SQLAlchemyError, OSError) as error:
+            if journal is not None:
+                journal._drop()
+                journal._unlock()
+            raise JournalError(
+                f"the journal {where} cannot be opened: {_cause(error)}. Check adaptive.store.url; statistics for resume "
+                "are in the checkpoints, so a damaged journal file can be moved away"
+            ) from error
+        except BaseException:
+            if journal is not None:
+                journal._drop()
+                journal._unlock()
+            raise
+
+    def _lock_session(self, connection: Connection, patience: float) -> int:
+        while True:
+            try:
+                return lock_postgres(connection, self.run_id, self._server_process)
+            except JournalBusy:  # by a session that has ended but whose server process has not noticed yet, perhaps
+                if patience <= 0:
+                    raise
+                patience -= _RETRY
+                time.sleep(_RETRY)
+
+    def _connect(self, patience: float = 0.2) -> Connection:
+        if self._connection is None:
+            connection = self._engine.connect()
+            try:
+                if connection.dialect.name == "postgresql":
+                    with connection.begin():
+                        self._server_process = self._lock_session(connection, patience)
+            except BaseException:
+                connection.close()
+                raise
+            self._connection = connection
+        return self._connection
+
+    def _lock_file(self, path: Path, patience: float) -> None:
+        """A killed writer's lock may outlive it by a moment (NFS); somebody else's does not go away by waiting."""
+        while True:
+            try:
+                self._file_lock = FileLock(path, self.run_id)
+                return
+            except JournalBusy:
+                if patience <= 0:
+                    raise
+                patience -= _RETRY
+                time.sleep(_RETRY)
+
+    def _start(self, meta: dict[str, Any], patience: float) -> None:
+        connection = self._connect(patience)
+        with connection.begin():
+            found = schema.migrate(connection)
+            if found is not None and found != schema.SCHEMA_VERSION:
+                _LOG.info("journal upgraded from schema %d to %d", found, schema.SCHEMA_VERSION)
+            if (
+                connection.execute(select(schema.runs.c.run_id).where(schema.runs.c.run_id == self.run_id)).first()
+                is None
+            ):
+                row = {
+                    "run_id": self.run_id,
+                    "created_at": time.time(),
+                    "package": package_version(),
+                    "meta": _json(meta),
+                }
+                connection.execute(insert(schema.runs), row)
+            newest = self._newest_branch(connection)
+            self.branch_id, self.attempt = newest or self._branch(connection, None, None)
+            self._written = self._newest = self._last_step(connection)
+
+    def _newest_branch(self, connection: Connection) -> tuple[int, int] | None:
+        """``(branch_id, attempt)``."""
+        b = schema.branches
+        query = select(b.c.branch_id, b.c.attempt).where(b.c.run_id == self.run_id).order_by(b.c.attempt.desc())
+        row = connection.execute(query.limit(1)).first()
+        return None if row is None else (row.branch_id, row.attempt)
+
+    def _branch(self, connection: Connection, parent: int | None, step: int | None) -> tuple[int, int]:
+        attempt = self.attempt + 1
+        row = {"run_id": self.run_id, "attempt": attempt, "parent_id": parent, "parent_step": step}
+        result = connection.execute(insert(schema.branches).values(**row, created_at=time.time()))
+        assert result.inserted_primary_key is not None
+        return int(result.inserted_primary_key[0]), attempt
+
+    def _last_step(self, connection: Connection) -> int | None:
+        """The newest step of the live line, within the caller's transaction."""
+        b, s = schema.branches, schema.steps
+        here, cap, best = self.branch_id, None, None
+        while True:
+            query = select(func.max(s.c.step)).where(s.c.branch_id == here)
+            last = connection.execute(query if cap is None else query.where(s.c.step <= cap)).scalar()
+            best = last if best is None or (last is not None and last > best) else best
+            if best is not None:
+                return int(best)
+            row = connection.execute(select(b.c.parent_id, b.c.parent_step).where(b.c.branch_id == here)).one()
+            if row.parent_id is None:
+                return None
+            here, cap = row.parent_id, row.parent_step if cap is None else min(cap, row.parent_step)
+
+    def _drop(self) -> None:
+        """Close the connection, whatever state it is in; the next attempt makes a new one."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            try:
+                connection.invalidate()
+                connection.close()
+            except SQLAlchemyError as error:
+                _LOG.debug("closing a broken connection: %s", error)
+
+    def _unlock(self) -> None:
+        if self._file_lock is not None:
+            self._file_lock.release()
+            self._file_lock = None
+
+    def close(self) -> None:
+        """Write what is waiting, say what cannot be written, and give the lock back."""
+        with self._mutex:
+            if not self._read_only and self._queue and not self.flush():
+                _LOG.warning("journal of run %r closed incomplete: %s", self.run_id, self.health())
+            if self._connection is not None:
+                try:
+                    self._connection.close()
+                except SQLAlchemyError as error:
+                    _LOG.warning("journal of run %r: closing: %s", self.run_id, _cause(error))
+                self._connection = None
+            if self._checkpointer is not None:
+                self._checkpointer.join()
+            self._unlock()
+            self._engine.dispose()
+
+    def __enter__(self) -> Journal:  # noqa: PYI034 - typing.Self needs Python 3.11
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # -- writing --------------------------------------------------------------------------------------------------
+
+    def commit_step(
+        self,
+        step: int,
+        groups: Groups,
+        keys: np.ndarray,
+        outcomes: Sequence[str] | np.ndarray,
+        ledger: Mapping[str, Any] | None = None,
+        scalars: Mapping[str, Any] | None = None,
+        *,
+        sources: Sequence[str] | None = None,
+        wall_time: float | None = None,
+    ) -> bool:
+        """Record a step: one transaction. Trouble with the database never raises here; see :meth:`health`.
+
+        A step that the live line already has starts a new branch, as :meth:`rewind` does, with a warning.
+
+        Args:
+            step: the training step.
+            groups: every group that finished in it, kept or not, in the order of review.
+            keys: their prompts, ``KEY_DTYPE`` ``(G,)``.
+            outcomes: what became of each, one word a group.
+            ledger: JSON values, the step's account of rollouts.
+            scalars: JSON values, the policy's scalar state for people to look at.
+            sources: data-source name of each group's prompt, to register prompts that are new to the journal.
+            wall_time: seconds since 1970; now by default. For people, never used.
+
+        Returns:
+            Whether everything committed so far is in the database.
+
+        Raises:
+            ValueError: arguments of different lengths.
+            JournalError: the journal was opened read-only.
+        """
+        if self._read_only:
+            raise JournalError("this journal was opened read-only")
+        record = _record(step, groups, keys, outcomes, ledger, scalars, sources, wall_time)
+        with self._mutex:
+            if self._newest is not None and step <= self._newest:
+                _LOG.warning("journal: step %d is there up to %d; going on in a new branch", step, self._newest)
+                record.branch_from = step - 1
+            self._newest = step
+            self._queue.append(record)
+            self._trim()
+            if self._pause > 0:
+                self._pause -= 1
+                return False
+            return self._write_queue(limit=1 + _CATCH_UP)
+
+    def flush(self) -> bool:
+        """Try to write everything that is waiting now; ``True`` if nothing is left. Never raises."""
+        with self._mutex:
+            return self._write_queue(limit=None)
+
+    def _trim(self) -> None:
+        while len(self._queue) > self._limit:
+            self._give_up(self._queue[0].step, f"more than {self._limit} steps were waiting for the database")
+            gone = self._queue.popleft()
+            if gone.branch_from is not None:  # the next one has to make the branch
+                self._queue[0].branch_from = gone.branch_from
+
+    def _give_up(self, step: int, reason: str) -> None:
+        _LOG.warning("journal of run %r: step %d is lost: %s", self.run_id, step, reason)
+        self._lost = _merged([*self._lost, (step, step)])
+        if self._unsaid and self._unsaid[-1][1] == step - 1 and self._unsaid[-1][2] == reason:
+            self._unsaid[-1] = (self._unsaid[-1][0], step, reason)
+        else:
+            self._unsaid.append((step, step, reason))
+
+    def _write_queue(self, limit: int | None) -> bool:
+        written = 0
+        while self._queue and (limit is None or written < limit):
+            record = self._queue[0]
+            try:
+                self._write(self._connect(), record)
+            except (IntegrityError, DataError) as error:
+                # Trying again would fail for ever and hold up every later step.
+                self._give_up(record.step, _cause(error))
+                self._queue.popleft()
+                if record.branch_from is not None and self._queue:
+                    self._queue[0].branch_from = record.branch_from
+                continue
+            except (SQLAlchemyError, JournalError, JournalBusy, OSError, _TakenOver) as error:
+                self._failed(error)
+                return False
+            written += 1
+            if self._checkpointer is not None:
+                self._checkpointer.committed()
+            self._queue.popleft()
+            self._written = record.step
+        if self._failures and not self._queue:
+            _LOG.warning("journal of run %r has caught up: %s", self.run_id, self.health())
+            self._failures = 0
+        self._error = None
+        return not self._queue
+
+    def _failed(self, error: Exception) -> None:
+        self._drop()
+        self._error = _cause(error)
+        self._failures += 1
+        self._pause = min(2 ** min(self._failures, 10) - 2, _LONGEST_PAUSE)
+        if self._failures & (self._failures - 1) == 0:  # 1st, 2nd, 4th, 8th … failure in a row
+            _LOG.warning("journal of run %r: training goes on without it for now: %s", self.run_id, self.health())
+
+    def _write(self, connection: Connection, record: _Record) -> None:
+        with connection.begin():
+            branch_id, attempt = self._own_branch(connection, record)
+            s = schema.steps
+            done = connection.execute(
+                select(s.c.commit_id).where(s.c.branch_id == branch_id, s.c.step == record.step)
+            ).scalar()
+            if done != record.commit_id:  # equal: an earlier attempt did arrive, only its answer was lost
+                connection.execute(
+                    insert(s),
+                    {
+                        "branch_id": branch_id,
+                        "step": record.step,
+                        "wall_time": record.wall_time,
+                        "commit_id": record.commit_id,
+                        "groups": len(record.keys),
+                        "ledger": record.ledger,
+                        "scalars": record.scalars,
+                    },
+                )
+                insert_columns(connection, schema.observations, record.values(branch_id))
+            insert_columns(connection, schema.prompts, self._fresh_prompts(record), unless=("key",))
+            for first, last, reason in self._unsaid:
+                row = {"branch_id": branch_id, "first_step": first, "last_step": last, "reason": reason}
+                self._note_gap(connection, row)
+        self.branch_id, self.attempt = branch_id, attempt
+        self._unsaid.clear()
+        if record.sources is not None:
+            self._remember(record.keys)
+
+    def _own_branch(self, connection: Connection, record: _Record) -> tuple[int, int]:
+        """The branch to write to, made now if the record starts one.
+
+        Raises:
+            _TakenOver: the run has a newer branch that is not ours.
+        """
+        s = schema.steps
+        newest = self._newest_branch(connection)
+        if newest is None:
+            raise _TakenOver(f"run {self.run_id!r} has disappeared from the journal")
+        if newest[0] != self.branch_id:
+            ours = select(s.c.step).where(s.c.branch_id == newest[0], s.c.commit_id == record.commit_id)
+            if connection.execute(ours).first() is None:
+                raise _TakenOver(f"another process has continued run {self.run_id!r} as attempt {newest[1]}")
+            return newest
+        if record.branch_from is None:
+            return self.branch_id, self.attempt
+        return self._branch(connection, self.branch_id, record.branch_from)
+
+    def rewind(self, step: int) -> None:
+        """Go on after ``step``, as a run does that resumed from the snapshot of ``step``.
+
+        If the journal has later steps, they stay in the file for people to look at, in a branch of their own that is no
+        longer part of the run's line. If it lacks steps up to ``step`` (it fell behind, or it is new), the gap is noted.
+
+        Args:
+            step: the last step that counts; 0 starts over.
+
+        Raises:
+            JournalError: the database cannot be reached, another process has continued this run, or the journal is
+                read-only.
+        """
+        if self._read_only:
+            raise JournalError("this journal was opened read-only")
+        with self._mutex:
+            self._queue = deque(r for r in self._queue if r.step <= step)
+            if self._queue and not self.flush():
+                raise JournalError(f"the journal cannot be rewound to step {step}: {self._error}")
+            try:
+                self._rewind(self._connect(), step)
+            except (SQLAlchemyError, _TakenOver) as error:
+                self._drop()
+                raise JournalError(f"the journal cannot be rewound to step {step}: {_cause(error)}") from error
+            self._lost = [(first, min(last, step)) for first, last in self._lost if first <= step]
+            self._unsaid = [(first, min(last, step), why) for first, last, why in self._unsaid if first <= step]
+            self._error, self._failures, self._pause = None, 0, 0
+
+    def _rewind(self, connection: Connection, step: int) -> None:
+        branch_id, attempt = self.branch_id, self.attempt
+        with connection.begin():
+            newest = self._newest_branch(connection)
+            if newest is None or newest[0] != self.branch_id:
+                raise _TakenOver(f"another process has continued run {self.run_id!r}")
+            last = self._last_step(connection)
+            if last is not None and last > step:
+                branch_id, attempt = self._branch(connection, self.branch_id, step)
+                _LOG.info("journal: resuming after step %d; steps up to %d are kept aside", step, last)
+            elif step > 0 and last != step:
+                first = 1 if last is None else last + 1
+                self._lost = _merged([*self._lost, (first, step)])
+                reason = f"not in the journal when training resumed after step {step}"
+                _LOG.warning("journal of run %r lacks steps %d to %d: %s", self.run_id, first, step, reason)
+                row = {"branch_id": branch_id, "first_step": first, "last_step": step, "reason": reason}
+                self._note_gap(connection, row)
+        self.branch_id, self.attempt = branch_id, attempt
+        self._newest = step
+        self._written = step if last is not None and last >= step else last
+
+    # -- prompts --------------------------------------------------------------------------------------------------
+
+    def register_prompts(self, keys: np.ndarray, sources: Sequence[str], texts: Sequence[str] | None = None) -> None:
+        """Record which data source prompts come from, and if wanted their text, for reports; known prompts are left.
+
+        Not needed for prompts whose groups are committed with ``sources``.
+
+        Args:
+            keys: ``KEY_DTYPE`` ``(n,)``.
+            sources: data-source names ``(n,)``.
+            texts: the prompts' text ``(n,)``.
+
+        Raises:
+            JournalError: the database refused.
+            ValueError: arguments of different lengths.
+        """
+        if len(sources) != len(keys) or (texts is not None and len(texts) != len(keys)):
+            raise ValueError("register_prompts: keys, sources and texts have different lengths")
+        order = np.lexsort((keys["lo"], keys["hi"]))  # in the index's own order, inserting is sequential
+        with self._mutex:
+            try:
+                for begin in range(0, len(order), 20_000):
+                    part = order[begin : begin + 20_000]
+                    rows: dict[str, list[Any]] = {
+                        "key": keys_bytes(keys[part]),
+                        "source": [_clean(sources[i]) for i in part.tolist()],
+                        "text": [None if texts is None else _clean(texts[i]) for i in part.tolist()],
+                    }
+                    connection = self._connect()
+                    with connection.begin():
+                        insert_columns(connection, schema.prompts, rows, unless=("key",))
+            except SQLAlchemyError as error:
+                self._drop()
+                raise JournalError(f"prompts cannot be registered: {_cause(error)}") from error
+            self._remember(keys)
+
+    def _fresh_prompts(self, record: _Record) -> dict[str, list[Any]]:
+        if record.sources is None:
+            return {"key": []}
+        unknown = np.flatnonzero(self._known.lookup(self._known_keys, record.keys) < 0)
+        order, first = sort_order(record.keys[unknown])
+        chosen = unknown[order[first]]
+        sources = [record.sources[i] for i in chosen.tolist()]
+        return {"key": keys_bytes(record.keys[chosen]), "source": sources, "text": [None] * len(chosen)}
+
+    def _remember(self, keys: np.ndarray) -> None:
+        unknown = keys[self._known.lookup(self._known_keys, keys) < 0]
+        order, first = sort_order(unknown)
+        unknown = unknown[order[first]]
+        room = len(self._known) + len(unknown)
+        if room > len(self._known_keys):
+            larger = np.empty(max(room, 2 * len(self._known_keys)), dtype=KEY_DTYPE)
+            larger[: len(self._known)] = self._known_keys[: len(self._known)]
+            self._known_keys = larger
+        self._known_keys[len(self._known) : room] = unknown
+        self._known.append(self._known_keys[:room])
+
+    @staticmethod
+    def _note_gap(connection: Connection, gap: dict[str, Any]) -> None:
+        columns = {name: [value] for name, value in gap.items()}
+        insert_columns(connection, schema.gaps, columns, unless=("branch_id", "first_step"))
+
+    # -- reading --------------------------------------------------------------------------------------------------
+
+    def health(self) -> JournalHealth:
+        """What is in the database, what waits, and what is lost."""
+        with self._mutex:
+            waiting = tuple(record.step for record in self._queue)
+            return JournalHealth(
+                ok=not waiting and not self._lost and self._error is None,
+                last_step=self._written,
+                waiting=waiting,
+                missing=tuple(self._lost),
+                error=self._error,
+            )
+
+    def reader(self) -> JournalReader:
+        """Read-only access to the whole database, on connections of its own."""
+        return JournalReader(make_engine(self._engine.url, read_only=True))
+
+    def history(
+        self, run: str | None = None, *, first_step: int | None = None, last_step: int | None = None
+    ) -> pa.Table:
+        """Observations along a run's live line (this one's by default), in order; nothing of abandoned branches.
+
+        Returns:
+            Schema :data:`verl_adaptive.stats.reader.OBSERVATIONS`.
+        """
+        pages = list(self.reader().observations(run or self.run_id, first_step=first_step, last_step=last_step))
+        return pa.concat_tables(pages) if pages else OBSERVATIONS.empty_table()
+
+    def lineage(self) -> list[Segment]:
+        """The live line of this run as branches, oldest first."""
+        return self.reader().live(self.run_id)
+
+
+def _record(
+    step: int,
+    groups: Groups,
+    keys: np.ndarray,
+    outcomes: Sequence[str] | np.ndarray,
+    ledger: Mapping[str, Any] | None,
+    scalars: Mapping[str, Any] | None,
+    sources: Sequence[str] | None,
+    wall_time: float | None,
+) -> _Record:
+    for name, values in (("keys", keys), ("outcomes", outcomes), ("sources", sources)):
+        if values is not None and len(values) != len(groups):
+            raise ValueError(f"commit_step: {len(values)} {name} for {len(groups)} groups")
+    signal = groups.signal
+    columns = {
+        "ticket": groups.ticket.copy(),
+        "key": keys_bytes(keys),
+        "n": groups.n,
+        "successes": _null_nan(groups.successes),
+        "signal_sum": _null_nan(groups.sum(signal)),
+        "signal_sqsum": _null_nan(groups.sum(signal * signal)),
+        "signal_min": _null_nan(groups.reduce(np.minimum, signal)),
+        "signal_max": _null_nan(groups.reduce(np.maximum, signal)),
+        "reward_sum": _null_nan(groups.sum(groups.reward)),
+        "outcome": _clean_all(outcomes),
+        "failed": groups.failed.astype(np.int16),
+        "tokens": groups.sum(groups.tokens).astype(np.int64),
+        "lag": groups.lag.copy(),
+        "lost": groups.lost.copy(),
+    }
+    return _Record(
+        step=int(step),
+        wall_time=time.time() if wall_time is None else float(wall_time),
+        ledger=_json(dict(ledger or {})),
+        scalars=_json(dict(scalars or {})),
+        columns=columns,
+        keys=keys.copy(),
+        sources=None if sources is None else _clean_all(sources),
+    )
+
+
+def _merged(intervals: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    out: list[tuple[int, int]] = []
+    for first, last in sorted(intervals):
+        if out and first <= out[-1][1] + 1:
+            out[-1] = (out[-1][0], max(out[-1][1], last))
+        else:
+            out.append((first, last))
+    return out
+
+
+def _cause(error: BaseException) -> str:
+    """The database's own words, without SQLAlchemy's frame around them."""
+    original = getattr(error, "orig", None)
+    text = str(original if original is not None else error).strip().splitlines()
+    return f"{type(original or error).__name__}: {text[0] if text else '(no message)'}"

@@ -1,0 +1,419 @@
+"""Identity of a prompt: 128 bits that name its content, the same in every process, on every machine, in every run.
+
+A key is a BLAKE2b hash of (data source, messages, ground truth) in a canonical encoding: every value carries its type
+and its length, so no two different values share an encoding. What must *not* make a difference does not:
+
+* the order of a dict's entries, and entries that are ``None`` (Arrow fills them in when files are read together);
+* list, tuple or one-dimensional array (pandas, ``datasets`` and JSON disagree about which they give);
+* numpy scalar or Python scalar, ``1.0`` or ``1`` (JSON and pandas turn one into the other);
+* the path beside an image whose bytes are given (``{"bytes": …, "path": …}``): the bytes are the image.
+
+Images are hashed as their encoded bytes, never decoded. A PIL image has no encoded bytes left, so its pixels are hashed;
+:func:`dataset_keys` therefore asks a ``datasets.Dataset`` for the stored bytes, not for images.
+"""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import hashlib
+import math
+import os
+import struct
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+__all__ = [
+    "KEY_DTYPE",
+    "DuplicateReport",
+    "custom_key",
+    "dataset_keys",
+    "duplicates",
+    "fingerprint",
+    "key_hex",
+    "keys_array",
+    "keys_bytes",
+    "parse_hex",
+    "prompt_key",
+]
+
+KEY_DTYPE = np.dtype([("hi", "<u8"), ("lo", "<u8")])
+"""A key as two unsigned words; sorting by (hi, lo) is sorting by the 16 bytes, and by their hex form."""
+
+MEDIA_FIELDS = ("images", "videos", "audios")
+"""Fields of a row that hold what a placeholder such as ``<image>`` in the messages stands for."""
+
+# The `person` field of BLAKE2b keeps the two kinds of key, and later versions of the encoding, apart.
+_CONTENT = b"verl-adaptive.p1"
+_CUSTOM = b"verl-adaptive.c1"
+
+
+# -- canonical encoding ---------------------------------------------------------------------------------------------
+
+
+def _sized(tag: bytes, payload: bytes) -> bytes:
+    return tag + len(payload).to_bytes(8, "big") + payload
+
+
+def _encode_str(value: str) -> bytes:
+    return _sized(b"s", value.encode("utf-8", "surrogatepass"))
+
+
+def _encode_int(value: int) -> bytes:
+    # Hex, because Python refuses to print very long integers in decimal.
+    return _sized(b"i", format(value, "x").encode())
+
+
+def _encode_float(value: float) -> bytes:
+    if value.is_integer():
+        return _encode_int(int(value))
+    return b"d" + (b"nan" if math.isnan(value) else struct.pack(">d", value))
+
+
+def _encode_sequence(value: Iterable[Any]) -> bytes:
+    parts = [_encode(item) for item in value]
+    return b"l" + len(parts).to_bytes(8, "big") + b"".join(parts)
+
+
+def _encode_mapping(value: Mapping[Any, Any]) -> bytes:
+    data = value.get("bytes")
+    if isinstance(data, bytes | bytearray | memoryview) and value.keys() <= {"bytes", "path"}:
+        return _sized(b"b", bytes(data))
+    parts = sorted((_encode(k), _encode(v)) for k, v in value.items() if v is not None)
+    return b"m" + len(parts).to_bytes(8, "big") + b"".join(k + v for k, v in parts)
+
+
+def _encode_set(value: Iterable[Any]) -> bytes:
+    parts = sorted(_encode(item) for item in value)
+    return b"S" + len(parts).to_bytes(8, "big") + b"".join(parts)
+
+
+def _encode_array(value: np.ndarray) -> bytes:
+    if value.ndim == 0:
+        return _encode(value[()])
+    if value.ndim == 1 or value.dtype == object:
+        return _encode_sequence(value.tolist() if value.dtype != object else list(value))
+    flat = np.ascontiguousarray(value)
+    flat = flat.astype(flat.dtype.newbyteorder("<"), copy=False)
+    head = f"{flat.dtype.str}{flat.shape}".encode()
+    return _sized(b"a", head) + _sized(b"", flat.tobytes())
+
+
+def _encode_image(value: Any) -> bytes:
+    head = f"{value.mode}{tuple(value.size)}".encode()
+    return _sized(b"P", head) + _sized(b"", value.tobytes())
+
+
+_ENCODERS: dict[type, Callable[[Any], bytes]] = {
+    str: _encode_str,
+    int: _encode_int,
+    float: _encode_float,
+    bool: lambda v: b"t" if v else b"f",
+    type(None): lambda v: b"n",
+    bytes: lambda v: _sized(b"b", v),
+    bytearray: lambda v: _sized(b"b", bytes(v)),
+    memoryview: lambda v: _sized(b"b", v.tobytes()),
+    list: _encode_sequence,
+    tuple: _encode_sequence,
+    dict: _encode_mapping,
+    set: _encode_set,
+    frozenset: _encode_set,
+    np.ndarray: _encode_array,
+    decimal.Decimal: lambda v: _sized(b"D", str(v.normalize()).encode()),
+    datetime.datetime: lambda v: _sized(b"T", v.isoformat().encode()),
+    datetime.date: lambda v: _sized(b"T", v.isoformat().encode()),
+    datetime.time: lambda v: _sized(b"T", v.isoformat().encode()),
+    datetime.timedelta: lambda v: _sized(b"U", repr((v.days, v.seconds, v.microseconds)).encode()),
+}
+
+
+def _is_pil(value: Any) -> bool:
+    return any(c.__module__ == "PIL.Image" and c.__name__ == "Image" for c in type(value).__mro__)
+
+
+def _encode(value: Any) -> bytes:
+    encoder = _ENCODERS.get(type(value))
+    if encoder is not None:
+        return encoder(value)
+    # Subclasses and foreign types; numpy's bool, str and bytes are handled by `item`.
+    if isinstance(value, np.datetime64 | np.timedelta64):
+        return _sized(b"T", str(value).encode())
+    if isinstance(value, np.longdouble):
+        return _encode_float(float(value))
+    if isinstance(value, np.generic):
+        return _encode(value.item())
+    if _is_pil(value):
+        return _encode_image(value)
+    if isinstance(value, Mapping):
+        return _encode_mapping(value)
+    for base, encode in _ENCODERS.items():
+        if isinstance(value, base):
+            return encode(value)
+    if isinstance(value, os.PathLike):
+        return _encode(os.fspath(value))
+    if hasattr(value, "__array__"):
+        return _encode_array(np.asarray(value))
+    raise TypeError(
+        f"cannot make a stable key from a {type(value).__module__}.{type(value).__qualname__}; "
+        "name a column of strings or integers with adaptive.id_key instead"
+    )
+
+
+# -- keys -----------------------------------------------------------------------------------------------------------
+
+
+def prompt_key(data_source: Any, messages: Any, ground_truth: Any, media: Any = None) -> bytes:
+    """The 16-byte key of a prompt's content.
+
+    Args:
+        data_source: the row's ``data_source``.
+        messages: the chat messages (list of dicts), or a plain string.
+        ground_truth: the reference answer, of any plain type.
+        media: images, videos or audios that placeholders in the messages stand for, if they are kept beside them.
+
+    Returns:
+        16 bytes, stable across processes, machines and Python versions.
+
+    Raises:
+        TypeError: a value has no canonical form (an arbitrary object).
+    """
+    parts = (data_source, messages, ground_truth) if media is None else (data_source, messages, ground_truth, media)
+    return hashlib.blake2b(_encode_sequence(parts), digest_size=16, person=_CONTENT).digest()
+
+
+def custom_key(value: Any) -> bytes:
+    """The 16-byte key for a user's own identifier (``adaptive.id_key``); ``7`` and ``"7"`` are different prompts.
+
+    Raises:
+        ValueError: the identifier is ``None``.
+        TypeError: it has no canonical form.
+    """
+    if value is None:
+        raise ValueError("adaptive.id_key: an identifier must not be None")
+    return hashlib.blake2b(_encode(value), digest_size=16, person=_CUSTOM).digest()
+
+
+def keys_array(keys: Sequence[bytes]) -> np.ndarray:
+    """16-byte keys as an array of :data:`KEY_DTYPE`, shape ``(len(keys),)``.
+
+    Raises:
+        ValueError: a key is not 16 bytes long.
+    """
+    for key in keys:
+        if len(key) != 16:
+            raise ValueError(f"a key has 16 bytes, got {len(key)}: {key!r}")
+    words = np.frombuffer(b"".join(keys), dtype=">u8").astype("<u8")
+    return words.view(KEY_DTYPE)
+
+
+def keys_bytes(keys: np.ndarray) -> list[bytes]:
+    """The inverse of :func:`keys_array`: one 16-byte string a key."""
+    raw = np.ascontiguousarray(keys).view("<u8").astype(">u8").tobytes()
+    return [raw[i : i + 16] for i in range(0, len(raw), 16)]
+
+
+def key_hex(keys: np.ndarray | np.void | bytes) -> Any:
+    """32 hex digits for one key (16 bytes or a ``KEY_DTYPE`` scalar), a list of them for an array of keys."""
+    if isinstance(keys, bytes):
+        return keys.hex()
+    if keys.ndim == 0:
+        return f"{int(keys['hi']):016x}{int(keys['lo']):016x}"
+    raw = np.ascontiguousarray(keys).view("<u8").astype(">u8").tobytes().hex()
+    return [raw[i : i + 32] for i in range(0, len(raw), 32)]
+
+
+def parse_hex(text: str | Sequence[str]) -> np.ndarray:
+    """Keys from hex digits: shape ``(1,)`` for one string, ``(n,)`` for a sequence.
+
+    Raises:
+        ValueError: not 32 hex digits; the message names the text.
+    """
+    texts = [text] if isinstance(text, str) else text
+    keys = []
+    for t in texts:
+        try:
+            key = bytes.fromhex(t)
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"not a prompt key (32 hex digits): {t!r}") from error
+        if len(key) != 16 or len(t) != 32:
+            raise ValueError(f"not a prompt key (32 hex digits): {t!r}")
+        keys.append(key)
+    return keys_array(keys)
+
+
+# -- data sets ------------------------------------------------------------------------------------------------------
+
+
+def dig(row: Mapping[str, Any], path: str) -> Any:
+    """The value at a dotted path; ``None`` if any part is missing. A column whose name has dots wins."""
+    if path in row:
+        return row[path]
+    value: Any = row
+    for part in path.split("."):
+        if isinstance(value, Mapping) and part in value:
+            value = value[part]
+        else:
+            return None
+    return value
+
+
+def _leaves(row: Mapping[str, Any], prefix: str = "", depth: int = 0) -> list[str]:
+    out = []
+    for name, value in row.items():
+        if isinstance(value, Mapping) and depth < 2:
+            out += _leaves(value, f"{prefix}{name}.", depth + 1)
+        else:
+            out.append(f"{prefix}{name}")
+    return out
+
+
+def _stored_rows(rows: Iterable[Mapping[str, Any]], columns: set[str]) -> Iterator[Mapping[str, Any]]:
+    """Rows as they are stored: a ``datasets.Dataset`` would decode every image on the way."""
+    if hasattr(rows, "with_format") and hasattr(rows, "select_columns") and hasattr(rows, "column_names"):
+        wanted = [name for name in rows.column_names if name in columns]
+        for batch in rows.select_columns(wanted).with_format("arrow").iter(batch_size=1000):
+            yield from batch.to_pylist()
+    else:
+        yield from rows
+
+
+def dataset_keys(
+    rows: Iterable[Mapping[str, Any]],
+    *,
+    prompt_key: str = "prompt",
+    id_key: str | None = None,
+    with_answer: bool = True,
+) -> np.ndarray:
+    """One key a row of a data set, in its order.
+
+    Args:
+        rows: dicts with ``data_source``, the prompt's messages and ``reward_model.ground_truth``, as verl stores them
+            (any iterable; a ``datasets.Dataset`` is read without decoding its images).
+        prompt_key: the field that holds the messages (verl's ``data.prompt_key``).
+        id_key: dotted path of the user's own identifier (``adaptive.id_key``), used instead of the content.
+        with_answer: ``False`` leaves the ground truth out, which finds one question with two answers.
+
+    Returns:
+        Array of :data:`KEY_DTYPE`, shape ``(rows,)``.
+
+    Raises:
+        ValueError: a row lacks the messages or the identifier; the message names the row and what it does have.
+    """
+    make = globals()["prompt_key"]  # the argument of the same name hides the function
+    roots = {"data_source", prompt_key, "reward_model", *MEDIA_FIELDS}
+    if id_key is not None:
+        roots |= {id_key, id_key.split(".")[0]}
+    keys: list[bytes] = []
+    columns = getattr(rows, "column_names", None)
+    if columns is not None and id_key is not None and not {id_key, id_key.split(".")[0]} & set(columns):
+        raise ValueError(f"adaptive.id_key={id_key!r} is not in the data set; it has: {', '.join(columns)}")
+    for number, row in enumerate(_stored_rows(rows, roots)):
+        if id_key is not None:
+            value = dig(row, id_key)
+            if value is None:
+                raise ValueError(
+                    f"adaptive.id_key={id_key!r}: row {number} has no such value; it has: {', '.join(_leaves(row))}"
+                )
+            keys.append(custom_key(value))
+            continue
+        messages = row.get(prompt_key)
+        if messages is None:
+            raise ValueError(
+                f"data.prompt_key={prompt_key!r}: row {number} has no such value; it has: {', '.join(_leaves(row))}"
+            )
+        media = {name: row[name] for name in MEDIA_FIELDS if row.get(name) is not None}
+        answer = dig(row, "reward_model.ground_truth") if with_answer else None
+        keys.append(make(row.get("data_source"), messages, answer, media or None))
+    return keys_array(keys)
+
+
+def sort_order(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Positions that sort ``keys`` (equal keys in their order), and bool ``(n,)``: first of its kind in that order."""
+    hi, lo = np.ascontiguousarray(keys["hi"]), keys["lo"]
+    order = np.argsort(hi)  # unstable but vectorised; ties, which content hashes do not have, take the slow way
+    ranked = hi[order]
+    if len(keys) > 1 and (ranked[1:] == ranked[:-1]).any():
+        order = np.lexsort((lo, hi))
+    ranked = keys[order]
+    first = np.ones(len(keys), dtype=bool)
+    first[1:] = (ranked["hi"][1:] != ranked["hi"][:-1]) | (ranked["lo"][1:] != ranked["lo"][:-1])
+    return order, first
+
+
+def fingerprint(keys: np.ndarray) -> str:
+    """32 hex digits that name a *set* of keys: order and repetition make no difference.
+
+    Args:
+        keys: array of :data:`KEY_DTYPE`.
+    """
+    order, first = sort_order(keys)
+    unique = np.ascontiguousarray(keys[order[first]])
+    return hashlib.blake2b(unique.tobytes(), digest_size=16, person=b"verl-adaptive.f1").hexdigest()
+
+
+@dataclass(frozen=True)
+class DuplicateReport:
+    """What :func:`duplicates` found.
+
+    Attributes:
+        rows: rows of the data set.
+        distinct: different prompts among them.
+        examples: ``(first row, rows that repeat it)`` of the first few repeated prompts, in the data set's order.
+        conflicting: prompts whose repetitions carry different answers (0 if no answers were given).
+        conflict_examples: like ``examples``, for those.
+    """
+
+    rows: int
+    distinct: int
+    examples: list[tuple[int, list[int]]] = field(default_factory=list)
+    conflicting: int = 0
+    conflict_examples: list[tuple[int, list[int]]] = field(default_factory=list)
+
+    @property
+    def repeated_rows(self) -> int:
+        """Rows beyond the first of each prompt."""
+        return self.rows - self.distinct
+
+    def __str__(self) -> str:
+        if not self.repeated_rows:
+            return f"{self.rows} rows, all different prompts"
+        first, others = self.examples[0]
+        text = (
+            f"{self.rows} rows hold {self.distinct} different prompts: {self.repeated_rows} rows repeat an earlier one "
+            f"and share its statistics (first: row {others[0]} repeats row {first})"
+        )
+        if self.conflicting:
+            first, others = self.conflict_examples[0]
+            text += f"; {self.conflicting} prompts have different answers (first: rows {[first, *others]})"
+        return text
+
+
+def duplicates(keys: np.ndarray, answers: Sequence[Any] | None = None, *, limit: int = 5) -> DuplicateReport:
+    """Find repeated prompts in a data set.
+
+    Args:
+        keys: the data set's keys in its order, array of :data:`KEY_DTYPE`.
+        answers: the ground truth of each row, to notice one prompt with different answers. A content key includes the
+            answer, so give keys made with ``dataset_keys(..., with_answer=False)`` or with an ``id_key``.
+        limit: how many examples to keep.
+    """
+    if answers is not None and len(answers) != len(keys):
+        raise ValueError(f"{len(answers)} answers for {len(keys)} keys")
+    order, first = sort_order(keys)
+    starts = np.flatnonzero(first)
+    sizes = np.diff(np.append(starts, len(keys)))
+    repeated = [order[s : s + n] for s, n in zip(starts[sizes > 1], sizes[sizes > 1], strict=True)]
+    clusters = sorted((sorted(int(i) for i in rows) for rows in repeated), key=lambda rows: rows[0])
+    conflicts = []
+    if answers is not None:
+        conflicts = [rows for rows in clusters if len({_encode(answers[i]) for i in rows}) > 1]
+    return DuplicateReport(
+        rows=len(keys),
+        distinct=len(starts),
+        examples=[(rows[0], rows[1:]) for rows in clusters[:limit]],
+        conflicting=len(conflicts),
+        conflict_examples=[(rows[0], rows[1:]) for rows in conflicts[:limit]],
+    )

@@ -1,0 +1,92 @@
+"""What a user means by a path or URL: a journal, a snapshot, or a file of results."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from verl_adaptive.errors import AdaptiveError
+from verl_adaptive.stats.snapshot import MANIFEST
+
+__all__ = ["Found", "StoreError", "locate"]
+
+_SNAPSHOT_FOLDER = "adaptive"  # inside verl's `global_step_N`
+_DATABASES = (".sqlite", ".sqlite3", ".db")
+_TABLES = (".parquet", ".jsonl", ".json", ".ndjson")
+
+
+class StoreError(AdaptiveError):
+    """There is no store where one was looked for, or it does not hold what was asked of it."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a path or URL leads to.
+
+    Attributes:
+        kind: ``journal``, ``snapshot`` or ``results``.
+        where: a database URL for a journal, else a path.
+        run: the run named after a ``#``, if any.
+    """
+
+    kind: Literal["journal", "snapshot", "results"]
+    where: str
+    run: str | None = None
+
+
+def _newest_checkpoint(root: Path) -> Path | None:
+    """The newest ``global_step_N`` under ``root`` that has a finished snapshot."""
+    steps = []
+    for path in root.glob("global_step_*"):
+        match = re.fullmatch(r"global_step_(\d+)", path.name)
+        if match and (path / _SNAPSHOT_FOLDER / MANIFEST).is_file():
+            steps.append((int(match[1]), path))
+    return max(steps)[1] if steps else None
+
+
+def locate(source: str | os.PathLike[str], *, prefer: Literal["journal", "snapshot"] = "journal") -> Found:
+    """Find out what ``source`` is.
+
+    Args:
+        source: a database URL; a SQLite, Parquet or JSONL file; a snapshot directory; a checkpoint ``global_step_N``; or a
+            directory of checkpoints. ``#run`` at the end names one of a journal's runs.
+        prefer: which of the two to take from a directory of checkpoints that has both.
+
+    Raises:
+        StoreError: nothing there that could be read; the message says what was looked for.
+    """
+    text = os.fspath(source)
+    run = None
+    if "#" in text and not os.path.exists(text):
+        text, _, run = text.rpartition("#")
+    if "://" in text:
+        return Found("journal", text, run)
+    path = Path(text)
+    if path.is_file():
+        if path.suffix in _TABLES:
+            return Found("results", text)
+        if path.name == MANIFEST:
+            return Found("snapshot", str(path.parent))
+        if path.suffix in _DATABASES or path.open("rb").read(15) == b"SQLite format 3":
+            return Found("journal", text, run)
+        raise StoreError(f"{path} is neither a SQLite file nor one of {', '.join(_TABLES)}")
+    if not path.is_dir():
+        raise StoreError(f"{path} does not exist")
+    for folder in (path, path / _SNAPSHOT_FOLDER):
+        if (folder / MANIFEST).exists():
+            return Found("snapshot", str(folder))
+    databases = sorted(p for p in path.iterdir() if p.suffix in _DATABASES)
+    newest = _newest_checkpoint(path)
+    if len(databases) > 1 and (prefer == "journal" or newest is None):
+        raise StoreError(f"{path} holds several databases, name one: {', '.join(p.name for p in databases)}")
+    if databases and (prefer == "journal" or newest is None):
+        return Found("journal", str(databases[0]), run)
+    if newest is not None:
+        return Found("snapshot", str(newest / _SNAPSHOT_FOLDER))
+    raise StoreError(
+        f"{path} holds no store: neither {MANIFEST}, nor {_SNAPSHOT_FOLDER}/{MANIFEST}, nor a SQLite file, nor "
+        f"global_step_*/{_SNAPSHOT_FOLDER}"
+    )

@@ -1,0 +1,288 @@
+"""Reading a journal: runs, the live line of a run, its steps and observations, in short transactions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from sqlalchemy import Engine, and_, literal, select, tuple_
+
+from verl_adaptive.stats import schema
+from verl_adaptive.stats.keys import KEY_DTYPE
+from verl_adaptive.stats.schema import JournalError
+from verl_adaptive.stats.table import StatsTable
+
+__all__ = ["OBSERVATIONS", "JournalReader", "Segment", "key_words"]
+
+_PAGE = 20_000
+
+OBSERVATIONS = pa.schema(
+    [
+        ("attempt", pa.int32()),
+        ("step", pa.int32()),
+        ("seq", pa.int32()),
+        ("ticket", pa.int64()),
+        ("key", pa.binary(16)),
+        ("n", pa.int32()),
+        ("successes", pa.float64()),
+        ("signal_sum", pa.float64()),
+        ("signal_sqsum", pa.float64()),
+        ("signal_min", pa.float64()),
+        ("signal_max", pa.float64()),
+        ("reward_sum", pa.float64()),
+        ("outcome", pa.string()),
+        ("failed", pa.bool_()),
+        ("tokens", pa.int64()),
+        ("lag", pa.int32()),
+        ("lost", pa.int32()),
+    ]
+)
+"""One row a finished group, in the order of review. The sums are over the group's rollouts; ``outcome`` is what became
+of it; ``tokens``, ``lag`` and ``lost`` are null in rows written by schema version 1."""
+
+_STEPS = pa.schema(
+    [
+        ("attempt", pa.int32()),
+        ("step", pa.int32()),
+        ("wall_time", pa.float64()),
+        ("groups", pa.int32()),
+        ("ledger", pa.string()),
+        ("scalars", pa.string()),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A stretch of a run's line: one branch up to a step.
+
+    Attributes:
+        branch_id: the branch.
+        attempt: its number within the run, 0 for the first.
+        last_step: the last step that counts; ``None`` for all.
+    """
+
+    branch_id: int
+    attempt: int
+    last_step: int | None
+
+
+def key_words(column: pa.ChunkedArray) -> np.ndarray:
+    """Keys of an Arrow column of 16-byte values, as an array of ``KEY_DTYPE``."""
+    parts = []
+    for chunk in column.chunks:
+        raw = np.frombuffer(chunk.buffers()[1], dtype=">u8", offset=16 * chunk.offset, count=2 * len(chunk))
+        parts.append(raw.astype("<u8").view(KEY_DTYPE))
+    return np.concatenate(parts) if parts else np.empty(0, dtype=KEY_DTYPE)
+
+
+class JournalReader:
+    """Reads a journal of any released version, while another process may be writing it.
+
+    Everything is read in pages, each in a transaction of its own, so that a writer never waits for long even under
+    SQLite's rollback journal. Branches and steps are only ever added, which is why pages fit together.
+
+    Args:
+        engine: from :func:`verl_adaptive.stats.database.make_engine`.
+
+    Raises:
+        JournalError: the database holds no journal, or a newer one.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        with engine.begin() as connection:
+            version = schema.read_version(connection)
+        if version is None:
+            raise JournalError(f"{engine.url.render_as_string()} holds no journal of verl-adaptive")
+        self.version = version
+
+    # -- runs and branches ----------------------------------------------------------------------------------------
+
+    def runs(self) -> list[dict[str, Any]]:
+        """``run_id``, ``created_at``, ``package``, ``meta`` and ``attempts`` of every run, oldest first."""
+        with self._engine.begin() as connection:
+            rows = connection.execute(
+                select(schema.runs).order_by(schema.runs.c.created_at, schema.runs.c.run_id)
+            ).all()
+            attempts: dict[str, int] = {}
+            for (run_id,) in connection.execute(select(schema.branches.c.run_id)):
+                attempts[run_id] = attempts.get(run_id, 0) + 1
+        return [{**r._mapping, "meta": json.loads(r.meta), "attempts": attempts.get(r.run_id, 0)} for r in rows]
+
+    def only_run(self, run: str | None) -> str:
+        """``run`` if it is there; without a name, the one run there is.
+
+        Raises:
+            JournalError: no such run, or several to choose from; the message lists them.
+        """
+        known = [r["run_id"] for r in self.runs()]
+        where = self._engine.url.render_as_string()
+        if run is None:
+            if len(known) == 1:
+                return known[0]
+            raise JournalError(f"{where} holds {len(known)} runs, name one: {', '.join(known) or '(none)'}")
+        if run not in known:
+            raise JournalError(f"{where} holds no run {run!r}; it has: {', '.join(known) or '(none)'}")
+        return run
+
+    def live(self, run: str) -> list[Segment]:
+        """The live line of a run, oldest stretch first; empty if nothing was ever written."""
+        with self._engine.begin() as connection:
+            rows = connection.execute(select(schema.branches).where(schema.branches.c.run_id == run)).all()
+        known = {row.branch_id: row for row in rows}
+        line: list[Segment] = []
+        here, cap = max(rows, key=lambda row: row.attempt, default=None), None
+        while here is not None:
+            line.append(Segment(here.branch_id, here.attempt, cap))
+            if here.parent_id is None:
+                break
+            cap = here.parent_step if cap is None else min(cap, here.parent_step)
+            here = known[here.parent_id]
+        return line[::-1]
+
+    def _segments(self, run: str, abandoned: bool) -> list[Segment]:
+        if not abandoned:
+            return self.live(run)
+        with self._engine.begin() as connection:
+            query = select(schema.branches).where(schema.branches.c.run_id == run).order_by(schema.branches.c.attempt)
+            return [Segment(row.branch_id, row.attempt, None) for row in connection.execute(query)]
+
+    def gaps(self, run: str) -> list[tuple[int, int, str]]:
+        """``(first step, last step, reason)`` of what the live line never got."""
+        if self.version < 2:
+            return []
+        out = []
+        for segment in self.live(run):
+            query = select(schema.gaps).where(schema.gaps.c.branch_id == segment.branch_id)
+            with self._engine.begin() as connection:
+                for row in connection.execute(query.order_by(schema.gaps.c.first_step)):
+                    last = row.last_step if segment.last_step is None else min(row.last_step, segment.last_step)
+                    if row.first_step <= last:
+                        out.append((row.first_step, last, row.reason))
+        return out
+
+    # -- steps and observations -----------------------------------------------------------------------------------
+
+    def _pages(
+        self, query: Any, cap: int | None, table: Any, order: list[Any], last: int | None
+    ) -> Iterator[Sequence[Any]]:
+        after: tuple[int, ...] | None = None
+        bounds = [table.c.step <= bound for bound in (cap, last) if bound is not None]
+        while True:
+            conditions = list(bounds)
+            if after is not None:
+                conditions.append(tuple_(*order) > tuple_(*[literal(x) for x in after]))
+            with self._engine.begin() as connection:
+                rows = connection.execute(query.where(and_(True, *conditions)).order_by(*order).limit(_PAGE)).all()
+            if rows:
+                yield rows
+            if len(rows) < _PAGE:
+                return
+            after = tuple(getattr(rows[-1], column.name) for column in order)
+
+    def steps(self, run: str, *, abandoned: bool = False) -> pa.Table:
+        """One row a step of the live line; with ``abandoned`` of every branch. ``ledger``, ``scalars``: JSON text."""
+        t = schema.steps
+        parts = []
+        for segment in self._segments(run, abandoned):
+            query = select(*[t.c[name] for name in _STEPS.names[1:]]).where(t.c.branch_id == segment.branch_id)
+            for rows in self._pages(query, segment.last_step, t, [t.c.step], None):
+                columns = [[segment.attempt] * len(rows), *map(list, zip(*rows, strict=True))]
+                parts.append(_table(columns, _STEPS))
+        return pa.concat_tables(parts) if parts else _STEPS.empty_table()
+
+    def observations(
+        self, run: str, *, first_step: int | None = None, last_step: int | None = None, abandoned: bool = False
+    ) -> Iterator[pa.Table]:
+        """Pages of observations (schema :data:`OBSERVATIONS`) along the live line, in order.
+
+        Args:
+            run: the run.
+            first_step, last_step: both included; ``None`` for no bound.
+            abandoned: read every branch instead, those that a resume left behind too.
+        """
+        t = schema.observations
+        columns = [
+            literal(None).label(name) if self.version < 2 and name in schema.SINCE_2 else t.c[name]
+            for name in OBSERVATIONS.names[1:]
+        ]
+        for segment in self._segments(run, abandoned):
+            query = select(*columns).where(t.c.branch_id == segment.branch_id)
+            if first_step is not None:
+                query = query.where(t.c.step >= first_step)
+            for rows in self._pages(query, segment.last_step, t, [t.c.step, t.c.seq], last_step):
+                yield _table([[segment.attempt] * len(rows), *map(list, zip(*rows, strict=True))], OBSERVATIONS)
+
+    def prompts(self) -> Iterator[pa.Table]:
+        """Pages of ``key``, ``source``, ``text`` of every prompt that any run of this journal registered."""
+        kinds = pa.schema([("key", pa.binary(16)), ("source", pa.string()), ("text", pa.string())])
+        t, after = schema.prompts, None
+        while True:
+            query = select(t.c.key, t.c.source, t.c.text).order_by(t.c.key).limit(_PAGE)
+            with self._engine.begin() as connection:
+                rows = connection.execute(query if after is None else query.where(t.c.key > after)).all()
+            if rows:
+                yield _table(list(map(list, zip(*rows, strict=True))), kinds)
+                after = rows[-1].key
+            if len(rows) < _PAGE:
+                return
+
+    def replay(
+        self, run: str, *, last_step: int | None = None, tolerance: float = 0.0, threshold: float = 0.5
+    ) -> StatsTable:
+        """The statistics table as the live line made it: equal, bit for bit, to the one the run had in memory.
+
+        Columns that policies declare are not in a journal, nor is ``retired``.
+
+        Args:
+            run: the run.
+            last_step: stop after this step.
+            tolerance, threshold: as in :meth:`StatsTable.observe`.
+        """
+        table = StatsTable()
+        for page in self.observations(run, last_step=last_step):
+            replay_page(table, page, tolerance, threshold)
+        for page in self.prompts():
+            keys = key_words(page.column("key"))
+            rows = table.rows_for(keys, create=False)
+            names = np.array(page.column("source").to_pylist(), dtype=object)
+            if (rows >= 0).any():
+                table.rows_for(keys[rows >= 0], create=False, sources=names[rows >= 0])
+        return table
+
+
+def replay_page(table: StatsTable, page: pa.Table, tolerance: float, threshold: float) -> None:
+    """Observe a page of observations."""
+
+    def column(name: str) -> np.ndarray:
+        return page.column(name).to_numpy()
+
+    n, success = column("n"), column("successes")
+    flat = column("signal_max") - column("signal_min") <= tolerance
+    easy = success / np.maximum(n, 1) > threshold
+    table.observe_totals(
+        table.rows_for(key_words(page.column("key"))),
+        column("step"),
+        n=n,
+        success=success,
+        signal=column("signal_sum"),
+        signal_sq=column("signal_sqsum"),
+        reward=column("reward_sum"),
+        tokens=page.column("tokens").fill_null(0).to_numpy(),
+        kind=np.where(flat, np.where(easy, 1, -1), 0),
+        failed=column("failed"),
+    )
+
+
+def _table(columns: list[list[Any]], kinds: pa.Schema) -> pa.Table:
+    arrays = []
+    for values, kind in zip(columns, kinds, strict=True):
+        if pa.types.is_boolean(kind.type):
+            values = [bool(v) for v in values]
+        arrays.append(pa.array(values, type=kind.type))
+    return pa.Table.from_arrays(arrays, schema=kinds)

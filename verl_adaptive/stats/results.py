@@ -1,0 +1,174 @@
+"""Results of an offline evaluation, from Parquet or JSON lines, as a statistics table.
+
+Columns that say which prompt a row is about, the first that is there:
+
+===================================  =================================================================================
+``key``                              the prompt's key, 32 hex digits or 16 bytes
+the column named by ``id_key``       the user's own identifier (``adaptive.id_key``)
+``prompt``, ``data_source`` and      the content, exactly as in the training set; the answer may also be verl's
+``ground_truth``                     ``reward_model`` struct, and images the set keeps beside the messages are needed too
+===================================  =================================================================================
+
+and columns that say how it went, the first that are there:
+
+===================================  =================================================================================
+``n`` and ``successes``              rollouts and how many of them succeeded
+``n`` and ``pass_rate``              rollouts and the fraction of them that succeeded
+``score``                            one number a row (one row a rollout), or a list of them (one row a prompt)
+===================================  =================================================================================
+
+``tokens`` is optional: response tokens of what the row stands for. Other columns are ignored.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from verl_adaptive.stats import keys as _keys
+from verl_adaptive.stats.locate import StoreError
+from verl_adaptive.stats.table import StatsTable
+
+__all__ = ["read_results"]
+
+
+def _rows(path: Path) -> Iterator[Mapping[str, Any]]:
+    if path.suffix == ".parquet":
+        try:
+            file = pq.ParquetFile(path)
+        except (pa.ArrowException, OSError) as error:
+            raise StoreError(f"{path} is not a Parquet file: {error}") from error
+        for batch in file.iter_batches(batch_size=8192):
+            yield from batch.to_pylist()
+        return
+    with path.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+            except ValueError as error:
+                raise StoreError(f"{path}, line {number}: not JSON: {error}") from error
+            if not isinstance(row, dict):
+                raise StoreError(f"{path}, line {number}: not an object; one JSON object a line is expected")
+            yield row
+
+
+def _key(row: Mapping[str, Any], prompt_key: str, id_key: str | None) -> bytes:
+    value = row.get("key")
+    if isinstance(value, bytes):
+        if len(value) != 16:
+            raise ValueError(f"key has {len(value)} bytes instead of 16")
+        return value
+    if value is not None:
+        return _keys.keys_bytes(_keys.parse_hex(str(value)))[0]
+    if id_key is not None:
+        found = _keys.dig(row, id_key)
+        if found is None:
+            raise ValueError(f"neither key nor {id_key} (adaptive.id_key)")
+        return _keys.custom_key(found)
+    if row.get(prompt_key) is None:
+        raise ValueError(f"neither key nor {prompt_key} says which prompt it is about; it has: {', '.join(row)}")
+    answer = row["ground_truth"] if "ground_truth" in row else _keys.dig(row, "reward_model.ground_truth")
+    media = {name: row[name] for name in _keys.MEDIA_FIELDS if row.get(name) is not None}
+    return _keys.prompt_key(row.get("data_source"), row[prompt_key], answer, media or None)
+
+
+def _outcome(row: Mapping[str, Any], success: float) -> tuple[float, ...]:
+    """``n, successes, signal sum, signal squares, lowest, highest`` of a row."""
+    if row.get("n") is not None:
+        n = row["n"]
+        if n != int(n) or n < 1:
+            raise ValueError(f"n={n!r} is not a positive whole number")
+        if row.get("successes") is not None:
+            c = float(row["successes"])
+        elif row.get("pass_rate") is not None:
+            c = float(row["pass_rate"]) * n
+        else:
+            raise ValueError("n needs successes or pass_rate beside it")
+        if not 0 <= c <= n * (1 + 1e-9):
+            raise ValueError(f"{c} successes in {n} rollouts")
+        c = min(c, float(n))
+        # Only the count is known: as if each rollout had scored 0 or 1.
+        return float(n), c, c, c, float(c >= n), float(c > 0)
+    if row.get("score") is None:
+        raise ValueError(f"neither n nor score says how it went; it has: {', '.join(row)}")
+    scores = np.atleast_1d(np.asarray(row["score"], dtype=np.float64))
+    if scores.ndim != 1 or not len(scores) or not np.isfinite(scores).all():
+        raise ValueError(f"score={row['score']!r} is not a finite number or a list of them")
+    squares = float((scores * scores).sum())
+    return (
+        float(len(scores)),
+        float((scores > success).sum()),
+        float(scores.sum()),
+        squares,
+        float(scores.min()),
+        float(scores.max()),
+    )
+
+
+def read_results(
+    path: Path,
+    *,
+    prompt_key: str = "prompt",
+    id_key: str | None = None,
+    success: float = 0.5,
+    tolerance: float = 0.0,
+    threshold: float = 0.5,
+) -> StatsTable:
+    """Read an offline evaluation; all rows of one prompt together count as one visit.
+
+    Args:
+        path: a Parquet file or one with a JSON object a line; columns as in this module's description.
+        prompt_key: name of the column of messages.
+        id_key: dotted path of the user's own identifier.
+        success: a rollout succeeded if its ``score`` is above this.
+        tolerance, threshold: as in :meth:`StatsTable.observe`.
+
+    Raises:
+        StoreError: not readable, or a row lacks what is needed; the message names file, row and column.
+    """
+    keys: list[bytes] = []
+    outcomes: list[tuple[float, ...]] = []
+    sources: list[str] = []
+    for number, row in enumerate(_rows(path)):
+        try:
+            keys.append(_key(row, prompt_key, id_key))
+            outcomes.append((*_outcome(row, success), float(row.get("tokens") or 0)))
+        except (ValueError, TypeError) as error:
+            raise StoreError(f"{path}, row {number}: {error}") from error
+        sources.append(str(row.get("data_source") or ""))
+    table = StatsTable()
+    if not keys:
+        return table
+    rows = table.rows_for(_keys.keys_array(keys), sources=np.array(sources, dtype=object))
+    n, c, signal, squares, low, high, tokens = np.array(outcomes, dtype=np.float64).T
+    count = len(table)
+
+    def total(values: np.ndarray) -> np.ndarray:
+        return np.bincount(rows, weights=values, minlength=count)
+
+    lowest, highest = np.full(count, np.inf), np.full(count, -np.inf)
+    np.minimum.at(lowest, rows, low)
+    np.maximum.at(highest, rows, high)
+    flat = highest - lowest <= tolerance
+    easy = total(c) / total(n) > threshold
+    table.observe_totals(
+        np.arange(count),
+        -1,
+        n=total(n).astype(np.int64),
+        success=total(c),
+        signal=total(signal),
+        signal_sq=total(squares),
+        reward=total(signal),
+        tokens=total(tokens),
+        kind=np.where(flat, np.where(easy, 1, -1), 0),
+        failed=np.zeros(count, dtype=bool),
+    )
+    return table

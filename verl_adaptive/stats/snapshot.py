@@ -1,0 +1,299 @@
+"""Snapshots: everything resume needs, in one directory beside verl's own checkpoint.
+
+A snapshot is ``prompts-*.parquet`` (the table, in parts that are written and read in parallel), ``state.json`` and
+``arrays.npz`` (policy and engine state) and ``manifest.json``, which names the others with their hashes and is written
+last. File names carry a hash of their content, so a snapshot that is written over an older one in the same directory
+never touches a file the older manifest names: at any moment the manifest there describes whole files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import re
+from collections.abc import Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from importlib import metadata
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from verl_adaptive.errors import AdaptiveError
+from verl_adaptive.stats.atomic import TEMPORARY, sync_directory, write_file
+from verl_adaptive.stats.state import join_state, split_state
+from verl_adaptive.stats.table import StatsTable
+
+__all__ = ["SNAPSHOT_SCHEMA", "SnapshotError", "SnapshotMissing", "read_manifest", "read_snapshot", "write_snapshot"]
+
+SNAPSHOT_SCHEMA = 1
+"""Version of the layout; a reader refuses any other unless told otherwise."""
+
+MANIFEST = "manifest.json"
+_OURS = re.compile(r"(prompts-\d{5}|state|arrays)-[0-9a-f]{16}\.(parquet|json|npz)|manifest\.json")
+_PART_ROWS = 1 << 20
+_LOG = logging.getLogger(__name__)
+
+# Which `adaptive.resume.allow` word lets a difference in which field of `meta` pass.
+_OVERRIDES = {
+    "policy": "policy",
+    "policy_digest": "policy",
+    "dataset": "dataset",
+}
+
+
+class SnapshotError(AdaptiveError):
+    """A snapshot that must not be used: torn, damaged, or of another schema, policy or data set."""
+
+
+class SnapshotMissing(SnapshotError):
+    """There is no snapshot there at all, as in a checkpoint of a plain run."""
+
+
+def package_version() -> str:
+    """The installed version of this package."""
+    try:
+        return metadata.version("verl-adaptive")
+    except metadata.PackageNotFoundError:  # a source tree that was never installed
+        return "0+unknown"
+
+
+# -- manifest -------------------------------------------------------------------------------------------------------
+
+
+def _digest(data: Any) -> str:
+    return hashlib.blake2b(data, digest_size=32).hexdigest()
+
+
+def _render(manifest: Mapping[str, Any]) -> bytes:
+    """One manifest has one spelling: a flipped byte changes a value, breaks the JSON, or misses this spelling."""
+    return (json.dumps(manifest, indent=1, sort_keys=True, ensure_ascii=True) + "\n").encode()
+
+
+def _seal(manifest: dict[str, Any]) -> bytes:
+    body = {key: value for key, value in manifest.items() if key != "digest"}
+    return _render({**body, "digest": _digest(_render(body))})
+
+
+def read_manifest(directory: str | os.PathLike[str]) -> dict[str, Any]:
+    """The manifest of a snapshot, its own integrity checked (not that of the files it names).
+
+    Raises:
+        SnapshotMissing: no snapshot in ``directory``.
+        SnapshotError: torn or damaged.
+    """
+    directory = Path(directory)
+    path = directory / MANIFEST
+    try:
+        raw = path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        if directory.is_dir() and any(os.scandir(directory)):
+            raise SnapshotError(
+                f"{path} is missing while other files are there: the process died while writing it, or it "
+                "was copied in part. Resume from an earlier checkpoint (trainer.resume_from_path), or delete the "
+                "directory to start with fresh statistics"
+            ) from None
+        raise SnapshotMissing(f"no snapshot of verl-adaptive in {directory}") from None
+    except OSError as error:
+        raise SnapshotError(f"{path} cannot be read: {error}") from error
+    try:
+        manifest = json.loads(raw)
+        if not isinstance(manifest, dict) or _seal(manifest) != raw:
+            raise ValueError("its content does not match its own digest")
+    except (ValueError, RecursionError) as error:
+        raise SnapshotError(_damaged(path, str(error))) from error
+    return manifest
+
+
+def _damaged(path: Path, what: str) -> str:
+    return (
+        f"{path} is damaged ({what}). Restore it from a copy, resume from an earlier checkpoint "
+        "(trainer.resume_from_path), or delete the directory to start with fresh statistics"
+    )
+
+
+def _check(directory: Path, manifest: Mapping[str, Any], expect: Mapping[str, Any], allow: Collection[str]) -> None:
+    path = directory / MANIFEST
+    unknown = set(allow) - {"schema", *_OVERRIDES.values()}
+    if unknown:
+        raise ValueError(f"adaptive.resume.allow: unknown {sorted(unknown)}; choose from dataset, policy, schema")
+
+    def mismatch(word: str, what: str, have: Any, want: Any) -> None:
+        text = f"{path}: {what} is {have!r}, this run has {want!r}"
+        if word not in allow:
+            raise SnapshotError(f"{text}. To resume all the same: adaptive.resume.allow=[{word}]")
+        _LOG.warning("%s; accepted because of adaptive.resume.allow=[%s]", text, word)
+
+    if manifest.get("schema") != SNAPSHOT_SCHEMA:
+        mismatch("schema", "the snapshot's schema", manifest.get("schema"), SNAPSHOT_SCHEMA)
+    meta = manifest.get("meta", {})
+    for key, want in expect.items():
+        have = meta.get(key)
+        if have != want:
+            if key not in _OVERRIDES:
+                raise SnapshotError(f"{path}: {key} is {have!r}, this run has {want!r}")
+            label = {"dataset": "the data set's fingerprint", "policy_digest": "the policy's configuration"}.get(
+                key, key
+            )
+            mismatch(_OVERRIDES[key], label, have, want)
+
+
+# -- writing --------------------------------------------------------------------------------------------------------
+
+
+def _write_part(table: pa.Table, file: BinaryIO) -> None:
+    # Statistics of prompts are small integers and sums of few values: a dictionary or zstd over split bytes both work,
+    # and the second does not fall off a cliff when the values are all different.
+    names = [f.name for f in table.schema if f.name != "key"]
+    floats = [f.name for f in table.schema if pa.types.is_floating(f.type) and f.type.bit_width >= 32]
+    pq.write_table(
+        table,
+        file,
+        compression={**dict.fromkeys(names, "zstd"), "key": "none"},
+        compression_level=dict.fromkeys(names, 1),
+        use_dictionary=[name for name in names if name not in floats],
+        use_byte_stream_split=floats,
+        write_statistics=False,
+        row_group_size=_PART_ROWS,
+    )
+
+
+def _place(directory: Path, stem: str, suffix: str, data: Any) -> tuple[str, dict[str, Any]]:
+    digest = _digest(data)
+    name = f"{stem}-{digest[:16]}.{suffix}"
+    write_file(directory / name, lambda file: file.write(data))
+    return name, {"bytes": memoryview(data).nbytes, "blake2b": digest}
+
+
+def write_snapshot(
+    directory: str | os.PathLike[str], table: StatsTable, state: dict[str, Any], *, meta: Mapping[str, Any]
+) -> None:
+    """Write a snapshot; on return it is complete and on disk.
+
+    Over an older snapshot in the same directory, the older one stays valid until the new one is complete.
+
+    Args:
+        directory: made if missing, for example ``global_step_100/adaptive``.
+        table: the statistics.
+        state: policy and engine state; see :func:`verl_adaptive.stats.state.split_state` for what it may hold.
+        meta: JSON values that describe the run. ``policy``, ``policy_digest``, ``dataset`` (a fingerprint) and ``step``
+            are what resume compares.
+
+    Raises:
+        OSError: the file system refused (full, read-only); an older snapshot there is untouched.
+        TypeError: ``state`` or ``meta`` hold what cannot be stored.
+    """
+    directory = Path(directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    document, arrays = split_state(state)
+    whole = table.to_arrow()
+
+    def part(number: int) -> tuple[str, dict[str, Any]]:
+        sink = pa.BufferOutputStream()
+        _write_part(whole.slice(number * _PART_ROWS, _PART_ROWS), sink)
+        return _place(directory, f"prompts-{number:05d}", "parquet", sink.getvalue())
+
+    parts = max(1, -(-len(table) // _PART_ROWS))
+    with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
+        files = list(pool.map(part, range(parts)))
+    files.append(_place(directory, "state", "json", document))
+    files.append(_place(directory, "arrays", "npz", arrays))
+    manifest: dict[str, Any] = {
+        "schema": SNAPSHOT_SCHEMA,
+        "package": package_version(),
+        "prompts": len(table),
+        "meta": dict(meta),
+        "files": dict(files),
+    }
+    sync_directory(directory)
+    write_file(directory / MANIFEST, lambda file: file.write(_seal(manifest)))
+    sync_directory(directory)
+    sync_directory(directory.parent)
+    _sweep(directory, manifest["files"])
+
+
+def _sweep(directory: Path, keep: Mapping[str, Any]) -> None:
+    """Remove what an older snapshot or a crashed writer left in the directory, and nothing else."""
+    for name in os.listdir(directory):
+        stem = re.sub(rf"\.\d+{re.escape(TEMPORARY)}$", "", name)
+        if _OURS.fullmatch(stem) and name not in keep and name != MANIFEST:
+            (directory / name).unlink(missing_ok=True)
+
+
+# -- reading --------------------------------------------------------------------------------------------------------
+
+
+def _load(directory: Path, name: str, entry: Mapping[str, Any]) -> bytes:
+    path = directory / name
+    if not _OURS.fullmatch(name):
+        raise SnapshotError(_damaged(directory / MANIFEST, f"it names a file {name!r}"))
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        raise SnapshotError(_damaged(path, "missing")) from None
+    except OSError as error:
+        raise SnapshotError(f"{path} cannot be read: {error}") from error
+    if len(data) != entry["bytes"]:
+        raise SnapshotError(_damaged(path, f"{len(data)} bytes instead of {entry['bytes']}: truncated or torn"))
+    if _digest(data) != entry["blake2b"]:
+        raise SnapshotError(_damaged(path, "its content does not match the manifest's hash"))
+    return data
+
+
+def read_snapshot(
+    directory: str | os.PathLike[str], *, expect: Mapping[str, Any] | None = None, allow: Collection[str] = ()
+) -> tuple[StatsTable, dict[str, Any], dict[str, Any]]:
+    """Read a snapshot after checking every byte of it.
+
+    Args:
+        directory: what was given to :func:`write_snapshot`.
+        expect: fields of ``meta`` that must be equal; others are not compared.
+        allow: ``policy``, ``dataset``, ``schema``: differences to accept, with a warning in the log.
+
+    Returns:
+        ``(table, state, manifest)``.
+
+    Raises:
+        SnapshotMissing: there is none.
+        SnapshotError: torn, damaged or foreign; the message names the file, the difference and the option that accepts
+            it, if one does.
+    """
+    directory = Path(directory)
+    manifest = read_manifest(directory)
+    _check(directory, manifest, expect or {}, allow)
+    try:
+        files = {
+            str(name): {"bytes": int(e["bytes"]), "blake2b": str(e["blake2b"])} for name, e in manifest["files"].items()
+        }
+        by_stem = {name.rsplit("-", 1)[0]: name for name in files}
+        parts = sorted(name for name in files if name.startswith("prompts-"))
+        state_name, arrays_name = by_stem["state"], by_stem["arrays"]
+        prompts = int(manifest["prompts"])
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise SnapshotError(_damaged(directory / MANIFEST, f"incomplete: {error!r}")) from error
+
+    def table_part(name: str) -> pa.Table:
+        data = _load(directory, name, files[name])
+        try:
+            return pq.read_table(pa.BufferReader(data), use_threads=False)
+        except (pa.ArrowException, OSError) as error:
+            raise SnapshotError(_damaged(directory / name, str(error))) from error
+
+    with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
+        tables = list(pool.map(table_part, parts))
+    try:
+        table = StatsTable.from_arrow(tables)
+        if len(table) != prompts:
+            raise ValueError(f"{len(table)} prompts instead of {prompts}")
+    except (ValueError, KeyError, TypeError) as error:
+        raise SnapshotError(_damaged(directory / (parts[0] if parts else MANIFEST), str(error))) from error
+    document = _load(directory, state_name, files[state_name])
+    arrays = _load(directory, arrays_name, files[arrays_name])
+    try:
+        state = join_state(document, arrays)
+    except (ValueError, KeyError, OSError) as error:
+        raise SnapshotError(_damaged(directory / state_name, str(error))) from error
+    return table, state, manifest

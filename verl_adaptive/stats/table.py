@@ -1,0 +1,483 @@
+"""The prompt-statistics table: numpy columns in memory, one row a prompt, every operation vectorised."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from verl_adaptive.groups import Groups
+from verl_adaptive.stats import keys as _keys
+from verl_adaptive.stats.index import KeyIndex
+from verl_adaptive.stats.keys import KEY_DTYPE
+
+__all__ = ["SHARED_COLUMNS", "Column", "StatsTable"]
+
+
+class Column(NamedTuple):
+    """What a column holds: a numpy dtype (bool, integer or float) and the value a new prompt starts with."""
+
+    dtype: Any
+    default: float = 0
+
+    def normal(self) -> Column:
+        """With the dtype resolved and the default a Python scalar of that type.
+
+        Raises:
+            ValueError: not a bool, integer or float dtype, or a default that the dtype cannot hold.
+        """
+        dtype = np.dtype(self.dtype)
+        if dtype.kind not in "biuf":
+            raise ValueError(f"a column is bool, integer or float, not {dtype}")
+        try:
+            default = np.array(self.default).astype(dtype).item()
+        except (OverflowError, TypeError) as error:
+            raise ValueError(f"default {self.default!r} does not fit {dtype}") from error
+        if default != self.default and dtype.kind != "f":
+            raise ValueError(f"default {self.default!r} does not fit {dtype}")
+        return Column(dtype.newbyteorder("="), default)
+
+    def same(self, other: Column) -> bool:
+        """Equal dtype and default, nan being equal to itself."""
+        both_nan = self.default != self.default and other.default != other.default
+        return self.dtype == other.dtype and (both_nan or self.default == other.default)
+
+
+SHARED_COLUMNS: dict[str, Column] = {
+    "visits": Column(np.dtype("u4"), 0),  # finished groups that said something
+    "rollouts": Column(np.dtype("u4"), 0),
+    "successes": Column(np.dtype("f8"), 0.0),
+    "signal_sum": Column(np.dtype("f8"), 0.0),
+    "signal_sqsum": Column(np.dtype("f8"), 0.0),
+    "reward_sum": Column(np.dtype("f8"), 0.0),
+    "tokens": Column(np.dtype("u8"), 0),
+    "streak": Column(np.dtype("u2"), 0),  # trailing run of zero-variance visits of one kind, saturating
+    "streak_kind": Column(np.dtype("i1"), 0),  # +1 easy (all high), -1 hard (all low), 0 none
+    "retired": Column(np.dtype("u1"), 0),  # set by policies
+    "first_step": Column(np.dtype("i4"), -1),
+    "last_step": Column(np.dtype("i4"), -1),
+    "first_rate": Column(np.dtype("f4"), float("nan")),
+    "last_rate": Column(np.dtype("f4"), float("nan")),
+    "failures": Column(np.dtype("u2"), 0),  # groups that said nothing, saturating
+    "source": Column(np.dtype("u2"), 0),  # position in `StatsTable.sources`
+}
+
+_ARROW_META = b"verl_adaptive.table"
+_GROWTH = 1.25
+
+
+class StatsTable:
+    """One row a prompt, one numpy array a column.
+
+    Rows are numbered in the order in which their keys were first seen and never move or disappear. Decisions must not
+    depend on row numbers, which differ between a data set and the same data set reordered; they depend on keys.
+
+    **Views.** :meth:`col`, :attr:`keys`, :attr:`key_hi` and :attr:`key_lo` are views of the live data: write through
+    them freely, but do not keep them across a call that may add rows (:meth:`rows_for`), which may move the data.
+
+    Attributes:
+        sources: names of the data sources; a prompt's ``source`` is a position in this list. Entry 0 is ``""``, unknown.
+    """
+
+    def __init__(self) -> None:
+        self.sources: list[str] = [""]
+        self._source_ids: dict[str, int] = {"": 0}
+        self._length = 0
+        self._capacity = 0
+        self._keys = np.empty(0, dtype=KEY_DTYPE)
+        self._index = KeyIndex()
+        self._columns: dict[str, Column] = {}
+        self._data: dict[str, np.ndarray] = {}
+        for name, column in SHARED_COLUMNS.items():
+            self._add_column(name, column.normal())
+
+    # -- shape ----------------------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return self._length
+
+    @property
+    def columns(self) -> dict[str, Column]:
+        """Every column's declaration by its full name (a copy)."""
+        return dict(self._columns)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes allocated for keys, columns and index, room to grow included."""
+        return self._keys.nbytes + self._index.nbytes + sum(a.nbytes for a in self._data.values())
+
+    def _add_column(self, name: str, column: Column) -> None:
+        data = np.empty(self._capacity, dtype=column.dtype)
+        data[: self._length] = column.default
+        self._columns[name] = column
+        self._data[name] = data
+
+    def declare(self, namespace: str, columns: Mapping[str, Column]) -> None:
+        """Add a policy's own columns, each as ``namespace.name``; those that exist keep their data.
+
+        Args:
+            namespace: the policy's name; not empty.
+            columns: by short name.
+
+        Raises:
+            ValueError: a column exists with another dtype or default, or a name or declaration is not usable.
+        """
+        if not namespace:
+            raise ValueError("a policy's columns need a namespace")
+        wanted = {f"{namespace}.{name}": Column(*column).normal() for name, column in columns.items()}
+        for name, column in wanted.items():
+            have = self._columns.get(name)
+            if have is not None and not have.same(column):
+                raise ValueError(
+                    f"column {name} is declared as {column.dtype} (default {column.default!r}) "
+                    f"but the table has it as {have.dtype} (default {have.default!r})"
+                )
+        for name, column in wanted.items():
+            if name not in self._columns:
+                self._add_column(name, column)
+
+    def col(self, name: str) -> np.ndarray:
+        """The column's live data, shape ``(len(table),)``, writable; do not keep it while rows are added.
+
+        Raises:
+            KeyError: no such column; the message lists those there are.
+        """
+        try:
+            return self._data[name][: self._length]
+        except KeyError:
+            raise KeyError(f"no column {name!r}; the table has: {', '.join(self._columns)}") from None
+
+    @property
+    def keys(self) -> np.ndarray:
+        """The prompts' keys, :data:`~verl_adaptive.stats.keys.KEY_DTYPE` ``(len(table),)``, read-only."""
+        view = self._keys[: self._length]
+        view.flags.writeable = False
+        return view
+
+    @property
+    def key_hi(self) -> np.ndarray:
+        """uint64 ``(len(table),)``: the first half of every key."""
+        return self.keys["hi"]
+
+    @property
+    def key_lo(self) -> np.ndarray:
+        """uint64 ``(len(table),)``: the second half of every key."""
+        return self.keys["lo"]
+
+    def fingerprint(self) -> str:
+        """Names the set of prompts in the table, whatever their order; see :func:`verl_adaptive.stats.fingerprint`."""
+        return _keys.fingerprint(self.keys)
+
+    # -- rows -----------------------------------------------------------------------------------------------------
+
+    def source_id(self, name: str) -> int:
+        """The number of a data source, given out on first use.
+
+        Raises:
+            ValueError: more than 65,535 different sources.
+        """
+        name = str(name)
+        if name not in self._source_ids:
+            if len(self.sources) > np.iinfo("u2").max:
+                raise ValueError(f"more than {np.iinfo('u2').max} data sources; {name!r} is one too many")
+            self._source_ids[name] = len(self.sources)
+            self.sources.append(name)
+        return self._source_ids[name]
+
+    def _reserve(self, length: int) -> None:
+        """Make room; geometric, so that adding rows costs amortised constant time. The first filling is exact."""
+        if length <= self._capacity:
+            return
+        capacity = max(length, int(self._capacity * _GROWTH))
+
+        def grown(old: np.ndarray) -> np.ndarray:
+            new = np.empty(capacity, dtype=old.dtype)
+            new[: self._length] = old[: self._length]
+            return new
+
+        self._keys = grown(self._keys)
+        for name in self._data:
+            self._data[name] = grown(self._data[name])
+        self._capacity = capacity
+
+    def _append(self, keys: np.ndarray) -> None:
+        """Add rows for keys that are new and different from each other, with default values."""
+        length = self._length + len(keys)
+        self._reserve(length)
+        self._keys[self._length : length] = keys
+        for name, column in self._columns.items():
+            self._data[name][self._length : length] = column.default
+        self._length = length
+        self._index.append(self._keys[:length])
+
+    def rows_for(
+        self,
+        keys: np.ndarray,
+        create: bool = True,
+        sources: np.ndarray | Sequence[int] | Sequence[str] | None = None,
+    ) -> np.ndarray:
+        """The row of each key.
+
+        Args:
+            keys: :data:`~verl_adaptive.stats.keys.KEY_DTYPE` ``(n,)``; equal keys get the same row.
+            create: add rows for unknown keys, in the order of their first appearance.
+            sources: the data source of each key, by number (:meth:`source_id`) or name, shape ``(n,)``; recorded for
+                prompts whose source is not known yet.
+
+        Returns:
+            int64 ``(n,)``; -1 for unknown keys when ``create`` is false.
+
+        Raises:
+            ValueError: ``keys`` are not keys, or ``sources`` has another length or an unknown number.
+        """
+        keys = np.asarray(keys)
+        if keys.dtype != KEY_DTYPE or keys.ndim != 1:
+            raise ValueError(f"keys must be a one-dimensional array of KEY_DTYPE, got {keys.dtype} {keys.shape}")
+        rows = self._index.lookup(self._keys, keys)
+        unknown = np.flatnonzero(rows < 0)
+        if create and len(unknown):
+            fresh = keys[unknown]
+            order, first = _keys.sort_order(fresh)
+            # Equal keys are neighbours in `order`; `leader` is the earliest position of each run of them.
+            leader = np.minimum.reduceat(order, np.flatnonzero(first))
+            leader.sort()
+            base = self._length
+            self._append(fresh[leader])
+            if len(leader) == len(fresh):
+                rows[unknown] = np.arange(base, self._length)
+            else:
+                rows[unknown] = self._index.lookup(self._keys, fresh)
+        if sources is not None:
+            self._set_sources(rows, sources)
+        return rows
+
+    def _set_sources(self, rows: np.ndarray, sources: Any) -> None:
+        ids = np.asarray(sources)
+        if ids.shape != rows.shape:
+            raise ValueError(f"{len(ids)} sources for {len(rows)} keys")
+        if ids.dtype.kind not in "iu":
+            names, inverse = np.unique(ids.astype(str), return_inverse=True)
+            ids = np.array([self.source_id(name) for name in names], dtype=np.int64)[inverse]
+        if len(ids) and (ids.min() < 0 or ids.max() >= len(self.sources)):
+            raise ValueError(f"source numbers are 0 to {len(self.sources) - 1}, got {ids.min()} to {ids.max()}")
+        column = self.col("source")
+        known = rows >= 0
+        target, ids = rows[known], ids[known]
+        unset = column[target] == 0
+        # Backwards, so that the first of several entries for one prompt is the one that stays.
+        column[target[unset][::-1]] = ids[unset][::-1]
+
+    # -- observing ------------------------------------------------------------------------------------------------
+
+    def observe(self, groups: Groups, step: int, *, tolerance: float, threshold: float = 0.5) -> None:
+        """Add a batch of finished groups, exactly as if each were observed alone in the order given.
+
+        A group that failed, has no rollouts, or has a value that is not finite says nothing about difficulty: it adds
+        one to ``failures`` and touches nothing else.
+
+        Args:
+            groups: finished groups; ``groups.row`` are rows of this table and may repeat.
+            step: the training step, recorded in ``first_step`` and ``last_step``.
+            tolerance: a group has zero variance if max − min of its signal is at most this.
+            threshold: a zero-variance group is easy if its mean success is above this, else hard.
+
+        Raises:
+            IndexError: a group's row is not in the table.
+        """
+        signal = groups.signal
+        kind = np.where(groups.degenerate(tolerance), np.where(groups.pass_rate > threshold, 1, -1), 0)
+        self.observe_totals(
+            groups.row,
+            step,
+            n=groups.n,
+            success=groups.successes,
+            signal=groups.sum(signal),
+            signal_sq=groups.sum(signal * signal),
+            reward=groups.sum(groups.reward),
+            tokens=groups.sum(groups.tokens),
+            kind=kind,
+            failed=groups.failed,
+        )
+
+    def observe_totals(
+        self,
+        rows: np.ndarray,
+        step: np.ndarray | int,
+        *,
+        n: np.ndarray,
+        success: np.ndarray,
+        signal: np.ndarray,
+        signal_sq: np.ndarray,
+        reward: np.ndarray,
+        tokens: np.ndarray,
+        kind: np.ndarray,
+        failed: np.ndarray,
+    ) -> None:
+        """:meth:`observe` for groups of which only the totals are known, as a journal keeps them.
+
+        Args:
+            rows: int64 ``(G,)``, may repeat; groups count in the order given.
+            step: of each group ``(G,)``, or of all.
+            n: rollouts ``(G,)``.
+            success, signal, signal_sq, reward, tokens: sums over each group's rollouts ``(G,)``.
+            kind: 1 for an easy group, -1 for a hard one, 0 for one with variance ``(G,)``.
+            failed: bool ``(G,)``.
+
+        Raises:
+            IndexError: a row is not in the table.
+        """
+        if not len(rows):
+            return
+        if rows.min() < 0 or rows.max() >= self._length:
+            raise IndexError(f"rows {rows.min()} to {rows.max()} in a table of {self._length} rows")
+        usable = ~failed & (n > 0) & np.isfinite(success) & np.isfinite(signal) & np.isfinite(reward)
+
+        failed_rows, counts = np.unique(rows[~usable], return_counts=True)
+        failures = self.col("failures")
+        failures[failed_rows] = np.minimum(failures[failed_rows] + counts, np.iinfo("u2").max)
+
+        step = np.broadcast_to(np.asarray(step), rows.shape)
+        rate = success / np.maximum(n, 1)
+        tokens = np.where(usable, tokens, 0).astype(np.uint64)
+        get = self.col
+        for wave in _waves(rows, np.flatnonzero(usable)):
+            row, kinds = rows[wave], kind[wave]
+            fresh = get("visits")[row] == 0
+            get("visits")[row] += 1
+            get("rollouts")[row] += n[wave].astype(np.uint32)
+            get("successes")[row] += success[wave]
+            get("signal_sum")[row] += signal[wave]
+            get("signal_sqsum")[row] += signal_sq[wave]
+            get("reward_sum")[row] += reward[wave]
+            get("tokens")[row] += tokens[wave]
+            longer = np.minimum(get("streak")[row].astype(np.int64) + 1, np.iinfo("u2").max)
+            get("streak")[row] = np.where(kinds == 0, 0, np.where(kinds == get("streak_kind")[row], longer, 1))
+            get("streak_kind")[row] = kinds
+            get("first_step")[row[fresh]] = step[wave][fresh]
+            get("last_step")[row] = step[wave]
+            get("first_rate")[row[fresh]] = rate[wave][fresh]
+            get("last_rate")[row] = rate[wave]
+
+    # -- reading --------------------------------------------------------------------------------------------------
+
+    def view_by_source(self) -> dict[str, dict[str, float]]:
+        """Totals for each data source that has prompts.
+
+        Returns:
+            By source name: ``prompts``, ``visited``, ``visits``, ``rollouts``, ``successes``, ``tokens``, ``retired``,
+            ``failures``, ``easy`` and ``hard`` (prompts in a zero-variance streak), and ``pass_rate`` (successes per
+            rollout; nan before the first rollout).
+        """
+        source, count = self.col("source"), len(self.sources)
+        kind = self.col("streak_kind")
+
+        def total(values: np.ndarray | None) -> np.ndarray:
+            return np.bincount(source, weights=values, minlength=count)
+
+        totals = {
+            "prompts": total(None),
+            "visited": total(self.col("visits") > 0),
+            **{c: total(self.col(c)) for c in ("visits", "rollouts", "successes", "tokens", "retired", "failures")},
+            "easy": total(kind > 0),
+            "hard": total(kind < 0),
+        }
+        with np.errstate(invalid="ignore"):
+            totals["pass_rate"] = totals["successes"] / totals["rollouts"]
+        return {
+            name: {key: float(values[i]) for key, values in totals.items()}
+            for i, name in enumerate(self.sources)
+            if totals["prompts"][i]
+        }
+
+    # -- Arrow ----------------------------------------------------------------------------------------------------
+
+    def to_arrow(self, rows: np.ndarray | slice | None = None) -> pa.Table:
+        """The table, or those rows of it, as Arrow: ``key`` (16 bytes) and every column.
+
+        The declarations and source names travel in the schema's metadata. Without ``rows``, or with a slice, columns
+        share memory with the table: use them before the next change.
+        """
+        pick = slice(None) if rows is None else rows
+        keys = np.ascontiguousarray(self._keys[: self._length][pick])
+        raw = keys.view("<u8").astype(">u8")
+        key_type = pa.binary(16)
+        arrays = [pa.FixedSizeBinaryArray.from_buffers(key_type, len(keys), [None, pa.py_buffer(raw)])]
+        fields = [pa.field("key", key_type, nullable=False)]
+        for name in self._columns:
+            array = pa.array(self.col(name)[pick], from_pandas=False)
+            arrays.append(array)
+            fields.append(pa.field(name, array.type, nullable=False))
+        described = {
+            "sources": self.sources,
+            "columns": {name: [c.dtype.str, c.default] for name, c in self._columns.items()},
+        }
+        meta = {_ARROW_META: json.dumps(described).encode()}
+        return pa.Table.from_arrays(arrays, schema=pa.schema(fields, metadata=meta))
+
+    @classmethod
+    def from_arrow(cls, data: pa.Table | Sequence[pa.Table]) -> StatsTable:
+        """The inverse of :meth:`to_arrow`; several tables are joined in their order.
+
+        Raises:
+            ValueError: not such a table, a key occurs twice, or a column is not what its declaration says.
+        """
+        parts = [data] if isinstance(data, pa.Table) else list(data)
+        table = cls()
+        described = [json.loads((part.schema.metadata or {}).get(_ARROW_META, b"null")) for part in parts]
+        if not parts or None in described:
+            raise ValueError("not a statistics table: the Arrow schema lacks its description")
+        if any(d != described[0] for d in described):
+            raise ValueError("the parts describe different statistics tables")
+        for name in described[0]["sources"]:
+            table.source_id(name)
+        for name, (dtype, default) in described[0]["columns"].items():
+            column = Column(np.dtype(dtype), default).normal()
+            have = table._columns.get(name)
+            if have is None:
+                table._add_column(name, column)
+            elif not have.same(column):
+                raise ValueError(f"shared column {name} is {dtype}, expected {have.dtype}")
+        table._fill(parts, described[0]["columns"])
+        return table
+
+    def _fill(self, parts: Sequence[pa.Table], names: Mapping[str, Any]) -> None:
+        """Copy Arrow parts into this empty table, then index its keys."""
+        length = sum(part.num_rows for part in parts)
+        self._reserve(length)
+        for name in set(self._columns) - set(names):
+            self._data[name][:] = self._columns[name].default
+        begin = 0
+        for part in parts:
+            for chunk in part.column("key").chunks:
+                raw = np.frombuffer(chunk.buffers()[1], dtype=">u8", offset=16 * chunk.offset, count=2 * len(chunk))
+                self._keys[begin : begin + len(chunk)] = raw.astype("<u8").view(KEY_DTYPE)
+                begin += len(chunk)
+        for name in names:
+            begin = 0
+            for part in parts:
+                for chunk in part.column(name).chunks:
+                    if chunk.null_count:
+                        raise ValueError(f"column {name} has missing values")
+                    values = chunk.to_numpy(zero_copy_only=False)
+                    if values.dtype != self._columns[name].dtype:
+                        raise ValueError(f"column {name} holds {values.dtype}, expected {self._columns[name].dtype}")
+                    self._data[name][begin : begin + len(chunk)] = values
+                    begin += len(chunk)
+        self._length = length
+        self._index.append(self._keys[:length])
+        if not np.array_equal(self._index.lookup(self._keys, self._keys[:length]), np.arange(length)):
+            raise ValueError("a key occurs twice")
+
+
+def _waves(rows: np.ndarray, positions: np.ndarray) -> list[np.ndarray]:
+    """Split ``positions`` into waves in which no row occurs twice, keeping each row's order across waves."""
+    ranked = positions[np.argsort(rows[positions], kind="stable")]
+    if not len(ranked):
+        return []
+    starts = np.flatnonzero(np.diff(rows[ranked], prepend=-1))
+    sizes = np.diff(np.append(starts, len(ranked)))
+    occurrence = np.arange(len(ranked)) - np.repeat(starts, sizes)
+    return [ranked[occurrence == k] for k in range(int(sizes.max()))]
