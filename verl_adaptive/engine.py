@@ -15,7 +15,7 @@ depends on who finished first.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -149,7 +149,9 @@ class Engine:
         self.progress = Progress(
             step=step, batch=self.facts.batch, draw=Draw(self.facts.seed, step), epoch=self._epoch()
         )
-        caps = [c for c in (self.policy.allocator.cap(self.progress), self.config.max_rollouts_per_step) if c is not None]
+        caps = [
+            c for c in (self.policy.allocator.cap(self.progress), self.config.max_rollouts_per_step) if c is not None
+        ]
         self.progress.cap = min(caps) if caps else None
         self.ledger = Ledger()
         self.ledger.rollouts.held, self.ledger.tokens.held = self.held.rollouts, int(self.held.tokens.sum())
@@ -260,9 +262,7 @@ class Engine:
         if may_sample and len(self.held):
             parts.append(self._recall())
         if may_sample and progress.need > progress.open:
-            # Groups being topped up may yet fill the batch: to the sampler they count as kept.
-            wanted = p.sampler.round_size(replace(progress, kept=progress.kept + progress.open))
-            wanted = p.allocator.prompts(wanted, progress)
+            wanted = p.allocator.prompts(p.sampler.round_size(progress), progress)
             if wanted > 0:
                 parts.append(self._new(wanted))
         requests = _join(parts)
@@ -318,6 +318,11 @@ class Engine:
         while len(self._queue) < wanted:
             if pulled >= MAX_PASSES * self.source.size:
                 self._why_ended = f"the sampler let nothing more through in {MAX_PASSES} passes over the data"
+                if self.config.on_exhausted == "raise" or len(self._queue) or self._closed:
+                    return
+                # Nothing at all to train on: rather than end the run by surprise, one round goes ungated.
+                self._queue = np.asarray(self.source.take(wanted), dtype=np.int64)
+                self._position += len(self._queue)
                 return
             index = np.asarray(self.source.take(wanted - len(self._queue)), dtype=np.int64)
             position = self._position + np.arange(len(index), dtype=np.int64)

@@ -52,18 +52,18 @@ class Groups:
     @classmethod
     def from_lists(
         cls,
-        rows: Sequence[int],
-        rewards: Sequence[Sequence[float]],
+        rows: Sequence[int] | np.ndarray,
+        rewards: Sequence[Sequence[float] | np.ndarray],
         *,
-        signal: Sequence[Sequence[float]] | None = None,
-        success: Sequence[Sequence[float]] | None = None,
-        tokens: Sequence[Sequence[int]] | None = None,
-        stage: Sequence[Sequence[int]] | None = None,
-        ticket: Sequence[int] | None = None,
-        index: Sequence[int] | None = None,
-        failed: Sequence[bool] | None = None,
-        lag: Sequence[int] | None = None,
-        lost: Sequence[int] | None = None,
+        signal: Sequence[Sequence[float] | np.ndarray] | None = None,
+        success: Sequence[Sequence[float] | np.ndarray] | None = None,
+        tokens: Sequence[Sequence[int] | np.ndarray] | None = None,
+        stage: Sequence[Sequence[int] | np.ndarray] | None = None,
+        ticket: Sequence[int] | np.ndarray | None = None,
+        index: Sequence[int] | np.ndarray | None = None,
+        failed: Sequence[bool] | np.ndarray | None = None,
+        lag: Sequence[int] | np.ndarray | None = None,
+        lost: Sequence[int] | np.ndarray | None = None,
     ) -> Groups:
         """Build from one list of rewards a group; everything else has an obvious default.
 

@@ -76,7 +76,9 @@ def find_part(role: str, name: str) -> type[Role]:
         names = available(role)
         near = difflib.get_close_matches(name, names, n=1)
         hint = f"did you mean {near[0]}?" if near else ""
-        raise ConfigError(f"adaptive.{role}.name", name, f"no such {role}; there are {', '.join(names)}. {hint}".strip())
+        raise ConfigError(
+            f"adaptive.{role}.name", name, f"no such {role}; there are {', '.join(names)}. {hint}".strip()
+        )
     module, _, cls = target.partition(":")
     return getattr(importlib.import_module(module), cls)
 

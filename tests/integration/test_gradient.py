@@ -14,8 +14,8 @@ from tests.integration.test_layout import even
 from verl_adaptive.integration.layout import PAD, plan
 
 pytest.importorskip("verl")
-from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage, get_policy_loss_fn  # noqa: E402
-from verl.workers.config import FSDPActorConfig  # noqa: E402
+from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage, get_policy_loss_fn
+from verl.workers.config import FSDPActorConfig
 
 MODES = ["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 VOCAB, WIDTH = 11, 7

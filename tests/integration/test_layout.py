@@ -62,9 +62,7 @@ def test_layout_properties(step, ranks, updates, critic, micro):
         assert all(g > last for g in members)
         last = max(members, default=last)
         carrier = made.carrier(c)
-        assert carrier in np.flatnonzero(
-            np.isin(np.arange(len(made.order)) // made.rows_per_chunk % made.chunks, [c])
-        )
+        assert carrier in np.flatnonzero(np.isin(np.arange(len(made.order)) // made.rows_per_chunk % made.chunks, [c]))
         if (rows == PAD).any():
             assert made.order[carrier] == PAD
     for limit, rows in ((micro[0], made.minibatch_rows // ranks), (micro[1], made.rows_per_rank)):
@@ -75,7 +73,14 @@ def test_layout_properties(step, ranks, updates, critic, micro):
 def test_equal_groups_are_cut_as_plain_grpo_cuts_them():
     group = np.repeat(np.arange(16), 8)
     made = plan(
-        group, np.full(128, 30), np.zeros(128, int), np.ones(128, bool), ranks=1, updates=4, partition=even, micro=(32, 32)
+        group,
+        np.full(128, 30),
+        np.zeros(128, int),
+        np.ones(128, bool),
+        ranks=1,
+        updates=4,
+        partition=even,
+        micro=(32, 32),
     )
     assert made.padding == 0 and made.order.tolist() == list(range(128)) and made.minibatch_rows == 32
 

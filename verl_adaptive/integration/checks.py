@@ -52,11 +52,12 @@ def check_run(config: Any, adaptive: AdaptiveConfig, policy: Policy) -> None:
     own = policy.advantage.estimator
     if own is not None:
         check(
-            estimator == own,
+            estimator
+            in (own, "grpo"),  # GRPO is what everybody's command line says: the preset's advantage replaces it
             "algorithm.adv_estimator",
             estimator,
-            f"adaptive/advantage={policy.advantage.name} needs algorithm.adv_estimator={own}; "
-            "or choose adaptive/advantage=verl",
+            f"adaptive/advantage={policy.advantage.name} brings its own estimator ({own}) in place of grpo; "
+            f"to keep {estimator}, choose adaptive/advantage=verl",
         )
         check(
             not need_critic(config),

@@ -10,6 +10,7 @@ import importlib
 import inspect
 from dataclasses import dataclass
 from importlib.metadata import version
+from typing import Any
 
 from verl_adaptive.errors import AdaptiveError
 
@@ -43,7 +44,9 @@ NAMES: tuple[Name, ...] = (
     Name(_BASE, "PPOTrainer.__init__", ("self", "config"), "the trainer mixin"),
     Name(_BASE, "PPOTrainer._init_dataloader", ("self",), "the prompt stream"),
     Name(_BASE, "PPOTrainer._submit_batch_to_rollout", ("self", "batch"), "dispatch of rollouts"),
-    Name(_BASE, "PPOTrainer._balance_batch", ("self", "batch", "metrics", "logging_prefix", "keep_minibatch"), "layout"),
+    Name(
+        _BASE, "PPOTrainer._balance_batch", ("self", "batch", "metrics", "logging_prefix", "keep_minibatch"), "layout"
+    ),
     Name(_BASE, "PPOTrainer._compute_old_log_prob", ("self", "batch", "metrics"), "micro batches"),
     Name(_BASE, "PPOTrainer._compute_ref_log_prob", ("self", "batch", "metrics"), "micro batches"),
     Name(_BASE, "PPOTrainer._compute_values", ("self", "batch", "metrics"), "micro batches"),
@@ -84,7 +87,9 @@ NAMES: tuple[Name, ...] = (
     Name("verl.utils.tensordict_utils", "assign_non_tensor_data", (), "batches of prompts"),
     Name("verl.utils.tensordict_utils", "list_of_dict_to_tensordict", ("list_of_dicts",), "padding rows"),
     Name("verl.utils.seqlen_balancing", "calculate_workload", (), "balance over ranks"),
-    Name("verl.utils.seqlen_balancing", "get_seqlen_balanced_partitions", ("seqlen_list", "k_partitions", "equal_size")),
+    Name(
+        "verl.utils.seqlen_balancing", "get_seqlen_balanced_partitions", ("seqlen_list", "k_partitions", "equal_size")
+    ),
     Name("verl.utils.seqlen_balancing", "log_seqlen_unbalance", ("seqlen_list", "partitions", "prefix"), "balance"),
 )
 
@@ -95,7 +100,7 @@ def problems(names: tuple[Name, ...] = NAMES) -> list[str]:
     for item in names:
         where = f"{item.module}.{item.name}"
         try:
-            target = importlib.import_module(item.module)
+            target: Any = importlib.import_module(item.module)
             for part in item.name.split("."):
                 target = getattr(target, part)
         except (ImportError, AttributeError) as error:

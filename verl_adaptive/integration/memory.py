@@ -18,8 +18,15 @@ from verl_adaptive.errors import ConfigError
 from verl_adaptive.integration.prompts import identity_columns
 from verl_adaptive.integration.session import Session
 from verl_adaptive.policy import Policy
-from verl_adaptive.stats import SnapshotMissing, StatsTable, dataset_keys, duplicates, fingerprint, read_snapshot
-from verl_adaptive.stats import write_snapshot
+from verl_adaptive.stats import (
+    SnapshotMissing,
+    StatsTable,
+    dataset_keys,
+    duplicates,
+    fingerprint,
+    read_snapshot,
+    write_snapshot,
+)
 from verl_adaptive.stats.journal import Journal
 
 __all__ = ["FOLDER", "Memory"]
@@ -57,27 +64,31 @@ class Memory:
         self.table = StatsTable()
         self.row_of = self.table.rows_for(self.keys, sources=self.sources)
         self.origin = "new statistics"
-        self._report_duplicates(dataset_keys(rows(), prompt_key=config.data.get("prompt_key", "prompt"), with_answer=False))
+        self._report_duplicates(
+            dataset_keys(rows(), prompt_key=config.data.get("prompt_key", "prompt"), with_answer=False)
+        )
         if adaptive.warm_start is not None:
-            self._warm_start(adaptive)
+            self._warm_start(adaptive.warm_start, adaptive.warm_start_discount)
         self.journal = self._open_journal()
 
     # -- opening --------------------------------------------------------------------------------------------
 
     def _report_duplicates(self, questions: np.ndarray) -> None:
         repeated = len(self.keys) - len(np.unique(self.row_of))
-        self.duplicates_note = f" ({repeated} rows repeat an earlier prompt and share its statistics)" if repeated else ""
+        self.duplicates_note = (
+            f" ({repeated} rows repeat an earlier prompt and share its statistics)" if repeated else ""
+        )
         if repeated:
             logger.warning("training set: %s", duplicates(self.keys))
         conflicts = len(np.unique(self.keys)) - len(np.unique(questions))
         if conflicts and self.adaptive.id_key is None:
             logger.warning("training set: %d prompts appear again with a different ground truth", conflicts)
 
-    def _warm_start(self, adaptive: AdaptiveConfig) -> None:
+    def _warm_start(self, source: str, discount: float) -> None:
         from verl_adaptive.stats import warm_start
 
-        report = warm_start(self.table, adaptive.warm_start, discount=adaptive.warm_start_discount)
-        self.origin = f"warm start from {adaptive.warm_start}: {report}"
+        report = warm_start(self.table, source, discount=discount)
+        self.origin = f"warm start from {source}: {report}"
         logger.info("%s", self.origin)
 
     def _open_journal(self) -> Journal | None:

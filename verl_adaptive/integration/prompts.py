@@ -19,7 +19,7 @@ class NumberedDataset(Dataset):
         self.dataset = dataset
 
     def __len__(self) -> int:
-        return len(self.dataset)  # type: ignore[arg-type]
+        return len(self.dataset)
 
     def __getitem__(self, index: int) -> tuple[int, dict]:
         return int(index), self.dataset[index]
@@ -45,7 +45,7 @@ class Stream:
 
     def __init__(self, dataset: Dataset, sampler: Any, *, chunk: int, workers: int) -> None:
         self.dataset = dataset
-        self.size = len(dataset)  # type: ignore[arg-type]
+        self.size = len(dataset)
         self.loader = StatefulDataLoader(
             dataset=NumberedDataset(dataset),
             batch_size=chunk,
@@ -78,7 +78,7 @@ class Stream:
     def item(self, index: int) -> dict:
         """The row at a position: the one already read, or read again (after a resume, for a top-up, from a pool)."""
         found = self._waiting.pop(index, None)
-        return self.dataset[index] if found is None else found  # type: ignore[index]
+        return self.dataset[index] if found is None else found
 
     def forget(self) -> None:
         """Drop rows that were read and turned away."""

@@ -99,7 +99,7 @@ def banner(trainer: Any) -> list[str]:
         f"  store    {memory.where}",
         f"  start    {memory.origin}",
     ]
-    if config.actor_rollout_ref.actor.use_kl_loss or config.algorithm.use_kl_in_reward:
-        if policy.filter.name != "keep_all":
-            lines.append("  note     the KL penalty acts on the groups that train only; dropped groups no longer add to it")
+    kl = config.actor_rollout_ref.actor.use_kl_loss or config.algorithm.use_kl_in_reward
+    if kl and policy.filter.name != "keep_all":
+        lines.append("  note     the KL penalty acts on the groups that train only; dropped groups no longer add to it")
     return lines

@@ -18,7 +18,6 @@ from dataclasses import dataclass, field
 import numpy as np
 import transfer_queue as tq
 from tensordict import TensorDict
-from transfer_queue import KVBatchMeta
 from verl.utils import tensordict_utils as tu
 from verl.utils.dataset.rl_dataset import collate_fn
 
@@ -221,6 +220,9 @@ class Session:
         name = self.config.signal
         fields = ["rm_scores"] if name == "reward" else ["rm_scores", "extra_fields"]
         data = tq.kv_batch_get(keys=keys, partition_id=PARTITION, select_fields=fields)
+        present = set(data.keys())
+        if not present.issuperset(fields):  # a row without a reward hides the field of all the others
+            return self._rewards_one_by_one(keys)
         reward = np.array([float(r.sum().item()) for r in data["rm_scores"]], dtype=np.float64)
         if name == "reward":
             return reward, reward
@@ -239,6 +241,15 @@ class Session:
                 signal[i] = float(info[name])
             except (TypeError, ValueError):
                 signal[i] = math.nan  # counted as a failed rollout
+        return reward, signal
+
+    def _rewards_one_by_one(self, keys: list[str]) -> tuple[np.ndarray, np.ndarray]:
+        """The slow path when some trajectory came back without a reward: NaN for it, so that its group counts as failed."""
+        reward, signal = np.full(len(keys), math.nan), np.full(len(keys), math.nan)
+        for i, key in enumerate(keys):
+            stored = tq.kv_batch_get(keys=[key], partition_id=PARTITION).keys()
+            if "rm_scores" in stored and (self.config.signal == "reward" or "extra_fields" in stored):
+                reward[i : i + 1], signal[i : i + 1] = self._rewards([key])
         return reward, signal
 
     def _note_failures(self, results: Groups) -> None:
@@ -295,7 +306,14 @@ class Session:
         self._clear(groups.ticket.tolist(), keep=set(keys))
         self.stream.forget()
         return Batch(
-            result, keys, tags, sequences, np.array(home, dtype=np.int64), groups.select(trained), position, ghost_tokens
+            result,
+            keys,
+            tags,
+            sequences,
+            np.array(home, dtype=np.int64),
+            groups.select(trained),
+            position,
+            ghost_tokens,
         )
 
     def _loss_tokens(self, sequences: list[tuple[str, bool]]) -> np.ndarray:

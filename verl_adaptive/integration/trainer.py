@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pprint import pprint
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -37,12 +37,17 @@ from verl_adaptive.integration.report import banner, step_metrics
 from verl_adaptive.integration.session import Batch, Session
 from verl_adaptive.policy import build_policy
 
+if TYPE_CHECKING:
+    from verl.trainer.ppo.v1.trainer_base import PPOTrainer as _Trainer
+else:
+    _Trainer = object
+
 __all__ = ["AdaptiveMixin", "AdaptiveSync"]
 
 logger = logging.getLogger(__name__)
 
 
-class AdaptiveMixin:
+class AdaptiveMixin(_Trainer):
     """The policy, put into one of verl's trainers.
 
     Attributes:
@@ -52,22 +57,28 @@ class AdaptiveMixin:
 
     base_mode: str
     is_adaptive = True
+    total_training_steps: int
 
     def __init__(self, config: Any) -> None:
+        _show_our_log()
         node = config.get("adaptive")
         self.adaptive = AdaptiveConfig.from_mapping(
             OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
         )
-        check_run(config, self.adaptive, build_policy(self.adaptive))
-        with open_dict(config):  # verl compares the mode with its own names in six places
-            config.trainer.v1.trainer_mode = self.base_mode
+        policy = build_policy(self.adaptive)
+        check_run(config, self.adaptive, policy)
+        with open_dict(config):
+            config.trainer.v1.trainer_mode = self.base_mode  # verl compares it with its own names in six places
+            if policy.advantage.estimator is not None:
+                config.algorithm.adv_estimator = policy.advantage.estimator
         super().__init__(config)
-        self._layout: Layout | None = None
+        self._layout: Layout  # of the step in hand
+        self._ended_early = False
 
     # -- prompts --------------------------------------------------------------------------------------------
 
     def _init_dataloader(self) -> None:
-        super()._init_dataloader()  # type: ignore[misc]
+        super()._init_dataloader()
         data, batch = self.config.data, self.config.data.train_batch_size
         policy = build_policy(self.adaptive)
         fetch = data.get("gen_batch_size", None) or batch
@@ -127,7 +138,7 @@ class AdaptiveMixin:
         return {}
 
     def step(self, metrics: dict, timing_raw: dict) -> KVBatchMeta:
-        batch = super().step(metrics, timing_raw)  # type: ignore[misc]
+        batch = super().step(metrics, timing_raw)
         done = self.replay_buffer.last
         with marked_timer("adaptive_commit", timing_raw):
             self.memory.commit(self.global_steps, done.result, self.engine)
@@ -142,13 +153,13 @@ class AdaptiveMixin:
         return batch
 
     def on_train_begin(self) -> None:
-        super().on_train_begin()  # type: ignore[misc]
+        super().on_train_begin()
         print("\n".join(banner(self)), flush=True)
 
     def on_train_end(self) -> None:
         """verl skips the last checkpoint and validation of a run that ends before its planned last step."""
-        super().on_train_end()  # type: ignore[misc]
-        if getattr(self, "_ended_early", False):
+        super().on_train_end()
+        if self._ended_early:
             self.global_steps -= 1  # the loop has counted on
             trainer = self.config.trainer
             if trainer.save_freq > 0 and self.global_steps % trainer.save_freq:
@@ -258,31 +269,33 @@ class AdaptiveMixin:
         for mask, (_, tokens) in zip(masks, carriers, strict=True):
             mask[0] += tokens
         tq.kv_batch_put(
-            keys=names, partition_id=partition_id, fields=tu.list_of_dict_to_tensordict([{"loss_mask": m} for m in masks])
+            keys=names,
+            partition_id=partition_id,
+            fields=tu.list_of_dict_to_tensordict([{"loss_mask": m} for m in masks]),
         )
 
     def _infer_rows(self, batch: KVBatchMeta, limit: int | None) -> None:
         """Let verl's even split into micro batches fit the rows of a rank."""
-        if self._layout is not None and limit is not None:
+        if limit is not None:
             batch.extra_info["micro_batch_size_per_gpu"] = micro_size(self._layout.rows_per_rank, limit)
 
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
         self._infer_rows(batch, self.config.actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu)
-        return super()._compute_old_log_prob(batch, metrics)  # type: ignore[misc]
+        return super()._compute_old_log_prob(batch, metrics)
 
     def _compute_ref_log_prob(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
         self._infer_rows(batch, self.config.actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu)
-        return super()._compute_ref_log_prob(batch, metrics)  # type: ignore[misc]
+        return super()._compute_ref_log_prob(batch, metrics)
 
     def _compute_values(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
         self._infer_rows(batch, self.config.critic.get("forward_micro_batch_size_per_gpu"))
-        return super()._compute_values(batch, metrics)  # type: ignore[misc]
+        return super()._compute_values(batch, metrics)
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
         done: Batch = self.replay_buffer.last
         loan = Loan(self.engine.policy.advantage, done.trained, done.position, list(batch.keys))
         with lend(loan):
-            return super()._compute_advantage(batch, metrics)  # type: ignore[misc]
+            return super()._compute_advantage(batch, metrics)
 
     def _update_actor(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
         layout, limit = self._layout, self.config.actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu
@@ -292,7 +305,7 @@ class AdaptiveMixin:
             "global_batch_size": layout.sequences / layout.updates,
         }
         with _edit(self, "actor_rollout_wg", "update_actor", sizes, layout.minibatch_rows // layout.ranks, limit):
-            return super()._update_actor(batch, metrics)  # type: ignore[misc]
+            return super()._update_actor(batch, metrics)
 
     def _update_critic(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
         layout, limit = self._layout, self.config.critic.get("ppo_micro_batch_size_per_gpu")
@@ -301,7 +314,7 @@ class AdaptiveMixin:
             "global_batch_size": layout.sequences / layout.critic_updates,
         }
         with _edit(self, "critic_wg", "train_mini_batch", sizes, layout.critic_minibatch_rows // layout.ranks, limit):
-            return super()._update_critic(batch, metrics)  # type: ignore[misc]
+            return super()._update_critic(batch, metrics)
 
     # -- checkpoints ----------------------------------------------------------------------------------------
 
@@ -309,11 +322,11 @@ class AdaptiveMixin:
         # Before verl's own files: its "latest" marker must never name a step without a snapshot.
         folder = os.path.join(self.config.trainer.default_local_dir, f"global_step_{self.global_steps}")
         self.memory.save(folder, self.global_steps, self.engine, self.session)
-        super()._save_checkpoint()  # type: ignore[misc]
+        super()._save_checkpoint()
         self.memory.prune(self.config.trainer.default_local_dir)
 
     def _load_checkpoint(self) -> None:
-        super()._load_checkpoint()  # type: ignore[misc]
+        super()._load_checkpoint()
         if self.global_steps > 0:
             trainer = self.config.trainer
             folder = (
@@ -331,10 +344,19 @@ class AdaptiveMixin:
         self.memory.begin(self.global_steps, self.engine)
 
 
+def _show_our_log() -> None:
+    """verl shows its own logger alone; ours goes the same way, at the same level."""
+    ours = logging.getLogger("verl_adaptive")
+    if not ours.handlers:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(levelname)s:%(asctime)s:%(name)s: %(message)s"))
+        ours.addHandler(handler)
+        ours.setLevel(os.getenv("VERL_LOGGING_LEVEL", "INFO"))
+        ours.propagate = False
+
+
 @contextmanager
-def _edit(
-    trainer: Any, group: str, method: str, sizes: dict[str, Any], rows: int, limit: int | None
-) -> Iterator[None]:
+def _edit(trainer: Any, group: str, method: str, sizes: dict[str, Any], rows: int, limit: int | None) -> Iterator[None]:
     """Correct the sizes that verl writes into the batch, between its writing and its sending."""
     real = getattr(trainer, group)
 

@@ -39,8 +39,8 @@ class Sampler(Role):
     whole_batches: ClassVar[bool] = False
 
     def round_size(self, progress: Progress) -> int:
-        """Prompts wanted in the next round, beyond top-ups; 0 ends the step's sampling."""
-        return progress.need
+        """Prompts wanted in the next round; groups waiting for a top-up may yet fill the batch, so they count."""
+        return max(0, progress.need - progress.open)
 
     def admit(self, rows: np.ndarray, position: np.ndarray, progress: Progress) -> np.ndarray:
         """Decide on prompts of the stream, in its order.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from verl_adaptive.stats.api import Store, StoreError, open_store
 from verl_adaptive.stats.keys import (
     KEY_DTYPE,
     DuplicateReport,
@@ -19,11 +20,10 @@ from verl_adaptive.stats.keys import (
 )
 from verl_adaptive.stats.snapshot import SnapshotError, SnapshotMissing, read_manifest, read_snapshot, write_snapshot
 from verl_adaptive.stats.table import SHARED_COLUMNS, Column, StatsTable
+from verl_adaptive.stats.warm_start import WarmStartReport, warm_start
 
 if TYPE_CHECKING:
-    from verl_adaptive.stats.api import Store, StoreError, open_store
     from verl_adaptive.stats.journal import Journal, JournalBusy, JournalError, JournalHealth
-    from verl_adaptive.stats.warm_start import WarmStartReport, warm_start
 
 __all__ = [
     "KEY_DTYPE",
@@ -56,23 +56,13 @@ __all__ = [
     "write_snapshot",
 ]
 
-# These need SQLAlchemy, which the table and its snapshots do not: imported when first asked for.
-_LAZY = {
-    "Journal": "journal",
-    "JournalBusy": "journal",
-    "JournalError": "journal",
-    "JournalHealth": "journal",
-    "Store": "api",
-    "StoreError": "api",
-    "open_store": "api",
-    "WarmStartReport": "warm_start",
-    "warm_start": "warm_start",
-}
+# These need SQLAlchemy, which the rest does not: imported when first asked for.
+_LAZY = {"Journal", "JournalBusy", "JournalError", "JournalHealth"}
 
 
 def __getattr__(name: str) -> Any:
     if name in _LAZY:
-        from importlib import import_module
+        from verl_adaptive.stats import journal
 
-        return getattr(import_module(f"verl_adaptive.stats.{_LAZY[name]}"), name)
+        return getattr(journal, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -46,6 +48,20 @@ def open_store(source: str | os.PathLike[str], *, prefer: Literal["journal", "sn
     return Store(found)
 
 
+@contextmanager
+def _reading(where: str) -> Iterator[None]:
+    """Turn what a damaged or vanished database causes into one kind of error."""
+    from sqlalchemy.exc import SQLAlchemyError
+
+    from verl_adaptive.stats.schema import JournalError
+
+    try:
+        yield
+    except (SQLAlchemyError, pa.ArrowException, ValueError, TypeError, OverflowError, LookupError) as error:
+        cause = getattr(error, "orig", None) or error
+        raise JournalError(f"{where} cannot be read: {type(cause).__name__}: {cause}") from error
+
+
 class Store:
     """A journal or a snapshot, read-only; made by :func:`open_store`.
 
@@ -63,21 +79,15 @@ class Store:
         self._run = found.run
         self._reader: JournalReader | None = None
         if found.kind == "journal":
-            from sqlalchemy.exc import SQLAlchemyError
-
             from verl_adaptive.stats.database import make_engine
             from verl_adaptive.stats.reader import JournalReader
-            from verl_adaptive.stats.schema import JournalError
 
             engine = make_engine(found.where, read_only=True)
             self.where = engine.url.render_as_string()
-            try:
+            with _reading(self.where):
                 self._reader = JournalReader(engine)
-            except SQLAlchemyError as error:
-                cause = getattr(error, "orig", None) or error
-                raise JournalError(f"{self.where} cannot be read: {cause}") from error
 
-    def __enter__(self) -> Store:  # noqa: PYI034 - typing.Self needs Python 3.11
+    def __enter__(self) -> Store:
         return self
 
     def __exit__(
@@ -95,7 +105,8 @@ class Store:
         return self._reader
 
     def _named(self, run: str | None) -> str:
-        return self._journal.only_run(run or self._run)
+        with _reading(self.where):
+            return self._journal.only_run(run or self._run)
 
     # -- runs and steps -------------------------------------------------------------------------------------------
 
@@ -103,17 +114,23 @@ class Store:
         """``run_id``, ``created_at`` (UTC), ``package``, ``meta`` (dict) and ``attempts`` of every run in a journal."""
         import pandas as pd
 
-        frame = pd.DataFrame(self._journal.runs(), columns=["run_id", "created_at", "package", "meta", "attempts"])
+        with _reading(self.where):
+            rows = self._journal.runs()
+        frame = pd.DataFrame(rows, columns=["run_id", "created_at", "package", "meta", "attempts"])
         frame["created_at"] = pd.to_datetime(frame["created_at"], unit="s", utc=True)
         return frame
 
     def gaps(self, run: str | None = None) -> list[tuple[int, int, str]]:
         """``(first step, last step, reason)`` of steps that the journal never got."""
-        return self._journal.gaps(self._named(run))
+        name = self._named(run)
+        with _reading(self.where):
+            return self._journal.gaps(name)
 
     def steps_arrow(self, run: str | None = None, *, abandoned: bool = False) -> pa.Table:
         """:meth:`steps` as Arrow, ``ledger`` and ``scalars`` as JSON text."""
-        return self._journal.steps(self._named(run), abandoned=abandoned)
+        name = self._named(run)
+        with _reading(self.where):
+            return self._journal.steps(name, abandoned=abandoned)
 
     def steps(self, run: str | None = None, *, abandoned: bool = False) -> pd.DataFrame:
         """One row a step: ``attempt``, ``step``, ``wall_time`` (UTC), ``groups``, ``ledger`` and ``scalars`` (dicts).
@@ -141,11 +158,10 @@ class Store:
         """:meth:`observations` as Arrow, ``key`` as 16 bytes."""
         from verl_adaptive.stats.reader import OBSERVATIONS
 
-        pages = list(
-            self._journal.observations(
-                self._named(run), first_step=first_step, last_step=last_step, abandoned=abandoned
-            )
-        )
+        name = self._named(run)
+        bounds = {"first_step": first_step, "last_step": last_step}
+        with _reading(self.where):
+            pages = list(self._journal.observations(name, **bounds, abandoned=abandoned))
         return pa.concat_tables(pages) if pages else OBSERVATIONS.empty_table()
 
     def observations(
@@ -180,7 +196,9 @@ class Store:
         """
         if self._reader is None:
             return read_snapshot(self.where)[0]
-        return self._reader.replay(self._named(run), tolerance=tolerance, threshold=threshold)
+        name = self._named(run)
+        with _reading(self.where):
+            return self._reader.replay(name, tolerance=tolerance, threshold=threshold)
 
     def prompts_arrow(self, run: str | None = None, *, tolerance: float = 0.0) -> pa.Table:
         """One row a prompt: ``key`` (16 bytes), ``source`` (its name), every column of the table, ``pass_rate``."""
@@ -209,11 +227,9 @@ class Store:
         frame.index = pd.Index(key_hex(key_words(data.column("key"))), name="key")
         return frame
 
-    def texts(self) -> dict[str, Any]:
+    def texts(self) -> dict[str, str]:
         """Text of registered prompts by key (hex digits), where the run recorded it."""
-        out = {}
-        for page in self._journal.prompts():
-            for key, text in zip(page.column("key").to_pylist(), page.column("text").to_pylist(), strict=True):
-                if text is not None:
-                    out[key.hex()] = text
-        return out
+        with _reading(self.where):
+            pages = list(self._journal.prompts())
+        pairs = (row for page in pages for row in page.select(["key", "text"]).to_pylist())
+        return {row["key"].hex(): row["text"] for row in pairs if row["text"] is not None}

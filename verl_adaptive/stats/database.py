@@ -44,7 +44,7 @@ def parse_url(url: str | os.PathLike[str] | URL) -> URL:
         url = URL.create("sqlite", database=os.fspath(url))
     try:
         parsed = make_url(url)
-    except ArgumentError as error:
+    except (ArgumentError, ValueError) as error:
         shown = re.sub(r"//[^/@]*@", "//***@", str(url))  # it may hold a password
         raise JournalError(f"adaptive.store.url={shown!r} is not a database URL") from error
     backend = parsed.get_backend_name()
@@ -52,8 +52,8 @@ def parse_url(url: str | os.PathLike[str] | URL) -> URL:
         return parsed.set(drivername="postgresql+psycopg")
     if backend != "sqlite":
         raise JournalError(
-            f"adaptive.store.url={parsed.render_as_string()!r}: only SQLite (sqlite:////path/file.sqlite) and PostgreSQL "
-            "(postgresql+psycopg://user@host/database) are supported"
+            f"adaptive.store.url={parsed.render_as_string()!r}: only SQLite (sqlite:////path/file.sqlite) and "
+            "PostgreSQL (postgresql+psycopg://user@host/database) are supported"
         )
     if parsed.database in (None, "", ":memory:"):
         raise JournalError("adaptive.store.url: SQLite needs a file, for example sqlite:////path/adaptive.sqlite")

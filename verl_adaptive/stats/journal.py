@@ -211,8 +211,8 @@ class Journal:
                 journal._drop()
                 journal._unlock()
             raise JournalError(
-                f"the journal {where} cannot be opened: {_cause(error)}. Check adaptive.store.url; statistics for resume "
-                "are in the checkpoints, so a damaged journal file can be moved away"
+                f"the journal {where} cannot be opened: {_cause(error)}. Check adaptive.store.url; statistics for "
+                "resume are in the checkpoints, so a damaged journal file can be moved away"
             ) from error
         except BaseException:
             if journal is not None:
@@ -336,7 +336,7 @@ class Journal:
             self._unlock()
             self._engine.dispose()
 
-    def __enter__(self) -> Journal:  # noqa: PYI034 - typing.Self needs Python 3.11
+    def __enter__(self) -> Journal:
         return self
 
     def __exit__(
@@ -501,8 +501,9 @@ class Journal:
     def rewind(self, step: int) -> None:
         """Go on after ``step``, as a run does that resumed from the snapshot of ``step``.
 
-        If the journal has later steps, they stay in the file for people to look at, in a branch of their own that is no
-        longer part of the run's line. If it lacks steps up to ``step`` (it fell behind, or it is new), the gap is noted.
+        If the journal has later steps, they stay in the file for people to look at, in a branch of their own that is
+        no longer part of the run's line. If it lacks steps up to ``step`` (it fell behind, or it is new), the gap is
+        noted.
 
         Args:
             step: the last step that counts; 0 starts over.
@@ -657,22 +658,23 @@ def _record(
         if values is not None and len(values) != len(groups):
             raise ValueError(f"commit_step: {len(values)} {name} for {len(groups)} groups")
     signal = groups.signal
-    columns = {
-        "ticket": groups.ticket.copy(),
-        "key": keys_bytes(keys),
-        "n": groups.n,
-        "successes": _null_nan(groups.successes),
-        "signal_sum": _null_nan(groups.sum(signal)),
-        "signal_sqsum": _null_nan(groups.sum(signal * signal)),
-        "signal_min": _null_nan(groups.reduce(np.minimum, signal)),
-        "signal_max": _null_nan(groups.reduce(np.maximum, signal)),
-        "reward_sum": _null_nan(groups.sum(groups.reward)),
-        "outcome": _clean_all(outcomes),
-        "failed": groups.failed.astype(np.int16),
-        "tokens": groups.sum(groups.tokens).astype(np.int64),
-        "lag": groups.lag.copy(),
-        "lost": groups.lost.copy(),
-    }
+    with np.errstate(invalid="ignore", over="ignore"):
+        columns = {
+            "ticket": groups.ticket.copy(),
+            "key": keys_bytes(keys),
+            "n": groups.n,
+            "successes": _null_nan(groups.successes),
+            "signal_sum": _null_nan(groups.sum(signal)),
+            "signal_sqsum": _null_nan(groups.sum(signal * signal)),
+            "signal_min": _null_nan(groups.reduce(np.minimum, signal)),
+            "signal_max": _null_nan(groups.reduce(np.maximum, signal)),
+            "reward_sum": _null_nan(groups.sum(groups.reward)),
+            "outcome": _clean_all(outcomes),
+            "failed": groups.failed.astype(np.int16),
+            "tokens": groups.sum(groups.tokens).astype(np.int64),
+            "lag": groups.lag.copy(),
+            "lost": groups.lost.copy(),
+        }
     return _Record(
         step=int(step),
         wall_time=time.time() if wall_time is None else float(wall_time),

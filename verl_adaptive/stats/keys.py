@@ -8,8 +8,8 @@ and its length, so no two different values share an encoding. What must *not* ma
 * numpy scalar or Python scalar, ``1.0`` or ``1`` (JSON and pandas turn one into the other);
 * the path beside an image whose bytes are given (``{"bytes": …, "path": …}``): the bytes are the image.
 
-Images are hashed as their encoded bytes, never decoded. A PIL image has no encoded bytes left, so its pixels are hashed;
-:func:`dataset_keys` therefore asks a ``datasets.Dataset`` for the stored bytes, not for images.
+Images are hashed as their encoded bytes, never decoded. A PIL image has no encoded bytes left, so its pixels are
+hashed; :func:`dataset_keys` therefore asks a ``datasets.Dataset`` for the stored bytes, not for images.
 """
 
 from __future__ import annotations

@@ -51,8 +51,8 @@ def locate(source: str | os.PathLike[str], *, prefer: Literal["journal", "snapsh
     """Find out what ``source`` is.
 
     Args:
-        source: a database URL; a SQLite, Parquet or JSONL file; a snapshot directory; a checkpoint ``global_step_N``; or a
-            directory of checkpoints. ``#run`` at the end names one of a journal's runs.
+        source: a database URL; a SQLite, Parquet or JSONL file; a snapshot directory; a checkpoint ``global_step_N``;
+            or a directory of checkpoints. ``#run`` at the end names one of a journal's runs.
         prefer: which of the two to take from a directory of checkpoints that has both.
 
     Raises:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from sqlalchemy import Connection, text
 
-from verl_adaptive.errors import AdaptiveError
+from verl_adaptive.stats.schema import JournalError
 
 __all__ = ["FileLock", "JournalBusy", "lock_number", "lock_postgres"]
 
@@ -24,14 +24,14 @@ _LOG = logging.getLogger(__name__)
 _HELD: set[tuple[int, str]] = set()
 
 
-class JournalBusy(AdaptiveError):
+class JournalBusy(JournalError):
     """Another process is writing this run's journal."""
 
 
 def _busy(run_id: str, where: str, holder: str) -> JournalBusy:
     return JournalBusy(
-        f"run {run_id!r} is already being written to {where} by {holder}. Two writers would mix two trainings: stop the "
-        "other one, or give this run a name of its own (adaptive.store.run_id)"
+        f"run {run_id!r} is already being written to {where} by {holder}. Two writers would mix two trainings: stop "
+        "the other one, or give this run a name of its own (adaptive.store.run_id)"
     )
 
 

@@ -142,6 +142,10 @@ class JournalReader:
             if here.parent_id is None:
                 break
             cap = here.parent_step if cap is None else min(cap, here.parent_step)
+            if here.parent_id not in known or here.parent_id >= here.branch_id:
+                raise JournalError(
+                    f"run {run!r}: branch {here.branch_id} has no parent {here.parent_id}; the journal is damaged"
+                )
             here = known[here.parent_id]
         return line[::-1]
 

@@ -6,7 +6,7 @@ Columns that say which prompt a row is about, the first that is there:
 ``key``                              the prompt's key, 32 hex digits or 16 bytes
 the column named by ``id_key``       the user's own identifier (``adaptive.id_key``)
 ``prompt``, ``data_source`` and      the content, exactly as in the training set; the answer may also be verl's
-``ground_truth``                     ``reward_model`` struct, and images the set keeps beside the messages are needed too
+``ground_truth``                     ``reward_model`` struct; images beside the messages are needed too
 ===================================  =================================================================================
 
 and columns that say how it went, the first that are there:
@@ -47,7 +47,7 @@ def _rows(path: Path) -> Iterator[Mapping[str, Any]]:
         for batch in file.iter_batches(batch_size=8192):
             yield from batch.to_pylist()
         return
-    with path.open(encoding="utf-8") as lines:
+    with path.open("rb") as lines:
         for number, line in enumerate(lines, 1):
             if not line.strip():
                 continue

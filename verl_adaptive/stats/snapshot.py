@@ -228,8 +228,6 @@ def _sweep(directory: Path, keep: Mapping[str, Any]) -> None:
 
 def _load(directory: Path, name: str, entry: Mapping[str, Any]) -> bytes:
     path = directory / name
-    if not _OURS.fullmatch(name):
-        raise SnapshotError(_damaged(directory / MANIFEST, f"it names a file {name!r}"))
     try:
         data = path.read_bytes()
     except FileNotFoundError:
@@ -268,6 +266,9 @@ def read_snapshot(
         files = {
             str(name): {"bytes": int(e["bytes"]), "blake2b": str(e["blake2b"])} for name, e in manifest["files"].items()
         }
+        strange = [name for name in files if not _OURS.fullmatch(name)]
+        if strange:
+            raise ValueError(f"it names a file {strange[0]!r}")
         by_stem = {name.rsplit("-", 1)[0]: name for name in files}
         parts = sorted(name for name in files if name.startswith("prompts-"))
         state_name, arrays_name = by_stem["state"], by_stem["arrays"]

@@ -33,10 +33,12 @@ class Column(NamedTuple):
         if dtype.kind not in "biuf":
             raise ValueError(f"a column is bool, integer or float, not {dtype}")
         try:
-            default = np.array(self.default).astype(dtype).item()
-        except (OverflowError, TypeError) as error:
-            raise ValueError(f"default {self.default!r} does not fit {dtype}") from error
-        if default != self.default and dtype.kind != "f":
+            with np.errstate(invalid="raise"):
+                default = np.array(self.default).astype(dtype).item()
+            fits = dtype.kind == "f" or default == self.default
+        except (FloatingPointError, OverflowError, TypeError, ValueError):
+            fits = False
+        if not fits:
             raise ValueError(f"default {self.default!r} does not fit {dtype}")
         return Column(dtype.newbyteorder("="), default)
 
@@ -79,7 +81,7 @@ class StatsTable:
     them freely, but do not keep them across a call that may add rows (:meth:`rows_for`), which may move the data.
 
     Attributes:
-        sources: names of the data sources; a prompt's ``source`` is a position in this list. Entry 0 is ``""``, unknown.
+        sources: data sources by name; a prompt's ``source`` is a position in this list. Entry 0 is ``""``: not known.
     """
 
     def __init__(self) -> None:
@@ -288,19 +290,16 @@ class StatsTable:
             IndexError: a group's row is not in the table.
         """
         signal = groups.signal
-        kind = np.where(groups.degenerate(tolerance), np.where(groups.pass_rate > threshold, 1, -1), 0)
-        self.observe_totals(
-            groups.row,
-            step,
-            n=groups.n,
-            success=groups.successes,
-            signal=groups.sum(signal),
-            signal_sq=groups.sum(signal * signal),
-            reward=groups.sum(groups.reward),
-            tokens=groups.sum(groups.tokens),
-            kind=kind,
-            failed=groups.failed,
-        )
+        with np.errstate(invalid="ignore", over="ignore"):  # groups with nan or inf are set aside below
+            kind = np.where(groups.degenerate(tolerance), np.where(groups.pass_rate > threshold, 1, -1), 0)
+            totals = {
+                "success": groups.successes,
+                "signal": groups.sum(signal),
+                "signal_sq": groups.sum(signal * signal),
+                "reward": groups.sum(groups.reward),
+                "tokens": groups.sum(groups.tokens),
+            }
+        self.observe_totals(groups.row, step, n=groups.n, kind=kind, failed=groups.failed, **totals)
 
     def observe_totals(
         self,

@@ -29,8 +29,8 @@ class WarmStartReport:
         kind: ``journal``, ``snapshot`` or ``results``.
         offered: prompts that the source has evidence for.
         matched: of those, prompts of this data set.
-        used: of those, prompts that got pseudo-counts: the discount left at least one rollout, and the table had nothing
-            of its own.
+        used: of those, prompts that got pseudo-counts: the discount left at least one rollout, and the table had
+            nothing of its own.
         prompts: prompts of this data set.
         rollouts: pseudo-rollouts given out in all.
     """
@@ -98,15 +98,16 @@ def warm_start(
 ) -> WarmStartReport:
     """Fill the statistics of prompts that have none with discounted evidence from elsewhere.
 
-    A prompt with ``n`` rollouts there starts with ``round(discount * n)`` pseudo-rollouts at the same success rate and the
-    same mean signal, reward and tokens; visits and zero-variance streaks shrink alike (at least one visit remains). Steps
-    (``first_step``, ``last_step``) stay unset, since they counted another run's, and nobody starts out retired or failed.
+    A prompt with ``n`` rollouts there starts with ``round(discount * n)`` pseudo-rollouts at the same success rate and
+    the same mean signal, reward and tokens; visits and zero-variance streaks shrink alike (at least one visit remains).
+    Steps (``first_step``, ``last_step``) stay unset, since they counted another run's, and no prompt starts out retired
+    or failed.
 
     Args:
         table: this run's table, its data set's prompts already in it.
         source: another run's journal (database URL or SQLite file, ``#run`` at the end to name one of several runs), a
-            snapshot directory, a checkpoint ``global_step_N`` or a directory of them (the newest counts), or a Parquet or
-            JSONL file with the columns that :mod:`verl_adaptive.stats.results` describes.
+            snapshot directory, a checkpoint ``global_step_N`` or a directory of them (the newest counts), or a
+            Parquet or JSONL file with the columns that :mod:`verl_adaptive.stats.results` describes.
         discount: weight of the evidence, in (0, 1].
         run: names the run in a journal of several.
         prompt_key, id_key: as in :func:`verl_adaptive.stats.dataset_keys`, for files.

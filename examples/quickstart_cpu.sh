@@ -1,0 +1,13 @@
+#!/usr/bin/env bash
+# From nothing to a comparison of GRPO and GRESO on real verl and vLLM, without a GPU: about a quarter of an hour on two
+# cores, installation aside. Running it again reuses what exists; `--fresh` starts over.
+#
+#   examples/quickstart_cpu.sh [options of examples/cpu/quickstart.py]
+#
+# VENV names the virtual environment (default: .venv in the checkout).
+set -euo pipefail
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+venv=${VENV:-$root/.venv}
+"$root/scripts/install.sh" "$venv"
+unset PYTHONDONTWRITEBYTECODE
+exec "$venv/bin/python" "$root/examples/cpu/quickstart.py" "$@"

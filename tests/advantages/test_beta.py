@@ -1,0 +1,302 @@
+"""The Beta posterior's advantages: numbers, a slow reference, verl's own GRPO, conformance."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from tests.world import make_engine, run_step
+from verl_adaptive.advantages.beta import BetaPosterior, success_of
+from verl_adaptive.config import RunFacts
+from verl_adaptive.errors import ConfigError
+from verl_adaptive.groups import Groups
+from verl_adaptive.stats.table import StatsTable
+from verl_adaptive.testing.advantages import AdvantageConformance
+
+VARIANTS = ["predictive", "unnormalised", "certainty", "beta_sd", "shrinkage", "off"]
+
+
+def beta(**options) -> BetaPosterior:
+    made = BetaPosterior(options)
+    made.bind(StatsTable(), RunFacts(batch=8, n=8, steps=1, prompts=1))
+    return made
+
+
+def whole(made: BetaPosterior, *rewards) -> list[np.ndarray]:
+    """Advantages when every rollout trains, a list a group."""
+    groups = Groups.from_lists(range(len(rewards)), rewards, success=[[float(r >= 0.5) for r in g] for g in rewards])
+    out = made.compute(groups.reward, groups.group_of, groups)
+    return np.split(out, groups.offsets[1:-1])
+
+
+@pytest.mark.parametrize("options", [{"variant": v} for v in VARIANTS] + [{"baseline": "full"}, {"w_neg": 0.0}])
+class TestConformance(AdvantageConformance):
+    @pytest.fixture(autouse=True)
+    def _options(self, options):
+        self.options = options
+
+    def make(self):
+        return BetaPosterior(self.options)
+
+
+class TestGroupMeanConformance(AdvantageConformance):
+    per_group = False
+
+    def make(self):
+        return BetaPosterior({"group_mean": True})
+
+
+# -- numbers --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("n", "value"), [(4, 0.447), (8, 0.333), (10, 0.302), (16, 0.243)])
+def test_the_default_in_a_group_without_variance(n, value) -> None:
+    right, wrong = whole(beta(), [1] * n, [0] * n)
+    assert round(right[0], 3) == value and (right == right[0]).all()
+    np.testing.assert_allclose(right, 1 / math.sqrt(n + 1))
+    np.testing.assert_allclose(wrong, -right)
+
+
+def test_any_prior() -> None:
+    right, wrong = whole(beta(alpha0=2.0, beta0=0.5), [1] * 6, [0] * 6)
+    np.testing.assert_allclose(right, math.sqrt(0.5 / 8))
+    np.testing.assert_allclose(wrong, -math.sqrt(2 / 6.5))
+
+
+def test_the_other_variants() -> None:
+    def at(variant, n):
+        return [float(a[0]) for a in whole(beta(variant=variant), [1] * n, [0] * n)]
+
+    np.testing.assert_allclose(at("unnormalised", 8), [0.1, -0.1])
+    np.testing.assert_allclose(at("unnormalised", 16), [1 / 18, -1 / 18])
+    np.testing.assert_allclose(at("certainty", 8), [0.8, -0.8])
+    assert round(at("certainty", 16)[1], 2) == -0.89
+    for n in (4, 8, 16, 64):
+        assert 1.0 < at("beta_sd", n)[0] < 1.19
+    assert at("off", 8) == [0, 0]
+    np.testing.assert_allclose(at("shrinkage", 8), at("predictive", 8))
+
+
+def test_n_counts_every_rollout_observed_not_only_those_that_train() -> None:
+    groups = Groups.from_lists([0], [[0.0] * 16])
+    np.testing.assert_allclose(beta().compute(np.zeros(4), np.zeros(4, dtype=int), groups), -1 / math.sqrt(17))
+
+
+def test_the_weight_of_negative_ones() -> None:
+    right, wrong, mixed = whole(beta(w_neg=0.25), [1] * 4, [0] * 4, [1, 0])
+    assert right[0] == -4 * wrong[0] > 0
+    np.testing.assert_allclose(mixed, [math.sqrt(0.5), -math.sqrt(0.5)], rtol=1e-5)
+
+
+def test_rewards_of_plus_and_minus_one() -> None:
+    (a,), (b,) = whole(beta(), [1, -1, -1, 1, -1]), whole(beta(), [1, 0, 0, 1, 0])
+    np.testing.assert_allclose(a, b, rtol=1e-5)
+    (a,), (b,) = whole(beta(), [-1] * 7), whole(beta(), [0] * 7)
+    np.testing.assert_allclose(a, b)
+
+
+def test_a_continuous_constant_is_evidence_in_between() -> None:
+    groups = Groups.from_lists([0], [[0.3] * 8])  # success.mode=value: success is the reward
+    (out,) = set(beta().compute(groups.reward, groups.group_of, groups))
+    p = (8 * 0.3 + 1) / 10
+    assert math.isclose(out, (0.3 - p) / math.sqrt(p * (1 - p)))
+
+
+def test_dr_grpo() -> None:
+    (mixed, flat) = whole(beta(norm_by_std=False, variant="unnormalised"), [1, 0, 0, 0], [0] * 4)
+    np.testing.assert_allclose(mixed, [0.75, -0.25, -0.25, -0.25])
+    np.testing.assert_allclose(flat, -1 / 6)
+    (shrunk,) = whole(beta(norm_by_std=False, variant="shrinkage"), [1, 0, 0, 0])
+    np.testing.assert_allclose(shrunk, np.array([1, 0, 0, 0]) - 2 / 6)
+
+
+def test_nothing_vanishes_for_huge_groups() -> None:
+    (right,) = whole(beta(), [1] * 100_000)
+    assert math.isclose(right[0], 1 / math.sqrt(100_001))
+
+
+# -- curated groups -------------------------------------------------------------------------------------------
+
+
+def test_retained_and_full_baselines() -> None:
+    groups = Groups.from_lists([0], [[1.0, 1.0] + [0.0] * 14])
+    reward, home = np.array([1.0, 1.0, 0.0, 0.0]), np.zeros(4, dtype=int)
+    np.testing.assert_allclose(np.abs(beta().compute(reward, home, groups)), math.sqrt(3 / 4), rtol=1e-5)
+    full = beta(baseline="full").compute(reward, home, groups)
+    std = groups.reward.std(ddof=1)
+    np.testing.assert_allclose(full, (reward - 0.125) / (std + 1e-6))
+    # A mixed group of which only wrong ones train still has a contrast to the rest.
+    np.testing.assert_allclose(beta(baseline="full").compute(reward[2:], home[2:], groups), full[2:])
+
+
+def test_group_mean_gives_every_group_the_same_weight() -> None:
+    """Under a mean over rollouts each group then counts with its own mean: the condition of the filter's lemma."""
+    rng = np.random.default_rng(0)
+    groups = Groups.from_lists(range(4), [[1, 0], [1, 0, 0, 1, 0, 0], [0] * 4, [1] * 3])
+    g = rng.normal(size=(groups.rollouts, 5))  # gradients of log-probabilities
+    plain = beta().compute(groups.reward, groups.group_of, groups)
+    weighed = beta(group_mean=True).compute(groups.reward, groups.group_of, groups)
+    means = [(plain[own, None] * g[own]).mean(0) for own in np.split(np.arange(groups.rollouts), groups.offsets[1:-1])]
+    np.testing.assert_allclose((weighed[:, None] * g).mean(0), np.mean(means, axis=0))
+
+
+def test_group_mean_and_rejection_give_the_lemmas_gradient() -> None:
+    """AERO's filter, this advantage and a mean over rollouts: g+ minus g-, times sqrt(k)/(1+k) for every group."""
+    for k in (1.0, 2.0, 3.0):
+        groups = Groups.from_lists(range(2), [[1] * 2 + [0] * 14, [1] + [0] * 15])
+        trains = np.zeros(32, dtype=bool)
+        for start, c in ((0, 2), (16, 1)):
+            trains[start : start + c + int(k * c)] = True
+        a = beta(group_mean=True).compute(groups.reward[trains], groups.group_of[trains], groups)
+        right = groups.reward[trains] == 1
+        for g in (0, 1):
+            own = groups.group_of[trains] == g
+            m = own.sum()
+            biased = math.sqrt(m / (m - 1))  # verl's standard deviation is the unbiased one
+            factor = math.sqrt(k) / (1 + k) / 2 / biased  # of two groups
+            assert math.isclose(a[own & right].sum() / len(a), factor, rel_tol=1e-4)
+            assert math.isclose(a[own & ~right].sum() / len(a), -factor, rel_tol=1e-4)
+
+
+# -- against slow loops ---------------------------------------------------------------------------------------
+
+
+def slow(options: dict, rewards: list[list[float]], success: list[list[float]], kept: list[list[int]]) -> list[float]:
+    out, sizes = [], [len(k) for k in kept]
+    for r, s, chosen in zip(rewards, success, kept, strict=True):
+        n, c = len(r), sum(s)
+        mine = [r[j] for j in chosen]
+        base = mine if options["baseline"] == "retained" else r
+        mean = sum(base) / len(base)
+        std = math.sqrt(sum((x - mean) ** 2 for x in base) / max(len(base) - 1, 1))
+        p = (c + options["alpha0"]) / (n + options["alpha0"] + options["beta0"])
+        for j in chosen:
+            if max(base) - min(base) > 1e-6 and options["variant"] != "shrinkage":
+                a = (r[j] - mean) / (std + 1e-6) if options["norm_by_std"] else r[j] - mean
+            elif options["variant"] == "off":
+                a = 0.0
+            else:
+                x = s[j] - p
+                a = {
+                    "predictive": x / math.sqrt(p * (1 - p)),
+                    "unnormalised": x,
+                    "certainty": 2 * p - 1,
+                    "beta_sd": x / math.sqrt(p * (1 - p) / (n + options["alpha0"] + options["beta0"] + 1)),
+                    "shrinkage": x / math.sqrt(p * (1 - p)) if options["norm_by_std"] else x,
+                }[options["variant"]]
+                contrast = options["variant"] == "shrinkage" and max(r) - min(r) > 1e-6
+                a *= options["w_neg"] if a < 0 and not contrast else 1.0
+            out.append(a * (sum(sizes) / len(sizes) / len(chosen) if options["group_mean"] else 1.0))
+    return out
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_equals_slow_loops(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    options = {
+        "variant": VARIANTS[seed % 6],
+        "alpha0": float(rng.choice([1.0, 0.3, 4.0])),
+        "beta0": float(rng.choice([1.0, 2.0])),
+        "w_neg": float(rng.choice([1.0, 0.5, 0.0])),
+        "norm_by_std": bool(rng.integers(2)),
+        "baseline": str(rng.choice(["retained", "full"])),
+        "group_mean": bool(rng.integers(2)),
+    }
+    rewards, success, kept = [], [], []
+    for _ in range(50):
+        n = int(rng.integers(1, 12))
+        levels = rng.choice([0.0, 1.0, -1.0, 0.25, 0.8], size=rng.integers(1, 4), replace=False)
+        rewards.append(rng.choice(levels, n).tolist())
+        success.append([min(max(r, 0.0), 1.0) for r in rewards[-1]])
+        kept.append(sorted(rng.permutation(n)[: rng.integers(1, n + 1)].tolist()))
+    groups = Groups.from_lists(range(50), rewards, success=success)
+    rows = np.concatenate([groups.offsets[g] + np.array(k) for g, k in enumerate(kept)])
+    order = rng.permutation(len(rows))  # verl balances the batch
+    made = beta(**options)
+    out = made.compute(groups.reward[rows[order]], groups.group_of[rows[order]], groups)
+    np.testing.assert_allclose(out, np.array(slow(options, rewards, success, kept))[order], rtol=1e-9, atol=1e-12)
+
+
+def test_mixed_groups_are_verls_own_grpo() -> None:
+    torch = pytest.importorskip("torch")
+    core = pytest.importorskip("verl.trainer.ppo.core_algos")
+    rng = np.random.default_rng(0)
+    rewards = [np.r_[0.0, 1.0, rng.choice([0.0, 1.0, 0.5], rng.integers(0, 9))].tolist() for _ in range(30)]
+    groups = Groups.from_lists(range(30), rewards)
+    for norm in (True, False):
+        theirs, _ = core.compute_grpo_outcome_advantage(
+            torch.tensor(groups.reward)[:, None],
+            torch.ones(groups.rollouts, 1),
+            np.array([f"uid{g}" for g in groups.group_of]),
+            norm_adv_by_std_in_grpo=norm,
+        )
+        ours = beta(norm_by_std=norm).compute(groups.reward, groups.group_of, groups)
+        np.testing.assert_allclose(ours, theirs[:, 0].numpy(), rtol=1e-6, atol=1e-9)
+
+
+# -- success from rewards -------------------------------------------------------------------------------------
+
+
+def test_success_is_read_off_the_nearest_reward_of_the_own_group() -> None:
+    groups = Groups.from_lists(
+        [0, 1, 2],
+        [[0.0, 1.0, 1.0, 0.4], [-1.0, 1.0], [5.0]],
+        success=[[0.0, 1.0, 0.0, 0.2], [0.0, 1.0], [0.7]],
+    )
+    reward = np.array([0.1, 0.9, 0.41, 0.7, -3.0, 0.2, -0.2, 0.0, -9.0, 9.0])
+    home = np.array([0, 0, 0, 0, 0, 1, 1, 1, 2, 2])
+    assert success_of(reward, home, groups).tolist() == [0, 0.5, 0.2, 0.2, 0, 1, 0, 0, 0.7, 0.7]
+
+
+def test_penalties_do_not_turn_a_success_into_a_failure() -> None:
+    """verl may take a KL or length penalty off the reward; the row is still the success that was observed."""
+    groups = Groups.from_lists([0], [[1.0] * 8])
+    out = beta().compute(np.array([0.93, 0.93]), np.zeros(2, dtype=int), groups)
+    np.testing.assert_allclose(out, 1 / 3)
+
+
+# -- leaving rows out of training -----------------------------------------------------------------------------
+
+
+def test_zeros() -> None:
+    groups = Groups.from_lists(range(4), [[1, 1, 1], [0, 0, 0], [1, 0, 0], [1]])
+    trains = np.ones(10, dtype=bool)
+    trains[1] = False
+    assert not beta().zero(groups, trains).any()
+    assert beta(variant="off").zero(groups, trains).tolist() == [True, False, True] + [True] * 3 + [False] * 3 + [True]
+    assert beta(w_neg=0.0).zero(groups, trains).tolist() == [False] * 3 + [True] * 3 + [False] * 4
+
+
+def test_the_engine_leaves_them_out() -> None:
+    ghosts = {}
+    for variant in ("predictive", "off"):
+        engine, world = make_engine(
+            filter="aero", advantage={"name": "beta", "variant": variant}, batch=20, p=np.repeat([0.0, 0.5, 1.0], 10)
+        )
+        result = run_step(engine, world, 1)
+        ghosts[variant] = int(result.ghost.sum())
+        flat = groups_flat(result.groups)
+        assert (result.groups.sum(result.ghost)[flat] == (4 if variant == "off" else 0)).all()
+    assert ghosts["predictive"] == 0 < ghosts["off"]
+
+
+def groups_flat(groups: Groups) -> np.ndarray:
+    return groups.degenerate(0.0)
+
+
+@pytest.mark.parametrize(
+    ("options", "key"),
+    [
+        ({"alpha0": 0.0}, "alpha0"),
+        ({"beta0": -1.0}, "beta0"),
+        ({"w_neg": 1.5}, "w_neg"),
+        ({"variant": "s2-a"}, "variant"),
+        ({"baseline": "group"}, "baseline"),
+        ({"alpha": 1.0}, "alpha"),
+    ],
+)
+def test_settings_that_cannot_work(options, key) -> None:
+    with pytest.raises(ConfigError, match=rf"^adaptive\.advantage\.{key}="):
+        BetaPosterior(options)

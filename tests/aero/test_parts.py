@@ -1,0 +1,331 @@
+"""AERO's allocator and filter by themselves: conformance, limits, fairness, refusals."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from tests.world import World, keys_of, make_engine, run, run_step
+from verl_adaptive.allocators.aero import AeroRescue
+from verl_adaptive.allocators.fixed import Fixed
+from verl_adaptive.allocators.reinforce_ada import ReinforceAda
+from verl_adaptive.config import RunFacts
+from verl_adaptive.errors import ConfigError
+from verl_adaptive.filters.aero import AeroRejection
+from verl_adaptive.filters.informative import Informative
+from verl_adaptive.filters.keep_all import KeepAll
+from verl_adaptive.groups import Groups
+from verl_adaptive.progress import Progress
+from verl_adaptive.rng import Draw
+from verl_adaptive.stats.table import StatsTable
+from verl_adaptive.testing.allocators import AllocatorConformance
+from verl_adaptive.testing.filters import FilterConformance
+
+
+class TestFixed(AllocatorConformance):
+    def make(self):
+        return Fixed()
+
+
+class TestAero(AllocatorConformance):
+    def make(self):
+        return AeroRescue()
+
+
+class TestAeroPerPrompt(AllocatorConformance):
+    def make(self):
+        return AeroRescue({"budget": "per_prompt", "n_extra": 3, "u_res": 0.3})
+
+
+class TestReinforceAda(AllocatorConformance):
+    def make(self):
+        return ReinforceAda()
+
+
+class TestReinforceAdaPos(AllocatorConformance):
+    def make(self):
+        return ReinforceAda({"variant": "pos", "k_pos": 3})
+
+
+class TestKeepAll(FilterConformance):
+    def make(self):
+        return KeepAll()
+
+
+class TestInformative(FilterConformance):
+    def make(self):
+        return Informative({"low": 0.1, "high": 0.9})
+
+
+class TestAeroRejection(FilterConformance):
+    def make(self):
+        return AeroRejection()
+
+
+class TestAeroRejectionThin(FilterConformance):
+    def make(self):
+        return AeroRejection({"thin_correct": True, "keep_degenerate": 0, "k": 2.0})
+
+
+# -- rescue ---------------------------------------------------------------------------------------------------
+
+
+def step_of(p, *, batch, n, rounds=8, **allocator):
+    engine, world = make_engine(
+        allocator={"name": "aero", "rounds": rounds, **allocator},
+        filter="aero",
+        advantage="beta",
+        batch=batch,
+        n=n,
+        p=np.asarray(p, dtype=float),
+        refill=False,
+        max_rounds=100,
+    )
+    return engine, run_step(engine, world, 1)
+
+
+def test_exploration_is_half_a_group_and_rescue_stops_at_the_first_correct() -> None:
+    _, result = step_of(np.full(200, 0.15), batch=200, n=16)
+    groups = result.groups
+    topped = groups.n > 8
+    assert (groups.n[~topped] == 8).all() and (groups.successes[~topped] > 0).all()
+    for g in np.flatnonzero(topped):
+        own = slice(groups.offsets[g], groups.offsets[g + 1])
+        stage, right = groups.stage[own], groups.success[own] > 0
+        assert np.bincount(stage).tolist() == [8] + [2] * stage.max()
+        assert not right[stage < stage.max()].any()
+    assert topped.sum() > 20
+
+
+def test_pooled_spends_what_exploration_left_and_no_more() -> None:
+    _, result = step_of(np.zeros(30), batch=30, n=8, rounds=100)
+    assert result.groups.rollouts == 240
+    engine, result = step_of(np.r_[np.zeros(1), np.ones(29)], batch=30, n=8, rounds=100)
+    assert result.groups.n.max() == 32  # 4 N, though the pool has more
+    assert engine.progress.room > 0
+
+
+def test_per_prompt_keeps_each_query_at_n() -> None:
+    _, result = step_of(np.r_[np.zeros(10), np.ones(10)], batch=20, n=9, n_explore=4, budget="per_prompt")
+    assert sorted(result.groups.n.tolist()) == [4] * 10 + [9] * 10
+
+
+def test_rounds_bound_the_topups() -> None:
+    for rounds in (0, 1, 3):
+        _, result = step_of(np.r_[np.zeros(1), np.ones(29)], batch=30, n=8, rounds=rounds)
+        assert result.groups.n.max() == 4 + 2 * rounds and result.rounds == 1 + rounds
+
+
+def test_nobody_comes_last_for_ever() -> None:
+    """A pool too small for all is shared in a new random order each step, whatever the row or ticket."""
+    world = World(np.zeros(12), shuffle=False)
+    engine, _ = make_engine(
+        allocator={"name": "aero", "n": 5, "n_explore": 4, "n_extra": 4},
+        filter="aero",
+        advantage="beta",
+        batch=12,
+        n=5,
+        world=world,
+        refill=False,
+    )
+    got = np.zeros(12)
+    for result in run(engine, world, 200):
+        assert (result.groups.n > 4).sum() == 3  # 12 rollouts are left, 4 a top-up
+        got += result.groups.n[np.argsort(result.groups.index)] > 4
+    assert got.sum() == 600
+    assert got.min() >= 30 and got.max() <= 75  # 50 expected, standard deviation 6.1
+
+
+def test_u_res_widens_who_is_rescued_but_not_for_how_long() -> None:
+    allocator = AeroRescue({"u_res": 0.25, "n_explore": 4})
+    table = StatsTable()
+    table.rows_for(keys_of(4))
+    allocator.bind(table, RunFacts(batch=4, n=8, steps=1, prompts=4))
+    progress = Progress(step=1, batch=4, draw=Draw(0, 1), cap=32, planned=16, round=1)
+    groups = Groups.from_lists(
+        range(4),
+        [[0, 0, 0, 0], [1, 0, 0, 0], [1, 1, 0, 0], [0, 1, 0, 0, 0, 0]],
+        stage=[[0] * 4, [0] * 4, [0] * 4, [0, 0, 0, 0, 1, 1]],
+    )
+    assert allocator.review(groups, progress).tolist() == [2, 2, 0, 0]
+
+
+def test_continuous_rewards_count_as_correct_from_one_half() -> None:
+    engine, _ = make_engine(
+        allocator={"name": "aero", "n_explore": 2},
+        filter="aero",
+        advantage="beta",
+        batch=1,
+        n=8,
+        M=1,
+        refill=False,
+        success={"mode": "value"},
+    )
+    requests = engine.begin(1)
+    results = Groups.from_lists(requests.row, [[0.1, 0.4]], ticket=requests.ticket)
+    requests = engine.receive(results)
+    assert requests.n.tolist() == [2]  # neither was correct
+    results = Groups.from_lists(requests.row, [[0.2, 0.7]], ticket=requests.ticket, stage=[[1, 1]])
+    assert engine.receive(results) is None
+    result = engine.finish()
+    assert result.trains.sum() == 2 and result.trains[3]  # the correct one and one of the others
+
+
+def test_refill_lets_each_further_prompt_bring_its_own_budget() -> None:
+    engine, world = make_engine(
+        allocator={"name": "aero", "rounds": 100},
+        filter="informative",
+        batch=6,
+        n=8,
+        seed=3,
+        p=np.r_[np.zeros(30), np.full(30, 0.7)],
+    )
+    result = run_step(engine, world, 1)
+    assert result.trained.sum() == 6 and len(result.groups) > 6
+    assert result.groups.rollouts <= 8 * len(result.groups)
+    assert result.groups.n[result.groups.successes == 0].max() > 8
+
+
+def test_a_pool_samplers_plan_is_each_prompts_budget() -> None:
+    allocator = AeroRescue({"n_explore": 4})
+    allocator.bind(StatsTable(), RunFacts(batch=4, n=8, steps=1, prompts=4))
+    first = allocator.first(np.arange(3), np.array([2, 4, 20]), Progress(step=1, batch=4, draw=Draw(0, 1)))
+    assert first.tolist() == [2, 4, 4] and allocator._pool == 16
+
+
+@pytest.mark.parametrize(
+    "options, key",
+    [
+        ({"n_explore": 9}, "n_explore"),
+        ({"n_explore": 0}, "n_explore"),
+        ({"n_extra": 0}, "n_extra"),
+        ({"u_res": 1.0}, "u_res"),
+        ({"rounds": -1}, "rounds"),
+        ({"budget": "shared"}, "budget"),
+        ({"max_per_prompt": 3}, "max_per_prompt"),
+        ({"budget": "per_prompt", "max_per_prompt": 9}, "max_per_prompt"),
+        ({"n_explor": 4}, "n_explor"),
+    ],
+)
+def test_settings_that_cannot_work(options, key) -> None:
+    with pytest.raises(ConfigError, match=rf"^adaptive\.allocator\.{key}="):
+        make_engine(allocator={"name": "aero", **options}, n=8)
+
+
+def test_companions_that_make_no_sense() -> None:
+    with pytest.raises(ConfigError, match=r"adaptive\.allocator\.budget='per_prompt'.*budget=pooled"):
+        make_engine("cero", allocator={"name": "aero", "budget": "per_prompt"}, refill=False)
+    with pytest.raises(ConfigError, match="CERO plans"):
+        make_engine("cero", allocator="reinforce_ada", refill=False)
+
+
+def test_under_cero_rescue_spends_no_more_than_the_plan() -> None:
+    engine, world = make_engine(
+        "cero",
+        allocator={"name": "aero", "n_explore": 2},
+        filter="aero",
+        advantage="beta",
+        refill=False,
+        steps=20,
+        batch=8,
+        n=8,
+        M=40,
+        p=np.repeat([0.0, 0.3], 20),
+        max_rounds=100,
+    )
+    planned: list[int] = []
+    pick = engine.policy.sampler.pick
+
+    def spy(*arguments):
+        chosen = pick(*arguments)
+        planned.append(int(chosen.n.sum()))
+        return chosen
+
+    engine.policy.sampler.pick = spy
+    topped = 0
+    for step in range(1, 11):
+        planned.clear()
+        result = run_step(engine, world, step)
+        assert result.groups.rollouts <= sum(planned)
+        topped += int((result.groups.n > 2).sum())
+    assert topped > 0
+
+
+# -- rejection ------------------------------------------------------------------------------------------------
+
+
+def test_strata() -> None:
+    engine, _ = make_engine(filter="aero", M=8, refill=False)
+    rewards = [[1] * 1 + [0] * 7, [1] * 3 + [0] * 7, [1] * 4 + [0] * 4, [1] * 6 + [0] * 2, [0] * 10, [1] * 3, [1]]
+    groups = Groups.from_lists(range(7), np.array(rewards, dtype=object))
+    verdict = engine.policy.filter.decide(groups, Progress(step=1, batch=8, draw=Draw(0, 1), round=1))
+    assert verdict.keep.all()
+    assert groups.sum(verdict.rollouts).tolist() == [2, 6, 8, 8, 4, 3, 1]
+    assert groups.sum(verdict.rollouts & (groups.success > 0)).tolist() == [1, 3, 4, 6, 0, 3, 1]
+
+
+def test_the_choice_is_uniform() -> None:
+    engine, _ = make_engine(filter="aero", M=8, refill=False)
+    groups = Groups.from_lists([3], [[1, 0, 0, 0, 0, 0]])
+    times = np.zeros(6)
+    for step in range(1, 1001):
+        times += engine.policy.filter.decide(groups, Progress(step=step, batch=8, draw=Draw(0, step))).rollouts
+    assert times[0] == 1000 and times[1:].sum() == 1000
+    assert times[1:].min() >= 150 and times[1:].max() <= 250  # 200 expected, standard deviation 12.6
+
+
+def test_dropped_groups_name_the_reason() -> None:
+    engine, world = make_engine(
+        filter={"name": "aero", "keep_degenerate": 0}, batch=6, n=4, p=np.repeat([0.0, 1.0, 0.5], 4), refill=False, M=12
+    )
+    results = run(engine, world, 4)
+    dropped = {k for r in results for k in r.ledger.rollouts.dropped}
+    assert {"all_correct", "all_wrong", "rejected"} <= dropped
+
+
+def test_the_gradient_factor_of_the_lemma() -> None:
+    """Mean over the kept rollouts: sqrt(k)/(1+k), largest at k = 1; mean |A| 2 sqrt(k)/(1+k)."""
+    factors = {}
+    for k in (0.25, 0.5, 1, 2, 3, 7):
+        c = 4
+        m = round(k * c)
+        r = np.r_[np.ones(c), np.zeros(m)]
+        a = (r - r.mean()) / r.std()
+        factors[k] = a[:c].sum() / (c + m)  # the weight of the mean gradient of the correct ones
+        assert math.isclose(factors[k], math.sqrt(k) / (1 + k))
+        assert math.isclose(-a[c:].sum() / (c + m), factors[k])
+        assert math.isclose(np.abs(a).mean(), 2 * math.sqrt(k) / (1 + k))
+    assert max(factors, key=factors.get) == 1 and factors[1] == 0.5
+    shown = [round(2 * factors[k], 3) for k in (1, 2, 3, 7)]
+    assert shown == [1.0, 0.943, 0.866, 0.661]
+
+
+# -- Reinforce-Ada --------------------------------------------------------------------------------------------
+
+
+def test_reinforce_ada_samples_until_both_kinds_are_there() -> None:
+    engine, world = make_engine(allocator="reinforce_ada", batch=60, n=4, p=np.linspace(0, 1, 60), refill=False)
+    groups = run_step(engine, world, 1).groups
+    assert set(groups.n.tolist()) <= {8, 16, 24, 32}
+    enough = (groups.successes >= 2) & (groups.n - groups.successes >= 2)
+    assert enough[groups.n < 32].all() and not enough[groups.index == 0].any()
+    for g in np.flatnonzero(groups.n > 8):  # nobody was sampled longer than needed
+        before = groups.success[groups.offsets[g] : groups.offsets[g + 1] - 8]
+        assert before.sum() < 2 or (1 - before).sum() < 2
+
+
+def test_reinforce_ada_pos_draws_in_proportion_to_one_over_p() -> None:
+    p = np.repeat([0.1, 0.2, 0.4], 400)
+    engine, world = make_engine(
+        allocator={"name": "reinforce_ada", "variant": "pos", "k_pos": 1, "per_round": 1, "rounds": 200},
+        batch=1200,
+        n=4,
+        p=p,
+        refill=False,
+        max_rounds=300,
+    )
+    groups = run_step(engine, world, 1).groups
+    drawn = np.bincount((groups.index // 400).astype(int), groups.n) / 400
+    np.testing.assert_allclose(drawn, [10, 5, 2.5], rtol=0.1)

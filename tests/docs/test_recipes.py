@@ -1,0 +1,79 @@
+"""The GPU recipes: what they would run composes, validates, and has the budget of the paper that they name."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+RECIPES = sorted(p.name for p in (ROOT / "examples").glob("*.sh") if p.name != "quickstart_cpu.sh")
+
+#: recipe → groups, n, optimizer updates, rollouts of the first round, steps
+EXPECTED = {
+    "qwen2.5_math_1.5b_greso.sh": (256, 8, 4, 384 * 8, 1001),
+    "qwen2.5_math_7b_greso.sh": (256, 8, 4, 384 * 8, 1001),
+    "r1_distill_qwen_1.5b_greso.sh": (128, 8, 2, 192 * 8, 1001),
+    "qwen2.5_math_1.5b_aero.sh": (128, 16, 4, 128 * 8, 1001),
+    "r1_distill_qwen_1.5b_cero.sh": (64, 8, 2, 528, 500),
+    "qwen3_4b_pilot_commit.sh": (128, 64, 4, 384 * 16, 500),
+    "qwen2.5_math_7b_full.sh": (128, 16, 4, None, 1001),
+    "shared_postgresql.sh": (256, 8, 4, 384 * 8, 1001),
+    "warm_start.sh": (256, 8, 4, 384 * 8, 1001),
+    "filter_dataset.sh": (256, 8, 4, 384 * 8, 1001),
+}
+
+
+def words_of(name: str, *extra: str, **env: str) -> list[str]:
+    """The command that a recipe would run."""
+    done = subprocess.run(
+        ["bash", str(ROOT / "examples" / name), *extra],
+        env={**os.environ, "DRY_RUN": "1", **env},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_every_recipe_is_expected() -> None:
+    assert set(RECIPES) == set(EXPECTED)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_it_says_first_that_it_never_ran_on_gpus(name) -> None:
+    lines = (ROOT / "examples" / name).read_text().splitlines()
+    assert lines[0] == "#!/usr/bin/env bash" and lines[1].startswith("# Never run on GPUs here")
+    assert os.access(ROOT / "examples" / name, os.X_OK)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_it_composes_and_validates(name) -> None:
+    inspect = pytest.importorskip("verl_adaptive.integration.inspect")
+    from verl_adaptive.commands.doctor import command_line
+
+    words = words_of(name)
+    assert words[:3] == ["python", "-m", "verl.trainer.main_ppo"]
+    overrides, config_name = command_line(words)
+    config = inspect.compose(overrides, config_name)
+    checked = inspect.validate(config)
+    plan = inspect.make_plan(config, *checked)
+    groups, n, updates, first_round, steps = EXPECTED[name]
+    assert (plan.groups, plan.n, plan.updates, plan.steps) == (groups, n, updates, steps)
+    assert first_round is None or plan.first_round == first_round
+    assert plan.zero_rows.startswith("left out")
+    assert Path(config.reward.custom_reward_function.path).is_file()
+
+
+def test_further_overrides_come_last() -> None:
+    assert words_of("filter_dataset.sh", "trainer.nnodes=3")[-1] == "trainer.nnodes=3"
+
+
+def test_variables_are_taken() -> None:
+    words = words_of("shared_postgresql.sh", RUN="mine", STORE="postgresql+psycopg://u@h/d", OUT="/o", MODEL="/m", GPUS="2")
+    assert "adaptive.store.run_id=verl_adaptive/mine" in words and "trainer.experiment_name=mine" in words
+    assert "adaptive.store.url=postgresql+psycopg://u@h/d" in words and "trainer.default_local_dir=/o" in words
+    assert "actor_rollout_ref.model.path=/m" in words and "trainer.n_gpus_per_node=2" in words

@@ -1,0 +1,157 @@
+"""Runs real verl + vLLM on the CPU platform, in a process of its own, and reads what it left."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pyarrow.parquet as pq
+
+REPO = Path(__file__).resolve().parents[2]
+ASSETS = Path(os.environ.get("VERL_ADAPTIVE_E2E_DIR", REPO / "runs" / "e2e"))
+STEPS = ("make_data", "make_model", "warm_start")
+
+
+def assets() -> Path:
+    """Data, model and warm start, made once and reused: ``data/{train,val}.parquet`` and ``model/``."""
+    done = ASSETS / "model" / "config.json"
+    if not done.exists():
+        ASSETS.mkdir(parents=True, exist_ok=True)
+        scripts = REPO / "examples" / "cpu"
+        for command in (
+            [scripts / "make_data.py", "--out", ASSETS / "data"],
+            [scripts / "make_model.py", "--out", ASSETS / "fresh"],
+            [
+                *(scripts / "warm_start.py", "--model", ASSETS / "fresh", "--data", ASSETS / "data"),
+                *("--out", ASSETS / "model"),
+            ],
+        ):
+            subprocess.run([sys.executable, *map(str, command)], check=True, timeout=600)
+    return ASSETS
+
+
+@dataclass
+class Run:
+    """One training run and what it left behind."""
+
+    folder: Path
+    code: int
+    log: str
+    metrics: list[dict] = field(default_factory=list)
+
+    def series(self, name: str) -> list[float]:
+        """A metric over the steps that have it."""
+        return [m[name] for m in self.metrics if name in m]
+
+    @property
+    def steps(self) -> list[dict]:
+        """Metrics of the training steps, in order."""
+        return [m for m in self.metrics if "training/global_step" in m]
+
+    def prompts(self, step: int) -> list[str]:
+        """Prompt of every rollout that trained in a step, from verl's own dump."""
+        lines = (self.folder / "rollouts" / f"{step}.jsonl").read_text().splitlines()
+        return [json.loads(line)["input"] for line in lines]
+
+
+def command(folder: Path, *overrides: str) -> list[str]:
+    made = assets()
+    return [
+        sys.executable,
+        "-m",
+        "verl.trainer.main_ppo",
+        "+adaptive/platform=cpu",
+        f"actor_rollout_ref.model.path={made / 'model'}",
+        f"data.train_files={made / 'data' / 'train.parquet'}",
+        f"data.val_files={made / 'data' / 'val.parquet'}",
+        f"reward.custom_reward_function.path={REPO / 'examples' / 'cpu' / 'reward.py'}",
+        "algorithm.adv_estimator=grpo",
+        "actor_rollout_ref.rollout.n=8",
+        "actor_rollout_ref.actor.optim.lr=3e-4",
+        "data.train_batch_size=16",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=8",
+        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=64",
+        "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=64",
+        "data.max_prompt_length=64",
+        "data.max_response_length=12",
+        "data.seed=1",
+        'trainer.logger=["console","file"]',
+        "trainer.val_before_train=False",
+        "trainer.test_freq=-1",
+        "trainer.save_freq=-1",
+        "trainer.total_epochs=1000",
+        f"trainer.default_local_dir={folder / 'checkpoints'}",
+        f"trainer.rollout_data_dir={folder / 'rollouts'}",
+        "trainer.experiment_name=run",
+        "actor_rollout_ref.rollout.val_kwargs.temperature=0",
+        *overrides,
+    ]
+
+
+def environment(metrics: Path, **extra: str) -> dict[str, str]:
+    return {
+        **os.environ,
+        "VERL_PLATFORM": "cpu",
+        "HF_HUB_OFFLINE": "1",
+        "PYTHONUNBUFFERED": "1",
+        "VERL_FILE_LOGGER_PATH": str(metrics),
+        **extra,
+    }
+
+
+def read_metrics(path: Path) -> list[dict]:
+    if not path.exists():
+        return []
+    out = []
+    for line in path.read_text().splitlines():
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError:  # the last line of a killed run
+            continue
+        out.append({"step": record["step"], **record["data"]})
+    return out
+
+
+def train(folder: Path, *overrides: str, timeout: float = 600, kill_at: int | None = None, **env: str) -> Run:
+    """Run verl to its end, or until ``kill_at`` training steps are logged, and then SIGKILL it.
+
+    The process that is killed is the one that started Ray: its raylet, workers, driver and vLLM die with it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    attempt = len(list(folder.glob("metrics-*.jsonl")))  # verl's file logger would overwrite an earlier attempt's
+    metrics = folder / f"metrics-{attempt}.jsonl"
+    with open(folder / "log.txt", "a") as log:
+        start = log.tell()
+        process = subprocess.Popen(
+            command(folder, *overrides),
+            cwd=folder,
+            env=environment(metrics, **env),
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        deadline = time.monotonic() + timeout
+        while process.poll() is None:
+            if kill_at is not None and sum("training/global_step" in m for m in read_metrics(metrics)) >= kill_at:
+                os.kill(process.pid, signal.SIGKILL)
+                process.wait()
+                break
+            if time.monotonic() > deadline:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+                tail = (folder / "log.txt").read_text()[-3000:]
+                raise TimeoutError(f"verl did not finish within {timeout} s:\n{tail}")
+            time.sleep(0.2)
+    text = (folder / "log.txt").read_text()[start:]
+    return Run(folder, process.returncode, text, read_metrics(metrics))
+
+
+def train_rows() -> int:
+    """Rows of the training set."""
+    return pq.read_metadata(assets() / "data" / "train.parquet").num_rows

@@ -1,0 +1,307 @@
+"""The allocator's decisions, one call at a time."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from math import ceil, floor
+
+import numpy as np
+import pytest
+
+from tests.pilot_commit.reference import Pilot, Reference
+from tests.world import keys_of, make_engine
+from verl_adaptive.allocators._base import CLOSE, HOLD
+from verl_adaptive.allocators.pilot_commit import PilotCommit, band_side
+from verl_adaptive.config import RunFacts
+from verl_adaptive.errors import ConfigError
+from verl_adaptive.filters.band import Band
+from verl_adaptive.groups import Groups
+from verl_adaptive.progress import Progress
+from verl_adaptive.rng import Draw
+from verl_adaptive.stats.table import StatsTable
+
+
+def bound(options=None, *, batch=4, n=64, prompts=100) -> PilotCommit:
+    part = PilotCommit(options)
+    table = StatsTable()
+    table.rows_for(keys_of(prompts))
+    part.bind(table, RunFacts(batch=batch, n=n, steps=10, prompts=prompts))
+    return part
+
+
+def at(step=1, batch=4, **more) -> Progress:
+    return Progress(step=step, batch=batch, draw=Draw(0, step), **more)
+
+
+def pilots_with(counts, n_pilot) -> Groups:
+    rewards = [[1.0] * c + [0.0] * (n_pilot - c) for c in counts]
+    return Groups.from_lists(range(len(counts)), rewards)
+
+
+# -- the band -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("n_pilot", "low", "high"), [(4, 1, 3), (8, 1, 6), (16, 2, 12), (32, 4, 24)])
+def test_published_bands_in_counts(n_pilot, low, high) -> None:
+    side = band_side(np.arange(n_pilot + 1), np.int64(n_pilot), 0.125, 0.25)
+    assert side.tolist() == [-1] * low + [0] * (high - low + 1) + [1] * (n_pilot - high)
+
+
+def test_band_is_exact_for_every_margin_in_hundredths() -> None:
+    """Against exact fractions; a comparison of float means fails this at 0.07 · 100, 0.29 · 100, ..."""
+    wrong = []
+    for n in (*range(1, 41), 50, 64, 100):
+        for percent in range(100):
+            lower = Fraction(percent, 100)
+            side = band_side(np.arange(n + 1), np.int64(n), percent / 100, percent / 100)
+            expected = [int(c > floor((1 - lower) * n)) - int(c < ceil(lower * n)) for c in range(n + 1)]
+            if side.tolist() != expected:
+                wrong.append((n, percent))
+    assert not wrong
+
+
+def test_expected_successes_use_the_same_bounds() -> None:
+    n = np.int64(8)
+    assert band_side(np.array([0.99, 1.0, 3.5, 6.0, 6.01]), n, 0.125, 0.25).tolist() == [-1, 0, 0, 0, 1]
+
+
+# -- options ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("n", "n_pilot"), [(64, 16), (128, 32), (16, 4), (8, 2), (6, 2), (4, 2), (3, 2)])
+def test_a_quarter_of_the_group_pilots(n, n_pilot) -> None:
+    part = bound(n=n)
+    assert part.n_pilot == n_pilot
+    assert part.first(np.arange(3), None, at()).tolist() == [n_pilot] * 3
+
+
+@pytest.mark.parametrize(
+    ("options", "n", "key"),
+    [
+        ({"n_pilot": 64}, 64, "n_pilot"),
+        ({}, 2, "n_pilot"),
+        ({"n_pilot": 1}, 64, "n_pilot"),
+        ({"n_pilot": 2, "lower": 0.6, "upper": 0.3}, 64, "n_pilot"),
+        ({"n_pilot": 0}, 64, "n_pilot"),
+        ({"lower": 0.5, "upper": 0.6}, 64, "lower"),
+        ({"upper": 1.0}, 64, "upper"),
+        ({"max_age": -1}, 64, "max_age"),
+        ({"factor": 0.0}, 64, "factor"),
+        ({"safety": 0.5}, 64, "safety"),
+        ({"choose": "newest"}, 64, "choose"),
+    ],
+)
+def test_settings_that_cannot_work(options, n, key) -> None:
+    with pytest.raises(ConfigError, match=rf"^adaptive\.allocator\.{key}="):
+        bound(options, n=n)
+
+
+def test_band_needs_an_allocator_that_commits() -> None:
+    with pytest.raises(ConfigError, match=r"adaptive\.filter\.name='band'.*informative"):
+        make_engine("epoch", "fixed", "band")
+
+
+# -- golden decisions ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", ["on_policy", "hold_surplus", "pipelined"])
+def test_decisions_equal_the_reference_on_random_histories(form) -> None:
+    """1,000 random histories a form: margins, sizes, choices, buffers and failures differ in each."""
+    rng = np.random.default_rng(sum(form.encode()))
+    keys = keys_of(100)
+    commits = expired = surplus = 0
+    for history in range(1000):
+        batch, n_pilot = int(rng.integers(1, 9)), int(rng.choice([4, 5, 8, 16]))
+        n = n_pilot + int(rng.integers(1, 20))
+        percent = rng.integers(1, 40, size=2)
+        choose = ("random", "max_variance", "first")[history % 3]
+        max_age = int(rng.integers(0, 5))
+        factor = int(rng.integers(1, 4))
+        part = bound(
+            {
+                "n_pilot": n_pilot,
+                "lower": percent[0] / 100,
+                "upper": percent[1] / 100,
+                "choose": choose,
+                "max_age": max_age,
+                "factor": float(factor),
+                "form": "pipelined" if form == "pipelined" else "on_policy",
+                "hold_surplus": form == "hold_surplus",
+            },
+            batch=batch,
+            n=n,
+        )
+        slow = Reference(
+            batch, n, n_pilot, factor, *(Fraction(int(x), 100) for x in percent), choose,
+            "pipelined" if form == "pipelined" else "on_policy", max_age, form == "hold_surplus",
+        )  # fmt: skip
+        # Groups that wait, of ages 0 to max_age + 2, in ticket order.
+        step, round_ = int(rng.integers(6, 50)), int(rng.integers(0, 4))
+        waiting = int(rng.integers(0, 20))
+        since = np.sort(rng.integers(step - max_age - 2, step + 1, size=waiting))
+        rows = rng.permutation(100)
+        results = [[float(x) for x in rng.random(n_pilot) < rng.random()] for _ in range(40)]
+        if form != "on_policy":
+            held = Groups.from_lists(rows[:waiting], results[:waiting])
+            slow.buffer = [
+                Pilot(i, (int(keys["hi"][rows[i]]), int(keys["lo"][rows[i]])), [int(x) for x in results[i]], int(s))
+                for i, s in enumerate(since)
+            ]
+            kept, committing = sorted(rng.integers(0, batch + 1, size=2).tolist())
+            committing -= kept
+            if form == "pipelined":
+                committing = 0
+            progress = at(step, batch, round=round_, kept=kept, open=committing)
+            recalled, given_up, new = slow.start_round(step, round_, kept, committing)
+            if waiting:
+                answer = part.recall(held, since, progress)
+                assert held.ticket[answer > 0].tolist() == recalled
+                assert held.ticket[answer == CLOSE].tolist() == given_up
+                assert (answer[answer > 0] == n - n_pilot).all()
+                assert len(recalled) <= batch - kept - committing
+                commits, expired = commits + len(recalled), expired + len(given_up)
+            asked = batch - kept - committing  # what an epoch sampler asks for
+            assert part.prompts(asked, progress) == (new if asked else 0)
+        # New pilots, and groups whose commit came back.
+        done = int(rng.integers(0, batch + 1))
+        kept = int(rng.integers(0, batch - done + 1))
+        first = int(rng.integers(0, 20))
+        rewards = [[1.0] * n_pilot + [0.0] * (n - n_pilot)] * done + results[20 : 20 + first]
+        stage = [[0] * n_pilot + [1] * (n - n_pilot)] * done + [[0] * n_pilot] * first
+        here = rows[20 : 20 + done + first]
+        groups = Groups.from_lists(here, rewards, stage=stage, ticket=np.arange(100, 100 + done + first))
+        slow.buffer = []
+        fresh = [
+            Pilot(100 + i, (int(keys["hi"][here[i]]), int(keys["lo"][here[i]])), [int(x) for x in rewards[i]], step)
+            for i in range(done, done + first)
+        ]
+        chosen = slow.end_round(step, round_, fresh, kept + done)
+        answer = part.review(groups, at(step, batch, round=round_, kept=kept))
+        assert groups.ticket[answer > 0].tolist() == chosen
+        assert (answer[answer > 0] == n - n_pilot).all()
+        assert groups.ticket[answer == HOLD].tolist() == [p.ticket for p in slow.buffer]
+        commits += len(chosen)
+        surplus += int(sum(p.in_band(slow.lower, slow.upper) for p in fresh)) - len(chosen)
+    assert commits > 500 and surplus > 500  # the histories reach what they test
+    assert form == "on_policy" or expired > 500
+
+
+def test_random_choice_is_uniform_and_has_no_favourites() -> None:
+    part = bound({"n_pilot": 4}, batch=5)
+    counts = np.zeros(20)
+    groups = pilots_with([2] * 20, 4)
+    for step in range(2000):
+        counts[part.review(groups, at(step, 5)) > 0] += 1
+    assert counts.sum() == 10000
+    assert np.abs(counts - 500).max() < 5 * np.sqrt(500 * 0.75)
+
+
+def test_max_variance_takes_the_nearest_to_half_then_the_newest() -> None:
+    part = bound({"n_pilot": 16, "form": "pipelined", "choose": "max_variance"}, batch=4)
+    held = pilots_with([8, 2, 7, 9, 8, 12], 16)
+    answer = part.recall(held, np.array([1, 2, 2, 3, 3, 4]), at(4))
+    assert np.flatnonzero(answer > 0).tolist() == [0, 2, 3, 4]
+    answer = part.recall(held, np.array([1, 2, 2, 3, 3, 4]), at(4, kept=2))
+    assert np.flatnonzero(answer > 0).tolist() == [0, 4]
+    answer = part.recall(held, np.array([1, 2, 2, 3, 3, 4]), at(4, kept=3))
+    assert np.flatnonzero(answer > 0).tolist() == [4]
+
+
+def test_commits_never_ask_for_more_than_the_step_has_room_for() -> None:
+    part = bound({"n_pilot": 4, "choose": "max_variance"}, n=16)
+    groups = pilots_with([1, 3, 2, 2, 1], 4)
+    assert part.review(groups, at(cap=100, planned=100 - 30)).tolist() == [0, 0, 12, 12, 0]
+    assert part.review(groups, at(cap=100, planned=95)).tolist() == [0] * 5
+
+
+def test_lost_pilots_leave_the_group_size_as_it_is() -> None:
+    """A pilot that came back with fewer rollouts is judged by what there is; its commit makes up the group."""
+    part = bound({"n_pilot": 8}, n=16)
+    answer = part.review(Groups.from_lists([0], [[1.0, 0.0, 1.0]]), at())
+    assert answer.tolist() == [13]
+
+
+# -- the filter ---------------------------------------------------------------------------------------------
+
+
+def test_every_drop_has_its_reason() -> None:
+    engine, _ = make_engine("epoch", {"name": "pilot_commit", "n_pilot": 4}, "band", n=8)
+    band = engine.policy.filter
+    pilots = pilots_with([0, 1, 2, 3, 4], 4)
+    verdict = band.decide(pilots, at())
+    assert not verdict.keep.any()
+    assert [band.reasons[r] for r in verdict.reason] == ["too_hard", *["surplus_pilot"] * 3, "too_easy"]
+    whole = Groups.from_lists([0, 1], [[1.0] * 8, [1.0, 0.0] * 4], stage=[[0] * 4 + [1] * 4] * 2)
+    assert band.decide(whole, at()).keep.tolist() == [True, True]
+    strict = Band({"variance": True})
+    strict.judge, strict.facts = engine.policy.allocator.side, engine.facts
+    verdict = strict.decide(whole, at())
+    assert verdict.keep.tolist() == [False, True] and strict.reasons[verdict.reason[0]] == "no_variance"
+
+
+# -- sized to need ------------------------------------------------------------------------------------------
+
+
+def test_sized_to_need_follows_the_recent_share() -> None:
+    part = bound({"n_pilot": 4, "sized_to_need": True}, batch=10, n=16)
+    assert part.prompts(10, at(batch=10)) == 30  # nothing known: as published
+    part.review(pilots_with([2] * 15 + [0] * 5, 4), at(batch=10))  # 3 in 4 in the band
+    assert part.prompts(10, at(2, batch=10)) == 17  # 1.25 · 10 / 0.75
+    assert part.prompts(4, at(2, batch=10, kept=6)) == 7
+    assert part.prompts(1, at(2, batch=10, kept=6, open=3)) == 2
+    assert part.prompts(0, at(2, batch=10, kept=6, open=4)) == 0
+    for _ in range(20):
+        part.end_step(at(batch=10))
+    part.review(pilots_with([2] * 10 + [0] * 10, 4), at(batch=10))  # the past is forgotten: 1 in 2
+    assert part.prompts(10, at(2, batch=10)) == 25
+    part.review(pilots_with([2] * 1 + [0] * 19, 4), at(batch=10))
+    assert part.prompts(10, at(2, batch=10)) == 30  # never above the published size
+
+
+def test_pipelined_pilots_are_for_this_step_and_the_next() -> None:
+    part = bound({"n_pilot": 4, "sized_to_need": True, "form": "pipelined", "choose": "first"}, batch=10, n=16)
+    part.review(pilots_with([2] * 15 + [0] * 5, 4), at(batch=10))
+    held = pilots_with([2] * 13, 4)
+    progress = at(2, batch=10)
+    assert (part.recall(held, np.ones(13, dtype=np.int64), progress) > 0).sum() == 10
+    assert part.prompts(10, progress) == 12  # 3 still wait, 7 more for the next step: 1.25 · 7 / 0.75
+    progress = at(3, batch=10)  # nothing waits, nothing is recalled: 20 groups in all
+    assert part.prompts(10, progress) == 30
+    progress = at(3, batch=10, kept=9, round=2)
+    assert part.prompts(1, progress) == 19
+
+
+def test_a_cap_leaves_room_for_the_commits() -> None:
+    part = bound({"n_pilot": 16}, batch=128)
+    new = part.prompts(128, at(batch=128, cap=128 * 64))
+    assert new == 8192 // (16 + 16)  # at one in three, 256 pilots lead to 85 commits
+    assert new * 16 + new / 3 * 48 <= 8192
+    assert part.prompts(128, at(batch=128, cap=12288)) == 384
+    assert part.prompts(128, at(batch=128, cap=20)) == 0
+    assert part.prompts(2, at(batch=128, kept=126, cap=2000)) == (2000 - 2 * 48) // 16  # few places: all may commit
+
+
+# -- speed --------------------------------------------------------------------------------------------------
+
+
+def test_a_thousand_prompts_take_milliseconds(benchmark_best) -> None:
+    rng = np.random.default_rng(0)
+    part = bound({"form": "pipelined"}, batch=512, prompts=2048)
+    groups = pilots_with(rng.integers(0, 17, 1024), 16)
+    assert benchmark_best(lambda: part.review(groups, at(batch=512))) < 5e-3
+    assert benchmark_best(lambda: part.recall(groups, np.full(1024, 1), at(2, batch=512))) < 5e-3
+
+
+@pytest.fixture
+def benchmark_best():
+    import time
+
+    def best(call) -> float:
+        times = []
+        for _ in range(20):
+            start = time.perf_counter()
+            call()
+            times.append(time.perf_counter() - start)
+        return min(times)
+
+    return best

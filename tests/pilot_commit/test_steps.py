@@ -1,0 +1,329 @@
+"""Pilot-Commit through the engine: whole steps, in both forms."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+
+from tests.pilot_commit.reference import Pilot, Reference
+from tests.world import World, make_engine, run, run_step
+from verl_adaptive.engine import Engine, Requests
+from verl_adaptive.groups import Groups
+from verl_adaptive.stats.state import join_state, split_state
+from verl_adaptive.stats.table import StatsTable
+
+FORMS = {
+    "on_policy": {},
+    "hold_surplus": {"hold_surplus": True},
+    "pipelined": {"form": "pipelined"},
+    "pipelined_variance": {"form": "pipelined", "choose": "max_variance"},
+    "pipelined_to_need": {"form": "pipelined", "sized_to_need": True},
+    "to_need": {"sized_to_need": True},
+}
+forms = pytest.mark.parametrize("form", FORMS)
+
+
+def rates(count: int, spread: float = 1.5, shift: float = 0.0, seed: int = 0) -> np.ndarray:
+    """Logit-normal success rates."""
+    return 1 / (1 + np.exp(-(shift + spread * np.random.default_rng(seed).standard_normal(count))))
+
+
+def pilot_commit(form: str, sampler="epoch", filter="band", batch=8, n=16, M=2000, **more) -> tuple[Engine, World]:
+    world = more.pop("world", None) or World(rates(M), failure=more.pop("failure", 0.0))
+    allocator = {"name": "pilot_commit", **FORMS[form], **more.pop("allocator", {})}
+    return make_engine(sampler, allocator, filter, batch=batch, n=n, world=world, **more)
+
+
+# -- what a step gives --------------------------------------------------------------------------------------
+
+
+@forms
+@pytest.mark.parametrize("failure", [0.0, 0.1])
+def test_every_step_trains_b_whole_groups(form, failure) -> None:
+    engine, world = pilot_commit(form, failure=failure)
+    held_before, waited = 0, False
+    for result in run(engine, world, 25):
+        trained = result.groups.select(result.trained)
+        assert len(trained) == 8 and len(np.unique(trained.index)) == 8
+        assert (trained.n == 16).all()
+        assert (trained.sum(trained.stage == 0) == 4).all() and (trained.sum(trained.stage == 1) == 12).all()
+        assert result.ledger.rollouts.balanced(held_before) and result.ledger.tokens.trained > 0
+        held_before = result.ledger.rollouts.held
+        waited |= held_before > 0
+        # Nothing but commits and pilots, and no commit for a group that does not train.
+        assert set(result.groups.n[result.outcome != "failed"]) <= {4, 16}
+        assert (result.trained | (result.groups.n <= 4) | (result.outcome == "failed")).all()
+    assert engine.total.rollouts.balanced()
+    assert waited == (form not in ("on_policy", "to_need"))
+
+
+@forms
+def test_pilots_of_trained_groups_are_in_the_band(form) -> None:
+    engine, world = pilot_commit(form)
+    seen = set()
+    for result in run(engine, world, 25):
+        groups = result.groups
+        successes = groups.sum(groups.success * (groups.stage == 0))
+        inside = (successes >= 1) & (successes <= 3)
+        assert inside[result.trained].all()
+        assert set(result.outcome[~inside]) <= {"too_easy", "too_hard"}
+        assert set(result.outcome[inside]) <= {"trained", "surplus_pilot", "expired"}
+        seen |= set(result.outcome)
+    assert {"trained", "too_easy", "too_hard"} <= seen
+    assert ("surplus_pilot" in seen) == (form in ("on_policy", "to_need"))
+
+
+@forms
+@pytest.mark.parametrize("max_age", [0, 1, 4])
+def test_no_pilot_trains_that_is_older_than_the_bound(form, max_age) -> None:
+    """Ages measured from outside: the step a ticket was first asked for, and the step it trained in."""
+    # Few prompts pass in some steps and many in others, so that the buffer both runs dry and lets groups expire.
+    engine, world = pilot_commit(form, M=4000, allocator={"max_age": max_age})
+    born: dict[int, int] = {}
+    ages, expired = [], []
+    for step in range(1, 61):
+        world.p[:] = rates(4000, shift=4.0 if step // 5 % 2 else 0.0, spread=1.0)
+        requests = engine.begin(step)
+        while requests is not None:
+            for ticket in requests.ticket[requests.stage == 0].tolist():
+                assert born.setdefault(ticket, step) == step
+            requests = engine.receive(world.roll(requests))
+        result = engine.finish()
+        age = np.array([step - born[int(t)] for t in result.groups.ticket])
+        ages += age[result.trained].tolist()
+        expired += age[result.outcome == "expired"].tolist()
+    assert max(ages) <= max_age
+    if form in ("on_policy", "to_need"):
+        assert set(ages) == {0} and not expired
+    elif form != "hold_surplus":  # there the buffer is used up first, and its groups seldom get old
+        assert set(ages) == set(range(max_age + 1))  # the bound is reached, not only kept
+        assert set(expired) == {max_age + 1}
+
+
+@pytest.mark.parametrize("form", ["on_policy", "hold_surplus", "pipelined", "pipelined_variance"])
+def test_golden_trace(form) -> None:
+    """Every request of 40 steps in 12 worlds equals what the slow reference asks for."""
+    for seed in range(12):
+        rng = np.random.default_rng(seed)
+        batch, n_pilot = int(rng.integers(2, 7)), int(rng.choice([4, 8]))
+        n, factor, max_age = 2 * n_pilot, int(rng.integers(1, 4)), int(rng.integers(1, 5))
+        world = World(rates(500, seed=seed), seed, failure=0.03)
+        engine, _ = pilot_commit(
+            form, batch=batch, n=n, world=world, seed=seed, max_rounds=100,
+            allocator={"n_pilot": n_pilot, "factor": float(factor), "max_age": max_age},
+        )  # fmt: skip
+        options = FORMS[form]
+        slow = Reference(
+            batch, n, n_pilot, factor, choose=options.get("choose", "random"), form=options.get("form", "on_policy"),
+            max_age=max_age, hold_surplus=options.get("hold_surplus", False), seed=seed,
+        )  # fmt: skip
+        for step in range(1, 41):
+            requests, committing, filled, round_ = engine.begin(step), [], 0, 0
+            while True:
+                if filled + len(committing) < batch:
+                    recalled, _, new = slow.start_round(step, round_, filled, len(committing))
+                else:
+                    recalled, new = [], 0
+                expected = sorted(committing + recalled)
+                if requests is None:
+                    assert not expected and not new
+                    break
+                again = requests.stage > 0
+                assert sorted(requests.ticket[again].tolist()) == expected
+                assert int((~again).sum()) == new
+                assert set(requests.n[again]) <= {n - n_pilot} and set(requests.n[~again]) <= {n_pilot}
+                results = world.roll(requests)
+                fine = ~results.failed
+                filled += int((again & fine).sum())
+                pilots = [
+                    Pilot(
+                        int(results.ticket[g]),
+                        (int(engine.table.key_hi[results.row[g]]), int(engine.table.key_lo[results.row[g]])),
+                        [int(x) for x in results.success[results.offsets[g] : results.offsets[g + 1]]],
+                        step,
+                    )
+                    for g in np.flatnonzero(~again & fine)
+                ]
+                round_ += 1
+                committing = slow.end_round(step, round_, pilots, filled)
+                requests = engine.receive(results)
+            engine.finish()
+
+
+# -- determinism and state ----------------------------------------------------------------------------------
+
+
+def digest(results) -> list[tuple]:
+    return [
+        (r.groups.ticket.tolist(), r.groups.index.tolist(), r.outcome.tolist(), r.groups.reward.tolist(), r.rounds)
+        for r in results
+    ]
+
+
+@forms
+def test_resume_is_exact_with_groups_on_hold(form) -> None:
+    engine, world = pilot_commit(form, sampler={"name": "retire"}, failure=0.05)
+    run(engine, world, 6)
+    assert len(engine.held) > 0 or form in ("on_policy", "to_need")
+    saved = split_state(engine.state_dict())
+    table, asked, position = engine.table.to_arrow(), dict(world.asked), world.source.position
+    table = StatsTable.from_arrow(copy.deepcopy(table))
+    future = digest(run(engine, world, 8, start=7))
+
+    other = World(world.p, failure=0.05)
+    other.asked, other.source.position = asked, position
+    resumed, _ = pilot_commit(form, sampler={"name": "retire"}, world=other, table=table)
+    resumed.load_state_dict(join_state(*saved))
+    assert digest(run(resumed, other, 8, start=7)) == future
+    assert resumed.total.as_dict() == engine.total.as_dict()
+    assert resumed.policy.metrics() == engine.policy.metrics()
+
+
+@forms
+def test_order_of_arrival_does_not_matter(form) -> None:
+    class Shuffled(World):
+        def roll(self, requests: Requests) -> Groups:
+            results = super().roll(requests)
+            return results.select(np.random.default_rng(int(requests.ticket[0])).permutation(len(results)))
+
+    p = rates(2000)
+    straight, mixed = World(p), Shuffled(p)
+    assert digest(run(*pilot_commit(form, world=straight), 12)) == digest(run(*pilot_commit(form, world=mixed), 12))
+
+
+# -- limits -------------------------------------------------------------------------------------------------
+
+
+@forms
+def test_a_waiting_prompt_is_not_piloted_again(form) -> None:
+    """40 prompts, so that the stream comes round while groups wait."""
+    engine, world = pilot_commit(form, M=40, batch=4, world=World(np.full(40, 0.5)))
+    for step in range(1, 30):
+        requests = engine.begin(step)
+        while requests is not None:
+            new = set(requests.row[requests.stage == 0].tolist())
+            assert not new & set(engine.held.row.tolist())
+            assert not new & set(requests.row[requests.stage > 0].tolist())
+            requests = engine.receive(world.roll(requests))
+        engine.finish()
+
+
+@forms
+def test_a_cap_is_never_exceeded_and_still_trains(form) -> None:
+    engine, world = pilot_commit(form, max_rollouts_per_step=8 * 16)
+    trained = []
+    for result in run(engine, world, 20):
+        assert result.ledger.rollouts.generated <= 128
+        trained.append(int(result.trained.sum()))
+    # Per group: 12 for the commit and 4 / share for pilots, about 20 where half of the pilots are in the band.
+    assert np.mean(trained[2:]) >= 4
+
+
+@forms
+def test_nothing_in_the_band_ends_the_step_with_a_note(form) -> None:
+    engine, world = pilot_commit(form, M=200, world=World(np.zeros(200)), max_rounds=5)
+    result = run_step(engine, world, 1)
+    assert set(result.outcome) == {"too_hard", "trained"}  # nothing to choose from: the step trains on what there is
+    assert "0 of 8 groups after 5 rounds" in result.note and "too_hard" in result.note and "max_rounds" in result.note
+
+
+# -- other parts --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("filter", ["informative", "keep_all"])
+@forms
+def test_pilots_alone_never_train_whatever_the_filter(form, filter) -> None:
+    engine, world = pilot_commit(form, filter=filter, n=32)
+    seen = set()
+    for result in run(engine, world, 10):
+        assert (result.groups.n[result.trained] == 32).all() and result.trained.sum() == 8
+        seen |= set(result.outcome)
+    assert "incomplete" in seen
+
+
+@forms
+def test_with_greso_and_with_retirement(form) -> None:
+    """The gate saves pilots: the same batches from fewer rollouts once prompts are known."""
+    p = np.concatenate([rates(60), np.ones(140), np.zeros(100)])
+    spent = {}
+    for sampler in ("epoch", "greso", "retire"):
+        engine, world = pilot_commit(form, sampler=sampler, world=World(p), batch=4, max_rounds=100)
+        for result in run(engine, world, 60):
+            assert result.trained.sum() == 4
+        spent[sampler] = engine.total.rollouts.generated
+    assert spent["greso"] < spent["epoch"] and spent["retire"] < spent["epoch"]
+
+
+# -- figures ------------------------------------------------------------------------------------------------
+
+
+class Fast(World):
+    """Vectorised rewards for long runs."""
+
+    def roll(self, requests: Requests) -> Groups:
+        rng = np.random.default_rng([self.seed, int(requests.ticket.sum()), int(requests.stage.sum())])
+        k, total = len(requests), requests.rollouts
+        reward = (rng.random(total) < np.repeat(self.p[requests.index], requests.n)).astype(np.float64)
+        return Groups(
+            requests.ticket, requests.row, requests.index, np.zeros(k, bool), np.zeros(k, np.int32),
+            np.concatenate([[0], np.cumsum(requests.n)]).astype(np.int64), reward, reward, reward,
+            np.ones(total, np.int64), np.repeat(requests.stage, requests.n).astype(np.int16), np.zeros(k, np.int32),
+        )  # fmt: skip
+
+
+def test_the_published_cost_and_the_official_buffers_ages() -> None:
+    """16 + 48 rollouts, B = 128, G = 384, 53,000 prompts of logit-normal difficulty (sd 3), as simulated with the
+    official buffer: 12,288 rollouts a step in steady state, about 0.40 of pilots in the band, a third of them trained,
+    ages falling by about a third a step (there 0: .01, 1: .38, 2: .25, 3: .17, 4: .12, and 5: .08, its off-by-one).
+    """
+    engine, world = pilot_commit("pipelined", batch=128, n=64, world=Fast(rates(53_000, spread=3.0)))
+    spent, rounds, found, used = [], [], [], []
+    ages = np.zeros(5)
+    for step in range(1, 121):
+        result = run_step(engine, world, step)
+        metrics = engine.policy.allocator.metrics()
+        spent.append(result.ledger.rollouts.generated)
+        rounds.append(result.rounds)
+        found.append(metrics["in_band_total"] / metrics["piloted_total"])
+        used.append(metrics["committed_total"] / metrics["piloted_total"])
+        ages += [metrics[f"age_{a}_total"] for a in range(5)]
+    assert rounds[0] == 2 and spent[0] == 2 * 384 * 16 + 128 * 48  # an empty buffer costs the first step a round
+    assert set(rounds[1:]) == {1} and set(spent[1:]) == {12_288}
+    assert abs(np.mean(found) - 0.41) < 0.02
+    assert abs(np.mean(used) - 1 / 3) < 0.01
+    official = np.array([0.01, 0.38, 0.25, 0.17, 0.12]) / 0.93
+    assert np.abs(ages / ages.sum() - official).max() < 0.03
+
+
+def test_max_variance_is_one_step_off_policy() -> None:
+    engine, world = pilot_commit("pipelined_variance", batch=128, n=64, world=Fast(rates(53_000, spread=3.0)), steps=60)
+    ages = np.zeros(5)
+    for step in range(1, 61):
+        run_step(engine, world, step)
+        ages += [engine.policy.allocator.metrics()[f"age_{a}_total"] for a in range(5)]
+    assert ages[1] / ages.sum() > 0.95
+
+
+def test_sized_to_need_spends_less_where_much_is_in_the_band() -> None:
+    spent = {}
+    for form in ("on_policy", "to_need", "pipelined", "pipelined_to_need"):
+        engine, world = pilot_commit(form, batch=32, n=64, world=Fast(rates(5_000, spread=1.0)))
+        results = run(engine, world, 30)
+        assert all(r.trained.sum() == 32 for r in results)
+        spent[form] = engine.total.rollouts.generated / 30
+    assert spent["to_need"] < 0.8 * spent["on_policy"]
+    assert spent["pipelined_to_need"] < 0.8 * spent["pipelined"]
+
+
+def test_selection_bias_of_pilots_is_visible() -> None:
+    """Prompts chosen for mixed pilots: on a hard pool the pilots' pass rate overstates the prompts'."""
+    engine, world = pilot_commit("on_policy", batch=32, n=16, world=Fast(rates(5_000, shift=-3.0)))
+    pilots, commits = [], []
+    for step in range(1, 21):
+        run_step(engine, world, step)
+        metrics = engine.policy.allocator.metrics()
+        pilots.append(metrics["pilot_rate"])
+        commits.append(metrics["commit_rate"])
+    assert np.mean(pilots) > np.mean(commits) + 0.05

@@ -1,0 +1,32 @@
+#!/usr/bin/env bash
+# Passes the tests on a fresh machine: makes a virtual environment, installs everything, checks style and types, runs all.
+#
+#   bash tests/run.sh              everything (about half an hour on 2 cores)
+#   bash tests/run.sh unit         without the runs of the real pipeline
+#   bash tests/run.sh -k NAME      any arguments of pytest
+set -euo pipefail
+cd "$(dirname "$0")/.."
+venv="${VENV:-.venv}"
+bash scripts/install.sh "$venv" --dev
+# shellcheck disable=SC1091
+. "$venv/bin/activate"
+
+# The store is tested on a real PostgreSQL, the report in a real browser: Debian's packages, where this script may install.
+missing=()
+ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || missing+=(postgresql)
+command -v chromium >/dev/null 2>&1 || missing+=(chromium)
+if ((${#missing[@]})) && command -v apt-get >/dev/null && [ "$(id -u)" = 0 ]; then
+    apt-get update -qq
+    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
+fi
+
+ruff format --check .
+ruff check .
+mypy verl_adaptive
+lint-imports
+
+if [ "${1:-}" = unit ]; then
+    shift
+    exec python -m pytest -m "not e2e" "$@"
+fi
+exec python -m pytest "$@"

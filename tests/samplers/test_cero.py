@@ -1,0 +1,420 @@
+"""CERO: published figures, every decision against a slow reference, the regret bound, budget, floor, refusals."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.samplers.cero_reference import SlowCero
+from tests.samplers.simulate import groups_of, play, progress_at
+from tests.world import keys_of, make_engine, run_step
+from verl_adaptive.config import RunFacts
+from verl_adaptive.errors import ConfigError
+from verl_adaptive.groups import Groups
+from verl_adaptive.rng import Draw
+from verl_adaptive.samplers import cero_math as cm
+from verl_adaptive.samplers.cero import Cero
+from verl_adaptive.stats.table import StatsTable
+
+
+def make_cero(M: int, batch: int = 8, n: int = 8, steps: int = 100, seed: int = 0, table=None, **options) -> Cero:
+    part = Cero(options)
+    table = StatsTable() if table is None else table
+    if not len(table):
+        table.rows_for(keys_of(M))
+    part.bind(table, RunFacts(batch=batch, n=n, steps=steps, prompts=M, seed=seed))
+    return part
+
+
+# -- published figures --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("beta", [(0.4, 0.6), (0.5, 0.5), (1.0, 1.0)])
+def test_published_run(beta):
+    """App. G: M ≈ 8,958 (implied by 0.84 R = 6 units), 500 rounds of mean 512 rollouts, C = 132, Beta(1, 1)."""
+    M = 8_958
+    p = np.random.default_rng(0).beta(*beta, M)
+    engine, _ = make_engine("cero", p=p, batch=64, n=8, steps=500, refill=False)
+    results = play(engine, p, 500)
+    cero = engine.policy.sampler
+    assert (cero.g, cero.n_max, cero.capacity, cero.budget, cero.rounds) == (4, 2, 132, 64_000, 500)
+    assert cero.gamma == pytest.approx(0.0447, abs=1e-4)
+    assert 486 <= len(results) <= 488
+    # 12 to 14 of the 500 rounds make no update; the budget may be spent a round early, which is then one of them
+    assert cero.zero_rounds + (500 - (cero.round - 1)) == 500 - len(results)
+    assert cero.round - 1 >= 499
+    assert cero.peak * cero.g == 1_920
+    assert engine.total.rollouts.generated == 256_000 and cero.left == 0
+    assert max(r.groups.rollouts for r in results) == 528 and max(len(r.groups) for r in results) == 66
+    assert cero.caught_up == 0 and cero.rechecked == 0  # neither of our rules acts in the published run
+    share = 64_000 / M
+    tiers, counts = np.unique(cero.col("units"), return_counts=True)
+    assert [round(t / share, 2) for t in tiers] == [0.84, 1.12, 1.40]
+    if beta == (0.4, 0.6):  # the paper: 57.5 / 27.8 / 14.7 %
+        assert counts / M == pytest.approx([0.575, 0.278, 0.147], abs=0.02)
+
+
+def test_surplus_climbs_for_120_rounds_before_the_budget_dual_crosses():
+    M = 8_958
+    p = np.random.default_rng(1).beta(0.4, 0.6, M)
+    engine, _ = make_engine("cero", p=p, batch=64, n=8, steps=500, refill=False)
+    ahead = []
+    for step in range(1, 131):
+        play(engine, p, 1, start=step)
+        cero = engine.policy.sampler
+        ahead.append((cero.round - 1, cero.metrics()["ahead_of_pace"]))
+    assert ahead[:119] == [(k, 16.0 * k) for k in range(1, 120)]
+    # after the 120th update the scheduler has already gone through the first round that allocates nothing
+    assert ahead[119] == (121, 1_920.0 - 512.0)
+
+
+# -- golden trace -------------------------------------------------------------------------------------------
+
+CASES = {
+    "paper": dict(M=60, batch=8, n=8, steps=120, recheck=0.0),
+    "many passes": dict(M=30, batch=8, n=8, steps=400, recheck=0.0),
+    "room to pace": dict(M=60, batch=8, n=8, steps=200, capacity=40, recheck=0.0),
+    "residual unit": dict(M=50, batch=8, n=8, steps=150, capacity=19, recheck=0.0),
+    "forgetting a round": dict(M=40, batch=6, n=8, steps=150, rho=0.9, recheck=0.0),
+    "forgetting a visit": dict(M=40, batch=6, n=8, steps=150, rho=0.7, forget="visit", recheck=0.0),
+    "june": dict(M=40, batch=6, n=8, steps=100, variant="june", recheck=0.0),
+    "prior and saturation": dict(M=40, batch=6, n=8, steps=150, a0=2.0, b0=0.5, lam=3.0, recheck=0.0),
+    "long steps": dict(M=40, batch=6, n=8, steps=150, gamma=0.3, nu0=0.9, recheck=0.0),
+    "catch-up": dict(M=40, batch=6, n=8, steps=100, capacity=12, budget=1150, nu0=1.0, recheck=0.0),
+    "no catch-up": dict(M=40, batch=6, n=8, steps=100, capacity=12, budget=1150, nu0=1.0, catch_up=False, recheck=0.0),
+    "re-check floor": dict(M=40, batch=3, n=8, steps=400, recheck=1.5),
+    "small budget": dict(M=40, batch=6, n=8, steps=100, budget=33, capacity=12, recheck=0.0),
+    "fewer rounds": dict(M=40, batch=6, n=8, steps=100, rounds=50, recheck=0.0),
+}
+
+
+@pytest.mark.parametrize("failure", [0.0, 0.1])
+@pytest.mark.parametrize("case", list(CASES))
+def test_every_dual_and_every_allocation_equals_the_slow_reference(case, failure):
+    options = dict(CASES[case])
+    M, batch, n, steps = (options.pop(k) for k in ("M", "batch", "n", "steps"))
+    fast = make_cero(M, batch, n, steps, seed=7, **options)
+    keys = fast.table.keys
+    tie = [int(t) for t in Draw(7, 0).bits("cero.ties", keys["hi"], keys["lo"])]
+    same = {k: getattr(fast.config, k) for k in ("lam", "rho", "forget", "a0", "b0", "gamma", "catch_up", "recheck")}
+    slow = SlowCero(tie, fast.budget, fast.rounds, fast.capacity, fast.n_max, fast.g, nu=fast.config.nu0, **same)
+    rng = np.random.default_rng(3)
+    p = rng.beta(0.4, 0.6, M)
+    p[: M // 4] = [1.0, 0.0] * (M // 8) + [1.0] * (M // 4 % 2)  # certain prompts, the ones a floor is for
+    pool = np.arange(M)
+    for step in range(1, steps + 1):
+        wanted = slow.next_pick()
+        if wanted is None:
+            break
+        assert not fast.finished
+        pick = fast.pick(pool, fast.round_size(progress_at(step)), progress_at(step))
+        assert pick.rows.tolist() == [i for i, _ in wanted]
+        assert pick.n.tolist() == [units * fast.g for _, units in wanted]
+        correct = rng.binomial(pick.n, p[pick.rows])
+        came = rng.random(len(pick.rows)) >= failure
+        back = groups_of(pick.rows[came], correct[came], pick.n[came])
+        fast.observe(back, progress_at(step))
+        slow.finish(wanted, {int(r): (c, m - c) for r, c, m in zip(back.row, correct[came], back.n, strict=True)})
+        fast.end_step(progress_at(step))
+        assert fast.col("units").tolist() == slow.z
+        if fast.round > slow.k:  # already through the next rounds that allocate nothing
+            continue
+        assert fast.nu == pytest.approx(slow.nu, rel=0, abs=1e-12)
+        assert fast.col("slope") == pytest.approx(slow.theta, rel=0, abs=1e-12)
+        assert fast.config.a0 + fast.col("wins") == pytest.approx(slow.a, rel=0, abs=1e-9)
+        assert fast.config.b0 + fast.col("losses") == pytest.approx(slow.b, rel=0, abs=1e-9)
+    while slow.next_pick() is not None:
+        slow.finish([], {})
+        pytest.fail("the reference goes on after the last step")
+    assert fast.finished and fast.zero_rounds == slow.zero_rounds and fast.spent == slow.spent
+    assert fast.nu == pytest.approx(slow.nu, abs=1e-12)
+    assert fast.col("slope") == pytest.approx(slow.theta, rel=0, abs=1e-12)
+    assert fast.caught_up == slow.forced_rounds
+    reached = {
+        "catch-up": fast.caught_up,
+        "no catch-up": fast.left,
+        "re-check floor": fast.rechecked,
+        "room to pace": fast.zero_rounds,
+    }
+    assert reached.get(case, 1) > 0
+
+
+# -- guarantees ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("lam", [0.5, 1.0])
+def test_theorem_1_bounds_the_regret_on_synthetic_pools(seed, lam):
+    """Values known to the scheduler (a huge posterior), so only the first term is left; the bound must not be idle."""
+    M, batch, rounds = 16, 4, 3_000
+    rng = np.random.default_rng(seed)
+    p = rng.beta(0.5, 0.5, M).clip(1e-3, 1 - 1e-3)
+    cero = make_cero(M, batch, 4, rounds, g=2, lam=lam, recheck=0.0, capacity=12)
+    weight = 1e12
+    cero.table.col("rollouts")[:] = 1
+    cero.table.col("successes")[:] = 0
+    cero._join(np.arange(M))
+    cero.col("wins")[:], cero.col("losses")[:] = weight * p, weight * (1 - p)
+    q = p * (1 - p)
+    z, error = np.zeros(M), 0.0
+    for step in range(1, rounds + 1):
+        if cero.finished:
+            break
+        pick = cero.pick(np.arange(M), 1, progress_at(step))
+        z[pick.rows] += pick.n // cero.g
+        cero.end_step(progress_at(step))
+    error = np.abs(cm.value(1 + weight * p, 1 + weight * (1 - p)) - q).mean()
+    share = cero.budget / M
+    c = 4 * lam * q / share
+    most = float(rounds * cero.n_max)
+    regret = cm.utility(c, cm.oracle(c, cero.budget, most)).sum() - cm.utility(c, z).sum()
+    bound = cm.regret_bound(lam, cero.n_max, cero.budget, rounds, cero.capacity, M, error)
+    assert bound < 0.25
+    assert -1e-6 <= regret / M <= bound
+    assert z.sum() <= cero.budget
+
+
+def test_learned_values_beat_an_even_share_and_near_the_oracle():
+    M, rounds = 40, 2_000
+    p = np.random.default_rng(5).beta(0.3, 0.3, M)
+    engine, _ = make_engine({"name": "cero", "lam": 2.0}, p=p, batch=4, n=8, steps=rounds, refill=False)
+    play(engine, p, rounds)
+    cero = engine.policy.sampler
+    share = cero.budget / M
+    c = 4 * 2.0 * p * (1 - p) / share
+    even = cm.utility(c, np.full(M, share)).sum()
+    ours = cm.utility(c, cero.col("units")).sum()
+    top = cm.utility(c, cm.oracle(c, cero.budget, float(rounds * 2))).sum()
+    assert even < ours <= top + 1e-9
+    assert top - ours < 0.5 * (top - even)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_budget_capacity_and_cap_are_never_exceeded(seed):
+    rng = np.random.default_rng(seed)
+    M, batch, n, steps = int(rng.integers(12, 60)), int(rng.integers(2, 10)), int(rng.integers(2, 12)), 60
+    p = rng.beta(0.5, 0.5, M)
+    engine, world = make_engine(
+        "cero", p=p, batch=batch, n=n, steps=steps, seed=seed, refill=False, max_rollouts_per_step=batch * n
+    )
+    world.failure = 0.05
+    cero = engine.policy.sampler
+    for step in range(1, steps + 1):
+        if engine.finished:
+            break
+        result = run_step(engine, world, step)
+        asked = result.ledger.rollouts.planned
+        assert 0 < asked <= min(cero.capacity * cero.g, batch * n)
+        assert cero.spent <= cero.budget
+    assert engine.total.rollouts.planned <= steps * batch * n
+
+
+def test_no_prompt_is_starved_with_the_floor_and_some_are_without():
+    """Half the pool is solved for good; far more passes than the published run."""
+    M = 40
+    p = np.where(np.arange(M) < 20, 1.0, 0.5)
+
+    def longest_gap(**options):
+        engine, _ = make_engine({"name": "cero", **options}, p=p, batch=4, n=8, steps=1_500, refill=False)
+        results = play(engine, p, 1_500)
+        last, gap = np.zeros(M), np.zeros(M)
+        for i, result in enumerate(results, 1):
+            rows = np.unique(result.groups.row)
+            gap[rows], last[rows] = np.maximum(gap[rows], i - last[rows]), i
+        return np.maximum(gap, len(results) - last)[:20].max()
+
+    passes = 4 * M * 2 / (4 * 8 / 4)
+    with_floor, without = longest_gap(), longest_gap(recheck=0.0)
+    assert without > 2 * passes
+    # overdue after `passes` rounds, then at most one of them a round, and rounds that allocate nothing come between
+    assert with_floor <= passes + M
+    assert longest_gap(recheck=1.0) < with_floor
+
+
+# -- flow ---------------------------------------------------------------------------------------------------
+
+
+def test_ends_by_itself_and_looks_ahead_over_rounds_without_allocation():
+    """With a dual that starts out of reach and no rollouts to change that, there is nothing to do at all."""
+    cero = make_cero(20, 4, 8, 6, nu0=1.0, gamma=1e-6, catch_up=False)
+    pick = cero.pick(np.arange(20), 4, progress_at(1))
+    assert len(pick.rows) == 0 and cero.finished and cero.zero_rounds == 6 and cero.round_size(progress_at(1)) == 0
+
+
+def test_finished_is_known_right_after_the_last_step_that_gives_prompts():
+    M = 30
+    p = np.full(M, 0.5)
+    engine, world = make_engine({"name": "cero", "recheck": 0.0}, p=p, batch=8, n=8, steps=400, refill=False)
+    steps = 0
+    while not engine.finished:
+        steps += 1
+        result = run_step(engine, world, steps)
+        assert len(result.groups) > 0
+    cero = engine.policy.sampler
+    assert steps + cero.zero_rounds <= 400 and (cero.left == 0 or cero.round > 400)
+
+
+def test_resume_continues_bit_for_bit_through_zero_rounds():
+    M, steps = 30, 300
+    p = np.random.default_rng(2).beta(0.4, 0.6, M)
+    options = dict(p=p, batch=8, n=8, steps=steps, refill=False)
+    whole, _ = make_engine("cero", **options)
+    play(whole, p, steps)
+    for stop in (1, 137, 250):
+        first, _ = make_engine("cero", **options)
+        play(first, p, stop)
+        table = StatsTable.from_arrow(first.table.to_arrow())
+        second, _ = make_engine("cero", table=table, **options)
+        second.load_state_dict(first.state_dict())
+        assert second.finished == first.finished
+        play(second, p, steps, start=stop + 1)
+        for name in ("slope", "wins", "units", "seen"):
+            np.testing.assert_array_equal(second.policy.sampler.col(name), whole.policy.sampler.col(name))
+        assert second.policy.sampler.state_dict() == whole.policy.sampler.state_dict()
+
+
+def test_pool_with_gaps_in_a_larger_table_decides_the_same():
+    M = 50
+    keys = keys_of(M)
+    gaps = StatsTable()
+    other = keys_of(3 * M, seed=9)
+    mixed = np.concatenate([other[:7], keys[:20], other[7:60], keys[20:][::-1]])
+    gaps.rows_for(mixed)
+    plain = make_cero(M, 8, 8, 100)
+    sparse = Cero({})
+    sparse.bind(gaps, plain.facts)
+    pool = gaps.rows_for(keys, create=False)
+    assert np.ptp(np.diff(np.sort(pool))) > 0
+    p = np.random.default_rng(0).beta(0.4, 0.6, M)
+    for step in range(1, 101):
+        if plain.finished:
+            break
+        a = plain.pick(np.arange(M), 1, progress_at(step))
+        b = sparse.pick(pool, 1, progress_at(step))
+        assert a.rows.tolist() == np.argsort(pool)[np.searchsorted(np.sort(pool), b.rows)].tolist()
+        assert a.n.tolist() == b.n.tolist()
+        correct = np.random.default_rng(step).binomial(a.n, p[a.rows])
+        for part, pick in ((plain, a), (sparse, b)):
+            part.observe(groups_of(pick.rows, correct, pick.n), progress_at(step))
+            part.end_step(progress_at(step))
+    outside = np.setdiff1d(np.arange(len(gaps)), pool)
+    assert np.isnan(sparse.col("slope")[outside]).all() and not sparse.col("units")[outside].any()
+
+
+def test_failed_groups_teach_nothing_but_cost_budget_and_the_dual_moves_by_the_virtual_allocation():
+    cero = make_cero(40, 8, 8, 50)
+    pick = cero.pick(np.arange(40), 1, progress_at(1))
+    before = cero.col("slope")[pick.rows].copy()
+    cero.observe(Groups.empty(), progress_at(1))
+    cero.end_step(progress_at(1))
+    assert cero.spent == pick.n.sum() // cero.g
+    assert not cero.col("wins").any() and not cero.col("units").any()
+    # ϑ = 4q̂ exactly, so ẑ* = 0 and the whole move is the allocation's
+    virtual = pick.n // cero.g
+    assert cero.col("slope")[pick.rows] == pytest.approx(before - cero.gamma * virtual / cero.n_max, abs=1e-15)
+
+
+def test_fractional_success_counts_as_expected_successes():
+    cero = make_cero(10, 4, 8, 50)
+    pick = cero.pick(np.arange(10), 1, progress_at(1))
+    group = Groups.from_lists(pick.rows[:1], [[0.25] * 8], success=[[0.25] * 8])
+    cero.observe(group, progress_at(1))
+    cero.end_step(progress_at(1))
+    row = pick.rows[0]
+    assert cero.col("wins")[row] == 2.0 and cero.col("losses")[row] == 6.0
+
+
+def test_starts_with_what_a_warm_start_knows():
+    table = StatsTable()
+    table.rows_for(keys_of(20))
+    table.col("rollouts")[3], table.col("successes")[3] = 100, 100.0
+    table.col("rollouts")[4], table.col("successes")[4] = 100, 50.0
+    cero = make_cero(20, 4, 8, 50, table=table)
+    pick = cero.pick(np.arange(20), 1, progress_at(1))
+    assert pick.rows[0] == 4 and 3 not in pick.rows
+    assert cero.col("slope")[4] == pytest.approx(4 * cm.value(np.array(51.0), np.array(51.0)))
+
+
+def test_a_group_is_as_large_as_grpos_whatever_n_is():
+    for n in (2, 4, 5, 8, 16):
+        cero = make_cero(100, 8, n, 50)
+        assert cero.g * cero.n_max in (n, n - 1)
+        assert cero.budget == 50 * 8 * n // cero.g
+    june = make_cero(200, 8, 8, 50, variant="june")
+    assert (june.g, june.n_max, june.budget) == (1, 16, 3_200)
+
+
+def test_never_a_group_of_one_rollout():
+    cero = make_cero(40, 6, 8, 30, g=1, n_max=16, capacity=49)
+    sizes = []
+    for step in range(1, 31):
+        if cero.finished:
+            break
+        pick = cero.pick(np.arange(40), 1, progress_at(step))
+        sizes += pick.n.tolist()
+        cero.observe(groups_of(pick.rows, pick.n // 2, pick.n), progress_at(step))
+        cero.end_step(progress_at(step))
+    assert min(sizes) >= 2 and max(sizes) == 16
+
+
+# -- refusals -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "key"),
+    [
+        (dict(capacity=81), "capacity"),
+        (dict(budget=10_000, capacity=32), "budget"),
+        (dict(g=1, n_max=1), "n_max"),
+        (dict(g=1, n_max=4, capacity=1, budget=3), "capacity"),
+    ],
+)
+def test_options_that_cannot_work_in_the_run_are_refused(options, key):
+    with pytest.raises(ConfigError, match=rf"adaptive\.sampler\.{key}"):
+        make_cero(40, 8, 8, 50, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "key"),
+    [
+        (dict(rho=0.0), "rho"),
+        (dict(rho=1.5), "rho"),
+        (dict(nu0=1.5), "nu0"),
+        (dict(lam=0.0), "lam"),
+        (dict(a0=0.0), "a0"),
+        (dict(recheck=-1.0), "recheck"),
+        (dict(recheck_share=0.0), "recheck_share"),
+        (dict(capacity=0), "capacity"),
+        (dict(gamma=0.0), "gamma"),
+        (dict(variant="may"), "variant"),
+        (dict(n_mx=2), "n_mx"),
+    ],
+)
+def test_bad_values_are_refused(options, key):
+    with pytest.raises(ConfigError, match=rf"adaptive\.sampler\.{key}"):
+        Cero(options)
+
+
+def test_needs_no_refill_and_the_plan_decides_n():
+    with pytest.raises(ConfigError, match=r"adaptive\.refill=false"):
+        make_engine("cero")
+    with pytest.raises(ConfigError, match=r"adaptive\.allocator\.n"):
+        make_engine("cero", {"name": "fixed", "n": 4}, refill=False)
+    with pytest.raises(ConfigError, match=r"adaptive\.allocator\.name"):
+        make_engine("cero", {"name": "pilot_commit", "form": "pipelined"}, refill=False)
+    with pytest.raises(ConfigError):
+        make_engine("cero", "reinforce_ada", refill=False)
+
+
+@pytest.mark.parametrize("allocator", ["aero", {"name": "pilot_commit", "n_pilot": 4}])
+def test_with_an_allocator_of_its_own_mind_the_budget_is_charged_with_what_was_asked_for(allocator):
+    M = 60
+    p = np.where(np.arange(M) % 3, 0.02, 0.6)
+    engine, world = make_engine("cero", allocator, p=p, batch=8, n=8, steps=60, refill=False)
+    cero, step = engine.policy.sampler, 0
+    while not engine.finished and step < 60:
+        step += 1
+        run_step(engine, world, step)
+        planned = engine.total.rollouts.planned
+        assert planned <= cero.spent * cero.g < planned + step * cero.g
+    assert engine.total.rollouts.planned <= cero.budget * cero.g

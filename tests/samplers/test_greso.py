@@ -1,0 +1,231 @@
+"""GRESO: decisions against a slow reference over random histories, the published simulation's figures, edge cases."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.samplers.simulate import play, progress_at
+from tests.world import keys_of, make_engine
+from verl_adaptive.config import RunFacts
+from verl_adaptive.errors import ConfigError
+from verl_adaptive.groups import Groups
+from verl_adaptive.samplers.greso import Greso
+from verl_adaptive.stats.table import StatsTable
+
+
+def make_greso(M: int = 200, n: int = 8, **options) -> Greso:
+    part, table = Greso(options), StatsTable()
+    table.rows_for(keys_of(M))
+    part.bind(table, RunFacts(batch=8, n=n, steps=100, prompts=M))
+    return part
+
+
+class SlowGreso:
+    """Sections 1.2 to 1.5 of the method, one prompt at a time: traces, trailing runs, two probabilities."""
+
+    def __init__(self, p=(0.5, 0.5), floor=(0.01, 0.01), target=0.25, delta=0.01, rails=(0.05, 0.95)) -> None:
+        self.p = dict(zip(("easy", "hard"), p, strict=True))
+        self.floor = dict(zip(("easy", "hard"), floor, strict=True))
+        self.goal = {"easy": target / 3, "hard": 2 * target / 3}
+        self.delta, self.rails = delta, rails
+        self.traces: dict[int, list[str]] = {}
+        self.tally = {"easy": 0, "hard": 0, "mixed": 0}
+
+    def keeps(self, row: int, u: float) -> bool:
+        trace = self.traces.get(row, [])
+        if not trace or trace[-1] == "mixed":
+            return True
+        z = 0
+        for kind in reversed(trace):
+            if kind != trace[-1]:
+                break
+            z += 1
+        return u < max(self.p[trace[-1]] ** z, self.floor[trace[-1]])
+
+    def saw(self, row: int, rewards: list[float]) -> None:
+        kind = "mixed" if len(set(rewards)) > 1 else ("easy" if rewards[0] > 0.5 else "hard")
+        self.traces.setdefault(row, []).append(kind)
+        self.tally[kind] += 1
+
+    def step_ends(self, epoch: float) -> None:
+        total = sum(self.tally.values())
+        if total and epoch >= 1:
+            for kind in ("easy", "hard"):
+                if self.tally[kind] / total >= self.goal[kind]:
+                    self.p[kind] = max(self.p[kind] - self.delta, self.rails[0])
+                else:
+                    self.p[kind] = min(self.p[kind] + self.delta, self.rails[1])
+        self.tally = dict.fromkeys(self.tally, 0)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_decisions_equal_the_slow_reference_over_random_histories(seed):
+    """Six pools of 200 prompts over 120 steps: some 25,000 gate decisions and as many histories."""
+    rng = np.random.default_rng(seed)
+    options = {}
+    if seed >= 3:
+        options = dict(p_easy=0.8, p_hard=0.3, floor_easy=0.1, floor_hard=0.4, p_min=0.01, p_max=0.99, target=0.4)
+    fast = make_greso(**options)
+    slow = SlowGreso()
+    if options:
+        slow = SlowGreso((0.8, 0.3), (0.1, 0.4), 0.4, 0.01, (0.01, 0.99))
+    p = rng.choice([0.0, 0.02, 0.5, 0.98, 1.0], 200)
+    position, decided = 0, 0
+    for step in range(1, 121):
+        progress = progress_at(step, seed=seed)
+        for _ in range(int(rng.integers(1, 4))):
+            rows = rng.permutation(200)[: rng.integers(5, 120)]
+            where = position + np.arange(len(rows))
+            position += len(rows)
+            passed = fast.admit(rows, where, progress)
+            u = progress.draw.uniform("greso.gate", fast.table.key_hi[rows], fast.table.key_lo[rows], where)
+            assert passed.tolist() == [slow.keeps(int(r), x) for r, x in zip(rows, u, strict=True)]
+            decided += len(rows)
+            rows = rows[passed]
+            rewards = [(rng.random(8) < p[r]).astype(float).tolist() for r in rows]
+            groups = Groups.from_lists(rows, rewards)
+            fast.table.observe(groups, step, tolerance=1e-6)
+            fast.observe(groups, progress)
+            for row, reward in zip(rows, rewards, strict=True):
+                slow.saw(int(row), reward)
+        progress.epoch = position / 200
+        fast.end_step(progress)
+        slow.step_ends(progress.epoch)
+        assert (fast.p_easy, fast.p_hard) == (slow.p["easy"], slow.p["hard"])
+    assert decided > 3_000
+
+
+@pytest.mark.parametrize(("kind", "z"), [(1, 1), (1, 3), (-1, 2), (-1, 9)])
+def test_keep_frequency_is_the_probability_or_the_floor(kind, z):
+    M = 40_000
+    greso = make_greso(M, p_easy=0.6, p_hard=0.4)
+    greso.table.col("streak")[:], greso.table.col("streak_kind")[:] = z, kind
+    expected = max((0.6 if kind > 0 else 0.4) ** z, 0.01)
+    rate = greso.admit(np.arange(M), np.arange(M), progress_at(3)).mean()
+    assert rate == pytest.approx(expected, abs=4 * np.sqrt(expected * (1 - expected) / M))
+
+
+def test_prompts_without_a_streak_always_pass_and_the_flip_of_kind_starts_anew():
+    greso = make_greso(4, p_easy=0.0, floor_easy=1e-12)
+    table = greso.table
+    history = [[[1.0, 1.0], [0.0, 1.0]], [[0.0, 0.0], [1.0, 1.0]]]
+    for step, rewards in enumerate(history, 1):
+        table.observe(Groups.from_lists([0, 1], rewards), step, tolerance=1e-6)
+    assert greso.keep_probability(np.arange(4)).tolist() == [0.5, 1e-12, 1.0, 1.0]
+
+
+def test_probabilities_stay_put_during_the_first_pass():
+    p = np.full(600, 0.001)  # nearly all hard: far above the target
+    engine, _ = make_engine("greso", p=p, batch=8, n=4, steps=100, max_rounds=2)
+    sampler = engine.policy.sampler
+    for step in range(1, 60):
+        play(engine, p, 1, start=step)
+        if engine.progress.epoch < 1:
+            assert (sampler.p_easy, sampler.p_hard) == (0.5, 0.5)
+    assert engine.progress.epoch >= 1 and sampler.p_hard < 0.5 < sampler.p_easy
+
+
+def test_controller_stops_at_the_rails():
+    greso = make_greso(8, warmup_epochs=0.0)
+    for step in range(1, 101):
+        progress = progress_at(step, epoch=1.0)
+        greso.observe(Groups.from_lists([0, 1], [[1.0, 1.0], [0.0, 1.0]]), progress)
+        greso.end_step(progress)
+    assert (greso.p_easy, greso.p_hard) == (0.05, 0.95)
+    greso.end_step(progress_at(101, epoch=2.0))  # a step without groups moves nothing
+    assert (greso.p_easy, greso.p_hard) == (0.05, 0.95)
+
+
+POOL = 25_417
+
+
+@pytest.fixture(scope="module")
+def hard_pool() -> np.ndarray:
+    """The spec's hard, static pool: logit-normal difficulty, sd 3, 8 % easy and 43 % hard groups at n = 8."""
+    return 1 / (1 + np.exp(-np.random.default_rng(0).normal(-2.0, 3.0, POOL)))
+
+
+def _simulate(sampler, p: np.ndarray, steps: int):
+    engine, _ = make_engine(sampler, filter="informative", p=p, batch=256, n=8, steps=steps)
+    results = play(engine, p, steps)
+    assert not any(r.partial for r in results)
+    assert all(r.trained.sum() == 256 for r in results)
+    return engine, results, np.mean([r.ledger.rollouts.generated for r in results])
+
+
+def test_published_simulation_rollouts_per_step(hard_pool):
+    """Spec section 3.5, hard pool: 6,144, 4,459 and 3,327 rollouts a step; shares and p's on target."""
+    assert (hard_pool**8).mean() == pytest.approx(0.08, abs=0.005)
+    assert ((1 - hard_pool) ** 8).mean() == pytest.approx(0.43, abs=0.005)
+    _, results, dapo = _simulate({"name": "epoch", "round": {"prompts": 384}}, hard_pool, 60)
+    assert dapo == 6_144 and all(r.rounds == 2 for r in results)
+    assert np.mean([(r.outcome == "surplus").sum() for r in results]) == pytest.approx(121, abs=6)
+    _, _, adaptive = _simulate({"name": "epoch", "round": {"prompts": 384, "adaptive": True}}, hard_pool, 60)
+    assert adaptive == pytest.approx(4_459, rel=0.03)
+    engine, results, greso = _simulate("greso", hard_pool, 400)
+    assert greso == pytest.approx(3_327, rel=0.04)
+    late = results[-100:]
+    assert np.mean([(r.outcome == "all_correct").mean() for r in late]) == pytest.approx(0.25 / 3, abs=0.01)
+    assert np.mean([(r.outcome == "all_wrong").mean() for r in late]) == pytest.approx(0.5 / 3, abs=0.01)
+    sampler = engine.policy.sampler
+    assert (sampler.p_easy, sampler.p_hard) == pytest.approx((0.62, 0.34), abs=0.05)
+    assert np.mean([r.rounds for r in results]) == pytest.approx(1.18, abs=0.08)
+
+
+def test_a_pool_without_variance_does_not_crash():
+    """The official code divides by 1 − ζ = 0 here."""
+    p = np.ones(600)
+    engine, _ = make_engine("greso", p=p, filter="informative", batch=8, n=4, max_rounds=4)
+    for result in play(engine, p, 40):
+        assert 1 <= result.rounds <= 4 and "all_correct" in result.note
+    assert (engine.table.col("visits") > 0).all()
+
+
+def test_survivors_and_dropped_groups_alike_extend_the_streak():
+    p = np.where(np.arange(40) < 20, 1.0, 0.5)
+    engine, _ = make_engine("greso", filter="informative", p=p, batch=8, n=8)
+    results = play(engine, p, 6)
+    seen = np.concatenate([r.groups.row[r.outcome == "all_correct"] for r in results])
+    streak = engine.table.col("streak")
+    rows, visits = np.unique(seen[seen < 20], return_counts=True)
+    assert len(rows) and (streak[rows] == visits).all()
+
+
+def test_mean_bands_of_the_official_code():
+    """Rewards {1, 0.1, 0} at n = 8: a mean of 0.11 or less is hard even with variance, 0.98 or more easy."""
+    greso = make_greso(5, classify="mean")
+    boxed = [0.1] * 4 + [0.0] * 4
+    rewards = [boxed, [1.0] * 8, [1.0] + [0.0] * 7, [0.1] * 8, [1.0] * 7 + [0.0]]
+    for step in (1, 2):
+        greso.observe(Groups.from_lists(range(5), rewards), progress_at(step))
+    assert greso.col("mean_streak").tolist() == [2, 2, 0, 2, 0]
+    assert greso.keep_probability(np.arange(5)).tolist() == [0.25, 0.25, 1.0, 0.25, 1.0]
+
+
+def test_mean_bands_count_two_visits_in_one_round_one_after_the_other():
+    greso = make_greso(2, classify="mean")
+    groups = Groups.from_lists([0, 1, 0, 1], [[1.0] * 8, [1.0] * 8, [1.0] * 8, [0.0] * 8])
+    greso.observe(groups, progress_at(1))
+    assert greso.col("mean_streak").tolist() == [2, 1] and greso.col("mean_kind").tolist() == [1, -1]
+
+
+@pytest.mark.parametrize(
+    ("options", "key"),
+    [
+        (dict(floor_easy=0.0), "floor_easy"),
+        (dict(p_hard=1.5), "p_hard"),
+        (dict(p_min=0.9, p_max=0.1), "p_min"),
+        (dict(warmup_epochs=-1), "warmup_epochs"),
+        (dict(p_esay=0.3), "p_esay"),
+        (dict(round={"adaptve": True}), r"round\.adaptve"),
+    ],
+)
+def test_bad_options_are_refused(options, key):
+    with pytest.raises(ConfigError, match=rf"adaptive\.sampler\.{key}"):
+        Greso(options)
+
+
+def test_round_stays_adaptive_when_another_of_its_keys_is_set():
+    assert Greso({"round": {"prompts": 12}}).config.round.adaptive
+    assert not Greso({"round": {"adaptive": False}}).config.round.adaptive

@@ -1,0 +1,110 @@
+"""MoPPS: the posterior, the variates, and that it finds prompts of medium difficulty."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from tests.samplers.simulate import groups_of, play, progress_at
+from tests.world import keys_of, make_engine
+from verl_adaptive.config import RunFacts
+from verl_adaptive.errors import ConfigError
+from verl_adaptive.rng import Draw
+from verl_adaptive.samplers.beta import draw_beta, draw_gamma
+from verl_adaptive.samplers.mopps import Mopps
+from verl_adaptive.stats.table import StatsTable
+
+
+def make_mopps(M: int = 200, **options) -> Mopps:
+    part, table = Mopps(options), StatsTable()
+    table.rows_for(keys_of(M))
+    part.bind(table, RunFacts(batch=8, n=8, steps=100, prompts=M))
+    return part
+
+
+@pytest.mark.parametrize("shape", [0.3, 1.0, 1.7, 9.0, 250.0])
+def test_gamma_variates(shape):
+    n = 60_000
+    key = np.arange(n, dtype=np.uint64)
+    x = draw_gamma(np.full(n, shape), Draw(0, 1), "t", key, key)
+    assert (x > 0).all()
+    assert x.mean() == pytest.approx(shape, abs=5 * math.sqrt(shape / n))
+    assert x.var() == pytest.approx(shape, rel=0.05 + 0.1 / math.sqrt(shape) / 5)
+
+
+@pytest.mark.parametrize(("a", "b"), [(1.0, 1.0), (0.5, 0.5), (3.0, 7.0), (40.0, 2.0)])
+def test_beta_variates_have_the_distribution(a, b):
+    """Kolmogorov-Smirnov distance to numpy's own variates, at the 0.1 % level."""
+    n = 20_000
+    key = np.arange(n, dtype=np.uint64)
+    ours = np.sort(draw_beta(np.full(n, a), np.full(n, b), Draw(0, 1), "t", key, key + np.uint64(7)))
+    theirs = np.sort(np.random.default_rng(1).beta(a, b, n))
+    every = np.concatenate([ours, theirs])
+    gap = np.searchsorted(ours, every, "right") / n - np.searchsorted(theirs, every, "right") / n
+    assert np.abs(gap).max() < 1.95 * math.sqrt(2 / n)
+
+
+def test_a_variate_depends_on_its_own_key_only():
+    key = np.arange(500, dtype=np.uint64)
+    a, b = 1.0 + key % 5, 1.0 + key % 3
+    whole = draw_beta(a, b, Draw(0, 1), "t", key, key)
+    some = np.array([3, 77, 410])
+    assert draw_beta(a[some], b[some], Draw(0, 1), "t", key[some], key[some]).tolist() == whole[some].tolist()
+
+
+def test_posterior_follows_the_discounted_update():
+    part = make_mopps(3, decay=0.5, a0=2.0, b0=3.0)
+    a, b = 2.0, 3.0
+    for step, won in enumerate([8, 2, 5], 1):
+        part.observe(groups_of([1], [won], [8]), progress_at(step))
+        a, b = 0.5 * a + 0.5 * 2.0 + won, 0.5 * b + 0.5 * 3.0 + (8 - won)
+        assert 2.0 + part.col("wins")[1] == pytest.approx(a) and 3.0 + part.col("losses")[1] == pytest.approx(b)
+    assert not part.col("wins")[[0, 2]].any()
+
+
+def test_picks_the_sampled_rates_nearest_to_the_target():
+    part = make_mopps(300, recheck=0.0, candidates=1000.0)
+    rng = np.random.default_rng(0)
+    part.col("wins")[:], part.col("losses")[:] = rng.integers(0, 30, 300), rng.integers(0, 30, 300)
+    pick = part.pick(np.arange(300), 20, progress_at(5))
+    key_hi, key_lo = part.table.key_hi, part.table.key_lo
+    rate = draw_beta(1 + part.col("wins"), 1 + part.col("losses"), Draw(0, 5), "mopps.rate", key_hi, key_lo)
+    assert pick.rows.tolist() == np.argsort(np.abs(rate - 0.5), kind="stable")[:20].tolist()
+    assert pick.n is None
+
+
+def test_candidates_are_a_uniform_sample():
+    part = make_mopps(400, recheck=0.0, candidates=1.0)  # as many candidates as picks: no preference at all
+    counts = np.zeros(400)
+    for step in range(1, 401):
+        counts[part.pick(np.arange(400), 40, progress_at(step)).rows] += 1
+    assert counts.mean() == 40 and counts.var() == pytest.approx(36, rel=0.25)
+
+
+def test_no_prompt_twice_in_a_step_and_a_pool_can_run_out():
+    part = make_mopps(20)
+    progress = progress_at(1)
+    taken = []
+    for round_ in range(4):
+        progress.round = round_
+        taken += part.pick(np.arange(20), 6, progress).rows.tolist()
+    assert len(taken) == 20 and sorted(taken) == list(range(20))
+    assert len(part.pick(np.arange(20), 6, progress_at(2)).rows) == 6
+
+
+def test_finds_informative_prompts_and_saves_rollouts():
+    p = np.random.default_rng(0).choice([0.0, 1.0, 0.5], 600, p=[0.4, 0.3, 0.3])
+
+    def cost(sampler):
+        engine, _ = make_engine(sampler, filter="informative", p=p, batch=16, n=8, steps=200)
+        return np.mean([r.ledger.rollouts.generated for r in play(engine, p, 120)][-60:])
+
+    assert cost("mopps") < 0.5 * cost("epoch")
+
+
+@pytest.mark.parametrize("key", ["target", "decay", "recheck", "candidates", "a0", "b0"])
+def test_bad_options_are_refused(key):
+    with pytest.raises(ConfigError, match=rf"adaptive\.sampler\.{key}"):
+        Mopps({key: -0.1})

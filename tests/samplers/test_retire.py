@@ -1,0 +1,98 @@
+"""Retirement: against a slow reference, reversible by default, permanent when asked for."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.samplers.simulate import groups_of, play, progress_at
+from tests.world import keys_of, make_engine
+from verl_adaptive.config import RunFacts
+from verl_adaptive.errors import ConfigError
+from verl_adaptive.groups import Groups
+from verl_adaptive.samplers.retire import Retire
+from verl_adaptive.stats.table import StatsTable
+
+
+def make_retire(M: int = 100, **options) -> Retire:
+    part, table = Retire(options), StatsTable()
+    table.rows_for(keys_of(M))
+    part.bind(table, RunFacts(batch=8, n=4, steps=100, prompts=M))
+    return part
+
+
+@pytest.mark.parametrize("options", [{}, dict(after=2, recheck=0.3), dict(threshold=0.75, after=3), dict(recheck=0.0)])
+def test_decisions_equal_the_slow_reference_over_random_histories(options):
+    rng = np.random.default_rng(len(str(options)))
+    part = make_retire(**options)
+    c, history = part.config, {row: [] for row in range(100)}
+    for step in range(1, 200):
+        progress = progress_at(step)
+        rows, where = rng.permutation(100)[:40], 40 * step + np.arange(40)
+        u = progress.draw.uniform("retire.gate", part.table.key_hi[rows], part.table.key_lo[rows], where)
+        solved = [len(history[r]) >= c.after and all(x >= c.threshold for x in history[r][-c.after :]) for r in rows]
+        passed = part.admit(rows, where, progress)
+        assert passed.tolist() == [not s or x < c.recheck for s, x in zip(solved, u, strict=True)]
+        assert (part.table.col("retired")[rows] > 0).tolist() == solved
+        rows = rows[passed]
+        if step % 7 == 0:
+            rows = np.concatenate([rows, rows[:5]])  # a prompt can come twice in a round
+        correct = rng.binomial(4, np.where(rows % 2, 0.95, 0.6))
+        part.observe(groups_of(rows, correct, np.full(len(rows), 4)), progress)
+        for row, k in zip(rows, correct, strict=True):
+            history[row].append(k / 4)
+
+
+def test_a_retired_prompt_comes_back_when_it_falls_short():
+    part = make_retire(2, recheck=1.0)
+    part.observe(Groups.from_lists([0, 1], [[1.0] * 4, [1.0] * 4]), progress_at(1))
+    assert part.table.col("retired").tolist() == [1, 1]
+    part.observe(Groups.from_lists([0, 1], [[1.0, 1.0, 0.0, 1.0], [1.0] * 4]), progress_at(2))
+    assert part.table.col("retired").tolist() == [0, 1]
+    part.end_step(progress_at(2))
+    metrics = part.metrics()
+    assert metrics["brought_back_total"] == 1.0 and metrics["newly_retired_total"] == 2.0
+    assert metrics["retired_share"] == 0.5
+
+
+def test_recheck_frequency():
+    M = 40_000
+    part = make_retire(M, recheck=0.05)
+    part.table.col("retired")[:] = 1
+    rate = part.admit(np.arange(M), np.arange(M), progress_at(1)).mean()
+    assert rate == pytest.approx(0.05, abs=4 * np.sqrt(0.05 * 0.95 / M))
+    again = part.admit(np.arange(M), M + np.arange(M), progress_at(2))
+    assert again.any()
+
+
+def test_forgotten_prompts_are_found_again_and_lost_when_eviction_is_for_good():
+    """Prompts 0 to 19 are solved at first and forgotten later, as happens to prompts that rest."""
+    early = np.where(np.arange(40) < 20, 1.0, 0.5)
+    late = np.full(40, 0.5)
+
+    def visits_after_forgetting(recheck: float, steps: int) -> np.ndarray:
+        engine, _ = make_engine({"name": "retire", "recheck": recheck}, p=early, batch=8, n=4, steps=400)
+        play(engine, early, 30)
+        before = engine.table.col("visits").copy()
+        play(engine, late, steps, start=31)
+        return (engine.table.col("visits") - before)[:20]
+
+    assert (visits_after_forgetting(0.05, 300) > 3).all()
+    assert not visits_after_forgetting(0.0, 15).any()
+
+
+def test_saves_what_solved_prompts_would_have_cost():
+    p = np.where(np.arange(80) < 40, 1.0, 0.5)
+    engine, _ = make_engine({"name": "retire"}, filter="informative", p=p, batch=8, n=8, steps=200)
+    results = play(engine, p, 60)
+    solved = [np.mean(r.outcome == "all_correct") for r in results]
+    assert np.mean(solved[:4]) > 0.3 and np.mean(solved[-20:]) < 0.12
+
+
+@pytest.mark.parametrize(
+    ("options", "key"),
+    [(dict(after=0), "after"), (dict(threshold=0.0), "threshold"), (dict(recheck=2), "recheck"), (dict(p=1), "p")],
+)
+def test_bad_options_are_refused(options, key):
+    with pytest.raises(ConfigError, match=rf"adaptive\.sampler\.{key}"):
+        Retire(options)

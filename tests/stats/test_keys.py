@@ -1,0 +1,337 @@
+"""Identity of prompts: canonical, stable across processes, blind to what must not matter."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import subprocess
+import sys
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from verl_adaptive.stats import (
+    KEY_DTYPE,
+    custom_key,
+    dataset_keys,
+    duplicates,
+    fingerprint,
+    key_hex,
+    keys_array,
+    keys_bytes,
+    parse_hex,
+    prompt_key,
+)
+from verl_adaptive.testing.stores import make_keys
+
+VECTORS = json.loads((Path(__file__).parent / "fixtures" / "key_vectors.json").read_text(encoding="utf-8"))
+
+
+def chat(text: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": text}]
+
+
+@pytest.mark.parametrize("vector", VECTORS["content"], ids=lambda v: v["name"])
+def test_content_vectors(vector: dict[str, Any]) -> None:
+    assert prompt_key(vector["data_source"], vector["messages"], vector["ground_truth"]).hex() == vector["key"]
+
+
+@pytest.mark.parametrize("vector", VECTORS["custom"], ids=lambda v: repr(v["value"]))
+def test_custom_vectors(vector: dict[str, Any]) -> None:
+    assert custom_key(vector["value"]).hex() == vector["key"]
+
+
+def test_every_value_type_has_a_frozen_encoding() -> None:
+    value = {
+        "bytes": b"\x00\xff",
+        "bool": True,
+        "big": 2**200,
+        "small": -(2**70),
+        "float": 0.1,
+        "inf": float("-inf"),
+        "nan": float("nan"),
+        "date": datetime.date(2024, 2, 29),
+        "time": datetime.datetime(2024, 2, 29, 1, 2, 3, tzinfo=datetime.UTC),
+        "decimal": Decimal("1.50"),
+        "set": {3, 1, 2},
+        "matrix": np.arange(6, dtype=np.int32).reshape(2, 3),
+        "surrogate": "\ud800",
+        "image": {"bytes": b"png", "path": "a.png"},
+    }
+    assert prompt_key("s", value, None).hex() == VECTORS["types"]
+
+
+def test_another_process_with_other_hash_seed_agrees() -> None:
+    code = (
+        "from verl_adaptive.stats import prompt_key\n"
+        "print(prompt_key('s', [{'role': 'user', 'content': 'x'}], {'a': 1, 'b': {2, 3}, 'c': frozenset('xyz')}).hex())"
+    )
+    want = prompt_key("s", chat("x"), {"a": 1, "b": {2, 3}, "c": frozenset("xyz")}).hex()
+    for seed in ("0", "1", "4321"):
+        environment = {"PYTHONHASHSEED": seed, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+        out = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+        assert out.stdout.strip() == want
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"a": 1, "b": 2}, {"b": 2, "a": 1}),
+        ({"a": 1}, {"a": 1, "b": None}),
+        ([1, 2], (1, 2)),
+        ([1, 2], np.array([1, 2])),
+        (["a", {"b": 1}], np.array(["a", {"b": 1}], dtype=object)),
+        ([[1, 2], [3]], np.array([np.array([1, 2]), np.array([3])], dtype=object)),
+        (1, 1.0),
+        (-0.0, 0),
+        (7, np.int64(7)),
+        (0.5, np.float32(0.5)),
+        (True, np.bool_(True)),
+        ("x", np.str_("x")),
+        (b"x", bytearray(b"x")),
+        (b"x", memoryview(b"x")),
+        ({"bytes": b"img", "path": "a.png"}, {"bytes": b"img", "path": "b.png"}),
+        ({"bytes": b"img", "path": None}, {"bytes": b"img"}),
+        ({"bytes": b"img", "path": "a.png"}, b"img"),
+        (float("nan"), np.float64("nan")),
+        (np.arange(6).reshape(2, 3), np.asfortranarray(np.arange(6).reshape(2, 3))),
+        (np.arange(4, dtype="<i4").reshape(2, 2), np.arange(4, dtype=">i4").reshape(2, 2)),
+    ],
+)
+def test_what_must_not_matter(one: Any, other: Any) -> None:
+    assert prompt_key("s", one, "a") == prompt_key("s", other, "a")
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("7", 7),
+        (True, 1),
+        (None, ""),
+        (None, 0),
+        ("ab", ["a", "b"]),
+        (["a", "b"], ["ab"]),
+        ([["a"], "b"], [["a", "b"]]),
+        ([], {}),
+        ({"a": "b"}, [["a", "b"]]),
+        (b"x", "x"),
+        ({"bytes": None, "path": "a.png"}, {"bytes": None, "path": "b.png"}),
+        ([1, None], [1]),
+        (np.arange(6).reshape(2, 3), np.arange(6).reshape(3, 2)),
+        (0.1, np.float32(0.1)),
+        ({1}, [1]),
+    ],
+)
+def test_what_must_matter(one: Any, other: Any) -> None:
+    assert prompt_key("s", one, "a") != prompt_key("s", other, "a")
+
+
+def test_fields_do_not_run_into_each_other() -> None:
+    keys = {
+        prompt_key("a", "b", "c"),
+        prompt_key("ab", "", "c"),
+        prompt_key("a", "bc", ""),
+        prompt_key("", "ab", "c"),
+        prompt_key("a", "b", "c", "d"),
+        prompt_key("a", "b", ["c", "d"]),
+    }
+    assert len(keys) == 6
+
+
+plain = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+def canonical(value: Any) -> Any:
+    """What two values have in common if their keys may be equal."""
+    if isinstance(value, bool):
+        return ("bool", value)
+    if isinstance(value, int | float):
+        return ("number", value)
+    if isinstance(value, dict):
+        if isinstance(value.get("bytes"), bytes) and value.keys() <= {"bytes", "path"}:
+            return ("bytes", value["bytes"])
+        return ("dict", {k: canonical(v) for k, v in value.items() if v is not None})
+    if isinstance(value, list):
+        return ("list", [canonical(v) for v in value])
+    return (type(value).__name__, value)
+
+
+@given(plain, plain)
+def test_equal_keys_mean_equal_values(one: Any, other: Any) -> None:
+    same = canonical(one) == canonical(other)
+    assert (prompt_key("s", one, None) == prompt_key("s", other, None)) == same
+
+
+@given(plain)
+def test_a_trip_through_json_or_arrow_does_not_matter(value: Any) -> None:
+    try:
+        text = json.dumps(value)
+    except TypeError:
+        return  # bytes
+    assert custom_key([json.loads(text)]) == custom_key([value])
+
+
+def test_a_value_without_canonical_form_is_an_error_that_helps() -> None:
+    with pytest.raises(TypeError, match=r"object.*adaptive\.id_key"):
+        prompt_key("s", object(), None)
+    with pytest.raises(ValueError, match="None"):
+        custom_key(None)
+
+
+def test_custom_keys_and_content_keys_are_apart() -> None:
+    assert custom_key(["s", "m", "a"]) != prompt_key("s", "m", "a")
+    assert custom_key(7) == custom_key(np.int32(7)) != custom_key("7")
+
+
+# -- images ---------------------------------------------------------------------------------------------------------
+
+
+def test_pil_images_are_hashed_by_pixels() -> None:
+    image_module = pytest.importorskip("PIL.Image")
+    image = image_module.fromarray(np.arange(48, dtype=np.uint8).reshape(4, 4, 3))
+    again = image_module.fromarray(np.arange(48, dtype=np.uint8).reshape(4, 4, 3))
+    turned = image.transpose(image_module.Transpose.ROTATE_90)
+    keys = [prompt_key("s", [{"type": "image", "image": i}], "a") for i in (image, again, turned, image.convert("L"))]
+    assert keys[0] == keys[1] and len(set(keys)) == 3
+
+
+def test_images_beside_the_messages_tell_prompts_apart() -> None:
+    row = {"data_source": "geo", "prompt": chat("<image>Find x."), "reward_model": {"ground_truth": "3"}}
+    rows = [{**row, "images": [{"bytes": name, "path": None}]} for name in (b"one", b"two")]
+    keys = dataset_keys([row, *rows])
+    assert len(np.unique(keys)) == 3
+
+
+def test_a_hugging_face_dataset_is_read_without_decoding(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    rows = [
+        {
+            "data_source": "geo",
+            "prompt": chat("<image>Find x."),
+            "images": [{"bytes": b"this is no image and cannot be decoded", "path": f"{i}.png"}],
+            "reward_model": {"ground_truth": "3", "style": "rule"},
+            "extra_info": {"index": i},
+        }
+        for i in range(3)
+    ]
+    kind = datasets.Features(
+        {
+            "data_source": datasets.Value("string"),
+            "prompt": [{"role": datasets.Value("string"), "content": datasets.Value("string")}],
+            "images": datasets.List(datasets.Image()) if hasattr(datasets, "List") else [datasets.Image()],
+            "reward_model": {"ground_truth": datasets.Value("string"), "style": datasets.Value("string")},
+            "extra_info": {"index": datasets.Value("int64")},
+        }
+    )
+    data = datasets.Dataset.from_list(rows, features=kind)
+    keys = dataset_keys(data)
+    assert len(np.unique(keys)) == 1 and keys[0] == dataset_keys(rows)[0]
+    by_id = dataset_keys(data, id_key="extra_info.index")
+    assert keys_bytes(by_id) == [custom_key(i) for i in range(3)]
+    with pytest.raises(ValueError, match=r"adaptive\.id_key='nope\.x'.*data_source"):
+        dataset_keys(data, id_key="nope.x")
+
+
+# -- arrays and data sets -------------------------------------------------------------------------------------------
+
+
+def test_keys_as_arrays_bytes_and_hex() -> None:
+    raw = [bytes(range(16)), bytes(range(16, 32)), b"\xff" * 16]
+    keys = keys_array(raw)
+    assert keys.dtype == KEY_DTYPE and keys["hi"][0] == 0x0001020304050607 and keys["lo"][0] == 0x08090A0B0C0D0E0F
+    assert keys_bytes(keys) == raw
+    assert key_hex(keys) == [k.hex() for k in raw] and key_hex(keys[0]) == raw[0].hex() == key_hex(raw[0])
+    assert np.array_equal(parse_hex(key_hex(keys)), keys) and np.array_equal(parse_hex(raw[1].hex()), keys[1:2])
+    assert len(keys_array([])) == 0 and keys_bytes(keys[:0]) == [] and key_hex(keys[:0]) == []
+    with pytest.raises(ValueError, match="16 bytes, got 3"):
+        keys_array([b"abc"])
+    for bad in ("xyz", "00", "0" * 31 + " ", "00 " * 16):
+        with pytest.raises(ValueError, match="32 hex digits"):
+            parse_hex(bad)
+
+
+def test_data_sets_from_everywhere_agree(tmp_path: Path) -> None:
+    pd = pytest.importorskip("pandas")
+    rows = [
+        {
+            "data_source": "gsm8k",
+            "prompt": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": f"What is {i}+1?"}],
+            "reward_model": {"style": "rule", "ground_truth": str(i + 1)},
+            "extra_info": {"index": 0},
+        }
+        for i in range(5)
+    ]
+    rows[3]["prompt"] = chat("shorter")
+    frame = pd.DataFrame(rows)
+    frame.to_parquet(tmp_path / "data.parquet")
+    read = pd.read_parquet(tmp_path / "data.parquet").to_dict("records")
+    assert isinstance(read[0]["prompt"], np.ndarray)
+    assert np.array_equal(dataset_keys(rows), dataset_keys(read))
+    (tmp_path / "data.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
+    lines = [json.loads(line) for line in (tmp_path / "data.jsonl").read_text().splitlines()]
+    assert np.array_equal(dataset_keys(rows), dataset_keys(lines))
+    assert len(np.unique(dataset_keys(rows))) == 5
+
+
+def test_rows_without_what_is_needed_are_named() -> None:
+    rows = [{"data_source": "s", "prompt": chat("x"), "extra_info": {"id": 3}}, {"data_source": "s", "text": "x"}]
+    with pytest.raises(ValueError, match=r"data\.prompt_key='prompt': row 1 .*data_source, text"):
+        dataset_keys(rows)
+    with pytest.raises(ValueError, match=r"adaptive\.id_key='extra_info\.id': row 1 .*data_source, text"):
+        dataset_keys(rows, id_key="extra_info.id")
+    assert len(dataset_keys(rows[:1], id_key="extra_info.id")) == 1
+    assert dataset_keys([{"text": "x", "a.b": 1}], prompt_key="text", id_key="a.b")[0] == keys_array([custom_key(1)])[0]
+
+
+def test_one_question_with_two_answers_is_two_prompts() -> None:
+    rows = [{"prompt": chat("x"), "reward_model": {"ground_truth": answer}} for answer in ("1", "2", "1")]
+    keys = dataset_keys(rows)
+    assert len(np.unique(keys)) == 2
+    questions = dataset_keys(rows, with_answer=False)
+    report = duplicates(questions, ["1", "2", "1"])
+    assert report.conflicting == 1 and report.conflict_examples == [(0, [1, 2])]
+    assert "different answers" in str(report)
+
+
+@given(st.lists(st.integers(0, 12), max_size=40))
+def test_duplicates_against_a_dict(numbers: list[int]) -> None:
+    keys = make_keys(13)[np.array(numbers, dtype=np.int64)]
+    answers = [n % 2 for n in range(len(numbers))]
+    rows: dict[int, list[int]] = {}
+    for row, number in enumerate(numbers):
+        rows.setdefault(number, []).append(row)
+    repeated = sorted(r for r in rows.values() if len(r) > 1)
+    report = duplicates(keys, answers, limit=3)
+    assert (report.rows, report.distinct, report.repeated_rows) == (len(numbers), len(rows), len(numbers) - len(rows))
+    assert report.examples == [(r[0], r[1:]) for r in repeated[:3]]
+    assert report.conflicting == sum(len({answers[i] for i in r}) > 1 for r in repeated)
+    assert str(len(numbers)) in str(report)
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 12), max_size=40), st.randoms())
+def test_a_fingerprint_names_a_set(numbers: list[int], draw: Any) -> None:
+    keys = make_keys(13)
+    shuffled = numbers + numbers[:5]
+    draw.shuffle(shuffled)
+    one = fingerprint(keys[np.array(numbers, dtype=np.int64)])
+    assert one == fingerprint(keys[np.array(shuffled, dtype=np.int64)])
+    missing = sorted(set(range(13)) - set(numbers))
+    if missing:
+        assert one != fingerprint(keys[np.array([*numbers, missing[0]], dtype=np.int64)])
+
+
+def test_keys_that_share_their_first_half() -> None:
+    keys = np.zeros(50, dtype=KEY_DTYPE)
+    keys["lo"] = np.arange(50)[::-1] // 2
+    assert duplicates(keys).distinct == 25
+    assert fingerprint(keys) == fingerprint(keys[::-2])

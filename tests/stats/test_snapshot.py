@@ -1,0 +1,372 @@
+"""Snapshots: whole or refused, never half; every difference named with its way out."""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+import shutil
+import stat
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.stats.mounts import tmpfs
+from tests.stats.test_table import equal, filled
+from verl_adaptive.stats import Column, SnapshotError, SnapshotMissing, StatsTable, read_snapshot, write_snapshot
+from verl_adaptive.stats import snapshot as module
+from verl_adaptive.testing.stores import make_keys
+
+META = {"policy": "greso", "policy_digest": "d1", "dataset": "f1", "step": 7}
+STATE = {
+    "controller": {"p": 0.1 + 0.2, "nan": math.nan, "inf": -math.inf, "on": True, "none": None, "name": "ünï\0\ud800"},
+    "held": [np.arange(5, dtype=np.uint64) + 2**63, {"deep": np.array([[1.5, math.nan]], dtype=np.float32)}],
+    "raw": b"\x00\xff",
+    "big": 2**80,
+    "empty": np.empty((0, 3)),
+    "flags": np.array([True, False]),
+    "words": np.array(["a", "bc"]),
+}
+
+
+def same_state(one: Any, other: Any) -> bool:
+    if isinstance(one, np.ndarray):
+        return isinstance(other, np.ndarray) and one.dtype == other.dtype and one.tobytes() == other.tobytes()
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same_state(one[k], other[k]) for k in one)
+    if isinstance(one, list):
+        return len(one) == len(other) and all(map(same_state, one, other))
+    return type(one) is type(other) and repr(one) == repr(other)
+
+
+def write(folder: Path, table: StatsTable | None = None, state: dict[str, Any] | None = None, **meta: Any) -> None:
+    write_snapshot(
+        folder, filled() if table is None else table, STATE if state is None else state, meta={**META, **meta}
+    )
+
+
+def test_there_and_back(tmp_path: Path) -> None:
+    table = filled()
+    write(tmp_path / "global_step_7" / "adaptive", table)
+    again, state, manifest = read_snapshot(tmp_path / "global_step_7" / "adaptive", expect=META)
+    equal(table, again)
+    assert same_state(STATE, state)
+    assert manifest["meta"] == META and manifest["prompts"] == 100 and manifest["schema"] == module.SNAPSHOT_SCHEMA
+    again.declare("greso", {"p": Column("f4", math.nan)})
+    assert again.col("greso.p").tobytes() == table.col("greso.p").tobytes()
+
+
+def test_many_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_PART_ROWS", 7)
+    table = filled()
+    write(tmp_path, table)
+    assert len(list(tmp_path.glob("prompts-*.parquet"))) == 15
+    equal(table, read_snapshot(tmp_path)[0])
+
+
+def test_an_empty_table(tmp_path: Path) -> None:
+    write(tmp_path, StatsTable(), {})
+    table, state, _ = read_snapshot(tmp_path)
+    assert len(table) == 0 and state == {} and len(table.rows_for(make_keys(3))) == 3
+
+
+def test_the_same_state_makes_the_same_bytes(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        write(tmp_path / name)
+    files = [sorted((p.name, p.read_bytes()) for p in (tmp_path / n).iterdir()) for n in ("one", "two")]
+    assert files[0] == files[1]
+
+
+def test_values_that_cannot_be_stored_are_named(tmp_path: Path) -> None:
+    for state, where in [
+        ({"a": {"b": [object()]}}, r"\['b'\]\[0\].*object"),
+        ({"a": np.array([object()])}, r"\['a'\].*Python objects"),
+        ({"a": {1: 2}}, r"the key 1 is a int"),
+        ({"__ndarray__": "a0"}, "reserved"),
+        ({"a": {2}}, "set"),
+    ]:
+        with pytest.raises(TypeError, match=where):
+            write(tmp_path, state=state)
+    with pytest.raises(SnapshotMissing):
+        read_snapshot(tmp_path / "nowhere")
+
+
+def test_numpy_scalars_and_tuples_come_back_plain(tmp_path: Path) -> None:
+    write(tmp_path, state={"a": np.float32(0.1), "b": (1, np.int64(2)), "c": np.bool_(True)})
+    assert read_snapshot(tmp_path)[1] == {"a": float(np.float32(0.1)), "b": [1, 2], "c": True}
+
+
+def test_the_umask_is_respected(tmp_path: Path) -> None:
+    old = os.umask(0o027)
+    try:
+        write(tmp_path / "s")
+    finally:
+        os.umask(old)
+    for path in (tmp_path / "s").iterdir():
+        assert stat.S_IMODE(path.stat().st_mode) == 0o640, path
+
+
+# -- foreign --------------------------------------------------------------------------------------------------------
+
+
+def test_a_checkpoint_of_a_plain_run_has_none(tmp_path: Path) -> None:
+    with pytest.raises(SnapshotMissing, match="no snapshot"):
+        read_snapshot(tmp_path / "adaptive")
+    (tmp_path / "adaptive").mkdir()
+    with pytest.raises(SnapshotMissing):
+        read_snapshot(tmp_path / "adaptive")
+
+
+@pytest.mark.parametrize(
+    ("expect", "word", "what"),
+    [
+        ({"policy": "aero"}, "policy", "policy is 'greso', this run has 'aero'"),
+        ({"policy_digest": "d2"}, "policy", "the policy's configuration is 'd1', this run has 'd2'"),
+        ({"dataset": "f2"}, "dataset", "the data set's fingerprint is 'f1', this run has 'f2'"),
+    ],
+)
+def test_a_foreign_snapshot_is_refused_unless_told_otherwise(
+    expect: dict[str, str], word: str, what: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write(tmp_path)
+    with pytest.raises(SnapshotError) as caught:
+        read_snapshot(tmp_path, expect={**META, **expect})
+    assert str(tmp_path / "manifest.json") in str(caught.value) and what in str(caught.value)
+    assert f"adaptive.resume.allow=[{word}]" in str(caught.value)
+    with pytest.raises(SnapshotError):
+        read_snapshot(tmp_path, expect=expect, allow={"policy", "dataset", "schema"} - {word})
+    equal(filled(), read_snapshot(tmp_path, expect=expect, allow={word})[0])
+    assert what in caplog.text
+
+
+def test_another_schema_is_refused_unless_told_otherwise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SNAPSHOT_SCHEMA", 99)
+    write(tmp_path)
+    monkeypatch.undo()
+    with pytest.raises(SnapshotError, match=r"schema is 99, this run has 1.*adaptive\.resume\.allow=\[schema\]"):
+        read_snapshot(tmp_path)
+    assert len(read_snapshot(tmp_path, allow=["schema"])[0]) == 100
+
+
+def test_another_step_has_no_override(tmp_path: Path) -> None:
+    write(tmp_path)
+    with pytest.raises(SnapshotError, match="step is 7, this run has 8"):
+        read_snapshot(tmp_path, expect={"step": 8}, allow=["policy", "dataset", "schema"])
+    with pytest.raises(ValueError, match="unknown \\['typo'\\]"):
+        read_snapshot(tmp_path, allow=["typo"])
+
+
+# -- damaged --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def intact(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("intact")
+    write(folder)
+    return folder
+
+
+def damaged_copy(intact: Path, folder: Path, name: str, data: bytes | None) -> Path:
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(intact, folder)
+    (folder / name).unlink()
+    if data is not None:
+        (folder / name).write_bytes(data)
+    return folder / name
+
+
+def names(intact: Path) -> list[str]:
+    return sorted(p.name for p in intact.iterdir())
+
+
+@settings(
+    deadline=None, max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
+@given(data=st.data())
+def test_any_change_to_any_byte_is_an_error_that_names_the_file(
+    data: st.DataObject, intact: Path, tmp_path: Path
+) -> None:
+    name = data.draw(st.sampled_from(names(intact)))
+    raw = bytearray((intact / name).read_bytes())
+    for _ in range(data.draw(st.integers(1, 3))):
+        raw[data.draw(st.integers(0, len(raw) - 1))] ^= data.draw(st.integers(1, 255))
+    if bytes(raw) == (intact / name).read_bytes():
+        return
+    path = damaged_copy(intact, tmp_path / "s", name, bytes(raw))
+    with pytest.raises(SnapshotError) as caught:
+        read_snapshot(tmp_path / "s", expect=META)
+    assert str(path) in str(caught.value) and "earlier checkpoint" in str(caught.value)
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@given(data=st.data())
+def test_truncated_and_lengthened_files(data: st.DataObject, intact: Path, tmp_path: Path) -> None:
+    name = data.draw(st.sampled_from(names(intact)))
+    raw = (intact / name).read_bytes()
+    cut = data.draw(st.integers(0, len(raw) - 1) | st.binary(min_size=1, max_size=9))
+    path = damaged_copy(intact, tmp_path / "s", name, raw[:cut] if isinstance(cut, int) else raw + cut)
+    with pytest.raises(SnapshotError) as caught:
+        read_snapshot(tmp_path / "s")
+    assert str(path) in str(caught.value)
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@given(content=st.binary(max_size=200) | st.recursive(st.none() | st.integers() | st.text(), st.lists).map(json.dumps))
+def test_a_manifest_of_anything(content: bytes | str, intact: Path, tmp_path: Path) -> None:
+    raw = content if isinstance(content, bytes) else content.encode("utf-8", "surrogatepass")
+    damaged_copy(intact, tmp_path / "s", "manifest.json", raw)
+    with pytest.raises(SnapshotError):
+        read_snapshot(tmp_path / "s")
+
+
+def test_a_well_sealed_manifest_of_nonsense(intact: Path, tmp_path: Path) -> None:
+    good = json.loads((intact / "manifest.json").read_text())
+    strange: list[dict[str, Any]] = [
+        {},
+        {**good, "files": []},
+        {**good, "files": {}},
+        {**good, "files": {"../../etc/passwd": {"bytes": 1, "blake2b": "x"}}},
+        {**good, "files": {**good["files"], "../state-0123456789abcdef.json": {"bytes": 1, "blake2b": "x"}}},
+        {**good, "prompts": 3},
+        {**good, "prompts": "many"},
+        {**good, "files": dict.fromkeys(good["files"], 7)},
+    ]
+    for manifest in strange:
+        damaged_copy(intact, tmp_path / "s", "manifest.json", module._seal({**manifest, "schema": 1}))
+        with pytest.raises(SnapshotError):
+            read_snapshot(tmp_path / "s")
+
+
+def test_every_missing_file_is_named(intact: Path, tmp_path: Path) -> None:
+    assert len(names(intact)) == 4
+    for name in names(intact):
+        path = damaged_copy(intact, tmp_path / "s", name, None)
+        with pytest.raises(SnapshotError, match="missing") as caught:
+            read_snapshot(tmp_path / "s")
+        assert str(path) in str(caught.value) and not isinstance(caught.value, SnapshotMissing)
+
+
+def test_nothing_is_ever_unpickled(intact: Path, tmp_path: Path) -> None:
+    import io
+    import pickle
+
+    class Bomb:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return (Path.touch, (tmp_path / "exploded",))
+
+    bomb = io.BytesIO()
+    np.savez(bomb, a0=np.array([Bomb()], dtype=object))
+    manifest = json.loads((intact / "manifest.json").read_text())
+    for raw in (bomb.getvalue(), pickle.dumps(Bomb())):
+        # Even if an attacker seals it properly.
+        name = next(n for n in manifest["files"] if n.startswith("arrays-"))
+        damaged_copy(intact, tmp_path / "s", name, raw)
+        files = {**manifest["files"], name: {"bytes": len(raw), "blake2b": module._digest(raw)}}
+        (tmp_path / "s" / "manifest.json").write_bytes(module._seal({**manifest, "files": files}))
+        with pytest.raises(SnapshotError, match="damaged"):
+            read_snapshot(tmp_path / "s")
+    assert not (tmp_path / "exploded").exists()
+
+
+# -- writing under difficulties ---------------------------------------------------------------------------------------
+
+
+class Died(BaseException):
+    """The process ends here."""
+
+
+def test_a_writer_that_dies_at_any_moment_leaves_the_old_snapshot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever call of the operating system is the last one, the directory holds the old or the new snapshot, whole."""
+    old, new = filled(), filled()
+    new.col("visits")[:] += 1
+    calls = {"left": 0, "all": 0}
+
+    def counted(name: str, real: Any) -> Any:
+        def call(*args: Any, **options: Any) -> Any:
+            calls["all"] += 1
+            calls["left"] -= 1
+            if calls["left"] == 0:
+                raise Died(name)
+            return real(*args, **options)
+
+        return call
+
+    outcomes = set()
+    for moment in range(1, 200):
+        folder = tmp_path / str(moment)
+        write(folder, old)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "replace", counted("replace", os.replace))
+            patch.setattr(os, "fsync", counted("fsync", os.fsync))
+            patch.setattr(Path, "unlink", counted("unlink", Path.unlink))
+            calls["left"] = moment
+            try:
+                write(folder, new, step=8)
+                finished = True
+            except Died:
+                finished = False
+        table, _, manifest = read_snapshot(folder)
+        equal(new if manifest["meta"]["step"] == 8 else old, table)
+        outcomes.add((finished, manifest["meta"]["step"]))
+        write(folder, old)  # the next writer sweeps up
+        assert names(folder) == names(tmp_path / "1"), "left-overs"
+        if finished:
+            break
+    assert outcomes == {(False, 7), (False, 8), (True, 8)}
+
+
+def test_a_failed_write_leaves_the_old_snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "s")
+    before = names(tmp_path / "s")
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        write(tmp_path / "s", StatsTable(), step=8)
+    monkeypatch.undo()
+    assert names(tmp_path / "s") == before
+    assert read_snapshot(tmp_path / "s")[2]["meta"]["step"] == 7
+
+
+def test_a_full_file_system(tmp_path: Path) -> None:
+    with tmpfs(tmp_path / "small", "1m") as folder:
+        write(folder / "s")
+        big = StatsTable()
+        big.rows_for(make_keys(200_000))
+        with pytest.raises(OSError) as caught:
+            write(folder / "s", big, step=8)
+        assert caught.value.errno == errno.ENOSPC
+        table, _, manifest = read_snapshot(folder / "s")
+        assert manifest["meta"]["step"] == 7 and not list(folder.glob("s/*.tmp"))
+        equal(filled(), table)
+        write(folder / "s", step=9)  # there is room for a small one again
+        assert read_snapshot(folder / "s")[2]["meta"]["step"] == 9
+
+
+def test_a_read_only_file_system(tmp_path: Path) -> None:
+    with tmpfs(tmp_path / "small", "1m") as folder:
+        write(folder / "s")
+        with tmpfs(folder, "1m", remount="ro"):
+            with pytest.raises(OSError) as caught:
+                write(folder / "s", step=8)
+            assert caught.value.errno == errno.EROFS
+            assert read_snapshot(folder / "s")[2]["meta"]["step"] == 7
+
+
+def test_other_peoples_files_are_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "transfer_queue").mkdir()
+    for name in ("notes.txt", "state.json", "prompts.parquet", "x.tmp"):
+        (tmp_path / name).write_text("mine")
+    write(tmp_path)
+    write(tmp_path, StatsTable(), step=8)
+    kept = {"notes.txt", "state.json", "prompts.parquet", "x.tmp", "transfer_queue", "manifest.json"}
+    assert kept < set(names(tmp_path)) and len(names(tmp_path)) == len(kept) + 3

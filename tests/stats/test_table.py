@@ -1,0 +1,368 @@
+"""The table: keys to rows, growth, columns, and `observe` against a slow reference."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from verl_adaptive.groups import Groups
+from verl_adaptive.stats import KEY_DTYPE, SHARED_COLUMNS, Column, StatsTable, fingerprint, keys_bytes
+from verl_adaptive.testing.stores import make_keys
+
+# -- rows -----------------------------------------------------------------------------------------------------------
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.lists(st.integers(0, 60), max_size=50), st.booleans()), max_size=8), st.booleans())
+def test_rows_for_against_a_dict(batches: list[tuple[list[int], bool]], alike: bool) -> None:
+    keys = make_keys(61)
+    if alike:  # keys that share halves, as a user's own may
+        keys["hi"] %= 3
+        keys["lo"] = np.arange(61) // 3
+        keys["hi"] = np.arange(61) % 3
+    table, model = StatsTable(), {}
+    for numbers, create in batches:
+        wanted = keys[np.array(numbers, dtype=np.int64)]
+        if create:
+            for key in keys_bytes(wanted):
+                model.setdefault(key, len(model))
+        rows = table.rows_for(wanted, create=create)
+        assert rows.dtype == np.int64 and rows.tolist() == [model.get(key, -1) for key in keys_bytes(wanted)]
+        assert keys_bytes(table.keys) == list(model)
+        assert len(table) == len(model)
+
+
+def test_growth_is_geometric_and_keeps_the_data() -> None:
+    keys = make_keys(20_000)
+    table = StatsTable()
+    table.declare("p", {"x": Column("f4", -1)})
+    moved, place = 0, None
+    for begin in range(0, 20_000, 50):
+        rows = table.rows_for(keys[begin : begin + 50])
+        table.col("visits")[rows] = rows
+        table.col("p.x")[rows[::2]] = rows[::2]
+        here = table.col("visits").__array_interface__["data"][0]
+        moved, place = moved + (here != place), here
+    assert moved < 50
+    assert np.array_equal(table.rows_for(keys, create=False), np.arange(20_000))
+    assert np.array_equal(table.col("visits"), np.arange(20_000))
+    assert np.array_equal(table.col("p.x"), np.where(np.arange(20_000) % 2 == 0, np.arange(20_000), -1))
+    assert np.isnan(table.col("last_rate")).all() and (table.col("last_step") == -1).all()
+
+
+def test_at_most_100_bytes_a_prompt() -> None:
+    table = StatsTable()
+    table.rows_for(make_keys(200_000))
+    columns = sum(np.dtype(c.dtype).itemsize for c in SHARED_COLUMNS.values())
+    assert columns + KEY_DTYPE.itemsize <= 100
+    table = StatsTable()
+    table.rows_for(make_keys(2**18))  # two thirds full at most: 6 to 12 bytes of index a prompt
+    assert table.nbytes / len(table) <= 100
+
+
+def test_keys_must_be_keys() -> None:
+    table = StatsTable()
+    for wrong in (np.arange(3), np.zeros((2, 2), dtype=KEY_DTYPE), ["x"]):
+        with pytest.raises(ValueError, match="KEY_DTYPE"):
+            table.rows_for(wrong)  # type: ignore[arg-type]
+    assert len(table.rows_for(np.empty(0, dtype=KEY_DTYPE))) == 0
+    table.rows_for(make_keys(3))
+    with pytest.raises(ValueError, match="read-only"):
+        table.keys["hi"][0] = 1
+    assert np.array_equal(table.key_hi, make_keys(3)["hi"]) and np.array_equal(table.key_lo, make_keys(3)["lo"])
+
+
+def test_a_data_set_reordered_extended_and_split_finds_its_statistics() -> None:
+    keys = make_keys(1000)
+    table = StatsTable()
+    rows = table.rows_for(keys[:800])
+    table.observe(Groups.from_lists(rows, [[i / 1000.0, 0.0] for i in range(800)]), 1, tolerance=0.0)
+    want = table.col("reward_sum").copy()
+    order = np.random.default_rng(0).permutation(1000)
+    again = table.rows_for(keys[order])  # reordered, with 200 new ones in between
+    assert np.array_equal(table.col("reward_sum")[again[order < 800]], want[order[order < 800]])
+    assert (table.col("visits")[again[order >= 800]] == 0).all() and len(table) == 1000
+    halves = [table.rows_for(keys[500:], create=False), table.rows_for(keys[:500], create=False)]
+    assert np.array_equal(table.col("reward_sum")[halves[1]], want[:500])
+    assert np.array_equal(table.col("reward_sum")[halves[0]][:300], want[500:])
+
+
+# -- columns and sources --------------------------------------------------------------------------------------------
+
+
+def test_policies_declare_columns_of_their_own() -> None:
+    table = StatsTable()
+    table.rows_for(make_keys(3))
+    table.declare("a", {"x": Column("i2", 7), "ok": Column(bool, True)})
+    table.declare("b", {"x": Column(np.float64, math.nan)})
+    assert table.col("a.x").tolist() == [7, 7, 7] and table.col("a.ok").dtype == bool
+    assert np.isnan(table.col("b.x")).all()
+    table.col("a.x")[1] = 9
+    table.declare("a", {"x": Column("<i2", 7.0)})
+    table.declare("b", {"x": Column("f8", float("nan"))})
+    assert table.col("a.x").tolist() == [7, 9, 7]
+    with pytest.raises(ValueError, match=r"a\.x is declared as int32 .* the table has it as int16"):
+        table.declare("a", {"y": Column("f4"), "x": Column("i4", 7)})
+    with pytest.raises(ValueError, match="default 8"):
+        table.declare("a", {"x": Column("i2", 8)})
+    assert "a.y" not in table.columns  # all or nothing
+    for bad in (Column("O"), Column("S4"), Column("u1", -1), Column("u1", 300), Column("i4", math.nan)):
+        with pytest.raises(ValueError, match="column|default"):
+            table.declare("c", {"x": bad})
+    with pytest.raises(ValueError, match="namespace"):
+        table.declare("", {"x": Column("f4")})
+    with pytest.raises(KeyError, match=r"no column 'nope'.*visits.*a\.x"):
+        table.col("nope")
+
+
+def test_sources() -> None:
+    table, keys = StatsTable(), make_keys(6)
+    assert table.sources == [""] and table.source_id("math") == 1 == table.source_id("math")
+    table.rows_for(keys[:2], sources=["math", "code"])
+    table.rows_for(keys[:4], sources=np.array([2, 1, 2, 0]))  # the first word stays
+    table.rows_for(keys[[4, 4]], sources=["web", "math"])
+    assert [table.sources[i] for i in table.col("source")] == ["math", "code", "code", "", "web"]
+    table.rows_for(keys[[3, 5]], create=False, sources=["math", "math"])
+    assert len(table) == 5 and table.col("source")[3] == 1
+    with pytest.raises(ValueError, match="1 sources for 2 keys"):
+        table.rows_for(keys[:2], sources=["math"])
+    with pytest.raises(ValueError, match="0 to 3, got 4"):
+        table.rows_for(keys[:1], sources=[4])
+
+
+def test_view_by_source() -> None:
+    table, keys = StatsTable(), make_keys(5)
+    rows = table.rows_for(keys, sources=["math", "math", "code", "code", "new"])
+    table.observe(
+        Groups.from_lists(rows[:4], [[1, 1], [1, 0], [0, 0, 0], [1]], failed=[False, False, False, True]),
+        1,
+        tolerance=0.0,
+    )
+    table.col("retired")[rows[0]] = 1
+    view = table.view_by_source()
+    assert set(view) == {"math", "code", "new"}
+    math_ = {"prompts": 2, "visited": 2, "visits": 2, "rollouts": 4, "successes": 3, "tokens": 4, "retired": 1}
+    assert view["math"] == {**math_, "failures": 0, "easy": 1, "hard": 0, "pass_rate": 0.75}
+    code = {"prompts": 2, "visited": 1, "visits": 1, "rollouts": 3, "successes": 0, "tokens": 3, "retired": 0}
+    assert view["code"] == {**code, "failures": 1, "easy": 0, "hard": 1, "pass_rate": 0.0}
+    assert math.isnan(view["new"]["pass_rate"]) and view["new"]["prompts"] == 1
+
+
+# -- observe --------------------------------------------------------------------------------------------------------
+
+_COUNT = 5
+
+
+def slow_observe(model: list[dict[str, Any]], groups: Groups, step: int, tolerance: float, threshold: float) -> None:
+    """`StatsTable.observe`, one group at a time, in plain Python. Sums within a group are numpy's."""
+    for g in range(len(groups)):
+        row = model[int(groups.row[g])]
+        part = slice(int(groups.offsets[g]), int(groups.offsets[g + 1]))
+        signal, reward, success = groups.signal[part], groups.reward[part], groups.success[part]
+
+        def total(values: np.ndarray) -> float:
+            with np.errstate(invalid="ignore"):
+                return float(np.add.reduceat(values, [0])[0])
+
+        finite = len(signal) and all(math.isfinite(total(v)) for v in (signal, reward, success))
+        if groups.failed[g] or not finite:
+            row["failures"] = min(row["failures"] + 1, 65535)
+            continue
+        rate = total(success) / len(signal)
+        kind = 0
+        if float(signal.max()) - float(signal.min()) <= tolerance:
+            kind = 1 if rate > threshold else -1
+        if kind == 0:
+            row["streak"] = 0
+        elif kind == row["streak_kind"]:
+            row["streak"] = min(row["streak"] + 1, 65535)
+        else:
+            row["streak"] = 1
+        row["streak_kind"] = kind
+        if row["visits"] == 0:
+            row["first_step"], row["first_rate"] = step, float(np.float32(rate))
+        row["last_step"], row["last_rate"] = step, float(np.float32(rate))
+        row["visits"] += 1
+        row["rollouts"] += len(signal)
+        row["tokens"] += int(groups.tokens[part].sum())
+        row["successes"] += total(success)
+        row["signal_sum"] += total(signal)
+        row["signal_sqsum"] += total(signal * signal)
+        row["reward_sum"] += total(reward)
+
+
+def fresh_model() -> list[dict[str, Any]]:
+    return [{name: column.default for name, column in SHARED_COLUMNS.items()} for _ in range(_COUNT)]
+
+
+def same(table: StatsTable, model: list[dict[str, Any]]) -> None:
+    for name, column in SHARED_COLUMNS.items():
+        want = np.array([row[name] for row in model]).astype(column.dtype)
+        assert table.col(name).tobytes() == want.tobytes(), (name, table.col(name), want)
+
+
+numbers = st.sampled_from([0.0, 1.0, 0.1, 0.5, 1 / 3, -2.0, 1e-7, 1e6]) | st.floats(-1e3, 1e3)
+odd = numbers | st.sampled_from([math.nan, math.inf, -math.inf])
+rollout = st.tuples(odd, odd, st.floats(0, 1), st.integers(0, 10**9))
+group = st.tuples(st.integers(0, _COUNT - 1), st.lists(rollout, max_size=9), st.integers(0, 9).map(lambda n: n == 0))
+
+
+def build(items: list[Any]) -> Groups:
+    return Groups.from_lists(
+        [row for row, _, _ in items],
+        [[r[0] for r in rollouts] for _, rollouts, _ in items],
+        signal=[[r[1] for r in rollouts] for _, rollouts, _ in items],
+        success=[[r[2] for r in rollouts] for _, rollouts, _ in items],
+        tokens=[[r[3] for r in rollouts] for _, rollouts, _ in items],
+        failed=[failed for _, _, failed in items],
+    )
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    st.lists(st.lists(group, max_size=12), max_size=4),
+    st.sampled_from([0.0, 0.15, 2.0]),
+    st.sampled_from([0.5, 0.0, 0.9]),
+)
+def test_observe_against_the_slow_reference(batches: list[list[Any]], tolerance: float, threshold: float) -> None:
+    table, model = StatsTable(), fresh_model()
+    table.rows_for(make_keys(_COUNT))
+    for step, items in enumerate(batches):
+        groups = build(items)
+        table.observe(groups, step, tolerance=tolerance, threshold=threshold)
+        slow_observe(model, groups, step, tolerance, threshold)
+        same(table, model)
+
+
+@settings(deadline=None)
+@given(st.lists(group, max_size=14), st.integers(0, 14))
+def test_how_a_batch_is_cut_makes_no_difference(items: list[Any], cut: int) -> None:
+    groups = build(items)
+    whole, parts = StatsTable(), StatsTable()
+    for table in (whole, parts):
+        table.rows_for(make_keys(_COUNT))
+    whole.observe(groups, 3, tolerance=0.1)
+    for mask in (np.arange(len(groups)) < cut, np.arange(len(groups)) >= cut):
+        parts.observe(groups.select(mask), 3, tolerance=0.1)
+    for name in SHARED_COLUMNS:
+        assert whole.col(name).tobytes() == parts.col(name).tobytes(), name
+
+
+def observe(table: StatsTable, rewards: list[list[float]], **options: Any) -> None:
+    table.observe(Groups.from_lists([0] * len(rewards), rewards), 0, tolerance=0.0, **options)
+
+
+def test_streaks() -> None:
+    table = StatsTable()
+    table.rows_for(make_keys(1))
+
+    def state() -> tuple[int, int]:
+        return int(table.col("streak")[0]), int(table.col("streak_kind")[0])
+
+    observe(table, [[1, 1], [1, 1, 1]])
+    assert state() == (2, 1)
+    observe(table, [[0, 0]])
+    assert state() == (1, -1)  # a flip restarts at one
+    observe(table, [[0], [0, 1]])
+    assert state() == (0, 0)
+    observe(table, [[0.5, 0.5]])
+    assert state() == (1, -1)  # easy means above the threshold
+    observe(table, [[0.5, 0.5]], threshold=0.4)
+    assert state() == (1, 1)
+    table.col("streak")[0] = 65534
+    observe(table, [[1]] * 5)
+    assert state() == (65535, 1)  # saturates
+
+
+def test_failures_say_nothing_about_difficulty_and_saturate() -> None:
+    table = StatsTable()
+    table.rows_for(make_keys(2))
+    before = {name: table.col(name).tobytes() for name in SHARED_COLUMNS if name != "failures"}
+    groups = Groups.from_lists(
+        [0, 0, 0, 0, 1],
+        [[1, 1], [], [math.nan, 1], [0, math.inf], [1]],
+        failed=[True, False, False, False, True],
+    )
+    table.observe(groups, 5, tolerance=0.0)
+    assert table.col("failures").tolist() == [4, 1]
+    assert before == {name: table.col(name).tobytes() for name in before}
+    table.col("failures")[0] = 65534
+    table.observe(groups, 5, tolerance=0.0)
+    assert table.col("failures").tolist() == [65535, 2]
+
+
+def test_rows_outside_the_table_are_an_error() -> None:
+    table = StatsTable()
+    table.rows_for(make_keys(2))
+    for row in (-1, 2):
+        with pytest.raises(IndexError, match="table of 2 rows"):
+            table.observe(Groups.from_lists([row], [[1.0]]), 0, tolerance=0.0)
+    table.observe(Groups.empty(), 0, tolerance=0.0)
+    assert not table.col("visits").any()
+
+
+# -- Arrow ----------------------------------------------------------------------------------------------------------
+
+
+def filled() -> StatsTable:
+    table = StatsTable()
+    table.rows_for(make_keys(100), sources=["math"] * 60 + ["code"] * 40)
+    table.declare("greso", {"p": Column("f4", math.nan), "ok": Column(bool, True), "n": Column("i8", -5)})
+    draw = np.random.default_rng(1)
+    for step in range(5):
+        rows = draw.integers(0, 100, 50)
+        table.observe(Groups.from_lists(rows, draw.integers(0, 2, (50, 3)).tolist()), step, tolerance=0.0)
+    table.col("greso.p")[::3] = draw.random(34)
+    table.col("greso.ok")[::2] = False
+    return table
+
+
+def equal(one: StatsTable, other: StatsTable) -> None:
+    assert keys_bytes(one.keys) == keys_bytes(other.keys)
+    assert one.sources == other.sources and one.columns.keys() == other.columns.keys()
+    for name in one.columns:
+        assert one.columns[name].same(other.columns[name]), name
+        assert one.col(name).tobytes() == other.col(name).tobytes(), name
+
+
+def test_arrow_there_and_back() -> None:
+    table = filled()
+    again = StatsTable.from_arrow(table.to_arrow())
+    equal(table, again)
+    assert fingerprint(table.keys) == again.fingerprint()
+    assert np.array_equal(again.rows_for(make_keys(120), create=True), np.arange(120))
+    assert again.col("greso.n")[110] == -5
+    whole = table.to_arrow()
+    equal(table, StatsTable.from_arrow([whole.slice(0, 33), whole.slice(33, 0), whole.slice(33)]))
+    equal(StatsTable(), StatsTable.from_arrow(StatsTable().to_arrow()))
+
+
+def test_arrow_of_some_rows() -> None:
+    table = filled()
+    some = StatsTable.from_arrow(table.to_arrow(np.array([7, 3, 90])))
+    assert keys_bytes(some.keys) == [keys_bytes(table.keys)[i] for i in (7, 3, 90)]
+    assert some.col("visits").tolist() == table.col("visits")[[7, 3, 90]].tolist()
+
+
+def test_arrow_that_is_no_table_is_refused() -> None:
+    data = filled().to_arrow()
+    with pytest.raises(ValueError, match="a key occurs twice"):
+        StatsTable.from_arrow([data, data.slice(0, 1)])
+    with pytest.raises(ValueError, match="not a statistics table"):
+        StatsTable.from_arrow(pa.table({"key": [b"x" * 16]}))
+    with pytest.raises(ValueError, match="not a statistics table"):
+        StatsTable.from_arrow([])
+    other = StatsTable()
+    with pytest.raises(ValueError, match="different statistics tables"):
+        StatsTable.from_arrow([data, other.to_arrow()])
+    position = data.schema.get_field_index("visits")
+    with pytest.raises(ValueError, match="visits has missing values"):
+        StatsTable.from_arrow(data.set_column(position, "visits", pa.nulls(100, pa.uint32())))
+    with pytest.raises(ValueError, match="visits holds int64"):
+        StatsTable.from_arrow(data.set_column(position, "visits", pa.array(range(100), pa.int64())))

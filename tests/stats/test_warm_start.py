@@ -1,0 +1,338 @@
+"""Warm start from every kind of source, at a discount."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.stats.postgres import PostgresServer
+from verl_adaptive.groups import Groups
+from verl_adaptive.stats import (
+    Journal,
+    JournalError,
+    SnapshotError,
+    StatsTable,
+    StoreError,
+    dataset_keys,
+    key_hex,
+    keys_bytes,
+    warm_start,
+    write_snapshot,
+)
+from verl_adaptive.testing.stores import make_keys
+
+KEYS = make_keys(6)
+
+
+def other_run() -> StatsTable:
+    """Prompt 0 easy four times, 1 mixed, 2 hard twice, 3 seen once, 4 only failed, 5 never."""
+    table = StatsTable()
+    table.rows_for(KEYS)
+    for step in range(4):
+        rewards = [[1.0] * 8, [0, 1, 0, 1, 0, 0, 0, 0], [0.0] * 8, [1.0], [1.0]]
+        rows = [0, 1, 2, 3, 4]
+        keep = rows if step == 0 else ([0, 1, 2, 4] if step == 3 else [0, 1, 4])
+        table.observe(
+            Groups.from_lists(
+                [rows[i] for i in keep],
+                [rewards[i] for i in keep],
+                tokens=[[100] * len(rewards[i]) for i in keep],
+                failed=[i == 4 for i in keep],
+            ),
+            step,
+            tolerance=0.0,
+        )
+    table.col("retired")[2] = 1
+    return table
+
+
+def fresh(*positions: int) -> StatsTable:
+    table = StatsTable()
+    table.rows_for(KEYS[list(positions)])
+    return table
+
+
+def numbers(table: StatsTable, *names: str) -> list[list[float]]:
+    return [table.col(name).tolist() for name in names]
+
+
+@pytest.fixture(params=["snapshot", "checkpoint", "journal", "postgres"])
+def source(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param in ("snapshot", "checkpoint"):
+        folder = tmp_path / "global_step_9" / "adaptive"
+        write_snapshot(folder, other_run(), {}, meta={"policy": "x"})
+        return str(folder if request.param == "snapshot" else tmp_path)
+    server = request.getfixturevalue("postgres") if request.param == "postgres" else None
+    url = server.new_database() if isinstance(server, PostgresServer) else f"sqlite:///{tmp_path}/run.sqlite"
+    with Journal.open(url, run_id="project/run") as journal:
+        whole = other_run()
+        for step in range(4):
+            pick = [i for i in range(5) if whole.col("visits")[i] > step or i == 4]
+            if step in (1, 2):
+                pick = [0, 1, 4]
+            if step == 3:
+                pick = [0, 1, 2, 4]
+            rewards = [[1.0] * 8, [0, 1, 0, 1, 0, 0, 0, 0], [0.0] * 8, [1.0], [1.0]]
+            groups = Groups.from_lists(
+                pick,
+                [rewards[i] for i in pick],
+                tokens=[[100] * len(rewards[i]) for i in pick],
+                failed=[i == 4 for i in pick],
+            )
+            journal.commit_step(step, groups, KEYS[pick], ["k"] * len(pick))
+    Journal.open(url, run_id="project/later").close()
+    return f"{url}#project/run"
+
+
+def test_evidence_becomes_pseudo_counts(source: str) -> None:
+    table = fresh(5, 2, 1, 0, 3, 4)  # another order
+    report = warm_start(table, source, discount=0.5)
+    assert numbers(table, "rollouts", "successes") == [[0, 8, 16, 16, 1, 0], [0, 0, 4, 16, 1, 0]]
+    assert numbers(table, "visits", "streak", "streak_kind") == [
+        [0, 1, 2, 2, 1, 0],
+        [0, 1, 0, 2, 1, 0],
+        [0, -1, 0, 1, 1, 0],
+    ]
+    assert numbers(table, "tokens", "signal_sum", "reward_sum") == [
+        [0, 800, 1600, 1600, 100, 0],
+        [0, 0, 4, 16, 1, 0],
+        [0, 0, 4, 16, 1, 0],
+    ]
+    assert np.array_equal(table.col("last_rate"), np.float32([np.nan, 0, 0.25, 1, 1, np.nan]), equal_nan=True)
+    for name in ("first_step", "last_step"):
+        assert (table.col(name) == -1).all()
+    assert not table.col("retired").any() and not table.col("failures").any()
+    assert (report.offered, report.matched, report.used, report.prompts, report.rollouts) == (4, 4, 4, 6, 41)
+    assert report.match_rate == pytest.approx(4 / 6) and "4 of 6 prompts (66.7%)" in str(report)
+
+
+def test_thin_evidence_vanishes_and_own_evidence_wins(source: str) -> None:
+    table = fresh(0, 3)
+    table.observe(Groups.from_lists([0], [[0.0, 1.0]]), 1, tolerance=0.0)
+    before = {name: table.col(name).tobytes() for name in table.columns}
+    report = warm_start(table, source, discount=0.1)  # one rollout of prompt 3 becomes none
+    assert (report.matched, report.used) == (2, 0)
+    assert before == {name: table.col(name).tobytes() for name in table.columns}
+
+
+def test_a_full_discount_keeps_everything(source: str) -> None:
+    table, theirs = fresh(0, 1, 2, 3, 4, 5), other_run()
+    warm_start(table, source, discount=1)
+    for name in ("visits", "rollouts", "successes", "signal_sum", "signal_sqsum", "tokens", "streak", "streak_kind"):
+        assert np.array_equal(table.col(name), np.where(theirs.col("visits") > 0, theirs.col(name), 0)), name
+
+
+def test_nothing_matching_is_said_loudly(source: str, caplog: pytest.LogCaptureFixture) -> None:
+    table = StatsTable()
+    table.rows_for(make_keys(5, seed=7))
+    caplog.set_level(logging.WARNING)
+    report = warm_start(table, source, discount=0.5)
+    assert report.matched == 0 and report.match_rate == 0.0
+    assert "Nothing matches" in caplog.text and "adaptive.id_key" in caplog.text
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.lists(st.tuples(st.integers(1, 2000), st.floats(0, 1)), min_size=1, max_size=6), st.floats(0.001, 1))
+def test_rates_survive_any_discount(evidence: list[tuple[int, float]], discount: float) -> None:
+    theirs = fresh(*range(len(evidence)))
+    n, c = np.array([e[0] for e in evidence]), np.array([round(e[0] * e[1]) for e in evidence], dtype=float)
+    zero = np.zeros(len(n))
+    totals: dict[str, Any] = {"success": c, "signal": c, "signal_sq": c, "reward": c, "tokens": n * 10}
+    theirs.observe_totals(np.arange(len(n)), 0, n=n, kind=zero.astype(int), failed=zero.astype(bool), **totals)
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        write_snapshot(folder, theirs, {}, meta={})
+        table = fresh(*range(len(evidence)))
+        warm_start(table, folder, discount=discount)
+    rollouts = table.col("rollouts")
+    assert np.array_equal(rollouts, np.floor(discount * n + 0.5))
+    some = rollouts > 0
+    assert np.allclose(table.col("successes")[some] / rollouts[some], c[some] / n[some], rtol=1e-12, atol=0)
+    assert np.array_equal(table.col("tokens")[some], 10 * rollouts[some])
+    assert not table.col("visits")[~some].any()
+
+
+# -- offline evaluations ----------------------------------------------------------------------------------------------
+
+
+def rows() -> list[dict[str, Any]]:
+    return [
+        {
+            "data_source": "gsm8k",
+            "prompt": [{"role": "user", "content": f"What is {i} + {i}?"}],
+            "reward_model": {"style": "rule", "ground_truth": str(2 * i)},
+            "extra_info": {"id": f"p{i}"},
+        }
+        for i in range(6)
+    ]
+
+
+def data_set(id_key: str | None = None) -> StatsTable:
+    table = StatsTable()
+    table.rows_for(dataset_keys(rows(), id_key=id_key))
+    return table
+
+
+def save(path: Path, data: list[dict[str, Any]]) -> str:
+    if path.suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist(data), path)
+    else:
+        path.write_text("\n".join(json.dumps(row) for row in data) + "\n\n")
+    return str(path)
+
+
+FORMS: dict[str, list[dict[str, Any]]] = {
+    "counts": [{**row, "n": 8, "successes": c, "tokens": 800} for row, c in zip(rows(), [8, 4, 0], strict=False)],
+    "rates": [{**row, "n": 8, "pass_rate": c / 8, "tokens": 800} for row, c in zip(rows(), [8, 4, 0], strict=False)],
+    "samples": [
+        {**row, "score": float(i < c), "tokens": 100}
+        for i in range(8)
+        for row, c in zip(rows(), [8, 4, 0], strict=False)
+    ],
+    "lists": [
+        {**row, "score": [1.0] * c + [0.0] * (8 - c), "tokens": 800} for row, c in zip(rows(), [8, 4, 0], strict=False)
+    ],
+    "two rows a prompt": [
+        {**row, "n": 4, "successes": c / 2, "tokens": 400}
+        for _ in range(2)
+        for row, c in zip(rows(), [8, 4, 0], strict=False)
+    ],
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    ("name", "suffix"),
+    [(name, suffix) for name in ("content", "ground_truth", "hex", "id") for suffix in (".jsonl", ".parquet")]
+    + [("bytes", ".parquet")],  # JSON has no bytes
+)
+def test_every_documented_form(form: str, suffix: str, name: str, tmp_path: Path) -> None:
+    id_key = "extra_info.id" if name == "id" else None
+    by_content = dict(zip(map(repr, rows()), dataset_keys(rows(), id_key=id_key), strict=True))
+    out = []
+    for entry in FORMS[form]:
+        row = {k: entry[k] for k in rows()[0]}
+        key = np.array(by_content[repr(row)])
+        rest = {k: v for k, v in entry.items() if k not in row}
+        if name == "ground_truth":
+            row = {"data_source": "gsm8k", "prompt": row["prompt"], "ground_truth": row["reward_model"]["ground_truth"]}
+        elif name == "hex":
+            row = {"key": key_hex(key)}
+        elif name == "bytes":
+            row = {"key": keys_bytes(key.reshape(1))[0]}
+        elif name == "id":
+            row = {"extra_info": row["extra_info"]}
+        out.append({**row, **rest})
+    table = data_set(id_key)
+    report = warm_start(table, save(tmp_path / f"eval{suffix}", out), discount=0.5, id_key=id_key)
+    assert (report.kind, report.offered, report.matched, report.used) == ("results", 3, 3, 3)
+    assert numbers(table, "rollouts", "successes", "tokens") == [
+        [4, 4, 4, 0, 0, 0],
+        [4, 2, 0, 0, 0, 0],
+        [400, 400, 400, 0, 0, 0],
+    ]
+    assert numbers(table, "visits", "streak", "streak_kind") == [
+        [1, 1, 1, 0, 0, 0],
+        [1, 0, 1, 0, 0, 0],
+        [1, 0, -1, 0, 0, 0],
+    ]
+    assert table.col("signal_sqsum").tolist() == [4, 2, 0, 0, 0, 0]
+
+
+def test_scores_need_not_be_zero_or_one(tmp_path: Path) -> None:
+    data = [{**rows()[0], "score": [0.1, 0.1, 0.6]}, {**rows()[1], "score": [0.3, 0.35]}]
+    table = data_set()
+    warm_start(table, save(tmp_path / "e.jsonl", data), discount=1, tolerance=0.1, success=0.5)
+    assert numbers(table, "successes", "streak_kind")[0][:2] == [1, 0]
+    assert table.col("streak_kind")[:2].tolist() == [0, -1]
+    assert table.col("signal_sum")[0] == pytest.approx(0.8) and table.col("signal_sqsum")[0] == pytest.approx(0.38)
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"n": 0, "successes": 0}, "n=0 is not a positive whole number"),
+        ({"n": 2.5, "successes": 0}, "n=2.5"),
+        ({"n": 4}, "successes or pass_rate"),
+        ({"n": 4, "successes": 5}, "5.0 successes in 4"),
+        ({"n": 4, "pass_rate": -0.1}, "-0.4 successes"),
+        ({"n": 4, "pass_rate": math.nan}, "nan successes"),
+        ({"score": []}, "score="),
+        ({"score": "good"}, "could not convert"),
+        ({"score": [1, math.inf]}, "score="),
+        ({"reward": 1}, "neither n nor score"),
+        ({"key": "abc", "score": 1}, "32 hex digits"),
+        ({"prompt": None, "score": 1}, "neither key nor prompt"),
+    ],
+)
+def test_bad_rows_are_named(row: dict[str, Any], message: str, tmp_path: Path) -> None:
+    path = save(tmp_path / "e.jsonl", [{**rows()[0], "score": 1}, {**rows()[1], **row}])
+    with pytest.raises(StoreError, match=message) as caught:
+        warm_start(data_set(), path, discount=0.5)
+    assert f"{path}, row 1" in str(caught.value)
+
+
+def test_bad_sources_are_named(tmp_path: Path) -> None:
+    (tmp_path / "bad.jsonl").write_text('{"n": 1}\nnot json\n')
+    (tmp_path / "list.jsonl").write_text("[1]\n")
+    (tmp_path / "bad.parquet").write_bytes(b"PAR1 not really")
+    (tmp_path / "what.txt").write_text("hello")
+    (tmp_path / "empty").mkdir()
+    write_snapshot(tmp_path / "torn", other_run(), {}, meta={})
+    (tmp_path / "torn" / "manifest.json").write_text("{")
+    (tmp_path / "nothing.jsonl").write_text("")
+    for name, message in [
+        ("bad.jsonl", "neither key nor prompt"),
+        ("list.jsonl", "line 1: not an object"),
+        ("bad.parquet", "not a Parquet file"),
+        ("what.txt", "neither a SQLite file"),
+        ("empty", "holds no store"),
+        ("gone", "does not exist"),
+    ]:
+        with pytest.raises(StoreError, match=message) as caught:
+            warm_start(data_set(), tmp_path / name, discount=0.5)
+        assert str(tmp_path / name) in str(caught.value)
+    (tmp_path / "bad.jsonl").write_text(json.dumps({**rows()[0], "score": 1}) + "\nnot json\n")
+    with pytest.raises(StoreError, match="line 2: not JSON"):
+        warm_start(data_set(), tmp_path / "bad.jsonl", discount=0.5)
+    with pytest.raises(SnapshotError, match="damaged"):
+        warm_start(data_set(), tmp_path / "torn", discount=0.5)
+    assert warm_start(data_set(), tmp_path / "nothing.jsonl", discount=0.5).offered == 0
+    for discount in (0, -1, 1.5, math.nan):
+        with pytest.raises(ValueError, match="warm_start_discount"):
+            warm_start(data_set(), tmp_path / "nothing.jsonl", discount=discount)
+
+
+def test_a_journal_of_several_runs_asks_which(tmp_path: Path) -> None:
+    path = str(tmp_path / "j.sqlite")
+    for run in ("a", "b"):
+        with Journal.open(path, run_id=run) as journal:
+            journal.commit_step(1, Groups.from_lists([0], [[1.0]]), KEYS[:1], ["k"])
+    with pytest.raises(JournalError, match="holds 2 runs, name one: a, b"):
+        warm_start(fresh(0), path, discount=1)
+    assert warm_start(fresh(0), f"{path}#b", discount=1).used == 1
+    assert warm_start(fresh(0), path, discount=1, run="a").used == 1
+    with pytest.raises(JournalError, match="no run 'c'"):
+        warm_start(fresh(0), f"{path}#c", discount=1)
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(content=st.binary(max_size=300))
+def test_files_of_anything_are_an_error_of_ours(content: bytes, tmp_path: Path) -> None:
+    for name in ("x.jsonl", "x.parquet"):
+        (tmp_path / name).write_bytes(content)
+        try:
+            warm_start(data_set(), tmp_path / name, discount=0.5)
+        except StoreError as error:
+            assert name in str(error)

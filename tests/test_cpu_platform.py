@@ -1,0 +1,260 @@
+"""The CPU platform: on only when asked for, loud when it fails. Each case has a process of its own."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+PLUGIN = "verl_adaptive_cpu"
+
+needs_verl = pytest.mark.skipif(importlib.util.find_spec("verl") is None, reason="verl is not installed")
+
+
+def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run code in a fresh interpreter, without the variables that matter here except those given."""
+    cleared = {
+        "VERL_PLATFORM",
+        "VLLM_PLUGINS",
+        "TORCHDYNAMO_DISABLE",
+        "VLLM_CPU_KVCACHE_SPACE",
+        "VERL_USE_EXTERNAL_PLUGINS",
+    }
+    env = {name: value for name, value in os.environ.items() if name not in cleared}
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        env={**env, **environment},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+
+
+def output(code: str, **environment: str) -> list[str]:
+    """The lines that the code prints, having succeeded."""
+    done = run(code, **environment)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_importing_changes_nothing() -> None:
+    code = """
+        import os, sys
+        before = dict(os.environ), len(sys.meta_path)
+        from verl_adaptive.integration import cpu
+        from verl_adaptive.integration.cpu import vllm_plugin
+        cpu.register()
+        vllm_plugin.register()
+        print((dict(os.environ), len(sys.meta_path)) == before)
+        print(sorted({"torch", "ray", "verl", "vllm"} & set(sys.modules)))
+        """
+    assert output(code) == ["True", "[]"]
+    assert output(code, VERL_PLATFORM="nvidia") == ["True", "[]"]
+
+
+@needs_verl
+@pytest.mark.verl
+def test_not_registered_unless_asked_for() -> None:
+    code = """
+        import verl
+        from verl.plugin.platform import PlatformRegistry
+        print(PlatformRegistry.get("cpu"))
+        """
+    assert output(code) == ["None"]
+
+
+@needs_verl
+@pytest.mark.verl
+def test_registered_by_importing_verl() -> None:
+    lines = output(
+        """
+        import os, sys
+        import verl
+        from verl.plugin.platform import get_platform
+        from verl.utils.distributed import initialize_global_process_group_ray
+        platform = get_platform()
+        print(platform.device_name, platform.communication_backend_name(), platform.current_device())
+        print(platform.is_platform_available(), platform.is_available(), platform.device_module.is_available())
+        print(os.environ["TORCHDYNAMO_DISABLE"], os.environ["VLLM_CPU_KVCACHE_SPACE"])
+        print(hasattr(initialize_global_process_group_ray, "__wrapped__"), "verl.workers" in sys.modules)
+        """,
+        VERL_PLATFORM=" CPU ",
+        TORCHDYNAMO_DISABLE="0",
+    )
+    assert lines == ["cpu gloo cpu", "False True True", "0 1", "True False"]
+
+
+@needs_verl
+@pytest.mark.verl
+def test_a_training_worker_gets_gloo_and_an_engine() -> None:
+    code = """
+        import os, socket
+        import verl
+        import torch
+        from verl.utils.distributed import initialize_global_process_group_ray
+        with socket.socket() as s:
+            s.bind(("127.0.0.1", 0))
+            os.environ["DIST_INIT_METHOD"] = f"tcp://127.0.0.1:{s.getsockname()[1]}"
+        for _ in range(2):  # actor and critic may share a process
+            initialize_global_process_group_ray()
+        print(torch.distributed.get_backend())
+        from verl.workers.engine import EngineRegistry
+        print(EngineRegistry.get_engine_cls("language_model", "fsdp2").__name__)
+        print(EngineRegistry.get_engine_cls("value_model", "fsdp2").__name__)
+        from verl.workers.engine.fsdp import transformer_impl
+        print(transformer_impl.CPUOffloadPolicy(pin_memory=True).pin_memory)
+        """
+    lines = output(code, VERL_PLATFORM="cpu", RANK="0", WORLD_SIZE="1")
+    assert lines[-4:] == ["cpu:gloo", "FSDPEngineWithLMHead", "FSDPEngineWithValueHead", "False"]
+
+
+@needs_verl
+@pytest.mark.verl
+@pytest.mark.parametrize(
+    ("vllm_plugins", "broken", "told"),
+    [
+        ("something_else", "", "VLLM_PLUGINS='something_else' leaves out 'verl_adaptive_cpu'"),
+        (None, "importlib.metadata.entry_points = lambda **_: []", "is not installed"),
+        (None, "sys.modules['verl.plugin.platform.platform_manager'] = None", "ModuleNotFoundError"),
+    ],
+    ids=["vllm plugin forbidden", "vllm plugin missing", "another verl"],
+)
+def test_failure_is_loud(vllm_plugins: str | None, broken: str, told: str) -> None:
+    environment = {} if vllm_plugins is None else {"VLLM_PLUGINS": vllm_plugins}
+    done = run(
+        f"""
+        import importlib.metadata, sys
+        from verl_adaptive.integration import cpu
+        {broken}
+        try:
+            cpu.register()
+        except Exception:
+            print("swallowed, as verl does")
+        print("went on")
+        """,
+        VERL_PLATFORM="cpu",
+        **environment,
+    )
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert "verl-adaptive: VERL_PLATFORM=cpu was asked for" in done.stderr
+    assert told in done.stderr
+
+
+def test_vllm_is_found_under_both_names(tmp_path: object) -> None:
+    code = """
+        import importlib.metadata as metadata, sys
+        from verl_adaptive.integration.cpu.fixes import name_vllm
+        sys.path[:] = [entry for entry in sys.path if "site-packages" not in entry] + sys.argv[1:]
+        sys.path.insert(0, {folder!r})
+        name_vllm()
+        name_vllm()
+        try:
+            print(metadata.version("vllm"))
+        except metadata.PackageNotFoundError:
+            print("absent")
+        print(sum(type(finder).__name__ == "_VllmAliasFinder" for finder in sys.meta_path))
+        """
+    for installed, expected in (
+        ({"vllm-cpu": "0.28.0"}, "0.28.0+cpu"),
+        ({"vllm-cpu": "0.28.0", "vllm": "0.27.0+cpu"}, "0.27.0+cpu"),
+        ({}, "absent"),
+    ):
+        folder = tmp_path / expected  # type: ignore[operator]
+        folder.mkdir()
+        for name, version in installed.items():
+            info = folder / f"{name.replace('-', '_')}-{version}.dist-info"
+            info.mkdir()
+            (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        assert output(code.replace("{folder!r}", repr(str(folder)))) == [expected, "1"]
+
+
+@needs_verl
+@pytest.mark.verl
+def test_saved_weights_are_a_copy() -> None:
+    code = """
+        import types
+        import verl
+        import torch
+        from verl_adaptive.integration.cpu import fixes
+        from verl.utils import fsdp_utils
+        live = torch.ones(3)
+        def save(model):
+            return {"w": (live.detach().cpu(), None)}, "spec"
+        fsdp_utils.fsdp2_sharded_save_to_cpu = save
+        fixes.copy_saved_weights()
+        fixes.copy_saved_weights()
+        state, spec = fsdp_utils.fsdp2_sharded_save_to_cpu(None)
+        live.zero_()
+        print(spec, state["w"][0].tolist())
+        """
+    assert output(code, VERL_PLATFORM="cpu")[-1] == "spec [1.0, 1.0, 1.0]"
+
+
+@needs_verl
+@pytest.mark.verl
+def test_gloo_engine_sends_weights() -> None:
+    """Two processes' worth of engine in one: a master and a worker, in threads."""
+    code = """
+        import asyncio, threading
+        import verl
+        import torch
+        from verl_adaptive.integration.cpu import gloo_engine
+        gloo_engine.ray.util.get_node_ip_address = lambda: "127.0.0.1"
+        from verl.checkpoint_engine.base import CheckpointEngineRegistry as Registry
+        # odd sizes, several dtypes, one tensor larger than a bucket, one empty bucket tail
+        weights = {
+            "a": torch.arange(7, dtype=torch.float32), "b": torch.ones(3, dtype=torch.bfloat16),
+            "c": torch.randn(40, 10), "d": torch.arange(5, dtype=torch.int64),
+        }
+        master = Registry.new("gloo", bucket_size=512, is_master=True)
+        worker = Registry.new("gloo", bucket_size=512)
+        for _ in range(2):  # an engine serves one sync after another
+            metadata = [master.prepare(), worker.prepare()]
+            of_trainer, of_rollout = type(master).build_topology(2, 1, metadata)
+            assert of_trainer["rank"] == [0, -1]
+            first = lambda kwargs: {name: values[0] for name, values in kwargs.items()}
+            idle = Registry.new("gloo", bucket_size=512)
+            idle.init_process_group(**{name: values[1] for name, values in of_trainer.items()})
+            assert asyncio.run(idle.send_weights(iter(weights.items()))) == {}
+            received = {}
+            async def receive():
+                async for name, weight in worker.receive_weights():
+                    received[name] = weight.clone()
+            def work():
+                worker.init_process_group(**first(of_rollout))
+                asyncio.run(receive())
+            thread = threading.Thread(target=work)
+            thread.start()
+            master.init_process_group(**first(of_trainer))
+            metrics = asyncio.run(master.send_weights(iter(weights.items())))
+            thread.join(60)
+            master.finalize(); worker.finalize()
+            same = all(torch.equal(received[name], weight) for name, weight in weights.items())
+            print(list(received) == list(weights), same, metrics)
+        """
+    assert output(code, VERL_PLATFORM="cpu")[-2:] == ["True True {'weight_sync/bytes': 1674}"] * 2
+
+
+@needs_verl
+@pytest.mark.verl
+def test_platform_preset_composes() -> None:
+    """verl's own configuration accepts the preset, and its dataclasses accept the values."""
+    code = """
+        import verl.trainer, os
+        from hydra import compose, initialize_config_dir
+        folder = os.path.join(os.path.dirname(verl.trainer.__file__), "config")
+        with initialize_config_dir(folder, version_base=None):
+            overrides = ["+adaptive/platform=cpu", "actor_rollout_ref.rollout.max_num_seqs=8"]
+            config = compose("ppo_trainer", overrides=overrides)
+        from verl.utils.config import omega_conf_to_dataclass
+        actor = omega_conf_to_dataclass(config.actor_rollout_ref.actor)
+        rollout = omega_conf_to_dataclass(config.actor_rollout_ref.rollout)
+        print(actor.strategy, actor.fsdp_config.strategy, actor.use_dynamic_bsz, config.actor_rollout_ref.ref.strategy)
+        print(rollout.name, rollout.dtype, rollout.max_num_seqs, config.trainer.device)
+        """
+    assert output(code, VERL_PLATFORM="cpu")[-2:] == ["fsdp2 fsdp2 True fsdp2", "vllm float32 8 cpu"]

@@ -1,0 +1,243 @@
+"""What `pip install` puts in place: files, entry points, Hydra's search path; and what importing the package pulls in."""
+
+from __future__ import annotations
+
+import configparser
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import zipfile
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = ("verl_adaptive", "hydra_configs", "hydra_plugins")
+HEAVY = ("verl", "torch", "ray", "transfer_queue", "vllm", "transformers")
+
+pytestmark = pytest.mark.skipif(not (ROOT / "setup.cfg").exists(), reason="runs in a source tree")
+
+
+def call(*command: object, cwd: Path, **env: str) -> str:
+    done = subprocess.run(
+        [str(c) for c in command],
+        check=False,  # the assertion below shows what it printed
+        cwd=cwd,
+        env={**os.environ, **env},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def files_of(tree: Path) -> set[str]:
+    """Every file of the packages, as the wheel should name it."""
+    files = {p.relative_to(tree).as_posix() for package in PACKAGES for p in (tree / package).rglob("*") if p.is_file()}
+    assert len(files) > 50
+    return files
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory) -> Path:
+    """A clean copy of the sources, so that building leaves nothing behind in the checkout."""
+    tree = tmp_path_factory.mktemp("source") / "verl-adaptive"
+    tree.mkdir()
+    skip = shutil.ignore_patterns("__pycache__", "*.egg-info", ".*", "build", "dist")
+    for item in ROOT.iterdir():
+        if item.is_dir() and not item.name.startswith(".") and not item.name.endswith(".egg-info"):
+            shutil.copytree(item, tree / item.name, ignore=skip)
+        elif item.is_file() and not item.name.startswith("."):
+            shutil.copy(item, tree)
+    return tree
+
+
+def build(kind: str, tree: Path, out: Path) -> Path:
+    """Call the build backend as pip does, without isolation: no network."""
+    out.mkdir(exist_ok=True)
+    call(sys.executable, "-c", f"import setuptools.build_meta as b; b.build_{kind}({str(out)!r})", cwd=tree)
+    (built,) = out.iterdir()
+    return built
+
+
+@pytest.fixture(scope="module")
+def wheel(tree, tmp_path_factory) -> Path:
+    return build("wheel", tree, tmp_path_factory.mktemp("wheel"))
+
+
+def contents(wheel: Path) -> set[str]:
+    with zipfile.ZipFile(wheel) as file:
+        return {name for name in file.namelist() if ".dist-info/" not in name}
+
+
+def test_wheel_holds_the_packages_and_nothing_else(tree, wheel) -> None:
+    assert contents(wheel) == files_of(tree)
+    assert "verl_adaptive/py.typed" in contents(wheel)
+    assert "hydra_configs/verl_adaptive/adaptive/greso.yaml" in contents(wheel)
+
+
+def test_sdist_builds_the_same_wheel(tree, wheel, tmp_path) -> None:
+    sdist = build("sdist", tree, tmp_path / "sdist")
+    with tarfile.open(sdist) as file:
+        file.extractall(tmp_path / "unpacked", filter="data")
+    (unpacked,) = (tmp_path / "unpacked").iterdir()
+    assert {"LICENSE", "setup.cfg", "pyproject.toml"} <= {p.name for p in unpacked.iterdir()}
+    assert contents(build("wheel", unpacked, tmp_path / "again")) == contents(wheel)
+
+
+def test_namespace_packages_stay_namespaces() -> None:
+    """An ``__init__.py`` there would hide every other Hydra plugin's configs; below, Hydra needs one in every folder."""
+    for package in ("hydra_configs", "hydra_plugins"):
+        assert not (ROOT / package / "__init__.py").exists()
+        folders = {p.parent for suffix in ("*.py", "*.yaml") for p in (ROOT / package).rglob(suffix)}
+        assert folders and all((folder / "__init__.py").exists() for folder in folders)
+
+
+def test_metadata(wheel) -> None:
+    with zipfile.ZipFile(wheel) as file:
+        (metadata,) = [file.read(n).decode() for n in file.namelist() if n.endswith(".dist-info/METADATA")]
+        (points,) = [file.read(n).decode() for n in file.namelist() if n.endswith("/entry_points.txt")]
+        assert any(n.endswith("LICENSE") for n in file.namelist())
+    required = [line.split(": ", 1)[1] for line in metadata.splitlines() if line.startswith("Requires-Dist:")]
+    always = {r.lower() for r in required if "extra ==" not in r}
+    assert not any(r.startswith(HEAVY) for r in always), "installing the plugin must not touch torch or verl"
+    assert any(r.startswith("verl") and ">=0.9.1" in r and "<0.10" in r for r in required)
+    assert "Requires-Python: >=3.10" in metadata
+
+    parsed = configparser.ConfigParser()
+    parsed.optionxform = str  # type: ignore[assignment]
+    parsed.read_string(points)
+    assert {group: dict(parsed[group]) for group in parsed.sections()} == {
+        "verl.plugins": {"adaptive": "verl_adaptive.integration.plugin"},
+        "hydra.plugins": {"verl_adaptive": "hydra_plugins.verl_adaptive.search_path:AdaptiveSearchPath"},
+        "vllm.general_plugins": {"verl_adaptive_cpu": "verl_adaptive.integration.cpu.vllm_plugin:register"},
+        "console_scripts": {"verl-adaptive": "verl_adaptive.cli:main"},
+    }
+
+
+def test_entry_points_name_what_exists() -> None:
+    """By file, not by import: two of them import verl."""
+    parsed = configparser.ConfigParser()
+    parsed.read(ROOT / "setup.cfg")
+    lines = [line for line in "\n".join(parsed["options.entry_points"].values()).splitlines() if " = " in line]
+    assert len(lines) == 4
+    for line in lines:
+        module, _, name = line.split(" = ")[1].partition(":")
+        base = ROOT / module.replace(".", "/")
+        file = base.with_suffix(".py") if base.with_suffix(".py").exists() else base / "__init__.py"
+        assert file.exists(), line
+        assert not name or f"def {name}(" in file.read_text() or f"class {name}(" in file.read_text(), line
+
+
+def test_the_search_path_plugin_is_what_hydra_asks_for() -> None:
+    """Hydra 1.4 loads one concrete plugin class per entry point."""
+    from hydra.core.config_search_path import ConfigSearchPath
+    from hydra.plugins.search_path_plugin import SearchPathPlugin
+
+    from hydra_plugins.verl_adaptive.search_path import AdaptiveSearchPath
+
+    appended = []
+
+    class Recorder(ConfigSearchPath):
+        def get_path(self):
+            return []
+
+        def append(self, provider, path, anchor=None):
+            appended.append((provider, path))
+
+        def prepend(self, provider, path, anchor=None):
+            raise AssertionError("the user's own configs come first")
+
+    assert issubclass(AdaptiveSearchPath, SearchPathPlugin)
+    AdaptiveSearchPath().manipulate_search_path(Recorder())
+    assert appended == [("verl-adaptive", "pkg://hydra_configs.verl_adaptive")]
+
+
+CHECK_INSTALL = """
+import os, sys, warnings
+warnings.simplefilter("error")
+import verl_adaptive
+assert os.path.realpath(verl_adaptive.__file__).startswith(os.path.realpath(sys.argv[1])), verl_adaptive.__file__
+assert verl_adaptive.__version__ == "0.1.0", verl_adaptive.__version__
+from hydra import compose, initialize_config_dir
+open("main.yaml", "w").write("trainer: {v1: {trainer_mode: sync, sampler: {custom_sampler: {path: null, name: null}}}}")
+with initialize_config_dir(os.getcwd(), version_base=None):
+    config = compose("main", overrides=["+adaptive=greso", "adaptive/allocator=pilot_commit", "adaptive.seed=3"])
+assert config.trainer.v1.trainer_mode == "adaptive_sync"
+from omegaconf import OmegaConf
+from verl_adaptive.config import AdaptiveConfig
+from verl_adaptive.policy import build_policy
+policy = build_policy(AdaptiveConfig.from_mapping(OmegaConf.to_container(config.adaptive)))
+print(policy.sampler.name, policy.allocator.name)
+"""
+
+
+@pytest.mark.parametrize("how", ["regular", "editable"])
+def test_an_install_makes_the_presets_known_to_hydra(how, tree, wheel, tmp_path) -> None:
+    """Into a fresh environment that sees this one's dependencies, but not this one's own install of the package."""
+    pytest.importorskip("pip")
+    call(sys.executable, "-m", "venv", "--without-pip", tmp_path / "env", cwd=tmp_path)
+    python = next((tmp_path / "env").glob("[bS]*/python*"))
+    site = Path(call(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=tmp_path).strip())
+    shared = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
+    (site / "shared.pth").write_text("\n".join(sorted(shared)))  # last on the path; its own .pth files are not run
+    if how == "regular":
+        what = [wheel]
+    else:
+        copy = tmp_path / "checkout"
+        shutil.copytree(tree, copy)
+        what = ["--no-build-isolation", "-e", copy]
+    call(
+        *(sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-deps", "--no-index"),
+        *("--ignore-installed", *what),
+        cwd=tmp_path,
+        PIP_DISABLE_PIP_VERSION_CHECK="1",
+    )
+    (tmp_path / "elsewhere").mkdir()
+    home = site if how == "regular" else tmp_path / "checkout"
+    out = call(python, "-c", CHECK_INSTALL, home, cwd=tmp_path / "elsewhere", PYTHONPATH="")
+    assert out.split() == ["greso", "pilot_commit"]
+    assert list((tmp_path / "env").glob("[bS]*/verl-adaptive*"))
+
+
+IMPORT_ALL = """
+import importlib, pkgutil, sys
+import verl_adaptive
+heavy = sys.argv[1].split(",")
+assert not set(heavy) & set(sys.modules), "import verl_adaptive"
+for module in pkgutil.walk_packages(verl_adaptive.__path__, "verl_adaptive."):
+    if module.name.startswith("verl_adaptive.integration") or module.name.endswith("__main__"):
+        continue
+    importlib.import_module(module.name)
+    loaded = set(heavy) & set(sys.modules)
+    assert not loaded, f"{module.name} pulled in {loaded}"
+    print(module.name)
+"""
+
+
+def test_nothing_outside_the_integration_imports_verl_or_torch() -> None:
+    modules = call(sys.executable, "-c", IMPORT_ALL, ",".join(HEAVY), cwd=ROOT).split()
+    assert {"verl_adaptive.engine", "verl_adaptive.samplers.greso", "verl_adaptive.config"} <= set(modules)
+
+
+def test_import_contract() -> None:
+    pytest.importorskip("importlinter")
+    lint = "from importlinter.cli import lint_imports; import sys; sys.exit(lint_imports(cache_dir=None))"
+    assert "1 kept, 0 broken" in call(sys.executable, "-c", lint, cwd=ROOT)
+
+
+def test_import_contract_would_notice(tmp_path) -> None:
+    pytest.importorskip("importlinter")
+    if find_spec("torch") is None:
+        pytest.skip("torch is not installed")
+    shutil.copytree(ROOT / "verl_adaptive", tmp_path / "verl_adaptive", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "setup.cfg", tmp_path)
+    (tmp_path / "verl_adaptive" / "samplers" / "bad.py").write_text("import torch\n")
+    lint = "import sys; sys.path.insert(0, '.'); from importlinter.cli import lint_imports; "
+    lint += "sys.exit(1 - lint_imports(cache_dir=None))"
+    assert "0 kept, 1 broken" in call(sys.executable, "-c", lint, cwd=tmp_path)

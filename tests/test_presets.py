@@ -1,0 +1,244 @@
+"""The presets, composed by Hydra exactly as ``python -m verl.trainer.main_ppo … +adaptive=<preset>`` composes them."""
+
+from __future__ import annotations
+
+import copy
+import os
+from dataclasses import asdict
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from hydra import compose, initialize_config_dir
+from hydra.errors import ConfigCompositionException, MissingConfigException
+from omegaconf import DictConfig, OmegaConf
+
+import hydra_configs.verl_adaptive
+from tests.world import World, keys_of, run
+from verl_adaptive.config import AdaptiveConfig, RunFacts
+from verl_adaptive.engine import Engine
+from verl_adaptive.errors import ConfigError
+from verl_adaptive.policy import PARTS, build_policy, find_part
+from verl_adaptive.stats.table import StatsTable
+
+ADAPTIVE = Path(hydra_configs.verl_adaptive.__file__).parent / "adaptive"
+
+#: preset: sampler, allocator, filter, advantage, refill
+PRESETS = {
+    "grpo": ("epoch", "fixed", "keep_all", "verl", True),
+    "dapo": ("epoch", "fixed", "informative", "verl", True),
+    "greso": ("greso", "fixed", "informative", "verl", True),
+    "aero": ("epoch", "aero", "aero", "beta", False),
+    "cero": ("cero", "fixed", "keep_all", "verl", False),
+    "pilot_commit": ("retire", "pilot_commit", "band", "verl", True),
+    "full": None,  # chosen by measurement: any parts
+}
+ROLES = ("sampler", "allocator", "filter", "advantage")
+
+
+@pytest.fixture(scope="module")
+def verl_config() -> str:
+    """verl's own config folder; verl itself is not imported."""
+    spec = find_spec("verl")
+    if spec is None:
+        pytest.skip("verl is not installed")
+    return os.path.join(spec.submodule_search_locations[0], "trainer", "config")
+
+
+@pytest.fixture(scope="module")
+def composed(verl_config):
+    """Composes verl's ``ppo_trainer`` with command-line overrides; each command line once."""
+    done: dict[tuple[str, ...], DictConfig] = {}
+
+    def with_overrides(*overrides: str) -> DictConfig:
+        if overrides not in done:
+            with initialize_config_dir(verl_config, version_base=None):
+                done[overrides] = compose("ppo_trainer", overrides=list(overrides))
+        return copy.deepcopy(done[overrides])
+
+    with_overrides.forget = done.clear  # type: ignore[attr-defined]
+    return with_overrides
+
+
+def adaptive(config: DictConfig) -> AdaptiveConfig:
+    return AdaptiveConfig.from_mapping(OmegaConf.to_container(config.adaptive, resolve=True))
+
+
+def test_every_preset_file_is_known() -> None:
+    assert {p.stem for p in ADAPTIVE.glob("*.yaml")} == {*PRESETS, "base"}
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_preset_names_its_parts(preset, composed) -> None:
+    config = composed(f"+adaptive={preset}")
+    parsed = adaptive(config)
+    assert parsed.name == preset
+    if PRESETS[preset] is not None:
+        assert (*(getattr(parsed, role)["name"] for role in ROLES), parsed.refill) == PRESETS[preset]
+    assert config.trainer.v1.trainer_mode == "adaptive_sync"
+    assert config.trainer.v1.sampler.custom_sampler == {
+        "path": "pkg://verl_adaptive.integration.replay_buffer",
+        "name": "AdaptiveReplayBuffer",
+    }
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_preset_differs_from_the_defaults_only_where_it_says(preset, composed) -> None:
+    parsed, defaults = asdict(adaptive(composed(f"+adaptive={preset}"))), asdict(AdaptiveConfig())
+    differs = {key for key in defaults if parsed[key] != defaults[key]} - {*ROLES, "name"}
+    assert differs == (set() if parsed["refill"] else {"refill"})
+
+
+def test_base_lists_every_key_with_the_default_of_the_dataclass() -> None:
+    base = yaml.safe_load((ADAPTIVE / "base.yaml").read_text())["adaptive"]
+    defaults = asdict(AdaptiveConfig())
+    for role in ROLES:
+        del defaults[role]
+    assert base == defaults
+
+
+def test_presets_set_no_options_of_parts(composed) -> None:
+    """Or a part swapped on the command line would be handed another part's keys."""
+    for preset in PRESETS:
+        body = yaml.safe_load((ADAPTIVE / f"{preset}.yaml").read_text())
+        assert not set(body["adaptive"]) & set(ROLES), preset
+
+
+@pytest.mark.parametrize(("role", "name"), [(role, name) for role in PARTS for name in PARTS[role]])
+def test_part_file_equals_the_defaults_of_its_config(role, name) -> None:
+    written = yaml.safe_load((ADAPTIVE / role / f"{name}.yaml").read_text())
+    assert written.pop("name") == name
+    assert written == asdict(find_part(role, name)().config)
+
+
+def test_every_part_file_is_a_part() -> None:
+    files = {role: {p.stem for p in (ADAPTIVE / role).glob("*.yaml")} for role in ROLES}
+    assert files == {role: set(PARTS[role]) for role in ROLES}
+
+
+def engine_of(parsed: AdaptiveConfig, batch: int = 8, n: int = 16, prompts: int = 300) -> tuple[Engine, World]:
+    rng = np.random.default_rng(0)
+    world = World(1 / (1 + np.exp(-3 * rng.standard_normal(prompts))))
+    table = StatsTable()
+    row_of = table.rows_for(keys_of(prompts))
+    facts = RunFacts(batch=batch, n=n, steps=100, prompts=prompts)
+    return Engine(build_policy(parsed), table, parsed, facts, row_of, world.source), world
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_preset_runs(preset, composed) -> None:
+    parsed = adaptive(composed(f"+adaptive={preset}"))
+    engine, world = engine_of(parsed)
+    for result in run(engine, world, 5):
+        assert result.ledger.rollouts.balanced() or engine.policy.allocator.can_hold
+        assert result.trained.sum() == 8 or (not parsed.refill and result.trained.any())
+        assert result.trains.any()
+
+
+# -- what users write ---------------------------------------------------------------------------------------
+
+
+def test_a_part_can_be_swapped(composed) -> None:
+    config = composed("+adaptive=greso", "adaptive/sampler=cero", "adaptive.refill=false")
+    parsed = adaptive(config)
+    assert parsed.sampler["name"] == "cero" and "p_easy" not in parsed.sampler
+    assert build_policy(parsed).sampler.name == "cero"
+
+
+def test_parts_of_different_papers_combine(composed) -> None:
+    words = "+adaptive=greso adaptive/allocator=pilot_commit adaptive.allocator.n_pilot=4"
+    parsed = adaptive(composed(*words.split()))
+    assert parsed.sampler["name"] == "greso" and parsed.allocator["n_pilot"] == 4
+    engine, world = engine_of(parsed)
+    for result in run(engine, world, 5):
+        groups = result.groups
+        assert (groups.n[result.trained] == 16).all() and result.trained.sum() == 8
+        assert set(groups.n[~result.trained]) <= {4, 16}
+
+
+def test_options_take_hydra_syntax(composed) -> None:
+    config = composed("+adaptive=greso", "adaptive.sampler.p_easy=0.3", "adaptive.store.url=postgresql+psycopg://h/d")
+    assert config.adaptive.sampler.p_easy == 0.3 and config.adaptive.store.url == "postgresql+psycopg://h/d"
+
+
+def test_the_command_line_wins_over_the_preset(composed) -> None:
+    config = composed("trainer.v1.trainer_mode=sync", "algorithm.adv_estimator=grpo", "+adaptive=aero")
+    assert config.trainer.v1.trainer_mode == "sync" and config.algorithm.adv_estimator == "grpo"
+
+
+def test_only_aero_chooses_an_estimator(composed) -> None:
+    own = composed().algorithm.adv_estimator
+    chosen = {p: composed(f"+adaptive={p}").algorithm.adv_estimator for p in PRESETS if PRESETS[p] is not None}
+    assert chosen == {p: "adaptive_beta" if p == "aero" else own for p in chosen}
+    assert find_part("advantage", "beta").estimator == "adaptive_beta"
+
+
+def test_an_unknown_preset_lists_those_there_are(composed) -> None:
+    with pytest.raises(MissingConfigException, match="adaptive/gres") as error:
+        composed("+adaptive=gres")
+    assert all(preset in str(error.value) for preset in PRESETS)
+
+
+def test_an_unknown_part_lists_those_there_are(composed) -> None:
+    with pytest.raises(MissingConfigException) as error:
+        composed("+adaptive=greso", "adaptive/sampler=ceros")
+    assert all(name in str(error.value) for name in PARTS["sampler"])
+
+
+@pytest.mark.parametrize("key", ["adaptive.sampler.p_eazy=0.3", "adaptive.refil=true", "adaptive.store.uri=x"])
+def test_an_unknown_key_is_refused_by_hydra(key, composed) -> None:
+    with pytest.raises(ConfigCompositionException, match="Could not override"):
+        composed("+adaptive=greso", key)
+
+
+def test_a_key_forced_past_hydra_is_refused_by_us(composed) -> None:
+    parsed = adaptive(composed("+adaptive=greso", "+adaptive.sampler.p_eazy=0.3"))
+    with pytest.raises(ConfigError, match=r"adaptive\.sampler\.p_eazy=0\.3: .*did you mean adaptive\.sampler\.p_easy"):
+        build_policy(parsed)
+
+
+def test_a_missing_search_path_is_a_loud_error(composed, monkeypatch) -> None:
+    """Hydra would take the preset's name for a plain string, and training would run un-adapted."""
+    from hydra.core.plugins import Plugins
+    from hydra.plugins.search_path_plugin import SearchPathPlugin
+
+    for plugin in Plugins.instance().discover(SearchPathPlugin):
+        if plugin.__name__ == "AdaptiveSearchPath":
+            monkeypatch.setattr(plugin, "manipulate_search_path", lambda self, search_path: None)
+    composed.forget()
+    config = composed("+adaptive=greso")
+    composed.forget()
+    assert config.adaptive == "greso"
+    with pytest.raises(ConfigError, match="search path"):
+        AdaptiveConfig.from_mapping(config.adaptive)
+
+
+# -- verl's own validation ----------------------------------------------------------------------------------
+
+MINIMAL = (
+    "algorithm.adv_estimator=grpo",
+    "data.train_batch_size=64",
+    "actor_rollout_ref.rollout.n=16",
+    "actor_rollout_ref.actor.ppo_mini_batch_size=32",
+    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=8",
+    "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=8",
+    "trainer.n_gpus_per_node=2",
+)
+
+
+@pytest.mark.parametrize("platform", [(), ("+adaptive/platform=cpu",)], ids=["gpu", "cpu"])
+@pytest.mark.parametrize("preset", PRESETS)
+def test_verl_accepts_the_config(preset, platform, composed) -> None:
+    validate = pytest.importorskip("verl.utils.config").validate_config
+    config = composed(f"+adaptive={preset}", *platform, *MINIMAL)
+    validate(config, use_reference_policy=False, use_critic=False)
+
+
+def test_verl_refuses_what_it_refused_before(composed) -> None:
+    """The check above is a check: a batch that the mini-batch does not fit is still refused."""
+    validate = pytest.importorskip("verl.utils.config").validate_config
+    config = composed("+adaptive=greso", *MINIMAL, "data.train_batch_size=16")
+    with pytest.raises(ValueError):
+        validate(config, use_reference_policy=False, use_critic=False)

@@ -1,0 +1,180 @@
+"""AERO's Bayesian stabilisation: a Beta posterior where a group's rewards are all equal (2602.14338, stage II, strategy 2).
+
+A group of equal rewards has no group-relative advantage. With prior Beta(α0, β0), and c successes among *all* n
+rollouts of the group (rescue and rejected ones included), its success rate is taken to be the posterior mean
+
+    p = (c + α0) / (n + α0 + β0).
+
+``variant`` says what becomes of it, s being a rollout's own success:
+
+| variant | advantage of a rollout in such a group | with Beta(1, 1), all correct |
+|---|---|---|
+| ``predictive`` (default) | (s − p) / √(p (1 − p)) | 1/√(n+1): 0.447 at n = 4, 0.333 at 8, 0.243 at 16 |
+| ``unnormalised`` | s − p, for losses without division by the std (Dr. GRPO) | 1/(n+2) |
+| ``certainty`` | 2 p − 1: grows with certainty, strongest where least is left to learn | n/(n+2) |
+| ``beta_sd`` | (s − p) / sd(p), sd of the posterior itself: about 1.1 whatever n | 1.11 at n = 8 |
+| ``shrinkage`` | as ``predictive``, and in *every* group, mixed ones too | 1/√(n+1) |
+| ``off`` | 0 | 0 |
+
+All wrong is the mirror image, times ``w_neg``. Mixed groups get GRPO's (r − mean) / (std + 1e-6), as verl computes it
+(unbiased std), on the rollouts that train.
+
+Certainty. That a posterior prevents dead zones: the abstract. Beta(1, 1) and n: a third-party reimplementation, whose
+*code* for this step gives exactly zero and is not followed. The formula was not found, so every sensible one is an
+option; the default normalises by the predictive standard deviation, which cannot vanish, so no floor is needed. All
+wrong groups push every sampled answer down without a contrast: watch entropy and length; ``w_neg`` is the knob.
+
+Rewards of any scale. The posterior counts evidence of success in [0, 1] (``adaptive.success``: threshold or scaled
+value), so ±1, shaped and continuous rewards need no care. ``reward`` may differ from what was observed by verl's own
+penalties, so a row's success is read off the rollout of its group with the nearest observed reward.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from verl_adaptive.advantages._base import Advantage
+from verl_adaptive.config import check
+from verl_adaptive.groups import Groups
+
+__all__ = ["BetaPosterior", "success_of"]
+
+EPSILON = 1e-6  # verl's, added to the standard deviation
+
+
+class BetaPosterior(Advantage):
+    """GRPO's advantage for mixed groups, the posterior's for groups of equal rewards.
+
+    Where this differs from verl's GRPO: a group of which one rollout trains counts as one of equal rewards (verl takes
+    its reward itself for the advantage).
+    """
+
+    name: ClassVar[str] = "beta"
+    estimator: ClassVar[str | None] = "adaptive_beta"
+
+    @dataclass
+    class Config:
+        """Options.
+
+        Attributes:
+            variant: the advantage in groups of equal rewards; see the table above.
+            alpha0, beta0: the prior.
+            w_neg: weight of negative posterior advantages, in [0, 1]; 1 is faithful.
+            norm_by_std: divide by the std; False: Dr. GRPO (mixed groups, and all of ``shrinkage``).
+            baseline: mean and std of the rollouts that train (``retained``), or of all observed (``full``: then the
+                lemma of :mod:`verl_adaptive.filters.aero` does not hold; it is Reinforce-Ada's choice).
+            group_mean: weigh rows by (mean group size) / (size of their group), of rollouts that train, so that under
+                a mean over rollouts every group weighs the same: the condition of that lemma.
+        """
+
+        variant: Literal["predictive", "unnormalised", "certainty", "beta_sd", "shrinkage", "off"] = "predictive"
+        alpha0: float = 1.0
+        beta0: float = 1.0
+        w_neg: float = 1.0
+        norm_by_std: bool = True
+        baseline: Literal["retained", "full"] = "retained"
+        group_mean: bool = False
+
+        def validate(self, path: str) -> None:
+            for key in ("alpha0", "beta0"):
+                value = getattr(self, key)
+                check(0 < value < np.inf, f"{path}.{key}", value, "must be above 0 and finite")
+            check(0 <= self.w_neg <= 1, f"{path}.w_neg", self.w_neg, "must be in [0, 1]")
+
+    def compute(self, reward: np.ndarray, group_of: np.ndarray, observed: Groups) -> np.ndarray:
+        config = self.config
+        flat, mean, std = _moments(reward, group_of, len(observed), self.facts.tolerance)
+        if config.baseline == "full":
+            flat, mean, std = _moments(observed.reward, observed.group_of, len(observed), self.facts.tolerance)
+        out = reward - mean[group_of]
+        if config.norm_by_std:
+            out = out / (std[group_of] + EPSILON)
+        posterior = np.ones_like(flat) if config.variant == "shrinkage" else flat
+        rows = np.flatnonzero(posterior[group_of])
+        out[rows] = self._posterior(reward[rows], group_of[rows], observed)
+        if config.group_mean and len(out):
+            sizes = np.bincount(group_of, minlength=len(observed))
+            out = out * (sizes[sizes > 0].mean() / sizes[group_of])
+        return out
+
+    def _posterior(self, reward: np.ndarray, group_of: np.ndarray, observed: Groups) -> np.ndarray:
+        config = self.config
+        if config.variant == "off":
+            return np.zeros(len(reward))
+        count = (observed.n + config.alpha0 + config.beta0)[group_of]
+        p = (observed.successes + config.alpha0)[group_of] / count
+        above = success_of(reward, group_of, observed) - p
+        if config.variant == "certainty":
+            out = 2 * p - 1
+        elif config.variant == "unnormalised" or (config.variant == "shrinkage" and not config.norm_by_std):
+            out = above
+        elif config.variant == "beta_sd":
+            out = above / np.sqrt(p * (1 - p) / (count + 1))
+        else:
+            out = above / np.sqrt(p * (1 - p))
+        if config.variant == "shrinkage":  # the knob is for groups without contrast
+            alone = observed.degenerate(self.facts.tolerance, observed.reward)[group_of]
+            return np.where(alone & (out < 0), config.w_neg * out, out)
+        return np.where(out < 0, config.w_neg * out, out)
+
+    def zero(self, groups: Groups, trains: np.ndarray) -> np.ndarray:
+        zero = np.zeros(groups.rollouts, dtype=bool)
+        if (self.config.variant == "off" or self.config.w_neg == 0) and trains.any():
+            rows, home = np.flatnonzero(trains), groups.group_of[trains]
+            flat, _, _ = _moments(groups.reward[rows], home, len(groups), self.facts.tolerance)
+            if self.config.baseline == "full":
+                flat = groups.degenerate(self.facts.tolerance, groups.reward)
+            zero[rows] = flat[home] & (self.compute(groups.reward[rows], home, groups) == 0)
+        return zero
+
+
+def _moments(
+    values: np.ndarray, group_of: np.ndarray, count: int, tolerance: float
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Per group: whether max − min is at most ``tolerance``, the mean, and the unbiased standard deviation."""
+    high, low = np.full(count, -np.inf), np.full(count, np.inf)
+    np.maximum.at(high, group_of, values)
+    np.minimum.at(low, group_of, values)
+    n = np.bincount(group_of, minlength=count)
+    mean = np.bincount(group_of, values, minlength=count) / np.maximum(n, 1)
+    square = np.bincount(group_of, (values - mean[group_of]) ** 2, minlength=count)
+    return high - low <= tolerance, mean, np.sqrt(square / np.maximum(n - 1, 1))
+
+
+def success_of(reward: np.ndarray, group_of: np.ndarray, observed: Groups) -> np.ndarray:
+    """Success in [0, 1] of rollouts known by their rewards only.
+
+    Args:
+        reward: float64 ``(R,)``.
+        group_of: int64 ``(R,)``, positions in ``observed``.
+        observed: groups that hold these rollouts, among others.
+
+    Returns:
+        float64 ``(R,)``: the mean success of the rollouts in the same group that have the nearest reward; of two
+        rewards equally near, the lower one.
+    """
+    if not len(reward):
+        return np.zeros(0)
+    home = observed.group_of
+    order = np.lexsort((observed.reward, home))
+    g, r, s = home[order], observed.reward[order], observed.success[order]
+    fresh = np.ones(len(g), dtype=bool)  # the first of each run of equal rewards in a group
+    fresh[1:] = (np.diff(g) != 0) | (np.diff(r) != 0)
+    run = np.cumsum(fresh) - 1
+    success = np.bincount(run, s) / np.bincount(run)
+    g, r = g[fresh], r[fresh]
+
+    # Sort rows in among the runs; a row comes after a run of its own reward.
+    both = np.lexsort((np.concatenate([r, reward]), np.concatenate([g, group_of])))
+    is_run = both < len(g)
+    at_or_below = np.empty(len(both), dtype=np.int64)
+    at_or_below[both] = np.cumsum(is_run) - 1
+    below = at_or_below[len(g) :]
+    above = np.minimum(below + 1, len(g) - 1)
+    below = np.maximum(below, 0)
+    far_below = np.where(g[below] == group_of, np.abs(reward - r[below]), np.inf)
+    far_above = np.where(g[above] == group_of, np.abs(reward - r[above]), np.inf)
+    return success[np.where(far_below <= far_above, below, above)]

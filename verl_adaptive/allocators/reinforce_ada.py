@@ -1,0 +1,89 @@
+"""Reinforce-Ada: sample a prompt in rounds until it has shown enough (2510.04996, section 3.2, algorithm 2, "Seq").
+
+Every prompt gets M rollouts a round and leaves as soon as its exit condition holds, or after ``rounds`` rounds:
+
+* ``pos``: at least ``k_pos`` correct rollouts; the number drawn is then about k_pos/p, so hard prompts get more;
+* ``balance`` (the better one in the paper's table 2): besides, at least ``k_neg`` incorrect ones.
+
+Certainty. The algorithm, both conditions and N_max = 32 at an update group of n = 4: the paper. M = 8, four rounds,
+``k_pos = 1`` for ``pos`` and n/2 of each kind for ``balance``: the authors' code. (The paper's running example has
+M = 16, K_pos = 16, K_pos = K_neg = 8 and N_max = 128.) The authors call a reward above 0.7 positive; here
+``adaptive.success`` decides. Their baseline is the mean of *all* rollouts drawn, which
+``adaptive/advantage=beta adaptive.advantage.baseline=full`` gives. They train on n rollouts of each prompt, about half
+of them correct; an allocator does not choose what trains: ``adaptive/filter=aero adaptive.filter.thin_correct=true``
+balances both sides, without fixing their number. Their weight 1/p on the loss is left out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import numpy as np
+
+from verl_adaptive.allocators._base import CLOSE, Allocator
+from verl_adaptive.config import AdaptiveConfig, check
+from verl_adaptive.errors import ConfigError
+from verl_adaptive.groups import Groups
+from verl_adaptive.progress import Progress
+
+if TYPE_CHECKING:
+    from verl_adaptive.policy import Policy
+
+__all__ = ["ReinforceAda"]
+
+
+class ReinforceAda(Allocator):
+    """Sequential sampling with an exit condition; a rollout is correct when its success is at least 1/2."""
+
+    name: ClassVar[str] = "reinforce_ada"
+
+    @dataclass
+    class Config:
+        """Options.
+
+        Attributes:
+            variant: the exit condition.
+            per_round: M, rollouts a prompt gets in a round.
+            rounds: most rounds for a prompt, the first included.
+            k_pos: correct rollouts to collect; null: 1 (``pos``) or n/2 rounded down, at least 1 (``balance``).
+            k_neg: incorrect ones, ``balance`` only; null: the rest of n, at least 1.
+        """
+
+        variant: Literal["pos", "balance"] = "balance"
+        per_round: int = 8
+        rounds: int = 4
+        k_pos: int | None = None
+        k_neg: int | None = None
+
+        def validate(self, path: str) -> None:
+            for key in ("per_round", "rounds", "k_pos", "k_neg"):
+                value = getattr(self, key)
+                check(value is None or value >= 1, f"{path}.{key}", value, "must be 1 or greater")
+
+    def check_policy(self, policy: Policy, config: AdaptiveConfig) -> None:
+        if policy.sampler.name == "cero":
+            raise ConfigError(
+                "adaptive.allocator.name",
+                self.name,
+                "CERO plans how many rollouts each prompt gets, and sampling until an exit condition would ignore the "
+                "plan; take adaptive/allocator=fixed, or another sampler",
+            )
+
+    def first(self, rows: np.ndarray, planned: np.ndarray | None, progress: Progress) -> np.ndarray:
+        return np.full(len(rows), self.config.per_round, dtype=np.int64)
+
+    def review(self, groups: Groups, progress: Progress) -> np.ndarray:
+        c, n = self.config, self.facts.n
+        balance = c.variant == "balance"
+        k_pos = c.k_pos or (max(1, n // 2) if balance else 1)
+        k_neg = (c.k_neg or max(1, n - n // 2)) if balance else 0
+        correct = groups.sum(groups.success >= 0.5)
+        done = (correct >= k_pos) & (groups.n - correct >= k_neg)
+        done |= groups.reduce(np.maximum, groups.stage) + 1 >= c.rounds
+        more = np.where(done, CLOSE, c.per_round)
+        # A step's cap, if there is one, is shared out in random order, so that no row always comes last.
+        hi, lo = self.table.key_hi[groups.row], self.table.key_lo[groups.row]
+        order = np.argsort(progress.draw.uniform("reinforce_ada.order", hi, lo, progress.round), kind="stable")
+        more[order[np.cumsum(more[order]) > progress.room]] = CLOSE
+        return more

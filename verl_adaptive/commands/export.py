@@ -1,0 +1,160 @@
+"""Write a store to a file that other tools read: Parquet, CSV or JSON lines, by the file's ending.
+
+  verl-adaptive export checkpoints/project/experiment prompts.parquet --where "visits > 0"
+  verl-adaptive export runs.sqlite steps.jsonl --what steps
+
+Exported prompts can be given to adaptive.warm_start (with --where "visits > 0": it takes evidence only).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from verl_adaptive.commands.arguments import add_store_options, refuse_overwrite
+from verl_adaptive.errors import AdaptiveError
+
+__all__ = ["FORMATS", "configure", "run"]
+
+FORMATS = (".parquet", ".csv", ".jsonl")
+_BATCH = 100_000
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("store", metavar="STORE", help="what to read, as for `stats`")
+    parser.add_argument("out", metavar="FILE", help="what to write: .parquet, .csv or .jsonl")
+    parser.add_argument(
+        "--what",
+        choices=("prompts", "observations", "steps"),
+        default="prompts",
+        help="prompts (default); of a journal also its observations, one a finished group, or its steps",
+    )
+    parser.add_argument("--where", metavar="CONDITION", help="prompts that satisfy it only")
+    parser.add_argument("--overwrite", action="store_true", help="replace FILE")
+    add_store_options(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    from verl_adaptive.commands.output import note, number
+    from verl_adaptive.report.expressions import Expression
+    from verl_adaptive.report.prompts import open_prompts, reading
+
+    suffix = os.path.splitext(args.out)[1].lower()
+    if suffix not in FORMATS:
+        raise AdaptiveError(f"{args.out}: the file's ending must be one of {', '.join(FORMATS)}")
+    if args.where and args.what != "prompts":
+        raise AdaptiveError("--where is about prompts; it has no meaning with --what " + args.what)
+    condition = Expression(args.where) if args.where else None
+    refuse_overwrite(args.out, args.overwrite)
+    opened = open_prompts(args.store, run=args.run, tolerance=args.tolerance, id_key=args.id_key)
+    if args.what != "prompts" and opened.kind != "journal":
+        raise AdaptiveError(f"{opened.where} is a {opened.kind}: it has prompts, but no {args.what}")
+    if args.what == "prompts":
+        rows = np.arange(len(opened.prompts))
+        if condition is not None:
+            if "flips" in condition.names:
+                from verl_adaptive.report.overview import overview
+
+                overview(opened)  # adds the column
+            rows = rows[condition.select(opened.prompts)]
+        pages = _prompts(opened.prompts, rows)
+    else:
+        with reading(args.store):
+            pages = iter([_other(opened, args.what)])
+    written = _write(args.out, suffix, pages)
+    note(f"{number(written)} {args.what} written to {args.out}")
+    return 0
+
+
+def _prompts(prompts: Any, rows: np.ndarray) -> Iterator[Any]:
+    import pyarrow as pa
+
+    table = prompts.table
+    for begin in [0] if not len(rows) else range(0, len(rows), _BATCH):
+        part = rows[begin : begin + _BATCH]
+        columns: dict[str, Any] = {
+            "key": pa.array(prompts.values("key", part), pa.string()),
+            "source": pa.array(prompts.values("source", part), pa.string()),
+            # `n` is what adaptive.warm_start calls it
+            "n": pa.array(table.col("rollouts")[part]),
+        }
+        for name in prompts.names():
+            if name in columns:
+                continue
+            values = table.col(name)[part] if name in table.columns else prompts.get(name)[part]
+            columns[name] = pa.array(values, from_pandas=True)  # not-a-number: nothing known, null in every format
+        yield pa.table(columns)
+
+
+def _other(opened: Any, what: str) -> Any:
+    import pyarrow as pa
+
+    if what == "steps":
+        return opened.store.steps_arrow(opened.run)
+    page = opened.store.observations_arrow(opened.run)
+    keys = pa.array([key.hex() for key in page.column("key").to_pylist()], pa.string())
+    return page.set_column(page.schema.get_field_index("key"), "key", keys)
+
+
+def _write(path: str, suffix: str, pages: Iterator[Any]) -> int:
+    """Write to a file beside the target first: a failure leaves nothing half written under the final name."""
+    part = f"{path}.part"
+    try:
+        count = {".parquet": _parquet, ".csv": _csv, ".jsonl": _jsonl}[suffix](part, pages)
+        os.replace(part, path)
+    except BaseException:
+        if os.path.exists(part):
+            os.unlink(part)
+        raise
+    return count
+
+
+def _parquet(path: str, pages: Iterator[Any]) -> int:
+    import pyarrow.parquet as pq
+
+    count = 0
+    first = next(pages)
+    with pq.ParquetWriter(path, first.schema, compression="zstd") as writer:
+        for page in _chain(first, pages):
+            writer.write_table(page)
+            count += page.num_rows
+    return count
+
+
+def _csv(path: str, pages: Iterator[Any]) -> int:
+    from pyarrow import csv
+
+    count = 0
+    first = next(pages)
+    with csv.CSVWriter(path, first.schema) as writer:
+        for page in _chain(first, pages):
+            writer.write_table(page)
+            count += page.num_rows
+    return count
+
+
+def _jsonl(path: str, pages: Iterator[Any]) -> int:
+    import json
+
+    from verl_adaptive.commands.output import plain
+
+    count = 0
+    with open(path, "w", encoding="utf-8") as file:
+        for page in pages:
+            for batch in page.to_batches(max_chunksize=10_000):
+                for row in batch.to_pylist():
+                    for name in ("ledger", "scalars"):
+                        if isinstance(row.get(name), str):
+                            row[name] = json.loads(row[name])
+                    file.write(json.dumps(plain(row)) + "\n")
+            count += page.num_rows
+    return count
+
+
+def _chain(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
+    yield first
+    yield from rest

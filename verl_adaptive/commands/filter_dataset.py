@@ -1,0 +1,104 @@
+"""Keep the rows of a verl-format Parquet file whose statistics satisfy a condition.
+
+  verl-adaptive filter-dataset train.parquet kept.parquet --stats checkpoints/project/experiment \
+      --where "0.1 <= pass_rate <= 0.9"
+
+Rows keep their order, the file its columns and schema. A row is found in the store as training finds it: by its data
+source, messages and ground truth, or by --id-key. A row that the store has no rollouts of satisfies no comparison of
+rates and is left out; --keep-unseen keeps it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+import numpy as np
+
+from verl_adaptive.commands.arguments import add_store_options, refuse_overwrite
+from verl_adaptive.errors import AdaptiveError
+
+__all__ = ["configure", "run"]
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("data", metavar="IN", help="the data set, Parquet")
+    parser.add_argument("out", metavar="OUT", help="the file to write")
+    parser.add_argument("--stats", metavar="STORE", required=True, help="what to judge by, as for `stats`")
+    parser.add_argument("--where", metavar="CONDITION", required=True, help='as "0.1 <= pass_rate <= 0.9"')
+    parser.add_argument("--keep-unseen", action="store_true", help="keep rows that were never rolled out")
+    parser.add_argument("--overwrite", action="store_true", help="replace OUT")
+    add_store_options(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    from verl_adaptive.commands.output import note, number, share
+    from verl_adaptive.report.dataset import keys_of, open_parquet
+    from verl_adaptive.report.expressions import Expression
+    from verl_adaptive.report.prompts import Prompts, open_prompts
+
+    condition = Expression(args.where)
+    if os.path.exists(args.out) and os.path.samefile(args.data, args.out):
+        raise AdaptiveError(f"{args.out} is the input; name another file")
+    refuse_overwrite(args.out, args.overwrite)
+    open_parquet(args.data).close()
+    opened = open_prompts(args.stats, run=args.run, tolerance=args.tolerance, id_key=args.id_key)
+    prompts = opened.prompts
+    if "flips" in condition.names:
+        from verl_adaptive.report.overview import overview
+
+        overview(opened)  # adds the column
+    keys = keys_of(args.data, prompt_key=args.prompt_key, id_key=args.id_key)
+    known = prompts.table.rows_for(keys, create=False) >= 0
+    # Rows that the store lacks become prompts without a visit, so that a condition treats both alike.
+    before = len(prompts)
+    rows = prompts.table.rows_for(keys)
+    extra = {name: np.append(v, np.full(len(prompts) - before, np.nan)) for name, v in prompts.extra.items()}
+    prompts = Prompts(prompts.table, extra)
+    keep = condition.select(prompts)[rows]
+    unseen = prompts.table.col("visits")[rows] == 0
+    if args.keep_unseen:
+        keep |= unseen
+    if len(keys) and not known.any():
+        raise AdaptiveError(
+            f"none of the {len(keys)} rows of {args.data} is in {opened.where}. A row is found by its data source, "
+            "messages and ground truth together, or by --id-key: is this the run's data set?"
+        )
+    _copy(args.data, args.out, keep)
+    note(
+        f"{number(int(keep.sum()))} of {number(len(keep))} rows kept ({share(float(keep.sum()), len(keep))}) in {args.out}; "
+        f"{number(int(known.sum()))} rows are in the store, {number(int(unseen.sum()))} were never rolled out"
+        f"{' and are kept' if args.keep_unseen and unseen.any() else ''}"
+    )
+    return 0
+
+
+def _copy(source: str, target: str, keep: np.ndarray) -> None:
+    """Copy the rows marked in ``keep``, a row group at a time, with the file's own schema and compression."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from verl_adaptive.report.dataset import DatasetError, open_parquet
+
+    part = f"{target}.part"
+    try:
+        file = open_parquet(source)
+        codec = "snappy"
+        if file.metadata.num_row_groups and file.metadata.num_columns:
+            codec = file.metadata.row_group(0).column(0).compression.lower()
+        with pq.ParquetWriter(
+            part, file.schema_arrow, compression="none" if codec == "uncompressed" else codec
+        ) as writer:
+            start = 0
+            for number in range(file.metadata.num_row_groups):
+                group = file.read_row_group(number)
+                mask = keep[start : start + group.num_rows]
+                start += group.num_rows
+                if mask.any():
+                    writer.write_table(group.filter(pa.array(mask)).cast(file.schema_arrow))
+        os.replace(part, target)
+    except pa.ArrowException as error:
+        raise DatasetError(f"{source}: {error}") from error
+    finally:
+        if os.path.exists(part):
+            os.unlink(part)

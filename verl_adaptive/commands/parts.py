@@ -1,0 +1,181 @@
+"""The presets, the parts of each role, and their options with defaults.
+
+verl-adaptive parts              everything, a line each
+verl-adaptive parts sampler      one role, with options
+verl-adaptive parts greso        whatever has this name, with options
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import re
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from verl_adaptive.errors import AdaptiveError
+
+__all__ = ["configure", "describe", "run"]
+
+ROLES = ("sampler", "allocator", "filter", "advantage")
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", metavar="NAME", nargs="?", help="a role, a part or a preset")
+    parser.add_argument("--json", action="store_true", help="everything as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    from verl_adaptive.commands.output import print_json
+
+    found = describe()
+    everything = [*ROLES, *found["presets"], *(name for role in ROLES for name in found[role])]
+    name = args.name
+    if name is not None and name not in everything:
+        import difflib
+
+        near = difflib.get_close_matches(name, everything, n=1)
+        raise AdaptiveError(f"nothing is named {name!r}; " + (f"did you mean {near[0]}?" if near else "see the list"))
+    if name in ROLES:
+        found = {name: found[name]}
+    elif name is not None:
+        found = {section: {k: v for k, v in items.items() if k == name} for section, items in found.items()}
+        found = {section: items for section, items in found.items() if items}
+    if args.json:
+        print_json(found)
+    else:
+        _print(found, options=name is not None)
+    return 0
+
+
+def describe() -> dict[str, dict[str, Any]]:
+    """Presets and parts of this environment, third parties' included.
+
+    Returns:
+        ``presets`` and the four roles → name → ``about``, and of a part ``options`` (name → default, type, about) and
+        ``from`` (the class).
+    """
+    from verl_adaptive.policy import available, find_part
+
+    out: dict[str, dict[str, Any]] = {"presets": _presets()}
+    for role in ROLES:
+        out[role] = {}
+        for name in available(role):
+            try:
+                part = find_part(role, name)
+                out[role][name] = {
+                    "about": _first_sentence(part),
+                    "from": f"{part.__module__}.{part.__qualname__}",
+                    "options": _options(part.Config),
+                }
+            except Exception as error:
+                out[role][name] = {"about": f"cannot be loaded: {error}", "from": None, "options": {}}
+    return out
+
+
+def _presets() -> dict[str, Any]:
+    from importlib.resources import files
+
+    import yaml
+
+    out = {}
+    for file in sorted(files("hydra_configs.verl_adaptive.adaptive").iterdir(), key=lambda f: f.name):
+        if not file.name.endswith(".yaml") or file.name == "base.yaml":
+            continue
+        text = file.read_text(encoding="utf-8")
+        comment = [line.lstrip("# ") for line in text.splitlines() if line.startswith("#") and "@package" not in line]
+        parts = {}
+        for item in yaml.safe_load(text).get("defaults", []):
+            if isinstance(item, dict):
+                for key, value in item.items():
+                    parts[key.split("@")[0]] = value
+        out[file.name.removesuffix(".yaml")] = {"about": _sentence(" ".join(" ".join(comment).split())), "parts": parts}
+    return out
+
+
+def _sentence(text: str) -> str:
+    return re.split(r"(?<=[a-z\d)\]])\. (?=[A-Z+])", text, maxsplit=1)[0].rstrip(".") + "." if text else ""
+
+
+def _first_sentence(part: type) -> str:
+    """The class's first sentence; the module's title says more where the class is one of several words."""
+    module = inspect.getmodule(part)
+    title = (inspect.getdoc(module) or "").split("\n\n")[0] if module is not None else ""
+    return _sentence(" ".join((title or inspect.getdoc(part) or "").split()))
+
+
+def _options(config: Any, prefix: str = "") -> dict[str, dict[str, Any]]:
+    about = _attributes(inspect.getdoc(config) or "")
+    default = config()
+    out: dict[str, dict[str, Any]] = {}
+    for field in fields(config):
+        value = getattr(default, field.name)
+        if is_dataclass(value):
+            out.update(_options_of_nested(type(value), value, f"{prefix}{field.name}."))
+            continue
+        out[prefix + field.name] = {
+            "default": value,
+            "type": str(field.type).replace("typing.", ""),
+            "about": about.get(field.name, ""),
+        }
+    return out
+
+
+def _options_of_nested(config: Any, value: Any, prefix: str) -> dict[str, dict[str, Any]]:
+    about = _attributes(inspect.getdoc(config) or "")
+    return {
+        prefix + f.name: {
+            "default": getattr(value, f.name),
+            "type": str(f.type).replace("typing.", ""),
+            "about": about.get(f.name, ""),
+        }
+        for f in fields(config)
+    }
+
+
+def _attributes(doc: str) -> dict[str, str]:
+    """The texts of an ``Attributes:`` section by name; ``a, b: text`` serves both."""
+    body = re.split(r"^Attributes:\s*$", doc, maxsplit=1, flags=re.M)
+    if len(body) < 2:
+        return {}
+    out: dict[str, str] = {}
+    names: list[str] = []
+    for line in body[1].splitlines():
+        start = re.match(r"^    (\w[\w, ]*): (.*)$", line)
+        if start:
+            names = [name.strip() for name in start[1].split(",")]
+            out.update(dict.fromkeys(names, start[2].strip()))
+        elif line.startswith("     ") and names:
+            out.update({name: f"{out[name]} {line.strip()}" for name in names})
+        elif line.strip():
+            break
+    return {name: text.replace("``", "`") for name, text in out.items()}
+
+
+def _print(found: dict[str, dict[str, Any]], options: bool) -> None:
+    from verl_adaptive.commands.output import console, table
+
+    out = console()
+    for section, items in found.items():
+        if section == "presets":
+            rows = [
+                (f"+adaptive={name}", item["about"], " ".join(f"{r}={p}" for r, p in item["parts"].items()))
+                for name, item in items.items()
+            ]
+            out.print(table([("preset", "left"), ("", "left"), ("parts", "left")], rows))
+            continue
+        rows = [(f"adaptive/{section}={name}", item["about"].replace("``", "")) for name, item in items.items()]
+        out.print(table([(section, "left"), ("", "left")], rows))
+        for name, item in items.items() if options else ():
+            if item["options"]:
+                lines = [
+                    (f"adaptive.{section}.{key}", _shown(option["default"]), option["about"])
+                    for key, option in item["options"].items()
+                ]
+                out.print(table([(f"{name}: option", "left"), ("default", "left"), ("", "left")], lines))
+            else:
+                out.print(f"{name} has no options.\n")
+
+
+def _shown(value: Any) -> str:
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

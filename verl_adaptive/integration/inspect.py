@@ -1,0 +1,339 @@
+"""What ``verl-adaptive doctor`` asks of verl: is the plugin alive, does a command line compose, what would it do.
+
+Nothing here trains or changes anything. Everything raises plain exceptions; the command makes findings of them.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from verl_adaptive.config import AdaptiveConfig, RunFacts
+from verl_adaptive.engine import Engine
+from verl_adaptive.errors import AdaptiveError
+from verl_adaptive.policy import Policy, build_policy
+from verl_adaptive.stats.keys import KEY_DTYPE
+from verl_adaptive.stats.table import StatsTable
+
+__all__ = ["PLUGIN", "Plan", "compose", "driver", "group_options", "make_plan", "ray_worker", "validate"]
+
+PLUGIN = "verl_adaptive.integration.plugin"
+#: Prompts of the stand-in data set when the real one is not at hand; and the most, since only one step is planned.
+_STAND_IN = 20_000
+
+
+def _config_folder() -> str:
+    from importlib.util import find_spec
+
+    spec = find_spec("verl")
+    if spec is None or not spec.submodule_search_locations:
+        raise AdaptiveError("verl is not installed")
+    return os.path.join(spec.submodule_search_locations[0], "trainer", "config")
+
+
+# -- the plugin -------------------------------------------------------------------------------------------------------
+
+
+def driver() -> dict[str, Any]:
+    """Import verl as a driver does.
+
+    Returns:
+        ``loaded``: verl loaded the plugin by itself; ``trainer``: the class behind ``adaptive_sync``; ``verl``: version.
+    """
+    import verl
+
+    loaded = PLUGIN in sys.modules
+    from verl.trainer.ppo.v1 import get_trainer_cls
+
+    try:
+        trainer = get_trainer_cls("adaptive_sync")
+        name = f"{trainer.__module__}.{trainer.__qualname__}"
+    except Exception as error:
+        name = f"not registered ({error})"
+    return {"loaded": loaded, "trainer": name, "verl": verl.__version__}
+
+
+def ray_worker(address: str | None = None) -> dict[str, Any]:
+    """Import verl in a Ray worker.
+
+    Args:
+        address: a running cluster's; None starts a small one here and stops it.
+
+    Returns:
+        ``loaded``, ``verl``, ``package`` (version of verl-adaptive there), ``python``, ``node``.
+    """
+    import ray
+
+    if ray.is_initialized():
+        raise AdaptiveError("Ray is already running in this process")
+    options: dict[str, Any] = {"logging_level": "ERROR", "log_to_driver": False}
+    if address is None:
+        options |= {"address": "local", "num_cpus": 1, "include_dashboard": False}
+    else:
+        options |= {"address": address}
+    ray.init(**options)
+    try:
+        return ray.get(ray.remote(_in_worker).options(num_cpus=1).remote(PLUGIN), timeout=180)
+    finally:
+        ray.shutdown()
+
+
+def _in_worker(plugin: str) -> dict[str, Any]:
+    import platform
+    import sys
+    from importlib.metadata import version
+
+    import verl
+
+    return {
+        "loaded": plugin in sys.modules,
+        "verl": verl.__version__,
+        "package": version("verl-adaptive"),
+        "python": sys.executable,
+        "node": platform.node(),
+    }
+
+
+# -- a command line ---------------------------------------------------------------------------------------------------
+
+
+def group_options() -> list[str]:
+    """What Hydra would accept after ``+adaptive=``, on verl's own search path."""
+    from hydra import initialize_config_dir
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.core.object_type import ObjectType
+
+    with initialize_config_dir(_config_folder(), version_base=None):
+        loader = GlobalHydra.instance().config_loader()
+        return [name for name in loader.get_group_options("adaptive", ObjectType.CONFIG) if name != "base"]
+
+
+def compose(overrides: Sequence[str], config_name: str = "ppo_trainer") -> DictConfig:
+    """Compose ``python -m verl.trainer.main_ppo <overrides>``."""
+    from hydra import compose as hydra_compose
+    from hydra import initialize_config_dir
+
+    with initialize_config_dir(_config_folder(), version_base=None):
+        config = hydra_compose(config_name, overrides=list(overrides))
+    OmegaConf.resolve(config)
+    return config
+
+
+def validate(config: DictConfig) -> tuple[AdaptiveConfig, Policy, str]:
+    """verl's own validation, then ours.
+
+    Returns:
+        The ``adaptive`` group, its policy, and why rows of zero advantage stay in training (empty: they are left out).
+
+    Raises:
+        ConfigError: a setting of ours; ValueError, AssertionError: one of verl's.
+    """
+    from verl.trainer.ppo.utils import need_critic, need_reference_policy
+    from verl.utils.config import validate_config
+
+    from verl_adaptive.integration.checks import check_run, why_not_skip_zero
+
+    validate_config(config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
+    node = config.get("adaptive")
+    adaptive = AdaptiveConfig.from_mapping(
+        OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
+    )
+    policy = build_policy(adaptive)
+    check_run(config, adaptive, policy)
+    if policy.advantage.estimator is not None:  # as the trainer does
+        with open_dict(config):
+            config.algorithm.adv_estimator = policy.advantage.estimator
+    return adaptive, policy, why_not_skip_zero(config)
+
+
+@dataclass
+class Plan:
+    """What a command line would do.
+
+    Attributes:
+        preset: ``adaptive.name``.
+        parts: role → part → options that differ from the part's defaults.
+        groups, n: groups and rollouts a group that a step trains on.
+        updates: optimizer updates a step, epochs of PPO included.
+        first_round: rollouts of the very first generation round.
+        cap: most rollouts of that step; None: no ceiling but ``max_rounds``.
+        refill: further prompts are drawn until the batch is full.
+        steps: planned steps; None: not known here.
+        prompts: rows of the training set; None: not known here.
+        total_rollouts: ``adaptive.total_rollouts``.
+        zero_rows: what becomes of rows of zero advantage.
+        store: URL or path of the journal, or why there is none.
+        store_path: its file, of SQLite.
+        run_id: the run's name in it.
+        resume: what the run would start from.
+        notes: what a user should know.
+    """
+
+    preset: str
+    parts: dict[str, dict[str, Any]]
+    groups: int
+    n: int
+    updates: int
+    first_round: int
+    cap: int | None
+    refill: bool
+    steps: int | None
+    prompts: int | None
+    total_rollouts: int | None
+    zero_rows: str
+    store: str
+    store_path: str | None
+    run_id: str | None
+    resume: str
+    notes: list[str]
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class _Order:
+    """A data set in its own order, for one planned step."""
+
+    def __init__(self, size: int) -> None:
+        self.size, self._at = size, 0
+
+    def take(self, count: int) -> np.ndarray:
+        out = np.arange(self._at, self._at + count, dtype=np.int64) % self.size
+        self._at += count
+        return out
+
+
+def make_plan(config: DictConfig, adaptive: AdaptiveConfig, policy: Policy, keep_zero: str) -> Plan:
+    """Work out budget, updates, store and resume behaviour.
+
+    Args:
+        config: composed and valid.
+        adaptive, policy, keep_zero: from :func:`validate`.
+    """
+    actor, rollout, trainer = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout, config.trainer
+    batch = int(config.data.train_batch_size)
+    notes: list[str] = []
+    prompts, missing = _prompts(config.data.train_files)
+    if missing:
+        notes.append(f"data.train_files: not found here: {', '.join(missing)}; numbers assume {_STAND_IN:,} prompts")
+    steps = trainer.get("total_training_steps")
+    if steps is None and prompts is not None:
+        steps = trainer.total_epochs * (prompts // batch)
+    if prompts is not None and prompts < batch:
+        raise AdaptiveError(
+            f"data.train_batch_size={batch}: the training set has only {prompts} prompts; use at most that"
+        )
+    engine = _first_step(adaptive, batch, int(rollout.n), steps or 1000, min(prompts or _STAND_IN, _STAND_IN))
+    first = engine.begin(1)
+    zero = adaptive.skip_zero_advantage
+    if zero and keep_zero:
+        raise AdaptiveError(f"adaptive.skip_zero_advantage=True: {keep_zero}; set it to null or false")
+    zero_rows = "left out of training (same gradient, fewer tokens)"
+    if keep_zero or zero is False:
+        zero_rows = f"stay in training: {keep_zero or 'adaptive.skip_zero_advantage=false'}"
+    if (actor.use_kl_loss or config.algorithm.use_kl_in_reward) and policy.filter.name != "keep_all":
+        notes.append("the KL penalty acts on the groups that train only; dropped groups do not add to it")
+    if adaptive.warm_start is not None:
+        notes.append(f"starts with the statistics of {adaptive.warm_start}, weighted {adaptive.warm_start_discount:g}")
+    store, path, run_id = _store(config, adaptive)
+    return Plan(
+        preset=adaptive.name,
+        parts={part.role: {part.name: _changed(part)} for part in policy},
+        groups=batch,
+        n=int(rollout.n),
+        updates=batch // int(actor.ppo_mini_batch_size) * int(actor.ppo_epochs),
+        first_round=0 if first is None else first.rollouts,
+        cap=engine.progress.cap,
+        refill=adaptive.refill,
+        steps=None if steps is None else int(steps),
+        prompts=prompts,
+        total_rollouts=adaptive.total_rollouts,
+        zero_rows=zero_rows,
+        store=store,
+        store_path=path,
+        run_id=run_id,
+        resume=_resume(config, adaptive, policy),
+        notes=notes,
+    )
+
+
+def _first_step(adaptive: AdaptiveConfig, batch: int, n: int, steps: int, prompts: int) -> Engine:
+    """An engine in front of its first step, on a stand-in for the data set."""
+    keys = np.empty(prompts, dtype=KEY_DTYPE)
+    keys["hi"], keys["lo"] = np.arange(prompts), 0
+    table = StatsTable()
+    row_of = table.rows_for(keys)
+    facts = RunFacts(batch=batch, n=n, steps=steps, prompts=prompts, seed=adaptive.seed, tolerance=adaptive.tolerance)
+    return Engine(build_policy(adaptive), table, adaptive, facts, row_of, _Order(prompts))
+
+
+def _changed(part: Any) -> dict[str, Any]:
+    """Options that are not the part's defaults."""
+    default, given = asdict(type(part)().config), asdict(part.config)
+    return {key: given[key] for key in given if given[key] != default[key]}
+
+
+def _prompts(files: Any) -> tuple[int | None, list[str]]:
+    """Rows of the training files, if all are here; and those that are not."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    names = [files] if isinstance(files, str) else list(files or [])
+    paths = [Path(os.path.expanduser(name)) for name in names]
+    missing = [str(p) for p in paths if not p.is_file()]
+    if missing or not paths:
+        return None, missing or ["(none given)"]
+    try:
+        return sum(pq.read_metadata(p).num_rows for p in paths), []
+    except pa.ArrowException:  # JSON, or another format that verl reads
+        return None, []
+
+
+def _store(config: DictConfig, adaptive: AdaptiveConfig) -> tuple[str, str | None, str | None]:
+    from verl_adaptive.stats.database import parse_url, sqlite_path
+
+    if not adaptive.store.enabled:
+        return "none (adaptive.store.enabled=false); statistics live in the checkpoints", None, None
+    trainer = config.trainer
+    run_id = adaptive.store.run_id or f"{trainer.project_name}/{trainer.experiment_name}"[:255]
+    url = adaptive.store.url or os.path.join(os.path.abspath(trainer.default_local_dir), "adaptive.sqlite")
+    parsed = parse_url(url)
+    path = str(sqlite_path(parsed)) if parsed.get_backend_name() == "sqlite" else None
+    return path or parsed.render_as_string(), path, run_id
+
+
+def _resume(config: DictConfig, adaptive: AdaptiveConfig, policy: Policy) -> str:
+    """What verl's ``resume_mode`` leads to, and which statistics would be read."""
+    from verl_adaptive.stats.snapshot import SnapshotMissing, read_manifest
+
+    trainer = config.trainer
+    if trainer.resume_mode == "disable":
+        return "starts at step 0 (trainer.resume_mode=disable)"
+    if trainer.resume_mode == "resume_path":
+        folder = Path(str(trainer.resume_from_path))
+        if not folder.is_dir():
+            raise AdaptiveError(f"trainer.resume_from_path={folder}: there is no such checkpoint")
+    else:
+        root = Path(os.path.abspath(trainer.default_local_dir))
+        marker = root / "latest_checkpointed_iteration.txt"
+        if not marker.is_file():
+            return f"starts at step 0: no checkpoint in {root}"
+        folder = root / f"global_step_{marker.read_text().strip()}"
+    try:
+        meta = read_manifest(folder / "adaptive").get("meta", {})
+    except SnapshotMissing:
+        return f"resumes {folder}, which has no statistics: they start empty"
+    known = f"resumes {folder} with its statistics (step {meta.get('step')}, {meta.get('policy')})"
+    if meta.get("policy_digest") not in (None, policy.digest()) and "policy" not in adaptive.resume.allow:
+        raise AdaptiveError(
+            f"{folder} was written under another policy or other options ({meta.get('policy')}): training would refuse to "
+            "resume. Start elsewhere with trainer.default_local_dir, or accept it with adaptive.resume.allow=[policy]"
+        )
+    return known

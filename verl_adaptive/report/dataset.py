@@ -1,0 +1,92 @@
+"""verl-format Parquet files: the key and the text of every row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from verl_adaptive.errors import AdaptiveError
+from verl_adaptive.stats.keys import KEY_DTYPE, MEDIA_FIELDS, dataset_keys, key_hex
+
+__all__ = ["DatasetError", "keys_of", "open_parquet", "text_of", "texts_of"]
+
+_BATCH = 8192
+
+
+class DatasetError(AdaptiveError):
+    """A data set that cannot be read, or is not in verl's format."""
+
+
+def open_parquet(path: str) -> pq.ParquetFile:
+    """Open a Parquet file.
+
+    Raises:
+        DatasetError: not there, or not Parquet.
+    """
+    if not Path(path).is_file():
+        raise DatasetError(f"{path} is not a file")
+    try:
+        return pq.ParquetFile(path)
+    except (pa.ArrowException, OSError) as error:
+        raise DatasetError(f"{path} is not a Parquet file: {error}") from error
+
+
+def _rows(path: str, file: pq.ParquetFile, prompt_key: str, id_key: str | None) -> Iterator[list[dict[str, Any]]]:
+    wanted = {"data_source", prompt_key, "reward_model", *MEDIA_FIELDS}
+    if id_key is not None:
+        wanted |= {id_key, id_key.split(".")[0]}
+    columns = [name for name in file.schema_arrow.names if name in wanted]
+    try:
+        for batch in file.iter_batches(batch_size=_BATCH, columns=columns):
+            yield batch.to_pylist()
+    except (pa.ArrowException, OSError) as error:
+        raise DatasetError(f"{path} cannot be read: {error}") from error
+
+
+def _keys(path: str, rows: list[dict[str, Any]], start: int, prompt_key: str, id_key: str | None) -> np.ndarray:
+    try:
+        return dataset_keys(rows, prompt_key=prompt_key, id_key=id_key)
+    except (ValueError, TypeError) as error:
+        raise DatasetError(f"{path}, rows from {start}: {error}") from error
+
+
+def keys_of(path: str, *, prompt_key: str = "prompt", id_key: str | None = None) -> np.ndarray:
+    """The key of every row, as training makes it.
+
+    Raises:
+        DatasetError: unreadable, or a row lacks what its key is made of.
+    """
+    parts, start = [np.empty(0, dtype=KEY_DTYPE)], 0
+    for rows in _rows(path, open_parquet(path), prompt_key, id_key):
+        parts.append(_keys(path, rows, start, prompt_key, id_key))
+        start += len(rows)
+    return np.concatenate(parts)
+
+
+def text_of(row: Mapping[str, Any], prompt_key: str = "prompt") -> str:
+    """A prompt as one text: its last message, or the text itself."""
+    value = row.get(prompt_key)
+    if isinstance(value, list | tuple) and value and isinstance(value[-1], Mapping):
+        value = value[-1].get("content")
+    if isinstance(value, list | tuple):  # multimodal: parts of a message
+        value = " ".join(
+            str(part.get("text") or f"<{part.get('type')}>") for part in value if isinstance(part, Mapping)
+        )
+    return "" if value is None else str(value)
+
+
+def texts_of(path: str, wanted: set[str], *, prompt_key: str = "prompt", id_key: str | None = None) -> dict[str, str]:
+    """Texts of some prompts, by key in hex digits; prompts that are not in the file are left out."""
+    found: dict[str, str] = {}
+    start = 0
+    for rows in _rows(path, open_parquet(path), prompt_key, id_key):
+        for key, row in zip(key_hex(_keys(path, rows, start, prompt_key, id_key)), rows, strict=True):
+            if key in wanted:
+                found.setdefault(key, text_of(row, prompt_key))
+        start += len(rows)
+    return found

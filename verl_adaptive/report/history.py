@@ -1,0 +1,146 @@
+"""A journal's observations in their order, a window at a time: what a run did, without holding all of it in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from verl_adaptive.report.prompts import TOLERANCE, Opened, reading
+from verl_adaptive.stats.reader import key_words
+
+__all__ = ["Flips", "Window", "flips_of", "windows"]
+
+#: Groups in memory at once.
+WINDOW = 200_000
+
+
+@dataclass
+class Window:
+    """Groups of a few steps, in the order of review; arrays of shape ``(G,)``.
+
+    Attributes:
+        step: the training step.
+        row: the prompt's row in the store's table.
+        n: rollouts.
+        rate: pass rate; nan for a group that says nothing.
+        flat: no variance.
+        usable: neither failed nor empty.
+        outcome: what became of it, text.
+        tokens: response tokens.
+        reward: mean training reward; nan for a group that says nothing.
+        lag: weight updates between generation and review.
+    """
+
+    step: np.ndarray
+    row: np.ndarray
+    n: np.ndarray
+    rate: np.ndarray
+    flat: np.ndarray
+    usable: np.ndarray
+    outcome: np.ndarray
+    tokens: np.ndarray
+    reward: np.ndarray
+    lag: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.step)
+
+
+def windows(opened: Opened, steps: pa.Table, *, tolerance: float = TOLERANCE) -> Iterator[Window]:
+    """The live line's observations.
+
+    Args:
+        opened: a journal.
+        steps: its ``steps_arrow``.
+        tolerance: a group has no variance if max − min of its signal is at most this.
+    """
+    number = steps.column("step").to_numpy()
+    groups = steps.column("groups").to_numpy()
+    begin = 0
+    while begin < len(number):
+        end, size = begin, 0
+        while end < len(number) and (end == begin or size + groups[end] <= WINDOW):
+            size += int(groups[end])
+            end += 1
+        with reading(opened.source):
+            page = opened.store.observations_arrow(
+                opened.run, first_step=int(number[begin]), last_step=int(number[end - 1])
+            )
+        if page.num_rows:
+            yield _window(opened, page, tolerance)
+        begin = end
+
+
+def _window(opened: Opened, page: pa.Table, tolerance: float) -> Window:
+    def column(name: str) -> np.ndarray:
+        return page.column(name).to_numpy()
+
+    rows = opened.prompts.table.rows_for(key_words(page.column("key")), create=False)
+    known = rows >= 0  # a step committed since the table was read may bring new prompts
+    n, failed = column("n"), column("failed")
+    with np.errstate(all="ignore"):
+        rate, reward = column("successes") / n, column("reward_sum") / n
+    usable = ~failed & (n > 0) & np.isfinite(rate)
+    flat = (column("signal_max") - column("signal_min") <= tolerance) & usable
+    parts = {
+        "step": column("step"),
+        "row": rows,
+        "n": n,
+        "rate": np.where(usable, rate, np.nan),
+        "flat": flat,
+        "usable": usable,
+        "outcome": np.array(page.column("outcome").to_pylist(), dtype=object),
+        "tokens": page.column("tokens").fill_null(0).to_numpy(),
+        "reward": np.where(usable, reward, np.nan),
+        "lag": page.column("lag").fill_null(0).to_numpy(),
+    }
+    return Window(**{name: values[known] for name, values in parts.items()})
+
+
+class Flips:
+    """Counts how often a prompt's pass rate went from one side of 1/2 to the other, between visits.
+
+    Args:
+        prompts: rows of the table.
+
+    Attributes:
+        count: int64 ``(prompts,)``.
+    """
+
+    def __init__(self, prompts: int) -> None:
+        self.count = np.zeros(prompts, dtype=np.int64)
+        self._last = np.zeros(prompts, dtype=np.int8)
+
+    def add(self, row: np.ndarray, rate: np.ndarray) -> None:
+        """Take visits in their order; a rate of exactly 1/2 or nan is on neither side."""
+        with np.errstate(invalid="ignore"):
+            side = np.sign(rate - 0.5)
+        taken = np.isfinite(side) & (side != 0)
+        order = np.argsort(row[taken], kind="stable")
+        rows, sides = row[taken][order], side[taken][order].astype(np.int8)
+        if not len(rows):
+            return
+        first = np.ones(len(rows), dtype=bool)
+        first[1:] = rows[1:] != rows[:-1]
+        before = np.empty(len(rows), dtype=np.int8)
+        before[1:] = sides[:-1]
+        before[first] = self._last[rows[first]]
+        np.add.at(self.count, rows, (before != 0) & (before != sides))
+        last = np.append(np.flatnonzero(first)[1:] - 1, len(rows) - 1)
+        self._last[rows[last]] = sides[last]
+
+
+def flips_of(opened: Opened) -> tuple[Any, np.ndarray] | None:
+    """The steps of a journal and the flips of every prompt; None for anything but a journal."""
+    if opened.kind != "journal":
+        return None
+    with reading(opened.source):
+        steps = opened.store.steps_arrow(opened.run)
+    flips = Flips(len(opened.prompts))
+    for window in windows(opened, steps):
+        flips.add(window.row, window.rate)
+    return steps, flips.count

@@ -1,0 +1,83 @@
+"""The numbers that sum a store up: what ``stats`` prints, ``compare`` sets side by side and the report begins with."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+
+from verl_adaptive.report.history import flips_of
+from verl_adaptive.report.prompts import Opened, reading
+
+__all__ = ["BINS", "REGRESSED", "histogram", "overview"]
+
+#: Pass rates: exactly 0 and exactly 1 by themselves, since those are the prompts that teach nothing.
+BINS = ("0", *(f"{i / 10:.1f}-{(i + 1) / 10:.1f}" for i in range(10)), "1")
+
+#: Drop of the pass rate from the first to the latest visit that is called a regression.
+REGRESSED = 0.5
+
+
+def histogram(rate: np.ndarray) -> list[int]:
+    """Prompts in each of :data:`BINS`; nan counts nowhere. A bin includes its lower end."""
+    rate = rate[np.isfinite(rate)]
+    inner = rate[(rate > 0) & (rate < 1)]
+    # 0.3 * 10 is 3.0000000000000004 and 0.29999999999999998 * 10 is 3.0: rounding keeps k/n in its bin
+    counts = np.bincount(np.clip(np.floor(np.round(inner * 10, 9)), 0, 9).astype(np.int64), minlength=10)
+    return [int((rate <= 0).sum()), *(int(c) for c in counts), int((rate >= 1).sum())]
+
+
+def overview(opened: Opened, *, tries: int = 16, history: bool = True) -> dict[str, Any]:
+    """Everything about a store as a whole, ready for JSON.
+
+    Args:
+        opened: the store.
+        tries: rollouts without a success from which a prompt counts as never solved.
+        history: go through a journal's observations for the flip-flopping; adds the column ``flips``.
+    """
+    prompts, table = opened.prompts, opened.prompts.table
+    visits, rollouts, successes = (table.col(name) for name in ("visits", "rollouts", "successes"))
+    visited, tried = visits > 0, rollouts >= tries
+    change = prompts.get("change")
+    out: dict[str, Any] = {
+        "store": opened.where,
+        "kind": opened.kind,
+        "run": opened.run,
+        **{
+            name: opened.about[name]
+            for name in ("preset", "policy", "package", "attempts", "step")
+            if name in opened.about
+        },
+        "prompts": len(prompts),
+        "visited": int(visited.sum()),
+        "visits": int(visits.sum(dtype=np.int64)),
+        "rollouts": int(rollouts.sum(dtype=np.int64)),
+        "successes": float(successes.sum()),
+        "pass_rate": float(successes.sum() / max(1, int(rollouts.sum(dtype=np.int64)))) if visited.any() else None,
+        "tokens": int(table.col("tokens").sum(dtype=np.uint64)),
+        "failed_groups": int(table.col("failures").sum(dtype=np.int64)),
+        "tries": tries,
+        "never_solved": int((tried & (successes <= 0)).sum()),
+        "always_solved": int((tried & (successes >= rollouts)).sum()),
+        "regressed": int((change <= -REGRESSED).sum()),  # type: ignore[operator]
+        "retired": None if opened.retired is None else opened.retired[0],
+        "retired_at_step": None if opened.retired is None else opened.retired[1],
+        "flip_flopping": None,
+        "histogram": {"bins": list(BINS), "prompts": histogram(prompts.get("pass_rate"))},  # type: ignore[arg-type]
+        "latest_histogram": {"bins": list(BINS), "prompts": histogram(table.col("last_rate").astype(np.float64))},
+        "by_source": table.view_by_source(),
+    }
+    found = flips_of(opened) if history else None
+    if found is not None:
+        steps, flips = found
+        prompts.extra["flips"] = flips.astype(np.float64)
+        out["flip_flopping"] = int((flips >= 2).sum())
+        out["steps"] = steps.num_rows
+        if steps.num_rows:
+            numbers = steps.column("step").to_pylist()
+            out["first_step"], out["last_step"] = numbers[0], numbers[-1]
+            out["ledger"] = json.loads(steps.column("ledger")[-1].as_py()).get("run")
+        with reading(opened.source):
+            out["gaps"] = [list(gap) for gap in opened.store.gaps(opened.run)]
+    return out

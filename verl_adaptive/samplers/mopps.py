@@ -1,0 +1,94 @@
+"""MoPPS, Model Predictive Prompt Selection: Thompson sampling of the success rate (2507.04632). An extra.
+
+Each prompt's success rate has a Beta posterior with temporal discount, updated when the prompt is visited:
+``α ← λα + (1 − λ)α₀ + s``, ``β ← λβ + (1 − λ)β₀ + (k − s)`` for s successes in k rollouts. A step draws candidates from
+the pool, ``p̂ ~ Beta(α, β)`` for each, and takes those nearest to γ* = 0.5. Constants of the official code (also verl's
+former ``recipe/mopps``): Beta(1, 1), γ* = 0.5; 16 candidates a prompt and λ = 1 on MATH, 8 and λ = 0.5 on Countdown.
+
+Where we deviate: candidates are drawn afresh each round (the code takes the next stretch of a shuffled epoch); a prompt
+is not picked twice in a step; and a share ``recheck`` of the picks goes to the prompts seen longest ago, because a
+confident posterior far from γ* would otherwise keep a prompt out for good (0: as published).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+
+from verl_adaptive.config import check
+from verl_adaptive.groups import Groups
+from verl_adaptive.progress import Progress
+from verl_adaptive.samplers._base import Pick, Sampler
+from verl_adaptive.samplers.beta import draw_beta
+from verl_adaptive.samplers.cero_math import best
+from verl_adaptive.samplers.rounds import RoundConfig, round_size
+from verl_adaptive.stats.table import Column
+
+__all__ = ["Mopps"]
+
+
+class Mopps(Sampler):
+    """Picks the prompts whose sampled success rate is nearest to the target."""
+
+    name: ClassVar[str] = "mopps"
+    kind: ClassVar[str] = "pool"
+    columns: ClassVar[Mapping[str, Column]] = {"wins": Column("f8", 0.0), "losses": Column("f8", 0.0)}  # α − α₀, β − β₀
+
+    @dataclass
+    class Config:
+        """``target`` γ*; ``candidates`` a prompt picked; ``decay`` λ; prior ``a0``, ``b0``; ``recheck`` share."""
+
+        target: float = 0.5
+        candidates: float = 16.0
+        decay: float = 1.0
+        a0: float = 1.0
+        b0: float = 1.0
+        recheck: float = 0.05
+        round: RoundConfig = field(default_factory=RoundConfig)
+
+        def validate(self, path: str) -> None:
+            for key in ("target", "decay", "recheck"):
+                value = getattr(self, key)
+                check(0 <= value <= 1, f"{path}.{key}", value, "must be in [0, 1]")
+            check(self.candidates >= 1, f"{path}.candidates", self.candidates, "must be 1 or greater")
+            check(self.a0 > 0, f"{path}.a0", self.a0, "must be above 0")
+            check(self.b0 > 0, f"{path}.b0", self.b0, "must be above 0")
+
+    def __init__(self, options: Mapping[str, Any] | None = None) -> None:
+        super().__init__(options)
+        self._step, self._taken = -1, np.zeros(0, dtype=np.int64)  # picked in the step under way
+
+    def round_size(self, progress: Progress) -> int:
+        return round_size(self.config.round, progress)
+
+    def pick(self, pool: np.ndarray, count: int, progress: Progress) -> Pick:
+        if progress.step != self._step:
+            self._step, self._taken = progress.step, self._taken[:0]
+        c, draw = self.config, progress.draw
+        free = pool[~np.isin(pool, self._taken)] if len(self._taken) else pool
+        hi, lo = self.table.key_hi[free], self.table.key_lo[free]
+        shuffle = draw.bits("mopps.candidates", hi, lo, progress.round)
+
+        chance = draw.uniform("mopps.recheck", np.zeros(1), np.zeros(1), progress.round)[0]
+        unseen = -self.table.col("last_step")[free].astype(np.float64)
+        overdue = best(unseen, shuffle, int(c.recheck * count + chance), -np.inf)
+        few = min(len(free), int(c.candidates * count))
+        near = np.argpartition(shuffle, few - 1)[:few] if few < len(free) else np.arange(len(free))
+        near = near[~np.isin(near, overdue)]
+        rows = free[near]
+        rate = draw_beta(
+            c.a0 + self.col("wins")[rows], c.b0 + self.col("losses")[rows], draw, "mopps.rate", hi[near], lo[near]
+        )
+        order = np.lexsort((shuffle[near], np.abs(rate - c.target)))
+        picked = free[np.concatenate([near[order][: max(0, count - len(overdue))], overdue])]
+        self._taken = np.concatenate([self._taken, picked])
+        return Pick(picked)
+
+    def observe(self, groups: Groups, progress: Progress) -> None:
+        for name, evidence in (("wins", groups.successes), ("losses", groups.n - groups.successes)):
+            column = self.col(name)
+            column[np.unique(groups.row)] *= self.config.decay
+            np.add.at(column, groups.row, evidence)

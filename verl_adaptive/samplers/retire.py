@@ -1,0 +1,98 @@
+"""Epoch order without the prompts that are solved: Pilot-Commit's eviction, made reversible (2605.26606).
+
+A prompt whose last ``after`` visits all had a pass rate of at least ``threshold`` is retired. The paper evicts after
+one fully solved pilot (``exclude_threshold_upper = 1``) and for good, although by its own count about a fifth of the
+prompts solved in one epoch are not in the next. Here a retired prompt is let through with probability ``recheck`` at
+each of its turns, and comes back as soon as it falls short once. ``recheck=0`` is the paper's permanent eviction.
+
+How many pilots a round takes is the allocator's part (:mod:`verl_adaptive.allocators.pilot_commit`); with other
+allocators, ``round``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+
+from verl_adaptive.config import check
+from verl_adaptive.groups import Groups
+from verl_adaptive.progress import Progress
+from verl_adaptive.samplers._base import Sampler
+from verl_adaptive.samplers.rounds import RoundConfig, round_size
+from verl_adaptive.stats.table import Column
+
+__all__ = ["Retire"]
+
+
+class Retire(Sampler):
+    """Skips solved prompts of verl's stream, for as long as they stay solved."""
+
+    name: ClassVar[str] = "retire"
+    columns: ClassVar[Mapping[str, Column]] = {"solved": Column("u2", 0)}  # trailing run of solved visits, saturating
+
+    @dataclass
+    class Config:
+        """Options.
+
+        Attributes:
+            after: solved visits in a row that retire a prompt.
+            threshold: pass rate from which a visit counts as solved.
+            recheck: chance that a retired prompt is rolled out at its turn; 0: never (as published).
+            round: size of a generation round.
+        """
+
+        after: int = 1
+        threshold: float = 1.0
+        recheck: float = 0.05
+        round: RoundConfig = field(default_factory=RoundConfig)
+
+        def validate(self, path: str) -> None:
+            check(1 <= self.after <= 65535, f"{path}.after", self.after, "must be 1 or greater")
+            check(0 < self.threshold <= 1, f"{path}.threshold", self.threshold, "must be in (0, 1]")
+            check(0 <= self.recheck <= 1, f"{path}.recheck", self.recheck, "must be a probability in [0, 1]")
+
+    def __init__(self, options: Mapping[str, Any] | None = None) -> None:
+        super().__init__(options)
+        self._gate = np.zeros(2, dtype=np.int64)  # this step: retired prompts seen, let through
+        self._moved = np.zeros(2, dtype=np.int64)  # this step: prompts retired, brought back
+        self._last = np.zeros(4, dtype=np.int64)
+
+    def round_size(self, progress: Progress) -> int:
+        return round_size(self.config.round, progress)
+
+    def admit(self, rows: np.ndarray, position: np.ndarray, progress: Progress) -> np.ndarray:
+        retired = self.table.col("retired")[rows] > 0
+        u = progress.draw.uniform("retire.gate", self.table.key_hi[rows], self.table.key_lo[rows], position)
+        passed = ~retired | (u < self.config.recheck)
+        self._gate += [retired.sum(), (retired & passed).sum()]
+        return passed
+
+    def observe(self, groups: Groups, progress: Progress) -> None:
+        solved = groups.pass_rate >= self.config.threshold
+        run, retired = self.col("solved"), self.table.col("retired")
+        todo = np.flatnonzero(groups.n > 0)
+        while len(todo):  # once, unless a prompt was visited twice: its visits count one after the other
+            _, first = np.unique(groups.row[todo], return_index=True)
+            rows, won = groups.row[todo[first]], solved[todo[first]]
+            run[rows] = np.where(won, np.minimum(run[rows].astype(np.int64) + 1, 65535), 0)
+            before, after = retired[rows] > 0, run[rows] >= self.config.after
+            retired[rows] = after
+            self._moved += [(after & ~before).sum(), (before & ~after).sum()]
+            todo = np.delete(todo, first)
+
+    def end_step(self, progress: Progress) -> None:
+        self._last = np.concatenate([self._gate, self._moved])
+        self._gate[:] = self._moved[:] = 0
+
+    def metrics(self) -> dict[str, float]:
+        seen, passed, out, back = self._last.tolist()
+        return {
+            "retired_share": np.count_nonzero(self.table.col("retired")) / max(1, len(self.table)),
+            "newly_retired_total": float(out),
+            "brought_back_total": float(back),
+            "retired_seen_total": float(seen),
+            "rechecked_total": float(passed),
+        }

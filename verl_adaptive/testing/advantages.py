@@ -1,0 +1,130 @@
+"""What every advantage must do; make a test class of your own from this one:
+
+class TestMine(AdvantageConformance):
+    def make(self):
+        return MyAdvantage({"option": 3})
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from verl_adaptive.advantages._base import Advantage
+from verl_adaptive.config import RunFacts
+from verl_adaptive.groups import Groups
+from verl_adaptive.progress import Progress
+from verl_adaptive.rng import Draw
+from verl_adaptive.stats.keys import KEY_DTYPE
+from verl_adaptive.stats.table import StatsTable
+from verl_adaptive.testing.allocators import through_files
+
+__all__ = ["AdvantageConformance"]
+
+PROMPTS = 40
+
+
+class AdvantageConformance:
+    """A suite for pytest.
+
+    Attributes:
+        facts: the run that the advantage is told of.
+        per_group: a group's advantages do not depend on the other groups of the batch.
+    """
+
+    facts = RunFacts(batch=8, n=8, steps=100, prompts=PROMPTS)
+    per_group = True
+
+    def make(self) -> Advantage:
+        """A new advantage, not bound."""
+        raise NotImplementedError
+
+    # -- helpers --------------------------------------------------------------------------------------------
+
+    def bound(self) -> Advantage:
+        """A new advantage over a new table of ``PROMPTS`` prompts; row ``i`` is the same prompt each time."""
+        table = StatsTable()
+        keys = np.zeros(PROMPTS, dtype=KEY_DTYPE)
+        keys["hi"], keys["lo"] = np.arange(PROMPTS) * 977 + 5, np.arange(PROMPTS)
+        table.rows_for(keys)
+        made = self.make()
+        made.bind(table, self.facts)
+        return made
+
+    def groups(self, seed: int = 0) -> Groups:
+        """Groups of many sizes; binary, ±1, continuous and constant rewards."""
+        rng = np.random.default_rng(seed)
+        rewards = []
+        for g in range(24):
+            n = rng.integers(1, 13)
+            binary = (rng.random(n) < rng.random()).astype(float)
+            rewards.append(
+                (binary, 2 * binary - 1, rng.random(n), np.zeros(n), np.ones(n), np.full(n, 0.3))[g % 6].tolist()
+            )
+        success = [[float(r >= 0.5) for r in group] for group in rewards]
+        return Groups.from_lists(rng.permutation(PROMPTS)[:24].tolist(), rewards, success=success)
+
+    def training(self, groups: Groups, seed: int = 0) -> np.ndarray:
+        """int64: rollouts that train, at least one a group, in an order of verl's choosing."""
+        rng = np.random.default_rng(seed)
+        chosen = rng.random(groups.rollouts) < 0.7
+        chosen[groups.offsets[:-1]] = True
+        return rng.permutation(np.flatnonzero(chosen))
+
+    def observed(self, seed: int = 0) -> tuple[Advantage, Groups]:
+        """An advantage that has seen the groups closed, as happens before it is asked."""
+        made, groups = self.bound(), self.groups(seed)
+        made.observe(groups, Progress(step=1, batch=self.facts.batch, draw=Draw(0, 1), round=1))
+        return made, groups
+
+    # -- tests ----------------------------------------------------------------------------------------------
+
+    def test_one_finite_number_a_rollout(self) -> None:
+        made, groups = self.observed()
+        rows = self.training(groups)
+        before = {name: np.copy(value) for name, value in vars(groups).items()}
+        out = made.compute(groups.reward[rows], groups.group_of[rows], groups)
+        assert out.shape == rows.shape and np.isfinite(out).all()
+        for name, value in before.items():
+            np.testing.assert_array_equal(getattr(groups, name), value, err_msg=name)
+        none = np.zeros(0, dtype=np.int64)
+        assert made.compute(none.astype(float), none, groups).shape == (0,)
+
+    def test_the_order_of_rows_does_not_matter(self) -> None:
+        made, groups = self.observed()
+        rows = self.training(groups)
+        out = made.compute(groups.reward[rows], groups.group_of[rows], groups)
+        order = np.random.default_rng(1).permutation(len(rows))
+        again = made.compute(groups.reward[rows[order]], groups.group_of[rows[order]], groups)
+        np.testing.assert_allclose(again, out[order], rtol=1e-9, atol=1e-12)
+
+    def test_groups_do_not_mix(self) -> None:
+        if not self.per_group:
+            return
+        made, groups = self.observed()
+        rows = self.training(groups)
+        home = groups.group_of[rows]
+        out = made.compute(groups.reward[rows], home, groups)
+        for g in range(len(groups)):
+            own = rows[home == g]
+            alone = made.compute(groups.reward[own], np.zeros(len(own), dtype=np.int64), groups.select(np.array([g])))
+            np.testing.assert_allclose(alone, out[home == g], rtol=1e-9, atol=1e-12)
+
+    def test_zero_means_zero(self) -> None:
+        made, groups = self.observed()
+        trains = np.zeros(groups.rollouts, dtype=bool)
+        trains[self.training(groups)] = True
+        zero = made.zero(groups, trains)
+        assert zero.shape == trains.shape and zero.dtype == bool
+        assert not (zero & ~trains).any(), "a rollout that does not train is called a zero"
+        out = made.compute(groups.reward[trains], groups.group_of[trains], groups)
+        assert (out[zero[trains]] == 0).all()
+
+    def test_state_is_complete(self) -> None:
+        made, groups = self.observed()
+        other = self.bound()
+        for name in made.table.columns:
+            other.table.col(name)[:] = made.table.col(name)
+        other.load_state_dict(through_files(made.state_dict()))
+        rows = self.training(groups)
+        a, b = (m.compute(groups.reward[rows], groups.group_of[rows], groups) for m in (made, other))
+        np.testing.assert_array_equal(a, b)

@@ -1,0 +1,159 @@
+"""What every allocator must do; make a test class of your own from this one:
+
+class TestMine(AllocatorConformance):
+    def make(self):
+        return MyAllocator({"option": 3})
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+
+from verl_adaptive.allocators._base import CLOSE, HOLD, Allocator
+from verl_adaptive.config import RunFacts
+from verl_adaptive.groups import Groups
+from verl_adaptive.progress import Progress
+from verl_adaptive.rng import Draw
+from verl_adaptive.stats.keys import KEY_DTYPE
+from verl_adaptive.stats.table import StatsTable
+
+__all__ = ["AllocatorConformance"]
+
+PROMPTS = 32
+STEP_ROLLOUTS = 200
+
+
+class AllocatorConformance:
+    """A suite for pytest.
+
+    Attributes:
+        facts: the run that the allocator is told of.
+        patience: reviews after which a group that never succeeds must be closed or held.
+    """
+
+    facts = RunFacts(batch=8, n=8, steps=100, prompts=PROMPTS)
+    patience = 64
+
+    def make(self) -> Allocator:
+        """A new allocator, not bound."""
+        raise NotImplementedError
+
+    # -- helpers --------------------------------------------------------------------------------------------
+
+    def bound(self) -> Allocator:
+        """A new allocator over a new table of ``PROMPTS`` prompts; row ``i`` is the same prompt each time."""
+        table = StatsTable()
+        keys = np.zeros(PROMPTS, dtype=KEY_DTYPE)
+        keys["hi"], keys["lo"] = np.arange(PROMPTS) * 977 + 5, np.arange(PROMPTS)
+        table.rows_for(keys)
+        allocator = self.make()
+        allocator.bind(table, self.facts)
+        return allocator
+
+    def progress(self, step: int = 1, **more: Any) -> Progress:
+        """The state of a step."""
+        return Progress(step=step, batch=self.facts.batch, draw=Draw(0, step), **more)
+
+    def play(self, allocator: Allocator, step: int, rng: np.random.Generator, rate: float) -> list[list[int]]:
+        """A step of ``batch`` prompts with this success rate; the answers of every review."""
+        rows = rng.permutation(PROMPTS)[: self.facts.batch]
+        progress = self.progress(step)
+        caps = [c for c in (allocator.cap(progress), STEP_ROLLOUTS) if c is not None]
+        progress.cap = min(caps)
+        n = allocator.first(rows, None, progress)
+        progress.planned = int(n.sum())
+        rewards = [(rng.random(k) < rate).astype(float).tolist() for k in n]
+        stage = [[0] * k for k in n]
+        opened = np.arange(len(rows))
+        answers = []
+        for _ in range(self.patience):
+            progress.round += 1
+            groups = Groups.from_lists(
+                rows[opened], [rewards[i] for i in opened], stage=[stage[i] for i in opened], ticket=opened.tolist()
+            )
+            more = allocator.review(groups, progress)
+            assert more.shape == (len(opened),) and more.dtype == np.int64
+            assert (more >= (HOLD if allocator.can_hold else CLOSE)).all()
+            assert np.maximum(more, 0).sum() <= progress.room, "top-ups beyond the step's cap"
+            answers.append(more.tolist())
+            progress.planned += int(np.maximum(more, 0).sum())
+            for i, k in zip(opened, more, strict=True):
+                rewards[i] += (rng.random(max(k, 0)) < rate).astype(float).tolist()
+                stage[i] += [max(stage[i]) + 1] * max(k, 0)
+            opened = opened[more > 0]
+            progress.open = len(opened)
+            if not len(opened):
+                break
+        else:
+            raise AssertionError(f"groups still open after {self.patience} reviews")
+        allocator.end_step(progress)
+        return answers
+
+    # -- tests ----------------------------------------------------------------------------------------------
+
+    def test_first_gives_every_prompt_rollouts(self) -> None:
+        allocator = self.bound()
+        for count in (0, 1, 7):
+            n = allocator.first(np.arange(count), None, self.progress(cap=STEP_ROLLOUTS))
+            assert n.shape == (count,) and n.dtype == np.int64 and (n >= 1).all()
+
+    def test_a_first_round_fits_the_allocators_own_cap(self) -> None:
+        allocator, progress = self.bound(), self.progress()
+        progress.cap = allocator.cap(progress)
+        assert allocator.first(np.arange(self.facts.batch), None, progress).sum() <= progress.room
+
+    def test_review_of_nothing(self) -> None:
+        assert self.bound().review(Groups.empty(), self.progress(round=1)).shape == (0,)
+
+    def test_every_group_comes_to_an_end_within_the_cap(self) -> None:
+        for rate in (0.0, 0.1, 0.5, 1.0):
+            self.play(self.bound(), 1, np.random.default_rng(3), rate)
+
+    def test_decisions_repeat_and_leave_global_randomness_alone(self) -> None:
+        for rate in (0.0, 0.2, 0.8):
+            before = global_state()
+            first = self.play(self.bound(), 2, np.random.default_rng(1), rate)
+            assert global_state() == before, "the global generator was used"
+            np.random.random(3)
+            assert self.play(self.bound(), 2, np.random.default_rng(1), rate) == first
+
+    def test_groups_are_not_changed(self) -> None:
+        groups = Groups.from_lists([4, 2, 9], [[0.0] * 4, [1.0, 0.0, 0.0, 0.0], [1.0] * 4])
+        before = {name: np.copy(value) for name, value in vars(groups).items()}
+        self.bound().review(groups, self.progress(round=1, cap=STEP_ROLLOUTS, planned=12))
+        for name, value in before.items():
+            np.testing.assert_array_equal(getattr(groups, name), value, err_msg=name)
+
+    def test_state_is_complete(self) -> None:
+        allocator, other = self.bound(), self.bound()
+        for step in (1, 2):
+            self.play(allocator, step, np.random.default_rng(step), 0.3)
+        for name in allocator.table.columns:
+            other.table.col(name)[:] = allocator.table.col(name)
+        other.load_state_dict(through_files(allocator.state_dict()))
+        for step in (3, 4, 5):
+            rng = np.random.default_rng(step), np.random.default_rng(step)
+            assert self.play(allocator, step, rng[0], 0.3) == self.play(other, step, rng[1], 0.3)
+
+    def test_metrics_are_numbers(self) -> None:
+        allocator = self.bound()
+        for step in (1, 2):
+            assert all(np.isfinite(float(v)) for v in allocator.metrics().values())
+            self.play(allocator, step, np.random.default_rng(0), 0.2)
+        assert all(np.isfinite(float(v)) for v in allocator.metrics().values())
+
+
+def global_state() -> str:
+    """The state of numpy's global generator."""
+    state = np.random.get_state(legacy=False)["state"]
+    return f"{state['pos']} {state['key'].tolist()}"
+
+
+def through_files(state: Any) -> Any:
+    """A state as a checkpoint gives it back: plain values through JSON, arrays copied."""
+    if isinstance(state, dict):
+        return {key: through_files(value) for key, value in state.items()}
+    return state.copy() if isinstance(state, np.ndarray) else json.loads(json.dumps(state))

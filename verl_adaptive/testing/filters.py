@@ -1,0 +1,135 @@
+"""What every filter must do; make a test class of your own from this one:
+
+class TestMine(FilterConformance):
+    def make(self):
+        return MyFilter({"option": 3})
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from verl_adaptive.config import RunFacts
+from verl_adaptive.filters._base import Filter, Verdict
+from verl_adaptive.groups import Groups
+from verl_adaptive.progress import Progress
+from verl_adaptive.rng import Draw
+from verl_adaptive.stats.keys import KEY_DTYPE
+from verl_adaptive.stats.table import StatsTable
+from verl_adaptive.testing.allocators import global_state, through_files
+
+__all__ = ["FilterConformance"]
+
+PROMPTS = 40
+
+
+class FilterConformance:
+    """A suite for pytest.
+
+    Attributes:
+        facts: the run that the filter is told of.
+        per_group: a group's verdict does not depend on the groups judged with it.
+    """
+
+    facts = RunFacts(batch=8, n=8, steps=100, prompts=PROMPTS)
+    per_group = True
+
+    def make(self) -> Filter:
+        """A new filter, not bound."""
+        raise NotImplementedError
+
+    # -- helpers --------------------------------------------------------------------------------------------
+
+    def bound(self) -> Filter:
+        """A new filter over a new table of ``PROMPTS`` prompts; row ``i`` is the same prompt each time."""
+        table = StatsTable()
+        keys = np.zeros(PROMPTS, dtype=KEY_DTYPE)
+        keys["hi"], keys["lo"] = np.arange(PROMPTS) * 977 + 5, np.arange(PROMPTS)
+        table.rows_for(keys)
+        made = self.make()
+        made.bind(table, self.facts)
+        return made
+
+    def progress(self, step: int = 1) -> Progress:
+        """The state of a step in its first review."""
+        return Progress(step=step, batch=self.facts.batch, draw=Draw(0, step), round=1)
+
+    def groups(self, seed: int = 0) -> Groups:
+        """Groups of many sizes and success rates; binary, continuous and constant rewards."""
+        rng = np.random.default_rng(seed)
+        rows = rng.permutation(PROMPTS)
+        sizes = rng.integers(1, 17, PROMPTS)
+        rewards = []
+        for g, n in enumerate(sizes):
+            binary = (rng.random(n) < rng.random()).astype(float)
+            rewards.append((binary, rng.random(n), np.zeros(n), np.ones(n), np.full(n, 0.4))[g % 5].tolist())
+        success = [[float(r >= 0.5) for r in group] for group in rewards]
+        return Groups.from_lists(rows.tolist(), rewards, success=success)
+
+    def check(self, made: Filter, groups: Groups, verdict: Verdict) -> None:
+        """A verdict's form."""
+        assert verdict.keep.shape == verdict.reason.shape == (len(groups),)
+        assert verdict.keep.dtype == bool
+        reason = verdict.reason[~verdict.keep]
+        assert ((reason >= 0) & (reason < len(made.reasons))).all(), "a group dropped without a reason"
+        if verdict.rollouts is not None:
+            assert verdict.rollouts.shape == (groups.rollouts,) and verdict.rollouts.dtype == bool
+            left = groups.sum(verdict.rollouts)[verdict.keep]
+            assert (left >= 1).all(), "a group kept without a rollout"
+
+    # -- tests ----------------------------------------------------------------------------------------------
+
+    def test_verdicts_are_complete(self) -> None:
+        made = self.bound()
+        for seed in range(5):
+            groups = self.groups(seed)
+            self.check(made, groups, made.decide(groups, self.progress()))
+        self.check(made, Groups.empty(), made.decide(Groups.empty(), self.progress()))
+
+    def test_verdicts_repeat_and_leave_groups_and_global_randomness_alone(self) -> None:
+        groups = self.groups()
+        before = {name: np.copy(value) for name, value in vars(groups).items()}
+        state = global_state()
+        first = self.bound().decide(groups, self.progress())
+        assert global_state() == state, "the global generator was used"
+        np.random.random(3)
+        again = self.bound().decide(groups, self.progress())
+        np.testing.assert_array_equal(first.keep, again.keep)
+        np.testing.assert_array_equal(first.reason[~first.keep], again.reason[~again.keep])
+        np.testing.assert_array_equal(self.mask(groups, first), self.mask(groups, again))
+        for name, value in before.items():
+            np.testing.assert_array_equal(getattr(groups, name), value, err_msg=name)
+
+    def test_a_verdict_does_not_depend_on_company(self) -> None:
+        if not self.per_group:
+            return
+        groups = self.groups()
+        together = self.bound().decide(groups, self.progress())
+        mask = self.mask(groups, together)
+        for g in range(len(groups)):
+            one = groups.select(np.array([g]))
+            alone = self.bound().decide(one, self.progress())
+            assert alone.keep[0] == together.keep[g]
+            if not alone.keep[0]:
+                assert alone.reason[0] == together.reason[g]
+            np.testing.assert_array_equal(self.mask(one, alone), mask[groups.offsets[g] : groups.offsets[g + 1]])
+
+    def test_state_is_complete(self) -> None:
+        made, other = self.bound(), self.bound()
+        for step in (1, 2):
+            made.decide(self.groups(step), self.progress(step))
+            made.observe(self.groups(step), self.progress(step))
+            made.end_step(self.progress(step))
+        for name in made.table.columns:
+            other.table.col(name)[:] = made.table.col(name)
+        other.load_state_dict(through_files(made.state_dict()))
+        groups = self.groups(3)
+        a, b = (m.decide(groups, self.progress(3)) for m in (made, other))
+        np.testing.assert_array_equal(a.keep, b.keep)
+        np.testing.assert_array_equal(self.mask(groups, a), self.mask(groups, b))
+
+    @staticmethod
+    def mask(groups: Groups, verdict: Verdict) -> np.ndarray:
+        """Rollouts that train."""
+        kept = groups.rollout_mask(verdict.keep)
+        return kept if verdict.rollouts is None else kept & verdict.rollouts

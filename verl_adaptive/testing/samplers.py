@@ -1,0 +1,269 @@
+"""Conformance suite for samplers: subclass, say how to make yours, let pytest collect it.
+
+::
+
+    class TestMine(SamplerConformance):
+        def make(self) -> Sampler:
+            return Mine({"option": 3})
+
+The sampler is driven by the engine, with the ``fixed`` allocator, over a pool of which half is solved for good: what
+the contract of :class:`~verl_adaptive.samplers._base.Sampler` promises must hold there. Needs pytest.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import sys
+from dataclasses import dataclass, field
+from unittest import mock
+
+import numpy as np
+import pytest
+
+from verl_adaptive.allocators.fixed import Fixed
+from verl_adaptive.config import AdaptiveConfig, RunFacts
+from verl_adaptive.engine import Engine, Requests, StepResult
+from verl_adaptive.filters.informative import Informative
+from verl_adaptive.filters.keep_all import KeepAll
+from verl_adaptive.groups import Groups
+from verl_adaptive.policy import Policy, find_part
+from verl_adaptive.progress import Progress
+from verl_adaptive.rng import Draw
+from verl_adaptive.samplers._base import Pick, Sampler
+from verl_adaptive.stats.keys import KEY_DTYPE
+from verl_adaptive.stats.table import StatsTable
+
+__all__ = ["SamplerConformance"]
+
+_CLOCKS = ("time.time", "time.time_ns", "time.monotonic", "time.perf_counter", "time.process_time")
+
+
+@dataclass
+class _Stream:
+    """Data-set order shuffled anew each epoch; ``position`` is all of its state."""
+
+    size: int
+    position: int = 0
+
+    def take(self, count: int) -> np.ndarray:
+        wanted = np.arange(self.position, self.position + count)
+        self.position += count
+        orders = {int(e): np.random.default_rng([7, int(e)]).permutation(self.size) for e in set(wanted // self.size)}
+        return np.array([orders[int(w // self.size)][w % self.size] for w in wanted], dtype=np.int64)
+
+
+@dataclass
+class _Run:
+    """An engine in a world of known success rates."""
+
+    engine: Engine
+    stream: _Stream
+    p: np.ndarray
+    reverse: bool = False  # answer requests last to first
+    trace: list[list[tuple[int, int]]] = field(default_factory=list)  # per round: (data-set position, rollouts)
+
+    def roll(self, requests: Requests) -> Groups:
+        rewards = []
+        for ticket, index, n in zip(requests.ticket, requests.index, requests.n, strict=True):
+            one = np.full(int(n), int(ticket), dtype=np.uint64)
+            u = Draw(1, 0).uniform("conformance", one, np.arange(int(n)))
+            rewards.append((u < self.p[index]).astype(float).tolist())
+        groups = Groups.from_lists(
+            requests.row.tolist(), rewards, ticket=requests.ticket.tolist(), index=requests.index.tolist()
+        )
+        return groups.select(np.arange(len(groups))[::-1]) if self.reverse else groups
+
+    def step(self, step: int) -> StepResult:
+        requests = self.engine.begin(step)
+        while requests is not None:
+            self.trace.append(list(zip(requests.index.tolist(), requests.n.tolist(), strict=True)))
+            requests = self.engine.receive(self.roll(requests))
+        return self.engine.finish()
+
+    def go(self, first: int, last: int) -> list[StepResult]:
+        return [self.step(k) for k in range(first, last + 1) if not self.engine.finished]
+
+
+class SamplerConformance:
+    """Base class of a sampler's conformance tests.
+
+    Attributes:
+        prompts, batch, n, steps: the run the tests make.
+        patience: steps within which each prompt must be seen again once it has been seen, solved or not; None for a
+            sampler that is permanent on purpose.
+        refill: drop groups of zero variance and give the sampler further rounds; False for samplers that pace a budget.
+    """
+
+    prompts: int = 40
+    batch: int = 6
+    n: int = 4
+    steps: int = 60
+    patience: int | None = 400
+    refill: bool = True
+
+    def make(self) -> Sampler:
+        """A new sampler, the same one each time."""
+        raise NotImplementedError
+
+    # -- the run --------------------------------------------------------------------------------------------
+
+    def _keys(self) -> np.ndarray:
+        number = np.arange(self.prompts, dtype=np.uint64)
+        keys = np.empty(self.prompts, dtype=KEY_DTYPE)
+        keys["hi"], keys["lo"] = Draw(3, 0).bits("conformance.key", number, number), number
+        return keys
+
+    def _rates(self) -> np.ndarray:
+        return np.where(np.arange(self.prompts) % 2 == 0, 1.0, 0.5)
+
+    def _run(
+        self, table: StatsTable | None = None, steps: int | None = None, reverse: bool = False, drop: bool = True
+    ) -> _Run:
+        sampler = self.make()
+        stream = _Stream(self.prompts)
+        advantage = find_part("advantage", "verl")({})
+        judge = Informative({}) if drop and self.refill else KeepAll({})
+        policy = Policy(sampler, Fixed({}), judge, advantage)  # type: ignore[arg-type]
+        config = AdaptiveConfig(refill=self.refill)
+        for part in policy:
+            part.check_policy(policy, config)
+        table = StatsTable() if table is None else table
+        row_of = table.rows_for(self._keys())
+        facts = RunFacts(batch=self.batch, n=self.n, steps=steps or self.steps, prompts=self.prompts)
+        engine = Engine(policy, table, config, facts, row_of, stream)
+        return _Run(engine, stream, self._rates(), reverse)
+
+    def _progress(self, step: int) -> Progress:
+        return Progress(step=step, batch=self.batch, draw=Draw(0, step))
+
+    # -- the promises ---------------------------------------------------------------------------------------
+
+    def test_same_state_same_decisions(self) -> None:
+        one, two = self._run(), self._run()
+        one.go(1, self.steps)
+        two.go(1, self.steps)
+        assert one.trace == two.trace and one.trace
+
+    def test_arrival_order_does_not_matter(self) -> None:
+        one, two = self._run(), self._run(reverse=True)
+        one.go(1, self.steps)
+        two.go(1, self.steps)
+        assert one.trace == two.trace
+
+    def test_row_numbers_do_not_matter(self) -> None:
+        """Decisions depend on keys: the same data set in a table that met its prompts in another order, with others."""
+        table = StatsTable()
+        others = self._keys()
+        others["hi"] ^= np.uint64(1)
+        mixed = np.concatenate([others[:9], self._keys()[::-1], others[9:]])
+        table.rows_for(mixed)
+        one, two = self._run(), self._run(table)
+        one.go(1, self.steps)
+        two.go(1, self.steps)
+        assert one.trace == two.trace
+
+    def test_state_round_trip(self) -> None:
+        """Saved between steps and loaded into a new object, with the table, every later decision is the same."""
+        whole = self._run()
+        whole.go(1, self.steps)
+        for stop in (1, self.steps // 3, self.steps // 2):
+            first = self._run()
+            first.go(1, stop)
+            state = first.engine.state_dict()
+            json.dumps(state, default=_plain)  # JSON scalars, lists, dicts and arrays only
+            second = self._run(StatsTable.from_arrow(first.engine.table.to_arrow()))
+            second.engine.load_state_dict(state)
+            second.stream.position = first.stream.position
+            assert second.engine.finished == first.engine.finished
+            second.go(stop + 1, self.steps)
+            assert first.trace + second.trace == whole.trace
+            assert _flat(second.engine.policy.sampler.state_dict()) == _flat(whole.engine.policy.sampler.state_dict())
+
+    def test_metrics_are_finite_numbers(self) -> None:
+        run = self._run()
+        run.go(1, 5)
+        for name, value in run.engine.policy.sampler.metrics().items():
+            assert isinstance(name, str) and isinstance(value, float) and math.isfinite(value), (name, value)
+
+    def test_no_global_randomness_and_no_clock(self) -> None:
+        plain = self._run()
+        plain.go(1, 10)
+        random.seed(5)
+        np.random.seed(5)
+        before = random.getstate(), _flat(np.random.get_state(legacy=False))
+        run = self._run()
+        patches = [mock.patch(name, side_effect=_looked_at_a_clock) for name in _CLOCKS]
+        for patch in patches:
+            patch.start()
+        try:
+            run.go(1, 10)
+        finally:
+            for patch in patches:
+                patch.stop()
+        assert run.trace == plain.trace
+        assert (random.getstate(), _flat(np.random.get_state(legacy=False))) == before
+
+    def test_shapes(self) -> None:
+        run = self._run()
+        sampler, table = run.engine.policy.sampler, run.engine.table
+        progress = self._progress(1)
+        wanted = sampler.round_size(progress)
+        assert isinstance(int(wanted), int) and wanted > 0
+        rows = run.engine.pool
+        if sampler.kind == "stream":
+            passed = sampler.admit(rows, np.arange(len(rows)), progress)
+            assert passed.dtype == bool and passed.shape == rows.shape
+            assert sampler.admit(rows[:0], np.arange(0), progress).shape == (0,)
+        else:
+            pick = sampler.pick(rows, wanted, progress)
+            assert isinstance(pick, Pick) and pick.rows.dtype == np.int64 and len(pick.rows)
+            assert len(np.unique(pick.rows)) == len(pick.rows) and np.isin(pick.rows, rows).all()
+            if pick.n is not None:
+                assert pick.n.shape == pick.rows.shape and (pick.n >= 1).all()
+        sampler.observe(Groups.empty(), progress)
+        sampler.end_step(progress)
+        assert len(table) == self.prompts
+
+    def test_looks_at_a_prompt_without_touching_others(self) -> None:
+        """Gating half of a batch decides about that half what gating all of it does."""
+        one, two = self._run(), self._run()
+        for run in (one, two):
+            run.go(1, 10)
+        sampler = one.engine.policy.sampler
+        if sampler.kind != "stream":
+            pytest.skip("a pool sampler has no gate")
+        rows, position = one.engine.pool, 1000 + np.arange(self.prompts)
+        whole = sampler.admit(rows, position, self._progress(11))
+        half = two.engine.policy.sampler.admit(rows[::2], position[::2], self._progress(11))
+        assert whole[::2].tolist() == half.tolist()
+
+    def test_no_prompt_is_starved(self) -> None:
+        """Half the pool is solved for good; each prompt must still be seen again and again."""
+        if self.patience is None:
+            pytest.skip("permanent on purpose")
+        run = self._run(steps=3 * self.patience)
+        seen = np.zeros((3, self.prompts), dtype=bool)
+        for step in range(1, 3 * self.patience + 1):
+            if run.engine.finished:
+                break
+            result = run.step(step)
+            seen[(step - 1) // self.patience, np.unique(result.groups.index)] = True
+        missing = [np.flatnonzero(~third).tolist() for third in seen]
+        assert missing == [[], [], []], f"never seen in {self.patience} steps: {missing}"
+
+
+def _looked_at_a_clock(*_: object) -> float:
+    frame = sys._getframe(1)
+    raise AssertionError(f"a decision looked at a clock ({frame.f_code.co_filename}:{frame.f_lineno})")
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    raise TypeError(f"state holds a {type(value).__name__}")
+
+
+def _flat(value: object) -> str:
+    return json.dumps(value, default=_plain, sort_keys=True)
