@@ -40,10 +40,11 @@ overrides=$root/scripts/overrides.txt
 torch=$(sed -n 's/^torch==//p' "$constraints")
 stamp=$venv/.verl-adaptive-installed
 state=$(
-    { "$python" --version; echo "$root $extras"; cat "$constraints" "$overrides" "$root/setup.cfg" "${BASH_SOURCE[0]}"; } |
+    { "$python" --version; echo "$root"; cat "$constraints" "$overrides" "$root/setup.cfg" "${BASH_SOURCE[0]}"; } |
         "$python" -c 'import hashlib, sys; print(hashlib.sha256(sys.stdin.buffer.read()).hexdigest())'
 )
-if [ "$force" = false ] && [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$state" ]; then
+# One line for each set of extras that is installed: what serves --dev serves without it, too.
+if [ "$force" = false ] && [ -f "$stamp" ] && grep -qx "$extras $state" "$stamp"; then
     say "$venv is up to date"
     exit 0
 fi
@@ -105,5 +106,6 @@ if get_platform().device_name != "cpu":
 print(f"torch {torch.__version__}, vllm {vllm_version}, verl {verl.__version__}: working, on CPU")
 CHECK
 
-echo "$state" >"$stamp"
+{ echo "$extras $state"; echo "cpu $state"; } >"$stamp"
+rm -rf "$wheels"
 say "Installed. Activate it with: . $venv/bin/activate"

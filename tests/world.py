@@ -6,12 +6,9 @@ rewards whatever the order in which requests are answered, and a resumed run see
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from dataclasses import replace
-from importlib.metadata import entry_points
 from typing import Any
-from unittest import mock
 
 import numpy as np
 
@@ -24,8 +21,6 @@ from verl_adaptive.stats.keys import KEY_DTYPE
 from verl_adaptive.stats.table import StatsTable
 
 __all__ = ["Source", "World", "keys_of", "make_engine", "run", "run_step"]
-
-_entry_points = functools.cache(entry_points)  # reads every installed package's metadata; tests make many engines
 
 
 def keys_of(count: int, seed: int = 0) -> np.ndarray:
@@ -157,8 +152,7 @@ def make_engine(
     facts = RunFacts(
         batch=batch, n=n, steps=steps, prompts=len(np.unique(row_of)), seed=seed, tolerance=config.tolerance
     )
-    with mock.patch("verl_adaptive.policy.entry_points", _entry_points):
-        policy = build_policy(config)
+    policy = build_policy(config)
     engine = Engine(policy, table, config, facts, row_of, world.source, skip_zero=skip_zero)
     return engine, world
 

@@ -177,13 +177,14 @@ def train(preset: str, rollouts: int, work: Path) -> Result:
     }
     # Bytecode halves the start-up of a dozen processes.
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
+    console.print(f"[dim]{preset}: log in {log}[/]", soft_wrap=True)
     start = time.monotonic()
     with log.open("wb") as output:
         process = subprocess.Popen(
             command_line(preset, rollouts, work, run), stdout=output, stderr=subprocess.STDOUT, env=environment, cwd=run
         )
     try:
-        _follow(process, preset, rollouts, metrics, log)
+        _follow(process, preset, rollouts, metrics)
     finally:
         if process.poll() is None:
             process.terminate()
@@ -198,7 +199,7 @@ def train(preset: str, rollouts: int, work: Path) -> Result:
     return result
 
 
-def _follow(process: subprocess.Popen[bytes], preset: str, rollouts: int, metrics: Path, log: Path) -> None:
+def _follow(process: subprocess.Popen[bytes], preset: str, rollouts: int, metrics: Path) -> None:
     """Show progress until the process ends."""
     columns = (
         SpinnerColumn(),
@@ -209,12 +210,17 @@ def _follow(process: subprocess.Popen[bytes], preset: str, rollouts: int, metric
         TextColumn("{task.description}"),
     )
     with Progress(*columns, console=console) as progress:
-        bar = progress.add_task(f"starting Ray, verl and vLLM (log: {log})", total=rollouts, preset=preset)
+        bar = progress.add_task("starting Ray, verl and vLLM", total=rollouts, preset=preset)
+        said = 0.0
         while process.poll() is None:
             time.sleep(1.0)
             done, text = _latest(metrics)
             if text:
                 progress.update(bar, completed=done, description=text)
+            # A bar does not move in a log file.
+            if text and not console.is_terminal and time.monotonic() - said > 15:
+                said = time.monotonic()
+                console.print(f"{preset}: {done}/{rollouts} rollouts, {text}")
         done, text = _latest(metrics)
         progress.update(bar, completed=done, description=text or "ended")
 

@@ -19,10 +19,16 @@ from verl_adaptive.commands.text import clean
 __all__ = ["console", "note", "number", "print_json", "share", "table"]
 
 
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """rich would end the process; the command line has its own status for this."""
+        raise BrokenPipeError
+
+
 def console() -> Console:
     """Standard output. Markup and emoji codes are off: data must not be able to style what is printed."""
     wide = None if sys.stdout.isatty() else 140  # a pipe has no width; 80 would cut columns
-    return Console(markup=False, emoji=False, highlight=False, width=wide, soft_wrap=False)
+    return _Console(markup=False, emoji=False, highlight=False, width=wide, soft_wrap=False)
 
 
 def table(columns: Sequence[tuple[str, str]], rows: Sequence[Sequence[object]], title: str | None = None) -> Table:

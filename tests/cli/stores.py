@@ -1,0 +1,104 @@
+"""Stores made by the engine in a fake world, as a training run would have written them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tests.world import World, make_engine, run_step
+from verl_adaptive.engine import Engine
+from verl_adaptive.stats import StatsTable, dataset_keys, write_snapshot
+from verl_adaptive.stats.journal import Journal
+
+__all__ = ["HOSTILE", "hostile_rows", "make_run", "write_dataset"]
+
+#: Terminal control, HTML, rich markup, right-to-left override, Hydra and spreadsheet syntax, and a lone surrogate's cousin.
+HOSTILE = "\x1b[31m\x07<script>alert(1)</script>[bold]&amp;\u202e=cmd()${x}\r\nend\x9b2J"
+
+
+def hostile_rows(count: int) -> list[dict[str, Any]]:
+    """Rows in verl's format whose texts try to get out."""
+    return [
+        {
+            "data_source": ("gsm8k", "math", HOSTILE)[i % 3],
+            "prompt": [{"role": "user", "content": f"{i}: {HOSTILE}" if i % 7 == 0 else f"What is {i} + {i}?"}],
+            "ability": "math",
+            "reward_model": {"style": "rule", "ground_truth": str(2 * i)},
+            "extra_info": {"index": i, "split": "train", "id": f"row-{i}"},
+        }
+        for i in range(count)
+    ]
+
+
+def write_dataset(path: Path, rows: list[dict[str, Any]], **options: Any) -> Path:
+    """Write rows as Parquet."""
+    pq.write_table(pa.Table.from_pylist(rows), path, **options)
+    return path
+
+
+def make_run(
+    folder: Path,
+    *,
+    prompts: int = 60,
+    steps: int = 30,
+    run_id: str = "project/experiment",
+    preset: str = "greso",
+    seed: int = 0,
+    batch: int = 8,
+    n: int = 8,
+    snapshot: bool = True,
+    rows: list[dict[str, Any]] | None = None,
+    texts: bool = False,
+    **policy: Any,
+) -> tuple[Engine, list[dict[str, Any]]]:
+    """Train in the fake world; writes ``folder/adaptive.sqlite`` and ``folder/global_step_<steps>/adaptive``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = hostile_rows(prompts) if rows is None else rows
+    keys = dataset_keys(rows)
+    rng = np.random.default_rng(seed)
+    rates = np.clip(rng.normal(0.5, 0.45, len(rows)), 0, 1)
+    table = StatsTable()
+    sources = [row["data_source"] for row in rows]
+    table.rows_for(keys, sources=sources)
+    options = policy or {"sampler": "greso", "filter": "informative"}
+    world = World(rates, seed, failure=0.02)
+    engine, world = make_engine(
+        **options, batch=batch, n=n, M=len(rows), p=rates, world=world, table=table, keys=keys, seed=seed
+    )
+    meta = {"preset": preset, "checkpoints": str(folder), "dataset": table.fingerprint()}
+    with Journal.open(str(folder / "adaptive.sqlite"), run_id=run_id, meta=meta) as journal:
+        if texts:
+            journal.register_prompts(keys, sources, [row["prompt"][0]["content"] for row in rows])
+        for step in range(1, steps + 1):
+            world.p = np.clip(rates + 0.01 * step * np.sin(np.arange(len(rows)) + step / 3), 0, 1)  # it learns, and forgets
+            result = run_step(engine, world, step)
+            groups = result.groups
+            journal.commit_step(
+                step,
+                groups,
+                table.keys[groups.row],
+                result.outcome.astype(str),
+                {"step": result.ledger.as_dict(), "run": engine.total.as_dict()},
+                engine.policy.metrics(),
+                sources=[table.sources[i] for i in table.col("source")[groups.row]],
+                wall_time=1.7e9 + 60.0 * step,
+            )
+    if snapshot:
+        table.col("retired")[:3] = 1
+        write_snapshot(
+            folder / f"global_step_{steps}" / "adaptive",
+            table,
+            {"engine": engine.state_dict(), "session": {}},
+            meta={"step": steps, "policy": preset, "policy_digest": engine.policy.digest(), "dataset": "d"},
+        )
+    return engine, rows
+
+
+def last_ledger(path: Path) -> dict[str, Any]:
+    """The newest step's account of a JSON lines export."""
+    return json.loads(path.read_text().splitlines()[-1])["ledger"]

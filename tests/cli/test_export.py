@@ -1,0 +1,173 @@
+"""``verl-adaptive export`` and ``filter-dataset``: files that other tools, and training, can use."""
+
+from __future__ import annotations
+
+import csv
+import json
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.cli.stores import HOSTILE, hostile_rows, last_ledger, make_run, write_dataset
+from verl_adaptive.stats import StatsTable, dataset_keys, key_hex, warm_start
+
+
+def test_prompts_in_three_formats_agree(finished, tmp_path, call) -> None:
+    for suffix in ("parquet", "csv", "jsonl"):
+        status, out, err = call("export", finished.folder, tmp_path / f"p.{suffix}")
+        assert (status, out) == (0, "") and "prompts written to" in err
+    parquet = pq.read_table(tmp_path / "p.parquet").to_pylist()
+    lines = [json.loads(line) for line in (tmp_path / "p.jsonl").read_text().splitlines()]
+    with (tmp_path / "p.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [r["key"] for r in parquet] == [r["key"] for r in lines] == [r["key"] for r in rows]
+    assert [r["pass_rate"] for r in parquet] == [r["pass_rate"] for r in lines]
+    assert [r["pass_rate"] for r in parquet] == [float(r["pass_rate"]) if r["pass_rate"] else None for r in rows]
+    table = finished.engine.table
+    by_key = dict(zip(key_hex(table.keys), table.col("successes").tolist(), strict=True))
+    assert all(r["successes"] == by_key[r["key"]] for r in parquet) and len(parquet) == (table.col("visits") > 0).sum()
+    assert {r["source"] for r in parquet} == {r["source"] for r in rows} == {"gsm8k", "math", HOSTILE}
+
+
+def test_an_export_is_a_warm_start(finished, tmp_path, call) -> None:
+    assert call("export", finished.folder, tmp_path / "w.parquet", "--where", "visits > 0")[0] == 0
+    assert call("export", finished.folder, tmp_path / "w.jsonl", "--where", "visits > 0")[0] == 0
+    for name in ("w.parquet", "w.jsonl"):
+        table = StatsTable()
+        table.rows_for(dataset_keys(finished.rows))
+        report = warm_start(table, tmp_path / name, discount=1.0)
+        assert report.matched == report.used == (finished.engine.table.col("visits") > 0).sum()
+        assert table.col("rollouts").tolist() == finished.engine.table.col("rollouts").tolist()
+        assert table.col("successes").tolist() == finished.engine.table.col("successes").tolist()
+
+
+def test_observations_and_steps(finished, tmp_path, call) -> None:
+    assert call("export", finished.folder, tmp_path / "o.parquet", "--what", "observations")[0] == 0
+    observations = pq.read_table(tmp_path / "o.parquet")
+    assert observations.num_rows == sum(observations.group_by("step").aggregate([("n", "count")]).column("n_count").to_pylist())
+    good = observations.filter(pa.compute.invert(observations.column("failed")))
+    assert sum(good.column("n").to_pylist()) == finished.engine.table.col("rollouts").sum()
+    assert call("export", finished.folder, tmp_path / "s.jsonl", "--what", "steps")[0] == 0
+    assert last_ledger(tmp_path / "s.jsonl")["run"]["rollouts"]["generated"] == finished.engine.total.rollouts.generated
+
+
+def test_conditions_and_empty_answers(finished, tmp_path, call) -> None:
+    for suffix in ("parquet", "csv", "jsonl"):
+        assert call("export", finished.folder, tmp_path / f"n.{suffix}", "--where", "visits > 10 ** 1")[0] == 1
+        assert call("export", finished.folder, tmp_path / f"n.{suffix}", "--where", "visits > 9999")[0] == 0
+    assert pq.read_table(tmp_path / "n.parquet").num_rows == 0 and (tmp_path / "n.jsonl").read_text() == ""
+    assert call("export", finished.folder, tmp_path / "f.parquet", "--where", "flips >= 2")[0] == 0
+    assert 0 < pq.read_table(tmp_path / "f.parquet").num_rows < 60
+
+
+def test_a_snapshot_has_the_policys_columns_and_no_steps(finished, tmp_path, call) -> None:
+    assert call("export", finished.folder / "global_step_30", tmp_path / "p.parquet")[0] == 0
+    assert "greso.mean_streak" in pq.read_schema(tmp_path / "p.parquet").names
+    status, _, err = call("export", finished.folder / "global_step_30", tmp_path / "s.csv", "--what", "steps")
+    assert status == 1 and "no steps" in err
+
+
+def test_nothing_is_overwritten_unasked(finished, tmp_path, call) -> None:
+    target = tmp_path / "p.csv"
+    target.write_text("mine")
+    status, _, err = call("export", finished.folder, target)
+    assert status == 1 and "--overwrite" in err and target.read_text() == "mine"
+    assert call("export", finished.folder, target, "--overwrite")[0] == 0 and target.read_text() != "mine"
+    status, _, err = call("export", finished.folder, tmp_path / "no" / "p.csv")
+    assert status == 1 and "does not exist" in err
+    assert call("export", finished.folder, tmp_path / "q.csv", "--where", "--what", "steps")[0] == 2
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["p.csv"]  # no half-written files
+
+
+# -- filter-dataset -----------------------------------------------------------------------------------------
+
+
+def rates(finished) -> np.ndarray:
+    table = finished.engine.table
+    with np.errstate(invalid="ignore"):
+        return (table.col("successes") / table.col("rollouts"))[table.rows_for(dataset_keys(finished.rows), create=False)]
+
+
+def test_rows_are_kept_as_they_are(finished, tmp_path, call) -> None:
+    data = tmp_path / "in.parquet"
+    pq.write_table(pq.read_table(finished.data), data, row_group_size=7, compression="zstd")
+    out = tmp_path / "out.parquet"
+    status, _, err = call("filter-dataset", data, out, "--stats", finished.folder, "--where", "0.1 <= pass_rate <= 0.9")
+    assert status == 0 and "rows kept" in err
+    wanted = [row for row, rate in zip(finished.rows, rates(finished), strict=True) if 0.1 <= rate <= 0.9]
+    assert 0 < len(wanted) < 60
+    kept = pq.read_table(out)
+    assert kept.to_pylist() == wanted  # the same rows in the same order
+    assert pq.read_schema(out).equals(pq.read_schema(data), check_metadata=True)
+    assert pq.ParquetFile(out).metadata.row_group(0).column(0).compression == "ZSTD"
+
+
+def test_the_schemas_metadata_and_types_survive(finished, tmp_path, call) -> None:
+    table = pq.read_table(finished.data)
+    table = table.append_column("kind", pa.array(["a", "b"] * 30).dictionary_encode())
+    table = table.append_column("image", pa.array([b"\x00\xff"] * 60, pa.large_binary()))
+    table = table.append_column("when", pa.array([0] * 60, pa.timestamp("us", "UTC")))
+    table = table.replace_schema_metadata({"huggingface": '{"info": 1}', "mine": "yes"})
+    pq.write_table(table, tmp_path / "in.parquet")
+    words = ("--stats", finished.folder, "--where", "pass_rate < 2")
+    assert call("filter-dataset", tmp_path / "in.parquet", tmp_path / "out.parquet", *words)[0] == 0
+    one, other = pq.read_schema(tmp_path / "in.parquet"), pq.read_schema(tmp_path / "out.parquet")
+    assert one.equals(other, check_metadata=True) and other.metadata[b"mine"] == b"yes"
+
+
+def test_unseen_rows_are_left_out_or_kept(finished, tmp_path, call) -> None:
+    rows = [*finished.rows, *({**r, "data_source": "new"} for r in hostile_rows(5))]
+    data = write_dataset(tmp_path / "more.parquet", rows)
+    words = ("filter-dataset", data, tmp_path / "o.parquet", "--overwrite", "--stats", finished.folder)
+
+    def sources(*more: str) -> list[str]:
+        assert call(*words, *more)[0] == 0
+        return pq.read_table(tmp_path / "o.parquet").column("data_source").to_pylist()
+
+    assert "new" not in sources("--where", "pass_rate >= 0")
+    assert "new" not in sources("--where", "not pass_rate < 0.5")
+    assert sources("--where", "pass_rate > 0.5", "--keep-unseen").count("new") == 5
+    assert sources("--where", "visits == 0").count("new") == 5
+
+
+def test_a_foreign_data_set_is_refused(finished, tmp_path, call) -> None:
+    data = write_dataset(tmp_path / "f.parquet", [{**r, "data_source": "other"} for r in hostile_rows(3)])
+    status, _, err = call("filter-dataset", data, tmp_path / "o", "--stats", finished.folder, "--where", "visits > 0")
+    assert status == 1 and "none of the 3 rows" in err and not (tmp_path / "o").exists()
+
+
+def test_ones_own_ids(tmp_path, call) -> None:
+    rows = hostile_rows(20)
+    ids = dataset_keys(rows, id_key="extra_info.id")
+    data = write_dataset(tmp_path / "d.parquet", rows)
+    lines = [json.dumps({"key": key, "n": 8, "successes": i % 9}) for i, key in enumerate(key_hex(ids))]
+    (tmp_path / "eval.jsonl").write_text("\n".join(lines))
+    words = ("filter-dataset", data, tmp_path / "o.parquet", "--stats", tmp_path / "eval.jsonl", "--where", "pass_rate > 0.5")
+    assert "none of the 20 rows" in call(*words)[2]
+    assert call(*words, "--id-key", "extra_info.id")[0] == 0
+    assert pq.read_table(tmp_path / "o.parquet").to_pylist() == [r for i, r in enumerate(rows) if i % 9 > 4]
+    assert "no such value" in call(*words, "--overwrite", "--id-key", "extra_info.uid")[2]
+
+
+@pytest.mark.parametrize("what", ["missing", "not parquet", "no prompt", "itself"])
+def test_bad_input_is_one_line(what, finished, tmp_path, call) -> None:
+    data, out = tmp_path / "d.parquet", tmp_path / "o.parquet"
+    if what == "not parquet":
+        data.write_text("hello")
+    elif what == "no prompt":
+        write_dataset(data, [{"question": "q"}])
+    elif what == "itself":
+        data = out = finished.data
+    status, printed, err = call("filter-dataset", data, out, "--stats", finished.folder, "--where", "visits > 0")
+    assert status == 1 and printed == "" and err.count("\n") == 1 and data.name in err
+    assert pq.read_table(finished.data).num_rows == 60
+
+
+def test_a_store_of_two_runs_needs_a_name(tmp_path, call) -> None:
+    make_run(tmp_path, steps=1, run_id="a", snapshot=False)
+    make_run(tmp_path, steps=1, run_id="b", snapshot=False)
+    status, _, err = call("export", tmp_path, tmp_path / "x.csv")
+    assert status == 1 and "name one" in err
+    assert call("export", tmp_path, tmp_path / "x.csv", "--run", "b")[0] == 0

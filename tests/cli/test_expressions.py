@@ -1,0 +1,160 @@
+"""Conditions: what they mean, and that they are nothing but conditions."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from verl_adaptive.report.expressions import Expression, ExpressionError
+from verl_adaptive.report.prompts import Prompts
+from verl_adaptive.stats import StatsTable, key_hex
+from tests.world import keys_of
+
+RATES = [0.0, 0.1, 0.5, 0.9, 1.0, math.nan]
+
+
+@pytest.fixture(scope="module")
+def prompts() -> Prompts:
+    table = StatsTable()
+    table.rows_for(keys_of(6), sources=["a", "b", "a", "b", "a", "it's"])
+    table.col("visits")[:] = [1, 2, 3, 4, 5, 0]
+    table.col("rollouts")[:] = [10, 10, 10, 10, 10, 0]
+    table.col("successes")[:] = [0, 1, 5, 9, 10, 0]
+    table.declare("mine", {"x": (np.dtype("u2"), 7)})
+    return Prompts(table)
+
+
+@pytest.mark.parametrize(
+    ("text", "rows"),
+    [
+        ("pass_rate < 0.5", [0, 1]),
+        ("0.1 <= pass_rate <= 0.9", [1, 2, 3]),
+        ("visits > 3 and pass_rate < 1", [3]),
+        ("visits == 0 or pass_rate == 1", [4, 5]),
+        ("not pass_rate < 0.5", [2, 3, 4]),  # unknown satisfies neither
+        ("not (pass_rate < 0.5 or visits == 5)", [2, 3]),
+        ("source == 'a'", [0, 2, 4]),
+        ("source != 'a'", [1, 3, 5]),
+        ("source in ['b', \"it's\"]", [1, 3, 5]),
+        ("source not in ('b',)", [0, 2, 4, 5]),
+        ("visits in [1, 5]", [0, 4]),
+        ("visits - 3 < -1", [0, 5]),  # unsigned columns do not wrap
+        ("rollouts / visits > 4", [0, 1]),
+        ("pass_rate / 0 > 1", [1, 2, 3, 4]),
+        ("-visits >= -2", [0, 1, 5]),
+        ("mine.x == 7 and True", [0, 1, 2, 3, 4, 5]),
+        ("False", []),
+        ("last_step == -1", [0, 1, 2, 3, 4, 5]),
+    ],
+)
+def test_meaning(text, rows, prompts) -> None:
+    assert np.flatnonzero(Expression(text).select(prompts)).tolist() == rows
+
+
+def test_a_key_is_found(prompts) -> None:
+    key = key_hex(prompts.table.keys)[4]
+    assert np.flatnonzero(Expression(f"key == '{key.upper()}'").select(prompts)).tolist() == [4]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "   ",
+        "pass_rate",
+        "pass_rate = 1",
+        "visits > 3 and",
+        "visits >",
+        "1 + 1",
+        "visits and pass_rate < 1",
+        "not visits",
+        "source < 'a'",
+        "source == 1",
+        "visits == 'a'",
+        "source == mine.x",
+        "nothing > 1",
+        "mine.y > 1",
+        "key == 'xyz'",
+        "key == source",
+        "visits in 3",
+        "visits in [x for x in [1]]",
+        "visits in [visits]",
+        "visits ** 99 > 1",
+        "visits % 2 == 0",
+        "visits // 2 == 0",
+        "visits @ 2 == 0",
+        "visits << 2 == 0",
+        "visits is 1",
+        "(visits > 1) + 1 > 1",
+        "(visits > 1) == True",
+        "f'{visits}' == 'x'",
+        "visits > 1j",
+        "visits > None",
+        "visits > ...",
+        "b'x' == source",
+        "__import__('os').system('true') == 0",
+        "open('/etc/passwd') == 1",
+        "visits.__class__ == 1",
+        "().__class__ == 1",
+        "(lambda: 1)() == 1",
+        "[visits][0] == 1",
+        "(visits := 3) > 1",
+        "visits if True else 1",
+        "visits > 1; visits > 2",
+        "visits > 1\nimport os",
+        "9" * 1500 + " > 1",
+        "(" * 300 + "visits > 1" + ")" * 300,
+        "not " * 200 + "visits > 1",
+        "visits > " + "-" * 500 + "1",
+        "visits > 1" + " or visits > 1" * 500,
+        "visits > 1 \x00",
+    ],
+)
+def test_anything_else_is_refused(text, prompts) -> None:
+    with pytest.raises(ExpressionError):
+        Expression(text).select(prompts)
+
+
+def test_an_unknown_column_names_the_nearest(prompts) -> None:
+    with pytest.raises(ExpressionError, match="did you mean pass_rate"):
+        Expression("pass_rat < 1").select(prompts)
+
+
+def test_one_equals_sign_is_explained() -> None:
+    with pytest.raises(ExpressionError, match="write == for equality"):
+        Expression("source = 'a'")
+
+
+@given(st.text(max_size=60))
+def test_any_text_is_a_condition_or_a_clear_refusal(text) -> None:
+    table = StatsTable()
+    table.rows_for(keys_of(3))
+    try:
+        chosen = Expression(text).select(Prompts(table))
+    except ExpressionError:
+        return
+    assert chosen.shape == (3,) and chosen.dtype == bool
+
+
+_number = st.sampled_from(["pass_rate", "visits", "rollouts", "0.5", "3", "-1.0"])
+_compare = st.builds(lambda a, o, b: f"{a} {o} {b}", _number, st.sampled_from(["<", "<=", ">", ">=", "==", "!="]), _number)
+_condition = st.recursive(
+    _compare,
+    lambda inner: st.one_of(
+        st.builds(lambda a, o, b: f"({a} {o} {b})", inner, st.sampled_from(["and", "or"]), inner),
+        st.builds(lambda a: f"(not {a})", inner),
+    ),
+    max_leaves=6,
+)
+
+
+@given(_condition)
+def test_it_agrees_with_python_where_everything_is_known(prompts, text) -> None:
+    chosen = Expression(text).select(prompts)
+    for row in range(5):
+        known = {"pass_rate": RATES[row], "visits": float(row + 1), "rollouts": 10.0}
+        assert chosen[row] == eval(text, {}, known)  # noqa: S307 - the test's own text

@@ -1,0 +1,214 @@
+"""``verl-adaptive stats`` and ``compare``: the numbers are the store's, live and on a snapshot; nothing escapes."""
+
+from __future__ import annotations
+
+import json
+import re
+import sqlite3
+
+import numpy as np
+import pytest
+
+from tests.cli.stores import HOSTILE, make_run
+from verl_adaptive.report.history import Flips
+from verl_adaptive.report.overview import BINS, histogram
+from verl_adaptive.stats.journal import Journal
+
+
+def facts(call, *words) -> dict:
+    status, out, err = call("stats", *words, "--json")
+    assert status == 0, err
+    return json.loads(out)
+
+
+def test_the_overview_is_the_engines_table(finished, call) -> None:
+    table, total = finished.engine.table, finished.engine.total
+    found = facts(call, finished.folder)
+    assert found["kind"] == "journal" and found["run"] == "project/experiment" and found["preset"] == "greso"
+    assert (found["steps"], found["first_step"], found["last_step"]) == (30, 1, 30) and found["gaps"] == []
+    visited = table.col("visits") > 0
+    assert found["visited"] == visited.sum() and found["visits"] == table.col("visits").sum()
+    assert found["rollouts"] == table.col("rollouts").sum() and found["successes"] == table.col("successes").sum()
+    assert found["failed_groups"] == table.col("failures").sum() > 0
+    assert found["ledger"]["rollouts"]["generated"] == total.rollouts.generated
+    assert sum(found["histogram"]["prompts"]) == visited.sum()
+    by_source = found["by_source"]
+    assert sum(s["rollouts"] for s in by_source.values()) == found["rollouts"] and HOSTILE in by_source
+    assert (found["retired"], found["retired_at_step"]) == (3, 30)
+    tried = table.col("rollouts") >= 16
+    assert found["never_solved"] == (tried & (table.col("successes") == 0)).sum()
+    assert found["flip_flopping"] == sum(n >= 2 for n in flips_by_hand(finished.folder).values())
+    assert found["flip_flopping"] > 0 and found["regressed"] > 0
+
+
+def flips_by_hand(folder) -> dict[bytes, int]:
+    database = sqlite3.connect(folder / "adaptive.sqlite")
+    sides: dict[bytes, list[float]] = {}
+    for key, n, c, failed in database.execute("SELECT key, n, successes, failed FROM observations ORDER BY step, seq"):
+        if not failed and c != n / 2:
+            sides.setdefault(key, []).append(c > n / 2)
+    return {key: sum(a != b for a, b in zip(s, s[1:], strict=False)) for key, s in sides.items()}
+
+
+def test_a_snapshot_and_its_checkpoint_are_stores_too(finished, call) -> None:
+    checkpoint = finished.folder / "global_step_30"
+    one, other = facts(call, checkpoint), facts(call, checkpoint / "adaptive")
+    assert one == other and one["kind"] == "snapshot" and one["step"] == 30
+    assert one["prompts"] == 60 and one["retired"] == 3 and one["flip_flopping"] is None
+    live = facts(call, finished.folder)
+    assert {k: one[k] for k in ("visits", "rollouts", "successes", "never_solved")} == {
+        k: live[k] for k in ("visits", "rollouts", "successes", "never_solved")
+    }
+
+
+def test_selecting_and_sorting(finished, call) -> None:
+    found = facts(call, finished.folder, "--where", "visits > 3 and pass_rate < 0.5", "--sort", "pass_rate", "--limit", "4")
+    rows = found["lists"]["selected prompts"]
+    assert len(rows) == 4 < found["selected"]
+    rates = [row["pass_rate"] for row in rows]
+    assert rates == sorted(rates) and all(row["visits"] > 3 for row in rows)
+    descending = facts(call, finished.folder, "--sort", "visits", "--desc", "--limit", "60")["lists"]["selected prompts"]
+    visits = [row["visits"] for row in descending]
+    assert visits == sorted(visits, reverse=True) and len(visits) == found["prompts"]
+    by_name = facts(call, finished.folder, "--sort", "source", "--limit", "60")["lists"]["selected prompts"]
+    assert [row["source"] for row in by_name] == sorted(row["source"] for row in by_name)
+    assert "flips" in facts(call, finished.folder, "--where", "flips >= 2")["lists"]["selected prompts"][0]
+
+
+def test_nothing_gets_out_of_the_terminal(finished, call) -> None:
+    status, out, _ = call("stats", finished.folder, "--data", finished.data, "--sort", "visits", "--limit", "60")
+    assert status == 0 and "\\x1b[31m" in out and "What is" in out
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", out)
+    as_json = call("stats", finished.folder, "--data", finished.data, "--json", "--limit", "60")[1]
+    assert as_json.isascii() and "\x1b" not in as_json
+
+
+def test_the_picture_in_the_terminal(finished, call) -> None:
+    out = "\n" + call("stats", finished.folder)[1]
+    assert all(f"\n{label}" in out for label in ("store", "run", "steps", "prompts", "generated", "never solved"))
+    bars = re.findall(r"^(?:0 \(none\)|1 \(all\)|0\.\d-\d\.\d) +([\d,]+) (█*)$", out, flags=re.M)
+    assert len(bars) == len(BINS)
+    assert max(len(bar) for _, bar in bars) == 40 and all((count == "0") == (bar == "") for count, bar in bars)
+
+
+def test_columns_are_listed(finished, call) -> None:
+    out = call("stats", finished.folder / "global_step_30", "--columns")[1]
+    assert "pass_rate" in out and "greso.mean_streak" in out and "change" in out
+
+
+def test_a_training_run_can_be_watched(tmp_path, call) -> None:
+    """The writer's journal is open, and goes on, while we read."""
+    engine, _ = make_run(tmp_path, steps=3, snapshot=False)
+    with Journal.open(str(tmp_path / "adaptive.sqlite"), run_id="project/experiment") as journal:
+        assert facts(call, tmp_path)["steps"] == 3
+        from tests.world import World, run_step
+
+        result = run_step(engine, World(np.full(60, 0.5)), 4)
+        keys = engine.table.keys[result.groups.row]
+        assert journal.commit_step(4, result.groups, keys, result.outcome.astype(str), {"run": engine.total.as_dict()})
+        found = facts(call, tmp_path)
+        assert found["steps"] == 4 and found["ledger"]["rollouts"]["generated"] == engine.total.rollouts.generated
+
+
+def test_several_runs_are_named(tmp_path, call) -> None:
+    make_run(tmp_path, steps=2, run_id="p/a", snapshot=False)
+    make_run(tmp_path, steps=3, run_id="p/b", snapshot=False)
+    status, _, err = call("stats", tmp_path)
+    assert status == 1 and err.count("\n") == 1 and "p/a" in err and "p/b" in err
+    database = tmp_path / "adaptive.sqlite"
+    assert facts(call, tmp_path, "--run", "p/b")["steps"] == 3
+    assert facts(call, f"{database}#p/a")["steps"] == 2
+    assert facts(call, f"sqlite:///{database}#p/a")["steps"] == 2
+    assert "p/c" in call("stats", f"{database}#p/c")[2]
+
+
+def test_an_empty_store(tmp_path, call) -> None:
+    with Journal.open(str(tmp_path / "adaptive.sqlite"), run_id="p/e"):
+        pass
+    found = facts(call, tmp_path)
+    assert found["prompts"] == 0 and found["pass_rate"] is None and found["steps"] == 0
+    status, out, err = call("stats", tmp_path)
+    assert (status, err) == (0, "") and "p/e" in out
+    assert facts(call, tmp_path, "--where", "pass_rate < 1", "--sort", "visits")["selected"] == 0
+
+
+@pytest.mark.parametrize(
+    ("content", "name"), [(b"", "e.sqlite"), (b"not a database at all" * 99, "n.sqlite"), (b"x", "r.parquet")]
+)
+def test_what_is_no_store_is_one_line(content, name, tmp_path, call) -> None:
+    (tmp_path / name).write_bytes(content)
+    status, out, err = call("stats", tmp_path / name)
+    assert status == 1 and out == "" and err.count("\n") == 1 and name in err
+
+
+def test_a_truncated_database_is_one_line(finished, tmp_path, call) -> None:
+    whole = (finished.folder / "adaptive.sqlite").read_bytes()
+    (tmp_path / "t.sqlite").write_bytes(whole[: len(whole) // 2])
+    status, out, err = call("stats", tmp_path / "t.sqlite")
+    assert status == 1 and out == "" and err.count("\n") == 1 and "t.sqlite" in err
+
+
+def test_a_damaged_snapshot_is_one_line(tmp_path, call) -> None:
+    make_run(tmp_path, steps=2)
+    part = next((tmp_path / "global_step_2" / "adaptive").glob("prompts-*"))
+    part.write_bytes(part.read_bytes()[:-9])
+    status, out, err = call("stats", tmp_path / "global_step_2")
+    assert status == 1 and out == "" and err.count("\n") == 1 and part.name in err
+    assert facts(call, tmp_path)["retired"] is None  # the journal beside it is still readable
+
+
+def test_results_of_an_offline_evaluation(tmp_path, call) -> None:
+    key = "0123456789abcdef" * 2
+    (tmp_path / "eval.jsonl").write_text(json.dumps({"key": key, "n": 32, "successes": 0, "data_source": "s"}) + "\n")
+    found = facts(call, tmp_path / "eval.jsonl")
+    assert found["kind"] == "results" and found["never_solved"] == 1
+    assert next(iter(found["lists"].values()))[0]["key"] == key
+
+
+def test_histogram_bins() -> None:
+    counts = histogram(np.array([0, 0.05, 0.1, 0.1 + 0.2, 0.3, 7 / 10, 0.95, 1.0, np.nan]))
+    assert dict(zip(BINS, counts, strict=True)) == {
+        **dict.fromkeys(BINS, 0),
+        "0": 1,
+        "0.0-0.1": 1,
+        "0.1-0.2": 1,
+        "0.3-0.4": 2,
+        "0.7-0.8": 1,
+        "0.9-1.0": 1,
+        "1": 1,
+    }
+
+
+def test_flips_over_windows_equal_flips_at_once() -> None:
+    rng = np.random.default_rng(0)
+    row, rate = rng.integers(0, 20, 500), rng.choice([0.0, 0.25, 0.5, 1.0, np.nan], 500)
+    whole, parts = Flips(20), Flips(20)
+    whole.add(row, rate)
+    for begin in range(0, 500, 37):
+        parts.add(row[begin : begin + 37], rate[begin : begin + 37])
+    assert whole.count.tolist() == parts.count.tolist()
+    for prompt in range(20):
+        sides = [r > 0.5 for r in rate[row == prompt] if np.isfinite(r) and r != 0.5]
+        assert whole.count[prompt] == sum(a != b for a, b in zip(sides, sides[1:], strict=False))
+
+
+# -- compare ------------------------------------------------------------------------------------------------
+
+
+def test_compare(finished, tmp_path, call) -> None:
+    make_run(tmp_path / "other", seed=1, sampler="epoch", preset="grpo", rows=finished.rows[:40])
+    status, out, err = call("compare", finished.folder, tmp_path / "other", "--json")
+    found = json.loads(out)
+    assert status == 0 and err == ""
+    mine, theirs = finished.engine.table, found["matched"]
+    assert theirs["prompts"] + theirs["only_a"] == (mine.col("visits") > 0).sum()
+    assert theirs["better_in_b"] + theirs["worse_in_b"] <= theirs["prompts"] <= 40
+    gains = theirs["largest_gains_in_b"]
+    assert len(gains) == 5 and all(g["b"] - g["a"] >= h["b"] - h["a"] > 0 for g, h in zip(gains, gains[1:], strict=False))
+    status, text, _ = call("compare", finished.folder, tmp_path / "other")
+    assert status == 0 and "grpo" in text and "rollouts generated" in text and "\x1b" not in text
+
+
+def test_a_run_equals_itself(finished, call) -> None:
+    found = json.loads(call("compare", finished.folder, finished.folder, "--json")[1])
+    assert found["a"] == found["b"] and found["matched"]["better_in_b"] == found["matched"]["worse_in_b"] == 0
