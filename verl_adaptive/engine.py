@@ -352,6 +352,7 @@ class Engine:
         more = np.asarray(self.policy.allocator.recall(self.held, self.held_since, self.progress), dtype=np.int64)
         more = _fit(more, self.progress.room, otherwise=HOLD)
         back, drop = self.held.select(more > 0), self.held.select(more == CLOSE)
+        back.lag = np.maximum(back.lag, self.progress.step - self.held_since[more > 0]).astype(np.int32)
         n = more[more > 0]
         self.held, self.held_since = self.held.select(more == HOLD), self.held_since[more == HOLD]
         self._level_held()

@@ -34,7 +34,7 @@ def no_platform(monkeypatch) -> None:
 
 @pytest.fixture
 def examine(call, tmp_path):
-    """Status and findings of a command line; the plan under ``plan``."""
+    """Status and findings of a command line by name; the plan under ``THE PLAN``."""
 
     def run(*overrides: str, options: tuple[str, ...] = ()) -> tuple[int, dict]:
         words = ("doctor", "--json", *options)
@@ -46,14 +46,14 @@ def examine(call, tmp_path):
         checks = {check["name"]: check for check in found["checks"]}
         assert all(c["fix"] for c in checks.values() if c["status"] == "fail")
         assert status == (0 if found["ok"] else 1)
-        return status, {**checks, "plan": found["plan"]}
+        return status, {**checks, "THE PLAN": found["plan"]}
 
     return run
 
 
 def test_this_environment_is_healthy(examine) -> None:
     status, found = examine()
-    assert status == 0 and found["plan"] is None
+    assert status == 0 and found["THE PLAN"] is None
     assert {c["status"] for c in found.values() if c} <= {"ok", "warn"}
     assert found["plugin in the driver"]["detail"].endswith("verl_adaptive.integration.trainer.AdaptiveSync")
     assert "greso" in found["Hydra group"]["detail"] and found["verl"]["detail"].startswith("0.9.")
@@ -63,7 +63,7 @@ def test_a_command_line_and_its_plan(examine, tmp_path) -> None:
     data = write_dataset(tmp_path / "train.parquet", hostile_rows(640))
     words = ("+adaptive=greso", f"data.train_files={data}", "adaptive.sampler.p_easy=0.3", "trainer.total_epochs=3")
     status, found = examine(*words)
-    plan = found["plan"]
+    plan = found["THE PLAN"]
     assert status == 0
     assert plan["parts"]["sampler"] == {"greso": {"p_easy": 0.3}} and plan["parts"]["filter"] == {"informative": {}}
     assert (plan["groups"], plan["n"], plan["updates"], plan["first_round"]) == (64, 16, 2, 96 * 16)
@@ -110,7 +110,7 @@ def test_what_is_wrong_is_found(overrides, check, says, examine) -> None:
 def test_a_data_set_smaller_than_the_batch(examine, tmp_path) -> None:
     data = write_dataset(tmp_path / "train.parquet", hostile_rows(10))
     status, found = examine("+adaptive=greso", f"data.train_files={data}")
-    assert status == 1 and "only 10 prompts" in found["plan" if found["plan"] else "plan"]["detail"]
+    assert status == 1 and "only 10 prompts" in found["plan"]["detail"]
 
 
 def test_presets_that_hydra_cannot_find(examine, monkeypatch) -> None:
@@ -164,13 +164,13 @@ def test_resume(examine, tmp_path) -> None:
     step = tmp_path / "ckpt" / "global_step_7"
     (step / "actor").mkdir(parents=True)
     (tmp_path / "ckpt" / "latest_checkpointed_iteration.txt").write_text("7")
-    assert "which has no statistics" in examine("+adaptive=greso")[1]["plan"]["resume"]
+    assert "which has no statistics" in examine("+adaptive=greso")[1]["THE PLAN"]["resume"]
     meta = {"step": 7, "policy": "greso", "policy_digest": "another", "dataset": "d"}
     write_snapshot(step / "adaptive", StatsTable(), {}, meta=meta)
     status, found = examine("+adaptive=greso")
     assert status == 1 and "another policy" in found["plan"]["detail"] and "resume.allow" in found["plan"]["detail"]
-    assert "step 7" in examine("+adaptive=greso", "adaptive.resume.allow=[policy]")[1]["plan"]["resume"]
-    assert "step 0" in examine("+adaptive=greso", "trainer.resume_mode=disable")[1]["plan"]["resume"]
+    assert "step 7" in examine("+adaptive=greso", "adaptive.resume.allow=[policy]")[1]["THE PLAN"]["resume"]
+    assert "step 0" in examine("+adaptive=greso", "trainer.resume_mode=disable")[1]["THE PLAN"]["resume"]
     gone = examine("+adaptive=greso", "trainer.resume_mode=resume_path", "trainer.resume_from_path=/no/global_step_1")
     assert gone[0] == 1 and "/no/global_step_1" in gone[1]["plan"]["detail"]
 

@@ -240,6 +240,17 @@ def test_observe_against_the_slow_reference(batches: list[list[Any]], tolerance:
         same(table, model)
 
 
+def test_a_large_batch_keeps_its_order() -> None:
+    draw = np.random.default_rng(5)
+    table, model = StatsTable(), fresh_model()
+    table.rows_for(make_keys(_COUNT))
+    rewards = [draw.choice([0.0, 0.1, 1.0], draw.integers(1, 3)).tolist() for _ in range(3000)]
+    groups = Groups.from_lists(draw.integers(0, _COUNT, 3000), rewards)
+    table.observe(groups, 1, tolerance=0.0)
+    slow_observe(model, groups, 1, 0.0, 0.5)
+    same(table, model)
+
+
 @settings(deadline=None)
 @given(st.lists(group, max_size=14), st.integers(0, 14))
 def test_how_a_batch_is_cut_makes_no_difference(items: list[Any], cut: int) -> None:

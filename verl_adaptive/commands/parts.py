@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import inspect
 import re
+from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -23,6 +24,7 @@ ROLES = ("sampler", "allocator", "filter", "advantage")
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="NAME", nargs="?", help="a role, a part or a preset")
     parser.add_argument("--json", action="store_true", help="everything as JSON")
+    parser.add_argument("--markdown", action="store_true", help="the reference of all options, as in the documentation")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -43,6 +45,8 @@ def run(args: argparse.Namespace) -> int:
         found = {section: items for section, items in found.items() if items}
     if args.json:
         print_json(found)
+    elif args.markdown:
+        print(_markdown(found), end="")
     else:
         _print(found, options=name is not None)
     return 0
@@ -66,7 +70,7 @@ def describe() -> dict[str, dict[str, Any]]:
                 out[role][name] = {
                     "about": _first_sentence(part),
                     "from": f"{part.__module__}.{part.__qualname__}",
-                    "options": _options(part.Config),
+                    "options": _options(part.Config, _comments(role, name)),
                 }
             except Exception as error:
                 out[role][name] = {"about": f"cannot be loaded: {error}", "from": None, "options": {}}
@@ -101,36 +105,51 @@ def _first_sentence(part: type) -> str:
     """The class's first sentence; the module's title says more where the class is one of several words."""
     module = inspect.getmodule(part)
     title = (inspect.getdoc(module) or "").split("\n\n")[0] if module is not None else ""
-    return _sentence(" ".join((title or inspect.getdoc(part) or "").split()))
+    return _plain_words(_sentence(" ".join((title or inspect.getdoc(part) or "").split())))
 
 
-def _options(config: Any, prefix: str = "") -> dict[str, dict[str, Any]]:
-    about = _attributes(inspect.getdoc(config) or "")
-    default = config()
-    out: dict[str, dict[str, Any]] = {}
-    for field in fields(config):
-        value = getattr(default, field.name)
+def _options(config: Any, comments: dict[str, str]) -> dict[str, dict[str, Any]]:
+    """Options with their defaults; what the docstring does not say, the part's YAML file may."""
+    return {name: option for name, option in _walk(config(), "", comments)}
+
+
+def _walk(made: Any, prefix: str, comments: dict[str, str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    doc = inspect.getdoc(type(made)) or ""
+    about = {**_inline(doc), **comments, **_attributes(doc)}
+    whole = _plain_words(" ".join(doc.split("Attributes:")[0].split()))
+    for field in fields(made):
+        value = getattr(made, field.name)
         if is_dataclass(value):
-            out.update(_options_of_nested(type(value), value, f"{prefix}{field.name}."))
+            yield from _walk(value, f"{prefix}{field.name}.", {})
             continue
-        out[prefix + field.name] = {
-            "default": value,
-            "type": str(field.type).replace("typing.", ""),
-            "about": about.get(field.name, ""),
-        }
+        text = about.get(field.name) or whole
+        if text == whole:
+            whole = "as above."
+        yield prefix + field.name, {"default": value, "type": str(field.type).replace("typing.", ""), "about": text}
+
+
+def _inline(doc: str) -> dict[str, str]:
+    """Short docstrings describe options as `` ``a``, ``b``: text; ``c``: text``."""
+    out: dict[str, str] = {}
+    for match in re.finditer(r"((?:``\w+``(?:, )?)+): ([^;`]*(?:``[^`]*``[^;`]*)*?)(?=;|\.\s|\.?$)", " ".join(doc.split())):
+        out.update(dict.fromkeys(re.findall(r"``(\w+)``", match[1]), _plain_words(match[2].strip()) + "."))
     return out
 
 
-def _options_of_nested(config: Any, value: Any, prefix: str) -> dict[str, dict[str, Any]]:
-    about = _attributes(inspect.getdoc(config) or "")
-    return {
-        prefix + f.name: {
-            "default": getattr(value, f.name),
-            "type": str(f.type).replace("typing.", ""),
-            "about": about.get(f.name, ""),
-        }
-        for f in fields(config)
-    }
+def _comments(role: str, name: str) -> dict[str, str]:
+    """The comments behind the keys of a part's file; that of a file with one key is its heading."""
+    from importlib.resources import files
+
+    file = files("hydra_configs.verl_adaptive.adaptive").joinpath(role, f"{name}.yaml")
+    if not file.is_file():
+        return {}
+    text = file.read_text(encoding="utf-8")
+    out = {m[1]: m[2] for m in re.finditer(r"^(\w+): .*?\s# (.*)$", text, flags=re.M)}
+    keys = [key for key in re.findall(r"^(\w+):", text, flags=re.M) if key != "name"]
+    heading = re.match(r"# (.*)", text)
+    if heading and len(keys) == 1 and not out:
+        out[keys[0]] = heading[1]
+    return out
 
 
 def _attributes(doc: str) -> dict[str, str]:
@@ -149,7 +168,12 @@ def _attributes(doc: str) -> dict[str, str]:
             out.update({name: f"{out[name]} {line.strip()}" for name in names})
         elif line.strip():
             break
-    return {name: text.replace("``", "`") for name, text in out.items()}
+    return {name: _plain_words(text) for name, text in out.items()}
+
+
+def _plain_words(text: str) -> str:
+    """A docstring's marks, as Markdown's."""
+    return re.sub(r":\w+:`~?([^`]*)`", r"`\1`", text).replace("``", "`")
 
 
 def _print(found: dict[str, dict[str, Any]], options: bool) -> None:
@@ -175,6 +199,36 @@ def _print(found: dict[str, dict[str, Any]], options: bool) -> None:
                 out.print(table([(f"{name}: option", "left"), ("default", "left"), ("", "left")], lines))
             else:
                 out.print(f"{name} has no options.\n")
+
+
+def _markdown(found: dict[str, dict[str, Any]]) -> str:
+    """``docs/options.md``."""
+    from verl_adaptive.config import AdaptiveConfig
+
+    shared = {name: value for name, value in _options(AdaptiveConfig, {}).items() if name not in (*ROLES, "name")}
+    lines = [
+        "# Options",
+        "",
+        "Written by `verl-adaptive parts --markdown > docs/options.md`; do not edit. Values in Hydra's syntax; an unknown "
+        "key or a value out of range is an error before anything starts.",
+        "",
+        "## Every preset",
+        "",
+        *_markdown_table("adaptive", shared),
+    ]
+    for role in ROLES:
+        for name, item in found[role].items():
+            lines += ["", f"## adaptive/{role}={name}", "", item["about"].replace("``", "`"), ""]
+            lines += _markdown_table(f"adaptive.{role}", item["options"]) if item["options"] else ["No options."]
+    return "\n".join(lines) + "\n"
+
+
+def _markdown_table(prefix: str, options: dict[str, dict[str, Any]]) -> list[str]:
+    rows = [
+        f"| `{prefix}.{name}` | `{_shown(o['default'])}` | {o['about'].replace('|', chr(92) + '|')} |"
+        for name, o in options.items()
+    ]
+    return ["| option | default | |", "|---|---|---|", *rows]
 
 
 def _shown(value: Any) -> str:

@@ -448,6 +448,31 @@ class JournalSuite:
             assert self.story(journal) == self.expected(*range(1, step + 1))
             assert "caught up" in caplog.text
 
+    def test_a_long_outage_is_tried_less_and_less_often(
+        self, make_url: Callable[[], str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with self.open(make_url()) as journal:
+            tried = []
+            real = journal._connect
+            monkeypatch.setattr(journal, "_connect", lambda *args: tried.append(1) or real(*args))
+            with outage(journal):
+                for step in range(1, 61):
+                    assert not self.commit(journal, step)
+            assert 4 <= len(tried) <= 8
+            assert journal.flush() and self.story(journal) == self.expected(*range(1, 61))
+
+    def test_rewinding_forgets_what_waits_beyond(self, make_url: Callable[[], str]) -> None:
+        with self.open(make_url()) as journal:
+            with outage(journal):
+                for step in range(1, 6):
+                    self.commit(journal, step)
+                with pytest.raises(JournalError, match="cannot be rewound to step 2.*away"):
+                    journal.rewind(2)
+            journal.rewind(2)
+            assert journal.attempt == 0 and journal.health().ok  # steps 3 to 5 were never written anywhere
+            self.commit(journal, 3, seed=103)
+            assert self.story(journal) == self.expected(1, 2, (3, 103))
+
     def test_flush_writes_all_at_once(self, make_url: Callable[[], str]) -> None:
         with self.open(make_url()) as journal:
             with outage(journal):
@@ -469,6 +494,10 @@ class JournalSuite:
             assert self.story(journal) == self.expected(1, 6, 7, 8)
             gaps = journal.reader().gaps("run")
             assert [gap[:2] for gap in gaps] == [(2, 5)] and "3 steps were waiting" in gaps[0][2]
+            journal.rewind(7)
+            self.commit(journal, 8, seed=108)  # in a branch of its own, which lacks nothing
+            assert journal.reader().gaps("run") == gaps
+            assert self.story(journal) == self.expected(1, 6, 7, (8, 108))
 
     def test_an_outage_across_a_branch(self, make_url: Callable[[], str]) -> None:
         with self.open(make_url(), backlog=2) as journal:
