@@ -27,6 +27,11 @@ lint-imports
 
 if [ "${1:-}" = unit ]; then
     shift
-    exec python -m pytest -m "not e2e" "$@"
+    exec python -m pytest -m "not e2e" -n 2 "$@"
 fi
-exec python -m pytest "$@"
+if (($#)); then
+    exec python -m pytest "$@"
+fi
+python -m pytest -m "not e2e" -n 2
+# One run of the pipeline at a time: each takes both cores.
+exec python -m pytest -m e2e

@@ -50,7 +50,7 @@ class Task:
     dataset: str
     question: Callable[[Row], str]
     options: dict[str, Any]
-    train: int = 160
+    train: int = 70
     val: int = 40
     warm: int = 1000
     slips: float = 0.0
@@ -85,13 +85,13 @@ def _bits(entry: Row) -> str:
 
 
 TASKS: tuple[Task, ...] = (
-    Task("sum_1digit", "chain_sum", _expression, _digits(1, 1), train=60, warm=90),
-    Task("sum_2digits", "chain_sum", _expression, _digits(2, 2), train=140),
-    Task("product", "products", _expression, _digits(1, 2), train=100, warm=300, slips=0.3),
-    Task("gcd", "gcd", _gcd, {"min_value": 1, "max_value": 60}, train=140, slips=0.4),
-    Task("backward_3", "spell_backward", _backward, _letters_in_word(3, 4), train=120, warm=400),
-    Task("backward_5", "spell_backward", _backward, _letters_in_word(5, 6), slips=0.6),
-    Task("backward_7", "spell_backward", _backward, _letters_in_word(7, 8), slips=0.9),
+    Task("sum_1digit", "chain_sum", _expression, _digits(1, 1), train=30, warm=90),
+    Task("sum_2digits", "chain_sum", _expression, _digits(2, 2), train=80),
+    Task("product", "products", _expression, _digits(1, 2), train=50, warm=300, slips=0.3),
+    Task("gcd", "gcd", _gcd, {"min_value": 1, "max_value": 60}, slips=0.4),
+    Task("backward_3", "spell_backward", _backward, _letters_in_word(3, 4), train=80, warm=400),
+    Task("backward_5", "spell_backward", _backward, _letters_in_word(5, 6), train=80, slips=0.6),
+    Task("backward_7", "spell_backward", _backward, _letters_in_word(7, 8), train=80, slips=0.9),
     Task("letters", "letter_counting", _letters, {"min_words": 1, "max_words": 2}, slips=0.5),
     Task("bits", "count_bits", _bits, {"min_n": 1, "max_n": 4095}, slips=0.8),
 )

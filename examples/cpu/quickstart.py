@@ -1,6 +1,6 @@
 """Compare plain GRPO with GRESO on real verl and vLLM, without a GPU, at the same number of generated rollouts.
 
-    python examples/cpu/quickstart.py [--presets grpo,greso] [--rollouts 5120] [--work DIR] [--fresh]
+    python examples/cpu/quickstart.py [--presets grpo,greso] [--rollouts 7680] [--work DIR] [--fresh]
 
 Called by ``examples/quickstart_cpu.sh``, which installs everything first. Makes data and a tiny model, trains once with
 each preset, and ends with a table, a plot and a JSON file. What exists is reused; ``--fresh`` starts over.
@@ -30,9 +30,9 @@ HERE = Path(__file__).resolve().parent
 PROMPTS_PER_STEP = 16
 ROLLOUTS_PER_PROMPT = 8
 
-#: Rollouts between two validations, about. A step of GRESO generates more than a step of GRPO.
+#: Steps between two validations. A step of GRPO generates fewer rollouts than one that refills its batch.
 VALIDATE_EVERY = {"grpo": 5}
-VALIDATE_EVERY_DEFAULT = 2
+VALIDATE_EVERY_DEFAULT = 3
 
 console = Console()
 
@@ -364,7 +364,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Compare presets on real verl and vLLM, without a GPU.")
     parser.add_argument("--presets", default="grpo,greso", help="comma-separated (default: %(default)s)")
     parser.add_argument(
-        "--rollouts", type=int, default=5120, help="rollouts to generate in each run (default: %(default)s)"
+        "--rollouts", type=int, default=7680, help="rollouts to generate in each run (default: %(default)s)"
     )
     parser.add_argument(
         "--work", type=Path, default=Path("outputs/quickstart_cpu"), help="folder (default: %(default)s)"

@@ -75,7 +75,9 @@ def make_run(
         if texts:
             journal.register_prompts(keys, sources, [row["prompt"][0]["content"] for row in rows])
         for step in range(1, steps + 1):
-            world.p = np.clip(rates + 0.01 * step * np.sin(np.arange(len(rows)) + step / 3), 0, 1)  # it learns, and forgets
+            world.p = np.clip(
+                rates + 0.01 * step * np.sin(np.arange(len(rows)) + step / 3), 0, 1
+            )  # it learns, and forgets
             result = run_step(engine, world, step)
             groups = result.groups
             journal.commit_step(

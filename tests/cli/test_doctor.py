@@ -12,9 +12,9 @@ import pytest
 
 pytest.importorskip("verl")
 
-from tests.cli.stores import hostile_rows, write_dataset  # noqa: E402
-from verl_adaptive.commands import doctor  # noqa: E402
-from verl_adaptive.stats import StatsTable, write_snapshot  # noqa: E402
+from tests.cli.stores import hostile_rows, write_dataset
+from verl_adaptive.commands import doctor
+from verl_adaptive.stats import StatsTable, write_snapshot
 
 MINIMAL = (
     "algorithm.adv_estimator=grpo",

@@ -46,7 +46,9 @@ def test_an_export_is_a_warm_start(finished, tmp_path, call) -> None:
 def test_observations_and_steps(finished, tmp_path, call) -> None:
     assert call("export", finished.folder, tmp_path / "o.parquet", "--what", "observations")[0] == 0
     observations = pq.read_table(tmp_path / "o.parquet")
-    assert observations.num_rows == sum(observations.group_by("step").aggregate([("n", "count")]).column("n_count").to_pylist())
+    assert observations.num_rows == sum(
+        observations.group_by("step").aggregate([("n", "count")]).column("n_count").to_pylist()
+    )
     good = observations.filter(pa.compute.invert(observations.column("failed")))
     assert sum(good.column("n").to_pylist()) == finished.engine.table.col("rollouts").sum()
     assert call("export", finished.folder, tmp_path / "s.jsonl", "--what", "steps")[0] == 0
@@ -87,7 +89,9 @@ def test_nothing_is_overwritten_unasked(finished, tmp_path, call) -> None:
 def rates(finished) -> np.ndarray:
     table = finished.engine.table
     with np.errstate(invalid="ignore"):
-        return (table.col("successes") / table.col("rollouts"))[table.rows_for(dataset_keys(finished.rows), create=False)]
+        return (table.col("successes") / table.col("rollouts"))[
+            table.rows_for(dataset_keys(finished.rows), create=False)
+        ]
 
 
 def test_rows_are_kept_as_they_are(finished, tmp_path, call) -> None:
@@ -144,7 +148,15 @@ def test_ones_own_ids(tmp_path, call) -> None:
     data = write_dataset(tmp_path / "d.parquet", rows)
     lines = [json.dumps({"key": key, "n": 8, "successes": i % 9}) for i, key in enumerate(key_hex(ids))]
     (tmp_path / "eval.jsonl").write_text("\n".join(lines))
-    words = ("filter-dataset", data, tmp_path / "o.parquet", "--stats", tmp_path / "eval.jsonl", "--where", "pass_rate > 0.5")
+    words = (
+        "filter-dataset",
+        data,
+        tmp_path / "o.parquet",
+        "--stats",
+        tmp_path / "eval.jsonl",
+        "--where",
+        "pass_rate > 0.5",
+    )
     assert "none of the 20 rows" in call(*words)[2]
     assert call(*words, "--id-key", "extra_info.id")[0] == 0
     assert pq.read_table(tmp_path / "o.parquet").to_pylist() == [r for i, r in enumerate(rows) if i % 9 > 4]

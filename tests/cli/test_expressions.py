@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.world import keys_of
 from verl_adaptive.report.expressions import Expression, ExpressionError
 from verl_adaptive.report.prompts import Prompts
 from verl_adaptive.stats import StatsTable, key_hex
-from tests.world import keys_of
 
 RATES = [0.0, 0.1, 0.5, 0.9, 1.0, math.nan]
 
@@ -141,7 +141,9 @@ def test_any_text_is_a_condition_or_a_clear_refusal(text) -> None:
 
 
 _number = st.sampled_from(["pass_rate", "visits", "rollouts", "0.5", "3", "-1.0"])
-_compare = st.builds(lambda a, o, b: f"{a} {o} {b}", _number, st.sampled_from(["<", "<=", ">", ">=", "==", "!="]), _number)
+_compare = st.builds(
+    lambda a, o, b: f"{a} {o} {b}", _number, st.sampled_from(["<", "<=", ">", ">=", "==", "!="]), _number
+)
 _condition = st.recursive(
     _compare,
     lambda inner: st.one_of(
@@ -157,4 +159,4 @@ def test_it_agrees_with_python_where_everything_is_known(prompts, text) -> None:
     chosen = Expression(text).select(prompts)
     for row in range(5):
         known = {"pass_rate": RATES[row], "visits": float(row + 1), "rollouts": 10.0}
-        assert chosen[row] == eval(text, {}, known)  # noqa: S307 - the test's own text
+        assert chosen[row] == eval(text, {}, known)

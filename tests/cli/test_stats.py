@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import sqlite3
@@ -47,7 +48,7 @@ def flips_by_hand(folder) -> dict[bytes, int]:
     for key, n, c, failed in database.execute("SELECT key, n, successes, failed FROM observations ORDER BY step, seq"):
         if not failed and c != n / 2:
             sides.setdefault(key, []).append(c > n / 2)
-    return {key: sum(a != b for a, b in zip(s, s[1:], strict=False)) for key, s in sides.items()}
+    return {key: sum(a != b for a, b in itertools.pairwise(s)) for key, s in sides.items()}
 
 
 def test_a_snapshot_and_its_checkpoint_are_stores_too(finished, call) -> None:
@@ -62,12 +63,16 @@ def test_a_snapshot_and_its_checkpoint_are_stores_too(finished, call) -> None:
 
 
 def test_selecting_and_sorting(finished, call) -> None:
-    found = facts(call, finished.folder, "--where", "visits > 3 and pass_rate < 0.5", "--sort", "pass_rate", "--limit", "4")
+    found = facts(
+        call, finished.folder, "--where", "visits > 3 and pass_rate < 0.5", "--sort", "pass_rate", "--limit", "4"
+    )
     rows = found["lists"]["selected prompts"]
     assert len(rows) == 4 < found["selected"]
     rates = [row["pass_rate"] for row in rows]
     assert rates == sorted(rates) and all(row["visits"] > 3 for row in rows)
-    descending = facts(call, finished.folder, "--sort", "visits", "--desc", "--limit", "60")["lists"]["selected prompts"]
+    descending = facts(call, finished.folder, "--sort", "visits", "--desc", "--limit", "60")["lists"][
+        "selected prompts"
+    ]
     visits = [row["visits"] for row in descending]
     assert visits == sorted(visits, reverse=True) and len(visits) == found["prompts"]
     by_name = facts(call, finished.folder, "--sort", "source", "--limit", "60")["lists"]["selected prompts"]
@@ -189,7 +194,7 @@ def test_flips_over_windows_equal_flips_at_once() -> None:
     assert whole.count.tolist() == parts.count.tolist()
     for prompt in range(20):
         sides = [r > 0.5 for r in rate[row == prompt] if np.isfinite(r) and r != 0.5]
-        assert whole.count[prompt] == sum(a != b for a, b in zip(sides, sides[1:], strict=False))
+        assert whole.count[prompt] == sum(a != b for a, b in itertools.pairwise(sides))
 
 
 # -- compare ------------------------------------------------------------------------------------------------
@@ -204,7 +209,7 @@ def test_compare(finished, tmp_path, call) -> None:
     assert theirs["prompts"] + theirs["only_a"] == (mine.col("visits") > 0).sum()
     assert theirs["better_in_b"] + theirs["worse_in_b"] <= theirs["prompts"] <= 40
     gains = theirs["largest_gains_in_b"]
-    assert len(gains) == 5 and all(g["b"] - g["a"] >= h["b"] - h["a"] > 0 for g, h in zip(gains, gains[1:], strict=False))
+    assert len(gains) == 5 and all(g["b"] - g["a"] >= h["b"] - h["a"] > 0 for g, h in itertools.pairwise(gains))
     status, text, _ = call("compare", finished.folder, tmp_path / "other")
     assert status == 0 and "grpo" in text and "rollouts generated" in text and "\x1b" not in text
 

@@ -39,7 +39,10 @@ def test_rows_are_verls_and_have_numbers_of_their_own(prepare, tmp_path) -> None
 
 
 def test_the_answer_of_math_is_in_its_solution(prepare) -> None:
-    rows = [{"problem": "q", "solution": r"so \boxed{1} or rather \boxed{\frac{1}{2}}."}, {"problem": "r", "solution": "?"}]
+    rows = [
+        {"problem": "q", "solution": r"so \boxed{1} or rather \boxed{\frac{1}{2}}."},
+        {"problem": "r", "solution": "?"},
+    ]
     made = list(prepare.convert("math", rows))
     assert [row["reward_model"]["ground_truth"] for row in made] == [r"\frac{1}{2}"]
 
@@ -51,7 +54,9 @@ def test_a_set_that_has_changed_says_which_columns_it_has(prepare) -> None:
 
 def test_an_unknown_set_is_one_line() -> None:
     done = subprocess.run(
-        [sys.executable, str(EXAMPLES / "prepare_math.py"), "--set", "maths", "--out", "x"], capture_output=True, text=True
+        [sys.executable, str(EXAMPLES / "prepare_math.py"), "--set", "maths", "--out", "x"],
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and "no set 'maths'" in done.stderr
 

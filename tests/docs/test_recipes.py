@@ -73,7 +73,9 @@ def test_further_overrides_come_last() -> None:
 
 
 def test_variables_are_taken() -> None:
-    words = words_of("shared_postgresql.sh", RUN="mine", STORE="postgresql+psycopg://u@h/d", OUT="/o", MODEL="/m", GPUS="2")
+    words = words_of(
+        "shared_postgresql.sh", RUN="mine", STORE="postgresql+psycopg://u@h/d", OUT="/o", MODEL="/m", GPUS="2"
+    )
     assert "adaptive.store.run_id=verl_adaptive/mine" in words and "trainer.experiment_name=mine" in words
     assert "adaptive.store.url=postgresql+psycopg://u@h/d" in words and "trainer.default_local_dir=/o" in words
     assert "actor_rollout_ref.model.path=/m" in words and "trainer.n_gpus_per_node=2" in words

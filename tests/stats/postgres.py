@@ -100,7 +100,7 @@ class PostgresServer:
                 stdout=log,
                 stderr=log,
                 cwd=self.folder,
-                preexec_fn=_die_with_parent,
+                preexec_fn=_die_with_parent,  # noqa: PLW1509 - it makes one system call
                 **self._as,
             )
         deadline = time.monotonic() + 30

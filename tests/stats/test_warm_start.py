@@ -132,6 +132,12 @@ def test_a_full_discount_keeps_everything(source: str) -> None:
         assert np.array_equal(table.col(name), np.where(theirs.col("visits") > 0, theirs.col(name), 0)), name
 
 
+def test_a_streak_that_shrinks_to_nothing_has_no_kind(source: str) -> None:
+    table = fresh(0, 2)
+    warm_start(table, source, discount=0.2)
+    assert numbers(table, "rollouts", "streak", "streak_kind") == [[6, 3], [1, 0], [1, 0]]
+
+
 def test_nothing_matching_is_said_loudly(source: str, caplog: pytest.LogCaptureFixture) -> None:
     table = StatsTable()
     table.rows_for(make_keys(5, seed=7))

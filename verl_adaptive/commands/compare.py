@@ -94,7 +94,7 @@ def _print(facts: list[dict[str, Any]], matched: dict[str, Any]) -> None:
     def trained_share(f: dict[str, Any]) -> str:
         return share(ledger(f, "rollouts", "trained"), ledger(f, "rollouts", "generated"))
 
-    rows: list[tuple[str, str, str]] = [
+    rows: list[tuple[str, ...]] = [
         ("store", facts[0]["store"], facts[1]["store"]),
         *((label, *(str(f.get(key) or "-") for f in facts)) for label, key in (("run", "run"), ("preset", "preset"))),
         *(
@@ -118,7 +118,7 @@ def _print(facts: list[dict[str, Any]], matched: dict[str, Any]) -> None:
             )
         ),
     ]
-    out.print(table([("", "left"), ("A", "right"), ("B", "right")], rows))  # type: ignore[arg-type]
+    out.print(table([("", "left"), ("A", "right"), ("B", "right")], rows))
     out.print(
         f"{number(matched['prompts'])} prompts visited by both ({number(matched['only_a'])} by A only, "
         f"{number(matched['only_b'])} by B only)"

@@ -110,7 +110,7 @@ def _first_sentence(part: type) -> str:
 
 def _options(config: Any, comments: dict[str, str]) -> dict[str, dict[str, Any]]:
     """Options with their defaults; what the docstring does not say, the part's YAML file may."""
-    return {name: option for name, option in _walk(config(), "", comments)}
+    return dict(_walk(config(), "", comments))
 
 
 def _walk(made: Any, prefix: str, comments: dict[str, str]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -131,8 +131,10 @@ def _walk(made: Any, prefix: str, comments: dict[str, str]) -> Iterator[tuple[st
 def _inline(doc: str) -> dict[str, str]:
     """Short docstrings describe options as `` ``a``, ``b``: text; ``c``: text``."""
     out: dict[str, str] = {}
-    for match in re.finditer(r"((?:``\w+``(?:, )?)+): ([^;`]*(?:``[^`]*``[^;`]*)*?)(?=;|\.\s|\.?$)", " ".join(doc.split())):
-        out.update(dict.fromkeys(re.findall(r"``(\w+)``", match[1]), _plain_words(match[2].strip()) + "."))
+    for match in re.finditer(
+        r"((?:``\w+``(?:, )?)+): ([^;`]*(?:``[^`]*``[^;`]*)*?)(?=;|\.\s|\.?$)", " ".join(doc.split())
+    ):
+        out.update(dict.fromkeys(re.findall(r"``(\w+)``", match[1]), _plain_words(match[2].strip()).rstrip(".") + "."))
     return out
 
 
@@ -140,7 +142,7 @@ def _comments(role: str, name: str) -> dict[str, str]:
     """The comments behind the keys of a part's file; that of a file with one key is its heading."""
     from importlib.resources import files
 
-    file = files("hydra_configs.verl_adaptive.adaptive").joinpath(role, f"{name}.yaml")
+    file = files("hydra_configs.verl_adaptive.adaptive").joinpath(role).joinpath(f"{name}.yaml")
     if not file.is_file():
         return {}
     text = file.read_text(encoding="utf-8")
@@ -188,8 +190,8 @@ def _print(found: dict[str, dict[str, Any]], options: bool) -> None:
             ]
             out.print(table([("preset", "left"), ("", "left"), ("parts", "left")], rows))
             continue
-        rows = [(f"adaptive/{section}={name}", item["about"].replace("``", "")) for name, item in items.items()]
-        out.print(table([(section, "left"), ("", "left")], rows))
+        listed = [(f"adaptive/{section}={name}", item["about"].replace("``", "")) for name, item in items.items()]
+        out.print(table([(section, "left"), ("", "left")], listed))
         for name, item in items.items() if options else ():
             if item["options"]:
                 lines = [

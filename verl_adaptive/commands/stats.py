@@ -83,6 +83,8 @@ def _standard(prompts: Any, tries: int, limit: int) -> dict[str, tuple[np.ndarra
     """The lists that people ask for first."""
     rollouts, successes = prompts.table.col("rollouts"), prompts.table.col("successes")
     never = np.flatnonzero((rollouts >= tries) & (successes <= 0))
+
+    out: dict[str, tuple[np.ndarray, list[str]]]
     out = {f"never solved in {tries} rollouts or more": (prompts.order("rollouts", never, True)[:limit], [])}
     if "flips" in prompts.extra:
         flipping = np.flatnonzero(prompts.extra["flips"] >= 2)

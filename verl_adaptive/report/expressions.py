@@ -229,6 +229,7 @@ class _Evaluation:
         one, other = self.value(left), self.value(right)
         if _is_text(one) or _is_text(other):
             return self._compare_text(one, op, other)
+        assert isinstance(one, np.ndarray) and isinstance(other, np.ndarray)
         result = _NUMBERS[type(op)](one, other)
         known = ~(np.isnan(one) | np.isnan(other))
         return _Truth(result & known, ~result & known)
@@ -261,6 +262,7 @@ class _Evaluation:
         if name is not None:
             return self._column(name)
         if isinstance(node, ast.Constant):
+            assert isinstance(node.value, bool | int | float | str)
             return node.value if isinstance(node.value, str) else np.array(float(node.value))
         if isinstance(node, ast.UnaryOp):
             inner = self._number(node.operand)

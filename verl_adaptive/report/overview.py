@@ -39,7 +39,8 @@ def overview(opened: Opened, *, tries: int = 16, history: bool = True) -> dict[s
     prompts, table = opened.prompts, opened.prompts.table
     visits, rollouts, successes = (table.col(name) for name in ("visits", "rollouts", "successes"))
     visited, tried = visits > 0, rollouts >= tries
-    change = prompts.get("change")
+    change, rate = prompts.get("change"), prompts.get("pass_rate")
+    assert isinstance(change, np.ndarray) and isinstance(rate, np.ndarray)
     out: dict[str, Any] = {
         "store": opened.where,
         "kind": opened.kind,
@@ -60,11 +61,11 @@ def overview(opened: Opened, *, tries: int = 16, history: bool = True) -> dict[s
         "tries": tries,
         "never_solved": int((tried & (successes <= 0)).sum()),
         "always_solved": int((tried & (successes >= rollouts)).sum()),
-        "regressed": int((change <= -REGRESSED).sum()),  # type: ignore[operator]
+        "regressed": int(np.count_nonzero(change <= -REGRESSED)),
         "retired": None if opened.retired is None else opened.retired[0],
         "retired_at_step": None if opened.retired is None else opened.retired[1],
         "flip_flopping": None,
-        "histogram": {"bins": list(BINS), "prompts": histogram(prompts.get("pass_rate"))},  # type: ignore[arg-type]
+        "histogram": {"bins": list(BINS), "prompts": histogram(rate)},
         "latest_histogram": {"bins": list(BINS), "prompts": histogram(table.col("last_rate").astype(np.float64))},
         "by_source": table.view_by_source(),
     }

@@ -1,6 +1,7 @@
 """Inserting a thousand rows in a few milliseconds: SQLAlchemy makes the statement, the driver gets whole columns.
 
-``connection.execute(insert(table), rows)`` spends several times the database's own time on each row's dict.
+``connection.execute(insert(table), rows)`` spends several times SQLite's own time on each row's dict, and makes
+PostgreSQL run a statement a row; SQLite gets tuples, PostgreSQL one statement whose parameters are whole columns.
 """
 
 from __future__ import annotations
@@ -10,18 +11,26 @@ from functools import lru_cache
 from typing import Any
 
 from sqlalchemy import Connection, Dialect, Table
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.dialects import sqlite
 
 __all__ = ["insert_columns"]
 
 
 @lru_cache(maxsize=64)
-def _statement(dialect: Dialect, table: Table, names: tuple[str, ...], unless: tuple[str, ...]) -> tuple[str, Any]:
-    insert = (postgresql if dialect.name == "postgresql" else sqlite).insert(table)
+def _sqlite_statement(dialect: Dialect, table: Table, names: tuple[str, ...], unless: tuple[str, ...]) -> Any:
+    insert = sqlite.insert(table)
     if unless:
         insert = insert.on_conflict_do_nothing(index_elements=unless)
-    compiled = insert.compile(dialect=dialect, column_keys=names)
-    return str(compiled), compiled.positiontup if compiled.positional else None
+    return insert.compile(dialect=dialect, column_keys=names)
+
+
+@lru_cache(maxsize=64)
+def _postgres_statement(dialect: Dialect, table: Table, names: tuple[str, ...], unless: tuple[str, ...]) -> str:
+    quote = dialect.identifier_preparer.quote
+    columns = ", ".join(quote(name) for name in names)
+    arrays = ", ".join(f"%({name})s::{table.c[name].type.compile(dialect=dialect)}[]" for name in names)
+    tail = f" ON CONFLICT ({', '.join(quote(name) for name in unless)}) DO NOTHING" if unless else ""
+    return f"INSERT INTO {quote(table.name)} ({columns}) SELECT {columns} FROM unnest({arrays}) AS v ({columns}){tail}"
 
 
 def insert_columns(
@@ -34,13 +43,19 @@ def insert_columns(
         table: the table.
         columns: equally long lists of plain Python values by column name; empty lists insert nothing.
         unless: columns of a unique key; rows whose key is there already are left out.
+
+    Raises:
+        ValueError: lists of different lengths.
     """
-    if not next(iter(columns.values())):
+    sizes = {len(values) for values in columns.values()}
+    if len(sizes) != 1:
+        raise ValueError(f"columns of {sorted(sizes)} rows")
+    if not sizes.pop():
         return
-    names = tuple(columns)
-    statement, order = _statement(connection.dialect, table, names, unless)
-    if order is not None:
-        rows: list[Any] = list(zip(*(columns[name] for name in order), strict=True))
+    dialect = connection.dialect
+    if dialect.name == "postgresql":
+        connection.exec_driver_sql(_postgres_statement(dialect, table, tuple(columns), unless), dict(columns))
     else:
-        rows = [dict(zip(names, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-    connection.exec_driver_sql(statement, rows)
+        compiled = _sqlite_statement(dialect, table, tuple(columns), unless)
+        rows = list(zip(*(columns[name] for name in compiled.positiontup), strict=True))
+        connection.exec_driver_sql(str(compiled), rows)

@@ -427,7 +427,7 @@ class Journal:
                 if record.branch_from is not None and self._queue:
                     self._queue[0].branch_from = record.branch_from
                 continue
-            except (SQLAlchemyError, JournalError, JournalBusy, OSError, _TakenOver) as error:
+            except (SQLAlchemyError, JournalError, OSError, _TakenOver) as error:
                 self._failed(error)
                 return False
             written += 1

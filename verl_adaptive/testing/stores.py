@@ -291,7 +291,8 @@ class JournalSuite:
     @pytest.mark.parametrize("seed", range(4))
     def test_any_sequence_of_commits_rewinds_and_restarts(self, make_url: Callable[[], str], seed: int) -> None:
         draw = random.Random(seed)
-        url, model, serial = make_url(), [], 0
+        url, serial = make_url(), 0
+        model: list[tuple[int, int]] = []
         journal = self.open(url)
         try:
             for _ in range(40):
@@ -388,7 +389,6 @@ class JournalSuite:
             pages = reader.observations("run")
             next(pages)
             assert self.commit(journal, 2)
-            pages.close()
 
     def test_readers_see_whole_steps_while_they_are_written(self, make_url: Callable[[], str]) -> None:
         url = make_url()
@@ -452,9 +452,14 @@ class JournalSuite:
         self, make_url: Callable[[], str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         with self.open(make_url()) as journal:
-            tried = []
+            tried: list[int] = []
             real = journal._connect
-            monkeypatch.setattr(journal, "_connect", lambda *args: tried.append(1) or real(*args))
+
+            def connect(*args: Any) -> Any:
+                tried.append(1)
+                return real(*args)
+
+            monkeypatch.setattr(journal, "_connect", connect)
             with outage(journal):
                 for step in range(1, 61):
                     assert not self.commit(journal, step)
@@ -510,7 +515,9 @@ class JournalSuite:
             assert self.story(journal) == self.expected(1, (4, 104), (5, 105))
             assert [gap[:2] for gap in journal.reader().gaps("run")] == [(2, 3)]
 
-    def test_a_commit_whose_answer_was_lost_is_not_written_twice(self, make_url: Callable[[], str]) -> None:
+    def test_a_commit_whose_answer_was_lost_is_not_written_twice(
+        self, make_url: Callable[[], str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         with self.open(make_url()) as journal:
             self.commit(journal, 1)
             dialect = journal._engine.dialect
@@ -521,11 +528,9 @@ class JournalSuite:
                 raise OperationalError("", {}, RuntimeError("connection lost while waiting for an answer"))
 
             for step, seed in ((2, 2), (3, 3), (2, 102)):  # the last one starts a branch
-                dialect.do_commit = commits_and_breaks  # type: ignore[method-assign]
-                try:
+                with monkeypatch.context() as patch:
+                    patch.setattr(dialect, "do_commit", commits_and_breaks)
                     assert not self.commit(journal, step, seed=seed)
-                finally:
-                    dialect.do_commit = real  # type: ignore[method-assign]
                 assert journal.flush()
             assert self.commit(journal, 3, seed=103)
             assert self.story(journal) == self.expected(1, (2, 102), (3, 103))

@@ -1,0 +1,324 @@
+"""README and docs: links lead somewhere, commands parse and compose, code runs, names and defaults exist."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.cli.stores import make_run
+from verl_adaptive.cli import COMMANDS, _Parser
+from verl_adaptive.commands.parts import describe
+from verl_adaptive.config import AdaptiveConfig
+from verl_adaptive.errors import ConfigError
+from verl_adaptive.policy import PARTS, build_policy
+from verl_adaptive.report.expressions import Expression
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+NAMES = [str(p.relative_to(ROOT)) for p in PAGES]
+
+#: What stands for `<your overrides>`: the least that verl accepts.
+MINIMAL = (
+    "algorithm.adv_estimator=grpo data.train_batch_size=64 actor_rollout_ref.rollout.name=vllm actor_rollout_ref.rollout.n=16 "
+    "actor_rollout_ref.actor.ppo_mini_batch_size=32 actor_rollout_ref.actor.use_dynamic_bsz=true trainer.n_gpus_per_node=2"
+)
+
+
+def slug(heading: str) -> str:
+    """GitHub's anchor of a heading."""
+    return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
+
+
+def without_code(text: str) -> str:
+    return re.sub(r"`[^`\n]*`", "", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S))
+
+
+def blocks(language: str) -> list[tuple[str, str]]:
+    """(page, code) of every fenced block in a language, its indentation taken off."""
+    out = []
+    for page in PAGES:
+        for match in re.finditer(r"^( *)```(\w*)\n(.*?)^\1```", page.read_text(), flags=re.M | re.S):
+            if match[2] == language:
+                code = "\n".join(line.removeprefix(match[1]) for line in match[3].splitlines())
+                out.append((str(page.relative_to(ROOT)), code + "\n"))
+    return out
+
+
+# -- links and wording --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_links_lead_somewhere(name) -> None:
+    page = ROOT / name
+    links = re.findall(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)", page.read_text())
+    for link in links:
+        if link.startswith(("https://arxiv.org/abs/", "https://github.com/")):
+            continue
+        assert "://" not in link, link
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists() and target.is_relative_to(ROOT), link
+        if anchor:
+            anchors = {slug(h) for h in re.findall(r"^#+ (.*)$", target.read_text(), flags=re.M)}
+            assert anchor in anchors, (link, sorted(anchors))
+
+
+def test_every_page_can_be_reached_from_the_readme() -> None:
+    seen, todo = set(), [ROOT / "README.md"]
+    while todo:
+        page = todo.pop()
+        if page in seen:
+            continue
+        seen.add(page)
+        for link in re.findall(r"\]\(([^)#\s]+\.md)", page.read_text()):
+            if "://" not in link:
+                todo.append((page.parent / link).resolve())
+    assert {p for p in PAGES if p.name != "options.md"} <= seen and ROOT / "docs" / "options.md" in seen
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_lines_are_short_and_paths_are_nobodys(name) -> None:
+    text = (ROOT / name).read_text()
+    assert not re.search(r"/(work|root|tmp|home)/", text)
+    if name != "docs/options.md":  # a table that a command writes
+        long = [line for line in text.splitlines() if len(line) > 130 and not line.startswith("|") and "](" not in line]
+        assert not long
+
+
+# -- commands -----------------------------------------------------------------------------------------------
+
+
+def shell_lines() -> list[tuple[str, str]]:
+    out = []
+    for page, code in blocks("bash"):
+        joined = re.sub(r"\\\n\s*", " ", code)
+        out += [(page, line) for line in joined.splitlines() if line.strip() and not line.lstrip().startswith("#")]
+    return out
+
+
+def kind(line: str) -> str:
+    for start in ("python -m verl.trainer.main_ppo", "verl-adaptive ", "bash ", "python examples/", "pip install"):
+        if line.startswith(start):
+            return start.strip()
+    return "?"
+
+
+def test_there_are_commands_of_every_kind() -> None:
+    assert {kind(line) for _, line in shell_lines()} == {
+        "python -m verl.trainer.main_ppo",
+        "verl-adaptive",
+        "bash",
+        "python examples/",
+        "pip install",
+    }
+
+
+def words_of(line: str) -> list[str]:
+    return shlex.split(line.replace("<your overrides>", MINIMAL), comments=True)
+
+
+TRAINING = sorted({line for _, line in shell_lines() if kind(line).startswith("python -m verl")})
+
+
+@pytest.mark.parametrize("line", TRAINING)
+def test_training_commands_compose_and_validate(line, monkeypatch) -> None:
+    inspect = pytest.importorskip("verl_adaptive.integration.inspect")
+    if "name:resting" in line:  # docs/custom_parts.md: a part of the reader's own; tested below
+        overrides = words_of(line)[3:]
+        config = inspect.compose(overrides)
+        assert dict(config.adaptive.sampler) == {"name": "resting", "steps": 3}
+        return
+    if "adaptive/sampler=cero" in line or "adaptive=cero" in line:
+        assert "adaptive.refill=false" in line or "+adaptive=cero" in line
+    inspect.validate(inspect.compose(words_of(line)[3:]))
+
+
+@pytest.mark.parametrize("line", sorted({line for _, line in shell_lines() if kind(line) == "verl-adaptive"}))
+def test_our_commands_parse(line) -> None:
+    words = words_of(line)[1:]
+    assert words[0] in COMMANDS
+    words, _, _ = (words, None, None) if "--" not in words else (words[: words.index("--")], None, None)
+    module = importlib.import_module(f"verl_adaptive.commands.{words[0].replace('-', '_')}")
+    parser = _Parser(prog="x")
+    module.configure(parser)
+    args = parser.parse_args(words[1:])
+    if getattr(args, "where", None):
+        Expression(args.where)
+
+
+@pytest.mark.parametrize(
+    "line", sorted({line for _, line in shell_lines() if kind(line) in ("bash", "python examples/")})
+)
+def test_scripts_exist(line) -> None:
+    words = words_of(line)
+    script = ROOT / words[1]
+    assert script.is_file(), script
+    if script.suffix == ".py":
+        options = [w for w in words[2:] if w.startswith("--")]
+        assert all(f'"{option}"' in script.read_text() for option in options)
+
+
+def test_extras_exist() -> None:
+    import configparser
+
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    extras = set(setup["options.extras_require"])
+    text = "\n".join(p.read_text() for p in PAGES)
+    assert set(re.findall(r"verl-adaptive\[(\w+)\]", text)) <= extras
+    listed = re.search(r"Extras: (.*?)\n\n", (ROOT / "README.md").read_text(), flags=re.S)[1]
+    assert set(re.findall(r"`(\w+)`", listed)) <= extras
+
+
+# -- names and values ---------------------------------------------------------------------------------------
+
+
+def test_every_option_that_is_named_exists() -> None:
+    import dataclasses
+
+    known = {"adaptive.name", *(f"adaptive.{role}.name" for role in PARTS), *(f"adaptive.{role}" for role in PARTS)}
+    for field in dataclasses.fields(AdaptiveConfig):
+        known.add(f"adaptive.{field.name}")
+        default = getattr(AdaptiveConfig(), field.name)
+        if dataclasses.is_dataclass(default):
+            known |= {f"adaptive.{field.name}.{f.name}" for f in dataclasses.fields(default)}
+    for role, parts in describe().items():
+        for part in parts.values() if role in PARTS else ():
+            known |= {f"adaptive.{role}.{option}" for option in part["options"]}
+    for page in PAGES:
+        if page.name == "custom_parts.md":
+            continue
+        for name in re.findall(r"\badaptive\.[a-z_]+(?:\.[a-z_0-9]+)*", page.read_text()):
+            if name == "adaptive.sqlite":
+                continue
+            assert name in known, (page.name, name)
+    for page in PAGES:
+        for role, name in re.findall(r"adaptive/(sampler|allocator|filter|advantage)=(\w+)", page.read_text()):
+            assert name in PARTS[role] or page.name == "custom_parts.md", (page.name, name)
+
+
+def test_the_options_page_is_what_the_command_writes() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "verl_adaptive", "parts", "--markdown"], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert (ROOT / "docs" / "options.md").read_text() == done.stdout, "verl-adaptive parts --markdown > docs/options.md"
+    assert "|  |" not in done.stdout  # every option is described
+
+
+def test_the_presets_table_is_complete() -> None:
+    readme = (ROOT / "README.md").read_text()
+    rows = dict(re.findall(r"^\| `\+adaptive=(\w+)` \|.*\((docs/\w+\.md)\) \|$", readme, flags=re.M))
+    assert set(rows) == set(describe()["presets"])
+
+
+def test_the_commands_table_is_complete() -> None:
+    readme = (ROOT / "README.md").read_text()
+    assert set(re.findall(r"^\| `verl-adaptive ([\w-]+)` \|", readme, flags=re.M)) == set(COMMANDS)
+
+
+def test_the_combinations_are_as_described() -> None:
+    text = (ROOT / "docs" / "combinations.md").read_text()
+    head = re.search(r"^\| sampler \|(.*)\|$", text, flags=re.M)[1]
+    allocators = [a.strip() for a in head.split("|")]
+    assert set(allocators) == set(PARTS["allocator"])
+    found = {}
+    for line in re.findall(r"^\| (\w+) \|((?: (?:yes|no) \|)+)$", text, flags=re.M):
+        found |= {(line[0], a): word.strip() == "yes" for a, word in zip(allocators, line[1].split("|"), strict=False)}
+
+    def works(sampler: str, allocator: str, filter: str, advantage: str) -> bool:
+        parts = {"sampler": sampler, "allocator": allocator, "filter": filter, "advantage": advantage}
+        config = AdaptiveConfig(**{r: {"name": n} for r, n in parts.items()}, refill=sampler != "cero")
+        try:
+            build_policy(config)
+        except ConfigError:
+            return False
+        return True
+
+    for sampler in PARTS["sampler"]:
+        for allocator in PARTS["allocator"]:
+            for filter in PARTS["filter"]:
+                for advantage in PARTS["advantage"]:
+                    wanted = found[sampler, allocator] and (filter != "band" or allocator == "pilot_commit")
+                    assert works(sampler, allocator, filter, advantage) == wanted, (
+                        sampler,
+                        allocator,
+                        filter,
+                        advantage,
+                    )
+
+
+# -- code ---------------------------------------------------------------------------------------------------
+
+
+def test_python_blocks_run(tmp_path, monkeypatch) -> None:
+    make_run(tmp_path / "checkpoints" / "project" / "experiment", steps=12)
+    monkeypatch.chdir(tmp_path)
+    ran = 0
+    for page, code in blocks("python"):
+        if page != "docs/custom_parts.md":
+            exec(compile(code, page, "exec"), {"__name__": "__main__"})
+            ran += 1
+    assert ran
+
+
+def test_the_page_on_custom_parts_works_as_it_stands(tmp_path) -> None:
+    """Installs the page's package by its entry point, runs the page's test, and composes its command line."""
+    files = {}
+    for language in ("python", "yaml", "ini"):
+        for page, code in blocks(language):
+            if page == "docs/custom_parts.md":
+                files[re.match(r"# (\S+)", code)[1]] = code
+    assert set(files) == {
+        "resting/sampler.py",
+        "tests/test_resting.py",
+        "resting/conf/adaptive/sampler/resting.yaml",
+        "setup.cfg",
+    }
+    site = tmp_path / "site"
+    for name, code in files.items():
+        path = site / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(code)
+    for folder in ("resting", "resting/conf", "resting/conf/adaptive", "resting/conf/adaptive/sampler"):
+        (site / folder / "__init__.py").touch()
+    entry = re.search(r"sampler\.resting = \S+", files["setup.cfg"])[0]
+    info = site / "resting-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: resting\nVersion: 1\n")
+    (info / "entry_points.txt").write_text(f"[verl_adaptive.policies]\n{entry}\n")
+    assert yaml.safe_load(files["resting/conf/adaptive/sampler/resting.yaml"])["name"] == "resting"
+
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(site), str(ROOT)])}
+    tested = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(site / "tests" / "test_resting.py")],
+        cwd=site,
+        env=env,
+        capture_output=True,
+        text=True,
+    )
+    assert tested.returncode == 0, tested.stdout + tested.stderr
+    assert re.search(r"\d+ passed", tested.stdout)
+
+    pytest.importorskip("verl")
+    page = (ROOT / "docs" / "custom_parts.md").read_text()
+    command = re.search(r"```text\n(.*?)```", page, flags=re.S)[1].replace("\\\n", " ")
+    shown = next(line for _, line in shell_lines() if "name:resting" in line)
+    for line in (command, shown):
+        done = subprocess.run(
+            [sys.executable, "-m", "verl_adaptive", "doctor", "--", *words_of(line)],
+            cwd=tmp_path,
+            env=env,
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "sampler=resting (steps=3)" in done.stdout

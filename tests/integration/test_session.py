@@ -1,0 +1,232 @@
+"""The session on a real TransferQueue: several outputs a session, failed sessions, top-ups, any order of completion.
+
+Only the rollout workers are a stand-in: it writes what verl's ``AgentLoopWorkerTQ`` writes, in a shuffled order.
+"""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Dataset, SequentialSampler
+
+pytest.importorskip("verl")
+ray = pytest.importorskip("ray")
+tq = pytest.importorskip("transfer_queue")
+
+from hydra import compose, initialize_config_module  # noqa: E402
+from verl.utils import tensordict_utils as tu  # noqa: E402
+
+from verl_adaptive.config import AdaptiveConfig, RunFacts  # noqa: E402
+from verl_adaptive.engine import Engine  # noqa: E402
+from verl_adaptive.errors import AdaptiveError, ConfigError  # noqa: E402
+from verl_adaptive.integration.advantage import trajectory_rows  # noqa: E402
+from verl_adaptive.integration.prompts import Stream  # noqa: E402
+from verl_adaptive.integration.session import Session  # noqa: E402
+from verl_adaptive.policy import build_policy  # noqa: E402
+from verl_adaptive.stats import KEY_DTYPE, StatsTable  # noqa: E402
+
+BATCH, N, PROMPTS = 4, 8, 40
+
+
+@pytest.fixture(scope="module")
+def queue():
+    ray.init(num_cpus=4, include_dashboard=False, logging_level="ERROR")
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        config = compose(
+            "ppo_trainer", overrides=["transfer_queue.backend.SimpleStorage.num_data_storage_units=1"]
+        ).transfer_queue
+    tq.init(config)
+    yield
+    tq.close()
+    ray.shutdown()
+
+
+class Rows(Dataset):
+    def __len__(self) -> int:
+        return PROMPTS
+
+    def __getitem__(self, i: int) -> dict:
+        return {
+            "raw_prompt": [{"role": "user", "content": f"question {i}"}],
+            "data_source": "toy",
+            "index": 0,
+            "number": i,
+            "dummy_tensor": torch.tensor([0], dtype=torch.uint8),
+        }
+
+
+class Workers:
+    """Writes rollouts: prompt ``i`` is solved with chance ``i / PROMPTS``, by a hash of prompt, visit and session."""
+
+    def __init__(self, order: int = 0, fail: float = 0.0, signal: str | None = None) -> None:
+        self.shuffle, self.fail, self.signal, self.calls = random.Random(order), fail, signal, 0
+        self.written: dict[str, dict] = {}
+
+    def submit(self, batch) -> int:
+        self.calls += 1
+        jobs = []
+        for i in range(len(batch)):
+            uid, n, number = batch["uid"][i], int(batch["__rollout_n__"][i]), int(batch["number"][i])
+            tq.kv_batch_put(
+                keys=[uid], partition_id="train", tags=[{"is_prompt": True, "status": "pending", "global_steps": 1}]
+            )
+            jobs.append((uid, n, number, i))
+        self.shuffle.shuffle(jobs)
+        for uid, n, number, place in jobs:
+            self._prompt(uid, n, number, place)
+        return len(batch)
+
+    def _prompt(self, uid: str, n: int, number: int, place: int) -> None:
+        chance = random.Random(f"{self.calls}/{place}/{number}")
+        sessions = list(range(n))
+        failed = chance.random() < self.fail
+        draws = [chance.random() < number / PROMPTS for _ in sessions]
+        outputs = [chance.randint(1, 3) for _ in sessions]
+        self.shuffle.shuffle(sessions)
+        for s in sessions[: n - 1] if failed else sessions:
+            keys, rows, tags = [], [], []
+            for o in range(outputs[s]):
+                length = 2 + o
+                mask = torch.ones(length, dtype=torch.int64)
+                mask[0] = 0  # as tool output has it
+                score = torch.zeros(length)
+                score[-1] = float(draws[s])
+                info = {} if self.signal is None else {self.signal: float(draws[s])}
+                keys.append(f"{uid}_{s}_{o}")
+                rows.append(
+                    {
+                        "uid": uid,
+                        "rm_scores": score,
+                        "response_mask": mask,
+                        "loss_mask": mask,
+                        "extra_fields": {"reward_extra_info": info},
+                    }
+                )
+                tags.append({"response_len": length, "seq_len": length + 3, "min_global_steps": 0})
+                self.written[keys[-1]] = {"reward": float(draws[s]), "mask": int(mask.sum()), "number": number}
+            tq.kv_batch_put(keys=keys, partition_id="train", fields=tu.list_of_dict_to_tensordict(rows), tags=tags)
+        status = {"status": "failure" if failed else "finished"}
+        tq.kv_batch_put(keys=[uid], partition_id="train", tags=[status])
+
+
+def session_of(workers: Workers, **adaptive) -> Session:
+    config = AdaptiveConfig.from_mapping({"poll_interval": 0.01, "stall_timeout": 3.0, **adaptive})
+    stream = Stream(Rows(), SequentialSampler(Rows()), chunk=1, workers=0)
+    keys = np.zeros(PROMPTS, dtype=KEY_DTYPE)
+    keys["lo"] = np.arange(PROMPTS)
+    table = StatsTable()
+    facts = RunFacts(batch=BATCH, n=N, steps=10, prompts=PROMPTS)
+    engine = Engine(build_policy(config), table, config, facts, table.rows_for(keys), stream)
+    return Session(engine, stream, config, workers.submit, lambda: 1)
+
+
+def left() -> set[str]:
+    return set((tq.kv_list("train") or {}).get("train", {}))
+
+
+def clear(batch) -> None:
+    tq.kv_clear(keys=batch.keys, partition_id="train")
+    assert left() == set()
+
+
+PILOTS = {
+    "allocator": {"name": "pilot_commit", "n_pilot": 4},
+    "filter": {"name": "band"},
+    "sampler": {"name": "epoch", "round": {"prompts": 10}},
+}
+
+
+@pytest.mark.parametrize("order", [0, 1, 2])
+def test_topups_join_their_group_whatever_the_order(queue, order):
+    workers = Workers(order)
+    session = session_of(workers, **PILOTS)
+    session.start()
+    batch = session.complete()
+    result = batch.result
+    assert result.trained.sum() == BATCH and set(batch.trained.n) == {N}
+    # every output of every session of the trained groups, nothing else is left in the queue
+    assert left() == set(batch.keys)
+    data = tq.kv_batch_get(keys=batch.keys, partition_id="train", select_fields=["uid"])
+    field = [getattr(u, "data", u) for u in data["uid"]]
+    first = {key.split("_")[0].split(".")[0] for key in batch.keys}
+    assert set(field) == first == set(batch.position)  # top-up rows carry the group's uid
+    for uid, place in batch.position.items():
+        mine = [k for k, u in zip(batch.keys, field, strict=True) if u == uid]
+        rows, _ = trajectory_rows(mine)
+        assert len(rows) == N
+        rewards = sorted(workers.written[mine[r]]["reward"] for r in rows)
+        group = batch.trained.select(np.array([place]))
+        assert rewards == sorted(group.reward.tolist())
+    assert [workers.written[k]["number"] for k in batch.keys] == sorted(
+        workers.written[k]["number"] for k in batch.keys
+    )
+    # decisions do not depend on who finished first
+    clear(batch)
+    again = Workers(order + 10)
+    other = session_of(again, **PILOTS)
+    other.start()
+    twin = other.complete()
+    assert twin.result.outcome.tolist() == result.outcome.tolist()
+    assert np.array_equal(twin.result.groups.reward, result.groups.reward)
+    assert [k.split("_", 1)[1] for k in twin.keys] == [k.split("_", 1)[1] for k in batch.keys]
+    clear(twin)
+
+
+def test_ghost_tokens_are_the_masks_of_rows_left_out(queue):
+    workers = Workers()
+    session = session_of(workers)  # epoch, keep_all: everything is in the batch, zero advantage rows are left out
+    session.start()
+    batch = session.complete()
+    ghosts = [
+        (key, tokens) for (key, trains), tokens in zip(batch.sequences, batch.ghost_tokens, strict=True) if not trains
+    ]
+    assert ghosts and all(tokens == workers.written[key]["mask"] for key, tokens in ghosts)
+    assert len(batch.sequences) == len(workers.written)
+    assert batch.ghost_tokens[[trains for _, trains in batch.sequences]].sum() == 0
+    clear(batch)
+
+
+def test_failed_sessions_set_their_group_aside(queue):
+    workers = Workers(fail=0.6)
+    session = session_of(workers, filter={"name": "informative"})
+    session.start()
+    batch = session.complete()
+    groups, result = batch.result.groups, batch.result
+    assert groups.failed.any() and (result.outcome[groups.failed] == "failed").all()
+    assert result.ledger.rollouts.balanced() and result.ledger.tokens.balanced()
+    assert groups.lost.sum() == groups.failed.sum()  # one session of each failed group never came back
+    table = session.engine.table
+    assert table.col("failures").sum() == groups.failed.sum()
+    assert table.col("visits").sum() == (~groups.failed).sum()
+    clear(batch)
+
+
+def test_a_signal_that_the_reward_lacks_names_those_it_has(queue):
+    session = session_of(Workers(signal="accuracy"), signal="acc")
+    session.start()
+    with pytest.raises(ConfigError, match=r"adaptive.signal='acc'.*accuracy"):
+        session.complete()
+    tq.kv_clear(keys=list(left()), partition_id="train")
+
+
+def test_rollouts_that_never_come_are_an_error_not_a_hang(queue):
+    class Dead(Workers):
+        def _prompt(self, uid, n, number, place):
+            return None
+
+    session = session_of(Dead())
+    session.start()
+    with pytest.raises(AdaptiveError, match=r"stall_timeout=3 s; still waiting for 4 of 4 prompts"):
+        session.complete()
+    tq.kv_clear(keys=list(left()), partition_id="train")
+
+
+def test_when_everything_fails_the_run_ends_with_the_reason(queue):
+    session = session_of(Workers(fail=1.0))
+    session.start()
+    with pytest.raises(AdaptiveError, match="every group of two rounds in a row failed"):
+        session.complete()
+    tq.kv_clear(keys=list(left()), partition_id="train")

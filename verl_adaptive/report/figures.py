@@ -1,0 +1,282 @@
+"""Charts as SVG text, by hand: no script, no fonts, colours from the page's variables so that they follow light and dark.
+
+Everything that comes from data goes through :func:`markupsafe.escape`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from markupsafe import Markup, escape
+
+__all__ = ["Series", "bars", "heatmap", "lines", "reliability", "short", "stacked"]
+
+WIDTH, HEIGHT = 560, 260
+_LEFT, _RIGHT, _TOP, _BOTTOM = 52, 12, 12, 40
+
+
+@dataclass
+class Series:
+    """One line or area.
+
+    Attributes:
+        name: for the legend.
+        values: float ``(n,)``; nan leaves a gap in a line.
+        color: a CSS colour, usually ``var(--c1)``.
+    """
+
+    name: str
+    values: np.ndarray
+    color: str
+
+
+def short(value: float) -> str:
+    """A number for an axis: 1.2k, 3M, 0.25."""
+    if not math.isfinite(value):
+        return "-"
+    size = abs(value)
+    for limit, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if size >= limit:
+            return f"{value / limit:.3g}{unit}"
+    return f"{value:.3g}"
+
+
+def _ticks(low: float, high: float, count: int = 5) -> list[float]:
+    """Round numbers from ``low`` to ``high``."""
+    if not high > low:
+        return [low]
+    raw = (high - low) / max(1, count - 1)
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = next(m * power for m in (1, 2, 2.5, 5, 10) if m * power >= raw * (1 - 1e-9))
+    first = math.ceil(low / step - 1e-9) * step
+    return [first + i * step for i in range(int((high - first) / step + 1e-9) + 1)]
+
+
+class _Canvas:
+    """An SVG with axes; x and y are data coordinates."""
+
+    def __init__(self, title: str, x: tuple[float, float], y: tuple[float, float], labels: tuple[str, str]) -> None:
+        self.title, self.x, self.y, self.labels = title, x, y, labels
+        self.parts: list[Markup] = []
+
+    def px(self, value: float) -> float:
+        low, high = self.x
+        return _LEFT + (value - low) / ((high - low) or 1.0) * (WIDTH - _LEFT - _RIGHT)
+
+    def py(self, value: float) -> float:
+        low, high = self.y
+        return HEIGHT - _BOTTOM - (value - low) / ((high - low) or 1.0) * (HEIGHT - _TOP - _BOTTOM)
+
+    def add(self, text: str, **values: object) -> None:
+        """A piece of SVG; ``values`` are escaped."""
+        self.parts.append(Markup(text).format(**values))
+
+    def axes(self, x_ticks: Sequence[tuple[float, str]] | None = None, percent: bool = False) -> None:
+        for value in _ticks(*self.y):
+            label = f"{value:.0%}" if percent else short(value)
+            at = f"{self.py(value):.1f}"
+            self.add('<line class="grid" x1="{a}" x2="{b}" y1="{y}" y2="{y}"/>', a=_LEFT, b=WIDTH - _RIGHT, y=at)
+            self.add(
+                '<text x="{x}" y="{y}" dy="4" text-anchor="end">{t}</text>', x=_LEFT - 6, y=at, t=label
+            )
+        for value, label in [(v, short(v)) for v in _ticks(*self.x)] if x_ticks is None else x_ticks:
+            self.add(
+                '<text x="{x}" y="{y}" text-anchor="middle">{t}</text>',
+                x=f"{self.px(value):.1f}",
+                y=HEIGHT - _BOTTOM + 16,
+                t=label,
+            )
+        base = HEIGHT - _BOTTOM
+        self.add('<line class="axis" x1="{a}" x2="{b}" y1="{y}" y2="{y}"/>', a=_LEFT, b=WIDTH - _RIGHT, y=base)
+        middle = (_LEFT + WIDTH - _RIGHT) / 2
+        self.add('<text x="{x}" y="{y}" text-anchor="middle" class="label">{t}</text>', x=middle, y=HEIGHT - 6, t=self.labels[0])
+        self.add(
+            '<text transform="rotate(-90)" x="{x}" y="12" text-anchor="middle" class="label">{t}</text>',
+            x=-(HEIGHT - _BOTTOM + _TOP) / 2,
+            t=self.labels[1],
+        )
+
+    def done(self, legend: Sequence[tuple[str, str]] = ()) -> Markup:
+        svg = Markup(
+            '<svg viewBox="0 0 {w} {h}" role="img" aria-label="{t}" preserveAspectRatio="xMidYMid meet"><title>{t}</title>'
+        ).format(w=WIDTH, h=HEIGHT, t=self.title)
+        keys = Markup("").join(
+            Markup('<span class="key"><i style="background:{c}"></i>{n}</span>').format(c=color, n=name)
+            for name, color in legend
+        )
+        return Markup('<div class="chart">{s}{p}</svg></div><div class="legend">{k}</div>').format(
+            s=svg, p=Markup("").join(self.parts), k=keys
+        )
+
+
+def stacked(
+    title: str, x: np.ndarray, series: Sequence[Series], labels: tuple[str, str], *, percent: bool = False
+) -> Markup:
+    """Areas on top of each other.
+
+    Args:
+        title: for those who cannot see it.
+        x: float ``(n,)``, ascending.
+        series: what to stack, lowest first; those that are zero throughout are left out.
+        labels: of the axes.
+        percent: the y axis is a share.
+    """
+    shown = [s for s in series if np.nansum(s.values) > 0]
+    total = np.sum([np.nan_to_num(s.values) for s in shown], axis=0) if shown else np.zeros(len(x))
+    if len(x) == 1:  # one point has no area
+        x, total = np.array([x[0] - 0.5, x[0] + 0.5]), np.repeat(total, 2)
+        shown = [Series(s.name, np.repeat(s.values, 2), s.color) for s in shown]
+    top = 1.0 if percent else float(total.max(initial=0.0)) or 1.0
+    canvas = _Canvas(title, (float(x[0]), float(x[-1])) if len(x) else (0.0, 1.0), (0.0, top), labels)
+    below = np.zeros(len(x))
+    for s in shown:
+        above = below + np.nan_to_num(s.values)
+        forth = " ".join(f"{canvas.px(a):.1f},{canvas.py(b):.1f}" for a, b in zip(x, above, strict=True))
+        back = " ".join(f"{canvas.px(a):.1f},{canvas.py(b):.1f}" for a, b in zip(x[::-1], below[::-1], strict=True))
+        canvas.add(
+            '<polygon points="{p}" fill="{c}"><title>{n}</title></polygon>', p=f"{forth} {back}", c=s.color, n=s.name
+        )
+        below = above
+    canvas.axes(percent=percent)
+    return canvas.done([(s.name, s.color) for s in reversed(shown)])
+
+
+def lines(
+    title: str, x: np.ndarray, series: Sequence[Series], labels: tuple[str, str], *, from_zero: bool = True
+) -> Markup:
+    """Lines over a common x; gaps where a value is nan."""
+    values = np.concatenate([s.values for s in series]) if series else np.zeros(0)
+    values = values[np.isfinite(values)]
+    low, high = (float(values.min()), float(values.max())) if len(values) else (0.0, 1.0)
+    if from_zero:
+        low, high = min(low, 0.0), max(high, 0.0)
+    if high <= low:
+        low, high = low - 0.5, high + 0.5
+    canvas = _Canvas(title, (float(x[0]), float(x[-1])) if len(x) else (0.0, 1.0), (low, high), labels)
+    canvas.axes()
+    for s in series:
+        pieces: list[list[str]] = [[]]
+        for a, b in zip(x, s.values, strict=True):
+            if math.isfinite(b):
+                pieces[-1].append(f"{canvas.px(float(a)):.1f},{canvas.py(float(b)):.1f}")
+            elif pieces[-1]:
+                pieces.append([])
+        for piece in pieces:
+            if len(piece) == 1:
+                px, py = piece[0].split(",")
+                canvas.add('<circle cx="{x}" cy="{y}" r="2.5" fill="{c}"/>', x=px, y=py, c=s.color)
+            elif piece:
+                canvas.add(
+                    '<polyline points="{p}" fill="none" stroke="{c}"><title>{n}</title></polyline>',
+                    p=" ".join(piece),
+                    c=s.color,
+                    n=s.name,
+                )
+    return canvas.done([(s.name, s.color) for s in series])
+
+
+def bars(title: str, names: Sequence[str], values: Sequence[float], labels: tuple[str, str], color: str) -> Markup:
+    """Upright bars with their numbers above."""
+    top = max([float(v) for v in values], default=0.0) or 1.0
+    canvas = _Canvas(title, (0.0, float(max(1, len(names)))), (0.0, top * 1.08), labels)
+    canvas.axes([(i + 0.5, name) for i, name in enumerate(names)])
+    for i, (name, value) in enumerate(zip(names, values, strict=True)):
+        left, right, y = canvas.px(i + 0.1), canvas.px(i + 0.9), canvas.py(float(value))
+        canvas.add(
+            '<rect x="{x}" y="{y}" width="{w}" height="{h}" fill="{c}"><title>{n}: {v}</title></rect>',
+            x=f"{left:.1f}",
+            y=f"{y:.1f}",
+            w=f"{right - left:.1f}",
+            h=f"{HEIGHT - _BOTTOM - y:.1f}",
+            c=color,
+            n=name,
+            v=f"{value:,.0f}",
+        )
+        canvas.add(
+            '<text x="{x}" y="{y}" text-anchor="middle" class="value">{v}</text>',
+            x=f"{(left + right) / 2:.1f}",
+            y=f"{y - 4:.1f}",
+            v=short(float(value)),
+        )
+    return canvas.done()
+
+
+def heatmap(
+    title: str, columns: Sequence[str], rows: Sequence[str], share: np.ndarray, labels: tuple[str, str]
+) -> Markup:
+    """Cells shaded by a share.
+
+    Args:
+        title: for those who cannot see it.
+        columns, rows: names, left to right and bottom to top.
+        share: float ``(rows, columns)`` in [0, 1]; nan is left empty.
+        labels: of the axes.
+    """
+    canvas = _Canvas(title, (0.0, float(max(1, len(columns)))), (0.0, float(max(1, len(rows)))), labels)
+    most = float(np.nanmax(share)) if share.size and np.isfinite(share).any() else 1.0
+    for r, row in enumerate(rows):
+        for c, column in enumerate(columns):
+            value = float(share[r, c])
+            if not math.isfinite(value):
+                continue
+            canvas.add(
+                '<rect x="{x}" y="{y}" width="{w}" height="{h}" fill="var(--c1)" fill-opacity="{o}">'
+                "<title>{col}, {row}: {v}</title></rect>",
+                x=f"{canvas.px(c) + 0.5:.1f}",
+                y=f"{canvas.py(r + 1) + 0.5:.1f}",
+                w=f"{canvas.px(1) - canvas.px(0) - 1:.1f}",
+                h=f"{canvas.py(0) - canvas.py(1) - 1:.1f}",
+                o=f"{0.04 + 0.96 * value / (most or 1.0):.3f}",
+                col=column,
+                row=row,
+                v=f"{value:.1%}",
+            )
+    for r, row in enumerate(rows):
+        canvas.add(
+            '<text x="{x}" y="{y}" dy="4" text-anchor="end">{t}</text>',
+            x=_LEFT - 6,
+            y=f"{canvas.py(r + 0.5):.1f}",
+            t=row,
+        )
+    for c, column in enumerate(columns):
+        canvas.add(
+            '<text x="{x}" y="{y}" text-anchor="middle">{t}</text>',
+            x=f"{canvas.px(c + 0.5):.1f}",
+            y=HEIGHT - _BOTTOM + 16,
+            t=column,
+        )
+    middle = (_LEFT + WIDTH - _RIGHT) / 2
+    canvas.add('<text x="{x}" y="{y}" text-anchor="middle" class="label">{t}</text>', x=middle, y=HEIGHT - 6, t=labels[0])
+    return canvas.done()
+
+
+def reliability(title: str, predicted: np.ndarray, observed: np.ndarray, weight: np.ndarray) -> Markup:
+    """Predicted against observed, the diagonal, and dots as large as their weight."""
+    canvas = _Canvas(title, (0.0, 1.0), (0.0, 1.0), ("predicted pass rate", "observed pass rate"))
+    canvas.axes()
+    canvas.add(
+        '<line class="diagonal" x1="{a}" y1="{b}" x2="{c}" y2="{d}"/>',
+        a=canvas.px(0),
+        b=canvas.py(0),
+        c=canvas.px(1),
+        d=canvas.py(1),
+    )
+    most = float(weight.max(initial=0.0)) or 1.0
+    for p, o, w in zip(predicted.tolist(), observed.tolist(), weight.tolist(), strict=True):
+        if w > 0:
+            canvas.add(
+                '<circle cx="{x}" cy="{y}" r="{r}" fill="var(--c1)" fill-opacity="0.75"><title>{t}</title></circle>',
+                x=f"{canvas.px(p):.1f}",
+                y=f"{canvas.py(o):.1f}",
+                r=f"{3 + 9 * math.sqrt(w / most):.1f}",
+                t=f"predicted {p:.2f}, observed {o:.2f}, {w:,.0f} groups",
+            )
+    return canvas.done()
+
+
+def text(value: object) -> Markup:
+    """Escaped text."""
+    return escape(value)
