@@ -56,7 +56,7 @@ PRESETS: dict[str, list[str]] = {
     "aero": ["aero"],
     "cero": ["cero"],
     "pilot_commit": ["pilot_commit"],
-    "oracle": ["dapo"],  # the sampler is replaced by one that sees the exact pass rates
+    "oracle + informative": ["dapo"],  # the sampler is replaced by one that sees the exact pass rates
     "greso + pilot_commit": [*_GATED_PILOTS],
     "greso + pilot_commit, sized": [*_GATED_PILOTS, "adaptive.allocator.sized_to_need=true"],
     "greso + pilot_commit, sized, 4 pilots": [
@@ -68,6 +68,12 @@ PRESETS: dict[str, list[str]] = {
     "mopps + informative": ["dapo", "adaptive/sampler=mopps"],
     "mopps + keep_all": ["grpo", "adaptive/sampler=mopps"],
     "cero + informative": ["cero", "adaptive/filter=informative"],
+    "greso + keep_all": ["grpo", "adaptive/sampler=greso", "adaptive.sampler.round.adaptive=false"],
+    "retire + keep_all": ["grpo", "adaptive/sampler=retire"],
+    "greso + aero": ["aero", "adaptive/sampler=greso", "adaptive.sampler.round.adaptive=false"],
+    "mopps + aero": ["aero", "adaptive/sampler=mopps"],
+    "mopps (decay 0.5) + keep_all": ["grpo", "adaptive/sampler=mopps", "adaptive.sampler.decay=0.5"],
+    "oracle + keep_all": ["grpo"],
 }
 #: Starting pass rates that are told apart.
 BINS = ((0.0, 0.02), (0.02, 0.2), (0.2, 0.8), (0.8, 1.01))
@@ -167,11 +173,21 @@ def composed(words: list[str]) -> AdaptiveConfig:
     return AdaptiveConfig.from_mapping(OmegaConf.to_container(made.adaptive, resolve=True))
 
 
+def shipped(preset: str) -> list[str]:
+    """Names in PRESETS that mean the same as the shipped preset of that name."""
+
+    def parts(config: AdaptiveConfig) -> dict[str, Any]:
+        return {key: value for key, value in asdict(config).items() if key != "name"}
+
+    real = {name: words for name, words in PRESETS.items() if not name.startswith("oracle")}
+    return [name for name, words in real.items() if parts(composed(words)) == parts(composed([preset]))]
+
+
 def make_engine(preset: str, settings: Settings, seed: int, rates: Any) -> Engine:
     """The engine of a run, over an empty table."""
     config = composed([*PRESETS[preset], f"adaptive.seed={seed}", f"adaptive.total_rollouts={settings.budget}"])
     policy = build_policy(config)
-    if preset == "oracle":
+    if preset.startswith("oracle"):
         policy.sampler = Oracle()
         policy.sampler.rates = rates
     keys = np.zeros(settings.pool, dtype=KEY_DTYPE)
@@ -297,7 +313,7 @@ class Run:
         target = torch.from_numpy(advantage).float()[:, None]
         for chunk, order in enumerate(np.split(layout.order, layout.chunks)):
             at = torch.from_numpy(rows[order[order != PAD]])
-            if not len(at):  # all ghosts: a gradient of zero, which verl's optimizer also steps with
+            if not len(at):  # nothing but rows of zero advantage
                 continue
             ratio = (self.model.log_probs(prompt[at], response[at]) - old[at]).exp()
             clipped = ratio.clamp(1 - settings.clip, 1 + settings.clip)
@@ -420,7 +436,7 @@ def main(arguments: list[str] | None = None) -> None:
     if cells:
         from train_torch_report import write
 
-        write(json.loads(options.results.read_text()), options.page)
+        write(json.loads(options.results.read_text()), options.page, shipped("full"))
 
 
 def run_all(wanted: list[tuple[str, float, int]], settings: Settings, cache: Path, jobs: int) -> Iterator[Cell]:

@@ -64,7 +64,7 @@ class Runs:
 
     def _complete(self, preset: str) -> list[float]:
         most = max(len(self.seeds(preset, lr)) for lr in self.lrs)
-        return [lr for lr in self.lrs if len(self.seeds(preset, lr)) == most]
+        return [lr for lr in self.lrs if len(self.seeds(preset, lr)) >= max(1, most - 1)]
 
 
 def spread(values: Sequence[float], form: str = "{:.3f}") -> str:
@@ -160,9 +160,9 @@ def _where(runs: Runs, lr: float) -> list[str]:
     return _table(["policy", "trained", "surplus", *(r.replace("_", " ") for r in reasons)], rows)
 
 
-def _words(runs: Runs) -> list[str]:
+def _words(runs: Runs, full: Sequence[str]) -> list[str]:
     """What the numbers say, as sentences; a difference counts from two standard errors on."""
-    out = []
+    out = _ranking(runs, full)
     rated: list[tuple[float, float, str]] = []
     for preset in runs.presets:
         lr, base = runs.best_lr(preset), runs.best_lr("grpo")
@@ -191,11 +191,37 @@ def _words(runs: Runs) -> list[str]:
     return [*out, ""]
 
 
-def report(data: dict[str, Any]) -> str:
-    """The page, in Markdown."""
+def _ranking(runs: Runs, full: Sequence[str]) -> list[str]:
+    """The policies in order, oracles apart, at each one's best learning rate and over all of them."""
+    real = [p for p in runs.presets if not p.startswith("oracle") and runs.seeds(p, runs.best_lr(p))]
+    at_best = {p: [runs.final(p, runs.best_lr(p), s) for s in runs.seeds(p, runs.best_lr(p))] for p in real}
+    order = sorted(real, key=lambda p: -np.mean(at_best[p]))
+    level = []
+    for p in order[1:]:
+        both = min(len(at_best[p]), len(at_best[order[0]]))
+        behind = np.subtract(at_best[order[0]][:both], at_best[p][:both])
+        if both > 1 and behind.mean() <= 2 * error(behind):
+            level.append(p)
+    everywhere = [p for p in real if all(runs.seeds(p, lr) for lr in runs.lrs)]
+    mean = {p: np.mean([runs.average(p, lr, s) for lr in runs.lrs for s in runs.seeds(p, lr)]) for p in everywhere}
+    steady = sorted(everywhere, key=lambda p: -mean[p])[:5]
+    out = [
+        f"* Highest final accuracy, each policy at its best learning rate: {order[0]} ({np.mean(at_best[order[0]]):.3f}); "
+        f"not told apart from it (two standard errors of the difference within seeds): {', '.join(level) or 'none'}.",
+        "* Highest accuracy averaged over the run and over all learning rates: "
+        + ", ".join(f"{p} ({mean[p]:.3f})" for p in steady)
+        + (f"; grpo {mean['grpo']:.3f}." if "grpo" in mean and "grpo" not in steady else "."),
+    ]
+    now = ", ".join(f"`{p}` (place {order.index(p) + 1} of {len(order)} by the first)" for p in full if p in order)
+    out.append(f"* The shipped preset `full` is {now or 'none of these'}.")
+    return out
+
+
+def report(data: dict[str, Any], full: Sequence[str] = ()) -> str:
+    """The page, in Markdown; ``full``: names that mean the shipped preset ``full``."""
     runs, s = Runs(data), data["settings"]
     seeds = sorted({c["seed"] for c in data["cells"]})
-    counts = {(p, lr): len(runs.seeds(p, lr)) for p in runs.presets for lr in runs.lrs}
+    counts = {(p, lr): len(runs.seeds(p, lr)) for p in data["presets"] for lr in runs.lrs}
     missing = [f"{p} at {lr:g}: {n} of {len(seeds)}" for (p, lr), n in counts.items() if n < len(seeds)]
     versions = ", ".join(f"{k} {v}" for k, v in data["machine"]["versions"].items())
     lines = [
@@ -210,16 +236,18 @@ def report(data: dict[str, Any]) -> str:
         "",
         "This is a tiny model, without verl, vLLM or asynchrony. It can rank policies by what they do with rollouts; it "
         "says nothing about wall clock, and effects of size are not those of a language model. A policy that spends more "
-        "rollouts on a step makes fewer updates of the same budget; at a small learning rate that alone decides.",
+        "rollouts on a step makes fewer updates of the same budget, one that spends less makes more; see the column "
+        "*updates* before crediting a policy with a gain.",
         "",
         "* *held-out*: accuracy (mean exact pass rate) at the budget's end, mean over its last tenth, ± standard error "
         "over seeds; *against GRPO*: the difference within the seed.",
         "* *rollouts to target*: share of the budget until GRPO's final held-out accuracy of the same seed is reached; "
-        "runs that never reach it count as 1, and the number that does is given.",
+        "runs that never reach it count as 1, and the number that does is given. GRPO itself may be there before its end, "
+        "for curves go up and down.",
         "* *informative*: share of finished groups with right and wrong answers (a group of pilots is smaller, so fewer "
         "are); *trained/generated*: tokens, rows of zero advantage being left out everywhere, in GRPO too; *training "
         "against GRPO*: trained tokens over GRPO's.",
-        "* *oracle*: sees the exact pass rates and draws prompts in proportion to p (1 − p).",
+        "* *oracle*: sees the exact pass rates and draws prompts in proportion to p (1 − p); not a method.",
         "",
     ]
     for lr in runs.lrs:
@@ -231,7 +259,7 @@ def report(data: dict[str, Any]) -> str:
             "",
         ]
         lines += _results(runs, runs.best_lr, True)
-    lines += ["### What it says", "", *_words(runs)]
+    lines += ["### What it says", "", *_words(runs, full)]
     for lr in runs.lrs:
         lines += [f"### Held-out accuracy at the end, by pass rate at the start (learning rate {lr:g})", ""]
         lines += _by_start(runs, lr)
@@ -247,7 +275,11 @@ def report(data: dict[str, Any]) -> str:
         "",
         "The words behind each name:",
         "",
-        *(f"* {name}: `+adaptive={' '.join(data['presets'][name])}`" for name in runs.presets if name != "oracle"),
+        *(
+            f"* {name}: `+adaptive={' '.join(data['presets'][name])}`"
+            for name in runs.presets
+            if not name.startswith("oracle")
+        ),
         "",
     ]
     if missing:
@@ -255,10 +287,10 @@ def report(data: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def write(data: dict[str, Any], page: Path) -> None:
+def write(data: dict[str, Any], page: Path, full: Sequence[str] = ()) -> None:
     """Put the report into its part of the page; other parts stay."""
     old = page.read_text() if page.exists() else "# Results\n\n"
     head, _, rest = old.partition(BEGIN)
     tail = rest.partition(END)[2]
     page.parent.mkdir(parents=True, exist_ok=True)
-    page.write_text(f"{head}{BEGIN}\n{report(data)}\n{END}{tail or chr(10)}")
+    page.write_text(f"{head}{BEGIN}\n{report(data, full)}\n{END}{tail or chr(10)}")

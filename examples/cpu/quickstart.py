@@ -44,6 +44,7 @@ class Result:
     Attributes:
         preset: The preset's name.
         steps: Training steps.
+        updates: Optimizer updates.
         generated: Rollouts generated.
         trained: Rollouts that trained.
         surplus: Rollouts that were left over when a batch was full.
@@ -56,6 +57,7 @@ class Result:
 
     preset: str
     steps: int = 0
+    updates: int = 0
     generated: int = 0
     trained: int = 0
     surplus: int = 0
@@ -279,6 +281,7 @@ def summarize(preset: str, metrics: Path, counts: dict[str, int]) -> Result:
         data = row["data"]
         if "adaptive/rollouts/generated_total" in data:
             result.steps = row["step"]
+            result.updates += int(data.get("adaptive/updates_total", 0))
             result.generated += int(data["adaptive/rollouts/generated_total"])
             result.trained += int(data["adaptive/rollouts/trained_total"])
             result.surplus += int(data["adaptive/rollouts/surplus_total"])
@@ -301,11 +304,12 @@ def summarize(preset: str, metrics: Path, counts: dict[str, int]) -> Result:
     return result
 
 
-def show(results: list[Result]) -> None:
+def show(results: list[Result], prompts: int) -> None:
     """Print the table.
 
     Args:
         results: The runs.
+        prompts: Number of validation prompts.
     """
     table = Table("", *(result.preset for result in results), title="Equal numbers of generated rollouts")
 
@@ -313,6 +317,7 @@ def show(results: list[Result]) -> None:
         table.add_row(name, *cells, end_section=end)
 
     line("steps", *(str(result.steps) for result in results))
+    line("optimizer updates", *(str(result.updates) for result in results))
     line("rollouts generated", *(f"{result.generated:,}" for result in results))
     line("  trained", *(f"{result.trained:,}" for result in results))
     for reason in sorted({reason for result in results for reason in result.dropped}):
@@ -330,6 +335,10 @@ def show(results: list[Result]) -> None:
     )
     line("wall clock", *(_minutes(result.seconds) for result in results))
     line("  of it in training steps", *(_minutes(result.training_seconds) for result in results))
+    if results[-1].accuracy:
+        share = results[-1].accuracy[-1][1]
+        error = (share * (1 - share) / prompts) ** 0.5
+        table.caption = f"{prompts} validation prompts, one seed: a difference below {2 * error:.2f} says nothing."
     console.print(table)
 
 
@@ -382,7 +391,7 @@ def main() -> None:
     console.rule("Training")
     results = [train(preset.strip(), options.rollouts, work) for preset in options.presets.split(",")]
     console.rule("Results")
-    show(results)
+    show(results, sum(_validation_counts(work).values()))
     image, summary = work / "accuracy.png", work / "results.json"
     plot(results, image)
     summary.write_text(json.dumps([asdict(result) for result in results], indent=1))

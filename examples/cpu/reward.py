@@ -45,5 +45,6 @@ def compute_score(
     marks = _verifier(extra_info["dataset"]).score_answer(
         answer=solution_str.strip(), entry=_entry(extra_info["entry"])
     )
-    correct = float(marks >= 1.0 - 1e-9)
+    # No tolerance: a near miss of spell_backward sums up to 0.9999999999999999.
+    correct = float(marks >= 1.0)
     return {"score": correct, "acc": correct}

@@ -56,7 +56,7 @@ def test_every_value_type_has_a_frozen_encoding() -> None:
         "inf": float("-inf"),
         "nan": float("nan"),
         "date": datetime.date(2024, 2, 29),
-        "time": datetime.datetime(2024, 2, 29, 1, 2, 3, tzinfo=datetime.UTC),
+        "time": datetime.datetime(2024, 2, 29, 1, 2, 3, tzinfo=datetime.timezone.utc),
         "decimal": Decimal("1.50"),
         "set": {3, 1, 2},
         "matrix": np.arange(6, dtype=np.int32).reshape(2, 3),

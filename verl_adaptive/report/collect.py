@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from verl_adaptive.report.history import Flips, Window, windows
-from verl_adaptive.report.overview import BINS, REGRESSED, histogram, overview
+from verl_adaptive.report.overview import BINS, REGRESSED, overview
 from verl_adaptive.report.prompts import Opened, reading
 
 __all__ = ["CLASSES", "Collected", "History", "collect", "conflicts"]
@@ -189,8 +189,9 @@ class _Course:
         self._won = np.zeros(prompts)
         self._tried = np.zeros(prompts)
         self._mixed = np.zeros(prompts)
-        self._sizes: dict[int, int] = {}
-        self._small = self._trained = 0
+        self._sizes: dict[int, int] = {}  # of trained groups
+        self._all_sizes: dict[int, int] = {}
+        self._trained = 0
 
     def add(self, w: Window) -> None:
         home = np.minimum(np.searchsorted(self._last, w.step), len(self._last) - 1)
@@ -203,10 +204,9 @@ class _Course:
         self._visit(w.row[good], w.rate[good], w.n[good].astype(np.float64), w.flat[good])
         trained = good & (w.outcome == "trained")
         self._trained += int((trained & ~w.flat).sum())
-        for n, count in zip(*np.unique(w.n[trained], return_counts=True), strict=True):
-            self._sizes[int(n)] = self._sizes.get(int(n), 0) + int(count)
-        self._all_sizes = getattr(self, "_all_sizes", [])
-        self._all_sizes.append(np.unique(w.n[good], return_counts=True))
+        for sizes, chosen in ((self._sizes, trained), (self._all_sizes, good)):
+            for n, count in zip(*np.unique(w.n[chosen], return_counts=True), strict=True):
+                sizes[int(n)] = sizes.get(int(n), 0) + int(count)
 
     def _visit(self, row: np.ndarray, rate: np.ndarray, n: np.ndarray, flat: np.ndarray) -> None:
         """What each visit's number was, and what the earlier ones predicted; a prompt may come several times."""
@@ -248,10 +248,12 @@ class _Course:
         if not self._sizes or not seen.any():
             return {"why": "no group has trained yet"}
         n = max(self._sizes, key=lambda size: self._sizes[size])
-        small = sum(int(count[sizes < n].sum()) for sizes, count in self._all_sizes)
-        whole = sum(int(count.sum()) for _, count in self._all_sizes)
+        small = sum(count for size, count in self._all_sizes.items() if size < n)
+        whole = sum(self._all_sizes.values())
         if small > 0.05 * whole:
-            return {"why": f"groups are of different sizes ({small / whole:.0%} below {n}), which cannot be compared fairly"}
+            return {
+                "why": f"groups are of different sizes ({small / whole:.0%} below {n}), which cannot be compared fairly"
+            }
         share = float((self._mixed[seen] / self._seen[seen]).mean())
         if share <= 0 or not self._trained:
             return {"why": "no group had variance"}
@@ -321,21 +323,16 @@ def conflicts(path: str, prompt_key: str, limit: int) -> list[dict[str, Any]]:
     Returns:
         ``text``, ``answers`` and ``rows`` of the first ``limit``; the total is in ``of`` of each.
     """
-    from verl_adaptive.report.dataset import answers_of
+    from verl_adaptive.report.dataset import answers_of, texts_at
 
     rows: dict[bytes, list[int]] = {}
     answers: list[str] = []
-    texts: list[str] = []
-    for number, (key, answer, question) in enumerate(answers_of(path, prompt_key=prompt_key)):
+    for number, (key, answer) in enumerate(answers_of(path, prompt_key=prompt_key)):
         rows.setdefault(key, []).append(number)
         answers.append(answer)
-        texts.append(question)
     found = [r for r in rows.values() if len({answers[i] for i in r}) > 1]
+    texts = texts_at(path, {r[0] for r in found[:limit]}, prompt_key=prompt_key)
     return [
-        {"text": texts[r[0]], "answers": sorted({answers[i] for i in r}), "rows": r, "of": len(found)} for r in found[:limit]
+        {"text": texts[r[0]], "answers": sorted({answers[i] for i in r}), "rows": r, "of": len(found)}
+        for r in found[:limit]
     ]
-
-
-def distribution(opened: Opened) -> list[int]:
-    """Prompts by their latest pass rate, in :data:`BINS`."""
-    return histogram(opened.prompts.number("last_rate"))

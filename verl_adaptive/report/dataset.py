@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from verl_adaptive.errors import AdaptiveError
-from verl_adaptive.stats.keys import KEY_DTYPE, MEDIA_FIELDS, dataset_keys, key_hex
+from verl_adaptive.stats.keys import KEY_DTYPE, MEDIA_FIELDS, dataset_keys, dig, key_hex, keys_bytes
 
-__all__ = ["DatasetError", "keys_of", "open_parquet", "text_of", "texts_of"]
+__all__ = ["DatasetError", "answers_of", "keys_of", "open_parquet", "text_of", "texts_at", "texts_of"]
 
 _BATCH = 8192
 
@@ -90,3 +90,26 @@ def texts_of(path: str, wanted: set[str], *, prompt_key: str = "prompt", id_key:
                 found.setdefault(key, text_of(row, prompt_key))
         start += len(rows)
     return found
+
+
+def texts_at(path: str, wanted: set[int], *, prompt_key: str = "prompt") -> dict[int, str]:
+    """Texts of some rows, by their number in the file."""
+    found: dict[int, str] = {}
+    start = 0
+    for rows in _rows(path, open_parquet(path), prompt_key, None):
+        found.update({start + i: text_of(row, prompt_key) for i, row in enumerate(rows) if start + i in wanted})
+        start += len(rows)
+    return found
+
+
+def answers_of(path: str, *, prompt_key: str = "prompt") -> Iterator[tuple[bytes, str]]:
+    """The key of every row's question, its answer left out, and that answer as text."""
+    start = 0
+    for rows in _rows(path, open_parquet(path), prompt_key, None):
+        try:
+            keys = keys_bytes(dataset_keys(rows, prompt_key=prompt_key, with_answer=False))
+        except (ValueError, TypeError) as error:
+            raise DatasetError(f"{path}, rows from {start}: {error}") from error
+        start += len(rows)
+        for key, row in zip(keys, rows, strict=True):
+            yield key, str(dig(row, "reward_model.ground_truth"))

@@ -266,9 +266,9 @@ class _Evaluation:
             return node.value if isinstance(node.value, str) else np.array(float(node.value))
         if isinstance(node, ast.UnaryOp):
             inner = self._number(node.operand)
-            return -inner if isinstance(node.op, ast.USub) else inner
+            return np.asarray(-inner) if isinstance(node.op, ast.USub) else inner
         if isinstance(node, ast.BinOp):
-            return _ARITHMETIC[type(node.op)](self._number(node.left), self._number(node.right))
+            return np.asarray(_ARITHMETIC[type(node.op)](self._number(node.left), self._number(node.right)))
         raise ExpressionError(f"{self.text!r}: {ast.unparse(node)!r} is a condition where a value is needed")
 
     def _number(self, node: ast.AST) -> np.ndarray:

@@ -79,9 +79,7 @@ class _Canvas:
             label = f"{value:.0%}" if percent else short(value)
             at = f"{self.py(value):.1f}"
             self.add('<line class="grid" x1="{a}" x2="{b}" y1="{y}" y2="{y}"/>', a=_LEFT, b=WIDTH - _RIGHT, y=at)
-            self.add(
-                '<text x="{x}" y="{y}" dy="4" text-anchor="end">{t}</text>', x=_LEFT - 6, y=at, t=label
-            )
+            self.add('<text x="{x}" y="{y}" dy="4" text-anchor="end">{t}</text>', x=_LEFT - 6, y=at, t=label)
         for value, label in [(v, short(v)) for v in _ticks(*self.x)] if x_ticks is None else x_ticks:
             self.add(
                 '<text x="{x}" y="{y}" text-anchor="middle">{t}</text>',
@@ -92,7 +90,12 @@ class _Canvas:
         base = HEIGHT - _BOTTOM
         self.add('<line class="axis" x1="{a}" x2="{b}" y1="{y}" y2="{y}"/>', a=_LEFT, b=WIDTH - _RIGHT, y=base)
         middle = (_LEFT + WIDTH - _RIGHT) / 2
-        self.add('<text x="{x}" y="{y}" text-anchor="middle" class="label">{t}</text>', x=middle, y=HEIGHT - 6, t=self.labels[0])
+        self.add(
+            '<text x="{x}" y="{y}" text-anchor="middle" class="label">{t}</text>',
+            x=middle,
+            y=HEIGHT - 6,
+            t=self.labels[0],
+        )
         self.add(
             '<text transform="rotate(-90)" x="{x}" y="12" text-anchor="middle" class="label">{t}</text>',
             x=-(HEIGHT - _BOTTOM + _TOP) / 2,
@@ -249,7 +252,9 @@ def heatmap(
             t=column,
         )
     middle = (_LEFT + WIDTH - _RIGHT) / 2
-    canvas.add('<text x="{x}" y="{y}" text-anchor="middle" class="label">{t}</text>', x=middle, y=HEIGHT - 6, t=labels[0])
+    canvas.add(
+        '<text x="{x}" y="{y}" text-anchor="middle" class="label">{t}</text>', x=middle, y=HEIGHT - 6, t=labels[0]
+    )
     return canvas.done()
 
 

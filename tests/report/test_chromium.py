@@ -1,0 +1,109 @@
+"""The report in a real browser: light and dark, wide and narrow.
+
+Needs Debian's ``chromium`` (``apt-get install -y chromium``); ``VERL_ADAPTIVE_SKIP_CHROMIUM=1`` leaves these tests out.
+Pictures are kept in the folder that ``VERL_ADAPTIVE_SCREENSHOTS`` names.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytestmark = pytest.mark.skipif(
+    bool(os.environ.get("VERL_ADAPTIVE_SKIP_CHROMIUM")), reason="VERL_ADAPTIVE_SKIP_CHROMIUM is set"
+)
+
+FLAGS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--hide-scrollbars",
+    "--enable-logging=stderr",
+)
+#: Background and first colour of the page, as in its style.
+LIGHT, LIGHT_BLUE = (0xFB, 0xFB, 0xFA), (0x2F, 0x6F, 0xB5)
+DARK, DARK_BLUE = (0x14, 0x17, 0x1B), (0x6A, 0xA5, 0xE3)
+
+
+def chromium() -> str:
+    found = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if found is None:
+        pytest.fail("chromium is not installed: apt-get install -y chromium, or set VERL_ADAPTIVE_SKIP_CHROMIUM=1")
+    return found
+
+
+def browse(page: Path, profile: Path, *options: str) -> subprocess.CompletedProcess:
+    done = subprocess.run(
+        [chromium(), *FLAGS, f"--user-data-dir={profile}", *options, page.as_uri()],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "CONSOLE" not in done.stderr, done.stderr  # a blocked resource, a script, a style that does not parse
+    return done
+
+
+def picture(page: Path, folder: Path, name: str, width: int, height: int, *options: str) -> np.ndarray:
+    """uint8 ``(height, width, 3)``."""
+    from PIL import Image
+
+    out = folder / f"{name}.png"
+    browse(page, folder / f"profile-{name}", f"--screenshot={out}", f"--window-size={width},{height}", *options)
+    keep = os.environ.get("VERL_ADAPTIVE_SCREENSHOTS")
+    if keep:
+        Path(keep).mkdir(parents=True, exist_ok=True)
+        shutil.copy(out, keep)
+    return np.asarray(Image.open(out).convert("RGB"))
+
+
+def near(image: np.ndarray, color: tuple[int, int, int], within: int = 12) -> np.ndarray:
+    return (np.abs(image.astype(int) - color) <= within).all(axis=-1)
+
+
+@pytest.mark.parametrize(("width", "height"), [(1280, 3000), (520, 6000)], ids=["wide", "narrow"])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_it_looks_right(scheme, width, height, reported, tmp_path) -> None:
+    options = ("--blink-settings=preferredColorScheme=0",) if scheme == "dark" else ()
+    image = picture(reported.path, tmp_path, f"{scheme}-{width}", width, height, *options)
+    background, blue = (DARK, DARK_BLUE) if scheme == "dark" else (LIGHT, LIGHT_BLUE)
+    assert image.shape == (height, width, 3)
+    # Margins are empty from top to bottom: nothing is wider than the window.
+    assert near(image[:, :8], background, 2).all() and near(image[:, -8:], background, 2).all()
+    assert 0.005 < near(image, blue).mean() < 0.5  # charts are drawn, in the scheme's own colour
+    ink = np.abs(image.astype(int) - background).max(axis=-1) > 120
+    rows = ink.any(axis=1)
+    assert rows[: height // 2].mean() > 0.4  # text and charts all the way down
+    cards = near(image[:400], (0xFF, 0xFF, 0xFF) if scheme == "light" else (0x1C, 0x20, 0x26), 2)
+    assert cards.mean() > 0.1
+
+
+def test_wide_has_two_columns_and_narrow_one(reported, tmp_path) -> None:
+    def columns(width: int) -> int:
+        """Panels side by side: runs of panel colour along a line through the second row of panels."""
+        image = picture(reported.path, tmp_path, f"columns-{width}", width, 1400)
+        panel = near(image, (0xFF, 0xFF, 0xFF), 1)
+        gutters = near(image, LIGHT, 1)
+        line = next(y for y in range(500, 1300) if panel[y].mean() > 0.6 and gutters[y, :8].all())
+        inside = panel[line].astype(int)
+        starts = np.flatnonzero(np.diff(inside) == 1)
+        wide_runs = [s for s in starts if inside[s + 1 : s + 100].mean() > 0.9]
+        return 2 if any(s > width // 2 for s in wide_runs) else 1
+
+    assert (columns(1280), columns(520)) == (2, 1)
+
+
+def test_the_browser_sees_no_script_and_no_styled_data(reported, tmp_path) -> None:
+    dom = browse(reported.path, tmp_path / "profile", "--dump-dom").stdout
+    assert "<script" not in dom and "alert(1)" in dom and "</html>" in dom
+    assert dom.count("<svg") == reported.html.count("<svg")
