@@ -54,9 +54,10 @@ def make_run(
     snapshot: bool = True,
     rows: list[dict[str, Any]] | None = None,
     texts: bool = False,
+    url: str | None = None,
     **policy: Any,
 ) -> tuple[Engine, list[dict[str, Any]]]:
-    """Train in the fake world; writes ``folder/adaptive.sqlite`` and ``folder/global_step_<steps>/adaptive``."""
+    """Train in the fake world; writes ``folder/adaptive.sqlite`` (or ``url``) and ``folder/global_step_<steps>/adaptive``."""
     folder.mkdir(parents=True, exist_ok=True)
     rows = hostile_rows(prompts) if rows is None else rows
     keys = dataset_keys(rows)
@@ -71,7 +72,7 @@ def make_run(
         **options, batch=batch, n=n, M=len(rows), p=rates, world=world, table=table, keys=keys, seed=seed
     )
     meta = {"preset": preset, "checkpoints": str(folder), "dataset": table.fingerprint()}
-    with Journal.open(str(folder / "adaptive.sqlite"), run_id=run_id, meta=meta) as journal:
+    with Journal.open(url or str(folder / "adaptive.sqlite"), run_id=run_id, meta=meta) as journal:
         if texts:
             journal.register_prompts(keys, sources, [row["prompt"][0]["content"] for row in rows])
         for step in range(1, steps + 1):

@@ -282,6 +282,29 @@ def test_data_sets_from_everywhere_agree(tmp_path: Path) -> None:
     assert len(np.unique(dataset_keys(rows))) == 5
 
 
+def test_a_data_set_split_into_files_with_different_columns_keeps_its_keys(tmp_path: Path) -> None:
+    """Arrow joins files by filling in ``None`` for what one of them lacks, down in the messages too."""
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    plain = [{"data_source": "a", "prompt": chat(f"q{i}"), "reward_model": {"ground_truth": str(i)}} for i in range(3)]
+    rich = [
+        {
+            "data_source": "b",
+            "prompt": [{"role": "user", "content": f"t{i}", "name": "me"}, {"role": "tool", "content": None, "id": i}],
+            "reward_model": {"ground_truth": str(i), "style": "rule"},
+            "ability": "tools",
+        }
+        for i in range(3)
+    ]
+    tables = [pa.Table.from_pylist(rows) for rows in (plain, rich)]
+    for name, table in zip(("plain", "rich"), tables, strict=True):
+        pq.write_table(table, tmp_path / f"{name}.parquet")
+    joined = pa.concat_tables(tables, promote_options="permissive").to_pylist()
+    assert joined[0]["prompt"][0].keys() == {"role", "content", "name", "id"}
+    apart = [dataset_keys(pq.read_table(tmp_path / f"{name}.parquet").to_pylist()) for name in ("plain", "rich")]
+    assert np.array_equal(dataset_keys(joined), np.concatenate(apart))
+    assert np.array_equal(dataset_keys(joined), dataset_keys(plain + rich))
+
+
 def test_rows_without_what_is_needed_are_named() -> None:
     rows = [{"data_source": "s", "prompt": chat("x"), "extra_info": {"id": 3}}, {"data_source": "s", "text": "x"}]
     with pytest.raises(ValueError, match=r"data\.prompt_key='prompt': row 1 .*data_source, text"):

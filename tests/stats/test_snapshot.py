@@ -18,7 +18,16 @@ from hypothesis import strategies as st
 
 from tests.stats.mounts import tmpfs
 from tests.stats.test_table import equal, filled
-from verl_adaptive.stats import Column, SnapshotError, SnapshotMissing, StatsTable, read_snapshot, write_snapshot
+from verl_adaptive.stats import (
+    Column,
+    SnapshotError,
+    SnapshotMissing,
+    StatsTable,
+    fingerprint,
+    keys_bytes,
+    read_snapshot,
+    write_snapshot,
+)
 from verl_adaptive.stats import snapshot as module
 from verl_adaptive.testing.stores import make_keys
 
@@ -159,6 +168,26 @@ def test_another_step_has_no_override(tmp_path: Path) -> None:
         read_snapshot(tmp_path, expect={"step": 8}, allow=["policy", "dataset", "schema"])
     with pytest.raises(ValueError, match="unknown \\['typo'\\]"):
         read_snapshot(tmp_path, allow=["typo"])
+
+
+def test_a_data_set_that_changed_is_noticed_and_can_be_accepted(tmp_path: Path) -> None:
+    keys = make_keys(30)
+    table = StatsTable()
+    rows = table.rows_for(keys[:20])
+    table.col("visits")[rows] = np.arange(20)
+    meta = {"policy": "p", "dataset": fingerprint(keys[:20])}
+    write_snapshot(tmp_path, table, {}, meta=meta)
+    order = np.random.default_rng(0).permutation(20)
+    same, _, _ = read_snapshot(tmp_path, expect={"dataset": fingerprint(keys[:20][order])})  # reordered: the same set
+    assert same.col("visits")[same.rows_for(keys[:20][order])].tolist() == order.tolist()
+    for other in (keys, keys[:19], keys[5:25]):  # extended, shortened, partly another one
+        expect = {"dataset": fingerprint(other)}
+        with pytest.raises(SnapshotError, match=r"allow=\[dataset\]"):
+            read_snapshot(tmp_path, expect=expect)
+        again, _, _ = read_snapshot(tmp_path, expect=expect, allow={"dataset"})
+        found = again.col("visits")[again.rows_for(other)]
+        known = {key: i for i, key in enumerate(keys_bytes(keys[:20]))}
+        assert found.tolist() == [known.get(key, 0) for key in keys_bytes(other)]
 
 
 # -- damaged --------------------------------------------------------------------------------------------------------

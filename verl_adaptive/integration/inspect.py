@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -140,17 +141,21 @@ def validate(config: DictConfig) -> tuple[AdaptiveConfig, Policy, str]:
 
     from verl_adaptive.integration.checks import check_run, why_not_skip_zero
 
-    validate_config(config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # verl warns each time it is asked whether there is a critic
+        validate_config(config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
     node = config.get("adaptive")
     adaptive = AdaptiveConfig.from_mapping(
         OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
     )
     policy = build_policy(adaptive)
-    check_run(config, adaptive, policy)
-    if policy.advantage.estimator is not None:  # as the trainer does
-        with open_dict(config):
-            config.algorithm.adv_estimator = policy.advantage.estimator
-    return adaptive, policy, why_not_skip_zero(config)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        check_run(config, adaptive, policy)
+        if policy.advantage.estimator is not None:  # as the trainer does
+            with open_dict(config):
+                config.algorithm.adv_estimator = policy.advantage.estimator
+        return adaptive, policy, why_not_skip_zero(config)
 
 
 @dataclass
