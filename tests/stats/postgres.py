@@ -82,7 +82,7 @@ class PostgresServer:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.stop()
+        self.stop(signal.SIGQUIT)  # what it has in memory is thrown away with the folder
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def start(self) -> None:
@@ -114,10 +114,10 @@ class PostgresServer:
                         raise RuntimeError(f"PostgreSQL did not start: {error}\n{log.read()[-2000:]}") from error
                 time.sleep(0.05)
 
-    def stop(self) -> None:
-        """Stop the server at once, its clients' connections with it."""
+    def stop(self, how: signal.Signals = signal.SIGINT) -> None:
+        """Stop the server, its clients' connections with it."""
         if self._process is not None:
-            self._process.send_signal(signal.SIGINT)
+            self._process.send_signal(how)
             try:
                 self._process.wait(20)
             except subprocess.TimeoutExpired:

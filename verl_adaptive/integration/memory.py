@@ -87,7 +87,14 @@ class Memory:
     def _warm_start(self, source: str, discount: float) -> None:
         from verl_adaptive.stats import warm_start
 
-        report = warm_start(self.table, source, discount=discount)
+        report = warm_start(
+            self.table,
+            source,
+            discount=discount,
+            prompt_key=self.config.data.get("prompt_key", "prompt"),
+            id_key=self.adaptive.id_key,
+            tolerance=self.adaptive.tolerance,
+        )
         self.origin = f"warm start from {source}: {report}"
         logger.info("%s", self.origin)
 
@@ -103,7 +110,17 @@ class Memory:
             url = os.path.join(folder, "adaptive.sqlite")
         run = store.run_id or f"{trainer.project_name}/{trainer.experiment_name}"[:255]
         journal = Journal.open(
-            url, run_id=run, meta={"preset": self.adaptive.name, "checkpoints": folder, "dataset": self.fingerprint}
+            url,
+            run_id=run,
+            meta={
+                "preset": self.adaptive.name,
+                "checkpoints": folder,
+                "dataset": self.fingerprint,
+                "prompts": len(np.unique(self.row_of)),
+                "batch": self.config.data.train_batch_size,
+                "n": self.config.actor_rollout_ref.rollout.n,
+                "tolerance": self.adaptive.tolerance,
+            },
         )
         shown = re.sub(r"//([^/@:]*):[^/@]*@", r"//\1:***@", url)
         self.where = f"{shown} (run {run}, attempt {journal.attempt})"
@@ -129,7 +146,7 @@ class Memory:
             self.table.keys[groups.row],
             result.outcome.astype(str),
             {"step": result.ledger.as_dict(), "run": engine.total.as_dict()},
-            engine.policy.metrics(),
+            {**engine.policy.metrics(), "adaptive/prompts/epoch": engine.progress.epoch},
             sources=[names[i] for i in self.table.col("source")[groups.row]],
         )
 
