@@ -14,7 +14,7 @@ import transfer_queue as tq
 
 from verl_adaptive.config import AdaptiveConfig
 from verl_adaptive.engine import Engine, StepResult
-from verl_adaptive.errors import ConfigError
+from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.integration.prompts import identity_columns
 from verl_adaptive.integration.session import Session
 from verl_adaptive.policy import Policy
@@ -57,8 +57,8 @@ class Memory:
         rows, columns = identity_columns(dataset)
         try:
             self.keys = dataset_keys(rows(), prompt_key=config.data.get("prompt_key", "prompt"), id_key=adaptive.id_key)
-        except ValueError as error:
-            raise ConfigError("adaptive.id_key", adaptive.id_key, str(error)) from error
+        except (TypeError, ValueError) as error:
+            raise AdaptiveError(f"the training set's prompts cannot be identified: {error}") from error
         self.sources = columns("data_source")
         self.fingerprint = fingerprint(self.keys)
         self.table = StatsTable()
@@ -93,9 +93,10 @@ class Memory:
             discount=discount,
             prompt_key=self.config.data.get("prompt_key", "prompt"),
             id_key=self.adaptive.id_key,
+            success=self.adaptive.success.threshold,
             tolerance=self.adaptive.tolerance,
         )
-        self.origin = f"warm start from {source}: {report}"
+        self.origin = f"warm start from {report.source}: {report}"
         logger.info("%s", self.origin)
 
     def _open_journal(self) -> Journal | None:
@@ -155,6 +156,8 @@ class Memory:
     def save(self, checkpoint: str, step: int, engine: Engine, session: Session) -> None:
         """Write the snapshot into a checkpoint folder; complete and on disk when this returns."""
         folder = Path(checkpoint) / FOLDER
+        if (folder / _QUEUE).exists():  # of an earlier save of the same step
+            shutil.rmtree(folder / _QUEUE)
         if len(engine.held):
             tq.save_checkpoint(str(folder / _QUEUE), metadata={"global_steps": step})
         write_snapshot(
@@ -203,7 +206,7 @@ class Memory:
             return None
         self.table = table
         self.row_of = table.rows_for(self.keys, sources=self.sources)
-        if (folder / _QUEUE).exists():
+        if len(state["engine"]["held_since"]):  # the rows of held groups; the session checks that all are there
             tq.load_checkpoint(str(folder / _QUEUE))
         visited = int((table.col("visits") > 0).sum())
         self.origin = f"resumed at step {step}: {visited} prompts known, {len(state['engine']['queue'])} waiting"
