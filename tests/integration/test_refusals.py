@@ -1,0 +1,120 @@
+"""Bad settings are refused before any worker starts, with the key, the value and what to write instead."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("verl")
+from hydra import compose, initialize_config_module
+from omegaconf import OmegaConf
+
+from verl_adaptive.config import AdaptiveConfig
+from verl_adaptive.errors import AdaptiveError, ConfigError
+from verl_adaptive.integration import compat, plugin
+from verl_adaptive.integration.checks import check_run, why_not_skip_zero
+from verl_adaptive.integration.replay_buffer import AdaptiveReplayBuffer
+from verl_adaptive.policy import build_policy
+
+COMMON = (
+    *("algorithm.adv_estimator=grpo", "actor_rollout_ref.rollout.n=8", "data.train_batch_size=16"),
+    "actor_rollout_ref.actor.ppo_mini_batch_size=8",
+)
+
+
+def composed(*overrides: str):
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        return compose("ppo_trainer", overrides=[*COMMON, *overrides])
+
+
+def run_checks(*overrides: str) -> None:
+    config = composed(*overrides)
+    adaptive = AdaptiveConfig.from_mapping(OmegaConf.to_container(config.adaptive, resolve=True))
+    check_run(config, adaptive, build_policy(adaptive))
+
+
+@pytest.mark.parametrize("preset", ["grpo", "dapo", "greso", "aero", "cero", "pilot_commit", "full"])
+def test_presets_pass(preset):
+    run_checks(f"+adaptive={preset}")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["+adaptive=greso", "actor_rollout_ref.rollout.n=1"], r"rollout\.n=1: .*at least 2"),
+        (["+adaptive=greso", "adaptive.sampler.p_easy=1.5"], r"adaptive\.sampler\.p_easy=1\.5: .*\[0, 1\]"),
+        (["+adaptive=greso", "adaptive.sampler.floor_easy=0"], "could be lost for good"),
+        (["+adaptive=greso", "adaptive.on_exhausted=explode"], "must be one of train_partial, relax, raise"),
+        (["+adaptive=greso", "algorithm.filter_groups.enable=true"], r"\+adaptive=dapo"),
+        (["+adaptive=greso", "reward.reward_model.enable=true"], "enable_resource_pool"),
+        (["+adaptive=greso", "actor_rollout_ref.actor.ppo_mini_batch_size=6"], "must divide data.train_batch_size=16"),
+        (["+adaptive=aero", "algorithm.adv_estimator=rloo"], "adaptive/advantage=verl"),
+        (["+adaptive=cero", "adaptive.refill=true"], "adaptive.refill"),
+        (["+adaptive=greso", "algorithm.adv_estimator=adaptive_beta"], "matching adaptive/advantage"),
+    ],
+    ids=lambda x: x[-1] if isinstance(x, list) else "",
+)
+def test_refused(overrides, message):
+    with pytest.raises(ConfigError, match=message):
+        run_checks(*overrides)
+
+
+@pytest.mark.parametrize(
+    ("override", "reason"),
+    [
+        ("algorithm.adv_estimator=gae", "the critic learns from every row"),
+        ("actor_rollout_ref.actor.use_kl_loss=true", "the KL penalty acts on every row"),
+        ("actor_rollout_ref.actor.entropy_coeff=0.01", "entropy_coeff=0.01"),
+        ("actor_rollout_ref.actor.policy_loss.loss_mode=clip_cov", "looks at every row"),
+        ("actor_rollout_ref.actor.shuffle=true", "mixes minibatches"),
+        ("algorithm.adv_estimator=reinforce_plus_plus", "not known to give equal rewards zero advantages"),
+    ],
+)
+def test_zero_advantage_rows_stay_where_a_loss_acts_on_them(override, reason):
+    assert why_not_skip_zero(composed("+adaptive=grpo")) == ""
+    assert reason in why_not_skip_zero(composed("+adaptive=grpo", override))
+
+
+def test_a_verl_that_lacks_a_name_is_refused_with_the_way_out():
+    lacking = (compat.Name("verl.trainer.ppo.utils", "need_nothing", (), "nothing"),)
+    moved = (compat.Name("verl.trainer.ppo.utils", "need_critic", ("config", "phase"), "the critic"),)
+    with pytest.raises(AdaptiveError, match=r"need_nothing is missing .*needed for nothing[\s\S]*>=0.9.1,<0.10"):
+        compat.check_verl(lacking)
+    with pytest.raises(AdaptiveError, match=r"need_critic no longer takes phase"):
+        compat.check_verl(moved)
+    compat.check_verl()
+
+
+def test_a_trainer_of_verls_own_cannot_use_our_buffer():
+    """trainer.v1.trainer_mode=sync beside a preset would train without the policy."""
+    with pytest.raises(ConfigError, match=r"trainer\.v1\.trainer_mode=adaptive_sync"):
+        AdaptiveReplayBuffer(trainer_mode="sync", refill_fn=lambda n: n)
+
+
+def test_without_the_search_path_a_preset_is_a_loud_error(monkeypatch):
+    monkeypatch.setattr(plugin.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(SystemExit, match="train without it. Reinstall verl-adaptive"):
+        plugin._check_search_path()
+    assert plugin._asks_for_adaptive(["main_ppo", "+adaptive=greso"])
+    assert not plugin._asks_for_adaptive(["main_ppo", "trainer.nnodes=1"])
+    with pytest.raises(ConfigError, match="plain value"):
+        AdaptiveConfig.from_mapping("greso")
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [("+adaptive=gres", "Could not find 'adaptive/gres'"), ("adaptive.sampler.p_eazy=0.3", "p_eazy")],
+)
+def test_typos_end_the_real_command(override, message):
+    arguments = ["+adaptive=greso", override] if "sampler" in override else [override]
+    done = subprocess.run(
+        [sys.executable, "-m", "verl.trainer.main_ppo", "+adaptive/platform=cpu", *arguments],
+        env={**os.environ, "VERL_PLATFORM": "cpu"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode != 0 and message in done.stdout + done.stderr
