@@ -97,7 +97,7 @@ class Session:
         self._tags: dict[str, dict] = {}
         self._failed: set[str] = set()
         self._requests: Requests | None = None
-        self._failed_rounds = 0
+        self._all_failed: list[int] = []  # groups of the latest rounds in which every group failed
 
     # -- a step ---------------------------------------------------------------------------------------------
 
@@ -262,12 +262,13 @@ class Session:
                 failures,
                 len(results),
             )
-        self._failed_rounds = self._failed_rounds + 1 if failures == len(results) else 0
-        if self._failed_rounds >= 2:
+        self._all_failed = [*self._all_failed, failures] if failures == len(results) else []
+        # A round that fills the last places may be one group: bad luck twice is not a broken reward function.
+        if len(self._all_failed) >= 2 and sum(self._all_failed) >= self.engine.facts.batch:
             raise AdaptiveError(
-                f"step {self._step_of()}: every group of two rounds in a row failed ({failures} in the last). The reward "
-                "function or the agent loop is broken: look for its error above (verl logs it as `Error in _run_prompt`), "
-                "or for a reward that is NaN or infinite"
+                f"step {self._step_of()}: all {sum(self._all_failed)} groups of the last {len(self._all_failed)} rounds "
+                "failed. The reward function or the agent loop is broken: look for its error above (verl logs it as "
+                "`Error in _run_prompt`), or for a reward that is NaN or infinite"
             )
 
     # -- the batch ------------------------------------------------------------------------------------------
