@@ -58,7 +58,7 @@ def main() -> None:
                 {
                     arm: seconds(
                         train(
-                            Path(root) / f"{repeat}-{arm.replace(' ', '_')}",
+                            Path(root) / f"{repeat}-{list(ARMS).index(arm)}",
                             *ARMS[arm],
                             f"trainer.total_training_steps={options.steps}",
                             timeout=3600,
