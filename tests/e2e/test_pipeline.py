@@ -72,8 +72,11 @@ def test_greso_counts_add_up(greso):
     assert optimizer_updates(greso, 24) == 2 * 24
 
 
-def test_greso_beats_its_dapo_counterpart(greso):
-    """Fewer rollouts per trained group than plain dynamic sampling needs at the same share of informative groups."""
+def test_greso_stays_near_what_dynamic_sampling_would_need(greso):
+    """No more than 1.25 times the B / share groups that sampling until B are informative takes: a bound, not a win.
+
+    That GRESO generates less than dynamic sampling is shown at its published setting, in tests/samplers.
+    """
     share = np.mean(greso.series("adaptive/groups/informative_share")[:4])
     generated = np.mean(greso.series("adaptive/rollouts/generated_total"))
     # dynamic sampling with the default round (as many as are missing) generates at least B / share groups
