@@ -177,7 +177,7 @@ class Memory:
 
             target = os.path.join(remote, f"global_step_{step}")
             hdfs_io.makedirs(target, exist_ok=True)
-            hdfs_io.copy(src=str(folder), dst=target, dirs_exist_ok=True)
+            hdfs_io.copy(src=str(folder), dst=os.path.join(target, FOLDER), dirs_exist_ok=True)
 
     def load(self, checkpoint: str, step: int, policy: Policy) -> dict[str, Any] | None:
         """Read the snapshot of a checkpoint folder.
