@@ -19,8 +19,9 @@ from verl_adaptive.policy import build_policy
 from verl_adaptive.rng import Draw
 from verl_adaptive.stats.keys import KEY_DTYPE
 from verl_adaptive.stats.table import StatsTable
+from verl_adaptive.streaming import StreamEngine, StreamFacts
 
-__all__ = ["Source", "World", "keys_of", "make_engine", "run", "run_step"]
+__all__ = ["Arrivals", "Source", "World", "keys_of", "make_engine", "make_stream_engine", "run", "run_step"]
 
 
 def keys_of(count: int, seed: int = 0) -> np.ndarray:
@@ -155,6 +156,59 @@ def make_engine(
     policy = build_policy(config)
     engine = Engine(policy, table, config, facts, row_of, world.source, skip_zero=skip_zero)
     return engine, world
+
+
+def make_stream_engine(*parts: Any, stream: StreamFacts | None = None, **options: Any) -> tuple[StreamEngine, World]:
+    """As :func:`make_engine`, for an asynchronous trainer."""
+    engine, world = make_engine(*parts, **options)
+    made = StreamEngine(
+        build_policy(engine.config),
+        engine.table,
+        engine.config,
+        engine.facts,
+        engine.row_of,
+        engine.source,
+        skip_zero=engine.skip_zero,
+        stream=stream,
+    )
+    return made, world
+
+
+class Arrivals:
+    """Answers an asynchronous engine's requests, some at a time, in an order of its own.
+
+    Args:
+        world: gives the rewards.
+        seed: seeds the order; the rewards do not depend on it.
+    """
+
+    def __init__(self, world: World, seed: int = 0) -> None:
+        self.world, self.rng = world, np.random.default_rng(seed)
+        self.waiting: list[Groups] = []
+
+    def send(self, requests: Requests | None) -> None:
+        """Requests on their way."""
+        if requests is not None:
+            groups = self.world.roll(requests)
+            self.waiting += [groups.select(np.array([i])) for i in range(len(groups))]
+
+    def back(self) -> Groups:
+        """Some of what is on its way, at least one."""
+        self.rng.shuffle(self.waiting)
+        count = int(self.rng.integers(1, len(self.waiting) + 1))
+        out, self.waiting = self.waiting[:count], self.waiting[count:]
+        return Groups.concat(out)
+
+    def step(self, engine: StreamEngine, step: int) -> StepResult:
+        """One whole step, mini-steps included."""
+        self.send(engine.begin(step))
+        for _ in range(engine.stream.parts):
+            self.send(engine.revive())
+            while not (engine.can_take(engine.count) or engine.starved):
+                self.send(engine.receive(self.back()))
+                self.send(engine.revive())
+            engine.take(engine.count)
+        return engine.finish()
 
 
 def run_step(engine: Engine, world: World, step: int) -> StepResult:

@@ -73,6 +73,14 @@ class Role:
         """The part's own column ``name``: a writable view of the table, valid until the table grows."""
         return self.table.col(f"{self.name}.{name}")
 
+    def evidence(self, groups: Groups) -> tuple[np.ndarray, np.ndarray]:
+        """float64 ``(G,)`` twice: successes and failures as evidence of what the policy can do *now*.
+
+        A group that was generated k weight updates ago counts ``stale_discount ** k``.
+        """
+        weight = self.facts.stale_discount ** groups.lag.astype(np.float64)
+        return weight * groups.successes, weight * (groups.n - groups.successes)
+
     def observe(self, groups: Groups, progress: Progress) -> None:
         """Learn from closed groups, kept or dropped alike; each group comes exactly once, failed ones never."""
 

@@ -117,6 +117,7 @@ class RunFacts:
         prompts: distinct prompts in the training set, M.
         seed: ``adaptive.seed``.
         tolerance: ``adaptive.tolerance``.
+        stale_discount: ``adaptive.stale_discount``.
     """
 
     batch: int
@@ -125,6 +126,7 @@ class RunFacts:
     prompts: int
     seed: int = 0
     tolerance: float = 1e-6
+    stale_discount: float = 1.0
 
 
 @dataclass
@@ -160,17 +162,17 @@ class StoreConfig:
 
 @dataclass
 class ResumeConfig:
-    """``allow``: differences that a resume may ignore: ``dataset``, ``policy``, ``schema``, ``missing``."""
+    """``allow``: differences that a resume may ignore: ``dataset``, ``policy``, ``schema``, ``missing``, ``mode``."""
 
     allow: list[str] = field(default_factory=list)
 
     def validate(self, path: str) -> None:
         for item in self.allow:
             check(
-                item in ("dataset", "policy", "schema", "missing"),
+                item in ("dataset", "policy", "schema", "missing", "mode"),
                 f"{path}.allow",
                 item,
-                "must be of dataset, policy, schema, missing",
+                "must be of dataset, policy, schema, missing, mode",
             )
 
 
@@ -194,6 +196,10 @@ class AdaptiveConfig:
         surplus: groups beyond the batch: ``discard`` them, or ``train`` on them too.
         skip_zero_advantage: leave rows whose advantage is exactly zero out of training (same gradient, fewer tokens);
             null: wherever the losses allow it.
+        stale_discount: weight of a group's evidence for each weight update between its generation and its review, in
+            (0, 1]; asynchronous trainers and held groups only. Counts and streaks are facts and stay whole; what the
+            Beta posteriors (MoPPS, CERO, discounted Beta) learn is weighed.
+        record: write every decision's inputs down for `verl-adaptive replay`; true: beside the checkpoints, or a folder.
         poll_interval: seconds between looks at the rollout queue.
         stall_timeout: seconds without any rollout finishing before the run stops with an error.
         warm_start: a run, Parquet or JSONL file to learn from before the first step.
@@ -217,6 +223,8 @@ class AdaptiveConfig:
     on_exhausted: typing.Literal["train_partial", "relax", "raise"] = "train_partial"
     surplus: typing.Literal["discard", "train"] = "discard"
     skip_zero_advantage: bool | None = None
+    stale_discount: float = 0.9
+    record: bool | str = False
     poll_interval: float = 0.1
     stall_timeout: float = 1800.0
     warm_start: str | None = None
@@ -248,6 +256,7 @@ class AdaptiveConfig:
             check(isinstance(name, str), f"{path}.{role}.name", name, "must name a part; see `verl-adaptive parts`")
         check(self.tolerance >= 0, f"{path}.tolerance", self.tolerance, "must be 0 or greater")
         check(self.max_rounds >= 1, f"{path}.max_rounds", self.max_rounds, "must be 1 or greater")
+        check(0 < self.stale_discount <= 1, f"{path}.stale_discount", self.stale_discount, "must be in (0, 1]")
         check(self.poll_interval > 0, f"{path}.poll_interval", self.poll_interval, "must be above 0 seconds")
         check(self.stall_timeout > 0, f"{path}.stall_timeout", self.stall_timeout, "must be above 0 seconds")
         for name in ("max_rollouts_per_step", "total_rollouts"):

@@ -14,9 +14,9 @@ depends on who finished first.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -29,6 +29,9 @@ from verl_adaptive.policy import Policy
 from verl_adaptive.progress import Progress
 from verl_adaptive.rng import Draw
 from verl_adaptive.stats.table import StatsTable
+
+if TYPE_CHECKING:
+    from verl_adaptive.record import Tape
 
 __all__ = ["Engine", "PromptSource", "Requests", "StepResult"]
 
@@ -71,6 +74,21 @@ class Requests:
     def rollouts(self) -> int:
         """Rollouts in all."""
         return int(self.n.sum())
+
+    @classmethod
+    def none(cls) -> Requests:
+        """No requests at all."""
+        empty = np.zeros(0, dtype=np.int64)
+        return cls(empty, empty, empty, empty, empty)
+
+    @classmethod
+    def join(cls, parts: Sequence[Requests]) -> Requests:
+        """The requests of all parts, in the order given."""
+        return cls(*(np.concatenate([getattr(r, f.name) for r in parts]) for f in fields(cls)))
+
+    def select(self, which: np.ndarray) -> Requests:
+        """Those requests only; ``which`` is bool ``(k,)`` or positions."""
+        return Requests(*(getattr(self, f.name)[which] for f in fields(self)))
 
 
 @dataclass
@@ -136,31 +154,51 @@ class Engine:
         self.total = Ledger()
         self.held = Groups.empty()
         self.held_since = np.zeros(0, dtype=np.int64)
+        self._gone = Groups.empty()  # open when the run was interrupted, of prompts that have left the data set since
         self._ticket = 0
         self._position = 0
         self._queue = np.zeros(0, dtype=np.int64)  # admitted, not rolled out yet: data-set positions
         self.skipped = 0  # prompts the gate turned away, this step
+        self.tape: Tape | None = None  # writes down what happens, for a replay
         policy.bind(table, facts)
 
     # -- a step ---------------------------------------------------------------------------------------------
 
     def begin(self, step: int) -> Requests | None:
         """Start a step; the first round's requests."""
+        self._open_step(step)
+        self._open = Groups.empty()
+        self._outstanding: Requests | None = None
+        if self.tape is not None:
+            self.tape.begun(step)
+        requests = self._next(Requests.none())
+        if self.tape is not None:
+            self.tape.asked(requests)
+        return requests
+
+    def _open_step(self, step: int) -> None:
+        """A fresh account and a fresh ceiling."""
         self.progress = Progress(
-            step=step, batch=self.facts.batch, draw=Draw(self.facts.seed, step), epoch=self._epoch()
+            step=step,
+            batch=self.facts.batch,
+            draw=Draw(self.facts.seed, step),
+            epoch=self._epoch(),
+            window=self._window(step),
         )
         caps = [
             c for c in (self.policy.allocator.cap(self.progress), self.config.max_rollouts_per_step) if c is not None
         ]
         self.progress.cap = min(caps) if caps else None
         self.ledger = Ledger()
-        self.ledger.rollouts.held, self.ledger.tokens.held = self.held.rollouts, int(self.held.tokens.sum())
-        self._open = Groups.empty()
+        self._level_held()
         self._closed: list[tuple[Groups, np.ndarray, np.ndarray]] = []  # groups, outcome, rollouts that train
-        self._outstanding: Requests | None = None
         self._why_ended = ""
         self.skipped = 0
-        return self._next(_no_requests())
+        gone, self._gone = self._gone, Groups.empty()
+        if len(gone):
+            self._close(gone, "gone")
+            self.policy.observe(gone, self.progress)
+            self._level_held()
 
     def receive(self, results: Groups) -> Requests | None:
         """Take a round's results; the next round's requests, or None when the step's sampling is over.
@@ -175,31 +213,50 @@ class Engine:
         asked = self._outstanding
         if asked is None or not np.array_equal(np.sort(results.ticket), np.sort(asked.ticket)):
             raise AdaptiveError("results do not match the requests of this round")
+        if self.tape is not None:
+            self.tape.received(results)
+        groups = self._join_open(results)
+        progress = self.progress
+        progress.round += 1
+        last = progress.round >= self.config.max_rounds
+        if last:
+            self._why_ended = f"adaptive.max_rounds={self.config.max_rounds} was reached"
+        topups = self._judge(groups, allocate=not last)
+        progress.open = len(topups)
+        requests = self._next(topups)
+        if self.tape is not None:
+            self.tape.asked(requests)
+        return requests
+
+    def _join_open(self, results: Groups) -> Groups:
+        """Count what came back and join it with the open groups it belongs to; in ticket order."""
         results = results.select(np.argsort(results.ticket, kind="stable"))
-        progress, p = self.progress, self.policy
         self.ledger.rollouts.generated += results.rollouts
         self.ledger.tokens.generated += int(results.tokens.sum())
-        progress.round += 1
+        waiting = np.isin(self._open.ticket, results.ticket)
         known = np.isin(results.ticket, self._open.ticket)
-        groups = Groups.concat([self._open.merge(results.select(known)), results.select(~known)])
-        groups = groups.select(np.argsort(groups.ticket, kind="stable"))
+        joined = self._open.select(waiting).merge(results.select(known))
+        self._open = self._open.select(~waiting)
+        groups = Groups.concat([joined, results.select(~known)])
+        return groups.select(np.argsort(groups.ticket, kind="stable"))
 
+    def _judge(self, groups: Groups, *, allocate: bool) -> Requests:
+        """Close, hold or leave open groups whose rollouts are back; the top-ups of the open ones."""
+        progress = self.progress
         self._close(groups.select(groups.failed), "failed")
         alive = groups.select(~groups.failed)
-        if progress.round < self.config.max_rounds:
-            more = np.asarray(p.allocator.review(alive, progress), dtype=np.int64)
-        else:
-            more = np.zeros(len(alive), dtype=np.int64)
-            self._why_ended = f"adaptive.max_rounds={self.config.max_rounds} was reached"
+        more = np.zeros(len(alive), dtype=np.int64)
+        if allocate:
+            more = np.asarray(self.policy.allocator.review(alive, progress), dtype=np.int64)
         more = _fit(more, progress.room)
         if (more == HOLD).any():
             self._hold(alive.select(more == HOLD))
         self._review(alive.select(more == CLOSE))
-        self._open = alive.select(more > 0)
-        stage = self._open.reduce(np.maximum, self._open.stage).astype(np.int64) + 1
-        topups = Requests(self._open.ticket, self._open.index, self._open.row, more[more > 0], stage)
-        progress.open = len(topups)
-        return self._next(topups)
+        again = alive.select(more > 0)
+        self._open = Groups.concat([self._open, again])
+        self._open = self._open.select(np.argsort(self._open.ticket, kind="stable"))
+        stage = again.reduce(np.maximum, again.stage).astype(np.int64) + 1
+        return Requests(again.ticket, again.index, again.row, more[more > 0], stage)
 
     def finish(self) -> StepResult:
         """Settle the batch once :meth:`begin` or :meth:`receive` returned None.
@@ -221,7 +278,7 @@ class Engine:
         if short and config.on_exhausted == "raise":
             raise Exhausted(note)
         if (short and config.on_exhausted == "relax") or len(kept) == 0:
-            spare = np.flatnonzero((outcome != "trained") & (outcome != "failed"))
+            spare = np.flatnonzero(~np.isin(outcome.astype(str), ["trained", "failed", "gone"]))
             if len(kept) == 0 and len(spare) == 0:
                 raise Exhausted(note or self._shortage(0, groups))
             flat = groups.degenerate(self.facts.tolerance)[spare]
@@ -242,9 +299,14 @@ class Engine:
         result = StepResult(
             groups, outcome, trains & ~ghost, ghost, self.ledger, len(kept) < progress.batch, note, progress.round
         )
-        self._account(result)
-        self.policy.end_step(progress)
+        self._end_step(result)
         return result
+
+    def _end_step(self, result: StepResult) -> None:
+        self._account(result)
+        self.policy.end_step(self.progress)
+        if self.tape is not None:
+            self.tape.finished(result)
 
     @property
     def finished(self) -> bool:
@@ -265,7 +327,7 @@ class Engine:
             wanted = p.allocator.prompts(p.sampler.round_size(progress), progress)
             if wanted > 0:
                 parts.append(self._new(wanted))
-        requests = _join(parts)
+        requests = Requests.join(parts)
         if len(requests) == 0:
             self._outstanding = None
             return None
@@ -278,7 +340,7 @@ class Engine:
         progress, p = self.progress, self.policy
         planned = None
         if p.sampler.kind == "pool":
-            pick = p.sampler.pick(self.pool, wanted, progress)
+            pick = p.sampler.pick(self._pickable(), wanted, progress)
             rows, planned = pick.rows, pick.n
             index = self._positions(rows)
         else:
@@ -296,6 +358,24 @@ class Engine:
         self._ticket += len(rows)
         progress.planned += int(n.sum())
         return Requests(ticket, index, rows, n, np.zeros(len(rows), dtype=np.int64))
+
+    def _window(self, step: int) -> int | None:
+        """Groups wanted in flight or ready; None: the engine works in rounds."""
+        return None
+
+    def _pickable(self) -> np.ndarray:
+        """The table rows a pool sampler may choose from."""
+        return self.pool
+
+    def _free(self, index: np.ndarray) -> np.ndarray:
+        """bool: no open or held group of that prompt; one group of a prompt at a time."""
+        if not (len(self.held) or len(self._open)):
+            return np.ones(len(index), dtype=bool)
+        return ~np.isin(self.row_of[index], np.concatenate([self.held.row, self._open.row]))
+
+    def _idle(self) -> bool:
+        """Nothing has come back in this step and nothing will: without a further prompt it would train on nothing."""
+        return not self._closed
 
     def _positions(self, rows: np.ndarray) -> np.ndarray:
         """First data-set position of each row; -1 for a row that is not in the data set."""
@@ -318,7 +398,7 @@ class Engine:
         while len(self._queue) < wanted:
             if pulled >= MAX_PASSES * self.source.size:
                 self._why_ended = f"the sampler let nothing more through in {MAX_PASSES} passes over the data"
-                if self.config.on_exhausted == "raise" or len(self._queue) or self._closed:
+                if self.config.on_exhausted == "raise" or len(self._queue) or not self._idle():
                     return
                 # Nothing at all to train on: rather than end the run by surprise, one round goes ungated.
                 self._queue = np.asarray(self.source.take(wanted), dtype=np.int64)
@@ -330,8 +410,7 @@ class Engine:
             pulled += len(index)
             self.progress.epoch = self._epoch()
             passed = self.policy.sampler.admit(self.row_of[index], position, self.progress)
-            if len(self.held) or len(self._open):  # one group of a prompt at a time
-                passed = passed & ~np.isin(self.row_of[index], np.concatenate([self.held.row, self._open.row]))
+            passed = passed & self._free(index)
             self.skipped += int((~passed).sum())
             self._queue = np.concatenate([self._queue, index[passed]])
 
@@ -366,8 +445,8 @@ class Engine:
         return Requests(back.ticket, back.index, back.row, n, stage)
 
     def _level_held(self) -> None:
-        self.ledger.rollouts.held = self.held.rollouts
-        self.ledger.tokens.held = int(self.held.tokens.sum())
+        here = Groups.concat([self.held, self._gone])
+        self.ledger.rollouts.held, self.ledger.tokens.held = here.rollouts, int(here.tokens.sum())
 
     # -- closing --------------------------------------------------------------------------------------------
 
@@ -448,25 +527,42 @@ class Engine:
             "policy": self.policy.state_dict(),
         }
 
+    def _leave_behind(self, stream: Mapping[str, Any] | None) -> None:
+        """What an asynchronous engine had in flight: not ours to go on with."""
+        if stream is None:
+            return
+        flight = len(stream["flight"]["ticket"])
+        unfinished = Groups.concat(
+            [Groups(**{k: np.asarray(v) for k, v in stream[name].items()}) for name in ("open", "ready")]
+        )
+        if not flight and not len(unfinished):
+            return
+        if "mode" not in self.config.resume.allow:
+            raise AdaptiveError(
+                f"the checkpoint is an asynchronous trainer's, with {flight} prompts in flight and "
+                f"{len(stream['ready']['row'])} groups ready to train. Go on with the same trainer.v1.trainer_mode, or "
+                "leave them behind: adaptive.resume.allow=[mode]"
+            )
+        self._gone = Groups.concat([self._gone, unfinished.select(np.argsort(unfinished.ticket, kind="stable"))])
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up the state of :meth:`state_dict`; the table is restored separately."""
+        """Take up the state of :meth:`state_dict`; the table is restored separately.
+
+        Raises:
+            AdaptiveError: an asynchronous run's state, with groups that this engine could not go on with.
+        """
         self._ticket, self._position = int(state["ticket"]), int(state["position"])
         queue = self._found(state["queue"], state["queue_index"])
         self._queue = queue[queue >= 0]
         self.held = Groups(**{name: np.asarray(value) for name, value in state["held"].items()})
         self.held_since = np.asarray(state["held_since"], dtype=np.int64)
         self.held.index = self._found(self.held.row, self.held.index)
+        self._gone = self.held.select(self.held.index < 0)  # a prompt that has left the data set cannot be topped up
+        self.held_since = self.held_since[self.held.index >= 0]
+        self.held = self.held.select(self.held.index >= 0)
+        self._leave_behind(state.get("stream"))
         self.total = Ledger.from_dict(state["total"])
         self.policy.load_state_dict(state["policy"])
-
-
-def _no_requests() -> Requests:
-    none = np.zeros(0, dtype=np.int64)
-    return Requests(none, none, none, none, none)
-
-
-def _join(parts: list[Requests]) -> Requests:
-    return Requests(*(np.concatenate([getattr(r, f) for r in parts]) for f in ("ticket", "index", "row", "n", "stage")))
 
 
 def _fit(more: np.ndarray, room: int, otherwise: int = CLOSE) -> np.ndarray:

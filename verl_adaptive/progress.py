@@ -25,6 +25,8 @@ class Progress:
         last_finished: groups closed in the latest round.
         last_degenerate: of these, groups of zero variance.
         open: groups waiting for a top-up's result.
+        window: asynchronous trainers only: groups to be kept in flight or ready now, in place of ``batch``; the engine
+            then counts ready groups in ``kept`` and every group in flight in ``open``.
     """
 
     step: int
@@ -38,11 +40,17 @@ class Progress:
     last_finished: int = 0
     last_degenerate: int = 0
     open: int = 0
+    window: int | None = None
+
+    @property
+    def streaming(self) -> bool:
+        """Whether reviews see whatever has come back (an asynchronous trainer) instead of a whole round."""
+        return self.window is not None
 
     @property
     def need(self) -> int:
         """Groups still missing."""
-        return max(0, self.batch - self.kept)
+        return max(0, (self.batch if self.window is None else self.window) - self.kept)
 
     @property
     def room(self) -> int:

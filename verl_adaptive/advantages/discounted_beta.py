@@ -59,13 +59,13 @@ class DiscountedBeta(Advantage):
         table.declare(self.name, prior)
 
     def observe(self, groups: Groups, progress: Progress) -> None:
-        good = groups.successes
+        good, bad = self.evidence(groups)
         order = np.argsort(groups.row, kind="stable")
         rows = groups.row[order]
         visit = np.arange(len(rows)) - np.searchsorted(rows, rows)  # a prompt may come twice: one visit at a time
         for k in range(int(visit.max(initial=-1)) + 1):
             now = order[visit == k]
-            for column, count in (("alpha", good), ("beta", groups.n - good)):
+            for column, count in (("alpha", good), ("beta", bad)):
                 values = self.col(column)
                 values[groups.row[now]] = self.config.discount * values[groups.row[now]] + count[now]
 

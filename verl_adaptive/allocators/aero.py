@@ -23,12 +23,15 @@ Where we deviate, and why:
 * The reimplementation throws away what follows the first success within a top-up; that wastes rollouts and biases the
   success rate upward, so we keep it.
 * With ``adaptive.refill`` further prompts join the step, each bringing its own N to the pool.
+* In an asynchronous trainer there is no step's batch to share a budget: the pool is a running account, into which each
+  prompt pays N − n_explore when it is explored and which holds at most that of a full window.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
@@ -125,10 +128,12 @@ class AeroRescue(Allocator):
         )
 
     def cap(self, progress: Progress) -> int | None:
-        return progress.batch * self.n if self.config.budget == "pooled" and self._one_batch else None
+        if self.config.budget != "pooled" or not self._one_batch or progress.streaming:
+            return None
+        return progress.batch * self.n
 
     def first(self, rows: np.ndarray, planned: np.ndarray | None, progress: Progress) -> np.ndarray:
-        if progress.step != self._step:
+        if progress.step != self._step and not progress.streaming:
             self._step, self._pool = progress.step, 0
         whole = np.full(len(rows), self.n, dtype=np.int64) if planned is None else planned.astype(np.int64)
         first = np.minimum(whole, self.n_explore)
@@ -146,7 +151,7 @@ class AeroRescue(Allocator):
         rows = groups.row
         u = progress.draw.uniform("aero.rescue", self.table.key_hi[rows], self.table.key_lo[rows], progress.round)
         order = np.lexsort((groups.ticket, u))
-        own_pool = c.budget == "pooled" and not self._one_batch
+        own_pool = c.budget == "pooled" and (progress.streaming or not self._one_batch)
         budget = min(self._pool, progress.room) if own_pool else progress.room
         asked = more[order]
         more[order[np.cumsum(asked) - asked + c.n_extra > budget]] = CLOSE  # who comes when less than a top-up is left
@@ -157,7 +162,15 @@ class AeroRescue(Allocator):
 
     def end_step(self, progress: Progress) -> None:
         self._last, self._counts = self._counts, (0, 0, 0)
+        if progress.window is not None:
+            self._pool = min(self._pool, (self.n - self.n_explore) * progress.window)
 
     def metrics(self) -> dict[str, float]:
         topups, rollouts, solved = (float(count) for count in self._last)
         return {"rescue_topups_total": topups, "rescue_rollouts_total": rollouts, "rescued_total": solved}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"pool": self._pool}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._pool = int(state.get("pool", 0))

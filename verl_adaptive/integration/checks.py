@@ -9,11 +9,30 @@ from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from verl_adaptive.advantages.verl import GROUP_RELATIVE
 from verl_adaptive.config import AdaptiveConfig, check
 from verl_adaptive.policy import Policy
+from verl_adaptive.streaming import StreamFacts
 
-__all__ = ["check_run", "why_not_skip_zero"]
+__all__ = ["check_run", "mode_of", "stream_facts", "why_not_skip_zero"]
+
+_OUR_BUFFER = "pkg://verl_adaptive.integration.replay_buffer"
 
 #: Policy losses in which a row of zero advantage adds exactly nothing: each token's term is a multiple of A.
 _LINEAR_LOSSES = frozenset({"vanilla", "gspo", "cispo", "sapo", "gpg", "dppo_tv", "dppo_kl", "geo_mean"})
+
+
+def mode_of(config: Any) -> str:
+    """verl's name of the trainer mode: ``sync``, ``colocate_async`` or ``separate_async``."""
+    return str(config.trainer.v1.trainer_mode).removeprefix("adaptive_")
+
+
+def stream_facts(config: Any) -> StreamFacts:
+    """How the asynchronous trainer that the configuration chooses takes its batches."""
+    options, sampler = config.trainer.v1[mode_of(config)], config.trainer.v1.sampler
+    return StreamFacts(
+        warmup=int(options.get("num_warmup_batches", 0) * config.data.train_batch_size),
+        parts=int(options.get("parameter_sync_step", 1)),
+        threshold=sampler.max_off_policy_threshold,
+        strategy=sampler.max_off_policy_strategy,
+    )
 
 
 def check_run(config: Any, adaptive: AdaptiveConfig, policy: Policy) -> None:
@@ -36,6 +55,15 @@ def check_run(config: Any, adaptive: AdaptiveConfig, policy: Policy) -> None:
         True,
         "the adaptive filter does this: leave it false, and choose +adaptive=dapo for dynamic sampling",
     )
+    custom = config.trainer.v1.sampler.custom_sampler
+    check(
+        custom.path in (None, _OUR_BUFFER),
+        "trainer.v1.sampler.custom_sampler.path",
+        custom.path,
+        "an adaptive preset brings its own replay buffer; leave the key out, and write a filter instead "
+        "(docs/custom_parts.md)",
+    )
+    _check_mode(config, adaptive, policy)
     model = config.reward.reward_model
     check(
         not model.enable or model.enable_resource_pool,
@@ -69,19 +97,57 @@ def check_run(config: Any, adaptive: AdaptiveConfig, policy: Policy) -> None:
     elif str(estimator).startswith("adaptive_"):
         check(False, "algorithm.adv_estimator", estimator, "choose the matching adaptive/advantage, or grpo")
     batch, mini = config.data.train_batch_size, config.actor_rollout_ref.actor.ppo_mini_batch_size
+    parts = 1
+    if mode_of(config) != "sync":
+        parts = stream_facts(config).parts
+        check(
+            batch % parts == 0,
+            f"trainer.v1.{mode_of(config)}.parameter_sync_step",
+            parts,
+            f"must divide data.train_batch_size={batch}",
+        )
     check(
-        batch % mini == 0,
+        (batch // parts) % mini == 0,
         "actor_rollout_ref.actor.ppo_mini_batch_size",
         mini,
-        f"must divide data.train_batch_size={batch}, so that a step is a whole number of updates",
+        f"must divide {'data.train_batch_size' if parts == 1 else 'data.train_batch_size / parameter_sync_step'}="
+        f"{batch // parts}, so that a step is a whole number of updates",
     )
     if need_critic(config):
         check(
-            batch % config.critic.ppo_mini_batch_size == 0,
+            (batch // parts) % config.critic.ppo_mini_batch_size == 0,
             "critic.ppo_mini_batch_size",
             config.critic.ppo_mini_batch_size,
-            f"must divide data.train_batch_size={batch}",
+            f"must divide {batch // parts}, the prompts of an update's batch",
         )
+
+
+def _check_mode(config: Any, adaptive: AdaptiveConfig, policy: Policy) -> None:
+    """What a method needs that a trainer mode cannot give."""
+    mode = mode_of(config)
+    if mode == "sync":
+        return
+    warmup = config.trainer.v1[mode].get("num_warmup_batches", 0)
+    check(
+        not policy.allocator.can_hold,
+        "adaptive.allocator.form" if hasattr(policy.allocator.config, "form") else "adaptive.allocator.name",
+        getattr(policy.allocator.config, "form", policy.allocator.name),
+        f"holds pilots back for the next step's generation, but trainer.v1.trainer_mode={mode} generates all the time; "
+        "take adaptive.allocator.form=on_policy and adaptive.allocator.hold_surplus=false",
+    )
+    check(
+        not policy.sampler.plans_steps or warmup == 0,
+        f"trainer.v1.{mode}.num_warmup_batches",
+        warmup,
+        f"adaptive/sampler={policy.sampler.name} plans a step from the results of all steps before it, so nothing may be "
+        f"generated ahead: trainer.v1.{mode}.num_warmup_batches=0",
+    )
+    check(
+        adaptive.surplus == "discard",
+        "adaptive.surplus",
+        adaptive.surplus,
+        f"groups beyond the batch wait for the next step in trainer.v1.trainer_mode={mode}; leave it at discard",
+    )
 
 
 def why_not_skip_zero(config: Any) -> str:

@@ -2,35 +2,58 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.integration import compat
 
-__all__ = ["register_all"]
+__all__ = ["MODES", "register_all"]
+
+#: verl's trainer modes.
+MODES = ("sync", "colocate_async", "separate_async")
 
 
 def register_all() -> None:
-    """Register ``adaptive_<mode>`` beside verl's ``<mode>``.
+    """Let verl's mode names lead to our trainers where the configuration has an ``adaptive`` group.
 
-    With a verl that lacks something we need, a trainer is registered that says so when it is asked for: a run that does
-    not use this package must not notice that it is installed.
+    A user keeps ``trainer.v1.trainer_mode`` as it is. In verl's registry each mode's entry becomes a class that makes
+    verl's own trainer, untouched, or ours; ``adaptive_<mode>`` names ours outright. With a verl that lacks something we
+    need, asking for a preset says so, and a run that does not use this package does not notice that it is installed.
     """
-    from verl.trainer.ppo.v1.trainer_base import PPOTrainer, register_trainer
+    from verl.trainer.ppo.v1 import trainer_base
 
+    registry = trainer_base.TRAINER_REGISTRY
     try:
         compat.check_verl()
     except AdaptiveError as problem:
         message = str(problem)
 
-        @register_trainer("adaptive_sync")
-        class Refused(PPOTrainer):
+        class Refused(trainer_base.PPOTrainer):
             def __init__(self, config: object) -> None:
                 raise AdaptiveError(message)
 
             on_step_end = on_sample_end = lambda self: None
 
-        return
-    from verl_adaptive.integration import advantage
-    from verl_adaptive.integration.trainer import AdaptiveSync
+        ours: dict[str, Any] = dict.fromkeys(MODES, Refused)
+    else:
+        from verl_adaptive.integration import advantage, trainer
 
-    register_trainer("adaptive_sync")(AdaptiveSync)
-    advantage.register()
+        ours = dict(trainer.TRAINERS)
+        advantage.register()
+    for mode, adaptive in ours.items():
+        trainer_base.register_trainer(f"adaptive_{mode}")(adaptive)
+        if mode in registry:
+            registry[mode] = _either(registry[mode], adaptive)
+
+
+def _either(verls: Any, adaptive: Any) -> Any:
+    """A class that makes verl's trainer, or ours if the configuration asks for a preset."""
+
+    class Either(verls):
+        def __new__(cls, config: Any) -> Any:
+            # Not instances of Either: Python then leaves them as they are.
+            return (verls if config.get("adaptive") is None else adaptive)(config)
+
+    Either.__name__, Either.__qualname__, Either.__module__ = verls.__name__, verls.__qualname__, verls.__module__
+    Either.__doc__ = verls.__doc__
+    return Either

@@ -1,41 +1,62 @@
-"""verl's replay buffer, with the review in it: training batches come from the session, validation stays verl's."""
+"""verl's replay buffers, with the review in them: training batches come from the session, validation stays verl's."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from transfer_queue import KVBatchMeta
-from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
+from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 
 from verl_adaptive.errors import ConfigError
-from verl_adaptive.integration.session import PARTITION, Batch, Session
+from verl_adaptive.integration.session import Batch, Session, StreamSession
+from verl_adaptive.integration.waiting import PARTITION
 
-__all__ = ["AdaptiveReplayBuffer"]
+__all__ = ["AdaptiveReplayBuffer", "AdaptiveReplayBufferAsync"]
 
 
 class AdaptiveReplayBuffer(ReplayBuffer):
-    """Chosen by every preset through ``trainer.v1.sampler.custom_sampler``.
+    """Named by every preset in ``trainer.v1.sampler.custom_sampler``; our trainers make it themselves.
 
-    Under a trainer of verl's own it refuses to work: training would go on without the policy.
+    So a trainer of verl's own that makes it was chosen although the command line asks for a preset: training would go
+    on without the policy, and it refuses.
     """
 
     def __init__(self, **kwargs: Any) -> None:
         owner = getattr(kwargs.get("refill_fn"), "__self__", None)
         if not getattr(owner, "is_adaptive", False):
-            mode = kwargs.get("trainer_mode")
             raise ConfigError(
                 "trainer.v1.trainer_mode",
-                mode,
-                f"an adaptive preset needs our trainer of that mode: trainer.v1.trainer_mode=adaptive_{mode} "
-                "(leave the key out for adaptive_sync)",
+                kwargs.get("trainer_mode"),
+                f"the command line asks for an adaptive preset, but verl chose {type(owner).__name__}. Take sync, "
+                "colocate_async or separate_async; if it is one of them, this process did not load the plugin: see "
+                "`verl-adaptive doctor` (VERL_USE_EXTERNAL_PLUGINS must not leave it out)",
             )
         super().__init__(**kwargs)
         self.session: Session | None = None
         self.last: Batch | None = None
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict]:
-        """The step's batch; for validation, verl's own sampling."""
+        """The batch of the step, or of the mini-step; for validation, verl's own sampling."""
         if partition_id != PARTITION or self.session is None:
             return super().sample(global_steps=global_steps, partition_id=partition_id, batch_size=batch_size)
         self.last = self.session.complete()
         return KVBatchMeta(partition_id=partition_id, keys=self.last.keys, tags=self.last.tags), {}
+
+
+class AdaptiveReplayBufferAsync(AdaptiveReplayBuffer, ReplayBufferAsync):
+    """Of the asynchronous trainers; ``separate_async`` also asks how many groups wait (``hybrid_rollout``)."""
+
+    session: StreamSession | None
+
+    def get_sampleable_count(self, global_steps: int, partition_id: str) -> int:
+        """Groups that are ready, or back and not reviewed."""
+        if partition_id != PARTITION or self.session is None:
+            return super().get_sampleable_count(global_steps, partition_id)
+        return self.session.sampleable()
+
+    def wait_for_sampleable(self, global_steps: int, partition_id: str, target_count: int) -> tuple[set[str], dict]:
+        """Review what comes back until ``target_count`` groups are ready."""
+        if partition_id != PARTITION or self.session is None:
+            return super().wait_for_sampleable(global_steps, partition_id, target_count)
+        self.session.wait_for(target_count)
+        return set(), {}

@@ -6,6 +6,7 @@ in ``_total`` or lie under a ``…_total/`` prefix.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,11 +14,12 @@ import numpy as np
 from verl_adaptive import __version__
 from verl_adaptive.engine import Engine, StepResult
 from verl_adaptive.integration.layout import Layout
+from verl_adaptive.streaming import StreamEngine
 
 __all__ = ["banner", "step_metrics"]
 
 
-def step_metrics(engine: Engine, result: StepResult, layout: Layout | None) -> dict[str, float]:
+def step_metrics(engine: Engine, result: StepResult, layouts: Sequence[Layout]) -> dict[str, float]:
     """Everything logged for a step, under ``adaptive/``."""
     groups, ledger = result.groups, result.ledger
     usable = ~groups.failed & (groups.n > 0)
@@ -52,9 +54,14 @@ def step_metrics(engine: Engine, result: StepResult, layout: Layout | None) -> d
     out["adaptive/prompts/epoch"] = engine.progress.epoch
     visits = engine.table.col("visits")[engine.pool]
     out["adaptive/prompts/visited_share"] = float((visits > 0).mean()) if len(visits) else 0.0
-    if layout is not None:
-        out["adaptive/updates_total"] = layout.updates
-        out["adaptive/padding_rows_total"] = layout.padding
+    out["adaptive/updates_total"] = sum(layout.updates for layout in layouts)
+    out["adaptive/padding_rows_total"] = sum(layout.padding for layout in layouts)
+    if isinstance(engine, StreamEngine):
+        out["adaptive/async/in_flight"] = len(engine.flight)
+        out["adaptive/async/ready"] = len(engine.ready)
+    lag = groups.lag[result.trained]
+    out["adaptive/trained_lag/mean"] = float(lag.mean()) if len(lag) else 0.0
+    out["adaptive/trained_lag/max"] = float(lag.max()) if len(lag) else 0.0
     out.update(_forgetting(engine))
     out.update(engine.policy.metrics())
     return {name: float(value) for name, value in out.items()}

@@ -1,5 +1,7 @@
 """Carries the engine's requests to verl's rollout workers and the rollouts back, through TransferQueue.
 
+:class:`Session` serves the ``sync`` trainer, round by round; :class:`StreamSession` the asynchronous ones.
+
 One session serves one run. It alone knows which TransferQueue rows belong to which group: a first request is a prompt
 with a fresh uid; a top-up is the same prompt under another uid (``<first uid>.t<k>``), whose rows get the group's uid
 written into their ``uid`` *field* when the batch is made, so that verl's grouping joins them. Nothing of verl's agent
@@ -10,9 +12,8 @@ from __future__ import annotations
 
 import logging
 import math
-import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -26,14 +27,12 @@ from verl_adaptive.engine import Engine, Requests, StepResult
 from verl_adaptive.errors import AdaptiveError, ConfigError
 from verl_adaptive.groups import Groups
 from verl_adaptive.integration.prompts import Stream
+from verl_adaptive.integration.waiting import DONE, PARTITION, Patience
+from verl_adaptive.streaming import StreamEngine
 
-__all__ = ["Batch", "Session"]
+__all__ = ["PARTITION", "Batch", "Session", "StreamSession"]
 
 logger = logging.getLogger(__name__)
-
-PARTITION = "train"
-#: An idle look at the queue may cost at most this share of the waiting time.
-_POLL_SHARE = 0.2
 
 
 @dataclass
@@ -80,6 +79,7 @@ class Session:
         config: the ``adaptive`` group.
         submit: sends a batch of prompts to the agent loop (verl's ``_submit_batch_to_rollout``).
         step_of: the trainer's current global step.
+        dead: names of rollout workers that have died; asked now and then while waiting.
     """
 
     def __init__(
@@ -89,15 +89,16 @@ class Session:
         config: AdaptiveConfig,
         submit: Callable[[TensorDict], int],
         step_of: Callable[[], int],
+        dead: Callable[[], list[str]] = list,
     ) -> None:
         self.engine, self.stream, self.config = engine, stream, config
-        self._submit, self._step_of = submit, step_of
+        self._submit, self._step_of, self._dead = submit, step_of, dead
         self._parts: dict[int, list[Part]] = {}  # ticket → its requests, in order
         self._prompts: dict[int, dict] = {}  # ticket → the data row, kept while the group is open or held
         self._tags: dict[str, dict] = {}
         self._failed: set[str] = set()
         self._requests: Requests | None = None
-        self._all_failed: list[int] = []  # groups of the latest rounds in which every group failed
+        self._all_failed: list[int] = []  # groups of the latest looks in which every group failed
 
     # -- a step ---------------------------------------------------------------------------------------------
 
@@ -118,7 +119,14 @@ class Session:
             self._note_failures(results)
             self._requests = self.engine.receive(results)
             self._send(self._requests)
-        return self._settle(self.engine.finish())
+        batch = self._settle(self.engine.finish())
+        self._finished = batch.result
+        self.stream.forget()
+        return batch
+
+    def finish(self) -> StepResult:
+        """The account of the step whose batches have been taken."""
+        return self._finished
 
     # -- sending --------------------------------------------------------------------------------------------
 
@@ -147,29 +155,20 @@ class Session:
 
     def _wait(self, uids: list[str]) -> None:
         """Poll until every prompt of the round is finished or failed."""
-        waiting, last_change, last_seen = set(uids), time.monotonic(), -1
+        patience = Patience(self.config, self._step_of(), self._dead)
         while True:
-            began = time.monotonic()
-            rows = (tq.kv_list(PARTITION) or {}).get(PARTITION, {})
-            status = {u: rows.get(u, {}).get("status") for u in waiting}
-            done = sum(s in ("finished", "failure") for s in status.values())
-            if done == len(waiting):
-                self._tags = {k: t for k, t in rows.items() if not t.get("is_prompt", False)}
-                self._failed = {u for u, s in status.items() if s == "failure"}
+            status = self._look(uids)
+            if all(s in DONE for s in status.values()):
                 return
-            now = time.monotonic()
-            if len(rows) + done != last_seen:  # a new trajectory or a finished prompt
-                last_seen, last_change = len(rows) + done, now
-            elif now - last_change > self.config.stall_timeout:
-                left = [u for u, s in status.items() if s not in ("finished", "failure")]
-                states = {str(s): sum(v == s for v in status.values()) for s in set(status.values())}
-                raise AdaptiveError(
-                    f"step {self._step_of()}: no rollout has finished for adaptive.stall_timeout="
-                    f"{self.config.stall_timeout:.0f} s; still waiting for {len(left)} of {len(waiting)} prompts "
-                    f"(status: {states}; first: {left[0]}). A rollout server or an agent-loop worker has probably died, "
-                    "or the reward function hangs: look for the last error above, or raise adaptive.stall_timeout"
-                )
-            time.sleep(max(self.config.poll_interval, (now - began) / _POLL_SHARE))
+            patience.rest(status, self._tags)
+
+    def _look(self, uids: Iterable[str]) -> dict[str, str | None]:
+        """Take a picture of the queue; the status of each request."""
+        rows = (tq.kv_list(PARTITION) or {}).get(PARTITION, {})
+        status = {u: rows.get(u, {}).get("status") for u in uids}
+        self._tags = {k: t for k, t in rows.items() if not t.get("is_prompt", False)}
+        self._failed = {u for u, s in status.items() if s == "failure"}
+        return status
 
     # -- reading --------------------------------------------------------------------------------------------
 
@@ -305,7 +304,6 @@ class Session:
         ghost_tokens = self._loss_tokens(sequences)
         tags = [self._tags[k] for k in keys]
         self._clear(groups.ticket.tolist(), keep=set(keys))
-        self.stream.forget()
         return Batch(
             result,
             keys,
@@ -328,39 +326,127 @@ class Session:
             out[absent] = [int(mask.sum().item()) for mask in data["response_mask"]]
         return out
 
-    # -- held groups across a restart -----------------------------------------------------------------------
+    # -- groups that outlive a step, across a restart --------------------------------------------------------
 
     def state_dict(self) -> dict:
-        """Which rows belong to the held groups; the rows themselves are in TransferQueue's own checkpoint."""
+        """Which rows belong to open groups; the rows themselves are in TransferQueue's own checkpoint."""
         return {
             str(ticket): [[p.uid, p.n, p.stage, p.sessions] for p in parts] for ticket, parts in self._parts.items()
         }
 
     def load_state_dict(self, state: dict) -> None:
-        """Take up held groups, and clear every restored row that is not theirs."""
-        self._parts = {int(t): [Part(u, n, s, x) for u, n, s, x in parts] for t, parts in state.items()}
-        held = self.engine.held
-        self._prompts = {int(t): self.stream.item(int(i)) for t, i in zip(held.ticket, held.index, strict=True)}
-        own = {p.uid for parts in self._parts.values() for p in parts}
-        own |= {k for parts in self._parts.values() for p in parts for outputs in p.sessions for k in outputs}
+        """Take up open groups, and clear every restored row that is not theirs.
+
+        Raises:
+            AdaptiveError: rows of rollouts that were reviewed before the checkpoint are missing.
+        """
+        known = self._indices()
+        self._parts = {
+            int(t): [Part(u, n, s, x) for u, n, s, x in parts] for t, parts in state.items() if int(t) in known
+        }
+        self._prompts = {t: self.stream.item(i) for t, i in known.items() if i >= 0}
+        uids = {p.uid for parts in self._parts.values() for p in parts}
         rows = (tq.kv_list(PARTITION) or {}).get(PARTITION, {})
-        stray = [k for k in rows if k not in own]
+        stray = [k for k in rows if k.split("_", 1)[0] not in uids]
         if stray:
             tq.kv_clear(keys=stray, partition_id=PARTITION)
-        lost = own - rows.keys()
+        reviewed = {k for parts in self._parts.values() for p in parts for outputs in p.sessions for k in outputs}
+        lost = reviewed - rows.keys()
         if lost:
-            raise AdaptiveError(f"{len(lost)} rows of held groups are not in the checkpoint's TransferQueue state")
+            raise AdaptiveError(f"{len(lost)} rows of open groups are not in the checkpoint's TransferQueue state")
+
+    def _indices(self) -> dict[int, int]:
+        """Ticket → data-set position of the groups that outlive a step."""
+        held = self.engine.held
+        return dict(zip(held.ticket.tolist(), held.index.tolist(), strict=True))
 
     def _clear(self, tickets: list[int], keep: set[str]) -> None:
         gone: list[str] = []
         for ticket in tickets:
-            for part in self._parts.pop(ticket):
+            for part in self._parts.pop(ticket, []):  # none: its prompt left the data set, the rows are gone already
                 gone.append(part.uid)
                 # every row of the request, those of a failed group's surviving sessions included
                 gone += [k for outputs in part.sessions for k in outputs if k not in keep]
             self._prompts.pop(ticket, None)
         if gone:
             tq.kv_clear(keys=gone, partition_id=PARTITION)
+
+
+class StreamSession(Session):
+    """Runs steps of a :class:`~verl_adaptive.streaming.StreamEngine`: whatever is back is reviewed, nothing waits for a round."""
+
+    engine: StreamEngine
+
+    def start(self) -> None:
+        """Begin the step: fill the window, without waiting."""
+        self._send(self.engine.begin(self._step_of()))
+
+    def complete(self) -> Batch:
+        """Wait until the next mini-step's groups are ready, and make their batch.
+
+        Raises:
+            AdaptiveError: nothing came back for ``adaptive.stall_timeout`` seconds, or group after group failed.
+        """
+        engine = self.engine
+        self._pump(lambda: engine.can_take(engine.count))
+        return self._settle(engine.take(engine.count))
+
+    def finish(self) -> StepResult:
+        result = self.engine.finish()
+        self._clear(result.groups.ticket[~result.trained].tolist(), keep=set())
+        self.stream.forget()
+        return result
+
+    def wait_for(self, count: int) -> int:
+        """Wait until ``count`` groups are ready, or no more will be; how many there are."""
+        self._pump(lambda: self.engine.can_take(count))
+        return len(self.engine.ready)
+
+    def sampleable(self) -> int:
+        """Groups that are ready or back unreviewed; decides nothing, so it may be asked between steps."""
+        status = self._look(self._uids())
+        return len(self.engine.ready) + sum(s == "finished" for s in status.values())
+
+    def resend(self) -> int:
+        """Send requests again that a checkpoint knows and the restored queue does not; how many."""
+        status = self._look(self._uids())
+        lost = np.array([status[self._parts[int(t)][-1].uid] is None for t in self.engine.flight.ticket], dtype=bool)
+        requests = self.engine.flight.select(lost)
+        for ticket in requests.ticket.tolist():
+            self._parts[ticket].pop()
+            if not self._parts[ticket]:
+                del self._parts[ticket]
+        self._send(requests if len(requests) else None)
+        return len(requests)
+
+    def _uids(self) -> list[str]:
+        return [self._parts[ticket][-1].uid for ticket in self.engine.flight.ticket.tolist()]
+
+    def _pump(self, enough: Callable[[], bool]) -> None:
+        """Review what comes back until there is enough, or nothing more can come."""
+        patience = Patience(self.config, self._step_of(), self._dead)
+        while not enough():
+            self._send(self.engine.revive())
+            if self.engine.starved:
+                return
+            uids = self._uids()
+            status = self._look(uids)
+            back = np.array([status[uid] in DONE for uid in uids], dtype=bool)
+            if not back.any():
+                patience.rest(status, self._tags)
+                continue
+            results = self._collect(self.engine.flight.select(back))
+            self._note_failures(results)
+            self._send(self.engine.receive(results))
+            patience = Patience(self.config, self._step_of(), self._dead)
+
+    def _indices(self) -> dict[int, int]:
+        engine = self.engine
+        return {
+            ticket: index
+            for groups in (engine.flight, engine.ready)
+            for ticket, index in zip(groups.ticket.tolist(), groups.index.tolist(), strict=True)
+        }
 
 
 def _sessions(tags: dict[str, dict]) -> dict[str, list[list[str]]]:

@@ -20,6 +20,8 @@ from omegaconf import OmegaConf, open_dict
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.padding_utils import construct_minimal_padding_template
 from verl.trainer.ppo.utils import create_rl_sampler
+from verl.trainer.ppo.v1.trainer_colocate_async import PPOTrainerColocateAsync
+from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils import tensordict_utils as tu
 from verl.utils.debug import marked_timer
@@ -29,20 +31,24 @@ from verl_adaptive.advantages.verl import GROUP_RELATIVE, Verl
 from verl_adaptive.config import AdaptiveConfig, RunFacts, check
 from verl_adaptive.engine import Engine
 from verl_adaptive.integration.advantage import Loan, lend
-from verl_adaptive.integration.checks import check_run, why_not_skip_zero
+from verl_adaptive.integration.checks import check_run, stream_facts, why_not_skip_zero
 from verl_adaptive.integration.layout import PAD, Layout, micro_size, plan
 from verl_adaptive.integration.memory import Memory
 from verl_adaptive.integration.prompts import Stream
+from verl_adaptive.integration.replay_buffer import AdaptiveReplayBuffer, AdaptiveReplayBufferAsync
 from verl_adaptive.integration.report import banner, step_metrics
-from verl_adaptive.integration.session import Batch, Session
+from verl_adaptive.integration.session import Batch, Session, StreamSession
+from verl_adaptive.integration.waiting import Pulse
 from verl_adaptive.policy import build_policy
+from verl_adaptive.record import Tape
+from verl_adaptive.streaming import StreamEngine
 
 if TYPE_CHECKING:
     from verl.trainer.ppo.v1.trainer_base import PPOTrainer as _Trainer
 else:
     _Trainer = object
 
-__all__ = ["AdaptiveMixin", "AdaptiveSync"]
+__all__ = ["TRAINERS", "AdaptiveColocateAsync", "AdaptiveMixin", "AdaptiveSeparateAsync", "AdaptiveSync"]
 
 logger = logging.getLogger(__name__)
 
@@ -66,14 +72,30 @@ class AdaptiveMixin(_Trainer):
             OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
         )
         policy = build_policy(self.adaptive)
-        check_run(config, self.adaptive, policy)
         with open_dict(config):
             config.trainer.v1.trainer_mode = self.base_mode  # verl compares it with its own names in six places
+        check_run(config, self.adaptive, policy)
+        with open_dict(config):
             if policy.advantage.estimator is not None:
                 config.algorithm.adv_estimator = policy.advantage.estimator
         super().__init__(config)
-        self._layout: Layout  # of the step in hand
+        self._layout: Layout  # of the mini-step in hand
+        self._layouts: list[Layout] = []  # of the step
         self._ended_early = False
+        self._tape: Tape | None = None
+        self._pulse: Pulse | None = None
+
+    def _build_replay_buffer(self) -> AdaptiveReplayBuffer:
+        sampler = self.config.trainer.v1.sampler
+        kind = AdaptiveReplayBuffer if self.base_mode == "sync" else AdaptiveReplayBufferAsync
+        return kind(
+            trainer_mode=self.base_mode,
+            trainer_config=self.config.trainer.v1.get(self.base_mode, {}),
+            max_off_policy_threshold=sampler.max_off_policy_threshold,
+            max_off_policy_strategy=sampler.max_off_policy_strategy,
+            sampler_kwargs=sampler.sampler_kwargs,
+            refill_fn=self._add_prompts_to_generate,
+        )
 
     # -- prompts --------------------------------------------------------------------------------------------
 
@@ -97,6 +119,15 @@ class AdaptiveMixin(_Trainer):
         )
         self.train_dataloader = self.stream.loader  # verl checkpoints it
         self.memory = Memory(self.config, self.adaptive, self.train_dataset)
+        if self.base_mode != "sync":
+            prompts, window = len(np.unique(self.memory.row_of)), batch + stream_facts(self.config).warmup
+            check(
+                prompts >= window,
+                f"trainer.v1.{self.base_mode}.num_warmup_batches",
+                self.config.trainer.v1[self.base_mode].get("num_warmup_batches", 0),
+                f"{window} prompts would be in flight at once, the training set has {prompts} different ones, and none is "
+                "rolled out twice at a time; lower it, or data.train_batch_size",
+            )
         self._start_engine()
 
     def _start_engine(self) -> None:
@@ -119,32 +150,40 @@ class AdaptiveMixin(_Trainer):
             prompts=len(np.unique(self.memory.row_of)),
             seed=self.adaptive.seed,
             tolerance=self.adaptive.tolerance,
+            stale_discount=self.adaptive.stale_discount,
         )
-        self.engine = Engine(
-            policy, self.memory.table, self.adaptive, facts, self.memory.row_of, self.stream, skip_zero=skip
-        )
-        self.session = Session(
-            self.engine, self.stream, self.adaptive, self._submit_batch_to_rollout, lambda: self.global_steps
-        )
+        parts = (policy, self.memory.table, self.adaptive, facts, self.memory.row_of, self.stream)
+        carrier = (self.stream, self.adaptive, self._submit_batch_to_rollout, lambda: self.global_steps, self._dead)
+        self.engine: Engine
+        self.session: Session
+        if self.base_mode == "sync":
+            self.engine = Engine(*parts, skip_zero=skip)
+            self.session = Session(self.engine, *carrier)
+        else:
+            self.engine = stream = StreamEngine(*parts, skip_zero=skip, stream=stream_facts(self.config))
+            self.session = StreamSession(stream, *carrier)
         self.replay_buffer.session = self.session
         # Validation goes through verl's own sampling; its 2 s poll would be most of a small model's step.
         self.replay_buffer.poll_interval = self.adaptive.poll_interval
 
     # -- a step ---------------------------------------------------------------------------------------------
 
-    def prepare_step(self) -> dict:
-        """Send the step's first round."""
+    def _add_batch_to_generate(self) -> None:
+        """What verl does first in a step: send its prompts. Ours: the first round, or what the window has room for."""
         self.session.start()
-        return {}
+
+    def _add_async_warmup_batches(self, num_warmup_batches: int | float) -> None:
+        """verl's warm-up; the engine's window is that much wider and is filled when the first step begins."""
 
     def step(self, metrics: dict, timing_raw: dict) -> KVBatchMeta:
+        self._layouts = []
         batch = super().step(metrics, timing_raw)
-        done = self.replay_buffer.last
+        result = self.session.finish()
         with marked_timer("adaptive_commit", timing_raw):
-            self.memory.commit(self.global_steps, done.result, self.engine)
-        metrics.update(step_metrics(self.engine, done.result, self._layout))
-        if done.result.note:
-            logger.warning("%s", done.result.note)
+            self.memory.commit(self.global_steps, result, self.engine)
+        metrics.update(step_metrics(self.engine, result, self._layouts))
+        if result.note:
+            logger.warning("%s", result.note)
         if self.engine.finished and self.global_steps < self.total_training_steps:
             reason = "adaptive.total_rollouts is spent" if self.adaptive.total_rollouts else "the sampler has finished"
             logger.warning("training ends after step %d: %s", self.global_steps, reason)
@@ -154,7 +193,27 @@ class AdaptiveMixin(_Trainer):
 
     def on_train_begin(self) -> None:
         super().on_train_begin()
+        if isinstance(self.session, StreamSession):
+            lost = self.session.resend()
+            if lost:
+                logger.warning("%d prompts in flight were not in the checkpoint's queue and are rolled out anew", lost)
+        if self.adaptive.record:
+            root = self.adaptive.record
+            if root is True:
+                root = os.path.join(self.config.trainer.default_local_dir, "record")
+            self._tape = Tape(root, self.engine)
         print("\n".join(banner(self)), flush=True)
+
+    def _dead(self) -> list[str]:
+        """Workers whose death would leave us waiting for rollouts that never come."""
+        if self._pulse is None:
+            workers = getattr(self.agent_loop_manager, "agent_loop_workers", [])
+            actors = {f"agent-loop worker {i}": worker for i, worker in enumerate(workers)}
+            actors |= {f"reward worker {i}": w for i, w in enumerate(self.get_reward_handles() or [])}
+            servers = [handle for manager in self._rollout_server_managers() for handle in manager.server_handles]
+            actors |= {f"rollout server {i}": server for i, server in enumerate(servers)}
+            self._pulse = Pulse(actors)
+        return self._pulse.dead()
 
     def on_train_end(self) -> None:
         """verl skips the last checkpoint and validation of a run that ends before its planned last step."""
@@ -171,6 +230,8 @@ class AdaptiveMixin(_Trainer):
                 self.logger.log(data=final, step=self.global_steps)
                 pprint(f"Final validation metrics: {final}")
         self.memory.close()
+        if self._tape is not None:
+            self._tape.close()
 
     # -- minibatches ----------------------------------------------------------------------------------------
 
@@ -181,7 +242,9 @@ class AdaptiveMixin(_Trainer):
         done: Batch = self.replay_buffer.last
         ranks = self._ranks()
         actor, critic = self.config.actor_rollout_ref.actor, self.config.critic
-        size = self.config.data.train_batch_size
+        size = (
+            self.config.data.train_batch_size // self.parameter_sync_step
+        )  # of a mini-step; verl checks that it divides
         tags = dict(zip(batch.keys, batch.tags, strict=True))
         lengths = [tags[key]["seq_len"] if trains else 0 for key, trains in done.sequences]
         row_of = {key: i for i, key in enumerate(batch.keys)}
@@ -193,8 +256,8 @@ class AdaptiveMixin(_Trainer):
             done.ghost_tokens,
             np.array([trains for _, trains in done.sequences], dtype=bool),
             ranks=ranks,
-            updates=size // actor.ppo_mini_batch_size,
-            critic_updates=size // critic.ppo_mini_batch_size if self.use_critic else 0,
+            updates=max(1, size // actor.ppo_mini_batch_size),
+            critic_updates=max(1, size // critic.ppo_mini_batch_size) if self.use_critic else 0,
             partition=lambda cost, k: get_seqlen_balanced_partitions(cost, k_partitions=k, equal_size=True),
             workload=lambda x: calculate_workload(torch.as_tensor(x, dtype=torch.int64)),
             micro=(
@@ -203,6 +266,7 @@ class AdaptiveMixin(_Trainer):
             ),
         )
         self._layout = layout
+        self._layouts.append(layout)
         real = layout.order != PAD
         layout.order[real] = sequence_row[layout.order[real]]
         pad_keys, pad_tags = self._padding(batch, layout.padding)
@@ -245,7 +309,7 @@ class AdaptiveMixin(_Trainer):
         row["prompts"] = row["prompts"][-1:]
         row["position_ids"] = row["position_ids"][..., :2]
         tag.update(prompt_len=1, response_len=1, seq_len=2)
-        uid = f"pad{self.global_steps}"
+        uid = f"pad{self.global_steps}x{self.local_trigger_step}"
         keys = [f"{uid}_{i}_0" for i in range(count)]
         rows = [{**row, "uid": uid, **({"session_id": i} if "session_id" in row else {})} for i in range(count)]
         tags = [dict(tag) for _ in range(count)]
@@ -381,6 +445,24 @@ def _edit(trainer: Any, group: str, method: str, sizes: dict[str, Any], rows: in
 
 
 class AdaptiveSync(AdaptiveMixin, PPOTrainerSync):
-    """verl's ``sync`` trainer, adaptive: ``trainer.v1.trainer_mode=adaptive_sync``."""
+    """verl's ``sync`` trainer, adaptive."""
 
     base_mode = "sync"
+
+
+class AdaptiveColocateAsync(AdaptiveMixin, PPOTrainerColocateAsync):
+    """verl's ``colocate_async`` trainer, adaptive."""
+
+    base_mode = "colocate_async"
+
+
+class AdaptiveSeparateAsync(AdaptiveMixin, PPOTrainerSeparateAsync):
+    """verl's ``separate_async`` trainer, adaptive."""
+
+    base_mode = "separate_async"
+
+
+#: verl's name of a mode → our trainer of that mode.
+TRAINERS: dict[str, type[AdaptiveMixin]] = {
+    trainer.base_mode: trainer for trainer in (AdaptiveSync, AdaptiveColocateAsync, AdaptiveSeparateAsync)
+}

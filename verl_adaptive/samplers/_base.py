@@ -32,11 +32,14 @@ class Sampler(Role):
     Attributes:
         kind: which of :meth:`admit` and :meth:`pick` the engine calls.
         whole_batches: keep verl's own batching of the stream (drop_last included); plain epoch order does.
+        plans_steps: plans a step's prompts at once, from the results of all steps before it; an asynchronous trainer
+            must then not run ahead (``num_warmup_batches=0``).
     """
 
     role: ClassVar[str] = "sampler"
     kind: ClassVar[str] = "stream"
     whole_batches: ClassVar[bool] = False
+    plans_steps: ClassVar[bool] = False
 
     def round_size(self, progress: Progress) -> int:
         """Prompts wanted in the next round; groups waiting for a top-up may yet fill the batch, so they count."""

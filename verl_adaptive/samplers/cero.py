@@ -70,6 +70,7 @@ class Cero(Sampler):
 
     name: ClassVar[str] = "cero"
     kind: ClassVar[str] = "pool"
+    plans_steps: ClassVar[bool] = True
     columns: ClassVar[Mapping[str, Column]] = {
         "wins": Column("f8", 0.0),  # a − a0
         "losses": Column("f8", 0.0),  # b − b0
@@ -304,8 +305,7 @@ class Cero(Sampler):
     # -- learning -------------------------------------------------------------------------------------------
 
     def observe(self, groups: Groups, progress: Progress) -> None:
-        wins = groups.successes
-        self._seen.append((groups.row, wins, groups.n - wins))
+        self._seen.append((groups.row, *self.evidence(groups)))
         np.add.at(self.col("units"), groups.row, groups.n / self.g)
 
     def end_step(self, progress: Progress) -> None:

@@ -88,7 +88,7 @@ class Mopps(Sampler):
         return Pick(picked)
 
     def observe(self, groups: Groups, progress: Progress) -> None:
-        for name, evidence in (("wins", groups.successes), ("losses", groups.n - groups.successes)):
+        for name, evidence in zip(("wins", "losses"), self.evidence(groups), strict=True):
             column = self.col(name)
             column[np.unique(groups.row)] *= self.config.decay
             np.add.at(column, groups.row, evidence)

@@ -1,0 +1,314 @@
+"""The engine of asynchronous trainers, against worlds whose rewards never depend on the order of arrival."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.world import Arrivals, World, keys_of, make_stream_engine, run_step
+from verl_adaptive.engine import Engine
+from verl_adaptive.errors import AdaptiveError, Exhausted
+from verl_adaptive.groups import Groups
+from verl_adaptive.policy import build_policy
+from verl_adaptive.record import Tape, replay
+from verl_adaptive.stats.table import StatsTable
+from verl_adaptive.streaming import StreamEngine, StreamFacts
+
+POLICIES = {
+    "grpo": (("epoch", "fixed", "keep_all", "verl"), {"refill": False}),
+    "dapo": (("epoch", "fixed", "informative", "verl"), {}),
+    "greso": (("greso", "fixed", "informative", "verl"), {}),
+    "aero": (("epoch", "aero", "aero", "beta"), {"refill": False}),
+    "pilot_commit": (("retire", "pilot_commit", "band", "verl"), {}),
+    "full": (("mopps", "aero", "aero", "beta"), {"refill": False}),
+    "cero": (("cero", "fixed", "keep_all", "verl"), {"refill": False}),
+}
+STREAMS = {
+    "no warm-up": StreamFacts(),
+    "colocated": StreamFacts(warmup=8, threshold=8),
+    "separate": StreamFacts(warmup=12, parts=4, threshold=3),
+    "wait": StreamFacts(warmup=8, parts=2, threshold=2, strategy="wait"),
+}
+CASES = [(p, s) for p in POLICIES for s in STREAMS if p != "cero" or STREAMS[s].warmup == 0]
+
+
+def made(policy: str, stream: str | StreamFacts, *, failure: float = 0.0, **more):
+    parts, options = POLICIES[policy]
+    facts = STREAMS[stream] if isinstance(stream, str) else stream
+    engine, world = make_stream_engine(*parts, stream=facts, **{"steps": 12, **options, **more})
+    world.failure = failure
+    return engine, world
+
+
+def states(engine: StreamEngine) -> dict:
+    return copy.deepcopy(engine.state_dict())
+
+
+def same(a, b) -> bool:
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(map(same, a, b))
+    return (
+        np.array_equal(a, b, equal_nan=True)
+        if isinstance(a, np.ndarray) and a.dtype.kind == "f"
+        else bool(np.all(np.asarray(a) == np.asarray(b)))
+    )
+
+
+@pytest.mark.parametrize(("policy", "stream"), CASES)
+@given(order=st.integers(0, 2**32 - 1), failure=st.sampled_from([0.0, 0.1]))
+@settings(max_examples=6, deadline=None)
+def test_every_rollout_is_accounted_for_and_no_prompt_is_in_flight_twice(policy, stream, order, failure):
+    engine, world = made(policy, stream, failure=failure)
+    arrivals = Arrivals(world, order)
+    held = generated = 0
+    observed = 0
+    for step in range(1, 13):
+        if engine.finished:
+            break
+        result = arrivals.step(engine, step)
+        account = result.ledger.rollouts
+        left = account.trained + account.dropped_in_all + account.surplus
+        assert account.generated + held == left + account.held
+        assert account.surplus == 0  # groups beyond the batch wait
+        held, generated = account.held, generated + account.generated
+        busy = np.concatenate([engine.flight.row, engine.ready.row])
+        assert len(np.unique(busy)) == len(busy)
+        assert np.array_equal(np.sort(result.groups.ticket), result.groups.ticket)
+        observed += len(result.groups) + 0
+    # every group that left was observed once, and so were the ready ones
+    seen = engine.table.col("visits").sum() + engine.table.col("failures").sum()
+    assert seen == observed + len(engine.ready)
+    assert engine.total.rollouts.generated == generated
+    assert engine.table.col("rollouts").sum() <= generated
+
+
+@pytest.mark.parametrize(("policy", "stream"), CASES)
+def test_a_record_replays(policy, stream, tmp_path):
+    """Given the recorded order of arrivals, every decision is the same; another order is another run."""
+    engine, world = made(policy, stream, failure=0.05)
+    tape = Tape(tmp_path, engine)
+    arrivals = Arrivals(world, 5)
+    steps = 0
+    for step in range(1, 13):
+        if engine.finished:
+            break
+        arrivals.step(engine, step)
+        steps += 1
+    tape.close()
+    report = replay(tmp_path / "attempt-0")
+    assert report.identical and report.open_step is None, report
+    assert (report.steps, report.rollouts) == (steps, engine.total.rollouts.generated)
+
+
+def test_a_replay_notices_a_changed_reward(tmp_path):
+    engine, world = made("greso", "colocated")
+    tape = Tape(tmp_path, engine)
+    arrivals = Arrivals(world, 5)
+    for step in range(1, 7):
+        arrivals.step(engine, step)
+    tape.close()
+    events = tmp_path / "attempt-0" / "events.jsonl"
+    lines = events.read_text().splitlines(keepends=True)
+    at = next(i for i, line in enumerate(lines) if '"back"' in line and "1.0,0.0" in line)
+    lines[at] = lines[at].replace("1.0", "0.0")
+    events.write_text("".join(lines))
+    report = replay(tmp_path / "attempt-0")
+    assert not report.identical and report.difference.startswith("step ")
+
+
+def test_a_killed_runs_record_replays_up_to_its_end(tmp_path):
+    engine, world = made("dapo", "separate")
+    tape = Tape(tmp_path, engine)
+    arrivals = Arrivals(world, 5)
+    for step in range(1, 5):
+        arrivals.step(engine, step)
+    tape.close()
+    events = tmp_path / "attempt-0" / "events.jsonl"
+    text = events.read_text()
+    for cut in (len(text) - 3, len(text) // 2, len(text) // 3):
+        events.write_text(text[:cut])
+        report = replay(tmp_path / "attempt-0")
+        assert report.identical and report.open_step is not None, report
+
+
+@pytest.mark.parametrize(("policy", "stream"), CASES)
+@pytest.mark.parametrize("cut", [1, 4])
+def test_resume_goes_on_bit_for_bit(policy, stream, cut):
+    """In flight and ready groups survive: after a reload, the same arrivals lead to the same decisions and state."""
+    engine, world = made(policy, stream, failure=0.05)
+    arrivals = Arrivals(world, 9)
+    for step in range(1, cut + 1):
+        arrivals.step(engine, step)
+    table = StatsTable.from_arrow(engine.table.to_arrow())
+    again, _ = made(policy, stream, world=world, table=table)
+    again.load_state_dict(states(engine))
+    again.source = copy.deepcopy(engine.source)
+    twin = copy.deepcopy(arrivals)
+    for step in range(cut + 1, 10):
+        if engine.finished:
+            assert again.finished
+            break
+        one, other = arrivals.step(engine, step), twin.step(again, step)
+        assert np.array_equal(one.groups.ticket, other.groups.ticket)
+        assert one.outcome.tolist() == other.outcome.tolist()
+        assert np.array_equal(one.trains, other.trains)
+        assert one.ledger.as_dict() == other.ledger.as_dict()
+        assert same(states(engine), states(again))
+    for name in engine.table.columns:
+        assert np.array_equal(engine.table.col(name), again.table.col(name), equal_nan=True), name
+
+
+def test_a_step_takes_the_oldest_ready_groups_not_the_quickest():
+    engine, world = made("grpo", StreamFacts(warmup=8))
+    requests = engine.begin(1)
+    assert len(requests) == 16
+    last = requests.select(np.arange(8, 16))
+    assert engine.receive(world.roll(last)) is None
+    assert engine.can_take(8)
+    engine.receive(world.roll(requests.select(np.arange(7, 8))))
+    assert engine.take(8).groups.ticket.tolist() == list(range(7, 15))
+
+
+def test_stale_groups_are_dropped_and_replaced():
+    engine, world = made("grpo", StreamFacts(warmup=8, threshold=2))
+    arrivals = Arrivals(world, 0)
+    requests = engine.begin(1)
+    engine.receive(world.roll(requests.select(np.arange(8))))
+    engine.take(8)
+    engine.finish()
+    late = requests.select(np.arange(8, 16))
+    arrivals.send(engine.begin(2))
+    while not engine.can_take(8):
+        arrivals.send(engine.receive(arrivals.back()))
+    engine.take(8)
+    engine.finish()
+    arrivals.send(engine.begin(3))
+    assert engine.receive(world.roll(late)) is None  # without refill their places are filled when the next step begins
+    while not engine.can_take(8):
+        arrivals.send(engine.receive(arrivals.back()))
+    engine.take(8)
+    result = engine.finish()
+    assert (result.outcome == "stale").sum() == 8
+    assert set(result.groups.ticket[result.outcome == "stale"]) == set(late.ticket.tolist())
+    assert result.ledger.rollouts.dropped["stale"] == 64
+    assert (engine.table.col("visits")[late.row] == 1).all()  # what they showed is remembered
+
+
+def test_wait_blocks_until_old_groups_are_back():
+    engine, world = made("grpo", StreamFacts(warmup=8, threshold=2, strategy="wait"))
+    requests = engine.begin(1)
+    engine.receive(world.roll(requests.select(np.arange(8))))
+    engine.take(8)
+    engine.finish()
+    fresh = engine.begin(2)
+    engine.receive(world.roll(fresh))
+    assert len(engine.ready) >= 8 and not engine.can_take(8)  # eight of step 1 are still in flight
+    with pytest.raises(AdaptiveError, match="wait for more"):
+        engine.take(8)
+    engine.receive(world.roll(requests.select(np.arange(8, 16))))
+    assert engine.can_take(8)
+
+
+@pytest.mark.parametrize("parts", [1, 4])
+@pytest.mark.parametrize("mode", ["train_partial", "relax", "raise"])
+def test_exhausted(mode, parts):
+    """Nothing is solvable: the ceiling on prompts ends the step, and ``on_exhausted`` says how."""
+    stream = StreamFacts(warmup=8, parts=parts)
+    engine, world = made("dapo", stream, p=np.zeros(64), max_rounds=2, on_exhausted=mode)
+    arrivals = Arrivals(world, 1)
+    if mode == "raise":
+        with pytest.raises(Exhausted, match=r"0 of 8 groups .*all_wrong.*max_rounds=2"):
+            arrivals.step(engine, 1)
+        return
+    result = arrivals.step(engine, 1)
+    assert result.partial and "max_rounds=2" in result.note
+    assert result.trained.sum() >= parts
+    assert result.ledger.rollouts.planned <= (2 * 16 + 16) * 8
+
+
+def test_a_cap_on_the_steps_rollouts_holds():
+    engine, world = made("dapo", "colocated", max_rollouts_per_step=96)
+    arrivals = Arrivals(world, 1)
+    for step in range(1, 8):
+        result = arrivals.step(engine, step)
+        assert result.ledger.rollouts.planned <= 96
+
+
+def test_the_window_closes_towards_the_end():
+    engine, world = made("grpo", "colocated", steps=3)
+    arrivals = Arrivals(world, 1)
+    for step in (1, 2, 3):
+        arrivals.step(engine, step)
+    assert len(engine.flight) == len(engine.ready) == 0
+    assert engine.total.rollouts.generated == 3 * 8 * 8
+
+
+def test_unasked_results_are_refused():
+    engine, world = made("grpo", "colocated")
+    requests = engine.begin(1)
+    back = world.roll(requests)
+    engine.receive(back.select(np.array([0])))
+    with pytest.raises(AdaptiveError, match="do not match"):
+        engine.receive(back.select(np.array([0])))
+
+
+def rounds_engine(like: StreamEngine, **config) -> Engine:
+    adaptive = copy.deepcopy(like.config)
+    for name, value in config.items():
+        setattr(adaptive, name, value)
+    table = StatsTable.from_arrow(like.table.to_arrow())
+    return Engine(build_policy(adaptive), table, adaptive, like.facts, like.row_of, like.source)
+
+
+def test_another_mode_refuses_what_is_in_flight_or_leaves_it_behind():
+    engine, world = made("greso", "colocated")
+    arrivals = Arrivals(world, 2)
+    held = arrivals.step(engine, 1).ledger.rollouts.held
+    state = states(engine)
+    with pytest.raises(AdaptiveError, match=r"adaptive\.resume\.allow=\[mode\]"):
+        rounds_engine(engine).load_state_dict(state)
+    other = rounds_engine(engine)
+    other.config.resume.allow = ["mode"]
+    other.load_state_dict(state)
+    result = run_step(other, world, 2)
+    assert result.ledger.rollouts.dropped.get("gone", 0) == held
+    account = result.ledger.rollouts
+    assert account.generated + held == account.trained + account.dropped_in_all + account.surplus + account.held
+
+
+def test_prompts_that_left_the_data_set_are_not_topped_up():
+    """``resume.allow=[dataset]``: open groups of vanished prompts are counted, never asked for again."""
+    engine, world = made("pilot_commit", "colocated")
+    arrivals = Arrivals(world, 2)
+    held = 0
+    for step in (1, 2, 3):
+        held = arrivals.step(engine, step).ledger.rollouts.held
+    state = states(engine)
+    table = StatsTable.from_arrow(engine.table.to_arrow())
+    gone = np.unique(engine.flight.row)[:4]
+    keep = np.setdiff1d(np.arange(64), gone)
+    smaller = World(world.p[keep], world.seed)
+    again, _ = made("pilot_commit", "colocated", world=smaller, table=table, keys=keys_of(64)[keep])
+    again.load_state_dict(state)
+    arrivals.world = smaller
+    assert not np.isin(again.flight.row, gone).any()
+    arrivals.waiting = [g for g in arrivals.waiting if not np.isin(g.row, gone).any()]
+    account = arrivals.step(again, 4).ledger.rollouts
+    assert account.generated + held == account.trained + account.dropped_in_all + account.surplus + account.held
+
+
+def test_old_evidence_weighs_less():
+    engine, _ = made("full", "colocated", stale_discount=0.5)
+    engine.begin(1)
+    sampler = engine.policy.sampler
+    sampler.facts = type(sampler.facts)(**{**vars(sampler.facts), "stale_discount": 0.5})
+    groups = Groups.from_lists([0, 1], [[1.0] * 4, [1.0] * 4], lag=[0, 2])
+    sampler.observe(groups, engine.progress)
+    wins = sampler.col("wins")
+    assert wins[0] == 4.0 and wins[1] == 1.0

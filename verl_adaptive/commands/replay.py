@@ -1,0 +1,38 @@
+"""Make a recorded run's decisions again and compare: they depend on rewards and their order of arrival, and on nothing else.
+
+verl-adaptive replay checkpoints/project/experiment/record
+verl-adaptive replay checkpoints/project/experiment/record/attempt-1 --json
+
+A run writes its record with adaptive.record=true.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict
+from pathlib import Path
+
+__all__ = ["configure", "run"]
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("record", metavar="RECORD", help="a record's folder, or one attempt in it")
+    parser.add_argument("--json", action="store_true", help="what was found as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    from verl_adaptive.commands.output import print_json
+    from verl_adaptive.record import EVENTS, RecordError, attempts, replay
+
+    root = Path(args.record)
+    if not root.exists():
+        raise RecordError(f"{root} does not exist; a run writes its record with adaptive.record=true")
+    chosen = [root] if (root / EVENTS).exists() else attempts(root)
+    if not chosen:
+        raise RecordError(f"{root} holds no attempt; name the folder that a run with adaptive.record=true wrote")
+    reports = [replay(folder) for folder in chosen]
+    if args.json:
+        print_json([{**asdict(report), "identical": report.identical} for report in reports])
+    else:
+        print("\n".join(map(str, reports)))
+    return 0 if all(report.identical for report in reports) else 1

@@ -1,0 +1,106 @@
+"""Waiting for rollouts, with a ceiling: nobody waits for ever, and whoever gives up says what for."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+
+import ray
+
+from verl_adaptive.config import AdaptiveConfig
+from verl_adaptive.errors import AdaptiveError
+
+__all__ = ["DONE", "PARTITION", "Patience", "Pulse"]
+
+PARTITION = "train"
+#: Statuses of a request that is back.
+DONE = ("finished", "failure")
+#: An idle look at the queue may cost at most this share of the waiting time.
+_POLL_SHARE = 0.2
+#: Seconds between two looks at whether the workers are alive.
+_PULSE_INTERVAL = 5.0
+
+
+class Patience:
+    """How long one wait has gone without anything coming back.
+
+    Args:
+        config: the ``adaptive`` group (``poll_interval``, ``stall_timeout``).
+        step: the training step, for the message.
+        dead: names of workers that have died.
+    """
+
+    def __init__(self, config: AdaptiveConfig, step: int, dead: Callable[[], list[str]]) -> None:
+        self._config, self._step, self._dead = config, step, dead
+        self._resumed = self._changed = self._pulse = time.monotonic()
+        self._seen = -1
+
+    def rest(self, status: Mapping[str, str | None], tags: Mapping[str, dict]) -> None:
+        """Sleep until the next look.
+
+        Args:
+            status: status of each request that is waited for.
+            tags: rows that have come back.
+
+        Raises:
+            AdaptiveError: a worker died, or nothing came back for ``adaptive.stall_timeout`` seconds.
+        """
+        now = time.monotonic()
+        seen = len(tags) + sum(s in DONE for s in status.values())
+        if seen != self._seen:
+            self._seen, self._changed = seen, now
+        left = {uid: s for uid, s in status.items() if s not in DONE}
+        waiting = f"waiting for {len(left)} of {len(status)} prompts"
+        if now - self._pulse > _PULSE_INTERVAL:
+            self._pulse = now
+            dead = self._dead()
+            if dead:
+                raise AdaptiveError(
+                    f"step {self._step}: {', '.join(dead)} died while the trainer was {waiting}; their rollouts are lost. "
+                    "Look for the reason above (out of memory?) and start the same command again: it resumes from the "
+                    "last checkpoint"
+                )
+        if now - self._changed > self._config.stall_timeout:
+            states = ", ".join(f"{n} {s or 'unknown'}" for s, n in sorted(Counter(left.values()).items(), key=str))
+            raise AdaptiveError(
+                f"step {self._step}: no rollout has finished for adaptive.stall_timeout="
+                f"{self._config.stall_timeout:g} s; still {waiting} ({states}; first: {next(iter(left))}). A rollout "
+                "server has probably died, or the reward function or a tool hangs: look for the last error above, or "
+                "raise adaptive.stall_timeout"
+            )
+        # A look at a large queue costs time of its own: rest in proportion to what the last one took.
+        time.sleep(max(self._config.poll_interval, (now - self._resumed) / _POLL_SHARE))
+        self._resumed = time.monotonic()
+
+
+class Pulse:
+    """Whether Ray actors are alive, asked without waiting for an answer.
+
+    A busy actor answers late, a dead one's call fails at once: only the failure counts.
+
+    Args:
+        actors: name → handle.
+    """
+
+    def __init__(self, actors: Mapping[str, ray.actor.ActorHandle]) -> None:
+        self._actors = dict(actors)
+        self._calls: dict[str, ray.ObjectRef] = {}
+
+    def dead(self) -> list[str]:
+        """Names of the actors that have died."""
+        gone = []
+        for name, actor in self._actors.items():
+            call = self._calls.get(name)
+            if call is None:
+                self._calls[name] = actor.__ray_ready__.remote()
+                continue
+            done, _ = ray.wait([call], timeout=0)
+            if not done:
+                continue
+            del self._calls[name]
+            try:
+                ray.get(call)
+            except ray.exceptions.RayActorError as error:
+                gone.append(f"{name} ({type(error).__name__})")
+        return gone

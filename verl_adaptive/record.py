@@ -1,0 +1,343 @@
+"""Record and replay: everything a run's decisions depended on, written down, and the decisions made again from it.
+
+A record is a folder with one folder an attempt (a start or a resume of the run)::
+
+    record/attempt-0/header.json     the adaptive group, the run's facts, the kind of engine
+    record/attempt-0/start/          a snapshot of statistics and state when the attempt began
+    record/attempt-0/events.jsonl    what happened, in order, one JSON object a line
+
+Events: ``begin`` (a step), ``pull`` (positions that the data gave), ``asked`` (digest of the requests that followed),
+``back`` (results, in the order in which they were looked at), ``revive``, ``take`` and ``end`` (digest of what trained and what was
+dropped). :func:`replay` runs the policy on the recorded results and compares every digest: a decision that depended on
+anything else, a clock or who finished first, shows as a difference.
+
+    adaptive.record=true        # on the command line of a run
+    verl-adaptive replay checkpoints/project/experiment/record
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from verl_adaptive.config import AdaptiveConfig, RunFacts
+from verl_adaptive.engine import Engine, PromptSource, Requests, StepResult
+from verl_adaptive.errors import AdaptiveError
+from verl_adaptive.groups import Groups
+from verl_adaptive.policy import build_policy
+from verl_adaptive.stats import read_snapshot, write_snapshot
+from verl_adaptive.streaming import StreamEngine, StreamFacts
+
+__all__ = ["RecordError", "ReplayReport", "Tape", "attempts", "replay", "results_of"]
+
+VERSION = 1
+HEADER, EVENTS, START = "header.json", "events.jsonl", "start"
+
+
+class RecordError(AdaptiveError):
+    """A record cannot be written or read; the message names the file."""
+
+
+# -- writing ------------------------------------------------------------------------------------------------------
+
+
+class Tape:
+    """Writes one attempt of a run down; attach it with ``Tape(folder, engine)`` before the attempt's first step.
+
+    Args:
+        root: the record's folder; made if need be.
+        engine: the run's engine, between two steps.
+
+    Raises:
+        RecordError: the folder cannot be written.
+    """
+
+    def __init__(self, root: str | os.PathLike[str], engine: Engine) -> None:
+        self.folder = Path(root) / f"attempt-{len(attempts(root))}"
+        policy = engine.policy
+        header = {
+            "version": VERSION,
+            "adaptive": asdict(engine.config),
+            "facts": asdict(engine.facts),
+            "skip_zero": engine.skip_zero,
+            "stream": asdict(engine.stream) if isinstance(engine, StreamEngine) else None,
+            "group_relative": getattr(policy.advantage, "group_relative", None),
+        }
+        try:
+            self.folder.mkdir(parents=True)
+            (self.folder / HEADER).write_text(json.dumps(header, indent=1) + "\n")
+            write_snapshot(
+                self.folder / START, engine.table, {"engine": engine.state_dict(), "row_of": engine.row_of}, meta={}
+            )
+            self._file = open(self.folder / EVENTS, "w")  # noqa: SIM115 - stays open
+        except OSError as error:
+            raise RecordError(f"adaptive.record={str(root)!r}: {error}; name a folder that can be written") from error
+        engine.tape = self
+        engine.source = _Overheard(engine.source, self)
+
+    def close(self) -> None:
+        """Finish the file."""
+        self._file.close()
+
+    def _write(self, **event: Any) -> None:
+        self._file.write(json.dumps(event, separators=(",", ":")) + "\n")
+
+    # what the engine calls
+
+    def begun(self, step: int) -> None:
+        """A step begins."""
+        self._write(begin=step)
+
+    def pulled(self, positions: np.ndarray) -> None:
+        """The prompt stream gave these positions."""
+        self._write(pull=positions.tolist())
+
+    def asked(self, requests: Requests | None) -> None:
+        """These requests followed."""
+        self._write(asked=_digest_requests(requests))
+
+    def received(self, results: Groups) -> None:
+        """These results came back, together."""
+        self._write(back={f.name: getattr(results, f.name).tolist() for f in fields(results)})
+
+    def revived(self) -> None:
+        """An asynchronous step drew once more."""
+        self._write(revive=True)
+
+    def took(self, count: int, result: StepResult) -> None:
+        """An asynchronous trainer took a batch."""
+        self._write(take=count, digest=_digest_result(result))
+
+    def finished(self, result: StepResult) -> None:
+        """The step is over; what was written is safe on return."""
+        self._write(end=_digest_result(result))
+        self._file.flush()
+
+
+class _Overheard:
+    """The prompt stream, with every answer written down."""
+
+    def __init__(self, source: PromptSource, tape: Tape) -> None:
+        self._source, self._tape, self.size = source, tape, source.size
+
+    def take(self, count: int) -> np.ndarray:
+        """As the stream's own."""
+        positions = self._source.take(count)
+        self._tape.pulled(np.asarray(positions))
+        return positions
+
+
+def _hash(*parts: bytes) -> str:
+    return hashlib.blake2b(b"\0".join(parts), digest_size=12).hexdigest()
+
+
+def _digest_requests(requests: Requests | None) -> str:
+    if requests is None:
+        return ""
+    return _hash(*(np.asarray(getattr(requests, f.name), dtype="<i8").tobytes() for f in fields(requests)))
+
+
+def _digest_result(result: StepResult) -> str:
+    return _hash(
+        result.groups.ticket.astype("<i8").tobytes(),
+        "\n".join(map(str, result.outcome)).encode(),
+        np.packbits(result.trains).tobytes(),
+        np.packbits(result.ghost).tobytes(),
+    )
+
+
+# -- reading ------------------------------------------------------------------------------------------------------
+
+
+def attempts(root: str | os.PathLike[str]) -> list[Path]:
+    """The attempts of a record, oldest first; empty if there are none."""
+    found = [p for p in Path(root).glob("attempt-*") if p.name.removeprefix("attempt-").isdecimal()]
+    return sorted(found, key=lambda p: int(p.name.removeprefix("attempt-")))
+
+
+def results_of(event: dict[str, Any]) -> Groups:
+    """The results in a ``back`` event.
+
+    Raises:
+        ValueError: it is not one.
+    """
+    types = {f.name: getattr(Groups.empty(), f.name).dtype for f in fields(Groups)}
+    data = event["back"]
+    if set(data) != set(types):
+        raise ValueError(f"a result has the fields {sorted(types)}, not {sorted(data)}")
+    groups = Groups(**{name: np.asarray(data[name], dtype=kind) for name, kind in types.items()})
+    whole = len(groups.offsets) == len(groups) + 1 and (np.diff(groups.offsets) >= 0).all()
+    sizes = {len(getattr(groups, name)) for name in ("reward", "signal", "success", "tokens", "stage")}
+    if not whole or sizes != {groups.rollouts}:
+        raise ValueError("the lengths of a result's fields do not fit together")
+    return groups
+
+
+def _events(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Events with their line numbers; a torn last line, as a kill leaves it, ends the record."""
+    with open(path) as file:
+        for number, line in enumerate(file, 1):
+            try:
+                event = json.loads(line)
+            except ValueError as error:
+                if not line.endswith("\n"):
+                    return
+                raise RecordError(f"{path}, line {number}: {error}") from error
+            if not isinstance(event, dict):
+                raise RecordError(f"{path}, line {number}: not an event")
+            yield number, event
+
+
+@dataclass
+class ReplayReport:
+    """What a replay found.
+
+    Attributes:
+        attempt: name of the attempt.
+        steps: whole steps replayed.
+        looks: times results came back.
+        rollouts: rollouts in them.
+        difference: the first decision that came out differently, or an empty string.
+        open_step: the step in which the record ends (a killed run's), or None.
+    """
+
+    attempt: str
+    steps: int = 0
+    looks: int = 0
+    rollouts: int = 0
+    difference: str = ""
+    open_step: int | None = None
+
+    @property
+    def identical(self) -> bool:
+        """Every decision came out the same."""
+        return not self.difference
+
+    def __str__(self) -> str:
+        seen = f"{self.attempt}: {self.steps} steps, {self.looks} looks, {self.rollouts} rollouts"
+        tail = "" if self.open_step is None else f" (the record ends within step {self.open_step})"
+        return f"{seen}: {self.difference or 'every decision identical'}{tail}"
+
+
+class _Script:
+    """The prompt stream of a record: what it gave, given again."""
+
+    def __init__(self, events: Iterator[tuple[int, dict[str, Any]]], size: int, path: Path) -> None:
+        self._events, self.size, self._path = events, size, path
+
+    def take(self, count: int) -> np.ndarray:
+        number, event = next(self._events, (0, None))
+        if event is None:
+            raise _Ended
+        if "pull" not in event:
+            raise _Diverged(f"line {number}: the replay asked the data for {count} prompts where the run did not")
+        return np.asarray(event["pull"], dtype=np.int64)
+
+
+class _Diverged(Exception):
+    """The replay left the recorded path."""
+
+
+def load_engine(folder: Path, source: PromptSource) -> Engine:
+    """The engine of an attempt as it was when the attempt began.
+
+    Raises:
+        RecordError: the header is missing, damaged or of another version.
+    """
+    path = folder / HEADER
+    try:
+        header = json.loads(path.read_text())
+        if header["version"] != VERSION:
+            raise ValueError(f"version {header['version']}, this verl-adaptive reads version {VERSION}")
+        config = AdaptiveConfig.from_mapping(header["adaptive"])
+        facts = RunFacts(**header["facts"])
+        stream = None if header["stream"] is None else StreamFacts(**header["stream"])
+        skip_zero, group_relative = bool(header["skip_zero"]), header["group_relative"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RecordError(f"{path} cannot be read: {error!r}") from error
+    table, state, _ = read_snapshot(folder / START)
+    policy = build_policy(config)
+    if group_relative is not None:
+        policy.advantage.group_relative = group_relative  # type: ignore[attr-defined]
+    row_of = np.asarray(state["row_of"], dtype=np.int64)
+    engine: Engine
+    if stream is None:
+        engine = Engine(policy, table, config, facts, row_of, source, skip_zero=skip_zero)
+    else:
+        engine = StreamEngine(policy, table, config, facts, row_of, source, skip_zero=skip_zero, stream=stream)
+    engine.load_state_dict(state["engine"])
+    return engine
+
+
+def replay(folder: str | os.PathLike[str]) -> ReplayReport:
+    """Run the policy of one attempt on its recorded results.
+
+    Args:
+        folder: an attempt's folder (see :func:`attempts`).
+
+    Raises:
+        RecordError: the record is missing or damaged.
+    """
+    folder = Path(folder)
+    path = folder / EVENTS
+    if not path.is_file():
+        raise RecordError(f"{path} does not exist; a record is written by a run with adaptive.record=true")
+    events = _events(path)
+    size = int(np.asarray(read_snapshot(folder / START)[1]["row_of"]).size)
+    engine = load_engine(folder, _Script(events, size, path))
+    report = ReplayReport(folder.name)
+    step = 0
+    for number, event in events:
+        try:
+            if "begin" in event:
+                step = report.open_step = int(event["begin"])
+                _same_requests(events, engine.begin(step))
+            elif "back" in event:
+                results = results_of(event)
+                report.looks += 1
+                report.rollouts += results.rollouts
+                _same_requests(events, engine.receive(results))
+            elif "revive" in event and isinstance(engine, StreamEngine):
+                _same_requests(events, engine.revive())
+            elif "take" in event and isinstance(engine, StreamEngine):
+                if _digest_result(engine.take(int(event["take"]))) != event["digest"]:
+                    raise _Diverged(f"line {number}: another batch was taken")
+            elif "end" in event:
+                if _digest_result(engine.finish()) != event["end"]:
+                    raise _Diverged(f"line {number}: other groups trained or were dropped")
+                report.steps += 1
+                report.open_step = None
+            else:
+                raise RecordError(f"{path}, line {number}: unexpected event {sorted(event)}")
+        except _Ended:
+            break
+        except _Diverged as difference:
+            report.difference = f"step {step}, {difference}"
+            break
+        except (AdaptiveError, ValueError, KeyError, TypeError, IndexError) as error:
+            if isinstance(error, RecordError):
+                raise
+            report.difference = f"step {step}, line {number}: {error}"
+            break
+    return report
+
+
+class _Ended(Exception):
+    """The record ends here."""
+
+
+def _same_requests(events: Iterator[tuple[int, dict[str, Any]]], requests: Requests | None) -> None:
+    number, event = next(events, (0, None))
+    if event is None:
+        raise _Ended
+    if "asked" not in event:
+        raise _Diverged(f"line {number}: the run asked the data for more prompts than the replay")
+    if event["asked"] != _digest_requests(requests):
+        raise _Diverged(f"line {number}: other rollouts were asked for")
