@@ -3,6 +3,7 @@
 #
 #   bash tests/run.sh              everything (about half an hour on 2 cores)
 #   bash tests/run.sh unit         without the runs of the real pipeline
+#   bash tests/run.sh matrix       more runs of the real pipeline: presets by trainer mode by fault, hours on 2 cores
 #   bash tests/run.sh -k NAME      any arguments of pytest
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -29,9 +30,13 @@ if [ "${1:-}" = unit ]; then
     shift
     exec python -m pytest -m "not e2e" -n 2 "$@"
 fi
+if [ "${1:-}" = matrix ]; then
+    shift
+    exec python -m pytest -m "matrix" "$@"
+fi
 if (($#)); then
     exec python -m pytest "$@"
 fi
 python -m pytest -m "not e2e" -n 2
 # One run of the pipeline at a time: each takes both cores.
-exec python -m pytest -m e2e
+exec python -m pytest -m "e2e and not matrix"

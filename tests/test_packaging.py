@@ -168,7 +168,7 @@ from hydra import compose, initialize_config_dir
 open("main.yaml", "w").write("trainer: {v1: {trainer_mode: sync, sampler: {custom_sampler: {path: null, name: null}}}}")
 with initialize_config_dir(os.getcwd(), version_base=None):
     config = compose("main", overrides=["+adaptive=greso", "adaptive/allocator=pilot_commit", "adaptive.seed=3"])
-assert config.trainer.v1.trainer_mode == "adaptive_sync"
+assert config.trainer.v1.trainer_mode == "sync"
 from omegaconf import OmegaConf
 from verl_adaptive.config import AdaptiveConfig
 from verl_adaptive.policy import build_policy

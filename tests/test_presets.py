@@ -77,7 +77,7 @@ def test_preset_names_its_parts(preset, composed) -> None:
     assert parsed.name == preset
     if PRESETS[preset] is not None:
         assert (*(getattr(parsed, role)["name"] for role in ROLES), parsed.refill) == PRESETS[preset]
-    assert config.trainer.v1.trainer_mode == "adaptive_sync"
+    assert config.trainer.v1.trainer_mode == "sync"
     assert config.trainer.v1.sampler.custom_sampler == {
         "path": "pkg://verl_adaptive.integration.replay_buffer",
         "name": "AdaptiveReplayBuffer",

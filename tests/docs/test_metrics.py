@@ -84,7 +84,7 @@ def emitted() -> dict[str, float]:
                 updates=2,
                 partition=lambda cost, k: [list(range(len(cost)))],
             )
-            out.update(report.step_metrics(engine, result, plan))
+            out.update(report.step_metrics(engine, result, [plan]))
     return out
 
 

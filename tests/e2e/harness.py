@@ -62,11 +62,12 @@ class Run:
 
 def command(folder: Path, *overrides: str) -> list[str]:
     made = assets()
+    platform = () if any(o.startswith("+adaptive/platform=") for o in overrides) else ("+adaptive/platform=cpu",)
     return [
         sys.executable,
         "-m",
         "verl.trainer.main_ppo",
-        "+adaptive/platform=cpu",
+        *platform,
         f"actor_rollout_ref.model.path={made / 'model'}",
         f"data.train_files={made / 'data' / 'train.parquet'}",
         f"data.val_files={made / 'data' / 'val.parquet'}",

@@ -17,6 +17,7 @@ from verl_adaptive.errors import AdaptiveError, ConfigError
 from verl_adaptive.integration import compat, plugin
 from verl_adaptive.integration.checks import check_run, why_not_skip_zero
 from verl_adaptive.integration.replay_buffer import AdaptiveReplayBuffer
+from verl_adaptive.integration.trainer import TRAINERS
 from verl_adaptive.policy import build_policy
 
 COMMON = (
@@ -89,9 +90,61 @@ def test_a_verl_that_lacks_a_name_is_refused_with_the_way_out():
 
 
 def test_a_trainer_of_verls_own_cannot_use_our_buffer():
-    """trainer.v1.trainer_mode=sync beside a preset would train without the policy."""
-    with pytest.raises(ConfigError, match=r"trainer\.v1\.trainer_mode=adaptive_sync"):
-        AdaptiveReplayBuffer(trainer_mode="sync", refill_fn=lambda n: n)
+    """A trainer that is not ours, beside a preset, would train without the policy."""
+    with pytest.raises(
+        ConfigError, match=r"trainer_mode='theirs': .*did not load the plugin: see `verl-adaptive doctor`"
+    ):
+        AdaptiveReplayBuffer(trainer_mode="theirs", refill_fn=lambda n: n)
+
+
+@pytest.mark.parametrize("mode", ["sync", "colocate_async", "separate_async"])
+def test_verls_mode_names_lead_to_our_trainers_only_where_a_preset_is_asked_for(mode, monkeypatch):
+    from verl.trainer.ppo.v1 import get_trainer_cls
+
+    made = []
+    for base in (get_trainer_cls(mode).__mro__[1], TRAINERS[mode]):
+        monkeypatch.setattr(base, "__init__", lambda self, config: made.append(type(self)))
+    get_trainer_cls(mode)(config=composed(f"trainer.v1.trainer_mode={mode}"))
+    get_trainer_cls(mode)(config=composed("+adaptive=greso", f"trainer.v1.trainer_mode={mode}"))
+    assert [cls.__module__.partition(".")[0] for cls in made] == ["verl", "verl_adaptive"]
+    assert made[1] is TRAINERS[mode] is get_trainer_cls(f"adaptive_{mode}")
+    assert issubclass(made[1], made[0])
+
+
+SEPARATE = (
+    *("trainer.v1.trainer_mode=separate_async", "trainer.v1.separate_async.parameter_sync_step=2"),
+    "actor_rollout_ref.actor.ppo_mini_batch_size=8",
+)
+
+
+@pytest.mark.parametrize("mode", [("trainer.v1.trainer_mode=colocate_async",), SEPARATE], ids=["colocate", "separate"])
+@pytest.mark.parametrize("preset", ["grpo", "dapo", "greso", "aero", "pilot_commit", "full"])
+def test_presets_pass_in_asynchronous_modes(preset, mode):
+    run_checks(f"+adaptive={preset}", *mode)
+
+
+def test_cero_passes_where_nothing_is_generated_ahead():
+    run_checks("+adaptive=cero", *SEPARATE, "trainer.v1.separate_async.num_warmup_batches=0")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["+adaptive=cero"], r"colocate_async\.num_warmup_batches=1: .*num_warmup_batches=0"),
+        (["+adaptive=pilot_commit", "adaptive.allocator.form=pipelined"], r"form='pipelined': .*form=on_policy"),
+        (["+adaptive=pilot_commit", "adaptive.allocator.hold_surplus=true"], "hold_surplus=false"),
+        (["+adaptive=dapo", "adaptive.surplus=train"], r"adaptive\.surplus='train': .*leave it at discard"),
+        (
+            ["+adaptive=dapo", "+trainer.v1.colocate_async.parameter_sync_step=3"],
+            "must divide data.train_batch_size=16",
+        ),
+        (["+adaptive=dapo", "trainer.v1.sampler.custom_sampler.path=mine.py"], "brings its own replay buffer"),
+    ],
+    ids=lambda x: x[-1] if isinstance(x, list) else "",
+)
+def test_refused_in_asynchronous_modes(overrides, message):
+    with pytest.raises(ConfigError, match=message):
+        run_checks("trainer.v1.trainer_mode=colocate_async", *overrides)
 
 
 def test_without_the_search_path_a_preset_is_a_loud_error(monkeypatch):

@@ -41,6 +41,7 @@ _BASE = "verl.trainer.ppo.v1.trainer_base"
 
 NAMES: tuple[Name, ...] = (
     Name(_BASE, "register_trainer", ("name",), "our trainers stand beside verl's"),
+    Name(_BASE, "TRAINER_REGISTRY", (), "verl's mode names lead to our trainers where a preset is asked for"),
     Name(_BASE, "PPOTrainer.__init__", ("self", "config"), "the trainer mixin"),
     Name(_BASE, "PPOTrainer._init_dataloader", ("self",), "the prompt stream"),
     Name(_BASE, "PPOTrainer._submit_batch_to_rollout", ("self", "batch"), "dispatch of rollouts"),
@@ -56,11 +57,33 @@ NAMES: tuple[Name, ...] = (
     Name(_BASE, "PPOTrainer._load_checkpoint", ("self",), "resume"),
     Name(_BASE, "PPOTrainer._save_checkpoint", ("self",), "snapshots"),
     Name(_BASE, "PPOTrainer._validate", ("self",), "validation when the budget ends a run early"),
-    Name(_BASE, "PPOTrainer.prepare_step", ("self",), "the first round of a step"),
+    Name(_BASE, "PPOTrainer._build_replay_buffer", ("self",), "the reviewing replay buffer"),
+    Name(_BASE, "PPOTrainer._add_batch_to_generate", ("self",), "the first rollouts of a step"),
+    Name(_BASE, "PPOTrainer._add_prompts_to_generate", ("self", "num_prompts"), "the reviewing replay buffer"),
+    Name(
+        _BASE, "PPOTrainer._add_async_warmup_batches", ("self", "num_warmup_batches"), "the window of groups in flight"
+    ),
+    Name(_BASE, "PPOTrainer._reissue_inflight_prompts", ("self", "partition_id"), "prompts in flight after a resume"),
+    Name(_BASE, "PPOTrainer._rollout_server_managers", ("self",), "whether rollout servers are alive"),
+    Name(_BASE, "PPOTrainer.get_reward_handles", ("self",), "whether reward workers are alive"),
     Name(_BASE, "PPOTrainer.step", ("self", "metrics", "timing_raw"), "statistics after each step"),
     Name(_BASE, "PPOTrainer.on_train_begin", ("self",), "the banner"),
     Name(_BASE, "PPOTrainer.on_train_end", ("self",), "the end of a budget"),
     Name("verl.trainer.ppo.v1.trainer_sync", "PPOTrainerSync", (), "verl's sync trainer"),
+    Name("verl.trainer.ppo.v1.trainer_colocate_async", "PPOTrainerColocateAsync", (), "verl's colocated trainer"),
+    Name("verl.trainer.ppo.v1.trainer_separate_async", "PPOTrainerSeparateAsync", (), "verl's separate trainer"),
+    Name(
+        "verl.trainer.ppo.v1.replay_buffer",
+        "ReplayBufferAsync.get_sampleable_count",
+        ("self", "global_steps", "partition_id"),
+        "how many groups wait",
+    ),
+    Name(
+        "verl.trainer.ppo.v1.replay_buffer",
+        "ReplayBufferAsync.wait_for_sampleable",
+        ("self", "global_steps", "partition_id", "target_count"),
+        "how many groups wait",
+    ),
     Name(
         "verl.trainer.ppo.v1.replay_buffer",
         "ReplayBuffer.__init__",

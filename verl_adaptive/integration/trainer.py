@@ -35,7 +35,6 @@ from verl_adaptive.integration.checks import check_run, stream_facts, why_not_sk
 from verl_adaptive.integration.layout import PAD, Layout, micro_size, plan
 from verl_adaptive.integration.memory import Memory
 from verl_adaptive.integration.prompts import Stream
-from verl_adaptive.integration.replay_buffer import AdaptiveReplayBuffer, AdaptiveReplayBufferAsync
 from verl_adaptive.integration.report import banner, step_metrics
 from verl_adaptive.integration.session import Batch, Session, StreamSession
 from verl_adaptive.integration.waiting import Pulse
@@ -45,6 +44,8 @@ from verl_adaptive.streaming import StreamEngine
 
 if TYPE_CHECKING:
     from verl.trainer.ppo.v1.trainer_base import PPOTrainer as _Trainer
+
+    from verl_adaptive.integration.replay_buffer import AdaptiveReplayBuffer
 else:
     _Trainer = object
 
@@ -86,6 +87,9 @@ class AdaptiveMixin(_Trainer):
         self._pulse: Pulse | None = None
 
     def _build_replay_buffer(self) -> AdaptiveReplayBuffer:
+        # Not at the top: whoever imports the buffer's module first imports this one on the way.
+        from verl_adaptive.integration.replay_buffer import AdaptiveReplayBuffer, AdaptiveReplayBufferAsync
+
         sampler = self.config.trainer.v1.sampler
         kind = AdaptiveReplayBuffer if self.base_mode == "sync" else AdaptiveReplayBufferAsync
         return kind(

@@ -1,0 +1,122 @@
+"""verl's asynchronous trainers on the real pipeline: the same presets, nothing lost, nothing counted twice."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from tests.e2e.harness import Run, train
+from tests.e2e.test_pipeline import balanced, optimizer_updates
+from verl_adaptive.record import attempts, replay
+from verl_adaptive.stats import open_store, read_snapshot
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
+
+COLOCATE = ("trainer.v1.trainer_mode=colocate_async",)
+SEPARATE = (
+    *("+adaptive/platform=cpu_separate", "trainer.v1.trainer_mode=separate_async"),
+    "trainer.v1.separate_async.parameter_sync_step=2",
+)
+
+
+def state_of(run: Run, step: int) -> tuple:
+    table, state, _ = read_snapshot(run.folder / "checkpoints" / f"global_step_{step}" / "adaptive")
+    return table, state["engine"]
+
+
+def observed_once(run: Run, step: int) -> None:
+    """The statistics of a checkpoint are the journal's observations plus the groups that are ready to train."""
+    table, engine = state_of(run, step)
+    ready = engine["stream"]["ready"]
+    with open_store(str(run.folder / "checkpoints" / "adaptive.sqlite")) as store:
+        seen = store.observations()
+        assert store.steps()["step"].tolist() == list(range(1, step + 1))
+    good = seen[~seen["failed"].astype(bool)]
+    assert table.col("visits").sum() == len(good) + len(ready["row"])
+    rollouts = int(np.diff(ready["offsets"]).sum())
+    assert table.col("rollouts").sum() == good["n"].sum() + rollouts
+    tickets = np.concatenate([seen["ticket"], ready["ticket"], engine["stream"]["flight"]["ticket"]])
+    assert len(np.unique(tickets)) == len(tickets) == engine["ticket"]  # every group that was ever asked for, once
+
+
+def interrupted(folder, *overrides: str, steps: int = 6) -> tuple[Run, Run, int]:
+    """A run that is killed in the middle and started again; the step it went on from."""
+    words = (*overrides, f"trainer.total_training_steps={steps}", "trainer.save_freq=2", "adaptive.record=true")
+    first = train(folder, *words, kill_at=3)
+    assert first.code == -9, first.log[-3000:]
+    saved = int((folder / "checkpoints" / "latest_checkpointed_iteration.txt").read_text())
+    _, before = state_of(first, saved)
+    second = train(folder, *words)
+    assert second.code == 0, second.log[-3000:]
+    assert [int(m["training/global_step"]) for m in second.steps] == list(range(saved + 1, steps + 1))
+    account = second.steps[0]
+    held = sum(len(before["stream"][name]["reward"]) for name in ("open", "ready"))
+    out = sum(account[f"adaptive/rollouts/{k}"] for k in ("trained_total", "dropped_total", "surplus_total", "held"))
+    assert account["adaptive/rollouts/generated_total"] + held == out
+    for attempt in attempts(folder / "checkpoints" / "record"):
+        report = replay(attempt)
+        assert report.identical, report
+    observed_once(second, steps)
+    return first, second, saved
+
+
+def test_colocated_pilots_survive_a_kill(tmp_path):
+    """Top-ups, partial rollouts and prompts in flight go on after SIGKILL and resume."""
+    first, second, saved = interrupted(tmp_path, "+adaptive=pilot_commit", *COLOCATE)
+    _, engine = state_of(first, saved)
+    assert len(engine["stream"]["flight"]["ticket"]) > 0
+    for run in (first, second):
+        assert set(run.series("adaptive/updates_total")) == {2.0}
+    assert optimizer_updates(second, 6) == 12
+    # pilots and commits train as one group of 8
+    groups: dict[str, int] = {}
+    for line in (tmp_path / "rollouts" / "6.jsonl").read_text().splitlines():
+        uid = json.loads(line)["uid"].split("_")[0].split(".")[0]
+        groups[uid] = groups.get(uid, 0) + 1
+    assert {n for uid, n in groups.items() if not uid.startswith("pad")} == {8}
+
+
+def test_separate_survives_a_kill(tmp_path):
+    """Trainer and rollout on different workers, two mini-steps a step."""
+    first, second, _ = interrupted(tmp_path, "+adaptive=greso", *SEPARATE)
+    for run in (first, second):
+        assert set(run.series("adaptive/updates_total")) == {2.0}
+        assert set(run.series("adaptive/rollouts/trained_total")) == {128.0}
+    assert optimizer_updates(second, 6) == 12
+    assert max(abs(k) for k in second.series("actor/ppo_kl")) > 0  # old log-probs are not those being trained
+
+
+@pytest.mark.parametrize(
+    ("preset", "mode"),
+    [
+        ("full", COLOCATE),
+        ("cero", (*COLOCATE, "trainer.v1.colocate_async.num_warmup_batches=0")),
+        pytest.param("grpo", COLOCATE, marks=pytest.mark.matrix),
+        pytest.param("dapo", COLOCATE, marks=pytest.mark.matrix),
+        pytest.param("greso", COLOCATE, marks=pytest.mark.matrix),
+        pytest.param("aero", COLOCATE, marks=pytest.mark.matrix),
+        pytest.param("grpo", SEPARATE, marks=pytest.mark.matrix),
+        pytest.param("dapo", SEPARATE, marks=pytest.mark.matrix),
+        pytest.param("aero", SEPARATE, marks=pytest.mark.matrix),
+        pytest.param("pilot_commit", SEPARATE, marks=pytest.mark.matrix),
+        pytest.param("full", SEPARATE, marks=pytest.mark.matrix),
+        pytest.param("cero", (*SEPARATE, "trainer.v1.separate_async.num_warmup_batches=0"), marks=pytest.mark.matrix),
+        pytest.param(
+            "greso",
+            (*SEPARATE, "trainer.v1.separate_async.hybrid_rollout.enable_switch=true"),
+            marks=pytest.mark.matrix,
+            id="greso-switching",
+        ),
+    ],
+)
+def test_preset_trains(preset, mode, tmp_path):
+    run = train(tmp_path, f"+adaptive={preset}", *mode, "trainer.total_training_steps=3", "adaptive.record=true")
+    assert run.code == 0, run.log[-3000:]
+    assert len(run.steps) == 3
+    balanced(run)
+    assert all(g > 0 for g in run.series("actor/grad_norm"))
+    assert run.steps[-1]["adaptive/rollouts/held"] == 0  # nothing is generated that no step could train on
+    report = replay(attempts(tmp_path / "checkpoints" / "record")[0])
+    assert report.identical and report.steps == 3
