@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -142,12 +141,12 @@ def reading(source: str) -> Iterator[None]:
         yield
     except SQLAlchemyError as error:
         cause = getattr(error, "orig", None) or error
-        raise StoreError(f"{_hidden(source)} cannot be read: {cause}") from error
+        raise StoreError(f"{source} cannot be read: {cause}") from error
     except pa.ArrowException as error:
-        raise StoreError(f"{_hidden(source)} cannot be read: {error}") from error
+        raise StoreError(f"{source} cannot be read: {error}") from error
     except ModuleNotFoundError as error:
         raise StoreError(
-            f"{_hidden(source)}: the database driver {error.name} is not installed; for PostgreSQL: "
+            f"{source}: the database driver {error.name} is not installed; for PostgreSQL: "
             'pip install "verl-adaptive[postgres]"'
         ) from error
 
@@ -219,8 +218,3 @@ def _retired(about: dict[str, Any], where: str, table: StatsTable) -> tuple[int,
         table.col("retired")[rows[marked]] = 1
         return int(marked.sum()), manifest.get("meta", {}).get("step")
     return None
-
-
-def _hidden(source: str) -> str:
-    """The source without a password."""
-    return re.sub(r"//([^/@:]*):[^/@]*@", r"//\1:***@", source)

@@ -79,11 +79,11 @@ class Store:
         self._run = found.run
         self._reader: JournalReader | None = None
         if found.kind == "journal":
-            from verl_adaptive.stats.database import make_engine
+            from verl_adaptive.stats.database import make_engine, shown
             from verl_adaptive.stats.reader import JournalReader
 
             engine = make_engine(found.where, read_only=True)
-            self.where = engine.url.render_as_string()
+            self.where = shown(engine.url)
             with _reading(self.where):
                 self._reader = JournalReader(engine)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import sqlite3
 from pathlib import Path
 from typing import Any
@@ -14,10 +13,11 @@ from sqlalchemy import URL, Engine, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError
 from sqlalchemy.pool import NullPool
 
+from verl_adaptive.redact import redact
 from verl_adaptive.stats.filesystem import filesystem_of, wal_is_safe
 from verl_adaptive.stats.schema import JournalError
 
-__all__ = ["make_engine", "parse_url", "sqlite_path"]
+__all__ = ["make_engine", "parse_url", "shown", "sqlite_path"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -44,20 +44,32 @@ def parse_url(url: str | os.PathLike[str] | URL) -> URL:
         url = URL.create("sqlite", database=os.fspath(url))
     try:
         parsed = make_url(url)
-    except (ArgumentError, ValueError) as error:
-        shown = re.sub(r"//[^/@]*@", "//***@", str(url))  # it may hold a password
-        raise JournalError(f"adaptive.store.url={shown!r} is not a database URL") from error
+    except (ArgumentError, ValueError):
+        # `from None`: what SQLAlchemy says may hold the URL, and the URL a password.
+        raise JournalError(f"adaptive.store.url={shown(url)!r} is not a database URL") from None
     backend = parsed.get_backend_name()
     if backend == "postgresql":
         return parsed.set(drivername="postgresql+psycopg")
     if backend != "sqlite":
         raise JournalError(
-            f"adaptive.store.url={parsed.render_as_string()!r}: only SQLite (sqlite:////path/file.sqlite) and "
+            f"adaptive.store.url={shown(parsed)!r}: only SQLite (sqlite:////path/file.sqlite) and "
             "PostgreSQL (postgresql+psycopg://user@host/database) are supported"
         )
     if parsed.database in (None, "", ":memory:"):
         raise JournalError("adaptive.store.url: SQLite needs a file, for example sqlite:////path/adaptive.sqlite")
     return parsed
+
+
+def shown(url: str | os.PathLike[str] | URL) -> str:
+    """A database URL for people: without a password, wherever in the URL it stands."""
+    if not isinstance(url, URL):
+        if "://" not in str(url):
+            return str(url)
+        try:
+            url = make_url(str(url))
+        except (ArgumentError, ValueError):
+            return str(url).split("://", 1)[0] + "://…"  # which part is the password cannot be told
+    return redact(url.render_as_string())
 
 
 def sqlite_path(url: URL) -> Path:
