@@ -7,7 +7,7 @@ import re
 __all__ = ["redact"]
 
 # `user:password@` in front of a host. Greedy: a password may itself hold `@`, `/` and `:`, and hiding too much is fine.
-_AUTHORITY = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*://[^\s/:@]*:)\S*@")
+_AUTHORITY = re.compile(r"([A-Za-z0-9+.\-]*://[^\s/:@]*:)\S*@")
 # libpq takes a password among a URL's parameters too.
 _PARAMETER = re.compile(r"([?&](?:password|passwd|pwd|sslpassword|token|secret)=)[^&#\s'\"]*", re.IGNORECASE)
 

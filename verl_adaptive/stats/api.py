@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import pyarrow as pa
 
+from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.stats.keys import key_hex
 from verl_adaptive.stats.locate import Found, StoreError, locate
 from verl_adaptive.stats.snapshot import read_snapshot
@@ -57,7 +58,12 @@ def _reading(where: str) -> Iterator[None]:
 
     try:
         yield
-    except (SQLAlchemyError, pa.ArrowException, ValueError, TypeError, OverflowError, LookupError) as error:
+    except AdaptiveError:
+        raise
+    except (
+        *(SQLAlchemyError, pa.ArrowException, ValueError, TypeError, OverflowError, LookupError),
+        *(AttributeError, RecursionError),
+    ) as error:
         cause = getattr(error, "orig", None) or error
         raise JournalError(f"{where} cannot be read: {type(cause).__name__}: {cause}") from error
 

@@ -107,6 +107,8 @@ def _encode_image(value: Any) -> bytes:
     return _sized(b"P", head) + _sized(b"", value.tobytes())
 
 
+_QUIET = decimal.Context(prec=28, traps=[])  # a signalling not-a-number is a value like any other
+
 _ENCODERS: dict[type, Callable[[Any], bytes]] = {
     str: _encode_str,
     int: _encode_int,
@@ -128,9 +130,6 @@ _ENCODERS: dict[type, Callable[[Any], bytes]] = {
     datetime.time: lambda v: _sized(b"T", v.isoformat().encode()),
     datetime.timedelta: lambda v: _sized(b"U", repr((v.days, v.seconds, v.microseconds)).encode()),
 }
-
-
-_QUIET = decimal.Context(prec=28, traps=[])  # a signalling not-a-number is a value like any other
 
 
 def _is_pil(value: Any) -> bool:
