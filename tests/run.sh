@@ -3,6 +3,8 @@
 #
 #   bash tests/run.sh              everything (about half an hour on 2 cores)
 #   bash tests/run.sh unit         without the runs of the real pipeline
+#   bash tests/run.sh matrix       the rest of the fault matrix on the real pipeline (another half hour)
+#   bash tests/run.sh fuzz         files, URLs and settings, many more examples than by default (VERL_ADAPTIVE_FUZZ, 100)
 #   bash tests/run.sh -k NAME      any arguments of pytest
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -29,9 +31,17 @@ if [ "${1:-}" = unit ]; then
     shift
     exec python -m pytest -m "not e2e" -n 2 "$@"
 fi
+if [ "${1:-}" = matrix ]; then
+    shift
+    exec python -m pytest -m matrix "$@"
+fi
+if [ "${1:-}" = fuzz ]; then
+    shift
+    VERL_ADAPTIVE_FUZZ="${VERL_ADAPTIVE_FUZZ:-100}" exec python -m pytest tests/fuzz -n 2 --timeout 0 "$@"
+fi
 if (($#)); then
     exec python -m pytest "$@"
 fi
 python -m pytest -m "not e2e" -n 2
 # One run of the pipeline at a time: each takes both cores.
-exec python -m pytest -m e2e
+exec python -m pytest -m "e2e and not matrix"

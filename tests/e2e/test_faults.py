@@ -85,7 +85,7 @@ def test_a_reward_function_that_hangs(mode, tmp_path):
     run, seconds = failed_run(tmp_path, "+adaptive=dapo", *MODES[mode], chosen, "adaptive.stall_timeout=15")
     assert begun.exists()
     assert re.search(r"no rollout has finished for adaptive\.stall_timeout=15 s; still waiting for \d+ of 16", run.log)
-    assert "the reward function hangs" in run.log
+    assert re.search(r"the reward function( or a tool)? hangs", run.log)
     assert seconds < 300
 
 
