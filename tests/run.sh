@@ -3,7 +3,8 @@
 #
 #   bash tests/run.sh              everything (about half an hour on 2 cores)
 #   bash tests/run.sh unit         without the runs of the real pipeline
-#   bash tests/run.sh matrix       more runs of the real pipeline: presets by trainer mode by fault, hours on 2 cores
+#   bash tests/run.sh matrix       more runs of the real pipeline: presets, trainer modes and faults (an hour or more)
+#   bash tests/run.sh fuzz         files, URLs and settings, many more examples than by default (VERL_ADAPTIVE_FUZZ, 100)
 #   bash tests/run.sh -k NAME      any arguments of pytest
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -32,7 +33,11 @@ if [ "${1:-}" = unit ]; then
 fi
 if [ "${1:-}" = matrix ]; then
     shift
-    exec python -m pytest -m "matrix" "$@"
+    exec python -m pytest -m matrix "$@"
+fi
+if [ "${1:-}" = fuzz ]; then
+    shift
+    VERL_ADAPTIVE_FUZZ="${VERL_ADAPTIVE_FUZZ:-100}" exec python -m pytest tests/fuzz -n 2 --timeout 0 "$@"
 fi
 if (($#)); then
     exec python -m pytest "$@"

@@ -16,6 +16,7 @@ from typing import NoReturn
 from verl_adaptive import __version__
 from verl_adaptive.commands.text import one_line
 from verl_adaptive.errors import AdaptiveError
+from verl_adaptive.redact import redact
 
 __all__ = ["COMMANDS", "UsageError", "main"]
 
@@ -86,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _failed(message: str, status: int, error: Exception | None = None) -> int:
     if error is not None and os.environ.get(DEBUG):
         raise error
-    print(f"verl-adaptive: {one_line(message)}", file=sys.stderr)
+    print(f"verl-adaptive: {one_line(redact(message))}", file=sys.stderr)
     return status
 
 

@@ -94,9 +94,13 @@ def _coerce(hint: Any, value: Any, key: str) -> Any:
     if hint is Any:
         return value
     if hint is float and isinstance(value, int | float) and not isinstance(value, bool):
-        if math.isnan(value):
+        try:
+            number = float(value)
+        except OverflowError:
+            raise ConfigError(key, f"{str(value)[:20]}…", "is too large") from None
+        if math.isnan(number):
             raise ConfigError(key, value, "must be a number")
-        return float(value)
+        return number
     if hint is int and isinstance(value, int) and not isinstance(value, bool):
         return value
     if hint is int and isinstance(value, float) and value.is_integer():

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from verl_adaptive.redact import redact
+
 __all__ = ["AdaptiveError", "ConfigError", "Exhausted"]
 
 
 class AdaptiveError(RuntimeError):
-    """Base of every error this package raises on purpose."""
+    """Base of every error this package raises on purpose. Its text never shows the password of a URL."""
+
+    def __str__(self) -> str:
+        return redact(super().__str__())
 
 
 class ConfigError(AdaptiveError, ValueError):
@@ -23,7 +28,7 @@ class ConfigError(AdaptiveError, ValueError):
         super().__init__(key, value, hint)
 
     def __str__(self) -> str:
-        return f"{self.key}={self.value!r}: {self.hint}"
+        return redact(f"{self.key}={self.value!r}: {self.hint}")
 
 
 class Exhausted(AdaptiveError):

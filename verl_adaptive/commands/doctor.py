@@ -21,8 +21,9 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, entry_points, requires, version
 from typing import Any
 
-from verl_adaptive.commands.text import one_line
+from verl_adaptive.commands.text import clean, one_line
 from verl_adaptive.errors import AdaptiveError
+from verl_adaptive.redact import redact
 
 __all__ = ["Check", "Examination", "configure", "run"]
 
@@ -134,7 +135,7 @@ class Examination:
         return all(check.status != "fail" for check in self.checks)
 
     def add(self, name: str, status: str, detail: str, fix: str = "") -> None:
-        self.checks.append(Check(name, status, one_line(detail), one_line(fix)))
+        self.checks.append(Check(name, status, one_line(redact(detail)), one_line(redact(fix))))
 
     def _try(self, name: str, fix: str, look: Callable[[], Any]) -> Any:
         """``look()``, whatever it throws becoming a finding; SystemExit is how the plugin refuses."""
@@ -298,10 +299,10 @@ class Examination:
         """A PostgreSQL database answers."""
 
         def connect() -> str:
-            from verl_adaptive.stats.database import make_engine
+            from verl_adaptive.stats.database import make_engine, shown
 
             with make_engine(url, read_only=True).connect() as connection:
-                return str(connection.engine.url.render_as_string())
+                return shown(connection.engine.url)
 
         fix = 'check adaptive.store.url and the server; the driver comes with pip install "verl-adaptive[postgres]"'
         shown = self._try("database", fix, connect)
@@ -374,7 +375,7 @@ def _print(checks: list[Check], plan: dict[str, Any] | None) -> None:
     if plan is not None:
         out.print()
         for label, text in _plan_lines(plan):
-            out.print(Text(f"{label:<10}", style="bold") + Text(text), soft_wrap=True)
+            out.print(Text(f"{label:<10}", style="bold") + Text(clean(text)), soft_wrap=True)
     failed = sum(check.status == "fail" for check in checks)
     out.print(Text(f"\n{failed} of {len(checks)} checks failed" if failed else f"\nall {len(checks)} checks passed"))
 

@@ -1,4 +1,5 @@
-"""Write a store to a file that other tools read: Parquet, CSV or JSON lines, by the file's ending.
+"""Write a store to a file that other tools read: Parquet, CSV or JSON lines, by the file's ending. In CSV, text that a
+spreadsheet would take for a formula (it begins with = + - @) gets an apostrophe in front.
 
   verl-adaptive export checkpoints/project/experiment prompts.parquet --where "visits > 0"
   verl-adaptive export runs.sqlite steps.jsonl --what steps
@@ -132,9 +133,22 @@ def _csv(path: str, pages: Iterator[Any]) -> int:
     first = next(pages)
     with csv.CSVWriter(path, first.schema) as writer:
         for page in _chain(first, pages):
-            writer.write_table(page)
+            writer.write_table(_tame(page))
             count += page.num_rows
     return count
+
+
+def _tame(page: Any) -> Any:
+    """Text that a spreadsheet would run as a formula gets an apostrophe in front; CSV has no other way to say "text"."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    for at, column in enumerate(page.columns):
+        if pa.types.is_string(column.type):
+            risky = pc.match_substring_regex(column, r"^[=+\-@\t\r]")
+            safe = pc.if_else(risky, pc.binary_join_element_wise("'", column, ""), column)
+            page = page.set_column(at, page.schema.field(at), safe)
+    return page
 
 
 def _jsonl(path: str, pages: Iterator[Any]) -> int:
@@ -149,10 +163,20 @@ def _jsonl(path: str, pages: Iterator[Any]) -> int:
                 for row in batch.to_pylist():
                     for name in ("ledger", "scalars"):
                         if isinstance(row.get(name), str):
-                            row[name] = json.loads(row[name])
+                            row[name] = _parsed(row[name])
                     file.write(json.dumps(plain(row)) + "\n")
             count += page.num_rows
     return count
+
+
+def _parsed(text: str) -> Any:
+    """JSON from a journal; text that is none stays text."""
+    import json
+
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
 
 
 def _chain(first: Any, rest: Iterator[Any]) -> Iterator[Any]:

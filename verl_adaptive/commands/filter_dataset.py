@@ -97,8 +97,8 @@ def _copy(source: str, target: str, keep: np.ndarray) -> None:
                 if mask.any():
                     writer.write_table(group.filter(pa.array(mask)).cast(file.schema_arrow))
         os.replace(part, target)
-    except pa.ArrowException as error:
-        raise DatasetError(f"{source}: {error}") from error
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise DatasetError(f"{source} cannot be copied to {target}: {error}") from error
     finally:
         if os.path.exists(part):
             os.unlink(part)

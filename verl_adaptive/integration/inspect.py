@@ -20,6 +20,7 @@ from verl_adaptive.config import AdaptiveConfig, RunFacts
 from verl_adaptive.engine import Engine
 from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.policy import Policy, build_policy
+from verl_adaptive.redact import redact
 from verl_adaptive.stats.keys import KEY_DTYPE
 from verl_adaptive.stats.table import StatsTable
 
@@ -246,7 +247,9 @@ def make_plan(config: DictConfig, adaptive: AdaptiveConfig, policy: Policy, keep
     if (actor.use_kl_loss or config.algorithm.use_kl_in_reward) and policy.filter.name != "keep_all":
         notes.append("the KL penalty acts on the groups that train only; dropped groups do not add to it")
     if adaptive.warm_start is not None:
-        notes.append(f"starts with the statistics of {adaptive.warm_start}, weighted {adaptive.warm_start_discount:g}")
+        notes.append(
+            f"starts with the statistics of {redact(adaptive.warm_start)}, weighted {adaptive.warm_start_discount:g}"
+        )
     store, path, run_id = _store(config, adaptive)
     return Plan(
         preset=adaptive.name,
@@ -302,7 +305,7 @@ def _prompts(files: Any) -> tuple[int | None, list[str]]:
 
 
 def _store(config: DictConfig, adaptive: AdaptiveConfig) -> tuple[str, str | None, str | None]:
-    from verl_adaptive.stats.database import parse_url, sqlite_path
+    from verl_adaptive.stats.database import parse_url, shown, sqlite_path
 
     if not adaptive.store.enabled:
         return "none (adaptive.store.enabled=false); statistics live in the checkpoints", None, None
@@ -311,7 +314,7 @@ def _store(config: DictConfig, adaptive: AdaptiveConfig) -> tuple[str, str | Non
     url = adaptive.store.url or os.path.join(os.path.abspath(trainer.default_local_dir), "adaptive.sqlite")
     parsed = parse_url(url)
     path = str(sqlite_path(parsed)) if parsed.get_backend_name() == "sqlite" else None
-    return path or parsed.render_as_string(), path, run_id
+    return path or shown(parsed), path, run_id
 
 
 def _resume(config: DictConfig, adaptive: AdaptiveConfig, policy: Policy) -> str:

@@ -27,6 +27,7 @@ from verl_adaptive.stats import (
     read_snapshot,
     write_snapshot,
 )
+from verl_adaptive.stats.database import shown
 from verl_adaptive.stats.journal import Journal
 
 __all__ = ["FOLDER", "Memory"]
@@ -123,8 +124,7 @@ class Memory:
                 "tolerance": self.adaptive.tolerance,
             },
         )
-        shown = re.sub(r"//([^/@:]*):[^/@]*@", r"//\1:***@", url)
-        self.where = f"{shown} (run {run}, attempt {journal.attempt})"
+        self.where = f"{shown(url)} (run {run}, attempt {journal.attempt})"
         return journal
 
     # -- a step ---------------------------------------------------------------------------------------------

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from verl_adaptive.report.history import Flips, Window, windows
-from verl_adaptive.report.overview import BINS, REGRESSED, overview
+from verl_adaptive.report.overview import BINS, REGRESSED, ledger_of, overview
 from verl_adaptive.report.prompts import Opened, reading
+from verl_adaptive.stats import StoreError
 
 __all__ = ["CLASSES", "Collected", "History", "collect", "conflicts"]
 
@@ -157,7 +158,7 @@ def _of_steps(
     for at, ledger_text, scalars_text in zip(
         home.tolist(), steps.column("ledger").to_pylist(), steps.column("scalars").to_pylist(), strict=True
     ):
-        ledger, scalars = json.loads(ledger_text), json.loads(scalars_text)
+        ledger, scalars = ledger_of(ledger_text), _numbers(scalars_text)
         account = ledger.get("step", {}).get("rollouts", {})
         where = {"trained": account.get("trained", 0), "surplus": account.get("surplus", 0)}
         where |= {f"dropped: {reason}": amount for reason, amount in account.get("dropped", {}).items()}
@@ -168,12 +169,20 @@ def _of_steps(
             total[name][at] = run.get(name, np.nan)
         facts["ledger"] = ledger.get("run")
         for name, value in scalars.items():
-            if isinstance(value, int | float):
-                sums.setdefault(name, np.zeros(bins))[at] += value
-                counts.setdefault(name, np.zeros(bins))[at] += 1
+            sums.setdefault(name, np.zeros(bins))[at] += value
+            counts.setdefault(name, np.zeros(bins))[at] += 1
     with np.errstate(invalid="ignore"):
         means = {name: sums[name] / counts[name] for name in sums}
     return rollouts, total, means
+
+
+def _numbers(text: str) -> dict[str, float]:
+    """The numbers among a step's scalars; the text may be anybody's."""
+    try:
+        data = json.loads(text)
+        return {name: float(v) for name, v in data.items() if isinstance(v, int | float) and abs(v) < 1e300}
+    except (ValueError, AttributeError, RecursionError) as error:
+        raise StoreError(f"the journal is damaged: a step's scalars are {text[:60]!r}: {error}") from error
 
 
 class _Course:

@@ -32,7 +32,7 @@ def open_parquet(path: str) -> pq.ParquetFile:
         raise DatasetError(f"{path} is not a file")
     try:
         return pq.ParquetFile(path)
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, ValueError) as error:
         raise DatasetError(f"{path} is not a Parquet file: {error}") from error
 
 
@@ -44,7 +44,7 @@ def _rows(path: str, file: pq.ParquetFile, prompt_key: str, id_key: str | None) 
     try:
         for batch in file.iter_batches(batch_size=_BATCH, columns=columns):
             yield batch.to_pylist()
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
         raise DatasetError(f"{path} cannot be read: {error}") from error
 
 

@@ -9,8 +9,9 @@ import numpy as np
 
 from verl_adaptive.report.history import flips_of
 from verl_adaptive.report.prompts import Opened, reading
+from verl_adaptive.stats import StoreError
 
-__all__ = ["BINS", "REGRESSED", "histogram", "overview"]
+__all__ = ["BINS", "REGRESSED", "histogram", "ledger_of", "overview"]
 
 #: Pass rates: exactly 0 and exactly 1 by themselves, since those are the prompts that teach nothing.
 BINS = ("0", *(f"{i / 10:.1f}-{(i + 1) / 10:.1f}" for i in range(10)), "1")
@@ -26,6 +27,32 @@ def histogram(rate: np.ndarray) -> list[int]:
     # 0.3 * 10 is 3.0000000000000004 and 0.29999999999999998 * 10 is 3.0: rounding keeps k/n in its bin
     counts = np.bincount(np.clip(np.floor(np.round(inner * 10, 9)), 0, 9).astype(np.int64), minlength=10)
     return [int((rate <= 0).sum()), *(int(c) for c in counts), int((rate >= 1).sum())]
+
+
+def ledger_of(text: str) -> dict[str, dict[str, Any]]:
+    """A step's accounts as the journal has them, ``step`` and ``run``; the text may be anybody's.
+
+    Raises:
+        StoreError: not such accounts.
+    """
+
+    def account(value: Any) -> dict[str, Any]:
+        numbers = {name: value.get(name, 0) for name in ("generated", "trained", "surplus", "held")}
+        dropped = {str(reason): amount for reason, amount in value.get("dropped", {}).items()}
+        for amount in (*numbers.values(), *dropped.values()):
+            if not isinstance(amount, int) or not 0 <= amount < 2**63:
+                raise ValueError(f"{str(amount)[:40]!r} is not a count")
+        return {**numbers, "dropped": dropped}
+
+    try:
+        data = json.loads(text)
+        return {
+            scope: {unit: account(data[scope].get(unit, {})) for unit in ("rollouts", "tokens")}
+            for scope in ("step", "run")
+            if data.get(scope)
+        }
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise StoreError(f"the journal is damaged: a step's ledger is {text[:60]!r}: {error}") from error
 
 
 def overview(opened: Opened, *, tries: int = 16, history: bool = True) -> dict[str, Any]:
@@ -78,7 +105,7 @@ def overview(opened: Opened, *, tries: int = 16, history: bool = True) -> dict[s
         if steps.num_rows:
             numbers = steps.column("step").to_pylist()
             out["first_step"], out["last_step"] = numbers[0], numbers[-1]
-            out["ledger"] = json.loads(steps.column("ledger")[-1].as_py()).get("run")
+            out["ledger"] = ledger_of(steps.column("ledger")[-1].as_py()).get("run")
         with reading(opened.source):
             out["gaps"] = [list(gap) for gap in opened.store.gaps(opened.run)]
     return out

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -142,12 +141,17 @@ def reading(source: str) -> Iterator[None]:
         yield
     except SQLAlchemyError as error:
         cause = getattr(error, "orig", None) or error
-        raise StoreError(f"{_hidden(source)} cannot be read: {cause}") from error
+        raise StoreError(f"{source} cannot be read: {cause}") from error
     except pa.ArrowException as error:
-        raise StoreError(f"{_hidden(source)} cannot be read: {error}") from error
+        raise StoreError(f"{source} cannot be read: {error}") from error
+    except AdaptiveError:
+        raise
+    except (ValueError, TypeError, LookupError, OverflowError, AttributeError, RecursionError) as error:
+        # what is in a store need not be what a run wrote there
+        raise StoreError(f"{source} cannot be read, it is damaged: {type(error).__name__}: {error}") from error
     except ModuleNotFoundError as error:
         raise StoreError(
-            f"{_hidden(source)}: the database driver {error.name} is not installed; for PostgreSQL: "
+            f"{source}: the database driver {error.name} is not installed; for PostgreSQL: "
             'pip install "verl-adaptive[postgres]"'
         ) from error
 
@@ -181,7 +185,7 @@ def open_prompts(
             return Opened(source, found.where, "results", None, None, Prompts(table), {})
         store = open_store(source, prefer=prefer)  # type: ignore[arg-type]
         if found.kind == "snapshot":
-            about = read_manifest(found.where).get("meta", {})
+            about = _plain(read_manifest(found.where).get("meta", {}))
             table = store.table()
             retired = (int((table.col("retired") > 0).sum()), about.get("step"))
             return Opened(source, store.where, "snapshot", None, store, Prompts(table), about, retired)
@@ -190,11 +194,17 @@ def open_prompts(
             raise StoreError(f"{store.where} holds no run yet; a run appears with its first step")
         name = store._named(run)
         row = next(r for r in runs if r["run_id"] == name)
-        about = {**row["meta"], "attempts": row["attempts"], "package": row["package"]}
+        about = {**_plain(row["meta"]), "attempts": row["attempts"], "package": row["package"]}
         table = store.table(name, tolerance=tolerance)
         return Opened(
             source, store.where, "journal", name, store, Prompts(table), about, _retired(about, found.where, table)
         )
+
+
+def _plain(meta: dict[str, Any]) -> dict[str, Any]:
+    """What a run says of itself, as far as it is text or a number: the store may be anybody's."""
+    known = ("preset", "policy", "package", "step", "checkpoints")
+    return {name: meta[name] for name in known if isinstance(meta.get(name), str | int | float)}
 
 
 def _retired(about: dict[str, Any], where: str, table: StatsTable) -> tuple[int, int | None] | None:
@@ -205,22 +215,17 @@ def _retired(about: dict[str, Any], where: str, table: StatsTable) -> tuple[int,
     local = url.get_backend_name() == "sqlite"
     folders = [about.get("checkpoints"), str(sqlite_path(url).parent) if local else None]
     for folder in folders:
-        if not folder or not os.path.isdir(folder):
+        if not isinstance(folder, str) or not os.path.isdir(folder):
             continue
         try:
             beside = locate(folder, prefer="snapshot")
             if beside.kind != "snapshot":
                 continue
             theirs, _, manifest = read_snapshot(beside.where)
-        except (AdaptiveError, OSError):
+        except (AdaptiveError, OSError, ValueError):
             continue  # being written or damaged: that is for `stats` on the snapshot itself to say
         rows = table.rows_for(theirs.keys, create=False)
         marked = (rows >= 0) & (theirs.col("retired") > 0)
         table.col("retired")[rows[marked]] = 1
         return int(marked.sum()), manifest.get("meta", {}).get("step")
     return None
-
-
-def _hidden(source: str) -> str:
-    """The source without a password."""
-    return re.sub(r"//([^/@:]*):[^/@]*@", r"//\1:***@", source)

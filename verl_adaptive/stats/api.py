@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import pyarrow as pa
 
+from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.stats.keys import key_hex
 from verl_adaptive.stats.locate import Found, StoreError, locate
 from verl_adaptive.stats.snapshot import read_snapshot
@@ -57,7 +58,12 @@ def _reading(where: str) -> Iterator[None]:
 
     try:
         yield
-    except (SQLAlchemyError, pa.ArrowException, ValueError, TypeError, OverflowError, LookupError) as error:
+    except AdaptiveError:
+        raise
+    except (
+        *(SQLAlchemyError, pa.ArrowException, ValueError, TypeError, OverflowError, LookupError),
+        *(AttributeError, RecursionError),
+    ) as error:
         cause = getattr(error, "orig", None) or error
         raise JournalError(f"{where} cannot be read: {type(cause).__name__}: {cause}") from error
 
@@ -79,11 +85,11 @@ class Store:
         self._run = found.run
         self._reader: JournalReader | None = None
         if found.kind == "journal":
-            from verl_adaptive.stats.database import make_engine
+            from verl_adaptive.stats.database import make_engine, shown
             from verl_adaptive.stats.reader import JournalReader
 
             engine = make_engine(found.where, read_only=True)
-            self.where = engine.url.render_as_string()
+            self.where = shown(engine.url)
             with _reading(self.where):
                 self._reader = JournalReader(engine)
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
-__all__ = ["TEMPORARY", "sync_directory", "write_file"]
+__all__ = ["TEMPORARY", "read_file", "sync_directory", "write_file"]
 
 TEMPORARY = ".tmp"
 """Suffix of files that are still being written; a crashed writer leaves them behind."""
@@ -36,6 +37,27 @@ def write_file(path: Path, write: Callable[[BinaryIO], object]) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def read_file(path: Path, limit: int) -> bytes:
+    """Read a file whole; a pipe or a device, which could block or never end, is refused.
+
+    Args:
+        path: the file; a link to one will do.
+        limit: bytes beyond which it is refused unread.
+
+    Raises:
+        OSError: not there, not a regular file, larger than ``limit``, or the file system refused.
+    """
+    # Without O_NONBLOCK, opening a pipe waits for somebody to write to it.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    with open(descriptor, "rb") as file:
+        about = os.fstat(descriptor)
+        if not stat.S_ISREG(about.st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
+        if about.st_size > limit:
+            raise OSError(errno.EFBIG, f"{about.st_size} bytes, more than the {limit} expected", str(path))
+        return file.read()
 
 
 def sync_directory(directory: Path) -> None:

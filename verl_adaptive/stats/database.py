@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import sqlite3
+import sys
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -14,15 +14,17 @@ from sqlalchemy import URL, Engine, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError
 from sqlalchemy.pool import NullPool
 
+from verl_adaptive.redact import redact
 from verl_adaptive.stats.filesystem import filesystem_of, wal_is_safe
 from verl_adaptive.stats.schema import JournalError
 
-__all__ = ["make_engine", "parse_url", "sqlite_path"]
+__all__ = ["make_engine", "parse_url", "shown", "sqlite_path"]
 
 _LOG = logging.getLogger(__name__)
 
 WRITER_WAITS = 1.0  # seconds for a lock, before the step goes to the backlog and training goes on
 READER_WAITS = 30.0
+_LARGEST_VALUE = 1 << 26  # bytes; the largest honest one is a prompt's text or a step's ledger
 _POSTGRES: dict[str, Any] = {
     "connect_timeout": 3,
     "keepalives_idle": 10,
@@ -44,25 +46,54 @@ def parse_url(url: str | os.PathLike[str] | URL) -> URL:
         url = URL.create("sqlite", database=os.fspath(url))
     try:
         parsed = make_url(url)
-    except (ArgumentError, ValueError) as error:
-        shown = re.sub(r"//[^/@]*@", "//***@", str(url))  # it may hold a password
-        raise JournalError(f"adaptive.store.url={shown!r} is not a database URL") from error
+    except (ArgumentError, ValueError):
+        # `from None`: what SQLAlchemy says may hold the URL, and the URL a password.
+        raise JournalError(f"adaptive.store.url={shown(url)!r} is not a database URL") from None
     backend = parsed.get_backend_name()
+    if "@" in (parsed.host or ""):  # a piece of the password, which the server's name would be shown with
+        raise JournalError(f"adaptive.store.url={shown(url)!r}: write an @ in the password as %40")
     if backend == "postgresql":
         return parsed.set(drivername="postgresql+psycopg")
     if backend != "sqlite":
         raise JournalError(
-            f"adaptive.store.url={parsed.render_as_string()!r}: only SQLite (sqlite:////path/file.sqlite) and "
+            f"adaptive.store.url={shown(parsed)!r}: only SQLite (sqlite:////path/file.sqlite) and "
             "PostgreSQL (postgresql+psycopg://user@host/database) are supported"
+        )
+    if parsed.host or parsed.username or parsed.password or parsed.port:
+        raise JournalError(
+            f"adaptive.store.url={shown(parsed)!r}: a SQLite URL has no server; an absolute path takes four slashes, as "
+            "in sqlite:////path/adaptive.sqlite"
         )
     if parsed.database in (None, "", ":memory:"):
         raise JournalError("adaptive.store.url: SQLite needs a file, for example sqlite:////path/adaptive.sqlite")
     return parsed
 
 
+def shown(url: str | os.PathLike[str] | URL) -> str:
+    """A database URL for people: without a password, wherever in the URL it stands."""
+    if not isinstance(url, URL):
+        if "://" not in str(url):
+            return str(url)
+        try:
+            url = make_url(str(url))
+        except (ArgumentError, ValueError):
+            return str(url).split("://", 1)[0] + "://…"  # which part is the password cannot be told
+        if "@" in (url.host or ""):
+            url = url.set(host="…")
+    return redact(url.render_as_string())
+
+
 def sqlite_path(url: URL) -> Path:
     """The absolute path of a SQLite URL's file."""
     return Path(os.path.abspath(str(url.database)))
+
+
+def _guarded(connection: sqlite3.Connection) -> sqlite3.Connection:
+    """A file may come from anywhere: its schema may call nothing, and no value may be larger than the file would be."""
+    connection.execute("PRAGMA trusted_schema=OFF")
+    if sys.version_info >= (3, 11):
+        connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LARGEST_VALUE)
+    return connection
 
 
 def _sqlite_engine(url: URL, read_only: bool) -> Engine:
@@ -77,16 +108,16 @@ def _sqlite_engine(url: URL, read_only: bool) -> Engine:
         name = f"file:{quote(str(path))}"
         settings: dict[str, Any] = {"uri": True, "check_same_thread": False, "isolation_level": None}
         if not read_only:
-            connection = sqlite3.connect(f"{name}?mode=rwc", timeout=WRITER_WAITS, **settings)
+            connection = _guarded(sqlite3.connect(f"{name}?mode=rwc", timeout=WRITER_WAITS, **settings))
             connection.execute(f"PRAGMA journal_mode={mode}")
             # With WAL a power cut can lose the last commits but not damage the file; resume reads the snapshot.
             connection.execute("PRAGMA synchronous=NORMAL")
             connection.execute("PRAGMA foreign_keys=ON")
             connection.execute("PRAGMA wal_autocheckpoint=0")  # a thread does it: see checkpointer.py
             return connection
-        if not path.exists():
+        if not path.is_file():  # a pipe would be waited for
             raise sqlite3.OperationalError(f"no such file: {path}")
-        connection = sqlite3.connect(f"{name}?mode=ro", timeout=READER_WAITS, **settings)
+        connection = _guarded(sqlite3.connect(f"{name}?mode=ro", timeout=READER_WAITS, **settings))
         try:
             connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
         except sqlite3.OperationalError:
@@ -95,7 +126,7 @@ def _sqlite_engine(url: URL, read_only: bool) -> Engine:
             connection.close()
             if os.path.exists(f"{path}-wal") or os.access(path.parent, os.W_OK):
                 raise
-            connection = sqlite3.connect(f"{name}?mode=ro&immutable=1", timeout=READER_WAITS, **settings)
+            connection = _guarded(sqlite3.connect(f"{name}?mode=ro&immutable=1", timeout=READER_WAITS, **settings))
         return connection
 
     if not read_only:

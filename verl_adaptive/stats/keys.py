@@ -107,6 +107,8 @@ def _encode_image(value: Any) -> bytes:
     return _sized(b"P", head) + _sized(b"", value.tobytes())
 
 
+_QUIET = decimal.Context(prec=28, traps=[])  # a signalling not-a-number is a value like any other
+
 _ENCODERS: dict[type, Callable[[Any], bytes]] = {
     str: _encode_str,
     int: _encode_int,
@@ -122,7 +124,7 @@ _ENCODERS: dict[type, Callable[[Any], bytes]] = {
     set: _encode_set,
     frozenset: _encode_set,
     np.ndarray: _encode_array,
-    decimal.Decimal: lambda v: _sized(b"D", str(v.normalize()).encode()),
+    decimal.Decimal: lambda v: _sized(b"D", str(v.normalize(_QUIET)).encode()),
     datetime.datetime: lambda v: _sized(b"T", v.isoformat().encode()),
     datetime.date: lambda v: _sized(b"T", v.isoformat().encode()),
     datetime.time: lambda v: _sized(b"T", v.isoformat().encode()),
@@ -165,6 +167,13 @@ def _encode(value: Any) -> bytes:
 # -- keys -----------------------------------------------------------------------------------------------------------
 
 
+def _canonical(value: Any) -> bytes:
+    try:
+        return _encode(value)
+    except RecursionError:
+        raise ValueError("a value is nested too deeply to be a prompt, or contains itself") from None
+
+
 def prompt_key(data_source: Any, messages: Any, ground_truth: Any, media: Any = None) -> bytes:
     """The 16-byte key of a prompt's content.
 
@@ -181,7 +190,7 @@ def prompt_key(data_source: Any, messages: Any, ground_truth: Any, media: Any = 
         TypeError: a value has no canonical form (an arbitrary object).
     """
     parts = (data_source, messages, ground_truth) if media is None else (data_source, messages, ground_truth, media)
-    return hashlib.blake2b(_encode_sequence(parts), digest_size=16, person=_CONTENT).digest()
+    return hashlib.blake2b(_canonical(parts), digest_size=16, person=_CONTENT).digest()
 
 
 def custom_key(value: Any) -> bytes:
@@ -193,7 +202,7 @@ def custom_key(value: Any) -> bytes:
     """
     if value is None:
         raise ValueError("adaptive.id_key: an identifier must not be None")
-    return hashlib.blake2b(_encode(value), digest_size=16, person=_CUSTOM).digest()
+    return hashlib.blake2b(_canonical(value), digest_size=16, person=_CUSTOM).digest()
 
 
 def keys_array(keys: Sequence[bytes]) -> np.ndarray:

@@ -23,6 +23,7 @@ and columns that say how it went, the first that are there:
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -37,23 +38,32 @@ from verl_adaptive.stats.table import StatsTable
 
 __all__ = ["read_results"]
 
+_MOST = 2**31 - 1  # rollouts of a prompt; the table counts in 32 bits
+
 
 def _rows(path: Path) -> Iterator[Mapping[str, Any]]:
     if path.suffix == ".parquet":
         try:
             file = pq.ParquetFile(path)
-        except (pa.ArrowException, OSError) as error:
+        except (pa.ArrowException, OSError, ValueError) as error:
             raise StoreError(f"{path} is not a Parquet file: {error}") from error
-        for batch in file.iter_batches(batch_size=8192):
-            yield from batch.to_pylist()
-        return
+        batches = file.iter_batches(batch_size=8192)
+        while True:
+            try:
+                batch = next(batches, None)
+                rows = [] if batch is None else batch.to_pylist()
+            except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
+                raise StoreError(f"{path} cannot be read: {error}") from error
+            if batch is None:
+                return
+            yield from rows
     with path.open("rb") as lines:
         for number, line in enumerate(lines, 1):
             if not line.strip():
                 continue
             try:
                 row = json.loads(line)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise StoreError(f"{path}, line {number}: not JSON: {error}") from error
             if not isinstance(row, dict):
                 raise StoreError(f"{path}, line {number}: not an object; one JSON object a line is expected")
@@ -84,8 +94,8 @@ def _outcome(row: Mapping[str, Any], success: float) -> tuple[float, ...]:
     """``n, successes, signal sum, signal squares, lowest, highest`` of a row."""
     if row.get("n") is not None:
         n = row["n"]
-        if n != int(n) or n < 1:
-            raise ValueError(f"n={n!r} is not a positive whole number")
+        if isinstance(n, bool) or not isinstance(n, int | float) or not 1 <= n <= _MOST or n != int(n):
+            raise ValueError(f"n={n!r} is not a positive whole number of at most {_MOST}")
         if row.get("successes") is not None:
             c = float(row["successes"])
         elif row.get("pass_rate") is not None:
@@ -102,7 +112,10 @@ def _outcome(row: Mapping[str, Any], success: float) -> tuple[float, ...]:
     scores = np.atleast_1d(np.asarray(row["score"], dtype=np.float64))
     if scores.ndim != 1 or not len(scores) or not np.isfinite(scores).all():
         raise ValueError(f"score={row['score']!r} is not a finite number or a list of them")
-    squares = float((scores * scores).sum())
+    with np.errstate(over="ignore"):
+        squares = float((scores * scores).sum())
+    if not math.isfinite(squares):
+        raise ValueError(f"score={row['score']!r} is too large: its square is infinite")
     return (
         float(len(scores)),
         float((scores > success).sum()),
@@ -111,6 +124,13 @@ def _outcome(row: Mapping[str, Any], success: float) -> tuple[float, ...]:
         float(scores.min()),
         float(scores.max()),
     )
+
+
+def _tokens(row: Mapping[str, Any]) -> float:
+    tokens = float(row.get("tokens") or 0)
+    if not 0 <= tokens <= 2**53:
+        raise ValueError(f"tokens={row['tokens']!r} is not a number of tokens")
+    return tokens
 
 
 def read_results(
@@ -140,8 +160,8 @@ def read_results(
     for number, row in enumerate(_rows(path)):
         try:
             keys.append(_key(row, prompt_key, id_key))
-            outcomes.append((*_outcome(row, success), float(row.get("tokens") or 0)))
-        except (ValueError, TypeError) as error:
+            outcomes.append((*_outcome(row, success), _tokens(row)))
+        except (ValueError, TypeError, OverflowError) as error:
             raise StoreError(f"{path}, row {number}: {error}") from error
         sources.append(str(row.get("data_source") or ""))
     table = StatsTable()
@@ -154,6 +174,8 @@ def read_results(
     def total(values: np.ndarray) -> np.ndarray:
         return np.bincount(rows, weights=values, minlength=count)
 
+    if total(n).max() > _MOST:
+        raise StoreError(f"{path}: more than {_MOST} rollouts of one prompt")
     lowest, highest = np.full(count, np.inf), np.full(count, -np.inf)
     np.minimum.at(lowest, rows, low)
     np.maximum.at(highest, rows, high)

@@ -30,6 +30,7 @@ __all__ = [
     "SCHEMA_VERSION",
     "JournalError",
     "branches",
+    "check_plain",
     "gaps",
     "metadata",
     "migrate",
@@ -154,17 +155,43 @@ def read_version(connection: Connection) -> int | None:
     Raises:
         JournalError: newer than this package knows.
     """
+    check_plain(connection)
     if not inspect(connection).has_table(_version.name):
         return None
     version = connection.execute(select(_version.c.version)).scalar()
     if version is None:
         return None
+    if not isinstance(version, int) or version < 1:
+        raise JournalError(f"{connection.engine.url.render_as_string()}: {version!r} is no schema version")
     if version > SCHEMA_VERSION:
         raise JournalError(
             f"{connection.engine.url.render_as_string()}: the journal has schema version {version}, this verl-adaptive "
             f"knows up to {SCHEMA_VERSION}; upgrade verl-adaptive, or name another database with adaptive.store.url"
         )
     return version
+
+
+def check_plain(connection: Connection) -> None:
+    """Refuse a SQLite file whose tables are not plain ones: views, triggers and computed columns are code in the file.
+
+    Raises:
+        JournalError: naming the table.
+    """
+    if connection.dialect.name != "sqlite":
+        return
+    where = connection.engine.url.render_as_string()
+    names = {table.name for table in metadata.sorted_tables}
+    for kind, name, table, sql in connection.execute(text("SELECT type, name, tbl_name, sql FROM sqlite_master")):
+        if table not in names or kind == "index":
+            continue
+        if kind != "table" or not str(sql).upper().startswith("CREATE TABLE"):
+            raise JournalError(f"{where}: {name} is a {kind} that computes something, where the journal has a table")
+        columns = connection.execute(text("SELECT name, hidden FROM pragma_table_xinfo(:table)"), {"table": table})
+        computed = [column for column, hidden in columns if hidden]
+        if computed:
+            raise JournalError(
+                f"{where}: column {table}.{computed[0]} computes something, where the journal has a value"
+            )
 
 
 def migrate(connection: Connection) -> int | None:

@@ -8,6 +8,7 @@ never touches a file the older manifest names: at any moment the manifest there 
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import logging
@@ -23,7 +24,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from verl_adaptive.errors import AdaptiveError
-from verl_adaptive.stats.atomic import TEMPORARY, sync_directory, write_file
+from verl_adaptive.stats.atomic import TEMPORARY, read_file, sync_directory, write_file
 from verl_adaptive.stats.state import join_state, split_state
 from verl_adaptive.stats.table import StatsTable
 
@@ -35,6 +36,7 @@ SNAPSHOT_SCHEMA = 1
 MANIFEST = "manifest.json"
 _OURS = re.compile(r"(prompts-\d{5}|state|arrays)-[0-9a-f]{16}\.(parquet|json|npz)|manifest\.json")
 _PART_ROWS = 1 << 20
+_LARGEST_MANIFEST = 1 << 24  # bytes; one of a billion prompts has 200 KB
 _LOG = logging.getLogger(__name__)
 
 # Which `adaptive.resume.allow` word lets a difference in which field of `meta` pass.
@@ -88,7 +90,7 @@ def read_manifest(directory: str | os.PathLike[str]) -> dict[str, Any]:
     directory = Path(directory)
     path = directory / MANIFEST
     try:
-        raw = path.read_bytes()
+        raw = read_file(path, _LARGEST_MANIFEST)
     except (FileNotFoundError, NotADirectoryError):
         if directory.is_dir() and any(os.scandir(directory)):
             raise SnapshotError(
@@ -229,10 +231,12 @@ def _sweep(directory: Path, keep: Mapping[str, Any]) -> None:
 def _load(directory: Path, name: str, entry: Mapping[str, Any]) -> bytes:
     path = directory / name
     try:
-        data = path.read_bytes()
+        data = read_file(path, entry["bytes"])
     except FileNotFoundError:
         raise SnapshotError(_damaged(path, "missing")) from None
     except OSError as error:
+        if error.errno in (errno.EFBIG, errno.EINVAL):
+            raise SnapshotError(_damaged(path, str(error.strerror))) from None
         raise SnapshotError(f"{path} cannot be read: {error}") from error
     if len(data) != entry["bytes"]:
         raise SnapshotError(_damaged(path, f"{len(data)} bytes instead of {entry['bytes']}: truncated or torn"))
@@ -280,7 +284,7 @@ def read_snapshot(
         data = _load(directory, name, files[name])
         try:
             return pq.read_table(pa.BufferReader(data), use_threads=False)
-        except (pa.ArrowException, OSError) as error:
+        except (pa.ArrowException, OSError, ValueError) as error:
             raise SnapshotError(_damaged(directory / name, str(error))) from error
 
     with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
@@ -289,7 +293,7 @@ def read_snapshot(
         table = StatsTable.from_arrow(tables)
         if len(table) != prompts:
             raise ValueError(f"{len(table)} prompts instead of {prompts}")
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise SnapshotError(_damaged(directory / (parts[0] if parts else MANIFEST), str(error))) from error
     document = _load(directory, state_name, files[state_name])
     arrays = _load(directory, arrays_name, files[arrays_name])

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
+import struct
+import zipfile
+import zlib
 from io import BytesIO
 from typing import Any
 
@@ -65,18 +69,48 @@ def join_state(document: bytes, npz: bytes) -> dict[str, Any]:
     Raises:
         ValueError: the two do not belong together, or are damaged.
     """
-    with np.load(BytesIO(npz), allow_pickle=False) as file:
-        arrays = {name: file[name] for name in file.files}
+    arrays = _arrays(npz)
 
     def full(value: Any) -> Any:
         if isinstance(value, dict):
             if value.keys() == {_ARRAY}:
-                if value[_ARRAY] not in arrays:
-                    raise ValueError(f"array {value[_ARRAY]!r} is missing")
-                return arrays[value[_ARRAY]]
+                name = value[_ARRAY]
+                if not isinstance(name, str) or name not in arrays:
+                    raise ValueError(f"array {name!r} is missing")
+                return arrays[name]
             if value.keys() == {_BYTES}:
-                return bytes.fromhex(value[_BYTES])
+                return bytes.fromhex(str(value[_BYTES]))
             return {key: full(item) for key, item in value.items()}
         return [full(item) for item in value] if isinstance(value, list) else value
 
-    return full(json.loads(document))
+    try:
+        return full(json.loads(document))
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def _arrays(npz: bytes) -> dict[str, np.ndarray]:
+    """The arrays of an NPZ file, in memory of no more than the file's own size.
+
+    ``np.load`` believes what headers say: a few bytes that claim to be terabytes, or that inflate to them.
+
+    Raises:
+        ValueError: not such a file, or not one that :func:`split_state` writes.
+    """
+    arrays = {}
+    try:
+        with zipfile.ZipFile(BytesIO(npz)) as archive:
+            for entry in archive.infolist():
+                if entry.compress_type != zipfile.ZIP_STORED or entry.file_size > len(npz):
+                    raise ValueError(f"{entry.filename!r} is compressed")
+                raw = BytesIO(archive.read(entry))
+                version = np.lib.format.read_magic(raw)
+                read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+                shape, _, dtype = read(raw)
+                if math.prod(shape) * dtype.itemsize != entry.file_size - raw.tell():
+                    raise ValueError(f"{entry.filename!r} is not of the size that its header says")
+                raw.seek(0)
+                arrays[entry.filename.removesuffix(".npy")] = np.lib.format.read_array(raw, allow_pickle=False)
+    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, TypeError, struct.error, OSError) as error:
+        raise ValueError(f"not a file of arrays: {error}") from error
+    return arrays

@@ -432,6 +432,8 @@ class StatsTable:
             raise ValueError("the parts describe different statistics tables")
         for name in described[0]["sources"]:
             table.source_id(name)
+        if table.sources != described[0]["sources"]:
+            raise ValueError("its data sources are not different names that begin with the unknown one")
         for name, (dtype, default) in described[0]["columns"].items():
             column = Column(np.dtype(dtype), default).normal()
             have = table._columns.get(name)
@@ -444,6 +446,11 @@ class StatsTable:
 
     def _fill(self, parts: Sequence[pa.Table], names: Mapping[str, Any]) -> None:
         """Copy Arrow parts into this empty table, then index its keys."""
+        for part in parts:  # before memory is made for as many rows as the parts say they have
+            if part.schema.field("key").type != pa.binary(16):
+                raise ValueError(f"column key holds {part.schema.field('key').type}, expected 16 bytes")
+            if part.column("key").null_count:
+                raise ValueError("column key has missing values")
         length = sum(part.num_rows for part in parts)
         self._reserve(length)
         for name in set(self._columns) - set(names):
@@ -465,6 +472,8 @@ class StatsTable:
                         raise ValueError(f"column {name} holds {values.dtype}, expected {self._columns[name].dtype}")
                     self._data[name][begin : begin + len(chunk)] = values
                     begin += len(chunk)
+        if length and self._data["source"][:length].max() >= len(self.sources):
+            raise ValueError("a prompt's data source has no name")
         self._length = length
         self._index.append(self._keys[:length])
         if not np.array_equal(self._index.lookup(self._keys, self._keys[:length]), np.arange(length)):

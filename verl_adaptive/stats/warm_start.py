@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from verl_adaptive.redact import redact
 from verl_adaptive.stats.api import open_store
 from verl_adaptive.stats.keys import KEY_DTYPE
 from verl_adaptive.stats.locate import locate
@@ -132,7 +133,7 @@ def warm_start(
     use = matched & (rollouts > 0) & (table.col("visits")[np.maximum(rows, 0)] == 0)
     _transfer(table, rows[use], evidence, seen[use], rollouts[use], discount)
     report = WarmStartReport(
-        source=_hidden(text),
+        source=redact(text),
         kind=kind,
         offered=len(seen),
         matched=int(matched.sum()),
@@ -161,17 +162,3 @@ def _transfer(
     table.col("streak_kind")[rows] = np.where(streak > 0, theirs("streak_kind"), 0)
     for name in ("first_rate", "last_rate"):
         table.col(name)[rows] = theirs(name)
-
-
-def _hidden(source: str) -> str:
-    """The source without a password."""
-    if "://" not in source:
-        return source
-    from verl_adaptive.stats.database import parse_url
-    from verl_adaptive.stats.schema import JournalError
-
-    location, mark, run = source.partition("#")
-    try:
-        return parse_url(location).render_as_string() + mark + run
-    except JournalError:
-        return location.split("://", 1)[0] + "://…"

@@ -1,0 +1,201 @@
+"""Faults in the real pipeline: each ends as docs/faults.md says, nothing hangs, no count is lost, no statistic poisoned."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+from tests.e2e.faults import (
+    AGENT_LOOP,
+    MODES,
+    ROLLOUT_SERVER,
+    Killer,
+    changed_data,
+    failed_run,
+    reward,
+    sound,
+)
+from tests.e2e.harness import train
+from verl_adaptive.stats import key_hex, read_snapshot
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
+matrix = pytest.mark.matrix
+everywhere = pytest.mark.parametrize("mode", MODES)
+
+FAULTY_LOOP = """
+import zlib
+
+from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop
+
+
+class FaultyAgentLoop(SingleTurnAgentLoop):
+    async def run(self, sampling_params, **kwargs):
+        kind = zlib.crc32(str(kwargs["raw_prompt"]).encode()) % 12
+        if kind == 0:
+            return []
+        if kind == 1:
+            raise RuntimeError("the tool server is away")
+        return await super().run(sampling_params, **kwargs)
+"""
+
+FAULTY_SCORE = """
+if kind == 0:
+    return {"score": float("nan"), "acc": 0.0}
+if kind == 1:
+    raise ValueError("the verifier broke")
+if kind == 2:
+    return {"score": float("inf"), "acc": 1.0}
+if kind == 3:
+    return {"score": 0.0, "acc": "wrong"}
+return {"score": float(kind > 13), "acc": float(kind > 13)}
+"""
+
+
+@everywhere
+def test_rollouts_that_come_back_empty_or_not_at_all(mode, tmp_path):
+    """An agent loop that returns nothing or raises, under a reward function that misbehaves too."""
+    (tmp_path / "faulty.py").write_text(FAULTY_LOOP)
+    (tmp_path / "loops.yaml").write_text("- name: faulty_agent\n  _target_: faulty.FaultyAgentLoop\n")
+    chosen, _ = reward(tmp_path, FAULTY_SCORE)
+    run = train(
+        tmp_path,
+        "+adaptive=dapo",
+        *MODES[mode],
+        "adaptive.signal=acc",
+        chosen,
+        f"actor_rollout_ref.rollout.agent.agent_loop_config_path={tmp_path / 'loops.yaml'}",
+        "actor_rollout_ref.rollout.agent.default_agent_loop=faulty_agent",
+        "trainer.total_training_steps=2",
+        "trainer.save_freq=2",
+        PYTHONPATH=str(tmp_path),
+    )
+    assert run.code == 0, run.log[-3000:]
+    sound(run, 2)
+    assert sum(run.series("adaptive/groups/failed_total")) > 0 and "groups failed" in run.log
+    # the rollouts that did come back of a failed group are accounted for
+    assert sum(run.series("adaptive/rollouts/dropped_total/failed")) > 0
+
+
+@everywhere
+def test_a_reward_function_that_hangs(mode, tmp_path):
+    """One sample never gets its reward: adaptive.stall_timeout ends the run and says what is waited for."""
+    chosen, begun = reward(tmp_path, "if first:\n    time.sleep(100_000)\nreturn float(kind > 12)")
+    run, seconds = failed_run(tmp_path, "+adaptive=dapo", *MODES[mode], chosen, "adaptive.stall_timeout=15")
+    assert begun.exists()
+    assert re.search(r"no rollout has finished for adaptive\.stall_timeout=15 s; still waiting for \d+ of 16", run.log)
+    assert re.search(r"the reward function( or a tool)? hangs", run.log)
+    assert seconds < 300
+
+
+def _dies(mode, tmp_path, victim):
+    chosen, begun = reward(tmp_path, "time.sleep(2)\nreturn float(kind > 12)")
+    with Killer(victim, begun.exists) as killer:
+        run, seconds = failed_run(tmp_path, "+adaptive=dapo", *MODES[mode], chosen, "adaptive.stall_timeout=60")
+    assert killer.killed is not None, run.log[-3000:]
+    assert seconds < 300
+    return run
+
+
+@everywhere
+def test_an_agent_loop_worker_that_is_killed(mode, tmp_path):
+    run = _dies(mode, tmp_path, AGENT_LOOP)
+    assert re.search(r"AdaptiveError.*agent.loop", run.log), run.log[-3000:]
+
+
+@matrix
+@everywhere
+def test_a_rollout_server_that_is_killed(mode, tmp_path):
+    run = _dies(mode, tmp_path, ROLLOUT_SERVER)
+    assert re.search(r"AdaptiveError.*(rollout server|agent loop)", run.log), run.log[-3000:]
+
+
+@matrix
+@everywhere
+def test_a_reward_function_without_the_signal(mode, tmp_path):
+    """adaptive.signal names a field that the reward function does not give: an error that lists what it gives."""
+    chosen, _ = reward(tmp_path, 'return {"score": 1.0, "format": 0.5}')
+    run, _ = failed_run(tmp_path, "+adaptive=dapo", *MODES[mode], chosen, "adaptive.signal=acc")
+    assert re.search(r"adaptive\.signal='acc': the reward function gives no such field; it gives: .*format", run.log)
+
+
+@everywhere
+def test_a_data_set_smaller_than_a_batch(mode, tmp_path):
+    chosen, rows = changed_data(tmp_path / "small.parquet", drop=600, add=0)
+    run, _ = failed_run(tmp_path, "+adaptive=greso", *MODES[mode], chosen)
+    assert f"data.train_batch_size=16: the training set has only {rows} prompts" in run.log
+    assert not run.steps
+
+
+@matrix
+@everywhere
+@pytest.mark.parametrize("solved", [True, False])
+@pytest.mark.parametrize("exhausted", ["train_partial", "relax"])
+def test_everything_is_solved_or_nothing_is(solved, exhausted, mode, tmp_path):
+    """No group has variance: the run goes on with what there is, and says so with the numbers."""
+    chosen, _ = reward(tmp_path, f"return {float(solved)}")
+    run = train(
+        tmp_path,
+        "+adaptive=greso",
+        *MODES[mode],
+        chosen,
+        "adaptive.max_rounds=2",
+        f"adaptive.on_exhausted={exhausted}",
+        "trainer.total_training_steps=2",
+        "trainer.save_freq=2",
+    )
+    assert run.code == 0, run.log[-3000:]
+    sound(run, 2)
+    said = re.search(
+        r"step 1: 0 of 16 groups after 2 rounds and \d+ rollouts \((.*?)\): adaptive\.max_rounds=2", run.log
+    )
+    assert said, run.log[-3000:]
+    assert f"adaptive.on_exhausted={exhausted}" in run.log
+    table, _, _ = read_snapshot(tmp_path / "checkpoints" / "global_step_2" / "adaptive")
+    visited = table.col("visits") > 0
+    assert (table.col("streak_kind")[visited] == (1 if solved else -1)).all()
+
+
+@matrix
+@everywhere
+def test_nothing_is_solved_and_that_is_an_error(mode, tmp_path):
+    chosen, _ = reward(tmp_path, "return 0.0")
+    run, _ = failed_run(
+        tmp_path,
+        "+adaptive=dapo",
+        *MODES[mode],
+        chosen,
+        "adaptive.max_rollouts_per_step=256",
+        "adaptive.on_exhausted=raise",
+    )
+    assert re.search(r"Exhausted: step 1: 0 of 16 groups after \d+ rounds and 256 rollouts \(\d+ ", run.log)
+
+
+@matrix
+@everywhere
+def test_a_data_set_that_changes_between_runs(mode, tmp_path):
+    """Rows added, removed and reordered: resume refuses and names the way out, which keeps what is known."""
+    common = ("+adaptive=greso", *MODES[mode], "trainer.save_freq=1")
+    first = train(tmp_path, *common, "trainer.total_training_steps=1")
+    assert first.code == 0, first.log[-3000:]
+    before, _, _ = read_snapshot(tmp_path / "checkpoints" / "global_step_1" / "adaptive")
+
+    changed, _ = changed_data(tmp_path / "changed.parquet", drop=40, add=7)
+    more = (*common, changed, "trainer.total_training_steps=2")
+    refused, _ = failed_run(tmp_path, *more)
+    assert "the data set's fingerprint is" in refused.log
+    assert "adaptive.resume.allow=[dataset]" in refused.log and not refused.steps
+
+    second = train(tmp_path, *more, "adaptive.resume.allow=[dataset]")
+    assert second.code == 0, second.log[-3000:]
+    known = int((before.col("visits") > 0).sum())
+    assert f"resumed at step 1: {known} prompts known" in second.log
+    after, _, _ = read_snapshot(tmp_path / "checkpoints" / "global_step_2" / "adaptive")
+    # every prompt of before is still there, with at least the evidence it had; new ones have joined
+    at = after.rows_for(before.keys.copy(), create=False)
+    assert (at >= 0).all() and len(after) == len(before) + 7
+    fresh = sum(second.series("adaptive/groups/finished_total"))
+    assert after.col("visits").sum() == before.col("visits").sum() + fresh
+    assert (after.col("visits")[at] >= before.col("visits")).all()
+    np.testing.assert_array_equal(np.sort(key_hex(after.keys[at])), np.sort(key_hex(before.keys)))

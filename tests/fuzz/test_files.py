@@ -1,0 +1,375 @@
+"""Damaged and forged files: every reader answers rightly or with an error of ours that names the file."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import random
+import shutil
+import sqlite3
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.cli.stores import hostile_rows, make_run, write_dataset
+from tests.fuzz.common import damage, examples, json_values, seeds, survives
+from verl_adaptive.cli import main
+from verl_adaptive.report.collect import collect
+from verl_adaptive.report.page import render
+from verl_adaptive.report.prompts import open_prompts
+from verl_adaptive.stats import SnapshotError, StatsTable, dataset_keys, open_store, read_snapshot, warm_start
+from verl_adaptive.stats.snapshot import _digest, _seal
+from verl_adaptive.stats.state import join_state, split_state
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Path:
+    """A finished run: ``adaptive.sqlite``, ``global_step_12/adaptive`` and ``data.parquet``."""
+    folder = tmp_path_factory.mktemp("run")
+    _, rows = make_run(folder, prompts=40, steps=12, texts=True)
+    write_dataset(folder / "data.parquet", rows, row_group_size=13)
+    return folder
+
+
+def read_all(source: Path) -> None:
+    """Everything that looks at a journal."""
+    opened = open_prompts(str(source))
+    render(collect(opened))
+    with open_store(source) as store:
+        store.steps_arrow()
+        store.observations_arrow()
+        store.texts()
+
+
+def same_text(said: list[str], *names: str) -> None:
+    """An error names the file that it is about, in one of the ways that users know it by."""
+    assert not said or any(name in said[0] for name in names), said
+
+
+# -- the journal ----------------------------------------------------------------------------------------------------
+
+
+@examples(25)
+@given(seeds)
+def test_a_damaged_journal(run, tmp_path_factory, seed) -> None:
+    rng = random.Random(seed)
+    path = tmp_path_factory.mktemp("journal") / "adaptive.sqlite"
+    path.write_bytes(damage((run / "adaptive.sqlite").read_bytes(), rng))
+    with survives() as said:
+        read_all(path)
+    same_text(said, str(path), "the journal")
+    shutil.rmtree(path.parent)
+
+
+@examples(25)
+@given(seeds, st.sampled_from(["runs", "branches", "steps", "observations", "prompts", "gaps", "verl_adaptive_schema"]))
+def test_a_journal_with_strange_values(run, tmp_path_factory, seed, table) -> None:
+    """SQLite stores anything in any column: numbers as text, blobs, numbers that nothing else can hold."""
+    rng = random.Random(seed)
+    path = tmp_path_factory.mktemp("journal") / "adaptive.sqlite"
+    shutil.copy(run / "adaptive.sqlite", path)
+    strange = [
+        "x",
+        "",
+        b"\xff\x00",
+        -1,
+        2**62,
+        1e308,
+        float("inf"),
+        "\ud7ff",
+        "[" * 5000,
+        "null",
+        "[]",
+        '{"run": 1}',
+        "{}",
+    ]
+    with sqlite3.connect(path) as database:
+        columns = [row[1] for row in database.execute(f"PRAGMA table_info({table})")]
+        for column in rng.sample(columns, min(len(columns), rng.randrange(1, 3))):
+            try:
+                database.execute(f"UPDATE {table} SET {column} = ?", (rng.choice(strange),))
+            except sqlite3.IntegrityError:  # keys, and what may not be null
+                continue
+    database.close()
+    with survives() as said:
+        read_all(path)
+    same_text(said, str(path), "the journal", "run ")
+    shutil.rmtree(path.parent)
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "CREATE VIEW runs AS WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) "
+        "SELECT i AS run_id, 0 AS created_at, '' AS package, '{}' AS meta FROM n",
+        "CREATE TABLE runs (run_id TEXT PRIMARY KEY, created_at DOUBLE, package TEXT, "
+        "meta TEXT GENERATED ALWAYS AS (hex(zeroblob(900000000))) VIRTUAL)",
+        "CREATE VIRTUAL TABLE runs USING fts5(run_id, created_at, package, meta)",
+    ],
+)
+def test_a_journal_that_computes(run, tmp_path, statement) -> None:
+    """A database file can hold code: views, computed columns, virtual tables. None of it runs."""
+    path = tmp_path / "adaptive.sqlite"
+    shutil.copy(run / "adaptive.sqlite", path)
+    with sqlite3.connect(path) as database:
+        database.execute("PRAGMA foreign_keys=OFF")
+        database.execute("DROP TABLE runs")
+        database.execute(statement)
+    database.close()
+    with survives() as said:
+        read_all(path)
+    assert said and "computes something" in said[0] and str(path) in said[0]
+
+
+def test_a_trigger_is_refused_before_anything_is_written(run, tmp_path) -> None:
+    from verl_adaptive.stats.journal import Journal, JournalError
+
+    path = tmp_path / "adaptive.sqlite"
+    shutil.copy(run / "adaptive.sqlite", path)
+    with sqlite3.connect(path) as database:
+        database.execute("CREATE TRIGGER t AFTER INSERT ON runs BEGIN DELETE FROM observations; END")
+    database.close()
+    with pytest.raises(JournalError, match="trigger that computes something"):
+        Journal.open(str(path), run_id="another")
+
+
+# -- snapshots --------------------------------------------------------------------------------------------------------
+
+
+@examples(25)
+@given(seeds)
+def test_a_damaged_snapshot(run, tmp_path_factory, seed) -> None:
+    rng = random.Random(seed)
+    folder = tmp_path_factory.mktemp("checkpoint") / "adaptive"
+    shutil.copytree(run / "global_step_12" / "adaptive", folder)
+    victim = rng.choice(sorted(folder.iterdir()))
+    kind = rng.choice(("damage", "damage", "missing", "empty", "folder", "pipe", "endless", "extra"))
+    if kind == "damage":
+        victim.write_bytes(damage(victim.read_bytes(), rng))
+    elif kind == "empty":
+        victim.write_bytes(b"")
+    elif kind == "extra":
+        (folder / rng.choice(("prompts-00001-0123456789abcdef.parquet", "other.txt", ".hidden"))).write_bytes(b"?")
+    else:
+        victim.unlink()
+        if kind == "folder":
+            victim.mkdir()
+        elif kind == "pipe":
+            os.mkfifo(victim)
+        elif kind == "endless":
+            victim.symlink_to("/dev/zero")
+    intact = read_snapshot(run / "global_step_12" / "adaptive")[0]
+    with survives() as said:
+        table, _, _ = read_snapshot(folder)
+        assert np.array_equal(table.keys, intact.keys)  # what is accepted is what was written
+    same_text(said, str(folder))
+    assert said or kind in ("extra", "damage")
+    shutil.rmtree(folder.parent)
+
+
+def forge(source: Path, folder: Path, **files: bytes) -> None:
+    """A snapshot whose manifest fits files of somebody else's making."""
+    shutil.copytree(source, folder)
+    manifest = json.loads((folder / "manifest.json").read_bytes())
+    for stem, data in files.items():
+        old = next(name for name in manifest["files"] if name.startswith(stem))
+        del manifest["files"][old]
+        name = f"{old.rsplit('-', 1)[0]}-{_digest(data)[:16]}.{old.rsplit('.', 1)[1]}"
+        (folder / name).write_bytes(data)
+        manifest["files"][name] = {"bytes": len(data), "blake2b": _digest(data)}
+    (folder / "manifest.json").write_bytes(_seal(manifest))
+
+
+@examples(25)
+@given(st.data())
+def test_a_forged_snapshot(run, tmp_path_factory, data) -> None:
+    """The hashes fit; the content is anything."""
+    folder = tmp_path_factory.mktemp("forged") / "adaptive"
+    source = run / "global_step_12" / "adaptive"
+    rng = random.Random(data.draw(seeds))
+    stem = data.draw(st.sampled_from(["state", "arrays", "prompts"]))
+    original = next(source.glob(f"{stem}-*")).read_bytes()
+    if stem == "state" and rng.random() < 0.5:
+        forged = json.dumps(data.draw(json_values)).encode()
+    elif stem == "state" and rng.random() < 0.3:
+        forged = b'{"a":' * 20_000 + b"1" + b"}" * 20_000
+    else:
+        forged = damage(original, rng)
+    forge(source, folder, **{stem: forged})
+    with survives() as said:
+        table, _, _ = read_snapshot(folder)
+        table.view_by_source()
+    same_text(said, str(folder))
+    shutil.rmtree(folder.parent)
+
+
+def _member(name: str, payload: bytes, compression: int) -> bytes:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", compression) as archive:
+        archive.writestr(name, payload)
+    return out.getvalue()
+
+
+def _npy(shape: tuple[int, ...], dtype: str, payload: bytes) -> bytes:
+    out = io.BytesIO()
+    np.lib.format.write_array_header_1_0(out, {"descr": dtype, "fortran_order": False, "shape": shape})
+    return out.getvalue() + payload
+
+
+@pytest.mark.parametrize(
+    "arrays",
+    [
+        _member("a0.npy", _npy((1 << 50,), "<f8", b"12345678"), zipfile.ZIP_STORED),
+        _member("a0.npy", _npy((1 << 27,), "|u1", bytes(1 << 27)), zipfile.ZIP_DEFLATED),
+        _member("a0.npy", _npy((2,), "|O", b"\x80\x04N."), zipfile.ZIP_STORED),
+        _member("a0.npy", b"\x93NUMPY\x09\x00garbage", zipfile.ZIP_STORED),
+        b"PK\x05\x06" + bytes(18) + b"trailing",
+    ],
+    ids=["claims a petabyte", "inflates", "objects", "unknown version", "no archive"],
+)
+def test_arrays_that_lie_about_their_size(run, tmp_path, arrays) -> None:
+    forge(run / "global_step_12" / "adaptive", tmp_path / "adaptive", arrays=arrays)
+    with pytest.raises(SnapshotError, match="is damaged"):
+        read_snapshot(tmp_path / "adaptive")
+
+
+@pytest.mark.parametrize(
+    "name", ["../../outside.json", "/etc/passwd", "state-0123456789abcdef.json/../x", "state.json"]
+)
+def test_a_manifest_that_points_outside(run, tmp_path, name) -> None:
+    folder = tmp_path / "a" / "adaptive"
+    shutil.copytree(run / "global_step_12" / "adaptive", folder)
+    (tmp_path / "outside.json").write_text("{}")
+    manifest = json.loads((folder / "manifest.json").read_bytes())
+    manifest["files"][name] = {"bytes": 2, "blake2b": _digest(b"{}")}
+    (folder / "manifest.json").write_bytes(_seal(manifest))
+    with pytest.raises(SnapshotError, match="it names a file"):
+        read_snapshot(folder)
+
+
+def test_a_table_without_keys_takes_no_memory(run, tmp_path) -> None:
+    """A part without columns can claim any number of rows."""
+    source = run / "global_step_12" / "adaptive"
+    meta = pq.read_schema(next(source.glob("prompts-*"))).metadata
+    out = io.BytesIO()
+    empty = pa.table({"key": pa.nulls(10, pa.string())}).replace_schema_metadata(meta)
+    pq.write_table(empty, out)
+    forge(source, tmp_path / "adaptive", prompts=out.getvalue())
+    with pytest.raises(SnapshotError, match="column key"):
+        read_snapshot(tmp_path / "adaptive")
+
+
+@examples(40)
+@given(
+    st.dictionaries(
+        st.text(max_size=6).filter(lambda k: k not in ("__ndarray__", "__bytes__")), json_values, max_size=4
+    )
+)
+def test_any_state_comes_back(state) -> None:
+    back = join_state(*split_state(state))
+    assert json.dumps(back, sort_keys=True) == json.dumps(state, sort_keys=True)
+
+
+# -- data sets and results --------------------------------------------------------------------------------------------
+
+
+@examples(25)
+@given(seeds)
+def test_a_damaged_data_set(run, tmp_path_factory, capsys, seed) -> None:
+    rng = random.Random(seed)
+    folder = tmp_path_factory.mktemp("data")
+    path, out = folder / "data.parquet", folder / "kept.parquet"
+    path.write_bytes(damage((run / "data.parquet").read_bytes(), rng))
+    arguments = [
+        "filter-dataset",
+        str(path),
+        str(out),
+        "--stats",
+        str(run / "adaptive.sqlite"),
+        "--where",
+        "visits >= 0",
+    ]
+    status = main(arguments)
+    said = capsys.readouterr().err
+    assert status in (0, 1) and "defect" not in said and len(said.splitlines()) == 1, said
+    assert out.exists() == (status == 0) and not list(folder.glob("*.part"))
+    shutil.rmtree(folder)
+
+
+def results_file(folder: Path, rows: list, suffix: str) -> Path:
+    path = folder / f"results{suffix}"
+    if suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    else:
+        path.write_text("\n".join(json.dumps(row) for row in rows))
+    return path
+
+
+@pytest.fixture(scope="module")
+def evaluation(tmp_path_factory) -> dict[str, bytes]:
+    """An offline evaluation in both formats."""
+    folder = tmp_path_factory.mktemp("evaluation")
+    rows = [
+        {**{k: row[k] for k in ("data_source", "prompt", "reward_model")}, "n": 8, "pass_rate": i / 40, "tokens": 100.0}
+        for i, row in enumerate(hostile_rows(40))
+    ]
+    return {suffix: results_file(folder, rows, suffix).read_bytes() for suffix in (".parquet", ".jsonl")}
+
+
+def sane(table: StatsTable) -> None:
+    """No statistic is poisoned: whole, finite numbers in their places."""
+    rollouts, successes = table.col("rollouts"), table.col("successes")
+    assert (successes >= 0).all() and (successes <= rollouts).all()
+    for name in ("signal_sum", "signal_sqsum", "reward_sum"):
+        assert np.isfinite(table.col(name)).all()
+    assert (table.col("visits") <= rollouts).all() and (table.col("tokens") <= 2**60).all()
+
+
+@examples(30)
+@given(seeds, st.sampled_from([".parquet", ".jsonl"]))
+def test_a_damaged_evaluation(evaluation, tmp_path_factory, seed, suffix) -> None:
+    folder = tmp_path_factory.mktemp("results")
+    path = folder / f"results{suffix}"
+    path.write_bytes(damage(evaluation[suffix], random.Random(seed)))
+    table = StatsTable()
+    table.rows_for(dataset_keys(hostile_rows(40)))
+    with survives() as said:
+        warm_start(table, path, discount=0.5)
+        sane(table)
+    same_text(said, str(path))
+    shutil.rmtree(folder)
+
+
+FIELDS = (
+    "key",
+    "n",
+    "successes",
+    "pass_rate",
+    "score",
+    "tokens",
+    "prompt",
+    "data_source",
+    "ground_truth",
+    "reward_model",
+)
+
+
+@examples(60)
+@given(st.lists(st.dictionaries(st.sampled_from(FIELDS), json_values, max_size=5), min_size=1, max_size=3))
+def test_an_evaluation_of_anything(tmp_path_factory, rows) -> None:
+    folder = tmp_path_factory.mktemp("results")
+    path = results_file(folder, [{"key": "0" * 32, "n": 4, "successes": 1, **row} for row in rows], ".jsonl")
+    table = StatsTable()
+    table.rows_for(np.zeros(1, dtype=table.keys.dtype))
+    with survives() as said:
+        warm_start(table, path, discount=1.0)
+        sane(table)
+    same_text(said, str(path))
+    shutil.rmtree(folder)

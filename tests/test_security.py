@@ -1,0 +1,350 @@
+"""What docs/security.md says: nothing that is read runs, nothing that is shown obeys, nothing is more public than asked."""
+
+from __future__ import annotations
+
+import ast
+import csv
+import html.parser
+import os
+import pickle
+import re
+import shutil
+import stat
+from pathlib import Path
+
+import pytest
+
+from tests.cli.stores import HOSTILE, hostile_rows, make_run, write_dataset
+from verl_adaptive.cli import main
+from verl_adaptive.stats import StatsTable, dataset_keys, warm_start
+from verl_adaptive.stats.journal import Journal
+
+REPO = Path(__file__).resolve().parents[1]
+#: Names that end a string, a tag, an attribute, a comment, a style, a statement, a shell word; and an honest one.
+NAMES = [
+    HOSTILE,
+    "</script></style></title><img src=x onerror=alert(1)>",
+    "\"' onmouseover=alert(1) style='x:expression(1)'",
+    "--><!-- ]]> <![CDATA[",
+    "url(javascript:alert(1)); } body { display: none",
+    "{{ 7 * 7 }}{% include '/etc/passwd' %}",
+    "'; DROP TABLE runs; --",
+    "$(touch x) `touch x` ; touch x",
+    "\x1b]0;title\x07\x1b[2J\x9b31m\x00\r\x08\u2066\u202e",
+    "=cmd|'/c calc'!A1",
+    "+1+1",
+    "@SUM(1)",
+    "-2+3",
+    "\tx",
+    "gsm8k",
+]
+
+
+# -- the sources ------------------------------------------------------------------------------------------------------
+
+#: Calls that run or unpickle what they are given; a module that may make one, and why.
+FORBIDDEN = {
+    *("eval", "exec", "compile", "__import__", "os.system", "os.popen", "input"),
+    *(
+        "pickle.load",
+        "pickle.loads",
+        "pickle.Unpickler",
+        "cloudpickle.loads",
+        "marshal.loads",
+        "shelve.open",
+        "dill.loads",
+    ),
+    *(
+        "torch.load",
+        "yaml.load",
+        "yaml.unsafe_load",
+        "yaml.full_load",
+        "joblib.load",
+        "pandas.read_pickle",
+        "pd.read_pickle",
+    ),
+}
+ALLOWED = {
+    ("integration/cpu/gloo_engine.py", "pickle.loads"): "between the workers of one run, over the run's own sockets"
+}
+
+
+def _dotted(node: ast.AST) -> str:
+    if isinstance(node, ast.Attribute):
+        return f"{_dotted(node.value)}.{node.attr}"
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def test_no_module_runs_or_unpickles_what_it_reads() -> None:
+    found = set()
+    for path in sorted((REPO / "verl_adaptive").rglob("*.py")):
+        name = str(path.relative_to(REPO / "verl_adaptive"))
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.Call):
+                continue
+            called = _dotted(node.func)
+            options = {k.arg: k.value for k in node.keywords}
+            if called in FORBIDDEN:
+                found.add((name, called))
+            if called in ("np.load", "numpy.load", "np.lib.format.read_array"):
+                pickles = options.get("allow_pickle")
+                assert isinstance(pickles, ast.Constant) and pickles.value is False, f"{name}:{node.lineno}"
+            assert not (isinstance(options.get("shell"), ast.Constant) and options["shell"].value), (
+                f"{name}:{node.lineno}"
+            )
+    assert found == set(ALLOWED)
+
+
+def test_sql_is_never_made_of_values() -> None:
+    """f-strings in SQL may hold names of columns and types that stand in the source, never what was given."""
+    made = []
+    for path in sorted((REPO / "verl_adaptive").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and _dotted(node.func).rsplit(".", 1)[-1] in (
+                "execute",
+                "exec_driver_sql",
+                "text",
+            ):
+                for argument in node.args[:1]:
+                    if isinstance(argument, ast.JoinedStr | ast.BinOp):
+                        made.append(f"{path.name}: {ast.unparse(argument)}")
+    assert made == [
+        "database.py: f'PRAGMA journal_mode={mode}'",  # wal or delete, checked before
+        "schema.py: f'ALTER TABLE observations ADD COLUMN {name} {kind}'",  # constants of the line above
+    ]
+
+
+# -- files of other people --------------------------------------------------------------------------------------------
+
+
+class _Bomb:
+    def __init__(self, trap: Path) -> None:
+        self.trap = trap
+
+    def __reduce__(self) -> tuple:
+        return (Path.touch, (self.trap,))
+
+
+def test_pickles_beside_a_snapshot_are_never_opened(tmp_path, capsys) -> None:
+    """A checkpoint also holds files of verl's and TransferQueue's own that are pickles; only a resume reads those."""
+    _, rows = make_run(tmp_path / "run", prompts=30, steps=4)
+    data = write_dataset(tmp_path / "data.parquet", rows)
+    checkpoint, trap = tmp_path / "run" / "global_step_4", tmp_path / "trap"
+    bomb = pickle.dumps(_Bomb(trap))
+    pickle.loads(bomb)  # it does go off
+    assert trap.exists()
+    trap.unlink()
+    (checkpoint / "adaptive" / "transfer_queue" / "storage_units").mkdir(parents=True)
+    for place in ("data.pt", "adaptive/extra.pkl", "adaptive/transfer_queue/controller.pkl"):
+        (checkpoint / place).write_bytes(bomb)
+    (checkpoint / "adaptive" / "transfer_queue" / "storage_units" / "su_0.pkl").write_bytes(bomb)
+    for store in (checkpoint, tmp_path / "run"):
+        assert main(["stats", str(store), "--data", str(data)]) == 0
+        assert main(["report", str(store), "-o", str(tmp_path / "r.html"), "--data", str(data)]) == 0
+        assert main(["export", str(store), str(tmp_path / "x.parquet"), "--overwrite"]) == 0
+        assert main(["compare", str(store), str(store)]) == 0
+        where = ["--stats", str(store), "--where", "visits > 0", "--overwrite"]
+        assert main(["filter-dataset", str(data), str(tmp_path / "kept.parquet"), *where]) == 0
+        table = StatsTable()
+        table.rows_for(dataset_keys(rows))
+        assert warm_start(table, store, discount=0.5).matched > 0
+    assert not trap.exists(), capsys.readouterr()
+
+
+# -- words of other people --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory) -> tuple[Path, Path]:
+    """A journal and a data set in which every name and text is one of :data:`NAMES`."""
+    folder = tmp_path_factory.mktemp("hostile")
+    rows = hostile_rows(45)
+    for i, row in enumerate(rows):
+        row["data_source"] = NAMES[i % len(NAMES)]
+        row["prompt"] = [{"role": "user", "content": f"{NAMES[i % len(NAMES)]} {i}"}]
+        row["reward_model"] = {"style": "rule", "ground_truth": NAMES[(i + 1) % len(NAMES)]}
+    rows += [{**rows[0], "reward_model": {"style": "rule", "ground_truth": NAMES[7]}}]  # a question with two answers
+    make_run(folder / "run", rows=rows, steps=12, run_id=NAMES[1], preset=NAMES[2], texts=True)
+    path = folder / "run" / "adaptive.sqlite"
+    with Journal.open(str(path), run_id=NAMES[1]) as journal:
+        journal.rewind(14)  # a gap, with a reason
+    import sqlite3
+
+    with sqlite3.connect(path) as database:  # names that the engine would not make, but a file may hold
+        database.execute("UPDATE gaps SET reason = ?", (NAMES[0],))
+        database.execute("UPDATE observations SET outcome = ? WHERE outcome = 'trained' AND step = 3", (NAMES[3],))
+        scalars = '{"adaptive/sampler/p_easy": 0.5, "<b>name</b>": 1.0}'
+        database.execute("UPDATE steps SET scalars = ?", (scalars,))
+        ledger = "json_set(ledger, '$.step.rollouts.dropped', json_object(?, 5), '$.run.rollouts.dropped', json_object(?, 5))"
+        database.execute(f"UPDATE steps SET ledger = {ledger}", (NAMES[4], NAMES[1]))
+    database.close()
+    return path, write_dataset(folder / "data.parquet", rows)
+
+
+class _Page(html.parser.HTMLParser):
+    """Notes every tag and attribute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: set[str] = set()
+        self.attributes: set[str] = set()
+        self.styles: set[str] = set()
+        self.odd: list[str] = []
+
+    def handle_starttag(self, tag, attrs) -> None:
+        self.tags.add(tag)
+        self.attributes |= {name for name, _ in attrs}
+        self.styles |= {value for name, value in attrs if name == "style"}
+
+    handle_startendtag = handle_starttag
+
+    def handle_comment(self, data) -> None:
+        self.odd.append(data)
+
+    handle_pi = unknown_decl = handle_comment
+
+
+def test_a_report_of_hostile_names_is_only_text(hostile, tmp_path) -> None:
+    journal, data = hostile
+    out = tmp_path / "r.html"
+    assert main(["report", str(journal), "-o", str(out), "--data", str(data), "--title", NAMES[1]]) == 0
+    text = out.read_text()
+    page = _Page()
+    page.feed(text)
+    page.close()
+    assert page.tags <= {
+        *(
+            "html",
+            "head",
+            "meta",
+            "title",
+            "style",
+            "body",
+            "main",
+            "h1",
+            "h2",
+            "h3",
+            "p",
+            "div",
+            "span",
+            "b",
+            "small",
+            "i",
+        ),
+        *(
+            "table",
+            "tr",
+            "th",
+            "td",
+            "code",
+            "footer",
+            "svg",
+            "text",
+            "line",
+            "rect",
+            "polygon",
+            "polyline",
+            "circle",
+            "path",
+        ),
+        *("g", "a", "details", "summary"),
+    }
+    assert not {
+        name for name in page.attributes if name.startswith("on") or name in ("src", "href", "srcdoc", "action")
+    }
+    assert not page.odd
+    assert all(
+        re.fullmatch(r"background:\s*var\(--[a-z0-9]+\)|[a-z-]+:\s*[\w.%() -]+;?", style) for style in page.styles
+    )
+    assert text.count("<style>") == text.count("</style>") == 1
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", text)
+    # they are there, as text
+    assert "&lt;img src=x onerror=alert(1)&gt;" in text and "{{ 7 * 7 }}" in text
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["stats"], ["stats", "--sort", "source", "--limit", "40"], ["stats", "--where", "visits >= 0"], ["compare"]],
+)
+def test_a_terminal_is_only_written_to(command, hostile, capsys) -> None:
+    journal, data = hostile
+    stores = [str(journal)] * (2 if command == ["compare"] else 1)
+    more = ["--data", str(data)] if command[0] == "stats" else []
+    assert main([command[0], *stores, *command[1:], *more]) == 0
+    said = capsys.readouterr()
+    assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", said.out + said.err)
+
+
+def test_errors_are_one_harmless_line(tmp_path, capsys) -> None:
+    for words in (
+        ["stats", f"no{HOSTILE}"],
+        [HOSTILE],
+        ["stats", "x", "--where", HOSTILE],
+        ["export", "x", f"y{HOSTILE}"],
+    ):
+        assert main(words) in (1, 2)
+        said = capsys.readouterr()
+        assert len(said.err.splitlines()) == 1 and not said.out
+        assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]", said.err)
+
+
+def test_names_are_bound_not_spliced(tmp_path) -> None:
+    """A run called like an SQL statement is a run like any other."""
+    path = tmp_path / "runs.sqlite"
+    for name in NAMES:
+        with Journal.open(str(path), run_id=name) as journal:
+            assert journal.history(name).num_rows == 0
+    with Journal.open(str(path), run_id="x") as journal:
+        assert {run["run_id"] for run in journal.reader().runs()} == {*NAMES, "x"}
+
+
+def test_csv_holds_no_formula(hostile, tmp_path, capsys) -> None:
+    """Opened in a spreadsheet, no cell is run; the other formats keep every name as it is."""
+    journal, _ = hostile
+    for what in ("prompts", "observations", "steps"):
+        out = tmp_path / f"{what}.csv"
+        assert main(["export", str(journal), str(out), "--what", what]) == 0
+        with out.open(newline="") as file:
+            cells = [cell for row in csv.DictReader(file) for cell in row.values()]
+        assert cells and not [c for c in cells if (c[:1] in "=+@\t\r" and c) or (c[:1] == "-" and not _number(c))]
+    assert main(["export", str(journal), str(tmp_path / "p.parquet")]) == 0
+    import pyarrow.parquet as pq
+
+    assert {*NAMES} - {NAMES[8]} <= set(pq.read_table(tmp_path / "p.parquet").column("source").to_pylist())
+
+
+def _number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+# -- who may read ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("umask", [0o077, 0o022])
+def test_the_umask_decides_who_may_read(umask, tmp_path) -> None:
+    """Everything we write holds what prompts taught: as public as the user's other files, not more."""
+    before = os.umask(umask)
+    try:
+        root = tmp_path / "all"
+        _, rows = make_run(root / "run", prompts=20, steps=3)
+        data = write_dataset(tmp_path / "data.parquet", rows)
+        journal = Journal.open(str(root / "run" / "adaptive.sqlite"), run_id="open")  # its -wal, -shm and lock
+        store = f"{root / 'run' / 'adaptive.sqlite'}#project/experiment"
+        for name in ("x.parquet", "x.csv", "x.jsonl"):
+            assert main(["export", store, str(root / name)]) == 0
+        assert main(["report", store, "-o", str(root / "r.html")]) == 0
+        where = ["--stats", store, "--where", "visits > 0"]
+        assert main(["filter-dataset", str(data), str(root / "kept.parquet"), *where]) == 0
+        seen = {p: stat.S_IMODE(p.stat().st_mode) for p in [root, *root.rglob("*")]}
+        journal.close()
+    finally:
+        os.umask(before)
+    names = {p.name for p in seen}
+    assert {"adaptive.sqlite", "adaptive.sqlite-wal", "manifest.json", "x.csv", "r.html", "kept.parquet"} <= names
+    for path, mode in seen.items():
+        assert mode == (0o777 if path.is_dir() else 0o666) & ~umask, (path, oct(mode))
+    shutil.rmtree(root)
