@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-__all__ = ["AdaptiveError", "ConfigError", "Exhausted"]
+__all__ = ["AdaptiveError", "ConfigError", "Exhausted", "UsageError"]
 
 
 class AdaptiveError(RuntimeError):
     """Base of every error this package raises on purpose."""
+
+
+class UsageError(AdaptiveError):
+    """A command line of ``verl-adaptive`` that is wrong in itself; status 2."""
 
 
 class ConfigError(AdaptiveError, ValueError):
