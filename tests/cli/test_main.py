@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
+import importlib
 import os
+import shutil
 import subprocess
 import sys
 
@@ -26,6 +29,21 @@ def test_no_command_shows_all_of_them(call) -> None:
 def test_every_command_has_help(name, call) -> None:
     status, out, _ = call(name, "--help")
     assert status == 0 and out.startswith(f"usage: verl-adaptive {name}")
+    assert f"examples:\n  verl-adaptive {name}" in out
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_option_is_described_with_an_example_or_its_default(name) -> None:
+    module = importlib.import_module(f"verl_adaptive.commands.{name.replace('-', '_')}")
+    parser = argparse.ArgumentParser()
+    module.configure(parser)
+    for action in parser._actions[1:]:
+        assert action.help and len(action.help) > 15, action.option_strings
+        if action.option_strings and action.nargs != 0:
+            shown = any(f"{option} " in action.help for option in action.option_strings)
+            assert shown or "default" in action.help or f"{action.option_strings[0]} " in (module.__doc__ or ""), (
+                action.option_strings
+            )
 
 
 def test_the_module_is_the_command() -> None:
@@ -48,7 +66,23 @@ def test_the_command_imports_nothing_heavy() -> None:
         (["stats"], 2, "required: STORE"),
         (["stats", "/no/such/place"], 1, "/no/such/place does not exist"),
         (["stats", "x", "--limit", "0"], 2, "must be 1 or greater"),
-        (["stats", "x", "--limit", "many"], 2, "--limit"),
+        (["stats", "x", "--limit", "many"], 2, "'many' is not a whole number"),
+        (["stats", "x", "--limit", "1e9"], 2, "'1e9' is not a whole number"),
+        (["stats", "x", "--lim", "3"], 2, "unrecognized arguments: --lim"),
+        (["stats", "x", "--tolerance", "nan"], 2, "finite and 0 or greater"),
+        (["stats", "x", "--tolerance", "-1"], 2, "--tolerance"),
+        (["stats", "x", "--where", ""], 2, "the condition is empty"),
+        (["stats", "x", "--desc"], 2, "--desc needs --sort"),
+        (["stats", ""], 1, "name is empty"),
+        (["stats", "/dev/null"], 1, "neither a file nor a folder"),
+        (["stats", "/proc/self/mem"], 1, "/proc/self/mem cannot be read"),
+        (["stats", "postgresql://127.0.0.1:1/d"], 1, "127.0.0.1:1/d cannot be read"),
+        (["stats", "postgres://u:secret@h/d"], 1, "postgresql+psycopg://"),
+        (["report", "x", "--limit", "0"], 2, "must be 1 or greater"),
+        (["report", "x", "--tries", "-1"], 2, "must be 1 or greater"),
+        (["report", "x", "-o", ""], 1, "no name"),
+        (["compare", "x", "y", "--limit", "-3"], 2, "must be 1 or greater"),
+        (["export", "x", "y.csv", "--what", "steps", "--where", "visits > 0"], 2, "--where is about prompts"),
         (["stats", "x", "--what"], 2, "--what"),
         (["stats", "x", "--", "y"], 2, "takes nothing after --"),
         (["stats", "mysql://h/d"], 1, "only SQLite"),
@@ -66,6 +100,29 @@ def test_a_failure_is_one_line(words, status, says, call) -> None:
     got, out, err = call(*words)
     assert got == status and out == ""
     assert err.startswith("verl-adaptive: ") and err.count("\n") == 1 and says in err
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may become somebody who may not read")
+@pytest.mark.parametrize("what", ["file", "folder"])
+def test_what_may_not_be_read_is_one_line(what, finished, tmp_path) -> None:
+    """As another user, who sees the packages but not the store."""
+    for folder in (tmp_path, *tmp_path.parents[:2]):
+        folder.chmod(0o755)
+    secret = tmp_path / "run.sqlite" if what == "file" else tmp_path / "run"
+    if what == "file":
+        shutil.copy(finished.folder / "adaptive.sqlite", secret)
+    else:
+        secret.mkdir()
+    secret.chmod(0)
+    code = (
+        "import verl_adaptive.cli as c, os, sys, importlib; "  # imported while still allowed to
+        "[importlib.import_module(f'verl_adaptive.{m}') for m in ('commands.stats', 'commands.output', "
+        "'report.prompts', 'report.overview', 'stats.database', 'stats.reader')]; import sqlalchemy.dialects.sqlite, "
+        "pandas; os.setgid(65534); os.setuid(65534); sys.exit(c.main(['stats', sys.argv[1]]))"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(secret)], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1), done.stderr
+    assert secret.name in done.stderr and "defect" not in done.stderr
 
 
 def test_an_unexpected_failure_is_one_line_too(call, monkeypatch) -> None:

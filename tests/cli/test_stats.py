@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import re
 import sqlite3
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -96,7 +99,65 @@ def test_the_picture_in_the_terminal(finished, call) -> None:
     assert max(len(bar) for _, bar in bars) == 40 and all((count == "0") == (bar == "") for count, bar in bars)
 
 
+@pytest.mark.parametrize("width", [80, 120])
+def test_it_fits_a_terminal(width, finished, call, monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    out = call("stats", finished.folder, "--data", finished.data, "--limit", "9", "--sort", "flips", "--desc")[1]
+    out += call("compare", finished.folder, finished.folder / "global_step_30")[1]
+    out += call("doctor")[1]
+    lines = out.splitlines()
+    assert max(map(len, lines)) <= width and not any(line.endswith(" ") for line in lines)
+    assert not re.search(r"\d,\n|\d\n\d", out) and "rollout\n" not in out  # neither numbers nor headings are broken
+    keys = re.findall(r"^ ([0-9a-f]+) ", out, flags=re.M)
+    assert len(keys) >= 9 and {len(key) for key in keys} == {12 if width == 80 else 32}
+
+
+def test_the_beginning_of_a_key_finds_its_prompt(finished, call) -> None:
+    key = facts(call, finished.folder, "--limit", "1")["lists"]["selected prompts"][0]["key"]
+    for digits in (8, 12, 16, 17, 31, 32):
+        for text in (key[:digits], key[:digits].upper()):
+            found = facts(call, finished.folder, "--where", f"key == '{text}'")
+            assert [row["key"] for row in found["lists"]["selected prompts"]] == [key]
+            assert facts(call, finished.folder, "--where", f"key != '{text}'")["selected"] == found["prompts"] - 1
+    for bad in ("1234567", "x" * 12, "0" * 33, ""):
+        status, _, err = call("stats", finished.folder, "--where", f"key == '{bad}'")
+        assert status == 1 and "first 8 or more" in err
+
+
+def test_colours_only_where_they_are_wanted(finished) -> None:
+    """A terminal's, without NO_COLOR; in a pipe and a file there are none."""
+    import pty
+
+    def on_a_terminal(**env: str) -> str:
+        mine, theirs = pty.openpty()
+        words = [sys.executable, "-m", "verl_adaptive", "stats", str(finished.folder)]
+        clean_env = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "FORCE_COLOR", "COLUMNS")}
+        process = subprocess.Popen(words, stdout=theirs, env={**clean_env, "TERM": "xterm-256color", **env})
+        os.close(theirs)
+        out = b""
+        while True:
+            try:
+                piece = os.read(mine, 65536)
+            except OSError:  # Linux says so when the other end is closed
+                break
+            if not piece:
+                break
+            out += piece
+        os.close(mine)
+        assert process.wait() == 0
+        return out.decode()
+
+    assert "\x1b[36m" in on_a_terminal()  # the bars
+    assert not re.search(r"\x1b\[[\d;]*3\dm", on_a_terminal(NO_COLOR="1"))
+    piped = subprocess.run(
+        [sys.executable, "-m", "verl_adaptive", "stats", str(finished.folder)], capture_output=True, text=True
+    )
+    assert "\x1b" not in piped.stdout
+
+
 def test_columns_are_listed(finished, call) -> None:
+    listed = json.loads(call("stats", finished.folder, "--columns", "--json")[1])
+    assert listed["pass_rate"].startswith("successes / rollouts") and all(listed.values()) and "flips" in listed
     out = call("stats", finished.folder / "global_step_30", "--columns")[1]
     assert "pass_rate" in out and "greso.mean_streak" in out and "change" in out
 
@@ -151,6 +212,11 @@ def test_a_truncated_database_is_one_line(finished, tmp_path, call) -> None:
     (tmp_path / "t.sqlite").write_bytes(whole[: len(whole) // 2])
     status, out, err = call("stats", tmp_path / "t.sqlite")
     assert status == 1 and out == "" and err.count("\n") == 1 and "t.sqlite" in err
+
+
+def test_the_manifest_names_its_snapshot(finished, call) -> None:
+    folder = finished.folder / "global_step_30" / "adaptive"
+    assert facts(call, folder / "manifest.json") == facts(call, folder)
 
 
 def test_a_damaged_snapshot_is_one_line(tmp_path, call) -> None:

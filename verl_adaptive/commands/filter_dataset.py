@@ -1,7 +1,9 @@
 """Keep the rows of a verl-format Parquet file whose statistics satisfy a condition.
 
-  verl-adaptive filter-dataset train.parquet kept.parquet --stats checkpoints/project/experiment \
+examples:
+  verl-adaptive filter-dataset train.parquet kept.parquet --stats checkpoints/project/experiment \\
       --where "0.1 <= pass_rate <= 0.9"
+  verl-adaptive filter-dataset train.parquet kept.parquet --stats eval.jsonl --where "pass_rate < 1" --keep-unseen
 
 Rows keep their order, the file its columns and schema. A row is found in the store as training finds it: by its data
 source, messages and ground truth, or by --id-key. A row that the store has no rollouts of satisfies no comparison of
@@ -15,19 +17,25 @@ import os
 
 import numpy as np
 
-from verl_adaptive.commands.arguments import add_store_options, refuse_overwrite
-from verl_adaptive.errors import AdaptiveError
+from verl_adaptive.commands.arguments import add_store_options, condition, refuse_overwrite
+from verl_adaptive.errors import AdaptiveError, UsageError
 
 __all__ = ["configure", "run"]
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("data", metavar="IN", help="the data set, Parquet")
-    parser.add_argument("out", metavar="OUT", help="the file to write")
-    parser.add_argument("--stats", metavar="STORE", required=True, help="what to judge by, as for `stats`")
-    parser.add_argument("--where", metavar="CONDITION", required=True, help='as "0.1 <= pass_rate <= 0.9"')
+    parser.add_argument("data", metavar="IN", help="the data set in verl's format, a Parquet file")
+    parser.add_argument("out", metavar="OUT", help="the Parquet file to write")
+    parser.add_argument("--stats", metavar="STORE", required=True, help="what to judge by, a store as for `stats`")
+    parser.add_argument(
+        "--where",
+        metavar="CONDITION",
+        type=condition,
+        required=True,
+        help='rows that stay: --where "0.1 <= pass_rate <= 0.9"; `stats --columns` lists what it may name',
+    )
     parser.add_argument("--keep-unseen", action="store_true", help="keep rows that were never rolled out")
-    parser.add_argument("--overwrite", action="store_true", help="replace OUT")
+    parser.add_argument("--overwrite", action="store_true", help="replace OUT if it exists")
     add_store_options(parser)
 
 
@@ -37,14 +45,16 @@ def run(args: argparse.Namespace) -> int:
     from verl_adaptive.report.expressions import Expression
     from verl_adaptive.report.prompts import Prompts, open_prompts
 
-    condition = Expression(args.where)
+    wanted = Expression(args.where)
+    if not args.out.endswith(".parquet"):
+        raise UsageError(f"{args.out}: what is written is Parquet; give it a name that ends in .parquet")
     if os.path.exists(args.out) and os.path.samefile(args.data, args.out):
         raise AdaptiveError(f"{args.out} is the input; name another file")
     refuse_overwrite(args.out, args.overwrite)
     open_parquet(args.data).close()
     opened = open_prompts(args.stats, run=args.run, tolerance=args.tolerance, id_key=args.id_key)
     prompts = opened.prompts
-    if "flips" in condition.names:
+    if "flips" in wanted.names:
         from verl_adaptive.report.overview import overview
 
         overview(opened)  # adds the column
@@ -55,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     rows = prompts.table.rows_for(keys)
     extra = {name: np.append(v, np.full(len(prompts) - before, np.nan)) for name, v in prompts.extra.items()}
     prompts = Prompts(prompts.table, extra)
-    keep = condition.select(prompts)[rows]
+    keep = wanted.select(prompts)[rows]
     unseen = prompts.table.col("visits")[rows] == 0
     if args.keep_unseen:
         keep |= unseen
@@ -63,6 +73,11 @@ def run(args: argparse.Namespace) -> int:
         raise AdaptiveError(
             f"none of the {len(keys)} rows of {args.data} is in {opened.where}. A row is found by its data source, "
             "messages and ground truth together, or by --id-key: is this the run's data set?"
+        )
+    if len(keys) and not keep.any():
+        raise AdaptiveError(
+            f"none of the {number(len(keys))} rows of {args.data} satisfies {args.where!r}: nothing was written, since "
+            "training refuses an empty data set"
         )
     _copy(args.data, args.out, keep)
     note(

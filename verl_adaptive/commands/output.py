@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -16,7 +17,7 @@ from rich.text import Text
 
 from verl_adaptive.commands.text import clean
 
-__all__ = ["console", "note", "number", "print_json", "share", "table"]
+__all__ = ["console", "facts", "key_digits", "note", "number", "print_json", "share", "table"]
 
 
 class _Console(Console):
@@ -24,26 +25,72 @@ class _Console(Console):
         """rich would end the process; the command line has its own status for this."""
         raise BrokenPipeError
 
+    def print(self, *objects: Any, **options: Any) -> None:
+        """As rich prints; without the blanks at the ends of lines, where no terminal needs them."""
+        if self.is_terminal:
+            super().print(*objects, **options)
+            return
+        with self.capture() as captured:
+            super().print(*objects, **options)
+        self.file.write("".join(f"{line.rstrip(' ')}\n" for line in captured.get().splitlines()))
+
 
 def console() -> Console:
     """Standard output. Markup and emoji codes are off: data must not be able to style what is printed."""
-    wide = None if sys.stdout.isatty() else 140  # a pipe has no width; 80 would cut columns
+    # A pipe has no width of its own, and 80 would cut columns.
+    wide = None if sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit() else 140
     return _Console(markup=False, emoji=False, highlight=False, width=wide, soft_wrap=False)
 
 
-def table(columns: Sequence[tuple[str, str]], rows: Sequence[Sequence[object]], title: str | None = None) -> Table:
-    """A table.
+def table(
+    columns: Sequence[tuple[str, str]],
+    rows: Sequence[Sequence[object]],
+    title: str | None = None,
+    *,
+    cut: str | None = None,
+    width: int = 140,
+) -> Table:
+    """A table. Numbers are never broken; words fold where there is no room.
 
     Args:
-        columns: heading and justification (``left`` or ``right``).
+        columns: heading and justification (``left``: words, ``right``: numbers, whose headings break at their blanks).
         rows: cells; they are made safe here.
         title: above it.
+        cut: heading of a column that loses its end instead of folding, so that the table is at most ``width`` wide.
+        width: of the terminal.
     """
     out = Table(box=SIMPLE_HEAD, title=title, title_justify="left", title_style="bold", pad_edge=False)
-    for heading, justify in columns:
-        out.add_column(heading, justify=justify, overflow="fold")  # type: ignore[arg-type]
-    for row in rows:
-        out.add_row(*(cell if isinstance(cell, Text) else Text(clean(cell)) for cell in row))
+    made = [[cell if isinstance(cell, Text) else Text(clean(cell)) for cell in row] for row in rows]
+    heads = ["\n".join(heading.split()) if justify == "right" else heading for heading, justify in columns]
+    taken = 0
+    for at, (heading, _) in enumerate(columns):
+        if heading != cut:
+            taken += 3 + max(*map(len, heads[at].split("\n")), *(row[at].cell_len for row in made), 0)
+    for head, (heading, justify) in zip(heads, columns, strict=True):
+        out.add_column(
+            head,
+            justify=justify,  # type: ignore[arg-type]
+            overflow="ellipsis" if heading == cut else "fold",
+            no_wrap=justify == "right" or heading in (cut, "key"),
+            max_width=max(4, width - taken - 3) if heading == cut else None,
+        )
+    for row in made:
+        out.add_row(*row)
+    return out
+
+
+def key_digits(out: Console) -> int:
+    """Digits of a prompt's key that there is room for; the first ones find it too."""
+    return 32 if out.width >= 120 else 12
+
+
+def facts(lines: Sequence[tuple[str, str]]) -> Table:
+    """Label and text, a line each; a long text goes on below itself."""
+    out = Table.grid(padding=(0, 2, 0, 0))
+    out.add_column(style="bold", no_wrap=True)
+    out.add_column(overflow="fold")
+    for label, text in lines:
+        out.add_row(Text(label), Text(clean(text)))
     return out
 
 

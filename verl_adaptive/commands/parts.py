@@ -1,8 +1,9 @@
 """The presets, the parts of each role, and their options with defaults.
 
-verl-adaptive parts              everything, a line each
-verl-adaptive parts sampler      one role, with options
-verl-adaptive parts greso        whatever has this name, with options
+examples:
+  verl-adaptive parts              everything, a line each
+  verl-adaptive parts sampler      one role, with options
+  verl-adaptive parts greso        whatever has this name, with options
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from typing import Any
 
+from verl_adaptive.commands.arguments import add_json_option
 from verl_adaptive.errors import AdaptiveError
 
 __all__ = ["configure", "describe", "run"]
@@ -22,9 +24,16 @@ ROLES = ("sampler", "allocator", "filter", "advantage")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", metavar="NAME", nargs="?", help="a role, a part or a preset")
-    parser.add_argument("--json", action="store_true", help="everything as JSON")
-    parser.add_argument("--markdown", action="store_true", help="the reference of all options, as in the documentation")
+    parser.add_argument(
+        "name",
+        metavar="NAME",
+        nargs="?",
+        help="a role, a part or a preset: sampler, greso, pilot_commit (default: everything)",
+    )
+    add_json_option(parser)
+    parser.add_argument(
+        "--markdown", action="store_true", help="print the reference of all options: --markdown > docs/options.md"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -37,7 +46,10 @@ def run(args: argparse.Namespace) -> int:
         import difflib
 
         near = difflib.get_close_matches(name, everything, n=1)
-        raise AdaptiveError(f"nothing is named {name!r}; " + (f"did you mean {near[0]}?" if near else "see the list"))
+        raise AdaptiveError(
+            f"nothing is named {name!r}; "
+            + (f"did you mean {near[0]}?" if near else "`verl-adaptive parts` lists what there is")
+        )
     if name in ROLES:
         found = {name: found[name]}
     elif name is not None:

@@ -1,7 +1,8 @@
 """Write one HTML file about a run. It opens without a server or network, and contains no script.
 
+examples:
   verl-adaptive report checkpoints/project/experiment -o report.html
-  verl-adaptive report checkpoints/project/experiment -o report.html --data train.parquet
+  verl-adaptive report runs.sqlite#project/experiment -o report.html --data train.parquet --tries 64 --limit 50
 
 Prompt texts are left out unless --data names the training set; it also finds questions with different answers.
 """
@@ -11,7 +12,7 @@ from __future__ import annotations
 import argparse
 import os
 
-from verl_adaptive.commands.arguments import add_store_options, refuse_overwrite
+from verl_adaptive.commands.arguments import add_store_options, count, refuse_overwrite
 from verl_adaptive.errors import AdaptiveError
 
 __all__ = ["configure", "run"]
@@ -19,11 +20,29 @@ __all__ = ["configure", "run"]
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("store", metavar="RUN", help="a store, as for `stats`; a journal has the most to show")
-    parser.add_argument("-o", "--out", metavar="FILE", default="report.html", help="what to write (report.html)")
-    parser.add_argument("--data", metavar="FILE", help="the training set: adds prompts' texts and conflicting answers")
-    parser.add_argument("--title", metavar="TEXT", help="the heading; by default the run's name")
-    parser.add_argument("--tries", metavar="N", type=int, default=16, help="rollouts that make a prompt tried (16)")
-    parser.add_argument("--limit", metavar="N", type=int, default=20, help="prompts in each list (20)")
+    parser.add_argument(
+        "-o",
+        "--out",
+        metavar="FILE",
+        default="report.html",
+        help="what to write, replaced if it exists (default report.html)",
+    )
+    parser.add_argument(
+        "--data",
+        metavar="FILE",
+        help="the training set: adds the texts of listed prompts, and questions with different answers: --data train.parquet",
+    )
+    parser.add_argument(
+        "--title", metavar="TEXT", help="the heading: --title 'GRESO, seed 1' (default: the run's name)"
+    )
+    parser.add_argument(
+        "--tries",
+        metavar="N",
+        type=count,
+        default=16,
+        help="rollouts from which a prompt without a success counts as never solved: --tries 64 (default 16)",
+    )
+    parser.add_argument("--limit", metavar="N", type=count, default=20, help="prompts in each list (default 20)")
     add_store_options(parser)
 
 

@@ -4,8 +4,11 @@ STORE is a journal (path of a SQLite file, or sqlite:/// or postgresql+psycopg:/
 several runs), a checkpoint global_step_N or the snapshot in it, a directory of checkpoints, or a Parquet or JSONL file
 of results. A journal can be read while training writes it.
 
+examples:
   verl-adaptive stats checkpoints/project/experiment
+  verl-adaptive stats checkpoints/project/experiment --sort tokens --desc --limit 20 --data train.parquet
   verl-adaptive stats runs.sqlite#project/experiment --where "visits > 3 and pass_rate < 0.1" --sort rollouts --desc
+  verl-adaptive stats postgresql+psycopg://user@host/database --run project/experiment --json
 """
 
 from __future__ import annotations
@@ -15,9 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from verl_adaptive.commands.arguments import add_store_options
+from verl_adaptive.commands.arguments import add_json_option, add_store_options, condition, count
 from verl_adaptive.commands.text import clean
-from verl_adaptive.errors import AdaptiveError
+from verl_adaptive.errors import AdaptiveError, UsageError
 
 __all__ = ["configure", "run"]
 
@@ -26,22 +29,30 @@ _LISTED = ("key", "source", "visits", "rollouts", "pass_rate", "first_rate", "la
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("store", metavar="STORE", help="what to read; see above")
+    parser.add_argument(
+        "--where",
+        metavar="CONDITION",
+        type=condition,
+        help='list the prompts that satisfy it: --where "pass_rate < 0.1"',
+    )
+    parser.add_argument("--sort", metavar="COLUMN", help="list prompts in the order of a column: --sort flips")
+    parser.add_argument("--desc", action="store_true", help="with --sort: largest first")
+    parser.add_argument("--limit", metavar="N", type=count, help="prompts in a list: --limit 50 (default 10)")
+    parser.add_argument(
+        "--tries",
+        metavar="N",
+        type=count,
+        default=16,
+        help="rollouts from which a prompt without a success counts as never solved: --tries 64 (default 16)",
+    )
+    parser.add_argument(
+        "--data", metavar="FILE", help="the training set; shows the texts of listed prompts: --data train.parquet"
+    )
+    parser.add_argument(
+        "--columns", action="store_true", help="list the columns that --where and --sort take, and stop"
+    )
+    add_json_option(parser)
     add_store_options(parser)
-    parser.add_argument("--where", metavar="CONDITION", help='list the prompts that satisfy it, as "pass_rate < 0.1"')
-    parser.add_argument("--sort", metavar="COLUMN", help="list prompts in the order of a column")
-    parser.add_argument("--desc", action="store_true", help="largest first")
-    parser.add_argument("--limit", metavar="N", type=_count, help="prompts in a list (default 10)")
-    parser.add_argument("--tries", metavar="N", type=_count, default=16, help="rollouts that make a prompt tried (16)")
-    parser.add_argument("--data", metavar="FILE", help="the training set; shows the prompts' texts")
-    parser.add_argument("--columns", action="store_true", help="list the columns that --where and --sort take")
-    parser.add_argument("--json", action="store_true", help="everything as JSON")
-
-
-def _count(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError("must be 1 or greater")
-    return value
 
 
 def run(args: argparse.Namespace) -> int:
@@ -50,22 +61,24 @@ def run(args: argparse.Namespace) -> int:
     from verl_adaptive.report.overview import overview
     from verl_adaptive.report.prompts import open_prompts
 
-    condition = Expression(args.where) if args.where else None  # before anything long
+    wanted = None if args.where is None else Expression(args.where)  # before anything long
+    if args.desc and not args.sort:
+        raise UsageError("--desc needs --sort COLUMN")
     opened = open_prompts(args.store, run=args.run, tolerance=args.tolerance, id_key=args.id_key)
     if args.columns:
-        return _print_columns(opened.prompts)
+        return _print_columns(opened, args.json)
     facts = overview(opened, tries=args.tries)
     prompts = opened.prompts
     limit = args.limit or 10
     lists: dict[str, tuple[np.ndarray, list[str]]] = {}
-    if condition is not None or args.sort or args.limit:
-        chosen = np.flatnonzero(condition.select(prompts)) if condition is not None else np.arange(len(prompts))
+    if wanted is not None or args.sort or args.limit:
+        chosen = np.flatnonzero(wanted.select(prompts)) if wanted is not None else np.arange(len(prompts))
         facts["selected"] = len(chosen)
         if args.sort and args.sort not in prompts.names():
             raise AdaptiveError(f"no column {args.sort!r}; there are {', '.join(prompts.names())}")
         if args.sort:
             chosen = prompts.order(args.sort, chosen, args.desc)
-        extra = [*(condition.names if condition else []), *([args.sort] if args.sort else [])]
+        extra = [*(wanted.names if wanted else []), *([args.sort] if args.sort else [])]
         lists["selected prompts"] = (chosen[:limit], extra)
     else:
         lists.update(_standard(prompts, args.tries, limit))
@@ -111,55 +124,27 @@ def _add_texts(shown: dict[str, list[dict[str, Any]]], path: str, prompt_key: st
             record["text"] = texts.get(record["key"])
 
 
-def _print_columns(prompts: Any) -> int:
-    from verl_adaptive.commands.output import console, table
-    from verl_adaptive.report.prompts import DERIVED
+def _print_columns(opened: Any, as_json: bool) -> int:
+    from verl_adaptive.commands.output import console, print_json, table
+    from verl_adaptive.report.prompts import about_column
 
-    rows = [(name, DERIVED[name][0] if name in DERIVED else "") for name in prompts.names()]
-    console().print(table([("column", "left"), ("", "left")], [*rows, ("flips", "crossings of 1/2 (journals only)")]))
+    names = [*opened.prompts.names(), *(["flips"] if opened.kind == "journal" else [])]
+    if as_json:
+        print_json({name: about_column(name) for name in names})
+    else:
+        console().print(table([("column", "left"), ("what it is", "left")], [(n, about_column(n)) for n in names]))
     return 0
 
 
-def _print(facts: dict[str, Any], shown: dict[str, list[dict[str, Any]]]) -> None:
+def _print(found: dict[str, Any], shown: dict[str, list[dict[str, Any]]]) -> None:
     from rich.text import Text
 
-    from verl_adaptive.commands.output import console, number, share, table
+    from verl_adaptive.commands.output import console, facts, key_digits, number, share, table
 
     out = console()
-
-    def line(label: str, text: str) -> None:
-        out.print(Text(f"{label:<14}", style="bold") + Text(clean(text)))
-
-    line("store", f"{facts['store']} ({facts['kind']})")
-    if facts["run"]:
-        attempts = f", attempt {facts['attempts']}" if facts.get("attempts", 1) > 1 else ""
-        line("run", f"{facts['run']} ({facts.get('preset', '?')}, verl-adaptive {facts.get('package', '?')}{attempts})")
-    if facts.get("steps"):
-        line("steps", f"{number(facts['steps'])}: {facts['first_step']} to {facts['last_step']}")
-    elif facts.get("step") is not None:
-        line("step", f"{facts['step']} ({facts.get('policy', '?')})")
-    for first, last, reason in facts.get("gaps") or []:
-        line("missing", f"steps {first} to {last}: {reason}")
-    line(
-        "prompts",
-        f"{number(facts['prompts'])}, {number(facts['visited'])} visited ({share(facts['visited'], facts['prompts'])}), "
-        f"{number(facts['visits'])} visits, {number(facts['failed_groups'])} failed groups",
-    )
-    rate = "" if facts["pass_rate"] is None else f", pass rate {facts['pass_rate']:.3f}"
-    line("rollouts", f"{number(facts['rollouts'])} judged, {number(facts['tokens'])} response tokens{rate}")
-    ledger = (facts.get("ledger") or {}).get("rollouts")
-    if ledger:
-        line("generated", _account(ledger))
-    line("never solved", f"{number(facts['never_solved'])} of those with {facts['tries']} rollouts or more")
-    line("always solved", number(facts["always_solved"]))
-    line("regressed", f"{number(facts['regressed'])} fell by half or more since their first visit")
-    if facts["flip_flopping"] is not None:
-        line("flip-flopping", f"{number(facts['flip_flopping'])} crossed one half at least twice")
-    if facts["retired"] is not None:
-        at = f" (snapshot of step {facts['retired_at_step']})" if facts["retired_at_step"] is not None else ""
-        line("retired", number(facts["retired"]) + at)
-    _print_histogram(out, facts)
-    sources = sorted(facts["by_source"].items(), key=lambda item: (-item[1]["rollouts"], item[0]))
+    out.print(facts(_overview_lines(found)))
+    _print_histogram(out, found)
+    sources = sorted(found["by_source"].items(), key=lambda item: (-item[1]["rollouts"], item[0]))
     if len(sources) > 1 or (sources and sources[0][0]):
         rows = [
             (name or "(unknown)", *(number(d[c]) for c in ("prompts", "visited", "rollouts")), share(d["pass_rate"]))
@@ -168,17 +153,66 @@ def _print(facts: dict[str, Any], shown: dict[str, list[dict[str, Any]]]) -> Non
         ]
         heads = ("prompts", "visited", "rollouts", "pass rate", "all right", "all wrong", "retired")
         columns = [("data source", "left"), *((h, "right") for h in heads)]
-        out.print(table(columns, rows, f"by data source{'' if len(sources) <= 30 else f' (30 of {len(sources)})'}"))
+        title = f"by data source{'' if len(sources) <= 30 else f' (30 of {len(sources)})'}"
+        out.print()
+        out.print(table(columns, rows, title, cut="data source", width=out.width))
     for title, records in shown.items():
-        selected = f": {number(facts['selected'])}" if "selected" in facts else ""
+        selected = f": {number(found['selected'])}" if "selected" in found else ""
         if not records:
             if selected:
                 out.print(Text(f"{title}{selected}"))
             continue
-        names = list(records[0])
-        columns = [(n.replace("_", " "), "left" if n in ("key", "source", "text") else "right") for n in names]
-        cells = [[_cell(name, record[name]) for name in names] for record in records]
-        out.print(table(columns, cells, f"{title}{selected}"))
+        digits = key_digits(out)
+        names = [name for name in records[0] if name != "text"]
+        columns = [(n.replace("_", " "), "left" if n in ("key", "source") else "right") for n in names]
+        cells = [[r[n][:digits] if n == "key" else _cell(n, r[n]) for n in names] for r in records]
+        out.print(table(columns, cells, f"{title}{selected}", cut="source", width=out.width))
+        if "text" in records[0]:  # on lines of their own: beside eight columns there is no room for words
+            for r in records:
+                text = "(not in the data set)" if r["text"] is None else clean(r["text"], 4 * out.width)
+                line = Text(f"{r['key'][:digits]}  ", style="bold") + Text(text)
+                line.truncate(2 * out.width - 8, overflow="ellipsis")
+                out.print(line)
+            out.print()
+
+
+def _overview_lines(found: dict[str, Any]) -> list[tuple[str, str]]:
+    from verl_adaptive.commands.output import number, share
+
+    lines = [("store", f"{found['store']} ({found['kind']})")]
+    if found["run"]:
+        attempts = f", attempt {found['attempts']}" if found.get("attempts", 1) > 1 else ""
+        about = f"{found.get('preset', '?')}, verl-adaptive {found.get('package', '?')}{attempts}"
+        lines.append(("run", f"{found['run']} ({about})"))
+    if found.get("steps"):
+        lines.append(("steps", f"{number(found['steps'])}: {found['first_step']} to {found['last_step']}"))
+    elif found.get("step") is not None:
+        lines.append(("step", f"{found['step']} ({found.get('policy', '?')})"))
+    lines += [("missing", f"steps {first} to {last}: {reason}") for first, last, reason in found.get("gaps") or []]
+    prompts = f"{number(found['prompts'])}, {number(found['visited'])} visited"
+    share_of = share(found["visited"], found["prompts"])
+    rate = "" if found["pass_rate"] is None else f", pass rate {found['pass_rate']:.3f}"
+    lines += [
+        (
+            "prompts",
+            f"{prompts} ({share_of}), {number(found['visits'])} visits, {number(found['failed_groups'])} failed groups",
+        ),
+        ("rollouts", f"{number(found['rollouts'])} judged, {number(found['tokens'])} response tokens{rate}"),
+    ]
+    ledger = (found.get("ledger") or {}).get("rollouts")
+    if ledger:
+        lines.append(("generated", _account(ledger)))
+    lines += [
+        ("never solved", f"{number(found['never_solved'])} in {found['tries']} rollouts or more"),
+        ("always solved", f"{number(found['always_solved'])} in {found['tries']} rollouts or more"),
+        ("regressed", f"{number(found['regressed'])} fell by half or more since their first visit"),
+    ]
+    if found["flip_flopping"] is not None:
+        lines.append(("flip-flopping", f"{number(found['flip_flopping'])} crossed one half at least twice"))
+    if found["retired"] is not None:
+        at = f" (snapshot of step {found['retired_at_step']})" if found["retired_at_step"] is not None else ""
+        lines.append(("retired", number(found["retired"]) + at))
+    return lines
 
 
 def _cell(name: str, value: Any) -> str:
@@ -215,7 +249,7 @@ def _print_histogram(out: Any, facts: dict[str, Any]) -> None:
     block = "█" if (out.encoding or "").lower().replace("-", "") in ("utf8", "utf16", "utf32") else "#"
     out.print(Text("\npass rate      prompts", style="bold"))
     widest = max(counts)
-    for name, count in zip(facts["histogram"]["bins"], counts, strict=True):
-        bar = block * max(round(40 * count / widest), 1 if count else 0)
+    for name, prompts in zip(facts["histogram"]["bins"], counts, strict=True):
+        bar = block * max(round(40 * prompts / widest), 1 if prompts else 0)
         label = {"0": "0 (none)", "1": "1 (all)"}.get(name, name)
-        out.print(Text(f"{label:<10}{number(count):>12} ") + Text(bar, style="cyan"))
+        out.print(Text(f"{label:<10}{number(prompts):>12} ") + Text(bar, style="cyan"))

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from verl_adaptive.config import AdaptiveConfig, RunFacts
+from verl_adaptive.config import AdaptiveConfig, RunFacts, check
 from verl_adaptive.engine import Engine
 from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.policy import Policy, build_policy
@@ -27,6 +27,7 @@ from verl_adaptive.stats.table import StatsTable
 __all__ = ["PLUGIN", "Plan", "compose", "driver", "group_options", "make_plan", "ray_worker", "validate"]
 
 PLUGIN = "verl_adaptive.integration.plugin"
+_MODES = ("sync", "colocate_async", "separate_async")
 #: Prompts of the stand-in data set when the real one is not at hand; and the most, since only one step is planned.
 _STAND_IN = 20_000
 
@@ -73,6 +74,7 @@ def ray_worker(address: str | None = None) -> dict[str, Any]:
     """
     import ray
 
+    _answers(address)
     if ray.is_initialized():
         raise AdaptiveError("Ray is already running in this process")
     options: dict[str, Any] = {"logging_level": "ERROR", "log_to_driver": False}
@@ -85,6 +87,23 @@ def ray_worker(address: str | None = None) -> dict[str, Any]:
         return ray.get(ray.remote(_in_worker).options(num_cpus=1).remote(PLUGIN), timeout=180)
     finally:
         ray.shutdown()
+
+
+def _answers(address: str | None) -> None:
+    """Somebody listens at ``host:port``; Ray itself would try for minutes, and may end the process.
+
+    Raises:
+        AdaptiveError: nobody does.
+    """
+    import socket
+
+    host, _, port = (address or "").removeprefix("ray://").rpartition(":")
+    if not host or not port.isdigit():  # none, or a name such as `auto`
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
+    except OSError as error:
+        raise AdaptiveError(f"nothing answers at {address}: {error}") from error
 
 
 def _in_worker(plugin: str) -> dict[str, Any]:
@@ -165,6 +184,8 @@ class Plan:
 
     Attributes:
         preset: ``adaptive.name``.
+        mode: verl's trainer mode, whatever our names for it: ``sync``, ``colocate_async`` or ``separate_async``.
+        schedule: what the mode means for this run.
         parts: role → part → options that differ from the part's defaults.
         groups, n: groups and rollouts a group that a step trains on.
         updates: optimizer updates a step, epochs of PPO included.
@@ -183,6 +204,8 @@ class Plan:
     """
 
     preset: str
+    mode: str
+    schedule: str
     parts: dict[str, dict[str, Any]]
     groups: int
     n: int
@@ -225,6 +248,7 @@ def make_plan(config: DictConfig, adaptive: AdaptiveConfig, policy: Policy, keep
     """
     actor, rollout, trainer = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout, config.trainer
     batch = int(config.data.train_batch_size)
+    mode, schedule = _mode(config)
     notes: list[str] = []
     prompts, missing = _prompts(config.data.train_files)
     if missing:
@@ -253,6 +277,8 @@ def make_plan(config: DictConfig, adaptive: AdaptiveConfig, policy: Policy, keep
     store, path, run_id = _store(config, adaptive)
     return Plan(
         preset=adaptive.name,
+        mode=mode,
+        schedule=schedule,
         parts={part.role: {part.name: _changed(part)} for part in policy},
         groups=batch,
         n=int(rollout.n),
@@ -270,6 +296,40 @@ def make_plan(config: DictConfig, adaptive: AdaptiveConfig, policy: Policy, keep
         resume=_resume(config, adaptive, policy),
         notes=notes,
     )
+
+
+def _mode(config: DictConfig) -> tuple[str, str]:
+    """The trainer mode, and what it means for the run; what verl asserts of it only when workers start is checked here.
+
+    Raises:
+        ConfigError: a setting that verl's trainer of this mode refuses.
+    """
+    v1, rollout = config.trainer.v1, config.actor_rollout_ref.rollout
+    mode = str(v1.trainer_mode).removeprefix("adaptive_")
+    check(mode in _MODES, "trainer.v1.trainer_mode", v1.trainer_mode, f"verl has {', '.join(_MODES)}")
+    if mode == "sync":
+        return mode, "generation and training take turns; every rollout trains under the weights that made it"
+    warmup = f"{v1[mode].num_warmup_batches:g} warm-up batches"
+    if mode == "colocate_async":
+        return mode, f"generation and training take turns on the same devices, {warmup} ahead"
+    batch, mini = config.data.train_batch_size, config.actor_rollout_ref.actor.ppo_mini_batch_size
+    sync = v1.separate_async.parameter_sync_step
+    check(
+        batch == sync * mini,
+        "data.train_batch_size",
+        batch,
+        f"verl's separate_async wants trainer.v1.separate_async.parameter_sync_step={sync} times "
+        f"actor_rollout_ref.actor.ppo_mini_batch_size={mini}, which is {sync * mini}",
+    )
+    for name in ("nnodes", "n_gpus_per_node"):
+        value = rollout[name]
+        hint = "separate_async generates on devices of its own: say how many"
+        check(bool(value) and value > 0, f"actor_rollout_ref.rollout.{name}", value, hint)
+    backend = rollout.checkpoint_engine.backend
+    hint = "separate_async sends weights between processes: choose nccl, hccl, nixl or mooncake"
+    check(backend != "naive", "actor_rollout_ref.rollout.checkpoint_engine.backend", backend, hint)
+    where = f"{rollout.nnodes}x{rollout.n_gpus_per_node} devices generate while others train"
+    return mode, f"{where}; new weights after every {sync} minibatches, {warmup} ahead"
 
 
 def _first_step(adaptive: AdaptiveConfig, batch: int, n: int, steps: int, prompts: int) -> Engine:

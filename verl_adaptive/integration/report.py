@@ -1,4 +1,4 @@
-"""What a run says of itself: the banner, and the metrics of each step.
+"""What a run says of itself: the banner, and of each step its metrics and a line for people.
 
 Metric names keep verl's reduction by substring in mind (``max``, ``min``, ``sum``/``total``, else mean): counters end
 in ``_total`` or lie under a ``…_total/`` prefix.
@@ -6,6 +6,8 @@ in ``_total`` or lie under a ``…_total/`` prefix.
 
 from __future__ import annotations
 
+import logging
+import shlex
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,13 +16,16 @@ import numpy as np
 from verl_adaptive import __version__
 from verl_adaptive.engine import Engine, StepResult
 from verl_adaptive.integration.layout import Layout
+from verl_adaptive.stats.database import parse_url
 from verl_adaptive.streaming import StreamEngine
 
-__all__ = ["banner", "step_metrics"]
+__all__ = ["banner", "progress_line", "step_metrics"]
+
+logger = logging.getLogger(__name__)
 
 
 def step_metrics(engine: Engine, result: StepResult, layouts: Sequence[Layout]) -> dict[str, float]:
-    """Everything logged for a step, under ``adaptive/``."""
+    """Everything logged for a step, under ``adaptive/``; its progress line goes to our log here, in every trainer."""
     groups, ledger = result.groups, result.ledger
     usable = ~groups.failed & (groups.n > 0)
     flat = groups.degenerate(engine.facts.tolerance) & usable
@@ -64,7 +69,40 @@ def step_metrics(engine: Engine, result: StepResult, layouts: Sequence[Layout]) 
     out["adaptive/trained_lag/max"] = float(lag.max()) if len(lag) else 0.0
     out.update(_forgetting(engine))
     out.update(engine.policy.metrics())
-    return {name: float(value) for name, value in out.items()}
+    metrics = {name: float(value) for name, value in out.items()}
+    logger.info("%s", progress_line(metrics, engine.progress.step, engine.facts.steps))
+    return metrics
+
+
+def progress_line(metrics: dict[str, float], step: int, steps: int | None) -> str:
+    """A step in one line for people.
+
+    Args:
+        metrics: from :func:`step_metrics`.
+        step: the step they are of.
+        steps: planned ones; None: not known.
+
+    Example:
+        >>> progress_line({"adaptive/groups/trained_total": 256.0, "adaptive/groups/finished_total": 402.0,
+        ...     "adaptive/rounds_total": 2.0, "adaptive/rollouts/generated_total": 3216.0,
+        ...     "adaptive/rollouts/trained_total": 2048.0, "adaptive/groups/informative_share": 0.652,
+        ...     "adaptive/pass_rate/generated_mean": 0.407, "adaptive/prompts/epoch": 0.83}, 12, 1001)
+        'step 12/1001: 256 of 402 groups train, 65% informative, pass rate 0.41 | rollouts 3,216 generated in 2 rounds, \
+2,048 trained (64%) | epoch 0.83'
+    """
+
+    def of(name: str) -> float:
+        return metrics[f"adaptive/{name}"]
+
+    generated, trained = of("rollouts/generated_total"), of("rollouts/trained_total")
+    share = f" ({trained / generated:.0%})" if generated else ""
+    rounds = of("rounds_total")
+    return (
+        f"step {step}{f'/{steps}' if steps else ''}: {of('groups/trained_total'):,.0f} of "
+        f"{of('groups/finished_total'):,.0f} groups train, {of('groups/informative_share'):.0%} informative, "
+        f"pass rate {of('pass_rate/generated_mean'):.2f} | rollouts {generated:,.0f} generated in {rounds:.0f} "
+        f"round{'' if rounds == 1 else 's'}, {trained:,.0f} trained{share} | epoch {of('prompts/epoch'):.2f}"
+    )
 
 
 def _forgetting(engine: Engine) -> dict[str, float]:
@@ -82,13 +120,24 @@ def _forgetting(engine: Engine) -> dict[str, float]:
     return out
 
 
+def _store_argument(config: Any, adaptive: Any, memory: Any) -> str:
+    """What a user gives to our commands to read this run, ready for a shell."""
+    url = adaptive.store.url
+    if url is None or memory.journal is None:
+        return shlex.quote(str(config.trainer.default_local_dir))
+    parsed = parse_url(url)
+    shown = url if parsed.get_backend_name() == "sqlite" else parsed.render_as_string()  # without a password
+    return shlex.quote(f"{shown}#{memory.journal.run_id}")
+
+
 def banner(trainer: Any) -> list[str]:
     """Ten lines at the start: what is on, what budget, what store, what was resumed."""
     engine, config, adaptive, memory = trainer.engine, trainer.config, trainer.adaptive, trainer.memory
     facts, policy = engine.facts, engine.policy
-    updates = facts.batch // config.actor_rollout_ref.actor.ppo_mini_batch_size
-    budget = f"total {adaptive.total_rollouts} rollouts" if adaptive.total_rollouts else f"{facts.steps} steps"
-    cap = f", at most {adaptive.max_rollouts_per_step} rollouts a step" if adaptive.max_rollouts_per_step else ""
+    actor = config.actor_rollout_ref.actor
+    updates = facts.batch // actor.ppo_mini_batch_size * actor.ppo_epochs
+    budget = f"{adaptive.total_rollouts:,} rollouts" if adaptive.total_rollouts else f"{facts.steps:,} steps"
+    cap = f", at most {adaptive.max_rollouts_per_step:,} rollouts" if adaptive.max_rollouts_per_step else ""
     zero = (
         "rows of zero advantage are left out of training (same gradient)"
         if engine.skip_zero
@@ -98,13 +147,14 @@ def banner(trainer: Any) -> list[str]:
         f"verl-adaptive {__version__}: {adaptive.name} on {type(trainer).__name__}",
         f"  policy   sampler={policy.sampler.name} allocator={policy.allocator.name} filter={policy.filter.name} "
         f"advantage={policy.advantage.name} ({config.algorithm.adv_estimator})",
-        f"  data     {len(engine.row_of)} rows, {len(engine.pool)} distinct prompts{memory.duplicates_note}",
+        f"  data     {len(engine.row_of):,} rows, {len(engine.pool):,} distinct prompts{memory.duplicates_note}",
         f"  step     {facts.batch} groups of {facts.n}, {updates} optimizer updates, refill={adaptive.refill}{cap}",
         f"  budget   {budget}; on_exhausted={adaptive.on_exhausted}",
         f"  signal   {adaptive.signal} ({adaptive.success.mode}), degenerate when max - min <= {adaptive.tolerance:g}",
         f"  losses   {zero}",
         f"  store    {memory.where}",
         f"  start    {memory.origin}",
+        f"  look     verl-adaptive stats {_store_argument(config, adaptive, memory)}",
     ]
     kl = config.actor_rollout_ref.actor.use_kl_loss or config.algorithm.use_kl_in_reward
     if kl and policy.filter.name != "keep_all":

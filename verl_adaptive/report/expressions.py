@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+import re
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ from verl_adaptive.stats.keys import parse_hex
 __all__ = ["Columns", "Expression", "ExpressionError", "Words"]
 
 _LONGEST = 2000
+#: Of a key, that are enough to name it: two of a hundred million prompts share 8 hex digits, so a list may show both.
+_KEY_DIGITS = 8
 _DEEPEST = 40
 
 _NUMBERS: dict[type, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
@@ -181,7 +184,10 @@ def _check(node: ast.AST, text: str, depth: int) -> set[str]:
                 children.append(right)
         children.append(node.left)
     else:
-        raise ExpressionError(f"{text!r}: {type(node).__name__} has no place in a condition (see the documentation)")
+        raise ExpressionError(
+            f"{text!r}: {ast.unparse(node)!r} has no place in a condition; there are columns, numbers, quoted text, "
+            "+ - * /, comparisons, in, and, or, not and parentheses"
+        )
     found: set[str] = set()
     for child in children:
         found |= _check(child, text, depth + 1)
@@ -246,11 +252,7 @@ class _Evaluation:
         elif isinstance(one, Words):
             same = np.array([word == other for word in one.words], dtype=bool)[one.code]
         elif isinstance(one, np.ndarray) and one.dtype.names is not None:
-            try:
-                key = parse_hex(other.lower())[0]
-            except ValueError as error:
-                raise ExpressionError(str(error)) from None
-            same = (one["hi"] == key["hi"]) & (one["lo"] == key["lo"])
+            same = _begins(one, other)
         else:
             raise ExpressionError(f"{self.text!r}: a number is compared with the text {other!r}")
         return _Truth(same, ~same) if isinstance(op, ast.Eq) else _Truth(~same, same)
@@ -285,6 +287,22 @@ class _Evaluation:
             hint = f"did you mean {near[0]}? " if near else ""
             raise ExpressionError(f"no column {name!r}; {hint}there are {', '.join(known)}")
         return self.columns.get(name)
+
+
+def _begins(keys: np.ndarray, digits: str) -> np.ndarray:
+    """Keys that begin with some hex digits; all 32, or at least :data:`_KEY_DIGITS` as tables show them.
+
+    Raises:
+        ExpressionError: not hex digits, too few or too many.
+    """
+    if not re.fullmatch(rf"[0-9a-fA-F]{{{_KEY_DIGITS},32}}", digits):
+        raise ExpressionError(
+            f"{digits!r} is no prompt key: write its 32 hex digits, or the first {_KEY_DIGITS} or more"
+        )
+    low, high = parse_hex([digits.lower().ljust(32, "0"), digits.lower().ljust(32, "f")])
+    if len(digits) <= 16:
+        return (keys["hi"] >= low["hi"]) & (keys["hi"] <= high["hi"])
+    return (keys["hi"] == low["hi"]) & (keys["lo"] >= low["lo"]) & (keys["lo"] <= high["lo"])
 
 
 def _is_text(value: object) -> bool:

@@ -15,7 +15,7 @@ from markupsafe import Markup, escape
 __all__ = ["Series", "bars", "heatmap", "lines", "reliability", "short", "stacked"]
 
 WIDTH, HEIGHT = 560, 260
-_LEFT, _RIGHT, _TOP, _BOTTOM = 52, 12, 12, 40
+_LEFT, _RIGHT, _TOP, _BOTTOM = 62, 14, 14, 44
 
 
 @dataclass
@@ -55,6 +55,15 @@ def _ticks(low: float, high: float, count: int = 5) -> list[float]:
     return [first + i * step for i in range(int((high - first) / step + 1e-9) + 1)]
 
 
+def _round_range(low: float, high: float) -> tuple[float, float]:
+    """A range that begins and ends at ticks, so that a line never leaves the grid."""
+    ticks = _ticks(low, high)
+    if len(ticks) < 2:
+        return low, high
+    step = ticks[1] - ticks[0]
+    return math.floor(low / step + 1e-9) * step, math.ceil(high / step - 1e-9) * step
+
+
 class _Canvas:
     """An SVG with axes; x and y are data coordinates."""
 
@@ -84,7 +93,7 @@ class _Canvas:
             self.add(
                 '<text x="{x}" y="{y}" text-anchor="middle">{t}</text>',
                 x=f"{self.px(value):.1f}",
-                y=HEIGHT - _BOTTOM + 16,
+                y=HEIGHT - _BOTTOM + 18,
                 t=label,
             )
         base = HEIGHT - _BOTTOM
@@ -97,7 +106,7 @@ class _Canvas:
             t=self.labels[0],
         )
         self.add(
-            '<text transform="rotate(-90)" x="{x}" y="12" text-anchor="middle" class="label">{t}</text>',
+            '<text transform="rotate(-90)" x="{x}" y="13" text-anchor="middle" class="label">{t}</text>',
             x=-(HEIGHT - _BOTTOM + _TOP) / 2,
             t=self.labels[1],
         )
@@ -158,6 +167,7 @@ def lines(
         low, high = min(low, 0.0), max(high, 0.0)
     if high <= low:
         low, high = low - 0.5, high + 0.5
+    low, high = _round_range(low, high)
     canvas = _Canvas(title, (float(x[0]), float(x[-1])) if len(x) else (0.0, 1.0), (low, high), labels)
     canvas.axes()
     for s in series:
@@ -248,12 +258,17 @@ def heatmap(
         canvas.add(
             '<text x="{x}" y="{y}" text-anchor="middle">{t}</text>',
             x=f"{canvas.px(c + 0.5):.1f}",
-            y=HEIGHT - _BOTTOM + 16,
+            y=HEIGHT - _BOTTOM + 18,
             t=column,
         )
     middle = (_LEFT + WIDTH - _RIGHT) / 2
     canvas.add(
         '<text x="{x}" y="{y}" text-anchor="middle" class="label">{t}</text>', x=middle, y=HEIGHT - 6, t=labels[0]
+    )
+    canvas.add(
+        '<text transform="rotate(-90)" x="{x}" y="13" text-anchor="middle" class="label">{t}</text>',
+        x=-(HEIGHT - _BOTTOM + _TOP) / 2,
+        t=labels[1],
     )
     return canvas.done()
 

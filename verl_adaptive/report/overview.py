@@ -94,6 +94,7 @@ def overview(opened: Opened, *, tries: int = 16, history: bool = True) -> dict[s
         "flip_flopping": None,
         "histogram": {"bins": list(BINS), "prompts": histogram(rate)},
         "latest_histogram": {"bins": list(BINS), "prompts": histogram(table.col("last_rate").astype(np.float64))},
+        "visits_histogram": np.bincount(np.minimum(visits, 10), minlength=11).tolist(),
         "by_source": table.view_by_source(),
     }
     found = flips_of(opened) if history else None

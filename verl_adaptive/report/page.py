@@ -15,14 +15,15 @@ from verl_adaptive.commands.text import clean
 from verl_adaptive.report import figures
 from verl_adaptive.report.collect import CLASSES, VISITS, Collected, History
 from verl_adaptive.report.figures import Series
-from verl_adaptive.report.overview import BINS
 
 __all__ = ["render"]
 
 _COLORS = dict(
     zip(CLASSES, ("var(--bad)", "var(--c4)", "var(--c2)", "var(--c6)", "var(--c1)", "var(--grey)"), strict=True)
 )
-#: Labels of :data:`BINS`: exactly 0, from above 0 on, from 0.1 on, …, exactly 1.
+#: Labels of the last bars are open upwards.
+_VISITED = ("0", *map(str, range(1, 10)), "10+")
+#: Labels of :data:`verl_adaptive.report.overview.BINS`: exactly 0, from above 0 on, from 0.1 on, …, exactly 1.
 _BARS = ("0", ">0", *(f"{i / 10:.1f}" for i in range(1, 10)), "1")
 _PALETTE = tuple(f"var(--c{i})" for i in range(1, 9))
 
@@ -156,6 +157,9 @@ def _pictures(facts: dict[str, Any], history: History | None) -> dict[str, Any]:
             "var(--c3)",
         ),
     }
+    out["visited"] = figures.bars(
+        "Prompts by the number of their visits", _VISITED, facts["visits_histogram"], ("visits", "prompts"), "var(--c6)"
+    )
     if history is None:
         return out
     step = history.step.astype(np.float64)
@@ -198,9 +202,9 @@ def _pictures(facts: dict[str, Any], history: History | None) -> dict[str, Any]:
         out["visits"] = figures.heatmap(
             "Pass rates by visit: share of the groups of a visit",
             columns,
-            BINS,
+            _BARS,
             heat,
-            ("visit to the prompt (epoch)", ""),
+            ("visit to the prompt: 1 is the first epoch", "pass rate"),
         )
     count = history.calibration[:, 3]
     if count.any():

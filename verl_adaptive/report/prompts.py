@@ -16,7 +16,7 @@ from verl_adaptive.report.expressions import Words
 from verl_adaptive.stats import StatsTable, StoreError, open_store, read_manifest, read_snapshot
 from verl_adaptive.stats.locate import locate
 
-__all__ = ["DERIVED", "TOLERANCE", "Opened", "Prompts", "open_prompts", "reading"]
+__all__ = ["DERIVED", "TOLERANCE", "Opened", "Prompts", "about_column", "open_prompts", "reading"]
 
 #: adaptive.tolerance's default; a store does not say what its run used.
 TOLERANCE = 1e-6
@@ -41,6 +41,35 @@ DERIVED: dict[str, tuple[str, Callable[[Prompts], np.ndarray]]] = {
         lambda p: p.number("last_rate") - p.number("first_rate"),
     ),
 }
+
+
+_ABOUT = {
+    "key": "the prompt's identity, 32 hex digits; 8 or more of its first ones find it too",
+    "source": "data source",
+    "visits": "groups that said something",
+    "rollouts": "rollouts in them",
+    "successes": "evidence of success in them",
+    "signal_sum": "sum of the difficulty signal",
+    "signal_sqsum": "sum of its squares",
+    "reward_sum": "sum of the training reward",
+    "tokens": "response tokens",
+    "streak": "visits in a row without variance",
+    "streak_kind": "of that streak: 1 all right, -1 all wrong, 0 none",
+    "retired": "1: at rest (from the newest snapshot)",
+    "first_step": "step of the first visit, -1 if there was none",
+    "last_step": "step of the latest visit, -1 if there was none",
+    "first_rate": "pass rate of the first visit",
+    "last_rate": "pass rate of the latest visit",
+    "failures": "groups that failed and say nothing",
+    "flips": "crossings of one half from visit to visit (journals only)",
+}
+
+
+def about_column(name: str) -> str:
+    """What a column is, in a few words."""
+    if name in DERIVED:
+        return DERIVED[name][0]
+    return _ABOUT.get(name) or f"a column of {name.split('.')[0]}'s own"
 
 
 @dataclass
@@ -144,6 +173,10 @@ def reading(source: str) -> Iterator[None]:
         raise StoreError(f"{source} cannot be read: {cause}") from error
     except pa.ArrowException as error:
         raise StoreError(f"{source} cannot be read: {error}") from error
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        raise StoreError(f"{source} cannot be read: {error.strerror or error}") from error
     except AdaptiveError:
         raise
     except (ValueError, TypeError, LookupError, OverflowError, AttributeError, RecursionError) as error:

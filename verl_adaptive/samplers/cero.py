@@ -368,16 +368,19 @@ class Cero(Sampler):
     # -- reporting and state --------------------------------------------------------------------------------
 
     def metrics(self) -> dict[str, float]:
-        """Duals and budget; ``*_total`` count since the run began, budget figures are in rollouts."""
+        """Duals and budget, in rollouts.
+
+        The last three count since the run began. They are no ``_total``: verl adds those up over steps.
+        """
         return {
             "nu": self.nu,
             "round": float(self.round),
             "budget_left": float(self.left * self.g),
             "ahead_of_pace": (self.spent - self.pace * (self.round - 1)) * self.g,
             "ahead_of_pace_max": self.peak * self.g,
-            "zero_rounds_total": float(self.zero_rounds),
-            "catch_up_total": float(self.caught_up),
-            "rechecked_total": float(self.rechecked),
+            "zero_rounds": float(self.zero_rounds),
+            "catch_up_rounds": float(self.caught_up),
+            "rechecks": float(self.rechecked),
         }
 
     def state_dict(self) -> dict[str, Any]:

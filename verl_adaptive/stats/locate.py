@@ -59,6 +59,8 @@ def locate(source: str | os.PathLike[str], *, prefer: Literal["journal", "snapsh
         StoreError: nothing there that could be read; the message says what was looked for.
     """
     text = os.fspath(source)
+    if not text.strip():
+        raise StoreError("the store's name is empty; give a folder of checkpoints, a file or a database URL")
     run = None
     if "#" in text and not os.path.exists(text):
         text, _, run = text.rpartition("#")
@@ -66,15 +68,15 @@ def locate(source: str | os.PathLike[str], *, prefer: Literal["journal", "snapsh
         return Found("journal", text, run)
     path = Path(text)
     if path.is_file():
-        if path.suffix in _TABLES:
-            return Found("results", text)
         if path.name == MANIFEST:
             return Found("snapshot", str(path.parent))
+        if path.suffix in _TABLES:
+            return Found("results", text)
         if path.suffix in _DATABASES or path.open("rb").read(15) == b"SQLite format 3":
             return Found("journal", text, run)
         raise StoreError(f"{path} is neither a SQLite file nor one of {', '.join(_TABLES)}")
     if not path.is_dir():
-        raise StoreError(f"{path} does not exist")
+        raise StoreError(f"{path} {'is neither a file nor a folder' if path.exists() else 'does not exist'}")
     for folder in (path, path / _SNAPSHOT_FOLDER):
         if (folder / MANIFEST).exists():
             return Found("snapshot", str(folder))

@@ -1,0 +1,97 @@
+"""What a run says of itself: ten lines at the start, and one for each step."""
+
+from __future__ import annotations
+
+import doctest
+import json
+import logging
+import shlex
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+pytest.importorskip("verl")
+
+from tests.world import make_engine, run_step
+from verl_adaptive.cli import main
+from verl_adaptive.config import AdaptiveConfig
+from verl_adaptive.integration import inspect, report
+from verl_adaptive.stats.journal import Journal
+
+MINIMAL = (
+    "+adaptive=greso algorithm.adv_estimator=grpo data.train_batch_size=8 actor_rollout_ref.rollout.name=vllm "
+    "actor_rollout_ref.rollout.n=8 actor_rollout_ref.actor.ppo_mini_batch_size=4 trainer.n_gpus_per_node=2 "
+    "actor_rollout_ref.actor.use_dynamic_bsz=true actor_rollout_ref.actor.ppo_epochs=3"
+)
+
+
+def test_every_step_has_a_line(caplog, monkeypatch) -> None:
+    monkeypatch.setattr(logging.getLogger("verl_adaptive"), "propagate", True)
+    engine, world = make_engine(sampler="greso", filter="informative", batch=8, n=8, M=40, p=np.linspace(0, 1, 40))
+    for step in (1, 2):
+        result = run_step(engine, world, step)
+        with caplog.at_level(logging.INFO, "verl_adaptive"):
+            caplog.clear()
+            metrics = report.step_metrics(engine, result, None)
+        (line,) = [r.getMessage() for r in caplog.records]
+        rollouts = result.ledger.rollouts
+        assert line.startswith(
+            f"step {step}/{engine.facts.steps}: {result.trained.sum()} of {len(result.groups)} groups train"
+        )
+        assert f"{rollouts.generated} generated" in line and f"{rollouts.trained} trained" in line
+        assert f"{metrics['adaptive/groups/informative_share']:.0%} informative" in line
+        assert line.endswith(f"epoch {engine.progress.epoch:.2f}") and "\n" not in line and len(line) < 160
+
+
+def test_the_lines_example() -> None:
+    finder = doctest.DocTestFinder()
+    (example,) = [
+        t
+        for t in finder.find(report.progress_line, "line", globs={"progress_line": report.progress_line})
+        if t.examples
+    ]
+    assert doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE).run(example).failed == 0
+
+
+def test_a_step_without_rollouts_has_a_line() -> None:
+    names = ("groups/trained_total", "groups/finished_total", "groups/informative_share", "pass_rate/generated_mean")
+    names += ("rollouts/generated_total", "rollouts/trained_total", "rounds_total", "prompts/epoch")
+    line = report.progress_line({f"adaptive/{name}": 0.0 for name in names}, 3, None)
+    assert line.startswith("step 3: 0 of 0") and "0 trained |" in line
+
+
+@pytest.mark.parametrize("url", [None, "a b.sqlite"])
+def test_ten_lines_at_the_start(url, tmp_path, capsys, monkeypatch) -> None:
+    """Of a real engine, configuration and journal; and the last line is a command that works."""
+    monkeypatch.chdir(tmp_path)
+    engine, world = make_engine(sampler="greso", filter="informative", batch=8, n=8, M=40, p=np.full(40, 0.5))
+    overrides = [*MINIMAL.split(), f"trainer.default_local_dir={tmp_path}/ckpt"]
+    config = inspect.compose(overrides)
+    adaptive = AdaptiveConfig(name="greso", total_rollouts=100_000)
+    adaptive.store.url = url
+    (tmp_path / "ckpt").mkdir()
+    where = str(tmp_path / "ckpt" / "adaptive.sqlite") if url is None else url
+    with Journal.open(where, run_id="project/experiment", meta={"preset": "greso"}) as journal:
+        result = run_step(engine, world, 1)
+        keys = engine.table.keys[result.groups.row]
+        journal.commit_step(1, result.groups, keys, result.outcome.astype(str), {"run": engine.total.as_dict()}, {})
+        memory = SimpleNamespace(where=where, origin="new statistics", duplicates_note="", journal=journal)
+        trainer = SimpleNamespace(engine=engine, config=config, adaptive=adaptive, memory=memory, _keep_zero="")
+        lines = report.banner(trainer)
+    assert len(lines) == 10
+    labels = [line.split()[0] for line in lines]
+    assert labels == ["verl-adaptive", "policy", "data", "step", "budget", "signal", "losses", "store", "start", "look"]
+    assert "100,000 rollouts" in lines[4] and "6 optimizer updates" in lines[3]  # two minibatches, three epochs of PPO
+    words = shlex.split(lines[-1])
+    assert words[:3] == ["look", "verl-adaptive", "stats"]
+    assert main([*words[2:], "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["run"] == "project/experiment"
+
+
+def test_the_banner_shows_no_password() -> None:
+    config = SimpleNamespace(trainer=SimpleNamespace(default_local_dir="c"))
+    adaptive = AdaptiveConfig()
+    adaptive.store.url = "postgresql+psycopg://me:secret@host/db"
+    shown = report._store_argument(config, adaptive, SimpleNamespace(journal=SimpleNamespace(run_id="p/e")))
+    assert "secret" not in shown and "#p/e" in shown
