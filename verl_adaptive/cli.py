@@ -30,6 +30,7 @@ COMMANDS: dict[str, str] = {
     "compare": "two runs side by side",
     "export": "write a store to Parquet, CSV or JSON lines",
     "filter-dataset": "keep the rows of a data set whose statistics satisfy a condition",
+    "simulate": "what the policies would do with your rollouts, on a trace or a parametric pool",
 }
 
 #: Set to see the traceback of a failure.

@@ -1,0 +1,311 @@
+"""Every preset in the simulator, on several pools, against the oracles; and the simulator's speed.
+
+    python benchmarks/simulate.py                # what is missing in the results, then the report
+    python benchmarks/simulate.py --speed        # measure the speed again
+    python benchmarks/simulate.py --report       # the section of RESULTS.md again, from the JSON
+
+A single cell of a table: ``verl-adaptive simulate`` with the words beside the table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import resource
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from importlib.metadata import version
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+from verl_adaptive.simulate import LIMITS, REFERENCES, Setting, Task, parse_pool, run_task, summarise
+
+HERE = Path(__file__).resolve().parent
+BEGIN, END = "<!-- simulate: begin -->", "<!-- simulate: end -->"
+
+#: Shipped presets, DAPO with the fair round size, and what `full` is made of.
+POLICIES = (
+    "grpo",
+    "dapo",
+    "dapo adaptive.sampler.round.adaptive=true",
+    "greso",
+    "aero",
+    "cero",
+    "pilot_commit",
+    "full",
+    "greso adaptive/allocator=pilot_commit adaptive/filter=band adaptive.allocator.sized_to_need=true",
+    "grpo adaptive/sampler=mopps",
+    "grpo adaptive/sampler=mopps adaptive.sampler.decay=0.5",
+    "dapo adaptive/sampler=mopps adaptive.sampler.decay=0.5",
+    *REFERENCES,
+)
+
+
+@dataclass(frozen=True)
+class Block:
+    """One table: a pool and what is equal in it."""
+
+    about: str
+    pool: str
+    batch: int = 64
+    n: int = 8
+    budget: int = 102_400
+
+    @property
+    def words(self) -> str:
+        """The command that makes the table's rows."""
+        return (
+            f"verl-adaptive simulate --pool {self.pool} --batch {self.batch} --n {self.n} --budget {self.budget} "
+            "--seeds 0,1,2,3,4"
+        )
+
+    @property
+    def setting(self) -> Setting:
+        return Setting(self.batch, self.n, self.budget // (self.batch * self.n), self.budget)
+
+
+BLOCKS = {
+    "mixed": Block("4,000 prompts: 30 % hopeless, 20 % solved, the rest between; all of it moves", "mixed"),
+    "static": Block("the same pool, and nothing is learned", "static"),
+    "hard": Block("half of the prompts hopeless, 5 % solved", "hard"),
+    "easy": Block("40 % of the prompts solved, 5 % hopeless", "easy"),
+    "large": Block("12,000 prompts: one pass for GRPO", "large"),
+    "mixed, n = 16": Block("the mixed pool with groups of 16", "mixed", batch=32, n=16),
+}
+
+#: The issue's measure: a sequential method, a million prompts, a thousand steps.
+SPEED = ("greso", "mixed:prompts=1000000,spill=0.005", Setting(256, 8, 1000, None))
+
+
+def machine() -> dict[str, Any]:
+    """What the numbers were measured on."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        cpu = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "")
+    except OSError:
+        cpu = ""
+    return {
+        "cpu": cpu or platform.machine(),
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "versions": {name: version(name) for name in ("verl-adaptive", "numpy", "hydra-core")},
+    }
+
+
+def measure_speed() -> dict[str, Any]:
+    """One run, on one core."""
+    preset, pool, setting = SPEED
+    begun, used = time.perf_counter(), time.process_time()
+    row = run_task(Task(preset, 0, setting, parse_pool(pool)[1]))
+    return {
+        "command": f'verl-adaptive simulate --pool "{pool}" --preset {preset} --batch 256 --n 8 --steps 1000 --seeds 0 '
+        "--no-references",
+        "prompts": 1_000_000,
+        "steps": row["steps"],
+        "rollouts": row["generated"],
+        "seconds": round(time.perf_counter() - begun, 1),
+        "processor_seconds": round(time.process_time() - used, 1),
+        "load": round(os.getloadavg()[0], 1),
+        "memory_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
+        "machine": machine(),
+    }
+
+
+def make(key: tuple[str, str, int]) -> dict[str, Any]:
+    """One run, by block, policy and seed."""
+    name, preset, seed = key
+    block = BLOCKS[name]
+    row = run_task(Task(preset, seed, block.setting, parse_pool(block.pool)[1]))
+    small = {k: round(v, 6) if isinstance(v, float) else v for k, v in row.items()}
+    return {"block": name, **{k: v for k, v in small.items() if k not in ("calibration", "by_start")}}
+
+
+def made(wanted: list[tuple[str, str, int]], jobs: int) -> Iterator[dict[str, Any]]:
+    """The runs, as they finish in order."""
+    if jobs == 1:
+        yield from map(make, wanted)
+        return
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        yield from pool.map(make, wanted)
+
+
+def save(path: Path, data: dict[str, Any]) -> None:
+    """Write the results, one row a line; the old file stays whole until the new one is."""
+    head = json.dumps({k: v for k, v in data.items() if k != "rows"}, indent=1)[:-2]
+    rows = ",\n".join(json.dumps(row) for row in data["rows"])
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(f'{head},\n "rows": [\n{rows}\n]\n}}\n')
+    temporary.replace(path)
+
+
+# -- the report -------------------------------------------------------------------------------------------------------
+
+
+def plus_minus(entry: dict[str, Any], key: str, digits: int = 3) -> str:
+    """A mean and its standard error; a dash where there is none."""
+    value, error = entry[key], entry.get(f"{key}_se")
+    if value is None:
+        return "–"
+    return f"{value:.{digits}f}" if error is None else f"{value:.{digits}f} ± {error:.{digits}f}"
+
+
+def table(entries: list[dict[str, Any]]) -> list[str]:
+    """A block's table."""
+    heads = (
+        "policy",
+        "steps",
+        "rollouts an informative group",
+        "wasted",
+        "compute",
+        "signal",
+        "efficiency",
+        "regret",
+        "pool at the end",
+        "efficiency",
+        "against `oracle`",
+        "estimates off by",
+        "seen",
+        "longest gap",
+    )
+    lines = ["| " + " | ".join(heads) + " |", "|:--|" + "--:|" * (len(heads) - 1)]
+    for e in entries:
+        cells = (
+            f"`{e['preset']}`",
+            f"{e['steps']:.0f}",
+            plus_minus(e, "rollouts_per_informative", 1),
+            f"{e['wasted']:.0%}",
+            plus_minus(e, "compute_ratio", 2),
+            plus_minus(e, "signal"),
+            plus_minus(e, "efficiency_signal", 2),
+            f"{e['regret']:.0%}",
+            plus_minus(e, "pool_end"),
+            plus_minus(e, "efficiency_pool_end", 2),
+            plus_minus(e, "efficiency_pool_end_drawn", 2),
+            f"{e['estimate_error']:.3f}",
+            f"{e['coverage']:.0%}",
+            f"{e['gap_longest']:.1f}",
+        )
+        lines.append("| " + " | ".join(cells) + " |")
+    return lines
+
+
+def verdict(found: dict[str, list[dict[str, Any]]]) -> list[str]:
+    """What the tables say of each policy, in one line each, from the numbers alone."""
+    lines = [
+        "| policy | efficiency, signal: lowest to highest | efficiency, pool: lowest to highest | |",
+        "|:--|--:|--:|:--|",
+    ]
+    for policy in POLICIES:
+        if policy in ("grpo", *REFERENCES):
+            continue
+        cells, worst, top = [], [], []
+        for key in ("efficiency_signal", "efficiency_pool_end"):
+            entries = [(e[key], e[f"{key}_se"] or 0.0) for b in found.values() for e in b if e["preset"] == policy]
+            entries = [(v, s) for v, s in entries if v is not None]
+            cells.append(f"{min(entries)[0]:.2f} to {max(entries)[0]:.2f}")
+            worst.append(sum(v + 2 * s < 0 for v, s in entries))
+            top.append(sum(v >= 0.9 for v, s in entries))
+        note = f"below GRPO in {worst[0]} pools by signal, {worst[1]} by what the pool learns"
+        note += f"; reaches 0.9 in {top[0]} and {top[1]}"
+        lines.append(f"| `{policy}` | {cells[0]} | {cells[1]} | {note} |")
+    return lines
+
+
+def section(data: dict[str, Any]) -> str:
+    """The part of RESULTS.md between the marks."""
+    speed, where = data["speed"], data["machine"]
+    found = {}
+    for name in BLOCKS:
+        by = {p: [r for r in data["rows"] if r["block"] == name and r["preset"] == p] for p in POLICIES}
+        found[name] = summarise([row for rows in by.values() for row in rows])
+    seeds = len({row["seed"] for row in data["rows"]})
+    lines = [
+        "## In the simulator",
+        "",
+        f"`python benchmarks/simulate.py`: every policy at 102,400 generated rollouts (a run ends with the step that reaches "
+        f"them), {seeds} seeds, the package's own presets and engine against pools whose pass rates are known. "
+        "[How the pools learn, and what every column means](../docs/simulate.md).",
+        "",
+        f"**What this cannot tell.** {LIMITS}",
+        "",
+        "*Efficiency* is the share of the gain over GRPO that `oracle_best` makes, which rolls out the prompts of the largest "
+        "p(1 − p): of the gradient signal for each generated rollout, and of what the pool learned. *Against `oracle`*: the "
+        "same for the oracle that draws in proportion to p(1 − p), the reference of the in-process benchmark. 0 is GRPO. "
+        "Where the oracle gains nothing there is a dash.",
+        "",
+        "### Over all pools",
+        "",
+        *verdict(found),
+        "",
+        "A policy is *below GRPO* in a pool if its efficiency is negative by more than two standard errors.",
+    ]
+    for name, block in BLOCKS.items():
+        lines += ["", f"### Pool: {name}", "", f"{block.about}. `{block.words}` (with `--preset` for rows that are no "
+                  "shipped preset).", "", *table(found[name])]  # fmt: skip
+    lines += [
+        "",
+        "### Speed of the simulator",
+        "",
+        f"`{speed['command']}`: {speed['prompts']:,} prompts, {speed['steps']:,} steps, {speed['rollouts']:,} rollouts in "
+        f"{speed['seconds']} s ({speed['processor_seconds']} s of one core; load average {speed['load']} on "
+        f"{speed['machine']['cores']} cores), {speed['memory_mib']:,} MiB. Target: under 60 s.",
+        "",
+        f"Machine: {where['cpu']}, {where['cores']} cores, Python {where['python']}, "
+        + ", ".join(f"{k} {v}" for k, v in where["versions"].items())
+        + ".",
+    ]
+    return "\n".join(lines)
+
+
+def write(page: Path, text: str) -> None:
+    """Put the section between its marks, at the end of the page if they are not there yet."""
+    old = page.read_text()
+    whole = f"{BEGIN}\n{text}\n{END}"
+    if BEGIN in old:
+        before, rest = old.split(BEGIN, 1)
+        page.write_text(before + whole + rest.split(END, 1)[1])
+    else:
+        page.write_text(f"{old.rstrip()}\n\n{whole}\n")
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seeds", type=int, default=5, help="seeds 0 to this less one (default: %(default)s)")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time, one core each (default: %(default)s)")
+    parser.add_argument("--speed", action="store_true", help="measure the speed again, and nothing else")
+    parser.add_argument("--report", action="store_true", help="write the report only")
+    parser.add_argument("--fresh", action="store_true", help="run again what the results hold")
+    parser.add_argument("--results", type=Path, default=HERE / "results" / "simulate.json")
+    parser.add_argument("--page", type=Path, default=HERE / "RESULTS.md", help="the report; a part of this file")
+    options = parser.parse_args()
+    data: dict[str, Any] = {"benchmark": "simulate", "rows": [], "speed": None}
+    if options.results.exists():
+        data = json.loads(options.results.read_text())
+    if not options.report:
+        if options.speed or not data["speed"]:
+            data["speed"] = measure_speed()
+            print(f"speed: {data['speed']['seconds']} s", flush=True)
+        have = {} if options.fresh else {(r["block"], r["preset"], r["seed"]): r for r in data["rows"]}
+        wanted = [(b, p, s) for s in range(options.seeds) for b in BLOCKS for p in POLICIES if (b, p, s) not in have]
+        data |= {"command": " ".join(["python", "benchmarks/simulate.py", *sys.argv[1:]]), "machine": machine()}
+        for done, row in enumerate(made([] if options.speed else wanted, options.jobs), 1):
+            have[row["block"], row["preset"], row["seed"]] = row
+            print(f"[{done}/{len(wanted)}] {row['block']}, {row['preset']}, seed {row['seed']}", flush=True)
+            if done % 20 == 0 or done == len(wanted):
+                data["rows"] = [have[key] for key in sorted(have)]
+                save(options.results, data)
+        data["rows"] = [have[key] for key in sorted(have)]
+        save(options.results, data)
+    if data["rows"] and data["speed"]:
+        write(options.page, section(data))
+
+
+if __name__ == "__main__":
+    main()

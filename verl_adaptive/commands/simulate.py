@@ -1,0 +1,311 @@
+"""What the policies would do with your rollouts: a simulation on a recorded trace or a parametric pool, without a GPU.
+
+Every preset runs through the package's own engine, at the same number of generated rollouts, for several seeds; GRPO and
+two oracles that know the true pass rates run beside them.
+
+  verl-adaptive simulate
+  verl-adaptive simulate --preset greso --preset "greso adaptive.sampler.p_easy=0.3" --pool hard
+  verl-adaptive simulate --trace checkpoints/project/experiment --batch 128 --n 16 --json simulated.json
+  verl-adaptive simulate --trace pass_rates.parquet --pool mixed:spill=0.1 --budget 200000 adaptive.surplus=train
+
+--trace takes a journal, a snapshot, a directory of checkpoints, the folder of verl's trainer.rollout_data_dir, or a
+Parquet or JSONL file with a column pass_rate. --pool is one of mixed, static, hard, easy and large, with keys to change
+behind a colon; with --trace, the pool's learning starts from the trace's pass rates. Overrides in Hydra's syntax at the
+end hold for every preset that is named, and for all if none is.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from verl_adaptive.simulate import Task
+
+__all__ = ["configure", "run"]
+
+#: What is run unless presets are named.
+_ADAPTIVE_DAPO = "dapo adaptive.sampler.round.adaptive=true"
+
+_SPENT = (
+    ("policy", "preset"),
+    ("steps", "steps"),
+    ("rollouts", "generated"),
+    ("an informative group", "rollouts_per_informative"),
+    ("wasted", "wasted"),
+    ("compute", "compute_ratio"),
+    ("signal", "signal"),
+    ("oracle's gain", "efficiency_signal"),
+    ("regret", "regret"),
+)
+_POOL = (
+    ("policy", "preset"),
+    ("pool at the end", "pool_end"),
+    ("oracle's gain", "efficiency_pool_end"),
+    ("estimates off by", "estimate_error"),
+    ("bias", "estimate_bias"),
+    ("seen", "coverage"),
+    ("longest gap", "gap_longest"),
+)
+_SHARES = {"wasted", "regret", "coverage"}
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--preset",
+        metavar="WORDS",
+        action="append",
+        default=[],
+        help="a preset, with overrides of its own in the same quotes; may be repeated (default: all)",
+    )
+    parser.add_argument("--trace", metavar="SOURCE", help="recorded pass rates; see above")
+    parser.add_argument("--run", metavar="NAME", help="one of a journal's runs, if it has several")
+    parser.add_argument("--pool", metavar="NAME[:KEY=VALUE,...]", help="a parametric pool (mixed)")
+    parser.add_argument("--batch", metavar="B", type=int, default=64, help="prompts a step, data.train_batch_size (64)")
+    parser.add_argument("--n", metavar="N", type=int, default=8, help="rollouts a prompt, rollout.n (8)")
+    ends = parser.add_mutually_exclusive_group()
+    ends.add_argument("--budget", metavar="ROLLOUTS", type=int, help="rollouts of every run (200 steps of GRPO)")
+    ends.add_argument("--steps", metavar="N", type=int, help="so many steps instead, whatever they generate")
+    parser.add_argument("--seeds", metavar="S", default="0,1,2", help="seeds, with commas (0,1,2)")
+    parser.add_argument("--no-references", action="store_true", help="without GRPO and the oracles beside --preset")
+    parser.add_argument("--threshold", metavar="X", type=float, default=0.5, help="score of a success, in dumps (0.5)")
+    parser.add_argument("--jobs", metavar="N", type=int, default=1, help="runs at a time, a process each (1)")
+    parser.add_argument("--json", metavar="OUT", help="all rows and the summary to a file; - for standard output")
+    parser.add_argument("--overwrite", action="store_true", help="replace OUT if it exists")
+    parser.add_argument("--quiet", action="store_true", help="no progress bar")
+    parser.add_argument("overrides", metavar="OVERRIDE", nargs="*", help="adaptive.<key>=<value>, for every --preset")
+
+
+def run(args: argparse.Namespace) -> int:
+    from verl_adaptive.commands.arguments import refuse_overwrite
+    from verl_adaptive.commands.output import print_json
+    from verl_adaptive.simulate import LIMITS, summarise
+
+    if args.json and args.json != "-":
+        refuse_overwrite(args.json, args.overwrite)
+    made = _tasks(args)
+    rows = list(_rows(made, args.jobs, args.quiet))
+    summary = summarise(rows)
+    about = _about(made[0], args)
+    if args.json == "-":
+        print_json({**about, "limits": LIMITS, "summary": summary, "rows": rows})
+        return 0
+    if args.json:
+        _write(args.json, {**about, "limits": LIMITS, "summary": summary, "rows": rows})
+    _print(about, summary, LIMITS)
+    return 0
+
+
+# -- what is asked for ------------------------------------------------------------------------------------------------
+
+
+def _tasks(args: argparse.Namespace) -> list[Task]:
+    """Everything that is to run, checked before the first of it does."""
+    from dataclasses import replace
+
+    from verl_adaptive.errors import ConfigError
+    from verl_adaptive.simulate import Setting, tasks
+    from verl_adaptive.simulate.compare import check_task
+
+    if args.jobs < 1:
+        raise ConfigError("--jobs", args.jobs, "must be 1 or greater")
+    steps, budget = args.steps, args.budget
+    if steps is None:
+        budget = 200 * args.batch * args.n if budget is None else budget
+        steps = max(1, budget // max(1, args.batch * args.n))
+    setting = Setting(args.batch, args.n, steps, budget)
+    pool, trace = _pool(args)
+    size = len(trace) if trace is not None else pool.prompts
+    if setting.batch > size:
+        raise ConfigError("--batch", setting.batch, f"is more than the {size} prompts there are")
+    named, beside = _presets(args)
+    order = [*(p for p in beside if p == "grpo"), *named, *(p for p in beside if p != "grpo")]
+    made = tasks(order, _seeds(args.seeds), setting, pool, trace)
+    made = [replace(t, overrides=tuple(args.overrides)) if t.preset in named else t for t in made]
+    for task in made[: len(order)]:
+        check_task(task, size)
+    return made
+
+
+def _presets(args: argparse.Namespace) -> tuple[list[str], list[str]]:
+    """What was named, and what runs beside it."""
+    from verl_adaptive.simulate import REFERENCES, preset_names
+
+    if args.preset:
+        named = list(dict.fromkeys(args.preset))
+    else:
+        named = ["grpo", "dapo", _ADAPTIVE_DAPO, *(p for p in preset_names() if p not in ("grpo", "dapo"))]
+    return named, [] if args.no_references else [p for p in ("grpo", *REFERENCES) if p not in named]
+
+
+def _seeds(text: str) -> list[int]:
+    from verl_adaptive.errors import ConfigError
+
+    try:
+        seeds = [int(word) for word in text.split(",")]
+    except ValueError:
+        raise ConfigError("--seeds", text, "must be whole numbers with commas, as 0,1,2") from None
+    if min(seeds) < 0:
+        raise ConfigError("--seeds", text, "must not be negative")
+    return list(dict.fromkeys(seeds))
+
+
+def _pool(args: argparse.Namespace) -> tuple[Any, Any]:
+    from verl_adaptive.errors import ConfigError
+    from verl_adaptive.simulate import ReplayConfig, parse_pool, read_trace
+
+    pool = parse_pool(args.pool or "mixed")[1]
+    if args.trace is None:
+        if args.run:
+            raise ConfigError("--run", args.run, "names a run of a trace; add --trace")
+        return pool, None
+    trace = read_trace(args.trace, run=args.run, threshold=args.threshold)
+    return ReplayConfig(tokens=pool.tokens, learning=pool.learning if args.pool else None), trace
+
+
+# -- running ----------------------------------------------------------------------------------------------------------
+
+
+def _rows(made: list[Task], jobs: int, quiet: bool) -> Iterator[dict[str, Any]]:
+    """The runs' rows, in the order of the tasks."""
+    import sys
+    from concurrent.futures import ProcessPoolExecutor
+    from functools import partial
+    from multiprocessing import get_context
+
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    from verl_adaptive.commands.text import clean
+    from verl_adaptive.simulate import run_task
+
+    shown = not quiet and sys.stderr.isatty()
+    bar = Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        disable=not shown,
+        transient=True,
+    )
+    with bar:
+        watched = bar.add_task("simulating", total=len(made))
+        if jobs == 1:
+            for done, task in enumerate(made):
+                bar.update(watched, description=clean(f"{task.preset}, seed {task.seed}", 60))
+                yield run_task(task, partial(_tick, bar, watched, done))
+            return
+        with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+            for row in pool.map(run_task, made):
+                bar.advance(watched)
+                yield row
+
+
+def _tick(bar: Any, watched: Any, done: int, share: float) -> None:
+    bar.update(watched, completed=done + share)
+
+
+# -- the answer -------------------------------------------------------------------------------------------------------
+
+
+def _about(task: Task, args: argparse.Namespace) -> dict[str, Any]:
+    """What the numbers depend on."""
+    import os
+    import platform
+    import shlex
+    import sys
+    from dataclasses import asdict
+
+    import numpy as np
+
+    from verl_adaptive import __version__
+
+    out: dict[str, Any] = {
+        "command": "verl-adaptive simulate " + shlex.join(sys.argv[2:]) if len(sys.argv) > 1 else "",
+        "version": __version__,
+        "machine": {
+            "system": platform.system(),
+            "processor": platform.machine(),
+            "cores": os.cpu_count(),
+            "python": platform.python_version(),
+            "numpy": np.__version__,
+        },
+        "setting": asdict(task.setting),
+        "pool_name": args.pool or ("replayed" if task.trace is not None else "mixed"),
+        "pool": asdict(task.pool),
+        "overrides": list(args.overrides),
+    }
+    if task.trace is not None:
+        trace = task.trace
+        out["trace"] = {
+            "kind": trace.kind,
+            "where": trace.where,
+            "prompts": len(trace),
+            "observations": len(trace.prompt),
+            "steps": trace.steps,
+            "note": trace.note,
+        }
+    return out
+
+
+def _write(path: str, data: dict[str, Any]) -> None:
+    import json
+    from pathlib import Path
+
+    from verl_adaptive.commands.output import plain
+    from verl_adaptive.stats.atomic import write_file
+
+    text = json.dumps(plain(data), indent=1) + "\n"
+    write_file(Path(path), lambda file: file.write(text.encode()))
+
+
+def _print(about: dict[str, Any], summary: list[dict[str, Any]], limits: str) -> None:
+    from verl_adaptive.commands.output import console, number, table
+
+    out, setting = console(), about["setting"]
+    what = f"{setting['budget']:,} rollouts a run" if setting["budget"] else f"{setting['steps']:,} steps a run"
+    where = f"pool {about['pool_name']}"
+    if "trace" in about:
+        trace = about["trace"]
+        where = f"{trace['kind']} of {trace['prompts']:,} prompts, {trace['steps']:,} steps"
+    seeds = summary[0]["seeds"]
+    out.print(f"{where}; {setting['batch']} prompts x {setting['n']} rollouts a step, {what}, {seeds} seeds\n")
+    for columns in (_SPENT, _POOL):
+        rows = [[_cell(entry, key) for _, key in columns] for entry in summary]
+        out.print(table([(head, "left" if key == "preset" else "right") for head, key in columns], rows))
+    reasons = sorted({k for e in summary for k in e if k.startswith("dropped_") and e[k] > 0})
+    lost = [[e["preset"], *(number(round(e.get(k, 0.0))) for k in reasons)] for e in summary]
+    out.print(table([("rollouts not trained", "left"), *((k[8:].replace("_", " "), "right") for k in reasons)], lost))
+    for entry in summary:
+        for why in entry["ended"]:
+            if why not in ("budget", "steps"):
+                text = "its sampler had no further prompt" if why == "sampler" else why
+                out.print(f"{entry['preset']}: ended early, {text}")
+    if about.get("trace", {}).get("note"):
+        out.print(f"Note: {about['trace']['note']}.")
+    out.print(f"\n{_LEGEND}\n{limits}", soft_wrap=True)
+
+
+_LEGEND = (
+    "an informative group: rollouts generated for each trained group that has variance. signal: 4cm/(c + m) of the trained "
+    "groups (c right, m wrong), for each rollout generated. oracle's gain: 0 is GRPO, 1 is oracle_best, which rolls out "
+    "the prompts of the largest p(1 - p). regret: value missed against it, at the run's own state. pool at the end: mean "
+    "true pass rate. longest gap: between two visits of a prompt, in passes. compute: 2 x generated + 6 x trained tokens, "
+    "against GRPO's. A run ends with the step in which its budget is reached. ± standard error over seeds."
+)
+
+
+def _cell(entry: dict[str, Any], key: str) -> str:
+    from verl_adaptive.commands.output import number, share
+
+    value, error = entry[key], entry.get(f"{key}_se")
+    if key == "preset" or value is None:
+        return value or "-"
+    if key in ("steps", "generated"):
+        return number(round(value))
+    if key in _SHARES:
+        return share(value)
+    return f"{value:.3g}" if error is None else f"{value:.3g} ± {error:.1g}"

@@ -1,0 +1,248 @@
+"""Several policies and seeds side by side, and how far each is from the oracle."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from verl_adaptive.errors import AdaptiveError, ConfigError
+from verl_adaptive.simulate.driver import make_simulation
+from verl_adaptive.simulate.measure import Measure
+from verl_adaptive.simulate.pools import PoolConfig, make_pool
+from verl_adaptive.simulate.replayed import ReplayConfig, make_replayed
+from verl_adaptive.simulate.traces import Trace
+from verl_adaptive.simulate.worlds import StaticWorld, World
+
+__all__ = ["BASELINE", "LIMITS", "Setting", "Task", "check_task", "run_task", "summarise", "tasks"]
+
+#: What a simulation cannot tell; printed with every result.
+LIMITS = (
+    "Rewards are drawn from pass rates and the pool's learning is a formula: nothing here is an accuracy. A simulation "
+    "counts what a policy does with rollouts; it cannot tell a model's final accuracy, nor wall clock, nor the effect of "
+    "response lengths, optimizer, clipping and off-policy data."
+)
+
+#: What the others are measured against.
+BASELINE = "grpo"
+
+#: Columns that are averaged over seeds.
+MEASURED = (
+    "steps",
+    "generated",
+    "trained",
+    "rollouts_per_informative",
+    "informative_groups",
+    "wasted",
+    "signal",
+    "regret",
+    "mixed_share",
+    "trained_tokens",
+    "compute",
+    "pool_end",
+    "coverage",
+    "never_seen",
+    "gap_longest",
+    "estimate_error",
+    "estimate_bias",
+)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is equal for all runs.
+
+    Attributes:
+        batch, n: B and N.
+        steps: steps planned for; GRPO's, under a budget.
+        budget: rollouts of every run; None: exactly ``steps`` steps.
+    """
+
+    batch: int = 64
+    n: int = 8
+    steps: int = 200
+    budget: int | None = 200 * 64 * 8
+
+    def __post_init__(self) -> None:
+        for key in ("batch", "n", "steps"):
+            if getattr(self, key) < 1:
+                raise ConfigError(f"--{key}", getattr(self, key), "must be 1 or greater")
+        step = self.batch * self.n
+        if self.budget is not None and self.budget < step:
+            raise ConfigError(
+                "--budget", self.budget, f"is less than one step of {self.batch} prompts x {self.n} rollouts = {step}"
+            )
+
+
+@dataclass(frozen=True)
+class Task:
+    """One run to make; everything it depends on.
+
+    Attributes:
+        preset: as :func:`~verl_adaptive.simulate.driver.make_simulation` takes it.
+        seed: of pool, rewards, stream and policy.
+        setting: batch, n, budget.
+        pool: the pool; or how a trace is taken.
+        trace: recorded pass rates, or None.
+        overrides: Hydra's syntax, for every preset.
+    """
+
+    preset: str
+    seed: int
+    setting: Setting
+    pool: PoolConfig | ReplayConfig
+    trace: Trace | None = None
+    overrides: tuple[str, ...] = ()
+
+    def world(self) -> World:
+        """A fresh world."""
+        if isinstance(self.pool, ReplayConfig):
+            assert self.trace is not None
+            return make_replayed(self.trace, self.pool, self.seed)
+        return make_pool(self.pool, self.seed)
+
+
+def tasks(
+    presets: Sequence[str],
+    seeds: Iterable[int],
+    setting: Setting,
+    pool: PoolConfig | ReplayConfig,
+    trace: Trace | None = None,
+    overrides: Sequence[str] = (),
+) -> list[Task]:
+    """One task a preset and seed, seed by seed."""
+    return [Task(p, s, setting, pool, trace, tuple(overrides)) for s in seeds for p in presets]
+
+
+def check_task(task: Task, prompts: int) -> None:
+    """Refuse what cannot run, without running it.
+
+    Args:
+        task: a run.
+        prompts: how many its pool has.
+
+    Raises:
+        AdaptiveError: the preset, an override, or the two with these settings make no sense; names the preset.
+    """
+    s = task.setting
+    try:
+        make_simulation(
+            task.preset,
+            StaticWorld(np.zeros(prompts)),
+            batch=s.batch,
+            n=s.n,
+            steps=s.steps,
+            budget=s.budget,
+            overrides=task.overrides,
+        )
+    except ConfigError as error:
+        raise error if error.key.startswith("--") else AdaptiveError(f"{task.preset}: {error}") from None
+
+
+def run_task(task: Task, tick: Callable[[float], None] | None = None) -> dict[str, Any]:
+    """Make a run.
+
+    Args:
+        task: which.
+        tick: called after each step with the share of the run that is done.
+
+    Returns:
+        A flat row (:meth:`Measure.row` and ``preset``, ``seed``, ``seconds``).
+
+    Raises:
+        ConfigError, AdaptiveError: the preset makes no sense, or not with this pool.
+    """
+    s = task.setting
+    begun = time.process_time()
+    world = task.world()
+    simulation = make_simulation(
+        task.preset,
+        world,
+        batch=s.batch,
+        n=s.n,
+        steps=s.steps,
+        seed=task.seed,
+        budget=s.budget,
+        overrides=task.overrides,
+    )
+    measure = Measure(simulation, s.steps)
+    while not simulation.finished:
+        measure.look()
+        result = simulation.try_step()
+        if result is None:
+            break
+        measure.count(result)
+        if tick is not None:
+            done = simulation.engine.total.rollouts.generated / s.budget if s.budget else simulation.step / s.steps
+            tick(min(1.0, done))
+    simulation.close()
+    seconds = time.process_time() - begun
+    return {"preset": task.preset, "seed": task.seed, **measure.row(), "seconds": round(seconds, 3)}
+
+
+def summarise(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Means over seeds with standard errors, and each preset's share of the oracles' gain over GRPO.
+
+    ``efficiency_<x>`` is ``(preset − grpo) / (oracle_best − grpo)`` of the means over seeds, for ``signal`` (per
+    generated rollout) and ``pool_end`` (what the pool learned); its error is that of the differences paired by seed.
+    ``…_drawn`` measures against ``oracle``, which draws in proportion to p(1 − p). None without the references, or
+    where the oracle gains nothing.
+
+    Args:
+        rows: of :func:`run_task`.
+    """
+    by: dict[str, dict[int, dict[str, Any]]] = {}
+    for row in rows:
+        by.setdefault(row["preset"], {})[row["seed"]] = row
+    out = []
+    for preset, runs in by.items():
+        entry: dict[str, Any] = {"preset": preset, "seeds": len(runs)}
+        for key in MEASURED:
+            values = np.array([run[key] for run in runs.values()], dtype=np.float64)
+            entry[key], entry[f"{key}_se"] = _mean(values)
+        for reason in sorted({r for run in runs.values() for r in run["dropped"]}):
+            entry[f"dropped_{reason}"] = float(np.mean([r["dropped"].get(reason, 0) for r in runs.values()]))
+        entry["dropped_surplus"] = float(np.mean([r["surplus"] for r in runs.values()]))
+        for key in ("signal", "pool_end"):
+            for oracle, end in (("oracle_best", ""), ("oracle", "_drawn")):
+                name = f"efficiency_{key}{end}"
+                entry[name], entry[f"{name}_se"] = _efficiency(by, preset, key, oracle)
+        entry["compute_ratio"], entry["compute_ratio_se"] = _ratio(by, preset, "compute")
+        entry["ended"] = sorted({run["ended"] for run in runs.values()})
+        out.append(entry)
+    return out
+
+
+def _mean(values: np.ndarray) -> tuple[float, float | None]:
+    error = float(values.std(ddof=1) / np.sqrt(len(values))) if len(values) > 1 else None
+    return float(values.mean()), error
+
+
+def _paired(by: dict, presets: Sequence[str], key: str) -> Iterator[np.ndarray]:
+    """A key of several presets, over the seeds that all of them have."""
+    if not all(p in by for p in presets):
+        return iter(())
+    seeds = sorted(set.intersection(*(set(by[p]) for p in presets)))
+    return iter(np.array([by[p][s][key] for s in seeds], dtype=np.float64) for p in presets) if seeds else iter(())
+
+
+def _efficiency(by: dict, preset: str, key: str, oracle: str) -> tuple[float | None, float | None]:
+    found = list(_paired(by, (preset, BASELINE, oracle), key))
+    if not found:
+        return None, None
+    ours, theirs, top = found
+    gap = float((top - theirs).mean())
+    if gap <= 0:
+        return None, None
+    share = float((ours - theirs).mean()) / gap
+    # Linearised: the spread of what is left of the difference at this share.
+    left = (ours - theirs) - share * (top - theirs)
+    return share, float(left.std(ddof=1) / np.sqrt(len(left)) / gap) if len(left) > 1 else None
+
+
+def _ratio(by: dict, preset: str, key: str) -> tuple[float | None, float | None]:
+    found = list(_paired(by, (preset, BASELINE), key))
+    return _mean(found[0] / found[1]) if found else (None, None)

@@ -1,0 +1,165 @@
+"""One simulated run: the package's own engine and policy against a world.
+
+Nothing of a method is written again here: the policy is built from the preset's configuration, and the engine is the
+object that verl's trainer drives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from verl_adaptive.config import AdaptiveConfig, RunFacts
+from verl_adaptive.engine import Engine, Requests, StepResult
+from verl_adaptive.errors import AdaptiveError, Exhausted
+from verl_adaptive.policy import build_policy
+from verl_adaptive.samplers._base import Sampler
+from verl_adaptive.simulate.oracle import Oracle, OracleBest
+from verl_adaptive.simulate.presets import REFERENCES, compose_preset, split_words
+from verl_adaptive.simulate.worlds import Stream, World
+from verl_adaptive.stats.table import StatsTable
+
+__all__ = ["Simulation", "make_simulation"]
+
+
+class Simulation:
+    """A run; iterate over its steps.
+
+    Args:
+        config: the policy; ``total_rollouts`` ends the run after the step in which it is reached, as in training.
+        world: the prompts.
+        batch, n: B and N.
+        steps: the steps that the policy is told to plan for; with ``fixed`` it is stopped there, too.
+        seed: of the policy's draws and of the stream.
+        fixed: stop after ``steps`` steps, whatever was generated.
+        sampler: takes the place of the configured one (a reference that knows the pass rates).
+        shuffle: the stream permutes the data set each epoch; False: data-set order.
+        skip_zero: leave rollouts of exactly zero advantage out of training.
+
+    Attributes:
+        engine: the engine.
+        step: the latest step.
+        requests, truth: of the latest step, by round: what was asked for, and the true pass rates of its prompts.
+        ended: why the run ended, once it has.
+    """
+
+    def __init__(
+        self,
+        config: AdaptiveConfig,
+        world: World,
+        *,
+        batch: int,
+        n: int,
+        steps: int,
+        seed: int = 0,
+        fixed: bool = False,
+        sampler: Sampler | None = None,
+        shuffle: bool = True,
+        skip_zero: bool = True,
+    ) -> None:
+        self.world, self.steps, self.fixed = world, steps, fixed
+        policy = build_policy(config)
+        if sampler is not None:
+            policy.sampler = sampler
+        table = StatsTable()
+        row_of = table.rows_for(world.keys)
+        if isinstance(sampler, Oracle):
+            first = np.unique(row_of, return_index=True)[1]  # rows are numbered by first appearance
+            sampler.rates = lambda rows: world.rates(first[rows])
+        facts = RunFacts(batch, n, steps, len(table), seed, config.tolerance)
+        source = Stream(world.size, seed, shuffle)
+        self.engine = Engine(policy, table, config, facts, row_of, source, skip_zero=skip_zero)
+        self.step = 0
+        self.requests: list[Requests] = []
+        self.truth: list[np.ndarray] = []
+        self.ended = ""
+
+    @property
+    def finished(self) -> bool:
+        """The budget, the steps or the sampler are at their end."""
+        return bool(self.ended) or self.engine.finished or (self.fixed and self.step >= self.steps)
+
+    def __iter__(self) -> Iterator[StepResult]:
+        while not self.finished:
+            result = self.try_step()
+            if result is None:
+                break
+            yield result
+        self.close()
+
+    def try_step(self) -> StepResult | None:
+        """:meth:`run_step`; None, and the reason in :attr:`ended`, where training would end with an error."""
+        try:
+            return self.run_step()
+        except Exhausted as error:
+            self.ended = str(error)
+            return None
+
+    def close(self) -> None:
+        """Note why the run ended."""
+        self.ended = self.ended or self._why()
+
+    def run_step(self) -> StepResult:
+        """One step: rounds until the batch is complete, then training.
+
+        Raises:
+            Exhausted: as :meth:`Engine.finish`.
+        """
+        self.step += 1
+        self.requests, self.truth = [], []
+        requests = self.engine.begin(self.step)
+        while requests is not None:
+            self.requests.append(requests)
+            self.truth.append(self.world.rates(requests.index))
+            requests = self.engine.receive(self.world.roll(requests))
+        result = self.engine.finish()
+        self.world.learn(result, self.engine.policy, self.step)
+        return result
+
+    def _why(self) -> str:
+        if self.fixed and self.step >= self.steps:
+            return "steps"
+        return "sampler" if self.engine.policy.sampler.finished else "budget"
+
+
+def make_simulation(
+    preset: str,
+    world: World,
+    *,
+    batch: int,
+    n: int,
+    steps: int,
+    seed: int = 0,
+    budget: int | None = None,
+    overrides: tuple[str, ...] = (),
+    **more: Any,
+) -> Simulation:
+    """A run of a preset or a reference.
+
+    Args:
+        preset: ``"greso"``, ``"greso adaptive.sampler.p_easy=0.3"``, ``oracle`` or ``oracle_best``.
+        world: the prompts.
+        batch, n, steps, seed: as :class:`Simulation`.
+        budget: rollouts to generate; None: exactly ``steps`` steps.
+        overrides: Hydra's syntax, after the preset's own words.
+        more: further arguments of :class:`Simulation`.
+
+    Raises:
+        ConfigError, AdaptiveError: the preset or an override makes no sense.
+    """
+    words = split_words(preset)
+    sampler: Sampler | None = None
+    if words[0] in REFERENCES:
+        if len(words) > 1:
+            raise AdaptiveError(f"{words[0]} takes no overrides: it is a reference, plain GRPO on the prompts it picks")
+        sampler = Oracle() if words[0] == "oracle" else OracleBest()
+        config = compose_preset(["grpo"])
+    else:
+        config = compose_preset(words, overrides)
+    config = replace(config, seed=seed, total_rollouts=budget)
+    return Simulation(
+        config, world, batch=batch, n=n, steps=steps, seed=seed, fixed=budget is None, sampler=sampler, **more
+    )

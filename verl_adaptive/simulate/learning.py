@@ -1,0 +1,142 @@
+"""A pool that learns: pass rates that move with what is trained on.
+
+Prompt i has the logit ``x_i = start_i + own_i + s_i · topic_{t(i)}``, floored and capped at ``±LIMIT``, and passes with
+probability ``p_i = 1/(1 + e^{−x_i})``; s_i, uniform in [0, 1], is how much it follows its topic. After a step, with A_j the policy's own advantage of rollout j, y_j its success,
+R the rows in the loss's denominator and B the batch::
+
+    g_i         = B/R · Σ_{j of i} A_j (y_j − p_i)        the loss's gradient on i's own logit
+    own_i      += rate · g_i                              what is trained moves
+    topic_t    += spill · T/B · Σ_{i in t} g_i            and carries its topic along (T topics)
+    own_i      ← own_i · e^{−forget · steps since}        what is not trained again fades
+
+``(y − p)`` is the exact derivative of the log-probability of a rollout's outcome by the logit. For a whole group under
+GRPO's advantage, g_i is the standard deviation of its rewards: 0 without variance, ½ for a half-solved prompt. So what
+is hopeless or solved teaches nothing, and a hopeless prompt becomes possible only through its topic, if at all. Gradient noise,
+the optimizer, clipping, entropy and everything else about a real model are left out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from verl_adaptive.config import check
+from verl_adaptive.simulate.worlds import StaticWorld
+
+if TYPE_CHECKING:
+    from verl_adaptive.engine import StepResult
+    from verl_adaptive.policy import Policy
+
+__all__ = ["LIMIT", "LearningConfig", "LearningWorld", "advantages", "group_relative", "logit"]
+
+#: Greatest logit either way: a pass rate between 0.0003 and 0.9997.
+LIMIT = 8.0
+
+
+@dataclass
+class LearningConfig:
+    """How a pool learns; the equations are this module's.
+
+    Attributes:
+        rate: own movement, in logits per unit of gradient; 0 with ``spill`` 0: a pool that stays as it is.
+        spill: movement of the topic, likewise.
+        topics: T, among which prompts are divided at random.
+        forget: share of its own movement that a prompt loses in each step, on a scale of e.
+    """
+
+    rate: float = 1.0
+    spill: float = 0.06
+    topics: int = 8
+    forget: float = 0.001
+
+    def validate(self, path: str) -> None:
+        for key in ("rate", "spill", "forget"):
+            check(getattr(self, key) >= 0, f"{path}.{key}", getattr(self, key), "must be 0 or greater")
+        check(1 <= self.topics <= 65535, f"{path}.topics", self.topics, "must be 1 to 65535")
+
+
+def logit(p: np.ndarray) -> np.ndarray:
+    """ln(p / (1 − p)), within ``±LIMIT``."""
+    edge = 1.0 / (1.0 + np.exp(LIMIT))
+    p = np.clip(p, edge, 1.0 - edge)
+    return np.log(p) - np.log1p(-p)
+
+
+def group_relative(reward: np.ndarray, home: np.ndarray, groups: int) -> np.ndarray:
+    """GRPO's advantage as verl has it: unbiased deviation, 1e-6 added; a group of one has mean 0 and deviation 1."""
+    n = np.bincount(home, minlength=groups)
+    mean = np.bincount(home, reward, minlength=groups) / np.maximum(n, 1)
+    square = np.bincount(home, (reward - mean[home]) ** 2, minlength=groups)
+    deviation = np.sqrt(square / np.maximum(n - 1, 1))
+    one = (n == 1)[home]
+    return np.where(one, reward, (reward - mean[home]) / (deviation[home] + 1e-6))
+
+
+def advantages(result: StepResult, policy: Policy) -> np.ndarray:
+    """float64 ``(R,)``: the advantage of every rollout of the step, 0 for those that do not train.
+
+    The policy's own estimator where it has one, else GRPO's.
+    """
+    out = np.zeros(result.groups.rollouts)
+    if not result.trains.any():
+        return out
+    observed = result.groups.select(result.trained)
+    number = np.cumsum(result.trained) - 1  # position among the trained groups
+    home = number[result.groups.group_of[result.trains]]
+    reward = result.groups.reward[result.trains]
+    if policy.advantage.estimator is None:
+        out[result.trains] = group_relative(reward, home, len(observed))
+    else:
+        out[result.trains] = policy.advantage.compute(reward, home, observed)
+    return out
+
+
+class LearningWorld(StaticWorld):
+    """Prompts that get better as they are trained; see the module.
+
+    Args:
+        start: pass rates before training, ``(M,)``.
+        seed: seeds rewards and topics.
+        config: how it learns.
+        more: as :class:`StaticWorld`.
+    """
+
+    def __init__(self, start: np.ndarray, seed: int = 0, config: LearningConfig | None = None, **more) -> None:
+        super().__init__(start, seed, **more)
+        self.config = config or LearningConfig()
+        self.start = logit(self.p)
+        rng = np.random.default_rng([seed, 3])
+        self.topic_of = rng.integers(0, self.config.topics, self.size).astype(np.uint16)
+        self.follows = rng.random(self.size)
+        self.topic = np.zeros(self.config.topics)
+        self.own = np.zeros(self.size)
+        self.touched = np.zeros(self.size, dtype=np.int32)
+        self.step = 0
+
+    def rates(self, index: np.ndarray | slice = slice(None)) -> np.ndarray:
+        x = self.start[index] + self._own(index) + self.follows[index] * self.topic[self.topic_of[index]]
+        return 1.0 / (1.0 + np.exp(-np.clip(x, -LIMIT, LIMIT)))
+
+    def _own(self, index: np.ndarray | slice) -> np.ndarray:
+        if self.config.forget == 0:
+            return self.own[index]
+        return self.own[index] * np.exp(-self.config.forget * (self.step - self.touched[index]))
+
+    def learn(self, result: StepResult, policy: Policy, step: int) -> None:
+        c, groups = self.config, result.groups
+        rows = int((result.trains | result.ghost).sum())
+        batch = policy.sampler.facts.batch
+        self.step = step
+        if c.rate == c.spill == 0 or not rows:
+            return
+        pull = advantages(result, policy) * (groups.success - np.repeat(self.rates(groups.index), groups.n))
+        moved = result.trained
+        gain = groups.sum(pull)[moved] * batch / rows
+        index = groups.index[moved]
+        some = np.unique(index)
+        self.own[some] = self._own(some)
+        self.touched[some] = step
+        np.add.at(self.own, index, c.rate * gain)
+        np.add.at(self.topic, self.topic_of[index], c.spill * c.topics / batch * gain)

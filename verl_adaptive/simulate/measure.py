@@ -1,0 +1,200 @@
+"""What is measured of a simulated run.
+
+*Signal.* A trained group with c correct and m incorrect rollouts estimates its gradient, the difference between what
+right and wrong answers have in common, from samples of c and m: their effective number is ``cm/(c + m)``. The signal
+is the sum of ``4cm/(c + m)`` over the trained groups: 1 a rollout where half are right, 0 without variance, and in
+expectation ``4p(1 − p)(n − 1)`` for a whole group of n. Divided by the generated rollouts it is a share in [0, 1].
+
+*Regret.* The value of a rollout is ``4p(1 − p)`` at the true pass rate when it is generated. Regret is the share of the
+value that was missed by not rolling out, in groups of N, the best prompts of that moment. It is measured in about fifty
+steps of a run (each looks at the whole pool), at the run's own state of the pool: a method is not blamed for prompts
+that it has solved already.
+
+*Calibration.* The policy's estimates of the prompts it has seen, against their true pass rates at the end. The estimate
+is the mean of the sampler's own Beta posterior where it keeps one, else of Beta(1, 1) after all the prompt's rollouts.
+
+*Gaps.* A prompt's longest gap is the longest stretch between two of its visits, start and end of the run included, in
+passes: rollouts generated meanwhile over N times the pool.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+
+from verl_adaptive.engine import Engine, StepResult
+from verl_adaptive.simulate.driver import Simulation
+
+__all__ = ["BINS", "Measure", "estimates"]
+
+#: Starting pass rates that are told apart: hopeless, hard, middle, easy, solved.
+BINS = (0.0, 0.02, 0.2, 0.8, 0.98, 1.0001)
+
+_LOOKS = 50
+
+
+def estimates(engine: Engine) -> np.ndarray:
+    """float64, one a table row: the policy's estimate of each prompt's pass rate (see the module)."""
+    sampler, table = engine.policy.sampler, engine.table
+    if {"wins", "losses"} <= set(sampler.columns):
+        wins, losses = sampler.col("wins"), sampler.col("losses")
+        a0, b0 = sampler.config.a0, sampler.config.b0
+    else:
+        wins, a0, b0 = table.col("successes"), 1.0, 1.0
+        losses = table.col("rollouts") - wins
+    return (a0 + wins) / (a0 + b0 + wins + losses)
+
+
+class Measure:
+    """Watches one run: :meth:`look` before a step, :meth:`count` after it, :meth:`row` at the end.
+
+    Args:
+        simulation: before its first step.
+        expected_steps: about as many as there will be.
+    """
+
+    def __init__(self, simulation: Simulation, expected_steps: int) -> None:
+        self.simulation, self.world = simulation, simulation.world
+        self.every = max(1, expected_steps // _LOOKS)
+        self.start = np.array(self.world.rates())
+        self.scale = simulation.engine.facts.n * self.world.size
+        self.last = np.zeros(self.world.size)  # passes at the latest visit
+        self.gap = np.zeros(self.world.size)
+        self.seen = np.zeros(self.world.size, dtype=bool)
+        self.signal = self.value = self.looked = self.best = 0.0
+        self.finished_groups = self.mixed_groups = self.trained_groups = self.informative = 0
+        self.rounds = self.skipped = self.partial = 0
+        self._before: np.ndarray | None = None
+
+    @property
+    def passes(self) -> float:
+        """Rollouts generated so far, over N times the pool."""
+        return self.simulation.engine.total.rollouts.generated / self.scale
+
+    def look(self) -> None:
+        """Before a step: now and then, at the whole pool."""
+        due = self.simulation.step % self.every == 0
+        self._before = self.world.rates() if due else None
+        self._passes = self.passes
+
+    def count(self, result: StepResult) -> None:
+        """After a step."""
+        asked = self.simulation.requests
+        index, n = (np.concatenate([getattr(r, key) for r in asked]) for key in ("index", "n"))
+        p = np.concatenate(self.simulation.truth)
+        worth = float((4.0 * p * (1.0 - p) * n).sum())
+        self.value += worth
+        if self._before is not None:
+            self.looked += worth
+            q = 4.0 * self._before * (1.0 - self._before)
+            self.best += _best(q, self.simulation.engine.facts.n, int(n.sum()))
+        visited = np.unique(index)
+        self.gap[visited] = np.maximum(self.gap[visited], self._passes - self.last[visited])
+        self.last[visited] = self._passes
+        self.seen[visited] = True
+        self._count_groups(result)
+
+    def _count_groups(self, result: StepResult) -> None:
+        groups, trained = result.groups, result.trained
+        mixed = ~groups.degenerate(self.simulation.engine.facts.tolerance) & ~groups.failed
+        self.finished_groups += int((~groups.failed).sum())
+        self.mixed_groups += int(mixed.sum())
+        self.trained_groups += int(trained.sum())
+        self.informative += int((mixed & trained).sum())
+        self.signal += float(signal(groups.sum(groups.success * result.trains), groups.sum(result.trains)).sum())
+        self.rounds += result.rounds
+        self.skipped += self.simulation.engine.skipped
+        self.partial += result.partial and self.simulation.engine.config.refill
+
+    def row(self) -> dict[str, Any]:
+        """The run in numbers, flat but for ``dropped``, ``calibration`` and ``by_start``."""
+        engine, world = self.simulation.engine, self.world
+        rollouts, tokens = engine.total.rollouts, engine.total.tokens
+        now = np.array(world.rates())
+        gap = np.maximum(self.gap, self.passes - self.last)
+        generated = max(1, rollouts.generated)
+        return {
+            "steps": self.simulation.step,
+            "rounds": self.rounds,
+            "generated": rollouts.generated,
+            "trained": rollouts.trained,
+            "surplus": rollouts.surplus,
+            "held": rollouts.held,
+            "dropped": dict(sorted(rollouts.dropped.items())),
+            "skipped_prompts": self.skipped,
+            "partial_steps": self.partial,
+            "groups": self.finished_groups,
+            "mixed_share": self.mixed_groups / max(1, self.finished_groups),
+            "trained_groups": self.trained_groups,
+            "informative_groups": self.informative,
+            "rollouts_per_informative": generated / self.informative if self.informative else float("nan"),
+            "wasted": 1.0 - rollouts.trained / generated,
+            "signal": self.signal / generated,
+            "value": self.value / generated,
+            "regret": 1.0 - self.looked / self.best if self.best else float("nan"),
+            "generated_tokens": tokens.generated,
+            "trained_tokens": tokens.trained,
+            "compute": 2 * tokens.generated + 6 * tokens.trained,
+            "pool_start": float(self.start.mean()),
+            "pool_end": float(now.mean()),
+            "by_start": _by_start(self.start, now, self.seen),
+            "coverage": float(self.seen.mean()),
+            "never_seen": int((~self.seen).sum()),
+            "gap_longest": float(gap.max()),
+            "gap_median": float(np.median(gap)),
+            "passes": self.passes,
+            **_calibration(estimates(engine)[engine.row_of], now, self.seen),
+            "ended": self.simulation.ended,
+        }
+
+
+def signal(correct: np.ndarray, n: np.ndarray) -> np.ndarray:
+    """``4cm/(c + m)`` of groups with c correct of n trained rollouts, m = n − c; 0 for groups of none."""
+    return 4.0 * correct * (n - correct) / np.maximum(n, 1)
+
+
+def _best(q: np.ndarray, n: int, rollouts: int) -> float:
+    """The greatest value that ``rollouts`` rollouts can have in groups of n of different prompts, all if need be."""
+    groups = min(len(q), -(-rollouts // n))
+    if groups == 0:
+        return 0.0
+    top = np.partition(q, len(q) - groups)[len(q) - groups :]
+    return float(top.mean()) * rollouts
+
+
+def _by_start(start: np.ndarray, now: np.ndarray, seen: np.ndarray) -> list[dict[str, float]]:
+    out = []
+    for low, high in itertools.pairwise(BINS):
+        here = (start >= low) & (start < high)
+        if here.any():
+            out.append(
+                {
+                    "from": low,
+                    "to": min(high, 1.0),
+                    "prompts": int(here.sum()),
+                    "start": float(start[here].mean()),
+                    "end": float(now[here].mean()),
+                    "coverage": float(seen[here].mean()),
+                }
+            )
+    return out
+
+
+def _calibration(estimate: np.ndarray, truth: np.ndarray, seen: np.ndarray) -> dict[str, Any]:
+    if not seen.any():
+        return {"estimate_error": float("nan"), "estimate_bias": float("nan"), "calibration": []}
+    off = estimate[seen] - truth[seen]
+    place = np.minimum((estimate[seen] * 10).astype(np.int64), 9)
+    count = np.bincount(place, minlength=10)
+    sums = [np.bincount(place, values[seen], minlength=10) for values in (estimate, truth)]
+    return {
+        "estimate_error": float(np.sqrt((off**2).mean())),
+        "estimate_bias": float(off.mean()),
+        "calibration": [
+            {"prompts": int(k), "estimate": float(a / k), "truth": float(b / k)}
+            for k, a, b in zip(count, *sums, strict=True)
+            if k
+        ],
+    }

@@ -1,0 +1,135 @@
+"""Parametric pools: how hard the prompts are at the start, and whether they learn.
+
+A pool is a mixture: a share of hopeless prompts, a share of solved ones, and the rest between, with logit-normal pass
+rates. Named pools are starting points; ``NAME:key=value,key=value`` changes any of their keys.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from verl_adaptive.config import build, check
+from verl_adaptive.errors import ConfigError
+from verl_adaptive.simulate.learning import LearningConfig, LearningWorld
+
+__all__ = ["POOLS", "PoolConfig", "make_pool", "parse_pool", "starting_rates"]
+
+
+@dataclass
+class PoolConfig:
+    """A pool of prompts.
+
+    Attributes:
+        prompts: M.
+        hopeless: share of prompts with logits around −6 (one success in 400).
+        solved: share of prompts with logits around +5 (one failure in 150).
+        centre, spread: mean and standard deviation of the logits of the rest.
+        tokens: mean response length.
+        failure: chance that a group's generation fails.
+        learning: how it learns.
+    """
+
+    prompts: int = 4000
+    hopeless: float = 0.3
+    solved: float = 0.2
+    centre: float = 0.0
+    spread: float = 1.5
+    tokens: float = 512.0
+    failure: float = 0.0
+    learning: LearningConfig = field(default_factory=LearningConfig)
+
+    def validate(self, path: str) -> None:
+        check(self.prompts >= 1, f"{path}.prompts", self.prompts, "must be 1 or greater")
+        for key in ("hopeless", "solved", "failure"):
+            check(0 <= getattr(self, key) <= 1, f"{path}.{key}", getattr(self, key), "must be a share in [0, 1]")
+        check(
+            self.hopeless + self.solved <= 1,
+            f"{path}.hopeless",
+            self.hopeless,
+            f"exceeds 1 together with {path}.solved={self.solved}",
+        )
+        check(self.spread >= 0, f"{path}.spread", self.spread, "must be 0 or greater")
+        check(self.tokens >= 1, f"{path}.tokens", self.tokens, "must be 1 or greater")
+
+
+_STILL = LearningConfig(rate=0.0, spill=0.0, forget=0.0)
+
+#: Named pools.
+POOLS: dict[str, PoolConfig] = {
+    # Three in ten are hopeless, two in ten solved; training moves all of it.
+    "mixed": PoolConfig(),
+    # The same, and nothing is learned: what a method does with a pool that stands still.
+    "static": PoolConfig(learning=_STILL),
+    # Most prompts are out of reach at the start.
+    "hard": PoolConfig(hopeless=0.5, solved=0.05, centre=-1.5),
+    # Most prompts are solved at the start, or soon.
+    "easy": PoolConfig(hopeless=0.05, solved=0.4, centre=1.0),
+    # Two passes at the default budget instead of six: methods that learn from earlier visits have few.
+    "large": PoolConfig(prompts=12_000),
+}
+
+
+def parse_pool(text: str) -> tuple[str, PoolConfig]:
+    """The pool that ``NAME`` or ``NAME:key=value,…`` means; keys of ``learning`` are written bare, as ``spill=0.1``.
+
+    Returns:
+        What was asked for, and the pool.
+
+    Raises:
+        ConfigError: unknown name or key, or a value that cannot be.
+    """
+    name, _, rest = text.partition(":")
+    if name not in POOLS:
+        near = difflib.get_close_matches(name, POOLS, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(POOLS)}"
+        raise ConfigError("--pool", name, f"no such pool; {hint}")
+    values: dict[str, Any] = asdict(POOLS[name])
+    learning = set(values["learning"])
+    for word in filter(None, rest.split(",")):
+        key, equals, value = word.partition("=")
+        if not equals:
+            raise ConfigError("--pool", word, "must be key=value")
+        try:
+            number = int(value) if value.lstrip("-").isdigit() else float(value)
+        except ValueError:
+            raise ConfigError(f"--pool {name}:{key}", value, "must be a number") from None
+        (values["learning"] if key in learning else values)[key] = number
+    return text, build(PoolConfig, _without_group(values), f"--pool {name}")
+
+
+def _without_group(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Refuse a number in the place of the group ``learning``, with the keys that may be meant."""
+    if not isinstance(values["learning"], Mapping):
+        keys = ", ".join(asdict(LearningConfig()))
+        raise ConfigError("--pool", f"learning={values['learning']}", f"name one of {keys}")
+    return dict(values)
+
+
+def starting_rates(config: PoolConfig, seed: int) -> np.ndarray:
+    """float64 ``(M,)``: pass rates before training."""
+    rng = np.random.default_rng([seed, 1])
+    kind, normal = rng.random(config.prompts), rng.standard_normal(config.prompts)
+    hopeless, solved = kind < config.hopeless, kind >= 1.0 - config.solved
+    x = np.where(hopeless, -6.0 + 0.5 * normal, np.where(solved, 5.0 + 0.5 * normal, 0.0))
+    between = ~(hopeless | solved)
+    x[between] = config.centre + config.spread * normal[between]
+    return 1.0 / (1.0 + np.exp(-x))
+
+
+def make_pool(config: PoolConfig, seed: int, prompts: int | None = None) -> LearningWorld:
+    """The pool as a world.
+
+    Args:
+        config: the pool.
+        seed: seeds who is how hard, topics and rewards.
+        prompts: overrides the pool's number.
+    """
+    config = config if prompts is None else replace(config, prompts=prompts)
+    return LearningWorld(
+        starting_rates(config, seed), seed, config.learning, tokens=config.tokens, failure=config.failure
+    )

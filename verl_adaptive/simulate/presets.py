@@ -1,0 +1,94 @@
+"""The policies that are simulated: the shipped presets, composed by Hydra as on verl's command line."""
+
+from __future__ import annotations
+
+import difflib
+import shlex
+from collections.abc import Sequence
+from importlib.resources import files
+
+from verl_adaptive.config import AdaptiveConfig
+from verl_adaptive.errors import AdaptiveError, ConfigError
+
+__all__ = ["REFERENCES", "compose_preset", "preset_names", "split_words"]
+
+#: References that no command line of verl can name: they see the true pass rates.
+REFERENCES = ("oracle", "oracle_best")
+
+
+def preset_names() -> list[str]:
+    """Shipped presets."""
+    folder = files("hydra_configs.verl_adaptive.adaptive")
+    names = (f.name.removesuffix(".yaml") for f in folder.iterdir() if f.name.endswith(".yaml"))
+    return sorted(name for name in names if name != "base")
+
+
+def split_words(text: str) -> list[str]:
+    """``"greso adaptive.sampler.p_easy=0.3"`` as the preset's name and its overrides.
+
+    Raises:
+        ConfigError: nothing there, or quotes that do not match.
+    """
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise ConfigError("--preset", text, str(error)) from None
+    if not words:
+        raise ConfigError("--preset", text, f"must name a preset: {', '.join(preset_names())}")
+    return [words[0].removeprefix("+adaptive="), *words[1:]]
+
+
+def compose_preset(words: Sequence[str], more: Sequence[str] = ()) -> AdaptiveConfig:
+    """The configuration that ``+adaptive=<word> <further words>`` means.
+
+    Args:
+        words: a preset's name, and overrides in Hydra's syntax.
+        more: further overrides, which win.
+
+    Raises:
+        ConfigError: no such preset, with the nearest name.
+        AdaptiveError: Hydra cannot make sense of an override.
+    """
+    from hydra import compose, initialize_config_module
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.errors import HydraException
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    name, overrides = words[0], [*words[1:], *more]
+    for word in overrides:
+        _refuse_foreign(word)
+    held = GlobalHydra.instance().hydra
+    GlobalHydra.instance().clear()
+    try:
+        with initialize_config_module("hydra_configs.verl_adaptive", version_base=None):
+            made = compose(overrides=[f"+adaptive={name}", *overrides])
+            plain = OmegaConf.to_container(made.adaptive, resolve=True)
+    except (HydraException, OmegaConfBaseException, ValueError) as error:
+        if name not in preset_names():
+            near = difflib.get_close_matches(name, [*preset_names(), *REFERENCES], n=1)
+            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join([*preset_names(), *REFERENCES])}"
+            raise ConfigError("--preset", name, f"no such preset; {hint}") from None
+        words = " ".join([name, *overrides])
+        raise AdaptiveError(f"{words}: {error}; overrides of one preset go into its own quotes") from error
+    finally:
+        GlobalHydra.instance().hydra = held
+    return AdaptiveConfig.from_mapping(plain)
+
+
+def _refuse_foreign(word: str) -> None:
+    """Settings of verl itself have options of their own here.
+
+    Raises:
+        ConfigError: with the option.
+    """
+    ours = {
+        "data.train_batch_size": "--batch",
+        "actor_rollout_ref.rollout.n": "--n",
+        "trainer.total_training_steps": "--steps",
+    }
+    key, _, value = word.lstrip("+~").partition("=")
+    if key in ours:
+        raise ConfigError(key, value, f"write {ours[key]} {value}: a simulation has none of verl's own settings")
+    if not key.startswith("adaptive"):
+        raise ConfigError(key, value, "a simulation takes overrides of adaptive.* only")

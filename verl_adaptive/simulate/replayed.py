@@ -1,0 +1,139 @@
+"""A world made from a trace: each prompt's pass rate, over time where the trace has time.
+
+Estimation. Successes of one prompt are binomial; the prompts' pass rates come from one Beta(a, b), fitted by moments:
+the mean rate m, and the chance that two rollouts of a prompt agree, whose unbiased estimate gives E[p(1 − p)] whatever
+the group sizes. A prompt's rate is then *drawn* from its posterior, not set to its mean: eight failures of eight leave
+open how hopeless a prompt is, and means would make all such prompts alike and the pool too narrow.
+
+Time. At ``knots`` points from the trace's first step to its last, a prompt's evidence counts with weight
+``2^{−|t − step|/half-life}``; the draws at all knots use the same random bits, so that a prompt's path moves as its
+evidence does. Between knots rates are linear, and after the last they stay. Simulated step s is the trace's step
+``first + s − 1``: the pool moves as it did in the recorded run, *whatever the simulated policy trains on*. To let the
+policy's own choices move it, take the trace as the start of a learning pool (:attr:`ReplayConfig.learning`).
+
+Rates that the trace calls exact are taken as they are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from verl_adaptive.config import check
+from verl_adaptive.rng import Draw
+from verl_adaptive.samplers.beta import draw_beta
+from verl_adaptive.simulate.learning import LearningConfig, LearningWorld
+from verl_adaptive.simulate.traces import Trace
+from verl_adaptive.simulate.worlds import StaticWorld, World
+
+if TYPE_CHECKING:
+    from verl_adaptive.engine import StepResult
+    from verl_adaptive.policy import Policy
+
+__all__ = ["ReplayConfig", "ReplayedWorld", "fit_prior", "knot_rates", "make_replayed"]
+
+
+@dataclass
+class ReplayConfig:
+    """How a trace becomes a pool.
+
+    Attributes:
+        knots: points in time; 1: the rates do not move.
+        half_life: of evidence, as a share of the trace's steps.
+        tokens: mean response length of prompts of which the trace knows none.
+        learning: let the pool learn from where the trace starts, instead of replaying its course.
+    """
+
+    knots: int = 8
+    half_life: float = 0.125
+    tokens: float = 512.0
+    learning: LearningConfig | None = None
+
+    def validate(self, path: str) -> None:
+        check(self.knots >= 1, f"{path}.knots", self.knots, "must be 1 or greater")
+        check(self.half_life > 0, f"{path}.half_life", self.half_life, "must be above 0")
+
+
+def fit_prior(n: np.ndarray, successes: np.ndarray) -> tuple[float, float]:
+    """``a, b`` of the Beta distribution of pass rates, by moments.
+
+    Args:
+        n, successes: float64 ``(M,)``, per prompt.
+
+    Returns:
+        a + b is kept within [0.05, 50]; it is 1 if no prompt has two rollouts.
+    """
+    total = max(float(n.sum()), 1.0)
+    mean = (float(successes.sum()) + 0.5) / (total + 1.0)  # never exactly 0 or 1
+    failures, pairs = n - successes, n * (n - 1.0)
+    if pairs.sum() <= 0:
+        return mean, 1.0 - mean
+    agree = np.maximum(successes * (successes - 1.0), 0.0) + np.maximum(failures * (failures - 1.0), 0.0)
+    value = 0.5 * (1.0 - float(agree.sum() / pairs.sum()))  # E[p(1 − p)]
+    share = min(max(value / (mean * (1.0 - mean)), 0.0), 1.0 - 1e-9)
+    strength = float(np.clip(share / (1.0 - share), 0.05, 50.0))
+    return mean * strength, (1.0 - mean) * strength
+
+
+def knot_rates(trace: Trace, config: ReplayConfig, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Times of the knots ``(T,)`` and pass rates there, float32 ``(T, M)``; see the module."""
+    count = len(trace)
+    first, last = int(trace.step.min()), int(trace.step.max())
+    knots = min(config.knots, trace.steps)
+    times = np.linspace(first, last, knots) if knots > 1 else np.array([float(first)])
+    n, wins = (np.bincount(trace.prompt, v, minlength=count) for v in (trace.n, trace.successes))
+    if trace.exact and knots == 1:
+        return times, (wins / np.maximum(n, 1e-12)).astype(np.float32)[None]
+    a, b = fit_prior(n, wins)
+    half = max(config.half_life * (last - first), 1e-9)
+    draw, hi, lo = Draw(seed, 0), trace.keys["hi"], trace.keys["lo"]
+    out = np.empty((len(times), count), dtype=np.float32)
+    for k, time in enumerate(times):
+        weight = np.ones(len(trace.step)) if knots == 1 else np.exp2(-np.abs(trace.step - time) / half)
+        seen, won = (np.bincount(trace.prompt, weight * v, minlength=count) for v in (trace.n, trace.successes))
+        if trace.exact:
+            out[k] = won / np.maximum(seen, 1e-300)
+        else:
+            out[k] = draw_beta(a + won, b + np.maximum(seen - won, 0.0), draw, "replay.rate", hi, lo)
+    return times, out
+
+
+class ReplayedWorld(StaticWorld):
+    """Prompts whose pass rates take the recorded course, whatever is trained.
+
+    Args:
+        times, knots: of :func:`knot_rates`.
+        seed: seeds the rewards.
+        more: as :class:`StaticWorld`.
+    """
+
+    def __init__(self, times: np.ndarray, knots: np.ndarray, seed: int = 0, **more) -> None:
+        super().__init__(knots[0], seed, **more)
+        self.times, self.knots = times, knots
+        self._now = float(times[0])
+
+    def rates(self, index: np.ndarray | slice = slice(None)) -> np.ndarray:
+        after = int(np.clip(np.searchsorted(self.times, self._now), 1, max(1, len(self.times) - 1)))
+        if len(self.times) == 1:
+            return self.knots[0, index].astype(np.float64)
+        low, high = self.times[after - 1], self.times[after]
+        share = (self._now - low) / (high - low)
+        before, then = self.knots[after - 1, index].astype(np.float64), self.knots[after, index].astype(np.float64)
+        return before + share * (then - before)
+
+    def learn(self, result: StepResult, policy: Policy, step: int) -> None:
+        """The recorded run's next step."""
+        self._now = float(min(self.times[0] + step, self.times[-1]))
+
+
+def make_replayed(trace: Trace, config: ReplayConfig, seed: int) -> World:
+    """The trace as a world."""
+    times, knots = knot_rates(trace, config, seed)
+    known = np.isfinite(trace.tokens)
+    usual = float(trace.tokens[known].mean()) if known.any() else config.tokens
+    tokens = np.where(known, trace.tokens, usual)
+    if config.learning is not None:
+        return LearningWorld(knots[0], seed, config.learning, keys=trace.keys, tokens=tokens)
+    return ReplayedWorld(times, knots, seed, keys=trace.keys, tokens=tokens)

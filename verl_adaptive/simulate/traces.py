@@ -1,0 +1,323 @@
+"""Recorded traces: what earlier runs or evaluations observed of each prompt.
+
+A source is anything that :data:`READERS` knows, asked in their order:
+
+* the rollouts that verl writes to ``trainer.rollout_data_dir`` (``<step>.jsonl``): a prompt is its ``input`` and ``gts``,
+  a rollout its ``score``, with ``step`` and ``uid``. verl writes what trained, so what a policy dropped is not there;
+* Parquet or JSON lines with a column ``pass_rate`` in [0, 1], one row a prompt, or several with ``step``. Optional: ``n``
+  (rollouts behind the rate; without it the rate counts as exact), ``tokens`` (mean length), and the prompt's name in
+  the first that is there of ``key``, ``prompt_id``, ``uid``, ``id``, ``index``, ``prompt`` (else the row is the prompt);
+* results of an offline evaluation as :mod:`verl_adaptive.stats.results` reads them;
+* a journal or a snapshot, as :func:`verl_adaptive.stats.open_store` opens them.
+
+A reader takes the source and returns None if it is not its kind; a new kind of source is one more function.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from verl_adaptive.errors import AdaptiveError
+from verl_adaptive.stats.keys import KEY_DTYPE, custom_key, keys_array, prompt_key
+from verl_adaptive.stats.locate import StoreError
+from verl_adaptive.stats.table import StatsTable
+
+__all__ = ["READERS", "Trace", "TraceError", "read_trace"]
+
+_NAMES = ("key", "prompt_id", "uid", "id", "index", "prompt")
+_TABLES = (".parquet", ".jsonl", ".ndjson", ".json")
+
+
+class TraceError(AdaptiveError):
+    """A trace that cannot be read, or holds nothing to simulate."""
+
+
+@dataclass
+class Trace:
+    """Observations of prompts, ``(K,)`` of ``M``.
+
+    Attributes:
+        keys: ``KEY_DTYPE`` ``(M,)``, the prompts.
+        prompt: int64 ``(K,)``, position in ``keys``.
+        step: int64 ``(K,)``, the training step; all equal where the source knows no time.
+        n, successes: float64 ``(K,)``, rollouts and those that succeeded.
+        tokens: float64 ``(M,)``, mean response length; nan where not known.
+        exact: ``successes / n`` is the pass rate itself, not a sample of it.
+        kind, where: what was read, for people.
+        note: what the source leaves out, for people, or an empty string.
+    """
+
+    keys: np.ndarray
+    prompt: np.ndarray
+    step: np.ndarray
+    n: np.ndarray
+    successes: np.ndarray
+    tokens: np.ndarray
+    exact: bool = False
+    kind: str = ""
+    where: str = ""
+    note: str = ""
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    @property
+    def steps(self) -> int:
+        """Different steps."""
+        return len(np.unique(self.step))
+
+
+@dataclass(frozen=True)
+class _Options:
+    run: str | None
+    threshold: float
+
+
+def read_trace(source: str | os.PathLike[str], *, run: str | None = None, threshold: float = 0.5) -> Trace:
+    """Read a trace.
+
+    Args:
+        source: a path or a database URL; see the module.
+        run: one of a journal's runs, if it has several.
+        threshold: a dumped rollout succeeded if its score is at least this.
+
+    Raises:
+        TraceError, AdaptiveError: not there, not readable, without the columns that are needed, or empty; with the
+            file and the line or row.
+    """
+    text = os.fspath(source)
+    if "://" not in text and "#" not in text and not os.path.exists(text):
+        raise TraceError(f"{text} does not exist")
+    options = _Options(run, threshold)
+    for reader in READERS:
+        trace = reader(text, options)
+        if trace is not None:
+            if not len(trace) or not (trace.n > 0).any():
+                raise TraceError(f"{text} holds no finished rollout: there is nothing to simulate")
+            return trace
+    raise TraceError(f"{text} is not a trace that could be read")
+
+
+# -- verl's rollout dumps ---------------------------------------------------------------------------------------------
+
+
+def _dump_files(path: Path) -> list[Path]:
+    if path.is_dir():
+        found = [p for p in path.glob("*.jsonl") if re.fullmatch(r"\d+", p.stem)]
+        return sorted(found, key=lambda p: int(p.stem))
+    if path.suffix == ".jsonl" and path.is_file():
+        first = next(_lines(path), (0, {}))[1]
+        return [path] if {"input", "output", "score"} <= set(first) else []
+    return []
+
+
+def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+            except ValueError as error:
+                raise TraceError(f"{path}, line {number}: not JSON: {error}") from None
+            if not isinstance(row, dict):
+                raise TraceError(f"{path}, line {number}: not an object; one JSON object a line is expected")
+            yield number, row
+
+
+def _read_dump(source: str, options: _Options) -> Trace | None:
+    files = _dump_files(Path(source))
+    if not files:
+        return None
+    sessions: dict[tuple[int, int, str], float] = {}  # step, prompt, rollout → score of its last output
+    known: dict[bytes, int] = {}
+    for path in files:
+        for number, row in _lines(path):
+            where = f"{path}, line {number}"
+            if missing := {"input", "score"} - set(row):
+                raise TraceError(f"{where}: no {' and no '.join(sorted(missing))}; is it a dump of verl's rollouts?")
+            score = row["score"]
+            if isinstance(score, bool) or not isinstance(score, int | float) or not math.isfinite(score):
+                raise TraceError(f"{where}: score={score!r} is not a finite number")
+            key = prompt_key(None, row["input"], row.get("gts"))
+            prompt = known.setdefault(key, len(known))
+            step = row.get("step", int(path.stem) if path.stem.isdigit() else 0)
+            # A rollout of several outputs has one line each, "<prompt>_<rollout>_<output>"; its reward is the last's.
+            session = re.sub(r"_\d+$", "", str(row["uid"])) if row.get("uid") else where
+            sessions[int(step), prompt, session] = float(score)
+    groups: dict[tuple[int, int], list[int]] = {}
+    for (step, prompt, _), score in sessions.items():
+        tally = groups.setdefault((step, prompt), [0, 0])
+        tally[0] += 1
+        tally[1] += score >= options.threshold
+    steps, prompts = (np.array([g[k] for g in groups], dtype=np.int64) for k in (0, 1))
+    counts = np.array(list(groups.values()), dtype=np.float64).reshape(-1, 2)
+    return Trace(
+        keys=keys_array(list(known)),
+        prompt=prompts,
+        step=steps,
+        n=counts[:, 0],
+        successes=counts[:, 1],
+        tokens=np.full(len(known), np.nan),
+        kind="verl's rollouts",
+        where=source,
+        note="verl dumps the rollouts that trained: prompts and groups that a policy dropped are not in it",
+    )
+
+
+# -- pass rates -------------------------------------------------------------------------------------------------------
+
+
+def _columns(path: Path) -> dict[str, Any] | None:
+    """Columns of a table of pass rates; None if there are none."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    if path.suffix == ".parquet":
+        try:
+            names = pq.read_schema(path).names
+            if "pass_rate" not in names:
+                return None
+            table = pq.read_table(
+                path, columns=[c for c in (*_NAMES, "pass_rate", "n", "step", "tokens") if c in names]
+            )
+        except (pa.ArrowException, OSError) as error:
+            raise TraceError(f"{path} is not a Parquet file: {error}") from None
+        return {name: table.column(name).to_pylist() for name in table.column_names}
+    rows = [row for _, row in _lines(path)]
+    if not rows:
+        raise TraceError(f"{path} is empty")
+    if "pass_rate" not in rows[0]:
+        return None
+    wanted = [c for c in (*_NAMES, "pass_rate", "n", "step", "tokens") if c in rows[0]]
+    return {name: [row.get(name) for row in rows] for name in wanted}
+
+
+def _numbers(path: Path, name: str, values: list[Any]) -> np.ndarray:
+    try:
+        out = np.array([math.nan if v is None else v for v in values], dtype=np.float64)
+    except (TypeError, ValueError):
+        raise TraceError(f"{path}: column {name} holds something that is not a number") from None
+    if len(bad := np.flatnonzero(~np.isfinite(out))):
+        raise TraceError(
+            f"{path}, row {bad[0]}: {name} is {values[bad[0]]}; {len(bad)} of {len(out)} rows are not numbers"
+        )
+    return out
+
+
+def _read_rates(source: str, options: _Options) -> Trace | None:
+    path = Path(source)
+    if path.suffix not in _TABLES or not path.is_file():
+        return None
+    columns = _columns(path)
+    if columns is None:
+        return None
+    rate = _numbers(path, "pass_rate", columns["pass_rate"])
+    if len(bad := np.flatnonzero((rate < 0) | (rate > 1))):
+        raise TraceError(f"{path}, row {bad[0]}: pass_rate={rate[bad[0]]:g} is not in [0, 1]")
+    n = _numbers(path, "n", columns["n"]) if "n" in columns else np.ones(len(rate))
+    if len(bad := np.flatnonzero(n < 1)):
+        raise TraceError(f"{path}, row {bad[0]}: n={n[bad[0]]:g} rollouts cannot have a pass rate")
+    step = _numbers(path, "step", columns["step"]).astype(np.int64) if "step" in columns else np.zeros(len(rate), int)
+    name = next((c for c in _NAMES if c in columns), None)
+    ids = np.arange(len(rate)) if name is None else columns[name]
+    known: dict[Any, int] = {}
+    prompt = np.array([known.setdefault(_hashable(v), len(known)) for v in ids], dtype=np.int64)
+    tokens = np.full(len(known), np.nan)
+    if "tokens" in columns:
+        length = _numbers(path, "tokens", columns["tokens"])
+        tokens = np.bincount(prompt, length) / np.bincount(prompt)
+    return Trace(
+        keys=keys_array([custom_key(v) for v in known]) if known else np.empty(0, dtype=KEY_DTYPE),
+        prompt=prompt,
+        step=step,
+        n=n,
+        successes=rate * n,
+        tokens=tokens,
+        exact="n" not in columns,
+        kind="pass rates",
+        where=source,
+    )
+
+
+def _hashable(value: Any) -> Any:
+    return value if isinstance(value, str | int | bytes) else json.dumps(value, sort_keys=True, default=str)
+
+
+# -- results, snapshots, journals -------------------------------------------------------------------------------------
+
+
+def _read_results(source: str, options: _Options) -> Trace | None:
+    path = Path(source)
+    if path.suffix not in _TABLES or not path.is_file():
+        return None
+    from verl_adaptive.stats.results import read_results
+
+    try:
+        table = read_results(path)
+    except StoreError as error:
+        raise TraceError(f"{error}; a table of pass rates has a column pass_rate") from None
+    return _of_table(table, "results of an evaluation", source)
+
+
+def _read_store(source: str, options: _Options) -> Trace | None:
+    from verl_adaptive.stats.api import open_store
+    from verl_adaptive.stats.reader import key_words
+
+    try:
+        opened = open_store(source)
+    except StoreError as error:
+        hint = ", nor <step>.jsonl of verl's trainer.rollout_data_dir" if Path(source).is_dir() else ""
+        raise TraceError(f"{error}{hint}") from None
+    with opened as store:
+        if store.kind == "snapshot":
+            return _of_table(store.table(), "snapshot", store.where)
+        page = store.observations_arrow(options.run)
+        where = store.where
+    good = ~page.column("failed").to_numpy() & (page.column("n").to_numpy() > 0)
+    table = StatsTable()
+    prompt = table.rows_for(key_words(page.column("key")))[good]
+    n = page.column("n").to_numpy()[good].astype(np.float64)
+    length = page.column("tokens").fill_null(0).to_numpy()[good].astype(np.float64)
+    used, prompt = np.unique(prompt, return_inverse=True)
+    rollouts, tokens = np.bincount(prompt, n), np.bincount(prompt, length)
+    return Trace(
+        keys=table.keys[used].copy(),
+        prompt=prompt,
+        step=page.column("step").to_numpy()[good].astype(np.int64),
+        n=n,
+        successes=page.column("successes").to_numpy()[good],
+        tokens=np.where(tokens > 0, tokens / np.maximum(rollouts, 1), np.nan),
+        kind="journal",
+        where=where,
+    )
+
+
+def _of_table(table: StatsTable, kind: str, where: str) -> Trace:
+    """A statistics table knows totals only: one observation a prompt."""
+    seen = np.flatnonzero(table.col("rollouts") > 0)
+    n = table.col("rollouts")[seen].astype(np.float64)
+    tokens = table.col("tokens")[seen].astype(np.float64)
+    return Trace(
+        keys=table.keys[seen].copy(),
+        prompt=np.arange(len(seen)),
+        step=np.zeros(len(seen), dtype=np.int64),
+        n=n,
+        successes=np.clip(table.col("successes")[seen], 0.0, n),
+        tokens=np.where(tokens > 0, tokens / n, np.nan),
+        kind=kind,
+        where=where,
+    )
+
+
+#: What can be read, asked in this order.
+READERS: list[Callable[[str, _Options], Trace | None]] = [_read_dump, _read_rates, _read_results, _read_store]

@@ -1,0 +1,181 @@
+"""The simulated world: prompts with known pass rates, and rewards that are drawn from them.
+
+A world stands in for the model and the verifier. The driver (:mod:`verl_adaptive.simulate.driver`) asks it for rewards
+and tells it what was trained on; what a world makes of that is its own affair: nothing (:class:`StaticWorld`), learning
+(:mod:`verl_adaptive.simulate.learning`), or the course of a recorded run (:mod:`verl_adaptive.simulate.replayed`).
+A source that knows every reward exactly, not only its distribution, is a world whose :meth:`World.roll` looks them up.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from verl_adaptive.groups import Groups
+from verl_adaptive.rng import Draw
+from verl_adaptive.stats.keys import KEY_DTYPE
+
+if TYPE_CHECKING:
+    from verl_adaptive.engine import Requests, StepResult
+    from verl_adaptive.policy import Policy
+
+__all__ = ["StaticWorld", "Stream", "World", "draw_groups", "number_keys"]
+
+#: Most rollouts of one request: a rollout's salt is its request's stage times this, plus its number in the request.
+_STRIDE = 1 << 20
+
+
+class World(Protocol):
+    """What the driver needs of a world; a prompt is known by its position in the data set, 0 to ``size − 1``."""
+
+    size: int
+    keys: np.ndarray
+
+    def rates(self, index: np.ndarray | slice = slice(None)) -> np.ndarray:
+        """True pass rates now, float64, of these positions or of all."""
+        ...
+
+    def roll(self, requests: Requests) -> Groups:
+        """A round's rewards: one group a request, in the order of the requests."""
+        ...
+
+    def learn(self, result: StepResult, policy: Policy, step: int) -> None:
+        """The weights change: the step's batch was trained on."""
+        ...
+
+
+def number_keys(count: int, seed: int = 0) -> np.ndarray:
+    """Keys of ``count`` different prompts that have no content, ``KEY_DTYPE``."""
+    number = np.arange(count, dtype=np.uint64)
+    out = np.empty(count, dtype=KEY_DTYPE)
+    out["hi"] = Draw(seed, 0).bits("key.hi", number, number)
+    out["lo"] = number
+    return out
+
+
+def draw_groups(
+    requests: Requests,
+    p: np.ndarray,
+    seed: int,
+    *,
+    tokens: np.ndarray | float = 512.0,
+    low: float = 0.0,
+    high: float = 1.0,
+    failure: float = 0.0,
+) -> Groups:
+    """Draw rewards of two values.
+
+    A rollout's reward and length are hashes of (seed, ticket, stage, number in the request): the same requests meet the
+    same rewards in whatever order they are answered, and a resumed run meets those of the uninterrupted one.
+
+    Args:
+        requests: the round, ``(k,)``.
+        p: float64 ``(k,)``, chance of a correct rollout of each request's prompt.
+        seed: the world's seed.
+        tokens: mean response length, of each request or of all; lengths are uniform within half of it, either way.
+        low, high: reward of a wrong and of a correct rollout.
+        failure: chance that a request fails: half of its rollouts are lost, and the group says nothing.
+    """
+    draw, sizes = Draw(seed, 0), requests.n.astype(np.int64)
+    salt = requests.stage.astype(np.int64) * _STRIDE
+    failed, lost = np.zeros(len(requests), dtype=bool), np.zeros(len(requests), dtype=np.int32)
+    if failure > 0:
+        failed = draw.uniform("world.failure", requests.ticket, salt) < failure
+        lost = np.where(failed, sizes - sizes // 2, 0).astype(np.int32)
+        sizes = sizes - lost
+    offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+    home = np.repeat(np.arange(len(requests)), sizes)
+    number = np.arange(offsets[-1]) - offsets[:-1][home]
+    bits = draw.bits("world.reward", requests.ticket[home], (salt[home] + number))
+    right = (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53 < p[home]
+    reward = np.where(right, high, low)
+    mean = np.broadcast_to(np.asarray(tokens, dtype=np.float64), len(requests))[home]
+    spread = 0.5 + (bits & np.uint64(2047)).astype(np.float64) / 2048.0  # the bits that the reward does not use
+    return Groups(
+        ticket=requests.ticket,
+        row=requests.row,
+        index=requests.index,
+        failed=failed,
+        lag=np.zeros(len(requests), dtype=np.int32),
+        offsets=offsets,
+        reward=reward,
+        signal=reward,
+        success=right.astype(np.float64),
+        tokens=np.maximum(1, (mean * spread).astype(np.int64)),
+        stage=requests.stage[home].astype(np.int16),
+        lost=lost,
+    )
+
+
+class StaticWorld:
+    """Prompts whose pass rates never change.
+
+    Args:
+        p: pass rates, ``(M,)``; the array is kept, so a caller may move it between steps.
+        seed: seeds the rewards.
+        keys: ``KEY_DTYPE`` ``(M,)``; default: numbered.
+        tokens, low, high, failure: as :func:`draw_groups`; ``tokens`` may be an array over the prompts.
+    """
+
+    def __init__(
+        self,
+        p: np.ndarray,
+        seed: int = 0,
+        *,
+        keys: np.ndarray | None = None,
+        tokens: np.ndarray | float = 512.0,
+        low: float = 0.0,
+        high: float = 1.0,
+        failure: float = 0.0,
+    ) -> None:
+        self.p = np.asarray(p, dtype=np.float64)
+        self.size, self.seed, self.low, self.high, self.failure = len(self.p), seed, low, high, failure
+        self.keys = number_keys(self.size) if keys is None else keys
+        self.tokens = np.asarray(tokens, dtype=np.float64)
+
+    def rates(self, index: np.ndarray | slice = slice(None)) -> np.ndarray:
+        return self.p[index]
+
+    def roll(self, requests: Requests) -> Groups:
+        return draw_groups(
+            requests,
+            self.rates(requests.index),
+            self.seed,
+            tokens=self.tokens[requests.index] if self.tokens.ndim else float(self.tokens),
+            low=self.low,
+            high=self.high,
+            failure=self.failure,
+        )
+
+    def learn(self, result: StepResult, policy: Policy, step: int) -> None:
+        """Nothing is learned."""
+
+
+class Stream:
+    """A prompt stream: a fresh permutation of ``range(size)`` every epoch, cut anywhere.
+
+    Attributes:
+        position: prompts given so far; all of its state.
+    """
+
+    def __init__(self, size: int, seed: int = 0, shuffle: bool = True) -> None:
+        self.size, self.seed, self.shuffle, self.position = size, seed, shuffle, 0
+        self._epoch, self._order = -1, np.zeros(0, dtype=np.int64)
+
+    def take(self, count: int) -> np.ndarray:
+        """The next ``count`` positions, across epochs where need be."""
+        parts = []
+        while count > 0:
+            epoch, at = divmod(self.position, self.size)
+            if epoch != self._epoch:
+                self._epoch, self._order = epoch, self._permutation(epoch)
+            parts.append(self._order[at : at + count])
+            self.position += len(parts[-1])
+            count -= len(parts[-1])
+        return np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
+
+    def _permutation(self, epoch: int) -> np.ndarray:
+        if not self.shuffle:
+            return np.arange(self.size)
+        return np.random.default_rng([self.seed, epoch]).permutation(self.size)
