@@ -27,6 +27,7 @@ COMMANDS: dict[str, str] = {
     "report": "write one HTML file about a run",
     "compare": "two runs side by side",
     "export": "write a store to Parquet, CSV or JSON lines",
+    "bench": "compare methods at equal budgets: tiny model, real pipeline on CPU, simulator",
     "filter-dataset": "keep the rows of a data set whose statistics satisfy a condition",
 }
 
