@@ -54,9 +54,8 @@ def torch_page(data: dict[str, Any]) -> list[str]:
         "",
         f"`verl-adaptive bench torch`: budget {runs.budget['base']:,} generated rollouts (what GRPO generates in "
         f"{s['steps']} steps of {s['batch']} prompts × {s['n']} rollouts), {s['updates']} optimizer updates a step, "
-        f"{s['pool']} training prompts, {s['held_out']} held-out ones. A run goes on until it has also made GRPO's "
-        f"{runs.updates['base']} updates (three budgets at most). The model has {s['layers']} layers of width {s['hidden']} "
-        "and does sums, differences and products; the pass rate of a prompt is exact, from one forward pass, so evaluation "
+        f"{s['pool']} training prompts, {s['held_out']} held-out ones. The model has {s['layers']} layers of width "
+        f"{s['hidden']} and does sums, differences and products; the pass rate of a prompt is exact, from one forward pass, so evaluation "
         "has no sampling noise. Within a seed all policies start from the same weights. The policies, the engine and the "
         "cut into minibatches are the package's own.",
         "",
@@ -162,8 +161,7 @@ def cpu_page(cells: Sequence[dict[str, Any]], tiny: Runs | None) -> list[str]:
         f"`verl-adaptive bench cpu`: budget {runs.budget['base']:,} generated rollouts in every run (GRPO's {settings.steps} "
         f"steps of {settings.batch} prompts × 8 rollouts), {settings.updates} optimizer updates a step, a model of two "
         "layers and 0.12 million parameters, nine reasoning-gym tasks from hopeless to solved. Accuracies are exact pass "
-        "rates, from the weights of every step. Runs end with the budget, so a policy that spends more on a step than GRPO "
-        "has no value at equal updates; see *updates*.",
+        "rates, from the weights of every step.",
         "",
         *tables.LEGEND,
         "* `oracle`: `grpo` with a sampler that reads the exact pass rates from each step's weights; a bound, no method.",

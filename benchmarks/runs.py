@@ -69,15 +69,22 @@ class Runs:
             self._smooth[key, along, what] = smoothed(self.curve(key, along), self.curve(key, what), unit)
         return self._smooth[key, along, what]
 
-    def final(self, key: Key, along: str = "rollouts", what: str = "held_out") -> float | None:
-        """Accuracy where GRPO's rollouts, or GRPO's updates, are spent; None: the run did not get that far.
+    def final(self, key: Key, what: str = "held_out") -> float | None:
+        """Accuracy where the budget is spent; None: the run ended long before.
 
         A sampler that plans its own budget may end a step or two early: within a twentieth counts as there.
         """
-        points, values = self.smooth(key, along, what)
-        if points[-1] < 0.95:
-            return None
-        return float(values[min(GRID, len(values) - 1)])
+        points, values = self.smooth(key, what=what)
+        return float(values[min(GRID, len(values) - 1)]) if points[-1] >= 0.95 else None
+
+    def common_updates(self, key: Key, base: Key) -> float:
+        """Updates that both runs have made at the budget, as a share of GRPO's: where they are compared."""
+        return min(self.spent(k, "updates") for k in (key, base)) / self.updates[key[0]]
+
+    def at_updates(self, key: Key, share: float) -> float:
+        """Accuracy after a share of GRPO's updates."""
+        points, values = self.smooth(key, "updates")
+        return float(np.interp(share, points, values))
 
     def spent(self, key: Key, column: str, rollouts: float = 1.0) -> float:
         """A counter's value after a share of the budget's rollouts."""
@@ -114,13 +121,19 @@ class Runs:
         )
 
     def gain(self, variant: str, preset: str, lr: float, base_lr: float, along: str = "rollouts") -> list[float]:
-        """Accuracy less GRPO's of the same seed, over the seeds that have both."""
+        """Accuracy less GRPO's of the same seed, over the seeds that have both.
+
+        Args:
+            along: ``rollouts``: at the budget; ``updates``: at the most updates that both have made by then.
+        """
         out = []
         for seed in self.paired(variant, preset, lr, base_lr):
-            mine = self.final((variant, preset, lr, seed), along)
-            base = self.final((variant, "grpo", base_lr, seed), along)
-            if mine is not None and base is not None:
-                out.append(mine - base)
+            key, base = (variant, preset, lr, seed), (variant, "grpo", base_lr, seed)
+            if along == "updates":
+                share = self.common_updates(key, base)
+                out.append(self.at_updates(key, share) - self.at_updates(base, share))
+            else:
+                out.append((self.final(key) or 0.0) - (self.final(base) or 0.0))
         return out
 
     def measured(self, variant: str, lr: float | None = None) -> list[str]:
@@ -167,8 +180,6 @@ def results(runs: Runs, variant: str, lr_of: Callable[[str], float | None]) -> t
         hit = [(k, b, x) for k, b, x in zip(keys, base, needed, strict=True) if x is not None]
         count = "" if len(hit) == len(seeds) else f" ({len(hit)} of {len(seeds)})"
         is_base = preset == "grpo"
-        by_updates = [runs.final(k, "updates") for k in keys]
-        far = [x for x in by_updates if x is not None]
         reached.append(
             [
                 f"`{preset}`",
@@ -176,7 +187,7 @@ def results(runs: Runs, variant: str, lr_of: Callable[[str], float | None]) -> t
                 str(len(seeds)),
                 pm([runs.final(k) for k in keys]),
                 "" if is_base else pm(runs.gain(variant, preset, lr, base_lr), "{:+.3f}"),
-                pm(far) + ("" if len(far) in (0, len(seeds)) else f" ({len(far)} of {len(seeds)})"),
+                f"{np.mean([runs.common_updates(k, b) for k, b in zip(keys, base, strict=True)]):.2f}",
                 "" if is_base else pm(runs.gain(variant, preset, lr, base_lr, "updates"), "{:+.3f}"),
                 pm([runs.final(k, what="pool") for k in keys]),
                 pm([x for _, _, x in hit], "{:.2f}") + count,
@@ -200,7 +211,7 @@ def results(runs: Runs, variant: str, lr_of: Callable[[str], float | None]) -> t
     first = table(
         [
             *("policy", "lr", "seeds", "held-out, equal rollouts", "against GRPO"),
-            *("held-out, equal updates", "against GRPO", "pool", "rollouts to target"),
+            *("updates of both", "against GRPO, equal updates", "pool", "rollouts to target"),
         ],
         reached,
     )
@@ -216,9 +227,11 @@ def results(runs: Runs, variant: str, lr_of: Callable[[str], float | None]) -> t
 
 LEGEND = [
     "* *held-out*: accuracy (mean exact pass rate at temperature 1) of prompts that were never trained on, mean over the "
-    "last tenth, ± half of the 95 % interval over seeds; *equal rollouts*: where GRPO's rollouts are spent; *equal "
-    "updates*: where GRPO's optimizer updates are made, whatever rollouts that took. *against GRPO*: the difference "
-    "within the seed.",
+    "last tenth, ± half of the 95 % interval over seeds, at *equal rollouts*: where the budget is spent. *against GRPO*: "
+    "the difference within the seed.",
+    "* *equal updates*: the same difference where both have made the same number of optimizer updates: as many as the one "
+    "with fewer has made at the budget (*updates of both*, as a share of GRPO's). It credits a policy that spends more "
+    "rollouts on a step with nothing for them.",
     "* *rollouts to target*: rollouts, as a share of GRPO's, at which GRPO's final held-out accuracy of the same seed is "
     "first reached, among the seeds that reach it. GRPO itself may be there before its end, for curves go up and down.",
     "* *informative*: share of finished groups with right and wrong answers (a group of pilots is smaller, so fewer "

@@ -6,9 +6,8 @@
     python benchmarks/report.py                                       # the tables again, from the JSON
 
 The policies are the package's own, composed by Hydra as on verl's command line and driven through the same engine and the
-same cut into minibatches as in verl's trainer; only generation and the update are small enough for one core. A run goes
-on until it has generated GRPO's rollouts *and* made GRPO's updates, so that one run answers both comparisons. Runs that
-the JSON holds are not run again. See ``tiny_learner.py`` for model and task.
+same cut into minibatches as in verl's trainer; only generation and the update are small enough for one core. Runs that the
+JSON holds are not run again. See ``tiny_learner.py`` for model and task.
 """
 
 from __future__ import annotations
@@ -91,8 +90,6 @@ COLUMNS = (
     *("rollouts", "updates", "held_out", "pool", "tokens_generated", "tokens_trained", "tokens_zero_advantage"),
     *("groups", "informative"),
 )
-#: A run that has generated this many times the budget ends, whatever its updates.
-MOST_ROLLOUTS = 3
 
 
 @dataclass(frozen=True)
@@ -139,8 +136,8 @@ class Cell:
     Attributes:
         variant, preset, lr, seed: who it is.
         curve: one point an evaluation, of ``COLUMNS``.
-        by_start: for each of ``BINS``: held-out questions, their accuracy before, and where the budget was spent.
-        steps: made in all; the run may go on beyond the budget to make as many updates as GRPO.
+        by_start: for each of ``BINS``: held-out questions, their accuracy before and after.
+        steps: made in all.
         calibration: how far the table's estimates of the visited prompts are from the exact rates, at the end.
         seconds: of CPU time, by part, and of wall clock.
         load: of the machine when the run began.
@@ -235,7 +232,7 @@ def composed(words: list[str]) -> AdaptiveConfig:
 
 def make_engine(preset: str, settings: Settings, seed: int, rates: Any) -> Engine:
     """The engine of a run, over an empty table."""
-    config = composed([*PRESETS[preset], f"adaptive.seed={seed}"])
+    config = composed([*PRESETS[preset], f"adaptive.seed={seed}", f"adaptive.total_rollouts={settings.budget}"])
     policy = build_policy(config)
     if preset.startswith(_ORACLE):
         policy.sampler = Oracle()
@@ -273,8 +270,8 @@ class Run:
         self._made: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}  # by ticket: responses, log-probs
 
     def go(self) -> Cell:
-        """Train until both GRPO's rollouts and GRPO's updates are reached."""
-        cell, settings = self.cell, self.settings
+        """Train to the budget."""
+        cell = self.cell
         spent = dict.fromkeys(("generate", "update", "evaluate", "all"), 0.0)
         begun, wall = time.process_time(), time.perf_counter()
 
@@ -285,8 +282,7 @@ class Run:
             return out
 
         start = timed("evaluate", self._evaluate)
-        at_budget = None
-        while not self._done():
+        while not self.engine.finished:
             cell.steps += 1
             requests = self.engine.begin(cell.steps)
             while requests is not None:
@@ -296,15 +292,12 @@ class Run:
             timed("update", self._update, result)
             for ticket in result.groups.ticket.tolist():
                 self._made.pop(ticket, None)
-            generated, last = self.engine.total.rollouts.generated, self._done()
-            spent_now = at_budget is None and generated >= settings.budget
-            if generated - cell.curve[-1][0] >= settings.evaluate_every or spent_now or last:
-                accuracy = timed("evaluate", self._evaluate)
-                if spent_now or (last and at_budget is None):
-                    at_budget = accuracy
+            since = self.engine.total.rollouts.generated - cell.curve[-1][0]
+            if since >= self.settings.evaluate_every or self.engine.finished:
+                end = timed("evaluate", self._evaluate)
         for low, high in BINS:
             here = (start >= low) & (start < high)
-            before, after = (round(float(p[here].mean()), 4) if here.any() else 0.0 for p in (start, at_budget))
+            before, after = (round(float(p[here].mean()), 4) if here.any() else 0.0 for p in (start, end))
             cell.by_start.append((int(here.sum()), before, after))
         cell.calibration = self._calibration()
         spent["all"] = time.process_time() - begun
@@ -312,11 +305,6 @@ class Run:
         cell.seconds = {name: round(value, 2) for name, value in spent.items()}
         cell.seconds["wall"] = round(time.perf_counter() - wall, 2)
         return cell
-
-    def _done(self) -> bool:
-        generated, budget = self.engine.total.rollouts.generated, self.settings.budget
-        both = generated >= budget and self.cell.steps >= self.settings.steps
-        return both or generated >= MOST_ROLLOUTS * budget or self.engine.finished
 
     def _evaluate(self) -> np.ndarray:
         held, pool = pass_rates(self.model, self.held_out), pass_rates(self.model, self.judged)
@@ -481,26 +469,20 @@ def save(path: Path, settings: Settings, cells: Cells) -> None:
     write_whole(path, to_json(data, "cells"))
 
 
-def final(cell: Cell, budget: int) -> float:
-    """Held-out accuracy where the budget is spent."""
-    curve = np.array(cell.curve)
-    return float(np.interp(budget, curve[:, 0], curve[:, 2]))
-
-
-def check(cell: Cell, cells: Cells, budget: int) -> str:
+def check(cell: Cell, cells: Cells) -> str:
     """Whether a cell that ran again lies where its seeds put it, in words.
 
     Raises:
         SystemExit: it does not.
     """
-    seeds = [final(c, budget) for key, c in cells.items() if key[:3] == cell.key[:3]]
+    seeds = [c.curve[-1][2] for key, c in cells.items() if key[:3] == cell.key[:3]]
     if not seeds:
         raise SystemExit(f"{cell.id}: the results hold no seed of this cell to check against")
     centre, half = prediction(seeds)
-    now = final(cell, budget)
+    now = cell.curve[-1][2]
     before = cells.get(cell.key)
-    text = f"{cell.id}: held-out {now:.4f} at the budget"
-    text += f", {final(before, budget):.4f} in the results" if before else ""
+    text = f"{cell.id}: held-out {now:.4f} at the end"
+    text += f", {before.curve[-1][2]:.4f} in the results" if before else ""
     if len(seeds) == 1:
         return f"{text}; one seed gives no interval"
     text += f"; 95 % of further runs lie in {centre - half:.4f} to {centre + half:.4f} ({len(seeds)} seeds)"
@@ -558,14 +540,13 @@ def main(arguments: list[str] | None = None) -> None:
         return
     for done, cell in enumerate(run_all(wanted, settings, options.cache, options.jobs), 1):
         if options.check:
-            print(check(cell, cells, settings_of(cell.variant, settings).budget))
+            print(check(cell, cells))
             continue
         cells[cell.key] = cell
         save(options.results, settings, cells)
         print(
-            f"[{done}/{len(wanted)}] {cell.id}: held-out {cell.curve[0][2]:.3f} -> "
-            f"{final(cell, settings_of(cell.variant, settings).budget):.3f}, {cell.steps} steps, "
-            f"{cell.seconds['all']:.1f} s",
+            f"[{done}/{len(wanted)}] {cell.id}: held-out {cell.curve[0][2]:.3f} -> {cell.curve[-1][2]:.3f}, "
+            f"{cell.steps} steps, {cell.seconds['all']:.1f} s",
             flush=True,
         )
 

@@ -92,12 +92,11 @@ def test_every_preset_is_in_it() -> None:
 
 
 @pytest.mark.parametrize("preset", bench.PRESETS)
-def test_policy_trains_to_both_budgets(preset, tmp_path_factory) -> None:
+def test_policy_trains_to_the_budget(preset, tmp_path_factory) -> None:
     cell = bench.run_cell(("base", preset, 1e-3, 0), SMALL, tmp_path_factory.getbasetemp())
     rollouts = cell.rollouts
     used = rollouts["trained"] + sum(rollouts["dropped"].values()) + rollouts["surplus"] + rollouts["held"]
     assert rollouts["generated"] == used
-    assert cell.steps >= SMALL.steps or rollouts["generated"] >= bench.MOST_ROLLOUTS * SMALL.budget or preset[0] == "c"
     assert rollouts["generated"] >= SMALL.budget or preset.startswith("cero")  # which plans its own end
     last = dict(zip(bench.COLUMNS, cell.curve[-1], strict=True))
     assert last["rollouts"] == rollouts["generated"] and last["updates"] == cell.steps * SMALL.updates
