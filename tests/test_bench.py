@@ -1,0 +1,268 @@
+"""The benchmarks' report, the statistics behind it, and the command in front of them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from verl_adaptive import cli
+from verl_adaptive.commands import bench
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+pytest.importorskip("pandas")
+
+import cells  # noqa: E402
+import oracle_sampler  # noqa: E402
+import report  # noqa: E402
+import runs as tables  # noqa: E402
+import train_cpu  # noqa: E402
+
+COLUMNS = ("rollouts", "updates", "held_out", "pool", "tokens_generated", "tokens_trained", "tokens_zero_advantage")
+COLUMNS += ("groups", "informative")
+
+
+def made_cell(preset: str, lr: float, seed: int, end: float, speed: float = 1.0, steps: int = 20) -> dict:
+    """A run whose accuracy rises in a straight line to ``end``; ``speed``: updates a rollout, of GRPO's."""
+    share = np.linspace(0, 1, 11)
+    counters = [share * 1000, share * steps * speed, 0.2 + share * (end - 0.2), 0.3 + share * (end - 0.2)]
+    counters += [share * 5000, share * 2000 * speed, share * 1000, share * 100, share * 50]
+    return {
+        "variant": "base",
+        "preset": preset,
+        "lr": lr,
+        "seed": seed,
+        "command": f'python benchmarks/train_torch.py --cell "base/{preset}/lr={lr:g}/seed={seed}" --check',
+        "curve": np.stack(counters, 1).tolist(),
+        "by_start": [[5, 0.1, 0.2]] * 4,
+        "steps": steps,
+        "rollouts": {"generated": 1000, "trained": 400, "surplus": 100, "held": 0, "dropped": {"all_wrong": 500}},
+        "calibration": dict.fromkeys(
+            ("visited", "history_bias", "history_error", "last_visit_bias", "last_visit_error"), 0.5
+        ),
+        "seconds": {"all": 1.0},
+        "load": 0.5,
+    }
+
+
+@pytest.fixture
+def data() -> dict:
+    made = [made_cell("grpo", lr, s, 0.6 + s / 100 - 100 * lr) for lr in (1e-3, 2e-3) for s in range(3)]
+    made += [made_cell("full", 2e-3, s, 0.8 + s / 50, speed=2.0) for s in range(3)]
+    made += [made_cell("dapo", 1e-3, s, 0.4, speed=0.5) for s in range(3)]
+    made += [made_cell("oracle+keep_all", 1e-3, s, 0.9) for s in range(2)]
+    return {
+        "machine": {"cpu": "a processor", "cores": 2, "memory_gib": 4.0, "python": "3.11"},
+        "versions": {"torch": "2"},
+        "settings": {
+            **{"steps": 10, "batch": 10, "n": 10, "updates": 2, "pool": 5, "held_out": 6, "layers": 1, "hidden": 2},
+        },
+        "variants": {"base": {}},
+        "presets": {
+            p: {"words": [p], "parts": {"sampler": "x"}} for p in ("grpo", "dapo", "full", "oracle+keep_all", "greso")
+        },
+        "bins": [[0, 0.5], [0.5, 1.01], [0, 1], [0, 1]],
+        "columns": COLUMNS,
+        "cells": made,
+    }
+
+
+def test_interval_is_students() -> None:
+    mean, half = cells.interval([1.0, 2.0, 3.0])
+    assert mean == 2.0 and half == pytest.approx(4.303 / np.sqrt(3), abs=1e-3)
+    assert cells.prediction([1.0, 2.0, 3.0])[1] == pytest.approx(4.303 * np.sqrt(4 / 3), abs=1e-3)
+    assert cells.interval([1.0])[1] == float("inf")
+
+
+def test_smoothing_is_a_mean_over_the_last_tenth() -> None:
+    points, values = tables.smoothed(np.array([0, 200]), np.array([0.0, 2.0]), 100)
+    assert points[-1] == 2.0 and len(points) == 2 * tables.GRID + 1
+    assert values[0] == 0.0 and values[tables.GRID] == pytest.approx(0.95, abs=0.01)
+
+
+def test_what_the_runs_say(data) -> None:
+    runs = report.torch_runs(data)
+    assert runs.best_lr("base", "grpo") == 1e-3 and runs.best_lr("base", "full") == 2e-3
+    assert runs.best_lr("base", "greso") is None
+    key = ("base", "full", 2e-3, 0)
+    assert runs.final(key) == pytest.approx(0.2 + 0.6 * 0.95, abs=0.01)
+    # it makes GRPO's 20 updates with half of the rollouts; DAPO makes 10 of them with all
+    base = ("base", "grpo", 1e-3, 0)
+    assert runs.common_updates(key, base) == 1.0 and runs.common_updates(("base", "dapo", 1e-3, 0), base) == 0.5
+    assert runs.gain("base", "full", 2e-3, 1e-3, "updates")[0] == pytest.approx(0.475 * 0.6 - 0.95 * 0.3, abs=0.02)
+    assert runs.gain("base", "dapo", 1e-3, 1e-3, "updates")[0] == pytest.approx(0.95 * 0.2 - 0.45 * 0.3, abs=0.02)
+    assert runs.needed(key, 0.5) == pytest.approx(0.55, abs=0.01) and runs.needed(key, 0.9) is None
+    assert runs.gain("base", "full", 2e-3, 1e-3) == pytest.approx([0.285, 0.295, 0.304], abs=0.01)
+
+
+def test_every_number_comes_from_the_json(data, tmp_path) -> None:
+    results, page, front = tmp_path / "results", tmp_path / "RESULTS.md", tmp_path / "README.md"
+    results.mkdir()
+    (results / "train_torch.json").write_text(json.dumps(data))
+    page.write_text("# Results\n\nby hand\n")
+    front.write_text("top\n<!-- benchmark: begin -->\nold\n<!-- benchmark: end -->\nbottom\n")
+    words = ["--results", str(results), "--page", str(page), "--readme", str(front)]
+    with pytest.raises(SystemExit) as stop:
+        report.main([*words, "--check"])
+    assert stop.value.code == 1 and front.read_text().count("old") == 1
+    report.main(words)
+    first, text = page.read_text(), front.read_text()
+    assert first.startswith("# Results\n\nby hand\n") and "base/greso at 0.001: 0 of 3" in first
+    assert text.startswith("top\n") and text.endswith("bottom\n") and "old" not in text and "`full`" in text
+    assert (tmp_path / "figures" / "train_torch.svg").read_text().count("<svg") == 1
+    report.main(words)
+    assert page.read_text() == first
+    with pytest.raises(SystemExit) as stop:
+        report.main([*words, "--check"])
+    assert stop.value.code == 0
+    for cell in data["cells"]:
+        cell["curve"][-1][2] += 0.01
+    (results / "train_torch.json").write_text(json.dumps(data))
+    with pytest.raises(SystemExit) as stop:
+        report.main([*words, "--check"])
+    assert stop.value.code == 1
+
+
+def test_the_pages_are_what_the_results_say() -> None:
+    """RESULTS.md and the README's table were generated from the JSON beside them, after its last change."""
+    pytest.importorskip("torch")
+    results = ROOT / "benchmarks" / "results"
+    for path, text in report.pages(results, ROOT / "benchmarks" / "RESULTS.md", ROOT / "README.md").items():
+        assert path.read_text() == text, f"{path.name} is out of date: verl-adaptive bench report"
+
+
+def test_ranks_share_ties() -> None:
+    assert report.ranks([0.3, 0.1, 0.3]).tolist() == [1.5, 0.0, 1.5]
+
+
+# -- the real pipeline's cells ------------------------------------------------------------------------------------
+
+
+def test_the_grid_names_every_cell_once() -> None:
+    grid = train_cpu.grid()
+    assert len(set(grid)) == len(grid) and len({train_cpu.file_name(key) for key in grid}) == len(grid)
+    for key in grid:
+        assert train_cpu.parse_id(train_cpu.cell_id(*key)) == key
+        assert "=" not in train_cpu.file_name(key)  # Hydra would not take the folder
+    assert {key[1] for key in grid} == set(train_cpu.PRESETS) and len({key[2] for key in grid}) >= 3
+    assert {train_cpu.VARIANTS[key[0]].n for key in grid} == {8, 16}
+
+
+def test_every_shipped_preset_runs_on_the_real_pipeline() -> None:
+    shipped = {p.stem for p in (ROOT / "hydra_configs/verl_adaptive/adaptive").glob("*.yaml")} - {"base"}
+    assert shipped <= set(train_cpu.PRESETS)
+
+
+def test_cells_that_exist_are_not_run_again(tmp_path, capsys) -> None:
+    words = ["--list", "--results", str(tmp_path), "--variants", "base", "--presets", "grpo;full"]
+    train_cpu.main(words)
+    names = capsys.readouterr().out.splitlines()
+    assert len(names) == 2 * len(train_cpu.LRS) * train_cpu.SEEDS and names[0] == "base/grpo/lr=0.001/seed=0"
+    key = train_cpu.parse_id(names[0])
+    done = train_cpu.Cell(*key, settings=asdict(train_cpu.Settings()))
+    train_cpu.file_of(tmp_path, key).write_text(json.dumps(asdict(done)))
+    train_cpu.main(words)
+    assert capsys.readouterr().out.splitlines() == names[1:]
+    with pytest.raises(SystemExit, match="other settings"):
+        train_cpu.main([*words, "--steps", "3"])
+
+
+def test_a_cell_that_ran_again_is_judged_by_its_seeds() -> None:
+    def cell(seed: int, end: float) -> train_cpu.Cell:
+        return train_cpu.Cell("base", "greso", 1e-3, seed, curve=[[0, 0, 0.1], [9, 9, end]])
+
+    known = {c.key: c for c in (cell(0, 0.50), cell(1, 0.52), cell(2, 0.51))}
+    assert train_cpu.check(cell(1, 0.53), known).endswith("(3 seeds): inside")
+    with pytest.raises(SystemExit, match="OUTSIDE"):
+        train_cpu.check(cell(1, 0.60), known)
+    assert train_cpu.check(cell(0, 0.9), {cell(0, 0.5).key: cell(0, 0.5)}).endswith("no interval")
+    with pytest.raises(SystemExit, match="no seed of this cell"):
+        train_cpu.check(cell(0, 0.5), {})
+
+
+def test_a_run_is_read_from_what_verl_left(tmp_path) -> None:
+    row = {"adaptive/rollouts/generated_total": 8, "adaptive/updates_total": 2, "timing_s/step": 3.0}
+    lines = [{"step": 0, "data": {"val-core/x": 1.0}}, {"step": 1, "data": row}]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert train_cpu.read_metrics(tmp_path / "metrics.jsonl") == [{**row, "at": 1}]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--presets", "nope"], "no preset 'nope'; there are grpo"),
+        (["--variants", "huge"], "no variant 'huge'; there are base"),
+        (["--cell", "greso"], "write VARIANT/PRESET/lr=RATE/seed=NUMBER"),
+        (["--check"], "--check needs --cell ID"),
+        (["--seeds", "0"], "--seeds must be 1 or greater"),
+        (["--until", "noon"], "noon"),
+    ],
+)
+def test_a_wrong_option_is_one_line(words, message, capsys) -> None:
+    with pytest.raises(SystemExit) as stop:
+        train_cpu.main(words)
+    said = capsys.readouterr().err
+    assert stop.value.code == 2 and message in said and said.count("\n") == 1
+
+
+def test_oracle_prefers_prompts_near_one_half() -> None:
+    rng = np.random.default_rng(0)
+    rate = np.repeat([0.0, 0.1, 0.5, 1.0], 100)
+    counts = np.zeros(4)
+    for _ in range(200):
+        drawn = oracle_sampler.draw_by_variance(rate, rng.random(400), 20)
+        assert len(set(drawn.tolist())) == 20
+        counts += np.bincount(drawn // 100, minlength=4)
+    assert counts[[0, 3]].sum() == 0
+    assert counts[2] / counts[1] == pytest.approx(0.25 / 0.09, rel=0.15)
+
+
+def test_oracle_is_found_as_a_third_partys_part(tmp_path) -> None:
+    import subprocess
+
+    path = oracle_sampler.install(tmp_path)
+    code = "from verl_adaptive.policy import find_part; print(find_part('sampler', 'oracle').__name__)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={"PYTHONPATH": path, "PATH": ""}, capture_output=True, text=True
+    )
+    assert done.stdout == "Oracle\n", done.stderr
+
+
+# -- the command --------------------------------------------------------------------------------------------------
+
+
+def test_command_hands_its_words_on(capfd) -> None:
+    pytest.importorskip("torch")
+    assert cli.main(["bench", "torch", "--list", "--presets", "grpo", "--lrs", "1e-3", "--seeds", "1", "--fresh"]) == 0
+    assert capfd.readouterr().out == "base/grpo/lr=0.001/seed=0\n"
+    assert cli.main(["bench", "torch", "--presets", "nope"]) == 2
+    assert capfd.readouterr().err.startswith("train_torch.py: no preset 'nope'; there are grpo")
+
+
+def test_command_says_what_is_missing(monkeypatch, capsys, tmp_path) -> None:
+    assert cli.main(["bench"]) == 2
+    assert cli.main(["bench", "nope"]) == 2
+    capsys.readouterr()
+    monkeypatch.setitem(bench.SCRIPTS, "torch", ("train_torch.py", ("no_such_module",)))
+    assert cli.main(["bench", "torch"]) == 1
+    said = capsys.readouterr().err
+    assert "needs no_such_module" in said and "scripts/install.sh" in said and said.count("\n") == 1
+    monkeypatch.setattr(bench, "__file__", str(tmp_path / "a" / "b" / "bench.py"))
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["bench", "cpu"]) == 1
+    said = capsys.readouterr().err
+    assert "need the source checkout" in said and said.count("\n") == 1
+
+
+def test_simulate_is_the_simulators_own_command(monkeypatch) -> None:
+    seen = []
+    real = cli.main
+    monkeypatch.setattr(cli, "main", lambda argv: seen.append(argv) or 0)
+    assert real(["bench", "simulate", "--preset", "greso"]) == 0
+    assert seen == [["simulate", "--preset", "greso"]]

@@ -1,0 +1,69 @@
+"""Compare methods at equal budgets: a tiny model in this process, real verl without a GPU, or the simulator.
+
+verl-adaptive bench torch --presets "grpo;greso;full" --seeds 5     minutes; needs torch
+verl-adaptive bench cpu --list                                      hours; needs the CPU pipeline (scripts/install.sh)
+verl-adaptive bench simulate --help                                 seconds; needs nothing more
+verl-adaptive bench report                                          tables and plots again, from the results
+
+What follows the benchmark's name is the benchmark's own; --help after it tells more. torch and cpu share --presets,
+--lrs, --seeds, --steps (the budget, in GRPO's steps), --jobs (1), --cell ID, --check and --list; cells that the results
+hold are not run again. They run from a checkout: their results belong beside the code that made them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+from verl_adaptive.errors import AdaptiveError
+
+__all__ = ["configure", "run"]
+
+#: Benchmark → its script in ``benchmarks/``, and the modules that it cannot do without.
+SCRIPTS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "torch": ("train_torch.py", ("torch",)),
+    "cpu": ("train_cpu.py", ("torch", "verl", "vllm", "reasoning_gym", "pandas")),
+    "report": ("report.py", ("matplotlib",)),
+}
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "which", metavar="BENCHMARK", choices=[*SCRIPTS, "simulate"], help="torch, cpu, simulate, report"
+    )
+    parser.add_argument("words", metavar="...", nargs=argparse.REMAINDER, help="the benchmark's own options")
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.which == "simulate":
+        from verl_adaptive.cli import main
+
+        return main(["simulate", *args.words])
+    script, needs = SCRIPTS[args.which]
+    path = _benchmarks() / script
+    missing = [name for name in needs if importlib.util.find_spec(name) is None]
+    if missing:
+        raise AdaptiveError(
+            f"bench {args.which} needs {', '.join(missing)}, not installed here; in the checkout: "
+            "bash scripts/install.sh .venv && . .venv/bin/activate"
+        )
+    return subprocess.run([sys.executable, str(path), *args.words]).returncode
+
+
+def _benchmarks() -> Path:
+    """The folder of the scripts: of the checkout that this package is installed from, or that one stands in.
+
+    Raises:
+        AdaptiveError: there is neither.
+    """
+    places = [Path(__file__).resolve().parents[2] / "benchmarks", Path.cwd() / "benchmarks"]
+    for place in places:
+        if (place / "train_torch.py").is_file():
+            return place
+    raise AdaptiveError(
+        "bench torch, cpu and report need the source checkout (an installed package has no benchmarks/): get the "
+        "repository of verl-adaptive and run this in its root; bench simulate works everywhere"
+    )
