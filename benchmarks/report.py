@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import runs as tables
 import train_cpu
 from cells import Parser, interval
+
+import runs as tables
 from runs import Runs, pm, table
 
 HERE = Path(__file__).resolve().parent

@@ -21,8 +21,9 @@ pytest.importorskip("pandas")
 import cells  # noqa: E402
 import oracle_sampler  # noqa: E402
 import report  # noqa: E402
-import runs as tables  # noqa: E402
 import train_cpu  # noqa: E402
+
+import runs as tables  # noqa: E402
 
 COLUMNS = ("rollouts", "updates", "held_out", "pool", "tokens_generated", "tokens_trained", "tokens_zero_advantage")
 COLUMNS += ("groups", "informative")
