@@ -132,7 +132,12 @@ class Engine:
         row_of: int64 ``(D,)``, the table row of every data-set position.
         source: the prompt stream (unused by pool samplers).
         skip_zero: leave rollouts of exactly zero advantage out of training.
+
+    Attributes:
+        asynchronous: whether results may come back one by one (:mod:`verl_adaptive.streaming`).
     """
+
+    asynchronous = False
 
     def __init__(
         self,

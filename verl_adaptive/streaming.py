@@ -68,6 +68,8 @@ class StreamEngine(Engine):
         args, kwargs: as :class:`~verl_adaptive.engine.Engine`.
     """
 
+    asynchronous = True
+
     def __init__(self, *args: Any, stream: StreamFacts | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.stream = stream or StreamFacts()

@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.world import make_engine, run_step
+from tests.world import Arrivals, make_engine, make_stream_engine, run_step
 from verl_adaptive.policy import PARTS, find_part
+from verl_adaptive.streaming import StreamFacts
 
 DOC = Path(__file__).parents[2] / "docs" / "metrics.md"
 TOGETHER = {"sum": "sum", "mean": "weighted_avg", "max": "max", "min": "min"}
@@ -69,11 +70,14 @@ def emitted() -> dict[str, float]:
     report = pytest.importorskip("verl_adaptive.integration.report")
     layout = pytest.importorskip("verl_adaptive.integration.layout")
     out: dict[str, float] = {}
-    for options in RUNS.values():
-        engine, world = make_engine(**options, batch=8, n=16, M=200, p=np.linspace(0, 1, 200) ** 0.5)
+    facts = {"batch": 8, "n": 16, "M": 200, "p": np.linspace(0, 1, 200) ** 0.5}
+    made = [make_engine(**options, **facts) for options in RUNS.values()]
+    made.append(make_stream_engine(filter="informative", **facts, stream=StreamFacts(warmup=12, threshold=2)))
+    for engine, world in made:
         world.failure = 0.05
+        arrivals = Arrivals(world)
         for step in range(1, 8):
-            result = run_step(engine, world, step)
+            result = arrivals.step(engine, step) if engine.asynchronous else run_step(engine, world, step)
             groups = np.repeat(np.arange(4), 4)
             plan = layout.plan(
                 groups,
@@ -122,7 +126,7 @@ def test_counters_say_so_and_nothing_else_does(emitted) -> None:
 def test_reasons_are_those_of_the_filters_and_the_engine() -> None:
     own = {reason for name in PARTS["filter"] for reason in find_part("filter", name).reasons}
     rejected = {find_part("filter", name).rollout_reason for name in PARTS["filter"]}
-    assert reasons() == own | rejected | {"zero_advantage", "failed", "expired", "incomplete"}
+    assert reasons() == own | rejected | {"zero_advantage", "failed", "expired", "incomplete", "stale", "gone"}
 
 
 def test_a_wrong_name_would_be_found() -> None:

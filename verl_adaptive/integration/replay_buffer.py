@@ -38,6 +38,8 @@ class AdaptiveReplayBuffer(ReplayBuffer):
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict]:
         """The batch of the step, or of the mini-step; for validation, verl's own sampling."""
         if partition_id != PARTITION or self.session is None:
+            if self.session is not None:
+                self.session.wait_for_partition(partition_id, batch_size)
             return super().sample(global_steps=global_steps, partition_id=partition_id, batch_size=batch_size)
         self.last = self.session.complete()
         return KVBatchMeta(partition_id=partition_id, keys=self.last.keys, tags=self.last.tags), {}

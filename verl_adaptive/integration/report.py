@@ -65,8 +65,8 @@ def step_metrics(engine: Engine, result: StepResult, layouts: Sequence[Layout]) 
         out["adaptive/async/in_flight"] = len(engine.flight)
         out["adaptive/async/ready"] = len(engine.ready)
     lag = groups.lag[result.trained]
-    out["adaptive/trained_lag/mean"] = float(lag.mean()) if len(lag) else 0.0
-    out["adaptive/trained_lag/max"] = float(lag.max()) if len(lag) else 0.0
+    out["adaptive/trained_lag_mean"] = float(lag.mean()) if len(lag) else 0.0
+    out["adaptive/trained_lag_max"] = float(lag.max()) if len(lag) else 0.0
     out.update(_forgetting(engine))
     out.update(engine.policy.metrics())
     metrics = {name: float(value) for name, value in out.items()}

@@ -162,6 +162,16 @@ class Session:
                 return
             patience.rest(status, self._tags)
 
+    def wait_for_partition(self, partition: str, count: int) -> None:
+        """Wait until ``count`` prompts of another partition (validation) are back, with the same ceiling as everywhere."""
+        patience = Patience(self.config, self._step_of(), self._dead)
+        while True:
+            rows = (tq.kv_list(partition) or {}).get(partition, {})
+            status = {key: tag.get("status") for key, tag in rows.items() if tag.get("is_prompt", False)}
+            if sum(s in DONE for s in status.values()) >= count:
+                return
+            patience.rest(status, {k: t for k, t in rows.items() if not t.get("is_prompt", False)})
+
     def _look(self, uids: Iterable[str]) -> dict[str, str | None]:
         """Take a picture of the queue; the status of each request."""
         rows = (tq.kv_list(PARTITION) or {}).get(PARTITION, {})
