@@ -1,0 +1,281 @@
+"""The asynchronous session on a real TransferQueue: presets by fault, any order of arrival, restarts with work in flight.
+
+Only the rollout workers are a stand-in: a thread writes what verl's ``AgentLoopWorkerTQ`` writes, a few prompts at a
+time, in a shuffled order.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+
+import numpy as np
+import pytest
+from torch.utils.data import SequentialSampler
+
+pytest.importorskip("verl")
+tq = pytest.importorskip("transfer_queue")
+
+from tests.integration.test_session import BATCH, PROMPTS, N, Rows, Workers, left, queue  # noqa: E402, F401
+from verl_adaptive.config import AdaptiveConfig, RunFacts  # noqa: E402
+from verl_adaptive.errors import AdaptiveError, Exhausted  # noqa: E402
+from verl_adaptive.integration.prompts import Stream  # noqa: E402
+from verl_adaptive.integration.session import StreamSession  # noqa: E402
+from verl_adaptive.policy import build_policy  # noqa: E402
+from verl_adaptive.record import Tape, replay  # noqa: E402
+from verl_adaptive.stats import KEY_DTYPE, StatsTable  # noqa: E402
+from verl_adaptive.streaming import StreamEngine, StreamFacts  # noqa: E402
+
+POLICIES = {
+    "grpo": {"refill": False},
+    "dapo": {"filter": {"name": "informative"}},
+    "greso": {"sampler": {"name": "greso"}, "filter": {"name": "informative"}},
+    "aero": {
+        "allocator": {"name": "aero"},
+        "filter": {"name": "aero"},
+        "advantage": {"name": "beta"},
+        "refill": False,
+    },
+    "pilot_commit": {
+        "sampler": {"name": "retire"},
+        "allocator": {"name": "pilot_commit", "n_pilot": 4},
+        "filter": {"name": "band"},
+    },
+    "full": {
+        "sampler": {"name": "mopps"},
+        "allocator": {"name": "aero"},
+        "filter": {"name": "aero"},
+        "advantage": {"name": "beta"},
+        "refill": False,
+    },
+}
+STREAMS = {
+    "colocate": StreamFacts(warmup=BATCH, threshold=8),
+    "separate": StreamFacts(warmup=6, parts=2, threshold=3),
+}
+
+
+class SlowWorkers(Workers):
+    """Answers in a thread of its own, some time after it was asked, in an order of its own.
+
+    Args:
+        order: seeds the order and what fails.
+        fail: chance that a prompt's session fails.
+        forget: chance that a prompt is never answered.
+    """
+
+    def __init__(self, order: int = 0, fail: float = 0.0, forget: float = 0.0) -> None:
+        super().__init__(order, fail)
+        self.forget, self.forgotten = forget, 0
+        self.jobs: list[tuple] = []
+        self.lock, self.stopped = threading.Lock(), threading.Event()
+        self.thread = threading.Thread(target=self._work, daemon=True)
+        self.thread.start()
+
+    def submit(self, batch) -> int:
+        self.calls += 1
+        uids = [batch["uid"][i] for i in range(len(batch))]
+        tag = {"is_prompt": True, "status": "pending", "global_steps": 1}
+        tq.kv_batch_put(keys=uids, partition_id="train", tags=[tag] * len(uids))
+        with self.lock:
+            for i, uid in enumerate(uids):
+                self.jobs.append((uid, int(batch["__rollout_n__"][i]), int(batch["number"][i]), i + 100 * self.calls))
+        return len(batch)
+
+    def _work(self) -> None:
+        while not self.stopped.wait(0.005):
+            with self.lock:
+                self.shuffle.shuffle(self.jobs)
+                taken = [self.jobs.pop() for _ in range(min(len(self.jobs), self.shuffle.randint(1, 4)))]
+            for job in taken:
+                if self.shuffle.random() < self.forget:
+                    self.forgotten += 1
+                else:
+                    self._prompt(*job)
+
+    def stop(self) -> None:
+        """As a kill does: what is not written is lost."""
+        self.stopped.set()
+        self.thread.join()
+
+
+def session_of(workers: Workers, stream: StreamFacts, table: StatsTable | None = None, **adaptive) -> StreamSession:
+    config = AdaptiveConfig.from_mapping({"poll_interval": 0.01, "stall_timeout": 3.0, **adaptive})
+    prompts = Stream(Rows(), SequentialSampler(Rows()), chunk=1, workers=0)
+    keys = np.zeros(PROMPTS, dtype=KEY_DTYPE)
+    keys["lo"] = np.arange(PROMPTS)
+    table = StatsTable() if table is None else table
+    facts = RunFacts(batch=BATCH, n=N, steps=20, prompts=PROMPTS)
+    engine = StreamEngine(build_policy(config), table, config, facts, table.rows_for(keys), prompts, stream=stream)
+    session = StreamSession(engine, prompts, config, workers.submit, lambda: session.step)
+    session.step = 0
+    return session
+
+
+def one_step(session: StreamSession):
+    """A step as the trainer takes it; the rows that trained leave the queue, as verl clears them."""
+    session.step += 1
+    session.start()
+    for _ in range(session.engine.stream.parts):
+        batch = session.complete()
+        assert set(batch.keys) <= left()
+        for (key, trains), home in zip(batch.sequences, batch.group, strict=True):
+            assert trains == (key in batch.keys) and 0 <= home < len(batch.trained)
+        tq.kv_clear(keys=batch.keys, partition_id="train")
+    return session.finish()
+
+
+def nothing_but_open_groups_is_left(session: StreamSession) -> None:
+    """Rows in the queue belong to groups in flight or ready, and every ready group's rows are there."""
+    own = {part.uid for parts in session._parts.values() for part in parts}
+    assert {key.split("_", 1)[0] for key in left()} <= own
+    assert len(session._parts) == len(set(session.engine.flight.ticket) | set(session.engine.ready.ticket))
+
+
+@pytest.fixture
+def clean(queue):  # noqa: F811
+    yield
+    rest = list(left())
+    if rest:
+        tq.kv_clear(keys=rest, partition_id="train")
+
+
+@pytest.mark.parametrize("stream", STREAMS)
+@pytest.mark.parametrize("fail", [0.0, 0.2], ids=["sound", "failing"])
+@pytest.mark.parametrize("preset", POLICIES)
+def test_steps_add_up_and_replay(clean, preset, fail, stream, tmp_path):
+    workers = SlowWorkers(order=3, fail=fail)
+    session = session_of(workers, STREAMS[stream], **POLICIES[preset])
+    tape = Tape(tmp_path, session.engine)
+    held = generated = closed = 0
+    for _ in range(5):
+        result = one_step(session)
+        account = result.ledger.rollouts
+        out = account.trained + account.dropped_in_all + account.surplus + account.held
+        assert account.generated + held == out
+        held, generated, closed = account.held, generated + account.generated, closed + len(result.groups)
+        nothing_but_open_groups_is_left(session)
+    workers.stop()
+    tape.close()
+    table = session.engine.table
+    assert table.col("visits").sum() + table.col("failures").sum() == closed + len(session.engine.ready)
+    # each prompt's rewards are those that the workers wrote for it
+    report = replay(tmp_path / "attempt-0")
+    assert report.identical and (report.steps, report.rollouts) == (5, generated)
+
+
+@pytest.mark.parametrize("stream", STREAMS)
+@pytest.mark.parametrize("preset", ["greso", "pilot_commit", "full"])
+def test_a_restart_loses_and_repeats_nothing(clean, preset, stream):
+    """The driver dies with prompts in flight; the queue comes back as its checkpoint had it, some requests unknown."""
+    first = SlowWorkers(order=5)
+    session = session_of(first, STREAMS[stream], **POLICIES[preset])
+    for _ in range(3):
+        one_step(session)
+    state, own = copy.deepcopy(session.engine.state_dict()), copy.deepcopy(session.state_dict())
+    table = StatsTable.from_arrow(session.engine.table.to_arrow())
+    rollouts, held = int(table.col("rollouts").sum()), session.engine.ledger.rollouts.held
+    first.stop()
+    # half of what is not done is not in the restored queue at all, the rest is issued again, as verl does
+    rows = tq.kv_list("train")["train"]
+    open_ = [k for k, t in rows.items() if t.get("is_prompt") and t["status"] not in ("finished", "failure")]
+    lost, again = open_[::2], open_[1::2]
+    gone = [k for k in rows if k.split("_", 1)[0] in lost] + [
+        k for k, t in rows.items() if not t.get("is_prompt") and k.split("_", 1)[0] in again
+    ]
+    if gone:
+        tq.kv_clear(keys=gone, partition_id="train")
+    tq.kv_batch_put(keys=["stray_0_0"], partition_id="train", tags=[{"response_len": 1}])
+
+    second = SlowWorkers(order=6)
+    other = session_of(second, STREAMS[stream], table=table, **POLICIES[preset])
+    other.engine.load_state_dict(state)
+    other.load_state_dict(own)
+    other.step = session.step
+    assert "stray_0_0" not in left()
+    for part in (p for parts in other._parts.values() for p in parts if p.uid in again):
+        ticket = next(t for t, parts in other._parts.items() if part in parts)
+        number = int(other._prompts[ticket]["number"])
+        second.jobs.append((part.uid, part.n, number, 7))
+    assert other.resend() == len(lost)
+    account = one_step(other).ledger.rollouts
+    assert account.generated + held == account.trained + account.dropped_in_all + account.surplus + account.held
+    for _ in range(2):
+        one_step(other)
+        nothing_but_open_groups_is_left(other)
+    second.stop()
+    waiting = other.engine._open.rollouts
+    assert table.col("rollouts").sum() + waiting == other.engine.total.rollouts.generated >= rollouts
+
+
+def test_answers_that_never_come_end_the_run_with_what_is_missing(clean):
+    workers = SlowWorkers(order=1, forget=0.3)
+    session = session_of(workers, STREAMS["colocate"], stall_timeout=1.0, **POLICIES["grpo"])
+    with pytest.raises(AdaptiveError, match=r"stall_timeout=1 s; still waiting for \d+ of \d+ prompts \(\d+ pending"):
+        for _ in range(10):
+            one_step(session)
+    workers.stop()
+    assert workers.forgotten
+
+
+def test_a_dead_worker_is_named_at_once(clean, monkeypatch):
+    monkeypatch.setattr("verl_adaptive.integration.waiting._PULSE_INTERVAL", 0.1)
+    workers = SlowWorkers(order=1, forget=1.0)
+    session = session_of(workers, STREAMS["colocate"], stall_timeout=60.0, **POLICIES["grpo"])
+    session._dead = lambda: ["agent-loop worker 0 (ActorDiedError)"]
+    with pytest.raises(AdaptiveError, match=r"agent-loop worker 0 \(ActorDiedError\) died .*resumes from the"):
+        one_step(session)
+    workers.stop()
+
+
+def test_when_everything_fails_the_run_ends_with_the_reason(clean):
+    workers = SlowWorkers(order=1, fail=1.0)
+    session = session_of(workers, STREAMS["colocate"], **POLICIES["dapo"])
+    with pytest.raises(AdaptiveError, match=r"all \d+ groups of the last \d+ rounds failed"):
+        for _ in range(5):
+            one_step(session)
+    workers.stop()
+
+
+@pytest.mark.parametrize("mode", ["train_partial", "relax", "raise"])
+def test_nothing_is_solved(clean, mode):
+    class Hopeless(SlowWorkers):
+        def _prompt(self, uid, n, number, place):
+            super()._prompt(uid, n, 0, place)
+
+    workers = Hopeless(order=1)
+    session = session_of(workers, STREAMS["separate"], max_rounds=2, on_exhausted=mode, **POLICIES["dapo"])
+    if mode == "raise":
+        with pytest.raises(Exhausted, match=r"all_wrong.*on_exhausted=raise"):
+            one_step(session)
+    else:
+        result = one_step(session)
+        assert result.trained.sum() > 0 and "max_rounds=2" in result.note
+    workers.stop()
+
+
+def test_the_pulse_of_ray_actors(queue):  # noqa: F811
+    import time
+
+    import ray
+
+    from verl_adaptive.integration.waiting import Pulse
+
+    @ray.remote(num_cpus=0)
+    class Actor:
+        def busy(self) -> None:
+            time.sleep(3)
+
+    alive, doomed = Actor.remote(), Actor.remote()
+    ray.get([alive.__ray_ready__.remote(), doomed.__ray_ready__.remote()])
+    pulse = Pulse({"alive": alive, "doomed": doomed})
+    assert pulse.dead() == []
+    alive.busy.remote()
+    ray.kill(doomed)
+    deadline = time.monotonic() + 20
+    gone: list[str] = []
+    while not gone and time.monotonic() < deadline:
+        gone = pulse.dead()
+        time.sleep(0.1)
+    assert len(gone) == 1 and gone[0].startswith("doomed (")
+    ray.kill(alive)
