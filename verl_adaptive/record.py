@@ -21,7 +21,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from verl_adaptive.config import AdaptiveConfig, RunFacts
 from verl_adaptive.engine import Engine, PromptSource, Requests, StepResult
 from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.groups import Groups
+from verl_adaptive.ledger import Ledger
 from verl_adaptive.policy import build_policy
 from verl_adaptive.stats import read_snapshot, write_snapshot
 from verl_adaptive.streaming import StreamEngine, StreamFacts
@@ -206,6 +207,7 @@ class ReplayReport:
         rollouts: rollouts in them.
         difference: the first decision that came out differently, or an empty string.
         open_step: the step in which the record ends (a killed run's), or None.
+        ledgers: the account of each whole step.
     """
 
     attempt: str
@@ -214,6 +216,7 @@ class ReplayReport:
     rollouts: int = 0
     difference: str = ""
     open_step: int | None = None
+    ledgers: list[Ledger] = field(default_factory=list, repr=False)
 
     @property
     def identical(self) -> bool:
@@ -310,9 +313,11 @@ def replay(folder: str | os.PathLike[str]) -> ReplayReport:
                 if _digest_result(engine.take(int(event["take"]))) != event["digest"]:
                     raise _Diverged(f"line {number}: another batch was taken")
             elif "end" in event:
-                if _digest_result(engine.finish()) != event["end"]:
+                result = engine.finish()
+                if _digest_result(result) != event["end"]:
                     raise _Diverged(f"line {number}: other groups trained or were dropped")
                 report.steps += 1
+                report.ledgers.append(result.ledger)
                 report.open_step = None
             else:
                 raise RecordError(f"{path}, line {number}: unexpected event {sorted(event)}")

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
+from verl_adaptive.record import attempts, replay
+
 REPO = Path(__file__).resolve().parents[2]
 ASSETS = Path(os.environ.get("VERL_ADAPTIVE_E2E_DIR", REPO / "runs" / "e2e"))
 STEPS = ("make_data", "make_model", "warm_start")
@@ -151,6 +153,28 @@ def train(folder: Path, *overrides: str, timeout: float = 600, kill_at: int | No
             time.sleep(0.2)
     text = (folder / "log.txt").read_text()[start:]
     return Run(folder, process.returncode, text, read_metrics(metrics))
+
+
+def replays(run: Run, steps: int | None = None) -> None:
+    """The record of a run: the same policy, driven by the recorded rewards alone, makes the same decisions and counts.
+
+    Args:
+        run: the last attempt at a run with ``adaptive.record=true``.
+        steps: training steps of all attempts together; None: those of this one.
+    """
+    metrics = {int(m["training/global_step"]): m for m in run.steps}
+    reports = [replay(folder) for folder in attempts(run.folder / "checkpoints" / "record")]
+    assert reports and all(report.identical for report in reports), reports
+    ledgers = reports[-1].ledgers
+    assert len(ledgers) == len(metrics)
+    for ledger, m in zip(ledgers, metrics.values(), strict=True):
+        for unit, account in (("rollouts", ledger.rollouts), ("tokens", ledger.tokens)):
+            counts = [m[f"adaptive/{unit}/{k}"] for k in ("generated_total", "trained_total", "surplus_total", "held")]
+            assert counts == [account.generated, account.trained, account.surplus, account.held]
+            prefix = f"adaptive/{unit}/dropped_total/"
+            assert {k.removeprefix(prefix): v for k, v in m.items() if k.startswith(prefix)} == account.dropped
+    if steps is not None:
+        assert sum(report.steps for report in reports) >= steps
 
 
 def train_rows() -> int:

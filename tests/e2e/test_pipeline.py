@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.e2e.harness import assets, train, train_rows
+from tests.e2e.harness import assets, replays, train, train_rows
 from verl_adaptive.stats import read_snapshot
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
@@ -43,6 +43,7 @@ def greso(tmp_path_factory):
     return train(
         tmp_path_factory.mktemp("greso"),
         "+adaptive=greso",
+        "adaptive.record=true",
         "trainer.total_training_steps=24",
         "trainer.val_before_train=True",
         "trainer.test_freq=24",
@@ -61,6 +62,11 @@ def test_greso_learns(greso):
     validations = [accuracy(m) for m in greso.metrics if any(k.startswith("val-core/") for k in m)]
     assert len(validations) == 2
     assert validations[1] > validations[0] + 0.02, validations
+
+
+def test_greso_replays(greso):
+    """The engine alone, on the recorded rewards, counts what the trainer counted: simulator and trainer are one."""
+    replays(greso, 24)
 
 
 def test_greso_counts_add_up(greso):
@@ -101,8 +107,11 @@ def test_greso_statistics_are_in_the_snapshot_and_the_journal(greso):
 def test_plain_grpo_equals_verls_own_trainer(tmp_path):
     """Same seed, same prompts in the same order, as many optimizer updates."""
     common = (*SHORT, "trainer.save_freq=3", "data.train_batch_size=16")
-    ours = train(tmp_path / "ours", "+adaptive=grpo", "adaptive.skip_zero_advantage=false", *common)
+    ours = train(
+        tmp_path / "ours", "+adaptive=grpo", "adaptive.skip_zero_advantage=false", "adaptive.record=true", *common
+    )
     assert ours.code == 0, ours.log[-3000:]
+    replays(ours, 3)
     verls = train(tmp_path / "verls", *common)
     assert verls.code == 0, verls.log[-3000:]
     for step in (1, 2, 3):
@@ -114,7 +123,7 @@ def test_plain_grpo_equals_verls_own_trainer(tmp_path):
 
 def test_kill_and_resume(tmp_path):
     """SIGKILL in the middle, then the same command again: it goes on from the checkpoint, statistics included."""
-    overrides = ("+adaptive=greso", "trainer.total_training_steps=6", "trainer.save_freq=2")
+    overrides = ("+adaptive=greso", "trainer.total_training_steps=6", "trainer.save_freq=2", "adaptive.record=true")
     first = train(tmp_path, *overrides, kill_at=3)
     assert first.code == -9
     saved = max(int(p.name.split("_")[-1]) for p in (tmp_path / "checkpoints").glob("global_step_*"))
@@ -124,6 +133,7 @@ def test_kill_and_resume(tmp_path):
 
     second = train(tmp_path, *overrides)
     assert second.code == 0, second.log[-3000:]
+    replays(second, 6)
     assert f"resumed at step {saved}: {known} prompts known" in second.log
     assert [int(m["training/global_step"]) for m in second.steps] == list(range(saved + 1, 7))
     after, end, _ = read_snapshot(tmp_path / "checkpoints" / "global_step_6" / "adaptive")
@@ -140,10 +150,11 @@ def test_kill_and_resume(tmp_path):
 
 @pytest.mark.parametrize("preset", ["aero", "cero", "pilot_commit", "full"])
 def test_preset_trains(preset, tmp_path):
-    run = train(tmp_path, f"+adaptive={preset}", *SHORT, "trainer.save_freq=3")
+    run = train(tmp_path, f"+adaptive={preset}", *SHORT, "trainer.save_freq=3", "adaptive.record=true")
     assert run.code == 0, run.log[-3000:]
     assert len(run.steps) == 3
     balanced(run)
+    replays(run, 3)
     assert all(g > 0 for g in run.series("actor/grad_norm"))
     assert optimizer_updates(run, 3) == 6
     if preset == "pilot_commit":
@@ -163,13 +174,14 @@ def test_pipelined_pilot_commit_resumes_with_held_groups(tmp_path):
     """The paper's form: pilots wait for a later generation, across a checkpoint and a SIGKILL."""
     overrides = (
         *("+adaptive=pilot_commit", "adaptive.allocator.form=pipelined", "trainer.total_training_steps=5"),
-        "trainer.save_freq=2",
+        *("trainer.save_freq=2", "adaptive.record=true"),
     )
     first = train(tmp_path, *overrides, kill_at=3)
     assert first.code == -9
     assert first.steps[1]["adaptive/rollouts/held"] > 0
     second = train(tmp_path, *overrides)
     assert second.code == 0, second.log[-3000:]
+    replays(second, 5)
     start = int(second.steps[0]["training/global_step"]) - 1
     held = read_snapshot(tmp_path / "checkpoints" / f"global_step_{start}" / "adaptive")[1]["engine"]["held"]
     first_step = second.steps[0]
@@ -235,6 +247,7 @@ def test_bad_rewards_are_set_aside(tmp_path):
     run = train(
         tmp_path,
         "+adaptive=dapo",
+        "adaptive.record=true",
         "adaptive.signal=acc",
         f"reward.custom_reward_function.path={tmp_path / 'reward.py'}",
         "trainer.total_training_steps=2",
@@ -242,6 +255,7 @@ def test_bad_rewards_are_set_aside(tmp_path):
     )
     assert run.code == 0, run.log[-3000:]
     balanced(run)
+    replays(run, 2)
     failed = sum(run.series("adaptive/groups/failed_total"))
     assert failed > 0 and "groups failed" in run.log
     table, _, _ = read_snapshot(run.folder / "checkpoints" / "global_step_2" / "adaptive")

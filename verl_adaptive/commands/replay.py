@@ -32,7 +32,9 @@ def run(args: argparse.Namespace) -> int:
         raise RecordError(f"{root} holds no attempt; name the folder that a run with adaptive.record=true wrote")
     reports = [replay(folder) for folder in chosen]
     if args.json:
-        print_json([{**asdict(report), "identical": report.identical} for report in reports])
+        print_json(
+            [{**asdict(r), "identical": r.identical, "ledgers": [x.as_dict() for x in r.ledgers]} for r in reports]
+        )
     else:
         print("\n".join(map(str, reports)))
     return 0 if all(report.identical for report in reports) else 1
