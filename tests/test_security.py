@@ -12,6 +12,8 @@ import shutil
 import stat
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tests.cli.stores import HOSTILE, hostile_rows, make_run, write_dataset
@@ -149,6 +151,42 @@ def test_pickles_beside_a_snapshot_are_never_opened(tmp_path, capsys) -> None:
         table.rows_for(dataset_keys(rows))
         assert warm_start(table, store, discount=0.5).matched > 0
     assert not trap.exists(), capsys.readouterr()
+
+
+def test_a_schema_cannot_bring_code(tmp_path) -> None:
+    """Older pyarrow unpickled a column's type from a file's metadata (CVE-2023-47248)."""
+    trap = tmp_path / "trap"
+    meta = {b"ARROW:extension:name": b"arrow.py_extension_type", b"ARROW:extension:metadata": pickle.dumps(_Bomb(trap))}
+    rows = hostile_rows(4)
+    table = pa.Table.from_pylist(rows).append_column(pa.field("x", pa.int64(), metadata=meta), pa.array(range(4)))
+    table = table.append_column("score", pa.array([1.0] * 4))
+    pq.write_table(table, tmp_path / "data.parquet")
+    make_run(tmp_path / "run", rows=rows, steps=2)
+    where = ["--stats", str(tmp_path / "run"), "--where", "visits >= 0"]
+    assert main(["filter-dataset", str(tmp_path / "data.parquet"), str(tmp_path / "kept.parquet"), *where]) == 0
+    statistics = StatsTable()
+    statistics.rows_for(dataset_keys(rows))
+    assert warm_start(statistics, tmp_path / "data.parquet", discount=1.0).matched == 4
+    assert not trap.exists()
+
+
+def test_doctor_shows_no_password(capsys, monkeypatch) -> None:
+    """Neither in its findings, nor in the plan, nor in JSON."""
+    pytest.importorskip("verl")
+    from tests.docs.test_documents import MINIMAL
+
+    monkeypatch.delenv("VERL_PLATFORM", raising=False)
+    url = "postgresql://me:a%2Fhunter2@127.0.0.1:1/db"
+    chosen = [
+        *MINIMAL.split(),
+        "+adaptive=greso",
+        f"adaptive.store.url={url}",
+        f"'adaptive.warm_start={url}?password=hunter2'",
+    ]
+    for options in ([], ["--json"]):
+        main(["doctor", *options, "--", *chosen])
+        said = capsys.readouterr()
+        assert "127.0.0.1" in said.out and "hunter2" not in said.out + said.err
 
 
 # -- words of other people --------------------------------------------------------------------------------------------
@@ -308,8 +346,6 @@ def test_csv_holds_no_formula(hostile, tmp_path, capsys) -> None:
             cells = [cell for row in csv.DictReader(file) for cell in row.values()]
         assert cells and not [c for c in cells if (c[:1] in "=+@\t\r" and c) or (c[:1] == "-" and not _number(c))]
     assert main(["export", str(journal), str(tmp_path / "p.parquet")]) == 0
-    import pyarrow.parquet as pq
-
     assert {*NAMES} - {NAMES[8]} <= set(pq.read_table(tmp_path / "p.parquet").column("source").to_pylist())
 
 

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tests.e2e.harness import Run, assets, train
+from tests.e2e.test_pipeline import balanced
 from verl_adaptive.stats import open_store, read_snapshot
 
 #: Trainer mode → what chooses it. A mode joins the tests when its trainer does.
@@ -61,22 +62,9 @@ def reward(folder: Path, body: str) -> tuple[str, Path]:
     return f"reward.custom_reward_function.path={path}", begun
 
 
-def balanced(run: Run) -> None:
-    """generated + held before = trained + dropped + surplus + held after, in rollouts and in tokens, every step."""
-    assert run.steps
-    for unit in ("rollouts", "tokens"):
-        held = 0.0
-        for m in run.steps:
-            name = f"adaptive/{unit}/"
-            dropped = sum(v for k, v in m.items() if k.startswith(f"{name}dropped_total/"))
-            assert dropped == m[f"{name}dropped_total"]
-            out = m[f"{name}trained_total"] + dropped + m[f"{name}surplus_total"] + m[f"{name}held"]
-            assert m[f"{name}generated_total"] + held == out, m
-            held = m[f"{name}held"]
-
-
 def sound(run: Run, step: int) -> None:
     """Snapshot, journal and metrics of an unbroken run tell one story: every group once, and nothing but numbers."""
+    assert run.steps
     balanced(run)
     table, state, _ = read_snapshot(run.folder / "checkpoints" / f"global_step_{step}" / "adaptive")
     finished = sum(run.series("adaptive/groups/finished_total"))
@@ -102,7 +90,7 @@ def processes(title: str) -> list[psutil.Process]:
     found = []
     for process in psutil.Process().children(recursive=True):
         try:
-            if process.name() and " ".join(process.cmdline()).startswith(title):
+            if " ".join(process.cmdline()).startswith(title):
                 found.append(process)
         except psutil.Error:  # gone meanwhile
             continue

@@ -15,8 +15,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.e2e.faults import DRIVER, balanced
+from tests.e2e.faults import DRIVER
 from tests.e2e.harness import environment, train
+from tests.e2e.test_pipeline import balanced
 from verl_adaptive.integration.cpu import ENVIRONMENT_DEFAULTS
 from verl_adaptive.stats import open_store, read_snapshot
 

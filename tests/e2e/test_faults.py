@@ -130,8 +130,7 @@ def test_a_data_set_smaller_than_a_batch(mode, tmp_path):
 
 @matrix
 @everywhere
-@pytest.mark.parametrize("solved", [True, False])
-@pytest.mark.parametrize("exhausted", ["train_partial", "relax"])
+@pytest.mark.parametrize(("solved", "exhausted"), [(True, "relax"), (False, "train_partial")])
 def test_everything_is_solved_or_nothing_is(solved, exhausted, mode, tmp_path):
     """No group has variance: the run goes on with what there is, and says so with the numbers."""
     chosen, _ = reward(tmp_path, f"return {float(solved)}")

@@ -56,7 +56,7 @@ def same_text(said: list[str], *names: str) -> None:
 # -- the journal ----------------------------------------------------------------------------------------------------
 
 
-@examples(25)
+@examples(40)
 @given(seeds)
 def test_a_damaged_journal(run, tmp_path_factory, seed) -> None:
     rng = random.Random(seed)
@@ -68,7 +68,7 @@ def test_a_damaged_journal(run, tmp_path_factory, seed) -> None:
     shutil.rmtree(path.parent)
 
 
-@examples(25)
+@examples(40)
 @given(seeds, st.sampled_from(["runs", "branches", "steps", "observations", "prompts", "gaps", "verl_adaptive_schema"]))
 def test_a_journal_with_strange_values(run, tmp_path_factory, seed, table) -> None:
     """SQLite stores anything in any column: numbers as text, blobs, numbers that nothing else can hold."""
@@ -143,7 +143,7 @@ def test_a_trigger_is_refused_before_anything_is_written(run, tmp_path) -> None:
 # -- snapshots --------------------------------------------------------------------------------------------------------
 
 
-@examples(25)
+@examples(40)
 @given(seeds)
 def test_a_damaged_snapshot(run, tmp_path_factory, seed) -> None:
     rng = random.Random(seed)
@@ -187,7 +187,7 @@ def forge(source: Path, folder: Path, **files: bytes) -> None:
     (folder / "manifest.json").write_bytes(_seal(manifest))
 
 
-@examples(25)
+@examples(40)
 @given(st.data())
 def test_a_forged_snapshot(run, tmp_path_factory, data) -> None:
     """The hashes fit; the content is anything."""
@@ -280,7 +280,7 @@ def test_any_state_comes_back(state) -> None:
 # -- data sets and results --------------------------------------------------------------------------------------------
 
 
-@examples(25)
+@examples(40)
 @given(seeds)
 def test_a_damaged_data_set(run, tmp_path_factory, capsys, seed) -> None:
     rng = random.Random(seed)

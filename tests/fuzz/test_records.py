@@ -1,0 +1,66 @@
+"""Damaged and forged records: a replay answers, or says what is wrong with which file."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.fuzz.common import damage, examples, json_values, seeds, survives
+from tests.world import make_engine, run_step
+
+record = pytest.importorskip("verl_adaptive.record")
+
+
+@pytest.fixture(scope="module")
+def attempt(tmp_path_factory) -> Path:
+    """A record of a few steps."""
+    folder = tmp_path_factory.mktemp("record")
+    engine, world = make_engine(sampler="greso", filter="informative", batch=4, n=4, M=30, p=[0.5] * 30, seed=1)
+    tape = record.Tape(folder, engine)
+    for step in range(1, 5):
+        run_step(engine, world, step)
+    tape.close()
+    assert record.replay(folder / "attempt-0").identical
+    return folder / "attempt-0"
+
+
+@examples(25)
+@given(seeds, st.sampled_from(["header.json", "events.jsonl"]))
+def test_a_damaged_record(attempt, tmp_path_factory, seed, name) -> None:
+    folder = tmp_path_factory.mktemp("damaged") / "attempt-0"
+    shutil.copytree(attempt, folder)
+    (folder / name).write_bytes(damage((folder / name).read_bytes(), random.Random(seed)))
+    with survives() as said:
+        record.replay(folder)
+    assert not said or str(folder) in said[0] or "adaptive" in said[0], said
+    shutil.rmtree(folder.parent)
+
+
+@examples(25)
+@given(seeds, json_values, st.sampled_from(["begin", "pull", "asked", "back", "take", "end", "revive"]))
+def test_events_of_anything(attempt, tmp_path_factory, seed, value, kind) -> None:
+    folder = tmp_path_factory.mktemp("forged") / "attempt-0"
+    shutil.copytree(attempt, folder)
+    lines = (folder / "events.jsonl").read_text().splitlines()
+    lines[random.Random(seed).randrange(len(lines))] = json.dumps({kind: value})
+    (folder / "events.jsonl").write_text("\n".join(lines) + "\n")
+    with survives() as said:
+        record.replay(folder)
+    assert not said or str(folder) in said[0], said
+    shutil.rmtree(folder.parent)
+
+
+@pytest.mark.parametrize("line", ["[" * 100_000, "\udcff", '{"back": 1}', '{"begin": 1e400}', "x" * 10_000_000])
+def test_lines_that_are_hard_to_read(attempt, tmp_path, line) -> None:
+    folder = tmp_path / "attempt-0"
+    shutil.copytree(attempt, folder)
+    with (folder / "events.jsonl").open("ab") as file:
+        file.write(line.encode("utf-8", "surrogateescape") + b"\n")
+    with survives():
+        record.replay(folder)
