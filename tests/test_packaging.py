@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import configparser
+import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -86,7 +88,14 @@ def test_sdist_builds_the_same_wheel(tree, wheel, tmp_path) -> None:
     with tarfile.open(sdist) as file:
         file.extractall(tmp_path / "unpacked", filter="data")
     (unpacked,) = (tmp_path / "unpacked").iterdir()
-    assert {"LICENSE", "setup.cfg", "pyproject.toml"} <= {p.name for p in unpacked.iterdir()}
+    assert {"LICENSE", "setup.cfg", "pyproject.toml", "CHANGELOG.md", "CONTRIBUTING.md"} <= {
+        p.name for p in unpacked.iterdir()
+    }
+    for folder in ("docs", "examples", "scripts", "tests", "benchmarks"):  # others can build and test from it
+        missing = {p.relative_to(tree) for p in (tree / folder).rglob("*") if p.is_file()} - {
+            p.relative_to(unpacked) for p in (unpacked / folder).rglob("*")
+        }
+        assert {p for p in missing if not p.name.endswith(("-wal", "-shm"))} == set()
     assert contents(build("wheel", unpacked, tmp_path / "again")) == contents(wheel)
 
 
@@ -203,6 +212,35 @@ def test_an_install_makes_the_presets_known_to_hydra(how, tree, wheel, tmp_path)
     out = call(python, "-c", CHECK_INSTALL, home, cwd=tmp_path / "elsewhere", PYTHONPATH="")
     assert out.split() == ["greso", "pilot_commit"]
     assert list((tmp_path / "env").glob("[bS]*/verl-adaptive*"))
+
+
+def test_the_readme_renders_on_an_index(wheel) -> None:
+    pytest.importorskip("twine")
+    assert "PASSED" in call(sys.executable, "-m", "twine", "check", "--strict", wheel, cwd=wheel.parent)
+
+
+def test_the_wheel_in_a_clean_environment(wheel, tmp_path) -> None:
+    """Light dependencies only, from the package index; what scripts/release.sh does before a release."""
+    call(sys.executable, "-m", "venv", "--without-pip", tmp_path / "env", cwd=tmp_path)
+    python = next((tmp_path / "env").glob("[bS]*/python*"))
+    if importlib.util.find_spec("uv") is not None:
+        install = [sys.executable, "-m", "uv", "pip", "install", "-q", "--python", python]
+    else:
+        install = [sys.executable, "-m", "pip", "--python", python, "install", "-q"]
+    done = subprocess.run([*install, f"{wheel}[report]"], cwd=tmp_path, capture_output=True, text=True, timeout=280)
+    if done.returncode and re.search(r"connect|resolve host|name resolution|timed out|fetch", done.stderr, flags=re.I):
+        pytest.skip("no package index can be reached")
+    assert done.returncode == 0, done.stderr
+    said = call(python, ROOT / "scripts" / "smoke.py", "--version", "0.1.0", cwd=tmp_path, PYTHONPATH="")
+    assert said.count("ok  ") >= 11 and "doctor says that verl is missing" in said
+
+
+def test_the_release_script_uploads_nothing() -> None:
+    script = (ROOT / "scripts" / "release.sh").read_text()
+    uploads = [
+        line for line in script.splitlines() if "upload" in line and not line.lstrip().startswith(("#", "say", "echo"))
+    ]
+    assert uploads == [] and os.access(ROOT / "scripts" / "release.sh", os.X_OK)
 
 
 IMPORT_ALL = """
