@@ -18,9 +18,14 @@ from tests.e2e.harness import Run, assets, train
 from tests.e2e.test_pipeline import balanced
 from verl_adaptive.stats import open_store, read_snapshot
 
-#: Trainer mode → what chooses it. A mode joins the tests when its trainer does.
+#: Trainer mode → what chooses it.
 MODES: dict[str, tuple[str, ...]] = {
     "sync": (),
+    "colocate_async": ("trainer.v1.trainer_mode=colocate_async",),
+    "separate_async": (
+        *("+adaptive/platform=cpu_separate", "trainer.v1.trainer_mode=separate_async"),
+        "trainer.v1.separate_async.parameter_sync_step=2",
+    ),
 }
 
 #: Processes by what Ray and vLLM call them.

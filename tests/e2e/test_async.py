@@ -7,17 +7,14 @@ import json
 import numpy as np
 import pytest
 
+from tests.e2e.faults import MODES, balanced
 from tests.e2e.harness import Run, replays, train
-from tests.e2e.test_pipeline import balanced, optimizer_updates
+from tests.e2e.test_pipeline import optimizer_updates
 from verl_adaptive.stats import open_store, read_snapshot
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
 
-COLOCATE = ("trainer.v1.trainer_mode=colocate_async",)
-SEPARATE = (
-    *("+adaptive/platform=cpu_separate", "trainer.v1.trainer_mode=separate_async"),
-    "trainer.v1.separate_async.parameter_sync_step=2",
-)
+COLOCATE, SEPARATE = MODES["colocate_async"], MODES["separate_async"]
 
 
 def state_of(run: Run, step: int) -> tuple:
