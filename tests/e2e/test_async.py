@@ -86,7 +86,7 @@ def test_separate_survives_a_kill(tmp_path):
     ("preset", "mode"),
     [
         ("full", COLOCATE),
-        ("cero", (*COLOCATE, "trainer.v1.colocate_async.num_warmup_batches=0")),
+        pytest.param("cero", (*COLOCATE, "trainer.v1.colocate_async.num_warmup_batches=0"), marks=pytest.mark.matrix),
         pytest.param("grpo", COLOCATE, marks=pytest.mark.matrix),
         pytest.param("dapo", COLOCATE, marks=pytest.mark.matrix),
         pytest.param("greso", COLOCATE, marks=pytest.mark.matrix),
