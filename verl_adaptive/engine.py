@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -30,10 +30,7 @@ from verl_adaptive.progress import Progress
 from verl_adaptive.rng import Draw
 from verl_adaptive.stats.table import StatsTable
 
-if TYPE_CHECKING:
-    from verl_adaptive.record import Tape
-
-__all__ = ["Engine", "PromptSource", "Requests", "StepResult"]
+__all__ = ["Engine", "Listener", "PromptSource", "Requests", "StepResult"]
 
 #: Passes over the data within one round after which a gate is taken to let nothing more through.
 MAX_PASSES = 4
@@ -121,6 +118,28 @@ class StepResult:
         return self.outcome == "trained"
 
 
+class Listener(Protocol):
+    """Is told everything that decisions depend on, in order; :class:`verl_adaptive.record.Tape` writes it down."""
+
+    def begun(self, step: int) -> None:
+        """A step begins."""
+
+    def asked(self, requests: Requests | None) -> None:
+        """These requests followed."""
+
+    def received(self, results: Groups) -> None:
+        """These results came back, together."""
+
+    def revived(self) -> None:
+        """An asynchronous step drew once more."""
+
+    def took(self, count: int, result: StepResult) -> None:
+        """An asynchronous trainer took a batch."""
+
+    def finished(self, result: StepResult) -> None:
+        """The step is over."""
+
+
 class Engine:
     """Runs a policy.
 
@@ -135,6 +154,7 @@ class Engine:
 
     Attributes:
         asynchronous: whether results may come back one by one (:mod:`verl_adaptive.streaming`).
+        tape: is told what happens, or None.
     """
 
     asynchronous = False
@@ -164,7 +184,7 @@ class Engine:
         self._position = 0
         self._queue = np.zeros(0, dtype=np.int64)  # admitted, not rolled out yet: data-set positions
         self.skipped = 0  # prompts the gate turned away, this step
-        self.tape: Tape | None = None  # writes down what happens, for a replay
+        self.tape: Listener | None = None
         policy.bind(table, facts)
 
     # -- a step ---------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from tests.integration.test_session import BATCH, PROMPTS, N, Rows, Workers, lef
 from verl_adaptive.config import AdaptiveConfig, RunFacts  # noqa: E402
 from verl_adaptive.errors import AdaptiveError, Exhausted  # noqa: E402
 from verl_adaptive.integration.prompts import Stream  # noqa: E402
-from verl_adaptive.integration.session import StreamSession  # noqa: E402
+from verl_adaptive.integration.stream_session import StreamSession  # noqa: E402
 from verl_adaptive.policy import build_policy  # noqa: E402
 from verl_adaptive.record import Tape, replay  # noqa: E402
 from verl_adaptive.stats import KEY_DTYPE, StatsTable  # noqa: E402

@@ -36,7 +36,8 @@ from verl_adaptive.integration.layout import PAD, Layout, micro_size, plan
 from verl_adaptive.integration.memory import Memory
 from verl_adaptive.integration.prompts import Stream
 from verl_adaptive.integration.report import banner, step_metrics
-from verl_adaptive.integration.session import Batch, Session, StreamSession
+from verl_adaptive.integration.session import Batch, Session
+from verl_adaptive.integration.stream_session import StreamSession
 from verl_adaptive.integration.waiting import Pulse
 from verl_adaptive.policy import build_policy
 from verl_adaptive.record import Tape
