@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("verl")
 
-from tests.cli.stores import hostile_rows, write_dataset
+from tests.cli.stores import hostile_rows, make_run, write_dataset
 from verl_adaptive.commands import doctor
 from verl_adaptive.stats import StatsTable, write_snapshot
 
@@ -184,6 +184,18 @@ def test_verls_names_that_are_gone(examine, monkeypatch) -> None:
     monkeypatch.setattr(compat, "problems", lambda: ["verl.x.y is missing; needed for z"])
     status, found = examine()
     assert status == 1 and "verl.x.y is missing" in found["names of verl's"]["detail"]
+
+
+def test_a_store_that_is_there_already(examine, tmp_path) -> None:
+    make_run(tmp_path / "ckpt", steps=4, run_id="p/e", snapshot=False)
+    mine = ("+adaptive=greso", "trainer.project_name=p", "trainer.experiment_name=e")
+    status, found = examine(*mine)
+    assert status == 0 and found["store"]["detail"].endswith("holds 1 runs, this run up to step 4")
+    status, found = examine("+adaptive=greso")
+    assert status == 0 and found["store"]["detail"].endswith("not this run yet")
+    (tmp_path / "ckpt" / "adaptive.sqlite").write_bytes(b"SQLite format 3\0" + b"x" * 5000)
+    status, found = examine(*mine)
+    assert status == 1 and "adaptive.sqlite" in found["store"]["detail"] and "move it away" in found["store"]["fix"]
 
 
 def test_file_systems(examine, monkeypatch) -> None:

@@ -186,11 +186,20 @@ def test_several_runs_are_named(tmp_path, call) -> None:
     assert facts(call, f"{database}#p/a")["steps"] == 2
     assert facts(call, f"sqlite:///{database}#p/a")["steps"] == 2
     assert "p/c" in call("stats", f"{database}#p/c")[2]
+    runs = json.loads(call("stats", tmp_path, "--runs", "--json")[1])
+    assert [(r["run"], r["preset"], r["attempts"], r["steps"], r["last_step"]) for r in runs] == [
+        ("p/a", "greso", 1, 2, 2),
+        ("p/b", "greso", 1, 3, 3),
+    ]
+    shown = call("stats", tmp_path, "--runs")[1]
+    assert re.search(r"^ p/b +greso +\d{4}-\d\d-\d\d \d\d:\d\d +1 +3 +3$", shown, flags=re.M)
 
 
 def test_an_empty_store(tmp_path, call) -> None:
     with Journal.open(str(tmp_path / "adaptive.sqlite"), run_id="p/e"):
         pass
+    (only,) = json.loads(call("stats", tmp_path, "--runs", "--json")[1])
+    assert only["run"] == "p/e" and only["steps"] == 0 and only["last_step"] is None
     found = facts(call, tmp_path)
     assert found["prompts"] == 0 and found["pass_rate"] is None and found["steps"] == 0
     status, out, err = call("stats", tmp_path)

@@ -225,6 +225,25 @@ def test_the_commands_table_is_complete() -> None:
     assert set(re.findall(r"^\| `verl-adaptive ([\w-]+)` \|", readme, flags=re.M)) == set(COMMANDS)
 
 
+def test_the_json_of_stats_and_doctor_is_described(tmp_path, capsys) -> None:
+    """Every key that is printed is on the page, and the page names no other."""
+    import dataclasses
+    import json
+
+    from verl_adaptive.cli import main
+
+    page = (ROOT / "docs" / "commands.md").read_text()
+    make_run(tmp_path, steps=2)
+    assert main(["stats", str(tmp_path), "--json", "--where", "visits > 0"]) == 0
+    printed = set(json.loads(capsys.readouterr().out)) - {"tries", "package", "attempts", "retired_at_step"}
+    paragraph = re.search(r"`--json` prints one object: `store`.*?\n\n", page, flags=re.S)[0].split("What is not")[0]
+    named = set(re.findall(r"`(\w+)`", paragraph)) - {"journal", "snapshot", "results", "bins"}
+    assert printed == named
+    inspect = pytest.importorskip("verl_adaptive.integration.inspect")
+    plan = re.search(r"^\| `plan` \|.*$", page, flags=re.M)[0].split("else ")[1]
+    assert {f.name for f in dataclasses.fields(inspect.Plan)} == set(re.findall(r"`(\w+)`", plan))
+
+
 def test_the_combinations_are_as_described() -> None:
     text = (ROOT / "docs" / "combinations.md").read_text()
     head = re.search(r"^\| sampler \|(.*)\|$", text, flags=re.M)[1]
@@ -322,3 +341,16 @@ def test_the_page_on_custom_parts_works_as_it_stands(tmp_path) -> None:
         )
         assert done.returncode == 0, done.stdout + done.stderr
         assert "sampler=resting (steps=3)" in done.stdout
+
+
+def test_the_recipes_table_is_complete() -> None:
+    readme = (ROOT / "README.md").read_text()
+    rows = re.findall(r"^\| \[`(\S+\.sh)`\]\(examples/(\S+)\) \|", readme, flags=re.M)
+    assert all(shown == linked for shown, linked in rows)
+    assert {name for name, _ in rows} == {p.name for p in (ROOT / "examples").glob("*.sh")} - {"quickstart_cpu.sh"}
+
+
+def test_the_progress_line_of_the_readme_is_what_is_printed() -> None:
+    report = pytest.importorskip("verl_adaptive.integration.report")
+    example = re.search(r"'(step 12/1001.*?)'", " ".join(report.progress_line.__doc__.replace("\\\n", "").split()))[1]
+    assert example in (ROOT / "README.md").read_text()

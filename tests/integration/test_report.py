@@ -37,9 +37,9 @@ def test_every_step_has_a_line(caplog, monkeypatch) -> None:
         (line,) = [r.getMessage() for r in caplog.records]
         rollouts = result.ledger.rollouts
         assert line.startswith(
-            f"step {step}/{engine.facts.steps}: {result.trained.sum()} of {len(result.groups)} groups train"
+            f"step {step}/{engine.facts.steps}: {result.trained.sum()}/{len(result.groups)} groups train"
         )
-        assert f"{rollouts.generated} generated" in line and f"{rollouts.trained} trained" in line
+        assert f"| {rollouts.generated} rollouts, " in line and f"{rollouts.trained} trained" in line
         assert f"{metrics['adaptive/groups/informative_share']:.0%} informative" in line
         assert line.endswith(f"epoch {engine.progress.epoch:.2f}") and "\n" not in line and len(line) < 160
 
@@ -58,7 +58,7 @@ def test_a_step_without_rollouts_has_a_line() -> None:
     names = ("groups/trained_total", "groups/finished_total", "groups/informative_share", "pass_rate/generated_mean")
     names += ("rollouts/generated_total", "rollouts/trained_total", "rounds_total", "prompts/epoch")
     line = report.progress_line({f"adaptive/{name}": 0.0 for name in names}, 3, None)
-    assert line.startswith("step 3: 0 of 0") and "0 trained |" in line
+    assert line.startswith("step 3: 0/0") and "0 trained |" in line
 
 
 @pytest.mark.parametrize("url", [None, "a b.sqlite"])

@@ -317,6 +317,8 @@ class Examination:
             self.add("note", "warn", remark)
         if plan.store_path is None and plan.run_id is not None:
             self._database(config.adaptive.store.url)
+        elif plan.store_path is not None and os.path.exists(plan.store_path):
+            self._journal(plan.store_path, plan.run_id)
         return plan.as_dict()
 
     def _database(self, url: str) -> None:
@@ -332,6 +334,21 @@ class Examination:
         shown = self._try("database", fix, connect)
         if shown is not None:
             self.add("database", "ok", f"{shown} answers")
+
+    def _journal(self, path: str, run: str | None) -> None:
+        """A journal that is there already can be read and written."""
+        from verl_adaptive.report.prompts import runs_of
+
+        fix = "move it away, or choose another place with adaptive.store.url; resume does not need it"
+        found = self._try("store", fix, lambda: runs_of(path))
+        if found is None:
+            return
+        if not os.access(path, os.W_OK):
+            self.add("store", "fail", f"{path} cannot be written", fix)
+            return
+        mine = next((r for r in found if r["run"] == run), None)
+        has = "not this run yet" if mine is None else f"this run up to step {mine['last_step'] or 0}"
+        self.add("store", "ok", f"{path} holds {len(found)} runs, {has}")
 
     def storage(self, path: str) -> None:
         """A place for a SQLite journal: writable, and local so that readers do not get in the way."""

@@ -8,6 +8,7 @@ examples:
   verl-adaptive stats checkpoints/project/experiment
   verl-adaptive stats checkpoints/project/experiment --sort tokens --desc --limit 20 --data train.parquet
   verl-adaptive stats runs.sqlite#project/experiment --where "visits > 3 and pass_rate < 0.1" --sort rollouts --desc
+  verl-adaptive stats postgresql+psycopg://user@host/database --runs
   verl-adaptive stats postgresql+psycopg://user@host/database --run project/experiment --json
 """
 
@@ -48,6 +49,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--data", metavar="FILE", help="the training set; shows the texts of listed prompts: --data train.parquet"
     )
+    parser.add_argument("--runs", action="store_true", help="list the runs of a journal, and stop")
     parser.add_argument(
         "--columns", action="store_true", help="list the columns that --where and --sort take, and stop"
     )
@@ -64,6 +66,8 @@ def run(args: argparse.Namespace) -> int:
     wanted = None if args.where is None else Expression(args.where)  # before anything long
     if args.desc and not args.sort:
         raise UsageError("--desc needs --sort COLUMN")
+    if args.runs:
+        return _print_runs(args.store, args.json)
     opened = open_prompts(args.store, run=args.run, tolerance=args.tolerance, id_key=args.id_key)
     if args.columns:
         return _print_columns(opened, args.json)
@@ -122,6 +126,23 @@ def _add_texts(shown: dict[str, list[dict[str, Any]]], path: str, prompt_key: st
     for records in shown.values():
         for record in records:
             record["text"] = texts.get(record["key"])
+
+
+def _print_runs(source: str, as_json: bool) -> int:
+    from verl_adaptive.commands.output import console, number, print_json, table
+    from verl_adaptive.report.prompts import runs_of
+
+    found = runs_of(source)
+    if as_json:
+        print_json(found)
+        return 0
+    rows = [
+        (r["run"], r["preset"] or "-", r["began"], number(r["attempts"]), number(r["steps"]), number(r["last_step"]))
+        for r in found
+    ]
+    heads = [("run", "left"), ("preset", "left"), ("began", "left")]
+    console().print(table([*heads, ("attempts", "right"), ("steps", "right"), ("last step", "right")], rows))
+    return 0
 
 
 def _print_columns(opened: Any, as_json: bool) -> int:

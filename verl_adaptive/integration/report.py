@@ -87,7 +87,7 @@ def progress_line(metrics: dict[str, float], step: int, steps: int | None) -> st
         ...     "adaptive/rounds_total": 2.0, "adaptive/rollouts/generated_total": 3216.0,
         ...     "adaptive/rollouts/trained_total": 2048.0, "adaptive/groups/informative_share": 0.652,
         ...     "adaptive/pass_rate/generated_mean": 0.407, "adaptive/prompts/epoch": 0.83}, 12, 1001)
-        'step 12/1001: 256 of 402 groups train, 65% informative, pass rate 0.41 | rollouts 3,216 generated in 2 rounds, \
+        'step 12/1001: 256/402 groups train, 65% informative, pass rate 0.41 | 3,216 rollouts, 2 rounds, \
 2,048 trained (64%) | epoch 0.83'
     """
 
@@ -98,9 +98,9 @@ def progress_line(metrics: dict[str, float], step: int, steps: int | None) -> st
     share = f" ({trained / generated:.0%})" if generated else ""
     rounds = of("rounds_total")
     return (
-        f"step {step}{f'/{steps}' if steps else ''}: {of('groups/trained_total'):,.0f} of "
+        f"step {step}{f'/{steps}' if steps else ''}: {of('groups/trained_total'):,.0f}/"
         f"{of('groups/finished_total'):,.0f} groups train, {of('groups/informative_share'):.0%} informative, "
-        f"pass rate {of('pass_rate/generated_mean'):.2f} | rollouts {generated:,.0f} generated in {rounds:.0f} "
+        f"pass rate {of('pass_rate/generated_mean'):.2f} | {generated:,.0f} rollouts, {rounds:.0f} "
         f"round{'' if rounds == 1 else 's'}, {trained:,.0f} trained{share} | epoch {of('prompts/epoch'):.2f}"
     )
 

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from verl_adaptive.report.expressions import Words
 from verl_adaptive.stats import StatsTable, StoreError, open_store, read_manifest, read_snapshot
 from verl_adaptive.stats.locate import locate
 
-__all__ = ["DERIVED", "TOLERANCE", "Opened", "Prompts", "about_column", "open_prompts", "reading"]
+__all__ = ["DERIVED", "TOLERANCE", "Opened", "Prompts", "about_column", "open_prompts", "reading", "runs_of"]
 
 #: adaptive.tolerance's default; a store does not say what its run used.
 TOLERANCE = 1e-6
@@ -187,6 +188,30 @@ def reading(source: str) -> Iterator[None]:
             f"{source}: the database driver {error.name} is not installed; for PostgreSQL: "
             'pip install "verl-adaptive[postgres]"'
         ) from error
+
+
+def runs_of(source: str) -> list[dict[str, Any]]:
+    """The runs of a journal, oldest first: ``run``, ``preset``, ``began`` (UTC), ``attempts``, ``steps``, ``last_step``.
+
+    Raises:
+        StoreError, JournalError: not there, not readable, or not a journal.
+    """
+    with reading(source):
+        store = open_store(source)
+        out = []
+        for run in store._journal.runs():
+            steps = store.steps_arrow(run["run_id"]).column("step").to_numpy()
+            out.append(
+                {
+                    "run": run["run_id"],
+                    "preset": run["meta"].get("preset"),
+                    "began": datetime.fromtimestamp(run["created_at"], timezone.utc).strftime("%Y-%m-%d %H:%M"),
+                    "attempts": run["attempts"],
+                    "steps": len(steps),
+                    "last_step": int(steps[-1]) if len(steps) else None,
+                }
+            )
+    return out
 
 
 def open_prompts(
