@@ -1,8 +1,4 @@
-"""A small fake world that stands in for verl in tests: known success rates, rewards that never depend on order.
-
-A rollout's reward is a hash of (seed, ticket, rollout number within the group), so the same decisions meet the same
-rewards whatever the order in which requests are answered, and a resumed run sees what the uninterrupted run saw.
-"""
+"""Engines over a world of known success rates that stands in for verl in tests; the world is the simulator's."""
 
 from __future__ import annotations
 
@@ -16,51 +12,21 @@ from verl_adaptive.config import AdaptiveConfig, RunFacts
 from verl_adaptive.engine import Engine, Requests, StepResult
 from verl_adaptive.groups import Groups
 from verl_adaptive.policy import build_policy
-from verl_adaptive.rng import Draw
-from verl_adaptive.stats.keys import KEY_DTYPE
+from verl_adaptive.simulate.worlds import StaticWorld, Stream, number_keys
 from verl_adaptive.stats.table import StatsTable
 from verl_adaptive.streaming import StreamEngine, StreamFacts
 
-__all__ = ["Arrivals", "Source", "World", "keys_of", "make_engine", "make_stream_engine", "run", "run_step"]
+__all__ = ["Arrivals", "World", "keys_of", "make_engine", "make_stream_engine", "run", "run_step"]
 
 
-def keys_of(count: int, seed: int = 0) -> np.ndarray:
-    """Keys of ``count`` different prompts, ``KEY_DTYPE``."""
-    number = np.arange(count, dtype=np.uint64)
-    out = np.empty(count, dtype=KEY_DTYPE)
-    out["hi"] = Draw(seed, 0).bits("key.hi", number, number)
-    out["lo"] = number
-    return out
+keys_of = number_keys
 
 
-class Source:
-    """A prompt stream: a fresh permutation of ``range(size)`` every epoch.
-
-    Attributes:
-        position: prompts given so far; all of its state.
-    """
-
-    def __init__(self, size: int, seed: int = 0, shuffle: bool = True) -> None:
-        self.size, self.seed, self.shuffle, self.position = size, seed, shuffle, 0
-
-    def _epoch(self, epoch: int) -> np.ndarray:
-        if not self.shuffle:
-            return np.arange(self.size)
-        return np.random.default_rng([self.seed, epoch]).permutation(self.size)
-
-    def take(self, count: int) -> np.ndarray:
-        """The next ``count`` positions, across epochs where need be."""
-        wanted = np.arange(self.position, self.position + count)
-        self.position += count
-        orders = {int(e): self._epoch(int(e)) for e in np.unique(wanted // self.size)}
-        return np.array([orders[int(w // self.size)][w % self.size] for w in wanted], dtype=np.int64)
-
-
-class World:
-    """Prompts with known success rates.
+class World(StaticWorld):
+    """The simulator's world of fixed success rates, with its prompt stream.
 
     Args:
-        p: success rate of every data-set position, shape ``(M,)``.
+        p: success rate of every data-set position, shape ``(M,)``; tests may move it between steps.
         seed: seeds rewards and stream.
         low, high: the reward of a wrong and of a correct rollout.
         failure: chance that a group fails (``failed`` set, some of its rollouts lost).
@@ -77,38 +43,8 @@ class World:
         failure: float = 0.0,
         shuffle: bool = True,
     ) -> None:
-        self.p = np.asarray(p, dtype=np.float64)
-        self.seed, self.low, self.high, self.failure = seed, low, high, failure
-        self.source = Source(len(self.p), seed, shuffle)
-        self.asked: dict[int, int] = {}  # rollouts given so far, by ticket
-
-    def roll(self, requests: Requests) -> Groups:
-        """Rewards of a round: one group a request, in the order of the requests."""
-        rewards, tokens, failed, lost = [], [], [], []
-        for ticket, index, n in zip(requests.ticket, requests.index, requests.n, strict=True):
-            begin = self.asked.get(int(ticket), 0)
-            self.asked[int(ticket)] = begin + int(n)
-            number = np.arange(begin, begin + int(n))
-            draw, one = Draw(self.seed, int(ticket)), np.ones(int(n), dtype=np.uint64)
-            hit = draw.uniform("world.reward", one, one, number) < self.p[index]
-            length = 1 + (draw.bits("world.tokens", one, one, number) % np.uint64(50)).astype(np.int64)
-            fails = bool(draw.uniform("world.failure", one[:1], one[:1], begin)[0] < self.failure)
-            back = number.size // 2 if fails else number.size
-            rewards.append(np.where(hit, self.high, self.low)[:back].tolist())
-            tokens.append(length[:back].tolist())
-            failed.append(fails)
-            lost.append(int(n) - back)
-        return Groups.from_lists(
-            requests.row,
-            rewards,
-            success=[[float(r == self.high) for r in group] for group in rewards],
-            tokens=tokens,
-            stage=[[int(s)] * len(r) for s, r in zip(requests.stage, rewards, strict=True)],
-            ticket=requests.ticket,
-            index=requests.index,
-            failed=failed,
-            lost=lost,
-        )
+        super().__init__(p, seed, tokens=25.0, low=low, high=high, failure=failure)
+        self.source = Stream(len(self.p), seed, shuffle)
 
 
 def make_engine(

@@ -128,10 +128,11 @@ class LearningWorld(StaticWorld):
         c, groups = self.config, result.groups
         rows = int((result.trains | result.ghost).sum())
         batch = policy.sampler.facts.batch
-        self.step = step
         if c.rate == c.spill == 0 or not rows:
+            self.step = step
             return
         pull = advantages(result, policy) * (groups.success - np.repeat(self.rates(groups.index), groups.n))
+        self.step = step  # from here on, what was learned before has faded by one more step
         moved = result.trained
         gain = groups.sum(pull)[moved] * batch / rows
         index = groups.index[moved]

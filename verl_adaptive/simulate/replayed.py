@@ -6,7 +6,7 @@ the group sizes. A prompt's rate is then *drawn* from its posterior, not set to 
 open how hopeless a prompt is, and means would make all such prompts alike and the pool too narrow.
 
 Time. At ``knots`` points from the trace's first step to its last, a prompt's evidence counts with weight
-``2^{−|t − step|/half-life}``; the draws at all knots use the same random bits, so that a prompt's path moves as its
+``2^{−|t − step|/half-life}``, and the prior's mean is that of all evidence so weighted; the draws at all knots use the same random bits, so that a prompt's path moves as its
 evidence does. Between knots rates are linear, and after the last they stay. Simulated step s is the trace's step
 ``first + s − 1``: the pool moves as it did in the recorded run, *whatever the simulated policy trains on*. To let the
 policy's own choices move it, take the trace as the start of a learning pool (:attr:`ReplayConfig.learning`).
@@ -86,7 +86,7 @@ def knot_rates(trace: Trace, config: ReplayConfig, seed: int) -> tuple[np.ndarra
     n, wins = (np.bincount(trace.prompt, v, minlength=count) for v in (trace.n, trace.successes))
     if trace.exact and knots == 1:
         return times, (wins / np.maximum(n, 1e-12)).astype(np.float32)[None]
-    a, b = fit_prior(n, wins)
+    strength = sum(fit_prior(n, wins))
     half = max(config.half_life * (last - first), 1e-9)
     draw, hi, lo = Draw(seed, 0), trace.keys["hi"], trace.keys["lo"]
     out = np.empty((len(times), count), dtype=np.float32)
@@ -96,7 +96,9 @@ def knot_rates(trace: Trace, config: ReplayConfig, seed: int) -> tuple[np.ndarra
         if trace.exact:
             out[k] = won / np.maximum(seen, 1e-300)
         else:
-            out[k] = draw_beta(a + won, b + np.maximum(seen - won, 0.0), draw, "replay.rate", hi, lo)
+            mean = (float(won.sum()) + 0.5) / (float(seen.sum()) + 1.0)
+            prior = np.array([mean, 1.0 - mean]) * strength
+            out[k] = draw_beta(prior[0] + won, prior[1] + np.maximum(seen - won, 0.0), draw, "replay.rate", hi, lo)
     return times, out
 
 

@@ -1,4 +1,4 @@
-"""The simulated figures of the specification (3.2), with AERO run by the engine on assumed success rates.
+"""AERO's compute ratio: the simulated figures of its specification (3.2), with the shipped preset in the simulator.
 
 Gain: share of queries with a correct rollout, relative to the exploration alone. Compute: relative to GRPO with N
 rollouts a query, 2 per generated and 6 per trained rollout of equal length. The specification names the range of the
@@ -14,7 +14,7 @@ import functools
 import numpy as np
 import pytest
 
-from tests.world import make_engine, run_step
+from verl_adaptive.simulate import StaticWorld, make_simulation
 
 Q = 1000
 
@@ -37,17 +37,14 @@ def distributions() -> dict[str, np.ndarray]:
 def simulate(name: str, n: int, n_explore: int, budget: str, rounds: int = 100) -> tuple[float, float, float]:
     """Relative gain in non-zero-accuracy queries, relative compute, rollouts generated per query."""
     p = distributions()[name]
-    engine, world = make_engine(
-        allocator={"name": "aero", "n_explore": n_explore, "budget": budget, "rounds": rounds},
-        filter="aero",
-        advantage="beta",
-        batch=len(p),
-        n=n,
-        p=p,
-        refill=False,
-        max_rounds=200,
-    )
-    result = run_step(engine, world, 1)
+    words = [
+        f"adaptive.allocator.n_explore={n_explore}",
+        f"adaptive.allocator.budget={budget}",
+        f"adaptive.allocator.rounds={rounds}",
+        "adaptive.max_rounds=200",
+    ]
+    simulation = make_simulation("aero", StaticWorld(p), batch=len(p), n=n, steps=1, overrides=tuple(words))
+    result = simulation.run_step()
     groups, count = result.groups, result.ledger.rollouts
     explored = groups.sum((groups.stage == 0) & (groups.success > 0)) > 0
     gain = (groups.successes > 0).sum() / explored.sum() - 1

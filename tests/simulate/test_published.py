@@ -1,0 +1,174 @@
+"""Published and official figures that need no GPU, through the simulator: shipped presets, published settings.
+
+AERO's are in ``test_published_aero.py``.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from verl_adaptive.engine import StepResult
+from verl_adaptive.simulate import Simulation, StaticWorld, make_simulation
+
+
+def logit_normal(count: int, centre: float, spread: float, seed: int = 0) -> np.ndarray:
+    return 1 / (1 + np.exp(-np.random.default_rng(seed).normal(centre, spread, count)))
+
+
+def simulate(preset: str, p: np.ndarray, steps: int, **setting) -> tuple[Simulation, list[StepResult]]:
+    simulation = make_simulation(preset, StaticWorld(p), steps=steps, **setting)
+    return simulation, list(simulation)
+
+
+# -- GRESO ------------------------------------------------------------------------------------------------------------
+
+ROUND = "adaptive.sampler.round.prompts=384"
+
+
+@pytest.fixture(scope="module")
+def hard_pool() -> np.ndarray:
+    """25,417 prompts, logit-normal difficulty of deviation 3: 8 % easy and 43 % hard groups at n = 8."""
+    p = logit_normal(25_417, -2.0, 3.0)
+    assert (p**8).mean() == pytest.approx(0.08, abs=0.005)
+    assert ((1 - p) ** 8).mean() == pytest.approx(0.43, abs=0.005)
+    return p
+
+
+def per_step(preset: str, p: np.ndarray, steps: int) -> tuple[Simulation, list[StepResult], float]:
+    simulation, results = simulate(preset, p, steps, batch=256, n=8)
+    assert len(results) == steps
+    assert all(r.trained.sum() == 256 and not r.partial for r in results)
+    return simulation, results, float(np.mean([r.ledger.rollouts.generated for r in results]))
+
+
+def test_dynamic_sampling_generates_6144_rollouts_a_step(hard_pool) -> None:
+    """GRESO specification 3.5, hard static pool, DS: 6,144 rollouts, 2.00 rounds and 121 surplus groups a step.
+
+    B = 256, D = 384, n = 8 are the official scripts' (``math_*_dynamic_sampling.sh``).
+    """
+    _, results, rollouts = per_step(f"dapo {ROUND}", hard_pool, 60)
+    assert rollouts == 6_144 and all(r.rounds == 2 for r in results)
+    assert np.mean([(r.outcome == "surplus").sum() for r in results]) == pytest.approx(121, abs=6)
+
+
+def test_the_adaptive_round_size_alone_saves_most_of_it(hard_pool) -> None:
+    """GRESO specification 3.5, DS + adaptive size: 4,459 rollouts a step and 17 surplus groups."""
+    _, results, rollouts = per_step(f"dapo {ROUND} adaptive.sampler.round.adaptive=true", hard_pool, 60)
+    assert rollouts == pytest.approx(4_459, rel=0.03)
+    assert np.mean([(r.outcome == "surplus").sum() for r in results]) == pytest.approx(17, abs=6)
+
+
+def test_greso_generates_3327_rollouts_a_step(hard_pool) -> None:
+    """GRESO specification 3.5, GRESO, 400 steps: 3,327 rollouts and 1.18 rounds a step, 36 surplus groups.
+
+    Shares on target (τ = 0.25 as 1:2, paper's table of constants); p_easy and p_hard end at .62 and .34. Here five seeds
+    end between .59 and .65 and between .29 and .33: p_hard is still rising by then, so this is looser than the rest.
+    """
+    simulation, results, rollouts = per_step("greso", hard_pool, 400)
+    assert rollouts == pytest.approx(3_327, rel=0.03)
+    assert np.mean([r.rounds for r in results]) == pytest.approx(1.18, abs=0.08)
+    assert np.mean([(r.outcome == "surplus").sum() for r in results]) == pytest.approx(36, abs=6)
+    late = results[-100:]
+    assert np.mean([(r.outcome == "all_correct").mean() for r in late]) == pytest.approx(0.25 / 3, abs=0.01)
+    assert np.mean([(r.outcome == "all_wrong").mean() for r in late]) == pytest.approx(0.5 / 3, abs=0.01)
+    sampler = simulation.engine.policy.sampler
+    assert (sampler.p_easy, sampler.p_hard) == pytest.approx((0.62, 0.34), abs=0.06)
+
+
+# -- Pilot-Commit -----------------------------------------------------------------------------------------------------
+
+PIPELINED = "pilot_commit adaptive/sampler=epoch adaptive.allocator.form=pipelined"
+
+
+def ages_of(simulation: Simulation) -> tuple[np.ndarray, list[StepResult], list[dict[str, float]]]:
+    """Committed groups by the age of their pilots, 0 to 4 steps."""
+    ages, results, logged = np.zeros(5), [], []
+    for result in simulation:
+        metrics = simulation.engine.policy.allocator.metrics()
+        ages += [metrics[f"age_{a}_total"] for a in range(5)]
+        results.append(result)
+        logged.append(metrics)
+    return ages, results, logged
+
+
+def test_pilot_commit_generates_12288_rollouts_a_step() -> None:
+    """16 + 48 rollouts, B = 128, G = 384: 12,288 a step (2605.26606; Pilot-Commit specification 1.8 and 3.5).
+
+    53,000 prompts of logit-normal difficulty (deviation 3), as simulated with the official buffer: about 0.40 of the
+    pilots in the band, a third of them trained, and ages of their pilots 0: .01, 1: .38, 2: .25, 3: .17, 4: .12 (and
+    5: .08, which is the official code's off-by-one).
+    """
+    world = StaticWorld(logit_normal(53_000, 0.0, 3.0))
+    simulation = make_simulation(PIPELINED, world, batch=128, n=64, steps=120)
+    ages, results, logged = ages_of(simulation)
+    spent = [r.ledger.rollouts.generated for r in results]
+    assert (
+        results[0].rounds == 2 and spent[0] == 2 * 384 * 16 + 128 * 48
+    )  # an empty buffer costs the first step a round
+    assert {r.rounds for r in results[1:]} == {1} and set(spent[1:]) == {12_288}
+    assert abs(np.mean([m["in_band_total"] / m["piloted_total"] for m in logged]) - 0.41) < 0.02
+    assert abs(np.mean([m["committed_total"] / m["piloted_total"] for m in logged]) - 1 / 3) < 0.01
+    official = np.array([0.01, 0.38, 0.25, 0.17, 0.12]) / 0.93
+    assert np.abs(ages / ages.sum() - official).max() < 0.03
+
+
+def test_max_variance_is_one_step_off_policy() -> None:
+    """Pilot-Commit specification 3.5: with ``max_variance`` .97 of the trained pilots are one step old."""
+    world = StaticWorld(logit_normal(53_000, 0.0, 3.0))
+    simulation = make_simulation(
+        f"{PIPELINED} adaptive.allocator.choose=max_variance", world, batch=128, n=64, steps=60
+    )
+    ages, _, _ = ages_of(simulation)
+    assert ages[1] / ages.sum() > 0.95
+
+
+def test_dapo_and_grpo_beside_it() -> None:
+    """The same table (specification 1.8): GRPO 8,192 rollouts a step, DAPO with G = 3 B 24,576, both with n = 64."""
+    p = logit_normal(53_000, 0.0, 3.0)
+    _, grpo = simulate("grpo", p, 5, batch=128, n=64)
+    assert {r.ledger.rollouts.generated for r in grpo} == {8_192}
+    _, dapo = simulate("dapo adaptive.sampler.round.prompts=384", p, 5, batch=128, n=64)
+    assert {r.ledger.rollouts.generated for r in dapo} == {24_576}
+
+
+# -- CERO -------------------------------------------------------------------------------------------------------------
+
+M = 8_958  # implied by 0.84 R = 6 units
+
+
+@pytest.mark.parametrize("beta", [(0.4, 0.6), (0.5, 0.5), (1.0, 1.0)])
+def test_cero_published_run(beta) -> None:
+    """2610.09679, appendix G: 500 rounds of mean 512 rollouts, C = 132, Beta(1, 1); 486 to 488 updates, a peak surplus
+    of 1,920 rollouts, terminal exposures of 0.84, 1.12 and 1.40 R (57.5, 27.8 and 14.7 % of the prompts).
+    """
+    p = np.random.default_rng(0).beta(*beta, M)
+    simulation, results = simulate("cero", p, 500, batch=64, n=8)
+    cero = simulation.engine.policy.sampler
+    assert (cero.g, cero.n_max, cero.capacity, cero.budget, cero.rounds) == (4, 2, 132, 64_000, 500)
+    assert cero.gamma == pytest.approx(0.0447, abs=1e-4)
+    assert 486 <= len(results) <= 488
+    # 12 to 14 of the 500 rounds make no update; the budget may be spent a round early, which is then one of them
+    assert cero.zero_rounds + (500 - (cero.round - 1)) == 500 - len(results)
+    assert cero.round - 1 >= 499
+    assert cero.peak * cero.g == 1_920
+    assert simulation.engine.total.rollouts.generated == 256_000 and cero.left == 0
+    assert max(r.groups.rollouts for r in results) == 528 and max(len(r.groups) for r in results) == 66
+    assert cero.caught_up == 0 and cero.rechecked == 0  # neither of our rules acts in the published run
+    tiers, counts = np.unique(cero.col("units"), return_counts=True)
+    assert [round(t / (64_000 / M), 2) for t in tiers] == [0.84, 1.12, 1.40]
+    if beta == (0.4, 0.6):
+        assert counts / M == pytest.approx([0.575, 0.278, 0.147], abs=0.02)
+
+
+def test_ceros_surplus_climbs_for_120_rounds_before_the_budget_dual_crosses() -> None:
+    """CERO specification, "How it behaves": full capacity C = 132 each round until ν crosses, after 120 rounds."""
+    p = np.random.default_rng(1).beta(0.4, 0.6, M)
+    simulation = make_simulation("cero", StaticWorld(p), batch=64, n=8, steps=500)
+    cero, ahead = simulation.engine.policy.sampler, []
+    for _ in range(130):
+        simulation.run_step()
+        ahead.append((cero.round - 1, cero.metrics()["ahead_of_pace"]))
+    assert ahead[:119] == [(k, 16.0 * k) for k in range(1, 120)]
+    # after the 120th update the scheduler has already gone through the first round that allocates nothing
+    assert ahead[119] == (121, 1_920.0 - 512.0)

@@ -1,0 +1,256 @@
+"""Runs: what is measured against slow references, conservation, determinism, the oracles, the efficiency."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from verl_adaptive.errors import AdaptiveError, ConfigError
+from verl_adaptive.simulate import (
+    REFERENCES,
+    Measure,
+    PoolConfig,
+    Setting,
+    StaticWorld,
+    compose_preset,
+    make_pool,
+    make_simulation,
+    preset_names,
+    run_task,
+    summarise,
+    tasks,
+)
+from verl_adaptive.simulate.measure import estimates
+
+POOL = PoolConfig(prompts=200, failure=0.02)
+SMALL = Setting(batch=8, n=8, steps=25, budget=25 * 64)
+ALL = [*preset_names(), *REFERENCES]
+
+
+def slow_row(preset: str, seed: int) -> dict[str, float]:
+    """The same run, counted rollout by rollout and prompt by prompt."""
+    world = make_pool(POOL, seed)
+    simulation = make_simulation(preset, world, batch=8, n=8, steps=25, seed=seed, budget=SMALL.budget)
+    last, gap, seen = dict.fromkeys(range(200), 0.0), dict.fromkeys(range(200), 0.0), set()
+    signal = value = best = 0.0
+    generated = trained = informative = trained_tokens = 0
+    while not simulation.finished:
+        passes, before = simulation.engine.total.rollouts.generated / 1600, world.rates().tolist()
+        result = simulation.run_step()
+        asked = 0
+        for requests in simulation.requests:
+            for i, n in zip(requests.index.tolist(), requests.n.tolist(), strict=True):
+                value += n * 4 * before[i] * (1 - before[i])
+                asked += n
+                gap[i] = max(gap[i], passes - last[i])
+                last[i] = passes
+                seen.add(i)
+        worth = sorted((4 * p * (1 - p) for p in before), reverse=True)
+        best += asked * float(np.mean(worth[: -(-asked // 8)]))
+        groups = result.groups
+        generated += result.ledger.rollouts.generated
+        for g in range(len(groups)):
+            part = slice(groups.offsets[g], groups.offsets[g + 1])
+            right = [s for s, t in zip(groups.success[part], result.trains[part], strict=True) if t]
+            trained += len(right)
+            trained_tokens += int(groups.tokens[part][result.trains[part]].sum())
+            c, m = sum(right), len(right) - sum(right)
+            signal += 4 * c * m / (c + m) if c + m else 0.0
+            mixed = len(set(groups.signal[part])) > 1 and not groups.failed[g]
+            informative += bool(mixed and result.trained[g])
+    end = simulation.engine.total.rollouts.generated / 1600
+    return {
+        "generated": generated,
+        "trained": trained,
+        "trained_tokens": trained_tokens,
+        "informative_groups": informative,
+        "signal": signal / generated,
+        "value": value / generated,
+        "regret": 1 - value / best,
+        "coverage": len(seen) / 200,
+        "gap_longest": max(max(gap[i], end - last[i]) for i in gap),
+        "pool_end": float(np.mean(world.rates())),
+        "steps": simulation.step,
+    }
+
+
+@pytest.mark.parametrize("preset", ALL)
+def test_a_row_equals_the_slow_count(preset) -> None:
+    row = run_task(tasks([preset], [3], SMALL, POOL)[0])
+    slow = slow_row(preset, 3)
+    assert {key: row[key] for key in slow} == pytest.approx(slow, rel=1e-9)
+
+
+@pytest.mark.parametrize("preset", [*ALL, "pilot_commit adaptive.allocator.form=pipelined"])
+def test_every_rollout_is_accounted_for(preset) -> None:
+    row = run_task(tasks([preset], [0], SMALL, POOL)[0])
+    assert row["generated"] == row["trained"] + sum(row["dropped"].values()) + row["surplus"] + row["held"]
+    assert row["generated"] >= SMALL.budget or row["ended"] == "sampler"
+    assert (row["held"] > 0) == ("pipelined" in preset)
+
+
+@pytest.mark.parametrize("preset", ALL)
+def test_the_same_seed_gives_the_same_run_and_another_another(preset) -> None:
+    one, again, other = (run_task(tasks([preset], [seed], SMALL, POOL)[0]) for seed in (1, 1, 2))
+    for row in (one, again, other):
+        del row["seconds"], row["seed"]
+    assert one == again != other
+
+
+def test_a_run_of_fixed_steps_ends_there() -> None:
+    row = run_task(tasks(["greso"], [0], Setting(8, 8, 7, None), POOL)[0])
+    assert row["steps"] == 7 and row["ended"] == "steps"
+
+
+def test_an_exhausted_run_says_why_instead_of_raising() -> None:
+    """Nothing has variance, and the user asked to be told: the row holds the message training would end with."""
+    simulation = make_simulation(
+        "dapo adaptive.on_exhausted=raise adaptive.max_rounds=2", StaticWorld(np.ones(40)), batch=8, n=8, steps=5
+    )
+    assert list(simulation) == []
+    assert "adaptive.max_rounds=2 was reached" in simulation.ended
+
+
+# -- estimates --------------------------------------------------------------------------------------------------------
+
+
+def test_estimates_are_the_samplers_own_where_it_keeps_some() -> None:
+    world = StaticWorld(np.linspace(0, 1, 40))
+    for preset, own in (("greso", False), ("grpo adaptive/sampler=mopps", True), ("cero", True)):
+        simulation = make_simulation(preset, world, batch=8, n=8, steps=10)
+        list(simulation)
+        engine = simulation.engine
+        table, made = engine.table, estimates(engine)
+        plain = (1 + table.col("successes")) / (2 + table.col("rollouts"))
+        if own:
+            wins, losses = engine.policy.sampler.col("wins"), engine.policy.sampler.col("losses")
+            assert made.tolist() == ((1 + wins) / (2 + wins + losses)).tolist()
+        assert made == pytest.approx(plain, abs=1e-12)  # nothing is forgotten by default, so they agree
+
+
+def test_calibration_counts_every_prompt_seen_once() -> None:
+    simulation = make_simulation("grpo", StaticWorld(np.linspace(0, 1, 80)), batch=8, n=8, steps=5)
+    measure = Measure(simulation, 5)
+    while not simulation.finished:
+        measure.look()
+        measure.count(simulation.run_step())
+    row = measure.row()
+    assert sum(b["prompts"] for b in row["calibration"]) == 40 == 80 - row["never_seen"]
+    made, truth = estimates(simulation.engine), simulation.world.rates()
+    off = np.array([made[i] - truth[i] for i in range(80) if measure.seen[i]])
+    assert row["estimate_error"] == pytest.approx(np.sqrt((off**2).mean()))
+    assert row["estimate_bias"] == pytest.approx(off.mean())
+
+
+# -- oracles ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_best_oracle_has_no_regret_and_every_other_policy_some() -> None:
+    setting = dataclasses.replace(SMALL, budget=100 * 64, steps=100)
+    rows = {r["preset"]: r for r in map(run_task, tasks(ALL, [0], setting, PoolConfig(prompts=400)))}
+    assert rows["oracle_best"]["regret"] == pytest.approx(0.0, abs=1e-9)
+    assert all(row["regret"] > 0.05 for name, row in rows.items() if name != "oracle_best")
+    signal = {name: row["signal"] for name, row in rows.items()}
+    assert max(signal, key=signal.__getitem__) == "oracle_best"
+    assert signal["oracle"] > signal["grpo"]
+
+
+def test_the_drawn_oracle_draws_in_proportion_to_the_value() -> None:
+    p = np.repeat([0.0, 0.1, 0.5], 200)
+    simulation = make_simulation("oracle", StaticWorld(p), batch=30, n=2, steps=300)
+    count = np.zeros(600)
+    while not simulation.finished:
+        result = simulation.run_step()
+        assert len(np.unique(result.groups.index)) == 30
+        np.add.at(count, result.groups.index, 1)
+    hopeless, hard, middle = count.reshape(3, 200).sum(axis=1)
+    assert hopeless == 0 and hard / middle == pytest.approx(0.09 / 0.25, rel=0.12)
+
+
+def test_the_oracles_see_each_prompt_of_a_data_set_with_repetitions() -> None:
+    """Equal keys share a row; the oracle must look the rate up at the row's own position."""
+    p = np.array([0.0, 0.0, 0.5, 0.0, 0.45, 0.0])
+    world = StaticWorld(p)
+    world.keys = world.keys[[0, 0, 2, 3, 4, 0]]
+    simulation = make_simulation("oracle_best", world, batch=2, n=4, steps=3)
+    for result in simulation:
+        assert sorted(result.groups.index.tolist()) == [2, 4]
+
+
+# -- side by side -----------------------------------------------------------------------------------------------------
+
+
+def fake(preset: str, seed: int, signal: float, pool: float = 0.5, compute: float = 1.0) -> dict:
+    row = run_task(tasks(["grpo"], [0], Setting(4, 4, 1, None), PoolConfig(prompts=10))[0])
+    return {**row, "preset": preset, "seed": seed, "signal": signal, "pool_end": pool, "compute": compute}
+
+
+def test_efficiency_is_the_share_of_the_oracles_gain() -> None:
+    rows = [fake("grpo", 0, 0.2), fake("grpo", 1, 0.3), fake("oracle_best", 0, 0.6), fake("oracle_best", 1, 0.7)]
+    rows += [fake("x", 0, 0.4, compute=2.0), fake("x", 1, 0.6, compute=4.0)]
+    by = {entry["preset"]: entry for entry in summarise(rows)}
+    assert by["grpo"]["efficiency_signal"] == 0.0 and by["oracle_best"]["efficiency_signal"] == 1.0
+    assert by["x"]["efficiency_signal"] == pytest.approx((0.2 + 0.3) / 2 / 0.4)
+    assert by["x"]["efficiency_signal_se"] == pytest.approx(np.std([0.2, 0.3], ddof=1) / np.sqrt(2) / 0.4)
+    assert by["x"]["signal"] == pytest.approx(0.5) and by["x"]["signal_se"] == pytest.approx(0.1)
+    assert by["x"]["compute_ratio"] == pytest.approx(3.0)
+    assert by["x"]["efficiency_pool_end"] is None  # the oracle gained nothing
+    assert by["x"]["efficiency_signal_drawn"] is None  # it did not run
+    alone = summarise([row for row in rows if row["preset"] == "x"])[0]
+    assert alone["efficiency_signal"] is None and alone["compute_ratio"] is None
+
+
+def test_rows_load_as_a_data_frame() -> None:
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame([run_task(t) for t in tasks(["grpo", "greso"], [0, 1], SMALL, POOL)])
+    assert frame.groupby("preset").generated.sum().min() >= 2 * SMALL.budget
+
+
+# -- presets ----------------------------------------------------------------------------------------------------------
+
+
+def test_presets_are_those_of_the_command_line() -> None:
+    assert compose_preset(["greso", "adaptive.sampler.p_easy=0.3"]).sampler["p_easy"] == 0.3
+    assert compose_preset(["dapo"], ["adaptive.surplus=train"]).surplus == "train"
+    for name in preset_names():
+        assert compose_preset([name]).name == name
+
+
+@pytest.mark.parametrize(
+    ("preset", "message"),
+    [
+        ("gres", "did you mean greso"),
+        ("orakle", "did you mean oracle"),
+        ("", "must name a preset"),
+        ("greso 'x", "No closing quotation"),
+        ("greso adaptive.sampler.p_eazy=1", "Could not override"),
+        ("greso adaptive.sampler.p_easy=2", "must be a probability"),
+        ("greso data.train_batch_size=8", "write --batch 8"),
+        ("greso trainer.nnodes=8", "adaptive.* only"),
+        ("greso adaptive.sampler.p_easy=[", "no viable alternative"),
+        ("oracle adaptive.seed=3", "takes no overrides"),
+    ],
+)
+def test_a_preset_that_cannot_be_is_refused(preset, message) -> None:
+    with pytest.raises(AdaptiveError, match=message):
+        make_simulation(preset, StaticWorld(np.zeros(10)), batch=2, n=4, steps=2)
+
+
+def test_composing_leaves_hydra_as_it_was() -> None:
+    from hydra import compose, initialize_config_module
+    from hydra.core.global_hydra import GlobalHydra
+
+    with initialize_config_module("hydra_configs.verl_adaptive", version_base=None):
+        compose_preset(["greso"])
+        assert compose(overrides=["+adaptive=cero"]).adaptive.name == "cero"
+    assert not GlobalHydra.instance().is_initialized()
+    compose_preset(["greso"])
+    assert not GlobalHydra.instance().is_initialized()
+
+
+@pytest.mark.parametrize("more", [{"batch": 0}, {"n": 0}, {"steps": 0}, {"budget": 511}])
+def test_a_setting_that_cannot_be_is_refused(more) -> None:
+    with pytest.raises(ConfigError):
+        Setting(**more)

@@ -1,0 +1,228 @@
+"""Recorded traces: every kind that can be read, what is estimated from them, and what is refused."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.cli.stores import make_run
+from verl_adaptive.errors import AdaptiveError
+from verl_adaptive.simulate import (
+    LearningConfig,
+    ReplayConfig,
+    ReplayedWorld,
+    Setting,
+    Trace,
+    make_replayed,
+    read_trace,
+    run_task,
+    tasks,
+)
+from verl_adaptive.simulate.replayed import fit_prior, knot_rates
+from verl_adaptive.stats import open_store
+from verl_adaptive.stats.keys import key_hex
+
+
+def trace_of(p: np.ndarray, n: int, steps: int = 1, seed: int = 0, move: float = 0.0) -> Trace:
+    """Every prompt visited in every step, its rate moving by ``move`` from the first to the last."""
+    rng, count = np.random.default_rng(seed), len(p)
+    prompt, step = np.tile(np.arange(count), steps), np.repeat(np.arange(1, steps + 1), count)
+    rate = np.clip(p[prompt] + move * (step - 1) / max(1, steps - 1), 0, 1)
+    from verl_adaptive.simulate.worlds import number_keys
+
+    return Trace(
+        number_keys(count),
+        prompt,
+        step,
+        np.full(len(prompt), float(n)),
+        rng.binomial(n, rate).astype(float),
+        np.full(count, np.nan),
+    )
+
+
+# -- reading ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_journal_is_read_group_by_group(tmp_path) -> None:
+    make_run(tmp_path / "run", steps=12, snapshot=False)
+    trace = read_trace(tmp_path / "run")
+    seen = open_store(tmp_path / "run").observations()
+    good = seen[~seen.failed & (seen.n > 0)]
+    assert trace.kind == "journal" and len(trace.prompt) == len(good) and trace.steps == 12
+    assert key_hex(trace.keys[trace.prompt]) == good.key.tolist()
+    assert trace.n.tolist() == good.n.tolist() and trace.successes.tolist() == good.successes.tolist()
+    assert trace.step.tolist() == good.step.tolist()
+    for prompt, key in enumerate(key_hex(trace.keys)):
+        of = good[good.key == key]
+        assert trace.tokens[prompt] == pytest.approx(of.tokens.sum() / of.n.sum())
+
+
+def test_a_snapshot_knows_totals(tmp_path) -> None:
+    engine, _ = make_run(tmp_path / "run", steps=12)
+    trace = read_trace(tmp_path / "run" / "global_step_12")
+    rollouts = engine.table.col("rollouts")
+    assert trace.kind == "snapshot" and trace.steps == 1
+    assert trace.n.tolist() == rollouts[rollouts > 0].tolist()
+
+
+def dump(folder, step: int, rows: list[dict]) -> None:
+    """As verl 0.9.1's ``_write_generations`` writes it."""
+    folder.mkdir(exist_ok=True)
+    base = {"output": "...", "gts": "4", "step": step}
+    (folder / f"{step}.jsonl").write_text("".join(json.dumps({**base, **row}) + "\n" for row in rows))
+
+
+def test_verls_rollouts_are_grouped_by_prompt_and_step(tmp_path) -> None:
+    one = [{"input": "2+2?", "score": s, "uid": f"a_{k}_0"} for k, s in enumerate((1.0, 0.0, 1.0))]
+    two = [{"input": "3+3?", "score": s, "uid": f"b_{k}_0"} for k, s in enumerate((0.0, 0.0))]
+    # a session of two outputs: the last one's score counts, once
+    later = [{"input": "2+2?", "score": 0.0, "uid": "c_0_0"}, {"input": "2+2?", "score": 1.0, "uid": "c_0_1"}]
+    dump(tmp_path / "d", 2, [*one, *two])
+    dump(tmp_path / "d", 10, later)
+    trace = read_trace(tmp_path / "d")
+    found = sorted(zip(trace.step, trace.prompt, trace.n, trace.successes, strict=True))
+    assert found == [(2, 0, 3, 2), (2, 1, 2, 0), (10, 0, 1, 1)]
+    assert "what a policy dropped" in trace.note or "dropped" in trace.note
+    assert read_trace(tmp_path / "d" / "2.jsonl").n.tolist() == [3, 2]
+    assert read_trace(tmp_path / "d", threshold=2.0).successes.sum() == 0
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "jsonl"])
+@pytest.mark.parametrize("n", [None, 16])
+def test_pass_rates_are_read(tmp_path, suffix, n) -> None:
+    rows = [{"id": f"q{i % 3}", "pass_rate": i / 5, "step": i // 3, "tokens": 100 + i} for i in range(6)]
+    if n:
+        rows = [{**row, "n": n} for row in rows]
+    path = tmp_path / f"rates.{suffix}"
+    if suffix == "parquet":
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    else:
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    trace = read_trace(path)
+    assert len(trace) == 3 and trace.steps == 2 and trace.exact == (n is None)
+    assert (trace.successes / trace.n).tolist() == pytest.approx([i / 5 for i in range(6)])
+    assert trace.tokens.tolist() == [101.5, 102.5, 103.5]
+
+
+def test_pass_rates_without_a_name_are_a_prompt_a_row(tmp_path) -> None:
+    pq.write_table(pa.table({"pass_rate": np.linspace(0, 1, 11)}), tmp_path / "r.parquet")
+    world = make_replayed(read_trace(tmp_path / "r.parquet"), ReplayConfig(), 0)
+    assert world.rates() == pytest.approx(np.linspace(0, 1, 11), abs=1e-7)
+
+
+def test_results_of_an_evaluation_are_read(tmp_path) -> None:
+    rows = [{"prompt": f"q{i}", "data_source": "x", "ground_truth": "1", "n": 8, "successes": i} for i in range(5)]
+    (tmp_path / "eval.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    trace = read_trace(tmp_path / "eval.jsonl")
+    assert trace.kind == "results of an evaluation" and trace.successes.tolist() == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("nowhere.jsonl", None, "does not exist"),
+        ("e.jsonl", "", "is empty"),
+        ("w.jsonl", '{"a": 1}\n', "column pass_rate"),
+        ("j.jsonl", '{"pass_rate": 0.5}\nnonsense\n', "line 2: not JSON"),
+        ("l.jsonl", "[1]\n", "line 1: not an object"),
+        ("n.jsonl", '{"pass_rate": 0.5}\n{"pass_rate": NaN}\n', "row 1: pass_rate is nan; 1 of 2 rows"),
+        ("m.jsonl", '{"pass_rate": 0.5}\n{"pass": 1}\n', "row 1: pass_rate is None"),
+        ("b.jsonl", '{"pass_rate": 1.5}\n', r"row 0: pass_rate=1.5 is not in \[0, 1\]"),
+        ("s.jsonl", '{"pass_rate": "high"}\n', "not a number"),
+        ("z.jsonl", '{"pass_rate": 0.5, "n": 0}\n', "n=0 rollouts"),
+        ("p.parquet", "x", "not a Parquet file"),
+        ("t.txt", "hello", "neither a SQLite file"),
+        ("1.jsonl", '{"input": "q", "output": "a", "score": "NaN"}\n', "line 1: score='NaN' is not a finite number"),
+        ("2.jsonl", '{"input": "q", "output": "a", "score": NaN}\n', "line 1: score=nan"),
+        ("3.jsonl", '{"input": "q", "output": "a", "score": 1}\n{"score": 1}\n', "line 2: no input"),
+    ],
+)
+def test_a_trace_that_cannot_be_read_is_refused(tmp_path, name, text, message) -> None:
+    if text is not None:
+        (tmp_path / name).write_text(text)
+    with pytest.raises(AdaptiveError, match=message):
+        read_trace(tmp_path / name)
+
+
+def test_an_empty_folder_and_an_empty_table_are_refused(tmp_path) -> None:
+    with pytest.raises(AdaptiveError, match="rollout_data_dir"):
+        read_trace(tmp_path)
+    pq.write_table(pa.table({"pass_rate": pa.array([], pa.float64())}), tmp_path / "r.parquet")
+    with pytest.raises(AdaptiveError, match="nothing to simulate"):
+        read_trace(tmp_path / "r.parquet")
+
+
+# -- estimating -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [(0.3, 0.5), (1.0, 1.0), (4.0, 2.0)])
+@pytest.mark.parametrize("n", [2, 8])
+def test_the_prior_is_found_whatever_the_group_size(shape, n) -> None:
+    rng = np.random.default_rng(0)
+    p = rng.beta(*shape, 40_000)
+    a, b = fit_prior(np.full(40_000, float(n)), rng.binomial(n, p).astype(float))
+    assert (a, b) == pytest.approx(shape, rel=0.1)
+
+
+def test_the_prior_of_extreme_traces_is_proper() -> None:
+    for successes in (0.0, 8.0):
+        a, b = fit_prior(np.full(10, 8.0), np.full(10, successes))
+        assert a > 0 and b > 0
+    assert sum(fit_prior(np.ones(10), np.ones(10))) == pytest.approx(1.0)
+
+
+def test_drawn_rates_spread_as_the_true_ones_do_and_not_as_the_observed_ones() -> None:
+    """Observed rates of eight rollouts are too spread out, posterior means too little: E[p(1 − p)] tells."""
+    p = np.random.default_rng(1).beta(0.5, 0.8, 20_000)
+    trace = trace_of(p, 8)
+    _, made = knot_rates(trace, ReplayConfig(), 0)
+    true = float((p * (1 - p)).mean())
+    seen = trace.successes / 8
+    assert float((made[0] * (1 - made[0])).mean()) == pytest.approx(true, rel=0.03)
+    assert float((seen * (1 - seen)).mean()) < 0.9 * true
+    assert np.corrcoef(made[0], p)[0, 1] > 0.85
+    assert not np.array_equal(made, knot_rates(trace, ReplayConfig(), 1)[1])
+
+
+def test_rates_over_time_follow_the_trace() -> None:
+    p = np.full(3_000, 0.2)
+    trace = trace_of(p, 16, steps=30, move=0.6)
+    times, made = knot_rates(trace, ReplayConfig(), 0)
+    assert times[0] == 1 and times[-1] == 30
+    mean = made.mean(axis=1)
+    assert (np.diff(mean) > 0.01).all()
+    # evidence of a half-life of 3.6 steps looks back over 5 of 30 on average, in which the rate moves by 0.1
+    assert mean[0] == pytest.approx(0.3, abs=0.03) and mean[-1] == pytest.approx(0.7, abs=0.03)
+    assert mean[3] + mean[4] == pytest.approx(1.0, abs=0.02)
+    # the same random bits at every knot: neighbouring knots of one prompt are close to each other
+    assert np.abs(np.diff(made - mean[:, None], axis=0)).mean() < 0.5 * made[0].std() + 0.05
+
+
+def test_a_replayed_world_moves_with_the_step_only_and_stops_at_the_end() -> None:
+    knots = np.array([[0.0, 1.0], [0.5, 0.5], [1.0, 0.0]], dtype=np.float32)
+    world = ReplayedWorld(np.array([10.0, 15.0, 20.0]), knots)
+    found = [world.rates().tolist()]
+    for step in (1, 5, 9, 10, 50):
+        world.learn(None, None, step)  # type: ignore[arg-type]
+        found.append(world.rates().tolist())
+    assert np.array(found) == pytest.approx(
+        np.array([[0, 1], [0.1, 0.9], [0.5, 0.5], [0.9, 0.1], [1, 0], [1, 0]]), abs=1e-6
+    )
+
+
+def test_policies_run_on_a_trace_and_a_trace_can_be_the_start_of_a_learning_pool() -> None:
+    trace = trace_of(np.random.default_rng(2).beta(0.5, 0.5, 300), 8, steps=5)
+    setting = Setting(batch=8, n=8, steps=30, budget=30 * 64)
+    replayed = {
+        r["preset"]: r for r in map(run_task, tasks(["grpo", "greso", "oracle"], [0], setting, ReplayConfig(), trace))
+    }
+    # whatever is trained, the pool takes the recorded course
+    assert abs(replayed["grpo"]["pool_end"] - replayed["oracle"]["pool_end"]) < 1e-12
+    assert replayed["oracle"]["signal"] > 1.3 * replayed["grpo"]["signal"]
+    learning = ReplayConfig(learning=LearningConfig())
+    moved = {r["preset"]: r for r in map(run_task, tasks(["grpo", "oracle"], [0], setting, learning, trace))}
+    assert moved["oracle"]["pool_end"] > moved["grpo"]["pool_end"] > moved["grpo"]["pool_start"]

@@ -1,0 +1,210 @@
+"""Rewards, streams and the learning pool against slow, obvious references."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from verl_adaptive.engine import Requests
+from verl_adaptive.errors import ConfigError
+from verl_adaptive.rng import Draw
+from verl_adaptive.simulate import (
+    LearningConfig,
+    LearningWorld,
+    PoolConfig,
+    StaticWorld,
+    Stream,
+    make_pool,
+    make_simulation,
+    parse_pool,
+)
+from verl_adaptive.simulate.learning import LIMIT, advantages, group_relative
+from verl_adaptive.simulate.pools import starting_rates
+from verl_adaptive.simulate.worlds import draw_groups
+
+
+def requests(ticket, n, stage=0, index=None) -> Requests:
+    ticket = np.asarray(ticket, dtype=np.int64)
+    index = np.arange(len(ticket)) if index is None else np.asarray(index)
+    return Requests(ticket, index, index, np.asarray(n, dtype=np.int64), np.full(len(ticket), stage, dtype=np.int64))
+
+
+# -- rewards ----------------------------------------------------------------------------------------------------------
+
+
+@given(
+    sizes=st.lists(st.integers(1, 9), min_size=1, max_size=12),
+    stage=st.integers(0, 5),
+    seed=st.integers(0, 2**40),
+    p=st.floats(0, 1),
+)
+@settings(max_examples=60, deadline=None)
+def test_rewards_equal_a_loop_over_rollouts(sizes, stage, seed, p) -> None:
+    asked = requests(np.arange(len(sizes)) * 7 + 3, sizes, stage)
+    made = draw_groups(asked, np.full(len(sizes), p), seed, tokens=100.0, low=-1.0, high=2.0)
+    at = 0
+    for g, n in enumerate(sizes):
+        for k in range(n):
+            bits = int(Draw(seed, 0).bits("world.reward", asked.ticket[g], np.uint64(stage * 2**20 + k)))
+            right = (bits >> 11) * 2.0**-53 < p
+            assert made.reward[at] == (2.0 if right else -1.0) and made.success[at] == float(right)
+            assert made.tokens[at] == int(100 * (0.5 + (bits % 2048) / 2048))
+            at += 1
+    assert at == made.rollouts and made.n.tolist() == sizes
+
+
+def test_rewards_do_not_depend_on_the_order_of_the_requests() -> None:
+    p = np.linspace(0, 1, 20)
+    asked, back = requests(np.arange(20), np.arange(1, 21)), np.arange(20)[::-1]
+    turned = Requests(*(getattr(asked, f)[back] for f in ("ticket", "index", "row", "n", "stage")))
+    first, then = draw_groups(asked, p, 5), draw_groups(turned, p[back], 5).select(back)
+    assert np.array_equal(first.reward, then.reward) and np.array_equal(first.tokens, then.tokens)
+
+
+def test_success_rates_are_those_asked_for() -> None:
+    p = np.array([0.0, 0.1, 0.5, 0.93, 1.0])
+    rate = draw_groups(requests(np.arange(5), np.full(5, 40_000)), p, 0).pass_rate
+    assert rate[0] == 0 and rate[4] == 1
+    assert np.abs(rate - p).max() < 4 * 0.5 / math.sqrt(40_000)
+
+
+def test_a_failed_group_loses_half_of_its_rollouts() -> None:
+    made = draw_groups(requests(np.arange(4_000), np.full(4_000, 7)), np.full(4_000, 0.5), 1, failure=0.1)
+    assert made.failed.mean() == pytest.approx(0.1, abs=0.02)
+    assert set(made.n[made.failed]) == {3} and set(made.lost[made.failed]) == {4}
+    assert set(made.n[~made.failed]) == {7} and not made.lost[~made.failed].any()
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_a_stream_goes_through_the_data_once_an_epoch_however_it_is_cut(shuffle) -> None:
+    whole = Stream(37, 4, shuffle).take(37 * 3)
+    for epoch in np.split(whole, 3):
+        assert sorted(epoch) == list(range(37))
+    cut, rng = Stream(37, 4, shuffle), np.random.default_rng(0)
+    parts: list[int] = []
+    while len(parts) < len(whole):
+        parts += cut.take(int(min(rng.integers(1, 60), len(whole) - len(parts)))).tolist()
+    assert parts == whole.tolist() and cut.position == len(whole)
+    resumed = Stream(37, 4, shuffle)
+    resumed.position = 50
+    assert resumed.take(20).tolist() == whole[50:70].tolist()
+
+
+# -- learning ---------------------------------------------------------------------------------------------------------
+
+
+class SlowLearner:
+    """The equations of the module, one rollout and one step at a time; fading is applied in every step."""
+
+    def __init__(self, world: LearningWorld) -> None:
+        self.config, self.start = world.config, world.start.tolist()
+        self.topic_of, self.follows = world.topic_of.tolist(), world.follows.tolist()
+        self.own, self.topic = [0.0] * len(self.start), [0.0] * world.config.topics
+
+    def rate(self, i: int) -> float:
+        x = self.start[i] + self.own[i] + self.follows[i] * self.topic[self.topic_of[i]]
+        return 1 / (1 + math.exp(-min(max(x, -LIMIT), LIMIT)))
+
+    def learn(self, result, policy, batch: int) -> None:
+        c, groups = self.config, result.groups
+        rate = [self.rate(i) for i in range(len(self.start))]
+        self.own = [x * math.exp(-c.forget) for x in self.own]
+        rows = sum(bool(t or g) for t, g in zip(result.trains, result.ghost, strict=True))
+        weight = advantages(result, policy)
+        for g in range(len(groups)):
+            if not result.trained[g]:
+                continue
+            i, pull = int(groups.index[g]), 0.0
+            for j in range(groups.offsets[g], groups.offsets[g + 1]):
+                pull += weight[j] * (groups.success[j] - rate[i])
+            self.own[i] += c.rate * batch / rows * pull
+            self.topic[self.topic_of[i]] += c.spill * c.topics / batch * batch / rows * pull
+
+
+@pytest.mark.parametrize("preset", ["grpo", "greso", "aero", "full", "pilot_commit"])
+def test_the_pool_learns_as_the_slow_reference(preset) -> None:
+    config = LearningConfig(rate=0.7, spill=0.3, topics=3, forget=0.05)
+    p = np.random.default_rng(0).random(60)
+    world = LearningWorld(p, 0, config)
+    slow = SlowLearner(world)
+    simulation = make_simulation(preset, world, batch=8, n=8, steps=12)
+    while not simulation.finished:
+        learn = world.learn
+        world.learn = lambda *a: None  # type: ignore[method-assign]
+        result = simulation.run_step()
+        world.learn = learn  # type: ignore[method-assign]
+        slow.learn(result, simulation.engine.policy, 8)
+        world.learn(result, simulation.engine.policy, simulation.step)
+        assert world.rates() == pytest.approx([slow.rate(i) for i in range(60)], abs=1e-12)
+    assert world.rates().mean() > p.mean() + 0.02
+
+
+def test_a_whole_group_pulls_with_its_deviation() -> None:
+    """Under GRPO the gradient on a prompt's own logit is the deviation of its rewards: 0 without variance."""
+    reward, home = np.array([1.0, 1, 0, 0, 1, 1, 1, 1, 1, 0, 0, 0]), np.repeat([0, 1, 2], 4)
+    weight = group_relative(reward, home, 3)
+    for p in (0.1, 0.6):
+        pull = np.bincount(home, weight * (reward - p)) / 4
+        unbiased = [np.std(reward[home == g], ddof=1) for g in range(3)]
+        exact = [np.var(reward[home == g]) / (s + 1e-6) for g, s in enumerate(unbiased)]
+        assert pull == pytest.approx(exact, abs=1e-12)
+    assert group_relative(np.array([0.7]), np.array([0]), 1).tolist() == [0.7]
+
+
+def test_without_rate_and_spill_nothing_moves_and_hopeless_prompts_move_by_their_topic_only() -> None:
+    p = np.array([0.0] * 20 + [0.5] * 20)
+    still = LearningWorld(p, 0, LearningConfig(rate=0.0, spill=0.0))
+    list(make_simulation("grpo", still, batch=8, n=8, steps=5))
+    assert np.array_equal(still.rates(), LearningWorld(p, 0).rates())
+    alone = LearningWorld(p, 0, LearningConfig(spill=0.0))
+    list(make_simulation("grpo", alone, batch=8, n=8, steps=20))
+    assert alone.rates()[:20].max() < 0.001 and alone.rates()[20:].min() > 0.6
+    carried = LearningWorld(p, 0, LearningConfig(spill=0.5, topics=1))
+    list(make_simulation("grpo", carried, batch=8, n=8, steps=20))
+    assert carried.rates()[:20].max() > 3 * alone.rates()[:20].max()
+
+
+# -- pools ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_pool_is_the_mixture_it_says() -> None:
+    p = starting_rates(PoolConfig(prompts=50_000, hopeless=0.3, solved=0.2, centre=0.0), 0)
+    assert (p < 0.012).mean() == pytest.approx(0.3, abs=0.01)
+    assert (p > 0.97).mean() == pytest.approx(0.2 + 0.5 * 0.0103, abs=0.01)
+    assert np.median(p[(p > 0.012) & (p < 0.97)]) == pytest.approx(0.5, abs=0.02)
+    assert not np.array_equal(p, starting_rates(PoolConfig(prompts=50_000), 1))
+
+
+def test_a_pool_is_named_and_changed_in_words() -> None:
+    _, pool = parse_pool("hard:prompts=100,spill=0.5,topics=3")
+    assert (pool.prompts, pool.hopeless, pool.learning.spill, pool.learning.topics) == (100, 0.5, 0.5, 3)
+    assert make_pool(pool, 0).size == 100
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("mixd", "did you mean mixed"),
+        ("zzz", "there are mixed"),
+        ("mixed:hopless=1", "did you mean --pool mixed.hopeless"),
+        ("mixed:spill", "key=value"),
+        ("mixed:spill=x", "must be a number"),
+        ("mixed:hopeless=0.9", "exceeds 1"),
+        ("mixed:prompts=0", "1 or greater"),
+        ("mixed:forget=-1", "0 or greater"),
+        ("mixed:learning=3", "name one of rate"),
+        ("mixed:spread=nan", "must be a number"),
+    ],
+)
+def test_a_pool_that_cannot_be_is_refused(text, message) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse_pool(text)
+
+
+def test_static_rates_are_kept() -> None:
+    p = np.array([0.0, 0.25, 1.0])
+    assert StaticWorld(p).rates().tolist() == p.tolist()
