@@ -62,6 +62,7 @@ PRESETS: dict[str, list[str]] = {
     "oracle+keep_all": ["grpo"],
     "oracle+informative": ["dapo"],
     "oracle+aero": ["aero"],
+    "oracle+full": ["full"],
     # one ingredient at a time
     "greso-gate": ["greso", "adaptive.sampler.round.adaptive=false"],
     "greso+keep_all": ["grpo", "adaptive/sampler=greso", "adaptive.sampler.round.adaptive=false"],
@@ -75,11 +76,12 @@ PRESETS: dict[str, list[str]] = {
     "pilot_commit-pipelined": ["pilot_commit", "adaptive.allocator.form=pipelined"],
     # parts of several papers together
     "greso+pilot_commit": ["greso", *_PILOTS, "adaptive.allocator.sized_to_need=true"],
+    "rescue+informative": ["dapo", "adaptive/allocator=aero"],
+    "greso+rescue+informative": ["greso", "adaptive/allocator=aero"],
     "greso+aero": ["aero", "adaptive/sampler=greso", "adaptive.sampler.round.adaptive=false"],
     "mopps+keep_all": ["grpo", "adaptive/sampler=mopps"],
     "mopps+informative": ["dapo", "adaptive/sampler=mopps"],
     "mopps+aero": ["aero", "adaptive/sampler=mopps"],
-    "mopps+rescue+informative": ["dapo", "adaptive/sampler=mopps", "adaptive/allocator=aero"],
 }
 #: Group and pool sizes other than the usual ones; name → settings that differ.
 VARIANTS: dict[str, dict[str, int]] = {"base": {}, "n16": {"n": 16}, "pool96": {"pool": 96}}

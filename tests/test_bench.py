@@ -113,7 +113,10 @@ def test_every_number_comes_from_the_json(data, tmp_path) -> None:
     assert stop.value.code == 1 and front.read_text().count("old") == 1
     report.main(words)
     first, text = page.read_text(), front.read_text()
-    assert first.startswith("# Results\n\nby hand\n") and "base/greso at 0.001: 0 of 3" in first
+    assert (
+        first.startswith("# Results\n\nby hand\n")
+        and "base at 0.001: `full` 0, `oracle+keep_all` 2, `greso` 0" in first
+    )
     assert text.startswith("top\n") and text.endswith("bottom\n") and "old" not in text and "`full`" in text
     assert (tmp_path / "figures" / "train_torch.svg").read_text().count("<svg") == 1
     report.main(words)
@@ -163,7 +166,7 @@ def test_cells_that_exist_are_not_run_again(tmp_path, capsys) -> None:
     words = ["--list", "--results", str(tmp_path), "--variants", "base", "--presets", "grpo;full"]
     train_cpu.main(words)
     names = capsys.readouterr().out.splitlines()
-    assert len(names) == 2 * len(train_cpu.LRS) * train_cpu.SEEDS and names[0] == "base/grpo/lr=0.001/seed=0"
+    assert len(names) == 2 * len(train_cpu.LRS) * train_cpu.SEEDS and names[0] == "base/grpo/lr=0.0003/seed=0"
     key = train_cpu.parse_id(names[0])
     done = train_cpu.Cell(*key, settings=asdict(train_cpu.Settings()))
     train_cpu.file_of(tmp_path, key).write_text(json.dumps(asdict(done)))
