@@ -471,10 +471,10 @@ def main(arguments: list[str] | None = None) -> None:
     if wanted:
         prepare(work)
     for done, key in enumerate(wanted, 1):
-        if options.until and time.strftime("%H:%M") >= options.until:
-            print(f"{options.until}: {len(wanted) - done + 1} cells not begun")
-            return
-        with held(options.lock):
+        with held(options.lock):  # which can take its time
+            if options.until and time.strftime("%H:%M") >= options.until:
+                print(f"{options.until}: {len(wanted) - done + 1} cells not begun")
+                return
             cell = run_cell(key, settings, work)
         if options.check:
             print(check(cell, load(options.results, settings)))

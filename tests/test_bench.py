@@ -176,6 +176,14 @@ def test_cells_that_exist_are_not_run_again(tmp_path, capsys) -> None:
         train_cpu.main([*words, "--steps", "3"])
 
 
+def test_no_cell_begins_after_the_time_that_was_given(tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(train_cpu, "prepare", lambda work: None)
+    monkeypatch.setattr(train_cpu, "run_cell", lambda *_: pytest.fail("a cell began"))
+    words = ["--results", str(tmp_path), "--work", str(tmp_path), "--lock", str(tmp_path / "lock"), "--seeds", "1"]
+    train_cpu.main([*words, "--variants", "base", "--presets", "grpo", "--until", "00:00"])
+    assert capsys.readouterr().out == f"00:00: {len(train_cpu.LRS)} cells not begun\n"
+
+
 def test_a_cell_that_ran_again_is_judged_by_its_seeds() -> None:
     def cell(seed: int, end: float) -> train_cpu.Cell:
         return train_cpu.Cell("base", "greso", 1e-3, seed, curve=[[0, 0, 0.1], [9, 9, end]])
@@ -269,3 +277,77 @@ def test_simulate_is_the_simulators_own_command(monkeypatch) -> None:
     monkeypatch.setattr(cli, "main", lambda argv: seen.append(argv) or 0)
     assert real(["bench", "simulate", "--preset", "greso"]) == 0
     assert seen == [["simulate", "--preset", "greso"]]
+
+
+# -- exact pass rates and the oracle, on a model made on the spot ---------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory) -> Path:
+    """A folder with a random model and four prompts."""
+    for name in ("torch", "transformers"):
+        pytest.importorskip(name)
+    import pandas as pd
+
+    sys.path.insert(0, str(ROOT / "examples" / "cpu"))
+    from make_model import make_model
+
+    folder = tmp_path_factory.mktemp("made")
+    make_model(folder / "model", layers=1, hidden=32)
+    rows = [
+        {
+            "data_source": "sums",
+            "prompt": [{"role": "user", "content": question}],
+            "reward_model": {"style": "rule", "ground_truth": answer},
+        }
+        for question, answer in (("1+1=", "2"), ("2+2=", "4"), ("99+1=", "100"), ("rev ab", "ba"))
+    ]
+    pd.DataFrame(rows).to_parquet(folder / "pool.parquet")
+    return folder
+
+
+def test_exact_pass_rate_is_the_chance_of_the_answer(made) -> None:
+    import torch
+    from exact import Exact
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    exact = Exact(made / "model", made / "pool.parquet")
+    got = exact.rates(made / "model")[0]
+    model = AutoModelForCausalLM.from_pretrained(made / "model", dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(made / "model")
+    for row, rate in zip(exact.rows[0].to_dict("records"), got, strict=True):
+        seen = tokenizer.apply_chat_template(list(row["prompt"]), add_generation_prompt=True, return_dict=True)
+        ids, chance = list(seen["input_ids"]), 1.0
+        for token in [*tokenizer.encode(row["reward_model"]["ground_truth"]), tokenizer.eos_token_id]:
+            with torch.no_grad():
+                chance *= float(model(torch.tensor([ids])).logits[0, -1].softmax(-1)[token])
+            ids.append(token)
+        assert rate == pytest.approx(chance, rel=1e-4)
+
+
+def test_oracle_reads_the_weights_of_the_step_before(made, tmp_path) -> None:
+    import shutil
+
+    import pandas as pd
+
+    from verl_adaptive.config import RunFacts
+    from verl_adaptive.errors import AdaptiveError
+    from verl_adaptive.progress import Progress
+    from verl_adaptive.rng import Draw
+    from verl_adaptive.stats.keys import dataset_keys
+    from verl_adaptive.stats.table import StatsTable
+
+    table = StatsTable()
+    rows = pd.read_parquet(made / "pool.parquet").to_dict("records")
+    pool = table.rows_for(dataset_keys(rows[::-1]))  # the table knows the prompts in another order
+    paths = {"model": made / "model", "checkpoints": tmp_path, "data": made / "pool.parquet"}
+    oracle = oracle_sampler.Oracle({name: str(path) for name, path in paths.items()})
+    oracle.bind(table, RunFacts(batch=2, n=8, steps=5, prompts=4))
+    drawn = oracle.pick(pool, 2, Progress(step=1, batch=2, draw=Draw(0, 1))).rows
+    assert len(set(drawn.tolist())) == 2 and set(drawn.tolist()) <= set(pool.tolist())
+    assert oracle._rate == pytest.approx(oracle._exact.rates(made / "model")[0][::-1])
+
+    with pytest.raises(AdaptiveError, match="finds no weights"):
+        oracle.pick(pool, 2, Progress(step=2, batch=2, draw=Draw(0, 2)))
+    shutil.copytree(made / "model", tmp_path / "global_step_1" / "actor" / "huggingface")
+    assert len(oracle.pick(pool, 2, Progress(step=2, batch=2, draw=Draw(0, 2))).rows) == 2
