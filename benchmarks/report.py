@@ -88,13 +88,9 @@ def torch_page(data: dict[str, Any]) -> list[str]:
                 lines += part
     lines += details(runs, common, data["bins"])
     cpu = [c["seconds"]["all"] for c in data["cells"]]
-    m = data["machine"]
+    lines += ["### How it was made", "", *(described(m) for m in data["machines"])]
     lines += [
-        "### How it was made",
-        "",
-        f"On {m['cpu']} ({m['cores']} cores, {m['memory_gib']} GiB; one core a run), Python {m['python']}, "
-        + ", ".join(f"{k} {v}" for k, v in data["versions"].items())
-        + f". {len(cpu)} runs, {np.median(cpu):.1f} s of CPU time in the median ({sum(cpu) / 60:.0f} min in all, the "
+        f"{len(cpu)} runs, {np.median(cpu):.1f} s of CPU time in the median ({sum(cpu) / 60:.0f} min in all, the "
         "machine being shared; load averages are in the JSON). One cell again, compared with its interval: "
         f"`{data['cells'][0]['command']}`; every cell in the JSON has its own such command. These pages again: "
         "`verl-adaptive bench report`.",
@@ -134,6 +130,12 @@ def details(runs: Runs, lr: float, bins: Sequence[Sequence[float]]) -> list[str]
         "",
         *tables.calibration(runs, "base", lr),
     ]
+
+
+def described(m: dict[str, Any]) -> str:
+    """A machine and its software, as a sentence."""
+    software = ", ".join(f"{name} {version}" for name, version in m["versions"].items())
+    return f"On {m['cpu']} ({m['cores']} cores, {m['memory_gib']} GiB), Python {m['python']}, {software}."
 
 
 def missing(runs: Runs, wanted: Sequence[tuple[str, str, float]], seeds: int) -> list[str]:

@@ -58,8 +58,9 @@ def data() -> dict:
     made += [made_cell("dapo", 1e-3, s, 0.4, speed=0.5) for s in range(3)]
     made += [made_cell("oracle+keep_all", 1e-3, s, 0.9) for s in range(2)]
     return {
-        "machine": {"cpu": "a processor", "cores": 2, "memory_gib": 4.0, "python": "3.11"},
-        "versions": {"torch": "2"},
+        "machines": [
+            {"cpu": "a processor", "cores": 2, "memory_gib": 4.0, "python": "3.11", "versions": {"torch": "2"}}
+        ],
         "settings": {
             **{"steps": 10, "batch": 10, "n": 10, "updates": 2, "pool": 5, "held_out": 6, "layers": 1, "hidden": 2},
         },
