@@ -68,7 +68,7 @@ def torch_page(data: dict[str, Any]) -> list[str]:
         "",
     ]
     if aim := tables.aim(runs, "base"):
-        lines += ["### The aim", "", *aim]
+        lines += ["### The aim, on the tiny model", "", *aim]
     lines += ["### Each policy at its best learning rate", ""]
     lines += [
         f"Of {', '.join(f'{lr:g}' for lr in runs.lrs('base'))}, chosen by the same numbers (which flatters all a little).",
@@ -87,25 +87,11 @@ def torch_page(data: dict[str, Any]) -> list[str]:
             lines += [f"### Another size: {named} (learning rate {common:g})", ""]
             for part in tables.results(runs, variant, lambda _: common):
                 lines += part
-    lines += [f"### Held-out accuracy by pass rate at the start (learning rate {common:g})", ""]
-    lines += tables.by_start(runs, "base", common, data["bins"])
-    lines += [f"### Where the rollouts went (learning rate {common:g})", "", *tables.where(runs, "base", common)]
-    lines += [
-        f"### How good the statistics are (learning rate {common:g})",
-        "",
-        "At the end of a run: estimate less exact pass rate, mean (*bias*) and mean absolute (*error*), over the visited "
-        "prompts of the pool. Estimates lag behind a model that learns, hence the negative bias.",
-        "",
-        *tables.calibration(runs, "base", common),
-    ]
+    lines += details(runs, common, data["bins"])
     cpu = [c["seconds"]["all"] for c in data["cells"]]
-    m = data["machine"]
+    lines += ["### How it was made", "", *(described(m) for m in data["machines"])]
     lines += [
-        "### How it was made",
-        "",
-        f"On {m['cpu']} ({m['cores']} cores, {m['memory_gib']} GiB; one core a run), Python {m['python']}, "
-        + ", ".join(f"{k} {v}" for k, v in data["versions"].items())
-        + f". {len(cpu)} runs, {np.median(cpu):.1f} s of CPU time in the median ({sum(cpu) / 60:.0f} min in all, the "
+        f"{len(cpu)} runs, {np.median(cpu):.1f} s of CPU time in the median ({sum(cpu) / 60:.0f} min in all, the "
         "machine being shared; load averages are in the JSON). One cell again, compared with its interval: "
         f"`{data['cells'][0]['command']}`; every cell in the JSON has its own such command. These pages again: "
         "`verl-adaptive bench report`.",
@@ -127,14 +113,49 @@ def torch_page(data: dict[str, Any]) -> list[str]:
     )
 
 
+def details(runs: Runs, lr: float, bins: Sequence[Sequence[float]]) -> list[str]:
+    """Accuracy by starting difficulty, where rollouts went, and calibration, at one learning rate; empty without runs."""
+    if not runs.measured("base", lr):
+        return []
+    return [
+        f"### Held-out accuracy by pass rate at the start (learning rate {lr:g})",
+        "",
+        *tables.by_start(runs, "base", lr, bins),
+        f"### Where the rollouts went (learning rate {lr:g})",
+        "",
+        *tables.where(runs, "base", lr),
+        f"### How good the statistics are (learning rate {lr:g})",
+        "",
+        "At the end of a run: estimate less exact pass rate, mean (*bias*) and mean absolute (*error*), over the visited "
+        "prompts of the pool. Estimates lag behind a model that learns.",
+        "",
+        *tables.calibration(runs, "base", lr),
+    ]
+
+
+def described(m: dict[str, Any]) -> str:
+    """A machine and its software, as a sentence."""
+    software = ", ".join(f"{name} {version}" for name, version in m["versions"].items())
+    return f"On {m['cpu']} ({m['cores']} cores, {m['memory_gib']} GiB), Python {m['python']}, {software}."
+
+
 def missing(runs: Runs, wanted: Sequence[tuple[str, str, float]], seeds: int) -> list[str]:
-    """Cells with fewer seeds than the most, by name."""
-    short = []
+    """Cells with fewer seeds than wanted."""
+    short: dict[tuple[str, float], list[str]] = {}
+    lost = 0
     for variant, preset, lr in wanted:
         have = len([key for key in runs.cells if key[:3] == (variant, preset, lr)])
         if have < seeds:
-            short.append(f"{variant}/{preset} at {lr:g}: {have} of {seeds}")
-    return [f"Not run yet, for lack of time: {'; '.join(short)}.", ""] if short else []
+            lost += seeds - have
+            short.setdefault((variant, lr), []).append(f"`{preset}` {have}")
+    if not short:
+        return []
+    listed = "; ".join(f"{variant} at {lr:g}: {', '.join(names)}" for (variant, lr), names in short.items())
+    return [
+        f"Not run yet, for lack of time: {lost} runs. The same command runs them and leaves the others alone. Cells with "
+        f"fewer than {seeds} seeds, and how many they have: {listed}.",
+        "",
+    ]
 
 
 # -- the real pipeline --------------------------------------------------------------------------------------------
@@ -178,15 +199,15 @@ def cpu_page(cells: Sequence[dict[str, Any]], tiny: Runs | None) -> list[str]:
         lines += ["### Each policy at its best learning rate", ""]
         for part in tables.results(runs, "base", lambda p: runs.best_lr("base", p)):
             lines += part
+    below = [lr for lr in runs.lrs("base") for s in runs.seeds("base", "grpo", lr)[:1] if collapsed(runs, lr, s)]
+    if below:
+        lines += [
+            f"At learning rate {', '.join(f'{lr:g}' for lr in below)} GRPO ends below its start: shares of its rollouts to "
+            "that accuracy mean nothing there.",
+            "",
+        ]
     lines += [*tables.verdicts(runs, "base"), "", *aim_or_why(runs)]
-    lines += [f"### Held-out accuracy by pass rate at the start (learning rate {common:g})", ""]
-    lines += tables.by_start(runs, "base", common, train_cpu.BINS)
-    lines += [f"### Where the rollouts went (learning rate {common:g})", "", *tables.where(runs, "base", common)]
-    lines += [
-        f"### How good the statistics are (learning rate {common:g})",
-        "",
-        *tables.calibration(runs, "base", common),
-    ]
+    lines += details(runs, common, train_cpu.BINS)
     lines += [*step_times(runs, common), *agreement(runs, tiny, common)]
     m, loads = cells[0]["machine"], [x for c in cells for x in c["load"] if x is not None]
     lines += [
@@ -208,12 +229,18 @@ def cpu_page(cells: Sequence[dict[str, Any]], tiny: Runs | None) -> list[str]:
     return lines + missing(runs, list(grid), train_cpu.SEEDS)
 
 
+def collapsed(runs: Runs, lr: float, seed: int) -> bool:
+    """Whether GRPO ends below where it began."""
+    accuracy = runs.curve(("base", "grpo", lr, seed), "held_out")
+    return bool(accuracy[-1] < accuracy[0])
+
+
 def aim_or_why(runs: Runs) -> list[str]:
     """The aim's table, once there are seeds enough to speak of."""
     lr = runs.best_lr("base", "full")
     if lr is None or len(runs.seeds("base", "full", lr)) < 3:
         return []
-    return ["### The aim", "", *tables.aim(runs, "base")]
+    return ["### The aim, on the real pipeline", "", *tables.aim(runs, "base")]
 
 
 def step_times(runs: Runs, lr: float) -> list[str]:
@@ -388,6 +415,8 @@ def readme_cpu(cells: Sequence[dict[str, Any]]) -> list[str]:
         if keys:
             gain = "" if preset == "grpo" else pm(runs.gain("base", preset, lr, lr), "{:+.3f}")
             rows.append([f"`{preset}`", str(len(keys)), pm([runs.final(k) for k in keys]), gain])
+    if not rows:
+        return []
     return [
         f"On real verl and vLLM (CPU, {runs.budget['base']:,} rollouts in every run, learning rate {lr:g}):",
         "",
@@ -463,8 +492,10 @@ def pages(results: Path, results_page: Path, readme_page: Path) -> dict[Path, st
     text = results_page.read_text() if results_page.exists() else "# Results\n"
     tiny = read("train_torch.json")
     if cells:
-        part = ["![accuracy](figures/train_cpu.svg)", "", *cpu_page(cells, torch_runs(tiny) if tiny else None)]
-        text = put(text, "train_cpu", [part[2], "", part[0], *part[3:]])
+        part = cpu_page(cells, torch_runs(tiny) if tiny else None)
+        drawn = ["![accuracy](figures/train_cpu.svg)"]
+        drawn = drawn if cpu_runs(cells).measured("base", train_cpu.COMMON_LR) else []
+        text = put(text, "train_cpu", [part[0], "", *drawn, *part[1:]])
     if tiny:
         part = torch_page(tiny)
         text = put(text, "train_torch", [part[0], "", "![accuracy](figures/train_torch.svg)", *part[1:]])
@@ -496,7 +527,8 @@ def figures(results: Path, folder: Path) -> None:
             ("tokens_trained", "trained tokens"),
         ]
         along.append(("seconds", "seconds of steps (machine shared)"))
-        figure(folder / "train_cpu.svg", real, lambda _: train_cpu.COMMON_LR, along)
+        if real.measured("base", train_cpu.COMMON_LR):
+            figure(folder / "train_cpu.svg", real, lambda _: train_cpu.COMMON_LR, along)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -306,11 +306,12 @@ def verdicts(runs: Runs, variant: str) -> list[str]:
             alone.append(preset)
     rated.sort(reverse=True)
     out = []
-    for title, chosen in (
+    groups = (
         ("better than GRPO", [r for r in rated if r[0] > r[1]]),
         ("worse than GRPO", [r for r in rated if r[0] < -r[1]]),
         ("not told apart from GRPO", [r for r in rated if abs(r[0]) <= r[1]]),
-    ):
+    )
+    for title, chosen in groups if rated else ():
         listed = "; ".join(f"`{name}` ({mean:+.3f} ± {half:.3f})" for mean, half, name in chosen) or "none"
         out.append(f"* At equal rollouts, each at its best learning rate, {title}: {listed}.")
     if alone:

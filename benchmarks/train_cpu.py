@@ -59,8 +59,8 @@ class Variant:
 #: GRPO's 480 prompts of a run are 1.6, 1.6, 4.7 and 0.8 epochs.
 VARIANTS = {"base": Variant(8, 2), "n16": Variant(16, 2), "small": Variant(8, 6), "large": Variant(8, 1)}
 #: Variants other than base are run at this learning rate only.
-COMMON_LR = 1e-3
-LRS = (3e-4, 1e-3, 3e-3)
+COMMON_LR = 3e-4
+LRS = (1e-4, 3e-4, 1e-3)
 SEEDS = 3
 #: Starting pass rates that are told apart.
 BINS = ((0.0, 0.02), (0.02, 0.2), (0.2, 0.8), (0.8, 1.01))
@@ -471,10 +471,10 @@ def main(arguments: list[str] | None = None) -> None:
     if wanted:
         prepare(work)
     for done, key in enumerate(wanted, 1):
-        if options.until and time.strftime("%H:%M") >= options.until:
-            print(f"{options.until}: {len(wanted) - done + 1} cells not begun")
-            return
-        with held(options.lock):
+        with held(options.lock):  # which can take its time
+            if options.until and time.strftime("%H:%M") >= options.until:
+                print(f"{options.until}: {len(wanted) - done + 1} cells not begun")
+                return
             cell = run_cell(key, settings, work)
         if options.check:
             print(check(cell, load(options.results, settings)))

@@ -62,6 +62,7 @@ PRESETS: dict[str, list[str]] = {
     "oracle+keep_all": ["grpo"],
     "oracle+informative": ["dapo"],
     "oracle+aero": ["aero"],
+    "oracle+full": ["full"],
     # one ingredient at a time
     "greso-gate": ["greso", "adaptive.sampler.round.adaptive=false"],
     "greso+keep_all": ["grpo", "adaptive/sampler=greso", "adaptive.sampler.round.adaptive=false"],
@@ -75,11 +76,12 @@ PRESETS: dict[str, list[str]] = {
     "pilot_commit-pipelined": ["pilot_commit", "adaptive.allocator.form=pipelined"],
     # parts of several papers together
     "greso+pilot_commit": ["greso", *_PILOTS, "adaptive.allocator.sized_to_need=true"],
+    "rescue+informative": ["dapo", "adaptive/allocator=aero"],
+    "greso+rescue+informative": ["greso", "adaptive/allocator=aero"],
     "greso+aero": ["aero", "adaptive/sampler=greso", "adaptive.sampler.round.adaptive=false"],
     "mopps+keep_all": ["grpo", "adaptive/sampler=mopps"],
     "mopps+informative": ["dapo", "adaptive/sampler=mopps"],
     "mopps+aero": ["aero", "adaptive/sampler=mopps"],
-    "mopps+rescue+informative": ["dapo", "adaptive/sampler=mopps", "adaptive/allocator=aero"],
 }
 #: Group and pool sizes other than the usual ones; name → settings that differ.
 VARIANTS: dict[str, dict[str, int]] = {"base": {}, "n16": {"n": 16}, "pool96": {"pool": 96}}
@@ -141,6 +143,7 @@ class Cell:
         calibration: how far the table's estimates of the visited prompts are from the exact rates, at the end.
         seconds: of CPU time, by part, and of wall clock.
         load: of the machine when the run began.
+        machine: which of the file's ``machines`` it ran on.
     """
 
     variant: str
@@ -155,6 +158,7 @@ class Cell:
     calibration: dict[str, float] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     load: float | None = None
+    machine: int = 0
 
     @property
     def key(self) -> tuple[str, str, float, int]:
@@ -431,18 +435,26 @@ DEFAULT = asdict(Settings())
 Cells = dict[tuple[str, str, float, int], Cell]
 
 
-def load(path: Path, settings: Settings) -> Cells:
-    """The cells of a results file; none if there is no file.
+def load(path: Path, settings: Settings) -> tuple[Cells, list[dict[str, Any]]]:
+    """The cells of a results file and the machines that they ran on; none if there is no file.
 
     Raises:
         SystemExit: the file's settings are others.
     """
     if not path.exists():
-        return {}
+        return {}, []
     data = json.loads(path.read_text())
     if data["settings"] != asdict(settings):
         raise SystemExit(f"{path} was measured with other settings; name another file with --results, or remove it")
-    return {cell.key: cell for cell in (Cell(**c) for c in data["cells"])}
+    return {cell.key: cell for cell in (Cell(**c) for c in data["cells"])}, data["machines"]
+
+
+def here(machines: list[dict[str, Any]]) -> int:
+    """This machine's place among the machines; it is added if it is not there."""
+    this = machine() | {"versions": versions("verl-adaptive", "torch", "numpy", "hydra-core")}
+    if this not in machines:
+        machines.append(this)
+    return machines.index(this)
 
 
 @functools.cache
@@ -453,12 +465,11 @@ def parts(preset: str) -> dict[str, str]:
     return made | ({"sampler": "exact pass rates"} if preset.startswith(_ORACLE) else {})
 
 
-def save(path: Path, settings: Settings, cells: Cells) -> None:
+def save(path: Path, settings: Settings, cells: Cells, machines: list[dict[str, Any]]) -> None:
     """Write all cells; the old file stays whole until the new one is."""
     data = {
         "benchmark": "train_torch",
-        "machine": machine(),
-        "versions": versions("verl-adaptive", "torch", "numpy", "hydra-core"),
+        "machines": machines,
         "settings": asdict(settings),
         "variants": VARIANTS,
         "presets": {name: {"words": words, "parts": parts(name)} for name, words in PRESETS.items()},
@@ -525,7 +536,7 @@ def main(arguments: list[str] | None = None) -> None:
     except ValueError as error:
         parser.error(str(error))
 
-    cells = load(options.results, settings)
+    cells, machines = load(options.results, settings)
     wanted = again or [
         (variant, name, lr, seed)
         for seed in range(options.seeds)
@@ -542,8 +553,9 @@ def main(arguments: list[str] | None = None) -> None:
         if options.check:
             print(check(cell, cells))
             continue
+        cell.machine = here(machines)
         cells[cell.key] = cell
-        save(options.results, settings, cells)
+        save(options.results, settings, cells, machines)
         print(
             f"[{done}/{len(wanted)}] {cell.id}: held-out {cell.curve[0][2]:.3f} -> {cell.curve[-1][2]:.3f}, "
             f"{cell.steps} steps, {cell.seconds['all']:.1f} s",

@@ -59,8 +59,9 @@ def data() -> dict:
     made += [made_cell("dapo", 1e-3, s, 0.4, speed=0.5) for s in range(3)]
     made += [made_cell("oracle+keep_all", 1e-3, s, 0.9) for s in range(2)]
     return {
-        "machine": {"cpu": "a processor", "cores": 2, "memory_gib": 4.0, "python": "3.11"},
-        "versions": {"torch": "2"},
+        "machines": [
+            {"cpu": "a processor", "cores": 2, "memory_gib": 4.0, "python": "3.11", "versions": {"torch": "2"}}
+        ],
         "settings": {
             **{"steps": 10, "batch": 10, "n": 10, "updates": 2, "pool": 5, "held_out": 6, "layers": 1, "hidden": 2},
         },
@@ -114,7 +115,10 @@ def test_every_number_comes_from_the_json(data, tmp_path) -> None:
     assert stop.value.code == 1 and front.read_text().count("old") == 1
     report.main(words)
     first, text = page.read_text(), front.read_text()
-    assert first.startswith("# Results\n\nby hand\n") and "base/greso at 0.001: 0 of 3" in first
+    assert (
+        first.startswith("# Results\n\nby hand\n")
+        and "base at 0.001: `full` 0, `oracle+keep_all` 2, `greso` 0" in first
+    )
     assert text.startswith("top\n") and text.endswith("bottom\n") and "old" not in text and "`full`" in text
     assert (tmp_path / "figures" / "train_torch.svg").read_text().count("<svg") == 1
     report.main(words)
@@ -164,7 +168,7 @@ def test_cells_that_exist_are_not_run_again(tmp_path, capsys) -> None:
     words = ["--list", "--results", str(tmp_path), "--variants", "base", "--presets", "grpo;full"]
     train_cpu.main(words)
     names = capsys.readouterr().out.splitlines()
-    assert len(names) == 2 * len(train_cpu.LRS) * train_cpu.SEEDS and names[0] == "base/grpo/lr=0.001/seed=0"
+    assert len(names) == 2 * len(train_cpu.LRS) * train_cpu.SEEDS and names[0] == "base/grpo/lr=0.0003/seed=0"
     key = train_cpu.parse_id(names[0])
     done = train_cpu.Cell(*key, settings=asdict(train_cpu.Settings()))
     train_cpu.file_of(tmp_path, key).write_text(json.dumps(asdict(done)))
@@ -172,6 +176,14 @@ def test_cells_that_exist_are_not_run_again(tmp_path, capsys) -> None:
     assert capsys.readouterr().out.splitlines() == names[1:]
     with pytest.raises(SystemExit, match="other settings"):
         train_cpu.main([*words, "--steps", "3"])
+
+
+def test_no_cell_begins_after_the_time_that_was_given(tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(train_cpu, "prepare", lambda work: None)
+    monkeypatch.setattr(train_cpu, "run_cell", lambda *_: pytest.fail("a cell began"))
+    words = ["--results", str(tmp_path), "--work", str(tmp_path), "--lock", str(tmp_path / "lock"), "--seeds", "1"]
+    train_cpu.main([*words, "--variants", "base", "--presets", "grpo", "--until", "00:00"])
+    assert capsys.readouterr().out == f"00:00: {len(train_cpu.LRS)} cells not begun\n"
 
 
 def test_a_cell_that_ran_again_is_judged_by_its_seeds() -> None:
@@ -267,3 +279,77 @@ def test_simulate_is_the_simulators_own_command(monkeypatch) -> None:
     monkeypatch.setattr(cli, "main", lambda argv: seen.append(argv) or 0)
     assert real(["bench", "simulate", "--preset", "greso"]) == 0
     assert seen == [["simulate", "--preset", "greso"]]
+
+
+# -- exact pass rates and the oracle, on a model made on the spot ---------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory) -> Path:
+    """A folder with a random model and four prompts."""
+    for name in ("torch", "transformers"):
+        pytest.importorskip(name)
+    import pandas as pd
+
+    sys.path.insert(0, str(ROOT / "examples" / "cpu"))
+    from make_model import make_model
+
+    folder = tmp_path_factory.mktemp("made")
+    make_model(folder / "model", layers=1, hidden=32)
+    rows = [
+        {
+            "data_source": "sums",
+            "prompt": [{"role": "user", "content": question}],
+            "reward_model": {"style": "rule", "ground_truth": answer},
+        }
+        for question, answer in (("1+1=", "2"), ("2+2=", "4"), ("99+1=", "100"), ("rev ab", "ba"))
+    ]
+    pd.DataFrame(rows).to_parquet(folder / "pool.parquet")
+    return folder
+
+
+def test_exact_pass_rate_is_the_chance_of_the_answer(made) -> None:
+    import torch
+    from exact import Exact
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    exact = Exact(made / "model", made / "pool.parquet")
+    got = exact.rates(made / "model")[0]
+    model = AutoModelForCausalLM.from_pretrained(made / "model", dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(made / "model")
+    for row, rate in zip(exact.rows[0].to_dict("records"), got, strict=True):
+        seen = tokenizer.apply_chat_template(list(row["prompt"]), add_generation_prompt=True, return_dict=True)
+        ids, chance = list(seen["input_ids"]), 1.0
+        for token in [*tokenizer.encode(row["reward_model"]["ground_truth"]), tokenizer.eos_token_id]:
+            with torch.no_grad():
+                chance *= float(model(torch.tensor([ids])).logits[0, -1].softmax(-1)[token])
+            ids.append(token)
+        assert rate == pytest.approx(chance, rel=1e-4)
+
+
+def test_oracle_reads_the_weights_of_the_step_before(made, tmp_path) -> None:
+    import shutil
+
+    import pandas as pd
+
+    from verl_adaptive.config import RunFacts
+    from verl_adaptive.errors import AdaptiveError
+    from verl_adaptive.progress import Progress
+    from verl_adaptive.rng import Draw
+    from verl_adaptive.stats.keys import dataset_keys
+    from verl_adaptive.stats.table import StatsTable
+
+    table = StatsTable()
+    rows = pd.read_parquet(made / "pool.parquet").to_dict("records")
+    pool = table.rows_for(dataset_keys(rows[::-1]))  # the table knows the prompts in another order
+    paths = {"model": made / "model", "checkpoints": tmp_path, "data": made / "pool.parquet"}
+    oracle = oracle_sampler.Oracle({name: str(path) for name, path in paths.items()})
+    oracle.bind(table, RunFacts(batch=2, n=8, steps=5, prompts=4))
+    drawn = oracle.pick(pool, 2, Progress(step=1, batch=2, draw=Draw(0, 1))).rows
+    assert len(set(drawn.tolist())) == 2 and set(drawn.tolist()) <= set(pool.tolist())
+    assert oracle._rate == pytest.approx(oracle._exact.rates(made / "model")[0][::-1])
+
+    with pytest.raises(AdaptiveError, match="finds no weights"):
+        oracle.pick(pool, 2, Progress(step=2, batch=2, draw=Draw(0, 2)))
+    shutil.copytree(made / "model", tmp_path / "global_step_1" / "actor" / "huggingface")
+    assert len(oracle.pick(pool, 2, Progress(step=2, batch=2, draw=Draw(0, 2))).rows) == 2
