@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -81,6 +82,8 @@ class StreamSession(Session):
             self._note_failures(results)
             self._send(self.engine.receive(results))
             patience = Patience(self.config, self._step_of(), self._dead)
+            if not enough():  # results that trickle in must not turn this into a busy loop
+                time.sleep(self.config.poll_interval)
 
     def _indices(self) -> dict[int, int]:
         engine = self.engine
