@@ -82,6 +82,25 @@ def test_separate_survives_a_kill(tmp_path):
     assert max(abs(k) for k in second.series("actor/ppo_kl")) > 0  # old log-probs are not those being trained
 
 
+@pytest.mark.matrix
+@pytest.mark.parametrize("mode", MODES)
+def test_killed_again_and_again(mode, tmp_path):
+    """Three SIGKILLs in one run of ten steps; every group is observed once all the same."""
+    words = ("+adaptive=pilot_commit", *MODES[mode], "trainer.total_training_steps=10", "trainer.save_freq=1")
+    for _ in range(3):
+        assert train(tmp_path, *words, "adaptive.record=true", kill_at=2).code == -9
+    last = train(tmp_path, *words, "adaptive.record=true")
+    assert last.code == 0, last.log[-3000:]
+    replays(last, 10)
+    table, engine = state_of(last, 10)
+    with open_store(str(tmp_path / "checkpoints" / "adaptive.sqlite")) as store:
+        seen = store.observations()
+        assert store.steps()["step"].tolist() == list(range(1, 11))
+    assert sorted(seen["ticket"]) == list(range(engine["ticket"]))
+    assert table.col("visits").sum() == (~seen["failed"].astype(bool)).sum()
+    assert table.col("rollouts").sum() == engine["total"]["rollouts"]["generated"]
+
+
 @pytest.mark.parametrize(
     ("preset", "mode"),
     [

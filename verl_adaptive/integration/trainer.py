@@ -411,7 +411,9 @@ class AdaptiveMixin(_Trainer):
                 if self.engine.finished:
                     self.total_training_steps = self.global_steps
             else:
-                self.session.load_state_dict({})  # a plain run's prompts in flight are not ours: verl would send them again
+                self.session.load_state_dict(
+                    {}
+                )  # a plain run's prompts in flight are not ours: verl would send them again
         self.memory.begin(self.global_steps, self.engine)
 
 
