@@ -68,7 +68,7 @@ def test_a_damaged_journal(run, tmp_path_factory, seed) -> None:
     shutil.rmtree(path.parent)
 
 
-@examples(40)
+@examples(20)
 @given(seeds, st.sampled_from(["runs", "branches", "steps", "observations", "prompts", "gaps", "verl_adaptive_schema"]))
 def test_a_journal_with_strange_values(run, tmp_path_factory, capsys, seed, table) -> None:
     """SQLite stores anything in any column: numbers as text, blobs, numbers that nothing else can hold."""
