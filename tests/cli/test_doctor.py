@@ -64,10 +64,13 @@ def test_this_environment_is_healthy(examine) -> None:
 def test_a_command_line_and_its_plan(examine, tmp_path) -> None:
     data = write_dataset(tmp_path / "train.parquet", hostile_rows(640))
     words = ("+adaptive=greso", f"data.train_files={data}", "adaptive.sampler.p_easy=0.3", "trainer.total_epochs=3")
+    words += ("adaptive.sampler.round.prompts=96",)  # one and a half batches, what null stands for
     status, found = examine(*words)
     plan = found["THE PLAN"]
     assert status == 0
-    assert plan["parts"]["sampler"] == {"greso": {"p_easy": 0.3}} and plan["parts"]["filter"] == {"informative": {}}
+    assert plan["parts"]["sampler"] == {"greso": {"p_easy": 0.3, "round.prompts": 96}} and plan["parts"]["filter"] == {
+        "informative": {}
+    }
     assert (plan["groups"], plan["n"], plan["updates"], plan["first_round"]) == (64, 16, 2, 96 * 16)
     assert (plan["prompts"], plan["steps"]) == (640, 30)
     assert plan["mode"] == "sync" and "take turns" in plan["schedule"]
@@ -121,7 +124,7 @@ SEPARATE = (
 
 @pytest.mark.parametrize("alias", ["", "adaptive_"])
 def test_the_plan_knows_the_trainer_mode(alias, examine) -> None:
-    for mode, says in (("colocate_async", "1 warm-up batches ahead"), ("sync", "take turns")):
+    for mode, says in (("colocate_async", "1 warm-up batch ahead"), ("sync", "take turns")):
         status, found = examine("+adaptive=greso", f"trainer.v1.trainer_mode={alias}{mode}")
         assert status == 0 and found["THE PLAN"]["mode"] == mode and says in found["THE PLAN"]["schedule"]
     status, found = examine("+adaptive=greso", f"trainer.v1.trainer_mode={alias}separate_async", *SEPARATE[1:])

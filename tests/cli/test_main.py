@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -46,9 +47,21 @@ def test_every_option_is_described_with_an_example_or_its_default(name) -> None:
             )
 
 
-def test_the_module_is_the_command() -> None:
-    done = subprocess.run([sys.executable, "-m", "verl_adaptive", "--version"], capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (0, f"verl-adaptive {__version__}\n")
+@pytest.mark.parametrize(
+    "words", [["--version"], [], ["stats", "--help"], ["parts", "greso"], ["stats", "/no/where"], ["stats"], ["sats"]]
+)
+def test_the_module_is_the_command(words) -> None:
+    program = Path(sys.executable).with_name("verl-adaptive")
+    if not program.exists():
+        pytest.skip("the package is not installed with its command")
+    one, other = (
+        subprocess.run([*start, *words], capture_output=True, text=True)
+        for start in ([sys.executable, "-m", "verl_adaptive"], [program])
+    )
+    assert (one.returncode, one.stdout, one.stderr) == (other.returncode, other.stdout, other.stderr)
+    assert one.stdout or one.stderr
+    if words == ["--version"]:
+        assert (one.returncode, one.stdout) == (0, f"verl-adaptive {__version__}\n")
 
 
 def test_the_command_imports_nothing_heavy() -> None:

@@ -22,6 +22,7 @@ def database(postgres, tmp_path) -> str:  # noqa: F811
 def test_the_commands_read_a_shared_database(database, tmp_path, call) -> None:
     status, _, err = call("stats", database)
     assert status == 1 and "p/a, p/b" in err
+    assert [r["run"] for r in json.loads(call("stats", database, "--runs", "--json")[1])] == ["p/a", "p/b"]
     found = json.loads(call("stats", f"{database}#p/a", "--json")[1])
     assert found["steps"] == 6 and found["run"] == "p/a" and found["retired"] is None
     assert json.loads(call("stats", database, "--run", "p/b", "--json")[1])["retired"] == 3  # its checkpoints' snapshot
@@ -31,6 +32,11 @@ def test_the_commands_read_a_shared_database(database, tmp_path, call) -> None:
     assert "rollouts generated" in (tmp_path / "r.html").read_text()
     status, out, _ = call("compare", f"{database}#p/a", f"{database}#p/b")
     assert status == 0 and "p/a" in out and "p/b" in out
+
+
+def test_a_database_without_our_tables_is_one_line(postgres, call) -> None:  # noqa: F811
+    status, out, err = call("stats", postgres.new_database())
+    assert status == 1 and out == "" and err.count("\n") == 1 and "holds no journal" in err
 
 
 def test_passwords_are_not_shown(database, tmp_path, call) -> None:

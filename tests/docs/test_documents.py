@@ -354,3 +354,17 @@ def test_the_progress_line_of_the_readme_is_what_is_printed() -> None:
     report = pytest.importorskip("verl_adaptive.integration.report")
     example = re.search(r"'(step 12/1001.*?)'", " ".join(report.progress_line.__doc__.replace("\\\n", "").split()))[1]
     assert example in (ROOT / "README.md").read_text()
+
+
+def test_the_figures_of_large_stores_are_the_measured_ones() -> None:
+    import json
+
+    sizes = json.loads((ROOT / "benchmarks" / "results" / "commands.json").read_text())["sizes"]
+    page = (ROOT / "docs" / "commands.md").read_text().split("## Large stores")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| ([^|]+) \| ([^|]+) \| ([^|]+) \|$", page, flags=re.M)[1:]
+    assert len(rows) == len(sizes["1000000"]["commands"]) >= 8
+    for name, *cells in rows:
+        for size, cell in zip(("1000000", "10000000"), cells, strict=True):
+            found = sizes[size]["commands"].get(name)
+            wanted = "not measured" if found is None else f"{found['cpu s']:.0f} s, {found['MB'] / 1000:.1f} GB"
+            assert cell == wanted, (name, size)

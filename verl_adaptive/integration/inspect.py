@@ -309,7 +309,8 @@ def _mode(config: DictConfig) -> tuple[str, str]:
     check(mode in _MODES, "trainer.v1.trainer_mode", v1.trainer_mode, f"verl has {', '.join(_MODES)}")
     if mode == "sync":
         return mode, "generation and training take turns; every rollout trains under the weights that made it"
-    warmup = f"{v1[mode].num_warmup_batches:g} warm-up batches"
+    ahead = v1[mode].num_warmup_batches
+    warmup = f"{ahead:g} warm-up batch{'' if ahead == 1 else 'es'}"
     if mode == "colocate_async":
         return mode, f"generation and training take turns on the same devices, {warmup} ahead"
     batch, mini = config.data.train_batch_size, config.actor_rollout_ref.actor.ppo_mini_batch_size
@@ -343,9 +344,16 @@ def _first_step(adaptive: AdaptiveConfig, batch: int, n: int, steps: int, prompt
 
 
 def _changed(part: Any) -> dict[str, Any]:
-    """Options that are not the part's defaults."""
-    default, given = asdict(type(part)().config), asdict(part.config)
-    return {key: given[key] for key in given if given[key] != default[key]}
+    """Options that are not the part's defaults, by their dotted names."""
+    default, given = _flat(asdict(type(part)().config)), _flat(asdict(part.config))
+    return {key: given[key] for key in given if given[key] != default.get(key)}
+
+
+def _flat(options: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for key, value in options.items():
+        out |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return out
 
 
 def _prompts(files: Any) -> tuple[int | None, list[str]]:
