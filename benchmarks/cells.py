@@ -1,4 +1,4 @@
-"""What the training benchmarks share: where a cell ran, files that are written whole, and intervals over seeds."""
+"""What the training benchmarks share: names of cells, where one ran, files that are written whole, intervals over seeds."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 import json
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NoReturn
@@ -15,10 +15,14 @@ import numpy as np
 
 __all__ = [
     "Interval",
+    "Key",
     "Parser",
+    "cell_id",
+    "check_again",
     "interval",
     "load_average",
     "machine",
+    "parse_id",
     "prediction",
     "to_json",
     "versions",
@@ -40,6 +44,57 @@ class Parser(argparse.ArgumentParser):
 
 
 Interval = tuple[float, float]  # mean and half width
+Key = tuple[str, str, float, int]  # variant, preset, learning rate, seed
+
+
+def cell_id(variant: str, preset: str, lr: float, seed: int) -> str:
+    """How a cell is named on the command line."""
+    return f"{variant}/{preset}/lr={lr:g}/seed={seed}"
+
+
+def parse_id(text: str, variants: Iterable[str], presets: Iterable[str]) -> Key:
+    """The cell that a name means.
+
+    Raises:
+        ValueError: it is not a cell's name.
+    """
+    parts = text.split("/")
+    if len(parts) != 4 or not parts[2].startswith("lr=") or not parts[3].startswith("seed="):
+        raise ValueError(
+            f"{text!r} is no cell; write VARIANT/PRESET/lr=RATE/seed=NUMBER, as base/greso/lr=0.001/seed=0"
+        )
+    for what, name, known in (("variant", parts[0], list(variants)), ("preset", parts[1], list(presets))):
+        if name not in known:
+            raise ValueError(f"no {what} {name!r}; there are {', '.join(known)}")
+    try:
+        return parts[0], parts[1], float(parts[2][3:]), int(parts[3][5:])
+    except ValueError:
+        raise ValueError(f"{text!r} is no cell: RATE must be a number and the seed a whole number") from None
+
+
+def check_again(key: Key, now: float, known: Mapping[Key, float]) -> str:
+    """Whether a cell that ran again lies where its seeds put it, in words.
+
+    Args:
+        now: its held-out accuracy.
+        known: those in the results.
+
+    Raises:
+        SystemExit: it does not, or there is nothing to compare with.
+    """
+    name = cell_id(*key)
+    seeds = [value for other, value in known.items() if other[:3] == key[:3]]
+    if not seeds:
+        raise SystemExit(f"{name}: the results hold no seed of this cell to check against")
+    centre, half = prediction(seeds)
+    text = f"{name}: held-out {now:.4f} at the end"
+    text += f", {known[key]:.4f} in the results" if key in known else ""
+    if len(seeds) == 1:
+        return f"{text}; one seed gives no interval"
+    text += f"; 95 % of further runs lie in {centre - half:.4f} to {centre + half:.4f} ({len(seeds)} seeds)"
+    if abs(now - centre) > half:
+        raise SystemExit(f"{text}: OUTSIDE")
+    return f"{text}: inside"
 
 
 def _t95(count: int) -> float:

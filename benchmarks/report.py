@@ -77,7 +77,7 @@ def torch_page(data: dict[str, Any]) -> list[str]:
     for part in tables.results(runs, "base", lambda p: runs.best_lr("base", p)):
         lines += part
     lines += [*tables.verdicts(runs, "base"), ""]
-    for lr in runs.lrs("base"):
+    for lr in runs.lrs("base") if len(runs.lrs("base")) > 1 else ():
         lines += [f"### Learning rate {lr:g}, the same for all", ""]
         for part in tables.results(runs, "base", lambda _, lr=lr: lr):
             lines += part
@@ -386,7 +386,7 @@ def readme(data: dict[str, Any], cells: Sequence[dict[str, Any]]) -> list[str]:
         )
     grpo = [runs.final(("base", "grpo", base_lr, s)) for s in runs.seeds("base", "grpo", base_lr)]
     text = [
-        f"On a tiny model in one process, {min(counts, default=0)} seeds or more, each policy at the best of "
+        f"On a tiny model in one process, at least {min(counts, default=0)} seeds, each policy at the best of "
         f"{len(runs.lrs('base'))} learning rates; held-out accuracy against GRPO's of the same seed (GRPO: {pm(grpo)}), "
         "± half of the 95 % interval ([all of it](benchmarks/RESULTS.md)):",
         "",

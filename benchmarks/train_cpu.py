@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from cells import Parser, load_average, machine, prediction, versions, write_whole
+from cells import Key, Parser, cell_id, check_again, load_average, machine, parse_id, versions, write_whole
 
 HERE = Path(__file__).resolve().parent
 REPO = HERE.parent
@@ -120,46 +120,21 @@ class Cell:
     settings: dict[str, int] = field(default_factory=dict)
 
     @property
-    def key(self) -> tuple[str, str, float, int]:
+    def key(self) -> Key:
         return self.variant, self.preset, self.lr, self.seed
 
 
-def cell_id(variant: str, preset: str, lr: float, seed: int) -> str:
-    """How a cell is named on the command line."""
-    return f"{variant}/{preset}/lr={lr:g}/seed={seed}"
-
-
-def parse_id(text: str) -> tuple[str, str, float, int]:
-    """The cell that a name means.
-
-    Raises:
-        ValueError: it is not a cell's name.
-    """
-    parts = text.split("/")
-    if len(parts) != 4 or not parts[2].startswith("lr=") or not parts[3].startswith("seed="):
-        raise ValueError(
-            f"{text!r} is no cell; write VARIANT/PRESET/lr=RATE/seed=NUMBER, as base/greso/lr=0.001/seed=0"
-        )
-    for what, name, known in (("variant", parts[0], VARIANTS), ("preset", parts[1], PRESETS)):
-        if name not in known:
-            raise ValueError(f"no {what} {name!r}; there are {', '.join(known)}")
-    try:
-        return parts[0], parts[1], float(parts[2][3:]), int(parts[3][5:])
-    except ValueError:
-        raise ValueError(f"{text!r} is no cell: RATE must be a number and the seed a whole number") from None
-
-
-def file_name(key: tuple[str, str, float, int]) -> str:
+def file_name(key: Key) -> str:
     """A cell's name as a file name; Hydra takes no ``=`` in a value."""
     return cell_id(*key).replace("/", "_").replace("=", "")
 
 
-def file_of(results: Path, key: tuple[str, str, float, int]) -> Path:
+def file_of(results: Path, key: Key) -> Path:
     """Where a cell's JSON lies."""
     return results / f"{file_name(key)}.json"
 
 
-def grid(seeds: int = SEEDS) -> list[tuple[str, str, float, int]]:
+def grid(seeds: int = SEEDS) -> list[Key]:
     """All cells of the benchmark, the most wanted first."""
     first = [("base", p, COMMON_LR, s) for s in range(seeds) for p in PRESETS]
     rates = [("base", p, lr, s) for lr in LRS if lr != COMMON_LR for s in range(seeds) for p in PRESETS]
@@ -194,7 +169,7 @@ def prepare(work: Path) -> None:
 # -- a run --------------------------------------------------------------------------------------------------------
 
 
-def overrides(key: tuple[str, str, float, int], settings: Settings, work: Path, run: Path) -> list[str]:
+def overrides(key: Key, settings: Settings, work: Path, run: Path) -> list[str]:
     """verl's command line for a cell, from ``+adaptive`` on."""
     name, preset, lr, seed = key
     variant = VARIANTS[name]
@@ -251,7 +226,7 @@ def held(lock: Path | None) -> Iterator[None]:
         yield
 
 
-def run_cell(key: tuple[str, str, float, int], settings: Settings, work: Path) -> Cell:
+def run_cell(key: Key, settings: Settings, work: Path) -> Cell:
     """Train, judge, and throw the weights away.
 
     Raises:
@@ -382,7 +357,7 @@ def _calibration(checkpoints: Path, exact: Any, on_pool: np.ndarray) -> dict[str
 # -- results ------------------------------------------------------------------------------------------------------
 
 
-def load(results: Path, settings: Settings) -> dict[tuple[str, str, float, int], Cell]:
+def load(results: Path, settings: Settings) -> dict[Key, Cell]:
     """The cells that exist.
 
     Raises:
@@ -395,27 +370,6 @@ def load(results: Path, settings: Settings) -> dict[tuple[str, str, float, int],
             raise SystemExit(f"{path} was measured with other settings; name another folder with --results")
         cells[cell.key] = cell
     return cells
-
-
-def check(cell: Cell, cells: dict[tuple[str, str, float, int], Cell]) -> str:
-    """Whether a cell that ran again lies where its seeds put it, in words.
-
-    Raises:
-        SystemExit: it does not.
-    """
-    name = cell_id(*cell.key)
-    same = [c.curve[-1][2] for key, c in cells.items() if key[:3] == cell.key[:3]]
-    if not same:
-        raise SystemExit(f"{name}: the results hold no seed of this cell to check against")
-    now, (centre, half) = cell.curve[-1][2], prediction(same)
-    text = f"{name}: held-out {now:.4f} at the end"
-    text += f", {cells[cell.key].curve[-1][2]:.4f} in the results" if cell.key in cells else ""
-    if len(same) == 1:
-        return f"{text}; one seed gives no interval"
-    text += f"; 95 % of further runs lie in {centre - half:.4f} to {centre + half:.4f} ({len(same)} seeds)"
-    if abs(now - centre) > half:
-        raise SystemExit(f"{text}: OUTSIDE")
-    return f"{text}: inside"
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -449,7 +403,7 @@ def main(arguments: list[str] | None = None) -> None:
     if options.check and not options.cell:
         parser.error("--check needs --cell ID")
     try:
-        wanted = [parse_id(text) for text in options.cell]
+        wanted = [parse_id(text, VARIANTS, PRESETS) for text in options.cell]
         rates = [float(lr) for lr in options.lrs.split(",")] if options.lrs else None
         if options.until:
             time.strptime(options.until, "%H:%M")
@@ -477,7 +431,8 @@ def main(arguments: list[str] | None = None) -> None:
                 return
             cell = run_cell(key, settings, work)
         if options.check:
-            print(check(cell, load(options.results, settings)))
+            known_ends = {k: c.curve[-1][2] for k, c in load(options.results, settings).items()}
+            print(check_again(key, cell.curve[-1][2], known_ends))
             continue
         write_whole(file_of(options.results, key), json.dumps(asdict(cell)) + "\n")
         print(

@@ -13,7 +13,9 @@ import pytest
 torch = pytest.importorskip("torch")
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
 
+import cells  # noqa: E402
 import tiny_learner as tiny  # noqa: E402
+import torch_run  # noqa: E402
 import train_torch as bench  # noqa: E402
 
 SMALL = bench.Settings(
@@ -82,7 +84,7 @@ def test_exact_pass_rates_are_those_of_sampling() -> None:
 
 
 def test_group_relative_is_grpo() -> None:
-    got = bench.group_relative(np.array([1.0, 0.0, 0.0, 1.0, 0.5]), np.array([0, 0, 0, 1, 3]), 4)
+    got = torch_run.group_relative(np.array([1.0, 0.0, 0.0, 1.0, 0.5]), np.array([0, 0, 0, 1, 3]), 4)
     assert got == pytest.approx([2 / 3 / 0.57735127, -1 / 3 / 0.57735127, -1 / 3 / 0.57735127, 1.0, 0.5], abs=1e-5)
 
 
@@ -113,7 +115,7 @@ def test_a_cell_is_the_same_every_time(tmp_path) -> None:
 
 def test_a_name_is_its_cell() -> None:
     for key in (("base", "oracle+keep_all", 3e-4, 7), ("n16", "dapo-sized", 0.002, 0)):
-        assert bench.parse_id(bench.cell_id(*key)) == key
+        assert cells.parse_id(cells.cell_id(*key), bench.VARIANTS, bench.PRESETS) == key
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,134 @@
+"""What the tiny benchmark compares, and what it keeps of a run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from cells import Key, cell_id
+
+__all__ = ["BINS", "COLUMNS", "ORACLE", "PRESETS", "VARIANTS", "Cell", "Settings"]
+
+_PILOTS = ("adaptive/allocator=pilot_commit", "adaptive/filter=band")
+ORACLE = "oracle"
+
+#: What is compared: name → words after ``+adaptive=``. In those whose name begins with "oracle", the sampler is replaced
+#: by one that sees the exact pass rates.
+PRESETS: dict[str, list[str]] = {
+    # as shipped, and DAPO with the round size of GRESO's paper
+    "grpo": ["grpo"],
+    "dapo": ["dapo"],
+    "dapo-sized": ["dapo", "adaptive.sampler.round.adaptive=true"],
+    "greso": ["greso"],
+    "aero": ["aero"],
+    "cero": ["cero"],
+    "pilot_commit": ["pilot_commit"],
+    "full": ["full"],
+    "oracle+keep_all": ["grpo"],
+    "oracle+informative": ["dapo"],
+    "oracle+aero": ["aero"],
+    "oracle+full": ["full"],
+    # one ingredient at a time
+    "greso-gate": ["greso", "adaptive.sampler.round.adaptive=false"],
+    "greso+keep_all": ["grpo", "adaptive/sampler=greso", "adaptive.sampler.round.adaptive=false"],
+    "aero-rescue": ["grpo", "adaptive/allocator=aero", "adaptive.refill=false"],
+    "aero-reject": ["grpo", "adaptive/filter=aero", "adaptive.refill=false"],
+    "aero-beta": ["grpo", "adaptive/advantage=beta"],
+    "cero-select": ["cero", "adaptive.sampler.n_max=1"],
+    "cero+informative": ["cero", "adaptive/filter=informative"],
+    "pilots": ["dapo", *_PILOTS],
+    "pilot_commit-sized": ["pilot_commit", "adaptive.allocator.sized_to_need=true"],
+    "pilot_commit-pipelined": ["pilot_commit", "adaptive.allocator.form=pipelined"],
+    # parts of several papers together
+    "greso+pilot_commit": ["greso", *_PILOTS, "adaptive.allocator.sized_to_need=true"],
+    "rescue+informative": ["dapo", "adaptive/allocator=aero"],
+    "greso+rescue+informative": ["greso", "adaptive/allocator=aero"],
+    "greso+aero": ["aero", "adaptive/sampler=greso", "adaptive.sampler.round.adaptive=false"],
+    "mopps+keep_all": ["grpo", "adaptive/sampler=mopps"],
+    "mopps+informative": ["dapo", "adaptive/sampler=mopps"],
+    "mopps+aero": ["aero", "adaptive/sampler=mopps"],
+}
+#: Group and pool sizes other than the usual ones; name → settings that differ.
+VARIANTS: dict[str, dict[str, int]] = {"base": {}, "n16": {"n": 16}, "pool96": {"pool": 96}}
+#: Starting pass rates that are told apart.
+BINS = ((0.0, 0.02), (0.02, 0.2), (0.2, 0.8), (0.8, 1.01))
+#: What a point of a curve holds.
+COLUMNS = (
+    *("rollouts", "updates", "held_out", "pool", "tokens_generated", "tokens_trained", "tokens_zero_advantage"),
+    *("groups", "informative"),
+)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is equal for all runs.
+
+    Attributes:
+        batch, n, updates: prompts a step, rollouts a prompt, optimizer updates a step.
+        steps: GRPO's steps; the budget is as many rollouts as they generate.
+        pool, held_out: questions to train on, and to judge by.
+        judged: questions of the pool that are judged, too.
+        warm_steps: supervised updates before.
+        layers, hidden, heads: the model's size.
+        clip, weight_decay, max_norm: of the update.
+        evaluate_every: rollouts between two evaluations, at least.
+    """
+
+    batch: int = 16
+    n: int = 8
+    updates: int = 2
+    steps: int = 60
+    pool: int = 512
+    held_out: int = 256
+    judged: int = 128
+    warm_steps: int = 1000
+    layers: int = 2
+    hidden: int = 64
+    heads: int = 4
+    clip: float = 0.2
+    weight_decay: float = 0.01
+    max_norm: float = 1.0
+    evaluate_every: int = 512
+
+    @property
+    def budget(self) -> int:
+        """Rollouts that every run generates."""
+        return self.steps * self.batch * self.n
+
+
+@dataclass
+class Cell:
+    """One run.
+
+    Attributes:
+        variant, preset, lr, seed: who it is.
+        curve: one point an evaluation, of ``COLUMNS``.
+        by_start: for each of ``BINS``: held-out questions, their accuracy before and after.
+        steps: made in all.
+        calibration: how far the table's estimates of the visited prompts are from the exact rates, at the end.
+        seconds: of CPU time, by part, and of wall clock.
+        load: of the machine when the run began.
+        machine: which of the file's ``machines`` it ran on.
+    """
+
+    variant: str
+    preset: str
+    lr: float
+    seed: int
+    command: str = ""
+    curve: list[list[float]] = field(default_factory=list)
+    by_start: list[tuple[int, float, float]] = field(default_factory=list)
+    steps: int = 0
+    rollouts: dict[str, Any] = field(default_factory=dict)
+    calibration: dict[str, float] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+    load: float | None = None
+    machine: int = 0
+
+    @property
+    def key(self) -> Key:
+        return self.variant, self.preset, self.lr, self.seed
+
+    @property
+    def id(self) -> str:
+        return cell_id(*self.key)

@@ -1,0 +1,238 @@
+"""One run of the tiny benchmark: the package's policy and engine around a tiny transformer that GRPO trains."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from hydra import compose, initialize_config_module
+from hydra.core.global_hydra import GlobalHydra
+from omegaconf import OmegaConf
+from oracle_sampler import draw_by_variance
+from tiny_learner import Rollouts, TinyModel, make_questions, pass_rates, sample, up_to_end, warm_start
+from torch import nn
+from torch_cells import BINS, ORACLE, PRESETS, Cell, Settings
+
+from verl_adaptive.config import AdaptiveConfig, RunFacts
+from verl_adaptive.engine import Engine, Requests, StepResult
+from verl_adaptive.groups import Groups
+from verl_adaptive.integration.layout import PAD, plan
+from verl_adaptive.policy import build_policy
+from verl_adaptive.progress import Progress
+from verl_adaptive.samplers._base import Pick, Sampler
+from verl_adaptive.stats.keys import KEY_DTYPE
+from verl_adaptive.stats.table import StatsTable
+
+__all__ = ["Run", "composed", "group_relative"]
+
+# -- policy -------------------------------------------------------------------------------------------------------
+
+
+class Oracle(Sampler):
+    """Picks prompts at random in proportion to p (1 − p), p being the exact pass rate at this moment."""
+
+    name: ClassVar[str] = "oracle"
+    kind: ClassVar[str] = "pool"
+    rates: Any  # called without arguments, float64 (M,)
+    _step, _rate = -1, np.zeros(0)
+
+    def pick(self, pool: np.ndarray, count: int, progress: Progress) -> Pick:
+        if progress.step != self._step:  # the weights change between steps only
+            self._step, self._rate = progress.step, self.rates()
+        u = progress.draw.uniform(f"oracle.{progress.round}", self.table.key_hi[pool], self.table.key_lo[pool])
+        return Pick(pool[draw_by_variance(self._rate, u, count)])
+
+
+class Epochs:
+    """A prompt stream: another order every epoch, cut anywhere."""
+
+    def __init__(self, size: int, seed: int) -> None:
+        self.size, self._rng, self._left = size, np.random.default_rng([seed, 2]), np.zeros(0, dtype=np.int64)
+
+    def take(self, count: int) -> np.ndarray:
+        while len(self._left) < count:
+            self._left = np.concatenate([self._left, self._rng.permutation(self.size)])
+        out, self._left = self._left[:count], self._left[count:]
+        return out
+
+
+def composed(words: list[str]) -> AdaptiveConfig:
+    """The configuration that ``+adaptive=<word> <further words>`` means."""
+    GlobalHydra.instance().clear()
+    with initialize_config_module("hydra_configs.verl_adaptive", version_base=None):
+        made = compose(overrides=[f"+adaptive={words[0]}", *words[1:]])
+    return AdaptiveConfig.from_mapping(OmegaConf.to_container(made.adaptive, resolve=True))
+
+
+def make_engine(preset: str, settings: Settings, seed: int, rates: Any) -> Engine:
+    """The engine of a run, over an empty table."""
+    config = composed([*PRESETS[preset], f"adaptive.seed={seed}", f"adaptive.total_rollouts={settings.budget}"])
+    policy = build_policy(config)
+    if preset.startswith(ORACLE):
+        policy.sampler = Oracle()
+        policy.sampler.rates = rates
+    keys = np.zeros(settings.pool, dtype=KEY_DTYPE)
+    keys["hi"], keys["lo"] = seed + 1, np.arange(settings.pool)
+    table = StatsTable()
+    row_of = table.rows_for(keys)
+    facts = RunFacts(settings.batch, settings.n, settings.steps, settings.pool, seed, config.tolerance)
+    return Engine(policy, table, config, facts, row_of, Epochs(settings.pool, seed))
+
+
+# -- a run --------------------------------------------------------------------------------------------------------
+
+
+class Run:
+    """One cell."""
+
+    def __init__(self, cell: Cell, settings: Settings, cache: Path) -> None:
+        seed = cell.seed
+        self.settings, self.seed, self.cell = settings, seed, cell
+        rng = np.random.default_rng([seed, 0])
+        made = make_questions(4 * (settings.pool + settings.held_out), rng)
+        _, first = np.unique(made.code, return_index=True)
+        first = np.sort(first)[: settings.pool + settings.held_out]
+        self.pool, self.held_out = made.pick(first[: settings.pool]), made.pick(first[settings.pool :])
+        self.judged = self.pool.pick(np.arange(min(settings.judged, settings.pool)))
+        torch.manual_seed(seed)
+        self.model = TinyModel(settings.layers, settings.hidden, settings.heads)
+        name = f"{settings.layers}x{settings.hidden}x{settings.heads}-{settings.warm_steps}-{len(first)}-{seed}.pt"
+        warm_start(self.model, made.code[first], settings.warm_steps, seed, cache / name)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=cell.lr, weight_decay=settings.weight_decay)
+        self.engine = make_engine(cell.preset, settings, seed, lambda: pass_rates(self.model, self.pool))
+        self._groups = np.zeros(2, dtype=np.int64)  # finished, and of these informative
+        self._made: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}  # by ticket: responses, log-probs
+
+    def go(self) -> Cell:
+        """Train to the budget."""
+        cell = self.cell
+        spent = dict.fromkeys(("generate", "update", "evaluate", "all"), 0.0)
+        begun, wall = time.process_time(), time.perf_counter()
+
+        def timed(name: str, call: Any, *arguments: Any) -> Any:
+            start = time.process_time()
+            out = call(*arguments)
+            spent[name] += time.process_time() - start
+            return out
+
+        start = timed("evaluate", self._evaluate)
+        while not self.engine.finished:
+            cell.steps += 1
+            requests = self.engine.begin(cell.steps)
+            while requests is not None:
+                requests = self.engine.receive(timed("generate", self._generate, requests, cell.steps))
+            result = self.engine.finish()
+            self._groups += [(~result.groups.failed).sum(), (~result.groups.degenerate()).sum()]
+            timed("update", self._update, result)
+            for ticket in result.groups.ticket.tolist():
+                self._made.pop(ticket, None)
+            since = self.engine.total.rollouts.generated - cell.curve[-1][0]
+            if since >= self.settings.evaluate_every or self.engine.finished:
+                end = timed("evaluate", self._evaluate)
+        for low, high in BINS:
+            here = (start >= low) & (start < high)
+            before, after = (round(float(p[here].mean()), 4) if here.any() else 0.0 for p in (start, end))
+            cell.by_start.append((int(here.sum()), before, after))
+        cell.calibration = self._calibration()
+        spent["all"] = time.process_time() - begun
+        cell.rollouts = self.engine.total.rollouts.as_dict()
+        cell.seconds = {name: round(value, 2) for name, value in spent.items()}
+        cell.seconds["wall"] = round(time.perf_counter() - wall, 2)
+        return cell
+
+    def _evaluate(self) -> np.ndarray:
+        held, pool = pass_rates(self.model, self.held_out), pass_rates(self.model, self.judged)
+        rollouts, tokens = self.engine.total.rollouts, self.engine.total.tokens
+        self.cell.curve.append(
+            [
+                *(rollouts.generated, self.cell.steps * self.settings.updates),
+                *(round(float(held.mean()), 4), round(float(pool.mean()), 4)),
+                *(tokens.generated, tokens.trained, tokens.dropped.get("zero_advantage", 0)),
+                *self._groups.tolist(),
+            ]
+        )
+        return held
+
+    def _calibration(self) -> dict[str, float]:
+        """Mean error and mean absolute error of two estimates of a visited prompt's pass rate, against the exact one."""
+        table, rows = self.engine.table, self.engine.row_of
+        exact, seen = pass_rates(self.model, self.pool), table.col("rollouts")[rows] > 0
+        out = {"visited": float(seen.mean())}
+        history = table.col("successes")[rows] / np.maximum(table.col("rollouts")[rows], 1)
+        for name, estimate in (("history", history), ("last_visit", table.col("last_rate")[rows])):
+            error = (estimate - exact)[seen]
+            out |= {f"{name}_bias": float(error.mean()), f"{name}_error": float(np.abs(error).mean())}
+        return {name: round(value, 4) for name, value in out.items()}
+
+    def _generate(self, requests: Requests, step: int) -> Groups:
+        """Roll a round out: one group a request."""
+        generator = torch.Generator().manual_seed(
+            ((self.seed * 10_000 + step) * 1_000 + self.engine.progress.round) * 2 + 1
+        )
+        made: Rollouts = sample(self.model, self.pool.pick(requests.index), requests.n, generator)
+        ends = np.cumsum(requests.n)
+        cut = [slice(end - n, end) for n, end in zip(requests.n, ends, strict=True)]
+        for ticket, part in zip(requests.ticket.tolist(), cut, strict=True):
+            self._made.setdefault(ticket, []).append((made.response[part], made.log_prob[part]))
+        return Groups.from_lists(
+            requests.row,
+            [made.reward[part] for part in cut],
+            tokens=[made.tokens[part] for part in cut],
+            stage=[[s] * n for s, n in zip(requests.stage.tolist(), requests.n.tolist(), strict=True)],
+            ticket=requests.ticket,
+            index=requests.index,
+        )
+
+    def _update(self, result: StepResult) -> None:
+        """PPO's clipped loss, a mean over tokens, in as many minibatches of groups as GRPO has."""
+        groups, settings = result.groups.select(result.trained), self.settings
+        here = result.groups.rollout_mask(result.trained)
+        trains, ghost = result.trains[here], result.ghost[here]
+        if not trains.any():
+            return
+        made = [part for ticket in groups.ticket.tolist() for part in self._made[ticket]]
+        response, old = torch.cat([r for r, _ in made]), torch.cat([log_prob for _, log_prob in made])
+        home = groups.group_of
+        advantage = np.zeros(len(home))
+        estimate = self.engine.policy.advantage
+        if estimate.estimator is None:
+            advantage[trains] = group_relative(groups.reward[trains], home[trains], len(groups))
+        else:
+            advantage[trains] = estimate.compute(groups.reward[trains], home[trains], groups)
+        rows = np.flatnonzero(trains | ghost)  # rows that the filter rejected are in no denominator
+        layout = plan(
+            np.unique(home[rows], return_inverse=True)[1],
+            groups.tokens[rows],
+            groups.tokens[rows],
+            trains[rows],
+            ranks=1,
+            updates=settings.updates,
+            partition=lambda cost, k: [],
+        )
+        prompt = self.pool.prompt[torch.from_numpy(groups.index)][torch.from_numpy(home)]
+        mask = up_to_end(response)
+        target = torch.from_numpy(advantage).float()[:, None]
+        for chunk, order in enumerate(np.split(layout.order, layout.chunks)):
+            at = torch.from_numpy(rows[order[order != PAD]])
+            if not len(at):  # nothing but rows of zero advantage
+                continue
+            ratio = (self.model.log_probs(prompt[at], response[at]) - old[at]).exp()
+            clipped = ratio.clamp(1 - settings.clip, 1 + settings.clip)
+            loss = torch.maximum(-ratio * target[at], -clipped * target[at]) * mask[at]
+            self.optimizer.zero_grad()
+            (loss.sum() / (mask[at].sum() + int(layout.ghost_tokens[chunk]))).backward()
+            nn.utils.clip_grad_norm_(self.model.parameters(), settings.max_norm)
+            self.optimizer.step()
+
+
+def group_relative(reward: np.ndarray, home: np.ndarray, groups: int) -> np.ndarray:
+    """GRPO's advantage as verl has it: unbiased deviation, 1e-6 added; a group of one has mean 0 and deviation 1."""
+    n = np.bincount(home, minlength=groups)
+    mean = np.bincount(home, reward, minlength=groups) / np.maximum(n, 1)
+    square = np.bincount(home, (reward - mean[home]) ** 2, minlength=groups)
+    deviation = np.sqrt(square / np.maximum(n - 1, 1))
+    one = (n == 1)[home]
+    return np.where(one, reward, (reward - mean[home]) / (deviation[home] + 1e-6))
