@@ -58,7 +58,7 @@ def test_a_method_that_is_gone(check, recorded, copy) -> None:
     edit(copy, "def prepare_step(self", "def prepare_the_step(self")
     out = check.examine(copy, recorded["names"])
     assert out.status == 1
-    assert [line.split()[0].rsplit(".", 1)[1] for line in out.missing] == ["prepare_step"]
+    assert {line.split()[0].rsplit(".", 1)[1] for line in out.missing} == {"prepare_step"}
 
 
 def test_a_parameter_that_was_renamed_and_one_that_is_new(check, recorded, copy) -> None:
@@ -76,7 +76,7 @@ def test_a_body_that_changed_and_a_comment_that_did(check, recorded, copy) -> No
     edit(copy, "def prepare_step(self) -> dict:", "def prepare_step(self) -> dict:\n        self.other = 1")
     out = check.examine(copy, recorded["names"])
     assert out.status == 3 and not out.missing and not out.parameters
-    assert [line.split()[0].rsplit(".", 1)[1] for line in out.changed] == ["prepare_step"]
+    assert {line.split()[0].rsplit(".", 1)[1] for line in out.changed} == {"prepare_step"}
 
 
 def test_nothing_of_verl_runs(check, recorded, copy, tmp_path) -> None:
