@@ -55,10 +55,10 @@ def test_the_record_is_complete(check, recorded) -> None:
 
 
 def test_a_method_that_is_gone(check, recorded, copy) -> None:
-    edit(copy, "def prepare_step(self", "def prepare_the_step(self")
+    edit(copy, "def fit(self", "def fit_all(self")
     out = check.examine(copy, recorded["names"])
     assert out.status == 1
-    assert [line.split()[0].rsplit(".", 1)[1] for line in out.missing] == ["prepare_step"]
+    assert {line.split()[0].rsplit(".", 1)[1] for line in out.missing} == {"fit"}
 
 
 def test_a_parameter_that_was_renamed_and_one_that_is_new(check, recorded, copy) -> None:
@@ -71,12 +71,20 @@ def test_a_parameter_that_was_renamed_and_one_that_is_new(check, recorded, copy)
 
 
 def test_a_body_that_changed_and_a_comment_that_did(check, recorded, copy) -> None:
-    edit(copy, "def on_train_begin(self):", "def on_train_begin(self):\n        # another comment\n")
+    edit(
+        copy,
+        "def fit(self, agent_loop_manager: AgentLoopManager):",
+        "def fit(self, agent_loop_manager: AgentLoopManager):\n        # another comment\n",
+    )
     assert check.examine(copy, recorded["names"]).status == 0
-    edit(copy, "def prepare_step(self) -> dict:", "def prepare_step(self) -> dict:\n        self.other = 1")
+    edit(
+        copy,
+        "def fit(self, agent_loop_manager: AgentLoopManager):",
+        "def fit(self, agent_loop_manager: AgentLoopManager):\n        self.other = 1",
+    )
     out = check.examine(copy, recorded["names"])
     assert out.status == 3 and not out.missing and not out.parameters
-    assert [line.split()[0].rsplit(".", 1)[1] for line in out.changed] == ["prepare_step"]
+    assert {line.split()[0].rsplit(".", 1)[1] for line in out.changed} == {"fit"}
 
 
 def test_nothing_of_verl_runs(check, recorded, copy, tmp_path) -> None:
