@@ -154,6 +154,10 @@ def _digest_result(result: StepResult) -> str:
     )
 
 
+#: What values that no run has written can cause.
+_STRANGE = (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError)
+
+
 # -- reading ------------------------------------------------------------------------------------------------------
 
 
@@ -183,12 +187,12 @@ def results_of(event: dict[str, Any]) -> Groups:
 
 def _events(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Events with their line numbers; a torn last line, as a kill leaves it, ends the record."""
-    with open(path) as file:
+    with open(path, "rb") as file:
         for number, line in enumerate(file, 1):
             try:
                 event = json.loads(line)
-            except ValueError as error:
-                if not line.endswith("\n"):
+            except (ValueError, RecursionError) as error:
+                if not line.endswith(b"\n"):
                     return
                 raise RecordError(f"{path}, line {number}: {error}") from error
             if not isinstance(event, dict):
@@ -263,7 +267,7 @@ def load_engine(folder: Path, source: PromptSource) -> Engine:
         facts = RunFacts(**header["facts"])
         stream = None if header["stream"] is None else StreamFacts(**header["stream"])
         skip_zero, group_relative = bool(header["skip_zero"]), header["group_relative"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, AdaptiveError, *_STRANGE) as error:
         raise RecordError(f"{path} cannot be read: {error!r}") from error
     table, state, _ = read_snapshot(folder / START)
     policy = build_policy(config)
@@ -326,7 +330,7 @@ def replay(folder: str | os.PathLike[str]) -> ReplayReport:
         except _Diverged as difference:
             report.difference = f"step {step}, {difference}"
             break
-        except (AdaptiveError, ValueError, KeyError, TypeError, IndexError) as error:
+        except (AdaptiveError, *_STRANGE) as error:
             if isinstance(error, RecordError):
                 raise
             report.difference = f"step {step}, line {number}: {error}"

@@ -22,6 +22,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from verl_adaptive.commands.output import print_json
+    from verl_adaptive.commands.text import clean
     from verl_adaptive.record import EVENTS, RecordError, attempts, replay
 
     root = Path(args.record)
@@ -36,5 +37,5 @@ def run(args: argparse.Namespace) -> int:
             [{**asdict(r), "identical": r.identical, "ledgers": [x.as_dict() for x in r.ledgers]} for r in reports]
         )
     else:
-        print("\n".join(map(str, reports)))
+        print("\n".join(clean(report) for report in reports))
     return 0 if all(report.identical for report in reports) else 1

@@ -275,7 +275,7 @@ class Session:
         if len(self._all_failed) >= 2 and sum(self._all_failed) >= self.engine.facts.batch:
             raise AdaptiveError(
                 f"step {self._step_of()}: all {sum(self._all_failed)} groups of the last {len(self._all_failed)} rounds "
-                "failed. The reward function or the agent loop is broken: look for its error above (verl logs it as "
+                "failed. The reward function, the agent loop or a rollout server is broken: look for its error above (verl logs it as "
                 "`Error in _run_prompt`), or for a reward that is NaN or infinite"
             )
 
