@@ -28,6 +28,7 @@ class History:
 
     Attributes:
         step: last step of each bin.
+        steps: steps in each bin; bins differ by one.
         classes: groups, ``(bins, CLASSES)``.
         rollouts: destination → rollouts in each bin.
         cumulative: ``generated`` and ``trained`` → rollouts up to each bin.
@@ -39,6 +40,7 @@ class History:
     """
 
     step: np.ndarray
+    steps: np.ndarray
     classes: np.ndarray
     rollouts: dict[str, np.ndarray]
     cumulative: dict[str, np.ndarray]
@@ -135,6 +137,7 @@ def _history(opened: Opened, facts: dict[str, Any]) -> History:
         made.add(window)
     return History(
         step=last,
+        steps=np.maximum(np.bincount(home, minlength=bins), 1),
         classes=made.classes,
         rollouts=rollouts,
         cumulative=cumulative,
