@@ -119,6 +119,18 @@ def test_classes_and_rollouts_add_up(reported) -> None:
     assert set(history.scalars) == set(reported.engine.policy.metrics())
 
 
+def test_a_step_counts_the_same_in_every_bin(tmp_path) -> None:
+    """133 steps make bins of two steps and of one; a run that trains 32 rollouts in every step is a level area."""
+    make_run(tmp_path, steps=133, prompts=200, sampler="epoch", filter="informative", snapshot=False, batch=4)
+    made = collect(open_prompts(str(tmp_path))).history
+    assert sorted(set(made.steps.tolist())) == [1, 2] and made.steps.sum() == 133
+    assert (made.rollouts["trained"] == 32 * made.steps).all()
+    assert main(["report", str(tmp_path), "-o", str(tmp_path / "r.html")]) == 0
+    page = (tmp_path / "r.html").read_text()
+    points = re.search(r'<polygon points="([^"]*)" fill="var\(--c1\)"><title>trained', page)[1].split()
+    assert len({point.split(",")[1] for point in points[: len(made.step)]}) == 1
+
+
 def test_predictions_use_earlier_visits_only(reported) -> None:
     """The vectorised pass against one group after another."""
     opened = open_prompts(str(reported.folder))

@@ -29,6 +29,7 @@ class History:
 
     Attributes:
         step: last step of each bin.
+        steps: steps in each bin; bins differ by one.
         classes: groups, ``(bins, CLASSES)``.
         rollouts: destination → rollouts in each bin.
         cumulative: ``generated`` and ``trained`` → rollouts up to each bin.
@@ -40,6 +41,7 @@ class History:
     """
 
     step: np.ndarray
+    steps: np.ndarray
     classes: np.ndarray
     rollouts: dict[str, np.ndarray]
     cumulative: dict[str, np.ndarray]
@@ -136,6 +138,7 @@ def _history(opened: Opened, facts: dict[str, Any]) -> History:
         made.add(window)
     return History(
         step=last,
+        steps=np.maximum(np.bincount(home, minlength=bins), 1),
         classes=made.classes,
         rollouts=rollouts,
         cumulative=cumulative,

@@ -114,7 +114,9 @@ def _cards(facts: dict[str, Any], history: History | None) -> list[tuple[str, st
     if history is not None and "saved" in history.uniform:
         saved = history.uniform["saved"]
         word = "fewer rollouts than uniform" if saved >= 0 else "more rollouts than uniform"
-        out.append((f"{abs(saved):.0%}", word, "estimate, see below"))
+        if abs(saved) < 0.005:
+            word = "as many rollouts as uniform"
+        out.append((f"{abs(saved):.0%}" if abs(saved) >= 0.005 else "about", word, "estimate, see below"))
     rate = facts["pass_rate"]
     out.append(("-" if rate is None else f"{rate:.3f}", "pass rate", "all rollouts judged"))
     out.append((number(facts["never_solved"]), "never solved", f"in {facts['tries']} rollouts or more"))
@@ -180,8 +182,8 @@ def _pictures(facts: dict[str, Any], history: History | None) -> dict[str, Any]:
     out["fate"] = figures.stacked(
         "Where rollouts went, over steps",
         step,
-        [Series(name, history.rollouts[name], colors[name]) for name in names],
-        ("step", "rollouts"),
+        [Series(name, history.rollouts[name] / history.steps, colors[name]) for name in names],
+        ("step", "rollouts a step"),
     )
     out["budget"] = figures.lines(
         "Rollouts generated and trained since the beginning",
