@@ -10,11 +10,12 @@ from tests.world import World, make_engine, run_step
 from verl_adaptive.rng import Draw
 
 
-def rewards_of(world: World, ticket: int, index: int):
-    """The reward of a ticket's j-th rollout, as the world gives it."""
+def rewards_of(world: World, ticket: int, index: int, n_explore: int, n_extra: int):
+    """The reward of a ticket's j-th rollout, as the world gives it: by stage, and number within the stage's request."""
 
     def reward(j: int) -> float:
-        hit = Draw(world.seed, ticket).uniform("world.reward", 1, 1, j) < world.p[index]
+        stage, number = divmod(j - n_explore, n_extra) if j >= n_explore else (-1, j)
+        hit = Draw(world.seed, 0).uniform("world.reward", ticket, (stage + 1) * 2**20 + number) < world.p[index]
         return world.high if hit else world.low
 
     return reward
@@ -65,7 +66,12 @@ def test_counts_retained_sets_and_advantages(block: int) -> None:
             draw = Draw(engine.facts.seed, step)
             table = engine.table
             queries = [
-                reference.Query(int(t), int(table.key_hi[r]), int(table.key_lo[r]), rewards_of(world, int(t), int(i)))
+                reference.Query(
+                    int(t),
+                    int(table.key_hi[r]),
+                    int(table.key_lo[r]),
+                    rewards_of(world, int(t), int(i), n_explore, rescue["n_extra"]),
+                )
                 for t, r, i in zip(groups.ticket, groups.row, groups.index, strict=True)
             ]
             reference.explore_and_rescue(queries, draw, N=N, n_explore=n_explore, pooled=pooled, limit=limit, **rescue)
