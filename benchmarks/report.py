@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import runs as tables
 import train_cpu
-from cells import Parser, interval
+from cells import Parser, interval, run_script
 from runs import Runs, pm, table
 
 HERE = Path(__file__).resolve().parent
@@ -554,4 +554,4 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)
