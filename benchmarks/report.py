@@ -70,7 +70,8 @@ def torch_page(data: dict[str, Any]) -> list[str]:
         lines += ["### The aim, on the tiny model", "", *aim]
     lines += ["### Each policy at its best learning rate", ""]
     lines += [
-        f"Of {', '.join(f'{lr:g}' for lr in runs.lrs('base'))}, chosen by the same numbers (which flatters all a little).",
+        f"Of {', '.join(f'{lr:g}' for lr in runs.lrs('base'))}, the best that all of a policy's seeds "
+        "ran at, chosen by the same numbers (which flatters all a little).",
         "",
     ]
     for part in tables.results(runs, "base", lambda p: runs.best_lr("base", p)):
@@ -386,7 +387,8 @@ def readme(data: dict[str, Any], cells: Sequence[dict[str, Any]]) -> list[str]:
     grpo = [runs.final(("base", "grpo", base_lr, s)) for s in runs.seeds("base", "grpo", base_lr)]
     text = [
         f"On a tiny model in one process, at least {min(counts, default=0)} seeds, each policy at the best of "
-        f"{len(runs.lrs('base'))} learning rates; held-out accuracy against GRPO's of the same seed (GRPO: {pm(grpo)}), "
+        f"the learning rates that all its seeds ran at ({', '.join(f'{lr:g}' for lr in runs.lrs('base'))}; RESULTS.md says "
+        f"which are missing); held-out accuracy against GRPO's of the same seed (GRPO: {pm(grpo)}), "
         "± half of the 95 % interval ([all of it](benchmarks/RESULTS.md)):",
         "",
         *table(
