@@ -385,6 +385,8 @@ def aim(runs: Runs, variant: str, preset: str = "full") -> list[str]:
         if gain and (best is None or np.mean(gain) > best[0]):
             best = float(np.mean(gain)), oracle, float(o_lr or 0)
     if best is not None and best[0] > 0:
-        mine = runs.gain(variant, preset, lr, base_lr)
-        rows.append([f"gain over GRPO, of `{best[1]}`'s {best[0]:+.3f}", "0.90", f"{np.mean(mine) / best[0]:.2f}"])
+        mine = dict(zip(seeds, runs.gain(variant, preset, lr, base_lr), strict=True))
+        both = [s for s in runs.paired(variant, best[1], best[2], base_lr) if s in mine]
+        share = float(np.mean([mine[s] for s in both])) / best[0]
+        rows.append([f"gain over GRPO, of `{best[1]}`'s {best[0]:+.3f} ({len(both)} seeds)", "0.90", f"{share:.2f}"])
     return [*out, *table(["", "aim", "measured"], rows)]
