@@ -6,7 +6,8 @@ import argparse
 import json
 import os
 import platform
-from collections.abc import Iterable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NoReturn
@@ -24,6 +25,7 @@ __all__ = [
     "machine",
     "parse_id",
     "prediction",
+    "run_script",
     "to_json",
     "versions",
     "write_whole",
@@ -95,6 +97,20 @@ def check_again(key: Key, now: float, known: Mapping[Key, float]) -> str:
     if abs(now - centre) > half:
         raise SystemExit(f"{text}: OUTSIDE")
     return f"{text}: inside"
+
+
+def run_script(main: Callable[[], None]) -> NoReturn:
+    """Run a script's command line; being interrupted, or not being read to the end, ends it without a traceback."""
+    try:
+        main()
+        sys.stdout.flush()
+    except BrokenPipeError:  # `… --list | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
+    except KeyboardInterrupt:
+        print("interrupted; what is finished is kept", file=sys.stderr)
+        sys.exit(130)
+    sys.exit(0)
 
 
 def _t95(count: int) -> float:

@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils.logging import disable_progress_bar
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples" / "cpu"))
 
@@ -36,6 +37,7 @@ class Exact:
     """
 
     def __init__(self, model: Path, *files: Path) -> None:
+        disable_progress_bar()  # one for each step's weights would hide what else is said
         tokenizer = AutoTokenizer.from_pretrained(model)
         self.rows: list[pd.DataFrame] = [pd.read_parquet(file) for file in files]
         self._encoded: list[Encoded] = [encode(tokenizer, rows) for rows in self.rows]

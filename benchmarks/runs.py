@@ -12,6 +12,7 @@ from cells import interval
 __all__ = ["Runs", "pm", "smoothed", "table"]
 
 GRID = 240
+ENOUGH = 5  # seeds that a learning rate must have to be chosen, if any has as many
 WINDOW = 0.1  # accuracies are means over this share of the budget, up to the point in question
 
 Key = tuple[str, str, float, int]  # variant, preset, learning rate, seed
@@ -110,14 +111,18 @@ class Runs:
         return sorted({key[2] for key in self.cells if key[0] == variant})
 
     def best_lr(self, variant: str, preset: str) -> float | None:
-        """The learning rate of the highest final accuracy, among those with the most seeds; None: not measured."""
-        counts = {lr: len(self.seeds(variant, preset, lr)) for lr in self.lrs(variant)}
-        most = max(counts.values(), default=0)
+        """The learning rate of the highest final accuracy over the seeds that all rates have; None: not measured.
+
+        A rate with fewer than ENOUGH seeds is left out if another has more.
+        """
+        seeds = {lr: self.seeds(variant, preset, lr) for lr in self.lrs(variant)}
+        most = max((len(s) for s in seeds.values()), default=0)
         if most == 0:
             return None
+        seeds = {lr: s for lr, s in seeds.items() if len(s) >= min(most, ENOUGH)}
+        common = sorted(set.intersection(*map(set, seeds.values()))) or None
         return max(
-            (lr for lr, n in counts.items() if n == most),
-            key=lambda lr: np.mean([self.final((variant, preset, lr, s)) for s in self.seeds(variant, preset, lr)]),
+            seeds, key=lambda lr: np.mean([self.final((variant, preset, lr, s)) or 0.0 for s in common or seeds[lr]])
         )
 
     def gain(self, variant: str, preset: str, lr: float, base_lr: float, along: str = "rollouts") -> list[float]:
@@ -380,6 +385,8 @@ def aim(runs: Runs, variant: str, preset: str = "full") -> list[str]:
         if gain and (best is None or np.mean(gain) > best[0]):
             best = float(np.mean(gain)), oracle, float(o_lr or 0)
     if best is not None and best[0] > 0:
-        mine = runs.gain(variant, preset, lr, base_lr)
-        rows.append([f"gain over GRPO, of `{best[1]}`'s {best[0]:+.3f}", "0.90", f"{np.mean(mine) / best[0]:.2f}"])
+        mine = dict(zip(seeds, runs.gain(variant, preset, lr, base_lr), strict=True))
+        both = [s for s in runs.paired(variant, best[1], best[2], base_lr) if s in mine]
+        share = float(np.mean([mine[s] for s in both])) / best[0]
+        rows.append([f"gain over GRPO, of `{best[1]}`'s {best[0]:+.3f} ({len(both)} seeds)", "0.90", f"{share:.2f}"])
     return [*out, *table(["", "aim", "measured"], rows)]

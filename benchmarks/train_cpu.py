@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from cells import Key, Parser, cell_id, check_again, load_average, machine, parse_id, versions, write_whole
+from cells import Key, Parser, cell_id, check_again, load_average, machine, parse_id, run_script, versions, write_whole
 
 HERE = Path(__file__).resolve().parent
 REPO = HERE.parent
@@ -443,4 +443,4 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

@@ -30,6 +30,7 @@ from cells import (
     load_average,
     machine,
     parse_id,
+    run_script,
     to_json,
     versions,
     write_whole,
@@ -192,4 +193,4 @@ def run_all(wanted: list[Key], settings: Settings, cache: Path, jobs: int) -> It
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

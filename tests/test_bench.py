@@ -117,7 +117,7 @@ def test_every_number_comes_from_the_json(data, tmp_path) -> None:
     first, text = page.read_text(), front.read_text()
     assert (
         first.startswith("# Results\n\nby hand\n")
-        and "base at 0.001: `full` 0, `oracle+keep_all` 2, `greso` 0" in first
+        and "base at 0.001: `grpo` 3, `dapo` 3, `full` 0, `oracle+keep_all` 2, `greso` 0" in first
     )
     assert text.startswith("top\n") and text.endswith("bottom\n") and "old" not in text and "`full`" in text
     assert (tmp_path / "figures" / "train_torch.svg").read_text().count("<svg") == 1
