@@ -200,6 +200,23 @@ def test_stale_groups_are_dropped_and_replaced():
     assert (engine.table.col("visits")[late.row] == 1).all()  # what they showed is remembered
 
 
+def test_a_group_that_never_comes_back_costs_nothing_but_itself():
+    """Its place is filled once it is too old to train, to the last step of the run."""
+    engine, world = made("grpo", StreamFacts(warmup=8, threshold=3), steps=8)
+    arrivals = Arrivals(world, 0)
+    requests = engine.begin(1)
+    hung = requests.ticket[3]
+    arrivals.send(requests.select(requests.ticket != hung))
+    for step in range(1, 9):
+        if step > 1:
+            arrivals.send(engine.begin(step))
+        while not engine.can_take(8):
+            arrivals.send(engine.receive(arrivals.back()))
+        assert len(engine.take(8).groups) == 8
+        engine.finish()
+    assert engine.flight.ticket.tolist() == [hung]
+
+
 def test_wait_blocks_until_old_groups_are_back():
     engine, world = made("grpo", StreamFacts(warmup=8, threshold=2, strategy="wait"))
     requests = engine.begin(1)

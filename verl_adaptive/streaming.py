@@ -19,7 +19,8 @@ What differs from :class:`~verl_adaptive.engine.Engine`:
   counted as trained or dropped in the step in which it leaves;
 * a step takes the oldest ready groups (by submission, as verl does), never the first to finish among those in flight;
 * ``max_off_policy_threshold`` is verl's: with the strategy ``drop`` a ready group older than that is dropped as
-  ``stale``, with ``wait`` a step is not taken while a group in flight has reached that age;
+  ``stale``, and one in flight no longer keeps a place in the window; with ``wait`` a step is not taken while a group in
+  flight has reached that age;
 * round sizes (``sampler.round``, Pilot-Commit's ``factor``) mean nothing here: the window says how many prompts to ask
   for. ``max_rounds`` bounds the prompts drawn in one step, at ``max_rounds`` batches;
 * towards the end of the run the window closes: nothing is generated that no step could train on.
@@ -249,7 +250,7 @@ class StreamEngine(Engine):
         if self.policy.sampler.plans_steps:
             wanted = self.policy.sampler.round_size(self.progress) if refill and self._drawn == 0 else 0
         else:
-            wanted = self._window(self.progress.step) - len(self.ready) - len(self.flight) if refill else 0
+            wanted = self._window(self.progress.step) - len(self.ready) - self._hopeful() if refill else 0
         most = self.config.max_rounds * (self.facts.batch + self.stream.warmup)
         if wanted > 0 and self._drawn >= most:
             self._why_ended = f"adaptive.max_rounds={self.config.max_rounds} batches of prompts were drawn"
@@ -264,6 +265,14 @@ class StreamEngine(Engine):
         requests = Requests.join(parts)
         self.ledger.rollouts.planned += requests.rollouts
         return requests if len(requests) else None
+
+    def _hopeful(self) -> int:
+        """Groups in flight that could still train. One that is too old will be dropped when it comes: a reward function
+        that hangs, say, must not keep a place for ever."""
+        threshold = self.stream.threshold
+        if threshold is None or self.stream.strategy != "drop":
+            return len(self.flight)
+        return sum(self.progress.step - self._born[t] + 1 <= threshold for t in self.flight.ticket.tolist())
 
     def _busy(self) -> np.ndarray:
         """Table rows of prompts in flight, ready, or admitted and not sent yet."""

@@ -137,7 +137,10 @@ def test_the_plan_knows_the_trainer_mode(alias, examine) -> None:
     ("override", "says"),
     [
         ("trainer.v1.trainer_mode=separate", "trainer.v1.trainer_mode='separate'"),
-        ("trainer.v1.separate_async.parameter_sync_step=4", "which is 128"),
+        (
+            "trainer.v1.separate_async.parameter_sync_step=4",
+            "must divide data.train_batch_size / parameter_sync_step=16",
+        ),
         ("actor_rollout_ref.rollout.nnodes=0", "rollout.nnodes=0"),
         ("actor_rollout_ref.rollout.checkpoint_engine.backend=naive", "choose nccl"),
     ],

@@ -78,6 +78,7 @@ OTHER_NAMES = {
     "shared_postgresql.sh": "greso_shared",
     "warm_start.sh": "greso_warm",
     "filter_dataset.sh": "greso_kept",
+    "benchmark_gpu.sh": "grpo-n8-lr1e-6-seed0",
 }
 
 
@@ -111,6 +112,7 @@ WHOLE = {
     "qwen3_4b_pilot_commit.sh",
     "r1_distill_qwen_1.5b_cero.sh",
     "r1_distill_qwen_1.5b_greso.sh",
+    "benchmark_gpu.sh",
 }
 
 

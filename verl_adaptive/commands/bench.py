@@ -1,9 +1,10 @@
 """Compare methods at equal budgets: a tiny model in this process, real verl without a GPU, or the simulator.
 
-verl-adaptive bench torch --presets "grpo;greso;full" --seeds 5     minutes; needs torch
-verl-adaptive bench cpu --list                                      hours; needs the CPU pipeline (scripts/install.sh)
-verl-adaptive bench simulate --help                                 seconds; needs nothing more
-verl-adaptive bench report                                          tables and plots again, from the results
+examples:
+  verl-adaptive bench torch --presets "grpo;greso;full" --seeds 5     minutes; needs torch
+  verl-adaptive bench cpu --list                                      hours; needs the CPU pipeline (scripts/install.sh)
+  verl-adaptive bench simulate --help                                 seconds; needs nothing more
+  verl-adaptive bench report                                          tables and plots again, from the results
 
 What follows the benchmark's name is the benchmark's own; --help after it tells more. torch and cpu share --presets,
 --lrs, --seeds, --steps (the budget, in GRPO's steps), --jobs (1), --cell ID, --check and --list; cells that the results

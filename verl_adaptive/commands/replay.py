@@ -1,7 +1,8 @@
 """Make a recorded run's decisions again and compare: they depend on rewards and their order of arrival, and on nothing else.
 
-verl-adaptive replay checkpoints/project/experiment/record
-verl-adaptive replay checkpoints/project/experiment/record/attempt-1 --json
+examples:
+  verl-adaptive replay checkpoints/project/experiment/record
+  verl-adaptive replay checkpoints/project/experiment/record/attempt-1 --json
 
 A run writes its record with adaptive.record=true.
 """

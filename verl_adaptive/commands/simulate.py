@@ -3,6 +3,7 @@
 Every preset runs through the package's own engine, at the same number of generated rollouts, for several seeds; GRPO and
 two oracles that know the true pass rates run beside them.
 
+examples:
   verl-adaptive simulate
   verl-adaptive simulate --preset greso --preset "greso adaptive.sampler.p_easy=0.3" --pool hard
   verl-adaptive simulate --trace checkpoints/project/experiment --batch 128 --n 16 --json simulated.json
@@ -61,13 +62,18 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="a preset, with overrides of its own in the same quotes; may be repeated (default: all)",
     )
     parser.add_argument("--trace", metavar="SOURCE", help="recorded pass rates; see above")
-    parser.add_argument("--run", metavar="NAME", help="one of a journal's runs, if it has several")
+    parser.add_argument("--run", metavar="NAME", help="one of a journal's runs (default: the only one)")
     parser.add_argument("--pool", metavar="NAME[:KEY=VALUE,...]", help="a parametric pool (mixed)")
     parser.add_argument("--batch", metavar="B", type=int, default=64, help="prompts a step, data.train_batch_size (64)")
     parser.add_argument("--n", metavar="N", type=int, default=8, help="rollouts a prompt, rollout.n (8)")
     ends = parser.add_mutually_exclusive_group()
     ends.add_argument("--budget", metavar="ROLLOUTS", type=int, help="rollouts of every run (200 steps of GRPO)")
-    ends.add_argument("--steps", metavar="N", type=int, help="so many steps instead, whatever they generate")
+    ends.add_argument(
+        "--steps",
+        metavar="N",
+        type=int,
+        help="so many steps, whatever they generate (default: as many as the budget buys)",
+    )
     parser.add_argument("--seeds", metavar="S", default="0,1,2", help="seeds, with commas (0,1,2)")
     parser.add_argument("--no-references", action="store_true", help="without GRPO and the oracles beside --preset")
     parser.add_argument("--threshold", metavar="X", type=float, default=0.5, help="score of a success, in dumps (0.5)")
@@ -273,12 +279,22 @@ def _print(about: dict[str, Any], summary: list[dict[str, Any]], limits: str) ->
         where = f"{trace['kind']} of {trace['prompts']:,} prompts, {trace['steps']:,} steps"
     seeds = summary[0]["seeds"]
     out.print(f"{where}; {setting['batch']} prompts x {setting['n']} rollouts a step, {what}, {seeds} seeds\n")
-    for columns in (_SPENT, _POOL):
-        rows = [[_cell(entry, key) for _, key in columns] for entry in summary]
-        out.print(table([(head, "left" if key == "preset" else "right") for head, key in columns], rows))
     reasons = sorted({k for e in summary for k in e if k.startswith("dropped_") and e[k] > 0})
-    lost = [[e["preset"], *(number(round(e.get(k, 0.0))) for k in reasons)] for e in summary]
-    out.print(table([("rollouts not trained", "left"), *((k[8:].replace("_", " "), "right") for k in reasons)], lost))
+    lost = [{k: number(round(e.get(k, 0.0))) for k in reasons} for e in summary]
+    few = len(_SPENT) if out.width >= 120 else 3  # columns side by side; a narrow terminal gets more, narrower tables
+    for columns in (
+        _SPENT,
+        _POOL,
+        [("rollouts not trained", "preset"), *((k[8:].replace("_", " "), k) for k in reasons)],
+    ):
+        first, *rest = columns
+        for at in range(0, len(rest), few):
+            shown = rest[at : at + few]
+            rows = [
+                [entry["preset"], *(drops[key] if key in drops else _cell(entry, key) for _, key in shown)]
+                for entry, drops in zip(summary, lost, strict=True)
+            ]
+            out.print(table([(first[0], "left"), *((head, "right") for head, _ in shown)], rows))
     for entry in summary:
         for why in entry["ended"]:
             if why not in ("budget", "steps"):

@@ -11,7 +11,10 @@ from verl_adaptive.config import AdaptiveConfig, check
 from verl_adaptive.policy import Policy
 from verl_adaptive.streaming import StreamFacts
 
-__all__ = ["check_run", "mode_of", "stream_facts", "why_not_skip_zero"]
+__all__ = ["MODES", "check_run", "mode_of", "stream_facts", "why_not_skip_zero"]
+
+#: verl's trainer modes.
+MODES = ("sync", "colocate_async", "separate_async")
 
 _OUR_BUFFER = "pkg://verl_adaptive.integration.replay_buffer"
 
@@ -42,6 +45,12 @@ def check_run(config: Any, adaptive: AdaptiveConfig, policy: Policy) -> None:
         ConfigError: with the key, its value and what to write instead.
     """
     rollout, estimator = config.actor_rollout_ref.rollout, config.algorithm.adv_estimator
+    check(
+        mode_of(config) in MODES,
+        "trainer.v1.trainer_mode",
+        config.trainer.v1.trainer_mode,
+        f"must be one of {', '.join(MODES)}",
+    )
     check(
         rollout.n >= 2 or (policy.filter.name == "keep_all" and policy.sampler.name == "epoch"),
         "actor_rollout_ref.rollout.n",

@@ -7,10 +7,7 @@ from typing import Any
 from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.integration import compat
 
-__all__ = ["MODES", "register_all"]
-
-#: verl's trainer modes.
-MODES = ("sync", "colocate_async", "separate_async")
+__all__ = ["register_all"]
 
 
 def register_all() -> None:
@@ -33,6 +30,8 @@ def register_all() -> None:
                 raise AdaptiveError(message)
 
             on_step_end = on_sample_end = lambda self: None
+
+        from verl_adaptive.integration.checks import MODES
 
         ours: dict[str, Any] = dict.fromkeys(MODES, Refused)
     else:
