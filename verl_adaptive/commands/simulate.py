@@ -63,24 +63,32 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--trace", metavar="SOURCE", help="recorded pass rates; see above")
     parser.add_argument("--run", metavar="NAME", help="one of a journal's runs (default: the only one)")
-    parser.add_argument("--pool", metavar="NAME[:KEY=VALUE,...]", help="a parametric pool (mixed)")
-    parser.add_argument("--batch", metavar="B", type=int, default=64, help="prompts a step, data.train_batch_size (64)")
-    parser.add_argument("--n", metavar="N", type=int, default=8, help="rollouts a prompt, rollout.n (8)")
+    parser.add_argument("--pool", metavar="NAME[:KEY=VALUE,...]", help="a parametric pool (default: mixed)")
+    parser.add_argument(
+        "--batch", metavar="B", type=int, default=64, help="prompts a step, data.train_batch_size (default: 64)"
+    )
+    parser.add_argument("--n", metavar="N", type=int, default=8, help="rollouts a prompt, rollout.n (default: 8)")
     ends = parser.add_mutually_exclusive_group()
-    ends.add_argument("--budget", metavar="ROLLOUTS", type=int, help="rollouts of every run (200 steps of GRPO)")
+    ends.add_argument(
+        "--budget", metavar="ROLLOUTS", type=int, help="rollouts of every run (default: 200 steps of GRPO)"
+    )
     ends.add_argument(
         "--steps",
         metavar="N",
         type=int,
         help="so many steps, whatever they generate (default: as many as the budget buys)",
     )
-    parser.add_argument("--seeds", metavar="S", default="0,1,2", help="seeds, with commas (0,1,2)")
-    parser.add_argument("--no-references", action="store_true", help="without GRPO and the oracles beside --preset")
-    parser.add_argument("--threshold", metavar="X", type=float, default=0.5, help="score of a success, in dumps (0.5)")
-    parser.add_argument("--jobs", metavar="N", type=int, default=1, help="runs at a time, a process each (1)")
+    parser.add_argument("--seeds", metavar="S", default="0,1,2", help="seeds, with commas (default: 0,1,2)")
+    parser.add_argument(
+        "--no-references", action="store_true", help="without GRPO and the oracles (default: they run beside)"
+    )
+    parser.add_argument(
+        "--threshold", metavar="X", type=float, default=0.5, help="score of a success, in dumps (default: 0.5)"
+    )
+    parser.add_argument("--jobs", metavar="N", type=int, default=1, help="runs at a time, a process each (default: 1)")
     parser.add_argument("--json", metavar="OUT", help="all rows and the summary to a file; - for standard output")
     parser.add_argument("--overwrite", action="store_true", help="replace OUT if it exists")
-    parser.add_argument("--quiet", action="store_true", help="no progress bar")
+    parser.add_argument("--quiet", action="store_true", help="without a progress bar")
     parser.add_argument("overrides", metavar="OVERRIDE", nargs="*", help="adaptive.<key>=<value>, for every --preset")
 
 
@@ -278,7 +286,9 @@ def _print(about: dict[str, Any], summary: list[dict[str, Any]], limits: str) ->
         trace = about["trace"]
         where = f"{trace['kind']} of {trace['prompts']:,} prompts, {trace['steps']:,} steps"
     seeds = summary[0]["seeds"]
-    out.print(f"{where}; {setting['batch']} prompts x {setting['n']} rollouts a step, {what}, {seeds} seeds\n")
+    out.print(
+        f"{where}; {setting['batch']} prompts x {setting['n']} rollouts a step, {what}, {seeds} seeds\n", soft_wrap=True
+    )
     reasons = sorted({k for e in summary for k in e if k.startswith("dropped_") and e[k] > 0})
     lost = [{k: number(round(e.get(k, 0.0))) for k in reasons} for e in summary]
     few = len(_SPENT) if out.width >= 120 else 3  # columns side by side; a narrow terminal gets more, narrower tables
