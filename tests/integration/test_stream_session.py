@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import threading
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -64,8 +65,11 @@ class SlowWorkers(Workers):
         forget: chance that a prompt is never answered.
     """
 
+    alive: ClassVar[list[SlowWorkers]] = []
+
     def __init__(self, order: int = 0, fail: float = 0.0, forget: float = 0.0) -> None:
         super().__init__(order, fail)
+        self.alive.append(self)
         self.forget, self.forgotten = forget, 0
         self.jobs: list[tuple] = []
         self.lock, self.stopped = threading.Lock(), threading.Event()
@@ -135,6 +139,9 @@ def nothing_but_open_groups_is_left(session: StreamSession) -> None:
 @pytest.fixture
 def clean(queue):  # noqa: F811
     yield
+    for workers in SlowWorkers.alive:  # of a test that failed, too
+        workers.stop()
+    SlowWorkers.alive.clear()
     rest = list(left())
     if rest:
         tq.kv_clear(keys=rest, partition_id="train")
@@ -186,13 +193,17 @@ def test_a_restart_loses_and_repeats_nothing(clean, preset, stream):
     if gone:
         tq.kv_clear(keys=gone, partition_id="train")
     tq.kv_batch_put(keys=["stray_0_0"], partition_id="train", tags=[{"response_len": 1}])
+    tq.kv_batch_put(
+        keys=["late"], partition_id="train", tags=[{"status": "finished"}]
+    )  # of a request cleared meanwhile
 
     second = SlowWorkers(order=6)
     other = session_of(second, STREAMS[stream], table=table, **POLICIES[preset])
     other.engine.load_state_dict(state)
     other.load_state_dict(own)
     other.step = session.step
-    assert "stray_0_0" not in left()
+    assert not {"stray_0_0", "late"} & left()
+    tq.kv_batch_put(keys=["late"], partition_id="train", tags=[{"status": "finished"}])
     for part in (p for parts in other._parts.values() for p in parts if p.uid in again):
         ticket = next(t for t, parts in other._parts.items() if part in parts)
         number = int(other._prompts[ticket]["number"])
@@ -200,6 +211,7 @@ def test_a_restart_loses_and_repeats_nothing(clean, preset, stream):
     assert other.resend() == len(lost)
     account = one_step(other).ledger.rollouts
     assert account.generated + held == account.trained + account.dropped_in_all + account.surplus + account.held
+    tq.kv_clear(keys=["late"], partition_id="train")
     for _ in range(2):
         one_step(other)
         nothing_but_open_groups_is_left(other)

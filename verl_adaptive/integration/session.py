@@ -272,12 +272,16 @@ class Session:
             )
         self._all_failed = [*self._all_failed, failures] if failures == len(results) else []
         # A round that fills the last places may be one group: bad luck twice is not a broken reward function.
-        if len(self._all_failed) >= 2 and sum(self._all_failed) >= self.engine.facts.batch:
+        if len(self._all_failed) >= 2 and sum(self._all_failed) >= self._failures_that_tell():
             raise AdaptiveError(
                 f"step {self._step_of()}: all {sum(self._all_failed)} groups of the last {len(self._all_failed)} rounds "
                 "failed. The reward function, the agent loop or a rollout server is broken: look for its error above (verl logs it as "
                 "`Error in _run_prompt`), or for a reward that is NaN or infinite"
             )
+
+    def _failures_that_tell(self) -> int:
+        """Groups that fail one after another before something must be broken."""
+        return self.engine.facts.batch
 
     # -- the batch ------------------------------------------------------------------------------------------
 
@@ -385,6 +389,8 @@ def _sessions(tags: dict[str, dict]) -> dict[str, list[list[str]]]:
     """uid → its sessions in order, each the keys of its outputs in order; keys are ``{uid}_{session}_{output}``."""
     found: dict[str, dict[int, list[tuple[int, str]]]] = {}
     for key in tags:
+        if key.count("_") < 2:  # the status of a request that was cleared while it was under way
+            continue
         uid, session, output = key.rsplit("_", 2)
         found.setdefault(uid, {}).setdefault(int(session), []).append((int(output), key))
     return {

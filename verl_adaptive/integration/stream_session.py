@@ -85,6 +85,10 @@ class StreamSession(Session):
             if not enough():  # results that trickle in must not turn this into a busy loop
                 time.sleep(self.config.poll_interval)
 
+    def _failures_that_tell(self) -> int:
+        # A look may see one group: a small batch's worth of single failures can be bad luck.
+        return max(16, 2 * self.engine.facts.batch)
+
     def _indices(self) -> dict[int, int]:
         engine = self.engine
         return {
