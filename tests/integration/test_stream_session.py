@@ -221,7 +221,7 @@ def test_a_restart_loses_and_repeats_nothing(clean, preset, stream):
 
 
 def test_answers_that_never_come_end_the_run_with_what_is_missing(clean):
-    workers = SlowWorkers(order=1, forget=0.3)
+    workers = SlowWorkers(order=1, forget=0.6)
     session = session_of(workers, STREAMS["colocate"], stall_timeout=1.0, **POLICIES["grpo"])
     with pytest.raises(AdaptiveError, match=r"stall_timeout=1 s; still waiting for \d+ of \d+ prompts \(\d+ pending"):
         for _ in range(10):
