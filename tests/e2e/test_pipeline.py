@@ -78,15 +78,16 @@ def test_greso_counts_add_up(greso):
     assert optimizer_updates(greso, 24) == 2 * 24
 
 
-def test_greso_stays_near_what_dynamic_sampling_would_need(greso):
-    """No more than 1.25 times the B / share groups that sampling until B are informative takes: a bound, not a win.
+def test_greso_rounds_ask_for_little_more_than_is_missing(greso):
+    """Over 24 steps fewer than half as many informative groups again as the 16 a step needs: a bound, not a win.
 
-    That GRESO generates less than dynamic sampling is shown at its published setting, in tests/samplers.
+    The mean over all steps, because one step's overshoot is chance: 0 to 16 groups were seen, 3.3 on average. That
+    GRESO generates less than dynamic sampling is shown at its published setting, in tests/samplers.
     """
-    share = np.mean(greso.series("adaptive/groups/informative_share")[:4])
-    generated = np.mean(greso.series("adaptive/rollouts/generated_total"))
-    # dynamic sampling with the default round (as many as are missing) generates at least B / share groups
-    assert generated < 128 / share * 1.25
+    groups = np.array(greso.series("adaptive/rollouts/generated_total")) / 8
+    informative = groups * np.array(greso.series("adaptive/groups/informative_share"))
+    assert informative.min() > 15.99  # no step was trained on fewer
+    assert informative.mean() < 16 * 1.5
 
 
 def test_greso_statistics_are_in_the_snapshot_and_the_journal(greso):
