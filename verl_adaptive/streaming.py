@@ -141,6 +141,10 @@ class StreamEngine(Engine):
             self.tape.asked(requests)
         return requests
 
+    def reissued(self, tickets: np.ndarray, step: int) -> None:
+        """After a resume: the first rollouts of these groups in flight are generated anew, from ``step`` on."""
+        self._born.update(dict.fromkeys(np.asarray(tickets).tolist(), step))
+
     @property
     def count(self) -> int:
         """Groups that the next mini-step takes."""

@@ -79,7 +79,7 @@ class SlowWorkers(Workers):
     def submit(self, batch) -> int:
         self.calls += 1
         uids = [batch["uid"][i] for i in range(len(batch))]
-        tag = {"is_prompt": True, "status": "pending", "global_steps": 1}
+        tag = {"is_prompt": True, "status": "pending", "global_steps": batch["global_steps"]}
         tq.kv_batch_put(keys=uids, partition_id="train", tags=[tag] * len(uids))
         with self.lock:
             for i, uid in enumerate(uids):
@@ -174,7 +174,10 @@ def test_steps_add_up_and_replay(clean, preset, fail, stream, tmp_path):
 @pytest.mark.parametrize("stream", STREAMS)
 @pytest.mark.parametrize("preset", ["greso", "pilot_commit", "full"])
 def test_a_restart_loses_and_repeats_nothing(clean, preset, stream):
-    """The driver dies with prompts in flight; the queue comes back as its checkpoint had it, some requests unknown."""
+    """The driver dies with prompts in flight; the queue comes back as its checkpoint had it, some requests unknown.
+
+    What is generated anew is as old as the resumed step; what was finished, or has pilots, as old as it was.
+    """
     first = SlowWorkers(order=5)
     session = session_of(first, STREAMS[stream], **POLICIES[preset])
     for _ in range(3):
@@ -201,14 +204,21 @@ def test_a_restart_loses_and_repeats_nothing(clean, preset, stream):
     other = session_of(second, STREAMS[stream], table=table, **POLICIES[preset])
     other.engine.load_state_dict(state)
     other.load_state_dict(own)
-    other.step = session.step
+    other.step = session.step + 1
     assert not {"stray_0_0", "late"} & left()
     tq.kv_batch_put(keys=["late"], partition_id="train", tags=[{"status": "finished"}])
     for part in (p for parts in other._parts.values() for p in parts if p.uid in again):
         ticket = next(t for t, parts in other._parts.items() if part in parts)
         number = int(other._prompts[ticket]["number"])
+        tag = {"is_prompt": True, "status": "pending", "global_steps": other.step}
+        tq.kv_batch_put(keys=[part.uid], partition_id="train", tags=[tag])
         second.jobs.append((part.uid, part.n, number, 7))
+    born = dict(other.engine._born)
+    first_requests = {t for t, parts in other._parts.items() if len(parts) == 1 and parts[0].uid in {*lost, *again}}
     assert other.resend() == len(lost)
+    for ticket, step in other.engine._born.items():
+        assert step == (other.step if ticket in first_requests else born[ticket])
+    other.step = session.step
     account = one_step(other).ledger.rollouts
     assert account.generated + held == account.trained + account.dropped_in_all + account.surplus + account.held
     tq.kv_clear(keys=["late"], partition_id="train")

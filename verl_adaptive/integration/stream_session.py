@@ -6,10 +6,11 @@ import time
 from collections.abc import Callable
 
 import numpy as np
+import transfer_queue as tq
 
 from verl_adaptive.engine import StepResult
 from verl_adaptive.integration.session import Batch, Session
-from verl_adaptive.integration.waiting import DONE, Patience
+from verl_adaptive.integration.waiting import DONE, PARTITION, Patience
 from verl_adaptive.streaming import StreamEngine
 
 __all__ = ["StreamSession"]
@@ -51,10 +52,18 @@ class StreamSession(Session):
         return len(self.engine.ready) + sum(s == "finished" for s in status.values())
 
     def resend(self) -> int:
-        """Send requests again that a checkpoint knows and the restored queue does not; how many."""
-        status = self._look(self._uids())
-        lost = np.array([status[self._parts[int(t)][-1].uid] is None for t in self.engine.flight.ticket], dtype=bool)
-        requests = self.engine.flight.select(lost)
+        """Send requests again that a checkpoint knows and the restored queue does not; how many.
+
+        Groups whose first request is under way anew, sent by verl or by us, count as begun now, as verl counts them.
+        """
+        step, flight = self._step_of(), self.engine.flight
+        uids = self._uids()
+        status = self._look(uids)
+        rows = (tq.kv_list(PARTITION) or {}).get(PARTITION, {})
+        lost = np.array([status[uid] is None for uid in uids], dtype=bool)
+        anew = np.array([rows.get(uid, {}).get("global_steps") == step for uid in uids], dtype=bool)
+        self.engine.reissued(flight.ticket[(lost | anew) & (flight.stage == 0)], step)
+        requests = flight.select(lost)
         for ticket in requests.ticket.tolist():
             self._parts[ticket].pop()
             if not self._parts[ticket]:
