@@ -14,6 +14,7 @@ from verl_adaptive.report import figures
 from verl_adaptive.report.collect import CLASSES, collect
 from verl_adaptive.report.figures import Series
 from verl_adaptive.report.history import windows
+from verl_adaptive.report.page import _subtitle
 from verl_adaptive.report.prompts import open_prompts
 from verl_adaptive.stats.journal import Journal
 
@@ -219,6 +220,13 @@ def test_many_sources_and_long_texts_stay_bounded(tmp_path) -> None:
 
 
 # -- figures ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("hours", "said"), [(0.004, "under a minute"), (0.03, "2 min"), (0.9, "54 min"), (1.0, "1.0 h"), (31.26, "31.3 h")]
+)
+def test_how_long_a_run_took(hours, said) -> None:
+    assert _subtitle({"kind": "journal", "store": "x", "hours": hours}).endswith(f" · {said}")
 
 
 def test_areas_stack() -> None:

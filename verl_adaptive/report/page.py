@@ -83,7 +83,10 @@ def _subtitle(facts: dict[str, Any]) -> str:
     elif facts.get("step") is not None:
         words.append(f"step {facts['step']}")
     if facts.get("hours"):
-        words.append(f"{facts['hours']:.1f} h")
+        hours = facts["hours"]
+        words.append(
+            f"{hours:.1f} h" if hours >= 1 else f"{60 * hours:.0f} min" if hours >= 1 / 60 else "under a minute"
+        )
     if facts.get("attempts", 1) > 1:
         words.append(f"attempt {facts['attempts']}")
     return clean(" · ".join(str(word) for word in words if word))
