@@ -355,14 +355,14 @@ def decisions_page(data: dict[str, Any]) -> list[str]:
 
 
 def step_time_page(data: dict[str, Any]) -> list[str]:
-    pairs = data["pairs"]
     rows = []
-    for arm in pairs[0]:
-        row = [arm]
-        for what in ("step", "rest"):
-            ratio = [p[arm][what] / p["verl"][what] for p in pairs]
-            row += [f"{statistics.median(p[arm][what] for p in pairs):.2f}", pm(ratio, "{:.2f}")]
-        rows.append(row)
+    for mode, pairs in data["pairs"].items():
+        for arm in pairs[0]:
+            row = [f"`{mode}`: {arm}"]
+            for what in ("step", "rest"):
+                ratio = [p[arm][what] / p["verl"][what] for p in pairs]
+                row += [f"{statistics.median(p[arm][what] for p in pairs):.2f}", pm(ratio, "{:.2f}")]
+            rows.append(row)
     return [
         "## A step of ours against verl's",
         "",

@@ -112,12 +112,14 @@ class Killer(threading.Thread):
 
     Attributes:
         killed: the process id; None if it never came to that.
+        at: when, by the monotonic clock.
     """
 
     def __init__(self, title: str, when: Callable[[], bool], after: float = 0.5) -> None:
         super().__init__(daemon=True)
         self.title, self.when, self.after = title, when, after
         self.killed: int | None = None
+        self.at = 0.0
         self._over = threading.Event()
 
     def run(self) -> None:
@@ -128,7 +130,7 @@ class Killer(threading.Thread):
         victims = processes(self.title)
         if victims:
             os.kill(victims[0].pid, signal.SIGKILL)
-            self.killed = victims[0].pid
+            self.killed, self.at = victims[0].pid, time.monotonic()
 
     def __enter__(self) -> Killer:
         self.start()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 
 import numpy as np
 import pytest
@@ -100,6 +101,8 @@ def _dies(mode, tmp_path, victim):
         run, seconds = failed_run(tmp_path, "+adaptive=dapo", *MODES[mode], chosen, "adaptive.stall_timeout=60")
     assert killer.killed is not None, run.log[-3000:]
     assert seconds < 300
+    after = time.monotonic() - killer.at
+    print(f"{mode}: the run had ended {after:.0f} s after {victim} was killed")
     return run
 
 
