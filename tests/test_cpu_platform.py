@@ -197,6 +197,40 @@ def test_saved_weights_are_a_copy() -> None:
 
 @needs_verl
 @pytest.mark.verl
+def test_two_runs_on_one_machine_do_not_share_a_socket() -> None:
+    """verl names it by Ray's job id, the same in every fresh cluster; and a transfer that stays silent ends."""
+    code = """
+        import asyncio, os, threading
+        import verl
+        import torch, zmq
+        from verl_adaptive.integration.cpu import fixes
+        fixes.WEIGHT_TRANSFER_TIMEOUT_MS = 500
+        from verl.workers.rollout.vllm_rollout import bucketed_weight_transfer as transfer
+        handle = f"ipc:///tmp/va-test-{os.getpid()}.sock"
+        sender = transfer.BucketedWeightSender(zmq_handle=handle, bucket_size_mb=1, use_shm=True)
+        receiver = transfer.BucketedWeightReceiver(zmq_handle=handle, device=torch.device("cpu"), use_shm=True)
+        print(sender.zmq_handle == receiver.zmq_handle, sender.zmq_handle.endswith("-raylet-4711.sock"))
+        got = {}
+        thread = threading.Thread(target=receiver.receive_weights, args=(lambda pairs, last: got.update(
+            (name, weight.clone()) for name, weight in pairs),))
+        thread.start()
+        asyncio.run(sender.async_send_weights(iter({"w": torch.arange(5.0)}.items())))
+        thread.join(60)
+        print(got["w"].tolist())
+        alone = transfer.BucketedWeightSender(zmq_handle=handle, bucket_size_mb=1, use_shm=True)
+        silent = transfer.BucketedWeightReceiver(zmq_handle=handle, device=torch.device("cpu"), use_shm=True)
+        for wait in (lambda: asyncio.run(alone.async_send_weights(iter({}.items()))), lambda: silent.receive_weights(None)):
+            try:
+                wait()
+            except zmq.Again:
+                print("gave up")
+        """
+    lines = output(code, VERL_PLATFORM="cpu", RAY_RAYLET_PID="4711")
+    assert lines[-4:] == ["True True", "[0.0, 1.0, 2.0, 3.0, 4.0]", "gave up", "gave up"]
+
+
+@needs_verl
+@pytest.mark.verl
 def test_gloo_engine_sends_weights() -> None:
     """Two processes' worth of engine in one: a master and a worker, in threads."""
     code = """

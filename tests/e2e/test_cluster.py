@@ -57,9 +57,10 @@ class Cluster:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        self._wait(len(self.nodes))
+        self.wait(len(self.nodes))
 
-    def _wait(self, count: int) -> None:
+    def wait(self, count: int) -> None:
+        """Until the cluster itself counts so many nodes."""
         code = f"import ray; ray.init(address={self.address!r}, logging_level='ERROR'); "
         code += "print(sum(n['Alive'] for n in ray.nodes()))"
         deadline = time.monotonic() + 90
@@ -69,7 +70,7 @@ class Cluster:
             if done.stdout.strip() == str(count):
                 return
             time.sleep(1)
-        raise TimeoutError(f"{count} nodes are not up: {done.stdout}{done.stderr[-2000:]}")
+        raise TimeoutError(f"the cluster does not have {count} nodes: {done.stdout}{done.stderr[-2000:]}")
 
     def kill(self, name: str) -> None:
         """A node is lost: everything on it gets SIGKILL at once."""
@@ -157,6 +158,7 @@ def test_the_driver_moves_to_another_node(cluster, tmp_path):
 
     saved = int((checkpoints / "latest_checkpointed_iteration.txt").read_text())
     before, _, _ = read_snapshot(checkpoints / f"global_step_{saved}" / "adaptive")
+    cluster.wait(1)  # until then Ray may put the next driver on the node that is gone
     second = train(tmp_path, *overrides(cluster.address, tmp_path / "metrics-1.jsonl"), timeout=600, **cluster.environ)
     assert second.code == 0, second.log[-3000:]
     assert f"resumed at step {saved}: {int((before.col('visits') > 0).sum())} prompts known" in second.log

@@ -1,7 +1,7 @@
 """What verl 0.9 needs besides a platform class in order to train on CPU; every fix names its reason.
 
-Two things happen at registration: one function of verl is wrapped, and vLLM's CPU build is given the name that verl
-looks for. Everything about training engines waits until a training worker opens its process group, because the plugin
+Three things happen at registration: one function of verl is wrapped, vLLM's CPU build is given the name that verl
+looks for, and the transfer of weights to vLLM is guarded once verl imports it. Everything about training engines waits until a training worker opens its process group, because the plugin
 runs in processes (vLLM's engine core among them) where importing verl's engines is slow or fails.
 """
 
@@ -10,18 +10,24 @@ from __future__ import annotations
 import functools
 import importlib.metadata
 import logging
+import os
 import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
-#: How long a weight transfer to vLLM may stay silent. See :func:`limit_weight_transfer`.
+import wrapt
+
+#: How long a weight transfer to vLLM may stay silent. See :func:`guard_weight_transfer`.
 WEIGHT_TRANSFER_TIMEOUT_MS = 300_000
+
+_WEIGHT_TRANSFER = "verl.workers.rollout.vllm_rollout.bucketed_weight_transfer"
 
 
 def apply() -> None:
     """Apply what must be in place before verl's own modules are imported."""
     name_vllm()
     wrap_process_group()
+    wrapt.register_post_import_hook(guard_weight_transfer, _WEIGHT_TRANSFER)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -75,6 +81,33 @@ def name_vllm() -> None:
         sys.meta_path.append(_VllmAliasFinder())
 
 
+def guard_weight_transfer(module: Any) -> None:
+    """Give each Ray cluster sockets of its own for the transfer of weights to vLLM, and every wait on them a limit.
+
+    ``verl/workers/rollout/vllm_rollout/bucketed_weight_transfer.py`` names the socket in ``/tmp`` by Ray's job id, which
+    is 01000000 in every fresh cluster: of two runs on one machine one removes the other's socket, takes its weights or
+    waits for ever, for neither side's sockets have a time-out (as when a vLLM worker dies meanwhile).
+    Sender and receiver are children of one raylet, whose process id tells clusters apart.
+    """
+    import zmq
+
+    raylet = os.environ.get("RAY_RAYLET_PID", "0")
+
+    def name(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> None:
+        wrapped(*args, **kwargs)
+        instance.zmq_handle = f"{instance.zmq_handle.removesuffix('.sock')}-raylet-{raylet}.sock"
+
+    def limit(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> None:
+        wrapped(*args, **kwargs)
+        # Without a peer it is the sending that waits, and at the process's end whatever was not sent.
+        for option in (zmq.RCVTIMEO, zmq.SNDTIMEO, zmq.LINGER):
+            instance.socket.setsockopt(option, WEIGHT_TRANSFER_TIMEOUT_MS)
+
+    for side in ("BucketedWeightSender", "BucketedWeightReceiver"):
+        wrapt.wrap_function_wrapper(module, f"{side}.__init__", name)
+        wrapt.wrap_function_wrapper(module, f"{side}._init_socket", limit)
+
+
 def wrap_process_group() -> None:
     """Open process groups with the backend "cpu:gloo", and prepare training workers on the way.
 
@@ -106,7 +139,6 @@ def prepare_training_worker() -> None:
     register_engines()
     unpin_offload()
     choose_critic_attention()
-    limit_weight_transfer()
 
 
 def register_engines() -> None:
@@ -152,18 +184,6 @@ def choose_critic_attention() -> None:
         )
 
     verl.utils.model.load_valuehead_model = load_valuehead_model
-
-
-def limit_weight_transfer() -> None:
-    """Turn a vLLM worker that dies while it loads weights into an error.
-
-    ``verl/workers/rollout/vllm_rollout/bucketed_weight_transfer.py`` waits for each bucket's acknowledgement in a plain
-    ``socket.recv()``, below any other time-out: without a limit the run hangs for ever. It takes its sockets from the
-    process-wide context, whose options are the defaults of sockets made later.
-    """
-    import zmq
-
-    zmq.Context.instance().setsockopt(zmq.RCVTIMEO, WEIGHT_TRANSFER_TIMEOUT_MS)
 
 
 # ----------------------------------------------------------------------------------------------------------------------

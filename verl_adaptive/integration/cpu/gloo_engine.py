@@ -187,4 +187,3 @@ def _aligned(offset: int) -> int:
 
 fixes.copy_saved_weights()
 fixes.accept_flush_in_log()
-fixes.limit_weight_transfer()
