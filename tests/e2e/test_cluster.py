@@ -157,13 +157,13 @@ def test_the_driver_moves_to_another_node(cluster, tmp_path):
     assert lost.environ["VERL_PLATFORM"] == "cpu" and lost.environ.items() >= ENVIRONMENT_DEFAULTS.items()
 
     saved = int((checkpoints / "latest_checkpointed_iteration.txt").read_text())
-    before, _, _ = read_snapshot(checkpoints / f"global_step_{saved}" / "adaptive")
+    before, state, _ = read_snapshot(checkpoints / f"global_step_{saved}" / "adaptive")
     cluster.wait(1)  # until then Ray may put the next driver on the node that is gone
     second = train(tmp_path, *overrides(cluster.address, tmp_path / "metrics-1.jsonl"), timeout=600, **cluster.environ)
     assert second.code == 0, second.log[-3000:]
     assert f"resumed at step {saved}: {int((before.col('visits') > 0).sum())} prompts known" in second.log
     assert [int(m["training/global_step"]) for m in second.steps] == list(range(saved + 1, 4))
-    balanced(second)
+    balanced(second, state["engine"]["total"])
     after, _, _ = read_snapshot(checkpoints / "global_step_3" / "adaptive")
     fresh = sum(second.series("adaptive/groups/finished_total"))
     assert after.col("visits").sum() == before.col("visits").sum() + fresh

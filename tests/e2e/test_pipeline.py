@@ -16,10 +16,15 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
 SHORT = ("trainer.total_training_steps=3",)
 
 
-def balanced(run) -> None:
-    """generated + held before = trained + dropped + surplus + held after, in rollouts and in tokens, every step."""
+def balanced(run, before: dict | None = None) -> None:
+    """generated + held before = trained + dropped + surplus + held after, in rollouts and in tokens, every step.
+
+    Args:
+        before: the account in the snapshot from which the run went on.
+    """
     for unit in ("rollouts", "tokens"):
-        held = 0.0
+        account = (before or {}).get(unit, {})
+        held = float(account.get("held", 0))
         for m in run.steps:
             name = f"adaptive/{unit}/"
             dropped = sum(v for k, v in m.items() if k.startswith(f"{name}dropped_total/"))
@@ -27,7 +32,8 @@ def balanced(run) -> None:
             out = m[f"{name}trained_total"] + dropped + m[f"{name}surplus_total"] + m[f"{name}held"]
             assert m[f"{name}generated_total"] + held == out, m
             held = m[f"{name}held"]
-        assert run.steps[-1][f"adaptive/cumulative/{unit}_generated"] == sum(run.series(f"{name}generated_total"))
+        generated = account.get("generated", 0) + sum(run.series(f"{name}generated_total"))
+        assert run.steps[-1][f"adaptive/cumulative/{unit}_generated"] == generated
 
 
 def optimizer_updates(run, step: int) -> int:
