@@ -33,7 +33,7 @@ class Advantage(Role):
         Returns:
             float64 ``(R,)``.
         """
-        raise NotImplementedError
+        raise NotImplementedError  # abstract: what makes a part a part
 
     def zero(self, groups: Groups, trains: np.ndarray) -> np.ndarray:
         """Rollouts whose advantage is certain to be exactly zero, so that training can leave them out.

@@ -40,7 +40,7 @@ class Allocator(Role):
         Returns:
             int64 ``(k,)``, each at least 1.
         """
-        raise NotImplementedError
+        raise NotImplementedError  # abstract: what makes a part a part
 
     def prompts(self, wanted: int, progress: Progress) -> int:
         """The last word on how many new prompts the next round takes.

@@ -1,8 +1,9 @@
 """What verl 0.9 needs besides a platform class in order to train on CPU; every fix names its reason.
 
 Three things happen at registration: one function of verl is wrapped, vLLM's CPU build is given the name that verl
-looks for, and the transfer of weights to vLLM is guarded once verl imports it. Everything about training engines waits until a training worker opens its process group, because the plugin
-runs in processes (vLLM's engine core among them) where importing verl's engines is slow or fails.
+looks for, and the transfer of weights to vLLM is guarded once verl imports it. Everything about training engines waits
+until a training worker opens its process group, because the plugin runs in processes (vLLM's engine core among them)
+where importing verl's engines is slow or fails.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ def guard_weight_transfer(module: Any) -> None:
 
     ``verl/workers/rollout/vllm_rollout/bucketed_weight_transfer.py`` names the socket in ``/tmp`` by Ray's job id, which
     is 01000000 in every fresh cluster: of two runs on one machine one removes the other's socket, takes its weights or
-    waits for ever, for neither side's sockets have a time-out (as when a vLLM worker dies meanwhile).
+    waits for ever. Neither side's sockets have a time-out: a vLLM worker that dies meanwhile is waited for as well.
     Sender and receiver are children of one raylet, whose process id tells clusters apart.
     """
     import zmq
