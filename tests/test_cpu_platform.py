@@ -22,6 +22,7 @@ def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
         "VLLM_PLUGINS",
         "TORCHDYNAMO_DISABLE",
         "VLLM_CPU_KVCACHE_SPACE",
+        "RAY_metrics_report_interval_ms",
         "VERL_USE_EXTERNAL_PLUGINS",
     }
     env = {name: value for name, value in os.environ.items() if name not in cleared}
@@ -86,6 +87,36 @@ def test_registered_by_importing_verl() -> None:
         TORCHDYNAMO_DISABLE="0",
     )
     assert lines == ["cpu gloo cpu", "False True True", "0 1", "True False"]
+
+
+@needs_verl
+@pytest.mark.verl
+def test_workers_start_no_threads_that_export_metrics_of_ray() -> None:
+    """By default each worker starts one every 10 s, and now and then one of them crashes the worker."""
+    code = """
+        import verl
+        import ray
+
+        @ray.remote
+        def started():
+            import os, time
+            threads, new = set(os.listdir("/proc/self/task")), []
+            end = time.monotonic() + 12
+            while time.monotonic() < end:
+                for thread in set(os.listdir("/proc/self/task")) - threads:
+                    threads.add(thread)
+                    try:
+                        new.append(open(f"/proc/self/task/{thread}/comm").read().strip())
+                    except FileNotFoundError:
+                        pass  # gone already
+                time.sleep(0.0005)
+            return [name for name in new if name == "ray::IDLE"]
+
+        ray.init(num_cpus=1)
+        print(ray.get(started.remote()))
+        """
+    assert output(code, VERL_PLATFORM="cpu") == ["[]"]
+    assert output(code, VERL_PLATFORM="cpu", RAY_metrics_report_interval_ms="2000") != ["[]"], "nothing was looked at"
 
 
 @needs_verl

@@ -145,7 +145,7 @@ def failed_run(folder: Path, *overrides: str, timeout: float = 400, **env: str) 
     """A run that must end by itself, with an error; and how many seconds that took."""
     began = time.monotonic()
     run = train(folder, *overrides, timeout=timeout, **env)
-    assert run.code not in (0, None), run.log[-3000:]
+    assert run.code not in (0, None), run.tail
     return run, time.monotonic() - began
 
 

@@ -52,6 +52,12 @@ class Run:
         return [m[name] for m in self.metrics if name in m]
 
     @property
+    def tail(self) -> str:
+        """The log's end, and before it the trace of a worker that crashed in native code: what a failed test shows."""
+        crash = self.log.find("*** SIG")
+        return (self.log[crash : crash + 6000] + "\n[...]\n" if crash >= 0 else "") + self.log[-3000:]
+
+    @property
     def steps(self) -> list[dict]:
         """Metrics of the training steps, in order."""
         return [m for m in self.metrics if "training/global_step" in m]

@@ -41,11 +41,11 @@ def interrupted(folder, *overrides: str, steps: int = 6) -> tuple[Run, Run, int]
     """A run that is killed in the middle and started again; the step it went on from."""
     words = (*overrides, f"trainer.total_training_steps={steps}", "trainer.save_freq=2", "adaptive.record=true")
     first = train(folder, *words, kill_at=3)
-    assert first.code == -9, first.log[-3000:]
+    assert first.code == -9, first.tail
     saved = int((folder / "checkpoints" / "latest_checkpointed_iteration.txt").read_text())
     _, before = state_of(first, saved)
     second = train(folder, *words)
-    assert second.code == 0, second.log[-3000:]
+    assert second.code == 0, second.tail
     assert [int(m["training/global_step"]) for m in second.steps] == list(range(saved + 1, steps + 1))
     account = second.steps[0]
     held = sum(len(before["stream"][name]["reward"]) for name in ("open", "ready"))
@@ -90,7 +90,7 @@ def test_killed_again_and_again(mode, tmp_path):
     for _ in range(3):
         assert train(tmp_path, *words, "adaptive.record=true", kill_at=2).code == -9
     last = train(tmp_path, *words, "adaptive.record=true")
-    assert last.code == 0, last.log[-3000:]
+    assert last.code == 0, last.tail
     replays(last, 10)
     table, engine = state_of(last, 10)
     with open_store(str(tmp_path / "checkpoints" / "adaptive.sqlite")) as store:
@@ -126,7 +126,7 @@ def test_killed_again_and_again(mode, tmp_path):
 )
 def test_preset_trains(preset, mode, tmp_path):
     run = train(tmp_path, f"+adaptive={preset}", *mode, "trainer.total_training_steps=3", "adaptive.record=true")
-    assert run.code == 0, run.log[-3000:]
+    assert run.code == 0, run.tail
     assert len(run.steps) == 3
     balanced(run)
     assert all(g > 0 for g in run.series("actor/grad_norm"))

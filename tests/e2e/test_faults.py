@@ -73,7 +73,7 @@ def test_rollouts_that_come_back_empty_or_not_at_all(mode, tmp_path):
         "trainer.save_freq=2",
         PYTHONPATH=str(tmp_path),
     )
-    assert run.code == 0, run.log[-3000:]
+    assert run.code == 0, run.tail
     sound(run, 2)
     assert sum(run.series("adaptive/groups/failed_total")) > 0 and "groups failed" in run.log
     # the rollouts that did come back of a failed group are accounted for
@@ -99,7 +99,7 @@ def _dies(mode, tmp_path, victim):
     chosen, begun = reward(tmp_path, "time.sleep(2)\nreturn float(kind > 12)")
     with Killer(victim, begun.exists) as killer:
         run, seconds = failed_run(tmp_path, "+adaptive=dapo", *MODES[mode], chosen, "adaptive.stall_timeout=60")
-    assert killer.killed is not None, run.log[-3000:]
+    assert killer.killed is not None, run.tail
     assert seconds < 300
     after = time.monotonic() - killer.at
     print(f"{mode}: the run had ended {after:.0f} s after {victim} was killed")
@@ -109,14 +109,14 @@ def _dies(mode, tmp_path, victim):
 @everywhere
 def test_an_agent_loop_worker_that_is_killed(mode, tmp_path):
     run = _dies(mode, tmp_path, AGENT_LOOP)
-    assert re.search(r"AdaptiveError.*agent.loop", run.log), run.log[-3000:]
+    assert re.search(r"AdaptiveError.*agent.loop", run.log), run.tail
 
 
 @matrix
 @everywhere
 def test_a_rollout_server_that_is_killed(mode, tmp_path):
     run = _dies(mode, tmp_path, ROLLOUT_SERVER)
-    assert re.search(r"AdaptiveError.*(rollout server|agent loop)", run.log), run.log[-3000:]
+    assert re.search(r"AdaptiveError.*(rollout server|agent loop)", run.log), run.tail
 
 
 @matrix
@@ -152,12 +152,12 @@ def test_everything_is_solved_or_nothing_is(solved, exhausted, mode, tmp_path):
         "trainer.total_training_steps=2",
         "trainer.save_freq=2",
     )
-    assert run.code == 0, run.log[-3000:]
+    assert run.code == 0, run.tail
     sound(run, 2)
     said = re.search(
         r"step 1: 0 of 16 groups after \d+ rounds and \d+ rollouts \((.*?)\): adaptive\.max_rounds=2", run.log
     )
-    assert said, run.log[-3000:]
+    assert said, run.tail
     assert f"adaptive.on_exhausted={exhausted}" in run.log
     table, _, _ = read_snapshot(tmp_path / "checkpoints" / "global_step_2" / "adaptive")
     visited = table.col("visits") > 0
@@ -185,7 +185,7 @@ def test_a_data_set_that_changes_between_runs(mode, tmp_path):
     """Rows added, removed and reordered: resume refuses and names the way out, which keeps what is known."""
     common = ("+adaptive=greso", *MODES[mode], "trainer.save_freq=1")
     first = train(tmp_path, *common, "trainer.total_training_steps=1")
-    assert first.code == 0, first.log[-3000:]
+    assert first.code == 0, first.tail
     before, _, _ = read_snapshot(tmp_path / "checkpoints" / "global_step_1" / "adaptive")
 
     changed, _ = changed_data(tmp_path / "changed.parquet", drop=40, add=7)
@@ -195,7 +195,7 @@ def test_a_data_set_that_changes_between_runs(mode, tmp_path):
     assert "adaptive.resume.allow=[dataset]" in refused.log and not refused.steps
 
     second = train(tmp_path, *more, "adaptive.resume.allow=[dataset]")
-    assert second.code == 0, second.log[-3000:]
+    assert second.code == 0, second.tail
     known = int((before.col("visits") > 0).sum())
     assert f"resumed at step 1: {known} prompts known" in second.log
     after, _, _ = read_snapshot(tmp_path / "checkpoints" / "global_step_2" / "adaptive")
