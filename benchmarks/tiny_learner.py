@@ -39,6 +39,8 @@ OUTPUTS, VOCABULARY = COLUMN, COLUMN + 100
 #: Operator, share of the questions, fewest digits, chance that the teacher forgets a carry or borrow.
 TASKS = ((PLUS, 0.45, 2, 0.5), (MINUS, 0.40, 2, 0.8), (TIMES, 0.15, 3, 0.0))
 
+NAMES = {PLUS: "sums", MINUS: "differences", TIMES: "products"}
+
 Cache: TypeAlias = "list[tuple[Tensor, Tensor]]"
 
 
@@ -53,6 +55,11 @@ class Questions:
 
     def __len__(self) -> int:
         return len(self.prompt)
+
+    @property
+    def sources(self) -> list[str]:
+        """What would be verl's ``data_source``: the operation."""
+        return [NAMES[operator] for operator in self.prompt[:, 0].tolist()]
 
     def pick(self, chosen: np.ndarray) -> Questions:
         """Those questions only."""

@@ -47,6 +47,10 @@ PRESETS: dict[str, list[str]] = {
     "mopps+keep_all": ["grpo", "adaptive/sampler=mopps"],
     "mopps+informative": ["dapo", "adaptive/sampler=mopps"],
     "mopps+aero": ["aero", "adaptive/sampler=mopps"],
+    # `full` without what it adds to MoPPS
+    "full-no_prior": ["full", "adaptive.sampler.source_prior=0"],
+    "full-no_decay": ["full", "adaptive.sampler.decay=1"],
+    "full-published_mopps": ["full", "adaptive/sampler=mopps"],
 }
 #: Group and pool sizes other than the usual ones; name → settings that differ.
 VARIANTS: dict[str, dict[str, int]] = {"base": {}, "n16": {"n": 16}, "pool96": {"pool": 96}}

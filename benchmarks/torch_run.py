@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from pathlib import Path
 from typing import Any, ClassVar
@@ -67,8 +68,8 @@ def composed(words: list[str]) -> AdaptiveConfig:
     return AdaptiveConfig.from_mapping(OmegaConf.to_container(made.adaptive, resolve=True))
 
 
-def make_engine(preset: str, settings: Settings, seed: int, rates: Any) -> Engine:
-    """The engine of a run, over an empty table."""
+def make_engine(preset: str, settings: Settings, seed: int, sources: list[str], rates: Any) -> Engine:
+    """The engine of a run, over a table without visits."""
     config = composed([*PRESETS[preset], f"adaptive.seed={seed}", f"adaptive.total_rollouts={settings.budget}"])
     policy = build_policy(config)
     if preset.startswith(ORACLE):
@@ -77,7 +78,7 @@ def make_engine(preset: str, settings: Settings, seed: int, rates: Any) -> Engin
     keys = np.zeros(settings.pool, dtype=KEY_DTYPE)
     keys["hi"], keys["lo"] = seed + 1, np.arange(settings.pool)
     table = StatsTable()
-    row_of = table.rows_for(keys)
+    row_of = table.rows_for(keys, sources=sources)
     facts = RunFacts(settings.batch, settings.n, settings.steps, settings.pool, seed, config.tolerance)
     return Engine(policy, table, config, facts, row_of, Epochs(settings.pool, seed))
 
@@ -102,7 +103,8 @@ class Run:
         name = f"{settings.layers}x{settings.hidden}x{settings.heads}-{settings.warm_steps}-{len(first)}-{seed}.pt"
         warm_start(self.model, made.code[first], settings.warm_steps, seed, cache / name)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=cell.lr, weight_decay=settings.weight_decay)
-        self.engine = make_engine(cell.preset, settings, seed, lambda: pass_rates(self.model, self.pool))
+        rates = functools.partial(pass_rates, self.model, self.pool)
+        self.engine = make_engine(cell.preset, settings, seed, self.pool.sources, rates)
         self._groups = np.zeros(2, dtype=np.int64)  # finished, and of these informative
         self._made: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}  # by ticket: responses, log-probs
 

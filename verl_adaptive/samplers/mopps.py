@@ -8,6 +8,10 @@ former ``recipe/mopps``): Beta(1, 1), γ* = 0.5; 16 candidates a prompt and λ =
 Where we deviate: candidates are drawn afresh each round (the code takes the next stretch of a shuffled epoch); a prompt
 is not picked twice in a step; and a share ``recheck`` of the picks goes to the prompts seen longest ago, because a
 confident posterior far from γ* would otherwise keep a prompt out for good (0: as published).
+
+An option of ours: with ``source_prior`` = κ > 0 the prior of a prompt is Beta(κm, κ(1 − m)), m being the mean latest pass
+rate of the prompts of its data source. Where sources differ in difficulty, a prompt that was never tried is then no
+longer a guess. ``full`` uses it (benchmarks/RESULTS.md, ``full-no_prior``).
 """
 
 from __future__ import annotations
@@ -39,13 +43,24 @@ class Mopps(Sampler):
 
     @dataclass
     class Config:
-        """``target`` γ*; ``candidates`` a prompt picked; ``decay`` λ; prior ``a0``, ``b0``; ``recheck`` share."""
+        """Options; the defaults are as published where anything is.
+
+        Attributes:
+            target: γ*, the pass rate looked for.
+            candidates: prompts drawn for each that is picked.
+            decay: λ; 1 forgets nothing.
+            a0: α₀ of the prior; with ``source_prior``: right answers that every source starts from.
+            b0: β₀ of the prior; with ``source_prior``: wrong answers that every source starts from.
+            source_prior: κ, rollouts that the mean pass rate of a prompt's data source counts for; 0: α₀ and β₀ alone.
+            recheck: share of the picks that goes to the prompts seen longest ago.
+        """
 
         target: float = 0.5
         candidates: float = 16.0
         decay: float = 1.0
         a0: float = 1.0
         b0: float = 1.0
+        source_prior: float = 0.0
         recheck: float = 0.05
         round: RoundConfig = field(default_factory=RoundConfig)
 
@@ -56,6 +71,7 @@ class Mopps(Sampler):
             check(self.candidates >= 1, f"{path}.candidates", self.candidates, "must be 1 or greater")
             check(self.a0 > 0, f"{path}.a0", self.a0, "must be above 0")
             check(self.b0 > 0, f"{path}.b0", self.b0, "must be above 0")
+            check(self.source_prior >= 0, f"{path}.source_prior", self.source_prior, "must be 0 or greater")
 
     def __init__(self, options: Mapping[str, Any] | None = None) -> None:
         super().__init__(options)
@@ -79,13 +95,25 @@ class Mopps(Sampler):
         near = np.argpartition(shuffle, few - 1)[:few] if few < len(free) else np.arange(len(free))
         near = near[~np.isin(near, overdue)]
         rows = free[near]
-        rate = draw_beta(
-            c.a0 + self.col("wins")[rows], c.b0 + self.col("losses")[rows], draw, "mopps.rate", hi[near], lo[near]
-        )
+        a0, b0 = self._prior(rows)
+        wins, losses = a0 + self.col("wins")[rows], b0 + self.col("losses")[rows]
+        rate = draw_beta(wins, losses, draw, "mopps.rate", hi[near], lo[near])
         order = np.lexsort((shuffle[near], np.abs(rate - c.target)))
         picked = free[np.concatenate([near[order][: max(0, count - len(overdue))], overdue])]
         self._taken = np.concatenate([self._taken, picked])
         return Pick(picked)
+
+    def _prior(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """α₀ and β₀ of each row, float64 ``(k,)``."""
+        c, table = self.config, self.table
+        if not c.source_prior:
+            return np.full(len(rows), c.a0), np.full(len(rows), c.b0)
+        seen = np.flatnonzero(table.col("visits") > 0)
+        source, size = table.col("source"), len(table.sources)
+        visited = np.bincount(source[seen], minlength=size)
+        passed = np.bincount(source[seen], table.col("last_rate")[seen], minlength=size)
+        mean = ((c.a0 + passed) / (c.a0 + c.b0 + visited))[source[rows]]
+        return c.source_prior * mean, c.source_prior * (1 - mean)
 
     def observe(self, groups: Groups, progress: Progress) -> None:
         for name, evidence in zip(("wins", "losses"), self.evidence(groups), strict=True):
