@@ -18,6 +18,7 @@ from verl_adaptive.simulate import (
     Setting,
     Trace,
     make_replayed,
+    make_simulation,
     read_trace,
     run_task,
     tasks,
@@ -69,6 +70,18 @@ def test_a_snapshot_knows_totals(tmp_path) -> None:
     assert trace.n.tolist() == rollouts[rollouts > 0].tolist()
 
 
+@pytest.mark.parametrize("snapshot", [True, False])
+def test_data_sources_come_along_into_the_simulation(tmp_path, snapshot) -> None:
+    engine, _ = make_run(tmp_path / "run", steps=12, snapshot=snapshot)
+    trace = read_trace(tmp_path / "run" / "global_step_12" if snapshot else tmp_path / "run")
+    assert trace.kind == ("snapshot" if snapshot else "journal") and trace.sources is not None
+    rows = engine.table.rows_for(trace.keys.copy(), create=False)
+    assert trace.sources == [engine.table.sources[i] for i in engine.table.col("source")[rows]]
+    simulation = make_simulation("full", make_replayed(trace, ReplayConfig(), 0), batch=4, n=4, steps=2)
+    table = simulation.engine.table
+    assert [table.sources[i] for i in table.col("source")] == list(trace.sources) and len(set(trace.sources)) > 1
+
+
 def dump(folder, step: int, rows: list[dict]) -> None:
     """As verl 0.9.1's ``_write_generations`` writes it."""
     folder.mkdir(exist_ok=True)
@@ -94,7 +107,10 @@ def test_verls_rollouts_are_grouped_by_prompt_and_step(tmp_path) -> None:
 @pytest.mark.parametrize("suffix", ["parquet", "jsonl"])
 @pytest.mark.parametrize("n", [None, 16])
 def test_pass_rates_are_read(tmp_path, suffix, n) -> None:
-    rows = [{"id": f"q{i % 3}", "pass_rate": i / 5, "step": i // 3, "tokens": 100 + i} for i in range(6)]
+    rows = [
+        {"id": f"q{i % 3}", "pass_rate": i / 5, "step": i // 3, "tokens": 100 + i, "data_source": "ab"[i % 2]}
+        for i in range(6)
+    ]
     if n:
         rows = [{**row, "n": n} for row in rows]
     path = tmp_path / f"rates.{suffix}"
@@ -106,6 +122,7 @@ def test_pass_rates_are_read(tmp_path, suffix, n) -> None:
     assert len(trace) == 3 and trace.steps == 2 and trace.exact == (n is None)
     assert (trace.successes / trace.n).tolist() == pytest.approx([i / 5 for i in range(6)])
     assert trace.tokens.tolist() == [101.5, 102.5, 103.5]
+    assert trace.sources == ["a", "b", "a"]
 
 
 def test_pass_rates_without_a_name_are_a_prompt_a_row(tmp_path) -> None:

@@ -65,7 +65,7 @@ class Simulation:
         if sampler is not None:
             policy.sampler = sampler
         table = StatsTable()
-        row_of = table.rows_for(world.keys)
+        row_of = table.rows_for(world.keys, sources=world.sources)
         if isinstance(sampler, Oracle):
             first = np.unique(row_of, return_index=True)[1]  # rows are numbered by first appearance
             sampler.rates = lambda rows: world.rates(first[rows])

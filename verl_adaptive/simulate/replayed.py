@@ -137,5 +137,5 @@ def make_replayed(trace: Trace, config: ReplayConfig, seed: int) -> World:
     usual = float(trace.tokens[known].mean()) if known.any() else config.tokens
     tokens = np.where(known, trace.tokens, usual)
     if config.learning is not None:
-        return LearningWorld(knots[0], seed, config.learning, keys=trace.keys, tokens=tokens)
-    return ReplayedWorld(times, knots, seed, keys=trace.keys, tokens=tokens)
+        return LearningWorld(knots[0], seed, config.learning, keys=trace.keys, sources=trace.sources, tokens=tokens)
+    return ReplayedWorld(times, knots, seed, keys=trace.keys, sources=trace.sources, tokens=tokens)

@@ -19,7 +19,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ from verl_adaptive.stats.table import StatsTable
 
 __all__ = ["READERS", "Trace", "TraceError", "read_trace"]
 
+_VALUES = ("pass_rate", "n", "step", "tokens", "data_source")
 _NAMES = ("key", "prompt_id", "uid", "id", "index", "prompt")
 _TABLES = (".parquet", ".jsonl", ".ndjson", ".json")
 
@@ -54,6 +55,7 @@ class Trace:
         exact: ``successes / n`` is the pass rate itself, not a sample of it.
         kind, where: what was read, for people.
         note: what the source leaves out, for people, or an empty string.
+        sources: the prompts' data sources ``(M,)``, names; None where not known.
     """
 
     keys: np.ndarray
@@ -66,6 +68,7 @@ class Trace:
     kind: str = ""
     where: str = ""
     note: str = ""
+    sources: Sequence[str] | None = None
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -187,9 +190,7 @@ def _columns(path: Path) -> dict[str, Any] | None:
             names = pq.read_schema(path).names
             if "pass_rate" not in names:
                 return None
-            table = pq.read_table(
-                path, columns=[c for c in (*_NAMES, "pass_rate", "n", "step", "tokens") if c in names]
-            )
+            table = pq.read_table(path, columns=[c for c in (*_NAMES, *_VALUES) if c in names])
         except (pa.ArrowException, OSError) as error:
             raise TraceError(f"{path} is not a Parquet file: {error}") from None
         return {name: table.column(name).to_pylist() for name in table.column_names}
@@ -198,7 +199,7 @@ def _columns(path: Path) -> dict[str, Any] | None:
         raise TraceError(f"{path} is empty")
     if "pass_rate" not in rows[0]:
         return None
-    wanted = [c for c in (*_NAMES, "pass_rate", "n", "step", "tokens") if c in rows[0]]
+    wanted = [c for c in (*_NAMES, *_VALUES) if c in rows[0]]
     return {name: [row.get(name) for row in rows] for name in wanted}
 
 
@@ -236,6 +237,7 @@ def _read_rates(source: str, options: _Options) -> Trace | None:
     if "tokens" in columns:
         length = _numbers(path, "tokens", columns["tokens"])
         tokens = np.bincount(prompt, length) / np.bincount(prompt)
+    first = np.unique(prompt, return_index=True)[1]
     return Trace(
         keys=keys_array([custom_key(v) for v in known]) if known else np.empty(0, dtype=KEY_DTYPE),
         prompt=prompt,
@@ -246,6 +248,7 @@ def _read_rates(source: str, options: _Options) -> Trace | None:
         exact="n" not in columns,
         kind="pass rates",
         where=source,
+        sources=[str(columns["data_source"][i] or "") for i in first] if "data_source" in columns else None,
     )
 
 
@@ -282,10 +285,12 @@ def _read_store(source: str, options: _Options) -> Trace | None:
         if store.kind == "snapshot":
             return _of_table(store.table(), "snapshot", store.where)
         page = store.observations_arrow(options.run)
+        table = StatsTable()
+        every = table.rows_for(key_words(page.column("key")))
+        store.name_sources(table)
         where = store.where
     good = ~page.column("failed").to_numpy() & (page.column("n").to_numpy() > 0)
-    table = StatsTable()
-    prompt = table.rows_for(key_words(page.column("key")))[good]
+    prompt = every[good]
     n = page.column("n").to_numpy()[good].astype(np.float64)
     length = page.column("tokens").fill_null(0).to_numpy()[good].astype(np.float64)
     used, prompt = np.unique(prompt, return_inverse=True)
@@ -299,6 +304,7 @@ def _read_store(source: str, options: _Options) -> Trace | None:
         tokens=np.where(tokens > 0, tokens / np.maximum(rollouts, 1), np.nan),
         kind="journal",
         where=where,
+        sources=_sources(table, used),
     )
 
 
@@ -316,7 +322,13 @@ def _of_table(table: StatsTable, kind: str, where: str) -> Trace:
         tokens=np.where(tokens > 0, tokens / n, np.nan),
         kind=kind,
         where=where,
+        sources=_sources(table, seen),
     )
+
+
+def _sources(table: StatsTable, rows: np.ndarray) -> list[str] | None:
+    """Names of the data sources of these rows; None if there are none."""
+    return [table.sources[i] for i in table.col("source")[rows].tolist()] if len(table.sources) > 1 else None
 
 
 #: What can be read, asked in this order.

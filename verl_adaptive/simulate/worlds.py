@@ -8,6 +8,7 @@ A source that knows every reward exactly, not only its distribution, is a world 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -27,10 +28,14 @@ _STRIDE = 1 << 20
 
 
 class World(Protocol):
-    """What the driver needs of a world; a prompt is known by its position in the data set, 0 to ``size − 1``."""
+    """What the driver needs of a world; a prompt is known by its position in the data set, 0 to ``size − 1``.
+
+    ``sources`` are the prompts' data sources by name, or None.
+    """
 
     size: int
     keys: np.ndarray
+    sources: Sequence[str] | None
 
     def rates(self, index: np.ndarray | slice = slice(None)) -> np.ndarray:
         """True pass rates now, float64, of these positions or of all."""
@@ -115,6 +120,7 @@ class StaticWorld:
         p: pass rates, ``(M,)``; the array is kept, so a caller may move it between steps.
         seed: seeds the rewards.
         keys: ``KEY_DTYPE`` ``(M,)``; default: numbered.
+        sources: data sources by name, ``(M,)``; default: not known.
         tokens, low, high, failure: as :func:`draw_groups`; ``tokens`` may be an array over the prompts.
     """
 
@@ -124,6 +130,7 @@ class StaticWorld:
         seed: int = 0,
         *,
         keys: np.ndarray | None = None,
+        sources: Sequence[str] | None = None,
         tokens: np.ndarray | float = 512.0,
         low: float = 0.0,
         high: float = 1.0,
@@ -132,6 +139,7 @@ class StaticWorld:
         self.p = np.asarray(p, dtype=np.float64)
         self.size, self.seed, self.low, self.high, self.failure = len(self.p), seed, low, high, failure
         self.keys = number_keys(self.size) if keys is None else keys
+        self.sources = sources
         self.tokens = np.asarray(tokens, dtype=np.float64)
 
     def rates(self, index: np.ndarray | slice = slice(None)) -> np.ndarray:

@@ -251,13 +251,17 @@ class JournalReader:
         table = StatsTable()
         for page in self.observations(run, last_step=last_step):
             replay_page(table, page, tolerance, threshold)
+        self.name_sources(table)
+        return table
+
+    def name_sources(self, table: StatsTable) -> None:
+        """Give the table's prompts the data sources that this journal knows."""
         for page in self.prompts():
             keys = key_words(page.column("key"))
             rows = table.rows_for(keys, create=False)
             names = np.array(page.column("source").to_pylist(), dtype=object)
             if (rows >= 0).any():
                 table.rows_for(keys[rows >= 0], create=False, sources=names[rows >= 0])
-        return table
 
 
 def replay_page(table: StatsTable, page: pa.Table, tolerance: float, threshold: float) -> None:
