@@ -109,7 +109,6 @@ def test_workers_start_no_threads_that_export_metrics_of_ray() -> None:
                         new.append(open(f"/proc/self/task/{thread}/comm").read().strip())
                     except FileNotFoundError:
                         pass  # gone already
-                time.sleep(0.0005)
             return [name for name in new if name == "ray::IDLE"]
 
         ray.init(num_cpus=1)
