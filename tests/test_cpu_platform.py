@@ -107,7 +107,7 @@ def test_workers_start_no_threads_that_export_metrics_of_ray() -> None:
                     threads.add(thread)
                     try:
                         new.append(open(f"/proc/self/task/{thread}/comm").read().strip())
-                    except FileNotFoundError:
+                    except (FileNotFoundError, ProcessLookupError):
                         pass  # gone already
             return [name for name in new if name == "ray::IDLE"]
 
