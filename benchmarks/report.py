@@ -149,7 +149,8 @@ def fresh_seeds(runs: Runs) -> list[str]:
         return []
     return [
         f"The parts of `full` were chosen by seeds 0 to {CHOSEN_BY - 1}, the two options of its sampler by seeds 20 to 31, "
-        f"which are in no table. Over the {len(fresh)} seeds after the first {CHOSEN_BY} alone it gains "
+        "which are in no table (`--cell base/full/lr=0.001/seed=20`, and so on, with `--results` naming another file). "
+        f"Over the {len(fresh)} seeds after the first {CHOSEN_BY} alone it gains "
         f"{pm(fresh, '{:+.3f}')} on GRPO.",
         "",
     ]
@@ -446,9 +447,10 @@ def readme_cpu(cells: Sequence[dict[str, Any]]) -> list[str]:
         rows.append([*row, pm(runs.gain("base", preset, best, base), "{:+.3f}") if known else ""])
     if not rows:
         return []
+    start = np.mean([runs.curve(key, "held_out")[0] for key in runs.cells if key[0] == "base"])
     return [
         f"On real verl and vLLM (CPU, {runs.budget['base']:,} rollouts in every run, {seeds_of(counts)} each), held-out "
-        "accuracy by learning rate:",
+        f"accuracy by learning rate (at the start: {start:.3f}):",
         "",
         *table(["preset", *(f"{lr:g}" for lr in lrs), "against GRPO, each at its best"], rows),
     ]

@@ -71,7 +71,8 @@ class Mopps(Sampler):
             check(self.candidates >= 1, f"{path}.candidates", self.candidates, "must be 1 or greater")
             check(self.a0 > 0, f"{path}.a0", self.a0, "must be above 0")
             check(self.b0 > 0, f"{path}.b0", self.b0, "must be above 0")
-            check(self.source_prior >= 0, f"{path}.source_prior", self.source_prior, "must be 0 or greater")
+            strength = self.source_prior  # far below 1 both Gamma variates of a Beta variate would underflow
+            check(strength == 0 or strength >= 1, f"{path}.source_prior", strength, "must be 0, or 1 or greater")
 
     def __init__(self, options: Mapping[str, Any] | None = None) -> None:
         super().__init__(options)
@@ -108,10 +109,10 @@ class Mopps(Sampler):
         c, table = self.config, self.table
         if not c.source_prior:
             return np.full(len(rows), c.a0), np.full(len(rows), c.b0)
-        seen = np.flatnonzero(table.col("visits") > 0)
-        source, size = table.col("source"), len(table.sources)
+        latest, source, size = table.col("last_rate"), table.col("source"), len(table.sources)
+        seen = np.isfinite(latest)
         visited = np.bincount(source[seen], minlength=size)
-        passed = np.bincount(source[seen], table.col("last_rate")[seen], minlength=size)
+        passed = np.bincount(source[seen], latest[seen], minlength=size)
         mean = ((c.a0 + passed) / (c.a0 + c.b0 + visited))[source[rows]]
         return c.source_prior * mean, c.source_prior * (1 - mean)
 

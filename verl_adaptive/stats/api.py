@@ -236,7 +236,8 @@ class Store:
     def name_sources(self, table: StatsTable) -> None:
         """Give the prompts of a table of the caller's own the data sources that a journal knows; nothing for a snapshot."""
         if self.kind == "journal":
-            self._journal.name_sources(table)
+            with _reading(self.where):
+                self._journal.name_sources(table)
 
     def texts(self) -> dict[str, str]:
         """Text of registered prompts by key (hex digits), where the run recorded it."""

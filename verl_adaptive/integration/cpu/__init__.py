@@ -23,9 +23,9 @@ ENVIRONMENT_DEFAULTS: dict[str, str] = {
     "TORCHDYNAMO_DISABLE": "1",
     # GiB of KV cache. Unset, vLLM takes a share of the machine's memory, for each replica.
     "VLLM_CPU_KVCACHE_SPACE": "1",
-    # Every worker of Ray 2.60 starts a thread each 10 s to export Ray's own metrics, and those threads can crash the
-    # worker: they read the environment while another thread writes it (ray-project/ray#61281, #62028, open). Seen once
-    # in several hundred runs. Nobody reads those metrics here, so: once a day.
+    # Every worker of Ray 2.60 starts a thread each 10 s to export Ray's own metrics. Such threads have crashed workers:
+    # they read the environment while another thread writes it (ray-project/ray#61281, merged; #62028, closed). A worker
+    # that died in a thread of that kind, once, is why this is here. Nobody reads those metrics here, so: once a day.
     "RAY_metrics_report_interval_ms": str(24 * 60 * 60 * 1000),
 }
 
