@@ -214,8 +214,7 @@ def cpu_page(cells: Sequence[dict[str, Any]], tiny: Runs | None) -> list[str]:
     ]
     for variant, size in train_cpu.VARIANTS.items():
         for lr in runs.lrs(variant):
-            prompts = -(-610 // size.keep)
-            lines += [f"### Groups of {size.n}, pool of {prompts} prompts, learning rate {lr:g}", ""]
+            lines += [f"### Groups of {size.n}, pool of {size.prompts} prompts, learning rate {lr:g}", ""]
             for part in tables.results(runs, variant, lambda _, lr=lr: lr):
                 lines += part
     if len(runs.lrs("base")) > 1:
@@ -229,7 +228,7 @@ def cpu_page(cells: Sequence[dict[str, Any]], tiny: Runs | None) -> list[str]:
             "that accuracy mean nothing there.",
             "",
         ]
-    lines += [*tables.verdicts(runs, "base"), "", *aim_or_why(runs)]
+    lines += [*tables.verdicts(runs, "base"), "", *by_variant(runs, common), *aim_or_why(runs)]
     lines += details(runs, common, train_cpu.BINS)
     lines += [*step_times(runs, common), *agreement(runs, tiny, common)]
     m, loads = cells[0]["machine"], [x for c in cells for x in c["load"] if x is not None]
@@ -250,6 +249,41 @@ def cpu_page(cells: Sequence[dict[str, Any]], tiny: Runs | None) -> list[str]:
         ]
     grid = dict.fromkeys(key[:3] for key in train_cpu.grid())
     return lines + missing(runs, list(grid), train_cpu.SEEDS)
+
+
+def by_variant(runs: Runs, lr: float) -> list[str]:
+    """Every policy's gain on GRPO at one learning rate: by group and pool size, and over all pairs of runs."""
+    variants = [v for v in train_cpu.VARIANTS if len(runs.measured(v, lr)) > 1]
+    if len(variants) < 2:
+        return []
+    heads = [f"n = {v.n}, {v.prompts} prompts" for v in (train_cpu.VARIANTS[name] for name in variants)]
+    rows = []
+    for preset in runs.presets:
+        gains = [runs.gain(variant, preset, lr, lr) for variant in variants]
+        if preset != "grpo" and any(gains):
+            every, target = everywhere(runs, preset, lr)
+            rows.append([f"`{preset}`", *(pm(gain, "{:+.3f}") for gain in (*gains, every)), target])
+    return [
+        "### Against GRPO, by group and pool size",
+        "",
+        f"Held-out accuracy less GRPO's of the same seed, at equal rollouts and learning rate {lr:g}. *all*: over all pairs "
+        "of runs as if they were alike. Every run starts from the same weights; a seed is an order of the data and of the "
+        "sampling, and the intervals cover no more than that.",
+        "",
+        *table(["policy", *heads, "all", "rollouts to target, all"], rows),
+    ]
+
+
+def everywhere(runs: Runs, preset: str, lr: float) -> tuple[list[float], str]:
+    """Gains on GRPO over the pairs of runs of every variant, and the rollouts to GRPO's final accuracy, as text."""
+    gains, needed = [], []
+    for variant in train_cpu.VARIANTS:
+        gains += runs.gain(variant, preset, lr, lr)
+        for seed in runs.paired(variant, preset, lr, lr):
+            target = runs.final((variant, "grpo", lr, seed))
+            needed.append(runs.needed((variant, preset, lr, seed), target or 0.0))
+    hit = [x for x in needed if x is not None]
+    return gains, f"{pm(hit, '{:.2f}')} ({len(hit)} of {len(needed)})"
 
 
 def collapsed(runs: Runs, lr: float, seed: int) -> bool:
@@ -434,7 +468,7 @@ def readme(data: dict[str, Any], cells: Sequence[dict[str, Any]]) -> list[str]:
 def readme_cpu(cells: Sequence[dict[str, Any]]) -> list[str]:
     """Held-out accuracy at every learning rate, and the gain on GRPO at the best of each."""
     runs = cpu_runs(cells)
-    lrs, rows, counts = runs.lrs("base"), [], []
+    lrs, rows, counts, pairs, common = runs.lrs("base"), [], [], [], train_cpu.COMMON_LR
     presets = list(dict.fromkeys(p for lr in lrs for p in runs.measured("base", lr)))
     for preset in presets:
         row = [f"`{preset}`"]
@@ -444,15 +478,50 @@ def readme_cpu(cells: Sequence[dict[str, Any]]) -> list[str]:
             row.append(pm([runs.final(k) for k in keys]) if keys else "–")
         best, base = runs.best_lr("base", preset), runs.best_lr("base", "grpo")
         known = preset != "grpo" and best is not None and base is not None
-        rows.append([*row, pm(runs.gain("base", preset, best, base), "{:+.3f}") if known else ""])
+        gains, target = everywhere(runs, preset, common)
+        pairs.append(len(gains))
+        rows.append(
+            [
+                *row,
+                pm(runs.gain("base", preset, best, base), "{:+.3f}") if known else "",
+                *((pm(gains, "{:+.3f}"), target) if known else ("", "")),
+            ]
+        )
     if not rows:
         return []
+    low, high = min(pairs), max(pairs)
+    of = f"{low} to {high}" if low < high else f"{high}"
+    last = f"at {common:g}, over all group and pool sizes ({of} pairs)"
     start = np.mean([runs.curve(key, "held_out")[0] for key in runs.cells if key[0] == "base"])
     return [
-        f"On real verl and vLLM (CPU, {runs.budget['base']:,} rollouts in every run, {seeds_of(counts)} each), held-out "
-        f"accuracy by learning rate (at the start: {start:.3f}):",
+        f"On real verl and vLLM (CPU, {runs.budget['base']:,} rollouts in every run, {runs.budget['n16']:,} with groups of 16, "
+        f"{seeds_of(counts)} each),",
+        f"held-out accuracy by learning rate (at the start: {start:.3f}):",
         "",
-        *table(["preset", *(f"{lr:g}" for lr in lrs), "against GRPO, each at its best"], rows),
+        *table(
+            [
+                "preset",
+                *(f"{lr:g}" for lr in lrs),
+                "against GRPO, each at its best",
+                last,
+                "rollouts to GRPO's final there",
+            ],
+            rows,
+        ),
+        *told_apart(runs, presets, common, of),
+    ]
+
+
+def told_apart(runs: Runs, presets: Sequence[str], lr: float, of: str) -> list[str]:
+    """A sentence: which policies' gains over all pairs have an interval that leaves out zero."""
+    gains = {p: everywhere(runs, p, lr)[0] for p in presets if p != "grpo"}
+    rated = {p: interval(g) for p, g in gains.items() if len(g) > 1}
+    above = [f"`{p}`" for p, (mean, half) in rated.items() if mean > half]
+    below = [f"`{p}`" for p, (mean, half) in rated.items() if mean < -half]
+    return [
+        f"Over the {of} pairs at {lr:g}, above GRPO: {', '.join(above) or 'none'}; below: {', '.join(below) or 'none'}; the "
+        "others are not told apart from it.",
+        "",
     ]
 
 

@@ -388,5 +388,13 @@ def aim(runs: Runs, variant: str, preset: str = "full") -> list[str]:
         mine = dict(zip(seeds, runs.gain(variant, preset, lr, base_lr), strict=True))
         both = [s for s in runs.paired(variant, best[1], best[2], base_lr) if s in mine]
         share = float(np.mean([mine[s] for s in both])) / best[0]
-        rows.append([f"gain over GRPO, of `{best[1]}`'s {best[0]:+.3f} ({len(both)} seeds)", "0.90", f"{share:.2f}"])
+        half = interval(runs.gain(variant, best[1], best[2], base_lr))[1]
+        unclear = ", itself not told apart from none" if half >= best[0] else ""
+        rows.append(
+            [
+                f"gain over GRPO, of `{best[1]}`'s {best[0]:+.3f} ± {half:.3f} ({len(both)} seeds{unclear})",
+                "0.90",
+                f"{share:.2f}",
+            ]
+        )
     return [*out, *table(["", "aim", "measured"], rows)]

@@ -55,6 +55,11 @@ class Variant:
     n: int
     keep: int
 
+    @property
+    def prompts(self) -> int:
+        """Prompts of the pool."""
+        return -(-610 // self.keep)
+
 
 #: GRPO's 480 prompts of a run are 1.6, 1.6, 4.7 and 0.8 epochs.
 VARIANTS = {"base": Variant(8, 2), "n16": Variant(16, 2), "small": Variant(8, 6), "large": Variant(8, 1)}

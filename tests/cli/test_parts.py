@@ -13,7 +13,9 @@ from verl_adaptive.policy import PARTS, find_part
 def test_every_part_and_preset_is_listed_with_a_sentence(call) -> None:
     status, out, _ = call("parts", "--json")
     found = json.loads(out)
-    assert status == 0 and {role: set(found[role]) for role in PARTS} == {role: set(PARTS[role]) for role in PARTS}
+    assert status == 0 and {
+        role: {name for name, item in found[role].items() if "of" not in item} for role in PARTS
+    } == {role: set(PARTS[role]) for role in PARTS}
     assert {"greso", "dapo", "grpo", "aero", "cero", "pilot_commit", "full"} <= set(found["presets"])
     for section in found.values():
         for name, item in section.items():
@@ -39,6 +41,23 @@ def test_a_name_shows_its_options(call) -> None:
     assert "adaptive/sampler=epoch" in call("parts", "sampler")[1]
 
 
+def test_every_part_that_a_preset_names_is_listed(call) -> None:
+    found = json.loads(call("parts", "--json")[1])
+    for name, preset in found["presets"].items():
+        for role, part in preset["parts"].items():
+            assert part in found[role], f"{name}: adaptive/{role}={part}"
+
+
+def test_a_part_with_options_set_shows_them_and_the_part_it_is(call) -> None:
+    found = json.loads(call("parts", "--json")[1])["sampler"]["mopps_by_source"]
+    assert found["of"] == "mopps" and {k: o["default"] for k, o in found["options"].items()} == {
+        "decay": 0.8,
+        "source_prior": 4.0,
+    }
+    status, out, _ = call("parts", "mopps_by_source")
+    assert status == 0 and "adaptive.sampler.source_prior" in out and "adaptive/sampler=mopps" in out
+
+
 def test_third_parties_parts_are_listed_and_a_broken_one_hides_nothing(call, monkeypatch) -> None:
     mine = {
         "sampler.mine": EntryPoint("sampler.mine", "verl_adaptive.samplers.epoch:Epoch", policy.ENTRY_POINT_GROUP),
@@ -48,3 +67,12 @@ def test_third_parties_parts_are_listed_and_a_broken_one_hides_nothing(call, mon
     found = json.loads(call("parts", "--json")[1])
     assert found["sampler"]["mine"]["about"].startswith("Epoch order")
     assert "no_such_module" in found["filter"]["broken"]["about"] and "greso" in found["sampler"]
+
+
+def test_a_part_that_cannot_be_loaded_takes_none_of_its_settings_with_it(call, monkeypatch) -> None:
+    broken = {"sampler.mopps": EntryPoint("sampler.mopps", "no_such_module:Mopps", policy.ENTRY_POINT_GROUP)}
+    monkeypatch.setattr(policy, "_third_party", lambda: broken)
+    status, out, _ = call("parts", "--json")
+    found = json.loads(out)["sampler"]
+    assert status == 0 and "no_such_module" in found["mopps"]["about"]
+    assert found["mopps_by_source"]["options"]["decay"]["default"] == 0.8

@@ -69,7 +69,7 @@ def describe() -> dict[str, dict[str, Any]]:
 
     Returns:
         ``presets`` and the four roles → name → ``about``, and of a part ``options`` (name → default, type, about) and
-        ``from`` (the class).
+        ``from`` (the class). A part with options set, such as ``mopps_by_source``, has ``of`` (the part) and those options.
     """
     from verl_adaptive.policy import available, find_part
 
@@ -86,7 +86,40 @@ def describe() -> dict[str, dict[str, Any]]:
                 }
             except Exception as error:
                 out[role][name] = {"about": f"cannot be loaded: {error}", "from": None, "options": {}}
+        out[role] |= _settings(role, out[role])
+        out[role] = dict(sorted(out[role].items()))
     return out
+
+
+def _settings(role: str, parts: dict[str, Any]) -> dict[str, Any]:
+    """Files of a role that are another part with some options set; their ``options`` are those alone."""
+    from importlib.resources import files
+
+    import yaml
+
+    out = {}
+    for file in files("hydra_configs.verl_adaptive.adaptive").joinpath(role).iterdir():
+        name = file.name.removesuffix(".yaml")
+        if name in parts or not file.name.endswith(".yaml"):
+            continue
+        text = file.read_text(encoding="utf-8")
+        content = yaml.safe_load(text)
+        of = next(item for item in content.pop("defaults") if item != "_self_")
+        options = parts[of]["options"]  # none if that part cannot be loaded
+        about = _sentence(" ".join(line.lstrip("# ") for line in text.splitlines() if line.startswith("#")))
+        changed = {
+            key: {"type": "", "about": "", **options.get(key, {}), "default": v} for key, v in _flat(content, "")
+        }
+        out[name] = {"about": about, "of": of, "from": parts[of]["from"], "options": changed}
+    return out
+
+
+def _flat(content: dict[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for key, value in content.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
 
 
 def _presets() -> dict[str, Any]:
@@ -210,7 +243,10 @@ def _print(found: dict[str, dict[str, Any]], options: bool) -> None:
                     (f"adaptive.{section}.{key}", _shown(option["default"]), option["about"])
                     for key, option in item["options"].items()
                 ]
-                out.print(table([(f"{name}: option", "left"), ("default", "left"), ("", "left")], lines))
+                kind = "value" if "of" in item else "default"
+                out.print(table([(f"{name}: option", "left"), (kind, "left"), ("", "left")], lines))
+                if "of" in item:
+                    out.print(f"Its other options are those of adaptive/{section}={item['of']}.\n")
             else:
                 out.print(f"{name} has no options.\n")
 
@@ -233,16 +269,19 @@ def _markdown(found: dict[str, dict[str, Any]]) -> str:
     for role in ROLES:
         for name, item in found[role].items():
             lines += ["", f"## adaptive/{role}={name}", "", item["about"].replace("``", "`"), ""]
-            lines += _markdown_table(f"adaptive.{role}", item["options"]) if item["options"] else ["No options."]
+            kind = "value" if "of" in item else "default"
+            if "of" in item:
+                lines += [f"`adaptive/{role}={item['of']}`, with these values:", ""]
+            lines += _markdown_table(f"adaptive.{role}", item["options"], kind) if item["options"] else ["No options."]
     return "\n".join(lines) + "\n"
 
 
-def _markdown_table(prefix: str, options: dict[str, dict[str, Any]]) -> list[str]:
+def _markdown_table(prefix: str, options: dict[str, dict[str, Any]], kind: str = "default") -> list[str]:
     rows = [
         f"| `{prefix}.{name}` | `{_shown(o['default'])}` | {o['about'].replace('|', chr(92) + '|')} |"
         for name, o in options.items()
     ]
-    return ["| option | default | |", "|---|---|---|", *rows]
+    return [f"| option | {kind} | |", "|---|---|---|", *rows]
 
 
 def _shown(value: Any) -> str:
