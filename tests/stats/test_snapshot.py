@@ -8,6 +8,8 @@ import math
 import os
 import shutil
 import stat
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +70,21 @@ def test_there_and_back(tmp_path: Path) -> None:
     assert manifest["meta"] == META and manifest["prompts"] == 100 and manifest["schema"] == module.SNAPSHOT_SCHEMA
     again.declare("greso", {"p": Column("f4", math.nan)})
     assert again.col("greso.p").tobytes() == table.col("greso.p").tobytes()
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="the system does not list a process's threads")
+def test_reading_leaves_no_thread_behind(tmp_path: Path) -> None:
+    """A thread of Arrow's that lets go of a Python buffer while the interpreter ends aborts the process."""
+    write(tmp_path)
+    code = (
+        "import os, sys\n"
+        "import pyarrow.parquet, verl_adaptive.stats as stats\n"
+        "before = set(os.listdir('/proc/self/task'))\n"
+        "stats.read_snapshot(sys.argv[1])\n"
+        "print(len(set(os.listdir('/proc/self/task')) - before))"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True)
+    assert done.stdout == "0\n"
 
 
 def test_many_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
