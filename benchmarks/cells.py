@@ -26,6 +26,7 @@ __all__ = [
     "parse_id",
     "prediction",
     "run_script",
+    "thinned",
     "to_json",
     "versions",
     "write_whole",
@@ -129,6 +130,23 @@ def prediction(values: Sequence[float]) -> Interval:
     if len(values) < 2:
         return float(np.mean(values)), float("inf")
     return float(np.mean(values)), float(_t95(len(values)) * np.std(values, ddof=1) * np.sqrt(1 + 1 / len(values)))
+
+
+def thinned(rates: np.ndarray, size: int, flat: int) -> np.ndarray:
+    """A pool in which few prompts teach anything: those answered most surely, right or wrong, and some of the rest.
+
+    Args:
+        rates: exact pass rates at the start, ``(M,)``.
+        size: prompts of the pool.
+        flat: how many of them are those with the least p (1 − p); the others are spread evenly over what is left.
+
+    Returns:
+        Positions in ``rates``, int64 ``(size,)``, in order.
+    """
+    order = np.argsort(rates * (1 - rates), kind="stable")
+    rest = order[flat:]
+    spread = np.linspace(0, len(rest) - 1, size - flat).round().astype(np.int64)
+    return np.sort(np.concatenate([order[:flat], rest[spread]]))
 
 
 def load_average() -> float | None:

@@ -9,7 +9,10 @@ from typing import Any
 import numpy as np
 from cells import interval
 
-__all__ = ["Runs", "pm", "smoothed", "table"]
+__all__ = ["SHOWN", "Runs", "details", "missing", "pm", "smoothed", "table"]
+
+#: Policies that the plots and the README show.
+SHOWN = ("grpo", "dapo", "greso", "aero", "cero", "pilot_commit", "full")
 
 GRID = 240
 ENOUGH = 5  # seeds that a learning rate must have to be chosen, if any has as many
@@ -364,9 +367,12 @@ def aim(runs: Runs, variant: str, preset: str = "full") -> list[str]:
             if (variant, "dapo", dapo_lr, s) in runs.cells
         }
         ratio = [needed[s] / x for s, x in dapo.items() if x]
-        rows.append(
-            ["rollouts to it, of DAPO's", "0.25", f"{pm(ratio, '{:.2f}')} ({len(ratio)} of {len(seeds)} seeds)"]
-        )
+        text = f"{pm(ratio, '{:.2f}')} ({len(ratio)} of {len(seeds)} seeds)"
+        # DAPO ends at the budget: where it has not got there, it needs more than that
+        bound = [needed[s] for s, x in dapo.items() if not x]
+        if bound:
+            text += f"; below {pm(bound, '{:.2f}')} in the {len(bound)} where DAPO never got there"
+        rows.append(["rollouts to it, of DAPO's", "0.25", text])
     for label, columns in (
         ("training to it, of verl's GRPO (all rows)", ("tokens_trained", "tokens_zero_advantage")),
         ("training to it, of GRPO with zero rows left out", ("tokens_trained",)),
@@ -398,3 +404,42 @@ def aim(runs: Runs, variant: str, preset: str = "full") -> list[str]:
             ]
         )
     return [*out, *table(["", "aim", "measured"], rows)]
+
+
+def details(runs: Runs, lr: float, bins: Sequence[Sequence[float]]) -> list[str]:
+    """Accuracy by starting difficulty, where rollouts went, and calibration, at one learning rate; empty without runs."""
+    if not runs.measured("base", lr):
+        return []
+    return [
+        f"### Held-out accuracy by pass rate at the start (learning rate {lr:g})",
+        "",
+        *by_start(runs, "base", lr, bins),
+        f"### Where the rollouts went (learning rate {lr:g})",
+        "",
+        *where(runs, "base", lr),
+        f"### How good the statistics are (learning rate {lr:g})",
+        "",
+        "At the end of a run: estimate less exact pass rate, mean (*bias*) and mean absolute (*error*), over the visited "
+        "prompts of the pool. Estimates lag behind a model that learns.",
+        "",
+        *calibration(runs, "base", lr),
+    ]
+
+
+def missing(runs: Runs, wanted: Sequence[tuple[str, str, float]], seeds: int) -> list[str]:
+    """Cells with fewer seeds than wanted."""
+    short: dict[tuple[str, float], list[str]] = {}
+    lost = 0
+    for variant, preset, lr in wanted:
+        have = len([key for key in runs.cells if key[:3] == (variant, preset, lr)])
+        if have < seeds:
+            lost += seeds - have
+            short.setdefault((variant, lr), []).append(f"`{preset}` {have}")
+    if not short:
+        return []
+    listed = "; ".join(f"{variant} at {lr:g}: {', '.join(names)}" for (variant, lr), names in short.items())
+    return [
+        f"Not run yet, for lack of time: {lost} runs. The same command runs them and leaves the others alone. Cells with "
+        f"fewer than {seeds} seeds, and how many they have: {listed}.",
+        "",
+    ]

@@ -39,6 +39,7 @@ POLICIES = (
     "cero",
     "pilot_commit",
     "full",
+    "full adaptive/sampler=mopps",
     "greso adaptive/allocator=pilot_commit adaptive/filter=band adaptive.allocator.sized_to_need=true",
     "grpo adaptive/sampler=mopps",
     "grpo adaptive/sampler=mopps adaptive.sampler.decay=0.5",
@@ -75,6 +76,11 @@ BLOCKS = {
     "hard": Block("half of the prompts hopeless, 5 % solved", "hard"),
     "easy": Block("40 % of the prompts solved, 5 % hopeless", "easy"),
     "large": Block("12,000 prompts: one pass for GRPO", "large"),
+    "mixed, sources tell some": Block(
+        "the mixed pool in 8 data sources, each prompt's rank by difficulty correlated 0.5 with its source's",
+        "mixed:sources=8,told=0.5",
+    ),
+    "mixed, sources tell most": Block("the same, correlated 0.9", "mixed:sources=8,told=0.9"),
     "mixed, n = 16": Block("the mixed pool with groups of 16", "mixed", batch=32, n=16),
     "mixed, n = 64": Block("the mixed pool with groups of 64, Pilot-Commit's own size", "mixed", batch=16, n=64),
 }
@@ -204,21 +210,22 @@ def verdict(found: dict[str, list[dict[str, Any]]]) -> list[str]:
     """What the tables say of each policy, in one line each, from the numbers alone."""
     lines = [
         "| policy | rollouts an informative group, GRPO's being 1 | efficiency: signal | efficiency: pool "
-        "| pools below GRPO (signal, pool) | pools at 0.9 (signal, pool) |",
-        "|:--|--:|--:|--:|--:|--:|",
+        "| pools below GRPO (signal, pool) | pool against `oracle` | pools at 0.9 (signal, pool, pool against `oracle`) |",
+        "|:--|--:|--:|--:|--:|--:|--:|",
     ]
     for policy in POLICIES:
         if policy in ("grpo", *REFERENCES):
             continue
         cells, below, top = [], [], []
-        for key in ("efficiency_signal", "efficiency_pool_end"):
+        for key in ("efficiency_signal", "efficiency_pool_end", "efficiency_pool_end_drawn"):
             entries = [(e[key], e[f"{key}_se"] or 0.0) for e in of(found, policy).values() if e[key] is not None]
             cells.append(spread([v for v, _ in entries]))
             below.append(f"{sum(v + 2 * error < 0 for v, error in entries)} of {len(entries)}")
             top.append(sum(v >= 0.9 for v, _ in entries))
         ratio = spread(list(against(found, policy, "grpo").values()))
         lines.append(
-            f"| `{policy}` | {ratio} | {cells[0]} | {cells[1]} | {below[0]}, {below[1]} | {top[0]}, {top[1]} |"
+            f"| `{policy}` | {ratio} | {cells[0]} | {cells[1]} | {below[0]}, {below[1]} | {cells[2]} "
+            f"| {', '.join(map(str, top))} |"
         )
     return lines
 
@@ -244,6 +251,9 @@ def findings(found: dict[str, list[dict[str, Any]]]) -> list[str]:
         for key in ("efficiency_signal", "efficiency_pool_end")
     }
     signal, pool = (f"{v:.2f} (`{p}`, pool {n})" for v, p, n in best.values())
+    full = {n: e["efficiency_pool_end_drawn"] for n, e in of(found, "full").items()}
+    full = {n: value for n, value in full.items() if value is not None}
+    there = [f"`{n}`" for n, value in full.items() if value >= 0.9]
     share = {n: of(found, "cero")[n]["mixed_share"] / of(found, "grpo")[n]["mixed_share"] for n in found}
     compute, grpo = (
         [e["compute"] / (4 * (e["compute"] - 6 * e["trained_tokens"])) for e in of(found, p).values()]
@@ -252,7 +262,8 @@ def findings(found: dict[str, list[dict[str, Any]]]) -> list[str]:
     pilots = against(found, "pilot_commit", "grpo")
     return [
         f"* **0.9 of the oracle's gain** is the aim. The most that any policy reaches is {signal} by signal and {pool} by "
-        "what the pool learns.",
+        "what the pool learns. Of what the pool learns with `oracle`, which draws prompts as the oracle of the training "
+        f"benchmarks does, `full` makes {spread(list(full.values()))}; 0.9 in {', '.join(there) or 'no pool'}.",
         f"* **GRESO** needs {spread(list(against(found, 'greso', 'dapo').values()))} of DAPO's rollouts for an informative "
         f"group, and {spread(list(against(found, 'greso', fair).values()))} of those of DAPO with GRESO's own round size. "
         "Its paper reports 0.30 to 0.67 of dynamic sampling's rollouts, over more passes. Where GRPO makes one pass "

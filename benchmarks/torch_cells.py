@@ -6,54 +6,24 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cells import Key, cell_id
+from presets import INGREDIENTS, SHIPPED
 
 __all__ = ["BINS", "COLUMNS", "ORACLE", "PRESETS", "VARIANTS", "Cell", "Settings"]
 
-_PILOTS = ("adaptive/allocator=pilot_commit", "adaptive/filter=band")
 ORACLE = "oracle"
 
 #: What is compared: name → words after ``+adaptive=``. In those whose name begins with "oracle", the sampler is replaced
 #: by one that sees the exact pass rates.
 PRESETS: dict[str, list[str]] = {
-    # as shipped, and DAPO with the round size of GRESO's paper
-    "grpo": ["grpo"],
-    "dapo": ["dapo"],
-    "dapo-sized": ["dapo", "adaptive.sampler.round.adaptive=true"],
-    "greso": ["greso"],
-    "aero": ["aero"],
-    "cero": ["cero"],
-    "pilot_commit": ["pilot_commit"],
-    "full": ["full"],
+    **SHIPPED,
     "oracle+keep_all": ["grpo"],
     "oracle+informative": ["dapo"],
     "oracle+aero": ["aero"],
     "oracle+full": ["full"],
-    # one ingredient at a time
-    "greso-gate": ["greso", "adaptive.sampler.round.adaptive=false"],
-    "greso+keep_all": ["grpo", "adaptive/sampler=greso", "adaptive.sampler.round.adaptive=false"],
-    "aero-rescue": ["grpo", "adaptive/allocator=aero", "adaptive.refill=false"],
-    "aero-reject": ["grpo", "adaptive/filter=aero", "adaptive.refill=false"],
-    "aero-beta": ["grpo", "adaptive/advantage=beta"],
-    "cero-select": ["cero", "adaptive.sampler.n_max=1"],
-    "cero+informative": ["cero", "adaptive/filter=informative"],
-    "pilots": ["dapo", *_PILOTS],
-    "pilot_commit-sized": ["pilot_commit", "adaptive.allocator.sized_to_need=true"],
-    "pilot_commit-pipelined": ["pilot_commit", "adaptive.allocator.form=pipelined"],
-    # parts of several papers together
-    "greso+pilot_commit": ["greso", *_PILOTS, "adaptive.allocator.sized_to_need=true"],
-    "rescue+informative": ["dapo", "adaptive/allocator=aero"],
-    "greso+rescue+informative": ["greso", "adaptive/allocator=aero"],
-    "greso+aero": ["aero", "adaptive/sampler=greso", "adaptive.sampler.round.adaptive=false"],
-    "mopps+keep_all": ["grpo", "adaptive/sampler=mopps"],
-    "mopps+informative": ["dapo", "adaptive/sampler=mopps"],
-    "mopps+aero": ["aero", "adaptive/sampler=mopps"],
-    # `full` without what it adds to MoPPS
-    "full-no_prior": ["full", "adaptive.sampler.source_prior=0"],
-    "full-no_decay": ["full", "adaptive.sampler.decay=1"],
-    "full-published_mopps": ["full", "adaptive/sampler=mopps"],
+    **INGREDIENTS,
 }
-#: Group and pool sizes other than the usual ones; name → settings that differ.
-VARIANTS: dict[str, dict[str, int]] = {"base": {}, "n16": {"n": 16}, "pool96": {"pool": 96}}
+#: Groups and pools other than the usual ones; name → settings that differ.
+VARIANTS: dict[str, dict[str, float]] = {"base": {}, "n16": {"n": 16}, "pool96": {"pool": 96}, "sparse": {"flat": 0.8}}
 #: Starting pass rates that are told apart.
 BINS = ((0.0, 0.02), (0.02, 0.2), (0.2, 0.8), (0.8, 1.01))
 #: What a point of a curve holds.
@@ -71,6 +41,8 @@ class Settings:
         batch, n, updates: prompts a step, rollouts a prompt, optimizer updates a step.
         steps: GRPO's steps; the budget is as many rollouts as they generate.
         pool, held_out: questions to train on, and to judge by.
+        flat: share of the pool that are those, of twice as many questions, that the starting model answers most surely,
+            right or wrong; 0: questions as they come.
         judged: questions of the pool that are judged, too.
         warm_steps: supervised updates before.
         layers, hidden, heads: the model's size.
@@ -84,6 +56,7 @@ class Settings:
     steps: int = 60
     pool: int = 512
     held_out: int = 256
+    flat: float = 0.0
     judged: int = 128
     warm_steps: int = 1000
     layers: int = 2

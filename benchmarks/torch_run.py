@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from cells import thinned
 from hydra import compose, initialize_config_module
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
@@ -95,13 +96,17 @@ class Run:
         rng = np.random.default_rng([seed, 0])
         made = make_questions(4 * (settings.pool + settings.held_out), rng)
         _, first = np.unique(made.code, return_index=True)
-        first = np.sort(first)[: settings.pool + settings.held_out]
-        self.pool, self.held_out = made.pick(first[: settings.pool]), made.pick(first[settings.pool :])
-        self.judged = self.pool.pick(np.arange(min(settings.judged, settings.pool)))
+        candidates = settings.pool * (2 if settings.flat else 1)
+        first = np.sort(first)[: candidates + settings.held_out]
+        self.pool, self.held_out = made.pick(first[:candidates]), made.pick(first[candidates:])
         torch.manual_seed(seed)
         self.model = TinyModel(settings.layers, settings.hidden, settings.heads)
         name = f"{settings.layers}x{settings.hidden}x{settings.heads}-{settings.warm_steps}-{len(first)}-{seed}.pt"
         warm_start(self.model, made.code[first], settings.warm_steps, seed, cache / name)
+        if settings.flat:
+            flat = round(settings.flat * settings.pool)
+            self.pool = self.pool.pick(thinned(pass_rates(self.model, self.pool), settings.pool, flat))
+        self.judged = self.pool.pick(np.arange(min(settings.judged, settings.pool)))
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=cell.lr, weight_decay=settings.weight_decay)
         rates = functools.partial(pass_rates, self.model, self.pool)
         self.engine = make_engine(cell.preset, settings, seed, self.pool.sources, rates)

@@ -21,48 +21,78 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
-from cells import Key, Parser, cell_id, check_again, load_average, machine, parse_id, run_script, versions, write_whole
+from cells import (
+    Key,
+    Parser,
+    cell_id,
+    check_again,
+    load_average,
+    machine,
+    parse_id,
+    run_script,
+    thinned,
+    versions,
+    write_whole,
+)
+from presets import INGREDIENTS, SHIPPED
 
 HERE = Path(__file__).resolve().parent
 REPO = HERE.parent
 SCRIPTS = REPO / "examples" / "cpu"
 
-#: What is compared: name → words after ``+adaptive=``. "oracle": grpo with a sampler that sees the exact pass rates.
-PRESETS: dict[str, list[str]] = {
-    "grpo": ["grpo"],
-    "dapo": ["dapo"],
-    "dapo-sized": ["dapo", "adaptive.sampler.round.adaptive=true"],
-    "greso": ["greso"],
-    "aero": ["aero"],
-    "cero": ["cero"],
-    "pilot_commit": ["pilot_commit"],
-    "full": ["full"],
-    "oracle": ["grpo"],
-}
+#: The grid compares these, name → words after ``+adaptive=``. "oracle": grpo with a sampler that sees the exact pass rates.
+MAIN: dict[str, list[str]] = {**SHIPPED, "oracle": ["grpo"]}
+#: What can be run by name.
+PRESETS: dict[str, list[str]] = {**MAIN, **INGREDIENTS}
 
 
 @dataclass(frozen=True)
 class Variant:
-    """Group and pool size: ``n`` rollouts a prompt, every ``keep``-th training prompt (of 610)."""
+    """Group size and pool: ``n`` rollouts a prompt, ``prompts`` of the 610 training prompts.
+
+    ``flat`` of the pool are those that the starting model answers most surely, right or wrong; 0: prompts as they come.
+    """
 
     n: int
-    keep: int
+    prompts: int
+    flat: int = 0
 
     @property
-    def prompts(self) -> int:
-        """Prompts of the pool."""
-        return -(-610 // self.keep)
+    def title(self) -> str:
+        """For headings."""
+        return f"groups of {self.n}, {'sparse ' if self.flat else ''}pool of {self.prompts} prompts"
+
+    @property
+    def pool(self) -> str:
+        """Name of the pool's file."""
+        return f"pool{self.prompts}{f'-flat{self.flat}' if self.flat else ''}.parquet"
+
+    def choose(self, rates: np.ndarray) -> np.ndarray:
+        """Rows of the training prompts that are the pool, in order.
+
+        Args:
+            rates: exact pass rates of all of them at the start.
+        """
+        if not self.flat:
+            return np.arange(0, len(rates), -(-len(rates) // self.prompts))
+        return thinned(rates, self.prompts, self.flat)
 
 
-#: GRPO's 480 prompts of a run are 1.6, 1.6, 4.7 and 0.8 epochs.
-VARIANTS = {"base": Variant(8, 2), "n16": Variant(16, 2), "small": Variant(8, 6), "large": Variant(8, 1)}
+#: GRPO's 480 prompts of a run are 1.6, 1.6, 4.7, 0.8 and 1.6 epochs. A half of the prompts as they come teach something
+#: at the start, of "sparse" a fifth.
+VARIANTS = {
+    "base": Variant(8, 305),
+    "n16": Variant(16, 305),
+    "small": Variant(8, 102),
+    "large": Variant(8, 610),
+    "sparse": Variant(8, 305, flat=256),
+}
 #: Variants other than base are run at this learning rate only.
 COMMON_LR = 3e-4
 LRS = (1e-4, 3e-4, 1e-3)
@@ -139,11 +169,12 @@ def file_of(results: Path, key: Key) -> Path:
     return results / f"{file_name(key)}.json"
 
 
-def grid(seeds: int = SEEDS) -> list[Key]:
+def grid(seeds: int = SEEDS, presets: Iterable[str] = tuple(MAIN)) -> list[Key]:
     """All cells of the benchmark, the most wanted first."""
-    first = [("base", p, COMMON_LR, s) for s in range(seeds) for p in PRESETS]
-    rates = [("base", p, lr, s) for lr in LRS if lr != COMMON_LR for s in range(seeds) for p in PRESETS]
-    sizes = [(v, p, COMMON_LR, s) for v in VARIANTS if v != "base" for s in range(seeds) for p in PRESETS]
+    names = list(presets)
+    first = [("base", p, COMMON_LR, s) for s in range(seeds) for p in names]
+    rates = [("base", p, lr, s) for lr in LRS if lr != COMMON_LR for s in range(seeds) for p in names]
+    sizes = [(v, p, COMMON_LR, s) for v in VARIANTS if v != "base" for s in range(seeds) for p in names]
     return first + rates + sizes
 
 
@@ -163,12 +194,16 @@ def prepare(work: Path) -> None:
             if subprocess.run([sys.executable, *map(str, call)]).returncode:
                 raise SystemExit(f"train_cpu: {call[0].name} failed; see above")
         (work / "unfinished").rename(model)
-    whole = pd.read_parquet(data / "train.parquet")
-    for variant in VARIANTS.values():
-        pool = work / f"pool{variant.keep}.parquet"
-        if not pool.exists():
-            whole.iloc[:: variant.keep].reset_index(drop=True).to_parquet(pool.with_suffix(".tmp"))
-            pool.with_suffix(".tmp").rename(pool)
+    missing = {variant.pool: variant for variant in VARIANTS.values() if not (work / variant.pool).exists()}
+    if missing:
+        from exact import Exact
+
+        exact = Exact(model, data / "train.parquet")
+        rates, whole = exact.rates(model)[0], exact.rows[0]
+        for name, variant in missing.items():
+            unfinished = work / f"{name}.{os.getpid()}.tmp"  # another process may be at it
+            whole.iloc[variant.choose(rates)].reset_index(drop=True).to_parquet(unfinished)
+            unfinished.rename(work / name)
 
 
 # -- a run --------------------------------------------------------------------------------------------------------
@@ -178,7 +213,7 @@ def overrides(key: Key, settings: Settings, work: Path, run: Path) -> list[str]:
     """verl's command line for a cell, from ``+adaptive`` on."""
     name, preset, lr, seed = key
     variant = VARIANTS[name]
-    pool = work / f"pool{variant.keep}.parquet"
+    pool = work / variant.pool
     checkpoints = run / "checkpoints"
     words = [
         f"+adaptive={PRESETS[preset][0]}",
@@ -203,7 +238,7 @@ def overrides(key: Key, settings: Settings, work: Path, run: Path) -> list[str]:
         "trainer.project_name=benchmark",
         f"trainer.experiment_name={preset}",
         # CERO plans with verl's number of steps; the others end with the rollouts, after more steps or fewer.
-        f"trainer.total_training_steps={settings.steps * (1 if preset == 'cero' else 4)}",
+        f"trainer.total_training_steps={settings.steps * (1 if PRESETS[preset][0] == 'cero' else 4)}",
         "trainer.total_epochs=1000",
         "trainer.val_before_train=false",
         "trainer.test_freq=-1",
@@ -292,7 +327,7 @@ def _judge(cell: Cell, work: Path, run: Path) -> None:
     """Fill a cell in from the run's metrics, weights and statistics."""
     from exact import Exact, weights_of
 
-    pool = work / f"pool{VARIANTS[cell.variant].keep}.parquet"
+    pool = work / VARIANTS[cell.variant].pool
     exact = Exact(work / "model", work / "data" / "val.parquet", pool)
     start, on_pool = exact.rates(work / "model")
     cell.curve = [[0, 0, *_means(start, on_pool), 0, 0, 0, 0, 0, 0.0]]
@@ -380,7 +415,9 @@ def load(results: Path, settings: Settings) -> dict[Key, Cell]:
 def main(arguments: list[str] | None = None) -> None:
     """The command line."""
     parser = Parser(prog="train_cpu.py", description=__doc__.splitlines()[0])
-    parser.add_argument("--presets", default="", help=f"separated by semicolons, of: {'; '.join(PRESETS)} (all)")
+    parser.add_argument(
+        "--presets", default="", help=f"separated by semicolons ({'; '.join(MAIN)}), or of: {'; '.join(INGREDIENTS)}"
+    )
     parser.add_argument("--variants", default="", help=f"separated by commas, of {', '.join(VARIANTS)} (all)")
     parser.add_argument("--lrs", default="", help=f"learning rates (base: {LRS}; other variants: {COMMON_LR:g})")
     parser.add_argument("--seeds", type=int, default=SEEDS, help="seeds 0 to this less one (default: %(default)s)")
@@ -397,7 +434,7 @@ def main(arguments: list[str] | None = None) -> None:
         parser.add_argument(f"--{name}", type=int, default=value, help="(%(default)s)")
     options = parser.parse_args(arguments)
     settings = Settings(**{name: getattr(options, name) for name in asdict(Settings())})
-    names = [name.strip() for name in options.presets.split(";") if name.strip()] or list(PRESETS)
+    names = [name.strip() for name in options.presets.split(";") if name.strip()] or list(MAIN)
     variants = [name.strip() for name in options.variants.split(",") if name.strip()] or list(VARIANTS)
     for what, chosen, known in (("preset", names, PRESETS), ("variant", variants, VARIANTS)):
         for name in chosen:
@@ -415,7 +452,7 @@ def main(arguments: list[str] | None = None) -> None:
     except ValueError as error:
         parser.error(str(error))
     if rates is None and not wanted:
-        wanted = [key for key in grid(options.seeds) if key[0] in variants and key[1] in names]
+        wanted = [key for key in grid(options.seeds, names) if key[0] in variants]
     elif not wanted:
         wanted = [(v, p, lr, s) for s in range(options.seeds) for v in variants for lr in rates or () for p in names]
     if not options.cell and not options.fresh:

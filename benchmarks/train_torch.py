@@ -80,7 +80,7 @@ def load(path: Path, settings: Settings) -> tuple[Cells, list[dict[str, Any]]]:
     if not path.exists():
         return {}, []
     data = json.loads(path.read_text())
-    if data["settings"] != asdict(settings):
+    if DEFAULT | data["settings"] != asdict(settings):
         raise SystemExit(f"{path} was measured with other settings; name another file with --results, or remove it")
     return {cell.key: cell for cell in (Cell(**c) for c in data["cells"])}, data["machines"]
 

@@ -20,6 +20,8 @@ pytest.importorskip("pandas")
 
 import cells  # noqa: E402
 import oracle_sampler  # noqa: E402
+import page_cpu  # noqa: E402
+import page_torch  # noqa: E402
 import report  # noqa: E402
 import train_cpu  # noqa: E402
 
@@ -89,7 +91,7 @@ def test_smoothing_is_a_mean_over_the_last_tenth() -> None:
 
 
 def test_what_the_runs_say(data) -> None:
-    runs = report.torch_runs(data)
+    runs = page_torch.torch_runs(data)
     assert runs.best_lr("base", "grpo") == 1e-3 and runs.best_lr("base", "full") == 2e-3
     assert runs.best_lr("base", "greso") is None
     key = ("base", "full", 2e-3, 0)
@@ -146,7 +148,7 @@ def test_the_pages_are_what_the_results_say() -> None:
 
 
 def test_ranks_share_ties() -> None:
-    assert report.ranks([0.3, 0.1, 0.3]).tolist() == [1.5, 0.0, 1.5]
+    assert page_cpu.ranks([0.3, 0.1, 0.3]).tolist() == [1.5, 0.0, 1.5]
 
 
 # -- the real pipeline's cells ------------------------------------------------------------------------------------
@@ -158,13 +160,30 @@ def test_the_grid_names_every_cell_once() -> None:
     for key in grid:
         assert cells.parse_id(cells.cell_id(*key), train_cpu.VARIANTS, train_cpu.PRESETS) == key
         assert "=" not in train_cpu.file_name(key)  # Hydra would not take the folder
-    assert {key[1] for key in grid} == set(train_cpu.PRESETS) and len({key[2] for key in grid}) >= 3
+    assert {key[1] for key in grid} == set(train_cpu.MAIN) and len({key[2] for key in grid}) >= 3
     assert {train_cpu.VARIANTS[key[0]].n for key in grid} == {8, 16}
+
+
+def test_pools_have_the_prompts_that_their_variant_says() -> None:
+    rates = np.random.default_rng(0).beta(0.3, 0.5, 610)
+    for name, variant in train_cpu.VARIANTS.items():
+        chosen = variant.choose(rates)
+        assert len(set(chosen.tolist())) == variant.prompts and (np.diff(chosen) > 0).all(), name
+    assert len({v.pool for v in train_cpu.VARIANTS.values()}) == 4  # groups of 16 have the usual pool
+
+
+def test_a_thinned_pool_has_the_surest_prompts_and_some_of_the_rest() -> None:
+    rates = np.random.default_rng(1).random(100)
+    chosen = cells.thinned(rates, 30, 20)
+    sure = np.argsort(rates * (1 - rates))[:20]
+    assert set(sure.tolist()) <= set(chosen.tolist()) and len(set(chosen.tolist())) == 30
+    rest = np.sort((rates * (1 - rates))[np.setdiff1d(chosen, sure)])
+    assert rest[0] <= np.sort(rates * (1 - rates))[20] and rest[-1] == (rates * (1 - rates)).max()
 
 
 def test_every_shipped_preset_runs_on_the_real_pipeline() -> None:
     shipped = {p.stem for p in (ROOT / "hydra_configs/verl_adaptive/adaptive").glob("*.yaml")} - {"base"}
-    assert shipped <= set(train_cpu.PRESETS)
+    assert shipped <= set(train_cpu.MAIN)
 
 
 def test_cells_that_exist_are_not_run_again(tmp_path, capsys) -> None:
@@ -179,6 +198,16 @@ def test_cells_that_exist_are_not_run_again(tmp_path, capsys) -> None:
     assert capsys.readouterr().out.splitlines() == names[1:]
     with pytest.raises(SystemExit, match="other settings"):
         train_cpu.main([*words, "--steps", "3"])
+
+
+def test_an_ablation_of_the_tiny_model_is_a_cell_of_the_real_pipeline(tmp_path, capsys) -> None:
+    words = ["--list", "--results", str(tmp_path), "--variants", "base", "--seeds", "1"]
+    train_cpu.main([*words, "--presets", "greso-gate"])
+    names = capsys.readouterr().out.splitlines()
+    assert names == [f"base/greso-gate/lr={lr:g}/seed=0" for lr in (3e-4, 1e-4, 1e-3)]
+    key = cells.parse_id(names[0], train_cpu.VARIANTS, train_cpu.PRESETS)
+    said = train_cpu.overrides(key, train_cpu.Settings(), tmp_path, tmp_path / "run")
+    assert said[:2] == ["+adaptive=greso", "adaptive.sampler.round.adaptive=false"]
 
 
 def test_no_cell_begins_after_the_time_that_was_given(tmp_path, monkeypatch, capsys) -> None:

@@ -113,6 +113,26 @@ def test_a_cell_is_the_same_every_time(tmp_path) -> None:
     assert one.curve == two.curve and one.rollouts == two.rollouts
 
 
+def test_few_questions_of_the_sparse_pool_teach_anything(tmp_path) -> None:
+    pools = {}
+    for variant in ("base", "sparse"):
+        run = torch_run.Run(bench.Cell(variant, "grpo", 1e-3, 0), bench.settings_of(variant, SMALL), tmp_path)
+        rate = tiny.pass_rates(run.model, run.pool)
+        pools[variant] = np.sort(rate * (1 - rate))
+        assert len(rate) == SMALL.pool and len(run.held_out) == SMALL.held_out and len(run.judged) == SMALL.judged
+        assert not set(run.pool.code.tolist()) & set(run.held_out.code.tolist())
+    assert pools["sparse"].mean() < pools["base"].mean()
+
+
+def test_older_results_are_read_as_if_they_had_every_setting(tmp_path) -> None:
+    path = tmp_path / "r.json"
+    bench.save(path, SMALL, {}, [])
+    data = json.loads(path.read_text())
+    del data["settings"]["flat"]
+    path.write_text(json.dumps(data))
+    assert bench.load(path, SMALL) == ({}, [])
+
+
 def test_a_name_is_its_cell() -> None:
     for key in (("base", "oracle+keep_all", 3e-4, 7), ("n16", "dapo-sized", 0.002, 0)):
         assert cells.parse_id(cells.cell_id(*key), bench.VARIANTS, bench.PRESETS) == key

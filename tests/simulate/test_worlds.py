@@ -23,7 +23,7 @@ from verl_adaptive.simulate import (
     parse_pool,
 )
 from verl_adaptive.simulate.learning import LIMIT, advantages, group_relative
-from verl_adaptive.simulate.pools import starting_rates
+from verl_adaptive.simulate.pools import source_of, starting_rates
 from verl_adaptive.simulate.worlds import draw_groups
 
 
@@ -179,6 +179,19 @@ def test_a_pool_is_the_mixture_it_says() -> None:
     assert not np.array_equal(p, starting_rates(PoolConfig(prompts=50_000), 1))
 
 
+@pytest.mark.parametrize("told", [0.0, 0.5, 0.9, 1.0])
+def test_sources_say_as_much_of_difficulty_as_they_are_told(told) -> None:
+    config = PoolConfig(prompts=20_000, sources=10, told=told)
+    rates = starting_rates(config, 0)
+    source = source_of(config, 0, rates)
+    assert np.bincount(source).tolist() == [2_000] * 10
+    score = np.empty(20_000)
+    score[np.argsort(rates, kind="stable")] = np.sort(np.random.default_rng(0).standard_normal(20_000))
+    between = np.array([score[source == k].mean() for k in range(10)])[source]
+    assert np.sqrt(between.var() / score.var()) == pytest.approx(told, abs=0.05)
+    assert make_pool(config, 0).sources[7] == f"source {source[7]}" and make_pool(PoolConfig(), 0).sources is None
+
+
 def test_a_pool_is_named_and_changed_in_words() -> None:
     _, pool = parse_pool("hard:prompts=100,spill=0.5,topics=3")
     assert (pool.prompts, pool.hopeless, pool.learning.spill, pool.learning.topics) == (100, 0.5, 0.5, 3)
@@ -196,6 +209,8 @@ def test_a_pool_is_named_and_changed_in_words() -> None:
         ("mixed:hopeless=0.9", "exceeds 1"),
         ("mixed:prompts=0", "1 or greater"),
         ("mixed:forget=-1", "0 or greater"),
+        ("mixed:sources=0", "1 or greater"),
+        ("mixed:told=2", "must be a share"),
         ("mixed:learning=3", "name one of rate"),
         ("mixed:spread=nan", "must be a number"),
     ],

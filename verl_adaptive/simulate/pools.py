@@ -17,7 +17,7 @@ from verl_adaptive.config import build, check
 from verl_adaptive.errors import ConfigError
 from verl_adaptive.simulate.learning import LearningConfig, LearningWorld
 
-__all__ = ["POOLS", "PoolConfig", "make_pool", "parse_pool", "starting_rates"]
+__all__ = ["POOLS", "PoolConfig", "make_pool", "parse_pool", "source_of", "starting_rates"]
 
 
 @dataclass
@@ -31,6 +31,8 @@ class PoolConfig:
         centre, spread: mean and standard deviation of the logits of the rest.
         tokens: mean response length.
         failure: chance that a group's generation fails.
+        sources: data sources, equal in size, from hard to easy; 1: none is known.
+        told: how much a source says of difficulty: the correlation of a prompt's rank with what its source goes by.
         learning: how it learns.
     """
 
@@ -41,11 +43,14 @@ class PoolConfig:
     spread: float = 1.5
     tokens: float = 512.0
     failure: float = 0.0
+    sources: int = 1
+    told: float = 0.5
     learning: LearningConfig = field(default_factory=LearningConfig)
 
     def validate(self, path: str) -> None:
         check(self.prompts >= 1, f"{path}.prompts", self.prompts, "must be 1 or greater")
-        for key in ("hopeless", "solved", "failure"):
+        check(self.sources >= 1, f"{path}.sources", self.sources, "must be 1 or greater")
+        for key in ("hopeless", "solved", "failure", "told"):
             check(0 <= getattr(self, key) <= 1, f"{path}.{key}", getattr(self, key), "must be a share in [0, 1]")
         check(
             self.hopeless + self.solved <= 1,
@@ -121,6 +126,22 @@ def starting_rates(config: PoolConfig, seed: int) -> np.ndarray:
     return 1.0 / (1.0 + np.exp(-x))
 
 
+def source_of(config: PoolConfig, seed: int, rates: np.ndarray) -> np.ndarray:
+    """int64 ``(M,)``: the data source of each prompt, 0 the hardest.
+
+    Prompts are ordered by ``told · z + √(1 − told²) · noise`` and cut into equal parts, z being the normal score of their
+    rank by ``rates`` (a Gaussian copula). With ``told`` = 1 no source overlaps another, with 0 all are alike.
+    """
+    size, order = len(rates), np.argsort(rates, kind="stable")
+    rng = np.random.default_rng([seed, 4])
+    score = np.empty(size)
+    score[order] = np.sort(rng.standard_normal(size))
+    seen = config.told * score + np.sqrt(1.0 - config.told**2) * rng.standard_normal(size)
+    place = np.empty(size, dtype=np.int64)
+    place[np.argsort(seen, kind="stable")] = np.arange(size)
+    return place * config.sources // size
+
+
 def make_pool(config: PoolConfig, seed: int, prompts: int | None = None) -> LearningWorld:
     """The pool as a world.
 
@@ -130,6 +151,6 @@ def make_pool(config: PoolConfig, seed: int, prompts: int | None = None) -> Lear
         prompts: overrides the pool's number.
     """
     config = config if prompts is None else replace(config, prompts=prompts)
-    return LearningWorld(
-        starting_rates(config, seed), seed, config.learning, tokens=config.tokens, failure=config.failure
-    )
+    rates = starting_rates(config, seed)
+    names = [f"source {s}" for s in source_of(config, seed, rates)] if config.sources > 1 else None
+    return LearningWorld(rates, seed, config.learning, sources=names, tokens=config.tokens, failure=config.failure)

@@ -1,0 +1,65 @@
+"""The parts of ``RESULTS.md`` about speed: the store, decisions, a step beside verl's."""
+
+from __future__ import annotations
+
+import statistics
+from typing import Any
+
+from runs import pm, table
+
+__all__ = ["decisions_page", "step_time_page", "store_page"]
+
+
+def store_page(data: dict[str, Any]) -> list[str]:
+    size = max(data["sizes"], key=int)
+    got, m = data["sizes"][size], data["machine"]
+    rows = [[name, f"{got[name]:.3g}", f"{target:g}"] for name, target in data["targets"].items()]
+    real = [[f"{n}", f"{got[n]:.3g}", ""] for n in got if n.endswith("real-valued rewards")]
+    load = f"load average {m['load before']:.1f} before and {m['load after']:.1f} after"
+    return [
+        "## The store",
+        "",
+        f"`{data['command']}`, at {int(size):,} prompts, on {m['processor']} ({m['cores']} cores, {load}):",
+        "",
+        *table(["", "measured", "target"], rows + real),
+    ]
+
+
+def decisions_page(data: dict[str, Any]) -> list[str]:
+    m = data["machine"]
+    rows = [
+        [
+            b["name"],
+            f"{b['prompts']:,}",
+            f"{b['ms']:.2f}",
+            f"{b['worst']:.2f}",
+            "" if b["target"] is None else f"{b['target']:g}",
+        ]
+        for b in data["benchmarks"]
+    ]
+    return [
+        "## Decisions",
+        "",
+        f"`{data['command']}`, on {m['cpu']} ({m['cores']} cores, load average {data['load']}):",
+        "",
+        *table(["", "known prompts", "median, ms", "worst, ms", "target, ms"], rows),
+    ]
+
+
+def step_time_page(data: dict[str, Any]) -> list[str]:
+    rows = []
+    for mode, pairs in data["pairs"].items():
+        for arm in pairs[0]:
+            row = [f"`{mode}`: {arm}"]
+            for what in ("step", "rest"):
+                ratio = [p[arm][what] / p["verl"][what] for p in pairs]
+                row += [f"{statistics.median(p[arm][what] for p in pairs):.2f}", pm(ratio, "{:.2f}")]
+            rows.append(row)
+    return [
+        "## A step of ours against verl's",
+        "",
+        f"`{data['command']}`: plain GRPO on the CPU platform, {len(pairs)} pair{'s' * (len(pairs) > 1)} of runs. *same rows*: "
+        "rows of zero advantage train too. Much of verl's step here is its 2 s poll, hence the columns without generation.",
+        "",
+        *table(["trainer", "step, s", "of verl's", "without generation, s", "of verl's"], rows),
+    ]

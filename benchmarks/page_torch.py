@@ -1,0 +1,131 @@
+"""The tiny model's part of ``RESULTS.md``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+import runs as tables
+from runs import Runs, details, missing, pm
+
+__all__ = ["torch_page", "torch_runs"]
+
+#: Seeds that the preset ``full`` was chosen by; later ones are a check.
+CHOSEN_BY = 5
+
+
+def torch_runs(data: dict[str, Any]) -> Runs:
+    """The cells of ``train_torch.json``."""
+    s = data["settings"]
+    changed = {name: s | other for name, other in data["variants"].items()}
+    return Runs(
+        {(c["variant"], c["preset"], c["lr"], c["seed"]): c for c in data["cells"]},
+        data["columns"],
+        {name: v["steps"] * v["batch"] * v["n"] for name, v in changed.items()},
+        {name: v["steps"] * v["updates"] for name, v in changed.items()},
+        list(data["presets"]),
+    )
+
+
+def torch_page(data: dict[str, Any]) -> list[str]:
+    """The tiny model's part of RESULTS.md."""
+    runs, s, presets = torch_runs(data), data["settings"], data["presets"]
+    common = 1e-3
+    lines = [
+        "## A tiny model in one process",
+        "",
+        f"`verl-adaptive bench torch`: budget {runs.budget['base']:,} generated rollouts (what GRPO generates in "
+        f"{s['steps']} steps of {s['batch']} prompts × {s['n']} rollouts), {s['updates']} optimizer updates a step, "
+        f"{s['pool']} training prompts, {s['held_out']} held-out ones. The model has {s['layers']} layers of width "
+        f"{s['hidden']} and does sums, differences and products; the pass rate of a prompt is exact, from one forward pass, so evaluation "
+        "has no sampling noise. Within a seed all policies start from the same weights. The policies, the engine and the "
+        "cut into minibatches are the package's own.",
+        "",
+        "This is a tiny model, without verl, vLLM or asynchrony. It can rank policies by what they do with rollouts; it "
+        "says nothing about wall clock, and effects of size are not those of a language model.",
+        "",
+        *tables.LEGEND,
+        "* `oracle+…` sees the exact pass rates and draws prompts in proportion to p (1 − p): a bound, no method.",
+        "",
+    ]
+    if aim := tables.aim(runs, "base"):
+        lines += ["### The aim, on the tiny model", "", *aim, *fresh_seeds(runs)]
+    lines += ["### Each policy at its best learning rate", ""]
+    lines += [
+        f"Of {', '.join(f'{lr:g}' for lr in runs.lrs('base'))}, the best that all of a policy's seeds "
+        "ran at, chosen by the same numbers (which flatters all a little).",
+        "",
+    ]
+    for part in tables.results(runs, "base", lambda p: runs.best_lr("base", p)):
+        lines += part
+    lines += [*tables.verdicts(runs, "base"), ""]
+    for lr in runs.lrs("base") if len(runs.lrs("base")) > 1 else ():
+        lines += [f"### Learning rate {lr:g}, the same for all", ""]
+        for part in tables.results(runs, "base", lambda _, lr=lr: lr):
+            lines += part
+    for variant, other in data["variants"].items():
+        if variant == "base" or not runs.lrs(variant):
+            continue
+        named = ", ".join(f"{name} {value}" for name, value in other.items())
+        best = len(runs.lrs(variant)) > 1
+        rate = "each policy at its best learning rate" if best else f"learning rate {common:g}"
+        lines += [f"### Another pool or size: {variant} ({named}; {rate})", ""]
+        if other.get("flat"):
+            lines += [
+                f"{other['flat']:.0%} of the pool are the questions that the starting model answers most surely, right or "
+                "wrong, of twice as many; the rest is spread over the others.",
+                "",
+            ]
+            lines += tables.aim(runs, variant)
+        for part in tables.results(runs, variant, lambda p, v=variant, b=best: runs.best_lr(v, p) if b else common):
+            lines += part
+    lines += details(runs, common, data["bins"])
+    cpu = [c["seconds"]["all"] for c in data["cells"]]
+    lines += ["### How it was made", "", *(described(m) for m in data["machines"])]
+    lines += [
+        f"{len(cpu)} runs, {np.median(cpu):.1f} s of CPU time in the median ({sum(cpu) / 60:.0f} min in all, the "
+        "machine being shared; load averages are in the JSON). One cell again, compared with its interval: "
+        f"`{data['cells'][0]['command']}`; every cell in the JSON has its own such command. These pages again: "
+        "`verl-adaptive bench report`.",
+        "",
+        "The words behind each name, and the parts that they put together:",
+        "",
+        *(
+            f"* `{name}`: `+adaptive={' '.join(p['words'])}` ("
+            + ", ".join(f"{role} {part}" for role, part in p["parts"].items())
+            + ")"
+            for name, p in presets.items()
+        ),
+        "",
+    ]
+    return lines + missing(
+        runs,
+        [("base", p, lr) for p in presets for lr in runs.lrs("base")],
+        tables.ENOUGH,
+    )
+
+
+def fresh_seeds(runs: Runs) -> list[str]:
+    """What ``full`` gains on seeds that had no part in choosing it."""
+    lr, base_lr = runs.best_lr("base", "full"), runs.best_lr("base", "grpo")
+    if lr is None or base_lr is None:
+        return []
+    seeds = runs.paired("base", "full", lr, base_lr)
+    gain = dict(zip(seeds, runs.gain("base", "full", lr, base_lr), strict=True))
+    fresh = [gain[s] for s in seeds if s >= CHOSEN_BY]
+    if not fresh:
+        return []
+    return [
+        f"The parts of `full` were chosen by seeds 0 to {CHOSEN_BY - 1}, the two options of its sampler by seeds 20 to 31, "
+        "which are in no table (`--cell base/full/lr=0.001/seed=20`, and so on, with `--results` naming another file). "
+        f"Over the {len(fresh)} seeds after the first {CHOSEN_BY} alone it gains "
+        f"{pm(fresh, '{:+.3f}')} on GRPO.",
+        "",
+    ]
+
+
+def described(m: dict[str, Any]) -> str:
+    """A machine and its software, as a sentence."""
+    software = ", ".join(f"{name} {version}" for name, version in m["versions"].items())
+    return f"On {m['cpu']} ({m['cores']} cores, {m['memory_gib']} GiB), Python {m['python']}, {software}."
