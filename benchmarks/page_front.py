@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from textwrap import wrap
 from typing import Any
 
 import numpy as np
@@ -15,9 +16,18 @@ from runs import SHOWN, Runs, pm, table
 
 __all__ = ["readme"]
 
+WIDTH = 120
+WHOLE: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
+
 
 def readme(data: dict[str, Any], cells: Sequence[dict[str, Any]]) -> list[str]:
-    """The README's part: one table, each policy at its best learning rate."""
+    """The README's part, its sentences wrapped."""
+    lines = front(data, cells)
+    return [part for line in lines for part in (wrap(line, WIDTH, **WHOLE) if line[:1].isalpha() else [line])]
+
+
+def front(data: dict[str, Any], cells: Sequence[dict[str, Any]]) -> list[str]:
+    """Tables and sentences: each policy at its best learning rate on the tiny model, then the real pipeline's."""
     runs = torch_runs(data)
     base_lr = runs.best_lr("base", "grpo")
     if base_lr is None:
@@ -151,8 +161,9 @@ def told_apart(runs: Runs, presets: Sequence[str], lr: float) -> list[str]:
             lines += [
                 f"{where}, above GRPO: {', '.join(above) or 'none'}; below: {', '.join(below) or 'none'}; the others are not "
                 "told apart from it.",
+                "",
             ]
-    return [*lines, ""]
+    return lines
 
 
 def seeds_of(counts: Sequence[int]) -> str:
