@@ -12,7 +12,7 @@ import train_cpu
 import runs as tables
 from runs import Runs, details, missing, pm, table
 
-__all__ = ["cpu_page", "cpu_runs", "over", "ranks"]
+__all__ = ["cpu_page", "cpu_runs", "over", "ranks", "shares"]
 
 #: Variants of the real pipeline whose pools are prompts as they come, and the other one.
 SIZES = tuple(name for name, variant in train_cpu.VARIANTS.items() if not variant.flat)
@@ -46,8 +46,7 @@ def cpu_page(cells: Sequence[dict[str, Any]], tiny: Runs | None) -> list[str]:
         *tables.LEGEND,
         "* `oracle`: `grpo` with a sampler that reads the exact pass rates from each step's weights; a bound, no method.",
         f"* *sparse pool*: {SPARSE.flat} of its {SPARSE.prompts} prompts are those of all 610 that the starting model answers "
-        "most surely, right or wrong, the rest is spread over the others. A fifth of GRPO's first groups are informative, of "
-        "prompts as they come a half.",
+        f"most surely, right or wrong, the rest is spread over the others{shares(runs, common)}.",
         "",
     ]
     for variant, size in train_cpu.VARIANTS.items():
@@ -135,6 +134,21 @@ def over(runs: Runs, preset: str, lr: float, variants: Sequence[str] = SIZES) ->
             needed.append(runs.needed((variant, preset, lr, seed), target or 0.0))
     hit = [x for x in needed if x is not None]
     return gains, f"{pm(hit, '{:.2f}')} ({len(hit)} of {len(needed)})" if needed else "–"
+
+
+def shares(runs: Runs, lr: float) -> str:
+    """How many of GRPO's groups are informative in the sparse pool and in the usual one, in brackets; empty without runs."""
+    keys = {v: [(v, "grpo", lr, s) for s in runs.seeds(v, "grpo", lr)] for v in ("sparse", "base")}
+    if not all(keys.values()):
+        return ""
+    first = {}
+    for variant, of in keys.items():
+        counts = np.sum([(runs.curve(k, "informative")[1], runs.curve(k, "groups")[1]) for k in of], axis=0)
+        first[variant] = counts[0] / counts[1]
+    return (
+        f" (of GRPO's groups {first['sparse']:.0%} are informative in the first step, {runs.informative(keys['sparse']):.0%} "
+        f"over the run; as they come {first['base']:.0%} and {runs.informative(keys['base']):.0%})"
+    )
 
 
 def collapsed(runs: Runs, lr: float, seed: int) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import train_cpu
 from cells import interval
-from page_cpu import SIZES, cpu_runs, over
+from page_cpu import SIZES, cpu_runs, over, shares
 from page_torch import torch_runs
 
 from runs import SHOWN, Runs, pm, table
@@ -87,20 +87,14 @@ def sparse(runs: Runs) -> list[str]:
         return []
     keys, base = ([("sparse", p, r, s) for s in seeds] for p, r in (("full", lr), ("grpo", base_lr)))
     needed = [runs.needed(k, runs.final(b) or 0.0) for k, b in zip(keys, base, strict=True)]
-    informative = np.mean([runs.spent(k, "informative") / runs.spent(k, "groups") for k in base])
+    usual = [key for key in runs.cells if key[:3] == ("base", "grpo", runs.best_lr("base", "grpo"))]
     return [
-        f"With a pool where most questions are hopeless or solved ({informative:.0%} of GRPO's groups are informative; above "
-        f"{np.mean([runs.spent(k, 'informative') / runs.spent(k, 'groups') for k in _base_of(runs)]):.0%}), `full` ends "
+        f"With a pool where most questions are hopeless or solved ({runs.informative(base):.0%} of GRPO's groups are "
+        f"informative; above {runs.informative(usual):.0%}), `full` ends "
         f"{pm(runs.gain('sparse', 'full', lr, base_lr), '{:+.3f}')} from GRPO and reaches GRPO's final accuracy with "
         f"{pm(needed, '{:.2f}')} of its rollouts ({sum(x is not None for x in needed)} of {len(seeds)} seeds).",
         "",
     ]
-
-
-def _base_of(runs: Runs) -> list[tuple[str, str, float, int]]:
-    """GRPO's runs on questions as they come, at its best learning rate."""
-    lr = runs.best_lr("base", "grpo")
-    return [("base", "grpo", lr, s) for s in runs.seeds("base", "grpo", lr)] if lr is not None else []
 
 
 def readme_cpu(cells: Sequence[dict[str, Any]]) -> list[str]:
@@ -135,13 +129,13 @@ def readme_cpu(cells: Sequence[dict[str, Any]]) -> list[str]:
         "![held-out accuracy on the real pipeline, by rollouts, tokens and time](benchmarks/figures/train_cpu.svg)",
         "",
         f"Against GRPO of the same seed, all at {common:g}: with prompts as they come, over all group and pool sizes ({of} "
-        f"pairs of runs; groups of 16 have {runs.budget['n16']:,} rollouts), and with a pool where a fifth of the prompts "
-        "teaches anything at the start:",
+        f"pairs of runs; groups of 16 have {runs.budget['n16']:,} rollouts), and with a sparse pool, where most prompts are "
+        f"hopeless or solved{shares(runs, common)}:",
         "",
         *table(
             [
                 *("preset", "as they come", "rollouts to GRPO's final"),
-                *("a fifth teaches", "rollouts to GRPO's final"),
+                *("sparse pool", "rollouts to GRPO's final"),
             ],
             gains,
         ),
@@ -152,7 +146,7 @@ def readme_cpu(cells: Sequence[dict[str, Any]]) -> list[str]:
 def told_apart(runs: Runs, presets: Sequence[str], lr: float) -> list[str]:
     """Sentences: which policies' gains have an interval that leaves out zero."""
     lines = []
-    for where, variants in (("With prompts as they come", SIZES), ("Where a fifth teaches", ("sparse",))):
+    for where, variants in (("With prompts as they come", SIZES), ("In the sparse pool", ("sparse",))):
         gains = {p: over(runs, p, lr, variants)[0] for p in presets if p != "grpo"}
         rated = {p: interval(g) for p, g in gains.items() if len(g) > 1}
         above = [f"`{p}`" for p, (mean, half) in rated.items() if mean > half]

@@ -94,6 +94,10 @@ class Runs:
         """A counter's value after a share of the budget's rollouts."""
         return float(np.interp(rollouts * self.budget[key[0]], self.curve(key, "rollouts"), self.curve(key, column)))
 
+    def informative(self, keys: Sequence[Key]) -> float:
+        """Share of finished groups with right and wrong answers, up to the budget; mean over runs."""
+        return float(np.mean([self.spent(k, "informative") / self.spent(k, "groups") for k in keys]))
+
     def needed(self, key: Key, target: float) -> float | None:
         """Rollouts, as a share of the budget, at which the target is reached for the first time; None: never."""
         points, values = self.smooth(key)
@@ -208,7 +212,7 @@ def results(runs: Runs, variant: str, lr_of: Callable[[str], float | None]) -> t
                 f"`{preset}`",
                 f"{lr:g}",
                 f"{np.mean([runs.spent(k, 'updates') for k in keys]):.0f}",
-                f"{np.mean([runs.spent(k, 'informative') / runs.spent(k, 'groups') for k in keys]):.2f}",
+                f"{runs.informative(keys):.2f}",
                 f"{np.mean([t / runs.spent(k, 'tokens_generated') for k, t in zip(keys, trained, strict=True)]):.2f}",
                 pm([t / w for t, w in zip(trained, whole, strict=True)], "{:.2f}"),
                 pm([t / runs.spent(b, "tokens_trained") for t, b in zip(trained, base, strict=True)], "{:.2f}"),

@@ -84,8 +84,7 @@ class Variant:
         return thinned(rates, self.prompts, self.flat)
 
 
-#: GRPO's 480 prompts of a run are 1.6, 1.6, 4.7, 0.8 and 1.6 epochs. A half of the prompts as they come teach something
-#: at the start, of "sparse" a fifth.
+#: GRPO's 480 prompts of a run are 1.6, 1.6, 4.7, 0.8 and 1.6 epochs. In "sparse" few prompts teach anything at the start.
 VARIANTS = {
     "base": Variant(8, 305),
     "n16": Variant(16, 305),
