@@ -22,13 +22,12 @@ from pathlib import Path
 import numpy as np
 from cells import load_average, machine, to_json, versions, write_whole
 
-from verl_adaptive.allocators._base import Allocator
 from verl_adaptive.config import RunFacts
 from verl_adaptive.groups import Groups
 from verl_adaptive.policy import find_part
 from verl_adaptive.progress import Progress
 from verl_adaptive.rng import Draw
-from verl_adaptive.samplers._base import Sampler
+from verl_adaptive.roles import Allocator, Sampler
 from verl_adaptive.stats.keys import KEY_DTYPE
 from verl_adaptive.stats.table import StatsTable
 

@@ -18,7 +18,7 @@ import numpy as np
 from verl_adaptive.config import RunFacts
 from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.progress import Progress
-from verl_adaptive.samplers._base import Pick, Sampler
+from verl_adaptive.roles import Pick, Sampler
 from verl_adaptive.stats.keys import dataset_keys
 from verl_adaptive.stats.table import StatsTable
 

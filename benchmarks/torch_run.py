@@ -24,7 +24,7 @@ from verl_adaptive.groups import Groups
 from verl_adaptive.integration.layout import PAD, plan
 from verl_adaptive.policy import build_policy
 from verl_adaptive.progress import Progress
-from verl_adaptive.samplers._base import Pick, Sampler
+from verl_adaptive.roles import Pick, Sampler
 from verl_adaptive.stats.keys import KEY_DTYPE
 from verl_adaptive.stats.table import StatsTable
 

@@ -20,14 +20,13 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from verl_adaptive.allocators._base import CLOSE, HOLD
 from verl_adaptive.config import AdaptiveConfig, RunFacts
 from verl_adaptive.errors import AdaptiveError, Exhausted
 from verl_adaptive.groups import Groups
 from verl_adaptive.ledger import Ledger
-from verl_adaptive.policy import Policy
 from verl_adaptive.progress import Progress
 from verl_adaptive.rng import Draw
+from verl_adaptive.roles import CLOSE, HOLD, Policy
 from verl_adaptive.stats.table import StatsTable
 
 __all__ = ["Engine", "Listener", "PromptSource", "Requests", "StepResult"]

@@ -4,26 +4,15 @@ from __future__ import annotations
 
 import difflib
 import functools
-import hashlib
 import importlib
-import json
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, cast
+from typing import cast
 
-from verl_adaptive._role import Role
-from verl_adaptive.advantages._base import Advantage
-from verl_adaptive.allocators._base import Allocator
-from verl_adaptive.config import AdaptiveConfig, RunFacts
+from verl_adaptive.config import AdaptiveConfig
 from verl_adaptive.errors import ConfigError
-from verl_adaptive.filters._base import Filter
-from verl_adaptive.groups import Groups
-from verl_adaptive.progress import Progress
-from verl_adaptive.samplers._base import Sampler
-from verl_adaptive.stats.table import StatsTable
+from verl_adaptive.roles import Advantage, Allocator, Filter, Policy, Role, Sampler
 
-__all__ = ["PARTS", "Policy", "available", "build_policy", "find_part"]
+__all__ = ["PARTS", "available", "build_policy", "find_part"]
 
 #: Parts that ship with the package: role → name → "module:class"; imported when named.
 PARTS: dict[str, dict[str, str]] = {
@@ -87,56 +76,6 @@ def find_part(role: str, name: str) -> type[Role]:
         )
     module, _, cls = target.partition(":")
     return getattr(importlib.import_module(module), cls)
-
-
-@dataclass
-class Policy:
-    """The four roles as one object; what the trainers and the simulator drive (through the engine)."""
-
-    sampler: Sampler
-    allocator: Allocator
-    filter: Filter
-    advantage: Advantage
-
-    def __iter__(self) -> Iterator[Role]:
-        return iter((self.sampler, self.allocator, self.filter, self.advantage))
-
-    def bind(self, table: StatsTable, facts: RunFacts) -> None:
-        """Join a run; see :meth:`Role.bind`."""
-        for part in self:
-            part.bind(table, facts)
-
-    def observe(self, groups: Groups, progress: Progress) -> None:
-        """Show closed groups to every role."""
-        for part in self:
-            part.observe(groups, progress)
-
-    def end_step(self, progress: Progress) -> None:
-        """Tell every role that the step is complete."""
-        for part in self:
-            part.end_step(progress)
-
-    def metrics(self) -> dict[str, float]:
-        """All roles' metrics, ``adaptive/<role>/<name>``."""
-        return {f"adaptive/{part.role}/{key}": value for part in self for key, value in part.metrics().items()}
-
-    def state_dict(self) -> dict[str, Any]:
-        return {part.role: {"name": part.name, "state": part.state_dict()} for part in self}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        for part in self:
-            saved = state.get(part.role, {})
-            if saved.get("name") == part.name:  # another part's state means nothing here: start afresh
-                part.load_state_dict(saved["state"])
-
-    def digest(self) -> str:
-        """Short hash of the parts and their options, to notice a resume under another policy."""
-        text = json.dumps({p.role: [p.name, _plain(p.config)] for p in self}, sort_keys=True, default=str)
-        return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
-
-
-def _plain(config: Any) -> Any:
-    return {k: _plain(v) if hasattr(v, "__dict__") else v for k, v in vars(config).items()}
 
 
 def build_policy(config: AdaptiveConfig) -> Policy:

@@ -35,11 +35,11 @@ from typing import Any, Literal
 
 import numpy as np
 
-from verl_adaptive.allocators._base import HOLD
 from verl_adaptive.engine import Engine, Requests, StepResult
 from verl_adaptive.errors import AdaptiveError, Exhausted
 from verl_adaptive.groups import Groups
 from verl_adaptive.ledger import Ledger
+from verl_adaptive.roles import HOLD
 
 __all__ = ["StreamEngine", "StreamFacts"]
 

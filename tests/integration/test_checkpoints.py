@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 
 from tests.world import make_engine, run
 from verl_adaptive.config import AdaptiveConfig
-from verl_adaptive.integration.memory import Memory
+from verl_adaptive.integration.run_store import RunStore
 from verl_adaptive.stats import read_snapshot
 
 
@@ -21,10 +21,10 @@ class NoGroups:
         return {}
 
 
-def memory_of(root, keep, remote=None) -> tuple[Memory, object]:
+def memory_of(root, keep, remote=None) -> tuple[RunStore, object]:
     engine, world = make_engine(batch=4, n=4, M=40)
     run(engine, world, 2)
-    memory = Memory.__new__(Memory)  # the parts that saving and pruning use, without a training set to read
+    memory = RunStore.__new__(RunStore)  # the parts that saving and pruning use, without a training set to read
     trainer = {"max_actor_ckpt_to_keep": keep, "default_hdfs_dir": remote}
     memory.config = OmegaConf.create({"trainer": trainer})
     memory.adaptive, memory.table, memory.fingerprint = AdaptiveConfig(), engine.table, "f"

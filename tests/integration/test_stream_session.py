@@ -241,7 +241,7 @@ def test_answers_that_never_come_end_the_run_with_what_is_missing(clean):
 
 
 def test_a_dead_worker_is_named_at_once(clean, monkeypatch):
-    monkeypatch.setattr("verl_adaptive.integration.waiting._PULSE_INTERVAL", 0.1)
+    monkeypatch.setattr("verl_adaptive.integration.waiting._LIVENESS_INTERVAL", 0.1)
     workers = SlowWorkers(order=1, forget=1.0)
     session = session_of(workers, STREAMS["colocate"], stall_timeout=60.0, **POLICIES["grpo"])
     session._dead = lambda: ["agent-loop worker 0 (ActorDiedError)"]
@@ -281,7 +281,7 @@ def test_the_pulse_of_ray_actors(queue):  # noqa: F811
 
     import ray
 
-    from verl_adaptive.integration.waiting import Pulse
+    from verl_adaptive.integration.waiting import Liveness
 
     @ray.remote(num_cpus=0)
     class Actor:
@@ -290,7 +290,7 @@ def test_the_pulse_of_ray_actors(queue):  # noqa: F811
 
     alive, doomed = Actor.remote(), Actor.remote()
     ray.get([alive.__ray_ready__.remote(), doomed.__ray_ready__.remote()])
-    pulse = Pulse({"alive": alive, "doomed": doomed})
+    pulse = Liveness({"alive": alive, "doomed": doomed})
     assert pulse.dead() == []
     alive.busy.remote()
     ray.kill(doomed)

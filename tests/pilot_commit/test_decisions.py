@@ -10,7 +10,6 @@ import pytest
 
 from tests.pilot_commit.reference import Pilot, Reference
 from tests.world import keys_of, make_engine
-from verl_adaptive.allocators._base import CLOSE, HOLD
 from verl_adaptive.allocators.pilot_commit import PilotCommit, band_side
 from verl_adaptive.config import RunFacts
 from verl_adaptive.errors import ConfigError
@@ -18,6 +17,7 @@ from verl_adaptive.filters.band import Band
 from verl_adaptive.groups import Groups
 from verl_adaptive.progress import Progress
 from verl_adaptive.rng import Draw
+from verl_adaptive.roles import CLOSE, HOLD
 from verl_adaptive.stats.table import StatsTable
 
 

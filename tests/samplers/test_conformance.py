@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 
-from verl_adaptive.samplers._base import Pick, Sampler
+from verl_adaptive.roles import Pick, Sampler
 from verl_adaptive.samplers.cero import Cero
 from verl_adaptive.samplers.epoch import Epoch
 from verl_adaptive.samplers.greso import Greso

@@ -36,9 +36,9 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from verl_adaptive.advantages._base import Advantage
 from verl_adaptive.config import check
 from verl_adaptive.groups import Groups
+from verl_adaptive.roles import Advantage
 
 __all__ = ["BetaPosterior", "success_of"]
 

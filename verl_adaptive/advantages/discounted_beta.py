@@ -22,11 +22,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from verl_adaptive.advantages._base import Advantage
 from verl_adaptive.advantages.beta import success_of
 from verl_adaptive.config import RunFacts, check
 from verl_adaptive.groups import Groups
 from verl_adaptive.progress import Progress
+from verl_adaptive.roles import Advantage
 from verl_adaptive.stats.table import Column, StatsTable
 
 __all__ = ["DiscountedBeta"]

@@ -7,8 +7,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from verl_adaptive.advantages._base import Advantage
 from verl_adaptive.groups import Groups
+from verl_adaptive.roles import Advantage
 
 __all__ = ["GROUP_RELATIVE", "Verl"]
 

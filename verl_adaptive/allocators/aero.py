@@ -35,15 +35,15 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
-from verl_adaptive.allocators._base import CLOSE, Allocator
 from verl_adaptive.config import AdaptiveConfig, RunFacts, check
 from verl_adaptive.errors import ConfigError
 from verl_adaptive.groups import Groups
 from verl_adaptive.progress import Progress
+from verl_adaptive.roles import CLOSE, Allocator
 from verl_adaptive.stats.table import StatsTable
 
 if TYPE_CHECKING:
-    from verl_adaptive.policy import Policy
+    from verl_adaptive.roles import Policy
 
 __all__ = ["AeroRescue"]
 

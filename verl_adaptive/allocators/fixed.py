@@ -7,9 +7,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from verl_adaptive.allocators._base import Allocator
 from verl_adaptive.config import check
 from verl_adaptive.progress import Progress
+from verl_adaptive.roles import Allocator
 
 __all__ = ["Fixed"]
 

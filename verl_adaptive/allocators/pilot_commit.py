@@ -43,10 +43,10 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from verl_adaptive.allocators._base import CLOSE, HOLD, Allocator
 from verl_adaptive.config import RunFacts, check
 from verl_adaptive.groups import Groups
 from verl_adaptive.progress import Progress
+from verl_adaptive.roles import CLOSE, HOLD, Allocator
 from verl_adaptive.stats.table import StatsTable
 
 __all__ = ["PilotCommit", "band_side"]

@@ -16,12 +16,12 @@ import numpy as np
 from verl_adaptive.allocators.pilot_commit import PilotCommit, is_pilot
 from verl_adaptive.config import AdaptiveConfig
 from verl_adaptive.errors import ConfigError
-from verl_adaptive.filters._base import Filter, Verdict
 from verl_adaptive.groups import Groups
 from verl_adaptive.progress import Progress
+from verl_adaptive.roles import Filter, Verdict
 
 if TYPE_CHECKING:
-    from verl_adaptive.policy import Policy
+    from verl_adaptive.roles import Policy
 
 __all__ = ["Band"]
 

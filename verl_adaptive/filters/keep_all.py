@@ -6,9 +6,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from verl_adaptive.filters._base import Filter, Verdict
 from verl_adaptive.groups import Groups
 from verl_adaptive.progress import Progress
+from verl_adaptive.roles import Filter, Verdict
 
 __all__ = ["KeepAll"]
 

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from verl_adaptive.advantages._base import Advantage
 from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.groups import Groups
 from verl_adaptive.policy import PARTS, available, find_part
+from verl_adaptive.roles import Advantage
 
 __all__ = ["Loan", "lend", "register", "trajectory_rows"]
 

@@ -8,7 +8,7 @@ from verl.trainer.ppo.utils import need_critic, need_reference_policy
 
 from verl_adaptive.advantages.verl import GROUP_RELATIVE
 from verl_adaptive.config import AdaptiveConfig, check
-from verl_adaptive.policy import Policy
+from verl_adaptive.roles import Policy
 from verl_adaptive.streaming import StreamFacts
 
 __all__ = ["MODES", "check_run", "mode_of", "stream_facts", "why_not_skip_zero"]

@@ -19,8 +19,9 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from verl_adaptive.config import AdaptiveConfig, RunFacts, check
 from verl_adaptive.engine import Engine
 from verl_adaptive.errors import AdaptiveError
-from verl_adaptive.policy import Policy, build_policy
+from verl_adaptive.policy import build_policy
 from verl_adaptive.redact import redact
+from verl_adaptive.roles import Policy
 from verl_adaptive.stats.keys import KEY_DTYPE
 from verl_adaptive.stats.table import StatsTable
 

@@ -132,7 +132,7 @@ def _store_argument(config: Any, adaptive: Any, memory: Any) -> str:
 
 def banner(trainer: Any) -> list[str]:
     """Ten lines at the start: what is on, what budget, what store, what was resumed."""
-    engine, config, adaptive, memory = trainer.engine, trainer.config, trainer.adaptive, trainer.memory
+    engine, config, adaptive, memory = trainer.engine, trainer.config, trainer.adaptive, trainer.run_store
     facts, policy = engine.facts, engine.policy
     actor = config.actor_rollout_ref.actor
     updates = facts.batch // actor.ppo_mini_batch_size * actor.ppo_epochs

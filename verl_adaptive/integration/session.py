@@ -27,7 +27,7 @@ from verl_adaptive.engine import Engine, Requests, StepResult
 from verl_adaptive.errors import AdaptiveError, ConfigError
 from verl_adaptive.groups import Groups
 from verl_adaptive.integration.prompts import Stream
-from verl_adaptive.integration.waiting import DONE, PARTITION, Patience
+from verl_adaptive.integration.waiting import DONE, PARTITION, StallTimeout
 
 __all__ = ["Batch", "Session"]
 
@@ -154,22 +154,22 @@ class Session:
 
     def _wait(self, uids: list[str]) -> None:
         """Poll until every prompt of the round is finished or failed."""
-        patience = Patience(self.config, self._step_of(), self._dead)
+        timeout = StallTimeout(self.config, self._step_of(), self._dead)
         while True:
             status = self._look(uids)
             if all(s in DONE for s in status.values()):
                 return
-            patience.rest(status, self._tags)
+            timeout.rest(status, self._tags)
 
     def wait_for_partition(self, partition: str, count: int) -> None:
         """Wait until ``count`` prompts of another partition (validation) are back, with the same ceiling as everywhere."""
-        patience = Patience(self.config, self._step_of(), self._dead)
+        timeout = StallTimeout(self.config, self._step_of(), self._dead)
         while True:
             rows = (tq.kv_list(partition) or {}).get(partition, {})
             status = {key: tag.get("status") for key, tag in rows.items() if tag.get("is_prompt", False)}
             if sum(s in DONE for s in status.values()) >= count:
                 return
-            patience.rest(status, {k: t for k, t in rows.items() if not t.get("is_prompt", False)})
+            timeout.rest(status, {k: t for k, t in rows.items() if not t.get("is_prompt", False)})
 
     def _look(self, uids: Iterable[str]) -> dict[str, str | None]:
         """Take a picture of the queue; the status of each request."""

@@ -10,7 +10,7 @@ import transfer_queue as tq
 
 from verl_adaptive.engine import StepResult
 from verl_adaptive.integration.session import Batch, Session
-from verl_adaptive.integration.waiting import DONE, PARTITION, Patience
+from verl_adaptive.integration.waiting import DONE, PARTITION, StallTimeout
 from verl_adaptive.streaming import StreamEngine
 
 __all__ = ["StreamSession"]
@@ -76,7 +76,7 @@ class StreamSession(Session):
 
     def _pump(self, enough: Callable[[], bool]) -> None:
         """Review what comes back until there is enough, or nothing more can come."""
-        patience = Patience(self.config, self._step_of(), self._dead)
+        timeout = StallTimeout(self.config, self._step_of(), self._dead)
         while not enough():
             self._send(self.engine.revive())
             if self.engine.starved:
@@ -85,12 +85,12 @@ class StreamSession(Session):
             status = self._look(uids)
             back = np.array([status[uid] in DONE for uid in uids], dtype=bool)
             if not back.any():
-                patience.rest(status, self._tags)
+                timeout.rest(status, self._tags)
                 continue
             results = self._collect(self.engine.flight.select(back))
             self._note_failures(results)
             self._send(self.engine.receive(results))
-            patience = Patience(self.config, self._step_of(), self._dead)
+            timeout = StallTimeout(self.config, self._step_of(), self._dead)
             if not enough():  # results that trickle in must not turn this into a busy loop
                 time.sleep(self.config.poll_interval)
 

@@ -33,12 +33,12 @@ from verl_adaptive.engine import Engine
 from verl_adaptive.integration.advantage import Loan, lend
 from verl_adaptive.integration.checks import check_run, stream_facts, why_not_skip_zero
 from verl_adaptive.integration.layout import PAD, Layout, micro_size, plan
-from verl_adaptive.integration.memory import Memory
 from verl_adaptive.integration.prompts import Stream
 from verl_adaptive.integration.report import banner, step_metrics
+from verl_adaptive.integration.run_store import RunStore
 from verl_adaptive.integration.session import Batch, Session
 from verl_adaptive.integration.stream_session import StreamSession
-from verl_adaptive.integration.waiting import Pulse
+from verl_adaptive.integration.waiting import Liveness
 from verl_adaptive.policy import build_policy
 from verl_adaptive.record import Tape
 from verl_adaptive.streaming import StreamEngine
@@ -85,7 +85,7 @@ class AdaptiveMixin(_Trainer):
         self._layouts: list[Layout] = []  # of the step
         self._ended_early = False
         self._tape: Tape | None = None
-        self._pulse: Pulse | None = None
+        self._liveness: Liveness | None = None
 
     def _build_replay_buffer(self) -> AdaptiveReplayBuffer:
         # Not at the top: whoever imports the buffer's module first imports this one on the way.
@@ -123,9 +123,9 @@ class AdaptiveMixin(_Trainer):
             workers=data["dataloader_num_workers"],
         )
         self.train_dataloader = self.stream.loader  # verl checkpoints it
-        self.memory = Memory(self.config, self.adaptive, self.train_dataset)
+        self.run_store = RunStore(self.config, self.adaptive, self.train_dataset)
         if self.base_mode != "sync":
-            prompts, window = len(np.unique(self.memory.row_of)), batch + stream_facts(self.config).warmup
+            prompts, window = len(np.unique(self.run_store.row_of)), batch + stream_facts(self.config).warmup
             check(
                 prompts >= window,
                 f"trainer.v1.{self.base_mode}.num_warmup_batches",
@@ -152,12 +152,12 @@ class AdaptiveMixin(_Trainer):
             batch=self.config.data.train_batch_size,
             n=self.config.actor_rollout_ref.rollout.n,
             steps=self.total_training_steps,
-            prompts=len(np.unique(self.memory.row_of)),
+            prompts=len(np.unique(self.run_store.row_of)),
             seed=self.adaptive.seed,
             tolerance=self.adaptive.tolerance,
             stale_discount=self.adaptive.stale_discount,
         )
-        parts = (policy, self.memory.table, self.adaptive, facts, self.memory.row_of, self.stream)
+        parts = (policy, self.run_store.table, self.adaptive, facts, self.run_store.row_of, self.stream)
         carrier = (self.stream, self.adaptive, self._submit_batch_to_rollout, lambda: self.global_steps, self._dead)
         self.engine: Engine
         self.session: Session
@@ -185,7 +185,7 @@ class AdaptiveMixin(_Trainer):
         batch = super().step(metrics, timing_raw)
         result = self.session.finish()
         with marked_timer("adaptive_commit", timing_raw):
-            self.memory.commit(self.global_steps, result, self.engine)
+            self.run_store.commit(self.global_steps, result, self.engine)
         metrics.update(step_metrics(self.engine, result, self._layouts))
         if result.note:
             logger.warning("%s", result.note)
@@ -211,14 +211,14 @@ class AdaptiveMixin(_Trainer):
 
     def _dead(self) -> list[str]:
         """Workers whose death would leave us waiting for rollouts that never come."""
-        if self._pulse is None:
+        if self._liveness is None:
             workers = getattr(self.agent_loop_manager, "agent_loop_workers", [])
             actors = {f"agent-loop worker {i}": worker for i, worker in enumerate(workers)}
             actors |= {f"reward worker {i}": w for i, w in enumerate(self.get_reward_handles() or [])}
             servers = [handle for manager in self._rollout_server_managers() for handle in manager.server_handles]
             actors |= {f"rollout server {i}": server for i, server in enumerate(servers)}
-            self._pulse = Pulse(actors)
-        return self._pulse.dead()
+            self._liveness = Liveness(actors)
+        return self._liveness.dead()
 
     def on_train_end(self) -> None:
         """verl skips the last checkpoint and validation of a run that ends before its planned last step."""
@@ -234,7 +234,7 @@ class AdaptiveMixin(_Trainer):
                 self.on_validate_end()
                 self.logger.log(data=final, step=self.global_steps)
                 pprint(f"Final validation metrics: {final}")
-        self.memory.close()
+        self.run_store.close()
         if self._tape is not None:
             self._tape.close()
 
@@ -390,9 +390,9 @@ class AdaptiveMixin(_Trainer):
     def _save_checkpoint(self) -> None:
         # Before verl's own files: its "latest" marker must never name a step without a snapshot.
         folder = os.path.join(self.config.trainer.default_local_dir, f"global_step_{self.global_steps}")
-        self.memory.save(folder, self.global_steps, self.engine, self.session)
+        self.run_store.save(folder, self.global_steps, self.engine, self.session)
         super()._save_checkpoint()
-        self.memory.prune(self.config.trainer.default_local_dir)
+        self.run_store.prune(self.config.trainer.default_local_dir)
 
     def _load_checkpoint(self) -> None:
         super()._load_checkpoint()
@@ -403,7 +403,7 @@ class AdaptiveMixin(_Trainer):
                 if trainer.resume_mode == "resume_path"
                 else os.path.join(trainer.default_local_dir, f"global_step_{self.global_steps}")
             )
-            state = self.memory.load(folder, self.global_steps, self.engine.policy)
+            state = self.run_store.load(folder, self.global_steps, self.engine.policy)
             self._start_engine()
             if state is not None:
                 self.engine.load_state_dict(state["engine"])
@@ -414,7 +414,7 @@ class AdaptiveMixin(_Trainer):
                 self.session.load_state_dict(
                     {}
                 )  # a plain run's prompts in flight are not ours: verl would send them again
-        self.memory.begin(self.global_steps, self.engine)
+        self.run_store.begin(self.global_steps, self.engine)
 
 
 def _show_our_log() -> None:

@@ -11,7 +11,7 @@ import ray
 from verl_adaptive.config import AdaptiveConfig
 from verl_adaptive.errors import AdaptiveError
 
-__all__ = ["DONE", "PARTITION", "Patience", "Pulse"]
+__all__ = ["DONE", "PARTITION", "Liveness", "StallTimeout"]
 
 PARTITION = "train"
 #: Statuses of a request that is back.
@@ -19,10 +19,10 @@ DONE = ("finished", "failure")
 #: An idle look at the queue may cost at most this share of the waiting time.
 _POLL_SHARE = 0.2
 #: Seconds between two looks at whether the workers are alive.
-_PULSE_INTERVAL = 5.0
+_LIVENESS_INTERVAL = 5.0
 
 
-class Patience:
+class StallTimeout:
     """How long one wait has gone without anything coming back.
 
     Args:
@@ -33,7 +33,7 @@ class Patience:
 
     def __init__(self, config: AdaptiveConfig, step: int, dead: Callable[[], list[str]]) -> None:
         self._config, self._step, self._dead = config, step, dead
-        self._resumed = self._changed = self._pulse = time.monotonic()
+        self._resumed = self._changed = self._liveness = time.monotonic()
         self._seen = -1
 
     def rest(self, status: Mapping[str, str | None], tags: Mapping[str, dict]) -> None:
@@ -52,8 +52,8 @@ class Patience:
             self._seen, self._changed = seen, now
         left = {uid: s for uid, s in status.items() if s not in DONE}
         waiting = f"waiting for {len(left)} of {len(status)} prompts"
-        if now - self._pulse > _PULSE_INTERVAL:
-            self._pulse = now
+        if now - self._liveness > _LIVENESS_INTERVAL:
+            self._liveness = now
             dead = self._dead()
             if dead:
                 raise AdaptiveError(
@@ -74,7 +74,7 @@ class Patience:
         self._resumed = time.monotonic()
 
 
-class Pulse:
+class Liveness:
     """Whether Ray actors are alive, asked without waiting for an answer.
 
     A busy actor answers late, a dead one's call fails at once: only the failure counts.

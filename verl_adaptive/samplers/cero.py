@@ -44,7 +44,7 @@ from verl_adaptive.config import check
 from verl_adaptive.groups import Groups
 from verl_adaptive.progress import Progress
 from verl_adaptive.rng import Draw
-from verl_adaptive.samplers._base import Pick, Sampler
+from verl_adaptive.roles import Pick, Sampler
 from verl_adaptive.samplers.cero_math import best, value
 from verl_adaptive.stats.table import Column
 

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from verl_adaptive.config import check
 from verl_adaptive.progress import Progress
-from verl_adaptive.samplers._base import Sampler
+from verl_adaptive.roles import Sampler
 from verl_adaptive.samplers.rounds import RoundConfig, round_size
 
 __all__ = ["Epoch"]

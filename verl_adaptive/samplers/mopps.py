@@ -25,7 +25,7 @@ import numpy as np
 from verl_adaptive.config import check
 from verl_adaptive.groups import Groups
 from verl_adaptive.progress import Progress
-from verl_adaptive.samplers._base import Pick, Sampler
+from verl_adaptive.roles import Pick, Sampler
 from verl_adaptive.samplers.beta import draw_beta
 from verl_adaptive.samplers.cero_math import best
 from verl_adaptive.samplers.rounds import RoundConfig, round_size

@@ -20,7 +20,7 @@ import numpy as np
 from verl_adaptive.config import check
 from verl_adaptive.groups import Groups
 from verl_adaptive.progress import Progress
-from verl_adaptive.samplers._base import Sampler
+from verl_adaptive.roles import Sampler
 from verl_adaptive.samplers.rounds import RoundConfig, round_size
 from verl_adaptive.stats.table import Column
 

@@ -16,7 +16,7 @@ from verl_adaptive.config import AdaptiveConfig, RunFacts
 from verl_adaptive.engine import Engine, Requests, StepResult
 from verl_adaptive.errors import AdaptiveError, Exhausted
 from verl_adaptive.policy import build_policy
-from verl_adaptive.samplers._base import Sampler
+from verl_adaptive.roles import Sampler
 from verl_adaptive.simulate.oracle import Oracle, OracleBest
 from verl_adaptive.simulate.presets import REFERENCES, compose_preset, split_words
 from verl_adaptive.simulate.worlds import Stream, World

@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from verl_adaptive.progress import Progress
-from verl_adaptive.samplers._base import Pick, Sampler
+from verl_adaptive.roles import Pick, Sampler
 from verl_adaptive.samplers.cero_math import best
 
 __all__ = ["Oracle", "OracleBest"]

@@ -19,7 +19,7 @@ from verl_adaptive.stats.keys import KEY_DTYPE
 
 if TYPE_CHECKING:
     from verl_adaptive.engine import Requests, StepResult
-    from verl_adaptive.policy import Policy
+    from verl_adaptive.roles import Policy
 
 __all__ = ["StaticWorld", "Stream", "World", "draw_groups", "number_keys"]
 

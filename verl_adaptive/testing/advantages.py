@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from verl_adaptive.advantages._base import Advantage
 from verl_adaptive.config import RunFacts
 from verl_adaptive.groups import Groups
 from verl_adaptive.progress import Progress
 from verl_adaptive.rng import Draw
+from verl_adaptive.roles import Advantage
 from verl_adaptive.stats.keys import KEY_DTYPE
 from verl_adaptive.stats.table import StatsTable
 from verl_adaptive.testing.allocators import through_files

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from verl_adaptive.allocators._base import CLOSE, HOLD, Allocator
 from verl_adaptive.config import RunFacts
 from verl_adaptive.groups import Groups
 from verl_adaptive.progress import Progress
 from verl_adaptive.rng import Draw
+from verl_adaptive.roles import CLOSE, HOLD, Allocator
 from verl_adaptive.stats.keys import KEY_DTYPE
 from verl_adaptive.stats.table import StatsTable
 

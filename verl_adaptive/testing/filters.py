@@ -10,10 +10,10 @@ from __future__ import annotations
 import numpy as np
 
 from verl_adaptive.config import RunFacts
-from verl_adaptive.filters._base import Filter, Verdict
 from verl_adaptive.groups import Groups
 from verl_adaptive.progress import Progress
 from verl_adaptive.rng import Draw
+from verl_adaptive.roles import Filter, Verdict
 from verl_adaptive.stats.keys import KEY_DTYPE
 from verl_adaptive.stats.table import StatsTable
 from verl_adaptive.testing.allocators import global_state, through_files

@@ -7,7 +7,7 @@
             return Mine({"option": 3})
 
 The sampler is driven by the engine, with the ``fixed`` allocator, over a pool of which half is solved for good: what
-the contract of :class:`~verl_adaptive.samplers._base.Sampler` promises must hold there. Needs pytest.
+the contract of :class:`~verl_adaptive.roles.Sampler` promises must hold there. Needs pytest.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from verl_adaptive.engine import Engine, Requests, StepResult
 from verl_adaptive.filters.informative import Informative
 from verl_adaptive.filters.keep_all import KeepAll
 from verl_adaptive.groups import Groups
-from verl_adaptive.policy import Policy, find_part
+from verl_adaptive.policy import find_part
 from verl_adaptive.progress import Progress
 from verl_adaptive.rng import Draw
-from verl_adaptive.samplers._base import Pick, Sampler
+from verl_adaptive.roles import Pick, Policy, Sampler
 from verl_adaptive.stats.keys import KEY_DTYPE
 from verl_adaptive.stats.table import StatsTable
 

@@ -17,7 +17,7 @@ from verl_adaptive.engine import Engine, StepResult
 from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.integration.prompts import identity_columns
 from verl_adaptive.integration.session import Session
-from verl_adaptive.policy import Policy
+from verl_adaptive.roles import Policy
 from verl_adaptive.stats import (
     SnapshotMissing,
     StatsTable,
@@ -30,7 +30,7 @@ from verl_adaptive.stats import (
 from verl_adaptive.stats.database import shown
 from verl_adaptive.stats.journal import Journal
 
-__all__ = ["FOLDER", "Memory"]
+__all__ = ["FOLDER", "RunStore"]
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ FOLDER = "adaptive"
 _QUEUE = "transfer_queue"
 
 
-class Memory:
+class RunStore:
     """Everything a run remembers of its prompts.
 
     Args:

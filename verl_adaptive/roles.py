@@ -1,0 +1,360 @@
+"""The four roles of a policy: all that the author of a part imports (docs/custom_parts.md).
+
+A policy is one object of each role:
+
+* a :class:`Sampler` decides which prompts are rolled out next,
+* an :class:`Allocator` how many rollouts each gets, first and after each review,
+* a :class:`Filter` which finished groups, and which of their rollouts, train,
+* an :class:`Advantage` what baseline and scale their advantages have.
+
+What a part looks at is in :class:`~verl_adaptive.groups.Groups` and :class:`~verl_adaptive.progress.Progress`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from verl_adaptive.config import AdaptiveConfig, RunFacts, build
+from verl_adaptive.groups import Groups
+from verl_adaptive.progress import Progress
+from verl_adaptive.stats.table import Column, StatsTable
+
+__all__ = ["CLOSE", "HOLD", "Advantage", "Allocator", "Filter", "Pick", "Policy", "Role", "Sampler", "Verdict"]
+
+
+class Role(ABC):
+    """Base of samplers, allocators, filters and advantages.
+
+    Contract. A role is pure decision code: its decisions depend on its config, the statistics table, its own state and
+    the :class:`~verl_adaptive.progress.Progress` it is given, never on a clock, on arrival order or on global
+    randomness. All per-prompt state lives in table columns that it declares in :attr:`columns`; the rest goes through
+    :meth:`state_dict`, whose values are JSON scalars, lists, dicts or numpy arrays. After ``load_state_dict`` of a
+    saved state (and of the table) every later decision is the same, bit for bit.
+
+    Attributes:
+        role: ``sampler``, ``allocator``, ``filter`` or ``advantage``.
+        name: the part's name in the configuration; also the namespace of its columns.
+        columns: per-prompt columns, without the namespace.
+    """
+
+    role: ClassVar[str]
+    name: ClassVar[str]
+    columns: ClassVar[Mapping[str, Column]] = {}
+
+    @dataclass
+    class Config:
+        """Options of the part; every field is a key of ``adaptive.<role>``."""
+
+    def __init__(self, options: Mapping[str, Any] | None = None) -> None:
+        """Build from the keys of ``adaptive.<role>``, ``name`` left out.
+
+        Raises:
+            ConfigError: unknown key or bad value.
+        """
+        self.config: Any = build(self.Config, options, f"adaptive.{self.role}")
+        self.table: StatsTable
+        self.facts: RunFacts
+
+    def check_policy(self, policy: Policy, config: AdaptiveConfig) -> None:
+        """Refuse companions and settings that make no sense with this part.
+
+        Raises:
+            ConfigError: with the reason and what to choose instead.
+        """
+
+    def bind(self, table: StatsTable, facts: RunFacts) -> None:
+        """Join a run: declare columns, check the options against the run's facts.
+
+        Raises:
+            ConfigError: the options cannot work in this run.
+        """
+        self.table, self.facts = table, facts
+        if self.columns:
+            table.declare(self.name, dict(self.columns))
+
+    def col(self, name: str) -> np.ndarray:
+        """The part's own column ``name``: a writable view of the table, valid until the table grows."""
+        return self.table.col(f"{self.name}.{name}")
+
+    def evidence(self, groups: Groups) -> tuple[np.ndarray, np.ndarray]:
+        """float64 ``(G,)`` twice: successes and failures as evidence of what the policy can do *now*.
+
+        A group that was generated k weight updates ago counts ``stale_discount ** k``.
+        """
+        weight = self.facts.stale_discount ** groups.lag.astype(np.float64)
+        return weight * groups.successes, weight * (groups.n - groups.successes)
+
+    def observe(self, groups: Groups, progress: Progress) -> None:
+        """Learn from closed groups, kept or dropped alike; each group comes exactly once, failed ones never."""
+
+    def end_step(self, progress: Progress) -> None:
+        """The step's batch is complete; called once, before the weights change."""
+
+    def metrics(self) -> dict[str, float]:
+        """Values to log, named ``adaptive/<role>/…`` by the caller; the names follow verl's reduction rule."""
+        return {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything beyond the table that later decisions depend on."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take up a saved state."""
+
+
+@dataclass
+class Pick:
+    """What a pool sampler chose.
+
+    Attributes:
+        rows: int64 ``(k,)``, table rows, in the order to submit.
+        n: int64 ``(k,)``, rollouts planned for each, or None to leave that to the allocator.
+    """
+
+    rows: np.ndarray
+    n: np.ndarray | None = None
+
+
+class Sampler(Role):
+    """Gates verl's prompt stream (``kind = "stream"``) or picks from the whole pool (``kind = "pool"``).
+
+    Attributes:
+        kind: which of :meth:`admit` and :meth:`pick` the engine calls.
+        whole_batches: keep verl's own batching of the stream (drop_last included); plain epoch order does.
+        plans_steps: plans a step's prompts at once, from the results of all steps before it; an asynchronous trainer
+            must then not run ahead (``num_warmup_batches=0``).
+    """
+
+    role: ClassVar[str] = "sampler"
+    kind: ClassVar[str] = "stream"
+    whole_batches: ClassVar[bool] = False
+    plans_steps: ClassVar[bool] = False
+
+    def round_size(self, progress: Progress) -> int:
+        """Prompts wanted in the next round; groups waiting for a top-up may yet fill the batch, so they count."""
+        return max(0, progress.need - progress.open)
+
+    def admit(self, rows: np.ndarray, position: np.ndarray, progress: Progress) -> np.ndarray:
+        """Decide on prompts of the stream, in its order.
+
+        Args:
+            rows: int64 ``(k,)``, table rows.
+            position: int64 ``(k,)``, their positions in the stream since the run began (the draw's salt).
+            progress: the step.
+
+        Returns:
+            bool ``(k,)``: True to roll the prompt out.
+        """
+        return np.ones(len(rows), dtype=bool)
+
+    def pick(self, pool: np.ndarray, count: int, progress: Progress) -> Pick:
+        """Choose from the pool.
+
+        Args:
+            pool: int64 ``(M,)``, table rows of the data set's distinct prompts.
+            count: prompts wanted (``round_size``'s answer).
+            progress: the step.
+        """
+        raise TypeError(f"{type(self).__name__} is a stream sampler")
+
+    @property
+    def finished(self) -> bool:
+        """True when the sampler will never give another prompt: training ends after the current step."""
+        return False
+
+
+CLOSE = 0  #: the group is done
+HOLD = -1  #: keep the group for a later step (pipelined allocators only)
+
+
+class Allocator(Role):
+    """Gives each prompt its rollouts.
+
+    Attributes:
+        can_hold: the allocator may answer ``HOLD``; the engine then offers held groups to :meth:`recall`.
+    """
+
+    role: ClassVar[str] = "allocator"
+    can_hold: ClassVar[bool] = False
+
+    def cap(self, progress: Progress) -> int | None:
+        """Rollouts this step may generate at most, or None; asked once, when the step begins."""
+        return None
+
+    @abstractmethod
+    def first(self, rows: np.ndarray, planned: np.ndarray | None, progress: Progress) -> np.ndarray:
+        """First rollouts of new prompts.
+
+        Args:
+            rows: int64 ``(k,)``.
+            planned: int64 ``(k,)``, a pool sampler's own plan, or None.
+
+        Returns:
+            int64 ``(k,)``, each at least 1.
+        """
+
+    def prompts(self, wanted: int, progress: Progress) -> int:
+        """The last word on how many new prompts the next round takes.
+
+        Args:
+            wanted: what the sampler asks for.
+            progress: the step; asked after :meth:`recall`.
+        """
+        return wanted
+
+    def complete(self, groups: Groups) -> np.ndarray:
+        """bool ``(G,)``: closed groups that may train; the others are dropped whatever the filter says."""
+        return np.ones(len(groups), dtype=bool)
+
+    def review(self, groups: Groups, progress: Progress) -> np.ndarray:
+        """Decide on the open groups once all their rollouts are back.
+
+        Args:
+            groups: the open groups that got new rollouts this round, all their rollouts so far, in ticket order;
+                failed groups are not among them.
+            progress: the step; ``progress.room`` bounds the sum of the answer.
+
+        Returns:
+            int64 ``(G,)``: k > 0 more rollouts under the same weights, ``CLOSE``, or ``HOLD``.
+        """
+        return np.zeros(len(groups), dtype=np.int64)
+
+    def recall(self, held: Groups, since: np.ndarray, progress: Progress) -> np.ndarray:
+        """Decide on groups held from earlier steps, before a round's new prompts are drawn.
+
+        Args:
+            held: the groups, in ticket order.
+            since: int64 ``(G,)``, the step each was held in.
+
+        Returns:
+            int64 ``(G,)``: k > 0 rollouts now, ``CLOSE`` to give it up, ``HOLD`` to keep it.
+        """
+        return np.full(len(held), HOLD, dtype=np.int64)
+
+
+@dataclass
+class Verdict:
+    """A filter's word on ``G`` groups with ``R`` rollouts.
+
+    Attributes:
+        keep: bool ``(G,)``.
+        reason: int64 ``(G,)``, index into :attr:`Filter.reasons` for dropped groups; ignored for kept ones.
+        rollouts: bool ``(R,)``, rollouts of kept groups that train, or None for all.
+    """
+
+    keep: np.ndarray
+    reason: np.ndarray
+    rollouts: np.ndarray | None = None
+
+
+class Filter(Role):
+    """Keeps or drops closed groups.
+
+    Attributes:
+        reasons: names of the reasons a group may be dropped for, in the order of ``Verdict.reason``.
+        rollout_reason: the ledger's name for rollouts left out of kept groups.
+    """
+
+    role: ClassVar[str] = "filter"
+    reasons: ClassVar[tuple[str, ...]] = ()
+    rollout_reason: ClassVar[str] = "rejected"
+
+    @abstractmethod
+    def decide(self, groups: Groups, progress: Progress) -> Verdict:
+        """Judge closed groups; failed ones are dropped before and do not come here."""
+
+
+class Advantage(Role):
+    """Turns rewards into advantages, one number a rollout.
+
+    ``estimator`` is the name that verl's ``algorithm.adv_estimator`` takes: None leaves the user's own choice alone;
+    any other name is registered with verl's ``register_adv_est`` and computed by :meth:`compute`.
+    """
+
+    role: ClassVar[str] = "advantage"
+    estimator: ClassVar[str | None] = None
+
+    def compute(self, reward: np.ndarray, group_of: np.ndarray, observed: Groups) -> np.ndarray:
+        """Advantages of the rollouts that train.
+
+        Args:
+            reward: float64 ``(R,)``, rewards after verl's own penalties, summed over tokens.
+            group_of: int64 ``(R,)``, position of each rollout's group in ``observed``.
+            observed: the step's trained groups with *all* their rollouts, those left out of training included.
+
+        Returns:
+            float64 ``(R,)``.
+
+        Raises:
+            TypeError: the part leaves the advantage to verl (``estimator`` is None).
+        """
+        raise TypeError(f"{type(self).__name__} leaves the advantage to verl")
+
+    def zero(self, groups: Groups, trains: np.ndarray) -> np.ndarray:
+        """Rollouts whose advantage is certain to be exactly zero, so that training can leave them out.
+
+        Args:
+            groups: kept groups.
+            trains: bool ``(R,)``, the rollouts the filter lets train.
+
+        Returns:
+            bool ``(R,)``.
+        """
+        return np.zeros(groups.rollouts, dtype=bool)
+
+
+@dataclass
+class Policy:
+    """The four roles as one object; what the trainers and the simulator drive (through the engine)."""
+
+    sampler: Sampler
+    allocator: Allocator
+    filter: Filter
+    advantage: Advantage
+
+    def __iter__(self) -> Iterator[Role]:
+        return iter((self.sampler, self.allocator, self.filter, self.advantage))
+
+    def bind(self, table: StatsTable, facts: RunFacts) -> None:
+        """Join a run; see :meth:`Role.bind`."""
+        for part in self:
+            part.bind(table, facts)
+
+    def observe(self, groups: Groups, progress: Progress) -> None:
+        """Show closed groups to every role."""
+        for part in self:
+            part.observe(groups, progress)
+
+    def end_step(self, progress: Progress) -> None:
+        """Tell every role that the step is complete."""
+        for part in self:
+            part.end_step(progress)
+
+    def metrics(self) -> dict[str, float]:
+        """All roles' metrics, ``adaptive/<role>/<name>``."""
+        return {f"adaptive/{part.role}/{key}": value for part in self for key, value in part.metrics().items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {part.role: {"name": part.name, "state": part.state_dict()} for part in self}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        for part in self:
+            saved = state.get(part.role, {})
+            if saved.get("name") == part.name:  # another part's state means nothing here: start afresh
+                part.load_state_dict(saved["state"])
+
+    def digest(self) -> str:
+        """Short hash of the parts and their options, to notice a resume under another policy."""
+        text = json.dumps({p.role: [p.name, _plain(p.config)] for p in self}, sort_keys=True, default=str)
+        return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def _plain(config: Any) -> Any:
+    return {k: _plain(v) if hasattr(v, "__dict__") else v for k, v in vars(config).items()}
