@@ -19,7 +19,7 @@ from torch import nn
 from torch_cells import BINS, ORACLE, PRESETS, Cell, Settings
 
 from verl_adaptive.config import AdaptiveConfig, RunFacts
-from verl_adaptive.engine import Engine, Requests, StepResult
+from verl_adaptive.engine import Requests, RoundEngine, StepResult
 from verl_adaptive.groups import Groups
 from verl_adaptive.integration.layout import PAD, plan
 from verl_adaptive.policy import build_policy
@@ -69,7 +69,7 @@ def composed(words: list[str]) -> AdaptiveConfig:
     return AdaptiveConfig.from_mapping(OmegaConf.to_container(made.adaptive, resolve=True))
 
 
-def make_engine(preset: str, settings: Settings, seed: int, sources: list[str], rates: Any) -> Engine:
+def make_engine(preset: str, settings: Settings, seed: int, sources: list[str], rates: Any) -> RoundEngine:
     """The engine of a run, over a table without visits."""
     config = composed([*PRESETS[preset], f"adaptive.seed={seed}", f"adaptive.total_rollouts={settings.budget}"])
     policy = build_policy(config)
@@ -81,7 +81,7 @@ def make_engine(preset: str, settings: Settings, seed: int, sources: list[str], 
     table = StatsTable()
     row_of = table.rows_for(keys, sources=sources)
     facts = RunFacts(settings.batch, settings.n, settings.steps, settings.pool, seed, config.tolerance)
-    return Engine(policy, table, config, facts, row_of, Epochs(settings.pool, seed))
+    return RoundEngine(policy, table, config, facts, row_of, Epochs(settings.pool, seed))
 
 
 # -- a run --------------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 import hydra_configs.verl_adaptive
 from tests.world import World, keys_of, run
 from verl_adaptive.config import AdaptiveConfig, RunFacts
-from verl_adaptive.engine import Engine
+from verl_adaptive.engine import Engine, make_engine
 from verl_adaptive.errors import ConfigError
 from verl_adaptive.policy import PARTS, build_policy, find_part
 from verl_adaptive.stats.table import StatsTable
@@ -130,7 +130,7 @@ def engine_of(parsed: AdaptiveConfig, batch: int = 8, n: int = 16, prompts: int 
     table = StatsTable()
     row_of = table.rows_for(keys_of(prompts))
     facts = RunFacts(batch=batch, n=n, steps=100, prompts=prompts)
-    return Engine(build_policy(parsed), table, parsed, facts, row_of, world.source), world
+    return make_engine(build_policy(parsed), table, parsed, facts, row_of, world.source), world
 
 
 @pytest.mark.parametrize("preset", PRESETS)

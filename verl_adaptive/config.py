@@ -193,7 +193,10 @@ class AdaptiveConfig:
         tolerance: a group is degenerate when max − min of its signal is at most this.
         id_key: dotted path of the user's own prompt id in a data row; null: hash of the content.
         refill: draw further prompts within a step until the batch is full.
-        max_rounds: generation rounds in one step, top-up rounds included.
+        rounds: work in generation rounds, each of which waits for its slowest rollout, as the papers' own loops do; false:
+            groups are reviewed when they are back and commit in the order of submission. ``sync`` trainer only.
+        max_rounds: with ``rounds``, generation rounds in one step, top-up rounds included; otherwise batches of prompts
+            drawn in one step, and requests of one group.
         max_rollouts_per_step: hard cap on rollouts generated in one step; null: none.
         total_rollouts: training ends after the step in which this many were generated; null: verl's own end.
         on_exhausted: what happens when data or budget end before the batch is full.
@@ -221,6 +224,7 @@ class AdaptiveConfig:
     tolerance: float = 1e-6
     id_key: str | None = None
     refill: bool = True
+    rounds: bool = False
     max_rounds: int = 32
     max_rollouts_per_step: int | None = None
     total_rollouts: int | None = None
@@ -259,6 +263,13 @@ class AdaptiveConfig:
             name = getattr(self, role).get("name")
             check(isinstance(name, str), f"{path}.{role}.name", name, "must name a part; see `verl-adaptive parts`")
         check(self.tolerance >= 0, f"{path}.tolerance", self.tolerance, "must be 0 or greater")
+        check(
+            self.surplus == "discard" or self.rounds,
+            f"{path}.surplus",
+            self.surplus,
+            f"groups beyond the batch are there only with {path}.rounds=true: without rounds the step ends when the batch "
+            "is full",
+        )
         check(self.max_rounds >= 1, f"{path}.max_rounds", self.max_rounds, "must be 1 or greater")
         check(0 < self.stale_discount <= 1, f"{path}.stale_discount", self.stale_discount, "must be in (0, 1]")
         check(self.poll_interval > 0, f"{path}.poll_interval", self.poll_interval, "must be above 0 seconds")

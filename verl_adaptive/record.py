@@ -28,13 +28,12 @@ from typing import Any
 import numpy as np
 
 from verl_adaptive.config import AdaptiveConfig, RunFacts
-from verl_adaptive.engine import Engine, PromptSource, Requests, StepResult
+from verl_adaptive.engine import AsyncEngine, AsyncFacts, Engine, PromptSource, Requests, StepResult, make_engine
 from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.groups import Groups
 from verl_adaptive.ledger import Ledger
 from verl_adaptive.policy import build_policy
 from verl_adaptive.stats import read_snapshot, write_snapshot
-from verl_adaptive.streaming import StreamEngine, StreamFacts
 
 __all__ = ["RecordError", "ReplayReport", "Tape", "attempts", "replay", "results_of"]
 
@@ -68,7 +67,8 @@ class Tape:
             "adaptive": asdict(engine.config),
             "facts": asdict(engine.facts),
             "skip_zero": engine.skip_zero,
-            "stream": asdict(engine.stream) if isinstance(engine, StreamEngine) else None,
+            "kind": engine.kind,
+            "stream": asdict(engine.mode) if isinstance(engine, AsyncEngine) else None,
             "group_relative": getattr(policy.advantage, "group_relative", None),
         }
         try:
@@ -263,9 +263,11 @@ def load_engine(folder: Path, source: PromptSource) -> Engine:
         header = json.loads(path.read_text())
         if header["version"] != VERSION:
             raise ValueError(f"version {header['version']}, this verl-adaptive reads version {VERSION}")
-        config = AdaptiveConfig.from_mapping(header["adaptive"])
+        # 0.1.0 knew no other engine than rounds in the sync trainer, and no such option.
+        adaptive = {"rounds": header.get("kind", "rounds") == "rounds", **header["adaptive"]}
+        config = AdaptiveConfig.from_mapping(adaptive)
         facts = RunFacts(**header["facts"])
-        stream = None if header["stream"] is None else StreamFacts(**header["stream"])
+        mode = None if header["stream"] is None else AsyncFacts(**header["stream"])
         skip_zero, group_relative = bool(header["skip_zero"]), header["group_relative"]
     except (OSError, AdaptiveError, *_STRANGE) as error:
         raise RecordError(f"{path} cannot be read: {error!r}") from error
@@ -274,11 +276,7 @@ def load_engine(folder: Path, source: PromptSource) -> Engine:
     if group_relative is not None:
         policy.advantage.group_relative = group_relative  # type: ignore[attr-defined]
     row_of = np.asarray(state["row_of"], dtype=np.int64)
-    engine: Engine
-    if stream is None:
-        engine = Engine(policy, table, config, facts, row_of, source, skip_zero=skip_zero)
-    else:
-        engine = StreamEngine(policy, table, config, facts, row_of, source, skip_zero=skip_zero, stream=stream)
+    engine = make_engine(policy, table, config, facts, row_of, source, skip_zero=skip_zero, mode=mode)
     engine.load_state_dict(state["engine"])
     return engine
 
@@ -311,9 +309,9 @@ def replay(folder: str | os.PathLike[str]) -> ReplayReport:
                 report.looks += 1
                 report.rollouts += results.rollouts
                 _same_requests(events, engine.receive(results))
-            elif "revive" in event and isinstance(engine, StreamEngine):
+            elif "revive" in event and isinstance(engine, AsyncEngine):
                 _same_requests(events, engine.revive())
-            elif "take" in event and isinstance(engine, StreamEngine):
+            elif "take" in event and isinstance(engine, AsyncEngine):
                 if _digest_result(engine.take(int(event["take"]))) != event["digest"]:
                     raise _Diverged(f"line {number}: another batch was taken")
             elif "end" in event:

@@ -138,8 +138,8 @@ class Sampler(Role):
     plans_steps: ClassVar[bool] = False
 
     def round_size(self, progress: Progress) -> int:
-        """Prompts wanted in the next round; groups waiting for a top-up may yet fill the batch, so they count."""
-        return max(0, progress.need - progress.open)
+        """Prompts wanted next; groups waiting for a top-up may yet fill the batch, so they count."""
+        return progress.wanted()
 
     def admit(self, rows: np.ndarray, position: np.ndarray, progress: Progress) -> np.ndarray:
         """Decide on prompts of the stream, in its order.
@@ -179,10 +179,13 @@ class Allocator(Role):
 
     Attributes:
         can_hold: the allocator may answer ``HOLD``; the engine then offers held groups to :meth:`recall`.
+        needs_place: a top-up is worth its rollouts only if the batch has a place for the group. Where groups commit in
+            order, it goes out as soon as that is sure, and a group for which there is surely none is held or closed.
     """
 
     role: ClassVar[str] = "allocator"
     can_hold: ClassVar[bool] = False
+    needs_place: ClassVar[bool] = False
 
     def cap(self, progress: Progress) -> int | None:
         """Rollouts this step may generate at most, or None; asked once, when the step begins."""
@@ -226,6 +229,38 @@ class Allocator(Role):
         """
         return np.zeros(len(groups), dtype=np.int64)
 
+    def ask(self, groups: Groups, progress: Progress) -> np.ndarray:
+        """As :meth:`review`, where groups are reviewed one by one, when each is back.
+
+        The answer must depend on a group's own rollouts and on the state at the step's start, and change nothing: groups
+        come in any order, and some that come never commit. What groups share is the engine's to settle: see
+        :meth:`fund`, :meth:`most`, :attr:`needs_place`. By default :meth:`review`.
+        """
+        return self.review(groups, progress)
+
+    def most(self, n: np.ndarray, stage: np.ndarray) -> np.ndarray:
+        """int64 ``(k,)``: the most further rollouts that groups of ``n`` rollouts after ``stage`` top-ups may ask for.
+
+        The tighter the bound, the sooner other groups can be sure of their share of a pool or a cap.
+        """
+        return np.full(len(n), 2**31, dtype=np.int64)
+
+    def fund(self, n: np.ndarray, planned: np.ndarray | None) -> np.ndarray | None:
+        """Rollouts that new prompts pay into the step's pool, from which all top-ups are taken in ticket order.
+
+        Args:
+            n: int64 ``(k,)``, first rollouts of new prompts.
+            planned: int64 ``(k,)``, a pool sampler's own plan for them, or None.
+
+        Returns:
+            int64 ``(k,)``, or None: top-ups are not limited in common.
+        """
+        return None
+
+    def reserve(self, progress: Progress) -> int:
+        """Groups that should be held when a step of committing in order ends; the step waits for them."""
+        return 0
+
     def recall(self, held: Groups, since: np.ndarray, progress: Progress) -> np.ndarray:
         """Decide on groups held from earlier steps, before a round's new prompts are drawn.
 
@@ -260,9 +295,11 @@ class Filter(Role):
     Attributes:
         reasons: names of the reasons a group may be dropped for, in the order of ``Verdict.reason``.
         rollout_reason: the ledger's name for rollouts left out of kept groups.
+        keeps_all: every group that did not fail trains.
     """
 
     role: ClassVar[str] = "filter"
+    keeps_all: ClassVar[bool] = False
     reasons: ClassVar[tuple[str, ...]] = ()
     rollout_reason: ClassVar[str] = "rejected"
 

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.world import Arrivals, make_engine, make_stream_engine, run_step
+from verl_adaptive.engine import AsyncFacts
 from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.record import Tape, replay
-from verl_adaptive.streaming import StreamFacts
 
 POLICY = ("greso", "fixed", "informative", "verl")
 
@@ -20,7 +20,7 @@ POLICY = ("greso", "fixed", "informative", "verl")
 def record(folder, *, stream: bool = False, steps: int = 4):
     """A small run's record; its folder."""
     if stream:
-        engine, world = make_stream_engine(*POLICY, stream=StreamFacts(warmup=8))
+        engine, world = make_stream_engine(*POLICY, stream=AsyncFacts(warmup=8))
     else:
         engine, world = make_engine(*POLICY)
     tape = Tape(folder, engine)

@@ -20,7 +20,7 @@ from hydra import compose, initialize_config_module  # noqa: E402
 from verl.utils import tensordict_utils as tu  # noqa: E402
 
 from verl_adaptive.config import AdaptiveConfig, RunFacts  # noqa: E402
-from verl_adaptive.engine import Engine  # noqa: E402
+from verl_adaptive.engine import RoundEngine  # noqa: E402
 from verl_adaptive.errors import AdaptiveError, ConfigError  # noqa: E402
 from verl_adaptive.integration.advantage import trajectory_rows  # noqa: E402
 from verl_adaptive.integration.prompts import Stream  # noqa: E402
@@ -119,7 +119,7 @@ def session_of(workers: Workers, **adaptive) -> Session:
     keys["lo"] = np.arange(PROMPTS)
     table = StatsTable()
     facts = RunFacts(batch=BATCH, n=N, steps=10, prompts=PROMPTS)
-    engine = Engine(build_policy(config), table, config, facts, table.rows_for(keys), stream)
+    engine = RoundEngine(build_policy(config), table, config, facts, table.rows_for(keys), stream)
     return Session(engine, stream, config, workers.submit, lambda: 1)
 
 

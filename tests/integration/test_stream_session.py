@@ -19,13 +19,13 @@ tq = pytest.importorskip("transfer_queue")
 
 from tests.integration.test_session import BATCH, PROMPTS, N, Rows, Workers, left, queue  # noqa: E402, F401
 from verl_adaptive.config import AdaptiveConfig, RunFacts  # noqa: E402
+from verl_adaptive.engine import AsyncEngine, AsyncFacts  # noqa: E402
 from verl_adaptive.errors import AdaptiveError, Exhausted  # noqa: E402
 from verl_adaptive.integration.prompts import Stream  # noqa: E402
 from verl_adaptive.integration.stream_session import StreamSession  # noqa: E402
 from verl_adaptive.policy import build_policy  # noqa: E402
 from verl_adaptive.record import Tape, replay  # noqa: E402
 from verl_adaptive.stats import KEY_DTYPE, StatsTable  # noqa: E402
-from verl_adaptive.streaming import StreamEngine, StreamFacts  # noqa: E402
 
 POLICIES = {
     "grpo": {"refill": False},
@@ -51,8 +51,8 @@ POLICIES = {
     },
 }
 STREAMS = {
-    "colocate": StreamFacts(warmup=BATCH, threshold=8),
-    "separate": StreamFacts(warmup=6, parts=2, threshold=3),
+    "colocate": AsyncFacts(warmup=BATCH, threshold=8),
+    "separate": AsyncFacts(warmup=6, parts=2, threshold=3),
 }
 
 
@@ -103,14 +103,14 @@ class SlowWorkers(Workers):
         self.thread.join()
 
 
-def session_of(workers: Workers, stream: StreamFacts, table: StatsTable | None = None, **adaptive) -> StreamSession:
+def session_of(workers: Workers, stream: AsyncFacts, table: StatsTable | None = None, **adaptive) -> StreamSession:
     config = AdaptiveConfig.from_mapping({"poll_interval": 0.01, "stall_timeout": 3.0, **adaptive})
     prompts = Stream(Rows(), SequentialSampler(Rows()), chunk=1, workers=0)
     keys = np.zeros(PROMPTS, dtype=KEY_DTYPE)
     keys["lo"] = np.arange(PROMPTS)
     table = StatsTable() if table is None else table
     facts = RunFacts(batch=BATCH, n=N, steps=20, prompts=PROMPTS)
-    engine = StreamEngine(build_policy(config), table, config, facts, table.rows_for(keys), prompts, stream=stream)
+    engine = AsyncEngine(build_policy(config), table, config, facts, table.rows_for(keys), prompts, mode=stream)
     session = StreamSession(engine, prompts, config, workers.submit, lambda: session.step)
     session.step = 0
     return session
@@ -120,7 +120,7 @@ def one_step(session: StreamSession):
     """A step as the trainer takes it; the rows that trained leave the queue, as verl clears them."""
     session.step += 1
     session.start()
-    for _ in range(session.engine.stream.parts):
+    for _ in range(session.engine.mode.parts):
         batch = session.complete()
         assert set(batch.keys) <= left()
         for (key, trains), home in zip(batch.sequences, batch.group, strict=True):
@@ -226,7 +226,7 @@ def test_a_restart_loses_and_repeats_nothing(clean, preset, stream):
         one_step(other)
         nothing_but_open_groups_is_left(other)
     second.stop()
-    waiting = other.engine._open.rollouts
+    waiting = other.engine.desk.open.rollouts
     assert table.col("rollouts").sum() + waiting == other.engine.total.rollouts.generated >= rollouts
 
 

@@ -32,3 +32,6 @@ class Fixed(Allocator):
         if planned is not None:
             return planned.astype(np.int64)
         return np.full(len(rows), self.config.n or self.facts.n, dtype=np.int64)
+
+    def most(self, n: np.ndarray, stage: np.ndarray) -> np.ndarray:
+        return np.zeros(len(n), dtype=np.int64)

@@ -76,6 +76,7 @@ class PilotCommit(Allocator):
     """Pilots first; the rest of the group for prompts whose pilots are neither too easy nor too hard."""
 
     name: ClassVar[str] = "pilot_commit"
+    needs_place: ClassVar[bool] = True
 
     @dataclass
     class Config:
@@ -166,10 +167,7 @@ class PilotCommit(Allocator):
         answer = np.full(len(groups), CLOSE, dtype=np.int64)
         pilot, side = is_pilot(groups), self.side(groups)
         inside = pilot & (side == 0)
-        judged, found = int(pilot.sum()), int(inside.sum())
-        self._recent += [judged, found]
-        self._count(piloted=judged, in_band=found)
-        self._count(too_easy=int((pilot & (side > 0)).sum()), too_hard=int((pilot & (side < 0)).sum()))
+        self._judged(side[pilot])
         if self.config.form == "pipelined":
             answer[inside] = HOLD
             return answer
@@ -179,6 +177,22 @@ class PilotCommit(Allocator):
             answer[inside] = HOLD
         self._commit(answer, groups, np.flatnonzero(inside), places, progress)
         return answer
+
+    def ask(self, groups: Groups, progress: Progress) -> np.ndarray:
+        inside = is_pilot(groups) & (self.side(groups) == 0)
+        return np.where(inside, self.facts.n - groups.n, CLOSE)
+
+    def most(self, n: np.ndarray, stage: np.ndarray) -> np.ndarray:
+        return np.where(stage == 0, np.maximum(self.facts.n - n, 0), 0)
+
+    def reserve(self, progress: Progress) -> int:
+        return progress.batch if self.config.form == "pipelined" else 0
+
+    def _judged(self, side: np.ndarray) -> None:
+        """Pilots that were looked at lie on these sides of the band."""
+        judged, found = len(side), int((side == 0).sum())
+        self._recent += [judged, found]
+        self._count(piloted=judged, in_band=found, too_easy=int((side > 0).sum()), too_hard=int((side < 0).sum()))
 
     def recall(self, held: Groups, since: np.ndarray, progress: Progress) -> np.ndarray:
         age = progress.step - since
@@ -259,6 +273,13 @@ class PilotCommit(Allocator):
         whole = groups.rollout_mask(~is_pilot(groups))
         pilots = whole & (groups.stage == 0)
         commit = whole & (groups.stage > 0)
+        if progress.ordered:  # reviews of single groups change nothing: pilots are counted when their group closes
+            first = groups.stage == 0
+            successes, n = groups.sum(groups.success * first), groups.sum(first)
+            self._judged(band_side(successes, n, self.config.lower, self.config.upper))
+            at_once = int((~is_pilot(groups) & (groups.lag == 0)).sum())  # the others were counted by recall
+            self._count(committed=at_once)
+            self._ages[0] += at_once
         self._rates += [groups.success[pilots].sum(), pilots.sum(), groups.success[commit].sum(), commit.sum()]
 
     def end_step(self, progress: Progress) -> None:

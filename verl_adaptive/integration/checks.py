@@ -8,10 +8,10 @@ from verl.trainer.ppo.utils import need_critic, need_reference_policy
 
 from verl_adaptive.advantages.verl import GROUP_RELATIVE
 from verl_adaptive.config import AdaptiveConfig, check
+from verl_adaptive.engine import AsyncFacts
 from verl_adaptive.roles import Policy
-from verl_adaptive.streaming import StreamFacts
 
-__all__ = ["MODES", "check_run", "mode_of", "stream_facts", "why_not_skip_zero"]
+__all__ = ["MODES", "async_facts", "check_run", "mode_of", "why_not_skip_zero"]
 
 #: verl's trainer modes.
 MODES = ("sync", "colocate_async", "separate_async")
@@ -27,10 +27,10 @@ def mode_of(config: Any) -> str:
     return str(config.trainer.v1.trainer_mode).removeprefix("adaptive_")
 
 
-def stream_facts(config: Any) -> StreamFacts:
+def async_facts(config: Any) -> AsyncFacts:
     """How the asynchronous trainer that the configuration chooses takes its batches."""
     options, sampler = config.trainer.v1[mode_of(config)], config.trainer.v1.sampler
-    return StreamFacts(
+    return AsyncFacts(
         warmup=int(options.get("num_warmup_batches", 0) * config.data.train_batch_size),
         parts=int(options.get("parameter_sync_step", 1)),
         threshold=sampler.max_off_policy_threshold,
@@ -108,7 +108,7 @@ def check_run(config: Any, adaptive: AdaptiveConfig, policy: Policy) -> None:
     batch, mini = config.data.train_batch_size, config.actor_rollout_ref.actor.ppo_mini_batch_size
     parts = 1
     if mode_of(config) != "sync":
-        parts = stream_facts(config).parts
+        parts = async_facts(config).parts
         check(
             batch % parts == 0,
             f"trainer.v1.{mode_of(config)}.parameter_sync_step",

@@ -17,7 +17,7 @@ import numpy as np
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from verl_adaptive.config import AdaptiveConfig, RunFacts, check
-from verl_adaptive.engine import Engine
+from verl_adaptive.engine import Engine, make_engine
 from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.policy import build_policy
 from verl_adaptive.redact import redact
@@ -341,7 +341,7 @@ def _first_step(adaptive: AdaptiveConfig, batch: int, n: int, steps: int, prompt
     table = StatsTable()
     row_of = table.rows_for(keys)
     facts = RunFacts(batch=batch, n=n, steps=steps, prompts=prompts, seed=adaptive.seed, tolerance=adaptive.tolerance)
-    return Engine(build_policy(adaptive), table, adaptive, facts, row_of, _Order(prompts))
+    return make_engine(build_policy(adaptive), table, adaptive, facts, row_of, _Order(prompts))
 
 
 def _changed(part: Any) -> dict[str, Any]:

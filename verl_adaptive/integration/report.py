@@ -14,10 +14,9 @@ from typing import Any
 import numpy as np
 
 from verl_adaptive import __version__
-from verl_adaptive.engine import Engine, StepResult
+from verl_adaptive.engine import AsyncEngine, Engine, StepResult
 from verl_adaptive.integration.layout import Layout
 from verl_adaptive.stats.database import parse_url
-from verl_adaptive.streaming import StreamEngine
 
 __all__ = ["banner", "progress_line", "step_metrics"]
 
@@ -61,7 +60,7 @@ def step_metrics(engine: Engine, result: StepResult, layouts: Sequence[Layout]) 
     out["adaptive/prompts/visited_share"] = float((visits > 0).mean()) if len(visits) else 0.0
     out["adaptive/updates_total"] = sum(layout.updates for layout in layouts)
     out["adaptive/padding_rows_total"] = sum(layout.padding for layout in layouts)
-    if isinstance(engine, StreamEngine):
+    if isinstance(engine, AsyncEngine):
         out["adaptive/async/in_flight"] = len(engine.flight)
         out["adaptive/async/ready"] = len(engine.ready)
     lag = groups.lag[result.trained]

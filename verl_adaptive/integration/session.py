@@ -96,15 +96,13 @@ class Session:
         self._prompts: dict[int, dict] = {}  # ticket → the data row, kept while the group is open or held
         self._tags: dict[str, dict] = {}
         self._failed: set[str] = set()
-        self._requests: Requests | None = None
         self._all_failed: list[int] = []  # groups of the latest looks in which every group failed
 
     # -- a step ---------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Begin the step and send its first round, without waiting."""
-        self._requests = self.engine.begin(self._step_of())
-        self._send(self._requests)
+        self._send(self.engine.begin(self._step_of()))
 
     def complete(self) -> Batch:
         """Wait for the step's rounds, one after another, and make its batch.
@@ -112,12 +110,12 @@ class Session:
         Raises:
             AdaptiveError: nothing came back for ``adaptive.stall_timeout`` seconds, or two rounds failed altogether.
         """
-        while self._requests is not None:
-            self._wait([self._parts[int(t)][-1].uid for t in self._requests.ticket])
-            results = self._collect(self._requests)
+        while not self.engine.settled:
+            flight = self.engine.flight
+            self._wait([self._parts[int(t)][-1].uid for t in flight.ticket])
+            results = self._collect(flight)
             self._note_failures(results)
-            self._requests = self.engine.receive(results)
-            self._send(self._requests)
+            self._send(self.engine.receive(results))
         batch = self._settle(self.engine.finish())
         self._finished = batch.result
         self.stream.forget()
@@ -316,7 +314,8 @@ class Session:
             tq.kv_batch_put(keys=[k for k, _ in moved], partition_id=PARTITION, fields=fields)
         ghost_tokens = self._loss_tokens(sequences)
         tags = [self._tags[k] for k in keys]
-        self._clear(groups.ticket.tolist(), keep=set(keys))
+        gone = [*groups.ticket.tolist(), *(t for t in self._parts if t not in self.engine.living)]
+        self._clear(list(dict.fromkeys(gone)), keep=set(keys))
         return Batch(
             result,
             keys,
@@ -370,8 +369,7 @@ class Session:
 
     def _indices(self) -> dict[int, int]:
         """Ticket → data-set position of the groups that outlive a step."""
-        held = self.engine.held
-        return dict(zip(held.ticket.tolist(), held.index.tolist(), strict=True))
+        return self.engine.living
 
     def _clear(self, tickets: list[int], keep: set[str]) -> None:
         gone: list[str] = []

@@ -8,18 +8,17 @@ from collections.abc import Callable
 import numpy as np
 import transfer_queue as tq
 
-from verl_adaptive.engine import StepResult
+from verl_adaptive.engine import AsyncEngine, StepResult
 from verl_adaptive.integration.session import Batch, Session
 from verl_adaptive.integration.waiting import DONE, PARTITION, StallTimeout
-from verl_adaptive.streaming import StreamEngine
 
 __all__ = ["StreamSession"]
 
 
 class StreamSession(Session):
-    """Runs steps of a :class:`~verl_adaptive.streaming.StreamEngine`: whatever is back is reviewed, nothing waits for a round."""
+    """Runs steps of a :class:`~verl_adaptive.streaming.AsyncEngine`: whatever is back is reviewed, nothing waits for a round."""
 
-    engine: StreamEngine
+    engine: AsyncEngine
 
     def start(self) -> None:
         """Begin the step: fill the window, without waiting."""
@@ -97,11 +96,3 @@ class StreamSession(Session):
     def _failures_that_tell(self) -> int:
         # A look may see one group: a small batch's worth of single failures can be bad luck.
         return max(16, 2 * self.engine.facts.batch)
-
-    def _indices(self) -> dict[int, int]:
-        engine = self.engine
-        return {
-            ticket: index
-            for groups in (engine.flight, engine.ready)
-            for ticket, index in zip(groups.ticket.tolist(), groups.index.tolist(), strict=True)
-        }

@@ -29,9 +29,9 @@ from verl.utils.seqlen_balancing import calculate_workload, get_seqlen_balanced_
 
 from verl_adaptive.advantages.verl import GROUP_RELATIVE, Verl
 from verl_adaptive.config import AdaptiveConfig, RunFacts, check
-from verl_adaptive.engine import Engine
+from verl_adaptive.engine import AsyncEngine, make_engine
 from verl_adaptive.integration.advantage import Loan, lend
-from verl_adaptive.integration.checks import check_run, stream_facts, why_not_skip_zero
+from verl_adaptive.integration.checks import async_facts, check_run, why_not_skip_zero
 from verl_adaptive.integration.layout import PAD, Layout, micro_size, plan
 from verl_adaptive.integration.prompts import Stream
 from verl_adaptive.integration.report import banner, step_metrics
@@ -41,7 +41,6 @@ from verl_adaptive.integration.stream_session import StreamSession
 from verl_adaptive.integration.waiting import Liveness
 from verl_adaptive.policy import build_policy
 from verl_adaptive.record import Tape
-from verl_adaptive.streaming import StreamEngine
 
 if TYPE_CHECKING:
     from verl.trainer.ppo.v1.trainer_base import PPOTrainer as _Trainer
@@ -125,7 +124,7 @@ class AdaptiveMixin(_Trainer):
         self.train_dataloader = self.stream.loader  # verl checkpoints it
         self.run_store = RunStore(self.config, self.adaptive, self.train_dataset)
         if self.base_mode != "sync":
-            prompts, window = len(np.unique(self.run_store.row_of)), batch + stream_facts(self.config).warmup
+            prompts, window = len(np.unique(self.run_store.row_of)), batch + async_facts(self.config).warmup
             check(
                 prompts >= window,
                 f"trainer.v1.{self.base_mode}.num_warmup_batches",
@@ -159,14 +158,13 @@ class AdaptiveMixin(_Trainer):
         )
         parts = (policy, self.run_store.table, self.adaptive, facts, self.run_store.row_of, self.stream)
         carrier = (self.stream, self.adaptive, self._submit_batch_to_rollout, lambda: self.global_steps, self._dead)
-        self.engine: Engine
+        mode = None if self.base_mode == "sync" else async_facts(self.config)
+        self.engine = make_engine(*parts, skip_zero=skip, mode=mode)
         self.session: Session
-        if self.base_mode == "sync":
-            self.engine = Engine(*parts, skip_zero=skip)
-            self.session = Session(self.engine, *carrier)
+        if isinstance(self.engine, AsyncEngine):
+            self.session = StreamSession(self.engine, *carrier)
         else:
-            self.engine = stream = StreamEngine(*parts, skip_zero=skip, stream=stream_facts(self.config))
-            self.session = StreamSession(stream, *carrier)
+            self.session = Session(self.engine, *carrier)
         self.replay_buffer.session = self.session
         # Validation goes through verl's own sampling; its 2 s poll would be most of a small model's step.
         self.replay_buffer.poll_interval = self.adaptive.poll_interval

@@ -2,6 +2,10 @@
 
 Nothing of a method is written again here: the policy is built from the preset's configuration, and the engine is the
 object that verl's trainer drives.
+
+Without a clock there is no moment at which a request could be aborted, so what commits in order would pay for all that it
+sent. Rollouts are therefore counted in rounds (``adaptive.rounds=true``) here; :mod:`verl_adaptive.simulate.clock` has time,
+aborts and the engine of the ``sync`` trainer.
 """
 
 from __future__ import annotations
@@ -13,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from verl_adaptive.config import AdaptiveConfig, RunFacts
-from verl_adaptive.engine import Engine, Requests, StepResult
+from verl_adaptive.engine import Requests, StepResult, make_engine
 from verl_adaptive.errors import AdaptiveError, Exhausted
 from verl_adaptive.policy import build_policy
 from verl_adaptive.roles import Sampler
@@ -38,6 +42,7 @@ class Simulation:
         sampler: takes the place of the configured one (a reference that knows the pass rates).
         shuffle: the stream permutes the data set each epoch; False: data-set order.
         skip_zero: leave rollouts of exactly zero advantage out of training.
+        rounds: work in rounds; False: commit in ticket order, all that is in flight coming back together.
 
     Attributes:
         engine: the engine.
@@ -59,7 +64,9 @@ class Simulation:
         sampler: Sampler | None = None,
         shuffle: bool = True,
         skip_zero: bool = True,
+        rounds: bool = True,
     ) -> None:
+        config = replace(config, rounds=rounds)
         self.world, self.steps, self.fixed = world, steps, fixed
         policy = build_policy(config)
         if sampler is not None:
@@ -71,7 +78,7 @@ class Simulation:
             sampler.rates = lambda rows: world.rates(first[rows])
         facts = RunFacts(batch, n, steps, len(table), seed, config.tolerance)
         source = Stream(world.size, seed, shuffle)
-        self.engine = Engine(policy, table, config, facts, row_of, source, skip_zero=skip_zero)
+        self.engine = make_engine(policy, table, config, facts, row_of, source, skip_zero=skip_zero)
         self.step = 0
         self.requests: list[Requests] = []
         self.truth: list[np.ndarray] = []

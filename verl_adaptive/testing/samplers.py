@@ -24,7 +24,7 @@ import pytest
 
 from verl_adaptive.allocators.fixed import Fixed
 from verl_adaptive.config import AdaptiveConfig, RunFacts
-from verl_adaptive.engine import Engine, Requests, StepResult
+from verl_adaptive.engine import Engine, Requests, StepResult, make_engine
 from verl_adaptive.filters.informative import Informative
 from verl_adaptive.filters.keep_all import KeepAll
 from verl_adaptive.groups import Groups
@@ -94,6 +94,7 @@ class SamplerConformance:
         patience: steps within which each prompt must be seen again once it has been seen, solved or not; None for a
             sampler that is permanent on purpose.
         refill: drop groups of zero variance and give the sampler further rounds; False for samplers that pace a budget.
+        rounds: the engine works in rounds; subclass with False as well to see a sampler where groups commit in order.
     """
 
     prompts: int = 40
@@ -102,6 +103,7 @@ class SamplerConformance:
     steps: int = 60
     patience: int | None = 400
     refill: bool = True
+    rounds: bool = True
 
     def make(self) -> Sampler:
         """A new sampler, the same one each time."""
@@ -126,13 +128,13 @@ class SamplerConformance:
         advantage = find_part("advantage", "verl")({})
         judge = Informative({}) if drop and self.refill else KeepAll({})
         policy = Policy(sampler, Fixed({}), judge, advantage)  # type: ignore[arg-type]
-        config = AdaptiveConfig(refill=self.refill)
+        config = AdaptiveConfig(refill=self.refill, rounds=self.rounds)
         for part in policy:
             part.check_policy(policy, config)
         table = StatsTable() if table is None else table
         row_of = table.rows_for(self._keys())
         facts = RunFacts(batch=self.batch, n=self.n, steps=steps or self.steps, prompts=self.prompts)
-        engine = Engine(policy, table, config, facts, row_of, stream)
+        engine = make_engine(policy, table, config, facts, row_of, stream)
         return _Run(engine, stream, self._rates(), reverse)
 
     def _progress(self, step: int) -> Progress:

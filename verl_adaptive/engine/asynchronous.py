@@ -4,16 +4,16 @@ Generation never stops, so nothing may wait for a round to be whole. The engine 
 ready: verl's warm-up batches plus the batch of the step. Whatever has come back is reviewed together, in the order of
 submission; a dropped group makes room for a new prompt at once, a kept one is *ready* until a step takes it::
 
-    requests = engine.begin(step)
-    while not engine.can_take(engine.count) and not engine.starved:
-        requests = engine.receive(some_results)          # any part of what is in flight
+    send(engine.begin(step))
+    while not engine.settled:
+        send(engine.receive(some_results))               # any part of what is in flight
     result = engine.take(engine.count)                   # once for each mini-step of the trainer
     done = engine.finish()
 
 Decisions depend on rewards and on what had come back at each look, in other words on the recorded order of arrivals, and
 on nothing else; :mod:`verl_adaptive.record` writes that order down and replays it.
 
-What differs from :class:`~verl_adaptive.engine.Engine`:
+What differs from the engines of the ``sync`` trainer:
 
 * groups in flight and ready groups outlive the step, and the checkpoint; a group is observed when it is reviewed, and
   counted as trained or dropped in the step in which it leaves;
@@ -35,17 +35,19 @@ from typing import Any, Literal
 
 import numpy as np
 
-from verl_adaptive.engine import Engine, Requests, StepResult
+from verl_adaptive.engine.base import Engine
+from verl_adaptive.engine.desk import arrays_of, fit
+from verl_adaptive.engine.steps import Closed, Requests, StepResult
 from verl_adaptive.errors import AdaptiveError, Exhausted
 from verl_adaptive.groups import Groups
 from verl_adaptive.ledger import Ledger
-from verl_adaptive.roles import HOLD
+from verl_adaptive.roles import CLOSE, HOLD
 
-__all__ = ["StreamEngine", "StreamFacts"]
+__all__ = ["AsyncEngine", "AsyncFacts"]
 
 
 @dataclass(frozen=True)
-class StreamFacts:
+class AsyncFacts:
     """How an asynchronous trainer takes its batches.
 
     Attributes:
@@ -61,69 +63,53 @@ class StreamFacts:
     strategy: Literal["drop", "wait"] = "drop"
 
 
-class StreamEngine(Engine):
+class AsyncEngine(Engine):
     """Runs a policy on results that come back one by one.
 
     Args:
-        stream: how the trainer takes its batches.
-        args, kwargs: as :class:`~verl_adaptive.engine.Engine`.
+        mode: how the trainer takes its batches.
+        args, kwargs: as :class:`~verl_adaptive.engine.base.Engine`.
+
+    Attributes:
+        ready: reviewed and kept groups that no step has taken yet, in ticket order, with the rollouts that train.
     """
 
-    asynchronous = True
+    kind = "async"
 
-    def __init__(self, *args: Any, stream: StreamFacts | None = None, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, mode: AsyncFacts | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.stream = stream or StreamFacts()
-        self.flight = Requests.none()  # asked for and not back, in ticket order
-        self.ready = Groups.empty()  # reviewed and kept, in ticket order
-        self._ready_trains = np.zeros(0, dtype=bool)
+        self.mode = mode or AsyncFacts()
+        self.ready = Closed.of(Groups.empty(), "trained")
         self._born: dict[int, int] = {}  # ticket → step of its first rollouts; of every group in flight or ready
-        self._open = Groups.empty()  # waiting for a top-up's result
         self._parts_taken = 0
 
     # -- a step ---------------------------------------------------------------------------------------------
 
     def begin(self, step: int) -> Requests | None:
-        """Start a step: open the window and fill it.
-
-        Returns:
-            New prompts to roll out, or None.
-        """
         self._parts_taken = 0
-        self._open_step(step)
+        self._open_step(step, window=self._window(step))
+        self._level()
         self._drawn = 0
         self._taken: list[StepResult] = []
         self._expire()
-        if self.tape is not None:
-            self.tape.begun(step)
+        self._tell("begun", step)
         requests = self._fill(Requests.none(), refill=True)
-        if self.tape is not None:
-            self.tape.asked(requests)
+        self._tell("asked", requests)
         return requests
 
     def receive(self, results: Groups) -> Requests | None:
-        """Take what has come back; top-ups and new prompts to roll out, or None.
-
-        Args:
-            results: one group per request that is back, any part of those in flight.
-
-        Raises:
-            AdaptiveError: a result was not asked for.
-        """
         back = np.isin(self.flight.ticket, results.ticket)
         if len(np.unique(results.ticket)) != len(results) or back.sum() != len(results):
             raise AdaptiveError("results do not match the requests in flight")
-        if self.tape is not None:
-            self.tape.received(results)
+        self._tell("received", results)
         self.flight = self.flight.select(~back)
         self.progress.round += 1
-        groups = self._join_open(results)
+        groups = self.desk.join(results)
         self._measure()
-        topups = self._judge(groups, allocate=True)
+        topups = self._judge(groups)
         self._expire()
         requests = self._fill(topups, refill=self.config.refill)
-        if self.tape is not None:
-            self.tape.asked(requests)
+        self._tell("asked", requests)
         return requests
 
     def revive(self) -> Requests | None:
@@ -134,11 +120,9 @@ class StreamEngine(Engine):
         """
         if len(self.flight) or len(self.ready):
             return None
-        if self.tape is not None:
-            self.tape.revived()
+        self._tell("revived")
         requests = self._fill(Requests.none(), refill=True)
-        if self.tape is not None:
-            self.tape.asked(requests)
+        self._tell("asked", requests)
         return requests
 
     def reissued(self, tickets: np.ndarray, step: int) -> None:
@@ -148,8 +132,8 @@ class StreamEngine(Engine):
     @property
     def count(self) -> int:
         """Groups that the next mini-step takes."""
-        share = self.facts.batch // self.stream.parts
-        even = math.ceil(len(self.ready) / max(1, self.stream.parts - self._parts_taken))
+        share = self.facts.batch // self.mode.parts
+        even = math.ceil(len(self.ready) / max(1, self.mode.parts - self._parts_taken))
         if self.policy.sampler.plans_steps:  # all that was planned for the step
             return even
         return min(share, even) if self.starved else share  # what little there is serves every mini-step
@@ -159,6 +143,11 @@ class StreamEngine(Engine):
         if self.policy.sampler.plans_steps:
             return len(self.flight) == 0
         return len(self.ready) >= count and not self._must_wait()
+
+    @property
+    def settled(self) -> bool:
+        """The next mini-step's groups are ready, or no more will be."""
+        return self.can_take(self.count) or self.starved
 
     @property
     def starved(self) -> bool:
@@ -175,71 +164,74 @@ class StreamEngine(Engine):
         if not (self.can_take(count) or self.starved):
             raise AdaptiveError(f"{len(self.ready)} groups are ready, {count} are to be taken: wait for more")
         note = ""
-        short = len(self.ready) < max(count, self.facts.batch // self.stream.parts)
+        short = len(self.ready) < max(count, self.facts.batch // self.mode.parts)
         short = (short and not self.policy.sampler.plans_steps) or len(self.ready) == 0
         if short:
-            note = self._shortage(len(self.ready), self.ready) if self.config.refill or not len(self.ready) else ""
+            if self.config.refill or not len(self.ready):
+                note = self.desk.shortage(len(self.ready), self.progress.round)
             if self.config.on_exhausted == "raise" and self.config.refill:
                 raise Exhausted(note)
             if self.config.on_exhausted == "relax" or not len(self.ready):
-                count = max(count, self.facts.batch // self.stream.parts)
+                count = max(count, self.facts.batch // self.mode.parts)
                 self._bring_back(count - len(self.ready))
             if not len(self.ready):
                 raise Exhausted(note)
         first = np.arange(len(self.ready)) < count
-        groups, trains = self.ready.select(first), self._ready_trains[self.ready.rollout_mask(first)]
-        self._keep_ready(~first)
-        for ticket in groups.ticket.tolist():
+        batch = self.ready.select(first)
+        self.ready = self.ready.select(~first)
+        for ticket in batch.groups.ticket.tolist():
             self._born.pop(ticket, None)
-        ghost = np.zeros_like(trains)
+        ghost = np.zeros_like(batch.trains)
         if self.skip_zero:
-            ghost = self._ghosts(groups, np.ones(len(groups), dtype=bool), trains)
-        outcome = np.full(len(groups), "trained", dtype=object)
-        result = StepResult(groups, outcome, trains & ~ghost, ghost, Ledger(), short, note, self.progress.round)
+            ghost = self.desk.ghosts(batch.groups, np.ones(len(batch), dtype=bool), batch.trains)
+        result = StepResult(
+            batch.groups, batch.outcome, batch.trains & ~ghost, ghost, Ledger(), short, note, self.progress.round
+        )
         self._taken.append(result)
         self._parts_taken += 1
         self._measure()
-        if self.tape is not None:
-            self.tape.took(count, result)
+        self._tell("took", count, result)
         return result
 
     def finish(self) -> StepResult:
         """The account of the step: all groups that left the window in it, trained or dropped."""
-        parts = [(r.groups, r.outcome, r.trains, r.ghost) for r in self._taken]
-        parts += [(g, o, np.zeros_like(t), np.zeros_like(t)) for g, o, t in self._closed]
-        groups = Groups.concat([g for g, *_ in parts])
-        sized = [p for p in parts if len(p[0])]
-        outcome, trains, ghost = (
-            np.concatenate([p[i] for p in sized] or [np.zeros(0, dtype=kind)])
-            for i, kind in ((1, object), (2, bool), (3, bool))
-        )
-        order = np.argsort(groups.ticket, kind="stable")
-        position = np.empty(len(groups), dtype=np.int64)
-        position[order] = np.arange(len(groups))
-        rollouts = np.argsort(position[groups.group_of], kind="stable")
-        groups = groups.select(order)
-        self._level_held()
+        taken = [Closed(r.groups, r.outcome, r.trains) for r in self._taken]
+        ghosts = [Closed(r.groups, r.outcome, r.ghost) for r in self._taken]
+        gone = [Closed(c.groups, c.outcome, np.zeros_like(c.trains)) for c in self.desk.closed]
+        left, ghost = Closed.concat([*taken, *gone]).sorted(), Closed.concat([*ghosts, *gone]).sorted()
+        self._level()
         notes = [r.note for r in self._taken if r.note]
         result = StepResult(
-            groups,
-            outcome[order],
-            trains[rollouts],
-            ghost[rollouts],
+            left.groups,
+            left.outcome,
+            left.trains,
+            ghost.trains,
             self.ledger,
             any(r.partial for r in self._taken),
             notes[0] if notes else "",
             self.progress.round,
         )
-        self._end_step(result)
+        self.desk.account(result)
+        self.policy.end_step(self.progress)
+        self._tell("finished", result)
         return result
+
+    @property
+    def living(self) -> dict[int, int]:
+        """Ticket → data-set position of the groups in flight and ready."""
+        return {
+            ticket: index
+            for groups in (self.flight, self.ready.groups)
+            for ticket, index in zip(groups.ticket.tolist(), groups.index.tolist(), strict=True)
+        }
 
     # -- the window -----------------------------------------------------------------------------------------
 
     def _window(self, step: int) -> int:
         batch = self.facts.batch
-        share = batch - min(batch, self._parts_taken * (batch // self.stream.parts))
+        share = batch - min(batch, self._parts_taken * (batch // self.mode.parts))
         to_the_end = max(0, self.facts.steps - step) * batch
-        return share + min(self.stream.warmup, to_the_end)
+        return share + min(self.mode.warmup, to_the_end)
 
     def _measure(self) -> None:
         """Tell the roles how full the window is."""
@@ -255,16 +247,18 @@ class StreamEngine(Engine):
             wanted = self.policy.sampler.round_size(self.progress) if refill and self._drawn == 0 else 0
         else:
             wanted = self._window(self.progress.step) - len(self.ready) - self._hopeful() if refill else 0
-        most = self.config.max_rounds * (self.facts.batch + self.stream.warmup)
+        most = self.config.max_rounds * (self.facts.batch + self.mode.warmup)
         if wanted > 0 and self._drawn >= most:
-            self._why_ended = f"adaptive.max_rounds={self.config.max_rounds} batches of prompts were drawn"
+            self.desk.why = f"adaptive.max_rounds={self.config.max_rounds} batches of prompts were drawn"
         elif wanted > 0:
-            fresh = self._new(wanted)
+            busy = np.concatenate([self.flight.row, self.ready.groups.row, self.feed.row_of[self.feed.queue]])
+            idle = not (len(self.flight) or len(self.ready) or self.desk.closed or self._taken)
+            fresh = self._new(wanted, busy, ungated=idle and self.config.on_exhausted != "raise")
             self._drawn += len(fresh)
             self._born.update(dict.fromkeys(fresh.ticket.tolist(), self.progress.step))
             self.flight = Requests.join([self.flight, fresh])
             parts.append(fresh)
-        self.flight = self.flight.select(np.argsort(self.flight.ticket, kind="stable"))
+        self.flight = self.flight.sorted()
         self._measure()
         requests = Requests.join(parts)
         self.ledger.rollouts.planned += requests.rollouts
@@ -273,167 +267,130 @@ class StreamEngine(Engine):
     def _hopeful(self) -> int:
         """Groups in flight that could still train. One that is too old will be dropped when it comes: a reward function
         that hangs, say, must not keep a place for ever."""
-        threshold = self.stream.threshold
-        if threshold is None or self.stream.strategy != "drop":
+        threshold = self.mode.threshold
+        if threshold is None or self.mode.strategy != "drop":
             return len(self.flight)
         return sum(self.progress.step - self._born[t] + 1 <= threshold for t in self.flight.ticket.tolist())
 
-    def _busy(self) -> np.ndarray:
-        """Table rows of prompts in flight, ready, or admitted and not sent yet."""
-        return np.concatenate([self.flight.row, self.ready.row, self.row_of[self._queue]])
-
-    def _pickable(self) -> np.ndarray:
-        busy = self._busy()
-        # A sampler may tell pools apart by identity: the same object where nothing is left out.
-        return self.pool[~np.isin(self.pool, busy)] if len(busy) else self.pool
-
-    def _free(self, index: np.ndarray) -> np.ndarray:
-        """bool: prompts that are not in flight, ready or waiting, each once."""
-        rows = self.row_of[index]
-        _, first = np.unique(rows, return_index=True)
-        return np.isin(np.arange(len(rows)), first) & ~np.isin(rows, self._busy())
-
-    def _idle(self) -> bool:
-        return not (len(self.flight) or len(self.ready) or self._closed or self._taken)
-
     def _must_wait(self) -> bool:
-        threshold = self.stream.threshold
-        if threshold is None or self.stream.strategy != "wait":
+        threshold = self.mode.threshold
+        if threshold is None or self.mode.strategy != "wait":
             return False
         return any(self.progress.step - self._born[t] + 1 >= threshold for t in self.flight.ticket.tolist())
 
     # -- groups that leave ----------------------------------------------------------------------------------
 
-    def _hold(self, groups: Groups) -> None:
-        raise AdaptiveError(f"an asynchronous trainer holds no groups back, yet {len(groups)} reviews said {HOLD}")
+    def _judge(self, groups: Groups) -> Requests:
+        """Close open groups whose rollouts are back, or top them up."""
+        self._close(Closed.of(groups.select(groups.failed), "failed"))
+        alive = groups.select(~groups.failed)
+        more = fit(np.asarray(self.policy.allocator.review(alive, self.progress), dtype=np.int64), self.progress.room)
+        if (more == HOLD).any():
+            raise AdaptiveError(
+                f"an asynchronous trainer holds no groups back, yet {int((more == HOLD).sum())} reviews said {HOLD}"
+            )
+        done = alive.select(more == CLOSE)
+        self.progress.last_finished = len(done)
+        self.progress.last_degenerate = int(done.degenerate(self.facts.tolerance).sum())
+        if len(done):
+            closed = self.desk.verdict(done)
+            self.progress.kept += int(closed.kept.sum())
+            self._close(closed)
+            self.policy.observe(done, self.progress)
+        again = alive.select(more > 0)
+        self.desk.put(again)
+        return Requests.topups(again, more[more > 0])
 
-    def _level_held(self) -> None:
+    def _level(self) -> None:
         """What was generated and has not left: rollouts of open and of ready groups."""
-        here = Groups.concat([self._open, self.ready, self._gone])
-        self.ledger.rollouts.held, self.ledger.tokens.held = here.rollouts, int(here.tokens.sum())
+        self.desk.level(Groups.concat([self.desk.open, self.ready.groups]))
 
-    def _close(self, groups: Groups, outcome: str | np.ndarray, trains: np.ndarray | None = None) -> None:
+    def _close(self, closed: Closed) -> None:
         """Observe reviewed groups; the kept ones become ready, the others leave."""
-        if not len(groups):
+        if not len(closed):
             return
-        if isinstance(outcome, str):
-            outcome = np.full(len(groups), outcome, dtype=object)
-        trains = np.zeros(groups.rollouts, dtype=bool) if trains is None else trains
-        self.table.observe(groups, self.progress.step, tolerance=self.facts.tolerance)
-        keep = outcome == "trained"
-        if keep.any():
-            both = Groups.concat([self.ready, groups.select(keep)])
-            mask = np.concatenate([self._ready_trains, trains[groups.rollout_mask(keep)]])
-            self.ready, self._ready_trains = _sorted(both, mask)
-        if (~keep).any():
-            self._leave(groups.select(~keep), trains[groups.rollout_mask(~keep)], outcome[~keep])
+        self.desk.learn(closed.groups)
+        self.ready = Closed.concat([self.ready, closed.select(closed.kept)]).sorted()
+        self._leave(closed.select(~closed.kept))
 
-    def _leave(self, groups: Groups, trains: np.ndarray, outcome: str | np.ndarray) -> None:
-        if isinstance(outcome, str):
-            outcome = np.full(len(groups), outcome, dtype=object)
-        self._closed.append((groups, outcome, trains))
-        for ticket in groups.ticket.tolist():
-            self._born.pop(ticket, None)
-
-    def _keep_ready(self, keep: np.ndarray) -> None:
-        mask = self.ready.rollout_mask(keep)
-        self.ready, self._ready_trains = self.ready.select(keep), self._ready_trains[mask]
+    def _leave(self, closed: Closed) -> None:
+        if len(closed):
+            self.desk.closed.append(closed)
+            for ticket in closed.groups.ticket.tolist():
+                self._born.pop(ticket, None)
 
     def _expire(self) -> None:
         """Drop ready groups that span more weight versions than verl's threshold allows."""
-        threshold = self.stream.threshold
-        if threshold is None or self.stream.strategy != "drop" or not len(self.ready):
+        threshold = self.mode.threshold
+        if threshold is None or self.mode.strategy != "drop" or not len(self.ready):
             return
-        born = np.array([self._born[t] for t in self.ready.ticket.tolist()], dtype=np.int64)
+        born = np.array([self._born[t] for t in self.ready.groups.ticket.tolist()], dtype=np.int64)
         old = self.progress.step - born + 1 > threshold
         if old.any():
-            stale, mask = self.ready.select(old), self._ready_trains[self.ready.rollout_mask(old)]
-            self._keep_ready(~old)
-            self._leave(stale, mask, "stale")
+            stale = self.ready.select(old)
+            stale.outcome[:] = "stale"
+            self.ready = self.ready.select(~old)
+            self._leave(stale)
 
     def _bring_back(self, count: int) -> None:
         """Train on groups that this step dropped, those with variance first, oldest first."""
-        spare = Groups.concat([g.select(_usable(o)) for g, o, _ in self._closed])
+        dropped = Closed.concat(self.desk.closed)
+        spare = dropped.groups.select(dropped.usable)
         if not len(spare):
             return
         flat = spare.degenerate(self.facts.tolerance)
-        chosen = spare.ticket[np.lexsort((spare.ticket, flat))[:count]]
-        back: list[Groups] = []
-        left = []
-        for groups, outcome, trains in self._closed:
-            mine = np.isin(groups.ticket, chosen) & _usable(outcome)
-            back.append(groups.select(mine))
-            stay = ~mine
-            left.append((groups.select(stay), outcome[stay], trains[groups.rollout_mask(stay)]))
-        self._closed = [entry for entry in left if len(entry[0])]
-        returned = Groups.concat(back)
-        self._born.update(dict.fromkeys(returned.ticket.tolist(), self.progress.step))
-        mask = np.concatenate([self._ready_trains, np.ones(returned.rollouts, dtype=bool)])
-        self.ready, self._ready_trains = _sorted(Groups.concat([self.ready, returned]), mask)
+        chosen = np.isin(dropped.groups.ticket, spare.ticket[np.lexsort((spare.ticket, flat))[:count]])
+        chosen &= dropped.usable
+        back = dropped.select(chosen)
+        back.outcome[:], back.trains[:] = "trained", True
+        self.desk.closed = [dropped.select(~chosen)] if not chosen.all() else []
+        self._born.update(dict.fromkeys(back.groups.ticket.tolist(), self.progress.step))
+        self.ready = Closed.concat([self.ready, back]).sorted()
 
     # -- state ----------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """State between steps, groups in flight and ready groups included; call it after :meth:`finish`."""
-
-        def plain(data: Any) -> dict[str, np.ndarray]:
-            return {name: np.asarray(value) for name, value in vars(data).items()}
-
         tickets = np.array(sorted(self._born), dtype=np.int64)
         return {
             **super().state_dict(),
             "stream": {
-                "flight": plain(self.flight),
-                "open": plain(self._open),
-                "ready": plain(self.ready),
-                "ready_trains": self._ready_trains,
+                "flight": arrays_of(self.flight),
+                "open": arrays_of(self.desk.open),
+                "ready": arrays_of(self.ready.groups),
+                "ready_trains": self.ready.trains,
                 "born_ticket": tickets,
                 "born_step": np.array([self._born[int(t)] for t in tickets], dtype=np.int64),
             },
         }
 
-    def _leave_behind(self, stream: Mapping[str, Any] | None) -> None:
-        if stream is not None:
-            self._take_up(stream)
-        elif len(self.held):
-            raise AdaptiveError(
-                f"the checkpoint holds {len(self.held)} groups back for the next step, which an asynchronous trainer "
-                "cannot do; go on with trainer.v1.trainer_mode=sync, as the run was started"
-            )
-
-    def _take_up(self, stream: Mapping[str, Any]) -> None:
+    def _take_up(self, state: Mapping[str, Any]) -> None:
         """Groups in flight and ready, as they were."""
+        stream = state.get("stream")
+        if stream is None:
+            if len(self.held):
+                raise AdaptiveError(
+                    f"the checkpoint holds {len(self.held)} groups back for the next step, which an asynchronous "
+                    "trainer cannot do; go on with trainer.v1.trainer_mode=sync, as the run was started"
+                )
+            return
 
         def arrays(data: Mapping[str, Any]) -> dict[str, np.ndarray]:
             return {name: np.asarray(value) for name, value in data.items()}
 
         self.flight = Requests(**arrays(stream["flight"]))
-        self._open, self.ready = Groups(**arrays(stream["open"])), Groups(**arrays(stream["ready"]))
-        self._ready_trains = np.asarray(stream["ready_trains"], dtype=bool)
+        waiting, ready = Groups(**arrays(stream["open"])), Groups(**arrays(stream["ready"]))
         self._born = dict(
             zip(np.asarray(stream["born_ticket"]).tolist(), np.asarray(stream["born_step"]).tolist(), strict=True)
         )
-        for groups in (self.flight, self._open, self.ready):
-            groups.index = self._found(groups.row, groups.index)
+        for groups in (self.flight, waiting, ready):
+            groups.index = self.feed.found(groups.row, groups.index)
+        self.ready = Closed.of(ready, "trained")
+        self.ready.trains = np.asarray(stream["ready_trains"], dtype=bool)
         # As with held groups: a prompt that has left the data set cannot be topped up or sent again.
-        lost = self.flight.index < 0
-        if lost.any():
-            tickets = self.flight.ticket[lost]
-            self.flight = self.flight.select(~lost)
-            self._gone = self._open.select(np.isin(self._open.ticket, tickets))
-            self._open = self._open.select(~np.isin(self._open.ticket, tickets))
-            for ticket in tickets.tolist():
-                self._born.pop(ticket, None)
-
-
-def _usable(outcome: np.ndarray) -> np.ndarray:
-    """bool: dropped groups that could be trained on after all."""
-    return ~np.isin(outcome.astype(str), ["failed", "gone"])
-
-
-def _sorted(groups: Groups, mask: np.ndarray) -> tuple[Groups, np.ndarray]:
-    """Groups in ticket order, with a mask over their rollouts."""
-    order = np.argsort(groups.ticket, kind="stable")
-    position = np.empty(len(groups), dtype=np.int64)
-    position[order] = np.arange(len(groups))
-    return groups.select(order), mask[np.argsort(position[groups.group_of], kind="stable")]
+        lost = self.flight.ticket[self.flight.index < 0]
+        self.flight = self.flight.select(self.flight.index >= 0)
+        stays = ~np.isin(waiting.ticket, lost)
+        self.desk.open, self.desk.gone = waiting.select(stays), waiting.select(~stays)
+        for ticket in lost.tolist():
+            self._born.pop(ticket, None)
