@@ -7,12 +7,12 @@ from textwrap import wrap
 from typing import Any
 
 import numpy as np
-import train_cpu
-from cells import interval
-from page_cpu import SIZES, cpu_runs, over, shares
-from page_torch import torch_runs
 
-from runs import SHOWN, Runs, pm, table
+from benchmarks import train_cpu
+from benchmarks.cells import interval
+from benchmarks.page_cpu import SIZES, cpu_runs, over, shares
+from benchmarks.page_torch import torch_runs
+from benchmarks.runs import SHOWN, Runs, pm, table
 
 __all__ = ["readme"]
 

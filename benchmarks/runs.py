@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from cells import interval
+
+from benchmarks.cells import interval
 
 __all__ = ["SHOWN", "Runs", "details", "missing", "pm", "smoothed", "table"]
 

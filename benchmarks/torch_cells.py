@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from cells import Key, cell_id
-from presets import INGREDIENTS, SHIPPED
+from benchmarks.cells import Key, cell_id
+from benchmarks.presets import INGREDIENTS, SHIPPED
 
 __all__ = ["BINS", "COLUMNS", "ORACLE", "PRESETS", "VARIANTS", "Cell", "Settings"]
 

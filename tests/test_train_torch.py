@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import asdict
 from pathlib import Path
 
@@ -11,12 +10,10 @@ import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
 
-import cells  # noqa: E402
-import tiny_learner as tiny  # noqa: E402
-import torch_run  # noqa: E402
-import train_torch as bench  # noqa: E402
+from benchmarks import cells, torch_run  # noqa: E402
+from benchmarks import tiny_learner as tiny  # noqa: E402
+from benchmarks import train_torch as bench  # noqa: E402
 
 SMALL = bench.Settings(
     steps=2, batch=4, n=8, pool=48, held_out=32, judged=16, warm_steps=2, hidden=32, evaluate_every=1
