@@ -136,7 +136,7 @@ def prediction(values: Sequence[float]) -> Interval:
 
 
 def thinned(rates: np.ndarray, size: int, flat: int) -> np.ndarray:
-    """A pool in which few prompts teach anything: those answered most surely, right or wrong, and some of the rest.
+    """A pool in which few prompts are informative: those answered most surely, right or wrong, and some of the rest.
 
     Args:
         rates: exact pass rates at the start, ``(M,)``.

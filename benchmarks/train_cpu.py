@@ -86,7 +86,7 @@ class Variant:
         return thinned(rates, self.prompts, self.flat)
 
 
-#: GRPO's 480 prompts of a run are 1.6, 1.6, 4.7, 0.8 and 1.6 epochs. In "sparse" few prompts teach anything at the start.
+#: GRPO's 480 prompts of a run are 1.6, 1.6, 4.7, 0.8 and 1.6 epochs. In "sparse" few prompts are informative at the start.
 VARIANTS = {
     "base": Variant(8, 305),
     "n16": Variant(16, 305),
@@ -98,7 +98,7 @@ VARIANTS = {
 COMMON_LR = 3e-4
 LRS = (1e-4, 3e-4, 1e-3)
 SEEDS = 3
-#: Starting pass rates that are told apart.
+#: Bins of the pass rate at the start.
 BINS = ((0.0, 0.02), (0.02, 0.2), (0.2, 0.8), (0.8, 1.01))
 COLUMNS = (
     *("rollouts", "updates", "held_out", "pool", "tokens_generated", "tokens_trained", "tokens_zero_advantage"),

@@ -110,7 +110,7 @@ def test_a_cell_is_the_same_every_time(tmp_path) -> None:
     assert one.curve == two.curve and one.rollouts == two.rollouts
 
 
-def test_few_questions_of_the_sparse_pool_teach_anything(tmp_path) -> None:
+def test_few_questions_of_the_sparse_pool_are_informative(tmp_path) -> None:
     pools = {}
     for variant in ("base", "sparse"):
         run = torch_run.Run(bench.Cell(variant, "grpo", 1e-3, 0), bench.settings_of(variant, SMALL), tmp_path)
