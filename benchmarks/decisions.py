@@ -1,7 +1,7 @@
 """How long decisions take: gates and allocations for 1,024 prompts of a large table, CERO's round over the whole pool.
 
-    python benchmarks/decisions.py                     # a million prompts
-    python benchmarks/decisions.py --prompts 10000000 --only cero
+    python -m benchmarks.decisions                     # a million prompts
+    python -m benchmarks.decisions --prompts 10000000 --only cero
 
 One line a benchmark: median and worst milliseconds over the repeats, and the target where there is one. Exits with 1
 if a median misses its target. Add a benchmark by decorating a function that takes the table and yields one callable per
@@ -20,8 +20,8 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-from cells import load_average, machine, to_json, versions, write_whole
 
+from benchmarks.cells import load_average, machine, to_json, versions, write_whole
 from verl_adaptive.config import RunFacts
 from verl_adaptive.groups import Groups
 from verl_adaptive.policy import find_part
@@ -212,7 +212,7 @@ def main() -> int:
         goal = "" if target is None else f"   target {target:g} ms: {'ok' if median <= target else 'MISSED'}"
         print(f"{bench.name:44} {prompts:>10,} prompts {median:9.2f} ms, worst {worst:9.2f} ms{goal}")
     if arguments.json:
-        command = " ".join(["python benchmarks/decisions.py", *sys.argv[1:]])
+        command = " ".join(["python -m benchmarks.decisions", *sys.argv[1:]])
         head = {"command": command, "machine": machine(), "versions": versions("verl-adaptive", "numpy"), "load": load}
         write_whole(arguments.json, to_json({**head, "benchmarks": measured}, "benchmarks"))
     return int(missed)

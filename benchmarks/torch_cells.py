@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from cells import Key, cell_id
-from presets import INGREDIENTS, SHIPPED
+from benchmarks.cells import Key, cell_id
+from benchmarks.presets import INGREDIENTS, SHIPPED
 
 __all__ = ["BINS", "COLUMNS", "ORACLE", "PRESETS", "VARIANTS", "Cell", "Settings"]
 
@@ -24,7 +24,7 @@ PRESETS: dict[str, list[str]] = {
 }
 #: Groups and pools other than the usual ones; name → settings that differ.
 VARIANTS: dict[str, dict[str, float]] = {"base": {}, "n16": {"n": 16}, "pool96": {"pool": 96}, "sparse": {"flat": 0.8}}
-#: Starting pass rates that are told apart.
+#: Bins of the pass rate at the start.
 BINS = ((0.0, 0.02), (0.02, 0.2), (0.2, 0.8), (0.8, 1.01))
 #: What a point of a curve holds.
 COLUMNS = (

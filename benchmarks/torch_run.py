@@ -9,15 +9,15 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from cells import thinned
 from hydra import compose, initialize_config_module
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
-from oracle_sampler import draw_by_variance
-from tiny_learner import Rollouts, TinyModel, make_questions, pass_rates, sample, up_to_end, warm_start
 from torch import nn
-from torch_cells import BINS, ORACLE, PRESETS, Cell, Settings
 
+from benchmarks.cells import thinned
+from benchmarks.oracle_sampler import draw_by_variance
+from benchmarks.tiny_learner import Rollouts, TinyModel, make_questions, pass_rates, sample, up_to_end, warm_start
+from benchmarks.torch_cells import BINS, ORACLE, PRESETS, Cell, Settings
 from verl_adaptive.config import AdaptiveConfig, RunFacts
 from verl_adaptive.engine import Requests, RoundEngine, StepResult
 from verl_adaptive.groups import Groups

@@ -276,7 +276,7 @@ def test_nothing_is_solved(clean, mode):
     workers.stop()
 
 
-def test_the_pulse_of_ray_actors(queue):  # noqa: F811
+def test_liveness_of_ray_actors(queue):  # noqa: F811
     import time
 
     import ray
@@ -290,14 +290,14 @@ def test_the_pulse_of_ray_actors(queue):  # noqa: F811
 
     alive, doomed = Actor.remote(), Actor.remote()
     ray.get([alive.__ray_ready__.remote(), doomed.__ray_ready__.remote()])
-    pulse = Liveness({"alive": alive, "doomed": doomed})
-    assert pulse.dead() == []
+    liveness = Liveness({"alive": alive, "doomed": doomed})
+    assert liveness.dead() == []
     alive.busy.remote()
     ray.kill(doomed)
     deadline = time.monotonic() + 20
     gone: list[str] = []
     while not gone and time.monotonic() < deadline:
-        gone = pulse.dead()
+        gone = liveness.dead()
         time.sleep(0.1)
     assert len(gone) == 1 and gone[0].startswith("doomed (")
     ray.kill(alive)

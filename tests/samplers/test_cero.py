@@ -259,7 +259,7 @@ def test_pool_with_gaps_in_a_larger_table_decides_the_same():
     assert np.isnan(sparse.col("slope")[outside]).all() and not sparse.col("units")[outside].any()
 
 
-def test_failed_groups_teach_nothing_but_cost_budget_and_the_dual_moves_by_the_virtual_allocation():
+def test_failed_groups_change_no_estimate_but_cost_budget_and_the_dual_moves_by_the_virtual_allocation():
     cero = make_cero(40, 8, 8, 50)
     pick = cero.pick(np.arange(40), 1, progress_at(1))
     before = cero.col("slope")[pick.rows].copy()
