@@ -47,6 +47,7 @@ from verl_adaptive.rng import Draw
 from verl_adaptive.roles import Pick, Sampler
 from verl_adaptive.samplers.cero_math import best, value
 from verl_adaptive.stats.table import Column
+from verl_adaptive.visits import waves
 
 __all__ = ["Cero"]
 
@@ -344,12 +345,10 @@ class Cero(Sampler):
             return
         rows, won, lost = (np.concatenate(parts) for parts in zip(*self._seen, strict=True))
         self._seen.clear()
-        if rho < 1.0 and each_visit:
-            visited = np.unique(rows)
-            wins[visited] *= rho
-            losses[visited] *= rho
-        np.add.at(wins, rows, won)
-        np.add.at(losses, rows, lost)
+        kept = rho if each_visit else 1.0
+        for wave in waves(rows):
+            wins[rows[wave]] = kept * wins[rows[wave]] + won[wave]
+            losses[rows[wave]] = kept * losses[rows[wave]] + lost[wave]
 
     def _moved(self, slope: np.ndarray, wins: np.ndarray, losses: np.ndarray, units: np.ndarray | int) -> np.ndarray:
         """ϑ after a round that gave each prompt ``units``; ``ẑ* = clip(R/(4λq̂)·ln(4q̂/ϑ), 0, Z)`` covers all cases."""

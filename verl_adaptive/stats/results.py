@@ -35,6 +35,7 @@ import pyarrow.parquet as pq
 from verl_adaptive.stats import keys as _keys
 from verl_adaptive.stats.locate import StoreError
 from verl_adaptive.stats.table import StatsTable
+from verl_adaptive.visits import kind_of
 
 __all__ = ["read_results"]
 
@@ -140,7 +141,6 @@ def read_results(
     id_key: str | None = None,
     success: float = 0.5,
     tolerance: float = 0.0,
-    threshold: float = 0.5,
 ) -> StatsTable:
     """Read an offline evaluation; all rows of one prompt together count as one visit.
 
@@ -149,7 +149,7 @@ def read_results(
         prompt_key: name of the column of messages.
         id_key: dotted path of the user's own identifier.
         success: a rollout succeeded if its ``score`` is above this.
-        tolerance, threshold: as in :meth:`StatsTable.observe`.
+        tolerance: as in :meth:`StatsTable.observe`.
 
     Raises:
         StoreError: not readable, or a row lacks what is needed; the message names file, row and column.
@@ -179,8 +179,6 @@ def read_results(
     lowest, highest = np.full(count, np.inf), np.full(count, -np.inf)
     np.minimum.at(lowest, rows, low)
     np.maximum.at(highest, rows, high)
-    flat = highest - lowest <= tolerance
-    easy = total(c) / total(n) > threshold
     table.observe_totals(
         np.arange(count),
         -1,
@@ -190,7 +188,7 @@ def read_results(
         signal_sq=total(squares),
         reward=total(signal),
         tokens=total(tokens),
-        kind=np.where(flat, np.where(easy, 1, -1), 0),
+        kind=kind_of(highest - lowest <= tolerance, total(c) / total(n)),
         failed=np.zeros(count, dtype=bool),
     )
     return table

@@ -69,7 +69,6 @@ def _evidence(
     id_key: str | None,
     success: float,
     tolerance: float,
-    threshold: float,
 ) -> tuple[str, StatsTable]:
     found = locate(source, prefer="snapshot")
     if found.kind == "results":
@@ -79,10 +78,9 @@ def _evidence(
             id_key=id_key,
             success=success,
             tolerance=tolerance,
-            threshold=threshold,
         )
     with open_store(source, prefer="snapshot") as store:
-        return found.kind, store.table(run, tolerance=tolerance, threshold=threshold)
+        return found.kind, store.table(run, tolerance=tolerance)
 
 
 def warm_start(
@@ -95,7 +93,6 @@ def warm_start(
     id_key: str | None = None,
     success: float = 0.5,
     tolerance: float = 0.0,
-    threshold: float = 0.5,
 ) -> WarmStartReport:
     """Fill the statistics of prompts that have none with discounted evidence from elsewhere.
 
@@ -113,7 +110,7 @@ def warm_start(
         run: names the run in a journal of several.
         prompt_key, id_key: as in :func:`verl_adaptive.stats.dataset_keys`, for files.
         success: a rollout in a file succeeded if its ``score`` is above this.
-        tolerance, threshold: as in :meth:`StatsTable.observe`, for files and journals.
+        tolerance: as in :meth:`StatsTable.observe`, for files and journals.
 
     Returns:
         What matched. Prompts without a match are no error; none at all is a warning in the log.
@@ -125,7 +122,7 @@ def warm_start(
     if not 0 < discount <= 1:
         raise ValueError(f"adaptive.warm_start_discount={discount!r} must be in (0, 1]")
     text = os.fspath(source)
-    kind, evidence = _evidence(text, run, prompt_key, id_key, success, tolerance, threshold)
+    kind, evidence = _evidence(text, run, prompt_key, id_key, success, tolerance)
     seen = np.flatnonzero(evidence.col("rollouts") > 0)
     rows = table.rows_for(np.ascontiguousarray(evidence.keys[seen], dtype=KEY_DTYPE), create=False)
     matched = rows >= 0
