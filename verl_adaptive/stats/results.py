@@ -71,7 +71,7 @@ def _rows(path: Path) -> Iterator[Mapping[str, Any]]:
             yield row
 
 
-def _key(row: Mapping[str, Any], prompt_key: str, id_key: str | None) -> bytes:
+def _key(row: Mapping[str, Any], prompt_key: str, id_key: str | None, media_keys: Mapping[str, str] | None) -> bytes:
     value = row.get("key")
     if isinstance(value, bytes):
         if len(value) != 16:
@@ -87,8 +87,7 @@ def _key(row: Mapping[str, Any], prompt_key: str, id_key: str | None) -> bytes:
     if row.get(prompt_key) is None:
         raise ValueError(f"neither key nor {prompt_key} says which prompt it is about; it has: {', '.join(row)}")
     answer = row["ground_truth"] if "ground_truth" in row else _keys.dig(row, "reward_model.ground_truth")
-    media = {name: row[name] for name in _keys.MEDIA_FIELDS if row.get(name) is not None}
-    return _keys.prompt_key(row.get("data_source"), row[prompt_key], answer, media or None)
+    return _keys.prompt_key(row.get("data_source"), row[prompt_key], answer, _keys.media_of(row, media_keys))
 
 
 def _outcome(row: Mapping[str, Any], success: float) -> tuple[float, ...]:
@@ -141,6 +140,7 @@ def read_results(
     id_key: str | None = None,
     success: float = 0.5,
     tolerance: float = 0.0,
+    media_keys: Mapping[str, str] | None = None,
 ) -> StatsTable:
     """Read an offline evaluation; all rows of one prompt together count as one visit.
 
@@ -150,6 +150,7 @@ def read_results(
         id_key: dotted path of the user's own identifier.
         success: a rollout succeeded if its ``score`` is above this.
         tolerance: as in :meth:`StatsTable.observe`.
+        media_keys: as in :func:`verl_adaptive.stats.keys.media_of`.
 
     Raises:
         StoreError: not readable, or a row lacks what is needed; the message names file, row and column.
@@ -159,7 +160,7 @@ def read_results(
     sources: list[str] = []
     for number, row in enumerate(_rows(path)):
         try:
-            keys.append(_key(row, prompt_key, id_key))
+            keys.append(_key(row, prompt_key, id_key, media_keys))
             outcomes.append((*_outcome(row, success), _tokens(row)))
         except (ValueError, TypeError, OverflowError) as error:
             raise StoreError(f"{path}, row {number}: {error}") from error
