@@ -80,7 +80,7 @@ def make_engine(preset: str, settings: Settings, seed: int, sources: list[str], 
     keys["hi"], keys["lo"] = seed + 1, np.arange(settings.pool)
     table = StatsTable()
     row_of = table.rows_for(keys, sources=sources)
-    facts = RunFacts(settings.batch, settings.n, settings.steps, settings.pool, seed, config.tolerance)
+    facts = RunFacts.of(config, batch=settings.batch, n=settings.n, steps=settings.steps, prompts=settings.pool)
     return RoundEngine(policy, table, config, facts, row_of, Epochs(settings.pool, seed))
 
 

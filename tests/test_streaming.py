@@ -323,7 +323,6 @@ def test_old_evidence_weighs_less():
     engine, _ = made("full", "colocated", stale_discount=0.5)
     engine.begin(1)
     sampler = engine.policy.sampler
-    sampler.facts = type(sampler.facts)(**{**vars(sampler.facts), "stale_discount": 0.5})
     groups = Groups.from_lists([0, 1], [[1.0] * 4, [1.0] * 4], lag=[0, 2])
     sampler.observe(groups, engine.progress)
     wins = sampler.col("wins")

@@ -88,9 +88,7 @@ def make_engine(
     table = StatsTable() if table is None else table
     keys = keys_of(len(world.p)) if keys is None else keys
     row_of = table.rows_for(keys)
-    facts = RunFacts(
-        batch=batch, n=n, steps=steps, prompts=len(np.unique(row_of)), seed=seed, tolerance=config.tolerance
-    )
+    facts = RunFacts.of(config, batch=batch, n=n, steps=steps, prompts=len(np.unique(row_of)))
     policy = build_policy(config)
     engine = make_engine_of(policy, table, config, facts, row_of, world.source, skip_zero=skip_zero)
     return engine, world

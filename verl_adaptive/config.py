@@ -132,6 +132,17 @@ class RunFacts:
     tolerance: float = 1e-6
     stale_discount: float = 1.0
 
+    @classmethod
+    def of(cls, config: AdaptiveConfig, *, batch: int, n: int, steps: int, prompts: int) -> RunFacts:
+        """The facts of a run under ``config``; trainer, simulator, doctor and benchmarks all come through here.
+
+        Args:
+            config: the ``adaptive`` group; every fact that has a key there comes from it.
+            batch, n, steps, prompts: as the attributes.
+        """
+        told = {f.name: getattr(config, f.name) for f in fields(cls) if hasattr(config, f.name)}
+        return cls(batch=batch, n=n, steps=steps, prompts=prompts, **told)
+
 
 @dataclass
 class SuccessConfig:

@@ -16,7 +16,7 @@ import hashlib
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 import numpy as np
@@ -394,4 +394,11 @@ class Policy:
 
 
 def _plain(config: Any) -> Any:
-    return {k: _plain(v) if hasattr(v, "__dict__") else v for k, v in vars(config).items()}
+    """Options by name; those that came later (``metadata={"since": …}``) only where they are set, so that a snapshot of
+    before is not another policy's."""
+    later = {f.name: f.default for f in fields(config) if "since" in f.metadata}
+    return {
+        k: _plain(v) if hasattr(v, "__dict__") else v
+        for k, v in vars(config).items()
+        if k not in later or v != later[k]
+    }

@@ -144,5 +144,6 @@ def test_the_snapshot_of_schema_1_is_read() -> None:
         make_snapshot.FOLDER, expect={"policy": "greso", "step": 3, "dataset": table.fingerprint()}
     )
     equal(table, again)
+    assert again.col("last_try").tolist() == again.col("last_step").tolist()  # a column that came later
     assert stored["p"] == state["p"] and np.array_equal(stored["held"], np.arange(3))
     assert manifest["schema"] == 1 and isinstance(again, StatsTable)

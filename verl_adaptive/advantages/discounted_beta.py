@@ -28,6 +28,7 @@ from verl_adaptive.groups import Groups
 from verl_adaptive.progress import Progress
 from verl_adaptive.roles import Advantage
 from verl_adaptive.stats.table import Column, StatsTable
+from verl_adaptive.visits import waves
 
 __all__ = ["DiscountedBeta"]
 
@@ -59,15 +60,11 @@ class DiscountedBeta(Advantage):
         table.declare(self.name, prior)
 
     def observe(self, groups: Groups, progress: Progress) -> None:
-        good, bad = self.evidence(groups)
-        order = np.argsort(groups.row, kind="stable")
-        rows = groups.row[order]
-        visit = np.arange(len(rows)) - np.searchsorted(rows, rows)  # a prompt may come twice: one visit at a time
-        for k in range(int(visit.max(initial=-1)) + 1):
-            now = order[visit == k]
-            for column, count in (("alpha", good), ("beta", bad)):
-                values = self.col(column)
-                values[groups.row[now]] = self.config.discount * values[groups.row[now]] + count[now]
+        for name, evidence in zip(("alpha", "beta"), self.evidence(groups), strict=True):
+            column = self.col(name)
+            for wave in waves(groups.row, groups.n > 0):
+                rows = groups.row[wave]
+                column[rows] = self.config.discount * column[rows] + evidence[wave]
 
     def compute(self, reward: np.ndarray, group_of: np.ndarray, observed: Groups) -> np.ndarray:
         # Thousands of visits of one outcome let the other's count underflow; nothing else reaches the floor.

@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
         from verl_adaptive.report.overview import overview
 
         overview(opened)  # adds the column
-    keys = keys_of(args.data, prompt_key=args.prompt_key, id_key=args.id_key)
+    keys = keys_of(args.data, prompt_key=args.prompt_key, id_key=args.id_key, media_keys=dict(args.media_key))
     known = prompts.table.rows_for(keys, create=False) >= 0
     # Rows that the store lacks become prompts without a visit, so that a condition treats both alike.
     before = len(prompts)

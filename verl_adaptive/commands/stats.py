@@ -88,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
         lists.update(_standard(prompts, args.tries, limit))
     shown = {name: _records(prompts, rows, extra) for name, (rows, extra) in lists.items()}
     if args.data:
-        _add_texts(shown, args.data, args.prompt_key, args.id_key)
+        _add_texts(shown, args)
     if args.json:
         print_json({**facts, "lists": shown})
     else:
@@ -118,11 +118,12 @@ def _records(prompts: Any, rows: np.ndarray, extra: list[str]) -> list[dict[str,
     return [{name: columns[name][i] for name in names} for i in range(len(rows))]
 
 
-def _add_texts(shown: dict[str, list[dict[str, Any]]], path: str, prompt_key: str, id_key: str | None) -> None:
+def _add_texts(shown: dict[str, list[dict[str, Any]]], args: argparse.Namespace) -> None:
     from verl_adaptive.report.dataset import texts_of
 
     wanted = {record["key"] for records in shown.values() for record in records}
-    texts = texts_of(path, wanted, prompt_key=prompt_key, id_key=id_key)
+    media_keys = dict(args.media_key)
+    texts = texts_of(args.data, wanted, prompt_key=args.prompt_key, id_key=args.id_key, media_keys=media_keys)
     for records in shown.values():
         for record in records:
             record["text"] = texts.get(record["key"])

@@ -340,7 +340,7 @@ def _first_step(adaptive: AdaptiveConfig, batch: int, n: int, steps: int, prompt
     keys["hi"], keys["lo"] = np.arange(prompts), 0
     table = StatsTable()
     row_of = table.rows_for(keys)
-    facts = RunFacts(batch=batch, n=n, steps=steps, prompts=prompts, seed=adaptive.seed, tolerance=adaptive.tolerance)
+    facts = RunFacts.of(adaptive, batch=batch, n=n, steps=steps, prompts=prompts)
     return make_engine(build_policy(adaptive), table, adaptive, facts, row_of, _Order(prompts))
 
 

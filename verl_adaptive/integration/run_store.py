@@ -15,12 +15,13 @@ import transfer_queue as tq
 from verl_adaptive.config import AdaptiveConfig
 from verl_adaptive.engine import Engine, StepResult
 from verl_adaptive.errors import AdaptiveError
-from verl_adaptive.integration.prompts import identity_columns
+from verl_adaptive.integration.prompts import identity_columns, media_columns
 from verl_adaptive.integration.session import Session
 from verl_adaptive.roles import Policy
 from verl_adaptive.stats import (
     SnapshotMissing,
     StatsTable,
+    dataset_identity,
     dataset_keys,
     duplicates,
     fingerprint,
@@ -55,9 +56,15 @@ class RunStore:
 
     def __init__(self, config: Any, adaptive: AdaptiveConfig, dataset: Any) -> None:
         self.config, self.adaptive = config, adaptive
-        rows, columns = identity_columns(dataset)
+        self._prompt_key, self._media_keys = config.data.get("prompt_key", "prompt"), media_columns(config.data)
+        rows, columns = identity_columns(dataset, self._prompt_key, self._media_keys)
         try:
-            self.keys = dataset_keys(rows(), prompt_key=config.data.get("prompt_key", "prompt"), id_key=adaptive.id_key)
+            if adaptive.id_key is not None:
+                self.keys = questions = dataset_keys(rows(), id_key=adaptive.id_key)
+            else:
+                self.keys, questions = dataset_identity(
+                    rows(), prompt_key=self._prompt_key, media_keys=self._media_keys
+                )
         except (TypeError, ValueError) as error:
             raise AdaptiveError(f"the training set's prompts cannot be identified: {error}") from error
         self.sources = columns("data_source")
@@ -65,9 +72,7 @@ class RunStore:
         self.table = StatsTable()
         self.row_of = self.table.rows_for(self.keys, sources=self.sources)
         self.origin = "new statistics"
-        self._report_duplicates(
-            dataset_keys(rows(), prompt_key=config.data.get("prompt_key", "prompt"), with_answer=False)
-        )
+        self._report_duplicates(questions)
         if adaptive.warm_start is not None:
             self._warm_start(adaptive.warm_start, adaptive.warm_start_discount)
         self.journal = self._open_journal()
@@ -79,10 +84,17 @@ class RunStore:
         self.duplicates_note = (
             f" ({repeated} rows repeat an earlier prompt and share its statistics)" if repeated else ""
         )
-        if repeated:
-            logger.warning("training set: %s", duplicates(self.keys))
+        if 5 * repeated > len(self.keys):
+            logger.warning(
+                "training set: %s. Prompts that come again are handled: each has one set of statistics, and pool samplers "
+                "take it once. If these are different prompts, name what tells them apart: data.image_key, data.video_key "
+                "and data.audio_key for what a placeholder in the messages stands for, or adaptive.id_key",
+                duplicates(self.keys),
+            )
+        elif repeated:
+            logger.info("training set: %s", duplicates(self.keys))
         conflicts = len(np.unique(self.keys)) - len(np.unique(questions))
-        if conflicts and self.adaptive.id_key is None:
+        if conflicts:
             logger.warning("training set: %d prompts appear again with a different ground truth", conflicts)
 
     def _warm_start(self, source: str, discount: float) -> None:
@@ -92,8 +104,9 @@ class RunStore:
             self.table,
             source,
             discount=discount,
-            prompt_key=self.config.data.get("prompt_key", "prompt"),
+            prompt_key=self._prompt_key,
             id_key=self.adaptive.id_key,
+            media_keys=self._media_keys,
             success=self.adaptive.success.threshold,
             tolerance=self.adaptive.tolerance,
         )

@@ -147,14 +147,12 @@ class AdaptiveMixin(_Trainer):
             True,
             f"{self._keep_zero}; set it to null or false",
         )
-        facts = RunFacts(
+        facts = RunFacts.of(
+            self.adaptive,
             batch=self.config.data.train_batch_size,
             n=self.config.actor_rollout_ref.rollout.n,
             steps=self.total_training_steps,
             prompts=len(np.unique(self.run_store.row_of)),
-            seed=self.adaptive.seed,
-            tolerance=self.adaptive.tolerance,
-            stale_discount=self.adaptive.stale_discount,
         )
         parts = (policy, self.run_store.table, self.adaptive, facts, self.run_store.row_of, self.stream)
         carrier = (self.stream, self.adaptive, self._submit_batch_to_rollout, lambda: self.global_steps, self._dead)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -81,6 +82,7 @@ def collect(
     data: str | None = None,
     prompt_key: str = "prompt",
     id_key: str | None = None,
+    media_keys: Mapping[str, str] | None = None,
 ) -> Collected:
     """Work everything out.
 
@@ -89,7 +91,7 @@ def collect(
         tries: rollouts without a success from which a prompt counts as never solved.
         limit: prompts in each list.
         data: the training set; adds texts and the search for conflicting answers.
-        prompt_key, id_key: as in training.
+        prompt_key, id_key, media_keys: as in training.
     """
     facts = overview(opened, tries=tries, history=False)
     history = _history(opened, facts) if opened.kind == "journal" else None
@@ -107,11 +109,11 @@ def collect(
         from verl_adaptive.report.dataset import texts_of
 
         wanted = {record["key"] for _, records in lists.values() for record in records}
-        texts = texts_of(data, wanted, prompt_key=prompt_key, id_key=id_key)
+        texts = texts_of(data, wanted, prompt_key=prompt_key, id_key=id_key, media_keys=media_keys)
         for _, records in lists.values():
             for record in records:
                 record["text"] = texts.get(record["key"], "")
-        out.conflicts = conflicts(data, prompt_key, limit)
+        out.conflicts = conflicts(data, prompt_key, limit, media_keys)
     return out
 
 
@@ -329,7 +331,9 @@ def _lists(opened: Opened, tries: int, limit: int) -> dict[str, tuple[str, list[
     return out
 
 
-def conflicts(path: str, prompt_key: str, limit: int) -> list[dict[str, Any]]:
+def conflicts(
+    path: str, prompt_key: str, limit: int, media_keys: Mapping[str, str] | None = None
+) -> list[dict[str, Any]]:
     """Questions that a data set holds with different answers.
 
     Returns:
@@ -339,7 +343,7 @@ def conflicts(path: str, prompt_key: str, limit: int) -> list[dict[str, Any]]:
 
     rows: dict[bytes, list[int]] = {}
     answers: list[str] = []
-    for number, (key, answer) in enumerate(answers_of(path, prompt_key=prompt_key)):
+    for number, (key, answer) in enumerate(answers_of(path, prompt_key=prompt_key, media_keys=media_keys)):
         rows.setdefault(key, []).append(number)
         answers.append(answer)
     found = [r for r in rows.values() if len({answers[i] for i in r}) > 1]

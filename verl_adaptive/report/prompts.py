@@ -59,6 +59,7 @@ _ABOUT = {
     "retired": "1: at rest (from the newest snapshot)",
     "first_step": "step of the first visit, -1 if there was none",
     "last_step": "step of the latest visit, -1 if there was none",
+    "last_try": "as last_step, groups that failed included",
     "first_rate": "pass rate of the first visit",
     "last_rate": "pass rate of the latest visit",
     "failures": "groups that failed and say nothing",

@@ -76,7 +76,7 @@ class Simulation:
         if isinstance(sampler, Oracle):
             first = np.unique(row_of, return_index=True)[1]  # rows are numbered by first appearance
             sampler.rates = lambda rows: world.rates(first[rows])
-        facts = RunFacts(batch, n, steps, len(table), seed, config.tolerance)
+        facts = RunFacts.of(replace(config, seed=seed), batch=batch, n=n, steps=steps, prompts=len(table))
         source = Stream(world.size, seed, shuffle)
         self.engine = make_engine(policy, table, config, facts, row_of, source, skip_zero=skip_zero)
         self.step = 0

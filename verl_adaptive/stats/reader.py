@@ -15,6 +15,7 @@ from verl_adaptive.stats import schema
 from verl_adaptive.stats.keys import KEY_DTYPE
 from verl_adaptive.stats.schema import JournalError
 from verl_adaptive.stats.table import StatsTable
+from verl_adaptive.visits import kind_of
 
 __all__ = ["OBSERVATIONS", "JournalReader", "Segment", "key_words"]
 
@@ -236,9 +237,7 @@ class JournalReader:
             if len(rows) < _PAGE:
                 return
 
-    def replay(
-        self, run: str, *, last_step: int | None = None, tolerance: float = 0.0, threshold: float = 0.5
-    ) -> StatsTable:
+    def replay(self, run: str, *, last_step: int | None = None, tolerance: float = 0.0) -> StatsTable:
         """The statistics table as the live line made it: equal, bit for bit, to the one the run had in memory.
 
         Columns that policies declare are not in a journal, nor is ``retired``.
@@ -246,11 +245,11 @@ class JournalReader:
         Args:
             run: the run.
             last_step: stop after this step.
-            tolerance, threshold: as in :meth:`StatsTable.observe`.
+            tolerance: as in :meth:`StatsTable.observe`.
         """
         table = StatsTable()
         for page in self.observations(run, last_step=last_step):
-            replay_page(table, page, tolerance, threshold)
+            replay_page(table, page, tolerance)
         self.name_sources(table)
         return table
 
@@ -264,7 +263,7 @@ class JournalReader:
                 table.rows_for(keys[rows >= 0], create=False, sources=names[rows >= 0])
 
 
-def replay_page(table: StatsTable, page: pa.Table, tolerance: float, threshold: float) -> None:
+def replay_page(table: StatsTable, page: pa.Table, tolerance: float) -> None:
     """Observe a page of observations."""
 
     def column(name: str) -> np.ndarray:
@@ -272,7 +271,6 @@ def replay_page(table: StatsTable, page: pa.Table, tolerance: float, threshold: 
 
     n, success = column("n"), column("successes")
     flat = column("signal_max") - column("signal_min") <= tolerance
-    easy = success / np.maximum(n, 1) > threshold
     table.observe_totals(
         table.rows_for(key_words(page.column("key"))),
         column("step"),
@@ -282,7 +280,7 @@ def replay_page(table: StatsTable, page: pa.Table, tolerance: float, threshold: 
         signal_sq=column("signal_sqsum"),
         reward=column("reward_sum"),
         tokens=page.column("tokens").fill_null(0).to_numpy(),
-        kind=np.where(flat, np.where(easy, 1, -1), 0),
+        kind=kind_of(flat, success / np.maximum(n, 1)),
         failed=column("failed"),
     )
 
