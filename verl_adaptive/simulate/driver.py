@@ -15,10 +15,13 @@ import numpy as np
 from verl_adaptive.config import AdaptiveConfig, RunFacts
 from verl_adaptive.engine import Engine, Requests, StepResult
 from verl_adaptive.errors import AdaptiveError, Exhausted
+from verl_adaptive.groups import Groups
 from verl_adaptive.policy import build_policy
 from verl_adaptive.roles import Sampler
+from verl_adaptive.simulate.clock import Clock
 from verl_adaptive.simulate.oracle import Oracle, OracleBest
-from verl_adaptive.simulate.presets import REFERENCES, compose_preset, split_words
+from verl_adaptive.simulate.presets import PEERS, REFERENCES, compose_preset, split_words
+from verl_adaptive.simulate.verl_filter import VerlFilter
 from verl_adaptive.simulate.worlds import Stream, World
 from verl_adaptive.stats.table import StatsTable
 
@@ -38,6 +41,8 @@ class Simulation:
         sampler: takes the place of the configured one (a reference that knows the pass rates).
         shuffle: the stream permutes the data set each epoch; False: data-set order.
         skip_zero: leave rollouts of exactly zero advantage out of training.
+        clock: answers in time, group by group; None: everything that is asked for is back at once.
+        peer: verl's own filter decides, in place of the package's engine.
 
     Attributes:
         engine: the engine.
@@ -59,8 +64,10 @@ class Simulation:
         sampler: Sampler | None = None,
         shuffle: bool = True,
         skip_zero: bool = True,
+        clock: Clock | None = None,
+        peer: bool = False,
     ) -> None:
-        self.world, self.steps, self.fixed = world, steps, fixed
+        self.world, self.steps, self.fixed, self.clock = world, steps, fixed, clock
         policy = build_policy(config)
         if sampler is not None:
             policy.sampler = sampler
@@ -71,7 +78,11 @@ class Simulation:
             sampler.rates = lambda rows: world.rates(first[rows])
         facts = RunFacts(batch, n, steps, len(table), seed, config.tolerance)
         source = Stream(world.size, seed, shuffle)
-        self.engine = Engine(policy, table, config, facts, row_of, source, skip_zero=skip_zero)
+        self.engine: Any  # the package's engine, or verl's filter in its place
+        if peer:
+            self.engine = VerlFilter(config, table, facts, row_of, source, policy=policy)
+        else:
+            self.engine = Engine(policy, table, config, facts, row_of, source, skip_zero=skip_zero)
         self.step = 0
         self.requests: list[Requests] = []
         self.truth: list[np.ndarray] = []
@@ -111,13 +122,20 @@ class Simulation:
         self.step += 1
         self.requests, self.truth = [], []
         requests = self.engine.begin(self.step)
-        while requests is not None:
-            self.requests.append(requests)
-            self.truth.append(self.world.rates(requests.index))
-            requests = self.engine.receive(self.world.roll(requests))
+        if self.clock is not None:
+            self.clock.generate(self.engine, requests, self._answer)
+        else:
+            while requests is not None:
+                requests = self.engine.receive(self._answer(requests))
         result = self.engine.finish()
         self.world.learn(result, self.engine.policy, self.step)
         return result
+
+    def _answer(self, requests: Requests) -> Groups:
+        """What the world makes of requests, which are noted."""
+        self.requests.append(requests)
+        self.truth.append(self.world.rates(requests.index))
+        return self.world.roll(requests)
 
     def _why(self) -> str:
         if self.fixed and self.step >= self.steps:
@@ -140,7 +158,8 @@ def make_simulation(
     """A run of a preset or a reference.
 
     Args:
-        preset: ``"greso"``, ``"greso adaptive.sampler.p_easy=0.3"``, ``oracle`` or ``oracle_best``.
+        preset: ``"greso"``, ``"greso adaptive.sampler.p_easy=0.3"``, ``oracle``, ``oracle_best``, or
+            ``verl_filter_groups``.
         world: the prompts.
         batch, n, steps, seed: as :class:`Simulation`.
         budget: rollouts to generate; None: exactly ``steps`` steps.
@@ -152,7 +171,11 @@ def make_simulation(
     """
     words = split_words(preset)
     sampler: Sampler | None = None
-    if words[0] in REFERENCES:
+    if words[0] in PEERS:
+        if len(words) > 1:
+            raise AdaptiveError(f"{words[0]} takes no overrides: it is verl's own filter, with verl's defaults")
+        config, more = compose_preset(["grpo"]), {**more, "peer": True}
+    elif words[0] in REFERENCES:
         if len(words) > 1:
             raise AdaptiveError(f"{words[0]} takes no overrides: it is a reference, plain GRPO on the prompts it picks")
         sampler = Oracle() if words[0] == "oracle" else OracleBest()
