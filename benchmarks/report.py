@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import train_cpu
 from cells import Parser, interval, run_script
+from page_clock import clock_page
 from page_cpu import cpu_page, cpu_runs
 from page_front import readme
 from page_speed import decisions_page, step_time_page, store_page
@@ -107,7 +108,8 @@ def pages(results: Path, results_page: Path, readme_page: Path) -> dict[Path, st
     if tiny:
         part = torch_page(tiny)
         text = put(text, "train_torch", [part[0], "", "![accuracy](figures/train_torch.svg)", *part[1:]])
-    for name, page in (("store", store_page), ("decisions", decisions_page), ("step_time", step_time_page)):
+    parts = {"clock": clock_page, "store": store_page, "decisions": decisions_page, "step_time": step_time_page}
+    for name, page in parts.items():
         if data := read(f"{name}.json"):
             text = put(text, name, page(data))
     out = {results_page: text}

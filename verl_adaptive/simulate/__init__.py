@@ -22,6 +22,7 @@ from verl_adaptive.simulate.presets import PEERS, REFERENCES, compose_preset, pr
 from verl_adaptive.simulate.queueing import Machine, Queue
 from verl_adaptive.simulate.replayed import ReplayConfig, ReplayedWorld, make_replayed
 from verl_adaptive.simulate.traces import Trace, TraceError, read_trace
+from verl_adaptive.simulate.waiting import Waiting, expected_waiting
 from verl_adaptive.simulate.worlds import StaticWorld, Stream, World
 
 __all__ = [
@@ -51,8 +52,10 @@ __all__ = [
     "Timing",
     "Trace",
     "TraceError",
+    "Waiting",
     "World",
     "compose_preset",
+    "expected_waiting",
     "make_pool",
     "make_replayed",
     "make_simulation",

@@ -26,6 +26,7 @@ from verl_adaptive.simulate.queueing import Machine, Queue
 
 if TYPE_CHECKING:
     from verl_adaptive.engine import Engine, Requests, StepResult
+    from verl_adaptive.streaming import StreamEngine
 
 __all__ = ["Clock", "ClockConfig", "Phase", "Timing"]
 
@@ -106,32 +107,61 @@ class Clock:
             requests: what ``begin`` asked for.
             answer: the world: a group a request, with the length of each rollout as its tokens.
         """
-        queue, poll = self.queue, engine.config.poll_interval
-        begun, tokens, occupied = queue.now, queue.tokens, queue.occupied
-        self._waves = self._sent = self._back = self._back_tokens = 0
         parts = getattr(engine, "takes_parts", False)
-        returned: list[float] = []
-        done: list[int] = []
+        self._start(engine)
         self._send(requests, answer)
-        while queue.busy and not getattr(engine, "settled", False):
-            look = queue.next_end
-            if poll > 0:  # the first look that finds it
-                look = max(look, begun + math.ceil((look - begun) / poll - 1e-9) * poll)
-            while queue.next_end <= look:
-                ticket = queue.pop()
-                self._left[ticket] -= 1
-                if not self._left[ticket]:
-                    done.append(ticket)
-                    returned.append(look)
-            queue.wait(look)
-            if done and (parts or not queue.busy):
-                groups, done = self._take(done), []
-                self._back += groups.rollouts
-                self._back_tokens += int(groups.tokens.sum())
-                self._send(engine.receive(groups), answer)
-        phase = self._end(engine, begun, tokens, occupied, returned)
-        self.phases.append(phase)
+        done: list[int] = []
+        while self.queue.busy and not getattr(engine, "settled", False):
+            done += self._look()
+            if done and (parts or not self.queue.busy):
+                requests = engine.receive(self._take(done))
+                done = []
+                self._send(requests, answer)
+        unbegun = self.queue.abort().waiting if self.queue.busy else 0
+        self._results.clear()
+        self._left.clear()
+        phase = self._phase(unbegun)
+        if phase.aborted_rollouts and hasattr(engine, "abandon"):
+            engine.abandon(phase.aborted_rollouts, phase.aborted_tokens)
         return phase
+
+    def stream(self, engine: StreamEngine, requests: Requests | None, answer: Callable[[Requests], Groups]) -> Phase:
+        """Go on generating until an asynchronous step has its groups; what is in flight stays there.
+
+        Args:
+            engine: after ``begin``, before ``take``.
+            requests, answer: as :meth:`generate`.
+        """
+        self._start(engine)
+        self._send(requests, answer)
+        while not engine.can_take(engine.count):
+            self._send(engine.revive(), answer)
+            if engine.starved:
+                break
+            if done := self._look():
+                self._send(engine.receive(self._take(done)), answer)
+        return self._phase(None)
+
+    def _start(self, engine: Engine) -> None:
+        self._poll = engine.config.poll_interval
+        self._before = self.queue.now, self.queue.tokens, self.queue.occupied
+        self._waves = self._sent = self._back = self._back_tokens = 0
+        self._returned: list[float] = []
+
+    def _look(self) -> list[int]:
+        """Let time pass until a look finds sequences that ended; the tickets of which nothing is missing any more."""
+        queue, begun = self.queue, self._before[0]
+        look, done = queue.next_end, []
+        if self._poll > 0:  # the first look after it
+            look = max(look, begun + math.ceil((look - begun) / self._poll - 1e-9) * self._poll)
+        while queue.next_end <= look:
+            ticket = queue.pop()
+            self._left[ticket] -= 1
+            if not self._left[ticket]:
+                done.append(ticket)
+        queue.wait(look)
+        self._returned += [look] * len(done)
+        return done
 
     def _send(self, requests: Requests | None, answer: Callable[[Requests], Groups]) -> None:
         if requests is None or not len(requests):
@@ -155,30 +185,35 @@ class Clock:
             del self._left[ticket]
             parts.setdefault(id(groups), (groups, []))[1].append(place)
         groups = Groups.concat([g.select(np.sort(np.array(places))) for g, places in parts.values()])
+        self._back += groups.rollouts
+        self._back_tokens += int(groups.tokens.sum())
         return groups.select(np.argsort(groups.ticket, kind="stable"))
 
-    def _end(self, engine: Engine, begun: float, tokens: float, occupied: float, returned: list[float]) -> Phase:
-        queue = self.queue
-        unbegun = queue.abort().waiting if queue.busy else 0
-        self._results.clear()
-        self._left.clear()
-        count, generated = self._sent - unbegun, queue.tokens - tokens
-        aborted = count - self._back, max(0, round(generated - self._back_tokens))
-        if aborted[0] and hasattr(engine, "abandon"):
-            engine.abandon(*aborted)
+    def _phase(self, unbegun: int | None) -> Phase:
+        """Account for the time since :meth:`_start`.
+
+        Args:
+            unbegun: rollouts called back before they had a slot; None: nothing was called back, and nothing aborted.
+        """
+        queue, returned = self.queue, self._returned
+        begun, tokens, occupied = self._before
+        count, generated = self._sent - (unbegun or 0), queue.tokens - tokens
+        stopped = unbegun is not None
         late = sorted(returned)[math.ceil(LAST * len(returned)) - 1] if returned else queue.now
-        return Phase(
+        phase = Phase(
             seconds=queue.now - begun,
             tokens=generated,
             occupied=queue.occupied - occupied,
             waves=self._waves,
             rollouts=count,
             last=queue.now - late,
-            aborted_rollouts=aborted[0],
-            aborted_tokens=aborted[1],
-            unbegun=unbegun,
+            aborted_rollouts=count - self._back if stopped else 0,
+            aborted_tokens=max(0, round(generated - self._back_tokens)) if stopped else 0,
+            unbegun=unbegun or 0,
             prefill=count * self.config.prompt_tokens,
         )
+        self.phases.append(phase)
+        return phase
 
 
 class Timing:

@@ -24,6 +24,7 @@ from verl_adaptive.simulate.presets import PEERS, REFERENCES, compose_preset, sp
 from verl_adaptive.simulate.verl_filter import VerlFilter
 from verl_adaptive.simulate.worlds import Stream, World
 from verl_adaptive.stats.table import StatsTable
+from verl_adaptive.streaming import StreamEngine, StreamFacts
 
 __all__ = ["Simulation", "make_simulation"]
 
@@ -43,6 +44,7 @@ class Simulation:
         skip_zero: leave rollouts of exactly zero advantage out of training.
         clock: answers in time, group by group; None: everything that is asked for is back at once.
         peer: verl's own filter decides, in place of the package's engine.
+        stream: an asynchronous trainer takes the batches; needs a clock, for nothing but time says what comes back first.
 
     Attributes:
         engine: the engine.
@@ -66,8 +68,12 @@ class Simulation:
         skip_zero: bool = True,
         clock: Clock | None = None,
         peer: bool = False,
+        stream: StreamFacts | None = None,
     ) -> None:
-        self.world, self.steps, self.fixed, self.clock = world, steps, fixed, clock
+        if stream is not None and clock is None:
+            raise AdaptiveError("an asynchronous trainer is simulated with a clock only")
+        self.world, self.steps, self.fixed = world, steps, fixed
+        self.clock: Any = clock
         policy = build_policy(config)
         if sampler is not None:
             policy.sampler = sampler
@@ -81,6 +87,8 @@ class Simulation:
         self.engine: Any  # the package's engine, or verl's filter in its place
         if peer:
             self.engine = VerlFilter(config, table, facts, row_of, source, policy=policy)
+        elif stream is not None:
+            self.engine = StreamEngine(policy, table, config, facts, row_of, source, skip_zero=skip_zero, stream=stream)
         else:
             self.engine = Engine(policy, table, config, facts, row_of, source, skip_zero=skip_zero)
         self.step = 0
@@ -122,7 +130,10 @@ class Simulation:
         self.step += 1
         self.requests, self.truth = [], []
         requests = self.engine.begin(self.step)
-        if self.clock is not None:
+        if self.engine.asynchronous:
+            self.clock.stream(self.engine, requests, self._answer)
+            self.engine.take(self.engine.count)
+        elif self.clock is not None:
             self.clock.generate(self.engine, requests, self._answer)
         else:
             while requests is not None:
