@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.cli.conftest import call  # noqa: F401
+from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.simulate import (
     PEERS,
     Clock,
@@ -28,6 +29,7 @@ from verl_adaptive.simulate import (
     summarise,
 )
 from verl_adaptive.simulate.replayed import ReplayConfig
+from verl_adaptive.streaming import StreamFacts
 
 SMALL = ClockConfig(Machine(replicas=2, slots=8), LengthConfig(median=60, sigma=0.8, cap=400), prompt_tokens=10)
 SETTING = Setting(batch=8, n=8, steps=8, budget=None)
@@ -156,6 +158,56 @@ def test_recorded_lengths_are_used(tmp_path) -> None:
     )
     assert tokens[index % 2 == 0].mean() == pytest.approx(40, rel=0.1)
     assert tokens[index % 2 == 1].mean() == pytest.approx(200, rel=0.1)
+
+
+# -- asynchronous trainers ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("preset", "warmup"), [("grpo", 0), ("grpo", 8), ("dapo", 8), ("greso", 16), ("aero", 8)])
+def test_an_asynchronous_step_loses_nothing_and_leaves_the_rest_in_flight(preset, warmup) -> None:
+    """Over the run: what the machine made is what came back and what is still in flight; the window bounds the latter."""
+    p = np.random.default_rng(0).beta(0.6, 0.6, 80)
+    world = StaticWorld(p, lengths=Lengths(SMALL.lengths, 80, 0))
+    clock = Clock(SMALL)
+    run = make_simulation(preset, world, batch=8, n=8, steps=30, clock=clock, stream=StreamFacts(warmup=warmup))
+    back = 0
+    for step, result in enumerate(run, 1):
+        phase = clock.phases[-1]
+        assert result.trained.sum() == 8 or result.partial or not run.engine.config.refill
+        assert (phase.aborted_rollouts, phase.aborted_tokens, phase.unbegun) == (0, 0, 0)
+        back += result.ledger.tokens.generated
+        flight = run.engine.flight
+        assert len(flight) + len(run.engine.ready) <= 8 + warmup
+        assert clock.queue.busy <= flight.rollouts and clock.queue.tokens >= back - 1e-6
+        if step == 12:
+            break
+    left = clock.queue.abort()
+    assert clock.queue.tokens - back <= left.tokens + sum(
+        int(run.world.roll(flight.select(np.array([i]))).tokens.sum()) for i in range(len(flight))
+    )
+    assert (len(flight) == 0) == (warmup == 0) or preset != "grpo"
+
+
+def test_a_window_that_is_kept_full_leaves_no_slot_idle() -> None:
+    p = np.full(200, 0.5)
+    seconds = {}
+    for stream in (None, StreamFacts(warmup=32)):
+        world = StaticWorld(p, lengths=Lengths(SMALL.lengths, 200, 0))
+        clock, timing = Clock(SMALL), Timing(SMALL, skip=3)
+        run = make_simulation("grpo", world, batch=16, n=8, steps=30, clock=clock, stream=stream)
+        for step, result in enumerate(run, 1):
+            timing.count(clock.phases[-1], result, 1e-6, 0.0)
+            if step == 15:
+                break
+        row = timing.row()
+        seconds[stream is not None] = row["time"]
+        assert (row["idle"] < 0.02) == (stream is not None) and (row["waves"] == 0) == (stream is not None)
+    assert seconds[True] < 0.9 * seconds[False]
+
+
+def test_an_asynchronous_trainer_needs_a_clock() -> None:
+    with pytest.raises(AdaptiveError, match="with a clock only"):
+        make_simulation("grpo", StaticWorld(np.full(9, 0.5)), batch=4, n=2, steps=2, stream=StreamFacts())
 
 
 # -- the command ------------------------------------------------------------------------------------------------------

@@ -97,6 +97,8 @@ class Clock:
         self.queue = Queue(config.machine)
         self.phases: list[Phase] = []
         self._results: dict[int, tuple[Groups, int]] = {}  # ticket → what it will have come to, and its place there
+        self._asked_in: dict[int, int] = {}  # ticket → steps before the one in which its latest request was sent
+        self._sent_in: dict[int, int] = {}  # ticket → steps before the one in which it was first sent
         self._left: dict[int, int] = {}  # ticket → rollouts that are not back
 
     def generate(self, engine: Engine, requests: Requests | None, answer: Callable[[Requests], Groups]) -> Phase:
@@ -120,6 +122,7 @@ class Clock:
         unbegun = self.queue.abort().waiting if self.queue.busy else 0
         self._results.clear()
         self._left.clear()
+        self._asked_in.clear()
         phase = self._phase(unbegun)
         if phase.aborted_rollouts and hasattr(engine, "abandon"):
             engine.abandon(phase.aborted_rollouts, phase.aborted_tokens)
@@ -141,6 +144,11 @@ class Clock:
             if done := self._look():
                 self._send(engine.receive(self._take(done)), answer)
         return self._phase(None)
+
+    def ages(self, result: StepResult) -> np.ndarray:
+        """int64: of each trained group of the last step, weight updates between its first request and its training."""
+        now = len(self.phases) - 1
+        return np.array([now - self._sent_in[t] for t in result.groups.ticket[result.trained].tolist()], dtype=np.int64)
 
     def _start(self, engine: Engine) -> None:
         self._poll = engine.config.poll_interval
@@ -170,6 +178,8 @@ class Clock:
         groups = answer(requests)
         lengths, offsets = groups.tokens.tolist(), groups.offsets.tolist()
         for place, ticket in enumerate(groups.ticket.tolist()):
+            self._asked_in[ticket] = len(self.phases)
+            self._sent_in.setdefault(ticket, len(self.phases))
             mine = lengths[offsets[place] : offsets[place + 1]]
             if not mine:
                 raise ValueError(f"the world returned no rollout at all for ticket {ticket}: it would never come back")
@@ -187,7 +197,10 @@ class Clock:
         groups = Groups.concat([g.select(np.sort(np.array(places))) for g, places in parts.values()])
         self._back += groups.rollouts
         self._back_tokens += int(groups.tokens.sum())
-        return groups.select(np.argsort(groups.ticket, kind="stable"))
+        groups = groups.select(np.argsort(groups.ticket, kind="stable"))
+        asked = np.array([self._asked_in.pop(t) for t in groups.ticket.tolist()], dtype=np.int32)
+        groups.lag = (len(self.phases) - asked).astype(np.int32)
+        return groups
 
     def _phase(self, unbegun: int | None) -> Phase:
         """Account for the time since :meth:`_start`.
