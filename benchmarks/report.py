@@ -22,6 +22,7 @@ import numpy as np
 
 from benchmarks import train_cpu
 from benchmarks.cells import Parser, interval, read_rows, run_script, write_whole
+from benchmarks.page_clock import clock_page
 from benchmarks.page_cpu import cpu_page, cpu_runs
 from benchmarks.page_front import readme
 from benchmarks.page_speed import decisions_page, step_time_page, store_page
@@ -120,7 +121,8 @@ def pages(results: Path, results_page: Path, readme_page: Path) -> dict[Path, st
     if tiny:
         part = torch_page(tiny)
         text = put(text, "train_torch", [part[0], "", "![accuracy](figures/train_torch.svg)", *part[1:]])
-    for name, page in (("store", store_page), ("decisions", decisions_page), ("step_time", step_time_page)):
+    parts = {"clock": clock_page, "store": store_page, "decisions": decisions_page, "step_time": step_time_page}
+    for name, page in parts.items():
         if data := read(f"{name}.json"):
             text = put(text, name, page(data))
     out = {results_page: text}
