@@ -367,6 +367,6 @@ def test_small_rounds_that_fail_by_bad_luck_do_not_end_the_run(queue):
 def test_when_everything_fails_the_run_ends_with_the_reason(queue):
     session = session_of(Workers(fail=1.0))
     session.start()
-    with pytest.raises(AdaptiveError, match="the last 16 groups all failed"):
+    with pytest.raises(AdaptiveError, match=r"the last \d+ groups all failed"):
         session.complete()
     tq.kv_clear(keys=list(left()), partition_id="train")
