@@ -219,7 +219,11 @@ class AdaptiveConfig:
             Beta posteriors (MoPPS, CERO, discounted Beta) learn is weighed.
         record: write every decision's inputs down for `verl-adaptive replay`; true: beside the checkpoints, or a folder.
         poll_interval: seconds between looks at the rollout queue.
-        stall_timeout: seconds without any rollout finishing before the run stops with an error.
+        stall_timeout: seconds without any rollout finishing before the run stops with an error; null: 1800, or 0.1 for each
+            token of data.max_response_length if that is more.
+        min_sessions: share of a group's rollouts that must come back with a finite reward; the survivors are the group.
+            Below it the group counts as failed. At a half, the standard error of its mean is at most √2 times a whole
+            group's; a prompt that loses more says more about the tool than about itself.
         warm_start: a run, Parquet or JSONL file to learn from before the first step.
         warm_start_discount: weight of that evidence in (0, 1].
     """
@@ -245,7 +249,8 @@ class AdaptiveConfig:
     stale_discount: float = 0.9
     record: bool | str = False
     poll_interval: float = 0.1
-    stall_timeout: float = 1800.0
+    stall_timeout: float | None = None
+    min_sessions: float = 0.5
     warm_start: str | None = None
     warm_start_discount: float = 0.5
     store: StoreConfig = field(default_factory=StoreConfig)
@@ -284,7 +289,13 @@ class AdaptiveConfig:
         check(self.max_rounds >= 1, f"{path}.max_rounds", self.max_rounds, "must be 1 or greater")
         check(0 < self.stale_discount <= 1, f"{path}.stale_discount", self.stale_discount, "must be in (0, 1]")
         check(self.poll_interval > 0, f"{path}.poll_interval", self.poll_interval, "must be above 0 seconds")
-        check(self.stall_timeout > 0, f"{path}.stall_timeout", self.stall_timeout, "must be above 0 seconds")
+        check(
+            self.stall_timeout is None or self.stall_timeout > 0,
+            f"{path}.stall_timeout",
+            self.stall_timeout,
+            "must be above 0 seconds, or null",
+        )
+        check(0 < self.min_sessions <= 1, f"{path}.min_sessions", self.min_sessions, "must be in (0, 1]")
         for name in ("max_rollouts_per_step", "total_rollouts"):
             value = getattr(self, name)
             check(value is None or value >= 1, f"{path}.{name}", value, "must be 1 or greater, or null")

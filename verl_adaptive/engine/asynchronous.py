@@ -284,7 +284,8 @@ class AsyncEngine(Engine):
         """Close open groups whose rollouts are back, or top them up."""
         self._close(Closed.of(groups.select(groups.failed), "failed"))
         alive = groups.select(~groups.failed)
-        more = fit(np.asarray(self.policy.allocator.review(alive, self.progress), dtype=np.int64), self.progress.room)
+        more = np.asarray(self.policy.allocator.review(alive, self.progress), dtype=np.int64)
+        more = fit(np.where(np.isin(alive.ticket, self.desk.cut), CLOSE, more), self.progress.room)
         if (more == HOLD).any():
             raise AdaptiveError(
                 f"an asynchronous trainer holds no groups back, yet {int((more == HOLD).sum())} reviews said {HOLD}"

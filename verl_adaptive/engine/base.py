@@ -109,6 +109,10 @@ class Engine(ABC):
             account.generated += amount
             account.drop("aborted", amount)
 
+    def never_trains(self) -> np.ndarray:
+        """int64: tickets of groups closed in this step that will not train, whatever comes; their rows may go."""
+        return self.desk.never_trains(self.desk.closed)
+
     # -- looking --------------------------------------------------------------------------------------------
 
     @property

@@ -5,7 +5,7 @@ The desk knows no order and no mode: an engine says which groups to look at, and
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -41,6 +41,7 @@ class Desk:
         held_since: int64 ``(H,)``, the step each was held in.
         gone: groups open when the run was interrupted, of prompts that have left the data set since.
         closed: what was closed in this step.
+        cut: int64, tickets whose top-up has just come back with rollouts missing: they close with what they have.
         ledger, total: the account of the step and of the run.
         why: why the step's sampling ended early, or an empty string.
     """
@@ -53,6 +54,7 @@ class Desk:
         self.held_since = np.zeros(0, dtype=np.int64)
         self.closed: list[Closed] = []
         self.ledger, self.total = Ledger(), Ledger()
+        self.cut = np.zeros(0, dtype=np.int64)
         self.why = ""
         self.progress: Progress
 
@@ -76,6 +78,7 @@ class Desk:
         self.ledger.tokens.generated += int(results.tokens.sum())
         waiting = np.isin(self.open.ticket, results.ticket)
         known = np.isin(results.ticket, self.open.ticket)
+        self.cut = results.ticket[known & (results.lost > 0)]
         joined = self.open.select(waiting).merge(results.select(known))
         self.open = self.open.select(~waiting)
         return Groups.concat([joined, results.select(~known)]).sorted()
@@ -137,6 +140,17 @@ class Desk:
         """Closed groups, failed ones too, into the statistics; each group once."""
         if len(groups):
             self.table.observe(groups, self.progress.step, tolerance=self.facts.tolerance)
+
+    def never_trains(self, closed: Sequence[Closed]) -> np.ndarray:
+        """int64: tickets of groups closed in this step on which no batch of it can fall back (:meth:`batch`).
+
+        Of those that were dropped the B best could still be wanted, those with variance first, the oldest first.
+        """
+        every = Closed.concat(closed)
+        out = every.groups.ticket[~(every.kept | every.usable)]
+        spare = every.groups.select(every.usable)
+        best = np.lexsort((spare.ticket, spare.degenerate(self.facts.tolerance)))
+        return np.concatenate([out, spare.ticket[best[self.facts.batch :]]])
 
     # -- a step's end ---------------------------------------------------------------------------------------
 

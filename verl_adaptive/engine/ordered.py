@@ -142,6 +142,9 @@ class OrderedEngine(Engine):
     def settled(self) -> bool:
         return self._done or not len(self.flight)
 
+    def never_trains(self) -> np.ndarray:
+        return self.desk.never_trains([*self.desk.closed, *self._closed])
+
     def finish(self) -> StepResult:
         desk, t, progress = self.desk, self._t, self.progress
         committed = t.ticket[: self._head]
@@ -288,7 +291,7 @@ class OrderedEngine(Engine):
             return
         more = np.asarray(allocator.ask(alive, self.progress), dtype=np.int64)
         at = t.at(alive.ticket)
-        more[t.stage[at] + 1 >= self.config.max_rounds] = 0
+        more[(t.stage[at] + 1 >= self.config.max_rounds) | np.isin(alive.ticket, self.desk.cut)] = 0
         self._close(self.desk.verdict(alive.select(more == 0)))
         hold = alive.select(more == HOLD)
         if len(hold):

@@ -73,7 +73,7 @@ class RoundEngine(Engine):
         more = np.zeros(len(alive), dtype=np.int64)
         if not last:
             more = np.asarray(self.policy.allocator.review(alive, progress), dtype=np.int64)
-        more = fit(more, progress.room)
+        more = fit(np.where(np.isin(alive.ticket, desk.cut), CLOSE, more), progress.room)
         desk.hold(alive.select(more == HOLD))
         self._review(alive.select(more == CLOSE))
         again = alive.select(more > 0)

@@ -17,6 +17,7 @@ from verl_adaptive.engine import Engine, StepResult
 from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.integration.prompts import identity_columns, media_columns
 from verl_adaptive.integration.session import Session
+from verl_adaptive.integration.stream_session import StreamSession
 from verl_adaptive.roles import Policy
 from verl_adaptive.stats import (
     SnapshotMissing,
@@ -166,7 +167,7 @@ class RunStore:
 
     # -- snapshots ------------------------------------------------------------------------------------------
 
-    def save(self, checkpoint: str, step: int, engine: Engine, session: Session) -> None:
+    def save(self, checkpoint: str, step: int, engine: Engine, session: Session | StreamSession) -> None:
         """Write the snapshot into a checkpoint folder; complete and on disk when this returns."""
         folder = Path(checkpoint) / FOLDER
         if (folder / _QUEUE).exists():  # of an earlier save of the same step

@@ -26,19 +26,22 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils import tensordict_utils as tu
 from verl.utils.debug import marked_timer
 from verl.utils.seqlen_balancing import calculate_workload, get_seqlen_balanced_partitions, log_seqlen_unbalance
+from verl.workers.rollout.llm_server import LLMServerClient
 
 from verl_adaptive.advantages.verl import GROUP_RELATIVE, Verl
 from verl_adaptive.config import AdaptiveConfig, RunFacts, check
 from verl_adaptive.engine import AsyncEngine, make_engine
+from verl_adaptive.integration.abort import Abort, CancellingClient
 from verl_adaptive.integration.advantage import Loan, lend
 from verl_adaptive.integration.checks import async_facts, check_run, why_not_skip_zero
+from verl_adaptive.integration.courier import Road
 from verl_adaptive.integration.layout import PAD, Layout, micro_size, plan
 from verl_adaptive.integration.prompts import Stream
 from verl_adaptive.integration.report import banner, step_metrics
 from verl_adaptive.integration.run_store import RunStore
 from verl_adaptive.integration.session import Batch, Session
 from verl_adaptive.integration.stream_session import StreamSession
-from verl_adaptive.integration.waiting import Liveness
+from verl_adaptive.integration.waiting import Liveness, stall_seconds
 from verl_adaptive.policy import build_policy
 from verl_adaptive.record import Tape
 
@@ -79,6 +82,12 @@ class AdaptiveMixin(_Trainer):
         with open_dict(config):
             if policy.advantage.estimator is not None:
                 config.algorithm.adv_estimator = policy.advantage.estimator
+        self._abort = Abort(
+            lambda: self.agent_loop_manager.agent_loop_workers,
+            lambda: [handle for manager in self._rollout_server_managers() for handle in manager.server_handles],
+            lambda: self.checkpoint_manager,
+            stall_seconds(self.adaptive, config.data.max_response_length),
+        )
         super().__init__(config)
         self._layout: Layout  # of the mini-step in hand
         self._layouts: list[Layout] = []  # of the step
@@ -155,14 +164,21 @@ class AdaptiveMixin(_Trainer):
             prompts=len(np.unique(self.run_store.row_of)),
         )
         parts = (policy, self.run_store.table, self.adaptive, facts, self.run_store.row_of, self.stream)
-        carrier = (self.stream, self.adaptive, self._submit_batch_to_rollout, lambda: self.global_steps, self._dead)
         mode = None if self.base_mode == "sync" else async_facts(self.config)
         self.engine = make_engine(*parts, skip_zero=skip, mode=mode)
-        self.session: Session
+        storage = self.config.transfer_queue.backend
+        road = Road(
+            self._submit_batch_to_rollout,
+            lambda: self.global_steps,
+            self._dead,
+            stall=stall_seconds(self.adaptive, self.config.data.max_response_length),
+            row_limit=storage.SimpleStorage.total_storage_size if storage.storage_backend == "SimpleStorage" else None,
+        )
+        self.session: Session | StreamSession
         if isinstance(self.engine, AsyncEngine):
-            self.session = StreamSession(self.engine, *carrier)
+            self.session = StreamSession(self.engine, self.stream, self.adaptive, road)
         else:
-            self.session = Session(self.engine, *carrier)
+            self.session = Session(self.engine, self.stream, self.adaptive, road, self._abort)
         self.replay_buffer.session = self.session
         # Validation goes through verl's own sampling; its 2 s poll would be most of a small model's step.
         self.replay_buffer.poll_interval = self.adaptive.poll_interval
@@ -450,9 +466,16 @@ def _edit(trainer: Any, group: str, method: str, sizes: dict[str, Any], rows: in
 
 
 class AdaptiveSync(AdaptiveMixin, PPOTrainerSync):
-    """verl's ``sync`` trainer, adaptive."""
+    """verl's ``sync`` trainer, adaptive: what a step no longer needs is aborted before the weights are updated."""
 
     base_mode = "sync"
+
+    def get_llm_client(self) -> LLMServerClient:
+        return self.llm_server_manager.get_client(client_cls=CancellingClient)
+
+    def on_step_end(self) -> None:
+        super().on_step_end()
+        self._abort.reopen()
 
 
 class AdaptiveColocateAsync(AdaptiveMixin, PPOTrainerColocateAsync):
