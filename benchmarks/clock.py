@@ -1,9 +1,9 @@
 """Seconds of generation: every preset and verl's own ``filter_groups`` in a queueing model, driven by the package's engine.
 
-    python benchmarks/clock.py                   # what is missing in the results
-    python benchmarks/clock.py --fresh           # all of it again
-    python benchmarks/clock.py --only greso      # one policy
-    python benchmarks/report.py                  # the tables
+    python -m benchmarks.clock                   # what is missing in the results
+    python -m benchmarks.clock --fresh           # all of it again
+    python -m benchmarks.clock --only greso      # one policy
+    python -m benchmarks.report                  # the tables
 
 One cell: ``verl-adaptive simulate --clock`` with the same words. No time of this machine is measured.
 """
@@ -243,7 +243,7 @@ def save(path: Path, have: dict[tuple[str, str, int], dict[str, Any]]) -> None:
     rows = [have[key] for key in sorted(have)]
     about = {
         "benchmark": "clock",
-        "command": shlex.join(["python", "benchmarks/clock.py", *sys.argv[1:]]),
+        "command": shlex.join(["python", "-m", "benchmarks.clock", *sys.argv[1:]]),
         "machine": machine() | {"versions": versions("verl-adaptive", "numpy", "verl")},
     }
     write_whole(path, to_json({**about, **collected(rows), "rows": rows}, "rows"))
