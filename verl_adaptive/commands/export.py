@@ -62,10 +62,6 @@ def run(args: argparse.Namespace) -> int:
     if args.what == "prompts":
         rows = np.arange(len(opened.prompts))
         if wanted is not None:
-            if "flips" in wanted.names:
-                from verl_adaptive.report.overview import overview
-
-                overview(opened)  # adds the column
             rows = rows[wanted.select(opened.prompts)]
         pages = _prompts(opened.prompts, rows)
     elif args.what == "steps":

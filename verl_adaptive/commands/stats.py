@@ -103,8 +103,8 @@ def _standard(prompts: Any, tries: int, limit: int) -> dict[str, tuple[np.ndarra
 
     out: dict[str, tuple[np.ndarray, list[str]]]
     out = {f"never solved in {tries} rollouts or more": (prompts.order("rollouts", never, True)[:limit], [])}
-    if "flips" in prompts.extra:
-        flipping = np.flatnonzero(prompts.extra["flips"] >= 2)
+    if "flips" in prompts.further:
+        flipping = np.flatnonzero(prompts.flips >= 2)
         out["flip-flopping: crossed one half at least twice"] = (
             prompts.order("flips", flipping, True)[:limit],
             ["flips"],
@@ -150,7 +150,7 @@ def _print_columns(opened: Any, as_json: bool) -> int:
     from verl_adaptive.commands.output import console, print_json, table
     from verl_adaptive.report.prompts import about_column
 
-    names = [*opened.prompts.names(), *(["flips"] if opened.kind == "journal" else [])]
+    names = opened.prompts.names()
     if as_json:
         print_json({name: about_column(name) for name in names})
     else:

@@ -99,7 +99,7 @@ def collect(
     if history is None:
         notes.append(f"{opened.where} is a {opened.kind}: it has no course over time. Give the journal for that.")
     else:
-        opened.prompts.extra["flips"] = history.flips.astype(np.float64)
+        opened.prompts.fill("flips", history.flips)
         facts["flip_flopping"] = int((history.flips >= 2).sum())
     for first, last, reason in facts.get("gaps") or []:
         notes.append(f"Steps {first} to {last} are not in the journal: {reason}")
@@ -306,7 +306,7 @@ def _lists(opened: Opened, tries: int, limit: int) -> dict[str, tuple[str, list[
     def records(rows: np.ndarray, column: str, descending: bool) -> list[dict[str, Any]]:
         chosen = prompts.order(column, rows, descending)[:limit]
         names = ["key", "source", "visits", "rollouts", "first_rate", "last_rate", "last_step"]
-        names += ["flips"] if "flips" in prompts.extra else []
+        names += ["flips"] if "flips" in prompts.further else []
         columns = {name: prompts.values(name, chosen) for name in names}
         return [{name: columns[name][i] for name in names} for i in range(len(chosen))]
 
@@ -322,8 +322,8 @@ def _lists(opened: Opened, tries: int, limit: int) -> dict[str, tuple[str, list[
         f"{len(worse):,} prompts whose latest pass rate is lower than the first by {REGRESSED:g} or more.",
         records(worse, "change", False),
     )
-    if "flips" in prompts.extra:
-        flipping = np.flatnonzero(prompts.extra["flips"] >= 2)
+    if "flips" in prompts.further:
+        flipping = np.flatnonzero(prompts.flips >= 2)
         out["Flip-flopping"] = (
             f"{len(flipping):,} prompts whose pass rate crossed one half at least twice: noisy, or a fragile verifier.",
             records(flipping, "flips", True),

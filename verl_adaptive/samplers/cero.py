@@ -355,7 +355,8 @@ class Cero(Sampler):
     # -- learning -------------------------------------------------------------------------------------------
 
     def observe(self, groups: Groups, progress: Progress) -> None:
-        self._seen.append((groups.row, *self.evidence(groups)))
+        some, (won, lost) = groups.n > 0, self.evidence(groups)
+        self._seen.append((groups.row[some], won[some], lost[some]))
         np.add.at(self.col("units"), groups.row, groups.n / self.g)
 
     def end_step(self, progress: Progress) -> None:

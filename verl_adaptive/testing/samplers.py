@@ -241,6 +241,49 @@ class SamplerConformance:
         half = two.engine.policy.sampler.admit(rows[::2], position[::2], self._progress(11))
         assert whole[::2].tolist() == half.tolist()
 
+    def test_how_the_stream_is_cut_makes_no_difference(self) -> None:
+        """Gating in pieces, and in another order, decides what gating at once does."""
+        runs = [self._run() for _ in range(3)]
+        for run in runs:
+            run.go(1, 10)
+        if runs[0].engine.policy.sampler.kind != "stream":
+            pytest.skip("a pool sampler has no gate")
+        rows, position = np.tile(runs[0].engine.pool, 2), 1000 + np.arange(2 * self.prompts)
+
+        def gate(run: _Run, order: np.ndarray, cuts: list[int]) -> list[bool]:
+            passed, progress = np.zeros(len(rows), dtype=bool), self._progress(11)
+            for piece in np.split(order, cuts):
+                passed[piece] = run.engine.policy.sampler.admit(rows[piece], position[piece], progress)
+            return passed.tolist()
+
+        straight = np.arange(len(rows))
+        whole = gate(runs[0], straight, [])
+        assert gate(runs[1], straight, [1, 2, self.prompts, self.prompts + 5]) == whole
+        assert gate(runs[2], straight[::-1], [7, self.prompts]) == whole
+
+    def test_how_visits_are_shown_makes_no_difference(self) -> None:
+        """A step's groups at once or in pieces, a prompt's second visit among them: its visits count one by one."""
+        runs = [self._run() for _ in range(3)]
+        for number, run in enumerate(runs):
+            run.go(1, 5)
+            engine, progress = run.engine, self._progress(6)
+            if engine.finished:
+                pytest.skip("the run is over before it could be shown anything")
+            if engine.policy.sampler.kind == "pool":
+                engine.policy.sampler.pick(engine.pool, engine.policy.sampler.round_size(progress), progress)
+            rows = np.concatenate([engine.pool[:9], engine.pool[3:6], engine.pool[4:5]])
+            visits = Groups.from_lists(rows, [[1.0] * (i % 5) + [0.0] * (4 - i % 5) for i in range(len(rows))])
+            straight, by_prompt = np.arange(len(rows)), np.argsort(rows, kind="stable")
+            pieces = ([straight], np.split(straight, [4, 11]), np.split(by_prompt, straight[1:]))[number]
+            for piece in pieces:
+                engine.table.observe(visits.select(piece), 6, tolerance=0.0)
+                engine.policy.sampler.observe(visits.select(piece), progress)
+            engine.policy.sampler.end_step(progress)
+        for run in runs[1:]:
+            assert _flat(run.engine.policy.sampler.state_dict()) == _flat(runs[0].engine.policy.sampler.state_dict())
+            for name in run.engine.table.columns:
+                assert run.engine.table.col(name).tobytes() == runs[0].engine.table.col(name).tobytes(), name
+
     def test_no_prompt_is_starved(self) -> None:
         """Half the pool is solved for good; each prompt must still be seen again and again."""
         if self.patience is None:
