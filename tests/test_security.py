@@ -111,7 +111,7 @@ def test_sql_is_never_made_of_values() -> None:
                     if isinstance(argument, ast.JoinedStr | ast.BinOp):
                         made.append(f"{path.name}: {ast.unparse(argument)}")
     assert made == [
-        "database.py: f'PRAGMA journal_mode={mode}'",  # wal or delete, checked before
+        "sqlite.py: f'PRAGMA journal_mode={mode}'",  # wal or delete, checked before
         "schema.py: f'ALTER TABLE observations ADD COLUMN {name} {kind}'",  # constants of the line above
     ]
 
