@@ -295,7 +295,7 @@ def test_an_interrupted_save_over_another_leaves_that_whole(held, when, monkeypa
 
 
 def test_a_save_without_waiting_groups_leaves_no_queue(held):
-    memory, engine, checkpoint = held
+    memory, _, checkpoint = held
     _, plain = memory_of(checkpoint)
     memory.table = plain.table
     memory.save(str(checkpoint), 2, plain, NoGroups())

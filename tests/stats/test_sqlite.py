@@ -111,7 +111,7 @@ def test_urls() -> None:
     for wrong, what in [
         ("sqlite://", "needs a file"),
         ("sqlite:///:memory:", "needs a file"),
-        ("mysql://u:secret@h/d", "only postgresql and sqlite are supported"),
+        ("mysql://u:secret@h/d", "only PostgreSQL"),
         ("postgresql://u:secret@h:port/d", "not a database URL"),
     ]:
         with pytest.raises(JournalError, match=what) as caught:

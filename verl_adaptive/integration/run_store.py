@@ -187,6 +187,7 @@ class RunStore:
             attach=attach,
         )
         self._newest = Path(checkpoint)
+        shutil.rmtree(folder / _QUEUE, ignore_errors=True)  # of a save of the same step by 0.1.0
         remote = self.config.trainer.default_hdfs_dir
         if remote is not None:
             from verl.utils import hdfs_io

@@ -44,11 +44,9 @@ def parse_url(url: str | os.PathLike[str] | URL) -> URL:
 def _backend(url: URL) -> type[Backend]:
     found = find_backend(url.get_backend_name())
     if found is None:
-        examples = [kind.example for kind in map(find_backend, known_backends()) if kind is not None]
-        raise JournalError(
-            f"adaptive.store.url={shown(url)!r}: only {' and '.join(known_backends())} are supported: "
-            f"{', '.join(examples)}"
-        )
+        kinds = [kind for kind in map(find_backend, known_backends()) if kind is not None]
+        known = " and ".join(f"{kind.title} ({kind.example})" for kind in kinds)
+        raise JournalError(f"adaptive.store.url={shown(url)!r}: only {known} are supported")
     return found
 
 

@@ -51,9 +51,8 @@ SNAPSHOT_SCHEMA = 1
 MANIFEST = "manifest.json"
 _OURS = re.compile(r"(prompts-\d{5}|state|arrays)-[0-9a-f]{16}\.(parquet|json|npz)|manifest\.json")
 # Attached folders, and what TransferQueue leaves beside one when it is interrupted.
-_ATTACHED = re.compile(r"([a-z_]+)(-[0-9a-f]{16})?(\.tmp|\.old)?")
+_ATTACHED = re.compile(r"([a-z_]+)-[0-9a-f]{16}(\.tmp|\.old)?")
 _PART_ROWS = 1 << 20
-_QUEUE = "transfer_queue"  # a folder of 0.1.0, outside of the manifest
 _LARGEST_MANIFEST = 1 << 24  # bytes; one of a billion prompts has 200 KB
 _LOG = logging.getLogger(__name__)
 
@@ -252,8 +251,7 @@ def _sweep(directory: Path, keep: Collection[str]) -> None:
     for name in os.listdir(directory):
         if name in keep:
             continue
-        folder = _ATTACHED.fullmatch(name)
-        if folder and (folder[2] or folder[1] == _QUEUE) and (directory / name).is_dir():
+        if _ATTACHED.fullmatch(name) and (directory / name).is_dir():
             shutil.rmtree(directory / name)
         elif _OURS.fullmatch(re.sub(rf"\.\d+{re.escape(TEMPORARY)}$", "", name)):
             (directory / name).unlink(missing_ok=True)

@@ -33,11 +33,13 @@ class Backend(ABC):
 
     Attributes:
         name: as SQLAlchemy names it, and this module.
+        title: as people write it.
         example: a URL, for messages.
         engine: connections that are not pooled: a writer keeps its one, a reader closes each.
     """
 
     name: ClassVar[str]
+    title: ClassVar[str]
     example: ClassVar[str]
 
     def __init__(self, url: URL, *, read_only: bool, application: str = "verl-adaptive") -> None:

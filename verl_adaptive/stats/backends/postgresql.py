@@ -42,6 +42,7 @@ class PostgreSQL(Backend):
     """
 
     name = "postgresql"
+    title = "PostgreSQL"
     example = "postgresql+psycopg://user@host/database"
 
     def __init__(self, url: URL, *, read_only: bool, application: str = "verl-adaptive") -> None:

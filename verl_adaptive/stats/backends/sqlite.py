@@ -67,6 +67,7 @@ class SQLite(Backend):
     """A file, read by any number of processes while one a run writes it."""
 
     name = "sqlite"
+    title = "SQLite"
     example = "sqlite:////path/file.sqlite"
 
     def __init__(self, url: URL, *, read_only: bool, application: str = "verl-adaptive") -> None:
