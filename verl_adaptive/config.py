@@ -177,17 +177,17 @@ class StoreConfig:
 
 @dataclass
 class ResumeConfig:
-    """``allow``: differences that a resume may ignore: ``dataset``, ``policy``, ``schema``, ``missing``, ``mode``."""
+    """``allow``: differences that a resume may ignore: ``dataset``, ``policy``, ``settings``, ``schema``, ``missing``, ``mode``."""
 
     allow: list[str] = field(default_factory=list)
 
     def validate(self, path: str) -> None:
         for item in self.allow:
             check(
-                item in ("dataset", "policy", "schema", "missing", "mode"),
+                item in ("dataset", "policy", "settings", "schema", "missing", "mode"),
                 f"{path}.allow",
                 item,
-                "must be of dataset, policy, schema, missing, mode",
+                "must be of dataset, policy, settings, schema, missing, mode",
             )
 
 

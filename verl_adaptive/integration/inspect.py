@@ -374,20 +374,20 @@ def _prompts(files: Any) -> tuple[int | None, list[str]]:
 
 
 def _store(config: DictConfig, adaptive: AdaptiveConfig) -> tuple[str, str | None, str | None]:
-    from verl_adaptive.stats.database import parse_url, shown, sqlite_path
+    from verl_adaptive.stats.database import local_file, shown
 
     if not adaptive.store.enabled:
         return "none (adaptive.store.enabled=false); statistics live in the checkpoints", None, None
     trainer = config.trainer
     run_id = adaptive.store.run_id or f"{trainer.project_name}/{trainer.experiment_name}"[:255]
     url = adaptive.store.url or os.path.join(os.path.abspath(trainer.default_local_dir), "adaptive.sqlite")
-    parsed = parse_url(url)
-    path = str(sqlite_path(parsed)) if parsed.get_backend_name() == "sqlite" else None
-    return path or shown(parsed), path, run_id
+    path = local_file(url)
+    return str(path or shown(url)), path and str(path), run_id
 
 
 def _resume(config: DictConfig, adaptive: AdaptiveConfig, policy: Policy) -> str:
     """What verl's ``resume_mode`` leads to, and which statistics would be read."""
+    from verl_adaptive.resume import ALLOW, differences, settings_of
     from verl_adaptive.stats.snapshot import SnapshotMissing, read_manifest
 
     trainer = config.trainer
@@ -413,4 +413,11 @@ def _resume(config: DictConfig, adaptive: AdaptiveConfig, policy: Policy) -> str
             f"{folder} was written under another policy or other options ({meta.get('policy')}): training would refuse to "
             "resume. Start elsewhere with trainer.default_local_dir, or accept it with adaptive.resume.allow=[policy]"
         )
-    return known
+    batch, n = int(config.data.train_batch_size), int(config.actor_rollout_ref.rollout.n)
+    hard, soft = differences(meta.get("settings"), settings_of(adaptive, batch=batch, n=n))
+    if hard and ALLOW not in adaptive.resume.allow:
+        raise AdaptiveError(
+            f"{folder} was written under other settings ({'; '.join(hard)}): training would refuse to resume. Set them back, "
+            f"start elsewhere with trainer.default_local_dir, or accept it with adaptive.resume.allow=[{ALLOW}]"
+        )
+    return "; ".join([known, *hard, *soft])

@@ -16,7 +16,7 @@ import numpy as np
 from verl_adaptive import __version__
 from verl_adaptive.engine import AsyncEngine, Engine, StepResult
 from verl_adaptive.integration.layout import Layout
-from verl_adaptive.stats.database import parse_url
+from verl_adaptive.stats.database import local_file, shown
 
 __all__ = ["banner", "progress_line", "step_metrics"]
 
@@ -124,9 +124,7 @@ def _store_argument(config: Any, adaptive: Any, memory: Any) -> str:
     url = adaptive.store.url
     if url is None or memory.journal is None:
         return shlex.quote(str(config.trainer.default_local_dir))
-    parsed = parse_url(url)
-    shown = url if parsed.get_backend_name() == "sqlite" else parsed.render_as_string()  # without a password
-    return shlex.quote(f"{shown}#{memory.journal.run_id}")
+    return shlex.quote(f"{url if local_file(url) else shown(url)}#{memory.journal.run_id}")
 
 
 def banner(trainer: Any) -> list[str]:

@@ -18,6 +18,7 @@ from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.integration.prompts import identity_columns, media_columns
 from verl_adaptive.integration.session import Session
 from verl_adaptive.integration.stream_session import StreamSession
+from verl_adaptive.resume import check_settings, settings_of
 from verl_adaptive.roles import Policy
 from verl_adaptive.stats import (
     SnapshotMissing,
@@ -31,6 +32,7 @@ from verl_adaptive.stats import (
 )
 from verl_adaptive.stats.database import shown
 from verl_adaptive.stats.journal import Journal
+from verl_adaptive.stats.snapshot import SnapshotError, attached, new_folder
 
 __all__ = ["FOLDER", "RunStore"]
 
@@ -54,6 +56,9 @@ class RunStore:
         row_of: int64 ``(D,)``, table row of every data-set position.
         origin: how the statistics began, for people.
     """
+
+    _newest: Path | None = None  # the checkpoint saved last
+    _with_model: frozenset[Path] = frozenset()  # checkpoints seen with verl's model in them
 
     def __init__(self, config: Any, adaptive: AdaptiveConfig, dataset: Any) -> None:
         self.config, self.adaptive = config, adaptive
@@ -167,13 +172,21 @@ class RunStore:
 
     # -- snapshots ------------------------------------------------------------------------------------------
 
+    def _settings(self) -> dict[str, Any]:
+        return settings_of(
+            self.adaptive, batch=self.config.data.train_batch_size, n=self.config.actor_rollout_ref.rollout.n
+        )
+
     def save(self, checkpoint: str, step: int, engine: Engine, session: Session | StreamSession) -> None:
-        """Write the snapshot into a checkpoint folder; complete and on disk when this returns."""
+        """Write the snapshot into a checkpoint folder; complete and on disk when this returns.
+
+        Over an earlier save of the same step, that one stays valid until this one is complete.
+        """
         folder = Path(checkpoint) / FOLDER
-        if (folder / _QUEUE).exists():  # of an earlier save of the same step
-            shutil.rmtree(folder / _QUEUE)
+        attach = []
         if len(engine.held):
-            tq.save_checkpoint(str(folder / _QUEUE), metadata={"global_steps": step})
+            attach.append(new_folder(folder, _QUEUE))
+            tq.save_checkpoint(str(attach[0]), metadata={"global_steps": step})
         write_snapshot(
             folder,
             self.table,
@@ -183,8 +196,12 @@ class RunStore:
                 "policy": self.adaptive.name,
                 "policy_digest": engine.policy.digest(),
                 "dataset": self.fingerprint,
+                "settings": self._settings(),
             },
+            attach=attach,
         )
+        self._newest = Path(checkpoint)
+        shutil.rmtree(folder / _QUEUE, ignore_errors=True)  # of a save of the same step by 0.1.0
         remote = self.config.trainer.default_hdfs_dir
         if remote is not None:
             from verl.utils import hdfs_io
@@ -205,10 +222,10 @@ class RunStore:
         folder = Path(checkpoint) / FOLDER
         allow = set(self.adaptive.resume.allow)
         try:
-            table, state, _ = read_snapshot(
+            table, state, manifest = read_snapshot(
                 folder,
                 expect={"step": step, "policy_digest": policy.digest(), "dataset": self.fingerprint},
-                allow=allow - {"missing"},
+                allow=allow & {"policy", "dataset", "schema"},
             )
         except SnapshotMissing:
             logger.warning(
@@ -218,21 +235,50 @@ class RunStore:
             )
             self.origin = f"step {step} of a run without statistics: they start empty"
             return None
+        check_settings(folder, manifest["meta"].get("settings"), self._settings(), allow)
+        if len(state["engine"]["held_since"]):  # the rows of held groups; the session checks that all are there
+            self._load_queue(folder, manifest)
         self.table = table
         self.row_of = table.rows_for(self.keys, sources=self.sources)
-        if len(state["engine"]["held_since"]):  # the rows of held groups; the session checks that all are there
-            tq.load_checkpoint(str(folder / _QUEUE))
         visited = int((table.col("visits") > 0).sum())
         self.origin = f"resumed at step {step}: {visited} prompts known, {len(state['engine']['queue'])} waiting"
         return state
 
+    @staticmethod
+    def _load_queue(folder: Path, manifest: dict[str, Any]) -> None:
+        queue = attached(folder, manifest, _QUEUE)
+        if queue is None and (folder / _QUEUE).is_dir():  # 0.1.0 did not list it
+            queue = folder / _QUEUE
+        if queue is None:
+            raise SnapshotError(
+                f"{folder} has groups that wait for more rollouts, but not TransferQueue's rows of them: it was copied in "
+                "part. Resume from an earlier checkpoint (trainer.resume_from_path)"
+            )
+        try:
+            tq.load_checkpoint(str(queue))
+        except (OSError, RuntimeError) as error:
+            raise SnapshotError(
+                f"{queue} cannot be loaded: {error}. Resume from an earlier checkpoint (trainer.resume_from_path)"
+            ) from error
+
     def prune(self, root: str) -> None:
-        """Remove snapshots whose checkpoint verl has removed (``max_actor_ckpt_to_keep`` empties the folder's rest)."""
-        if self.config.trainer.get("max_actor_ckpt_to_keep", None) is None:
+        """Remove snapshots whose checkpoint verl has removed (``max_actor_ckpt_to_keep`` empties the folder's rest).
+
+        Only where the model was seen beside the snapshot and is there no longer: it may as well lie on another node's
+        disk, or still be on its way to this one.
+        """
+        trainer = self.config.trainer
+        if trainer.get("max_actor_ckpt_to_keep", None) is None and not trainer.get(
+            "remove_previous_ckpt_in_save", False
+        ):
             return
-        for folder in Path(root).glob("global_step_*"):
-            if (folder / FOLDER).is_dir() and not (folder / "actor").exists():
-                shutil.rmtree(folder / FOLDER)
+        for folder in self._with_model:
+            if folder != self._newest and (folder / FOLDER).is_dir() and not (folder / "actor").exists():
+                try:
+                    shutil.rmtree(folder / FOLDER)
+                except OSError as error:
+                    logger.warning("the snapshot of a removed checkpoint stays: %s", error)
+        self._with_model = frozenset(f for f in Path(root).glob("global_step_*") if (f / "actor").exists())
 
     def close(self) -> None:
         """Let the journal go."""

@@ -292,11 +292,10 @@ def _plain(meta: dict[str, Any]) -> dict[str, Any]:
 
 def _retired(about: dict[str, Any], where: str, table: StatsTable) -> tuple[int, int | None] | None:
     """A journal does not record what is retired; the newest snapshot beside it does."""
-    from verl_adaptive.stats.database import parse_url, sqlite_path
+    from verl_adaptive.stats.database import local_file
 
-    url = parse_url(where)
-    local = url.get_backend_name() == "sqlite"
-    folders = [about.get("checkpoints"), str(sqlite_path(url).parent) if local else None]
+    path = local_file(where)
+    folders = [about.get("checkpoints"), path and str(path.parent)]
     for folder in folders:
         if not isinstance(folder, str) or not os.path.isdir(folder):
             continue

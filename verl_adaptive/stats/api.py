@@ -62,7 +62,7 @@ def _reading(where: str) -> Iterator[None]:
         raise
     except (
         *(SQLAlchemyError, pa.ArrowException, ValueError, TypeError, OverflowError, LookupError),
-        *(AttributeError, RecursionError),
+        *(AttributeError, RecursionError, TimeoutError),
     ) as error:
         cause = getattr(error, "orig", None) or error
         raise JournalError(f"{where} cannot be read: {type(cause).__name__}: {cause}") from error
@@ -85,13 +85,13 @@ class Store:
         self._run = found.run
         self._reader: JournalReader | None = None
         if found.kind == "journal":
-            from verl_adaptive.stats.database import make_engine, shown
+            from verl_adaptive.stats.database import open_backend, shown
             from verl_adaptive.stats.reader import JournalReader
 
-            engine = make_engine(found.where, read_only=True)
-            self.where = shown(engine.url)
+            backend = open_backend(found.where, read_only=True)
+            self.where = shown(backend.engine.url)
             with _reading(self.where):
-                self._reader = JournalReader(engine)
+                self._reader = JournalReader(backend)
 
     def __enter__(self) -> Store:
         return self
