@@ -140,7 +140,9 @@ def test_programs_are_known_by_module_and_by_path(word, program) -> None:
 
 def test_the_plugin_stays_light() -> None:
     """It is imported in every process of verl's, while verl is still importing."""
-    said = "import sys; import verl_adaptive.integration.guard; print(*sorted({m.partition('.')[0] for m in sys.modules}))"
+    said = (
+        "import sys; import verl_adaptive.integration.guard; print(*sorted({m.partition('.')[0] for m in sys.modules}))"
+    )
     loaded = set(python("-c", said, cwd=ROOT).stdout.split())
     assert "verl_adaptive" in loaded
     assert not loaded & {"hydra", "omegaconf", "numpy", "torch", "ray", "verl", "sqlalchemy", "pyarrow"}

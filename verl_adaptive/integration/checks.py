@@ -105,6 +105,7 @@ def check_run(config: Any, adaptive: AdaptiveConfig, policy: Policy) -> None:
         )
     elif str(estimator).startswith("adaptive_"):
         check(False, "algorithm.adv_estimator", estimator, "choose the matching adaptive/advantage, or grpo")
+    _check_fetch(config, policy)
     batch, mini = config.data.train_batch_size, config.actor_rollout_ref.actor.ppo_mini_batch_size
     parts = 1
     if mode_of(config) != "sync":
@@ -129,6 +130,19 @@ def check_run(config: Any, adaptive: AdaptiveConfig, policy: Policy) -> None:
             config.critic.ppo_mini_batch_size,
             f"must divide {batch // parts}, the prompts of an update's batch",
         )
+
+
+def _check_fetch(config: Any, policy: Policy) -> None:
+    """``data.gen_batch_size`` is how many prompts DAPO's rounds took; here the policy asks for prompts by itself."""
+    fetch, batch = config.data.get("gen_batch_size", None), config.data.train_batch_size
+    rounds = mode_of(config) == "sync" and hasattr(policy.sampler.config, "round")
+    check(
+        fetch in (None, 1, batch),
+        "data.gen_batch_size",
+        fetch,
+        "has no effect under a preset, which asks for as many prompts as the step is short of; leave it out"
+        + (f", and set the prompts of a round with adaptive.sampler.round.prompts={fetch}" if rounds else ""),
+    )
 
 
 def _check_mode(config: Any, adaptive: AdaptiveConfig, policy: Policy) -> None:

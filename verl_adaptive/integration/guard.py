@@ -64,7 +64,9 @@ def unread(config: Any, program: str | None) -> str:
     if config.get("adaptive") is None or program is None:
         return ""
     if PROGRAMS[program]:
-        return f"{program} knows nothing of presets and would run plainly, as if none had been named; {PROGRAMS[program]}"
+        return (
+            f"{program} knows nothing of presets and would run plainly, as if none had been named; {PROGRAMS[program]}"
+        )
     if not config.trainer.get("use_v1", True):
         return (
             "trainer.use_v1=False: verl's legacy trainer knows nothing of presets and would train plain GRPO or PPO; "

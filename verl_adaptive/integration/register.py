@@ -54,7 +54,9 @@ def _refuse_others(base: Any) -> None:
     @functools.wraps(real)
     def guarded(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
         if not getattr(self, "is_adaptive", False):
-            guard.refuse_other(config, f"trainer.v1.trainer_mode={config.trainer.v1.trainer_mode}: {type(self).__name__}")
+            guard.refuse_other(
+                config, f"trainer.v1.trainer_mode={config.trainer.v1.trainer_mode}: {type(self).__name__}"
+            )
         real(self, config, *args, **kwargs)
 
     base.__init__ = guarded
