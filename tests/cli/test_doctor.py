@@ -188,6 +188,7 @@ def test_what_was_meant(overrides, says, examine) -> None:
 def test_the_shared_base_is_no_preset(examine) -> None:
     _, found = examine("+adaptive=zzz")
     assert not re.search(r"\bbase\b", found["Hydra group"]["detail"] + found["compose"]["detail"])
+    assert examine("+adaptive=base")[0] == 1
 
 
 def test_a_warm_start_is_read(examine, tmp_path) -> None:
@@ -290,12 +291,15 @@ def test_a_data_set_smaller_than_the_batch(examine, tmp_path) -> None:
 
 
 def test_presets_that_hydra_cannot_find(examine, monkeypatch) -> None:
+    from hydra.core.config_store import ConfigStore
     from hydra.core.plugins import Plugins
     from hydra.plugins.search_path_plugin import SearchPathPlugin
 
     for plugin in Plugins.instance().discover(SearchPathPlugin):
         if plugin.__name__ == "AdaptiveSearchPath":
             monkeypatch.setattr(plugin, "manipulate_search_path", lambda self, search_path: None)
+    store = ConfigStore.instance()  # holds what earlier compositions put there
+    monkeypatch.setattr(store, "repo", {k: v for k, v in store.repo.items() if k != "adaptive"})
     status, found = examine("+adaptive=greso")
     assert status == 1 and found["Hydra group"]["status"] == "fail"
     assert "search path" in found["validate"]["detail"]

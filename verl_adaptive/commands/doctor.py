@@ -30,7 +30,6 @@ from verl_adaptive.redact import redact
 
 __all__ = ["Check", "Examination", "configure", "run"]
 
-SUPPORTED_VERL = ">=0.9.1,<0.10"
 #: Tested with these; others are a remark.
 SUPPORTED_PYTHON = ">=3.10,<3.13"
 #: Printed with their versions; a requirement of verl's that one breaks is a finding.
@@ -150,6 +149,8 @@ class Examination:
         """Versions, without importing anything heavy."""
         from packaging.specifiers import SpecifierSet
 
+        from verl_adaptive.integration import compat
+
         python = ".".join(map(str, sys.version_info[:3]))
         good = SpecifierSet(SUPPORTED_PYTHON).contains(python)
         detail = f"{python} (supported: {SUPPORTED_PYTHON}; {sys.executable})"
@@ -157,15 +158,22 @@ class Examination:
             "python", "ok" if good else "warn", detail, "" if good else "use 3.10, 3.11 or 3.12: others are untested"
         )
         verl = _version("verl")
-        install = f'pip install "verl{SUPPORTED_VERL}"'
         if verl is None:
             self.add(
-                "verl", "fail", "not installed in this environment", f"{install}, or activate the one you train in"
+                "verl",
+                "fail",
+                "not installed in this environment",
+                f"{compat.INSTALL}, or activate the one you train in",
             )
         else:
-            good = SpecifierSet(SUPPORTED_VERL).contains(verl, prereleases=True)
+            good = SpecifierSet(compat.SUPPORTED).contains(verl, prereleases=True)
             self.has_verl = True
-            self.add("verl", "ok" if good else "fail", f"{verl} (supported: {SUPPORTED_VERL})", "" if good else install)
+            self.add(
+                "verl",
+                "ok" if good else "fail",
+                f"{verl} (supported: {compat.SUPPORTED})",
+                "" if good else compat.INSTALL,
+            )
         self._engine()
         asked = OUR_OWN | (_requirements("verl") if verl is not None else {})
         for name in PACKAGES:

@@ -9,22 +9,15 @@ from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from verl_adaptive.advantages.verl import GROUP_RELATIVE
 from verl_adaptive.config import AdaptiveConfig, check
 from verl_adaptive.engine import AsyncFacts
+from verl_adaptive.integration.facts import MODES, mode_of
 from verl_adaptive.roles import Policy
 
-__all__ = ["MODES", "async_facts", "check_run", "mode_of", "why_not_skip_zero"]
-
-#: verl's trainer modes.
-MODES = ("sync", "colocate_async", "separate_async")
+__all__ = ["async_facts", "check_run", "why_not_skip_zero"]
 
 _OUR_BUFFER = "pkg://verl_adaptive.integration.replay_buffer"
 
 #: Policy losses in which a row of zero advantage adds exactly nothing: each token's term is a multiple of A.
 _LINEAR_LOSSES = frozenset({"vanilla", "gspo", "cispo", "sapo", "gpg", "dppo_tv", "dppo_kl", "geo_mean"})
-
-
-def mode_of(config: Any) -> str:
-    """verl's name of the trainer mode: ``sync``, ``colocate_async`` or ``separate_async``."""
-    return str(config.trainer.v1.trainer_mode).removeprefix("adaptive_")
 
 
 def async_facts(config: Any) -> AsyncFacts:

@@ -128,18 +128,23 @@ def watch() -> None:
 
     @wrapt.when_imported("verl.trainer.ppo.ray_trainer")
     def _legacy(module: Any) -> None:  # every legacy trainer of verl's and of its recipes is one of these
-        real = module.RayPPOTrainer.__init__
+        trainer = getattr(module, "RayPPOTrainer", None)
+        if trainer is None:  # a later verl has done with it
+            return
+        real = trainer.__init__
 
         @functools.wraps(real)
         def guarded(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
             refuse_other(config, type(self).__name__)
             real(self, config, *args, **kwargs)
 
-        module.RayPPOTrainer.__init__ = guarded
+        trainer.__init__ = guarded
 
     @wrapt.when_imported("verl.experimental.separation.utils")
     def _separate(module: Any) -> None:  # fully_async_policy's trainers never call that __init__, but this first
-        real = module.create_role_worker_mapping
+        real = getattr(module, "create_role_worker_mapping", None)
+        if real is None:
+            return
 
         @functools.wraps(real)
         def guarded(config: Any, *args: Any, **kwargs: Any) -> Any:

@@ -23,6 +23,7 @@ from verl_adaptive.config import AdaptiveConfig, RunFacts, check
 from verl_adaptive.engine import Engine, make_engine
 from verl_adaptive.errors import AdaptiveError, ConfigError
 from verl_adaptive.integration import guard
+from verl_adaptive.integration.facts import MODES, journal_place, kl_note, mode_of, updates_of
 from verl_adaptive.policy import PARTS, build_policy
 from verl_adaptive.redact import redact
 from verl_adaptive.roles import Policy
@@ -32,7 +33,6 @@ from verl_adaptive.stats.table import StatsTable
 __all__ = ["Command", "Plan", "compose", "driver", "group_options", "make_plan", "ray_worker", "validate"]
 
 ROLES = tuple(PARTS)
-_MODES = ("sync", "colocate_async", "separate_async")
 #: Prompts of the stand-in data set when the real one is not at hand; and the most, since only one step is planned.
 _STAND_IN = 20_000
 
@@ -219,7 +219,7 @@ def group_options(group: str = "adaptive", command: Command = Command()) -> list
     from hydra.core.object_type import ObjectType
 
     with _hydra(command) as loader:
-        return [name for name in loader.get_group_options(group, ObjectType.CONFIG) if name != "base"]
+        return list(loader.get_group_options(group, ObjectType.CONFIG))
 
 
 def compose(command: Command) -> DictConfig:
@@ -236,8 +236,7 @@ def compose(command: Command) -> DictConfig:
         with _hydra(command):
             config = hydra_compose(command.config_name, overrides=list(command.overrides))
     except (HydraException, OmegaConfBaseException) as error:
-        told = str(error).split("\nAvailable options")[0].split("\nConfig search path")[0]
-        raise AdaptiveError("; ".join([*_near(command), told])) from error
+        raise AdaptiveError("; ".join([*_near(command), str(error).split("\nConfig search path")[0]])) from error
     OmegaConf.resolve(config)
     return config
 
@@ -386,7 +385,7 @@ def make_plan(config: DictConfig, adaptive: AdaptiveConfig, policy: Policy, keep
         config: composed and valid.
         adaptive, policy, keep_zero: from :func:`validate`.
     """
-    actor, rollout, trainer = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout, config.trainer
+    rollout, trainer = config.actor_rollout_ref.rollout, config.trainer
     batch = int(config.data.train_batch_size)
     mode, schedule = _mode(config)
     notes: list[str] = []
@@ -408,8 +407,8 @@ def make_plan(config: DictConfig, adaptive: AdaptiveConfig, policy: Policy, keep
     zero_rows = "left out of training (same gradient, fewer tokens)"
     if keep_zero or zero is False:
         zero_rows = f"stay in training: {keep_zero or 'adaptive.skip_zero_advantage=false'}"
-    if (actor.use_kl_loss or config.algorithm.use_kl_in_reward) and policy.filter.name != "keep_all":
-        notes.append("the KL penalty acts on the groups that train only; dropped groups do not add to it")
+    if note := kl_note(config, policy):
+        notes.append(note)
     if adaptive.warm_start is not None:
         known = _warm_start(config, adaptive)
         notes.append(
@@ -424,7 +423,7 @@ def make_plan(config: DictConfig, adaptive: AdaptiveConfig, policy: Policy, keep
         parts={part.role: {part.name: _changed(part)} for part in policy},
         groups=batch,
         n=int(rollout.n),
-        updates=batch // int(actor.ppo_mini_batch_size) * int(actor.ppo_epochs),
+        updates=updates_of(config),
         first_round=0 if first is None else first.rollouts,
         cap=engine.progress.cap,
         refill=adaptive.refill,
@@ -447,8 +446,8 @@ def _mode(config: DictConfig) -> tuple[str, str]:
         ConfigError: a setting that verl's trainer of this mode refuses.
     """
     v1, rollout = config.trainer.v1, config.actor_rollout_ref.rollout
-    mode = str(v1.trainer_mode).removeprefix("adaptive_")
-    check(mode in _MODES, "trainer.v1.trainer_mode", v1.trainer_mode, f"verl has {', '.join(_MODES)}")
+    mode = mode_of(config)
+    check(mode in MODES, "trainer.v1.trainer_mode", v1.trainer_mode, f"verl has {', '.join(MODES)}")
     if mode == "sync":
         return mode, "generation and training take turns; every rollout trains under the weights that made it"
     ahead = v1[mode].num_warmup_batches
@@ -543,14 +542,12 @@ def _warm_start(config: DictConfig, adaptive: AdaptiveConfig) -> int:
 def _store(config: DictConfig, adaptive: AdaptiveConfig) -> tuple[str, str | None, str | None]:
     from verl_adaptive.stats.database import parse_url, shown, sqlite_path
 
-    if not adaptive.store.enabled:
+    place = journal_place(config, adaptive)
+    if place.url is None:
         return "none (adaptive.store.enabled=false); statistics live in the checkpoints", None, None
-    trainer = config.trainer
-    run_id = adaptive.store.run_id or f"{trainer.project_name}/{trainer.experiment_name}"[:255]
-    url = adaptive.store.url or os.path.join(os.path.abspath(trainer.default_local_dir), "adaptive.sqlite")
-    parsed = parse_url(url)
+    parsed = parse_url(place.url)
     path = str(sqlite_path(parsed)) if parsed.get_backend_name() == "sqlite" else None
-    return path or shown(parsed), path, run_id
+    return path or shown(parsed), path, place.run
 
 
 def _resume(config: DictConfig, adaptive: AdaptiveConfig, policy: Policy) -> str:

@@ -32,7 +32,7 @@ def register_all() -> None:
 
             on_step_end = on_sample_end = lambda self: None
 
-        from verl_adaptive.integration.checks import MODES
+        from verl_adaptive.integration.facts import MODES
 
         ours: dict[str, Any] = dict.fromkeys(MODES, Refused)
     else:
