@@ -54,6 +54,20 @@ def test_other_programs_refuse_before_ray_starts(words, says, tmp_path) -> None:
     assert "ray init kwargs" not in done.stdout and "Traceback" not in done.stderr
 
 
+def test_the_program_that_reads_presets_goes_on(tmp_path) -> None:
+    """Up to verl's own validation, which refuses something else."""
+    words = (
+        "-m",
+        "verl.trainer.main_ppo",
+        "+adaptive=greso",
+        "algorithm.adv_estimator=grpo",
+        "data.train_batch_size=1",
+    )
+    done = python(*words, cwd=tmp_path)
+    assert done.returncode == 1 and "in validate_config" in done.stderr, done.stderr
+    assert "verl-adaptive:" not in done.stderr
+
+
 def test_a_preset_chosen_in_a_file_of_the_users_is_refused_too(tmp_path) -> None:
     (tmp_path / "mine.yaml").write_text("defaults:\n  - ppo_trainer\n  - adaptive: greso\n  - _self_\n")
     words = ("-m", "verl.trainer.main_ppo", f"--config-path={tmp_path}", "--config-name=mine", "trainer.use_v1=false")
