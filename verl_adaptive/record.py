@@ -358,7 +358,7 @@ def load_engine(folder: Path, source: PromptSource) -> Engine:
     table, state, _ = read_snapshot(folder / START)
     policy = build_policy(config)
     if group_relative is not None:
-        policy.advantage.group_relative = group_relative  # type: ignore[attr-defined]
+        policy.advantage.group_relative = group_relative
     row_of = np.asarray(state["row_of"], dtype=np.int64)
     engine = make_engine(policy, table, config, facts, row_of, source, skip_zero=skip_zero, mode=mode)
     engine.load_state_dict(state["engine"])

@@ -70,7 +70,8 @@ def differences(saved: object, now: Mapping[str, Any]) -> tuple[list[str], list[
     """
     if not isinstance(saved, Mapping):
         return [], []
-    hard, soft = [], []
+    hard: list[str] = []
+    soft: list[str] = []
     for key, value in now.items():
         if key in saved and saved[key] != value:
             (soft if key in LOGGED else hard).append(f"{key} was {saved[key]!r}, is {value!r}")

@@ -128,6 +128,7 @@ class Sampler(Role):
     Attributes:
         kind: which of :meth:`admit` and :meth:`pick` the engine calls.
         whole_batches: keep verl's own batching of the stream (drop_last included); plain epoch order does.
+        plans_rollouts: a pool sampler whose picks say how many rollouts each prompt gets (``Pick.n``).
         plans_steps: plans a step's prompts at once, from the results of all steps before it; an asynchronous trainer
             must then not run ahead (``num_warmup_batches=0``).
     """
@@ -135,6 +136,7 @@ class Sampler(Role):
     role: ClassVar[str] = "sampler"
     kind: ClassVar[str] = "stream"
     whole_batches: ClassVar[bool] = False
+    plans_rollouts: ClassVar[bool] = False
     plans_steps: ClassVar[bool] = False
 
     def round_size(self, progress: Progress) -> int:
@@ -181,11 +183,15 @@ class Allocator(Role):
         can_hold: the allocator may answer ``HOLD``; the engine then offers held groups to :meth:`recall`.
         needs_place: a top-up is worth its rollouts only if the batch has a place for the group. Where groups commit in
             order, it goes out as soon as that is sure, and a group for which there is surely none is held or closed.
+        follows_plan: gives each prompt just the rollouts that a sampler planned for it.
+        makes_commits: gives each prompt pilots, and those that :meth:`side` puts into its band a commit (a top-up).
     """
 
     role: ClassVar[str] = "allocator"
     can_hold: ClassVar[bool] = False
     needs_place: ClassVar[bool] = False
+    follows_plan: ClassVar[bool] = False
+    makes_commits: ClassVar[bool] = False
 
     def cap(self, progress: Progress) -> int | None:
         """Rollouts this step may generate at most, or None; asked once, when the step begins."""
@@ -261,6 +267,10 @@ class Allocator(Role):
         """Groups that should be held when a step of committing in order ends; the step waits for them."""
         return 0
 
+    def side(self, groups: Groups) -> np.ndarray:
+        """int8 ``(G,)``: −1 too hard, 0 in the band, +1 too easy; of allocators that make commits."""
+        raise TypeError(f"{type(self).__name__} makes no commits")
+
     def recall(self, held: Groups, since: np.ndarray, progress: Progress) -> np.ndarray:
         """Decide on groups held from earlier steps, before a round's new prompts are drawn.
 
@@ -313,10 +323,15 @@ class Advantage(Role):
 
     ``estimator`` is the name that verl's ``algorithm.adv_estimator`` takes: None leaves the user's own choice alone;
     any other name is registered with verl's ``register_adv_est`` and computed by :meth:`compute`.
+
+    Attributes:
+        group_relative: verl's estimator gives a group of equal rewards advantages of zero; told by the trainer to parts
+            that leave the advantage to verl.
     """
 
     role: ClassVar[str] = "advantage"
     estimator: ClassVar[str | None] = None
+    group_relative: bool = True
 
     def compute(self, reward: np.ndarray, group_of: np.ndarray, observed: Groups) -> np.ndarray:
         """Advantages of the rollouts that train.

@@ -67,7 +67,7 @@ def test_ten_lines_at_the_start(url, tmp_path, capsys, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     engine, world = make_engine(sampler="greso", filter="informative", batch=8, n=8, M=40, p=np.full(40, 0.5))
     overrides = [*MINIMAL.split(), f"trainer.default_local_dir={tmp_path}/ckpt"]
-    config = inspect.compose(overrides)
+    config = inspect.compose(inspect.Command(tuple(overrides)))
     adaptive = AdaptiveConfig(name="greso", total_rollouts=100_000)
     adaptive.store.url = url
     (tmp_path / "ckpt").mkdir()

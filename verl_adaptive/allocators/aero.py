@@ -101,7 +101,7 @@ class AeroRescue(Allocator):
     def check_policy(self, policy: Policy, config: AdaptiveConfig) -> None:
         self._in_rounds = config.rounds
         self._one_batch = not config.refill and policy.sampler.kind == "stream"
-        if policy.sampler.name == "cero" and self.config.budget == "per_prompt":
+        if policy.sampler.plans_rollouts and self.config.budget == "per_prompt":
             raise ConfigError(
                 "adaptive.allocator.budget",
                 "per_prompt",

@@ -18,10 +18,11 @@ class Fixed(Allocator):
     """n rollouts a prompt, or the number that a pool sampler planned for it."""
 
     name: ClassVar[str] = "fixed"
+    follows_plan: ClassVar[bool] = True
 
     @dataclass
     class Config:
-        """``n``: rollouts a prompt; null: ``actor_rollout_ref.rollout.n``."""
+        """``n``: rollouts a prompt, once (null: ``actor_rollout_ref.rollout.n``)."""
 
         n: int | None = None
 

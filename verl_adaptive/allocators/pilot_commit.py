@@ -90,6 +90,7 @@ class PilotCommit(Allocator):
 
     name: ClassVar[str] = "pilot_commit"
     needs_place: ClassVar[bool] = True
+    makes_commits: ClassVar[bool] = True
 
     @dataclass
     class Config:

@@ -62,7 +62,7 @@ class ReinforceAda(Allocator):
                 check(value is None or value >= 1, f"{path}.{key}", value, "must be 1 or greater")
 
     def check_policy(self, policy: Policy, config: AdaptiveConfig) -> None:
-        if policy.sampler.name == "cero":
+        if policy.sampler.plans_rollouts:
             raise ConfigError(
                 "adaptive.allocator.name",
                 self.name,

@@ -9,22 +9,15 @@ from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from verl_adaptive.advantages.verl import GROUP_RELATIVE
 from verl_adaptive.config import AdaptiveConfig, check
 from verl_adaptive.engine import AsyncFacts
+from verl_adaptive.integration.facts import MODES, mode_of
 from verl_adaptive.roles import Policy
 
-__all__ = ["MODES", "async_facts", "check_run", "mode_of", "why_not_skip_zero"]
-
-#: verl's trainer modes.
-MODES = ("sync", "colocate_async", "separate_async")
+__all__ = ["async_facts", "check_run", "why_not_skip_zero"]
 
 _OUR_BUFFER = "pkg://verl_adaptive.integration.replay_buffer"
 
 #: Policy losses in which a row of zero advantage adds exactly nothing: each token's term is a multiple of A.
 _LINEAR_LOSSES = frozenset({"vanilla", "gspo", "cispo", "sapo", "gpg", "dppo_tv", "dppo_kl", "geo_mean"})
-
-
-def mode_of(config: Any) -> str:
-    """verl's name of the trainer mode: ``sync``, ``colocate_async`` or ``separate_async``."""
-    return str(config.trainer.v1.trainer_mode).removeprefix("adaptive_")
 
 
 def async_facts(config: Any) -> AsyncFacts:
@@ -105,6 +98,7 @@ def check_run(config: Any, adaptive: AdaptiveConfig, policy: Policy) -> None:
         )
     elif str(estimator).startswith("adaptive_"):
         check(False, "algorithm.adv_estimator", estimator, "choose the matching adaptive/advantage, or grpo")
+    _check_fetch(config, policy)
     batch, mini = config.data.train_batch_size, config.actor_rollout_ref.actor.ppo_mini_batch_size
     parts = 1
     if mode_of(config) != "sync":
@@ -129,6 +123,19 @@ def check_run(config: Any, adaptive: AdaptiveConfig, policy: Policy) -> None:
             config.critic.ppo_mini_batch_size,
             f"must divide {batch // parts}, the prompts of an update's batch",
         )
+
+
+def _check_fetch(config: Any, policy: Policy) -> None:
+    """``data.gen_batch_size`` is how many prompts DAPO's rounds took; here the policy asks for prompts by itself."""
+    fetch, batch = config.data.get("gen_batch_size", None), config.data.train_batch_size
+    rounds = mode_of(config) == "sync" and hasattr(policy.sampler.config, "round")
+    check(
+        fetch in (None, 1, batch),
+        "data.gen_batch_size",
+        fetch,
+        "has no effect under a preset, which asks for as many prompts as the step is short of; leave it out"
+        + (f", and set the prompts of a round with adaptive.sampler.round.prompts={fetch}" if rounds else ""),
+    )
 
 
 def _check_mode(config: Any, adaptive: AdaptiveConfig, policy: Policy) -> None:

@@ -16,8 +16,9 @@ from verl_adaptive.errors import AdaptiveError
 
 __all__ = ["NAMES", "SUPPORTED", "Name", "check_verl", "problems"]
 
+#: Versions of verl; setup.cfg's extra `verl` and the README's table say the same, which a test sees to.
 SUPPORTED = ">=0.9.1,<0.10"
-INSTALL = 'pip install "verl>=0.9.1,<0.10"'
+INSTALL = f'pip install "verl{SUPPORTED}"'
 
 
 @dataclass(frozen=True)

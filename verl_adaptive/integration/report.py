@@ -15,6 +15,7 @@ import numpy as np
 
 from verl_adaptive import __version__
 from verl_adaptive.engine import AsyncEngine, Engine, StepResult
+from verl_adaptive.integration.facts import kl_note, updates_of
 from verl_adaptive.integration.layout import Layout
 from verl_adaptive.stats.database import local_file, shown
 
@@ -131,8 +132,7 @@ def banner(trainer: Any) -> list[str]:
     """Ten lines at the start: what is on, what budget, what store, what was resumed."""
     engine, config, adaptive, memory = trainer.engine, trainer.config, trainer.adaptive, trainer.run_store
     facts, policy = engine.facts, engine.policy
-    actor = config.actor_rollout_ref.actor
-    updates = facts.batch // actor.ppo_mini_batch_size * actor.ppo_epochs
+    updates = updates_of(config)
     budget = f"{adaptive.total_rollouts:,} rollouts" if adaptive.total_rollouts else f"{facts.steps:,} steps"
     cap = f", at most {adaptive.max_rollouts_per_step:,} rollouts" if adaptive.max_rollouts_per_step else ""
     zero = (
@@ -153,7 +153,7 @@ def banner(trainer: Any) -> list[str]:
         f"  start    {memory.origin}",
         f"  look     verl-adaptive stats {_store_argument(config, adaptive, memory)}",
     ]
-    kl = config.actor_rollout_ref.actor.use_kl_loss or config.algorithm.use_kl_in_reward
-    if kl and policy.filter.name != "keep_all":
-        lines.append("  note     the KL penalty acts on the groups that train only; dropped groups no longer add to it")
+    note = kl_note(config, policy)
+    if note:
+        lines.append(f"  note     {note}")
     return lines

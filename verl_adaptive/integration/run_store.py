@@ -15,6 +15,7 @@ import transfer_queue as tq
 from verl_adaptive.config import AdaptiveConfig
 from verl_adaptive.engine import Engine, StepResult
 from verl_adaptive.errors import AdaptiveError
+from verl_adaptive.integration.facts import journal_place
 from verl_adaptive.integration.prompts import identity_columns, media_columns
 from verl_adaptive.integration.session import Session
 from verl_adaptive.integration.stream_session import StreamSession
@@ -120,22 +121,18 @@ class RunStore:
         logger.info("%s", self.origin)
 
     def _open_journal(self) -> Journal | None:
-        store, trainer = self.adaptive.store, self.config.trainer
-        if not store.enabled:
+        place = journal_place(self.config, self.adaptive)
+        if place.url is None:
             self.where = "no journal (adaptive.store.enabled=false); statistics live in the checkpoints"
             return None
-        folder = os.path.abspath(trainer.default_local_dir)
-        url = store.url
-        if url is None:
-            os.makedirs(folder, exist_ok=True)
-            url = os.path.join(folder, "adaptive.sqlite")
-        run = store.run_id or f"{trainer.project_name}/{trainer.experiment_name}"[:255]
+        if self.adaptive.store.url is None:
+            os.makedirs(place.folder, exist_ok=True)
         journal = Journal.open(
-            url,
-            run_id=run,
+            place.url,
+            run_id=place.run,
             meta={
                 "preset": self.adaptive.name,
-                "checkpoints": folder,
+                "checkpoints": place.folder,
                 "dataset": self.fingerprint,
                 "prompts": len(np.unique(self.row_of)),
                 "batch": self.config.data.train_batch_size,
@@ -143,7 +140,7 @@ class RunStore:
                 "tolerance": self.adaptive.tolerance,
             },
         )
-        self.where = f"{shown(url)} (run {run}, attempt {journal.attempt})"
+        self.where = f"{shown(place.url)} (run {place.run}, attempt {journal.attempt})"
         return journal
 
     # -- a step ---------------------------------------------------------------------------------------------

@@ -28,11 +28,11 @@ from verl.utils.debug import marked_timer
 from verl.utils.seqlen_balancing import calculate_workload, get_seqlen_balanced_partitions, log_seqlen_unbalance
 from verl.workers.rollout.llm_server import LLMServerClient
 
-from verl_adaptive.advantages.verl import GROUP_RELATIVE, Verl
+from verl_adaptive.advantages.verl import GROUP_RELATIVE
 from verl_adaptive.config import AdaptiveConfig, RunFacts, check
 from verl_adaptive.engine import AsyncEngine, make_engine
 from verl_adaptive.integration.abort import Abort, CancellingClient
-from verl_adaptive.integration.advantage import Loan, lend
+from verl_adaptive.integration.advantage import Loan, lend, register_estimator
 from verl_adaptive.integration.checks import async_facts, check_run, why_not_skip_zero
 from verl_adaptive.integration.courier import Road
 from verl_adaptive.integration.layout import PAD, Layout, micro_size, plan
@@ -81,6 +81,7 @@ class AdaptiveMixin(_Trainer):
         check_run(config, self.adaptive, policy)
         with open_dict(config):
             if policy.advantage.estimator is not None:
+                register_estimator(type(policy.advantage))
                 config.algorithm.adv_estimator = policy.advantage.estimator
         self._abort = Abort(
             lambda: self.agent_loop_manager.agent_loop_workers,
@@ -146,7 +147,7 @@ class AdaptiveMixin(_Trainer):
     def _start_engine(self) -> None:
         """Bind the policy to the table; again after a resume, which brings a table of its own."""
         policy = build_policy(self.adaptive)
-        if isinstance(policy.advantage, Verl):
+        if policy.advantage.estimator is None:
             policy.advantage.group_relative = str(self.config.algorithm.adv_estimator) in GROUP_RELATIVE
         self._keep_zero = why_not_skip_zero(self.config)
         skip = not self._keep_zero if self.adaptive.skip_zero_advantage is None else self.adaptive.skip_zero_advantage

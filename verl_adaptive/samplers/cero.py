@@ -79,6 +79,7 @@ class Cero(Sampler):
 
     name: ClassVar[str] = "cero"
     kind: ClassVar[str] = "pool"
+    plans_rollouts: ClassVar[bool] = True
     plans_steps: ClassVar[bool] = True
     columns: ClassVar[Mapping[str, Column]] = {
         "wins": Column("f8", 0.0),  # a − a0
@@ -166,7 +167,7 @@ class Cero(Sampler):
             "adaptive/sampler=cero plans one round a step and paces the budget itself; write adaptive.refill=false",
         )
         allocator = policy.allocator
-        self._follows_plan = allocator.name == "fixed"
+        self._follows_plan = allocator.follows_plan
         check(
             not self._follows_plan or getattr(allocator.config, "n", None) is None,
             "adaptive.allocator.n",

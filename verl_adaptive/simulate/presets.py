@@ -22,8 +22,7 @@ PEERS = ("verl_filter_groups",)
 def preset_names() -> list[str]:
     """Shipped presets."""
     folder = files("hydra_configs.verl_adaptive.adaptive")
-    names = (f.name.removesuffix(".yaml") for f in folder.iterdir() if f.name.endswith(".yaml"))
-    return sorted(name for name in names if name != "base")
+    return sorted(f.name.removesuffix(".yaml") for f in folder.iterdir() if f.name.endswith(".yaml"))
 
 
 def split_words(text: str) -> list[str]:
