@@ -313,10 +313,14 @@ class Advantage(Role):
 
     ``estimator`` is the name that verl's ``algorithm.adv_estimator`` takes: None leaves the user's own choice alone;
     any other name is registered with verl's ``register_adv_est`` and computed by :meth:`compute`.
+
+    ``needs_groups``: the baseline is the group's own, so that a group of one teaches nothing; False: one rollout a
+    prompt is enough.
     """
 
     role: ClassVar[str] = "advantage"
     estimator: ClassVar[str | None] = None
+    needs_groups: ClassVar[bool] = True
 
     def compute(self, reward: np.ndarray, group_of: np.ndarray, observed: Groups) -> np.ndarray:
         """Advantages of the rollouts that train.

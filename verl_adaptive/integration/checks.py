@@ -10,6 +10,7 @@ from verl_adaptive.advantages.verl import GROUP_RELATIVE
 from verl_adaptive.config import AdaptiveConfig, check
 from verl_adaptive.engine import AsyncFacts
 from verl_adaptive.roles import Policy
+from verl_adaptive.shape import step_shape
 
 __all__ = ["MODES", "async_facts", "check_run", "mode_of", "why_not_skip_zero"]
 
@@ -27,11 +28,16 @@ def mode_of(config: Any) -> str:
     return str(config.trainer.v1.trainer_mode).removeprefix("adaptive_")
 
 
-def async_facts(config: Any) -> AsyncFacts:
-    """How the asynchronous trainer that the configuration chooses takes its batches."""
+def async_facts(config: Any, groups: int | None = None) -> AsyncFacts:
+    """How the asynchronous trainer that the configuration chooses takes its batches.
+
+    Args:
+        config: verl's.
+        groups: groups of a step; None: ``data.train_batch_size``.
+    """
     options, sampler = config.trainer.v1[mode_of(config)], config.trainer.v1.sampler
     return AsyncFacts(
-        warmup=int(options.get("num_warmup_batches", 0) * config.data.train_batch_size),
+        warmup=int(options.get("num_warmup_batches", 0) * (groups or config.data.train_batch_size)),
         parts=int(options.get("parameter_sync_step", 1)),
         threshold=sampler.max_off_policy_threshold,
         strategy=sampler.max_off_policy_strategy,
@@ -51,12 +57,7 @@ def check_run(config: Any, adaptive: AdaptiveConfig, policy: Policy) -> None:
         config.trainer.v1.trainer_mode,
         f"must be one of {', '.join(MODES)}",
     )
-    check(
-        rollout.n >= 2 or (policy.filter.name == "keep_all" and policy.sampler.name == "epoch"),
-        "actor_rollout_ref.rollout.n",
-        rollout.n,
-        "a group of one has no variance to judge by; use at least 2 (8 is usual), or +adaptive=grpo",
-    )
+    _check_group_size(rollout.n, adaptive, policy)
     groups = config.algorithm.get("filter_groups", None)
     check(
         not (groups is not None and groups.get("enable", False)),
@@ -129,6 +130,23 @@ def check_run(config: Any, adaptive: AdaptiveConfig, policy: Policy) -> None:
             config.critic.ppo_mini_batch_size,
             f"must divide {batch // parts}, the prompts of an update's batch",
         )
+
+
+def _check_group_size(n: int, adaptive: AdaptiveConfig, policy: Policy) -> None:
+    """A group of one is for those who need none."""
+    size, key = n, "actor_rollout_ref.rollout.n"
+    if policy.allocator.name == "fixed" and adaptive.allocator.get("n"):
+        size, key = adaptive.allocator["n"], "adaptive.allocator.n"
+    # GRPO as verl has it, or a baseline that needs no group; and nothing else that would look at a group's variance.
+    alone = policy.filter.name == "keep_all" and (policy.sampler.name == "epoch" or not policy.advantage.needs_groups)
+    check(
+        size >= 2 or alone,
+        key,
+        size,
+        "a group of one has no variance to judge by; use at least 2 (8 is usual), +adaptive=grpo, or +adaptive=solo, which "
+        "needs none",
+    )
+    step_shape(adaptive, 1, n, n)  # refuses sizes that do not fit
 
 
 def _check_mode(config: Any, adaptive: AdaptiveConfig, policy: Policy) -> None:

@@ -134,7 +134,7 @@ def banner(trainer: Any) -> list[str]:
     engine, config, adaptive, memory = trainer.engine, trainer.config, trainer.adaptive, trainer.run_store
     facts, policy = engine.facts, engine.policy
     actor = config.actor_rollout_ref.actor
-    updates = facts.batch // actor.ppo_mini_batch_size * actor.ppo_epochs
+    updates = config.data.train_batch_size // actor.ppo_mini_batch_size * actor.ppo_epochs
     budget = f"{adaptive.total_rollouts:,} rollouts" if adaptive.total_rollouts else f"{facts.steps:,} steps"
     cap = f", at most {adaptive.max_rollouts_per_step:,} rollouts" if adaptive.max_rollouts_per_step else ""
     zero = (
@@ -158,4 +158,6 @@ def banner(trainer: Any) -> list[str]:
     kl = config.actor_rollout_ref.actor.use_kl_loss or config.algorithm.use_kl_in_reward
     if kl and policy.filter.name != "keep_all":
         lines.append("  note     the KL penalty acts on the groups that train only; dropped groups no longer add to it")
+    if trainer.shape.note:
+        lines.append(f"  note     {trainer.shape.note}")
     return lines

@@ -21,6 +21,8 @@ from verl_adaptive.engine import Requests, StepResult, make_engine
 from verl_adaptive.errors import AdaptiveError, Exhausted
 from verl_adaptive.policy import build_policy
 from verl_adaptive.roles import Sampler
+from verl_adaptive.shape import step_shape
+from verl_adaptive.simulate.learning import LearningWorld
 from verl_adaptive.simulate.oracle import Oracle, OracleBest
 from verl_adaptive.simulate.presets import REFERENCES, compose_preset, split_words
 from verl_adaptive.simulate.worlds import Stream, World
@@ -68,16 +70,22 @@ class Simulation:
     ) -> None:
         config = replace(config, rounds=rounds)
         self.world, self.steps, self.fixed = world, steps, fixed
+        table = StatsTable()
+        row_of = table.rows_for(world.keys, sources=world.sources)
+        shape = step_shape(config, batch, n, len(table))
+        config = shape.config
         policy = build_policy(config)
         if sampler is not None:
             policy.sampler = sampler
-        table = StatsTable()
-        row_of = table.rows_for(world.keys, sources=world.sources)
         if isinstance(sampler, Oracle):
             first = np.unique(row_of, return_index=True)[1]  # rows are numbered by first appearance
             sampler.rates = lambda rows: world.rates(first[rows])
-        facts = RunFacts.of(replace(config, seed=seed), batch=batch, n=n, steps=steps, prompts=len(table))
+        facts = RunFacts.of(
+            replace(config, seed=seed), batch=shape.groups, n=shape.n, steps=steps, prompts=len(table)
+        )
         source = Stream(world.size, seed, shuffle)
+        if isinstance(world, LearningWorld) and world.batch is None:
+            world.batch = batch  # the same rollouts in smaller groups move the model no further
         self.engine = make_engine(policy, table, config, facts, row_of, source, skip_zero=skip_zero)
         self.step = 0
         self.requests: list[Requests] = []
