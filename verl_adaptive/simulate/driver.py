@@ -80,9 +80,7 @@ class Simulation:
         if isinstance(sampler, Oracle):
             first = np.unique(row_of, return_index=True)[1]  # rows are numbered by first appearance
             sampler.rates = lambda rows: world.rates(first[rows])
-        facts = RunFacts.of(
-            replace(config, seed=seed), batch=shape.groups, n=shape.n, steps=steps, prompts=len(table)
-        )
+        facts = RunFacts.of(replace(config, seed=seed), batch=shape.groups, n=shape.n, steps=steps, prompts=len(table))
         source = Stream(world.size, seed, shuffle)
         if isinstance(world, LearningWorld) and world.batch is None:
             world.batch = batch  # the same rollouts in smaller groups move the model no further
