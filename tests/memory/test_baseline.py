@@ -13,13 +13,13 @@ from tests.memory.reference import SlowBaseline, SlowMemory
 from tests.world import Arrivals, World, keys_of, make_engine, make_stream_engine, run_step
 from verl_adaptive.advantages.memory import MemoryBaseline
 from verl_adaptive.config import RunFacts
+from verl_adaptive.engine import AsyncFacts
 from verl_adaptive.errors import ConfigError
 from verl_adaptive.groups import Groups
 from verl_adaptive.progress import Progress
 from verl_adaptive.rng import Draw
 from verl_adaptive.stats import read_snapshot, write_snapshot
 from verl_adaptive.stats.table import StatsTable
-from verl_adaptive.streaming import StreamFacts
 from verl_adaptive.testing.advantages import AdvantageConformance
 
 PROMPTS = 12
@@ -292,9 +292,11 @@ def decisions(engine, world, first, last):
     return out
 
 
+@pytest.mark.parametrize("rounds", [True, False], ids=["rounds", "ordered"])
 @pytest.mark.parametrize("n", [1, 2])
-def test_resume_through_a_snapshot_is_bit_exact(n, tmp_path) -> None:
-    options = {"sampler": "spread", "advantage": "memory", "n": n, "batch": 12, "p": np.linspace(0, 1, 50) ** 0.7}
+def test_resume_through_a_snapshot_is_bit_exact(n, rounds, tmp_path) -> None:
+    options = {"sampler": "spread", "advantage": "memory", "n": n, "batch": 12, "rounds": rounds}
+    options["p"] = np.linspace(0, 1, 50) ** 0.7
 
     def fresh(table=None):
         world = World(options["p"], 3, low=-1.0, high=2.5)
@@ -319,10 +321,26 @@ def test_resume_through_a_snapshot_is_bit_exact(n, tmp_path) -> None:
 # -- asynchronous trainers ----------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("rounds", [True, False], ids=["rounds", "ordered"])
+def test_before_is_the_beginning_of_the_step(rounds) -> None:
+    engine, world = make_engine(
+        "spread", advantage={"name": "memory", "scale": "none"}, n=1, batch=8, M=60, rounds=rounds
+    )
+    world.failure = 0.3  # failed groups are replaced in the same step
+    for step in range(1, 40):
+        value = engine.policy.advantage.memory.value(np.arange(60))
+        result = run_step(engine, world, step)
+        done = result.groups.select(result.trained)
+        assert len(done) == 8
+        out = engine.policy.advantage.compute(done.reward, done.group_of, done)
+        if step > 1:
+            np.testing.assert_allclose(done.reward - out, value[done.row])
+
+
 def test_before_is_the_beginning_of_the_step_of_the_review() -> None:
     """Groups that are reviewed steps before they train keep the value that stood when they were reviewed."""
     engine, world = make_stream_engine(
-        "spread", advantage={"name": "memory", "scale": "none"}, n=1, batch=8, M=60, stream=StreamFacts(warmup=16)
+        "spread", advantage={"name": "memory", "scale": "none"}, n=1, batch=8, M=60, stream=AsyncFacts(warmup=16)
     )
     arrivals, memory = Arrivals(world, 5), engine.policy.advantage.memory
     value = {}  # by ticket
@@ -336,7 +354,7 @@ def test_before_is_the_beginning_of_the_step_of_the_review() -> None:
     older = 0
     for step in range(1, 30):
         at_begin = memory.value(np.arange(60))
-        reviewed = set(engine.ready.ticket.tolist())
+        reviewed = set(engine.ready.groups.ticket.tolist())
         groups = arrivals.step(engine, step)
         done = groups.groups.select(groups.trained)
         older += len(reviewed & set(done.ticket.tolist()))
@@ -350,13 +368,13 @@ def test_before_is_the_beginning_of_the_step_of_the_review() -> None:
 def test_resume_of_an_asynchronous_run(tmp_path) -> None:
     def fresh(table=None):
         return make_stream_engine(
-            "spread", advantage="memory", n=1, batch=8, M=60, table=table, stream=StreamFacts(warmup=16)
+            "spread", advantage="memory", n=1, batch=8, M=60, table=table, stream=AsyncFacts(warmup=16)
         )
 
     engine, world = fresh()
     arrivals = Arrivals(world, 5)
     step = 0
-    while step < 8 or not len(engine.ready):
+    while step < 8 or not len(engine.ready.groups):
         step += 1
         arrivals.step(engine, step)
     write_snapshot(tmp_path / "adaptive", engine.table, {"engine": engine.state_dict()}, meta={"step": step})
@@ -365,7 +383,7 @@ def test_resume_of_an_asynchronous_run(tmp_path) -> None:
     again.load_state_dict(state["engine"])
     for name in engine.table.columns:
         np.testing.assert_array_equal(engine.table.col(name), table.col(name), err_msg=name)
-    ready = engine.ready
+    ready = engine.ready.groups
     a, b = (e.policy.advantage.compute(ready.reward, ready.group_of, ready) for e in (engine, again))
     assert a.tolist() == b.tolist() and np.abs(a).max() > 0
 
