@@ -27,7 +27,7 @@ from verl_adaptive.groups import Groups
 from verl_adaptive.policy import find_part
 from verl_adaptive.progress import Progress
 from verl_adaptive.rng import Draw
-from verl_adaptive.roles import Allocator, Sampler
+from verl_adaptive.roles import Advantage, Allocator, Sampler
 from verl_adaptive.stats.keys import KEY_DTYPE
 from verl_adaptive.stats.table import StatsTable
 
@@ -183,6 +183,28 @@ def mopps_pick(table: StatsTable) -> Calls:
     pool = np.arange(len(table))
     for step in itertools.count(1):
         yield partial(part.pick, pool, ASKED, progress(step))
+
+
+@benchmark("spread and memory: a step of 1,024 prompts", target=lambda m: 20.0 * max(1.0, m / 1e6))
+def spread_step(table: StatsTable) -> Calls:
+    """Draw from the pool, learn from the rewards in both parts, and say the advantages."""
+    part = _sampler("spread", table)
+    baseline = find_part("advantage", "memory")({})
+    baseline.bind(table, make_facts(table))
+    assert isinstance(baseline, Advantage)
+    pool = np.arange(len(table))
+    rate = np.random.default_rng(3).beta(0.4, 0.6, len(table))
+    for step in itertools.count(1):
+
+        def one_step(step=step):
+            rows = part.pick(pool, ASKED, progress(step)).rows
+            groups = make_groups(rows, rate[rows], np.ones(len(rows), dtype=np.int64), step)
+            for role in (part, baseline):
+                role.observe(groups, progress(step))
+                role.end_step(progress(step))
+            baseline.compute(groups.reward, groups.group_of, groups)
+
+        yield one_step
 
 
 def main() -> int:

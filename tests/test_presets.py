@@ -28,6 +28,7 @@ from verl_adaptive.policy import PARTS, build_policy, find_part
 from verl_adaptive.roles import Filter, Sampler
 from verl_adaptive.samplers.cero import Cero
 from verl_adaptive.samplers.rounds import RoundConfig
+from verl_adaptive.shape import step_shape
 from verl_adaptive.stats.table import StatsTable
 
 ADAPTIVE = Path(hydra_configs.verl_adaptive.__file__).parent / "adaptive"
@@ -41,7 +42,11 @@ PRESETS = {
     "cero": ("cero", "fixed", "keep_all", "verl", False),
     "pilot_commit": ("retire", "pilot_commit", "band", "verl", True),
     "full": None,  # chosen by measurement: any parts
+    "solo": ("spread", "fixed", "keep_all", "memory", True),
+    "spo": ("spread", "fixed", "keep_all", "memory", True),
 }
+#: Presets that spread a step's rollouts over more prompts.
+SPREAD = ("solo", "spo")
 ROLES = ("sampler", "allocator", "filter", "advantage")
 
 
@@ -95,7 +100,7 @@ def test_preset_names_its_parts(preset, composed) -> None:
 def test_preset_differs_from_the_defaults_only_where_it_says(preset, composed) -> None:
     parsed, defaults = asdict(adaptive(composed(f"+adaptive={preset}"))), asdict(AdaptiveConfig())
     differs = {key for key in defaults if parsed[key] != defaults[key]} - {*ROLES, "name"}
-    assert differs == (set() if parsed["refill"] else {"refill"})
+    assert differs == (set() if parsed["refill"] else {"refill"}) | ({"batch_unit"} if preset in SPREAD else set())
 
 
 def test_presets_set_no_options_of_parts(composed) -> None:
@@ -288,8 +293,9 @@ def engine_of(parsed: AdaptiveConfig, batch: int = 8, n: int = 16, prompts: int 
     world = World(1 / (1 + np.exp(-3 * rng.standard_normal(prompts))))
     table = StatsTable()
     row_of = table.rows_for(keys_of(prompts))
-    facts = RunFacts(batch=batch, n=n, steps=100, prompts=prompts)
-    return make_engine(build_policy(parsed), table, parsed, facts, row_of, world.source), world
+    shape = step_shape(parsed, batch, n, prompts)
+    facts = RunFacts(batch=shape.groups, n=shape.n, steps=100, prompts=prompts)
+    return make_engine(build_policy(shape.config), table, shape.config, facts, row_of, world.source), world
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -298,7 +304,7 @@ def test_preset_runs(preset, composed) -> None:
     engine, world = engine_of(parsed)
     for result in run(engine, world, 5):
         assert result.ledger.rollouts.balanced() or engine.policy.allocator.can_hold
-        assert result.trained.sum() == 8 or (not parsed.refill and result.trained.any())
+        assert result.trained.sum() == (128 if preset in SPREAD else 8) or (not parsed.refill and result.trained.any())
         assert result.trains.any()
 
 
@@ -333,11 +339,11 @@ def test_the_command_line_wins_over_the_preset(composed) -> None:
     assert config.trainer.v1.trainer_mode == "sync" and config.algorithm.adv_estimator == "grpo"
 
 
-def test_only_aero_chooses_an_estimator(composed) -> None:
+def test_presets_with_an_advantage_of_their_own_choose_its_estimator(composed) -> None:
     own = composed().algorithm.adv_estimator
     chosen = {p: composed(f"+adaptive={p}").algorithm.adv_estimator for p in PRESETS if PRESETS[p] is not None}
-    assert chosen == {p: "adaptive_beta" if p == "aero" else own for p in chosen}
-    assert find_part("advantage", "beta").estimator == "adaptive_beta"
+    assert chosen == {p: find_part("advantage", PRESETS[p][3]).estimator or own for p in chosen}
+    assert chosen["aero"] == "adaptive_beta" and chosen["solo"] == "adaptive_memory"
 
 
 def test_an_unknown_preset_lists_those_there_are(composed) -> None:

@@ -115,8 +115,8 @@ class RunFacts:
     """What the policy is told about the run it serves.
 
     Attributes:
-        batch: prompts per training step, B (``data.train_batch_size``).
-        n: rollouts per group, N (``actor_rollout_ref.rollout.n``).
+        batch: groups per training step, B (``data.train_batch_size``, or as ``adaptive.batch_unit`` says).
+        n: rollouts per group, N (``actor_rollout_ref.rollout.n``, or as ``adaptive.batch_unit`` says).
         steps: training steps planned.
         prompts: distinct prompts in the training set, M.
         seed: ``adaptive.seed``.
@@ -203,6 +203,9 @@ class AdaptiveConfig:
         success: how the signal counts as success.
         tolerance: a group is degenerate when max − min of its signal is at most this.
         id_key: dotted path of the user's own prompt id in a data row; null: hash of the content.
+        batch_unit: what a step's size is kept in. ``groups``: it trains data.train_batch_size groups, whatever their size.
+            ``rollouts``: data.train_batch_size × rollout.n rollouts, in groups of adaptive.allocator.n, so that smaller
+            groups are more groups (of more prompts), and the number of updates stays.
         refill: draw further prompts within a step until the batch is full.
         rounds: work in generation rounds, each of which waits for its slowest rollout, as the papers' own loops do; false:
             groups are reviewed when they are back and commit in the order of submission. ``sync`` trainer only.
@@ -238,6 +241,7 @@ class AdaptiveConfig:
     success: SuccessConfig = field(default_factory=SuccessConfig)
     tolerance: float = 1e-6
     id_key: str | None = None
+    batch_unit: typing.Literal["groups", "rollouts"] = "groups"
     refill: bool = True
     rounds: bool = False
     max_rounds: int = 32

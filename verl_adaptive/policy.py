@@ -28,6 +28,7 @@ PARTS: dict[str, dict[str, str]] = {
         "cero": "verl_adaptive.samplers.cero:Cero",
         "retire": "verl_adaptive.samplers.retire:Retire",
         "mopps": "verl_adaptive.samplers.mopps:Mopps",
+        "spread": "verl_adaptive.samplers.spread:Spread",
     },
     "allocator": {
         "fixed": "verl_adaptive.allocators.fixed:Fixed",
@@ -45,6 +46,7 @@ PARTS: dict[str, dict[str, str]] = {
         "verl": "verl_adaptive.advantages.verl:Verl",
         "beta": "verl_adaptive.advantages.beta:BetaPosterior",
         "discounted_beta": "verl_adaptive.advantages.discounted_beta:DiscountedBeta",
+        "memory": "verl_adaptive.advantages.memory:MemoryBaseline",
     },
 }
 

@@ -327,10 +327,13 @@ class Advantage(Role):
     Attributes:
         group_relative: verl's estimator gives a group of equal rewards advantages of zero; told by the trainer to parts
             that leave the advantage to verl.
+        needs_groups: the baseline is the group's own, so that a group of one teaches nothing; False: one rollout a prompt
+            is enough.
     """
 
     role: ClassVar[str] = "advantage"
     estimator: ClassVar[str | None] = None
+    needs_groups: ClassVar[bool] = True
     group_relative: bool = True
 
     def compute(self, reward: np.ndarray, group_of: np.ndarray, observed: Groups) -> np.ndarray:

@@ -32,6 +32,7 @@ RUNS = {
     },
     "reinforce_ada": {"allocator": {"name": "reinforce_ada", "per_round": 4}},
     "dbb": {"advantage": "discounted_beta"},
+    "solo": {"sampler": "spread", "advantage": "memory"},
 }
 
 

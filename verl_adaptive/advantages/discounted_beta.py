@@ -25,6 +25,7 @@ import numpy as np
 from verl_adaptive.advantages.beta import success_of
 from verl_adaptive.config import RunFacts, check
 from verl_adaptive.groups import Groups
+from verl_adaptive.memory import fade
 from verl_adaptive.progress import Progress
 from verl_adaptive.roles import Advantage
 from verl_adaptive.stats.table import Column, StatsTable
@@ -65,10 +66,8 @@ class DiscountedBeta(Advantage):
 
     def observe(self, groups: Groups, progress: Progress) -> None:
         for name, evidence in zip(("alpha", "beta"), self.evidence(groups), strict=True):
-            column = self.col(name)
             for wave in waves(groups.row, groups.n > 0):
-                rows = groups.row[wave]
-                column[rows] = self.config.discount * column[rows] + evidence[wave]
+                fade(self.col(name), groups.row[wave], self.config.discount, evidence[wave])
 
     def compute(self, reward: np.ndarray, group_of: np.ndarray, observed: Groups) -> np.ndarray:
         # Thousands of visits of one outcome let the other's count underflow; nothing else reaches the floor.

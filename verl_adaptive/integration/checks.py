@@ -11,6 +11,7 @@ from verl_adaptive.config import AdaptiveConfig, check
 from verl_adaptive.engine import AsyncFacts
 from verl_adaptive.integration.facts import MODES, mode_of
 from verl_adaptive.roles import Policy
+from verl_adaptive.shape import step_shape
 
 __all__ = ["async_facts", "check_run", "why_not_skip_zero"]
 
@@ -20,11 +21,16 @@ _OUR_BUFFER = "pkg://verl_adaptive.integration.replay_buffer"
 _LINEAR_LOSSES = frozenset({"vanilla", "gspo", "cispo", "sapo", "gpg", "dppo_tv", "dppo_kl", "geo_mean"})
 
 
-def async_facts(config: Any) -> AsyncFacts:
-    """How the asynchronous trainer that the configuration chooses takes its batches."""
+def async_facts(config: Any, groups: int | None = None) -> AsyncFacts:
+    """How the asynchronous trainer that the configuration chooses takes its batches.
+
+    Args:
+        config: verl's.
+        groups: groups of a step; None: ``data.train_batch_size``.
+    """
     options, sampler = config.trainer.v1[mode_of(config)], config.trainer.v1.sampler
     return AsyncFacts(
-        warmup=int(options.get("num_warmup_batches", 0) * config.data.train_batch_size),
+        warmup=int(options.get("num_warmup_batches", 0) * (groups or config.data.train_batch_size)),
         parts=int(options.get("parameter_sync_step", 1)),
         threshold=sampler.max_off_policy_threshold,
         strategy=sampler.max_off_policy_strategy,
@@ -44,12 +50,7 @@ def check_run(config: Any, adaptive: AdaptiveConfig, policy: Policy) -> None:
         config.trainer.v1.trainer_mode,
         f"must be one of {', '.join(MODES)}",
     )
-    check(
-        rollout.n >= 2 or (policy.filter.name == "keep_all" and policy.sampler.name == "epoch"),
-        "actor_rollout_ref.rollout.n",
-        rollout.n,
-        "a group of one has no variance to judge by; use at least 2 (8 is usual), or +adaptive=grpo",
-    )
+    _check_group_size(rollout.n, adaptive, policy)
     groups = config.algorithm.get("filter_groups", None)
     check(
         not (groups is not None and groups.get("enable", False)),
@@ -136,6 +137,23 @@ def _check_fetch(config: Any, policy: Policy) -> None:
         "has no effect under a preset, which asks for as many prompts as the step is short of; leave it out"
         + (f", and set the prompts of a round with adaptive.sampler.round.prompts={fetch}" if rounds else ""),
     )
+
+
+def _check_group_size(n: int, adaptive: AdaptiveConfig, policy: Policy) -> None:
+    """A group of one is for those who need none."""
+    size, key = n, "actor_rollout_ref.rollout.n"
+    if policy.allocator.name == "fixed" and adaptive.allocator.get("n"):
+        size, key = adaptive.allocator["n"], "adaptive.allocator.n"
+    # GRPO as verl has it, or a baseline that needs no group; and nothing else that would look at a group's variance.
+    alone = policy.filter.name == "keep_all" and (policy.sampler.name == "epoch" or not policy.advantage.needs_groups)
+    check(
+        size >= 2 or alone,
+        key,
+        size,
+        "a group of one has no variance to judge by; use at least 2 (8 is usual), +adaptive=grpo, or +adaptive=solo, which "
+        "needs none",
+    )
+    step_shape(adaptive, 1, n, n)  # refuses sizes that do not fit
 
 
 def _check_mode(config: Any, adaptive: AdaptiveConfig, policy: Policy) -> None:

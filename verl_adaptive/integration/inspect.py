@@ -27,6 +27,7 @@ from verl_adaptive.integration.facts import MODES, journal_place, kl_note, mode_
 from verl_adaptive.policy import PARTS, build_policy
 from verl_adaptive.redact import redact
 from verl_adaptive.roles import Policy
+from verl_adaptive.shape import StepShape, step_shape
 from verl_adaptive.stats.keys import KEY_DTYPE
 from verl_adaptive.stats.table import StatsTable
 
@@ -399,7 +400,11 @@ def make_plan(config: DictConfig, adaptive: AdaptiveConfig, policy: Policy, keep
         raise AdaptiveError(
             f"data.train_batch_size={batch}: the training set has only {prompts} prompts; use at most that"
         )
-    engine = _first_step(adaptive, batch, int(rollout.n), steps or 1000, min(prompts or _STAND_IN, _STAND_IN))
+    ahead = 0.0 if mode == "sync" else float(config.trainer.v1[mode].get("num_warmup_batches", 0))
+    shape = step_shape(adaptive, batch, int(rollout.n), prompts or _STAND_IN, ahead)
+    if shape.note:
+        notes.append(shape.note)
+    engine = _first_step(shape, steps or 1000, max(shape.groups, min(prompts or _STAND_IN, _STAND_IN)))
     first = engine.begin(1)
     zero = adaptive.skip_zero_advantage
     if zero and keep_zero:
@@ -421,8 +426,8 @@ def make_plan(config: DictConfig, adaptive: AdaptiveConfig, policy: Policy, keep
         mode=mode,
         schedule=schedule,
         parts={part.role: {part.name: _changed(part)} for part in policy},
-        groups=batch,
-        n=int(rollout.n),
+        groups=shape.groups,
+        n=shape.n,
         updates=updates_of(config),
         first_round=0 if first is None else first.rollouts,
         cap=engine.progress.cap,
@@ -474,13 +479,14 @@ def _mode(config: DictConfig) -> tuple[str, str]:
     return mode, f"{where}; new weights after every {sync} minibatches, {warmup} ahead"
 
 
-def _first_step(adaptive: AdaptiveConfig, batch: int, n: int, steps: int, prompts: int) -> Engine:
+def _first_step(shape: StepShape, steps: int, prompts: int) -> Engine:
     """An engine in front of its first step, on a stand-in for the data set."""
     keys = np.empty(prompts, dtype=KEY_DTYPE)
     keys["hi"], keys["lo"] = np.arange(prompts), 0
     table = StatsTable()
     row_of = table.rows_for(keys)
-    facts = RunFacts.of(adaptive, batch=batch, n=n, steps=steps, prompts=prompts)
+    adaptive = shape.config
+    facts = RunFacts.of(adaptive, batch=shape.groups, n=shape.n, steps=steps, prompts=prompts)
     return make_engine(build_policy(adaptive), table, adaptive, facts, row_of, _Order(prompts))
 
 

@@ -162,7 +162,7 @@ class Queue:
         if dead:
             tq.kv_clear(keys=dead, partition_id=PARTITION)
         counts = [len(part.sessions) for part in parts]
-        cuts = np.cumsum(counts)[:-1] if counts else []
+        cuts = np.cumsum(counts)[:-1] if counts else np.zeros(0, dtype=np.int64)
         reward, signal = reward[alive], signal[alive]
         return Groups.from_lists(
             requests.row,

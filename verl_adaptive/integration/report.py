@@ -156,4 +156,6 @@ def banner(trainer: Any) -> list[str]:
     note = kl_note(config, policy)
     if note:
         lines.append(f"  note     {note}")
+    if trainer.shape.note:
+        lines.append(f"  note     {trainer.shape.note}")
     return lines

@@ -44,6 +44,7 @@ from verl_adaptive.integration.stream_session import StreamSession
 from verl_adaptive.integration.waiting import Liveness, stall_seconds
 from verl_adaptive.policy import build_policy
 from verl_adaptive.record import Tape
+from verl_adaptive.shape import step_shape
 
 if TYPE_CHECKING:
     from verl.trainer.ppo.v1.trainer_base import PPOTrainer as _Trainer
@@ -133,8 +134,11 @@ class AdaptiveMixin(_Trainer):
         )
         self.train_dataloader = self.stream.loader  # verl checkpoints it
         self.run_store = RunStore(self.config, self.adaptive, self.train_dataset)
+        prompts, ahead = len(np.unique(self.run_store.row_of)), self._ahead()
+        self.shape = step_shape(self.adaptive, batch, self.config.actor_rollout_ref.rollout.n, prompts, ahead)
+        self.adaptive = self.shape.config
         if self.base_mode != "sync":
-            prompts, window = len(np.unique(self.run_store.row_of)), batch + async_facts(self.config).warmup
+            window = self.shape.groups + int(ahead * self.shape.groups)
             check(
                 prompts >= window,
                 f"trainer.v1.{self.base_mode}.num_warmup_batches",
@@ -143,6 +147,10 @@ class AdaptiveMixin(_Trainer):
                 "rolled out twice at a time; lower it, or data.train_batch_size",
             )
         self._start_engine()
+
+    def _ahead(self) -> float:
+        """Batches in flight beyond the step's own."""
+        return 0.0 if self.base_mode == "sync" else self.config.trainer.v1[self.base_mode].get("num_warmup_batches", 0)
 
     def _start_engine(self) -> None:
         """Bind the policy to the table; again after a resume, which brings a table of its own."""
@@ -159,13 +167,13 @@ class AdaptiveMixin(_Trainer):
         )
         facts = RunFacts.of(
             self.adaptive,
-            batch=self.config.data.train_batch_size,
-            n=self.config.actor_rollout_ref.rollout.n,
+            batch=self.shape.groups,
+            n=self.shape.n,
             steps=self.total_training_steps,
             prompts=len(np.unique(self.run_store.row_of)),
         )
         parts = (policy, self.run_store.table, self.adaptive, facts, self.run_store.row_of, self.stream)
-        mode = None if self.base_mode == "sync" else async_facts(self.config)
+        mode = None if self.base_mode == "sync" else async_facts(self.config, self.shape.groups)
         self.engine = make_engine(*parts, skip_zero=skip, mode=mode)
         storage = self.config.transfer_queue.backend
         road = Road(

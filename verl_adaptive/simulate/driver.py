@@ -22,7 +22,9 @@ from verl_adaptive.errors import AdaptiveError, Exhausted
 from verl_adaptive.groups import Groups
 from verl_adaptive.policy import build_policy
 from verl_adaptive.roles import Sampler
+from verl_adaptive.shape import step_shape
 from verl_adaptive.simulate.clock import Clock
+from verl_adaptive.simulate.learning import LearningWorld
 from verl_adaptive.simulate.oracle import Oracle, OracleBest
 from verl_adaptive.simulate.presets import PEERS, REFERENCES, compose_preset, split_words
 from verl_adaptive.simulate.verl_filter import VerlFilter
@@ -80,16 +82,20 @@ class Simulation:
         config = replace(config, rounds=(config.rounds or clock is None) if rounds is None else rounds)
         self.world, self.steps, self.fixed = world, steps, fixed
         self.clock: Any = clock
+        table = StatsTable()
+        row_of = table.rows_for(world.keys, sources=world.sources)
+        shape = step_shape(config, batch, n, len(table))
+        config = shape.config
         policy = build_policy(config)
         if sampler is not None:
             policy.sampler = sampler
-        table = StatsTable()
-        row_of = table.rows_for(world.keys, sources=world.sources)
         if isinstance(sampler, Oracle):
             first = np.unique(row_of, return_index=True)[1]  # rows are numbered by first appearance
             sampler.rates = lambda rows: world.rates(first[rows])
-        facts = RunFacts.of(replace(config, seed=seed), batch=batch, n=n, steps=steps, prompts=len(table))
+        facts = RunFacts.of(replace(config, seed=seed), batch=shape.groups, n=shape.n, steps=steps, prompts=len(table))
         source = Stream(world.size, seed, shuffle)
+        if isinstance(world, LearningWorld) and world.batch is None:
+            world.batch = batch  # the same rollouts in smaller groups move the model no further
         self.engine: Any  # the package's engine, or verl's filter in its place
         if peer:
             self.engine = VerlFilter(config, table, facts, row_of, source, policy=policy)
