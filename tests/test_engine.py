@@ -416,10 +416,14 @@ def test_total_rollouts_ends_the_run() -> None:
 def test_results_must_be_those_of_the_requests() -> None:
     engine, world = make_engine(batch=4, n=2, M=8)
     results = world.roll(engine.begin(1))
-    for wrong in (results.select(np.arange(3)), Groups.concat([results, results.select(np.arange(1))])):
+    first, twice = results.select(np.arange(1)), Groups.concat([results, results.select(np.arange(1))])
+    for wrong in (twice, Groups.empty()):
         with pytest.raises(AdaptiveError, match="do not match"):
             engine.receive(wrong)
-    assert engine.receive(results) is None
+    assert engine.receive(first) is None and not engine.settled  # the round is not whole
+    with pytest.raises(AdaptiveError, match="do not match"):
+        engine.receive(results)
+    assert engine.receive(results.select(np.arange(1, 4))) is None and engine.settled
     with pytest.raises(AdaptiveError, match="do not match"):
         engine.receive(results)
 

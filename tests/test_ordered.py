@@ -281,7 +281,7 @@ def test_a_pool_of_rollouts_is_settled_in_ticket_order() -> None:
     """Eight prompts pay 4 each into the pool of 32; each takes 8 while it lasts: the first four do, whoever is back first."""
     options = dict(batch=8, n=8, p=np.zeros(40), refill=False, rounds=False)
     for seed in range(20):
-        engine, world = make_engine("epoch", "aero", "aero", "beta", **options)
+        engine, world = make_engine("epoch", {"name": "aero", "rounds": 2}, "aero", "beta", **options)
         run = Arrivals(engine, world, seed)
         result = run.step(1)
         assert result.groups.n.tolist() == [12, 12, 12, 12, 4, 4, 4, 4]
@@ -315,3 +315,43 @@ def test_results_must_be_in_flight() -> None:
 def test_training_on_the_surplus_needs_rounds() -> None:
     with pytest.raises(ConfigError, match=r"adaptive.surplus.*adaptive.rounds=true"):
         make_engine(batch=4, n=2, M=8, rounds=False, surplus="train")
+
+
+def test_long_answers_are_begun_first_and_decide_nothing() -> None:
+    """Handed out by the length that a prompt's answers have had, what is in excess of the batch last; tickets stay."""
+    results = []
+    for longest_first in (True, False):
+        engine, world = make_engine(
+            "epoch",
+            "fixed",
+            "informative",
+            batch=6,
+            n=4,
+            p=np.tile([0.5, 1.0], 12),
+            rounds=False,
+            longest_first=longest_first,
+        )
+        length = np.arange(24) * 10.0
+
+        def roll(requests, world=world, length=length):
+            groups = world.roll(requests)
+            groups.tokens = np.repeat(length[requests.index], groups.n).astype(np.int64) + 1
+            return groups
+
+        run = []
+        for step in range(1, 8):
+            requests = engine.begin(step)
+            sent = [requests]
+            answers = roll(requests)
+            while not engine.settled:
+                requests = engine.receive(answers)
+                if requests is not None:
+                    answers = roll(requests)
+            run.append(engine.finish())
+        results.append(run)
+        needed = min(len(sent[0]), round(6 / engine.fertile))
+        first = length[sent[0].index]
+        assert (np.diff(first[: needed - 1]) <= 0).all() == longest_first
+        assert (sent[0].ticket[:-1] < sent[0].ticket[1:]).all() != longest_first
+    for a, b in zip(*results, strict=True):
+        same_batch(a, b)

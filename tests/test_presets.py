@@ -100,7 +100,9 @@ def test_preset_names_its_parts(preset, composed) -> None:
 def test_preset_differs_from_the_defaults_only_where_it_says(preset, composed) -> None:
     parsed, defaults = asdict(adaptive(composed(f"+adaptive={preset}"))), asdict(AdaptiveConfig())
     differs = {key for key in defaults if parsed[key] != defaults[key]} - {*ROLES, "name"}
-    assert differs == (set() if parsed["refill"] else {"refill"}) | ({"batch_unit"} if preset in SPREAD else set())
+    assert differs == (set() if parsed["refill"] else {"refill"}) | ({"batch_unit"} if preset in SPREAD else set()) | (
+        {"longest_first"} if preset == "grpo" else set()
+    )
 
 
 def test_presets_set_no_options_of_parts(composed) -> None:
@@ -118,7 +120,13 @@ def test_every_part_is_a_choice_with_the_options_of_its_dataclass(role, name, co
 
 def test_files_beside_the_parts_are_a_part_with_other_options(composed) -> None:
     files = {(role, p.stem) for role in ROLES for p in (ADAPTIVE / role).glob("*.yaml")}
-    assert files == {("sampler", "mopps_by_source")}
+    assert files == {
+        ("sampler", "mopps_by_source"),
+        ("sampler", "mixed"),
+        ("sampler", "spo"),
+        ("allocator", "single"),
+        ("advantage", "spo"),
+    }
     for role, variant in files:
         options = OmegaConf.to_container(composed("+adaptive=grpo", f"adaptive/{role}={variant}").adaptive[role])
         name = options.pop("name")

@@ -209,6 +209,8 @@ class AdaptiveConfig:
         refill: draw further prompts within a step until the batch is full.
         rounds: work in generation rounds, each of which waits for its slowest rollout, as the papers' own loops do; false:
             groups are reviewed when they are back and commit in the order of submission. ``sync`` trainer only.
+        longest_first: without ``rounds``: hand a step's prompts out in the order of their answers' expected length, so that
+            no long one is begun last; decides nothing.
         max_rounds: with ``rounds``, generation rounds in one step, top-up rounds included; otherwise batches of prompts
             drawn in one step, and requests of one group.
         max_rollouts_per_step: hard cap on rollouts generated in one step; null: none.
@@ -244,6 +246,7 @@ class AdaptiveConfig:
     batch_unit: typing.Literal["groups", "rollouts"] = "groups"
     refill: bool = True
     rounds: bool = False
+    longest_first: bool = True
     max_rounds: int = 32
     max_rollouts_per_step: int | None = None
     total_rollouts: int | None = None

@@ -30,6 +30,7 @@ IRRELEVANT: dict[str, str] = {
     "record": "writes down, decides nothing",
     "poll_interval": "when to look, not what to find",
     "stall_timeout": "when to give up",
+    "longest_first": "in which order to send, not what",
     "store": "where the journal is",
     "resume": "what to accept",
     "warm_start": "counts before the first step only",

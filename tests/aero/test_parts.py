@@ -149,7 +149,7 @@ def test_u_res_widens_who_is_rescued_but_not_for_how_long() -> None:
         [[0, 0, 0, 0], [1, 0, 0, 0], [1, 1, 0, 0], [0, 1, 0, 0, 0, 0]],
         stage=[[0] * 4, [0] * 4, [0] * 4, [0, 0, 0, 0, 1, 1]],
     )
-    assert allocator.review(groups, progress).tolist() == [2, 2, 0, 0]
+    assert allocator.review(groups, progress).tolist() == [4, 4, 0, 0]
 
 
 def test_continuous_rewards_count_as_correct_from_one_half() -> None:

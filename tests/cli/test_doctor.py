@@ -86,7 +86,7 @@ def test_a_command_line_and_its_plan(examine, tmp_path) -> None:
 def test_the_whole_command_may_be_given(examine, call) -> None:
     status, out, _ = call("doctor", "--", "python", "-m", "verl.trainer.main_ppo", *MINIMAL, "+adaptive=aero")
     assert status == 0 and "aero: sampler=epoch, allocator=aero" in out
-    assert re.search(r"first round 512 rollouts, at most 1,024", out)
+    assert re.search(r"first round 512 rollouts", out)
 
 
 @pytest.mark.parametrize(

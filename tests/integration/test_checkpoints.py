@@ -126,6 +126,7 @@ OTHERS = {
     "adaptive.stale_discount": {"stale_discount": 0.5},
     "adaptive.refill": {"refill": False},
     "adaptive.rounds": {"rounds": True},
+    "adaptive.batch_unit": {"batch_unit": "rollouts"},
     "adaptive.min_sessions": {"min_sessions": 0.25},
     "adaptive.surplus": {"surplus": "train"},
     "adaptive.max_rounds": {"max_rounds": 3},

@@ -155,7 +155,11 @@ def test_cero_passes_where_nothing_is_generated_ahead():
         (["+adaptive=cero"], r"colocate_async\.num_warmup_batches=1: .*num_warmup_batches=0"),
         (["+adaptive=pilot_commit", "adaptive.allocator.form=pipelined"], r"form='pipelined': .*form=on_policy"),
         (["+adaptive=pilot_commit", "adaptive.allocator.hold_surplus=true"], "hold_surplus=false"),
-        (["+adaptive=dapo", "adaptive.surplus=train"], r"adaptive\.surplus='train': .*leave it at discard"),
+        (["+adaptive=dapo", "adaptive.surplus=train"], r"adaptive\.surplus='train': .*adaptive\.rounds=true"),
+        (
+            ["+adaptive=dapo", "adaptive.rounds=true"],
+            r"adaptive\.rounds=True: .*generates all the time; leave it at false",
+        ),
         (
             ["+adaptive=dapo", "+trainer.v1.colocate_async.parameter_sync_step=3"],
             "must divide data.train_batch_size=16",

@@ -77,7 +77,10 @@ def test_ten_lines_at_the_start(url, tmp_path, capsys, monkeypatch) -> None:
         keys = engine.table.keys[result.groups.row]
         journal.commit_step(1, result.groups, keys, result.outcome.astype(str), {"run": engine.total.as_dict()}, {})
         run_store = SimpleNamespace(where=where, origin="new statistics", duplicates_note="", journal=journal)
-        trainer = SimpleNamespace(engine=engine, config=config, adaptive=adaptive, run_store=run_store, _keep_zero="")
+        shape = SimpleNamespace(note="")
+        trainer = SimpleNamespace(
+            engine=engine, config=config, adaptive=adaptive, run_store=run_store, _keep_zero="", shape=shape
+        )
         lines = report.banner(trainer)
     assert len(lines) == 10
     labels = [line.split()[0] for line in lines]

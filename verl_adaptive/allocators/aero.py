@@ -19,7 +19,7 @@ Where we deviate, and why:
 
 * A pooled query may take at most ``max_per_prompt`` rollouts (4 N), and a query at most ``rounds`` top-ups: otherwise
   a few hopeless queries would eat the pool, one after the other.
-* Two top-ups of N/2 instead of a chain of twos: each top-up waits for the one before, and those queries have the longest
+* One top-up of N/2 instead of a chain of twos: each top-up waits for the one before, and those queries have the longest
   answers. The chain, ``n_extra=2 rounds=8``, is the default with ``adaptive.rounds`` (benchmarks/RESULTS.md has the time
   of both).
 * The pool is settled in the order of submission, which is random as the data set is shuffled; with ``adaptive.rounds``,
@@ -71,7 +71,7 @@ class AeroRescue(Allocator):
             u_res: queries of at most this success rate are rescued.
             budget: ``pooled``: N a query, shared; ``per_prompt``: N for each query by itself.
             max_per_prompt: most rollouts of one query; null: 4 N (``pooled``) or N (``per_prompt``).
-            rounds: most top-ups of one query; each waits for the one before, so latency grows with it; null: 2, or 8 with
+            rounds: most top-ups of one query; each waits for the one before, so latency grows with it; null: 1, or 8 with
                 ``adaptive.rounds``.
         """
 
@@ -115,7 +115,7 @@ class AeroRescue(Allocator):
         self.n: int = c.n or facts.n
         self.n_explore: int = c.n_explore or max(1, self.n // 2)
         self.n_extra: int = c.n_extra or (2 if self._in_rounds else max(1, self.n // 2))
-        self.rounds: int = (8 if self._in_rounds else 2) if c.rounds is None else c.rounds
+        self.rounds: int = (8 if self._in_rounds else 1) if c.rounds is None else c.rounds
         pooled = c.budget == "pooled"
         self.limit: int = c.max_per_prompt or (4 * self.n if pooled else self.n)
         check(

@@ -247,7 +247,26 @@ class OrderedEngine(Engine):
         self._waves += 1
         self.flight = Requests.join([self.flight, requests]).sorted()
         self.ledger.rollouts.planned += requests.rollouts
-        return requests
+        return self._longest_first(requests)
+
+    def _longest_first(self, requests: Requests) -> Requests:
+        """The order in which requests are handed out: long answers before short ones, so that none is left for the end.
+
+        Answers are expected to be as long as the prompt's have been. What was asked for in excess of the batch comes last.
+        Tickets stay as they are, so nothing is decided by it.
+        """
+        if not self.config.longest_first:
+            return requests
+        tokens = self.table.col("tokens")[requests.row].astype(np.float64)
+        rollouts = self.table.col("rollouts")[requests.row].astype(np.float64)
+        known = rollouts > 0
+        if not known.any():
+            return requests
+        expected = np.full(len(requests), (tokens[known] / rollouts[known]).mean())
+        expected[known] = tokens[known] / rollouts[known]
+        needed = round(self.facts.batch / min(1.0, max(self.fertile or 1.0, _LEAST_YIELD)))
+        excess = np.arange(len(requests)) >= max(1, needed - (self._sent - len(requests)))
+        return requests.select(np.lexsort((-expected, excess)))
 
     def _fill(self, requests: Requests) -> Requests | None:
         """Send more where what is under way can no longer fill the batch."""

@@ -177,10 +177,10 @@ def _check_mode(config: Any, adaptive: AdaptiveConfig, policy: Policy) -> None:
         f"generated ahead: trainer.v1.{mode}.num_warmup_batches=0",
     )
     check(
-        adaptive.surplus == "discard",
-        "adaptive.surplus",
-        adaptive.surplus,
-        f"groups beyond the batch wait for the next step in trainer.v1.trainer_mode={mode}; leave it at discard",
+        not adaptive.rounds,
+        "adaptive.rounds",
+        True,
+        f"trainer.v1.trainer_mode={mode} generates all the time; leave it at false",
     )
 
 

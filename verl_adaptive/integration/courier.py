@@ -37,6 +37,7 @@ class Road:
         dead: names of rollout workers that have died; asked now and then while waiting.
         stall: seconds without any rollout coming back after which the run ends with an error.
         row_limit: rows that TransferQueue can hold, or None.
+        hands: agent-loop workers that share what is sent.
     """
 
     submit: Callable[[TensorDict], int]
@@ -44,6 +45,16 @@ class Road:
     dead: Callable[[], list[str]] = list
     stall: float = 1800.0
     row_limit: int | None = None
+    hands: Callable[[], int] = lambda: 1
+
+
+def deal(count: int, hands: int) -> np.ndarray:
+    """int64 ``(count,)``: an order in which ``hands`` contiguous shares each begin with what was to come first.
+
+    verl's ``generate_sequences`` gives each agent-loop worker one contiguous share of the prompts, and all begin at once.
+    """
+    order = np.arange(count, dtype=np.int64)
+    return np.concatenate([order[hand::hands] for hand in range(max(1, hands))])
 
 
 class Courier:
@@ -70,6 +81,7 @@ class Courier:
         """
         if requests is None or not len(requests):
             return
+        requests = requests.select(deal(len(requests), self.road.hands()))
         items, uids = [], []
         for ticket, index, n, stage in zip(
             requests.ticket.tolist(), requests.index.tolist(), requests.n.tolist(), requests.stage.tolist(), strict=True

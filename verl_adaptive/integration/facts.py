@@ -45,9 +45,9 @@ def journal_place(config: Any, adaptive: AdaptiveConfig) -> JournalPlace:
     """The journal that ``adaptive.store`` means: its own, or one beside the checkpoints."""
     store, trainer = adaptive.store, config.trainer
     folder = os.path.abspath(trainer.default_local_dir)
-    run = store.run_id or f"{trainer.project_name}/{trainer.experiment_name}"[:255]
     if not store.enabled:
-        return JournalPlace(None, run, folder)
+        return JournalPlace(None, "", folder)
+    run = store.run_id or f"{trainer.project_name}/{trainer.experiment_name}"[:255]
     return JournalPlace(store.url or os.path.join(folder, "adaptive.sqlite"), run, folder)
 
 

@@ -176,12 +176,14 @@ class AdaptiveMixin(_Trainer):
         mode = None if self.base_mode == "sync" else async_facts(self.config, self.shape.groups)
         self.engine = make_engine(*parts, skip_zero=skip, mode=mode)
         storage = self.config.transfer_queue.backend
+        sorted_out = self.base_mode == "sync" and self.adaptive.longest_first and not self.adaptive.rounds
         road = Road(
             self._submit_batch_to_rollout,
             lambda: self.global_steps,
             self._dead,
             stall=stall_seconds(self.adaptive, self.config.data.max_response_length),
             row_limit=storage.SimpleStorage.total_storage_size if storage.storage_backend == "SimpleStorage" else None,
+            hands=lambda: len(self.agent_loop_manager.agent_loop_workers) if sorted_out else 1,
         )
         self.session: Session | StreamSession
         if isinstance(self.engine, AsyncEngine):
