@@ -43,7 +43,7 @@ def opened(folder, rows: list[dict], features: Features | None = None, **data) -
     config = OmegaConf.create(
         {
             "data": {"train_batch_size": 2, "cache_dir": str(folder), "filter_overlong_prompts": False, **data},
-            "trainer": {"default_local_dir": str(folder)},
+            "trainer": {"default_local_dir": str(folder), "project_name": "p", "experiment_name": "e"},
         }
     )
     dataset = RLHFDataset(str(folder / "train.parquet"), tokenizer=None, config=config.data, processor=None)
