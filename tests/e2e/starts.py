@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NamedTuple
 
 from tests.e2e.faults import AGENT_LOOP, MODES, Killer
 from tests.e2e.harness import REPO, Run, assets, several, train
@@ -10,6 +11,36 @@ from tests.e2e.harness import REPO, Run, assets, several, train
 SHORT = ("trainer.total_training_steps=3",)
 #: Presets that are no main run of a test of their own.
 PRESETS = ("aero", "cero", "pilot_commit", "full")
+
+#: Six steps, of which the last that was begun is lost when the run is killed after three.
+SIX = ("trainer.total_training_steps=6", "trainer.save_freq=2", "adaptive.record=true")
+
+
+class Usual(NamedTuple):
+    """Runs of the usual trainer on one rank: one unbroken, two that were killed with SIGKILL and started again."""
+
+    greso: Run
+    solo: tuple[Run, Run]
+    pilots: tuple[Run, Run]
+
+
+def usual(folder: Path) -> Usual:
+    """Each start-up goes on with what was killed on the one before, and ends in the next run that is killed."""
+    greso = (
+        *("+adaptive=greso", "adaptive.record=true", "trainer.total_training_steps=24", "trainer.save_freq=24"),
+        *("trainer.val_before_train=True", "trainer.test_freq=24"),
+    )
+    solo = ("+adaptive=solo", *SIX)
+    # GRESO's gate, and Pilot-Commit in the paper's form, where pilots wait for a later generation
+    pilots = (
+        *("+adaptive=greso", "adaptive/allocator=pilot_commit", "adaptive/filter=band"),
+        *("adaptive.allocator.form=pipelined", *SIX),
+    )
+    first = several(folder, {"greso": greso, "solo": solo}, kill_at=3)
+    second = several(folder, {"solo": solo, "pilots": pilots}, kill_at=3)
+    third = train(folder / "pilots", *pilots)
+    return Usual(first["greso"], (first["solo"], second["solo"]), (second["pilots"], third))
+
 
 SLOW_REWARD = """
 import importlib.util
