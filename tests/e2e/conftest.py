@@ -14,6 +14,11 @@ def usual(tmp_path_factory) -> starts.Usual:
 
 
 @pytest.fixture(scope="session")
+def colocated(tmp_path_factory) -> starts.Colocated:
+    return starts.colocated(tmp_path_factory.mktemp("colocated"))
+
+
+@pytest.fixture(scope="session")
 def short(tmp_path_factory) -> dict[str, Run]:
     return starts.short(tmp_path_factory.mktemp("short"))
 

@@ -76,7 +76,7 @@ def test_greso_statistics_are_in_the_snapshot_and_the_journal(greso):
 
 def test_plain_grpo_equals_verls_own_trainer(short):
     """Same seed, same prompts in the same order, as many optimizer updates."""
-    ours, verls = short["every_row"], short["verl's own"]
+    ours, verls = short["every_row"], short["verls"]
     assert verls.code == 0, verls.tail
     assert ours.code == 0, ours.tail
     replays(ours, 3)

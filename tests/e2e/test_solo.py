@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.e2e.harness import balanced, optimizer_updates, replays, train
+from tests.e2e.harness import balanced, optimizer_updates, replays
 from verl_adaptive.stats import read_snapshot
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
@@ -31,15 +31,9 @@ def test_solo_is_killed_and_goes_on(usual):
     assert abs(second.steps[-1]["critic/advantages/mean"]) < 1.0
 
 
-def test_solo_in_small_groups_under_a_penalty_asynchronously(tmp_path):
+def test_solo_in_small_groups_under_a_penalty_asynchronously(colocated):
     """Rows are never left out, so a KL penalty and an entropy bonus act on all of them; the window is in groups."""
-    run = train(
-        tmp_path,
-        *("+adaptive=solo", "adaptive.allocator.n=2", "trainer.v1.trainer_mode=colocate_async"),
-        *("trainer.v1.colocate_async.num_warmup_batches=1", "trainer.total_training_steps=3", "adaptive.record=true"),
-        *("actor_rollout_ref.actor.use_kl_loss=true", "actor_rollout_ref.actor.entropy_coeff=0.001"),
-        "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=64",
-    )
+    run = colocated.solo
     assert run.code == 0, run.tail
     assert "64 groups of 2, 2 optimizer updates" in run.log
     for m in run.steps:
