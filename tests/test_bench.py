@@ -315,12 +315,11 @@ def test_command_says_what_is_missing(monkeypatch, capsys, tmp_path) -> None:
     assert "need the source checkout" in said and said.count("\n") == 1
 
 
-def test_simulate_is_the_simulators_own_command(monkeypatch) -> None:
-    seen = []
-    real = cli.main
-    monkeypatch.setattr(cli, "main", lambda argv: seen.append(argv) or 0)
-    assert real(["bench", "simulate", "--preset", "greso"]) == 0
-    assert seen == [["simulate", "--preset", "greso"]]
+def test_simulate_is_the_simulators_own_command(capfd) -> None:
+    assert cli.main(["bench", "simulate", "--preset", "nope"]) == 1
+    assert "--preset='nope': no such preset" in capfd.readouterr().err
+    assert cli.main(["bench", "simulate", "--no-such-option"]) == 2
+    assert "unrecognized arguments: --no-such-option" in capfd.readouterr().err
 
 
 # -- exact pass rates and the oracle, on a model made on the spot ---------------------------------------------------

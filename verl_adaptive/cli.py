@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from verl_adaptive import __version__
-from verl_adaptive.commands.text import closed_streams, one_line
 from verl_adaptive.errors import AdaptiveError, UsageError
 from verl_adaptive.redact import redact
+from verl_adaptive.text import closed_streams, one_line
 
 __all__ = ["COMMANDS", "main"]
 

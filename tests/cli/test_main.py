@@ -14,7 +14,7 @@ import pytest
 
 from verl_adaptive import __version__
 from verl_adaptive.cli import COMMANDS, main
-from verl_adaptive.commands.text import clean, one_line
+from verl_adaptive.text import clean, one_line
 
 
 def test_version(call) -> None:

@@ -9,6 +9,16 @@ from tests.e2e.harness import Run
 
 
 @pytest.fixture(scope="session")
+def usual(tmp_path_factory) -> starts.Usual:
+    return starts.usual(tmp_path_factory.mktemp("usual"))
+
+
+@pytest.fixture(scope="session")
+def colocated(tmp_path_factory) -> starts.Colocated:
+    return starts.colocated(tmp_path_factory.mktemp("colocated"))
+
+
+@pytest.fixture(scope="session")
 def short(tmp_path_factory) -> dict[str, Run]:
     return starts.short(tmp_path_factory.mktemp("short"))
 

@@ -145,13 +145,19 @@ def train(folder: Path, *overrides: str, timeout: float = 600, kill_at: int | No
 
 
 def several(
-    folder: Path, runs: Mapping[str, Sequence[str]], *common: str, timeout: float = 1500, **env: str
+    folder: Path,
+    runs: Mapping[str, Sequence[str]],
+    *common: str,
+    timeout: float = 1500,
+    kill_at: int | None = None,
+    **env: str,
 ) -> dict[str, Run]:
     """Runs in folders of their own, one after the other on one start-up of verl; see :mod:`tests.e2e.several`.
 
     Args:
         runs: name → overrides. One that has a folder already goes on in it.
         common: overrides of all.
+        kill_at: SIGKILL after so many steps of the last run.
 
     Returns:
         Each run. The status of one that ended well is 0 whatever came after it; not 0 if it did not begin.
@@ -162,7 +168,7 @@ def several(
         listed.append({"name": name, "metrics": str(metrics), "words": words(folder / name, *common, *overrides)})
     (folder / "runs.json").write_text(json.dumps(listed))
     command = ["-m", "tests.e2e.several", str(folder / "runs.json")]
-    code, text = _call(folder, command, folder / "no-metrics.jsonl", timeout, None, env)
+    code, text = _call(folder, command, Path(listed[-1]["metrics"]), timeout, kill_at, env)
     made = {}
     for run in listed:
         metrics, (_, mark, log) = Path(run["metrics"]), text.partition(BEGIN.format(run["name"]))

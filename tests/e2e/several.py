@@ -16,19 +16,20 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import ray
-from omegaconf import DictConfig
+from hydra import compose, initialize_config_module
+from omegaconf import DictConfig, OmegaConf
 from verl.trainer.main_ppo import TaskRunnerV1, run_ppo
 from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from verl.utils.config import validate_config
 from verl.utils.device import auto_set_device
 
 from tests.e2e.harness import BEGIN
-from verl_adaptive.integration.inspect import compose
 
 
 def once(make: Callable[..., Any]) -> Callable[..., Any]:
@@ -51,23 +52,47 @@ def keep_processes() -> None:
 
     def kept_workers(**kwargs: Any) -> Any:
         made = groups(**kwargs)
-        made.spawn = once(made.spawn)
+        spawn = made.spawn
+
+        def spawned(prefix_set: Any) -> dict[str, Any]:
+            """By the name of the actor's role, which tells whether there is a reference model: one that is there may idle."""
+            found = spawn(prefix_set=prefix_set)
+            (actor,) = (group for name, group in found.items() if name.startswith("actor"))
+            return {"actor_rollout": actor, "actor_rollout_ref": actor, **found}
+
+        made.spawn = once(spawned)
+        return made
+
+    pools = once(verls.ResourcePoolManager)
+
+    def kept_pools(mapping: dict[Any, str], **kwargs: Any) -> Any:
+        made = pools(mapping=mapping, **kwargs)
+        made.mapping.update(mapping)
         return made
 
     verls.ResourcePoolManager.create_resource_pool = once(verls.ResourcePoolManager.create_resource_pool)
-    verls.ResourcePoolManager = once(verls.ResourcePoolManager)
+    verls.ResourcePoolManager = kept_pools
     verls.RayWorkerGroup = once(kept_workers)
     verls.RewardLoopManager = once(verls.RewardLoopManager)
     verls.LLMServerManager.create = once(verls.LLMServerManager.create)
 
 
-def begin_anew(workers: Any) -> None:
-    """Let ``init_model``, of the workers that have a model already, take it back to its beginning, optimizer included."""
+def begin_anew(workers: Any, actor: DictConfig) -> None:
+    """Let ``init_model``, of workers that have a model, take it back to its beginning: weights, optimizer and losses.
 
-    def reset(worker: Any) -> None:  # in a worker's process
+    Args:
+        actor: ``actor_rollout_ref.actor`` of the run that begins.
+    """
+
+    def reset(worker: Any) -> None:  # in a worker's process; compare ActorRolloutRefWorker.init_model
+        from verl.utils.config import omega_conf_to_dataclass
+        from verl.workers.utils.losses import ppo_loss
+
         for role in worker.worker_dict.values():
             if hasattr(role, "actor"):
                 role.actor.reset()
+                role.loss_fn = partial(ppo_loss, config=omega_conf_to_dataclass(actor))
+                role.actor.set_loss_fn(role.loss_fn)
 
     calls = [worker.execute_with_func_generator.remote for worker in workers.workers]
     workers.init_model = lambda: ray.get([call(reset) for call in calls])
@@ -89,6 +114,7 @@ class Several(TaskRunnerV1.__ray_metadata__.modified_class):
         from verl.trainer.ppo.v1 import get_trainer_cls
 
         keep_processes()
+        workers = None
         tq.init(config.transfer_queue)
         try:
             for name, metrics, each in self.runs:
@@ -97,10 +123,12 @@ class Several(TaskRunnerV1.__ray_metadata__.modified_class):
                 Path(metrics).with_suffix(".begun").touch()
                 os.environ["VERL_FILE_LOGGER_PATH"] = metrics
                 self.trainer = get_trainer_cls(self.config.trainer.v1.trainer_mode)(config=self.config)
+                if workers is not None:
+                    begin_anew(workers, self.config.actor_rollout_ref.actor)
                 self.trainer.init()
-                if self.agent_loop_manager is None:
+                if workers is None:
+                    workers = self.trainer.actor_rollout_wg
                     self.init_agent_loop_manager()
-                    begin_anew(self.trainer.actor_rollout_wg)
                 self.trainer.fit(self.agent_loop_manager)
                 self.trainer.logger.finish(exit_code=0)
                 Path(metrics).with_suffix(".done").touch()
@@ -110,7 +138,9 @@ class Several(TaskRunnerV1.__ray_metadata__.modified_class):
 
 def composed(words: list[str]) -> DictConfig:
     """What ``python -m verl.trainer.main_ppo <words>`` would run with."""
-    config = compose(words)
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        config = compose("ppo_trainer", overrides=words)
+    OmegaConf.resolve(config)
     auto_set_device(config)
     validate_config(config=config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
     config.transfer_queue.enable = True

@@ -3,13 +3,79 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NamedTuple
 
-from tests.e2e.faults import AGENT_LOOP, MODES, Killer
+from tests.e2e.faults import AGENT_LOOP, MODES, Killer, changed_data
 from tests.e2e.harness import REPO, Run, assets, several, train
 
 SHORT = ("trainer.total_training_steps=3",)
 #: Presets that are no main run of a test of their own.
 PRESETS = ("aero", "cero", "pilot_commit", "full")
+
+#: Six steps, of which the last that was begun is lost when the run is killed after three.
+SIX = ("trainer.total_training_steps=6", "trainer.save_freq=2", "adaptive.record=true")
+
+
+class Usual(NamedTuple):
+    """Runs of the usual trainer on one rank: one unbroken, two that were killed with SIGKILL and started again, one refused."""
+
+    greso: Run
+    solo: tuple[Run, Run]
+    pilots: tuple[Run, Run]
+    small: Run
+
+
+def usual(folder: Path) -> Usual:
+    """Each start-up goes on with what was killed on the one before, and ends in the next run that is killed."""
+    greso = (
+        *("+adaptive=greso", "adaptive.record=true", "trainer.total_training_steps=24", "trainer.save_freq=24"),
+        *("trainer.val_before_train=True", "trainer.test_freq=24"),
+    )
+    solo = ("+adaptive=solo", *SIX)
+    # GRESO's gate, and Pilot-Commit in the paper's form, where pilots wait for a later generation
+    pilots = (
+        *("+adaptive=greso", "adaptive/allocator=pilot_commit", "adaptive/filter=band"),
+        *("adaptive.allocator.form=pipelined", *SIX),
+    )
+    first = several(folder, {"greso": greso, "solo": solo}, kill_at=3)
+    second = several(folder, {"solo": solo, "pilots": pilots}, kill_at=3)
+    chosen, _ = small(folder / "small.parquet")
+    third = several(folder, {"pilots": pilots, "small": ("+adaptive=greso", chosen)})
+    return Usual(first["greso"], (first["solo"], second["solo"]), (second["pilots"], third["pilots"]), third["small"])
+
+
+def small(path: Path) -> tuple[str, int]:
+    """A training set smaller than a batch: the override that chooses it, and its rows."""
+    return changed_data(path, drop=600, add=0)
+
+
+class Colocated(NamedTuple):
+    """Runs of the ``colocate_async`` trainer."""
+
+    pilots: tuple[Run, Run]
+    full: Run
+    solo: Run
+
+
+def colocated(folder: Path) -> Colocated:
+    """Pilot-Commit, killed; on the second start-up it goes on, between two more."""
+    pilots = ("+adaptive=pilot_commit", *SIX)
+    first = train(folder / "pilots", *MODES["colocate_async"], *pilots, kill_at=3)
+    runs = {
+        # first, because it needs a reference model
+        "solo": (
+            *("+adaptive=solo", "adaptive.allocator.n=2", "trainer.v1.colocate_async.num_warmup_batches=1"),
+            *("actor_rollout_ref.actor.use_kl_loss=true", "actor_rollout_ref.actor.entropy_coeff=0.001"),
+            *(*SHORT, "adaptive.record=true"),
+        ),
+        "pilots": pilots,
+        "full": ("+adaptive=full", *SHORT, "adaptive.record=true"),
+    }
+    second = several(
+        folder, runs, *MODES["colocate_async"], "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=64"
+    )
+    return Colocated((first, second["pilots"]), second["full"], second["solo"])
+
 
 SLOW_REWARD = """
 import importlib.util

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from tests.e2e.faults import MODES
-from tests.e2e.harness import Run, balanced, optimizer_updates, replays, several, train
+from tests.e2e.harness import Run, balanced, optimizer_updates, replays, train
+from tests.e2e.starts import SIX
 from verl_adaptive.stats import open_store, read_snapshot
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
@@ -36,23 +37,19 @@ def observed_once(run: Run, step: int) -> None:
     assert len(np.unique(tickets)) == len(tickets) == engine["ticket"]  # every group that was ever asked for, once
 
 
-def interrupted(folder, *overrides: str, steps: int = 6) -> tuple[Run, Run, int]:
+def interrupted(folder, *overrides: str) -> tuple[Run, Run, int]:
     """A run that is killed in the middle and started again; the step it went on from."""
-    first = train(folder, *overrides, *until(steps), kill_at=3)
-    return went_on(first, train(folder, *overrides, *until(steps)), steps)
-
-
-def until(steps: int) -> tuple[str, ...]:
-    return f"trainer.total_training_steps={steps}", "trainer.save_freq=2", "adaptive.record=true"
+    first = train(folder, *overrides, *SIX, kill_at=3)
+    return went_on(first, train(folder, *overrides, *SIX), 6)
 
 
 def went_on(first: Run, second: Run, steps: int) -> tuple[Run, Run, int]:
     """What holds of a run that was killed, and of the one that went on from its checkpoint."""
-    folder = first.folder
     assert first.code == -9, first.tail
-    saved = int((folder / "checkpoints" / "latest_checkpointed_iteration.txt").read_text())
-    _, before = state_of(first, saved)
     assert second.code == 0, second.tail
+    saved = int(second.steps[0]["training/global_step"]) - 1
+    assert saved >= 2 and saved % 2 == 0  # steps 2, 4 and 6 are saved; it was killed after the third
+    _, before = state_of(first, saved)
     assert [int(m["training/global_step"]) for m in second.steps] == list(range(saved + 1, steps + 1))
     account = second.steps[0]
     held = sum(len(before["stream"][name]["reward"]) for name in ("open", "ready"))
@@ -63,18 +60,9 @@ def went_on(first: Run, second: Run, steps: int) -> tuple[Run, Run, int]:
     return first, second, saved
 
 
-@pytest.fixture(scope="module")
-def colocated(tmp_path_factory) -> tuple[Run, dict[str, Run]]:
-    """Pilot-Commit, killed; on the second start-up it goes on, and `full` runs after it."""
-    folder, words = tmp_path_factory.mktemp("colocated"), ("+adaptive=pilot_commit", *until(6))
-    first = train(folder / "pilots", *COLOCATE, *words, kill_at=3)
-    full = ("+adaptive=full", "trainer.total_training_steps=3", "adaptive.record=true")
-    return first, several(folder, {"pilots": words, "full": full}, *COLOCATE)
-
-
 def test_colocated_pilots_survive_a_kill(colocated):
     """Top-ups, partial rollouts and prompts in flight go on after SIGKILL and resume."""
-    first, second, saved = went_on(colocated[0], colocated[1]["pilots"], 6)
+    first, second, saved = went_on(*colocated.pilots, 6)
     _, engine = state_of(first, saved)
     assert len(engine["stream"]["flight"]["ticket"]) > 0
     for run in (first, second):
@@ -89,7 +77,7 @@ def test_colocated_pilots_survive_a_kill(colocated):
 
 
 def test_full_trains_colocated(colocated):
-    trains(colocated[1]["full"])
+    trains(colocated.full)
 
 
 def test_separate_survives_a_kill(tmp_path):

@@ -8,26 +8,17 @@ import re
 import numpy as np
 import pytest
 
-from tests.e2e.harness import balanced, optimizer_updates, replays, train, train_rows
+from tests.e2e.harness import balanced, optimizer_updates, replays, train_rows
 from tests.e2e.starts import PRESETS
 from verl_adaptive.stats import read_snapshot
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
 
 
-@pytest.fixture(scope="module")
-def greso(tmp_path_factory):
+@pytest.fixture
+def greso(usual):
     """The main run: GRESO for 24 steps, with validation before and after and a checkpoint at the end."""
-    return train(
-        tmp_path_factory.mktemp("greso"),
-        "+adaptive=greso",
-        "adaptive.record=true",
-        "trainer.total_training_steps=24",
-        "trainer.val_before_train=True",
-        "trainer.test_freq=24",
-        "trainer.save_freq=24",
-        timeout=1500,
-    )
+    return usual.greso
 
 
 def accuracy(metrics: dict) -> float:
@@ -85,7 +76,7 @@ def test_greso_statistics_are_in_the_snapshot_and_the_journal(greso):
 
 def test_plain_grpo_equals_verls_own_trainer(short):
     """Same seed, same prompts in the same order, as many optimizer updates."""
-    ours, verls = short["every_row"], short["verl's own"]
+    ours, verls = short["every_row"], short["verls"]
     assert verls.code == 0, verls.tail
     assert ours.code == 0, ours.tail
     replays(ours, 3)
@@ -118,41 +109,34 @@ def test_preset_trains(preset, short):
         assert max(run.series("adaptive/rollouts/generated_total")) <= 16 * 8
 
 
-def test_kill_and_resume(tmp_path):
+def test_kill_and_resume(usual):
     """SIGKILL in the middle, then the same command again: it goes on from the checkpoint, statistics included.
 
-    GRESO's gate, and Pilot-Commit in the paper's form, where pilots wait for a later generation: groups are held across
-    the checkpoint.
+    Groups that wait for a later generation are held across the checkpoint.
     """
-    overrides = (
-        *("+adaptive=greso", "adaptive/allocator=pilot_commit", "adaptive/filter=band"),
-        *("adaptive.allocator.form=pipelined", "trainer.total_training_steps=6", "trainer.save_freq=2"),
-        "adaptive.record=true",
-    )
-    first = train(tmp_path, *overrides, kill_at=3)
-    assert first.code == -9
+    first, second = usual.pilots
+    assert first.code == -9, first.tail
     assert first.steps[1]["adaptive/rollouts/held"] > 0
-    saved = max(int(p.name.split("_")[-1]) for p in (tmp_path / "checkpoints").glob("global_step_*"))
-    assert (tmp_path / "checkpoints" / "latest_checkpointed_iteration.txt").read_text() == str(saved)
-    before, state, _ = read_snapshot(tmp_path / "checkpoints" / f"global_step_{saved}" / "adaptive")
-    known = int((before.col("visits") > 0).sum())
-
-    second = train(tmp_path, *overrides)
+    checkpoints = second.folder / "checkpoints"
     assert second.code == 0, second.tail
+    saved = int(second.steps[0]["training/global_step"]) - 1
+    assert saved >= 2 and saved % 2 == 0  # steps 2, 4 and 6 are saved; it was killed after the third
+    before, state, _ = read_snapshot(checkpoints / f"global_step_{saved}" / "adaptive")
+    known = int((before.col("visits") > 0).sum())
     replays(second, 6)
     assert f"resumed at step {saved}: {known} prompts known" in second.log
     assert [int(m["training/global_step"]) for m in second.steps] == list(range(saved + 1, 7))
     step = second.steps[0]
     out = sum(step[f"adaptive/rollouts/{k}"] for k in ("trained_total", "dropped_total", "surplus_total", "held"))
     assert step["adaptive/rollouts/generated_total"] + len(state["engine"]["held"]["reward"]) == out
-    after, end, _ = read_snapshot(tmp_path / "checkpoints" / "global_step_6" / "adaptive")
+    after, end, _ = read_snapshot(checkpoints / "global_step_6" / "adaptive")
     fresh = sum(second.series("adaptive/groups/finished_total"))
     assert after.col("visits").sum() == before.col("visits").sum() + fresh
     assert end["engine"]["position"] > state["engine"]["position"]
     # the abandoned steps are on a branch of their own
     from verl_adaptive.stats import open_store
 
-    with open_store(str(tmp_path / "checkpoints" / "adaptive.sqlite")) as store:
+    with open_store(str(checkpoints / "adaptive.sqlite")) as store:
         assert store.steps()["step"].tolist() == list(range(1, 7))
         assert len(store.observations()) == after.col("visits").sum()
 

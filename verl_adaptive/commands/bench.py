@@ -41,9 +41,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     if args.which == "simulate":
-        from verl_adaptive.cli import main
-
-        return main(["simulate", *args.words])
+        return subprocess.run([sys.executable, "-m", "verl_adaptive", "simulate", *args.words]).returncode
     module, needs = MODULES[args.which]
     root = _checkout()
     missing = [name for name in needs if importlib.util.find_spec(name) is None]

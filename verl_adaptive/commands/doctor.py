@@ -24,9 +24,9 @@ from importlib.metadata import PackageNotFoundError, entry_points, requires, ver
 from typing import Any
 
 from verl_adaptive.commands.arguments import add_json_option
-from verl_adaptive.commands.text import one_line
 from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.redact import redact
+from verl_adaptive.text import one_line
 
 __all__ = ["Check", "Examination", "configure", "run"]
 

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from verl_adaptive.commands.text import clean
+from verl_adaptive.text import clean, number, share
 
 __all__ = ["console", "facts", "key_digits", "note", "number", "print_json", "share", "table"]
 
@@ -93,22 +93,6 @@ def facts(lines: Sequence[tuple[str, str]]) -> Table:
     for label, text in lines:
         out.add_row(Text(label), Text(clean(text)))
     return out
-
-
-def number(value: float | None) -> str:
-    """A count or a measure for people: thousands apart, ``-`` for nothing."""
-    if value is None or (isinstance(value, float) and math.isnan(value)):
-        return "-"
-    if float(value).is_integer():
-        return f"{int(value):,}"
-    return f"{value:,.3g}" if abs(value) < 100 else f"{value:,.1f}"
-
-
-def share(part: float | None, whole: float | None = 1.0) -> str:
-    """A percentage, ``-`` where there is nothing to divide."""
-    if part is None or not whole or math.isnan(part):
-        return "-"
-    return f"{part / whole:.1%}"
 
 
 def plain(value: Any) -> Any:

@@ -23,8 +23,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from verl_adaptive.commands.output import print_json
-    from verl_adaptive.commands.text import clean
     from verl_adaptive.record import EVENTS, RecordError, attempts, replay
+    from verl_adaptive.text import clean
 
     root = Path(args.record)
     if not root.exists():

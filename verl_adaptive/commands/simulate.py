@@ -261,8 +261,8 @@ def _rows(made: list[Task], jobs: int, quiet: bool) -> Iterator[dict[str, Any]]:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-    from verl_adaptive.commands.text import clean
     from verl_adaptive.simulate import run_task
+    from verl_adaptive.text import clean
 
     shown = not quiet and sys.stderr.isatty()
     bar = Progress(

@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 
 from verl_adaptive.commands.arguments import add_json_option, add_store_options, condition, count
-from verl_adaptive.commands.text import clean
 from verl_adaptive.errors import AdaptiveError, UsageError
+from verl_adaptive.text import clean
 
 __all__ = ["configure", "run"]
 

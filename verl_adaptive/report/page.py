@@ -10,11 +10,10 @@ import jinja2
 import numpy as np
 
 from verl_adaptive import __version__
-from verl_adaptive.commands.output import number, share
-from verl_adaptive.commands.text import clean
 from verl_adaptive.report import figures
 from verl_adaptive.report.collect import CLASSES, VISITS, Collected, History
 from verl_adaptive.report.figures import Series
+from verl_adaptive.text import clean, number, share
 
 __all__ = ["render"]
 

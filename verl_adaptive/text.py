@@ -1,15 +1,16 @@
-"""Text that is safe to print: prompts, run names and paths are other people's words."""
+"""Text for people: counts and percentages, and what is safe to print of other people's words (prompts, names, paths)."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import io
+import math
 import sys
 import unicodedata
 from collections.abc import Iterator
 
-__all__ = ["clean", "closed_streams", "one_line"]
+__all__ = ["clean", "closed_streams", "number", "one_line", "share"]
 
 #: Control characters, formatting (bidirectional overrides, zero width), lone surrogates, line and paragraph separators.
 _UNSAFE = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
@@ -64,6 +65,22 @@ def closed_streams() -> Iterator[None]:
 def one_line(text: object) -> str:
     """A message on one line."""
     return clean(" ".join(str(text).split()))
+
+
+def number(value: float | None) -> str:
+    """A count or a measure for people: thousands apart, ``-`` for nothing."""
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return "-"
+    if float(value).is_integer():
+        return f"{int(value):,}"
+    return f"{value:,.3g}" if abs(value) < 100 else f"{value:,.1f}"
+
+
+def share(part: float | None, whole: float | None = 1.0) -> str:
+    """A percentage, ``-`` where there is nothing to divide."""
+    if part is None or not whole or math.isnan(part):
+        return "-"
+    return f"{part / whole:.1%}"
 
 
 def _escape(character: str) -> str:
