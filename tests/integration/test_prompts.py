@@ -9,10 +9,10 @@ from torch.utils.data import Dataset
 
 pytest.importorskip("verl")
 
-from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
-from torchdata.stateful_dataloader.sampler import RandomSampler  # noqa: E402
+from torchdata.stateful_dataloader import StatefulDataLoader
+from torchdata.stateful_dataloader.sampler import RandomSampler
 
-from verl_adaptive.integration.prompts import NumberedDataset, Stream, _keep_items  # noqa: E402
+from verl_adaptive.integration.prompts import NumberedDataset, Stream, _keep_items
 
 SIZE = 30
 
