@@ -20,7 +20,7 @@ from verl_adaptive.errors import AdaptiveError, ConfigError
 from verl_adaptive.groups import Groups
 from verl_adaptive.integration.prompts import Stream
 from verl_adaptive.integration.queue import Queue
-from verl_adaptive.integration.waiting import DONE, StallTimeout
+from verl_adaptive.integration.waiting import DONE, POLL_SHARE, StallTimeout
 
 __all__ = ["Courier", "Road"]
 
@@ -71,6 +71,7 @@ class Courier:
     def __init__(self, queue: Queue, stream: Stream, road: Road, config: AdaptiveConfig, batch: int) -> None:
         self.queue, self.stream, self.road, self.config, self.batch = queue, stream, road, config, batch
         self.prompts: dict[int, dict] = {}  # ticket → the data row, kept while the group is open
+        self._took = 0.0  # seconds of the latest look that found something
         self._all_failed: list[int] = []  # groups of the latest looks in which every group failed
 
     def send(self, requests: Requests | None) -> None:
@@ -108,6 +109,7 @@ class Courier:
         Raises:
             AdaptiveError: nothing has come back for too long, a worker died, or group after group failed.
         """
+        began = time.monotonic()
         uids = self.queue.uids(flight)
         status = self.queue.look(uids)
         back = np.array([status[uid] in DONE for uid in uids], dtype=bool)
@@ -116,6 +118,7 @@ class Courier:
             return None
         results = self.queue.collect(flight.select(back), self.road.step_of())
         self._note_failures(results)
+        self._took = time.monotonic() - began
         timeout.restart()
         return results
 
@@ -136,7 +139,7 @@ class Courier:
 
     def pause(self) -> None:
         """Between two looks that both found something: results that trickle in must not keep the driver busy."""
-        time.sleep(self.config.poll_interval)
+        time.sleep(max(self.config.poll_interval, self._took / POLL_SHARE))
 
     def wait_for_partition(self, partition: str, count: int) -> None:
         """Wait until ``count`` prompts of another partition (validation) are back, with the same ceiling as everywhere."""

@@ -13,16 +13,31 @@ __all__ = ["NumberedDataset", "Stream", "identity_columns", "media_columns"]
 
 
 class NumberedDataset(Dataset):
-    """verl's dataset, whose items come with their position; everything else is the dataset's own."""
+    """verl's dataset, whose items come with their position; everything else is the dataset's own.
 
-    def __init__(self, dataset: Dataset) -> None:
-        self.dataset = dataset
+    Args:
+        dataset: verl's.
+        read: whether the items are read at all; without, only their positions come.
+    """
+
+    def __init__(self, dataset: Dataset, *, read: bool) -> None:
+        self.dataset, self.read = dataset, read
 
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def __getitem__(self, index: int) -> tuple[int, dict]:
-        return int(index), self.dataset[index]
+    def __getitem__(self, index: int) -> tuple[int, dict | None]:
+        return int(index), self.dataset[index] if self.read else None
+
+
+class _Positions(StatefulDataLoader):
+    """Yields positions in the trainer's own process; goes on where a loader with workers had stopped, with as many."""
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        workers = state_dict.get("_snapshot", {}).get("_main_snapshot", {}).get("_num_workers", 0)
+        if workers:  # a checkpoint of 0.1.0, whose state has another form
+            self.num_workers, self.prefetch_factor = workers, 2
+        super().load_state_dict(state_dict)
 
 
 def _keep_items(items: list) -> list:
@@ -36,8 +51,9 @@ class Stream:
     Args:
         dataset: verl's training set.
         sampler: verl's sampler for it (``create_rl_sampler``).
-        chunk: prompts per fetch; verl's batch for plain epoch order, 1 for gated streams.
-        workers: ``data.dataloader_num_workers``.
+        chunk: prompts per fetch; verl's batch for plain epoch order, 1 for gated streams: of those only the positions
+            come, and a prompt is read (with its images) once it is admitted.
+        workers: ``data.dataloader_num_workers``, which read whole fetches ahead.
 
     Attributes:
         loader: the dataloader; verl checkpoints it.
@@ -46,11 +62,12 @@ class Stream:
     def __init__(self, dataset: Dataset, sampler: Any, *, chunk: int, workers: int) -> None:
         self.dataset = dataset
         self.size = len(dataset)
-        self.loader = StatefulDataLoader(
-            dataset=NumberedDataset(dataset),
+        whole = chunk > 1
+        self.loader = (StatefulDataLoader if whole else _Positions)(
+            dataset=NumberedDataset(dataset, read=whole),
             batch_size=chunk,
-            num_workers=workers,
-            drop_last=chunk > 1,  # verl drops an epoch's last incomplete batch
+            num_workers=workers if whole else 0,
+            drop_last=whole,  # verl drops an epoch's last incomplete batch
             collate_fn=_keep_items,
             sampler=sampler,
         )
@@ -63,10 +80,11 @@ class Stream:
         while len(taken) < count:
             for index, item in self._fetch():
                 taken.append(index)
-                self._waiting[index] = item
+                if item is not None:
+                    self._waiting[index] = item
         return np.array(taken, dtype=np.int64)
 
-    def _fetch(self) -> list[tuple[int, dict]]:
+    def _fetch(self) -> list[tuple[int, dict | None]]:
         if self._iterator is None:
             self._iterator = iter(self.loader)
         try:
@@ -76,7 +94,7 @@ class Stream:
             return next(self._iterator)
 
     def item(self, index: int) -> dict:
-        """The row at a position: the one already read, or read again (after a resume, for a top-up, from a pool)."""
+        """The row at a position: the one already read, or read now (gated, after a resume, for a top-up, from a pool)."""
         found = self._waiting.pop(index, None)
         return self.dataset[index] if found is None else found
 

@@ -9,7 +9,8 @@ A session that failed leaves no rows, or one without a finite reward: the others
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -24,6 +25,9 @@ from verl_adaptive.integration.rewards import read_rewards, success
 from verl_adaptive.integration.waiting import DONE, PARTITION
 
 __all__ = ["Batch", "Queue"]
+
+#: Seconds after which an idle look lists the queue all the same: rows of unfinished requests are a sign of life.
+_LIST_INTERVAL = 10.0
 
 
 @dataclass
@@ -79,6 +83,7 @@ class Queue:
         self._waiting: dict[str, list[str]] = {}  # uid that is not back → keys of its rows so far, in any order
         self._tags: dict[str, dict] = {}  # of the rows of requests that are back
         self._listed: dict[str, dict] = {}  # the queue at the latest look
+        self._listed_at = -math.inf
         self._outputs = 1.0  # rows of a session, on average over the latest results
 
     # -- asking ---------------------------------------------------------------------------------------------
@@ -108,21 +113,30 @@ class Queue:
 
     # -- looking --------------------------------------------------------------------------------------------
 
-    def look(self, uids: Iterable[str]) -> dict[str, str | None]:
-        """Take a picture of the queue; the status of each request."""
+    def look(self, uids: Sequence[str]) -> dict[str, str | None]:
+        """The status of each request; the whole queue is listed where that has something to tell.
+
+        A listing costs by all rows there are, a status by the requests in flight: an idle look must be cheap.
+        """
+        now = time.monotonic()
+        if uids and now - self._listed_at < _LIST_INTERVAL:
+            found = tq.get_client().kv_retrieve_meta(keys=list(uids), partition_id=PARTITION, create=False)
+            if found.size == len(uids):
+                status = {u: tag.get("status") for u, tag in zip(uids, found.custom_meta, strict=True)}
+                if not any(s in DONE for s in status.values()):
+                    return status
+        rows = self._list()
+        return {u: rows.get(u, {}).get("status") for u in uids}
+
+    def _list(self) -> dict[str, dict]:
         rows = (tq.kv_list(PARTITION) or {}).get(PARTITION, {})
-        for key in rows.keys() - self._listed.keys():  # a look costs by what is new
+        for key in rows.keys() - self._listed.keys():
             if key.count("_") >= 2:  # a rollout's; the others are the requests' own
                 arrived = self._waiting.get(key.rsplit("_", 2)[0])
                 if arrived is not None:
                     arrived.append(key)
-        self._listed, self.count = rows, len(rows)
-        return {u: rows.get(u, {}).get("status") for u in uids}
-
-    @staticmethod
-    def back(status: Iterable[str | None]) -> np.ndarray:
-        """bool: requests that are back."""
-        return np.array([s in DONE for s in status], dtype=bool)
+        self._listed, self.count, self._listed_at = rows, len(rows), time.monotonic()
+        return rows
 
     def expected(self) -> int:
         """Rows that the queue will hold once everything asked for is back."""
@@ -282,7 +296,7 @@ class Queue:
             raise AdaptiveError(f"{len(lost)} rows of open groups are not in the checkpoint's TransferQueue state")
         self._tags = {key: rows[key] for key in reviewed}
         self._waiting = {p.uid: [] for parts in self._parts.values() for p in parts if not p.back}
-        self._listed = {}
+        self._listed, self._listed_at = {}, -math.inf
 
 
 def _sessions(keys: list[str]) -> list[list[str]]:

@@ -60,7 +60,8 @@ class Session:
         self._finished = engine.finish()
         batch = self.queue.settle(self._finished)
         # Groups that were under way or had not committed are gone with the step, but for those held for a later one.
-        courier.close([t for t in [*self.queue.tickets, *courier.prompts] if t not in engine.living])
+        living = engine.living
+        courier.close([t for t in [*self.queue.tickets, *courier.prompts] if t not in living])
         courier.stream.forget()
         return batch
 

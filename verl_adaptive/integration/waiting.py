@@ -11,13 +11,13 @@ import ray
 from verl_adaptive.config import AdaptiveConfig
 from verl_adaptive.errors import AdaptiveError
 
-__all__ = ["DONE", "PARTITION", "Liveness", "StallTimeout", "stall_seconds"]
+__all__ = ["DONE", "PARTITION", "POLL_SHARE", "Liveness", "StallTimeout", "stall_seconds"]
 
 PARTITION = "train"
 #: Statuses of a request that is back.
 DONE = ("finished", "failure")
-#: An idle look at the queue may cost at most this share of the waiting time.
-_POLL_SHARE = 0.2
+#: Looks at the queue may cost at most this share of the waiting time.
+POLL_SHARE = 0.2
 #: Seconds that a run may go without any rollout, where responses are short ...
 _STALL = 1800.0
 #: ... and for each token of the longest response: a full server (512 sequences) takes 0.07 s for one.
@@ -91,7 +91,7 @@ class StallTimeout:
                 "raise adaptive.stall_timeout"
             )
         # A look at a large queue costs time of its own: rest in proportion to what the last one took.
-        time.sleep(max(self._poll, (now - self._resumed) / _POLL_SHARE))
+        time.sleep(max(self._poll, (now - self._resumed) / POLL_SHARE))
         self._resumed = time.monotonic()
 
 

@@ -1,0 +1,80 @@
+"""The prompt stream: what is read, and where it goes on after a restart."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Dataset
+
+pytest.importorskip("verl")
+
+from torchdata.stateful_dataloader import StatefulDataLoader
+from torchdata.stateful_dataloader.sampler import RandomSampler
+
+from verl_adaptive.integration.prompts import NumberedDataset, Stream, _keep_items
+
+SIZE = 30
+
+
+class Rows(Dataset):
+    def __init__(self) -> None:
+        self.read: list[int] = []
+
+    def __len__(self) -> int:
+        return SIZE
+
+    def __getitem__(self, index: int) -> dict:
+        self.read.append(int(index))
+        return {"number": int(index)}
+
+
+def shuffled(rows: Rows) -> RandomSampler:
+    return RandomSampler(rows, generator=torch.Generator().manual_seed(7))
+
+
+def test_a_gated_stream_reads_what_is_admitted_and_nothing_else():
+    rows = Rows()
+    stream = Stream(rows, shuffled(rows), chunk=1, workers=4)
+    seen = stream.take(20)
+    assert rows.read == []
+    admitted = seen[::5].tolist()
+    assert [stream.item(i)["number"] for i in admitted] == admitted == rows.read
+    stream.forget()
+
+
+def test_whole_batches_are_read_ahead_once():
+    rows = Rows()
+    stream = Stream(rows, shuffled(rows), chunk=8, workers=0)
+    seen = stream.take(8).tolist()
+    assert [stream.item(i)["number"] for i in seen] == seen == rows.read
+    assert stream.take(17).tolist() != seen and len(stream.take(1)) == 8
+
+
+@pytest.mark.parametrize("chunk", [1, 8])
+def test_a_stream_goes_on_where_it_stopped(chunk):
+    rows = Rows()
+    stream = Stream(rows, shuffled(rows), chunk=chunk, workers=0)
+    stream.take(8)
+    state = stream.loader.state_dict()
+    expected = [stream.take(8)[:8] for _ in range(6)]  # into the second epoch
+    other = Stream(rows, shuffled(rows), chunk=chunk, workers=0)
+    other.loader.load_state_dict(state)
+    assert all(np.array_equal(e, other.take(8)[:8]) for e in expected)
+
+
+def test_the_state_of_a_loader_with_workers_is_still_understood():
+    """As 0.1.0 wrote it, whose gated streams read every prompt in ``data.dataloader_num_workers`` processes."""
+    rows = Rows()
+    old = StatefulDataLoader(
+        NumberedDataset(rows, read=True), batch_size=1, num_workers=2, collate_fn=_keep_items, sampler=shuffled(rows)
+    )
+    iterator = iter(old)
+    for _ in range(11):
+        next(iterator)
+    state = old.state_dict()
+    expected = [next(iterator)[0][0] for _ in range(SIZE - 11)] + [items[0][0] for items in old]
+    stream = Stream(rows, shuffled(rows), chunk=1, workers=2)
+    stream.loader.load_state_dict(state)
+    assert stream.take(len(expected)).tolist() == expected
+    assert stream.loader.state_dict()  # and written again
