@@ -120,13 +120,8 @@ def test_every_part_is_a_choice_with_the_options_of_its_dataclass(role, name, co
 
 def test_files_beside_the_parts_are_a_part_with_other_options(composed) -> None:
     files = {(role, p.stem) for role in ROLES for p in (ADAPTIVE / role).glob("*.yaml")}
-    assert files == {
-        ("sampler", "mopps_by_source"),
-        ("sampler", "mixed"),
-        ("sampler", "spo"),
-        ("allocator", "single"),
-        ("advantage", "spo"),
-    }
+    assert ("sampler", "mopps_by_source") in files
+    assert not files & {(role, name) for role in PARTS for name in PARTS[role]}  # their dataclasses say it all
     for role, variant in files:
         options = OmegaConf.to_container(composed("+adaptive=grpo", f"adaptive/{role}={variant}").adaptive[role])
         name = options.pop("name")
@@ -188,7 +183,7 @@ class Nameless(Sampler):
 def test_an_entry_point_alone_makes_a_choice(third_party, composed) -> None:
     third_party(sampler_mine=f"{__name__}:Mine")
     config = composed("+adaptive=dapo", "adaptive/sampler=mine", "adaptive.sampler.steps=3")
-    assert config.adaptive.sampler.steps == 3 and config.adaptive.sampler.round.safety == 1.25
+    assert config.adaptive.sampler.steps == 3 and config.adaptive.sampler.round.safety is None
     assert build_policy(adaptive(config)).sampler.config == Mine.Config(steps=3)
     with pytest.raises(ConfigCompositionException, match="Could not override"):
         composed("+adaptive=dapo", "adaptive/sampler=mine", "adaptive.sampler.stps=3")

@@ -210,7 +210,7 @@ class AdaptiveConfig:
         rounds: work in generation rounds, each of which waits for its slowest rollout, as the papers' own loops do; false:
             groups are reviewed when they are back and commit in the order of submission. ``sync`` trainer only.
         longest_first: without ``rounds``: hand a step's prompts out in the order of their answers' expected length, so that
-            no long one is begun last; decides nothing.
+            no long one is begun last (not with Pilot-Commit, whose commits want the short pilots first); decides nothing.
         max_rounds: with ``rounds``, generation rounds in one step, top-up rounds included; otherwise batches of prompts
             drawn in one step, and requests of one group.
         max_rollouts_per_step: hard cap on rollouts generated in one step; null: none.

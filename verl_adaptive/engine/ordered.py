@@ -255,7 +255,8 @@ class OrderedEngine(Engine):
         Answers are expected to be as long as the prompt's have been. What was asked for in excess of the batch comes last.
         Tickets stay as they are, so nothing is decided by it.
         """
-        if not self.config.longest_first:
+        # Commits that wait for places of the batch want the short pilots back early.
+        if not self.config.longest_first or self.policy.allocator.needs_place:
             return requests
         tokens = self.table.col("tokens")[requests.row].astype(np.float64)
         rollouts = self.table.col("rollouts")[requests.row].astype(np.float64)

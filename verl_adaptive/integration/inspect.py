@@ -5,16 +5,12 @@ Nothing here trains or changes anything. Everything raises plain exceptions; the
 
 from __future__ import annotations
 
-import contextlib
-import difflib
 import os
-import re
 import sys
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 from omegaconf import DictConfig, OmegaConf, open_dict
@@ -23,8 +19,9 @@ from verl_adaptive.config import AdaptiveConfig, RunFacts, check
 from verl_adaptive.engine import Engine, make_engine
 from verl_adaptive.errors import AdaptiveError, ConfigError
 from verl_adaptive.integration import guard
+from verl_adaptive.integration.composing import Command, compose, group_options
 from verl_adaptive.integration.facts import MODES, journal_place, kl_note, mode_of, updates_of
-from verl_adaptive.policy import PARTS, build_policy
+from verl_adaptive.policy import build_policy
 from verl_adaptive.redact import redact
 from verl_adaptive.roles import Policy
 from verl_adaptive.shape import StepShape, step_shape
@@ -33,18 +30,8 @@ from verl_adaptive.stats.table import StatsTable
 
 __all__ = ["Command", "Plan", "compose", "driver", "group_options", "make_plan", "ray_worker", "validate"]
 
-ROLES = tuple(PARTS)
 #: Prompts of the stand-in data set when the real one is not at hand; and the most, since only one step is planned.
 _STAND_IN = 20_000
-
-
-def _config_folder() -> str:
-    from importlib.util import find_spec
-
-    spec = find_spec("verl")
-    if spec is None or not spec.submodule_search_locations:
-        raise AdaptiveError("verl is not installed")
-    return os.path.join(spec.submodule_search_locations[0], "trainer", "config")
 
 
 # -- the plugin -------------------------------------------------------------------------------------------------------
@@ -129,162 +116,6 @@ def _in_worker(plugin: str) -> dict[str, Any]:
 
 
 # -- a command line ---------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Command:
-    """A training command line.
-
-    Attributes:
-        overrides: what follows the program, Hydra's options left out.
-        program: the program named in it, as on the command line; None: overrides alone, as for ``main_ppo``.
-        config_name, config_path, config_dir: Hydra's options of these names.
-    """
-
-    overrides: tuple[str, ...] = ()
-    program: str | None = None
-    config_name: str = "ppo_trainer"
-    config_path: str = "config"
-    config_dir: str | None = None
-
-    @classmethod
-    def parse(cls, words: Sequence[str]) -> Command:
-        """Read words as the shell hands them over: overrides alone, or a whole command such as ``python -m …``.
-
-        Raises:
-            AdaptiveError: Hydra would not understand an option, or it asks for something else than one training run.
-        """
-        from hydra._internal.utils import get_args_parser
-
-        program, rest = _split(list(words))
-        parser = get_args_parser()
-
-        def refuse(message: str) -> NoReturn:
-            raise AdaptiveError(f"Hydra does not understand the command line: {message}")
-
-        parser.error = refuse  # type: ignore[method-assign]
-        asked = parser.parse_args(rest)
-        for option in ("help", "hydra_help", "cfg", "info", "shell_completion", "experimental_rerun", "multirun"):
-            if getattr(asked, option):
-                word = f"--{option.replace('_', '-')}"
-                raise AdaptiveError(f"{word} does not start a training run; leave it out, and doctor looks at the run")
-        return cls(
-            tuple(asked.overrides),
-            program,
-            (asked.config_name or cls.config_name).removesuffix(".yaml"),
-            asked.config_path or cls.config_path,
-            asked.config_dir,
-        )
-
-
-def _split(words: list[str]) -> tuple[str | None, list[str]]:
-    """The program of a command line and what follows it."""
-    for at, word in enumerate(words):
-        if guard.program_of(word) is not None:
-            return guard.program_of(word), words[at + 1 :]
-    for at, word in enumerate(words):
-        if word.endswith(".py") and "=" not in word:
-            return word, words[at + 1 :]
-        if word == "-m" and at + 1 < len(words) and re.fullmatch(r"[A-Za-z_][\w.]*", words[at + 1]):
-            return words[at + 1], words[at + 2 :]
-    return None, words
-
-
-@contextlib.contextmanager
-def _hydra(command: Command) -> Iterator[Any]:
-    """Hydra on the search path that ``main_ppo`` would have; yields its config loader."""
-    from hydra import version
-    from hydra._internal.hydra import Hydra
-    from hydra._internal.utils import create_automatic_config_search_path
-    from hydra.core.config_search_path import SearchPathQuery
-    from hydra.core.global_hydra import GlobalHydra
-
-    program = os.path.join(os.path.dirname(_config_folder()), "main_ppo.py")
-    search_path = create_automatic_config_search_path(program, None, command.config_path)
-    if command.config_dir is not None:
-        folder = os.path.abspath(command.config_dir)
-        if not os.path.isdir(folder):
-            raise AdaptiveError(f"--config-dir={command.config_dir}: there is no such folder")
-        search_path.prepend("command-line", f"file://{folder}", SearchPathQuery(provider="schema"))
-    held = GlobalHydra.instance().hydra
-    GlobalHydra.instance().clear()
-    version.setbase(None)
-    try:
-        yield Hydra.create_main_hydra2(task_name="main_ppo", config_search_path=search_path).config_loader
-    finally:
-        GlobalHydra.instance().hydra = held
-
-
-def group_options(group: str = "adaptive", command: Command = Command()) -> list[str]:
-    """What Hydra would accept after ``+<group>=``, on verl's own search path."""
-    from hydra.core.object_type import ObjectType
-
-    with _hydra(command) as loader:
-        return list(loader.get_group_options(group, ObjectType.CONFIG))
-
-
-def compose(command: Command) -> DictConfig:
-    """Compose as ``python -m verl.trainer.main_ppo`` would.
-
-    Raises:
-        AdaptiveError: Hydra refuses; what is near a word below ``adaptive`` that it does not know is in the message.
-    """
-    from hydra import compose as hydra_compose
-    from hydra.errors import HydraException
-    from omegaconf.errors import OmegaConfBaseException
-
-    try:
-        with _hydra(command):
-            config = hydra_compose(command.config_name, overrides=list(command.overrides))
-    except (HydraException, OmegaConfBaseException) as error:
-        raise AdaptiveError("; ".join([*_near(command), str(error).split("\nConfig search path")[0]])) from error
-    OmegaConf.resolve(config)
-    return config
-
-
-def _near(command: Command) -> list[str]:
-    """What presets, parts and keys below ``adaptive`` were meant, if they are misspelt."""
-    from hydra import compose as hydra_compose
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.errors import HydraException
-
-    parser, hints, choices, keys = OverridesParser.create(), [], [], []
-    for word in command.overrides:
-        try:
-            (override,) = parser.parse_overrides([word])
-        except HydraException:
-            continue
-        name = override.key_or_group
-        if name.startswith("adaptive."):
-            keys.append(name)
-        elif name == "adaptive" or name.startswith("adaptive/"):
-            options, value = group_options(name, command), str(override.value())
-            if not options and name not in (_groups := [f"adaptive/{role}" for role in (*ROLES, "platform")]):
-                hints += [f"did you mean {near}=?" for near in difflib.get_close_matches(name, _groups, n=1)]
-            elif options and value not in options:
-                near = difflib.get_close_matches(value, options, n=1)
-                told = f"did you mean {near[0]}?" if near else f"there are {', '.join(options)}"
-                hints.append(f"{name}={value}: {told}")
-            else:
-                choices.append(word)
-    if keys and not hints:
-        with _hydra(command):
-            made = hydra_compose(command.config_name, overrides=choices)
-        if OmegaConf.is_config(made.get("adaptive")):
-            known = {f"adaptive.{key}" for key in _paths(OmegaConf.to_container(made.adaptive))}
-            for key in keys:
-                if key not in known:
-                    near = difflib.get_close_matches(key, known, n=1)
-                    hints += [f"{key}: did you mean {near[0]}?"] if near else []
-    return hints
-
-
-def _paths(tree: Mapping[Any, Any], prefix: str = "") -> Iterator[str]:
-    """Dotted paths of a nested mapping, its branches included."""
-    for key, value in tree.items():
-        yield f"{prefix}{key}"
-        if isinstance(value, Mapping):
-            yield from _paths(value, f"{prefix}{key}.")
 
 
 def validate(config: DictConfig) -> tuple[AdaptiveConfig, Policy, str]:

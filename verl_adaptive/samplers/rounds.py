@@ -17,6 +17,8 @@ from verl_adaptive.progress import OVER_ASK, Progress
 
 __all__ = ["RoundConfig", "round_size"]
 
+PUBLISHED = 1.25  # GRESO's β
+
 
 @dataclass
 class RoundConfig:
@@ -26,18 +28,18 @@ class RoundConfig:
         prompts: D, prompts in a full round; null: as many as are missing (with ``adaptive``: 1.5 B, the paper's 384
             for B = 256).
         adaptive: shrink later rounds to what the latest round's yield calls for.
-        safety: β, the over-ask that makes a second refill unlikely.
+        safety: β, the over-ask that makes a second refill unlikely; null: 1.1, or with ``adaptive.rounds`` the paper's 1.25.
         least: prompts in the smallest adaptive round; null: B / 4, the official code's 64 for B = 256.
     """
 
     prompts: int | None = None
     adaptive: bool = False
-    safety: float = 1.25
+    safety: float | None = None
     least: int | None = None
 
     def validate(self, path: str) -> None:
         check(self.prompts is None or self.prompts >= 1, f"{path}.prompts", self.prompts, "must be 1 or greater")
-        check(self.safety >= 1, f"{path}.safety", self.safety, "must be 1 or greater")
+        check(self.safety is None or self.safety >= 1, f"{path}.safety", self.safety, "must be 1 or greater, or null")
         check(self.least is None or self.least >= 1, f"{path}.least", self.least, "must be 1 or greater")
 
 
@@ -47,7 +49,7 @@ def round_size(config: RoundConfig, progress: Progress) -> int:
     if missing <= 0:
         return 0
     if progress.ordered:  # there are no rounds: the yield of the steps before says how much to ask for
-        return config.prompts or progress.wanted(config.safety if config.adaptive else OVER_ASK)
+        return config.prompts or progress.wanted(config.safety or OVER_ASK)
     if not config.adaptive:
         return missing if config.prompts is None else config.prompts
     full = config.prompts or -(-3 * progress.batch // 2)
@@ -57,6 +59,6 @@ def round_size(config: RoundConfig, progress: Progress) -> int:
     fertile = 1.0 - progress.last_degenerate / back
     if fertile <= 0.0:
         return full
-    wanted = int(config.safety * missing / fertile)
+    wanted = int((config.safety or PUBLISHED) * missing / fertile)
     least = max(1, progress.batch // 4) if config.least is None else config.least
     return max(min(wanted, full), min(least, full), 1)
