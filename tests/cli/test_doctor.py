@@ -365,6 +365,13 @@ def test_resume(examine, tmp_path) -> None:
     assert "step 0" in examine("+adaptive=greso", "trainer.resume_mode=disable")[1]["THE PLAN"]["resume"]
     gone = examine("+adaptive=greso", "trainer.resume_mode=resume_path", "trainer.resume_from_path=/no/global_step_1")
     assert gone[0] == 1 and "/no/global_step_1" in gone[1]["plan"]["detail"]
+    meta = {"step": 7, "policy": "greso", "settings": {"adaptive.seed": 5, "adaptive.max_rounds": 3}}
+    write_snapshot(step / "adaptive", StatsTable(), {}, meta=meta)
+    status, found = examine("+adaptive=greso")
+    assert status == 1 and "adaptive.seed was 5, is 0" in found["plan"]["detail"]
+    assert "max_rounds" not in found["plan"]["detail"] and "resume.allow=[settings]" in found["plan"]["detail"]
+    known = examine("+adaptive=greso", "adaptive.resume.allow=[settings]")[1]["THE PLAN"]["resume"]
+    assert "adaptive.seed was 5" in known and "adaptive.max_rounds was 3" in known
 
 
 def test_a_cluster_that_is_not_there() -> None:

@@ -25,7 +25,7 @@ from verl_adaptive.report.collect import collect
 from verl_adaptive.report.page import render
 from verl_adaptive.report.prompts import open_prompts
 from verl_adaptive.stats import SnapshotError, StatsTable, dataset_keys, open_store, read_snapshot, warm_start
-from verl_adaptive.stats.snapshot import _digest, _seal
+from verl_adaptive.stats.snapshot import _digest, _seal, attached, read_manifest
 from verl_adaptive.stats.state import join_state, split_state
 
 
@@ -211,6 +211,30 @@ def test_a_forged_snapshot(run, tmp_path_factory, data) -> None:
         table.view_by_source()
     same_text(said, str(folder))
     shutil.rmtree(folder.parent)
+
+
+@pytest.mark.parametrize("value", [None, [], [1], "x", 3, {"step": [1]}, {"settings": 5, "step": {}}])
+@pytest.mark.parametrize("key", ["meta", "files", "attached"])
+def test_a_manifest_of_somebody_elses_making(run, tmp_path, capsys, key, value) -> None:
+    """Its digest fits; what it holds is anything."""
+    folder = tmp_path / "global_step_12" / "adaptive"
+    shutil.copytree(run / "global_step_12" / "adaptive", folder)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest[key] = value
+    (folder / "manifest.json").write_bytes(_seal(manifest))
+    with survives() as said:
+        read_snapshot(folder, expect={"step": 12})
+    same_text(said, str(folder))
+    with survives() as said:
+        attached(folder, read_manifest(folder), "transfer_queue")
+    same_text(said, str(folder))
+    shutil.copy(run / "adaptive.sqlite", tmp_path)  # beside a journal, whose commands look at the newest snapshot too
+    for source in (folder, tmp_path):
+        for words in (["stats", str(source)], ["export", str(source), str(tmp_path / "x.csv"), "--overwrite"]):
+            assert main(words) in (0, 1) and "defect" not in capsys.readouterr().err
+        assert main(["compare", str(source), str(source)]) in (0, 1) and "defect" not in capsys.readouterr().err
+        assert main(["report", str(source), "-o", str(tmp_path / "r.html")]) in (0, 1)
+        assert "defect" not in capsys.readouterr().err
 
 
 def _member(name: str, payload: bytes, compression: int) -> bytes:

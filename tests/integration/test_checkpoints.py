@@ -125,6 +125,7 @@ OTHERS = {
     "adaptive.id_key": {"id_key": "extra_info.id"},
     "adaptive.stale_discount": {"stale_discount": 0.5},
     "adaptive.refill": {"refill": False},
+    "adaptive.batch_unit": {"batch_unit": "rollouts"},
     "adaptive.rounds": {"rounds": True},
     "adaptive.batch_unit": {"batch_unit": "rollouts"},
     "adaptive.min_sessions": {"min_sessions": 0.25},

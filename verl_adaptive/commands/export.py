@@ -99,11 +99,9 @@ def _observations(opened: Any) -> Iterator[Any]:
     import pyarrow as pa
 
     from verl_adaptive.report.prompts import reading
-    from verl_adaptive.stats.reader import OBSERVATIONS
 
     with reading(opened.source):
-        pages = opened.store._journal.observations(opened.run)
-        for page in _chain(OBSERVATIONS.empty_table(), pages):
+        for page in opened.store.observation_pages(opened.run):
             keys = pa.array([key.hex() for key in page.column("key").to_pylist()], pa.string())
             yield page.set_column(page.schema.get_field_index("key"), "key", keys)
 

@@ -1,7 +1,7 @@
 """Conditions on prompts, as ``visits > 3 and 0.1 <= pass_rate <= 0.9``: parsed and interpreted, never evaluated as code.
 
 Allowed: column names, numbers, quoted text, ``+ - * /``, comparisons (chains too), ``in`` and ``not in`` a list,
-``and``, ``or``, ``not``, parentheses. Everything is worked out on whole columns.
+``and``, ``or``, ``not``, parentheses. Everything is worked out on whole columns, by Arrow, whose logic has three values.
 
 A value that is not there (the pass rate of a prompt never rolled out) makes a comparison unknown, and unknown does not
 satisfy: neither ``pass_rate < 0.1`` nor ``not pass_rate < 0.1`` holds for it. ``visits == 0`` finds those prompts.
@@ -15,9 +15,12 @@ import re
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from functools import reduce
+from typing import Any, Protocol
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.stats.keys import parse_hex
@@ -29,20 +32,21 @@ _LONGEST = 2000
 _KEY_DIGITS = 8
 _DEEPEST = 40
 
-_NUMBERS: dict[type, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
-    ast.Lt: np.less,
-    ast.LtE: np.less_equal,
-    ast.Gt: np.greater,
-    ast.GtE: np.greater_equal,
-    ast.Eq: np.equal,
-    ast.NotEq: np.not_equal,
+_COMPARISONS: dict[type, Callable[[Any, Any], Any]] = {
+    ast.Lt: pc.less,
+    ast.LtE: pc.less_equal,
+    ast.Gt: pc.greater,
+    ast.GtE: pc.greater_equal,
+    ast.Eq: pc.equal,
+    ast.NotEq: pc.not_equal,
 }
-_ARITHMETIC: dict[type, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
-    ast.Add: np.add,
-    ast.Sub: np.subtract,
-    ast.Mult: np.multiply,
-    ast.Div: np.divide,
+_ARITHMETIC: dict[type, Callable[[Any, Any], Any]] = {
+    ast.Add: pc.add,
+    ast.Sub: pc.subtract,
+    ast.Mult: pc.multiply,
+    ast.Div: pc.divide,
 }
+_UNKNOWN = pa.scalar(None, pa.float64())
 
 
 class ExpressionError(AdaptiveError):
@@ -74,14 +78,6 @@ class Columns(Protocol):
     def get(self, name: str) -> np.ndarray | Words:
         """A column: float64 ``(n,)``, :class:`Words`, or keys (``KEY_DTYPE``)."""
         ...
-
-
-@dataclass(frozen=True)
-class _Truth:
-    """Three-valued: rows that satisfy, rows that do not; in neither: unknown."""
-
-    yes: np.ndarray
-    no: np.ndarray
 
 
 class Expression:
@@ -122,8 +118,10 @@ class Expression:
         Raises:
             ExpressionError: unknown column, or text compared with a number.
         """
-        with np.errstate(all="ignore"):
-            return np.broadcast_to(_Evaluation(columns, self.text).truth(self._tree).yes, (len(columns),)).copy()
+        truth = _Evaluation(columns, self.text).truth(self._tree)
+        if isinstance(truth, pa.Scalar):
+            return np.full(len(columns), bool(truth.as_py()))
+        return pc.fill_null(truth, False).to_numpy(zero_copy_only=False)
 
 
 def _dotted(node: ast.AST) -> str | None:
@@ -178,7 +176,7 @@ def _check(node: ast.AST, text: str, depth: int) -> set[str]:
                 if not all(isinstance(item, ast.Constant) for item in right.elts):
                     raise ExpressionError("a list in a condition holds numbers or quoted text only")
                 children += right.elts
-            elif type(op) not in _NUMBERS:
+            elif type(op) not in _COMPARISONS:
                 raise ExpressionError(f"{text!r}: only < <= > >= == != in, not in compare")
             else:
                 children.append(right)
@@ -195,98 +193,84 @@ def _check(node: ast.AST, text: str, depth: int) -> set[str]:
 
 
 class _Evaluation:
+    """Truth: Arrow's booleans, null where it is unknown. Values: Arrow's doubles, null where there is none; or text."""
+
     def __init__(self, columns: Columns, text: str) -> None:
         self.columns, self.text = columns, text
 
     # -- truth ----------------------------------------------------------------------------------------------
 
-    def truth(self, node: ast.AST) -> _Truth:
+    def truth(self, node: ast.AST) -> Any:
         if isinstance(node, ast.Constant):
-            return _Truth(np.array(bool(node.value)), np.array(not node.value))
+            return pa.scalar(bool(node.value))
         if isinstance(node, ast.UnaryOp):
-            inner = self.truth(node.operand)
-            return _Truth(inner.no, inner.yes)
+            return pc.invert(self.truth(node.operand))
         if isinstance(node, ast.BoolOp):
-            parts = [self.truth(value) for value in node.values]
-            yes, no = parts[0].yes, parts[0].no
-            for part in parts[1:]:
-                if isinstance(node.op, ast.And):
-                    yes, no = yes & part.yes, no | part.no
-                else:
-                    yes, no = yes | part.yes, no & part.no
-            return _Truth(yes, no)
+            join = pc.and_kleene if isinstance(node.op, ast.And) else pc.or_kleene
+            return reduce(join, map(self.truth, node.values))
         assert isinstance(node, ast.Compare)
-        left = node.left
-        yes, no = np.array(True), np.array(False)
-        for op, right in zip(node.ops, node.comparators, strict=True):
-            part = self._compare(left, op, right)
-            yes, no = yes & part.yes, no | part.no
-            left = right
-        return _Truth(yes, no)
+        lefts = [node.left, *node.comparators]
+        return reduce(pc.and_kleene, map(self._compare, lefts, node.ops, node.comparators))
 
-    def _compare(self, left: ast.AST, op: ast.AST, right: ast.AST) -> _Truth:
+    def _compare(self, left: ast.AST, op: ast.AST, right: ast.AST) -> Any:
         if isinstance(op, ast.In | ast.NotIn):
             assert isinstance(right, ast.List | ast.Tuple | ast.Set)
-            parts = [self._compare(left, ast.Eq(), item) for item in right.elts]
-            yes, no = np.array(False), np.array(True)
-            for part in parts:
-                yes, no = yes | part.yes, no & part.no
-            return _Truth(yes, no) if isinstance(op, ast.In) else _Truth(no, yes)
+            equal = [self._compare(left, ast.Eq(), item) for item in right.elts]
+            found = reduce(pc.or_kleene, equal, pa.scalar(False))
+            return found if isinstance(op, ast.In) else pc.invert(found)
         one, other = self.value(left), self.value(right)
         if _is_text(one) or _is_text(other):
             return self._compare_text(one, op, other)
-        assert isinstance(one, np.ndarray) and isinstance(other, np.ndarray)
-        result = _NUMBERS[type(op)](one, other)
-        known = ~(np.isnan(one) | np.isnan(other))
-        return _Truth(result & known, ~result & known)
+        return _COMPARISONS[type(op)](one, other)
 
-    def _compare_text(self, one: object, op: ast.AST, other: object) -> _Truth:
+    def _compare_text(self, one: object, op: ast.AST, other: object) -> Any:
         if not isinstance(op, ast.Eq | ast.NotEq):
             raise ExpressionError(f"{self.text!r}: text is compared with ==, != and in")
         if isinstance(one, str):
             one, other = other, one
         if isinstance(one, str):
-            same = np.array(one == other)
+            same = pa.scalar(one == other)
         elif not isinstance(other, str):
             raise ExpressionError(f"{self.text!r}: text is compared with quoted text, as in source == 'gsm8k'")
         elif isinstance(one, Words):
-            same = np.array([word == other for word in one.words], dtype=bool)[one.code]
-        elif isinstance(one, np.ndarray) and one.dtype.names is not None:
-            same = _begins(one, other)
+            same = pa.array(np.array([word == other for word in one.words], dtype=bool)[one.code])
+        elif isinstance(one, np.ndarray):
+            same = pa.array(_begins(one, other))
         else:
             raise ExpressionError(f"{self.text!r}: a number is compared with the text {other!r}")
-        return _Truth(same, ~same) if isinstance(op, ast.Eq) else _Truth(~same, same)
+        return same if isinstance(op, ast.Eq) else pc.invert(same)
 
     # -- values ---------------------------------------------------------------------------------------------
 
-    def value(self, node: ast.AST) -> np.ndarray | Words | str:
+    def value(self, node: ast.AST) -> Any:
         name = _dotted(node)
         if name is not None:
             return self._column(name)
         if isinstance(node, ast.Constant):
             assert isinstance(node.value, bool | int | float | str)
-            return node.value if isinstance(node.value, str) else np.array(float(node.value))
+            return node.value if isinstance(node.value, str) else pa.scalar(float(node.value))
         if isinstance(node, ast.UnaryOp):
             inner = self._number(node.operand)
-            return np.asarray(-inner) if isinstance(node.op, ast.USub) else inner
+            return pc.negate(inner) if isinstance(node.op, ast.USub) else inner
         if isinstance(node, ast.BinOp):
-            return np.asarray(_ARITHMETIC[type(node.op)](self._number(node.left), self._number(node.right)))
+            result = _ARITHMETIC[type(node.op)](self._number(node.left), self._number(node.right))
+            return pc.if_else(pc.is_nan(result), _UNKNOWN, result)  # 0 / 0
         raise ExpressionError(f"{self.text!r}: {ast.unparse(node)!r} is a condition where a value is needed")
 
-    def _number(self, node: ast.AST) -> np.ndarray:
+    def _number(self, node: ast.AST) -> Any:
         value = self.value(node)
         if _is_text(value):
             raise ExpressionError(f"{self.text!r}: {ast.unparse(node)!r} is text, not a number")
-        assert isinstance(value, np.ndarray)
         return value
 
-    def _column(self, name: str) -> np.ndarray | Words:
+    def _column(self, name: str) -> Any:
         known = self.columns.names()
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
             hint = f"did you mean {near[0]}? " if near else ""
             raise ExpressionError(f"no column {name!r}; {hint}there are {', '.join(known)}")
-        return self.columns.get(name)
+        column = self.columns.get(name)
+        return column if _is_text(column) else pa.array(column, pa.float64(), from_pandas=True)  # nan: not there
 
 
 def _begins(keys: np.ndarray, digits: str) -> np.ndarray:
@@ -306,4 +290,5 @@ def _begins(keys: np.ndarray, digits: str) -> np.ndarray:
 
 
 def _is_text(value: object) -> bool:
+    """Quoted text, a column of words, or keys (the one kind of column that Arrow does not hold)."""
     return isinstance(value, str | Words) or (isinstance(value, np.ndarray) and value.dtype.names is not None)

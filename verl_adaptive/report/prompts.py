@@ -217,7 +217,7 @@ def runs_of(source: str) -> list[dict[str, Any]]:
     with reading(source):
         store = open_store(source)
         out = []
-        for run in store._journal.runs():
+        for run in store.run_list():
             steps = store.steps_arrow(run["run_id"]).column("step").to_numpy()
             out.append(
                 {
@@ -265,10 +265,10 @@ def open_prompts(
             table = store.table()
             resting = (int((table.col("retired") > 0).sum()), about.get("step"))
             return Opened(source, store.where, "snapshot", None, store, Prompts(table), about, resting)
-        runs = store._journal.runs()
+        runs = store.run_list()
         if not runs:
             raise StoreError(f"{store.where} holds no run yet; a run appears with its first step")
-        name = store._named(run)
+        name = store.run_name(run)
         row = next(r for r in runs if r["run_id"] == name)
         about = {**_plain(row["meta"]), "attempts": row["attempts"], "package": row["package"]}
         table = store.table(name, tolerance=tolerance)

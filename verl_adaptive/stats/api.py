@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -110,7 +110,12 @@ class Store:
             raise StoreError(f"{self.where} is a snapshot: it has prompts, but no runs, steps or observations")
         return self._reader
 
-    def _named(self, run: str | None) -> str:
+    def run_name(self, run: str | None = None) -> str:
+        """The name of a journal's run: ``run``, the one after ``#`` in the source, or the only one there is.
+
+        Raises:
+            JournalError: no such run, or several to choose from; the message lists them.
+        """
         with _reading(self.where):
             return self._journal.only_run(run or self._run)
 
@@ -120,21 +125,24 @@ class Store:
         """``run_id``, ``created_at`` (UTC), ``package``, ``meta`` (dict) and ``attempts`` of every run in a journal."""
         import pandas as pd
 
-        with _reading(self.where):
-            rows = self._journal.runs()
-        frame = pd.DataFrame(rows, columns=["run_id", "created_at", "package", "meta", "attempts"])
+        frame = pd.DataFrame(self.run_list(), columns=["run_id", "created_at", "package", "meta", "attempts"])
         frame["created_at"] = pd.to_datetime(frame["created_at"], unit="s", utc=True)
         return frame
 
+    def run_list(self) -> list[dict[str, Any]]:
+        """:meth:`runs` as plain dicts, oldest first; ``created_at`` in seconds since 1970."""
+        with _reading(self.where):
+            return self._journal.runs()
+
     def gaps(self, run: str | None = None) -> list[tuple[int, int, str]]:
         """``(first step, last step, reason)`` of steps that the journal never got."""
-        name = self._named(run)
+        name = self.run_name(run)
         with _reading(self.where):
             return self._journal.gaps(name)
 
     def steps_arrow(self, run: str | None = None, *, abandoned: bool = False) -> pa.Table:
         """:meth:`steps` as Arrow, ``ledger`` and ``scalars`` as JSON text."""
-        name = self._named(run)
+        name = self.run_name(run)
         with _reading(self.where):
             return self._journal.steps(name, abandoned=abandoned)
 
@@ -162,13 +170,24 @@ class Store:
         abandoned: bool = False,
     ) -> pa.Table:
         """:meth:`observations` as Arrow, ``key`` as 16 bytes."""
+        bounds = {"first_step": first_step, "last_step": last_step}
+        return pa.concat_tables(self.observation_pages(run, **bounds, abandoned=abandoned))
+
+    def observation_pages(
+        self,
+        run: str | None = None,
+        *,
+        first_step: int | None = None,
+        last_step: int | None = None,
+        abandoned: bool = False,
+    ) -> Iterator[pa.Table]:
+        """:meth:`observations_arrow` a page at a time, an empty one first: a long run's need not fit in memory."""
         from verl_adaptive.stats.reader import OBSERVATIONS
 
-        name = self._named(run)
-        bounds = {"first_step": first_step, "last_step": last_step}
+        name = self.run_name(run)
+        yield OBSERVATIONS.empty_table()
         with _reading(self.where):
-            pages = list(self._journal.observations(name, **bounds, abandoned=abandoned))
-        return pa.concat_tables(pages) if pages else OBSERVATIONS.empty_table()
+            yield from self._journal.observations(name, first_step=first_step, last_step=last_step, abandoned=abandoned)
 
     def observations(
         self,
@@ -202,7 +221,7 @@ class Store:
         """
         if self._reader is None:
             return read_snapshot(self.where)[0]
-        name = self._named(run)
+        name = self.run_name(run)
         with _reading(self.where):
             return self._reader.replay(name, tolerance=tolerance)
 

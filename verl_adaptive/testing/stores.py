@@ -595,6 +595,16 @@ class JournalSuite:
         with self.open(url) as journal:
             assert self.story(journal) == self.expected(1)
 
+    def test_a_journal_closed_during_an_outage_is_free(self, make_url: Callable[[], str]) -> None:
+        url = make_url()
+        journal = self.open(url)
+        self.commit(journal, 1)
+        with outage(journal):
+            self.commit(journal, 2)
+            journal.close()
+        with self.open(url) as journal:
+            assert self.story(journal) == self.expected(1)
+
     def test_decisions_do_not_depend_on_the_clock(
         self, make_url: Callable[[], str], monkeypatch: pytest.MonkeyPatch
     ) -> None:

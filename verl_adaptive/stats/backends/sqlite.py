@@ -160,7 +160,6 @@ class SQLite(Backend):
         self._lock = FileLock(self._file, run_id)
 
     def connected(self, connection: Connection, run_id: str) -> None:
-        connection.connection.dbapi_connection  # noqa: B018 - it is made now, and the file with it
         self._identity, self._log_identity = _identity(self._file), None
 
     def claim(self, connection: Connection, run_id: str) -> None:
@@ -222,11 +221,13 @@ def _identity(path: Path) -> tuple[int, int] | None:
 
 
 def _holder(text_of: str) -> tuple[bool, str]:
-    """Whether a writer is known to be alive, and its name for people; the text may be anybody's."""
+    """Whether a writer is another living process of this machine, and its name for people; the text may be anybody's."""
     try:
         about = json.loads(text_of)
-        name = f"process {int(about['pid'])} on {about['host']!s}"
-        return about["host"] == socket.gethostname() and is_running(int(about["pid"]), about["mark"]), name
+        pid, name = int(about["pid"]), f"process {about['pid']} on {about['host']}"
+        # Within this process the file lock decides; a journal that was closed while the disk was away left its claim.
+        here = about["host"] == socket.gethostname() and pid != os.getpid()
+        return here and is_running(pid, about["mark"]), name
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return False, "another process"
 
