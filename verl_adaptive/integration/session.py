@@ -26,6 +26,7 @@ from verl_adaptive.config import AdaptiveConfig, SuccessConfig
 from verl_adaptive.engine import Engine, Requests, StepResult
 from verl_adaptive.errors import AdaptiveError, ConfigError
 from verl_adaptive.groups import Groups
+from verl_adaptive.integration.curves import Rows
 from verl_adaptive.integration.prompts import Stream
 from verl_adaptive.integration.waiting import DONE, PARTITION, StallTimeout
 
@@ -57,6 +58,7 @@ class Batch:
         trained: the groups that train, with all their rollouts.
         position: first uid of each trained group → its position in ``trained``.
         ghost_tokens: loss tokens of each sequence (0 where it trains: verl counts those itself).
+        rows: every row of the trained groups, for verl's curves.
     """
 
     result: StepResult
@@ -67,6 +69,7 @@ class Batch:
     trained: Groups
     position: dict[str, int]
     ghost_tokens: np.ndarray
+    rows: Rows
 
 
 class Session:
@@ -293,6 +296,7 @@ class Session:
         home: list[int] = []
         position: dict[str, int] = {}
         moved: list[tuple[str, str]] = []  # top-up rows: key, the group's uid
+        rows: list[tuple[float, int, int]] = []  # of every row: reward, prompt and response tokens
         trained = np.flatnonzero(result.trained)
         for place, g in enumerate(trained.tolist()):
             parts = self._parts[int(groups.ticket[g])]
@@ -301,6 +305,8 @@ class Session:
             for part in parts:
                 for outputs in part.sessions:
                     trains, ghost = bool(result.trains[rollout]), bool(result.ghost[rollout])
+                    lengths = [(self._tags[k]["seq_len"], self._tags[k]["response_len"]) for k in outputs]
+                    rows += [(float(groups.reward[rollout]), seq - own, own) for seq, own in lengths]
                     rollout += 1
                     if not (trains or ghost):
                         continue
@@ -326,6 +332,7 @@ class Session:
             groups.select(trained),
             position,
             ghost_tokens,
+            Rows.of(rows, left_out=len(rows) - len(keys)),
         )
 
     def _loss_tokens(self, sequences: list[tuple[str, bool]]) -> np.ndarray:
