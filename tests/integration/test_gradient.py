@@ -29,7 +29,7 @@ from verl.workers.engine.utils import prepare_micro_batches
 from verl.workers.utils.losses import ppo_loss
 
 from verl_adaptive.advantages.verl import Verl
-from verl_adaptive.integration.checks import why_not_skip_zero
+from verl_adaptive.integration.checks import why_not_skip_zero, zero_rows
 from verl_adaptive.integration.rows import padding_row
 
 MODES = ["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
@@ -106,6 +106,7 @@ class Step:
                     "response_mask": mask,
                     "loss_mask": mask,
                     "old_log_probs": old,
+                    "ref_log_prob": old + 0.3 * torch.randn(self.length[i], generator=noise, dtype=torch.float64),
                     "rollout_log_probs": old + 0.2 * torch.randn(self.length[i], generator=noise, dtype=torch.float64),
                 }
             )
@@ -132,7 +133,7 @@ class Step:
     def padding(self) -> dict:
         row, _ = padding_row({**self.rows[0]}, {}, EOS, short=True)
         zero = torch.zeros(1, dtype=torch.float64)
-        row.update(old_log_probs=zero, advantages=zero)
+        row.update(old_log_probs=zero, advantages=zero, ref_log_prob=zero)
         if "rollout_is_weights" in row:
             row["rollout_is_weights"] = zero
         return {name: row[name].to(value.dtype) for name, value in self.rows[0].items()}
@@ -179,8 +180,8 @@ class Step:
             passes=[Pass(ranks, "actor", 4)],
         )
 
-    def compare(self, config, *, ranks: int, dynamic: bool, normalize: bool | None = None):
-        """(ours, verl's) for each minibatch."""
+    def compare(self, config, *, ranks: int, dynamic: bool, normalize: bool | None = None, forgo: bool = False):
+        """(ours, verl's) for each minibatch; ``forgo``: verl's without any term of the rows that ours leaves out."""
         layout = self.layout(ranks)
         assert layout.updates == UPDATES
         lean_rows = np.flatnonzero(self.trains)
@@ -203,7 +204,10 @@ class Step:
             )
             if normalize is not None:
                 self.weigh(np.arange(len(self.rows)), normalize=normalize)
-            whole = [self.rows[i] for i in np.flatnonzero(np.isin(self.group, members))]
+            whole = [dict(self.rows[i]) for i in np.flatnonzero(np.isin(self.group, members))]
+            for row, trains in zip(whole, self.trains[np.isin(self.group, members)], strict=True):
+                if forgo and not trains:
+                    row["response_mask"] = torch.zeros_like(row["response_mask"])
             whole += [self.padding()] * (-len(whole) % (4 * ranks))
             share = len(whole) // ranks
             full = self.gradient(
@@ -260,6 +264,17 @@ def test_what_is_refused_would_change_it(defaults, steps, options, reason, dynam
     config = configured(defaults, **options)
     assert reason in why_not_skip_zero(config)
     assert not passes(steps[equal].compare(config, ranks=1, dynamic=dynamic))
+
+
+@pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-mean"])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_penalty_loses_what_the_rows_left_out_would_add(defaults, steps, mode, dynamic):
+    """``adaptive.skip_zero_advantage=true`` beside a KL loss: the policy's gradient, and the penalty of the rest."""
+    config = configured(defaults, actor_rollout_ref__actor__use_kl_loss=True)
+    config = configured(config, actor_rollout_ref__actor__loss_agg_mode=mode)
+    assert not zero_rows(config, None)[0] and zero_rows(config, True)[0]
+    assert passes(steps[True].compare(config, ranks=1, dynamic=dynamic, forgo=True))
+    assert not passes(steps[True].compare(config, ranks=1, dynamic=dynamic))  # so it is said, and never the default
 
 
 @pytest.mark.parametrize("normalize", [False, True])
