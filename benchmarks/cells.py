@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import fcntl
 import json
 import os
 import platform
@@ -25,6 +26,8 @@ __all__ = [
     "machine",
     "parse_id",
     "prediction",
+    "put_row",
+    "read_rows",
     "run_script",
     "thinned",
     "to_json",
@@ -133,7 +136,7 @@ def prediction(values: Sequence[float]) -> Interval:
 
 
 def thinned(rates: np.ndarray, size: int, flat: int) -> np.ndarray:
-    """A pool in which few prompts teach anything: those answered most surely, right or wrong, and some of the rest.
+    """A pool in which few prompts are informative: those answered most surely, right or wrong, and some of the rest.
 
     Args:
         rates: exact pass rates at the start, ``(M,)``.
@@ -189,6 +192,27 @@ def write_whole(path: Path, text: str) -> None:
     temporary = path.with_name(path.name + ".tmp")
     temporary.write_text(text)
     temporary.replace(path)
+
+
+def _cell_of(row: Mapping[str, Any]) -> Key:
+    return row["variant"], row["preset"], row["lr"], row["seed"]
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The cells of a grid, one line of JSON each; none if there is no file."""
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def put_row(path: Path, row: dict[str, Any]) -> None:
+    """Put a cell among a grid's lines, in order, in place of the one of the same name; several processes may do so."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        rows = [*(old for old in read_rows(path) if _cell_of(old) != _cell_of(row)), row]
+        write_whole(path, "".join(json.dumps(each) + "\n" for each in sorted(rows, key=_cell_of)))
+    finally:
+        os.close(folder)
 
 
 def to_json(data: dict[str, Any], rows: str) -> str:

@@ -1,8 +1,8 @@
 """What the commands cost on large stores: seconds and peak memory of stats, export, report, filter-dataset and compare.
 
-    python benchmarks/commands.py                                   # 10^5, 10^6 and 10^7 prompts, in a temporary folder
-    python benchmarks/commands.py --sizes 1e6 --json commands.json
-    python benchmarks/commands.py --keep stores                     # leaves stores/<size>/ for trying things
+    python -m benchmarks.commands                                   # 10^5, 10^6 and 10^7 prompts, in a temporary folder
+    python -m benchmarks.commands --sizes 1e6 --json commands.json
+    python -m benchmarks.commands --keep stores                     # leaves stores/<size>/ for trying things
 
 A store is made as training would have left it: every prompt visited once in its data set's order, a fifth of them a
 second time, 1,024 groups of 8 a step; the journal, the last checkpoint's snapshot and the data set in verl's format.
@@ -26,9 +26,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-sys.path.insert(0, str(Path(__file__).parent))
-from store import machine
-
+from benchmarks.store import machine
 from verl_adaptive.groups import Groups
 from verl_adaptive.stats import KEY_DTYPE, Journal, StatsTable, dataset_keys, write_snapshot
 
@@ -182,7 +180,7 @@ def main() -> None:
     root = args.keep or Path(tempfile.mkdtemp(prefix="verl-adaptive-commands-"))
     root.mkdir(parents=True, exist_ok=True)
     report: dict[str, Any] = {
-        "command": " ".join(["python", "benchmarks/commands.py", *(w for w in sys.argv[1:] if "/" not in w)]),
+        "command": " ".join(["python -m benchmarks.commands", *(w for w in sys.argv[1:] if "/" not in w)]),
         "machine": machine(root),
         "sizes": {},
     }

@@ -1,7 +1,7 @@
 """How long decisions take: gates and allocations for 1,024 prompts of a large table, CERO's round over the whole pool.
 
-    python benchmarks/decisions.py                     # a million prompts
-    python benchmarks/decisions.py --prompts 10000000 --only cero
+    python -m benchmarks.decisions                     # a million prompts
+    python -m benchmarks.decisions --prompts 10000000 --only cero
 
 One line a benchmark: median and worst milliseconds over the repeats, and the target where there is one. Exits with 1
 if a median misses its target. Add a benchmark by decorating a function that takes the table and yields one callable per
@@ -20,14 +20,14 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-from cells import load_average, machine, to_json, versions, write_whole
 
+from benchmarks.cells import load_average, machine, to_json, versions, write_whole
 from verl_adaptive.config import RunFacts
 from verl_adaptive.groups import Groups
 from verl_adaptive.policy import find_part
 from verl_adaptive.progress import Progress
 from verl_adaptive.rng import Draw
-from verl_adaptive.roles import Allocator, Sampler
+from verl_adaptive.roles import Advantage, Allocator, Sampler
 from verl_adaptive.stats.keys import KEY_DTYPE
 from verl_adaptive.stats.table import StatsTable
 
@@ -185,6 +185,28 @@ def mopps_pick(table: StatsTable) -> Calls:
         yield partial(part.pick, pool, ASKED, progress(step))
 
 
+@benchmark("spread and memory: a step of 1,024 prompts", target=lambda m: 20.0 * max(1.0, m / 1e6))
+def spread_step(table: StatsTable) -> Calls:
+    """Draw from the pool, learn from the rewards in both parts, and say the advantages."""
+    part = _sampler("spread", table)
+    baseline = find_part("advantage", "memory")({})
+    baseline.bind(table, make_facts(table))
+    assert isinstance(baseline, Advantage)
+    pool = np.arange(len(table))
+    rate = np.random.default_rng(3).beta(0.4, 0.6, len(table))
+    for step in itertools.count(1):
+
+        def one_step(step=step):
+            rows = part.pick(pool, ASKED, progress(step)).rows
+            groups = make_groups(rows, rate[rows], np.ones(len(rows), dtype=np.int64), step)
+            for role in (part, baseline):
+                role.observe(groups, progress(step))
+                role.end_step(progress(step))
+            baseline.compute(groups.reward, groups.group_of, groups)
+
+        yield one_step
+
+
 def main() -> int:
     """Run the benchmarks; the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -212,7 +234,7 @@ def main() -> int:
         goal = "" if target is None else f"   target {target:g} ms: {'ok' if median <= target else 'MISSED'}"
         print(f"{bench.name:44} {prompts:>10,} prompts {median:9.2f} ms, worst {worst:9.2f} ms{goal}")
     if arguments.json:
-        command = " ".join(["python benchmarks/decisions.py", *sys.argv[1:]])
+        command = " ".join(["python -m benchmarks.decisions", *sys.argv[1:]])
         head = {"command": command, "machine": machine(), "versions": versions("verl-adaptive", "numpy"), "load": load}
         write_whole(arguments.json, to_json({**head, "benchmarks": measured}, "benchmarks"))
     return int(missed)

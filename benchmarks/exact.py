@@ -6,7 +6,6 @@ answer is a number or a word.
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples" / "cpu"))
-
-from warm_start import Encoded, encode, pass_rates
+from examples.cpu.warm_start import Encoded, encode, pass_rates
 
 __all__ = ["Exact", "weights_of"]
 

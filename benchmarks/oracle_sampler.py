@@ -51,7 +51,7 @@ class Oracle(Sampler):
         data: str
 
     def bind(self, table: StatsTable, facts: RunFacts) -> None:
-        from exact import Exact  # torch and transformers, only where the oracle runs
+        from benchmarks.exact import Exact  # torch and transformers, only where the oracle runs
 
         super().bind(table, facts)
         self._exact = Exact(Path(self.config.model), Path(self.config.data))
@@ -66,7 +66,7 @@ class Oracle(Sampler):
         return Pick(pool[draw_by_variance(self._rate, u, count)])
 
     def _rates(self, pool: np.ndarray, step: int) -> np.ndarray:
-        from exact import weights_of
+        from benchmarks.exact import weights_of
 
         weights = weights_of(Path(self.config.checkpoints), step - 1) if step > 1 else Path(self.config.model)
         if not (weights / "config.json").exists():
@@ -89,5 +89,7 @@ def install(folder: Path) -> str:
     info = folder / "verl_adaptive_oracle-0.dist-info"
     info.mkdir(parents=True, exist_ok=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: verl-adaptive-oracle\nVersion: 0\n")
-    (info / "entry_points.txt").write_text("[verl_adaptive.policies]\nsampler.oracle = oracle_sampler:Oracle\n")
-    return f"{folder}:{Path(__file__).resolve().parent}"
+    (info / "entry_points.txt").write_text(
+        "[verl_adaptive.policies]\nsampler.oracle = benchmarks.oracle_sampler:Oracle\n"
+    )
+    return f"{folder}:{Path(__file__).resolve().parents[1]}"

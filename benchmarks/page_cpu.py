@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import train_cpu
 
-import runs as tables
-from runs import Runs, details, missing, pm, table
+from benchmarks import runs as tables
+from benchmarks import train_cpu
+from benchmarks.runs import Runs, details, missing, pm, table
 
 __all__ = ["cpu_page", "cpu_runs", "over", "ranks", "shares"]
 
@@ -20,7 +20,7 @@ SPARSE = train_cpu.VARIANTS["sparse"]
 
 
 def cpu_runs(cells: Sequence[dict[str, Any]]) -> Runs:
-    """The cells of ``results/train_cpu/``."""
+    """The cells of ``results/train_cpu.jsonl``."""
     settings = train_cpu.Settings(**cells[0]["settings"])
     return Runs(
         {(c["variant"], c["preset"], c["lr"], c["seed"]): c for c in cells},

@@ -7,12 +7,12 @@ from textwrap import wrap
 from typing import Any
 
 import numpy as np
-import train_cpu
-from cells import interval
-from page_cpu import SIZES, cpu_runs, over, shares
-from page_torch import torch_runs
 
-from runs import SHOWN, Runs, pm, table
+from benchmarks import train_cpu
+from benchmarks.cells import interval
+from benchmarks.page_cpu import SIZES, cpu_runs, over, shares
+from benchmarks.page_torch import torch_runs
+from benchmarks.runs import SHOWN, Runs, pm, table
 
 __all__ = ["readme"]
 
@@ -81,7 +81,7 @@ def front(data: dict[str, Any], cells: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def sparse(runs: Runs) -> list[str]:
-    """A sentence about the tiny model's pool where few questions teach anything."""
+    """A sentence about the tiny model's pool where few questions are informative."""
     lr, base_lr = (runs.best_lr("sparse", preset) for preset in ("full", "grpo"))
     if lr is None or base_lr is None or not (seeds := runs.paired("sparse", "full", lr, base_lr)):
         return []
@@ -139,12 +139,12 @@ def readme_cpu(cells: Sequence[dict[str, Any]]) -> list[str]:
             ],
             gains,
         ),
-        *told_apart(runs, presets, common),
+        *significant(runs, presets, common),
     ]
 
 
-def told_apart(runs: Runs, presets: Sequence[str], lr: float) -> list[str]:
-    """Sentences: which policies' gains have an interval that leaves out zero."""
+def significant(runs: Runs, presets: Sequence[str], lr: float) -> list[str]:
+    """Sentences: which policies' gains are significant, at 95 %."""
     lines = []
     for where, variants in (("With prompts as they come", SIZES), ("In the sparse pool", ("sparse",))):
         gains = {p: over(runs, p, lr, variants)[0] for p in presets if p != "grpo"}
@@ -153,8 +153,8 @@ def told_apart(runs: Runs, presets: Sequence[str], lr: float) -> list[str]:
         below = [f"`{p}`" for p, (mean, half) in rated.items() if mean < -half]
         if rated:
             lines += [
-                f"{where}, above GRPO: {', '.join(above) or 'none'}; below: {', '.join(below) or 'none'}; the others are not "
-                "told apart from it.",
+                f"{where}, above GRPO: {', '.join(above) or 'none'}; below: {', '.join(below) or 'none'}; no "
+                "significant difference: the others.",
                 "",
             ]
     return lines

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
-from runs import pm, table
+from benchmarks.runs import pm, table
 
 __all__ = ["decisions_page", "step_time_page", "store_page"]
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-import runs as tables
-from runs import Runs, details, missing, pm
+from benchmarks import runs as tables
+from benchmarks.runs import Runs, details, missing, pm
 
 __all__ = ["torch_page", "torch_runs"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["INGREDIENTS", "SHIPPED"]
+__all__ = ["INGREDIENTS", "SHIPPED", "SOLO"]
 
 _PILOTS = ("adaptive/allocator=pilot_commit", "adaptive/filter=band")
 
@@ -43,4 +43,37 @@ INGREDIENTS: dict[str, list[str]] = {
     "full-no_prior": ["full", "adaptive.sampler.source_prior=0"],
     "full-no_decay": ["full", "adaptive.sampler.decay=1"],
     "full-published_mopps": ["full", "adaptive/sampler=mopps"],
+}
+
+_SPREAD = ("adaptive.batch_unit=rollouts",)
+
+#: The store as the baseline: the preset, what it is made of, and groups of other sizes with the same rollouts a step.
+SOLO: dict[str, list[str]] = {
+    "solo": ["solo"],
+    "spo": ["spo"],
+    # fair baselines
+    "grpo-2": ["grpo", *_SPREAD, "adaptive.allocator.n=2"],
+    "grpo-4": ["grpo", *_SPREAD, "adaptive.allocator.n=4"],
+    "reinforce": ["grpo", *_SPREAD, "adaptive.allocator.n=1"],
+    "reinforce-spread": ["grpo", *_SPREAD, "adaptive.allocator.n=1", "adaptive/sampler=spread"],
+    "dapo-mixed": ["dapo", "adaptive/sampler=mixed"],
+    # groups of other sizes
+    "solo-1": ["solo", "adaptive.allocator.n=1"],
+    "solo-2": ["solo", "adaptive.allocator.n=2"],
+    "solo-4": ["solo", "adaptive.allocator.n=4"],
+    "solo-8": ["solo", "adaptive.allocator.n=8"],
+    # without what it is made of
+    "solo-epoch": ["solo", "adaptive/sampler=epoch"],
+    "solo-no_source": ["solo", "adaptive.sampler.prior=all", "adaptive.advantage.prior=all"],
+    "solo-no_prompt": ["solo", "adaptive.advantage.strength=1e9"],
+    "solo-whiten": ["solo", "adaptive.advantage.scale=whiten"],
+    "solo-skip": ["solo", "adaptive.advantage.skip_small=0.1"],
+    # its options
+    "solo-floor.05": ["solo", "adaptive.sampler.floor=0.05"],
+    "solo-floor.2": ["solo", "adaptive.sampler.floor=0.2"],
+    "solo-draw_sharp": ["solo", "adaptive.sampler.strength=1", "adaptive.sampler.decay=0.95"],
+    "solo-strength2": ["solo", "adaptive.advantage.strength=2"],
+    "solo-strength8": ["solo", "adaptive.advantage.strength=8"],
+    "solo-decay.8": ["solo", "adaptive.advantage.decay=0.8"],
+    "solo-decay.95": ["solo", "adaptive.advantage.decay=0.95"],
 }

@@ -1,7 +1,7 @@
 """All tables and plots of ``RESULTS.md`` and the table of the README, from the JSON in ``results/``.
 
-    python benchmarks/report.py           # write them
-    python benchmarks/report.py --check   # exit with 1 if a page is not what the JSON says; plots are left alone
+    python -m benchmarks.report           # write them
+    python -m benchmarks.report --check   # exit with 1 if a page is not what the JSON says; plots are left alone
 
 Each benchmark owns the part of a page between its two markers; what stands outside is left as it is. No number is typed
 by hand.
@@ -10,23 +10,27 @@ by hand.
 from __future__ import annotations
 
 import difflib
+import io
 import json
+import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import train_cpu
-from cells import Parser, interval, run_script
-from page_cpu import cpu_page, cpu_runs
-from page_front import readme
-from page_speed import decisions_page, step_time_page, store_page
-from page_torch import torch_page, torch_runs
 
-from runs import SHOWN, Runs
+from benchmarks import train_cpu
+from benchmarks.cells import Parser, interval, read_rows, run_script, write_whole
+from benchmarks.page_clock import clock_page
+from benchmarks.page_cpu import cpu_page, cpu_runs
+from benchmarks.page_front import readme
+from benchmarks.page_speed import decisions_page, step_time_page, store_page
+from benchmarks.page_torch import torch_page, torch_runs
+from benchmarks.runs import SHOWN, Runs
 
 HERE = Path(__file__).resolve().parent
+POINTS = 30  # of a curve in a figure
 
 
 def put(text: str, name: str, lines: Sequence[str]) -> str:
@@ -38,6 +42,15 @@ def put(text: str, name: str, lines: Sequence[str]) -> str:
         head = head.rstrip("\n") + "\n\n"
     body = "\n".join(lines).strip("\n")
     return f"{head}{begin}\n{body}\n{end}{tail or chr(10)}"
+
+
+def light(svg: str) -> str:
+    """A drawing with one line for each artist, its paths in tenths of a point."""
+
+    def thinned(path: re.Match[str]) -> str:
+        return re.sub(r"\d+\.\d+", lambda number: f"{float(number[0]):.1f}", " ".join(path[0].split()))
+
+    return re.sub(r">\n {4,}<", "><", re.sub(r'\bd="[^"]*"', thinned, svg))
 
 
 def figure(
@@ -69,7 +82,7 @@ def figure(
             end = min(runs.curve(k, column)[-1] for k in keys)
             if column == "rollouts":
                 end = min(end, runs.budget[variant])
-            x = np.linspace(0, end, 40)
+            x = np.linspace(0, end, POINTS)
             y = np.array([np.interp(x, runs.curve(k, column), runs.curve(k, "held_out")) for k in keys])
             colour = "black" if preset.startswith("oracle") else f"C{number}"
             axis.plot(x, y.mean(0), label=preset, color=colour, lw=1.3, ls=":" if preset.startswith("oracle") else "-")
@@ -80,9 +93,10 @@ def figure(
         axis.grid(alpha=0.3)
     np.atleast_1d(axes)[0].set_ylabel("held-out accuracy")
     np.atleast_1d(axes)[-1].legend(fontsize=7)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    drawing.savefig(path, metadata={"Date": None})
+    text = io.StringIO()
+    drawing.savefig(text, format="svg", metadata={"Date": None})
     plt.close(drawing)
+    write_whole(path, light(text.getvalue()))
 
 
 def pages(results: Path, results_page: Path, readme_page: Path) -> dict[Path, str]:
@@ -96,7 +110,7 @@ def pages(results: Path, results_page: Path, readme_page: Path) -> dict[Path, st
         path = results / name
         return json.loads(path.read_text()) if path.exists() else None
 
-    cells = [json.loads(path.read_text()) for path in sorted((results / "train_cpu").glob("*.json"))]
+    cells = read_rows(results / "train_cpu.jsonl")
     text = results_page.read_text() if results_page.exists() else "# Results\n"
     tiny = read("train_torch.json")
     if cells:
@@ -107,7 +121,8 @@ def pages(results: Path, results_page: Path, readme_page: Path) -> dict[Path, st
     if tiny:
         part = torch_page(tiny)
         text = put(text, "train_torch", [part[0], "", "![accuracy](figures/train_torch.svg)", *part[1:]])
-    for name, page in (("store", store_page), ("decisions", decisions_page), ("step_time", step_time_page)):
+    parts = {"clock": clock_page, "store": store_page, "decisions": decisions_page, "step_time": step_time_page}
+    for name, page in parts.items():
         if data := read(f"{name}.json"):
             text = put(text, name, page(data))
     out = {results_page: text}
@@ -126,7 +141,7 @@ def figures(results: Path, folder: Path) -> None:
         runs = torch_runs(json.loads(path.read_text()))
         along = [("rollouts", "rollouts"), ("updates", "updates"), ("tokens_trained", "trained tokens")]
         figure(folder / "train_torch.svg", runs, lambda p: runs.best_lr("base", p), along)
-    cells = [json.loads(p.read_text()) for p in sorted((results / "train_cpu").glob("*.json"))]
+    cells = read_rows(results / "train_cpu.jsonl")
     if cells:
         real = cpu_runs(cells)
         along = [
@@ -142,7 +157,7 @@ def figures(results: Path, folder: Path) -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """The command line."""
-    parser = Parser(prog="report.py", description=__doc__.splitlines()[0])
+    parser = Parser(prog="report", description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if a page is out of date")
     parser.add_argument("--results", type=Path, default=HERE / "results")
     parser.add_argument("--page", type=Path, default=HERE / "RESULTS.md")

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from cells import interval
+
+from benchmarks.cells import interval
 
 __all__ = ["SHOWN", "Runs", "details", "missing", "pm", "smoothed", "table"]
 
@@ -304,7 +305,7 @@ def calibration(runs: Runs, variant: str, lr: float) -> list[str]:
 
 
 def verdicts(runs: Runs, variant: str) -> list[str]:
-    """What the numbers say, as sentences: a difference counts when its 95 % interval leaves out zero."""
+    """What the numbers say, as sentences: a difference is significant when its 95 % interval excludes zero."""
     base_lr = runs.best_lr(variant, "grpo")
     if base_lr is None:
         return []
@@ -319,9 +320,9 @@ def verdicts(runs: Runs, variant: str) -> list[str]:
     rated.sort(reverse=True)
     out = []
     groups = (
-        ("better than GRPO", [r for r in rated if r[0] > r[1]]),
-        ("worse than GRPO", [r for r in rated if r[0] < -r[1]]),
-        ("not told apart from GRPO", [r for r in rated if abs(r[0]) <= r[1]]),
+        ("significantly better than GRPO", [r for r in rated if r[0] > r[1]]),
+        ("significantly worse than GRPO", [r for r in rated if r[0] < -r[1]]),
+        ("no significant difference from GRPO", [r for r in rated if abs(r[0]) <= r[1]]),
     )
     for title, chosen in groups if rated else ():
         listed = "; ".join(f"`{name}` ({mean:+.3f} ± {half:.3f})" for mean, half, name in chosen) or "none"
@@ -399,7 +400,7 @@ def aim(runs: Runs, variant: str, preset: str = "full") -> list[str]:
         both = [s for s in runs.paired(variant, best[1], best[2], base_lr) if s in mine]
         share = float(np.mean([mine[s] for s in both])) / best[0]
         half = interval(runs.gain(variant, best[1], best[2], base_lr))[1]
-        unclear = ", itself not told apart from none" if half >= best[0] else ""
+        unclear = ", itself not significant" if half >= best[0] else ""
         rows.append(
             [
                 f"gain over GRPO, of `{best[1]}`'s {best[0]:+.3f} ± {half:.3f} ({len(both)} seeds{unclear})",

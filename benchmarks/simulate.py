@@ -1,8 +1,8 @@
 """Every preset in the simulator, on several pools, against the oracles; and the simulator's speed.
 
-    python benchmarks/simulate.py                # what is missing in the results, then the report
-    python benchmarks/simulate.py --speed        # measure the speed again
-    python benchmarks/simulate.py --report       # the section of RESULTS.md again, from the JSON
+    python -m benchmarks.simulate                # what is missing in the results, then the report
+    python -m benchmarks.simulate --speed        # measure the speed again
+    python -m benchmarks.simulate --report       # the section of RESULTS.md again, from the JSON
 
 A single cell of a table: ``verl-adaptive simulate`` with the words beside the table.
 """
@@ -293,7 +293,7 @@ def section(data: dict[str, Any]) -> str:
     lines = [
         "## In the simulator",
         "",
-        f"`python benchmarks/simulate.py`: every policy at 102,400 generated rollouts (a run ends with the step that reaches "
+        f"`python -m benchmarks.simulate`: every policy at 102,400 generated rollouts (a run ends with the step that reaches "
         f"them), {len(seeds)} seeds, the package's own presets and engine against pools whose pass rates are known. "
         "[How the pools learn, and what every column means](../docs/simulate.md).",
         "",
@@ -368,7 +368,7 @@ def main() -> None:
             print(f"speed: {data['speed']['seconds']} s", flush=True)
         have = {} if options.fresh else {(r["block"], r["preset"], r["seed"]): r for r in data["rows"]}
         wanted = [(b, p, s) for s in range(options.seeds) for b in BLOCKS for p in POLICIES if (b, p, s) not in have]
-        data |= {"command": " ".join(["python", "benchmarks/simulate.py", *sys.argv[1:]]), "machine": machine()}
+        data |= {"command": " ".join(["python -m benchmarks.simulate", *sys.argv[1:]]), "machine": machine()}
         for done, row in enumerate(made([] if options.speed else wanted, options.jobs), 1):
             have[row["block"], row["preset"], row["seed"]] = row
             print(f"[{done}/{len(wanted)}] {row['block']}, {row['preset']}, seed {row['seed']}", flush=True)

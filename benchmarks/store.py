@@ -1,8 +1,8 @@
 """What the prompt-statistics store costs: memory, observing, the journal, snapshots; at 10^5, 10^6 and 10^7 prompts.
 
-    python benchmarks/store.py                         # all three sizes, in a temporary directory, SQLite
-    python benchmarks/store.py --sizes 1e6 --json store.json
-    python benchmarks/store.py --url postgresql+psycopg://user@host/database
+    python -m benchmarks.store                         # all three sizes, in a temporary directory, SQLite
+    python -m benchmarks.store --sizes 1e6 --json store.json
+    python -m benchmarks.store --url postgresql+psycopg://user@host/database
 
 The table is filled twice: with rewards of 0 and 1, where sums are whole numbers, and with real-valued rewards, where
 hardly two prompts share a sum, which is the worst case for a snapshot's size. Each size runs in a process of its own,
@@ -248,7 +248,7 @@ def main() -> None:
     root = Path(tempfile.mkdtemp(prefix="verl-adaptive-store-", dir=args.folder))
     try:
         report: dict[str, Any] = {
-            "command": " ".join(["python", "benchmarks/store.py", *sys.argv[1:]]),
+            "command": " ".join(["python -m benchmarks.store", *sys.argv[1:]]),
             "machine": machine(root),
             "targets": TARGETS,
             "sizes": {},

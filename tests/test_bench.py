@@ -14,18 +14,10 @@ from verl_adaptive import cli
 from verl_adaptive.commands import bench
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "benchmarks"))
-
 pytest.importorskip("pandas")
 
-import cells  # noqa: E402
-import oracle_sampler  # noqa: E402
-import page_cpu  # noqa: E402
-import page_torch  # noqa: E402
-import report  # noqa: E402
-import train_cpu  # noqa: E402
-
-import runs as tables  # noqa: E402
+from benchmarks import cells, oracle_sampler, page_cpu, page_torch, report, train_cpu  # noqa: E402
+from benchmarks import runs as tables  # noqa: E402
 
 COLUMNS = ("rollouts", "updates", "held_out", "pool", "tokens_generated", "tokens_trained", "tokens_zero_advantage")
 COLUMNS += ("groups", "informative")
@@ -41,7 +33,7 @@ def made_cell(preset: str, lr: float, seed: int, end: float, speed: float = 1.0,
         "preset": preset,
         "lr": lr,
         "seed": seed,
-        "command": f'python benchmarks/train_torch.py --cell "base/{preset}/lr={lr:g}/seed={seed}" --check',
+        "command": f'python -m benchmarks.train_torch --cell "base/{preset}/lr={lr:g}/seed={seed}" --check',
         "curve": np.stack(counters, 1).tolist(),
         "by_start": [[5, 0.1, 0.2]] * 4,
         "steps": steps,
@@ -156,10 +148,10 @@ def test_ranks_share_ties() -> None:
 
 def test_the_grid_names_every_cell_once() -> None:
     grid = train_cpu.grid()
-    assert len(set(grid)) == len(grid) and len({train_cpu.file_name(key) for key in grid}) == len(grid)
+    assert len(set(grid)) == len(grid) and len({train_cpu.folder_name(key) for key in grid}) == len(grid)
     for key in grid:
         assert cells.parse_id(cells.cell_id(*key), train_cpu.VARIANTS, train_cpu.PRESETS) == key
-        assert "=" not in train_cpu.file_name(key)  # Hydra would not take the folder
+        assert "=" not in train_cpu.folder_name(key)  # Hydra would not take the folder
     assert {key[1] for key in grid} == set(train_cpu.MAIN) and len({key[2] for key in grid}) >= 3
     assert {train_cpu.VARIANTS[key[0]].n for key in grid} == {8, 16}
 
@@ -182,26 +174,37 @@ def test_a_thinned_pool_has_the_surest_prompts_and_some_of_the_rest() -> None:
 
 
 def test_every_shipped_preset_runs_on_the_real_pipeline() -> None:
-    shipped = {p.stem for p in (ROOT / "hydra_configs/verl_adaptive/adaptive").glob("*.yaml")} - {"base"}
+    shipped = {p.stem for p in (ROOT / "hydra_configs/verl_adaptive/adaptive").glob("*.yaml")}
     assert shipped <= set(train_cpu.MAIN)
 
 
 def test_cells_that_exist_are_not_run_again(tmp_path, capsys) -> None:
-    words = ["--list", "--results", str(tmp_path), "--variants", "base", "--presets", "grpo;full"]
+    results = tmp_path / "train_cpu.jsonl"
+    words = ["--list", "--results", str(results), "--variants", "base", "--presets", "grpo;full"]
     train_cpu.main(words)
     names = capsys.readouterr().out.splitlines()
     assert len(names) == 2 * len(train_cpu.LRS) * train_cpu.SEEDS and names[0] == "base/grpo/lr=0.0003/seed=0"
     key = cells.parse_id(names[0], train_cpu.VARIANTS, train_cpu.PRESETS)
     done = train_cpu.Cell(*key, settings=asdict(train_cpu.Settings()))
-    train_cpu.file_of(tmp_path, key).write_text(json.dumps(asdict(done)))
+    cells.put_row(results, asdict(done))
     train_cpu.main(words)
     assert capsys.readouterr().out.splitlines() == names[1:]
     with pytest.raises(SystemExit, match="other settings"):
         train_cpu.main([*words, "--steps", "3"])
 
 
+def test_a_cell_takes_its_line_and_leaves_the_others(tmp_path) -> None:
+    grid = tmp_path / "new" / "grid.jsonl"
+    assert cells.read_rows(grid) == []
+    for name, seed, end in (("greso", 1, 0.1), ("dapo", 2, 0.2), ("greso", 0, 0.3), ("greso", 1, 0.4)):
+        cells.put_row(grid, {"variant": "base", "preset": name, "lr": 1e-3, "seed": seed, "end": end})
+    rows = [(row["preset"], row["seed"], row["end"]) for row in cells.read_rows(grid)]
+    assert rows == [("dapo", 2, 0.2), ("greso", 0, 0.3), ("greso", 1, 0.4)]
+    assert [path.name for path in grid.parent.iterdir()] == ["grid.jsonl"]
+
+
 def test_an_ablation_of_the_tiny_model_is_a_cell_of_the_real_pipeline(tmp_path, capsys) -> None:
-    words = ["--list", "--results", str(tmp_path), "--variants", "base", "--seeds", "1"]
+    words = ["--list", "--results", str(tmp_path / "r.jsonl"), "--variants", "base", "--seeds", "1"]
     train_cpu.main([*words, "--presets", "greso-gate"])
     names = capsys.readouterr().out.splitlines()
     assert names == [f"base/greso-gate/lr={lr:g}/seed=0" for lr in (3e-4, 1e-4, 1e-3)]
@@ -213,7 +216,16 @@ def test_an_ablation_of_the_tiny_model_is_a_cell_of_the_real_pipeline(tmp_path, 
 def test_no_cell_begins_after_the_time_that_was_given(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.setattr(train_cpu, "prepare", lambda work: None)
     monkeypatch.setattr(train_cpu, "run_cell", lambda *_: pytest.fail("a cell began"))
-    words = ["--results", str(tmp_path), "--work", str(tmp_path), "--lock", str(tmp_path / "lock"), "--seeds", "1"]
+    words = [
+        "--results",
+        str(tmp_path / "r.jsonl"),
+        "--work",
+        str(tmp_path),
+        "--lock",
+        str(tmp_path / "lock"),
+        "--seeds",
+        "1",
+    ]
     train_cpu.main([*words, "--variants", "base", "--presets", "grpo", "--until", "00:00"])
     assert capsys.readouterr().out == f"00:00: {len(train_cpu.LRS)} cells not begun\n"
 
@@ -272,7 +284,7 @@ def test_oracle_is_found_as_a_third_partys_part(tmp_path) -> None:
     path = oracle_sampler.install(tmp_path)
     code = "from verl_adaptive.policy import find_part; print(find_part('sampler', 'oracle').__name__)"
     done = subprocess.run(
-        [sys.executable, "-c", code], env={"PYTHONPATH": path, "PATH": ""}, capture_output=True, text=True
+        [sys.executable, "-c", code], env={"PYTHONPATH": path, "PATH": ""}, cwd=tmp_path, capture_output=True, text=True
     )
     assert done.stdout == "Oracle\n", done.stderr
 
@@ -285,14 +297,14 @@ def test_command_hands_its_words_on(capfd) -> None:
     assert cli.main(["bench", "torch", "--list", "--presets", "grpo", "--lrs", "1e-3", "--seeds", "1", "--fresh"]) == 0
     assert capfd.readouterr().out == "base/grpo/lr=0.001/seed=0\n"
     assert cli.main(["bench", "torch", "--presets", "nope"]) == 2
-    assert capfd.readouterr().err.startswith("train_torch.py: no preset 'nope'; there are grpo")
+    assert capfd.readouterr().err.startswith("train_torch: no preset 'nope'; there are grpo")
 
 
 def test_command_says_what_is_missing(monkeypatch, capsys, tmp_path) -> None:
     assert cli.main(["bench"]) == 2
     assert cli.main(["bench", "nope"]) == 2
     capsys.readouterr()
-    monkeypatch.setitem(bench.SCRIPTS, "torch", ("train_torch.py", ("no_such_module",)))
+    monkeypatch.setitem(bench.MODULES, "torch", ("train_torch", ("no_such_module",)))
     assert cli.main(["bench", "torch"]) == 1
     said = capsys.readouterr().err
     assert "needs no_such_module" in said and "scripts/install.sh" in said and said.count("\n") == 1
@@ -321,8 +333,7 @@ def made(tmp_path_factory) -> Path:
         pytest.importorskip(name)
     import pandas as pd
 
-    sys.path.insert(0, str(ROOT / "examples" / "cpu"))
-    from make_model import make_model
+    from examples.cpu.make_model import make_model
 
     folder = tmp_path_factory.mktemp("made")
     make_model(folder / "model", layers=1, hidden=32)
@@ -340,8 +351,9 @@ def made(tmp_path_factory) -> Path:
 
 def test_exact_pass_rate_is_the_chance_of_the_answer(made) -> None:
     import torch
-    from exact import Exact
     from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from benchmarks.exact import Exact
 
     exact = Exact(made / "model", made / "pool.parquet")
     got = exact.rates(made / "model")[0]

@@ -374,7 +374,7 @@ def test_a_data_set_smaller_than_a_batch() -> None:
     result = run_step(engine, world, 1)
     assert result.trained.sum() == 7  # prompts come again, as groups of their own
     assert engine.table.col("visits").tolist() == np.bincount(result.groups.row, minlength=3).tolist()
-    assert engine._epoch() == pytest.approx(7 / 3)
+    assert engine.feed.epoch(0) == pytest.approx(7 / 3)
 
 
 @pytest.mark.parametrize("on_exhausted", ["train_partial", "raise"])

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import os
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import EntryPoint
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -16,11 +17,18 @@ from hydra.errors import ConfigCompositionException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 
 import hydra_configs.verl_adaptive
+import verl_adaptive.policy as policy
 from tests.world import World, keys_of, run
+from verl_adaptive.allocators.fixed import Fixed
+from verl_adaptive.allocators.pilot_commit import PilotCommit
 from verl_adaptive.config import AdaptiveConfig, RunFacts
-from verl_adaptive.engine import Engine
+from verl_adaptive.engine import Engine, make_engine
 from verl_adaptive.errors import ConfigError
 from verl_adaptive.policy import PARTS, build_policy, find_part
+from verl_adaptive.roles import Filter, Sampler
+from verl_adaptive.samplers.cero import Cero
+from verl_adaptive.samplers.rounds import RoundConfig
+from verl_adaptive.shape import step_shape
 from verl_adaptive.stats.table import StatsTable
 
 ADAPTIVE = Path(hydra_configs.verl_adaptive.__file__).parent / "adaptive"
@@ -34,7 +42,11 @@ PRESETS = {
     "cero": ("cero", "fixed", "keep_all", "verl", False),
     "pilot_commit": ("retire", "pilot_commit", "band", "verl", True),
     "full": None,  # chosen by measurement: any parts
+    "solo": ("spread", "fixed", "keep_all", "memory", True),
+    "spo": ("spread", "fixed", "keep_all", "memory", True),
 }
+#: Presets that spread a step's rollouts over more prompts.
+SPREAD = ("solo", "spo")
 ROLES = ("sampler", "allocator", "filter", "advantage")
 
 
@@ -67,7 +79,7 @@ def adaptive(config: DictConfig) -> AdaptiveConfig:
 
 
 def test_every_preset_file_is_known() -> None:
-    assert {p.stem for p in ADAPTIVE.glob("*.yaml")} == {*PRESETS, "base"}
+    assert {p.stem for p in ADAPTIVE.glob("*.yaml")} == set(PRESETS)
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -88,15 +100,7 @@ def test_preset_names_its_parts(preset, composed) -> None:
 def test_preset_differs_from_the_defaults_only_where_it_says(preset, composed) -> None:
     parsed, defaults = asdict(adaptive(composed(f"+adaptive={preset}"))), asdict(AdaptiveConfig())
     differs = {key for key in defaults if parsed[key] != defaults[key]} - {*ROLES, "name"}
-    assert differs == (set() if parsed["refill"] else {"refill"})
-
-
-def test_base_lists_every_key_with_the_default_of_the_dataclass() -> None:
-    base = yaml.safe_load((ADAPTIVE / "base.yaml").read_text())["adaptive"]
-    defaults = asdict(AdaptiveConfig())
-    for role in ROLES:
-        del defaults[role]
-    assert base == defaults
+    assert differs == (set() if parsed["refill"] else {"refill"}) | ({"batch_unit"} if preset in SPREAD else set())
 
 
 def test_presets_set_no_options_of_parts(composed) -> None:
@@ -107,21 +111,181 @@ def test_presets_set_no_options_of_parts(composed) -> None:
 
 
 @pytest.mark.parametrize(("role", "name"), [(role, name) for role in PARTS for name in PARTS[role]])
-def test_part_file_equals_the_defaults_of_its_config(role, name) -> None:
-    written = yaml.safe_load((ADAPTIVE / role / f"{name}.yaml").read_text())
-    assert written.pop("name") == name
-    assert written == asdict(find_part(role, name)().config)
+def test_every_part_is_a_choice_with_the_options_of_its_dataclass(role, name, composed) -> None:
+    config = composed("+adaptive=grpo", f"adaptive/{role}={name}")
+    assert config.adaptive[role] == {"name": name, **asdict(find_part(role, name)().config)}
 
 
-def test_every_part_has_a_file_and_other_files_are_a_part_with_other_options() -> None:
-    for role in ROLES:
-        files = {p.stem for p in (ADAPTIVE / role).glob("*.yaml")}
-        assert files >= set(PARTS[role])
-        for variant in files - set(PARTS[role]):
-            written = yaml.safe_load((ADAPTIVE / role / f"{variant}.yaml").read_text())
-            name, then = written.pop("defaults")
-            assert name in PARTS[role] and then == "_self_", variant
-            assert find_part(role, name)(written).config != find_part(role, name)().config, variant
+def test_files_beside_the_parts_are_a_part_with_other_options(composed) -> None:
+    files = {(role, p.stem) for role in ROLES for p in (ADAPTIVE / role).glob("*.yaml")}
+    assert files == {("sampler", "mopps_by_source")}
+    for role, variant in files:
+        options = OmegaConf.to_container(composed("+adaptive=grpo", f"adaptive/{role}={variant}").adaptive[role])
+        name = options.pop("name")
+        assert name in PARTS[role] and find_part(role, name)(options).config != find_part(role, name)().config, variant
+
+
+def test_what_presets_share_is_no_preset(composed) -> None:
+    with pytest.raises(MissingConfigException) as error:
+        composed("+adaptive=base")
+    offered = str(error.value).split("Available options in")[1].split("Config search path")[0]
+    assert "greso" in offered and "base" not in offered.split()
+
+
+# -- other packages' parts ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def third_party(monkeypatch, composed):
+    """Entry points of other packages, as their installation would add them; Hydra's store is put back afterwards."""
+    from hydra.core.config_store import ConfigStore
+    from hydra.core.plugins import Plugins
+
+    Plugins.instance()  # Hydra's own put their configurations there when they are first loaded
+    store = ConfigStore.instance()
+    monkeypatch.setattr(store, "repo", copy.deepcopy(store.repo))
+
+    def have(**entries: str) -> None:
+        points = {k.replace("_", ".", 1): v for k, v in entries.items()}
+        made = {name: EntryPoint(name, value, policy.ENTRY_POINT_GROUP) for name, value in points.items()}
+        monkeypatch.setattr(policy, "_third_party", lambda: made)
+        composed.forget()
+
+    yield have
+    composed.forget()
+
+
+class Mine(Sampler):
+    """A sampler of somebody else's."""
+
+    name = "mine"
+
+    @dataclass
+    class Config:
+        """``steps``: how many; ``round``: as of others; ``decay``: how fast."""
+
+        steps: int = 2
+        decay: float = 0.5
+        round: RoundConfig = field(default_factory=RoundConfig)
+
+
+class Unfinished(Filter):
+    name = "unfinished"
+
+
+class Nameless(Sampler):
+    """Says nothing."""
+
+
+def test_an_entry_point_alone_makes_a_choice(third_party, composed) -> None:
+    third_party(sampler_mine=f"{__name__}:Mine")
+    config = composed("+adaptive=dapo", "adaptive/sampler=mine", "adaptive.sampler.steps=3")
+    assert config.adaptive.sampler.steps == 3 and config.adaptive.sampler.round.safety == 1.25
+    assert build_policy(adaptive(config)).sampler.config == Mine.Config(steps=3)
+    with pytest.raises(ConfigCompositionException, match="Could not override"):
+        composed("+adaptive=dapo", "adaptive/sampler=mine", "adaptive.sampler.stps=3")
+
+
+def test_a_part_that_does_not_load_is_told_of_where_it_is_chosen(third_party, composed) -> None:
+    third_party(sampler_broken="no_such_module:Mine", filter_wrong=f"{__name__}:Mine")
+    assert build_policy(adaptive(composed("+adaptive=dapo"))).sampler.name == "epoch"
+    with pytest.raises(ConfigError, match=r"adaptive\.sampler\.name='broken': .*no_such_module"):
+        build_policy(adaptive(composed("+adaptive=dapo", "adaptive/sampler=broken")))
+    with pytest.raises(ConfigError, match=r"adaptive\.filter\.name='wrong': is no filter: .*verl_adaptive\.Filter"):
+        build_policy(adaptive(composed("+adaptive=dapo", "adaptive/filter=wrong")))
+
+
+# -- what a part can do -------------------------------------------------------------------------------------
+
+
+class Renamed(Fixed):
+    """What ``fixed`` does, under another name."""
+
+    name = "renamed"
+
+
+class RenamedCommits(PilotCommit):
+    name = "renamed_commits"
+
+
+class RenamedPlan(Cero):
+    name = "renamed_plan"
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (
+            ("+adaptive=cero", f"adaptive.allocator.name={__name__}:Renamed", "adaptive.allocator.n=4"),
+            r"allocator\.n=4: .*plans",
+        ),
+        (
+            ("+adaptive=aero", f"adaptive.sampler.name={__name__}:RenamedPlan", "adaptive.allocator.budget=per_prompt"),
+            r"allocator\.budget=",
+        ),
+        (("+adaptive=pilot_commit", f"adaptive.allocator.name={__name__}:Renamed"), r"filter\.name=.*makes none"),
+    ],
+)
+def test_parts_are_asked_what_they_can_do_not_who_they_are(words, says, composed) -> None:
+    with pytest.raises(ConfigError, match=says):
+        build_policy(adaptive(composed(*words)))
+
+
+def test_a_filter_on_commits_takes_any_allocator_that_makes_them(composed) -> None:
+    words = ("+adaptive=pilot_commit", f"adaptive.allocator.name={__name__}:RenamedCommits")
+    policy = build_policy(adaptive(composed(*words)))
+    assert policy.allocator.name == "renamed_commits" and policy.filter.judge == policy.allocator.side
+
+
+# -- a class named by its path ------------------------------------------------------------------------------
+
+MINE = f"adaptive.sampler.name={__name__}:Mine"
+
+
+@pytest.mark.parametrize(
+    "words", [("+adaptive=dapo",), ("+adaptive=aero",), ("+adaptive=dapo", "adaptive/sampler=cero")]
+)
+def test_a_class_is_named_by_its_path(words, composed) -> None:
+    """What the preset's own part left in the configuration is not handed to it."""
+    made = build_policy(adaptive(composed(*words, MINE, "+adaptive.sampler.steps=5")))
+    assert type(made.sampler) is Mine and made.sampler.config == Mine.Config(steps=5)
+
+
+def test_a_class_without_what_the_preset_left(composed) -> None:
+    words = ("+adaptive=full", "adaptive/sampler=custom", MINE)
+    assert build_policy(adaptive(composed(*words))).sampler.config == Mine.Config()
+    with pytest.raises(ConfigError, match=r"adaptive\.sampler\.name=None: must name a part"):
+        adaptive(composed("+adaptive=full", "adaptive/sampler=custom"))
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (
+            ("+adaptive=dapo", "adaptive/sampler=mopps", MINE),
+            r"adaptive\.sampler\.decay=1\.0: is left from adaptive/sampler=mopps, and .*write adaptive/sampler=custom",
+        ),
+        (("+adaptive=dapo", MINE, "+adaptive.sampler.stps=5"), r"adaptive\.sampler\.stps=5: .*did you mean steps"),
+        (
+            ("+adaptive=dapo", "adaptive.sampler.name=no.such:Mine"),
+            r"name='no\.such:Mine': No module named 'no'; .*PYTHONPATH",
+        ),
+        (("+adaptive=dapo", f"adaptive.sampler.name={__name__}:Mein"), r"has no 'Mein'; parts in it: Mine"),
+        (
+            ("+adaptive=dapo", f"adaptive.filter.name={__name__}:Mine"),
+            r"is no filter: derive a class from verl_adaptive\.Filter",
+        ),
+        (
+            ("+adaptive=dapo", f"adaptive.filter.name={__name__}:Unfinished"),
+            r"Unfinished lacks decide, which every filter has",
+        ),
+        (("+adaptive=dapo", f"adaptive.sampler.name={__name__}:Nameless"), r"Nameless needs a name"),
+        (("+adaptive=dapo", "adaptive.sampler.name=mien"), r"name='mien': no such sampler; .*module:Class"),
+    ],
+)
+def test_a_class_that_cannot_be_used_says_what_to_write(words, says, composed) -> None:
+    with pytest.raises(ConfigError, match=says):
+        build_policy(adaptive(composed(*words)))
 
 
 def engine_of(parsed: AdaptiveConfig, batch: int = 8, n: int = 16, prompts: int = 300) -> tuple[Engine, World]:
@@ -129,8 +293,9 @@ def engine_of(parsed: AdaptiveConfig, batch: int = 8, n: int = 16, prompts: int 
     world = World(1 / (1 + np.exp(-3 * rng.standard_normal(prompts))))
     table = StatsTable()
     row_of = table.rows_for(keys_of(prompts))
-    facts = RunFacts(batch=batch, n=n, steps=100, prompts=prompts)
-    return Engine(build_policy(parsed), table, parsed, facts, row_of, world.source), world
+    shape = step_shape(parsed, batch, n, prompts)
+    facts = RunFacts(batch=shape.groups, n=shape.n, steps=100, prompts=prompts)
+    return make_engine(build_policy(shape.config), table, shape.config, facts, row_of, world.source), world
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -139,7 +304,7 @@ def test_preset_runs(preset, composed) -> None:
     engine, world = engine_of(parsed)
     for result in run(engine, world, 5):
         assert result.ledger.rollouts.balanced() or engine.policy.allocator.can_hold
-        assert result.trained.sum() == 8 or (not parsed.refill and result.trained.any())
+        assert result.trained.sum() == (128 if preset in SPREAD else 8) or (not parsed.refill and result.trained.any())
         assert result.trains.any()
 
 
@@ -174,11 +339,11 @@ def test_the_command_line_wins_over_the_preset(composed) -> None:
     assert config.trainer.v1.trainer_mode == "sync" and config.algorithm.adv_estimator == "grpo"
 
 
-def test_only_aero_chooses_an_estimator(composed) -> None:
+def test_presets_with_an_advantage_of_their_own_choose_its_estimator(composed) -> None:
     own = composed().algorithm.adv_estimator
     chosen = {p: composed(f"+adaptive={p}").algorithm.adv_estimator for p in PRESETS if PRESETS[p] is not None}
-    assert chosen == {p: "adaptive_beta" if p == "aero" else own for p in chosen}
-    assert find_part("advantage", "beta").estimator == "adaptive_beta"
+    assert chosen == {p: find_part("advantage", PRESETS[p][3]).estimator or own for p in chosen}
+    assert chosen["aero"] == "adaptive_beta" and chosen["solo"] == "adaptive_memory"
 
 
 def test_an_unknown_preset_lists_those_there_are(composed) -> None:
@@ -207,12 +372,15 @@ def test_a_key_forced_past_hydra_is_refused_by_us(composed) -> None:
 
 def test_a_missing_search_path_is_a_loud_error(composed, monkeypatch) -> None:
     """Hydra would take the preset's name for a plain string, and training would run un-adapted."""
+    from hydra.core.config_store import ConfigStore
     from hydra.core.plugins import Plugins
     from hydra.plugins.search_path_plugin import SearchPathPlugin
 
     for plugin in Plugins.instance().discover(SearchPathPlugin):
         if plugin.__name__ == "AdaptiveSearchPath":
             monkeypatch.setattr(plugin, "manipulate_search_path", lambda self, search_path: None)
+    store = ConfigStore.instance()  # holds what earlier compositions put there
+    monkeypatch.setattr(store, "repo", {k: v for k, v in store.repo.items() if k != "adaptive"})
     composed.forget()
     config = composed("+adaptive=greso")
     composed.forget()

@@ -39,6 +39,11 @@ NAMES = [
     "-2+3",
     "\tx",
     "gsm8k",
+    " =1+1",
+    "\n=1+1",
+    "\u00a0\u2003+1",
+    "\u200b@SUM(1)",
+    "\uff1dcmd",
 ]
 
 
@@ -111,7 +116,7 @@ def test_sql_is_never_made_of_values() -> None:
                     if isinstance(argument, ast.JoinedStr | ast.BinOp):
                         made.append(f"{path.name}: {ast.unparse(argument)}")
     assert made == [
-        "database.py: f'PRAGMA journal_mode={mode}'",  # wal or delete, checked before
+        "sqlite.py: f'PRAGMA journal_mode={mode}'",  # wal or delete, checked before
         "schema.py: f'ALTER TABLE observations ADD COLUMN {name} {kind}'",  # constants of the line above
     ]
 
@@ -344,7 +349,12 @@ def test_csv_holds_no_formula(hostile, tmp_path, capsys) -> None:
         assert main(["export", str(journal), str(out), "--what", what]) == 0
         with out.open(newline="") as file:
             cells = [cell for row in csv.DictReader(file) for cell in row.values()]
-        assert cells and not [c for c in cells if (c[:1] in "=+@\t\r" and c) or (c[:1] == "-" and not _number(c))]
+        bare = [(c, "".join(x for x in c if x.isprintable() and not x.isspace())) for c in cells]
+        assert cells and not [
+            c
+            for c, b in bare
+            if c[:1] in ("\t", "\r", "\n") or b[:1] in [*"=+@＝＋－＠"] or (b[:1] == "-" and not _number(c))
+        ]
     assert main(["export", str(journal), str(tmp_path / "p.parquet")]) == 0
     assert {*NAMES} - {NAMES[8]} <= set(pq.read_table(tmp_path / "p.parquet").column("source").to_pylist())
 

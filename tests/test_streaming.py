@@ -10,13 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.world import Arrivals, World, keys_of, make_stream_engine, run_step
-from verl_adaptive.engine import Engine
+from verl_adaptive.engine import AsyncEngine, AsyncFacts, Engine, RoundEngine
 from verl_adaptive.errors import AdaptiveError, Exhausted
 from verl_adaptive.groups import Groups
 from verl_adaptive.policy import build_policy
 from verl_adaptive.record import Tape, replay
 from verl_adaptive.stats.table import StatsTable
-from verl_adaptive.streaming import StreamEngine, StreamFacts
 
 POLICIES = {
     "grpo": (("epoch", "fixed", "keep_all", "verl"), {"refill": False}),
@@ -28,15 +27,15 @@ POLICIES = {
     "cero": (("cero", "fixed", "keep_all", "verl"), {"refill": False}),
 }
 STREAMS = {
-    "no warm-up": StreamFacts(),
-    "colocated": StreamFacts(warmup=8, threshold=8),
-    "separate": StreamFacts(warmup=12, parts=4, threshold=3),
-    "wait": StreamFacts(warmup=8, parts=2, threshold=2, strategy="wait"),
+    "no warm-up": AsyncFacts(),
+    "colocated": AsyncFacts(warmup=8, threshold=8),
+    "separate": AsyncFacts(warmup=12, parts=4, threshold=3),
+    "wait": AsyncFacts(warmup=8, parts=2, threshold=2, strategy="wait"),
 }
 CASES = [(p, s) for p in POLICIES for s in STREAMS if p != "cero" or STREAMS[s].warmup == 0]
 
 
-def made(policy: str, stream: str | StreamFacts, *, failure: float = 0.0, **more):
+def made(policy: str, stream: str | AsyncFacts, *, failure: float = 0.0, **more):
     parts, options = POLICIES[policy]
     facts = STREAMS[stream] if isinstance(stream, str) else stream
     engine, world = make_stream_engine(*parts, stream=facts, **{"steps": 12, **options, **more})
@@ -44,7 +43,7 @@ def made(policy: str, stream: str | StreamFacts, *, failure: float = 0.0, **more
     return engine, world
 
 
-def states(engine: StreamEngine) -> dict:
+def states(engine: AsyncEngine) -> dict:
     return copy.deepcopy(engine.state_dict())
 
 
@@ -165,7 +164,7 @@ def test_resume_goes_on_bit_for_bit(policy, stream, cut):
 
 
 def test_a_step_takes_the_oldest_ready_groups_not_the_quickest():
-    engine, world = made("grpo", StreamFacts(warmup=8))
+    engine, world = made("grpo", AsyncFacts(warmup=8))
     requests = engine.begin(1)
     assert len(requests) == 16
     last = requests.select(np.arange(8, 16))
@@ -176,7 +175,7 @@ def test_a_step_takes_the_oldest_ready_groups_not_the_quickest():
 
 
 def test_stale_groups_are_dropped_and_replaced():
-    engine, world = made("grpo", StreamFacts(warmup=8, threshold=2))
+    engine, world = made("grpo", AsyncFacts(warmup=8, threshold=2))
     arrivals = Arrivals(world, 0)
     requests = engine.begin(1)
     engine.receive(world.roll(requests.select(np.arange(8))))
@@ -202,7 +201,7 @@ def test_stale_groups_are_dropped_and_replaced():
 
 def test_a_group_that_never_comes_back_costs_nothing_but_itself():
     """Its place is filled once it is too old to train, to the last step of the run."""
-    engine, world = made("grpo", StreamFacts(warmup=8, threshold=3), steps=8)
+    engine, world = made("grpo", AsyncFacts(warmup=8, threshold=3), steps=8)
     arrivals = Arrivals(world, 0)
     requests = engine.begin(1)
     hung = requests.ticket[3]
@@ -218,7 +217,7 @@ def test_a_group_that_never_comes_back_costs_nothing_but_itself():
 
 
 def test_wait_blocks_until_old_groups_are_back():
-    engine, world = made("grpo", StreamFacts(warmup=8, threshold=2, strategy="wait"))
+    engine, world = made("grpo", AsyncFacts(warmup=8, threshold=2, strategy="wait"))
     requests = engine.begin(1)
     engine.receive(world.roll(requests.select(np.arange(8))))
     engine.take(8)
@@ -236,7 +235,7 @@ def test_wait_blocks_until_old_groups_are_back():
 @pytest.mark.parametrize("mode", ["train_partial", "relax", "raise"])
 def test_exhausted(mode, parts):
     """Nothing is solvable: the ceiling on prompts ends the step, and ``on_exhausted`` says how."""
-    stream = StreamFacts(warmup=8, parts=parts)
+    stream = AsyncFacts(warmup=8, parts=parts)
     engine, world = made("dapo", stream, p=np.zeros(64), max_rounds=2, on_exhausted=mode)
     arrivals = Arrivals(world, 1)
     if mode == "raise":
@@ -275,12 +274,12 @@ def test_unasked_results_are_refused():
         engine.receive(back.select(np.array([0])))
 
 
-def rounds_engine(like: StreamEngine, **config) -> Engine:
+def rounds_engine(like: AsyncEngine, **config) -> Engine:
     adaptive = copy.deepcopy(like.config)
     for name, value in config.items():
         setattr(adaptive, name, value)
     table = StatsTable.from_arrow(like.table.to_arrow())
-    return Engine(build_policy(adaptive), table, adaptive, like.facts, like.row_of, like.source)
+    return RoundEngine(build_policy(adaptive), table, adaptive, like.facts, like.row_of, like.source)
 
 
 def test_another_mode_refuses_what_is_in_flight_or_leaves_it_behind():
@@ -324,7 +323,6 @@ def test_old_evidence_weighs_less():
     engine, _ = made("full", "colocated", stale_discount=0.5)
     engine.begin(1)
     sampler = engine.policy.sampler
-    sampler.facts = type(sampler.facts)(**{**vars(sampler.facts), "stale_discount": 0.5})
     groups = Groups.from_lists([0, 1], [[1.0] * 4, [1.0] * 4], lag=[0, 2])
     sampler.observe(groups, engine.progress)
     wins = sampler.col("wins")

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from verl_adaptive.config import AdaptiveConfig, RunFacts
-from verl_adaptive.engine import Engine, Requests, StepResult
+from verl_adaptive.engine import AsyncEngine, AsyncFacts, Engine, Requests, StepResult
+from verl_adaptive.engine import make_engine as make_engine_of
 from verl_adaptive.groups import Groups
 from verl_adaptive.policy import build_policy
 from verl_adaptive.simulate.worlds import StaticWorld, Stream, number_keys
 from verl_adaptive.stats.table import StatsTable
-from verl_adaptive.streaming import StreamEngine, StreamFacts
 
 __all__ = ["Arrivals", "World", "keys_of", "make_engine", "make_stream_engine", "run", "run_step"]
 
@@ -63,6 +63,7 @@ def make_engine(
     table: StatsTable | None = None,
     keys: np.ndarray | None = None,
     skip_zero: bool = True,
+    rounds: bool = True,
     **adaptive: Any,
 ) -> tuple[Engine, World]:
     """An engine over a fresh table, and its world.
@@ -75,29 +76,28 @@ def make_engine(
         table: use this one (as after a resume) instead of an empty one.
         keys: prompts' keys, equal ones for duplicates; default: all different.
         skip_zero: as :class:`Engine`.
+        rounds: work in rounds; False: in ticket order.
         adaptive: further keys of the ``adaptive`` group.
     """
     parts = {"sampler": sampler, "allocator": allocator, "filter": filter, "advantage": advantage}
     options = {role: {"name": part} if isinstance(part, str) else dict(part) for role, part in parts.items()}
-    config = replace(AdaptiveConfig.from_mapping({"seed": seed, **adaptive}), **options)
+    config = replace(AdaptiveConfig.from_mapping({"seed": seed, "rounds": rounds, **adaptive}), **options)
     config.validate("adaptive")
     if world is None:
         world = World((np.arange(M) + 0.5) / M if p is None else p, seed)
     table = StatsTable() if table is None else table
     keys = keys_of(len(world.p)) if keys is None else keys
     row_of = table.rows_for(keys)
-    facts = RunFacts(
-        batch=batch, n=n, steps=steps, prompts=len(np.unique(row_of)), seed=seed, tolerance=config.tolerance
-    )
+    facts = RunFacts.of(config, batch=batch, n=n, steps=steps, prompts=len(np.unique(row_of)))
     policy = build_policy(config)
-    engine = Engine(policy, table, config, facts, row_of, world.source, skip_zero=skip_zero)
+    engine = make_engine_of(policy, table, config, facts, row_of, world.source, skip_zero=skip_zero)
     return engine, world
 
 
-def make_stream_engine(*parts: Any, stream: StreamFacts | None = None, **options: Any) -> tuple[StreamEngine, World]:
+def make_stream_engine(*parts: Any, stream: AsyncFacts | None = None, **options: Any) -> tuple[AsyncEngine, World]:
     """As :func:`make_engine`, for an asynchronous trainer."""
     engine, world = make_engine(*parts, **options)
-    made = StreamEngine(
+    made = AsyncEngine(
         build_policy(engine.config),
         engine.table,
         engine.config,
@@ -105,7 +105,7 @@ def make_stream_engine(*parts: Any, stream: StreamFacts | None = None, **options
         engine.row_of,
         engine.source,
         skip_zero=engine.skip_zero,
-        stream=stream,
+        mode=stream,
     )
     return made, world
 
@@ -135,10 +135,10 @@ class Arrivals:
         out, self.waiting = self.waiting[:count], self.waiting[count:]
         return Groups.concat(out)
 
-    def step(self, engine: StreamEngine, step: int) -> StepResult:
+    def step(self, engine: AsyncEngine, step: int) -> StepResult:
         """One whole step, mini-steps included."""
         self.send(engine.begin(step))
-        for _ in range(engine.stream.parts):
+        for _ in range(engine.mode.parts):
             self.send(engine.revive())
             while not (engine.can_take(engine.count) or engine.starved):
                 self.send(engine.receive(self.back()))
@@ -149,9 +149,10 @@ class Arrivals:
 
 def run_step(engine: Engine, world: World, step: int) -> StepResult:
     """One whole step."""
-    requests = engine.begin(step)
-    while requests is not None:
-        requests = engine.receive(world.roll(requests))
+    answers = [world.roll(r) for r in (engine.begin(step),) if r is not None]
+    while not engine.settled:
+        requests = engine.receive(Groups.concat(answers))
+        answers = [] if requests is None else [world.roll(requests)]
     return engine.finish()
 
 

@@ -7,6 +7,7 @@ standard error and a non-zero status: 1 for what was found, 2 for how it was ask
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import os
 import sys
@@ -14,7 +15,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from verl_adaptive import __version__
-from verl_adaptive.commands.text import one_line
+from verl_adaptive.commands.text import closed_streams, one_line
 from verl_adaptive.errors import AdaptiveError, UsageError
 from verl_adaptive.redact import redact
 
@@ -52,8 +53,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit status.
     """
+    with closed_streams():
+        return _main(list(sys.argv[1:] if argv is None else argv))
+
+
+def _main(argv: list[str]) -> int:
     try:
-        status = _run(list(sys.argv[1:] if argv is None else argv))
+        status = _run(argv)
         sys.stdout.flush()
         return status
     except SystemExit as stop:  # argparse after --help; the plugin when presets cannot be found
@@ -63,8 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UsageError as error:
         return _failed(str(error), 2)
     except BrokenPipeError:  # `verl-adaptive stats … | head`
-        # Python would complain once more when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _forget_output()
         return 141
     except KeyboardInterrupt:
         return _failed("interrupted", 130)
@@ -72,6 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _failed(str(error), 1, error)
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
+        _forget_output()
         return _failed(f"{where}{error.strerror or error}", 1, error)
     except MemoryError as error:
         return _failed("out of memory", 1, error)
@@ -85,8 +91,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _failed(message: str, status: int, error: Exception | None = None) -> int:
     if error is not None and os.environ.get(DEBUG):
         raise error
-    print(f"verl-adaptive: {one_line(redact(message))}", file=sys.stderr)
+    with contextlib.suppress(OSError):  # nobody listens; the status still tells
+        print(f"verl-adaptive: {one_line(redact(message))}", file=sys.stderr)
     return status
+
+
+def _forget_output() -> None:
+    """What cannot be written now cannot be written at exit either, where Python would complain once more."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        with contextlib.suppress(OSError):  # a stream without a file
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _run(argv: list[str]) -> int:

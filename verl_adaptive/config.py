@@ -115,8 +115,8 @@ class RunFacts:
     """What the policy is told about the run it serves.
 
     Attributes:
-        batch: prompts per training step, B (``data.train_batch_size``).
-        n: rollouts per group, N (``actor_rollout_ref.rollout.n``).
+        batch: groups per training step, B (``data.train_batch_size``, or as ``adaptive.batch_unit`` says).
+        n: rollouts per group, N (``actor_rollout_ref.rollout.n``, or as ``adaptive.batch_unit`` says).
         steps: training steps planned.
         prompts: distinct prompts in the training set, M.
         seed: ``adaptive.seed``.
@@ -131,6 +131,17 @@ class RunFacts:
     seed: int = 0
     tolerance: float = 1e-6
     stale_discount: float = 1.0
+
+    @classmethod
+    def of(cls, config: AdaptiveConfig, *, batch: int, n: int, steps: int, prompts: int) -> RunFacts:
+        """The facts of a run under ``config``; trainer, simulator, doctor and benchmarks all come through here.
+
+        Args:
+            config: the ``adaptive`` group; every fact that has a key there comes from it.
+            batch, n, steps, prompts: as the attributes.
+        """
+        told = {f.name: getattr(config, f.name) for f in fields(cls) if hasattr(config, f.name)}
+        return cls(batch=batch, n=n, steps=steps, prompts=prompts, **told)
 
 
 @dataclass
@@ -166,17 +177,17 @@ class StoreConfig:
 
 @dataclass
 class ResumeConfig:
-    """``allow``: differences that a resume may ignore: ``dataset``, ``policy``, ``schema``, ``missing``, ``mode``."""
+    """``allow``: differences that a resume may ignore: ``dataset``, ``policy``, ``settings``, ``schema``, ``missing``, ``mode``."""
 
     allow: list[str] = field(default_factory=list)
 
     def validate(self, path: str) -> None:
         for item in self.allow:
             check(
-                item in ("dataset", "policy", "schema", "missing", "mode"),
+                item in ("dataset", "policy", "settings", "schema", "missing", "mode"),
                 f"{path}.allow",
                 item,
-                "must be of dataset, policy, schema, missing, mode",
+                "must be of dataset, policy, settings, schema, missing, mode",
             )
 
 
@@ -192,8 +203,14 @@ class AdaptiveConfig:
         success: how the signal counts as success.
         tolerance: a group is degenerate when max − min of its signal is at most this.
         id_key: dotted path of the user's own prompt id in a data row; null: hash of the content.
+        batch_unit: what a step's size is kept in. ``groups``: it trains data.train_batch_size groups, whatever their size.
+            ``rollouts``: data.train_batch_size × rollout.n rollouts, in groups of adaptive.allocator.n, so that smaller
+            groups are more groups (of more prompts), and the number of updates stays.
         refill: draw further prompts within a step until the batch is full.
-        max_rounds: generation rounds in one step, top-up rounds included.
+        rounds: work in generation rounds, each of which waits for its slowest rollout, as the papers' own loops do; false:
+            groups are reviewed when they are back and commit in the order of submission. ``sync`` trainer only.
+        max_rounds: with ``rounds``, generation rounds in one step, top-up rounds included; otherwise batches of prompts
+            drawn in one step, and requests of one group.
         max_rollouts_per_step: hard cap on rollouts generated in one step; null: none.
         total_rollouts: training ends after the step in which this many were generated; null: verl's own end.
         on_exhausted: what happens when data or budget end before the batch is full.
@@ -205,7 +222,11 @@ class AdaptiveConfig:
             Beta posteriors (MoPPS, CERO, discounted Beta) learn is weighed.
         record: write every decision's inputs down for `verl-adaptive replay`; true: beside the checkpoints, or a folder.
         poll_interval: seconds between looks at the rollout queue.
-        stall_timeout: seconds without any rollout finishing before the run stops with an error.
+        stall_timeout: seconds without any rollout finishing before the run stops with an error; null: 1800, or 0.1 for each
+            token of data.max_response_length if that is more.
+        min_sessions: share of a group's rollouts that must come back with a finite reward; the survivors are the group.
+            Below it the group counts as failed. At a half, the standard error of its mean is at most √2 times a whole
+            group's; a prompt that loses more says more about the tool than about itself.
         warm_start: a run, Parquet or JSONL file to learn from before the first step.
         warm_start_discount: weight of that evidence in (0, 1].
     """
@@ -220,7 +241,9 @@ class AdaptiveConfig:
     success: SuccessConfig = field(default_factory=SuccessConfig)
     tolerance: float = 1e-6
     id_key: str | None = None
+    batch_unit: typing.Literal["groups", "rollouts"] = "groups"
     refill: bool = True
+    rounds: bool = False
     max_rounds: int = 32
     max_rollouts_per_step: int | None = None
     total_rollouts: int | None = None
@@ -230,7 +253,8 @@ class AdaptiveConfig:
     stale_discount: float = 0.9
     record: bool | str = False
     poll_interval: float = 0.1
-    stall_timeout: float = 1800.0
+    stall_timeout: float | None = None
+    min_sessions: float = 0.5
     warm_start: str | None = None
     warm_start_discount: float = 0.5
     store: StoreConfig = field(default_factory=StoreConfig)
@@ -259,10 +283,23 @@ class AdaptiveConfig:
             name = getattr(self, role).get("name")
             check(isinstance(name, str), f"{path}.{role}.name", name, "must name a part; see `verl-adaptive parts`")
         check(self.tolerance >= 0, f"{path}.tolerance", self.tolerance, "must be 0 or greater")
+        check(
+            self.surplus == "discard" or self.rounds,
+            f"{path}.surplus",
+            self.surplus,
+            f"groups beyond the batch are there only with {path}.rounds=true: without rounds the step ends when the batch "
+            "is full",
+        )
         check(self.max_rounds >= 1, f"{path}.max_rounds", self.max_rounds, "must be 1 or greater")
         check(0 < self.stale_discount <= 1, f"{path}.stale_discount", self.stale_discount, "must be in (0, 1]")
         check(self.poll_interval > 0, f"{path}.poll_interval", self.poll_interval, "must be above 0 seconds")
-        check(self.stall_timeout > 0, f"{path}.stall_timeout", self.stall_timeout, "must be above 0 seconds")
+        check(
+            self.stall_timeout is None or self.stall_timeout > 0,
+            f"{path}.stall_timeout",
+            self.stall_timeout,
+            "must be above 0 seconds, or null",
+        )
+        check(0 < self.min_sessions <= 1, f"{path}.min_sessions", self.min_sessions, "must be in (0, 1]")
         for name in ("max_rollouts_per_step", "total_rollouts"):
             value = getattr(self, name)
             check(value is None or value >= 1, f"{path}.{name}", value, "must be 1 or greater, or null")

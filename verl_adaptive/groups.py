@@ -183,12 +183,17 @@ class Groups:
         """bool ``(R,)``: the rollouts of the groups marked in ``groups`` (bool ``(G,)``)."""
         return np.repeat(groups, self.n)
 
+    def rollouts_of(self, positions: np.ndarray) -> np.ndarray:
+        """int64: positions of the rollouts of the groups at ``positions``, group after group."""
+        sizes = self.n[positions]
+        ends = np.cumsum(sizes)
+        return np.repeat(self.offsets[:-1][positions] - (ends - sizes), sizes) + np.arange(sizes.sum())
+
     def select(self, groups: np.ndarray) -> Groups:
         """Those groups only; ``groups`` is bool ``(G,)`` or an int array of positions, in the order wanted."""
         positions = np.flatnonzero(groups) if groups.dtype == bool else np.asarray(groups, dtype=np.int64)
-        sizes = self.n[positions]
-        offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-        take = np.repeat(self.offsets[:-1][positions] - offsets[:-1], sizes) + np.arange(offsets[-1])
+        take = self.rollouts_of(positions)
+        offsets = np.concatenate([[0], np.cumsum(self.n[positions])]).astype(np.int64)
         per_rollout = {"reward", "signal", "success", "tokens", "stage"}
         out = {
             f.name: getattr(self, f.name)[take if f.name in per_rollout else positions]
@@ -196,6 +201,10 @@ class Groups:
             if f.name != "offsets"
         }
         return Groups(offsets=offsets, **out)
+
+    def sorted(self) -> Groups:
+        """In ticket order."""
+        return self.select(np.argsort(self.ticket, kind="stable"))
 
     def merge(self, more: Groups) -> Groups:
         """Join ``more`` (top-ups) into the groups of the same ticket; every ticket of ``more`` must be here."""

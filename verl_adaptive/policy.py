@@ -5,14 +5,20 @@ from __future__ import annotations
 import difflib
 import functools
 import importlib
+import inspect
+from collections.abc import Mapping
+from dataclasses import MISSING, asdict, fields, is_dataclass
 from importlib.metadata import EntryPoint, entry_points
-from typing import cast
+from typing import Any, cast
 
 from verl_adaptive.config import AdaptiveConfig
 from verl_adaptive.errors import ConfigError
 from verl_adaptive.roles import Advantage, Allocator, Filter, Policy, Role, Sampler
 
-__all__ = ["PARTS", "available", "build_policy", "find_part"]
+__all__ = ["KINDS", "PARTS", "available", "build_policy", "find_part", "options_of", "shared_options", "stored_options"]
+
+#: The base class of each role's parts.
+KINDS: dict[str, type[Role]] = {"sampler": Sampler, "allocator": Allocator, "filter": Filter, "advantage": Advantage}
 
 #: Parts that ship with the package: role → name → "module:class"; imported when named.
 PARTS: dict[str, dict[str, str]] = {
@@ -22,6 +28,7 @@ PARTS: dict[str, dict[str, str]] = {
         "cero": "verl_adaptive.samplers.cero:Cero",
         "retire": "verl_adaptive.samplers.retire:Retire",
         "mopps": "verl_adaptive.samplers.mopps:Mopps",
+        "spread": "verl_adaptive.samplers.spread:Spread",
     },
     "allocator": {
         "fixed": "verl_adaptive.allocators.fixed:Fixed",
@@ -39,6 +46,7 @@ PARTS: dict[str, dict[str, str]] = {
         "verl": "verl_adaptive.advantages.verl:Verl",
         "beta": "verl_adaptive.advantages.beta:BetaPosterior",
         "discounted_beta": "verl_adaptive.advantages.discounted_beta:DiscountedBeta",
+        "memory": "verl_adaptive.advantages.memory:MemoryBaseline",
     },
 }
 
@@ -59,23 +67,145 @@ def available(role: str) -> list[str]:
 
 
 def find_part(role: str, name: str) -> type[Role]:
-    """The class behind a part's name.
+    """The class behind a part's name: a shipped one, another package's by entry point, or ``module:Class``.
 
     Raises:
-        ConfigError: no such part, with the nearest name.
+        ConfigError: no such part, with the nearest name; or what is there is no part of that role.
     """
+    if ":" in name:
+        return _by_path(role, name)
     if f"{role}.{name}" in _third_party():
-        return _third_party()[f"{role}.{name}"].load()
+        try:
+            part = _third_party()[f"{role}.{name}"].load()
+        except Exception as error:
+            raise ConfigError(
+                f"adaptive.{role}.name", name, f"another package's part, and it does not load: {error}"
+            ) from error
+        return _checked(role, name, part)
     target = PARTS[role].get(name)
     if target is None:
         names = available(role)
         near = difflib.get_close_matches(name, names, n=1)
-        hint = f"did you mean {near[0]}?" if near else ""
-        raise ConfigError(
-            f"adaptive.{role}.name", name, f"no such {role}; there are {', '.join(names)}. {hint}".strip()
-        )
+        hint = f"did you mean {near[0]}?" if near else "a class of your own is named module:Class"
+        raise ConfigError(f"adaptive.{role}.name", name, f"no such {role}; there are {', '.join(names)}. {hint}")
     module, _, cls = target.partition(":")
     return getattr(importlib.import_module(module), cls)
+
+
+def _by_path(role: str, path: str) -> type[Role]:
+    """The class that ``module:Class`` names.
+
+    Raises:
+        ConfigError: it cannot be imported, or is no part of that role.
+    """
+    key = f"adaptive.{role}.name"
+    module, _, cls = path.partition(":")
+    try:
+        found = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            key,
+            path,
+            f"{error}; the module must be importable in the driver: pip install its package, or put its folder on "
+            "PYTHONPATH",
+        ) from error
+    except Exception as error:
+        raise ConfigError(key, path, f"importing {module} fails: {type(error).__name__}: {error}") from error
+    if not hasattr(found, cls):
+        parts = [name for name, value in vars(found).items() if inspect.isclass(value) and issubclass(value, Role)]
+        near = difflib.get_close_matches(cls, parts, n=1) or [", ".join(parts) or "none"]
+        raise ConfigError(key, path, f"{module} has no {cls!r}; parts in it: {near[0]}")
+    return _checked(role, path, getattr(found, cls))
+
+
+def _checked(role: str, name: str, part: Any) -> type[Role]:
+    """A class that somebody else wrote, if it is a part of this role.
+
+    Raises:
+        ConfigError: with what it lacks.
+    """
+    key, kind = f"adaptive.{role}.name", KINDS[role].__name__
+    if not (inspect.isclass(part) and issubclass(part, KINDS[role])):
+        raise ConfigError(key, name, f"is no {role}: derive a class from verl_adaptive.{kind}")
+    missing = sorted(getattr(part, "__abstractmethods__", ()))
+    if missing:
+        raise ConfigError(key, name, f"{part.__name__} lacks {', '.join(missing)}, which every {role} has")
+    if not isinstance(getattr(part, "name", None), str) or not part.name:
+        raise ConfigError(
+            key, name, f'{part.__name__} needs a name, as `name = "mine"`: its columns are saved under it'
+        )
+    if not is_dataclass(part.Config):
+        raise ConfigError(key, name, f"{part.__name__}.Config must be a dataclass: write @dataclass above it")
+    return part
+
+
+def options_of(part: type[Role]) -> dict[str, Any]:
+    """The options of a part that have defaults, as plain values."""
+    out = {}
+    for field in fields(part.Config):
+        if field.default is not MISSING:
+            value: Any = field.default
+        elif field.default_factory is not MISSING:
+            value = field.default_factory()
+        else:
+            continue
+        out[field.name] = asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
+    return out
+
+
+def stored_options(role: str, name: str) -> dict[str, Any]:
+    """What ``adaptive/<role>=<name>`` stands for: the part's name and its options.
+
+    Another package's part that does not load keeps its name alone: other runs do not notice, and a run that chooses it
+    is told why.
+    """
+    try:
+        return {"name": name, **options_of(find_part(role, name))}
+    except Exception:
+        if f"{role}.{name}" not in _third_party():
+            raise
+        return {"name": name}
+
+
+def shared_options() -> dict[str, Any]:
+    """What every preset has below ``adaptive``, the four roles left out."""
+    return {key: value for key, value in asdict(AdaptiveConfig()).items() if key not in PARTS}
+
+
+def _own_options(role: str, name: str, part: type[Role], options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options meant for a class that ``module:Class`` names, without those that the preset's part left there.
+
+    Raises:
+        ConfigError: it cannot be told which of the two an option is meant for.
+    """
+    own, kept = options_of(part), dict(options)
+    known = {field.name for field in fields(part.Config)}
+    for other in available(role):
+        theirs = stored_options(role, other)
+        del theirs["name"]
+        if not theirs or not set(theirs) <= set(options):
+            continue
+        for key in theirs:
+            if key in known and options[key] == theirs[key] != own.get(key):
+                raise ConfigError(
+                    f"adaptive.{role}.{key}",
+                    options[key],
+                    f"is left from adaptive/{role}={other}, and {name} has an option of that name: write "
+                    f"adaptive/{role}=custom adaptive.{role}.name={name} to start without the preset's {role}",
+                )
+            if key not in known and options[key] == theirs[key]:
+                kept.pop(key, None)
+    for key, value in kept.items():
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1)
+            raise ConfigError(
+                f"adaptive.{role}.{key}",
+                value,
+                f"{name} has no such option; "
+                + (f"did you mean {near[0]}? " if near else "")
+                + f"If it is left from the preset's {role}, write adaptive/{role}=custom too",
+            )
+    return kept
 
 
 def build_policy(config: AdaptiveConfig) -> Policy:
@@ -85,15 +215,17 @@ def build_policy(config: AdaptiveConfig) -> Policy:
         ConfigError: unknown part or option, or parts that make no sense together.
     """
     parts = {}
-    for role in ("sampler", "allocator", "filter", "advantage"):
+    for role in PARTS:
         options = dict(getattr(config, role))
-        parts[role] = find_part(role, options.pop("name"))(options)
+        name = options.pop("name")
+        part = find_part(role, name)
+        parts[role] = part(_own_options(role, name, part, options) if ":" in name else options)
     policy = Policy(
         sampler=cast(Sampler, parts["sampler"]),
         allocator=cast(Allocator, parts["allocator"]),
         filter=cast(Filter, parts["filter"]),
         advantage=cast(Advantage, parts["advantage"]),
     )
-    for part in policy:
-        part.check_policy(policy, config)
+    for part_made in policy:
+        part_made.check_policy(policy, config)
     return policy

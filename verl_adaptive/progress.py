@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from verl_adaptive.rng import Draw
 
-__all__ = ["Progress"]
+__all__ = ["OVER_ASK", "Progress"]
+
+#: Prompts asked for beyond what the recent yield calls for, so that a second helping is rarely needed.
+OVER_ASK = 1.1
 
 
 @dataclass
@@ -27,6 +31,9 @@ class Progress:
         open: groups waiting for a top-up's result.
         window: asynchronous trainers only: groups to be kept in flight or ready now, in place of ``batch``; the engine
             then counts ready groups in ``kept`` and every group in flight in ``open``.
+        ordered: groups are reviewed one by one and commit in ticket order: nothing of the step has been learned when a
+            role is asked, and ``kept``, ``open`` and ``planned`` stay as they were when the step began.
+        fertile: with ``ordered``: share of the groups that were kept in the last steps; None before the first.
     """
 
     step: int
@@ -41,6 +48,8 @@ class Progress:
     last_degenerate: int = 0
     open: int = 0
     window: int | None = None
+    ordered: bool = False
+    fertile: float | None = None
 
     @property
     def streaming(self) -> bool:
@@ -51,6 +60,16 @@ class Progress:
     def need(self) -> int:
         """Groups still missing."""
         return max(0, (self.batch if self.window is None else self.window) - self.kept)
+
+    def wanted(self, over_ask: float = OVER_ASK) -> int:
+        """Prompts to ask for, so that the batch gets the groups that are missing.
+
+        As many as are missing; where groups commit in order, as many as the recent yield calls for.
+        """
+        missing = max(0, self.need - self.open)
+        if self.fertile is None or self.fertile >= 1.0:
+            return missing
+        return math.ceil(over_ask * missing / max(self.fertile, 1 / 64))
 
     @property
     def room(self) -> int:

@@ -9,7 +9,9 @@ A record is a folder with one folder an attempt (a start or a resume of the run)
 Events: ``begin`` (a step), ``pull`` (positions that the data gave), ``asked`` (digest of the requests that followed),
 ``back`` (results, in the order in which they were looked at), ``revive``, ``take`` and ``end`` (digest of what trained and what was
 dropped). :func:`replay` runs the policy on the recorded results and compares every digest: a decision that depended on
-anything else, a clock or who finished first, shows as a difference.
+anything else, a clock or who finished first, shows as a difference. ``sum`` in ``asked``, ``take`` and ``end`` is a hash of the
+header, the start and every line before it, so that a record which was changed is not vouched for. It finds changes, not forgery:
+whoever writes the whole file anew can write sums that fit. Records of version 1 (0.1.0) have none.
 
     adaptive.record=true        # on the command line of a run
     verl-adaptive replay checkpoints/project/experiment/record
@@ -19,26 +21,30 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from verl_adaptive.config import AdaptiveConfig, RunFacts
-from verl_adaptive.engine import Engine, PromptSource, Requests, StepResult
+from verl_adaptive.engine import AsyncEngine, AsyncFacts, Engine, PromptSource, Requests, StepResult, make_engine
 from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.groups import Groups
 from verl_adaptive.ledger import Ledger
 from verl_adaptive.policy import build_policy
+from verl_adaptive.redact import redact_all
 from verl_adaptive.stats import read_snapshot, write_snapshot
-from verl_adaptive.streaming import StreamEngine, StreamFacts
+from verl_adaptive.stats.snapshot import MANIFEST
 
 __all__ = ["RecordError", "ReplayReport", "Tape", "attempts", "replay", "results_of"]
 
-VERSION = 1
+VERSION = 2
+_READABLE = (1, VERSION)
+_LOG = logging.getLogger(__name__)
 HEADER, EVENTS, START = "header.json", "events.jsonl", "start"
 
 
@@ -51,6 +57,8 @@ class RecordError(AdaptiveError):
 
 class Tape:
     """Writes one attempt of a run down; attach it with ``Tape(folder, engine)`` before the attempt's first step.
+
+    A disk that is full or gone ends the recording, with a warning; it never ends the run.
 
     Args:
         root: the record's folder; made if need be.
@@ -65,10 +73,11 @@ class Tape:
         policy = engine.policy
         header = {
             "version": VERSION,
-            "adaptive": asdict(engine.config),
+            "adaptive": redact_all(asdict(engine.config)),  # people share records; a replay opens no database
             "facts": asdict(engine.facts),
             "skip_zero": engine.skip_zero,
-            "stream": asdict(engine.stream) if isinstance(engine, StreamEngine) else None,
+            "kind": engine.kind,
+            "stream": asdict(engine.mode) if isinstance(engine, AsyncEngine) else None,
             "group_relative": getattr(policy.advantage, "group_relative", None),
         }
         try:
@@ -77,23 +86,60 @@ class Tape:
             write_snapshot(
                 self.folder / START, engine.table, {"engine": engine.state_dict(), "row_of": engine.row_of}, meta={}
             )
-            self._file = open(self.folder / EVENTS, "w")  # noqa: SIM115 - stays open
+            self._file: BinaryIO | None = open(self.folder / EVENTS, "wb")  # noqa: SIM115 - stays open
+            self._sum = _seed(self.folder)
         except OSError as error:
             raise RecordError(f"adaptive.record={str(root)!r}: {error}; name a folder that can be written") from error
+        self._step: int | None = None
         engine.tape = self
         engine.source = _Overheard(engine.source, self)
 
     def close(self) -> None:
         """Finish the file."""
-        self._file.close()
+        file, self._file = self._file, None
+        if file is not None:
+            try:
+                file.close()
+            except OSError as error:
+                self._say(error)
 
     def _write(self, **event: Any) -> None:
-        self._file.write(json.dumps(event, separators=(",", ":")) + "\n")
+        if self._file is None:
+            return
+        line = json.dumps(event, separators=(",", ":")).encode() + b"\n"
+        try:
+            self._file.write(line)
+        except OSError as error:
+            self._stop(error)
+        self._sum.update(line)
+
+    def _seal(self, **event: Any) -> None:
+        """Write an event with the sum of all that stands before it."""
+        self._write(**event, sum=self._sum.hexdigest())
+
+    def _stop(self, error: OSError) -> None:
+        self._say(error)
+        file, self._file = self._file, None
+        if file is not None:
+            try:
+                file.close()
+            except OSError as again:  # what it could not write before it cannot write now
+                _LOG.debug("closing %s: %s", self.folder / EVENTS, again)
+
+    def _say(self, error: OSError) -> None:
+        _LOG.warning(
+            "adaptive.record: recording stopped in step %s, training goes on: %s cannot be written: %s. What was recorded "
+            "before can be replayed; a resume records a new attempt",
+            self._step,
+            self.folder / EVENTS,
+            error,
+        )
 
     # what the engine calls
 
     def begun(self, step: int) -> None:
         """A step begins."""
+        self._step = step
         self._write(begin=step)
 
     def pulled(self, positions: np.ndarray) -> None:
@@ -102,7 +148,7 @@ class Tape:
 
     def asked(self, requests: Requests | None) -> None:
         """These requests followed."""
-        self._write(asked=_digest_requests(requests))
+        self._seal(asked=_digest_requests(requests))
 
     def received(self, results: Groups) -> None:
         """These results came back, together."""
@@ -114,12 +160,16 @@ class Tape:
 
     def took(self, count: int, result: StepResult) -> None:
         """An asynchronous trainer took a batch."""
-        self._write(take=count, digest=_digest_result(result))
+        self._seal(take=count, digest=_digest_result(result))
 
     def finished(self, result: StepResult) -> None:
         """The step is over; what was written is safe on return."""
-        self._write(end=_digest_result(result))
-        self._file.flush()
+        self._seal(end=_digest_result(result))
+        try:
+            if self._file is not None:
+                self._file.flush()
+        except OSError as error:
+            self._stop(error)
 
 
 class _Overheard:
@@ -133,6 +183,11 @@ class _Overheard:
         positions = self._source.take(count)
         self._tape.pulled(np.asarray(positions))
         return positions
+
+
+def _seed(folder: Path) -> Any:
+    """A running hash that begins with the attempt's header and start."""
+    return hashlib.blake2b((folder / HEADER).read_bytes() + (folder / START / MANIFEST).read_bytes(), digest_size=16)
 
 
 def _hash(*parts: bytes) -> str:
@@ -185,8 +240,13 @@ def results_of(event: dict[str, Any]) -> Groups:
     return groups
 
 
-def _events(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Events with their line numbers; a torn last line, as a kill leaves it, ends the record."""
+def _events(path: Path, version: int) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Events with their line numbers; a torn last line, as a kill leaves it, ends the record.
+
+    Raises:
+        RecordError: a line cannot be read, or a sum says that one was changed.
+    """
+    sums = None if version == 1 else _seed(path.parent)
     with open(path, "rb") as file:
         for number, line in enumerate(file, 1):
             try:
@@ -197,6 +257,13 @@ def _events(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                 raise RecordError(f"{path}, line {number}: {error}") from error
             if not isinstance(event, dict):
                 raise RecordError(f"{path}, line {number}: not an event")
+            if sums is not None:
+                if event.keys() & {"asked", "take", "end"} and event.get("sum") != sums.hexdigest():
+                    raise RecordError(
+                        f"{path}, line {number}: the record was changed after the run wrote it: {HEADER}, {START} and the "
+                        "lines above do not add up to the sum here"
+                    )
+                sums.update(line)
             yield number, event
 
 
@@ -207,6 +274,7 @@ class ReplayReport:
     Attributes:
         attempt: name of the attempt.
         steps: whole steps replayed.
+        decisions: decisions compared, of whatever kind.
         looks: times results came back.
         rollouts: rollouts in them.
         difference: the first decision that came out differently, or an empty string.
@@ -216,6 +284,7 @@ class ReplayReport:
 
     attempt: str
     steps: int = 0
+    decisions: int = 0
     looks: int = 0
     rollouts: int = 0
     difference: str = ""
@@ -224,10 +293,17 @@ class ReplayReport:
 
     @property
     def identical(self) -> bool:
-        """Every decision came out the same."""
-        return not self.difference
+        """There were decisions, and every one came out the same."""
+        return not self.difference and not self.empty
+
+    @property
+    def empty(self) -> bool:
+        """Nothing was recorded that could be compared, as in an attempt that was killed before its first step."""
+        return not self.difference and not self.decisions
 
     def __str__(self) -> str:
+        if self.empty:
+            return f"{self.attempt}: the record is empty, there is nothing to compare"
         seen = f"{self.attempt}: {self.steps} steps, {self.looks} looks, {self.rollouts} rollouts"
         tail = "" if self.open_step is None else f" (the record ends within step {self.open_step})"
         return f"{seen}: {self.difference or 'every decision identical'}{tail}"
@@ -252,33 +328,39 @@ class _Diverged(Exception):
     """The replay left the recorded path."""
 
 
+def _header(folder: Path) -> dict[str, Any]:
+    path = folder / HEADER
+    try:
+        header = json.loads(path.read_text())
+        if header["version"] not in _READABLE:
+            raise ValueError(f"version {header['version']}, this verl-adaptive reads versions 1 and {VERSION}")
+        return header
+    except (OSError, *_STRANGE) as error:
+        raise RecordError(f"{path} cannot be read: {error!r}") from error
+
+
 def load_engine(folder: Path, source: PromptSource) -> Engine:
     """The engine of an attempt as it was when the attempt began.
 
     Raises:
         RecordError: the header is missing, damaged or of another version.
     """
-    path = folder / HEADER
+    path, header = folder / HEADER, _header(folder)
     try:
-        header = json.loads(path.read_text())
-        if header["version"] != VERSION:
-            raise ValueError(f"version {header['version']}, this verl-adaptive reads version {VERSION}")
-        config = AdaptiveConfig.from_mapping(header["adaptive"])
+        # 0.1.0 knew no other engine than rounds in the sync trainer, and no such option.
+        adaptive = {"rounds": header.get("kind", "rounds") == "rounds", **header["adaptive"]}
+        config = AdaptiveConfig.from_mapping(adaptive)
         facts = RunFacts(**header["facts"])
-        stream = None if header["stream"] is None else StreamFacts(**header["stream"])
+        mode = None if header["stream"] is None else AsyncFacts(**header["stream"])
         skip_zero, group_relative = bool(header["skip_zero"]), header["group_relative"]
     except (OSError, AdaptiveError, *_STRANGE) as error:
         raise RecordError(f"{path} cannot be read: {error!r}") from error
     table, state, _ = read_snapshot(folder / START)
     policy = build_policy(config)
     if group_relative is not None:
-        policy.advantage.group_relative = group_relative  # type: ignore[attr-defined]
+        policy.advantage.group_relative = group_relative
     row_of = np.asarray(state["row_of"], dtype=np.int64)
-    engine: Engine
-    if stream is None:
-        engine = Engine(policy, table, config, facts, row_of, source, skip_zero=skip_zero)
-    else:
-        engine = StreamEngine(policy, table, config, facts, row_of, source, skip_zero=skip_zero, stream=stream)
+    engine = make_engine(policy, table, config, facts, row_of, source, skip_zero=skip_zero, mode=mode)
     engine.load_state_dict(state["engine"])
     return engine
 
@@ -296,7 +378,7 @@ def replay(folder: str | os.PathLike[str]) -> ReplayReport:
     path = folder / EVENTS
     if not path.is_file():
         raise RecordError(f"{path} does not exist; a record is written by a run with adaptive.record=true")
-    events = _events(path)
+    events = _events(path, _header(folder)["version"])
     size = int(np.asarray(read_snapshot(folder / START)[1]["row_of"]).size)
     engine = load_engine(folder, _Script(events, size, path))
     report = ReplayReport(folder.name)
@@ -305,22 +387,24 @@ def replay(folder: str | os.PathLike[str]) -> ReplayReport:
         try:
             if "begin" in event:
                 step = report.open_step = int(event["begin"])
-                _same_requests(events, engine.begin(step))
+                _same_requests(events, engine.begin(step), report)
             elif "back" in event:
                 results = results_of(event)
                 report.looks += 1
                 report.rollouts += results.rollouts
-                _same_requests(events, engine.receive(results))
-            elif "revive" in event and isinstance(engine, StreamEngine):
-                _same_requests(events, engine.revive())
-            elif "take" in event and isinstance(engine, StreamEngine):
+                _same_requests(events, engine.receive(results), report)
+            elif "revive" in event and isinstance(engine, AsyncEngine):
+                _same_requests(events, engine.revive(), report)
+            elif "take" in event and isinstance(engine, AsyncEngine):
                 if _digest_result(engine.take(int(event["take"]))) != event["digest"]:
                     raise _Diverged(f"line {number}: another batch was taken")
+                report.decisions += 1
             elif "end" in event:
                 result = engine.finish()
                 if _digest_result(result) != event["end"]:
                     raise _Diverged(f"line {number}: other groups trained or were dropped")
                 report.steps += 1
+                report.decisions += 1
                 report.ledgers.append(result.ledger)
                 report.open_step = None
             else:
@@ -342,7 +426,9 @@ class _Ended(Exception):
     """The record ends here."""
 
 
-def _same_requests(events: Iterator[tuple[int, dict[str, Any]]], requests: Requests | None) -> None:
+def _same_requests(
+    events: Iterator[tuple[int, dict[str, Any]]], requests: Requests | None, report: ReplayReport
+) -> None:
     number, event = next(events, (0, None))
     if event is None:
         raise _Ended
@@ -350,3 +436,4 @@ def _same_requests(events: Iterator[tuple[int, dict[str, Any]]], requests: Reque
         raise _Diverged(f"line {number}: the run asked the data for more prompts than the replay")
     if event["asked"] != _digest_requests(requests):
         raise _Diverged(f"line {number}: other rollouts were asked for")
+    report.decisions += 1

@@ -16,6 +16,7 @@ __all__ = ["Draw"]
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _M1 = np.uint64(0xBF58476D1CE4E5B9)
 _M2 = np.uint64(0x94D049BB133111EB)
+_BLOCK = 1 << 14
 
 
 def _mix(x: np.ndarray) -> np.ndarray:
@@ -62,6 +63,31 @@ class Draw:
             for word in words:
                 state = _mix((state + _GOLDEN) ^ word)
             return _mix(state + _GOLDEN)
+
+    def again(self, purpose: str, state: np.ndarray, salt: int = 0) -> np.ndarray:
+        """64 random bits per entry of ``state``, by one mixing each: for draws over whole pools, step after step.
+
+        Args:
+            purpose: as in :meth:`bits`.
+            state: uint64 ``(n,)``, bits of every prompt that stay the same (:meth:`bits` of step 0, kept).
+            salt: tells draws of the same step apart.
+
+        Returns:
+            uint64 ``(n,)``.
+        """
+        zero = np.zeros((), dtype=np.uint64)
+        word = self.bits(purpose, zero, zero, salt)
+        out, half = np.empty(len(state), dtype=np.uint64), np.empty(_BLOCK, dtype=np.uint64)
+        for start in range(0, len(state), _BLOCK):  # so that both stay in the processor's cache
+            x = out[start : start + _BLOCK]
+            y = half[: len(x)]
+            np.bitwise_xor(state[start : start + _BLOCK], word, out=x)
+            for shift, factor in ((30, _M1), (27, _M2), (31, None)):
+                np.right_shift(x, np.uint64(shift), out=y)
+                np.bitwise_xor(x, y, out=x)
+                if factor is not None:
+                    np.multiply(x, factor, out=x)
+        return out
 
     def uniform(self, purpose: str, key_hi: np.ndarray, key_lo: np.ndarray, salt: np.ndarray | int = 0) -> np.ndarray:
         """Uniform float64 in [0, 1), one per entry; arguments as :meth:`bits`."""

@@ -16,7 +16,7 @@ import hashlib
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 import numpy as np
@@ -128,6 +128,7 @@ class Sampler(Role):
     Attributes:
         kind: which of :meth:`admit` and :meth:`pick` the engine calls.
         whole_batches: keep verl's own batching of the stream (drop_last included); plain epoch order does.
+        plans_rollouts: a pool sampler whose picks say how many rollouts each prompt gets (``Pick.n``).
         plans_steps: plans a step's prompts at once, from the results of all steps before it; an asynchronous trainer
             must then not run ahead (``num_warmup_batches=0``).
     """
@@ -135,11 +136,12 @@ class Sampler(Role):
     role: ClassVar[str] = "sampler"
     kind: ClassVar[str] = "stream"
     whole_batches: ClassVar[bool] = False
+    plans_rollouts: ClassVar[bool] = False
     plans_steps: ClassVar[bool] = False
 
     def round_size(self, progress: Progress) -> int:
-        """Prompts wanted in the next round; groups waiting for a top-up may yet fill the batch, so they count."""
-        return max(0, progress.need - progress.open)
+        """Prompts wanted next; groups waiting for a top-up may yet fill the batch, so they count."""
+        return progress.wanted()
 
     def admit(self, rows: np.ndarray, position: np.ndarray, progress: Progress) -> np.ndarray:
         """Decide on prompts of the stream, in its order.
@@ -179,10 +181,17 @@ class Allocator(Role):
 
     Attributes:
         can_hold: the allocator may answer ``HOLD``; the engine then offers held groups to :meth:`recall`.
+        needs_place: a top-up is worth its rollouts only if the batch has a place for the group. Where groups commit in
+            order, it goes out as soon as that is sure, and a group for which there is surely none is held or closed.
+        follows_plan: gives each prompt just the rollouts that a sampler planned for it.
+        makes_commits: gives each prompt pilots, and those that :meth:`side` puts into its band a commit (a top-up).
     """
 
     role: ClassVar[str] = "allocator"
     can_hold: ClassVar[bool] = False
+    needs_place: ClassVar[bool] = False
+    follows_plan: ClassVar[bool] = False
+    makes_commits: ClassVar[bool] = False
 
     def cap(self, progress: Progress) -> int | None:
         """Rollouts this step may generate at most, or None; asked once, when the step begins."""
@@ -226,6 +235,42 @@ class Allocator(Role):
         """
         return np.zeros(len(groups), dtype=np.int64)
 
+    def ask(self, groups: Groups, progress: Progress) -> np.ndarray:
+        """As :meth:`review`, where groups are reviewed one by one, when each is back.
+
+        The answer must depend on a group's own rollouts and on the state at the step's start, and change nothing: groups
+        come in any order, and some that come never commit. What groups share is the engine's to settle: see
+        :meth:`fund`, :meth:`most`, :attr:`needs_place`. By default :meth:`review`.
+        """
+        return self.review(groups, progress)
+
+    def most(self, n: np.ndarray, stage: np.ndarray) -> np.ndarray:
+        """int64 ``(k,)``: the most further rollouts that groups of ``n`` rollouts after ``stage`` top-ups may ask for.
+
+        The tighter the bound, the sooner other groups can be sure of their share of a pool or a cap.
+        """
+        return np.full(len(n), 2**31, dtype=np.int64)
+
+    def fund(self, n: np.ndarray, planned: np.ndarray | None) -> np.ndarray | None:
+        """Rollouts that new prompts pay into the step's pool, from which all top-ups are taken in ticket order.
+
+        Args:
+            n: int64 ``(k,)``, first rollouts of new prompts.
+            planned: int64 ``(k,)``, a pool sampler's own plan for them, or None.
+
+        Returns:
+            int64 ``(k,)``, or None: top-ups are not limited in common.
+        """
+        return None
+
+    def reserve(self, progress: Progress) -> int:
+        """Groups that should be held when a step of committing in order ends; the step waits for them."""
+        return 0
+
+    def side(self, groups: Groups) -> np.ndarray:
+        """int8 ``(G,)``: −1 too hard, 0 in the band, +1 too easy; of allocators that make commits."""
+        raise TypeError(f"{type(self).__name__} makes no commits")
+
     def recall(self, held: Groups, since: np.ndarray, progress: Progress) -> np.ndarray:
         """Decide on groups held from earlier steps, before a round's new prompts are drawn.
 
@@ -260,9 +305,11 @@ class Filter(Role):
     Attributes:
         reasons: names of the reasons a group may be dropped for, in the order of ``Verdict.reason``.
         rollout_reason: the ledger's name for rollouts left out of kept groups.
+        keeps_all: every group that did not fail trains.
     """
 
     role: ClassVar[str] = "filter"
+    keeps_all: ClassVar[bool] = False
     reasons: ClassVar[tuple[str, ...]] = ()
     rollout_reason: ClassVar[str] = "rejected"
 
@@ -276,10 +323,18 @@ class Advantage(Role):
 
     ``estimator`` is the name that verl's ``algorithm.adv_estimator`` takes: None leaves the user's own choice alone;
     any other name is registered with verl's ``register_adv_est`` and computed by :meth:`compute`.
+
+    Attributes:
+        group_relative: verl's estimator gives a group of equal rewards advantages of zero; told by the trainer to parts
+            that leave the advantage to verl.
+        needs_groups: the baseline is the group's own, so that a group of one teaches nothing; False: one rollout a prompt
+            is enough.
     """
 
     role: ClassVar[str] = "advantage"
     estimator: ClassVar[str | None] = None
+    needs_groups: ClassVar[bool] = True
+    group_relative: bool = True
 
     def compute(self, reward: np.ndarray, group_of: np.ndarray, observed: Groups) -> np.ndarray:
         """Advantages of the rollouts that train.
@@ -357,4 +412,11 @@ class Policy:
 
 
 def _plain(config: Any) -> Any:
-    return {k: _plain(v) if hasattr(v, "__dict__") else v for k, v in vars(config).items()}
+    """Options by name; those that came later (``metadata={"since": …}``) only where they are set, so that a snapshot of
+    before is not another policy's."""
+    later = {f.name: f.default for f in fields(config) if "since" in f.metadata}
+    return {
+        k: _plain(v) if hasattr(v, "__dict__") else v
+        for k, v in vars(config).items()
+        if k not in later or v != later[k]
+    }

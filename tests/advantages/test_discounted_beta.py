@@ -51,7 +51,7 @@ def test_the_sum_of_the_papers_equation_16() -> None:
     assert made.col("alpha")[[0, 1, 3]].tolist() == [1, 1, 1]
 
 
-def test_equal_rewards_teach_less_and_less_as_history_agrees() -> None:
+def test_equal_rewards_weigh_less_and_less_as_history_agrees() -> None:
     made = bound()
     sizes = [abs(see(made, Groups.from_lists([0], [[0] * 8]))[0]) for _ in range(30)]
     assert all(a > b > 0 for a, b in pairwise(sizes))

@@ -7,15 +7,21 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 pytest.importorskip("verl")
 
+import verl
+
 from tests.cli.stores import hostile_rows, make_run, write_dataset
 from verl_adaptive.commands import doctor
+from verl_adaptive.errors import AdaptiveError
+from verl_adaptive.integration import inspect
 from verl_adaptive.stats import StatsTable, write_snapshot
 
+MAIN = "verl.trainer.main_ppo"
 MINIMAL = (
     "algorithm.adv_estimator=grpo",
     "data.train_batch_size=64",
@@ -81,7 +87,135 @@ def test_the_whole_command_may_be_given(examine, call) -> None:
     status, out, _ = call("doctor", "--", "python", "-m", "verl.trainer.main_ppo", *MINIMAL, "+adaptive=aero")
     assert status == 0 and "aero: sampler=epoch, allocator=aero" in out
     assert re.search(r"first round 512 rollouts, at most 1,024", out)
-    assert doctor.command_line(["--config-name=x.yaml", "a=b"]) == (["a=b"], "x")
+
+
+@pytest.mark.parametrize(
+    ("words", "command"),
+    [
+        (("--config-name=x.yaml", "a=b"), ("x", "config", None, None)),
+        (("-cn", "x", "a=b"), ("x", "config", None, None)),
+        (("python3", "-m", MAIN, "--config-path=config", "a=b"), ("ppo_trainer", "config", None, MAIN)),
+        (("torchrun", "x=1", "/a/verl/trainer/main_ppo.py", "-cd", "/c", "a=b"), ("ppo_trainer", "config", "/c", MAIN)),
+        (("python", "-m", "my.recipe", "a=b"), ("ppo_trainer", "config", None, "my.recipe")),
+        (("python", "train.py", "a=b"), ("ppo_trainer", "config", None, "train.py")),
+        (("a=b",), ("ppo_trainer", "config", None, None)),
+    ],
+)
+def test_command_lines_are_read_as_hydra_reads_them(words, command) -> None:
+    found = inspect.Command.parse(words)
+    assert (found.config_name, found.config_path, found.config_dir, found.program) == command
+    assert found.overrides == ("a=b",)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--config-pat", "x", "--nonsense", "a=b"), "--nonsense"),
+        (("--cfg", "job", "a=b"), "--cfg does not start a training run"),
+        (("-m", "a=1,2"), "--multirun"),
+    ],
+)
+def test_options_that_start_no_run_are_refused(words, says) -> None:
+    with pytest.raises(AdaptiveError, match=says):
+        inspect.Command.parse(words)
+
+
+@pytest.mark.parametrize("path", ["config", "./config", str(Path(verl.__file__).parent / "trainer" / "config")])
+def test_config_path_means_what_it_means_to_the_program(path, examine, call) -> None:
+    status, out, _ = call("doctor", "--", "python", "-m", MAIN, f"--config-path={path}", *MINIMAL, "+adaptive=dapo")
+    assert status == 0 and "dapo: sampler=epoch" in out, out
+    status, out, _ = call("doctor", "--", f"--config-path={path}/nowhere", *MINIMAL, "+adaptive=dapo")
+    assert status == 1 and "nowhere" in out
+
+
+def test_configurations_of_the_users_own(tmp_path, call) -> None:
+    (tmp_path / "adaptive").mkdir()
+    (tmp_path / "adaptive" / "mine.yaml").write_text(
+        "# @package _global_\ndefaults:\n  - greso\n  - _self_\nadaptive: {name: mine, refill: false}\n"
+    )
+    status, out, _ = call("doctor", "--", f"--config-dir={tmp_path}", *MINIMAL, "+adaptive=mine")
+    assert status == 0 and "mine: sampler=greso" in out and "no refill" in out, out
+    (tmp_path / "whole.yaml").write_text("defaults:\n  - ppo_trainer\n  - adaptive: mine\n  - _self_\n")
+    words = (
+        f"--config-path={tmp_path}",
+        "--config-name",
+        "whole",
+        *MINIMAL,
+        "hydra.searchpath=[pkg://verl.trainer.config]",
+    )
+    status, out, _ = call("doctor", "--", *words)
+    assert status == 0 and "mine: sampler=greso" in out, out
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("-m", "verl.experimental.fully_async_policy.fully_async_main"), "trainer.v1.trainer_mode=separate_async"),
+        (("verl/experimental/one_step_off_policy/main_ppo.py",), "trainer.v1.trainer_mode=colocate_async"),
+        (("-m", "verl.trainer.sft_trainer"), "presets are for GRPO and PPO"),
+        (("-m", "recipe.dapo.main_dapo"), "cannot say whether this reads a preset"),
+        (("-m", MAIN, "trainer.use_v1=false"), "trainer.use_v1=False"),
+    ],
+)
+def test_programs_that_would_not_read_the_preset(words, says, call) -> None:
+    status, out, _ = call("doctor", "--json", "--", "python", *words, *MINIMAL, "+adaptive=greso")
+    found = {check["name"]: check for check in json.loads(out)["checks"]}
+    assert status == 1 and found["program"]["status"] == "fail" and found["program"]["fix"]
+    assert says in found["program"]["detail"] and json.loads(out)["plan"] is None
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (("+adaptive=gres",), "adaptive=gres: did you mean greso?"),
+        (("+adaptive=zzz",), "adaptive=zzz: there are aero, cero, dapo"),
+        (("+adaptive=greso", "adaptive/sampler=ceros"), "adaptive/sampler=ceros: did you mean cero?"),
+        (("+adaptive=greso", "adaptive/samplr=cero"), "did you mean adaptive/sampler=?"),
+        (("+adaptive=greso", "adaptive.sampler.p_eazy=0.3"), "did you mean adaptive.sampler.p_easy?"),
+        (("+adaptive=greso", "adaptive.refil=true"), "did you mean adaptive.refill?"),
+        (("+adaptive=greso", "adaptive.stor.url=x"), "adaptive.stor.url: did you mean adaptive.store.url?"),
+        (
+            ("+adaptive=dapo", "adaptive/sampler=greso", "adaptive.sampler.p_hrd=1"),
+            "did you mean adaptive.sampler.p_hard?",
+        ),
+    ],
+)
+def test_what_was_meant(overrides, says, examine) -> None:
+    status, found = examine(*overrides)
+    assert status == 1 and says in found["compose"]["detail"], found["compose"]
+
+
+def test_the_shared_base_is_no_preset(examine) -> None:
+    _, found = examine("+adaptive=zzz")
+    assert not re.search(r"\bbase\b", found["Hydra group"]["detail"] + found["compose"]["detail"])
+    assert examine("+adaptive=base")[0] == 1
+
+
+def test_a_warm_start_is_read(examine, tmp_path) -> None:
+    status, found = examine("+adaptive=greso", "adaptive.warm_start=/no/such/run")
+    assert status == 1 and "adaptive.warm_start='/no/such/run': " in found["plan"]["detail"]
+    assert "does not exist" in found["plan"]["detail"]
+    broken = tmp_path / "broken.parquet"
+    broken.write_text("not Parquet")
+    assert examine("+adaptive=greso", f"adaptive.warm_start={broken}")[0] == 1
+    make_run(tmp_path / "earlier", steps=4, run_id="p/e")
+    status, found = examine("+adaptive=greso", f"adaptive.warm_start={tmp_path / 'earlier'}")
+    assert status == 0 and re.search(r"\([1-9]\d* prompts there\)", found["note"]["detail"]), found
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (("+adaptive=dapo",), "adaptive.sampler.round.prompts=192"),
+        (("+adaptive=cero",), "leave it out"),
+        (("+adaptive=dapo", "trainer.v1.trainer_mode=colocate_async"), "leave it out"),
+    ],
+)
+def test_a_generation_batch_size_would_be_ignored(overrides, says, examine) -> None:
+    status, found = examine(*overrides, "data.gen_batch_size=192")
+    assert status == 1 and "data.gen_batch_size=192" in found["validate"]["detail"]
+    assert says in found["validate"]["detail"]
+    assert examine(*overrides[:1], "data.gen_batch_size=1")[0] == 0  # verl's own of its asynchronous trainers
 
 
 @pytest.mark.parametrize(
@@ -157,12 +291,15 @@ def test_a_data_set_smaller_than_the_batch(examine, tmp_path) -> None:
 
 
 def test_presets_that_hydra_cannot_find(examine, monkeypatch) -> None:
+    from hydra.core.config_store import ConfigStore
     from hydra.core.plugins import Plugins
     from hydra.plugins.search_path_plugin import SearchPathPlugin
 
     for plugin in Plugins.instance().discover(SearchPathPlugin):
         if plugin.__name__ == "AdaptiveSearchPath":
             monkeypatch.setattr(plugin, "manipulate_search_path", lambda self, search_path: None)
+    store = ConfigStore.instance()  # holds what earlier compositions put there
+    monkeypatch.setattr(store, "repo", {k: v for k, v in store.repo.items() if k != "adaptive"})
     status, found = examine("+adaptive=greso")
     assert status == 1 and found["Hydra group"]["status"] == "fail"
     assert "search path" in found["validate"]["detail"]

@@ -9,10 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.stats.mounts import tmpfs
 from tests.world import Arrivals, make_engine, make_stream_engine, run_step
+from verl_adaptive.engine import AsyncFacts
 from verl_adaptive.errors import AdaptiveError
-from verl_adaptive.record import Tape, replay
-from verl_adaptive.streaming import StreamFacts
+from verl_adaptive.record import Tape, _seed, replay
+from verl_adaptive.stats import read_snapshot, write_snapshot
 
 POLICY = ("greso", "fixed", "informative", "verl")
 
@@ -20,7 +22,7 @@ POLICY = ("greso", "fixed", "informative", "verl")
 def record(folder, *, stream: bool = False, steps: int = 4):
     """A small run's record; its folder."""
     if stream:
-        engine, world = make_stream_engine(*POLICY, stream=StreamFacts(warmup=8))
+        engine, world = make_stream_engine(*POLICY, stream=AsyncFacts(warmup=8))
     else:
         engine, world = make_engine(*POLICY)
     tape = Tape(folder, engine)
@@ -47,15 +49,140 @@ def test_a_record_and_one_attempt_of_it(call, tmp_path, stream):
     assert found["rollouts"] == sum(ledger["rollouts"]["generated"] for ledger in found["ledgers"])
 
 
+def rewrite(folder, change, seal=True) -> int:
+    """Change the events of a record, with sums that fit or as they are; the first line that is changed."""
+    path = folder / "events.jsonl"
+    events = [json.loads(line) for line in path.read_text().splitlines()]
+    at = change(events)
+    total, out = _seed(folder), b""
+    for event in events:
+        if seal and "sum" in event:
+            event["sum"] = total.hexdigest()
+        line = json.dumps(event).encode() + b"\n"
+        total.update(line)
+        out += line
+    path.write_bytes(out)
+    return at + 1
+
+
 def test_a_difference_is_named_and_is_a_failure(call, tmp_path):
     folder = record(tmp_path / "record")
-    events = folder / "events.jsonl"
-    lines = events.read_text().splitlines()
-    at = max(i for i, line in enumerate(lines) if "asked" in line and json.loads(line)["asked"])
-    lines[at] = '{"asked":"0"}'
-    events.write_text("\n".join(lines) + "\n")
+
+    def change(events):
+        at = max(i for i, event in enumerate(events) if event.get("asked"))
+        events[at]["asked"] = "0"
+        return at
+
+    line = rewrite(folder, change)
     status, out, _ = call("replay", str(folder))
-    assert status == 1 and f"line {at + 1}: other rollouts were asked for" in out
+    assert status == 1 and f"line {line}: other rollouts were asked for" in out
+
+
+def _more_tokens(back):
+    back["tokens"] = [count + 1 for count in back["tokens"]]
+
+
+def _other_reward(back):
+    back["reward"] = [value + 0.25 for value in back["reward"]]
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize("change", [_more_tokens, _other_reward])
+@pytest.mark.parametrize("which", ["first", "last"])
+def test_numbers_that_decide_nothing_are_vouched_for_too(call, tmp_path, stream, change, which):
+    """Tokens and (with another signal) rewards decide nothing: the decisions come out the same whatever they say."""
+    folder = record(tmp_path / "record", stream=stream)
+
+    def tamper(events):
+        found = [i for i, event in enumerate(events) if "back" in event]
+        change(events[found[0 if which == "first" else -1]]["back"])
+        return found[0]
+
+    rewrite(folder, tamper, seal=False)
+    status, out, err = call("replay", str(folder))
+    assert status == 1 and "identical" not in out and "the record was changed after the run wrote it" in err
+
+
+@pytest.mark.parametrize("name", ["header.json", "start/manifest.json"])
+def test_the_beginning_is_vouched_for_too(call, tmp_path, name):
+    folder = record(tmp_path / "record")
+    text = (folder / name).read_text()
+    if name == "header.json":
+        header = json.loads(text)
+        header["adaptive"]["name"] = "another"
+        (folder / name).write_text(json.dumps(header))
+    else:  # a snapshot of the same statistics, with another story
+        table, state, _ = read_snapshot(folder / "start")
+        write_snapshot(folder / "start", table, state, meta={"step": 7})
+    status, _, err = call("replay", str(folder))
+    assert status == 1 and "the record was changed" in err
+
+
+def test_a_sum_that_is_missing_is_a_change(call, tmp_path):
+    folder = record(tmp_path / "record")
+    path = folder / "events.jsonl"
+    events = [json.loads(line) for line in path.read_text().splitlines()]
+    path.write_text("".join(json.dumps({k: v for k, v in e.items() if k != "sum"}) + "\n" for e in events))
+    assert call("replay", str(folder))[0] == 1
+
+
+def test_a_record_of_the_first_version_is_replayed(call, tmp_path):
+    """0.1.0 wrote no sums."""
+    folder = record(tmp_path / "record")
+    header = json.loads((folder / "header.json").read_text())
+    (folder / "header.json").write_text(json.dumps({**header, "version": 1}))
+    path = folder / "events.jsonl"
+    events = [json.loads(line) for line in path.read_text().splitlines()]
+    path.write_text("".join(json.dumps({k: v for k, v in e.items() if k != "sum"}) + "\n" for e in events))
+    status, out, _ = call("replay", str(folder))
+    assert status == 0 and "4 steps" in out and "every decision identical" in out
+
+
+@pytest.mark.parametrize("content", [b"", b'{"begin":1}\n', b'{"begin":1}\n{"pull":[0'])
+def test_an_empty_record_shows_nothing(call, tmp_path, content):
+    record(tmp_path / "record")
+    folder = record(tmp_path / "record", steps=0)
+    assert (folder / "events.jsonl").read_bytes() == b""
+    (folder / "events.jsonl").write_bytes(content)
+    status, out, _ = call("replay", str(folder))
+    assert status == 1 and "the record is empty" in out and "identical" not in out
+    (found,) = json.loads(call("replay", str(folder), "--json")[1])
+    assert found["empty"] and not found["identical"]
+    status, out, _ = call("replay", str(tmp_path / "record"))  # beside an attempt that shows something
+    assert status == 0 and out.count("every decision identical") == 1 and "attempt-1: the record is empty" in out
+
+
+def test_no_password_is_recorded(tmp_path):
+    engine, _ = make_engine(*POLICY)
+    engine.config.store.url = "postgresql+psycopg://me:hunter2@host/db"
+    engine.config.warm_start = "postgresql://me@host/db?password=hunter2#run"
+    tape = Tape(tmp_path, engine)
+    tape.close()
+    for path in tmp_path.rglob("*"):
+        assert path.is_dir() or b"hunter2" not in path.read_bytes(), path
+    header = json.loads((tape.folder / "header.json").read_text())["adaptive"]
+    assert header["store"]["url"] == "postgresql+psycopg://me:***@host/db"
+    assert engine.config.store.url == "postgresql+psycopg://me:hunter2@host/db"  # the run's own is as it was
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["sync", "async"])
+def test_a_full_disk_ends_the_recording_and_not_the_run(call, tmp_path, caplog, stream):
+    with tmpfs(tmp_path / "disk", "64k") as disk:
+        if stream:
+            engine, world = make_stream_engine(*POLICY, stream=AsyncFacts(warmup=8))
+        else:
+            engine, world = make_engine(*POLICY)
+        arrivals = Arrivals(world)
+        tape = Tape(disk / "record", engine)
+        for step in range(1, 60):
+            result = arrivals.step(engine, step) if stream else run_step(engine, world, step)
+            assert result.groups.rollouts
+        tape.close()
+        assert caplog.text.count("recording stopped in step") == 1 and "No space left" in caplog.text
+        status, out, err = call("replay", str(tape.folder))  # what there is, up to the torn line
+        assert status == 0 and "every decision identical" in out and not err
+        steps = int(out.split(": ")[1].split(" ")[0])
+        assert 0 < steps < 59
 
 
 @pytest.mark.parametrize(
@@ -63,7 +190,7 @@ def test_a_difference_is_named_and_is_a_failure(call, tmp_path):
     [
         (lambda f: (f / "header.json").unlink(), "header.json cannot be read"),
         (lambda f: (f / "header.json").write_text("{"), "header.json cannot be read"),
-        (lambda f: (f / "header.json").write_text('{"version": 9}'), "reads version 1"),
+        (lambda f: (f / "header.json").write_text('{"version": 9}'), "reads versions 1 and 2"),
         (lambda f: (f / "events.jsonl").unlink(), "adaptive.record=true"),
         (lambda f: (f / "events.jsonl").write_text("[]\n"), "line 1: not an event"),
         (lambda f: (f / "events.jsonl").write_text("{]\n{}\n"), "events.jsonl, line 1"),

@@ -6,12 +6,12 @@ import importlib
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-import yaml
 
 from tests.cli.stores import make_run
 from verl_adaptive.cli import COMMANDS, _Parser
@@ -131,14 +131,9 @@ TRAINING = sorted({line for _, line in shell_lines() if kind(line).startswith("p
 @pytest.mark.parametrize("line", TRAINING)
 def test_training_commands_compose_and_validate(line, monkeypatch) -> None:
     inspect = pytest.importorskip("verl_adaptive.integration.inspect")
-    if "name:resting" in line:  # docs/custom_parts.md: a part of the reader's own; tested below
-        overrides = words_of(line)[3:]
-        config = inspect.compose(overrides)
-        assert dict(config.adaptive.sampler) == {"name": "resting", "steps": 3}
-        return
     if "adaptive/sampler=cero" in line or "adaptive=cero" in line:
         assert "adaptive.refill=false" in line or "+adaptive=cero" in line
-    inspect.validate(inspect.compose(words_of(line)[3:]))
+    inspect.validate(inspect.compose(inspect.Command.parse(words_of(line))))
 
 
 @pytest.mark.parametrize("line", sorted({line for _, line in shell_lines() if kind(line) == "verl-adaptive"}))
@@ -289,58 +284,80 @@ def test_python_blocks_run(tmp_path, monkeypatch) -> None:
     assert ran
 
 
-def test_the_page_on_custom_parts_works_as_it_stands(tmp_path) -> None:
-    """Installs the page's package by its entry point, runs the page's test, and composes its command line."""
-    files = {}
-    for language in ("python", "yaml", "ini"):
-        for page, code in blocks(language):
-            if page == "docs/custom_parts.md":
-                files[re.match(r"# (\S+)", code)[1]] = code
-    assert set(files) == {
-        "resting/sampler.py",
-        "tests/test_resting.py",
-        "resting/conf/adaptive/sampler/resting.yaml",
-        "setup.cfg",
-    }
-    site = tmp_path / "site"
-    for name, code in files.items():
-        path = site / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(code)
-    for folder in ("resting", "resting/conf", "resting/conf/adaptive", "resting/conf/adaptive/sampler"):
-        (site / folder / "__init__.py").touch()
-    entry = re.search(r"sampler\.resting = \S+", files["setup.cfg"])[0]
-    info = site / "resting-1.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: resting\nVersion: 1\n")
-    (info / "entry_points.txt").write_text(f"[verl_adaptive.policies]\n{entry}\n")
-    assert yaml.safe_load(files["resting/conf/adaptive/sampler/resting.yaml"])["name"] == "resting"
+PARTS_PAGE = "docs/custom_parts.md"
 
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(site), str(ROOT)])}
-    tested = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(site / "tests" / "test_resting.py")],
+
+@pytest.fixture(scope="module")
+def teaching(tmp_path_factory) -> Path:
+    """The page's package as files; its entry points are not installed."""
+    site = tmp_path_factory.mktemp("site")
+    for page, code in (*blocks("python"), *blocks("ini")):
+        if page == PARTS_PAGE:
+            path = site / re.match(r"# (\S+)", code)[1]
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(code)
+    (site / "teaching" / "__init__.py").touch()
+    assert {p.relative_to(site).as_posix() for p in site.rglob("*.*")} == {
+        *(f"teaching/{name}.py" for name in ("__init__", "sampler", "allocator", "filter", "advantage")),
+        *("tests/test_parts.py", "tests/test_groups.py", "setup.cfg"),
+    }
+    return site
+
+
+def in_site(site: Path, *words: str) -> str:
+    done = subprocess.run(
+        [sys.executable, *words],
         cwd=site,
-        env=env,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(site), str(ROOT)])},
         capture_output=True,
         text=True,
     )
-    assert tested.returncode == 0, tested.stdout + tested.stderr
-    assert re.search(r"\d+ passed", tested.stdout)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
 
+
+def parts_commands() -> list[list[str]]:
+    """The page's command lines: named by path, and by entry point."""
+    page = (ROOT / PARTS_PAGE).read_text()
+    found = [m[1].replace("\\\n", " ") for m in re.finditer(r"```text\n(.*?)```", page, flags=re.S)]
+    commands = [words_of(text) for text in found if "main_ppo" in text]
+    assert len(commands) == 2
+    return commands
+
+
+@pytest.mark.timeout(1200)  # four conformance suites; a busy machine takes minutes for them
+def test_the_parts_of_the_page_keep_what_the_roles_promise(teaching) -> None:
+    said = in_site(teaching, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests")
+    assert re.search(r"[2-9]\d passed", said) and "failed" not in said
+
+
+def test_the_page_names_what_its_parts_are_written_with() -> None:
+    import verl_adaptive
+
+    words = re.search(r"from verl_adaptive import (.*)", (ROOT / PARTS_PAGE).read_text())[1].split(", ")
+    assert set(words) <= set(verl_adaptive.__all__) and {"Sampler", "Column", "check"} <= set(words)
+
+
+def test_a_part_of_the_page_can_be_named_by_its_path(teaching) -> None:
     pytest.importorskip("verl")
-    page = (ROOT / "docs" / "custom_parts.md").read_text()
-    command = re.search(r"```text\n(.*?)```", page, flags=re.S)[1].replace("\\\n", " ")
-    shown = next(line for _, line in shell_lines() if "name:resting" in line)
-    for line in (command, shown):
-        done = subprocess.run(
-            [sys.executable, "-m", "verl_adaptive", "doctor", "--", *words_of(line)],
-            cwd=tmp_path,
-            env=env,
-            capture_output=True,
-            text=True,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        assert "sampler=resting (steps=3)" in done.stdout
+    said = in_site(teaching, "-m", "verl_adaptive", "doctor", "--", *parts_commands()[0])
+    assert "sampler=resting (steps=3), allocator=fixed" in said
+
+
+def test_an_entry_point_is_all_that_the_parts_of_the_page_need(teaching, tmp_path) -> None:
+    """Installed as a wheel's metadata would be, in a folder on the path."""
+    pytest.importorskip("verl")
+    entries = re.findall(r"^    (\w+\.\w+ = \S+)$", (teaching / "setup.cfg").read_text(), flags=re.M)
+    assert len(entries) == 4
+    site = tmp_path / "site"
+    shutil.copytree(teaching, site)
+    info = site / "teaching-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: teaching\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("\n".join(["[verl_adaptive.policies]", *entries, ""]))
+    said = in_site(site, "-m", "verl_adaptive", "doctor", "--", *parts_commands()[1])
+    assert "sampler=resting (steps=3), allocator=halves, filter=concise, advantage=ranked" in " ".join(said.split())
+    assert "adaptive.filter.longest" in in_site(site, "-m", "verl_adaptive", "parts", "concise")
 
 
 def test_the_recipes_table_is_complete() -> None:

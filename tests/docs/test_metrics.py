@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from tests.world import Arrivals, make_engine, make_stream_engine, run_step
+from verl_adaptive.engine import AsyncFacts
 from verl_adaptive.policy import PARTS, find_part
-from verl_adaptive.streaming import StreamFacts
 
 DOC = Path(__file__).parents[2] / "docs" / "metrics.md"
 TOGETHER = {"sum": "sum", "mean": "weighted_avg", "max": "max", "min": "min"}
@@ -32,6 +32,7 @@ RUNS = {
     },
     "reinforce_ada": {"allocator": {"name": "reinforce_ada", "per_round": 4}},
     "dbb": {"advantage": "discounted_beta"},
+    "solo": {"sampler": "spread", "advantage": "memory"},
 }
 
 
@@ -72,7 +73,7 @@ def emitted() -> dict[str, float]:
     out: dict[str, float] = {}
     facts = {"batch": 8, "n": 16, "M": 200, "p": np.linspace(0, 1, 200) ** 0.5}
     made = [make_engine(**options, **facts) for options in RUNS.values()]
-    made.append(make_stream_engine(filter="informative", **facts, stream=StreamFacts(warmup=12, threshold=2)))
+    made.append(make_stream_engine(filter="informative", **facts, stream=AsyncFacts(warmup=12, threshold=2)))
     for engine, world in made:
         world.failure = 0.05
         arrivals = Arrivals(world)

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.stores import make_run
+
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted(p.name for p in (ROOT / "examples").glob("*.sh") if p.name != "quickstart_cpu.sh")
 
@@ -53,15 +55,20 @@ def test_it_says_first_that_it_never_ran_on_gpus(name) -> None:
     assert os.access(ROOT / "examples" / name, os.X_OK)
 
 
-@pytest.mark.parametrize("name", RECIPES)
-def test_it_composes_and_validates(name) -> None:
-    inspect = pytest.importorskip("verl_adaptive.integration.inspect")
-    from verl_adaptive.commands.doctor import command_line
+@pytest.fixture(scope="module")
+def earlier(tmp_path_factory) -> str:
+    """A run to start from."""
+    folder = tmp_path_factory.mktemp("earlier")
+    make_run(folder, steps=3)
+    return str(folder)
 
-    words = words_of(name)
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_it_composes_and_validates(name, earlier) -> None:
+    inspect = pytest.importorskip("verl_adaptive.integration.inspect")
+    words = words_of(name, FROM=earlier)
     assert words[:3] == ["python", "-m", "verl.trainer.main_ppo"]
-    overrides, config_name = command_line(words)
-    config = inspect.compose(overrides, config_name)
+    config = inspect.compose(inspect.Command.parse(words))
     checked = inspect.validate(config)
     plan = inspect.make_plan(config, *checked)
     groups, n, updates, first_round, steps = EXPECTED[name]
@@ -86,11 +93,9 @@ OTHER_NAMES = {
 def test_the_asynchronous_recipe(mode) -> None:
     """In both modes, with verl's own keys; and what verl asserts only when workers start."""
     inspect = pytest.importorskip("verl_adaptive.integration.inspect")
-    from verl_adaptive.commands.doctor import command_line
-
-    overrides, config_name = command_line(words_of("qwen2.5_math_7b_async.sh", MODE=mode))
-    assert f"trainer.v1.trainer_mode={mode}" in overrides
-    config = inspect.compose(overrides, config_name)
+    command = inspect.Command.parse(words_of("qwen2.5_math_7b_async.sh", MODE=mode))
+    assert f"trainer.v1.trainer_mode={mode}" in command.overrides
+    config = inspect.compose(command)
     plan = inspect.make_plan(config, *inspect.validate(config))
     assert plan.mode == mode and plan.updates == 4
     assert ("4 devices generate while others train" in plan.schedule) == (mode == "separate_async")

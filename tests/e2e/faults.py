@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,8 +13,7 @@ import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tests.e2e.harness import Run, assets, train
-from tests.e2e.test_pipeline import balanced
+from tests.e2e.harness import Run, assets, balanced, train
 from verl_adaptive.stats import open_store, read_snapshot
 
 #: Trainer mode → what chooses it.
@@ -112,14 +110,12 @@ class Killer(threading.Thread):
 
     Attributes:
         killed: the process id; None if it never came to that.
-        at: when, by the monotonic clock.
     """
 
     def __init__(self, title: str, when: Callable[[], bool], after: float = 0.5) -> None:
         super().__init__(daemon=True)
         self.title, self.when, self.after = title, when, after
         self.killed: int | None = None
-        self.at = 0.0
         self._over = threading.Event()
 
     def run(self) -> None:
@@ -130,7 +126,7 @@ class Killer(threading.Thread):
         victims = processes(self.title)
         if victims:
             os.kill(victims[0].pid, signal.SIGKILL)
-            self.killed, self.at = victims[0].pid, time.monotonic()
+            self.killed = victims[0].pid
 
     def __enter__(self) -> Killer:
         self.start()
@@ -141,12 +137,11 @@ class Killer(threading.Thread):
         self.join(10)
 
 
-def failed_run(folder: Path, *overrides: str, timeout: float = 400, **env: str) -> tuple[Run, float]:
-    """A run that must end by itself, with an error; and how many seconds that took."""
-    began = time.monotonic()
+def failed_run(folder: Path, *overrides: str, timeout: float = 400, **env: str) -> Run:
+    """A run that must end by itself, with an error."""
     run = train(folder, *overrides, timeout=timeout, **env)
     assert run.code not in (0, None), run.tail
-    return run, time.monotonic() - began
+    return run
 
 
 def changed_data(path: Path, drop: int, add: int) -> tuple[str, int]:

@@ -8,14 +8,18 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pyarrow.parquet as pq
+import torch
 
 from verl_adaptive.record import attempts, replay
 
 REPO = Path(__file__).resolve().parents[2]
+MARK = "=== run "
+BEGIN = MARK + "{} ==="  # before each of several runs, in the log
 ASSETS = Path(os.environ.get("VERL_ADAPTIVE_E2E_DIR", REPO / "runs" / "e2e"))
 STEPS = ("make_data", "make_model", "warm_start")
 
@@ -68,13 +72,11 @@ class Run:
         return [json.loads(line)["input"] for line in lines]
 
 
-def command(folder: Path, *overrides: str) -> list[str]:
+def words(folder: Path, *overrides: str) -> list[str]:
+    """verl's overrides for a small run in a folder; a later word takes the place of an earlier one."""
     made = assets()
     platform = () if any(o.startswith("+adaptive/platform=") for o in overrides) else ("+adaptive/platform=cpu",)
     return [
-        sys.executable,
-        "-m",
-        "verl.trainer.main_ppo",
         *platform,
         f"actor_rollout_ref.model.path={made / 'model'}",
         f"data.train_files={made / 'data' / 'train.parquet'}",
@@ -104,8 +106,12 @@ def command(folder: Path, *overrides: str) -> list[str]:
 
 
 def environment(metrics: Path, **extra: str) -> dict[str, str]:
+    # bytecode halves the start-up of a dozen processes
+    inherited = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    path = (extra.pop("PYTHONPATH", ""), str(REPO), os.environ.get("PYTHONPATH", ""))
     return {
-        **os.environ,
+        **inherited,
+        "PYTHONPATH": os.pathsep.join(p for p in path if p),
         "VERL_PLATFORM": "cpu",
         "HF_HUB_OFFLINE": "1",
         "PYTHONUNBUFFERED": "1",
@@ -132,13 +138,54 @@ def train(folder: Path, *overrides: str, timeout: float = 600, kill_at: int | No
 
     The process that is killed is the one that started Ray: its raylet, workers, driver and vLLM die with it.
     """
+    metrics = _next_metrics(folder)
+    command = ["-m", "verl.trainer.main_ppo", *words(folder, *overrides)]
+    code, text = _call(folder, command, metrics, timeout, kill_at, env)
+    return Run(folder, code, text, read_metrics(metrics))
+
+
+def several(
+    folder: Path, runs: Mapping[str, Sequence[str]], *common: str, timeout: float = 1500, **env: str
+) -> dict[str, Run]:
+    """Runs in folders of their own, one after the other on one start-up of verl; see :mod:`tests.e2e.several`.
+
+    Args:
+        runs: name → overrides. One that has a folder already goes on in it.
+        common: overrides of all.
+
+    Returns:
+        Each run. The status of one that ended well is 0 whatever came after it; not 0 if it did not begin.
+    """
+    listed = []
+    for name, overrides in runs.items():
+        metrics = _next_metrics(folder / name)
+        listed.append({"name": name, "metrics": str(metrics), "words": words(folder / name, *common, *overrides)})
+    (folder / "runs.json").write_text(json.dumps(listed))
+    command = ["-m", "tests.e2e.several", str(folder / "runs.json")]
+    code, text = _call(folder, command, folder / "no-metrics.jsonl", timeout, None, env)
+    made = {}
+    for run in listed:
+        metrics, (_, mark, log) = Path(run["metrics"]), text.partition(BEGIN.format(run["name"]))
+        ended = 0 if metrics.with_suffix(".done").exists() else code or 1
+        said = log.partition(MARK)[0] if mark else f"{run['name']} did not begin:\n{text}"
+        made[run["name"]] = Run(folder / run["name"], ended, said, read_metrics(metrics))
+    return made
+
+
+def _next_metrics(folder: Path) -> Path:
+    """A file for an attempt's metrics; verl's file logger would overwrite an earlier attempt's."""
     folder.mkdir(parents=True, exist_ok=True)
-    attempt = len(list(folder.glob("metrics-*.jsonl")))  # verl's file logger would overwrite an earlier attempt's
-    metrics = folder / f"metrics-{attempt}.jsonl"
+    return folder / f"metrics-{len(list(folder.glob('metrics-*.jsonl')))}.jsonl"
+
+
+def _call(
+    folder: Path, command: list[str], metrics: Path, timeout: float, kill_at: int | None, env: dict[str, str]
+) -> tuple[int, str]:
+    """Run Python to its end, or until it is killed: the status, and what it said."""
     with open(folder / "log.txt", "a") as log:
         start = log.tell()
         process = subprocess.Popen(
-            command(folder, *overrides),
+            [sys.executable, *command],
             cwd=folder,
             env=environment(metrics, **env),
             stdout=log,
@@ -157,8 +204,35 @@ def train(folder: Path, *overrides: str, timeout: float = 600, kill_at: int | No
                 tail = (folder / "log.txt").read_text()[-3000:]
                 raise TimeoutError(f"verl did not finish within {timeout} s:\n{tail}")
             time.sleep(0.2)
-    text = (folder / "log.txt").read_text()[start:]
-    return Run(folder, process.returncode, text, read_metrics(metrics))
+    return process.returncode, (folder / "log.txt").read_bytes()[start:].decode(errors="replace")
+
+
+def balanced(run: Run, before: dict | None = None) -> None:
+    """generated + held before = trained + dropped + surplus + held after, in rollouts and in tokens, every step.
+
+    Args:
+        before: the account in the snapshot from which the run went on.
+    """
+    for unit in ("rollouts", "tokens"):
+        account = (before or {}).get(unit, {})
+        held = float(account.get("held", 0))
+        for m in run.steps:
+            name = f"adaptive/{unit}/"
+            dropped = sum(v for k, v in m.items() if k.startswith(f"{name}dropped_total/"))
+            assert dropped == m[f"{name}dropped_total"]
+            out = m[f"{name}trained_total"] + dropped + m[f"{name}surplus_total"] + m[f"{name}held"]
+            assert m[f"{name}generated_total"] + held == out, m
+            held = m[f"{name}held"]
+        generated = account.get("generated", 0) + sum(run.series(f"{name}generated_total"))
+        assert run.steps[-1][f"adaptive/cumulative/{unit}_generated"] == generated
+
+
+def optimizer_updates(run: Run, step: int) -> int:
+    """Updates that Adam has really made, from verl's own checkpoint."""
+    folder = run.folder / "checkpoints" / f"global_step_{step}" / "actor"
+    (path,) = folder.glob("optim_world_size_*_rank_0.pt")
+    state = torch.load(path, weights_only=False)["state"]
+    return int(next(iter(state.values()))["step"])
 
 
 def replays(run: Run, steps: int | None = None) -> None:

@@ -7,9 +7,8 @@ import json
 import numpy as np
 import pytest
 
-from tests.e2e.faults import MODES, balanced
-from tests.e2e.harness import Run, replays, train
-from tests.e2e.test_pipeline import optimizer_updates
+from tests.e2e.faults import MODES
+from tests.e2e.harness import Run, balanced, optimizer_updates, replays, several, train
 from verl_adaptive.stats import open_store, read_snapshot
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
@@ -39,12 +38,20 @@ def observed_once(run: Run, step: int) -> None:
 
 def interrupted(folder, *overrides: str, steps: int = 6) -> tuple[Run, Run, int]:
     """A run that is killed in the middle and started again; the step it went on from."""
-    words = (*overrides, f"trainer.total_training_steps={steps}", "trainer.save_freq=2", "adaptive.record=true")
-    first = train(folder, *words, kill_at=3)
+    first = train(folder, *overrides, *until(steps), kill_at=3)
+    return went_on(first, train(folder, *overrides, *until(steps)), steps)
+
+
+def until(steps: int) -> tuple[str, ...]:
+    return f"trainer.total_training_steps={steps}", "trainer.save_freq=2", "adaptive.record=true"
+
+
+def went_on(first: Run, second: Run, steps: int) -> tuple[Run, Run, int]:
+    """What holds of a run that was killed, and of the one that went on from its checkpoint."""
+    folder = first.folder
     assert first.code == -9, first.tail
     saved = int((folder / "checkpoints" / "latest_checkpointed_iteration.txt").read_text())
     _, before = state_of(first, saved)
-    second = train(folder, *words)
     assert second.code == 0, second.tail
     assert [int(m["training/global_step"]) for m in second.steps] == list(range(saved + 1, steps + 1))
     account = second.steps[0]
@@ -56,9 +63,18 @@ def interrupted(folder, *overrides: str, steps: int = 6) -> tuple[Run, Run, int]
     return first, second, saved
 
 
-def test_colocated_pilots_survive_a_kill(tmp_path):
+@pytest.fixture(scope="module")
+def colocated(tmp_path_factory) -> tuple[Run, dict[str, Run]]:
+    """Pilot-Commit, killed; on the second start-up it goes on, and `full` runs after it."""
+    folder, words = tmp_path_factory.mktemp("colocated"), ("+adaptive=pilot_commit", *until(6))
+    first = train(folder / "pilots", *COLOCATE, *words, kill_at=3)
+    full = ("+adaptive=full", "trainer.total_training_steps=3", "adaptive.record=true")
+    return first, several(folder, {"pilots": words, "full": full}, *COLOCATE)
+
+
+def test_colocated_pilots_survive_a_kill(colocated):
     """Top-ups, partial rollouts and prompts in flight go on after SIGKILL and resume."""
-    first, second, saved = interrupted(tmp_path, "+adaptive=pilot_commit", *COLOCATE)
+    first, second, saved = went_on(colocated[0], colocated[1]["pilots"], 6)
     _, engine = state_of(first, saved)
     assert len(engine["stream"]["flight"]["ticket"]) > 0
     for run in (first, second):
@@ -66,10 +82,14 @@ def test_colocated_pilots_survive_a_kill(tmp_path):
     assert optimizer_updates(second, 6) == 12
     # pilots and commits train as one group of 8
     groups: dict[str, int] = {}
-    for line in (tmp_path / "rollouts" / "6.jsonl").read_text().splitlines():
+    for line in (second.folder / "rollouts" / "6.jsonl").read_text().splitlines():
         uid = json.loads(line)["uid"].split("_")[0].split(".")[0]
         groups[uid] = groups.get(uid, 0) + 1
     assert {n for uid, n in groups.items() if not uid.startswith("pad")} == {8}
+
+
+def test_full_trains_colocated(colocated):
+    trains(colocated[1]["full"])
 
 
 def test_separate_survives_a_kill(tmp_path):
@@ -104,7 +124,6 @@ def test_killed_again_and_again(mode, tmp_path):
 @pytest.mark.parametrize(
     ("preset", "mode"),
     [
-        ("full", COLOCATE),
         pytest.param("cero", (*COLOCATE, "trainer.v1.colocate_async.num_warmup_batches=0"), marks=pytest.mark.matrix),
         pytest.param("grpo", COLOCATE, marks=pytest.mark.matrix),
         pytest.param("dapo", COLOCATE, marks=pytest.mark.matrix),
@@ -125,7 +144,10 @@ def test_killed_again_and_again(mode, tmp_path):
     ],
 )
 def test_preset_trains(preset, mode, tmp_path):
-    run = train(tmp_path, f"+adaptive={preset}", *mode, "trainer.total_training_steps=3", "adaptive.record=true")
+    trains(train(tmp_path, f"+adaptive={preset}", *mode, "trainer.total_training_steps=3", "adaptive.record=true"))
+
+
+def trains(run: Run) -> None:
     assert run.code == 0, run.tail
     assert len(run.steps) == 3
     balanced(run)

@@ -16,8 +16,7 @@ import psutil
 import pytest
 
 from tests.e2e.faults import DRIVER
-from tests.e2e.harness import environment, train
-from tests.e2e.test_pipeline import balanced
+from tests.e2e.harness import balanced, environment, train
 from verl_adaptive.integration.cpu import ENVIRONMENT_DEFAULTS
 from verl_adaptive.stats import open_store, read_snapshot
 

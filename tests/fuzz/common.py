@@ -22,7 +22,7 @@ from verl_adaptive.errors import AdaptiveError
 #: How many times more examples than in a normal run.
 FACTOR = int(os.environ.get("VERL_ADAPTIVE_FUZZ", "1"))
 #: Seconds that one example may take; a hang ends here.
-PATIENCE = 60
+LIMIT = 60
 
 
 def examples(count: int) -> Callable[[Any], Any]:
@@ -37,7 +37,7 @@ def examples(count: int) -> Callable[[Any], Any]:
 
 
 def _hangs(*_: object) -> None:
-    raise TimeoutError(f"no answer within {PATIENCE} s")
+    raise TimeoutError(f"no answer within {LIMIT} s")
 
 
 @contextmanager
@@ -46,7 +46,7 @@ def survives() -> Iterator[list[str]]:
     said: list[str] = []
     before = signal.signal(signal.SIGALRM, _hangs)
     began = time.monotonic()
-    left, _ = signal.setitimer(signal.ITIMER_REAL, PATIENCE)  # what pytest-timeout has left of its own
+    left, _ = signal.setitimer(signal.ITIMER_REAL, LIMIT)  # what pytest-timeout has left of its own
     try:
         yield said
     except AdaptiveError as error:

@@ -19,7 +19,7 @@ from verl_adaptive.policy import build_policy
 from verl_adaptive.redact import redact
 from verl_adaptive.report.expressions import Expression
 from verl_adaptive.report.prompts import Prompts
-from verl_adaptive.stats import StatsTable, dataset_keys
+from verl_adaptive.stats import Journal, StatsTable, dataset_keys, warm_start
 from verl_adaptive.stats.database import make_engine, parse_url, shown
 from verl_adaptive.stats.locate import locate
 
@@ -170,9 +170,46 @@ def test_passwords_never_show(scheme, user, password, host, ending) -> None:
         f"postgresql://h/db?sslpassword={SECRET}&sslmode=require",
         f"postgresql://u:{SECRET}@h:port/db",
         f"nothing://u:{SECRET}@h/db",
+        f"postgresql://:{SECRET}@h/db",
+        f"postgresql://me@corp.com:{SECRET}@h/db",
+        f"postgresql://u:a b {SECRET}@h/db",
+        f"postgresql://u:a#{SECRET}@h/db",
+        f"postgresql://u:{SECRET}#b@h/db",
+        f"postgresql://u:a?{SECRET}@h/db",
+        f"postgresql://u:a%40{SECRET}@h/db",
+        f"postgresql://u:a@b/{SECRET}@h/db",
+        f"postgresql://u:5/{SECRET}@h/db",
+        f"postgresql://u:'{SECRET}'@h/db",
+        f"postgresql://u:{SECRET}@[::1]:5432/db",
+        f"postgresql://u:{SECRET}@/db?host=/nowhere",
+        f"postgresql://u:{SECRET}@h1,h2/db",
+        f"postgresql+asyncpg://u:{SECRET}@h/db",
+        f"POSTGRESQL://u:{SECRET}@h/db",
+        f"postgresql:/u:{SECRET}@h/db",
+        f"postgresql:u:{SECRET}@h/db",
+        f"//u:{SECRET}@h/db",
+        f"u:{SECRET}@h/db",
+        f"jdbc:postgresql://h/db?user=u&password={SECRET}",
+        f"host=h user=u password={SECRET} dbname=d",
+        f"host=h user=u password='a {SECRET}'",
+        f"host=h;Pwd={SECRET};",
+        f"postgresql://h/db?PASSWORD={SECRET}",
+        f"postgresql://h/db?pass%77ord={SECRET}",
+        f"postgresql://h/db?pasword={SECRET}",
+        f"postgresql://h/db?password=a+{SECRET}",
+        f"postgresql://h/db?password=a'{SECRET}",
+        f"postgresql://h/db?a=1;password={SECRET}",
+        f"postgresql://h/db?dbname=postgresql%3A%2F%2Fu%3A{SECRET}%40h",
+        f"postgresql://127.0.0.1:1/db?passfile=/x&password={SECRET}",
+        f"postgresql://u:{SECRET}@127.0.0.1:1/db",
+        f"sqlite:////proc/nowhere/x?key={SECRET}",
+        f"sqlite://u:{SECRET}@/x",
+        f"mysql://h/db?password={SECRET}",
     ],
 )
-def test_passwords_are_in_no_message(url, tmp_path, capsys) -> None:
+def test_passwords_are_in_no_message(url, tmp_path, capsys, caplog, monkeypatch) -> None:
+    monkeypatch.setattr("verl_adaptive.redact._KNOWN", {})  # what other tests gave away
+    monkeypatch.chdir(tmp_path)
     from verl_adaptive.cli import main
 
     assert main(["stats", url]) == 1
@@ -180,8 +217,16 @@ def test_passwords_are_in_no_message(url, tmp_path, capsys) -> None:
     assert (
         main(["filter-dataset", str(tmp_path / "no.parquet"), "o.parquet", "--stats", url, "--where", "visits>0"]) == 1
     )
+    assert main(["stats", f"{url}#run"]) == 1 and main(["compare", url, url]) == 1
+    try:
+        Journal.open(url, run_id="r").close()
+    except AdaptiveError as error:
+        assert SECRET not in str(error) + str(error.__cause__ or "")
+    with pytest.raises(AdaptiveError) as refused:
+        warm_start(StatsTable(), url, discount=0.5)
+    assert SECRET not in str(refused.value)
     said = capsys.readouterr()
-    assert SECRET not in said.out + said.err
+    assert SECRET not in said.out + said.err + caplog.text + shown(url) + redact(f"cannot use {url}: try again")
     for key, value in (("store", {"url": url, "nonsense": 1}), ("warm_start", {"x": url}), ("urll", url)):
         with pytest.raises(ConfigError) as error:
             AdaptiveConfig.from_mapping({key: value})

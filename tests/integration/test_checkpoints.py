@@ -1,17 +1,36 @@
-"""Snapshots follow verl's checkpoints: copied where verl copies, removed where verl removes."""
+"""Snapshots follow verl's checkpoints: copied where verl copies, removed where verl removes, whole at any moment.
+
+On a real TransferQueue, whose rows of groups that wait for more rollouts are part of a snapshot.
+"""
 
 from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 pytest.importorskip("verl")
-from omegaconf import OmegaConf
+ray = pytest.importorskip("ray")
+tq = pytest.importorskip("transfer_queue")
 
-from tests.world import make_engine, run
-from verl_adaptive.config import AdaptiveConfig
-from verl_adaptive.integration.run_store import RunStore
-from verl_adaptive.stats import read_snapshot
+import torch  # noqa: E402
+from hydra import compose, initialize_config_module  # noqa: E402
+from omegaconf import OmegaConf  # noqa: E402
+from verl.utils import tensordict_utils as tu  # noqa: E402
+
+from tests.world import make_engine, run  # noqa: E402
+from verl_adaptive.config import AdaptiveConfig, ResumeConfig, SuccessConfig  # noqa: E402
+from verl_adaptive.integration.run_store import RunStore  # noqa: E402
+from verl_adaptive.resume import IRRELEVANT, LOGGED, settings_of  # noqa: E402
+from verl_adaptive.stats import SnapshotError, read_manifest, read_snapshot  # noqa: E402
+
+PILOT = {"allocator": {"name": "pilot_commit", "n_pilot": 2, "form": "pipelined"}, "filter": "band"}
 
 
 class NoGroups:
@@ -21,28 +40,290 @@ class NoGroups:
         return {}
 
 
-def memory_of(root, keep, remote=None) -> tuple[RunStore, object]:
-    engine, world = make_engine(batch=4, n=4, M=40)
+def run_store_of(root, keep=None, remote=None, adaptive=None, batch=4, n=4, **parts) -> tuple[RunStore, object]:
+    engine, world = make_engine(batch=4, n=4, M=40, **parts)
     run(engine, world, 2)
-    memory = RunStore.__new__(RunStore)  # the parts that saving and pruning use, without a training set to read
+    run_store = RunStore.__new__(RunStore)  # the parts that saving and pruning use, without a training set to read
     trainer = {"max_actor_ckpt_to_keep": keep, "default_hdfs_dir": remote}
-    memory.config = OmegaConf.create({"trainer": trainer})
-    memory.adaptive, memory.table, memory.fingerprint = AdaptiveConfig(), engine.table, "f"
-    return memory, engine
+    rollout = {"actor_rollout_ref": {"rollout": {"n": n}}, "data": {"train_batch_size": batch}}
+    run_store.config = OmegaConf.create({"trainer": trainer, **rollout})
+    run_store.adaptive, run_store.table, run_store.fingerprint = adaptive or AdaptiveConfig(), engine.table, "f"
+    run_store.keys, run_store.sources = engine.table.keys.copy(), None
+    return run_store, engine
 
 
-def test_snapshots_go_with_the_checkpoints_that_verl_removes(tmp_path):
-    memory, engine = memory_of(tmp_path, keep=1)
-    for step in (1, 2):
-        memory.save(str(tmp_path / f"global_step_{step}"), step, engine, NoGroups())
-    (tmp_path / "global_step_2" / "actor").mkdir()  # verl kept the newest only
-    memory.prune(str(tmp_path))
-    assert not (tmp_path / "global_step_1" / "adaptive").exists()
-    assert read_snapshot(tmp_path / "global_step_2" / "adaptive")[2]["meta"]["step"] == 2
+# -- removing and copying ---------------------------------------------------------------------------------------------
+
+
+def saved(run_store, engine, root, step, model=True) -> Path:
+    """One checkpoint as verl's loop makes it: our files, verl's, and what verl removes."""
+    folder = root / f"global_step_{step}"
+    run_store.save(str(folder), step, engine, NoGroups())
+    if model:
+        (folder / "actor").mkdir()
+    return folder / "adaptive"
+
+
+@pytest.mark.parametrize("option", ["max_actor_ckpt_to_keep", "remove_previous_ckpt_in_save"])
+def test_snapshots_go_with_the_checkpoints_that_verl_removes(tmp_path, option):
+    run_store, engine = run_store_of(tmp_path)
+    run_store.config.trainer[option] = 1
+    first = saved(run_store, engine, tmp_path, 1)
+    run_store.prune(str(tmp_path))
+    assert first.exists()
+    second = saved(run_store, engine, tmp_path, 2)
+    (tmp_path / "global_step_1" / "actor").rmdir()  # verl keeps the newest only
+    run_store.prune(str(tmp_path))
+    assert not first.exists()
+    assert read_snapshot(second)[2]["meta"]["step"] == 2
+
+
+def test_a_snapshot_stays_where_the_model_is_on_another_disk(tmp_path):
+    """Nodes without a shared disk, or a model that is still being written: nothing in this folder is a checkpoint."""
+    run_store, engine = run_store_of(tmp_path, keep=1)
+    folders = []
+    for step in (1, 2, 3):
+        folders.append(saved(run_store, engine, tmp_path, step, model=False))
+        run_store.prune(str(tmp_path))
+    assert all(read_snapshot(folder) for folder in folders)
+    (tmp_path / "global_step_3" / "actor").mkdir()  # it arrived
+    run_store.prune(str(tmp_path))
+    (tmp_path / "global_step_3" / "actor").rmdir()  # and is written anew under the same name
+    run_store.prune(str(tmp_path))
+    assert folders[2].exists()
+
+
+def test_snapshots_of_an_earlier_process_stay_with_theirs(tmp_path):
+    run_store, engine = run_store_of(tmp_path, keep=1)
+    first = saved(run_store, engine, tmp_path, 1, model=False)
+    run_store, engine = run_store_of(
+        tmp_path, keep=1
+    )  # resumed on another node: step 1's model is not on this one's disk
+    saved(run_store, engine, tmp_path, 2)
+    run_store.prune(str(tmp_path))
+    run_store.prune(str(tmp_path))
+    assert first.exists()
 
 
 def test_a_snapshot_is_copied_where_verl_copies_its_checkpoints(tmp_path):
-    memory, engine = memory_of(tmp_path, keep=None, remote=str(tmp_path / "remote"))
-    memory.save(str(tmp_path / "local" / "global_step_3"), 3, engine, NoGroups())
+    run_store, engine = run_store_of(tmp_path, remote=str(tmp_path / "remote"))
+    run_store.save(str(tmp_path / "local" / "global_step_3"), 3, engine, NoGroups())
     table, _, _ = read_snapshot(tmp_path / "remote" / "global_step_3" / "adaptive")
     assert np.array_equal(table.col("visits"), engine.table.col("visits"))
+
+
+# -- settings -----------------------------------------------------------------------------------------------------------
+
+OTHERS = {
+    "adaptive.seed": {"seed": 7},
+    "adaptive.signal": {"signal": "acc"},
+    "adaptive.success.mode": {"success": SuccessConfig(mode="value")},
+    "adaptive.success.threshold": {"success": SuccessConfig(threshold=0.9)},
+    "adaptive.success.low": {"success": SuccessConfig(low=-1.0)},
+    "adaptive.success.high": {"success": SuccessConfig(high=2.0)},
+    "adaptive.tolerance": {"tolerance": 0.1},
+    "adaptive.id_key": {"id_key": "extra_info.id"},
+    "adaptive.stale_discount": {"stale_discount": 0.5},
+    "adaptive.refill": {"refill": False},
+    "adaptive.rounds": {"rounds": True},
+    "adaptive.min_sessions": {"min_sessions": 0.25},
+    "adaptive.surplus": {"surplus": "train"},
+    "adaptive.max_rounds": {"max_rounds": 3},
+    "adaptive.max_rollouts_per_step": {"max_rollouts_per_step": 1000},
+    "adaptive.total_rollouts": {"total_rollouts": 10**6},
+    "adaptive.on_exhausted": {"on_exhausted": "raise"},
+    "adaptive.skip_zero_advantage": {"skip_zero_advantage": False},
+    "data.train_batch_size": {},
+    "actor_rollout_ref.rollout.n": {},
+}
+
+
+@pytest.mark.parametrize("key", OTHERS)
+def test_a_resume_under_other_settings(tmp_path, key, caplog):
+    caplog.set_level(logging.INFO, "verl_adaptive")
+    run_store, engine = run_store_of(tmp_path)
+    run_store.save(str(tmp_path / "c"), 2, engine, NoGroups())
+    sizes = {"batch": 8} if "batch" in key else {"n": 8} if key.endswith(".n") else {}
+    other = replace(AdaptiveConfig(), **OTHERS[key])
+    run_store, _ = run_store_of(tmp_path, adaptive=other, **sizes)
+    now = settings_of(other, **{"batch": 4, "n": 4, **sizes})[key]
+    said = f"{key} was {settings_of(AdaptiveConfig(), batch=4, n=4)[key]!r}, is {now!r}"
+    if key in LOGGED:
+        assert run_store.load(str(tmp_path / "c"), 2, engine.policy) is not None
+    else:
+        with pytest.raises(SnapshotError) as caught:
+            run_store.load(str(tmp_path / "c"), 2, engine.policy)
+        assert said in str(caught.value) and "adaptive.resume.allow=[settings]" in str(caught.value)
+        other.resume = ResumeConfig(allow=["settings", "mode", "missing"])
+        assert run_store.load(str(tmp_path / "c"), 2, engine.policy) is not None
+    assert said in caplog.text
+
+
+def test_every_setting_is_compared_or_named(tmp_path):
+    """An option that is added later is compared, unless somebody says why not."""
+    compared = {key.split(".")[1] for key in settings_of(AdaptiveConfig(), batch=1, n=1) if key.startswith("adaptive.")}
+    assert compared | set(IRRELEVANT) == set(vars(AdaptiveConfig())) and not compared & set(IRRELEVANT)
+    assert set(settings_of(AdaptiveConfig(), batch=1, n=1)) == set(OTHERS) and set(OTHERS) >= LOGGED
+
+
+def test_all_differences_are_named_at_once_and_equal_ones_are_none(tmp_path):
+    run_store, engine = run_store_of(tmp_path)
+    run_store.save(str(tmp_path / "c"), 2, engine, NoGroups())
+    assert run_store.load(str(tmp_path / "c"), 2, engine.policy) is not None
+    run_store, _ = run_store_of(tmp_path, adaptive=AdaptiveConfig(seed=1, signal="acc"), batch=8)
+    with pytest.raises(
+        SnapshotError, match=r"seed was 0, is 1; .*signal was 'reward', is 'acc'; .*batch_size was 4, is 8"
+    ):
+        run_store.load(str(tmp_path / "c"), 2, engine.policy)
+
+
+def test_a_snapshot_of_the_first_version_has_no_settings(tmp_path):
+    from verl_adaptive.stats import write_snapshot
+
+    run_store, engine = run_store_of(tmp_path, adaptive=AdaptiveConfig(seed=5))
+    state = {"engine": engine.state_dict(), "session": {}}
+    meta = {"step": 2, "policy": "p", "policy_digest": engine.policy.digest(), "dataset": "f"}
+    write_snapshot(tmp_path / "c" / "adaptive", engine.table, state, meta=meta)
+    assert run_store.load(str(tmp_path / "c"), 2, engine.policy) is not None
+
+
+# -- the queue ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def queue():
+    ray.init(num_cpus=2, include_dashboard=False, logging_level="ERROR")
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        config = compose(
+            "ppo_trainer", overrides=["transfer_queue.backend.SimpleStorage.num_data_storage_units=1"]
+        ).transfer_queue
+    tq.init(config)
+    yield
+    tq.close()
+    ray.shutdown()
+
+
+def put(*keys: str) -> None:
+    """Rows of rollouts, as a queue between two steps has them."""
+    old = list((tq.kv_list("train") or {}).get("train", {}))
+    if old:
+        tq.kv_clear(keys=old, partition_id="train")
+    rows = [{"input_ids": torch.arange(5) + i, "uid": key} for i, key in enumerate(keys)]
+    tags = [{"status": "finished"}] * len(rows)
+    tq.kv_batch_put(keys=list(keys), partition_id="train", fields=tu.list_of_dict_to_tensordict(rows), tags=tags)
+
+
+def rows() -> set[str]:
+    return set((tq.kv_list("train") or {}).get("train", {}))
+
+
+@pytest.fixture
+def held(queue, tmp_path):
+    """A run with groups that wait for more rollouts, saved at step 2."""
+    run_store, engine = run_store_of(tmp_path, **PILOT)
+    assert len(engine.held)
+    put("a_0", "b_0")
+    run_store.save(str(tmp_path / "c"), 2, engine, NoGroups())
+    return run_store, engine, tmp_path / "c"
+
+
+def test_rows_of_waiting_groups_are_part_of_the_snapshot(held):
+    run_store, engine, checkpoint = held
+    manifest = read_manifest(checkpoint / "adaptive")
+    ((name, files),) = manifest["attached"].items()
+    there = {
+        p.relative_to(checkpoint / "adaptive" / name).as_posix() for p in (checkpoint / "adaptive" / name).rglob("*.*")
+    }
+    assert set(files) == there and all(entry["bytes"] > 0 for entry in files.values())
+    put("other_0")
+    assert run_store.load(str(checkpoint), 2, engine.policy) is not None
+    assert rows() == {"a_0", "b_0"}
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "missing", "added", "gone", "pipe"])
+def test_damaged_rows_are_refused_by_name(held, damage):
+    run_store, engine, checkpoint = held
+    (folder,) = (checkpoint / "adaptive").glob("transfer_queue-*")
+    victim = max((p for p in folder.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
+    data = bytearray(victim.read_bytes())
+    data[len(data) // 2] ^= 1
+    if damage == "flip":
+        victim.write_bytes(data)
+    elif damage == "cut":
+        victim.write_bytes(data[:-1])
+    elif damage == "added":
+        victim = folder / "more.pkl"
+        victim.write_bytes(b"")
+    elif damage == "gone":
+        shutil.rmtree(folder)
+        victim = folder
+    else:
+        victim.unlink()
+        if damage == "pipe":
+            os.mkfifo(victim)
+    with pytest.raises(SnapshotError, match=r"is damaged .*resume from an earlier checkpoint") as caught:
+        run_store.load(str(checkpoint), 2, engine.policy)
+    assert str(victim) in str(caught.value)
+    table, _, _ = read_snapshot(checkpoint / "adaptive")  # for people, who need no rows
+    assert len(table) == 40
+
+
+@pytest.mark.parametrize("when", ["queue", "hashes", "manifest"])
+def test_an_interrupted_save_over_another_leaves_that_whole(held, when, monkeypatch):
+    run_store, engine, checkpoint = held
+    put("c_0")
+
+    def stops(*_, **__):
+        raise KeyboardInterrupt
+
+    def stops_half_way(path, **_):
+        (Path(path).with_name(Path(path).name + ".tmp")).mkdir()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        if when == "queue":
+            patch.setattr(tq, "save_checkpoint", stops_half_way)
+        elif when == "hashes":
+            patch.setattr("verl_adaptive.stats.snapshot._sealed", stops)
+        else:
+            patch.setattr("verl_adaptive.stats.snapshot._seal", stops)
+        with pytest.raises(KeyboardInterrupt):
+            run_store.save(str(checkpoint), 2, engine, NoGroups())
+    assert run_store.load(str(checkpoint), 2, engine.policy) is not None
+    assert rows() == {"a_0", "b_0"}
+    put("d_0")
+    run_store.save(str(checkpoint), 2, engine, NoGroups())
+    assert len(list((checkpoint / "adaptive").glob("transfer_queue*"))) == 1  # what was left behind is gone
+    assert run_store.load(str(checkpoint), 2, engine.policy) is not None
+    assert rows() == {"d_0"}
+
+
+def test_a_save_without_waiting_groups_leaves_no_queue(held):
+    run_store, _, checkpoint = held
+    _, plain = run_store_of(checkpoint)
+    run_store.table = plain.table
+    run_store.save(str(checkpoint), 2, plain, NoGroups())
+    assert not list((checkpoint / "adaptive").glob("transfer_queue*"))
+    assert "attached" not in json.loads((checkpoint / "adaptive" / "manifest.json").read_text())
+
+
+def test_the_queue_of_the_first_version_is_read(held):
+    """0.1.0 saved it beside the manifest."""
+    run_store, engine, checkpoint = held
+    folder = checkpoint / "adaptive"
+    (queue,) = folder.glob("transfer_queue-*")
+    queue.rename(folder / "transfer_queue")
+    manifest = json.loads((folder / "manifest.json").read_text())
+    del manifest["attached"], manifest["meta"]["settings"]
+    from verl_adaptive.stats.snapshot import _seal
+
+    (folder / "manifest.json").write_bytes(_seal(manifest))
+    put("other_0")
+    assert run_store.load(str(checkpoint), 2, engine.policy) is not None and rows() == {"a_0", "b_0"}
+    shutil.rmtree(folder / "transfer_queue" / "storage_units", ignore_errors=True)
+    (folder / "transfer_queue" / "metadata.json").unlink()
+    with pytest.raises(SnapshotError, match="cannot be loaded"):
+        run_store.load(str(checkpoint), 2, engine.policy)
+    shutil.rmtree(folder / "transfer_queue")
+    with pytest.raises(SnapshotError, match="not TransferQueue's rows of them"):
+        run_store.load(str(checkpoint), 2, engine.policy)

@@ -37,7 +37,7 @@ def run_checks(*overrides: str) -> None:
     check_run(config, adaptive, build_policy(adaptive))
 
 
-@pytest.mark.parametrize("preset", ["grpo", "dapo", "greso", "aero", "cero", "pilot_commit", "full"])
+@pytest.mark.parametrize("preset", ["grpo", "dapo", "greso", "aero", "cero", "pilot_commit", "full", "solo", "spo"])
 def test_presets_pass(preset):
     run_checks(f"+adaptive={preset}")
 
@@ -46,6 +46,12 @@ def test_presets_pass(preset):
     ("overrides", "message"),
     [
         (["+adaptive=greso", "actor_rollout_ref.rollout.n=1"], r"rollout\.n=1: .*at least 2"),
+        (["+adaptive=dapo", "adaptive.allocator.n=1"], r"adaptive\.allocator\.n=1: .*\+adaptive=solo"),
+        (["+adaptive=solo", "adaptive/filter=informative"], r"adaptive\.allocator\.n=1: .*no variance to judge by"),
+        (["+adaptive=solo", "adaptive/advantage=verl"], r"adaptive\.allocator\.n=1: .*no variance to judge by"),
+        (["+adaptive=solo", "adaptive.allocator.n=3"], r"adaptive\.allocator\.n=3: .*rollout\.n=8: 1, 2, 4, 8"),
+        (["+adaptive=solo", "adaptive/allocator=aero"], "adaptive.batch_unit"),
+        (["+adaptive=solo", "algorithm.adv_estimator=rloo"], "adaptive/advantage=verl"),
         (["+adaptive=greso", "adaptive.sampler.p_easy=1.5"], r"adaptive\.sampler\.p_easy=1\.5: .*\[0, 1\]"),
         (["+adaptive=greso", "adaptive.sampler.floor_easy=0"], "could be lost for good"),
         (["+adaptive=greso", "adaptive.on_exhausted=explode"], "must be one of train_partial, relax, raise"),
@@ -61,6 +67,22 @@ def test_presets_pass(preset):
 def test_refused(overrides, message):
     with pytest.raises(ConfigError, match=message):
         run_checks(*overrides)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["+adaptive=solo", "adaptive.allocator.n=2"],
+        ["+adaptive=solo", "actor_rollout_ref.rollout.n=1"],
+        ["+adaptive=solo", "adaptive/sampler=epoch"],
+        ["+adaptive=grpo", "actor_rollout_ref.rollout.n=1"],
+        ["+adaptive=grpo", "adaptive.batch_unit=rollouts", "adaptive.allocator.n=4"],
+        ["+adaptive=solo", "actor_rollout_ref.actor.use_kl_loss=true", "actor_rollout_ref.actor.entropy_coeff=0.01"],
+    ],
+    ids=" ".join,
+)
+def test_groups_of_one_and_smaller_groups_pass(overrides):
+    run_checks(*overrides)
 
 
 OTHER_LOSSES = [
@@ -156,7 +178,7 @@ SEPARATE = (
 
 
 @pytest.mark.parametrize("mode", [("trainer.v1.trainer_mode=colocate_async",), SEPARATE], ids=["colocate", "separate"])
-@pytest.mark.parametrize("preset", ["grpo", "dapo", "greso", "aero", "pilot_commit", "full"])
+@pytest.mark.parametrize("preset", ["grpo", "dapo", "greso", "aero", "pilot_commit", "full", "solo", "spo"])
 def test_presets_pass_in_asynchronous_modes(preset, mode):
     run_checks(f"+adaptive={preset}", *mode)
 

@@ -67,7 +67,7 @@ def test_ten_lines_at_the_start(url, tmp_path, capsys, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     engine, world = make_engine(sampler="greso", filter="informative", batch=8, n=8, M=40, p=np.full(40, 0.5))
     overrides = [*MINIMAL.split(), f"trainer.default_local_dir={tmp_path}/ckpt"]
-    config = inspect.compose(overrides)
+    config = inspect.compose(inspect.Command(tuple(overrides)))
     adaptive = AdaptiveConfig(name="greso", total_rollouts=100_000)
     adaptive.store.url = url
     (tmp_path / "ckpt").mkdir()
@@ -76,8 +76,10 @@ def test_ten_lines_at_the_start(url, tmp_path, capsys, monkeypatch) -> None:
         result = run_step(engine, world, 1)
         keys = engine.table.keys[result.groups.row]
         journal.commit_step(1, result.groups, keys, result.outcome.astype(str), {"run": engine.total.as_dict()}, {})
-        memory = SimpleNamespace(where=where, origin="new statistics", duplicates_note="", journal=journal)
-        trainer = SimpleNamespace(engine=engine, config=config, adaptive=adaptive, run_store=memory, zero_rows="stay")
+        run_store = SimpleNamespace(where=where, origin="new statistics", duplicates_note="", journal=journal)
+        trainer = SimpleNamespace(
+            engine=engine, config=config, adaptive=adaptive, run_store=run_store, zero_rows="stay"
+        )
         lines = report.banner(trainer)
     labels = [line.split()[0] for line in lines]
     assert labels[:10] == [

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import threading
+from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
@@ -19,13 +20,15 @@ tq = pytest.importorskip("transfer_queue")
 
 from tests.integration.test_session import BATCH, PROMPTS, N, Rows, Workers, left, queue  # noqa: E402, F401
 from verl_adaptive.config import AdaptiveConfig, RunFacts  # noqa: E402
+from verl_adaptive.engine import AsyncEngine, AsyncFacts  # noqa: E402
 from verl_adaptive.errors import AdaptiveError, Exhausted  # noqa: E402
+from verl_adaptive.integration.courier import Road  # noqa: E402
 from verl_adaptive.integration.prompts import Stream  # noqa: E402
 from verl_adaptive.integration.stream_session import StreamSession  # noqa: E402
+from verl_adaptive.integration.waiting import stall_seconds  # noqa: E402
 from verl_adaptive.policy import build_policy  # noqa: E402
 from verl_adaptive.record import Tape, replay  # noqa: E402
 from verl_adaptive.stats import KEY_DTYPE, StatsTable  # noqa: E402
-from verl_adaptive.streaming import StreamEngine, StreamFacts  # noqa: E402
 
 POLICIES = {
     "grpo": {"refill": False},
@@ -51,8 +54,8 @@ POLICIES = {
     },
 }
 STREAMS = {
-    "colocate": StreamFacts(warmup=BATCH, threshold=8),
-    "separate": StreamFacts(warmup=6, parts=2, threshold=3),
+    "colocate": AsyncFacts(warmup=BATCH, threshold=8),
+    "separate": AsyncFacts(warmup=6, parts=2, threshold=3),
 }
 
 
@@ -103,15 +106,16 @@ class SlowWorkers(Workers):
         self.thread.join()
 
 
-def session_of(workers: Workers, stream: StreamFacts, table: StatsTable | None = None, **adaptive) -> StreamSession:
+def session_of(workers: Workers, stream: AsyncFacts, table: StatsTable | None = None, **adaptive) -> StreamSession:
     config = AdaptiveConfig.from_mapping({"poll_interval": 0.01, "stall_timeout": 3.0, **adaptive})
     prompts = Stream(Rows(), SequentialSampler(Rows()), chunk=1, workers=0)
     keys = np.zeros(PROMPTS, dtype=KEY_DTYPE)
     keys["lo"] = np.arange(PROMPTS)
     table = StatsTable() if table is None else table
     facts = RunFacts(batch=BATCH, n=N, steps=20, prompts=PROMPTS)
-    engine = StreamEngine(build_policy(config), table, config, facts, table.rows_for(keys), prompts, stream=stream)
-    session = StreamSession(engine, prompts, config, workers.submit, lambda: session.step)
+    engine = AsyncEngine(build_policy(config), table, config, facts, table.rows_for(keys), prompts, mode=stream)
+    road = Road(workers.submit, lambda: session.step, stall=stall_seconds(config, 64))
+    session = StreamSession(engine, prompts, config, road)
     session.step = 0
     return session
 
@@ -120,7 +124,7 @@ def one_step(session: StreamSession):
     """A step as the trainer takes it; the rows that trained leave the queue, as verl clears them."""
     session.step += 1
     session.start()
-    for _ in range(session.engine.stream.parts):
+    for _ in range(session.engine.mode.parts):
         batch = session.complete()
         assert set(batch.keys) <= left()
         for (key, trains), home in zip(batch.sequences, batch.group, strict=True):
@@ -131,9 +135,9 @@ def one_step(session: StreamSession):
 
 def nothing_but_open_groups_is_left(session: StreamSession) -> None:
     """Rows in the queue belong to groups in flight or ready, and every ready group's rows are there."""
-    own = {part.uid for parts in session._parts.values() for part in parts}
+    own = {part.uid for parts in session.queue._parts.values() for part in parts}
     assert {key.split("_", 1)[0] for key in left()} <= own
-    assert len(session._parts) == len(set(session.engine.flight.ticket) | set(session.engine.ready.ticket))
+    assert len(session.queue._parts) == len(set(session.engine.flight.ticket) | set(session.engine.ready.groups.ticket))
 
 
 @pytest.fixture
@@ -207,14 +211,16 @@ def test_a_restart_loses_and_repeats_nothing(clean, preset, stream):
     other.step = session.step + 1
     assert not {"stray_0_0", "late"} & left()
     tq.kv_batch_put(keys=["late"], partition_id="train", tags=[{"status": "finished"}])
-    for part in (p for parts in other._parts.values() for p in parts if p.uid in again):
-        ticket = next(t for t, parts in other._parts.items() if part in parts)
-        number = int(other._prompts[ticket]["number"])
+    for part in (p for parts in other.queue._parts.values() for p in parts if p.uid in again):
+        ticket = next(t for t, parts in other.queue._parts.items() if part in parts)
+        number = int(other.courier.prompts[ticket]["number"])
         tag = {"is_prompt": True, "status": "pending", "global_steps": other.step}
         tq.kv_batch_put(keys=[part.uid], partition_id="train", tags=[tag])
         second.jobs.append((part.uid, part.n, number, 7))
     born = dict(other.engine._born)
-    first_requests = {t for t, parts in other._parts.items() if len(parts) == 1 and parts[0].uid in {*lost, *again}}
+    first_requests = {
+        t for t, parts in other.queue._parts.items() if len(parts) == 1 and parts[0].uid in {*lost, *again}
+    }
     assert other.resend() == len(lost)
     for ticket, step in other.engine._born.items():
         assert step == (other.step if ticket in first_requests else born[ticket])
@@ -226,7 +232,7 @@ def test_a_restart_loses_and_repeats_nothing(clean, preset, stream):
         one_step(other)
         nothing_but_open_groups_is_left(other)
     second.stop()
-    waiting = other.engine._open.rollouts
+    waiting = other.engine.desk.open.rollouts
     assert table.col("rollouts").sum() + waiting == other.engine.total.rollouts.generated >= rollouts
 
 
@@ -244,7 +250,7 @@ def test_a_dead_worker_is_named_at_once(clean, monkeypatch):
     monkeypatch.setattr("verl_adaptive.integration.waiting._LIVENESS_INTERVAL", 0.1)
     workers = SlowWorkers(order=1, forget=1.0)
     session = session_of(workers, STREAMS["colocate"], stall_timeout=60.0, **POLICIES["grpo"])
-    session._dead = lambda: ["agent-loop worker 0 (ActorDiedError)"]
+    session.courier.road = replace(session.courier.road, dead=lambda: ["agent-loop worker 0 (ActorDiedError)"])
     with pytest.raises(AdaptiveError, match=r"agent-loop worker 0 \(ActorDiedError\) died .*resumes from the"):
         one_step(session)
     workers.stop()
@@ -253,7 +259,7 @@ def test_a_dead_worker_is_named_at_once(clean, monkeypatch):
 def test_when_everything_fails_the_run_ends_with_the_reason(clean):
     workers = SlowWorkers(order=1, fail=1.0)
     session = session_of(workers, STREAMS["colocate"], **POLICIES["dapo"])
-    with pytest.raises(AdaptiveError, match=r"all \d+ groups of the last \d+ rounds failed"):
+    with pytest.raises(AdaptiveError, match=r"the last \d+ groups all failed"):
         for _ in range(5):
             one_step(session)
     workers.stop()
@@ -276,7 +282,7 @@ def test_nothing_is_solved(clean, mode):
     workers.stop()
 
 
-def test_the_pulse_of_ray_actors(queue):  # noqa: F811
+def test_liveness_of_ray_actors(queue):  # noqa: F811
     import time
 
     import ray
@@ -290,14 +296,14 @@ def test_the_pulse_of_ray_actors(queue):  # noqa: F811
 
     alive, doomed = Actor.remote(), Actor.remote()
     ray.get([alive.__ray_ready__.remote(), doomed.__ray_ready__.remote()])
-    pulse = Liveness({"alive": alive, "doomed": doomed})
-    assert pulse.dead() == []
+    liveness = Liveness({"alive": alive, "doomed": doomed})
+    assert liveness.dead() == []
     alive.busy.remote()
     ray.kill(doomed)
     deadline = time.monotonic() + 20
     gone: list[str] = []
     while not gone and time.monotonic() < deadline:
-        gone = pulse.dead()
+        gone = liveness.dead()
         time.sleep(0.1)
     assert len(gone) == 1 and gone[0].startswith("doomed (")
     ray.kill(alive)

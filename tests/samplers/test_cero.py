@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tests.samplers import cero_theory as theory
 from tests.samplers.cero_reference import SlowCero
 from tests.samplers.simulate import groups_of, play, progress_at
 from tests.world import keys_of, make_engine, run_step
@@ -125,8 +126,8 @@ def test_theorem_1_bounds_the_regret_on_synthetic_pools(seed, lam):
     share = cero.budget / M
     c = 4 * lam * q / share
     most = float(rounds * cero.n_max)
-    regret = cm.utility(c, cm.oracle(c, cero.budget, most)).sum() - cm.utility(c, z).sum()
-    bound = cm.regret_bound(lam, cero.n_max, cero.budget, rounds, cero.capacity, M, error)
+    regret = theory.utility(c, theory.oracle(c, cero.budget, most)).sum() - theory.utility(c, z).sum()
+    bound = theory.regret_bound(lam, cero.n_max, cero.budget, rounds, cero.capacity, M, error)
     assert bound < 0.25
     assert -1e-6 <= regret / M <= bound
     assert z.sum() <= cero.budget
@@ -140,9 +141,9 @@ def test_learned_values_beat_an_even_share_and_near_the_oracle():
     cero = engine.policy.sampler
     share = cero.budget / M
     c = 4 * 2.0 * p * (1 - p) / share
-    even = cm.utility(c, np.full(M, share)).sum()
-    ours = cm.utility(c, cero.col("units")).sum()
-    top = cm.utility(c, cm.oracle(c, cero.budget, float(rounds * 2))).sum()
+    even = theory.utility(c, np.full(M, share)).sum()
+    ours = theory.utility(c, cero.col("units")).sum()
+    top = theory.utility(c, theory.oracle(c, cero.budget, float(rounds * 2))).sum()
     assert even < ours <= top + 1e-9
     assert top - ours < 0.5 * (top - even)
 
@@ -259,7 +260,7 @@ def test_pool_with_gaps_in_a_larger_table_decides_the_same():
     assert np.isnan(sparse.col("slope")[outside]).all() and not sparse.col("units")[outside].any()
 
 
-def test_failed_groups_teach_nothing_but_cost_budget_and_the_dual_moves_by_the_virtual_allocation():
+def test_failed_groups_change_no_estimate_but_cost_budget_and_the_dual_moves_by_the_virtual_allocation():
     cero = make_cero(40, 8, 8, 50)
     pick = cero.pick(np.arange(40), 1, progress_at(1))
     before = cero.col("slope")[pick.rows].copy()
@@ -294,10 +295,11 @@ def test_starts_with_what_a_warm_start_knows():
 
 
 def test_a_group_is_as_large_as_grpos_whatever_n_is():
-    for n in (2, 4, 5, 8, 16):
+    for n in (2, 3, 4, 5, 7, 8, 16):
         cero = make_cero(100, 8, n, 50)
-        assert cero.g * cero.n_max in (n, n - 1)
-        assert cero.budget == 50 * 8 * n // cero.g
+        assert cero.g * cero.n_max == n
+        assert cero.budget * cero.g == 50 * 8 * n
+        assert (cero.pick(np.arange(100), 1, progress_at(1)).n[:-1] == n).all()  # the last one takes the residual
     june = make_cero(200, 8, 8, 50, variant="june")
     assert (june.g, june.n_max, june.budget) == (1, 16, 3_200)
 
@@ -325,11 +327,101 @@ def test_never_a_group_of_one_rollout():
         (dict(budget=10_000, capacity=32), "budget"),
         (dict(g=1, n_max=1), "n_max"),
         (dict(g=1, n_max=4, capacity=1, budget=3), "capacity"),
+        (dict(capacity=15), "capacity=15"),
+        (dict(n_max=3), "n_max=3"),
     ],
 )
 def test_options_that_cannot_work_in_the_run_are_refused(options, key):
     with pytest.raises(ConfigError, match=rf"adaptive\.sampler\.{key}"):
         make_cero(40, 8, 8, 50, **options)
+
+
+def test_a_pool_below_the_batch_is_refused_with_advice_that_helps():
+    with pytest.raises(ConfigError) as refused:
+        make_cero(6, 8, 8, 50)
+    text = str(refused.value)
+    assert text.startswith("data.train_batch_size=8") and "capacity" not in text
+    assert "data.train_batch_size=6 or less" in text and "adaptive.sampler.budget=600 or less" in text
+    make_cero(6, 6, 8, 50)
+    make_cero(6, 8, 8, 50, budget=600)
+    with pytest.raises(ConfigError, match=r"adaptive\.sampler\.capacity=10: .* write 16 or more"):
+        make_cero(40, 8, 8, 50, capacity=10)
+    make_cero(40, 8, 8, 50, capacity=16)
+
+
+# -- other facts after a resume -----------------------------------------------------------------------------
+
+
+def resumed(M: int, stop: int, first: dict, then: dict, steps: int, p: np.ndarray):
+    """A run of ``stop`` steps as ``first`` says, gone on with as ``then`` says; the later steps' rollouts, the sampler."""
+    engine, _ = make_engine("cero", p=p, refill=False, **first)
+    play(engine, p, stop)
+    spent = engine.total.rollouts.planned
+    again, _ = make_engine("cero", p=p, refill=False, table=StatsTable.from_arrow(engine.table.to_arrow()), **then)
+    again.load_state_dict(engine.state_dict())
+    results = play(again, p, steps - stop, start=stop + 1)
+    return spent, np.array([r.ledger.rollouts.planned for r in results]), again.policy.sampler
+
+
+@pytest.mark.parametrize(
+    "change", [dict(batch=16), dict(batch=4), dict(n=4), dict(n=16), dict(n=5), dict(batch=4, n=16), dict(steps=500)]
+)
+def test_a_resume_with_other_facts_plans_from_what_is_left(change):
+    """Neither the end at once nor every round forced: the rounds that are left run at the new facts' own pace."""
+    M, stop = 80, 150
+    p = np.random.default_rng(2).beta(0.4, 0.6, M)
+    first = dict(batch=8, n=8, steps=300)
+    then = {**first, **change}
+    spent, later, cero = resumed(M, stop, first, then, then["steps"], p)
+    pace = then["batch"] * then["n"]
+    wanted = pace * (then["steps"] - cero._begun[0])
+    assert abs(later.sum() - wanted) < 0.05 * wanted + 64
+    assert (later <= cero.capacity * cero.g).all() and cero.capacity <= 1.04 * cero.pace + 1
+    assert cero.pace * cero.g == pytest.approx(pace, rel=0.1)  # what was left of the pace so far comes on top
+    assert cero.caught_up <= 0.1 * len(later)
+    assert len(later) > 0.9 * (then["steps"] - stop)
+    whole = abs(cero.metrics()["ahead_of_pace"])
+    assert whole <= 3 * pace
+    # and it goes on from its own state as it would have without an interruption
+    engine, _ = make_engine("cero", p=p, refill=False, **then)
+    engine.policy.sampler.load_state_dict(cero.state_dict())
+    assert engine.policy.sampler.state_dict() == cero.state_dict()
+    assert spent > 0
+
+
+def test_exposure_is_counted_in_the_units_of_the_day():
+    M = 40
+    p = np.full(M, 0.5)
+    _, _, cero = resumed(M, 20, dict(batch=4, n=8, steps=40), dict(batch=4, n=16, steps=40), 40, p)
+    total = float(cero.table.col("rollouts").sum())
+    assert cero.col("units").sum() * cero.g == pytest.approx(total) and cero.spent * cero.g == pytest.approx(
+        total, abs=16
+    )
+
+
+def test_a_state_of_0_1_0_with_an_odd_n_goes_on():
+    """Its units had 2 rollouts at n = 5; now the group of 5 is one unit."""
+    cero = make_cero(60, 8, 5, 100)
+    state = {**cero.state_dict(), "round": 51, "spent": 1000, "peak": 10.0}  # 50 rounds at 8 groups of 2 · 2
+    for key in ("asked", "plan", "start"):
+        del state[key]
+    cero.load_state_dict(state)
+    assert (cero.spent, cero.left, cero.pace) == (400, 400, 8.0)
+    even = make_cero(60, 8, 8, 100)
+    state = {k: v for k, v in even.state_dict().items() if k not in ("asked", "plan", "start")}
+    even.load_state_dict(state)
+    assert even.left == even.budget and not even._start
+
+
+@pytest.mark.parametrize("factor", [132 / 128, 1.25, 1.5])
+def test_rounds_that_update_are_budget_over_capacity(factor):
+    """What docs/cero.md says of a larger capacity: a round fills it or allocates nothing."""
+    M, steps = 400, 300
+    p = np.random.default_rng(0).beta(0.5, 0.5, M)
+    capacity = round(32 * factor)
+    engine, _ = make_engine({"name": "cero", "capacity": capacity}, p=p, batch=16, n=8, steps=steps, refill=False)
+    results = play(engine, p, steps)
+    assert len(results) == pytest.approx(steps / factor, rel=0.04)
 
 
 @pytest.mark.parametrize(

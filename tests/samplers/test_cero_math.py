@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.samplers import cero_theory as theory
 from verl_adaptive.samplers import cero_math as cm
 
 positive = st.floats(0.01, 50.0)
@@ -41,22 +42,22 @@ def test_value_is_mean_times_complement_less_variance():
 @settings(max_examples=200, deadline=None)
 def test_conjugate_and_supporting_exposure_are_the_minimum_and_the_minimiser(c, theta, most):
     s = np.linspace(0.0, most, 200_001)
-    objective = theta * s - cm.utility(c, s)
-    closed = float(cm.conjugate(theta, c, most))
+    objective = theta * s - theory.utility(c, s)
+    closed = float(theory.conjugate(theta, c, most))
     assert closed <= objective.min() + 1e-9
     assert closed == pytest.approx(objective.min(), abs=1e-6)
-    z = float(cm.supporting_exposure(theta, c, most))
+    z = float(theory.supporting_exposure(theta, c, most))
     assert 0.0 <= z <= most
-    assert theta * z - cm.utility(c, z) == pytest.approx(closed, abs=1e-9)
+    assert theta * z - theory.utility(c, z) == pytest.approx(closed, abs=1e-9)
 
 
 def test_no_value_means_no_exposure_and_zero_conjugate():
-    assert cm.supporting_exposure(np.array([0.0, 0.3]), np.array([0.0, 0.0]), 10.0).tolist() == [0.0, 0.0]
-    assert cm.conjugate(np.array([0.0, 0.3]), np.array([0.0, 0.0]), 10.0).tolist() == [0.0, 0.0]
+    assert theory.supporting_exposure(np.array([0.0, 0.3]), np.array([0.0, 0.0]), 10.0).tolist() == [0.0, 0.0]
+    assert theory.conjugate(np.array([0.0, 0.3]), np.array([0.0, 0.0]), 10.0).tolist() == [0.0, 0.0]
 
 
 def test_zero_dual_wants_everything():
-    assert cm.supporting_exposure(np.array([0.0]), np.array([0.2]), 12.0)[0] == 12.0
+    assert theory.supporting_exposure(np.array([0.0]), np.array([0.2]), 12.0)[0] == 12.0
 
 
 @pytest.mark.parametrize("lam", [0.3, 1.0, 4.0])
@@ -66,7 +67,7 @@ def test_utility_is_the_biconjugate_on_the_restricted_domain(lam):
     for q in (0.02, 0.1, 0.25):
         c = 4 * lam * q / share
         for z in (0.0, 1.0, 5.5, 29.0):
-            assert (theta * z - cm.conjugate(theta, c, most)).min() == pytest.approx(cm.utility(c, z), abs=1e-7)
+            assert (theta * z - theory.conjugate(theta, c, most)).min() == pytest.approx(theory.utility(c, z), abs=1e-7)
 
 
 def test_dual_value_bounds_the_optimum_at_any_dual():
@@ -76,10 +77,10 @@ def test_dual_value_bounds_the_optimum_at_any_dual():
     share, most = budget / prompts, float(rounds * n_max)
     for _ in range(50):
         c = 4 * rng.uniform(0, 0.25, prompts) / share
-        opt = cm.utility(c, cm.oracle(c, budget, most)).sum()
+        opt = theory.utility(c, theory.oracle(c, budget, most)).sum()
         theta, mu = rng.uniform(0, 1 / share, prompts), rng.uniform(0, 1 / share)
         gain = np.sort(np.maximum(theta - mu, 0))[::-1][: capacity // n_max]
-        dual = budget / rounds * mu + n_max * gain.sum() - cm.conjugate(theta, c, most).sum() / rounds
+        dual = budget / rounds * mu + n_max * gain.sum() - theory.conjugate(theta, c, most).sum() / rounds
         assert opt <= rounds * dual + 1e-9
 
 
@@ -89,14 +90,14 @@ def test_oracle_water_filling_is_at_least_as_good_as_greedy_units_and_barely_bet
     rng = np.random.default_rng(seed)
     c = rng.uniform(0.001, 0.4, 20)
     most = 15
-    z = cm.oracle(c, budget, most)
+    z = theory.oracle(c, budget, most)
     assert z.sum() == pytest.approx(min(budget, 20 * most), rel=1e-6)
     assert (z >= 0).all() and (z <= most).all()
     units = np.zeros(20)
     for _ in range(min(budget, 20 * most)):  # greedy on marginal gains, optimal in whole units
-        gain = np.where(units < most, cm.utility(c, units + 1) - cm.utility(c, units), -1.0)
+        gain = np.where(units < most, theory.utility(c, units + 1) - theory.utility(c, units), -1.0)
         units[np.argmax(gain)] += 1
-    greedy, filled = cm.utility(c, units).sum(), cm.utility(c, z).sum()
+    greedy, filled = theory.utility(c, units).sum(), theory.utility(c, z).sum()
     assert greedy <= filled + 1e-9
     assert filled - greedy <= 0.15
     inside = (z > 1e-6) & (z < most - 1e-6)
@@ -106,12 +107,14 @@ def test_oracle_water_filling_is_at_least_as_good_as_greedy_units_and_barely_bet
 
 
 def test_bound_is_capped_and_falls_with_the_square_root_of_the_rounds():
-    assert cm.regret_bound(1.0, 2, 64_000, 500, 132, 8_958) == 1.0  # the published run: the theorem says nothing there
-    few = cm.regret_bound(1.0, 2, 10 * 10_000, 10_000, 12, 20)
-    many = cm.regret_bound(1.0, 2, 10 * 40_000, 40_000, 12, 20)
+    assert (
+        theory.regret_bound(1.0, 2, 64_000, 500, 132, 8_958) == 1.0
+    )  # the published run: the theorem says nothing there
+    few = theory.regret_bound(1.0, 2, 10 * 10_000, 10_000, 12, 20)
+    many = theory.regret_bound(1.0, 2, 10 * 40_000, 40_000, 12, 20)
     assert few == pytest.approx((2 + 10 / 20) / (0.5 * 100))
     assert few / many == pytest.approx(2.0)
-    assert cm.regret_bound(1.0, 2, 100_000, 10_000, 12, 20, error=0.001) == pytest.approx(few + 8 * 2 / 0.5 * 0.001)
+    assert theory.regret_bound(1.0, 2, 100_000, 10_000, 12, 20, error=0.001) == pytest.approx(few + 8 * 2 / 0.5 * 0.001)
 
 
 @given(

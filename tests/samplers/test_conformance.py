@@ -13,6 +13,7 @@ from verl_adaptive.samplers.epoch import Epoch
 from verl_adaptive.samplers.greso import Greso
 from verl_adaptive.samplers.mopps import Mopps
 from verl_adaptive.samplers.retire import Retire
+from verl_adaptive.samplers.spread import Spread
 from verl_adaptive.testing.samplers import SamplerConformance
 
 
@@ -43,6 +44,20 @@ class TestGresoMeanBands(SamplerConformance):
 
     def make(self) -> Sampler:
         return Greso({"classify": "mean", "floor_easy": 0.1})
+
+
+class TestSpread(SamplerConformance):
+    patience = 200
+
+    def make(self) -> Sampler:
+        return Spread({})
+
+
+class TestSpreadOfGroups(SamplerConformance):
+    patience = 300
+
+    def make(self) -> Sampler:
+        return Spread({"weight": "mixed", "fade_prior": True, "prior": "all", "floor": 0.05})
 
 
 class TestCero(SamplerConformance):

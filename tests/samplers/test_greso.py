@@ -174,6 +174,26 @@ def test_mean_bands_count_two_visits_in_one_round_one_after_the_other():
     assert greso.col("mean_streak").tolist() == [2, 1] and greso.col("mean_kind").tolist() == [1, -1]
 
 
+def test_hard_means_the_same_for_the_streak_and_for_the_controller():
+    """With the official code's bands a mixture of 0.1 and 0 is hard for both, though it has variance."""
+    greso = make_greso(4, classify="mean", warmup_epochs=0.0)
+    boxed = [0.1] * 4 + [0.0] * 4
+    progress = progress_at(1, epoch=0.5)
+    greso.observe(Groups.from_lists([0, 1, 2, 3], [boxed, boxed, [1.0] * 8, [0.5] * 8]), progress)
+    greso.end_step(progress)
+    assert greso.col("mean_kind").tolist() == [-1, -1, 1, 0]
+    assert (greso.metrics()["hard_share"], greso.metrics()["easy_share"]) == (0.5, 0.25)
+    assert (greso.p_hard, greso.p_easy) == (0.49, 0.49)
+
+
+@pytest.mark.parametrize(("position", "moves"), [(599, False), (600, False), (601, True)])
+def test_the_step_that_ends_on_the_last_prompt_of_a_pass_belongs_to_it(position, moves):
+    greso, progress = make_greso(8), progress_at(3, epoch=position / 600)
+    greso.observe(Groups.from_lists([0, 1], [[1.0, 1.0], [0.0, 1.0]]), progress)
+    greso.end_step(progress)
+    assert ((greso.p_easy, greso.p_hard) != (0.5, 0.5)) == moves
+
+
 @pytest.mark.parametrize(
     ("options", "key"),
     [

@@ -64,6 +64,37 @@ def test_posterior_follows_the_discounted_update():
     assert not part.col("wins")[[0, 2]].any()
 
 
+def test_evidence_fades_once_a_visit_however_visits_are_shown():
+    """Two visits of a prompt in one batch of groups decay twice, as when they are shown one after the other."""
+    together, apart = make_mopps(2, decay=0.5), make_mopps(2, decay=0.5)
+    visits = groups_of([1, 0, 1], [8, 3, 2], [8, 8, 8])
+    together.observe(visits, progress_at(1))
+    for i in range(3):
+        apart.observe(visits.select(np.array([i])), progress_at(1))
+    for part in (together, apart):
+        assert part.col("wins").tolist() == [3.0, 0.5 * 8 + 2] and part.col("losses").tolist() == [5.0, 6.0]
+
+
+def test_a_prompt_that_always_fails_does_not_take_the_re_check_share():
+    """Three prompts of a pool of 60 never come back; the others must all be seen again and again."""
+    p = np.where(np.arange(60) % 2, 0.5, 1.0)
+    engine, world = make_engine({"name": "mopps", "recheck": 0.25, "candidates": 3.0}, p=p, batch=8, n=4, steps=400)
+    broken = np.arange(60) < 3
+    asked = np.zeros(60, dtype=int)
+    for step in range(1, 201):
+        requests = engine.begin(step)
+        while requests is not None:
+            back = world.roll(requests)
+            back.failed |= broken[back.index]
+            asked[requests.index] += 1
+            requests = engine.receive(back)
+        engine.finish()
+    assert engine.table.col("visits")[broken].tolist() == [0, 0, 0]
+    solved = (p == 1.0) & ~broken
+    assert asked[broken].max() < 3 * np.median(asked[solved])
+    assert engine.table.col("last_step")[~broken].min() > 150
+
+
 def test_picks_the_sampled_rates_nearest_to_the_target():
     part = make_mopps(300, recheck=0.0, candidates=1000.0)
     rng = np.random.default_rng(0)

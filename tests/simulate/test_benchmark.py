@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
+from benchmarks import simulate as bench
 from verl_adaptive.simulate import Setting, Task, parse_pool, run_task
 
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture(scope="module")
-def bench():
-    spec = importlib.util.spec_from_file_location("simulate_benchmark", ROOT / "benchmarks" / "simulate.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +19,7 @@ def results() -> dict:
     return json.loads((ROOT / "benchmarks" / "results" / "simulate.json").read_text())
 
 
-def test_the_section_follows_from_the_json(bench, results, tmp_path) -> None:
+def test_the_section_follows_from_the_json(results, tmp_path) -> None:
     page = (ROOT / "benchmarks" / "RESULTS.md").read_text()
     assert page.count(bench.BEGIN) == page.count(bench.END) == 1
     copy = tmp_path / "RESULTS.md"
@@ -38,7 +28,7 @@ def test_the_section_follows_from_the_json(bench, results, tmp_path) -> None:
     assert copy.read_text() == page
 
 
-def test_no_cell_is_missing(bench, results) -> None:
+def test_no_cell_is_missing(results) -> None:
     seeds = {row["seed"] for row in results["rows"]}
     assert len(seeds) >= 3
     have = [(row["block"], row["preset"], row["seed"]) for row in results["rows"]]
@@ -46,14 +36,14 @@ def test_no_cell_is_missing(bench, results) -> None:
 
 
 @pytest.mark.parametrize("key", [("mixed", "greso", 0), ("static", "full", 1), ("hard", "cero", 2)])
-def test_a_cell_runs_again(bench, results, key) -> None:
+def test_a_cell_runs_again(results, key) -> None:
     old = next(r for r in results["rows"] if (r["block"], r["preset"], r["seed"]) == key)
     new = bench.make_row(key)
     for name in ("steps", "generated", "informative_groups", "signal", "regret", "pool_end", "compute"):
         assert new[name] == pytest.approx(old[name], rel=0.02), name
 
 
-def test_marks_are_added_once(bench, tmp_path) -> None:
+def test_marks_are_added_once(tmp_path) -> None:
     page = tmp_path / "page.md"
     page.write_text("# Results\n\nOther words.\n")
     bench.write(page, "one")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from verl_adaptive.config import RunFacts
 from verl_adaptive.errors import AdaptiveError, ConfigError
 from verl_adaptive.simulate import (
     REFERENCES,
@@ -102,6 +104,30 @@ def test_the_same_seed_gives_the_same_run_and_another_another(preset) -> None:
 def test_a_run_of_fixed_steps_ends_there() -> None:
     row = run_task(tasks(["greso"], [0], Setting(8, 8, 7, None), POOL)[0])
     assert row["steps"] == 7 and row["ended"] == "steps"
+
+
+def test_the_policy_is_told_what_it_is_told_in_training() -> None:
+    words = "pilot_commit adaptive/sampler=mopps adaptive.allocator.form=pipelined adaptive.allocator.n_pilot=2"
+    kept = {}
+    for discount in (1.0, 0.5):
+        line = f"{words} adaptive.stale_discount={discount} adaptive.tolerance=0.25"
+        simulation = make_simulation(line, StaticWorld(np.full(60, 0.5)), batch=8, n=8, steps=12, seed=3)
+        engine = simulation.engine
+        assert engine.facts == RunFacts.of(engine.config, batch=8, n=8, steps=12, prompts=60)
+        assert (engine.facts.seed, engine.facts.tolerance, engine.facts.stale_discount) == (3, 0.25, discount)
+        list(simulation)
+        learned = engine.policy.sampler.col("wins") + engine.policy.sampler.col("losses")
+        kept[discount] = learned.sum() / engine.table.col("rollouts").sum()
+    assert kept[1.0] == pytest.approx(1.0) and kept[0.5] < 0.9  # pilots wait for a step and count half
+
+
+def test_nobody_puts_a_runs_facts_together_by_hand() -> None:
+    """Three places did, and one of them forgot `adaptive.stale_discount`; a record gives back what it wrote."""
+    root = Path(__file__).parents[2]
+    files = [p for folder in ("verl_adaptive", "benchmarks") for p in (root / folder).rglob("*.py")]
+    by_hand = {str(p.relative_to(root)) for p in files if "RunFacts(" in p.read_text().replace("class RunFacts(", "")}
+    suites = {f"verl_adaptive/testing/{name}.py" for name in ("samplers", "allocators", "filters", "advantages")}
+    assert by_hand - suites <= {"verl_adaptive/record.py", "benchmarks/decisions.py"}
 
 
 def test_an_exhausted_run_says_why_instead_of_raising() -> None:

@@ -264,7 +264,7 @@ def supervise(
         if live_line(url, seed) != live_line(side, seed):
             raise RuntimeError(f"seed {seed}: the journal's live line differs")
         with Journal.open(url, run_id=f"run {seed}", read_only=True) as journal:
-            report["branches"] += len(journal.lineage())
+            report["branches"] += len(journal.reader().live(journal.run_id))
         report["runs"] += 1
         report["decisions"] += len(lines)
         report["repeated"] += len(lines) - steps

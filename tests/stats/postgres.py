@@ -68,6 +68,7 @@ class PostgresServer:
         self._data = os.path.join(self.folder, "data")
         self._process: subprocess.Popen[bytes] | None = None
         self.port = 0
+        self._frozen: list[int] = []
 
     def __enter__(self) -> PostgresServer:
         try:
@@ -113,6 +114,27 @@ class PostgresServer:
                     with open(os.path.join(self.folder, "log"), errors="replace") as log:
                         raise RuntimeError(f"PostgreSQL did not start: {error}\n{log.read()[-2000:]}") from error
                 time.sleep(0.05)
+
+    def freeze(self) -> None:
+        """Stop every process of the server where it is; the kernel goes on accepting and acknowledging for it."""
+        assert self._process is not None
+        # The postmaster first, so that it starts nothing more.
+        os.kill(self._process.pid, signal.SIGSTOP)
+        self._frozen = [self._process.pid, *self._children()]
+        for pid in self._frozen[1:]:
+            os.kill(pid, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Let a frozen server go on."""
+        for pid in self._frozen:
+            os.kill(pid, signal.SIGCONT)
+        self._frozen = []
+
+    def _children(self) -> list[int]:
+        assert self._process is not None
+        pid = self._process.pid
+        with open(f"/proc/{pid}/task/{pid}/children") as file:
+            return [int(child) for child in file.read().split()]
 
     def stop(self, how: signal.Signals = signal.SIGINT) -> None:
         """Stop the server, its clients' connections with it."""

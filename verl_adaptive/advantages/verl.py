@@ -31,8 +31,6 @@ class Verl(Advantage):
     class Config:
         """No options: they are verl's."""
 
-    group_relative: bool = True  # set by the integration from algorithm.adv_estimator
-
     def zero(self, groups: Groups, trains: np.ndarray) -> np.ndarray:
         if not self.group_relative:
             return np.zeros(groups.rollouts, dtype=bool)

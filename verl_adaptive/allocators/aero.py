@@ -18,8 +18,12 @@ most N (the reimplementation; its simulated effect falls short of the paper's).
 Where we deviate, and why:
 
 * A pooled query may take at most ``max_per_prompt`` rollouts (4 N), and a query at most ``rounds`` top-ups: otherwise
-  a few hopeless queries would eat the pool, one generation round after the other.
-* The order within a round is random, drawn anew each round: a pool that runs out must not always fail the same rows.
+  a few hopeless queries would eat the pool, one after the other.
+* Two top-ups of N/2 instead of a chain of twos: each top-up waits for the one before, and those queries have the longest
+  answers. The chain, ``n_extra=2 rounds=8``, is the default with ``adaptive.rounds`` (benchmarks/RESULTS.md has the time
+  of both).
+* The pool is settled in the order of submission, which is random as the data set is shuffled; with ``adaptive.rounds``,
+  in an order drawn anew each round: a pool that runs out must not always fail the same rows.
 * The reimplementation throws away what follows the first success within a top-up; that wastes rollouts and biases the
   success rate upward, so we keep it.
 * With ``adaptive.refill`` further prompts join the step, each bringing its own N to the pool.
@@ -63,37 +67,41 @@ class AeroRescue(Allocator):
         Attributes:
             n: N, rollouts a query that the budget counts; null: ``actor_rollout_ref.rollout.n``.
             n_explore: rollouts of the exploration; null: N / 2 (published: 8 of N = 16).
-            n_extra: rollouts of one top-up.
+            n_extra: rollouts of one top-up; null: N / 2, or with ``adaptive.rounds`` the 2 of a summary of the paper.
             u_res: queries of at most this success rate are rescued.
             budget: ``pooled``: N a query, shared; ``per_prompt``: N for each query by itself.
             max_per_prompt: most rollouts of one query; null: 4 N (``pooled``) or N (``per_prompt``).
-            rounds: most top-ups of one query; each is a generation round, so latency grows with it.
+            rounds: most top-ups of one query; each waits for the one before, so latency grows with it; null: 2, or 8 with
+                ``adaptive.rounds``.
         """
 
         n: int | None = None
         n_explore: int | None = None
-        n_extra: int = 2
+        n_extra: int | None = None
         u_res: float = 0.0
         budget: Literal["pooled", "per_prompt"] = "pooled"
         max_per_prompt: int | None = None
-        rounds: int = 8
+        rounds: int | None = None
 
         def validate(self, path: str) -> None:
-            for key in ("n", "n_explore", "max_per_prompt"):
+            for key in ("n", "n_explore", "n_extra", "max_per_prompt"):
                 value = getattr(self, key)
                 check(value is None or value >= 1, f"{path}.{key}", value, "must be 1 or greater, or null")
-            check(self.n_extra >= 1, f"{path}.n_extra", self.n_extra, "must be 1 or greater")
             check(0 <= self.u_res < 1, f"{path}.u_res", self.u_res, "must be in [0, 1)")
-            check(self.rounds >= 0, f"{path}.rounds", self.rounds, "must be 0 or greater")
+            check(
+                self.rounds is None or self.rounds >= 0, f"{path}.rounds", self.rounds, "must be 0 or greater, or null"
+            )
 
+    _in_rounds = False
     _one_batch = True  # the step is one batch of the stream: the pool is what its cap of B·N leaves
     _step = -1
     _pool = 0  # otherwise: rollouts of this step that exploration left and rescue has not taken
     _counts = _last = (0, 0, 0)  # this and the last step: top-ups, their rollouts, queries that a top-up solved
 
     def check_policy(self, policy: Policy, config: AdaptiveConfig) -> None:
+        self._in_rounds = config.rounds
         self._one_batch = not config.refill and policy.sampler.kind == "stream"
-        if policy.sampler.name == "cero" and self.config.budget == "per_prompt":
+        if policy.sampler.plans_rollouts and self.config.budget == "per_prompt":
             raise ConfigError(
                 "adaptive.allocator.budget",
                 "per_prompt",
@@ -106,6 +114,8 @@ class AeroRescue(Allocator):
         c = self.config
         self.n: int = c.n or facts.n
         self.n_explore: int = c.n_explore or max(1, self.n // 2)
+        self.n_extra: int = c.n_extra or (2 if self._in_rounds else max(1, self.n // 2))
+        self.rounds: int = (8 if self._in_rounds else 2) if c.rounds is None else c.rounds
         pooled = c.budget == "pooled"
         self.limit: int = c.max_per_prompt or (4 * self.n if pooled else self.n)
         check(
@@ -128,37 +138,57 @@ class AeroRescue(Allocator):
         )
 
     def cap(self, progress: Progress) -> int | None:
-        if self.config.budget != "pooled" or not self._one_batch or progress.streaming:
-            return None
+        if self.config.budget != "pooled" or not self._one_batch or progress.streaming or progress.ordered:
+            return None  # in order, the pool itself is the limit: see fund
         return progress.batch * self.n
 
     def first(self, rows: np.ndarray, planned: np.ndarray | None, progress: Progress) -> np.ndarray:
-        if progress.step != self._step and not progress.streaming:
-            self._step, self._pool = progress.step, 0
         whole = np.full(len(rows), self.n, dtype=np.int64) if planned is None else planned.astype(np.int64)
         first = np.minimum(whole, self.n_explore)
-        self._pool += int((whole - first).sum())
+        if not progress.ordered:
+            if progress.step != self._step and not progress.streaming:
+                self._step, self._pool = progress.step, 0
+            self._pool += int((whole - first).sum())
         return first
 
-    def review(self, groups: Groups, progress: Progress) -> np.ndarray:
+    def fund(self, n: np.ndarray, planned: np.ndarray | None) -> np.ndarray | None:
+        if self.config.budget != "pooled":
+            return None
+        return (self.n if planned is None else planned.astype(np.int64)) - n
+
+    def most(self, n: np.ndarray, stage: np.ndarray) -> np.ndarray:
+        topups = np.maximum(self.rounds - stage, 0)
+        return np.minimum(topups * self.n_extra, np.maximum(self.limit - n, 0))
+
+    def ask(self, groups: Groups, progress: Progress) -> np.ndarray:
         c = self.config
         correct = groups.sum(groups.success >= 0.5)
         topups = groups.reduce(np.maximum, groups.stage)
         unsolved = np.where(topups == 0, correct <= c.u_res * groups.n, correct == 0)
-        more = np.minimum(c.n_extra, np.maximum(self.limit - groups.n, 0))
-        more[~unsolved | (topups >= c.rounds)] = CLOSE
+        more = np.minimum(self.n_extra, np.maximum(self.limit - groups.n, 0))
+        more[~unsolved | (topups >= self.rounds)] = CLOSE
+        return more
 
+    def review(self, groups: Groups, progress: Progress) -> np.ndarray:
+        c = self.config
+        more = self.ask(groups, progress)
         rows = groups.row
         u = progress.draw.uniform("aero.rescue", self.table.key_hi[rows], self.table.key_lo[rows], progress.round)
         order = np.lexsort((groups.ticket, u))
         own_pool = c.budget == "pooled" and (progress.streaming or not self._one_batch)
         budget = min(self._pool, progress.room) if own_pool else progress.room
         asked = more[order]
-        more[order[np.cumsum(asked) - asked + c.n_extra > budget]] = CLOSE  # who comes when less than a top-up is left
+        more[order[np.cumsum(asked) - asked + self.n_extra > budget]] = (
+            CLOSE  # who comes when less than a top-up is left
+        )
         self._pool -= int(more.sum())
-        solved = int(((topups > 0) & (correct > 0)).sum())
-        self._counts = tuple(np.add(self._counts, [(more > 0).sum(), more.sum(), solved]).tolist())
         return more
+
+    def observe(self, groups: Groups, progress: Progress) -> None:
+        topups = groups.reduce(np.maximum, groups.stage)
+        extra = groups.stage > 0
+        solved = (topups > 0) & (groups.sum(groups.success >= 0.5) > 0)
+        self._counts = tuple(np.add(self._counts, [int(topups.sum()), int(extra.sum()), int(solved.sum())]).tolist())
 
     def end_step(self, progress: Progress) -> None:
         self._last, self._counts = self._counts, (0, 0, 0)

@@ -18,10 +18,11 @@ class Fixed(Allocator):
     """n rollouts a prompt, or the number that a pool sampler planned for it."""
 
     name: ClassVar[str] = "fixed"
+    follows_plan: ClassVar[bool] = True
 
     @dataclass
     class Config:
-        """``n``: rollouts a prompt; null: ``actor_rollout_ref.rollout.n``."""
+        """``n``: rollouts a prompt, once (null: ``actor_rollout_ref.rollout.n``)."""
 
         n: int | None = None
 
@@ -32,3 +33,6 @@ class Fixed(Allocator):
         if planned is not None:
             return planned.astype(np.int64)
         return np.full(len(rows), self.config.n or self.facts.n, dtype=np.int64)
+
+    def most(self, n: np.ndarray, stage: np.ndarray) -> np.ndarray:
+        return np.zeros(len(n), dtype=np.int64)

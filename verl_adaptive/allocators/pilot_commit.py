@@ -27,6 +27,8 @@ Where we differ from the official code, and why:
 * the buffer outlives epochs and checkpoints; the official one is emptied at each epoch's end and never saved;
 * commits stop when the batch is full, and a round's pilots are not drawn for groups that commits already supply
   (``on_policy``); under a cap on the step's rollouts, pilots leave room for the commits they lead to;
+* signals of many values (a judge's score, a length penalty) have no 0.5 that means success, and hardly any pilots would
+  lie in the band: ``judge``. The official code compares the mean reward itself, for rewards of 0 and 1;
 * random choice is keyed by prompt, step and round; the official code uses the unseeded global generator.
 
 Known bias: pilots enter the group *because* their mean lies in the band, so they regress towards the prompt's true rate
@@ -36,23 +38,34 @@ against the commit, and the group baseline moves with them. It grows with n_p / 
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
-from verl_adaptive.config import RunFacts, check
+from verl_adaptive.config import AdaptiveConfig, RunFacts, SuccessConfig, check
 from verl_adaptive.groups import Groups
 from verl_adaptive.progress import Progress
 from verl_adaptive.roles import CLOSE, HOLD, Allocator
 from verl_adaptive.stats.table import StatsTable
 
+if TYPE_CHECKING:
+    from verl_adaptive.roles import Policy
+
 __all__ = ["PilotCommit", "band_side"]
+
+logger = logging.getLogger(__name__)
 
 _EPS = 1e-9  # 0.07 · 100 is 7.000000000000001: a bound that is a whole number must not move by rounding
 _FIRST_SHARE = 1 / 3  # in-band share that is assumed before any pilot was judged: what G = 3 B is sized for
+_GRADES = 8  # a signal of more different values than this is graded: correctness, with a format bonus or two, has fewer
+_ENDS = (
+    0.05,
+    0.95,
+)  # quantiles of the pilots' signals that become 0 and 1, so that an outlier does not squeeze the rest
 _MEMORY = 0.8  # weight of the past in the recent in-band share, per step: about the last five steps
 
 
@@ -76,6 +89,8 @@ class PilotCommit(Allocator):
     """Pilots first; the rest of the group for prompts whose pilots are neither too easy nor too hard."""
 
     name: ClassVar[str] = "pilot_commit"
+    needs_place: ClassVar[bool] = True
+    makes_commits: ClassVar[bool] = True
 
     @dataclass
     class Config:
@@ -95,6 +110,9 @@ class PilotCommit(Allocator):
             factor: prompts piloted in a round, as a multiple of B (published: G = 3 B); null: what the sampler asks for.
             sized_to_need: pilot no more prompts than the recent in-band share calls for.
             safety: over-ask of ``sized_to_need``, which makes another round unlikely.
+            judge: what pilots are judged by. ``success``: what ``adaptive.success`` counts. ``auto``: that too, but where
+                it is left at its default and the signal takes more than 8 different values, from the second step on the
+                signal itself, scaled to the range that the pilots of recent steps covered.
         """
 
         n_pilot: int | None = None
@@ -107,6 +125,7 @@ class PilotCommit(Allocator):
         factor: float | None = 3.0
         sized_to_need: bool = False
         safety: float = 1.25
+        judge: Literal["auto", "success"] = field(default="auto", metadata={"since": "0.2.0"})
 
         def validate(self, path: str) -> None:
             check(self.n_pilot is None or self.n_pilot >= 1, f"{path}.n_pilot", self.n_pilot, "must be 1 or greater")
@@ -131,8 +150,14 @@ class PilotCommit(Allocator):
         self._recalled = (0, 0, 0, 0)  # step, round: commits of held groups in it, groups still held
         self._counts: dict[str, int] = {}
         self._ages = np.zeros(c.max_age + 1, dtype=np.int64)
+        self._default_success = True
+        self._range: tuple[float, float] | None = None  # of a graded signal: what counts as 0 and as 1
+        self._signals: list[np.ndarray] = []  # of this step's pilots
         self._rates = np.zeros(4)  # of committed groups: pilot successes, pilots, commit successes, commits
         self._logged: dict[str, float] = {}
+
+    def check_policy(self, policy: Policy, config: AdaptiveConfig) -> None:
+        self._default_success = config.success == SuccessConfig()
 
     def bind(self, table: StatsTable, facts: RunFacts) -> None:
         super().bind(table, facts)
@@ -160,16 +185,23 @@ class PilotCommit(Allocator):
 
     def side(self, groups: Groups) -> np.ndarray:
         """int8 ``(G,)``: −1 too hard, 0 in the band, +1 too easy, over all rollouts of the groups."""
-        return band_side(groups.successes, groups.n, self.config.lower, self.config.upper)
+        return band_side(groups.sum(self._success(groups)), groups.n, self.config.lower, self.config.upper)
+
+    def _success(self, groups: Groups) -> np.ndarray:
+        """float64 ``(R,)``: what each rollout counts for in the band; of a graded signal its place in the recent range.
+
+        The range moves between steps only, so that a review does not depend on who came back before.
+        """
+        if self._range is None:
+            return groups.success
+        low, high = self._range
+        return np.clip((groups.signal - low) / (high - low), 0.0, 1.0)
 
     def review(self, groups: Groups, progress: Progress) -> np.ndarray:
         answer = np.full(len(groups), CLOSE, dtype=np.int64)
         pilot, side = is_pilot(groups), self.side(groups)
         inside = pilot & (side == 0)
-        judged, found = int(pilot.sum()), int(inside.sum())
-        self._recent += [judged, found]
-        self._count(piloted=judged, in_band=found)
-        self._count(too_easy=int((pilot & (side > 0)).sum()), too_hard=int((pilot & (side < 0)).sum()))
+        self._judged(side[pilot])
         if self.config.form == "pipelined":
             answer[inside] = HOLD
             return answer
@@ -179,6 +211,22 @@ class PilotCommit(Allocator):
             answer[inside] = HOLD
         self._commit(answer, groups, np.flatnonzero(inside), places, progress)
         return answer
+
+    def ask(self, groups: Groups, progress: Progress) -> np.ndarray:
+        inside = is_pilot(groups) & (self.side(groups) == 0)
+        return np.where(inside, self.facts.n - groups.n, CLOSE)
+
+    def most(self, n: np.ndarray, stage: np.ndarray) -> np.ndarray:
+        return np.where(stage == 0, np.maximum(self.facts.n - n, 0), 0)
+
+    def reserve(self, progress: Progress) -> int:
+        return progress.batch if self.config.form == "pipelined" else 0
+
+    def _judged(self, side: np.ndarray) -> None:
+        """Pilots that were looked at lie on these sides of the band."""
+        judged, found = len(side), int((side == 0).sum())
+        self._recent += [judged, found]
+        self._count(piloted=judged, in_band=found, too_easy=int((side > 0).sum()), too_hard=int((side < 0).sum()))
 
     def recall(self, held: Groups, since: np.ndarray, progress: Progress) -> np.ndarray:
         age = progress.step - since
@@ -218,7 +266,8 @@ class PilotCommit(Allocator):
             u = progress.draw.bits(purpose, self.table.key_hi[row], self.table.key_lo[row], ticket)
             return candidates[np.lexsort((ticket, u))]
         # n·Σx² − (Σx)² is n² times the variance, and exact for 0/1, so that ties are ties.
-        n, total, squares = groups.n, groups.successes, groups.sum(groups.success**2)
+        success = self._success(groups)
+        n, total, squares = groups.n, groups.sum(success), groups.sum(success**2)
         variance = (n * squares - total**2) / np.maximum(n, 1) ** 2
         waited = np.zeros(len(groups)) if age is None else age
         return candidates[np.lexsort((groups.ticket[candidates], waited[candidates], -variance[candidates]))]
@@ -256,16 +305,49 @@ class PilotCommit(Allocator):
     # -- learning -------------------------------------------------------------------------------------------
 
     def observe(self, groups: Groups, progress: Progress) -> None:
+        if self.config.judge == "auto" and self._default_success:
+            self._signals.append(groups.signal[groups.stage == 0])
         whole = groups.rollout_mask(~is_pilot(groups))
         pilots = whole & (groups.stage == 0)
         commit = whole & (groups.stage > 0)
+        if progress.ordered:  # reviews of single groups change nothing: pilots are counted when their group closes
+            first = groups.stage == 0
+            successes, n = groups.sum(groups.success * first), groups.sum(first)
+            self._judged(band_side(successes, n, self.config.lower, self.config.upper))
+            at_once = int((~is_pilot(groups) & (groups.lag == 0)).sum())  # the others were counted by recall
+            self._count(committed=at_once)
+            self._ages[0] += at_once
         self._rates += [groups.success[pilots].sum(), pilots.sum(), groups.success[commit].sum(), commit.sum()]
 
+    def _grade(self) -> None:
+        """Learn the range of a graded signal from the step's pilots."""
+        signals, self._signals = np.concatenate([*self._signals, np.zeros(0)]), []
+        if self._range is None and len(np.unique(signals)) <= _GRADES:
+            return
+        if not len(signals):
+            return
+        low, high = (float(end) for end in np.quantile(signals, _ENDS))
+        if self._range is not None:
+            low, high = (_MEMORY * old + (1 - _MEMORY) * new for old, new in zip(self._range, (low, high), strict=True))
+        elif high > low:
+            logger.warning(
+                "pilot_commit: the signal takes more than %d different values, and adaptive.success is left at its default: "
+                "from now on pilots are judged by the signal itself, scaled from [%.4g, %.4g] to [0, 1]. To choose: "
+                "adaptive.success.mode=value with adaptive.success.low and high, another adaptive.success.threshold, or "
+                "adaptive.allocator.judge=success",
+                _GRADES,
+                low,
+                high,
+            )
+        self._range = (low, high) if high > low else self._range
+
     def end_step(self, progress: Progress) -> None:
+        self._grade()
         judged, found = self._recent
         ages = np.arange(len(self._ages))
         self._logged = {
             **{f"{key}_total": float(value) for key, value in self._counts.items()},
+            "judged_by_signal": float(self._range is not None),
             "in_band_share": found / max(judged, 1e-12),  # recent
             "pilot_rate": self._rates[0] / max(self._rates[1], 1.0),
             "commit_rate": self._rates[2] / max(self._rates[3], 1.0),
@@ -288,7 +370,9 @@ class PilotCommit(Allocator):
         return dict(self._logged)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"recent": self._recent.tolist()}
+        return {"recent": self._recent.tolist(), "range": None if self._range is None else list(self._range)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._recent[:] = state["recent"]
+        ends = state.get("range")
+        self._range = None if ends is None else (float(ends[0]), float(ends[1]))

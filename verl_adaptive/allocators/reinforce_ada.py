@@ -62,7 +62,7 @@ class ReinforceAda(Allocator):
                 check(value is None or value >= 1, f"{path}.{key}", value, "must be 1 or greater")
 
     def check_policy(self, policy: Policy, config: AdaptiveConfig) -> None:
-        if policy.sampler.name == "cero":
+        if policy.sampler.plans_rollouts:
             raise ConfigError(
                 "adaptive.allocator.name",
                 self.name,
@@ -73,7 +73,10 @@ class ReinforceAda(Allocator):
     def first(self, rows: np.ndarray, planned: np.ndarray | None, progress: Progress) -> np.ndarray:
         return np.full(len(rows), self.config.per_round, dtype=np.int64)
 
-    def review(self, groups: Groups, progress: Progress) -> np.ndarray:
+    def most(self, n: np.ndarray, stage: np.ndarray) -> np.ndarray:
+        return self.config.per_round * np.maximum(self.config.rounds - 1 - stage, 0)
+
+    def ask(self, groups: Groups, progress: Progress) -> np.ndarray:
         c, n = self.config, self.facts.n
         balance = c.variant == "balance"
         k_pos = c.k_pos or (max(1, n // 2) if balance else 1)
@@ -81,7 +84,10 @@ class ReinforceAda(Allocator):
         correct = groups.sum(groups.success >= 0.5)
         done = (correct >= k_pos) & (groups.n - correct >= k_neg)
         done |= groups.reduce(np.maximum, groups.stage) + 1 >= c.rounds
-        more = np.where(done, CLOSE, c.per_round)
+        return np.where(done, CLOSE, c.per_round)
+
+    def review(self, groups: Groups, progress: Progress) -> np.ndarray:
+        more = self.ask(groups, progress)
         # A step's cap, if there is one, is shared out in random order, so that no row always comes last.
         hi, lo = self.table.key_hi[groups.row], self.table.key_lo[groups.row]
         order = np.argsort(progress.draw.uniform("reinforce_ada.order", hi, lo, progress.round), kind="stable")

@@ -8,6 +8,8 @@ import os
 
 from verl_adaptive.errors import AdaptiveError
 
+_MEDIA = ("images", "videos", "audios")  # as verl_adaptive.stats.keys, which is slow to import
+
 __all__ = ["add_json_option", "add_store_options", "condition", "count", "refuse_overwrite"]
 
 
@@ -39,6 +41,16 @@ def _tolerance(text: str) -> float:
     return value
 
 
+def _media_key(text: str) -> tuple[str, str]:
+    kind, _, name = text.partition("=")
+    if kind not in _MEDIA or not name:
+        kinds = ", ".join(_MEDIA)
+        raise argparse.ArgumentTypeError(
+            f"{text!r} must be one of {kinds}, an equals sign and a column: images=pictures"
+        )
+    return kind, name
+
+
 def add_store_options(parser: argparse.ArgumentParser) -> None:
     """How to read a store."""
     reading = parser.add_argument_group("how the store is read")
@@ -61,6 +73,15 @@ def add_store_options(parser: argparse.ArgumentParser) -> None:
     )
     reading.add_argument(
         "--id-key", metavar="PATH", help="your own prompt id, the run's adaptive.id_key: --id-key extra_info.id"
+    )
+    reading.add_argument(
+        "--media-key",
+        metavar="KIND=NAME",
+        type=_media_key,
+        action="append",
+        default=[],
+        help="column of images, videos or audios, the run's data.image_key, video_key or audio_key: "
+        "--media-key images=pictures (may be repeated; default: columns of those names)",
     )
 
 

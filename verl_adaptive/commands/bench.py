@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -23,17 +24,17 @@ from verl_adaptive.errors import AdaptiveError
 
 __all__ = ["configure", "run"]
 
-#: Benchmark → its script in ``benchmarks/``, and the modules that it cannot do without.
-SCRIPTS: dict[str, tuple[str, tuple[str, ...]]] = {
-    "torch": ("train_torch.py", ("torch",)),
-    "cpu": ("train_cpu.py", ("torch", "verl", "vllm", "reasoning_gym", "pandas")),
-    "report": ("report.py", ("matplotlib",)),
+#: Benchmark → its module in ``benchmarks/``, and the modules that it cannot do without.
+MODULES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "torch": ("train_torch", ("torch",)),
+    "cpu": ("train_cpu", ("torch", "verl", "vllm", "reasoning_gym", "pandas")),
+    "report": ("report", ("matplotlib",)),
 }
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "which", metavar="BENCHMARK", choices=[*SCRIPTS, "simulate"], help="torch, cpu, simulate, report"
+        "which", metavar="BENCHMARK", choices=[*MODULES, "simulate"], help="torch, cpu, simulate, report"
     )
     parser.add_argument("words", metavar="...", nargs=argparse.REMAINDER, help="the benchmark's own options")
 
@@ -43,26 +44,27 @@ def run(args: argparse.Namespace) -> int:
         from verl_adaptive.cli import main
 
         return main(["simulate", *args.words])
-    script, needs = SCRIPTS[args.which]
-    path = _benchmarks() / script
+    module, needs = MODULES[args.which]
+    root = _checkout()
     missing = [name for name in needs if importlib.util.find_spec(name) is None]
     if missing:
         raise AdaptiveError(
             f"bench {args.which} needs {', '.join(missing)}, not installed here; in the checkout: "
             "bash scripts/install.sh .venv && . .venv/bin/activate"
         )
-    return subprocess.run([sys.executable, str(path), *args.words]).returncode
+    path = os.pathsep.join(p for p in (str(root), os.environ.get("PYTHONPATH")) if p)
+    words = [sys.executable, "-m", f"benchmarks.{module}", *args.words]
+    return subprocess.run(words, env=os.environ | {"PYTHONPATH": path}).returncode
 
 
-def _benchmarks() -> Path:
-    """The folder of the scripts: of the checkout that this package is installed from, or that one stands in.
+def _checkout() -> Path:
+    """The checkout that this package is installed from, or that one stands in.
 
     Raises:
         AdaptiveError: there is neither.
     """
-    places = [Path(__file__).resolve().parents[2] / "benchmarks", Path.cwd() / "benchmarks"]
-    for place in places:
-        if (place / "train_torch.py").is_file():
+    for place in (Path(__file__).resolve().parents[2], Path.cwd()):
+        if (place / "benchmarks" / "train_torch.py").is_file():
             return place
     raise AdaptiveError(
         "bench torch, cpu and report need the source checkout (an installed package has no benchmarks/): get the "

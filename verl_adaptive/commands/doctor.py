@@ -6,7 +6,8 @@ examples:
   verl-adaptive doctor -- +adaptive=greso <your overrides>
   verl-adaptive doctor --json -- python -m verl.trainer.main_ppo +adaptive=greso <your overrides>
 
-What follows -- is what you give to python -m verl.trainer.main_ppo; the command's first words may stay in front.
+What follows -- is what you give to python -m verl.trainer.main_ppo; the command's first words may stay in front, and
+--config-path, --config-name and --config-dir mean what they mean there.
 Status 0: nothing failed. 1: something did, and it says what to do.
 """
 
@@ -29,7 +30,6 @@ from verl_adaptive.redact import redact
 
 __all__ = ["Check", "Examination", "configure", "run"]
 
-SUPPORTED_VERL = ">=0.9.1,<0.10"
 #: Tested with these; others are a remark.
 SUPPORTED_PYTHON = ">=3.10,<3.13"
 #: Printed with their versions; a requirement of verl's that one breaks is a finding.
@@ -72,7 +72,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from verl_adaptive.commands.output import print_json
 
-    overrides, config_name = command_line(args.overrides)
     examination = Examination()
     examination.environment()
     plan = None
@@ -81,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
         if args.ray or args.ray_address:
             examination.ray(args.ray_address)
         if args.overrides:
-            plan = examination.training(overrides, config_name)
+            plan = examination.training(args.overrides)
     if plan is None or plan["store_path"] is not None:
         examination.storage(os.getcwd() if plan is None else plan["store_path"])
     if args.json:
@@ -89,28 +88,6 @@ def run(args: argparse.Namespace) -> int:
     else:
         _print(examination.checks, plan)
     return 0 if examination.healthy else 1
-
-
-def command_line(words: list[str]) -> tuple[list[str], str]:
-    """Overrides and config name of a command line, with or without ``python -m verl.trainer.main_ppo`` in front.
-
-    Raises:
-        AdaptiveError: an option of Hydra's that is not understood here.
-    """
-    for marker in ("verl.trainer.main_ppo", "main_ppo.py"):
-        at = next((i for i, word in enumerate(words) if word.endswith(marker)), None)
-        if at is not None:
-            words = words[at + 1 :]
-    overrides, name = [], "ppo_trainer"
-    rest = iter(words)
-    for word in rest:
-        if word.startswith("--config-name"):
-            name = word.partition("=")[2] or next(rest, "")
-        elif word.startswith("-"):
-            raise AdaptiveError(f"doctor does not understand {word}; give the overrides, and --config-name if need be")
-        else:
-            overrides.append(word)
-    return overrides, name.removesuffix(".yaml")
 
 
 @contextlib.contextmanager
@@ -172,6 +149,8 @@ class Examination:
         """Versions, without importing anything heavy."""
         from packaging.specifiers import SpecifierSet
 
+        from verl_adaptive.integration import compat
+
         python = ".".join(map(str, sys.version_info[:3]))
         good = SpecifierSet(SUPPORTED_PYTHON).contains(python)
         detail = f"{python} (supported: {SUPPORTED_PYTHON}; {sys.executable})"
@@ -179,15 +158,22 @@ class Examination:
             "python", "ok" if good else "warn", detail, "" if good else "use 3.10, 3.11 or 3.12: others are untested"
         )
         verl = _version("verl")
-        install = f'pip install "verl{SUPPORTED_VERL}"'
         if verl is None:
             self.add(
-                "verl", "fail", "not installed in this environment", f"{install}, or activate the one you train in"
+                "verl",
+                "fail",
+                "not installed in this environment",
+                f"{compat.INSTALL}, or activate the one you train in",
             )
         else:
-            good = SpecifierSet(SUPPORTED_VERL).contains(verl, prereleases=True)
+            good = SpecifierSet(compat.SUPPORTED).contains(verl, prereleases=True)
             self.has_verl = True
-            self.add("verl", "ok" if good else "fail", f"{verl} (supported: {SUPPORTED_VERL})", "" if good else install)
+            self.add(
+                "verl",
+                "ok" if good else "fail",
+                f"{verl} (supported: {compat.SUPPORTED})",
+                "" if good else compat.INSTALL,
+            )
         self._engine()
         asked = OUR_OWN | (_requirements("verl") if verl is not None else {})
         for name in PACKAGES:
@@ -225,6 +211,8 @@ class Examination:
     def verl(self) -> None:
         """The plugin, verl's names, Hydra's search path."""
         reinstall = "pip install --force-reinstall --no-deps verl-adaptive, in this environment"
+        from verl_adaptive.integration.guard import PLUGIN
+
         points = [p for p in entry_points(group="verl.plugins") if p.value.partition(":")[0] == PLUGIN]
         policy = os.environ.get("VERL_USE_EXTERNAL_PLUGINS", "auto").strip().lower()
         if not points:
@@ -281,15 +269,35 @@ class Examination:
 
     # -- a command line -----------------------------------------------------------------------------------------
 
-    def training(self, overrides: list[str], config_name: str) -> dict[str, Any] | None:
+    def training(self, words: list[str]) -> dict[str, Any] | None:
         """Compose, validate and plan; the plan if all of it worked."""
-        from verl_adaptive.integration import inspect
+        from verl_adaptive.integration import guard, inspect
 
         see = "`verl-adaptive parts` lists presets, parts and options"
-        config = self._try("compose", f"correct the override; {see}", lambda: inspect.compose(overrides, config_name))
+        command = self._try("command line", "correct the command line", lambda: inspect.Command.parse(words))
+        if command is None:
+            return None
+        if guard.PROGRAMS.get(command.program or guard.MAIN):
+            why = guard.unread({"adaptive": {}}, command.program)
+            self.add("program", "fail", why, f"write python -m {guard.MAIN} instead")
+            return None
+        if command.program is not None and command.program not in guard.PROGRAMS:
+            self.add(
+                "program",
+                "fail",
+                f"{command.program}: doctor knows python -m {guard.MAIN} alone, and cannot say whether this reads a preset",
+                "give the overrides without it to see what main_ppo would do with them; a trainer of verl's that does not "
+                "read the preset refuses it when it is made",
+            )
+            return None
+        config = self._try("compose", f"correct the override; {see}", lambda: inspect.compose(command))
         if config is None:
             return None
-        self.add("compose", "ok", f"{config_name} with {len(overrides)} overrides")
+        self.add("compose", "ok", f"{command.config_name} with {len(command.overrides)} overrides")
+        unread = guard.unread(config, guard.MAIN)
+        if unread:
+            self.add("program", "fail", unread, "leave trainer.use_v1 out")
+            return None
         if config.get("adaptive") is None:
             self.add(
                 "validate",
@@ -370,9 +378,6 @@ class Examination:
                 f"{folder} ({kind}): the write-ahead log is not safe there, so the slower rollback journal is used",
                 "nothing needs to be done; for large runs put adaptive.store.url on a local disk or on PostgreSQL",
             )
-
-
-PLUGIN = "verl_adaptive.integration.plugin"
 
 
 def _version(name: str) -> str | None:

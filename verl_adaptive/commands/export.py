@@ -1,5 +1,5 @@
 """Write a store to a file that other tools read: Parquet, CSV or JSON lines, by the file's ending. In CSV, text that a
-spreadsheet would take for a formula (it begins with = + - @) gets an apostrophe in front.
+spreadsheet would take for a formula (it begins with = + - @, perhaps after blanks) gets an apostrophe in front.
 
 examples:
   verl-adaptive export checkpoints/project/experiment prompts.parquet --where "visits > 0"
@@ -62,10 +62,6 @@ def run(args: argparse.Namespace) -> int:
     if args.what == "prompts":
         rows = np.arange(len(opened.prompts))
         if wanted is not None:
-            if "flips" in wanted.names:
-                from verl_adaptive.report.overview import overview
-
-                overview(opened)  # adds the column
             rows = rows[wanted.select(opened.prompts)]
         pages = _prompts(opened.prompts, rows)
     elif args.what == "steps":
@@ -141,25 +137,30 @@ def _csv(path: str, pages: Iterator[Any]) -> int:
     from pyarrow import csv
 
     count = 0
-    first = next(pages)
+    first = _tame(next(pages))
     with csv.CSVWriter(path, first.schema) as writer:
-        for page in _chain(first, pages):
-            writer.write_table(_tame(page))
+        for page in _chain(first, map(_tame, pages)):
+            writer.write_table(page)
             count += page.num_rows
     return count
 
 
 def _tame(page: Any) -> Any:
-    """Text that a spreadsheet would run as a formula gets an apostrophe in front; CSV has no other way to say "text"."""
+    """Text that a spreadsheet would run as a formula gets an apostrophe in front; CSV has no other way to say "text".
+
+    Spreadsheets skip blanks, line ends and control characters before a formula, and take full-width signs for plain ones.
+    """
     import pyarrow as pa
     import pyarrow.compute as pc
 
+    def tamed(texts: Any) -> Any:
+        risky = pc.match_substring_regex(texts, r"^[\pZ\pC]*[=+\-@＝＋－＠]|^[\t\r\n]")
+        return pc.if_else(risky, pc.binary_join_element_wise("'", texts, ""), texts)
+
     for at, column in enumerate(page.columns):
-        if pa.types.is_string(column.type):
-            risky = pc.match_substring_regex(column, r"^[=+\-@\t\r]")
-            safe = pc.if_else(risky, pc.binary_join_element_wise("'", column, ""), column)
-            page = page.set_column(at, page.schema.field(at), safe)
-    return page
+        if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+            page = page.set_column(at, page.schema.field(at), tamed(column))
+    return page.rename_columns(tamed(pa.array(page.column_names, pa.string())).to_pylist())
 
 
 def _jsonl(path: str, pages: Iterator[Any]) -> int:

@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
     from verl_adaptive.commands.output import note, number, share
     from verl_adaptive.report.dataset import keys_of, open_parquet
     from verl_adaptive.report.expressions import Expression
-    from verl_adaptive.report.prompts import Prompts, open_prompts
+    from verl_adaptive.report.prompts import open_prompts
 
     wanted = Expression(args.where)
     if not args.out.endswith(".parquet"):
@@ -54,17 +54,10 @@ def run(args: argparse.Namespace) -> int:
     open_parquet(args.data).close()
     opened = open_prompts(args.stats, run=args.run, tolerance=args.tolerance, id_key=args.id_key)
     prompts = opened.prompts
-    if "flips" in wanted.names:
-        from verl_adaptive.report.overview import overview
-
-        overview(opened)  # adds the column
-    keys = keys_of(args.data, prompt_key=args.prompt_key, id_key=args.id_key)
+    keys = keys_of(args.data, prompt_key=args.prompt_key, id_key=args.id_key, media_keys=dict(args.media_key))
     known = prompts.table.rows_for(keys, create=False) >= 0
     # Rows that the store lacks become prompts without a visit, so that a condition treats both alike.
-    before = len(prompts)
     rows = prompts.table.rows_for(keys)
-    extra = {name: np.append(v, np.full(len(prompts) - before, np.nan)) for name, v in prompts.extra.items()}
-    prompts = Prompts(prompts.table, extra)
     keep = wanted.select(prompts)[rows]
     unseen = prompts.table.col("visits")[rows] == 0
     if args.keep_unseen:

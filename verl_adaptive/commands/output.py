@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -131,5 +132,6 @@ def print_json(value: Any) -> None:
 
 
 def note(message: str) -> None:
-    """A remark on standard error."""
-    print(clean(message), file=sys.stderr)
+    """A remark on standard error, if anybody listens there."""
+    with contextlib.suppress(OSError):
+        print(clean(message), file=sys.stderr)

@@ -82,7 +82,7 @@ def describe() -> dict[str, dict[str, Any]]:
                 out[role][name] = {
                     "about": _first_sentence(part),
                     "from": f"{part.__module__}.{part.__qualname__}",
-                    "options": _options(part.Config, _comments(role, name)),
+                    "options": _options(part.Config),
                 }
             except Exception as error:
                 out[role][name] = {"about": f"cannot be loaded: {error}", "from": None, "options": {}}
@@ -98,10 +98,11 @@ def _settings(role: str, parts: dict[str, Any]) -> dict[str, Any]:
     import yaml
 
     out = {}
-    for file in files("hydra_configs.verl_adaptive.adaptive").joinpath(role).iterdir():
-        name = file.name.removesuffix(".yaml")
-        if name in parts or not file.name.endswith(".yaml"):
+    folder = files("hydra_configs.verl_adaptive.adaptive").joinpath(role)
+    for file in folder.iterdir() if folder.is_dir() else ():
+        if not file.name.endswith(".yaml"):
             continue
+        name = file.name.removesuffix(".yaml")
         text = file.read_text(encoding="utf-8")
         content = yaml.safe_load(text)
         of = next(item for item in content.pop("defaults") if item != "_self_")
@@ -129,7 +130,7 @@ def _presets() -> dict[str, Any]:
 
     out = {}
     for file in sorted(files("hydra_configs.verl_adaptive.adaptive").iterdir(), key=lambda f: f.name):
-        if not file.name.endswith(".yaml") or file.name == "base.yaml":
+        if not file.name.endswith(".yaml"):
             continue
         text = file.read_text(encoding="utf-8")
         comment = [line.lstrip("# ") for line in text.splitlines() if line.startswith("#") and "@package" not in line]
@@ -153,19 +154,19 @@ def _first_sentence(part: type) -> str:
     return _plain_words(_sentence(" ".join((title or inspect.getdoc(part) or "").split())))
 
 
-def _options(config: Any, comments: dict[str, str]) -> dict[str, dict[str, Any]]:
-    """Options with their defaults; what the docstring does not say, the part's YAML file may."""
-    return dict(_walk(config(), "", comments))
+def _options(config: Any) -> dict[str, dict[str, Any]]:
+    """Options with their defaults and what the docstring says of each."""
+    return dict(_walk(config(), ""))
 
 
-def _walk(made: Any, prefix: str, comments: dict[str, str]) -> Iterator[tuple[str, dict[str, Any]]]:
+def _walk(made: Any, prefix: str) -> Iterator[tuple[str, dict[str, Any]]]:
     doc = inspect.getdoc(type(made)) or ""
-    about = {**_inline(doc), **comments, **_attributes(doc)}
+    about = {**_inline(doc), **_attributes(doc)}
     whole = _plain_words(" ".join(doc.split("Attributes:")[0].split()))
     for field in fields(made):
         value = getattr(made, field.name)
         if is_dataclass(value):
-            yield from _walk(value, f"{prefix}{field.name}.", {})
+            yield from _walk(value, f"{prefix}{field.name}.")
             continue
         text = about.get(field.name) or whole
         if text == whole:
@@ -180,22 +181,6 @@ def _inline(doc: str) -> dict[str, str]:
         r"((?:``\w+``(?:, )?)+): ([^;`]*(?:``[^`]*``[^;`]*)*?)(?=;|\.\s|\.?$)", " ".join(doc.split())
     ):
         out.update(dict.fromkeys(re.findall(r"``(\w+)``", match[1]), _plain_words(match[2].strip()).rstrip(".") + "."))
-    return out
-
-
-def _comments(role: str, name: str) -> dict[str, str]:
-    """The comments behind the keys of a part's file; that of a file with one key is its heading."""
-    from importlib.resources import files
-
-    file = files("hydra_configs.verl_adaptive.adaptive").joinpath(role).joinpath(f"{name}.yaml")
-    if not file.is_file():
-        return {}
-    text = file.read_text(encoding="utf-8")
-    out = {m[1]: m[2] for m in re.finditer(r"^(\w+): .*?\s# (.*)$", text, flags=re.M)}
-    keys = [key for key in re.findall(r"^(\w+):", text, flags=re.M) if key != "name"]
-    heading = re.match(r"# (.*)", text)
-    if heading and len(keys) == 1 and not out:
-        out[keys[0]] = heading[1]
     return out
 
 
@@ -255,7 +240,7 @@ def _markdown(found: dict[str, dict[str, Any]]) -> str:
     """``docs/options.md``."""
     from verl_adaptive.config import AdaptiveConfig
 
-    shared = {name: value for name, value in _options(AdaptiveConfig, {}).items() if name not in (*ROLES, "name")}
+    shared = {name: value for name, value in _options(AdaptiveConfig).items() if name not in (*ROLES, "name")}
     lines = [
         "# Options",
         "",

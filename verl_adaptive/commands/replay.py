@@ -4,7 +4,7 @@ examples:
   verl-adaptive replay checkpoints/project/experiment/record
   verl-adaptive replay checkpoints/project/experiment/record/attempt-1 --json
 
-A run writes its record with adaptive.record=true.
+A run writes its record with adaptive.record=true. A record that was changed since is refused; an empty one shows nothing.
 """
 
 from __future__ import annotations
@@ -35,8 +35,13 @@ def run(args: argparse.Namespace) -> int:
     reports = [replay(folder) for folder in chosen]
     if args.json:
         print_json(
-            [{**asdict(r), "identical": r.identical, "ledgers": [x.as_dict() for x in r.ledgers]} for r in reports]
+            [
+                {**asdict(r), "identical": r.identical, "empty": r.empty, "ledgers": [x.as_dict() for x in r.ledgers]}
+                for r in reports
+            ]
         )
     else:
         print("\n".join(clean(report) for report in reports))
-    return 0 if all(report.identical for report in reports) else 1
+    # An attempt that was killed before its first step shows nothing; the others still do.
+    compared = [report for report in reports if not report.empty]
+    return 0 if compared and all(report.identical for report in compared) else 1

@@ -60,7 +60,13 @@ def run(args: argparse.Namespace) -> int:
     refuse_overwrite(args.out, True)
     opened = open_prompts(args.store, run=args.run, tolerance=args.tolerance, id_key=args.id_key)
     collected = collect(
-        opened, tries=args.tries, limit=args.limit, data=args.data, prompt_key=args.prompt_key, id_key=args.id_key
+        opened,
+        tries=args.tries,
+        limit=args.limit,
+        data=args.data,
+        prompt_key=args.prompt_key,
+        id_key=args.id_key,
+        media_keys=dict(args.media_key),
     )
     page = render(collected, title=args.title)
     part = f"{args.out}.part"

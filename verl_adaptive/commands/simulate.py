@@ -8,11 +8,14 @@ examples:
   verl-adaptive simulate --preset greso --preset "greso adaptive.sampler.p_easy=0.3" --pool hard
   verl-adaptive simulate --trace checkpoints/project/experiment --batch 128 --n 16 --json simulated.json
   verl-adaptive simulate --trace pass_rates.parquet --pool mixed:spill=0.1 --budget 200000 adaptive.surplus=train
+  verl-adaptive simulate --clock --batch 128 --n 16 --steps 50
 
 --trace takes a journal, a snapshot, a directory of checkpoints, the folder of verl's trainer.rollout_data_dir, or a
 Parquet or JSONL file with a column pass_rate. --pool is one of mixed, static, hard, easy and large, with keys to change
 behind a colon; with --trace, the pool's learning starts from the trace's pass rates. Overrides in Hydra's syntax at the
-end hold for every preset that is named, and for all if none is.
+end hold for every preset that is named, and for all if none is. --clock counts seconds of generation, too, in a queueing
+model: replicas with slots, a decode step that grows with the sequences in it, and lengths from a distribution, or from
+the trace where it knows them.
 """
 
 from __future__ import annotations
@@ -50,7 +53,37 @@ _POOL = (
     ("seen", "coverage"),
     ("longest gap", "gap_longest"),
 )
-_SHARES = {"wasted", "regret", "coverage"}
+_CLOCK = (
+    ("policy", "preset"),
+    ("s a step", "time"),
+    ("of GRPO's", "time_ratio"),
+    ("s an informative group", "time_per_informative"),
+    ("of GRPO's", "time_per_informative_ratio"),
+    ("idle", "idle"),
+    ("waves", "waves"),
+    ("last tenth", "last"),
+    ("aborted", "aborted_tokens"),
+    ("to GRPO's pool", "to_baseline"),
+)
+_SHARES = {"wasted", "regret", "coverage", "idle", "empty", "last", "aborted_tokens"}
+
+#: Options of the clock: type, unit, default, what it is. Written out, so that --help imports nothing; a test compares.
+_CLOCK_OPTIONS = {
+    "replicas": (int, "N", 8, "inference engines"),
+    "slots": (int, "N", 64, "sequences that one of them runs at a time"),
+    "decode-ms": (float, "MS", 8.0, "a decode step without its sequences"),
+    "sequence-ms": (float, "MS", 0.12, "what each running sequence adds to a decode step"),
+    "median": (float, "TOKENS", 4000.0, "the median answer"),
+    "sigma": (float, "X", 0.9, "standard deviation of a length's logarithm"),
+    "cap": (int, "TOKENS", 32768, "the longest answer"),
+    "harder": (
+        float,
+        "X",
+        0.8,
+        "in the logarithm, how much longer answers to a hopeless prompt are than to a solved one",
+    ),
+    "prompt-tokens": (int, "TOKENS", 512, "a prompt, for the account of prefill"),
+}
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -86,6 +119,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--threshold", metavar="X", type=float, default=0.5, help="score of a success, in dumps (default: 0.5)"
     )
     parser.add_argument("--jobs", metavar="N", type=int, default=1, help="runs at a time, a process each (default: 1)")
+    timed = parser.add_argument_group("clock", "seconds of generation in a queueing model")
+    timed.add_argument("--clock", action="store_true", help="count seconds; verl's own filter_groups runs beside")
+    for name, (kind, unit, default, about) in _CLOCK_OPTIONS.items():
+        timed.add_argument(f"--{name}", metavar=unit, type=kind, help=f"{about} (default: {default:g})")
+    timed.add_argument(
+        "--bound",
+        action="store_true",
+        help="a request waits at the replica that has the fewest when it is sent (default: replicas share one queue)",
+    )
     parser.add_argument("--json", metavar="OUT", help="all rows and the summary to a file; - for standard output")
     parser.add_argument("--overwrite", action="store_true", help="replace OUT if it exists")
     parser.add_argument("--quiet", action="store_true", help="without a progress bar")
@@ -95,20 +137,20 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from verl_adaptive.commands.arguments import refuse_overwrite
     from verl_adaptive.commands.output import print_json
-    from verl_adaptive.simulate import LIMITS, summarise
+    from verl_adaptive.simulate import CLOCK_LIMITS, LIMITS, summarise
 
     if args.json and args.json != "-":
         refuse_overwrite(args.json, args.overwrite)
     made = _tasks(args)
     rows = list(_rows(made, args.jobs, args.quiet))
     summary = summarise(rows)
-    about = _about(made[0], args)
+    about, limits = _about(made[0], args), CLOCK_LIMITS if args.clock else LIMITS
     if args.json == "-":
-        print_json({**about, "limits": LIMITS, "summary": summary, "rows": rows})
+        print_json({**about, "limits": limits, "summary": summary, "rows": rows})
         return 0
     if args.json:
-        _write(args.json, {**about, "limits": LIMITS, "summary": summary, "rows": rows})
-    _print(about, summary, LIMITS)
+        _write(args.json, {**about, "limits": limits, "summary": summary, "rows": rows})
+    _print(about, summary, limits)
     return 0
 
 
@@ -130,13 +172,14 @@ def _tasks(args: argparse.Namespace) -> list[Task]:
         budget = 200 * args.batch * args.n if budget is None else budget
         steps = max(1, budget // max(1, args.batch * args.n))
     setting = Setting(args.batch, args.n, steps, budget)
+    clock = _clock(args)
     pool, trace = _pool(args)
     size = len(trace) if trace is not None else pool.prompts
     if setting.batch > size:
         raise ConfigError("--batch", setting.batch, f"is more than the {size} prompts there are")
     named, beside = _presets(args)
     order = [*(p for p in beside if p == "grpo"), *named, *(p for p in beside if p != "grpo")]
-    made = tasks(order, _seeds(args.seeds), setting, pool, trace)
+    made = tasks(order, _seeds(args.seeds), setting, pool, trace, clock=clock)
     made = [replace(t, overrides=tuple(args.overrides)) if t.preset in named else t for t in made]
     for task in made[: len(order)]:
         check_task(task, size)
@@ -145,13 +188,39 @@ def _tasks(args: argparse.Namespace) -> list[Task]:
 
 def _presets(args: argparse.Namespace) -> tuple[list[str], list[str]]:
     """What was named, and what runs beside it."""
-    from verl_adaptive.simulate import REFERENCES, preset_names
+    from verl_adaptive.simulate import PEERS, REFERENCES, preset_names
 
     if args.preset:
         named = list(dict.fromkeys(args.preset))
     else:
         named = ["grpo", "dapo", _ADAPTIVE_DAPO, *(p for p in preset_names() if p not in ("grpo", "dapo"))]
-    return named, [] if args.no_references else [p for p in ("grpo", *REFERENCES) if p not in named]
+    beside = ("grpo", *(PEERS if args.clock else ()), *REFERENCES)
+    return named, [] if args.no_references else [p for p in beside if p not in named]
+
+
+def _clock(args: argparse.Namespace) -> Any:
+    """What generation takes, or None."""
+    from verl_adaptive.errors import ConfigError
+    from verl_adaptive.simulate import ClockConfig, LengthConfig, Machine
+
+    value = {name: getattr(args, name.replace("-", "_")) for name in _CLOCK_OPTIONS}
+    if not args.clock:
+        given = [name for name in value if value[name] is not None] + ["bound"] * args.bound
+        if given:
+            raise ConfigError(f"--{given[0]}", value.get(given[0], "given"), "is an option of the clock; add --clock")
+        return None
+    value = {name: _CLOCK_OPTIONS[name][2] if given is None else given for name, given in value.items()}
+    for name in ("decode-ms", "sequence-ms"):
+        if not value[name] >= 0:
+            raise ConfigError(f"--{name}", value[name], "must be 0 or greater")
+    base, each = (round(value[name] / 1000, 12) for name in ("decode-ms", "sequence-ms"))  # 0.12 ms is 0.00012 s
+    if base + each == 0:
+        raise ConfigError("--decode-ms", value["decode-ms"], "a decode step must take some time")
+    machine = Machine(value["replicas"], value["slots"], base, each, args.bound)
+    lengths = LengthConfig(value["median"], value["sigma"], value["cap"], value["harder"])
+    clock = ClockConfig(machine, lengths, value["prompt-tokens"])
+    clock.validate("--")
+    return clock
 
 
 def _seeds(text: str) -> list[int]:
@@ -252,6 +321,8 @@ def _about(task: Task, args: argparse.Namespace) -> dict[str, Any]:
         "pool": asdict(task.pool),
         "overrides": list(args.overrides),
     }
+    if task.clock is not None:
+        out["clock"] = asdict(task.clock)
     if task.trace is not None:
         trace = task.trace
         out["trace"] = {
@@ -293,6 +364,7 @@ def _print(about: dict[str, Any], summary: list[dict[str, Any]], limits: str) ->
     lost = [{k: number(round(e.get(k, 0.0))) for k in reasons} for e in summary]
     few = len(_SPENT) if out.width >= 120 else 3  # columns side by side; a narrow terminal gets more, narrower tables
     for columns in (
+        *([_CLOCK] if "clock" in about else []),
         _SPENT,
         _POOL,
         [("rollouts not trained", "preset"), *((k[8:].replace("_", " "), k) for k in reasons)],
@@ -312,7 +384,8 @@ def _print(about: dict[str, Any], summary: list[dict[str, Any]], limits: str) ->
                 out.print(f"{entry['preset']}: ended early, {text}")
     if about.get("trace", {}).get("note"):
         out.print(f"Note: {about['trace']['note']}.")
-    out.print(f"\n{_LEGEND}\n{limits}", soft_wrap=True)
+    legend = f"{_CLOCK_LEGEND} {_LEGEND}" if "clock" in about else _LEGEND
+    out.print(f"\n{legend}\n{limits}", soft_wrap=True)
 
 
 _LEGEND = (
@@ -323,6 +396,13 @@ _LEGEND = (
     "against GRPO's. A run ends with the step in which its budget is reached. ± standard error over seeds."
 )
 
+_CLOCK_LEGEND = (
+    "s a step: seconds of generation. idle: share of the tokens that full slots would have generated in that time and did "
+    "not. waves: times in a step that requests met an empty machine. last tenth: share of the time that passes after nine "
+    "tenths of the groups are back. aborted: share of the generated tokens. to GRPO's pool: seconds until the pool's mean "
+    "pass rate is where GRPO's run ended, of GRPO's."
+)
+
 
 def _cell(entry: dict[str, Any], key: str) -> str:
     from verl_adaptive.commands.output import number, share
@@ -330,8 +410,10 @@ def _cell(entry: dict[str, Any], key: str) -> str:
     value, error = entry[key], entry.get(f"{key}_se")
     if key == "preset" or value is None:
         return value or "-"
-    if key in ("steps", "generated"):
+    if key in ("steps", "generated") or (key == "time" and value >= 100):
         return number(round(value))
     if key in _SHARES:
         return share(value)
+    if key == "to_baseline" and entry["to_baseline_seeds"] < entry["seeds"]:
+        return f"{value:.3g} ({entry['to_baseline_seeds']} of {entry['seeds']} seeds)"
     return f"{value:.3g}" if error is None else f"{value:.3g} ± {error:.1g}"

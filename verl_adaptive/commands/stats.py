@@ -88,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
         lists.update(_standard(prompts, args.tries, limit))
     shown = {name: _records(prompts, rows, extra) for name, (rows, extra) in lists.items()}
     if args.data:
-        _add_texts(shown, args.data, args.prompt_key, args.id_key)
+        _add_texts(shown, args)
     if args.json:
         print_json({**facts, "lists": shown})
     else:
@@ -103,8 +103,8 @@ def _standard(prompts: Any, tries: int, limit: int) -> dict[str, tuple[np.ndarra
 
     out: dict[str, tuple[np.ndarray, list[str]]]
     out = {f"never solved in {tries} rollouts or more": (prompts.order("rollouts", never, True)[:limit], [])}
-    if "flips" in prompts.extra:
-        flipping = np.flatnonzero(prompts.extra["flips"] >= 2)
+    if "flips" in prompts.further:
+        flipping = np.flatnonzero(prompts.flips >= 2)
         out["flip-flopping: crossed one half at least twice"] = (
             prompts.order("flips", flipping, True)[:limit],
             ["flips"],
@@ -118,11 +118,12 @@ def _records(prompts: Any, rows: np.ndarray, extra: list[str]) -> list[dict[str,
     return [{name: columns[name][i] for name in names} for i in range(len(rows))]
 
 
-def _add_texts(shown: dict[str, list[dict[str, Any]]], path: str, prompt_key: str, id_key: str | None) -> None:
+def _add_texts(shown: dict[str, list[dict[str, Any]]], args: argparse.Namespace) -> None:
     from verl_adaptive.report.dataset import texts_of
 
     wanted = {record["key"] for records in shown.values() for record in records}
-    texts = texts_of(path, wanted, prompt_key=prompt_key, id_key=id_key)
+    media_keys = dict(args.media_key)
+    texts = texts_of(args.data, wanted, prompt_key=args.prompt_key, id_key=args.id_key, media_keys=media_keys)
     for records in shown.values():
         for record in records:
             record["text"] = texts.get(record["key"])
@@ -149,7 +150,7 @@ def _print_columns(opened: Any, as_json: bool) -> int:
     from verl_adaptive.commands.output import console, print_json, table
     from verl_adaptive.report.prompts import about_column
 
-    names = [*opened.prompts.names(), *(["flips"] if opened.kind == "journal" else [])]
+    names = opened.prompts.names()
     if as_json:
         print_json({name: about_column(name) for name in names})
     else:

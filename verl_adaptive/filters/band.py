@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from verl_adaptive.allocators.pilot_commit import PilotCommit, is_pilot
+from verl_adaptive.allocators.pilot_commit import is_pilot
 from verl_adaptive.config import AdaptiveConfig
 from verl_adaptive.errors import ConfigError
 from verl_adaptive.groups import Groups
@@ -45,7 +45,7 @@ class Band(Filter):
     judge: Callable[[Groups], np.ndarray]  # the allocator's: −1 too hard, 0 in the band, +1 too easy
 
     def check_policy(self, policy: Policy, config: AdaptiveConfig) -> None:
-        if not isinstance(policy.allocator, PilotCommit):
+        if not policy.allocator.makes_commits:
             raise ConfigError(
                 "adaptive.filter.name",
                 self.name,

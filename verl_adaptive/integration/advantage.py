@@ -6,21 +6,24 @@ was *observed* with, those left out of training included. The trainer lends that
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 
-from verl_adaptive.errors import AdaptiveError
+from verl_adaptive.errors import AdaptiveError, ConfigError
 from verl_adaptive.groups import Groups
-from verl_adaptive.policy import PARTS, available, find_part
+from verl_adaptive.policy import available, find_part
 from verl_adaptive.roles import Advantage
 
-__all__ = ["Loan", "lend", "register", "trajectory_rows"]
+__all__ = ["Loan", "lend", "register", "register_estimator", "trajectory_rows"]
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -97,17 +100,16 @@ def _estimate(
 
 def register() -> None:
     """Register the estimator of every advantage role that names one."""
+    for name in available("advantage"):
+        try:
+            register_estimator(cast(type[Advantage], find_part("advantage", name)))
+        except ConfigError as error:  # another package's; who chooses it is told when the policy is built
+            logger.info("%s", error)
+
+
+def register_estimator(part: type[Advantage]) -> None:
+    """Register the estimator of one advantage role, if it names one."""
     from verl.trainer.ppo.core_algos import register_adv_est
 
-    for name in available("advantage"):
-        if name in PARTS["advantage"] and not _exists(name):
-            continue
-        estimator = find_part("advantage", name).estimator  # type: ignore[attr-defined]
-        if estimator is not None:
-            register_adv_est(estimator)(_estimate)
-
-
-def _exists(name: str) -> bool:
-    from importlib.util import find_spec
-
-    return find_spec(PARTS["advantage"][name].partition(":")[0]) is not None
+    if part.estimator is not None:
+        register_adv_est(part.estimator)(_estimate)

@@ -8,13 +8,12 @@ from verl.trainer.ppo.utils import need_critic
 
 from verl_adaptive.advantages.verl import GROUP_RELATIVE
 from verl_adaptive.config import AdaptiveConfig, check
+from verl_adaptive.engine import AsyncFacts
+from verl_adaptive.integration.facts import MODES, mode_of
 from verl_adaptive.roles import Policy
-from verl_adaptive.streaming import StreamFacts
+from verl_adaptive.shape import step_shape
 
-__all__ = ["MODES", "check_run", "mode_of", "stream_facts", "why_not_skip_zero", "zero_rows"]
-
-#: verl's trainer modes.
-MODES = ("sync", "colocate_async", "separate_async")
+__all__ = ["async_facts", "check_run", "why_not_skip_zero", "zero_rows"]
 
 _OUR_BUFFER = "pkg://verl_adaptive.integration.replay_buffer"
 
@@ -23,16 +22,16 @@ _OUR_BUFFER = "pkg://verl_adaptive.integration.replay_buffer"
 _LINEAR_LOSSES = frozenset({"vanilla", "gspo", "cispo", "sapo", "gpg", "dppo_tv", "dppo_kl"})
 
 
-def mode_of(config: Any) -> str:
-    """verl's name of the trainer mode: ``sync``, ``colocate_async`` or ``separate_async``."""
-    return str(config.trainer.v1.trainer_mode).removeprefix("adaptive_")
+def async_facts(config: Any, groups: int | None = None) -> AsyncFacts:
+    """How the asynchronous trainer that the configuration chooses takes its batches.
 
-
-def stream_facts(config: Any) -> StreamFacts:
-    """How the asynchronous trainer that the configuration chooses takes its batches."""
+    Args:
+        config: verl's.
+        groups: groups of a step; None: ``data.train_batch_size``.
+    """
     options, sampler = config.trainer.v1[mode_of(config)], config.trainer.v1.sampler
-    return StreamFacts(
-        warmup=int(options.get("num_warmup_batches", 0) * config.data.train_batch_size),
+    return AsyncFacts(
+        warmup=int(options.get("num_warmup_batches", 0) * (groups or config.data.train_batch_size)),
         parts=int(options.get("parameter_sync_step", 1)),
         threshold=sampler.max_off_policy_threshold,
         strategy=sampler.max_off_policy_strategy,
@@ -52,12 +51,7 @@ def check_run(config: Any, adaptive: AdaptiveConfig, policy: Policy) -> None:
         config.trainer.v1.trainer_mode,
         f"must be one of {', '.join(MODES)}",
     )
-    check(
-        rollout.n >= 2 or (policy.filter.name == "keep_all" and policy.sampler.name == "epoch"),
-        "actor_rollout_ref.rollout.n",
-        rollout.n,
-        "a group of one has no variance to judge by; use at least 2 (8 is usual), or +adaptive=grpo",
-    )
+    _check_group_size(rollout.n, adaptive, policy)
     groups = config.algorithm.get("filter_groups", None)
     check(
         not (groups is not None and groups.get("enable", False)),
@@ -106,10 +100,11 @@ def check_run(config: Any, adaptive: AdaptiveConfig, policy: Policy) -> None:
         )
     elif str(estimator).startswith("adaptive_"):
         check(False, "algorithm.adv_estimator", estimator, "choose the matching adaptive/advantage, or grpo")
+    _check_fetch(config, policy)
     batch, mini = config.data.train_batch_size, config.actor_rollout_ref.actor.ppo_mini_batch_size
     parts = 1
     if mode_of(config) != "sync":
-        parts = stream_facts(config).parts
+        parts = async_facts(config).parts
         check(
             batch % parts == 0,
             f"trainer.v1.{mode_of(config)}.parameter_sync_step",
@@ -130,6 +125,36 @@ def check_run(config: Any, adaptive: AdaptiveConfig, policy: Policy) -> None:
             config.critic.ppo_mini_batch_size,
             f"must divide {batch // parts}, the prompts of an update's batch",
         )
+
+
+def _check_fetch(config: Any, policy: Policy) -> None:
+    """``data.gen_batch_size`` is how many prompts DAPO's rounds took; here the policy asks for prompts by itself."""
+    fetch, batch = config.data.get("gen_batch_size", None), config.data.train_batch_size
+    rounds = mode_of(config) == "sync" and hasattr(policy.sampler.config, "round")
+    check(
+        fetch in (None, 1, batch),
+        "data.gen_batch_size",
+        fetch,
+        "has no effect under a preset, which asks for as many prompts as the step is short of; leave it out"
+        + (f", and set the prompts of a round with adaptive.sampler.round.prompts={fetch}" if rounds else ""),
+    )
+
+
+def _check_group_size(n: int, adaptive: AdaptiveConfig, policy: Policy) -> None:
+    """A group of one is for those who need none."""
+    size, key = n, "actor_rollout_ref.rollout.n"
+    if policy.allocator.name == "fixed" and adaptive.allocator.get("n"):
+        size, key = adaptive.allocator["n"], "adaptive.allocator.n"
+    # GRPO as verl has it, or a baseline that needs no group; and nothing else that would look at a group's variance.
+    alone = policy.filter.name == "keep_all" and (policy.sampler.name == "epoch" or not policy.advantage.needs_groups)
+    check(
+        size >= 2 or alone,
+        key,
+        size,
+        "a group of one has no variance to judge by; use at least 2 (8 is usual), +adaptive=grpo, or +adaptive=solo, which "
+        "needs none",
+    )
+    step_shape(adaptive, 1, n, n)  # refuses sizes that do not fit
 
 
 def _check_mode(config: Any, adaptive: AdaptiveConfig, policy: Policy) -> None:

@@ -16,8 +16,9 @@ from verl_adaptive.errors import AdaptiveError
 
 __all__ = ["NAMES", "SUPPORTED", "Name", "check_verl", "problems"]
 
+#: Versions of verl; setup.cfg's extra `verl` and the README's table say the same, which a test sees to.
 SUPPORTED = ">=0.9.1,<0.10"
-INSTALL = 'pip install "verl>=0.9.1,<0.10"'
+INSTALL = f'pip install "verl{SUPPORTED}"'
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,22 @@ NAMES: tuple[Name, ...] = (
     Name(_BASE, "PPOTrainer.step", ("self", "metrics", "timing_raw"), "statistics after each step"),
     Name(_BASE, "PPOTrainer.on_train_begin", ("self",), "the banner"),
     Name(_BASE, "PPOTrainer.on_train_end", ("self",), "the end of a budget"),
-    Name("verl.trainer.ppo.v1.trainer_sync", "PPOTrainerSync", (), "verl's sync trainer"),
+    Name(_BASE, "PPOTrainer.get_llm_client", ("self",), "requests that can be aborted"),
+    Name("verl.trainer.ppo.v1.trainer_sync", "PPOTrainerSync.on_step_end", ("self",), "verl's sync trainer"),
+    Name(
+        "verl.workers.rollout.llm_server",
+        "LLMServerClient._acquire_server",
+        ("self", "request_id"),
+        "requests that can be aborted",
+    ),
+    Name("verl.workers.rollout.llm_server", "LLMServerClient._release_server", ("self", "server_id", "request_id")),
+    Name(
+        "verl.checkpoint_engine.base",
+        "CheckpointEngineManager.abort_replicas",
+        ("self", "reject_request"),
+        "requests that are aborted",
+    ),
+    Name("verl.checkpoint_engine.base", "CheckpointEngineManager.resume_generation_replicas", ("self",)),
     Name("verl.trainer.ppo.v1.trainer_colocate_async", "PPOTrainerColocateAsync", (), "verl's colocated trainer"),
     Name("verl.trainer.ppo.v1.trainer_separate_async", "PPOTrainerSeparateAsync", (), "verl's separate trainer"),
     Name(

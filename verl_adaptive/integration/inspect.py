@@ -5,30 +5,35 @@ Nothing here trains or changes anything. Everything raises plain exceptions; the
 
 from __future__ import annotations
 
+import contextlib
+import difflib
 import os
+import re
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from verl_adaptive.config import AdaptiveConfig, RunFacts, check
-from verl_adaptive.engine import Engine
-from verl_adaptive.errors import AdaptiveError
-from verl_adaptive.policy import build_policy
+from verl_adaptive.engine import Engine, make_engine
+from verl_adaptive.errors import AdaptiveError, ConfigError
+from verl_adaptive.integration import guard
+from verl_adaptive.integration.facts import MODES, journal_place, kl_note, mode_of, updates_of
+from verl_adaptive.policy import PARTS, build_policy
 from verl_adaptive.redact import redact
 from verl_adaptive.roles import Policy
+from verl_adaptive.shape import StepShape, step_shape
 from verl_adaptive.stats.keys import KEY_DTYPE
 from verl_adaptive.stats.table import StatsTable
 
-__all__ = ["PLUGIN", "Plan", "compose", "driver", "group_options", "make_plan", "ray_worker", "validate"]
+__all__ = ["Command", "Plan", "compose", "driver", "group_options", "make_plan", "ray_worker", "validate"]
 
-PLUGIN = "verl_adaptive.integration.plugin"
-_MODES = ("sync", "colocate_async", "separate_async")
+ROLES = tuple(PARTS)
 #: Prompts of the stand-in data set when the real one is not at hand; and the most, since only one step is planned.
 _STAND_IN = 20_000
 
@@ -53,7 +58,7 @@ def driver() -> dict[str, Any]:
     """
     import verl
 
-    loaded = PLUGIN in sys.modules
+    loaded = guard.PLUGIN in sys.modules
     from verl.trainer.ppo.v1 import get_trainer_cls
 
     try:
@@ -85,7 +90,7 @@ def ray_worker(address: str | None = None) -> dict[str, Any]:
         options |= {"address": address}
     ray.init(**options)
     try:
-        return ray.get(ray.remote(_in_worker).options(num_cpus=1).remote(PLUGIN), timeout=180)
+        return ray.get(ray.remote(_in_worker).options(num_cpus=1).remote(guard.PLUGIN), timeout=180)
     finally:
         ray.shutdown()
 
@@ -126,26 +131,160 @@ def _in_worker(plugin: str) -> dict[str, Any]:
 # -- a command line ---------------------------------------------------------------------------------------------------
 
 
-def group_options() -> list[str]:
-    """What Hydra would accept after ``+adaptive=``, on verl's own search path."""
-    from hydra import initialize_config_dir
+@dataclass(frozen=True)
+class Command:
+    """A training command line.
+
+    Attributes:
+        overrides: what follows the program, Hydra's options left out.
+        program: the program named in it, as on the command line; None: overrides alone, as for ``main_ppo``.
+        config_name, config_path, config_dir: Hydra's options of these names.
+    """
+
+    overrides: tuple[str, ...] = ()
+    program: str | None = None
+    config_name: str = "ppo_trainer"
+    config_path: str = "config"
+    config_dir: str | None = None
+
+    @classmethod
+    def parse(cls, words: Sequence[str]) -> Command:
+        """Read words as the shell hands them over: overrides alone, or a whole command such as ``python -m …``.
+
+        Raises:
+            AdaptiveError: Hydra would not understand an option, or it asks for something else than one training run.
+        """
+        from hydra._internal.utils import get_args_parser
+
+        program, rest = _split(list(words))
+        parser = get_args_parser()
+
+        def refuse(message: str) -> NoReturn:
+            raise AdaptiveError(f"Hydra does not understand the command line: {message}")
+
+        parser.error = refuse  # type: ignore[method-assign]
+        asked = parser.parse_args(rest)
+        for option in ("help", "hydra_help", "cfg", "info", "shell_completion", "experimental_rerun", "multirun"):
+            if getattr(asked, option):
+                word = f"--{option.replace('_', '-')}"
+                raise AdaptiveError(f"{word} does not start a training run; leave it out, and doctor looks at the run")
+        return cls(
+            tuple(asked.overrides),
+            program,
+            (asked.config_name or cls.config_name).removesuffix(".yaml"),
+            asked.config_path or cls.config_path,
+            asked.config_dir,
+        )
+
+
+def _split(words: list[str]) -> tuple[str | None, list[str]]:
+    """The program of a command line and what follows it."""
+    for at, word in enumerate(words):
+        if guard.program_of(word) is not None:
+            return guard.program_of(word), words[at + 1 :]
+    for at, word in enumerate(words):
+        if word.endswith(".py") and "=" not in word:
+            return word, words[at + 1 :]
+        if word == "-m" and at + 1 < len(words) and re.fullmatch(r"[A-Za-z_][\w.]*", words[at + 1]):
+            return words[at + 1], words[at + 2 :]
+    return None, words
+
+
+@contextlib.contextmanager
+def _hydra(command: Command) -> Iterator[Any]:
+    """Hydra on the search path that ``main_ppo`` would have; yields its config loader."""
+    from hydra import version
+    from hydra._internal.hydra import Hydra
+    from hydra._internal.utils import create_automatic_config_search_path
+    from hydra.core.config_search_path import SearchPathQuery
     from hydra.core.global_hydra import GlobalHydra
+
+    program = os.path.join(os.path.dirname(_config_folder()), "main_ppo.py")
+    search_path = create_automatic_config_search_path(program, None, command.config_path)
+    if command.config_dir is not None:
+        folder = os.path.abspath(command.config_dir)
+        if not os.path.isdir(folder):
+            raise AdaptiveError(f"--config-dir={command.config_dir}: there is no such folder")
+        search_path.prepend("command-line", f"file://{folder}", SearchPathQuery(provider="schema"))
+    held = GlobalHydra.instance().hydra
+    GlobalHydra.instance().clear()
+    version.setbase(None)
+    try:
+        yield Hydra.create_main_hydra2(task_name="main_ppo", config_search_path=search_path).config_loader
+    finally:
+        GlobalHydra.instance().hydra = held
+
+
+def group_options(group: str = "adaptive", command: Command = Command()) -> list[str]:
+    """What Hydra would accept after ``+<group>=``, on verl's own search path."""
     from hydra.core.object_type import ObjectType
 
-    with initialize_config_dir(_config_folder(), version_base=None):
-        loader = GlobalHydra.instance().config_loader()
-        return [name for name in loader.get_group_options("adaptive", ObjectType.CONFIG) if name != "base"]
+    with _hydra(command) as loader:
+        return list(loader.get_group_options(group, ObjectType.CONFIG))
 
 
-def compose(overrides: Sequence[str], config_name: str = "ppo_trainer") -> DictConfig:
-    """Compose ``python -m verl.trainer.main_ppo <overrides>``."""
+def compose(command: Command) -> DictConfig:
+    """Compose as ``python -m verl.trainer.main_ppo`` would.
+
+    Raises:
+        AdaptiveError: Hydra refuses; what is near a word below ``adaptive`` that it does not know is in the message.
+    """
     from hydra import compose as hydra_compose
-    from hydra import initialize_config_dir
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
 
-    with initialize_config_dir(_config_folder(), version_base=None):
-        config = hydra_compose(config_name, overrides=list(overrides))
+    try:
+        with _hydra(command):
+            config = hydra_compose(command.config_name, overrides=list(command.overrides))
+    except (HydraException, OmegaConfBaseException) as error:
+        raise AdaptiveError("; ".join([*_near(command), str(error).split("\nConfig search path")[0]])) from error
     OmegaConf.resolve(config)
     return config
+
+
+def _near(command: Command) -> list[str]:
+    """What presets, parts and keys below ``adaptive`` were meant, if they are misspelt."""
+    from hydra import compose as hydra_compose
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    parser, hints, choices, keys = OverridesParser.create(), [], [], []
+    for word in command.overrides:
+        try:
+            (override,) = parser.parse_overrides([word])
+        except HydraException:
+            continue
+        name = override.key_or_group
+        if name.startswith("adaptive."):
+            keys.append(name)
+        elif name == "adaptive" or name.startswith("adaptive/"):
+            options, value = group_options(name, command), str(override.value())
+            if not options and name not in (_groups := [f"adaptive/{role}" for role in (*ROLES, "platform")]):
+                hints += [f"did you mean {near}=?" for near in difflib.get_close_matches(name, _groups, n=1)]
+            elif options and value not in options:
+                near = difflib.get_close_matches(value, options, n=1)
+                told = f"did you mean {near[0]}?" if near else f"there are {', '.join(options)}"
+                hints.append(f"{name}={value}: {told}")
+            else:
+                choices.append(word)
+    if keys and not hints:
+        with _hydra(command):
+            made = hydra_compose(command.config_name, overrides=choices)
+        if OmegaConf.is_config(made.get("adaptive")):
+            known = {f"adaptive.{key}" for key in _paths(OmegaConf.to_container(made.adaptive))}
+            for key in keys:
+                if key not in known:
+                    near = difflib.get_close_matches(key, known, n=1)
+                    hints += [f"{key}: did you mean {near[0]}?"] if near else []
+    return hints
+
+
+def _paths(tree: Mapping[Any, Any], prefix: str = "") -> Iterator[str]:
+    """Dotted paths of a nested mapping, its branches included."""
+    for key, value in tree.items():
+        yield f"{prefix}{key}"
+        if isinstance(value, Mapping):
+            yield from _paths(value, f"{prefix}{key}.")
 
 
 def validate(config: DictConfig) -> tuple[AdaptiveConfig, Policy, str]:
@@ -247,7 +386,7 @@ def make_plan(config: DictConfig, adaptive: AdaptiveConfig, policy: Policy, zero
         config: composed and valid.
         adaptive, policy, zero_rows: from :func:`validate`.
     """
-    actor, rollout, trainer = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout, config.trainer
+    rollout, trainer = config.actor_rollout_ref.rollout, config.trainer
     batch = int(config.data.train_batch_size)
     mode, schedule = _mode(config)
     notes: list[str] = []
@@ -261,13 +400,19 @@ def make_plan(config: DictConfig, adaptive: AdaptiveConfig, policy: Policy, zero
         raise AdaptiveError(
             f"data.train_batch_size={batch}: the training set has only {prompts} prompts; use at most that"
         )
-    engine = _first_step(adaptive, batch, int(rollout.n), steps or 1000, min(prompts or _STAND_IN, _STAND_IN))
+    ahead = 0.0 if mode == "sync" else float(config.trainer.v1[mode].get("num_warmup_batches", 0))
+    shape = step_shape(adaptive, batch, int(rollout.n), prompts or _STAND_IN, ahead)
+    if shape.note:
+        notes.append(shape.note)
+    engine = _first_step(shape, steps or 1000, max(shape.groups, min(prompts or _STAND_IN, _STAND_IN)))
     first = engine.begin(1)
-    if (actor.use_kl_loss or config.algorithm.use_kl_in_reward) and policy.filter.name != "keep_all":
-        notes.append("the KL penalty acts on the groups that train only; dropped groups do not add to it")
+    if note := kl_note(config, policy):
+        notes.append(note)
     if adaptive.warm_start is not None:
+        known = _warm_start(config, adaptive)
         notes.append(
-            f"starts with the statistics of {redact(adaptive.warm_start)}, weighted {adaptive.warm_start_discount:g}"
+            f"starts with the statistics of {redact(adaptive.warm_start)} ({known:,} prompts there), weighted "
+            f"{adaptive.warm_start_discount:g}; how many of them are in the training set is said when the run starts"
         )
     store, path, run_id = _store(config, adaptive)
     return Plan(
@@ -275,9 +420,9 @@ def make_plan(config: DictConfig, adaptive: AdaptiveConfig, policy: Policy, zero
         mode=mode,
         schedule=schedule,
         parts={part.role: {part.name: _changed(part)} for part in policy},
-        groups=batch,
-        n=int(rollout.n),
-        updates=batch // int(actor.ppo_mini_batch_size) * int(actor.ppo_epochs),
+        groups=shape.groups,
+        n=shape.n,
+        updates=updates_of(config),
         first_round=0 if first is None else first.rollouts,
         cap=engine.progress.cap,
         refill=adaptive.refill,
@@ -300,8 +445,8 @@ def _mode(config: DictConfig) -> tuple[str, str]:
         ConfigError: a setting that verl's trainer of this mode refuses.
     """
     v1, rollout = config.trainer.v1, config.actor_rollout_ref.rollout
-    mode = str(v1.trainer_mode).removeprefix("adaptive_")
-    check(mode in _MODES, "trainer.v1.trainer_mode", v1.trainer_mode, f"verl has {', '.join(_MODES)}")
+    mode = mode_of(config)
+    check(mode in MODES, "trainer.v1.trainer_mode", v1.trainer_mode, f"verl has {', '.join(MODES)}")
     if mode == "sync":
         return mode, "generation and training take turns; every rollout trains under the weights that made it"
     ahead = v1[mode].num_warmup_batches
@@ -328,14 +473,15 @@ def _mode(config: DictConfig) -> tuple[str, str]:
     return mode, f"{where}; new weights after every {sync} minibatches, {warmup} ahead"
 
 
-def _first_step(adaptive: AdaptiveConfig, batch: int, n: int, steps: int, prompts: int) -> Engine:
+def _first_step(shape: StepShape, steps: int, prompts: int) -> Engine:
     """An engine in front of its first step, on a stand-in for the data set."""
     keys = np.empty(prompts, dtype=KEY_DTYPE)
     keys["hi"], keys["lo"] = np.arange(prompts), 0
     table = StatsTable()
     row_of = table.rows_for(keys)
-    facts = RunFacts(batch=batch, n=n, steps=steps, prompts=prompts, seed=adaptive.seed, tolerance=adaptive.tolerance)
-    return Engine(build_policy(adaptive), table, adaptive, facts, row_of, _Order(prompts))
+    adaptive = shape.config
+    facts = RunFacts.of(adaptive, batch=shape.groups, n=shape.n, steps=steps, prompts=prompts)
+    return make_engine(build_policy(adaptive), table, adaptive, facts, row_of, _Order(prompts))
 
 
 def _changed(part: Any) -> dict[str, Any]:
@@ -367,21 +513,45 @@ def _prompts(files: Any) -> tuple[int | None, list[str]]:
         return None, []
 
 
-def _store(config: DictConfig, adaptive: AdaptiveConfig) -> tuple[str, str | None, str | None]:
-    from verl_adaptive.stats.database import parse_url, shown, sqlite_path
+def _warm_start(config: DictConfig, adaptive: AdaptiveConfig) -> int:
+    """Read what ``adaptive.warm_start`` names, into nothing; the prompts that it has evidence for.
 
-    if not adaptive.store.enabled:
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    from verl_adaptive.stats import warm_start
+
+    assert adaptive.warm_start is not None
+    nobody = StatsTable()
+    nobody.rows_for(np.zeros(1, dtype=KEY_DTYPE))
+    try:
+        report = warm_start(
+            nobody,
+            adaptive.warm_start,
+            discount=adaptive.warm_start_discount,
+            prompt_key=config.data.get("prompt_key", "prompt"),
+            id_key=adaptive.id_key,
+            success=adaptive.success.threshold,
+            tolerance=adaptive.tolerance,
+        )
+    except (AdaptiveError, OSError, ValueError) as error:
+        raise ConfigError("adaptive.warm_start", adaptive.warm_start, str(error)) from error
+    return report.offered
+
+
+def _store(config: DictConfig, adaptive: AdaptiveConfig) -> tuple[str, str | None, str | None]:
+    from verl_adaptive.stats.database import local_file, shown
+
+    place = journal_place(config, adaptive)
+    if place.url is None:
         return "none (adaptive.store.enabled=false); statistics live in the checkpoints", None, None
-    trainer = config.trainer
-    run_id = adaptive.store.run_id or f"{trainer.project_name}/{trainer.experiment_name}"[:255]
-    url = adaptive.store.url or os.path.join(os.path.abspath(trainer.default_local_dir), "adaptive.sqlite")
-    parsed = parse_url(url)
-    path = str(sqlite_path(parsed)) if parsed.get_backend_name() == "sqlite" else None
-    return path or shown(parsed), path, run_id
+    path = local_file(place.url)
+    return str(path or shown(place.url)), None if path is None else str(path), place.run
 
 
 def _resume(config: DictConfig, adaptive: AdaptiveConfig, policy: Policy) -> str:
     """What verl's ``resume_mode`` leads to, and which statistics would be read."""
+    from verl_adaptive.resume import ALLOW, differences, settings_of
     from verl_adaptive.stats.snapshot import SnapshotMissing, read_manifest
 
     trainer = config.trainer
@@ -407,4 +577,11 @@ def _resume(config: DictConfig, adaptive: AdaptiveConfig, policy: Policy) -> str
             f"{folder} was written under another policy or other options ({meta.get('policy')}): training would refuse to "
             "resume. Start elsewhere with trainer.default_local_dir, or accept it with adaptive.resume.allow=[policy]"
         )
-    return known
+    batch, n = int(config.data.train_batch_size), int(config.actor_rollout_ref.rollout.n)
+    hard, soft = differences(meta.get("settings"), settings_of(adaptive, batch=batch, n=n))
+    if hard and ALLOW not in adaptive.resume.allow:
+        raise AdaptiveError(
+            f"{folder} was written under other settings ({'; '.join(hard)}): training would refuse to resume. Set them back, "
+            f"start elsewhere with trainer.default_local_dir, or accept it with adaptive.resume.allow=[{ALLOW}]"
+        )
+    return "; ".join([known, *hard, *soft])

@@ -13,6 +13,8 @@ import sys
 
 import wrapt
 
+from verl_adaptive.integration import guard
+
 __all__: list[str] = []
 
 #: verl imports this module in the driver only, right before it looks a trainer up.
@@ -56,3 +58,4 @@ if os.environ.get("VERL_PLATFORM", "").strip().lower() == "cpu":
     cpu.register()
 
 wrapt.register_post_import_hook(_register_trainers, _DRIVER_MODULE)
+guard.watch()

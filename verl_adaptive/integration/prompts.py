@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 from torch.utils.data import Dataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-__all__ = ["NumberedDataset", "Stream", "identity_columns"]
+__all__ = ["NumberedDataset", "Stream", "identity_columns", "media_columns"]
 
 
 class NumberedDataset(Dataset):
@@ -85,12 +85,21 @@ class Stream:
         self._waiting.clear()
 
 
-def identity_columns(dataset: Any) -> tuple[Callable[[], Iterable[dict]], Callable[[str], list[str]]]:
+def media_columns(data: Mapping[str, Any]) -> dict[str, str]:
+    """Where verl looks for images, videos and audios: ``data.image_key``, ``data.video_key``, ``data.audio_key``."""
+    return {f"{kind}s": data.get(f"{kind}_key", None) or f"{kind}s" for kind in ("image", "video", "audio")}
+
+
+def identity_columns(
+    dataset: Any, prompt_key: str = "prompt", media_keys: Mapping[str, str] | None = None
+) -> tuple[Callable[[], Iterable[dict]], Callable[[str], list[str]]]:
     """How to read what makes a prompt's identity.
 
     Args:
         dataset: verl's dataset; an ``RLHFDataset`` holds a Hugging Face dataset in ``dataframe``, which is read without
             decoding images. Of somebody's own dataset class the items are all there is.
+        prompt_key: ``data.prompt_key``.
+        media_keys: :func:`media_columns`.
 
     Returns:
         A function that gives the rows anew, and one that gives a column as text.
@@ -103,9 +112,24 @@ def identity_columns(dataset: Any) -> tuple[Callable[[], Iterable[dict]], Callab
 
         return lambda: frame, column
 
+    columns = set((media_keys or {}).values())
+
     def items() -> Iterator[dict]:
         for index in range(len(dataset)):
             item = dataset[index]
-            yield item if "prompt" in item else {**item, "prompt": item.get("raw_prompt")}
+            if prompt_key not in item:
+                item = {**item, prompt_key: item.get("raw_prompt")}
+            elif not columns & item.keys() and (shown := _shown(item)):
+                item = {**item, next(iter((media_keys or {}).values()), "images"): shown}
+            yield item
 
     return items, lambda name: [str(item.get(name, "")) for item in items()]
+
+
+def _shown(item: Mapping[str, Any]) -> list[Any]:
+    """Images, videos and audios of an item whose columns verl has moved into the messages, as it does."""
+    contents = [message.get("content") for message in item.get("raw_prompt") or [] if isinstance(message, Mapping)]
+    parts = [part for content in contents if isinstance(content, list) for part in content]
+    shown = [part for part in parts if isinstance(part, Mapping) and part.get("type") not in (None, "text")]
+    beside = item.get("multi_modal_data")
+    return [*shown, beside] if beside else shown

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from verl_adaptive.errors import AdaptiveError
-from verl_adaptive.integration import compat
+from verl_adaptive.integration import compat, guard
 
 __all__ = ["register_all"]
 
@@ -31,7 +32,7 @@ def register_all() -> None:
 
             on_step_end = on_sample_end = lambda self: None
 
-        from verl_adaptive.integration.checks import MODES
+        from verl_adaptive.integration.facts import MODES
 
         ours: dict[str, Any] = dict.fromkeys(MODES, Refused)
     else:
@@ -39,10 +40,26 @@ def register_all() -> None:
 
         ours = dict(trainer.TRAINERS)
         advantage.register()
+    _refuse_others(trainer_base.PPOTrainer)
     for mode, adaptive in ours.items():
         trainer_base.register_trainer(f"adaptive_{mode}")(adaptive)
         if mode in registry:
             registry[mode] = _either(registry[mode], adaptive)
+
+
+def _refuse_others(base: Any) -> None:
+    """A V1 trainer of somebody else's does not read the preset either."""
+    real = base.__init__
+
+    @functools.wraps(real)
+    def guarded(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
+        if not getattr(self, "is_adaptive", False):
+            guard.refuse_other(
+                config, f"trainer.v1.trainer_mode={config.trainer.v1.trainer_mode}: {type(self).__name__}"
+            )
+        real(self, config, *args, **kwargs)
+
+    base.__init__ = guarded
 
 
 def _either(verls: Any, adaptive: Any) -> Any:

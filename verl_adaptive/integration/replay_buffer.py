@@ -33,7 +33,7 @@ class AdaptiveReplayBuffer(ReplayBuffer):
                 "`verl-adaptive doctor` (VERL_USE_EXTERNAL_PLUGINS must not leave it out)",
             )
         super().__init__(**kwargs)
-        self.session: Session | None = None
+        self.session: Session | StreamSession | None = None
         self.last: Batch | None = None
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict]:

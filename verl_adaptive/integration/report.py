@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from verl_adaptive import __version__
-from verl_adaptive.engine import Engine, StepResult
+from verl_adaptive.engine import AsyncEngine, Engine, StepResult
+from verl_adaptive.integration.facts import kl_note, updates_of
 from verl_adaptive.integration.layout import Layout
-from verl_adaptive.stats.database import parse_url
-from verl_adaptive.streaming import StreamEngine
+from verl_adaptive.stats.database import local_file, shown
 
 __all__ = ["banner", "progress_line", "step_metrics"]
 
@@ -73,7 +73,7 @@ def step_metrics(
     out["adaptive/prompts/visited_share"] = float((visits > 0).mean()) if len(visits) else 0.0
     out["adaptive/updates_total"] = sum(layout.updates for layout in layouts)
     out["adaptive/padding_rows_total"] = sum(layout.padding for layout in layouts)
-    if isinstance(engine, StreamEngine):
+    if isinstance(engine, AsyncEngine):
         out["adaptive/async/in_flight"] = len(engine.flight)
         out["adaptive/async/ready"] = len(engine.ready)
     lag = groups.lag[result.trained]
@@ -143,17 +143,14 @@ def _store_argument(config: Any, adaptive: Any, memory: Any) -> str:
     url = adaptive.store.url
     if url is None or memory.journal is None:
         return shlex.quote(str(config.trainer.default_local_dir))
-    parsed = parse_url(url)
-    shown = url if parsed.get_backend_name() == "sqlite" else parsed.render_as_string()  # without a password
-    return shlex.quote(f"{shown}#{memory.journal.run_id}")
+    return shlex.quote(f"{url if local_file(url) else shown(url)}#{memory.journal.run_id}")
 
 
 def banner(trainer: Any) -> list[str]:
     """Some ten lines at the start: what is on, what budget, what store, what was resumed, which curves to read how."""
     engine, config, adaptive, memory = trainer.engine, trainer.config, trainer.adaptive, trainer.run_store
     facts, policy = engine.facts, engine.policy
-    actor = config.actor_rollout_ref.actor
-    updates = facts.batch // actor.ppo_mini_batch_size * actor.ppo_epochs
+    updates = updates_of(config)
     budget = f"{adaptive.total_rollouts:,} rollouts" if adaptive.total_rollouts else f"{facts.steps:,} steps"
     cap = f", at most {adaptive.max_rollouts_per_step:,} rollouts" if adaptive.max_rollouts_per_step else ""
     lines = [
@@ -169,9 +166,11 @@ def banner(trainer: Any) -> list[str]:
         f"  start    {memory.origin}",
         f"  look     verl-adaptive stats {_store_argument(config, adaptive, memory)}",
     ]
-    kl = config.actor_rollout_ref.actor.use_kl_loss or config.algorithm.use_kl_in_reward
-    if kl and policy.filter.name != "keep_all":
-        lines.append("  note     the KL penalty acts on the groups that train only; dropped groups no longer add to it")
+    note = kl_note(config, policy)
+    if note:
+        lines.append(f"  note     {note}")
+    if trainer.shape.note:
+        lines.append(f"  note     {trainer.shape.note}")
     if engine.skip_zero:
         lines.append(
             "  curves   reward and length curves cover every rollout of the batch's groups; actor/entropy, pg_clipfrac, "

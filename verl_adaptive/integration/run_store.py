@@ -15,12 +15,16 @@ import transfer_queue as tq
 from verl_adaptive.config import AdaptiveConfig
 from verl_adaptive.engine import Engine, StepResult
 from verl_adaptive.errors import AdaptiveError
-from verl_adaptive.integration.prompts import identity_columns
+from verl_adaptive.integration.facts import journal_place
+from verl_adaptive.integration.prompts import identity_columns, media_columns
 from verl_adaptive.integration.session import Session
+from verl_adaptive.integration.stream_session import StreamSession
+from verl_adaptive.resume import check_settings, settings_of
 from verl_adaptive.roles import Policy
 from verl_adaptive.stats import (
     SnapshotMissing,
     StatsTable,
+    dataset_identity,
     dataset_keys,
     duplicates,
     fingerprint,
@@ -29,6 +33,7 @@ from verl_adaptive.stats import (
 )
 from verl_adaptive.stats.database import shown
 from verl_adaptive.stats.journal import Journal
+from verl_adaptive.stats.snapshot import SnapshotError, attached, new_folder
 
 __all__ = ["FOLDER", "RunStore"]
 
@@ -53,11 +58,20 @@ class RunStore:
         origin: how the statistics began, for people.
     """
 
+    _newest: Path | None = None  # the checkpoint saved last
+    _with_model: frozenset[Path] = frozenset()  # checkpoints seen with verl's model in them
+
     def __init__(self, config: Any, adaptive: AdaptiveConfig, dataset: Any) -> None:
         self.config, self.adaptive = config, adaptive
-        rows, columns = identity_columns(dataset)
+        self._prompt_key, self._media_keys = config.data.get("prompt_key", "prompt"), media_columns(config.data)
+        rows, columns = identity_columns(dataset, self._prompt_key, self._media_keys)
         try:
-            self.keys = dataset_keys(rows(), prompt_key=config.data.get("prompt_key", "prompt"), id_key=adaptive.id_key)
+            if adaptive.id_key is not None:
+                self.keys = questions = dataset_keys(rows(), id_key=adaptive.id_key)
+            else:
+                self.keys, questions = dataset_identity(
+                    rows(), prompt_key=self._prompt_key, media_keys=self._media_keys
+                )
         except (TypeError, ValueError) as error:
             raise AdaptiveError(f"the training set's prompts cannot be identified: {error}") from error
         self.sources = columns("data_source")
@@ -65,9 +79,7 @@ class RunStore:
         self.table = StatsTable()
         self.row_of = self.table.rows_for(self.keys, sources=self.sources)
         self.origin = "new statistics"
-        self._report_duplicates(
-            dataset_keys(rows(), prompt_key=config.data.get("prompt_key", "prompt"), with_answer=False)
-        )
+        self._report_duplicates(questions)
         if adaptive.warm_start is not None:
             self._warm_start(adaptive.warm_start, adaptive.warm_start_discount)
         self.journal = self._open_journal()
@@ -79,10 +91,17 @@ class RunStore:
         self.duplicates_note = (
             f" ({repeated} rows repeat an earlier prompt and share its statistics)" if repeated else ""
         )
-        if repeated:
-            logger.warning("training set: %s", duplicates(self.keys))
+        if 5 * repeated > len(self.keys):
+            logger.warning(
+                "training set: %s. Prompts that come again are handled: each has one set of statistics, and pool samplers "
+                "take it once. If these are different prompts, name what tells them apart: data.image_key, data.video_key "
+                "and data.audio_key for what a placeholder in the messages stands for, or adaptive.id_key",
+                duplicates(self.keys),
+            )
+        elif repeated:
+            logger.info("training set: %s", duplicates(self.keys))
         conflicts = len(np.unique(self.keys)) - len(np.unique(questions))
-        if conflicts and self.adaptive.id_key is None:
+        if conflicts:
             logger.warning("training set: %d prompts appear again with a different ground truth", conflicts)
 
     def _warm_start(self, source: str, discount: float) -> None:
@@ -92,8 +111,9 @@ class RunStore:
             self.table,
             source,
             discount=discount,
-            prompt_key=self.config.data.get("prompt_key", "prompt"),
+            prompt_key=self._prompt_key,
             id_key=self.adaptive.id_key,
+            media_keys=self._media_keys,
             success=self.adaptive.success.threshold,
             tolerance=self.adaptive.tolerance,
         )
@@ -101,22 +121,18 @@ class RunStore:
         logger.info("%s", self.origin)
 
     def _open_journal(self) -> Journal | None:
-        store, trainer = self.adaptive.store, self.config.trainer
-        if not store.enabled:
+        place = journal_place(self.config, self.adaptive)
+        if place.url is None:
             self.where = "no journal (adaptive.store.enabled=false); statistics live in the checkpoints"
             return None
-        folder = os.path.abspath(trainer.default_local_dir)
-        url = store.url
-        if url is None:
-            os.makedirs(folder, exist_ok=True)
-            url = os.path.join(folder, "adaptive.sqlite")
-        run = store.run_id or f"{trainer.project_name}/{trainer.experiment_name}"[:255]
+        if self.adaptive.store.url is None:
+            os.makedirs(place.folder, exist_ok=True)
         journal = Journal.open(
-            url,
-            run_id=run,
+            place.url,
+            run_id=place.run,
             meta={
                 "preset": self.adaptive.name,
-                "checkpoints": folder,
+                "checkpoints": place.folder,
                 "dataset": self.fingerprint,
                 "prompts": len(np.unique(self.row_of)),
                 "batch": self.config.data.train_batch_size,
@@ -124,7 +140,7 @@ class RunStore:
                 "tolerance": self.adaptive.tolerance,
             },
         )
-        self.where = f"{shown(url)} (run {run}, attempt {journal.attempt})"
+        self.where = f"{shown(place.url)} (run {place.run}, attempt {journal.attempt})"
         return journal
 
     # -- a step ---------------------------------------------------------------------------------------------
@@ -153,13 +169,21 @@ class RunStore:
 
     # -- snapshots ------------------------------------------------------------------------------------------
 
-    def save(self, checkpoint: str, step: int, engine: Engine, session: Session) -> None:
-        """Write the snapshot into a checkpoint folder; complete and on disk when this returns."""
+    def _settings(self) -> dict[str, Any]:
+        return settings_of(
+            self.adaptive, batch=self.config.data.train_batch_size, n=self.config.actor_rollout_ref.rollout.n
+        )
+
+    def save(self, checkpoint: str, step: int, engine: Engine, session: Session | StreamSession) -> None:
+        """Write the snapshot into a checkpoint folder; complete and on disk when this returns.
+
+        Over an earlier save of the same step, that one stays valid until this one is complete.
+        """
         folder = Path(checkpoint) / FOLDER
-        if (folder / _QUEUE).exists():  # of an earlier save of the same step
-            shutil.rmtree(folder / _QUEUE)
+        attach = []
         if len(engine.held):
-            tq.save_checkpoint(str(folder / _QUEUE), metadata={"global_steps": step})
+            attach.append(new_folder(folder, _QUEUE))
+            tq.save_checkpoint(str(attach[0]), metadata={"global_steps": step})
         write_snapshot(
             folder,
             self.table,
@@ -169,8 +193,12 @@ class RunStore:
                 "policy": self.adaptive.name,
                 "policy_digest": engine.policy.digest(),
                 "dataset": self.fingerprint,
+                "settings": self._settings(),
             },
+            attach=attach,
         )
+        self._newest = Path(checkpoint)
+        shutil.rmtree(folder / _QUEUE, ignore_errors=True)  # of a save of the same step by 0.1.0
         remote = self.config.trainer.default_hdfs_dir
         if remote is not None:
             from verl.utils import hdfs_io
@@ -191,10 +219,10 @@ class RunStore:
         folder = Path(checkpoint) / FOLDER
         allow = set(self.adaptive.resume.allow)
         try:
-            table, state, _ = read_snapshot(
+            table, state, manifest = read_snapshot(
                 folder,
                 expect={"step": step, "policy_digest": policy.digest(), "dataset": self.fingerprint},
-                allow=allow - {"missing"},
+                allow=allow & {"policy", "dataset", "schema"},
             )
         except SnapshotMissing:
             logger.warning(
@@ -204,21 +232,50 @@ class RunStore:
             )
             self.origin = f"step {step} of a run without statistics: they start empty"
             return None
+        check_settings(folder, manifest["meta"].get("settings"), self._settings(), allow)
+        if len(state["engine"]["held_since"]):  # the rows of held groups; the session checks that all are there
+            self._load_queue(folder, manifest)
         self.table = table
         self.row_of = table.rows_for(self.keys, sources=self.sources)
-        if len(state["engine"]["held_since"]):  # the rows of held groups; the session checks that all are there
-            tq.load_checkpoint(str(folder / _QUEUE))
         visited = int((table.col("visits") > 0).sum())
         self.origin = f"resumed at step {step}: {visited} prompts known, {len(state['engine']['queue'])} waiting"
         return state
 
+    @staticmethod
+    def _load_queue(folder: Path, manifest: dict[str, Any]) -> None:
+        queue = attached(folder, manifest, _QUEUE)
+        if queue is None and (folder / _QUEUE).is_dir():  # 0.1.0 did not list it
+            queue = folder / _QUEUE
+        if queue is None:
+            raise SnapshotError(
+                f"{folder} has groups that wait for more rollouts, but not TransferQueue's rows of them: it was copied in "
+                "part. Resume from an earlier checkpoint (trainer.resume_from_path)"
+            )
+        try:
+            tq.load_checkpoint(str(queue))
+        except (OSError, RuntimeError) as error:
+            raise SnapshotError(
+                f"{queue} cannot be loaded: {error}. Resume from an earlier checkpoint (trainer.resume_from_path)"
+            ) from error
+
     def prune(self, root: str) -> None:
-        """Remove snapshots whose checkpoint verl has removed (``max_actor_ckpt_to_keep`` empties the folder's rest)."""
-        if self.config.trainer.get("max_actor_ckpt_to_keep", None) is None:
+        """Remove snapshots whose checkpoint verl has removed (``max_actor_ckpt_to_keep`` empties the folder's rest).
+
+        Only where the model was seen beside the snapshot and is there no longer: it may as well lie on another node's
+        disk, or still be on its way to this one.
+        """
+        trainer = self.config.trainer
+        if trainer.get("max_actor_ckpt_to_keep", None) is None and not trainer.get(
+            "remove_previous_ckpt_in_save", False
+        ):
             return
-        for folder in Path(root).glob("global_step_*"):
-            if (folder / FOLDER).is_dir() and not (folder / "actor").exists():
-                shutil.rmtree(folder / FOLDER)
+        for folder in self._with_model:
+            if folder != self._newest and (folder / FOLDER).is_dir() and not (folder / "actor").exists():
+                try:
+                    shutil.rmtree(folder / FOLDER)
+                except OSError as error:
+                    logger.warning("the snapshot of a removed checkpoint stays: %s", error)
+        self._with_model = frozenset(f for f in Path(root).glob("global_step_*") if (f / "actor").exists())
 
     def close(self) -> None:
         """Let the journal go."""

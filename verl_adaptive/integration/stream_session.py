@@ -1,29 +1,40 @@
-"""The session of the asynchronous trainers: whatever is back is reviewed, nothing waits for a round."""
+"""Runs the asynchronous trainers' steps: whatever is back is reviewed, and work in flight outlives the step."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 import numpy as np
 import transfer_queue as tq
 
-from verl_adaptive.engine import StepResult
-from verl_adaptive.integration.session import Batch, Session
-from verl_adaptive.integration.waiting import DONE, PARTITION, StallTimeout
-from verl_adaptive.streaming import StreamEngine
+from verl_adaptive.config import AdaptiveConfig
+from verl_adaptive.engine import AsyncEngine, StepResult
+from verl_adaptive.integration.courier import Courier, Road
+from verl_adaptive.integration.prompts import Stream
+from verl_adaptive.integration.queue import Batch, Queue
+from verl_adaptive.integration.waiting import PARTITION
 
 __all__ = ["StreamSession"]
 
 
-class StreamSession(Session):
-    """Runs steps of a :class:`~verl_adaptive.streaming.StreamEngine`: whatever is back is reviewed, nothing waits for a round."""
+class StreamSession:
+    """Runs steps of an :class:`~verl_adaptive.engine.AsyncEngine`; nothing waits for anything to be whole.
 
-    engine: StreamEngine
+    Args:
+        engine: the policy's engine.
+        stream: the prompts.
+        config: the ``adaptive`` group.
+        road: what leads to the workers.
+    """
+
+    def __init__(self, engine: AsyncEngine, stream: Stream, config: AdaptiveConfig, road: Road) -> None:
+        self.engine = engine
+        self.queue = Queue(config)
+        self.courier = Courier(self.queue, stream, road, config, engine.facts.batch)
 
     def start(self) -> None:
         """Begin the step: fill the window, without waiting."""
-        self._send(self.engine.begin(self._step_of()))
+        self.courier.send(self.engine.begin(self.courier.road.step_of()))
 
     def complete(self) -> Batch:
         """Wait until the next mini-step's groups are ready, and make their batch.
@@ -33,12 +44,16 @@ class StreamSession(Session):
         """
         engine = self.engine
         self._pump(lambda: engine.can_take(engine.count))
-        return self._settle(engine.take(engine.count))
+        result = engine.take(engine.count)
+        batch = self.queue.settle(result)
+        self.courier.forget(result.groups.ticket.tolist())
+        return batch
 
     def finish(self) -> StepResult:
+        """The account of the step whose batches have been taken."""
         result = self.engine.finish()
-        self._clear(result.groups.ticket[~result.trained].tolist(), keep=set())
-        self.stream.forget()
+        self.courier.close(result.groups.ticket[~result.trained].tolist())
+        self.courier.stream.forget()
         return result
 
     def wait_for(self, count: int) -> int:
@@ -46,9 +61,13 @@ class StreamSession(Session):
         self._pump(lambda: self.engine.can_take(count))
         return len(self.engine.ready)
 
+    def wait_for_partition(self, partition: str, count: int) -> None:
+        """Wait for validation; see :meth:`.courier.Courier.wait_for_partition`."""
+        self.courier.wait_for_partition(partition, count)
+
     def sampleable(self) -> int:
         """Groups that are ready or back unreviewed; decides nothing, so it may be asked between steps."""
-        status = self._look(self._uids())
+        status = self.queue.look(self.queue.uids(self.engine.flight))
         return len(self.engine.ready) + sum(s == "finished" for s in status.values())
 
     def resend(self) -> int:
@@ -56,52 +75,40 @@ class StreamSession(Session):
 
         Groups whose first request is under way anew, sent by verl or by us, count as begun now, as verl counts them.
         """
-        step, flight = self._step_of(), self.engine.flight
-        uids = self._uids()
-        status = self._look(uids)
+        step, flight = self.courier.road.step_of(), self.engine.flight
+        uids = self.queue.uids(flight)
+        status = self.queue.look(uids)
         rows = (tq.kv_list(PARTITION) or {}).get(PARTITION, {})
         lost = np.array([status[uid] is None for uid in uids], dtype=bool)
         anew = np.array([rows.get(uid, {}).get("global_steps") == step for uid in uids], dtype=bool)
         self.engine.reissued(flight.ticket[(lost | anew) & (flight.stage == 0)], step)
         requests = flight.select(lost)
         for ticket in requests.ticket.tolist():
-            self._parts[ticket].pop()
-            if not self._parts[ticket]:
-                del self._parts[ticket]
-        self._send(requests if len(requests) else None)
+            self.queue.forget_last(ticket)
+        self.courier.send(requests)
         return len(requests)
-
-    def _uids(self) -> list[str]:
-        return [self._parts[ticket][-1].uid for ticket in self.engine.flight.ticket.tolist()]
 
     def _pump(self, enough: Callable[[], bool]) -> None:
         """Review what comes back until there is enough, or nothing more can come."""
-        timeout = StallTimeout(self.config, self._step_of(), self._dead)
+        timeout = self.courier.timeout()
         while not enough():
-            self._send(self.engine.revive())
+            self.courier.send(self.engine.revive())
             if self.engine.starved:
                 return
-            uids = self._uids()
-            status = self._look(uids)
-            back = np.array([status[uid] in DONE for uid in uids], dtype=bool)
-            if not back.any():
-                timeout.rest(status, self._tags)
+            results = self.courier.fetch(self.engine.flight, timeout)
+            if results is None:
                 continue
-            results = self._collect(self.engine.flight.select(back))
-            self._note_failures(results)
-            self._send(self.engine.receive(results))
-            timeout = StallTimeout(self.config, self._step_of(), self._dead)
-            if not enough():  # results that trickle in must not turn this into a busy loop
-                time.sleep(self.config.poll_interval)
+            self.courier.send(self.engine.receive(results))
+            self.courier.close(self.engine.never_trains().tolist())
+            if not enough():
+                self.courier.pause()
 
-    def _failures_that_tell(self) -> int:
-        # A look may see one group: a small batch's worth of single failures can be bad luck.
-        return max(16, 2 * self.engine.facts.batch)
+    # -- groups that outlive a step, across a restart --------------------------------------------------------
 
-    def _indices(self) -> dict[int, int]:
-        engine = self.engine
-        return {
-            ticket: index
-            for groups in (engine.flight, engine.ready)
-            for ticket, index in zip(groups.ticket.tolist(), groups.index.tolist(), strict=True)
-        }
+    def state_dict(self) -> dict:
+        """Which rows belong to open groups; the rows themselves are in TransferQueue's own checkpoint."""
+        return self.queue.state_dict()
+
+    def load_state_dict(self, state: dict) -> None:
+        """Take up groups in flight and ready; see :meth:`.queue.Queue.load_state_dict`."""
+        self.courier.take_up(self.engine.living, state)

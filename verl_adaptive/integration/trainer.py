@@ -25,12 +25,15 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils import tensordict_utils as tu
 from verl.utils.debug import marked_timer
 from verl.utils.seqlen_balancing import calculate_workload, get_seqlen_balanced_partitions, log_seqlen_unbalance
+from verl.workers.rollout.llm_server import LLMServerClient
 
-from verl_adaptive.advantages.verl import GROUP_RELATIVE, Verl
+from verl_adaptive.advantages.verl import GROUP_RELATIVE
 from verl_adaptive.config import AdaptiveConfig, RunFacts, check
-from verl_adaptive.engine import Engine
-from verl_adaptive.integration.advantage import Loan, lend
-from verl_adaptive.integration.checks import check_run, stream_facts, why_not_skip_zero, zero_rows
+from verl_adaptive.engine import AsyncEngine, make_engine
+from verl_adaptive.integration.abort import Abort, CancellingClient
+from verl_adaptive.integration.advantage import Loan, lend, register_estimator
+from verl_adaptive.integration.checks import async_facts, check_run, why_not_skip_zero, zero_rows
+from verl_adaptive.integration.courier import Road
 from verl_adaptive.integration.curves import Rows, curves
 from verl_adaptive.integration.layout import PAD, Layout, Pass, micro_size, plan
 from verl_adaptive.integration.prompts import Stream
@@ -39,10 +42,10 @@ from verl_adaptive.integration.rows import alone, padding_row
 from verl_adaptive.integration.run_store import RunStore
 from verl_adaptive.integration.session import Batch, Session
 from verl_adaptive.integration.stream_session import StreamSession
-from verl_adaptive.integration.waiting import Liveness
+from verl_adaptive.integration.waiting import Liveness, stall_seconds
 from verl_adaptive.policy import build_policy
 from verl_adaptive.record import Tape
-from verl_adaptive.streaming import StreamEngine
+from verl_adaptive.shape import step_shape
 
 if TYPE_CHECKING:
     from verl.trainer.ppo.v1.trainer_base import PPOTrainer as _Trainer
@@ -80,7 +83,14 @@ class AdaptiveMixin(_Trainer):
         check_run(config, self.adaptive, policy)
         with open_dict(config):
             if policy.advantage.estimator is not None:
+                register_estimator(type(policy.advantage))
                 config.algorithm.adv_estimator = policy.advantage.estimator
+        self._abort = Abort(
+            lambda: self.agent_loop_manager.agent_loop_workers,
+            lambda: [handle for manager in self._rollout_server_managers() for handle in manager.server_handles],
+            lambda: self.checkpoint_manager,
+            stall_seconds(self.adaptive, config.data.max_response_length),
+        )
         super().__init__(config)
         self._layout: Layout  # of the mini-step in hand
         self._layouts: list[Layout] = []  # of the step
@@ -126,8 +136,11 @@ class AdaptiveMixin(_Trainer):
         )
         self.train_dataloader = self.stream.loader  # verl checkpoints it
         self.run_store = RunStore(self.config, self.adaptive, self.train_dataset)
+        prompts, ahead = len(np.unique(self.run_store.row_of)), self._ahead()
+        self.shape = step_shape(self.adaptive, batch, self.config.actor_rollout_ref.rollout.n, prompts, ahead)
+        self.adaptive = self.shape.config
         if self.base_mode != "sync":
-            prompts, window = len(np.unique(self.run_store.row_of)), batch + stream_facts(self.config).warmup
+            window = self.shape.groups + int(ahead * self.shape.groups)
             check(
                 prompts >= window,
                 f"trainer.v1.{self.base_mode}.num_warmup_batches",
@@ -137,32 +150,40 @@ class AdaptiveMixin(_Trainer):
             )
         self._start_engine()
 
+    def _ahead(self) -> float:
+        """Batches in flight beyond the step's own."""
+        return 0.0 if self.base_mode == "sync" else self.config.trainer.v1[self.base_mode].get("num_warmup_batches", 0)
+
     def _start_engine(self) -> None:
         """Bind the policy to the table; again after a resume, which brings a table of its own."""
         policy = build_policy(self.adaptive)
-        if isinstance(policy.advantage, Verl):
+        if policy.advantage.estimator is None:
             policy.advantage.group_relative = str(self.config.algorithm.adv_estimator) in GROUP_RELATIVE
         skip, self.zero_rows = zero_rows(self.config, self.adaptive.skip_zero_advantage)
         self._forgo_terms = skip and bool(why_not_skip_zero(self.config))  # other losses' terms of the rows left out
-        facts = RunFacts(
-            batch=self.config.data.train_batch_size,
-            n=self.config.actor_rollout_ref.rollout.n,
+        facts = RunFacts.of(
+            self.adaptive,
+            batch=self.shape.groups,
+            n=self.shape.n,
             steps=self.total_training_steps,
             prompts=len(np.unique(self.run_store.row_of)),
-            seed=self.adaptive.seed,
-            tolerance=self.adaptive.tolerance,
-            stale_discount=self.adaptive.stale_discount,
         )
         parts = (policy, self.run_store.table, self.adaptive, facts, self.run_store.row_of, self.stream)
-        carrier = (self.stream, self.adaptive, self._submit_batch_to_rollout, lambda: self.global_steps, self._dead)
-        self.engine: Engine
-        self.session: Session
-        if self.base_mode == "sync":
-            self.engine = Engine(*parts, skip_zero=skip)
-            self.session = Session(self.engine, *carrier)
+        mode = None if self.base_mode == "sync" else async_facts(self.config, self.shape.groups)
+        self.engine = make_engine(*parts, skip_zero=skip, mode=mode)
+        storage = self.config.transfer_queue.backend
+        road = Road(
+            self._submit_batch_to_rollout,
+            lambda: self.global_steps,
+            self._dead,
+            stall=stall_seconds(self.adaptive, self.config.data.max_response_length),
+            row_limit=storage.SimpleStorage.total_storage_size if storage.storage_backend == "SimpleStorage" else None,
+        )
+        self.session: Session | StreamSession
+        if isinstance(self.engine, AsyncEngine):
+            self.session = StreamSession(self.engine, self.stream, self.adaptive, road)
         else:
-            self.engine = stream = StreamEngine(*parts, skip_zero=skip, stream=stream_facts(self.config))
-            self.session = StreamSession(stream, *carrier)
+            self.session = Session(self.engine, self.stream, self.adaptive, road, self._abort)
         self.replay_buffer.session = self.session
         # Validation goes through verl's own sampling; its 2 s poll would be most of a small model's step.
         self.replay_buffer.poll_interval = self.adaptive.poll_interval
@@ -553,9 +574,16 @@ def _edit(
 
 
 class AdaptiveSync(AdaptiveMixin, PPOTrainerSync):
-    """verl's ``sync`` trainer, adaptive."""
+    """verl's ``sync`` trainer, adaptive: what a step no longer needs is aborted before the weights are updated."""
 
     base_mode = "sync"
+
+    def get_llm_client(self) -> LLMServerClient:
+        return self.llm_server_manager.get_client(client_cls=CancellingClient)
+
+    def on_step_end(self) -> None:
+        super().on_step_end()
+        self._abort.reopen()
 
 
 class AdaptiveColocateAsync(AdaptiveMixin, PPOTrainerColocateAsync):

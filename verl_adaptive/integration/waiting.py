@@ -11,43 +11,64 @@ import ray
 from verl_adaptive.config import AdaptiveConfig
 from verl_adaptive.errors import AdaptiveError
 
-__all__ = ["DONE", "PARTITION", "Liveness", "StallTimeout"]
+__all__ = ["DONE", "PARTITION", "Liveness", "StallTimeout", "stall_seconds"]
 
 PARTITION = "train"
 #: Statuses of a request that is back.
 DONE = ("finished", "failure")
 #: An idle look at the queue may cost at most this share of the waiting time.
 _POLL_SHARE = 0.2
+#: Seconds that a run may go without any rollout, where responses are short ...
+_STALL = 1800.0
+#: ... and for each token of the longest response: a full server (512 sequences) takes 0.07 s for one.
+_TOKEN = 0.1
 #: Seconds between two looks at whether the workers are alive.
 _LIVENESS_INTERVAL = 5.0
+
+
+def stall_seconds(config: AdaptiveConfig, response_length: int) -> float:
+    """Seconds without any rollout coming back that are too long.
+
+    Args:
+        config: the ``adaptive`` group; ``stall_timeout`` as it stands, where the user gave one.
+        response_length: ``data.max_response_length``: what a server may be busy with before anything comes back.
+    """
+    if config.stall_timeout is not None:
+        return config.stall_timeout
+    return max(_STALL, _TOKEN * response_length)
 
 
 class StallTimeout:
     """How long one wait has gone without anything coming back.
 
     Args:
-        config: the ``adaptive`` group (``poll_interval``, ``stall_timeout``).
+        poll: seconds between two looks (``adaptive.poll_interval``).
+        stall: seconds without anything coming back that are too long (:func:`stall_seconds`).
         step: the training step, for the message.
         dead: names of workers that have died.
     """
 
-    def __init__(self, config: AdaptiveConfig, step: int, dead: Callable[[], list[str]]) -> None:
-        self._config, self._step, self._dead = config, step, dead
+    def __init__(self, poll: float, stall: float, step: int, dead: Callable[[], list[str]]) -> None:
+        self._poll, self._stall, self._step, self._dead = poll, stall, step, dead
+        self.restart()
+
+    def restart(self) -> None:
+        """Something came back: the wait begins anew."""
         self._resumed = self._changed = self._liveness = time.monotonic()
         self._seen = -1
 
-    def rest(self, status: Mapping[str, str | None], tags: Mapping[str, dict]) -> None:
+    def rest(self, status: Mapping[str, str | None], rows: int) -> None:
         """Sleep until the next look.
 
         Args:
             status: status of each request that is waited for.
-            tags: rows that have come back.
+            rows: rows in the queue.
 
         Raises:
             AdaptiveError: a worker died, or nothing came back for ``adaptive.stall_timeout`` seconds.
         """
         now = time.monotonic()
-        seen = len(tags) + sum(s in DONE for s in status.values())
+        seen = rows + sum(s in DONE for s in status.values())
         if seen != self._seen:
             self._seen, self._changed = seen, now
         left = {uid: s for uid, s in status.items() if s not in DONE}
@@ -61,16 +82,16 @@ class StallTimeout:
                     "Look for the reason above (out of memory?) and start the same command again: it resumes from the "
                     "last checkpoint"
                 )
-        if now - self._changed > self._config.stall_timeout:
+        if now - self._changed > self._stall:
             states = ", ".join(f"{n} {s or 'unknown'}" for s, n in sorted(Counter(left.values()).items(), key=str))
             raise AdaptiveError(
                 f"step {self._step}: no rollout has finished for adaptive.stall_timeout="
-                f"{self._config.stall_timeout:g} s; still {waiting} ({states}; first: {next(iter(left))}). A rollout "
+                f"{self._stall:g} s; still {waiting} ({states}; first: {next(iter(left))}). A rollout "
                 "server has probably died, or the reward function or a tool hangs: look for the last error above, or "
                 "raise adaptive.stall_timeout"
             )
         # A look at a large queue costs time of its own: rest in proportion to what the last one took.
-        time.sleep(max(self._config.poll_interval, (now - self._resumed) / _POLL_SHARE))
+        time.sleep(max(self._poll, (now - self._resumed) / _POLL_SHARE))
         self._resumed = time.monotonic()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -81,6 +82,7 @@ def collect(
     data: str | None = None,
     prompt_key: str = "prompt",
     id_key: str | None = None,
+    media_keys: Mapping[str, str] | None = None,
 ) -> Collected:
     """Work everything out.
 
@@ -89,7 +91,7 @@ def collect(
         tries: rollouts without a success from which a prompt counts as never solved.
         limit: prompts in each list.
         data: the training set; adds texts and the search for conflicting answers.
-        prompt_key, id_key: as in training.
+        prompt_key, id_key, media_keys: as in training.
     """
     facts = overview(opened, tries=tries, history=False)
     history = _history(opened, facts) if opened.kind == "journal" else None
@@ -97,7 +99,7 @@ def collect(
     if history is None:
         notes.append(f"{opened.where} is a {opened.kind}: it has no course over time. Give the journal for that.")
     else:
-        opened.prompts.extra["flips"] = history.flips.astype(np.float64)
+        opened.prompts.fill("flips", history.flips)
         facts["flip_flopping"] = int((history.flips >= 2).sum())
     for first, last, reason in facts.get("gaps") or []:
         notes.append(f"Steps {first} to {last} are not in the journal: {reason}")
@@ -107,11 +109,11 @@ def collect(
         from verl_adaptive.report.dataset import texts_of
 
         wanted = {record["key"] for _, records in lists.values() for record in records}
-        texts = texts_of(data, wanted, prompt_key=prompt_key, id_key=id_key)
+        texts = texts_of(data, wanted, prompt_key=prompt_key, id_key=id_key, media_keys=media_keys)
         for _, records in lists.values():
             for record in records:
                 record["text"] = texts.get(record["key"], "")
-        out.conflicts = conflicts(data, prompt_key, limit)
+        out.conflicts = conflicts(data, prompt_key, limit, media_keys)
     return out
 
 
@@ -304,7 +306,7 @@ def _lists(opened: Opened, tries: int, limit: int) -> dict[str, tuple[str, list[
     def records(rows: np.ndarray, column: str, descending: bool) -> list[dict[str, Any]]:
         chosen = prompts.order(column, rows, descending)[:limit]
         names = ["key", "source", "visits", "rollouts", "first_rate", "last_rate", "last_step"]
-        names += ["flips"] if "flips" in prompts.extra else []
+        names += ["flips"] if "flips" in prompts.further else []
         columns = {name: prompts.values(name, chosen) for name in names}
         return [{name: columns[name][i] for name in names} for i in range(len(chosen))]
 
@@ -320,8 +322,8 @@ def _lists(opened: Opened, tries: int, limit: int) -> dict[str, tuple[str, list[
         f"{len(worse):,} prompts whose latest pass rate is lower than the first by {REGRESSED:g} or more.",
         records(worse, "change", False),
     )
-    if "flips" in prompts.extra:
-        flipping = np.flatnonzero(prompts.extra["flips"] >= 2)
+    if "flips" in prompts.further:
+        flipping = np.flatnonzero(prompts.flips >= 2)
         out["Flip-flopping"] = (
             f"{len(flipping):,} prompts whose pass rate crossed one half at least twice: noisy, or a fragile verifier.",
             records(flipping, "flips", True),
@@ -329,7 +331,9 @@ def _lists(opened: Opened, tries: int, limit: int) -> dict[str, tuple[str, list[
     return out
 
 
-def conflicts(path: str, prompt_key: str, limit: int) -> list[dict[str, Any]]:
+def conflicts(
+    path: str, prompt_key: str, limit: int, media_keys: Mapping[str, str] | None = None
+) -> list[dict[str, Any]]:
     """Questions that a data set holds with different answers.
 
     Returns:
@@ -339,7 +343,7 @@ def conflicts(path: str, prompt_key: str, limit: int) -> list[dict[str, Any]]:
 
     rows: dict[bytes, list[int]] = {}
     answers: list[str] = []
-    for number, (key, answer) in enumerate(answers_of(path, prompt_key=prompt_key)):
+    for number, (key, answer) in enumerate(answers_of(path, prompt_key=prompt_key, media_keys=media_keys)):
         rows.setdefault(key, []).append(number)
         answers.append(answer)
     found = [r for r in rows.values() if len({answers[i] for i in r}) > 1]

@@ -36,8 +36,10 @@ def open_parquet(path: str) -> pq.ParquetFile:
         raise DatasetError(f"{path} is not a Parquet file: {error}") from error
 
 
-def _rows(path: str, file: pq.ParquetFile, prompt_key: str, id_key: str | None) -> Iterator[list[dict[str, Any]]]:
-    wanted = {"data_source", prompt_key, "reward_model", *MEDIA_FIELDS}
+def _rows(
+    path: str, file: pq.ParquetFile, prompt_key: str, id_key: str | None, media_keys: Mapping[str, str] | None = None
+) -> Iterator[list[dict[str, Any]]]:
+    wanted = {"data_source", prompt_key, "reward_model", *MEDIA_FIELDS, *(media_keys or {}).values()}
     if id_key is not None:
         wanted |= {id_key, id_key.split(".")[0]}
     columns = [name for name in file.schema_arrow.names if name in wanted]
@@ -48,22 +50,35 @@ def _rows(path: str, file: pq.ParquetFile, prompt_key: str, id_key: str | None) 
         raise DatasetError(f"{path} cannot be read: {error}") from error
 
 
-def _keys(path: str, rows: list[dict[str, Any]], start: int, prompt_key: str, id_key: str | None) -> np.ndarray:
+def _keys(
+    path: str,
+    rows: list[dict[str, Any]],
+    start: int,
+    prompt_key: str,
+    id_key: str | None,
+    media_keys: Mapping[str, str] | None,
+) -> np.ndarray:
     try:
-        return dataset_keys(rows, prompt_key=prompt_key, id_key=id_key)
+        return dataset_keys(rows, prompt_key=prompt_key, id_key=id_key, media_keys=media_keys)
     except (ValueError, TypeError) as error:
         raise DatasetError(f"{path}, rows from {start}: {error}") from error
 
 
-def keys_of(path: str, *, prompt_key: str = "prompt", id_key: str | None = None) -> np.ndarray:
+def keys_of(
+    path: str,
+    *,
+    prompt_key: str = "prompt",
+    id_key: str | None = None,
+    media_keys: Mapping[str, str] | None = None,
+) -> np.ndarray:
     """The key of every row, as training makes it.
 
     Raises:
         DatasetError: unreadable, or a row lacks what its key is made of.
     """
     parts, start = [np.empty(0, dtype=KEY_DTYPE)], 0
-    for rows in _rows(path, open_parquet(path), prompt_key, id_key):
-        parts.append(_keys(path, rows, start, prompt_key, id_key))
+    for rows in _rows(path, open_parquet(path), prompt_key, id_key, media_keys):
+        parts.append(_keys(path, rows, start, prompt_key, id_key, media_keys))
         start += len(rows)
     return np.concatenate(parts)
 
@@ -80,12 +95,19 @@ def text_of(row: Mapping[str, Any], prompt_key: str = "prompt") -> str:
     return "" if value is None else str(value)
 
 
-def texts_of(path: str, wanted: set[str], *, prompt_key: str = "prompt", id_key: str | None = None) -> dict[str, str]:
+def texts_of(
+    path: str,
+    wanted: set[str],
+    *,
+    prompt_key: str = "prompt",
+    id_key: str | None = None,
+    media_keys: Mapping[str, str] | None = None,
+) -> dict[str, str]:
     """Texts of some prompts, by key in hex digits; prompts that are not in the file are left out."""
     found: dict[str, str] = {}
     start = 0
-    for rows in _rows(path, open_parquet(path), prompt_key, id_key):
-        for key, row in zip(key_hex(_keys(path, rows, start, prompt_key, id_key)), rows, strict=True):
+    for rows in _rows(path, open_parquet(path), prompt_key, id_key, media_keys):
+        for key, row in zip(key_hex(_keys(path, rows, start, prompt_key, id_key, media_keys)), rows, strict=True):
             if key in wanted:
                 found.setdefault(key, text_of(row, prompt_key))
         start += len(rows)
@@ -102,12 +124,14 @@ def texts_at(path: str, wanted: set[int], *, prompt_key: str = "prompt") -> dict
     return found
 
 
-def answers_of(path: str, *, prompt_key: str = "prompt") -> Iterator[tuple[bytes, str]]:
+def answers_of(
+    path: str, *, prompt_key: str = "prompt", media_keys: Mapping[str, str] | None = None
+) -> Iterator[tuple[bytes, str]]:
     """The key of every row's question, its answer left out, and that answer as text."""
     start = 0
-    for rows in _rows(path, open_parquet(path), prompt_key, None):
+    for rows in _rows(path, open_parquet(path), prompt_key, None, media_keys):
         try:
-            keys = keys_bytes(dataset_keys(rows, prompt_key=prompt_key, with_answer=False))
+            keys = keys_bytes(dataset_keys(rows, prompt_key=prompt_key, with_answer=False, media_keys=media_keys))
         except (ValueError, TypeError) as error:
             raise DatasetError(f"{path}, rows from {start}: {error}") from error
         start += len(rows)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -134,13 +133,12 @@ class Flips:
         self._last[rows[last]] = sides[last]
 
 
-def flips_of(opened: Opened) -> tuple[Any, np.ndarray] | None:
-    """The steps of a journal and the flips of every prompt; None for anything but a journal."""
-    if opened.kind != "journal":
-        return None
+def flips_of(opened: Opened, prompts: int) -> np.ndarray:
+    """int64 ``(prompts,)``: the flips of the first ``prompts`` rows of a journal's table."""
     with reading(opened.source):
         steps = opened.store.steps_arrow(opened.run)
-    flips = Flips(len(opened.prompts))
+    flips = Flips(prompts)
     for window in windows(opened, steps):
-        flips.add(window.row, window.rate)
-    return steps, flips.count
+        known = window.row < prompts
+        flips.add(window.row[known], window.rate[known])
+    return flips.count

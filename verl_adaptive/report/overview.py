@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from verl_adaptive.report.history import flips_of
 from verl_adaptive.report.prompts import Opened, reading
 from verl_adaptive.stats import StoreError
 
@@ -61,7 +60,7 @@ def overview(opened: Opened, *, tries: int = 16, history: bool = True) -> dict[s
     Args:
         opened: the store.
         tries: rollouts without a success from which a prompt counts as never solved.
-        history: go through a journal's observations for the flip-flopping; adds the column ``flips``.
+        history: go through a journal's observations for the flip-flopping.
     """
     prompts, table = opened.prompts, opened.prompts.table
     visits, rollouts, successes = (table.col(name) for name in ("visits", "rollouts", "successes"))
@@ -97,11 +96,10 @@ def overview(opened: Opened, *, tries: int = 16, history: bool = True) -> dict[s
         "visits_histogram": np.bincount(np.minimum(visits, 10), minlength=11).tolist(),
         "by_source": table.view_by_source(),
     }
-    found = flips_of(opened) if history else None
-    if found is not None:
-        steps, flips = found
-        prompts.extra["flips"] = flips.astype(np.float64)
-        out["flip_flopping"] = int((flips >= 2).sum())
+    if history and opened.kind == "journal":
+        with reading(opened.source):
+            steps = opened.store.steps_arrow(opened.run)
+        out["flip_flopping"] = int(np.count_nonzero(prompts.flips >= 2))
         out["steps"] = steps.num_rows
         if steps.num_rows:
             numbers = steps.column("step").to_pylist()

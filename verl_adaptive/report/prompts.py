@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,7 @@ _ABOUT = {
     "retired": "1: at rest (from the newest snapshot)",
     "first_step": "step of the first visit, -1 if there was none",
     "last_step": "step of the latest visit, -1 if there was none",
+    "last_try": "as last_step, groups that failed included",
     "first_rate": "pass rate of the first visit",
     "last_rate": "pass rate of the latest visit",
     "failures": "groups that failed and say nothing",
@@ -79,18 +81,34 @@ class Prompts:
 
     Attributes:
         table: the statistics.
-        extra: further columns, float64 ``(n,)`` by name.
+        further: columns that take their time, by name: functions that give float64, worked out when first asked for.
     """
 
     table: StatsTable
-    extra: dict[str, np.ndarray] = field(default_factory=dict)
+    further: dict[str, Callable[[], np.ndarray]] = field(default_factory=dict)
+    _found: dict[str, np.ndarray] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.table)
 
     def names(self) -> list[str]:
         """Every column a condition may name."""
-        return ["key", "source", *(c for c in self.table.columns if c != "source"), *DERIVED, *self.extra]
+        return ["key", "source", *(c for c in self.table.columns if c != "source"), *DERIVED, *self.further]
+
+    def fill(self, name: str, values: np.ndarray) -> None:
+        """Give a further column that was worked out on the way to something else; float64, a value a row so far."""
+        self._found[name] = values.astype(np.float64)
+
+    @property
+    def flips(self) -> np.ndarray:
+        """The column ``flips``, which journals have."""
+        return self._further("flips")
+
+    def _further(self, name: str) -> np.ndarray:
+        if name not in self._found:
+            self.fill(name, self.further[name]())
+        known = self._found[name]  # prompts that the table got since have no value
+        return np.append(known, np.full(len(self) - len(known), np.nan))
 
     def number(self, name: str) -> np.ndarray:
         """A column of the table as float64, so that differences of unsigned columns do not wrap."""
@@ -102,8 +120,8 @@ class Prompts:
             return self.table.keys
         if name == "source":
             return Words(self.table.col("source"), self.table.sources)
-        if name in self.extra:
-            return self.extra[name]
+        if name in self.further:
+            return self._further(name)
         return DERIVED[name][1](self) if name in DERIVED else self.number(name)
 
     def values(self, name: str, rows: np.ndarray) -> list[Any]:
@@ -114,7 +132,7 @@ class Prompts:
             return key_hex(self.table.keys[rows])
         if name == "source":
             return [self.table.sources[i] for i in self.table.col("source")[rows].tolist()]
-        if name in self.extra or name in DERIVED:
+        if name in self.further or name in DERIVED:
             return self.get(name)[rows].tolist()  # type: ignore[index]
         return self.table.col(name)[rows].tolist()
 
@@ -245,8 +263,8 @@ def open_prompts(
         if found.kind == "snapshot":
             about = _plain(read_manifest(found.where).get("meta", {}))
             table = store.table()
-            retired = (int((table.col("retired") > 0).sum()), about.get("step"))
-            return Opened(source, store.where, "snapshot", None, store, Prompts(table), about, retired)
+            resting = (int((table.col("retired") > 0).sum()), about.get("step"))
+            return Opened(source, store.where, "snapshot", None, store, Prompts(table), about, resting)
         runs = store._journal.runs()
         if not runs:
             raise StoreError(f"{store.where} holds no run yet; a run appears with its first step")
@@ -254,9 +272,16 @@ def open_prompts(
         row = next(r for r in runs if r["run_id"] == name)
         about = {**_plain(row["meta"]), "attempts": row["attempts"], "package": row["package"]}
         table = store.table(name, tolerance=tolerance)
-        return Opened(
-            source, store.where, "journal", name, store, Prompts(table), about, _retired(about, found.where, table)
-        )
+        retired = _retired(about, found.where, table)
+        opened = Opened(source, store.where, "journal", name, store, Prompts(table), about, retired)
+        opened.prompts.further["flips"] = partial(_flips, opened, len(table))
+        return opened
+
+
+def _flips(opened: Opened, prompts: int) -> np.ndarray:
+    from verl_adaptive.report.history import flips_of
+
+    return flips_of(opened, prompts)
 
 
 def _plain(meta: dict[str, Any]) -> dict[str, Any]:
@@ -267,11 +292,10 @@ def _plain(meta: dict[str, Any]) -> dict[str, Any]:
 
 def _retired(about: dict[str, Any], where: str, table: StatsTable) -> tuple[int, int | None] | None:
     """A journal does not record what is retired; the newest snapshot beside it does."""
-    from verl_adaptive.stats.database import parse_url, sqlite_path
+    from verl_adaptive.stats.database import local_file
 
-    url = parse_url(where)
-    local = url.get_backend_name() == "sqlite"
-    folders = [about.get("checkpoints"), str(sqlite_path(url).parent) if local else None]
+    path = local_file(where)
+    folders = [about.get("checkpoints"), path and str(path.parent)]
     for folder in folders:
         if not isinstance(folder, str) or not os.path.isdir(folder):
             continue

@@ -11,7 +11,8 @@ is worth), ``ν`` that of the budget. With ``q̂ = E[p(1−p)]`` under a Beta po
 
 Ñ is the virtual allocation; what is executed is Ñ cut, in the same order, to the budget that is left. A round may
 allocate nothing: it moves the duals only and makes no update, so that a run of K rounds makes fewer than K updates (the
-paper: 486 to 488 of 500); :class:`Cero` goes through such rounds as soon as they come. All of this is stated in
+paper: 486 to 488 of 500); :class:`Cero` goes through such rounds as soon as they come. A round that allocates at all
+nearly always fills its capacity, so about B/C rounds do: 1.5 times the mean as capacity leaves two thirds of the updates. All of this is stated in
 2610.09679. The June paper's own constants were not available; ``variant=june`` runs the same algorithm one rollout a
 unit, up to 16 a prompt (our reading).
 
@@ -26,6 +27,10 @@ Where we decide what the paper leaves open:
   so the default of 4 cannot act in it; 0 turns the floor off.
 * *Forgetting*: ``rho`` decays every prompt's evidence once a round, as written; with a pass of a hundred rounds that
   wipes the memory, so ``forget=visit`` decays it only when the prompt is seen.
+* *Odd n*: a unit is then the whole group of n (``n_max=1``), so that groups are as large as GRPO's; all formulas see
+  Ñ/N_max and z/R only, which do not change.
+* *Other facts after a resume*: rounds that are left keep the pace that GRPO would have with the new batch, n and steps,
+  plus or less what the run was behind or ahead of its pace until then; duals and values stay.
 * *Groups of one*: a unit of one rollout (``g=1``) could leave a group of one, whose GRPO advantage is its raw reward;
   fewer than two rollouts are never given.
 * *Warm start*: a prompt with rollouts in the shared statistics when CERO first meets it starts with those as evidence.
@@ -33,6 +38,7 @@ Where we decide what the paper leaves open:
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -47,8 +53,11 @@ from verl_adaptive.rng import Draw
 from verl_adaptive.roles import Pick, Sampler
 from verl_adaptive.samplers.cero_math import best, value
 from verl_adaptive.stats.table import Column
+from verl_adaptive.visits import waves
 
 __all__ = ["Cero"]
+
+logger = logging.getLogger(__name__)
 
 #: Rows updated together: a few arrays of this many float64 stay in a core's cache.
 BLOCK = 1 << 15
@@ -70,6 +79,7 @@ class Cero(Sampler):
 
     name: ClassVar[str] = "cero"
     kind: ClassVar[str] = "pool"
+    plans_rollouts: ClassVar[bool] = True
     plans_steps: ClassVar[bool] = True
     columns: ClassVar[Mapping[str, Column]] = {
         "wins": Column("f8", 0.0),  # a − a0
@@ -86,8 +96,8 @@ class Cero(Sampler):
         Attributes:
             variant: ``october`` (2610.09679) or ``june`` (2606.05606, g = 1, N_max = 16): what g and n_max default to.
             g: rollouts a unit; null: n / n_max, the paper's 4 for n = 8, so that a group is as large as GRPO's.
-            n_max: units a prompt gets in a round; null: 2.
-            capacity: C, units a round; null: 132/128 of the mean, as published.
+            n_max: units a prompt gets in a round; null: 2, or 1 if n is odd.
+            capacity: C, units a round; null: 132/128 of the mean, as published. Of the rounds about B/C make an update.
             budget: B, units over the run; null: what GRPO would generate, steps · batch · n / g.
             rounds: K; null: the run's steps.
             lam: λ, how fast exposure saturates.
@@ -140,6 +150,7 @@ class Cero(Sampler):
         self.zero_rounds = self.caught_up = self.rechecked = 0
         self.peak = 0.0  # most units ahead of the even pace
         self._done = False
+        self._start = False  # the round to come is the first of a changed plan: it allocates something, whatever ν is
         self._follows_plan = True
         self._pool: np.ndarray | None = None
         self._plan: _Plan | None = None  # of round k
@@ -156,7 +167,7 @@ class Cero(Sampler):
             "adaptive/sampler=cero plans one round a step and paces the budget itself; write adaptive.refill=false",
         )
         allocator = policy.allocator
-        self._follows_plan = allocator.name == "fixed"
+        self._follows_plan = allocator.follows_plan
         check(
             not self._follows_plan or getattr(allocator.config, "n", None) is None,
             "adaptive.allocator.n",
@@ -175,25 +186,64 @@ class Cero(Sampler):
         super().bind(table, facts)
         c, path = self.config, "adaptive.sampler"
         june = c.variant == "june"
-        self.n_max: int = c.n_max or (16 if june else 2)
+        whole = c.g is None and facts.n % 2 == 1  # a group of an odd n is one unit
+        self.n_max: int = c.n_max or (16 if june else 1 if whole else 2)
+        check(
+            june or c.g is not None or facts.n < self.n_max or facts.n % self.n_max == 0,
+            f"{path}.n_max",
+            self.n_max,
+            f"does not divide actor_rollout_ref.rollout.n={facts.n}, so that groups would be smaller than that; write "
+            f"null, a divisor of {facts.n}, or {path}.g too",
+        )
         self.g: int = c.g or (1 if june else max(1, facts.n // self.n_max))
         self.rounds: int = c.rounds or facts.steps
         self.budget: int = c.budget or max(1, facts.steps * facts.batch * facts.n // self.g)
-        most = facts.prompts * self.n_max
-        self.capacity: int = c.capacity or min(most, -(-self.budget * 132 // (self.rounds * 128)))
+        self._most: int = facts.prompts * self.n_max
         self.least: int = -(-2 // self.g)  # units that make a group of two rollouts
-        check(self.capacity <= most, f"{path}.capacity", self.capacity, f"must be at most prompts · n_max = {most}")
         check(self.n_max >= self.least, f"{path}.n_max", self.n_max, f"must be at least {self.least}: 2 rollouts")
+        self._check_budget(path)
+        self.capacity: int = c.capacity or self._published_capacity(self.budget, self.rounds)
+        most, needed = self._most, -(-self.budget // self.rounds)
+        check(self.capacity <= most, f"{path}.capacity", self.capacity, f"must be at most prompts · n_max = {most}")
         check(self.capacity >= self.least, f"{path}.capacity", self.capacity, f"must be at least {self.least}")
         check(
-            self.budget <= self.rounds * self.capacity,
-            f"{path}.budget",
-            self.budget,
-            f"cannot be spent: rounds · capacity = {self.rounds} · {self.capacity} units; lower it or the batch, or "
-            "raise capacity",
+            self.capacity >= needed,
+            f"{path}.capacity",
+            self.capacity,
+            f"is too little to spend {path}.budget={self.budget} in {self.rounds} rounds; write {needed} or more",
         )
-        self.pace = self.budget / self.rounds  # B̄, units a round
+        self._begun = (0, 0)  # rounds and units when this plan was made
         self.gamma: float = c.gamma or 1.0 / math.sqrt(self.rounds)
+
+    def _check_budget(self, path: str) -> None:
+        """Whether the prompts there are can take the budget at all."""
+        room, facts = self.rounds * self._most, self.facts
+        check(
+            self.budget <= room,
+            "data.train_batch_size" if self.config.budget is None else f"{path}.budget",
+            facts.batch if self.config.budget is None else self.budget,
+            f"the {facts.prompts} prompts of the training set take at most {self._most} units of {self.g} rollouts a round, "
+            f"{room} in {self.rounds} rounds, and {self.budget} are to be spent; write "
+            + (f"data.train_batch_size={facts.prompts} or less, or " if self.config.budget is None else "")
+            + f"{path}.budget={room} or less",
+        )
+
+    def _published_capacity(self, budget: int, rounds: int) -> int:
+        return min(self._most, max(self.least, -(-budget * 132 // (rounds * 128))))
+
+    @property
+    def _horizon(self) -> int:
+        """K: rounds of this plan, past ones included."""
+        return self.rounds - self._begun[0]
+
+    @property
+    def pace(self) -> float:
+        """B̄: units a round."""
+        return (self.budget - self._begun[1]) / max(1, self._horizon)
+
+    def _ahead(self, rounds: int) -> float:
+        """Units spent beyond the even pace, after so many rounds of the run."""
+        return self.spent - self._begun[1] - self.pace * (rounds - self._begun[0])
 
     def _join(self, pool: np.ndarray) -> None:
         """Meet the pool: first scores, and what only depends on which prompts there are."""
@@ -201,7 +251,7 @@ class Cero(Sampler):
             return
         self._pool = pool
         self._rows = np.sort(pool)
-        self._share = self.budget / len(pool)  # R
+        self._share = (self.budget - self._begun[1]) / len(pool)  # R
         first, last = int(self._rows[0]), int(self._rows[-1])
         self._span = slice(first, last + 1) if last - first + 1 == len(pool) else None
         hi, lo = self.table.key_hi[self._rows], self.table.key_lo[self._rows]
@@ -244,7 +294,8 @@ class Cero(Sampler):
     def _virtual(self) -> _Plan:
         """Ñ of round k."""
         count = -(-self.capacity // self.n_max)
-        forced = self.config.catch_up and self.left >= self.capacity * (self.rounds - self.round + 1)
+        forced = self.config.catch_up and (self._start or self.left >= self.capacity * (self.rounds - self.round + 1))
+        self._start = False
         chosen = best(self._of_pool("slope"), self._tie, count, -math.inf if forced else self.nu)
         rechecked = 0
         if len(chosen):
@@ -305,7 +356,8 @@ class Cero(Sampler):
     # -- learning -------------------------------------------------------------------------------------------
 
     def observe(self, groups: Groups, progress: Progress) -> None:
-        self._seen.append((groups.row, *self.evidence(groups)))
+        some, (won, lost) = groups.n > 0, self.evidence(groups)
+        self._seen.append((groups.row[some], won[some], lost[some]))
         np.add.at(self.col("units"), groups.row, groups.n / self.g)
 
     def end_step(self, progress: Progress) -> None:
@@ -329,7 +381,7 @@ class Cero(Sampler):
         widest = max(self.pace, self.capacity - self.pace)  # G_B
         self.nu = min(1.0, max(0.0, self.nu - self.gamma * (self.pace - int(plan.units.sum())) / widest))
         self.spent += plan.executed
-        self.peak = max(self.peak, self.spent - self.pace * self.round)
+        self.peak = max(self.peak, self._ahead(self.round))
         self.round += 1
 
     def _learn(self) -> None:
@@ -344,12 +396,10 @@ class Cero(Sampler):
             return
         rows, won, lost = (np.concatenate(parts) for parts in zip(*self._seen, strict=True))
         self._seen.clear()
-        if rho < 1.0 and each_visit:
-            visited = np.unique(rows)
-            wins[visited] *= rho
-            losses[visited] *= rho
-        np.add.at(wins, rows, won)
-        np.add.at(losses, rows, lost)
+        kept = rho if each_visit else 1.0
+        for wave in waves(rows):
+            wins[rows[wave]] = kept * wins[rows[wave]] + won[wave]
+            losses[rows[wave]] = kept * losses[rows[wave]] + lost[wave]
 
     def _moved(self, slope: np.ndarray, wins: np.ndarray, losses: np.ndarray, units: np.ndarray | int) -> np.ndarray:
         """ϑ after a round that gave each prompt ``units``; ``ẑ* = clip(R/(4λq̂)·ln(4q̂/ϑ), 0, Z)`` covers all cases."""
@@ -358,8 +408,8 @@ class Cero(Sampler):
             exposure = np.log(worth / slope)
         exposure *= self._share / self.config.lam
         exposure /= worth
-        np.clip(exposure, 0.0, float(self.rounds * self.n_max), out=exposure)
-        exposure /= self.rounds
+        np.clip(exposure, 0.0, float(self._horizon * self.n_max), out=exposure)
+        exposure /= self._horizon
         exposure -= units
         exposure *= self.gamma / self.n_max
         exposure += slope
@@ -376,7 +426,7 @@ class Cero(Sampler):
             "nu": self.nu,
             "round": float(self.round),
             "budget_left": float(self.left * self.g),
-            "ahead_of_pace": (self.spent - self.pace * (self.round - 1)) * self.g,
+            "ahead_of_pace": self._ahead(self.round - 1) * self.g,
             "ahead_of_pace_max": self.peak * self.g,
             "zero_rounds": float(self.zero_rounds),
             "catch_up_rounds": float(self.caught_up),
@@ -386,12 +436,59 @@ class Cero(Sampler):
     def state_dict(self) -> dict[str, Any]:
         """The scalars; the next plan follows from them and the columns, so it is not kept."""
         names = ("nu", "round", "spent", "zero_rounds", "caught_up", "rechecked", "peak")
-        return {**{name: getattr(self, name) for name in names}, "done": self._done}
+        plan = {"budget": self.budget, "capacity": self.capacity, "begun": list(self._begun)}
+        scalars = {name: getattr(self, name) for name in names}
+        return {**scalars, "done": self._done, "start": self._start, "asked": self._asked(), "plan": plan}
+
+    def _asked(self) -> dict[str, int | None]:
+        """What the plan follows from."""
+        c, facts = self.config, self.facts
+        return {
+            "g": self.g,
+            "n_max": self.n_max,
+            "rounds": self.rounds,
+            "rollouts": facts.steps * facts.batch * facts.n,
+            "budget": c.budget,
+            "capacity": c.capacity,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.nu, self.peak = float(state["nu"]), float(state["peak"])
         for name in ("round", "spent", "zero_rounds", "caught_up", "rechecked"):
             setattr(self, name, int(state[name]))
-        self._done = bool(state["done"])
+        self._done, self._start = bool(state["done"]), bool(state.get("start", False))
         self._plan = self._in_hand = self._pool = None
         self._seen.clear()
+        if "plan" not in state:  # of 0.1.0, in whose plans an odd n had units of (n − 1) / 2 rollouts
+            old = self.facts.n // 2 if self.config.g is None and self.config.n_max is None else self.g
+            if self.config.variant == "october" and old not in (0, self.g):
+                budget = self.config.budget or self.facts.steps * self.facts.batch * self.facts.n // old
+                self._replan({**self._asked(), "g": old}, {"budget": budget, "begun": [0, 0]})
+        elif state["asked"] == self._asked():
+            self.budget, self.capacity = int(state["plan"]["budget"]), int(state["plan"]["capacity"])
+            self._begun = (int(state["plan"]["begun"][0]), int(state["plan"]["begun"][1]))
+        else:
+            self._replan(state["asked"], state["plan"])
+
+    def _replan(self, asked: Mapping[str, Any], plan: Mapping[str, Any]) -> None:
+        """Go on from another batch, n, number of steps or options: the rounds that are left, at the new pace."""
+        done, scale = self.round - 1, asked["g"] / self.g  # a unit of then, in units of now
+        begun, units = plan["begun"]
+        old_pace = (plan["budget"] - units) / max(1, asked["rounds"] - begun)
+        ahead = (self.spent - units - old_pace * (done - begun)) * scale
+        rounds, pace = max(0, self.rounds - done), self.budget / self.rounds
+        self.spent, self.peak = round(self.spent * scale), self.peak * scale
+        if self.config.budget is None:
+            left = max(0, math.floor(pace * rounds - ahead + 1e-9))
+        else:
+            left = max(0, self.config.budget - self.spent)
+        self.budget, self._begun = self.spent + left, (min(done, self.rounds), self.spent)
+        self.capacity = self.config.capacity or self._published_capacity(left, max(1, rounds))
+        self._done, self._start = False, True
+        self.col("units")[:] *= scale
+        logger.warning(
+            "cero: the run goes on with another batch, n, number of steps or budget; %d rollouts are planned for the %d "
+            "rounds that are left",
+            left * self.g,
+            rounds,
+        )

@@ -11,7 +11,9 @@ Where paper and official code differ, the paper leads, as the default:
 
 * a visit is zero-variance when all its signals are equal (paper); the code instead tests the group's mean against
   0.98 and 0.11, bands that fit rewards {1, 0.1, 0} at n = 8 only: ``classify=mean``;
-* "hard" means the same for the streak and for the controller; in the code it does not, so p_hard drifts to its rail;
+* "easy" and "hard" mean the same for the streak and for the controller, with either ``classify``; in the code they do
+  not, so p_hard drifts to its rail;
+* a visit of the other kind begins a new streak, as in the code; what the paper counts there could not be read;
 * draws are seeded and keyed by prompt and position; the code uses the unseeded global generator.
 
 AstraFlow, the same lab's later system, keeps more: ``floor_easy=0.1 floor_hard=0.4 p_min=0.01 p_max=0.99``.
@@ -31,6 +33,7 @@ from verl_adaptive.progress import Progress
 from verl_adaptive.roles import Sampler
 from verl_adaptive.samplers.rounds import RoundConfig, round_size
 from verl_adaptive.stats.table import Column
+from verl_adaptive.visits import extend_streaks, kind_of, waves
 
 __all__ = ["Greso"]
 
@@ -121,21 +124,22 @@ class Greso(Sampler):
     # -- learning -------------------------------------------------------------------------------------------
 
     def observe(self, groups: Groups, progress: Progress) -> None:
-        flat = groups.degenerate(self.facts.tolerance)
-        easy = flat & (groups.pass_rate > 0.5)
-        self._counts += [easy.sum(), (flat & ~easy).sum(), len(groups)]
+        seen = groups.n > 0
         if self.config.classify == "mean":
             mean = groups.mean(groups.signal)
             kind = (mean >= self.config.easy_mean).astype(np.int8) - (mean <= self.config.hard_mean).astype(np.int8)
-            streak, last = self.col("mean_streak"), self.col("mean_kind")
-            for row, k in zip(groups.row.tolist(), kind.tolist(), strict=True):  # a prompt may come twice: in order
-                streak[row] = 0 if k == 0 else (min(int(streak[row]) + 1, 65535) if last[row] == k else 1)
-                last[row] = k
+            for wave in waves(groups.row, seen):
+                extend_streaks(self.col("mean_streak"), self.col("mean_kind"), groups.row[wave], kind[wave])
+        else:  # as the table counts its streaks
+            kind = kind_of(groups.degenerate(self.facts.tolerance), groups.pass_rate)
+        self._counts += [(seen & (kind > 0)).sum(), (seen & (kind < 0)).sum(), seen.sum()]
 
     def end_step(self, progress: Progress) -> None:
         easy, hard, total = (int(c) for c in self._counts)
         self._share = (easy / total, hard / total) if total else (0.0, 0.0)
-        if total and progress.epoch >= self.config.warmup_epochs:
+        # A step that ends on the last prompt of a pass still belongs to that pass.
+        warm = progress.epoch > self.config.warmup_epochs or self.config.warmup_epochs == 0
+        if total and warm:
             self.p_easy = self._moved(self.p_easy, self._share[0] >= self.config.target / 3)
             self.p_hard = self._moved(self.p_hard, self._share[1] >= 2 * self.config.target / 3)
         self._last_gate = self._gate.tolist()

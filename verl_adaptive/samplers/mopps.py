@@ -6,8 +6,9 @@ the pool, ``p̂ ~ Beta(α, β)`` for each, and takes those nearest to γ* = 0.5.
 former ``recipe/mopps``): Beta(1, 1), γ* = 0.5; 16 candidates a prompt and λ = 1 on MATH, 8 and λ = 0.5 on Countdown.
 
 Where we deviate: candidates are drawn afresh each round (the code takes the next stretch of a shuffled epoch); a prompt
-is not picked twice in a step; and a share ``recheck`` of the picks goes to the prompts seen longest ago, because a
-confident posterior far from γ* would otherwise keep a prompt out for good (0: as published).
+is not picked twice in a step; and a share ``recheck`` of the picks goes to the prompts tried longest ago, because a
+confident posterior far from γ* would otherwise keep a prompt out for good (0: as published). Groups that failed count as
+tries there, or prompts that always fail would take that share.
 
 An option of ours: with ``source_prior`` = κ > 0 the prior of a prompt is Beta(κm, κ(1 − m)), m being the mean latest pass
 rate of the prompts of its data source. Where sources differ in difficulty, a prompt that was never tried is then no
@@ -30,6 +31,7 @@ from verl_adaptive.samplers.beta import draw_beta
 from verl_adaptive.samplers.cero_math import best
 from verl_adaptive.samplers.rounds import RoundConfig, round_size
 from verl_adaptive.stats.table import Column
+from verl_adaptive.visits import waves
 
 __all__ = ["Mopps"]
 
@@ -52,7 +54,7 @@ class Mopps(Sampler):
             a0: α₀ of the prior; with ``source_prior``: right answers that every source starts from.
             b0: β₀ of the prior; with ``source_prior``: wrong answers that every source starts from.
             source_prior: κ, rollouts that the mean pass rate of a prompt's data source counts for; 0: α₀ and β₀ alone.
-            recheck: share of the picks that goes to the prompts seen longest ago.
+            recheck: share of the picks that goes to the prompts tried longest ago.
         """
 
         target: float = 0.5
@@ -90,7 +92,7 @@ class Mopps(Sampler):
         shuffle = draw.bits("mopps.candidates", hi, lo, progress.round)
 
         chance = draw.uniform("mopps.recheck", np.zeros(1), np.zeros(1), progress.round)[0]
-        unseen = -self.table.col("last_step")[free].astype(np.float64)
+        unseen = -self.table.col("last_try")[free].astype(np.float64)
         overdue = best(unseen, shuffle, int(c.recheck * count + chance), -np.inf)
         few = min(len(free), int(c.candidates * count))
         near = np.argpartition(shuffle, few - 1)[:few] if few < len(free) else np.arange(len(free))
@@ -119,5 +121,6 @@ class Mopps(Sampler):
     def observe(self, groups: Groups, progress: Progress) -> None:
         for name, evidence in zip(("wins", "losses"), self.evidence(groups), strict=True):
             column = self.col(name)
-            column[np.unique(groups.row)] *= self.config.decay
-            np.add.at(column, groups.row, evidence)
+            for wave in waves(groups.row, groups.n > 0):
+                rows = groups.row[wave]
+                column[rows] = self.config.decay * column[rows] + evidence[wave]

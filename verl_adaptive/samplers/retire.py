@@ -23,6 +23,7 @@ from verl_adaptive.progress import Progress
 from verl_adaptive.roles import Sampler
 from verl_adaptive.samplers.rounds import RoundConfig, round_size
 from verl_adaptive.stats.table import Column
+from verl_adaptive.visits import waves
 
 __all__ = ["Retire"]
 
@@ -73,15 +74,12 @@ class Retire(Sampler):
     def observe(self, groups: Groups, progress: Progress) -> None:
         solved = groups.pass_rate >= self.config.threshold
         run, retired = self.col("solved"), self.table.col("retired")
-        todo = np.flatnonzero(groups.n > 0)
-        while len(todo):  # once, unless a prompt was visited twice: its visits count one after the other
-            _, first = np.unique(groups.row[todo], return_index=True)
-            rows, won = groups.row[todo[first]], solved[todo[first]]
-            run[rows] = np.where(won, np.minimum(run[rows].astype(np.int64) + 1, 65535), 0)
+        for wave in waves(groups.row, groups.n > 0):
+            rows = groups.row[wave]
+            run[rows] = np.where(solved[wave], np.minimum(run[rows].astype(np.int64) + 1, 65535), 0)
             before, after = retired[rows] > 0, run[rows] >= self.config.after
             retired[rows] = after
             self._moved += [(after & ~before).sum(), (before & ~after).sum()]
-            todo = np.delete(todo, first)
 
     def end_step(self, progress: Progress) -> None:
         self._last = np.concatenate([self._gate, self._moved])

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from verl_adaptive.config import check
-from verl_adaptive.progress import Progress
+from verl_adaptive.progress import OVER_ASK, Progress
 
 __all__ = ["RoundConfig", "round_size"]
 
@@ -46,6 +46,8 @@ def round_size(config: RoundConfig, progress: Progress) -> int:
     missing = progress.need - progress.open
     if missing <= 0:
         return 0
+    if progress.ordered:  # there are no rounds: the yield of the steps before says how much to ask for
+        return config.prompts or progress.wanted(config.safety if config.adaptive else OVER_ASK)
     if not config.adaptive:
         return missing if config.prompts is None else config.prompts
     full = config.prompts or -(-3 * progress.batch // 2)

@@ -11,24 +11,37 @@ Rows are flat dictionaries: ``pandas.DataFrame(rows)``.
 
 from __future__ import annotations
 
-from verl_adaptive.simulate.compare import LIMITS, Setting, Task, run_task, summarise, tasks
+from verl_adaptive.simulate.clock import Clock, ClockConfig, Phase, Timing
+from verl_adaptive.simulate.compare import CLOCK_LIMITS, LIMITS, Setting, Task, run_task, summarise, tasks
 from verl_adaptive.simulate.driver import Simulation, make_simulation
 from verl_adaptive.simulate.learning import LearningConfig, LearningWorld
+from verl_adaptive.simulate.lengths import LengthConfig, Lengths
 from verl_adaptive.simulate.measure import Measure
 from verl_adaptive.simulate.pools import POOLS, PoolConfig, make_pool, parse_pool
-from verl_adaptive.simulate.presets import REFERENCES, compose_preset, preset_names
+from verl_adaptive.simulate.presets import PEERS, REFERENCES, compose_preset, preset_names
+from verl_adaptive.simulate.queueing import Machine, Queue
 from verl_adaptive.simulate.replayed import ReplayConfig, ReplayedWorld, make_replayed
 from verl_adaptive.simulate.traces import Trace, TraceError, read_trace
+from verl_adaptive.simulate.waiting import Waiting, expected_waiting
 from verl_adaptive.simulate.worlds import StaticWorld, Stream, World
 
 __all__ = [
+    "CLOCK_LIMITS",
     "LIMITS",
+    "PEERS",
     "POOLS",
     "REFERENCES",
+    "Clock",
+    "ClockConfig",
     "LearningConfig",
     "LearningWorld",
+    "LengthConfig",
+    "Lengths",
+    "Machine",
     "Measure",
+    "Phase",
     "PoolConfig",
+    "Queue",
     "ReplayConfig",
     "ReplayedWorld",
     "Setting",
@@ -36,10 +49,13 @@ __all__ = [
     "StaticWorld",
     "Stream",
     "Task",
+    "Timing",
     "Trace",
     "TraceError",
+    "Waiting",
     "World",
     "compose_preset",
+    "expected_waiting",
     "make_pool",
     "make_replayed",
     "make_simulation",

@@ -10,20 +10,30 @@ from typing import Any
 import numpy as np
 
 from verl_adaptive.errors import AdaptiveError, ConfigError
+from verl_adaptive.simulate.clock import TIMED, Clock, ClockConfig, Timing
 from verl_adaptive.simulate.driver import make_simulation
+from verl_adaptive.simulate.lengths import Lengths
 from verl_adaptive.simulate.measure import Measure
 from verl_adaptive.simulate.pools import PoolConfig, make_pool
 from verl_adaptive.simulate.replayed import ReplayConfig, make_replayed
 from verl_adaptive.simulate.traces import Trace
-from verl_adaptive.simulate.worlds import StaticWorld, World
+from verl_adaptive.simulate.worlds import StaticWorld
 
-__all__ = ["BASELINE", "LIMITS", "Setting", "Task", "check_task", "run_task", "summarise", "tasks"]
+__all__ = ["BASELINE", "CLOCK_LIMITS", "LIMITS", "Setting", "Task", "check_task", "run_task", "summarise", "tasks"]
 
 #: What a simulation cannot tell; printed with every result.
 LIMITS = (
     "Rewards are drawn from pass rates and the pool's learning is a formula: nothing here is an accuracy. A simulation "
     "counts what a policy does with rollouts; it cannot tell a model's final accuracy, nor wall clock, nor the effect of "
     "response lengths, optimizer, clipping and off-policy data."
+)
+
+#: The same where a clock counts seconds.
+CLOCK_LIMITS = (
+    "Rewards are drawn from pass rates and the pool's learning is a formula: nothing here is an accuracy. Seconds are those "
+    "of generation in a queueing model: replicas with slots, a decode step that grows with the sequences in it, and drawn "
+    "lengths; prefill, rewards, training and weight updates take no time in it. It cannot tell a model's final accuracy, "
+    "nor the effect of optimizer, clipping and off-policy data."
 )
 
 #: What the others are measured against.
@@ -88,6 +98,7 @@ class Task:
         pool: the pool; or how a trace is taken.
         trace: recorded pass rates, or None.
         overrides: Hydra's syntax, for every preset.
+        clock: what generation takes; None: nobody counts seconds.
     """
 
     preset: str
@@ -96,13 +107,20 @@ class Task:
     pool: PoolConfig | ReplayConfig
     trace: Trace | None = None
     overrides: tuple[str, ...] = ()
+    clock: ClockConfig | None = None
 
-    def world(self) -> World:
-        """A fresh world."""
+    def world(self) -> StaticWorld:
+        """A fresh world; with a clock, one whose answers have its lengths (or those that the trace recorded)."""
         if isinstance(self.pool, ReplayConfig):
             assert self.trace is not None
-            return make_replayed(self.trace, self.pool, self.seed)
-        return make_pool(self.pool, self.seed)
+            world = make_replayed(self.trace, self.pool, self.seed)
+        else:
+            world = make_pool(self.pool, self.seed)
+        if self.clock is not None:
+            recorded = self.trace is not None and bool(np.isfinite(self.trace.tokens).any())
+            means = world.tokens if recorded else None
+            world.lengths = Lengths(self.clock.lengths, world.size, self.seed, means)
+        return world
 
 
 def tasks(
@@ -112,9 +130,10 @@ def tasks(
     pool: PoolConfig | ReplayConfig,
     trace: Trace | None = None,
     overrides: Sequence[str] = (),
+    clock: ClockConfig | None = None,
 ) -> list[Task]:
     """One task a preset and seed, seed by seed."""
-    return [Task(p, s, setting, pool, trace, tuple(overrides)) for s in seeds for p in presets]
+    return [Task(p, s, setting, pool, trace, tuple(overrides), clock) for s in seeds for p in presets]
 
 
 def check_task(task: Task, prompts: int) -> None:
@@ -150,7 +169,8 @@ def run_task(task: Task, tick: Callable[[float], None] | None = None) -> dict[st
         tick: called after each step with the share of the run that is done.
 
     Returns:
-        A flat row (:meth:`Measure.row` and ``preset``, ``seed``, ``seconds``).
+        A flat row (:meth:`Measure.row` and ``preset``, ``seed``, ``seconds``; with a clock also
+        :meth:`~verl_adaptive.simulate.clock.Timing.row` and ``course``, the pool's mean pass rate by seconds of generation).
 
     Raises:
         ConfigError, AdaptiveError: the preset makes no sense, or not with this pool.
@@ -158,6 +178,7 @@ def run_task(task: Task, tick: Callable[[float], None] | None = None) -> dict[st
     s = task.setting
     begun = time.process_time()
     world = task.world()
+    clock = None if task.clock is None else Clock(task.clock)
     simulation = make_simulation(
         task.preset,
         world,
@@ -167,20 +188,24 @@ def run_task(task: Task, tick: Callable[[float], None] | None = None) -> dict[st
         seed=task.seed,
         budget=s.budget,
         overrides=task.overrides,
+        clock=clock,
     )
-    measure = Measure(simulation, s.steps)
+    measure, timing = Measure(simulation, s.steps), None if task.clock is None else Timing(task.clock)
     while not simulation.finished:
         measure.look()
         result = simulation.try_step()
         if result is None:
             break
         measure.count(result)
+        if clock is not None and timing is not None:
+            timing.count(clock.phases[-1], result, simulation.engine.facts.tolerance, float(world.rates().mean()))
         if tick is not None:
             done = simulation.engine.total.rollouts.generated / s.budget if s.budget else simulation.step / s.steps
             tick(min(1.0, done))
     simulation.close()
     seconds = time.process_time() - begun
-    return {"preset": task.preset, "seed": task.seed, **measure.row(), "seconds": round(seconds, 3)}
+    timed = {} if timing is None else {**timing.row(), "course": timing.course}
+    return {"preset": task.preset, "seed": task.seed, **measure.row(), **timed, "seconds": round(seconds, 3)}
 
 
 def summarise(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -190,6 +215,10 @@ def summarise(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     generated rollout) and ``pool_end`` (what the pool learned); its error is that of the differences paired by seed.
     ``…_drawn`` measures against ``oracle``, which draws in proportion to p(1 − p). None without the references, or
     where the oracle gains nothing.
+
+    Of rows with a clock also ``time_ratio`` and ``time_per_informative_ratio``, shares of GRPO's paired by seed, and
+    ``to_baseline``: seconds of generation until the pool's mean pass rate is where GRPO's run ended, as a share of what
+    GRPO took to get there, over the seeds (``to_baseline_seeds``) in which it gets there at all.
 
     Args:
         rows: of :func:`run_task`.
@@ -211,6 +240,14 @@ def summarise(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
                 name = f"efficiency_{key}{end}"
                 entry[name], entry[f"{name}_se"] = _efficiency(by, preset, key, oracle)
         entry["compute_ratio"], entry["compute_ratio_se"] = _ratio(by, preset, "compute")
+        if all("time" in run for run in runs.values()):
+            for key in TIMED:
+                entry[key], entry[f"{key}_se"] = _mean(np.array([run[key] for run in runs.values()]))
+            for key in ("time", "time_per_informative"):
+                entry[f"{key}_ratio"], entry[f"{key}_ratio_se"] = _ratio(by, preset, key)
+            reached = _to_baseline(by, preset)
+            entry["to_baseline"], entry["to_baseline_se"] = _mean(np.array(reached)) if reached else (None, None)
+            entry["to_baseline_seeds"] = len(reached)
         entry["ended"] = sorted({run["ended"] for run in runs.values()})
         out.append(entry)
     return out
@@ -246,3 +283,17 @@ def _efficiency(by: dict, preset: str, key: str, oracle: str) -> tuple[float | N
 def _ratio(by: dict, preset: str, key: str) -> tuple[float | None, float | None]:
     found = list(_paired(by, (preset, BASELINE), key))
     return _mean(found[0] / found[1]) if found else (None, None)
+
+
+def _to_baseline(by: dict, preset: str) -> list[float]:
+    """Time to GRPO's final pool, of GRPO's own, in the seeds in which both have a pool that learns and get there."""
+    out = []
+    for seed, run in by[preset].items():
+        base = by.get(BASELINE, {}).get(seed)
+        if base is None or base["pool_end"] <= base["pool_start"]:
+            continue
+        target = base["course"][-1][1]
+        ours, theirs = (next((s for s, rate in r["course"] if rate >= target), None) for r in (run, base))
+        if ours is not None and theirs:
+            out.append(ours / theirs)
+    return out

@@ -2,6 +2,10 @@
 
 Nothing of a method is written again here: the policy is built from the preset's configuration, and the engine is the
 object that verl's trainer drives.
+
+Without a clock there is no moment at which a request could be aborted, so what commits in order would pay for all that it
+sent. Rollouts are therefore counted in rounds (``adaptive.rounds=true``) here; :mod:`verl_adaptive.simulate.clock` has time,
+aborts and the engine of the ``sync`` trainer.
 """
 
 from __future__ import annotations
@@ -13,12 +17,17 @@ from typing import Any
 import numpy as np
 
 from verl_adaptive.config import AdaptiveConfig, RunFacts
-from verl_adaptive.engine import Engine, Requests, StepResult
+from verl_adaptive.engine import AsyncEngine, AsyncFacts, Requests, StepResult, make_engine
 from verl_adaptive.errors import AdaptiveError, Exhausted
+from verl_adaptive.groups import Groups
 from verl_adaptive.policy import build_policy
 from verl_adaptive.roles import Sampler
+from verl_adaptive.shape import step_shape
+from verl_adaptive.simulate.clock import Clock
+from verl_adaptive.simulate.learning import LearningWorld
 from verl_adaptive.simulate.oracle import Oracle, OracleBest
-from verl_adaptive.simulate.presets import REFERENCES, compose_preset, split_words
+from verl_adaptive.simulate.presets import PEERS, REFERENCES, compose_preset, split_words
+from verl_adaptive.simulate.verl_filter import VerlFilter
 from verl_adaptive.simulate.worlds import Stream, World
 from verl_adaptive.stats.table import StatsTable
 
@@ -38,6 +47,10 @@ class Simulation:
         sampler: takes the place of the configured one (a reference that knows the pass rates).
         shuffle: the stream permutes the data set each epoch; False: data-set order.
         skip_zero: leave rollouts of exactly zero advantage out of training.
+        clock: answers in time, group by group; None: everything that is asked for is back at once.
+        peer: verl's own filter decides, in place of the package's engine.
+        mode: an asynchronous trainer takes the batches; needs a clock, for nothing but time says what comes back first.
+        rounds: work in rounds; None: as configured with a clock, and in rounds without one.
 
     Attributes:
         engine: the engine.
@@ -59,19 +72,35 @@ class Simulation:
         sampler: Sampler | None = None,
         shuffle: bool = True,
         skip_zero: bool = True,
+        clock: Clock | None = None,
+        peer: bool = False,
+        mode: AsyncFacts | None = None,
+        rounds: bool | None = None,
     ) -> None:
+        if mode is not None and clock is None:
+            raise AdaptiveError("an asynchronous trainer is simulated with a clock only")
+        config = replace(config, rounds=(config.rounds or clock is None) if rounds is None else rounds)
         self.world, self.steps, self.fixed = world, steps, fixed
+        self.clock: Any = clock
+        table = StatsTable()
+        row_of = table.rows_for(world.keys, sources=world.sources)
+        shape = step_shape(config, batch, n, len(table))
+        config = shape.config
         policy = build_policy(config)
         if sampler is not None:
             policy.sampler = sampler
-        table = StatsTable()
-        row_of = table.rows_for(world.keys, sources=world.sources)
         if isinstance(sampler, Oracle):
             first = np.unique(row_of, return_index=True)[1]  # rows are numbered by first appearance
             sampler.rates = lambda rows: world.rates(first[rows])
-        facts = RunFacts(batch, n, steps, len(table), seed, config.tolerance)
+        facts = RunFacts.of(replace(config, seed=seed), batch=shape.groups, n=shape.n, steps=steps, prompts=len(table))
         source = Stream(world.size, seed, shuffle)
-        self.engine = Engine(policy, table, config, facts, row_of, source, skip_zero=skip_zero)
+        if isinstance(world, LearningWorld) and world.batch is None:
+            world.batch = batch  # the same rollouts in smaller groups move the model no further
+        self.engine: Any  # the package's engine, or verl's filter in its place
+        if peer:
+            self.engine = VerlFilter(config, table, facts, row_of, source, policy=policy)
+        else:
+            self.engine = make_engine(policy, table, config, facts, row_of, source, skip_zero=skip_zero, mode=mode)
         self.step = 0
         self.requests: list[Requests] = []
         self.truth: list[np.ndarray] = []
@@ -111,13 +140,23 @@ class Simulation:
         self.step += 1
         self.requests, self.truth = [], []
         requests = self.engine.begin(self.step)
-        while requests is not None:
-            self.requests.append(requests)
-            self.truth.append(self.world.rates(requests.index))
-            requests = self.engine.receive(self.world.roll(requests))
+        if isinstance(self.engine, AsyncEngine):
+            self.clock.go_on(self.engine, requests, self._answer)
+            self.engine.take(self.engine.count)
+        elif self.clock is not None:
+            self.clock.generate(self.engine, requests, self._answer)
+        else:
+            while requests is not None:
+                requests = self.engine.receive(self._answer(requests))
         result = self.engine.finish()
         self.world.learn(result, self.engine.policy, self.step)
         return result
+
+    def _answer(self, requests: Requests) -> Groups:
+        """What the world makes of requests, which are noted."""
+        self.requests.append(requests)
+        self.truth.append(self.world.rates(requests.index))
+        return self.world.roll(requests)
 
     def _why(self) -> str:
         if self.fixed and self.step >= self.steps:
@@ -140,7 +179,8 @@ def make_simulation(
     """A run of a preset or a reference.
 
     Args:
-        preset: ``"greso"``, ``"greso adaptive.sampler.p_easy=0.3"``, ``oracle`` or ``oracle_best``.
+        preset: ``"greso"``, ``"greso adaptive.sampler.p_easy=0.3"``, ``oracle``, ``oracle_best``, or
+            ``verl_filter_groups``.
         world: the prompts.
         batch, n, steps, seed: as :class:`Simulation`.
         budget: rollouts to generate; None: exactly ``steps`` steps.
@@ -152,7 +192,11 @@ def make_simulation(
     """
     words = split_words(preset)
     sampler: Sampler | None = None
-    if words[0] in REFERENCES:
+    if words[0] in PEERS:
+        if len(words) > 1:
+            raise AdaptiveError(f"{words[0]} takes no overrides: it is verl's own filter, with verl's defaults")
+        config, more = compose_preset(["grpo"]), {**more, "peer": True}
+    elif words[0] in REFERENCES:
         if len(words) > 1:
             raise AdaptiveError(f"{words[0]} takes no overrides: it is a reference, plain GRPO on the prompts it picks")
         sampler = Oracle() if words[0] == "oracle" else OracleBest()

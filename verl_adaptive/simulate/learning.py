@@ -113,6 +113,7 @@ class LearningWorld(StaticWorld):
         self.topic = np.zeros(self.config.topics)
         self.own = np.zeros(self.size)
         self.touched = np.zeros(self.size, dtype=np.int32)
+        self.batch: int | None = None  # groups of a step of plain GRPO; None: of the policy's
         self.step = 0
 
     def rates(self, index: np.ndarray | slice = slice(None)) -> np.ndarray:
@@ -127,7 +128,7 @@ class LearningWorld(StaticWorld):
     def learn(self, result: StepResult, policy: Policy, step: int) -> None:
         c, groups = self.config, result.groups
         rows = int((result.trains | result.ghost).sum())
-        batch = policy.sampler.facts.batch
+        batch = self.batch or policy.sampler.facts.batch
         if c.rate == c.spill == 0 or not rows:
             self.step = step
             return

@@ -10,17 +10,19 @@ from importlib.resources import files
 from verl_adaptive.config import AdaptiveConfig
 from verl_adaptive.errors import AdaptiveError, ConfigError
 
-__all__ = ["REFERENCES", "compose_preset", "preset_names", "split_words"]
+__all__ = ["PEERS", "REFERENCES", "compose_preset", "preset_names", "split_words"]
 
 #: References that no command line of verl can name: they see the true pass rates.
 REFERENCES = ("oracle", "oracle_best")
+
+#: What verl does by itself: no policy of this package (:mod:`verl_adaptive.simulate.verl_filter`).
+PEERS = ("verl_filter_groups",)
 
 
 def preset_names() -> list[str]:
     """Shipped presets."""
     folder = files("hydra_configs.verl_adaptive.adaptive")
-    names = (f.name.removesuffix(".yaml") for f in folder.iterdir() if f.name.endswith(".yaml"))
-    return sorted(name for name in names if name != "base")
+    return sorted(f.name.removesuffix(".yaml") for f in folder.iterdir() if f.name.endswith(".yaml"))
 
 
 def split_words(text: str) -> list[str]:
@@ -66,8 +68,10 @@ def compose_preset(words: Sequence[str], more: Sequence[str] = ()) -> AdaptiveCo
             plain = OmegaConf.to_container(made.adaptive, resolve=True)
     except (HydraException, OmegaConfBaseException, ValueError) as error:
         if name not in preset_names():
-            near = difflib.get_close_matches(name, [*preset_names(), *REFERENCES], n=1)
-            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join([*preset_names(), *REFERENCES])}"
+            near = difflib.get_close_matches(name, [*preset_names(), *REFERENCES, *PEERS], n=1)
+            hint = (
+                f"did you mean {near[0]}?" if near else f"there are {', '.join([*preset_names(), *REFERENCES, *PEERS])}"
+            )
             raise ConfigError("--preset", name, f"no such preset; {hint}") from None
         words = " ".join([name, *overrides])
         raise AdaptiveError(f"{words}: {error}; overrides of one preset go into its own quotes") from error

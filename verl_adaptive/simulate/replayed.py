@@ -26,7 +26,7 @@ from verl_adaptive.rng import Draw
 from verl_adaptive.samplers.beta import draw_beta
 from verl_adaptive.simulate.learning import LearningConfig, LearningWorld
 from verl_adaptive.simulate.traces import Trace
-from verl_adaptive.simulate.worlds import StaticWorld, World
+from verl_adaptive.simulate.worlds import StaticWorld
 
 if TYPE_CHECKING:
     from verl_adaptive.engine import StepResult
@@ -130,7 +130,7 @@ class ReplayedWorld(StaticWorld):
         self._now = float(min(self.times[0] + step, self.times[-1]))
 
 
-def make_replayed(trace: Trace, config: ReplayConfig, seed: int) -> World:
+def make_replayed(trace: Trace, config: ReplayConfig, seed: int) -> StaticWorld:
     """The trace as a world."""
     times, knots = knot_rates(trace, config, seed)
     known = np.isfinite(trace.tokens)

@@ -20,6 +20,7 @@ from verl_adaptive.stats.keys import KEY_DTYPE
 if TYPE_CHECKING:
     from verl_adaptive.engine import Requests, StepResult
     from verl_adaptive.roles import Policy
+    from verl_adaptive.simulate.lengths import Lengths
 
 __all__ = ["StaticWorld", "Stream", "World", "draw_groups", "number_keys"]
 
@@ -122,6 +123,7 @@ class StaticWorld:
         keys: ``KEY_DTYPE`` ``(M,)``; default: numbered.
         sources: data sources by name, ``(M,)``; default: not known.
         tokens, low, high, failure: as :func:`draw_groups`; ``tokens`` may be an array over the prompts.
+        lengths: how long answers are, in place of ``tokens``.
     """
 
     def __init__(
@@ -135,26 +137,32 @@ class StaticWorld:
         low: float = 0.0,
         high: float = 1.0,
         failure: float = 0.0,
+        lengths: Lengths | None = None,
     ) -> None:
         self.p = np.asarray(p, dtype=np.float64)
         self.size, self.seed, self.low, self.high, self.failure = len(self.p), seed, low, high, failure
         self.keys = number_keys(self.size) if keys is None else keys
         self.sources = sources
         self.tokens = np.asarray(tokens, dtype=np.float64)
+        self.lengths = lengths
 
     def rates(self, index: np.ndarray | slice = slice(None)) -> np.ndarray:
         return self.p[index]
 
     def roll(self, requests: Requests) -> Groups:
-        return draw_groups(
+        rates = self.rates(requests.index)
+        groups = draw_groups(
             requests,
-            self.rates(requests.index),
+            rates,
             self.seed,
             tokens=self.tokens[requests.index] if self.tokens.ndim else float(self.tokens),
             low=self.low,
             high=self.high,
             failure=self.failure,
         )
+        if self.lengths is not None:
+            groups.tokens = self.lengths.draw(groups, rates)
+        return groups
 
     def learn(self, result: StepResult, policy: Policy, step: int) -> None:
         """Nothing is learned."""

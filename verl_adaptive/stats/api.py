@@ -62,7 +62,7 @@ def _reading(where: str) -> Iterator[None]:
         raise
     except (
         *(SQLAlchemyError, pa.ArrowException, ValueError, TypeError, OverflowError, LookupError),
-        *(AttributeError, RecursionError),
+        *(AttributeError, RecursionError, TimeoutError),
     ) as error:
         cause = getattr(error, "orig", None) or error
         raise JournalError(f"{where} cannot be read: {type(cause).__name__}: {cause}") from error
@@ -85,13 +85,13 @@ class Store:
         self._run = found.run
         self._reader: JournalReader | None = None
         if found.kind == "journal":
-            from verl_adaptive.stats.database import make_engine, shown
+            from verl_adaptive.stats.database import open_backend, shown
             from verl_adaptive.stats.reader import JournalReader
 
-            engine = make_engine(found.where, read_only=True)
-            self.where = shown(engine.url)
+            backend = open_backend(found.where, read_only=True)
+            self.where = shown(backend.engine.url)
             with _reading(self.where):
-                self._reader = JournalReader(engine)
+                self._reader = JournalReader(backend)
 
     def __enter__(self) -> Store:
         return self
@@ -192,19 +192,19 @@ class Store:
 
     # -- prompts --------------------------------------------------------------------------------------------------
 
-    def table(self, run: str | None = None, *, tolerance: float = 0.0, threshold: float = 0.5) -> StatsTable:
+    def table(self, run: str | None = None, *, tolerance: float = 0.0) -> StatsTable:
         """The statistics table: a snapshot's, or the one that a journal's live line adds up to.
 
         Args:
             run: needed if a journal has several.
-            tolerance, threshold: as in :meth:`StatsTable.observe`; a journal keeps each group's lowest and highest
-                signal and decides with these what had zero variance.
+            tolerance: as in :meth:`StatsTable.observe`; a journal keeps each group's lowest and highest signal and
+                decides with these what had zero variance.
         """
         if self._reader is None:
             return read_snapshot(self.where)[0]
         name = self._named(run)
         with _reading(self.where):
-            return self._reader.replay(name, tolerance=tolerance, threshold=threshold)
+            return self._reader.replay(name, tolerance=tolerance)
 
     def prompts_arrow(self, run: str | None = None, *, tolerance: float = 0.0) -> pa.Table:
         """One row a prompt: ``key`` (16 bytes), ``source`` (its name), every column of the table, ``pass_rate``."""

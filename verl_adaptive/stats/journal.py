@@ -14,27 +14,27 @@ import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from sqlalchemy import Connection, Engine, func, insert, select
+from sqlalchemy import Connection, func, insert, select
 from sqlalchemy.exc import DataError, IntegrityError, SQLAlchemyError
 
 from verl_adaptive.groups import Groups
+from verl_adaptive.redact import redact
 from verl_adaptive.stats import schema
+from verl_adaptive.stats.backends import Backend
 from verl_adaptive.stats.bulk import insert_columns
-from verl_adaptive.stats.checkpointer import Checkpointer
-from verl_adaptive.stats.database import make_engine, parse_url, sqlite_path
+from verl_adaptive.stats.database import open_backend, parse_url
 from verl_adaptive.stats.index import KeyIndex
 from verl_adaptive.stats.keys import KEY_DTYPE, keys_bytes, sort_order
-from verl_adaptive.stats.locks import FileLock, JournalBusy, lock_postgres
-from verl_adaptive.stats.reader import OBSERVATIONS, JournalReader, Segment
-from verl_adaptive.stats.schema import JournalError
+from verl_adaptive.stats.reader import OBSERVATIONS, JournalReader
+from verl_adaptive.stats.schema import JournalBusy, JournalError
 from verl_adaptive.stats.snapshot import package_version
 
 __all__ = ["Journal", "JournalBusy", "JournalError", "JournalHealth"]
@@ -43,7 +43,14 @@ _LOG = logging.getLogger(__name__)
 
 _CATCH_UP = 8  # older steps written beside a new one; catching up must not stall training either
 _RETRY = 0.05  # seconds between two tries for a lock
-_LONGEST_PAUSE = 16  # commits between two attempts while the database stays away
+# Seconds after which a transaction is given up, whatever the database's own limits are.
+_WRITE_CEILING = 10.0
+_START_CEILING = 60.0  # opening may upgrade the tables
+_CATCH_UP_FOR = 1.0  # seconds after which a commit leaves older steps to the next one
+_LONGEST_PAUSE = 60.0  # seconds between two attempts while the database stays away
+_SLOW = 9.0  # and no attempt before the last one's duration has passed so many times: a tenth of the time at most
+
+_clock = time.monotonic
 
 
 @dataclass(frozen=True)
@@ -98,7 +105,7 @@ class _Record:
         return {"branch_id": [branch_id] * size, "step": [self.step] * size, "seq": list(range(size)), **lists}
 
 
-class _TakenOver(Exception):
+class _TakenOver(JournalError):
     """Another writer has started a newer branch of this run."""
 
 
@@ -138,24 +145,24 @@ class Journal:
         branch_id, attempt: the branch that is written to; ``attempt`` counts a run's branches from 0.
     """
 
-    def __init__(self, engine: Engine, run_id: str, read_only: bool, backlog: int) -> None:
+    def __init__(self, backend: Backend, run_id: str, backlog: int, meta: Mapping[str, Any]) -> None:
         self.run_id = run_id
         self.branch_id = -1
         self.attempt = -1
-        self._engine = engine
-        self._read_only = read_only
+        self._backend = backend
+        self._engine = backend.engine
+        self._read_only = backend.read_only
         self._limit = backlog
+        self._meta = dict(meta)
         self._mutex = threading.RLock()
         self._connection: Connection | None = None
-        self._file_lock: FileLock | None = None
-        self._checkpointer = Checkpointer(engine) if engine.dialect.name == "sqlite" and not read_only else None
-        self._server_process: int | None = None
         self._queue: deque[_Record] = deque()
         self._lost: list[tuple[int, int]] = []  # given up, in this process's life
         self._unsaid: list[tuple[int, int, str]] = []  # of those, not yet in the `gaps` table
         self._error: str | None = None
         self._failures = 0
-        self._pause = 0
+        self._not_before = -math.inf  # of the next attempt, on `_clock`
+        self._gone = False  # the database that was written to is not where it was
         self._written: int | None = None
         self._newest: int | None = None  # the last step written or waiting
         self._known = KeyIndex()  # prompts this process has registered
@@ -193,88 +200,103 @@ class Journal:
         """
         if not run_id or len(run_id) > 255:
             raise JournalError(f"adaptive.store.run_id={run_id!r}: 1 to 255 characters are needed")
-        parsed = parse_url(url)
-        where = parsed.render_as_string()
+        where = parse_url(url).render_as_string()
         journal = None
         try:
-            engine = make_engine(parsed, read_only=read_only, application=f"verl-adaptive {run_id}")
-            journal = cls(engine, run_id, read_only, backlog)
+            backend = open_backend(url, read_only=read_only, application=f"verl-adaptive {run_id}")
+            journal = cls(backend, run_id, backlog, meta or {})
             if read_only:
-                JournalReader(engine)
+                JournalReader(backend)
             else:
-                if parsed.get_backend_name() == "sqlite":
-                    journal._lock_file(sqlite_path(parsed), patience)
-                journal._start(dict(meta or {}), patience)
+                _patiently(patience, lambda: backend.lock(run_id))
+                journal._start(patience)
             return journal
         except (SQLAlchemyError, OSError) as error:
             if journal is not None:
-                journal._drop()
-                journal._unlock()
+                journal._abandon()
             raise JournalError(
                 f"the journal {where} cannot be opened: {_cause(error)}. Check adaptive.store.url; statistics for "
                 "resume are in the checkpoints, so a damaged journal file can be moved away"
             ) from error
         except BaseException:
             if journal is not None:
-                journal._drop()
-                journal._unlock()
+                journal._abandon()
             raise
 
-    def _lock_session(self, connection: Connection, patience: float) -> int:
-        while True:
-            try:
-                return lock_postgres(connection, self.run_id, self._server_process)
-            except JournalBusy:  # by a session that has ended but whose server process has not noticed yet, perhaps
-                if patience <= 0:
-                    raise
-                patience -= _RETRY
-                time.sleep(_RETRY)
+    @contextmanager
+    def _transaction(self, connection: Connection, seconds: float | None = None) -> Iterator[None]:
+        """Every transaction of a writer: one that the database does not answer ends all the same.
+
+        Raises:
+            TimeoutError: no answer within ``seconds`` (those of a step's commit by default).
+        """
+        with self._backend.ceiling(_WRITE_CEILING if seconds is None else seconds, connection), connection.begin():
+            yield
 
     def _connect(self, patience: float = 0.2) -> Connection:
+        if self.branch_id >= 0 and not self._gone and not self._backend.intact(self._connection is not None):
+            _LOG.warning(
+                "journal of run %r: %s was deleted, moved or replaced while it was being written; going on in a new one",
+                self.run_id,
+                self._engine.url.render_as_string(),
+            )
+            self._drop()
+            self._gone = True
         if self._connection is None:
-            connection = self._engine.connect()
-            try:
-                if connection.dialect.name == "postgresql":
-                    with connection.begin():
-                        self._server_process = self._lock_session(connection, patience)
-            except BaseException:
-                connection.close()
-                raise
+            with self._backend.ceiling(_WRITE_CEILING):
+                connection = self._engine.connect()
+                try:
+                    # A session that has ended may hold the lock until its server process notices.
+                    _patiently(patience, lambda: self._backend.connected(connection, self.run_id))
+                except BaseException:
+                    connection.close()
+                    raise
             self._connection = connection
+            if self.branch_id >= 0 and (self._gone or not self._known_here(connection)):
+                self._begin_again(connection)
         return self._connection
 
-    def _lock_file(self, path: Path, patience: float) -> None:
-        """A killed writer's lock may outlive it by a moment (NFS); somebody else's does not go away by waiting."""
-        while True:
-            try:
-                self._file_lock = FileLock(path, self.run_id)
-                return
-            except JournalBusy:
-                if patience <= 0:
-                    raise
-                patience -= _RETRY
-                time.sleep(_RETRY)
-
-    def _start(self, meta: dict[str, Any], patience: float) -> None:
+    def _start(self, patience: float) -> None:
         connection = self._connect(patience)
-        with connection.begin():
-            found = schema.migrate(connection)
-            if found is not None and found != schema.SCHEMA_VERSION:
-                _LOG.info("journal upgraded from schema %d to %d", found, schema.SCHEMA_VERSION)
-            if (
-                connection.execute(select(schema.runs.c.run_id).where(schema.runs.c.run_id == self.run_id)).first()
-                is None
-            ):
-                row = {
-                    "run_id": self.run_id,
-                    "created_at": time.time(),
-                    "package": package_version(),
-                    "meta": _json(meta),
-                }
-                connection.execute(insert(schema.runs), row)
-            newest = self._newest_branch(connection)
-            self.branch_id, self.attempt = newest or self._branch(connection, None, None)
-            self._written = self._newest = self._last_step(connection)
+
+        def start() -> None:
+            with self._transaction(connection, _START_CEILING):
+                self._find_run(connection)
+                self._written = self._newest = self._last_step(connection)
+
+        _patiently(patience, start)
+
+    def _find_run(self, connection: Connection) -> None:
+        """Within a transaction: the run's newest branch, made if it is not there."""
+        found = schema.migrate(connection, self._backend)
+        if found is not None and found != schema.SCHEMA_VERSION:
+            _LOG.info("journal upgraded from schema %d to %d", found, schema.SCHEMA_VERSION)
+        self._backend.claim(connection, self.run_id)
+        r = schema.runs
+        if connection.execute(select(r.c.run_id).where(r.c.run_id == self.run_id)).first() is None:
+            row = {"run_id": self.run_id, "created_at": time.time(), "package": package_version()}
+            connection.execute(insert(r), {**row, "meta": _json(self._meta)})
+        self.attempt = -1
+        self.branch_id, self.attempt = self._newest_branch(connection) or self._branch(connection, None, None)
+
+    def _known_here(self, connection: Connection) -> bool:
+        """Whether a new connection leads to a database that has this run."""
+        b = schema.branches
+        with self._transaction(connection):
+            if schema.read_version(connection, self._backend) is None:
+                return False
+            mine = select(b.c.branch_id).where(b.c.branch_id == self.branch_id, b.c.run_id == self.run_id)
+            return connection.execute(mine).first() is not None
+
+    def _begin_again(self, connection: Connection) -> None:
+        """Go on in a database that lacks what was written: a new file, or an older copy that was put in its place."""
+        with self._transaction(connection, _START_CEILING):
+            self._find_run(connection)
+        self._known, self._known_keys = KeyIndex(), np.empty(0, dtype=KEY_DTYPE)
+        newest, written = self._newest, self._written
+        reason = "the journal was deleted, moved or replaced while training wrote to it"
+        self._rewind(connection, written or 0, reason)
+        self._newest, self._gone = newest, False
 
     def _newest_branch(self, connection: Connection) -> tuple[int, int] | None:
         """``(branch_id, attempt)``."""
@@ -315,25 +337,24 @@ class Journal:
             except SQLAlchemyError as error:
                 _LOG.debug("closing a broken connection: %s", error)
 
-    def _unlock(self) -> None:
-        if self._file_lock is not None:
-            self._file_lock.release()
-            self._file_lock = None
+    def _abandon(self) -> None:
+        """Let go of everything after a failed start."""
+        self._drop()
+        self._backend.release(None, self.run_id)
 
     def close(self) -> None:
         """Write what is waiting, say what cannot be written, and give the lock back."""
         with self._mutex:
-            if not self._read_only and self._queue and not self.flush():
-                _LOG.warning("journal of run %r closed incomplete: %s", self.run_id, self.health())
+            if not self._read_only:
+                if self._queue and not self.flush():
+                    _LOG.warning("journal of run %r closed incomplete: %s", self.run_id, self.health())
+                self._backend.release(self._connection, self.run_id)
             if self._connection is not None:
                 try:
                     self._connection.close()
                 except SQLAlchemyError as error:
                     _LOG.warning("journal of run %r: closing: %s", self.run_id, _cause(error))
                 self._connection = None
-            if self._checkpointer is not None:
-                self._checkpointer.join()
-            self._unlock()
             self._engine.dispose()
 
     def __enter__(self) -> Journal:
@@ -389,8 +410,7 @@ class Journal:
             self._newest = step
             self._queue.append(record)
             self._trim()
-            if self._pause > 0:
-                self._pause -= 1
+            if _clock() < self._not_before:
                 return False
             return self._write_queue(limit=1 + _CATCH_UP)
 
@@ -415,9 +435,12 @@ class Journal:
             self._unsaid.append((step, step, reason))
 
     def _write_queue(self, limit: int | None) -> bool:
-        written = 0
-        while self._queue and (limit is None or written < limit):
+        written, began = 0, _clock()
+        while self._queue and (
+            limit is None or (written < limit and (not written or _clock() < began + _CATCH_UP_FOR))
+        ):
             record = self._queue[0]
+            tried = _clock()
             try:
                 self._write(self._connect(), record)
             except (IntegrityError, DataError) as error:
@@ -427,30 +450,32 @@ class Journal:
                 if record.branch_from is not None and self._queue:
                     self._queue[0].branch_from = record.branch_from
                 continue
-            except (SQLAlchemyError, JournalError, OSError, _TakenOver) as error:
-                self._failed(error)
+            except (SQLAlchemyError, JournalError, OSError) as error:
+                self._failed(error, _clock() - tried)
                 return False
             written += 1
-            if self._checkpointer is not None:
-                self._checkpointer.committed()
+            self._backend.committed()
             self._queue.popleft()
             self._written = record.step
+        self._error = None
         if self._failures and not self._queue:
             _LOG.warning("journal of run %r has caught up: %s", self.run_id, self.health())
-            self._failures = 0
-        self._error = None
+            self._failures, self._not_before = 0, -math.inf
         return not self._queue
 
-    def _failed(self, error: Exception) -> None:
+    def _failed(self, error: Exception, took: float) -> None:
         self._drop()
         self._error = _cause(error)
         self._failures += 1
-        self._pause = min(2 ** min(self._failures, 10) - 2, _LONGEST_PAUSE)
+        # The first failure may be a connection that has ended: again with the next commit, unless it cost time.
+        pause = min(2.0 ** min(self._failures, 10) - 2, _LONGEST_PAUSE)
+        self._not_before = _clock() + max(pause, _SLOW * took if took > 1 else 0)
         if self._failures & (self._failures - 1) == 0:  # 1st, 2nd, 4th, 8th … failure in a row
             _LOG.warning("journal of run %r: training goes on without it for now: %s", self.run_id, self.health())
 
     def _write(self, connection: Connection, record: _Record) -> None:
-        with connection.begin():
+        with self._transaction(connection):
+            self._backend.still_ours(connection, self.run_id)
             branch_id, attempt = self._own_branch(connection, record)
             s = schema.steps
             done = connection.execute(
@@ -469,8 +494,8 @@ class Journal:
                         "scalars": record.scalars,
                     },
                 )
-                insert_columns(connection, schema.observations, record.values(branch_id))
-            insert_columns(connection, schema.prompts, self._fresh_prompts(record), unless=("key",))
+                insert_columns(self._backend, connection, schema.observations, record.values(branch_id))
+            insert_columns(self._backend, connection, schema.prompts, self._fresh_prompts(record), unless=("key",))
             for first, last, reason in self._unsaid:
                 row = {"branch_id": branch_id, "first_step": first, "last_step": last, "reason": reason}
                 self._note_gap(connection, row)
@@ -519,17 +544,18 @@ class Journal:
             if self._queue and not self.flush():
                 raise JournalError(f"the journal cannot be rewound to step {step}: {self._error}")
             try:
-                self._rewind(self._connect(), step)
-            except (SQLAlchemyError, _TakenOver) as error:
+                self._rewind(self._connect(), step, f"not in the journal when training resumed after step {step}")
+            except (SQLAlchemyError, OSError, JournalError) as error:
                 self._drop()
                 raise JournalError(f"the journal cannot be rewound to step {step}: {_cause(error)}") from error
             self._lost = [(first, min(last, step)) for first, last in self._lost if first <= step]
             self._unsaid = [(first, min(last, step), why) for first, last, why in self._unsaid if first <= step]
-            self._error, self._failures, self._pause = None, 0, 0
+            self._error, self._failures, self._not_before = None, 0, -math.inf
 
-    def _rewind(self, connection: Connection, step: int) -> None:
+    def _rewind(self, connection: Connection, step: int, reason: str) -> None:
         branch_id, attempt = self.branch_id, self.attempt
-        with connection.begin():
+        with self._transaction(connection):
+            self._backend.still_ours(connection, self.run_id)
             newest = self._newest_branch(connection)
             if newest is None or newest[0] != self.branch_id:
                 raise _TakenOver(f"another process has continued run {self.run_id!r}")
@@ -540,7 +566,6 @@ class Journal:
             elif step > 0 and last != step:
                 first = 1 if last is None else last + 1
                 self._lost = _merged([*self._lost, (first, step)])
-                reason = f"not in the journal when training resumed after step {step}"
                 _LOG.warning("journal of run %r lacks steps %d to %d: %s", self.run_id, first, step, reason)
                 row = {"branch_id": branch_id, "first_step": first, "last_step": step, "reason": reason}
                 self._note_gap(connection, row)
@@ -577,9 +602,9 @@ class Journal:
                         "text": [None if texts is None else _clean(texts[i]) for i in part.tolist()],
                     }
                     connection = self._connect()
-                    with connection.begin():
-                        insert_columns(connection, schema.prompts, rows, unless=("key",))
-            except SQLAlchemyError as error:
+                    with self._transaction(connection):
+                        insert_columns(self._backend, connection, schema.prompts, rows, unless=("key",))
+            except (SQLAlchemyError, OSError, JournalError) as error:
                 self._drop()
                 raise JournalError(f"prompts cannot be registered: {_cause(error)}") from error
             self._remember(keys)
@@ -605,10 +630,9 @@ class Journal:
         self._known_keys[len(self._known) : room] = unknown
         self._known.append(self._known_keys[:room])
 
-    @staticmethod
-    def _note_gap(connection: Connection, gap: dict[str, Any]) -> None:
+    def _note_gap(self, connection: Connection, gap: dict[str, Any]) -> None:
         columns = {name: [value] for name, value in gap.items()}
-        insert_columns(connection, schema.gaps, columns, unless=("branch_id", "first_step"))
+        insert_columns(self._backend, connection, schema.gaps, columns, unless=("branch_id", "first_step"))
 
     # -- reading --------------------------------------------------------------------------------------------------
 
@@ -626,7 +650,7 @@ class Journal:
 
     def reader(self) -> JournalReader:
         """Read-only access to the whole database, on connections of its own."""
-        return JournalReader(make_engine(self._engine.url, read_only=True))
+        return JournalReader(open_backend(self._backend.url, read_only=True))
 
     def history(
         self, run: str | None = None, *, first_step: int | None = None, last_step: int | None = None
@@ -638,10 +662,6 @@ class Journal:
         """
         pages = list(self.reader().observations(run or self.run_id, first_step=first_step, last_step=last_step))
         return pa.concat_tables(pages) if pages else OBSERVATIONS.empty_table()
-
-    def lineage(self) -> list[Segment]:
-        """The live line of this run as branches, oldest first."""
-        return self.reader().live(self.run_id)
 
 
 def _record(
@@ -696,8 +716,24 @@ def _merged(intervals: list[tuple[int, int]]) -> list[tuple[int, int]]:
     return out
 
 
+def _patiently(patience: float, action: Callable[[], None]) -> None:
+    """Do something that another writer may be in the way of, again and again for ``patience`` seconds.
+
+    A killed writer's lock may outlive it by a moment; somebody else's does not go away by waiting.
+    """
+    while True:
+        try:
+            return action()
+        except JournalBusy:
+            if patience <= 0:
+                raise
+            patience -= _RETRY
+            time.sleep(_RETRY)
+
+
 def _cause(error: BaseException) -> str:
-    """The database's own words, without SQLAlchemy's frame around them."""
-    original = getattr(error, "orig", None)
-    text = str(original if original is not None else error).strip().splitlines()
-    return f"{type(original or error).__name__}: {text[0] if text else '(no message)'}"
+    """The database's own words, without SQLAlchemy's frame around them and without secrets."""
+    original = getattr(error, "orig", None) or error
+    text = redact(original).strip().splitlines()
+    said = text[0] if text else "(no message)"
+    return said if isinstance(original, JournalError) else f"{type(original).__name__}: {said}"

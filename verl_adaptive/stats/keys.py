@@ -30,12 +30,14 @@ __all__ = [
     "KEY_DTYPE",
     "DuplicateReport",
     "custom_key",
+    "dataset_identity",
     "dataset_keys",
     "duplicates",
     "fingerprint",
     "key_hex",
     "keys_array",
     "keys_bytes",
+    "media_of",
     "parse_hex",
     "prompt_key",
 ]
@@ -44,7 +46,7 @@ KEY_DTYPE = np.dtype([("hi", "<u8"), ("lo", "<u8")])
 """A key as two unsigned words; sorting by (hi, lo) is sorting by the 16 bytes, and by their hex form."""
 
 MEDIA_FIELDS = ("images", "videos", "audios")
-"""Fields of a row that hold what a placeholder such as ``<image>`` in the messages stands for."""
+"""Fields of a row that hold what a placeholder such as ``<image>`` in the messages stands for, verl's default names."""
 
 # The `person` field of BLAKE2b keeps the two kinds of key, and later versions of the encoding, apart.
 _CONTENT = b"verl-adaptive.p1"
@@ -189,8 +191,14 @@ def prompt_key(data_source: Any, messages: Any, ground_truth: Any, media: Any = 
     Raises:
         TypeError: a value has no canonical form (an arbitrary object).
     """
-    parts = (data_source, messages, ground_truth) if media is None else (data_source, messages, ground_truth, media)
-    return hashlib.blake2b(_canonical(parts), digest_size=16, person=_CONTENT).digest()
+    parts = [data_source, messages, ground_truth] if media is None else [data_source, messages, ground_truth, media]
+    return _content_key([_canonical(part) for part in parts])
+
+
+def _content_key(parts: Sequence[bytes]) -> bytes:
+    """The key of content whose parts are encoded already: that of their sequence."""
+    whole = b"l" + len(parts).to_bytes(8, "big") + b"".join(parts)
+    return hashlib.blake2b(whole, digest_size=16, person=_CONTENT).digest()
 
 
 def custom_key(value: Any) -> bytes:
@@ -269,6 +277,33 @@ def dig(row: Mapping[str, Any], path: str) -> Any:
     return value
 
 
+def _media_columns(media_keys: Mapping[str, str] | None) -> dict[str, str]:
+    """The column of each of :data:`MEDIA_FIELDS`."""
+    given = dict(media_keys or {})
+    unknown = set(given) - set(MEDIA_FIELDS)
+    if unknown:
+        raise ValueError(f"media are {', '.join(MEDIA_FIELDS)}, not {', '.join(sorted(unknown))}")
+    return {name: given.get(name, name) for name in MEDIA_FIELDS}
+
+
+def media_of(row: Mapping[str, Any], media_keys: Mapping[str, str] | None = None) -> dict[str, Any] | None:
+    """Images, videos and audios of a row, as stored and by verl's default names, so that a column may be renamed.
+
+    Args:
+        row: a row of a data set.
+        media_keys: the columns that ``images``, ``videos`` and ``audios`` are in (``data.image_key`` and so on), where
+            they are not called that.
+
+    Returns:
+        None if there are none.
+
+    Raises:
+        ValueError: ``media_keys`` names something else.
+    """
+    found = {name: row[column] for name, column in _media_columns(media_keys).items() if row.get(column) is not None}
+    return found or None
+
+
 def _leaves(row: Mapping[str, Any], prefix: str = "", depth: int = 0) -> list[str]:
     out = []
     for name, value in row.items():
@@ -295,6 +330,7 @@ def dataset_keys(
     prompt_key: str = "prompt",
     id_key: str | None = None,
     with_answer: bool = True,
+    media_keys: Mapping[str, str] | None = None,
 ) -> np.ndarray:
     """One key a row of a data set, in its order.
 
@@ -304,6 +340,7 @@ def dataset_keys(
         prompt_key: the field that holds the messages (verl's ``data.prompt_key``).
         id_key: dotted path of the user's own identifier (``adaptive.id_key``), used instead of the content.
         with_answer: ``False`` leaves the ground truth out, which finds one question with two answers.
+        media_keys: as :func:`media_of`.
 
     Returns:
         Array of :data:`KEY_DTYPE`, shape ``(rows,)``.
@@ -311,32 +348,65 @@ def dataset_keys(
     Raises:
         ValueError: a row lacks the messages or the identifier; the message names the row and what it does have.
     """
-    make = globals()["prompt_key"]  # the argument of the same name hides the function
-    roots = {"data_source", prompt_key, "reward_model", *MEDIA_FIELDS}
     if id_key is not None:
-        roots |= {id_key, id_key.split(".")[0]}
-    keys: list[bytes] = []
-    columns = getattr(rows, "column_names", None)
-    if columns is not None and id_key is not None and not {id_key, id_key.split(".")[0]} & set(columns):
-        raise ValueError(f"adaptive.id_key={id_key!r} is not in the data set; it has: {', '.join(columns)}")
-    for number, row in enumerate(_stored_rows(rows, roots)):
-        if id_key is not None:
-            value = dig(row, id_key)
-            if value is None:
-                raise ValueError(
-                    f"adaptive.id_key={id_key!r}: row {number} has no such value; it has: {', '.join(_leaves(row))}"
-                )
-            keys.append(custom_key(value))
-            continue
+        return keys_array([custom_key(value) for value in _identifiers(rows, id_key)])
+    contents = _contents(rows, prompt_key, media_keys)
+    return keys_array([_content_key(parts if with_answer else _question(parts)) for parts in contents])
+
+
+def dataset_identity(
+    rows: Iterable[Mapping[str, Any]], *, prompt_key: str = "prompt", media_keys: Mapping[str, str] | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """:func:`dataset_keys` with and without the answer, in one pass over the rows.
+
+    Args:
+        rows, prompt_key, media_keys: as there.
+
+    Returns:
+        Two arrays of :data:`KEY_DTYPE`, shape ``(rows,)``.
+
+    Raises:
+        ValueError: as there.
+    """
+    keys, questions = [], []
+    for parts in _contents(rows, prompt_key, media_keys):
+        keys.append(_content_key(parts))
+        questions.append(_content_key(_question(parts)))
+    return keys_array(keys), keys_array(questions)
+
+
+def _question(parts: Sequence[bytes]) -> list[bytes]:
+    return [*parts[:2], _encode(None), *parts[3:]]
+
+
+def _contents(
+    rows: Iterable[Mapping[str, Any]], prompt_key: str, media_keys: Mapping[str, str] | None
+) -> Iterator[list[bytes]]:
+    """What makes a row's identity, encoded: data source, messages, answer, and media if there are any."""
+    columns = {"data_source", prompt_key, "reward_model", *_media_columns(media_keys).values()}
+    for number, row in enumerate(_stored_rows(rows, columns)):
         messages = row.get(prompt_key)
         if messages is None:
             raise ValueError(
                 f"data.prompt_key={prompt_key!r}: row {number} has no such value; it has: {', '.join(_leaves(row))}"
             )
-        media = {name: row[name] for name in MEDIA_FIELDS if row.get(name) is not None}
-        answer = dig(row, "reward_model.ground_truth") if with_answer else None
-        keys.append(make(row.get("data_source"), messages, answer, media or None))
-    return keys_array(keys)
+        media = media_of(row, media_keys)
+        parts = [row.get("data_source"), messages, dig(row, "reward_model.ground_truth")]
+        yield [_canonical(part) for part in (parts if media is None else [*parts, media])]
+
+
+def _identifiers(rows: Iterable[Mapping[str, Any]], id_key: str) -> Iterator[Any]:
+    """The user's own identifier of every row."""
+    roots, columns = {id_key, id_key.split(".")[0]}, getattr(rows, "column_names", None)
+    if columns is not None and not roots & set(columns):
+        raise ValueError(f"adaptive.id_key={id_key!r} is not in the data set; it has: {', '.join(columns)}")
+    for number, row in enumerate(_stored_rows(rows, roots)):
+        value = dig(row, id_key)
+        if value is None:
+            raise ValueError(
+                f"adaptive.id_key={id_key!r}: row {number} has no such value; it has: {', '.join(_leaves(row))}"
+            )
+        yield value
 
 
 def sort_order(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -414,15 +484,19 @@ def duplicates(keys: np.ndarray, answers: Sequence[Any] | None = None, *, limit:
     order, first = sort_order(keys)
     starts = np.flatnonzero(first)
     sizes = np.diff(np.append(starts, len(keys)))
-    repeated = [order[s : s + n] for s, n in zip(starts[sizes > 1], sizes[sizes > 1], strict=True)]
-    clusters = sorted((sorted(int(i) for i in rows) for rows in repeated), key=lambda rows: rows[0])
+    more = np.flatnonzero(sizes > 1)
+    more = more[np.argsort(np.minimum.reduceat(order, starts)[more])] if len(more) else more  # by first appearance
+
+    def cluster(which: int) -> list[int]:
+        return sorted(order[starts[which] : starts[which] + sizes[which]].tolist())
+
     conflicts = []
     if answers is not None:
-        conflicts = [rows for rows in clusters if len({_encode(answers[i]) for i in rows}) > 1]
+        conflicts = [rows for rows in map(cluster, more) if len({_encode(answers[i]) for i in rows}) > 1]
     return DuplicateReport(
         rows=len(keys),
         distinct=len(starts),
-        examples=[(rows[0], rows[1:]) for rows in clusters[:limit]],
+        examples=[(rows[0], rows[1:]) for rows in map(cluster, more[:limit])],
         conflicting=len(conflicts),
         conflict_examples=[(rows[0], rows[1:]) for rows in conflicts[:limit]],
     )

@@ -47,6 +47,14 @@ def _newest_checkpoint(root: Path) -> Path | None:
     return max(steps)[1] if steps else None
 
 
+def _in_password(text: str) -> bool:
+    """Whether the last ``#`` of a URL belongs to a password that was not encoded, rather than before a run's name."""
+    head, _, tail = text.rpartition("#")
+    server, slash, _ = head.partition("://")[2].partition("/")
+    password = server.partition(":")[2]
+    return "@" in tail and "@" not in head and bool(password) and not (slash and password.isdecimal())
+
+
 def locate(source: str | os.PathLike[str], *, prefer: Literal["journal", "snapshot"] = "journal") -> Found:
     """Find out what ``source`` is.
 
@@ -62,7 +70,7 @@ def locate(source: str | os.PathLike[str], *, prefer: Literal["journal", "snapsh
     if not text.strip():
         raise StoreError("the store's name is empty; give a folder of checkpoints, a file or a database URL")
     run = None
-    if "#" in text and not os.path.exists(text):
+    if "#" in text and not _in_password(text) and not os.path.exists(text):
         text, _, run = text.rpartition("#")
     if "://" in text:
         return Found("journal", text, run)

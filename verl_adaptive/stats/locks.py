@@ -1,4 +1,4 @@
-"""One writer a run: an advisory lock that the system releases when its holder dies, however it dies."""
+"""One writer a run: a lock on a file that the system releases when its holder dies, and a name for a living process."""
 
 from __future__ import annotations
 
@@ -11,11 +11,9 @@ import os
 import socket
 from pathlib import Path
 
-from sqlalchemy import Connection, text
+from verl_adaptive.stats.schema import JournalBusy
 
-from verl_adaptive.stats.schema import JournalError
-
-__all__ = ["FileLock", "JournalBusy", "lock_number", "lock_postgres"]
+__all__ = ["FileLock", "JournalBusy", "busy", "is_running", "process_mark"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -24,11 +22,8 @@ _LOG = logging.getLogger(__name__)
 _HELD: set[tuple[int, str]] = set()
 
 
-class JournalBusy(JournalError):
-    """Another process is writing this run's journal."""
-
-
-def _busy(run_id: str, where: str, holder: str) -> JournalBusy:
+def busy(run_id: str, where: object, holder: str) -> JournalBusy:
+    """The error that a second writer gets."""
     return JournalBusy(
         f"run {run_id!r} is already being written to {where} by {holder}. Two writers would mix two trainings: stop "
         "the other one, or give this run a name of its own (adaptive.store.run_id)"
@@ -53,36 +48,51 @@ class FileLock:
     def __init__(self, database: Path, run_id: str) -> None:
         tag = hashlib.blake2b(run_id.encode(), digest_size=4).hexdigest()
         self.path = Path(f"{os.path.realpath(database)}.{tag}.lock")
+        self._run_id, self._database = run_id, database
         entry = (os.getpid(), str(self.path))
         if entry in _HELD:
-            raise _busy(run_id, str(database), "this very process")
-        self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
+            raise busy(run_id, database, "this very process")
+        self._descriptor = self._take()
+        self._entry: tuple[int, str] | None = entry
+        _HELD.add(entry)
+
+    def _take(self) -> int:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
         try:
-            fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             if error.errno in (errno.EACCES, errno.EAGAIN):
-                holder = self._holder()
-                os.close(self._descriptor)
-                raise _busy(run_id, str(database), holder) from None
+                holder = _holder(descriptor)
+                os.close(descriptor)
+                raise busy(self._run_id, self._database, holder) from None
             if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL):
-                os.close(self._descriptor)
+                os.close(descriptor)
                 raise
             _LOG.warning(
                 "%s: this file system has no locks (%s); make sure that only one process writes", self.path, error
             )
-        self._entry: tuple[int, str] | None = entry
-        _HELD.add(entry)
-        os.ftruncate(self._descriptor, 0)
-        os.pwrite(
-            self._descriptor, json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "run": run_id}).encode(), 0
-        )
+        os.ftruncate(descriptor, 0)
+        about = {"pid": os.getpid(), "host": socket.gethostname(), "run": self._run_id}
+        os.pwrite(descriptor, json.dumps(about).encode(), 0)
+        return descriptor
 
-    def _holder(self) -> str:
+    def renew(self) -> None:
+        """Make the file again if it was deleted: a lock on a file without a name keeps nobody out.
+
+        Raises:
+            JournalBusy: another process was quicker.
+        """
         try:
-            about = json.loads(os.pread(self._descriptor, 4096, 0))
-            return f"process {about['pid']} on {about['host']}"
-        except (ValueError, KeyError, TypeError, OSError):
-            return "another process"
+            there = os.stat(self.path)
+        except OSError:
+            there = None
+        mine = os.fstat(self._descriptor)
+        if there is not None and (there.st_dev, there.st_ino) == (mine.st_dev, mine.st_ino):
+            return
+        descriptor = self._take()
+        os.close(self._descriptor)
+        self._descriptor = descriptor
 
     def release(self) -> None:
         """Give the lock back; the file stays, since removing it would race with the next holder."""
@@ -92,46 +102,37 @@ class FileLock:
             self._entry = None
 
 
-def lock_number(run_id: str) -> int:
-    """The signed 64-bit number under which PostgreSQL knows a run's lock."""
-    digest = hashlib.blake2b(run_id.encode(), digest_size=8, person=b"verl-adaptive.l1").digest()
-    return int.from_bytes(digest, "big", signed=True)
+def _holder(descriptor: int) -> str:
+    try:
+        about = json.loads(os.pread(descriptor, 4096, 0))
+        return f"process {about['pid']} on {about['host']}"
+    except (ValueError, KeyError, TypeError, OSError):
+        return "another process"
 
 
-def lock_postgres(connection: Connection, run_id: str, previous: int | None = None) -> int:
-    """Take the run's advisory lock for the life of ``connection``: the server releases it when the session ends.
+def process_mark(pid: int) -> str | None:
+    """What no other process ever has: when it began, and in which life of the machine. None if there is no such process.
 
-    The journal writes through this very connection, so it can never write without the lock.
-
-    Args:
-        connection: within a transaction.
-        run_id: the run.
-        previous: number of the server process of this writer's own earlier connection. After a network failure the
-            server may believe in that one for minutes; if it holds the lock, it is ended.
-
-    Returns:
-        The number of the server process behind ``connection``.
-
-    Raises:
-        JournalBusy: another session holds the lock; the message says which.
+    Linux; elsewhere a process has no mark, and ``""`` stands for one that runs.
     """
-    number = lock_number(run_id)
-    if connection.execute(text("SELECT pg_try_advisory_lock(:n)"), {"n": number}).scalar():
-        return int(connection.execute(text("SELECT pg_backend_pid()")).scalar_one())
-    unsigned = number & 0xFFFFFFFFFFFFFFFF
-    row = connection.execute(
-        text(
-            "SELECT a.pid, a.application_name, a.client_addr FROM pg_locks l JOIN pg_stat_activity a ON a.pid = l.pid "
-            "WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1 "
-            "AND l.classid = CAST(:hi AS oid) AND l.objid = CAST(:lo AS oid) "
-            "AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())"
-        ),
-        {"hi": unsigned >> 32, "lo": unsigned & 0xFFFFFFFF},
-    ).first()
-    if row is not None and row.pid == previous:
-        connection.execute(text("SELECT pg_terminate_backend(:pid)"), {"pid": previous})
-    where = connection.engine.url.render_as_string()
-    name = (
-        f"{row[1] or 'a session'} (server process {row[0]}, client {row[2] or 'local'})" if row else "another session"
-    )
-    raise _busy(run_id, where, name)
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return None
+        except PermissionError:
+            pass
+        return ""
+    try:
+        # After the name, which may hold anything but ends with the last parenthesis: state, …, start time (22nd field).
+        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in ("Z", "X") else f"{boot} {fields[19]}"
+
+
+def is_running(pid: int, mark: str | None) -> bool:
+    """Whether the process that had ``mark`` (see :func:`process_mark`) is alive on this machine."""
+    return pid > 0 and mark is not None and process_mark(pid) == mark

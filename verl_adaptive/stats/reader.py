@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from sqlalchemy import Engine, and_, literal, select, tuple_
+from sqlalchemy import Connection, and_, literal, select, tuple_
 
 from verl_adaptive.stats import schema
+from verl_adaptive.stats.backends import Backend
 from verl_adaptive.stats.keys import KEY_DTYPE
 from verl_adaptive.stats.schema import JournalError
 from verl_adaptive.stats.table import StatsTable
+from verl_adaptive.visits import kind_of
 
 __all__ = ["OBSERVATIONS", "JournalReader", "Segment", "key_words"]
 
 _PAGE = 20_000
+_READ_CEILING = 120.0  # seconds for a page, whatever the database's own limits are
 
 OBSERVATIONS = pa.schema(
     [
@@ -87,25 +91,32 @@ class JournalReader:
     SQLite's rollback journal. Branches and steps are only ever added, which is why pages fit together.
 
     Args:
-        engine: from :func:`verl_adaptive.stats.database.make_engine`.
+        backend: from :func:`verl_adaptive.stats.database.open_backend`.
 
     Raises:
         JournalError: the database holds no journal, or a newer one.
     """
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        with engine.begin() as connection:
-            version = schema.read_version(connection)
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._where = backend.engine.url.render_as_string()
+        with self._begin() as connection:
+            version = schema.read_version(connection, backend)
+            self._page = min(_PAGE, backend.page(connection))
         if version is None:
-            raise JournalError(f"{engine.url.render_as_string()} holds no journal of verl-adaptive")
+            raise JournalError(f"{self._where} holds no journal of verl-adaptive")
         self.version = version
+
+    @contextmanager
+    def _begin(self) -> Iterator[Connection]:
+        with self._backend.ceiling(_READ_CEILING), self._backend.engine.begin() as connection:
+            yield connection
 
     # -- runs and branches ----------------------------------------------------------------------------------------
 
     def runs(self) -> list[dict[str, Any]]:
         """``run_id``, ``created_at``, ``package``, ``meta`` and ``attempts`` of every run, oldest first."""
-        with self._engine.begin() as connection:
+        with self._begin() as connection:
             rows = connection.execute(
                 select(schema.runs).order_by(schema.runs.c.created_at, schema.runs.c.run_id)
             ).all()
@@ -121,7 +132,7 @@ class JournalReader:
             JournalError: no such run, or several to choose from; the message lists them.
         """
         known = [r["run_id"] for r in self.runs()]
-        where = self._engine.url.render_as_string()
+        where = self._where
         if run is None:
             if len(known) == 1:
                 return known[0]
@@ -132,7 +143,7 @@ class JournalReader:
 
     def live(self, run: str) -> list[Segment]:
         """The live line of a run, oldest stretch first; empty if nothing was ever written."""
-        with self._engine.begin() as connection:
+        with self._begin() as connection:
             rows = connection.execute(select(schema.branches).where(schema.branches.c.run_id == run)).all()
         known = {row.branch_id: row for row in rows}
         line: list[Segment] = []
@@ -152,7 +163,7 @@ class JournalReader:
     def _segments(self, run: str, abandoned: bool) -> list[Segment]:
         if not abandoned:
             return self.live(run)
-        with self._engine.begin() as connection:
+        with self._begin() as connection:
             query = select(schema.branches).where(schema.branches.c.run_id == run).order_by(schema.branches.c.attempt)
             return [Segment(row.branch_id, row.attempt, None) for row in connection.execute(query)]
 
@@ -163,7 +174,7 @@ class JournalReader:
         out = []
         for segment in self.live(run):
             query = select(schema.gaps).where(schema.gaps.c.branch_id == segment.branch_id)
-            with self._engine.begin() as connection:
+            with self._begin() as connection:
                 for row in connection.execute(query.order_by(schema.gaps.c.first_step)):
                     last = row.last_step if segment.last_step is None else min(row.last_step, segment.last_step)
                     if row.first_step <= last:
@@ -181,11 +192,11 @@ class JournalReader:
             conditions = list(bounds)
             if after is not None:
                 conditions.append(tuple_(*order) > tuple_(*[literal(x) for x in after]))
-            with self._engine.begin() as connection:
-                rows = connection.execute(query.where(and_(True, *conditions)).order_by(*order).limit(_PAGE)).all()
+            with self._begin() as connection:
+                rows = connection.execute(query.where(and_(True, *conditions)).order_by(*order).limit(self._page)).all()
             if rows:
                 yield rows
-            if len(rows) < _PAGE:
+            if len(rows) < self._page:
                 return
             after = tuple(getattr(rows[-1], column.name) for column in order)
 
@@ -227,18 +238,16 @@ class JournalReader:
         kinds = pa.schema([("key", pa.binary(16)), ("source", pa.string()), ("text", pa.string())])
         t, after = schema.prompts, None
         while True:
-            query = select(t.c.key, t.c.source, t.c.text).order_by(t.c.key).limit(_PAGE)
-            with self._engine.begin() as connection:
+            query = select(t.c.key, t.c.source, t.c.text).order_by(t.c.key).limit(self._page)
+            with self._begin() as connection:
                 rows = connection.execute(query if after is None else query.where(t.c.key > after)).all()
             if rows:
                 yield _table(list(map(list, zip(*rows, strict=True))), kinds)
                 after = rows[-1].key
-            if len(rows) < _PAGE:
+            if len(rows) < self._page:
                 return
 
-    def replay(
-        self, run: str, *, last_step: int | None = None, tolerance: float = 0.0, threshold: float = 0.5
-    ) -> StatsTable:
+    def replay(self, run: str, *, last_step: int | None = None, tolerance: float = 0.0) -> StatsTable:
         """The statistics table as the live line made it: equal, bit for bit, to the one the run had in memory.
 
         Columns that policies declare are not in a journal, nor is ``retired``.
@@ -246,11 +255,11 @@ class JournalReader:
         Args:
             run: the run.
             last_step: stop after this step.
-            tolerance, threshold: as in :meth:`StatsTable.observe`.
+            tolerance: as in :meth:`StatsTable.observe`.
         """
         table = StatsTable()
         for page in self.observations(run, last_step=last_step):
-            replay_page(table, page, tolerance, threshold)
+            replay_page(table, page, tolerance)
         self.name_sources(table)
         return table
 
@@ -264,7 +273,7 @@ class JournalReader:
                 table.rows_for(keys[rows >= 0], create=False, sources=names[rows >= 0])
 
 
-def replay_page(table: StatsTable, page: pa.Table, tolerance: float, threshold: float) -> None:
+def replay_page(table: StatsTable, page: pa.Table, tolerance: float) -> None:
     """Observe a page of observations."""
 
     def column(name: str) -> np.ndarray:
@@ -272,7 +281,6 @@ def replay_page(table: StatsTable, page: pa.Table, tolerance: float, threshold: 
 
     n, success = column("n"), column("successes")
     flat = column("signal_max") - column("signal_min") <= tolerance
-    easy = success / np.maximum(n, 1) > threshold
     table.observe_totals(
         table.rows_for(key_words(page.column("key"))),
         column("step"),
@@ -282,7 +290,7 @@ def replay_page(table: StatsTable, page: pa.Table, tolerance: float, threshold: 
         signal_sq=column("signal_sqsum"),
         reward=column("reward_sum"),
         tokens=page.column("tokens").fill_null(0).to_numpy(),
-        kind=np.where(flat, np.where(easy, 1, -1), 0),
+        kind=kind_of(flat, success / np.maximum(n, 1)),
         failed=column("failed"),
     )
 

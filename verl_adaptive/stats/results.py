@@ -35,6 +35,7 @@ import pyarrow.parquet as pq
 from verl_adaptive.stats import keys as _keys
 from verl_adaptive.stats.locate import StoreError
 from verl_adaptive.stats.table import StatsTable
+from verl_adaptive.visits import kind_of
 
 __all__ = ["read_results"]
 
@@ -70,7 +71,7 @@ def _rows(path: Path) -> Iterator[Mapping[str, Any]]:
             yield row
 
 
-def _key(row: Mapping[str, Any], prompt_key: str, id_key: str | None) -> bytes:
+def _key(row: Mapping[str, Any], prompt_key: str, id_key: str | None, media_keys: Mapping[str, str] | None) -> bytes:
     value = row.get("key")
     if isinstance(value, bytes):
         if len(value) != 16:
@@ -86,8 +87,7 @@ def _key(row: Mapping[str, Any], prompt_key: str, id_key: str | None) -> bytes:
     if row.get(prompt_key) is None:
         raise ValueError(f"neither key nor {prompt_key} says which prompt it is about; it has: {', '.join(row)}")
     answer = row["ground_truth"] if "ground_truth" in row else _keys.dig(row, "reward_model.ground_truth")
-    media = {name: row[name] for name in _keys.MEDIA_FIELDS if row.get(name) is not None}
-    return _keys.prompt_key(row.get("data_source"), row[prompt_key], answer, media or None)
+    return _keys.prompt_key(row.get("data_source"), row[prompt_key], answer, _keys.media_of(row, media_keys))
 
 
 def _outcome(row: Mapping[str, Any], success: float) -> tuple[float, ...]:
@@ -140,7 +140,7 @@ def read_results(
     id_key: str | None = None,
     success: float = 0.5,
     tolerance: float = 0.0,
-    threshold: float = 0.5,
+    media_keys: Mapping[str, str] | None = None,
 ) -> StatsTable:
     """Read an offline evaluation; all rows of one prompt together count as one visit.
 
@@ -149,7 +149,8 @@ def read_results(
         prompt_key: name of the column of messages.
         id_key: dotted path of the user's own identifier.
         success: a rollout succeeded if its ``score`` is above this.
-        tolerance, threshold: as in :meth:`StatsTable.observe`.
+        tolerance: as in :meth:`StatsTable.observe`.
+        media_keys: as in :func:`verl_adaptive.stats.keys.media_of`.
 
     Raises:
         StoreError: not readable, or a row lacks what is needed; the message names file, row and column.
@@ -159,7 +160,7 @@ def read_results(
     sources: list[str] = []
     for number, row in enumerate(_rows(path)):
         try:
-            keys.append(_key(row, prompt_key, id_key))
+            keys.append(_key(row, prompt_key, id_key, media_keys))
             outcomes.append((*_outcome(row, success), _tokens(row)))
         except (ValueError, TypeError, OverflowError) as error:
             raise StoreError(f"{path}, row {number}: {error}") from error
@@ -179,8 +180,6 @@ def read_results(
     lowest, highest = np.full(count, np.inf), np.full(count, -np.inf)
     np.minimum.at(lowest, rows, low)
     np.maximum.at(highest, rows, high)
-    flat = highest - lowest <= tolerance
-    easy = total(c) / total(n) > threshold
     table.observe_totals(
         np.arange(count),
         -1,
@@ -190,7 +189,7 @@ def read_results(
         signal_sq=total(squares),
         reward=total(signal),
         tokens=total(tokens),
-        kind=np.where(flat, np.where(easy, 1, -1), 0),
+        kind=kind_of(highest - lowest <= tolerance, total(c) / total(n)),
         failed=np.zeros(count, dtype=bool),
     )
     return table

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from sqlalchemy import (
     BigInteger,
@@ -26,11 +27,14 @@ from sqlalchemy import (
 
 from verl_adaptive.errors import AdaptiveError
 
+if TYPE_CHECKING:
+    from verl_adaptive.stats.backends import Backend
+
 __all__ = [
     "SCHEMA_VERSION",
+    "JournalBusy",
     "JournalError",
     "branches",
-    "check_plain",
     "gaps",
     "metadata",
     "migrate",
@@ -46,6 +50,10 @@ SCHEMA_VERSION = 2
 
 class JournalError(AdaptiveError):
     """The journal cannot be used: unreachable, damaged, or of a version this package does not know."""
+
+
+class JournalBusy(JournalError):
+    """Another process is writing this run's journal."""
 
 
 metadata = MetaData()
@@ -149,13 +157,13 @@ def _to_2(connection: Connection) -> None:
 _UPGRADES: dict[int, Callable[[Connection], None]] = {1: _to_2}
 
 
-def read_version(connection: Connection) -> int | None:
+def read_version(connection: Connection, backend: Backend) -> int | None:
     """The schema version in a database; ``None`` if it holds no journal.
 
     Raises:
-        JournalError: newer than this package knows.
+        JournalError: newer than this package knows, or not what it seems.
     """
-    check_plain(connection)
+    backend.check(connection)
     if not inspect(connection).has_table(_version.name):
         return None
     version = connection.execute(select(_version.c.version)).scalar()
@@ -171,30 +179,7 @@ def read_version(connection: Connection) -> int | None:
     return version
 
 
-def check_plain(connection: Connection) -> None:
-    """Refuse a SQLite file whose tables are not plain ones: views, triggers and computed columns are code in the file.
-
-    Raises:
-        JournalError: naming the table.
-    """
-    if connection.dialect.name != "sqlite":
-        return
-    where = connection.engine.url.render_as_string()
-    names = {table.name for table in metadata.sorted_tables}
-    for kind, name, table, sql in connection.execute(text("SELECT type, name, tbl_name, sql FROM sqlite_master")):
-        if table not in names or kind == "index":
-            continue
-        if kind != "table" or not str(sql).upper().startswith("CREATE TABLE"):
-            raise JournalError(f"{where}: {name} is a {kind} that computes something, where the journal has a table")
-        columns = connection.execute(text("SELECT name, hidden FROM pragma_table_xinfo(:table)"), {"table": table})
-        computed = [column for column, hidden in columns if hidden]
-        if computed:
-            raise JournalError(
-                f"{where}: column {table}.{computed[0]} computes something, where the journal has a value"
-            )
-
-
-def migrate(connection: Connection) -> int | None:
+def migrate(connection: Connection, backend: Backend) -> int | None:
     """Bring a database to the current version, inside the caller's transaction.
 
     Returns:
@@ -203,10 +188,8 @@ def migrate(connection: Connection) -> int | None:
     Raises:
         JournalError: the database's version is newer.
     """
-    if connection.dialect.name == "postgresql":
-        # Several runs may open one new database at once; the lock ends with the transaction.
-        connection.execute(text("SELECT pg_advisory_xact_lock(8243671230956)"))
-    found = read_version(connection)
+    backend.begin_upgrade(connection)
+    found = read_version(connection, backend)
     if found is None:
         metadata.create_all(connection)
         connection.execute(_version.insert().values(version=SCHEMA_VERSION))

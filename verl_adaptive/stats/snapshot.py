@@ -4,6 +4,9 @@ A snapshot is ``prompts-*.parquet`` (the table, in parts that are written and re
 ``arrays.npz`` (policy and engine state) and ``manifest.json``, which names the others with their hashes and is written
 last. File names carry a hash of their content, so a snapshot that is written over an older one in the same directory
 never touches a file the older manifest names: at any moment the manifest there describes whole files.
+
+Others may add a folder of their own files before (:func:`new_folder`, ``attach=``): they get into the manifest with their
+hashes, and onto the disk, like ours. We never look into them.
 """
 
 from __future__ import annotations
@@ -14,6 +17,9 @@ import json
 import logging
 import os
 import re
+import shutil
+import stat
+import uuid
 from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
@@ -28,13 +34,24 @@ from verl_adaptive.stats.atomic import TEMPORARY, read_file, sync_directory, wri
 from verl_adaptive.stats.state import join_state, split_state
 from verl_adaptive.stats.table import StatsTable
 
-__all__ = ["SNAPSHOT_SCHEMA", "SnapshotError", "SnapshotMissing", "read_manifest", "read_snapshot", "write_snapshot"]
+__all__ = [
+    "SNAPSHOT_SCHEMA",
+    "SnapshotError",
+    "SnapshotMissing",
+    "attached",
+    "new_folder",
+    "read_manifest",
+    "read_snapshot",
+    "write_snapshot",
+]
 
 SNAPSHOT_SCHEMA = 1
 """Version of the layout; a reader refuses any other unless told otherwise."""
 
 MANIFEST = "manifest.json"
 _OURS = re.compile(r"(prompts-\d{5}|state|arrays)-[0-9a-f]{16}\.(parquet|json|npz)|manifest\.json")
+# Attached folders, and what TransferQueue leaves beside one when it is interrupted.
+_ATTACHED = re.compile(r"([a-z_]+)-[0-9a-f]{16}(\.tmp|\.old)?")
 _PART_ROWS = 1 << 20
 _LARGEST_MANIFEST = 1 << 24  # bytes; one of a billion prompts has 200 KB
 _LOG = logging.getLogger(__name__)
@@ -105,6 +122,10 @@ def read_manifest(directory: str | os.PathLike[str]) -> dict[str, Any]:
         manifest = json.loads(raw)
         if not isinstance(manifest, dict) or _seal(manifest) != raw:
             raise ValueError("its content does not match its own digest")
+        # Whoever can write the file can write a digest that fits: readers may count on what they look into.
+        for name, empty in (("meta", {}), ("files", None), ("attached", {})):
+            if not isinstance(manifest.setdefault(name, empty), dict):
+                raise ValueError(f"its {name} is {str(manifest[name])[:40]!r}, not a table")
     except (ValueError, RecursionError) as error:
         raise SnapshotError(_damaged(path, str(error))) from error
     return manifest
@@ -131,7 +152,7 @@ def _check(directory: Path, manifest: Mapping[str, Any], expect: Mapping[str, An
 
     if manifest.get("schema") != SNAPSHOT_SCHEMA:
         mismatch("schema", "the snapshot's schema", manifest.get("schema"), SNAPSHOT_SCHEMA)
-    meta = manifest.get("meta", {})
+    meta = manifest["meta"]
     for key, want in expect.items():
         have = meta.get(key)
         if have != want:
@@ -171,7 +192,12 @@ def _place(directory: Path, stem: str, suffix: str, data: Any) -> tuple[str, dic
 
 
 def write_snapshot(
-    directory: str | os.PathLike[str], table: StatsTable, state: dict[str, Any], *, meta: Mapping[str, Any]
+    directory: str | os.PathLike[str],
+    table: StatsTable,
+    state: dict[str, Any],
+    *,
+    meta: Mapping[str, Any],
+    attach: Collection[Path] = (),
 ) -> None:
     """Write a snapshot; on return it is complete and on disk.
 
@@ -183,6 +209,7 @@ def write_snapshot(
         state: policy and engine state; see :func:`verl_adaptive.stats.state.split_state` for what it may hold.
         meta: JSON values that describe the run. ``policy``, ``policy_digest``, ``dataset`` (a fingerprint) and ``step``
             are what resume compares.
+        attach: folders from :func:`new_folder` in the same directory, complete: their files become part of the snapshot.
 
     Raises:
         OSError: the file system refused (full, read-only); an older snapshot there is untouched.
@@ -210,19 +237,93 @@ def write_snapshot(
         "meta": dict(meta),
         "files": dict(files),
     }
+    if attach:
+        manifest["attached"] = {folder.name: _sealed(folder) for folder in attach}
     sync_directory(directory)
     write_file(directory / MANIFEST, lambda file: file.write(_seal(manifest)))
     sync_directory(directory)
     sync_directory(directory.parent)
-    _sweep(directory, manifest["files"])
+    _sweep(directory, {MANIFEST, *manifest["files"], *manifest.get("attached", {})})
 
 
-def _sweep(directory: Path, keep: Mapping[str, Any]) -> None:
+def _sweep(directory: Path, keep: Collection[str]) -> None:
     """Remove what an older snapshot or a crashed writer left in the directory, and nothing else."""
     for name in os.listdir(directory):
-        stem = re.sub(rf"\.\d+{re.escape(TEMPORARY)}$", "", name)
-        if _OURS.fullmatch(stem) and name not in keep and name != MANIFEST:
+        if name in keep:
+            continue
+        if _ATTACHED.fullmatch(name) and (directory / name).is_dir():
+            shutil.rmtree(directory / name)
+        elif _OURS.fullmatch(re.sub(rf"\.\d+{re.escape(TEMPORARY)}$", "", name)):
             (directory / name).unlink(missing_ok=True)
+
+
+# -- folders of others ----------------------------------------------------------------------------------------------
+
+
+def new_folder(directory: str | os.PathLike[str], name: str) -> Path:
+    """A folder's path in a snapshot's directory that no snapshot there uses; its parent is made, the folder is not.
+
+    Args:
+        directory: what will be given to :func:`write_snapshot`.
+        name: small letters and underscores.
+    """
+    directory = Path(directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / f"{name}-{uuid.uuid4().hex[:16]}"
+    assert _ATTACHED.fullmatch(path.name), name
+    return path
+
+
+def _sealed(folder: Path) -> dict[str, Any]:
+    """Every file under a folder with its hash; on disk when this returns."""
+    out = {}
+    for root, folders, names in os.walk(folder):
+        folders.sort()
+        for name in sorted(names):
+            path = Path(root) / name
+            with path.open("rb") as file:
+                out[path.relative_to(folder).as_posix()] = {"bytes": path.stat().st_size, "blake2b": _digest_file(file)}
+                os.fsync(file.fileno())
+        sync_directory(Path(root))
+    return out
+
+
+def _digest_file(file: BinaryIO) -> str:
+    digest = hashlib.blake2b(digest_size=32)
+    while block := file.read(1 << 22):
+        digest.update(block)
+    return digest.hexdigest()
+
+
+def attached(directory: str | os.PathLike[str], manifest: Mapping[str, Any], name: str) -> Path | None:
+    """A folder that was attached under ``name``, after checking every byte in it; ``None`` if there was none.
+
+    Raises:
+        SnapshotError: a file is missing, damaged or added.
+    """
+    directory = Path(directory)
+    for folder, files in manifest.get("attached", {}).items():
+        match = _ATTACHED.fullmatch(folder)
+        if match is None or match[1] != name:
+            continue
+        path = directory / folder
+        try:
+            expected = {str(at): (int(e["bytes"]), str(e["blake2b"])) for at, e in files.items()}
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise SnapshotError(_damaged(directory / MANIFEST, f"incomplete: {error!r}")) from error
+        there = {p.relative_to(path).as_posix() for p in path.rglob("*") if not p.is_dir()}
+        if there != set(expected):
+            odd = sorted(there ^ set(expected))[0]
+            raise SnapshotError(_damaged(path / odd, "missing" if odd in expected else "not of this snapshot"))
+        for at, (size, digest) in expected.items():
+            about = (path / at).lstat()  # a pipe would be waited for
+            if not stat.S_ISREG(about.st_mode) or about.st_size != size:
+                raise SnapshotError(_damaged(path / at, f"{about.st_size} bytes instead of {size}: truncated or torn"))
+            with (path / at).open("rb") as file:
+                if _digest_file(file) != digest:
+                    raise SnapshotError(_damaged(path / at, "its content does not match the manifest's hash"))
+        return path
+    return None
 
 
 # -- reading --------------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from verl_adaptive.groups import Groups
 from verl_adaptive.stats import keys as _keys
 from verl_adaptive.stats.index import KeyIndex
 from verl_adaptive.stats.keys import KEY_DTYPE
+from verl_adaptive.visits import extend_streaks, kind_of, waves
 
 __all__ = ["SHARED_COLUMNS", "Column", "StatsTable"]
 
@@ -61,6 +62,7 @@ SHARED_COLUMNS: dict[str, Column] = {
     "retired": Column(np.dtype("u1"), 0),  # set by policies
     "first_step": Column(np.dtype("i4"), -1),
     "last_step": Column(np.dtype("i4"), -1),
+    "last_try": Column(np.dtype("i4"), -1),  # as last_step, groups that said nothing included
     "first_rate": Column(np.dtype("f4"), float("nan")),
     "last_rate": Column(np.dtype("f4"), float("nan")),
     "failures": Column(np.dtype("u2"), 0),  # groups that said nothing, saturating
@@ -274,24 +276,24 @@ class StatsTable:
 
     # -- observing ------------------------------------------------------------------------------------------------
 
-    def observe(self, groups: Groups, step: int, *, tolerance: float, threshold: float = 0.5) -> None:
+    def observe(self, groups: Groups, step: int, *, tolerance: float) -> None:
         """Add a batch of finished groups, exactly as if each were observed alone in the order given.
 
         A group that failed, has no rollouts, or has a value that is not finite says nothing about difficulty: it adds
-        one to ``failures`` and touches nothing else.
+        one to ``failures``, moves ``last_try`` and touches nothing else.
 
         Args:
             groups: finished groups; ``groups.row`` are rows of this table and may repeat.
-            step: the training step, recorded in ``first_step`` and ``last_step``.
-            tolerance: a group has zero variance if max − min of its signal is at most this.
-            threshold: a zero-variance group is easy if its mean success is above this, else hard.
+            step: the training step, recorded in ``first_step``, ``last_step`` and ``last_try``.
+            tolerance: a group has zero variance if max − min of its signal is at most this; it is then easy or hard, see
+                :func:`~verl_adaptive.visits.kind_of`.
 
         Raises:
             IndexError: a group's row is not in the table.
         """
         signal = groups.signal
         with np.errstate(invalid="ignore", over="ignore"):  # groups with nan or inf are set aside below
-            kind = np.where(groups.degenerate(tolerance), np.where(groups.pass_rate > threshold, 1, -1), 0)
+            kind = kind_of(groups.degenerate(tolerance), groups.pass_rate)
             totals = {
                 "success": groups.successes,
                 "signal": groups.sum(signal),
@@ -339,11 +341,12 @@ class StatsTable:
         failures[failed_rows] = np.minimum(failures[failed_rows] + counts, np.iinfo("u2").max)
 
         step = np.broadcast_to(np.asarray(step), rows.shape)
+        self.col("last_try")[rows] = step
         rate = success / np.maximum(n, 1)
         tokens = np.where(usable, tokens, 0).astype(np.uint64)
         get = self.col
-        for wave in _waves(rows, np.flatnonzero(usable)):
-            row, kinds = rows[wave], kind[wave]
+        for wave in waves(rows, usable):
+            row = rows[wave]
             fresh = get("visits")[row] == 0
             get("visits")[row] += 1
             get("rollouts")[row] += n[wave].astype(np.uint32)
@@ -352,9 +355,7 @@ class StatsTable:
             get("signal_sqsum")[row] += signal_sq[wave]
             get("reward_sum")[row] += reward[wave]
             get("tokens")[row] += tokens[wave]
-            longer = np.minimum(get("streak")[row].astype(np.int64) + 1, np.iinfo("u2").max)
-            get("streak")[row] = np.where(kinds == 0, 0, np.where(kinds == get("streak_kind")[row], longer, 1))
-            get("streak_kind")[row] = kinds
+            extend_streaks(get("streak"), get("streak_kind"), row, kind[wave])
             get("first_step")[row[fresh]] = step[wave][fresh]
             get("last_step")[row] = step[wave]
             get("first_rate")[row[fresh]] = rate[wave][fresh]
@@ -453,7 +454,8 @@ class StatsTable:
                 raise ValueError("column key has missing values")
         length = sum(part.num_rows for part in parts)
         self._reserve(length)
-        for name in set(self._columns) - set(names):
+        missing = set(self._columns) - set(names)
+        for name in missing:
             self._data[name][:] = self._columns[name].default
         begin = 0
         for part in parts:
@@ -472,20 +474,11 @@ class StatsTable:
                         raise ValueError(f"column {name} holds {values.dtype}, expected {self._columns[name].dtype}")
                     self._data[name][begin : begin + len(chunk)] = values
                     begin += len(chunk)
+        if "last_try" in missing:  # written by 0.1.0, which did not count failures there
+            self._data["last_try"][:length] = self._data["last_step"][:length]
         if length and self._data["source"][:length].max() >= len(self.sources):
             raise ValueError("a prompt's data source has no name")
         self._length = length
         self._index.append(self._keys[:length])
         if not np.array_equal(self._index.lookup(self._keys, self._keys[:length]), np.arange(length)):
             raise ValueError("a key occurs twice")
-
-
-def _waves(rows: np.ndarray, positions: np.ndarray) -> list[np.ndarray]:
-    """Split ``positions`` into waves in which no row occurs twice, keeping each row's order across waves."""
-    ranked = positions[np.argsort(rows[positions], kind="stable")]
-    if not len(ranked):
-        return []
-    starts = np.flatnonzero(np.diff(rows[ranked], prepend=-1))
-    sizes = np.diff(np.append(starts, len(ranked)))
-    occurrence = np.arange(len(ranked)) - np.repeat(starts, sizes)
-    return [ranked[occurrence == k] for k in range(int(sizes.max()))]

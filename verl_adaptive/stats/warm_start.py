@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -69,7 +70,7 @@ def _evidence(
     id_key: str | None,
     success: float,
     tolerance: float,
-    threshold: float,
+    media_keys: Mapping[str, str] | None,
 ) -> tuple[str, StatsTable]:
     found = locate(source, prefer="snapshot")
     if found.kind == "results":
@@ -79,10 +80,10 @@ def _evidence(
             id_key=id_key,
             success=success,
             tolerance=tolerance,
-            threshold=threshold,
+            media_keys=media_keys,
         )
     with open_store(source, prefer="snapshot") as store:
-        return found.kind, store.table(run, tolerance=tolerance, threshold=threshold)
+        return found.kind, store.table(run, tolerance=tolerance)
 
 
 def warm_start(
@@ -95,7 +96,7 @@ def warm_start(
     id_key: str | None = None,
     success: float = 0.5,
     tolerance: float = 0.0,
-    threshold: float = 0.5,
+    media_keys: Mapping[str, str] | None = None,
 ) -> WarmStartReport:
     """Fill the statistics of prompts that have none with discounted evidence from elsewhere.
 
@@ -111,9 +112,9 @@ def warm_start(
             Parquet or JSONL file with the columns that :mod:`verl_adaptive.stats.results` describes.
         discount: weight of the evidence, in (0, 1].
         run: names the run in a journal of several.
-        prompt_key, id_key: as in :func:`verl_adaptive.stats.dataset_keys`, for files.
+        prompt_key, id_key, media_keys: as in :func:`verl_adaptive.stats.dataset_keys`, for files.
         success: a rollout in a file succeeded if its ``score`` is above this.
-        tolerance, threshold: as in :meth:`StatsTable.observe`, for files and journals.
+        tolerance: as in :meth:`StatsTable.observe`, for files and journals.
 
     Returns:
         What matched. Prompts without a match are no error; none at all is a warning in the log.
@@ -125,7 +126,7 @@ def warm_start(
     if not 0 < discount <= 1:
         raise ValueError(f"adaptive.warm_start_discount={discount!r} must be in (0, 1]")
     text = os.fspath(source)
-    kind, evidence = _evidence(text, run, prompt_key, id_key, success, tolerance, threshold)
+    kind, evidence = _evidence(text, run, prompt_key, id_key, success, tolerance, media_keys)
     seen = np.flatnonzero(evidence.col("rollouts") > 0)
     rows = table.rows_for(np.ascontiguousarray(evidence.keys[seen], dtype=KEY_DTYPE), create=False)
     matched = rows >= 0

@@ -24,7 +24,7 @@ import pytest
 
 from verl_adaptive.allocators.fixed import Fixed
 from verl_adaptive.config import AdaptiveConfig, RunFacts
-from verl_adaptive.engine import Engine, Requests, StepResult
+from verl_adaptive.engine import Engine, Requests, StepResult, make_engine
 from verl_adaptive.filters.informative import Informative
 from verl_adaptive.filters.keep_all import KeepAll
 from verl_adaptive.groups import Groups
@@ -94,6 +94,7 @@ class SamplerConformance:
         patience: steps within which each prompt must be seen again once it has been seen, solved or not; None for a
             sampler that is permanent on purpose.
         refill: drop groups of zero variance and give the sampler further rounds; False for samplers that pace a budget.
+        rounds: the engine works in rounds; subclass with False as well to see a sampler where groups commit in order.
     """
 
     prompts: int = 40
@@ -102,6 +103,7 @@ class SamplerConformance:
     steps: int = 60
     patience: int | None = 400
     refill: bool = True
+    rounds: bool = True
 
     def make(self) -> Sampler:
         """A new sampler, the same one each time."""
@@ -126,13 +128,13 @@ class SamplerConformance:
         advantage = find_part("advantage", "verl")({})
         judge = Informative({}) if drop and self.refill else KeepAll({})
         policy = Policy(sampler, Fixed({}), judge, advantage)  # type: ignore[arg-type]
-        config = AdaptiveConfig(refill=self.refill)
+        config = AdaptiveConfig(refill=self.refill, rounds=self.rounds)
         for part in policy:
             part.check_policy(policy, config)
         table = StatsTable() if table is None else table
         row_of = table.rows_for(self._keys())
         facts = RunFacts(batch=self.batch, n=self.n, steps=steps or self.steps, prompts=self.prompts)
-        engine = Engine(policy, table, config, facts, row_of, stream)
+        engine = make_engine(policy, table, config, facts, row_of, stream)
         return _Run(engine, stream, self._rates(), reverse)
 
     def _progress(self, step: int) -> Progress:
@@ -238,6 +240,49 @@ class SamplerConformance:
         whole = sampler.admit(rows, position, self._progress(11))
         half = two.engine.policy.sampler.admit(rows[::2], position[::2], self._progress(11))
         assert whole[::2].tolist() == half.tolist()
+
+    def test_how_the_stream_is_cut_makes_no_difference(self) -> None:
+        """Gating in pieces, and in another order, decides what gating at once does."""
+        runs = [self._run() for _ in range(3)]
+        for run in runs:
+            run.go(1, 10)
+        if runs[0].engine.policy.sampler.kind != "stream":
+            pytest.skip("a pool sampler has no gate")
+        rows, position = np.tile(runs[0].engine.pool, 2), 1000 + np.arange(2 * self.prompts)
+
+        def gate(run: _Run, order: np.ndarray, cuts: list[int]) -> list[bool]:
+            passed, progress = np.zeros(len(rows), dtype=bool), self._progress(11)
+            for piece in np.split(order, cuts):
+                passed[piece] = run.engine.policy.sampler.admit(rows[piece], position[piece], progress)
+            return passed.tolist()
+
+        straight = np.arange(len(rows))
+        whole = gate(runs[0], straight, [])
+        assert gate(runs[1], straight, [1, 2, self.prompts, self.prompts + 5]) == whole
+        assert gate(runs[2], straight[::-1], [7, self.prompts]) == whole
+
+    def test_how_visits_are_shown_makes_no_difference(self) -> None:
+        """A step's groups at once or in pieces, a prompt's second visit among them: its visits count one by one."""
+        runs = [self._run() for _ in range(3)]
+        for number, run in enumerate(runs):
+            run.go(1, 5)
+            engine, progress = run.engine, self._progress(6)
+            if engine.finished:
+                pytest.skip("the run is over before it could be shown anything")
+            if engine.policy.sampler.kind == "pool":
+                engine.policy.sampler.pick(engine.pool, engine.policy.sampler.round_size(progress), progress)
+            rows = np.concatenate([engine.pool[:9], engine.pool[3:6], engine.pool[4:5]])
+            visits = Groups.from_lists(rows, [[1.0] * (i % 5) + [0.0] * (4 - i % 5) for i in range(len(rows))])
+            straight, by_prompt = np.arange(len(rows)), np.argsort(rows, kind="stable")
+            pieces = ([straight], np.split(straight, [4, 11]), np.split(by_prompt, straight[1:]))[number]
+            for piece in pieces:
+                engine.table.observe(visits.select(piece), 6, tolerance=0.0)
+                engine.policy.sampler.observe(visits.select(piece), progress)
+            engine.policy.sampler.end_step(progress)
+        for run in runs[1:]:
+            assert _flat(run.engine.policy.sampler.state_dict()) == _flat(runs[0].engine.policy.sampler.state_dict())
+            for name in run.engine.table.columns:
+                assert run.engine.table.col(name).tobytes() == runs[0].engine.table.col(name).tobytes(), name
 
     def test_no_prompt_is_starved(self) -> None:
         """Half the pool is solved for good; each prompt must still be seen again and again."""

@@ -70,6 +70,17 @@ def outage(journal: Journal, message: str = "the database is away") -> Iterator[
         event.remove(journal._engine, "before_cursor_execute", fail)
 
 
+class Clock:
+    """A clock that only a test moves."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def passes(self, seconds: float) -> None:
+        """Let time go by."""
+        self.now += seconds
+
+
 class JournalSuite:
     """Every promise of :class:`verl_adaptive.stats.journal.Journal`, on a real database."""
 
@@ -79,6 +90,13 @@ class JournalSuite:
     def make_url(self) -> Callable[[], str]:
         """Returns a function that gives the URL of an empty database, the same one within a test."""
         raise NotImplementedError("a subclass provides make_url")
+
+    @pytest.fixture
+    def clock(self, monkeypatch: pytest.MonkeyPatch) -> Clock:
+        """Stands in for the one by which a journal waits between attempts."""
+        clock = Clock()
+        monkeypatch.setattr("verl_adaptive.stats.journal._clock", lambda: clock.now)
+        return clock
 
     def open(self, url: str, run_id: str = "run", **options: Any) -> Journal:
         return Journal.open(url, run_id=run_id, **options)
@@ -431,7 +449,9 @@ class JournalSuite:
 
     # -- trouble --------------------------------------------------------------------------------------------------
 
-    def test_an_outage_is_caught_up_with(self, make_url: Callable[[], str], caplog: pytest.LogCaptureFixture) -> None:
+    def test_an_outage_is_caught_up_with(
+        self, make_url: Callable[[], str], caplog: pytest.LogCaptureFixture, clock: Clock
+    ) -> None:
         with self.open(make_url()) as journal:
             assert self.commit(journal, 1)
             with outage(journal):
@@ -441,30 +461,60 @@ class JournalSuite:
                 assert "away" in str(health) and "6 steps wait in memory (2 to 7)" in str(health)
                 assert "training goes on" in caplog.text
             step = 8
+            clock.passes(3600)
             while not self.commit(journal, step):
                 step += 1
                 assert step < 60, "the journal never caught up"
             assert journal.health().ok and not journal.health().missing
             assert self.story(journal) == self.expected(*range(1, step + 1))
-            assert "caught up" in caplog.text
+            assert f"caught up: complete up to step {step}" in caplog.text
 
     def test_a_long_outage_is_tried_less_and_less_often(
-        self, make_url: Callable[[], str], monkeypatch: pytest.MonkeyPatch
+        self, make_url: Callable[[], str], monkeypatch: pytest.MonkeyPatch, clock: Clock
     ) -> None:
+        """By the clock, not by the number of steps: those may take a second or an hour."""
         with self.open(make_url()) as journal:
-            tried: list[int] = []
+            tried: list[float] = []
             real = journal._connect
 
             def connect(*args: Any) -> Any:
-                tried.append(1)
+                tried.append(clock.now)
                 return real(*args)
 
             monkeypatch.setattr(journal, "_connect", connect)
             with outage(journal):
-                for step in range(1, 61):
+                for step in range(1, 121):
+                    clock.passes(2.5)
                     assert not self.commit(journal, step)
-            assert 4 <= len(tried) <= 8
-            assert journal.flush() and self.story(journal) == self.expected(*range(1, 61))
+                pauses = np.diff(tried)
+                assert (np.diff(pauses) >= 0).all() and pauses[0] <= 2.5 and 55 <= pauses[-1] <= 63
+                before = len(tried)
+                for step in range(121, 123):  # slow steps: each finds that long enough has passed
+                    clock.passes(3600)
+                    assert not self.commit(journal, step)
+                assert len(tried) == before + 2
+            assert journal.flush() and self.story(journal) == self.expected(*range(1, 123))
+
+    def test_attempts_that_take_long_are_rare(
+        self, make_url: Callable[[], str], monkeypatch: pytest.MonkeyPatch, clock: Clock
+    ) -> None:
+        """A database that answers nothing costs its ceiling each time; training must not pay for that with every step."""
+        with self.open(make_url()) as journal:
+            tried: list[int] = []
+
+            def connect(*args: Any) -> Any:
+                tried.append(1)
+                clock.passes(10)
+                raise JournalError("the server gave no answer for 10 seconds")
+
+            with monkeypatch.context() as patch:
+                patch.setattr(journal, "_connect", connect)
+                for step in range(1, 101):
+                    clock.passes(6)
+                    assert not self.commit(journal, step)
+                assert 4 <= len(tried) <= 7
+            assert "no answer" in str(journal.health())
+            assert journal.flush()
 
     def test_rewinding_forgets_what_waits_beyond(self, make_url: Callable[[], str]) -> None:
         with self.open(make_url()) as journal:

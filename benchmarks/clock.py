@@ -1,0 +1,253 @@
+"""Seconds of generation: every preset and verl's own ``filter_groups`` in a queueing model, driven by the package's engine.
+
+    python -m benchmarks.clock                   # what is missing in the results
+    python -m benchmarks.clock --fresh           # all of it again
+    python -m benchmarks.clock --only greso      # one policy
+    python -m benchmarks.report                  # the tables
+
+One cell: ``verl-adaptive simulate --clock`` with the same words. No time of this machine is measured.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass, field
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.cells import Parser, machine, run_script, to_json, versions, write_whole
+from verl_adaptive.simulate import (
+    PEERS,
+    Clock,
+    ClockConfig,
+    LengthConfig,
+    Machine,
+    Setting,
+    Task,
+    Timing,
+    make_simulation,
+    parse_pool,
+    preset_names,
+    run_task,
+)
+
+HERE = Path(__file__).resolve().parent
+
+#: Policies beside the shipped presets, which all run.
+VARIANTS = ("dapo adaptive.sampler.round.adaptive=true", "pilot_commit adaptive.allocator.form=pipelined")
+
+
+@dataclass(frozen=True)
+class Block:
+    """One table.
+
+    Attributes:
+        about: what it is.
+        pool: as ``--pool`` takes it.
+        clock: what generation takes.
+        steps: of a run; with ``skip`` 0 GRPO's, whose rollouts are every policy's budget.
+        skip: steps at the beginning that are not measured: the first pass, in which nobody knows the prompts.
+        batch, n: B and N.
+    """
+
+    about: str
+    pool: str = "static"
+    clock: ClockConfig = field(default_factory=ClockConfig)
+    steps: int = 94
+    skip: int = 32
+    batch: int = 128
+    n: int = 16
+
+    @property
+    def learns(self) -> bool:
+        return self.skip == 0
+
+
+def _with(machine: Machine | None = None, **lengths: Any) -> ClockConfig:
+    return ClockConfig(machine or Machine(), LengthConfig(**lengths))
+
+
+#: The first is the model of the published table; then the same with one thing changed; then pools that learn.
+BLOCKS = {
+    "model": Block("8 replicas of 64 slots, 8 ms and 0.12 ms a sequence, median 4,000 tokens, σ 0.9, cap 32,768"),
+    "short answers": Block("median 1,000, σ 0.6, cap 8,192", clock=_with(median=1000, sigma=0.6, cap=8192)),
+    "longer tail": Block("σ 1.2", clock=_with(sigma=1.2)),
+    "more slots": Block("8 replicas of 256 slots: the batch fits at once", clock=_with(Machine(slots=256))),
+    "bound": Block("a request waits at the replica with the fewest when it is sent", clock=_with(Machine(bound=True))),
+    "mixed": Block("the pool learns: 30 % hopeless, 20 % solved", "mixed", steps=100, skip=0),
+    "hard": Block("the pool learns: half hopeless, 5 % solved", "hard", steps=100, skip=0),
+    "easy": Block("the pool learns: 5 % hopeless, 40 % solved", "easy", steps=100, skip=0),
+}
+
+#: Seeds of a block; the first block has more.
+SEEDS = 3
+SEEDS_OF_MODEL = 5
+
+
+def policies() -> list[str]:
+    """GRPO first, then the other presets, what differs in an option, and verl's own filter."""
+    return ["grpo", *(p for p in preset_names() if p != "grpo"), *VARIANTS, *PEERS]
+
+
+def make_row(key: tuple[str, str, int]) -> dict[str, Any]:
+    """One run, by block, policy and seed."""
+    name, preset, seed = key
+    block = BLOCKS[name]
+    pool = parse_pool(block.pool)[1]
+    if block.learns:
+        setting = Setting(block.batch, block.n, block.steps, block.steps * block.batch * block.n)
+        row = run_task(Task(preset, seed, setting, pool, clock=block.clock))
+        keep = ("time", "time_per_informative", "idle", "waves", "steps", "pool_start", "pool_end", "course", "ended")
+        row["course"] = [[round(s), round(rate, 5)] for s, rate in row["course"]]
+        return {"block": name, "preset": preset, "seed": seed, **_rounded({k: row[k] for k in keep})}
+    task = Task(preset, seed, Setting(block.batch, block.n, block.steps, None), pool, clock=block.clock)
+    world, clock, timing = task.world(), Clock(block.clock), Timing(block.clock, block.skip)
+    simulation = make_simulation(preset, world, batch=block.batch, n=block.n, steps=block.steps, seed=seed, clock=clock)
+    for result in simulation:
+        timing.count(clock.phases[-1], result, simulation.engine.facts.tolerance, 0.0)
+    return {"block": name, "preset": preset, "seed": seed, "steps": simulation.step, **_rounded(timing.row())}
+
+
+def _rounded(row: dict[str, Any]) -> dict[str, Any]:
+    return {k: round(v, 6) if isinstance(v, float) else v for k, v in row.items()}
+
+
+def made(wanted: Sequence[tuple[str, str, int]], jobs: int) -> Iterator[dict[str, Any]]:
+    """The runs, in order."""
+    if jobs == 1:
+        yield from map(make_row, wanted)
+        return
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        yield from pool.map(make_row, wanted)
+
+
+def shares(rows: Sequence[dict[str, Any]], block: str) -> dict[str, dict[str, Any]]:
+    """A block's policies as shares of GRPO's, paired by seed: ``time``, ``time_per_informative``; ``idle`` and
+    ``rounds`` as they are; standard errors and extremes over seeds in ``spread``."""
+    by: dict[str, dict[int, dict[str, Any]]] = {}
+    for row in rows:
+        if row["block"] == block:
+            by.setdefault(row["preset"], {})[row["seed"]] = row
+    out: dict[str, dict[str, Any]] = {}
+    for preset in (p for p in policies() if p in by):
+        seeds = sorted(set(by[preset]) & set(by["grpo"]))
+        found = {
+            "time": [by[preset][s]["time"] / by["grpo"][s]["time"] for s in seeds],
+            "time_per_informative": [
+                by[preset][s]["time_per_informative"] / by["grpo"][s]["time_per_informative"] for s in seeds
+            ],
+            "idle": [by[preset][s]["idle"] for s in seeds],
+            "rounds": [by[preset][s]["waves"] for s in seeds],
+            "seconds": [by[preset][s]["time"] for s in seeds],
+        }
+        for key in ("empty", "last", "begun", "aborted", "aborted_tokens", "prefill", "informative"):
+            if key in by[preset][seeds[0]]:
+                found[key] = [by[preset][s][key] for s in seeds]
+        entry: dict[str, Any] = {key: round(float(np.mean(values)), 4) for key, values in found.items()}
+        entry["seeds"] = len(seeds)
+        entry["spread"] = {
+            key: {
+                "se": round(float(np.std(found[key], ddof=1) / np.sqrt(len(seeds))), 4) if len(seeds) > 1 else None,
+                "lowest": round(min(found[key]), 4),
+                "highest": round(max(found[key]), 4),
+            }
+            for key in ("time", "time_per_informative", "idle", "rounds")
+        }
+        out[preset] = entry
+    return out
+
+
+def to_pool(rows: Sequence[dict[str, Any]], block: str) -> dict[str, dict[str, Any]]:
+    """Seconds to where GRPO's pool ended, of GRPO's, in a block that learns."""
+    seeds = {row["seed"] for row in rows if row["block"] == block}
+    out = {}
+    for preset in policies():
+        mine = [r for r in rows if r["block"] == block and r["preset"] == preset]
+        if mine and seeds:
+            out[preset] = _to_baseline(rows, block, preset)
+    return out
+
+
+def _to_baseline(rows: Sequence[dict[str, Any]], block: str, preset: str) -> dict[str, Any]:
+    by = {(r["preset"], r["seed"]): r for r in rows if r["block"] == block}
+    shares_, seeds = [], sorted(s for p, s in by if p == preset and ("grpo", s) in by)
+    for seed in seeds:
+        base = by["grpo", seed]["course"]
+        target = base[-1][1]
+        ours = next((s for s, rate in by[preset, seed]["course"] if rate >= target), None)
+        if ours is not None:
+            shares_.append(ours / next(s for s, rate in base if rate >= target))
+    return {
+        "to_grpo": round(float(np.mean(shares_)), 4) if shares_ else None,
+        "reached": len(shares_),
+        "seeds": len(seeds),
+        "lowest": round(min(shares_), 4) if shares_ else None,
+        "highest": round(max(shares_), 4) if shares_ else None,
+        "pool_end": round(float(np.mean([by[preset, s]["pool_end"] for s in seeds])), 4),
+    }
+
+
+def collected(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """What is written, rows apart."""
+    there = [name for name in BLOCKS if any(row["block"] == name for row in rows)]
+    return {
+        "policies": shares(rows, "model"),
+        "variations": {name: shares(rows, name) for name in there if name != "model" and not BLOCKS[name].learns},
+        "learning": {name: to_pool(rows, name) for name in there if BLOCKS[name].learns},
+        "blocks": {name: asdict(BLOCKS[name]) for name in there},
+    }
+
+
+def main() -> None:
+    """The command line."""
+    parser = Parser(prog="clock.py", description=__doc__.splitlines()[0])
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time, one core each (default: %(default)s)")
+    parser.add_argument("--seeds", type=int, help=f"seeds of every block (default: {SEEDS_OF_MODEL}, others {SEEDS})")
+    parser.add_argument("--blocks", nargs="+", choices=BLOCKS, default=list(BLOCKS), help="tables (default: all)")
+    parser.add_argument("--only", nargs="+", choices=policies(), default=policies(), help="policies (default: all)")
+    parser.add_argument("--fresh", action="store_true", help="run again what the results hold")
+    parser.add_argument("--results", type=Path, default=HERE / "results" / "clock.json")
+    options = parser.parse_args()
+    have: dict[tuple[str, str, int], dict[str, Any]] = {}
+    if options.results.exists():
+        rows = json.loads(options.results.read_text())["rows"]
+        have = {(r["block"], r["preset"], r["seed"]): r for r in rows if r["preset"] in policies()}
+    wanted = [
+        (block, preset, seed)
+        for block in options.blocks
+        for seed in range(options.seeds or (SEEDS_OF_MODEL if block == "model" else SEEDS))
+        for preset in options.only
+        if options.fresh or (block, preset, seed) not in have
+    ]
+    for done, row in enumerate(made(wanted, options.jobs), 1):
+        have[row["block"], row["preset"], row["seed"]] = row
+        print(
+            f"[{done}/{len(wanted)}] {row['block']}, {row['preset']}, seed {row['seed']}: {row['time']:.0f} s",
+            flush=True,
+        )
+        if done % 20 == 0 or done == len(wanted):
+            save(options.results, have)
+    if not wanted:
+        save(options.results, have)
+
+
+def save(path: Path, have: dict[tuple[str, str, int], dict[str, Any]]) -> None:
+    """Write the results whole."""
+    rows = [have[key] for key in sorted(have)]
+    about = {
+        "benchmark": "clock",
+        "command": shlex.join(["python", "-m", "benchmarks.clock", *sys.argv[1:]]),
+        "machine": machine() | {"versions": versions("verl-adaptive", "numpy", "verl")},
+    }
+    write_whole(path, to_json({**about, **collected(rows), "rows": rows}, "rows"))
+
+
+if __name__ == "__main__":
+    run_script(main)

@@ -1,0 +1,128 @@
+"""Several training runs, one after the other, on one start-up of verl.
+
+    python -m tests.e2e.several runs.json
+
+A start-up is a dozen processes that import verl: a minute and a half of processor time, against a few seconds for a step.
+Ray, TransferQueue, the worker processes, vLLM, the reward worker and the agent loop's are started by the first run and kept.
+Every run has its own configuration, trainer, policy, data loader, statistics and checkpoints, and a model and an optimizer
+made anew. What is read once, when a process starts, is the first run's: reward function, agent loop, ranks, vLLM's settings.
+
+``runs.json`` lists the runs: their names, overrides, files for verl's metrics. The first that fails ends it all.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import ray
+from omegaconf import DictConfig
+from verl.trainer.main_ppo import TaskRunnerV1, run_ppo
+from verl.trainer.ppo.utils import need_critic, need_reference_policy
+from verl.utils.config import validate_config
+from verl.utils.device import auto_set_device
+
+from tests.e2e.harness import BEGIN
+from verl_adaptive.integration.inspect import compose
+
+
+def once(make: Callable[..., Any]) -> Callable[..., Any]:
+    """The first result, for all calls."""
+    made: list[Any] = []
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not made:
+            made.append(make(*args, **kwargs))
+        return made[0]
+
+    return call
+
+
+def keep_processes() -> None:
+    """Let what starts processes, in a trainer's ``init``, do so for the first trainer only."""
+    from verl.trainer.ppo.v1 import trainer_base as verls
+
+    groups = verls.RayWorkerGroup
+
+    def kept_workers(**kwargs: Any) -> Any:
+        made = groups(**kwargs)
+        made.spawn = once(made.spawn)
+        return made
+
+    verls.ResourcePoolManager.create_resource_pool = once(verls.ResourcePoolManager.create_resource_pool)
+    verls.ResourcePoolManager = once(verls.ResourcePoolManager)
+    verls.RayWorkerGroup = once(kept_workers)
+    verls.RewardLoopManager = once(verls.RewardLoopManager)
+    verls.LLMServerManager.create = once(verls.LLMServerManager.create)
+
+
+def begin_anew(workers: Any) -> None:
+    """Let ``init_model``, of the workers that have a model already, take it back to its beginning, optimizer included."""
+
+    def reset(worker: Any) -> None:  # in a worker's process
+        for role in worker.worker_dict.values():
+            if hasattr(role, "actor"):
+                role.actor.reset()
+
+    calls = [worker.execute_with_func_generator.remote for worker in workers.workers]
+    workers.init_model = lambda: ray.get([call(reset) for call in calls])
+
+
+class Several(TaskRunnerV1.__ray_metadata__.modified_class):
+    """verl's driver, for several runs.
+
+    Args:
+        runs: name, file for the metrics, and configuration of each.
+    """
+
+    def __init__(self, runs: list[tuple[str, str, DictConfig]]) -> None:
+        super().__init__()
+        self.runs = runs
+
+    def run(self, config: DictConfig) -> None:
+        import transfer_queue as tq
+        from verl.trainer.ppo.v1 import get_trainer_cls
+
+        keep_processes()
+        tq.init(config.transfer_queue)
+        try:
+            for name, metrics, each in self.runs:
+                self.config = each
+                print(BEGIN.format(name), flush=True)
+                Path(metrics).with_suffix(".begun").touch()
+                os.environ["VERL_FILE_LOGGER_PATH"] = metrics
+                self.trainer = get_trainer_cls(self.config.trainer.v1.trainer_mode)(config=self.config)
+                self.trainer.init()
+                if self.agent_loop_manager is None:
+                    self.init_agent_loop_manager()
+                    begin_anew(self.trainer.actor_rollout_wg)
+                self.trainer.fit(self.agent_loop_manager)
+                self.trainer.logger.finish(exit_code=0)
+                Path(metrics).with_suffix(".done").touch()
+        finally:
+            tq.close()
+
+
+def composed(words: list[str]) -> DictConfig:
+    """What ``python -m verl.trainer.main_ppo <words>`` would run with."""
+    config = compose(words)
+    auto_set_device(config)
+    validate_config(config=config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
+    config.transfer_queue.enable = True
+    return config
+
+
+def main() -> None:
+    """Compose all, then start."""
+    runs = [(run["name"], run["metrics"], composed(run["words"])) for run in json.loads(Path(sys.argv[1]).read_text())]
+    driver = ray.remote(Several)
+    run_ppo(runs[0][2], task_runner_class=SimpleNamespace(remote=lambda: driver.remote(runs)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,145 @@
+"""Start-ups of the pipeline that serve several tests: what runs on them, in order. A run that must fail comes last."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.e2e.faults import AGENT_LOOP, MODES, Killer
+from tests.e2e.harness import REPO, Run, assets, several, train
+
+SHORT = ("trainer.total_training_steps=3",)
+#: No chance in sampling: two trainers see the same rollouts.
+GREEDY = ("trainer.total_training_steps=2", "actor_rollout_ref.rollout.top_k=1")
+#: Presets that are no main run of a test of their own.
+PRESETS = ("aero", "cero", "pilot_commit", "full")
+
+SLOW_REWARD = """
+import importlib.util
+import time
+from pathlib import Path
+
+spec = importlib.util.spec_from_file_location("real_reward", {real!r})
+real = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(real)
+
+
+def compute_score(*args, **kwargs):
+    if Path({slow!r}).exists():
+        Path({called!r}).touch()
+        time.sleep(2)
+    return real.compute_score(*args, **kwargs)
+"""
+
+
+def short(folder: Path) -> dict[str, Run]:
+    """Short runs on two data-parallel ranks; in the last one the agent loop's worker is killed while answers are judged."""
+    recorded = (*SHORT, "trainer.save_freq=3", "adaptive.record=true")
+    called = folder / "slow-called"
+    (folder / "reward.py").write_text(
+        SLOW_REWARD.format(
+            real=str(REPO / "examples" / "cpu" / "reward.py"),
+            slow=str(folder / "killed" / "metrics-0.begun"),
+            called=str(called),
+        )
+    )
+    runs = {
+        "critic": (
+            *("+adaptive=greso", "algorithm.adv_estimator=gae", "trainer.total_training_steps=2"),
+            *(f"critic.model.path={assets() / 'model'}", "critic.optim.lr=1e-3"),
+            *("critic.ppo_micro_batch_size_per_gpu=32", "critic.ppo_mini_batch_size=16"),
+        ),
+        "verls": (*SHORT, "trainer.save_freq=3"),
+        "every_row": ("+adaptive=grpo", "adaptive.skip_zero_advantage=false", *recorded),
+        "grpo": ("+adaptive=grpo", *SHORT),
+        **{name: (*words, *GREEDY) for name, words in (("greedy", ("+adaptive=grpo",)), ("greedy_verls", ()))},
+        **{preset: (f"+adaptive={preset}", *recorded) for preset in PRESETS},
+        "killed": ("+adaptive=dapo", "adaptive.stall_timeout=60"),
+    }
+    with Killer(AGENT_LOOP, called.exists) as killer:
+        made = several(
+            folder,
+            runs,
+            "trainer.n_gpus_per_node=2",
+            "actor_rollout_ref.actor.use_dynamic_bsz=false",
+            "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=32",
+            f"reward.custom_reward_function.path={folder / 'reward.py'}",
+        )
+    assert killer.killed is not None or not called.exists(), made["killed"].tail
+    return made
+
+
+FAULTY_LOOP = """
+import zlib
+
+from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop
+
+
+class FaultyAgentLoop(SingleTurnAgentLoop):
+    async def run(self, sampling_params, **kwargs):
+        kind = zlib.crc32(str(kwargs["raw_prompt"]).encode()) % 12
+        if kind == 0:
+            return []
+        if kind == 1:
+            raise RuntimeError("the tool server is away")
+        return await super().run(sampling_params, **kwargs)
+"""
+
+FAULTY_REWARD = """
+import time
+import zlib
+from pathlib import Path
+
+HANGS, HUNG = Path({hangs!r}), Path({hung!r})
+
+
+def compute_score(data_source, solution_str, ground_truth, extra_info=None, **_):
+    kind = zlib.crc32(f"{{solution_str}}|{{ground_truth}}".encode()) % 36
+    if HANGS.exists() and ({all} or not HUNG.exists()):
+        HUNG.touch()
+        time.sleep(100_000)
+    if kind == 0:
+        return {{"score": float("nan"), "acc": 0.0}}
+    if kind == 1:
+        raise ValueError("the verifier broke")
+    if kind == 2:
+        return {{"score": float("inf"), "acc": 1.0}}
+    if kind == 3:
+        return {{"score": 0.0, "acc": "wrong"}}
+    if kind == 4:
+        return None
+    if kind == 5:
+        return "not a number"
+    return {{"score": float(kind > 20), "acc": float(kind > 20)}}
+"""
+
+
+def faulty(folder: Path, mode: str = "sync") -> dict[str, Run]:
+    """An agent loop and a reward function that misbehave; in the second run the reward function hangs.
+
+    For one sample, or for all: an asynchronous step need not wait for one sample that hangs (see test_streaming).
+    """
+    (folder / "faulty.py").write_text(FAULTY_LOOP)
+    (folder / "loops.yaml").write_text("- name: faulty_agent\n  _target_: faulty.FaultyAgentLoop\n")
+    hangs = folder / "hangs" / "metrics-0.begun"
+    (folder / "reward.py").write_text(
+        FAULTY_REWARD.format(hangs=str(hangs), hung=str(folder / "hung"), all=mode != "sync")
+    )
+    common = (
+        *("+adaptive=dapo", *MODES[mode], "adaptive.signal=acc"),
+        f"reward.custom_reward_function.path={folder / 'reward.py'}",
+        f"actor_rollout_ref.rollout.agent.agent_loop_config_path={folder / 'loops.yaml'}",
+        "actor_rollout_ref.rollout.agent.default_agent_loop=faulty_agent",
+    )
+    runs = {
+        "faulty": ("trainer.total_training_steps=2", "trainer.save_freq=2", "adaptive.record=true"),
+        "hangs": ("adaptive.stall_timeout=15",),
+    }
+    if mode == "sync":
+        return several(folder, runs, *common, PYTHONPATH=str(folder))
+    made = {}
+    for name, words in runs.items():
+        if name == "hangs":
+            hangs.parent.mkdir()
+            hangs.touch()
+        made[name] = train(folder / name, *common, *words, PYTHONPATH=str(folder))
+    return made

@@ -1,0 +1,259 @@
+"""Aborting requests: verl's own worker tasks, client and load balancer, TransferQueue; the model server is a stand-in.
+
+The stand-in is here for what a test must choose: how long each answer takes. Real vLLM servers are aborted by the tests
+of the pipeline.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("verl")
+ray = pytest.importorskip("ray")
+tq = pytest.importorskip("transfer_queue")
+
+from hydra import compose, initialize_config_module  # noqa: E402
+from omegaconf import OmegaConf  # noqa: E402
+from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ  # noqa: E402
+from verl.utils import tensordict_utils as tu  # noqa: E402
+from verl.workers.rollout.replica import TokenOutput  # noqa: E402
+from verl.workers.rollout.router import GlobalRequestLoadBalancer  # noqa: E402
+
+from verl_adaptive.errors import AdaptiveError  # noqa: E402
+from verl_adaptive.integration.abort import Abort, CancellingClient  # noqa: E402
+
+CONFIG = OmegaConf.create({"actor_rollout_ref": {"rollout": {"name": "vllm", "n": 4, "full_determinism": False}}})
+VerlWorker = AgentLoopWorkerTQ.__ray_metadata__.modified_class
+
+
+@pytest.fixture(scope="module")
+def queue():
+    ray.init(num_cpus=4, include_dashboard=False, logging_level="ERROR")
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        config = compose(
+            "ppo_trainer", overrides=["transfer_queue.backend.SimpleStorage.num_data_storage_units=1"]
+        ).transfer_queue
+    tq.init(config)
+    yield
+    tq.close()
+    ray.shutdown()
+
+
+class State:
+    """As vLLM keeps it."""
+
+    def __init__(self) -> None:
+        self.tokens = 0
+        self.detokenizer = self
+
+    def num_output_tokens(self) -> int:
+        return self.tokens
+
+
+class Server:
+    """Generates one token every 10 ms, ``prompt_ids[0]`` of them; takes few calls at once, as real servers do."""
+
+    def __init__(self) -> None:
+        self.engine = self.output_processor = self
+        self.request_states: dict[str, State] = {}
+        self.rejecting = False
+        self.rejected = 0
+
+    async def generate(self, request_id, *, prompt_ids, sampling_params, **_):
+        if self.rejecting:
+            self.rejected += 1
+            return TokenOutput(token_ids=[], stop_reason="aborted")
+        state = self.request_states[request_id] = State()
+        try:
+            while state.tokens < prompt_ids[0] and not self.rejecting:
+                await asyncio.sleep(0.01)
+                state.tokens += 1
+        finally:
+            del self.request_states[request_id]
+        return TokenOutput(token_ids=[7] * state.tokens, stop_reason="completed")
+
+    async def running(self) -> int:
+        return len(self.request_states)
+
+    async def gate(self, closed: bool) -> None:
+        self.rejecting = closed
+        while closed and self.request_states:  # as vLLM's: returns once nothing runs
+            await asyncio.sleep(0.01)
+
+
+class Gates:
+    """Of verl's checkpoint manager: what :class:`Abort` calls."""
+
+    def __init__(self, servers) -> None:
+        self.servers = servers
+
+    async def abort_replicas(self, reject_request: bool = False) -> None:
+        await asyncio.gather(*[s.gate.remote(reject_request) for s in self.servers])
+
+    def resume_generation_replicas(self) -> None:
+        ray.get([s.gate.remote(False) for s in self.servers])
+
+
+class Worker(VerlWorker):
+    """verl's worker without a model: its requests, statuses and settling are verl's; a session is one call and one row."""
+
+    def __init__(self, client) -> None:
+        tq.init()
+        self.config, self.llm_client, self.background_tasks = CONFIG, client, set()
+
+    async def _run_agent_loop(self, sampling_params, *, session_id, uid, tokens, **_):
+        try:
+            out = await self.llm_client.generate(
+                request_id=f"{uid}{session_id}", prompt_ids=[tokens], sampling_params={}
+            )
+        except asyncio.CancelledError:
+            if uid != "stubborn":
+                raise
+            await asyncio.sleep(12)
+            out = TokenOutput(token_ids=[7])
+        rows = [{"uid": uid, "responses": torch.tensor(out.token_ids or [0])}]
+        await tq.async_kv_batch_put(
+            keys=[f"{uid}_{session_id}_0"],
+            partition_id="train",
+            fields=tu.list_of_dict_to_tensordict(rows),
+            tags=[{"response_len": len(out.token_ids)}],
+        )
+
+    async def send(self, prompts: list[tuple[str, int, int]]) -> None:
+        for uid, n, tokens in prompts:
+            prompt = {"uid": uid, "__rollout_n__": n, "tokens": tokens}
+            task = asyncio.create_task(self._run_prompt(prompt, {}, trajectory={"validate": False}))
+            self.background_tasks.add(task)
+            task.add_done_callback(self.background_tasks.discard)
+
+
+class House:
+    """Workers, servers that take eight calls at a time, a load balancer, and the abort."""
+
+    def __init__(self) -> None:
+        self.servers = [ray.remote(Server).options(max_concurrency=8).remote() for _ in range(2)]
+        self.balancer = ray.remote(GlobalRequestLoadBalancer).remote(dict(zip("ab", self.servers, strict=True)))
+        client = CancellingClient(CONFIG, self.balancer)
+        self.workers = [ray.remote(Worker).remote(client) for _ in range(2)]
+        gates = Gates(self.servers)
+        self.abort = Abort(lambda: self.workers, lambda: self.servers, lambda: gates, timeout=30.0)
+
+    def send(self, prompts: list[tuple[str, int, int]]) -> None:
+        for uid, _, _ in prompts:
+            tq.kv_batch_put(keys=[uid], partition_id="train", tags=[{"is_prompt": True, "status": "pending"}])
+        ray.get([w.send.remote(prompts[i :: len(self.workers)]) for i, w in enumerate(self.workers)])
+
+    def running(self) -> int:
+        return sum(ray.get([s.running.remote() for s in self.servers]))
+
+    def inflight(self) -> int:
+        until = time.monotonic() + 10  # a release is sent, not awaited
+        while (left := ray.get(self.balancer.get_total_inflight.remote())) and time.monotonic() < until:
+            time.sleep(0.05)
+        return left
+
+
+def rows() -> dict[str, dict]:
+    return (tq.kv_list("train") or {}).get("train", {})
+
+
+def until(condition) -> None:
+    end = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+@pytest.fixture(scope="module")
+def built(queue):
+    return House()
+
+
+@pytest.fixture
+def house(built):
+    yield built
+    built.abort.reopen()
+    if rows():
+        tq.kv_clear(keys=list(rows()), partition_id="train")
+
+
+def test_nothing_is_left_and_what_was_generated_is_counted(house):
+    house.send([("quick", 3, 5), ("half", 2, 100_000), ("long", 4, 100_000)])
+    until(lambda: rows()["quick"]["status"] == "finished" and house.running() == 6)
+    time.sleep(0.1)
+    done = house.abort(["half", "long"])
+    assert done.rollouts == 6 and done.tokens >= 6
+    assert house.running() == 0 and house.inflight() == 0
+    assert set(rows()) == {"quick", "quick_0_0", "quick_1_0", "quick_2_0"}  # what is not aborted stays
+    time.sleep(0.5)
+    assert len(rows()) == 4
+    # servers take nothing until the weights are new, and everything from then on
+    house.abort.reopen()
+    house.send([("next", 2, 3)])
+    until(lambda: rows()["next"]["status"] == "finished")
+    assert rows()["next_1_0"]["response_len"] == 3
+
+
+def test_finished_sessions_of_an_aborted_request_are_counted_and_cleared(house):
+    house.send([("slow", 1, 100_000)])
+    tq.kv_batch_put(keys=["slow_1_0", "slow_1_1", "slow_2_0"], partition_id="train", tags=[{"response_len": 9}] * 3)
+    until(lambda: house.running() == 1)
+    done = house.abort(["slow"])
+    assert done.rollouts == 3 and done.tokens >= 27
+    assert rows() == {}
+
+
+def test_requests_that_wait_in_line_at_a_server_do_not_hold_the_abort_up(house):
+    house.send([(f"u{i}", 8, 100_000) for i in range(40)])  # 320 calls, 16 of them taken
+    time.sleep(1.0)
+    began = time.monotonic()
+    house.abort([f"u{i}" for i in range(40)])
+    assert time.monotonic() - began < 60  # the line alone would take an hour
+    assert house.running() == 0 and house.inflight() == 0 and rows() == {}
+
+
+@pytest.mark.parametrize("moment", np.linspace(0.0, 0.06, 7).tolist())
+def test_an_abort_at_any_moment_leaves_a_queue_that_works(house, moment):
+    """Sessions are cancelled before they reach a server, at it, and while they write."""
+    prompts = [(f"m{i}", 8, 1 + i % 3) for i in range(24)]
+    house.send(prompts)
+    time.sleep(moment)
+    house.abort([uid for uid, _, _ in prompts])
+    assert rows() == {} and house.running() == 0 and house.inflight() == 0
+    house.abort.reopen()
+    house.abort.sweep()
+    house.send([(f"n{i}", 8, 2) for i in range(24)])
+    until(lambda: all(rows()[f"n{i}"]["status"] == "finished" for i in range(24)))
+    keys = [f"n{i}_{s}_0" for i in range(24) for s in range(8)]
+    data = tq.kv_batch_get(keys=keys, partition_id="train", select_fields=["uid", "responses"])
+    assert [getattr(u, "data", u) for u in data["uid"]] == [key.split("_")[0] for key in keys]
+    assert all(r.tolist() == [7, 7] for r in data["responses"])
+
+
+def test_sessions_that_hold_cancellation_back_are_said_and_their_rows_cleared(house, caplog):
+    house.send([("stubborn", 2, 100_000)])
+    until(lambda: house.running() == 2)
+    with caplog.at_level("WARNING", logger="verl_adaptive"):
+        house.abort(["stubborn"])
+    assert "1 requests were cancelled 10 s ago and have not ended" in caplog.text
+    until(lambda: "stubborn_1_0" in rows() and "stubborn_0_0" in rows())
+    house.abort.sweep()
+    assert not any(key.startswith("stubborn_") for key in rows())
+
+
+def test_a_worker_of_another_kind_is_refused_by_name(house):
+    class Odd:
+        def ping(self) -> None:
+            return None
+
+    house.workers.append(ray.remote(Odd).remote())
+    try:
+        with pytest.raises(AdaptiveError, match=r"Odd keeps no background_tasks.*adaptive.rounds=true"):
+            house.abort(["x"])
+    finally:
+        ray.kill(house.workers.pop())

@@ -1,0 +1,77 @@
+"""What verl's configuration says of a run, once for everybody who asks."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+pytest.importorskip("verl")
+from hydra import compose, initialize_config_module
+from omegaconf import OmegaConf
+
+from verl_adaptive.config import AdaptiveConfig
+from verl_adaptive.integration import facts
+from verl_adaptive.integration.advantage import register_estimator
+from verl_adaptive.policy import build_policy
+from verl_adaptive.roles import Advantage
+
+COMMON = ("data.train_batch_size=64", "actor_rollout_ref.actor.ppo_mini_batch_size=16", "trainer.project_name=p")
+
+
+def composed(*overrides: str):
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        config = compose("ppo_trainer", overrides=[*COMMON, *overrides])
+    return config, AdaptiveConfig.from_mapping(OmegaConf.to_container(config.adaptive, resolve=True))
+
+
+@pytest.mark.parametrize("alias", ["", "adaptive_"])
+@pytest.mark.parametrize("mode", facts.MODES)
+def test_the_mode_under_both_names(mode, alias) -> None:
+    assert facts.mode_of(composed("+adaptive=greso", f"trainer.v1.trainer_mode={alias}{mode}")[0]) == mode
+
+
+@pytest.mark.parametrize(("epochs", "updates"), [(1, 4), (3, 12)])
+def test_updates_of_a_step(epochs, updates) -> None:
+    config, _ = composed("+adaptive=greso", f"actor_rollout_ref.actor.ppo_epochs={epochs}")
+    assert facts.updates_of(config) == updates
+
+
+def test_the_journal_lies_beside_the_checkpoints_or_where_it_is_said(tmp_path) -> None:
+    place = facts.journal_place(
+        *composed("+adaptive=greso", f"trainer.default_local_dir={tmp_path}", "trainer.experiment_name=e")
+    )
+    assert place == facts.JournalPlace(os.path.join(tmp_path, "adaptive.sqlite"), "p/e", str(tmp_path))
+    words = ("+adaptive=greso", "adaptive.store.url=postgresql+psycopg://h/d", "adaptive.store.run_id=mine")
+    place = facts.journal_place(*composed(*words))
+    assert (place.url, place.run) == ("postgresql+psycopg://h/d", "mine")
+    assert facts.journal_place(*composed("+adaptive=greso", "adaptive.store.enabled=false")).url is None
+    assert len(facts.journal_place(*composed("+adaptive=greso", f"trainer.experiment_name={'e' * 300}")).run) == 255
+
+
+@pytest.mark.parametrize("penalty", ["actor_rollout_ref.actor.use_kl_loss=true", "algorithm.use_kl_in_reward=true"])
+def test_a_kl_penalty_is_remarked_on_where_groups_are_dropped(penalty) -> None:
+    for preset, told in (("grpo", False), ("greso", True), ("aero", True), ("pilot_commit", True), ("cero", False)):
+        config, adaptive = composed(f"+adaptive={preset}", penalty)
+        assert bool(facts.kl_note(config, build_policy(adaptive))) == told, preset
+        config, adaptive = composed(f"+adaptive={preset}")
+        assert facts.kl_note(config, build_policy(adaptive)) == ""
+
+
+class Mine(Advantage):
+    """Somebody's own, named by its path."""
+
+    name = "facts_mine"
+    estimator = "facts_mine"
+
+
+def test_an_advantage_without_an_entry_point_is_known_to_verl() -> None:
+    from verl.trainer.ppo.core_algos import get_adv_estimator_fn
+
+    _, adaptive = composed("+adaptive=dapo", f"adaptive.advantage.name={__name__}:Mine")
+    part = build_policy(adaptive).advantage
+    with pytest.raises(ValueError, match="facts_mine"):
+        get_adv_estimator_fn(part.estimator)
+    register_estimator(type(part))
+    register_estimator(type(part))  # a second trainer in the process
+    assert callable(get_adv_estimator_fn(part.estimator))

@@ -1,0 +1,162 @@
+"""Programs of verl's that would not read a preset refuse it, in real processes: nothing trains plainly under its name."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("verl")
+
+from verl_adaptive.integration import guard
+
+ROOT = Path(__file__).resolve().parents[2]
+VERL = Path(find_spec("verl").submodule_search_locations[0])
+
+
+def python(*words: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *words],
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "VERL_PLATFORM": "", **env},
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("verl.trainer.main_ppo", "trainer.use_v1=false"), r"trainer\.use_v1=False: .*leave trainer\.use_v1 out"),
+        (("verl.experimental.fully_async_policy.fully_async_main",), r"trainer\.v1\.trainer_mode=separate_async"),
+        (
+            (
+                "verl.experimental.one_step_off_policy.main_ppo",
+                "--config-name=one_step_off_ppo_trainer",
+                "hydra.searchpath=[pkg://verl.trainer.config]",
+            ),
+            r"trainer\.v1\.trainer_mode=colocate_async",
+        ),
+        (("verl.trainer.sft_trainer",), "presets are for GRPO and PPO"),
+    ],
+    ids=["use_v1=false", "fully_async", "one_step_off", "sft"],
+)
+def test_other_programs_refuse_before_ray_starts(words, says, tmp_path) -> None:
+    done = python("-m", *words, "+adaptive=greso", cwd=tmp_path)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert re.search(rf"verl-adaptive: \+adaptive=greso: .*{says}", done.stderr), done.stderr
+    assert "ray init kwargs" not in done.stdout and "Traceback" not in done.stderr
+
+
+def test_the_program_that_reads_presets_goes_on(tmp_path) -> None:
+    """Up to verl's own validation, which refuses something else."""
+    words = (
+        "-m",
+        "verl.trainer.main_ppo",
+        "+adaptive=greso",
+        "algorithm.adv_estimator=grpo",
+        "data.train_batch_size=1",
+    )
+    done = python(*words, cwd=tmp_path)
+    assert done.returncode == 1 and "in validate_config" in done.stderr, done.stderr
+    assert "verl-adaptive:" not in done.stderr
+
+
+def test_a_preset_chosen_in_a_file_of_the_users_is_refused_too(tmp_path) -> None:
+    (tmp_path / "mine.yaml").write_text("defaults:\n  - ppo_trainer\n  - adaptive: greso\n  - _self_\n")
+    words = ("-m", "verl.trainer.main_ppo", f"--config-path={tmp_path}", "--config-name=mine", "trainer.use_v1=false")
+    done = python(*words, "hydra.searchpath=[pkg://verl.trainer.config]", cwd=tmp_path)
+    assert done.returncode == 1 and "+adaptive=greso: trainer.use_v1=False" in done.stderr, done.stderr
+
+
+def test_a_plugin_that_verl_was_told_not_to_load(tmp_path) -> None:
+    words = ("-m", "verl.trainer.main_ppo", "+adaptive=greso", "algorithm.adv_estimator=grpo")
+    done = python(*words, cwd=tmp_path, VERL_USE_EXTERNAL_PLUGINS="none")
+    assert done.returncode == 1 and "unset VERL_USE_EXTERNAL_PLUGINS" in done.stderr, done.stderr
+    assert "ray init kwargs" not in done.stdout
+
+
+#: A recipe that composes by itself: no Hydra callback runs, so the trainers themselves refuse.
+RECIPE = """
+import sys
+import verl
+from omegaconf import OmegaConf
+from verl_adaptive.errors import AdaptiveError
+
+def refused(make, *arguments):
+    try:
+        make(*arguments)
+    except AdaptiveError as error:
+        return "knows nothing of presets" in str(error)
+    except Exception as error:
+        print(type(error).__name__, error)
+    return False
+
+def run(**more):
+    config = OmegaConf.create({"trainer": {"v1": {"trainer_mode": "mine"}}, "actor_rollout_ref": {}, **more})
+    from verl.experimental.separation.utils import create_role_worker_mapping
+    from verl.trainer.ppo.ray_trainer import RayPPOTrainer
+    from verl.trainer.ppo.v1 import PPOTrainerSync
+
+    class Recipe(RayPPOTrainer):
+        pass
+
+    class Mine(PPOTrainerSync):
+        pass
+
+    return [refused(Recipe, config, None, {}, None), refused(create_role_worker_mapping, config), refused(Mine, config)]
+
+print("with", *run(adaptive={"name": "mine"}))
+print("as a string", *run(adaptive="greso"))
+print("without", *run())
+"""
+
+
+def test_other_trainers_refuse_however_their_configuration_came_about(tmp_path) -> None:
+    done = python("-c", RECIPE, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    said = done.stdout.splitlines()
+    assert "with True True True" in said and "as a string True True True" in said
+    assert "without False False False" in said  # plain runs do not notice that the package is installed
+
+
+def test_every_program_of_the_installed_verl_is_known() -> None:
+    """A program that composes verl's configuration, and that is not in the list, might run a preset plainly."""
+    found = {
+        ".".join(path.relative_to(VERL.parent).with_suffix("").parts)
+        for path in VERL.rglob("*.py")
+        if "@hydra.main" in path.read_text(encoding="utf-8", errors="replace")
+    }
+    assert found and found <= set(guard.PROGRAMS), found - set(guard.PROGRAMS)
+
+
+@pytest.mark.parametrize(
+    ("word", "program"),
+    [
+        ("verl.trainer.main_ppo", "verl.trainer.main_ppo"),
+        ("/opt/verl/verl/trainer/main_ppo.py", "verl.trainer.main_ppo"),
+        ("verl/experimental/one_step_off_policy/main_ppo.py", "verl.experimental.one_step_off_policy.main_ppo"),
+        ("recipe/dapo/main_dapo.py", None),
+        ("mine/main_ppo.py", None),
+        ("data.path=verl/trainer/main_ppo", None),
+        ("", None),
+    ],
+)
+def test_programs_are_known_by_module_and_by_path(word, program) -> None:
+    assert guard.program_of(word) == program
+
+
+def test_the_plugin_stays_light() -> None:
+    """It is imported in every process of verl's, while verl is still importing."""
+    said = (
+        "import sys; import verl_adaptive.integration.guard; print(*sorted({m.partition('.')[0] for m in sys.modules}))"
+    )
+    loaded = set(python("-c", said, cwd=ROOT).stdout.split())
+    assert "verl_adaptive" in loaded
+    assert not loaded & {"hydra", "omegaconf", "numpy", "torch", "ray", "verl", "sqlalchemy", "pyarrow"}

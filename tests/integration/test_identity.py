@@ -1,0 +1,123 @@
+"""What makes a prompt's identity, read from verl's own dataset class: media under any column name, repeated rows."""
+
+from __future__ import annotations
+
+import io
+import logging
+
+import numpy as np
+import pytest
+
+pytest.importorskip("verl")
+from datasets import Dataset, Features, Image, List, Value
+from omegaconf import OmegaConf
+from PIL import Image as Pillow
+from torch.utils.data import Dataset as TorchDataset
+from verl.utils.dataset.rl_dataset import RLHFDataset
+
+from verl_adaptive.config import AdaptiveConfig
+from verl_adaptive.integration.prompts import identity_columns, media_columns
+from verl_adaptive.integration.run_store import RunStore
+from verl_adaptive.stats import dataset_keys
+
+
+def picture(shade: int) -> dict:
+    """An image as Parquet files of verl hold it."""
+    file = io.BytesIO()
+    Pillow.new("RGB", (4, 4), (shade, 0, 0)).save(file, format="PNG")
+    return {"bytes": file.getvalue(), "path": None}
+
+
+def row(text: str, **more) -> dict:
+    return {
+        "data_source": "math",
+        "prompt": [{"role": "user", "content": text}],
+        "reward_model": {"style": "rule", "ground_truth": "7"},
+        **more,
+    }
+
+
+def opened(folder, rows: list[dict], features: Features | None = None, **data) -> RunStore:
+    """The store of a run on verl's dataset over these rows."""
+    Dataset.from_list(rows, features=features).to_parquet(str(folder / "train.parquet"))
+    config = OmegaConf.create(
+        {
+            "data": {"train_batch_size": 2, "cache_dir": str(folder), "filter_overlong_prompts": False, **data},
+            "trainer": {"default_local_dir": str(folder)},
+        }
+    )
+    dataset = RLHFDataset(str(folder / "train.parquet"), tokenizer=None, config=config.data, processor=None)
+    return RunStore(config, AdaptiveConfig.from_mapping({"store": {"enabled": False}}), dataset)
+
+
+@pytest.mark.parametrize("column", ["images", "pictures"])
+def test_one_question_over_four_images_is_four_prompts(tmp_path, column):
+    content = {"role": Value("string"), "content": Value("string")}
+    features = Features(
+        {
+            "data_source": Value("string"),
+            "prompt": List(content),
+            "reward_model": {"style": Value("string"), "ground_truth": Value("string")},
+            column: List(Image()),
+        }
+    )
+    rows = [row("<image>What is this?", **{column: [picture(40 * i)]}) for i in range(4)]
+    more = {} if column == "images" else {"image_key": column}
+    store = opened(tmp_path, rows, features, **more)
+    assert len(np.unique(store.row_of)) == 4
+    plain = [{**{k: v for k, v in r.items() if k != column}, "images": r[column]} for r in rows]
+    assert store.keys.tolist() == dataset_keys(plain).tolist()  # the column's name makes no difference
+
+
+@pytest.mark.parametrize(("kind", "column"), [("video", "clips"), ("audio", "sounds")])
+def test_videos_and_audios_by_their_paths(tmp_path, kind, column):
+    rows = [row(f"<{kind}>What is this?", **{column: [f"/data/{i}.bin"]}) for i in range(3)]
+    assert len(np.unique(opened(tmp_path, rows, **{f"{kind}_key": column}).row_of)) == 3
+
+
+def test_a_text_prompts_key_is_what_it_was(tmp_path):
+    rows = [row(f"{i} + 1?") for i in range(5)]
+    store = opened(tmp_path, rows, image_key="pictures")
+    assert store.keys.tolist() == dataset_keys(rows).tolist()
+
+
+class Own(TorchDataset):
+    """Somebody's own dataset class, whose items verl's has prepared: images are in the messages, the column is gone."""
+
+    def __init__(self, items: list[dict]) -> None:
+        self.items = items
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, index: int) -> dict:
+        return self.items[index]
+
+
+def test_items_of_an_own_dataset_class_keep_their_images_apart():
+    def item(shade: int | None) -> dict:
+        parts = [] if shade is None else [{"type": "image", "image": Pillow.new("RGB", (4, 4), (shade, 0, 0))}]
+        raw = [{"role": "user", "content": [*parts, {"type": "text", "text": "What is this?"}]}]
+        return {**row("<image>What is this?"), "raw_prompt": raw}
+
+    media = media_columns({"image_key": "pictures"})
+    rows, _ = identity_columns(Own([item(0), item(9), item(9)]), "prompt", media)
+    keys = dataset_keys(rows(), media_keys=media)
+    assert keys[0] != keys[1] and keys[1] == keys[2]
+    rows, _ = identity_columns(Own([item(None)]), "prompt", media)
+    assert dataset_keys(rows(), media_keys=media) == dataset_keys([row("<image>What is this?")])
+    rows, _ = identity_columns(Own([{"raw_prompt": "2 + 2?"}]), "question", media)
+    assert dataset_keys(rows(), prompt_key="question") == dataset_keys([{"prompt": "2 + 2?"}])
+
+
+@pytest.mark.parametrize(("repeated", "level"), [(0, None), (2, "INFO"), (3, "WARNING"), (9, "WARNING")])
+def test_many_repeated_rows_are_said_once_with_their_number(tmp_path, caplog, repeated, level):
+    """Ten rows; more than a fifth of them is a warning that says what helps where they are different prompts."""
+    caplog.set_level(logging.INFO)
+    store = opened(tmp_path, [row("1 + 1?")] * repeated + [row(f"{i} + 1?") for i in range(1, 11 - repeated)])
+    said = [r for r in caplog.records if "training set" in r.getMessage()]
+    assert [r.levelname for r in said] == ([] if level is None else [level])
+    assert len(store.row_of) == 10 and len(np.unique(store.row_of)) == 10 - repeated
+    if level == "WARNING":
+        text = said[0].getMessage()
+        assert f"{repeated} rows repeat an earlier one" in text and "data.image_key" in text and "id_key" in text

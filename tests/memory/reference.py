@@ -1,0 +1,79 @@
+"""The memory baseline and the draw by spread as slow loops over prompts, written from the formulas alone."""
+
+from __future__ import annotations
+
+import math
+
+__all__ = ["SlowBaseline", "SlowMemory"]
+
+
+class SlowMemory:
+    """One entry a prompt: w, m, latest mean, strength of the prior."""
+
+    def __init__(self, sources, decay=0.9, strength=4.0, by_source=True, fade_prior=False, centre=None):
+        self.sources, self.decay, self.kappa = list(sources), decay, strength
+        self.by_source, self.fade_prior, self.centre = by_source, fade_prior, centre
+        self.w, self.m = [0.0] * len(sources), [0.0] * len(sources)
+        self.latest: list[float | None] = [None] * len(sources)
+        self.strength = [strength] * len(sources)
+        self.settle()
+
+    def settle(self):
+        """The priors of the next step."""
+        seen = [x for x in self.latest if x is not None]
+        if self.centre is None:
+            everyone = sum(seen) / len(seen) if seen else math.nan
+        else:
+            everyone = (2 * self.centre + sum(seen)) / (2 + len(seen))
+        self.prior = {}
+        for source in set(self.sources):
+            own = [x for x, s in zip(self.latest, self.sources, strict=True) if s == source and x is not None]
+            self.prior[source] = (2 * everyone + sum(own)) / (2 + len(own)) if self.by_source else everyone
+
+    def value(self, prompt):
+        k = self.strength[prompt]
+        return (self.w[prompt] + k * self.prior[self.sources[prompt]]) / (self.m[prompt] + k)
+
+    def visit(self, prompt, values, weight=1.0):
+        self.w[prompt] = self.decay * self.w[prompt] + weight * sum(values)
+        self.m[prompt] = self.decay * self.m[prompt] + weight * len(values)
+        self.latest[prompt] = sum(values) / len(values)
+        if self.fade_prior:
+            self.strength[prompt] *= self.decay
+
+
+class SlowBaseline:
+    """Advantages of one step after another; a step is a list of (prompt, rewards, weight of its evidence)."""
+
+    def __init__(self, memory, shrink=4.0, scale="running"):
+        self.memory, self.shrink, self.scale = memory, shrink, scale
+        self.square, self.rewards = None, []
+
+    def step(self, groups):
+        before = [self.memory.value(prompt) for prompt, _, _ in groups]
+        everything = [r for _, rewards, _ in groups for r in rewards]
+        off = []
+        for v, (_, rewards, _) in zip(before, groups, strict=True):
+            for i, r in enumerate(rewards):
+                value = v
+                if math.isnan(value):  # nothing known yet: the batch's other rollouts
+                    value = (sum(everything) - r) / (len(everything) - 1) if len(everything) > 1 else r
+                others = rewards[:i] + rewards[i + 1 :]
+                b = (sum(others) + self.shrink * value) / (len(others) + self.shrink) if others else value
+                off.append(r - b)
+        for prompt, rewards, weight in groups:
+            self.memory.visit(prompt, rewards, weight)
+        self.memory.settle()
+        self.rewards += everything
+        mean_square = sum(a * a for a in off) / len(off)
+        self.square = mean_square if self.square is None else 0.9 * self.square + 0.1 * mean_square
+        if self.scale == "none":
+            return off
+        if self.scale == "whiten":
+            mean = sum(off) / len(off)
+            deviation = math.sqrt(sum((a - mean) ** 2 for a in off) / len(off)) + 1e-8
+            return [(a - mean) / deviation for a in off]
+        mean = sum(self.rewards) / len(self.rewards)
+        least = 0.1 * math.sqrt(sum((r - mean) ** 2 for r in self.rewards) / len(self.rewards))
+        scale = max(math.sqrt(self.square), least)
+        return [a / scale if scale > 0 else 0.0 for a in off]

@@ -1,0 +1,53 @@
+"""How a step's rollouts are spread over groups (``adaptive.batch_unit``)."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from verl_adaptive.config import AdaptiveConfig
+from verl_adaptive.errors import ConfigError
+from verl_adaptive.shape import step_shape
+
+
+def config(unit: str = "rollouts", n: int | None = 1, allocator: str = "fixed") -> AdaptiveConfig:
+    options = {"name": allocator} | ({"n": n} if allocator == "fixed" else {})
+    return AdaptiveConfig.from_mapping({"batch_unit": unit, "allocator": options})
+
+
+def test_groups_stay_as_they_are() -> None:
+    shape = step_shape(config("groups", 2), 16, 8, 10)
+    assert (shape.groups, shape.n, shape.note) == (16, 8, "")
+
+
+@pytest.mark.parametrize(("n", "groups"), [(1, 128), (2, 64), (4, 32), (8, 16), (None, 16)])
+def test_the_same_rollouts_in_smaller_groups(n, groups) -> None:
+    shape = step_shape(config(n=n), 16, 8, 10_000)
+    assert (shape.groups, shape.n, shape.note) == (groups, n or 8, "")
+    assert shape.config.allocator == {"name": "fixed", "n": n or 8}
+
+
+def test_too_few_prompts_make_larger_groups() -> None:
+    shape = step_shape(config(), 16, 8, 127)
+    assert (shape.groups, shape.n) == (64, 2)
+    assert shape.note == "127 prompts are too few for 128 groups of 1: groups of 2 instead"
+    assert step_shape(config(), 16, 8, 128).n == 1
+    ahead = step_shape(config(), 16, 8, 128, ahead=1.5)
+    assert ahead.n == 4 and "as many ahead" in ahead.note
+    assert step_shape(config(), 16, 8, 10, ahead=4).n == 8  # what verl asks for, at least
+
+
+@given(st.integers(1, 600), st.sampled_from([1, 2, 3, 4, 6, 8, 12, 16]), st.integers(1, 5000), st.floats(0, 3))
+def test_rollouts_and_divisibility_are_kept(batch, n, prompts, ahead) -> None:
+    shape = step_shape(config(), batch, n, prompts, ahead)
+    assert shape.groups * shape.n == batch * n and shape.groups % batch == 0
+    assert shape.n == n or shape.groups * (1 + ahead) <= prompts
+    assert bool(shape.note) == (shape.n != 1)
+
+
+def test_refusals() -> None:
+    with pytest.raises(ConfigError, match=r"^adaptive\.allocator\.n=3: .*rollout\.n=8: 1, 2, 4, 8"):
+        step_shape(config(n=3), 16, 8, 1000)
+    with pytest.raises(ConfigError, match=r"^adaptive\.batch_unit='rollouts': .*allocator=aero"):
+        step_shape(config(allocator="aero"), 16, 8, 1000)

@@ -1,0 +1,205 @@
+"""The draw by spread: its distribution, the race's shortcut, priors, failures, warm start and resume."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.memory.reference import SlowMemory
+from tests.world import World, keys_of, make_engine, run_step
+from verl_adaptive.config import RunFacts
+from verl_adaptive.errors import ConfigError
+from verl_adaptive.groups import Groups
+from verl_adaptive.progress import Progress
+from verl_adaptive.rng import Draw
+from verl_adaptive.samplers.spread import Spread
+from verl_adaptive.stats.table import StatsTable
+
+
+def bound(M: int = 60, table: StatsTable | None = None, sources=None, n: int = 8, **options) -> Spread:
+    made, table = Spread(options), StatsTable() if table is None else table
+    table.rows_for(keys_of(M), sources=sources)
+    made.bind(table, RunFacts(batch=8, n=n, steps=100, prompts=M))
+    return made
+
+
+def at(step: int, round: int = 0, seed: int = 0) -> Progress:
+    return Progress(step=step, batch=8, draw=Draw(seed, step), round=round)
+
+
+def see(made: Spread, groups: Groups, step: int) -> None:
+    made.table.observe(groups, step, tolerance=1e-6)
+    made.observe(groups, at(step))
+    made.end_step(at(step))
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(
+        st.lists(
+            st.tuples(st.integers(0, 8), st.lists(st.sampled_from([0.0, 1.0]), min_size=1)), min_size=1, max_size=5
+        ),
+        min_size=1,
+        max_size=6,
+    ),
+    st.sampled_from(["source", "all"]),
+    st.booleans(),
+)
+def test_the_expected_share_of_successes(history, prior, fade) -> None:
+    sources = ["a", "b", "c"] * 3
+    made = bound(9, sources=sources, decay=0.8, strength=3.0, prior=prior, fade_prior=fade)
+    slow = SlowMemory(sources, 0.8, 3.0, prior == "source", fade, centre=0.5)
+    for step, groups in enumerate(history, 1):
+        see(made, Groups.from_lists([p for p, _ in groups], [r for _, r in groups]), step)
+        for prompt, rewards in groups:
+            slow.visit(prompt, rewards)
+        slow.settle()
+        np.testing.assert_allclose(made.memory.value(np.arange(9)), [slow.value(p) for p in range(9)], rtol=1e-9)
+
+
+def test_prompts_are_drawn_in_proportion_to_their_weight() -> None:
+    """The first of a race is a prompt with chance weight / Σ weights."""
+    made = bound(6, floor=0.1, strength=0.001)
+    for step in range(1, 30):
+        see(made, Groups.from_lists(range(6), [[0], [1], [0, 1], [0, 0, 0, 1], [1, 1, 1, 0], [0, 1, 1]]), step)
+    weight = made._weight(np.arange(6))
+    v = made.memory.value(np.arange(6))
+    np.testing.assert_allclose(weight, np.sqrt(v * (1 - v)) + 0.1)
+    draws = 20_000
+    first = [made.pick(np.arange(6), 1, at(step, seed=7)).rows[0] for step in range(100, 100 + draws)]
+    share = np.bincount(first, minlength=6) / draws
+    expected = weight / weight.sum()
+    assert (np.abs(share - expected) < 4.5 * np.sqrt(expected / draws)).all()
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 400), st.integers(0, 10_000), st.sampled_from(["spread", "mixed"]), st.integers(0, 3))
+def test_the_shortcut_changes_nothing(count, seed, weight, before) -> None:
+    """Looking at the likely winners alone gives what sorting the whole pool gives."""
+    M = 3000
+    made = bound(M, weight=weight)
+    rng = np.random.default_rng(seed)
+    made.memory.col("sum")[:] = made.memory.col("count") * rng.random(M)
+    made.memory.col("count")[:] = rng.integers(0, 50, M)
+    pool = np.arange(M)
+    for _ in range(before):
+        made.pick(pool, int(rng.integers(0, 300)), at(5, seed=seed))
+    taken = made._taken.copy()
+    keyed = Draw(seed, 0).bits("spread.race", made.table.key_hi, made.table.key_lo)
+    u = (at(5, seed=seed).draw.again("spread.race", keyed) >> np.uint64(11)) * 2.0**-53
+    arrival = -np.log1p(-u) / made._weight(pool)
+    arrival[taken] = np.inf
+    got = made.pick(pool, count, at(5, seed=seed)).rows
+    assert got.tolist() == np.argsort(arrival, kind="stable")[:count].tolist()
+
+
+def test_without_replacement_within_a_step_and_anew_in_the_next() -> None:
+    made, pool = bound(40), np.arange(40)
+    first, second = made.pick(pool, 25, at(1)).rows, made.pick(pool, 25, at(1, round=1)).rows
+    assert len(first) == 25 and len(second) == 15 and not np.isin(first, second).any()
+    assert len(made.pick(pool, 10, at(1, round=2)).rows) == 0
+    assert len(made.pick(pool, 40, at(2)).rows) == 40
+
+
+def test_a_draw_depends_on_the_key_not_on_the_pool() -> None:
+    """A prompt's place among others is the same whoever else may be picked."""
+    made = bound(200)
+    whole = made.pick(np.arange(200), 200, at(3)).rows.tolist()
+    part = np.arange(0, 200, 3)
+    assert bound(200).pick(part, len(part), at(3)).rows.tolist() == [r for r in whole if r in set(part.tolist())]
+
+
+def test_what_is_settled_rests_and_is_not_lost() -> None:
+    p = np.concatenate([np.ones(100), np.zeros(100), np.full(50, 0.5)])
+    engine, world = make_engine({"name": "spread", "strength": 1.0, "decay": 0.97}, n=2, batch=25, p=p)
+    visits = np.zeros((2, 250))
+    for step in range(1, 401):
+        visits[int(step > 200)][run_step(engine, world, step).groups.index] += 1
+    late = visits[1]
+    assert late[200:].mean() > 2 * late[:200].mean()
+    assert (visits[1] > 0).all()
+
+
+def test_a_new_prompt_is_expected_to_be_as_its_source() -> None:
+    sources = ["easy"] * 30 + ["even"] * 30
+    made = bound(60, sources=sources)
+    for step in range(1, 4):
+        rows = np.concatenate([np.arange(10), np.arange(30, 40)])
+        see(made, Groups.from_lists(rows, [[1.0]] * 10 + [[float(i % 2)] for i in range(10)]), step)
+    weight = made._weight(np.arange(60))
+    assert weight[20] < 0.75 * weight[50]
+
+
+def test_prompts_that_fail_count_as_visited() -> None:
+    made = bound(3)
+    for step in range(1, 21):
+        made.table.observe(Groups.from_lists([0], [[]], failed=[True]), step, tolerance=1e-6)
+    made.table.col("visits")[2], made.table.col("failures")[2] = 18, 2
+    weight = made._weight(np.arange(3))
+    assert weight[0] == pytest.approx((weight[1] - 0.0125) / 21 + 0.0125)
+    assert weight[2] == pytest.approx((weight[1] - 0.0125) * 19 / 21 + 0.0125)
+    engine, world = make_engine("spread", n=1, batch=10, M=100)
+    world.failure = 0.0
+    engine.table.col("failures")[:50] = 1000
+    seen = np.concatenate([run_step(engine, world, step).groups.index for step in range(1, 41)])
+    assert 0 < (seen < 50).mean() < 0.2
+
+
+def test_the_chance_that_a_group_is_mixed() -> None:
+    """Against the Beta distribution's integral."""
+    made = bound(4, weight="mixed", n=8, strength=2.0, prior="all", floor=0.001)
+    made.memory.col("count")[:], made.memory.col("sum")[:] = [0, 4, 10, 40], [0, 0, 5, 39]
+    grid = (np.arange(400_000) + 0.5) / 400_000
+    mass, value = made.memory.mass(np.arange(4)), made.memory.value(np.arange(4))
+    for row in range(4):
+        a, b = mass[row] * value[row], mass[row] * (1 - value[row])
+        density = np.exp((a - 1) * np.log(grid) + (b - 1) * np.log1p(-grid))
+        expected = ((1 - grid**8 - (1 - grid) ** 8) * density).sum() / density.sum()
+        assert made._weight(np.array([row]))[0] == pytest.approx(expected + 0.001, rel=1e-3)
+    with pytest.raises(ConfigError, match=r"adaptive\.sampler\.weight='mixed': a group of 1"):
+        bound(4, weight="mixed", n=1)
+
+
+def test_warm_start_is_evidence() -> None:
+    table = StatsTable()
+    table.rows_for(keys_of(10))
+    table.col("rollouts")[:3], table.col("successes")[:3] = 8, [0, 4, 8]
+    made = bound(10, table)
+    weight = made._weight(np.arange(3))
+    assert weight[1] > 1.3 * weight[0] and weight[1] > 1.3 * weight[2]
+    assert made.memory.col("count")[:4].tolist() == [8, 8, 8, 0]
+
+
+def test_any_signal_that_counts_as_success() -> None:
+    engine, world = make_engine(
+        "spread",
+        n=2,
+        batch=10,
+        world=World(np.linspace(0, 1, 40), low=-1.0, high=1.0),
+        success={"mode": "value", "low": -1.0, "high": 1.0},
+    )
+    for step in range(1, 30):
+        run_step(engine, world, step)
+    value = engine.policy.sampler.memory.value(np.arange(40))
+    assert ((value >= 0) & (value <= 1)).all()
+
+
+def test_metrics() -> None:
+    engine, world = make_engine("spread", n=1, batch=10, M=40)
+    run_step(engine, world, 1)
+    metrics = engine.policy.metrics()
+    assert metrics["adaptive/sampler/expected_spread"] == pytest.approx(0.5)
+    assert math.isfinite(metrics["adaptive/sampler/expected_spread"])
+
+
+@pytest.mark.parametrize(
+    ("options", "key"),
+    [({"floor": 0.0}, "floor"), ({"n": 1}, "n"), ({"decay": 2.0}, "decay"), ({"weight": "x"}, "weight")],
+)
+def test_settings_that_cannot_work(options, key) -> None:
+    with pytest.raises(ConfigError, match=rf"^adaptive\.sampler\.{key}="):
+        Spread(options)

@@ -1,0 +1,169 @@
+"""Order independence of every sampler: chunks of the stream, chunks of groups, repeated visits, the pool's own order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.samplers.simulate import progress_at
+from tests.world import keys_of
+from verl_adaptive.advantages.discounted_beta import DiscountedBeta
+from verl_adaptive.config import RunFacts
+from verl_adaptive.groups import Groups
+from verl_adaptive.roles import Role, Sampler
+from verl_adaptive.samplers.cero import Cero
+from verl_adaptive.samplers.epoch import Epoch
+from verl_adaptive.samplers.greso import Greso
+from verl_adaptive.samplers.mopps import Mopps
+from verl_adaptive.samplers.retire import Retire
+from verl_adaptive.stats.table import StatsTable
+
+M = 12
+STREAM: dict[str, Callable[[], Sampler]] = {
+    "epoch": lambda: Epoch({}),
+    "greso": lambda: Greso({"warmup_epochs": 0.0}),
+    "greso_mean": lambda: Greso({"classify": "mean", "warmup_epochs": 0.0}),
+    "retire": lambda: Retire({"after": 2, "recheck": 0.3}),
+}
+POOL: dict[str, Callable[[], Sampler]] = {
+    "mopps": lambda: Mopps({"decay": 0.5, "recheck": 0.3, "candidates": 2.0}),
+    "mopps_by_source": lambda: Mopps({"decay": 0.9, "source_prior": 4.0}),
+    "cero": lambda: Cero({"rho": 0.9}),
+    "cero_visit": lambda: Cero({"rho": 0.7, "forget": "visit", "recheck": 0.2}),
+}
+LEARNERS: dict[str, Callable[[], Role]] = {**STREAM, **POOL, "discounted_beta": lambda: DiscountedBeta({})}
+
+rewards = st.lists(st.sampled_from([0.0, 0.1, 1.0]), max_size=4)
+visit = st.tuples(st.integers(0, M - 1), rewards, st.integers(0, 9).map(lambda k: k == 0), st.integers(0, 2))
+history = st.lists(st.lists(visit, max_size=10), min_size=1, max_size=4)
+
+
+def bound(make: Callable[[], Any]) -> Any:
+    part, table = make(), StatsTable()
+    table.rows_for(keys_of(M), sources=["a", "b", "c"] * (M // 3))
+    part.bind(table, RunFacts(batch=3, n=4, steps=200, prompts=M, stale_discount=0.5))
+    return part
+
+
+def groups_of(visits: list[tuple[int, list[float], bool, int]]) -> Groups:
+    return Groups.from_lists(
+        [v[0] for v in visits],
+        [v[1] for v in visits],
+        failed=[v[2] for v in visits],
+        lag=[v[3] for v in visits],
+        success=[[float(r >= 0.5) for r in v[1]] for v in visits],
+    )
+
+
+def at_once(count: int) -> list[np.ndarray]:
+    return [np.arange(count)]
+
+
+def live(part: Any, steps: list[list[Any]], cut: Callable[[int], list[np.ndarray]]) -> list[Any]:
+    """Show a part its steps, each step's groups in the pieces that ``cut`` says; what it picked."""
+    picked = []
+    for step, visits in enumerate(steps, 1):
+        progress = progress_at(step, batch=3, epoch=step / 2)
+        if isinstance(part, Sampler) and part.kind == "pool" and not part.finished:
+            pick = part.pick(np.arange(M), part.round_size(progress), progress)
+            picked.append((pick.rows.tolist(), None if pick.n is None else pick.n.tolist()))
+        groups = groups_of(visits)
+        for piece in cut(len(groups)):
+            shown = groups.select(piece)
+            part.table.observe(shown, step, tolerance=part.facts.tolerance)
+            part.observe(shown.select(~shown.failed), progress)
+        part.end_step(progress)
+    return picked
+
+
+def same(one: Any, other: Any) -> None:
+    assert one.state_dict() == other.state_dict()
+    for name in one.table.columns:
+        assert one.table.col(name).tobytes() == other.table.col(name).tobytes(), name
+
+
+@pytest.mark.parametrize("name", list(LEARNERS))
+@given(steps=history, cuts=st.lists(st.integers(0, 10), max_size=4))
+@settings(max_examples=40, deadline=None)
+def test_groups_shown_together_or_apart_come_to_the_same(name, steps, cuts):
+    whole, apart = bound(LEARNERS[name]), bound(LEARNERS[name])
+    pieces = sorted(cuts)
+    assert live(whole, steps, at_once) == live(apart, steps, lambda k: np.split(np.arange(k), pieces))
+    same(whole, apart)
+
+
+@pytest.mark.parametrize("name", list(LEARNERS))
+@given(steps=history, seed=st.integers(0, 2**32 - 1))
+@settings(max_examples=40, deadline=None)
+def test_only_the_order_of_a_prompts_own_visits_counts(name, steps, seed):
+    """Prompts among each other may come in any order."""
+
+    def shuffled(visits: list[Any]) -> list[Any]:
+        rng, rows = np.random.default_rng(seed), [v[0] for v in visits]
+        slots = {row: [i for i, r in enumerate(rows) if r == row] for row in set(rows)}
+        order = [slots[int(row)].pop(0) for row in rng.permutation(rows)] if rows else []
+        return [visits[i] for i in order]
+
+    one, other = bound(LEARNERS[name]), bound(LEARNERS[name])
+    assert live(one, steps, at_once) == live(other, [shuffled(visits) for visits in steps], at_once)
+    same(one, other)
+
+
+@pytest.mark.parametrize("name", list(STREAM))
+@given(
+    steps=history,
+    stream=st.lists(st.integers(0, M - 1), min_size=1, max_size=40),
+    cuts=st.lists(st.integers(0, 40), max_size=5),
+    seed=st.integers(0, 2**32 - 1),
+)
+@settings(max_examples=40, deadline=None)
+def test_the_gate_does_not_see_how_the_stream_is_cut(name, steps, stream, cuts, seed):
+    """In one piece, in several, or in any order: a place of the stream is let through or not."""
+    parts = [bound(STREAM[name]) for _ in range(3)]
+    for part in parts:
+        live(part, steps, at_once)
+    rows, position, progress = np.array(stream), 100 + np.arange(len(stream)), progress_at(len(steps) + 1)
+    order = np.arange(len(rows))
+    mixed = np.random.default_rng(seed).permutation(len(rows))
+    passed = []
+    for part, pieces in zip(
+        parts, ([order], np.split(order, sorted(cuts)), np.split(mixed, sorted(cuts))), strict=True
+    ):
+        out = np.zeros(len(rows), dtype=bool)
+        for piece in pieces:
+            out[piece] = part.admit(rows[piece], position[piece], progress)
+        passed.append(out.tolist())
+    assert passed[0] == passed[1] == passed[2]
+    for part in parts[1:]:
+        same(parts[0], part)
+
+
+@pytest.mark.parametrize("name", list(POOL))
+@given(steps=history, seed=st.integers(0, 2**32 - 1), count=st.integers(1, M))
+@settings(max_examples=40, deadline=None)
+def test_picks_do_not_depend_on_the_pools_order(name, steps, seed, count):
+    one, other = bound(POOL[name]), bound(POOL[name])
+    for part in (one, other):
+        live(part, steps, at_once)
+    progress = progress_at(len(steps) + 1, batch=3)
+    picks = [
+        part.pick(pool, count, progress)
+        for part, pool in ((one, np.arange(M)), (other, np.random.default_rng(seed).permutation(M)))
+    ]
+    assert picks[0].rows.tolist() == picks[1].rows.tolist()
+    assert (picks[0].n is None) == (picks[1].n is None)
+    if picks[0].n is not None:
+        assert picks[0].n.tolist() == picks[1].n.tolist()
+
+
+def test_a_groups_failure_is_a_try():
+    part = bound(POOL["mopps"])
+    part.table.observe(Groups.from_lists([2], [[1.0, 0.0]]), 3, tolerance=0.0)
+    part.table.observe(Groups.from_lists([2, 5], [[], [1.0]], failed=[True, True]), 7, tolerance=0.0)
+    assert part.table.col("last_try")[[2, 5, 0]].tolist() == [7, 7, -1]
+    assert part.table.col("last_step")[[2, 5, 0]].tolist() == [3, -1, -1]

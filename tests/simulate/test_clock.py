@@ -1,0 +1,269 @@
+"""The clock around the package's own engine: by hand, nothing lost, the same every time, and no decision touched."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+
+import numpy as np
+import pytest
+
+from tests.cli.conftest import call  # noqa: F401
+from verl_adaptive.engine import AsyncFacts, RoundEngine
+from verl_adaptive.errors import AdaptiveError
+from verl_adaptive.simulate import (
+    PEERS,
+    Clock,
+    ClockConfig,
+    LengthConfig,
+    Lengths,
+    Machine,
+    PoolConfig,
+    Setting,
+    StaticWorld,
+    Task,
+    Timing,
+    make_simulation,
+    preset_names,
+    read_trace,
+    run_task,
+    summarise,
+)
+from verl_adaptive.simulate.replayed import ReplayConfig
+from verl_adaptive.simulate.verl_filter import VerlFilter
+
+SMALL = ClockConfig(Machine(replicas=2, slots=8), LengthConfig(median=60, sigma=0.8, cap=400), prompt_tokens=10)
+SETTING = Setting(batch=8, n=8, steps=8, budget=None)
+
+
+class Fixed:
+    """Lengths by rollout number, the same for all groups."""
+
+    def __init__(self, lengths: list[int]) -> None:
+        self.lengths = lengths
+
+    def draw(self, groups, rates) -> np.ndarray:
+        number = np.arange(groups.rollouts) - groups.offsets[:-1][groups.group_of]
+        return np.array(self.lengths)[number]
+
+
+def simulate(preset: str, p: np.ndarray, config: ClockConfig, lengths, steps: int = 1, **setting):
+    clock = Clock(config)
+    world = StaticWorld(p, lengths=lengths)
+    simulation = make_simulation(preset, world, steps=steps, clock=clock, **setting)
+    return simulation, list(simulation), clock
+
+
+def test_a_step_of_grpo_by_hand() -> None:
+    """Two prompts of two rollouts, three slots of 1 s a token: 4 s, then the fourth rollout from the second second."""
+    config = ClockConfig(Machine(1, 3, 1.0, 0.0), prompt_tokens=7)
+    _, results, clock = simulate(
+        "grpo adaptive.poll_interval=0.5", np.full(2, 0.5), config, Fixed([4, 2]), batch=2, n=2
+    )
+    (phase,) = clock.phases
+    assert phase.seconds == 4.0  # 4 and 2 at once, 4 at once, 2 after the first 2
+    assert (phase.tokens, phase.occupied, phase.waves, phase.rollouts) == (12.0, 12.0, 1, 4)
+    assert (phase.aborted_rollouts, phase.aborted_tokens, phase.unbegun, phase.prefill) == (0, 0, 0, 28)
+    timing = Timing(config)
+    timing.count(phase, results[0], 1e-6, 0.5)
+    row = timing.row()
+    assert row["time"] == 4.0 and row["idle"] == row["empty"] == 0.0
+    mixed = int((~results[0].groups.degenerate()).sum())
+    assert row["informative"] == mixed
+    assert row["time_per_informative"] == (pytest.approx(4.0 / mixed) if mixed else pytest.approx(np.nan, nan_ok=True))
+
+
+def test_a_result_is_seen_at_the_next_look() -> None:
+    config = ClockConfig(Machine(1, 8, 1.0, 0.0))
+    for poll, seen in ((0.5, 3.0), (2.0, 4.0), (5.0, 5.0)):
+        words = f"grpo adaptive.poll_interval={poll}"
+        _, _, clock = simulate(words, np.full(2, 0.5), config, Fixed([3, 1]), batch=2, n=2)
+        assert clock.phases[0].seconds == seen
+        assert clock.phases[0].last == 0.0  # both groups at once
+
+
+@pytest.mark.parametrize("preset", [*preset_names(), *PEERS])
+def test_nothing_is_lost(preset) -> None:
+    """What the machine generated is what the ledger says, plus what was aborted; waves, idle and shares are possible."""
+    p = np.random.default_rng(0).beta(0.4, 0.4, 60)
+    lengths = Lengths(SMALL.lengths, 60, 0)
+    simulation, results, clock = simulate(preset, p, SMALL, lengths, steps=8, batch=8, n=8)
+    assert len(results) == len(clock.phases) > 0
+    for result, phase in zip(results, clock.phases, strict=True):
+        tokens, rollouts = result.ledger.tokens, result.ledger.rollouts
+        if isinstance(simulation.engine, VerlFilter):
+            assert phase.aborted_rollouts == 0
+        assert phase.tokens == pytest.approx(tokens.generated, abs=1.0)
+        assert phase.rollouts == rollouts.generated
+        assert phase.prefill == 10 * phase.rollouts
+        assert 0 < phase.last <= phase.seconds or phase.last == 0
+        assert phase.occupied <= 16 * phase.seconds + 1e-6
+        assert phase.tokens <= SMALL.machine.fastest * phase.seconds + 1e-6
+        if isinstance(simulation.engine, RoundEngine):
+            assert phase.waves == result.rounds and phase.aborted_rollouts == 0
+    assert not clock.queue.busy
+
+
+@pytest.mark.parametrize("preset", ["grpo", "dapo", "greso", "full", "cero"])
+def test_a_clock_changes_no_decision(preset) -> None:
+    """The same batches whether answers take time or not, and however long they take."""
+    p = np.random.default_rng(1).beta(0.4, 0.4, 60)
+
+    def batches(config: ClockConfig | None, seed: int) -> list[list[int]]:
+        world = StaticWorld(p, lengths=Lengths(SMALL.lengths, 60, seed))
+        clock = None if config is None else Clock(config)
+        run = make_simulation(preset, world, batch=8, n=8, steps=8, clock=clock)
+        return [[int(t) for t in r.groups.ticket[r.trained]] for r in run]
+
+    first = batches(None, 0)
+    slow = replace(SMALL, machine=Machine(1, 3, 0.01, 0.01, bound=True))
+    assert batches(SMALL, 0) == first and batches(slow, 0) == first
+    assert batches(SMALL, 5) == first  # other lengths, another order of arrival
+
+
+def test_the_same_run_gives_the_same_seconds() -> None:
+    task = Task("verl_filter_groups", 1, SETTING, PoolConfig(prompts=50), clock=SMALL)
+    rows = [{k: v for k, v in run_task(task).items() if k != "seconds"} for _ in range(2)]
+    assert rows[0] == rows[1] and rows[0]["time"] > 0
+
+
+def test_shares_of_grpos() -> None:
+    setting = Setting(batch=8, n=8, steps=30, budget=30 * 64)
+    names = ["grpo", "dapo", "oracle_best"]
+    rows = [run_task(Task(p, s, setting, PoolConfig(prompts=60), clock=SMALL)) for s in (0, 1) for p in names]
+    grpo, dapo, best = summarise(rows)
+    assert grpo["time_ratio"] == grpo["time_per_informative_ratio"] == grpo["to_baseline"] == 1.0
+    assert dapo["waves"] > 1.0 and dapo["time_ratio"] > 1.0 and dapo["idle"] > grpo["idle"]
+    assert best["to_baseline"] < 1.0 and best["to_baseline_seeds"] == 2
+    by = {r["preset"]: r for r in rows if r["seed"] == 0}
+    curve = by["oracle_best"]["course"]
+    assert [s for s, _ in curve] == sorted(s for s, _ in curve)
+    reached = next(s for s, rate in curve if rate >= by["grpo"]["course"][-1][1])
+    other = [r for r in rows if r["seed"] == 1]
+    assert summarise([r for r in rows if r not in other])[2]["to_baseline"] == reached / by["grpo"]["course"][-1][0]
+
+
+def test_a_pool_that_does_not_learn_has_no_time_to_its_end() -> None:
+    pool = PoolConfig(prompts=60)
+    pool.learning.rate = pool.learning.spill = pool.learning.forget = 0.0
+    (entry,) = summarise([run_task(Task("grpo", 0, SETTING, pool, clock=SMALL))])
+    assert entry["to_baseline"] is None and entry["to_baseline_seeds"] == 0
+
+
+def test_recorded_lengths_are_used(tmp_path) -> None:
+    path = tmp_path / "rates.jsonl"
+    path.write_text("".join(json.dumps({"pass_rate": 0.5, "tokens": 40.0 + 160 * (i % 2)}) + "\n" for i in range(40)))
+    config = replace(SMALL, lengths=LengthConfig(sigma=0.5, cap=10**6))
+    world = Task("grpo", 0, SETTING, ReplayConfig(), read_trace(path), clock=config).world()
+    run = list(make_simulation("grpo", world, batch=20, n=8, steps=10))
+    tokens, index = (
+        np.concatenate([f(r.groups) for r in run]) for f in (lambda g: g.tokens, lambda g: np.repeat(g.index, g.n))
+    )
+    assert tokens[index % 2 == 0].mean() == pytest.approx(40, rel=0.1)
+    assert tokens[index % 2 == 1].mean() == pytest.approx(200, rel=0.1)
+
+
+# -- asynchronous trainers ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("preset", "warmup"), [("grpo", 0), ("grpo", 8), ("dapo", 8), ("greso", 16), ("aero", 8)])
+def test_an_asynchronous_step_loses_nothing_and_leaves_the_rest_in_flight(preset, warmup) -> None:
+    """Over the run: what the machine made is what came back and what is still in flight; the window bounds the latter."""
+    p = np.random.default_rng(0).beta(0.6, 0.6, 80)
+    world = StaticWorld(p, lengths=Lengths(SMALL.lengths, 80, 0))
+    clock = Clock(SMALL)
+    run = make_simulation(preset, world, batch=8, n=8, steps=30, clock=clock, mode=AsyncFacts(warmup=warmup))
+    back = 0
+    for step, result in enumerate(run, 1):
+        phase = clock.phases[-1]
+        assert result.trained.sum() == 8 or result.partial or not run.engine.config.refill
+        assert (phase.aborted_rollouts, phase.aborted_tokens, phase.unbegun) == (0, 0, 0)
+        back += result.ledger.tokens.generated
+        flight = run.engine.flight
+        assert len(flight) + len(run.engine.ready) <= 8 + warmup
+        assert clock.queue.busy <= flight.rollouts and clock.queue.tokens >= back - 1e-6
+        if step == 12:
+            break
+    left = clock.queue.abort()
+    assert clock.queue.tokens - back <= left.tokens + sum(
+        int(run.world.roll(flight.select(np.array([i]))).tokens.sum()) for i in range(len(flight))
+    )
+    assert (len(flight) == 0) == (warmup == 0) or preset != "grpo"
+
+
+def test_a_window_that_is_kept_full_leaves_no_slot_idle() -> None:
+    p = np.full(200, 0.5)
+    seconds = {}
+    for mode in (None, AsyncFacts(warmup=32)):
+        world = StaticWorld(p, lengths=Lengths(SMALL.lengths, 200, 0))
+        clock, timing = Clock(SMALL), Timing(SMALL, skip=3)
+        run = make_simulation("grpo", world, batch=16, n=8, steps=30, clock=clock, mode=mode)
+        for step, result in enumerate(run, 1):
+            timing.count(clock.phases[-1], result, 1e-6, 0.0)
+            if step == 15:
+                break
+        row = timing.row()
+        seconds[mode is not None] = row["time"]
+        assert (row["idle"] < 0.02) == (mode is not None) and (row["waves"] == 0) == (mode is not None)
+    assert seconds[True] < 0.9 * seconds[False]
+
+
+def test_an_asynchronous_trainer_needs_a_clock() -> None:
+    with pytest.raises(AdaptiveError, match="with a clock only"):
+        make_simulation("grpo", StaticWorld(np.full(9, 0.5)), batch=4, n=2, steps=2, mode=AsyncFacts())
+
+
+# -- the command ------------------------------------------------------------------------------------------------------
+
+
+def test_the_commands_defaults_are_the_clocks(call) -> None:  # noqa: F811
+    """They are written out there, so that --help imports nothing."""
+    words = ("simulate", "--clock", "--steps", 1, "--preset", "grpo", "--no-references", "--json", "-")
+    assert json.loads(call(*words)[1])["clock"] == asdict(ClockConfig())
+
+
+def test_the_command_counts_seconds(call, monkeypatch) -> None:  # noqa: F811
+    monkeypatch.setenv("COLUMNS", "200")
+    words = (
+        "simulate",
+        "--clock",
+        "--batch",
+        8,
+        "--n",
+        8,
+        "--steps",
+        5,
+        "--seeds",
+        "0,1",
+        "--pool",
+        "mixed:prompts=60",
+    )
+    words += ("--median", 100, "--slots", 4, "--replicas", 2, "--preset", "dapo")
+    status, out, err = call(*words)
+    assert (status, err) == (0, "")
+    for text in ("verl_filter_groups", "oracle_best", "to GRPO's", "s a step", "queueing model"):
+        assert text in out, text
+    data = json.loads(call(*words, "--json", "-")[1])
+    assert data["clock"]["machine"] == {"replicas": 2, "slots": 4, "base": 0.008, "each": 0.00012, "bound": False}
+    assert data["clock"]["lengths"]["median"] == 100
+    assert "wall clock" not in data["limits"] and {"time", "idle", "course"} <= set(data["rows"][0])
+    status, out, _ = call(*words[:1], *words[2:12], "--preset", "grpo", "--no-references", "--json", "-")
+    assert status == 0 and "clock" not in json.loads(out) and "time" not in json.loads(out)["rows"][0]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--slots", 32), "--slots=32: is an option of the clock; add --clock"),
+        (("--bound",), "is an option of the clock; add --clock"),
+        (("--clock", "--slots", 0), "--slots=0: must be 1 or greater"),
+        (("--clock", "--decode-ms", -1), "--decode-ms=-1.0: must be 0 or greater"),
+        (("--clock", "--decode-ms", 0, "--sequence-ms", 0), "must take some time"),
+        (("--clock", "--cap", 0), "--cap=0: must be 1 or greater"),
+        (("--clock", "--prompt-tokens", -1), "--prompt-tokens=-1: must be 0 or greater"),
+        (("--preset", "verl_filter_groups adaptive.seed=1"), "takes no overrides: it is verl's own filter"),
+    ],
+)
+def test_options_that_cannot_work_are_one_clear_line(call, words, message) -> None:  # noqa: F811
+    status, out, err = call("simulate", *words)
+    assert (status, out) == (1, "") and err.count("\n") == 1 and message in err, err

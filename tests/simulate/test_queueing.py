@@ -1,0 +1,214 @@
+"""The queue against hand-computed cases and a slow, obvious reference; lengths."""
+
+from __future__ import annotations
+
+from math import inf
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from verl_adaptive.errors import ConfigError
+from verl_adaptive.groups import Groups
+from verl_adaptive.simulate import LengthConfig, Lengths, Machine, Queue
+
+
+def drain(queue: Queue) -> list[tuple[int, float]]:
+    out = []
+    while queue.busy:
+        tag = queue.pop()
+        out.append((tag, queue.now))
+    return out
+
+
+def test_two_slots_by_hand() -> None:
+    """Steps of 1 s whatever runs: the third sequence begins when the first ends."""
+    queue = Queue(Machine(replicas=1, slots=2, base=1.0, each=0.0))
+    for tag, length in enumerate((3, 5, 4)):
+        queue.add([length], tag)
+    assert drain(queue) == [(0, 3.0), (1, 5.0), (2, 7.0)]
+    assert queue.tokens == 12 and queue.occupied == 12
+
+
+def test_a_step_takes_longer_the_more_it_serves() -> None:
+    """1 s and 1 s a sequence: two tokens of two sequences take 3 s each, then the last runs alone at 2 s a token."""
+    queue = Queue(Machine(replicas=1, slots=2, base=1.0, each=1.0))
+    queue.add([2], 0)
+    queue.add([5], 1)
+    assert drain(queue) == [(0, 6.0), (1, 12.0)]
+    assert queue.occupied == 2 * 6 + 6
+
+
+def test_replicas_that_share_a_queue_take_what_is_next() -> None:
+    shared, bound = (Machine(replicas=2, slots=1, base=1.0, each=0.0, bound=b) for b in (False, True))
+    ends = {}
+    for machine in (shared, bound):
+        queue = Queue(machine)
+        queue.add([10, 2, 3, 1], 0)  # bound: 10 and 3 on the first replica, 2 and 1 on the second
+        ends[machine.bound] = [when for _, when in drain(queue)]
+    assert ends[False] == [2.0, 5.0, 6.0, 10.0]
+    assert ends[True] == [2.0, 3.0, 10.0, 13.0]
+
+
+def test_time_passes_and_what_is_sent_later_ends_later() -> None:
+    queue = Queue(Machine(replicas=1, slots=4, base=0.5, each=0.25))
+    queue.add([8], 0)  # 0.75 s a token
+    queue.wait(3.0)  # 4 tokens
+    queue.add([2], 1)  # both at 1 s a token
+    assert drain(queue) == [(1, 5.0), (0, pytest.approx(5.0 + 2 * 0.75))]
+
+
+def test_abort_counts_what_was_generated() -> None:
+    queue = Queue(Machine(replicas=1, slots=2, base=1.0, each=0.0))
+    queue.add([3, 5, 4, 9], 0)
+    queue.pop()
+    queue.wait(4.0)
+    assert vars(queue.abort()) == {"begun": 2, "tokens": 4 + 1, "waiting": 1}
+    assert queue.busy == 0 and queue.next_end == inf and queue.tokens == 3 + 4 + 1
+    with pytest.raises(ValueError, match="nothing is running"):
+        queue.pop()
+
+
+class Slow:
+    """The same machine, one list, everything worked out anew at every event."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine, self.now, self.ended = machine, 0.0, []
+        self.left: list[list[float]] = []  # replica, tokens left, tag; in the order of sending
+        self.made = 0.0
+
+    def add(self, lengths: list[int], tag: int) -> None:
+        for length in lengths:
+            if self.machine.bound:
+                at = min(range(self.machine.replicas), key=lambda r: sum(x[0] == r for x in self.left))
+            else:
+                at = 0
+            self.left.append([at, float(length), tag])
+
+    def running(self, at: int) -> list[list[float]]:
+        slots = self.machine.slots if self.machine.bound else self.machine.slots * self.machine.replicas
+        return [x for x in self.left if x[0] == at][:slots]
+
+    def step(self, at: int) -> float:
+        k = len(self.running(at)) / (1 if self.machine.bound else self.machine.replicas)
+        return self.machine.base + self.machine.each * k
+
+    def next(self) -> float:
+        return min((x[1] * self.step(x[0]) for r in {x[0] for x in self.left} for x in self.running(r)), default=inf)
+
+    def go(self, seconds: float) -> None:
+        served = [(x, seconds / self.step(x[0])) for r in {x[0] for x in self.left} for x in self.running(r)]
+        for x, tokens in served:
+            x[1] -= tokens
+            self.made += tokens
+        self.now += seconds
+        self.ended += [(x[2], self.now) for x in self.left if x[1] <= 1e-9]
+        self.left = [x for x in self.left if x[1] > 1e-9]
+
+
+@given(
+    sent=st.lists(
+        st.tuples(st.lists(st.integers(1, 30), min_size=1, max_size=6), st.floats(0, 20)), min_size=1, max_size=8
+    ),
+    replicas=st.integers(1, 3),
+    slots=st.integers(1, 4),
+    each=st.floats(0, 0.5),
+    bound=st.booleans(),
+    stop=st.integers(0, 40),
+)
+@settings(max_examples=150, deadline=None)
+def test_the_queue_is_the_slow_reference(sent, replicas, slots, each, bound, stop) -> None:
+    """Any sending times, then an abort after ``stop`` ends: the same ends, tokens and remains; nothing is lost."""
+    machine = Machine(replicas, slots, 0.1, each, bound)
+    queue, slow, ended = Queue(machine), Slow(machine), []
+
+    def until(when: float) -> None:
+        while queue.busy and queue.next_end <= when:
+            ended.append((queue.pop(), queue.now))
+        queue.wait(when)
+        while slow.left and slow.now + slow.next() <= when + 1e-9:
+            slow.go(slow.next())
+        slow.go(max(0.0, when - slow.now))
+
+    for tag, (lengths, pause) in enumerate(sent):
+        queue.add(lengths, tag)
+        slow.add(lengths, tag)
+        until(queue.now + pause)
+    while queue.busy and len(ended) < stop:
+        until(queue.next_end)
+    assert sorted(t for t, _ in ended) == sorted(t for t, _ in slow.ended)
+    assert [w for _, w in ended] == pytest.approx([w for _, w in slow.ended], abs=1e-6)
+    assert queue.busy == len(slow.left) and queue.tokens == pytest.approx(slow.made, abs=1e-6)
+    done = {tag: [t for t, _ in ended].count(tag) for tag in range(len(sent))}
+    stopped = queue.abort()
+    assert stopped.begun + stopped.waiting <= len(slow.left)  # one that had just begun has no token yet
+    if all(done[tag] == len(lengths) for tag, (lengths, _) in enumerate(sent)):
+        assert queue.tokens == pytest.approx(sum(sum(lengths) for lengths, _ in sent)) and stopped.tokens == 0
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Machine(replicas=0), "--replicas=0: must be 1 or greater"),
+        (lambda: Machine(slots=0), "--slots=0: must be 1 or greater"),
+        (lambda: Machine(base=-1.0), "--base=-1.0: must be 0 or greater"),
+        (lambda: Machine(base=0.0, each=0.0), "must take some time"),
+        (lambda: LengthConfig(median=0), "--median=0: must be 1 or greater"),
+        (lambda: LengthConfig(sigma=-0.1), "--sigma=-0.1: must be 0 or greater"),
+        (lambda: LengthConfig(cap=0), "--cap=0: must be 1 or greater"),
+        (lambda: LengthConfig(shared=1.5), "must be a share in"),
+    ],
+)
+def test_what_cannot_be_is_refused(make, message) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make().validate("--")
+
+
+# -- lengths ----------------------------------------------------------------------------------------------------------
+
+
+def groups_of(ticket, n, index=None, stage=0) -> Groups:
+    rewards = [np.zeros(k) for k in n]
+    return Groups.from_lists(
+        range(len(n)), rewards, ticket=ticket, index=index, stage=[np.full(k, stage, dtype=int) for k in n]
+    )
+
+
+def test_lengths_are_lognormal_with_a_cap() -> None:
+    config = LengthConfig(median=1000, sigma=0.8, cap=8000, harder=0.0)
+    groups = groups_of(np.arange(4000), [8] * 4000)
+    drawn = Lengths(config, 4000, 3).draw(groups, np.full(4000, 0.5))
+    assert drawn.min() >= 1 and drawn.max() == 8000
+    assert np.median(drawn) == pytest.approx(1000, rel=0.04)
+    logs = np.log(drawn[drawn < 8000])
+    assert np.quantile(np.log(drawn), 0.84) - np.log(1000) == pytest.approx(0.8, rel=0.05)
+    own = np.array([np.log(drawn[groups.offsets[g] : groups.offsets[g + 1]]).mean() for g in range(4000)])
+    assert own.var() == pytest.approx(0.64 * (0.25 + 0.75 / 8), rel=0.1) and len(logs) > 30_000
+
+
+def test_harder_prompts_answer_longer() -> None:
+    config = LengthConfig(median=1000, sigma=0.5, cap=10**9, harder=1.0, shared=0.0)
+    groups = groups_of(np.arange(2), [20_000] * 2, index=[0, 0])
+    drawn = Lengths(config, 1, 0).draw(groups, np.array([0.0, 1.0]))
+    assert np.median(drawn[:20_000]) / np.median(drawn[20_000:]) == pytest.approx(np.e, rel=0.05)
+
+
+def test_recorded_means_are_kept() -> None:
+    means = np.array([100.0, 3000.0])
+    groups = groups_of(np.arange(2), [40_000] * 2)
+    drawn = Lengths(LengthConfig(cap=10**9), 2, 0, means).draw(groups, np.array([0.0, 1.0]))
+    assert drawn[:40_000].mean() == pytest.approx(100, rel=0.03) and drawn[40_000:].mean() == pytest.approx(
+        3000, rel=0.03
+    )
+
+
+def test_a_rollouts_length_is_its_own() -> None:
+    """Whoever is asked for beside it, in whatever order; a top-up's rollouts have lengths of their own."""
+    lengths = Lengths(LengthConfig(), 5, 1)
+    both = groups_of([7, 3], [4, 6], index=[2, 4])
+    rates = np.array([0.2, 0.9])
+    drawn, alone = lengths.draw(both, rates), lengths.draw(both.select(np.array([1])), rates[1:])
+    assert np.array_equal(drawn[4:], alone)
+    later = lengths.draw(groups_of([3], [6], index=[4], stage=1), rates[1:])
+    assert not np.isin(later, alone).any()

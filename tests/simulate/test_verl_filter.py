@@ -1,0 +1,217 @@
+"""verl's filter in the simulator against verl's own loop, and against a slow reference of the whole step."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from verl_adaptive.config import AdaptiveConfig, RunFacts
+from verl_adaptive.engine import Requests
+from verl_adaptive.errors import AdaptiveError
+from verl_adaptive.groups import Groups
+from verl_adaptive.simulate import Clock, ClockConfig, Machine, StaticWorld, Stream, make_simulation
+from verl_adaptive.simulate.verl_filter import POLL, VerlFilter
+from verl_adaptive.simulate.worlds import number_keys
+from verl_adaptive.stats.table import StatsTable
+
+BATCH, N = 6, 4
+
+
+def seconds_of(ticket: int, seed: int) -> float:
+    """When a group comes back after it was sent; never exactly at a look."""
+    return float(np.random.default_rng([seed, ticket]).exponential(7.0)) + 0.013
+
+
+def flat(ticket: int, seed: int, share: float) -> bool:
+    return bool(np.random.default_rng([seed, ticket, 1]).random() < share)
+
+
+def verls(seed: int, share: float, inflight: int) -> tuple[list[tuple[float, int]], float]:
+    """Prompts sent by time, and the end: verl's ``ReplayBuffer.sample`` itself, in time that only its poll lets pass.
+
+    What stands in for TransferQueue and the agent loops is the list of groups in flight; every decision is verl's.
+    """
+    pytest.importorskip("verl")
+    from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
+
+    class Timed(ReplayBuffer):
+        now, sent, ready = 0.0, 0, ()
+
+        def submit(self, count: int) -> None:
+            log.append((self.now, count))
+            for ticket in range(self.sent, self.sent + count):
+                flight[f"p{ticket}"] = self.now + seconds_of(ticket, seed)
+            self.sent += count
+
+        def _sync_metadata_from_transfer_queue(self) -> None:
+            for uid in [u for u, end in flight.items() if end <= self.now]:
+                del flight[uid]
+                finished.add(uid)
+            self.pending_keys["train"], self.running_keys["train"] = set(), set(flight)
+            self.finished_keys["train"], self.failure_keys["train"] = set(finished), set()
+
+        def _dapo_filtered_keys(self, partition_id):
+            found = {u for u in self.finished_keys[partition_id] if flat(int(u[1:]), seed, share)}
+            return found, Counter()
+
+        def _clear_groups(self, partition_id, uids) -> None:
+            finished.difference_update(uids)
+            self.finished_keys[partition_id] -= uids
+
+        def _wait_for_next_poll(self, partition_id, last):
+            self.now += self.poll_interval
+            return last
+
+        def _materialize_batch(self, partition_id, selected, snapshot):
+            return selected
+
+    log: list[tuple[float, int]] = []
+    flight: dict[str, float] = {}
+    finished: set[str] = set()
+    buffer = Timed(
+        "sync",
+        {},
+        None,
+        "drop",
+        {},
+        refill_fn=lambda count: Timed.submit(buffer, count),
+        filter_groups_metric="reward",
+        train_batch_size=BATCH,
+        gen_batch_size=1,
+        max_inflight_gen_batches=inflight,
+    )
+    assert buffer.poll_interval == POLL
+    buffer.submit(BATCH)
+    # verl looks for a trajectory of what it selected; any key will do
+    buffer.partitions["train"] = {f"p{t}_0_0": {} for t in range(10_000)}
+    selected, _ = buffer.sample(1, "train", BATCH)
+    assert len(selected) == BATCH and not any(flat(int(u[1:]), seed, share) for u in selected)
+    return log, buffer.now
+
+
+def results(tickets: list[int], seed: int, share: float) -> Groups:
+    rewards = [np.zeros(N) if flat(t, seed, share) else np.array([1.0] + [0.0] * (N - 1)) for t in tickets]
+    return Groups.from_lists(tickets, rewards, ticket=tickets, index=tickets)
+
+
+@given(seed=st.integers(0, 10**6), share=st.floats(0.0, 0.9), inflight=st.integers(1, 3))
+@settings(max_examples=60, deadline=None)
+def test_prompts_are_sent_as_verls_own_loop_sends_them(seed, share, inflight) -> None:
+    """Any times of return, any share of flat groups: the same numbers at the same looks, the same end."""
+    expected, end = verls(seed, share, inflight)
+    table, size = StatsTable(), 5_000
+    table.rows_for(number_keys(size))
+    peer = VerlFilter(
+        AdaptiveConfig(),
+        table,
+        RunFacts(BATCH, N, 1, size, 0),
+        np.arange(size),
+        Stream(size, shuffle=False),
+        max_inflight=inflight,
+    )
+    log: list[tuple[float, int]] = []
+    flight: dict[int, float] = {}
+    now, requests = 0.0, peer.begin(1)
+    while True:
+        if requests is not None:
+            log.append((now, len(requests)))
+            flight |= {int(t): now + seconds_of(int(t), seed) for t in requests.ticket}
+        if not flight:
+            break
+        now = max(now, math.ceil(min(flight.values()) / POLL) * POLL)
+        back = sorted(t for t, when in flight.items() if when <= now)
+        flight = {t: when for t, when in flight.items() if t not in back}
+        requests = peer.receive(results(back, seed, share))
+    assert (log, now) == (expected, end)
+    result = peer.finish()
+    assert result.trained.sum() == BATCH and not result.partial and result.ledger.rollouts.balanced()
+
+
+def slow_step(
+    p: np.ndarray, batch: int, n: int, machine: Machine, lengths: list[int], rewards
+) -> tuple[float, int, int]:
+    """A whole step with verl's filter, token by token of time: seconds, rollouts, groups thrown away though good."""
+    running: list[list] = []  # tokens left, ticket
+    waiting: list[list] = []
+    now, sent, credit, good, draining = 0.0, 0, 0, 0, False
+    left: dict[int, int] = {}
+
+    def submit(count: int) -> None:
+        nonlocal sent
+        for ticket in range(sent, sent + count):
+            left[ticket] = n
+            waiting.extend([lengths[k], ticket] for k in range(n))
+        sent += count
+
+    submit(batch)
+    done: list[int] = []
+    while True:
+        while waiting and len(running) < machine.slots:
+            running.append(waiting.pop(0))
+        # one decode step is one second: machine.base = 1, machine.each = 0
+        for sequence in running:
+            sequence[0] -= 1
+            if sequence[0] == 0:
+                left[sequence[1]] -= 1
+                if left[sequence[1]] == 0:
+                    done.append(sequence[1])
+                    del left[sequence[1]]
+        running = [s for s in running if s[0] > 0]
+        now += 1
+        if now % 2:
+            continue
+        bad = sum(len(set(rewards(t))) == 1 for t in done)
+        good += len(done) - bad
+        done.clear()
+        if good >= batch:
+            draining, credit = True, 0
+        elif not draining:
+            credit += 2 * bad
+        if not draining and credit:
+            count = min(credit, max(0, batch - len(left)))
+            submit(count)
+            credit -= count
+        if good >= batch and not left:
+            return now, sent * n, good - batch
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_step_is_the_slow_reference(seed) -> None:
+    """Through the clock: slots, poll and drain together."""
+
+    class Fixed:
+        def draw(self, groups, rates):
+            return np.array(lengths)[np.arange(groups.rollouts) - groups.offsets[:-1][groups.group_of]]
+
+    rng = np.random.default_rng(seed)
+    p, lengths = rng.beta(0.3, 0.3, 400), rng.integers(1, 40, N).tolist()
+    machine = Machine(1, 7, 1.0, 0.0)
+    clock = Clock(ClockConfig(machine))
+    simulation = make_simulation(
+        "verl_filter_groups", StaticWorld(p, seed, lengths=Fixed()), batch=BATCH, n=N, steps=1, clock=clock, seed=seed
+    )
+    order = Stream(400, seed).take(400)
+
+    def rewards(ticket: int) -> list[float]:
+        one = np.array([ticket])
+        asked = Requests(one, order[one], order[one], np.array([N]), np.array([0]))
+        return simulation.world.roll(asked).reward.tolist()
+
+    (result,) = list(simulation)
+    seconds, rollouts, surplus = slow_step(p, BATCH, N, machine, lengths, rewards)
+    assert clock.phases[0].seconds == seconds
+    assert result.ledger.rollouts.generated == rollouts and (result.outcome == "surplus").sum() == surplus
+
+
+def test_it_refuses_to_be_cut_short() -> None:
+    peer = VerlFilter(AdaptiveConfig(), StatsTable(), RunFacts(2, 2, 1, 9, 0), np.arange(9), Stream(9))
+    peer.begin(1)
+    with pytest.raises(AdaptiveError, match="2 prompts are in flight"):
+        peer.finish()
+    with pytest.raises(AdaptiveError, match="do not match"):
+        peer.receive(results([7], 0, 0.0))

@@ -1,0 +1,56 @@
+"""What a step costs, guessed before a run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from verl_adaptive.errors import ConfigError
+from verl_adaptive.simulate import ClockConfig, LengthConfig, Machine, compose_preset, expected_waiting
+from verl_adaptive.simulate.waiting import _pool
+
+CLOCK = ClockConfig(Machine(2, 16), LengthConfig(median=80, sigma=0.8, cap=600))
+
+
+def waiting(words: str, **setting):
+    return expected_waiting(compose_preset(words.split()), **{"batch": 16, "n": 8, "clock": CLOCK, **setting})
+
+
+def test_grpo_costs_what_grpo_costs() -> None:
+    found = waiting("grpo")
+    assert (found.rollouts, found.seconds, found.informative, found.seconds_per_informative) == (1, 1, 1, 1)
+    assert found.waves == 1 and found.idle == found.idle_grpo and found.share == pytest.approx(0.5, abs=0.06)
+    assert "1 x GRPO's rollouts" in found.words() and "in one wave" in found.words()
+
+
+def test_dropping_groups_costs_rollouts_and_time_the_more_there_are_to_drop() -> None:
+    few, many = waiting("dapo", share=0.9), waiting("dapo", share=0.3)
+    assert 1.0 < few.rollouts < many.rollouts and few.seconds < many.seconds
+    assert many.rollouts == pytest.approx(1 / 0.3, rel=0.15)  # about 1/share, and what the last round has too many
+    assert many.informative == pytest.approx(1 / 0.3, rel=0.15)
+
+
+def test_a_large_step_is_made_smaller_with_its_machine() -> None:
+    """Four times the batch on four times the slots costs what the small one costs."""
+    small, large = (
+        waiting("dapo adaptive.sampler.round.adaptive=true", batch=64 * k, n=8, clock=replace(CLOCK, machine=m))
+        for k, m in ((1, Machine(8, 16)), (16, Machine(128, 16)))
+    )
+    assert large.rollouts == pytest.approx(small.rollouts, rel=0.15)
+    assert large.seconds == pytest.approx(small.seconds, rel=0.3)
+
+
+@pytest.mark.parametrize(("n", "share"), [(2, 0.3), (8, 0.05), (8, 0.5), (16, 0.9), (16, 1.0), (2, 1.0)])
+def test_the_pool_has_the_share_asked_for(n, share) -> None:
+    p = _pool(20_000, n, share, 0)
+    mixed = float((1 - p**n - (1 - p) ** n).mean())
+    assert mixed == pytest.approx(share, abs=0.01) or (mixed < share and (p > 0).all() and (p < 1).all())
+    assert np.isin(p, (0.0, 1.0)).any() or mixed <= share + 0.01
+
+
+@pytest.mark.parametrize("share", [0.0, -0.1, 1.1])
+def test_a_share_that_cannot_be_is_refused(share) -> None:
+    with pytest.raises(ConfigError, match="share"):
+        waiting("grpo", share=share)

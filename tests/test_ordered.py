@@ -1,0 +1,317 @@
+"""Committing in ticket order: what trains and what is learned depends on rewards and tickets, never on who is back first."""
+
+from __future__ import annotations
+
+import copy
+import json
+from dataclasses import fields
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.test_engine import ALLOCATORS, FILTERS, duplicated, rates, same_table
+from tests.world import World, make_engine
+from verl_adaptive.engine import OrderedEngine, Requests, StepResult
+from verl_adaptive.errors import AdaptiveError, ConfigError, Exhausted
+from verl_adaptive.groups import Groups
+from verl_adaptive.stats.table import StatsTable
+
+PILOTS = [
+    {"name": "pilot_commit", "n_pilot": 2},
+    {"name": "pilot_commit", "n_pilot": 2, "sized_to_need": True, "factor": None},
+    {"name": "pilot_commit", "n_pilot": 2, "form": "pipelined"},
+]
+SAMPLERS = ["epoch", "greso", "retire", "mopps", {"name": "epoch", "round": {"prompts": 9}}]
+
+setups = st.fixed_dictionaries(
+    {
+        "sampler": st.sampled_from(SAMPLERS),
+        "allocator": st.sampled_from([*ALLOCATORS, {"name": "aero", "n_extra": 2, "rounds": 8}, *PILOTS]),
+        "filter": st.sampled_from(FILTERS[:3]),
+        "batch": st.integers(1, 6),
+        "n": st.integers(3, 8),
+        "M": st.integers(1, 20),
+        "seed": st.integers(0, 10_000),
+        "refill": st.booleans(),
+        "max_rounds": st.sampled_from([1, 2, 5, 32]),
+        "max_rollouts_per_step": st.sampled_from([None, None, 20, 60, 150]),
+        "on_exhausted": st.sampled_from(["train_partial", "relax", "raise"]),
+        "failure": st.sampled_from([0.0, 0.0, 0.2]),
+        "shape": st.sampled_from(["even", "hard", "solved", "lost"]),
+    }
+)
+quick = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+def build(setup: dict, **more) -> tuple[OrderedEngine, World]:
+    options = {k: v for k, v in setup.items() if k not in ("failure", "shape")} | more
+    world = World(rates(setup["shape"], setup["M"]), setup["seed"], failure=setup["failure"])
+    engine, _ = make_engine(world=world, rounds=False, keys=duplicated(setup["M"]), **options)
+    assert isinstance(engine, OrderedEngine)
+    return engine, world
+
+
+class Arrivals:
+    """Rollout workers that answer one request after another, in an order of their own.
+
+    Args:
+        seed: of the order; None: everything in flight comes back together.
+    """
+
+    def __init__(self, engine, world, seed: int | None = None) -> None:
+        self.engine, self.world = engine, world
+        self.rng = None if seed is None else np.random.default_rng(seed)
+        self.asked: list[Requests] = []
+        self.waiting: list[Groups] = []
+
+    def send(self, requests: Requests | None) -> None:
+        if requests is not None:
+            self.asked.append(requests)
+            groups = self.world.roll(requests)
+            self.waiting += [groups.select(np.array([i])) for i in range(len(groups))]
+
+    def back(self) -> Groups:
+        if self.rng is None:
+            out, self.waiting = self.waiting, []
+        else:
+            count = int(self.rng.integers(1, min(4, len(self.waiting)) + 1))
+            chosen = set(self.rng.choice(len(self.waiting), count, replace=False).tolist())
+            out = [g for i, g in enumerate(self.waiting) if i in chosen]
+            self.waiting = [g for i, g in enumerate(self.waiting) if i not in chosen]
+        return Groups.concat(out)
+
+    def step(self, step: int) -> StepResult | str:
+        self.asked, self.waiting = [], []
+        self.send(self.engine.begin(step))
+        while not self.engine.settled:
+            self.send(self.engine.receive(self.back()))
+        half = [g.select(np.arange(len(g))) for g in self.waiting]  # aborted: as much as the world made of them
+        self.engine.abandon(sum(g.rollouts for g in half), sum(int(g.tokens.sum()) for g in half))
+        try:
+            return self.engine.finish()
+        except Exhausted as error:
+            return str(error)
+
+
+def same_batch(a: StepResult | str, b: StepResult | str) -> None:
+    """Everything but what was paid for groups that did not commit."""
+    assert isinstance(a, str) == isinstance(b, str)
+    if isinstance(a, str) or isinstance(b, str):
+        return
+    for f in fields(Groups):
+        np.testing.assert_array_equal(getattr(a.groups, f.name), getattr(b.groups, f.name), err_msg=f.name)
+    for name in ("outcome", "trains", "ghost"):
+        np.testing.assert_array_equal(getattr(a, name), getattr(b, name), err_msg=name)
+    assert a.partial == b.partial
+    mine, theirs = (
+        {
+            **r.ledger.rollouts.as_dict(),
+            "dropped": {k: v for k, v in r.ledger.rollouts.dropped.items() if k != "aborted"},
+        }
+        for r in (a, b)
+    )
+    for paid in ("planned", "generated"):
+        del mine[paid], theirs[paid]
+    assert mine == theirs
+
+
+@quick
+@given(setups, st.integers(0, 2**32 - 1))
+def test_any_order_of_arrival_gives_the_same_batch_and_statistics(setup, seed) -> None:
+    runs = [Arrivals(*build(setup)), Arrivals(*build(setup), seed=seed), Arrivals(*build(setup), seed=seed + 1)]
+    for step in range(1, 5):
+        results = [run.step(step) for run in runs]
+        for other in results[1:]:
+            same_batch(results[0], other)
+        if isinstance(results[0], str):
+            return
+        for run in runs[1:]:
+            same_table(runs[0].engine.table, run.engine.table)
+            assert run.engine.feed.position == runs[0].engine.feed.position
+            assert run.engine.policy.state_dict() == runs[0].engine.policy.state_dict()
+
+
+@quick
+@given(setups, st.integers(0, 2**32 - 1))
+def test_every_rollout_is_accounted_for(setup, seed) -> None:
+    engine, world = build(setup)
+    run = Arrivals(engine, world, seed)
+    held = 0
+    for step in range(1, 5):
+        result = run.step(step)
+        if isinstance(result, str):
+            return
+        ledger = result.ledger
+        assert ledger.rollouts.balanced(held), ledger
+        held = ledger.rollouts.held
+        assert held == engine.held.rollouts
+        assert engine.total.rollouts.balanced() and engine.total.tokens.balanced()
+        assert (np.diff(result.groups.ticket) > 0).all()
+        trained = np.flatnonzero(result.trained)
+        whole = not setup["refill"] and engine.policy.sampler.kind == "pool"
+        assert len(trained) <= setup["batch"] or whole
+        asked = sum(r.rollouts for r in run.asked)
+        assert asked == ledger.rollouts.planned
+        cap = setup["max_rollouts_per_step"]
+        assert cap is None or asked <= cap
+
+
+@quick
+@given(setups, st.integers(0, 2**32 - 1))
+def test_resume_is_exact(setup, seed) -> None:
+    engine, world = build(setup)
+    for step in range(1, 3):
+        if isinstance(Arrivals(engine, world, seed).step(step), str):
+            return
+
+    def plain(state):
+        if isinstance(state, dict):
+            return {key: plain(value) for key, value in state.items()}
+        return state.copy() if isinstance(state, np.ndarray) else json.loads(json.dumps(state))
+
+    other_world = copy.deepcopy(world)
+    resumed, _ = build(setup, table=StatsTable.from_arrow(engine.table.to_arrow()))
+    resumed.source = other_world.source
+    resumed.load_state_dict(plain(engine.state_dict()))
+    runs = [Arrivals(engine, world, seed), Arrivals(resumed, other_world, seed + 1)]
+    for step in range(3, 6):
+        a, b = (run.step(step) for run in runs)
+        same_batch(a, b)
+        if isinstance(a, str):
+            return
+        same_table(engine.table, resumed.table)
+
+
+@quick
+@given(setups, st.integers(0, 2**32 - 1))
+def test_one_group_of_a_prompt_at_a_time(setup, seed) -> None:
+    engine, world = build(setup)
+    run = Arrivals(engine, world, seed)
+    for step in range(1, 4):
+        run.asked, run.waiting = [], []
+        run.send(engine.begin(step))
+        while True:
+            under_way = {
+                ticket: row
+                for groups in (engine.flight, engine.desk.open, engine.held)
+                for ticket, row in zip(groups.ticket.tolist(), groups.row.tolist(), strict=True)
+            }
+            if not engine.policy.sampler.whole_batches:
+                assert len(set(under_way.values())) == len(under_way), "two groups of a prompt under way"
+            if engine.settled:
+                break
+            run.send(engine.receive(run.back()))
+        try:
+            engine.finish()
+        except Exhausted:
+            return
+
+
+# -- particular situations ------------------------------------------------------------------------------------
+
+
+def test_the_batch_is_the_first_kept_and_the_rest_is_aborted() -> None:
+    engine, world = make_engine(
+        {"name": "epoch", "round": {"prompts": 12}}, batch=3, n=4, p=np.full(30, 0.5), filter="keep_all", rounds=False
+    )
+    run = Arrivals(engine, world)
+    requests = engine.begin(1)
+    groups = world.roll(requests)
+    assert engine.receive(groups.select(np.array([11, 5, 2, 1]))) is None and not engine.settled
+    engine.receive(groups.select(np.array([0])))
+    assert engine.settled and len(engine.flight) == 7
+    engine.abandon(10, 250)
+    result = engine.finish()
+    assert result.groups.ticket.tolist() == [0, 1, 2] and result.trained.all()
+    assert result.ledger.rollouts.dropped == {"aborted": 8 + 10} and result.ledger.rollouts.balanced()
+    assert run.engine.table.col("visits").sum() == 3
+    # the next step begins where this one ended: the aborted prompts come again, under the numbers that were not used
+    again = engine.begin(2)
+    assert again.ticket[0] == 3 and again.index[:9].tolist() == requests.index[3:].tolist()
+
+
+def test_plain_grpo_asks_for_a_batch_and_no_more() -> None:
+    engine, world = make_engine(batch=8, n=4, M=64, rounds=False)
+    run = Arrivals(engine, world, 1)
+    for step in range(1, 6):
+        result = run.step(step)
+        assert [len(r) for r in run.asked] == [8] and result.rounds == 1
+        assert "aborted" not in result.ledger.rollouts.dropped
+
+
+def test_few_failures_do_not_make_grpo_wait() -> None:
+    """One group in twenty lost: the step trains on nineteen; a fifth of them lost: it fills up."""
+    for lost, sends in ((1, 1), (4, 2)):
+        engine, world = make_engine(batch=20, n=4, M=64, rounds=False)
+        requests = engine.begin(1)
+        groups = world.roll(requests)
+        groups.failed[:lost] = True
+        more = engine.receive(groups)
+        assert (more is not None) == (sends == 2)
+        if more is not None:
+            engine.receive(world.roll(more))
+        result = engine.finish()
+        assert result.trained.sum() == (19 if lost == 1 else 20) and not result.note
+
+
+def test_the_first_request_follows_the_yield() -> None:
+    engine, world = make_engine(filter="informative", batch=16, n=4, p=np.repeat([0.5, 1.0], 200), rounds=False)
+    run = Arrivals(engine, world, 0)
+    first = []
+    for step in range(1, 12):
+        run.step(step)
+        first.append(len(run.asked[0]))
+    assert first[0] == 16  # nothing is known yet
+    assert 30 <= np.mean(first[4:]) <= 48  # 1.1 · 16 / 0.44
+
+
+def test_a_topup_goes_out_when_its_own_group_is_back() -> None:
+    engine, world = make_engine(
+        "epoch", "aero", "aero", "beta", batch=8, n=8, p=np.zeros(40), refill=False, rounds=False
+    )
+    requests = engine.begin(1)
+    groups = world.roll(requests)
+    more = engine.receive(groups.select(np.array([0])))
+    assert more.ticket.tolist() == [0] and more.n.tolist() == [4]
+
+
+def test_a_pool_of_rollouts_is_settled_in_ticket_order() -> None:
+    """Eight prompts pay 4 each into the pool of 32; each takes 8 while it lasts: the first four do, whoever is back first."""
+    options = dict(batch=8, n=8, p=np.zeros(40), refill=False, rounds=False)
+    for seed in range(20):
+        engine, world = make_engine("epoch", "aero", "aero", "beta", **options)
+        run = Arrivals(engine, world, seed)
+        result = run.step(1)
+        assert result.groups.n.tolist() == [12, 12, 12, 12, 4, 4, 4, 4]
+        assert sum(r.rollouts for r in run.asked) == 64
+
+
+def test_pilots_commit_as_long_as_the_batch_has_places() -> None:
+    options = dict(filter="band", batch=4, n=8, p=np.full(60, 0.5), rounds=False)
+    engine, world = make_engine("epoch", {"name": "pilot_commit", "n_pilot": 4}, **options)
+    groups = world.roll(engine.begin(1))
+    assert len(groups) == 12
+    inside = np.flatnonzero(engine.policy.allocator.side(groups) == 0)
+    last = groups.select(inside[-1:])
+    assert engine.receive(last) is None  # four lower ones may yet take all places
+    first = engine.receive(groups.select(inside[:1]))
+    assert first.ticket.tolist() == [int(inside[0])]  # a place is sure
+
+
+def test_results_must_be_in_flight() -> None:
+    engine, world = make_engine(batch=4, n=2, M=8, rounds=False)
+    results = world.roll(engine.begin(1))
+    engine.receive(results.select(np.array([1])))
+    for wrong in (
+        results.select(np.array([1])),
+        Groups.concat([results.select(np.array([0])), results.select(np.array([0]))]),
+    ):
+        with pytest.raises(AdaptiveError, match="do not match"):
+            engine.receive(wrong)
+
+
+def test_training_on_the_surplus_needs_rounds() -> None:
+    with pytest.raises(ConfigError, match=r"adaptive.surplus.*adaptive.rounds=true"):
+        make_engine(batch=4, n=2, M=8, rounds=False, surplus="train")

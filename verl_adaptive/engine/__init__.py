@@ -1,0 +1,51 @@
+"""The engines: they run the four roles through a step, and know neither verl nor a clock.
+
+Three drivers, composed of one :mod:`feed <verl_adaptive.engine.feed>` (which prompts come next) and one
+:mod:`desk <verl_adaptive.engine.desk>` (open groups), behind one interface (:class:`~verl_adaptive.engine.base.Engine`):
+
+* :class:`OrderedEngine`: a group is reviewed when it is back, and commits when all before it have;
+* :class:`RoundEngine`: one generation round after another (``adaptive.rounds=true``);
+* :class:`AsyncEngine`: for trainers that generate all the time.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from verl_adaptive.config import AdaptiveConfig
+from verl_adaptive.engine.asynchronous import AsyncEngine, AsyncFacts
+from verl_adaptive.engine.base import Engine
+from verl_adaptive.engine.ordered import OrderedEngine
+from verl_adaptive.engine.rounds import RoundEngine
+from verl_adaptive.engine.steps import Closed, Listener, PromptSource, Requests, StepResult
+from verl_adaptive.roles import Policy
+from verl_adaptive.stats.table import StatsTable
+
+__all__ = [
+    "AsyncEngine",
+    "AsyncFacts",
+    "Closed",
+    "Engine",
+    "Listener",
+    "OrderedEngine",
+    "PromptSource",
+    "Requests",
+    "RoundEngine",
+    "StepResult",
+    "make_engine",
+]
+
+
+def make_engine(
+    policy: Policy, table: StatsTable, config: AdaptiveConfig, *parts: Any, mode: AsyncFacts | None = None, **more: Any
+) -> Engine:
+    """The engine that a configuration asks for.
+
+    Args:
+        policy, table, config, parts, more: as :class:`Engine`.
+        mode: how an asynchronous trainer takes its batches; None: verl's ``sync`` trainer, or a simulation of it.
+    """
+    if mode is not None:
+        return AsyncEngine(policy, table, config, *parts, mode=mode, **more)
+    kind = RoundEngine if config.rounds else OrderedEngine
+    return kind(policy, table, config, *parts, **more)

@@ -1,0 +1,397 @@
+"""The engine of asynchronous trainers: no rounds, a window of groups that is kept full.
+
+Generation never stops, so nothing may wait for a round to be whole. The engine keeps a *window* of groups in flight or
+ready: verl's warm-up batches plus the batch of the step. Whatever has come back is reviewed together, in the order of
+submission; a dropped group makes room for a new prompt at once, a kept one is *ready* until a step takes it::
+
+    send(engine.begin(step))
+    while not engine.settled:
+        send(engine.receive(some_results))               # any part of what is in flight
+    result = engine.take(engine.count)                   # once for each mini-step of the trainer
+    done = engine.finish()
+
+Decisions depend on rewards and on what had come back at each look, in other words on the recorded order of arrivals, and
+on nothing else; :mod:`verl_adaptive.record` writes that order down and replays it.
+
+What differs from the engines of the ``sync`` trainer:
+
+* groups in flight and ready groups outlive the step, and the checkpoint; a group is observed when it is reviewed, and
+  counted as trained or dropped in the step in which it leaves;
+* a step takes the oldest ready groups (by submission, as verl does), never the first to finish among those in flight;
+* ``max_off_policy_threshold`` is verl's: with the strategy ``drop`` a ready group older than that is dropped as
+  ``stale``, and one in flight no longer keeps a place in the window; with ``wait`` a step is not taken while a group in
+  flight has reached that age;
+* round sizes (``sampler.round``, Pilot-Commit's ``factor``) mean nothing here: the window says how many prompts to ask
+  for. ``max_rounds`` bounds the prompts drawn in one step, at ``max_rounds`` batches;
+* towards the end of the run the window closes: nothing is generated that no step could train on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from verl_adaptive.engine.base import Engine
+from verl_adaptive.engine.desk import arrays_of, fit
+from verl_adaptive.engine.steps import Closed, Requests, StepResult
+from verl_adaptive.errors import AdaptiveError, Exhausted
+from verl_adaptive.groups import Groups
+from verl_adaptive.ledger import Ledger
+from verl_adaptive.roles import CLOSE, HOLD
+
+__all__ = ["AsyncEngine", "AsyncFacts"]
+
+
+@dataclass(frozen=True)
+class AsyncFacts:
+    """How an asynchronous trainer takes its batches.
+
+    Attributes:
+        warmup: groups in flight or ready between steps (``num_warmup_batches`` · batch).
+        parts: mini-steps of a step (``parameter_sync_step``), each taking its share of the batch.
+        threshold: ``max_off_policy_threshold``: weight versions a group may span, or None.
+        strategy: ``max_off_policy_strategy``.
+    """
+
+    warmup: int = 0
+    parts: int = 1
+    threshold: int | None = None
+    strategy: Literal["drop", "wait"] = "drop"
+
+
+class AsyncEngine(Engine):
+    """Runs a policy on results that come back one by one.
+
+    Args:
+        mode: how the trainer takes its batches.
+        args, kwargs: as :class:`~verl_adaptive.engine.base.Engine`.
+
+    Attributes:
+        ready: reviewed and kept groups that no step has taken yet, in ticket order, with the rollouts that train.
+    """
+
+    kind = "async"
+
+    def __init__(self, *args: Any, mode: AsyncFacts | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.mode = mode or AsyncFacts()
+        self.ready = Closed.of(Groups.empty(), "trained")
+        self._born: dict[int, int] = {}  # ticket → step of its first rollouts; of every group in flight or ready
+        self._parts_taken = 0
+
+    # -- a step ---------------------------------------------------------------------------------------------
+
+    def begin(self, step: int) -> Requests | None:
+        self._parts_taken = 0
+        self._open_step(step, window=self._window(step))
+        self._level()
+        self._drawn = 0
+        self._taken: list[StepResult] = []
+        self._expire()
+        self._tell("begun", step)
+        requests = self._fill(Requests.none(), refill=True)
+        self._tell("asked", requests)
+        return requests
+
+    def receive(self, results: Groups) -> Requests | None:
+        back = np.isin(self.flight.ticket, results.ticket)
+        if len(np.unique(results.ticket)) != len(results) or back.sum() != len(results):
+            raise AdaptiveError("results do not match the requests in flight")
+        self._tell("received", results)
+        self.flight = self.flight.select(~back)
+        self.progress.round += 1
+        groups = self.desk.join(results)
+        self._measure()
+        topups = self._judge(groups)
+        self._expire()
+        requests = self._fill(topups, refill=self.config.refill)
+        self._tell("asked", requests)
+        return requests
+
+    def revive(self) -> Requests | None:
+        """Draw once more although the step does not refill: verl's mini-step cannot do without a batch.
+
+        Returns:
+            Requests if nothing is in flight and nothing ready; None otherwise, or where nothing more can be drawn.
+        """
+        if len(self.flight) or len(self.ready):
+            return None
+        self._tell("revived")
+        requests = self._fill(Requests.none(), refill=True)
+        self._tell("asked", requests)
+        return requests
+
+    def reissued(self, tickets: np.ndarray, step: int) -> None:
+        """After a resume: the first rollouts of these groups in flight are generated anew, from ``step`` on."""
+        self._born.update(dict.fromkeys(np.asarray(tickets).tolist(), step))
+
+    @property
+    def count(self) -> int:
+        """Groups that the next mini-step takes."""
+        share = self.facts.batch // self.mode.parts
+        even = math.ceil(len(self.ready) / max(1, self.mode.parts - self._parts_taken))
+        if self.policy.sampler.plans_steps:  # all that was planned for the step
+            return even
+        return min(share, even) if self.starved else share  # what little there is serves every mini-step
+
+    def can_take(self, count: int) -> bool:
+        """Whether ``count`` groups are ready and none in flight must be waited for."""
+        if self.policy.sampler.plans_steps:
+            return len(self.flight) == 0
+        return len(self.ready) >= count and not self._must_wait()
+
+    @property
+    def settled(self) -> bool:
+        """The next mini-step's groups are ready, or no more will be."""
+        return self.can_take(self.count) or self.starved
+
+    @property
+    def starved(self) -> bool:
+        """Nothing is in flight: waiting would be for ever."""
+        return len(self.flight) == 0
+
+    def take(self, count: int) -> StepResult:
+        """The batch of a mini-step: the oldest ready groups; fewer than ``count`` if the engine is starved.
+
+        Raises:
+            Exhausted: the batch is short and ``adaptive.on_exhausted=raise``, or there is nothing at all.
+            AdaptiveError: called while groups in flight must be waited for.
+        """
+        if not (self.can_take(count) or self.starved):
+            raise AdaptiveError(f"{len(self.ready)} groups are ready, {count} are to be taken: wait for more")
+        note = ""
+        short = len(self.ready) < max(count, self.facts.batch // self.mode.parts)
+        short = (short and not self.policy.sampler.plans_steps) or len(self.ready) == 0
+        if short:
+            if self.config.refill or not len(self.ready):
+                note = self.desk.shortage(len(self.ready), self.progress.round)
+            if self.config.on_exhausted == "raise" and self.config.refill:
+                raise Exhausted(note)
+            if self.config.on_exhausted == "relax" or not len(self.ready):
+                count = max(count, self.facts.batch // self.mode.parts)
+                self._bring_back(count - len(self.ready))
+            if not len(self.ready):
+                raise Exhausted(note)
+        first = np.arange(len(self.ready)) < count
+        batch = self.ready.select(first)
+        self.ready = self.ready.select(~first)
+        for ticket in batch.groups.ticket.tolist():
+            self._born.pop(ticket, None)
+        ghost = np.zeros_like(batch.trains)
+        if self.skip_zero:
+            ghost = self.desk.ghosts(batch.groups, np.ones(len(batch), dtype=bool), batch.trains)
+        result = StepResult(
+            batch.groups, batch.outcome, batch.trains & ~ghost, ghost, Ledger(), short, note, self.progress.round
+        )
+        self._taken.append(result)
+        self._parts_taken += 1
+        self._measure()
+        self._tell("took", count, result)
+        return result
+
+    def finish(self) -> StepResult:
+        """The account of the step: all groups that left the window in it, trained or dropped."""
+        taken = [Closed(r.groups, r.outcome, r.trains) for r in self._taken]
+        ghosts = [Closed(r.groups, r.outcome, r.ghost) for r in self._taken]
+        gone = [Closed(c.groups, c.outcome, np.zeros_like(c.trains)) for c in self.desk.closed]
+        left, ghost = Closed.concat([*taken, *gone]).sorted(), Closed.concat([*ghosts, *gone]).sorted()
+        self._level()
+        notes = [r.note for r in self._taken if r.note]
+        result = StepResult(
+            left.groups,
+            left.outcome,
+            left.trains,
+            ghost.trains,
+            self.ledger,
+            any(r.partial for r in self._taken),
+            notes[0] if notes else "",
+            self.progress.round,
+        )
+        self.desk.account(result)
+        self.policy.end_step(self.progress)
+        self._tell("finished", result)
+        return result
+
+    @property
+    def living(self) -> dict[int, int]:
+        """Ticket → data-set position of the groups in flight and ready."""
+        return {
+            ticket: index
+            for groups in (self.flight, self.ready.groups)
+            for ticket, index in zip(groups.ticket.tolist(), groups.index.tolist(), strict=True)
+        }
+
+    # -- the window -----------------------------------------------------------------------------------------
+
+    def _window(self, step: int) -> int:
+        batch = self.facts.batch
+        share = batch - min(batch, self._parts_taken * (batch // self.mode.parts))
+        to_the_end = max(0, self.facts.steps - step) * batch
+        return share + min(self.mode.warmup, to_the_end)
+
+    def _measure(self) -> None:
+        """Tell the roles how full the window is."""
+        self.progress.window = self._window(self.progress.step)
+        self.progress.kept, self.progress.open = len(self.ready), len(self.flight)
+
+    def _fill(self, topups: Requests, *, refill: bool) -> Requests | None:
+        self.progress.planned += topups.rollouts
+        self.flight = Requests.join([self.flight, topups])
+        self._measure()
+        parts = [topups]
+        if self.policy.sampler.plans_steps:
+            wanted = self.policy.sampler.round_size(self.progress) if refill and self._drawn == 0 else 0
+        else:
+            wanted = self._window(self.progress.step) - len(self.ready) - self._hopeful() if refill else 0
+        most = self.config.max_rounds * (self.facts.batch + self.mode.warmup)
+        if wanted > 0 and self._drawn >= most:
+            self.desk.why = f"adaptive.max_rounds={self.config.max_rounds} batches of prompts were drawn"
+        elif wanted > 0:
+            busy = np.concatenate([self.flight.row, self.ready.groups.row, self.feed.row_of[self.feed.queue]])
+            idle = not (len(self.flight) or len(self.ready) or self.desk.closed or self._taken)
+            fresh = self._new(wanted, busy, ungated=idle and self.config.on_exhausted != "raise")
+            self._drawn += len(fresh)
+            self._born.update(dict.fromkeys(fresh.ticket.tolist(), self.progress.step))
+            self.flight = Requests.join([self.flight, fresh])
+            parts.append(fresh)
+        self.flight = self.flight.sorted()
+        self._measure()
+        requests = Requests.join(parts)
+        self.ledger.rollouts.planned += requests.rollouts
+        return requests if len(requests) else None
+
+    def _hopeful(self) -> int:
+        """Groups in flight that could still train. One that is too old will be dropped when it comes: a reward function
+        that hangs, say, must not keep a place for ever."""
+        threshold = self.mode.threshold
+        if threshold is None or self.mode.strategy != "drop":
+            return len(self.flight)
+        return sum(self.progress.step - self._born[t] + 1 <= threshold for t in self.flight.ticket.tolist())
+
+    def _must_wait(self) -> bool:
+        threshold = self.mode.threshold
+        if threshold is None or self.mode.strategy != "wait":
+            return False
+        return any(self.progress.step - self._born[t] + 1 >= threshold for t in self.flight.ticket.tolist())
+
+    # -- groups that leave ----------------------------------------------------------------------------------
+
+    def _judge(self, groups: Groups) -> Requests:
+        """Close open groups whose rollouts are back, or top them up."""
+        self._close(Closed.of(groups.select(groups.failed), "failed"))
+        alive = groups.select(~groups.failed)
+        more = np.asarray(self.policy.allocator.review(alive, self.progress), dtype=np.int64)
+        more = fit(np.where(np.isin(alive.ticket, self.desk.cut), CLOSE, more), self.progress.room)
+        if (more == HOLD).any():
+            raise AdaptiveError(
+                f"an asynchronous trainer holds no groups back, yet {int((more == HOLD).sum())} reviews said {HOLD}"
+            )
+        done = alive.select(more == CLOSE)
+        self.progress.last_finished = len(done)
+        self.progress.last_degenerate = int(done.degenerate(self.facts.tolerance).sum())
+        if len(done):
+            closed = self.desk.verdict(done)
+            self.progress.kept += int(closed.kept.sum())
+            self._close(closed)
+            self.policy.observe(done, self.progress)
+        again = alive.select(more > 0)
+        self.desk.put(again)
+        return Requests.topups(again, more[more > 0])
+
+    def _level(self) -> None:
+        """What was generated and has not left: rollouts of open and of ready groups."""
+        self.desk.level(Groups.concat([self.desk.open, self.ready.groups]))
+
+    def _close(self, closed: Closed) -> None:
+        """Observe reviewed groups; the kept ones become ready, the others leave."""
+        if not len(closed):
+            return
+        self.desk.learn(closed.groups)
+        self.ready = Closed.concat([self.ready, closed.select(closed.kept)]).sorted()
+        self._leave(closed.select(~closed.kept))
+
+    def _leave(self, closed: Closed) -> None:
+        if len(closed):
+            self.desk.closed.append(closed)
+            for ticket in closed.groups.ticket.tolist():
+                self._born.pop(ticket, None)
+
+    def _expire(self) -> None:
+        """Drop ready groups that span more weight versions than verl's threshold allows."""
+        threshold = self.mode.threshold
+        if threshold is None or self.mode.strategy != "drop" or not len(self.ready):
+            return
+        born = np.array([self._born[t] for t in self.ready.groups.ticket.tolist()], dtype=np.int64)
+        old = self.progress.step - born + 1 > threshold
+        if old.any():
+            stale = self.ready.select(old)
+            stale.outcome[:] = "stale"
+            self.ready = self.ready.select(~old)
+            self._leave(stale)
+
+    def _bring_back(self, count: int) -> None:
+        """Train on groups that this step dropped, those with variance first, oldest first."""
+        dropped = Closed.concat(self.desk.closed)
+        spare = dropped.groups.select(dropped.usable)
+        if not len(spare):
+            return
+        flat = spare.degenerate(self.facts.tolerance)
+        chosen = np.isin(dropped.groups.ticket, spare.ticket[np.lexsort((spare.ticket, flat))[:count]])
+        chosen &= dropped.usable
+        back = dropped.select(chosen)
+        back.outcome[:], back.trains[:] = "trained", True
+        self.desk.closed = [dropped.select(~chosen)] if not chosen.all() else []
+        self._born.update(dict.fromkeys(back.groups.ticket.tolist(), self.progress.step))
+        self.ready = Closed.concat([self.ready, back]).sorted()
+
+    # -- state ----------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """State between steps, groups in flight and ready groups included; call it after :meth:`finish`."""
+        tickets = np.array(sorted(self._born), dtype=np.int64)
+        return {
+            **super().state_dict(),
+            "stream": {
+                "flight": arrays_of(self.flight),
+                "open": arrays_of(self.desk.open),
+                "ready": arrays_of(self.ready.groups),
+                "ready_trains": self.ready.trains,
+                "born_ticket": tickets,
+                "born_step": np.array([self._born[int(t)] for t in tickets], dtype=np.int64),
+            },
+        }
+
+    def _take_up(self, state: Mapping[str, Any]) -> None:
+        """Groups in flight and ready, as they were."""
+        stream = state.get("stream")
+        if stream is None:
+            if len(self.held):
+                raise AdaptiveError(
+                    f"the checkpoint holds {len(self.held)} groups back for the next step, which an asynchronous "
+                    "trainer cannot do; go on with trainer.v1.trainer_mode=sync, as the run was started"
+                )
+            return
+
+        def arrays(data: Mapping[str, Any]) -> dict[str, np.ndarray]:
+            return {name: np.asarray(value) for name, value in data.items()}
+
+        self.flight = Requests(**arrays(stream["flight"]))
+        waiting, ready = Groups(**arrays(stream["open"])), Groups(**arrays(stream["ready"]))
+        self._born = dict(
+            zip(np.asarray(stream["born_ticket"]).tolist(), np.asarray(stream["born_step"]).tolist(), strict=True)
+        )
+        for groups in (self.flight, waiting, ready):
+            groups.index = self.feed.found(groups.row, groups.index)
+        self.ready = Closed.of(ready, "trained")
+        self.ready.trains = np.asarray(stream["ready_trains"], dtype=bool)
+        # As with held groups: a prompt that has left the data set cannot be topped up or sent again.
+        lost = self.flight.ticket[self.flight.index < 0]
+        self.flight = self.flight.select(self.flight.index >= 0)
+        stays = ~np.isin(waiting.ticket, lost)
+        self.desk.open, self.desk.gone = waiting.select(stays), waiting.select(~stays)
+        for ticket in lost.tolist():
+            self._born.pop(ticket, None)

@@ -1,0 +1,261 @@
+"""What every engine is made of: a feed, a desk, a policy bound to a table, and the step in hand."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+
+from verl_adaptive.config import AdaptiveConfig, RunFacts
+from verl_adaptive.engine.desk import Desk
+from verl_adaptive.engine.feed import MAX_PASSES, Feed
+from verl_adaptive.engine.steps import Listener, PromptSource, Requests, StepResult
+from verl_adaptive.errors import AdaptiveError
+from verl_adaptive.groups import Groups
+from verl_adaptive.ledger import Ledger
+from verl_adaptive.progress import Progress
+from verl_adaptive.rng import Draw
+from verl_adaptive.roles import Policy
+from verl_adaptive.stats.table import StatsTable
+
+__all__ = ["Engine"]
+
+
+class Engine(ABC):
+    """Runs a policy; what its kinds share, and what whoever drives one may rely on.
+
+    One step::
+
+        send(engine.begin(step))
+        while not engine.settled:
+            send(engine.receive(some_results))      # any part of engine.flight
+        engine.abandon(rollouts, tokens)            # what was still in flight, if anything
+        result = engine.finish()
+
+    Args:
+        policy: the four roles, not bound yet.
+        table: the statistics; already filled when the run is warm-started.
+        config: the ``adaptive`` group.
+        facts: what the run is.
+        row_of: int64 ``(D,)``, the table row of every data-set position.
+        source: the prompt stream (unused by pool samplers).
+        skip_zero: leave rollouts of exactly zero advantage out of training.
+
+    Attributes:
+        kind: the engine's name in records and snapshots.
+        flight: asked for and not back, in ticket order.
+        progress: the step in hand, as the roles see it.
+        tape: is told what happens, or None.
+    """
+
+    kind: ClassVar[str]
+
+    def __init__(
+        self,
+        policy: Policy,
+        table: StatsTable,
+        config: AdaptiveConfig,
+        facts: RunFacts,
+        row_of: np.ndarray,
+        source: PromptSource,
+        *,
+        skip_zero: bool = True,
+    ) -> None:
+        self.policy, self.table, self.config, self.facts, self.skip_zero = policy, table, config, facts, skip_zero
+        self.feed = Feed(policy.sampler, facts, row_of, source)
+        self.desk = Desk(policy, table, config, facts, skip_zero=skip_zero)
+        self.flight = Requests.none()
+        self.tape: Listener | None = None
+        self.progress: Progress
+        self._ticket = 0
+        policy.bind(table, facts)
+
+    # -- a step ---------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def begin(self, step: int) -> Requests | None:
+        """Start a step; its first requests, if any."""
+
+    @abstractmethod
+    def receive(self, results: Groups) -> Requests | None:
+        """Take what has come back; the requests that follow, if any.
+
+        Args:
+            results: one group per request that is back, any part of :attr:`flight`, in any order; a group with no
+                rollouts and ``failed`` set is one that never came back.
+
+        Raises:
+            AdaptiveError: a result was not asked for.
+        """
+
+    @property
+    @abstractmethod
+    def settled(self) -> bool:
+        """Nothing more need be waited for: :meth:`finish` may be called."""
+
+    @abstractmethod
+    def finish(self) -> StepResult:
+        """The step's account, once it is settled.
+
+        Raises:
+            Exhausted: the batch is short and ``adaptive.on_exhausted=raise``, or nothing at all came back.
+        """
+
+    def abandon(self, rollouts: int, tokens: int) -> None:
+        """Count what requests that are given up had generated: it was paid for."""
+        for account, amount in ((self.ledger.rollouts, rollouts), (self.ledger.tokens, tokens)):
+            account.generated += amount
+            account.drop("aborted", amount)
+
+    def never_trains(self) -> np.ndarray:
+        """int64: tickets of groups closed in this step that will not train, whatever comes; their rows may go."""
+        return self.desk.never_trains(self.desk.closed)
+
+    # -- looking --------------------------------------------------------------------------------------------
+
+    @property
+    def row_of(self) -> np.ndarray:
+        """int64 ``(D,)``: the table row of every data-set position."""
+        return self.feed.row_of
+
+    @property
+    def pool(self) -> np.ndarray:
+        """int64 ``(M,)``: table rows of the distinct prompts."""
+        return self.feed.pool
+
+    @property
+    def source(self) -> PromptSource:
+        """The prompt stream."""
+        return self.feed.source
+
+    @source.setter
+    def source(self, source: PromptSource) -> None:
+        self.feed.source = source
+
+    @property
+    def skipped(self) -> int:
+        """Prompts that the gate turned away in this step."""
+        return self.feed.skipped
+
+    @property
+    def held(self) -> Groups:
+        """Groups kept for a later step."""
+        return self.desk.held
+
+    @property
+    def ledger(self) -> Ledger:
+        """The step's account."""
+        return self.desk.ledger
+
+    @property
+    def total(self) -> Ledger:
+        """The run's account."""
+        return self.desk.total
+
+    @property
+    def living(self) -> dict[int, int]:
+        """Ticket → data-set position of the groups that outlive a step."""
+        return dict(zip(self.held.ticket.tolist(), self.held.index.tolist(), strict=True))
+
+    @property
+    def finished(self) -> bool:
+        """No further step is wanted: the sampler is done, or ``adaptive.total_rollouts`` is spent."""
+        spent = self.config.total_rollouts is not None and self.total.rollouts.generated >= self.config.total_rollouts
+        return spent or self.policy.sampler.finished
+
+    # -- state ----------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """State between steps; call it after :meth:`finish`."""
+        return {
+            "kind": self.kind,
+            "ticket": self._ticket,
+            **self.feed.state_dict(),
+            **self.desk.state_dict(),
+            "policy": self.policy.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take up the state of :meth:`state_dict`; the table is restored separately.
+
+        Raises:
+            AdaptiveError: another kind of engine's state, with groups that this one could not go on with.
+        """
+        self._ticket = int(state["ticket"])
+        self.feed.load_state_dict(dict(state))
+        held = state["held"]
+        self.desk.load_state_dict(state, self.feed.found(held["row"], held["index"]))
+        self._take_up(state)
+        self.policy.load_state_dict(state["policy"])
+
+    def _take_up(self, state: Mapping[str, Any]) -> None:
+        """What only some kinds have: here, what an asynchronous engine had in flight is not ours to go on with."""
+        stream = state.get("stream")
+        if stream is None:
+            return
+        flight = len(stream["flight"]["ticket"])
+        unfinished = Groups.concat(
+            [Groups(**{k: np.asarray(v) for k, v in stream[name].items()}) for name in ("open", "ready")]
+        )
+        if not flight and not len(unfinished):
+            return
+        if "mode" not in self.config.resume.allow:
+            raise AdaptiveError(
+                f"the checkpoint is an asynchronous trainer's, with {flight} prompts in flight and "
+                f"{len(stream['ready']['row'])} groups ready to train. Go on with the same trainer.v1.trainer_mode, or "
+                "leave them behind: adaptive.resume.allow=[mode]"
+            )
+        self.desk.gone = Groups.concat([self.desk.gone, unfinished.sorted()])
+
+    # -- for the kinds --------------------------------------------------------------------------------------
+
+    def _open_step(self, step: int, **more: Any) -> None:
+        """A fresh account and a fresh ceiling."""
+        self.progress = Progress(
+            step=step,
+            batch=self.facts.batch,
+            draw=Draw(self.facts.seed, step),
+            epoch=self.feed.epoch(self.total.rollouts.generated),
+            **more,
+        )
+        caps = [
+            c for c in (self.policy.allocator.cap(self.progress), self.config.max_rollouts_per_step) if c is not None
+        ]
+        self.progress.cap = min(caps) if caps else None
+        self.feed.skipped = 0
+        self.desk.open_step(self.progress)
+
+    def _tell(self, event: str, *about: Any) -> None:
+        if self.tape is not None:
+            getattr(self.tape, event)(*about)
+
+    def _tickets(self, count: int) -> np.ndarray:
+        """int64 ``(count,)``: fresh tickets."""
+        ticket = self._ticket + np.arange(count, dtype=np.int64)
+        self._ticket += count
+        return ticket
+
+    def _new(self, wanted: int, busy: np.ndarray, *, ungated: bool, once: bool = True) -> Requests:
+        """First rollouts of up to ``wanted`` prompts drawn as things stand now, as many as the cap has room for."""
+        progress, policy, feed = self.progress, self.policy, self.feed
+        planned = None
+        if feed.picks:
+            pick = policy.sampler.pick(feed.pickable(busy), wanted, progress)
+            rows, planned = pick.rows, pick.n
+            index = feed.positions(rows)
+        else:
+            if not feed.admit(wanted, progress, busy, ungated=ungated, once=once):
+                self.desk.why = f"the sampler let nothing more through in {MAX_PASSES} passes over the data"
+            index = feed.queue[:wanted]
+            rows = feed.row_of[index]
+        n = np.asarray(policy.allocator.first(rows, planned, progress), dtype=np.int64)
+        fits = int(np.searchsorted(np.cumsum(n), progress.room, side="right"))
+        if fits < len(rows):
+            self.desk.why = f"the step's cap of {progress.cap} rollouts was reached"
+        index, rows, n = index[:fits], rows[:fits], n[:fits]
+        if not feed.picks:
+            feed.queue = feed.queue[fits:]
+        progress.planned += int(n.sum())
+        return Requests(self._tickets(len(rows)), index, rows, n, np.zeros(len(rows), dtype=np.int64))

@@ -1,0 +1,263 @@
+"""Where open groups lie: joined with what comes back, reviewed, topped up or held, closed, and accounted for.
+
+The desk knows no order and no mode: an engine says which groups to look at, and what becomes of the closed ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from verl_adaptive.config import AdaptiveConfig, RunFacts
+from verl_adaptive.engine.steps import Closed, Requests, StepResult
+from verl_adaptive.errors import Exhausted
+from verl_adaptive.groups import Groups
+from verl_adaptive.ledger import Ledger
+from verl_adaptive.progress import Progress
+from verl_adaptive.roles import CLOSE, HOLD, Policy
+from verl_adaptive.stats.table import StatsTable
+
+__all__ = ["FEW_LOST", "Desk", "arrays_of", "fit"]
+
+#: Share of a batch that failed groups may take where every group trains: another generation for them costs more.
+FEW_LOST = 0.1
+
+
+class Desk:
+    """Open groups and the accounts of a run.
+
+    Args:
+        policy: the four roles, bound.
+        table: the statistics.
+        config: the ``adaptive`` group.
+        facts: what the run is.
+        skip_zero: leave rollouts of exactly zero advantage out of training.
+
+    Attributes:
+        open: groups that wait for a top-up, or for a decision about one; in ticket order.
+        held: groups kept for a later step's top-up; in ticket order.
+        held_since: int64 ``(H,)``, the step each was held in.
+        gone: groups open when the run was interrupted, of prompts that have left the data set since.
+        closed: what was closed in this step.
+        cut: int64, tickets whose top-up has just come back with rollouts missing: they close with what they have.
+        ledger, total: the account of the step and of the run.
+        why: why the step's sampling ended early, or an empty string.
+    """
+
+    def __init__(
+        self, policy: Policy, table: StatsTable, config: AdaptiveConfig, facts: RunFacts, *, skip_zero: bool
+    ) -> None:
+        self.policy, self.table, self.config, self.facts, self.skip_zero = policy, table, config, facts, skip_zero
+        self.open = self.held = self.gone = Groups.empty()
+        self.held_since = np.zeros(0, dtype=np.int64)
+        self.closed: list[Closed] = []
+        self.ledger, self.total = Ledger(), Ledger()
+        self.cut = np.zeros(0, dtype=np.int64)
+        self.why = ""
+        self.progress: Progress
+
+    def open_step(self, progress: Progress) -> None:
+        """A fresh account; groups of prompts that have left the data set are closed in it."""
+        self.progress, self.ledger, self.closed, self.why = progress, Ledger(), [], ""
+        self.level()
+        gone, self.gone = self.gone, Groups.empty()
+        if len(gone):
+            self.closed.append(Closed.of(gone, "gone"))
+            self.learn(gone)
+            self.policy.observe(gone, progress)
+            self.level()
+
+    # -- open groups ----------------------------------------------------------------------------------------
+
+    def join(self, results: Groups) -> Groups:
+        """Count what came back and join it with the open groups it belongs to; in ticket order."""
+        results = results.sorted()
+        self.ledger.rollouts.generated += results.rollouts
+        self.ledger.tokens.generated += int(results.tokens.sum())
+        waiting = np.isin(self.open.ticket, results.ticket)
+        known = np.isin(results.ticket, self.open.ticket)
+        self.cut = results.ticket[known & (results.lost > 0)]
+        joined = self.open.select(waiting).merge(results.select(known))
+        self.open = self.open.select(~waiting)
+        return Groups.concat([joined, results.select(~known)]).sorted()
+
+    def put(self, groups: Groups) -> None:
+        """These groups are open again."""
+        if len(groups):
+            self.open = Groups.concat([self.open, groups]).sorted()
+
+    def hold(self, groups: Groups) -> None:
+        """Keep these for a later step."""
+        if len(groups):
+            self.held = Groups.concat([self.held, groups])
+            since = np.full(len(groups), self.progress.step, dtype=np.int64)
+            self.held_since = np.concatenate([self.held_since, since])
+            self.level()
+
+    def recall(self) -> tuple[Requests, Groups]:
+        """Ask the allocator about held groups.
+
+        Returns:
+            Top-ups of those that go on, which are open again; the groups given up, observed and closed as expired.
+        """
+        more = np.asarray(self.policy.allocator.recall(self.held, self.held_since, self.progress), dtype=np.int64)
+        more = fit(more, self.progress.room, otherwise=HOLD)
+        back, drop = self.held.select(more > 0), self.held.select(more == CLOSE)
+        back.lag = np.maximum(back.lag, self.progress.step - self.held_since[more > 0]).astype(np.int32)
+        self.held, self.held_since = self.held.select(more == HOLD), self.held_since[more == HOLD]
+        self.level()
+        if len(drop):
+            self.closed.append(Closed.of(drop, "expired"))
+            self.learn(drop)
+            self.policy.observe(drop, self.progress)
+        self.put(back)
+        return Requests.topups(back, more[more > 0]), drop
+
+    def level(self, waiting: Groups | None = None) -> None:
+        """Bring the account's level of rollouts that were generated and not decided about up to date."""
+        here = Groups.concat([self.held, self.gone] if waiting is None else [waiting, self.held, self.gone])
+        self.ledger.rollouts.held, self.ledger.tokens.held = here.rollouts, int(here.tokens.sum())
+
+    # -- closing --------------------------------------------------------------------------------------------
+
+    def verdict(self, groups: Groups) -> Closed:
+        """Keep or drop groups whose rollouts are complete; nothing is learned yet."""
+        if not len(groups):
+            return Closed.of(groups, "")
+        verdict = self.policy.filter.decide(groups, self.progress)
+        reasons = np.array([*self.policy.filter.reasons, "dropped"], dtype=object)
+        outcome = np.where(verdict.keep, "trained", reasons[np.clip(verdict.reason, 0, len(reasons) - 1)])
+        keep = verdict.keep & self.policy.allocator.complete(groups)
+        outcome[verdict.keep & ~keep] = "incomplete"
+        trains = groups.rollout_mask(keep)
+        if verdict.rollouts is not None:
+            trains &= verdict.rollouts
+        return Closed(groups, outcome.astype(object), trains)
+
+    def learn(self, groups: Groups) -> None:
+        """Closed groups, failed ones too, into the statistics; each group once."""
+        if len(groups):
+            self.table.observe(groups, self.progress.step, tolerance=self.facts.tolerance)
+
+    def never_trains(self, closed: Sequence[Closed]) -> np.ndarray:
+        """int64: tickets of groups closed in this step on which no batch of it can fall back (:meth:`batch`).
+
+        Of those that were dropped the B best could still be wanted, those with variance first, the oldest first.
+        """
+        every = Closed.concat(closed)
+        out = every.groups.ticket[~(every.kept | every.usable)]
+        spare = every.groups.select(every.usable)
+        best = np.lexsort((spare.ticket, spare.degenerate(self.facts.tolerance)))
+        return np.concatenate([out, spare.ticket[best[self.facts.batch :]]])
+
+    # -- a step's end ---------------------------------------------------------------------------------------
+
+    def batch(self, closed: Closed, rounds: int) -> StepResult:
+        """Settle a step's batch: the first B kept groups in ticket order.
+
+        Args:
+            closed: all groups of the step, in ticket order.
+            rounds: times results were looked at, for messages.
+
+        Raises:
+            Exhausted: the batch is short and ``adaptive.on_exhausted=raise``, or nothing at all came back.
+        """
+        config, size = self.config, self.facts.batch
+        groups, outcome, trains = closed.groups, closed.outcome.copy(), closed.trains.copy()
+        kept = np.flatnonzero(outcome == "trained")
+        short = self.config.refill and self.wants(len(kept))
+        note = self.shortage(len(kept), rounds) if short else ""
+        if short and config.on_exhausted == "raise":
+            raise Exhausted(note)
+        if (short and config.on_exhausted == "relax") or len(kept) == 0:
+            spare = np.flatnonzero(closed.usable)
+            if len(kept) == 0 and len(spare) == 0:
+                raise Exhausted(note or self.shortage(0, rounds))
+            flat = groups.degenerate(self.facts.tolerance)[spare]
+            fill = spare[np.argsort(flat, kind="stable")][: size - len(kept)]
+            outcome[fill] = "trained"
+            trains |= groups.rollout_mask(np.isin(np.arange(len(groups)), fill))
+            kept = np.flatnonzero(outcome == "trained")
+            note = note or "no group passed the filter: the step trains on groups it dropped"
+        if len(kept) > size and not self.whole and config.surplus == "discard":
+            outcome[kept[size:]] = "surplus"
+        trains &= groups.rollout_mask(outcome == "trained")
+        ghost = np.zeros_like(trains)
+        if self.skip_zero:
+            ghost = self.ghosts(groups, outcome == "trained", trains)
+        return StepResult(groups, outcome, trains & ~ghost, ghost, self.ledger, len(kept) < size, note, rounds)
+
+    def wants(self, kept: int) -> bool:
+        """Whether a batch of ``kept`` groups is short; where every group trains, a few that failed are no reason to wait."""
+        missing = self.facts.batch - kept
+        return missing > (FEW_LOST * self.facts.batch if self.policy.filter.keeps_all else 0)
+
+    @property
+    def whole(self) -> bool:
+        """A pool sampler without refill means all that it picked; a stream may have been asked for more than B."""
+        return not self.config.refill and self.policy.sampler.kind == "pool"
+
+    def ghosts(self, groups: Groups, trained: np.ndarray, trains: np.ndarray) -> np.ndarray:
+        """bool ``(R,)``: rollouts that stay out of training because their advantage is exactly zero."""
+        ghost = self.policy.advantage.zero(groups, trains) & trains & groups.rollout_mask(trained)
+        if trains.any() and not (trains & ~ghost).any():
+            # Every row is a ghost: verl still needs one row to carry the (zero) gradient of the step.
+            ghost[np.flatnonzero(trains)[np.argmin(groups.tokens[trains])]] = False
+        return ghost
+
+    def account(self, result: StepResult) -> None:
+        """Write a step's result into the ledgers."""
+        groups, ledger, tokens = result.groups, self.ledger, result.groups.tokens
+        ledger.rollouts.trained, ledger.tokens.trained = int(result.trains.sum()), int(tokens[result.trains].sum())
+        ledger.drop("zero_advantage", tokens[result.ghost])
+        in_batch = groups.rollout_mask(result.trained)
+        ledger.drop(self.policy.filter.rollout_reason, tokens[in_batch & ~result.trains & ~result.ghost])
+        for reason in sorted(set(result.outcome.tolist()) - {"trained"}):
+            lost = tokens[groups.rollout_mask(result.outcome == reason)]
+            if reason == "surplus":
+                ledger.rollouts.surplus, ledger.tokens.surplus = len(lost), int(lost.sum())
+            else:
+                ledger.drop(reason, lost)
+        self.total.add(ledger)
+
+    def shortage(self, kept: int, rounds: int) -> str:
+        """Why a batch is short, for people."""
+        names, amounts = np.unique(
+            np.concatenate([c.outcome.astype(str) for c in self.closed] or [np.zeros(0, dtype=str)]), return_counts=True
+        )
+        listed = ", ".join(f"{v} {k}" for k, v in zip(names, amounts, strict=True)) or "none finished"
+        return (
+            f"step {self.progress.step}: {kept} of {self.progress.batch} groups after {rounds} rounds and "
+            f"{self.ledger.rollouts.generated} rollouts ({listed}): {self.why or 'the sampler gave no further prompt'}. "
+            f"adaptive.on_exhausted={self.config.on_exhausted}; adaptive.max_rounds, adaptive.max_rollouts_per_step and "
+            "the filter set the limits"
+        )
+
+    # -- state ----------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"held": arrays_of(self.held), "held_since": self.held_since, "total": self.total.as_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any], positions: np.ndarray) -> None:
+        """Take up a saved state; ``positions`` are the held prompts' places in the data set now, -1 for none."""
+        held = Groups(**{name: np.asarray(value) for name, value in state["held"].items()})
+        since = np.asarray(state["held_since"], dtype=np.int64)
+        held.index = positions
+        here = held.index >= 0
+        self.gone = held.select(~here)  # a prompt that has left the data set cannot be topped up
+        self.held, self.held_since = held.select(here), since[here]
+        self.total = Ledger.from_dict(state["total"])
+
+
+def arrays_of(data: Any) -> dict[str, np.ndarray]:
+    """A structure of arrays as plain arrays by name."""
+    return {name: np.asarray(value) for name, value in vars(data).items()}
+
+
+def fit(more: np.ndarray, room: int, otherwise: int = CLOSE) -> np.ndarray:
+    """Cut top-ups that the step's cap has no room for, last ones first."""
+    positive = np.maximum(more, 0)
+    over = (np.cumsum(positive) > room) & (positive > 0)
+    return np.where(over, otherwise, more) if over.any() else more

@@ -1,0 +1,279 @@
+"""Which prompts come next: verl's stream through the gate, or picks from the pool.
+
+A prompt that has a group under way is *busy* and gets no second one: a gate turns it away at that place of the stream, a
+pool sampler is not shown it. Only in the ``sync`` trainer's plain epoch order (``whole_batches``), which is verl's own, may
+a batch hold a prompt twice where the data set does.
+
+Two ways to draw:
+
+* :meth:`Feed.admit` fills a queue of admitted prompts, for engines that draw as the statistics stand now;
+* :class:`Line` is the ordered list of a step's candidates, a function of the state at the step's start alone: asked for
+  more, it goes on where it was, and what was not used is given back to the stream.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from verl_adaptive.config import RunFacts
+from verl_adaptive.engine.steps import PromptSource
+from verl_adaptive.progress import Progress
+from verl_adaptive.roles import Sampler
+
+__all__ = ["MAX_PASSES", "Feed", "Line"]
+
+#: Passes over the data within one step after which a gate is taken to let nothing more through.
+MAX_PASSES = 4
+
+_NONE = np.zeros(0, dtype=np.int64)
+
+
+class Feed:
+    """The data as a run's engine sees it.
+
+    Args:
+        sampler: the policy's sampler.
+        facts: what the run is.
+        row_of: int64 ``(D,)``, the table row of every data-set position.
+        source: the prompt stream (unused by pool samplers).
+
+    Attributes:
+        pool: int64 ``(M,)``, table rows of the distinct prompts, in data-set order, so that ties break alike everywhere.
+        queue: int64, admitted and not rolled out yet: data-set positions.
+        ahead: int64, read from the stream and not decided about: data-set positions, in stream order.
+        position: stream positions that are decided about, since the run began.
+        skipped: prompts that the gate turned away in this step.
+    """
+
+    def __init__(self, sampler: Sampler, facts: RunFacts, row_of: np.ndarray, source: PromptSource) -> None:
+        self.sampler, self.facts, self.source = sampler, facts, source
+        self.row_of = np.asarray(row_of, dtype=np.int64)
+        pool, first = np.unique(self.row_of, return_index=True)
+        order = np.argsort(first)
+        self.pool, self._pool_index = pool[order], first[order]
+        self._by_row = np.argsort(self.pool)
+        self.queue, self.ahead = _NONE, _NONE
+        self.position = 0
+        self.skipped = 0
+
+    @property
+    def picks(self) -> bool:
+        """Whether prompts are picked from the pool instead of taken from the stream."""
+        return self.sampler.kind == "pool"
+
+    def epoch(self, generated: int) -> float:
+        """Passes over the data so far; of a pool, reckoned by the rollouts ``generated`` in the run."""
+        if self.picks:
+            return generated / max(1, self.facts.n * len(self.pool))
+        return self.position / self.source.size
+
+    # -- where prompts are ----------------------------------------------------------------------------------
+
+    def positions(self, rows: np.ndarray) -> np.ndarray:
+        """First data-set position of each row; -1 for a row that is not in the data set."""
+        rows = np.asarray(rows, dtype=np.int64)
+        if not len(self.pool):
+            return np.full(len(rows), -1, dtype=np.int64)
+        at = self._by_row[np.minimum(np.searchsorted(self.pool, rows, sorter=self._by_row), len(self.pool) - 1)]
+        return np.where(self.pool[at] == rows, self._pool_index[at], -1)
+
+    def found(self, rows: np.ndarray, index: np.ndarray) -> np.ndarray:
+        """Where saved prompts are now: where they were, or in a data set reordered since, where their row is first."""
+        rows, index = np.asarray(rows, dtype=np.int64), np.asarray(index, dtype=np.int64)
+        inside = (index >= 0) & (index < len(self.row_of))
+        there = inside & (self.row_of[np.where(inside, index, 0)] == rows)
+        return np.where(there, index, self.positions(rows))
+
+    # -- drawing as things stand now ------------------------------------------------------------------------
+
+    def pickable(self, busy: np.ndarray) -> np.ndarray:
+        """The table rows a pool sampler may choose from; :attr:`pool` itself where none is busy."""
+        # A sampler may tell pools apart by identity: the same object where nothing is left out.
+        return self.pool[~np.isin(self.pool, busy)] if len(busy) else self.pool
+
+    def admit(self, wanted: int, progress: Progress, busy: np.ndarray, *, ungated: bool, once: bool = True) -> bool:
+        """Pull the stream through the gate until ``wanted`` prompts wait in the queue.
+
+        Args:
+            wanted: length of the queue asked for.
+            progress: the step; its ``epoch`` follows the stream.
+            busy: int64, table rows that have a group under way, the queue's own apart.
+            ungated: let the stream through unseen, rather than end the run, if nothing at all is let through.
+            once: turn prompts away that wait in the queue already; False: only those in ``busy``.
+
+        Returns:
+            Whether the gate let enough through; False after :data:`MAX_PASSES` passes over the data.
+        """
+        pulled = 0
+        while len(self.queue) < wanted:
+            if pulled >= MAX_PASSES * self.source.size:
+                if ungated and not len(self.queue):
+                    self.queue = self.pull(wanted)
+                    self.position += len(self.queue)
+                return False
+            index = self.pull(wanted - len(self.queue))
+            position = self.position + np.arange(len(index), dtype=np.int64)
+            self.position += len(index)
+            pulled += len(index)
+            progress.epoch = self.position / self.source.size
+            passed = self.sampler.admit(self.row_of[index], position, progress)
+            rows = self.row_of[index]
+            if once:
+                passed = passed & first_of(rows, passed) & ~np.isin(rows, self.row_of[self.queue])
+            passed = passed & ~np.isin(rows, busy)
+            self.skipped += int((~passed).sum())
+            self.queue = np.concatenate([self.queue, index[passed]])
+        return True
+
+    def pull(self, count: int) -> np.ndarray:
+        """Next positions of the stream: what was read ahead, then the source's."""
+        if len(self.ahead):
+            index, self.ahead = self.ahead[:count], self.ahead[count:]
+            return index
+        return np.asarray(self.source.take(count), dtype=np.int64)
+
+    # -- state ----------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict:
+        """Positions and rows, both: the data set may be another order of the same prompts when a run resumes."""
+        return {
+            "position": self.position,
+            "queue": self.row_of[self.queue],
+            "queue_index": self.queue,
+            "ahead": self.row_of[self.ahead],
+            "ahead_index": self.ahead,
+        }
+
+    def load_state_dict(self, state: dict) -> None:
+        """Take up a saved state; prompts that have left the data set are left out."""
+        self.position = int(state["position"])
+        queue = self.found(state["queue"], state["queue_index"])
+        ahead = self.found(state.get("ahead", _NONE), state.get("ahead_index", _NONE))  # 0.1.0 read nothing ahead
+        self.queue, self.ahead = queue[queue >= 0], ahead[ahead >= 0]
+
+
+class Line:
+    """The candidates of one step, in the order in which they count.
+
+    The list does not depend on how it is asked for: the gate decides about a prompt by its place in the stream and by
+    the statistics at the step's start, and picks from the pool come in chunks of fixed sizes.
+
+    Args:
+        feed: the data.
+        progress: the step; its ``round`` numbers the chunks of a pool sampler.
+        busy: int64, table rows that have a group under way when the step begins.
+        ungated: let the stream through unseen, rather than end the run, if the gate lets nothing at all through.
+
+    Attributes:
+        index, row: int64 ``(k,)``, the candidates so far: position in the data set and table row.
+        planned: int64 ``(k,)``, a pool sampler's own plan, -1 for none.
+        ended: why there are no more, or an empty string.
+    """
+
+    def __init__(self, feed: Feed, progress: Progress, busy: np.ndarray, *, ungated: bool) -> None:
+        self.feed, self._progress, self._busy, self._ungated = feed, progress, busy, ungated
+        self.index, self.row, self.planned = _NONE, _NONE, _NONE
+        self.ended = ""
+        self._end = _NONE  # per candidate: stream positions decided about once it is
+        self._raw: list[int] = []  # read from the stream in this step, in order
+        self._seen = 0  # of these, shown to the gate
+        self._lap = 0  # first candidate of the lap: within one, no prompt comes twice
+        self._dry = 0  # positions since the last candidate
+        self._repeats = False  # among these, prompts that the gate let through and that had come before
+        self._chunk = 0
+        if not feed.picks and len(feed.queue):  # admitted by an engine that works in rounds, before a resume
+            self._add(feed.queue, np.full(len(feed.queue), -1, dtype=np.int64), np.zeros(len(feed.queue), np.int64))
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def extend(self, count: int) -> None:
+        """Go on until there are ``count`` candidates in all, or no more."""
+        while len(self) < count and not self.ended:
+            before = len(self)
+            if self.feed.picks:
+                self._pick(count)
+                if len(self) == before:
+                    return
+            elif self._repeats and self._dry >= self.feed.source.size:
+                return  # a whole pass of prompts that are candidates already: only a new lap helps
+            else:
+                self._gate(count)
+
+    def new_lap(self) -> bool:
+        """Let prompts come again: nothing of this step is under way any more. False where that changes nothing."""
+        if self._lap == len(self):
+            return False
+        self._lap, self._dry, self._repeats = len(self), 0, False
+        return True
+
+    def settle(self, committed: int) -> None:
+        """The step is over: the first ``committed`` candidates were used, the rest goes back to the stream."""
+        feed = self.feed
+        if feed.picks:
+            return
+        queued = int((self._end == 0).sum())
+        feed.queue = feed.queue[min(committed, queued) :]
+        used = int(self._end[committed - 1]) if committed else 0
+        # What the gate turned away before the last candidate is decided about; after it, the next step asks again.
+        feed.skipped = used - max(0, committed - queued)
+        feed.position += used
+        feed.ahead = np.concatenate([np.array(self._raw[used:], dtype=np.int64), feed.ahead])
+
+    # -- growing --------------------------------------------------------------------------------------------
+
+    def _add(self, index: np.ndarray, planned: np.ndarray, end: np.ndarray) -> None:
+        self.index = np.concatenate([self.index, index])
+        self.row = np.concatenate([self.row, self.feed.row_of[index]])
+        self.planned = np.concatenate([self.planned, planned])
+        self._end = np.concatenate([self._end, end])
+
+    def _taken(self) -> np.ndarray:
+        return np.concatenate([self._busy, self.row[self._lap :]])
+
+    def _pick(self, count: int) -> None:
+        """A chunk of the pool: as many as the step asks for at first, then a quarter of a batch at a time."""
+        size = count if self._chunk == 0 else -(-self.feed.facts.batch // 4)
+        self._progress.round = self._chunk
+        pool = self.feed.pickable(self._taken())
+        pick = self.feed.sampler.pick(pool, size, self._progress)
+        self._chunk += 1
+        if not len(pick.rows):
+            if len(pool) == len(self.feed.pool):  # nothing was left out: it has no more to give
+                self.ended = "the sampler gave no further prompt"
+            return
+        plan = np.full(len(pick.rows), -1, dtype=np.int64) if pick.n is None else np.asarray(pick.n, dtype=np.int64)
+        index = self.feed.positions(pick.rows)
+        self._add(index, plan, np.zeros(len(index), dtype=np.int64))
+
+    def _gate(self, count: int) -> None:
+        feed = self.feed
+        rows_wanted = count - len(self)
+        gated = True
+        if self._seen >= MAX_PASSES * feed.source.size:
+            if len(self) or not self._ungated:
+                self.ended = f"the sampler let nothing more through in {MAX_PASSES} passes over the data"
+                return
+            gated = False  # nothing at all to train on: rather than end the run by surprise, the step goes ungated
+        index = feed.pull(rows_wanted)
+        position = feed.position + self._seen + np.arange(len(index), dtype=np.int64)
+        self._raw += index.tolist()
+        self._seen += len(index)
+        rows = feed.row_of[index]
+        passed = feed.sampler.admit(rows, position, self._progress) if gated else np.ones(len(index), dtype=bool)
+        fresh = ~np.isin(rows, self._busy if feed.sampler.whole_batches else self._taken())
+        if not feed.sampler.whole_batches:
+            fresh &= first_of(rows, passed)
+        self._repeats |= bool((passed & ~fresh).any())
+        passed &= fresh
+        self._dry = 0 if passed.any() else self._dry + len(index)
+        ends = self._seen - len(index) + np.arange(1, len(index) + 1, dtype=np.int64)
+        self._add(index[passed], np.full(int(passed.sum()), -1, dtype=np.int64), ends[passed])
+
+
+def first_of(rows: np.ndarray, among: np.ndarray) -> np.ndarray:
+    """bool ``(k,)``: True but for the second and later times that a row comes among those marked in ``among``."""
+    marked = np.flatnonzero(among)
+    out = np.ones(len(rows), dtype=bool)
+    out[np.delete(marked, np.unique(rows[marked], return_index=True)[1])] = False
+    return out

@@ -1,0 +1,415 @@
+"""The engine of the ``sync`` trainer: no round waits for its slowest rollout, and nothing depends on who finished first.
+
+The candidates of a step are an ordered list, fixed by the state at the step's start (:class:`~verl_adaptive.engine.feed.Line`);
+each has a *ticket*. As many are sent as the last steps' yield asks for, and more as soon as it is sure that those will not
+fill the batch. A group is reviewed when *it* is back. **A ticket commits when all lower ones have**: the batch is the first B
+kept groups in ticket order, and the step is over when they have committed. What is under way then is aborted, counted as
+such, and taken up by the next step as if it had not been begun.
+
+So the batch, the statistics and every later decision are functions of ticket order and rewards, whatever the order of
+arrival and the moment of the abort:
+
+* the gate and the pool's picks see the statistics of the step's start, for nothing is learned before the step ends;
+* a group's top-ups depend on its own rollouts (:meth:`~verl_adaptive.roles.Allocator.ask`) and go out at once;
+* what several groups share, a pool of rollouts, a step's cap, the places of the batch, is settled in ticket order. A group
+  need not wait for that until all lower ones are back: it goes on as soon as there is enough even if each lower one takes
+  the most it may, and gives up as soon as there is too little even if none takes any more;
+* only committed groups teach: the statistics never hear of an aborted one.
+
+How many prompts are sent does depend on arrivals, and with it what is paid for (``adaptive/rollouts/generated_total``) and
+the step at which ``adaptive.total_rollouts`` is spent.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from verl_adaptive.engine.base import Engine
+from verl_adaptive.engine.feed import Line
+from verl_adaptive.engine.steps import Closed, Requests, StepResult
+from verl_adaptive.errors import AdaptiveError
+from verl_adaptive.groups import Groups
+from verl_adaptive.progress import OVER_ASK
+from verl_adaptive.roles import HOLD
+
+__all__ = ["OrderedEngine"]
+
+_FLIGHT, _ASKING, _KEPT, _OUT, _HELD = range(5)
+_FRESH = 0.3  # weight of the latest step in the recent yield
+_GUESS = 0.5  # yield that is assumed before any group came back
+_LEAST_YIELD = 1 / 64  # below it, asking for more would be a shot in the dark
+
+
+class _Tickets:
+    """The tickets of one step, in order; arrays of shape ``(m,)``.
+
+    Attributes:
+        ticket: the group.
+        status: in flight, asking for a top-up, or final: kept, out, held.
+        count: rollouts asked for so far.
+        spent: of these, in this step.
+        extra: of these, top-ups.
+        stage: top-ups so far.
+        may: most further rollouts it may ask for; 0 once its fate is known.
+        want: the top-up it asks for.
+        fund: what it pays into the pool of top-ups.
+    """
+
+    _NAMES = ("ticket", "status", "count", "spent", "extra", "stage", "may", "want", "fund")
+
+    def __init__(self) -> None:
+        for name in self._NAMES:
+            setattr(self, name, np.zeros(0, dtype=np.int64))
+
+    ticket: np.ndarray
+    status: np.ndarray
+    count: np.ndarray
+    spent: np.ndarray
+    extra: np.ndarray
+    stage: np.ndarray
+    may: np.ndarray
+    want: np.ndarray
+    fund: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.ticket)
+
+    def add(self, **arrays: np.ndarray) -> None:
+        """Further tickets; what is not given is 0."""
+        size = len(arrays["ticket"])
+        for name in self._NAMES:
+            new = np.asarray(arrays.get(name, np.zeros(size)), dtype=np.int64)
+            setattr(self, name, np.concatenate([getattr(self, name), new]))
+
+    def at(self, ticket: np.ndarray) -> np.ndarray:
+        """Places of these tickets."""
+        return np.searchsorted(self.ticket, ticket)
+
+    def amount(self, *status: int) -> int:
+        """How many have one of these statuses."""
+        return int(np.isin(self.status, status).sum())
+
+
+class OrderedEngine(Engine):
+    """Runs a policy in ticket order; arguments as :class:`~verl_adaptive.engine.base.Engine`.
+
+    Attributes:
+        fertile: share of the groups that were kept, of late; None before the first step.
+    """
+
+    kind = "ordered"
+    fertile: float | None = None
+
+    # -- a step ---------------------------------------------------------------------------------------------
+
+    def begin(self, step: int) -> Requests | None:
+        self._open_step(step, ordered=True, fertile=self.fertile)
+        self._tell("begun", step)
+        self._closed: list[Closed] = []
+        self._holding: list[Groups] = []
+        self._t = _Tickets()
+        self._sent = self._waves = 0
+        self._line_over = False
+        recalled = self._recall()
+        busy = np.concatenate([self.held.row, recalled.row])
+        self._line = Line(self.feed, self.progress, busy, ungated=self.config.on_exhausted != "raise")
+        wanted = self.policy.sampler.round_size(self.progress)
+        wanted = min(self.policy.allocator.prompts(wanted, self.progress), self._most)
+        requests = Requests.join([recalled, self._send(wanted)])
+        self._advance()
+        first = self._fill(requests)
+        self._tell("asked", first)
+        return first
+
+    def receive(self, results: Groups) -> Requests | None:
+        back = np.isin(self.flight.ticket, results.ticket)
+        if len(np.unique(results.ticket)) != len(results) or back.sum() != len(results):
+            raise AdaptiveError("results do not match the requests in flight")
+        self._tell("received", results)
+        self.flight = self.flight.select(~back)
+        self._review(self.desk.join(results))
+        topups = self._decide()
+        self._advance()
+        requests = self._fill(topups)
+        self._tell("asked", requests)
+        return requests
+
+    @property
+    def settled(self) -> bool:
+        return self._done or not len(self.flight)
+
+    def never_trains(self) -> np.ndarray:
+        return self.desk.never_trains([*self.desk.closed, *self._closed])
+
+    def finish(self) -> StepResult:
+        desk, t, progress = self.desk, self._t, self.progress
+        committed = t.ticket[: self._head]
+        everything = Closed.concat(self._closed).sorted()
+        mine = np.isin(everything.groups.ticket, committed)
+        held = Groups.concat(self._holding)
+        held = held.select(np.isin(held.ticket, committed)).sorted()
+        self._drop_the_rest(everything, mine, held)
+        closed = everything.select(mine)
+
+        self._line.settle(max(0, self._head - self._recalled))
+        self._ticket = self._first_ticket + max(0, self._head - self._recalled)
+        status = t.status[self._recalled : self._head]
+        if len(status):
+            share = float(np.isin(status, (_KEPT, _HELD)).mean())
+            self.fertile = share if self.fertile is None else (1 - _FRESH) * self.fertile + _FRESH * share
+
+        desk.closed.append(closed)
+        desk.learn(closed.groups)
+        alive = closed.groups.select(~closed.groups.failed)
+        progress.kept, progress.open, progress.round = int(closed.kept.sum()), 0, self._waves
+        progress.last_finished = len(alive)
+        progress.last_degenerate = int(alive.degenerate(self.facts.tolerance).sum())
+        if len(alive):
+            self.policy.observe(alive, progress)
+        desk.hold(held)
+        desk.level()
+        self._explain()
+        result = desk.batch(Closed.concat(desk.closed).sorted(), self._waves)
+        desk.account(result)
+        self.policy.end_step(progress)
+        self._tell("finished", result)
+        return result
+
+    # -- candidates -----------------------------------------------------------------------------------------
+
+    @property
+    def _target(self) -> float:
+        """Kept groups that end the step; everything, where all that was picked is meant."""
+        return math.inf if self.desk.whole else self.facts.batch
+
+    @property
+    def _most(self) -> int:
+        """Prompts that may still be drawn in this step."""
+        return max(0, self.config.max_rounds * self.facts.batch - self._sent)
+
+    def _recall(self) -> Requests:
+        """Held groups that go on; they are older than every new one, so they come first."""
+        self._recalled, requests = 0, Requests.none()
+        if len(self.held):
+            requests, _ = self.desk.recall()
+            groups = self.desk.open
+            self._recalled = len(requests)
+            stage = requests.stage
+            self._t.add(
+                ticket=requests.ticket,
+                count=groups.n + requests.n,
+                spent=requests.n,
+                extra=requests.n,
+                stage=stage,
+                may=self.policy.allocator.most(groups.n + requests.n, stage),
+            )
+            self.progress.planned += requests.rollouts
+            self.flight = requests.sorted()
+            self.ledger.rollouts.planned += requests.rollouts
+        self._first_ticket = self._ticket
+        return requests
+
+    def _send(self, amount: int) -> Requests:
+        """First rollouts of the next ``amount`` candidates, or as many as there are and the cap surely has room for."""
+        line, t, allocator = self._line, self._t, self.policy.allocator
+        if amount <= 0:
+            return Requests.none()
+        line.extend(self._sent + amount)
+        part = slice(self._sent, min(self._sent + amount, len(line)))
+        rows, planned = line.row[part], line.planned[part]
+        if not len(rows):
+            return Requests.none()
+        plan = None if (planned < 0).all() else planned
+        n = np.asarray(allocator.first(rows, plan, self.progress), dtype=np.int64)
+        may = allocator.most(n, np.zeros(len(n), dtype=np.int64))
+        cap = self.progress.cap
+        if cap is not None:
+            worst = (t.spent + t.may).sum() + np.cumsum(n + may) - may  # each before may have taken the most
+            least = t.spent.sum() + np.cumsum(n)
+            fits = int(np.argmax(worst > cap)) if (worst > cap).any() else len(n)
+            if fits < len(n) and least[fits] > cap:
+                self.desk.why = f"the step's cap of {cap} rollouts was reached"
+                self._line_over = True
+            rows, n, may = rows[:fits], n[:fits], may[:fits]
+            part = slice(part.start, part.start + fits)
+        if not len(rows):
+            return Requests.none()
+        fund = allocator.fund(n, None if plan is None else plan[: len(n)])
+        ticket = self._tickets(len(rows))
+        t.add(ticket=ticket, count=n, spent=n, may=may, fund=np.zeros(len(n)) if fund is None else fund)
+        self._pooled = fund is not None
+        requests = Requests(ticket, line.index[part], rows, n, np.zeros(len(rows), dtype=np.int64))
+        self._sent += len(rows)
+        self._waves += 1
+        self.flight = Requests.join([self.flight, requests]).sorted()
+        self.ledger.rollouts.planned += requests.rollouts
+        return requests
+
+    def _fill(self, requests: Requests) -> Requests | None:
+        """Send more where what is under way can no longer fill the batch."""
+        while not self._done:
+            more = self._send(self._missing())
+            if len(more):
+                requests = Requests.join([requests, more])
+                break
+            # Nothing is under way and all candidates are used up: prompts may come again, if that is all that is missing.
+            idle = not len(self.flight) and self._missing() > 0 and not self._line.ended and not self._line_over
+            if not (idle and self._line.new_lap()):
+                break
+        return requests if len(requests) else None
+
+    def _missing(self) -> int:
+        """Candidates to send now: none as long as those under way may be enough."""
+        t, target = self._t, self._target
+        if self._line_over or not self.config.refill or math.isinf(target):
+            return 0
+        kept, unresolved = t.amount(_KEPT), t.amount(_FLIGHT, _ASKING)
+        deficit = self.facts.batch - kept - unresolved
+        if deficit <= 0 or not self.desk.wants(kept + unresolved):
+            return 0
+        weight = self.facts.batch / 4
+        resolved = t.amount(_OUT, _HELD) + kept
+        prior = _GUESS if self.fertile is None else self.fertile
+        share = max((kept + prior * weight) / (resolved + weight), _LEAST_YIELD)
+        expected = OVER_ASK * (self.facts.batch - kept - share * unresolved) / share
+        return min(self._most, max(deficit, math.ceil(expected)))
+
+    # -- groups that are back -------------------------------------------------------------------------------
+
+    def _review(self, groups: Groups) -> None:
+        """Close groups that are done; the others ask for more."""
+        t, allocator = self._t, self.policy.allocator
+        failed = groups.select(groups.failed)
+        if len(failed):
+            self._close(Closed.of(failed, "failed"))
+        alive = groups.select(~groups.failed)
+        if not len(alive):
+            return
+        more = np.asarray(allocator.ask(alive, self.progress), dtype=np.int64)
+        at = t.at(alive.ticket)
+        more[(t.stage[at] + 1 >= self.config.max_rounds) | np.isin(alive.ticket, self.desk.cut)] = 0
+        self._close(self.desk.verdict(alive.select(more == 0)))
+        hold = alive.select(more == HOLD)
+        if len(hold):
+            self._hold(hold)
+        again = alive.select(more > 0)
+        if len(again):
+            at, want = t.at(again.ticket), more[more > 0]
+            t.status[at], t.want[at] = _ASKING, want
+            t.may[at] = np.maximum(allocator.most(again.n, t.stage[at]), want)
+            self.desk.put(again)
+
+    def _close(self, closed: Closed) -> None:
+        if len(closed):
+            at = self._t.at(closed.groups.ticket)
+            self._t.status[at] = np.where(closed.kept, _KEPT, _OUT)
+            self._t.may[at] = 0
+            self._closed.append(closed)
+
+    def _hold(self, groups: Groups) -> None:
+        at = self._t.at(groups.ticket)
+        self._t.status[at], self._t.may[at] = _HELD, 0
+        self._holding.append(groups)
+
+    def _decide(self) -> Requests:
+        """Answer those that ask for a top-up, as far as the answer is sure."""
+        t, allocator = self._t, self.policy.allocator
+        parts = []
+        while True:
+            asking = np.flatnonzero(t.status == _ASKING)
+            yes, no, placeless = self._answers(asking)
+            if not (yes.any() or no.any()):
+                break
+            open_ = self.desk.open
+            granted, refused = asking[yes], asking[no]
+            groups = open_.select(np.isin(open_.ticket, t.ticket[granted]))
+            parts.append(Requests.topups(groups, t.want[granted]))
+            t.status[granted] = _FLIGHT
+            for name in ("count", "spent", "extra"):
+                getattr(t, name)[granted] += t.want[granted]
+            t.stage[granted] += 1
+            t.may[granted] = allocator.most(t.count[granted], t.stage[granted])
+            if len(refused):
+                leave = np.isin(open_.ticket, t.ticket[refused])
+                self.desk.open = open_.select(~leave)
+                hold = np.isin(open_.ticket, t.ticket[asking[no & placeless]]) & allocator.can_hold
+                if hold.any():
+                    self._hold(open_.select(hold))
+                self._close(self.desk.verdict(open_.select(leave & ~hold)))
+        topups = Requests.join([Requests.none(), *parts])
+        self.flight = Requests.join([self.flight, topups]).sorted()
+        self.ledger.rollouts.planned += topups.rollouts
+        return topups
+
+    def _answers(self, asking: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Of the tickets at these places: which surely get their top-up, which surely not, and of these, for want of a place."""
+        t = self._t
+        want = t.want[asking]
+        yes, no = np.ones(len(asking), dtype=bool), np.zeros(len(asking), dtype=bool)
+        placeless = np.zeros(len(asking), dtype=bool)
+        if self.policy.allocator.needs_place:
+            kept = np.cumsum(t.status == _KEPT)[asking]
+            hopeful = np.cumsum(np.isin(t.status, (_FLIGHT, _ASKING, _KEPT)))[asking] - 1  # but for the ticket itself
+            yes &= hopeful < self._target
+            placeless = kept >= self._target
+            no |= placeless
+        if self._pooled:
+            # Each prompt pays in when it is explored; a batch's worth of them is there from the start.
+            size = np.maximum(asking + 1, min(len(t), self._recalled + self.facts.batch))
+            paid = np.cumsum(t.fund)[size - 1]
+            taken = np.cumsum(t.extra)[asking]
+            pending = np.cumsum(t.may)[asking] - t.may[asking]
+            yes &= paid - taken - pending >= want
+            no |= paid - taken < want
+        if self.progress.cap is not None:
+            spent = np.cumsum(t.spent)[asking]
+            pending = np.cumsum(t.may)[asking] - t.may[asking]
+            yes &= spent + pending + want <= self.progress.cap
+            no |= spent + want > self.progress.cap
+        return yes & ~no, no, placeless
+
+    # -- the order of tickets -------------------------------------------------------------------------------
+
+    _pooled = False
+    _done = False
+    _head = 0
+
+    def _advance(self) -> None:
+        """Commit what can be committed; the step is done when the batch is."""
+        t = self._t
+        final = t.status >= _KEPT
+        head = int(np.argmin(final)) if not final.all() else len(t)
+        kept = np.cumsum(t.status[:head] == _KEPT)
+        held = np.cumsum(t.status[:head] == _HELD)
+        enough = (kept >= self._target) & (held >= self.policy.allocator.reserve(self.progress))
+        self._done = bool(enough.any())
+        self._head = int(np.argmax(enough)) + 1 if self._done else head
+
+    def _drop_the_rest(self, everything: Closed, mine: np.ndarray, held: Groups) -> None:
+        """What did not commit was generated in vain."""
+        uncommitted = [everything.groups.select(~mine), self.desk.open]
+        uncommitted += [g.select(~np.isin(g.ticket, held.ticket)) for g in self._holding]
+        for groups in uncommitted:
+            self.ledger.drop("aborted", groups.tokens)
+        self.desk.open = Groups.empty()
+        self.flight = Requests.none()
+
+    def _explain(self) -> None:
+        """Why the step's sampling ended, should the batch be short."""
+        if not self.desk.why and self._line.ended:
+            self.desk.why = self._line.ended
+        if not self.desk.why and self._most == 0:
+            self.desk.why = f"adaptive.max_rounds={self.config.max_rounds} batches of prompts were drawn"
+
+    # -- state ----------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "fertile": self.fertile}
+
+    def _take_up(self, state: Mapping[str, Any]) -> None:
+        super()._take_up(state)
+        self.fertile = state.get("fertile")  # 0.1.0 knew none

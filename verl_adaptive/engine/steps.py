@@ -1,0 +1,183 @@
+"""What passes between an engine and whoever drives it: requests out, groups in, a step's result."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Protocol
+
+import numpy as np
+
+from verl_adaptive.groups import Groups
+from verl_adaptive.ledger import Ledger
+
+__all__ = ["Closed", "Listener", "PromptSource", "Requests", "StepResult"]
+
+
+class PromptSource(Protocol):
+    """verl's prompt stream, or a stand-in of the simulator's."""
+
+    size: int
+
+    def take(self, count: int) -> np.ndarray:
+        """The next data-set positions in stream order, at least one; may be more than ``count`` (whole batches)."""
+        ...
+
+
+@dataclass
+class Requests:
+    """Rollouts to generate; arrays of shape ``(k,)``.
+
+    Attributes:
+        ticket: the group; a ticket seen before is a top-up of that group.
+        index: the prompt's position in the data set.
+        row: the prompt's row in the table.
+        n: rollouts.
+        stage: 0 for first rollouts, j for the j-th top-up.
+    """
+
+    ticket: np.ndarray
+    index: np.ndarray
+    row: np.ndarray
+    n: np.ndarray
+    stage: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.ticket)
+
+    @property
+    def rollouts(self) -> int:
+        """Rollouts in all."""
+        return int(self.n.sum())
+
+    @classmethod
+    def none(cls) -> Requests:
+        """No requests at all."""
+        empty = np.zeros(0, dtype=np.int64)
+        return cls(empty, empty, empty, empty, empty)
+
+    @classmethod
+    def topups(cls, groups: Groups, n: np.ndarray) -> Requests:
+        """``n`` more rollouts for each of these groups."""
+        stage = groups.reduce(np.maximum, groups.stage).astype(np.int64) + 1
+        return cls(groups.ticket, groups.index, groups.row, n, stage)
+
+    @classmethod
+    def join(cls, parts: Sequence[Requests]) -> Requests:
+        """The requests of all parts, in the order given."""
+        return cls(*(np.concatenate([getattr(r, f.name) for r in parts]) for f in fields(cls)))
+
+    def select(self, which: np.ndarray) -> Requests:
+        """Those requests only; ``which`` is bool ``(k,)`` or positions."""
+        return Requests(*(getattr(self, f.name)[which] for f in fields(self)))
+
+    def sorted(self) -> Requests:
+        """In ticket order."""
+        return self.select(np.argsort(self.ticket, kind="stable"))
+
+
+@dataclass
+class Closed:
+    """Groups whose fate is known; groups and masks are selected, sorted and joined together.
+
+    Attributes:
+        groups: ``G`` groups with ``R`` rollouts.
+        outcome: object ``(G,)``: ``trained``, or why not.
+        trains: bool ``(R,)``: rollouts that go to the optimizer.
+    """
+
+    groups: Groups
+    outcome: np.ndarray
+    trains: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.groups)
+
+    @classmethod
+    def of(cls, groups: Groups, outcome: str) -> Closed:
+        """All with the same outcome, none of their rollouts training."""
+        return cls(groups, np.full(len(groups), outcome, dtype=object), np.zeros(groups.rollouts, dtype=bool))
+
+    @classmethod
+    def concat(cls, parts: Sequence[Closed]) -> Closed:
+        """The groups of all parts, in the order given."""
+        parts = [p for p in parts if len(p)]
+        if not parts:
+            return cls.of(Groups.empty(), "")
+        return cls(
+            Groups.concat([p.groups for p in parts]),
+            np.concatenate([p.outcome for p in parts]),
+            np.concatenate([p.trains for p in parts]),
+        )
+
+    def select(self, which: np.ndarray) -> Closed:
+        """Those groups only; ``which`` is bool ``(G,)`` or positions, in the order wanted."""
+        which = np.flatnonzero(which) if which.dtype == bool else which
+        return Closed(self.groups.select(which), self.outcome[which], self.trains[self.groups.rollouts_of(which)])
+
+    def sorted(self) -> Closed:
+        """In ticket order."""
+        return self.select(np.argsort(self.groups.ticket, kind="stable"))
+
+    @property
+    def kept(self) -> np.ndarray:
+        """bool ``(G,)``: groups that may train."""
+        return self.outcome == "trained"
+
+    @property
+    def usable(self) -> np.ndarray:
+        """bool ``(G,)``: groups that were dropped and could be trained on after all."""
+        return ~np.isin(self.outcome.astype(str), ["trained", "failed", "gone"])
+
+
+@dataclass
+class StepResult:
+    """What became of a step's groups.
+
+    Attributes:
+        groups: every group closed in the step, in ticket order.
+        outcome: per group, ``trained``, ``surplus``, ``failed`` or the filter's reason.
+        trains: bool ``(R,)``: rollouts whose rows go to the optimizer.
+        ghost: bool ``(R,)``: rollouts of trained groups left out because their advantage is exactly zero; they stay in
+            every loss denominator.
+        ledger: the step's account.
+        partial: the batch is short of ``adaptive``'s B groups.
+        note: a warning for the log, or an empty string.
+        rounds: times results were looked at.
+    """
+
+    groups: Groups
+    outcome: np.ndarray
+    trains: np.ndarray
+    ghost: np.ndarray
+    ledger: Ledger
+    partial: bool
+    note: str
+    rounds: int
+
+    @property
+    def trained(self) -> np.ndarray:
+        """bool ``(G,)``: groups in the training batch."""
+        return self.outcome == "trained"
+
+
+class Listener(Protocol):
+    """Is told everything that decisions depend on, in order; :class:`verl_adaptive.record.Tape` writes it down."""
+
+    def begun(self, step: int) -> None:
+        """A step begins."""
+
+    def asked(self, requests: Requests | None) -> None:
+        """These requests followed."""
+
+    def received(self, results: Groups) -> None:
+        """These results came back, together."""
+
+    def revived(self) -> None:
+        """An asynchronous step drew once more."""
+
+    def took(self, count: int, result: StepResult) -> None:
+        """An asynchronous trainer took a batch."""
+
+    def finished(self, result: StepResult) -> None:
+        """The step is over."""

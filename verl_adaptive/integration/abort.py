@@ -1,0 +1,256 @@
+"""Aborting what a step no longer needs: the ``sync`` trainer's batch is decided while requests are still in flight.
+
+What verl 0.9.1 offers, and what it does not:
+
+* A request is a task ``_run_prompt`` of one agent-loop worker, kept in ``AgentLoopWorkerTQ.background_tasks``, with one
+  child task a session (``trainer/ppo/v1/agent_loop_tq.py``). Dispatch returns once those tasks exist, so none is still
+  under way to a worker. There is no call that ends one.
+* ``CheckpointEngineManager.abort_replicas`` (``checkpoint_engine/base.py``) ends what the *servers* generate. A session
+  of the ``sync`` trainer takes its cut-off answer for the whole one (``LLMServerClient``, ``workers/rollout/llm_server.py``;
+  the asynchronous trainers' ``FullyAsyncLLMServerClient`` generates the rest later instead): it is scored by the reward
+  function and written to TransferQueue as a finished row. A session of several turns parses it for tool calls and asks
+  for its next turn. Requests that had not begun come back empty and end in a traceback. So the servers alone are not
+  the place: the sessions must end first.
+* A cancelled ``_run_prompt`` cancels its sessions, waits for all of them and writes no status; verl logs nothing. Nothing
+  retries it. TransferQueue's client discards a socket whose call was cancelled (``utils/zmq_utils.py``, ``lease``); rows
+  of sessions that had finished stay until they are cleared.
+* Cancelling an awaited Ray call does not end the call: the server would go on, and so would the reward worker.
+  :class:`CancellingClient` cancels the server's call with its caller (``ray.cancel``; vLLM's ``AsyncLLM.generate`` then
+  aborts the request in its engine), and gives the load balancer back what a cancelled ``_acquire_server`` had taken.
+  It also frees the line: a server takes ``max(1000, max_num_seqs + 16)`` calls at once (``workers/rollout/replica.py``)
+  and everything else, an abort included, waits behind them. A reward that is being computed is computed to its end.
+* ``abort_all_requests(reject_request=True)`` then closes a server's gate: a call that was still on its way comes back
+  empty to nobody (vLLM, TensorRT-LLM), and the call returns when nothing runs any more. SGLang has no gate of verl's: it
+  pauses, and a late call would be generated after the pause; its client was cancelled, so no row comes of it.
+* A gate stays closed until ``resume_generation``. ``colocate_async`` aborts, sleeps, trains, updates weights and resumes
+  in that order (``trainer_colocate_async.py``), and so do we: :meth:`Abort.reopen` after the weights.
+
+vLLM's ``abort_request`` takes a server's own request id, a random one that the agent loop does not know, and clears the
+whole prefix cache each time: single requests cannot be picked that way. Everything in flight is aborted, which is what
+the end of a step means.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+import transfer_queue as tq
+from verl.workers.rollout.llm_server import LLMServerClient
+
+from verl_adaptive.errors import AdaptiveError
+from verl_adaptive.integration.waiting import PARTITION
+
+__all__ = ["Abort", "Aborted", "CancellingClient"]
+
+logger = logging.getLogger(__name__)
+
+#: Seconds that cancelled sessions get to end (a tool that cleans up) before the step goes on without them.
+_PATIENCE = 10.0
+#: Seconds that a busy server gets to say how many tokens its requests have; it is not worth more.
+_COUNT_PATIENCE = 2.0
+
+
+class CancellingClient(LLMServerClient):
+    """verl's client, whose call to a server is cancelled when its caller is."""
+
+    async def _acquire_server(self, request_id: str, **extra: Any) -> tuple[str, Any]:
+        acquired = asyncio.ensure_future(super()._acquire_server(request_id, **extra))
+        try:
+            server_id, server = await asyncio.shield(acquired)
+        except asyncio.CancelledError:
+            acquired.add_done_callback(lambda done: self._give_back(done, request_id))
+            raise
+        return server_id, _Cancelling(server)
+
+    def _give_back(self, acquired: asyncio.Future, request_id: str) -> None:
+        """The load balancer counts requests: one that never came must not count."""
+        if not acquired.cancelled() and acquired.exception() is None:
+            self._release_server(acquired.result()[0], request_id=request_id)
+
+
+class _Cancelling:
+    """A server's handle as the client sees it: ``handle.generate.remote(...)``, awaited."""
+
+    def __init__(self, server: ray.actor.ActorHandle) -> None:
+        self._server = server
+
+    @property
+    def generate(self) -> _Cancelling:
+        return self
+
+    async def remote(self, **kwargs: Any) -> Any:
+        call = self._server.generate.remote(**kwargs)
+        try:
+            return await call
+        except asyncio.CancelledError:
+            ray.cancel(call)
+            raise
+
+
+@dataclass(frozen=True)
+class Aborted:
+    """What aborted requests had generated.
+
+    Attributes:
+        rollouts: sessions that had generated anything.
+        tokens: response tokens. Earlier turns of a session of several turns are known to nobody and not counted.
+    """
+
+    rollouts: int
+    tokens: int
+
+
+class Abort:
+    """Ends everything that is in flight.
+
+    Args:
+        workers: the agent-loop workers.
+        servers: the rollout servers that generate (``server_handles``).
+        gates: verl's checkpoint manager, which closes and opens all servers.
+        timeout: seconds to wait for a worker or server that does not answer (``adaptive.stall_timeout``).
+    """
+
+    def __init__(
+        self,
+        workers: Callable[[], Sequence[ray.actor.ActorHandle]],
+        servers: Callable[[], Sequence[ray.actor.ActorHandle]],
+        gates: Callable[[], Any],
+        timeout: float,
+    ) -> None:
+        self._workers, self._servers, self._gates, self._timeout = workers, servers, gates, timeout
+        self._closed = False
+        self._gone: set[str] = set()
+
+    def __call__(self, uids: Iterable[str]) -> Aborted:
+        """Abort the requests of these uids: all that are in flight, for a server's gate closes for everybody.
+
+        Returns once nothing generates any more, the servers' gates are closed and the requests' rows are cleared.
+
+        Raises:
+            AdaptiveError: a worker or server died or does not answer.
+        """
+        begun = time.monotonic()
+        self._gone = set(uids)
+        if not self._gone:
+            return Aborted(0, 0)
+        counts = self._count()
+        left = self._stop()
+        asyncio.run(self._close_gates())
+        tags = self._clear()
+        sessions = {key.rsplit("_", 1)[0] for key in tags}
+        done = Aborted(
+            rollouts=len(sessions) + sum(n > 0 for n in counts),
+            tokens=sum(tag.get("response_len", 0) for tag in tags.values()) + sum(counts),
+        )
+        if left:
+            logger.warning(
+                "%d requests were cancelled %g s ago and have not ended: an agent loop or a tool holds asyncio.CancelledError "
+                "back. The step goes on; whatever they still write is cleared",
+                left,
+                _PATIENCE,
+            )
+        logger.debug("aborted %d requests in %.2f s: %s", len(self._gone), time.monotonic() - begun, done)
+        return done
+
+    def reopen(self) -> None:
+        """Let the servers take requests again, after the weights are updated."""
+        if self._closed:
+            self._gates().resume_generation_replicas()
+            self._closed = False
+
+    def sweep(self) -> None:
+        """Clear what sessions wrote after they were given up; before the next step sends anything."""
+        if self._gone:
+            self._clear()
+            self._gone = set()
+
+    # -- parts ----------------------------------------------------------------------------------------------
+
+    def _count(self) -> list[int]:
+        """Tokens of every request that a server has; nothing of a server that is too busy to answer."""
+        calls = [server.__ray_call__.remote(_generated) for server in self._servers()]
+        done, late = ray.wait(calls, num_returns=len(calls), timeout=_COUNT_PATIENCE) if calls else ([], [])
+        if late:
+            logger.info("%d rollout servers are too busy to count the tokens of aborted requests", len(late))
+        return [tokens for counts in self._get(done) for tokens in counts]
+
+    def _stop(self) -> int:
+        """Cancel every request of every worker; how many have not ended in time."""
+        until = time.monotonic() + _PATIENCE
+        left = sum(self._get([w.__ray_call__.remote(_cancel_requests) for w in self._workers()]))
+        while left and time.monotonic() < until:
+            left = sum(self._get([w.__ray_call__.remote(_wait_for_requests) for w in self._workers()]))
+        return left
+
+    async def _close_gates(self) -> None:
+        self._closed = True
+        try:
+            await asyncio.wait_for(self._gates().abort_replicas(reject_request=True), self._timeout)
+        except TimeoutError as error:
+            raise self._silent("a rollout server") from error
+
+    def _get(self, calls: list[ray.ObjectRef]) -> list[Any]:
+        try:
+            return ray.get(calls, timeout=self._timeout)
+        except ray.exceptions.GetTimeoutError as error:
+            raise self._silent("an agent-loop worker") from error
+
+    def _silent(self, who: str) -> AdaptiveError:
+        return AdaptiveError(
+            f"{who} has not answered for adaptive.stall_timeout={self._timeout:g} s while requests were aborted: look for "
+            "the last error above, and start the same command again: it resumes from the last checkpoint"
+        )
+
+    def _clear(self) -> dict[str, dict]:
+        """Clear the requests' rows; the tags of those that were rollouts."""
+        rows = (tq.kv_list(PARTITION) or {}).get(PARTITION, {})
+        mine = {key: tag for key, tag in rows.items() if _uid(key) in self._gone}
+        if mine:
+            tq.kv_clear(keys=list(mine), partition_id=PARTITION)
+        return {key: tag for key, tag in mine.items() if key not in self._gone}
+
+
+def _uid(key: str) -> str:
+    """Of the request that a row belongs to: its own key, or ``{uid}_{session}_{output}``."""
+    return key.rsplit("_", 2)[0] if key.count("_") >= 2 else key
+
+
+# Run inside verl's actors, beside their event loops.
+
+
+def _cancel_requests(worker: Any) -> int:
+    """Cancel a worker's requests, once, for a second time would interrupt their cleaning up; how many have not ended."""
+    if not hasattr(worker, "background_tasks"):
+        raise AdaptiveError(
+            f"{type(worker).__name__} keeps no background_tasks, as verl's AgentLoopWorkerTQ does, so its requests cannot be "
+            "aborted; derive the workers of actor_rollout_ref.rollout.agent.agent_loop_manager_class from it, or set "
+            "adaptive.rounds=true, which aborts nothing"
+        )
+    tasks = list(worker.background_tasks)
+    if tasks:
+        tasks[0].get_loop().call_soon_threadsafe(lambda: [task.cancel() for task in tasks])
+    return _wait_for_requests(worker)
+
+
+def _wait_for_requests(worker: Any) -> int:
+    """Wait for up to a second until a worker's requests have ended; how many have not."""
+    until = time.monotonic() + 1.0
+    while worker.background_tasks and time.monotonic() < until:
+        time.sleep(0.002)
+    return len(worker.background_tasks)
+
+
+def _generated(server: Any) -> list[int]:
+    """Tokens that each request of a server has so far; vLLM's and SGLang's own books."""
+    processor = getattr(getattr(server, "engine", None), "output_processor", None)
+    if processor is not None:
+        states = list(processor.request_states.values())
+        return [state.detokenizer.num_output_tokens() for state in states if state.detokenizer is not None]
+    states = list(getattr(getattr(server, "tokenizer_manager", None), "rid_to_state", {}).values())
+    return [len(getattr(state, "output_ids", ())) for state in states]

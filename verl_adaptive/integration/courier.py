@@ -1,0 +1,173 @@
+"""Carries an engine's requests to verl's rollout workers and brings back what is done."""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import transfer_queue as tq
+from tensordict import TensorDict
+from verl.utils import tensordict_utils as tu
+from verl.utils.dataset.rl_dataset import collate_fn
+
+from verl_adaptive.config import AdaptiveConfig
+from verl_adaptive.engine import Requests
+from verl_adaptive.errors import AdaptiveError, ConfigError
+from verl_adaptive.groups import Groups
+from verl_adaptive.integration.prompts import Stream
+from verl_adaptive.integration.queue import Queue
+from verl_adaptive.integration.waiting import DONE, StallTimeout
+
+__all__ = ["Courier", "Road"]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Road:
+    """What leads to verl's rollout workers.
+
+    Attributes:
+        submit: sends a batch of prompts to the agent loop (verl's ``_submit_batch_to_rollout``).
+        step_of: the trainer's current global step.
+        dead: names of rollout workers that have died; asked now and then while waiting.
+        stall: seconds without any rollout coming back after which the run ends with an error.
+        row_limit: rows that TransferQueue can hold, or None.
+    """
+
+    submit: Callable[[TensorDict], int]
+    step_of: Callable[[], int]
+    dead: Callable[[], list[str]] = list
+    stall: float = 1800.0
+    row_limit: int | None = None
+
+
+class Courier:
+    """Sends requests, waits, and reads what is back.
+
+    Args:
+        queue: what TransferQueue holds.
+        stream: the prompts.
+        road: what leads to the workers.
+        config: the ``adaptive`` group.
+        batch: groups of a step, B.
+    """
+
+    def __init__(self, queue: Queue, stream: Stream, road: Road, config: AdaptiveConfig, batch: int) -> None:
+        self.queue, self.stream, self.road, self.config, self.batch = queue, stream, road, config, batch
+        self.prompts: dict[int, dict] = {}  # ticket → the data row, kept while the group is open
+        self._all_failed: list[int] = []  # groups of the latest looks in which every group failed
+
+    def send(self, requests: Requests | None) -> None:
+        """Send these requests.
+
+        Raises:
+            ConfigError: the queue could not hold their rows.
+        """
+        if requests is None or not len(requests):
+            return
+        items, uids = [], []
+        for ticket, index, n, stage in zip(
+            requests.ticket.tolist(), requests.index.tolist(), requests.n.tolist(), requests.stage.tolist(), strict=True
+        ):
+            if ticket not in self.prompts:
+                self.prompts[ticket] = self.stream.item(index)
+            items.append(dict(self.prompts[ticket]))
+            uids.append(self.queue.ask(ticket, str(uuid.uuid4()), n, stage))
+        self._check_room()
+        columns = collate_fn(items)
+        columns["uid"] = np.array(uids, dtype=object)
+        columns["__rollout_n__"] = np.fromiter(requests.n.tolist(), dtype=object, count=len(uids))
+        batch = tu.get_tensordict(columns)
+        tu.assign_non_tensor_data(batch, "global_steps", self.road.step_of())
+        self.road.submit(batch)
+
+    def timeout(self) -> StallTimeout:
+        """A wait that begins now."""
+        return StallTimeout(self.config.poll_interval, self.road.stall, self.road.step_of(), self.road.dead)
+
+    def fetch(self, flight: Requests, timeout: StallTimeout) -> Groups | None:
+        """Look once: what has come back of these requests, or None after a rest.
+
+        Raises:
+            AdaptiveError: nothing has come back for too long, a worker died, or group after group failed.
+        """
+        uids = self.queue.uids(flight)
+        status = self.queue.look(uids)
+        back = np.array([status[uid] in DONE for uid in uids], dtype=bool)
+        if not back.any():
+            timeout.rest(status, self.queue.count)
+            return None
+        results = self.queue.collect(flight.select(back), self.road.step_of())
+        self._note_failures(results)
+        timeout.restart()
+        return results
+
+    def close(self, tickets: list[int]) -> None:
+        """These groups are done with."""
+        self.queue.close(tickets)
+        self.forget(tickets)
+
+    def forget(self, tickets: list[int]) -> None:
+        """Drop these groups' prompts."""
+        for ticket in tickets:
+            self.prompts.pop(ticket, None)
+
+    def take_up(self, living: dict[int, int], state: dict) -> None:
+        """After a resume: the groups that outlived the step, ticket → data-set position, and their rows."""
+        self.queue.load_state_dict(state, living)
+        self.prompts = {ticket: self.stream.item(index) for ticket, index in living.items() if index >= 0}
+
+    def pause(self) -> None:
+        """Between two looks that both found something: results that trickle in must not keep the driver busy."""
+        time.sleep(self.config.poll_interval)
+
+    def wait_for_partition(self, partition: str, count: int) -> None:
+        """Wait until ``count`` prompts of another partition (validation) are back, with the same ceiling as everywhere."""
+        timeout = self.timeout()
+        while True:
+            rows = (tq.kv_list(partition) or {}).get(partition, {})
+            status = {key: tag.get("status") for key, tag in rows.items() if tag.get("is_prompt", False)}
+            if sum(s in DONE for s in status.values()) >= count:
+                return
+            timeout.rest(status, len(rows))
+
+    # -- checks ---------------------------------------------------------------------------------------------
+
+    def _check_room(self) -> None:
+        expected, limit = self.queue.expected(), self.road.row_limit
+        if limit is not None and expected > limit:
+            raise ConfigError(
+                "transfer_queue.backend.SimpleStorage.total_storage_size",
+                limit,
+                f"step {self.road.step_of()} needs {expected} rows in TransferQueue at once (a row a prompt and one an "
+                f"output); set it to {2 * expected} or more, or null for no limit",
+            )
+
+    def _note_failures(self, results: Groups) -> None:
+        step, failures, lost = self.road.step_of(), int(results.failed.sum()), int(results.lost.sum())
+        if lost:
+            logger.warning(
+                "step %d: %d of %d rollouts of %d prompts were lost (a session raised or returned nothing, or its reward is "
+                "not finite). %s",
+                step,
+                lost,
+                lost + results.rollouts,
+                len(results),
+                f"{failures} groups kept less than adaptive.min_sessions={self.config.min_sessions:g} of theirs: they "
+                "count as failed and teach the statistics nothing; of the others, the rest is the group"
+                if failures
+                else "The rest of each group is the group",
+            )
+        self._all_failed = [*self._all_failed, failures] if failures == len(results) else []
+        # A look may see one group: a small batch's worth of single failures can be bad luck.
+        if sum(self._all_failed) >= max(16, 2 * self.batch):
+            raise AdaptiveError(
+                f"step {step}: the last {sum(self._all_failed)} groups all failed. The reward function, the agent loop or a "
+                "rollout server is broken: look for its error above (verl logs it as `Error in _run_prompt`), or for a reward "
+                "that is NaN or infinite"
+            )

@@ -1,0 +1,59 @@
+"""What verl's configuration says of a run: said once, for the trainers, the run's store, the banner and ``doctor``."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from verl_adaptive.config import AdaptiveConfig
+from verl_adaptive.roles import Policy
+
+__all__ = ["MODES", "JournalPlace", "journal_place", "kl_note", "mode_of", "updates_of"]
+
+#: verl's trainer modes.
+MODES = ("sync", "colocate_async", "separate_async")
+
+
+def mode_of(config: Any) -> str:
+    """verl's name of the trainer mode: ``sync``, ``colocate_async`` or ``separate_async``."""
+    return str(config.trainer.v1.trainer_mode).removeprefix("adaptive_")
+
+
+def updates_of(config: Any) -> int:
+    """Optimizer updates of the actor in a step, epochs of PPO included; GRPO's own number with the same settings."""
+    actor = config.actor_rollout_ref.actor
+    return int(config.data.train_batch_size) // int(actor.ppo_mini_batch_size) * int(actor.ppo_epochs)
+
+
+@dataclass(frozen=True)
+class JournalPlace:
+    """Where a run's journal is.
+
+    Attributes:
+        url: database URL or path of an SQLite file; None: there is none.
+        run: the run's name in it.
+        folder: the run's checkpoints.
+    """
+
+    url: str | None
+    run: str
+    folder: str
+
+
+def journal_place(config: Any, adaptive: AdaptiveConfig) -> JournalPlace:
+    """The journal that ``adaptive.store`` means: its own, or one beside the checkpoints."""
+    store, trainer = adaptive.store, config.trainer
+    folder = os.path.abspath(trainer.default_local_dir)
+    run = store.run_id or f"{trainer.project_name}/{trainer.experiment_name}"[:255]
+    if not store.enabled:
+        return JournalPlace(None, run, folder)
+    return JournalPlace(store.url or os.path.join(folder, "adaptive.sqlite"), run, folder)
+
+
+def kl_note(config: Any, policy: Policy) -> str:
+    """What dropping groups does to a KL penalty; empty where there is none, or nothing is dropped."""
+    penalty = config.actor_rollout_ref.actor.use_kl_loss or config.algorithm.use_kl_in_reward
+    if not (penalty and policy.filter.reasons):
+        return ""
+    return "the KL penalty acts on the groups that train only; dropped groups do not add to it"

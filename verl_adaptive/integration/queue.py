@@ -1,0 +1,313 @@
+"""What TransferQueue holds for the groups that are open: which rows belong to which rollout, and what becomes of them.
+
+A request is a prompt row with a fresh uid; a top-up is the same prompt under another uid (``<first uid>.t<k>``), whose
+rows get the group's uid written into their ``uid`` *field* when the batch is made, so that verl's grouping joins them.
+A session that failed leaves no rows, or one without a finite reward: the others are the group
+(``adaptive.min_sessions``), and the rows of the failed one are cleared at once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+import transfer_queue as tq
+from verl.utils import tensordict_utils as tu
+
+from verl_adaptive.config import AdaptiveConfig
+from verl_adaptive.engine import Requests, StepResult
+from verl_adaptive.errors import AdaptiveError
+from verl_adaptive.groups import Groups
+from verl_adaptive.integration.curves import Rows
+from verl_adaptive.integration.rewards import read_rewards, success
+from verl_adaptive.integration.waiting import DONE, PARTITION
+
+__all__ = ["Batch", "Queue"]
+
+
+@dataclass
+class Part:
+    """One request of a group: a uid, and once it is back its sessions, each a list of row keys (outputs in order)."""
+
+    uid: str
+    n: int
+    stage: int
+    sessions: list[list[str]] = field(default_factory=list)
+    back: bool = False
+
+
+@dataclass
+class Batch:
+    """A finished step as TransferQueue rows.
+
+    Attributes:
+        result: the engine's result.
+        keys: rows that train, groups in ticket order.
+        tags: their tags.
+        group: int64, position in ``trained`` of each row of ``sequences``.
+        sequences: all rows of trained groups, those left out for zero advantage included: key, and whether it trains.
+        trained: the groups that train, with all their rollouts.
+        position: first uid of each trained group → its position in ``trained``.
+        ghost_tokens: loss tokens of each sequence (0 where it trains: verl counts those itself).
+        rows: every row of the trained groups, for verl's curves.
+    """
+
+    result: StepResult
+    keys: list[str]
+    tags: list[dict]
+    sequences: list[tuple[str, bool]]
+    group: np.ndarray
+    trained: Groups
+    position: dict[str, int]
+    ghost_tokens: np.ndarray
+    rows: Rows
+
+
+class Queue:
+    """The rows of open groups in TransferQueue.
+
+    Args:
+        config: the ``adaptive`` group.
+
+    Attributes:
+        count: rows in the queue at the latest look.
+    """
+
+    def __init__(self, config: AdaptiveConfig) -> None:
+        self.config = config
+        self.count = 0
+        self._parts: dict[int, list[Part]] = {}  # ticket → its requests, in order
+        self._waiting: dict[str, list[str]] = {}  # uid that is not back → keys of its rows so far, in any order
+        self._tags: dict[str, dict] = {}  # of the rows of requests that are back
+        self._listed: dict[str, dict] = {}  # the queue at the latest look
+        self._outputs = 1.0  # rows of a session, on average over the latest results
+
+    # -- asking ---------------------------------------------------------------------------------------------
+
+    def ask(self, ticket: int, uid: str, n: int, stage: int) -> str:
+        """Note a request that is about to be sent; its uid: ``uid`` itself, or for a top-up one of its group's."""
+        parts = self._parts.setdefault(ticket, [])
+        part = Part(f"{parts[0].uid}.t{stage}" if parts else uid, n, stage)
+        parts.append(part)
+        self._waiting[part.uid] = []
+        return part.uid
+
+    def forget_last(self, ticket: int) -> None:
+        """Forget a request that got lost: it will be asked anew."""
+        self._waiting.pop(self._parts[ticket].pop().uid, None)
+        if not self._parts[ticket]:
+            del self._parts[ticket]
+
+    @property
+    def tickets(self) -> list[int]:
+        """Of the groups that have rows here."""
+        return list(self._parts)
+
+    def uids(self, requests: Requests) -> list[str]:
+        """Of these requests, which must be the latest of their groups."""
+        return [self._parts[ticket][-1].uid for ticket in requests.ticket.tolist()]
+
+    # -- looking --------------------------------------------------------------------------------------------
+
+    def look(self, uids: Iterable[str]) -> dict[str, str | None]:
+        """Take a picture of the queue; the status of each request."""
+        rows = (tq.kv_list(PARTITION) or {}).get(PARTITION, {})
+        for key in rows.keys() - self._listed.keys():  # a look costs by what is new
+            if key.count("_") >= 2:  # a rollout's; the others are the requests' own
+                arrived = self._waiting.get(key.rsplit("_", 2)[0])
+                if arrived is not None:
+                    arrived.append(key)
+        self._listed, self.count = rows, len(rows)
+        return {u: rows.get(u, {}).get("status") for u in uids}
+
+    @staticmethod
+    def back(status: Iterable[str | None]) -> np.ndarray:
+        """bool: requests that are back."""
+        return np.array([s in DONE for s in status], dtype=bool)
+
+    def expected(self) -> int:
+        """Rows that the queue will hold once everything asked for is back."""
+        rows = 0.0
+        for parts in self._parts.values():
+            for part in parts:
+                rows += 1 + (sum(map(len, part.sessions)) if part.back else part.n * self._outputs)
+        return math.ceil(rows)
+
+    # -- reading --------------------------------------------------------------------------------------------
+
+    def collect(self, requests: Requests, step: int) -> Groups:
+        """Read the rewards of requests that are back: one group per request, surviving sessions in order."""
+        parts = [self._parts[ticket][-1] for ticket in requests.ticket.tolist()]
+        found = [_sessions([k for k in self._waiting.pop(part.uid) if k in self._listed]) for part in parts]
+        finals = [outputs[-1] for sessions in found for outputs in sessions]
+        reward, signal = read_rewards(finals, self.config.signal)
+        alive = np.isfinite(reward) & np.isfinite(signal)
+        sizes = np.array([len(sessions) for sessions in found], dtype=np.int64)
+        at = np.concatenate([[0], np.cumsum(sizes)])
+        dead: list[str] = []
+        tokens, failed, lag = [], [], []
+        for part, sessions, start in zip(parts, found, at.tolist(), strict=False):
+            living = alive[start : start + len(sessions)]
+            part.sessions = [outputs for outputs, lives in zip(sessions, living, strict=True) if lives]
+            dead += [key for outputs, lives in zip(sessions, living, strict=True) if not lives for key in outputs]
+            part.back = True
+            mine = {key: self._listed[key] for outputs in part.sessions for key in outputs}
+            self._tags.update(mine)
+            tokens.append([sum(mine[k]["response_len"] for k in outputs) for outputs in part.sessions])
+            # A top-up that lost sessions, or all of them, leaves its group what it has.
+            failed.append(part.stage == 0 and len(part.sessions) < self._enough(part.n))
+            versions = [tag.get("min_global_steps") for tag in mine.values()]
+            lag.append(max([step - 1 - int(v) for v in versions if v is not None], default=0))
+        if finals:
+            self._outputs = sum(len(outputs) for sessions in found for outputs in sessions) / len(finals)
+        if dead:
+            tq.kv_clear(keys=dead, partition_id=PARTITION)
+        counts = [len(part.sessions) for part in parts]
+        cuts = np.cumsum(counts)[:-1] if counts else np.zeros(0, dtype=np.int64)
+        reward, signal = reward[alive], signal[alive]
+        return Groups.from_lists(
+            requests.row,
+            np.split(reward, cuts) if counts else [],
+            signal=np.split(signal, cuts) if counts else [],
+            success=np.split(success(signal, self.config.success), cuts) if counts else [],
+            tokens=tokens,
+            stage=[[part.stage] * count for part, count in zip(parts, counts, strict=True)],
+            ticket=requests.ticket,
+            index=requests.index,
+            failed=failed,
+            lag=np.maximum(lag, 0),
+            lost=[part.n - count for part, count in zip(parts, counts, strict=True)],
+        )
+
+    def _enough(self, n: int) -> int:
+        """Sessions that make a group of ``n``."""
+        return max(1, math.ceil(self.config.min_sessions * n - 1e-9))
+
+    # -- the batch ------------------------------------------------------------------------------------------
+
+    def settle(self, result: StepResult) -> Batch:
+        """Collect the rows that train, in ticket order, and clear everything else that is closed."""
+        groups = result.groups
+        keys: list[str] = []
+        sequences: list[tuple[str, bool]] = []
+        home: list[int] = []
+        position: dict[str, int] = {}
+        moved: list[tuple[str, str]] = []  # top-up rows: key, the group's uid
+        rows: list[tuple[float, int, int]] = []  # of every row: reward, prompt and response tokens
+        trained = np.flatnonzero(result.trained)
+        trains, ghosts, reward = result.trains.tolist(), result.ghost.tolist(), groups.reward.tolist()
+        for place, g in enumerate(trained.tolist()):
+            parts = self._parts[int(groups.ticket[g])]
+            position[parts[0].uid] = place
+            rollout = int(groups.offsets[g])
+            for part in parts:
+                for outputs in part.sessions:
+                    trains_here, ghost = trains[rollout], ghosts[rollout]
+                    lengths = [(self._tags[k]["seq_len"], self._tags[k]["response_len"]) for k in outputs]
+                    rows += [(reward[rollout], seq - own, own) for seq, own in lengths]
+                    rollout += 1
+                    if not (trains_here or ghost):
+                        continue
+                    for key in outputs:
+                        sequences.append((key, trains_here))
+                        home.append(place)
+                        if trains_here:
+                            keys.append(key)
+                            if part.stage:
+                                moved.append((key, parts[0].uid))
+        if moved:
+            fields = tu.get_tensordict({"uid": [uid for _, uid in moved]})
+            tq.kv_batch_put(keys=[k for k, _ in moved], partition_id=PARTITION, fields=fields)
+        ghost_tokens = _loss_tokens(sequences)
+        tags = [self._tags[k] for k in keys]
+        self.close(groups.ticket.tolist(), keep=set(keys))
+        return Batch(
+            result,
+            keys,
+            tags,
+            sequences,
+            np.array(home, dtype=np.int64),
+            groups.select(trained),
+            position,
+            ghost_tokens,
+            Rows.of(rows, left_out=len(rows) - len(keys)),
+        )
+
+    def close(self, tickets: Iterable[int], keep: Iterable[str] = ()) -> None:
+        """Clear everything of these groups but the rows in ``keep``, which are verl's from now on."""
+        keep = set(keep)
+        gone: list[str] = []
+        for ticket in tickets:
+            for part in self._parts.pop(ticket, []):  # none: cleared already
+                self._waiting.pop(part.uid, None)
+                gone.append(part.uid)
+                for outputs in part.sessions:
+                    for key in outputs:
+                        self._tags.pop(key, None)
+                        if key not in keep:
+                            gone.append(key)
+        if gone:
+            tq.kv_clear(keys=gone, partition_id=PARTITION)
+
+    def drop(self, requests: Requests) -> list[str]:
+        """Forget requests that are aborted, and clear what their groups had; their uids, for whoever ends them."""
+        uids = self.uids(requests)
+        for ticket, uid in zip(requests.ticket.tolist(), uids, strict=True):
+            self._parts[ticket].pop()
+            self._waiting.pop(uid)
+        self.close(requests.ticket.tolist())
+        return uids
+
+    # -- groups that outlive a step, across a restart --------------------------------------------------------
+
+    def state_dict(self) -> dict:
+        """Which rows belong to open groups; the rows themselves are in TransferQueue's own checkpoint."""
+        return {
+            str(ticket): [[p.uid, p.n, p.stage, p.sessions] for p in parts] for ticket, parts in self._parts.items()
+        }
+
+    def load_state_dict(self, state: dict, living: Iterable[int]) -> None:
+        """Take up the groups of these tickets, and clear every restored row that is not theirs.
+
+        Raises:
+            AdaptiveError: rows of rollouts that were reviewed before the checkpoint are missing.
+        """
+        known = set(living)
+        self._parts = {
+            int(t): [Part(u, n, s, x, bool(x)) for u, n, s, x in parts] for t, parts in state.items() if int(t) in known
+        }
+        uids = {p.uid for parts in self._parts.values() for p in parts}
+        rows = (tq.kv_list(PARTITION) or {}).get(PARTITION, {})
+        reviewed = {k for parts in self._parts.values() for p in parts for outputs in p.sessions for k in outputs}
+        stray = [k for k in rows if k not in reviewed and k.split("_", 1)[0] not in uids]
+        if stray:
+            tq.kv_clear(keys=stray, partition_id=PARTITION)
+        lost = reviewed - rows.keys()
+        if lost:
+            raise AdaptiveError(f"{len(lost)} rows of open groups are not in the checkpoint's TransferQueue state")
+        self._tags = {key: rows[key] for key in reviewed}
+        self._waiting = {p.uid: [] for parts in self._parts.values() for p in parts if not p.back}
+        self._listed = {}
+
+
+def _sessions(keys: list[str]) -> list[list[str]]:
+    """A request's sessions in order, each the keys of its outputs in order; keys are ``{uid}_{session}_{output}``."""
+    found: dict[int, list[tuple[int, str]]] = {}
+    for key in keys:
+        _, session, output = key.rsplit("_", 2)
+        found.setdefault(int(session), []).append((int(output), key))
+    return [[key for _, key in sorted(outputs)] for _, outputs in sorted(found.items())]
+
+
+def _loss_tokens(sequences: list[tuple[str, bool]]) -> np.ndarray:
+    """Loss tokens of the sequences that are left out (the mask's sum: tool output does not count)."""
+    out = np.zeros(len(sequences), dtype=np.int64)
+    absent = [i for i, (_, trains) in enumerate(sequences) if not trains]
+    if absent:
+        data = tq.kv_batch_get(
+            keys=[sequences[i][0] for i in absent], partition_id=PARTITION, select_fields=["response_mask"]
+        )
+        out[absent] = [int(mask.sum().item()) for mask in data["response_mask"]]
+    return out

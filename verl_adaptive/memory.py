@@ -1,0 +1,153 @@
+"""What a run remembers of every prompt, and what it therefore expects of it: the value that replaces a group's mean.
+
+A prompt's evidence fades with its visits. One visit with n observations x (weights of the policy, asynchronous trainers:
+``stale_discount`` to the power of the lag):
+
+    w ← ρ w + Σ x,   m ← ρ m + n
+
+and what it gives next time is shrunk to what its data source gave last time, with the strength κ of so many rollouts:
+
+    v = (w + κ s) / (m + κ),   s = (2 a + Σ latest) / (2 + visited)   over the visited prompts of the source,
+
+``latest`` being the mean of a prompt's latest visit and ``a`` the same mean over all sources, which in turn starts from
+``centre`` with the weight of two prompts, or without a centre from nothing: then v is nan until something was observed.
+With ``fade_prior`` κ fades like the evidence (κ ← ρ κ), as in SPO (2509.13232) and DBB (2603.18444).
+
+*Before.* ``s`` stands still within a step (:meth:`Memory.settle` moves it), so that the value of a prompt that has not
+been visited in the step depends on nothing that the step has shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from verl_adaptive.stats.table import Column, StatsTable
+from verl_adaptive.visits import waves
+
+__all__ = ["Memory", "fade"]
+
+#: Prompts that the mean over all sources counts for in the mean of one.
+PSEUDO = 2.0
+
+
+def fade(column: np.ndarray, rows: np.ndarray, kept: float, more: np.ndarray | float) -> None:
+    """``column[rows] ← kept · column[rows] + more``; every row once."""
+    column[rows] = kept * column[rows] + more
+
+
+class Memory:
+    """Evidence of every prompt, in columns of the table, and the value it amounts to.
+
+    Args:
+        table: the run's statistics.
+        namespace: of the columns.
+        decay: ρ, what a visit leaves of the evidence before it.
+        strength: κ, rollouts that the prior counts for.
+        by_source: the prior is the data source's; False: that of all prompts.
+        fade_prior: a visit leaves ρ of the prior's strength, too.
+        centre: what nothing at all is taken for; None: not known.
+    """
+
+    def __init__(
+        self,
+        table: StatsTable,
+        namespace: str,
+        *,
+        decay: float,
+        strength: float,
+        by_source: bool = True,
+        fade_prior: bool = False,
+        centre: float | None = 0.5,
+    ) -> None:
+        self.table, self.namespace = table, namespace
+        self.decay, self.strength, self.by_source, self.fade_prior = decay, strength, by_source, fade_prior
+        self.centre = centre
+        columns = {"sum": Column("f8", 0.0), "count": Column("f8", 0.0), "latest": Column("f8", float("nan"))}
+        if fade_prior:
+            columns["strength"] = Column("f8", strength)
+        table.declare(namespace, columns)
+        latest, source = self.col("latest"), table.col("source")
+        seen = np.isfinite(latest)
+        self._visited = np.bincount(source[seen]).astype(np.float64)
+        self._total = np.bincount(source[seen], latest[seen]).astype(np.float64)
+        self.settle()
+
+    def col(self, name: str) -> np.ndarray:
+        """A column: a writable view, valid until the table grows."""
+        return self.table.col(f"{self.namespace}.{name}")
+
+    def settle(self) -> None:
+        """The step is over: what the sources show now is what the next step's values rest on."""
+        self._make_room()
+        prompts, total = self._visited.sum(), self._total.sum()
+        if self.centre is not None:
+            prompts, total = prompts + PSEUDO, total + PSEUDO * self.centre
+        everyone = total / prompts if prompts else np.nan
+        prior = (PSEUDO * everyone + self._total) / (PSEUDO + self._visited)
+        self._prior = prior if self.by_source else np.full(len(prior), everyone)
+
+    def _make_room(self) -> None:
+        """A place for every data source there is."""
+        size = len(self.table.sources)
+        self._visited, self._total = (np.pad(a, (0, size - len(a))) for a in (self._visited, self._total))
+
+    def value(self, rows: np.ndarray) -> np.ndarray:
+        """float64 ``(k,)``: v of each row; nan while nothing was observed and there is no centre."""
+        strength = self.col("strength")[rows] if self.fade_prior else self.strength
+        prior = self._prior[self.table.col("source")[rows]]
+        return (self.col("sum")[rows] + strength * prior) / self.mass(rows)
+
+    def mass(self, rows: np.ndarray) -> np.ndarray:
+        """float64 ``(k,)``: rollouts that the value of each row rests on, the prior's among them."""
+        return self.col("count")[rows] + (self.col("strength")[rows] if self.fade_prior else self.strength)
+
+    def observe(self, rows: np.ndarray, total: np.ndarray, n: np.ndarray, mean: np.ndarray) -> None:
+        """Learn from visits, in their order.
+
+        Args:
+            rows: int64 ``(G,)``; a prompt may come several times.
+            total, n: float64 ``(G,)``, sum and number of what was observed, weighed by age.
+            mean: float64 ``(G,)``, of what was observed.
+        """
+        self._make_room()
+        size = len(self._visited)
+        for now in waves(rows, n > 0):
+            row, latest = rows[now], self.col("latest")
+            source, old = self.table.col("source")[row], latest[row]
+            new = np.isnan(old)
+            self._visited += np.bincount(source[new], minlength=size)
+            self._total += np.bincount(source, mean[now] - np.where(new, 0.0, old), minlength=size)
+            latest[row] = mean[now]
+            fade(self.col("sum"), row, self.decay, total[now])
+            fade(self.col("count"), row, self.decay, n[now])
+            if self.fade_prior:
+                fade(self.col("strength"), row, self.decay, 0.0)
+
+    def begin_with(self, sums: str) -> None:
+        """Take evidence that the table has of prompts that this memory has none of (a warm start).
+
+        Args:
+            sums: the shared column that holds the sum over all rollouts: ``successes`` or ``reward_sum``. What is
+                remembered weighs as much as rollouts of one visit after the other would, at most 1 / (1 − ρ).
+        """
+        n = self.table.col("rollouts").astype(np.float64)
+        rows = np.flatnonzero((n > 0) & (self.col("count") == 0))
+        if not len(rows):
+            return
+        mean = self.table.col(sums)[rows] / n[rows]
+        most = 1.0 / (1.0 - self.decay) if self.decay < 1 else np.inf
+        weight = np.minimum(n[rows], most)
+        self.observe(rows, weight * mean, weight, mean)
+        self.settle()
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the columns do not hold."""
+        return {"visited": self._visited, "total": self._total}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take up a state saved between two steps; the columns are restored separately."""
+        self._visited, self._total = (np.asarray(state[k], dtype=np.float64).copy() for k in ("visited", "total"))
+        self.settle()

@@ -1,0 +1,181 @@
+"""Draws prompts by how unsettled they are: in proportion to the spread that their next rollouts are expected to have.
+
+With v the share of successes that :class:`~verl_adaptive.memory.Memory` expects of a prompt, its weight is
+
+    weight=spread   √(v (1 − v)) + floor                        (SPO, 2509.13232: floor .05)
+    weight=mixed    E[1 − pⁿ − (1 − p)ⁿ] + floor                under Beta(w + κ s, m − w + κ (1 − s))
+
+the first the standard deviation of one rollout, for advantages that learn from every rollout; the second the chance that
+a group of n has variance, for advantages and filters that need it. Prompts are drawn without replacement within a step,
+by an exponential race: log(u) / weight, u a counter-based uniform of the prompt's key, the greatest first. A prompt's
+place in the race depends on nothing but its own key and evidence.
+
+The floor gives every prompt a chance. Groups that failed to generate say nothing of difficulty but count as visits: a
+prompt's weight beyond the floor is multiplied by (1 + visits) / (1 + visits + failures), so that one that always fails
+is drawn as rarely as one that is solved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from verl_adaptive.config import RunFacts, check
+from verl_adaptive.groups import Groups
+from verl_adaptive.memory import Memory
+from verl_adaptive.progress import Progress
+from verl_adaptive.rng import Draw
+from verl_adaptive.roles import Pick, Sampler
+from verl_adaptive.stats.table import StatsTable
+
+__all__ = ["Spread"]
+
+#: The greatest float64 below 2^64.
+_MOST = 2.0**64 - 2.0**11
+
+
+class Spread(Sampler):
+    """Draws prompts in proportion to the spread expected of their rewards."""
+
+    name: ClassVar[str] = "spread"
+    kind: ClassVar[str] = "pool"
+
+    @dataclass
+    class Config:
+        """Options.
+
+        Attributes:
+            weight: ``spread`` of one rollout, or the chance that a group of n is ``mixed``.
+            floor: what every prompt's weight is at least.
+            n: rollouts of the group that ``mixed`` thinks of; null: the run's group size.
+            decay: ρ, what a visit leaves of a prompt's earlier evidence.
+            strength: κ, rollouts that the prior counts for.
+            prior: what an unknown prompt is expected to show: the mean of its data source (``source``) or of ``all``.
+            fade_prior: a visit leaves ρ of the prior's strength, too (SPO).
+        """
+
+        weight: Literal["spread", "mixed"] = "spread"
+        floor: float = 0.0125
+        n: int | None = None
+        decay: float = 0.9
+        strength: float = 4.0
+        prior: Literal["source", "all"] = "source"
+        fade_prior: bool = False
+
+        def validate(self, path: str) -> None:
+            check(
+                0 < self.floor <= 1,
+                f"{path}.floor",
+                self.floor,
+                "must be in (0, 1], or a prompt could be lost for good",
+            )
+            check(self.n is None or self.n >= 2, f"{path}.n", self.n, "must be 2 or greater, or null")
+            check(0 <= self.decay <= 1, f"{path}.decay", self.decay, "must be in [0, 1]")
+            check(0 < self.strength < np.inf, f"{path}.strength", self.strength, "must be above 0 and finite")
+
+    def __init__(self, options: Mapping[str, Any] | None = None) -> None:
+        super().__init__(options)
+        self._drawn_in, self._taken = -1, np.zeros(0, dtype=np.int64)  # picked in the step under way
+        self._pool: np.ndarray | None = None  # the last pool, and its prompts' bits that stay the same
+        self._keyed = np.zeros(0, dtype=np.uint64)
+        self._spread = np.zeros(2)  # of the prompts picked in the step: Σ √(v (1 − v)), how many
+        self._last = 0.0
+
+    def bind(self, table: StatsTable, facts: RunFacts) -> None:
+        super().bind(table, facts)
+        c = self.config
+        check(
+            c.weight == "spread" or (c.n or facts.n) >= 2,
+            "adaptive.sampler.weight",
+            c.weight,
+            f"a group of {facts.n} is never mixed; take adaptive.sampler.weight=spread, or set adaptive.sampler.n",
+        )
+        self.memory = Memory(
+            table,
+            self.name,
+            decay=c.decay,
+            strength=c.strength,
+            by_source=c.prior == "source",
+            fade_prior=c.fade_prior,
+        )
+        self.memory.begin_with("successes")
+        self._pool = None
+
+    def pick(self, pool: np.ndarray, count: int, progress: Progress) -> Pick:
+        if progress.step != self._drawn_in:
+            self._drawn_in, self._taken = progress.step, self._taken[:0]
+        rows = self._race(pool, count, progress)
+        self._taken = np.concatenate([self._taken, rows])
+        value = np.clip(self.memory.value(rows), 0.0, 1.0)
+        self._spread += [float(np.sqrt(value * (1 - value)).sum()), len(rows)]
+        return Pick(rows)
+
+    def _race(self, pool: np.ndarray, count: int, progress: Progress) -> np.ndarray:
+        """The ``count`` prompts that are first at an exponential race at the speed of their weights.
+
+        Of a large pool most cannot win: with u below ``limit`` a prompt arrives by −log(1 − limit) / (its weight), so
+        once enough have arrived by −log(1 − limit) / (the greatest weight), those of greater u need not be looked at.
+        """
+        bits = self._bits(pool, progress)
+        greatest = (0.5 if self.config.weight == "spread" else 1.0) + self.config.floor
+        limit = min(1.0, 8.0 * (count + len(self._taken)) / max(1, len(pool)))
+        while True:
+            near = np.flatnonzero(bits <= np.uint64(limit * _MOST))
+            rows = pool[near]
+            if len(self._taken):
+                free = ~np.isin(rows, self._taken)
+                near, rows = near[free], rows[free]
+            arrival = -np.log1p(-_unit(bits[near])) / self._weight(rows)
+            if limit >= 1.0 or int((arrival <= -np.log1p(-limit) / greatest).sum()) >= count:
+                return rows[np.argsort(arrival, kind="stable")[:count]]
+            limit = min(1.0, 4.0 * limit)
+
+    def _bits(self, pool: np.ndarray, progress: Progress) -> np.ndarray:
+        """uint64 ``(M,)``, random bits of every prompt, this step's and round's."""
+        if self._pool is not pool or len(self._keyed) != len(pool):
+            keys = self.table.key_hi[pool], self.table.key_lo[pool]
+            self._pool, self._keyed = pool, Draw(progress.draw.seed, 0).bits("spread.race", *keys)
+        return progress.draw.again("spread.race", self._keyed, progress.round)
+
+    def _weight(self, rows: np.ndarray) -> np.ndarray:
+        """float64 ``(k,)``, each at least the floor."""
+        value = np.clip(self.memory.value(rows), 0.0, 1.0)
+        weight = np.sqrt(value * (1 - value)) if self.config.weight == "spread" else self._mixed(rows, value)
+        visits, failures = (self.table.col(c)[rows].astype(np.float64) for c in ("visits", "failures"))
+        return weight * (1 + visits) / (1 + visits + failures) + self.config.floor
+
+    def _mixed(self, rows: np.ndarray, value: np.ndarray) -> np.ndarray:
+        """E[1 − pⁿ − (1 − p)ⁿ] under the Beta distribution of mean v and of as much evidence as there is."""
+        mass = self.memory.mass(rows)
+        a, b = value * mass, (1 - value) * mass
+        right, wrong = np.ones(len(rows)), np.ones(len(rows))
+        for j in range(self.config.n or self.facts.n):
+            right *= (a + j) / (mass + j)
+            wrong *= (b + j) / (mass + j)
+        return 1 - right - wrong
+
+    def observe(self, groups: Groups, progress: Progress) -> None:
+        good, bad = self.evidence(groups)
+        self.memory.observe(groups.row, good, good + bad, groups.pass_rate)
+
+    def end_step(self, progress: Progress) -> None:
+        self._last = float(self._spread[0] / self._spread[1]) if self._spread[1] else 0.0
+        self._spread[:] = 0.0
+        self.memory.settle()
+
+    def metrics(self) -> dict[str, float]:
+        return {"expected_spread": self._last}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"memory": self.memory.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.memory.load_state_dict(state["memory"])
+
+
+def _unit(bits: np.ndarray) -> np.ndarray:
+    """Uniform float64 in [0, 1) of 64 random bits."""
+    return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53

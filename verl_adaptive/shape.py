@@ -1,0 +1,74 @@
+"""How a step is cut into groups: as verl's settings say, or the same rollouts spread over more prompts."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from verl_adaptive.config import AdaptiveConfig, check
+
+__all__ = ["StepShape", "step_shape"]
+
+
+@dataclass(frozen=True)
+class StepShape:
+    """A step.
+
+    Attributes:
+        groups: groups that it trains.
+        n: rollouts of a group, as the parts are told (an allocator may give more or fewer).
+        config: the ``adaptive`` group, its allocator told the same.
+        note: what is otherwise than asked for, or an empty string.
+    """
+
+    groups: int
+    n: int
+    config: AdaptiveConfig
+    note: str = ""
+
+
+def step_shape(config: AdaptiveConfig, batch: int, n: int, prompts: int, ahead: float = 0.0) -> StepShape:
+    """The shape of a step under ``adaptive.batch_unit``.
+
+    Args:
+        config: the ``adaptive`` group.
+        batch: ``data.train_batch_size``.
+        n: ``actor_rollout_ref.rollout.n``.
+        prompts: different prompts of the data set; no prompt is in two groups at a time.
+        ahead: further batches in flight (``num_warmup_batches``).
+
+    Returns:
+        With ``batch_unit=rollouts`` groups of the smallest size, from ``adaptive.allocator.n`` up, that divides ``n`` and
+        needs no more prompts than there are; of size ``n`` if none does.
+
+    Raises:
+        ConfigError: the allocator does not give every prompt the same number, or one that does not divide ``n``.
+    """
+    if config.batch_unit == "groups":
+        return StepShape(batch, n, config)
+    name = config.allocator["name"]
+    check(
+        name == "fixed",
+        "adaptive.batch_unit",
+        "rollouts",
+        f"adaptive/allocator={name} decides on group sizes as it goes; take adaptive/allocator=fixed, or "
+        "adaptive.batch_unit=groups",
+    )
+    wanted = config.allocator.get("n") or n
+    sizes = [k for k in range(1, n + 1) if n % k == 0]
+    check(
+        wanted in sizes,
+        "adaptive.allocator.n",
+        wanted,
+        f"a step's {batch} x {n} rollouts are spread over groups that divide actor_rollout_ref.rollout.n={n}: "
+        f"{', '.join(map(str, sizes))}",
+    )
+    fits = [k for k in sizes if k >= wanted and math.ceil(batch * (n // k) * (1 + ahead)) <= prompts]
+    size = fits[0] if fits else n
+    note = ""
+    if size != wanted:
+        note = (
+            f"{prompts:,} prompts are too few for {batch * (n // wanted):,} groups of {wanted}"
+            f"{' and as many ahead as asked for' if ahead else ''}: groups of {size} instead"
+        )
+    return StepShape(batch * (n // size), size, replace(config, allocator={**config.allocator, "n": size}), note)

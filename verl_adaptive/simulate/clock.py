@@ -1,0 +1,307 @@
+"""A clock for the simulator: seconds of generation, by driving the package's own engine through a queueing model.
+
+The clock stands where verl's agent loops and inference engines stand. It sends the engine's requests to a
+:class:`~verl_adaptive.simulate.queueing.Queue`, hands groups back when their last rollout ends, and stops what is in
+flight once the engine has what it wants. Nothing of a method is written again here, and nothing that the clock says
+reaches a decision: only the order in which groups come back does, where a driver lets it.
+
+An engine is handed each group as it returns, until it says that it is ``settled``. As in training, results are looked for
+every ``adaptive.poll_interval`` seconds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from verl_adaptive.config import check
+from verl_adaptive.groups import Groups
+from verl_adaptive.simulate.lengths import LengthConfig
+from verl_adaptive.simulate.queueing import Machine, Queue
+
+if TYPE_CHECKING:
+    from verl_adaptive.engine import AsyncEngine, Engine, Requests, StepResult
+
+__all__ = ["Clock", "ClockConfig", "Phase", "Timing"]
+
+#: A group counts as one of the last if nine tenths of the step's groups were back before it.
+LAST = 0.9
+
+
+@dataclass
+class ClockConfig:
+    """What generation takes.
+
+    Attributes:
+        machine: the replicas.
+        lengths: how long answers are.
+        prompt_tokens: tokens of a prompt, for the account of prefill.
+    """
+
+    machine: Machine = field(default_factory=Machine)
+    lengths: LengthConfig = field(default_factory=LengthConfig)
+    prompt_tokens: int = 512
+
+    def validate(self, path: str) -> None:
+        self.machine.validate(path)
+        self.lengths.validate(path)
+        check(self.prompt_tokens >= 0, f"{path}prompt-tokens", self.prompt_tokens, "must be 0 or greater")
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One step's generation.
+
+    Attributes:
+        seconds: from the first request until nothing more need be waited for.
+        tokens: generated in it, the aborted ones included.
+        occupied: slot-seconds taken.
+        waves: times that requests met an empty machine: rounds, in other words.
+        rollouts: rollouts that began.
+        last: seconds from the return of nine tenths of the groups to the end.
+        aborted_rollouts, aborted_tokens: rollouts that had begun when the step no longer needed them, and their tokens.
+        unbegun: rollouts that were called back before they had a slot.
+        prefill: prompt tokens of all rollouts that began, without the help of a prefix cache.
+    """
+
+    seconds: float
+    tokens: float
+    occupied: float
+    waves: int
+    rollouts: int
+    last: float
+    aborted_rollouts: int
+    aborted_tokens: int
+    unbegun: int
+    prefill: int
+
+
+class Clock:
+    """Answers an engine's requests in time.
+
+    Args:
+        config: the machine; lengths are the world's (:class:`~verl_adaptive.simulate.lengths.Lengths`).
+
+    Attributes:
+        phases: one a step, in order.
+    """
+
+    def __init__(self, config: ClockConfig) -> None:
+        self.config = config
+        self.queue = Queue(config.machine)
+        self.phases: list[Phase] = []
+        self._results: dict[int, tuple[Groups, int]] = {}  # ticket → what it will have come to, and its place there
+        self._asked_in: dict[int, int] = {}  # ticket → steps before the one in which its latest request was sent
+        self._sent_in: dict[int, int] = {}  # ticket → steps before the one in which it was first sent
+        self._left: dict[int, int] = {}  # ticket → rollouts that are not back
+
+    def generate(self, engine: Engine, requests: Requests | None, answer: Callable[[Requests], Groups]) -> Phase:
+        """Run one step's generation to its end.
+
+        Args:
+            engine: after ``begin``, before ``finish``.
+            requests: what ``begin`` asked for.
+            answer: the world: a group a request, with the length of each rollout as its tokens.
+        """
+        self._start(engine)
+        self._send(requests, answer)
+        done: list[int] = []
+        while self.queue.busy and not engine.settled:
+            done += self._look()
+            if done:
+                requests = engine.receive(self._take(done))
+                done = []
+                self._send(requests, answer)
+        unbegun = self.queue.abort().waiting if self.queue.busy else 0
+        self._results.clear()
+        self._left.clear()
+        self._asked_in.clear()
+        phase = self._phase(unbegun)
+        if phase.aborted_rollouts:
+            engine.abandon(phase.aborted_rollouts, phase.aborted_tokens)
+        return phase
+
+    def go_on(self, engine: AsyncEngine, requests: Requests | None, answer: Callable[[Requests], Groups]) -> Phase:
+        """Go on generating until an asynchronous step has its groups; what is in flight stays there.
+
+        Args:
+            engine: after ``begin``, before ``take``.
+            requests, answer: as :meth:`generate`.
+        """
+        self._start(engine)
+        self._send(requests, answer)
+        while not engine.can_take(engine.count):
+            self._send(engine.revive(), answer)
+            if engine.starved:
+                break
+            if done := self._look():
+                self._send(engine.receive(self._take(done)), answer)
+        return self._phase(None)
+
+    def ages(self, result: StepResult) -> np.ndarray:
+        """int64: of each trained group of the last step, weight updates between its first request and its training."""
+        now = len(self.phases) - 1
+        return np.array([now - self._sent_in[t] for t in result.groups.ticket[result.trained].tolist()], dtype=np.int64)
+
+    def _start(self, engine: Engine) -> None:
+        self._poll = engine.config.poll_interval
+        self._before = self.queue.now, self.queue.tokens, self.queue.occupied
+        self._waves = self._sent = self._back = self._back_tokens = 0
+        self._returned: list[float] = []
+
+    def _look(self) -> list[int]:
+        """Let time pass until a look finds sequences that ended; the tickets of which nothing is missing any more."""
+        queue, begun = self.queue, self._before[0]
+        look, done = queue.next_end, []
+        if self._poll > 0:  # the first look after it
+            look = max(look, begun + math.ceil((look - begun) / self._poll - 1e-9) * self._poll)
+        while queue.next_end <= look:
+            ticket = queue.pop()
+            self._left[ticket] -= 1
+            if not self._left[ticket]:
+                done.append(ticket)
+        queue.wait(look)
+        self._returned += [look] * len(done)
+        return done
+
+    def _send(self, requests: Requests | None, answer: Callable[[Requests], Groups]) -> None:
+        if requests is None or not len(requests):
+            return
+        self._waves += not self.queue.busy
+        groups = answer(requests)
+        lengths, offsets = groups.tokens.tolist(), groups.offsets.tolist()
+        for place, ticket in enumerate(groups.ticket.tolist()):
+            self._asked_in[ticket] = len(self.phases)
+            self._sent_in.setdefault(ticket, len(self.phases))
+            mine = lengths[offsets[place] : offsets[place + 1]]
+            if not mine:
+                raise ValueError(f"the world returned no rollout at all for ticket {ticket}: it would never come back")
+            self._results[ticket], self._left[ticket] = (groups, place), len(mine)
+            self.queue.add(mine, ticket)
+            self._sent += len(mine)
+
+    def _take(self, tickets: list[int]) -> Groups:
+        """The results of these tickets, in ticket order."""
+        parts: dict[int, tuple[Groups, list[int]]] = {}
+        for ticket in tickets:
+            groups, place = self._results.pop(ticket)
+            del self._left[ticket]
+            parts.setdefault(id(groups), (groups, []))[1].append(place)
+        groups = Groups.concat([g.select(np.sort(np.array(places))) for g, places in parts.values()])
+        self._back += groups.rollouts
+        self._back_tokens += int(groups.tokens.sum())
+        groups = groups.select(np.argsort(groups.ticket, kind="stable"))
+        asked = np.array([self._asked_in.pop(t) for t in groups.ticket.tolist()], dtype=np.int32)
+        groups.lag = (len(self.phases) - asked).astype(np.int32)
+        return groups
+
+    def _phase(self, unbegun: int | None) -> Phase:
+        """Account for the time since :meth:`_start`.
+
+        Args:
+            unbegun: rollouts called back before they had a slot; None: nothing was called back, and nothing aborted.
+        """
+        queue, returned = self.queue, self._returned
+        begun, tokens, occupied = self._before
+        count, generated = self._sent - (unbegun or 0), queue.tokens - tokens
+        stopped = unbegun is not None
+        late = sorted(returned)[math.ceil(LAST * len(returned)) - 1] if returned else queue.now
+        phase = Phase(
+            seconds=queue.now - begun,
+            tokens=generated,
+            occupied=queue.occupied - occupied,
+            waves=self._waves,
+            rollouts=count,
+            last=queue.now - late,
+            aborted_rollouts=count - self._back if stopped else 0,
+            aborted_tokens=max(0, round(generated - self._back_tokens)) if stopped else 0,
+            unbegun=unbegun or 0,
+            prefill=count * self.config.prompt_tokens,
+        )
+        self.phases.append(phase)
+        return phase
+
+
+class Timing:
+    """Adds up a run's phases.
+
+    Args:
+        config: what they were measured with.
+        skip: leave out so many steps at the beginning, in which a policy still learns what its prompts are like.
+    """
+
+    def __init__(self, config: ClockConfig, skip: int = 0) -> None:
+        self.config, self.skip = config, skip
+        self.phases: list[Phase] = []
+        self.informative: list[int] = []
+        self.course: list[tuple[float, float]] = []
+        self._seconds = 0.0
+
+    def count(self, phase: Phase, result: StepResult, tolerance: float, pool: float) -> None:
+        """After a step.
+
+        Args:
+            phase: its generation.
+            result: what became of its groups.
+            tolerance: of the engine, for what counts as variance.
+            pool: mean true pass rate of the pool, now that the step was trained on.
+        """
+        groups = result.groups
+        mixed = ~groups.degenerate(tolerance) & ~groups.failed
+        self.phases.append(phase)
+        self.informative.append(int((mixed & result.trained).sum()))
+        self._seconds += phase.seconds
+        self.course.append((self._seconds, pool))
+
+    def row(self) -> dict[str, Any]:
+        """The run in numbers, named by :data:`TIMED`.
+
+        ``time``: seconds of a step. ``time_per_informative``: seconds for each trained group that has variance.
+        ``idle``: share of the tokens that full slots would have generated in that time and did not. ``empty``: share of
+        the slots without a sequence. ``waves``: of a step. ``last``: share of the time that passes after nine tenths of
+        the groups are back. ``decoded``: tokens of a step. ``begun``: rollouts of a step; ``aborted``: of them, those
+        that were stopped or thrown away unfinished; ``aborted_tokens``: their share of ``decoded``. ``prefill``:
+        prompt tokens of a step. ``informative``: trained groups with variance of a step.
+        """
+        phases = self.phases[self.skip :]
+        if not phases:
+            return {key: float("nan") for key in TIMED}
+        sums = {f.name: float(np.sum([getattr(p, f.name) for p in phases])) for f in fields(Phase)}
+        steps, machine = len(phases), self.config.machine
+        seconds, informative = sums["seconds"], sum(self.informative[self.skip :])
+        room = machine.replicas * machine.slots * seconds
+        return {
+            "time": seconds / steps,
+            "time_per_informative": seconds / informative if informative else float("nan"),
+            "idle": 1.0 - sums["tokens"] / (machine.fastest * seconds),
+            "empty": 1.0 - sums["occupied"] / room,
+            "waves": sums["waves"] / steps,
+            "last": sums["last"] / seconds,
+            "decoded": sums["tokens"] / steps,
+            "begun": sums["rollouts"] / steps,
+            "aborted": sums["aborted_rollouts"] / steps,
+            "aborted_tokens": sums["aborted_tokens"] / max(sums["tokens"], 1.0),
+            "prefill": sums["prefill"] / steps,
+            "informative": informative / steps,
+        }
+
+
+#: What :meth:`Timing.row` says.
+TIMED = (
+    "time",
+    "time_per_informative",
+    "idle",
+    "empty",
+    "waves",
+    "last",
+    "decoded",
+    "begun",
+    "aborted",
+    "aborted_tokens",
+    "prefill",
+    "informative",
+)

@@ -1,0 +1,149 @@
+"""What a step of a policy costs before anything is known of the prompts: rollouts and waiting, of plain GRPO's.
+
+    >>> from verl_adaptive.simulate import compose_preset, expected_waiting
+    >>> found = expected_waiting(compose_preset(["greso"]), batch=16, n=4, share=0.5, passes=1.0)
+    >>> found.rollouts > 1.0 and found.informative > 1.5
+    True
+
+A short simulation with a clock (:mod:`verl_adaptive.simulate.clock`) of the very policy, through the package's own
+engine, on a pool in which a given share of GRPO's groups has variance. It answers "about how much", in a second or two.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from verl_adaptive.config import AdaptiveConfig, check
+from verl_adaptive.simulate.clock import Clock, ClockConfig, Timing
+from verl_adaptive.simulate.driver import Simulation
+from verl_adaptive.simulate.lengths import Lengths
+from verl_adaptive.simulate.presets import compose_preset
+from verl_adaptive.simulate.queueing import Machine
+from verl_adaptive.simulate.worlds import StaticWorld
+
+__all__ = ["Waiting", "expected_waiting"]
+
+#: GRPO's steps in one pass over the simulated pool.
+_STEPS = 8
+#: Rollouts of a GRPO step from which on batch and machine are made smaller together.
+_MOST = 2048
+#: Of the prompts without variance, the share that nobody solves; the rest everybody does.
+_HOPELESS = 0.6
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """A step's cost; shares are of plain GRPO's with the same batch and n.
+
+    Attributes:
+        rollouts: rollouts that begin in a step, of GRPO's.
+        seconds: of generation in a step, of GRPO's.
+        informative: trained groups with variance in a step, of GRPO's.
+        seconds_per_informative: of generation for each of them, of GRPO's.
+        idle, idle_grpo: share of the tokens that full slots would have generated in that time and did not.
+        waves: times in a step that requests met an empty machine; 1: no round waits for another.
+        share: share of GRPO's groups with variance, as simulated.
+        steps: how many were measured.
+    """
+
+    rollouts: float
+    seconds: float
+    informative: float
+    seconds_per_informative: float
+    idle: float
+    idle_grpo: float
+    waves: float
+    share: float
+    steps: int
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def words(self) -> str:
+        """One line for people."""
+        waves = (
+            "one wave" if self.waves < 1.05 else f"{self.waves:.1f} waves, each of which waits for its longest answer"
+        )
+        return (
+            f"about {self.rollouts:.2g} x GRPO's rollouts and {self.seconds:.2g} x its generation time, in {waves}; "
+            f"{self.seconds_per_informative:.2g} x its time for each group with variance, if {self.share:.0%} of GRPO's "
+            "groups have some (verl-adaptive simulate --clock tells more)"
+        )
+
+
+def expected_waiting(
+    config: AdaptiveConfig,
+    *,
+    batch: int,
+    n: int,
+    share: float = 0.5,
+    passes: float = 2.0,
+    clock: ClockConfig | None = None,
+    seed: int = 0,
+) -> Waiting:
+    """Simulate a policy and GRPO for a moment.
+
+    Args:
+        config: the policy; its limits on the run and its warm start play no part.
+        batch, n: B and N.
+        share: yield: share of GRPO's groups that have variance, in (0, 1]; as much of it as groups of n allow.
+        passes: over the data set that the run makes with GRPO's batch, from ½ to 4; methods that learn from a prompt's
+            earlier visits have none in the first.
+        clock: what generation takes; default: the model of the documentation.
+        seed: of the simulation.
+
+    Raises:
+        ConfigError: the share or the policy's options make no sense with this batch and n.
+        Exhausted: the policy cannot fill a batch with ``adaptive.on_exhausted=raise``.
+    """
+    check(0 < share <= 1, "share", share, "must be in (0, 1]: the share of groups that have variance")
+    clock = clock or ClockConfig()
+    factor = max(1, math.ceil(batch * n / _MOST))
+    smaller = max(1, round(batch / factor))
+    m, scale = clock.machine, batch / smaller
+    # As many sequences for each slot as before, and as long a step with all slots taken.
+    slots = max(1, round(m.replicas * m.slots / scale))
+    clock = replace(clock, machine=Machine(1, slots, m.base, m.each * m.slots / slots))
+    steps = max(1, round(_STEPS * min(4.0, max(0.5, passes))))
+    p = _pool(max(_STEPS * smaller, 64), n, share, seed)
+    plain = replace(compose_preset(["grpo"]), poll_interval=config.poll_interval)
+    theirs = _run(plain, p, clock, smaller, n, steps, seed)
+    ours = _run(config, p, clock, smaller, n, steps, seed)
+    return Waiting(
+        rollouts=ours["begun"] / theirs["begun"],
+        seconds=ours["time"] / theirs["time"],
+        informative=ours["informative"] / max(theirs["informative"], 1e-9),
+        seconds_per_informative=ours["time_per_informative"] / theirs["time_per_informative"],
+        idle=ours["idle"],
+        idle_grpo=theirs["idle"],
+        waves=ours["waves"],
+        share=theirs["informative"] / smaller,
+        steps=ours["steps"],
+    )
+
+
+def _pool(size: int, n: int, share: float, seed: int) -> np.ndarray:
+    """Pass rates of which groups of n have variance with about this share."""
+    rng = np.random.default_rng([seed, 8])
+    p = 1.0 / (1.0 + np.exp(-rng.standard_normal(size)))
+    mixed = float((1.0 - p**n - (1.0 - p) ** n).mean())
+    flat = 1.0 - min(1.0, share / mixed) if mixed else 0.0
+    kind = rng.permutation(size) / size
+    return np.where(kind < flat * _HOPELESS, 0.0, np.where(kind < flat, 1.0, p))
+
+
+def _run(
+    config: AdaptiveConfig, p: np.ndarray, clock: ClockConfig, batch: int, n: int, steps: int, seed: int
+) -> dict[str, Any]:
+    config = replace(config, seed=seed, total_rollouts=None)
+    watch, timing = Clock(clock), Timing(clock)
+    world = StaticWorld(p, seed, lengths=Lengths(clock.lengths, len(p), seed))
+    simulation = Simulation(config, world, batch=batch, n=n, steps=steps, seed=seed, fixed=True, clock=watch)
+    while not simulation.finished:
+        result = simulation.run_step()
+        timing.count(watch.phases[-1], result, config.tolerance, 0.0)
+    return {**timing.row(), "steps": simulation.step}

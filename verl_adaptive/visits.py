@@ -1,0 +1,50 @@
+"""A prompt may come twice in one batch of groups: its visits then count one after the other, in the order given.
+
+Everything that learns from groups by prompt goes through :func:`waves`, so that showing groups together, or one by one,
+comes to the same.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+__all__ = ["extend_streaks", "kind_of", "waves"]
+
+
+def waves(rows: np.ndarray, which: np.ndarray | None = None) -> list[np.ndarray]:
+    """Split positions into waves in which no row occurs twice, keeping each row's order across waves.
+
+    Args:
+        rows: int64 ``(G,)``, the prompt of each group.
+        which: bool ``(G,)``, groups that count; None: all.
+
+    Returns:
+        int64 positions in ``rows``, a wave each; as many waves as visits of the most visited prompt.
+    """
+    positions = np.arange(len(rows)) if which is None else np.flatnonzero(which)
+    ranked = positions[np.argsort(rows[positions], kind="stable")]
+    if not len(ranked):
+        return []
+    starts = np.flatnonzero(np.diff(rows[ranked], prepend=-1))
+    sizes = np.diff(np.append(starts, len(ranked)))
+    occurrence = np.arange(len(ranked)) - np.repeat(starts, sizes)
+    return [ranked[occurrence == k] for k in range(int(sizes.max()))]
+
+
+def kind_of(flat: np.ndarray, pass_rate: np.ndarray) -> np.ndarray:
+    """What visits say: 0 with variance; without (bool ``flat``), 1 (easy) if the pass rate is above 1/2, else -1."""
+    return np.where(flat, np.where(pass_rate > 0.5, 1, -1), 0)
+
+
+def extend_streaks(streak: np.ndarray, kind: np.ndarray, rows: np.ndarray, now: np.ndarray) -> None:
+    """Count one visit of each prompt towards its trailing run of visits of one kind, in place.
+
+    Args:
+        streak: length of the run, an unsigned column; saturates.
+        kind: its kind: +1, -1, or 0 for none; a column.
+        rows: prompts visited, each once.
+        now: kind of the visit ``(len(rows),)``: 0 ends the run, the other kind begins a new one.
+    """
+    longer = np.minimum(streak[rows].astype(np.int64) + 1, np.iinfo(streak.dtype).max)
+    streak[rows] = np.where(now == 0, 0, np.where(now == kind[rows], longer, 1))
+    kind[rows] = now
