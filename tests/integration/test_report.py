@@ -78,7 +78,12 @@ def test_ten_lines_at_the_start(url, tmp_path, capsys, monkeypatch) -> None:
         journal.commit_step(1, result.groups, keys, result.outcome.astype(str), {"run": engine.total.as_dict()}, {})
         run_store = SimpleNamespace(where=where, origin="new statistics", duplicates_note="", journal=journal)
         trainer = SimpleNamespace(
-            engine=engine, config=config, adaptive=adaptive, run_store=run_store, zero_rows="stay"
+            engine=engine,
+            config=config,
+            adaptive=adaptive,
+            run_store=run_store,
+            zero_rows="stay",
+            shape=SimpleNamespace(note=""),
         )
         lines = report.banner(trainer)
     labels = [line.split()[0] for line in lines]
