@@ -218,7 +218,7 @@ class AdaptiveConfig:
         on_exhausted: what happens when data or budget end before the batch is full.
         surplus: groups beyond the batch: ``discard`` them, or ``train`` on them too.
         skip_zero_advantage: leave rows whose advantage is exactly zero out of training (same gradient, fewer tokens);
-            null: wherever the losses allow it.
+            null: wherever the losses allow it; true: beside a KL or entropy loss too, whose terms these rows then lose.
         stale_discount: weight of a group's evidence for each weight update between its generation and its review, in
             (0, 1]; asynchronous trainers and held groups only. Counts and streaks are facts and stay whole; what the
             Beta posteriors (MoPPS, CERO, discounted Beta) learn is weighed.

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.world import Arrivals, make_engine, make_stream_engine, run_step
-from verl_adaptive.engine import AsyncFacts
+from verl_adaptive.engine import AsyncEngine, AsyncFacts
 from verl_adaptive.policy import PARTS, find_part
 
 DOC = Path(__file__).parents[2] / "docs" / "metrics.md"
@@ -78,7 +78,7 @@ def emitted() -> dict[str, float]:
         world.failure = 0.05
         arrivals = Arrivals(world)
         for step in range(1, 8):
-            result = arrivals.step(engine, step) if engine.asynchronous else run_step(engine, world, step)
+            result = arrivals.step(engine, step) if isinstance(engine, AsyncEngine) else run_step(engine, world, step)
             groups = np.repeat(np.arange(4), 4)
             plan = layout.plan(
                 groups,

@@ -9,6 +9,8 @@ from tests.e2e.faults import AGENT_LOOP, MODES, Killer, changed_data
 from tests.e2e.harness import REPO, Run, assets, several, train
 
 SHORT = ("trainer.total_training_steps=3",)
+#: No chance in sampling: two trainers see the same rollouts.
+GREEDY = ("trainer.total_training_steps=2", "actor_rollout_ref.rollout.top_k=1")
 #: Presets that are no main run of a test of their own.
 PRESETS = ("aero", "cero", "pilot_commit", "full")
 
@@ -115,6 +117,7 @@ def short(folder: Path) -> dict[str, Run]:
         "verls": (*SHORT, "trainer.save_freq=3"),
         "every_row": ("+adaptive=grpo", "adaptive.skip_zero_advantage=false", *recorded),
         "grpo": ("+adaptive=grpo", *SHORT),
+        **{name: (*words, *GREEDY) for name, words in (("greedy", ("+adaptive=grpo",)), ("greedy_verls", ()))},
         **{preset: (f"+adaptive={preset}", *recorded) for preset in PRESETS},
         "killed": ("+adaptive=dapo", "adaptive.stall_timeout=60"),
     }

@@ -74,6 +74,13 @@ def test_greso_statistics_are_in_the_snapshot_and_the_journal(greso):
         assert len(seen) == finished and seen["n"].sum() == table.col("rollouts").sum()
 
 
+#: What rows left out of training change in verl's metrics, as docs/metrics.md says; and what no two runs share.
+ROWS_THAT_TRAIN = (
+    *("actor/entropy", "actor/pg_clipfrac", "actor/ppo_kl", "actor/perf/", "critic/advantages", "critic/returns"),
+    *("perf/", "global_seqlen/", "timing_"),
+)
+
+
 def test_plain_grpo_equals_verls_own_trainer(short):
     """Same seed, same prompts in the same order, as many optimizer updates."""
     ours, verls = short["every_row"], short["verls"]
@@ -85,6 +92,39 @@ def test_plain_grpo_equals_verls_own_trainer(short):
     assert optimizer_updates(ours, 3) == optimizer_updates(verls, 3) == 6
     assert ours.series("actor/lr") == verls.series("actor/lr")
     balanced(ours)
+    # verl returns from its last step at once: the journal is closed all the same
+    assert not list((ours.folder / "checkpoints").glob("adaptive.sqlite-wal"))
+
+
+def test_verls_curves_cover_the_rows_left_out(short):
+    run = short["grpo"]
+    assert run.code == 0, run.tail
+    assert sum(run.series("adaptive/rollouts/dropped_total/zero_advantage")) > 0
+    for m in run.steps:  # of plain GRPO every rollout belongs to a group that trains
+        for theirs, name in (("critic/score", "reward"), ("response_length", "response_length")):
+            for kind in ("mean", "max"):
+                assert m[f"{theirs}/{kind}"] == pytest.approx(m[f"adaptive/{name}/generated_{kind}"])
+
+
+def test_metric_by_metric(short):
+    """Without chance in sampling both trainers see the same rollouts: every metric of both, side by side.
+
+    Every group is then flat, so all rows but one are left out of ours, and neither run moves a weight.
+    """
+    ours, verls = short["greedy"], short["greedy_verls"]
+    assert ours.code == 0, ours.tail
+    assert verls.code == 0, verls.tail
+    assert len(ours.steps) == len(verls.steps) == 2
+    for mine, theirs in zip(ours.steps, verls.steps, strict=True):
+        assert mine["adaptive/rollouts/trained_total"] == 1
+        assert 0 < theirs["critic/score/mean"] < 1 and mine["actor/grad_norm"] == 0  # not the one row's reward
+        assert {n for n in set(mine) ^ set(theirs) if not n.startswith(("adaptive/", "timing_s/adaptive_"))} == set()
+        differ = {
+            name: (mine[name], theirs[name])
+            for name in theirs
+            if mine[name] != pytest.approx(theirs[name], rel=1e-4, abs=1e-6) and not name.startswith(ROWS_THAT_TRAIN)
+        }
+        assert not differ
 
 
 @pytest.mark.parametrize("preset", PRESETS)

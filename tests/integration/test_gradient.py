@@ -1,7 +1,10 @@
-"""Loss honesty: leaving out rows of zero advantage, and padding, change no gradient, under verl's own loss.
+"""Loss honesty: leaving out rows of zero advantage, and padding, change no gradient, under verl's own ``ppo_loss``.
 
-A tiny model stands for the actor. The reference is the gradient of every row, in plain GRPO's minibatches; against it
-stands what the layout sends: fewer rows, padding rows, and denominators as the trainer writes them.
+A tiny model stands for the actor; the rest is verl's: its configuration with its defaults, its nested rows, its cut
+into micro batches (fixed and dynamic), its loss. The reference is every row in plain GRPO's minibatches; against it
+stands what the layout sends: fewer rows, padding rows, and denominators as the trainer writes them. Lengths differ,
+every minibatch is several micro batches, and every pair of ``loss_agg_mode`` and ``loss_mode`` that
+``why_not_skip_zero`` lets through is tried.
 """
 
 from __future__ import annotations
@@ -11,14 +14,50 @@ import pytest
 import torch
 
 from tests.integration.test_layout import even
-from verl_adaptive.integration.layout import PAD, plan
+from verl_adaptive.groups import Groups
+from verl_adaptive.integration.layout import PAD, Layout, Pass, micro_size, plan
 
 pytest.importorskip("verl")
-from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage, get_policy_loss_fn
-from verl.workers.config import FSDPActorConfig
+from hydra import compose, initialize_config_module
+from omegaconf import OmegaConf
+from tensordict import TensorDict
+from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY, compute_grpo_outcome_advantage
+from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_rejection_mask
+from verl.utils import tensordict_utils as tu
+from verl.utils.config import omega_conf_to_dataclass
+from verl.workers.engine.utils import prepare_micro_batches
+from verl.workers.utils.losses import ppo_loss
+
+from verl_adaptive.advantages.verl import Verl
+from verl_adaptive.integration.checks import why_not_skip_zero, zero_rows
+from verl_adaptive.integration.rows import padding_row
 
 MODES = ["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
-VOCAB, WIDTH = 11, 7
+LOSSES = sorted(POLICY_LOSS_REGISTRY)
+VOCAB, LONGEST, GROUPS, UPDATES, EOS = 11, 12, 8, 2, 1
+KEY = "actor_rollout_ref.actor"
+
+
+@pytest.fixture(scope="module")
+def defaults():
+    """verl's own configuration, as ``main_ppo`` composes it."""
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        return compose(
+            "ppo_trainer",
+            overrides=[
+                "algorithm.adv_estimator=grpo",
+                f"{KEY}.ppo_micro_batch_size_per_gpu=2",
+                "actor_rollout_ref.rollout.name=vllm",
+                "actor_rollout_ref.rollout.n=8",
+            ],
+        )
+
+
+def configured(defaults, **options):
+    config = OmegaConf.merge(defaults)
+    for name, value in options.items():
+        OmegaConf.update(config, name.replace("__", "."), value)
+    return config
 
 
 class Actor(torch.nn.Module):
@@ -27,105 +66,231 @@ class Actor(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.embed = torch.nn.Embedding(VOCAB, 16)
-        self.head = torch.nn.Linear(16, VOCAB)
+        self.embed = torch.nn.Embedding(VOCAB, 16, dtype=torch.float64)
+        self.head = torch.nn.Linear(16, VOCAB, dtype=torch.float64)
 
-    def log_probs(self, tokens: torch.Tensor) -> torch.Tensor:
-        logits = self.head(torch.tanh(self.embed(tokens[:, :-1]))).log_softmax(-1)
-        return logits.gather(-1, tokens[:, 1:, None])[..., 0]
-
-
-def gradient(actor, tokens, old, advantage, mask, mode, *, batch_tokens, sequences, loss_mode):
-    config = FSDPActorConfig(
-        strategy="fsdp2",
-        rollout_n=8,
-        ppo_micro_batch_size_per_gpu=1,
-        loss_agg_mode=mode,
-        loss_scale_factor=WIDTH,
-        policy_loss={"loss_mode": loss_mode},
-    )
-    config.global_batch_info.update(
-        dp_size=1, batch_num_tokens=batch_tokens, global_batch_size=sequences, loss_scale_factor=WIDTH
-    )
-    actor.zero_grad()
-    loss, _ = get_policy_loss_fn(loss_mode)(
-        old_log_prob=old,
-        log_prob=actor.log_probs(tokens),
-        advantages=advantage,
-        response_mask=mask.bool(),
-        loss_agg_mode=mode,
-        config=config,
-        rollout_is_weights=None,
-    )
-    loss.backward()
-    return torch.cat([p.grad.flatten() for p in actor.parameters()])
+    def log_probs(self, packed: torch.Tensor) -> torch.Tensor:
+        """Of each next token in a packed sequence, as verl's engines give them: float64 ``(tokens,)``."""
+        logits = self.head(torch.tanh(self.embed(packed))).log_softmax(-1)
+        return logits.gather(-1, packed.roll(-1)[:, None])[:, 0]
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("equal", [True, False], ids=["groups of 8", "groups of any size"])
-@pytest.mark.parametrize("loss_mode", ["vanilla", "gspo", "cispo"])
-def test_left_out_rows_change_no_gradient(mode, equal, loss_mode):
-    rng = np.random.default_rng(5)
-    sizes = np.full(12, 8) if equal else rng.integers(2, 12, size=12)
-    group = np.repeat(np.arange(12), sizes)
-    rows, updates = len(group), 3
-    rate = np.tile([0.5, 0.0, 0.6, 1.0], 3)  # every minibatch has groups of both kinds
-    reward = torch.tensor((rng.random(rows) < rate[group]).astype(np.float32))
-    tokens = torch.tensor(rng.integers(0, VOCAB, size=(rows, WIDTH + 1)))
-    lengths = rng.integers(1, WIDTH + 1, size=rows)
-    mask = (torch.arange(WIDTH)[None] < torch.tensor(lengths)[:, None]).float()
-    rewards = torch.zeros(rows, WIDTH)
-    rewards[torch.arange(rows), torch.tensor(lengths) - 1] = reward
-    advantage, _ = compute_grpo_outcome_advantage(rewards, mask, np.array([f"g{g}" for g in group]))
-    actor = Actor()
-    old = actor.log_probs(tokens).detach() + 0.2 * torch.randn(rows, WIDTH, generator=torch.Generator().manual_seed(1))
+class Step:
+    """A step's rows: groups of rollouts, of which some are all right or all wrong."""
 
-    flat = np.array([len(set(reward[group == g].tolist())) == 1 for g in range(12)])
-    assert flat.any() and not flat.all()
-    trains = ~flat[group]
-    layout = plan(
-        group,
-        lengths + 3,
-        np.where(trains, 0, lengths),
-        trains,
-        ranks=1,
-        updates=updates,
-        partition=even,
-        micro=(None, None),
-    )
-    assert layout.updates == updates
-    # as the trainer sends it: padding rows of mask 0, loss_mask of the carrier plus the ghosts' tokens
-    pad_tokens, pad_mask = torch.zeros(1, WIDTH + 1, dtype=torch.long), torch.zeros(1, WIDTH)
-    total_real = layout.sequences / layout.updates
-    groups_of_chunk = np.array_split(np.arange(12), updates)
-    for c in range(updates):
-        sent = layout.order[c * layout.rows_per_chunk : (c + 1) * layout.rows_per_chunk]
-        pick = lambda x, pad, sent=sent: torch.cat([x[[r]] if r != PAD else pad for r in sent])  # noqa: E731
-        loss_mask_sum = float(mask[sent[sent != PAD]].sum()) + float(layout.ghost_tokens[c])
-        lean = gradient(
-            actor,
-            pick(tokens, pad_tokens),
-            pick(old, pad_mask),
-            pick(advantage, pad_mask),
-            pick(mask, pad_mask),
-            mode,
-            batch_tokens=loss_mask_sum,
-            sequences=total_real,
-            loss_mode=loss_mode,
+    def __init__(self, *, equal: bool) -> None:
+        rng = np.random.default_rng(5)
+        sizes = np.full(GROUPS, 8) if equal else rng.integers(2, 12, size=GROUPS)
+        self.equal, self.group = equal, np.repeat(np.arange(GROUPS), sizes)
+        count = len(self.group)
+        rate = np.tile([0.5, 0.0, 0.6, 1.0], GROUPS // 4)  # every minibatch has groups of both kinds
+        self.reward = (rng.random(count) < rate[self.group]).astype(np.float32)
+        self.length = rng.integers(1, LONGEST + 1, size=count)
+        prompt = rng.integers(1, 6, size=GROUPS)[self.group]
+        self.actor = Actor()
+        noise = torch.Generator().manual_seed(1)
+        self.rows = []
+        for i in range(count):
+            ids = torch.tensor(rng.integers(0, VOCAB, size=prompt[i] + self.length[i]))
+            mask = torch.ones(self.length[i], dtype=torch.int64)
+            mask[: self.length[i] // 4] = 0  # as tool output has it
+            old = self.actor.log_probs(ids).detach()[-self.length[i] - 1 : -1]
+            old = old + 0.3 * torch.randn(self.length[i], generator=noise, dtype=torch.float64)
+            self.rows.append(
+                {
+                    "input_ids": ids,
+                    "attention_mask": torch.ones_like(ids),
+                    "position_ids": torch.arange(len(ids)),
+                    "prompts": ids[: prompt[i]],
+                    "responses": ids[prompt[i] :],
+                    "response_mask": mask,
+                    "loss_mask": mask,
+                    "old_log_probs": old,
+                    "ref_log_prob": old + 0.3 * torch.randn(self.length[i], generator=noise, dtype=torch.float64),
+                    "rollout_log_probs": old + 0.2 * torch.randn(self.length[i], generator=noise, dtype=torch.float64),
+                }
+            )
+        padded = torch.nn.utils.rnn.pad_sequence([r["response_mask"] for r in self.rows], batch_first=True)
+        rewards = torch.zeros(padded.shape)
+        rewards[torch.arange(count), torch.tensor(self.length) - 1] = torch.tensor(self.reward)
+        advantage, _ = compute_grpo_outcome_advantage(rewards, padded, np.array([f"g{g}" for g in self.group]))
+        for row, values in zip(self.rows, advantage, strict=True):
+            row["advantages"] = values[: len(row["responses"])].double()
+        flat = np.array([len(set(self.reward[self.group == g])) == 1 for g in range(GROUPS)])
+        assert flat.any() and not flat.all()
+        self.trains = ~flat[self.group]
+        self.tokens = np.array([int(r["loss_mask"].sum()) for r in self.rows])
+
+    def weigh(self, which: np.ndarray, *, normalize: bool) -> None:
+        """Importance weights of these rows, from verl's rollout correction."""
+        pad = lambda name: torch.nn.utils.rnn.pad_sequence([self.rows[i][name] for i in which], batch_first=True)  # noqa: E731
+        weights, _, _ = compute_rollout_correction_and_rejection_mask(
+            pad("old_log_probs"), pad("rollout_log_probs"), pad("response_mask"), "token", 2.0, normalize
         )
-        members = np.isin(group, groups_of_chunk[c])
-        full = gradient(
-            actor,
-            tokens[members],
-            old[members],
-            advantage[members],
-            mask[members],
-            mode,
-            batch_tokens=float(mask[members].sum()),
-            # equal groups: verl's own ppo_mini_batch_size * n; else every sequence of the step weighs the same
-            sequences=float(members.sum()) if equal else rows / updates,
-            loss_mode=loss_mode,
+        for i, values in zip(which, weights.batch["rollout_is_weights"], strict=True):
+            self.rows[i]["rollout_is_weights"] = values[: self.length[i]]
+
+    def padding(self) -> dict:
+        row, _ = padding_row({**self.rows[0]}, {}, EOS, short=True)
+        zero = torch.zeros(1, dtype=torch.float64)
+        row.update(old_log_probs=zero, advantages=zero, ref_log_prob=zero)
+        if "rollout_is_weights" in row:
+            row["rollout_is_weights"] = zero
+        return {name: row[name].to(value.dtype) for name, value in self.rows[0].items()}
+
+    def gradient(self, ranks: list[list[dict]], config, *, sequences: float, dynamic: bool) -> torch.Tensor:
+        """Of one update, as verl's FSDP engine makes it: micro batches one after another, ranks averaged."""
+        actor_config = omega_conf_to_dataclass(config.actor_rollout_ref.actor)
+        tokens = float(sum(row["loss_mask"].sum() for rows in ranks for row in rows))
+        self.actor.zero_grad()
+        for rows in ranks:
+            data = TensorDict(
+                {
+                    name: torch.nested.as_nested_tensor([row[name] for row in rows], layout=torch.jagged)
+                    for name in rows[0]
+                },
+                batch_size=len(rows),
+            )
+            tu.assign_non_tensor(
+                data,
+                use_dynamic_bsz=dynamic,
+                max_token_len_per_gpu=60,
+                micro_batch_size_per_gpu=micro_size(len(rows), 4),
+                batch_num_tokens=tokens,
+                global_batch_size=sequences,
+                dp_size=len(ranks),
+            )
+            cut, _ = prepare_micro_batches(data)
+            assert len(cut) > 1  # or nothing is tried
+            for micro in cut:
+                out = {"log_probs": self.actor.log_probs(micro["input_ids"].values())}
+                loss, _ = ppo_loss(actor_config, out, micro)
+                (loss / len(ranks)).backward()
+        return torch.cat([p.grad.flatten() for p in self.actor.parameters()])
+
+    def layout(self, ranks: int) -> Layout:
+        return plan(
+            self.group,
+            np.array([len(r["input_ids"]) for r in self.rows]),
+            np.where(self.trains, 0, self.tokens),
+            self.trains,
+            ranks=ranks,
+            updates=UPDATES,
+            partition=even,
+            passes=[Pass(ranks, "actor", 4)],
         )
-        assert len(sent[sent != PAD]) < members.sum()
-        torch.testing.assert_close(lean, full, rtol=1e-5, atol=1e-7)
-        assert full.abs().max() > 1e-4
+
+    def compare(self, config, *, ranks: int, dynamic: bool, normalize: bool | None = None, forgo: bool = False):
+        """(ours, verl's) for each minibatch; ``forgo``: verl's without any term of the rows that ours leaves out."""
+        layout = self.layout(ranks)
+        assert layout.updates == UPDATES
+        lean_rows = np.flatnonzero(self.trains)
+        pairs = []
+        for c, members in enumerate(np.array_split(np.arange(GROUPS), UPDATES)):
+            if normalize is not None:
+                self.weigh(lean_rows, normalize=normalize)
+            sent = layout.order[layout.positions(c)]
+            assert (sent != PAD).sum() < np.isin(self.group, members).sum()
+            rows = [dict(self.rows[i]) if i != PAD else self.padding() for i in sent]
+            carrier = int(np.flatnonzero(layout.positions(c) == layout.carrier(c))[0])
+            rows[carrier]["loss_mask"] = rows[carrier]["loss_mask"].clone()
+            rows[carrier]["loss_mask"][0] += int(layout.ghost_tokens[c])
+            share = len(rows) // ranks
+            lean = self.gradient(
+                [rows[r * share : (r + 1) * share] for r in range(ranks)],
+                config,
+                sequences=layout.sequences / layout.updates,
+                dynamic=dynamic,
+            )
+            if normalize is not None:
+                self.weigh(np.arange(len(self.rows)), normalize=normalize)
+            whole = [dict(self.rows[i]) for i in np.flatnonzero(np.isin(self.group, members))]
+            for row, trains in zip(whole, self.trains[np.isin(self.group, members)], strict=True):
+                if forgo and not trains:
+                    row["response_mask"] = torch.zeros_like(row["response_mask"])
+            whole += [self.padding()] * (-len(whole) % (4 * ranks))
+            share = len(whole) // ranks
+            full = self.gradient(
+                [whole[r * share : (r + 1) * share] for r in range(ranks)],
+                config,
+                # equal groups: verl's own ppo_mini_batch_size * n; else every sequence of the step weighs the same
+                sequences=float(8 * len(members)) if self.equal else len(self.rows) / UPDATES,
+                dynamic=dynamic,
+            )
+            assert full.abs().max() > 1e-5
+            pairs.append((lean, full))
+        return pairs
+
+
+@pytest.fixture(scope="module")
+def steps():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # thousands of tiny operations
+    yield {equal: Step(equal=equal) for equal in (True, False)}
+    torch.set_num_threads(threads)
+
+
+def passes(pairs) -> bool:
+    return all(torch.allclose(lean, full, rtol=1e-6, atol=1e-9) for lean, full in pairs)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize(("mode", "factor"), [*((mode, None) for mode in MODES), (MODES[-1], LONGEST)])
+def test_what_is_let_through_changes_no_gradient(defaults, steps, mode, loss, factor):
+    config = configured(
+        defaults,
+        actor_rollout_ref__actor__loss_agg_mode=mode,
+        actor_rollout_ref__actor__policy_loss__loss_mode=loss,
+        actor_rollout_ref__actor__loss_scale_factor=factor,
+    )
+    refused = why_not_skip_zero(config)
+    looks_at_rows = loss in ("bypass_mode", "clip_cov", "dro", "geo_mean", "kl_cov")
+    assert bool(refused) == (looks_at_rows or (mode.endswith("norm") and factor is None))
+    if refused:
+        pytest.skip(refused)
+    for ranks, dynamic, equal in ((1, True, True), (2, False, False)):
+        assert passes(steps[equal].compare(config, ranks=ranks, dynamic=dynamic)), (ranks, dynamic, equal)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({f"{KEY}.loss_agg_mode": "seq-mean-token-sum-norm"}, r"loss_scale_factor=<a number"),
+        ({f"{KEY}.policy_loss.loss_mode": "geo_mean"}, "loss_mode=geo_mean looks at every row"),
+    ],
+)
+@pytest.mark.parametrize(("dynamic", "equal"), [(False, False), (True, True)])
+def test_what_is_refused_would_change_it(defaults, steps, options, reason, dynamic, equal):
+    config = configured(defaults, **options)
+    assert reason in why_not_skip_zero(config)
+    assert not passes(steps[equal].compare(config, ranks=1, dynamic=dynamic))
+
+
+@pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-mean"])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_penalty_loses_what_the_rows_left_out_would_add(defaults, steps, mode, dynamic):
+    """``adaptive.skip_zero_advantage=true`` beside a KL loss: the policy's gradient, and the penalty of the rest."""
+    config = configured(defaults, actor_rollout_ref__actor__use_kl_loss=True)
+    config = configured(config, actor_rollout_ref__actor__loss_agg_mode=mode)
+    assert not zero_rows(config, None)[0] and zero_rows(config, True)[0]
+    assert passes(steps[True].compare(config, ranks=1, dynamic=dynamic, forgo=True))
+    assert not passes(steps[True].compare(config, ranks=1, dynamic=dynamic))  # so it is said, and never the default
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+def test_weights_of_rollout_correction(defaults, normalize):
+    """Left alone they change nothing; normalised over the batch they do."""
+    correction = {"rollout_is": "token", "rollout_is_threshold": 2.0, "rollout_is_batch_normalize": normalize}
+    config = configured(defaults, algorithm__rollout_correction=correction)
+    assert ("rollout_is_batch_normalize" in why_not_skip_zero(config)) == normalize
+    made = Step(equal=True).compare(config, ranks=1, dynamic=True, normalize=normalize)
+    assert passes(made) is not normalize
+
+
+@pytest.mark.parametrize("reward", [0.3, 0.7])
+def test_flat_rewards_have_an_advantage_in_float32_and_none_with_us(reward):
+    """What docs/faq.md says of verl's GRPO."""
+    rewards, mask = torch.full((8, 1), reward), torch.ones(8, 1)
+    advantage, _ = compute_grpo_outcome_advantage(rewards, mask, np.array(["g"] * 8))
+    assert 0.02 < float(advantage.abs().max()) < 0.07
+    assert Verl().zero(Groups.from_lists([0], [rewards[:, 0].double().numpy()]), np.ones(8, dtype=bool)).all()

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from verl_adaptive.integration.layout import PAD, micro_size, plan
+from verl_adaptive.integration.layout import PAD, Pass, micro_size, plan
 
 
 def even(cost: np.ndarray, k: int) -> list[list[int]]:
@@ -31,18 +31,34 @@ def steps(draw):
     return group, length, np.where(trains, 0, length // 2), trains
 
 
+LIMITS = st.sampled_from([None, 1, 4, 8, 16])
+
+
 @settings(max_examples=200, deadline=None)
 @given(
     step=steps(),
     ranks=st.sampled_from([1, 2, 4]),
+    others=st.tuples(st.sampled_from([1, 2, 3, 8]), st.sampled_from([1, 2, 6])),
     updates=st.sampled_from([1, 2, 3, 4, 8]),
     critic=st.sampled_from([0, 1, 2, 4]),
-    micro=st.sampled_from([(None, None), (4, 4), (16, 8), (1, 1)]),
+    micro=st.tuples(LIMITS, LIMITS, LIMITS, LIMITS),
+    stages=st.sampled_from([1, 2, 4]),
 )
-def test_layout_properties(step, ranks, updates, critic, micro):
+def test_layout_properties(step, ranks, others, updates, critic, micro, stages):
     group, length, tokens, trains = step
+    passes = [
+        Pass(ranks, "actor", micro[0], stages),
+        Pass(ranks, "none", micro[1], stages),
+        Pass(others[0], "none", micro[2]),  # the reference
+        *([Pass(others[1], "critic", micro[3], stages), Pass(others[1], "none", micro[3])] if critic else []),
+    ]
     made = plan(
-        group, length, tokens, trains, ranks=ranks, updates=updates, critic_updates=critic, partition=even, micro=micro
+        *(group, length, tokens, trains),
+        ranks=ranks,
+        updates=updates,
+        critic_updates=critic,
+        partition=even,
+        passes=passes,
     )
     real = made.order[made.order != PAD]
     assert sorted(real.tolist()) == np.flatnonzero(trains).tolist()  # every trained row once, no ghost
@@ -50,24 +66,34 @@ def test_layout_properties(step, ranks, updates, critic, micro):
     assert made.updates == min(updates, groups)  # plain GRPO's number of updates, unless groups are too few
     assert len(made.order) == ranks * made.rows_per_rank == made.minibatch_rows * made.updates
     assert made.minibatch_rows % ranks == 0
-    if critic:
-        assert len(made.order) == made.critic_minibatch_rows * made.critic_updates
     assert made.ghost_tokens.sum() == tokens.sum()
     # a chunk holds the same groups on every rank, in order
-    by_rank = made.order.reshape(ranks, made.chunks, made.rows_per_chunk)
     last = -1
     for c in range(made.chunks):
-        rows = by_rank[:, c].ravel()
+        rows = made.order[made.positions(c)]
         members = set(group[rows[rows != PAD]].tolist())
         assert all(g > last for g in members)
         last = max(members, default=last)
         carrier = made.carrier(c)
-        assert carrier in np.flatnonzero(np.isin(np.arange(len(made.order)) // made.rows_per_chunk % made.chunks, [c]))
+        assert carrier in made.positions(c)
         if (rows == PAD).any():
             assert made.order[carrier] == PAD
-    for limit, rows in ((micro[0], made.minibatch_rows // ranks), (micro[1], made.rows_per_rank)):
-        if limit is not None:
-            assert rows % micro_size(rows, limit) == 0 and micro_size(rows, limit) <= limit
+    # every worker group's even splits come out even
+    for one in passes:
+        parts = {"actor": made.updates, "critic": made.critic_updates, "none": 1}[one.minibatches]
+        assert len(made.order) % (one.ranks * parts) == 0
+        share = len(made.order) // (one.ranks * parts)
+        assert share % one.multiple == 0  # dynamic: the count may be rounded up to a multiple
+        if one.micro is not None:
+            size = micro_size(share, one.micro, one.multiple)
+            assert share % size == 0 and size <= one.micro and share // size % one.multiple == 0
+        order = made.order_for(one.ranks, np.where(made.order == PAD, 1, length[made.order]), even)
+        assert sorted(order.tolist()) == list(range(len(order)))
+        if one.minibatches == "critic":  # its minibatches are whole chunks: the same groups as the actor's layout has
+            cut = order.reshape(one.ranks, parts, -1)
+            chunk_of = np.arange(len(order)) // made.rows_per_chunk % made.chunks
+            for m in range(parts):
+                assert set(chunk_of[cut[:, m]].ravel() * parts // made.chunks) == {m}
 
 
 def test_equal_groups_are_cut_as_plain_grpo_cuts_them():
@@ -80,7 +106,7 @@ def test_equal_groups_are_cut_as_plain_grpo_cuts_them():
         ranks=1,
         updates=4,
         partition=even,
-        micro=(32, 32),
+        passes=[Pass(1, "actor", 32), Pass(1, "none", 32)],
     )
     assert made.padding == 0 and made.order.tolist() == list(range(128)) and made.minibatch_rows == 32
 
@@ -88,3 +114,12 @@ def test_equal_groups_are_cut_as_plain_grpo_cuts_them():
 @pytest.mark.parametrize(("rows", "limit", "size"), [(12, 8, 6), (7, 4, 1), (128, 64, 64), (5, 64, 5)])
 def test_micro_size(rows, limit, size):
     assert micro_size(rows, limit) == size
+
+
+def test_the_references_own_micro_batch_has_a_say():
+    """113 rows would leave it micro batches of one; a few rows of padding are cheaper."""
+    facts = (np.arange(113), np.full(113, 30), np.zeros(113, int), np.ones(113, bool))
+    ask = {"ranks": 1, "updates": 1, "partition": even}
+    assert len(plan(*facts, **ask, passes=[Pass(1, "actor")]).order) == 113
+    made = plan(*facts, **ask, passes=[Pass(1, "actor"), Pass(1, "none", 16)])
+    assert len(made.order) > 113 and micro_size(len(made.order), 16) > 8

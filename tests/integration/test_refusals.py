@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 from verl_adaptive.config import AdaptiveConfig
 from verl_adaptive.errors import AdaptiveError, ConfigError
 from verl_adaptive.integration import compat, plugin
-from verl_adaptive.integration.checks import check_run, why_not_skip_zero
+from verl_adaptive.integration.checks import check_run, why_not_skip_zero, zero_rows
 from verl_adaptive.integration.replay_buffer import AdaptiveReplayBuffer
 from verl_adaptive.integration.trainer import TRAINERS
 from verl_adaptive.policy import build_policy
@@ -85,20 +85,58 @@ def test_groups_of_one_and_smaller_groups_pass(overrides):
     run_checks(*overrides)
 
 
-@pytest.mark.parametrize(
-    ("override", "reason"),
-    [
-        ("algorithm.adv_estimator=gae", "the critic learns from every row"),
-        ("actor_rollout_ref.actor.use_kl_loss=true", "the KL penalty acts on every row"),
-        ("actor_rollout_ref.actor.entropy_coeff=0.01", "entropy_coeff=0.01"),
-        ("actor_rollout_ref.actor.policy_loss.loss_mode=clip_cov", "looks at every row"),
-        ("actor_rollout_ref.actor.shuffle=true", "mixes minibatches"),
-        ("algorithm.adv_estimator=reinforce_plus_plus", "not known to give equal rewards zero advantages"),
-    ],
-)
-def test_zero_advantage_rows_stay_where_a_loss_acts_on_them(override, reason):
+OTHER_LOSSES = [
+    (["actor_rollout_ref.actor.use_kl_loss=true"], "the KL penalty (actor.use_kl_loss) acts on every row"),
+    (["algorithm.use_kl_in_reward=true"], "the KL penalty (algorithm.use_kl_in_reward) acts on every row"),
+    (["actor_rollout_ref.actor.entropy_coeff=0.01"], "actor.entropy_coeff=0.01 acts on every row"),
+    (
+        ["actor_rollout_ref.actor.use_kl_loss=true", "actor_rollout_ref.actor.entropy_coeff=0.01"],
+        "the KL penalty (actor.use_kl_loss) and actor.entropy_coeff=0.01 act on every row",
+    ),
+]
+MUST_KEEP = [
+    (["algorithm.adv_estimator=gae"], "the critic learns from every row"),
+    (["actor_rollout_ref.actor.policy_loss.loss_mode=clip_cov"], "looks at every row"),
+    (["actor_rollout_ref.actor.policy_loss.loss_mode=geo_mean"], "looks at every row"),
+    (["actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum-norm"], "actor.loss_scale_factor=<a number"),
+    (
+        [
+            "algorithm.rollout_correction.rollout_is=token",
+            "algorithm.rollout_correction.rollout_is_batch_normalize=true",
+        ],
+        "takes the mean weight of every row",
+    ),
+    (["actor_rollout_ref.actor.shuffle=true"], "mixes minibatches"),
+    (["algorithm.adv_estimator=reinforce_plus_plus"], "not known to give equal rewards zero advantages"),
+]
+
+
+@pytest.mark.parametrize(("overrides", "reason"), [*OTHER_LOSSES, *MUST_KEEP])
+def test_zero_advantage_rows_stay_where_a_loss_acts_on_them(overrides, reason):
     assert why_not_skip_zero(composed("+adaptive=grpo")) == ""
-    assert reason in why_not_skip_zero(composed("+adaptive=grpo", override))
+    config = composed("+adaptive=grpo", *overrides)
+    assert reason in why_not_skip_zero(config)
+    assert zero_rows(config, None) == (False, f"stay in training: {why_not_skip_zero(config)}")
+
+
+@pytest.mark.parametrize(("overrides", "reason"), OTHER_LOSSES)
+def test_they_are_left_out_of_a_penalty_by_choice(overrides, reason):
+    out, line = zero_rows(composed("+adaptive=grpo", *overrides), True)
+    assert out and reason in line and "goes too" in line and "the policy gradient is the same" in line
+
+
+@pytest.mark.parametrize(("overrides", "reason"), MUST_KEEP)
+def test_no_choice_makes_a_wrong_gradient(overrides, reason):
+    with pytest.raises(ConfigError, match=r"adaptive\.skip_zero_advantage=True: .*set it to null or false"):
+        zero_rows(composed("+adaptive=grpo", *overrides), True)
+
+
+def test_the_choice_to_keep_them_is_said():
+    plain = composed("+adaptive=grpo")
+    assert (
+        zero_rows(plain, None) == zero_rows(plain, True) == (True, "left out of training (same gradient, fewer tokens)")
+    )
+    assert zero_rows(plain, False) == (False, "stay in training: adaptive.skip_zero_advantage=false")
 
 
 def test_a_verl_that_lacks_a_name_is_refused_with_the_way_out():

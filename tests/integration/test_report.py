@@ -77,16 +77,31 @@ def test_ten_lines_at_the_start(url, tmp_path, capsys, monkeypatch) -> None:
         keys = engine.table.keys[result.groups.row]
         journal.commit_step(1, result.groups, keys, result.outcome.astype(str), {"run": engine.total.as_dict()}, {})
         run_store = SimpleNamespace(where=where, origin="new statistics", duplicates_note="", journal=journal)
-        shape = SimpleNamespace(note="")
         trainer = SimpleNamespace(
-            engine=engine, config=config, adaptive=adaptive, run_store=run_store, _keep_zero="", shape=shape
+            engine=engine,
+            config=config,
+            adaptive=adaptive,
+            run_store=run_store,
+            zero_rows="stay",
+            shape=SimpleNamespace(note=""),
         )
         lines = report.banner(trainer)
-    assert len(lines) == 10
     labels = [line.split()[0] for line in lines]
-    assert labels == ["verl-adaptive", "policy", "data", "step", "budget", "signal", "losses", "store", "start", "look"]
+    assert labels[:10] == [
+        "verl-adaptive",
+        "policy",
+        "data",
+        "step",
+        "budget",
+        "signal",
+        "losses",
+        "store",
+        "start",
+        "look",
+    ]
+    assert lines[6].endswith("rows of zero advantage stay") and labels[10:] == ["curves"] and "pg_clipfrac" in lines[10]
     assert "100,000 rollouts" in lines[4] and "6 optimizer updates" in lines[3]  # two minibatches, three epochs of PPO
-    words = shlex.split(lines[-1])
+    words = shlex.split(lines[9])
     assert words[:3] == ["look", "verl-adaptive", "stats"]
     assert main([*words[2:], "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["run"] == "project/experiment"

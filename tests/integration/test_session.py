@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import random
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,13 +20,15 @@ ray = pytest.importorskip("ray")
 tq = pytest.importorskip("transfer_queue")
 
 from hydra import compose, initialize_config_module  # noqa: E402
+from transfer_queue import KVBatchMeta  # noqa: E402
+from verl.trainer.ppo.v1 import get_trainer_cls  # noqa: E402
 from verl.utils import tensordict_utils as tu  # noqa: E402
 
 from verl_adaptive.config import AdaptiveConfig, RunFacts  # noqa: E402
 from verl_adaptive.engine import make_engine  # noqa: E402
 from verl_adaptive.errors import AdaptiveError, ConfigError  # noqa: E402
 from verl_adaptive.integration.abort import Aborted  # noqa: E402
-from verl_adaptive.integration.advantage import trajectory_rows  # noqa: E402
+from verl_adaptive.integration.advantage import register, trajectory_rows  # noqa: E402
 from verl_adaptive.integration.courier import Road  # noqa: E402
 from verl_adaptive.integration.prompts import Stream  # noqa: E402
 from verl_adaptive.integration.rewards import read_rewards  # noqa: E402
@@ -211,6 +214,49 @@ def test_ghost_tokens_are_the_masks_of_rows_left_out(queue):
     assert ghosts and all(tokens == workers.written[key]["mask"] for key, tokens in ghosts)
     assert len(batch.sequences) == len(workers.written)
     assert batch.ghost_tokens[[trains for _, trains in batch.sequences]].sum() == 0
+    clear(batch)
+
+
+class Solved(Workers):
+    """Every prompt is solved in every session."""
+
+    def _prompt(self, uid: str, n: int, number: int, place: int) -> None:
+        super()._prompt(uid, n, PROMPTS, place)
+
+
+@pytest.mark.parametrize("forgo", [False, True], ids=["a pure policy gradient", "with a KL loss given up for them"])
+@pytest.mark.parametrize("estimator", ["grpo", "rloo", "adaptive_beta"])
+def test_a_step_of_equal_rewards_trains_on_nothing(queue, estimator, forgo):
+    """verl needs a row to have a step; its own estimators would take that row's reward for its advantage."""
+    register()
+    off = {"advantage": {"name": "beta", "variant": "off"}} if estimator == "adaptive_beta" else {}
+    session = session_of(Solved(), **off)
+    session.start()
+    batch = session.complete()
+    assert batch.result.trains.sum() == 1 and batch.result.ghost.sum() == BATCH * N - 1
+    trainer = object.__new__(get_trainer_cls("adaptive_sync"))  # its step alone, without workers
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        trainer.config = compose("ppo_trainer", overrides=[f"algorithm.adv_estimator={estimator}"])
+    trainer.engine, trainer.replay_buffer, trainer._forgo_terms = session.engine, SimpleNamespace(last=batch), forgo
+    trainer._compute_advantage(KVBatchMeta(partition_id="train", keys=batch.keys, tags=batch.tags), {})
+    data = tq.kv_batch_get(
+        keys=batch.keys, partition_id="train", select_fields=["advantages", "returns", "response_mask"]
+    )
+    for row in data:
+        assert not row["advantages"].any() and not row["returns"].any()
+        assert bool(row["response_mask"].any()) is not forgo  # no other loss acts on it either
+    clear(batch)
+
+
+def test_the_batch_knows_every_row_of_its_groups(queue):
+    workers = Workers()
+    session = session_of(workers)
+    session.start()
+    batch = session.complete()
+    rows = batch.rows
+    assert len(rows.score) == len(workers.written) and rows.left_out == len(workers.written) - len(batch.keys) > 0
+    assert rows.score.sum() == sum(row["reward"] for row in workers.written.values())
+    assert set(rows.prompt) == {3} and rows.response.sum() == batch.trained.tokens.sum()
     clear(batch)
 
 

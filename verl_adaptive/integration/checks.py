@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from verl.trainer.ppo.utils import need_critic, need_reference_policy
+from verl.trainer.ppo.utils import need_critic
 
 from verl_adaptive.advantages.verl import GROUP_RELATIVE
 from verl_adaptive.config import AdaptiveConfig, check
@@ -13,12 +13,13 @@ from verl_adaptive.integration.facts import MODES, mode_of
 from verl_adaptive.roles import Policy
 from verl_adaptive.shape import step_shape
 
-__all__ = ["async_facts", "check_run", "why_not_skip_zero"]
+__all__ = ["async_facts", "check_run", "why_not_skip_zero", "zero_rows"]
 
 _OUR_BUFFER = "pkg://verl_adaptive.integration.replay_buffer"
 
-#: Policy losses in which a row of zero advantage adds exactly nothing: each token's term is a multiple of A.
-_LINEAR_LOSSES = frozenset({"vanilla", "gspo", "cispo", "sapo", "gpg", "dppo_tv", "dppo_kl", "geo_mean"})
+#: Policy losses in which a row of zero advantage adds exactly nothing: each token's term is a multiple of A, and they are
+#: summed with the batch's denominators. Not ``geo_mean``: it takes the mean over the rows of a micro batch.
+_LINEAR_LOSSES = frozenset({"vanilla", "gspo", "cispo", "sapo", "gpg", "dppo_tv", "dppo_kl"})
 
 
 def async_facts(config: Any, groups: int | None = None) -> AsyncFacts:
@@ -185,26 +186,60 @@ def _check_mode(config: Any, adaptive: AdaptiveConfig, policy: Policy) -> None:
 
 
 def why_not_skip_zero(config: Any) -> str:
-    """Why rows of zero advantage must stay in training; an empty string if they may be left out.
+    """Why rows of zero advantage stay in training unless the user says otherwise; empty: they are left out.
 
-    They may where the loss is a policy gradient alone: then they add exactly nothing to the gradient. Every other loss
-    acts on them too.
+    They are where the loss is a policy gradient alone, summed with a denominator that is known beforehand: then they
+    add exactly nothing to the gradient. Every other loss acts on them too.
     """
+    return _must_keep_zero(config) or _other_losses(config)
+
+
+def zero_rows(config: Any, choice: bool | None) -> tuple[bool, str]:
+    """What becomes of rows of zero advantage.
+
+    Args:
+        config: verl's, with the estimator that will be used.
+        choice: ``adaptive.skip_zero_advantage``.
+
+    Returns:
+        Whether they are left out of training, and a line that says so and why.
+
+    Raises:
+        ConfigError: the choice is to leave them out where that would be wrong, whatever one prefers.
+    """
+    must, others = _must_keep_zero(config), _other_losses(config)
+    check(not (choice and must), "adaptive.skip_zero_advantage", True, f"{must}; set it to null or false")
+    if choice and others:
+        return True, (
+            f"left out of training by adaptive.skip_zero_advantage=true: the policy gradient is the same, but {others}, "
+            "and for these rows that term goes too"
+        )
+    if choice is False or must or others:
+        return False, f"stay in training: {must or others or 'adaptive.skip_zero_advantage=false'}"
+    return True, "left out of training (same gradient, fewer tokens)"
+
+
+def _must_keep_zero(config: Any) -> str:
+    """Why leaving rows of zero advantage out would be wrong; empty: it would not."""
     actor, algorithm = config.actor_rollout_ref.actor, config.algorithm
-    estimator = str(algorithm.adv_estimator)
-    distillation = config.get("distillation")
+    estimator, loss_mode = str(algorithm.adv_estimator), actor.policy_loss.get("loss_mode", "vanilla")
+    distillation, correction = config.get("distillation"), algorithm.get("rollout_correction") or {}
     reasons = (
         (need_critic(config), "the critic learns from every row"),
         (
             estimator not in GROUP_RELATIVE and not estimator.startswith("adaptive_"),
             f"algorithm.adv_estimator={estimator} is not known to give equal rewards zero advantages",
         ),
-        (need_reference_policy(config), "the KL penalty acts on every row"),
-        (actor.entropy_coeff != 0, f"actor.entropy_coeff={actor.entropy_coeff} acts on every row"),
         (bool(distillation is not None and distillation.get("enabled", False)), "distillation acts on every row"),
+        (loss_mode not in _LINEAR_LOSSES, f"actor.policy_loss.loss_mode={loss_mode} looks at every row"),
         (
-            actor.policy_loss.get("loss_mode", "vanilla") not in _LINEAR_LOSSES,
-            f"actor.policy_loss.loss_mode={actor.policy_loss.get('loss_mode')} looks at every row",
+            actor.loss_agg_mode == "seq-mean-token-sum-norm" and actor.loss_scale_factor is None,
+            "actor.loss_agg_mode=seq-mean-token-sum-norm divides by the longest response of each micro batch, so every "
+            "row counts (actor.loss_scale_factor=<a number, as data.max_response_length> makes it a constant)",
+        ),
+        (
+            bool(correction.get("rollout_is_batch_normalize", False)) and correction.get("rollout_is") is not None,
+            "algorithm.rollout_correction.rollout_is_batch_normalize=true takes the mean weight of every row",
         ),
         (actor.shuffle, "actor.shuffle=true mixes minibatches, so their loss denominators are not known beforehand"),
         (
@@ -213,3 +248,16 @@ def why_not_skip_zero(config: Any) -> str:
         ),
     )
     return next((reason for applies, reason in reasons if applies), "")
+
+
+def _other_losses(config: Any) -> str:
+    """Losses beside the policy gradient, whose part from rows of zero advantage a user may do without; empty: none."""
+    actor, algorithm = config.actor_rollout_ref.actor, config.algorithm
+    names = []
+    if actor.use_kl_loss:
+        names.append("the KL penalty (actor.use_kl_loss)")
+    if algorithm.get("use_kl_in_reward", False):
+        names.append("the KL penalty (algorithm.use_kl_in_reward)")
+    if actor.entropy_coeff != 0:
+        names.append(f"actor.entropy_coeff={actor.entropy_coeff}")
+    return f"{' and '.join(names)} act{'s' if len(names) == 1 else ''} on every row" if names else ""

@@ -122,7 +122,7 @@ def validate(config: DictConfig) -> tuple[AdaptiveConfig, Policy, str]:
     """verl's own validation, then ours.
 
     Returns:
-        The ``adaptive`` group, its policy, and why rows of zero advantage stay in training (empty: they are left out).
+        The ``adaptive`` group, its policy, and what becomes of rows of zero advantage.
 
     Raises:
         ConfigError: a setting of ours; ValueError, AssertionError: one of verl's.
@@ -130,7 +130,7 @@ def validate(config: DictConfig) -> tuple[AdaptiveConfig, Policy, str]:
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
     from verl.utils.config import validate_config
 
-    from verl_adaptive.integration.checks import check_run, why_not_skip_zero
+    from verl_adaptive.integration.checks import check_run, zero_rows
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # verl warns each time it is asked whether there is a critic
@@ -146,7 +146,7 @@ def validate(config: DictConfig) -> tuple[AdaptiveConfig, Policy, str]:
         if policy.advantage.estimator is not None:  # as the trainer does
             with open_dict(config):
                 config.algorithm.adv_estimator = policy.advantage.estimator
-        return adaptive, policy, why_not_skip_zero(config)
+        return adaptive, policy, zero_rows(config, adaptive.skip_zero_advantage)[1]
 
 
 @dataclass
@@ -210,12 +210,12 @@ class _Order:
         return out
 
 
-def make_plan(config: DictConfig, adaptive: AdaptiveConfig, policy: Policy, keep_zero: str) -> Plan:
+def make_plan(config: DictConfig, adaptive: AdaptiveConfig, policy: Policy, zero_rows: str) -> Plan:
     """Work out budget, updates, store and resume behaviour.
 
     Args:
         config: composed and valid.
-        adaptive, policy, keep_zero: from :func:`validate`.
+        adaptive, policy, zero_rows: from :func:`validate`.
     """
     rollout, trainer = config.actor_rollout_ref.rollout, config.trainer
     batch = int(config.data.train_batch_size)
@@ -237,12 +237,6 @@ def make_plan(config: DictConfig, adaptive: AdaptiveConfig, policy: Policy, keep
         notes.append(shape.note)
     engine = _first_step(shape, steps or 1000, max(shape.groups, min(prompts or _STAND_IN, _STAND_IN)))
     first = engine.begin(1)
-    zero = adaptive.skip_zero_advantage
-    if zero and keep_zero:
-        raise AdaptiveError(f"adaptive.skip_zero_advantage=True: {keep_zero}; set it to null or false")
-    zero_rows = "left out of training (same gradient, fewer tokens)"
-    if keep_zero or zero is False:
-        zero_rows = f"stay in training: {keep_zero or 'adaptive.skip_zero_advantage=false'}"
     if note := kl_note(config, policy):
         notes.append(note)
     if adaptive.warm_start is not None:

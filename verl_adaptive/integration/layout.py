@@ -12,14 +12,32 @@ Pure arithmetic: no verl, no torch.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
-__all__ = ["Layout", "micro_size", "plan"]
+__all__ = ["Layout", "Pass", "micro_size", "plan"]
 
 PAD = -1
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One pass of a worker group over the step's rows, and what its even splits ask of their number.
+
+    Attributes:
+        ranks: data-parallel ranks of the group; verl sends each the same number of rows.
+        minibatches: whose minibatches it trains on; ``none``: inference, every row in one go.
+        micro: most rows of a micro batch on a rank; None: dynamic, by tokens.
+        multiple: the number of micro batches of a minibatch must be a multiple of this (Megatron's virtual pipeline).
+    """
+
+    ranks: int
+    minibatches: Literal["actor", "critic", "none"] = "none"
+    micro: int | None = None
+    multiple: int = 1
 
 
 @dataclass
@@ -66,14 +84,37 @@ class Layout:
         """Physical rows of a critic minibatch over all ranks."""
         return self.ranks * self.rows_per_rank // self.critic_updates
 
+    def positions(self, chunk: int) -> np.ndarray:
+        """int64 ``(ranks · rows_per_chunk,)``: where a chunk's rows are in ``order``, rank by rank."""
+        start = np.arange(self.ranks)[:, None] * self.rows_per_rank + chunk * self.rows_per_chunk
+        return (start + np.arange(self.rows_per_chunk)).ravel()
+
+    def order_for(
+        self, ranks: int, cost: np.ndarray, partition: Callable[[np.ndarray, int], list[list[int]]]
+    ) -> np.ndarray:
+        """The same rows for a worker group with another number of data-parallel ranks: the same chunks, cut anew.
+
+        Args:
+            ranks: of that group; one of the passes that the layout was planned for.
+            cost: float64 or int64 ``(len(order),)``, the workload of each physical row.
+            partition: as for :func:`plan`.
+
+        Returns:
+            int64 ``(len(order),)``, positions in ``order``.
+        """
+        if ranks == self.ranks:
+            return np.arange(len(self.order))
+        per_rank: list[list[np.ndarray]] = [[] for _ in range(ranks)]
+        for chunk in range(self.chunks):
+            here = self.positions(chunk)
+            parts = [list(range(len(here)))] if ranks == 1 else partition(cost[here], ranks)
+            for rank, part in enumerate(parts):
+                per_rank[rank].append(here[np.sort(np.asarray(part, dtype=np.int64))])
+        return np.concatenate([np.concatenate(p) for p in per_rank])
+
     def carrier(self, chunk: int) -> int:
         """Position in ``order`` of the row that carries a chunk's ghost tokens: a padding row if there is one."""
-        positions = np.concatenate(
-            [
-                np.arange(self.rows_per_chunk) + rank * self.rows_per_rank + chunk * self.rows_per_chunk
-                for rank in range(self.ranks)
-            ]
-        )
+        positions = self.positions(chunk)
         pads = positions[self.order[positions] == PAD]
         return int(pads[0]) if len(pads) else int(positions[0])
 
@@ -89,7 +130,7 @@ def plan(
     critic_updates: int = 0,
     partition: Callable[[np.ndarray, int], list[list[int]]],
     workload: Callable[[np.ndarray], np.ndarray] = lambda x: x,
-    micro: tuple[int | None, int | None] = (None, None),
+    passes: Sequence[Pass] = (),
 ) -> Layout:
     """Lay out a step.
 
@@ -103,7 +144,7 @@ def plan(
         critic_updates: the critic's, or 0.
         partition: balanced equal-size partition of workloads into ``ranks`` lists of positions (verl's).
         workload: cost of a sequence of a given length (verl's).
-        micro: rows per micro batch in training and in inference, or None where dynamic batching is on.
+        passes: what goes over the rows, the actor's own update among it.
 
     Returns:
         The layout; every trained row appears once.
@@ -120,7 +161,9 @@ def plan(
 
     members = [np.flatnonzero((chunk == c) & trains) for c in range(chunks)]
     ghost_tokens = np.array([int(loss_tokens[(chunk == c) & ~trains].sum()) for c in range(chunks)], dtype=np.int64)
-    rows = _rows_per_chunk(max(len(m) for m in members), ranks, chunks, updates, micro)
+    minibatches = {"actor": updates, "critic": critic_updates or 1, "none": 1}
+    cuts = [(p, minibatches[p.minibatches]) for p in passes]
+    rows = _rows_per_chunk(max(len(m) for m in members), ranks, chunks, cuts)
 
     per_rank: list[list[np.ndarray]] = [[] for _ in range(ranks)]
     for m in members:
@@ -141,24 +184,42 @@ def plan(
     )
 
 
-def micro_size(rows: int, limit: int) -> int:
-    """Largest divisor of ``rows`` that is at most ``limit``: the micro batch that verl's even split can take."""
+def micro_size(rows: int, limit: int, multiple: int = 1) -> int:
+    """The micro batch that verl's even split can take: the largest divisor of ``rows`` that is at most ``limit``.
+
+    Args:
+        rows: of a minibatch on a rank.
+        limit: rows of a micro batch at most.
+        multiple: the number of micro batches must be a multiple of this; it must divide ``rows``.
+    """
     for size in range(min(rows, limit), 0, -1):
-        if rows % size == 0:
+        if rows % size == 0 and rows // size % multiple == 0:
             return size
     return 1
 
 
-def _rows_per_chunk(most: int, ranks: int, chunks: int, updates: int, micro: tuple[int | None, int | None]) -> int:
-    """Rows of a chunk on a rank: as few as possible, but not so that a micro batch shrinks to a sliver."""
-    least = max(1, -(-most // ranks))
+def _rows_per_chunk(most: int, ranks: int, chunks: int, cuts: Sequence[tuple[Pass, int]]) -> int:
+    """Rows of a chunk on a rank: as few as possible, but not so that a micro batch shrinks to a sliver.
+
+    Args:
+        most: rows of the largest chunk, over all ranks.
+        ranks: the actor's.
+        chunks: of the layout.
+        cuts: the passes, each with its number of minibatches.
+    """
+    step = 1  # the passes' ranks and micro batches come out even for multiples of this
+    for one, minibatches in cuts:
+        whole = one.ranks * minibatches * one.multiple
+        step = math.lcm(step, one.ranks // math.gcd(one.ranks, ranks), whole // math.gcd(whole, ranks * chunks))
+    least = -(-max(1, -(-most // ranks)) // step) * step
     best, best_cost = least, math.inf
-    for rows in range(least, least + max(2, least // 8) + 1):
+    for rows in range(least, least + max(2 * step, least // 8) + 1, step):
         cost = float(rows * chunks)
-        for limit, total in ((micro[0], rows * chunks // updates), (micro[1], rows * chunks)):
-            if limit is not None:
-                calls = total // micro_size(total, limit)
-                cost += rows * chunks * 0.05 * (calls / math.ceil(total / limit) - 1)
+        for one, minibatches in cuts:
+            if one.micro is not None:
+                total = rows * chunks * ranks // (one.ranks * minibatches)
+                calls = total // micro_size(total, one.micro, one.multiple)
+                cost += rows * chunks * 0.05 * (calls / math.ceil(total / one.micro) - 1)
         if cost < best_cost:
             best, best_cost = rows, cost
     return best

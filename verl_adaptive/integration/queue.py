@@ -21,6 +21,7 @@ from verl_adaptive.config import AdaptiveConfig
 from verl_adaptive.engine import Requests, StepResult
 from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.groups import Groups
+from verl_adaptive.integration.curves import Rows
 from verl_adaptive.integration.rewards import read_rewards, success
 from verl_adaptive.integration.waiting import DONE, PARTITION
 
@@ -54,6 +55,7 @@ class Batch:
         trained: the groups that train, with all their rollouts.
         position: first uid of each trained group → its position in ``trained``.
         ghost_tokens: loss tokens of each sequence (0 where it trains: verl counts those itself).
+        rows: every row of the trained groups, for verl's curves.
     """
 
     result: StepResult
@@ -64,6 +66,7 @@ class Batch:
     trained: Groups
     position: dict[str, int]
     ghost_tokens: np.ndarray
+    rows: Rows
 
 
 class Queue:
@@ -206,8 +209,9 @@ class Queue:
         home: list[int] = []
         position: dict[str, int] = {}
         moved: list[tuple[str, str]] = []  # top-up rows: key, the group's uid
+        rows: list[tuple[float, int, int]] = []  # of every row: reward, prompt and response tokens
         trained = np.flatnonzero(result.trained)
-        trains, ghosts = result.trains.tolist(), result.ghost.tolist()
+        trains, ghosts, reward = result.trains.tolist(), result.ghost.tolist(), groups.reward.tolist()
         for place, g in enumerate(trained.tolist()):
             parts = self._parts[int(groups.ticket[g])]
             position[parts[0].uid] = place
@@ -215,6 +219,8 @@ class Queue:
             for part in parts:
                 for outputs in part.sessions:
                     trains_here, ghost = trains[rollout], ghosts[rollout]
+                    lengths = [(self._tags[k]["seq_len"], self._tags[k]["response_len"]) for k in outputs]
+                    rows += [(reward[rollout], seq - own, own) for seq, own in lengths]
                     rollout += 1
                     if not (trains_here or ghost):
                         continue
@@ -240,6 +246,7 @@ class Queue:
             groups.select(trained),
             position,
             ghost_tokens,
+            Rows.of(rows, left_out=len(rows) - len(keys)),
         )
 
     def close(self, tickets: Iterable[int], keep: Iterable[str] = ()) -> None:

@@ -24,8 +24,17 @@ __all__ = ["banner", "progress_line", "step_metrics"]
 logger = logging.getLogger(__name__)
 
 
-def step_metrics(engine: Engine, result: StepResult, layouts: Sequence[Layout]) -> dict[str, float]:
-    """Everything logged for a step, under ``adaptive/``; its progress line goes to our log here, in every trainer."""
+def step_metrics(
+    engine: Engine, result: StepResult, layouts: Sequence[Layout], *, max_response_length: int | None = None
+) -> dict[str, float]:
+    """Everything logged for a step, under ``adaptive/``; its progress line goes to our log here, in every trainer.
+
+    Args:
+        engine: after the step.
+        result: the step's account.
+        layouts: of its mini-steps.
+        max_response_length: ``data.max_response_length``; None: not known, and nothing is counted as clipped.
+    """
     groups, ledger = result.groups, result.ledger
     usable = ~groups.failed & (groups.n > 0)
     flat = groups.degenerate(engine.facts.tolerance) & usable
@@ -52,7 +61,10 @@ def step_metrics(engine: Engine, result: StepResult, layouts: Sequence[Layout]) 
     out["adaptive/groups/all_correct_share"] = float((flat & (groups.pass_rate > 0.5)).sum()) / seen
     out["adaptive/groups/all_wrong_share"] = float((flat & (groups.pass_rate <= 0.5)).sum()) / seen
     # over kept and dropped alike, so that curves with and without a filter can be compared
-    out["adaptive/reward/generated_mean"] = float(groups.reward.mean()) if groups.rollouts else 0.0
+    out |= _generated("reward", groups.reward)
+    out |= _generated("response_length", groups.tokens)
+    clipped = groups.tokens >= (max_response_length or np.inf)
+    out["adaptive/response_length/generated_clip_ratio"] = float(clipped.mean()) if len(clipped) else 0.0
     out["adaptive/pass_rate/generated_mean"] = float(rate.mean()) if len(rate) else 0.0
     out["adaptive/rounds_total"] = result.rounds
     out["adaptive/prompts/skipped_total"] = engine.skipped
@@ -72,6 +84,12 @@ def step_metrics(engine: Engine, result: StepResult, layouts: Sequence[Layout]) 
     metrics = {name: float(value) for name, value in out.items()}
     logger.info("%s", progress_line(metrics, engine.progress.step, engine.facts.steps))
     return metrics
+
+
+def _generated(name: str, values: np.ndarray) -> dict[str, float]:
+    """Mean and maximum over all rollouts of a step's groups, kept and dropped."""
+    mean, most = (float(values.mean()), float(values.max())) if len(values) else (0.0, 0.0)
+    return {f"adaptive/{name}/generated_mean": mean, f"adaptive/{name}/generated_max": most}
 
 
 def progress_line(metrics: dict[str, float], step: int, steps: int | None) -> str:
@@ -129,17 +147,12 @@ def _store_argument(config: Any, adaptive: Any, memory: Any) -> str:
 
 
 def banner(trainer: Any) -> list[str]:
-    """Ten lines at the start: what is on, what budget, what store, what was resumed."""
+    """Some ten lines at the start: what is on, what budget, what store, what was resumed, which curves to read how."""
     engine, config, adaptive, memory = trainer.engine, trainer.config, trainer.adaptive, trainer.run_store
     facts, policy = engine.facts, engine.policy
     updates = updates_of(config)
     budget = f"{adaptive.total_rollouts:,} rollouts" if adaptive.total_rollouts else f"{facts.steps:,} steps"
     cap = f", at most {adaptive.max_rollouts_per_step:,} rollouts" if adaptive.max_rollouts_per_step else ""
-    zero = (
-        "rows of zero advantage are left out of training (same gradient)"
-        if engine.skip_zero
-        else f"rows of zero advantage stay in training: {trainer._keep_zero or 'adaptive.skip_zero_advantage=false'}"
-    )
     lines = [
         f"verl-adaptive {__version__}: {adaptive.name} on {type(trainer).__name__}",
         f"  policy   sampler={policy.sampler.name} allocator={policy.allocator.name} filter={policy.filter.name} "
@@ -148,7 +161,7 @@ def banner(trainer: Any) -> list[str]:
         f"  step     {facts.batch} groups of {facts.n}, {updates} optimizer updates, refill={adaptive.refill}{cap}",
         f"  budget   {budget}; on_exhausted={adaptive.on_exhausted}",
         f"  signal   {adaptive.signal} ({adaptive.success.mode}), degenerate when max - min <= {adaptive.tolerance:g}",
-        f"  losses   {zero}",
+        f"  losses   rows of zero advantage {trainer.zero_rows}",
         f"  store    {memory.where}",
         f"  start    {memory.origin}",
         f"  look     verl-adaptive stats {_store_argument(config, adaptive, memory)}",
@@ -158,4 +171,9 @@ def banner(trainer: Any) -> list[str]:
         lines.append(f"  note     {note}")
     if trainer.shape.note:
         lines.append(f"  note     {trainer.shape.note}")
+    if engine.skip_zero:
+        lines.append(
+            "  curves   reward and length curves cover every rollout of the batch's groups; actor/entropy, pg_clipfrac, "
+            "ppo_kl, throughput and mfu only the rows that train (docs/metrics.md)"
+        )
     return lines

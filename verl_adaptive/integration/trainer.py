@@ -18,7 +18,6 @@ import torch
 import transfer_queue as tq
 from omegaconf import OmegaConf, open_dict
 from transfer_queue import KVBatchMeta
-from verl.trainer.ppo.padding_utils import construct_minimal_padding_template
 from verl.trainer.ppo.utils import create_rl_sampler
 from verl.trainer.ppo.v1.trainer_colocate_async import PPOTrainerColocateAsync
 from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
@@ -33,11 +32,13 @@ from verl_adaptive.config import AdaptiveConfig, RunFacts, check
 from verl_adaptive.engine import AsyncEngine, make_engine
 from verl_adaptive.integration.abort import Abort, CancellingClient
 from verl_adaptive.integration.advantage import Loan, lend, register_estimator
-from verl_adaptive.integration.checks import async_facts, check_run, why_not_skip_zero
+from verl_adaptive.integration.checks import async_facts, check_run, why_not_skip_zero, zero_rows
 from verl_adaptive.integration.courier import Road
-from verl_adaptive.integration.layout import PAD, Layout, micro_size, plan
+from verl_adaptive.integration.curves import Rows, curves
+from verl_adaptive.integration.layout import PAD, Layout, Pass, micro_size, plan
 from verl_adaptive.integration.prompts import Stream
 from verl_adaptive.integration.report import banner, step_metrics
+from verl_adaptive.integration.rows import alone, padding_row
 from verl_adaptive.integration.run_store import RunStore
 from verl_adaptive.integration.session import Batch, Session
 from verl_adaptive.integration.stream_session import StreamSession
@@ -93,6 +94,7 @@ class AdaptiveMixin(_Trainer):
         super().__init__(config)
         self._layout: Layout  # of the mini-step in hand
         self._layouts: list[Layout] = []  # of the step
+        self._rows: list[Rows] = []  # of the step
         self._ended_early = False
         self._tape: Tape | None = None
         self._liveness: Liveness | None = None
@@ -157,14 +159,8 @@ class AdaptiveMixin(_Trainer):
         policy = build_policy(self.adaptive)
         if policy.advantage.estimator is None:
             policy.advantage.group_relative = str(self.config.algorithm.adv_estimator) in GROUP_RELATIVE
-        self._keep_zero = why_not_skip_zero(self.config)
-        skip = not self._keep_zero if self.adaptive.skip_zero_advantage is None else self.adaptive.skip_zero_advantage
-        check(
-            not (skip and self._keep_zero),
-            "adaptive.skip_zero_advantage",
-            True,
-            f"{self._keep_zero}; set it to null or false",
-        )
+        skip, self.zero_rows = zero_rows(self.config, self.adaptive.skip_zero_advantage)
+        self._forgo_terms = skip and bool(why_not_skip_zero(self.config))  # other losses' terms of the rows left out
         facts = RunFacts.of(
             self.adaptive,
             batch=self.shape.groups,
@@ -204,12 +200,13 @@ class AdaptiveMixin(_Trainer):
         """verl's warm-up; the engine's window is that much wider and is filled when the first step begins."""
 
     def step(self, metrics: dict, timing_raw: dict) -> KVBatchMeta:
-        self._layouts = []
+        self._layouts, self._rows = [], []
         batch = super().step(metrics, timing_raw)
         result = self.session.finish()
         with marked_timer("adaptive_commit", timing_raw):
             self.run_store.commit(self.global_steps, result, self.engine)
-        metrics.update(step_metrics(self.engine, result, self._layouts))
+        longest = self.config.data.max_response_length
+        metrics.update(step_metrics(self.engine, result, self._layouts, max_response_length=longest))
         if result.note:
             logger.warning("%s", result.note)
         if self.engine.finished and self.global_steps < self.total_training_steps:
@@ -257,9 +254,15 @@ class AdaptiveMixin(_Trainer):
                 self.on_validate_end()
                 self.logger.log(data=final, step=self.global_steps)
                 pprint(f"Final validation metrics: {final}")
-        self.run_store.close()
-        if self._tape is not None:
-            self._tape.close()
+
+    def fit(self, agent_loop_manager: Any) -> None:
+        """verl's loop; after it the journal and the record are closed (verl 0.9.1 returns from its last step at once)."""
+        try:
+            super().fit(agent_loop_manager)
+        finally:
+            self.run_store.close()
+            if self._tape is not None:
+                self._tape.close()
 
     # -- minibatches ----------------------------------------------------------------------------------------
 
@@ -277,7 +280,6 @@ class AdaptiveMixin(_Trainer):
         lengths = [tags[key]["seq_len"] if trains else 0 for key, trains in done.sequences]
         row_of = {key: i for i, key in enumerate(batch.keys)}
         sequence_row = np.array([row_of.get(key, PAD) for key, _ in done.sequences], dtype=np.int64)
-        dynamic = actor.use_dynamic_bsz
         layout = plan(
             done.group,
             np.array(lengths, dtype=np.int64),
@@ -289,13 +291,11 @@ class AdaptiveMixin(_Trainer):
             # A list: verl's loop over a tensor's items takes ten to thirty times as long.
             partition=lambda cost, k: get_seqlen_balanced_partitions(cost.tolist(), k_partitions=k, equal_size=True),
             workload=lambda x: calculate_workload(torch.as_tensor(x, dtype=torch.int64)),
-            micro=(
-                None if dynamic else actor.ppo_micro_batch_size_per_gpu,
-                None if dynamic else self.config.actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu,
-            ),
+            passes=self._passes(),
         )
         self._layout = layout
         self._layouts.append(layout)
+        self._rows.append(done.rows)
         real = layout.order != PAD
         layout.order[real] = sequence_row[layout.order[real]]
         pad_keys, pad_tags = self._padding(batch, layout.padding)
@@ -319,25 +319,47 @@ class AdaptiveMixin(_Trainer):
             keys=keys, tags=new_tags, partition_id=batch.partition_id, fields=batch.fields, extra_info=batch.extra_info
         )
 
-    def _ranks(self) -> int:
-        """Data-parallel ranks of the actor."""
-        group = self.actor_rollout_wg
-        if "actor" not in group._dispatch_info:
-            group._dispatch_info["actor"] = group._query_dispatch_info("actor")
-        return max(group._dispatch_info["actor"]) + 1
+    def _ranks(self, role: str = "actor") -> int:
+        """Data-parallel ranks of a role, which may differ: sequence, tensor and pipeline parallelism are each one's own."""
+        if role == "ref":
+            group, mesh = self.ref_policy_wg, "actor" if self.ref_in_actor else "ref"
+        else:
+            group, mesh = (self.critic_wg, "train") if role == "critic" else (self.actor_rollout_wg, "actor")
+        if mesh not in group._dispatch_info:
+            group._dispatch_info[mesh] = group._query_dispatch_info(mesh)
+        return max(group._dispatch_info[mesh]) + 1
+
+    def _passes(self) -> list[Pass]:
+        """What goes over the rows of a step."""
+        every, critic = self.config.actor_rollout_ref, self.config.critic
+        actor, rollout, ref, ranks = every.actor, every.rollout, every.ref, self._ranks()
+        stages = _stages(actor)
+        log_probs = None if rollout.log_prob_use_dynamic_bsz else rollout.log_prob_micro_batch_size_per_gpu
+        passes = [
+            Pass(ranks, "actor", None if actor.use_dynamic_bsz else actor.ppo_micro_batch_size_per_gpu, stages),
+            Pass(ranks, "none", log_probs, stages),
+        ]
+        if self.use_reference_policy:
+            limit = None if ref.log_prob_use_dynamic_bsz else ref.log_prob_micro_batch_size_per_gpu
+            passes.append(Pass(self._ranks("ref"), "none", limit, stages if self.ref_in_actor else _stages(ref)))
+        if self.use_critic:
+            ranks, stages = self._ranks("critic"), _stages(critic)
+            limits = [critic.get(f"{name}_micro_batch_size_per_gpu") for name in ("ppo", "forward")]
+            train, infer = [None, None] if critic.use_dynamic_bsz else limits
+            passes += [Pass(ranks, "critic", train, stages), Pass(ranks, "none", infer, stages)]
+        return passes
 
     def _padding(self, batch: KVBatchMeta, count: int) -> tuple[list[str], list[dict]]:
-        """Rows that weigh nothing, two tokens long (verl's own are 128: with small models they cost more than data)."""
+        """Rows that weigh nothing; two tokens long where nothing but text trains, under FSDP."""
         if not count:
             return [], []
+        every = self.config.actor_rollout_ref
+        strategies = {every.actor.strategy, *([every.ref.strategy] if self.use_reference_policy else [])}
+        if self.use_critic:
+            strategies.add(self.config.critic.strategy)
+        short = strategies <= {"fsdp", "fsdp2"} and self.processor is None
         source = tq.kv_batch_get(keys=[batch.keys[0]], partition_id=batch.partition_id)[0]
-        row, tag = construct_minimal_padding_template(source, batch.tags[0], self.tokenizer.eos_token_id)
-        for name in ("input_ids", "teacher_ids", "teacher_logprobs", "routed_experts"):
-            if isinstance(row.get(name), torch.Tensor):
-                row[name] = row[name][-2:]
-        row["prompts"] = row["prompts"][-1:]
-        row["position_ids"] = row["position_ids"][..., :2]
-        tag.update(prompt_len=1, response_len=1, seq_len=2)
+        row, tag = padding_row(source, batch.tags[0], self.tokenizer.eos_token_id, short=short)
         uid = f"pad{self.global_steps}x{self.local_trigger_step}"
         keys = [f"{uid}_{i}_0" for i in range(count)]
         rows = [{**row, "uid": uid, **({"session_id": i} if "session_id" in row else {})} for i in range(count)]
@@ -367,28 +389,78 @@ class AdaptiveMixin(_Trainer):
             fields=tu.list_of_dict_to_tensordict([{"loss_mask": m} for m in masks]),
         )
 
-    def _infer_rows(self, batch: KVBatchMeta, limit: int | None) -> None:
-        """Let verl's even split into micro batches fit the rows of a rank."""
+    def _infer_rows(self, batch: KVBatchMeta, role: str, limit: int | None) -> KVBatchMeta:
+        """The rows as a role's ranks take them, and a micro batch that verl's even split can make of them."""
+        ranks = self._ranks(role)
+        batch.extra_info.pop("micro_batch_size_per_gpu", None)  # of the pass before
         if limit is not None:
-            batch.extra_info["micro_batch_size_per_gpu"] = micro_size(self._layout.rows_per_rank, limit)
+            settings = {"actor": self.config.actor_rollout_ref.actor, "critic": self.config.critic}
+            stages = _stages(settings.get(role, self.config.actor_rollout_ref.ref))
+            batch.extra_info["micro_batch_size_per_gpu"] = micro_size(len(batch) // ranks, limit, stages)
+        return self._cut_for(batch, ranks)
+
+    def _cut_for(self, batch: KVBatchMeta, ranks: int) -> KVBatchMeta:
+        """The same rows in the order that a worker group of so many data-parallel ranks needs; shares ``extra_info``."""
+        if ranks == self._layout.ranks:
+            return batch
+        lengths = torch.tensor([tag["seq_len"] for tag in batch.tags], dtype=torch.int64)
+        order = self._layout.order_for(ranks, calculate_workload(lengths).numpy(), _even).tolist()
+        return KVBatchMeta(
+            keys=[batch.keys[i] for i in order],
+            tags=[batch.tags[i] for i in order],
+            partition_id=batch.partition_id,
+            fields=batch.fields,
+            extra_info=batch.extra_info,
+        )
 
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
-        self._infer_rows(batch, self.config.actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu)
+        batch = self._infer_rows(
+            batch, "actor", self.config.actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu
+        )
         return super()._compute_old_log_prob(batch, metrics)
 
     def _compute_ref_log_prob(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
-        self._infer_rows(batch, self.config.actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu)
-        return super()._compute_ref_log_prob(batch, metrics)
+        limit = self.config.actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu
+        super()._compute_ref_log_prob(self._infer_rows(batch, "ref", limit), metrics)
+        return batch
 
     def _compute_values(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
-        self._infer_rows(batch, self.config.critic.get("forward_micro_batch_size_per_gpu"))
-        return super()._compute_values(batch, metrics)
+        limit = self.config.critic.get("forward_micro_batch_size_per_gpu")
+        super()._compute_values(self._infer_rows(batch, "critic", limit), metrics)
+        return batch
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
         done: Batch = self.replay_buffer.last
         loan = Loan(self.engine.policy.advantage, done.trained, done.position, list(batch.keys))
         with lend(loan):
-            return super()._compute_advantage(batch, metrics)
+            batch = super()._compute_advantage(batch, metrics)
+        self._mend_alone(batch.partition_id, done)
+        return batch
+
+    def _mend_alone(self, partition_id: str, done: Batch) -> None:
+        """Write the advantages that verl could not see; see :func:`~verl_adaptive.integration.rows.alone`."""
+        algorithm = self.config.algorithm
+        places, advantages = alone(
+            done.result,
+            self.engine.policy.advantage,
+            estimator=str(algorithm.adv_estimator),
+            by_std=algorithm.get("norm_adv_by_std_in_grpo", True),
+        )
+        if not len(places):
+            return
+        value = dict(zip(places.tolist(), advantages.tolist(), strict=True))
+        rows = [
+            (key, value[place])
+            for (key, trains), place in zip(done.sequences, done.group.tolist(), strict=True)
+            if trains and place in value
+        ]
+        keys = [key for key, _ in rows]
+        masks = tq.kv_batch_get(keys=keys, partition_id=partition_id, select_fields=["response_mask"])["response_mask"]
+        fields = []
+        for mask, (_, own) in zip(masks, rows, strict=True):
+            mask = torch.zeros_like(mask) if self._forgo_terms and not own else mask
+            fields.append({"advantages": own * mask.float(), "returns": own * mask.float(), "response_mask": mask})
+        tq.kv_batch_put(keys=keys, partition_id=partition_id, fields=tu.list_of_dict_to_tensordict(fields))
 
     def _update_actor(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
         layout, limit = self._layout, self.config.actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu
@@ -397,8 +469,16 @@ class AdaptiveMixin(_Trainer):
             # sequence means are over real sequences, each of the step's with the same weight
             "global_batch_size": layout.sequences / layout.updates,
         }
-        with _edit(self, "actor_rollout_wg", "update_actor", sizes, layout.minibatch_rows // layout.ranks, limit):
+        rows, stages = layout.minibatch_rows // layout.ranks, _stages(self.config.actor_rollout_ref.actor)
+        with _edit(self, "actor_rollout_wg", "update_actor", sizes, rows, limit, stages):
             return super()._update_actor(batch, metrics)
+
+    def _compute_metrics(self, batch: KVBatchMeta, metrics: dict, *args: Any, **kwargs: Any) -> None:
+        """verl's metrics, those of rewards and lengths over every row of the batch's groups."""
+        super()._compute_metrics(batch, metrics, *args, **kwargs)
+        rows = Rows.join(self._rows)
+        if rows.left_out:
+            metrics.update(curves(rows, rewards=not self.config.algorithm.use_kl_in_reward))
 
     def _update_critic(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
         layout, limit = self._layout, self.config.critic.get("ppo_micro_batch_size_per_gpu")
@@ -406,8 +486,11 @@ class AdaptiveMixin(_Trainer):
             "mini_batch_size": layout.critic_minibatch_rows,
             "global_batch_size": layout.sequences / layout.critic_updates,
         }
-        with _edit(self, "critic_wg", "train_mini_batch", sizes, layout.critic_minibatch_rows // layout.ranks, limit):
-            return super()._update_critic(batch, metrics)
+        ranks = self._ranks("critic")
+        rows, stages = layout.critic_minibatch_rows // ranks, _stages(self.config.critic)
+        with _edit(self, "critic_wg", "train_mini_batch", sizes, rows, limit, stages):
+            super()._update_critic(self._cut_for(batch, ranks), metrics)
+        return batch
 
     # -- checkpoints ----------------------------------------------------------------------------------------
 
@@ -452,8 +535,24 @@ def _show_our_log() -> None:
         ours.propagate = False
 
 
+def _even(cost: Any, parts: int) -> list[list[int]]:
+    """verl's partition of workloads into parts of equal size."""
+    return get_seqlen_balanced_partitions(cost, k_partitions=parts, equal_size=True)
+
+
+def _stages(settings: Any) -> int:
+    """What the number of micro batches must be a multiple of: Megatron's virtual pipeline takes so many at a time."""
+    megatron = settings.get("megatron") if settings.get("strategy") == "megatron" else None
+    if megatron is None or (megatron.get("virtual_pipeline_model_parallel_size") or 1) <= 1:
+        return 1
+    own = (megatron.get("override_transformer_config") or {}).get("microbatch_group_size_per_vp_stage")
+    return int(own or megatron.get("pipeline_model_parallel_size") or 1)
+
+
 @contextmanager
-def _edit(trainer: Any, group: str, method: str, sizes: dict[str, Any], rows: int, limit: int | None) -> Iterator[None]:
+def _edit(
+    trainer: Any, group: str, method: str, sizes: dict[str, Any], rows: int, limit: int | None, multiple: int
+) -> Iterator[None]:
     """Correct the sizes that verl writes into the batch, between its writing and its sending."""
     real = getattr(trainer, group)
 
@@ -465,7 +564,7 @@ def _edit(trainer: Any, group: str, method: str, sizes: dict[str, Any], rows: in
         batch.extra_info.update(sizes)
         batch.extra_info.pop("micro_batch_size_per_gpu", None)
         if limit is not None:
-            batch.extra_info["micro_batch_size_per_gpu"] = micro_size(rows, limit)
+            batch.extra_info["micro_batch_size_per_gpu"] = micro_size(rows, limit, multiple)
         return getattr(real, method)(batch)
 
     edited = Edited()

@@ -1,0 +1,134 @@
+"""The worker groups that go over a step's rows: each with its own data-parallel ranks and micro batches.
+
+Worker groups on several devices cannot be here; a stand-in answers with its ranks and keeps what it was sent.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+pytest.importorskip("verl")
+from hydra import compose, initialize_config_module
+from transfer_queue import KVBatchMeta
+from verl.trainer.ppo.v1 import PPOTrainerSync, get_trainer_cls
+
+from tests.integration.test_layout import even
+from verl_adaptive.integration.layout import PAD, Pass, plan
+
+
+class Workers:
+    """A worker group's face: the ranks of each mesh, and the batch it got last."""
+
+    def __init__(self, mesh: str, ranks: int) -> None:
+        self._dispatch_info: dict[str, list[int]] = {}
+        self.mesh, self.ranks = mesh, ranks
+
+    def _query_dispatch_info(self, mesh: str) -> list[int]:
+        assert mesh == self.mesh
+        return sorted(range(self.ranks)) * 2  # two workers a rank, as tensor parallelism has them
+
+    def train_mini_batch(self, batch: KVBatchMeta):
+        self.keys, self.sizes = list(batch.keys), dict(batch.extra_info)
+        return SimpleNamespace(get=lambda: {"metrics": {"mfu": [0.0]}})
+
+
+def trainer_of(*overrides: str, critic: int | None = None, ref: int | None = None, actor: int = 2):
+    made = object.__new__(get_trainer_cls("adaptive_sync"))  # its minibatches alone
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        made.config = compose("ppo_trainer", overrides=list(overrides))
+    made.actor_rollout_wg, made.critic_wg = Workers("actor", actor), Workers("train", critic or 1)
+    made.ref_policy_wg, made.ref_in_actor = Workers("ref", ref or 1), False
+    made.use_critic, made.use_reference_policy = critic is not None, ref is not None
+    return made
+
+
+def test_each_group_has_a_say():
+    trainer = trainer_of(
+        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=8",
+        "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=16",
+        "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=4",
+        "critic.ppo_micro_batch_size_per_gpu=2",
+        "critic.forward_micro_batch_size_per_gpu=6",
+        critic=4,
+        ref=1,
+    )
+    assert trainer._passes() == [
+        *(Pass(2, "actor", 8), Pass(2, "none", 16), Pass(1, "none", 4)),
+        *(Pass(4, "critic", 2), Pass(4, "none", 6)),
+    ]
+    trainer.config.actor_rollout_ref.actor.use_dynamic_bsz = True  # what the others follow, unless they say otherwise
+    trainer.config.actor_rollout_ref.rollout.log_prob_use_dynamic_bsz = trainer.config.critic.use_dynamic_bsz = False
+    assert [p.micro for p in trainer._passes()] == [None, 16, None, 2, 6]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "multiple"),
+    [
+        ([], 1),
+        (["actor_rollout_ref.actor.megatron.virtual_pipeline_model_parallel_size=2"], 4),
+        (
+            [
+                "actor_rollout_ref.actor.megatron.virtual_pipeline_model_parallel_size=2",
+                "+actor_rollout_ref.actor.megatron.override_transformer_config.microbatch_group_size_per_vp_stage=8",
+            ],
+            8,
+        ),
+    ],
+)
+def test_a_virtual_pipeline_takes_micro_batches_in_its_multiple(overrides, multiple):
+    pipeline = "actor_rollout_ref.actor.megatron.pipeline_model_parallel_size=4"
+    trainer = trainer_of("model_engine=megatron", pipeline, *overrides)
+    assert trainer.config.actor_rollout_ref.actor.strategy == "megatron"
+    assert {p.multiple for p in trainer._passes()} == {multiple}
+
+
+def test_a_critic_with_other_ranks_gets_whole_minibatches(monkeypatch):
+    """Four ranks where the actor has two: each rank a quarter of every minibatch, the same groups in it."""
+    trainer = trainer_of("critic.ppo_micro_batch_size_per_gpu=3", critic=4)
+    group = np.repeat(np.arange(8), [3, 5, 4, 4, 6, 2, 7, 5])
+    count = len(group)
+    layout = plan(
+        *(group, np.arange(count) + 5, np.zeros(count, int), np.ones(count, bool)),
+        ranks=2,
+        updates=2,
+        critic_updates=4,
+        partition=even,
+        passes=trainer._passes(),
+    )
+    trainer._layout = layout
+    pads = iter(range(count))
+    keys = [f"pad{next(pads)}_0_0" if i == PAD else f"g{group[i]}_{i}_0" for i in layout.order.tolist()]
+    tags = [{"seq_len": 2 if i == PAD else i + 5} for i in layout.order.tolist()]
+    batch = KVBatchMeta(partition_id="train", keys=keys, tags=tags)
+    assert trainer._update_critic(batch, {}) is batch and batch.keys == keys  # the actor's order stays
+    sent = trainer.critic_wg
+    assert sorted(sent.keys) == sorted(keys) and sent.keys != keys
+    size = sent.sizes["mini_batch_size"]
+    assert len(keys) == 4 * size and size % 4 == 0 and (size // 4) % sent.sizes["micro_batch_size_per_gpu"] == 0
+    by_rank = np.array(sent.keys).reshape(4, 4, -1)  # rank, minibatch, row
+    for m in range(4):
+        groups = {key.split("_")[0] for key in by_rank[:, m].ravel() if not key.startswith("pad")}
+        assert groups == {f"g{2 * m}", f"g{2 * m + 1}"}
+
+
+@pytest.mark.parametrize("error", [None, RuntimeError("the loop broke")])
+def test_verls_normal_end_closes_the_journal_and_the_record(error, monkeypatch):
+    """verl 0.9.1 returns from its last planned step without on_train_end."""
+
+    def fit(self, agent_loop_manager):
+        if error is not None:
+            raise error
+
+    monkeypatch.setattr(PPOTrainerSync, "fit", fit)
+    trainer, closed = trainer_of(), []
+    trainer.run_store = SimpleNamespace(close=lambda: closed.append("journal"))
+    trainer._tape = SimpleNamespace(close=lambda: closed.append("record"))
+    if error is None:
+        trainer.fit(None)
+    else:
+        with pytest.raises(RuntimeError, match="the loop broke"):
+            trainer.fit(None)
+    assert closed == ["journal", "record"]

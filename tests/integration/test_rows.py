@@ -1,0 +1,106 @@
+"""Padding rows, and rollouts that are alone in training: what verl gets to see of them."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("verl")
+from verl.trainer.ppo.core_algos import get_adv_estimator_fn
+from verl.trainer.ppo.padding_utils import SYNTHETIC_PADDING_SEQ_LEN
+
+from verl_adaptive.advantages.beta import BetaPosterior
+from verl_adaptive.advantages.verl import GROUP_RELATIVE, Verl
+from verl_adaptive.config import RunFacts
+from verl_adaptive.engine import StepResult
+from verl_adaptive.groups import Groups
+from verl_adaptive.integration.rows import alone, padding_row
+from verl_adaptive.ledger import Ledger
+
+IDS = torch.arange(9)
+TEXT = {
+    "uid": "u",
+    "prompts": IDS[:5],
+    "responses": IDS[5:],
+    "input_ids": IDS,
+    "attention_mask": torch.ones_like(IDS),
+    "position_ids": IDS,
+    "response_mask": torch.ones(4, dtype=torch.int64),
+    "loss_mask": torch.ones(4, dtype=torch.int64),
+    "rm_scores": torch.tensor([0.0, 0.0, 0.0, 1.0]),
+    "multi_modal_inputs": {},
+    "routed_experts": torch.ones(9, 2, 3, dtype=torch.int32),
+}
+PICTURE = {**TEXT, "position_ids": IDS.expand(4, 9), "multi_modal_inputs": {"pixel_values": torch.ones(3, 2)}}
+
+
+@pytest.mark.parametrize("source", [TEXT, PICTURE], ids=["text", "picture"])
+@pytest.mark.parametrize("short", [True, False])
+def test_padding_rows(source, short):
+    row, tag = padding_row(dict(source), {"status": "success"}, 7, short=short)
+    length = 2 if short and source is TEXT else SYNTHETIC_PADDING_SEQ_LEN
+    assert {len(row[name]) for name in ("input_ids", "attention_mask", "routed_experts")} == {length}
+    assert row["position_ids"].shape == (*source["position_ids"].shape[:-1], length)
+    assert len(row["prompts"]) + len(row["responses"]) == length == tag["seq_len"] == tag["prompt_len"] + 1
+    assert tag["is_padding"] and row["multi_modal_inputs"] == {}  # verl's own choice
+    assert not row["response_mask"].any() and not row["loss_mask"].any() and not row["rm_scores"].any()
+    assert source["attention_mask"].shape == (9,)  # the source is as it was
+
+
+def result(rewards: list[list[float]], trains: list[list[int]], ghost: list[list[int]] | None = None) -> StepResult:
+    groups = Groups.from_lists(range(len(rewards)), rewards)
+    flat = lambda lists: np.array([x for xs in lists for x in xs], dtype=bool)  # noqa: E731
+    none = np.zeros(groups.rollouts, dtype=bool)
+    outcome = np.full(len(groups), "trained", dtype=object)
+    return StepResult(groups, outcome, flat(trains), none if ghost is None else flat(ghost), Ledger(), False, "", 1)
+
+
+def role(kind=Verl, **options):
+    made = kind(options)
+    made.facts = RunFacts(batch=2, n=4, steps=1, prompts=4)
+    return made
+
+
+@pytest.mark.parametrize("estimator", [*sorted(GROUP_RELATIVE), "adaptive_beta"])
+def test_a_batch_of_equal_rewards_carries_no_advantage(estimator):
+    """All groups are solved: one row is kept for verl to have a step, and it weighs nothing."""
+    step = result([[1, 1], [1, 1]], [[0, 1], [0, 0]], [[1, 0], [1, 1]])
+    chosen = role(BetaPosterior, variant="off") if estimator == "adaptive_beta" else role()
+    places, advantage = alone(step, chosen, estimator=estimator, by_std=True)
+    assert places.tolist() == [0] and advantage.tolist() == [0.0]
+
+
+def test_a_rollout_that_trains_among_ghosts_keeps_its_own():
+    """A batch with one real row is no batch of equal rewards."""
+    step = result([[1, 1], [1, 0, 0, 0]], [[0, 0], [1, 0, 0, 0]], [[1, 1], [0, 0, 0, 0]])
+    places, advantage = alone(step, role(), estimator="grpo", by_std=True)
+    assert places.tolist() == [1] and advantage[0] == pytest.approx(1.5, rel=1e-5)  # (1 - 1/4) / 0.5
+
+
+@pytest.mark.parametrize("estimator", sorted(GROUP_RELATIVE))
+@pytest.mark.parametrize("by_std", [True, False])
+def test_one_of_many_gets_what_the_whole_group_implies(estimator, by_std):
+    """As verl's own estimator says when it sees all of them; of one alone it takes the reward."""
+    rewards = [[0.2, 0.9, 0.4, 0.4], [0.3, 0.3, 0.3], [1.0], [0.5, 1.0]]
+    step = result(rewards, [[0, 1, 0, 0], [0, 0, 1], [1], [1, 1]])
+    places, advantage = alone(step, role(), estimator=estimator, by_std=by_std)
+    assert places.tolist() == [0, 1]  # a group of one is verl's business, and so is one that trains whole
+    config = {"config": SimpleNamespace(), "norm_adv_by_std_in_grpo": by_std} if estimator.startswith("grpo") else {}
+    whole, _ = get_adv_estimator_fn(estimator)(
+        token_level_rewards=torch.tensor(rewards[0], dtype=torch.float64)[:, None],
+        response_mask=torch.ones(4, 1),
+        index=np.array(["g"] * 4),
+        **config,
+    )
+    assert advantage[0] == pytest.approx(float(whole[1, 0]), rel=1e-5)
+    assert advantage[1] == 0.0
+
+
+def test_other_estimators_are_left_alone():
+    step = result([[0.2, 0.9]], [[0, 1]])
+    for estimator in ("gae", "adaptive_beta", "opo"):
+        places, _ = alone(step, role(), estimator=estimator, by_std=True)
+        assert not len(places)

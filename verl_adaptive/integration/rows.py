@@ -1,0 +1,89 @@
+"""Single rows of a step that verl would not weigh as they deserve: padding, and rollouts alone in their group."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from verl.trainer.ppo.padding_utils import construct_minimal_padding_template
+
+from verl_adaptive.advantages.verl import GROUP_RELATIVE
+from verl_adaptive.engine import StepResult
+from verl_adaptive.groups import Groups
+from verl_adaptive.roles import Advantage
+
+__all__ = ["alone", "padding_row"]
+
+EPSILON = 1e-6  # verl's, added to the standard deviation
+
+
+def padding_row(source: dict, tag: dict, eos: int, *, short: bool) -> tuple[dict, dict]:
+    """A row that weighs nothing: verl's own, or one of two tokens.
+
+    verl's are 128 tokens long, which context parallelism needs; with a small model they can cost more than the data.
+
+    Args:
+        source: a row of the batch, for the fields that rows have.
+        tag: its tag.
+        eos: the token to fill with.
+        short: two tokens; only where text alone trains under FSDP. A source whose positions have several axes
+            (multimodal models) gets verl's length all the same.
+
+    Returns:
+        The row and its tag.
+    """
+    row, tag = construct_minimal_padding_template(source, tag, eos)
+    if not short or row["position_ids"].dim() != 1:
+        return row, tag
+    for name in ("input_ids", "attention_mask", "teacher_ids", "teacher_logprobs", "routed_experts"):
+        if isinstance(row.get(name), torch.Tensor):
+            row[name] = row[name][-2:]
+    row["prompts"] = row["prompts"][-1:]
+    row["position_ids"] = row["position_ids"][:2]
+    tag.update(prompt_len=1, response_len=1, seq_len=2)
+    return row, tag
+
+
+def alone(
+    result: StepResult, role: Advantage, *, estimator: str, by_std: bool, tolerance: float = 0.0
+) -> tuple[np.ndarray, np.ndarray]:
+    """Trained groups whose advantage verl cannot see in the rows that it gets, and what it is.
+
+    Two kinds. A batch of which every row has zero advantage keeps one row all the same, for verl to have a step:
+    that row's advantage is 0. And where one rollout trains of a group that was observed with more, verl's
+    group-relative estimators would take its reward itself for the advantage (mean 0, std 1); it gets what the whole
+    group implies, as GRPO (verl's unbiased std) or RLOO define it. Estimators of ours see the whole group anyway.
+
+    Args:
+        result: of the step, or of the mini-step.
+        role: the advantage role of the run.
+        estimator: ``algorithm.adv_estimator``.
+        by_std: ``algorithm.norm_adv_by_std_in_grpo``.
+        tolerance: rewards of a group that differ by at most this are equal.
+
+    Returns:
+        int64 ``(k,)`` positions among the trained groups, in ticket order; float64 ``(k,)`` the advantage of whatever
+        rows of them train.
+    """
+    inside = result.groups.rollout_mask(result.trained)
+    groups, trains, ghost = result.groups.select(result.trained), result.trains[inside], result.ghost[inside]
+    count = groups.sum(trains.astype(np.float64))
+    if ghost.any() and not (trains & ~role.zero(groups, trains | ghost)).any():
+        at = np.flatnonzero(count > 0)
+        return at, np.zeros(len(at))
+    if estimator not in GROUP_RELATIVE:
+        return np.zeros(0, dtype=np.int64), np.zeros(0)
+    at = np.flatnonzero((count == 1) & (groups.n > 1))
+    return at, _implied(groups, trains, at, rloo=estimator.startswith("rloo"), by_std=by_std, tolerance=tolerance)
+
+
+def _implied(
+    groups: Groups, trains: np.ndarray, at: np.ndarray, *, rloo: bool, by_std: bool, tolerance: float
+) -> np.ndarray:
+    mean, n = groups.mean(groups.reward), groups.n
+    off = groups.reward - mean[groups.group_of]
+    own = groups.sum(np.where(trains, off, 0.0))[at]
+    if rloo:
+        own = own * (n / np.maximum(n - 1, 1))[at]
+    elif by_std:
+        own = own / (np.sqrt(groups.sum(off**2) / np.maximum(n - 1, 1))[at] + EPSILON)
+    return np.where(groups.degenerate(tolerance, groups.reward)[at], 0.0, own)
