@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.cells import Parser, machine, run_script, to_json, versions, write_whole
+from verl_adaptive.engine import AsyncFacts
 from verl_adaptive.simulate import (
     PEERS,
     Clock,
@@ -40,8 +41,13 @@ from verl_adaptive.simulate import (
 
 HERE = Path(__file__).resolve().parent
 
-#: Policies beside the shipped presets, which all run.
-VARIANTS = ("dapo adaptive.sampler.round.adaptive=true", "pilot_commit adaptive.allocator.form=pipelined")
+#: Policies beside the shipped presets, which all run: options, and what rounds cost.
+VARIANTS = (
+    "pilot_commit adaptive.allocator.form=pipelined",
+    *(f"{name} adaptive.rounds=true" for name in ("dapo", "greso", "pilot_commit", "aero", "full")),
+)
+#: What an asynchronous trainer has no use for, or refuses: plans of whole steps, rounds, pilots for a later generation.
+SYNC_ONLY = ("cero", *VARIANTS, *PEERS)
 
 
 @dataclass(frozen=True)
@@ -55,19 +61,24 @@ class Block:
         steps: of a run; with ``skip`` 0 GRPO's, whose rollouts are every policy's budget.
         skip: steps at the beginning that are not measured: the first pass, in which nobody knows the prompts.
         batch, n: B and N.
+        ahead: batches that an asynchronous trainer keeps under way (``num_warmup_batches``); None: ``sync``.
     """
 
     about: str
     pool: str = "static"
     clock: ClockConfig = field(default_factory=ClockConfig)
-    steps: int = 94
+    steps: int = 64
     skip: int = 32
     batch: int = 128
     n: int = 16
+    ahead: int | None = None
 
     @property
     def learns(self) -> bool:
         return self.skip == 0
+
+    def policies(self) -> list[str]:
+        return [p for p in policies() if self.ahead is None or p not in SYNC_ONLY]
 
 
 def _with(machine: Machine | None = None, **lengths: Any) -> ClockConfig:
@@ -81,14 +92,16 @@ BLOCKS = {
     "longer tail": Block("σ 1.2", clock=_with(sigma=1.2)),
     "more slots": Block("8 replicas of 256 slots: the batch fits at once", clock=_with(Machine(slots=256))),
     "bound": Block("a request waits at the replica with the fewest when it is sent", clock=_with(Machine(bound=True))),
-    "mixed": Block("the pool learns: 30 % hopeless, 20 % solved", "mixed", steps=100, skip=0),
-    "hard": Block("the pool learns: half hopeless, 5 % solved", "hard", steps=100, skip=0),
-    "easy": Block("the pool learns: 5 % hopeless, 40 % solved", "easy", steps=100, skip=0),
+    "one batch ahead": Block("an asynchronous trainer, `num_warmup_batches=1`", ahead=1),
+    "two batches ahead": Block("an asynchronous trainer, `num_warmup_batches=2`", ahead=2),
+    "mixed": Block("the pool learns: 30 % hopeless, 20 % solved", "mixed", steps=60, skip=0),
+    "hard": Block("the pool learns: half hopeless, 5 % solved", "hard", steps=60, skip=0),
+    "easy": Block("the pool learns: 5 % hopeless, 40 % solved", "easy", steps=60, skip=0),
 }
 
 #: Seeds of a block; the first block has more.
-SEEDS = 3
-SEEDS_OF_MODEL = 5
+SEEDS = 2
+SEEDS_OF_MODEL = 4
 
 
 def policies() -> list[str]:
@@ -107,16 +120,32 @@ def make_row(key: tuple[str, str, int]) -> dict[str, Any]:
         keep = ("time", "time_per_informative", "idle", "waves", "steps", "pool_start", "pool_end", "course", "ended")
         row["course"] = [[round(s), round(rate, 5)] for s, rate in row["course"]]
         return {"block": name, "preset": preset, "seed": seed, **_rounded({k: row[k] for k in keep})}
-    task = Task(preset, seed, Setting(block.batch, block.n, block.steps, None), pool, clock=block.clock)
-    world, clock, timing = task.world(), Clock(block.clock), Timing(block.clock, block.skip)
-    simulation = make_simulation(preset, world, batch=block.batch, n=block.n, steps=block.steps, seed=seed, clock=clock)
-    for result in simulation:
-        timing.count(clock.phases[-1], result, simulation.engine.facts.tolerance, 0.0)
-    return {"block": name, "preset": preset, "seed": seed, "steps": simulation.step, **_rounded(timing.row())}
+    # An asynchronous trainer stops running ahead towards the end of a run, so the run is planned to go on.
+    planned = block.steps + 10 * (block.ahead is not None)
+    mode = None if block.ahead is None else AsyncFacts(warmup=block.ahead * block.batch)
+    task = Task(preset, seed, Setting(block.batch, block.n, planned, None), pool, clock=block.clock)
+    world, clock, timing = task.world(), Clock(block.clock), Timing(block.clock)
+    simulation = make_simulation(
+        preset, world, batch=block.batch, n=block.n, steps=planned, seed=seed, clock=clock, mode=mode
+    )
+    ages: list[float] = []
+    for step in range(block.steps):
+        # What is decided does not depend on time, so the steps before those that are measured need no clock. An
+        # asynchronous trainer's decisions do depend on what is back.
+        simulation.clock = clock if step >= block.skip or mode else None
+        result = None if simulation.finished else simulation.try_step()
+        if result is None:
+            break
+        if step >= block.skip:
+            timing.count(clock.phases[-1], result, simulation.engine.facts.tolerance, 0.0)
+            ages.append(float(clock.ages(result).mean()) if mode and result.trained.any() else 0.0)
+    row = {**timing.row(), "age": float(np.mean(ages))}
+    return {"block": name, "preset": preset, "seed": seed, "steps": simulation.step, **_rounded(row)}
 
 
 def _rounded(row: dict[str, Any]) -> dict[str, Any]:
-    return {k: round(v, 6) if isinstance(v, float) else v for k, v in row.items()}
+    """Short numbers; what is not one is None, for JSON knows no nan."""
+    return {k: (round(v, 6) if np.isfinite(v) else None) if isinstance(v, float) else v for k, v in row.items()}
 
 
 def made(wanted: Sequence[tuple[str, str, int]], jobs: int) -> Iterator[dict[str, Any]]:
@@ -128,29 +157,34 @@ def made(wanted: Sequence[tuple[str, str, int]], jobs: int) -> Iterator[dict[str
         yield from pool.map(make_row, wanted)
 
 
-def shares(rows: Sequence[dict[str, Any]], block: str) -> dict[str, dict[str, Any]]:
-    """A block's policies as shares of GRPO's, paired by seed: ``time``, ``time_per_informative``; ``idle`` and
+def shares(rows: Sequence[dict[str, Any]], block: str, against: str | None = None) -> dict[str, dict[str, Any]]:
+    """A block's policies as shares of GRPO's, in this block or another, paired by seed: ``time`` and
+    ``time_per_informative``; ``idle`` and
     ``rounds`` as they are; standard errors and extremes over seeds in ``spread``."""
     by: dict[str, dict[int, dict[str, Any]]] = {}
     for row in rows:
         if row["block"] == block:
             by.setdefault(row["preset"], {})[row["seed"]] = row
+    base = {row["seed"]: row for row in rows if row["block"] == (against or block) and row["preset"] == "grpo"}
     out: dict[str, dict[str, Any]] = {}
     for preset in (p for p in policies() if p in by):
-        seeds = sorted(set(by[preset]) & set(by["grpo"]))
-        found = {
-            "time": [by[preset][s]["time"] / by["grpo"][s]["time"] for s in seeds],
+        seeds = sorted(set(by[preset]) & set(base))
+        found: dict[str, list[float]] = {
+            "time": [by[preset][s]["time"] / base[s]["time"] for s in seeds],
             "time_per_informative": [
-                by[preset][s]["time_per_informative"] / by["grpo"][s]["time_per_informative"] for s in seeds
+                (by[preset][s]["time_per_informative"] or np.nan) / base[s]["time_per_informative"] for s in seeds
             ],
             "idle": [by[preset][s]["idle"] for s in seeds],
             "rounds": [by[preset][s]["waves"] for s in seeds],
             "seconds": [by[preset][s]["time"] for s in seeds],
         }
-        for key in ("empty", "last", "begun", "aborted", "aborted_tokens", "prefill", "informative"):
+        for key in ("empty", "last", "begun", "aborted", "aborted_tokens", "prefill", "informative", "age"):
             if key in by[preset][seeds[0]]:
                 found[key] = [by[preset][s][key] for s in seeds]
-        entry: dict[str, Any] = {key: round(float(np.mean(values)), 4) for key, values in found.items()}
+        if not all(np.isfinite(found["time_per_informative"])):  # groups of one have no variance of their own
+            del found["time_per_informative"]
+        entry: dict[str, Any] = {"time": None, "time_per_informative": None}
+        entry |= {key: round(float(np.mean(values)), 4) for key, values in found.items()}
         entry["seeds"] = len(seeds)
         entry["spread"] = {
             key: {
@@ -159,6 +193,7 @@ def shares(rows: Sequence[dict[str, Any]], block: str) -> dict[str, dict[str, An
                 "highest": round(max(found[key]), 4),
             }
             for key in ("time", "time_per_informative", "idle", "rounds")
+            if key in found
         }
         out[preset] = entry
     return out
@@ -197,9 +232,11 @@ def _to_baseline(rows: Sequence[dict[str, Any]], block: str, preset: str) -> dic
 def collected(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """What is written, rows apart."""
     there = [name for name in BLOCKS if any(row["block"] == name for row in rows)]
+    sync = [name for name in there if BLOCKS[name].ahead is None]
     return {
         "policies": shares(rows, "model"),
-        "variations": {name: shares(rows, name) for name in there if name != "model" and not BLOCKS[name].learns},
+        "variations": {name: shares(rows, name) for name in sync if name != "model" and not BLOCKS[name].learns},
+        "asynchronous": {name: shares(rows, name, "model") for name in there if name not in sync},
         "learning": {name: to_pool(rows, name) for name in there if BLOCKS[name].learns},
         "blocks": {name: asdict(BLOCKS[name]) for name in there},
     }
@@ -223,8 +260,8 @@ def main() -> None:
         (block, preset, seed)
         for block in options.blocks
         for seed in range(options.seeds or (SEEDS_OF_MODEL if block == "model" else SEEDS))
-        for preset in options.only
-        if options.fresh or (block, preset, seed) not in have
+        for preset in BLOCKS[block].policies()
+        if preset in options.only and (options.fresh or (block, preset, seed) not in have)
     ]
     for done, row in enumerate(made(wanted, options.jobs), 1):
         have[row["block"], row["preset"], row["seed"]] = row

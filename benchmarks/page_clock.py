@@ -10,9 +10,15 @@ __all__ = ["clock_page"]
 
 
 def _share(entry: dict[str, Any], key: str) -> str:
-    """A mean over seeds and its standard error."""
+    """A mean over seeds and its standard error; a dash where there is none."""
+    if entry[key] is None:
+        return "–"
     error = entry["spread"][key]["se"] if key in entry.get("spread", {}) else None
     return f"{entry[key]:.2f}" if error is None else f"{entry[key]:.2f} ± {error:.2f}"
+
+
+def _plain(value: float | None) -> str:
+    return "–" if value is None else f"{value:.2f}"
 
 
 def _name(policy: str) -> str:
@@ -89,7 +95,7 @@ def _variations(data: dict[str, Any]) -> list[str]:
         cells = []
         for name in names:
             entry = data["variations"][name].get(policy)
-            cells.append("–" if entry is None else f"{entry['time']:.2f} · {entry['time_per_informative']:.2f}")
+            cells.append("–" if entry is None else f"{entry['time']:.2f} · {_plain(entry['time_per_informative'])}")
         rows.append([_name(policy), *cells])
     return [
         "",

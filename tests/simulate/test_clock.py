@@ -82,9 +82,12 @@ def test_a_result_is_seen_at_the_next_look() -> None:
         assert clock.phases[0].last == 0.0  # both groups at once
 
 
-@pytest.mark.parametrize("preset", [*preset_names(), *PEERS])
+IN_ROUNDS = [f"{name} adaptive.rounds=true" for name in ("dapo", "aero", "full", "pilot_commit")]
+
+
+@pytest.mark.parametrize("preset", [*preset_names(), *IN_ROUNDS, *PEERS])
 def test_nothing_is_lost(preset) -> None:
-    """What the machine generated is what the ledger says, plus what was aborted; waves, idle and shares are possible."""
+    """What the machine generated is what the ledger says, what was aborted included; every number is a possible one."""
     p = np.random.default_rng(0).beta(0.4, 0.4, 60)
     lengths = Lengths(SMALL.lengths, 60, 0)
     simulation, results, clock = simulate(preset, p, SMALL, lengths, steps=8, batch=8, n=8)
@@ -101,24 +104,37 @@ def test_nothing_is_lost(preset) -> None:
         assert phase.tokens <= SMALL.machine.fastest * phase.seconds + 1e-6
         if isinstance(simulation.engine, RoundEngine):
             assert phase.waves == result.rounds and phase.aborted_rollouts == 0
+        assert phase.aborted_rollouts <= rollouts.dropped.get("aborted", 0)
     assert not clock.queue.busy
+    timing = Timing(SMALL)
+    for result, phase in zip(results, clock.phases, strict=True):
+        timing.count(phase, result, 1e-6, 0.5)
+    row, total = timing.row(), simulation.engine.total
+    assert row["begun"] * len(results) == pytest.approx(total.rollouts.generated)
+    assert row["aborted"] * len(results) == pytest.approx(total.rollouts.dropped.get("aborted", 0))
+    assert 0 <= row["aborted_tokens"] < 1 and 0 <= row["idle"] < 1 and 0 <= row["last"] < 1
+    assert row["waves"] > 1.5 or "rounds" not in preset
 
 
-@pytest.mark.parametrize("preset", ["grpo", "dapo", "greso", "full", "cero"])
+@pytest.mark.parametrize("preset", ["grpo", "dapo", "greso", "full", "cero", "aero", "pilot_commit", *IN_ROUNDS[:2]])
 def test_a_clock_changes_no_decision(preset) -> None:
-    """The same batches whether answers take time or not, and however long they take."""
-    p = np.random.default_rng(1).beta(0.4, 0.4, 60)
+    """The same batches and statistics whether answers take time or not, and however long they take."""
+    p = np.random.default_rng(1).beta(0.4, 0.4, 300)
 
-    def batches(config: ClockConfig | None, seed: int) -> list[list[int]]:
-        world = StaticWorld(p, lengths=Lengths(SMALL.lengths, 60, seed))
+    def decided(config: ClockConfig | None, seed: int) -> tuple[list[list[tuple[int, int]]], list[float]]:
+        world = StaticWorld(p, lengths=Lengths(SMALL.lengths, 300, seed))
         clock = None if config is None else Clock(config)
-        run = make_simulation(preset, world, batch=8, n=8, steps=8, clock=clock)
-        return [[int(t) for t in r.groups.ticket[r.trained]] for r in run]
+        run = make_simulation(preset, world, batch=8, n=8, steps=8, clock=clock, rounds="rounds" in preset)
+        batches = [
+            [(int(i), int(n)) for i, n in zip(r.groups.index[r.trained], r.groups.n[r.trained], strict=True)]
+            for r in run
+        ]
+        return batches, [run.engine.table.col(name).tolist() for name in ("rollouts", "successes", "last_step")]
 
-    first = batches(None, 0)
+    first = decided(None, 0)
     slow = replace(SMALL, machine=Machine(1, 3, 0.01, 0.01, bound=True))
-    assert batches(SMALL, 0) == first and batches(slow, 0) == first
-    assert batches(SMALL, 5) == first  # other lengths, another order of arrival
+    assert decided(SMALL, 0) == first and decided(slow, 0) == first
+    assert decided(SMALL, 5) == first  # other lengths, another order of arrival
 
 
 def test_the_same_run_gives_the_same_seconds() -> None:
@@ -129,7 +145,7 @@ def test_the_same_run_gives_the_same_seconds() -> None:
 
 def test_shares_of_grpos() -> None:
     setting = Setting(batch=8, n=8, steps=30, budget=30 * 64)
-    names = ["grpo", "dapo", "oracle_best"]
+    names = ["grpo", "dapo adaptive.rounds=true", "oracle_best"]
     rows = [run_task(Task(p, s, setting, PoolConfig(prompts=60), clock=SMALL)) for s in (0, 1) for p in names]
     grpo, dapo, best = summarise(rows)
     assert grpo["time_ratio"] == grpo["time_per_informative_ratio"] == grpo["to_baseline"] == 1.0
@@ -141,6 +157,17 @@ def test_shares_of_grpos() -> None:
     reached = next(s for s, rate in curve if rate >= by["grpo"]["course"][-1][1])
     other = [r for r in rows if r["seed"] == 1]
     assert summarise([r for r in rows if r not in other])[2]["to_baseline"] == reached / by["grpo"]["course"][-1][0]
+
+
+def test_without_rounds_no_round_waits_for_its_slowest() -> None:
+    """DAPO in ticket order: faster than in rounds, and than verl's own filter, for the same informative groups."""
+    config = ClockConfig(Machine(2, 16), LengthConfig(median=400, cap=3200))
+    setting, pool = Setting(batch=32, n=8, steps=12, budget=None), PoolConfig(prompts=600)
+    rows = {p: run_task(Task(p, 0, setting, pool, clock=config)) for p in ("dapo", "dapo adaptive.rounds=true", *PEERS)}
+    ours, rounds, verls = rows.values()
+    assert ours["informative"] == rounds["informative"] == verls["informative"] == 32
+    assert ours["time"] < 0.8 * rounds["time"] and ours["time"] < 0.9 * verls["time"]
+    assert ours["idle"] < rounds["idle"] and ours["waves"] < 1.5 < rounds["waves"]
 
 
 def test_a_pool_that_does_not_learn_has_no_time_to_its_end() -> None:

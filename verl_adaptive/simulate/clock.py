@@ -63,7 +63,7 @@ class Phase:
         waves: times that requests met an empty machine: rounds, in other words.
         rollouts: rollouts that began.
         last: seconds from the return of nine tenths of the groups to the end.
-        aborted_rollouts, aborted_tokens: rollouts that had begun when the step no longer needed them, and their tokens.
+        aborted_rollouts, aborted_tokens: of rollouts in flight that had begun when the engine was settled.
         unbegun: rollouts that were called back before they had a slot.
         prefill: prompt tokens of all rollouts that began, without the help of a prefix cache.
     """
@@ -238,6 +238,7 @@ class Timing:
         self.config, self.skip = config, skip
         self.phases: list[Phase] = []
         self.informative: list[int] = []
+        self.in_vain: list[tuple[int, int]] = []
         self.course: list[tuple[float, float]] = []
         self._seconds = 0.0
 
@@ -254,6 +255,8 @@ class Timing:
         mixed = ~groups.degenerate(tolerance) & ~groups.failed
         self.phases.append(phase)
         self.informative.append(int((mixed & result.trained).sum()))
+        rollouts, tokens = result.ledger.rollouts.dropped, result.ledger.tokens.dropped
+        self.in_vain.append((rollouts.get("aborted", 0), tokens.get("aborted", 0)))
         self._seconds += phase.seconds
         self.course.append((self._seconds, pool))
 
@@ -264,8 +267,8 @@ class Timing:
         ``idle``: share of the tokens that full slots would have generated in that time and did not. ``empty``: share of
         the slots without a sequence. ``waves``: of a step. ``last``: share of the time that passes after nine tenths of
         the groups are back. ``decoded``: tokens of a step. ``begun``: rollouts of a step; ``aborted``: of them, those
-        that were stopped or thrown away unfinished; ``aborted_tokens``: their share of ``decoded``. ``prefill``:
-        prompt tokens of a step. ``informative``: trained groups with variance of a step.
+        whose group did not commit, back or in flight; ``aborted_tokens``: their share of ``decoded``. ``prefill``: prompt
+        tokens of a step. ``informative``: trained groups with variance of a step.
         """
         phases = self.phases[self.skip :]
         if not phases:
@@ -273,6 +276,7 @@ class Timing:
         sums = {f.name: float(np.sum([getattr(p, f.name) for p in phases])) for f in fields(Phase)}
         steps, machine = len(phases), self.config.machine
         seconds, informative = sums["seconds"], sum(self.informative[self.skip :])
+        aborted, aborted_tokens = np.sum(self.in_vain[self.skip :], axis=0)
         room = machine.replicas * machine.slots * seconds
         return {
             "time": seconds / steps,
@@ -283,8 +287,8 @@ class Timing:
             "last": sums["last"] / seconds,
             "decoded": sums["tokens"] / steps,
             "begun": sums["rollouts"] / steps,
-            "aborted": sums["aborted_rollouts"] / steps,
-            "aborted_tokens": sums["aborted_tokens"] / max(sums["tokens"], 1.0),
+            "aborted": float(aborted) / steps,
+            "aborted_tokens": float(aborted_tokens) / max(sums["tokens"], 1.0),
             "prefill": sums["prefill"] / steps,
             "informative": informative / steps,
         }

@@ -43,7 +43,7 @@ class Waiting:
         rollouts: rollouts that begin in a step, of GRPO's.
         seconds: of generation in a step, of GRPO's.
         informative: trained groups with variance in a step, of GRPO's.
-        seconds_per_informative: of generation for each of them, of GRPO's.
+        seconds_per_informative: of generation for each of them, of GRPO's; None where there are none, as in groups of one.
         idle, idle_grpo: share of the tokens that full slots would have generated in that time and did not.
         waves: times in a step that requests met an empty machine; 1: no round waits for another.
         share: share of GRPO's groups with variance, as simulated.
@@ -53,7 +53,7 @@ class Waiting:
     rollouts: float
     seconds: float
     informative: float
-    seconds_per_informative: float
+    seconds_per_informative: float | None
     idle: float
     idle_grpo: float
     waves: float
@@ -65,13 +65,14 @@ class Waiting:
 
     def words(self) -> str:
         """One line for people."""
-        waves = (
-            "one wave" if self.waves < 1.05 else f"{self.waves:.1f} waves, each of which waits for its longest answer"
-        )
+        waves, apiece = "one wave", ""
+        if self.waves >= 1.05:
+            waves = f"{self.waves:.1f} waves, each of which waits for its longest answer"
+        if self.seconds_per_informative is not None:
+            apiece = f"; {self.seconds_per_informative:.2g} x its time for each group with variance"
         return (
-            f"about {self.rollouts:.2g} x GRPO's rollouts and {self.seconds:.2g} x its generation time, in {waves}; "
-            f"{self.seconds_per_informative:.2g} x its time for each group with variance, if {self.share:.0%} of GRPO's "
-            "groups have some (verl-adaptive simulate --clock tells more)"
+            f"about {self.rollouts:.2g} x GRPO's rollouts and {self.seconds:.2g} x its generation time, in {waves}{apiece}, "
+            f"if {self.share:.0%} of GRPO's groups have variance (verl-adaptive simulate --clock tells more)"
         )
 
 
@@ -113,11 +114,12 @@ def expected_waiting(
     plain = replace(compose_preset(["grpo"]), poll_interval=config.poll_interval)
     theirs = _run(plain, p, clock, smaller, n, steps, seed)
     ours = _run(config, p, clock, smaller, n, steps, seed)
+    mixed = ours["informative"] > 0 and theirs["informative"] > 0
     return Waiting(
         rollouts=ours["begun"] / theirs["begun"],
         seconds=ours["time"] / theirs["time"],
         informative=ours["informative"] / max(theirs["informative"], 1e-9),
-        seconds_per_informative=ours["time_per_informative"] / theirs["time_per_informative"],
+        seconds_per_informative=ours["time_per_informative"] / theirs["time_per_informative"] if mixed else None,
         idle=ours["idle"],
         idle_grpo=theirs["idle"],
         waves=ours["waves"],
