@@ -42,7 +42,7 @@ from benchmarks.cells import (
     thinned,
     versions,
 )
-from benchmarks.presets import INGREDIENTS, SHIPPED
+from benchmarks.presets import INGREDIENTS, SHIPPED, SOLO
 
 HERE = Path(__file__).resolve().parent
 REPO = HERE.parent
@@ -51,7 +51,9 @@ SCRIPTS = REPO / "examples" / "cpu"
 #: The grid compares these, name → words after ``+adaptive=``. "oracle": grpo with a sampler that sees the exact pass rates.
 MAIN: dict[str, list[str]] = {**SHIPPED, "oracle": ["grpo"]}
 #: What can be run by name.
-PRESETS: dict[str, list[str]] = {**MAIN, **INGREDIENTS}
+PRESETS: dict[str, list[str]] = {**MAIN, **INGREDIENTS, **SOLO}
+#: Presets whose name begins so have the batch's mean as baseline, by an estimator of verl's own.
+REINFORCE = "reinforce"
 
 
 @dataclass(frozen=True)
@@ -59,16 +61,19 @@ class Variant:
     """Group size and pool: ``n`` rollouts a prompt, ``prompts`` of the 610 training prompts.
 
     ``flat`` of the pool are those that the starting model answers most surely, right or wrong; 0: prompts as they come.
+    ``training``: further words for verl, for baselines that train otherwise.
     """
 
     n: int
     prompts: int
     flat: int = 0
+    training: tuple[str, ...] = ()
 
     @property
     def title(self) -> str:
         """For headings."""
-        return f"groups of {self.n}, {'sparse ' if self.flat else ''}pool of {self.prompts} prompts"
+        how = f", {' '.join(word.rpartition('.')[2] for word in self.training)}" if self.training else ""
+        return f"groups of {self.n}, {'sparse ' if self.flat else ''}pool of {self.prompts} prompts{how}"
 
     @property
     def pool(self) -> str:
@@ -86,6 +91,14 @@ class Variant:
         return thinned(rates, self.prompts, self.flat)
 
 
+#: A learning rate that falls to nothing over GRPO's steps; two epochs over each batch.
+_DECAY = (
+    "actor_rollout_ref.actor.optim.lr_scheduler_type=cosine",
+    "actor_rollout_ref.actor.optim.min_lr_ratio=0.0",
+    "trainer.total_training_steps=30",
+)
+_EPOCHS = ("actor_rollout_ref.actor.ppo_epochs=2",)
+
 #: GRPO's 480 prompts of a run are 1.6, 1.6, 4.7, 0.8 and 1.6 epochs. In "sparse" few prompts are informative at the start.
 VARIANTS = {
     "base": Variant(8, 305),
@@ -93,7 +106,13 @@ VARIANTS = {
     "small": Variant(8, 102),
     "large": Variant(8, 610),
     "sparse": Variant(8, 305, flat=256),
+    "decay": Variant(8, 305, training=_DECAY),
+    "decay-sparse": Variant(8, 305, flat=256, training=_DECAY),
+    "epochs2": Variant(8, 305, training=_EPOCHS),
+    "epochs2-sparse": Variant(8, 305, flat=256, training=_EPOCHS),
 }
+#: Those of the grid; the others are run by name.
+SIZED = tuple(name for name, variant in VARIANTS.items() if not variant.training)
 #: Variants other than base are run at this learning rate only.
 COMMON_LR = 3e-4
 LRS = (1e-4, 3e-4, 1e-3)
@@ -170,7 +189,7 @@ def grid(seeds: int = SEEDS, presets: Iterable[str] = tuple(MAIN)) -> list[Key]:
     names = list(presets)
     first = [("base", p, COMMON_LR, s) for s in range(seeds) for p in names]
     rates = [("base", p, lr, s) for lr in LRS if lr != COMMON_LR for s in range(seeds) for p in names]
-    sizes = [(v, p, COMMON_LR, s) for v in VARIANTS if v != "base" for s in range(seeds) for p in names]
+    sizes = [(v, p, COMMON_LR, s) for v in SIZED if v != "base" for s in range(seeds) for p in names]
     return first + rates + sizes
 
 
@@ -243,6 +262,9 @@ def overrides(key: Key, settings: Settings, work: Path, run: Path) -> list[str]:
         f"trainer.default_local_dir={checkpoints}",
         f"hydra.run.dir={run / 'hydra'}",
     ]
+    words += variant.training
+    if preset.startswith(REINFORCE):
+        words.append("algorithm.adv_estimator=reinforce_plus_plus")
     if preset == "oracle":
         words += [
             "~adaptive.sampler",
@@ -433,7 +455,7 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     settings = Settings(**{name: getattr(options, name) for name in asdict(Settings())})
     names = [name.strip() for name in options.presets.split(";") if name.strip()] or list(MAIN)
-    variants = [name.strip() for name in options.variants.split(",") if name.strip()] or list(VARIANTS)
+    variants = [name.strip() for name in options.variants.split(",") if name.strip()] or list(SIZED)
     for what, chosen, known in (("preset", names, PRESETS), ("variant", variants, VARIANTS)):
         for name in chosen:
             if name not in known:

@@ -77,6 +77,7 @@ def test_refused(overrides, message):
         ["+adaptive=solo", "adaptive/sampler=epoch"],
         ["+adaptive=grpo", "actor_rollout_ref.rollout.n=1"],
         ["+adaptive=grpo", "adaptive.batch_unit=rollouts", "adaptive.allocator.n=4"],
+        ["+adaptive=solo", "adaptive/advantage=verl", "algorithm.adv_estimator=reinforce_plus_plus"],
         ["+adaptive=solo", "actor_rollout_ref.actor.use_kl_loss=true", "actor_rollout_ref.actor.entropy_coeff=0.01"],
     ],
     ids=" ".join,

@@ -51,7 +51,7 @@ def check_run(config: Any, adaptive: AdaptiveConfig, policy: Policy) -> None:
         config.trainer.v1.trainer_mode,
         f"must be one of {', '.join(MODES)}",
     )
-    _check_group_size(rollout.n, adaptive, policy)
+    _check_group_size(rollout.n, str(estimator), adaptive, policy)
     groups = config.algorithm.get("filter_groups", None)
     check(
         not (groups is not None and groups.get("enable", False)),
@@ -140,13 +140,15 @@ def _check_fetch(config: Any, policy: Policy) -> None:
     )
 
 
-def _check_group_size(n: int, adaptive: AdaptiveConfig, policy: Policy) -> None:
+def _check_group_size(n: int, estimator: str, adaptive: AdaptiveConfig, policy: Policy) -> None:
     """A group of one is for those who need none."""
     size, key = n, "actor_rollout_ref.rollout.n"
     if policy.allocator.name == "fixed" and adaptive.allocator.get("n"):
         size, key = adaptive.allocator["n"], "adaptive.allocator.n"
     # GRPO as verl has it, or a baseline that needs no group; and nothing else that would look at a group's variance.
-    alone = policy.filter.name == "keep_all" and (policy.sampler.name == "epoch" or not policy.advantage.needs_groups)
+    advantage = policy.advantage
+    groups = advantage.needs_groups and (advantage.estimator is not None or estimator in GROUP_RELATIVE)
+    alone = policy.filter.name == "keep_all" and (policy.sampler.name == "epoch" or not groups)
     check(
         size >= 2 or alone,
         key,

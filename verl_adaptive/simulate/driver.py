@@ -84,8 +84,10 @@ class Simulation:
         self.clock: Any = clock
         table = StatsTable()
         row_of = table.rows_for(world.keys, sources=world.sources)
-        shape = step_shape(config, batch, n, len(table))
+        shape = step_shape(config, batch, n, len(table), 0.0 if mode is None else mode.warmup / batch)
         config = shape.config
+        if mode is not None:
+            mode = replace(mode, warmup=mode.warmup * shape.groups // batch)
         policy = build_policy(config)
         if sampler is not None:
             policy.sampler = sampler
