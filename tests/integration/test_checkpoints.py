@@ -127,7 +127,6 @@ OTHERS = {
     "adaptive.refill": {"refill": False},
     "adaptive.batch_unit": {"batch_unit": "rollouts"},
     "adaptive.rounds": {"rounds": True},
-    "adaptive.batch_unit": {"batch_unit": "rollouts"},
     "adaptive.min_sessions": {"min_sessions": 0.25},
     "adaptive.surplus": {"surplus": "train"},
     "adaptive.max_rounds": {"max_rounds": 3},
