@@ -188,6 +188,14 @@ def test_cero_passes_where_nothing_is_generated_ahead():
     run_checks("+adaptive=cero", *SEPARATE, "trainer.v1.separate_async.num_warmup_batches=0")
 
 
+@pytest.mark.parametrize(("key", "value"), [("choose", "max_variance"), ("hold_surplus", "true")])
+def test_what_compares_a_rounds_groups_needs_rounds(key, value):
+    words = ["+adaptive=pilot_commit", f"adaptive.allocator.{key}={value}"]
+    with pytest.raises(ConfigError, match=rf"adaptive\.allocator\.{key}='{value}': .*adaptive\.rounds=true"):
+        run_checks(*words)
+    run_checks(*words, "adaptive.rounds=true")
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [

@@ -100,7 +100,8 @@ class PilotCommit(Allocator):
             n_pilot: n_p, pilots of a prompt; null: a quarter of n (``actor_rollout_ref.rollout.n``), at least 2. The
                 commit is the rest: n_c = n − n_p.
             lower, upper: margins of the band, as shares of the pilots.
-            choose: which in-band prompts commit when there are more than the batch needs: ``random`` (published for
+            choose: with ``adaptive.rounds``, which in-band prompts commit when there are more than the batch needs (in
+                order, the first of the shuffled stream do, and held groups by this): ``random`` (published for
                 4B and larger), ``max_variance`` (published for 1.5B: nearest to half solved, the newest first), or
                 ``first`` (submission order).
             form: ``on_policy``: commit in the same step; ``pipelined``: at a later generation, as published.
@@ -146,6 +147,8 @@ class PilotCommit(Allocator):
         super().__init__(options)
         c = self.config
         self.can_hold = c.form == "pipelined" or c.hold_surplus  # type: ignore[misc]
+        if c.choose == "max_variance" or c.hold_surplus:
+            self.needs_rounds = "hold_surplus=true" if c.hold_surplus else "choose=max_variance"
         self._recent = np.zeros(2)  # pilots judged and found in the band, past steps discounted
         self._recalled = (0, 0, 0, 0)  # step, round: commits of held groups in it, groups still held
         self._counts: dict[str, int] = {}

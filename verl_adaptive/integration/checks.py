@@ -163,6 +163,13 @@ def _check_mode(config: Any, adaptive: AdaptiveConfig, policy: Policy) -> None:
     """What a method needs that a trainer mode cannot give."""
     mode = mode_of(config)
     if mode == "sync":
+        key, _, value = policy.allocator.needs_rounds.partition("=")
+        check(
+            not key or adaptive.rounds,
+            f"adaptive.allocator.{key}",
+            value,
+            "compares the groups of a round, and groups commit one by one; write adaptive.rounds=true",
+        )
         return
     warmup = config.trainer.v1[mode].get("num_warmup_batches", 0)
     check(
