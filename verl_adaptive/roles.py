@@ -415,11 +415,13 @@ class Policy:
 
 
 def _plain(config: Any) -> Any:
-    """Options by name; those that came later (``metadata={"since": …}``) only where they are set, so that a snapshot of
-    before is not another policy's."""
+    """Options by name; those that came later (``metadata={"since": …}``) only where they are set, and a default that changed
+    as it was (``metadata={"was": …}``), so that a snapshot of before is not another policy's."""
     later = {f.name: f.default for f in fields(config) if "since" in f.metadata}
+    was = {f.name: f.metadata["was"] for f in fields(config) if "was" in f.metadata}
+    defaults = {f.name: f.default for f in fields(config)}
     return {
-        k: _plain(v) if hasattr(v, "__dict__") else v
+        k: was[k] if k in was and v == defaults[k] else _plain(v) if hasattr(v, "__dict__") else v
         for k, v in vars(config).items()
         if k not in later or v != later[k]
     }

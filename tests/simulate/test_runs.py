@@ -98,7 +98,7 @@ def test_the_same_seed_gives_the_same_run_and_another_another(preset) -> None:
     one, again, other = (run_task(tasks([preset], [seed], SMALL, POOL)[0]) for seed in (1, 1, 2))
     for row in (one, again, other):
         del row["seconds"], row["seed"]
-    assert one == again != other
+    assert repr(one) == repr(again) != repr(other)  # a preset that keeps flat groups divides by none: nan
 
 
 def test_a_run_of_fixed_steps_ends_there() -> None:
@@ -239,7 +239,7 @@ def test_rows_load_as_a_data_frame() -> None:
 
 def test_presets_are_those_of_the_command_line() -> None:
     assert compose_preset(["greso", "adaptive.sampler.p_easy=0.3"]).sampler["p_easy"] == 0.3
-    assert compose_preset(["dapo"], ["adaptive.surplus=train"]).surplus == "train"
+    assert compose_preset(["dapo"], ["adaptive.rounds=true", "adaptive.surplus=train"]).surplus == "train"
     for name in preset_names():
         assert compose_preset([name]).name == name
 

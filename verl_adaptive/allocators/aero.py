@@ -34,7 +34,7 @@ Where we deviate, and why:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
@@ -77,11 +77,11 @@ class AeroRescue(Allocator):
 
         n: int | None = None
         n_explore: int | None = None
-        n_extra: int | None = None
+        n_extra: int | None = field(default=None, metadata={"was": 2})
         u_res: float = 0.0
         budget: Literal["pooled", "per_prompt"] = "pooled"
         max_per_prompt: int | None = None
-        rounds: int | None = None
+        rounds: int | None = field(default=None, metadata={"was": 8})
 
         def validate(self, path: str) -> None:
             for key in ("n", "n_explore", "n_extra", "max_per_prompt"):

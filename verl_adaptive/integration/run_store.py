@@ -239,6 +239,11 @@ class RunStore:
         self.row_of = table.rows_for(self.keys, sources=self.sources)
         visited = int((table.col("visits") > 0).sum())
         self.origin = f"resumed at step {step}: {visited} prompts known, {len(state['engine']['queue'])} waiting"
+        if not {"kind", "stream"} & set(state["engine"]) and not self.adaptive.rounds:
+            logger.warning(
+                "the checkpoint is of a version that worked in rounds; this run commits groups in the order of submission. "
+                "To go on as before: adaptive.rounds=true"
+            )
         return state
 
     @staticmethod

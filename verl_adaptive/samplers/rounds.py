@@ -10,7 +10,7 @@ commit round does not ask for prompts the batch has no room for.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from verl_adaptive.config import check
 from verl_adaptive.progress import OVER_ASK, Progress
@@ -34,7 +34,7 @@ class RoundConfig:
 
     prompts: int | None = None
     adaptive: bool = False
-    safety: float | None = None
+    safety: float | None = field(default=None, metadata={"was": 1.25})
     least: int | None = None
 
     def validate(self, path: str) -> None:

@@ -80,7 +80,7 @@ class Simulation:
         if mode is not None and clock is None:
             raise AdaptiveError("an asynchronous trainer is simulated with a clock only")
         config = replace(config, rounds=(config.rounds or clock is None) if rounds is None else rounds)
-        self.world, self.steps, self.fixed = world, steps, fixed
+        self.world, self.steps, self.fixed, self.n = world, steps, fixed, n
         self.clock: Any = clock
         table = StatsTable()
         row_of = table.rows_for(world.keys, sources=world.sources)

@@ -59,7 +59,7 @@ class Measure:
         self.simulation, self.world = simulation, simulation.world
         self.every = max(1, expected_steps // _LOOKS)
         self.start = np.array(self.world.rates())
-        self.scale = simulation.engine.facts.n * self.world.size
+        self.scale = simulation.n * self.world.size
         self.last = np.zeros(self.world.size)  # passes at the latest visit
         self.gap = np.zeros(self.world.size)
         self.seen = np.zeros(self.world.size, dtype=bool)
@@ -89,7 +89,7 @@ class Measure:
         if self._before is not None:
             self.looked += worth
             q = 4.0 * self._before * (1.0 - self._before)
-            self.best += _best(q, self.simulation.engine.facts.n, int(n.sum()))
+            self.best += _best(q, self.simulation.n, int(n.sum()))
         visited = np.unique(index)
         self.gap[visited] = np.maximum(self.gap[visited], self._passes - self.last[visited])
         self.last[visited] = self._passes
