@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import socket
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
@@ -21,7 +23,7 @@ from verl_adaptive.stats.schema import JournalError
 __all__ = ["BACKEND", "PostgreSQL", "lock_number"]
 
 _SETTINGS: dict[str, Any] = {
-    "connect_timeout": 3,
+    "connect_timeout": 10,
     "keepalives_idle": 10,
     "keepalives_interval": 5,
     "keepalives_count": 3,
@@ -71,10 +73,16 @@ class PostgreSQL(Backend):
 
         @event.listens_for(engine, "do_connect")
         def _connect(dialect: Any, record: Any, args: Any, options: Any) -> Any:
-            # SQLAlchemy asks a new connection several questions before anybody gets to see it.
+            stack = getattr(_CEILINGS, "stack", [])
+            if not stack:
+                return None  # as SQLAlchemy does
+            own = str(options.get("connect_timeout", ""))
+            if not own or own.isdecimal():  # anything else is for the driver to refuse
+                left = max(2, math.ceil(stack[-1].left()))  # psycopg waits for two seconds at least
+                options = {**options, "connect_timeout": min(int(own or 0) or left, left)}
             connection = dialect.connect(*args, **options)
-            for ceiling in getattr(_CEILINGS, "stack", [])[-1:]:
-                ceiling.watch(connection.fileno())
+            # SQLAlchemy asks a new connection several questions before anybody gets to see it.
+            stack[-1].watch(connection.fileno())
             return connection
 
         return engine
@@ -149,11 +157,16 @@ class _Ceiling:
 
     def __init__(self, seconds: float) -> None:
         self.hit = False
+        self._end = time.monotonic() + seconds
         self._sockets: list[socket.socket] = []
         self._mutex = threading.Lock()
         self._timer = threading.Timer(seconds, self._cut)
         self._timer.daemon = True
         self._timer.start()
+
+    def left(self) -> float:
+        """Seconds until it is hit."""
+        return self._end - time.monotonic()
 
     def watch(self, descriptor: int) -> None:
         # A duplicate: should the connection be closed meanwhile, its number may soon be another file's.
