@@ -6,7 +6,7 @@ from typing import Any
 
 from benchmarks.runs import table
 
-__all__ = ["clock_page"]
+__all__ = ["async_table", "clock_page"]
 
 
 def _share(entry: dict[str, Any], key: str) -> str:
@@ -85,6 +85,34 @@ def clock_page(data: dict[str, Any]) -> list[str]:
     if data["learning"]:
         lines += _learning(data)
     return lines
+
+
+def async_table(data: dict[str, Any]) -> list[str]:
+    """Asynchronous trainers beside ``sync``, as shares of GRPO's generation in ``sync``."""
+    names = list(data["asynchronous"])
+    if not names:
+        return []
+    rows = []
+    for policy in data["policies"]:
+        entries = [data["asynchronous"][name].get(policy) for name in names]
+        if all(e is None for e in entries):
+            continue
+        cells = [_cost(data["policies"][policy])]
+        for entry in entries:
+            cells += ["–", "–"] if entry is None else [_cost(entry), f"{entry['age']:.1f}"]
+        rows.append([_name(policy), *cells])
+    heads = [head for name in names for head in (f"{name}: time · idle · apiece", "age")]
+    seeds = min(e["seeds"] for name in names for e in data["asynchronous"][name].values())
+    return [
+        f"Time of generation · idle share · time an informative group; *age*: weight updates between a trained group's first "
+        f"request and its training. {seeds} seeds, `{data['command']}`.",
+        "",
+        *table(["policy", "`sync`", *heads], rows),
+    ]
+
+
+def _cost(entry: dict[str, Any]) -> str:
+    return f"{entry['time']:.2f} · {max(0.0, entry['idle']):.0%} · {_plain(entry['time_per_informative'])}"
 
 
 def _variations(data: dict[str, Any]) -> list[str]:

@@ -22,7 +22,7 @@ import numpy as np
 
 from benchmarks import train_cpu
 from benchmarks.cells import Parser, interval, read_rows, run_script, write_whole
-from benchmarks.page_clock import clock_page
+from benchmarks.page_clock import async_table, clock_page
 from benchmarks.page_cpu import cpu_page, cpu_runs
 from benchmarks.page_front import readme
 from benchmarks.page_speed import decisions_page, step_time_page, store_page
@@ -126,6 +126,9 @@ def pages(results: Path, results_page: Path, readme_page: Path) -> dict[Path, st
         if data := read(f"{name}.json"):
             text = put(text, name, page(data))
     out = {results_page: text}
+    asynchronous = results_page.parent.parent / "docs" / "async.md"
+    if (data := read("clock.json")) and asynchronous.exists():
+        out[asynchronous] = put(asynchronous.read_text(), "clock", async_table(data))
     if tiny and readme_page.exists():
         front = readme_page.read_text()
         if "<!-- benchmark: begin -->" not in front:

@@ -107,7 +107,10 @@ class Groups:
     @classmethod
     def empty(cls) -> Groups:
         """No groups at all."""
-        return cls.from_lists([], [])
+        global _EMPTY
+        if _EMPTY is None:
+            _EMPTY = cls.from_lists([], [])
+        return cls(**vars(_EMPTY))
 
     @classmethod
     def concat(cls, parts: Sequence[Groups]) -> Groups:
@@ -192,6 +195,10 @@ class Groups:
     def select(self, groups: np.ndarray) -> Groups:
         """Those groups only; ``groups`` is bool ``(G,)`` or an int array of positions, in the order wanted."""
         positions = np.flatnonzero(groups) if groups.dtype == bool else np.asarray(groups, dtype=np.int64)
+        if not len(positions):
+            return Groups.empty()
+        if groups.dtype == bool and len(positions) == len(self):
+            return Groups(**vars(self))  # the arrays are shared: nobody writes into them
         take = self.rollouts_of(positions)
         offsets = np.concatenate([[0], np.cumsum(self.n[positions])]).astype(np.int64)
         per_rollout = {"reward", "signal", "success", "tokens", "stage"}
@@ -204,6 +211,8 @@ class Groups:
 
     def sorted(self) -> Groups:
         """In ticket order."""
+        if (self.ticket[1:] >= self.ticket[:-1]).all():
+            return Groups(**vars(self))
         return self.select(np.argsort(self.ticket, kind="stable"))
 
     def merge(self, more: Groups) -> Groups:
@@ -235,3 +244,6 @@ class Groups:
             stage=both.stage[order],
             lost=lost,
         )
+
+
+_EMPTY: Groups | None = None
