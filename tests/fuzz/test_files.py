@@ -22,8 +22,8 @@ from tests.cli.stores import hostile_rows, make_run, write_dataset
 from tests.fuzz.common import damage, examples, json_values, seeds, survives
 from verl_adaptive.cli import main
 from verl_adaptive.report.collect import collect
+from verl_adaptive.report.opening import open_prompts
 from verl_adaptive.report.page import render
-from verl_adaptive.report.prompts import open_prompts
 from verl_adaptive.stats import SnapshotError, StatsTable, dataset_keys, open_store, read_snapshot, warm_start
 from verl_adaptive.stats.snapshot import _digest, _seal, attached, read_manifest
 from verl_adaptive.stats.state import join_state, split_state

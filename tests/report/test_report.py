@@ -14,8 +14,8 @@ from verl_adaptive.report import figures
 from verl_adaptive.report.collect import CLASSES, collect
 from verl_adaptive.report.figures import Series
 from verl_adaptive.report.history import windows
+from verl_adaptive.report.opening import open_prompts
 from verl_adaptive.report.page import _subtitle
-from verl_adaptive.report.prompts import open_prompts
 from verl_adaptive.stats.journal import Journal
 
 SECTIONS = (

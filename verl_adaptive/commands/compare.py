@@ -32,8 +32,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from verl_adaptive.commands.output import print_json
+    from verl_adaptive.report.opening import open_prompts
     from verl_adaptive.report.overview import overview
-    from verl_adaptive.report.prompts import open_prompts
 
     # --run names a run of both; different ones are named with #RUN
     opened = [

@@ -345,7 +345,7 @@ class Examination:
 
     def _journal(self, path: str, run: str | None) -> None:
         """A journal that is there already can be read and written."""
-        from verl_adaptive.report.prompts import runs_of
+        from verl_adaptive.report.opened import runs_of
 
         fix = "move it away, or choose another place with adaptive.store.url; resume does not need it"
         found = self._try("store", fix, lambda: runs_of(path))

@@ -47,7 +47,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from verl_adaptive.commands.output import note, number
     from verl_adaptive.report.expressions import Expression
-    from verl_adaptive.report.prompts import open_prompts, reading
+    from verl_adaptive.report.opened import reading
+    from verl_adaptive.report.opening import open_prompts
 
     suffix = os.path.splitext(args.out)[1].lower()
     if suffix not in FORMATS:
@@ -98,7 +99,7 @@ def _observations(opened: Any) -> Iterator[Any]:
     """A page at a time: a long run's observations need not fit in memory."""
     import pyarrow as pa
 
-    from verl_adaptive.report.prompts import reading
+    from verl_adaptive.report.opened import reading
 
     with reading(opened.source):
         for page in opened.store.observation_pages(opened.run):

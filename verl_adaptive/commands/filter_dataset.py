@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
     from verl_adaptive.commands.output import note, number, share
     from verl_adaptive.report.dataset import keys_of, open_parquet
     from verl_adaptive.report.expressions import Expression
-    from verl_adaptive.report.prompts import open_prompts
+    from verl_adaptive.report.opening import open_prompts
 
     wanted = Expression(args.where)
     if not args.out.endswith(".parquet"):

@@ -49,7 +49,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from verl_adaptive.commands.output import note
     from verl_adaptive.report.collect import collect
-    from verl_adaptive.report.prompts import open_prompts
+    from verl_adaptive.report.opening import open_prompts
 
     try:
         from verl_adaptive.report.page import render

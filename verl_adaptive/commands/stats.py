@@ -60,8 +60,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from verl_adaptive.commands.output import print_json
     from verl_adaptive.report.expressions import Expression
+    from verl_adaptive.report.opening import open_prompts
     from verl_adaptive.report.overview import overview
-    from verl_adaptive.report.prompts import open_prompts
 
     wanted = None if args.where is None else Expression(args.where)  # before anything long
     if args.desc and not args.sort:
@@ -131,7 +131,7 @@ def _add_texts(shown: dict[str, list[dict[str, Any]]], args: argparse.Namespace)
 
 def _print_runs(source: str, as_json: bool) -> int:
     from verl_adaptive.commands.output import console, number, print_json, table
-    from verl_adaptive.report.prompts import runs_of
+    from verl_adaptive.report.opened import runs_of
 
     found = runs_of(source)
     if as_json:

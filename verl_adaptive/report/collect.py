@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from verl_adaptive.report.history import Flips, Window, windows
+from verl_adaptive.report.opened import Opened, reading
 from verl_adaptive.report.overview import BINS, REGRESSED, ledger_of, overview
-from verl_adaptive.report.prompts import Opened, reading
 from verl_adaptive.stats import StoreError
 
 __all__ = ["CLASSES", "Collected", "History", "collect", "conflicts"]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from verl_adaptive.report.prompts import TOLERANCE, Opened, reading
+from verl_adaptive.report.opened import TOLERANCE, Opened, reading
 from verl_adaptive.stats.reader import key_words
 
 __all__ = ["Flips", "Window", "flips_of", "windows"]

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from verl_adaptive.report.prompts import Opened, reading
+from verl_adaptive.report.opened import Opened, reading
 from verl_adaptive.stats import StoreError
 
 __all__ = ["BINS", "REGRESSED", "histogram", "ledger_of", "overview"]

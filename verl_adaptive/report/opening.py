@@ -1,0 +1,92 @@
+"""Open a journal, a snapshot, a folder of checkpoints or a file of results, and read its prompts."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from verl_adaptive.errors import AdaptiveError
+from verl_adaptive.report.history import flips_of
+from verl_adaptive.report.opened import TOLERANCE, Opened, reading
+from verl_adaptive.report.prompts import Prompts
+from verl_adaptive.stats import StatsTable, StoreError, open_store, read_manifest, read_snapshot
+from verl_adaptive.stats.locate import locate
+
+__all__ = ["open_prompts"]
+
+
+def open_prompts(
+    source: str,
+    *,
+    run: str | None = None,
+    tolerance: float = TOLERANCE,
+    prefer: str = "journal",
+    id_key: str | None = None,
+) -> Opened:
+    """Open whatever ``source`` is and read its prompts.
+
+    Args:
+        source: a journal, a snapshot, a directory of checkpoints, or a file of results.
+        run: one of a journal's runs.
+        tolerance: a group has zero variance if max − min of its signal is at most this (journals and results).
+        prefer: ``journal`` or ``snapshot``, for a directory of checkpoints that has both.
+        id_key: the user's own identifier, for files of results.
+
+    Raises:
+        StoreError, JournalError, SnapshotError: not there, or not readable.
+    """
+    with reading(source):
+        found = locate(source, prefer=prefer)  # type: ignore[arg-type]
+        if found.kind == "results":
+            from verl_adaptive.stats.results import read_results
+
+            table = read_results(Path(found.where), tolerance=tolerance, id_key=id_key)
+            return Opened(source, found.where, "results", None, None, Prompts(table), {})
+        store = open_store(source, prefer=prefer)  # type: ignore[arg-type]
+        if found.kind == "snapshot":
+            about = _plain(read_manifest(found.where).get("meta", {}))
+            table = store.table()
+            resting = (int((table.col("retired") > 0).sum()), about.get("step"))
+            return Opened(source, store.where, "snapshot", None, store, Prompts(table), about, resting)
+        runs = store.run_list()
+        if not runs:
+            raise StoreError(f"{store.where} holds no run yet; a run appears with its first step")
+        name = store.run_name(run)
+        row = next(r for r in runs if r["run_id"] == name)
+        about = {**_plain(row["meta"]), "attempts": row["attempts"], "package": row["package"]}
+        table = store.table(name, tolerance=tolerance)
+        retired = _retired(about, found.where, table)
+        opened = Opened(source, store.where, "journal", name, store, Prompts(table), about, retired)
+        opened.prompts.further["flips"] = partial(flips_of, opened, len(table))
+        return opened
+
+
+def _plain(meta: dict[str, Any]) -> dict[str, Any]:
+    """What a run says of itself, as far as it is text or a number: the store may be anybody's."""
+    known = ("preset", "policy", "package", "step", "checkpoints")
+    return {name: meta[name] for name in known if isinstance(meta.get(name), str | int | float)}
+
+
+def _retired(about: dict[str, Any], where: str, table: StatsTable) -> tuple[int, int | None] | None:
+    """A journal does not record what is retired; the newest snapshot beside it does."""
+    from verl_adaptive.stats.database import local_file
+
+    path = local_file(where)
+    folders = [about.get("checkpoints"), path and str(path.parent)]
+    for folder in folders:
+        if not isinstance(folder, str) or not os.path.isdir(folder):
+            continue
+        try:
+            beside = locate(folder, prefer="snapshot")
+            if beside.kind != "snapshot":
+                continue
+            theirs, _, manifest = read_snapshot(beside.where)
+        except (AdaptiveError, OSError, ValueError):
+            continue  # being written or damaged: that is for `stats` on the snapshot itself to say
+        rows = table.rows_for(theirs.keys, create=False)
+        marked = (rows >= 0) & (theirs.col("retired") > 0)
+        table.col("retired")[rows[marked]] = 1
+        return int(marked.sum()), manifest.get("meta", {}).get("step")
+    return None
