@@ -90,7 +90,8 @@ def emitted() -> dict[str, float]:
                 partition=lambda cost, k: [list(range(len(cost)))],
             )
             out.update(report.step_metrics(engine, result, [plan]))
-    return out
+    times = pytest.importorskip("verl_adaptive.integration.times")
+    return out | times.Times().metrics()
 
 
 def test_something_is_emitted(emitted) -> None:

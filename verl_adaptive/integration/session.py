@@ -12,6 +12,7 @@ from verl_adaptive.integration.abort import Abort
 from verl_adaptive.integration.courier import Courier, Road
 from verl_adaptive.integration.prompts import Stream
 from verl_adaptive.integration.queue import Batch, Queue
+from verl_adaptive.integration.times import Times
 
 __all__ = ["Batch", "Session"]
 
@@ -32,10 +33,12 @@ class Session:
         self.queue = Queue(config)
         self.courier = Courier(self.queue, stream, road, config, engine.facts.batch)
         self._abort = abort
+        self.times = Times()
 
     def start(self) -> None:
         """Begin the step and send its first requests, without waiting."""
         self._abort.sweep()
+        self.times.begin()
         self.courier.send(self.engine.begin(self.courier.road.step_of()))
 
     def complete(self) -> Batch:
@@ -50,6 +53,7 @@ class Session:
             results = courier.fetch(engine.flight, timeout)
             if results is None:
                 continue
+            self.times.back(len(results))
             courier.send(engine.receive(results))
             courier.close(engine.never_trains().tolist())
             if not engine.settled:
@@ -57,6 +61,7 @@ class Session:
         if len(engine.flight):
             done = self._abort(self.queue.drop(engine.flight))
             engine.abandon(done.rollouts, done.tokens)
+        self.times.end()
         self._finished = engine.finish()
         batch = self.queue.settle(self._finished)
         # Groups that were under way or had not committed are gone with the step, but for those held for a later one.

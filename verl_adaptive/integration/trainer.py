@@ -207,6 +207,8 @@ class AdaptiveMixin(_Trainer):
             self.run_store.commit(self.global_steps, result, self.engine)
         longest = self.config.data.max_response_length
         metrics.update(step_metrics(self.engine, result, self._layouts, max_response_length=longest))
+        if isinstance(self.session, Session):
+            metrics.update(self.session.times.metrics())
         if result.note:
             logger.warning("%s", result.note)
         if self.engine.finished and self.global_steps < self.total_training_steps:

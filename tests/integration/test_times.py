@@ -1,0 +1,31 @@
+"""Seconds of a step: of its generation, and of waiting for its slowest groups."""
+
+from __future__ import annotations
+
+from verl_adaptive.integration.times import Times
+
+
+def seconds(*events: tuple[float, int], end: float, begin: float = 100.0) -> tuple[float, float]:
+    now = [begin]
+    times = Times(lambda: now[0])
+    times.begin()
+    for when, groups in events:
+        now[0] = when
+        times.back(groups)
+    now[0] = end
+    times.end()
+    found = times.metrics()
+    return found["adaptive/time/generation"], found["adaptive/time/last_tenth"]
+
+
+def test_the_last_tenth_is_what_follows_nine_tenths_of_the_groups() -> None:
+    assert seconds((101, 50), (102, 40), (110, 9), (120, 1), end=121.0) == (21.0, 19.0)
+    assert seconds((101, 89), (110, 1), (120, 10), end=121.0) == (21.0, 11.0)
+
+
+def test_all_at_once_waits_for_nobody() -> None:
+    assert seconds((107, 30), end=107.0) == (7.0, 0.0)
+
+
+def test_a_step_without_groups() -> None:
+    assert seconds(end=100.5) == (0.5, 0.0)
