@@ -137,7 +137,7 @@ class Killer(threading.Thread):
         self.join(10)
 
 
-def failed_run(folder: Path, *overrides: str, timeout: float = 400, **env: str) -> Run:
+def failed_run(folder: Path, *overrides: str, timeout: float = 1800, **env: str) -> Run:
     """A run that must end by itself, with an error."""
     run = train(folder, *overrides, timeout=timeout, **env)
     assert run.code not in (0, None), run.tail

@@ -134,7 +134,7 @@ def read_metrics(path: Path) -> list[dict]:
     return out
 
 
-def train(folder: Path, *overrides: str, timeout: float = 600, kill_at: int | None = None, **env: str) -> Run:
+def train(folder: Path, *overrides: str, timeout: float = 1800, kill_at: int | None = None, **env: str) -> Run:
     """Run verl to its end, or until ``kill_at`` training steps are logged, and then SIGKILL it.
 
     The process that is killed is the one that started Ray: its raylet, workers, driver and vLLM die with it.
@@ -149,7 +149,7 @@ def several(
     folder: Path,
     runs: Mapping[str, Sequence[str]],
     *common: str,
-    timeout: float = 1500,
+    timeout: float = 3600,
     kill_at: int | None = None,
     **env: str,
 ) -> dict[str, Run]:

@@ -12,7 +12,7 @@ from tests.e2e.harness import Run, balanced, optimizer_updates, replays, train
 from tests.e2e.starts import SIX
 from verl_adaptive.stats import open_store, read_snapshot
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(5400)]
 
 COLOCATE, SEPARATE = MODES["colocate_async"], MODES["separate_async"]
 

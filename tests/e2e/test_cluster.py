@@ -20,7 +20,7 @@ from tests.e2e.harness import balanced, environment, train
 from verl_adaptive.integration.cpu import ENVIRONMENT_DEFAULTS
 from verl_adaptive.stats import open_store, read_snapshot
 
-pytestmark = [pytest.mark.e2e, pytest.mark.matrix, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.e2e, pytest.mark.matrix, pytest.mark.timeout(5400)]
 
 
 class Cluster:

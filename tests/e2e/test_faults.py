@@ -22,7 +22,7 @@ from tests.e2e.faults import (
 from tests.e2e.harness import replays, train
 from verl_adaptive.stats import key_hex, read_snapshot
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(5400)]
 matrix = pytest.mark.matrix
 #: The asynchronous modes belong to the longer matrix; tests/integration breaks them on a real TransferQueue by default.
 everywhere = pytest.mark.parametrize("mode", ["sync", *(pytest.param(m, marks=matrix) for m in MODES if m != "sync")])

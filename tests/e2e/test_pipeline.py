@@ -12,7 +12,7 @@ from tests.e2e.harness import balanced, optimizer_updates, replays, train_rows
 from tests.e2e.starts import PRESETS
 from verl_adaptive.stats import read_snapshot
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(5400)]
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 from tests.e2e.harness import balanced, optimizer_updates, replays
 from verl_adaptive.stats import read_snapshot
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(5400)]
 
 
 def test_solo_is_killed_and_goes_on(usual):
