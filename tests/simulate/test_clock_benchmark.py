@@ -1,0 +1,93 @@
+"""The published seconds: their shares by hand, the pages from the JSON, a cell again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks import clock as bench
+from benchmarks.page_clock import async_table, clock_page
+from benchmarks.report import put
+from verl_adaptive.simulate import PEERS, preset_names
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def results() -> dict:
+    return json.loads((ROOT / "benchmarks" / "results" / "clock.json").read_text())
+
+
+def row(preset: str, seed: int, time: float, apiece: float | None, block: str = "model") -> dict:
+    more = {
+        "waves": 2.0,
+        "empty": 0.4,
+        "last": 0.1,
+        "begun": 9.0,
+        "aborted": 1.0,
+        "aborted_tokens": 0.1,
+        "prefill": 5.0,
+    }
+    return {
+        **{"block": block, "preset": preset, "seed": seed, "time": time, "time_per_informative": apiece, "idle": 0.25},
+        **more,
+        **{"informative": 3.0, "age": 1.0},
+    }
+
+
+def test_shares_are_of_grpos_in_the_same_seed() -> None:
+    rows = [row("grpo", s, 10.0 + s, 2.0) for s in (0, 1)]
+    rows += [row("dapo", 0, 20.0, 3.0), row("dapo", 1, 11.0, 1.0), row("solo", 0, 5.0, None), row("greso", 7, 1.0, 1.0)]
+    found = bench.shares([r for r in rows if r["preset"] != "greso"], "model")
+    assert list(found) == ["grpo", "dapo", "solo"]
+    assert (found["grpo"]["time"], found["grpo"]["time_per_informative"], found["grpo"]["seeds"]) == (1.0, 1.0, 2)
+    assert found["dapo"]["time"] == pytest.approx(1.5) and found["dapo"]["time_per_informative"] == pytest.approx(1.0)
+    assert found["dapo"]["spread"]["time"] == {"se": pytest.approx(0.5), "lowest": 1.0, "highest": 2.0}
+    assert (found["dapo"]["idle"], found["dapo"]["rounds"], found["dapo"]["seconds"]) == (0.25, 2.0, 15.5)
+    assert found["solo"]["time_per_informative"] is None and "time_per_informative" not in found["solo"]["spread"]
+    ahead = [row("grpo", 0, 5.0, 1.0, "one batch ahead")]
+    assert bench.shares(rows + ahead, "one batch ahead", "model")["grpo"]["time"] == 0.5
+
+
+def test_time_to_grpos_pool_by_hand() -> None:
+    def run(preset: str, course: list[list[float]]) -> dict:
+        return {"block": "mixed", "preset": preset, "seed": 0, "course": course, "pool_end": course[-1][1]}
+
+    rows = [
+        run("grpo", [[10, 0.5], [20, 0.6], [30, 0.7]]),
+        run("greso", [[12, 0.65], [24, 0.71]]),
+        run("aero", [[40, 0.6]]),
+    ]
+    found = bench.to_pool(rows, "mixed")
+    assert (found["grpo"]["to_grpo"], found["greso"]["to_grpo"]) == (1.0, 0.8)
+    assert found["aero"]["to_grpo"] is None and (found["aero"]["reached"], found["aero"]["seeds"]) == (0, 1)
+
+
+def test_the_results_have_the_shape_that_was_asked_for(results) -> None:
+    found = results["policies"]
+    assert {*preset_names(), *PEERS} <= set(found)
+    assert found["grpo"]["time"] == found["grpo"]["time_per_informative"] == 1.0
+    for policy, entry in found.items():
+        assert {"time", "time_per_informative", "idle", "rounds", "seeds", "spread"} <= set(entry), policy
+        assert entry["time"] > 0 and 0 <= entry["idle"] < 1 and entry["rounds"] >= 1, policy
+    assert "NaN" not in (ROOT / "benchmarks" / "results" / "clock.json").read_text()
+
+
+def test_the_pages_follow_from_the_json(results) -> None:
+    for name, lines in (("benchmarks/RESULTS.md", clock_page(results)), ("docs/async.md", async_table(results))):
+        page = (ROOT / name).read_text()
+        assert page.count("<!-- clock: begin -->") == 1 and put(page, "clock", lines) == page, name
+
+
+def test_what_is_collected_follows_from_the_rows(results) -> None:
+    assert bench.collected(results["rows"])["policies"] == results["policies"]
+
+
+@pytest.mark.parametrize("preset", ["grpo", "verl_filter_groups"])
+def test_a_cell_runs_again(results, preset) -> None:
+    old = next(r for r in results["rows"] if (r["block"], r["preset"], r["seed"]) == ("model", preset, 0))
+    new = bench.make_row(("model", preset, 0))
+    for name in ("steps", "time", "time_per_informative", "idle", "begun", "informative"):
+        assert new[name] == pytest.approx(old[name], rel=0.01), name
