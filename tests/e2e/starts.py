@@ -119,7 +119,7 @@ def short(folder: Path) -> dict[str, Run]:
         "grpo": ("+adaptive=grpo", *SHORT),
         **{name: (*words, *GREEDY) for name, words in (("greedy", ("+adaptive=grpo",)), ("greedy_verls", ()))},
         **{preset: (f"+adaptive={preset}", *recorded) for preset in PRESETS},
-        "killed": ("+adaptive=dapo", "adaptive.stall_timeout=60"),
+        "killed": ("+adaptive=dapo", "adaptive.stall_timeout=600"),
     }
     with Killer(AGENT_LOOP, called.exists) as killer:
         made = several(
