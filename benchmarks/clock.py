@@ -47,7 +47,8 @@ VARIANTS = (
     *(f"{name} adaptive.rounds=true" for name in ("dapo", "greso", "pilot_commit", "aero", "full")),
 )
 #: What an asynchronous trainer has no use for, or refuses: plans of whole steps, rounds, pilots for a later generation.
-SYNC_ONLY = ("cero", *VARIANTS, *PEERS)
+#: Groups of one are left out for time: a window of them is some thousand groups.
+SYNC_ONLY = ("cero", "solo", "spo", *VARIANTS, *PEERS)
 
 
 @dataclass(frozen=True)
