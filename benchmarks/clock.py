@@ -270,7 +270,7 @@ def main() -> None:
             f"[{done}/{len(wanted)}] {row['block']}, {row['preset']}, seed {row['seed']}: {row['time']:.0f} s",
             flush=True,
         )
-        if done % 20 == 0 or done == len(wanted):
+        if done % 5 == 0 or done == len(wanted):
             save(options.results, have)
     if not wanted:
         save(options.results, have)
