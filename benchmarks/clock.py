@@ -47,7 +47,8 @@ VARIANTS = (
     *(f"{name} adaptive.rounds=true" for name in ("dapo", "greso", "pilot_commit", "aero", "full")),
 )
 #: What an asynchronous trainer has no use for, or refuses: plans of whole steps, rounds, pilots for a later generation.
-SYNC_ONLY = ("cero", *VARIANTS, *PEERS)
+#: Groups of one are left out for time: a window of them is some thousand groups.
+SYNC_ONLY = ("cero", "solo", "spo", *VARIANTS, *PEERS)
 
 
 @dataclass(frozen=True)
@@ -269,7 +270,7 @@ def main() -> None:
             f"[{done}/{len(wanted)}] {row['block']}, {row['preset']}, seed {row['seed']}: {row['time']:.0f} s",
             flush=True,
         )
-        if done % 20 == 0 or done == len(wanted):
+        if done % 5 == 0 or done == len(wanted):
             save(options.results, have)
     if not wanted:
         save(options.results, have)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from benchmarks.runs import table
@@ -15,6 +16,11 @@ def _share(entry: dict[str, Any], key: str) -> str:
         return "–"
     error = entry["spread"][key]["se"] if key in entry.get("spread", {}) else None
     return f"{entry[key]:.2f}" if error is None else f"{entry[key]:.2f} ± {error:.2f}"
+
+
+def _seeds(counts: Iterable[int]) -> str:
+    few, *_, many = sorted([*counts] * 2)
+    return f"{few} seed{'s' * (few > 1)}" if few == many else f"{few} to {many} seeds"
 
 
 def _plain(value: float | None) -> str:
@@ -36,7 +42,7 @@ def clock_page(data: dict[str, Any]) -> list[str]:
     """Tables of the model, of its variations, and of the pools that learn."""
     found, blocks = data["policies"], data["blocks"]
     model = blocks["model"]
-    seeds = {entry["seeds"] for entry in found.values()}
+    seeds = _seeds(entry["seeds"] for entry in found.values())
     rows = [
         [
             _name(policy),
@@ -57,7 +63,7 @@ def clock_page(data: dict[str, Any]) -> list[str]:
         "",
         f"`{data['command']}`: the package's own engine in a queueing model ({model['about']}; {model['batch']} groups of "
         f"{model['n']}; a pool that stands still), steps {model['skip'] + 1} to {model['steps']}, "
-        f"{' to '.join(map(str, sorted(seeds)))} seeds. Generation only: prefill, rewards, training and weight updates take "
+        f"{seeds}. Generation only: prefill, rewards, training and weight updates take "
         "no time in it. [The model, and what the columns mean](../docs/simulate.md#the-clock).",
         "",
         "Shares are of GRPO's in the same seeds, with standard errors. *Idle*: share of the tokens that full slots would have "
@@ -102,10 +108,10 @@ def async_table(data: dict[str, Any]) -> list[str]:
             cells += ["–", "–"] if entry is None else [_cost(entry), f"{entry['age']:.1f}"]
         rows.append([_name(policy), *cells])
     heads = [head for name in names for head in (f"{name}: time · idle · apiece", "age")]
-    seeds = min(e["seeds"] for name in names for e in data["asynchronous"][name].values())
+    seeds = _seeds(e["seeds"] for name in names for e in data["asynchronous"][name].values())
     return [
         f"Time of generation · idle share · time an informative group; *age*: weight updates between a trained group's first "
-        f"request and its training. {seeds} seeds, `{data['command']}`.",
+        f"request and its training. {seeds}, `{data['command']}`.",
         "",
         *table(["policy", "`sync`", *heads], rows),
     ]

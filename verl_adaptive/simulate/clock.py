@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -45,6 +45,18 @@ class ClockConfig:
     machine: Machine = field(default_factory=Machine)
     lengths: LengthConfig = field(default_factory=LengthConfig)
     prompt_tokens: int = 512
+
+    @classmethod
+    def guess(cls, *, replicas: int, slots: int, cap: int) -> ClockConfig:
+        """What a run's own settings say; the median is taken to be an eighth of the cap, decode steps are the default's.
+
+        Args:
+            replicas: inference engines: GPUs over ``tensor_model_parallel_size``.
+            slots: ``actor_rollout_ref.rollout.max_num_seqs``, or what the memory for keys and values holds if that is less.
+            cap: ``data.max_response_length``.
+        """
+        lengths = LengthConfig(median=max(1.0, cap / 8), cap=cap)
+        return cls(replace(Machine(), replicas=replicas, slots=slots), lengths)
 
     def validate(self, path: str) -> None:
         self.machine.validate(path)
