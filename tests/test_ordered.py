@@ -355,3 +355,16 @@ def test_long_answers_are_begun_first_and_decide_nothing() -> None:
         assert (sent[0].ticket[:-1] < sent[0].ticket[1:]).all() != longest_first
     for a, b in zip(*results, strict=True):
         same_batch(a, b)
+
+
+def test_a_record_replays_what_was_given_up(tmp_path) -> None:
+    from verl_adaptive.record import Tape, replay
+
+    engine, world = make_engine("greso", "aero", "informative", batch=6, n=8, M=60, rounds=False)
+    tape = Tape(tmp_path, engine)
+    run = Arrivals(engine, world, 3)
+    ledgers = [run.step(step).ledger for step in range(1, 7)]
+    tape.close()
+    report = replay(tmp_path / "attempt-0")
+    assert report.identical and report.ledgers == ledgers
+    assert sum(ledger.rollouts.dropped.get("aborted", 0) for ledger in ledgers) > 0

@@ -154,6 +154,10 @@ class Tape:
         """These results came back, together."""
         self._write(back={f.name: getattr(results, f.name).tolist() for f in fields(results)})
 
+    def abandoned(self, rollouts: int, tokens: int) -> None:
+        """Requests were given up that had generated this much; for the account, no decision depends on it."""
+        self._write(abandon=[rollouts, tokens])
+
     def revived(self) -> None:
         """An asynchronous step drew once more."""
         self._write(revive=True)
@@ -393,6 +397,8 @@ def replay(folder: str | os.PathLike[str]) -> ReplayReport:
                 report.looks += 1
                 report.rollouts += results.rollouts
                 _same_requests(events, engine.receive(results), report)
+            elif "abandon" in event:
+                engine.abandon(*map(int, event["abandon"]))
             elif "revive" in event and isinstance(engine, AsyncEngine):
                 _same_requests(events, engine.revive(), report)
             elif "take" in event and isinstance(engine, AsyncEngine):

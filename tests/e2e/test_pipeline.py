@@ -106,6 +106,7 @@ def test_verls_curves_cover_the_rows_left_out(short):
                 assert m[f"{theirs}/{kind}"] == pytest.approx(m[f"adaptive/{name}/generated_{kind}"])
 
 
+@pytest.mark.matrix  # needs a start-up of its own: sampling settings of a shared one stay
 def test_metric_by_metric(short):
     """Without chance in sampling both trainers see the same rollouts: every metric of both, side by side.
 

@@ -105,6 +105,7 @@ class Engine(ABC):
 
     def abandon(self, rollouts: int, tokens: int) -> None:
         """Count what requests that are given up had generated: it was paid for."""
+        self._tell("abandoned", rollouts, tokens)
         for account, amount in ((self.ledger.rollouts, rollouts), (self.ledger.tokens, tokens)):
             account.generated += amount
             account.drop("aborted", amount)

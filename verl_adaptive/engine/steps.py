@@ -173,6 +173,9 @@ class Listener(Protocol):
     def received(self, results: Groups) -> None:
         """These results came back, together."""
 
+    def abandoned(self, rollouts: int, tokens: int) -> None:
+        """Requests were given up that had generated this much."""
+
     def revived(self) -> None:
         """An asynchronous step drew once more."""
 
