@@ -330,7 +330,7 @@ class Advantage(Role):
     Attributes:
         group_relative: verl's estimator gives a group of equal rewards advantages of zero; told by the trainer to parts
             that leave the advantage to verl.
-        needs_groups: the baseline is the group's own, so that a group of one teaches nothing; False: one rollout a prompt
+        needs_groups: the baseline is the group's own, so that a group of one is never informative; False: one rollout a prompt
             is enough.
     """
 

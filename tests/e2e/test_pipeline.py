@@ -64,7 +64,8 @@ def test_greso_statistics_are_in_the_snapshot_and_the_journal(greso):
     assert len(table) == train_rows()
     finished = sum(greso.series("adaptive/groups/finished_total"))
     assert table.col("visits").sum() == finished
-    assert table.col("rollouts").sum() == sum(greso.series("adaptive/rollouts/generated_total"))
+    aborted = sum(greso.series("adaptive/rollouts/dropped_total/aborted"))
+    assert table.col("rollouts").sum() == sum(greso.series("adaptive/rollouts/generated_total")) - aborted
     assert manifest["meta"]["step"] == 24 and manifest["meta"]["policy"] == "greso"
     assert state["engine"]["total"]["rollouts"]["trained"] == 24 * 128
     from verl_adaptive.stats import open_store

@@ -111,7 +111,7 @@ def test_the_batch_is_the_same_whatever_the_order_of_arrival(clean, preset):  # 
 
 
 def test_what_is_dropped_leaves_the_queue_before_the_step_ends(clean):  # noqa: F811
-    """Most prompts teach nothing: all of a step's rows would be many batches."""
+    """Most prompts are uninformative: all of a step's rows would be many batches."""
 
     class Hard(Model):
         def _prompt(self, uid, n, number, place):

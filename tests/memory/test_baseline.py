@@ -191,7 +191,7 @@ def test_the_scale_follows_slowly_and_has_a_floor() -> None:
     assert np.abs(out).max() < 0.05  # noise is not blown up
 
 
-def test_equal_rewards_from_the_start_teach_nothing() -> None:
+def test_equal_rewards_from_the_start_are_uninformative() -> None:
     made = bound()
     for step in range(1, 4):
         out = see(made, Groups.from_lists([0, 1, 2], [[0.3], [0.3, 0.3], [0.3]]), step)

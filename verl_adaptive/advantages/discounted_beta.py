@@ -8,8 +8,8 @@ and the visit's own rollouts count before they are judged:
 
     A = (s − p) / √(p (1 − p)),   p = α / (α + β)        (equations 12 and 13: variance αβ / (α + β)²)
 
-s being the rollout's success. p lies strictly between 0 and 1, so a group of equal rewards still teaches, less and
-less as the history agrees with it. ``norm_by_std=false`` gives the paper's Dr. GRPO form, s − p (section 5.4).
+s being the rollout's success. p lies strictly between 0 and 1, so a group of equal rewards is still informative, less
+and less as the history agrees with it. ``norm_by_std=false`` gives the paper's Dr. GRPO form, s − p (section 5.4).
 
 Certainty: all of it read in the paper's text. λ = 0.75 served its 8B model best, 0.5 its 1.7B one; it has one visit an
 epoch and groups of one size, we take visits as they come. A group that the filter drops is learned from all the same.

@@ -14,7 +14,7 @@ arrival and the moment of the abort:
 * what several groups share, a pool of rollouts, a step's cap, the places of the batch, is settled in ticket order. A group
   need not wait for that until all lower ones are back: it goes on as soon as there is enough even if each lower one takes
   the most it may, and gives up as soon as there is too little even if none takes any more;
-* only committed groups teach: the statistics never hear of an aborted one.
+* only committed groups enter the statistics, which never hear of an aborted one.
 
 How many prompts are sent does depend on arrivals, and with it what is paid for (``adaptive/rollouts/generated_total``) and
 the step at which ``adaptive.total_rollouts`` is spent.

@@ -174,7 +174,7 @@ class Courier:
                 lost + results.rollouts,
                 len(results),
                 f"{failures} groups kept less than adaptive.min_sessions={self.config.min_sessions:g} of theirs: they "
-                "count as failed and teach the statistics nothing; of the others, the rest is the group"
+                "count as failed and leave the statistics as they are; of the others, the rest is the group"
                 if failures
                 else "The rest of each group is the group",
             )

@@ -12,7 +12,7 @@ from verl_adaptive.stats import StoreError
 
 __all__ = ["BINS", "REGRESSED", "histogram", "ledger_of", "overview"]
 
-#: Pass rates: exactly 0 and exactly 1 by themselves, since those are the prompts that teach nothing.
+#: Pass rates: exactly 0 and exactly 1 by themselves, since those are the prompts that are not informative.
 BINS = ("0", *(f"{i / 10:.1f}-{(i + 1) / 10:.1f}" for i in range(10)), "1")
 
 #: Drop of the pass rate from the first to the latest visit that is called a regression.

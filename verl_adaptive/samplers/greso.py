@@ -1,4 +1,4 @@
-"""GRESO: skip a prompt before generation when its own history says it teaches nothing (2506.02177).
+"""GRESO: skip a prompt before generation when its own history says it is uninformative (2506.02177).
 
 A prompt whose last z visits were all of zero variance is kept with probability ``max(p^z, floor)``, where p is
 ``p_easy`` if those visits were all-correct and ``p_hard`` if all-wrong (paper: filter with probability
