@@ -119,10 +119,10 @@ def test_nothing_is_lost(preset) -> None:
 @pytest.mark.parametrize("preset", ["grpo", "dapo", "greso", "full", "cero", "aero", "pilot_commit", *IN_ROUNDS[:2]])
 def test_a_clock_changes_no_decision(preset) -> None:
     """The same batches and statistics whether answers take time or not, and however long they take."""
-    p = np.random.default_rng(1).beta(0.4, 0.4, 300)
+    p = np.random.default_rng(1).beta(0.4, 0.4, 60)
 
     def decided(config: ClockConfig | None, seed: int) -> tuple[list[list[tuple[int, int]]], list[float]]:
-        world = StaticWorld(p, lengths=Lengths(SMALL.lengths, 300, seed))
+        world = StaticWorld(p, lengths=Lengths(SMALL.lengths, 60, seed))
         clock = None if config is None else Clock(config)
         run = make_simulation(preset, world, batch=8, n=8, steps=8, clock=clock, rounds="rounds" in preset)
         batches = [

@@ -195,7 +195,7 @@ class Line:
                 self._pick(count)
                 if len(self) == before:
                     return
-            elif self._repeats and self._dry >= self.feed.source.size:
+            elif self._repeats and self._dry and self._dry % self.feed.source.size == 0:
                 return  # a whole pass of prompts that are candidates already: only a new lap helps
             else:
                 self._gate(count)
@@ -255,7 +255,15 @@ class Line:
                 self.ended = f"the sampler let nothing more through in {MAX_PASSES} passes over the data"
                 return
             gated = False  # nothing at all to train on: rather than end the run by surprise, the step goes ungated
-        index = feed.pull(rows_wanted)
+        # Up to where a pass without a candidate ends, so that the list ends where it ends however it is asked for.
+        size = feed.source.size
+        most = min(rows_wanted, size - self._dry % size)
+        if gated:
+            most = min(most, MAX_PASSES * size - self._seen)
+        index = feed.pull(most)
+        if len(index) > most:  # the source gives whole batches
+            feed.ahead = np.concatenate([index[most:], feed.ahead])
+            index = index[:most]
         position = feed.position + self._seen + np.arange(len(index), dtype=np.int64)
         self._raw += index.tolist()
         self._seen += len(index)
@@ -266,7 +274,7 @@ class Line:
             fresh &= first_of(rows, passed)
         self._repeats |= bool((passed & ~fresh).any())
         passed &= fresh
-        self._dry = 0 if passed.any() else self._dry + len(index)
+        self._dry = int(np.argmax(passed[::-1])) if passed.any() else self._dry + len(index)
         ends = self._seen - len(index) + np.arange(1, len(index) + 1, dtype=np.int64)
         self._add(index[passed], np.full(int(passed.sum()), -1, dtype=np.int64), ends[passed])
 
