@@ -110,8 +110,8 @@ def async_table(data: dict[str, Any]) -> list[str]:
     heads = [head for name in names for head in (f"{name}: time · idle · apiece", "age")]
     seeds = _seeds(e["seeds"] for name in names for e in data["asynchronous"][name].values())
     return [
-        f"Time of generation · idle share · time an informative group; *age*: weight updates between a trained group's first "
-        f"request and its training. {seeds}, `{data['command']}`.",
+        "Time of generation · idle share · time an informative group (*apiece*); *age*: weight updates between a trained group's",
+        f"first request and its training. {seeds}, `{data['command']}`.",
         "",
         *table(["policy", "`sync`", *heads], rows),
     ]
