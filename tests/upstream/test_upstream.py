@@ -170,6 +170,15 @@ def test_the_index_names_every_patch():
 
 
 @pytest.mark.parametrize("patch", PATCHES)
+def test_a_description_has_the_title_and_the_sections(patch):
+    title, *rest = (UPSTREAM / patch / "README.md").read_text().splitlines()
+    assert re.fullmatch(r"# \[[a-z_]+(, [a-z_]+)*\] (feat|fix|refactor): .+", title)  # as verl's checks ask for
+    sections = ["Why", "What changes", "Measured", "What it deletes of ours", "Upstream"]
+    assert [line.removeprefix("## ") for line in rest if line.startswith("## ")] == sections
+    assert "@" not in "\n".join(rest)  # a place that was to be filled in
+
+
+@pytest.mark.parametrize("patch", PATCHES)
 def test_what_a_description_says_is_deleted_exists(patch):
     """Each line of the section names a file and a function of ours, which are there as long as the patch is not."""
     text = (UPSTREAM / patch / "README.md").read_text()
