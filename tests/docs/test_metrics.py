@@ -91,7 +91,7 @@ def emitted() -> dict[str, float]:
             )
             out.update(report.step_metrics(engine, result, [plan]))
     times = pytest.importorskip("verl_adaptive.integration.times")
-    return out | times.Times().metrics()
+    return out | times.Times(slots=8).metrics()
 
 
 def test_something_is_emitted(emitted) -> None:

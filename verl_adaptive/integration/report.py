@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,12 @@ logger = logging.getLogger(__name__)
 
 
 def step_metrics(
-    engine: Engine, result: StepResult, layouts: Sequence[Layout], *, max_response_length: int | None = None
+    engine: Engine,
+    result: StepResult,
+    layouts: Sequence[Layout],
+    *,
+    max_response_length: int | None = None,
+    times: Mapping[str, float] | None = None,
 ) -> dict[str, float]:
     """Everything logged for a step, under ``adaptive/``; its progress line goes to our log here, in every trainer.
 
@@ -34,6 +39,7 @@ def step_metrics(
         result: the step's account.
         layouts: of its mini-steps.
         max_response_length: ``data.max_response_length``; None: not known, and nothing is counted as clipped.
+        times: seconds of the step's generation (:class:`~verl_adaptive.integration.times.Times`), which are logged, too.
     """
     groups, ledger = result.groups, result.ledger
     usable = ~groups.failed & (groups.n > 0)
@@ -81,6 +87,7 @@ def step_metrics(
     out["adaptive/trained_lag_max"] = float(lag.max()) if len(lag) else 0.0
     out.update(_forgetting(engine))
     out.update(engine.policy.metrics())
+    out.update(times or {})
     metrics = {name: float(value) for name, value in out.items()}
     logger.info("%s", progress_line(metrics, engine.progress.step, engine.facts.steps))
     return metrics
@@ -120,7 +127,27 @@ def progress_line(metrics: dict[str, float], step: int, steps: int | None) -> st
         f"{of('groups/finished_total'):,.0f} groups train, {of('groups/informative_share'):.0%} informative, "
         f"pass rate {of('pass_rate/generated_mean'):.2f} | {generated:,.0f} rollouts, {rounds:.0f} "
         f"round{'' if rounds == 1 else 's'}, {trained:,.0f} trained{share} | epoch {of('prompts/epoch'):.2f}"
+        f"{_waiting(metrics)}"
     )
+
+
+def _waiting(metrics: Mapping[str, float]) -> str:
+    """How long a ``sync`` step generated, and what of it was in vain, in words; empty where nobody measured it.
+
+    Example:
+        >>> _waiting({"adaptive/time/generation": 75.0, "adaptive/time/last_tenth": 30.0, "adaptive/time/idle_share": 0.3,
+        ...     "adaptive/rollouts/dropped_total/aborted": 41.0, "adaptive/tokens/dropped_total/aborted": 80_000.0})
+        ' | 75 s of generation, 30 s of them for the last tenth, slots 30% idle, 41 rollouts (80,000 tokens) aborted'
+    """
+    seconds = metrics.get("adaptive/time/generation")
+    if seconds is None:
+        return ""
+    said = f" | {seconds:.3g} s of generation, {metrics['adaptive/time/last_tenth']:.3g} s of them for the last tenth"
+    if "adaptive/time/idle_share" in metrics:
+        said += f", slots {metrics['adaptive/time/idle_share']:.0%} idle"
+    if rollouts := metrics.get("adaptive/rollouts/dropped_total/aborted"):
+        said += f", {rollouts:,.0f} rollouts ({metrics['adaptive/tokens/dropped_total/aborted']:,.0f} tokens) aborted"
+    return said
 
 
 def _forgetting(engine: Engine) -> dict[str, float]:

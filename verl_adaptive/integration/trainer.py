@@ -35,6 +35,7 @@ from verl_adaptive.integration.advantage import Loan, lend, register_estimator
 from verl_adaptive.integration.checks import async_facts, check_run, why_not_skip_zero, zero_rows
 from verl_adaptive.integration.courier import Road
 from verl_adaptive.integration.curves import Rows, curves
+from verl_adaptive.integration.facts import slots_of
 from verl_adaptive.integration.layout import PAD, Layout, Pass, micro_size, plan
 from verl_adaptive.integration.prompts import Stream
 from verl_adaptive.integration.report import banner, step_metrics
@@ -185,7 +186,7 @@ class AdaptiveMixin(_Trainer):
         if isinstance(self.engine, AsyncEngine):
             self.session = StreamSession(self.engine, self.stream, self.adaptive, road)
         else:
-            self.session = Session(self.engine, self.stream, self.adaptive, road, self._abort)
+            self.session = Session(self.engine, self.stream, self.adaptive, road, self._abort, slots_of(self.config))
         self.replay_buffer.session = self.session
         # Validation goes through verl's own sampling; its 2 s poll would be most of a small model's step.
         self.replay_buffer.poll_interval = self.adaptive.poll_interval
@@ -206,9 +207,8 @@ class AdaptiveMixin(_Trainer):
         with marked_timer("adaptive_commit", timing_raw):
             self.run_store.commit(self.global_steps, result, self.engine)
         longest = self.config.data.max_response_length
-        metrics.update(step_metrics(self.engine, result, self._layouts, max_response_length=longest))
-        if isinstance(self.session, Session):
-            metrics.update(self.session.times.metrics())
+        times = self.session.times.metrics() if isinstance(self.session, Session) else None
+        metrics.update(step_metrics(self.engine, result, self._layouts, max_response_length=longest, times=times))
         if result.note:
             logger.warning("%s", result.note)
         if self.engine.finished and self.global_steps < self.total_training_steps:
