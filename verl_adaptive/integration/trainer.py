@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pprint import pprint
@@ -36,7 +37,7 @@ from verl_adaptive.integration.checks import async_facts, check_run, why_not_ski
 from verl_adaptive.integration.courier import Road
 from verl_adaptive.integration.curves import Rows, curves
 from verl_adaptive.integration.layout import PAD, Layout, Pass, micro_size, plan
-from verl_adaptive.integration.prompts import Stream
+from verl_adaptive.integration.prompts import Stream, identity_columns
 from verl_adaptive.integration.report import banner, step_metrics
 from verl_adaptive.integration.rows import alone, padding_row
 from verl_adaptive.integration.run_store import RunStore
@@ -98,6 +99,7 @@ class AdaptiveMixin(_Trainer):
         self._ended_early = False
         self._tape: Tape | None = None
         self._liveness: Liveness | None = None
+        self._validation_prompts: dict[str, int] | None = None  # data source → prompts
 
     def _build_replay_buffer(self) -> AdaptiveReplayBuffer:
         # Not at the top: whoever imports the buffer's module first imports this one on the way.
@@ -241,6 +243,19 @@ class AdaptiveMixin(_Trainer):
             actors |= {f"rollout server {i}": server for i, server in enumerate(servers)}
             self._liveness = Liveness(actors)
         return self._liveness.dead()
+
+    def _validate(self) -> dict[str, float]:
+        """verl's validation; what it measures goes to the journal, too."""
+        metrics = super()._validate()
+        if self._validation_prompts is None:
+            try:
+                _, column = identity_columns(self.val_dataset, self.config.data.get("prompt_key", "prompt"))
+                self._validation_prompts = dict(Counter(column("data_source")))
+            except Exception as error:  # somebody's own dataset class: readers do without, training goes on
+                logger.warning("validation prompts cannot be counted by data source: %s", error)
+                self._validation_prompts = {}
+        self.run_store.validated(self.global_steps, metrics, self._validation_prompts, self.engine)
+        return metrics
 
     def on_train_end(self) -> None:
         """verl skips the last checkpoint and validation of a run that ends before its planned last step."""

@@ -140,6 +140,12 @@ class Store:
         with _reading(self.where):
             return self._journal.gaps(name)
 
+    def validations(self, run: str | None = None) -> list[dict[str, Any]]:
+        """verl's validation metrics, see :meth:`verl_adaptive.stats.reader.JournalReader.validations`."""
+        name = self.run_name(run)
+        with _reading(self.where):
+            return self._journal.validations(name)
+
     def steps_arrow(self, run: str | None = None, *, abandoned: bool = False) -> pa.Table:
         """:meth:`steps` as Arrow, ``ledger`` and ``scalars`` as JSON text."""
         name = self.run_name(run)

@@ -43,10 +43,12 @@ OBSERVATIONS = pa.schema(
         ("tokens", pa.int64()),
         ("lag", pa.int32()),
         ("lost", pa.int32()),
+        ("clipped", pa.int32()),
     ]
 )
 """One row a finished group, in the order of review. The sums are over the group's rollouts; ``outcome`` is what became
-of it; ``tokens``, ``lag`` and ``lost`` are null in rows written by schema version 1."""
+of it; ``clipped`` counts the rollouts as long as ``data.max_response_length``. ``tokens``, ``lag`` and ``lost`` are null in
+rows written by schema version 1, ``clipped`` in those of version 2, too."""
 
 _STEPS = pa.schema(
     [
@@ -181,6 +183,28 @@ class JournalReader:
                         out.append((row.first_step, last, row.reason))
         return out
 
+    def validations(self, run: str) -> list[dict[str, Any]]:
+        """What verl's validation measured along the live line, in order of steps; empty for a journal before version 3.
+
+        Returns:
+            ``step``, ``wall_time`` (seconds since 1970), ``generated`` (training rollouts up to there, or None),
+            ``metrics`` (verl's name → value) and ``prompts`` (data source → validation prompts). Where a resumed run
+            validated a step once more, the first measurement counts.
+        """
+        if self.version < 3:
+            return []
+        t, found = schema.validations, {}
+        for segment in self.live(run):
+            query = select(t).where(t.c.branch_id == segment.branch_id)
+            if segment.last_step is not None:
+                query = query.where(t.c.step <= segment.last_step)
+            with self._begin() as connection:
+                for row in connection.execute(query.order_by(t.c.step)):
+                    parts = {"metrics": json.loads(row.metrics), "prompts": json.loads(row.prompts)}
+                    entry = {"step": row.step, "wall_time": row.wall_time, "generated": row.generated, **parts}
+                    found.setdefault(row.step, entry)
+        return [found[step] for step in sorted(found)]
+
     # -- steps and observations -----------------------------------------------------------------------------------
 
     def _pages(
@@ -223,7 +247,7 @@ class JournalReader:
         """
         t = schema.observations
         columns = [
-            literal(None).label(name) if self.version < 2 and name in schema.SINCE_2 else t.c[name]
+            literal(None).label(name) if self.version < schema.SINCE.get(name, 1) else t.c[name]
             for name in OBSERVATIONS.names[1:]
         ]
         for segment in self._segments(run, abandoned):
