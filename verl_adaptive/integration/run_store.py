@@ -57,6 +57,7 @@ class RunStore:
         table: the statistics.
         row_of: int64 ``(D,)``, table row of every data-set position.
         origin: how the statistics began, for people.
+        repeated_share: of the data set's rows, those that repeat an earlier prompt.
     """
 
     _newest: Path | None = None  # the checkpoint saved last
@@ -89,6 +90,7 @@ class RunStore:
 
     def _report_duplicates(self, questions: np.ndarray) -> None:
         repeated = len(self.keys) - len(np.unique(self.row_of))
+        self.repeated_share = repeated / max(1, len(self.keys))
         self.duplicates_note = (
             f" ({repeated} rows repeat an earlier prompt and share its statistics)" if repeated else ""
         )

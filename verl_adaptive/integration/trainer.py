@@ -44,6 +44,7 @@ from verl_adaptive.integration.run_store import RunStore
 from verl_adaptive.integration.session import Batch, Session
 from verl_adaptive.integration.stream_session import StreamSession
 from verl_adaptive.integration.waiting import Liveness, stall_seconds
+from verl_adaptive.integration.watch import Watch
 from verl_adaptive.policy import build_policy
 from verl_adaptive.record import Tape
 from verl_adaptive.shape import step_shape
@@ -99,6 +100,7 @@ class AdaptiveMixin(_Trainer):
         self._ended_early = False
         self._tape: Tape | None = None
         self._liveness: Liveness | None = None
+        self._watch: Watch | None = None
         self._validation_prompts: dict[str, int] | None = None  # data source → prompts
 
     def _build_replay_buffer(self) -> AdaptiveReplayBuffer:
@@ -209,6 +211,8 @@ class AdaptiveMixin(_Trainer):
             self.run_store.commit(self.global_steps, result, self.engine)
         longest = self.config.data.max_response_length
         metrics.update(step_metrics(self.engine, result, self._layouts, max_response_length=longest))
+        if self._watch is not None:
+            metrics.update(self._watch.step(self.global_steps, result, batch))
         if isinstance(self.session, Session):
             metrics.update(self.session.times.metrics())
         if result.note:
@@ -231,6 +235,13 @@ class AdaptiveMixin(_Trainer):
             if root is True:
                 root = os.path.join(self.config.trainer.default_local_dir, "record")
             self._tape = Tape(root, self.engine)
+        self._watch = Watch(
+            self.adaptive,
+            self.engine,
+            repeated=self.run_store.repeated_share,
+            longest=self.config.data.max_response_length,
+            tracking=lambda: self.logger,
+        )
         print("\n".join(banner(self)), flush=True)
 
     def _dead(self) -> list[str]:

@@ -235,6 +235,23 @@ class JournalReader:
                 parts.append(_table(columns, _STEPS))
         return pa.concat_tables(parts) if parts else _STEPS.empty_table()
 
+    def newest(self, run: str, count: int = 2) -> pa.Table:
+        """The last steps of the live line, oldest first, as :meth:`steps` has them; without reading the others."""
+        t, parts, left = schema.steps, [], count
+        for segment in reversed(self.live(run)):
+            query = select(*[t.c[name] for name in _STEPS.names[1:]]).where(t.c.branch_id == segment.branch_id)
+            if segment.last_step is not None:
+                query = query.where(t.c.step <= segment.last_step)
+            with self._begin() as connection:
+                rows = connection.execute(query.order_by(t.c.step.desc()).limit(left)).all()[::-1]
+            if rows:
+                columns = [[segment.attempt] * len(rows), *map(list, zip(*rows, strict=True))]
+                parts.append(_table(columns, _STEPS))
+            left -= len(rows)
+            if left <= 0:
+                break
+        return pa.concat_tables(parts[::-1]) if parts else _STEPS.empty_table()
+
     def observations(
         self, run: str, *, first_step: int | None = None, last_step: int | None = None, abandoned: bool = False
     ) -> Iterator[pa.Table]:
