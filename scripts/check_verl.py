@@ -42,6 +42,7 @@ sys.path.insert(0, str(ROOT))
 from verl_adaptive.integration.compat import MODES, NAMES  # noqa: E402  (needs the standard library only)
 
 _V1 = "verl.trainer.ppo.v1"
+_ENGINES = "verl.workers.engine"
 #: Functions that are not called by us but whose behaviour the integration rests on: name → what.
 RELIED_ON: dict[str, str] = {
     f"{_V1}.trainer_base.PPOTrainer.fit": "the loop that calls what we override",
@@ -58,6 +59,15 @@ RELIED_ON: dict[str, str] = {
     "verl.utils.dataset.rl_dataset.RLHFDataset.__getitem__": "what a prompt's row holds",
     "verl.utils.distributed.initialize_global_process_group_ray": "patched on CPU",
     "verl.utils.model.load_valuehead_model": "replaced on CPU",
+    "verl.workers.utils.losses.ppo_loss": "rows of zero advantage",
+    f"{_ENGINES}.fsdp.transformer_impl.FSDPEngine.forward_backward_batch": "loss denominators",
+    f"{_ENGINES}.veomni.transformer_impl.VeOmniEngine.forward_backward_batch": "loss denominators",
+    f"{_ENGINES}.torchtitan.transformer_impl.TorchTitanEngine.forward_backward_batch": "loss denominators",
+    f"{_ENGINES}.torchtitan.transformer_impl.TorchTitanEngineWithLMHead.prepare_model_inputs": "reads loss_mask",
+    f"{_ENGINES}.megatron.transformer_impl.MegatronEngine.forward_backward_batch": "loss denominators",
+    f"{_ENGINES}.megatron.transformer_impl.MegatronEngine._build_tf_config": "whether routers have losses of their own",
+    f"{_ENGINES}.megatron.transformer_impl.MegatronEngineWithLMHead.forward_step": "reads loss_mask",
+    f"{_ENGINES}.megatron.transformer_impl.MegatronEngineWithLMHead.postprocess_micro_batch_func": "the loss's scale",
 }
 
 
