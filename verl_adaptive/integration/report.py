@@ -9,12 +9,14 @@ from __future__ import annotations
 import logging
 import shlex
 from collections.abc import Mapping, Sequence
+from importlib.metadata import version
 from typing import Any
 
 import numpy as np
 
 from verl_adaptive import __version__
 from verl_adaptive.engine import AsyncEngine, Engine, StepResult
+from verl_adaptive.integration import compat
 from verl_adaptive.integration.facts import kl_note, updates_of
 from verl_adaptive.integration.layout import Layout
 from verl_adaptive.stats.database import local_file, shown
@@ -181,7 +183,7 @@ def banner(trainer: Any) -> list[str]:
     budget = f"{adaptive.total_rollouts:,} rollouts" if adaptive.total_rollouts else f"{facts.steps:,} steps"
     cap = f", at most {adaptive.max_rollouts_per_step:,} rollouts" if adaptive.max_rollouts_per_step else ""
     lines = [
-        f"verl-adaptive {__version__}: {adaptive.name} on {type(trainer).__name__}",
+        f"verl-adaptive {__version__}: {adaptive.name} on {type(trainer).__name__}, verl {version('verl')}",
         f"  policy   sampler={policy.sampler.name} allocator={policy.allocator.name} filter={policy.filter.name} "
         f"advantage={policy.advantage.name} ({config.algorithm.adv_estimator})",
         f"  data     {len(engine.row_of):,} rows, {len(engine.pool):,} distinct prompts{memory.duplicates_note}",
@@ -193,6 +195,7 @@ def banner(trainer: Any) -> list[str]:
         f"  start    {memory.origin}",
         f"  look     verl-adaptive stats {_store_argument(config, adaptive, memory)}",
     ]
+    lines += [f"  verl     {note}" for note in compat.substitutes(mode=trainer.base_mode)]
     note = kl_note(config, policy)
     if note:
         lines.append(f"  note     {note}")
