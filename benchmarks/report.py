@@ -22,9 +22,11 @@ import numpy as np
 
 from benchmarks import train_cpu
 from benchmarks.cells import Parser, interval, read_rows, run_script, write_whole
+from benchmarks.page_bill import bill
 from benchmarks.page_clock import async_table, clock_page
 from benchmarks.page_cpu import cpu_page, cpu_runs
 from benchmarks.page_front import readme
+from benchmarks.page_quickstart import draw, quickstart
 from benchmarks.page_speed import decisions_page, step_time_page, store_page
 from benchmarks.page_torch import torch_page, torch_runs
 from benchmarks.runs import SHOWN, Runs
@@ -133,12 +135,17 @@ def pages(results: Path, results_page: Path, readme_page: Path) -> dict[Path, st
         front = readme_page.read_text()
         if "<!-- benchmark: begin -->" not in front:
             raise SystemExit(f"{readme_page} has no <!-- benchmark: begin --> marker to put the table at")
-        out[readme_page] = put(front, "benchmark", readme(tiny, cells))
+        front = put(front, "benchmark", readme(tiny, cells))
+        if found := read("quickstart.json"):
+            front = put(front, "quickstart", quickstart(found))
+        out[readme_page] = put(front, "bill", bill(read("clock.json"), cells)) if read("clock.json") else front
     return out
 
 
 def figures(results: Path, folder: Path) -> None:
     """Draw the plots again."""
+    if (found := results / "quickstart.json").exists():
+        draw(json.loads(found.read_text()), results.parents[1] / "docs" / "quickstart.svg")
     path = results / "train_torch.json"
     if path.exists():
         runs = torch_runs(json.loads(path.read_text()))
