@@ -1,6 +1,6 @@
 """Several training runs, one after the other, on one start-up of verl.
 
-    python -m tests.e2e.several runs.json
+    python -m verl_adaptive.integration.selftest.several runs.json
 
 A start-up is a dozen processes that import verl: a minute and a half of processor time, against a few seconds for a step.
 Ray, TransferQueue, the worker processes, vLLM, the reward worker and the agent loop's are started by the first run and kept.
@@ -29,7 +29,7 @@ from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from verl.utils.config import validate_config
 from verl.utils.device import auto_set_device
 
-from tests.e2e.harness import BEGIN
+from verl_adaptive.integration.selftest.runs import BEGIN
 
 
 def once(make: Callable[..., Any]) -> Callable[..., Any]:
