@@ -101,6 +101,7 @@ def several(
     *common: str,
     timeout: float = 3600,
     kill_at: int | None = None,
+    module: str = "verl_adaptive.integration.selftest.several",
     **env: str,
 ) -> dict[str, Run]:
     """Small runs on one start-up of verl; see :func:`verl_adaptive.integration.selftest.runs.several`.
@@ -111,10 +112,11 @@ def several(
         common: overrides of all.
         timeout: seconds for all.
         kill_at: SIGKILL after so many steps of the last run.
+        module: what runs them.
         env: of the process.
     """
     all_words = {name: words(folder / name, *common, *overrides) for name, overrides in named.items()}
-    return runs.several(folder, all_words, environment(**env), timeout=timeout, kill_at=kill_at)
+    return runs.several(folder, all_words, environment(**env), timeout=timeout, kill_at=kill_at, module=module)
 
 
 def balanced(run: Run, before: dict | None = None) -> None:

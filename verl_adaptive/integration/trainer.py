@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pprint import pprint
@@ -33,14 +34,16 @@ from verl_adaptive.integration.advantage import Loan, lend, register_estimator
 from verl_adaptive.integration.checks import async_facts, check_run, why_not_skip_zero, zero_rows
 from verl_adaptive.integration.courier import Road
 from verl_adaptive.integration.curves import Rows, curves
+from verl_adaptive.integration.facts import slots_of
 from verl_adaptive.integration.layout import PAD, Layout, Pass, micro_size, plan
-from verl_adaptive.integration.prompts import Stream
+from verl_adaptive.integration.prompts import Stream, identity_columns
 from verl_adaptive.integration.report import banner, step_metrics
 from verl_adaptive.integration.rows import alone, padding_row
 from verl_adaptive.integration.run_store import RunStore
 from verl_adaptive.integration.session import Batch, Session
 from verl_adaptive.integration.stream_session import StreamSession
 from verl_adaptive.integration.waiting import Liveness, stall_seconds
+from verl_adaptive.integration.watch import Watch
 from verl_adaptive.policy import build_policy
 from verl_adaptive.record import Tape
 from verl_adaptive.shape import step_shape
@@ -97,6 +100,8 @@ class AdaptiveMixin(_Trainer):
         self._warming_up = False
         self._tape: Tape | None = None
         self._liveness: Liveness | None = None
+        self._watch: Watch | None = None
+        self._validation_prompts: dict[str, int] | None = None  # data source → prompts
 
     def _build_replay_buffer(self) -> AdaptiveReplayBuffer:
         # Not at the top: whoever imports the buffer's module first imports this one on the way.
@@ -184,7 +189,7 @@ class AdaptiveMixin(_Trainer):
         if isinstance(self.engine, AsyncEngine):
             self.session = StreamSession(self.engine, self.stream, self.adaptive, road)
         else:
-            self.session = Session(self.engine, self.stream, self.adaptive, road, self._abort)
+            self.session = Session(self.engine, self.stream, self.adaptive, road, self._abort, slots_of(self.config))
         self.replay_buffer.session = self.session
         # Validation goes through verl's own sampling; its 2 s poll would be most of a small model's step.
         self.replay_buffer.poll_interval = self.adaptive.poll_interval
@@ -209,9 +214,10 @@ class AdaptiveMixin(_Trainer):
         with marked_timer("adaptive_commit", timing_raw):
             self.run_store.commit(self.global_steps, result, self.engine)
         longest = self.config.data.max_response_length
-        metrics.update(step_metrics(self.engine, result, self._layouts, max_response_length=longest))
-        if isinstance(self.session, Session):
-            metrics.update(self.session.times.metrics())
+        times = self.session.times.metrics() if isinstance(self.session, Session) else None
+        metrics.update(step_metrics(self.engine, result, self._layouts, max_response_length=longest, times=times))
+        if self._watch is not None:
+            metrics.update(self._watch.step(self.global_steps, result, batch))
         if result.note:
             logger.warning("%s", result.note)
         if self.engine.finished and self.global_steps < self.total_training_steps:
@@ -234,6 +240,13 @@ class AdaptiveMixin(_Trainer):
             if root is True:
                 root = os.path.join(self.config.trainer.default_local_dir, "record")
             self._tape = Tape(root, self.engine)
+        self._watch = Watch(
+            self.adaptive,
+            self.engine,
+            repeated=self.run_store.repeated_share,
+            longest=self.config.data.max_response_length,
+            tracking=lambda: self.logger,
+        )
         print("\n".join(banner(self)), flush=True)
 
     def _dead(self) -> list[str]:
@@ -245,6 +258,19 @@ class AdaptiveMixin(_Trainer):
             actors |= {f"rollout server {i}": server for i, server in enumerate(self._servers())}
             self._liveness = Liveness(actors)
         return self._liveness.dead()
+
+    def _validate(self) -> dict[str, float]:
+        """verl's validation; what it measures goes to the journal, too."""
+        metrics = super()._validate()
+        if self._validation_prompts is None:
+            try:
+                _, column = identity_columns(self.val_dataset, self.config.data.get("prompt_key", "prompt"))
+                self._validation_prompts = dict(Counter(column("data_source")))
+            except Exception as error:  # somebody's own dataset class: readers do without, training goes on
+                logger.warning("validation prompts cannot be counted by data source: %s", error)
+                self._validation_prompts = {}
+        self.run_store.validated(self.global_steps, metrics, self._validation_prompts, self.engine)
+        return metrics
 
     def _servers(self) -> list[Any]:
         """Rollout servers, those of a pool of their own included."""

@@ -91,6 +91,7 @@ def several(
     *,
     timeout: float = 3600,
     kill_at: int | None = None,
+    module: str = f"{__package__}.several",
 ) -> dict[str, Run]:
     """Runs in folders of their own, one after the other on one start-up of verl; see :mod:`.several`.
 
@@ -100,6 +101,7 @@ def several(
         env: of the process.
         timeout: seconds for all.
         kill_at: SIGKILL after so many steps of the last run.
+        module: what runs them.
 
     Returns:
         Each run. The status of one that ended well is 0 whatever came after it; not 0 if it did not begin.
@@ -114,7 +116,7 @@ def several(
     (folder / "runs.json").write_text(
         json.dumps([{"name": name, "metrics": str(metrics), "words": list(words)} for name, metrics, words in listed])
     )
-    command = ["-m", f"{__package__}.several", str(folder / "runs.json")]
+    command = ["-m", module, str(folder / "runs.json")]
     code, text = _call(folder, command, listed[-1][1], timeout, kill_at, env)
     made = {}
     for name, metrics, _ in listed:

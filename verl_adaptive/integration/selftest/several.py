@@ -147,11 +147,11 @@ def composed(words: list[str]) -> DictConfig:
     return config
 
 
-def main() -> None:
-    """Compose all, then start."""
+def main(driver: type[Several] = Several) -> None:
+    """Compose all, then start a driver for them."""
     runs = [(run["name"], run["metrics"], composed(run["words"])) for run in json.loads(Path(sys.argv[1]).read_text())]
-    driver = ray.remote(Several)
-    run_ppo(runs[0][2], task_runner_class=SimpleNamespace(remote=lambda: driver.remote(runs)))
+    actor = ray.remote(driver)
+    run_ppo(runs[0][2], task_runner_class=SimpleNamespace(remote=lambda: actor.remote(runs)))
 
 
 if __name__ == "__main__":
