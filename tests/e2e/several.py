@@ -1,11 +1,11 @@
-"""The name by which tests and benchmarks start :mod:`examples.cpu.several`.
+"""The name by which tests and benchmarks start :mod:`verl_adaptive.integration.selftest.several`.
 
 python -m tests.e2e.several runs.json
 """
 
 from __future__ import annotations
 
-from examples.cpu.several import main
+from verl_adaptive.integration.selftest.several import main
 
 if __name__ == "__main__":
     main()
