@@ -316,7 +316,7 @@ class AdaptiveConfig:
                 "adaptive",
                 data,
                 "Hydra took the preset's name for a plain value, so the presets are not on its search path; "
-                "reinstall verl-adaptive in this environment (`pip install --force-reinstall --no-deps verl-adaptive`)",
+                "reinstall verl-adaptive in this environment (`pip install --force-reinstall --no-deps <its clone or wheel>`)",
             )
         if not isinstance(data, Mapping):
             raise ConfigError("adaptive", data, "must be a preset: +adaptive=greso, aero, cero, pilot_commit, …")

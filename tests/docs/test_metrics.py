@@ -98,7 +98,7 @@ def emitted() -> dict[str, float]:
             counts = (np.zeros(len(groups), dtype=np.int64), groups.n, groups.successes, 1.0 * groups.n)
             out.update(alarms.step(*counts, groups.reward)[0])
     times = pytest.importorskip("verl_adaptive.integration.times")
-    return out | times.Times().metrics()
+    return out | times.Times(slots=8).metrics()
 
 
 def test_something_is_emitted(emitted) -> None:

@@ -19,7 +19,7 @@ from verl_adaptive.record import attempts, replay
 
 REPO = Path(__file__).resolve().parents[2]
 MARK = "=== run "
-BEGIN = MARK + "{} ==="  # before each of several runs, in the log
+BEGIN = MARK + "{} ==="  # before each of several runs, in the log (examples/cpu/several.py)
 ASSETS = Path(os.environ.get("VERL_ADAPTIVE_E2E_DIR", REPO / "runs" / "e2e"))
 STEPS = ("make_data", "make_model", "warm_start")
 
@@ -151,6 +151,7 @@ def several(
     *common: str,
     timeout: float = 3600,
     kill_at: int | None = None,
+    module: str = "tests.e2e.several",
     **env: str,
 ) -> dict[str, Run]:
     """Runs in folders of their own, one after the other on one start-up of verl; see :mod:`tests.e2e.several`.
@@ -159,6 +160,7 @@ def several(
         runs: name → overrides. One that has a folder already goes on in it.
         common: overrides of all.
         kill_at: SIGKILL after so many steps of the last run.
+        module: what runs them.
 
     Returns:
         Each run. The status of one that ended well is 0 whatever came after it; not 0 if it did not begin.
@@ -168,7 +170,7 @@ def several(
         metrics = _next_metrics(folder / name)
         listed.append({"name": name, "metrics": str(metrics), "words": words(folder / name, *common, *overrides)})
     (folder / "runs.json").write_text(json.dumps(listed))
-    command = ["-m", "tests.e2e.several", str(folder / "runs.json")]
+    command = ["-m", module, str(folder / "runs.json")]
     code, text = _call(folder, command, Path(listed[-1]["metrics"]), timeout, kill_at, env)
     made = {}
     for run in listed:

@@ -75,3 +75,16 @@ def test_an_advantage_without_an_entry_point_is_known_to_verl() -> None:
     register_estimator(type(part))
     register_estimator(type(part))  # a second trainer in the process
     assert callable(get_adv_estimator_fn(part.estimator))
+
+
+def test_slots_are_those_of_all_inference_engines() -> None:
+    rollout = "actor_rollout_ref.rollout"
+    words = (f"{rollout}.max_num_seqs=100", "trainer.n_gpus_per_node=8", "trainer.nnodes=2")
+    config, _ = composed("+adaptive=greso", *words, f"{rollout}.tensor_model_parallel_size=4")
+    assert (facts.replicas_of(config), facts.slots_of(config)) == (4, 400)
+    sizes = (f"{rollout}.data_parallel_size=2", f"{rollout}.tensor_model_parallel_size=2")
+    config, _ = composed("+adaptive=greso", *words, *sizes)
+    assert (facts.replicas_of(config), facts.slots_of(config)) == (
+        4,
+        800,
+    )  # each part of an engine has slots of its own

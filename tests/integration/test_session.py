@@ -172,7 +172,9 @@ def test_topups_join_their_group_whatever_the_order(queue, order):
     workers = Workers(order)
     session = session_of(workers, **PILOTS)
     session.start()
+    assert session.queue.under_way == 10 * 4
     batch = session.complete()
+    assert session.queue.under_way == 0
     result = batch.result
     assert result.trained.sum() == BATCH and set(batch.trained.n) == {N}
     # every output of every session of the trained groups, nothing else is left in the queue

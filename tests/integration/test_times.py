@@ -7,7 +7,7 @@ from verl_adaptive.integration.times import Times
 
 def seconds(*events: tuple[float, int], end: float, begin: float = 100.0) -> tuple[float, float]:
     now = [begin]
-    times = Times(lambda: now[0])
+    times = Times(clock=lambda: now[0])
     times.begin()
     for when, groups in events:
         now[0] = when
@@ -29,3 +29,31 @@ def test_all_at_once_waits_for_nobody() -> None:
 
 def test_a_step_without_groups() -> None:
     assert seconds(end=100.5) == (0.5, 0.0)
+
+
+def idle(*loads: tuple[float, int], end: float, slots: int = 10) -> float:
+    now = [100.0]
+    times = Times(slots, lambda: now[0])
+    times.begin()
+    for when, rollouts in loads:
+        now[0] = when
+        times.load(rollouts)
+    now[0] = end
+    times.end()
+    return times.metrics()["adaptive/time/idle_share"]
+
+
+def test_slots_are_idle_while_fewer_rollouts_are_under_way() -> None:
+    assert idle((100, 40), (110, 10), end=110.0) == 0.0  # those that wait for a slot take none
+    assert idle((100, 10), (110, 0), end=110.0) == 0.5  # they end evenly
+    assert idle((100, 10), (110, 10), (110, 0), end=120.0) == 0.5
+    assert idle((100, 5), (110, 5), end=110.0) == 0.5
+
+
+def test_what_is_sent_meanwhile_takes_slots() -> None:
+    assert idle((100, 10), (110, 0), (110, 10), (120, 10), end=120.0) == 0.25
+
+
+def test_idle_slots_are_not_said_where_nobody_knows_how_many_there_are() -> None:
+    assert "adaptive/time/idle_share" not in Times().metrics()
+    assert idle(end=100.0) == 0.0

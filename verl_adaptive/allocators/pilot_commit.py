@@ -109,8 +109,11 @@ class PilotCommit(Allocator):
             hold_surplus: with ``on_policy``: keep in-band pilots that the batch had no place for, up to ``max_age``
                 steps, instead of giving them up.
             factor: prompts piloted in a round, as a multiple of B (published: G = 3 B); null: what the sampler asks for.
-            sized_to_need: pilot no more prompts than the recent in-band share calls for.
+            sized_to_need: pilot no more prompts than the recent in-band share calls for; null: where groups commit in
+                order, which pilots further prompts as soon as they are needed.
             safety: over-ask of ``sized_to_need``, which makes another round unlikely.
+            early: where groups commit in order, send a commit as soon as the batch is likely to have a place for the group,
+                by the in-band share of the last steps; what finds none is aborted. False: once it is sure.
             judge: what pilots are judged by. ``success``: what ``adaptive.success`` counts. ``auto``: that too, but where
                 it is left at its default and the signal takes more than 8 different values, from the second step on the
                 signal itself, scaled to the range that the pilots of recent steps covered.
@@ -124,9 +127,10 @@ class PilotCommit(Allocator):
         max_age: int = 4
         hold_surplus: bool = False
         factor: float | None = 3.0
-        sized_to_need: bool = False
+        sized_to_need: bool | None = field(default=None, metadata={"was": False})
         safety: float = 1.25
         judge: Literal["auto", "success"] = field(default="auto", metadata={"since": "0.2.0"})
+        early: bool = field(default=True, metadata={"since": "0.2.0"})
 
         def validate(self, path: str) -> None:
             check(self.n_pilot is None or self.n_pilot >= 1, f"{path}.n_pilot", self.n_pilot, "must be 1 or greater")
@@ -147,6 +151,7 @@ class PilotCommit(Allocator):
         super().__init__(options)
         c = self.config
         self.can_hold = c.form == "pipelined" or c.hold_surplus  # type: ignore[misc]
+        self.likely_place = c.early  # type: ignore[misc]
         if c.choose == "max_variance" or c.hold_surplus:
             self.needs_rounds = "hold_surplus=true" if c.hold_surplus else "choose=max_variance"
         self._recent = np.zeros(2)  # pilots judged and found in the band, past steps discounted
@@ -283,14 +288,15 @@ class PilotCommit(Allocator):
         now = (progress.step, progress.round)
         committed, waiting = self._recalled[2:] if self._recalled[:2] == now else (0, 0)
         missing = max(0, progress.need - progress.open - committed)
+        sized = progress.ordered if c.sized_to_need is None else c.sized_to_need
         if c.form == "pipelined":  # this round's pilots are for the steps to come
-            missing = missing + max(0, progress.batch - waiting) if c.sized_to_need else progress.batch
+            missing = missing + max(0, progress.batch - waiting) if sized else progress.batch
         if missing == 0 or wanted == 0:
             return 0
         if c.factor is not None:
             wanted = max(1, round(c.factor * progress.batch))
         judged, found = self._recent
-        if c.sized_to_need and found > 0:
+        if sized and found > 0:
             wanted = min(wanted, math.ceil(c.safety * missing * judged / found))
         if progress.cap is not None and c.form == "on_policy":
             wanted = min(wanted, self._affordable(progress.room, missing))

@@ -7,12 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from verl_adaptive.config import AdaptiveConfig
+from verl_adaptive.integration.compat import MODES
 from verl_adaptive.roles import Policy
 
-__all__ = ["MODES", "JournalPlace", "journal_place", "kl_note", "mode_of", "updates_of"]
-
-#: verl's trainer modes.
-MODES = ("sync", "colocate_async", "separate_async")
+__all__ = ["MODES", "JournalPlace", "journal_place", "kl_note", "mode_of", "replicas_of", "slots_of", "updates_of"]
 
 
 def mode_of(config: Any) -> str:
@@ -24,6 +22,22 @@ def updates_of(config: Any) -> int:
     """Optimizer updates of the actor in a step, epochs of PPO included; GRPO's own number with the same settings."""
     actor = config.actor_rollout_ref.actor
     return int(config.data.train_batch_size) // int(actor.ppo_mini_batch_size) * int(actor.ppo_epochs)
+
+
+def replicas_of(config: Any) -> int:
+    """Inference engines of the ``sync`` trainer (``LLMServerManager``): GPUs over the GPUs of one; 0: not told by these."""
+    rollout, trainer = config.actor_rollout_ref.rollout, config.trainer
+    disaggregation = rollout.get("disaggregation")
+    if disaggregation is not None and disaggregation.get("enabled", False):
+        return 0  # prefill and decoding on engines of their own
+    one = rollout.tensor_model_parallel_size * rollout.data_parallel_size * rollout.pipeline_model_parallel_size
+    return int(trainer.n_gpus_per_node * trainer.nnodes // one)
+
+
+def slots_of(config: Any) -> int:
+    """Sequences that all inference engines run at a time, if memory is no closer limit; 0: not known."""
+    rollout = config.actor_rollout_ref.rollout
+    return replicas_of(config) * int(rollout.data_parallel_size) * int(rollout.max_num_seqs)
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,8 @@ __all__ = ["Batch", "Queue"]
 
 #: Seconds after which an idle look lists the queue all the same: rows of unfinished requests are a sign of life.
 _LIST_INTERVAL = 10.0
+#: A session's rows are named by the number of the output.
+_FIRST_OUTPUT = "_0"
 
 
 @dataclass
@@ -88,6 +90,7 @@ class Queue:
         self._listed: dict[str, dict] = {}  # the queue at the latest look
         self._listed_at = -math.inf
         self._outputs = 1.0  # rows of a session, on average over the latest results
+        self._asked = self._arrived = 0  # rollouts of the requests that are not back, and those of them with a row
 
     # -- asking ---------------------------------------------------------------------------------------------
 
@@ -97,11 +100,21 @@ class Queue:
         part = Part(f"{parts[0].uid}.t{stage}" if parts else uid, n, stage)
         parts.append(part)
         self._waiting[part.uid] = []
+        self._asked += n
         return part.uid
+
+    def _waited_for(self, part: Part) -> list[str]:
+        """Wait for this request no longer: the keys that it has rows under."""
+        keys = self._waiting.pop(part.uid, None)
+        if keys is None:
+            return []
+        self._asked -= part.n
+        self._arrived -= sum(key.endswith(_FIRST_OUTPUT) for key in keys)
+        return keys
 
     def forget_last(self, ticket: int) -> None:
         """Forget a request that got lost: it will be asked anew."""
-        self._waiting.pop(self._parts[ticket].pop().uid, None)
+        self._waited_for(self._parts[ticket].pop())
         if not self._parts[ticket]:
             del self._parts[ticket]
 
@@ -138,8 +151,14 @@ class Queue:
                 arrived = self._waiting.get(key.rsplit("_", 2)[0])
                 if arrived is not None:
                     arrived.append(key)
+                    self._arrived += key.endswith(_FIRST_OUTPUT)
         self._listed, self.count, self._listed_at = rows, len(rows), time.monotonic()
         return rows
+
+    @property
+    def under_way(self) -> int:
+        """Rollouts that were asked for and have no row yet, as of the latest listing."""
+        return self._asked - self._arrived
 
     def expected(self) -> int:
         """Rows that the queue will hold once everything asked for is back."""
@@ -154,7 +173,7 @@ class Queue:
     def collect(self, requests: Requests, step: int) -> Groups:
         """Read the rewards of requests that are back: one group per request, surviving sessions in order."""
         parts = [self._parts[ticket][-1] for ticket in requests.ticket.tolist()]
-        found = [_sessions([k for k in self._waiting.pop(part.uid) if k in self._listed]) for part in parts]
+        found = [_sessions([k for k in self._waited_for(part) if k in self._listed]) for part in parts]
         finals = [outputs[-1] for sessions in found for outputs in sessions]
         reward, signal = read_rewards(finals, self.config.signal)
         alive = np.isfinite(reward) & np.isfinite(signal)
@@ -255,7 +274,7 @@ class Queue:
         gone: list[str] = []
         for ticket in tickets:
             for part in self._parts.pop(ticket, []):  # none: cleared already
-                self._waiting.pop(part.uid, None)
+                self._waited_for(part)
                 gone.append(part.uid)
                 for outputs in part.sessions:
                     for key in outputs:
@@ -268,9 +287,8 @@ class Queue:
     def drop(self, requests: Requests) -> list[str]:
         """Forget requests that are aborted, and clear what their groups had; their uids, for whoever ends them."""
         uids = self.uids(requests)
-        for ticket, uid in zip(requests.ticket.tolist(), uids, strict=True):
-            self._parts[ticket].pop()
-            self._waiting.pop(uid)
+        for ticket in requests.ticket.tolist():
+            self._waited_for(self._parts[ticket].pop())
         self.close(requests.ticket.tolist())
         return uids
 
@@ -303,6 +321,8 @@ class Queue:
             raise AdaptiveError(f"{len(lost)} rows of open groups are not in the checkpoint's TransferQueue state")
         self._tags = {key: rows[key] for key in reviewed}
         self._waiting = {p.uid: [] for parts in self._parts.values() for p in parts if not p.back}
+        self._asked = sum(p.n for parts in self._parts.values() for p in parts if not p.back)
+        self._arrived = 0
         self._listed, self._listed_at = {}, -math.inf
 
 

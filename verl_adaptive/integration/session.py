@@ -7,7 +7,7 @@ flight once the batch is decided. :mod:`.stream_session` is made of the same par
 from __future__ import annotations
 
 from verl_adaptive.config import AdaptiveConfig
-from verl_adaptive.engine import Engine, StepResult
+from verl_adaptive.engine import Engine, Requests, StepResult
 from verl_adaptive.integration.abort import Abort
 from verl_adaptive.integration.courier import Courier, Road
 from verl_adaptive.integration.prompts import Stream
@@ -26,20 +26,27 @@ class Session:
         config: the ``adaptive`` group.
         road: what leads to the workers.
         abort: ends what is still in flight once the batch is decided.
+        slots: sequences that all inference engines run at a time; 0: not known.
     """
 
-    def __init__(self, engine: Engine, stream: Stream, config: AdaptiveConfig, road: Road, abort: Abort) -> None:
+    def __init__(
+        self, engine: Engine, stream: Stream, config: AdaptiveConfig, road: Road, abort: Abort, slots: int = 0
+    ) -> None:
         self.engine = engine
         self.queue = Queue(config)
         self.courier = Courier(self.queue, stream, road, config, engine.facts.batch)
         self._abort = abort
-        self.times = Times()
+        self.times = Times(slots)
 
     def start(self) -> None:
         """Begin the step and send its first requests, without waiting."""
         self._abort.sweep()
         self.times.begin()
-        self.courier.send(self.engine.begin(self.courier.road.step_of()))
+        self._send(self.engine.begin(self.courier.road.step_of()))
+
+    def _send(self, requests: Requests | None) -> None:
+        self.courier.send(requests)
+        self.times.load(self.queue.under_way)
 
     def complete(self) -> Batch:
         """Feed the engine until the batch is decided, abort the rest, and make the batch.
@@ -54,7 +61,8 @@ class Session:
             if results is None:
                 continue
             self.times.back(len(results))
-            courier.send(engine.receive(results))
+            self.times.load(self.queue.under_way)
+            self._send(engine.receive(results))
             courier.close(engine.never_trains().tolist())
             if not engine.settled:
                 courier.pause()

@@ -13,20 +13,26 @@ _MOST = 0.9
 
 
 class Times:
-    """Seconds from a step's first request to its batch, and of these, with only a tenth of its groups to come.
+    """Seconds from a step's first request to its batch, of these with only a tenth of its groups to come; idle slots.
 
     Args:
+        slots: sequences that all inference engines run at a time; 0: not known.
         clock: gives seconds.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(self, slots: int = 0, clock: Callable[[], float] = time.monotonic) -> None:
+        self._slots, self._clock = slots, clock
         self.begin()
 
     def begin(self) -> None:
         """The first request of a step goes out."""
         self._start = self._end = self._clock()
         self._looks: list[tuple[float, int]] = []
+        self._loads: list[tuple[float, int]] = []
+
+    def load(self, rollouts: int) -> None:
+        """So many rollouts are under way now, those that wait for a slot included."""
+        self._loads.append((self._clock(), rollouts))
 
     def back(self, groups: int) -> None:
         """A look found this many groups."""
@@ -45,4 +51,17 @@ class Times:
             if seen >= most:
                 since = when
                 break
-        return {"adaptive/time/generation": self._end - self._start, "adaptive/time/last_tenth": self._end - since}
+        found = {"adaptive/time/generation": self._end - self._start, "adaptive/time/last_tenth": self._end - since}
+        if self._slots:
+            found["adaptive/time/idle_share"] = self._idle()
+        return found
+
+    def _idle(self) -> float:
+        """Share of the slots that were empty, on average over the time; between two looks rollouts end evenly."""
+        loads = [(when, min(rollouts, self._slots)) for when, rollouts in self._loads] or [(self._start, 0)]
+        taken, (then, before) = 0.0, (self._start, loads[0][1])
+        for when, now in [*loads, (self._end, loads[-1][1])]:
+            taken += (when - then) * (before + now) / 2
+            before, then = now, when
+        seconds = self._end - self._start
+        return 1.0 - taken / (self._slots * seconds) if seconds > 0 else 0.0
