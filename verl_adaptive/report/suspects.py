@@ -20,6 +20,8 @@ __all__ = ["SURPRISING", "beta_of", "surprise", "suspects"]
 SURPRISING = 2.3
 #: Success share up to which a label is suspected at all: a wrong label may match a lucky wrong answer now and then.
 _LUCKY = 0.05
+#: Prompts of a source from which it is known what is usual.
+_USUAL = 20
 #: Successes up to which the tail is added up one by one.
 _TERMS = 64
 
@@ -74,12 +76,13 @@ def suspects(prompts: Prompts, *, least: int = 8) -> tuple[np.ndarray, np.ndarra
     code = table.col("source").astype(np.int64)
     value = np.zeros(len(table))
     doubtful = (rollouts >= least) & (successes <= _LUCKY * rollouts)
-    for source in np.unique(code[doubtful]).tolist():
-        inside = (code == source) & (rollouts > 0)
-        if int(inside.sum()) < 20:
+    tried = np.flatnonzero(rollouts > 0)
+    tried = tried[np.argsort(code[tried], kind="stable")]  # source after source: there may be thousands
+    for inside in np.split(tried, np.flatnonzero(np.diff(code[tried])) + 1):
+        rows = inside[doubtful[inside]]
+        if len(inside) < _USUAL or not len(rows):
             continue  # too few prompts to know what is usual
         a, b = beta_of(successes[inside], rollouts[inside])
-        rows = np.flatnonzero(inside & doubtful)
         value[rows] = surprise(successes[rows], rollouts[rows], a, b)
     rows = np.flatnonzero(value >= SURPRISING)
     return rows[np.lexsort((table.key_lo[rows], table.key_hi[rows], -value[rows]))], value
