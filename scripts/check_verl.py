@@ -3,15 +3,20 @@
 
   python scripts/check_verl.py                  verl's newest release on PyPI
   python scripts/check_verl.py 0.9.1            that release
-  python scripts/check_verl.py path/to/verl     a checkout, an unpacked wheel, or a .whl file
+  python scripts/check_verl.py path/to/verl     a checkout, an unpacked wheel, a .whl file, or a bare git repository
+  python scripts/check_verl.py path/to/verl@REF a commit, branch or tag of a git repository
   python scripts/check_verl.py --record 0.9.1   write what that release is like, for later comparisons
 
 verl is read, never imported: neither it nor its dependencies need to be installed, and none of its code runs. Looked at
 are the names of verl_adaptive/integration/compat.py, every name that verl_adaptive/integration imports from verl, and
 the functions whose behaviour (not only their name) is relied on.
 
-Status 0: all as recorded. 1: a name is missing or takes other parameters. 3: all names fit, but the source of some has
-changed and wants reading. 2: verl could not be looked at.
+Dates are said, because verl's version does not tell what is newer: sources of August 2026 that call themselves
+0.10.0.dev lack names that 0.9.1 has. The date is the commit's, or that of the files in the wheel.
+
+Status 0: all as recorded. 1: a name is missing, or takes other parameters, and nothing stands in for it; which trainer
+modes that concerns is said. 3: all names fit, but the source of some has changed and wants reading. 2: verl could not be
+looked at.
 """
 
 from __future__ import annotations
@@ -22,6 +27,7 @@ import hashlib
 import json
 import subprocess
 import sys
+import tarfile
 import tempfile
 import zipfile
 from collections.abc import Iterator
@@ -33,9 +39,10 @@ RECORD = Path(__file__).with_name("verl_sources.json")
 INTEGRATION = ROOT / "verl_adaptive" / "integration"
 sys.path.insert(0, str(ROOT))
 
-from verl_adaptive.integration.compat import NAMES  # noqa: E402  (needs the standard library only)
+from verl_adaptive.integration.compat import MODES, NAMES  # noqa: E402  (needs the standard library only)
 
 _V1 = "verl.trainer.ppo.v1"
+_ENGINES = "verl.workers.engine"
 #: Functions that are not called by us but whose behaviour the integration rests on: name → what.
 RELIED_ON: dict[str, str] = {
     f"{_V1}.trainer_base.PPOTrainer.fit": "the loop that calls what we override",
@@ -52,6 +59,15 @@ RELIED_ON: dict[str, str] = {
     "verl.utils.dataset.rl_dataset.RLHFDataset.__getitem__": "what a prompt's row holds",
     "verl.utils.distributed.initialize_global_process_group_ray": "patched on CPU",
     "verl.utils.model.load_valuehead_model": "replaced on CPU",
+    "verl.workers.utils.losses.ppo_loss": "rows of zero advantage",
+    f"{_ENGINES}.fsdp.transformer_impl.FSDPEngine.forward_backward_batch": "loss denominators",
+    f"{_ENGINES}.veomni.transformer_impl.VeOmniEngine.forward_backward_batch": "loss denominators",
+    f"{_ENGINES}.torchtitan.transformer_impl.TorchTitanEngine.forward_backward_batch": "loss denominators",
+    f"{_ENGINES}.torchtitan.transformer_impl.TorchTitanEngineWithLMHead.prepare_model_inputs": "reads loss_mask",
+    f"{_ENGINES}.megatron.transformer_impl.MegatronEngine.forward_backward_batch": "loss denominators",
+    f"{_ENGINES}.megatron.transformer_impl.MegatronEngine._build_tf_config": "whether routers have losses of their own",
+    f"{_ENGINES}.megatron.transformer_impl.MegatronEngineWithLMHead.forward_step": "reads loss_mask",
+    f"{_ENGINES}.megatron.transformer_impl.MegatronEngineWithLMHead.postprocess_micro_batch_func": "the loss's scale",
 }
 
 
@@ -62,42 +78,84 @@ class Unreadable(Exception):
 # -- getting verl -----------------------------------------------------------------------------------------------------
 
 
-def unpacked(what: str | None, scratch: Path) -> Path:
-    """The folder that holds verl's package ``verl/``.
+@dataclass(frozen=True)
+class Source:
+    """Where verl's sources are.
+
+    Attributes:
+        root: the folder that holds ``verl/``.
+        date: what is known of their age: ``2026-08-22, commit 1dda039b9c63``; empty: nothing.
+    """
+
+    root: Path
+    date: str = ""
+
+
+def unpacked(what: str | None, scratch: Path) -> Source:
+    """Get verl's sources.
 
     Args:
-        what: a version, a path, or None for the newest release.
+        what: a version, a path, a path with ``@REF``, or None for the newest release.
         scratch: where to download and unpack.
 
     Raises:
         Unreadable: no such path, or the download failed.
     """
-    if what is not None and Path(what).exists():
-        path = Path(what)
+    if what is not None:
+        place, _, ref = what.partition("@")
+        path = Path(what) if Path(what).exists() else Path(place)
         if path.is_dir():
-            for folder in (path, path.parent):
-                if (folder / "verl" / "trainer").is_dir():
-                    return folder
-            raise Unreadable(f"{path} holds no verl/trainer")
-    else:
-        if what is not None and not what[:1].isdigit():
+            return _folder(path, "" if path == Path(what) else ref, scratch)
+        if path.exists():
+            return _wheel(path, scratch)
+        if not what[:1].isdigit():
             raise Unreadable(f"{what} is neither a version nor there")
-        wheels = scratch / "wheel"
-        name = "verl" if what is None else f"verl=={what}"
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
-        command += ["--only-binary=:all:", "--dest", str(wheels), name]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=600)
-        if done.returncode:
-            raise Unreadable(f"{name} cannot be downloaded: {(done.stderr.strip().splitlines() or ['?'])[-1]}")
-        path = next(wheels.glob("*.whl"))
+    wheels = scratch / "wheel"
+    name = "verl" if what is None else f"verl=={what}"
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
+    command += ["--only-binary=:all:", "--dest", str(wheels), name]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    if done.returncode:
+        raise Unreadable(f"{name} cannot be downloaded: {(done.stderr.strip().splitlines() or ['?'])[-1]}")
+    return _wheel(next(wheels.glob("*.whl")), scratch)
+
+
+def _wheel(path: Path, scratch: Path) -> Source:
     target = scratch / "verl"
     try:
         with zipfile.ZipFile(path) as wheel:
-            members = [m for m in wheel.namelist() if m.startswith("verl") and m.endswith((".py", "METADATA"))]
+            members = [m for m in wheel.infolist() if m.filename.startswith("verl")]
+            members = [m for m in members if m.filename.endswith((".py", "METADATA"))]
             wheel.extractall(target, members)
     except (zipfile.BadZipFile, OSError) as error:
         raise Unreadable(f"{path} is no wheel: {error}") from error
-    return target
+    newest = max((m.date_time for m in members), default=(1980, 1, 1, 0, 0, 0))
+    date = "" if newest[0] == 1980 else f"built {newest[0]}-{newest[1]:02}-{newest[2]:02}"  # 1980: zip's zero
+    return Source(target, date)
+
+
+def _git(folder: Path, *words: str) -> str | None:
+    """What git says of a repository; None if it is none."""
+    done = subprocess.run(["git", "-C", str(folder), *words], capture_output=True, text=True, timeout=60)
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def _folder(path: Path, ref: str, scratch: Path) -> Source:
+    """A checkout, an unpacked wheel, or a repository without a work tree."""
+    for folder in (path, path.parent):
+        if not ref and (folder / "verl" / "trainer").is_dir():
+            # of a repository of its own, not of one that an environment happens to lie in
+            commit = _git(folder, "log", "-1", "--format=%cs, commit %h") if (folder / ".git").exists() else None
+            return Source(folder, commit or "")
+    commit = _git(path, "log", "-1", "--format=%cs, commit %h", ref or "HEAD", "--")
+    if commit is None:
+        raise Unreadable(f"{path} holds no verl/trainer" + (f", and no commit {ref}" if ref else ""))
+    target, archive = scratch / "verl", scratch / "verl.tar"
+    if _git(path, "archive", "--output", str(archive), ref or "HEAD", "verl") is None:
+        raise Unreadable(f"{path}: {ref or 'HEAD'} holds no verl")
+    with tarfile.open(archive) as packed:
+        packed.extractall(target, filter="data")
+    return Source(target, commit)
 
 
 def version_of(root: Path) -> str:
@@ -268,17 +326,23 @@ class Outcome:
 
     Attributes:
         version: verl's.
+        date: of its sources, as far as known.
+        modes: trainer modes that have all they need.
         missing: names that are gone, with what needs them.
         parameters: names that take other parameters.
         changed: names whose source is another than the recorded one, with what rests on them.
+        instead: what is not there but has something that stands in.
         digests: of everything that was found.
         names: how many were looked at.
     """
 
     version: str
+    date: str = ""
+    modes: list[str] = field(default_factory=lambda: list(MODES))
     missing: list[str] = field(default_factory=list)
     parameters: list[str] = field(default_factory=list)
     changed: list[str] = field(default_factory=list)
+    instead: list[str] = field(default_factory=list)
     digests: dict[str, dict[str, object]] = field(default_factory=dict)
     names: int = 0
 
@@ -287,14 +351,18 @@ class Outcome:
         return 1 if self.missing or self.parameters else 3 if self.changed else 0
 
 
-def examine(root: Path, recorded: dict[str, dict[str, object]]) -> Outcome:
+def examine(source: Source, recorded: dict[str, dict[str, object]]) -> Outcome:
     """Look at everything we need of a verl.
 
     Args:
-        root: the folder that holds ``verl/``.
+        source: of verl.
         recorded: name → ``digest`` and ``required`` parameters, of the version this package was written for.
     """
-    verl, out = Verl(root), Outcome(version_of(root))
+    verl, out = Verl(source.root), Outcome(version_of(source.root), source.date)
+
+    def lack(modes: tuple[str, ...]) -> str:
+        out.modes = [mode for mode in out.modes if mode not in modes]
+        return "" if modes == MODES else f" in {' and '.join(modes)}"
 
     def compare(where: str, found: Found, why: str) -> None:
         is_function = isinstance(found.node, ast.FunctionDef | ast.AsyncFunctionDef)
@@ -306,23 +374,31 @@ def examine(root: Path, recorded: dict[str, dict[str, object]]) -> Outcome:
         demanded = [p for p in required if p not in known["required"]]  # type: ignore[operator]
         if demanded:
             out.parameters.append(f"{where} now demands {', '.join(demanded)} ({why})")
+            lack(next((n.modes for n in NAMES if n.where == where), MODES))
         elif known["digest"] != found.digest:
             out.changed.append(f"{where} ({why})")
 
     for item in NAMES:
         out.names += 1
-        where, why = f"{item.module}.{item.name}", item.why or "used by the integration"
+        where, why = item.where, item.why or "used by the integration"
         found = verl.find(item.module, item.name)
         if found is None:
-            out.missing.append(f"{where} ({why})")
+            if item.instead:
+                out.instead.append(f"{where} is missing: {item.instead}")
+            else:
+                out.missing.append(f"{where} ({why}){lack(item.modes)}")
             continue
         if item.parameters and isinstance(found.node, ast.FunctionDef | ast.AsyncFunctionDef):
             has = {p.arg for p in found.parameters}
             lost = [p for p in item.parameters if p not in has]
-            if lost:
-                out.parameters.append(f"{where} no longer takes {', '.join(lost)} ({why})")
+            if lost and item.instead:
+                out.instead.append(f"{where} does not take {', '.join(lost)}: {item.instead}")
                 continue
-        compare(where, found, why)
+            if lost:
+                out.parameters.append(f"{where} does not take {', '.join(lost)} ({why}){lack(item.modes)}")
+                continue
+        if where not in out.digests:
+            compare(where, found, why)
     for where, why in RELIED_ON.items():
         if where in out.digests:
             continue
@@ -331,6 +407,7 @@ def examine(root: Path, recorded: dict[str, dict[str, object]]) -> Outcome:
         found = verl.find(module, name)
         if found is None:
             out.missing.append(f"{where} ({why})")
+            lack(MODES)
         else:
             compare(where, found, why)
     seen: set[str] = set()
@@ -342,6 +419,7 @@ def examine(root: Path, recorded: dict[str, dict[str, object]]) -> Outcome:
         out.names += 1
         if verl.find(module, name) is None and verl.module(where) is None:
             out.missing.append(f"{where} (imported by {path})")
+            lack(tuple(m for m in MODES if path.endswith(f"trainer_{m}.py")) or MODES)
     return out
 
 
@@ -354,9 +432,13 @@ def _split(verl: Verl, where: str) -> tuple[str, str]:
     return ".".join(parts[:-1]), parts[-1]
 
 
+def _dated(date: str) -> str:
+    return f" ({date})" if date else ""
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("verl", nargs="?", help="a version or a path; by default the newest release")
+    parser.add_argument("verl", nargs="?", help="a version, a path or a path@ref; by default the newest release")
     parser.add_argument("--record", action="store_true", help=f"write {RECORD.name} from this verl")
     parser.add_argument("--json", action="store_true", help="everything as JSON")
     args = parser.parse_args(argv)
@@ -372,16 +454,26 @@ def main(argv: list[str] | None = None) -> int:
             print(f"check_verl: verl {outcome.version} lacks what is needed: {outcome.missing}", file=sys.stderr)
             return 1
         RECORD.write_text(
-            json.dumps({"verl": outcome.version, "names": outcome.digests}, indent=1, sort_keys=True) + "\n"
+            json.dumps(
+                {"verl": outcome.version, "date": outcome.date, "names": outcome.digests}, indent=1, sort_keys=True
+            )
+            + "\n"
         )
     if args.json:
-        parts = {name: getattr(outcome, name) for name in ("version", "names", "missing", "parameters", "changed")}
-        print(json.dumps({**parts, "recorded": record.get("verl"), "status": outcome.status}, indent=1))
+        parts = {
+            name: getattr(outcome, name)
+            for name in ("version", "date", "modes", "names", "missing", "parameters", "changed", "instead")
+        }
+        recorded = {"recorded": record.get("verl"), "recorded_date": record.get("date")}
+        print(json.dumps({**parts, **recorded, "status": outcome.status}, indent=1))
         return outcome.status
-    print(f"verl {outcome.version}, compared with {record.get('verl', 'nothing recorded')}: {outcome.names} names")
+    known = f"{record.get('verl', 'nothing recorded')}{_dated(record.get('date', ''))}"
+    print(f"verl {outcome.version}{_dated(outcome.date)}, compared with {known}: {outcome.names} names")
+    print(f"trainer modes that have what they need: {', '.join(outcome.modes) or 'none'}")
     for title, lines in (
         ("missing", outcome.missing),
         ("other parameters", outcome.parameters),
+        ("missing, with something that stands in", outcome.instead),
         ("source changed", outcome.changed),
     ):
         print(f"{len(lines)} {title}")

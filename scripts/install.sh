@@ -28,6 +28,32 @@ done
 say() { printf '\033[1m==> %s\033[0m\n' "$*"; }
 fail() { printf 'install.sh: %s\n' "$*" >&2; exit 1; }
 
+# Run a command, its output in $log, under one bar: packages fetched, then unpacked into the environment; what is left is
+# guessed from that. Without a terminal: run it, and say nothing.
+under_a_bar() {
+    local job begun=$SECONDS fetched placed held=0 percent=0 spent left bar
+    "$@" >"$log" 2>&1 &
+    job=$!
+    trap 'kill "$job" 2>/dev/null; exit 130' INT TERM
+    held=$(find "$venv"/lib/python*/site-packages -maxdepth 1 -name '*.dist-info' | wc -l)
+    while [ -t 1 ] && kill -0 "$job" 2>/dev/null; do
+        fetched=$(find "$cache"/archive-v* -maxdepth 1 -newer "$marker" 2>/dev/null | wc -l)
+        placed=$(($(find "$venv"/lib/python*/site-packages -maxdepth 1 -name '*.dist-info' | wc -l) - held))
+        if [ "$placed" -gt 0 ]; then
+            percent=$((70 + 25 * (placed < packages ? placed : packages) / packages))
+        else
+            percent=$((70 * (fetched < packages ? fetched : packages) / packages))
+        fi
+        spent=$((SECONDS - begun))
+        left=$([ "$percent" -lt 5 ] && echo "a few minutes" || echo "about $(((spent * (100 - percent) / percent + 59) / 60)) min left")
+        bar=$(printf '%*s' $((percent * 30 / 100)) '' | tr ' ' '#')
+        printf '\r    [%-30s] %3d%%  %d:%02d  %-20s' "$bar" "$percent" $((spent / 60)) $((spent % 60)) "$left"
+        sleep 1
+    done
+    [ -t 1 ] && printf '\r%80s\r' ''
+    wait "$job"
+}
+
 # Bytecode is worth 90 s at the start of every run: a dozen processes import verl and vLLM.
 unset PYTHONDONTWRITEBYTECODE
 
@@ -71,10 +97,15 @@ else
     source=(--torch-backend=cpu)
 fi
 
-say "Installing verl, vLLM and this project [$extras]"
-"$python" -m uv pip install --python "$python" --compile-bytecode \
+log=$venv/install.log
+packages=200  # about as many as all of them come to
+cache=$("$python" -m uv cache dir)
+marker=$wheels/marker
+touch "$marker"
+say "Installing verl, vLLM and this project [$extras]: about $packages packages, some minutes (log: $log)"
+under_a_bar "$python" -m uv pip install --python "$python" --compile-bytecode \
     --constraint "$constraints" --override "$overrides" --editable "$root[$extras]" "${source[@]}" ||
-    fail "installation failed. uv does not read pip's configuration: set UV_INDEX or UV_DEFAULT_INDEX if you use a mirror"
+    { tail -n 20 "$log" >&2; fail "installation failed. uv does not read pip's configuration: set UV_INDEX or UV_DEFAULT_INDEX if you use a mirror"; }
 
 say "Checking"
 VERL_PLATFORM=cpu "$python" - <<'CHECK' || fail "the installation does not work; see above. Try again with --force and a fresh VENV"

@@ -102,19 +102,21 @@ def test_every_number_comes_from_the_json(data, tmp_path) -> None:
     results.mkdir()
     (results / "train_torch.json").write_text(json.dumps(data))
     page.write_text("# Results\n\nby hand\n")
-    front.write_text("top\n<!-- benchmark: begin -->\nold\n<!-- benchmark: end -->\nbottom\n")
+    front.write_text("top\n<!-- benchmark: begin -->\nstale\n<!-- benchmark: end -->\nbottom\n")
     words = ["--results", str(results), "--page", str(page), "--readme", str(front)]
     with pytest.raises(SystemExit) as stop:
         report.main([*words, "--check"])
-    assert stop.value.code == 1 and front.read_text().count("old") == 1
+    assert stop.value.code == 1 and front.read_text().count("stale") == 1
     report.main(words)
     first, text = page.read_text(), front.read_text()
     assert (
         first.startswith("# Results\n\nby hand\n")
         and "base at 0.001: `grpo` 3, `dapo` 3, `full` 0, `oracle+keep_all` 2, `greso` 0" in first
     )
-    assert text.startswith("top\n") and text.endswith("bottom\n") and "old" not in text and "`full`" in text
-    assert (tmp_path / "figures" / "train_torch.svg").read_text().count("<svg") == 1
+    assert text.startswith("top\n") and text.endswith("bottom\n") and "stale" not in text
+    assert "| tiny, as they come | 3 | not run |" in text
+    for name in ("train_torch.svg", "front.svg"):
+        assert (tmp_path / "figures" / name).read_text().count("<svg") == 1
     report.main(words)
     assert page.read_text() == first
     with pytest.raises(SystemExit) as stop:
@@ -193,6 +195,21 @@ def test_cells_that_exist_are_not_run_again(tmp_path, capsys) -> None:
         train_cpu.main([*words, "--steps", "3"])
 
 
+def test_cells_share_a_start_up_only_if_they_are_alike() -> None:
+    """The optimizer's settings and the inference engine's are those that the processes began with."""
+    keys = [
+        ("base", "grpo", 3e-4, 0),
+        ("base", "solo", 3e-4, 1),
+        ("sparse", "solo", 3e-4, 0),
+        ("base", "solo", 1e-3, 0),
+    ]
+    keys += [("decay", "solo", 1e-3, 0), ("n16", "solo", 1e-3, 0), ("halved16", "grpo", 1e-3, 0)]
+    parts = list(train_cpu.alike(keys, 2))
+    assert parts == [keys[:2], keys[2:3], keys[3:4], keys[4:5], keys[5:7]]
+    settings = train_cpu.Settings()
+    assert settings.budget(train_cpu.VARIANTS["halved16"]) == settings.budget(train_cpu.VARIANTS["base"]) == 3840
+
+
 def test_a_cell_takes_its_line_and_leaves_the_others(tmp_path) -> None:
     grid = tmp_path / "new" / "grid.jsonl"
     assert cells.read_rows(grid) == []
@@ -215,7 +232,7 @@ def test_an_ablation_of_the_tiny_model_is_a_cell_of_the_real_pipeline(tmp_path, 
 
 def test_no_cell_begins_after_the_time_that_was_given(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.setattr(train_cpu, "prepare", lambda work: None)
-    monkeypatch.setattr(train_cpu, "run_cell", lambda *_: pytest.fail("a cell began"))
+    monkeypatch.setattr(train_cpu, "run_cells", lambda *_: pytest.fail("a cell began"))
     words = [
         "--results",
         str(tmp_path / "r.jsonl"),

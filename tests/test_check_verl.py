@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import shutil
+import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -50,13 +53,13 @@ def test_the_installed_verl_is_as_recorded(check, recorded, capsys) -> None:
 
 
 def test_the_record_is_complete(check, recorded) -> None:
-    found = check.examine(SITE, {})
+    found = check.examine(check.Source(SITE), {})
     assert found.digests == recorded["names"], "python scripts/check_verl.py --record 0.9.1"
 
 
 def test_a_method_that_is_gone(check, recorded, copy) -> None:
     edit(copy, "def fit(self", "def fit_all(self")
-    out = check.examine(copy, recorded["names"])
+    out = check.examine(check.Source(copy), recorded["names"])
     assert out.status == 1
     assert {line.split()[0].rsplit(".", 1)[1] for line in out.missing} == {"fit"}
 
@@ -64,9 +67,9 @@ def test_a_method_that_is_gone(check, recorded, copy) -> None:
 def test_a_parameter_that_was_renamed_and_one_that_is_new(check, recorded, copy) -> None:
     edit(copy, "def _compute_values(self, batch", "def _compute_values(self, rows")
     edit(copy, "def _save_checkpoint(self)", "def _save_checkpoint(self, where)")
-    out = check.examine(copy, recorded["names"])
+    out = check.examine(check.Source(copy), recorded["names"])
     assert out.status == 1 and not out.missing
-    assert any("_compute_values no longer takes batch" in line for line in out.parameters)
+    assert any("_compute_values does not take batch" in line for line in out.parameters)
     assert any("_save_checkpoint now demands where" in line for line in out.parameters)
 
 
@@ -76,13 +79,13 @@ def test_a_body_that_changed_and_a_comment_that_did(check, recorded, copy) -> No
         "def fit(self, agent_loop_manager: AgentLoopManager):",
         "def fit(self, agent_loop_manager: AgentLoopManager):\n        # another comment\n",
     )
-    assert check.examine(copy, recorded["names"]).status == 0
+    assert check.examine(check.Source(copy), recorded["names"]).status == 0
     edit(
         copy,
         "def fit(self, agent_loop_manager: AgentLoopManager):",
         "def fit(self, agent_loop_manager: AgentLoopManager):\n        self.other = 1",
     )
-    out = check.examine(copy, recorded["names"])
+    out = check.examine(check.Source(copy), recorded["names"])
     assert out.status == 3 and not out.missing and not out.parameters
     assert {line.split()[0].rsplit(".", 1)[1] for line in out.changed} == {"fit"}
 
@@ -90,7 +93,7 @@ def test_a_body_that_changed_and_a_comment_that_did(check, recorded, copy) -> No
 def test_nothing_of_verl_runs(check, recorded, copy, tmp_path) -> None:
     trap = tmp_path / "ran"
     edit(copy, "import logging", f"import pathlib\npathlib.Path({str(trap)!r}).touch()\nimport logging")
-    check.examine(copy, recorded["names"])
+    check.examine(check.Source(copy), recorded["names"])
     assert not trap.exists()
 
 
@@ -99,3 +102,48 @@ def test_what_is_no_verl(check, what, tmp_path, capsys) -> None:
     (tmp_path / "README.md").write_text("not a wheel")
     assert check.main([str(tmp_path / what)]) == 2
     assert capsys.readouterr().err.startswith("check_verl: ")
+
+
+def test_what_one_trainer_mode_lacks_leaves_the_others(check, recorded, copy) -> None:
+    edit(copy, "class PPOTrainerSeparateAsync", "class Renamed", "verl/trainer/ppo/v1/trainer_separate_async.py")
+    out = check.examine(check.Source(copy), recorded["names"])
+    assert out.status == 1 and out.modes == ["sync", "colocate_async"]
+
+
+def test_what_has_a_stand_in_is_no_fault(check, recorded, copy) -> None:
+    edit(copy, "def _rollout_server_managers(self", "def _servers_of(self")
+    out = check.examine(check.Source(copy), recorded["names"])
+    assert not out.missing and out.modes == list(check.MODES)
+    assert any("_rollout_server_managers is missing: the trainer's own" in line for line in out.instead)
+
+
+def test_dates_of_a_repository_with_and_without_a_work_tree(check, copy, tmp_path, capsys) -> None:
+    git = ["git", "-C", str(copy), "-c", "user.name=x", "-c", "user.email=x@y", "-c", "commit.gpgsign=false"]
+    subprocess.run([*git, "init", "--quiet"], check=True)
+    subprocess.run([*git, "add", "verl"], check=True)
+    dated = {
+        "GIT_COMMITTER_DATE": "2026-08-22T12:00:00",
+        "GIT_AUTHOR_DATE": "2026-08-22T12:00:00",
+        "PATH": os.environ["PATH"],
+    }
+    subprocess.run([*git, "commit", "--quiet", "-m", "x"], check=True, env=dated)
+    subprocess.run([*git, "tag", "v1"], check=True)
+    bare = tmp_path / "bare"
+    subprocess.run(["git", "clone", "--quiet", "--bare", str(copy), str(bare)], check=True)
+    for place in (copy, bare, f"{bare}@v1"):
+        assert check.main([str(place)]) == 0, capsys.readouterr().out
+        said = capsys.readouterr().out.splitlines()[0]
+        assert f"verl {verl.__version__} (2026-08-22, commit " in said and f"{verl.__version__} (built 20" in said
+    assert check.main([f"{bare}@nothing"]) == 2
+    assert "no commit nothing" in capsys.readouterr().err
+
+
+def test_a_wheel_tells_when_it_was_built(check, copy, tmp_path, capsys) -> None:
+    path = tmp_path / "verl-9.whl"
+    with zipfile.ZipFile(path, "w") as wheel:
+        for file in (copy / "verl").rglob("*.py"):
+            name = str(file.relative_to(copy))
+            wheel.writestr(zipfile.ZipInfo(name, (2026, 9, 20, 1, 2, 4)), file.read_bytes())
+        wheel.writestr(zipfile.ZipInfo("verl-9.dist-info/METADATA", (2026, 9, 20, 1, 2, 4)), "Version: 9")
+    assert check.main([str(path)]) == 0
+    assert capsys.readouterr().out.startswith("verl 9 (built 2026-09-20), compared with")

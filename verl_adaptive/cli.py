@@ -27,6 +27,7 @@ COMMANDS: dict[str, str] = {
     "parts": "list the presets, the parts of each role and their options",
     "stats": "what a run knows of its prompts; works while training runs",
     "report": "write one HTML file about a run",
+    "serve": "show the same page live, for all runs of a folder or database",
     "replay": "make a recorded run's decisions again, and compare",
     "compare": "two runs side by side",
     "export": "write a store to Parquet, CSV or JSON lines",

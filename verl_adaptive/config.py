@@ -16,7 +16,16 @@ from typing import Any, TypeVar
 
 from verl_adaptive.errors import ConfigError
 
-__all__ = ["AdaptiveConfig", "ResumeConfig", "RunFacts", "StoreConfig", "SuccessConfig", "build", "check"]
+__all__ = [
+    "AdaptiveConfig",
+    "AlarmConfig",
+    "ResumeConfig",
+    "RunFacts",
+    "StoreConfig",
+    "SuccessConfig",
+    "build",
+    "check",
+]
 
 T = TypeVar("T")
 
@@ -192,6 +201,33 @@ class ResumeConfig:
 
 
 @dataclass
+class AlarmConfig:
+    """When a run says that something looks wrong; see docs/alarms.md. Alarms decide nothing.
+
+    ``enabled``: false: no alarms, and no metrics by data source.
+    ``rollouts``: of a data source, before it is judged, and from one judgement to the next.
+    ``cut``: share of its answers cut at data.max_response_length.
+    ``starved``: share of the rollouts that its share of the prompts would be.
+    ``jump``: change of its pass rate from one judgement to the next.
+    ``sources``: data sources with metrics of their own, the largest.
+    """
+
+    enabled: bool = True
+    rollouts: int = 256
+    cut: float = 0.25
+    starved: float = 0.1
+    jump: float = 0.25
+    sources: int = 20
+
+    def validate(self, path: str) -> None:
+        check(self.rollouts >= 16, f"{path}.rollouts", self.rollouts, "must be 16 or greater")
+        check(self.sources >= 0, f"{path}.sources", self.sources, "must be 0 or greater")
+        for name in ("cut", "starved", "jump"):
+            value = getattr(self, name)
+            check(0 <= value <= 1, f"{path}.{name}", value, "must be in [0, 1]")
+
+
+@dataclass
 class AdaptiveConfig:
     """The ``adaptive`` group of the command line.
 
@@ -229,6 +265,9 @@ class AdaptiveConfig:
         min_sessions: share of a group's rollouts that must come back with a finite reward; the survivors are the group.
             Below it the group counts as failed. At a half, the standard error of its mean is at most √2 times a whole
             group's; a prompt that loses more says more about the tool than about itself.
+        alarms: when the run says that something looks wrong.
+        log_lists: log the lists of prompts to look at every so many steps, as wandb.Table or TensorBoard text, through
+            verl's logger; 0: never.
         warm_start: a run, Parquet or JSONL file to learn from before the first step.
         warm_start_discount: weight of that evidence in (0, 1].
     """
@@ -258,6 +297,8 @@ class AdaptiveConfig:
     poll_interval: float = 0.1
     stall_timeout: float | None = None
     min_sessions: float = 0.5
+    alarms: AlarmConfig = field(default_factory=AlarmConfig)
+    log_lists: int = 0
     warm_start: str | None = None
     warm_start_discount: float = 0.5
     store: StoreConfig = field(default_factory=StoreConfig)
@@ -275,7 +316,7 @@ class AdaptiveConfig:
                 "adaptive",
                 data,
                 "Hydra took the preset's name for a plain value, so the presets are not on its search path; "
-                "reinstall verl-adaptive in this environment (`pip install --force-reinstall --no-deps verl-adaptive`)",
+                "reinstall verl-adaptive in this environment (`pip install --force-reinstall --no-deps <its clone or wheel>`)",
             )
         if not isinstance(data, Mapping):
             raise ConfigError("adaptive", data, "must be a preset: +adaptive=greso, aero, cero, pilot_commit, …")
@@ -295,6 +336,7 @@ class AdaptiveConfig:
         )
         check(self.max_rounds >= 1, f"{path}.max_rounds", self.max_rounds, "must be 1 or greater")
         check(0 < self.stale_discount <= 1, f"{path}.stale_discount", self.stale_discount, "must be in (0, 1]")
+        check(self.log_lists >= 0, f"{path}.log_lists", self.log_lists, "must be 0 (never) or a number of steps")
         check(self.poll_interval > 0, f"{path}.poll_interval", self.poll_interval, "must be above 0 seconds")
         check(
             self.stall_timeout is None or self.stall_timeout > 0,

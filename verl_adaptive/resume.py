@@ -31,6 +31,8 @@ IRRELEVANT: dict[str, str] = {
     "poll_interval": "when to look, not what to find",
     "stall_timeout": "when to give up",
     "longest_first": "in which order to send, not what",
+    "alarms": "say, decide nothing",
+    "log_lists": "shows, decides nothing",
     "store": "where the journal is",
     "resume": "what to accept",
     "warm_start": "counts before the first step only",

@@ -1,40 +1,137 @@
-"""Compare plain GRPO with GRESO on real verl and vLLM, without a GPU, at the same number of generated rollouts.
+"""Compare GRPO with a preset on real verl and vLLM, without a GPU, at the same number of generated rollouts.
 
-    python examples/cpu/quickstart.py [--presets grpo,greso] [--rollouts 7680] [--work DIR] [--fresh]
+    python examples/cpu/quickstart.py [--arms grpo,grpo:4,solo] [--seeds 2] [--rollouts 3840] [--work DIR] [--fresh]
 
-Called by ``examples/quickstart_cpu.sh``, which installs everything first. Makes data and a tiny model, trains once with
-each preset, and ends with a table, a plot and a JSON file. What exists is reused; ``--fresh`` starts over.
+Called by ``examples/quickstart_cpu.sh``, which installs everything first. Makes data and a tiny model, trains every arm
+with every seed on one start-up of verl, and ends with a table, a plot and a JSON file. What exists is reused; ``--fresh``
+starts over. An arm is a preset and its ``rollout.n``: ``grpo:4`` is GRPO with groups of 4 and as many rollouts a step.
+
+Three things keep chance small, so that a quarter of an hour can tell arms apart:
+
+* most questions of the training set are solved or hopeless from the start, as in many a public data set: the less a
+  uniform spread of the rollouts teaches, the more there is to gain;
+* accuracy is exact: the chance of the right answer on every held-out question, from one forward pass, not from samples;
+* arms are compared within a seed, which decides on the order of the questions.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import shutil
 import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-from rich.table import Table
-
 HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+sys.path.insert(0, str(ROOT))  # this script's own neighbours, from wherever it is called
 
-PROMPTS_PER_STEP = 16
-ROLLOUTS_PER_PROMPT = 8
+from rich.console import Console  # noqa: E402
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn  # noqa: E402
+from rich.table import Table  # noqa: E402
 
-#: Steps between two validations. A step of GRPO generates fewer rollouts than one that refills its batch.
-VALIDATE_EVERY = {"grpo": 5}
-VALIDATE_EVERY_DEFAULT = 3
+#: The preset that is shown beside GRPO.
+BEST = "solo"
+ARMS = f"grpo,grpo:4,{BEST}"
+SEEDS = 2
+
+ROLLOUTS_PER_STEP = 128
+UPDATES_PER_STEP = 2
+N = 8
+#: Thirty steps: accuracy still rises at the end.
+ROLLOUTS = 3840
+#: Training questions, and how many of them the starting model answers most surely, right or wrong.
+POOL, FLAT = 305, 256
+#: Points of a curve, the start left out.
+POINTS = 10
+#: Presets that generate as many rollouts a step as GRPO; the others get more steps, and end with the rollouts.
+EVEN = ("grpo", "solo", "spo", "cero")
+#: Seconds on two idle cores, for the first guess of what is left: the start-up, and a step.
+START_UP, STEP = 80.0, 2.3
 
 console = Console()
+
+
+@dataclass(frozen=True)
+class Arm:
+    """What is compared.
+
+    Attributes:
+        preset: the word after ``+adaptive=``.
+        n: ``actor_rollout_ref.rollout.n``; a step has as many rollouts in every arm.
+    """
+
+    preset: str
+    n: int = N
+
+    @classmethod
+    def parse(cls, text: str) -> Arm:
+        """Read ``grpo`` or ``grpo:4``.
+
+        Raises:
+            SystemExit: the number does not divide a step's rollouts, or is none.
+        """
+        preset, _, n = text.strip().partition(":")
+        if n and not (n.isdigit() and int(n) and ROLLOUTS_PER_STEP // UPDATES_PER_STEP % int(n) == 0):
+            raise SystemExit(
+                f"quickstart: --arms {text}: the number must divide {ROLLOUTS_PER_STEP // UPDATES_PER_STEP}"
+            )
+        return cls(preset, int(n or N))
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return f"GRPO n={self.n}" if self.preset == "grpo" else self.preset
+
+    @property
+    def prompts(self) -> int:
+        """``data.train_batch_size``."""
+        return ROLLOUTS_PER_STEP // self.n
+
+    def words(self, seed: int, rollouts: int, work: Path, run: Path) -> list[str]:
+        """verl's command line after ``python -m verl.trainer.main_ppo``.
+
+        Apart from the words with "adaptive" and the saved weights, it is what any verl user would write.
+        """
+        steps = -(-rollouts // ROLLOUTS_PER_STEP)
+        return [
+            f"+adaptive={self.preset}",
+            "+adaptive/platform=cpu",
+            f"adaptive.total_rollouts={rollouts}",
+            f"adaptive.seed={seed}",
+            f"data.train_files={work / 'data' / 'pool.parquet'}",
+            f"data.val_files={work / 'data' / 'val.parquet'}",
+            f"data.train_batch_size={self.prompts}",
+            "data.max_prompt_length=64",
+            "data.max_response_length=12",
+            f"data.seed={seed}",
+            f"reward.custom_reward_function.path={HERE / 'reward.py'}",
+            "algorithm.adv_estimator=grpo",
+            f"actor_rollout_ref.model.path={work / 'model'}",
+            f"actor_rollout_ref.rollout.n={self.n}",
+            f"actor_rollout_ref.actor.ppo_mini_batch_size={self.prompts // UPDATES_PER_STEP}",
+            "actor_rollout_ref.actor.optim.lr=3e-4",
+            "actor_rollout_ref.actor.checkpoint.save_contents=[model,hf_model]",
+            'trainer.logger=["console","file"]',
+            "trainer.project_name=quickstart",
+            f"trainer.experiment_name={run.name}",
+            f"trainer.total_training_steps={steps if self.preset in EVEN else 4 * steps}",
+            "trainer.total_epochs=1000",
+            "trainer.val_before_train=false",
+            f"trainer.test_freq={max(1, steps // 2)}",
+            f"trainer.save_freq={max(1, steps // POINTS)}",
+            "trainer.resume_mode=disable",
+            f"trainer.default_local_dir={run / 'checkpoints'}",
+            f"hydra.run.dir={run / 'hydra'}",
+        ]
 
 
 @dataclass
@@ -42,30 +139,39 @@ class Result:
     """What one run did.
 
     Attributes:
-        preset: The preset's name.
-        steps: Training steps.
-        updates: Optimizer updates.
-        generated: Rollouts generated.
-        trained: Rollouts that trained.
-        surplus: Rollouts that were left over when a batch was full.
-        dropped: Rollouts dropped, by reason.
-        informative_share: Share of finished groups with both right and wrong answers.
-        accuracy: Points of the validation curve: rollouts generated so far, accuracy.
-        seconds: Wall clock of the whole run, start-up included.
-        training_seconds: Of it, in training steps.
+        arm, preset, n, seed: who it is.
+        steps, updates: training steps, optimizer updates.
+        generated, trained: rollouts.
+        informative_share: share of finished groups with both right and wrong answers.
+        curve: rollouts generated so far, exact held-out accuracy.
+        seconds: of training steps, saving weights aside.
+        checkpoints: the run's folder, for the commands; below the quickstart's.
     """
 
+    arm: str
     preset: str
+    n: int
+    seed: int
     steps: int = 0
     updates: int = 0
     generated: int = 0
     trained: int = 0
-    surplus: int = 0
-    dropped: dict[str, int] = field(default_factory=dict)
     informative_share: float = 0.0
-    accuracy: list[tuple[int, float]] = field(default_factory=list)
+    curve: list[tuple[int, float]] = field(default_factory=list)
     seconds: float = 0.0
-    training_seconds: float = 0.0
+    checkpoints: str = ""
+
+    @property
+    def final(self) -> float:
+        """Accuracy at the end."""
+        return self.curve[-1][1]
+
+    def reached(self, accuracy: float) -> float | None:
+        """Rollouts at which the curve first is as high; None: never."""
+        for (x, y), (further, higher) in zip(self.curve, self.curve[1:], strict=False):
+            if higher >= accuracy:
+                return x + (further - x) * max(0.0, accuracy - y) / max(higher - y, 1e-12)
+        return None
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -79,6 +185,7 @@ def prepare(work: Path) -> None:
     Args:
         work: The quickstart's folder.
     """
+    work.mkdir(parents=True, exist_ok=True)
     data, untrained, model = work / "data", work / "model-untrained", work / "model"
     if not (data / "done").exists():
         _call("make_data.py", "--out", data)
@@ -87,6 +194,8 @@ def prepare(work: Path) -> None:
         _call("make_model.py", "--out", untrained)
         _call("warm_start.py", "--model", untrained, "--data", data, "--out", model)
         (model / "done").touch()
+    if not (data / "pool.parquet").exists():
+        thin(work)
 
 
 def _call(script: str, *arguments: Any) -> None:
@@ -96,97 +205,130 @@ def _call(script: str, *arguments: Any) -> None:
         raise SystemExit(f"quickstart: {script} failed; see above")
 
 
+def thin(work: Path) -> None:
+    """Write the training set: the questions that the starting model answers most surely, and some of the rest."""
+    import numpy as np
+
+    held = Held(work, "train")
+    rates = held.accuracy(work / "model")
+    order = np.argsort(rates * (1 - rates), kind="stable")
+    rest = order[FLAT:]
+    spread = np.linspace(0, len(rest) - 1, POOL - FLAT).round().astype(int)
+    chosen = np.sort(np.concatenate([order[:FLAT], rest[spread]]))
+    held.rows.iloc[chosen].reset_index(drop=True).to_parquet(work / "data" / "pool.parquet")
+
+
+class Held:
+    """Exact pass rates on a set of questions, under any weights.
+
+    Args:
+        work: The quickstart's folder.
+        name: ``val``: held-out; ``train``.
+    """
+
+    def __init__(self, work: Path, name: str) -> None:
+        import pandas as pd
+        from transformers import AutoTokenizer
+        from transformers.utils.logging import disable_progress_bar
+
+        from examples.cpu.warm_start import encode
+
+        disable_progress_bar()
+        self.rows = pd.read_parquet(work / "data" / f"{name}.parquet")
+        self._encoded = encode(AutoTokenizer.from_pretrained(work / "model"), self.rows)
+
+    def accuracy(self, weights: Path) -> Any:
+        """Chance of the right answer at temperature 1, of each question, float64."""
+        import torch
+        from transformers import AutoModelForCausalLM
+
+        from examples.cpu.warm_start import pass_rates
+
+        torch.set_num_threads(1)  # matrices this small gain nothing from a second one
+        model = AutoModelForCausalLM.from_pretrained(weights, dtype=torch.float32)
+        return pass_rates(model, self._encoded).double().numpy()
+
+
 # ----------------------------------------------------------------------------------------------------------------------
 # Training
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def command_line(preset: str, rollouts: int, work: Path, run: Path) -> list[str]:
-    """verl's command line.
+def train(arms: Sequence[Arm], seeds: int, rollouts: int, work: Path) -> list[Result]:
+    """Train what no earlier call has trained.
 
     Args:
-        preset: Name of the preset.
-        rollouts: Rollouts to generate.
-        work: The quickstart's folder.
-        run: The run's folder.
+        arms: What is compared.
+        seeds: Runs of each, with seeds from 1.
+        rollouts: Rollouts of each run.
+        work: The quickstart's folder, prepared.
 
     Returns:
-        The command. Apart from the two ``+adaptive`` words and the budget, it is what any verl user would write.
-    """
-    group = PROMPTS_PER_STEP * ROLLOUTS_PER_PROMPT
-    return [
-        *(sys.executable, "-m", "verl.trainer.main_ppo"),
-        f"+adaptive={preset}",
-        "+adaptive/platform=cpu",
-        f"adaptive.total_rollouts={rollouts}",
-        f"data.train_files={work / 'data' / 'train.parquet'}",
-        f"data.val_files={work / 'data' / 'val.parquet'}",
-        f"data.train_batch_size={PROMPTS_PER_STEP}",
-        "data.max_prompt_length=64",
-        "data.max_response_length=12",
-        "data.seed=1",
-        f"reward.custom_reward_function.path={HERE / 'reward.py'}",
-        "algorithm.adv_estimator=grpo",
-        f"actor_rollout_ref.model.path={work / 'model'}",
-        f"actor_rollout_ref.rollout.n={ROLLOUTS_PER_PROMPT}",
-        f"actor_rollout_ref.actor.ppo_mini_batch_size={PROMPTS_PER_STEP}",
-        "actor_rollout_ref.actor.optim.lr=3e-4",
-        'trainer.logger=["console","file"]',
-        "trainer.project_name=quickstart",
-        f"trainer.experiment_name={preset}",
-        f"trainer.total_training_steps={-(-rollouts // group)}",
-        "trainer.val_before_train=true",
-        f"trainer.test_freq={VALIDATE_EVERY.get(preset, VALIDATE_EVERY_DEFAULT)}",
-        "trainer.save_freq=-1",
-        "trainer.resume_mode=disable",
-        f"trainer.default_local_dir={run / 'checkpoints'}",
-        f"hydra.run.dir={run / 'hydra'}",
-    ]
-
-
-def train(preset: str, rollouts: int, work: Path) -> Result:
-    """Train with one preset, or read the result of an earlier run of the same length.
-
-    Args:
-        preset: Name of the preset.
-        rollouts: Rollouts to generate.
-        work: The quickstart's folder.
-
-    Returns:
-        What the run did.
+        All results, by seed and arm.
 
     Raises:
         SystemExit: If training fails.
     """
-    run = work / "runs" / f"{preset}-{rollouts}"
-    finished = run / "result.json"
-    if finished.exists():
-        console.print(f"[dim]{preset}: reusing {finished}[/]")
-        stored = json.loads(finished.read_text())
-        stored["accuracy"] = [tuple(point) for point in stored["accuracy"]]
-        return Result(**stored)
+    runs = {
+        work / "runs" / f"{arm.preset}-n{arm.n}-{rollouts}-seed{seed}": (arm, seed)
+        for seed in range(1, seeds + 1)
+        for arm in arms
+    }
+    missing = {run: who for run, who in runs.items() if not (run / "result.json").exists()}
+    if len(missing) < len(runs):
+        console.print(f"[dim]{len(runs) - len(missing)} of {len(runs)} runs are there already (--fresh starts over)[/]")
+    if missing:
+        _start(missing, rollouts, work)
+        held = Held(work, "val")
+        start = float(held.accuracy(work / "model").mean())
+        for run, (arm, seed) in missing.items():
+            result = summarize(arm, seed, run)
+            result.curve = [(0, start), *_curve(run, held)]
+            (run / "result.json").write_text(json.dumps(asdict(result), indent=1))
+    return [read_result(run / "result.json") for run in runs]
 
-    shutil.rmtree(run, ignore_errors=True)
-    run.mkdir(parents=True)
-    log, metrics = run / "train.log", run / "metrics.jsonl"
+
+def read_result(path: Path) -> Result:
+    """A finished run's result."""
+    return result_of(json.loads(path.read_text()))
+
+
+def result_of(stored: dict[str, Any]) -> Result:
+    """A result as JSON has it."""
+    return Result(**{**stored, "curve": [tuple(point) for point in stored["curve"]]})
+
+
+def _start(runs: dict[Path, tuple[Arm, int]], rollouts: int, work: Path) -> None:
+    """Start verl, and train one run after the other."""
+    listed = []
+    for run, (arm, seed) in runs.items():
+        shutil.rmtree(run, ignore_errors=True)
+        run.mkdir(parents=True)
+        words = arm.words(seed, rollouts, work, run)
+        listed.append({"name": f"{arm.name}, seed {seed}", "metrics": str(run / "metrics.jsonl"), "words": words})
+    plan, log = work / "runs" / "plan.json", work / "runs" / "train.log"
+    plan.write_text(json.dumps(listed, indent=1))
     environment = {
         **os.environ,
+        "PYTHONPATH": os.pathsep.join(p for p in (str(ROOT), os.environ.get("PYTHONPATH")) if p),
         "VERL_PLATFORM": "cpu",
-        "VERL_FILE_LOGGER_PATH": str(metrics),
+        "VERL_FILE_LOGGER_PATH": listed[0]["metrics"],
         "HF_HUB_OFFLINE": "1",
         "PYTHONUNBUFFERED": "1",
-        "RAY_DEDUP_LOGS": "1",
     }
     # Bytecode halves the start-up of a dozen processes.
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
-    console.print(f"[dim]{preset}: log in {log}[/]", soft_wrap=True)
-    start = time.monotonic()
+    console.print(f"[dim]log: {shown(log)}[/]", soft_wrap=True)
     with log.open("wb") as output:
         process = subprocess.Popen(
-            command_line(preset, rollouts, work, run), stdout=output, stderr=subprocess.STDOUT, env=environment, cwd=run
+            [sys.executable, "-m", "examples.cpu.several", str(plan)],
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            cwd=work / "runs",
         )
     try:
-        _follow(process, preset, rollouts, metrics)
+        _follow(process, {run["name"]: Path(run["metrics"]) for run in listed}, rollouts)
     finally:
         if process.poll() is None:
             process.terminate()
@@ -194,49 +336,54 @@ def train(preset: str, rollouts: int, work: Path) -> Result:
     if process.returncode:
         tail = "\n".join(deque(log.read_text(errors="replace").splitlines(), maxlen=25))
         console.print(tail, markup=False, highlight=False)
-        raise SystemExit(f"quickstart: training with {preset} failed with status {process.returncode}; see {log}")
-    result = summarize(preset, metrics, _validation_counts(work))
-    result.seconds = time.monotonic() - start
-    finished.write_text(json.dumps(asdict(result), indent=1))
-    return result
+        raise SystemExit(f"quickstart: training failed with status {process.returncode}; see {log}")
 
 
-def _follow(process: subprocess.Popen[bytes], preset: str, rollouts: int, metrics: Path) -> None:
+def _follow(process: subprocess.Popen[bytes], runs: dict[str, Path], rollouts: int) -> None:
     """Show progress until the process ends."""
     columns = (
         SpinnerColumn(),
-        TextColumn("[bold]{task.fields[preset]}[/]"),
-        BarColumn(),
-        TextColumn("{task.completed:>5.0f}/{task.total:.0f} rollouts"),
-        TimeElapsedColumn(),
         TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.completed:,.0f}/{task.total:,.0f} rollouts"),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[left]}"),
     )
+    total, begun = rollouts * len(runs), time.monotonic()
+    first, said = 0.0, 0.0
     with Progress(*columns, console=console) as progress:
-        bar = progress.add_task("starting Ray, verl and vLLM", total=rollouts, preset=preset)
-        said = 0.0
+        bar = progress.add_task("starting verl", total=total, left="")
         while process.poll() is None:
+            now, done, doing = time.monotonic(), 0, "starting verl, Ray and vLLM"
+            for name, metrics in runs.items():
+                spent = _generated(metrics)
+                done += min(rollouts, spent)
+                doing = name if metrics.with_suffix(".begun").exists() else doing
+            first = first or (now if done else 0.0)
+            left = _left(total, done, now - begun, now - first if first else 0.0)
+            progress.update(bar, completed=done, description=doing, left=left)
+            if not console.is_terminal and now - said > 20:  # a bar does not move in a log file
+                said = now
+                console.print(f"{doing}: {done:,}/{total:,} rollouts, {left}")
             time.sleep(1.0)
-            done, text = _latest(metrics)
-            if text:
-                progress.update(bar, completed=done, description=text)
-            # A bar does not move in a log file.
-            if text and not console.is_terminal and time.monotonic() - said > 15:
-                said = time.monotonic()
-                console.print(f"{preset}: {done}/{rollouts} rollouts, {text}")
-        done, text = _latest(metrics)
-        progress.update(bar, completed=done, description=text or "ended")
+        progress.update(bar, completed=sum(min(rollouts, _generated(m)) for m in runs.values()), left="")
 
 
-def _latest(metrics: Path) -> tuple[int, str]:
-    """Rollouts generated so far, and a line on the latest step."""
-    done, step, reward, text = 0, 0, 0.0, ""
+def _left(total: int, done: int, since_start: float, since_first: float) -> str:
+    """What is left to wait, in words."""
+    step = STEP / ROLLOUTS_PER_STEP
+    if done > 4 * ROLLOUTS_PER_STEP:
+        seconds = (total - done) * since_first / (done - ROLLOUTS_PER_STEP)
+    else:
+        seconds = (total - done) * step + (0.0 if done else max(0.0, START_UP - since_start))
+    return f"about {max(1, round(seconds / 60))} min left"
+
+
+def _generated(metrics: Path) -> int:
+    done = 0
     for row in read_metrics(metrics):
-        data = row["data"]
-        step = row["step"]
-        done = int(data.get("adaptive/cumulative/rollouts_generated", done))
-        reward = data.get("adaptive/reward/generated_mean", reward)
-        text = f"step {step}, reward {reward:.2f}"
-    return done, text
+        done = int(row["data"].get("adaptive/cumulative/rollouts_generated", done))
+    return done
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -255,147 +402,210 @@ def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
             return  # the last line is still being written
 
 
-def _validation_counts(work: Path) -> dict[str, int]:
-    import pandas as pd
-
-    return (
-        pd.read_parquet(work / "data" / "val.parquet", columns=["data_source"])["data_source"].value_counts().to_dict()
-    )
-
-
-def summarize(preset: str, metrics: Path, counts: dict[str, int]) -> Result:
-    """Add up a run's metrics.
-
-    Args:
-        preset: Name of the preset.
-        metrics: What verl's file logger wrote.
-        counts: Validation prompts of each task; verl reports accuracy for each task.
-
-    Returns:
-        What the run did; its wall clock is left at 0.
-    """
-    result = Result(preset)
+def summarize(arm: Arm, seed: int, run: Path) -> Result:
+    """Add up a run's metrics; its curve is left empty."""
+    result = Result(arm.name, arm.preset, arm.n, seed, checkpoints=f"runs/{run.name}/checkpoints")
     groups = informative = 0.0
-    dropped = "adaptive/rollouts/dropped_total/"
-    for row in read_metrics(metrics):
+    for row in read_metrics(run / "metrics.jsonl"):
         data = row["data"]
-        if "adaptive/rollouts/generated_total" in data:
-            result.steps = row["step"]
-            result.updates += int(data.get("adaptive/updates_total", 0))
-            result.generated += int(data["adaptive/rollouts/generated_total"])
-            result.trained += int(data["adaptive/rollouts/trained_total"])
-            result.surplus += int(data["adaptive/rollouts/surplus_total"])
-            result.training_seconds += data.get("timing_s/step", 0.0)
-            for name, value in data.items():
-                if name.startswith(dropped) and value:
-                    reason = name.removeprefix(dropped)
-                    result.dropped[reason] = result.dropped.get(reason, 0) + int(value)
-            finished = data["adaptive/groups/finished_total"]
-            groups += finished
-            informative += finished * data["adaptive/groups/informative_share"]
-        correct = [
-            data[f"val-core/{task}/acc/mean@1"] * n
-            for task, n in counts.items()
-            if f"val-core/{task}/acc/mean@1" in data
-        ]
-        if len(correct) == len(counts):
-            result.accuracy.append((result.generated, sum(correct) / sum(counts.values())))
+        if "adaptive/rollouts/generated_total" not in data:
+            continue
+        result.steps = row["step"]
+        result.updates += int(data["adaptive/updates_total"])
+        result.generated += int(data["adaptive/rollouts/generated_total"])
+        result.trained += int(data["adaptive/rollouts/trained_total"])
+        result.seconds += data["timing_s/step"] - data.get("timing_s/save_checkpoint", 0.0)
+        finished = data["adaptive/groups/finished_total"]
+        groups += finished
+        informative += finished * data["adaptive/groups/informative_share"]
     result.informative_share = informative / groups if groups else 0.0
     return result
 
 
-def show(results: list[Result], prompts: int) -> None:
-    """Print the table.
+def _curve(run: Path, held: Held) -> list[tuple[int, float]]:
+    """Accuracy of the weights that were saved, by the rollouts generated until then."""
+    spent = {
+        int(row["step"]): int(row["data"]["adaptive/cumulative/rollouts_generated"])
+        for row in read_metrics(run / "metrics.jsonl")
+        if "adaptive/cumulative/rollouts_generated" in row["data"]
+    }
+    saved = sorted(int(p.name.rpartition("_")[2]) for p in (run / "checkpoints").glob("global_step_*"))
+    weights = run / "checkpoints" / "global_step_{}" / "actor" / "huggingface"
+    return [(spent[step], float(held.accuracy(Path(str(weights).format(step))).mean())) for step in saved]
 
-    Args:
-        results: The runs.
-        prompts: Number of validation prompts.
+
+def by_arm(results: Sequence[Result]) -> dict[str, list[Result]]:
+    """The results of each arm, its seeds in order."""
+    found: dict[str, list[Result]] = {}
+    for result in results:
+        found.setdefault(result.arm, []).append(result)
+    return found
+
+
+#: Student's t at 95 %, two-sided, by degrees of freedom.
+STUDENT = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23)
+
+
+def chance(results: Sequence[Result]) -> float | None:
+    """How far two arms' mean accuracies may be apart by the seeds alone, at 95 %; None: one seed cannot say.
+
+    From the spread of each arm's seeds around their mean, all arms together.
     """
-    table = Table("", *(result.preset for result in results), title="Equal numbers of generated rollouts")
+    arms = [[r.final for r in runs] for runs in by_arm(results).values()]
+    free = sum(len(finals) - 1 for finals in arms)
+    if not free:
+        return None
+    square = sum((x - sum(finals) / len(finals)) ** 2 for finals in arms for x in finals) / free
+    return STUDENT[min(free, len(STUDENT)) - 1] * math.sqrt(2 * square / len(arms[0]))
 
-    def line(name: str, *cells: str, end: bool = False) -> None:
-        table.add_row(name, *cells, end_section=end)
 
-    line("steps", *(str(result.steps) for result in results))
-    line("optimizer updates", *(str(result.updates) for result in results))
-    line("rollouts generated", *(f"{result.generated:,}" for result in results))
-    line("  trained", *(f"{result.trained:,}" for result in results))
-    for reason in sorted({reason for result in results for reason in result.dropped}):
-        line(f"  dropped: {reason}", *(f"{result.dropped.get(reason, 0):,}" for result in results))
-    line("  surplus", *(f"{result.surplus:,}" for result in results), end=True)
-    line("informative groups", *(f"{result.informative_share:.0%}" for result in results), end=True)
-    line(
-        "validation accuracy before",
-        *(f"{result.accuracy[0][1]:.3f}" if result.accuracy else "-" for result in results),
+def summary(results: Sequence[Result]) -> list[tuple[str, list[str]]]:
+    """The table's lines: what, and a cell for each arm; the first arm is what the others are compared with."""
+    arms = by_arm(results)
+    first = next(iter(arms.values()))
+
+    def mean(values: Sequence[float]) -> float:
+        return sum(values) / len(values)
+
+    def each(text: Callable[[list[Result]], str]) -> list[str]:
+        return [text(runs) for runs in arms.values()]
+
+    def reached(runs: list[Result]) -> str:
+        shares = [r.reached(base.final) for r, base in zip(runs, first, strict=True)]
+        if runs is first:
+            return "100%"
+        hit = [share / base.generated for share, base in zip(shares, first, strict=True) if share is not None]
+        there = "" if len(hit) == len(shares) else f" ({len(hit)} of {len(shares)} seeds)"
+        return f"{mean(hit):.0%}{there}" if hit else "never"
+
+    def against(runs: list[Result]) -> str:
+        apart = [r.final - base.final for r, base in zip(runs, first, strict=True)]
+        return "" if runs is first else f"{mean(apart):+.3f} ({', '.join(f'{x:+.3f}' for x in apart)})"
+
+    return [
+        ("prompts x rollouts of a step", each(lambda runs: _shape(runs[0]))),
+        ("optimizer updates", each(lambda runs: f"{mean([r.updates for r in runs]):,.0f}")),
+        ("rollouts generated", each(lambda runs: f"{mean([r.generated for r in runs]):,.0f}")),
+        ("  of them trained", each(lambda runs: f"{mean([r.trained for r in runs]):,.0f}")),
+        ("training steps take", each(lambda runs: minutes(mean([r.seconds for r in runs])))),
+        ("held-out accuracy at the start", each(lambda runs: f"{runs[0].curve[0][1]:.3f}")),
+        ("held-out accuracy at the end", each(lambda runs: f"{mean([r.final for r in runs]):.3f}")),
+        (f"  against {first[0].arm} (by seed)", each(against)),
+        (f"rollouts to {first[0].arm}'s end, of its own", each(reached)),
+    ]
+
+
+def _shape(result: Result) -> str:
+    n = 1 if result.preset in ("solo", "spo") else result.n  # they spread a step's rollouts over more prompts
+    return f"{ROLLOUTS_PER_STEP // n} x {n}"
+
+
+def verdict(results: Sequence[Result]) -> str:
+    """On the last arm against the others: what chance explains, and what it does not."""
+    arms = by_arm(results)
+    *others, best = arms
+    noise, ends = chance(results), {name: sum(r.final for r in runs) / len(runs) for name, runs in arms.items()}
+    apart = {name: ends[best] - ends[name] for name in others}
+    if noise is None:
+        said = " and ".join(f"{gap:+.3f} from {name}" for name, gap in apart.items())
+        return f"{best} ends {said}. One seed cannot say what chance explains: --seeds 2."
+    said = " and ".join(
+        f"{gap:+.3f} from {name} ({'more than' if abs(gap) > noise else 'within what'} chance explains)"
+        for name, gap in apart.items()
     )
-    line(
-        "validation accuracy after",
-        *(f"[bold]{result.accuracy[-1][1]:.3f}[/]" if result.accuracy else "-" for result in results),
-        end=True,
-    )
-    line("wall clock", *(_minutes(result.seconds) for result in results))
-    line("  of it in training steps", *(_minutes(result.training_seconds) for result in results))
-    if results[-1].accuracy:
-        share = results[-1].accuracy[-1][1]
-        error = (share * (1 - share) / prompts) ** 0.5
-        table.caption = f"{prompts} validation prompts, one seed: a difference below {2 * error:.2f} says nothing."
-    console.print(table)
+    return f"{best} ends {said}. Seeds alone make {noise:.3f} at 95 %, {len(arms[best])} of each."
 
 
-def _minutes(seconds: float) -> str:
+def minutes(seconds: float) -> str:
+    """As 1:05."""
     return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
 
 
-def plot(results: list[Result], path: Path) -> None:
-    """Draw validation accuracy against generated rollouts.
+def show(results: Sequence[Result]) -> None:
+    """Print the table and what it says."""
+    table = Table("", *by_arm(results), title="Equal numbers of generated rollouts and of updates")
+    for name, cells in summary(results):
+        table.add_row(name, *cells, end_section=name.startswith("training"))
+    console.print(table)
+    console.print(verdict(results), highlight=False)
+
+
+def plot(results: Sequence[Result], *paths: Path) -> None:
+    """Draw held-out accuracy against generated rollouts: each seed thin, their mean bold.
 
     Args:
         results: The runs.
-        path: PNG file to write.
+        paths: files to write; the ending says the kind.
     """
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
+    import numpy as np
 
-    figure, axes = plt.subplots(figsize=(7, 4.5), layout="constrained")
-    for result, marker in zip(results, "osD^v<>*", strict=False):
-        if result.accuracy:
-            axes.plot(*zip(*result.accuracy, strict=True), marker=marker, markersize=4, label=result.preset)
-    axes.set(xlabel="rollouts generated", ylabel="validation accuracy", title="Same rollouts, same updates per step")
+    plt.rcParams["svg.hashsalt"] = "quickstart"
+    figure, axes = plt.subplots(figsize=(7, 3.6), layout="constrained")
+    for (name, runs), color in zip(by_arm(results).items(), ("#777777", "#1f77b4", "#d62728", "#2ca02c"), strict=False):
+        grid = np.linspace(0, min(run.curve[-1][0] for run in runs), 61)
+        lines = [np.interp(grid, *zip(*run.curve, strict=True)) for run in runs]
+        for run in runs:
+            axes.plot(*zip(*run.curve, strict=True), color=color, linewidth=0.8, alpha=0.4)
+        axes.plot(grid, np.mean(lines, axis=0), color=color, linewidth=2.2, label=name)
+    axes.set(xlabel="rollouts generated", ylabel="held-out accuracy")
+    axes.set_title("Real verl and vLLM on two CPU cores, same rollouts, same updates", fontsize=10)
     axes.grid(alpha=0.3)
-    axes.legend()
-    figure.savefig(path, dpi=150)
+    axes.legend(frameon=False)
+    for path in paths:
+        figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else None)
     plt.close(figure)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Compare presets on real verl and vLLM, without a GPU.")
-    parser.add_argument("--presets", default="grpo,greso", help="comma-separated (default: %(default)s)")
+def shown(path: Path) -> str:
+    """A path as short as it can be said here."""
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
-        "--rollouts", type=int, default=7680, help="rollouts to generate in each run (default: %(default)s)"
+        "--arms", default=ARMS, help="presets with commas, grpo:4 with rollout.n=4 (default: %(default)s)"
     )
+    parser.add_argument("--seeds", type=int, default=SEEDS, help="runs of each arm (default: %(default)s)")
+    parser.add_argument("--rollouts", type=int, default=ROLLOUTS, help="rollouts of each run (default: %(default)s)")
     parser.add_argument(
         "--work", type=Path, default=Path("outputs/quickstart_cpu"), help="folder (default: %(default)s)"
     )
     parser.add_argument("--fresh", action="store_true", help="throw away what exists and start over")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
+    if options.seeds < 1 or options.rollouts < ROLLOUTS_PER_STEP:
+        parser.error(f"--seeds must be 1 or greater, --rollouts {ROLLOUTS_PER_STEP} or greater")
+    arms = [Arm.parse(text) for text in options.arms.split(",")]
 
     work = options.work.resolve()
     if options.fresh:
         for name in ("data", "model", "model-untrained", "runs"):
             shutil.rmtree(work / name, ignore_errors=True)
-    work.mkdir(parents=True, exist_ok=True)
-    console.rule("Data and model")
+    console.rule("1/3  Data and model")
     prepare(work)
-    console.rule("Training")
-    results = [train(preset.strip(), options.rollouts, work) for preset in options.presets.split(",")]
-    console.rule("Results")
-    show(results, sum(_validation_counts(work).values()))
-    image, summary = work / "accuracy.png", work / "results.json"
-    plot(results, image)
-    summary.write_text(json.dumps([asdict(result) for result in results], indent=1))
-    console.print(f"plot:    {image}\nresults: {summary}\nlogs:    {work / 'runs'}", highlight=False, soft_wrap=True)
+    console.rule(f"2/3  Training: {len(arms)} arms, {options.seeds} seeds")
+    results = train(arms, options.seeds, options.rollouts, work)
+    console.rule("3/3  Results")
+    show(results)
+    plot(results, work / "accuracy.png", work / "accuracy.svg")
+    (work / "results.json").write_text(json.dumps([asdict(result) for result in results], indent=1) + "\n")
+    last = results[-1]
+    console.print(
+        f"plot:    {shown(work / 'accuracy.png')}\nresults: {shown(work / 'results.json')}\n\n"
+        "Next, what the run learned of its questions, and the same word on your own command line:\n\n"
+        f"  verl-adaptive report {shown(work / last.checkpoints)} -o report.html\n"
+        f"  verl-adaptive doctor -- <your overrides> +adaptive={last.preset}",
+        highlight=False,
+        markup=False,
+        soft_wrap=True,
+    )
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -55,14 +56,30 @@ def make_run(
     rows: list[dict[str, Any]] | None = None,
     texts: bool = False,
     url: str | None = None,
+    rates: np.ndarray | None = None,
+    validate: Callable[[int], float] | None = None,
+    plan: dict[str, float] | None = None,
+    longest: int | None = None,
     **policy: Any,
 ) -> tuple[Engine, list[dict[str, Any]]]:
-    """Train in the fake world; writes ``folder/adaptive.sqlite`` (or ``url``) and ``folder/global_step_<steps>/adaptive``."""
+    """Train in the fake world; writes ``folder/adaptive.sqlite`` (or ``url``) and ``folder/global_step_<steps>/adaptive``.
+
+    ``rates`` are true pass rates that stay; ``validate`` gives a validation's accuracy every 5 steps.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     rows = hostile_rows(prompts) if rows is None else rows
     keys = dataset_keys(rows)
     rng = np.random.default_rng(seed)
-    rates = np.clip(rng.normal(0.5, 0.45, len(rows)), 0, 1)
+    still = rates is not None
+    rates = np.clip(rng.normal(0.5, 0.45, len(rows)), 0, 1) if rates is None else rates
+
+    def validated(step: int) -> None:
+        if validate is not None and step % 5 == 0:
+            metrics = {"val-core/math/acc/mean@1": validate(step)}
+            generated = engine.total.rollouts.generated
+            when = 1.7e9 + 60.0 * step
+            journal.commit_validation(step, metrics, generated=generated, prompts={"math": 200}, wall_time=when)
+
     table = StatsTable()
     sources = [row["data_source"] for row in rows]
     table.rows_for(keys, sources=sources)
@@ -75,9 +92,10 @@ def make_run(
     with Journal.open(url or str(folder / "adaptive.sqlite"), run_id=run_id, meta=meta) as journal:
         if texts:
             journal.register_prompts(keys, sources, [row["prompt"][0]["content"] for row in rows])
+        validated(0)
         for step in range(1, steps + 1):
             world.p = np.clip(
-                rates + 0.01 * step * np.sin(np.arange(len(rows)) + step / 3), 0, 1
+                rates if still else rates + 0.01 * step * np.sin(np.arange(len(rows)) + step / 3), 0, 1
             )  # it learns, and forgets
             result = run_step(engine, world, step)
             groups = result.groups
@@ -87,10 +105,12 @@ def make_run(
                 table.keys[groups.row],
                 result.outcome.astype(str),
                 {"step": result.ledger.as_dict(), "run": engine.total.as_dict()},
-                engine.policy.metrics(),
+                {**engine.policy.metrics(), **(plan or {})},
                 sources=[table.sources[i] for i in table.col("source")[groups.row]],
                 wall_time=1.7e9 + 60.0 * step,
+                longest=longest,
             )
+            validated(step)
     if snapshot:
         table.col("retired")[:3] = 1
         write_snapshot(

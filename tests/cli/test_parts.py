@@ -76,3 +76,15 @@ def test_a_part_that_cannot_be_loaded_takes_none_of_its_settings_with_it(call, m
     found = json.loads(out)["sampler"]
     assert status == 0 and "no_such_module" in found["mopps"]["about"]
     assert found["mopps_by_source"]["options"]["decay"]["default"] == 0.8
+
+
+def test_a_part_is_described_in_its_classes_own_words(call, monkeypatch) -> None:
+    """A module may hold several parts; what it says of itself is said of none of them."""
+    mine = {
+        f"filter.{name}": EntryPoint(f"filter.{name}", f"tests.cli.parts_of_two:{name}", policy.ENTRY_POINT_GROUP)
+        for name in ("Long", "Short")
+    }
+    monkeypatch.setattr(policy, "_third_party", lambda: mine)
+    found = json.loads(call("parts", "--json")[1])["filter"]
+    assert found["Long"]["about"] == "Drops groups whose answers are short."
+    assert found["Short"]["about"] == "Drops groups whose answers are long."

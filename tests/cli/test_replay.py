@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import tarfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -242,3 +244,24 @@ def test_flipped_bytes_are_found_or_refused(sound, seed, tmp_path_factory):
             assert "events.jsonl" in str(error)
     finally:
         path.write_bytes(whole)
+
+
+FIRST_VERSION = Path(__file__).parents[1] / "stats" / "fixtures" / "records_v1.tar.xz"
+PRESETS_OF_0_1_0 = ("aero", "cero", "dapo", "full", "greso", "grpo", "pilot_commit")
+MODES_OF_0_1_0 = ("sync", "sync-failures", "colocate", "separate")
+
+
+@pytest.fixture(scope="module")
+def first_version(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("records")
+    with tarfile.open(FIRST_VERSION) as archive:
+        archive.extractall(folder, filter="data")
+    return folder
+
+
+@pytest.mark.parametrize("mode", MODES_OF_0_1_0)
+@pytest.mark.parametrize("preset", PRESETS_OF_0_1_0)
+def test_what_0_1_0_decided_is_decided_again(first_version, preset, mode):
+    """Written by 0.1.0 itself (``make_records.py``): every preset, in every trainer mode, with failures and without."""
+    report = replay(first_version / preset / mode / "attempt-0")
+    assert report.identical and report.steps == 8, str(report)

@@ -277,7 +277,8 @@ def test_flips_over_windows_equal_flips_at_once() -> None:
 
 def test_compare(finished, tmp_path, call) -> None:
     make_run(tmp_path / "other", seed=1, sampler="epoch", preset="grpo", rows=finished.rows[:40])
-    status, out, err = call("compare", finished.folder, tmp_path / "other", "--json")
+    words = ("compare", finished.folder, tmp_path / "other", "--whole", "--visits", "1")
+    status, out, err = call(*words, "--json")
     found = json.loads(out)
     assert status == 0 and err == ""
     mine, theirs = finished.engine.table, found["matched"]
@@ -285,8 +286,64 @@ def test_compare(finished, tmp_path, call) -> None:
     assert theirs["better_in_b"] + theirs["worse_in_b"] <= theirs["prompts"] <= 40
     gains = theirs["largest_gains_in_b"]
     assert len(gains) == 5 and all(g["b"] - g["a"] >= h["b"] - h["a"] > 0 for g, h in itertools.pairwise(gains))
-    status, text, _ = call("compare", finished.folder, tmp_path / "other")
+    status, text, _ = call(*words)
     assert status == 0 and "grpo" in text and "rollouts generated" in text and "\x1b" not in text
+
+
+def test_compare_cuts_both_at_common_rollouts(tmp_path, call) -> None:
+    """The longer run is compared as it was when it had generated what the shorter one generated in all."""
+    for name, steps in (("short", 10), ("long", 40)):
+        make_run(tmp_path / name, steps=steps, seed=3, snapshot=False, validate=lambda s: s / 100)
+    found = json.loads(call("compare", tmp_path / "short", tmp_path / "long", "--json", "--visits", "1")[1])
+    a, b = found["a"], found["b"]
+    assert (a["last_step"], b["last_step"], a["cut"], b["cut"]) == (10, 10, False, True)  # the same seed
+    for key in ("visited", "visits", "rollouts", "successes", "tokens", "ledger", "hours", "never_solved"):
+        assert a[key] == b[key], key
+    (measured,) = found["validation"]
+    assert measured["a"] == measured["b"] == 0.1 and not measured["beyond_chance"]
+    assert measured["error"] == pytest.approx((2 * 0.1 * 0.9 / 200) ** 0.5)
+    assert found["verdict"].startswith("No difference that chance does not explain")
+    whole = json.loads(call("compare", tmp_path / "short", tmp_path / "long", "--json", "--whole")[1])
+    assert whole["b"]["last_step"] == 40 and whole["validation"][0]["b"] == 0.4
+    assert whole["validation"][0]["beyond_chance"] and whole["verdict"].startswith("B is ahead")
+
+
+def test_compare_says_what_chance_explains(tmp_path, call) -> None:
+    """Twenty pairs of runs of one world: the paired difference is within two standard errors nineteen times of twenty."""
+    from verl_adaptive.report.common import matched
+    from verl_adaptive.report.opening import open_prompts
+
+    rates = np.random.default_rng(0).beta(2, 2, 120)
+    for seed in range(12):
+        make_run(
+            tmp_path / str(seed), prompts=120, rates=rates, steps=20, seed=seed, snapshot=False, filter="keep_all",
+            sampler="epoch", batch=16,
+        )  # fmt: skip
+    opened = [open_prompts(str(tmp_path / str(seed))).prompts for seed in range(12)]
+    pairs = [matched(a, b, 5, 1) for a, b in itertools.pairwise(opened)]
+    off = [abs(p["mean_rate_b"] - p["mean_rate_a"]) / p["standard_error"] for p in pairs]
+    assert np.mean(np.array(off) < 2) > 0.7 and max(off) < 4
+    assert sum(p["clearly_better_in_b"] + p["clearly_worse_in_b"] for p in pairs) <= 20
+    better = np.minimum(rates + 0.15, 1)
+    make_run(
+        tmp_path / "b",
+        prompts=120,
+        rates=better,
+        steps=20,
+        snapshot=False,
+        filter="keep_all",
+        sampler="epoch",
+        batch=16,
+    )
+    found = matched(opened[0], open_prompts(str(tmp_path / "b")).prompts, 5, 1)
+    assert found["mean_rate_b"] - found["mean_rate_a"] > 4 * found["standard_error"]
+
+
+def test_only_prompts_with_enough_visits(finished, call) -> None:
+    visits = finished.engine.table.col("visits")
+    for least in (1, 3):
+        found = json.loads(call("compare", finished.folder, finished.folder, "--json", "--visits", least)[1])
+        assert found["matched"]["prompts"] == (visits >= least).sum()
 
 
 def test_a_run_equals_itself(finished, call) -> None:

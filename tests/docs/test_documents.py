@@ -169,7 +169,7 @@ def test_extras_exist() -> None:
     extras = set(setup["options.extras_require"])
     text = "\n".join(p.read_text() for p in PAGES)
     assert set(re.findall(r"verl-adaptive\[(\w+)\]", text)) <= extras
-    listed = re.search(r"Extras: (.*?)\n\n", (ROOT / "README.md").read_text(), flags=re.S)[1]
+    listed = re.search(r"Extras: (.*?)\n\n", (ROOT / "docs" / "install.md").read_text(), flags=re.S)[1]
     assert set(re.findall(r"`(\w+)`", listed)) <= extras
 
 
@@ -211,13 +211,22 @@ def test_the_options_page_is_what_the_command_writes() -> None:
 
 def test_the_presets_table_is_complete() -> None:
     readme = (ROOT / "README.md").read_text()
-    rows = dict(re.findall(r"^\| `\+adaptive=(\w+)` \|.*\((docs/\w+\.md)\) \|$", readme, flags=re.M))
-    assert set(rows) == set(describe()["presets"])
+    rows = re.findall(r"^\| \[`\+adaptive=(\w+)`\]\(docs/\w+\.md[#\w]*\) \| [^|]{20,} \|", readme, flags=re.M)
+    assert sorted(rows) == sorted(describe()["presets"])
 
 
 def test_the_commands_table_is_complete() -> None:
-    readme = (ROOT / "README.md").read_text()
-    assert set(re.findall(r"^\| `verl-adaptive ([\w-]+)` \|", readme, flags=re.M)) == set(COMMANDS)
+    page = (ROOT / "docs" / "commands.md").read_text()
+    assert set(re.findall(r"^\| `verl-adaptive ([\w-]+)` \|", page, flags=re.M)) == set(COMMANDS)
+
+
+def test_the_readme_is_read_in_two_minutes() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 130
+
+
+def test_no_page_claims_an_index_that_the_package_is_not_on() -> None:
+    for page in PAGES:
+        assert not re.search(r"pip install (-\S+ )*[\"']?verl-adaptive", page.read_text()), page.name
 
 
 def test_the_json_of_stats_and_doctor_is_described(tmp_path, capsys) -> None:
@@ -237,6 +246,10 @@ def test_the_json_of_stats_and_doctor_is_described(tmp_path, capsys) -> None:
     inspect = pytest.importorskip("verl_adaptive.integration.inspect")
     plan = re.search(r"^\| `plan` \|.*$", page, flags=re.M)[0].split("else ")[1]
     assert {f.name for f in dataclasses.fields(inspect.Plan)} == set(re.findall(r"`(\w+)`", plan))
+    from verl_adaptive.commands.price import Price
+
+    price = re.search(r"^\| `plan.price` \|.*$", page, flags=re.M)[0].split("|")[2]
+    assert [f.name for f in dataclasses.fields(Price)] == re.findall(r"`(\w+)`", price)
 
 
 def test_the_combinations_are_as_described() -> None:
@@ -361,8 +374,8 @@ def test_an_entry_point_is_all_that_the_parts_of_the_page_need(teaching, tmp_pat
 
 
 def test_the_recipes_table_is_complete() -> None:
-    readme = (ROOT / "README.md").read_text()
-    rows = re.findall(r"^\| \[`(\S+\.sh)`\]\(examples/(\S+)\) \|", readme, flags=re.M)
+    page = (ROOT / "docs" / "recipes.md").read_text()
+    rows = re.findall(r"^\| \[`(\S+\.sh)`\]\(../examples/(\S+)\) \|", page, flags=re.M)
     assert all(shown == linked for shown, linked in rows)
     assert {name for name, _ in rows} == {p.name for p in (ROOT / "examples").glob("*.sh")} - {"quickstart_cpu.sh"}
 

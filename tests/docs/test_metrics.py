@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from tests.world import Arrivals, make_engine, make_stream_engine, run_step
+from verl_adaptive.alarms import Alarms
+from verl_adaptive.config import AlarmConfig
 from verl_adaptive.engine import AsyncEngine, AsyncFacts
 from verl_adaptive.policy import PARTS, find_part
 
@@ -59,7 +61,8 @@ def documented(name: str) -> str | None:
     if name in rows:
         return name
     for entry in rows:
-        pattern = re.escape(entry).replace("<reason>", f"({'|'.join(reasons())})").replace("<k>", r"\d+")
+        pattern = re.escape(entry).replace("<reason>", f"({'|'.join(reasons())})")
+        pattern = pattern.replace("<k>", r"\d+").replace("<source>", ".+")
         if re.fullmatch(pattern, name):
             return entry
     return None
@@ -90,6 +93,10 @@ def emitted() -> dict[str, float]:
                 partition=lambda cost, k: [list(range(len(cost)))],
             )
             out.update(report.step_metrics(engine, result, [plan]))
+            groups = result.groups
+            alarms = Alarms(AlarmConfig(), ["maths"], np.array([200]))
+            counts = (np.zeros(len(groups), dtype=np.int64), groups.n, groups.successes, 1.0 * groups.n)
+            out.update(alarms.step(*counts, groups.reward)[0])
     times = pytest.importorskip("verl_adaptive.integration.times")
     return out | times.Times(slots=8).metrics()
 

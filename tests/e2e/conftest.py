@@ -24,5 +24,10 @@ def short(tmp_path_factory) -> dict[str, Run]:
 
 
 @pytest.fixture(scope="session")
+def greedy(tmp_path_factory) -> dict[str, Run]:
+    return starts.greedy(tmp_path_factory.mktemp("greedy"))
+
+
+@pytest.fixture(scope="session")
 def faulty(tmp_path_factory) -> dict[str, Run]:
     return starts.faulty(tmp_path_factory.mktemp("faulty"))

@@ -19,7 +19,7 @@ from verl_adaptive.record import attempts, replay
 
 REPO = Path(__file__).resolve().parents[2]
 MARK = "=== run "
-BEGIN = MARK + "{} ==="  # before each of several runs, in the log
+BEGIN = MARK + "{} ==="  # before each of several runs, in the log (examples/cpu/several.py)
 ASSETS = Path(os.environ.get("VERL_ADAPTIVE_E2E_DIR", REPO / "runs" / "e2e"))
 STEPS = ("make_data", "make_model", "warm_start")
 

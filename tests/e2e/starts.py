@@ -117,7 +117,6 @@ def short(folder: Path) -> dict[str, Run]:
         "verls": (*SHORT, "trainer.save_freq=3"),
         "every_row": ("+adaptive=grpo", "adaptive.skip_zero_advantage=false", *recorded),
         "grpo": ("+adaptive=grpo", *SHORT),
-        **{name: (*words, *GREEDY) for name, words in (("greedy", ("+adaptive=grpo",)), ("greedy_verls", ()))},
         **{preset: (f"+adaptive={preset}", *recorded) for preset in PRESETS},
         "killed": ("+adaptive=dapo", "adaptive.stall_timeout=600"),
     }
@@ -132,6 +131,11 @@ def short(folder: Path) -> dict[str, Run]:
         )
     assert killer.killed is not None or not called.exists(), made["killed"].tail
     return made
+
+
+def greedy(folder: Path) -> dict[str, Run]:
+    """verl's trainer and ours without chance in sampling, on a start-up of their own: agent loops keep its sampling settings."""
+    return several(folder, {"verls": (), "ours": ("+adaptive=grpo",)}, *GREEDY)
 
 
 FAULTY_LOOP = """

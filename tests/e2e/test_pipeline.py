@@ -107,13 +107,19 @@ def test_verls_curves_cover_the_rows_left_out(short):
                 assert m[f"{theirs}/{kind}"] == pytest.approx(m[f"adaptive/{name}/generated_{kind}"])
 
 
-@pytest.mark.matrix  # needs a start-up of its own: sampling settings of a shared one stay
-def test_metric_by_metric(short):
+def alike(mine: float | None, theirs: float | None) -> bool:
+    """Equal but for rounding; verl writes None for what is not a finite number."""
+    if mine is None or theirs is None:
+        return mine is theirs
+    return mine == pytest.approx(theirs, rel=1e-4, abs=1e-6)
+
+
+def test_metric_by_metric(greedy):
     """Without chance in sampling both trainers see the same rollouts: every metric of both, side by side.
 
     Every group is then flat, so all rows but one are left out of ours, and neither run moves a weight.
     """
-    ours, verls = short["greedy"], short["greedy_verls"]
+    ours, verls = greedy["ours"], greedy["verls"]
     assert ours.code == 0, ours.tail
     assert verls.code == 0, verls.tail
     assert len(ours.steps) == len(verls.steps) == 2
@@ -124,7 +130,7 @@ def test_metric_by_metric(short):
         differ = {
             name: (mine[name], theirs[name])
             for name in theirs
-            if mine[name] != pytest.approx(theirs[name], rel=1e-4, abs=1e-6) and not name.startswith(ROWS_THAT_TRAIN)
+            if not name.startswith(ROWS_THAT_TRAIN) and not alike(mine[name], theirs[name])
         }
         assert not differ
 

@@ -14,12 +14,15 @@ from omegaconf import OmegaConf
 
 from verl_adaptive.config import AdaptiveConfig
 from verl_adaptive.errors import AdaptiveError, ConfigError
-from verl_adaptive.integration import compat, plugin
+from verl_adaptive.integration import compat, guard, plugin
 from verl_adaptive.integration.checks import check_run, why_not_skip_zero, zero_rows
 from verl_adaptive.integration.replay_buffer import AdaptiveReplayBuffer
-from verl_adaptive.integration.trainer import TRAINERS
+from verl_adaptive.integration.trainer import AdaptiveSync
+from verl_adaptive.integration.trainer_colocate_async import AdaptiveColocateAsync
+from verl_adaptive.integration.trainer_separate_async import AdaptiveSeparateAsync
 from verl_adaptive.policy import build_policy
 
+TRAINERS = {cls.base_mode: cls for cls in (AdaptiveSync, AdaptiveColocateAsync, AdaptiveSeparateAsync)}
 COMMON = (
     *("algorithm.adv_estimator=grpo", "actor_rollout_ref.rollout.n=8", "data.train_batch_size=16"),
     "actor_rollout_ref.actor.ppo_mini_batch_size=8",
@@ -143,11 +146,47 @@ def test_the_choice_to_keep_them_is_said():
 def test_a_verl_that_lacks_a_name_is_refused_with_the_way_out():
     lacking = (compat.Name("verl.trainer.ppo.utils", "need_nothing", (), "nothing"),)
     moved = (compat.Name("verl.trainer.ppo.utils", "need_critic", ("config", "phase"), "the critic"),)
-    with pytest.raises(AdaptiveError, match=r"need_nothing is missing .*needed for nothing[\s\S]*>=0.9.1,<0.10"):
+    with pytest.raises(AdaptiveError, match=r"need_nothing is missing .*needed for nothing[\s\S]*verl>=0.9.0"):
         compat.check_verl(lacking)
-    with pytest.raises(AdaptiveError, match=r"need_critic no longer takes phase"):
+    with pytest.raises(AdaptiveError, match=r"need_critic does not take phase"):
         compat.check_verl(moved)
     compat.check_verl()
+
+
+def test_what_a_mode_lacks_refuses_that_mode_and_names_the_others():
+    lacking = (*compat.NAMES, compat.Name("verl.trainer.ppo.utils", "gone", (), "waiting", modes=("separate_async",)))
+    with pytest.raises(AdaptiveError, match=r"trainer_mode=separate_async:\n.*gone.*\n.*=sync or colocate_async"):
+        compat.check_verl(lacking, "separate_async")
+    for mode in ("sync", "colocate_async"):
+        compat.check_verl(lacking, mode)
+    (said,) = compat.problems(lacking)
+    assert said.endswith("needed for waiting in separate_async")
+
+
+def test_a_name_with_a_stand_in_is_said_and_not_refused():
+    older = (
+        compat.Name("verl.trainer.ppo.utils", "gone", (), "x", ("sync",), since="0.9.1", instead="something else"),
+    )
+    compat.check_verl(older)
+    assert compat.substitutes(older) == ["verl.trainer.ppo.utils.gone is missing: something else"]
+    assert compat.substitutes(older, "separate_async") == compat.substitutes() == []
+
+
+def test_a_parameter_that_is_new_and_demanded_is_refused():
+    demanding = (compat.Name("verl.trainer.ppo.v1.trainer_base", "PPOTrainer._compute_values", ("self", "batch"), "x"),)
+    with pytest.raises(AdaptiveError, match="_compute_values now demands metrics"):
+        compat.check_verl(demanding)
+
+
+@pytest.mark.parametrize(("verl", "old"), [("0.7.1", True), ("0.8.0", True), ("0.9.0", False), ("0.10.0.dev0", False)])
+def test_a_verl_without_plugins_is_told_so(verl, old, monkeypatch):
+    monkeypatch.setattr(compat, "version", lambda name: verl)
+    assert bool(compat.too_old()) == old
+    if not old:
+        return
+    with pytest.raises(SystemExit, match=rf"verl {verl} has neither plugins .*nor the V1 trainer.*verl>=0\.9\.0"):
+        guard.Guard().on_job_start(composed("+adaptive=greso"), task_function=run_checks)
+    guard.Guard().on_job_start(composed(), task_function=run_checks)  # nobody asked for a preset
 
 
 def test_a_trainer_of_verls_own_cannot_use_our_buffer():

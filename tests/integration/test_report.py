@@ -36,11 +36,13 @@ def test_every_step_has_a_line(caplog, monkeypatch) -> None:
             metrics = report.step_metrics(engine, result, [])
         (line,) = [r.getMessage() for r in caplog.records]
         rollouts = result.ledger.rollouts
+        informative = int(metrics["adaptive/groups/informative_total"])
         assert line.startswith(
-            f"step {step}/{engine.facts.steps}: {result.trained.sum()}/{len(result.groups)} groups train"
+            f"step {step}/{engine.facts.steps}: {len(result.groups)} groups: {informative} informative, {result.trained.sum()} train"
         )
-        assert f"| {rollouts.generated} rollouts, " in line and f"{rollouts.trained} trained" in line
-        assert f"{metrics['adaptive/groups/informative_share']:.0%} informative" in line
+        assert metrics["adaptive/groups/surplus_total"] == (result.outcome == "surplus").sum()
+        assert informative == round(metrics["adaptive/groups/informative_share"] * len(result.groups))
+        assert f"| {rollouts.generated} rollouts, {rollouts.trained / rollouts.generated:.0%} trained | " in line
         assert line.endswith(f"epoch {engine.progress.epoch:.2f}") and "\n" not in line and len(line) < 160
 
 
@@ -55,10 +57,23 @@ def test_the_lines_example() -> None:
 
 
 def test_a_step_without_rollouts_has_a_line() -> None:
-    names = ("groups/trained_total", "groups/finished_total", "groups/informative_share", "pass_rate/generated_mean")
+    names = ("groups/trained_total", "groups/finished_total", "groups/informative_total", "groups/surplus_total")
+    names += ("pass_rate/generated_mean",)
     names += ("rollouts/generated_total", "rollouts/trained_total", "rounds_total", "prompts/epoch")
     line = report.progress_line({f"adaptive/{name}": 0.0 for name in names}, 3, None)
-    assert line.startswith("step 3: 0/0") and "0 trained |" in line
+    assert line.startswith("step 3: 0 groups: 0 informative, 0 train | 0 rollouts | pass rate")
+
+
+def test_groups_of_one_are_prompts_and_not_called_uninformative() -> None:
+    counts = {"finished": 128.0, "informative": 0.0, "trained": 128.0, "surplus": 0.0}
+    metrics = {f"adaptive/groups/{name}_total": count for name, count in counts.items()}
+    assert (
+        report._groups({**metrics, "adaptive/rollouts/generated_total": 128.0})
+        == "128 prompts of one rollout, all train"
+    )
+    assert report._groups({**metrics, "adaptive/rollouts/generated_total": 1024.0}).startswith(
+        "128 groups: 0 informative"
+    )
 
 
 @pytest.mark.parametrize("url", [None, "a b.sqlite"])
@@ -78,6 +93,7 @@ def test_ten_lines_at_the_start(url, tmp_path, capsys, monkeypatch) -> None:
         journal.commit_step(1, result.groups, keys, result.outcome.astype(str), {"run": engine.total.as_dict()}, {})
         run_store = SimpleNamespace(where=where, origin="new statistics", duplicates_note="", journal=journal)
         trainer = SimpleNamespace(
+            base_mode="sync",
             engine=engine,
             config=config,
             adaptive=adaptive,

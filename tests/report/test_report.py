@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import html
+import json
 import re
+import shlex
 from html.parser import HTMLParser
 
 import numpy as np
@@ -11,14 +16,23 @@ import pytest
 from tests.cli.stores import HOSTILE, make_run, write_dataset
 from verl_adaptive.cli import main
 from verl_adaptive.report import figures
-from verl_adaptive.report.collect import CLASSES, collect
+from verl_adaptive.report.collect import collect
+from verl_adaptive.report.course import CLASSES
+from verl_adaptive.report.dumps import answer_in
 from verl_adaptive.report.figures import Series
+from verl_adaptive.report.forecast import forecast
 from verl_adaptive.report.history import windows
+from verl_adaptive.report.learning import smooth
 from verl_adaptive.report.opening import open_prompts
 from verl_adaptive.report.page import _subtitle
+from verl_adaptive.report.suspects import beta_of, surprise
 from verl_adaptive.stats.journal import Journal
 
 SECTIONS = (
+    "Learning",
+    "What to look at today",
+    "Forecast",
+    "Likely wrong labels",
     "Where every rollout went",
     "Savings against uniform allocation",
     "Difficulty over time",
@@ -66,19 +80,29 @@ class Page(HTMLParser):
 
 
 def test_every_section_is_there(reported) -> None:
-    headings = re.findall(r"<h[23]>(.*?)</h[23]>", reported.html)
+    headings = re.findall(r"<h[23][^>]*>(.*?)</h[23]>", reported.html)
     assert [s for s in SECTIONS if s not in headings] == []
-    assert reported.html.count("<svg") >= 8
+    assert reported.html.count("data-hover") >= 12
 
 
 def test_the_page_stands_alone(reported) -> None:
     page = Page(reported.html)
-    assert not page.tags & {"script", "link", "img", "iframe", "object", "embed", "base", "form", "a"}
-    assert not {a for a in page.attributes if a.startswith("on")} and not page.attributes & {"src", "href", "srcset"}
-    assert "://" not in re.sub(r"sqlite:////\S+", "", reported.html).replace("data:", "")
+    assert not page.tags & {"link", "img", "iframe", "object", "embed", "base", "form"}
+    assert not {a for a in page.attributes if a.startswith("on")} and not page.attributes & {"src", "srcset", "style"}
+    assert not re.findall(r'href="(?!#)', reported.html)
+    plain = re.sub(r"sqlite:////\S+", "", reported.html).replace("http://www.w3.org/2000/svg", "")
+    assert "://" not in plain
     assert "url(" not in reported.html and "@import" not in reported.html
-    assert "default-src 'none'" in reported.html
-    assert len(reported.html) < 400_000
+    assert len(reported.html) < 700_000
+
+
+def test_style_and_script_are_allowed_by_their_hashes_and_nothing_else(reported) -> None:
+    policy = re.search(r'Content-Security-Policy" content="([^"]*)"', reported.html)[1].replace("&#39;", "'")
+    for tag in ("style", "script"):
+        (text,) = re.findall(rf"<{tag}>(.*?)</{tag}>", reported.html, flags=re.S)
+        digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+        assert f"{tag}-src 'sha256-{digest}'" in policy
+    assert policy.startswith("default-src 'none'") and "unsafe" not in policy and "connect" not in policy
 
 
 def test_nobodys_text_gets_out(reported) -> None:
@@ -216,7 +240,7 @@ def test_many_sources_and_long_texts_stay_bounded(tmp_path) -> None:
         == 0
     )
     page = (tmp_path / "r.html").read_text()
-    assert len(page) < 400_000 and "100 of 130, by rollouts" in page
+    assert len(page) < 700_000 and "100 of 130, by rollouts" in page
 
 
 # -- figures ------------------------------------------------------------------------------------------------
@@ -267,3 +291,165 @@ def test_names_are_escaped_in_pictures() -> None:
         figures.heatmap("<t>", ["<a>"], ["<b>"], np.ones((1, 1)), ("<x>", "<y>")),
     ):
         assert not Page(svg).tags & {"script", "t", "x", "y", "a", "b"}
+
+
+# -- what to look at ----------------------------------------------------------------------------------------
+
+
+def dumped(folder, rows, records) -> None:
+    """verl's rollout files: of each prompt some answers and their scores."""
+    folder.mkdir()
+    for step, (row, answers) in enumerate(records, 1):
+        prompt, truth = rows[row]["prompt"][0]["content"], rows[row]["reward_model"]["ground_truth"]
+        lines = [
+            {"input": f"user\n{prompt}\nassistant", "output": out, "gts": truth, "score": score, "step": step}
+            for out, score in answers
+        ]
+        (folder / f"{step}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"torn')
+
+
+def test_wrong_answers_come_from_verls_rollouts(tmp_path) -> None:
+    rows = [
+        {
+            "data_source": "sums",
+            "prompt": [{"role": "user", "content": f"What is {i} and {i}?"}],
+            "reward_model": {"style": "rule", "ground_truth": str(2 * i)},
+        }
+        for i in range(60)
+    ]
+    rates = np.full(60, 0.9)
+    rates[5] = 0.0  # the label is wrong
+    make_run(tmp_path / "run", rows=rows, rates=rates, steps=60, sampler="epoch", filter="keep_all", snapshot=False)
+    data = write_dataset(tmp_path / "d.parquet", rows)
+    answers = [("so \\boxed{11}", 0.0), ("#### 11", 0.0), ("<answer>12</answer>", 0.0), ("it is 10", 1.0)]
+    dumped(tmp_path / "rollouts", rows, [(5, answers), (6, [("\\boxed{1}", 0.0)])])
+    opened = open_prompts(str(tmp_path / "run"))
+    made = collect(opened, data=str(data), rollouts=str(tmp_path / "rollouts"))
+    suspects = made.lists[0]
+    assert suspects.title == "Likely wrong labels" and suspects.total == 1
+    (found,) = suspects.records
+    assert (found["row"], found["expected"], found["said"], found["agree"]) == (5, "10", "11", 0.5)
+    assert found["surprise"] > 3
+    assert any("1 prompts fail although" in f.what for f in made.findings)
+
+
+def test_listed_prompts_are_those_that_the_commands_name(reported, capsys, tmp_path) -> None:
+    """Every list's condition selects what the list counts, and the data set without them lacks them."""
+    opened = open_prompts(str(reported.folder))
+    made = collect(opened)
+    from verl_adaptive.report.expressions import Expression
+
+    assert sum(bool(each.records) for each in made.lists) >= 2
+    for each in made.lists:
+        if each.where:
+            chosen, kept = Expression(each.where).select(opened.prompts), Expression(each.keep).select(opened.prompts)
+            assert chosen.sum() == (each.total if each.title != "Likely wrong labels" else len(each.records))
+            assert not (chosen & kept).any() and (chosen | kept | (opened.prompts.table.col("visits") == 0)).all()
+    page = html.unescape(reported.html)
+    words = [shlex.split(c) for c in re.findall(r'<code class="command">(verl-adaptive stats [^<]*)</code>', page)]
+    words = [w for w in words if "\\" not in w[-1]]
+    assert words
+    for command in words:
+        assert main(command[1:]) == 0, command
+
+
+def test_validations_are_drawn_and_compared(tmp_path) -> None:
+    for name, gain in (("a", 0.1), ("b", 0.05)):
+        make_run(
+            tmp_path / name, steps=20, snapshot=False, run_id=f"p/{name}", validate=lambda s, g=gain: 0.2 + g * s / 5
+        )
+    opened, other = (open_prompts(str(tmp_path / name)) for name in ("a", "b"))
+    made = collect(opened, against=other)
+    assert [v["step"] for v in made.history.validations] == [0, 5, 10, 15, 20]
+    assert made.history.validations[-1]["generated"] == made.history.cumulative["generated"][-1]
+    assert main(["report", str(tmp_path / "a"), "--against", str(tmp_path / "b"), "-o", str(tmp_path / "r.html")]) == 0
+    page = html.unescape((tmp_path / "r.html").read_text())
+    raw = (tmp_path / "r.html").read_text()
+    hovers = [json.loads(html.unescape(text)) for text in re.findall(r'data-hover="([^"]*)"', raw)]
+    first = next(h for h in hovers if h["of"] == "step")
+    assert [line[0] for line in first["lines"]] == ["math", "math · p/b"]
+    assert first["lines"][0][2] == [0.2, 0.3, 0.4, 0.5, 0.6] and first["lines"][1][2][-1] == 0.4
+    assert "0.600" in page and "against p/b" in page
+
+
+def test_findings_name_what_is_wrong(tmp_path) -> None:
+    rows = [
+        {
+            "data_source": "broken" if i % 2 else "fine",
+            "prompt": [{"role": "user", "content": str(i)}],
+            "reward_model": {"ground_truth": str(i)},
+        }
+        for i in range(60)
+    ]
+    rates = np.where(np.arange(60) % 2, 0.0, 0.6)
+    falls = lambda s: 0.8 if s == 10 else 0.3  # noqa: E731
+    made = make_run(
+        tmp_path / "run",
+        rows=rows,
+        rates=rates,
+        steps=40,
+        sampler="epoch",
+        filter="keep_all",
+        snapshot=False,
+        validate=falls,
+        longest=1,
+    )
+    assert made
+    found = {f.what: f for f in collect(open_prompts(str(tmp_path / "run"))).findings}
+    assert any(
+        w.startswith("broken: not one success") and f.grave and f.where == 'source == "broken"'
+        for w, f in found.items()
+    )
+    assert any("cut at the limit" in w for w in found)
+    assert any("below its best, 0.800 at step 10" in w for w in found)
+    calm = collect(open_prompts(str(tmp_path / "run"))).facts
+    assert calm["by_source"]["broken"]["successes"] == 0
+
+
+def test_a_forecast_goes_on_as_of_late(tmp_path) -> None:
+    make_run(tmp_path, steps=40, snapshot=False, plan={"adaptive/plan/steps": 100})
+    opened = open_prompts(str(tmp_path))
+    made = collect(opened)
+    end = forecast(made.history, made.facts)
+    assert (end.left, end.by, end.steps) == (60, "steps", 100) and end.pace == pytest.approx(60)
+    assert end.hours_left == pytest.approx(1.0)
+    late = np.diff(made.history.cumulative["generated"])[-8:].mean()
+    assert end.per_step == pytest.approx(late)
+    made.history.plan["rollouts"] = made.history.cumulative["generated"][-1] + 3 * late
+    assert (forecast(made.history, made.facts).left, forecast(made.history, made.facts).by) == (3, "rollouts")
+
+
+def test_surprise_is_the_tail_of_the_beta_binomial() -> None:
+    a, b = 3.0, 1.5
+    draw = np.random.default_rng(0)
+    n = np.array([8, 8, 16])
+    s = np.array([0, 2, 1])
+    sampled = [(draw.binomial(k, draw.beta(a, b, 400_000)) <= w).mean() for k, w in zip(n, s, strict=True)]
+    assert 10 ** -surprise(s, n, a, b) == pytest.approx(sampled, rel=0.1)
+    rates = draw.beta(a, b, 20_000)
+    tries = draw.integers(8, 40, 20_000)
+    fitted = beta_of(draw.binomial(tries, rates).astype(float), tries.astype(float))
+    assert fitted == pytest.approx((a, b), rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("output", "answer"),
+    [
+        ("then \\boxed{\\frac{1}{2}} done", "\\frac{1}{2}"),
+        ("x\n#### 42\n", "42"),
+        ("<answer> 7\n</answer>", "7"),
+        ("The answer is 5.", "5"),
+        ("first\nlast line", "last line"),
+        ("", "(nothing)"),
+        ("\\boxed{never closed", "\\boxed{never closed"),
+    ],
+)
+def test_the_answer_in_a_rollout(output, answer) -> None:
+    assert answer_in(output) == answer
+
+
+def test_smoothing_keeps_level_and_weight() -> None:
+    values, weights = np.array([1.0, np.nan, 3.0, 5.0]), np.array([1.0, 9.0, 1.0, 3.0])
+    assert smooth(values, weights, 1)[[0, 2, 3]].tolist() == [1.0, 3.0, 5.0]
+    assert smooth(values, weights, 3).tolist() == [1.0, 2.0, 4.5, 4.5]
+    assert np.allclose(smooth(np.full(30, 0.4), np.arange(1.0, 31), 7), 0.4)

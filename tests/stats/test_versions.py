@@ -48,7 +48,7 @@ def story(url: str) -> list[tuple[int, int, int]]:
     return list(zip(frame["attempt"], frame["step"], frame["ticket"], strict=True))
 
 
-@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("version", [1, 2, 3])
 def test_an_old_journal_is_read_as_it_is(make_old: Callable[[int], str], version: int) -> None:
     url = make_old(version)
     assert story(url) == LIVE
@@ -58,6 +58,9 @@ def test_an_old_journal_is_read_as_it_is(make_old: Callable[[int], str], version
         assert frame[["tokens", "lag", "lost"]].isna().all(axis=None)
     else:
         assert frame["tokens"].tolist() == (100 * frame["successes"]).tolist()
+    assert frame["clipped"].isna().all() == (version < 3)
+    measured = [(v["step"], v["generated"], v["metrics"]["val-core/math/acc/mean@1"]) for v in store.validations("old")]
+    assert measured == ([(0, 0, 0.1), (2, 16, 0.3), (3, 24, 0.6)] if version == 3 else [])
     prompts = store.prompts("old")
     assert prompts["visits"].sum() == 6 and sorted(prompts["source"].unique()) == ["code", "math"]
     assert prompts["tokens"].sum() == (0 if version == 1 else 100 * prompts["successes"].sum())
@@ -66,7 +69,7 @@ def test_an_old_journal_is_read_as_it_is(make_old: Callable[[int], str], version
         assert connection.execute(text("SELECT version FROM verl_adaptive_schema")).scalar() == version
 
 
-@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("version", [1, 2, 3])
 def test_a_writer_upgrades_an_old_journal_and_goes_on(make_old: Callable[[int], str], version: int) -> None:
     url = make_old(version)
     before = open_store(url).observations_arrow("old").to_pylist()
@@ -114,7 +117,7 @@ def test_an_upgrade_that_fails_leaves_the_old_journal(
 
 
 def test_the_sqlite_fixtures_are_what_the_script_says(tmp_path: Path) -> None:
-    for version in (1, 2):
+    for version in (1, 2, 3):
         connection = sqlite3.connect(":memory:")
         for statement, values in make_journals.statements(version, "sqlite"):
             connection.execute(statement, values)

@@ -1,21 +1,24 @@
-"""Two runs side by side: their budgets, and how the prompts that both visited came out.
+"""Two runs side by side at the same bill: cut where both had generated the same number of rollouts.
 
 examples:
   verl-adaptive compare checkpoints/project/grpo checkpoints/project/greso
-  verl-adaptive compare runs.sqlite#project/grpo runs.sqlite#project/greso --limit 20
-  verl-adaptive compare checkpoints/project/grpo checkpoints/project/greso --json
+  verl-adaptive compare runs.sqlite#project/grpo runs.sqlite#project/greso --limit 20 --visits 3
+  verl-adaptive compare checkpoints/project/grpo checkpoints/project/greso --whole --json
+
+A, B, B - A, and what chance explains of it (two standard errors over prompts): validation as verl measured it, and the
+latest pass rate of the prompts that both runs visited at least --visits times. A snapshot cannot be cut.
 """
 
 from __future__ import annotations
 
 import argparse
+from dataclasses import asdict
 from typing import Any
 
-import numpy as np
-
 from verl_adaptive.commands.arguments import add_json_option, add_store_options, count
+from verl_adaptive.text import clean
 
-__all__ = ["compare", "configure", "run"]
+__all__ = ["configure", "run"]
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -26,12 +29,23 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--limit", metavar="N", type=count, default=5, help="prompts in each list: --limit 20 (default 5)"
     )
+    parser.add_argument(
+        "--visits",
+        metavar="N",
+        type=count,
+        default=2,
+        help="visits that a prompt needs in both: --visits 3 (default 2)",
+    )
+    parser.add_argument(
+        "--whole", action="store_true", help="whole runs, whatever they generated (default: cut at common rollouts)"
+    )
     add_json_option(parser)
     add_store_options(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     from verl_adaptive.commands.output import print_json
+    from verl_adaptive.report.common import Measured, cut_at_common, matched, validated, verdict
     from verl_adaptive.report.opening import open_prompts
     from verl_adaptive.report.overview import overview
 
@@ -39,82 +53,79 @@ def run(args: argparse.Namespace) -> int:
     opened = [
         open_prompts(s, run=args.run, tolerance=args.tolerance, id_key=args.id_key) for s in (args.one, args.other)
     ]
-    facts = [overview(o) for o in opened]
-    matched = compare(opened[0].prompts, opened[1].prompts, args.limit)
+    opened, cuts = cut_at_common(opened, whole=args.whole, tolerance=args.tolerance)
+    facts = []
+    for one, cut in zip(opened, cuts, strict=True):
+        about = overview(one, history=cut.whole)
+        if not cut.whole:
+            about |= {"last_step": cut.step, "steps": cut.steps}
+            about["flip_flopping"] = None
+            about["ledger"] = {"rollouts": cut.rollouts, "tokens": cut.tokens}
+        facts.append({**about, "hours": cut.hours, "cut": not cut.whole})
+    prompts = matched(opened[0].prompts, opened[1].prompts, args.limit, args.visits)
+    measures = validated(opened, cuts)
+    rates = None
+    if prompts["prompts"]:
+        values = prompts["mean_rate_a"], prompts["mean_rate_b"]
+        rates = Measured("latest pass rate", *values, prompts["standard_error"], prompts["prompts"])
+    said = verdict(measures, rates)
     if args.json:
-        print_json({"a": facts[0], "b": facts[1], "matched": matched})
+        shown = [{**asdict(m), "beyond_chance": m.beyond} for m in measures]
+        print_json({"a": facts[0], "b": facts[1], "validation": shown, "matched": prompts, "verdict": said})
     else:
-        _print(facts, matched)
+        _print(facts, measures, rates, prompts, said)
     return 0
 
 
-def compare(one: Any, other: Any, limit: int) -> dict[str, Any]:
-    """Prompts that both visited.
-
-    Returns:
-        Counts, mean latest pass rates, and the prompts that differ most, in both directions.
-    """
-    rows = other.table.rows_for(one.table.keys, create=False)
-    with np.errstate(invalid="ignore"):
-        both = (rows >= 0) & (one.table.col("visits") > 0)
-        both[both] = other.table.col("visits")[rows[both]] > 0
-    mine = np.flatnonzero(both)
-    theirs = rows[mine]
-    a = one.number("last_rate")[mine]
-    b = other.number("last_rate")[theirs]
-    difference = b - a
-    order = np.lexsort((one.table.key_lo[mine], one.table.key_hi[mine], difference))
-
-    def listed(chosen: np.ndarray) -> list[dict[str, Any]]:
-        keys = one.values("key", mine[chosen])
-        sources = one.values("source", mine[chosen])
-        return [
-            {"key": k, "source": s, "a": float(a[i]), "b": float(b[i])}
-            for k, s, i in zip(keys, sources, chosen.tolist(), strict=True)
-        ]
-
-    return {
-        "prompts": len(mine),
-        "only_a": int((one.table.col("visits") > 0).sum()) - len(mine),
-        "only_b": int((other.table.col("visits") > 0).sum()) - len(mine),
-        "mean_rate_a": float(a.mean()) if len(mine) else None,
-        "mean_rate_b": float(b.mean()) if len(mine) else None,
-        "better_in_b": int((difference > 0).sum()),
-        "worse_in_b": int((difference < 0).sum()),
-        "largest_gains_in_b": listed(np.array([i for i in order[::-1][:limit] if difference[i] > 0], dtype=np.int64)),
-        "largest_losses_in_b": listed(np.array([i for i in order[:limit] if difference[i] < 0], dtype=np.int64)),
-    }
-
-
-def _print(facts: list[dict[str, Any]], matched: dict[str, Any]) -> None:
+def _print(facts: list[dict[str, Any]], measures: list[Any], rates: Any, matched: dict[str, Any], said: str) -> None:
     from verl_adaptive.commands.output import console, key_digits, number, share, table
 
     out = console()
+    out.print(clean(said), soft_wrap=True)
+    if any(f["cut"] for f in facts):
+        out.print(
+            "Both runs up to the rollouts that both have generated; --whole takes them as they are.", soft_wrap=True
+        )
+    out.print()
 
-    def ledger(f: dict[str, Any], *path: str) -> float | None:
+    def ledger(f: dict[str, Any], *path: str) -> Any:
         value: Any = f.get("ledger") or {}
         for name in path:
             value = value.get(name) if isinstance(value, dict) else None
         return value
 
-    def trained_share(f: dict[str, Any]) -> str:
-        return share(ledger(f, "rollouts", "trained"), ledger(f, "rollouts", "generated"))
+    def row(label: str, values: list[Any]) -> tuple[str, ...]:
+        known = all(isinstance(v, int | float) for v in values)
+        return label, *map(number, values), _signed(values[1] - values[0]) if known else "", ""
+
+    def measure(m: Any) -> tuple[str, ...]:
+        chance = "-" if m.error is None else f"±{2 * m.error:.3f}{' *' if m.beyond else ''}"
+        return m.name, f"{m.a:.3f}", f"{m.b:.3f}", f"{m.b - m.a:+.3f}", chance
+
+    def percent(label: str, values: list[Any]) -> tuple[str, ...]:
+        known = all(isinstance(v, int | float) and v == v for v in values)
+        return label, *map(share, values), f"{100 * (values[1] - values[0]):+.1f} points" if known else "", ""
+
+    def trained(f: dict[str, Any]) -> float | None:
+        whole = ledger(f, "rollouts", "generated")
+        return ledger(f, "rollouts", "trained") / whole if whole else None
 
     rows: list[tuple[str, ...]] = [
-        ("store", facts[0]["store"], facts[1]["store"]),
-        *((label, *(str(f.get(key) or "-") for f in facts)) for label, key in (("run", "run"), ("preset", "preset"))),
+        *((f"validation {m[0]}", *m[1:]) for m in map(measure, measures)),
+        *([measure(rates)] if rates is not None else []),
+        row("rollouts generated", [ledger(f, "rollouts", "generated") for f in facts]),
+        row("rollouts trained", [ledger(f, "rollouts", "trained") for f in facts]),
+        percent("share trained", [trained(f) for f in facts]),
+        row("tokens generated", [ledger(f, "tokens", "generated") for f in facts]),
+        row("tokens trained", [ledger(f, "tokens", "trained") for f in facts]),
+        row("hours", [f["hours"] for f in facts]),
         *(
-            (label, *(number(f.get(key)) for f in facts))
-            for label, key in (("steps", "steps"), ("prompts", "prompts"), ("visited", "visited"), ("visits", "visits"))
+            row(label, [f.get(key) for f in facts])
+            for label, key in (("steps", "steps"), ("prompts visited", "visited"), ("visits", "visits"))
         ),
-        ("rollouts generated", *(number(ledger(f, "rollouts", "generated")) for f in facts)),
-        ("rollouts trained", *(number(ledger(f, "rollouts", "trained")) for f in facts)),
-        ("share trained", *(trained_share(f) for f in facts)),
-        ("tokens generated", *(number(ledger(f, "tokens", "generated")) for f in facts)),
-        ("tokens trained", *(number(ledger(f, "tokens", "trained")) for f in facts)),
-        ("pass rate, all visits", *(share(f["pass_rate"]) for f in facts)),
+        percent("pass rate, all visits", [f["pass_rate"] for f in facts]),
         *(
-            (label, *(number(f.get(key)) for f in facts))
+            row(label, [f.get(key) for f in facts])
             for label, key in (
                 ("never solved", "never_solved"),
                 ("always solved", "always_solved"),
@@ -122,17 +133,26 @@ def _print(facts: list[dict[str, Any]], matched: dict[str, Any]) -> None:
                 ("flip-flopping", "flip_flopping"),
                 ("retired", "retired"),
             )
+            if (all if key == "flip_flopping" else any)(f.get(key) is not None for f in facts)
         ),
     ]
-    out.print(table([("", "left"), ("A", "left"), ("B", "left")], rows))
+    for letter, f in zip("AB", facts, strict=True):
+        named = ", ".join(str(f[key]) for key in ("preset", "run") if f.get(key))
+        out.print(clean(f"{letter}: {named or f['kind']} ({f['store']})"), soft_wrap=True)
+    heads = [("", "left"), ("A", "right"), ("B", "right"), ("B-A", "right"), ("chance", "right")]
+    out.print(table(heads, rows))
+    if any(m.beyond for m in [*measures, *([rates] if rates else [])]):
+        out.print("* more than chance explains (two standard errors over prompts)")
     out.print(
-        f"{number(matched['prompts'])} prompts visited by both ({number(matched['only_a'])} by A only, "
-        f"{number(matched['only_b'])} by B only)"
+        f"{number(matched['prompts'])} prompts visited by both at least {matched['least_visits']} times "
+        f"({number(matched['only_a'])} by A only, {number(matched['only_b'])} by B only)",
+        soft_wrap=True,
     )
     if matched["prompts"]:
         out.print(
-            f"latest pass rate of those: A {matched['mean_rate_a']:.3f}, B {matched['mean_rate_b']:.3f}; "
-            f"better in B {number(matched['better_in_b'])}, worse in B {number(matched['worse_in_b'])}"
+            f"clearly better in B {number(matched['clearly_better_in_b'])}, clearly worse "
+            f"{number(matched['clearly_worse_in_b'])}; by chance about {matched['clearly_by_chance']:g} in all",
+            soft_wrap=True,
         )
     for title, key in (("largest gains in B", "largest_gains_in_b"), ("largest losses in B", "largest_losses_in_b")):
         if matched[key]:
@@ -141,3 +161,9 @@ def _print(facts: list[dict[str, Any]], matched: dict[str, Any]) -> None:
             columns = [("key", "left"), ("source", "left"), ("A", "right"), ("B", "right")]
             out.print()
             out.print(table(columns, lines, title, cut="source", width=out.width))
+
+
+def _signed(value: float) -> str:
+    from verl_adaptive.commands.output import number
+
+    return f"{'+' if value >= 0 else '-'}{number(abs(value))}"

@@ -72,7 +72,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from verl_adaptive.commands.output import print_json
 
-    examination = Examination()
+    examination = Examination(None if args.json else _Printed())
     examination.environment()
     plan = None
     if examination.has_verl:
@@ -86,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json({"ok": examination.healthy, "checks": [asdict(c) for c in examination.checks], "plan": plan})
     else:
-        _print(examination.checks, plan)
+        _conclude(examination.checks, plan)
     return 0 if examination.healthy else 1
 
 
@@ -116,14 +116,18 @@ def _quiet() -> Iterator[None]:
 class Examination:
     """Collects findings, in order.
 
+    Args:
+        say: told each finding as it comes.
+
     Attributes:
         checks: the findings so far.
         has_verl: verl is installed, so that there is something to ask it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, say: Callable[[Check], None] | None = None) -> None:
         self.checks: list[Check] = []
         self.has_verl = False
+        self._say = say
 
     @property
     def healthy(self) -> bool:
@@ -132,6 +136,8 @@ class Examination:
 
     def add(self, name: str, status: str, detail: str, fix: str = "") -> None:
         self.checks.append(Check(name, status, one_line(redact(detail)), one_line(redact(fix))))
+        if self._say is not None:
+            self._say(self.checks[-1])
 
     def _try(self, name: str, fix: str, look: Callable[[], Any]) -> Any:
         """``look()``, whatever it throws becoming a finding; SystemExit is how the plugin refuses."""
@@ -210,7 +216,7 @@ class Examination:
 
     def verl(self) -> None:
         """The plugin, verl's names, Hydra's search path."""
-        reinstall = "pip install --force-reinstall --no-deps verl-adaptive, in this environment"
+        reinstall = "install verl-adaptive again in this environment: pip install --force-reinstall --no-deps <its clone or wheel>"
         from verl_adaptive.integration.guard import PLUGIN
 
         points = [p for p in entry_points(group="verl.plugins") if p.value.partition(":")[0] == PLUGIN]
@@ -271,6 +277,7 @@ class Examination:
 
     def training(self, words: list[str]) -> dict[str, Any] | None:
         """Compose, validate and plan; the plan if all of it worked."""
+        from verl_adaptive.commands.price import price_of
         from verl_adaptive.integration import guard, inspect
 
         see = "`verl-adaptive parts` lists presets, parts and options"
@@ -327,7 +334,9 @@ class Examination:
             self._database(config.adaptive.store.url)
         elif plan.store_path is not None and os.path.exists(plan.store_path):
             self._journal(plan.store_path, plan.run_id)
-        return plan.as_dict()
+        with _quiet():
+            price = price_of(config, checked[0], plan)
+        return {**plan.as_dict(), "price": asdict(price)}
 
     def _database(self, url: str) -> None:
         """A PostgreSQL database answers."""
@@ -338,7 +347,7 @@ class Examination:
             with make_engine(url, read_only=True).connect() as connection:
                 return shown(connection.engine.url)
 
-        fix = 'check adaptive.store.url and the server; the driver comes with pip install "verl-adaptive[postgres]"'
+        fix = 'check adaptive.store.url and the server; the driver comes with pip install "psycopg[binary]"'
         shown = self._try("database", fix, connect)
         if shown is not None:
             self.add("database", "ok", f"{shown} answers")
@@ -403,28 +412,45 @@ def _requirements(package: str) -> dict[str, str]:
 
 # -- printing ---------------------------------------------------------------------------------------------------------
 
+#: Width of the findings' names.
+_NAMES = len("plugin in a Ray worker")
 _MARKS = {"ok": ("ok", "green"), "warn": ("note", "yellow"), "fail": ("FAIL", "bold red"), "skip": ("-", "dim")}
 
 
-def _print(checks: list[Check], plan: dict[str, Any] | None) -> None:
-    from rich.table import Table
+class _Printed:
+    """Prints each finding when it comes: some take seconds, and the first may be the one that matters."""
+
+    def __init__(self) -> None:
+        from verl_adaptive.commands.output import console
+
+        self.out = console()
+
+    def __call__(self, check: Check) -> None:
+        from rich.table import Table
+        from rich.text import Text
+
+        word, style = _MARKS[check.status]
+        row = Table.grid(padding=(0, 2, 0, 0))
+        row.add_column(width=4)
+        row.add_column(width=_NAMES)
+        row.add_column(overflow="fold")
+        row.add_row(Text(word, style=style), check.name, Text(check.detail))
+        if check.fix and check.status != "ok":
+            row.add_row("", "", Text(f"→ {check.fix}", style="bold" if check.status == "fail" else ""))
+        self.out.print(row)
+
+
+def _conclude(checks: list[Check], plan: dict[str, Any] | None) -> None:
+    """The price and the plan, and how many findings failed."""
     from rich.text import Text
 
     from verl_adaptive.commands.output import console, facts
+    from verl_adaptive.commands.price import Price
 
     out = console()
-    grid = Table.grid(padding=(0, 2, 0, 0))
-    for fold in ("ellipsis", "ellipsis", "fold"):
-        grid.add_column(no_wrap=fold == "ellipsis", overflow=fold)
-    for check in checks:
-        word, style = _MARKS[check.status]
-        grid.add_row(Text(word, style=style), check.name, Text(check.detail))
-        if check.fix and check.status != "ok":
-            grid.add_row("", "", Text(f"→ {check.fix}", style="bold" if check.status == "fail" else ""))
-    out.print(grid)
     if plan is not None:
         out.print()
-        out.print(facts(_plan_lines(plan)))
+        out.print(facts([*Price(**plan["price"]).lines(), *_plan_lines(plan)]))
     failed = sum(check.status == "fail" for check in checks)
     remarks = sum(check.status == "warn" for check in checks)
     noted = f", {remarks} with a note" if remarks else ""

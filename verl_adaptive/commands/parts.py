@@ -148,10 +148,10 @@ def _sentence(text: str) -> str:
 
 
 def _first_sentence(part: type) -> str:
-    """The class's first sentence; the module's title says more where the class is one of several words."""
+    """The class's own first sentence; of a class without one, its module's title."""
     module = inspect.getmodule(part)
-    title = (inspect.getdoc(module) or "").split("\n\n")[0] if module is not None else ""
-    return _plain_words(_sentence(" ".join((title or inspect.getdoc(part) or "").split())))
+    own = part.__doc__ or (module.__doc__ if module is not None else "") or ""
+    return _plain_words(_sentence(" ".join(inspect.cleandoc(own).split("\n\n")[0].split())))
 
 
 def _options(config: Any) -> dict[str, dict[str, Any]]:

@@ -1,10 +1,12 @@
-"""Write one HTML file about a run. It opens without a server or network, and contains no script.
+"""Write one HTML file about a run: what it learned, what to look at, where the budget went. It opens without a server.
 
 examples:
   verl-adaptive report checkpoints/project/experiment -o report.html
-  verl-adaptive report runs.sqlite#project/experiment -o report.html --data train.parquet --tries 64 --limit 50
+  verl-adaptive report checkpoints/project/greso -o report.html --data train.parquet --against checkpoints/project/grpo
+  verl-adaptive report runs.sqlite#project/experiment -o report.html --tries 64 --limit 500
 
-Prompt texts are left out unless --data names the training set; it also finds questions with different answers.
+Prompt texts are left out unless --data names the training set; it also finds questions with different answers. With it,
+the commonest wrong answers come from verl's trainer.rollout_data_dir, if the run had one.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import os
 from verl_adaptive.commands.arguments import add_store_options, count, refuse_overwrite
 from verl_adaptive.errors import AdaptiveError
 
-__all__ = ["configure", "run"]
+__all__ = ["add_page_options", "configure", "run"]
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -28,12 +30,27 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="what to write, replaced if it exists (default report.html)",
     )
     parser.add_argument(
-        "--data",
-        metavar="FILE",
-        help="the training set: adds the texts of listed prompts, and questions with different answers: --data train.parquet",
+        "--against", metavar="OTHER", help="another run's journal, drawn dashed beside: --against checkpoints/p/grpo"
     )
     parser.add_argument(
         "--title", metavar="TEXT", help="the heading: --title 'GRESO, seed 1' (default: the run's name)"
+    )
+    add_page_options(parser)
+    add_store_options(parser)
+
+
+def add_page_options(parser: argparse.ArgumentParser) -> None:
+    """What the page shows; `serve` takes the same."""
+    parser.add_argument(
+        "--data",
+        metavar="FILE",
+        help="the training set: adds rows, texts and expected answers of listed prompts, and questions with different "
+        "answers: --data train.parquet",
+    )
+    parser.add_argument(
+        "--rollouts",
+        metavar="DIR",
+        help="verl's trainer.rollout_data_dir, for the commonest wrong answers; needs --data (default: the run's own)",
     )
     parser.add_argument(
         "--tries",
@@ -42,8 +59,23 @@ def configure(parser: argparse.ArgumentParser) -> None:
         default=16,
         help="rollouts from which a prompt without a success counts as never solved: --tries 64 (default 16)",
     )
-    parser.add_argument("--limit", metavar="N", type=count, default=20, help="prompts in each list (default 20)")
-    add_store_options(parser)
+    parser.add_argument("--limit", metavar="N", type=count, default=100, help="prompts in each list (default 100)")
+
+
+def rollouts_of(given: str | None, data: str | None, about: dict[str, object]) -> str | None:
+    """The folder of verl's rollouts: the one that was named, or the run's own if it is there.
+
+    Raises:
+        AdaptiveError: what was named is no folder, or there is no data set to find prompts by.
+    """
+    if given is not None and data is None:
+        raise AdaptiveError(f"--rollouts {given} needs --data: rollouts are found by the prompts' texts and answers")
+    if given is not None and not os.path.isdir(given):
+        raise AdaptiveError(f"--rollouts {given} is not a folder; name the run's trainer.rollout_data_dir")
+    own = about.get("rollouts")
+    if given is None and data is not None and isinstance(own, str) and os.path.isdir(own):
+        return own
+    return given
 
 
 def run(args: argparse.Namespace) -> int:
@@ -64,9 +96,11 @@ def run(args: argparse.Namespace) -> int:
         tries=args.tries,
         limit=args.limit,
         data=args.data,
+        rollouts=rollouts_of(args.rollouts, args.data, opened.about),
         prompt_key=args.prompt_key,
         id_key=args.id_key,
         media_keys=dict(args.media_key),
+        against=None if args.against is None else open_prompts(args.against, tolerance=args.tolerance),
     )
     page = render(collected, title=args.title)
     part = f"{args.out}.part"

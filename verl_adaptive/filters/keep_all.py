@@ -14,7 +14,7 @@ __all__ = ["KeepAll"]
 
 
 class KeepAll(Filter):
-    """Drops nothing."""
+    """Every finished group trains: verl's own behaviour."""
 
     name: ClassVar[str] = "keep_all"
     keeps_all: ClassVar[bool] = True

@@ -1,6 +1,6 @@
 """Aborting what a step no longer needs: the ``sync`` trainer's batch is decided while requests are still in flight.
 
-What verl 0.9.1 offers, and what it does not:
+What verl offers, and what it does not (0.9.1; 0.9.0 has no gate, its servers pause as SGLang's do):
 
 * A request is a task ``_run_prompt`` of one agent-loop worker, kept in ``AgentLoopWorkerTQ.background_tasks``, with one
   child task a session (``trainer/ppo/v1/agent_loop_tq.py``). Dispatch returns once those tasks exist, so none is still
@@ -33,6 +33,7 @@ the end of a step means.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -71,7 +72,8 @@ class CancellingClient(LLMServerClient):
     def _give_back(self, acquired: asyncio.Future, request_id: str) -> None:
         """The load balancer counts requests: one that never came must not count."""
         if not acquired.cancelled() and acquired.exception() is None:
-            self._release_server(acquired.result()[0], request_id=request_id)
+            extra = {"request_id": request_id} if _takes(self._release_server, "request_id") else {}
+            self._release_server(acquired.result()[0], **extra)
 
 
 class _Cancelling:
@@ -190,8 +192,10 @@ class Abort:
 
     async def _close_gates(self) -> None:
         self._closed = True
+        abort = self._gates().abort_replicas
+        extra = {"reject_request": True} if _takes(abort, "reject_request") else {}
         try:
-            await asyncio.wait_for(self._gates().abort_replicas(reject_request=True), self._timeout)
+            await asyncio.wait_for(abort(**extra), self._timeout)
         except TimeoutError as error:
             raise self._silent("a rollout server") from error
 
@@ -214,6 +218,11 @@ class Abort:
         if mine:
             tq.kv_clear(keys=list(mine), partition_id=PARTITION)
         return {key: tag for key, tag in mine.items() if key not in self._gone}
+
+
+def _takes(call: Callable[..., Any], parameter: str) -> bool:
+    """Whether this verl knows a parameter that came with 0.9.1."""
+    return parameter in inspect.signature(call).parameters
 
 
 def _uid(key: str) -> str:

@@ -9,6 +9,7 @@ from verl.trainer.ppo.utils import need_critic
 from verl_adaptive.advantages.verl import GROUP_RELATIVE
 from verl_adaptive.config import AdaptiveConfig, check
 from verl_adaptive.engine import AsyncFacts
+from verl_adaptive.integration.engines import keeps_rows
 from verl_adaptive.integration.facts import MODES, mode_of
 from verl_adaptive.roles import Policy
 from verl_adaptive.shape import step_shape
@@ -251,12 +252,8 @@ def _must_keep_zero(config: Any) -> str:
             "algorithm.rollout_correction.rollout_is_batch_normalize=true takes the mean weight of every row",
         ),
         (actor.shuffle, "actor.shuffle=true mixes minibatches, so their loss denominators are not known beforehand"),
-        (
-            actor.strategy not in ("fsdp", "fsdp2"),
-            f"the loss denominators were verified for fsdp and fsdp2 only, not for {actor.strategy}",
-        ),
     )
-    return next((reason for applies, reason in reasons if applies), "")
+    return next((reason for applies, reason in reasons if applies), "") or keeps_rows(config)
 
 
 def _other_losses(config: Any) -> str:

@@ -7,12 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from verl_adaptive.config import AdaptiveConfig
+from verl_adaptive.integration.compat import MODES
 from verl_adaptive.roles import Policy
 
 __all__ = ["MODES", "JournalPlace", "journal_place", "kl_note", "mode_of", "replicas_of", "slots_of", "updates_of"]
-
-#: verl's trainer modes.
-MODES = ("sync", "colocate_async", "separate_async")
 
 
 def mode_of(config: Any) -> str:

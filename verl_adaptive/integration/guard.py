@@ -87,6 +87,11 @@ class Guard:
         Raises:
             SystemExit: it would run as if no preset had been named.
         """
+        from verl_adaptive.integration.compat import too_old
+
+        old = too_old() if config.get("adaptive") is not None else ""
+        if old:
+            raise SystemExit(f"verl-adaptive: {_named(config)}: {old}")
         code = getattr(task_function, "__code__", None)
         program = program_of(code.co_filename) if code is not None else None
         reason = unread(config, program)

@@ -42,7 +42,7 @@ def _check_search_path() -> None:
         raise SystemExit(
             f"verl-adaptive: the command line asks for an adaptive preset, but {' and '.join(missing)} cannot be found, "
             "so Hydra would take the preset's name for a plain string and train without it. Reinstall verl-adaptive in "
-            "this environment: pip install --force-reinstall --no-deps verl-adaptive"
+            "this environment: pip install --force-reinstall --no-deps <its clone or wheel>"
         )
 
 

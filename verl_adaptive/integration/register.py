@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from importlib.metadata import version
 from typing import Any
 
 from verl_adaptive.errors import AdaptiveError
@@ -20,31 +21,55 @@ def register_all() -> None:
     """
     from verl.trainer.ppo.v1 import trainer_base
 
+    from verl_adaptive.integration.facts import MODES
+
     registry = trainer_base.TRAINER_REGISTRY
-    try:
-        compat.check_verl()
-    except AdaptiveError as problem:
-        message = str(problem)
-
-        class Refused(trainer_base.PPOTrainer):
-            def __init__(self, config: object) -> None:
-                raise AdaptiveError(message)
-
-            on_step_end = on_sample_end = lambda self: None
-
-        from verl_adaptive.integration.facts import MODES
-
-        ours: dict[str, Any] = dict.fromkeys(MODES, Refused)
-    else:
-        from verl_adaptive.integration import advantage, trainer
-
-        ours = dict(trainer.TRAINERS)
-        advantage.register()
+    ours: dict[str, Any] = {mode: _trainer(trainer_base.PPOTrainer, mode) for mode in MODES}
     _refuse_others(trainer_base.PPOTrainer)
     for mode, adaptive in ours.items():
         trainer_base.register_trainer(f"adaptive_{mode}")(adaptive)
         if mode in registry:
             registry[mode] = _either(registry[mode], adaptive)
+
+
+def _trainer(base: Any, mode: str) -> Any:
+    """Our trainer of a mode, or one that says why it cannot be made with this verl."""
+    try:
+        compat.check_verl(mode=mode)
+        made = _class(mode)
+        from verl_adaptive.integration import advantage
+
+        advantage.register()
+        return made
+    except (AdaptiveError, ImportError) as problem:
+        message = (
+            str(problem)
+            if isinstance(problem, AdaptiveError)
+            else f"verl {version('verl')} lacks something that compat.py does not list: {problem}; {compat.INSTALL}"
+        )
+
+    class Refused(base):
+        def __init__(self, config: object) -> None:
+            raise AdaptiveError(message)
+
+        on_step_end = on_sample_end = lambda self: None
+
+    return Refused
+
+
+def _class(mode: str) -> Any:
+    """Our class; each mode imports no more of verl's than it needs."""
+    if mode == "colocate_async":
+        from verl_adaptive.integration.trainer_colocate_async import AdaptiveColocateAsync
+
+        return AdaptiveColocateAsync
+    if mode == "separate_async":
+        from verl_adaptive.integration.trainer_separate_async import AdaptiveSeparateAsync
+
+        return AdaptiveSeparateAsync
+    from verl_adaptive.integration.trainer import AdaptiveSync
+
+    return AdaptiveSync
 
 
 def _refuse_others(base: Any) -> None:

@@ -9,12 +9,14 @@ from __future__ import annotations
 import logging
 import shlex
 from collections.abc import Mapping, Sequence
+from importlib.metadata import version
 from typing import Any
 
 import numpy as np
 
 from verl_adaptive import __version__
 from verl_adaptive.engine import AsyncEngine, Engine, StepResult
+from verl_adaptive.integration import compat
 from verl_adaptive.integration.facts import kl_note, updates_of
 from verl_adaptive.integration.layout import Layout
 from verl_adaptive.stats.database import local_file, shown
@@ -63,6 +65,8 @@ def step_metrics(
     out["adaptive/groups/finished_total"] = len(groups)
     out["adaptive/groups/trained_total"] = int(result.trained.sum())
     out["adaptive/groups/failed_total"] = int(groups.failed.sum())
+    out["adaptive/groups/surplus_total"] = int((result.outcome == "surplus").sum())
+    out["adaptive/groups/informative_total"] = int((usable & ~flat).sum())
     out["adaptive/groups/informative_share"] = 1.0 - float(flat.sum()) / seen
     out["adaptive/groups/all_correct_share"] = float((flat & (groups.pass_rate > 0.5)).sum()) / seen
     out["adaptive/groups/all_wrong_share"] = float((flat & (groups.pass_rate <= 0.5)).sum()) / seen
@@ -109,26 +113,34 @@ def progress_line(metrics: dict[str, float], step: int, steps: int | None) -> st
 
     Example:
         >>> progress_line({"adaptive/groups/trained_total": 256.0, "adaptive/groups/finished_total": 402.0,
-        ...     "adaptive/rounds_total": 2.0, "adaptive/rollouts/generated_total": 3216.0,
-        ...     "adaptive/rollouts/trained_total": 2048.0, "adaptive/groups/informative_share": 0.652,
+        ...     "adaptive/groups/informative_total": 262.0, "adaptive/groups/surplus_total": 6.0,
+        ...     "adaptive/rollouts/generated_total": 3216.0, "adaptive/rollouts/trained_total": 2048.0,
         ...     "adaptive/pass_rate/generated_mean": 0.407, "adaptive/prompts/epoch": 0.83}, 12, 1001)
-        'step 12/1001: 256/402 groups train, 65% informative, pass rate 0.41 | 3,216 rollouts, 2 rounds, \
-2,048 trained (64%) | epoch 0.83'
+        'step 12/1001: 402 groups: 262 informative, 256 train, 6 left over | 3,216 rollouts, 64% trained \
+| pass rate 0.41, epoch 0.83'
     """
 
     def of(name: str) -> float:
         return metrics[f"adaptive/{name}"]
 
     generated, trained = of("rollouts/generated_total"), of("rollouts/trained_total")
-    share = f" ({trained / generated:.0%})" if generated else ""
-    rounds = of("rounds_total")
+    share = f", {trained / generated:.0%} trained" if generated else ""
     return (
-        f"step {step}{f'/{steps}' if steps else ''}: {of('groups/trained_total'):,.0f}/"
-        f"{of('groups/finished_total'):,.0f} groups train, {of('groups/informative_share'):.0%} informative, "
-        f"pass rate {of('pass_rate/generated_mean'):.2f} | {generated:,.0f} rollouts, {rounds:.0f} "
-        f"round{'' if rounds == 1 else 's'}, {trained:,.0f} trained{share} | epoch {of('prompts/epoch'):.2f}"
+        f"step {step}{f'/{steps}' if steps else ''}: {_groups(metrics)} | {generated:,.0f} rollouts{share} "
+        f"| pass rate {of('pass_rate/generated_mean'):.2f}, epoch {of('prompts/epoch'):.2f}"
         f"{_waiting(metrics)}"
     )
+
+
+def _groups(metrics: Mapping[str, float]) -> str:
+    """What became of a step's groups, in words; a group of one is a prompt, and never informative by itself."""
+    names = ("finished", "informative", "trained", "surplus")
+    finished, informative, trained, left = (metrics[f"adaptive/groups/{name}_total"] for name in names)
+    words = f"{finished:,.0f} groups: {informative:,.0f} informative"
+    if finished and metrics["adaptive/rollouts/generated_total"] == finished:
+        words = f"{finished:,.0f} prompts of one rollout"
+    train = "all train" if finished and trained == finished else f"{trained:,.0f} train"
+    return f"{words}, {train}{f', {left:,.0f} left over' if left else ''}"
 
 
 def _waiting(metrics: Mapping[str, float]) -> str:
@@ -178,21 +190,23 @@ def banner(trainer: Any) -> list[str]:
     engine, config, adaptive, memory = trainer.engine, trainer.config, trainer.adaptive, trainer.run_store
     facts, policy = engine.facts, engine.policy
     updates = updates_of(config)
-    budget = f"{adaptive.total_rollouts:,} rollouts" if adaptive.total_rollouts else f"{facts.steps:,} steps"
+    budget = f"ends after {adaptive.total_rollouts:,} rollouts" if adaptive.total_rollouts else f"{facts.steps:,} steps"
+    refill = "prompts are drawn until the batch is full" if adaptive.refill else "nothing is refilled"
     cap = f", at most {adaptive.max_rollouts_per_step:,} rollouts" if adaptive.max_rollouts_per_step else ""
     lines = [
-        f"verl-adaptive {__version__}: {adaptive.name} on {type(trainer).__name__}",
+        f"verl-adaptive {__version__}: {adaptive.name} on {type(trainer).__name__}, verl {version('verl')}",
         f"  policy   sampler={policy.sampler.name} allocator={policy.allocator.name} filter={policy.filter.name} "
         f"advantage={policy.advantage.name} ({config.algorithm.adv_estimator})",
         f"  data     {len(engine.row_of):,} rows, {len(engine.pool):,} distinct prompts{memory.duplicates_note}",
-        f"  step     {facts.batch} groups of {facts.n}, {updates} optimizer updates, refill={adaptive.refill}{cap}",
-        f"  budget   {budget}; on_exhausted={adaptive.on_exhausted}",
+        f"  step     {facts.batch} groups of {facts.n}, {updates} optimizer updates; {refill}{cap}",
+        f"  budget   {budget}; if prompts run out: {adaptive.on_exhausted} (adaptive.on_exhausted)",
         f"  signal   {adaptive.signal} ({adaptive.success.mode}), degenerate when max - min <= {adaptive.tolerance:g}",
         f"  losses   rows of zero advantage {trainer.zero_rows}",
         f"  store    {memory.where}",
         f"  start    {memory.origin}",
         f"  look     verl-adaptive stats {_store_argument(config, adaptive, memory)}",
     ]
+    lines += [f"  verl     {note}" for note in compat.substitutes(mode=trainer.base_mode)]
     note = kl_note(config, policy)
     if note:
         lines.append(f"  note     {note}")

@@ -6,6 +6,7 @@ import logging
 import os
 import re
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,7 @@ class RunStore:
         table: the statistics.
         row_of: int64 ``(D,)``, table row of every data-set position.
         origin: how the statistics began, for people.
+        repeated_share: of the data set's rows, those that repeat an earlier prompt.
     """
 
     _newest: Path | None = None  # the checkpoint saved last
@@ -88,6 +90,7 @@ class RunStore:
 
     def _report_duplicates(self, questions: np.ndarray) -> None:
         repeated = len(self.keys) - len(np.unique(self.row_of))
+        self.repeated_share = repeated / max(1, len(self.keys))
         self.duplicates_note = (
             f" ({repeated} rows repeat an earlier prompt and share its statistics)" if repeated else ""
         )
@@ -138,10 +141,17 @@ class RunStore:
                 "batch": self.config.data.train_batch_size,
                 "n": self.config.actor_rollout_ref.rollout.n,
                 "tolerance": self.adaptive.tolerance,
+                "success": self.adaptive.success.threshold,
+                "longest": self.config.data.max_response_length,
+                "rollouts": self._folder(self.config.trainer.get("rollout_data_dir", None)),
             },
         )
         self.where = f"{shown(place.url)} (run {place.run}, attempt {journal.attempt})"
         return journal
+
+    @staticmethod
+    def _folder(path: Any) -> str | None:
+        return os.path.abspath(path) if isinstance(path, str) and "://" not in path else None
 
     # -- a step ---------------------------------------------------------------------------------------------
 
@@ -163,9 +173,29 @@ class RunStore:
             self.table.keys[groups.row],
             result.outcome.astype(str),
             {"step": result.ledger.as_dict(), "run": engine.total.as_dict()},
-            {**engine.policy.metrics(), "adaptive/prompts/epoch": engine.progress.epoch},
+            {
+                **engine.policy.metrics(),
+                "adaptive/prompts/epoch": engine.progress.epoch,
+                # what the run plans, for a forecast: it may change with a resume
+                "adaptive/plan/steps": engine.facts.steps,
+                "adaptive/plan/rollouts": self.adaptive.total_rollouts,
+            },
             sources=[names[i] for i in self.table.col("source")[groups.row]],
+            longest=self.config.data.max_response_length,
         )
+
+    def validated(self, step: int, metrics: Mapping[str, Any], prompts: Mapping[str, int], engine: Engine) -> None:
+        """Write what verl's validation measured to the journal; trouble there never stops training.
+
+        Args:
+            step: training steps taken so far.
+            metrics: as verl logs them.
+            prompts: data source → validation prompts.
+            engine: of the run.
+        """
+        if self.journal is not None:
+            generated = engine.total.rollouts.generated
+            self.journal.commit_validation(step, metrics, generated=generated, prompts=prompts)
 
     # -- snapshots ------------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pprint import pprint
@@ -19,8 +20,6 @@ import transfer_queue as tq
 from omegaconf import OmegaConf, open_dict
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.utils import create_rl_sampler
-from verl.trainer.ppo.v1.trainer_colocate_async import PPOTrainerColocateAsync
-from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils import tensordict_utils as tu
 from verl.utils.debug import marked_timer
@@ -37,13 +36,14 @@ from verl_adaptive.integration.courier import Road
 from verl_adaptive.integration.curves import Rows, curves
 from verl_adaptive.integration.facts import slots_of
 from verl_adaptive.integration.layout import PAD, Layout, Pass, micro_size, plan
-from verl_adaptive.integration.prompts import Stream
+from verl_adaptive.integration.prompts import Stream, identity_columns
 from verl_adaptive.integration.report import banner, step_metrics
 from verl_adaptive.integration.rows import alone, padding_row
 from verl_adaptive.integration.run_store import RunStore
 from verl_adaptive.integration.session import Batch, Session
 from verl_adaptive.integration.stream_session import StreamSession
 from verl_adaptive.integration.waiting import Liveness, stall_seconds
+from verl_adaptive.integration.watch import Watch
 from verl_adaptive.policy import build_policy
 from verl_adaptive.record import Tape
 from verl_adaptive.shape import step_shape
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 else:
     _Trainer = object
 
-__all__ = ["TRAINERS", "AdaptiveColocateAsync", "AdaptiveMixin", "AdaptiveSeparateAsync", "AdaptiveSync"]
+__all__ = ["AdaptiveMixin", "AdaptiveSync"]
 
 logger = logging.getLogger(__name__)
 
@@ -88,7 +88,7 @@ class AdaptiveMixin(_Trainer):
                 config.algorithm.adv_estimator = policy.advantage.estimator
         self._abort = Abort(
             lambda: self.agent_loop_manager.agent_loop_workers,
-            lambda: [handle for manager in self._rollout_server_managers() for handle in manager.server_handles],
+            self._servers,
             lambda: self.checkpoint_manager,
             stall_seconds(self.adaptive, config.data.max_response_length),
         )
@@ -97,8 +97,11 @@ class AdaptiveMixin(_Trainer):
         self._layouts: list[Layout] = []  # of the step
         self._rows: list[Rows] = []  # of the step
         self._ended_early = False
+        self._warming_up = False
         self._tape: Tape | None = None
         self._liveness: Liveness | None = None
+        self._watch: Watch | None = None
+        self._validation_prompts: dict[str, int] | None = None  # data source → prompts
 
     def _build_replay_buffer(self) -> AdaptiveReplayBuffer:
         # Not at the top: whoever imports the buffer's module first imports this one on the way.
@@ -195,10 +198,14 @@ class AdaptiveMixin(_Trainer):
 
     def _add_batch_to_generate(self) -> None:
         """What verl does first in a step: send its prompts. Ours: the first round, or what the window has room for."""
-        self.session.start()
+        if not self._warming_up:
+            self.session.start()
 
     def _add_async_warmup_batches(self, num_warmup_batches: int | float) -> None:
-        """verl's warm-up; the engine's window is that much wider and is filled when the first step begins."""
+        """verl's warm-up; the engine's window is that much wider and is filled when the first step begins.
+
+        verl 0.9.0 has no such method: it calls ``_add_batch_to_generate`` from ``on_train_begin``.
+        """
 
     def step(self, metrics: dict, timing_raw: dict) -> KVBatchMeta:
         self._layouts, self._rows = [], []
@@ -209,6 +216,8 @@ class AdaptiveMixin(_Trainer):
         longest = self.config.data.max_response_length
         times = self.session.times.metrics() if isinstance(self.session, Session) else None
         metrics.update(step_metrics(self.engine, result, self._layouts, max_response_length=longest, times=times))
+        if self._watch is not None:
+            metrics.update(self._watch.step(self.global_steps, result, batch))
         if result.note:
             logger.warning("%s", result.note)
         if self.engine.finished and self.global_steps < self.total_training_steps:
@@ -219,7 +228,9 @@ class AdaptiveMixin(_Trainer):
         return batch
 
     def on_train_begin(self) -> None:
+        self._warming_up = True
         super().on_train_begin()
+        self._warming_up = False
         if isinstance(self.session, StreamSession):
             lost = self.session.resend()
             if lost:
@@ -229,6 +240,13 @@ class AdaptiveMixin(_Trainer):
             if root is True:
                 root = os.path.join(self.config.trainer.default_local_dir, "record")
             self._tape = Tape(root, self.engine)
+        self._watch = Watch(
+            self.adaptive,
+            self.engine,
+            repeated=self.run_store.repeated_share,
+            longest=self.config.data.max_response_length,
+            tracking=lambda: self.logger,
+        )
         print("\n".join(banner(self)), flush=True)
 
     def _dead(self) -> list[str]:
@@ -237,10 +255,31 @@ class AdaptiveMixin(_Trainer):
             workers = getattr(self.agent_loop_manager, "agent_loop_workers", [])
             actors = {f"agent-loop worker {i}": worker for i, worker in enumerate(workers)}
             actors |= {f"reward worker {i}": w for i, w in enumerate(self.get_reward_handles() or [])}
-            servers = [handle for manager in self._rollout_server_managers() for handle in manager.server_handles]
-            actors |= {f"rollout server {i}": server for i, server in enumerate(servers)}
+            actors |= {f"rollout server {i}": server for i, server in enumerate(self._servers())}
             self._liveness = Liveness(actors)
         return self._liveness.dead()
+
+    def _validate(self) -> dict[str, float]:
+        """verl's validation; what it measures goes to the journal, too."""
+        metrics = super()._validate()
+        if self._validation_prompts is None:
+            try:
+                _, column = identity_columns(self.val_dataset, self.config.data.get("prompt_key", "prompt"))
+                self._validation_prompts = dict(Counter(column("data_source")))
+            except Exception as error:  # somebody's own dataset class: readers do without, training goes on
+                logger.warning("validation prompts cannot be counted by data source: %s", error)
+                self._validation_prompts = {}
+        self.run_store.validated(self.global_steps, metrics, self._validation_prompts, self.engine)
+        return metrics
+
+    def _servers(self) -> list[Any]:
+        """Rollout servers, those of a pool of their own included."""
+        if hasattr(super(), "_rollout_server_managers"):
+            managers = self._rollout_server_managers()
+        else:  # verl 0.9.0
+            named = (getattr(self, f"{name}_server_manager", None) for name in ("llm", "standalone"))
+            managers = [manager for manager in named if manager is not None]
+        return [handle for manager in managers for handle in manager.server_handles]
 
     def on_train_end(self) -> None:
         """verl skips the last checkpoint and validation of a run that ends before its planned last step."""
@@ -290,8 +329,7 @@ class AdaptiveMixin(_Trainer):
             ranks=ranks,
             updates=max(1, size // actor.ppo_mini_batch_size),
             critic_updates=max(1, size // critic.ppo_mini_batch_size) if self.use_critic else 0,
-            # A list: verl's loop over a tensor's items takes ten to thirty times as long.
-            partition=lambda cost, k: get_seqlen_balanced_partitions(cost.tolist(), k_partitions=k, equal_size=True),
+            partition=_even,
             workload=lambda x: calculate_workload(torch.as_tensor(x, dtype=torch.int64)),
             passes=self._passes(),
         )
@@ -537,9 +575,9 @@ def _show_our_log() -> None:
         ours.propagate = False
 
 
-def _even(cost: Any, parts: int) -> list[list[int]]:
-    """verl's partition of workloads into parts of equal size."""
-    return get_seqlen_balanced_partitions(cost, k_partitions=parts, equal_size=True)
+def _even(cost: np.ndarray, parts: int) -> list[list[int]]:
+    """verl's partition of workloads into parts of equal size; of a list: its loop over an array's items is far slower."""
+    return get_seqlen_balanced_partitions(cost.tolist(), k_partitions=parts, equal_size=True)
 
 
 def _stages(settings: Any) -> int:
@@ -589,21 +627,3 @@ class AdaptiveSync(AdaptiveMixin, PPOTrainerSync):
     def on_step_end(self) -> None:
         super().on_step_end()
         self._abort.reopen()
-
-
-class AdaptiveColocateAsync(AdaptiveMixin, PPOTrainerColocateAsync):
-    """verl's ``colocate_async`` trainer, adaptive."""
-
-    base_mode = "colocate_async"
-
-
-class AdaptiveSeparateAsync(AdaptiveMixin, PPOTrainerSeparateAsync):
-    """verl's ``separate_async`` trainer, adaptive."""
-
-    base_mode = "separate_async"
-
-
-#: verl's name of a mode → our trainer of that mode.
-TRAINERS: dict[str, type[AdaptiveMixin]] = {
-    trainer.base_mode: trainer for trainer in (AdaptiveSync, AdaptiveColocateAsync, AdaptiveSeparateAsync)
-}

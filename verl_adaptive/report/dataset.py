@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pyarrow.parquet as pq
 from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.stats.keys import KEY_DTYPE, MEDIA_FIELDS, dataset_keys, dig, key_hex, keys_bytes
 
-__all__ = ["DatasetError", "answers_of", "keys_of", "open_parquet", "text_of", "texts_at", "texts_of"]
+__all__ = ["DatasetError", "Row", "answers_of", "keys_of", "open_parquet", "rows_of", "text_of", "texts_at", "texts_of"]
 
 _BATCH = 8192
 
@@ -93,6 +94,36 @@ def text_of(row: Mapping[str, Any], prompt_key: str = "prompt") -> str:
             str(part.get("text") or f"<{part.get('type')}>") for part in value if isinstance(part, Mapping)
         )
     return "" if value is None else str(value)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of a data set: its number from 0, the prompt's text, and the expected answer as text."""
+
+    row: int
+    text: str
+    answer: str
+
+
+def rows_of(
+    path: str,
+    wanted: set[str],
+    *,
+    prompt_key: str = "prompt",
+    id_key: str | None = None,
+    media_keys: Mapping[str, str] | None = None,
+) -> dict[str, Row]:
+    """The first rows of some prompts, by key in hex digits; prompts that are not in the file are left out."""
+    found: dict[str, Row] = {}
+    start = 0
+    for rows in _rows(path, open_parquet(path), prompt_key, id_key, media_keys):
+        for at, key in enumerate(key_hex(_keys(path, rows, start, prompt_key, id_key, media_keys))):
+            if key in wanted and key not in found:
+                answer = dig(rows[at], "reward_model.ground_truth")
+                text = text_of(rows[at], prompt_key)
+                found[key] = Row(start + at, text, "" if answer is None else str(answer))
+        start += len(rows)
+    return found
 
 
 def texts_of(

@@ -1,16 +1,21 @@
-"""Charts as SVG text, by hand: no script, no fonts, colours from the page's variables so that they follow light and dark.
+"""Charts as SVG text, by hand: no fonts, colours from the page's variables so that they follow light and dark. They are whole
+without a script; the page's own shows the values beside the pointer.
 
 Everything that comes from data goes through :func:`markupsafe.escape`.
 """
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from markupsafe import Markup, escape
+
+from verl_adaptive.text import clean
 
 __all__ = ["Series", "bars", "heatmap", "lines", "reliability", "short", "stacked"]
 
@@ -26,11 +31,22 @@ class Series:
         name: for the legend.
         values: float ``(n,)``; nan leaves a gap in a line.
         color: a CSS colour, usually ``var(--c1)``.
+        x: its own x, float ``(n,)``; None: the picture's.
+        raw: float ``(n,)``, drawn faint behind it, where ``values`` were smoothed.
+        dash: another run's.
+        key: its name in the legend, if another one (empty: none).
     """
 
     name: str
     values: np.ndarray
     color: str
+    x: np.ndarray | None = None
+    raw: np.ndarray | None = None
+    dash: bool = False
+    key: str | None = None
+
+    def __post_init__(self) -> None:
+        self.name, self.key = clean(self.name, 80), None if self.key is None else clean(self.key, 80)
 
 
 def short(value: float) -> str:
@@ -111,17 +127,55 @@ class _Canvas:
             t=self.labels[1],
         )
 
-    def done(self, legend: Sequence[tuple[str, str]] = ()) -> Markup:
+    def done(self, legend: Sequence[Series] = (), hover: dict[str, Any] | None = None) -> Markup:
+        """The chart and its legend; ``hover`` is what the page's script shows beside the pointer."""
+        data = Markup("")
+        if hover is not None:
+            box = {
+                "box": [_LEFT, WIDTH - _RIGHT, _TOP, HEIGHT - _BOTTOM],
+                "x": self.x,
+                "y": self.y,
+                "of": self.labels[0],
+            }
+            data = Markup(' data-hover="{d}"').format(d=json.dumps({**box, **hover}, separators=(",", ":")))
         svg = Markup(
-            '<svg viewBox="0 0 {w} {h}" role="img" aria-label="{t}" preserveAspectRatio="xMidYMid meet"><title>{t}</title>'
-        ).format(w=WIDTH, h=HEIGHT, t=self.title)
+            '<svg viewBox="0 0 {w} {h}" role="img" aria-label="{t}" preserveAspectRatio="xMidYMid meet"{d}>'
+        ).format(w=WIDTH, h=HEIGHT, t=self.title, d=data)
         keys = Markup("").join(
-            Markup('<span class="key"><i style="background:{c}"></i>{n}</span>').format(c=color, n=name)
-            for name, color in legend
+            Markup(
+                '<span class="key"><svg class="swatch" viewBox="0 0 14 10" aria-hidden="true">'
+                '<line x1="0" x2="14" y1="5" y2="5" stroke="{c}"{k}/></svg>{n}</span>'
+            ).format(c=s.color, n=s.name if s.key is None else s.key, k=_DASH if s.dash else _THICK)
+            for s in legend
+            if s.key != ""
         )
-        return Markup('<div class="chart">{s}{p}</svg></div><div class="legend">{k}</div>').format(
-            s=svg, p=Markup("").join(self.parts), k=keys
+        legends = Markup('<div class="legend">{k}</div>').format(k=keys) if legend else Markup("")
+        return Markup('<div class="chart">{s}{p}</svg></div>{k}').format(
+            s=svg, p=Markup("").join(self.parts), k=legends
         )
+
+
+_THICK = Markup(' stroke-width="8"')
+_DASH = Markup(' stroke-width="3" stroke-dasharray="4 2"')
+
+
+def _plain(values: np.ndarray) -> list[float | None]:
+    """For JSON: four digits are as many as a chart shows."""
+    return [float(f"{v:.4g}") if math.isfinite(v) else None for v in values.tolist()]
+
+
+def _hover(x: np.ndarray, series: Sequence[Series], percent: bool = False) -> dict[str, Any]:
+    """What the script needs: each line's points as numbers."""
+    lines = []
+    for s in series:
+        own = [] if s.x is None else [_exact(s.x)]
+        lines.append([s.name, s.color, _plain(s.values), *own])
+    return {"at": _exact(x), "lines": lines, "percent": percent}
+
+
+def _exact(x: np.ndarray) -> list[float | int | None]:
+    values = x.astype(np.float64).tolist()
+    return [None if not math.isfinite(v) else int(v) if v.is_integer() else round(v, 4) for v in values]
 
 
 def stacked(
@@ -153,13 +207,29 @@ def stacked(
         )
         below = above
     canvas.axes(percent=percent)
-    return canvas.done([(s.name, s.color) for s in reversed(shown)])
+    return canvas.done(shown[::-1], _hover(x, shown[::-1], percent))
 
 
 def lines(
-    title: str, x: np.ndarray, series: Sequence[Series], labels: tuple[str, str], *, from_zero: bool = True
+    title: str,
+    x: np.ndarray,
+    series: Sequence[Series],
+    labels: tuple[str, str],
+    *,
+    from_zero: bool = True,
+    percent: bool = False,
 ) -> Markup:
-    """Lines over a common x; gaps where a value is nan."""
+    """Lines over a common x (or each over its own); gaps where a value is nan.
+
+    Args:
+        title: for those who cannot see it.
+        x: float ``(n,)``, ascending.
+        series: the lines.
+        labels: of the axes.
+        from_zero: the y axis begins at 0.
+        percent: the y axis is a share.
+    """
+    xs = [x if s.x is None else s.x for s in series]
     values = np.concatenate([s.values for s in series]) if series else np.zeros(0)
     values = values[np.isfinite(values)]
     low, high = (float(values.min()), float(values.max())) if len(values) else (0.0, 1.0)
@@ -168,27 +238,36 @@ def lines(
     if high <= low:
         low, high = low - 0.5, high + 0.5
     low, high = _round_range(low, high)
-    canvas = _Canvas(title, (float(x[0]), float(x[-1])) if len(x) else (0.0, 1.0), (low, high), labels)
-    canvas.axes()
-    for s in series:
-        pieces: list[list[str]] = [[]]
-        for a, b in zip(x, s.values, strict=True):
-            if math.isfinite(b):
-                pieces[-1].append(f"{canvas.px(float(a)):.1f},{canvas.py(float(b)):.1f}")
-            elif pieces[-1]:
-                pieces.append([])
-        for piece in pieces:
-            if len(piece) == 1:
-                px, py = piece[0].split(",")
-                canvas.add('<circle cx="{x}" cy="{y}" r="2.5" fill="{c}"/>', x=px, y=py, c=s.color)
-            elif piece:
-                canvas.add(
-                    '<polyline points="{p}" fill="none" stroke="{c}"><title>{n}</title></polyline>',
-                    p=" ".join(piece),
-                    c=s.color,
-                    n=s.name,
-                )
-    return canvas.done([(s.name, s.color) for s in series])
+    ends = np.concatenate([np.zeros(0), x, *xs])
+    ends = ends[np.isfinite(ends)]
+    canvas = _Canvas(title, (float(ends.min()), float(ends.max())) if len(ends) else (0.0, 1.0), (low, high), labels)
+    canvas.axes(percent=percent)
+    for s, own in zip(series, xs, strict=True):
+        if s.raw is not None:
+            _draw(canvas, own, np.clip(s.raw, low, high), s, "raw")
+    for s, own in zip(series, xs, strict=True):
+        _draw(canvas, own, s.values, s, "dash" if s.dash else "line")
+    return canvas.done(series, _hover(x, series, percent))
+
+
+def _draw(canvas: _Canvas, x: np.ndarray, values: np.ndarray, s: Series, kind: str) -> None:
+    pieces: list[list[tuple[float, float]]] = [[]]
+    for a, b in zip(x.tolist(), values.tolist(), strict=True):
+        if math.isfinite(b) and math.isfinite(a):
+            pieces[-1].append((canvas.px(a), canvas.py(b)))
+        elif pieces[-1]:
+            pieces.append([])
+    few = sum(map(len, pieces)) <= 40 and kind != "raw"
+    for piece in pieces:
+        if len(piece) > 1:
+            canvas.add(
+                '<polyline class="{k}" points="{p}" fill="none" stroke="{c}"/>',
+                k=kind,
+                p=" ".join(f"{a:.1f},{b:.1f}" for a, b in piece),
+                c=s.color,
+            )
+        for a, b in piece if few or len(piece) == 1 else ():
+            canvas.add('<circle cx="{x}" cy="{y}" r="2.5" fill="{c}"/>', x=f"{a:.1f}", y=f"{b:.1f}", c=s.color)
 
 
 def bars(title: str, names: Sequence[str], values: Sequence[float], labels: tuple[str, str], color: str) -> Markup:

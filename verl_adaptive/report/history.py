@@ -32,6 +32,7 @@ class Window:
         tokens: response tokens.
         reward: mean training reward; nan for a group that says nothing.
         lag: weight updates between generation and review.
+        clipped: rollouts as long as the limit; nan where the journal does not know.
     """
 
     step: np.ndarray
@@ -44,6 +45,7 @@ class Window:
     tokens: np.ndarray
     reward: np.ndarray
     lag: np.ndarray
+    clipped: np.ndarray
 
     def __len__(self) -> int:
         return len(self.step)
@@ -96,6 +98,7 @@ def _window(opened: Opened, page: pa.Table, tolerance: float) -> Window:
         "tokens": page.column("tokens").fill_null(0).to_numpy(),
         "reward": np.where(usable, reward, np.nan),
         "lag": page.column("lag").fill_null(0).to_numpy(),
+        "clipped": np.array(page.column("clipped").to_numpy(), dtype=np.float64),
     }
     return Window(**{name: values[known] for name, values in parts.items()})
 

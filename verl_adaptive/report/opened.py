@@ -72,7 +72,7 @@ def reading(source: str) -> Iterator[None]:
     except ModuleNotFoundError as error:
         raise StoreError(
             f"{source}: the database driver {error.name} is not installed; for PostgreSQL: "
-            'pip install "verl-adaptive[postgres]"'
+            'pip install "psycopg[binary]"'
         ) from error
 
 

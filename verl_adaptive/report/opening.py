@@ -65,7 +65,7 @@ def open_prompts(
 
 def _plain(meta: dict[str, Any]) -> dict[str, Any]:
     """What a run says of itself, as far as it is text or a number: the store may be anybody's."""
-    known = ("preset", "policy", "package", "step", "checkpoints")
+    known = ("preset", "policy", "package", "step", "checkpoints", "success", "rollouts", "longest")
     return {name: meta[name] for name in known if isinstance(meta.get(name), str | int | float)}
 
 

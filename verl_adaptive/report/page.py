@@ -1,78 +1,139 @@
-"""The report as one HTML file: no script, no network, nothing but what is in it."""
+"""The report as one HTML file that needs no network; its style and its script are allowed by their hashes, nothing else is."""
 
 from __future__ import annotations
 
+import base64
 import datetime
+import functools
+import hashlib
+import shlex
+from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
 import jinja2
-import numpy as np
+from markupsafe import Markup
 
 from verl_adaptive import __version__
 from verl_adaptive.report import figures
-from verl_adaptive.report.collect import CLASSES, VISITS, Collected, History
-from verl_adaptive.report.figures import Series
+from verl_adaptive.report.collect import Collected
+from verl_adaptive.report.course import History
+from verl_adaptive.report.forecast import Forecast, forecast
+from verl_adaptive.report.learning import headline
+from verl_adaptive.report.pictures import learning, pictures
 from verl_adaptive.text import clean, number, share
 
-__all__ = ["render"]
+__all__ = ["Live", "environment", "policy_of", "render"]
 
-_COLORS = dict(
-    zip(CLASSES, ("var(--bad)", "var(--c4)", "var(--c2)", "var(--c6)", "var(--c1)", "var(--grey)"), strict=True)
-)
-#: Labels of the last bars are open upwards.
-_VISITED = ("0", *map(str, range(1, 10)), "10+")
-#: Labels of :data:`verl_adaptive.report.overview.BINS`: exactly 0, from above 0 on, from 0.1 on, …, exactly 1.
-_BARS = ("0", ">0", *(f"{i / 10:.1f}" for i in range(1, 10)), "1")
-_PALETTE = tuple(f"var(--c{i})" for i in range(1, 9))
-
-#: Scalars that belong into one picture; what is not here gets one of its own.
-_TOGETHER = (
-    ("Exploration", ("adaptive/sampler/p_easy", "adaptive/sampler/p_hard")),
-    ("Shares of groups without variance", ("adaptive/sampler/easy_share", "adaptive/sampler/hard_share")),
-    ("Price of the budget", ("adaptive/sampler/nu",)),
-    ("Ahead of pace, rollouts", ("adaptive/sampler/ahead_of_pace",)),
-    ("Budget left, rollouts", ("adaptive/sampler/budget_left",)),
-    ("Pilots in the band", ("adaptive/allocator/in_band_share",)),
-    ("Pass rate of pilots and commits", ("adaptive/allocator/pilot_rate", "adaptive/allocator/commit_rate")),
-    ("Retired prompts, share", ("adaptive/sampler/retired_share",)),
-    ("Rescue", ("adaptive/allocator/rescue_topups_total", "adaptive/allocator/rescued_total")),
-)
+#: Sources in the table.
+_SOURCES = 100
 
 
-def render(collected: Collected, *, title: str | None = None) -> str:
+@dataclass(frozen=True)
+class Live:
+    """What a served page knows of its server.
+
+    Attributes:
+        watch: where the script asks for news.
+        version: what the page shows.
+        home: the index of runs.
+        every: seconds between two questions.
+    """
+
+    watch: str
+    version: str
+    home: str
+    every: int = 10
+
+
+@functools.cache
+def _asset(name: str) -> str:
+    return files("verl_adaptive.report").joinpath(name).read_text(encoding="utf-8")
+
+
+def policy_of(live: bool) -> str:
+    """The Content-Security-Policy: nothing but the page's own style and script; a served page may ask its server."""
+
+    def digest(name: str) -> str:
+        return "'sha256-" + base64.b64encode(hashlib.sha256(_asset(name).encode()).digest()).decode() + "'"
+
+    parts = ["default-src 'none'", f"style-src {digest('report.css')}", f"script-src {digest('report.js')}"]
+    if live:
+        parts.append("connect-src 'self'")
+    return "; ".join([*parts, "base-uri 'none'", "form-action 'none'"])
+
+
+def environment() -> jinja2.Environment:
+    """Templates of this package: everything escaped, nothing undefined."""
+
+    def load(name: str) -> str:
+        return _asset(name)
+
+    made = jinja2.Environment(
+        loader=jinja2.FunctionLoader(load),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters |= {"number": number, "share": share, "cell": _cell, "safe_text": _safe_text, "plain": _plain}
+    made.globals |= {"style": Markup(_asset("report.css")), "script": Markup(_asset("report.js"))}
+    return made
+
+
+def render(collected: Collected, *, title: str | None = None, live: Live | None = None) -> str:
     """The page.
 
     Args:
         collected: from :func:`verl_adaptive.report.collect.collect`.
         title: its heading; by default the run's name.
+        live: for a page that a server shows and refreshes.
     """
-    environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    environment.filters |= {"number": number, "share": share, "cell": _cell, "safe_text": _safe_text}
-    template = environment.from_string(
-        files("verl_adaptive.report").joinpath("report.html.j2").read_text(encoding="utf-8")
-    )
     facts, history = collected.facts, collected.history
-    return template.render(
-        title=clean(title or facts.get("run") or facts["store"]),
-        facts=facts,
-        subtitle=_subtitle(facts),
-        cards=_cards(facts, history),
-        pictures=_pictures(facts, history),
-        uniform=None if history is None else history.uniform,
-        ledger=_ledger_rows(facts),
-        sources=sorted(facts["by_source"].items(), key=lambda item: (-item[1]["rollouts"], item[0]))[:100],
-        source_count=len(facts["by_source"]),
-        then_and_now=collected.then_and_now.tolist(),
-        classes=("hard (≤ 0.25)", "middle", "easy (≥ 0.75)"),
-        lists=collected.lists,
-        conflicts=collected.conflicts,
-        notes=collected.notes,
-        version=__version__,
-        made=datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+    end = None if history is None else forecast(history, facts)
+    return (
+        environment()
+        .get_template("report.html.j2")
+        .render(
+            title=clean(title or facts.get("run") or facts["store"]),
+            policy=policy_of(live is not None),
+            live=live,
+            facts=facts,
+            subtitle=_subtitle(facts),
+            cards=_cards(facts, history, end),
+            learning=learning(collected),
+            validated=history is not None and bool(headline(history.validations)),
+            against=None if collected.against is None else clean(collected.against[0]),
+            findings=collected.findings,
+            forecast=None if end is None else _forecast_rows(end),
+            pictures=pictures(collected),
+            uniform=None if history is None else history.uniform,
+            ledger=_ledger_rows(facts),
+            sources=_sources(facts, history),
+            source_count=len(facts["by_source"]),
+            then_and_now=collected.then_and_now.tolist(),
+            classes=("hard (≤ 0.25)", "middle", "easy (≥ 0.75)"),
+            lists=[(each, _commands(facts, each.where, each.keep)) for each in collected.lists],
+            conflicts=collected.conflicts,
+            notes=collected.notes,
+            stats=lambda where: _stats_command(facts, where),
+            version=__version__,
+            made=datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+        )
     )
+
+
+def _stats_command(facts: dict[str, Any], where: str) -> str:
+    return clean(f"verl-adaptive stats {shlex.quote(facts['argument'])} --where {shlex.quote(where)}")
+
+
+def _commands(facts: dict[str, Any], where: str, keep: str) -> tuple[str, str]:
+    """To list all of them, and to leave them out of the data set."""
+    if not where:
+        return "", ""
+    data = shlex.quote(facts.get("data") or "train.parquet")
+    filtered = f"verl-adaptive filter-dataset {data} kept.parquet --stats {shlex.quote(facts['argument'])}"
+    return _stats_command(facts, where), clean(f"{filtered} --where {shlex.quote(keep)} --keep-unseen")
 
 
 def _subtitle(facts: dict[str, Any]) -> str:
@@ -82,13 +143,17 @@ def _subtitle(facts: dict[str, Any]) -> str:
     elif facts.get("step") is not None:
         words.append(f"step {facts['step']}")
     if facts.get("hours"):
-        hours = facts["hours"]
-        words.append(
-            f"{hours:.1f} h" if hours >= 1 else f"{60 * hours:.0f} min" if hours >= 1 / 60 else "under a minute"
-        )
+        words.append(_span(facts["hours"]))
     if facts.get("attempts", 1) > 1:
         words.append(f"attempt {facts['attempts']}")
     return clean(" · ".join(str(word) for word in words if word))
+
+
+def _span(hours: float) -> str:
+    """A stretch of time for people."""
+    if hours >= 48:
+        return f"{hours / 24:.1f} days"
+    return f"{hours:.1f} h" if hours >= 1 else f"{60 * hours:.0f} min" if hours >= 1 / 60 else "under a minute"
 
 
 def _safe_text(value: object, limit: int = 600) -> str:
@@ -100,15 +165,28 @@ def _safe_text(value: object, limit: int = 600) -> str:
 def _cell(value: Any, name: str = "") -> str:
     if value is None or value != value:
         return "-"
+    if name == "agree":
+        return f"{value:.0%}"
     if isinstance(value, float) and ("rate" in name or not value.is_integer()):
-        return f"{value:.3f}"
+        return f"{value:.1f}" if name == "surprise" else f"{value:.3f}"
     return clean(value) if isinstance(value, str) else number(value)
 
 
-def _cards(facts: dict[str, Any], history: History | None) -> list[tuple[str, str, str]]:
+def _plain(value: Any) -> str:
+    """A value to sort by."""
+    return "" if value is None or value != value else str(value)
+
+
+def _cards(facts: dict[str, Any], history: History | None, end: Forecast | None) -> list[tuple[str, str, str]]:
     """Number, what it is, and a remark."""
     ledger = (facts.get("ledger") or {}).get("rollouts") or {}
-    out = [(number(facts["visited"]), "prompts visited", f"of {number(facts['prompts'])} known to this store")]
+    out = []
+    for curve in headline(history.validations if history is not None else [])[-1:]:
+        assert history is not None
+        best = int(curve.values.argmax())
+        step = history.validations[curve.at[best]]["step"]
+        remark = f"{curve.metric}, {curve.name}; best {curve.values[best]:.3f} at step {number(step)}"
+        out.append((f"{curve.values[-1]:.3f}", "validation", clean(remark)))
     if ledger:
         generated = ledger["generated"]
         out.append((figures.short(generated), "rollouts generated", f"{number(facts.get('steps'))} steps"))
@@ -119,12 +197,35 @@ def _cards(facts: dict[str, Any], history: History | None) -> list[tuple[str, st
         if abs(saved) < 0.005:
             word = "as many rollouts as uniform"
         out.append((f"{abs(saved):.0%}" if abs(saved) >= 0.005 else "about", word, "estimate, see below"))
+    if end is not None:
+        finished = not end.left
+        out.append(
+            (
+                "done" if finished else _span(end.hours_left) if end.hours_left == end.hours_left else "-",
+                "" if finished else "to go",
+                f"of {number(end.steps)} steps, {figures.short(end.rollouts)} rollouts",
+            )
+        )
     rate = facts["pass_rate"]
     out.append(("-" if rate is None else f"{rate:.3f}", "pass rate", "all rollouts judged"))
+    out.append((number(facts["visited"]), "prompts visited", f"of {number(facts['prompts'])} known to this store"))
     out.append((number(facts["never_solved"]), "never solved", f"in {facts['tries']} rollouts or more"))
     if facts["retired"] is not None:
         out.append((number(facts["retired"]), "retired", f"snapshot of step {facts['retired_at_step']}"))
     return out
+
+
+def _forecast_rows(end: Forecast) -> list[tuple[str, str]]:
+    why = "the steps planned" if end.by == "steps" else "adaptive.total_rollouts"
+    return [
+        ("last step", f"{number(round(end.steps))} ({number(round(end.left))} to go; {why})"),
+        ("rollouts in all", f"{figures.short(end.rollouts)}, {number(round(end.per_step))} a step of late"),
+        (
+            "time in all",
+            "-" if end.hours != end.hours else f"{_span(end.hours)}, {_span(end.hours_left)} to go",
+        ),
+        ("a step of late", "-" if end.pace != end.pace else f"{end.pace:.3g} s"),
+    ]
 
 
 def _ledger_rows(facts: dict[str, Any]) -> list[tuple[str, int, int]]:
@@ -144,97 +245,13 @@ def _ledger_rows(facts: dict[str, Any]) -> list[tuple[str, int, int]]:
     return rows
 
 
-def _pictures(facts: dict[str, Any], history: History | None) -> dict[str, Any]:
-    out: dict[str, Any] = {
-        "rates": figures.bars(
-            "Prompts by pass rate over all visits",
-            _BARS,
-            facts["histogram"]["prompts"],
-            ("pass rate", "prompts"),
-            "var(--c1)",
-        ),
-        "latest": figures.bars(
-            "Prompts by the pass rate of their latest visit",
-            _BARS,
-            facts["latest_histogram"]["prompts"],
-            ("pass rate at the latest visit", "prompts"),
-            "var(--c3)",
-        ),
-    }
-    out["visited"] = figures.bars(
-        "Prompts by the number of their visits", _VISITED, facts["visits_histogram"], ("visits", "prompts"), "var(--c6)"
-    )
-    if history is None:
-        return out
-    step = history.step.astype(np.float64)
-    groups = np.maximum(history.classes.sum(axis=1), 1)
-    out["difficulty"] = figures.stacked(
-        "Share of finished groups by difficulty, over steps",
-        step,
-        [Series(name, history.classes[:, i] / groups, _COLORS[name]) for i, name in enumerate(CLASSES)],
-        ("step", "share of finished groups"),
-        percent=True,
-    )
-    names = sorted(history.rollouts, key=lambda name: (name != "trained", name == "surplus", name))
-    dropped = iter([f"var(--c{i})" for i in (2, 4, 7, 5, 8, 6, 3)] * 3)
-    colors = {
-        name: "var(--c1)" if name == "trained" else "var(--grey)" if name == "surplus" else next(dropped)
-        for name in names
-    }
-    out["fate"] = figures.stacked(
-        "Where rollouts went, over steps",
-        step,
-        [Series(name, history.rollouts[name] / history.steps, colors[name]) for name in names],
-        ("step", "rollouts a step"),
-    )
-    out["budget"] = figures.lines(
-        "Rollouts generated and trained since the beginning",
-        step,
-        [
-            Series("generated", history.cumulative["generated"], "var(--c1)"),
-            Series("trained", history.cumulative["trained"], "var(--c3)"),
-        ],
-        ("step", "rollouts, cumulative"),
-    )
-    visits = history.visits.astype(np.float64)
-    used = np.flatnonzero(visits.sum(axis=1) > 0)
-    if len(used):
-        rows = visits[: used[-1] + 1]
-        with np.errstate(invalid="ignore"):
-            heat = (rows / rows.sum(axis=1, keepdims=True)).T
-        columns = [str(i + 1) for i in range(min(len(rows), VISITS))] + ([f">{VISITS}"] if len(rows) > VISITS else [])
-        out["visits"] = figures.heatmap(
-            "Pass rates by visit: share of the groups of a visit",
-            columns,
-            _BARS,
-            heat,
-            ("visit to the prompt: 1 is the first epoch", "pass rate"),
-        )
-    count = history.calibration[:, 3]
-    if count.any():
-        some = count > 0
-        mean = history.calibration[some] / count[some, None]
-        out["calibration"] = figures.reliability(
-            "Predicted against observed pass rate", mean[:, 0], mean[:, 1], count[some]
-        )
-        variance = np.full(10, np.nan)
-        variance[some] = mean[:, 2]
-        out["variance"] = figures.lines(
-            "Groups with variance, by predicted pass rate",
-            np.arange(10) / 10 + 0.05,
-            [Series("share of groups with variance", variance, "var(--c2)")],
-            ("predicted pass rate", "share"),
-        )
-    out["scalars"] = _scalars(history)
-    return out
-
-
-def _scalars(history: History) -> list[tuple[str, Any]]:
-    step = history.step.astype(np.float64)
-    out = []
-    for heading, names in _TOGETHER:
-        found = [name for name in names if name in history.scalars]
-        if found:
-            series = [Series(n.rsplit("/", 1)[-1], history.scalars[n], _PALETTE[i]) for i, n in enumerate(found)]
-            out.append((heading, figures.lines(heading, step, series, ("step", ""))))
-    return out
+def _sources(facts: dict[str, Any], history: History | None) -> list[tuple[str, dict[str, Any], float | None]]:
+    """Name, totals and share of cut answers of the sources with the most rollouts."""
+    cut: dict[str, float] = {}
+    if history is not None:
+        for i, name in enumerate(history.sources):
+            known = float(history.sums["known"][:, i].sum())
+            if known:
+                cut[name] = float(history.sums["clipped"][:, i].sum()) / known
+    found = sorted(facts["by_source"].items(), key=lambda item: (-item[1]["rollouts"], item[0]))[:_SOURCES]
+    return [(name or "(unknown)", totals, cut.get(name or "(unknown)")) for name, totals in found]

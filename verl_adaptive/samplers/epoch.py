@@ -14,7 +14,7 @@ __all__ = ["Epoch"]
 
 
 class Epoch(Sampler):
-    """Takes the stream as it comes.
+    """Epoch order: verl's stream as it comes.
 
     With ``round.prompts`` (DAPO's ``gen_batch_size``, 2503.14476) a round is larger than the batch; with
     ``round.adaptive`` later rounds follow the yield (see :mod:`verl_adaptive.samplers.rounds`).

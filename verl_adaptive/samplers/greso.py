@@ -39,7 +39,7 @@ __all__ = ["Greso"]
 
 
 class Greso(Sampler):
-    """GRESO's gate on verl's prompt stream."""
+    """GRESO's gate: skips a prompt when its own history says that it is uninformative (2506.02177)."""
 
     name: ClassVar[str] = "greso"
     columns = {"mean_streak": Column("u2", 0), "mean_kind": Column("i1", 0)}

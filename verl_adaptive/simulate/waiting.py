@@ -85,6 +85,7 @@ def expected_waiting(
     passes: float = 2.0,
     clock: ClockConfig | None = None,
     seed: int = 0,
+    most: int = _MOST,
 ) -> Waiting:
     """Simulate a policy and GRPO for a moment.
 
@@ -96,6 +97,7 @@ def expected_waiting(
             earlier visits have none in the first.
         clock: what generation takes; default: the model of the documentation.
         seed: of the simulation.
+        most: rollouts of a GRPO step from which on batch and machine are made smaller together.
 
     Raises:
         ConfigError: the share or the policy's options make no sense with this batch and n.
@@ -103,7 +105,7 @@ def expected_waiting(
     """
     check(0 < share <= 1, "share", share, "must be in (0, 1]: the share of groups that have variance")
     clock = clock or ClockConfig()
-    factor = max(1, math.ceil(batch * n / _MOST))
+    factor = max(1, math.ceil(batch * n / most))
     smaller = max(1, round(batch / factor))
     m, scale = clock.machine, batch / smaller
     # As many sequences for each slot as before, and as long a step with all slots taken.

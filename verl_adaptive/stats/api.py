@@ -140,6 +140,18 @@ class Store:
         with _reading(self.where):
             return self._journal.gaps(name)
 
+    def validations(self, run: str | None = None) -> list[dict[str, Any]]:
+        """verl's validation metrics, see :meth:`verl_adaptive.stats.reader.JournalReader.validations`."""
+        name = self.run_name(run)
+        with _reading(self.where):
+            return self._journal.validations(name)
+
+    def newest_arrow(self, run: str | None = None, count: int = 2) -> pa.Table:
+        """The last ``count`` steps of a run, as :meth:`steps_arrow` has them; quick however long the run is."""
+        name = self.run_name(run)
+        with _reading(self.where):
+            return self._journal.newest(name, count)
+
     def steps_arrow(self, run: str | None = None, *, abandoned: bool = False) -> pa.Table:
         """:meth:`steps` as Arrow, ``ledger`` and ``scalars`` as JSON text."""
         name = self.run_name(run)
@@ -211,19 +223,20 @@ class Store:
 
     # -- prompts --------------------------------------------------------------------------------------------------
 
-    def table(self, run: str | None = None, *, tolerance: float = 0.0) -> StatsTable:
+    def table(self, run: str | None = None, *, tolerance: float = 0.0, last_step: int | None = None) -> StatsTable:
         """The statistics table: a snapshot's, or the one that a journal's live line adds up to.
 
         Args:
             run: needed if a journal has several.
             tolerance: as in :meth:`StatsTable.observe`; a journal keeps each group's lowest and highest signal and
                 decides with these what had zero variance.
+            last_step: of a journal, stop after this step.
         """
         if self._reader is None:
             return read_snapshot(self.where)[0]
         name = self.run_name(run)
         with _reading(self.where):
-            return self._reader.replay(name, tolerance=tolerance)
+            return self._reader.replay(name, tolerance=tolerance, last_step=last_step)
 
     def prompts_arrow(self, run: str | None = None, *, tolerance: float = 0.0) -> pa.Table:
         """One row a prompt: ``key`` (16 bytes), ``source`` (its name), every column of the table, ``pass_rate``."""

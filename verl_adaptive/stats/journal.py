@@ -105,6 +105,17 @@ class _Record:
         return {"branch_id": [branch_id] * size, "step": [self.step] * size, "seq": list(range(size)), **lists}
 
 
+@dataclass
+class _Validation:
+    """What verl's validation measured, ready to be written."""
+
+    step: int
+    wall_time: float
+    generated: int | None
+    metrics: str
+    prompts: str
+
+
 class _TakenOver(JournalError):
     """Another writer has started a newer branch of this run."""
 
@@ -157,6 +168,7 @@ class Journal:
         self._mutex = threading.RLock()
         self._connection: Connection | None = None
         self._queue: deque[_Record] = deque()
+        self._measured: deque[_Validation] = deque(maxlen=backlog)
         self._lost: list[tuple[int, int]] = []  # given up, in this process's life
         self._unsaid: list[tuple[int, int, str]] = []  # of those, not yet in the `gaps` table
         self._error: str | None = None
@@ -346,7 +358,7 @@ class Journal:
         """Write what is waiting, say what cannot be written, and give the lock back."""
         with self._mutex:
             if not self._read_only:
-                if self._queue and not self.flush():
+                if (self._queue or self._measured) and not self.flush():
                     _LOG.warning("journal of run %r closed incomplete: %s", self.run_id, self.health())
                 self._backend.release(self._connection, self.run_id)
             if self._connection is not None:
@@ -378,6 +390,7 @@ class Journal:
         *,
         sources: Sequence[str] | None = None,
         wall_time: float | None = None,
+        longest: int | None = None,
     ) -> bool:
         """Record a step: one transaction. Trouble with the database never raises here; see :meth:`health`.
 
@@ -392,6 +405,7 @@ class Journal:
             scalars: JSON values, the policy's scalar state for people to look at.
             sources: data-source name of each group's prompt, to register prompts that are new to the journal.
             wall_time: seconds since 1970; now by default. For people, never used.
+            longest: response tokens at which a rollout was cut (``data.max_response_length``); None: not known.
 
         Returns:
             Whether everything committed so far is in the database.
@@ -402,7 +416,7 @@ class Journal:
         """
         if self._read_only:
             raise JournalError("this journal was opened read-only")
-        record = _record(step, groups, keys, outcomes, ledger, scalars, sources, wall_time)
+        record = _record(step, groups, keys, outcomes, ledger, scalars, sources, wall_time, longest)
         with self._mutex:
             if self._newest is not None and step <= self._newest:
                 _LOG.warning("journal: step %d is there up to %d; going on in a new branch", step, self._newest)
@@ -410,6 +424,44 @@ class Journal:
             self._newest = step
             self._queue.append(record)
             self._trim()
+            if _clock() < self._not_before:
+                return False
+            return self._write_queue(limit=1 + _CATCH_UP)
+
+    def commit_validation(
+        self,
+        step: int,
+        metrics: Mapping[str, Any],
+        *,
+        generated: int | None = None,
+        prompts: Mapping[str, int] | None = None,
+        wall_time: float | None = None,
+    ) -> bool:
+        """Record what verl's validation measured; trouble with the database never raises here.
+
+        Args:
+            step: training steps taken so far; a step that the branch has already keeps its first measurement.
+            metrics: verl's name → value; what is not a finite number is left out.
+            generated: training rollouts of the run so far.
+            prompts: data source → validation prompts, from which readers judge what chance explains.
+            wall_time: seconds since 1970; now by default.
+
+        Returns:
+            Whether everything committed so far is in the database.
+
+        Raises:
+            JournalError: the journal was opened read-only.
+        """
+        if self._read_only:
+            raise JournalError("this journal was opened read-only")
+        numbers = {}
+        for name, value in metrics.items():
+            if isinstance(value, int | float | np.number) and math.isfinite(value):
+                numbers[_clean(name)] = float(value)
+        counts = {_clean(name): int(count) for name, count in (prompts or {}).items()}
+        now = time.time() if wall_time is None else float(wall_time)
+        with self._mutex:
+            self._measured.append(_Validation(int(step), now, generated, _json(numbers), _json(counts)))
             if _clock() < self._not_before:
                 return False
             return self._write_queue(limit=1 + _CATCH_UP)
@@ -457,11 +509,37 @@ class Journal:
             self._backend.committed()
             self._queue.popleft()
             self._written = record.step
+        if not self._queue and not self._write_measured():
+            return False
         self._error = None
         if self._failures and not self._queue:
             _LOG.warning("journal of run %r has caught up: %s", self.run_id, self.health())
             self._failures, self._not_before = 0, -math.inf
-        return not self._queue
+        return not self._queue and not self._measured
+
+    def _write_measured(self) -> bool:
+        """Write the validations that wait, once no step does: they belong to the branch of the steps before them."""
+        while self._measured:
+            one, tried = self._measured[0], _clock()
+            try:
+                connection = self._connect()
+                with self._transaction(connection):
+                    self._backend.still_ours(connection, self.run_id)
+                    newest = self._newest_branch(connection)
+                    if newest is None or newest[0] != self.branch_id:
+                        raise _TakenOver(f"another process has continued run {self.run_id!r}")
+                    row = {"branch_id": [self.branch_id], **{name: [value] for name, value in vars(one).items()}}
+                    insert_columns(self._backend, connection, schema.validations, row, unless=("branch_id", "step"))
+            except (IntegrityError, DataError) as error:
+                _LOG.warning(
+                    "journal of run %r: the validation of step %d is lost: %s", self.run_id, one.step, _cause(error)
+                )
+            except (SQLAlchemyError, JournalError, OSError) as error:
+                self._failed(error, _clock() - tried)
+                return False
+            self._backend.committed()
+            self._measured.popleft()
+        return True
 
     def _failed(self, error: Exception, took: float) -> None:
         self._drop()
@@ -541,7 +619,8 @@ class Journal:
             raise JournalError("this journal was opened read-only")
         with self._mutex:
             self._queue = deque(r for r in self._queue if r.step <= step)
-            if self._queue and not self.flush():
+            self._measured = deque((m for m in self._measured if m.step <= step), maxlen=self._limit)
+            if (self._queue or self._measured) and not self.flush():
                 raise JournalError(f"the journal cannot be rewound to step {step}: {self._error}")
             try:
                 self._rewind(self._connect(), step, f"not in the journal when training resumed after step {step}")
@@ -641,7 +720,7 @@ class Journal:
         with self._mutex:
             waiting = tuple(record.step for record in self._queue)
             return JournalHealth(
-                ok=not waiting and not self._lost and self._error is None,
+                ok=not waiting and not self._measured and not self._lost and self._error is None,
                 last_step=self._written,
                 waiting=waiting,
                 missing=tuple(self._lost),
@@ -673,6 +752,7 @@ def _record(
     scalars: Mapping[str, Any] | None,
     sources: Sequence[str] | None,
     wall_time: float | None,
+    longest: int | None,
 ) -> _Record:
     for name, values in (("keys", keys), ("outcomes", outcomes), ("sources", sources)):
         if values is not None and len(values) != len(groups):
@@ -694,6 +774,9 @@ def _record(
             "tokens": groups.sum(groups.tokens).astype(np.int64),
             "lag": groups.lag.copy(),
             "lost": groups.lost.copy(),
+            "clipped": [None] * len(groups)
+            if longest is None
+            else groups.sum((groups.tokens >= longest).astype(np.float64)).astype(np.int64),
         }
     return _Record(
         step=int(step),

@@ -43,10 +43,12 @@ OBSERVATIONS = pa.schema(
         ("tokens", pa.int64()),
         ("lag", pa.int32()),
         ("lost", pa.int32()),
+        ("clipped", pa.int32()),
     ]
 )
 """One row a finished group, in the order of review. The sums are over the group's rollouts; ``outcome`` is what became
-of it; ``tokens``, ``lag`` and ``lost`` are null in rows written by schema version 1."""
+of it; ``clipped`` counts the rollouts as long as ``data.max_response_length``. ``tokens``, ``lag`` and ``lost`` are null in
+rows written by schema version 1, ``clipped`` in those of version 2, too."""
 
 _STEPS = pa.schema(
     [
@@ -181,6 +183,28 @@ class JournalReader:
                         out.append((row.first_step, last, row.reason))
         return out
 
+    def validations(self, run: str) -> list[dict[str, Any]]:
+        """What verl's validation measured along the live line, in order of steps; empty for a journal before version 3.
+
+        Returns:
+            ``step``, ``wall_time`` (seconds since 1970), ``generated`` (training rollouts up to there, or None),
+            ``metrics`` (verl's name → value) and ``prompts`` (data source → validation prompts). Where a resumed run
+            validated a step once more, the first measurement counts.
+        """
+        if self.version < 3:
+            return []
+        t, found = schema.validations, {}
+        for segment in self.live(run):
+            query = select(t).where(t.c.branch_id == segment.branch_id)
+            if segment.last_step is not None:
+                query = query.where(t.c.step <= segment.last_step)
+            with self._begin() as connection:
+                for row in connection.execute(query.order_by(t.c.step)):
+                    parts = {"metrics": json.loads(row.metrics), "prompts": json.loads(row.prompts)}
+                    entry = {"step": row.step, "wall_time": row.wall_time, "generated": row.generated, **parts}
+                    found.setdefault(row.step, entry)
+        return [found[step] for step in sorted(found)]
+
     # -- steps and observations -----------------------------------------------------------------------------------
 
     def _pages(
@@ -211,6 +235,23 @@ class JournalReader:
                 parts.append(_table(columns, _STEPS))
         return pa.concat_tables(parts) if parts else _STEPS.empty_table()
 
+    def newest(self, run: str, count: int = 2) -> pa.Table:
+        """The last steps of the live line, oldest first, as :meth:`steps` has them; without reading the others."""
+        t, parts, left = schema.steps, [], count
+        for segment in reversed(self.live(run)):
+            query = select(*[t.c[name] for name in _STEPS.names[1:]]).where(t.c.branch_id == segment.branch_id)
+            if segment.last_step is not None:
+                query = query.where(t.c.step <= segment.last_step)
+            with self._begin() as connection:
+                rows = connection.execute(query.order_by(t.c.step.desc()).limit(left)).all()[::-1]
+            if rows:
+                columns = [[segment.attempt] * len(rows), *map(list, zip(*rows, strict=True))]
+                parts.append(_table(columns, _STEPS))
+            left -= len(rows)
+            if left <= 0:
+                break
+        return pa.concat_tables(parts[::-1]) if parts else _STEPS.empty_table()
+
     def observations(
         self, run: str, *, first_step: int | None = None, last_step: int | None = None, abandoned: bool = False
     ) -> Iterator[pa.Table]:
@@ -223,7 +264,7 @@ class JournalReader:
         """
         t = schema.observations
         columns = [
-            literal(None).label(name) if self.version < 2 and name in schema.SINCE_2 else t.c[name]
+            literal(None).label(name) if self.version < schema.SINCE.get(name, 1) else t.c[name]
             for name in OBSERVATIONS.names[1:]
         ]
         for segment in self._segments(run, abandoned):

@@ -43,9 +43,10 @@ __all__ = [
     "read_version",
     "runs",
     "steps",
+    "validations",
 ]
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 
 class JournalError(AdaptiveError):
@@ -123,6 +124,8 @@ observations = Table(
     Column("tokens", BigInteger),
     Column("lag", Integer),
     Column("lost", Integer),
+    # since version 3; null before, and where the limit is not known
+    Column("clipped", Integer),
     sqlite_with_rowid=False,
 )
 
@@ -145,7 +148,20 @@ gaps = Table(
     Column("reason", Text, nullable=False),
 )
 
-SINCE_2 = ("tokens", "lag", "lost")
+# Since version 3: what verl's validation measured.
+validations = Table(
+    "validations",
+    metadata,
+    Column("branch_id", Integer, ForeignKey("branches.branch_id"), primary_key=True),
+    Column("step", Integer, primary_key=True),  # 0 before training
+    Column("wall_time", Double, nullable=False),
+    Column("generated", BigInteger),  # training rollouts of the run up to here
+    Column("metrics", Text, nullable=False),  # JSON, by verl's names
+    Column("prompts", Text, nullable=False),  # JSON, validation prompts by data source
+)
+
+#: Columns of observations that came later, with their version.
+SINCE = {"tokens": 2, "lag": 2, "lost": 2, "clipped": 3}
 
 
 def _to_2(connection: Connection) -> None:
@@ -154,7 +170,12 @@ def _to_2(connection: Connection) -> None:
     gaps.create(connection)
 
 
-_UPGRADES: dict[int, Callable[[Connection], None]] = {1: _to_2}
+def _to_3(connection: Connection) -> None:
+    connection.execute(text("ALTER TABLE observations ADD COLUMN clipped INTEGER"))
+    validations.create(connection)
+
+
+_UPGRADES: dict[int, Callable[[Connection], None]] = {1: _to_2, 2: _to_3}
 
 
 def read_version(connection: Connection, backend: Backend) -> int | None:

@@ -10,6 +10,7 @@ Subclass :class:`JournalSuite` in a test module of your own and give it a ``make
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import signal
@@ -174,6 +175,41 @@ class JournalSuite:
         assert rows[0]["signal_sum"] is None and rows[0]["reward_sum"] == big + 1.0
         assert rows[0]["tokens"] == 2**40 + 1
         assert rows[1]["signal_sum"] == float("inf") and rows[2]["signal_sum"] == 1e-310 and rows[3]["n"] == 0
+
+    def test_validations_come_back_along_the_live_line(self, make_url: Callable[[], str]) -> None:
+        with self.open(make_url()) as journal:
+            assert journal.commit_validation(0, {"val-core/a/acc/mean@1": 0.25}, generated=0, prompts={"a": 50})
+            for step in (1, 2, 3):
+                self.commit(journal, step)
+                odd = {"val-core/a/acc/mean@1": np.float32(step), "x": math.nan, "y": "word", "z\0": 1}
+                assert journal.commit_validation(step, odd, generated=8 * step, prompts={"a": 50}, wall_time=step)
+            journal.rewind(2)
+            assert journal.commit_validation(2, {"val-core/a/acc/mean@1": 9.0})  # a resumed run validates once more
+            assert journal.commit_validation(2, {"val-core/a/acc/mean@1": 8.0})
+            found = journal.reader().validations("run")
+        assert [(v["step"], v["generated"], v["wall_time"]) for v in found[1:]] == [(1, 8, 1.0), (2, 16, 2.0)]
+        assert [v["metrics"]["val-core/a/acc/mean@1"] for v in found] == [0.25, 1.0, 2.0]
+        assert found[0]["prompts"] == {"a": 50} and set(found[1]["metrics"]) == {"val-core/a/acc/mean@1", "z"}
+
+    def test_a_validation_during_an_outage_is_caught_up_with(self, make_url: Callable[[], str], clock: Clock) -> None:
+        with self.open(make_url()) as journal:
+            self.commit(journal, 1)
+            with outage(journal):
+                assert not journal.commit_validation(1, {"v": 1.0})
+                assert not journal.health().ok
+            assert journal.reader().validations("run") == []
+            clock.passes(100)
+            assert self.commit(journal, 2) and journal.health().ok
+            assert [v["metrics"] for v in journal.reader().validations("run")] == [{"v": 1.0}]
+
+    def test_rollouts_that_were_cut_are_counted(self, make_url: Callable[[], str]) -> None:
+        groups = make_groups(3, count=40)
+        with self.open(make_url()) as journal:
+            self.commit(journal, 1)
+            journal.commit_step(2, groups, self.keys[groups.row], ["k"] * 40, longest=2500)
+            clipped = journal.history()["clipped"].to_pylist()
+        assert clipped[:6] == [None] * 6
+        assert clipped[6:] == groups.sum((groups.tokens >= 2500) * 1.0).tolist()
 
     def test_a_step_without_groups(self, make_url: Callable[[], str]) -> None:
         with self.open(make_url()) as journal:

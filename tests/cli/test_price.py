@@ -1,0 +1,118 @@
+"""``verl-adaptive doctor`` says what a command line costs beside plain GRPO, and what it knows that from."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("verl")
+
+from tests.cli.stores import hostile_rows, make_run, write_dataset
+from tests.cli.test_doctor import MINIMAL
+from verl_adaptive.commands.price import ASSUMED, Price, informative_share
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def no_platform(monkeypatch) -> None:
+    monkeypatch.delenv("VERL_PLATFORM", raising=False)
+
+
+@pytest.fixture
+def price(call, tmp_path):
+    """The price of a command line with 128 prompts, and what is printed of it."""
+    data = write_dataset(tmp_path / "train.parquet", hostile_rows(128))
+
+    def run(*overrides: str) -> tuple[Price, dict[str, str]]:
+        words = (*MINIMAL, f"trainer.default_local_dir={tmp_path}/ckpt", f"data.train_files={data}", *overrides)
+        status, out, err = call("doctor", "--json", "--", *words)
+        assert status == 0 and err == "", out
+        found = Price(**json.loads(out)["plan"]["price"])
+        return found, dict(found.lines())
+
+    return run
+
+
+@given(rates=st.lists(st.floats(0, 1), min_size=200, max_size=200), n=st.integers(2, 8), more=st.integers(0, 8))
+@settings(max_examples=20, deadline=None)
+def test_the_share_is_that_of_the_pass_rates(rates, n, more) -> None:
+    """Without bias: over many prompts it is the mean of 1 - p^n - (1 - p)^n."""
+    p = np.tile(rates, 30)
+    right = np.random.default_rng(n).binomial(n + more, p)
+    found = informative_share(np.full(len(p), n + more), right, n)
+    assert found == pytest.approx(max(1e-3, np.mean(1 - p**n - (1 - p) ** n)), abs=0.03)
+
+
+def test_the_share_of_prompts_with_few_rollouts_and_of_none() -> None:
+    assert informative_share(np.zeros(3), np.zeros(3), 8) is None
+    assert 0 < informative_share(np.ones(4), np.array([0.0, 1.0, 1.0, 0.0]), 8) < 1
+    assert informative_share(np.full(4, 16), np.zeros(4), 8) == 1e-3
+
+
+def test_grpo_costs_what_grpo_costs(price) -> None:
+    found, lines = price("+adaptive=grpo", "trainer.total_epochs=5")
+    assert (found.grpo_step, found.grpo_total, found.step, found.factor) == (1024, 10_240, 1024, 1.0)
+    assert lines["price"] == "the same: this is GRPO's bill" and "equal bill" not in lines
+    assert found.passes == 5.0
+
+
+def test_a_preset_that_refills_costs_more_and_says_how_to_spend_the_same(price) -> None:
+    found, lines = price("+adaptive=dapo", "trainer.total_epochs=10")
+    assert found.grpo_total == 20_480 and found.factor > 1.5 and found.step > 1.5 * 1024
+    assert found.total == found.step * 20 and found.share == pytest.approx(ASSUMED, abs=0.15)
+    assert "assumed" in lines["price"] and "generation time" in lines["waiting"]
+    assert found.equal == "adaptive.total_rollouts=20480" and 0 < found.equal_steps < 20
+    assert "spends what GRPO would" in lines["equal bill"]
+    spent, lines = price("+adaptive=dapo", "trainer.total_epochs=10", found.equal)
+    assert spent.total == 20_480 and "equal bill" not in lines
+
+
+def test_one_epoch_is_too_short_for_what_learns_from_earlier_visits(price, tmp_path) -> None:
+    found, lines = price("+adaptive=greso", "trainer.total_epochs=1")
+    assert found.passes == 1.0 and "one epoch: greso will skip nothing" in lines["epochs"]
+    assert price("+adaptive=greso", "trainer.total_epochs=2")[0].sense == []
+    make_run(tmp_path / "earlier", steps=4, run_id="p/e")
+    warm, lines = price("+adaptive=greso", "trainer.total_epochs=1", f"adaptive.warm_start={tmp_path / 'earlier'}")
+    assert warm.sense == [] and "of the warm start" in lines["price"]
+
+
+def test_what_an_earlier_part_of_the_run_saw_takes_the_place_of_the_assumption(price, tmp_path) -> None:
+    make_run(tmp_path / "ckpt", steps=4, run_id="p/e", snapshot=False)
+    mine = ("+adaptive=dapo", "trainer.project_name=p", "trainer.experiment_name=e")
+    assert "this run's earlier steps" in price(*mine)[0].known_from
+    assert "assumed" in price("+adaptive=dapo")[0].known_from  # another run's journal says nothing of this one
+
+
+def test_without_the_data_a_step_has_a_price_and_the_run_has_none(call) -> None:
+    status, out, _ = call("doctor", "--json", "--", *MINIMAL, "+adaptive=dapo", "data.train_files=/no/such.parquet")
+    found = Price(**json.loads(out)["plan"]["price"])
+    assert status == 0 and found.grpo_total is None and found.total is None and found.step > 1024
+    assert found.equal == "adaptive.total_rollouts=<steps of GRPO x 1024>"
+
+
+def test_a_policy_that_cannot_be_simulated_says_why(price, monkeypatch) -> None:
+    import verl_adaptive.simulate as simulate
+
+    def refuse(*_, **__):
+        raise LookupError("no such column")
+
+    monkeypatch.setattr(simulate, "expected_waiting", refuse)
+    found, lines = price("+adaptive=dapo")
+    assert found.step is None and "LookupError: no such column" in lines["price"]
+
+
+def test_findings_are_printed_as_they_come(call, monkeypatch) -> None:
+    from verl_adaptive.commands import doctor
+
+    def fail(self) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(doctor.Examination, "verl", fail)
+    status, out, _ = call("doctor")
+    assert status == 130 and "python" in out and "hydra-core" in out

@@ -1,0 +1,112 @@
+"""Alarms and lists beside a run: through verl's own logger, and never in the way of training."""
+
+from __future__ import annotations
+
+import logging
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+pytest.importorskip("verl")
+
+from tests.world import make_engine, run_step
+from verl_adaptive.config import AdaptiveConfig
+from verl_adaptive.integration import tables, watch
+from verl_adaptive.integration.tables import COLUMNS, lists_now
+
+
+@pytest.fixture
+def told(caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("verl_adaptive"), "propagate", True)
+    caplog.set_level(logging.INFO, "verl_adaptive")
+    return caplog
+
+
+def watched(monkeypatch, steps: int, *, tracking=None, fields=frozenset(), **config):
+    engine, world = make_engine(filter="keep_all", batch=16, n=8, M=60, p=np.where(np.arange(60) < 50, 0.6, 0.0))
+    monkeypatch.setattr(watch, "_fields", lambda batch: fields)
+    made = AdaptiveConfig.from_mapping({"name": "t", **config})
+    looker = watch.Watch(made, engine, repeated=0.0, longest=3, tracking=lambda: tracking)
+    out = []
+    for step in range(1, steps + 1):
+        out.append(looker.step(step, run_step(engine, world, step), SimpleNamespace(keys=[], partition_id="train")))
+    return engine, out
+
+
+def test_metrics_and_lines_come_out(monkeypatch, told) -> None:
+    _, out = watched(monkeypatch, 8)
+    assert "adaptive/alarm/never_solved" in out[-1] and any(k.startswith("adaptive/source/") for k in out[-1])
+    assert any("docs/alarms.md" in r.getMessage() for r in told.records) == any(
+        out[-1][f"adaptive/alarm/{kind}"] for kind in ("cut", "never_solved", "jumped", "starved")
+    )
+
+
+def test_turned_off_it_is_off(monkeypatch) -> None:
+    assert watched(monkeypatch, 2, alarms={"enabled": False})[1] == [{}, {}]
+
+
+def test_trouble_is_said_once_and_training_goes_on(monkeypatch, told) -> None:
+    def breaks(*_):
+        raise RuntimeError("no such field")
+
+    monkeypatch.setattr(watch.Alarms, "step", breaks)
+    _, out = watched(monkeypatch, 3)
+    assert out == [{}, {}, {}]
+    (line,) = [r.getMessage() for r in told.records if "off from now on" in r.getMessage()]
+    assert "RuntimeError: no such field" in line and "training goes on" in line
+
+
+def test_lists_name_the_prompts_that_nobody_solves(monkeypatch) -> None:
+    engine, _ = watched(monkeypatch, 20)
+    lists = lists_now(engine.table)
+    assert len(lists["never_solved"]) == 10
+    assert all(dict(zip(COLUMNS, row, strict=True))["pass_rate"] == 0 for row in lists["never_solved"])
+    assert lists["likely_wrong_labels"]
+
+
+def test_lists_go_to_tensorboard_through_verls_logger(monkeypatch, tmp_path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from verl.utils.tracking import Tracking
+
+    monkeypatch.setenv("TENSORBOARD_DIR", str(tmp_path))
+    tracking = Tracking("p", "e", ["tensorboard", "console"])
+    engine, _ = watched(monkeypatch, 20, tracking=tracking, log_lists=10)
+    tracking.finish()
+    events = EventAccumulator(str(tmp_path))
+    events.Reload()
+    tags = events.Tags()["tensors"]
+    assert sorted(tags) == [f"adaptive/lists/{n}/text_summary" for n in sorted(lists_now(engine.table))]
+    written = events.Tensors("adaptive/lists/never_solved/text_summary")
+    assert [e.step for e in written] == [10, 20]
+    text = written[-1].tensor_proto.string_val[0].decode()
+    (first, *_) = lists_now(engine.table)["never_solved"]
+    assert first[0] in text and text.count("\n") == 11
+
+
+def test_lists_go_to_wandb_through_verls_logger(monkeypatch, tmp_path) -> None:
+    wandb = pytest.importorskip("wandb")
+    from verl.utils.tracking import Tracking
+
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    tracking = Tracking("p", "e", ["wandb"], config={})
+    try:
+        engine, _ = watched(monkeypatch, 10, tracking=tracking, log_lists=10)
+        folder = wandb.run.dir
+    finally:
+        tracking.finish()
+    found = sorted(p.name for p in tmp_path.rglob("*.table.json"))
+    assert len(found) == 3 and folder
+    text = next(p for p in tmp_path.rglob("never_solved*.table.json")).read_text()
+    assert all(row[0] in text for row in lists_now(engine.table)["never_solved"])
+
+
+def test_other_backends_are_named_once(monkeypatch, told) -> None:
+    monkeypatch.setattr(tables, "_said", set())
+    watched(monkeypatch, 4, tracking=SimpleNamespace(logger={"mlflow": None, "console": None}), log_lists=1)
+    assert [r.getMessage() for r in told.records if "gets no lists" in r.getMessage()] == [
+        "adaptive.log_lists: mlflow gets no lists; wandb and tensorboard do"
+    ]

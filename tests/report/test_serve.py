@@ -1,0 +1,210 @@
+"""``verl-adaptive serve``: a real server over loopback, and whom it answers."""
+
+from __future__ import annotations
+
+import http.client
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+pytest.importorskip("starlette")
+pytest.importorskip("uvicorn")
+
+from tests.cli.stores import HOSTILE, make_run
+from tests.report.test_report import Page
+from verl_adaptive.cli import main
+from verl_adaptive.report.runs import find_runs, state_of
+from verl_adaptive.report.server import Guard
+from verl_adaptive.stats.journal import Journal
+
+
+class Answer(NamedTuple):
+    status: int
+    text: str
+    headers: dict[str, str]
+
+
+class Served:
+    """A running server and its folder."""
+
+    def __init__(self, folder: Path, *options: str) -> None:
+        self.folder = folder
+        command = [sys.executable, "-m", "verl_adaptive", "serve", str(folder), "--port", "0", *options]
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert self.process.stderr is not None
+        said = ""
+        while "http://" not in said:
+            line = self.process.stderr.readline()
+            assert line, f"the server did not start: {said}"
+            said += line
+        self.said = said
+        self.host, self.port = re.search(r"http://([^/]+):(\d+)/", said).groups()
+
+    def get(self, path: str, host: str | None = None, method: str = "GET") -> Answer:
+        connection = http.client.HTTPConnection("127.0.0.1", int(self.port), timeout=120)
+        connection.putrequest(method, path, skip_host=True)
+        connection.putheader("Host", f"127.0.0.1:{self.port}" if host is None else host)
+        connection.endheaders()
+        response = connection.getresponse()
+        out = Answer(response.status, response.read().decode(), {k.lower(): v for k, v in response.getheaders()})
+        connection.close()
+        return out
+
+    def close(self) -> int:
+        self.process.send_signal(signal.SIGINT)
+        status = self.process.wait(60)
+        self.process.stderr.close()
+        self.process.stdout.close()
+        return status
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory) -> Iterator[Served]:
+    folder = tmp_path_factory.mktemp("serve")
+    make_run(folder / "a" / "one", steps=12, run_id=f"p/{HOSTILE}"[:60], snapshot=False, validate=lambda s: s / 100)
+    make_run(folder / "b", steps=6, run_id="p/two", snapshot=False)
+    make_run(folder / "b2", steps=3, run_id="p/three", snapshot=False, url=str(folder / "b" / "adaptive.sqlite"))
+    (folder / "broken.sqlite").write_bytes(b"SQLite format 3" + b"\0" * 100)
+    (folder / "words.db").write_text("no database")
+    server = Served(folder)
+    try:
+        yield server
+    finally:
+        assert server.close() == 0
+
+
+def runs(served: Served) -> dict[str, str]:
+    """Name → path of every run on the index."""
+    text = served.get("/").text
+    return {name: path for path, name in re.findall(r'<a href="(/run/[0-9a-f]{16})">([^<]*)</a>', text)}
+
+
+def test_the_index_has_every_run(served) -> None:
+    answer = served.get("/")
+    assert answer.status == 200 and answer.headers["content-type"].startswith("text/html")
+    page = Page(answer.text)
+    assert len(runs(served)) == 3 and {"p/two", "p/three"} <= set(runs(served))
+    assert "<script>alert" not in answer.text and "script" in page.tags
+    assert "0.100" in answer.text and "words.db" not in answer.text
+    assert "broken.sqlite" in answer.text  # said, not silently left out
+
+
+def test_a_runs_page_is_the_report(served) -> None:
+    answer = served.get(runs(served)["p/two"])
+    assert answer.status == 200
+    Page(answer.text)
+    headings = re.findall(r"<h2[^>]*>(.*?)</h2>", answer.text)
+    assert headings[:3] == ["Learning", "What to look at today", "Where every rollout went"]
+    assert 'data-watch="/run/' in answer.text and "All runs" in answer.text
+
+
+def test_every_answer_is_guarded(served) -> None:
+    for path in ("/", "/version", "/nothing", runs(served)["p/two"]):
+        headers = served.get(path).headers
+        policy = headers["content-security-policy"]
+        assert "default-src 'none'" in policy and "unsafe" not in policy and "frame-ancestors 'none'" in policy
+        assert headers["x-content-type-options"] == "nosniff" and headers["cache-control"] == "no-store"
+        assert "access-control-allow-origin" not in headers
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "localhost.evil", "", "[::1", "user@evil"]
+)
+def test_other_names_are_refused(served, host) -> None:
+    answer = served.get("/", host=host)
+    assert answer.status == 403 and "p/two" not in answer.text
+
+
+@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:9", "127.0.0.1", "[::1]:8765", "10.0.0.7:80", "localhost."])
+def test_own_names_are_answered(served, host) -> None:
+    assert served.get("/", host=host).status == 200
+
+
+def test_it_is_read_only_and_opens_nothing_else(served) -> None:
+    before = {path: path.read_bytes() for path in served.folder.rglob("*.sqlite")}
+    for method in ("POST", "PUT", "DELETE", "OPTIONS", "PATCH"):
+        assert served.get("/", method=method).status == 405
+    for path in (
+        "/run/0000000000000000",
+        "/run/..%2f..%2fetc%2fpasswd",
+        "/run/%2Fetc%2Fpasswd",
+        "/etc/passwd",
+        "/../x",
+        "/docs",
+    ):
+        assert served.get(path).status == 404
+    assert served.get("/", method="HEAD").status == 200
+    assert {path: path.read_bytes() for path in served.folder.rglob("*.sqlite")} == before
+
+
+def test_news_changes_the_version_and_then_the_page(tmp_path) -> None:
+    make_run(tmp_path / "run", steps=5, run_id="p/e", snapshot=False)
+    server = Served(tmp_path)
+    try:
+        (path,) = runs(server).values()
+        first, index = server.get(f"{path}/version").text, server.get("/version").text
+        assert server.get(f"{path}/version").text == first
+        page = server.get(path).text
+        assert f'data-version="{first}"' in page and "steps 1 to 5" in page
+        with Journal.open(str(tmp_path / "run" / "adaptive.sqlite"), run_id="p/e") as journal:
+            journal.commit_validation(5, {"val-core/math/acc/mean@1": 0.875})
+        assert server.get("/version").text != index
+        deadline = 200
+        while server.get(f"{path}/version").text == first and deadline:
+            deadline -= 1
+            time.sleep(0.5)
+        page = server.get(path).text
+        assert "0.875" in page and f'data-version="{first}"' not in page
+    finally:
+        assert server.close() == 0
+
+
+def test_listening_beyond_this_machine_is_asked_for(tmp_path, capsys) -> None:
+    for host in ("0.0.0.0", "::", "192.168.1.5", "gpu7.lab"):
+        assert main(["serve", str(tmp_path), "--host", host]) == 2
+        assert "--allow-remote" in capsys.readouterr().err
+    assert main(["serve", "/no/where"]) == 1
+    assert "does not exist" in capsys.readouterr().err
+    assert main(["serve", str(tmp_path), "--port", "70000"]) == 2
+
+
+def test_a_given_name_is_answered() -> None:
+    guard = Guard(None, ("gpu7.lab",))  # type: ignore[arg-type]
+    assert guard.allows("gpu7.lab:8765") and guard.allows("GPU7.lab") and not guard.allows("gpu8.lab")
+
+
+def test_a_port_that_is_taken_is_one_line(served, tmp_path, capsys) -> None:
+    assert main(["serve", str(tmp_path), "--port", served.port]) == 1
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1 and "--port 0" in err
+
+
+@pytest.mark.parametrize("missing", ["starlette", "uvicorn", "jinja2"])
+def test_without_its_libraries_it_says_what_to_install(tmp_path, monkeypatch, capsys, missing) -> None:
+    for name in [m for m in sys.modules if m.split(".")[0] == missing or m == "verl_adaptive.report.server"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delitem(sys.modules, "verl_adaptive.report.page", raising=False)
+    monkeypatch.setitem(sys.modules, missing, None)
+    assert main(["serve", str(tmp_path)]) == 1
+    assert "verl-adaptive[serve]" in capsys.readouterr().err
+
+
+def test_what_is_new_is_read_without_the_whole_journal(tmp_path) -> None:
+    """Equal to what all of the steps say, across a resume."""
+    make_run(tmp_path, steps=9, run_id="p/e", snapshot=False, plan={"adaptive/plan/steps": 50})
+    url = str(tmp_path / "adaptive.sqlite")
+    with Journal.open(url, run_id="p/e") as journal:
+        journal.rewind(4)
+        every = journal.reader().steps("p/e")
+        for count in (1, 2, 3, 9):
+            assert journal.reader().newest("p/e", count).to_pylist() == every.to_pylist()[-count:]
+    (run,), trouble = find_runs(url)
+    state = state_of(run)
+    assert (state["step"], state["plan"], trouble) == (4, 50, []) and not state["running"]

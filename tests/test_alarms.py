@@ -1,0 +1,146 @@
+"""Alarms: pure counting by data source, in blocks; what is raised, when, and that it is said once."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from verl_adaptive.alarms import KINDS, Alarms, source_label
+from verl_adaptive.config import AdaptiveConfig, AlarmConfig
+from verl_adaptive.errors import ConfigError
+
+
+def drive(
+    alarms: Alarms, steps: int, rates: list[float], groups: list[int], *, n: int = 8, cut: float = 0.0, seed: int = 0
+):
+    """Steps with so many groups of each source at these pass rates; metrics of the last one, and all lines."""
+    draw, lines, metrics = np.random.default_rng(seed), [], {}
+    source = np.repeat(np.arange(len(groups)), groups)
+    for _ in range(steps):
+        won = draw.binomial(n, np.array(rates)[source])
+        rewards = np.concatenate([[1.0] * w + [0.0] * (n - w) for w in won]) if len(won) else np.zeros(0)
+        long = draw.binomial(n, cut, len(source)).astype(float)
+        metrics, said = alarms.step(source, np.full(len(source), n), won.astype(float), long, rewards)
+        lines += said
+    return metrics, lines
+
+
+def test_a_quiet_run_says_nothing() -> None:
+    alarms = Alarms(AlarmConfig(), ["a", "b"], np.array([100, 300]))
+    metrics, lines = drive(alarms, 200, [0.3, 0.6], [4, 12], cut=0.1)
+    assert lines == [] and all(metrics[f"adaptive/alarm/{kind}"] == 0 for kind in KINDS)
+    assert metrics["adaptive/source/rollout_share/b"] == 0.75
+    assert 0 < metrics["adaptive/source/pass_rate/a"] < 1 and 0 <= metrics["adaptive/source/cut_share/a"] < 0.5
+
+
+def test_a_source_that_is_never_solved_is_said_once_and_taken_back() -> None:
+    alarms = Alarms(AlarmConfig(), ["a", "broken"], np.array([100, 100]))
+    metrics, lines = drive(alarms, 15, [0.5, 0.0], [2, 2])
+    assert lines == [] and metrics["adaptive/alarm/never_solved"] == 0  # 240 rollouts are too few
+    metrics, lines = drive(alarms, 5, [0.5, 0.0], [2, 2])
+    assert metrics["adaptive/alarm/never_solved"] == 1
+    (line,) = lines
+    assert "'broken'" in line and "256 rollouts" in line and "format" in line
+    metrics, lines = drive(alarms, 60, [0.5, 0.3], [2, 2])
+    assert metrics["adaptive/alarm/never_solved"] == 0 and not [x for x in lines if "not one success" in x]
+
+
+def test_cut_answers() -> None:
+    alarms = Alarms(AlarmConfig(), ["a"], np.array([10]))
+    metrics, lines = drive(alarms, 40, [0.5], [8], cut=0.4)
+    assert metrics["adaptive/alarm/cut"] == 1 and len(lines) == 1 and "max_response_length" in lines[0]
+    metrics, lines = drive(alarms, 40, [0.5], [8], cut=0.0)
+    assert metrics["adaptive/alarm/cut"] == 0 and lines == []
+
+
+def test_without_a_known_limit_nothing_is_cut() -> None:
+    alarms = Alarms(AlarmConfig(), ["a"], np.array([10]))
+    metrics, _ = alarms.step(np.zeros(50, dtype=int), np.full(50, 8), np.full(50, 4.0), None, np.ones(400))
+    assert metrics["adaptive/alarm/cut"] == 0 and not any("cut_share" in name for name in metrics)
+
+
+@pytest.mark.parametrize(("before", "after"), [(0.2, 0.9), (0.9, 0.2)])
+def test_a_pass_rate_that_jumps(before, after) -> None:
+    alarms = Alarms(AlarmConfig(), ["a", "b"], np.array([10, 10]))
+    assert drive(alarms, 64, [before, 0.5], [8, 8])[1] == []
+    metrics, lines = drive(alarms, 4, [after, 0.5], [8, 8])
+    (line,) = lines
+    assert "'a'" in line and f"{after - before:+.1f}"[:2] in line and metrics["adaptive/alarm/jumped"] == 1
+    metrics, lines = drive(alarms, 12, [after, 0.5], [8, 8])
+    assert lines == [] and metrics["adaptive/alarm/jumped"] == 0
+
+
+def test_a_rate_that_climbs_slowly_is_no_jump() -> None:
+    alarms = Alarms(AlarmConfig(), ["a"], np.array([10]))
+    lines = [line for i in range(100) for line in drive(alarms, 4, [i / 100], [8], seed=i)[1]]
+    assert [line for line in lines if "moved" in line] == []
+
+
+def test_a_starved_source_unless_it_is_solved_or_hopeless() -> None:
+    pool = np.array([100, 100, 100, 100])
+    alarms = Alarms(AlarmConfig(), ["fed", "starved", "solved", "hopeless"], pool)
+    drive(alarms, 40, [0.5, 0.5, 1.0, 0.0], [4, 4, 4, 4])
+    metrics, lines = drive(alarms, 80, [0.5, 0.5, 1.0, 0.0], [40, 0, 0, 0])
+    assert metrics["adaptive/alarm/starved"] == 1
+    (line,) = [x for x in lines if "by its share" in x]
+    assert "'starved'" in line
+
+
+def test_duplicates_and_an_unused_acc_are_said_once() -> None:
+    alarms = Alarms(AlarmConfig(), ["a"], np.array([10]), repeated=0.2)
+    shaped = np.linspace(0, 1, 16)
+    args = (np.zeros(2, dtype=int), np.full(2, 8), np.full(2, 4.0), np.zeros(2))
+    metrics, lines = alarms.step(*args, shaped)
+    assert len(lines) == 1 and "20%" in lines[0] and metrics["adaptive/alarm/duplicate_share"] == 0.2
+    alarms.fields = frozenset({"acc", "score"})
+    metrics, lines = alarms.step(*args, shaped)
+    assert len(lines) == 1 and "adaptive.signal=acc" in lines[0] and metrics["adaptive/alarm/unused_acc"] == 1
+    assert alarms.step(*args, shaped)[1] == []
+
+
+@pytest.mark.parametrize(("signal", "rewards"), [("acc", np.linspace(0, 1, 16)), ("reward", np.tile([0.0, 1.0], 8))])
+def test_acc_is_no_matter_where_it_is_used_or_rewards_are_plain(signal, rewards) -> None:
+    alarms = Alarms(AlarmConfig(), ["a"], np.array([10]), signal=signal)
+    alarms.fields = frozenset({"acc"})
+    assert alarms.step(np.zeros(2, dtype=int), np.full(2, 8), np.full(2, 4.0), None, rewards)[1] == []
+    assert not alarms.unused_acc
+
+
+def test_the_largest_sources_have_metrics() -> None:
+    names = [f"s{i}" for i in range(30)]
+    alarms = Alarms(AlarmConfig(sources=20), names, np.arange(30))
+    metrics, _ = drive(alarms, 1, [0.5] * 30, [1] * 30)
+    shown = {name.rsplit("/", 1)[1] for name in metrics if "/pass_rate/" in name}
+    assert shown == set(names[10:])
+
+
+def test_names_are_fit_for_a_metric() -> None:
+    assert [source_label(n) for n in ("openai/gsm8k", "", " /a/ ", "x\ny")] == ["openai/gsm8k", "unknown", "a", "x\\ny"]
+    assert len(source_label("x" * 500)) == 80
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(0, 2**31), st.integers(1, 5), st.integers(0, 12))
+def test_any_run_is_counted_and_never_fails(seed, sources, groups) -> None:
+    """Whatever comes: finite metrics, alarms between 0 and the sources, an alarm said only when it is new."""
+    draw = np.random.default_rng(seed)
+    alarms = Alarms(AlarmConfig(rollouts=16), [f"s{i}" for i in range(sources)], draw.integers(0, 50, sources))
+    for _ in range(30):
+        source = draw.integers(0, sources, groups)
+        n = draw.integers(1, 12, groups)
+        won = draw.random(groups) * n
+        before = {kind: on.copy() for kind, on in alarms._on.items()}
+        metrics, lines = alarms.step(source, n, won, draw.random(groups) * n, draw.random(int(n.sum())))
+        assert all(np.isfinite(v) for v in metrics.values())
+        assert all(0 <= metrics[f"adaptive/alarm/{kind}"] <= sources for kind in KINDS)
+        assert len(lines) == sum(int((alarms._on[kind] & ~before[kind]).sum()) for kind in KINDS)
+
+
+def test_the_options_are_checked() -> None:
+    for key, value in (("rollouts", 1), ("cut", 2), ("jump", -1), ("sources", -1)):
+        with pytest.raises(ConfigError, match=f"adaptive.alarms.{key}"):
+            AdaptiveConfig.from_mapping({"alarms": {key: value}})
+    with pytest.raises(ConfigError, match="log_lists"):
+        AdaptiveConfig.from_mapping({"log_lists": -1})

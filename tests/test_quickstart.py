@@ -1,0 +1,134 @@
+"""The quickstart: what it counts, what it says of chance, the README's words of it, and the notebook."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from examples.cpu import quickstart
+from examples.cpu.quickstart import Arm, Result
+from tests.cli.stores import make_run
+
+ROOT = Path(__file__).parents[1]
+PUBLISHED = ROOT / "benchmarks" / "results" / "quickstart.json"
+
+
+def result(arm: Arm, seed: int, *accuracies: float, step: int = 128) -> Result:
+    curve = [(i * step, accuracy) for i, accuracy in enumerate(accuracies)]
+    count = curve[-1][0]
+    return Result(
+        arm.name, arm.preset, arm.n, seed, len(curve) - 1, 2, count, count, 0.5, curve, 9.0, "runs/x/checkpoints"
+    )
+
+
+GRPO, FOUR, SOLO = Arm("grpo"), Arm("grpo", 4), Arm("solo")
+
+
+def test_arms_have_the_same_rollouts_and_updates(tmp_path) -> None:
+    for arm in (GRPO, FOUR, SOLO):
+        words = dict(w.lstrip("+").split("=", 1) for w in arm.words(1, 3840, tmp_path, tmp_path / "run"))
+        n, batch = int(words["actor_rollout_ref.rollout.n"]), int(words["data.train_batch_size"])
+        assert n * batch == quickstart.ROLLOUTS_PER_STEP and words["trainer.total_training_steps"] == "30"
+        assert batch // int(words["actor_rollout_ref.actor.ppo_mini_batch_size"]) == quickstart.UPDATES_PER_STEP
+    assert Arm.parse("grpo:4") == FOUR and Arm.parse(" solo") == SOLO
+    for wrong in ("grpo:3", "grpo:x", "grpo:0"):
+        with pytest.raises(SystemExit, match="must divide"):
+            Arm.parse(wrong)
+
+
+def test_a_curve_says_when_it_was_as_good() -> None:
+    run = result(SOLO, 1, 0.2, 0.4, 0.3, 0.6)
+    assert run.reached(0.3) == pytest.approx(64) and run.reached(0.5) == pytest.approx(128 * (2 + 2 / 3))
+    assert run.reached(0.7) is None and run.final == 0.6
+
+
+def test_chance_is_the_spread_of_seeds() -> None:
+    runs = [result(GRPO, 1, 0.2, 0.4), result(SOLO, 1, 0.2, 0.5), result(GRPO, 2, 0.2, 0.42), result(SOLO, 2, 0.2, 0.5)]
+    # sum of squares 0.0002 over 2 degrees of freedom: a standard deviation of 0.01, of a difference of two means 0.01
+    assert quickstart.chance(runs) == pytest.approx(4.30 * 0.01)
+    assert "+0.090 from GRPO n=8 (more than chance explains)" in quickstart.verdict(runs)
+    assert quickstart.chance(runs[:2]) is None and "--seeds 2" in quickstart.verdict(runs[:2])
+    close = [
+        result(arm, seed, 0.2, 0.4 + 0.02 * (seed - 1) + gain)
+        for seed in (1, 2)
+        for arm, gain in ((GRPO, 0), (SOLO, 0.01))
+    ]
+    assert "within what chance explains" in quickstart.verdict(close)
+
+
+def test_the_table_compares_within_a_seed() -> None:
+    runs = [result(GRPO, 1, 0.2, 0.4), result(SOLO, 1, 0.2, 0.5), result(GRPO, 2, 0.2, 0.5), result(SOLO, 2, 0.2, 0.48)]
+    table = dict(quickstart.summary(runs))
+    assert table["  against GRPO n=8 (by seed)"] == ["", "+0.040 (+0.100, -0.020)"]
+    assert table["rollouts to GRPO n=8's end, of its own"] == ["100%", "67% (1 of 2 seeds)"]
+    assert table["prompts x rollouts of a step"] == ["16 x 8", "128 x 1"]
+
+
+def test_what_is_left_is_said_from_the_beginning() -> None:
+    assert quickstart._left(23_040, 0, 0.0, 0.0) == "about 8 min left"
+    assert quickstart._left(23_040, 11_520, 400.0, 300.0) == "about 5 min left"
+
+
+def published() -> dict:
+    return json.loads(PUBLISHED.read_text())
+
+
+def test_the_readme_says_what_the_published_run_found() -> None:
+    from benchmarks.page_quickstart import quickstart as sentence
+
+    assert "\n".join(sentence(published())) in (ROOT / "README.md").read_text()
+
+
+def test_the_published_run_is_of_the_quickstart_as_it_is() -> None:
+    found = [quickstart.result_of(stored) for stored in published()["results"]]
+    arms = [Arm.parse(text) for text in quickstart.ARMS.split(",")]
+    assert [(r.arm, r.seed) for r in found] == [(a.name, s) for s in range(1, quickstart.SEEDS + 1) for a in arms]
+    assert {r.generated for r in found} == {quickstart.ROLLOUTS} and all(r.updates == 60 for r in found)
+
+
+def notebook() -> str:
+    """The notebook's code, cell after cell, as Jupyter would run it."""
+    cells = json.loads((ROOT / "examples" / "quickstart.ipynb").read_text())["cells"]
+    return "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
+
+
+def run_notebook(work: Path, **settings: str) -> str:
+    environment = {**os.environ, "QUICKSTART_WORK": str(work), **{f"QUICKSTART_{k}": v for k, v in settings.items()}}
+    done = subprocess.run(
+        [sys.executable, "-c", notebook()], cwd=ROOT / "examples", env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_the_notebook_runs_with_results_that_are_there(tmp_path) -> None:
+    """Every cell; training has been done: the published results stand where it would have put them."""
+    pytest.importorskip("matplotlib")
+    for name in ("data/done", "model/done", "data/pool.parquet"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    for stored in published()["results"]:
+        run = (tmp_path / stored["checkpoints"]).parent
+        run.mkdir(parents=True)
+        (run / "result.json").write_text(json.dumps(stored))
+    make_run(tmp_path / stored["checkpoints"])
+    said = run_notebook(tmp_path)
+    assert (tmp_path / "accuracy.png").stat().st_size > 10_000
+    assert "GRPO n=4" in said and "questions, " in said
+
+
+@pytest.mark.e2e
+@pytest.mark.matrix
+@pytest.mark.timeout(3600)
+def test_the_notebook_trains(tmp_path) -> None:
+    said = run_notebook(tmp_path, ARMS="grpo,solo", SEEDS="1", ROLLOUTS="256")
+    found = sorted((tmp_path / "runs").glob("*/result.json"))
+    results = [quickstart.read_result(path) for path in found]
+    assert len(results) == 2 and all(r.generated == 256 and r.updates == 4 and len(r.curve) == 3 for r in results)
+    assert "solo ends" in said and asdict(results[0])["checkpoints"].startswith("runs/")

@@ -1,0 +1,192 @@
+"""Every patch of ``upstream/`` applies to the installed verl, alone and after those before it, and its tests pass then.
+
+Without the patch each of them has a test that fails. The installed files are never written to: a copy of verl is a folder
+of links, the patched files aside.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+pytest.importorskip("verl")
+
+import importlib.util
+
+from verl_adaptive.integration.compat import SUPPORTED
+
+ROOT = Path(__file__).parents[2]
+UPSTREAM = ROOT / "upstream"
+PATCHES = sorted(p.parent.name for p in UPSTREAM.glob("*/change.patch"))
+INSTALLED = Path(importlib.util.find_spec("verl").submodule_search_locations[0])
+#: Tests of ours that need no Ray, run with verl's patched hooks in the place of ours.
+OURS = [str(ROOT / "tests/integration" / name) for name in ("test_rows.py", "test_identity.py")]
+REPLACED = "tests.upstream.replaced"
+ENVIRONMENT = {
+    "VERL_USE_EXTERNAL_PLUGINS": "none",  # these are verl's tests: verl as its own developers run it
+    "CUDA_VISIBLE_DEVICES": "",
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "PYTHONPATH": str(ROOT),
+}
+
+pytestmark = pytest.mark.timeout(1200)  # the first one waits for all jobs, on a machine that may have other work
+
+
+def changed(patch: str) -> list[str]:
+    """Files below ``verl`` that a patch changes."""
+    text = (UPSTREAM / patch / "change.patch").read_text()
+    return re.findall(r"^\+\+\+ b/verl/(.+)$", text, re.MULTILINE)
+
+
+def copy(folder: Path, patches: list[str]) -> Path:
+    """A copy of the installed verl with these patches applied; links, but for the changed files and their folders."""
+    files = {Path(name) for patch in patches for name in changed(patch)}
+    own = {parent for file in files for parent in file.parents}
+    for directory in sorted(own):
+        target = folder / "verl" / directory
+        target.mkdir(parents=True)
+        for entry in (INSTALLED / directory).iterdir():
+            relative = directory / entry.name
+            if relative in files:
+                shutil.copy(entry, target)
+            elif relative not in own and entry.name != "__pycache__":
+                (target / entry.name).symlink_to(entry)
+    for patch in patches:
+        command = ["git", "apply", "--verbose", str(UPSTREAM / patch / "change.patch")]
+        # Outside of any repository; git would otherwise take paths to be relative to that one's root.
+        environment = {**os.environ, "GIT_CEILING_DIRECTORIES": str(folder.parent)}
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, env=environment)
+        assert done.returncode == 0, f"{patch} does not apply to verl {SUPPORTED}:\n{done.stderr}"
+    return folder
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory) -> dict[str, dict[str, list[str]]]:
+    """Job → test file → what came of its tests; jobs are ``none``, ``all`` and each patch alone."""
+    shared = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:  # one of the workers runs the jobs, the others wait for it
+        shared = shared.parent
+    with open(shared / "upstream.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        done = shared / "upstream.json"
+        if not done.exists():
+            done.write_text(json.dumps(run(tmp_path_factory.mktemp("upstream"))))
+        return json.loads(done.read_text())
+
+
+def run(folder: Path) -> dict[str, dict[str, list[str]]]:
+    """Run every job in a folder."""
+    tests = {patch: [str(p) for p in (UPSTREAM / patch).glob("test_*_on_cpu.py")] for patch in PATCHES}
+    every = [test for patch in PATCHES for test in tests[patch]]
+    wanted = {patch: ([patch], tests[patch]) for patch in PATCHES} | {
+        "all": (PATCHES, every + OURS),
+        "none": ([], every),
+    }
+    jobs = []
+    for name, (patches, files) in wanted.items():
+        paths = {key: str(folder / f"{name}.{key}") for key in ("report", "output", "basetemp")}
+        tree = str(copy(folder / name, patches)) if patches else None
+        plugins = [REPLACED] if name == "all" else []
+        jobs.append({"tree": tree, "tests": files, "plugins": plugins, "rootdir": str(ROOT), **paths})
+    command = [sys.executable, str(Path(__file__).with_name("runner.py")), json.dumps(jobs)]
+    done = subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, check=False, env=os.environ | ENVIRONMENT
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return {name: _read(job) for name, job in zip(wanted, jobs, strict=True)}
+
+
+def _read(job: dict) -> dict[str, list[str]]:
+    output = Path(job["output"]).read_text()
+    assert Path(job["report"]).exists(), output[-3000:]
+    found: dict[str, list[str]] = {}
+    for case in ElementTree.parse(job["report"]).iter("testcase"):
+        bad = [child for child in case if child.tag in ("failure", "error")]
+        words = "passed" if not bad else f"{case.get('name')}: {bad[0].get('message')}"
+        found.setdefault(case.get("classname").rsplit(".", 1)[-1], []).append(words)
+    return found
+
+
+def _not_passed(outcome: dict[str, list[str]]) -> list[str]:
+    return [words for all_words in outcome.values() for words in all_words if words != "passed"]
+
+
+@pytest.mark.parametrize("patch", PATCHES)
+def test_a_patch_alone_applies_and_passes_its_tests(outcomes, patch):
+    assert outcomes[patch], "no tests"
+    assert _not_passed(outcomes[patch]) == []
+
+
+@pytest.mark.parametrize("patch", PATCHES)
+def test_without_the_patch_its_tests_fail(outcomes, patch):
+    (module,) = [p.stem for p in (UPSTREAM / patch).glob("test_*_on_cpu.py")]
+    assert set(outcomes["none"].get(module, ["not imported"])) != {"passed"}
+
+
+def test_all_patches_together_pass_their_tests_and_ours(outcomes):
+    assert _not_passed(outcomes["all"]) == []
+    assert len(outcomes["all"]) == len(PATCHES) + len(OURS)
+
+
+@pytest.mark.matrix
+def test_our_abort_works_with_verls_own_client(tmp_path):
+    """:mod:`tests.integration.test_abort`, on real Ray actors, without :class:`CancellingClient`."""
+    tree = copy(tmp_path / "tree", ["10-abort-prompts"])
+    environment = os.environ | ENVIRONMENT | {"PYTHONPATH": f"{tree}{os.pathsep}{ROOT}"}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", REPLACED, "--basetemp", str(tmp_path / "t")]
+    done = subprocess.run(
+        [*command, "tests/integration/test_abort.py"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment,
+    )
+    assert done.returncode == 0, done.stdout[-5000:]
+    assert "skipped" not in done.stdout
+
+
+@pytest.mark.parametrize("patch", PATCHES)
+def test_a_patch_changes_neither_licences_nor_whole_files(patch):
+    text = (UPSTREAM / patch / "change.patch").read_text()
+    lines = [line for line in text.splitlines() if re.match(r"[-+](?![-+]{2} )", line)]
+    assert not [line for line in lines if "Copyright" in line or "License" in line]
+    assert "new file mode" not in text and len(lines) < 120
+    assert all(len(line) <= 121 for line in lines if line.startswith("+"))  # verl's line length, and the plus
+
+
+def test_the_index_names_every_patch():
+    index = (UPSTREAM / "README.md").read_text()
+    assert re.findall(r"^\| \[(\d\d-[\w-]+)\]\(\1/\) \|", index, re.MULTILINE) == PATCHES
+
+
+@pytest.mark.parametrize("patch", PATCHES)
+def test_a_description_has_the_title_and_the_sections(patch):
+    title, *rest = (UPSTREAM / patch / "README.md").read_text().splitlines()
+    assert re.fullmatch(r"# \[[a-z_]+(, [a-z_]+)*\] (feat|fix|refactor): .+", title)  # as verl's checks ask for
+    sections = ["Why", "What changes", "Measured", "What it deletes of ours", "Upstream"]
+    assert [line.removeprefix("## ") for line in rest if line.startswith("## ")] == sections
+    assert "@" not in "\n".join(rest)  # a place that was to be filled in
+
+
+@pytest.mark.parametrize("patch", PATCHES)
+def test_what_a_description_says_is_deleted_exists(patch):
+    """Each line of the section names a file and a function of ours, which are there as long as the patch is not."""
+    text = (UPSTREAM / patch / "README.md").read_text()
+    section = text.split("## What it deletes of ours\n")[1].split("\n## ")[0]
+    named = re.findall(r"`((?:verl_adaptive|hydra_configs|tests)/[\w/.]+)(?:::([\w.]+))?`", section)
+    assert named or "Nothing" in section
+    for path, name in named:
+        source = (ROOT / path).read_text()
+        assert not name or re.search(rf"(def |class |^){re.escape(name.rsplit('.', 1)[-1])}\b", source, re.MULTILINE), (
+            name
+        )

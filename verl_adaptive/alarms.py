@@ -1,0 +1,201 @@
+"""Alarms while a run goes on: what a person would want to be told before the next morning. Pure counting; decides nothing.
+
+Everything is judged by data source, in blocks of at least ``adaptive.alarms.rollouts`` rollouts of it, so that a source of
+two prompts a step is judged as carefully as one of two hundred, only later:
+
+* *never solved*: not one success since the run began (or resumed), in a block's rollouts or more;
+* *cut*: of the latest block, more than ``cut`` of the answers are as long as ``data.max_response_length``;
+* *jumped*: from one block to the next the pass rate moved by more than ``jump``, and by more than four standard errors;
+* *starved*: of the latest rollouts of all sources, it got less than ``starved`` of its share of the prompts, although it is
+  neither solved nor hopeless.
+
+docs/alarms.md says what each may mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from verl_adaptive.config import AlarmConfig
+from verl_adaptive.text import clean
+
+__all__ = ["KINDS", "Alarms", "source_label"]
+
+#: Kinds that are judged by source.
+KINDS = ("never_solved", "cut", "jumped", "starved")
+#: Pass rate from which a source is solved and needs no rollouts.
+_SOLVED = 0.9
+#: Standard errors that chance does not explain.
+_CHANCE = 4.0
+#: Share of rows that repeat an earlier prompt from which it is said.
+DUPLICATES = 0.05
+
+
+def source_label(name: str) -> str:
+    """A data source's name as part of a metric's."""
+    return clean(name.strip().strip("/"), 80) or "unknown"
+
+
+class Alarms:
+    """Watches a run, step by step.
+
+    Args:
+        config: ``adaptive.alarms``.
+        names: the data sources.
+        prompts: int ``(S,)``, prompts of each in the training set.
+        repeated: share of the data set's rows that repeat an earlier prompt.
+        signal: ``adaptive.signal``.
+    """
+
+    def __init__(
+        self,
+        config: AlarmConfig,
+        names: Sequence[str],
+        prompts: np.ndarray,
+        *,
+        repeated: float = 0.0,
+        signal: str = "reward",
+    ) -> None:
+        self.config, self.names, self.prompts = config, list(names), np.asarray(prompts, dtype=np.float64)
+        self.repeated, self.signal = repeated, signal
+        self.fields: frozenset[str] = frozenset()  # what the reward function gives beside the reward, once known
+        size = len(self.names)
+        order = np.argsort(-self.prompts, kind="stable")
+        self._shown = [i for i in order.tolist() if self.prompts[i] > 0][: config.sources]
+        self._all = np.zeros((2, size))  # rollouts, successes
+        self._block = np.zeros((4, size))  # rollouts, successes, rollouts of known length, cut ones
+        self._last = np.full((4, size), np.nan)
+        self._wait = np.zeros(size)  # rollouts since the starved were looked for
+        self._on = {kind: np.zeros(size, dtype=bool) for kind in KINDS}
+        self._rewards: set[float] = set()
+        self._said: set[str] = set()
+
+    def step(
+        self,
+        source: np.ndarray,
+        n: np.ndarray,
+        successes: np.ndarray,
+        cut: np.ndarray | None,
+        rewards: np.ndarray,
+    ) -> tuple[dict[str, float], list[str]]:
+        """Take a step's groups, failed ones left out.
+
+        Args:
+            source: int ``(G,)``, positions in ``names``.
+            n, successes: ``(G,)``, rollouts and evidence of success.
+            cut: ``(G,)``, rollouts as long as the limit; None: the limit is not known.
+            rewards: ``(R,)``, their training rewards.
+
+        Returns:
+            Metrics, and a line for each alarm that was raised now.
+        """
+        size = len(self.names)
+        long = np.zeros(len(n)) if cut is None else cut
+        now = np.stack([np.bincount(source, value, minlength=size) for value in (n, successes, n, long)])
+        if cut is None:
+            now[2] = 0.0
+        self._all += now[:2]
+        self._block += now
+        self._wait += now[0]
+        lines = self._judge()
+        if len(self._rewards) <= 2:
+            self._rewards.update(np.unique(np.round(rewards[np.isfinite(rewards)], 9))[:3].tolist())
+        lines += self._once()
+        return self._metrics(now), lines
+
+    # -- by source ------------------------------------------------------------------------------------------
+
+    def _judge(self) -> list[str]:
+        before = {kind: on.copy() for kind, on in self._on.items()}
+        whole, won = self._all
+        self._on["never_solved"] = (whole >= self.config.rollouts) & (won <= 0)
+        full = self._block[0] >= self.config.rollouts
+        if full.any():
+            self._judge_blocks(full)
+        self._judge_shares()
+        return [self._line(kind, i) for kind in KINDS for i in np.flatnonzero(self._on[kind] & ~before[kind]).tolist()]
+
+    def _judge_blocks(self, full: np.ndarray) -> None:
+        n, won, known, cut = self._block
+        n0, won0 = self._last[:2]
+        with np.errstate(all="ignore"):
+            self._on["cut"] = np.where(full, (known > 0) & (cut > self.config.cut * known), self._on["cut"])
+            move = won / n - won0 / n0
+            pooled = (won + won0) / (n + n0)
+            error = np.sqrt(np.maximum(pooled * (1 - pooled), 1e-4) * (1 / n + 1 / n0))
+            jumped = (np.abs(move) > self.config.jump) & (np.abs(move) > _CHANCE * error)
+        self._on["jumped"] = np.where(full, jumped, self._on["jumped"])
+        self._move = np.where(full, move, getattr(self, "_move", np.zeros(len(n))))
+        self._last[:, full] = self._block[:, full]
+        self._block[:, full] = 0.0
+
+    def _judge_shares(self) -> None:
+        got, pool = float(self._wait.sum()), float(self.prompts.sum())
+        if len(self.names) < 2 or not pool or got < self.config.rollouts * max(8, int((self.prompts > 0).sum())):
+            return
+        expected = got * self.prompts / pool
+        with np.errstate(all="ignore"):
+            rate = self._all[1] / self._all[0]
+        needless = (rate >= _SOLVED) | self._on["never_solved"]
+        self._on["starved"] = (expected >= 64) & (self._wait < self.config.starved * expected) & ~needless
+        self._got, self._expected = self._wait.copy(), expected
+        self._wait[:] = 0.0
+
+    def _line(self, kind: str, i: int) -> str:
+        name = f"data source {clean(self.names[i], 80)!r}"
+        if kind == "never_solved":
+            return (
+                f"alarm: {name}: not one success in {self._all[0, i]:,.0f} rollouts. Does its reward function parse the "
+                "answer's format?"
+            )
+        if kind == "cut":
+            share = self._last[3, i] / self._last[2, i]
+            return f"alarm: {name}: {share:.0%} of the answers are cut at data.max_response_length"
+        if kind == "jumped":
+            rate = self._last[1, i] / self._last[0, i]
+            return (
+                f"alarm: {name}: the pass rate moved by {self._move[i]:+.2f} to {rate:.2f} within "
+                f"{self._last[0, i]:,.0f} rollouts. Read some: reward hacking, or a verifier that fails?"
+            )
+        return (
+            f"alarm: {name}: got {self._got[i]:,.0f} of the latest rollouts, by its share of the prompts it would be "
+            f"{self._expected[i]:,.0f}"
+        )
+
+    # -- of the whole run -----------------------------------------------------------------------------------
+
+    @property
+    def unused_acc(self) -> bool:
+        """``acc`` is there, and the shaped reward is what decides difficulty."""
+        return self.signal == "reward" and "acc" in self.fields and len(self._rewards) > 2
+
+    def _once(self) -> list[str]:
+        lines = []
+        if self.repeated > DUPLICATES and "duplicates" not in self._said:
+            self._said.add("duplicates")
+            lines.append(f"alarm: {self.repeated:.0%} of the data set's rows repeat an earlier prompt")
+        if self.unused_acc and "acc" not in self._said:
+            self._said.add("acc")
+            lines.append(
+                "alarm: the reward takes more than two values and the reward function gives acc, too: "
+                "adaptive.signal=acc would tell solved from failed, adaptive.signal=reward cannot"
+            )
+        return lines
+
+    def _metrics(self, now: np.ndarray) -> dict[str, float]:
+        out = {f"adaptive/alarm/{kind}": float(on.sum()) for kind, on in self._on.items()}
+        out["adaptive/alarm/duplicate_share"] = self.repeated
+        out["adaptive/alarm/unused_acc"] = float(self.unused_acc)
+        whole = float(now[0].sum())
+        for i in self._shown:
+            name = source_label(self.names[i])
+            n, won, known, cut = now[:, i].tolist()
+            if whole:
+                out[f"adaptive/source/rollout_share/{name}"] = n / whole
+            if n:
+                out[f"adaptive/source/pass_rate/{name}"] = won / n
+            if known:
+                out[f"adaptive/source/cut_share/{name}"] = cut / known
+        return out

@@ -1,0 +1,242 @@
+"""What a command line will cost, beside plain GRPO with the same settings: rollouts, waiting, and passes over the data.
+
+A step's price depends on how many of GRPO's groups have variance. That share is read from statistics where there are any,
+and assumed, and said to be, where there are none. The rest is a short simulation of the very policy with a clock
+(:func:`verl_adaptive.simulate.expected_waiting`).
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from verl_adaptive.config import AdaptiveConfig
+from verl_adaptive.text import number
+
+__all__ = ["ASSUMED", "Price", "informative_share", "price_of", "yield_of"]
+
+#: Share of GRPO's groups with variance, where nothing is known.
+ASSUMED = 0.5
+#: Rollouts of a simulated step: enough for a price to one digit, in a second or so.
+_SIZE = 512
+#: Samplers that decide by what earlier visits have shown, and what they do where there are none.
+_LEARNS = {
+    "greso": "skip nothing",
+    "retire": "retire nothing",
+    "cero": "rank prompts it has never seen",
+    "mopps": "know a prompt by its data source only",
+    "spread": "know a prompt by its data source only",
+}
+
+
+@dataclass
+class Price:
+    """The bill of a run; shares and factors are of plain GRPO's with the same settings.
+
+    Attributes:
+        grpo_step, grpo_total: GRPO's rollouts of a step and of the run; None: the number of steps is not known here.
+        step, total: about as many rollouts as the preset generates; None: not known, and ``why_not`` says why.
+        factor: ``step`` of ``grpo_step``.
+        seconds: generation time of a step.
+        share: of GRPO's groups that have variance, as far as it is known.
+        known_from: where that share is from.
+        waiting: generation time in words.
+        equal: override with which the run spends what GRPO would, or an empty string.
+        equal_steps: about as many steps as that buys.
+        passes: GRPO's passes over the training set; None: not known here.
+        sense: what speaks against this preset in this run.
+        why_not: what keeps the price from being known.
+    """
+
+    grpo_step: int
+    grpo_total: int | None
+    share: float
+    known_from: str
+    step: int | None = None
+    total: int | None = None
+    factor: float | None = None
+    seconds: float | None = None
+    waiting: str = ""
+    equal: str = ""
+    equal_steps: int | None = None
+    passes: float | None = None
+    sense: list[str] = field(default_factory=list)
+    why_not: str = ""
+
+    def lines(self) -> list[tuple[str, str]]:
+        """Label and text, for people."""
+        total = f", {number(self.grpo_total)} in all" if self.grpo_total else ""
+        out = [("GRPO", f"{number(self.grpo_step)} rollouts a step{total}")]
+        if self.step is None or self.factor is None:
+            out.append(("price", f"not known: {self.why_not}"))
+        elif self.known_from:
+            total = f", {number(self.total)} in all" if self.total else ""
+            times = "the same" if abs(self.factor - 1) < 0.02 else f"{self.factor:.2g} x as many"
+            out.append(
+                (
+                    "price",
+                    f"about {times}: {number(self.step)} rollouts a step{total}, if {self.share:.0%} of GRPO's groups have "
+                    f"variance ({self.known_from})",
+                )
+            )
+        else:
+            out.append(("price", "the same: this is GRPO's bill"))
+        if self.waiting:
+            out.append(("waiting", self.waiting))
+        if self.equal:
+            steps = f", in about {number(self.equal_steps)} steps" if self.equal_steps else ""
+            out.append(("equal bill", f"{self.equal} spends what GRPO would{steps}"))
+        epochs = "" if self.passes is None else f"GRPO's steps are {self.passes:.2g} passes over the training set"
+        remarks = "; ".join(part for part in (epochs, *self.sense) if part)
+        return [*out, ("epochs", remarks)] if remarks else out
+
+
+def price_of(config: Any, adaptive: AdaptiveConfig, plan: Any) -> Price:
+    """The price of a plan.
+
+    Args:
+        config: composed and valid, verl's.
+        adaptive: its ``adaptive`` group.
+        plan: :class:`verl_adaptive.integration.inspect.Plan`.
+    """
+    batch, n = int(config.data.train_batch_size), int(config.actor_rollout_ref.rollout.n)
+    steps, plain = plan.steps, _plain(adaptive)
+    share, known = (ASSUMED, "") if plain else yield_of(adaptive, plan, n)
+    price = Price(batch * n, None if steps is None else batch * n * steps, share, known)
+    if plan.prompts and steps:
+        price.passes = steps * batch / plan.prompts
+    price.sense = _sense(adaptive, plan, price.passes, batch)
+    if plain:
+        price.factor, price.step = 1.0, price.grpo_step
+    else:
+        _simulate(price, config, adaptive, plan, batch, n)
+    if price.step is None or price.factor is None:
+        return price
+    if steps is not None:
+        price.total = price.step * steps
+        if adaptive.total_rollouts is not None:
+            price.total = min(price.total, adaptive.total_rollouts)
+    if adaptive.total_rollouts is None and abs(price.factor - 1) >= 0.02:
+        equal = price.grpo_total
+        price.equal = f"adaptive.total_rollouts={equal if equal else f'<steps of GRPO x {price.grpo_step}>'}"
+        price.equal_steps = None if equal is None else math.ceil(equal / price.step)
+        if price.equal_steps and steps and price.equal_steps > steps:
+            price.equal += f" trainer.total_training_steps={price.equal_steps}"
+    return price
+
+
+def _plain(adaptive: AdaptiveConfig) -> bool:
+    """The parts are those of GRPO as verl has it, so that nothing need be simulated."""
+    parts = (adaptive.sampler["name"], adaptive.allocator["name"], adaptive.filter["name"])
+    return (
+        parts == ("epoch", "fixed", "keep_all") and adaptive.batch_unit == "groups" and not adaptive.allocator.get("n")
+    )
+
+
+def _simulate(price: Price, config: Any, adaptive: AdaptiveConfig, plan: Any, batch: int, n: int) -> None:
+    """Fill in rollouts and waiting, or why they cannot be known."""
+    from verl_adaptive.simulate import ClockConfig, expected_waiting
+
+    rollout, trainer = config.actor_rollout_ref.rollout, config.trainer
+    where = rollout if plan.mode == "separate_async" else trainer
+    engines = max(1, int(where.nnodes) * int(where.n_gpus_per_node) // int(rollout.tensor_model_parallel_size))
+    slots, longest = int(rollout.max_num_seqs), int(config.data.max_response_length)
+    clock = ClockConfig.guess(replicas=engines, slots=slots, cap=longest)
+    passes = min(4.0, max(0.5, price.passes or 2.0))
+    try:
+        found = expected_waiting(adaptive, batch=batch, n=n, share=price.share, passes=passes, clock=clock, most=_SIZE)
+    except (
+        Exception
+    ) as error:  # a part of the user's own may need what no simulation has: the plan stands without a price
+        price.why_not = f"the policy cannot be simulated ({type(error).__name__}: {error})"
+        return
+    price.factor, price.seconds, price.share = found.rollouts, found.seconds, found.share
+    price.step = round(found.rollouts * price.grpo_step)
+    if plan.cap is not None and price.step > plan.cap:
+        price.step = plan.cap
+        price.factor = price.step / price.grpo_step
+    waves = "" if found.waves < 1.05 else f" in {found.waves:.1f} waves"
+    apiece = found.seconds_per_informative
+    each = "" if apiece is None else f", {apiece:.2g} x for each group with variance"
+    ahead = "" if plan.mode == "sync" else "; counted as in the sync trainer"
+    price.waiting = (
+        f"about {found.seconds:.2g} x GRPO's generation time{waves}{each} (a model of {engines} engine"
+        f"{'' if engines == 1 else 's'} with {number(slots)} slots, answers of up to {number(longest)} tokens{ahead})"
+    )
+
+
+def _sense(adaptive: AdaptiveConfig, plan: Any, passes: float | None, batch: int) -> list[str]:
+    """Whether the preset's parts have what they decide by in a run of so many passes."""
+    sampler = adaptive.sampler["name"]
+    if passes is None or adaptive.warm_start is not None or sampler not in _LEARNS:
+        return []
+    visits = passes * plan.groups / batch  # smaller groups are more prompts a step
+    if visits > 1.0:
+        return []
+    often = "one epoch" if visits == 1.0 else f"{visits:.2g} epochs"
+    return [
+        f"{often}: {adaptive.name} will {_LEARNS[sampler]}; give it a past with adaptive.warm_start=<earlier run>, or "
+        "take +adaptive=aero, which needs none"
+    ]
+
+
+# -- yield ------------------------------------------------------------------------------------------------------------
+
+
+def yield_of(adaptive: AdaptiveConfig, plan: Any, n: int) -> tuple[float, str]:
+    """Share of groups of ``n`` that have variance, and where that is known from."""
+    from verl_adaptive.errors import AdaptiveError
+    from verl_adaptive.redact import redact
+    from verl_adaptive.report.opening import open_prompts
+
+    places: list[tuple[str, str | None, str]] = []
+    if adaptive.warm_start is not None:
+        places.append((adaptive.warm_start, None, f"of the warm start {redact(adaptive.warm_start)}"))
+    if plan.store_path is not None and os.path.exists(plan.store_path):
+        places.append((plan.store_path, plan.run_id, f"of this run's earlier steps in {plan.store_path}"))
+    for source, run, words in places:
+        try:
+            table = open_prompts(source, run=run, tolerance=adaptive.tolerance, id_key=adaptive.id_key).prompts.table
+        except AdaptiveError:
+            continue  # a run that is not in the journal yet; what cannot be read is a finding of its own
+        share = informative_share(table.col("rollouts"), table.col("successes"), n)
+        if share is not None:
+            return share, words
+    return ASSUMED, "assumed: there are no statistics yet; adaptive.warm_start=<earlier run or evaluation> would tell"
+
+
+def informative_share(rollouts: np.ndarray, successes: np.ndarray, n: int) -> float | None:
+    """Share of groups of ``n`` rollouts with both right and wrong answers, over prompts that were rolled out.
+
+    Of a prompt with at least ``n`` rollouts, the chance that ``n`` of them drawn without replacement are mixed, which has no
+    bias; of one with fewer, the expectation under a Beta(½, ½) prior.
+
+    Args:
+        rollouts, successes: of each prompt, ``(M,)``.
+        n: rollouts of a group.
+
+    Returns:
+        In (0, 1]; at least one group in a thousand. None: nothing was rolled out.
+
+    Example:
+        >>> round(informative_share(np.array([4, 4]), np.array([2, 4]), 2), 3)  # 4 of 6 pairs, and none
+        0.333
+    """
+    m = np.asarray(rollouts, dtype=np.float64)
+    seen = m > 0
+    if not seen.any():
+        return None
+    m = m[seen]
+    right = np.clip(np.asarray(successes, dtype=np.float64)[seen], 0.0, m)
+    many, i = m >= n, np.arange(n, dtype=np.float64)[:, None]
+
+    def all_of(count: np.ndarray) -> np.ndarray:
+        drawn = np.prod(np.maximum(count - i, 0.0) / np.maximum(m - i, 1.0), axis=0)
+        expected = np.prod((count + 0.5 + i) / (m + 1.0 + i), axis=0)
+        return np.where(many, drawn, expected)
+
+    return float(min(1.0, max(1e-3, np.mean(1.0 - all_of(right) - all_of(m - right)))))

@@ -1,0 +1,134 @@
+"""Show the report live in a browser, for all runs of a folder or database. Read-only; on this machine alone by default.
+
+examples:
+  verl-adaptive serve checkpoints
+  verl-adaptive serve checkpoints --port 8080 --data train.parquet
+  verl-adaptive serve postgresql+psycopg://user@host/database
+  ssh -L 8765:127.0.0.1:8765 gpu-node, then verl-adaptive serve checkpoints there and http://127.0.0.1:8765 here
+
+Pages refresh themselves and keep the place. Whoever can reach the port reads the runs: --host with another address than
+loopback needs --allow-remote, and has neither password nor encryption.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ipaddress
+import socket
+from typing import TYPE_CHECKING
+
+from verl_adaptive.commands.arguments import add_store_options
+from verl_adaptive.commands.report import add_page_options, rollouts_of
+from verl_adaptive.errors import AdaptiveError, UsageError
+from verl_adaptive.redact import redact
+
+if TYPE_CHECKING:
+    from verl_adaptive.report.page import Live
+    from verl_adaptive.report.runs import Run
+
+__all__ = ["configure", "run"]
+
+
+def _port(text: str) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
+    if not 0 <= value < 65536:
+        raise argparse.ArgumentTypeError(f"{value} is no port: 1 to 65535, or 0 for any that is free")
+    return value
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "store", metavar="DIR|URL", help="a folder with runs below it, a SQLite file, or a database URL"
+    )
+    parser.add_argument("--port", metavar="N", type=_port, default=8765, help="port; 0: any free one (default 8765)")
+    parser.add_argument(
+        "--host", metavar="ADDRESS", default="127.0.0.1", help="address to listen on (default 127.0.0.1)"
+    )
+    parser.add_argument(
+        "--allow-remote", action="store_true", help="with --host: other machines may read, without a password"
+    )
+    parser.add_argument(
+        "--name",
+        metavar="HOST",
+        action="append",
+        default=[],
+        help="host name that browsers use, beside localhost and IP addresses: --name gpu7.lab (may be repeated)",
+    )
+    add_page_options(parser)
+    add_store_options(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    from verl_adaptive.commands.output import note
+
+    if not _is_loopback(args.host) and not args.allow_remote:
+        raise UsageError(
+            f"--host {args.host}: everybody who can reach this address could read the runs, without a password. Forward "
+            "the port with ssh -L instead, or add --allow-remote"
+        )
+    try:
+        import uvicorn
+
+        from verl_adaptive.report.server import Site, application
+    except ModuleNotFoundError as error:
+        raise AdaptiveError(
+            f"serve needs {error.name}, which is not installed: pip install 'verl-adaptive[serve]'"
+        ) from None
+    if args.data is None and args.rollouts is not None:
+        rollouts_of(args.rollouts, args.data, {})
+    site = Site(args.store, lambda run, live: _render(args, run, live), args.run)
+    found, trouble = site.runs()
+    try:
+        family = socket.AF_INET6 if ":" in args.host else socket.AF_INET
+        listener = socket.create_server((args.host, args.port), family=family)
+    except (OSError, OverflowError) as error:
+        hint = "; --port 0 takes any free one" if getattr(error, "errno", None) == 98 else ""
+        raise AdaptiveError(f"cannot listen on {args.host} port {args.port}: {error}{hint}") from None
+    host, port = listener.getsockname()[:2]
+    shown = f"[{host}]" if ":" in host else host
+    for text in trouble:
+        note(redact(text))
+    note(f"{len(found)} run{'' if len(found) == 1 else 's'} at http://{shown}:{port}/ (Ctrl-C ends it)")
+    if not _is_loopback(args.host):
+        note("other machines can read this: there is neither password nor encryption")
+    config = uvicorn.Config(
+        application(site, tuple(args.name)), log_level="warning", access_log=False, server_header=False, lifespan="off"
+    )
+    try:
+        uvicorn.Server(config).run(sockets=[listener])
+    except KeyboardInterrupt:  # how it is meant to end
+        pass
+    finally:
+        listener.close()
+    return 0
+
+
+def _is_loopback(host: str) -> bool:
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _render(args: argparse.Namespace, run: Run, live: Live) -> str:
+    from verl_adaptive.report.collect import collect
+    from verl_adaptive.report.opening import open_prompts
+    from verl_adaptive.report.page import render
+
+    opened = open_prompts(run.source, run=run.name, tolerance=args.tolerance, id_key=args.id_key)
+    collected = collect(
+        opened,
+        tries=args.tries,
+        limit=args.limit,
+        data=args.data,
+        rollouts=rollouts_of(args.rollouts, args.data, opened.about),
+        prompt_key=args.prompt_key,
+        id_key=args.id_key,
+        media_keys=dict(args.media_key),
+    )
+    return render(collected, live=live)

@@ -1,0 +1,81 @@
+"""The lists of prompts to look at, through verl's logger: ``wandb.Table`` and TensorBoard text (``adaptive.log_lists``)."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import numpy as np
+
+from verl_adaptive.report.overview import REGRESSED
+from verl_adaptive.report.prompts import Prompts
+from verl_adaptive.report.suspects import suspects
+from verl_adaptive.stats import StatsTable
+from verl_adaptive.text import clean
+
+__all__ = ["COLUMNS", "lists_now", "log_lists"]
+
+logger = logging.getLogger(__name__)
+
+#: Rows of a list.
+LIMIT = 50
+#: Rollouts without a success from which a prompt counts as never solved, as in the report.
+TRIES = 16
+COLUMNS = ("key", "source", "visits", "rollouts", "pass_rate", "first_rate", "last_rate", "last_step")
+
+_said: set[str] = set()
+
+
+def lists_now(table: StatsTable) -> dict[str, list[list[Any]]]:
+    """Name → rows of :data:`COLUMNS`, those to look at first."""
+    prompts = Prompts(table)
+    never = np.flatnonzero((table.col("rollouts") >= TRIES) & (table.col("successes") <= 0))
+    change = prompts.get("change")
+    assert isinstance(change, np.ndarray)
+    worse = np.flatnonzero(change <= -REGRESSED)
+    chosen = {
+        "likely_wrong_labels": suspects(prompts)[0],
+        "never_solved": prompts.order("rollouts", never, True),
+        "regressed": prompts.order("change", worse, False),
+    }
+    out = {}
+    for name, rows in chosen.items():
+        columns = [prompts.values(column, rows[:LIMIT]) for column in COLUMNS]
+        out[name] = [[clean(v, 80) if isinstance(v, str) else v for v in row] for row in zip(*columns, strict=True)]
+    return out
+
+
+def log_lists(tracking: Any, table: StatsTable, step: int) -> None:
+    """Log them with every backend of verl's that has a form for them; the others are named once.
+
+    Args:
+        tracking: verl's ``Tracking``.
+        table: the statistics.
+        step: the training step.
+    """
+    lists = lists_now(table)
+    for backend, instance in tracking.logger.items():
+        if backend in ("wandb", "vemlp_wandb"):
+            made = {
+                f"adaptive/lists/{n}": instance.Table(columns=list(COLUMNS), data=rows) for n, rows in lists.items()
+            }
+            instance.log(made, step=step)
+        elif backend == "tensorboard":
+            for name, rows in lists.items():
+                instance.writer.add_text(f"adaptive/lists/{name}", _markdown(rows), step)
+            instance.writer.flush()
+        elif backend not in _said and backend not in ("console", "file"):
+            _said.add(backend)
+            logger.info("adaptive.log_lists: %s gets no lists; wandb and tensorboard do", backend)
+
+
+def _markdown(rows: list[list[Any]]) -> str:
+    """A table as TensorBoard shows it; what would be markup in it is escaped."""
+
+    def cell(value: Any) -> str:
+        if isinstance(value, float):
+            return "-" if value != value else f"{value:.3g}"
+        return "".join(f"\\{c}" if c in "\\`*_{}[]<>()#+-.!|&" else c for c in str(value))
+
+    lines = [list(COLUMNS), ["---"] * len(COLUMNS), *([cell(v) for v in row] for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) if rows else "none"

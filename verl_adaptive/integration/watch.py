@@ -1,0 +1,97 @@
+"""The alarms and, if asked for, the lists of prompts, beside a run: what goes wrong here is said once and never stops training."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import transfer_queue as tq
+from transfer_queue import KVBatchMeta
+
+from verl_adaptive.alarms import Alarms
+from verl_adaptive.config import AdaptiveConfig
+from verl_adaptive.engine import Engine, StepResult
+from verl_adaptive.integration.tables import log_lists
+
+__all__ = ["Watch"]
+
+logger = logging.getLogger(__name__)
+
+#: Rows that are asked what the reward function gives beside the reward.
+_LOOKED_AT = 16
+
+
+class Watch:
+    """Looks on after each step.
+
+    Args:
+        config: the ``adaptive`` group.
+        engine: of the run, as it begins (after a resume).
+        repeated: share of the data set's rows that repeat an earlier prompt.
+        longest: ``data.max_response_length``.
+        tracking: gives verl's logger, for the lists.
+    """
+
+    def __init__(
+        self,
+        config: AdaptiveConfig,
+        engine: Engine,
+        *,
+        repeated: float,
+        longest: int | None,
+        tracking: Callable[[], Any],
+    ) -> None:
+        self.config, self.engine, self.longest, self.tracking = config, engine, longest, tracking
+        table = engine.table
+        names = table.sources
+        prompts = np.bincount(table.col("source")[engine.pool], minlength=len(names))
+        self._alarms = Alarms(config.alarms, names, prompts, repeated=repeated, signal=config.signal)
+        self._asked = 0
+        self._broken: set[str] = set()
+
+    def step(self, step: int, result: StepResult, batch: KVBatchMeta) -> dict[str, float]:
+        """The alarms' metrics of a step; their lines go to our log."""
+        out: dict[str, float] = {}
+        if self.config.alarms.enabled:
+            self._guarded("alarms", lambda: out.update(self._alarm(result, batch)))
+        every = self.config.log_lists
+        if every and step % every == 0:
+            self._guarded("lists", lambda: log_lists(self.tracking(), self.engine.table, step))
+        return out
+
+    def _guarded(self, what: str, act: Callable[[], Any]) -> None:
+        """Act, unless it failed before: a broken lamp must not stop the engine."""
+        if what in self._broken:
+            return
+        try:
+            act()
+        except Exception as error:
+            self._broken.add(what)
+            logger.warning("%s are off from now on, training goes on: %s: %s", what, type(error).__name__, error)
+
+    def _alarm(self, result: StepResult, batch: KVBatchMeta) -> dict[str, float]:
+        if self._asked < 3 and not self._alarms.fields and self.config.signal == "reward":
+            self._asked += 1
+            self._alarms.fields = _fields(batch)
+        groups = result.groups
+        groups = groups.select(~groups.failed & (groups.n > 0))
+        cut = None if self.longest is None else groups.sum((groups.tokens >= self.longest).astype(np.float64))
+        source = self.engine.table.col("source")[groups.row]
+        metrics, lines = self._alarms.step(source, groups.n, groups.successes, cut, groups.reward)
+        for line in lines:
+            logger.warning("%s (docs/alarms.md)", line)
+        return metrics
+
+
+def _fields(batch: KVBatchMeta) -> frozenset[str]:
+    """What the reward function gives beside the reward, by a few rows of the batch."""
+    keys = list(batch.keys[:_LOOKED_AT])
+    data = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=["extra_fields"]) if keys else {}
+    found: set[str] = set()
+    for extra in data["extra_fields"] if "extra_fields" in set(data.keys()) else ():
+        extra = getattr(extra, "data", extra)
+        info = extra.get("reward_extra_info") if isinstance(extra, dict) else None
+        found |= {str(name) for name in info or ()}
+    return frozenset(found)

@@ -1,0 +1,317 @@
+"""A journal's course: what a run rolled out, judged and trained, step by step, in at most :data:`POINTS` bins."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from verl_adaptive.report.history import Flips, Window, windows
+from verl_adaptive.report.opened import Opened, reading
+from verl_adaptive.report.overview import BINS, ledger_of
+from verl_adaptive.stats import StoreError
+
+__all__ = ["CLASSES", "POINTS", "SOURCES", "VISITS", "History", "course_of"]
+
+#: Points of a curve; more would not be seen.
+POINTS = 120
+#: Visits with a column of their own in the picture by visit.
+VISITS = 10
+#: Data sources with a curve of their own, the largest; one more is all the others.
+SOURCES = 20
+#: What is summed for every bin and source.
+SUMS = ("groups", "judged", "rollouts", "successes", "reward", "known", "clipped", "tokens")
+
+CLASSES = ("all wrong", "hard", "middle", "easy", "all right", "failed")
+
+
+@dataclass
+class History:
+    """A journal's course, steps put together into at most :data:`POINTS` bins.
+
+    Attributes:
+        step: last step of each bin.
+        steps: steps in each bin; bins differ by one.
+        hours: since the first step was written, at the end of each bin, pauses between attempts left out.
+        pace: seconds a step over the latest steps; nan if not known.
+        classes: groups, ``(bins, CLASSES)``.
+        sources: names, at most :data:`SOURCES` and the last one for the others where there are more.
+        sums: name of :data:`SUMS` → float64 ``(bins, sources)``; ``judged`` are groups that did not fail, ``rollouts``,
+            ``successes`` and ``reward`` are of these, ``known`` those whose length was compared with the limit.
+        rollouts: destination → rollouts in each bin.
+        cumulative: ``generated`` and ``trained`` → rollouts up to each bin.
+        visits: groups by visit number and pass rate, ``(VISITS + 1, BINS)``; the last row is all later visits.
+        calibration: predicted sum, observed sum, groups with variance, groups; ``(10, 4)`` by predicted pass rate.
+        scalars: name → mean in each bin.
+        flips: of every prompt.
+        uniform: what uniform allocation would have cost, or why that is not said.
+        validations: as :meth:`verl_adaptive.stats.reader.JournalReader.validations`, with ``hours``.
+        plan: ``steps`` and ``rollouts`` planned, as far as the run said.
+    """
+
+    step: np.ndarray
+    steps: np.ndarray
+    hours: np.ndarray
+    pace: float
+    classes: np.ndarray
+    sources: list[str]
+    sums: dict[str, np.ndarray]
+    rollouts: dict[str, np.ndarray]
+    cumulative: dict[str, np.ndarray]
+    visits: np.ndarray
+    calibration: np.ndarray
+    scalars: dict[str, np.ndarray]
+    flips: np.ndarray
+    uniform: dict[str, Any]
+    validations: list[dict[str, Any]] = field(default_factory=list)
+    plan: dict[str, float] = field(default_factory=dict)
+
+    def rate(self, top: str, bottom: str, axis: bool = True) -> np.ndarray:
+        """``top / bottom`` of :data:`SUMS` in each bin, over all sources (or, ``axis=False``, for each)."""
+        a, b = self.sums[top], self.sums[bottom]
+        if axis:
+            a, b = a.sum(axis=1), b.sum(axis=1)
+        with np.errstate(all="ignore"):
+            return a / b
+
+
+def course_of(opened: Opened, facts: dict[str, Any]) -> History:
+    """Go through a journal once.
+
+    Args:
+        opened: a journal.
+        facts: the overview; gets ``gaps``, ``steps``, ``first_step``, ``last_step``, ``hours`` and ``ledger``.
+    """
+    with reading(opened.source):
+        steps = opened.store.steps_arrow(opened.run)
+        facts["gaps"] = [list(gap) for gap in opened.store.gaps(opened.run)]
+        validations = opened.store.validations(opened.run)
+    numbers = steps.column("step").to_numpy()
+    facts["steps"] = len(numbers)
+    bins = min(POINTS, max(1, len(numbers)))
+    parts = np.array_split(numbers, bins) if len(numbers) else [np.zeros(1, dtype=np.int64)]
+    last = np.array([part[-1] for part in parts])
+    home = np.searchsorted(last, numbers)
+    rollouts, cumulative, scalars = _of_steps(steps, home, bins, facts)
+    wall = steps.column("wall_time").to_numpy()
+    hours, pace = _hours(wall, steps.column("attempt").to_numpy())
+    if len(numbers):
+        facts["first_step"], facts["last_step"] = int(numbers[0]), int(numbers[-1])
+        facts["hours"], facts["last_wall"] = float(hours[-1]), float(wall[-1])
+    largest, source_of = _largest(opened)
+    made = _Course(len(opened.prompts), last, source_of, len(largest))
+    for window in windows(opened, steps):
+        made.add(window)
+    ends = np.searchsorted(numbers, last) if len(numbers) else np.zeros(1, dtype=np.int64)
+    for one in validations:
+        one["hours"] = float(np.interp(one["step"], numbers, hours)) if len(numbers) else 0.0
+    return History(
+        step=last,
+        steps=np.maximum(np.bincount(home, minlength=bins), 1),
+        hours=hours[ends] if len(numbers) else np.zeros(1),
+        pace=pace,
+        classes=made.classes,
+        sources=largest,
+        sums=made.sums,
+        rollouts=rollouts,
+        cumulative=cumulative,
+        visits=made.visits,
+        calibration=made.calibration,
+        scalars={name: values for name, values in scalars.items() if not name.startswith("adaptive/plan/")},
+        flips=made.flips.count,
+        uniform=made.uniform((facts.get("ledger") or {}).get("rollouts", {}).get("generated", 0)),
+        validations=validations,
+        plan=_plan(steps),
+    )
+
+
+def _hours(wall: np.ndarray, attempt: np.ndarray) -> tuple[np.ndarray, float]:
+    """Hours of training at each step, and the latest pace in seconds a step.
+
+    The time between the last step of one attempt and the first of the next is nobody's training: a usual step is
+    counted for it.
+    """
+    if not len(wall):
+        return np.zeros(0), float("nan")
+    took = np.diff(wall)
+    inside = attempt[1:] == attempt[:-1]
+    usual = float(np.median(took[inside])) if inside.any() else 0.0
+    took = np.where(inside, np.maximum(took, 0.0), usual)
+    recent = took[-max(5, len(took) // 5) :]
+    return np.concatenate([[0.0], np.cumsum(took)]) / 3600, float(recent.mean()) if len(recent) else float("nan")
+
+
+def _largest(opened: Opened) -> tuple[list[str], np.ndarray]:
+    """Names of the largest sources, and the place of each row of the table among them."""
+    table = opened.prompts.table
+    code = table.col("source").astype(np.int64)
+    count = np.bincount(code, minlength=len(table.sources))
+    order = [i for i in np.argsort(-count, kind="stable").tolist() if count[i]]
+    shown = order if len(order) <= SOURCES + 1 else order[:SOURCES]
+    place = np.full(max(1, len(table.sources)), len(shown), dtype=np.int64)
+    place[shown] = np.arange(len(shown))
+    names = [table.sources[i] or "(unknown)" for i in shown]
+    if len(order) > len(shown):
+        names.append(f"{len(order) - len(shown)} others")
+    return names or ["(none)"], place[code]
+
+
+def _plan(steps: Any) -> dict[str, float]:
+    """Steps and rollouts planned, as the newest step says."""
+    if not steps.num_rows:
+        return {}
+    scalars = _numbers(steps.column("scalars")[-1].as_py())
+    found = {name: scalars.get(f"adaptive/plan/{name}") for name in ("steps", "rollouts")}
+    return {name: value for name, value in found.items() if value is not None and value > 0}
+
+
+def _of_steps(
+    steps: Any, home: np.ndarray, bins: int, facts: dict[str, Any]
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """Ledgers and scalars by bin."""
+    rollouts: dict[str, np.ndarray] = {}
+    total = {"generated": np.full(bins, np.nan), "trained": np.full(bins, np.nan)}
+    sums: dict[str, np.ndarray] = {}
+    counts: dict[str, np.ndarray] = {}
+    for at, ledger_text, scalars_text in zip(
+        home.tolist(), steps.column("ledger").to_pylist(), steps.column("scalars").to_pylist(), strict=True
+    ):
+        ledger, scalars = ledger_of(ledger_text), _numbers(scalars_text)
+        account = ledger.get("step", {}).get("rollouts", {})
+        where = {"trained": account.get("trained", 0), "surplus": account.get("surplus", 0)}
+        where |= {f"dropped: {reason}": amount for reason, amount in account.get("dropped", {}).items()}
+        for name, amount in where.items():
+            rollouts.setdefault(name, np.zeros(bins))[at] += amount
+        run = ledger.get("run", {}).get("rollouts", {})
+        for name in total:
+            total[name][at] = run.get(name, np.nan)
+        facts["ledger"] = ledger.get("run")
+        for name, value in scalars.items():
+            sums.setdefault(name, np.zeros(bins))[at] += value
+            counts.setdefault(name, np.zeros(bins))[at] += 1
+    with np.errstate(invalid="ignore"):
+        means = {name: sums[name] / counts[name] for name in sums}
+    return rollouts, total, means
+
+
+def _numbers(text: str) -> dict[str, float]:
+    """The numbers among a step's scalars; the text may be anybody's."""
+    try:
+        data = json.loads(text)
+        return {name: float(v) for name, v in data.items() if isinstance(v, int | float) and abs(v) < 1e300}
+    except (ValueError, AttributeError, RecursionError) as error:
+        raise StoreError(f"the journal is damaged: a step's scalars are {text[:60]!r}: {error}") from error
+
+
+class _Course:
+    """Takes groups in their order and keeps sums only."""
+
+    def __init__(self, prompts: int, last: np.ndarray, source_of: np.ndarray, sources: int) -> None:
+        self._last, self._source_of = last, source_of
+        self.classes = np.zeros((len(last), len(CLASSES)), dtype=np.int64)
+        self.sums = {name: np.zeros((len(last), sources)) for name in SUMS}
+        self.visits = np.zeros((VISITS + 1, len(BINS)), dtype=np.int64)
+        self.calibration = np.zeros((10, 4))
+        self.flips = Flips(prompts)
+        self._seen = np.zeros(prompts, dtype=np.int64)
+        self._won = np.zeros(prompts)
+        self._tried = np.zeros(prompts)
+        self._mixed = np.zeros(prompts)
+        self._sizes: dict[int, int] = {}  # of trained groups
+        self._all_sizes: dict[int, int] = {}
+        self._trained = 0
+
+    def add(self, w: Window) -> None:
+        """Take a window's groups."""
+        home = np.minimum(np.searchsorted(self._last, w.step), len(self._last) - 1)
+        kind = np.select(
+            [~w.usable, w.flat & (w.rate <= 0.5), w.flat, w.rate < 0.25, w.rate <= 0.75], [5, 0, 4, 1, 2], default=3
+        )
+        np.add.at(self.classes, (home, kind), 1)
+        self._sum(w, home)
+        self.flips.add(w.row, w.rate)
+        good = w.usable
+        self._visit(w.row[good], w.rate[good], w.n[good].astype(np.float64), w.flat[good])
+        trained = good & (w.outcome == "trained")
+        self._trained += int((trained & ~w.flat).sum())
+        for sizes, chosen in ((self._sizes, trained), (self._all_sizes, good)):
+            for n, count in zip(*np.unique(w.n[chosen], return_counts=True), strict=True):
+                sizes[int(n)] = sizes.get(int(n), 0) + int(count)
+
+    def _sum(self, w: Window, home: np.ndarray) -> None:
+        bins, sources = self.sums["groups"].shape
+        cell = home * sources + self._source_of[w.row]
+        judged, known = w.usable.astype(np.float64), np.isfinite(w.clipped).astype(np.float64)
+        values = {
+            "groups": np.ones(len(cell)),
+            "judged": judged,
+            "rollouts": judged * w.n,
+            "successes": np.nan_to_num(w.rate) * w.n,
+            "reward": np.nan_to_num(w.reward) * w.n,
+            "known": known * w.n,
+            "clipped": np.nan_to_num(w.clipped),
+            "tokens": w.tokens.astype(np.float64),
+        }
+        for name, value in values.items():
+            self.sums[name] += np.bincount(cell, value, minlength=bins * sources).reshape(bins, sources)
+
+    def _visit(self, row: np.ndarray, rate: np.ndarray, n: np.ndarray, flat: np.ndarray) -> None:
+        """What each visit's number was, and what the earlier ones predicted; a prompt may come several times."""
+        if not len(row):
+            return
+        order = np.argsort(row, kind="stable")
+        row, rate, n, flat = row[order], rate[order], n[order], flat[order]
+        first = np.ones(len(row), dtype=bool)
+        first[1:] = row[1:] != row[:-1]
+        start = np.maximum.accumulate(np.where(first, np.arange(len(row)), 0))
+        occurrence = np.arange(len(row)) - start
+
+        def before(values: np.ndarray, state: np.ndarray) -> np.ndarray:
+            running = np.cumsum(values) - values
+            return running - running[start] + state[row]
+
+        won, tried = before(rate * n, self._won), before(n, self._tried)
+        visit = np.minimum(self._seen[row] + occurrence, VISITS)
+        inner = 1 + np.clip(np.floor(np.round(rate * 10, 9)), 0, 9).astype(np.int64)
+        bin_of = np.where(rate <= 0, 0, np.where(rate >= 1, len(BINS) - 1, inner))
+        np.add.at(self.visits, (visit, bin_of), 1)
+        known = tried > 0
+        predicted = (won + 1) / (tried + 2)
+        at = np.clip((predicted * 10).astype(np.int64), 0, 9)[known]
+        for column, values in enumerate((predicted, rate, ~flat, np.ones(len(row)))):
+            np.add.at(self.calibration[:, column], at, values[known].astype(np.float64))
+        np.add.at(self._seen, row, 1)
+        np.add.at(self._won, row, rate * n)
+        np.add.at(self._tried, row, n)
+        np.add.at(self._mixed, row, ~flat)
+
+    def uniform(self, generated: int) -> dict[str, Any]:
+        """Rollouts that uniform allocation with refills would need for the same informative groups.
+
+        Uniform meets a prompt's variance as often as the prompt showed it here, every visited prompt with the same
+        weight. That is only fair if groups were of full size; small ones show variance less often.
+        """
+        seen = self._seen > 0
+        if not self._sizes or not seen.any():
+            return {"why": "no group has trained yet"}
+        n = max(self._sizes, key=lambda size: self._sizes[size])
+        small = sum(count for size, count in self._all_sizes.items() if size < n)
+        whole = sum(self._all_sizes.values())
+        if small > 0.05 * whole:
+            return {
+                "why": f"groups are of different sizes ({small / whole:.0%} below {n}), which cannot be compared fairly"
+            }
+        share = float((self._mixed[seen] / self._seen[seen]).mean())
+        if share <= 0 or not self._trained:
+            return {"why": "no group had variance"}
+        needed = self._trained * n / share
+        return {
+            "n": n,
+            "share": share,
+            "groups": self._trained,
+            "needed": needed,
+            "generated": generated,
+            "saved": 1 - generated / needed,
+        }

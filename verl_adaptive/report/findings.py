@@ -1,0 +1,166 @@
+"""What to look at today: the few things on the page that call for somebody, with the numbers and the command."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from verl_adaptive.report.course import History
+from verl_adaptive.report.learning import headline
+from verl_adaptive.report.prompts import Prompts
+
+__all__ = ["CUT", "NEVER", "Finding", "findings"]
+
+#: Rollouts of a source without a success from which the format or the verifier is suspected (as the alarm has it).
+NEVER = 256
+#: Share of a source's answers cut at the limit (as the alarm has it).
+CUT = 0.25
+#: Prompts visited twice from which a source is said to stand still.
+_PAIRS = 30
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing.
+
+    Attributes:
+        grave: it spoils training; else it is worth a look.
+        what: in one line.
+        why: what it may be, and what to do.
+        where: a condition for ``stats --where`` and ``filter-dataset``, or an empty string.
+    """
+
+    grave: bool
+    what: str
+    why: str
+    where: str = ""
+
+
+def findings(prompts: Prompts, history: History | None, facts: dict[str, Any], suspected: int) -> list[Finding]:
+    """Everything that stands out, the grave things first."""
+    out = [*_never(facts), *_moves(prompts, history)]
+    if history is not None:
+        out += [*_validation(history), *_cut(history), *_waste(history)]
+    if suspected:
+        out.append(
+            Finding(
+                False,
+                f"{suspected:,} prompts fail although their source's others are solved",
+                "A wrong label, an answer in another form, or a truncated question: see the list, the first ones first.",
+            )
+        )
+    for first, last, reason in facts.get("gaps") or []:
+        out.append(Finding(False, f"Steps {first} to {last} are not in the journal", f"{reason}."))
+    return sorted(out, key=lambda finding: not finding.grave)
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def _never(facts: dict[str, Any]) -> list[Finding]:
+    out = []
+    for name, s in facts["by_source"].items():
+        if s["rollouts"] >= NEVER and s["successes"] <= 0:
+            out.append(
+                Finding(
+                    True,
+                    f"{name or '(unknown)'}: not one success in {int(s['rollouts']):,} rollouts",
+                    "The answer's format, or the reward function of this source? Read a few of its rollouts.",
+                    f"source == {_quoted(name)}",
+                )
+            )
+    return out
+
+
+def _moves(prompts: Prompts, history: History | None) -> list[Finding]:
+    """Sources that stand still or get worse, by prompts that were visited at least twice."""
+    table = prompts.table
+    change, rate = prompts.number("last_rate") - prompts.number("first_rate"), prompts.get("pass_rate")
+    twice = (table.col("visits") > 1) & np.isfinite(change)
+    if history is not None and len(history.step) > 3:
+        twice &= table.col("last_step") > history.step[len(history.step) // 2]  # lately
+    code = table.col("source").astype(np.int64)
+    out = []
+    for source in np.unique(code[twice]).tolist():
+        here = twice & (code == source)
+        count = int(here.sum())
+        if count < _PAIRS:
+            continue
+        values = change[here]
+        mean, error = float(values.mean()), float(values.std(ddof=1) / np.sqrt(count))
+        level = float(np.mean(rate[here]))  # type: ignore[index]
+        name, where = table.sources[source] or "(unknown)", f"source == {_quoted(table.sources[source])}"
+        said = f"{mean:+.3f} ± {2 * error:.3f} over {count:,} prompts visited at least twice"
+        if mean + 2 * error < 0:
+            out.append(
+                Finding(
+                    mean < -0.05,
+                    f"{name}: prompts get worse ({said})",
+                    "Forgetting, or a reward that pulls elsewhere.",
+                    f"{where} and change < 0",
+                )
+            )
+        elif mean + 2 * error < 0.02 and 0 < level < 0.9:
+            out.append(
+                Finding(False, f"{name}: stands still ({said})", "Nothing is learned from it at present.", where)
+            )
+    return out
+
+
+def _validation(history: History) -> list[Finding]:
+    out = []
+    for curve in headline(history.validations):
+        if len(curve.values) < 3:
+            continue
+        best = int(np.argmax(curve.values))
+        drop = float(curve.values[best] - curve.values[-1])
+        error = curve.error(-1)
+        if drop > max(0.02, 2 * error):
+            step = history.validations[curve.at[best]]["step"]
+            out.append(
+                Finding(
+                    drop > 0.1,
+                    f"Validation of {curve.name} is {drop:.3f} below its best, {curve.values[best]:.3f} at step {step:,}",
+                    "Over-training or a reward that drifts: the checkpoint of that step may be the better one.",
+                )
+            )
+    return out
+
+
+def _cut(history: History) -> list[Finding]:
+    late = max(1, len(history.step) // 4)
+    out = []
+    for i, name in enumerate(history.sources):
+        known = float(history.sums["known"][-late:, i].sum())
+        clipped = float(history.sums["clipped"][-late:, i].sum())
+        if known >= NEVER and clipped > CUT * known:
+            out.append(
+                Finding(
+                    clipped > 0.5 * known,
+                    f"{name}: {clipped / known:.0%} of the answers are cut at the limit of late",
+                    "Raise data.max_response_length, or penalise length: a cut answer is wrong whatever it thought.",
+                )
+            )
+    return out
+
+
+def _waste(history: History) -> list[Finding]:
+    late = max(1, len(history.step) // 4)
+    amounts = {name: float(values[-late:].sum()) for name, values in history.rollouts.items()}
+    whole = sum(amounts.values())
+    lost = {name: amount for name, amount in amounts.items() if name != "trained" and amount > 0}
+    if not whole or not lost:
+        return []
+    name = max(lost, key=lambda reason: lost[reason])
+    if lost[name] < 0.5 * whole:
+        return []
+    return [
+        Finding(
+            False,
+            f"{lost[name] / whole:.0%} of the latest rollouts went to “{name}”",
+            "A sampler that skips such prompts (+adaptive=greso), or a filtered data set, would save most of them.",
+        )
+    ]

@@ -1,0 +1,95 @@
+"""verl's validation metrics as curves."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+__all__ = ["CURVES", "Curve", "curves", "headline", "smooth"]
+
+#: Curves in one picture.
+CURVES = 8
+_NAME = re.compile(r"val-(core|aux)/(.+)/([^/]+)/((?:mean|best|maj|worst|std)@\d+(?:/\w+)?)")
+
+
+@dataclass
+class Curve:
+    """One metric of one data source over the validations that have it.
+
+    Attributes:
+        name: the data source, or ``mean of N sources``.
+        metric: ``acc/mean@8`` and the like.
+        at: int ``(k,)``, positions among the validations.
+        values: float64 ``(k,)``.
+        prompts: validation prompts behind each value; 0 if not known.
+    """
+
+    name: str
+    metric: str
+    at: np.ndarray
+    values: np.ndarray
+    prompts: int = 0
+
+    def error(self, i: int) -> float:
+        """At most this is the standard error of a value, as a share of its prompts; 0 if their number is not known."""
+        p = float(np.clip(self.values[i], 0.0, 1.0))
+        return float(np.sqrt(p * (1 - p) / self.prompts)) if self.prompts else 0.0
+
+
+def curves(validations: Sequence[dict[str, Any]]) -> dict[str, list[Curve]]:
+    """Metric → its curves, one a source; verl's core metrics only, or the others where there is none of them.
+
+    The metric that people call accuracy, the mean over rollouts, comes first; what is no metric of verl's is left out.
+    """
+    found: dict[tuple[str, str, str], list[tuple[int, float]]] = {}
+    for at, one in enumerate(validations):
+        for name, value in one["metrics"].items():
+            match = _NAME.fullmatch(name)
+            if match and not match[4].startswith("std"):
+                found.setdefault((match[1], f"{match[3]}/{match[4]}", match[2]), []).append((at, float(value)))
+    section = "core" if any(kind == "core" for kind, _, _ in found) else "aux"
+    prompts = next((one["prompts"] for one in reversed(validations) if one["prompts"]), {})
+    out: dict[str, list[Curve]] = {}
+    for (kind, metric, source), points in found.items():
+        if kind == section:
+            at, values = np.array([p[0] for p in points]), np.array([p[1] for p in points])
+            out.setdefault(metric, []).append(Curve(source, metric, at, values, int(prompts.get(source, 0))))
+    order = sorted(out, key=lambda m: ("/mean@" not in m or m.count("/") > 1, not m.startswith("acc"), m))
+    return {metric: _shown(out[metric]) for metric in order}
+
+
+def _shown(found: list[Curve]) -> list[Curve]:
+    """The largest sources and, where there are several, the mean over all that every validation has."""
+    found = sorted(found, key=lambda c: (-c.prompts, c.name))
+    whole = [c for c in found if len(c.at) == max(len(x.at) for x in found)]
+    out = found[: CURVES - 1] if len(found) > 1 else found
+    if len(whole) > 1:
+        values = np.mean([c.values for c in whole], axis=0)
+        name = f"mean of {len(whole)} sources"
+        out.append(Curve(name, whole[0].metric, whole[0].at, values, sum(c.prompts for c in whole)))
+    return out
+
+
+def headline(validations: Sequence[dict[str, Any]]) -> list[Curve]:
+    """The curves of the first metric; empty if nothing was validated."""
+    return next(iter(curves(validations).values()), [])
+
+
+def smooth(values: np.ndarray, weights: np.ndarray, width: int) -> np.ndarray:
+    """Weighted mean over ``width`` neighbours around each value, fewer at the ends; nan where nothing weighs.
+
+    Args:
+        values: float64 ``(k,)``; nan weighs nothing.
+        weights: float64 ``(k,)``.
+        width: odd, 1 leaves the values.
+    """
+    weight = np.where(np.isfinite(values), weights, 0.0)
+    kernel = np.ones(max(1, width))
+    top = np.convolve(np.nan_to_num(values) * weight, kernel, mode="same") if len(values) >= width else values * weight
+    bottom = np.convolve(weight, kernel, mode="same") if len(values) >= width else weight
+    with np.errstate(all="ignore"):
+        return top / bottom

@@ -1,0 +1,144 @@
+"""The lists of prompts that somebody has to look at, each with the condition that names all of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from verl_adaptive.report.opened import Opened
+from verl_adaptive.report.overview import REGRESSED
+from verl_adaptive.report.suspects import suspects
+
+__all__ = ["PromptList", "add_texts", "lists_of"]
+
+_SHOWN = ("key", "source", "visits", "rollouts", "pass_rate", "last_step")
+#: Keys that a command line can hold.
+_KEYS = 60
+
+
+@dataclass
+class PromptList:
+    """One list.
+
+    Attributes:
+        title: its heading.
+        about: what is in it, and why one would look.
+        total: prompts that belong to it; ``records`` has the first ones.
+        records: column → value, a dict a prompt.
+        where: a condition for ``stats --where`` that names all of them (or, of suspects, the listed ones).
+        keep: one for ``filter-dataset --where`` that leaves them out.
+    """
+
+    title: str
+    about: str
+    total: int
+    records: list[dict[str, Any]]
+    where: str
+    keep: str
+
+
+def lists_of(opened: Opened, tries: int, limit: int) -> list[PromptList]:
+    """Likely wrong labels, never solved, regressed, and (of journals) flip-flopping prompts."""
+    prompts, table = opened.prompts, opened.prompts.table
+    rollouts, successes = table.col("rollouts"), table.col("successes")
+    doubtful, value = suspects(prompts)
+    records = _records(opened, doubtful[:limit])
+    for record, row in zip(records, doubtful[:limit].tolist(), strict=True):
+        record["surprise"] = float(value[row])
+    keys = ", ".join(f'"{record["key"][:12]}"' for record in records[:_KEYS])
+    out = [
+        PromptList(
+            "Likely wrong labels",
+            "Failed again and again, though their data source's other prompts are solved. Surprise is -log₁₀ of the chance "
+            "that a prompt of the source does as badly; an answer on which the rollouts agree against the label speaks "
+            "against the label.",
+            len(doubtful),
+            records,
+            f"key in [{keys}]" if keys else "",
+            f"key not in [{keys}]" if keys else "",
+        )
+    ]
+    never = np.flatnonzero((rollouts >= tries) & (successes <= 0))
+    out.append(
+        PromptList(
+            "Never solved",
+            f"Not one success in {tries} rollouts or more: too hard, or a wrong label.",
+            len(never),
+            _records(opened, prompts.order("rollouts", never, True)[:limit]),
+            f"rollouts >= {tries} and successes == 0",
+            f"rollouts < {tries} or successes > 0",
+        )
+    )
+    change = prompts.get("change")
+    assert isinstance(change, np.ndarray)
+    worse = np.flatnonzero(change <= -REGRESSED)
+    out.append(
+        PromptList(
+            "Regressed",
+            f"Latest pass rate lower than the first by {REGRESSED:g} or more.",
+            len(worse),
+            _records(opened, prompts.order("change", worse, False)[:limit], "first_rate", "last_rate"),
+            f"change <= -{REGRESSED:g}",
+            f"visits == 0 or change > -{REGRESSED:g}",
+        )
+    )
+    if "flips" in prompts.further:
+        flipping = np.flatnonzero(prompts.flips >= 2)
+        out.append(
+            PromptList(
+                "Flip-flopping",
+                "Pass rate crossed one half at least twice: noisy, or a fragile verifier.",
+                len(flipping),
+                _records(opened, prompts.order("flips", flipping, True)[:limit], "flips"),
+                "flips >= 2",
+                "flips < 2",
+            )
+        )
+    return out
+
+
+def _records(opened: Opened, rows: np.ndarray, *extra: str) -> list[dict[str, Any]]:
+    names = [*_SHOWN, *extra]
+    columns = {name: opened.prompts.values(name, rows) for name in names}
+    return [{name: columns[name][i] for name in names} for i in range(len(rows))]
+
+
+def add_texts(
+    lists: list[PromptList],
+    data: str,
+    rollouts: str | None,
+    *,
+    threshold: float = 0.5,
+    prompt_key: str = "prompt",
+    id_key: str | None = None,
+    media_keys: Mapping[str, str] | None = None,
+) -> None:
+    """Give the listed prompts their row, text and expected answer and, where verl wrote rollouts down, what they said.
+
+    Args:
+        lists: as :func:`lists_of` made them; their records get ``row``, ``expected``, ``said``, ``agree`` and ``text``.
+        data: the training set.
+        rollouts: ``trainer.rollout_data_dir``, or None.
+        threshold: a rollout failed if its score is below.
+        prompt_key, id_key, media_keys: as in training.
+    """
+    from verl_adaptive.report.dataset import rows_of
+    from verl_adaptive.report.dumps import said_of
+
+    wanted = {record["key"] for each in lists for record in each.records}
+    rows = rows_of(data, wanted, prompt_key=prompt_key, id_key=id_key, media_keys=media_keys)
+    said = {}
+    if rollouts is not None:
+        said = said_of(rollouts, {key: (r.text, r.answer) for key, r in rows.items()}, threshold=threshold)
+    for each in lists:
+        for record in each.records:
+            row = rows.get(record["key"])
+            record["row"] = None if row is None else row.row
+            record["expected"] = "" if row is None else row.answer
+            if rollouts is not None:
+                common = said[record["key"]].commonest if record["key"] in said else None
+                record["said"], record["agree"] = common if common is not None else ("", None)
+            record["text"] = "" if row is None else row.text

@@ -1,0 +1,255 @@
+"""Which charts the page has, made of what was collected."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from verl_adaptive.report import figures
+from verl_adaptive.report.collect import Collected
+from verl_adaptive.report.course import CLASSES, VISITS, History
+from verl_adaptive.report.figures import Series
+from verl_adaptive.report.learning import curves, smooth
+
+__all__ = ["VIEWS", "learning", "pictures"]
+
+_COLORS = dict(
+    zip(CLASSES, ("var(--bad)", "var(--c4)", "var(--c2)", "var(--c6)", "var(--c1)", "var(--grey)"), strict=True)
+)
+#: Labels of the last bars are open upwards.
+_VISITED = ("0", *map(str, range(1, 10)), "10+")
+#: Labels of :data:`verl_adaptive.report.overview.BINS`: exactly 0, from above 0 on, from 0.1 on, …, exactly 1.
+_BARS = ("0", ">0", *(f"{i / 10:.1f}" for i in range(1, 10)), "1")
+_PALETTE = tuple(f"var(--c{i})" for i in range(1, 9))
+#: Groups that one smoothed point stands for: a share of so many is within a few per cent of itself.
+_ENOUGH = 1000
+
+#: Ways to count progress: id → label, axis.
+VIEWS = {
+    "rollouts": ("by rollouts", "rollouts generated"),
+    "steps": ("by steps", "step"),
+    "hours": ("by time", "hours of training"),
+}
+
+#: Scalars that belong into one picture; what is not here gets one of its own.
+_TOGETHER = (
+    ("Exploration", ("adaptive/sampler/p_easy", "adaptive/sampler/p_hard")),
+    ("Shares of groups without variance", ("adaptive/sampler/easy_share", "adaptive/sampler/hard_share")),
+    ("Price of the budget", ("adaptive/sampler/nu",)),
+    ("Ahead of pace, rollouts", ("adaptive/sampler/ahead_of_pace",)),
+    ("Budget left, rollouts", ("adaptive/sampler/budget_left",)),
+    ("Pilots in the band", ("adaptive/allocator/in_band_share",)),
+    ("Pass rate of pilots and commits", ("adaptive/allocator/pilot_rate", "adaptive/allocator/commit_rate")),
+    ("Retired prompts, share", ("adaptive/sampler/retired_share",)),
+    ("Rescue", ("adaptive/allocator/rescue_topups_total", "adaptive/allocator/rescued_total")),
+    ("Variance that the baselines explain", ("adaptive/advantage/explained_share",)),
+    ("Expected spread of the prompts drawn", ("adaptive/sampler/expected_spread",)),
+)
+
+
+def width_of(history: History) -> int:
+    """Points to smooth over, odd: 1 where every bin has groups enough, or the run has few."""
+    bins = len(history.step)
+    each = max(1.0, float(np.median(history.sums["judged"].sum(axis=1))))
+    return 1 if bins < 15 else 2 * int(min(_ENOUGH / each, bins / 6) / 2) + 1
+
+
+def _axis(history: History, view: str) -> np.ndarray:
+    if view == "rollouts":
+        return history.cumulative["generated"]
+    return history.hours if view == "hours" else history.step.astype(np.float64)
+
+
+def _validated_at(history: History, view: str) -> np.ndarray:
+    """Where each validation lies on an axis."""
+    found = history.validations
+    if view == "steps":
+        return np.array([one["step"] for one in found], dtype=np.float64)
+    if view == "hours":
+        return np.array([one["hours"] for one in found])
+    known = np.isfinite(history.cumulative["generated"])
+    steps, generated = history.step[known], history.cumulative["generated"][known]
+    between = [float(np.interp(one["step"], [0, *steps], [0.0, *generated])) for one in found]
+    return np.array(
+        [b if one["generated"] is None else one["generated"] for one, b in zip(found, between, strict=True)]
+    )
+
+
+def learning(collected: Collected) -> list[tuple[str, str, list[tuple[str, Any, str]]]]:
+    """The learning curves in every view.
+
+    Returns:
+        View's id, label, and its pictures: heading, chart, remark.
+    """
+    history = collected.history
+    if history is None:
+        return []
+    shown = [view for view in VIEWS if np.isfinite(_axis(history, view)).any()]
+    return [(view, VIEWS[view][0], _in_view(collected, history, view)) for view in shown]
+
+
+def _in_view(collected: Collected, history: History, view: str) -> list[tuple[str, Any, str]]:
+    label, out = VIEWS[view][1], []
+    runs = [("", history, False)]
+    if collected.against is not None:
+        runs.append((f" · {collected.against[0]}", collected.against[1], True))
+    for metric in list(curves(history.validations))[:3]:
+        series = []
+        for suffix, run, dash in runs:
+            at = _validated_at(run, view)
+            for i, c in enumerate(curves(run.validations).get(metric, [])):
+                color = "var(--ink)" if c.name.startswith("mean of") else _PALETTE[i % len(_PALETTE)]
+                key = (suffix.removeprefix(" · ") if not i else "") if dash else None
+                series.append(Series(c.name + suffix, c.values, color, at[c.at], dash=dash, key=key))
+        chart = figures.lines(f"Validation, {metric}", np.zeros(0), series, (label, metric), from_zero=False)
+        out.append((f"Validation: {metric}", chart, ""))
+    remark = ""
+    for top, heading in (("reward", "Training reward"), ("successes", "Training pass rate")):
+        series = []
+        for suffix, run, dash in runs:
+            values, wide = run.rate(top, "rollouts"), width_of(run)
+            if wide > 1:
+                remark = f"Each point is the mean of {wide} neighbours; the faint line is not smoothed. "
+            smoothed = smooth(values, run.sums["rollouts"].sum(axis=1), wide)
+            color = "var(--c2)" if top == "reward" else "var(--c3)"
+            raw = values if wide > 1 and not dash else None
+            key = suffix.removeprefix(" · ") if dash else None
+            series.append(Series(heading.lower() + suffix, smoothed, color, _axis(run, view), raw, dash, key))
+        chart = figures.lines(heading, _axis(history, view), series, (label, heading.lower()), from_zero=False)
+        out.append(
+            (heading, chart, f"{remark}All rollouts, trained and dropped, of whatever prompts the sampler chose.")
+        )
+    return out
+
+
+def pictures(collected: Collected) -> dict[str, Any]:
+    """Every other chart, by the name that the template uses."""
+    facts, history = collected.facts, collected.history
+    out: dict[str, Any] = {
+        "rates": _bars("Prompts by pass rate over all visits", facts["histogram"], "pass rate", "var(--c1)"),
+        "latest": _bars(
+            "Prompts by the pass rate of their latest visit",
+            facts["latest_histogram"],
+            "pass rate at the latest visit",
+            "var(--c3)",
+        ),
+        "visited": figures.bars(
+            "Prompts by the number of their visits",
+            _VISITED,
+            facts["visits_histogram"],
+            ("visits", "prompts"),
+            "var(--c6)",
+        ),
+        "sources": None,
+        "cut": None,
+        "length": None,
+    }
+    if history is not None:
+        out |= {**_course(history), **_answers(history), **_calibration(history), "scalars": _scalars(history)}
+    return out
+
+
+def _bars(title: str, histogram: dict[str, Any], label: str, color: str) -> Any:
+    return figures.bars(title, _BARS, histogram["prompts"], (label, "prompts"), color)
+
+
+def _course(history: History) -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    step = history.step.astype(np.float64)
+    groups, wide = history.classes.sum(axis=1).astype(np.float64), width_of(history)
+    share = history.classes / np.maximum(groups, 1)[:, None]
+    series = [Series(name, smooth(share[:, i], groups, wide), _COLORS[name]) for i, name in enumerate(CLASSES)]
+    title = "Share of finished groups by difficulty, over steps"
+    out["difficulty"] = figures.stacked(title, step, series, ("step", "share of finished groups"), percent=True)
+    names = sorted(history.rollouts, key=lambda name: (name != "trained", name == "surplus", name))
+    dropped = iter([f"var(--c{i})" for i in (2, 4, 7, 5, 8, 6, 3)] * 3)
+    colors = {
+        name: "var(--c1)" if name == "trained" else "var(--grey)" if name == "surplus" else next(dropped)
+        for name in names
+    }
+    steps = history.steps.astype(np.float64)
+    series = [Series(name, smooth(history.rollouts[name] / steps, steps, wide), colors[name]) for name in names]
+    out["fate"] = figures.stacked("Where rollouts went, over steps", step, series, ("step", "rollouts a step"))
+    out["budget"] = figures.lines(
+        "Rollouts generated and trained since the beginning",
+        step,
+        [
+            Series("generated", history.cumulative["generated"], "var(--c1)"),
+            Series("trained", history.cumulative["trained"], "var(--c3)"),
+        ],
+        ("step", "rollouts, cumulative"),
+    )
+    visits = history.visits.astype(np.float64)
+    used = np.flatnonzero(visits.sum(axis=1) > 0)
+    if len(used):
+        rows = visits[: used[-1] + 1]
+        with np.errstate(invalid="ignore"):
+            heat = (rows / rows.sum(axis=1, keepdims=True)).T
+        columns = [str(i + 1) for i in range(min(len(rows), VISITS))] + ([f">{VISITS}"] if len(rows) > VISITS else [])
+        out["visits"] = figures.heatmap(
+            "Pass rates by visit: share of the groups of a visit",
+            columns,
+            _BARS,
+            heat,
+            ("visit to the prompt: 1 is the first epoch", "pass rate"),
+        )
+    return out
+
+
+def _answers(history: History) -> dict[str, Any]:
+    """By source: pass rates, lengths, and what was cut; None where there is nothing to see."""
+    step, wide = history.step.astype(np.float64), width_of(history)
+    shown = range(min(len(history.sources), len(_PALETTE)))
+
+    def by_source(top: str, bottom: str, heading: str, label: str, percent: bool) -> Any:
+        values, weights = history.rate(top, bottom, axis=False), history.sums[bottom]
+        series = [
+            Series(
+                history.sources[i],
+                smooth(values[:, i], weights[:, i], min(2 * wide + 1, max(1, len(step) // 5) | 1)),
+                _PALETTE[i],
+            )
+            for i in shown
+            if weights[:, i].any()
+        ]
+        return figures.lines(heading, step, series, ("step", label), percent=percent) if series else None
+
+    out = {"sources": None, "cut": None, "length": None}
+    if len(history.sources) > 1:
+        out["sources"] = by_source("successes", "rollouts", "Pass rate of the largest data sources", "pass rate", True)
+    if history.sums["known"].any():
+        out["cut"] = by_source("clipped", "known", "Answers cut at the limit", "share of answers", True)
+    if history.sums["tokens"].any():
+        out["length"] = by_source("tokens", "rollouts", "Length of answers", "response tokens", False)
+    return out
+
+
+def _calibration(history: History) -> dict[str, Any]:
+    count = history.calibration[:, 3]
+    if not count.any():
+        return {}
+    some = count > 0
+    mean = history.calibration[some] / count[some, None]
+    variance = np.full(10, np.nan)
+    variance[some] = mean[:, 2]
+    return {
+        "calibration": figures.reliability("Predicted against observed pass rate", mean[:, 0], mean[:, 1], count[some]),
+        "variance": figures.lines(
+            "Groups with variance, by predicted pass rate",
+            np.arange(10) / 10 + 0.05,
+            [Series("share of groups with variance", variance, "var(--c2)")],
+            ("predicted pass rate", "share"),
+        ),
+    }
+
+
+def _scalars(history: History) -> list[tuple[str, Any]]:
+    step = history.step.astype(np.float64)
+    out = []
+    for heading, names in _TOGETHER:
+        found = [name for name in names if name in history.scalars and np.isfinite(history.scalars[name]).any()]
+        if found:
+            series = [Series(n.rsplit("/", 1)[-1], history.scalars[n], _PALETTE[i]) for i, n in enumerate(found)]
+            out.append((heading, figures.lines(heading, step, series, ("step", ""))))
+    return out

@@ -1,0 +1,231 @@
+"""The report as a small web server: read-only, for one machine, over all runs of a folder or database.
+
+Whoever can reach the port can read the runs, so it listens on loopback unless asked otherwise, and a browser is answered
+only under a name that nobody else's domain can be pointed at (DNS rebinding): an IP address, ``localhost``, or a name that
+was given.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, PlainTextResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from verl_adaptive import __version__
+from verl_adaptive.errors import AdaptiveError
+from verl_adaptive.redact import redact
+from verl_adaptive.report.page import Live, environment, policy_of
+from verl_adaptive.report.runs import Run, find_runs, state_of
+from verl_adaptive.stats.database import shown
+from verl_adaptive.text import clean
+
+__all__ = ["Guard", "Site", "application"]
+
+#: Seconds between two looks of a page for news.
+EVERY = 10
+#: Pages kept.
+_KEPT = 16
+
+
+class Guard:
+    """Refuses other names, other methods, and gives every answer its security headers.
+
+    Args:
+        app: what is guarded.
+        names: host names that are answered beside IP addresses and ``localhost``.
+    """
+
+    def __init__(self, app: ASGIApp, names: tuple[str, ...] = ()) -> None:
+        self.app, self.names = app, frozenset(name.lower() for name in (*names, "localhost"))
+        self._headers = [
+            (b"content-security-policy", f"{policy_of(True)}; frame-ancestors 'none'".encode()),
+            (b"x-content-type-options", b"nosniff"),
+            (b"referrer-policy", b"no-referrer"),
+            (b"cross-origin-resource-policy", b"same-origin"),
+            (b"cross-origin-opener-policy", b"same-origin"),
+            (b"cache-control", b"no-store"),
+        ]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self.app(scope, receive, send)
+            return
+        if scope["type"] != "http":
+            return
+
+        async def dressed(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message = {**message, "headers": [*message.get("headers", []), *self._headers]}
+            await send(message)
+
+        hosts = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
+        if len(hosts) != 1 or not self.allows(hosts[0]):
+            answer: ASGIApp = PlainTextResponse("this name is not answered here; see serve --name\n", 403)
+        elif scope["method"] not in ("GET", "HEAD"):
+            answer = PlainTextResponse("read-only\n", 405, {"allow": "GET, HEAD"})
+        else:
+            answer = self.app
+        await answer(scope, receive, dressed)
+
+    def allows(self, host: str) -> bool:
+        """Whether a Host header is one that nobody else's domain can have."""
+        name = host.rpartition("]")[0].lstrip("[") if host.startswith("[") else host.partition(":")[0]
+        if name.lower().rstrip(".") in self.names:
+            return True
+        try:
+            ipaddress.ip_address(name)
+        except ValueError:
+            return False
+        return True
+
+
+@dataclass
+class _Page:
+    version: str
+    text: str
+    made: float
+    took: float
+
+
+@dataclass
+class Site:
+    """What the server knows.
+
+    Attributes:
+        source: a folder, a SQLite file or a database URL.
+        render: makes a run's page; slow.
+        only: one run's name; None for all.
+    """
+
+    source: str
+    render: Callable[[Run, Live], str]
+    only: str | None = None
+    _pages: OrderedDict[str, _Page] = field(default_factory=OrderedDict)
+    _one: asyncio.Lock = field(default_factory=asyncio.Lock)  # page at a time: the machine has training to do
+
+    def runs(self) -> tuple[list[Run], list[str]]:
+        """The runs there are now."""
+        found, trouble = find_runs(self.source)
+        return [run for run in found if self.only in (None, run.name)], trouble
+
+    def find(self, id: str) -> Run | None:
+        """A run by its id; nothing else that a browser asks for is ever opened."""
+        return next((run for run in self.runs()[0] if run.id == id), None)
+
+    def fresh(self, run: Run) -> tuple[str, _Page | None]:
+        """The version to show now, and its page if there is one.
+
+        A page that took long to make is shown for some time, however fast the run goes on.
+        """
+        page = self._pages.get(run.id)
+        if page is not None and time.monotonic() - page.made < max(0.5 * EVERY, 5 * page.took):
+            return page.version, page
+        version = state_of(run)["version"]
+        return version, page if page is not None and page.version == version else None
+
+    async def page(self, run: Run) -> str:
+        """The run's page, made anew if there is news."""
+        async with self._one:
+            version, page = await run_in_threadpool(self.fresh, run)
+            if page is None:
+                began = time.monotonic()
+                live = Live(f"/run/{run.id}/version", version, "/", EVERY)
+                text = await run_in_threadpool(self.render, run, live)
+                page = _Page(version, text, time.monotonic(), time.monotonic() - began)
+                self._pages[run.id] = page
+            self._pages.move_to_end(run.id)
+            while len(self._pages) > _KEPT:
+                self._pages.popitem(last=False)
+            return page.text
+
+
+def application(site: Site, names: tuple[str, ...] = ()) -> ASGIApp:
+    """The server's application.
+
+    Args:
+        site: what is shown.
+        names: host names that are answered, beside IP addresses and ``localhost``.
+    """
+
+    async def index(request: Request) -> Response:
+        rows, trouble, version = await run_in_threadpool(_index, site)
+        page = environment().get_template("index.html.j2")
+        text = page.render(
+            policy=policy_of(True),
+            live=Live("/version", version, "/", EVERY),
+            rows=rows,
+            trouble=[clean(redact(t)) for t in trouble],
+            where=clean(_shown(site.source)),
+            version=__version__,
+        )
+        return HTMLResponse(_sendable(text))
+
+    async def index_version(request: Request) -> Response:
+        return PlainTextResponse((await run_in_threadpool(_index, site))[2])
+
+    async def run_page(request: Request) -> Response:
+        run = await run_in_threadpool(site.find, request.path_params["id"])
+        if run is None:
+            return PlainTextResponse("no such run\n", 404)
+        return HTMLResponse(_sendable(await site.page(run)))
+
+    async def run_version(request: Request) -> Response:
+        run = await run_in_threadpool(site.find, request.path_params["id"])
+        if run is None:
+            return PlainTextResponse("no such run\n", 404)
+        return PlainTextResponse((await run_in_threadpool(site.fresh, run))[0])
+
+    async def failed(request: Request, error: Exception) -> Response:
+        return PlainTextResponse(f"{clean(redact(str(error)))}\n", 503)
+
+    routes = [
+        Route("/", index),
+        Route("/version", index_version),
+        Route("/run/{id:str}", run_page),
+        Route("/run/{id:str}/version", run_version),
+    ]
+    return Guard(Starlette(routes=routes, exception_handlers={AdaptiveError: failed}), names)
+
+
+def _shown(source: str) -> str:
+    """A path, or a URL without its password."""
+    return shown(source) if "://" in source else source
+
+
+def _sendable(text: str) -> bytes:
+    """UTF-8; a lone surrogate in somebody's text becomes an escape."""
+    return text.encode("utf-8", "backslashreplace")
+
+
+def _index(site: Site) -> tuple[list[dict[str, Any]], list[str], str]:
+    """Rows of the index, newest first; what could not be read; and the version of it all."""
+    runs, trouble = site.runs()
+    rows = []
+    for run in runs:
+        try:
+            state = state_of(run)
+        except AdaptiveError as error:
+            trouble.append(str(error))
+            continue
+        when = state["updated"]
+        said = "-" if when is None else datetime.fromtimestamp(when, timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
+        about = {"id": run.id, "name": run.name, "preset": run.preset, "where": _shown(run.source), "when": said}
+        rows.append({**state, **about})
+    rows.sort(key=lambda row: (-(row["updated"] or 0.0), row["name"], row["id"]))
+    return (
+        rows,
+        trouble,
+        "-".join([*(f"{row['id'][:4]}.{row['version']}.{row['running']:d}" for row in rows), str(len(trouble))]),
+    )

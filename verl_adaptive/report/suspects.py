@@ -1,0 +1,85 @@
+"""Likely wrong labels: prompts that the model fails although it solves their data source's others.
+
+A prompt with ``s`` successes in ``r`` rollouts is surprising by how unlikely it is that a prompt of its source does so
+badly. The source's prompts have pass rates of Beta(a, b), fitted by moments (the binomial noise of few rollouts taken
+off), so that ``P(S <= s)`` is the beta-binomial's; the surprise is ``-log10`` of it. A hard source has many prompts that
+nobody solves, and none of them is surprising; an easy one has few, and each of them is.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from verl_adaptive.report.prompts import Prompts
+
+__all__ = ["SURPRISING", "beta_of", "surprise", "suspects"]
+
+#: Surprise from which a prompt is listed: one prompt in two hundred of its source does as badly by chance.
+SURPRISING = 2.3
+#: Success share up to which a label is suspected at all: a wrong label may match a lucky wrong answer now and then.
+_LUCKY = 0.05
+#: Successes up to which the tail is added up one by one.
+_TERMS = 64
+
+
+def beta_of(successes: np.ndarray, rollouts: np.ndarray) -> tuple[float, float]:
+    """Beta(a, b) of pass rates by moments, from prompts with ``rollouts > 0``; at least a + b = 0.2, at most 1000."""
+    rate = successes / rollouts
+    mean = float(np.clip((successes.sum() + 0.5) / (rollouts.sum() + 1), 1e-4, 1 - 1e-4))
+    noise = float((mean * (1 - mean) / rollouts).mean())
+    spread = float(rate.var()) - noise
+    strength = mean * (1 - mean) / spread - 1 if spread > 0 else 1000.0
+    strength = float(np.clip(strength, 0.2, 1000.0))
+    return mean * strength, (1 - mean) * strength
+
+
+def surprise(successes: np.ndarray, rollouts: np.ndarray, a: float, b: float) -> np.ndarray:
+    """``-log10 P(S <= successes)`` of the beta-binomial, float64 ``(k,)``; 0 where there are no rollouts.
+
+    Args:
+        successes: whole numbers up to 64 (parts of a success are rounded up).
+        rollouts: of each prompt.
+        a, b: of the source.
+    """
+    out = np.zeros(len(rollouts))
+    s = np.minimum(np.ceil(successes), _TERMS).astype(np.int64)
+    n = rollouts.astype(np.int64)
+    both, home = np.unique(np.stack([s, n]), axis=1, return_inverse=True)
+    for at, (most, size) in enumerate(both.T.tolist()):
+        if size:
+            out[home.ravel() == at] = _tail(most, size, a, b)
+    return out
+
+
+def _tail(most: int, n: int, a: float, b: float) -> float:
+    """``-log10`` of the beta-binomial's ``P(S <= most)``."""
+    lg = math.lgamma
+    base = lg(a + b) - lg(a) - lg(b) - lg(a + b + n) + lg(n + 1)
+    terms = [base - lg(k + 1) - lg(n - k + 1) + lg(a + k) + lg(b + n - k) for k in range(min(most, n) + 1)]
+    top = max(terms)
+    return max(0.0, -(top + math.log(sum(math.exp(t - top) for t in terms))) / math.log(10))
+
+
+def suspects(prompts: Prompts, *, least: int = 8) -> tuple[np.ndarray, np.ndarray]:
+    """Rows of suspected prompts, the most surprising first, and their surprise.
+
+    Args:
+        prompts: the store's.
+        least: rollouts below which nothing is said of a prompt.
+    """
+    table = prompts.table
+    rollouts, successes = prompts.number("rollouts"), prompts.number("successes")
+    code = table.col("source").astype(np.int64)
+    value = np.zeros(len(table))
+    doubtful = (rollouts >= least) & (successes <= _LUCKY * rollouts)
+    for source in np.unique(code[doubtful]).tolist():
+        inside = (code == source) & (rollouts > 0)
+        if int(inside.sum()) < 20:
+            continue  # too few prompts to know what is usual
+        a, b = beta_of(successes[inside], rollouts[inside])
+        rows = np.flatnonzero(inside & doubtful)
+        value[rows] = surprise(successes[rows], rollouts[rows], a, b)
+    rows = np.flatnonzero(value >= SURPRISING)
+    return rows[np.lexsort((table.key_lo[rows], table.key_hi[rows], -value[rows]))], value
