@@ -15,7 +15,9 @@ from benchmarks.runs import Runs, details, missing, pm, table
 __all__ = ["cpu_page", "cpu_runs", "over", "ranks", "shares"]
 
 #: Variants of the real pipeline whose pools are prompts as they come, and the other one.
-SIZES = tuple(name for name, variant in train_cpu.VARIANTS.items() if not (variant.flat or variant.training))
+SIZES = tuple(
+    name for name, variant in train_cpu.VARIANTS.items() if not (variant.flat or variant.training or variant.fewer > 1)
+)
 SPARSE = train_cpu.VARIANTS["sparse"]
 
 

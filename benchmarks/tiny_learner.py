@@ -24,6 +24,7 @@ __all__ = [
     "Questions",
     "Rollouts",
     "TinyModel",
+    "lengths",
     "make_questions",
     "pass_rates",
     "sample",

@@ -106,6 +106,7 @@ class Cell:
         variant, preset, lr, seed: who it is.
         curve: one point an evaluation, of ``COLUMNS``.
         by_start: for each of ``BINS``: held-out questions, their accuracy before and after.
+        ends: pass@8, entropy and length of responses, held-out, before and after.
         steps: made in all.
         calibration: how far the table's estimates of the visited prompts are from the exact rates, at the end.
         seconds: of CPU time, by part, and of wall clock.
@@ -120,6 +121,7 @@ class Cell:
     command: str = ""
     curve: list[list[float]] = field(default_factory=list)
     by_start: list[tuple[int, float, float]] = field(default_factory=list)
+    ends: dict[str, list[float]] = field(default_factory=dict)
     steps: int = 0
     rollouts: dict[str, Any] = field(default_factory=dict)
     calibration: dict[str, float] = field(default_factory=dict)

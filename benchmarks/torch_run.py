@@ -16,7 +16,16 @@ from torch import nn
 
 from benchmarks.cells import thinned
 from benchmarks.oracle_sampler import draw_by_variance
-from benchmarks.tiny_learner import Rollouts, TinyModel, make_questions, pass_rates, sample, up_to_end, warm_start
+from benchmarks.tiny_learner import (
+    Rollouts,
+    TinyModel,
+    lengths,
+    make_questions,
+    pass_rates,
+    sample,
+    up_to_end,
+    warm_start,
+)
 from benchmarks.torch_cells import BINS, ORACLE, PRESETS, REINFORCE, Cell, Settings
 from verl_adaptive.config import AdaptiveConfig, RunFacts
 from verl_adaptive.engine import Requests, RoundEngine, StepResult
@@ -128,6 +137,7 @@ class Run:
             return out
 
         start = timed("evaluate", self._evaluate)
+        first = self._ends(start)
         while not self.engine.finished:
             cell.steps += 1
             requests = self.engine.begin(cell.steps)
@@ -145,6 +155,9 @@ class Run:
             here = (start >= low) & (start < high)
             before, after = (round(float(p[here].mean()), 4) if here.any() else 0.0 for p in (start, end))
             cell.by_start.append((int(here.sum()), before, after))
+        cell.ends = {
+            name: [value, after] for (name, value), after in zip(first.items(), self._ends(end).values(), strict=True)
+        }
         cell.calibration = self._calibration()
         spent["all"] = time.process_time() - begun
         cell.rollouts = self.engine.total.rollouts.as_dict()
@@ -164,6 +177,17 @@ class Run:
             ]
         )
         return held
+
+    def _ends(self, rates: np.ndarray) -> dict[str, float]:
+        """Of the held-out questions: pass@8, and mean entropy of a token and length of four responses sampled to each."""
+        n, generator = np.full(len(self.held_out), 4), torch.Generator().manual_seed(self.seed)
+        made = sample(self.model, self.held_out, n, generator)
+        out = {
+            "pass@8": (1 - (1 - rates) ** 8).mean(),
+            "entropy": -made.log_prob.sum() / up_to_end(made.response).sum(),
+            "length": lengths(made.response).double().mean(),
+        }
+        return {name: round(float(value), 4) for name, value in out.items()}
 
     def _calibration(self) -> dict[str, float]:
         """Mean error and mean absolute error of two estimates of a visited prompt's pass rate, against the exact one."""

@@ -21,7 +21,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,7 @@ from benchmarks.cells import (
     thinned,
     versions,
 )
+from benchmarks.oracle_sampler import install
 from benchmarks.presets import INGREDIENTS, SHIPPED, SOLO
 
 HERE = Path(__file__).resolve().parent
@@ -61,19 +62,21 @@ class Variant:
     """Group size and pool: ``n`` rollouts a prompt, ``prompts`` of the 610 training prompts.
 
     ``flat`` of the pool are those that the starting model answers most surely, right or wrong; 0: prompts as they come.
-    ``training``: further words for verl, for baselines that train otherwise.
+    ``fewer``: divides the prompts of a step. ``training``: further words for verl, for baselines that train otherwise.
     """
 
     n: int
     prompts: int
     flat: int = 0
+    fewer: int = 1
     training: tuple[str, ...] = ()
 
     @property
     def title(self) -> str:
         """For headings."""
         how = f", {' '.join(word.rpartition('.')[2] for word in self.training)}" if self.training else ""
-        return f"groups of {self.n}, {'sparse ' if self.flat else ''}pool of {self.prompts} prompts{how}"
+        few = f", 1/{self.fewer} of the prompts a step" if self.fewer > 1 else ""
+        return f"groups of {self.n}{few}, {'sparse ' if self.flat else ''}pool of {self.prompts} prompts{how}"
 
     @property
     def pool(self) -> str:
@@ -106,13 +109,15 @@ VARIANTS = {
     "small": Variant(8, 102),
     "large": Variant(8, 610),
     "sparse": Variant(8, 305, flat=256),
+    "halved16": Variant(16, 305, fewer=2),
+    "halved16-sparse": Variant(16, 305, flat=256, fewer=2),
     "decay": Variant(8, 305, training=_DECAY),
     "decay-sparse": Variant(8, 305, flat=256, training=_DECAY),
     "epochs2": Variant(8, 305, training=_EPOCHS),
     "epochs2-sparse": Variant(8, 305, flat=256, training=_EPOCHS),
 }
 #: Those of the grid; the others are run by name.
-SIZED = tuple(name for name, variant in VARIANTS.items() if not variant.training)
+SIZED = tuple(name for name, variant in VARIANTS.items() if not variant.training and variant.fewer == 1)
 #: Variants other than base are run at this learning rate only.
 COMMON_LR = 3e-4
 LRS = (1e-4, 3e-4, 1e-3)
@@ -137,7 +142,7 @@ class Settings:
 
     def budget(self, variant: Variant) -> int:
         """Rollouts that every run generates."""
-        return self.steps * self.batch * variant.n
+        return self.steps * self.batch // variant.fewer * variant.n
 
 
 @dataclass
@@ -150,11 +155,13 @@ class Cell:
         words: verl's own command line, folders aside.
         curve: one point a step, of ``COLUMNS``; seconds are of training steps, saving weights aside.
         by_start: for each of ``BINS``: held-out prompts, their accuracy before and after.
+        ends: pass@8, entropy and length of responses, held-out, before and after.
         rollouts: generated, trained, surplus, and dropped by reason.
         calibration: how far the table's estimates of the visited prompts are from the exact rates, at the end.
         step_seconds: median seconds of a step's parts, the first step left out.
-        seconds: wall clock of the run, start-up included.
+        seconds: wall clock of the run, start-up or its share of one included.
         load: the machine's load average before and after.
+        together: cells that shared a start-up of verl.
     """
 
     variant: str
@@ -165,11 +172,13 @@ class Cell:
     words: list[str] = field(default_factory=list)
     curve: list[list[float]] = field(default_factory=list)
     by_start: list[tuple[int, float, float]] = field(default_factory=list)
+    ends: dict[str, list[float]] = field(default_factory=dict)
     rollouts: dict[str, Any] = field(default_factory=dict)
     calibration: dict[str, float] = field(default_factory=dict)
     step_seconds: dict[str, float] = field(default_factory=dict)
     seconds: float = 0.0
     load: list[float | None] = field(default_factory=list)
+    together: int = 1
     machine: dict[str, Any] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
     settings: dict[str, int] = field(default_factory=dict)
@@ -238,7 +247,7 @@ def overrides(key: Key, settings: Settings, work: Path, run: Path) -> list[str]:
         f"adaptive.seed={seed}",
         f"data.train_files={pool}",
         f"data.val_files={work / 'data' / 'val.parquet'}",
-        f"data.train_batch_size={settings.batch}",
+        f"data.train_batch_size={settings.batch // variant.fewer}",
         "data.max_prompt_length=64",
         "data.max_response_length=12",
         f"data.seed={seed + 1}",
@@ -246,7 +255,7 @@ def overrides(key: Key, settings: Settings, work: Path, run: Path) -> list[str]:
         "algorithm.adv_estimator=grpo",
         f"actor_rollout_ref.model.path={work / 'model'}",
         f"actor_rollout_ref.rollout.n={variant.n}",
-        f"actor_rollout_ref.actor.ppo_mini_batch_size={settings.batch // settings.updates}",
+        f"actor_rollout_ref.actor.ppo_mini_batch_size={settings.batch // variant.fewer // settings.updates}",
         f"actor_rollout_ref.actor.optim.lr={lr:g}",
         "actor_rollout_ref.actor.checkpoint.save_contents=[model,hf_model]",
         'trainer.logger=["console","file"]',
@@ -284,12 +293,8 @@ def held(lock: Path | None) -> Iterator[None]:
         yield
 
 
-def run_cell(key: Key, settings: Settings, work: Path) -> Cell:
-    """Train, judge, and throw the weights away.
-
-    Raises:
-        SystemExit: training failed; its log stays.
-    """
+def begun(key: Key, settings: Settings, work: Path) -> tuple[Cell, Path, list[str]]:
+    """A cell before its run, the run's folder, and verl's command line."""
     run = work / "runs" / folder_name(key)
     shutil.rmtree(run, ignore_errors=True)
     run.mkdir(parents=True)
@@ -304,35 +309,76 @@ def run_cell(key: Key, settings: Settings, work: Path) -> Cell:
         settings=asdict(settings),
         load=[load_average()],
     )
+    return cell, run, words
+
+
+def run_cells(keys: Sequence[Key], settings: Settings, work: Path) -> Iterator[Cell]:
+    """Train, judge, and throw the weights away.
+
+    Args:
+        keys: more than one share a start-up of verl, which takes longer than a run: processes, inference engine and
+            TransferQueue. Model, optimizer, data, policy and statistics are each run's own.
+
+    Raises:
+        SystemExit: training failed; its log stays. Cells that were done before are yielded first.
+    """
+    made = [begun(key, settings, work) for key in keys]
+    metrics = [run / "metrics.jsonl" for _, run, _ in made]
     environment = {
         **os.environ,
         "VERL_PLATFORM": "cpu",
-        "VERL_FILE_LOGGER_PATH": str(run / "metrics.jsonl"),
+        "VERL_FILE_LOGGER_PATH": str(metrics[0]),
         "HF_HUB_OFFLINE": "1",
         "PYTHONUNBUFFERED": "1",
+        "RAY_worker_niceness": "0",  # Ray's own is 15: on a busy machine its workers would hardly run
     }
     environment.pop("PYTHONDONTWRITEBYTECODE", None)  # bytecode halves the start-up of a dozen processes
-    if key[1] == "oracle":
-        from benchmarks.oracle_sampler import install
-
-        path = install(run / "entry-point")
-        environment["PYTHONPATH"] = os.pathsep.join(p for p in (path, os.environ.get("PYTHONPATH")) if p)
-    begun = time.monotonic()
-    with (run / "train.log").open("wb") as log:
+    path = [install(made[0][1] / "entry-point")] if any(key[1] == "oracle" for key in keys) else []
+    if len(keys) > 1:
+        path.append(str(REPO))  # for tests.e2e.several
+        listed = [
+            {"name": cell_id(*cell.key), "metrics": str(file), "words": words}
+            for (cell, _, words), file in zip(made, metrics, strict=True)
+        ]
+        (made[0][1] / "runs.json").write_text(json.dumps(listed))
+        command = ["-m", "tests.e2e.several", str(made[0][1] / "runs.json")]
+    else:
+        command = ["-m", "verl.trainer.main_ppo", *made[0][2]]
+    environment["PYTHONPATH"] = os.pathsep.join(p for p in (*path, os.environ.get("PYTHONPATH")) if p)
+    start = time.monotonic()
+    with (made[0][1] / "train.log").open("wb") as log:
         status = subprocess.run(
-            [sys.executable, "-m", "verl.trainer.main_ppo", *words],
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env=environment,
-            cwd=run,
+            [sys.executable, *command], stdout=log, stderr=subprocess.STDOUT, env=environment, cwd=made[0][1]
         ).returncode
-    cell.seconds = round(time.monotonic() - begun, 1)
-    cell.load.append(load_average())
-    if status:
-        raise SystemExit(f"train_cpu: {cell_id(*key)} ended with status {status}; see {run / 'train.log'}")
-    _judge(cell, work, run)
-    shutil.rmtree(run / "checkpoints")
-    return cell
+    seconds = round((time.monotonic() - start) / len(keys), 1)
+    for (cell, run, _), file in zip(made, metrics, strict=True):
+        if status and not (len(keys) > 1 and file.with_suffix(".done").exists()):
+            raise SystemExit(
+                f"train_cpu: {cell_id(*cell.key)} ended with status {status}; see {made[0][1] / 'train.log'}"
+            )
+        cell.seconds, cell.together = seconds, len(keys)
+        cell.load.append(load_average())
+        _judge(cell, work, run)
+        shutil.rmtree(run / "checkpoints")
+        yield cell
+
+
+def alike(keys: Sequence[Key], most: int) -> Iterator[list[Key]]:
+    """Runs of cells that may share a start-up: the optimizer is the first one's, so are the engine's settings."""
+    part: list[Key] = []
+    for key in keys:
+        same = part and part[0][2] == key[2] and _engine(part[0]) == _engine(key)
+        if part and (len(part) == most or not same):
+            yield part
+            part = []
+        part.append(key)
+    if part:
+        yield part
+
+
+def _engine(key: Key) -> tuple[int, tuple[str, ...]]:
+    variant = VARIANTS[key[0]]
+    return variant.n, variant.training
 
 
 def read_metrics(path: Path) -> list[dict[str, float]]:
@@ -376,6 +422,10 @@ def _judge(cell: Cell, work: Path, run: Path) -> None:
         here = (start >= low) & (start < high)
         before, after = (round(float(p[here].mean()), 4) if here.any() else 0.0 for p in (start, held_out))
         cell.by_start.append((int(here.sum()), before, after))
+    last = weights_of(run / "checkpoints", int(metrics[-1]["at"]))
+    for weights, rates in ((work / "model", start), (last, held_out)):
+        for name, value in {"pass@8": (1 - (1 - rates) ** 8).mean(), **exact.sampled(weights)}.items():
+            cell.ends.setdefault(name, []).append(round(float(value), 4))
     cell.rollouts = {
         "generated": int(total[0]),
         "trained": int(sum(row["adaptive/rollouts/trained_total"] for row in metrics)),
@@ -444,6 +494,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--cell", action="append", default=[], metavar="ID", help="run this cell again")
     parser.add_argument("--check", action="store_true", help="with --cell: compare with the results, do not store")
     parser.add_argument("--jobs", type=int, default=1, choices=[1], help="one: a run has about twelve processes")
+    parser.add_argument("--together", type=int, default=1, help="cells that share a start-up at most (%(default)s)")
     parser.add_argument("--fresh", action="store_true", help="run again what the results hold")
     parser.add_argument("--list", action="store_true", help="print the cells that would run, and stop")
     parser.add_argument("--until", metavar="HH:MM", help="begin no cell after this time of day")
@@ -460,8 +511,8 @@ def main(arguments: list[str] | None = None) -> None:
         for name in chosen:
             if name not in known:
                 parser.error(f"no {what} {name!r}; there are {', '.join(known)}")
-    if options.seeds < 1:
-        parser.error("--seeds must be 1 or greater")
+    if options.seeds < 1 or options.together < 1:
+        parser.error("--seeds and --together must be 1 or greater")
     if options.check and not options.cell:
         parser.error("--check needs --cell ID")
     try:
@@ -486,22 +537,25 @@ def main(arguments: list[str] | None = None) -> None:
     work.mkdir(parents=True, exist_ok=True)
     if wanted:
         prepare(work)
-    for done, key in enumerate(wanted, 1):
+    done = 0
+    for keys in alike(wanted, options.together):
         with held(options.lock):  # which can take its time
             if options.until and time.strftime("%H:%M") >= options.until:
-                print(f"{options.until}: {len(wanted) - done + 1} cells not begun")
+                print(f"{options.until}: {len(wanted) - done} cells not begun")
                 return
-            cell = run_cell(key, settings, work)
-        if options.check:
-            known_ends = {k: c.curve[-1][2] for k, c in load(options.results, settings).items()}
-            print(check_again(key, cell.curve[-1][2], known_ends))
-            continue
-        put_row(options.results, asdict(cell))
-        print(
-            f"[{done}/{len(wanted)}] {cell_id(*key)}: held-out {cell.curve[0][2]:.3f} -> {cell.curve[-1][2]:.3f}, "
-            f"{len(cell.curve) - 1} steps, {cell.rollouts['generated']:,} rollouts, {cell.seconds:.0f} s",
-            flush=True,
-        )
+            for cell in run_cells(keys, settings, work):
+                done += 1
+                if options.check:
+                    known_ends = {k: c.curve[-1][2] for k, c in load(options.results, settings).items()}
+                    print(check_again(cell.key, cell.curve[-1][2], known_ends))
+                    continue
+                put_row(options.results, asdict(cell))
+                print(
+                    f"[{done}/{len(wanted)}] {cell_id(*cell.key)}: held-out {cell.curve[0][2]:.3f} -> "
+                    f"{cell.curve[-1][2]:.3f}, {len(cell.curve) - 1} steps, {cell.rollouts['generated']:,} rollouts, "
+                    f"{cell.seconds:.0f} s",
+                    flush=True,
+                )
 
 
 if __name__ == "__main__":

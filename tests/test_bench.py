@@ -215,7 +215,7 @@ def test_an_ablation_of_the_tiny_model_is_a_cell_of_the_real_pipeline(tmp_path, 
 
 def test_no_cell_begins_after_the_time_that_was_given(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.setattr(train_cpu, "prepare", lambda work: None)
-    monkeypatch.setattr(train_cpu, "run_cell", lambda *_: pytest.fail("a cell began"))
+    monkeypatch.setattr(train_cpu, "run_cells", lambda *_: pytest.fail("a cell began"))
     words = [
         "--results",
         str(tmp_path / "r.jsonl"),
