@@ -1,4 +1,4 @@
-"""All tables and plots of ``RESULTS.md`` and the table of the README, from the JSON in ``results/``.
+"""All tables and plots of ``RESULTS.md`` and the README's evidence, from the JSON in ``results/``.
 
     python -m benchmarks.report           # write them
     python -m benchmarks.report --check   # exit with 1 if a page is not what the JSON says; plots are left alone
@@ -14,7 +14,8 @@ import io
 import json
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from benchmarks.page_cpu import cpu_page, cpu_runs
 from benchmarks.page_front import readme
 from benchmarks.page_quickstart import draw, quickstart
 from benchmarks.page_speed import decisions_page, step_time_page, store_page
+from benchmarks.page_summary import summary_page
 from benchmarks.page_torch import torch_page, torch_runs
 from benchmarks.runs import SHOWN, Runs
 
@@ -67,38 +69,73 @@ def figure(
     Args:
         along: columns of the curves, and the labels of their axes.
     """
+    shown = [p for p in (*SHOWN, "oracle", "oracle+keep_all") if p in runs.measured(variant)]
+    with drawn(path, len(along)) as axes:
+        for axis, (column, label) in zip(axes, along, strict=True):
+            curves(axis, runs, lr_of, column, label, shown, variant)
+
+
+def front_figure(path: Path, tiny: Runs | None, real: Runs | None) -> None:
+    """The README's chart: held-out accuracy by rollouts, in both benchmarks, each policy at its best learning rate."""
+    both = [
+        (runs, title) for runs, title in ((real, "verl and vLLM on CPU"), (tiny, "one process")) if runs is not None
+    ]
+    with drawn(path, len(both), sharey=False) as axes:
+        for axis, (runs, title) in zip(axes, both, strict=True):
+            shown = [
+                p for p in ("grpo", "grpo-4", "full", "solo", "oracle", "oracle+keep_all") if p in runs.measured("base")
+            ]
+            curves(axis, runs, lambda p, of=runs: of.best_lr("base", p), "rollouts", "rollouts", shown, "base")
+            axis.set_title(title, fontsize=9)
+
+
+@contextmanager
+def drawn(path: Path, count: int, sharey: bool = True) -> Iterator[Any]:
+    """Axes beside one another, written when all is drawn."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
     plt.rcParams.update({"svg.hashsalt": "verl-adaptive", "svg.fonttype": "none", "font.size": 9})
-    shown = [p for p in (*SHOWN, "oracle", "oracle+keep_all") if p in runs.measured(variant)]
-    drawing, axes = plt.subplots(1, len(along), figsize=(3.4 * len(along), 3.4), layout="constrained", sharey=True)
-    for axis, (column, label) in zip(np.atleast_1d(axes), along, strict=True):
-        for number, preset in enumerate(shown):
-            lr = lr_of(preset)
-            keys = [(variant, preset, lr, s) for s in runs.seeds(variant, preset, lr)] if lr is not None else []
-            if not keys:
-                continue
-            end = min(runs.curve(k, column)[-1] for k in keys)
-            if column == "rollouts":
-                end = min(end, runs.budget[variant])
-            x = np.linspace(0, end, POINTS)
-            y = np.array([np.interp(x, runs.curve(k, column), runs.curve(k, "held_out")) for k in keys])
-            colour = "black" if preset.startswith("oracle") else f"C{number}"
-            axis.plot(x, y.mean(0), label=preset, color=colour, lw=1.3, ls=":" if preset.startswith("oracle") else "-")
-            if len(keys) > 1:
-                half = np.array([interval(column_)[1] for column_ in y.T.tolist()])
-                axis.fill_between(x, y.mean(0) - half, y.mean(0) + half, color=colour, alpha=0.1, lw=0)
-        axis.set_xlabel(label)
-        axis.grid(alpha=0.3)
+    drawing, axes = plt.subplots(1, count, figsize=(3.4 * count, 3.4), layout="constrained", sharey=sharey)
+    yield np.atleast_1d(axes)
     np.atleast_1d(axes)[0].set_ylabel("held-out accuracy")
     np.atleast_1d(axes)[-1].legend(fontsize=7)
     text = io.StringIO()
     drawing.savefig(text, format="svg", metadata={"Date": None})
     plt.close(drawing)
     write_whole(path, light(text.getvalue()))
+
+
+def curves(
+    axis: Any,
+    runs: Runs,
+    lr_of: Callable[[str], float | None],
+    column: str,
+    label: str,
+    shown: Sequence[str],
+    variant: str,
+) -> None:
+    """One panel: each policy's mean, and its 95 % band."""
+    for number, preset in enumerate(shown):
+        lr = lr_of(preset)
+        keys = [(variant, preset, lr, s) for s in runs.seeds(variant, preset, lr)] if lr is not None else []
+        if not keys:
+            continue
+        end = min(runs.curve(k, column)[-1] for k in keys)
+        if column == "rollouts":
+            end = min(end, runs.budget[variant])
+        x = np.linspace(0, end, POINTS)
+        y = np.array([np.interp(x, runs.curve(k, column), runs.curve(k, "held_out")) for k in keys])
+        colour = "black" if preset.startswith("oracle") else f"C{number}"
+        name = "oracle" if preset.startswith("oracle") else preset
+        axis.plot(x, y.mean(0), label=name, color=colour, lw=1.3, ls=":" if preset.startswith("oracle") else "-")
+        if len(keys) > 1:
+            half = np.array([interval(column_)[1] for column_ in y.T.tolist()])
+            axis.fill_between(x, y.mean(0) - half, y.mean(0) + half, color=colour, alpha=0.1, lw=0)
+    axis.set_xlabel(label)
+    axis.grid(alpha=0.3)
 
 
 def pages(results: Path, results_page: Path, readme_page: Path) -> dict[Path, str]:
@@ -115,6 +152,8 @@ def pages(results: Path, results_page: Path, readme_page: Path) -> dict[Path, st
     cells = read_rows(results / "train_cpu.jsonl")
     text = results_page.read_text() if results_page.exists() else "# Results\n"
     tiny = read("train_torch.json")
+    if part := summary_page(tiny, cells):
+        text = put(text, "summary", part)
     if cells:
         part = cpu_page(cells, torch_runs(tiny) if tiny else None)
         drawn = ["![accuracy](figures/train_cpu.svg)"]
@@ -147,6 +186,7 @@ def figures(results: Path, folder: Path) -> None:
     if (found := results / "quickstart.json").exists():
         draw(json.loads(found.read_text()), results.parents[1] / "docs" / "quickstart.svg")
     path = results / "train_torch.json"
+    runs = real = None
     if path.exists():
         runs = torch_runs(json.loads(path.read_text()))
         along = [("rollouts", "rollouts"), ("updates", "updates"), ("tokens_trained", "trained tokens")]
@@ -163,6 +203,7 @@ def figures(results: Path, folder: Path) -> None:
         for variant, name in (("base", "train_cpu"), ("sparse", "train_cpu_sparse")):
             if real.measured(variant, train_cpu.COMMON_LR):
                 figure(folder / f"{name}.svg", real, lambda _: train_cpu.COMMON_LR, along, variant)
+    front_figure(folder / "front.svg", runs, real)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -12,8 +12,8 @@ from benchmarks.cells import interval
 
 __all__ = ["SHOWN", "Runs", "details", "missing", "pm", "smoothed", "table"]
 
-#: Policies that the plots and the README show.
-SHOWN = ("grpo", "dapo", "greso", "aero", "cero", "pilot_commit", "full")
+#: Policies that the plots show.
+SHOWN = ("grpo", "dapo", "greso", "aero", "cero", "pilot_commit", "full", "grpo-4", "solo")
 
 GRID = 240
 ENOUGH = 5  # seeds that a learning rate must have to be chosen, if any has as many

@@ -102,19 +102,21 @@ def test_every_number_comes_from_the_json(data, tmp_path) -> None:
     results.mkdir()
     (results / "train_torch.json").write_text(json.dumps(data))
     page.write_text("# Results\n\nby hand\n")
-    front.write_text("top\n<!-- benchmark: begin -->\nold\n<!-- benchmark: end -->\nbottom\n")
+    front.write_text("top\n<!-- benchmark: begin -->\nstale\n<!-- benchmark: end -->\nbottom\n")
     words = ["--results", str(results), "--page", str(page), "--readme", str(front)]
     with pytest.raises(SystemExit) as stop:
         report.main([*words, "--check"])
-    assert stop.value.code == 1 and front.read_text().count("old") == 1
+    assert stop.value.code == 1 and front.read_text().count("stale") == 1
     report.main(words)
     first, text = page.read_text(), front.read_text()
     assert (
         first.startswith("# Results\n\nby hand\n")
         and "base at 0.001: `grpo` 3, `dapo` 3, `full` 0, `oracle+keep_all` 2, `greso` 0" in first
     )
-    assert text.startswith("top\n") and text.endswith("bottom\n") and "old" not in text and "`full`" in text
-    assert (tmp_path / "figures" / "train_torch.svg").read_text().count("<svg") == 1
+    assert text.startswith("top\n") and text.endswith("bottom\n") and "stale" not in text
+    assert "| tiny, as they come | 3 | not run |" in text
+    for name in ("train_torch.svg", "front.svg"):
+        assert (tmp_path / "figures" / name).read_text().count("<svg") == 1
     report.main(words)
     assert page.read_text() == first
     with pytest.raises(SystemExit) as stop:

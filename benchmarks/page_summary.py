@@ -1,0 +1,135 @@
+"""The page on top of ``RESULTS.md``: every policy in every pool, and how it is judged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from benchmarks.cells import interval
+from benchmarks.headline import GRPO, POOLS, Standing, standings
+from benchmarks.page_cpu import cpu_runs
+from benchmarks.page_torch import torch_runs
+from benchmarks.presets import SHIPPED
+from benchmarks.runs import table
+
+__all__ = ["JUDGED", "POOL_NAMES", "all_standings", "entry", "summary_page", "told_apart"]
+
+#: Pool → how the tables call it.
+POOL_NAMES = {
+    "real/base": "real, as they come",
+    "real/sparse": "real, sparse",
+    "real/large": "real, large",
+    "tiny/base": "tiny, as they come",
+    "tiny/sparse": "tiny, sparse",
+    "tiny/onepass": "tiny, one pass",
+    "tiny/noise": "tiny, noisy",
+}
+
+#: How it is judged, below the table.
+JUDGED = [
+    "### How it is judged",
+    "",
+    "* **Equal generated rollouts.** Every run of a pool generates as many as GRPO (*real*: verl and vLLM on CPU, 3,840; "
+    "*tiny*: one process, 7,680), dropped and surplus ones included, in as many a step unless the method decides otherwise, "
+    "and makes as many optimizer updates a step.",
+    "* **Each at its best learning rate** of those that its seeds ran at, the same for every policy where it could be "
+    "afforded; which, every table says.",
+    "* **Fair baselines.** GRPO with groups of 2 and 4 and the same rollouts a step (`grpo-2`, `grpo-4`) and of 16 "
+    "(*halved16*), with a learning rate that falls to nothing (*decay*), with two epochs over each batch (*epochs2*), and "
+    "REINFORCE: one rollout a prompt, less the batch's mean (`reinforce`). *Best GRPO* is the best of the group sizes and "
+    "of the decayed ones.",
+    "* **Held-out accuracy**, exact pass rates of prompts that were never trained on, mean over the last tenth of a run. "
+    "Differences are within a seed; ± is half of the 95 % interval over seeds (Student's t). *Told apart*: that interval "
+    "excludes zero; nothing is claimed of what is not.",
+    "* **Seeds for choosing are not seeds for showing.** Tables show seeds from 0; options of `solo` were chosen by seeds "
+    "from 20, in one process only. `full` was chosen by seeds 0 to 4 of the tiny pool, which flatters it there.",
+    "* *As they come*: all difficulties. *Sparse*: most prompts hopeless or solved. *Large*: 610 prompts instead of 305. "
+    "*One pass*: more prompts than a run has rollouts, so none is met twice. *Noisy*: one reward of ten is turned round.",
+    "* `oracle` sees the exact pass rates and keeps groups: a bound for choosing prompts, and none for spending rollouts "
+    "otherwise.",
+    "",
+]
+
+
+def all_standings(tiny: dict[str, Any] | None, cells: Sequence[dict[str, Any]]) -> dict[str, dict[str, Standing]]:
+    """Of every pool that has runs: policies' standings by name; the oracle's under ``oracle`` in both benchmarks."""
+    out = {}
+    runs = {"real": cpu_runs(cells) if cells else None, "tiny": torch_runs(tiny) if tiny else None}
+    for pool, variants in POOLS.items():
+        if (made := runs[pool.partition("/")[0]]) is not None and (found := standings(made, variants)):
+            if "oracle+keep_all" in found:
+                found["oracle"] = replace(found.pop("oracle+keep_all"), name="oracle")
+            out[pool] = found
+    return out
+
+
+def entry(standing: Standing | None) -> str:
+    """The share and the gain, as "0.45, +0.012 ± 0.010"; "not run"."""
+    if standing is None:
+        return "not run"
+    mean, half = interval(standing.gains)
+    share = "never" if standing.of_grpo is None else f"{standing.of_grpo:.2f}"
+    if standing.name == "grpo":
+        return share
+    return f"{share}, {mean:+.3f}" + (f" ± {half:.3f}" if len(standing.gains) > 1 else " (1 seed)")
+
+
+def told_apart(of: Iterable[Standing]) -> tuple[list[str], list[str]]:
+    """Names of those above GRPO and of those below it, at 95 %."""
+    above, below = [], []
+    for standing in of:
+        mean, half = interval(standing.gains)
+        if standing.name != "grpo" and abs(mean) > half:
+            (above if mean > 0 else below).append(f"`{standing.name}`")
+    return above, below
+
+
+def summary_page(tiny: dict[str, Any] | None, cells: Sequence[dict[str, Any]]) -> list[str]:
+    """The table of all policies in all pools, what is told apart, and how it is judged."""
+    found = all_standings(tiny, cells)
+    if not found:
+        return []
+    known = list(dict.fromkeys(name for made in found.values() for name in made))
+    first = ["solo", "solo-1", "solo-2", "spo", "grpo", *(n for n in known if n.split()[0] in GRPO), "reinforce"]
+    first += ["reinforce-spread", "solo decay", "solo epochs2", *SHIPPED, "dapo-mixed", "oracle"]
+    names = [name for name in dict.fromkeys(first) if name in known]
+    rows = [
+        [f"`{name}`", *(entry(made.get(name)) if name in made else "" for made in found.values())] for name in names
+    ]
+    counts = [f"{len(made['grpo'].gains)}" for made in found.values()]
+    lines = [
+        "## All at a glance",
+        "",
+        "Each entry: rollouts until GRPO's final held-out accuracy (groups of 8) as a share of GRPO's, median over seeds "
+        "(*never*: not in the median seed), and accuracy at the end less GRPO's. Empty: not run.",
+        "",
+        *table(["policy", *(POOL_NAMES[pool] for pool in found)], [["*seeds of GRPO*", *counts], *rows]),
+    ]
+    for pool, made in found.items():
+        above, below = told_apart(s for name, s in made.items() if name in names)
+        lines.append(
+            f"* {POOL_NAMES[pool][0].upper()}{POOL_NAMES[pool][1:]}: told apart above GRPO: {', '.join(above) or 'none'}; below: "
+            f"{', '.join(below) or 'none'}. Best GRPO: `{made['grpo'].best_grpo}`."
+        )
+    return [*lines, "", *best_of(found), *JUDGED]
+
+
+def best_of(found: dict[str, dict[str, Standing]]) -> list[str]:
+    """Rollouts until the best GRPO's final accuracy."""
+    rows = []
+    for pool, made in found.items():
+        best = made["grpo"].best_grpo
+        shown = [made.get(name) for name in ("solo", best, "full", "oracle")]
+        rows.append(
+            [
+                POOL_NAMES[pool],
+                f"`{best}`",
+                *("" if s is None else "never" if s.of_best_grpo is None else f"{s.of_best_grpo:.2f}" for s in shown),
+            ]
+        )
+    return [
+        "Rollouts until the final accuracy of the best GRPO:",
+        "",
+        *table(["pool", "best GRPO", "`solo`", "itself", "`full`", "`oracle`"], rows),
+    ]
