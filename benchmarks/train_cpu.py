@@ -511,8 +511,9 @@ def main(arguments: list[str] | None = None) -> None:
         for name in chosen:
             if name not in known:
                 parser.error(f"no {what} {name!r}; there are {', '.join(known)}")
-    if options.seeds < 1 or options.together < 1:
-        parser.error("--seeds and --together must be 1 or greater")
+    for name in ("seeds", "together"):
+        if getattr(options, name) < 1:
+            parser.error(f"--{name} must be 1 or greater")
     if options.check and not options.cell:
         parser.error("--check needs --cell ID")
     try:

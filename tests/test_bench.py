@@ -195,6 +195,21 @@ def test_cells_that_exist_are_not_run_again(tmp_path, capsys) -> None:
         train_cpu.main([*words, "--steps", "3"])
 
 
+def test_cells_share_a_start_up_only_if_they_are_alike() -> None:
+    """The optimizer's settings and the inference engine's are those that the processes began with."""
+    keys = [
+        ("base", "grpo", 3e-4, 0),
+        ("base", "solo", 3e-4, 1),
+        ("sparse", "solo", 3e-4, 0),
+        ("base", "solo", 1e-3, 0),
+    ]
+    keys += [("decay", "solo", 1e-3, 0), ("n16", "solo", 1e-3, 0), ("halved16", "grpo", 1e-3, 0)]
+    parts = list(train_cpu.alike(keys, 2))
+    assert parts == [keys[:2], keys[2:3], keys[3:4], keys[4:5], keys[5:7]]
+    settings = train_cpu.Settings()
+    assert settings.budget(train_cpu.VARIANTS["halved16"]) == settings.budget(train_cpu.VARIANTS["base"]) == 3840
+
+
 def test_a_cell_takes_its_line_and_leaves_the_others(tmp_path) -> None:
     grid = tmp_path / "new" / "grid.jsonl"
     assert cells.read_rows(grid) == []
