@@ -10,7 +10,7 @@ import numpy as np
 
 from benchmarks import runs as tables
 from benchmarks import train_cpu
-from benchmarks.runs import Runs, details, missing, pm, table
+from benchmarks.runs import Runs, details, ends_page, missing, pm, table
 
 __all__ = ["cpu_page", "cpu_runs", "over", "ranks", "shares"]
 
@@ -77,6 +77,7 @@ def cpu_page(cells: Sequence[dict[str, Any]], tiny: Runs | None) -> list[str]:
         ]
     lines += [*tables.verdicts(runs, "base"), "", *by_variant(runs, common), *aim_or_why(runs)]
     lines += details(runs, common, train_cpu.BINS)
+    lines += ends_page(runs, list(train_cpu.VARIANTS))
     lines += [*step_times(runs, common), *agreement(runs, tiny, common)]
     m, loads = cells[0]["machine"], [x for c in cells for x in c["load"] if x is not None]
     lines += [
@@ -88,6 +89,14 @@ def cpu_page(cells: Sequence[dict[str, Any]], tiny: Runs | None) -> list[str]:
         f"again, compared with its interval: `{cells[0]['command']}`; every cell's JSON has its own such command.",
         "",
     ]
+    if shared := sum(c.get("together", 1) > 1 for c in cells):
+        lines += [
+            f"{shared} of the {len(cells)} runs shared a start-up of verl with others of the same learning rate (`--together`): "
+            "processes and inference engine are the same, everything else is begun anew. Runs of before are of an engine that "
+            "generated in rounds; now groups commit in the order in which they were submitted. Runs without `ends` in the JSON are "
+            "of then. It changes how long a step takes, and which surplus a step of `full` has.",
+            "",
+        ]
     if loads and max(loads) > m["cores"]:
         lines += [
             f"The machine had other work: load averages of {min(loads):.1f} to {max(loads):.1f} on {m['cores']} cores. "

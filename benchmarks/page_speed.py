@@ -40,7 +40,7 @@ def decisions_page(data: dict[str, Any]) -> list[str]:
     return [
         "## Decisions",
         "",
-        f"`{data['command']}`, on {m['cpu']} ({m['cores']} cores, load average {data['load']}):",
+        f"`{data['command']}`: milliseconds of processor time, on {m['cpu']} ({m['cores']} cores, load average {data['load']}):",
         "",
         *table(["", "known prompts", "median, ms", "worst, ms", "target, ms"], rows),
     ]

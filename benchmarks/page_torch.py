@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks import runs as tables
-from benchmarks.runs import Runs, details, missing, pm
+from benchmarks.runs import Runs, details, ends_page, missing, pm, table
 
-__all__ = ["torch_page", "torch_runs"]
+__all__ = ["chosen_page", "torch_page", "torch_runs"]
 
 #: Seeds that the preset ``full`` was chosen by; later ones are a check.
 CHOSEN_BY = 5
@@ -81,6 +81,7 @@ def torch_page(data: dict[str, Any]) -> list[str]:
         for part in tables.results(runs, variant, lambda p, v=variant, b=best: runs.best_lr(v, p) if b else common):
             lines += part
     lines += details(runs, common, data["bins"])
+    lines += ends_page(runs, [v for v in data["variants"] if runs.lrs(v)])
     cpu = [c["seconds"]["all"] for c in data["cells"]]
     lines += ["### How it was made", "", *(described(m) for m in data["machines"])]
     lines += [
@@ -104,6 +105,46 @@ def torch_page(data: dict[str, Any]) -> list[str]:
         [("base", p, lr) for p in presets for lr in runs.lrs("base")],
         tables.ENOUGH,
     )
+
+
+def chosen_page(data: dict[str, Any]) -> list[str]:
+    """By what the options of ``solo`` were chosen: other seeds than those of the tables."""
+    runs = torch_runs(data)
+    lines = [
+        "## How the options of `solo` were chosen",
+        "",
+        "In one process, by seeds that no other table shows. Held-out accuracy at the end less that of `solo-1` (one rollout a "
+        "prompt, options as in the presets' files) and of GRPO of the same seed, and rollouts to GRPO's final accuracy. What "
+        "is not told apart is left as simple as it was.",
+        "",
+    ]
+    for variant in (v for v in data["variants"] if runs.lrs(v)):
+        for lr in runs.lrs(variant):
+            base = {s: runs.final((variant, "solo-1", lr, s)) for s in runs.seeds(variant, "solo-1", lr)}
+            rows = []
+            for preset in runs.measured(variant, lr):
+                finals = {s: runs.final((variant, preset, lr, s)) or 0.0 for s in runs.seeds(variant, preset, lr)}
+                grpo = runs.paired(variant, preset, lr, lr)
+                needed = [
+                    runs.needed((variant, preset, lr, s), runs.final((variant, "grpo", lr, s)) or 0.0) for s in grpo
+                ]
+                hit = [x for x in needed if x is not None]
+                rows.append(
+                    [
+                        f"`{preset}`",
+                        str(len(finals)),
+                        ""
+                        if preset == "solo-1"
+                        else pm([f - (base[s] or 0.0) for s, f in finals.items() if s in base], "{:+.3f}"),
+                        "" if preset == "grpo" else pm(runs.gain(variant, preset, lr, lr), "{:+.3f}"),
+                        f"{pm(hit, '{:.2f}')}{'' if len(hit) == len(needed) else f' ({len(hit)} of {len(needed)})'}",
+                        pm([runs.final((variant, preset, lr, s), "pool") for s in finals]),
+                    ]
+                )
+            seeds = sorted({key[3] for key in runs.cells if key[0] == variant and key[2] == lr})
+            lines += [f"### Pool: {variant}, learning rate {lr:g}, seeds {', '.join(map(str, seeds))}", ""]
+            lines += table(["policy", "seeds", "less `solo-1`", "less GRPO", "to GRPO's final", "pool"], rows)
+    return [*lines, "The words behind the names are those of the list above."]
 
 
 def fresh_seeds(runs: Runs) -> list[str]:

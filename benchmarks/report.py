@@ -26,11 +26,12 @@ from benchmarks.cells import Parser, interval, read_rows, run_script, write_whol
 from benchmarks.page_bill import bill
 from benchmarks.page_clock import async_table, clock_page
 from benchmarks.page_cpu import cpu_page, cpu_runs
+from benchmarks.page_docs import choosing_block, solo_block
 from benchmarks.page_front import readme
 from benchmarks.page_quickstart import draw, quickstart
 from benchmarks.page_speed import decisions_page, step_time_page, store_page
-from benchmarks.page_summary import summary_page
-from benchmarks.page_torch import torch_page, torch_runs
+from benchmarks.page_summary import all_standings, summary_page
+from benchmarks.page_torch import chosen_page, torch_page, torch_runs
 from benchmarks.runs import SHOWN, Runs
 
 HERE = Path(__file__).resolve().parent
@@ -162,6 +163,8 @@ def pages(results: Path, results_page: Path, readme_page: Path) -> dict[Path, st
     if tiny:
         part = torch_page(tiny)
         text = put(text, "train_torch", [part[0], "", "![accuracy](figures/train_torch.svg)", *part[1:]])
+    if chosen := read("choose_torch.json"):
+        text = put(text, "choose_torch", chosen_page(chosen))
     parts = {"clock": clock_page, "store": store_page, "decisions": decisions_page, "step_time": step_time_page}
     for name, page in parts.items():
         if data := read(f"{name}.json"):
@@ -170,6 +173,13 @@ def pages(results: Path, results_page: Path, readme_page: Path) -> dict[Path, st
     asynchronous = results_page.parent.parent / "docs" / "async.md"
     if (data := read("clock.json")) and asynchronous.exists():
         out[asynchronous] = put(asynchronous.read_text(), "clock", async_table(data))
+    found, docs = all_standings(tiny, cells), results_page.parent.parent / "docs"
+    for name, part in (
+        ("solo", solo_block(found, torch_runs(tiny) if tiny else None)),
+        ("choosing", choosing_block(found)),
+    ):
+        if found and (docs / f"{name}.md").exists():
+            out[docs / f"{name}.md"] = put((docs / f"{name}.md").read_text(), "measured", part)
     if tiny and readme_page.exists():
         front = readme_page.read_text()
         if "<!-- benchmark: begin -->" not in front:

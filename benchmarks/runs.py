@@ -10,7 +10,7 @@ import numpy as np
 
 from benchmarks.cells import interval
 
-__all__ = ["SHOWN", "Runs", "details", "missing", "pm", "smoothed", "table"]
+__all__ = ["SHOWN", "Runs", "details", "ends_page", "missing", "pm", "smoothed", "table"]
 
 #: Policies that the plots show.
 SHOWN = ("grpo", "dapo", "greso", "aero", "cero", "pilot_commit", "full", "grpo-4", "solo")
@@ -271,6 +271,38 @@ def by_start(runs: Runs, variant: str, lr: float, bins: Sequence[Sequence[float]
     return table(["pass rate at the start", *names], [start, count, *rows])
 
 
+#: What a run's end looks like, and how the tables call it.
+ENDS = {"pass@8": "pass@8", "entropy": "entropy of a token, nats", "length": "tokens of a response"}
+
+
+def ends(runs: Runs, variant: str, lr_of: Callable[[str], float | None]) -> list[str]:
+    """pass@8, entropy and length of held-out responses at the end; empty if no run has kept them.
+
+    Args:
+        lr_of: the learning rate to show a preset at.
+    """
+    rows, start = [], dict[str, list[float]]()
+    for preset in runs.measured(variant):
+        lr = lr_of(preset)
+        cells = [runs.cells[variant, preset, lr, s] for s in runs.seeds(variant, preset, lr)] if lr is not None else []
+        if cells := [cell for cell in cells if cell.get("ends")]:
+            rows.append(
+                [
+                    f"`{preset}`",
+                    f"{lr:g}",
+                    str(len(cells)),
+                    pm([c["curve"][-1][2] for c in cells]),
+                    *(pm([c["ends"][name][1] for c in cells], "{:.2f}") for name in ENDS),
+                ]
+            )
+            for name in ENDS:
+                start.setdefault(name, []).extend(c["ends"][name][0] for c in cells)
+    if not rows:
+        return []
+    first = ["*start*", "", "", "", *(f"{np.mean(start[name]):.2f}" for name in ENDS)]
+    return table(["policy", "lr", "seeds", "accuracy", *ENDS.values()], [first, *rows])
+
+
 def where(runs: Runs, variant: str, lr: float) -> list[str]:
     """Shares of the generated rollouts, by what became of them, over the whole run."""
     chosen = {p: [runs.cells[variant, p, lr, s]["rollouts"] for s in runs.seeds(variant, p, lr)] for p in runs.presets}
@@ -428,6 +460,25 @@ def details(runs: Runs, lr: float, bins: Sequence[Sequence[float]]) -> list[str]
         "prompts of the pool. Estimates lag behind a model that learns.",
         "",
         *calibration(runs, "base", lr),
+    ]
+
+
+def ends_page(runs: Runs, variants: Sequence[str]) -> list[str]:
+    """What the ends of the runs look like, each policy at its best learning rate; empty if none has kept it."""
+    lines = []
+    for variant in variants:
+        if part := ends(runs, variant, lambda p, v=variant: runs.best_lr(v, p)):
+            lines += [f"Pool: {variant}.", "", *part]
+    if not lines:
+        return []
+    return [
+        "### Is anything lost at the end?",
+        "",
+        "Held-out, four responses sampled to each prompt at the end of a run; accuracy and pass@8 from exact pass rates. "
+        "Runs of before this was kept are not among them. A policy that collapses has little entropy and a pass@8 near its "
+        "accuracy.",
+        "",
+        *lines,
     ]
 
 
