@@ -72,7 +72,9 @@ def entry(standing: Standing | None) -> str:
     share = "never" if standing.of_grpo is None else f"{standing.of_grpo:.2f}"
     if standing.name == "grpo":
         return share
-    return f"{share}, {mean:+.3f}" + (f" ± {half:.3f}" if len(standing.gains) > 1 else " (1 seed)")
+    count = len(standing.gains)
+    few = "" if count > 2 else f" ({count} seed{'s' * (count > 1)})"
+    return f"{share}, {mean:+.3f}" + (f" ± {half:.3f}" if count > 1 else "") + few
 
 
 def told_apart(of: Iterable[Standing]) -> tuple[list[str], list[str]]:
