@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from textwrap import wrap
 
 from benchmarks.headline import Standing
 from benchmarks.page_summary import POOL_NAMES, entry
