@@ -140,49 +140,45 @@ def examine(
         env["VERL_PLATFORM"] = "cpu"
     base = _words(folder, on_cpu)
 
-    def words_of(name: str, *own: str) -> list[str]:
-        return [*base, f"trainer.default_local_dir={folder / name / 'checkpoints'}", *own, *overrides]
+    def words_of(place: str, preset: str, steps: int, save: int) -> list[str]:
+        own = [f"trainer.total_training_steps={steps}", f"trainer.save_freq={save}"]
+        where = f"trainer.default_local_dir={folder / place / 'checkpoints'}"
+        return [*base, f"+adaptive={preset}", where, *own, *overrides]
 
-    wanted = {
-        name: words_of(name, f"+adaptive={name}", f"trainer.total_training_steps={STEPS}", f"trainer.save_freq={STEPS}")
-        for name in presets
-    }
-    resumed = words_of(
-        "resume", "+adaptive=greso", f"trainer.total_training_steps={RESUMED}", "trainer.save_freq=2"
-    )  # steps 2, 4 and 6 are saved; the run is killed after the third
     made: dict[str, Run] = {}
     spent: dict[str, float] = {}
     first: Run | None = None
-    if shared and len(wanted) + kill > 1:
-        say(f"{len(wanted)} presets{', and a run that is killed' if kill else ''}, on one start-up of verl ...")
+    place = lambda name: f"{name}-alone" if "shared" in spent else name  # noqa: E731  (nothing is gone on with)
+    if shared and len(presets) + kill > 1:
+        say(f"{len(presets)} presets{', and a run that is killed' if kill else ''}, on one start-up of verl ...")
         start = time.monotonic()
-        begun_with = {**wanted, **({"resume": resumed} if kill else {})}
+        together = {name: words_of(name, name, STEPS, STEPS) for name in presets}
+        if kill:
+            together["resume"] = words_of("resume", "greso", RESUMED, 2)
         try:
-            made = runs.several(folder, begun_with, env, timeout=timeout, kill_at=3 if kill else None)
+            made = runs.several(folder, together, env, timeout=timeout, kill_at=3 if kill else None)
         except TimeoutError as error:
             say(f"not in time: {_last(str(error))}")
-        first = made.pop("resume", None)
         spent["shared"] = time.monotonic() - start
+        first = made.pop("resume", None)
         if first is not None and first.code != -9:  # it never came so far
             first = None
-    for name, words in wanted.items():
-        if name in made and made[name].code == 0:
-            continue
-        say(f"{name}, on its own ...")
-        start = time.monotonic()
-        place = folder / f"{name}-alone" if name in made else folder / name
-        own = [f"trainer.default_local_dir={place / 'checkpoints'}"]
-        made[name] = _train(place, [*words, *own], env, timeout)
-        spent[name] = time.monotonic() - start
     for name in presets:
+        if name not in made or made[name].code:
+            say(f"{name}, on its own ...")
+            start = time.monotonic()
+            made[name] = _train(folder / place(name), words_of(place(name), name, STEPS, STEPS), env, timeout)
+            spent[name] = time.monotonic() - start
         report.items.append(_judged(f"+adaptive={name}", made[name], STEPS, spent.get(name, 0.0)))
     if kill:
         start = time.monotonic()
+        where = "resume" if first is not None else place("resume")
+        resumed = words_of(where, "greso", RESUMED, 2)  # steps 2, 4 and 6 are saved; it is killed after the third
         if first is None:
             say("a run that is killed ...")
-            first = _train(folder / "resume", resumed, env, timeout, kill_at=3)
+            first = _train(folder / where, resumed, env, timeout, kill_at=3)
         say("the same command again ...")
-        report.items.append(_resumed(first, _train(folder / "resume", resumed, env, timeout)))
+        report.items.append(_resumed(first, _train(folder / where, resumed, env, timeout)))
         report.items[-1].seconds = time.monotonic() - start
     if "shared" in spent:
         report.machine["seconds of the shared start-up"] = round(spent["shared"])
