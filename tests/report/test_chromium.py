@@ -143,7 +143,7 @@ const column = () => [...table.tBodies[0].rows].map(r => +r.cells[head.cellIndex
 head.click(); said.push(column().every((v, i, a) => !i || a[i - 1] >= v));
 head.click(); said.push(column().every((v, i, a) => !i || a[i - 1] <= v));
 const find = $("#find-2"), before = table.tBodies[0].rows.length;
-const key = table.tBodies[0].rows[0].cells[0].textContent;
+const key = table.tBodies[0].rows[0].querySelector("code").textContent;
 find.value = key; find.dispatchEvent(new Event("input"));
 const left = [...table.tBodies[0].rows].filter(r => !r.hidden);
 said.push(left.length === 1 && before > 5 && left[0].textContent.includes(key));
@@ -167,7 +167,7 @@ const $ = (q) => document.querySelector(q);
 $("label[for=by-steps]").click();
 const head = () => [...$("#list-2").tHead.rows[0].cells].find(c => c.textContent === "rollouts");
 head().click(); head().click();
-const key = $("#list-2").tBodies[0].rows[0].cells[0].textContent;
+const key = $("#list-2").tBodies[0].rows[0].querySelector("code").textContent;
 $("#find-2").value = key; $("#find-2").dispatchEvent(new Event("input")); $("#find-2").focus();
 $("#do-2").open = true;
 scrollTo(0, 900);

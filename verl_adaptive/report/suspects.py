@@ -45,18 +45,16 @@ def surprise(successes: np.ndarray, rollouts: np.ndarray, a: float, b: float) ->
         rollouts: of each prompt.
         a, b: of the source.
     """
-    out = np.zeros(len(rollouts))
     s = np.minimum(np.ceil(successes), _TERMS).astype(np.int64)
-    n = rollouts.astype(np.int64)
-    both, home = np.unique(np.stack([s, n]), axis=1, return_inverse=True)
-    for at, (most, size) in enumerate(both.T.tolist()):
-        if size:
-            out[home.ravel() == at] = _tail(most, size, a, b)
-    return out
+    both, home = np.unique(rollouts.astype(np.int64) * (_TERMS + 1) + s, return_inverse=True)  # few different ones
+    tails = [_tail(one % (_TERMS + 1), one // (_TERMS + 1), a, b) for one in both.tolist()]
+    return np.array(tails, dtype=np.float64)[home]
 
 
 def _tail(most: int, n: int, a: float, b: float) -> float:
     """``-log10`` of the beta-binomial's ``P(S <= most)``."""
+    if not n:
+        return 0.0
     lg = math.lgamma
     base = lg(a + b) - lg(a) - lg(b) - lg(a + b + n) + lg(n + 1)
     terms = [base - lg(k + 1) - lg(n - k + 1) + lg(a + k) + lg(b + n - k) for k in range(min(most, n) + 1)]
