@@ -25,13 +25,13 @@ def made(**ends: list[float]) -> Runs:
     for name, finals in ends.items():
         variant, _, preset = name.partition("__")
         for seed, end in enumerate(finals):
-            curve = [[BUDGET * k / 10, k, end * k / 10] for k in range(12)]
+            curve = [[BUDGET * k / 10, k, end * k / 10, end * k / 10] for k in range(12)]
             cells[variant, preset.replace("_", "-"), 1e-3, seed] = {"curve": curve}
     presets = list(dict.fromkeys(key[1] for key in cells))
     variants = {key[0] for key in cells}
     return Runs(
         cells,
-        ("rollouts", "updates", "held_out"),
+        ("rollouts", "updates", "held_out", "pool"),
         dict.fromkeys(variants, BUDGET),
         dict.fromkeys(variants, 10),
         presets,
