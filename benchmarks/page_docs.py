@@ -77,7 +77,7 @@ def rivals(found: dict[str, dict[str, Standing]]) -> list[str]:
         for pool, made in found.items():
             gains = less(made["solo"], made[name]) if "solo" in made and name in made else []
             row.append(pm(gains, "{:+.3f}") + f" ({len(gains)})" if gains else "")
-            if len(gains) > 1 and abs(interval(gains)[0]) > interval(gains)[1]:
+            if len(gains) > 2 and abs(interval(gains)[0]) > interval(gains)[1]:
                 told.append(f"{'above' if interval(gains)[0] > 0 else 'below'} {BESIDE[name]} ({POOL_NAMES[pool]})")
         if any(row):
             rows.append([BESIDE[name], *row])
@@ -87,7 +87,7 @@ def rivals(found: dict[str, dict[str, Standing]]) -> list[str]:
         "`solo` less each of them, accuracy at the end of the same seed (seeds):",
         "",
         *table(["", *(POOL_NAMES[pool] for pool in found)], rows),
-        f"Told apart, at 95 %: {'; '.join(told) or 'none'}. What is not listed may be chance.",
+        f"Told apart, at 95 % and by three seeds or more: {'; '.join(told) or 'none'}. What is not listed may be chance.",
         "",
     ]
 
@@ -109,7 +109,7 @@ def ablations(runs: Runs, variant: str = "base") -> list[str]:
         ]
         gains = [value - whole[s] for s, value in mine.items()]
         rows.append([title, f"`{name}`", str(len(mine)), pm(gains, "{:+.3f}"), pm(pool, "{:+.3f}")])
-        if len(gains) > 1 and abs(interval(gains)[0]) > interval(gains)[1]:
+        if len(gains) > 2 and abs(interval(gains)[0]) > interval(gains)[1]:
             told.append(f"`{name}`")
     if not rows:
         return []
