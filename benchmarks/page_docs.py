@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from textwrap import wrap
 
 from benchmarks.cells import interval
 from benchmarks.headline import Standing, less
@@ -181,9 +182,12 @@ def choosing_block(found: dict[str, dict[str, Standing]]) -> list[str]:
         rows.append([situation, take, "<br>".join(said) or "no"])
     rows += [[situation, take, "no"] for situation, take in UNMEASURED]
     text = [
-        "A measured entry is the share of GRPO's rollouts (groups of 8) until GRPO's final held-out accuracy, and accuracy at the "
-        "end less GRPO's, ± half of the 95 % interval over seeds; *real* is verl and vLLM on CPU, *tiny* one process; both "
-        'models are tiny. "no" is a reason without a measurement.',
+        *wrap(
+            "A measured entry is the share of GRPO's rollouts (groups of 8) until GRPO's final held-out accuracy, and accuracy at the "
+            "end less GRPO's, ± half of the 95 % interval over seeds; *real* is verl and vLLM on CPU, *tiny* one process; both "
+            'models are tiny. "no" is a reason without a measurement.',
+            118,
+        ),
         "",
     ]
     head = ["situation", "take", "measured"]

@@ -335,13 +335,13 @@ def run_cells(keys: Sequence[Key], settings: Settings, work: Path) -> Iterator[C
     environment.pop("PYTHONDONTWRITEBYTECODE", None)  # bytecode halves the start-up of a dozen processes
     path = [install(made[0][1] / "entry-point")] if any(key[1] == "oracle" for key in keys) else []
     if len(keys) > 1:
-        path.append(str(REPO))  # for tests.e2e.several
+        path.append(str(REPO))  # for examples.cpu.several
         listed = [
             {"name": cell_id(*cell.key), "metrics": str(file), "words": words}
             for (cell, _, words), file in zip(made, metrics, strict=True)
         ]
         (made[0][1] / "runs.json").write_text(json.dumps(listed))
-        command = ["-m", "tests.e2e.several", str(made[0][1] / "runs.json")]
+        command = ["-m", "examples.cpu.several", str(made[0][1] / "runs.json")]
     else:
         command = ["-m", "verl.trainer.main_ppo", *made[0][2]]
     environment["PYTHONPATH"] = os.pathsep.join(p for p in (*path, os.environ.get("PYTHONPATH")) if p)

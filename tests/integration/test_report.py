@@ -93,6 +93,7 @@ def test_ten_lines_at_the_start(url, tmp_path, capsys, monkeypatch) -> None:
         journal.commit_step(1, result.groups, keys, result.outcome.astype(str), {"run": engine.total.as_dict()}, {})
         run_store = SimpleNamespace(where=where, origin="new statistics", duplicates_note="", journal=journal)
         trainer = SimpleNamespace(
+            base_mode="sync",
             engine=engine,
             config=config,
             adaptive=adaptive,
