@@ -63,7 +63,13 @@ def solo_block(found: dict[str, dict[str, Standing]], tiny: Runs | None) -> list
         "",
         *table(["", *(POOL_NAMES[pool] for pool in found)], rows),
     ]
-    return lines + rivals(found) + (ablations(tiny) if tiny else [])
+    return _wrapped(lines + rivals(found) + (ablations(tiny) if tiny else []))
+
+
+def _wrapped(lines: Sequence[str]) -> list[str]:
+    """Sentences in lines of the width of the pages; tables as they are."""
+    plain = {"break_long_words": False, "break_on_hyphens": False}
+    return [part for line in lines for part in ([line] if line[:1] in ("", "|") else wrap(line, 118, **plain))]
 
 
 #: Those that `solo` is compared with seed by seed.
