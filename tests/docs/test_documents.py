@@ -105,7 +105,14 @@ def shell_lines() -> list[tuple[str, str]]:
 
 
 def kind(line: str) -> str:
-    for start in ("python -m verl.trainer.main_ppo", "verl-adaptive ", "bash ", "python examples/", "pip install"):
+    for start in (
+        "python -m verl.trainer.main_ppo",
+        "verl-adaptive ",
+        "bash ",
+        "python examples/",
+        "python scripts/",
+        "pip install",
+    ):
         if line.startswith(start):
             return start.strip()
     return "?"
@@ -117,6 +124,7 @@ def test_there_are_commands_of_every_kind() -> None:
         "verl-adaptive",
         "bash",
         "python examples/",
+        "python scripts/",
         "pip install",
     }
 
@@ -150,7 +158,7 @@ def test_our_commands_parse(line) -> None:
 
 
 @pytest.mark.parametrize(
-    "line", sorted({line for _, line in shell_lines() if kind(line) in ("bash", "python examples/")})
+    "line", sorted({line for _, line in shell_lines() if kind(line) in ("bash", "python examples/", "python scripts/")})
 )
 def test_scripts_exist(line) -> None:
     words = words_of(line)

@@ -107,7 +107,7 @@ def test_greso_is_watched(greso):
 #: What rows left out of training change in verl's metrics, as docs/metrics.md says; and what no two runs share.
 ROWS_THAT_TRAIN = (
     *("actor/entropy", "actor/pg_clipfrac", "actor/ppo_kl", "actor/perf/", "critic/advantages", "critic/returns"),
-    *("perf/", "global_seqlen/", "timing_"),
+    *("rollout_corr/", "training/rollout_probs_diff_", "perf/", "global_seqlen/", "timing_"),
 )
 
 
