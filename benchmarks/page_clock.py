@@ -86,6 +86,8 @@ def clock_page(data: dict[str, Any]) -> list[str]:
             rows,
         ),
     ]
+    if data.get("bound"):
+        lines += _bound(data)
     if data["variations"]:
         lines += _variations(data)
     if data["learning"]:
@@ -119,6 +121,24 @@ def async_table(data: dict[str, Any]) -> list[str]:
 
 def _cost(entry: dict[str, Any]) -> str:
     return f"{entry['time']:.2f} · {max(0.0, entry['idle']):.0%} · {_plain(entry['time_per_informative'])}"
+
+
+def _bound(data: dict[str, Any]) -> list[str]:
+    rows = [
+        [_name(policy), *(_share(e, "time") for e in (data["policies"][policy], entry)), f"{entry['idle']:.0%}"]
+        for policy, entry in data["bound"].items()
+    ]
+    return [
+        "",
+        "### If every answer's length were known",
+        "",
+        f"The same machine, but that {data['blocks']['lengths known']['about']}: nobody knows lengths beforehand, so this is a "
+        "bound for the order in which requests are begun. Three quarters of the variance of a length's logarithm is "
+        "between answers to one prompt, which is why beginning the prompts with long answers first gains next to nothing here: "
+        "a long answer that began in the middle of a step ends last. Time of GRPO's in the model, as above and so.",
+        "",
+        *table(["policy", "in order", "lengths known", "idle"], rows),
+    ]
 
 
 def _variations(data: dict[str, Any]) -> list[str]:

@@ -31,6 +31,7 @@ from benchmarks.page_front import readme
 from benchmarks.page_quickstart import draw, quickstart
 from benchmarks.page_speed import decisions_page, step_time_page, store_page
 from benchmarks.page_summary import all_standings, summary_page
+from benchmarks.page_time import beside_page, driver_page, long_page
 from benchmarks.page_torch import chosen_page, torch_page, torch_runs
 from benchmarks.runs import SHOWN, Runs
 
@@ -165,10 +166,19 @@ def pages(results: Path, results_page: Path, readme_page: Path) -> dict[Path, st
         text = put(text, "train_torch", [part[0], "", "![accuracy](figures/train_torch.svg)", *part[1:]])
     if chosen := read("choose_torch.json"):
         text = put(text, "choose_torch", chosen_page(chosen))
-    parts = {"clock": clock_page, "store": store_page, "decisions": decisions_page, "step_time": step_time_page}
+    parts = {
+        "clock": clock_page,
+        "store": store_page,
+        "decisions": decisions_page,
+        "beside": beside_page,
+        "driver": driver_page,
+        "step_time": step_time_page,
+    }
     for name, page in parts.items():
         if data := read(f"{name}.json"):
             text = put(text, name, page(data))
+    if long := (read("step_time.json") or {}).get("long"):
+        text = put(text, "long_answers", long_page(long))
     out = {results_page: text}
     asynchronous = results_page.parent.parent / "docs" / "async.md"
     if (data := read("clock.json")) and asynchronous.exists():

@@ -81,9 +81,13 @@ def main() -> None:
     Console().print(table)
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)
+        found = (
+            json.loads(options.json.read_text()) if options.json.exists() else {}
+        )  # benchmarks.long_answers' are beside
         options.json.write_text(
             json.dumps(
                 {
+                    **found,
                     "command": "python -m benchmarks.step_time " + " ".join(sys.argv[1:]),
                     "machine": {"cpus": os.cpu_count(), "processor": platform.processor() or platform.machine()},
                     "load": os.getloadavg()[2],

@@ -315,6 +315,7 @@ def _start(runs: dict[Path, tuple[Arm, int]], rollouts: int, work: Path) -> None
         "VERL_FILE_LOGGER_PATH": listed[0]["metrics"],
         "HF_HUB_OFFLINE": "1",
         "PYTHONUNBUFFERED": "1",
+        "RAY_worker_niceness": "0",  # Ray's own is 15: beside anything else its workers would hardly run
     }
     # Bytecode halves the start-up of a dozen processes.
     environment.pop("PYTHONDONTWRITEBYTECODE", None)

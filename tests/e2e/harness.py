@@ -132,3 +132,8 @@ def replays(run: Run, steps: int | None = None) -> None:
 def train_rows() -> int:
     """Rows of the training set."""
     return pq.read_metadata(assets() / "data" / "train.parquet").num_rows
+
+
+def validation_rows() -> int:
+    """Rows of the validation set."""
+    return pq.read_metadata(assets() / "data" / "val.parquet").num_rows

@@ -258,6 +258,15 @@ def test_sized_to_need_follows_the_recent_share() -> None:
     assert part.prompts(10, at(2, batch=10)) == 30  # never above the published size
 
 
+@pytest.mark.parametrize(("ordered", "prompts"), [(True, 17), (False, 30)])
+def test_where_groups_commit_in_order_pilots_are_sized_to_need_unless_it_is_said(ordered, prompts) -> None:
+    """More are sent as soon as they are needed there, so that asking for less changes no batch."""
+    for sized, expected in ((None, prompts), (True, 17), (False, 30)):
+        part = bound({"n_pilot": 4, "sized_to_need": sized}, batch=10, n=16)
+        part.review(pilots_with([2] * 15 + [0] * 5, 4), at(batch=10))
+        assert part.prompts(10, at(2, batch=10, ordered=ordered)) == expected
+
+
 def test_pipelined_pilots_are_for_this_step_and_the_next() -> None:
     part = bound({"n_pilot": 4, "sized_to_need": True, "form": "pipelined", "choose": "first"}, batch=10, n=16)
     part.review(pilots_with([2] * 15 + [0] * 5, 4), at(batch=10))

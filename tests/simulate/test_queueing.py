@@ -31,6 +31,13 @@ def test_two_slots_by_hand() -> None:
     assert queue.tokens == 12 and queue.occupied == 12
 
 
+def test_a_free_slot_takes_the_longest_that_waits_if_lengths_are_known() -> None:
+    queue = Queue(Machine(replicas=1, slots=1, base=1.0, each=0.0, known=True))
+    for tag, length in enumerate((3, 2, 4, 4)):
+        queue.add([length], tag)
+    assert drain(queue) == [(0, 3.0), (2, 7.0), (3, 11.0), (1, 13.0)]
+
+
 def test_a_step_takes_longer_the_more_it_serves() -> None:
     """1 s and 1 s a sequence: two tokens of two sequences take 3 s each, then the last runs alone at 2 s a token."""
     queue = Queue(Machine(replicas=1, slots=2, base=1.0, each=1.0))

@@ -112,8 +112,6 @@ class PilotCommit(Allocator):
             sized_to_need: pilot no more prompts than the recent in-band share calls for; null: where groups commit in
                 order, which pilots further prompts as soon as they are needed.
             safety: over-ask of ``sized_to_need``, which makes another round unlikely.
-            early: where groups commit in order, send a commit as soon as the batch is likely to have a place for the group,
-                by the in-band share of the last steps; what finds none is aborted. False: once it is sure.
             judge: what pilots are judged by. ``success``: what ``adaptive.success`` counts. ``auto``: that too, but where
                 it is left at its default and the signal takes more than 8 different values, from the second step on the
                 signal itself, scaled to the range that the pilots of recent steps covered.
@@ -130,7 +128,6 @@ class PilotCommit(Allocator):
         sized_to_need: bool | None = field(default=None, metadata={"was": False})
         safety: float = 1.25
         judge: Literal["auto", "success"] = field(default="auto", metadata={"since": "0.2.0"})
-        early: bool = field(default=True, metadata={"since": "0.2.0"})
 
         def validate(self, path: str) -> None:
             check(self.n_pilot is None or self.n_pilot >= 1, f"{path}.n_pilot", self.n_pilot, "must be 1 or greater")
@@ -151,7 +148,6 @@ class PilotCommit(Allocator):
         super().__init__(options)
         c = self.config
         self.can_hold = c.form == "pipelined" or c.hold_surplus  # type: ignore[misc]
-        self.likely_place = c.early  # type: ignore[misc]
         if c.choose == "max_variance" or c.hold_surplus:
             self.needs_rounds = "hold_surplus=true" if c.hold_surplus else "choose=max_variance"
         self._recent = np.zeros(2)  # pilots judged and found in the band, past steps discounted

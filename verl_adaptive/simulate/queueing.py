@@ -12,7 +12,6 @@ steps has passed since it began.
 from __future__ import annotations
 
 import heapq
-from collections import deque
 from dataclasses import dataclass
 from math import inf
 
@@ -32,6 +31,7 @@ class Machine:
         each: seconds that each running sequence adds to a decode step.
         bound: a request waits at the replica with the fewest requests when it is sent, as verl's load balancer places
             it; False: all replicas share one queue, which is the best that a balancer could do.
+        known: a free slot takes the longest sequence that waits. Nobody knows lengths beforehand: a bound for any order.
     """
 
     replicas: int = 8
@@ -39,6 +39,7 @@ class Machine:
     base: float = 0.008
     each: float = 0.00012
     bound: bool = False
+    known: bool = False
 
     def validate(self, path: str) -> None:
         for key in ("replicas", "slots"):
@@ -72,6 +73,7 @@ class _Replica:
     """One decode loop; with a shared queue it stands for all of them.
 
     Attributes:
+        waiting: heap of (place in the line, number, tag, length).
         running: heap of (progress at which it ends, number, tag, length).
         progress: tokens that a sequence would have generated since the beginning.
         time: seconds at which ``progress`` was taken.
@@ -79,12 +81,24 @@ class _Replica:
         tokens, occupied: generated tokens and slot-seconds so far.
     """
 
-    __slots__ = ("base", "each", "end", "occupied", "progress", "running", "slots", "time", "tokens", "waiting")
+    __slots__ = (
+        "base",
+        "each",
+        "end",
+        "known",
+        "occupied",
+        "progress",
+        "running",
+        "slots",
+        "time",
+        "tokens",
+        "waiting",
+    )
 
-    def __init__(self, slots: int, base: float, each: float) -> None:
-        self.slots, self.base, self.each = slots, base, each
+    def __init__(self, machine: Machine, slots: int, each: float) -> None:
+        self.slots, self.base, self.each, self.known = slots, machine.base, each, machine.known
         self.running: list[tuple[float, int, int, int]] = []
-        self.waiting: deque[tuple[int, int, int]] = deque()
+        self.waiting: list[tuple[int, int, int, int]] = []
         self.progress = self.time = self.tokens = self.occupied = 0.0
         self.end = inf
 
@@ -122,10 +136,10 @@ class Queue:
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
         if machine.bound:
-            self._replicas = [_Replica(machine.slots, machine.base, machine.each) for _ in range(machine.replicas)]
+            self._replicas = [_Replica(machine, machine.slots, machine.each) for _ in range(machine.replicas)]
         else:
             # k sequences over R replicas: k/R in each, so that a step takes base + each · k/R.
-            self._replicas = [_Replica(machine.slots * machine.replicas, machine.base, machine.each / machine.replicas)]
+            self._replicas = [_Replica(machine, machine.slots * machine.replicas, machine.each / machine.replicas)]
         self.now = 0.0
         self.busy = 0
         self._number = 0
@@ -165,7 +179,7 @@ class Queue:
             if len(replica.running) < replica.slots:
                 heapq.heappush(replica.running, (replica.progress + length, self._number, tag, length))
             else:
-                replica.waiting.append((self._number, tag, length))
+                heapq.heappush(replica.waiting, (-length if replica.known else 0, self._number, tag, length))
             self._number += 1
         for at in touched:
             replicas[at].foresee()
@@ -184,7 +198,7 @@ class Queue:
         end, _, tag, _ = heapq.heappop(replica.running)
         replica.progress = end  # without the rounding of the way there
         if replica.waiting:
-            number, other_tag, length = replica.waiting.popleft()
+            _, number, other_tag, length = heapq.heappop(replica.waiting)
             heapq.heappush(replica.running, (end + length, number, other_tag, length))
         replica.foresee()
         self.busy -= 1

@@ -87,7 +87,7 @@ def expected_waiting(
     seed: int = 0,
     most: int = _MOST,
 ) -> Waiting:
-    """Simulate a policy and GRPO for a moment.
+    """Simulate a policy and GRPO for a moment; ``doctor`` does it with a run's settings (:meth:`.ClockConfig.guess`).
 
     Args:
         config: the policy; its limits on the run and its warm start play no part.

@@ -47,7 +47,7 @@ def examine(model_dir: str, dtype: str) -> dict[str, Any]:
     from transformers import AutoModelForCausalLM
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=getattr(torch, dtype)).to(device)
+    model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=getattr(torch, dtype)).to(device)  # type: ignore[arg-type]
     with initialize_config_module("verl.trainer.config", version_base=None):
         words = ["algorithm.adv_estimator=grpo", "actor_rollout_ref.actor.use_dynamic_bsz=true"]
         actor = omega_conf_to_dataclass(compose("ppo_trainer", overrides=words).actor_rollout_ref.actor)

@@ -106,7 +106,12 @@ def make_model(out: Path, layers: int = 2, hidden: int = 64, seed: int = 0) -> i
     # Qwen2Tokenizer, because transformers 5 rebuilds a qwen2 model's tokenizer from vocabulary and merges: any other
     # class saved beside the model would be lost.
     tokenizer = Qwen2Tokenizer(
-        vocab=vocabulary, merges=[], unk_token=None, eos_token=END, pad_token=PAD, additional_special_tokens=[BEGIN]
+        vocab=vocabulary,
+        merges=[],
+        unk_token=None,  # type: ignore[arg-type]  # none is there
+        eos_token=END,
+        pad_token=PAD,
+        additional_special_tokens=[BEGIN],
     )
     tokenizer.chat_template = CHAT_TEMPLATE
     tokenizer.save_pretrained(out)
@@ -162,9 +167,9 @@ def teach(
     model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
     begin, end = (tokenizer.convert_tokens_to_ids(token) for token in (BEGIN, END))
     pairs = []
-    for question, answer in lessons:
+    for question, reply in lessons:
         asked = [begin, *tokenizer.encode(question), end, begin]
-        pairs.append((asked, [*tokenizer.encode(answer), end]))
+        pairs.append((asked, [*tokenizer.encode(reply), end]))
     ids = torch.full((len(pairs), max(len(a) + len(b) for a, b in pairs)), tokenizer.pad_token_id)
     labels, mask = torch.full_like(ids, -100), torch.zeros_like(ids)
     for row, (asked, answer) in enumerate(pairs):

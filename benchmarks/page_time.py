@@ -1,0 +1,134 @@
+"""The parts of ``RESULTS.md`` about seconds of the driver, of decisions beside an earlier version, of long answers."""
+
+from __future__ import annotations
+
+import statistics
+from typing import Any
+
+from benchmarks.runs import pm, table
+
+__all__ = ["beside_page", "driver_page", "long_page"]
+
+
+def _on(data: dict[str, Any]) -> str:
+    m = data["machine"]
+    load = data["load"] if isinstance(data["load"], list) else [data["load"]]
+    said = " before and ".join(f"{value:g}" for value in load) + (" after" if len(load) > 1 else "")
+    return f"on {m['cpu']} ({m['cores']} cores, load average {said})"
+
+
+def driver_page(data: dict[str, Any]) -> list[str]:
+    """Processor seconds of the driver, by preset and size of the batch."""
+    rows = [
+        [
+            f"`{row['preset']}`",
+            f"{row['rollouts']:,}",
+            f"{row['generated']:,}",
+            f"{row['parts'].get('decide', 0.0):.2f}",
+            f"{row['own']:.2f}",
+            f"{row['queue']:.2f}",
+            f"{row['after_last']:.2f}",
+        ]
+        for row in data["rows"]
+    ]
+    return [
+        "## The driver",
+        "",
+        f"`python -m benchmarks.driver`: processor seconds of verl's driver for a step of ours, beside generation and training, "
+        f"{_on(data)}; TransferQueue with verl's own settings, answers of {data['tokens']} tokens that come in "
+        f"{data['waves']} waves. *Decisions*: the engine's. *Ours*: requests, looks, decisions, the batch, its layout, the "
+        "journal; *queue*: inside TransferQueue's calls. *After the last answer*: what of both a step waits for; the rest "
+        "passes while rollouts are under way.",
+        "",
+        *table(
+            [
+                "policy",
+                "rollouts of a batch",
+                "generated",
+                "decisions, s",
+                "ours, s",
+                "queue, s",
+                "after the last answer, s",
+            ],
+            rows,
+        ),
+    ]
+
+
+def beside_page(data: dict[str, Any]) -> list[str]:
+    """An engine's step beside an earlier version's."""
+    s, rows = data["settings"], []
+    for row in data["rows"]:
+        cells = [f"`{row['preset']}`", f"{1e3 * statistics.median(row['earlier']):.1f}"]
+        for name in ("rounds", "in order"):
+            ratios = [ours / theirs for ours, theirs in zip(row[name], row["earlier"], strict=True)]
+            cells += [f"{1e3 * statistics.median(row[name]):.1f}", pm(ratios, "{:.2f}")]
+        rows.append(cells)
+    repeats = len(data["rows"][0]["earlier"])
+    return [
+        "## A step's decisions beside 0.1.0",
+        "",
+        f"`{data['command']}`: processor milliseconds of the engine for a step of {s['batch'] * s['n']:,} rollouts with "
+        f"{s['prompts']:,} prompts known, {repeats} pair{'s' * (repeats > 1)} of processes in turn, {_on(data)}. *Rounds*: as "
+        f"0.1.0, each round's results together. *In order*: the default now, with results that come back in {s['looks']} "
+        "looks.",
+        "",
+        *table(["policy", "0.1.0, ms", "rounds, ms", "of 0.1.0's", "in order, ms", "of 0.1.0's"], rows),
+    ]
+
+
+def long_page(data: dict[str, Any]) -> list[str]:
+    """Seconds of a step where answers have a long tail, on the real pipeline."""
+    s, arms = data["settings"], {row["arm"]: row["runs"] for row in data["rows"]}
+    base = arms["verl"]
+    rows = []
+    for arm, runs in arms.items():
+        mean = {k: statistics.mean(r.get(k, 0.0) for r in runs) for k in runs[0]}
+        gen = [r["gen"] / b["gen"] for r, b in zip(runs, base, strict=True)]
+        apiece = [
+            (r["gen"] / r["informative"]) / (b["gen"] / b["informative"])
+            for r, b in zip(runs, base, strict=True)
+            if r["informative"]
+        ]
+        rows.append(
+            [
+                arm,
+                f"{mean['gen']:.1f}",
+                pm(gen, "{:.2f}"),
+                f"{mean['informative']:.1f}",
+                pm(apiece, "{:.2f}") if apiece else "–",
+                f"{mean['rollouts']:.0f}" if "rollouts" in mean else "–",
+                f"{mean['aborted_tokens'] / mean['tokens']:.0%}" if mean.get("tokens") else "–",
+                f"{mean['idle']:.0%}" if "idle" in mean else "–",
+                f"{mean['step']:.1f}",
+            ]
+        )
+    return [
+        "## Long answers, on the real pipeline",
+        "",
+        f"`{data['command']}`: verl's `sync` trainer and ours on real vLLM without a GPU, {_on(data)}; "
+        f"{s['batch']} groups of {s['n']} over {s['slots']} slots, answers of "
+        f"{statistics.mean(r['length'] for r in base):.0f} tokens on average and up to {s['cap']}, a model that stands still, "
+        f"{len(base)} repeat{'s' * (len(base) > 1)} of {s['measured']} steps on one start-up. Ours begin with the statistics "
+        f"of one pass. verl's trainer looks every {s['poll']:g} s here, as ours, and not every 2 s. Seconds of generation, and "
+        "of a step with training; shares are of verl's own trainer's without a filter, in the same repeat.",
+        "",
+        "These are two cores, on which vLLM, its scheduler and the driver share every second: a decode step costs much more for "
+        "each further sequence than on a GPU, so idle slots cost less here and further rollouts more. It shows the "
+        "direction; [the model](#seconds-of-generation-in-a-model) has the proportions of a GPU.",
+        "",
+        *table(
+            [
+                "trainer",
+                "generation, s",
+                "of verl's",
+                "informative groups",
+                "s an informative group, of verl's",
+                "rollouts",
+                "aborted tokens",
+                "slots idle",
+                "step, s",
+            ],
+            rows,
+        ),
+    ]
