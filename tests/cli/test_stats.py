@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import os
@@ -296,7 +297,9 @@ def test_who_asks_gets_the_answer_alone(finished, call) -> None:
 def test_watching_prints_what_is_new(tmp_path) -> None:
     engine, _ = make_run(tmp_path, steps=3, snapshot=False)
     words = [sys.executable, "-m", "verl_adaptive", "stats", str(tmp_path), "--watch", "1", "--json"]
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    # A background job of a shell ignores Ctrl-C, and so would what it starts.
+    heed = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=heed)
 
     def one() -> dict:
         lines = []
