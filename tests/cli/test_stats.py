@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import json
 import os
@@ -16,6 +15,7 @@ import numpy as np
 import pytest
 
 from tests.cli.stores import HOSTILE, make_run
+from tests.interrupts import heed_interrupts
 from verl_adaptive.groups import Groups
 from verl_adaptive.report.history import Flips
 from verl_adaptive.report.overview import BINS, histogram
@@ -297,9 +297,13 @@ def test_who_asks_gets_the_answer_alone(finished, call) -> None:
 def test_watching_prints_what_is_new(tmp_path) -> None:
     engine, _ = make_run(tmp_path, steps=3, snapshot=False)
     words = [sys.executable, "-m", "verl_adaptive", "stats", str(tmp_path), "--watch", "1", "--json"]
-    # A background job of a shell ignores Ctrl-C, and so would what it starts.
-    heed = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=heed)
+    process = subprocess.Popen(
+        words,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=heed_interrupts,  # noqa: PLW1509 - it makes one system call
+    )
 
     def one() -> dict:
         lines = []
