@@ -28,7 +28,7 @@ from benchmarks.page_cpu import cpu_runs
 from benchmarks.page_torch import torch_runs
 from benchmarks.runs import Runs
 
-__all__ = ["POOLS", "Standing", "headline", "standings"]
+__all__ = ["POOLS", "Standing", "headline", "less", "standings"]
 
 HERE = Path(__file__).resolve().parent
 #: GRPO by another group size; the best of them, also with a decayed learning rate, is what the second share is of.
@@ -55,7 +55,7 @@ class Standing:
     Attributes:
         name: its preset, and the variant unless it is the plain one.
         lr: its best learning rate.
-        gains: final accuracy less GRPO's, a seed each.
+        gains: final accuracy less GRPO's, by seed.
         of_grpo, of_best_grpo: median share of the rollouts, None: never.
         best_grpo: name of the best GRPO.
     """
@@ -63,7 +63,7 @@ class Standing:
     name: str
     preset: str
     lr: float
-    gains: list[float]
+    gains: dict[int, float]
     of_grpo: float | None
     of_best_grpo: float | None
     best_grpo: str
@@ -97,7 +97,7 @@ def standings(runs: Runs, variants: tuple[str, ...]) -> dict[str, Standing]:
                 _name(plain, variant, preset),
                 preset,
                 lr,
-                [mine[s] - target[s] for s in seeds],
+                {s: mine[s] - target[s] for s in seeds},
                 _share(runs, cell, target),
                 _share(runs, cell, finals[best]),
                 _name(plain, *best),
@@ -105,11 +105,16 @@ def standings(runs: Runs, variants: tuple[str, ...]) -> dict[str, Standing]:
     return out
 
 
+def less(one: Standing, other: Standing) -> list[float]:
+    """Final accuracy of one less another's, of the seeds that both have."""
+    return [gain - other.gains[seed] for seed, gain in one.gains.items() if seed in other.gains]
+
+
 def headline(runs: Runs, variants: tuple[str, ...]) -> dict[str, dict[str, Any]]:
     """The shares of every preset in a pool, for the JSON."""
     out = {}
     for name, standing in standings(runs, variants).items():
-        mean, half = interval(standing.gains)
+        mean, half = interval(list(standing.gains.values()))
         out[name] = {
             "of_grpo": standing.of_grpo,
             "of_best_grpo": standing.of_best_grpo,

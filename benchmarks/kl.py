@@ -65,7 +65,7 @@ def main() -> None:
     options = parser.parse_args()
     length = (f"trainer.total_training_steps={options.steps}", f"trainer.test_freq={options.steps}")
     runs = {
-        f"{arm}, seed {seed}": (*words, f"data.seed={seed}")
+        f"{arm.replace(' ', '-')}-{seed}": (*words, f"data.seed={seed}")
         for seed in range(options.seeds)
         for arm, words in (ARMS if seed % 2 == 0 else dict(reversed(ARMS.items()))).items()
     }

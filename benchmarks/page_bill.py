@@ -42,9 +42,9 @@ def bill(clock: dict[str, Any], cells: Sequence[dict[str, Any]]) -> list[str]:
         trained = trained_rows(cells, preset)
         numbers.insert(2, "–" if trained is None else f"{trained:.2f}")
         rows.append([f"[`+adaptive={preset}`](docs/{page})", about, *numbers])
-    return table(
-        ["word", "what it does", "rollouts", "generation time", "tokens trained", "steps at GRPO's bill"], rows
-    )
+    head = ["word", "what it does", "rollouts", "generation time", "tokens trained", "steps at GRPO's bill"]
+    first, _, *rest = table(head, rows)
+    return [first, "|:--|:--|--:|--:|--:|--:|", *rest]
 
 
 def trained_rows(cells: Sequence[dict[str, Any]], preset: str) -> float | None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from textwrap import wrap
 
-from benchmarks.headline import Standing
+from benchmarks.cells import interval
+from benchmarks.headline import Standing, less
 from benchmarks.page_summary import POOL_NAMES, entry
 from benchmarks.runs import Runs, pm, table
 
@@ -28,9 +30,8 @@ BESIDE = {
 }
 #: Ablations: what is different from `solo`.
 WITHOUT = {
-    "solo-1": "one rollout a prompt",
-    "solo-2": "two",
-    "solo-4": "four",
+    "solo-2": "two rollouts a prompt",
+    "solo-4": "four rollouts a prompt",
     "solo-epoch": "prompts in epoch order, no draw",
     "solo-no_prompt": "no memory of a prompt, its source's mean alone",
     "solo-no_source": "prior from all prompts, not from the data source",
@@ -62,7 +63,40 @@ def solo_block(found: dict[str, dict[str, Standing]], tiny: Runs | None) -> list
         "",
         *table(["", *(POOL_NAMES[pool] for pool in found)], rows),
     ]
-    return lines + (ablations(tiny) if tiny else [])
+    return _wrapped(lines + rivals(found) + (ablations(tiny) if tiny else []))
+
+
+def _wrapped(lines: Sequence[str]) -> list[str]:
+    """Sentences in lines of the width of the pages; tables as they are."""
+    plain = {"break_long_words": False, "break_on_hyphens": False}
+    return [part for line in lines for part in ([line] if line[:1] in ("", "|") else wrap(line, 118, **plain))]
+
+
+#: Those that `solo` is compared with seed by seed.
+RIVALS = ("reinforce", "grpo-4", "grpo decay", "grpo-4 decay", "grpo epochs2", "spo", "full", "oracle")
+
+
+def rivals(found: dict[str, dict[str, Standing]]) -> list[str]:
+    """Accuracy of `solo` less each rival's, and which differences are told apart."""
+    rows, told = [], []
+    for name in RIVALS:
+        row = []
+        for pool, made in found.items():
+            gains = less(made["solo"], made[name]) if "solo" in made and name in made else []
+            row.append(pm(gains, "{:+.3f}") + f" ({len(gains)})" if gains else "")
+            if len(gains) > 2 and abs(interval(gains)[0]) > interval(gains)[1]:
+                told.append(f"{'above' if interval(gains)[0] > 0 else 'below'} {BESIDE[name]} ({POOL_NAMES[pool]})")
+        if any(row):
+            rows.append([BESIDE[name], *row])
+    if not rows:
+        return []
+    return [
+        "`solo` less each of them, accuracy at the end of the same seed (seeds):",
+        "",
+        *table(["", *(POOL_NAMES[pool] for pool in found)], rows),
+        f"Told apart, at 95 % and by three seeds or more: {'; '.join(told) or 'none'}. What is not listed may be chance.",
+        "",
+    ]
 
 
 def ablations(runs: Runs, variant: str = "base") -> list[str]:
@@ -71,7 +105,7 @@ def ablations(runs: Runs, variant: str = "base") -> list[str]:
     if lr is None:
         return []
     whole = {s: runs.final((variant, "solo", lr, s)) or 0.0 for s in runs.seeds(variant, "solo", lr)}
-    rows = []
+    rows, told = [], []
     for name, title in WITHOUT.items():
         mine = {s: runs.final((variant, name, lr, s)) or 0.0 for s in runs.seeds(variant, name, lr) if s in whole}
         if not mine:
@@ -80,14 +114,18 @@ def ablations(runs: Runs, variant: str = "base") -> list[str]:
             (runs.final((variant, name, lr, s), "pool") or 0.0) - (runs.final((variant, "solo", lr, s), "pool") or 0.0)
             for s in mine
         ]
-        less = pm([value - whole[s] for s, value in mine.items()], "{:+.3f}")
-        rows.append([title, f"`{name}`", str(len(mine)), less, pm(pool, "{:+.3f}")])
+        gains = [value - whole[s] for s, value in mine.items()]
+        rows.append([title, f"`{name}`", str(len(mine)), pm(gains, "{:+.3f}"), pm(pool, "{:+.3f}")])
+        if len(gains) > 2 and abs(interval(gains)[0]) > interval(gains)[1]:
+            told.append(f"`{name}`")
     if not rows:
         return []
     return [
         f"What it is made of, in one process at learning rate {lr:g}: accuracy at the end less that of `solo` of the same seed.",
         "",
         *table(["other than in `solo`", "name in the results", "seeds", "held-out", "prompts of the pool"], rows),
+        f"Told apart from `solo` on held-out prompts, at 95 %: {', '.join(told) or 'none'}.",
+        "",
     ]
 
 
@@ -150,9 +188,12 @@ def choosing_block(found: dict[str, dict[str, Standing]]) -> list[str]:
         rows.append([situation, take, "<br>".join(said) or "no"])
     rows += [[situation, take, "no"] for situation, take in UNMEASURED]
     text = [
-        "A measured entry is the share of GRPO's rollouts (groups of 8) until GRPO's final held-out accuracy, and accuracy at the "
-        "end less GRPO's, ± half of the 95 % interval over seeds; *real* is verl and vLLM on CPU, *tiny* one process; both "
-        'models are tiny. "no" is a reason without a measurement.',
+        *wrap(
+            "A measured entry is the share of GRPO's rollouts (groups of 8) until GRPO's final held-out accuracy, and accuracy at the "
+            "end less GRPO's, ± half of the 95 % interval over seeds; *real* is verl and vLLM on CPU, *tiny* one process; both "
+            'models are tiny. "no" is a reason without a measurement.',
+            118,
+        ),
         "",
     ]
     head = ["situation", "take", "measured"]

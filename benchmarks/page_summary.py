@@ -41,7 +41,7 @@ JUDGED = [
     "of the decayed ones.",
     "* **Held-out accuracy**, exact pass rates of prompts that were never trained on, mean over the last tenth of a run. "
     "Differences are within a seed; ± is half of the 95 % interval over seeds (Student's t). *Told apart*: that interval "
-    "excludes zero; nothing is claimed of what is not.",
+    "excludes zero, of three seeds or more; nothing is claimed of what is not.",
     "* **Seeds for choosing are not seeds for showing.** Tables show seeds from 0; options of `solo` were chosen by seeds "
     "from 20, in one process only. `full` was chosen by seeds 0 to 4 of the tiny pool, which flatters it there.",
     "* *As they come*: all difficulties. *Sparse*: most prompts hopeless or solved. *Large*: 610 prompts instead of 305. "
@@ -68,19 +68,21 @@ def entry(standing: Standing | None) -> str:
     """The share and the gain, as "0.45, +0.012 ± 0.010"; "not run"."""
     if standing is None:
         return "not run"
-    mean, half = interval(standing.gains)
+    mean, half = interval(list(standing.gains.values()))
     share = "never" if standing.of_grpo is None else f"{standing.of_grpo:.2f}"
     if standing.name == "grpo":
         return share
-    return f"{share}, {mean:+.3f}" + (f" ± {half:.3f}" if len(standing.gains) > 1 else " (1 seed)")
+    count = len(standing.gains)
+    few = "" if count > 2 else f" ({count} seed{'s' * (count > 1)})"
+    return f"{share}, {mean:+.3f}" + (f" ± {half:.3f}" if count > 1 else "") + few
 
 
 def told_apart(of: Iterable[Standing]) -> tuple[list[str], list[str]]:
-    """Names of those above GRPO and of those below it, at 95 %."""
+    """Names of those above GRPO and of those below it, at 95 % and by three seeds or more."""
     above, below = [], []
     for standing in of:
-        mean, half = interval(standing.gains)
-        if standing.name != "grpo" and abs(mean) > half:
+        mean, half = interval(list(standing.gains.values()))
+        if standing.name != "grpo" and len(standing.gains) > 2 and abs(mean) > half:
             (above if mean > 0 else below).append(f"`{standing.name}`")
     return above, below
 
@@ -112,7 +114,37 @@ def summary_page(tiny: dict[str, Any] | None, cells: Sequence[dict[str, Any]]) -
             f"* {POOL_NAMES[pool][0].upper()}{POOL_NAMES[pool][1:]}: told apart above GRPO: {', '.join(above) or 'none'}; below: "
             f"{', '.join(below) or 'none'}. Best GRPO: `{made['grpo'].best_grpo}`."
         )
-    return [*lines, "", *best_of(found), *JUDGED]
+    return [*lines, "", *best_of(found), *goals(found), *JUDGED]
+
+
+#: What `solo` was built for: a name, which share of it, at most.
+GOALS = (
+    ("`solo`: rollouts to GRPO's final accuracy", "solo", "of_grpo", 0.45),
+    ("`solo`: rollouts to the best GRPO's final accuracy", "solo", "of_best_grpo", 0.60),
+    ("`solo` with two epochs a batch: to GRPO's", "solo epochs2", "of_grpo", 0.35),
+)
+
+
+def goals(found: dict[str, dict[str, Standing]]) -> list[str]:
+    """What `solo` aims at, and how near it is: medians over seeds."""
+    rows = []
+    for title, name, what, most in GOALS:
+        row = []
+        for made in found.values():
+            standing = made.get(name)
+            share = getattr(standing, what) if standing else None
+            seeds = len(standing.gains) if standing else 0
+            said = "never: missed" if share is None else f"{share:.2f}: {'met' if share <= most else 'missed'}"
+            row.append(f"{said} ({seeds})" if standing else "not run")
+        rows.append([title, f"{most:.2f}", *row])
+    below = [POOL_NAMES[pool] for pool, made in found.items() if "solo" in made and told_apart([made["solo"]])[1]]
+    return [
+        "What `solo` aims at, as shares of the budget (seeds in brackets):",
+        "",
+        *table(["", "at most", *(POOL_NAMES[pool] for pool in found)], rows),
+        f"Pools where `solo` is told apart below GRPO (aim: none): {', '.join(below) or 'none of those that were run'}.",
+        "",
+    ]
 
 
 def best_of(found: dict[str, dict[str, Standing]]) -> list[str]:

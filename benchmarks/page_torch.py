@@ -81,7 +81,7 @@ def torch_page(data: dict[str, Any]) -> list[str]:
         for part in tables.results(runs, variant, lambda p, v=variant, b=best: runs.best_lr(v, p) if b else common):
             lines += part
     lines += details(runs, common, data["bins"])
-    lines += ends_page(runs, [v for v in data["variants"] if runs.lrs(v)])
+    lines += ends_page(runs, [v for v in data["variants"] if runs.lrs(v)], "in one process")
     cpu = [c["seconds"]["all"] for c in data["cells"]]
     lines += ["### How it was made", "", *(described(m) for m in data["machines"])]
     lines += [
@@ -114,19 +114,21 @@ def chosen_page(data: dict[str, Any]) -> list[str]:
         "## How the options of `solo` were chosen",
         "",
         "In one process, by seeds that no other table shows. Held-out accuracy at the end less that of `solo-1` (one rollout a "
-        "prompt, options as in the presets' files) and of GRPO of the same seed, and rollouts to GRPO's final accuracy. What "
-        "is not told apart is left as simple as it was.",
+        "prompt, options as in the presets' files) and of GRPO at its best learning rate, of the same seed, and rollouts to GRPO's "
+        "final accuracy. What is not told apart is left as simple as it was.",
         "",
     ]
     for variant in (v for v in data["variants"] if runs.lrs(v)):
+        base_lr = runs.best_lr(variant, "grpo") or 0.0
         for lr in runs.lrs(variant):
             base = {s: runs.final((variant, "solo-1", lr, s)) for s in runs.seeds(variant, "solo-1", lr)}
             rows = []
             for preset in runs.measured(variant, lr):
                 finals = {s: runs.final((variant, preset, lr, s)) or 0.0 for s in runs.seeds(variant, preset, lr)}
-                grpo = runs.paired(variant, preset, lr, lr)
+                grpo = runs.paired(variant, preset, lr, base_lr)
                 needed = [
-                    runs.needed((variant, preset, lr, s), runs.final((variant, "grpo", lr, s)) or 0.0) for s in grpo
+                    runs.needed((variant, preset, lr, s), runs.final((variant, "grpo", base_lr, s)) or 0.0)
+                    for s in grpo
                 ]
                 hit = [x for x in needed if x is not None]
                 rows.append(
@@ -136,7 +138,7 @@ def chosen_page(data: dict[str, Any]) -> list[str]:
                         ""
                         if preset == "solo-1"
                         else pm([f - (base[s] or 0.0) for s, f in finals.items() if s in base], "{:+.3f}"),
-                        "" if preset == "grpo" else pm(runs.gain(variant, preset, lr, lr), "{:+.3f}"),
+                        "" if preset == "grpo" else pm(runs.gain(variant, preset, lr, base_lr), "{:+.3f}"),
                         f"{pm(hit, '{:.2f}')}{'' if len(hit) == len(needed) else f' ({len(hit)} of {len(needed)})'}",
                         pm([runs.final((variant, preset, lr, s), "pool") for s in finals]),
                     ]
@@ -144,7 +146,8 @@ def chosen_page(data: dict[str, Any]) -> list[str]:
             seeds = sorted({key[3] for key in runs.cells if key[0] == variant and key[2] == lr})
             lines += [f"### Pool: {variant}, learning rate {lr:g}, seeds {', '.join(map(str, seeds))}", ""]
             lines += table(["policy", "seeds", "less `solo-1`", "less GRPO", "to GRPO's final", "pool"], rows)
-    return [*lines, "The words behind the names are those of the list above."]
+    words = (f"* `{name}`: `+adaptive={' '.join(p['words'])}`" for name, p in data["presets"].items())
+    return [*lines, "The words behind the names:", "", *words]
 
 
 def fresh_seeds(runs: Runs) -> list[str]:

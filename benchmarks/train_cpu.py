@@ -159,7 +159,7 @@ class Cell:
         rollouts: generated, trained, surplus, and dropped by reason.
         calibration: how far the table's estimates of the visited prompts are from the exact rates, at the end.
         step_seconds: median seconds of a step's parts, the first step left out.
-        seconds: wall clock of the run, start-up or its share of one included.
+        seconds: wall clock of the run, start-up included, unless another cell had it.
         load: the machine's load average before and after.
         together: cells that shared a start-up of verl.
     """
@@ -335,32 +335,36 @@ def run_cells(keys: Sequence[Key], settings: Settings, work: Path) -> Iterator[C
     environment.pop("PYTHONDONTWRITEBYTECODE", None)  # bytecode halves the start-up of a dozen processes
     path = [install(made[0][1] / "entry-point")] if any(key[1] == "oracle" for key in keys) else []
     if len(keys) > 1:
-        path.append(str(REPO))  # for tests.e2e.several
+        path.append(str(REPO))  # for examples.cpu.several
         listed = [
             {"name": cell_id(*cell.key), "metrics": str(file), "words": words}
             for (cell, _, words), file in zip(made, metrics, strict=True)
         ]
         (made[0][1] / "runs.json").write_text(json.dumps(listed))
-        command = ["-m", "tests.e2e.several", str(made[0][1] / "runs.json")]
+        command = ["-m", "examples.cpu.several", str(made[0][1] / "runs.json")]
     else:
         command = ["-m", "verl.trainer.main_ppo", *made[0][2]]
     environment["PYTHONPATH"] = os.pathsep.join(p for p in (*path, os.environ.get("PYTHONPATH")) if p)
     start = time.monotonic()
     with (made[0][1] / "train.log").open("wb") as log:
-        status = subprocess.run(
+        process = subprocess.Popen(
             [sys.executable, *command], stdout=log, stderr=subprocess.STDOUT, env=environment, cwd=made[0][1]
-        ).returncode
-    seconds = round((time.monotonic() - start) / len(keys), 1)
+        )
     for (cell, run, _), file in zip(made, metrics, strict=True):
-        if status and not (len(keys) > 1 and file.with_suffix(".done").exists()):
+        while process.poll() is None and not file.with_suffix(".done").exists():
+            time.sleep(1.0)
+        if process.poll() and not file.with_suffix(".done").exists():
             raise SystemExit(
-                f"train_cpu: {cell_id(*cell.key)} ended with status {status}; see {made[0][1] / 'train.log'}"
+                f"train_cpu: {cell_id(*cell.key)} ended with status {process.returncode}; see {made[0][1] / 'train.log'}"
             )
-        cell.seconds, cell.together = seconds, len(keys)
+        cell.seconds, cell.together = round(time.monotonic() - start, 1), len(keys)
+        start = time.monotonic()
         cell.load.append(load_average())
-        _judge(cell, work, run)
+        _judge(cell, work, run)  # while the next one trains
         shutil.rmtree(run / "checkpoints")
         yield cell
+    if process.wait():
+        raise SystemExit(f"train_cpu: status {process.returncode} after the last cell; see {made[0][1] / 'train.log'}")
 
 
 def alike(keys: Sequence[Key], most: int) -> Iterator[list[Key]]:

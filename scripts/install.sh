@@ -45,7 +45,7 @@ under_a_bar() {
             percent=$((70 * (fetched < packages ? fetched : packages) / packages))
         fi
         spent=$((SECONDS - begun))
-        left=$([ "$percent" -lt 5 ] && echo "a few minutes" || echo "about $(((spent * (100 - percent) / percent + 59) / 60)) min left")
+        left=$([ "$percent" -lt 5 ] && echo "a few minutes" || echo "about $(((spent * (100 - percent) / percent + 60) / 60)) min left")
         bar=$(printf '%*s' $((percent * 30 / 100)) '' | tr ' ' '#')
         printf '\r    [%-30s] %3d%%  %d:%02d  %-20s' "$bar" "$percent" $((spent / 60)) $((spent % 60)) "$left"
         sleep 1
@@ -98,7 +98,7 @@ else
 fi
 
 log=$venv/install.log
-packages=200  # about as many as all of them come to
+packages=228  # about as many as all of them come to
 cache=$("$python" -m uv cache dir)
 marker=$wheels/marker
 touch "$marker"

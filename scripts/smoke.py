@@ -1,6 +1,6 @@
 """Smoke test of an installed verl-adaptive, in an environment without verl, torch and Ray.
 
-    python scripts/smoke.py [--version 0.1.0] [--with-verl]
+    python scripts/smoke.py [--version 0.2.0] [--with-verl]
 
 Makes a small store with the package itself and tries what a user tries first: the version, the list of parts, the
 statistics, an export, the report, a filtered data set, Hydra's presets; and that nothing heavy is imported on the way.

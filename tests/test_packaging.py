@@ -19,6 +19,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("verl_adaptive", "hydra_configs", "hydra_plugins")
+VERSION = re.search(r"^version = (.*)$", (ROOT / "setup.cfg").read_text(), flags=re.M)[1]
 HEAVY = ("verl", "torch", "ray", "transfer_queue", "vllm", "transformers")
 
 pytestmark = pytest.mark.skipif(not (ROOT / "setup.cfg").exists(), reason="runs in a source tree")
@@ -206,7 +207,7 @@ import os, sys, warnings
 warnings.simplefilter("error")
 import verl_adaptive
 assert os.path.realpath(verl_adaptive.__file__).startswith(os.path.realpath(sys.argv[1])), verl_adaptive.__file__
-assert verl_adaptive.__version__ == "0.1.0", verl_adaptive.__version__
+assert verl_adaptive.__version__ == "VERSION", verl_adaptive.__version__
 from hydra import compose, initialize_config_dir
 open("main.yaml", "w").write("trainer: {v1: {trainer_mode: sync, sampler: {custom_sampler: {path: null, name: null}}}}")
 with initialize_config_dir(os.getcwd(), version_base=None):
@@ -243,7 +244,7 @@ def test_an_install_makes_the_presets_known_to_hydra(how, tree, wheel, tmp_path)
     )
     (tmp_path / "elsewhere").mkdir()
     home = site if how == "regular" else tmp_path / "checkout"
-    out = call(python, "-c", CHECK_INSTALL, home, cwd=tmp_path / "elsewhere", PYTHONPATH="")
+    out = call(python, "-c", CHECK_INSTALL.replace("VERSION", VERSION), home, cwd=tmp_path / "elsewhere", PYTHONPATH="")
     assert out.split() == ["greso", "pilot_commit"]
     assert list((tmp_path / "env").glob("[bS]*/verl-adaptive*"))
 
@@ -265,8 +266,22 @@ def test_the_wheel_in_a_clean_environment(wheel, tmp_path) -> None:
     if done.returncode and re.search(r"connect|resolve host|name resolution|timed out|fetch", done.stderr, flags=re.I):
         pytest.skip("no package index can be reached")
     assert done.returncode == 0, done.stderr
-    said = call(python, ROOT / "scripts" / "smoke.py", "--version", "0.1.0", cwd=tmp_path, PYTHONPATH="")
+    said = call(python, ROOT / "scripts" / "smoke.py", "--version", VERSION, cwd=tmp_path, PYTHONPATH="")
     assert said.count("ok  ") >= 11 and "doctor says that verl is missing" in said
+
+
+def test_the_release_is_described(wheel) -> None:
+    """The newest heading of the changelog is this version's, and the metadata is whole."""
+    assert f"\n## {VERSION} (" in (ROOT / "CHANGELOG.md").read_text().partition("\n## 0.1.0")[0]
+    with zipfile.ZipFile(wheel) as packed:
+        (name,) = (n for n in packed.namelist() if n.endswith("METADATA"))
+        head, _, description = packed.read(name).decode().partition("\n\n")
+    for field in ("Author", "Summary", "License-Expression", "License-File", "Keywords", "Requires-Python"):
+        assert re.search(rf"^{field}: \S", head, flags=re.M) or field == "License-Expression", field
+    assert f"Version: {VERSION}\n" in head and len(description) > 2000
+    assert (
+        "Description-Content-Type: text/markdown" in head and "Classifier: Operating System :: POSIX :: Linux" in head
+    )
 
 
 def test_the_release_script_uploads_nothing() -> None:

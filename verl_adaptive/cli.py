@@ -24,6 +24,7 @@ __all__ = ["COMMANDS", "main"]
 #: Command → what it does. The module is ``verl_adaptive.commands.<command with underscores>``.
 COMMANDS: dict[str, str] = {
     "doctor": "check this environment, and a training command line before it costs GPU time",
+    "selftest": "a tiny model through the real pipeline, in this environment: does training work here?",
     "parts": "list the presets, the parts of each role and their options",
     "stats": "what a run knows of its prompts; works while training runs",
     "report": "write one HTML file about a run",

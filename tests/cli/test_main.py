@@ -75,7 +75,7 @@ def test_the_command_imports_nothing_heavy() -> None:
     ("words", "status", "says"),
     [
         (["sats"], 2, "did you mean stats?"),
-        (["nothing-like-it"], 2, "there are doctor, parts"),
+        (["nothing-like-it"], 2, "there are doctor, selftest"),
         (["stats"], 2, "required: STORE"),
         (["stats", "/no/such/place"], 1, "/no/such/place does not exist"),
         (["stats", "x", "--limit", "0"], 2, "must be 1 or greater"),

@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import re
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -14,6 +15,8 @@ import numpy as np
 import pytest
 
 from tests.cli.stores import HOSTILE, make_run
+from tests.interrupts import heed_interrupts
+from verl_adaptive.groups import Groups
 from verl_adaptive.report.history import Flips
 from verl_adaptive.report.overview import BINS, histogram
 from verl_adaptive.stats.journal import Journal
@@ -270,6 +273,57 @@ def test_flips_over_windows_equal_flips_at_once() -> None:
     for prompt in range(20):
         sides = [r > 0.5 for r in rate[row == prompt] if np.isfinite(r) and r != 0.5]
         assert whole.count[prompt] == sum(a != b for a, b in itertools.pairwise(sides))
+
+
+# -- finding, asking, watching -------------------------------------------------------------------------------
+
+
+def test_a_runs_folder_finds_its_checkpoints(tmp_path, call) -> None:
+    make_run(tmp_path / "run" / "checkpoints", steps=3)
+    assert facts(call, tmp_path / "run") == facts(call, tmp_path / "run" / "checkpoints")
+    assert facts(call, f"{tmp_path / 'run'}#project/experiment")["run"] == "project/experiment"
+    make_run(tmp_path / "checkpoints" / "p" / "e", steps=2, snapshot=False)
+    status, _, err = call("stats", tmp_path)
+    assert status == 1 and str(tmp_path / "checkpoints" / "p" / "e") in err  # named, not guessed
+
+
+def test_who_asks_gets_the_answer_alone(finished, call) -> None:
+    for words in (("--where", "visits > 3"), ("--sort", "visits"), ("--limit", "3")):
+        out = call("stats", finished.folder, *words)[1]
+        assert out.startswith("selected prompts: ") and "never solved" not in out and "by data source" not in out
+    assert call("stats", finished.folder, "--where", "visits > 10000")[1] == "selected prompts: 0\n"
+
+
+def test_watching_prints_what_is_new(tmp_path) -> None:
+    engine, _ = make_run(tmp_path, steps=3, snapshot=False)
+    words = [sys.executable, "-m", "verl_adaptive", "stats", str(tmp_path), "--watch", "1", "--json"]
+    process = subprocess.Popen(
+        words,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=heed_interrupts,  # noqa: PLW1509 - it makes one system call
+    )
+
+    def one() -> dict:
+        lines = []
+        while (line := process.stdout.readline()) != "}\n":
+            assert line, process.stderr.read()
+            lines.append(line)
+        return json.loads("".join(lines) + "}")
+
+    try:
+        assert one()["last_step"] == 3
+        with Journal.open(str(tmp_path / "adaptive.sqlite"), run_id="project/experiment") as journal:
+            groups = Groups.empty()
+            journal.commit_step(4, groups, engine.table.keys[:0], [], {"run": engine.total.as_dict()})
+        assert one()["last_step"] == 4
+    finally:
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0
+        assert process.stderr.read() == ""
+        process.stdout.close()
+        process.stderr.close()
 
 
 # -- compare ------------------------------------------------------------------------------------------------

@@ -105,7 +105,14 @@ def shell_lines() -> list[tuple[str, str]]:
 
 
 def kind(line: str) -> str:
-    for start in ("python -m verl.trainer.main_ppo", "verl-adaptive ", "bash ", "python examples/", "pip install"):
+    for start in (
+        "python -m verl.trainer.main_ppo",
+        "verl-adaptive ",
+        "bash ",
+        "python examples/",
+        "python scripts/",
+        "pip install",
+    ):
         if line.startswith(start):
             return start.strip()
     return "?"
@@ -117,6 +124,7 @@ def test_there_are_commands_of_every_kind() -> None:
         "verl-adaptive",
         "bash",
         "python examples/",
+        "python scripts/",
         "pip install",
     }
 
@@ -150,7 +158,7 @@ def test_our_commands_parse(line) -> None:
 
 
 @pytest.mark.parametrize(
-    "line", sorted({line for _, line in shell_lines() if kind(line) in ("bash", "python examples/")})
+    "line", sorted({line for _, line in shell_lines() if kind(line) in ("bash", "python examples/", "python scripts/")})
 )
 def test_scripts_exist(line) -> None:
     words = words_of(line)
@@ -197,7 +205,7 @@ def test_every_option_that_is_named_exists() -> None:
             assert name in known, (page.name, name)
     for page in PAGES:
         for role, name in re.findall(r"adaptive/(sampler|allocator|filter|advantage)=(\w+)", page.read_text()):
-            assert name in describe()[role] or page.name == "custom_parts.md", (page.name, name)
+            assert name in (*describe()[role], "custom") or page.name == "custom_parts.md", (page.name, name)
 
 
 def test_the_options_page_is_what_the_command_writes() -> None:

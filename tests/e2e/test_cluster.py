@@ -47,7 +47,7 @@ class Cluster:
         else:
             self.address = f"127.0.0.1:{port}"
             command += ["--head", f"--port={port}", "--include-dashboard=false"]
-        env = environment(self.folder / "unused", **self.environ)
+        env = environment(**self.environ)
         with open(self.folder / f"{name}.log", "w") as log:
             self.nodes[name] = subprocess.Popen(
                 [*command, "--node-ip-address=127.0.0.1", "--disable-usage-stats"],

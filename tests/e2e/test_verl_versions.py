@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from tests.e2e.faults import MODES
-from tests.e2e.harness import Run, balanced, optimizer_updates, replays, train
+from tests.e2e.harness import Run, balanced, environment, optimizer_updates, replays, train
 from tests.e2e.older import verl_folder
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(3600)]
@@ -36,3 +39,15 @@ def test_sync_on_0_9_0(tmp_path):
 @pytest.mark.parametrize("mode", MODES)
 def test_asynchronous_on_0_9_0(mode, tmp_path):
     run("0.9.0", tmp_path, "+adaptive=greso", *MODES[mode])
+
+
+@pytest.mark.parametrize("version", ["0.7.1", "0.8.0"])
+def test_what_came_before_plugins_is_refused(version, tmp_path):
+    """Before Ray starts, by the callback that every preset brings along; without a preset verl goes its own way."""
+    command = [sys.executable, "-m", "verl.trainer.main_ppo", "+adaptive=greso", "trainer.n_gpus_per_node=1"]
+    env = environment(PYTHONPATH=str(verl_folder(version)))
+    del env["VERL_PLATFORM"]  # which these do not know
+    done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 1
+    assert f"verl-adaptive: +adaptive=greso: verl {version} has neither plugins" in done.stderr
+    assert "Started a local Ray instance" not in done.stdout + done.stderr

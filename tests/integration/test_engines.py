@@ -99,6 +99,7 @@ class Made:
         self.trainer = SimpleNamespace(train_context=contextlib.nullcontext)
         self.tf_config = SimpleNamespace(calculate_per_token_loss=False)
         self.module = [None]
+        self.model_fwd_context = self.model_bwd_context = contextlib.nullcontext()  # verl 0.9.0's VeOmni asks for these
 
     def get_data_parallel_group(self) -> object:
         return self.group
@@ -198,6 +199,7 @@ def engine(name: str, group: object):
             )
             world = {
                 "mpu": mpu,
+                "RouterReplayHelper": SimpleNamespace(is_r2_record_action=lambda config: False),  # in verl 0.9.0
                 "_check_dcp_unsupported_features": lambda *a, **k: None,
                 "make_batch_generator": lambda batches, vpp_size: iter(batches),
                 "get_forward_backward_func": lambda: holder[0].schedule(),  # noqa: PLW0108  (made below)

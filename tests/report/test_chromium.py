@@ -143,7 +143,7 @@ const column = () => [...table.tBodies[0].rows].map(r => +r.cells[head.cellIndex
 head.click(); said.push(column().every((v, i, a) => !i || a[i - 1] >= v));
 head.click(); said.push(column().every((v, i, a) => !i || a[i - 1] <= v));
 const find = $("#find-2"), before = table.tBodies[0].rows.length;
-const key = table.tBodies[0].rows[0].cells[0].textContent;
+const key = table.tBodies[0].rows[0].querySelector("code").textContent;
 find.value = key; find.dispatchEvent(new Event("input"));
 const left = [...table.tBodies[0].rows].filter(r => !r.hidden);
 said.push(left.length === 1 && before > 5 && left[0].textContent.includes(key));
@@ -159,3 +159,72 @@ def test_tooltips_sorting_searching_and_views(reported, tmp_path) -> None:
     probe.write_text(page.replace("</body>", f"<script>{ACTS}</script></body>"), encoding="utf-8")
     dom = browse(probe, tmp_path / "profile", "--window-size=1280,3000", "--dump-dom").stdout
     assert "<title>acts true true true true true</title>" in dom
+
+
+#: A reader at work: picks a view, sorts and searches a list, opens its commands, scrolls; and looks again after the news.
+READER = """
+const $ = (q) => document.querySelector(q);
+$("label[for=by-steps]").click();
+const head = () => [...$("#list-2").tHead.rows[0].cells].find(c => c.textContent === "rollouts");
+head().click(); head().click();
+const key = $("#list-2").tBodies[0].rows[0].querySelector("code").textContent;
+$("#find-2").value = key; $("#find-2").dispatchEvent(new Event("input")); $("#find-2").focus();
+$("#do-2").open = true;
+scrollTo(0, 900);
+const wait = setInterval(() => {
+  if (!$("h1").textContent.includes("SECOND")) return;
+  clearInterval(wait);
+  setTimeout(() => {
+    const shown = [...$("#list-2").tBodies[0].rows].filter(r => !r.hidden);
+    const said = [$("#by-steps").checked, head().getAttribute("aria-sort") === "ascending", $("#find-2").value === key,
+      shown.length === 1, $("#do-2").open, Math.abs(scrollY - 900) < 3, document.activeElement.id === "find-2",
+      document.querySelectorAll("svg .cross").length === document.querySelectorAll("svg[data-hover]").length,
+      document.querySelectorAll("script").length >= 1 && $("nav .state").textContent === "live"];
+    document.title = "kept " + said.join(" ");
+  }, 50);
+}, 50);
+"""
+
+
+def test_news_come_without_losing_the_place(reported, tmp_path) -> None:
+    """A real server, a real browser: the page takes the news and leaves everything that the reader did as it was."""
+    pytest.importorskip("starlette")
+    uvicorn = pytest.importorskip("uvicorn")
+    import socket
+    import threading
+
+    from verl_adaptive.report.collect import collect
+    from verl_adaptive.report.opening import open_prompts
+    from verl_adaptive.report.page import Live, render
+    from verl_adaptive.report.server import Site, application
+
+    opened = open_prompts(str(reported.folder))
+    collected, made = collect(opened), []
+
+    def page(run, live: Live) -> str:
+        made.append(run)
+        first = len(made) == 1
+        own = Live(live.watch, "old" if first else live.version, live.home, every=1)
+        text = render(collected, title="FIRST" if first else "SECOND", live=own)
+        text = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", text)
+        return text.replace("</body>", f"<script>{READER}</script></body>")
+
+    site = Site(str(reported.folder), page)
+    application_ = application(site).app  # without the guard's policy, which would stop the reader's script
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(application_, log_level="error", lifespan="off"))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+    thread.start()
+    try:
+        (run,) = site.runs()[0]
+        site.fresh = lambda run: ("new", None)  # type: ignore[method-assign]
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/run/{run.id}"
+        options = [f"--user-data-dir={tmp_path / 'p'}", "--window-size=1280,900", "--virtual-time-budget=20000"]
+        done = subprocess.run(
+            [str(BROWSER), *FLAGS, *options, "--dump-dom", url], capture_output=True, text=True, timeout=180
+        )
+        assert "<title>kept " + " ".join(["true"] * 9) in done.stdout, re.search("<title>.*?</title>", done.stdout)
+    finally:
+        server.should_exit = True
+        thread.join(30)
+        listener.close()

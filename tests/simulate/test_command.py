@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 
 from tests.cli.conftest import call  # noqa: F401
 from tests.cli.stores import make_run
+from verl_adaptive.simulate.merit import answer, merits
 
 QUICK = ("--batch", 8, "--budget", 640, "--pool", "mixed:prompts=100", "--seeds", "0,1")
 
@@ -85,3 +87,90 @@ def test_what_cannot_work_is_one_clear_line(call, words, status, message) -> Non
     found, out, err = call("simulate", *words)
     assert (found, out) == (status, "") and err.count("\n") == 1 and message in err, err
     assert "Traceback" not in err and "defect" not in err
+
+
+# -- the answer ---------------------------------------------------------------------------------------------
+
+
+def test_the_answer_comes_first_and_the_best_is_on_top(call) -> None:  # noqa: F811
+    words = (*QUICK, "--preset", "greso", "--preset", "dapo")
+    status, out, _ = call("simulate", *words, "--json", "-")
+    found = json.loads(out)
+    merit = {entry["preset"]: entry["merit"] for entry in found["summary"]}
+    assert status == 0 and found["merit"] == "learned a rollout" and merit["grpo"] == 1.0
+    assert found["answer"].startswith("For these prompts: ")
+    lines = call("simulate", *words)[1].splitlines()
+    assert any(line.startswith("For these prompts") for line in lines[:4])
+    first = [line.split()[0] for line in lines if line.split() and line.split()[0] in merit][: len(merit)]
+    real = sorted((p for p in merit if not p.startswith("oracle")), key=lambda p: -merit[p])
+    assert first[: len(real)] == real and all(p.startswith("oracle") for p in first[len(real) :])
+
+
+def test_prompts_that_do_not_learn_are_judged_by_their_signal(call) -> None:  # noqa: F811
+    words = ("--batch", 8, "--steps", 6, "--pool", "static:prompts=100", "--preset", "dapo", "--seeds", "0,1")
+    found = json.loads(call("simulate", *words, "--json", "-")[1])
+    merit = {entry["preset"]: entry["merit"] for entry in found["summary"]}
+    assert found["merit"] == "signal a rollout" and merit["oracle_best"] > 1.2 and merit["grpo"] == 1.0
+    timed = json.loads(call("simulate", *words, "--clock", "--cap", 2000, "--median", 300, "--json", "-")[1])
+    assert timed["merit"] == "signal a second"
+
+
+def row(preset: str, seed: int, gain: float, **more) -> dict:
+    return {
+        "preset": preset,
+        "seed": seed,
+        "pool_start": 0.3,
+        "pool_end": 0.3 + gain,
+        "signal": 0.5,
+        "generated": 100,
+        **more,
+    }
+
+
+@pytest.mark.parametrize(
+    ("gains", "says"),
+    [
+        (
+            {"a": (0.3, 0.31, 0.3), "b": (0.2, 0.2, 0.21)},
+            "For these prompts: a, 3.03 ± 0.03 times GRPO's learned a rollout.",
+        ),
+        ({"a": (0.3, 0.31, 0.3), "b": (0.3, 0.3, 0.3)}, "Level with it within the seeds' noise: b."),
+        ({"a": (0.1, 0.05, 0.16)}, "For these prompts: none."),
+        ({"a": (0.2,)}, "one seed says nothing of chance"),
+    ],
+)
+def test_the_sentence_says_no_more_than_the_seeds(gains, says) -> None:
+    rows = [row(p, s, g) for p, values in gains.items() for s, g in enumerate(values)]
+    rows += [row("grpo", s, 0.1) for s in range(3)] + [row("oracle_best", s, 0.9) for s in range(3)]
+    name, found = merits(rows)
+    assert says in answer(name, found)
+
+
+OWN = """
+from dataclasses import dataclass
+from verl_adaptive.filters.keep_all import KeepAll
+
+class Mine(KeepAll):
+    name = "mine"
+"""
+
+
+def test_a_part_in_a_file_of_the_users_own(call, tmp_path, monkeypatch) -> None:  # noqa: F811
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "my_own_parts.py").write_text(OWN)
+    preset = f"grpo adaptive/filter=custom adaptive.filter.name={tmp_path}/my_own_parts.py:Mine"
+    for jobs in (1, 2):
+        status, out, err = call("simulate", *QUICK, "--preset", preset, "--jobs", jobs, "--json", "-")
+        assert (status, err) == (0, "")
+        rows = {r["preset"]: r for r in json.loads(out)["rows"]}
+        mine = next(p for p in rows if "my_own_parts:Mine" in p)
+        assert rows[mine]["generated"] == rows["grpo"]["generated"]
+    for name, message in (
+        (f"{tmp_path}/none.py:Mine", "there is no file"),
+        (f"{tmp_path}/json.py:Mine", "rename the file"),
+    ):
+        (tmp_path / "json.py").write_text(OWN)
+        status, out, err = call(
+            "simulate", *QUICK, "--preset", f"grpo adaptive/filter=custom adaptive.filter.name={name}"
+        )
+        assert (status, out) == (1, "") and err.count("\n") == 1 and message in err

@@ -81,7 +81,7 @@ def _print(facts: list[dict[str, Any]], measures: list[Any], rates: Any, matched
     from verl_adaptive.commands.output import console, key_digits, number, share, table
 
     out = console()
-    out.print(clean(said), soft_wrap=True)
+    out.print(clean(said))
     if any(f["cut"] for f in facts):
         out.print(
             "Both runs up to the rollouts that both have generated; --whole takes them as they are.", soft_wrap=True
@@ -138,7 +138,7 @@ def _print(facts: list[dict[str, Any]], measures: list[Any], rates: Any, matched
     ]
     for letter, f in zip("AB", facts, strict=True):
         named = ", ".join(str(f[key]) for key in ("preset", "run") if f.get(key))
-        out.print(clean(f"{letter}: {named or f['kind']} ({f['store']})"), soft_wrap=True)
+        out.print(clean(f"{letter}: {named or f['kind']} ({f['store']})"))
     heads = [("", "left"), ("A", "right"), ("B", "right"), ("B-A", "right"), ("chance", "right")]
     out.print(table(heads, rows))
     if any(m.beyond for m in [*measures, *([rates] if rates else [])]):

@@ -8,6 +8,7 @@ examples:
   verl-adaptive simulate --preset greso --preset "greso adaptive.sampler.p_easy=0.3" --pool hard
   verl-adaptive simulate --trace checkpoints/project/experiment --batch 128 --n 16 --json simulated.json
   verl-adaptive simulate --trace pass_rates.parquet --pool mixed:spill=0.1 --budget 200000 adaptive.surplus=train
+  verl-adaptive simulate --preset "grpo adaptive/sampler=custom adaptive.sampler.name=my_parts.py:Mine"
   verl-adaptive simulate --clock --batch 128 --n 16 --steps 50
 
 --trace takes a journal, a snapshot, a directory of checkpoints, the folder of verl's trainer.rollout_data_dir, or a
@@ -138,19 +139,30 @@ def run(args: argparse.Namespace) -> int:
     from verl_adaptive.commands.arguments import refuse_overwrite
     from verl_adaptive.commands.output import print_json
     from verl_adaptive.simulate import CLOCK_LIMITS, LIMITS, summarise
+    from verl_adaptive.simulate.merit import answer, merits, ranked
+    from verl_adaptive.simulate.own_parts import with_own_parts
 
     if args.json and args.json != "-":
         refuse_overwrite(args.json, args.overwrite)
+    args.preset = [with_own_parts(words) for words in args.preset]
+    args.overrides = [with_own_parts(word) for word in args.overrides]
     made = _tasks(args)
     rows = list(_rows(made, args.jobs, args.quiet))
     summary = summarise(rows)
+    name, found = merits(rows)
+    for entry in summary:
+        merit = found.get(entry["preset"])
+        entry["merit"], entry["merit_se"] = (None, None) if merit is None else (merit.value, merit.error)
+    said = answer(name, found)
     about, limits = _about(made[0], args), CLOCK_LIMITS if args.clock else LIMITS
+    whole = {**about, "answer": said, "merit": name, "limits": limits, "summary": summary, "rows": rows}
     if args.json == "-":
-        print_json({**about, "limits": limits, "summary": summary, "rows": rows})
+        print_json(whole)
         return 0
     if args.json:
-        _write(args.json, {**about, "limits": limits, "summary": summary, "rows": rows})
-    _print(about, summary, limits)
+        _write(args.json, whole)
+    entries = {entry["preset"]: entry for entry in summary}
+    _print(about, [entries[preset] for preset in ranked(found, list(entries))], limits, name, said)
     return 0
 
 
@@ -347,8 +359,9 @@ def _write(path: str, data: dict[str, Any]) -> None:
     write_file(Path(path), lambda file: file.write(text.encode()))
 
 
-def _print(about: dict[str, Any], summary: list[dict[str, Any]], limits: str) -> None:
+def _print(about: dict[str, Any], summary: list[dict[str, Any]], limits: str, merit: str, said: str) -> None:
     from verl_adaptive.commands.output import console, number, table
+    from verl_adaptive.text import clean
 
     out, setting = console(), about["setting"]
     what = f"{setting['budget']:,} rollouts a run" if setting["budget"] else f"{setting['steps']:,} steps a run"
@@ -360,9 +373,15 @@ def _print(about: dict[str, Any], summary: list[dict[str, Any]], limits: str) ->
     out.print(
         f"{where}; {setting['batch']} prompts x {setting['n']} rollouts a step, {what}, {seeds} seeds\n", soft_wrap=True
     )
+    if said:
+        out.print(f"{clean(said)}\n", soft_wrap=True)
     reasons = sorted({k for e in summary for k in e if k.startswith("dropped_") and e[k] > 0})
     lost = [{k: number(round(e.get(k, 0.0))) for k in reasons} for e in summary]
     few = len(_SPENT) if out.width >= 120 else 3  # columns side by side; a narrow terminal gets more, narrower tables
+    if any(entry["merit"] is not None for entry in summary):
+        heads = [("policy", "left"), ("GRPO = 1", "right")]
+        merits = [[entry["preset"], _cell(entry, "merit")] for entry in summary]
+        out.print(table(heads, merits, f"{merit}, as a multiple of GRPO's"))
     for columns in (
         *([_CLOCK] if "clock" in about else []),
         _SPENT,
@@ -389,6 +408,7 @@ def _print(about: dict[str, Any], summary: list[dict[str, Any]], limits: str) ->
 
 
 _LEGEND = (
+    "learned: the rise of the pool's mean true pass rate. "
     "an informative group: rollouts generated for each trained group that has variance. signal: 4cm/(c + m) of the trained "
     "groups (c right, m wrong), for each rollout generated. oracle's gain: 0 is GRPO, 1 is oracle_best, which rolls out "
     "the prompts of the largest p(1 - p). regret: value missed against it, at the run's own state. pool at the end: mean "

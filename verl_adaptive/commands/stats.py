@@ -1,12 +1,13 @@
 """What a store knows of its prompts: an overview, and lists of prompts.
 
 STORE is a journal (path of a SQLite file, or sqlite:/// or postgresql+psycopg:// URL; #RUN at the end names one of
-several runs), a checkpoint global_step_N or the snapshot in it, a directory of checkpoints, or a Parquet or JSONL file
-of results. A journal can be read while training writes it.
+several runs), a checkpoint global_step_N or the snapshot in it, a directory of checkpoints (or one that has it as
+checkpoints), or a Parquet or JSONL file of results. A journal can be read while training writes it.
 
 examples:
   verl-adaptive stats checkpoints/project/experiment
   verl-adaptive stats checkpoints/project/experiment --sort tokens --desc --limit 20 --data train.parquet
+  verl-adaptive stats checkpoints/project/experiment --watch
   verl-adaptive stats runs.sqlite#project/experiment --where "visits > 3 and pass_rate < 0.1" --sort rollouts --desc
   verl-adaptive stats postgresql+psycopg://user@host/database --runs
   verl-adaptive stats postgresql+psycopg://user@host/database --run project/experiment --json
@@ -53,29 +54,74 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--columns", action="store_true", help="list the columns that --where and --sort take, and stop"
     )
+    parser.add_argument(
+        "--watch",
+        metavar="SECONDS",
+        type=count,
+        nargs="?",
+        const=5,
+        help="print again every so many seconds, until Ctrl-C: --watch 30 (default 5); in a pipe only what is new",
+    )
     add_json_option(parser)
     add_store_options(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    from verl_adaptive.commands.output import print_json
     from verl_adaptive.report.expressions import Expression
-    from verl_adaptive.report.opening import open_prompts
-    from verl_adaptive.report.overview import overview
 
     wanted = None if args.where is None else Expression(args.where)  # before anything long
     if args.desc and not args.sort:
         raise UsageError("--desc needs --sort COLUMN")
+    if args.watch is not None:
+        return _watch(args, wanted)
+    return _once(args, wanted)
+
+
+def _watch(args: argparse.Namespace, wanted: Any) -> int:
+    """Again and again, until interrupted: on a terminal in place, in a pipe whenever something is new."""
+    import contextlib
+    import io
+    import sys
+    import time
+
+    from verl_adaptive.commands.output import console
+
+    before = ""
+    with contextlib.suppress(KeyboardInterrupt):  # how it is meant to end
+        while True:
+            if sys.stdout.isatty():
+                out = console()
+                out.clear()
+                _once(args, wanted)
+                out.print(time.strftime("%H:%M:%S, Ctrl-C ends it"))
+            else:
+                held = io.StringIO()
+                with contextlib.redirect_stdout(held):
+                    _once(args, wanted)
+                if held.getvalue() != before:
+                    before = held.getvalue()
+                    print(before, flush=True)
+            time.sleep(args.watch)
+    return 0
+
+
+def _once(args: argparse.Namespace, wanted: Any) -> int:
+    from verl_adaptive.commands.output import print_json
+    from verl_adaptive.report.opening import open_prompts
+    from verl_adaptive.report.overview import overview
+
     if args.runs:
         return _print_runs(args.store, args.json)
     opened = open_prompts(args.store, run=args.run, tolerance=args.tolerance, id_key=args.id_key)
     if args.columns:
         return _print_columns(opened, args.json)
-    facts = overview(opened, tries=args.tries)
     prompts = opened.prompts
     limit = args.limit or 10
     lists: dict[str, tuple[np.ndarray, list[str]]] = {}
-    if wanted is not None or args.sort or args.limit:
+    asked = wanted is not None or args.sort or args.limit
+    # Whoever asks for prompts gets the answer alone; scripts get everything, as ever.
+    facts = {} if asked and not args.json else overview(opened, tries=args.tries)
+    if asked:
         chosen = np.flatnonzero(wanted.select(prompts)) if wanted is not None else np.arange(len(prompts))
         facts["selected"] = len(chosen)
         if args.sort and args.sort not in prompts.names():
@@ -91,8 +137,11 @@ def run(args: argparse.Namespace) -> int:
         _add_texts(shown, args)
     if args.json:
         print_json({**facts, "lists": shown})
+    elif asked:
+        _print_lists(facts, shown)
     else:
-        _print(facts, shown)
+        _print(facts)
+        _print_lists(facts, shown)
     return 0
 
 
@@ -158,10 +207,8 @@ def _print_columns(opened: Any, as_json: bool) -> int:
     return 0
 
 
-def _print(found: dict[str, Any], shown: dict[str, list[dict[str, Any]]]) -> None:
-    from rich.text import Text
-
-    from verl_adaptive.commands.output import console, facts, key_digits, number, share, table
+def _print(found: dict[str, Any]) -> None:
+    from verl_adaptive.commands.output import console, facts, number, share, table
 
     out = console()
     out.print(facts(_overview_lines(found)))
@@ -178,6 +225,14 @@ def _print(found: dict[str, Any], shown: dict[str, list[dict[str, Any]]]) -> Non
         title = f"by data source{'' if len(sources) <= 30 else f' (30 of {len(sources)})'}"
         out.print()
         out.print(table(columns, rows, title, cut="data source", width=out.width))
+
+
+def _print_lists(found: dict[str, Any], shown: dict[str, list[dict[str, Any]]]) -> None:
+    from rich.text import Text
+
+    from verl_adaptive.commands.output import console, key_digits, number, table
+
+    out = console()
     for title, records in shown.items():
         selected = f": {number(found['selected'])}" if "selected" in found else ""
         if not records:

@@ -19,6 +19,8 @@ NEVER = 256
 CUT = 0.25
 #: Prompts visited twice from which a source is said to stand still.
 _PAIRS = 30
+#: Findings of one kind that are spelt out.
+_ALIKE = 6
 
 
 @dataclass(frozen=True)
@@ -40,9 +42,10 @@ class Finding:
 
 def findings(prompts: Prompts, history: History | None, facts: dict[str, Any], suspected: int) -> list[Finding]:
     """Everything that stands out, the grave things first."""
-    out = [*_never(facts), *_moves(prompts, history)]
+    found = [_never(facts), _moves(prompts, history)]
     if history is not None:
-        out += [*_validation(history), *_cut(history), *_waste(history)]
+        found += [_validation(history), _cut(history), _waste(history)]
+    out = [finding for alike in found for finding in _capped(alike)]
     if suspected:
         out.append(
             Finding(
@@ -54,6 +57,18 @@ def findings(prompts: Prompts, history: History | None, facts: dict[str, Any], s
     for first, last, reason in facts.get("gaps") or []:
         out.append(Finding(False, f"Steps {first} to {last} are not in the journal", f"{reason}."))
     return sorted(out, key=lambda finding: not finding.grave)
+
+
+def _capped(alike: list[Finding]) -> list[Finding]:
+    """The first few of one kind, and how many more there are."""
+    alike = sorted(alike, key=lambda finding: not finding.grave)
+    if len(alike) <= _ALIKE:
+        return alike
+    rest = len(alike) - _ALIKE
+    return [
+        *alike[:_ALIKE],
+        Finding(False, f"{rest:,} more like the last one", "The table by data source has all of them."),
+    ]
 
 
 def _quoted(name: str) -> str:
@@ -82,16 +97,17 @@ def _moves(prompts: Prompts, history: History | None) -> list[Finding]:
     twice = (table.col("visits") > 1) & np.isfinite(change)
     if history is not None and len(history.step) > 3:
         twice &= table.col("last_step") > history.step[len(history.step) // 2]  # lately
-    code = table.col("source").astype(np.int64)
+    assert isinstance(rate, np.ndarray)
+    code, moved, size = table.col("source").astype(np.int64)[twice], change[twice], len(table.sources)
+    counts = np.bincount(code, minlength=size)
+    with np.errstate(all="ignore"):
+        means = np.bincount(code, moved, minlength=size) / counts
+        spread = np.bincount(code, (moved - means[code]) ** 2, minlength=size) / (counts - 1)
+        levels = np.bincount(code, rate[twice], minlength=size) / counts
     out = []
-    for source in np.unique(code[twice]).tolist():
-        here = twice & (code == source)
-        count = int(here.sum())
-        if count < _PAIRS:
-            continue
-        values = change[here]
-        mean, error = float(values.mean()), float(values.std(ddof=1) / np.sqrt(count))
-        level = float(np.mean(rate[here]))  # type: ignore[index]
+    for source in np.flatnonzero(counts >= _PAIRS).tolist():
+        count, mean, level = int(counts[source]), float(means[source]), float(levels[source])
+        error = float(np.sqrt(spread[source] / count))
         name, where = table.sources[source] or "(unknown)", f"source == {_quoted(table.sources[source])}"
         said = f"{mean:+.3f} ± {2 * error:.3f} over {count:,} prompts visited at least twice"
         if mean + 2 * error < 0:

@@ -52,12 +52,12 @@ def curves(validations: Sequence[dict[str, Any]]) -> dict[str, list[Curve]]:
             if match and not match[4].startswith("std"):
                 found.setdefault((match[1], f"{match[3]}/{match[4]}", match[2]), []).append((at, float(value)))
     section = "core" if any(kind == "core" for kind, _, _ in found) else "aux"
-    prompts = next((one["prompts"] for one in reversed(validations) if one["prompts"]), {})
+    prompts: dict[str, int] = next((one["prompts"] for one in reversed(validations) if one["prompts"]), {})
     out: dict[str, list[Curve]] = {}
     for (kind, metric, source), points in found.items():
         if kind == section:
-            at, values = np.array([p[0] for p in points]), np.array([p[1] for p in points])
-            out.setdefault(metric, []).append(Curve(source, metric, at, values, int(prompts.get(source, 0))))
+            where, values = np.array([p[0] for p in points]), np.array([p[1] for p in points])
+            out.setdefault(metric, []).append(Curve(source, metric, where, values, int(prompts.get(source, 0))))
     order = sorted(out, key=lambda m: ("/mean@" not in m or m.count("/") > 1, not m.startswith("acc"), m))
     return {metric: _shown(out[metric]) for metric in order}
 

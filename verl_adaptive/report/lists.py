@@ -135,10 +135,13 @@ def add_texts(
         said = said_of(rollouts, {key: (r.text, r.answer) for key, r in rows.items()}, threshold=threshold)
     for each in lists:
         for record in each.records:
-            row = rows.get(record["key"])
+            row, numbers = rows.get(record["key"]), dict(record)
+            record.clear()
             record["row"] = None if row is None else row.row
+            record |= {name: numbers.pop(name) for name in ("key", "source")}
             record["expected"] = "" if row is None else row.answer
             if rollouts is not None:
                 common = said[record["key"]].commonest if record["key"] in said else None
                 record["said"], record["agree"] = common if common is not None else ("", None)
+            record |= numbers
             record["text"] = "" if row is None else row.text

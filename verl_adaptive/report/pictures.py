@@ -245,11 +245,23 @@ def _calibration(history: History) -> dict[str, Any]:
 
 
 def _scalars(history: History) -> list[tuple[str, Any]]:
-    step = history.step.astype(np.float64)
+    step, wide = history.step.astype(np.float64), width_of(history)
+    weights = history.steps.astype(np.float64)
+
+    def series(name: str, color: str) -> Series:
+        values = history.scalars[name]
+        noisy = wide > 1 and "share" in name  # of a step's few groups; what the policy sets itself stays as it is
+        return Series(
+            name.rsplit("/", 1)[-1],
+            smooth(values, weights, wide) if noisy else values,
+            color,
+            raw=values if noisy else None,
+        )
+
     out = []
     for heading, names in _TOGETHER:
         found = [name for name in names if name in history.scalars and np.isfinite(history.scalars[name]).any()]
         if found:
-            series = [Series(n.rsplit("/", 1)[-1], history.scalars[n], _PALETTE[i]) for i, n in enumerate(found)]
-            out.append((heading, figures.lines(heading, step, series, ("step", ""))))
+            shown = [series(name, _PALETTE[i]) for i, name in enumerate(found)]
+            out.append((heading, figures.lines(heading, step, shown, ("step", ""))))
     return out

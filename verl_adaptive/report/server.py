@@ -112,13 +112,17 @@ class Site:
     source: str
     render: Callable[[Run, Live], str]
     only: str | None = None
+    _found: tuple[float, list[Run], list[str]] | None = None
     _pages: OrderedDict[str, _Page] = field(default_factory=OrderedDict)
     _one: asyncio.Lock = field(default_factory=asyncio.Lock)  # page at a time: the machine has training to do
 
     def runs(self) -> tuple[list[Run], list[str]]:
-        """The runs there are now."""
-        found, trouble = find_runs(self.source)
-        return [run for run in found if self.only in (None, run.name)], trouble
+        """The runs there are now, or were a moment ago: a folder may be large, and far away."""
+        if self._found is None or time.monotonic() - self._found[0] > 0.5 * EVERY:
+            found, trouble = find_runs(self.source)
+            runs = [run for run in found if self.only in (None, run.name)]
+            self._found = (time.monotonic(), runs, trouble)
+        return list(self._found[1]), list(self._found[2])
 
     def find(self, id: str) -> Run | None:
         """A run by its id; nothing else that a browser asks for is ever opened."""

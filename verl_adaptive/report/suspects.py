@@ -20,6 +20,8 @@ __all__ = ["SURPRISING", "beta_of", "surprise", "suspects"]
 SURPRISING = 2.3
 #: Success share up to which a label is suspected at all: a wrong label may match a lucky wrong answer now and then.
 _LUCKY = 0.05
+#: Prompts of a source from which it is known what is usual.
+_USUAL = 20
 #: Successes up to which the tail is added up one by one.
 _TERMS = 64
 
@@ -43,18 +45,16 @@ def surprise(successes: np.ndarray, rollouts: np.ndarray, a: float, b: float) ->
         rollouts: of each prompt.
         a, b: of the source.
     """
-    out = np.zeros(len(rollouts))
     s = np.minimum(np.ceil(successes), _TERMS).astype(np.int64)
-    n = rollouts.astype(np.int64)
-    both, home = np.unique(np.stack([s, n]), axis=1, return_inverse=True)
-    for at, (most, size) in enumerate(both.T.tolist()):
-        if size:
-            out[home.ravel() == at] = _tail(most, size, a, b)
-    return out
+    both, home = np.unique(rollouts.astype(np.int64) * (_TERMS + 1) + s, return_inverse=True)  # few different ones
+    tails = [_tail(one % (_TERMS + 1), one // (_TERMS + 1), a, b) for one in both.tolist()]
+    return np.array(tails, dtype=np.float64)[home]
 
 
 def _tail(most: int, n: int, a: float, b: float) -> float:
     """``-log10`` of the beta-binomial's ``P(S <= most)``."""
+    if not n:
+        return 0.0
     lg = math.lgamma
     base = lg(a + b) - lg(a) - lg(b) - lg(a + b + n) + lg(n + 1)
     terms = [base - lg(k + 1) - lg(n - k + 1) + lg(a + k) + lg(b + n - k) for k in range(min(most, n) + 1)]
@@ -74,12 +74,13 @@ def suspects(prompts: Prompts, *, least: int = 8) -> tuple[np.ndarray, np.ndarra
     code = table.col("source").astype(np.int64)
     value = np.zeros(len(table))
     doubtful = (rollouts >= least) & (successes <= _LUCKY * rollouts)
-    for source in np.unique(code[doubtful]).tolist():
-        inside = (code == source) & (rollouts > 0)
-        if int(inside.sum()) < 20:
+    tried = np.flatnonzero(rollouts > 0)
+    tried = tried[np.argsort(code[tried], kind="stable")]  # source after source: there may be thousands
+    for inside in np.split(tried, np.flatnonzero(np.diff(code[tried])) + 1):
+        rows = inside[doubtful[inside]]
+        if len(inside) < _USUAL or not len(rows):
             continue  # too few prompts to know what is usual
         a, b = beta_of(successes[inside], rollouts[inside])
-        rows = np.flatnonzero(inside & doubtful)
         value[rows] = surprise(successes[rows], rollouts[rows], a, b)
     rows = np.flatnonzero(value >= SURPRISING)
     return rows[np.lexsort((table.key_lo[rows], table.key_hi[rows], -value[rows]))], value

@@ -14,6 +14,7 @@ from verl_adaptive.stats.snapshot import MANIFEST
 __all__ = ["Found", "StoreError", "locate"]
 
 _SNAPSHOT_FOLDER = "adaptive"  # inside verl's `global_step_N`
+_CHECKPOINTS = "checkpoints"  # inside a run's own folder
 _DATABASES = (".sqlite", ".sqlite3", ".db")
 _TABLES = (".parquet", ".jsonl", ".json", ".ndjson")
 
@@ -47,6 +48,26 @@ def _newest_checkpoint(root: Path) -> Path | None:
     return max(steps)[1] if steps else None
 
 
+def _holds_store(folder: Path) -> bool:
+    """Whether a folder has a database or a finished snapshot in it."""
+    return any(p.suffix in _DATABASES for p in folder.iterdir()) or _newest_checkpoint(folder) is not None
+
+
+def _stores_below(folder: Path, most: int = 4) -> list[str]:
+    """The first stores at most three folders down, for the message: verl's default is checkpoints/<project>/<experiment>."""
+    found: list[str] = []
+    try:
+        for pattern in ("*", "*/*", "*/*/*"):
+            for path in sorted(folder.glob(pattern)):
+                if len(found) >= most:
+                    return [*found, "…"]
+                if path.is_dir() and not path.name.startswith("global_step_") and _holds_store(path):
+                    found.append(str(path))
+    except OSError:
+        pass  # a folder that may not be read; the message does without
+    return found
+
+
 def _in_password(text: str) -> bool:
     """Whether the last ``#`` of a URL belongs to a password that was not encoded, rather than before a run's name."""
     head, _, tail = text.rpartition("#")
@@ -60,7 +81,7 @@ def locate(source: str | os.PathLike[str], *, prefer: Literal["journal", "snapsh
 
     Args:
         source: a database URL; a SQLite, Parquet or JSONL file; a snapshot directory; a checkpoint ``global_step_N``;
-            or a directory of checkpoints. ``#run`` at the end names one of a journal's runs.
+            a directory of checkpoints, or one that has it as ``checkpoints``. ``#run`` at the end names one of a journal's runs.
         prefer: which of the two to take from a directory of checkpoints that has both.
 
     Raises:
@@ -96,7 +117,11 @@ def locate(source: str | os.PathLike[str], *, prefer: Literal["journal", "snapsh
         return Found("journal", str(databases[0]), run)
     if newest is not None:
         return Found("snapshot", str(newest / _SNAPSHOT_FOLDER))
+    if (path / _CHECKPOINTS).is_dir() and _holds_store(path / _CHECKPOINTS):
+        return locate(path / _CHECKPOINTS if run is None else f"{path / _CHECKPOINTS}#{run}", prefer=prefer)
+    below = _stores_below(path)
+    hint = f". There are {', '.join(below)}" if below else ""
     raise StoreError(
         f"{path} holds no store: neither {MANIFEST}, nor {_SNAPSHOT_FOLDER}/{MANIFEST}, nor a SQLite file, nor "
-        f"global_step_*/{_SNAPSHOT_FOLDER}"
+        f"global_step_*/{_SNAPSHOT_FOLDER}, nor one of these in {_CHECKPOINTS}{hint}"
     )

@@ -193,7 +193,8 @@ class JournalReader:
         """
         if self.version < 3:
             return []
-        t, found = schema.validations, {}
+        t = schema.validations
+        found: dict[int, dict[str, Any]] = {}
         for segment in self.live(run):
             query = select(t).where(t.c.branch_id == segment.branch_id)
             if segment.last_step is not None:

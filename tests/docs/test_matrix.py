@@ -1,0 +1,46 @@
+"""docs/verl_versions.md: every cell is run, read or refused, and a refusal is one that the code says."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "verl_versions.md").read_text()
+MATRIX = PAGE.partition("<!-- matrix: begin -->")[2].partition("<!-- matrix: end -->")[0]
+TABLES = [
+    [[cell.strip() for cell in line.strip("|").split("|")] for line in block.splitlines() if line.startswith("|")]
+    for block in MATRIX.split("## ")[1:]
+]
+CELLS = [
+    (row[0], head, cell)
+    for head_row, _, *rows in TABLES
+    for row in rows
+    for head, cell in zip(head_row[1:], row[1:], strict=True)
+]
+
+
+def test_there_are_cells() -> None:
+    assert len(TABLES) == 3 and len(CELLS) > 90
+
+
+@pytest.mark.parametrize("cell", sorted({cell for _, _, cell in CELLS}))
+def test_a_cell_is_one_of_three(cell) -> None:
+    assert re.fullmatch(r"(run|read)(: [^`]+)?|refused: `[^`]+`", cell), cell
+
+
+@pytest.mark.parametrize("message", sorted({m for _, _, c in CELLS for m in re.findall(r"refused: `([^`]+)`", c)}))
+def test_a_refusal_is_one_that_the_code_says(message) -> None:
+    files = (ROOT / "verl_adaptive" / "integration").rglob("*.py")
+    texts = [re.sub(r'"\s*\n\s*f?"', "", path.read_text()) for path in files]
+    assert any(message in text for text in texts)
+
+
+def test_what_stands_behind_the_cells_is_there() -> None:
+    named = re.findall(r"`(tests/[\w/]+\.py|test_\w+\.py)`", PAGE)
+    assert len(named) > 8
+    for name in named:
+        found = (ROOT / name).exists() if "/" in name else list((ROOT / "tests").rglob(name))
+        assert found, name

@@ -1,0 +1,165 @@
+"""Training runs as processes of their own, and what they left behind. Imports neither verl nor torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+__all__ = ["BEGIN", "MARK", "Run", "read_metrics", "several", "train"]
+
+MARK = "=== run "
+BEGIN = MARK + "{} ==="  # before each of several runs, in the log
+
+
+@dataclass
+class Run:
+    """One training run and what it left behind."""
+
+    folder: Path
+    code: int
+    log: str
+    metrics: list[dict] = field(default_factory=list)
+
+    def series(self, name: str) -> list[float]:
+        """A metric over the steps that have it."""
+        return [m[name] for m in self.metrics if name in m]
+
+    @property
+    def tail(self) -> str:
+        """The log's end, and before it the trace of a worker that crashed in native code: what a failed test shows."""
+        crash = self.log.find("*** SIG")
+        return (self.log[crash : crash + 6000] + "\n[...]\n" if crash >= 0 else "") + self.log[-3000:]
+
+    @property
+    def steps(self) -> list[dict]:
+        """Metrics of the training steps, in order."""
+        return [m for m in self.metrics if "training/global_step" in m]
+
+    def prompts(self, step: int) -> list[str]:
+        """Prompt of every rollout that trained in a step, from verl's own dump."""
+        lines = (self.folder / "rollouts" / f"{step}.jsonl").read_text().splitlines()
+        return [json.loads(line)["input"] for line in lines]
+
+
+def read_metrics(path: Path) -> list[dict]:
+    """What verl's file logger wrote, with the step."""
+    if not path.exists():
+        return []
+    out = []
+    for line in path.read_text().splitlines():
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError:  # the last line of a killed run
+            continue
+        out.append({"step": record["step"], **record["data"]})
+    return out
+
+
+def train(
+    folder: Path, words: Sequence[str], env: Mapping[str, str], *, timeout: float = 1800, kill_at: int | None = None
+) -> Run:
+    """Run verl to its end, or until ``kill_at`` training steps are logged, and then SIGKILL it.
+
+    The process that is killed is the one that started Ray: its raylet, workers, driver and vLLM die with it.
+
+    Args:
+        folder: for the log and the metrics.
+        words: verl's overrides.
+        env: of the process; the place of the metrics is added.
+        timeout: seconds; afterwards its whole session is killed.
+        kill_at: SIGKILL after so many training steps.
+
+    Raises:
+        TimeoutError: it did not end in time.
+    """
+    metrics = _next_metrics(folder)
+    code, text = _call(folder, ["-m", "verl.trainer.main_ppo", *words], metrics, timeout, kill_at, env)
+    return Run(folder, code, text, read_metrics(metrics))
+
+
+def several(
+    folder: Path,
+    runs: Mapping[str, Sequence[str]],
+    env: Mapping[str, str],
+    *,
+    timeout: float = 3600,
+    kill_at: int | None = None,
+    module: str = f"{__package__}.several",
+) -> dict[str, Run]:
+    """Runs in folders of their own, one after the other on one start-up of verl; see :mod:`.several`.
+
+    Args:
+        folder: that has theirs, by name.
+        runs: name → overrides. One that has a folder already goes on in it.
+        env: of the process.
+        timeout: seconds for all.
+        kill_at: SIGKILL after so many steps of the last run.
+        module: what runs them.
+
+    Returns:
+        Each run. The status of one that ended well is 0 whatever came after it; not 0 if it did not begin.
+
+    Raises:
+        TimeoutError: they did not end in time.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    listed: list[tuple[str, Path, Sequence[str]]] = [
+        (name, _next_metrics(folder / name), words) for name, words in runs.items()
+    ]
+    (folder / "runs.json").write_text(
+        json.dumps([{"name": name, "metrics": str(metrics), "words": list(words)} for name, metrics, words in listed])
+    )
+    command = ["-m", module, str(folder / "runs.json")]
+    code, text = _call(folder, command, listed[-1][1], timeout, kill_at, env)
+    made = {}
+    for name, metrics, _ in listed:
+        _, mark, log = text.partition(BEGIN.format(name))
+        ended = 0 if metrics.with_suffix(".done").exists() else code or 1
+        said = log.partition(MARK)[0] if mark else f"{name} did not begin:\n{text}"
+        made[name] = Run(folder / name, ended, said, read_metrics(metrics))
+    return made
+
+
+def _next_metrics(folder: Path) -> Path:
+    """A file for an attempt's metrics; verl's file logger would overwrite an earlier attempt's."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder / f"metrics-{len(list(folder.glob('metrics-*.jsonl')))}.jsonl"
+
+
+def _call(
+    folder: Path, command: list[str], metrics: Path, timeout: float, kill_at: int | None, env: Mapping[str, str]
+) -> tuple[int, str]:
+    """Run Python to its end, or until it is killed: the status, and what it said."""
+    with open(folder / "log.txt", "a") as log:
+        start = log.tell()
+        process = subprocess.Popen(
+            [sys.executable, *command],
+            cwd=folder,
+            env={**env, "VERL_FILE_LOGGER_PATH": str(metrics)},
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        deadline = time.monotonic() + timeout
+        try:
+            while process.poll() is None:
+                if kill_at is not None and sum("training/global_step" in m for m in read_metrics(metrics)) >= kill_at:
+                    os.kill(process.pid, signal.SIGKILL)
+                    process.wait()
+                    break
+                if time.monotonic() > deadline:
+                    tail = (folder / "log.txt").read_text()[-3000:]
+                    raise TimeoutError(f"verl did not finish within {timeout} s:\n{tail}")
+                time.sleep(0.2)
+        finally:
+            if process.poll() is None:  # out of time, or interrupted
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+    return process.returncode, (folder / "log.txt").read_bytes()[start:].decode(errors="replace")

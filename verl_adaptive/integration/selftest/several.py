@@ -1,0 +1,158 @@
+"""Several training runs, one after the other, on one start-up of verl.
+
+    python -m verl_adaptive.integration.selftest.several runs.json
+
+A start-up is a dozen processes that import verl: a minute and a half of processor time, against a few seconds for a step.
+Ray, TransferQueue, the worker processes, vLLM, the reward worker and the agent loop's are started by the first run and kept.
+Every run has its own configuration, trainer, policy, data loader, statistics and checkpoints, and a model and an optimizer
+made anew. What is read once, when a process starts, is the first run's: reward function, agent loop, ranks, vLLM's settings.
+
+``runs.json`` lists the runs: their names, overrides, files for verl's metrics. The first that fails ends it all.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import ray
+from hydra import compose, initialize_config_module
+from omegaconf import DictConfig, OmegaConf
+from verl.trainer.main_ppo import TaskRunnerV1, run_ppo
+from verl.trainer.ppo.utils import need_critic, need_reference_policy
+from verl.utils.config import validate_config
+from verl.utils.device import auto_set_device
+
+from verl_adaptive.integration.selftest.runs import BEGIN
+
+
+def once(make: Callable[..., Any]) -> Callable[..., Any]:
+    """The first result, for all calls."""
+    made: list[Any] = []
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not made:
+            made.append(make(*args, **kwargs))
+        return made[0]
+
+    return call
+
+
+def keep_processes() -> None:
+    """Let what starts processes, in a trainer's ``init``, do so for the first trainer only."""
+    from verl.trainer.ppo.v1 import trainer_base as verls
+
+    groups = verls.RayWorkerGroup
+
+    def kept_workers(**kwargs: Any) -> Any:
+        made = groups(**kwargs)
+        spawn = made.spawn
+
+        def spawned(prefix_set: Any) -> dict[str, Any]:
+            """By the name of the actor's role, which tells whether there is a reference model: one that is there may idle."""
+            found = spawn(prefix_set=prefix_set)
+            (actor,) = (group for name, group in found.items() if name.startswith("actor"))
+            return {"actor_rollout": actor, "actor_rollout_ref": actor, **found}
+
+        made.spawn = once(spawned)
+        return made
+
+    pools = once(verls.ResourcePoolManager)
+
+    def kept_pools(mapping: dict[Any, str], **kwargs: Any) -> Any:
+        made = pools(mapping=mapping, **kwargs)
+        made.mapping.update(mapping)
+        return made
+
+    verls.ResourcePoolManager.create_resource_pool = once(verls.ResourcePoolManager.create_resource_pool)
+    verls.ResourcePoolManager = kept_pools
+    verls.RayWorkerGroup = once(kept_workers)
+    verls.RewardLoopManager = once(verls.RewardLoopManager)
+    verls.LLMServerManager.create = once(verls.LLMServerManager.create)
+
+
+def begin_anew(workers: Any, actor: DictConfig) -> None:
+    """Let ``init_model``, of workers that have a model, take it back to its beginning: weights, optimizer and losses.
+
+    Args:
+        actor: ``actor_rollout_ref.actor`` of the run that begins.
+    """
+
+    def reset(worker: Any) -> None:  # in a worker's process; compare ActorRolloutRefWorker.init_model
+        from verl.utils.config import omega_conf_to_dataclass
+        from verl.workers.utils.losses import ppo_loss
+
+        for role in worker.worker_dict.values():
+            if hasattr(role, "actor"):
+                role.actor.reset()
+                role.loss_fn = partial(ppo_loss, config=omega_conf_to_dataclass(actor))
+                role.actor.set_loss_fn(role.loss_fn)
+
+    calls = [worker.execute_with_func_generator.remote for worker in workers.workers]
+    workers.init_model = lambda: ray.get([call(reset) for call in calls])
+
+
+class Several(TaskRunnerV1.__ray_metadata__.modified_class):
+    """verl's driver, for several runs.
+
+    Args:
+        runs: name, file for the metrics, and configuration of each.
+    """
+
+    def __init__(self, runs: list[tuple[str, str, DictConfig]]) -> None:
+        super().__init__()
+        self.runs = runs
+
+    def run(self, config: DictConfig) -> None:
+        import transfer_queue as tq
+        from verl.trainer.ppo.v1 import get_trainer_cls
+
+        keep_processes()
+        workers = None
+        tq.init(config.transfer_queue)
+        try:
+            for name, metrics, each in self.runs:
+                self.config = each
+                print(BEGIN.format(name), flush=True)
+                Path(metrics).with_suffix(".begun").touch()
+                os.environ["VERL_FILE_LOGGER_PATH"] = metrics
+                self.trainer = get_trainer_cls(self.config.trainer.v1.trainer_mode)(config=self.config)
+                if workers is not None:
+                    begin_anew(workers, self.config.actor_rollout_ref.actor)
+                self.trainer.init()
+                if workers is None:
+                    workers = self.trainer.actor_rollout_wg
+                    self.init_agent_loop_manager()
+                self.trainer.fit(self.agent_loop_manager)
+                self.trainer.logger.finish(exit_code=0)
+                Path(metrics).with_suffix(".done").touch()
+        finally:
+            tq.close()
+
+
+def composed(words: list[str]) -> DictConfig:
+    """What ``python -m verl.trainer.main_ppo <words>`` would run with."""
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        config = compose("ppo_trainer", overrides=words)
+    OmegaConf.resolve(config)
+    auto_set_device(config)
+    validate_config(config=config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
+    config.transfer_queue.enable = True
+    return config
+
+
+def main(driver: type[Several] = Several) -> None:
+    """Compose all, then start a driver for them."""
+    runs = [(run["name"], run["metrics"], composed(run["words"])) for run in json.loads(Path(sys.argv[1]).read_text())]
+    actor = ray.remote(driver)
+    run_ppo(runs[0][2], task_runner_class=SimpleNamespace(remote=lambda: actor.remote(runs)))
+
+
+if __name__ == "__main__":
+    main()

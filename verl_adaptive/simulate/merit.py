@@ -1,0 +1,108 @@
+"""One figure of merit of a simulated preset, and the sentence that answers which one to take.
+
+At the same number of generated rollouts, and as a ratio to GRPO's, seed by seed:
+
+* where the pool learns, what it learned: the rise of its mean true pass rate;
+* where it does not (a trace by itself), the signal of the trained groups, ``4cm/(c + m)`` of each;
+* with a clock, either of them for each second of generation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from verl_adaptive.simulate.compare import BASELINE
+from verl_adaptive.simulate.presets import REFERENCES
+
+__all__ = ["Merit", "answer", "merits", "ranked"]
+
+#: Standard errors over seeds that are called a difference.
+_CHANCE = 2.0
+
+
+@dataclass(frozen=True)
+class Merit:
+    """How a preset did, as a multiple of GRPO.
+
+    Attributes:
+        value: mean over the seeds; None where nothing can be said (groups of one rollout have no signal of their own).
+        error: standard error; None with one seed.
+    """
+
+    value: float | None
+    error: float | None
+
+
+def merits(rows: Sequence[dict[str, Any]]) -> tuple[str, dict[str, Merit]]:
+    """What is measured, in words, and the merit of every preset; an empty dict without GRPO beside.
+
+    Args:
+        rows: of :func:`verl_adaptive.simulate.compare.run_task`.
+    """
+    by: dict[str, dict[int, dict[str, Any]]] = {}
+    for row in rows:
+        by.setdefault(row["preset"], {})[row["seed"]] = row
+    base = by.get(BASELINE, {})
+    learns = bool(base) and all(row["pool_end"] > row["pool_start"] + 1e-9 for row in base.values())
+    timed = all("time" in row for row in rows)
+
+    def value(row: dict[str, Any]) -> float:
+        worth = row["pool_end"] - row["pool_start"] if learns else row["signal"] * row["generated"]
+        return worth / (row["time"] * row["steps"] if timed else row["generated"])
+
+    what = "learned" if learns else "signal"
+    name = f"{what} a second" if timed else f"{what} a rollout"
+    out = {}
+    for preset, runs in by.items():
+        seeds = sorted(set(runs) & set(base))
+        if not seeds:
+            continue
+        if not learns and all(runs[seed]["signal"] == 0 for seed in seeds):
+            out[preset] = Merit(None, None)
+            continue
+        ratios = np.array([value(runs[seed]) / value(base[seed]) if value(base[seed]) else np.nan for seed in seeds])
+        if not np.isfinite(ratios).all():
+            out[preset] = Merit(None, None)
+            continue
+        error = float(ratios.std(ddof=1) / np.sqrt(len(ratios))) if len(ratios) > 1 else None
+        out[preset] = Merit(float(ratios.mean()), error)
+    return name, out
+
+
+def ranked(found: dict[str, Merit], order: Sequence[str]) -> list[str]:
+    """The presets, best first; what has no merit and the references that see the true pass rates come last."""
+
+    def place(preset: str) -> tuple[bool, bool, float]:
+        merit = found.get(preset)
+        known = merit is not None and merit.value is not None
+        return preset.split()[0] in REFERENCES, not known, -(merit.value or 0.0) if merit else 0.0
+
+    return sorted(order, key=place)
+
+
+def answer(name: str, found: dict[str, Merit]) -> str:
+    """Which preset for these prompts, in a sentence or two."""
+    real = {p: m for p, m in found.items() if p.split()[0] not in REFERENCES and p != BASELINE and m.value is not None}
+    if not real:
+        return ""
+    order = sorted(real, key=lambda p: -(real[p].value or 0.0))
+    first = order[0]
+    best = real[first]
+    assert best.value is not None
+    said = f"{best.value:.2f}{'' if best.error is None else f' ± {best.error:.2f}'} times GRPO's {name}"
+    if best.error is None:
+        return f"For these prompts: {first}, {said}; one seed says nothing of chance, name several with --seeds."
+    if best.value - 1 <= _CHANCE * best.error:
+        return f"For these prompts: none. The best, {first}, has {said}, which is no more than GRPO within the seeds' noise."
+    level = [p for p in order[1:] if _level(best, real[p])]
+    beside = f" Level with it within the seeds' noise: {', '.join(level)}." if level else ""
+    return f"For these prompts: {first}, {said}.{beside}"
+
+
+def _level(best: Merit, other: Merit) -> bool:
+    assert best.value is not None and other.value is not None
+    return best.value - other.value <= _CHANCE * float(np.hypot(best.error or 0.0, other.error or 0.0))
