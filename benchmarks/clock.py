@@ -101,7 +101,7 @@ BLOCKS = {
     "easy": Block("the pool learns: 5 % hopeless, 40 % solved", "easy", steps=60, skip=0),
 }
 
-#: No machine there is, but how fast any order of requests could be.
+#: No machine there is, but how much a better order of requests could gain.
 BOUND = "lengths known"
 
 #: Seeds of a block; the first block has more.

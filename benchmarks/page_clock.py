@@ -132,10 +132,11 @@ def _bound(data: dict[str, Any]) -> list[str]:
         "",
         "### If every answer's length were known",
         "",
-        f"The same machine, but that {data['blocks']['lengths known']['about']}: nobody knows lengths beforehand, so this is a "
-        "bound for the order in which requests are begun. Three quarters of the variance of a length's logarithm is "
+        f"The same machine, but that {data['blocks']['lengths known']['about']}: what nobody knows beforehand, so this shows how "
+        "much a better order of requests could gain at most, or nearly. Three quarters of the variance of a length's logarithm is "
         "between answers to one prompt, which is why beginning the prompts with long answers first gains next to nothing here: "
-        "a long answer that began in the middle of a step ends last. Time of GRPO's in the model, as above and so.",
+        "a long answer that began in the middle of a step ends last. Pilot-Commit gains nothing even so: its commits wait for "
+        f"their slowest pilot. Time of GRPO's in the model, as above and so ({_seeds(e['seeds'] for e in data['bound'].values())}).",
         "",
         *table(["policy", "in order", "lengths known", "idle"], rows),
     ]

@@ -77,7 +77,7 @@ def cpu_page(cells: Sequence[dict[str, Any]], tiny: Runs | None) -> list[str]:
         ]
     lines += [*tables.verdicts(runs, "base"), "", *by_variant(runs, common), *aim_or_why(runs)]
     lines += details(runs, common, train_cpu.BINS)
-    lines += ends_page(runs, list(train_cpu.VARIANTS))
+    lines += ends_page(runs, list(train_cpu.VARIANTS), "on the real pipeline")
     lines += [*step_times(runs, common), *agreement(runs, tiny, common)]
     m, loads = cells[0]["machine"], [x for c in cells for x in c["load"] if x is not None]
     lines += [

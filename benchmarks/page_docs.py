@@ -63,7 +63,13 @@ def solo_block(found: dict[str, dict[str, Standing]], tiny: Runs | None) -> list
         "",
         *table(["", *(POOL_NAMES[pool] for pool in found)], rows),
     ]
-    return lines + rivals(found) + (ablations(tiny) if tiny else [])
+    return _wrapped(lines + rivals(found) + (ablations(tiny) if tiny else []))
+
+
+def _wrapped(lines: Sequence[str]) -> list[str]:
+    """Sentences in lines of the width of the pages; tables as they are."""
+    plain = {"break_long_words": False, "break_on_hyphens": False}
+    return [part for line in lines for part in ([line] if line[:1] in ("", "|") else wrap(line, 118, **plain))]
 
 
 #: Those that `solo` is compared with seed by seed.
@@ -78,7 +84,7 @@ def rivals(found: dict[str, dict[str, Standing]]) -> list[str]:
         for pool, made in found.items():
             gains = less(made["solo"], made[name]) if "solo" in made and name in made else []
             row.append(pm(gains, "{:+.3f}") + f" ({len(gains)})" if gains else "")
-            if len(gains) > 1 and abs(interval(gains)[0]) > interval(gains)[1]:
+            if len(gains) > 2 and abs(interval(gains)[0]) > interval(gains)[1]:
                 told.append(f"{'above' if interval(gains)[0] > 0 else 'below'} {BESIDE[name]} ({POOL_NAMES[pool]})")
         if any(row):
             rows.append([BESIDE[name], *row])
@@ -88,7 +94,7 @@ def rivals(found: dict[str, dict[str, Standing]]) -> list[str]:
         "`solo` less each of them, accuracy at the end of the same seed (seeds):",
         "",
         *table(["", *(POOL_NAMES[pool] for pool in found)], rows),
-        f"Told apart, at 95 %: {'; '.join(told) or 'none'}. What is not listed may be chance.",
+        f"Told apart, at 95 % and by three seeds or more: {'; '.join(told) or 'none'}. What is not listed may be chance.",
         "",
     ]
 
@@ -110,7 +116,7 @@ def ablations(runs: Runs, variant: str = "base") -> list[str]:
         ]
         gains = [value - whole[s] for s, value in mine.items()]
         rows.append([title, f"`{name}`", str(len(mine)), pm(gains, "{:+.3f}"), pm(pool, "{:+.3f}")])
-        if len(gains) > 1 and abs(interval(gains)[0]) > interval(gains)[1]:
+        if len(gains) > 2 and abs(interval(gains)[0]) > interval(gains)[1]:
             told.append(f"`{name}`")
     if not rows:
         return []

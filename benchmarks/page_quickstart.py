@@ -33,7 +33,9 @@ def quickstart(found: dict[str, Any]) -> list[str]:
         f"{value:.3f} with {'`' + name + '`' if name == best[0].arm else name}" for name, value in ends.items()
     )
     noise = chance(results)
-    seeds = f"{len(best)} seeds" + ("" if noise is None else f", which alone make {noise:.3f} at 95 %")
+    seeds = f"{len(best)} seeds" + (
+        "" if noise is None else f"; by chance alone arms differ by up to {noise:.3f} at 95 %"
+    )
     text = (
         f"From the quickstart: verl and vLLM on two CPU cores, {best[0].generated:,} rollouts and {best[0].updates} updates in "
         f"every run, a tiny model, most prompts solved or hopeless. Held-out accuracy goes from {best[0].curve[0][1]:.3f} to "

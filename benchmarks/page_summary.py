@@ -41,7 +41,7 @@ JUDGED = [
     "of the decayed ones.",
     "* **Held-out accuracy**, exact pass rates of prompts that were never trained on, mean over the last tenth of a run. "
     "Differences are within a seed; ± is half of the 95 % interval over seeds (Student's t). *Told apart*: that interval "
-    "excludes zero; nothing is claimed of what is not.",
+    "excludes zero, of three seeds or more; nothing is claimed of what is not.",
     "* **Seeds for choosing are not seeds for showing.** Tables show seeds from 0; options of `solo` were chosen by seeds "
     "from 20, in one process only. `full` was chosen by seeds 0 to 4 of the tiny pool, which flatters it there.",
     "* *As they come*: all difficulties. *Sparse*: most prompts hopeless or solved. *Large*: 610 prompts instead of 305. "
@@ -78,11 +78,11 @@ def entry(standing: Standing | None) -> str:
 
 
 def told_apart(of: Iterable[Standing]) -> tuple[list[str], list[str]]:
-    """Names of those above GRPO and of those below it, at 95 %."""
+    """Names of those above GRPO and of those below it, at 95 % and by three seeds or more."""
     above, below = [], []
     for standing in of:
         mean, half = interval(list(standing.gains.values()))
-        if standing.name != "grpo" and abs(mean) > half:
+        if standing.name != "grpo" and len(standing.gains) > 2 and abs(mean) > half:
             (above if mean > 0 else below).append(f"`{standing.name}`")
     return above, below
 

@@ -81,7 +81,7 @@ def torch_page(data: dict[str, Any]) -> list[str]:
         for part in tables.results(runs, variant, lambda p, v=variant, b=best: runs.best_lr(v, p) if b else common):
             lines += part
     lines += details(runs, common, data["bins"])
-    lines += ends_page(runs, [v for v in data["variants"] if runs.lrs(v)])
+    lines += ends_page(runs, [v for v in data["variants"] if runs.lrs(v)], "in one process")
     cpu = [c["seconds"]["all"] for c in data["cells"]]
     lines += ["### How it was made", "", *(described(m) for m in data["machines"])]
     lines += [

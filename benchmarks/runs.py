@@ -463,7 +463,7 @@ def details(runs: Runs, lr: float, bins: Sequence[Sequence[float]]) -> list[str]
     ]
 
 
-def ends_page(runs: Runs, variants: Sequence[str]) -> list[str]:
+def ends_page(runs: Runs, variants: Sequence[str], place: str) -> list[str]:
     """What the ends of the runs look like, each policy at its best learning rate; empty if none has kept it."""
     lines = []
     for variant in variants:
@@ -472,7 +472,7 @@ def ends_page(runs: Runs, variants: Sequence[str]) -> list[str]:
     if not lines:
         return []
     return [
-        "### Is anything lost at the end?",
+        f"### Is anything lost at the end, {place}?",
         "",
         "Held-out, four responses sampled to each prompt at the end of a run; accuracy and pass@8 from exact pass rates. "
         "Runs of before this was kept are not among them. A policy that collapses has little entropy and a pass@8 near its "

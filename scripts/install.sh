@@ -98,7 +98,7 @@ else
 fi
 
 log=$venv/install.log
-packages=200  # about as many as all of them come to
+packages=228  # about as many as all of them come to
 cache=$("$python" -m uv cache dir)
 marker=$wheels/marker
 touch "$marker"

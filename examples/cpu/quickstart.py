@@ -278,14 +278,26 @@ def train(arms: Sequence[Arm], seeds: int, rollouts: int, work: Path) -> list[Re
     if len(missing) < len(runs):
         console.print(f"[dim]{len(runs) - len(missing)} of {len(runs)} runs are there already (--fresh starts over)[/]")
     if missing:
-        _start(missing, rollouts, work)
-        held = Held(work, "val")
-        start = float(held.accuracy(work / "model").mean())
-        for run, (arm, seed) in missing.items():
-            result = summarize(arm, seed, run)
-            result.curve = [(0, start), *_curve(run, held)]
-            (run / "result.json").write_text(json.dumps(asdict(result), indent=1))
+        log, status = _start(missing, rollouts, work)
+        judge({run: who for run, who in missing.items() if (run / "metrics.done").exists()}, work)
+        # What ended well counts, whatever became of the process afterwards: Ray's own threads may crash as it leaves.
+        if not all((run / "result.json").exists() for run in missing):
+            tail = "\n".join(deque(log.read_text(errors="replace").splitlines(), maxlen=25))
+            console.print(tail, markup=False, highlight=False)
+            raise SystemExit(
+                f"quickstart: training failed with status {status}; see {log}. The same command goes on with what is missing"
+            )
     return [read_result(run / "result.json") for run in runs]
+
+
+def judge(runs: dict[Path, tuple[Arm, int]], work: Path) -> None:
+    """Write the results of runs that ended: their metrics, and the accuracy of the weights that they saved."""
+    held = Held(work, "val")
+    start = float(held.accuracy(work / "model").mean())
+    for run, (arm, seed) in runs.items():
+        result = summarize(arm, seed, run)
+        result.curve = [(0, start), *_curve(run, held)]
+        (run / "result.json").write_text(json.dumps(asdict(result), indent=1))
 
 
 def read_result(path: Path) -> Result:
@@ -298,8 +310,8 @@ def result_of(stored: dict[str, Any]) -> Result:
     return Result(**{**stored, "curve": [tuple(point) for point in stored["curve"]]})
 
 
-def _start(runs: dict[Path, tuple[Arm, int]], rollouts: int, work: Path) -> None:
-    """Start verl, and train one run after the other."""
+def _start(runs: dict[Path, tuple[Arm, int]], rollouts: int, work: Path) -> tuple[Path, int]:
+    """Start verl, and train one run after the other; the log and the process's status."""
     listed = []
     for run, (arm, seed) in runs.items():
         shutil.rmtree(run, ignore_errors=True)
@@ -334,10 +346,7 @@ def _start(runs: dict[Path, tuple[Arm, int]], rollouts: int, work: Path) -> None
         if process.poll() is None:
             process.terminate()
             process.wait()
-    if process.returncode:
-        tail = "\n".join(deque(log.read_text(errors="replace").splitlines(), maxlen=25))
-        console.print(tail, markup=False, highlight=False)
-        raise SystemExit(f"quickstart: training failed with status {process.returncode}; see {log}")
+    return log, process.returncode
 
 
 def _follow(process: subprocess.Popen[bytes], runs: dict[str, Path], rollouts: int) -> None:
@@ -514,7 +523,7 @@ def verdict(results: Sequence[Result]) -> str:
         f"{gap:+.3f} from {name} ({'more than' if abs(gap) > noise else 'within what'} chance explains)"
         for name, gap in apart.items()
     )
-    return f"{best} ends {said}. Seeds alone make {noise:.3f} at 95 %, {len(arms[best])} of each."
+    return f"{best} ends {said}. By chance alone arms differ by up to {noise:.3f} at 95 % ({len(arms[best])} seeds)."
 
 
 def minutes(seconds: float) -> str:

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from tests.cli.stores import HOSTILE, make_run
+from tests.interrupts import heed_interrupts
 from verl_adaptive.groups import Groups
 from verl_adaptive.report.history import Flips
 from verl_adaptive.report.overview import BINS, histogram
@@ -296,7 +297,13 @@ def test_who_asks_gets_the_answer_alone(finished, call) -> None:
 def test_watching_prints_what_is_new(tmp_path) -> None:
     engine, _ = make_run(tmp_path, steps=3, snapshot=False)
     words = [sys.executable, "-m", "verl_adaptive", "stats", str(tmp_path), "--watch", "1", "--json"]
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        words,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=heed_interrupts,  # noqa: PLW1509 - it makes one system call
+    )
 
     def one() -> dict:
         lines = []

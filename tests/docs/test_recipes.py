@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.stores import make_run
+from verl_adaptive.commands import price as pricing
 
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted(p.name for p in (ROOT / "examples").glob("*.sh") if p.name != "quickstart_cpu.sh")
@@ -64,7 +65,7 @@ def earlier(tmp_path_factory) -> str:
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_it_composes_and_validates(name, earlier) -> None:
+def test_it_composes_validates_and_has_a_price(name, earlier, monkeypatch) -> None:
     inspect = pytest.importorskip("verl_adaptive.integration.inspect")
     words = words_of(name, FROM=earlier)
     assert words[:3] == ["python", "-m", "verl.trainer.main_ppo"]
@@ -75,6 +76,10 @@ def test_it_composes_and_validates(name, earlier) -> None:
     assert (plan.groups, plan.n, plan.updates, plan.steps) == (groups, n, updates, steps)
     assert first_round is None or plan.first_round == first_round
     assert plan.zero_rows.startswith("left out")
+    monkeypatch.setattr(pricing, "_SIZE", 128)  # a price to no digit will do
+    price = pricing.price_of(config, checked[0], plan)
+    assert price.grpo_total == price.grpo_step * steps and price.step > 0 and not price.why_not
+    assert ("assumed" in price.known_from) == (name not in ("warm_start.sh", "benchmark_gpu.sh"))
     assert Path(config.reward.custom_reward_function.path).is_file()
     # A name of its own, where a run and its checkpoints go; the last word counts where one is given twice.
     assert config.trainer.experiment_name in {name.removesuffix(".sh"), *OTHER_NAMES.values()}

@@ -172,7 +172,7 @@ def test_topups_join_their_group_whatever_the_order(queue, order):
     workers = Workers(order)
     session = session_of(workers, **PILOTS)
     session.start()
-    assert session.queue.under_way == 10 * 4
+    assert session.queue.under_way == 12 * 4
     batch = session.complete()
     assert session.queue.under_way == 0
     result = batch.result

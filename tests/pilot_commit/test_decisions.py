@@ -258,13 +258,21 @@ def test_sized_to_need_follows_the_recent_share() -> None:
     assert part.prompts(10, at(2, batch=10)) == 30  # never above the published size
 
 
-@pytest.mark.parametrize(("ordered", "prompts"), [(True, 17), (False, 30)])
-def test_where_groups_commit_in_order_pilots_are_sized_to_need_unless_it_is_said(ordered, prompts) -> None:
-    """More are sent as soon as they are needed there, so that asking for less changes no batch."""
-    for sized, expected in ((None, prompts), (True, 17), (False, 30)):
-        part = bound({"n_pilot": 4, "sized_to_need": sized}, batch=10, n=16)
-        part.review(pilots_with([2] * 15 + [0] * 5, 4), at(batch=10))
-        assert part.prompts(10, at(2, batch=10, ordered=ordered)) == expected
+def test_where_groups_commit_in_order_pilots_follow_the_recent_share_unless_it_is_said() -> None:
+    """More are sent as soon as they are needed there, so that it changes no batch."""
+
+    def prompts(successes: list[int], ordered: bool, **options) -> int:
+        part = bound({"n_pilot": 4, **options}, batch=10, n=16)
+        assert part.prompts(10, at(batch=10, ordered=ordered)) == round(10 * options.get("factor", 3.0))
+        part.review(pilots_with(successes, 4), at(batch=10))
+        return part.prompts(10, at(2, batch=10, ordered=ordered))
+
+    many, few = [2] * 15 + [0] * 5, [2] * 5 + [0] * 15
+    assert prompts(many, True) == 15 and prompts(few, True) == 44  # 1.1 · 10 / 0.75, 1.1 · 10 / 0.25
+    assert prompts(many, False) == prompts(few, False) == 30
+    assert prompts(many, True, sized_to_need=True) == 17 and prompts(few, True, sized_to_need=True) == 30
+    assert prompts(many, True, sized_to_need=False) == prompts(few, True, sized_to_need=False) == 30
+    assert prompts(many, True, factor=2.0) == prompts(few, True, factor=2.0) == 20
 
 
 def test_pipelined_pilots_are_for_this_step_and_the_next() -> None:

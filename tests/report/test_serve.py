@@ -18,6 +18,7 @@ pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 
 from tests.cli.stores import HOSTILE, make_run
+from tests.interrupts import heed_interrupts
 from tests.report.test_report import Page
 from verl_adaptive.cli import main
 from verl_adaptive.report.runs import find_runs, state_of
@@ -37,7 +38,13 @@ class Served:
     def __init__(self, folder: Path, *options: str) -> None:
         self.folder = folder
         command = [sys.executable, "-m", "verl_adaptive", "serve", str(folder), "--port", "0", *options]
-        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(
+            command,
+            stderr=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            preexec_fn=heed_interrupts,  # noqa: PLW1509 - it makes one system call
+        )
         assert self.process.stderr is not None
         said = ""
         while "http://" not in said:

@@ -93,7 +93,7 @@ def test_what_cannot_work_is_one_clear_line(call, words, status, message) -> Non
 
 
 def test_the_answer_comes_first_and_the_best_is_on_top(call) -> None:  # noqa: F811
-    words = ("--batch", 16, "--steps", 60, "--pool", "mixed:prompts=400", "--preset", "greso", "--preset", "dapo")
+    words = (*QUICK, "--preset", "greso", "--preset", "dapo")
     status, out, _ = call("simulate", *words, "--json", "-")
     found = json.loads(out)
     merit = {entry["preset"]: entry["merit"] for entry in found["summary"]}
@@ -107,10 +107,10 @@ def test_the_answer_comes_first_and_the_best_is_on_top(call) -> None:  # noqa: F
 
 
 def test_prompts_that_do_not_learn_are_judged_by_their_signal(call) -> None:  # noqa: F811
-    words = ("--batch", 16, "--steps", 20, "--pool", "static:prompts=300", "--preset", "dapo", "--preset", "solo")
+    words = ("--batch", 8, "--steps", 6, "--pool", "static:prompts=100", "--preset", "dapo", "--seeds", "0,1")
     found = json.loads(call("simulate", *words, "--json", "-")[1])
     merit = {entry["preset"]: entry["merit"] for entry in found["summary"]}
-    assert found["merit"] == "signal a rollout" and merit["oracle_best"] > 1.5
+    assert found["merit"] == "signal a rollout" and merit["oracle_best"] > 1.2 and merit["grpo"] == 1.0
     timed = json.loads(call("simulate", *words, "--clock", "--cap", 2000, "--median", 300, "--json", "-")[1])
     assert timed["merit"] == "signal a second"
 

@@ -48,7 +48,7 @@ import numpy as np
 
 from verl_adaptive.config import AdaptiveConfig, RunFacts, SuccessConfig, check
 from verl_adaptive.groups import Groups
-from verl_adaptive.progress import Progress
+from verl_adaptive.progress import OVER_ASK, Progress
 from verl_adaptive.roles import CLOSE, HOLD, Allocator
 from verl_adaptive.stats.table import StatsTable
 
@@ -59,6 +59,7 @@ __all__ = ["PilotCommit", "band_side"]
 
 logger = logging.getLogger(__name__)
 
+PUBLISHED = 3.0  # G / B
 _EPS = 1e-9  # 0.07 · 100 is 7.000000000000001: a bound that is a whole number must not move by rounding
 _FIRST_SHARE = 1 / 3  # in-band share that is assumed before any pilot was judged: what G = 3 B is sized for
 _GRADES = 8  # a signal of more different values than this is graded: correctness, with a format bonus or two, has fewer
@@ -109,9 +110,10 @@ class PilotCommit(Allocator):
             hold_surplus: with ``on_policy``: keep in-band pilots that the batch had no place for, up to ``max_age``
                 steps, instead of giving them up.
             factor: prompts piloted in a round, as a multiple of B (published: G = 3 B); null: what the sampler asks for.
-            sized_to_need: pilot no more prompts than the recent in-band share calls for; null: where groups commit in
-                order, which pilots further prompts as soon as they are needed.
-            safety: over-ask of ``sized_to_need``, which makes another round unlikely.
+            sized_to_need: pilot no more prompts than the recent in-band share calls for. Null: false, but where groups commit
+                in order and ``factor`` is the published one, as many as the share calls for and a tenth more, even if those
+                are more than 3 B: pilots that are sent later because 3 B were too few end a step late.
+            safety: over-ask of ``sized_to_need=true``, which makes another round unlikely.
             judge: what pilots are judged by. ``success``: what ``adaptive.success`` counts. ``auto``: that too, but where
                 it is left at its default and the signal takes more than 8 different values, from the second step on the
                 signal itself, scaled to the range that the pilots of recent steps covered.
@@ -124,7 +126,7 @@ class PilotCommit(Allocator):
         form: Literal["on_policy", "pipelined"] = "on_policy"
         max_age: int = 4
         hold_surplus: bool = False
-        factor: float | None = 3.0
+        factor: float | None = PUBLISHED
         sized_to_need: bool | None = field(default=None, metadata={"was": False})
         safety: float = 1.25
         judge: Literal["auto", "success"] = field(default="auto", metadata={"since": "0.2.0"})
@@ -284,7 +286,9 @@ class PilotCommit(Allocator):
         now = (progress.step, progress.round)
         committed, waiting = self._recalled[2:] if self._recalled[:2] == now else (0, 0)
         missing = max(0, progress.need - progress.open - committed)
-        sized = progress.ordered if c.sized_to_need is None else c.sized_to_need
+        # Without rounds a step goes on piloting as soon as that is needed, so this is a matter of time, and of no batch.
+        by_yield = progress.ordered and c.sized_to_need is None and c.factor == PUBLISHED
+        sized = by_yield or bool(c.sized_to_need)
         if c.form == "pipelined":  # this round's pilots are for the steps to come
             missing = missing + max(0, progress.batch - waiting) if sized else progress.batch
         if missing == 0 or wanted == 0:
@@ -292,7 +296,9 @@ class PilotCommit(Allocator):
         if c.factor is not None:
             wanted = max(1, round(c.factor * progress.batch))
         judged, found = self._recent
-        if sized and found > 0:
+        if by_yield and found > 0:
+            wanted = math.ceil(OVER_ASK * missing * judged / found)
+        elif sized and found > 0:
             wanted = min(wanted, math.ceil(c.safety * missing * judged / found))
         if progress.cap is not None and c.form == "on_policy":
             wanted = min(wanted, self._affordable(progress.room, missing))

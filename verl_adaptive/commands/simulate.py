@@ -379,8 +379,9 @@ def _print(about: dict[str, Any], summary: list[dict[str, Any]], limits: str, me
     lost = [{k: number(round(e.get(k, 0.0))) for k in reasons} for e in summary]
     few = len(_SPENT) if out.width >= 120 else 3  # columns side by side; a narrow terminal gets more, narrower tables
     if any(entry["merit"] is not None for entry in summary):
-        heads = [("policy", "left"), (f"{merit}, of GRPO's", "right")]
-        out.print(table(heads, [[entry["preset"], _cell(entry, "merit")] for entry in summary]))
+        heads = [("policy", "left"), ("GRPO = 1", "right")]
+        merits = [[entry["preset"], _cell(entry, "merit")] for entry in summary]
+        out.print(table(heads, merits, f"{merit}, as a multiple of GRPO's"))
     for columns in (
         *([_CLOCK] if "clock" in about else []),
         _SPENT,

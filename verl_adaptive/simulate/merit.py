@@ -86,11 +86,7 @@ def ranked(found: dict[str, Merit], order: Sequence[str]) -> list[str]:
 
 def answer(name: str, found: dict[str, Merit]) -> str:
     """Which preset for these prompts, in a sentence or two."""
-    real = {
-        p: m
-        for p, m in found.items()
-        if p.split()[0] not in REFERENCES and p.split()[0] != BASELINE and m.value is not None
-    }
+    real = {p: m for p, m in found.items() if p.split()[0] not in REFERENCES and p != BASELINE and m.value is not None}
     if not real:
         return ""
     order = sorted(real, key=lambda p: -(real[p].value or 0.0))

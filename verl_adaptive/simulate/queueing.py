@@ -31,7 +31,8 @@ class Machine:
         each: seconds that each running sequence adds to a decode step.
         bound: a request waits at the replica with the fewest requests when it is sent, as verl's load balancer places
             it; False: all replicas share one queue, which is the best that a balancer could do.
-        known: a free slot takes the longest sequence that waits. Nobody knows lengths beforehand: a bound for any order.
+        known: a free slot takes the longest sequence that waits. Nobody knows lengths beforehand: this is
+            to see how much a better order could gain.
     """
 
     replicas: int = 8
