@@ -65,3 +65,16 @@ def test_what_is_not_accounted_for_is_found(tmp_path) -> None:
     assert verdicts.imbalance(unnamed) == ["step 1: 5 tokens dropped, 4 with a reason"]
     assert "adaptive/updates_total is missing in some step" in verdicts.absent(whole)
     assert verdicts.differences(whole) == ["nothing was recorded"]
+
+
+@pytest.mark.parametrize(("on_cpu", "flash"), [(True, False), (False, True), (False, False)])
+def test_the_words_of_a_run_compose_and_validate(on_cpu, flash, tmp_path, monkeypatch) -> None:
+    """Those for a GPU, too, which no test can run."""
+    inspect = pytest.importorskip("verl_adaptive.integration.inspect")
+    monkeypatch.setattr(suite, "_installed", lambda module: flash if module == "flash_attn" else True)
+    words = [*suite._words(tmp_path, on_cpu), "+adaptive=greso", "trainer.total_training_steps=3"]
+    config = inspect.compose(inspect.Command.parse(words))
+    inspect.validate(config)
+    assert config.adaptive.record is True and config.actor_rollout_ref.actor.strategy == "fsdp2"
+    sdpa = config.actor_rollout_ref.model.override_config.get("attn_implementation") == "sdpa"
+    assert sdpa == (on_cpu or not flash) and config.actor_rollout_ref.model.use_remove_padding == (not sdpa)

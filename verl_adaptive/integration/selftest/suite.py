@@ -287,17 +287,21 @@ def _words(folder: Path, on_cpu: bool) -> list[str]:
         return ["+adaptive/platform=cpu", *words]
     words += [
         *("trainer.n_gpus_per_node=1", "trainer.nnodes=1", f"{actor}.strategy=fsdp2"),
-        *(f"{rollout}.name={'vllm' if importlib.util.find_spec('vllm') else 'sglang'}",),
+        *(f"{rollout}.name={'vllm' if _installed('vllm') else 'sglang'}",),
         *(f"{rollout}.tensor_model_parallel_size=1", f"{rollout}.gpu_memory_utilization=0.3"),
         *(f"{rollout}.enforce_eager=true", f"{rollout}.max_num_seqs=64"),
         "ray_kwargs.ray_init.num_cpus=16",  # slots: verl asks for a whole one for each of a dozen actors
     ]
-    if importlib.util.find_spec("flash_attn") is None:
+    if not _installed("flash_attn"):
         words += [
             "+actor_rollout_ref.model.override_config.attn_implementation=sdpa",
             "actor_rollout_ref.model.use_remove_padding=false",
         ]
     return words
+
+
+def _installed(module: str) -> bool:
+    return importlib.util.find_spec(module) is not None
 
 
 def _environment() -> dict[str, str]:
