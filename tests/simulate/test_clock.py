@@ -271,7 +271,14 @@ def test_the_command_counts_seconds(call, monkeypatch) -> None:  # noqa: F811
     for text in ("verl_filter_groups", "oracle_best", "to GRPO's", "s a step", "queueing model"):
         assert text in out, text
     data = json.loads(call(*words, "--json", "-")[1])
-    assert data["clock"]["machine"] == {"replicas": 2, "slots": 4, "base": 0.008, "each": 0.00012, "bound": False}
+    assert data["clock"]["machine"] == {
+        "replicas": 2,
+        "slots": 4,
+        "base": 0.008,
+        "each": 0.00012,
+        "bound": False,
+        "known": False,
+    }
     assert data["clock"]["lengths"]["median"] == 100
     assert "wall clock" not in data["limits"] and {"time", "idle", "course"} <= set(data["rows"][0])
     status, out, _ = call(*words[:1], *words[2:12], "--preset", "grpo", "--no-references", "--json", "-")
