@@ -208,7 +208,8 @@ def run(preset: str, rollouts: int) -> dict[str, Any]:
     timing(clock, session, workers)
     with tempfile.TemporaryDirectory() as folder:
         journal = Journal.open(str(Path(folder) / "adaptive.sqlite"), run_id="driver", meta={"preset": preset})
-        store = SimpleNamespace(journal=journal, table=table)
+        settings = SimpleNamespace(data=SimpleNamespace(max_response_length=2 * TOKENS))
+        store = SimpleNamespace(journal=journal, table=table, adaptive=config, config=settings)
         for step in range(1, STEPS + 1):
             step_of[0] = step
             clock.cpu.clear()
