@@ -13,9 +13,14 @@ from __future__ import annotations
 
 import argparse
 import os
+from typing import TYPE_CHECKING
 
 from verl_adaptive.commands.arguments import add_store_options, count, refuse_overwrite
 from verl_adaptive.errors import AdaptiveError
+
+if TYPE_CHECKING:
+    from verl_adaptive.report.collect import Collected
+    from verl_adaptive.report.opened import Opened
 
 __all__ = ["add_page_options", "configure", "run"]
 
@@ -78,9 +83,25 @@ def rollouts_of(given: str | None, data: str | None, about: dict[str, object]) -
     return given
 
 
+def collected_of(args: argparse.Namespace, opened: Opened, against: Opened | None = None) -> Collected:
+    """What the page of a run is made of, by the options of :func:`add_page_options`."""
+    from verl_adaptive.report.collect import collect
+
+    return collect(
+        opened,
+        tries=args.tries,
+        limit=args.limit,
+        data=args.data,
+        rollouts=rollouts_of(args.rollouts, args.data, opened.about),
+        prompt_key=args.prompt_key,
+        id_key=args.id_key,
+        media_keys=dict(args.media_key),
+        against=against,
+    )
+
+
 def run(args: argparse.Namespace) -> int:
     from verl_adaptive.commands.output import note
-    from verl_adaptive.report.collect import collect
     from verl_adaptive.report.opening import open_prompts
 
     try:
@@ -91,17 +112,8 @@ def run(args: argparse.Namespace) -> int:
         ) from None
     refuse_overwrite(args.out, True)
     opened = open_prompts(args.store, run=args.run, tolerance=args.tolerance, id_key=args.id_key)
-    collected = collect(
-        opened,
-        tries=args.tries,
-        limit=args.limit,
-        data=args.data,
-        rollouts=rollouts_of(args.rollouts, args.data, opened.about),
-        prompt_key=args.prompt_key,
-        id_key=args.id_key,
-        media_keys=dict(args.media_key),
-        against=None if args.against is None else open_prompts(args.against, tolerance=args.tolerance),
-    )
+    against = None if args.against is None else open_prompts(args.against, tolerance=args.tolerance)
+    collected = collected_of(args, opened, against)
     page = render(collected, title=args.title)
     part = f"{args.out}.part"
     with open(part, "w", encoding="utf-8", errors="backslashreplace") as file:

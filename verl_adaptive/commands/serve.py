@@ -18,7 +18,7 @@ import socket
 from typing import TYPE_CHECKING
 
 from verl_adaptive.commands.arguments import add_store_options
-from verl_adaptive.commands.report import add_page_options, rollouts_of
+from verl_adaptive.commands.report import add_page_options, collected_of, rollouts_of
 from verl_adaptive.errors import AdaptiveError, UsageError
 from verl_adaptive.redact import redact
 
@@ -116,19 +116,8 @@ def _is_loopback(host: str) -> bool:
 
 
 def _render(args: argparse.Namespace, run: Run, live: Live) -> str:
-    from verl_adaptive.report.collect import collect
     from verl_adaptive.report.opening import open_prompts
     from verl_adaptive.report.page import render
 
     opened = open_prompts(run.source, run=run.name, tolerance=args.tolerance, id_key=args.id_key)
-    collected = collect(
-        opened,
-        tries=args.tries,
-        limit=args.limit,
-        data=args.data,
-        rollouts=rollouts_of(args.rollouts, args.data, opened.about),
-        prompt_key=args.prompt_key,
-        id_key=args.id_key,
-        media_keys=dict(args.media_key),
-    )
-    return render(collected, live=live)
+    return render(collected_of(args, opened), live=live)
