@@ -70,6 +70,7 @@ def answers(requests: Any, rate: np.ndarray, rng: np.random.Generator) -> Any:
 def probe(preset: str, looks: int) -> list[float]:
     """Seconds of the measured steps; in whichever version's process this runs."""
     from verl_adaptive.config import RunFacts
+    from verl_adaptive.groups import Groups
     from verl_adaptive.policy import build_policy
     from verl_adaptive.simulate.presets import compose_preset
     from verl_adaptive.stats import KEY_DTYPE, StatsTable
@@ -90,18 +91,22 @@ def probe(preset: str, looks: int) -> list[float]:
     engine: Any = make(build_policy(config), table, config, facts, rows, Source(PROMPTS))
     spent = []
     for step in range(1, 1 + WARM_UP + MEASURED):
-        seconds, waiting = 0.0, []
+        seconds, waiting, look = 0.0, {}, 0
         began = time.process_time()
         requests = engine.begin(step)
         seconds += time.process_time() - began
         while True:
             if requests is not None and len(requests):
                 groups = answers(requests, rate, rng)
-                waiting += [groups.select(np.arange(i, len(groups), looks)) for i in range(looks)]
-                waiting = [part for part in waiting if len(part)]
+                for i in range(min(looks, len(groups))):
+                    waiting.setdefault(look + i, []).append(groups.select(np.arange(i, len(groups), looks)))
             if not waiting or (not EARLIER_HERE and engine.settled):
                 break
-            back = waiting.pop(0)
+            back = Groups.concat(waiting.pop(look)).sorted() if look in waiting else None
+            look += 1
+            if back is None:
+                requests = None
+                continue
             began = time.process_time()
             requests = engine.receive(back)
             seconds += time.process_time() - began

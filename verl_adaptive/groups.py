@@ -133,7 +133,7 @@ class Groups:
     @property
     def n(self) -> np.ndarray:
         """int64 ``(G,)``: rollouts of each group."""
-        return np.diff(self.offsets)
+        return self.offsets[1:] - self.offsets[:-1]  # np.diff is four times slower, and this is asked for often
 
     @property
     def rollouts(self) -> int:
