@@ -204,7 +204,8 @@ def run(preset: str, rollouts: int) -> dict[str, Any]:
     facts = RunFacts.of(config, batch=batch, n=N, steps=100, prompts=prompts)
     engine = make_engine(policy, table, config, facts, table.rows_for(keys), stream)
     step_of = [1]
-    session = Session(engine, stream, config, Road(workers.submit, lambda: step_of[0]), workers)  # type: ignore[arg-type]
+    road = Road(workers.submit, lambda: step_of[0], single_turn=True)
+    session = Session(engine, stream, config, road, workers)  # type: ignore[arg-type]
     timing(clock, session, workers)
     with tempfile.TemporaryDirectory() as folder:
         journal = Journal.open(str(Path(folder) / "adaptive.sqlite"), run_id="driver", meta={"preset": preset})

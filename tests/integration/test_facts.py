@@ -88,3 +88,15 @@ def test_slots_are_those_of_all_inference_engines() -> None:
         4,
         800,
     )  # each part of an engine has slots of its own
+
+
+@pytest.mark.parametrize(
+    ("words", "single"),
+    [
+        ((), True),
+        (("actor_rollout_ref.rollout.agent.default_agent_loop=tool_agent",), False),
+        (("actor_rollout_ref.rollout.agent.agent_loop_config_path=loops.yaml",), False),
+    ],
+)
+def test_loss_masks_are_told_by_lengths_with_verls_own_loop_of_one_turn_only(words, single) -> None:
+    assert facts.single_turn(composed("+adaptive=grpo", *words)[0]) == single

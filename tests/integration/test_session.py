@@ -75,10 +75,14 @@ class Workers:
         fail: chance that a prompt loses sessions ...
         lost: ... and the share of them that it loses.
         signal: name of a further field of the reward.
+        tool: whether an answer begins with a token that is not the model's.
     """
 
-    def __init__(self, order: int = 0, fail: float = 0.0, signal: str | None = None, lost: float = 0.6) -> None:
+    def __init__(
+        self, order: int = 0, fail: float = 0.0, signal: str | None = None, lost: float = 0.6, tool: bool = True
+    ) -> None:
         self.shuffle, self.fail, self.signal, self.lost = random.Random(order), fail, signal, lost
+        self.tool = tool
         self.calls = 0
         self.written: dict[str, dict] = {}
 
@@ -118,7 +122,7 @@ class Workers:
             for o in range(outputs[s]):
                 length = 2 + o
                 mask = torch.ones(length, dtype=torch.int64)
-                mask[0] = 0  # as tool output has it
+                mask[0] = 0 if self.tool else 1
                 score = torch.zeros(length)
                 score[-1] = float(draws[s])
                 info = {} if self.signal is None else {self.signal: float(draws[s])}
@@ -139,7 +143,7 @@ class Workers:
         tq.kv_batch_put(keys=[uid], partition_id="train", tags=[status])
 
 
-def session_of(workers: Workers, n: int = N, batch: int = BATCH, **adaptive) -> Session:
+def session_of(workers: Workers, n: int = N, batch: int = BATCH, *, single_turn: bool = False, **adaptive) -> Session:
     config = AdaptiveConfig.from_mapping({"poll_interval": 0.01, "stall_timeout": 3.0, **adaptive})
     stream = Stream(Rows(), SequentialSampler(Rows()), chunk=1, workers=0)
     keys = np.zeros(PROMPTS, dtype=KEY_DTYPE)
@@ -147,7 +151,7 @@ def session_of(workers: Workers, n: int = N, batch: int = BATCH, **adaptive) -> 
     table = StatsTable()
     facts = RunFacts(batch=batch, n=n, steps=10, prompts=PROMPTS)
     engine = make_engine(build_policy(config), table, config, facts, table.rows_for(keys), stream)
-    road = Road(workers.submit, lambda: 1, stall=stall_seconds(config, 64))
+    road = Road(workers.submit, lambda: 1, stall=stall_seconds(config, 64), single_turn=single_turn)
     return Session(engine, stream, config, road, workers)  # type: ignore[arg-type]
 
 
@@ -216,6 +220,48 @@ def test_ghost_tokens_are_the_masks_of_rows_left_out(queue):
     assert ghosts and all(tokens == workers.written[key]["mask"] for key, tokens in ghosts)
     assert len(batch.sequences) == len(workers.written)
     assert batch.ghost_tokens[[trains for _, trains in batch.sequences]].sum() == 0
+    clear(batch)
+
+
+def masks_read(monkeypatch) -> list[str]:
+    """Rows whose loss mask is read from now on."""
+    read, real = [], tq.kv_batch_get
+
+    def get(keys, partition_id, select_fields=None):
+        if "response_mask" in (select_fields or ()):
+            read.extend(keys)
+        return real(keys=keys, partition_id=partition_id, select_fields=select_fields)
+
+    monkeypatch.setattr(tq, "kv_batch_get", get)
+    return read
+
+
+@pytest.mark.parametrize("tool", [False, True])
+def test_masks_of_one_turn_are_as_long_as_the_answers_or_all_are_read(queue, monkeypatch, caplog, tool):
+    monkeypatch.setattr("verl_adaptive.integration.queue._PROBES", 4)
+    workers = Workers(tool=tool)
+    session, read = session_of(workers, single_turn=True), masks_read(monkeypatch)
+    session.start()
+    batch = session.complete()
+    ghosts = [
+        (key, tokens) for (key, trains), tokens in zip(batch.sequences, batch.ghost_tokens, strict=True) if not trains
+    ]
+    assert len(ghosts) > 8 and all(tokens == workers.written[key]["mask"] for key, tokens in ghosts)
+    absent = {key for key, _ in ghosts}
+    assert absent <= set(read) if tool else 0 < len(read) <= 4 and set(read) < absent
+    assert ("every mask is read" in caplog.text) == tool
+    clear(batch)
+
+
+def test_masks_of_prompts_with_an_agent_loop_of_their_own_are_read(queue, monkeypatch):
+    monkeypatch.setattr(
+        Rows, "__getitem__", lambda self, i, real=Rows.__getitem__: {**real(self, i), "agent_name": "tools"}
+    )
+    workers = Workers(tool=False)
+    session, read = session_of(workers, single_turn=True), masks_read(monkeypatch)
+    session.start()
+    batch = session.complete()
+    assert {key for key, trains in batch.sequences if not trains} == set(read)
     clear(batch)
 
 

@@ -8,6 +8,7 @@ A session that failed leaves no rows, or one without a finite reward: the others
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Iterable, Sequence
@@ -22,26 +23,35 @@ from verl_adaptive.engine import Requests, StepResult
 from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.groups import Groups
 from verl_adaptive.integration.curves import Rows
+from verl_adaptive.integration.facts import SINGLE_TURN
 from verl_adaptive.integration.rewards import read_rewards, success
 from verl_adaptive.integration.waiting import DONE, PARTITION
 
 __all__ = ["Batch", "Queue"]
 
+logger = logging.getLogger(__name__)
+
 #: Seconds after which an idle look lists the queue all the same: rows of unfinished requests are a sign of life.
 _LIST_INTERVAL = 10.0
+#: Masks of verl's agent loop of one turn that a step looks into.
+_PROBES = 64
 #: A session's rows are named by the number of the output.
 _FIRST_OUTPUT = "_0"
 
 
 @dataclass
 class Part:
-    """One request of a group: a uid, and once it is back its sessions, each a list of row keys (outputs in order)."""
+    """One request of a group: a uid, and once it is back its sessions, each a list of row keys (outputs in order).
+
+    ``whole``: every response token counts in the loss, as verl's agent loop of one turn has it.
+    """
 
     uid: str
     n: int
     stage: int
     sessions: list[list[str]] = field(default_factory=list)
     back: bool = False
+    whole: bool = False
 
 
 @dataclass
@@ -90,14 +100,15 @@ class Queue:
         self._listed: dict[str, dict] = {}  # the queue at the latest look
         self._listed_at = -math.inf
         self._outputs = 1.0  # rows of a session, on average over the latest results
+        self._whole = True  # masks of verl's loop of one turn have been as long as their answers
         self._asked = self._arrived = 0  # rollouts of the requests that are not back, and those of them with a row
 
     # -- asking ---------------------------------------------------------------------------------------------
 
-    def ask(self, ticket: int, uid: str, n: int, stage: int) -> str:
+    def ask(self, ticket: int, uid: str, n: int, stage: int, *, whole: bool = False) -> str:
         """Note a request that is about to be sent; its uid: ``uid`` itself, or for a top-up one of its group's."""
         parts = self._parts.setdefault(ticket, [])
-        part = Part(f"{parts[0].uid}.t{stage}" if parts else uid, n, stage)
+        part = Part(f"{parts[0].uid}.t{stage}" if parts else uid, n, stage, whole=whole)
         parts.append(part)
         self._waiting[part.uid] = []
         self._asked += n
@@ -225,6 +236,7 @@ class Queue:
         groups = result.groups
         keys: list[str] = []
         sequences: list[tuple[str, bool]] = []
+        whole: list[bool] = []
         home: list[int] = []
         position: dict[str, int] = {}
         moved: list[tuple[str, str]] = []  # top-up rows: key, the group's uid
@@ -245,6 +257,7 @@ class Queue:
                         continue
                     for key in outputs:
                         sequences.append((key, trains_here))
+                        whole.append(part.whole)
                         home.append(place)
                         if trains_here:
                             keys.append(key)
@@ -253,7 +266,7 @@ class Queue:
         if moved:
             fields = tu.get_tensordict({"uid": [uid for _, uid in moved]})
             tq.kv_batch_put(keys=[k for k, _ in moved], partition_id=PARTITION, fields=fields)
-        ghost_tokens = _loss_tokens(sequences)
+        ghost_tokens = self._loss_tokens(sequences, whole)
         tags = [self._tags[k] for k in keys]
         self.close(groups.ticket.tolist(), keep=set(keys))
         return Batch(
@@ -267,6 +280,27 @@ class Queue:
             ghost_tokens,
             Rows.of(rows, left_out=len(rows) - len(keys)),
         )
+
+    def _loss_tokens(self, sequences: list[tuple[str, bool]], whole: list[bool]) -> np.ndarray:
+        """Loss tokens of the sequences that are left out (the mask's sum: tool output does not count); 0 of the others.
+
+        Masks are as large as the answers, and the step waits for them: of verl's loop of one turn, where they are all ones,
+        a few are read, and the tags tell the others.
+        """
+        out = np.zeros(len(sequences), dtype=np.int64)
+        absent = np.array([i for i, (_, trains) in enumerate(sequences) if not trains], dtype=np.int64)
+        told = np.array([self._whole and whole[i] for i in absent], dtype=bool)
+        out[absent] = [self._tags[sequences[i][0]]["response_len"] for i in absent]
+        probe = absent[told][:: max(1, math.ceil(told.sum() / _PROBES))]
+        if (_mask_sums([sequences[i][0] for i in probe]) != out[probe]).any():
+            logger.warning(
+                "the loss masks of %s leave out tokens, as verl's own do not: every mask is read from now on",
+                SINGLE_TURN,
+            )
+            self._whole, told = False, np.zeros_like(told)
+        rest = absent[~told]
+        out[rest] = _mask_sums([sequences[i][0] for i in rest])
+        return out
 
     def close(self, tickets: Iterable[int], keep: Iterable[str] = ()) -> None:
         """Clear everything of these groups but the rows in ``keep``, which are verl's from now on."""
@@ -335,13 +369,9 @@ def _sessions(keys: list[str]) -> list[list[str]]:
     return [[key for _, key in sorted(outputs)] for _, outputs in sorted(found.items())]
 
 
-def _loss_tokens(sequences: list[tuple[str, bool]]) -> np.ndarray:
-    """Loss tokens of the sequences that are left out (the mask's sum: tool output does not count)."""
-    out = np.zeros(len(sequences), dtype=np.int64)
-    absent = [i for i, (_, trains) in enumerate(sequences) if not trains]
-    if absent:
-        data = tq.kv_batch_get(
-            keys=[sequences[i][0] for i in absent], partition_id=PARTITION, select_fields=["response_mask"]
-        )
-        out[absent] = [int(mask.sum().item()) for mask in data["response_mask"]]
-    return out
+def _mask_sums(keys: list[str]) -> np.ndarray:
+    """int64 ``(len(keys),)``: loss tokens of these rows."""
+    if not keys:
+        return np.zeros(0, dtype=np.int64)
+    data = tq.kv_batch_get(keys=keys, partition_id=PARTITION, select_fields=["response_mask"])
+    return np.array([int(mask.sum().item()) for mask in data["response_mask"]], dtype=np.int64)
