@@ -260,7 +260,8 @@ def cut(made: Any, lengths: dict[str, int]) -> None:
 def timing(clock: Clock, session: Session, workers: Workers) -> None:
     """Put the clock around the parts of a session; answers come between its looks."""
     queue, courier, engine = session.queue, session.courier, session.engine
-    clock.around(tq.get_client(), "kv_retrieve_meta", "queue status", anew=True)
+    clock.around(tq.get_client(), "kv_retrieve_meta", "queue names", anew=True)
+    clock.around(tq.get_client(), "get_data", "queue get", anew=True)
     for method, name in (("list", "list"), ("batch_get", "get"), ("batch_put", "put"), ("clear", "clear")):
         clock.around(tq, f"kv_{method}", f"queue {name}", anew=True)
     for owner, methods, name in (
