@@ -75,7 +75,8 @@ def probe(preset: str, looks: int) -> list[float]:
     from verl_adaptive.simulate.presets import compose_preset
     from verl_adaptive.stats import KEY_DTYPE, StatsTable
 
-    config = compose_preset([preset] if looks > 1 or EARLIER_HERE else [preset, "adaptive.rounds=true"])
+    words = preset.split()
+    config = compose_preset(words if looks > 1 or EARLIER_HERE else [*words, "adaptive.rounds=true"])
     facts = RunFacts(batch=BATCH, n=N, steps=1000, prompts=PROMPTS)
     keys = np.zeros(PROMPTS, dtype=KEY_DTYPE)
     keys["lo"] = np.arange(PROMPTS)
@@ -123,8 +124,11 @@ EARLIER_HERE = os.environ.get("BESIDE_EARLIER") == "1"
 
 def measure(root: Path, preset: str, looks: int, earlier: bool) -> float:
     """Median seconds of a step, in a process of its own."""
+    from benchmarks.presets import spelled
+
+    named = preset if earlier else spelled(preset)
     environment = {**os.environ, "PYTHONPATH": str(root), "BESIDE_EARLIER": str(int(earlier)), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(Path(__file__).resolve()), "--probe", preset, "--looks", str(looks)]
+    command = [sys.executable, str(Path(__file__).resolve()), "--probe", named, "--looks", str(looks)]
     done = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True)
     if done.returncode:
         sys.exit(f"{preset}, {'earlier' if earlier else 'this'} version:\n{done.stderr[-3000:]}")

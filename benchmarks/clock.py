@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.cells import Parser, machine, run_script, to_json, versions, write_whole
+from benchmarks.presets import FULL, spelled
 from verl_adaptive.engine import AsyncFacts
 from verl_adaptive.simulate import (
     PEERS,
@@ -110,28 +111,28 @@ SEEDS_OF_MODEL = 4
 
 
 def policies() -> list[str]:
-    """GRPO first, then the other presets, what differs in an option, and verl's own filter."""
-    return ["grpo", *(p for p in preset_names() if p != "grpo"), *VARIANTS, *PEERS]
+    """GRPO first, then the other presets and ``full``, what differs in an option, and verl's own filter."""
+    return ["grpo", *sorted({*preset_names(), *FULL} - {"grpo"}), *VARIANTS, *PEERS]
 
 
 def make_row(key: tuple[str, str, int]) -> dict[str, Any]:
     """One run, by block, policy and seed."""
     name, preset, seed = key
-    block = BLOCKS[name]
+    block, policy = BLOCKS[name], spelled(preset)
     pool = parse_pool(block.pool)[1]
     if block.learns:
         setting = Setting(block.batch, block.n, block.steps, block.steps * block.batch * block.n)
-        row = run_task(Task(preset, seed, setting, pool, clock=block.clock))
+        row = run_task(Task(policy, seed, setting, pool, clock=block.clock))
         keep = ("time", "time_per_informative", "idle", "waves", "steps", "pool_start", "pool_end", "course", "ended")
         row["course"] = [[round(s), round(rate, 5)] for s, rate in row["course"]]
         return {"block": name, "preset": preset, "seed": seed, **_rounded({k: row[k] for k in keep})}
     # An asynchronous trainer stops running ahead towards the end of a run, so the run is planned to go on.
     planned = block.steps + 10 * (block.ahead is not None)
     mode = None if block.ahead is None else AsyncFacts(warmup=block.ahead * block.batch)
-    task = Task(preset, seed, Setting(block.batch, block.n, planned, None), pool, clock=block.clock)
+    task = Task(policy, seed, Setting(block.batch, block.n, planned, None), pool, clock=block.clock)
     world, clock, timing = task.world(), Clock(block.clock), Timing(block.clock)
     simulation = make_simulation(
-        preset, world, batch=block.batch, n=block.n, steps=planned, seed=seed, clock=clock, mode=mode
+        policy, world, batch=block.batch, n=block.n, steps=planned, seed=seed, clock=clock, mode=mode
     )
     ages: list[float] = []
     for step in range(block.steps):

@@ -31,7 +31,7 @@ from torch.utils.data import Dataset, RandomSampler
 from verl.utils.seqlen_balancing import calculate_workload, get_seqlen_balanced_partitions
 
 from benchmarks.cells import load_average, machine, to_json, versions, write_whole
-from benchmarks.presets import SHIPPED
+from benchmarks.presets import FULL, SHIPPED
 from verl_adaptive.config import RunFacts
 from verl_adaptive.engine import make_engine
 from verl_adaptive.integration.abort import Aborted
@@ -48,6 +48,7 @@ from verl_adaptive.stats import KEY_DTYPE, Journal, StatsTable
 #: TransferQueue's calls, untimed: the stand-in's own.
 RAW = SimpleNamespace(put=tq.kv_batch_put, clear=tq.kv_clear, list=tq.kv_list)
 OUT = Path(__file__).parent / "results" / "driver.json"
+MEASURED = {**SHIPPED, **FULL}
 N = 16
 WAVES = 20
 TOKENS = 128
@@ -192,7 +193,7 @@ def run(preset: str, rollouts: int) -> dict[str, Any]:
     rng = np.random.default_rng(1)
     kind = rng.integers(0, 3, prompts)  # as many hopeless as solved prompts, and as many in between
     workers = Workers(clock, np.where(kind == 0, 0.0, np.where(kind == 1, 1.0, rng.random(prompts))))
-    config = compose_preset(SHIPPED[preset])
+    config = compose_preset(MEASURED[preset])
     policy = build_policy(config)
     keys = np.zeros(prompts, dtype=KEY_DTYPE)
     keys["lo"] = np.arange(prompts)
@@ -289,7 +290,7 @@ def main() -> None:
     parser.add_argument(
         "--rollouts", type=int, nargs="+", default=[8192, 65536], help="rollouts of a batch (groups of 16)"
     )
-    parser.add_argument("--presets", nargs="+", default=list(SHIPPED), choices=list(SHIPPED))
+    parser.add_argument("--presets", nargs="+", default=list(MEASURED), choices=list(MEASURED))
     parser.add_argument("--out", type=Path, default=OUT)
     args = parser.parse_args()
     logging.getLogger("verl_adaptive").setLevel("ERROR")

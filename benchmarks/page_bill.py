@@ -15,7 +15,6 @@ __all__ = ["bill", "trained_rows"]
 #: In the README's order: the page, and what the preset does.
 PRESETS = {
     "solo": ("solo.md", "one rollout a prompt, many prompts: the baseline is what the store expects of each"),
-    "full": ("combinations.md", "MoPPS picks prompts, AERO explores and rescues, flat groups are replaced"),
     "greso": ("greso.md", "skips prompts, before generation, whose own history says they are uninformative"),
     "aero": ("aero.md", "explores with half a group, rescues all-wrong prompts, thins what is redundant"),
     "cero": ("cero.md", "picks prompts from the whole data set under a budget for the whole run"),

@@ -8,6 +8,7 @@ from textwrap import wrap
 from benchmarks.cells import interval
 from benchmarks.headline import Standing, less
 from benchmarks.page_summary import POOL_NAMES, entry
+from benchmarks.presets import FULL
 from benchmarks.runs import Runs, pm, table
 
 __all__ = ["choosing_block", "solo_block"]
@@ -153,7 +154,7 @@ SITUATIONS: Sequence[tuple[str, str, tuple[str, ...], tuple[str, ...]]] = (
     ("rewards that err", "[`solo`](solo.md)", ("tiny/noise",), ("solo", "reinforce", "grpo-4")),
     (
         "groups of 8 must stay",
-        "[`full`](combinations.md)",
+        f"[`full`](combinations.md#full): `+adaptive={' '.join(FULL['full'])}`",
         ("real/base", "real/sparse", "tiny/base", "tiny/sparse"),
         ("full", "dapo-mixed", "cero", "greso"),
     ),

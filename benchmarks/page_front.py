@@ -17,7 +17,7 @@ WIDTH = 120
 WHOLE: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
 #: The pools that the README has lines of.
 SHOWN = ("real/base", "real/sparse", "real/large", "tiny/base", "tiny/sparse", "tiny/onepass")
-PAPERS = [name for name in SHIPPED if name not in ("grpo", "full")]
+PAPERS = [name for name in SHIPPED if name != "grpo"]
 
 
 def readme(tiny: dict[str, Any] | None, cells: Sequence[dict[str, Any]]) -> list[str]:
@@ -58,7 +58,9 @@ def front(found: dict[str, dict[str, Standing]]) -> list[str]:
         "rollouts, each at its best learning rate. An entry: the share of GRPO's rollouts (groups of 8) until GRPO's final "
         "held-out accuracy, and accuracy at the end less GRPO's, ± half of the 95 % interval over seeds.",
         "",
-        *table(["pool", "seeds", "`solo`", "best GRPO", "`full`", "oracle of prompts"], rows),
+        *table(
+            ["pool", "seeds", "`solo`", "best GRPO", "[`full`](docs/combinations.md#full)", "oracle of prompts"], rows
+        ),
         f"Of the papers' presets, told apart from GRPO: {told}. [Everything, losses included, and how it is "
         "judged](benchmarks/RESULTS.md).",
         "",

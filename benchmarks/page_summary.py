@@ -10,7 +10,7 @@ from benchmarks.cells import interval
 from benchmarks.headline import GRPO, POOLS, Standing, standings
 from benchmarks.page_cpu import cpu_runs
 from benchmarks.page_torch import torch_runs
-from benchmarks.presets import SHIPPED
+from benchmarks.presets import FULL, SHIPPED
 from benchmarks.runs import table
 
 __all__ = ["JUDGED", "POOL_NAMES", "all_standings", "entry", "summary_page", "told_apart"]
@@ -44,6 +44,8 @@ JUDGED = [
     "excludes zero, of three seeds or more; nothing is claimed of what is not.",
     "* **Seeds for choosing are not seeds for showing.** Tables show seeds from 0; options of `solo` were chosen by seeds "
     "from 20, in one process only. `full` was chosen by seeds 0 to 4 of the tiny pool, which flatters it there.",
+    f"* **`full`** was a preset of 0.1.0, until `solo` ([one less the other, pool by pool](../docs/solo.md#what-was-measured)). "
+    f"It is a name for its parts now: `+adaptive={' '.join(FULL['full'])}`.",
     "* *As they come*: all difficulties. *Sparse*: most prompts hopeless or solved. *Large*: 610 prompts instead of 305. "
     "*One pass*: more prompts than a run has rollouts, so none is met twice. *Noisy*: one reward of ten is turned round.",
     "* `oracle` sees the exact pass rates and keeps groups: a bound for choosing prompts, and none for spending rollouts "
@@ -94,7 +96,7 @@ def summary_page(tiny: dict[str, Any] | None, cells: Sequence[dict[str, Any]]) -
         return []
     known = list(dict.fromkeys(name for made in found.values() for name in made))
     first = ["solo", "solo-1", "solo-2", "spo", "grpo", *(n for n in known if n.split()[0] in GRPO), "reinforce"]
-    first += ["reinforce-spread", "solo decay", "solo epochs2", *SHIPPED, "dapo-mixed", "oracle"]
+    first += ["reinforce-spread", "solo decay", "solo epochs2", *SHIPPED, *FULL, "dapo-mixed", "oracle"]
     names = [name for name in dict.fromkeys(first) if name in known]
     rows = [
         [f"`{name}`", *(entry(made.get(name)) if name in made else "" for made in found.values())] for name in names

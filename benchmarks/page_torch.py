@@ -11,7 +11,7 @@ from benchmarks.runs import Runs, details, ends_page, missing, pm, table
 
 __all__ = ["chosen_page", "torch_page", "torch_runs"]
 
-#: Seeds that the preset ``full`` was chosen by; later ones are a check.
+#: Seeds that the parts of ``full`` were chosen by; later ones are a check.
 CHOSEN_BY = 5
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["INGREDIENTS", "SHIPPED", "SOLO"]
+__all__ = ["FULL", "INGREDIENTS", "SHIPPED", "SOLO", "spelled"]
 
 _PILOTS = ("adaptive/allocator=pilot_commit", "adaptive/filter=band")
 
@@ -15,7 +15,11 @@ SHIPPED: dict[str, list[str]] = {
     "aero": ["aero"],
     "cero": ["cero"],
     "pilot_commit": ["pilot_commit"],
-    "full": ["full"],
+}
+
+#: The preset ``full`` of 0.1.0, which ``solo`` replaced: its parts, under the name that the results have.
+FULL: dict[str, list[str]] = {
+    "full": ["dapo", "adaptive/sampler=mopps_by_source", "adaptive/allocator=aero"],
 }
 
 #: Ablations: the papers' ingredients one at a time, and put together.
@@ -40,9 +44,9 @@ INGREDIENTS: dict[str, list[str]] = {
     "mopps+informative": ["dapo", "adaptive/sampler=mopps"],
     "mopps+aero": ["aero", "adaptive/sampler=mopps"],
     # `full` without what it adds to MoPPS
-    "full-no_prior": ["full", "adaptive.sampler.source_prior=0"],
-    "full-no_decay": ["full", "adaptive.sampler.decay=1"],
-    "full-published_mopps": ["full", "adaptive/sampler=mopps"],
+    "full-no_prior": [*FULL["full"], "adaptive.sampler.source_prior=0"],
+    "full-no_decay": [*FULL["full"], "adaptive.sampler.decay=1"],
+    "full-published_mopps": ["dapo", "adaptive/sampler=mopps", "adaptive/allocator=aero"],
 }
 
 _SPREAD = ("adaptive.batch_unit=rollouts",)
@@ -77,3 +81,13 @@ SOLO: dict[str, list[str]] = {
     "solo-decay.8": ["solo", "adaptive.advantage.decay=0.8"],
     "solo-decay.95": ["solo", "adaptive.advantage.decay=0.95"],
 }
+
+
+def spelled(policy: str) -> str:
+    """A policy as the simulator takes it: ``full`` as the words of its parts, of which those that follow it replace some."""
+    name, *more = policy.split()
+    if name not in FULL:
+        return policy
+    first, *parts = FULL[name]
+    chosen = {word.partition("=")[0]: word for word in (*parts, *more)}
+    return " ".join([first, *chosen.values()])

@@ -24,12 +24,13 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+from benchmarks.presets import spelled
 from verl_adaptive.simulate import LIMITS, REFERENCES, Setting, Task, parse_pool, run_task, summarise
 
 HERE = Path(__file__).resolve().parent
 BEGIN, END = "<!-- simulate: begin -->", "<!-- simulate: end -->"
 
-#: Shipped presets, DAPO with the fair round size, and what `full` is made of.
+#: Shipped presets, DAPO with the fair round size, `full` and what it is made of.
 POLICIES = (
     "grpo",
     "dapo",
@@ -127,9 +128,10 @@ def make_row(key: tuple[str, str, int]) -> dict[str, Any]:
     """One run, by block, policy and seed."""
     name, preset, seed = key
     block = BLOCKS[name]
-    row = run_task(Task(preset, seed, block.setting, parse_pool(block.pool)[1]))
+    row = run_task(Task(spelled(preset), seed, block.setting, parse_pool(block.pool)[1]))
     small = {k: round(v, 6) if isinstance(v, float) else v for k, v in row.items()}
-    return {"block": name, **{k: v for k, v in small.items() if k not in ("calibration", "by_start")}}
+    small = {k: v for k, v in small.items() if k not in ("calibration", "by_start")}
+    return {"block": name, **small, "preset": preset}
 
 
 def made(wanted: list[tuple[str, str, int]], jobs: int) -> Iterator[dict[str, Any]]:
@@ -295,6 +297,7 @@ def section(data: dict[str, Any]) -> str:
         "",
         f"`python -m benchmarks.simulate`: every policy at 102,400 generated rollouts (a run ends with the step that reaches "
         f"them), {len(seeds)} seeds, the package's own presets and engine against pools whose pass rates are known. "
+        f"`full` is short for `{spelled('full')}`. "
         "[How the pools learn, and what every column means](../docs/simulate.md).",
         "",
         f"**What this cannot tell.** {LIMITS}",

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks.cells import Key, cell_id
-from benchmarks.presets import INGREDIENTS, SHIPPED, SOLO
+from benchmarks.presets import FULL, INGREDIENTS, SHIPPED, SOLO
 
 __all__ = ["BINS", "COLUMNS", "ORACLE", "PRESETS", "REINFORCE", "VARIANTS", "Cell", "Settings"]
 
@@ -18,10 +18,11 @@ REINFORCE = "reinforce"
 #: by one that sees the exact pass rates.
 PRESETS: dict[str, list[str]] = {
     **SHIPPED,
+    **FULL,
     "oracle+keep_all": ["grpo"],
     "oracle+informative": ["dapo"],
     "oracle+aero": ["aero"],
-    "oracle+full": ["full"],
+    "oracle+full": FULL["full"],
     **INGREDIENTS,
     **SOLO,
 }

@@ -43,14 +43,14 @@ from benchmarks.cells import (
     versions,
 )
 from benchmarks.oracle_sampler import install
-from benchmarks.presets import INGREDIENTS, SHIPPED, SOLO
+from benchmarks.presets import FULL, INGREDIENTS, SHIPPED, SOLO
 
 HERE = Path(__file__).resolve().parent
 REPO = HERE.parent
 SCRIPTS = REPO / "examples" / "cpu"
 
 #: The grid compares these, name → words after ``+adaptive=``. "oracle": grpo with a sampler that sees the exact pass rates.
-MAIN: dict[str, list[str]] = {**SHIPPED, "oracle": ["grpo"]}
+MAIN: dict[str, list[str]] = {**SHIPPED, **FULL, "oracle": ["grpo"]}
 #: What can be run by name.
 PRESETS: dict[str, list[str]] = {**MAIN, **INGREDIENTS, **SOLO}
 #: Presets whose name begins so have the batch's mean as baseline, by an estimator of verl's own.

@@ -96,7 +96,7 @@ def here(machines: list[dict[str, Any]]) -> int:
 
 @functools.cache
 def parts(preset: str) -> dict[str, str]:
-    """Names of the four parts that a preset's YAML puts together; composing one takes a twentieth of a second."""
+    """Names of the four parts that a preset's words put together; composing one takes a twentieth of a second."""
     config = composed(PRESETS[preset])
     made = {role: getattr(config, role)["name"] for role in ("sampler", "allocator", "filter", "advantage")}
     return made | ({"sampler": "exact pass rates"} if preset.startswith(ORACLE) else {})

@@ -6,7 +6,7 @@
 # no forward pass gives exact pass rates of long answers, hence 16 samples a validation prompt, and no oracle.
 #
 #   python examples/prepare_math.py --set dapo+math --out data/math
-#   for seed in 0 1 2; do for lr in 5e-7 1e-6 2e-6; do for preset in grpo dapo greso aero cero pilot_commit full; do
+#   for seed in 0 1 2; do for lr in 5e-7 1e-6 2e-6; do for preset in grpo dapo greso aero cero pilot_commit solo; do
 #       PRESET=$preset LR=$lr SEED=$seed bash examples/benchmark_gpu.sh
 #   done; done; done
 #   PRESET=dapo bash examples/benchmark_gpu.sh adaptive.sampler.round.adaptive=true trainer.experiment_name=dapo-sized

@@ -91,7 +91,7 @@ def main() -> None:
     subprocess.run([sys.executable, "-c", light], check=True)
     print("ok  import verl_adaptive is light")
     assert files("verl_adaptive").joinpath("py.typed").is_file()
-    assert {"greso", "aero", "cero", "pilot_commit", "full", "grpo", "dapo"} <= set(
+    assert {"greso", "aero", "cero", "pilot_commit", "solo", "grpo", "dapo"} <= set(
         json.loads(call("parts", "--json"))["presets"]
     )
     with tempfile.TemporaryDirectory() as temporary:

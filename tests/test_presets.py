@@ -41,7 +41,6 @@ PRESETS = {
     "aero": ("epoch", "aero", "aero", "beta", False),
     "cero": ("cero", "fixed", "keep_all", "verl", False),
     "pilot_commit": ("retire", "pilot_commit", "band", "verl", True),
-    "full": None,  # chosen by measurement: any parts
     "solo": ("spread", "fixed", "keep_all", "memory", True),
     "spo": ("spread", "fixed", "keep_all", "memory", True),
 }
@@ -87,8 +86,7 @@ def test_preset_names_its_parts(preset, composed) -> None:
     config = composed(f"+adaptive={preset}")
     parsed = adaptive(config)
     assert parsed.name == preset
-    if PRESETS[preset] is not None:
-        assert (*(getattr(parsed, role)["name"] for role in ROLES), parsed.refill) == PRESETS[preset]
+    assert (*(getattr(parsed, role)["name"] for role in ROLES), parsed.refill) == PRESETS[preset]
     assert config.trainer.v1.trainer_mode == "sync"
     assert config.trainer.v1.sampler.custom_sampler == {
         "path": "pkg://verl_adaptive.integration.replay_buffer",
@@ -255,10 +253,10 @@ def test_a_class_is_named_by_its_path(words, composed) -> None:
 
 
 def test_a_class_without_what_the_preset_left(composed) -> None:
-    words = ("+adaptive=full", "adaptive/sampler=custom", MINE)
+    words = ("+adaptive=dapo", "adaptive/sampler=custom", MINE)
     assert build_policy(adaptive(composed(*words))).sampler.config == Mine.Config()
     with pytest.raises(ConfigError, match=r"adaptive\.sampler\.name=None: must name a part"):
-        adaptive(composed("+adaptive=full", "adaptive/sampler=custom"))
+        adaptive(composed("+adaptive=dapo", "adaptive/sampler=custom"))
 
 
 @pytest.mark.parametrize(
@@ -344,7 +342,7 @@ def test_the_command_line_wins_over_the_preset(composed) -> None:
 
 def test_presets_with_an_advantage_of_their_own_choose_its_estimator(composed) -> None:
     own = composed().algorithm.adv_estimator
-    chosen = {p: composed(f"+adaptive={p}").algorithm.adv_estimator for p in PRESETS if PRESETS[p] is not None}
+    chosen = {p: composed(f"+adaptive={p}").algorithm.adv_estimator for p in PRESETS}
     assert chosen == {p: find_part("advantage", PRESETS[p][3]).estimator or own for p in chosen}
     assert chosen["aero"] == "adaptive_beta" and chosen["solo"] == "adaptive_memory"
 

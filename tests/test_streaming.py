@@ -23,7 +23,7 @@ POLICIES = {
     "greso": (("greso", "fixed", "informative", "verl"), {}),
     "aero": (("epoch", "aero", "aero", "beta"), {"refill": False}),
     "pilot_commit": (("retire", "pilot_commit", "band", "verl"), {}),
-    "full": (("mopps", "aero", "aero", "beta"), {"refill": False}),
+    "mopps+aero": (("mopps", "aero", "aero", "beta"), {"refill": False}),
     "cero": (("cero", "fixed", "keep_all", "verl"), {"refill": False}),
 }
 STREAMS = {
@@ -320,7 +320,7 @@ def test_prompts_that_left_the_data_set_are_not_topped_up():
 
 
 def test_old_evidence_weighs_less():
-    engine, _ = made("full", "colocated", stale_discount=0.5)
+    engine, _ = made("mopps+aero", "colocated", stale_discount=0.5)
     engine.begin(1)
     sampler = engine.policy.sampler
     groups = Groups.from_lists([0, 1], [[1.0] * 4, [1.0] * 4], lag=[0, 2])

@@ -16,7 +16,7 @@ def test_every_part_and_preset_is_listed_with_a_sentence(call) -> None:
     assert status == 0 and {
         role: {name for name, item in found[role].items() if "of" not in item} for role in PARTS
     } == {role: set(PARTS[role]) for role in PARTS}
-    assert {"greso", "dapo", "grpo", "aero", "cero", "pilot_commit", "full"} <= set(found["presets"])
+    assert {"greso", "dapo", "grpo", "aero", "cero", "pilot_commit", "solo"} <= set(found["presets"])
     for section in found.values():
         for name, item in section.items():
             assert len(item["about"]) > 20 and item["about"].endswith("."), name

@@ -24,7 +24,7 @@ EXPECTED = {
     "qwen2.5_math_1.5b_aero.sh": (128, 16, 4, 128 * 8, 1001),
     "r1_distill_qwen_1.5b_cero.sh": (64, 8, 2, 528, 500),
     "qwen3_4b_pilot_commit.sh": (128, 64, 4, 384 * 16, 500),
-    "qwen2.5_math_7b_full.sh": (128, 16, 4, None, 1001),
+    "qwen2.5_math_7b_solo.sh": (2048, 1, 4, 2048, 1001),
     "benchmark_gpu.sh": (256, 8, 4, 256 * 8, 2000),
     "shared_postgresql.sh": (256, 8, 4, 384 * 8, 1001),
     "warm_start.sh": (256, 8, 4, 384 * 8, 1001),
@@ -117,7 +117,7 @@ def test_the_asynchronous_recipe(mode) -> None:
 WHOLE = {
     "qwen2.5_math_1.5b_greso.sh",
     "qwen2.5_math_1.5b_aero.sh",
-    "qwen2.5_math_7b_full.sh",
+    "qwen2.5_math_7b_solo.sh",
     "qwen2.5_math_7b_async.sh",
     "qwen3_4b_pilot_commit.sh",
     "r1_distill_qwen_1.5b_cero.sh",

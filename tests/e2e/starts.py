@@ -11,8 +11,10 @@ from tests.e2e.harness import REPO, Run, assets, several, train
 SHORT = ("trainer.total_training_steps=3",)
 #: No chance in sampling: two trainers see the same rollouts.
 GREEDY = ("trainer.total_training_steps=2", "actor_rollout_ref.rollout.top_k=1")
-#: Presets that are no main run of a test of their own.
-PRESETS = ("aero", "cero", "pilot_commit", "full")
+#: MoPPS in front of AERO's allocator: parts of three presets.
+MIXED = ("+adaptive=dapo", "adaptive/sampler=mopps_by_source", "adaptive/allocator=aero")
+#: Presets that are no main run of a test of their own, and that combination.
+PRESETS = {**{name: (f"+adaptive={name}",) for name in ("aero", "cero", "pilot_commit")}, "mixed": MIXED}
 
 #: Six steps, of which the last that was begun is lost when the run is killed after three.
 SIX = ("trainer.total_training_steps=6", "trainer.save_freq=2", "adaptive.record=true")
@@ -55,7 +57,7 @@ class Colocated(NamedTuple):
     """Runs of the ``colocate_async`` trainer."""
 
     pilots: tuple[Run, Run]
-    full: Run
+    mixed: Run
     solo: Run
 
 
@@ -71,12 +73,12 @@ def colocated(folder: Path) -> Colocated:
             *(*SHORT, "adaptive.record=true"),
         ),
         "pilots": pilots,
-        "full": ("+adaptive=full", *SHORT, "adaptive.record=true"),
+        "mixed": (*MIXED, *SHORT, "adaptive.record=true"),
     }
     second = several(
         folder, runs, *MODES["colocate_async"], "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=64"
     )
-    return Colocated((first, second["pilots"]), second["full"], second["solo"])
+    return Colocated((first, second["pilots"]), second["mixed"], second["solo"])
 
 
 SLOW_REWARD = """
@@ -117,7 +119,7 @@ def short(folder: Path) -> dict[str, Run]:
         "verls": (*SHORT, "trainer.save_freq=3"),
         "every_row": ("+adaptive=grpo", "adaptive.skip_zero_advantage=false", *recorded),
         "grpo": ("+adaptive=grpo", *SHORT),
-        **{preset: (f"+adaptive={preset}", *recorded) for preset in PRESETS},
+        **{name: (*words, *recorded) for name, words in PRESETS.items()},
         "killed": ("+adaptive=dapo", "adaptive.stall_timeout=600"),
     }
     with Killer(AGENT_LOOP, called.exists) as killer:

@@ -9,7 +9,7 @@ import pytest
 
 from tests.e2e.faults import MODES
 from tests.e2e.harness import Run, balanced, optimizer_updates, replays, train
-from tests.e2e.starts import SIX
+from tests.e2e.starts import PRESETS, SIX
 from verl_adaptive.stats import open_store, read_snapshot
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(5400)]
@@ -76,8 +76,8 @@ def test_colocated_pilots_survive_a_kill(colocated):
     assert {n for uid, n in groups.items() if not uid.startswith("pad")} == {8}
 
 
-def test_full_trains_colocated(colocated):
-    trains(colocated.full)
+def test_parts_of_several_presets_train_colocated(colocated):
+    trains(colocated.mixed)
 
 
 def test_separate_survives_a_kill(tmp_path):
@@ -122,7 +122,7 @@ def test_killed_again_and_again(mode, tmp_path):
         pytest.param("dapo", SEPARATE, marks=pytest.mark.matrix),
         pytest.param("aero", SEPARATE, marks=pytest.mark.matrix),
         pytest.param("pilot_commit", SEPARATE, marks=pytest.mark.matrix),
-        pytest.param("full", SEPARATE, marks=pytest.mark.matrix),
+        pytest.param("mixed", SEPARATE, marks=pytest.mark.matrix),
         pytest.param("cero", (*SEPARATE, "trainer.v1.separate_async.num_warmup_batches=0"), marks=pytest.mark.matrix),
         pytest.param(
             "greso",
@@ -133,7 +133,8 @@ def test_killed_again_and_again(mode, tmp_path):
     ],
 )
 def test_preset_trains(preset, mode, tmp_path):
-    trains(train(tmp_path, f"+adaptive={preset}", *mode, "trainer.total_training_steps=3", "adaptive.record=true"))
+    words = PRESETS.get(preset, (f"+adaptive={preset}",))
+    trains(train(tmp_path, *words, *mode, "trainer.total_training_steps=3", "adaptive.record=true"))
 
 
 def trains(run: Run) -> None:

@@ -8,6 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.e2e.harness import Run, assets, balanced, optimizer_updates, replays, train
+from tests.e2e.starts import MIXED
 from verl_adaptive.integration.selftest import tiny
 
 pytestmark = [pytest.mark.e2e, pytest.mark.matrix, pytest.mark.timeout(3600)]
@@ -69,7 +70,7 @@ def test_tools_in_several_turns(tmp_path):
     (tmp_path / "reward.py").write_text(REWARD)
     run = train(
         tmp_path,
-        "+adaptive=full",
+        *MIXED,
         f"actor_rollout_ref.model.path={tmp_path / 'model'}",
         f"reward.custom_reward_function.path={tmp_path / 'reward.py'}",
         *("actor_rollout_ref.rollout.agent.default_agent_loop=tool_agent", "data.max_response_length=160"),

@@ -10,6 +10,7 @@ import pytest
 from tests.e2e.faults import MODES
 from tests.e2e.harness import Run, balanced, environment, optimizer_updates, replays, train
 from tests.e2e.older import verl_folder
+from tests.e2e.starts import MIXED
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(3600)]
 
@@ -30,7 +31,7 @@ def run(version: str, folder, *overrides: str) -> Run:
 
 def test_sync_on_0_9_0(tmp_path):
     """The default trainer, with requests that are aborted and rows that are left out."""
-    made = run("0.9.0", tmp_path, "+adaptive=full")
+    made = run("0.9.0", tmp_path, *MIXED)
     assert "_rollout_server_managers" in made.log  # what that release lacks is said
     assert sum(made.series("adaptive/padding_rows_total")) >= 0
 

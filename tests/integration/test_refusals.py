@@ -40,7 +40,7 @@ def run_checks(*overrides: str) -> None:
     check_run(config, adaptive, build_policy(adaptive))
 
 
-@pytest.mark.parametrize("preset", ["grpo", "dapo", "greso", "aero", "cero", "pilot_commit", "full", "solo", "spo"])
+@pytest.mark.parametrize("preset", ["grpo", "dapo", "greso", "aero", "cero", "pilot_commit", "solo", "spo"])
 def test_presets_pass(preset):
     run_checks(f"+adaptive={preset}")
 
@@ -218,7 +218,7 @@ SEPARATE = (
 
 
 @pytest.mark.parametrize("mode", [("trainer.v1.trainer_mode=colocate_async",), SEPARATE], ids=["colocate", "separate"])
-@pytest.mark.parametrize("preset", ["grpo", "dapo", "greso", "aero", "pilot_commit", "full", "solo", "spo"])
+@pytest.mark.parametrize("preset", ["grpo", "dapo", "greso", "aero", "pilot_commit", "solo", "spo"])
 def test_presets_pass_in_asynchronous_modes(preset, mode):
     run_checks(f"+adaptive={preset}", *mode)
 
@@ -271,7 +271,11 @@ def test_without_the_search_path_a_preset_is_a_loud_error(monkeypatch):
 
 @pytest.mark.parametrize(
     ("override", "message"),
-    [("+adaptive=gres", "Could not find 'adaptive/gres'"), ("adaptive.sampler.p_eazy=0.3", "p_eazy")],
+    [
+        ("+adaptive=gres", "Could not find 'adaptive/gres'"),
+        ("adaptive.sampler.p_eazy=0.3", "p_eazy"),
+        ("+adaptive=full", "verl-adaptive: preset full was removed in 0.2.0"),
+    ],
 )
 def test_typos_end_the_real_command(override, message):
     arguments = ["+adaptive=greso", override] if "sampler" in override else [override]

@@ -45,7 +45,7 @@ POLICIES = {
         "allocator": {"name": "pilot_commit", "n_pilot": 4},
         "filter": {"name": "band"},
     },
-    "full": {
+    "mopps+aero": {
         "sampler": {"name": "mopps"},
         "allocator": {"name": "aero"},
         "filter": {"name": "aero"},
@@ -176,7 +176,7 @@ def test_steps_add_up_and_replay(clean, preset, fail, stream, tmp_path):
 
 
 @pytest.mark.parametrize("stream", STREAMS)
-@pytest.mark.parametrize("preset", ["greso", "pilot_commit", "full"])
+@pytest.mark.parametrize("preset", ["greso", "pilot_commit", "mopps+aero"])
 def test_a_restart_loses_and_repeats_nothing(clean, preset, stream):
     """The driver dies with prompts in flight; the queue comes back as its checkpoint had it, some requests unknown.
 

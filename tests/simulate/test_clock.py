@@ -82,10 +82,11 @@ def test_a_result_is_seen_at_the_next_look() -> None:
         assert clock.phases[0].last == 0.0  # both groups at once
 
 
-IN_ROUNDS = [f"{name} adaptive.rounds=true" for name in ("dapo", "aero", "full", "pilot_commit")]
+MOPPS_AERO = "dapo adaptive/sampler=mopps_by_source adaptive/allocator=aero"
+IN_ROUNDS = [f"{name} adaptive.rounds=true" for name in ("dapo", "aero", MOPPS_AERO, "pilot_commit")]
 
 
-@pytest.mark.parametrize("preset", [*preset_names(), *IN_ROUNDS, *PEERS])
+@pytest.mark.parametrize("preset", [*preset_names(), MOPPS_AERO, *IN_ROUNDS, *PEERS])
 def test_nothing_is_lost(preset) -> None:
     """What the machine generated is what the ledger says, what was aborted included; every number is a possible one."""
     p = np.random.default_rng(0).beta(0.4, 0.4, 60)
@@ -116,7 +117,9 @@ def test_nothing_is_lost(preset) -> None:
     assert row["waves"] > 1.5 or "rounds" not in preset
 
 
-@pytest.mark.parametrize("preset", ["grpo", "dapo", "greso", "full", "cero", "aero", "pilot_commit", *IN_ROUNDS[:2]])
+@pytest.mark.parametrize(
+    "preset", ["grpo", "dapo", "greso", MOPPS_AERO, "cero", "aero", "pilot_commit", *IN_ROUNDS[:2]]
+)
 def test_a_clock_changes_no_decision(preset) -> None:
     """The same batches and statistics whether answers take time or not, and however long they take."""
     p = np.random.default_rng(1).beta(0.4, 0.4, 60)

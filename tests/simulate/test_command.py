@@ -17,7 +17,7 @@ QUICK = ("--batch", 8, "--budget", 640, "--pool", "mixed:prompts=100", "--seeds"
 def test_everything_runs_by_default_and_the_limits_are_said(call) -> None:  # noqa: F811
     status, out, err = call("simulate", *QUICK)
     assert (status, err) == (0, "")
-    for name in ("grpo", "dapo", "greso", "aero", "cero", "pilot_commit", "full", "oracle", "oracle_best"):
+    for name in ("grpo", "dapo", "greso", "aero", "cero", "pilot_commit", "solo", "oracle", "oracle_best"):
         assert any(line.strip().startswith(name) for line in out.splitlines()), name
     assert "cannot tell a model's final accuracy" in " ".join(out.split())
     assert "640 rollouts a run, 2 seeds" in out
@@ -62,6 +62,7 @@ def test_a_recorded_run_is_simulated(call, tmp_path) -> None:  # noqa: F811
     ("words", "status", "message"),
     [
         (("--preset", "gres"), 1, "no such preset; did you mean greso?"),
+        (("--preset", "full"), 1, "write +adaptive=solo, or the same parts"),
         (
             ("--preset", "greso adaptive.sampler.p_easy=2"),
             1,

@@ -250,6 +250,8 @@ def test_presets_are_those_of_the_command_line() -> None:
     [
         ("gres", "did you mean greso"),
         ("orakle", "did you mean oracle"),
+        ("full", "preset full was removed in 0.2.0"),
+        ("+adaptive=full adaptive.seed=3", "preset full was removed in 0.2.0"),
         ("", "must name a preset"),
         ("greso 'x", "No closing quotation"),
         ("greso adaptive.sampler.p_eazy=1", "Could not override"),

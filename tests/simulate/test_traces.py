@@ -77,7 +77,9 @@ def test_data_sources_come_along_into_the_simulation(tmp_path, snapshot) -> None
     assert trace.kind == ("snapshot" if snapshot else "journal") and trace.sources is not None
     rows = engine.table.rows_for(trace.keys.copy(), create=False)
     assert trace.sources == [engine.table.sources[i] for i in engine.table.col("source")[rows]]
-    simulation = make_simulation("full", make_replayed(trace, ReplayConfig(), 0), batch=4, n=4, steps=2)
+    simulation = make_simulation(
+        "dapo adaptive/sampler=mopps_by_source", make_replayed(trace, ReplayConfig(), 0), batch=4, n=4, steps=2
+    )
     table = simulation.engine.table
     assert [table.sources[i] for i in table.col("source")] == list(trace.sources) and len(set(trace.sources)) > 1
 

@@ -125,7 +125,9 @@ class SlowLearner:
             self.topic[self.topic_of[i]] += c.spill * c.topics / batch * batch / rows * pull
 
 
-@pytest.mark.parametrize("preset", ["grpo", "greso", "aero", "full", "pilot_commit"])
+@pytest.mark.parametrize(
+    "preset", ["grpo", "greso", "aero", "dapo adaptive/sampler=mopps_by_source adaptive/allocator=aero", "pilot_commit"]
+)
 def test_the_pool_learns_as_the_slow_reference(preset) -> None:
     config = LearningConfig(rate=0.7, spill=0.3, topics=3, forget=0.05)
     p = np.random.default_rng(0).random(60)

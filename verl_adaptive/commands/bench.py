@@ -1,7 +1,7 @@
 """Compare methods at equal budgets: a tiny model in this process, real verl without a GPU, or the simulator.
 
 examples:
-  verl-adaptive bench torch --presets "grpo;greso;full" --seeds 5     minutes; needs torch
+  verl-adaptive bench torch --presets "grpo;greso;solo" --seeds 5     minutes; needs torch
   verl-adaptive bench cpu --list                                      hours; needs the CPU pipeline (scripts/install.sh)
   verl-adaptive bench simulate --help                                 seconds; needs nothing more
   verl-adaptive bench report                                          tables and plots again, from the results

@@ -45,10 +45,12 @@ def run(args: argparse.Namespace) -> int:
     if name is not None and name not in everything:
         import difflib
 
+        from verl_adaptive.removed import removed
+
         near = difflib.get_close_matches(name, everything, n=1)
         raise AdaptiveError(
             f"nothing is named {name!r}; "
-            + (f"did you mean {near[0]}?" if near else "`verl-adaptive parts` lists what there is")
+            + (removed(name) or (f"did you mean {near[0]}?" if near else "`verl-adaptive parts` lists what there is"))
         )
     if name in ROLES:
         found = {name: found[name]}

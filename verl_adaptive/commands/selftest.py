@@ -9,7 +9,7 @@ is wrong.
 examples:
   verl-adaptive selftest
   verl-adaptive selftest --quick
-  verl-adaptive selftest --presets greso full --keep selftest-runs
+  verl-adaptive selftest --presets greso solo --keep selftest-runs
   verl-adaptive selftest --json > selftest.json
   verl-adaptive selftest -- actor_rollout_ref.rollout.name=sglang
 """
@@ -25,6 +25,7 @@ from pathlib import Path
 
 from verl_adaptive.commands.arguments import add_json_option, count
 from verl_adaptive.errors import AdaptiveError, UsageError
+from verl_adaptive.removed import removed
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -34,7 +35,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="one preset and no kill, two minutes on a CPU: verl-adaptive selftest --quick",
     )
     parser.add_argument(
-        "--presets", nargs="+", metavar="NAME", help="these presets only: --presets greso full (default: all)"
+        "--presets", nargs="+", metavar="NAME", help="these presets only: --presets greso solo (default: all)"
     )
     parser.add_argument("--no-kill", action="store_true", help="no run that is killed and resumed (default: one)")
     parser.add_argument(
@@ -60,7 +61,8 @@ def run(args: argparse.Namespace) -> int:
     presets = ("greso",) if args.quick else tuple(args.presets or suite.PRESETS)
     unknown = [name for name in presets if name not in suite.PRESETS]
     if unknown:
-        raise UsageError(f"--presets {unknown[0]}: must be among {', '.join(suite.PRESETS)}")
+        gone = removed(unknown[0])
+        raise UsageError(f"--presets {unknown[0]}: {gone or 'must be among ' + ', '.join(suite.PRESETS)}")
     if args.keep and Path(args.keep).exists():
         raise AdaptiveError(f"{args.keep} exists; name another folder, runs would go on in it")
     folder = Path(args.keep or tempfile.mkdtemp(prefix="verl-adaptive-selftest-")).resolve()

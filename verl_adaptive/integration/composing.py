@@ -15,6 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.integration import guard
 from verl_adaptive.policy import PARTS
+from verl_adaptive.removed import removed
 
 __all__ = ["Command", "compose", "group_options"]
 
@@ -162,7 +163,8 @@ def _near(command: Command) -> list[str]:
             elif options and value not in options:
                 near = difflib.get_close_matches(value, options, n=1)
                 told = f"did you mean {near[0]}?" if near else f"there are {', '.join(options)}"
-                hints.append(f"{name}={value}: {told}")
+                gone = removed(value) if name == "adaptive" else ""
+                hints.append(gone or f"{name}={value}: {told}")
             else:
                 choices.append(word)
     if keys and not hints:

@@ -14,6 +14,7 @@ import sys
 import wrapt
 
 from verl_adaptive.integration import guard
+from verl_adaptive.removed import removed_in
 
 __all__: list[str] = []
 
@@ -46,7 +47,19 @@ def _check_search_path() -> None:
         )
 
 
+def _refuse_removed(argv: list[str]) -> None:
+    """Hydra would say no more than that it cannot find the preset; our own commands find words of their own.
+
+    Raises:
+        SystemExit: the command line names a preset that this version does not have any more.
+    """
+    gone = "" if "verl_adaptive.cli" in sys.modules else removed_in(argv[1:])
+    if gone:
+        raise SystemExit(f"verl-adaptive: {gone}")
+
+
 if _asks_for_adaptive(sys.argv):
+    _refuse_removed(sys.argv)
     try:
         _check_search_path()
     except ModuleNotFoundError as error:  # a parent package is missing altogether

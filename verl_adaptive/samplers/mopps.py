@@ -12,7 +12,7 @@ tries there, or prompts that always fail would take that share.
 
 An option of ours: with ``source_prior`` = κ > 0 the prior of a prompt is Beta(κm, κ(1 − m)), m being the mean latest pass
 rate of the prompts of its data source. Where sources differ in difficulty, a prompt that was never tried is then no
-longer a guess. ``full`` uses it (benchmarks/RESULTS.md, ``full-no_prior``).
+longer a guess. ``adaptive/sampler=mopps_by_source`` has it (benchmarks/RESULTS.md: ``full``, and ``full-no_prior``).
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from importlib.resources import files
 
 from verl_adaptive.config import AdaptiveConfig
 from verl_adaptive.errors import AdaptiveError, ConfigError
+from verl_adaptive.removed import removed
 
 __all__ = ["PEERS", "REFERENCES", "compose_preset", "preset_names", "split_words"]
 
@@ -48,7 +49,7 @@ def compose_preset(words: Sequence[str], more: Sequence[str] = ()) -> AdaptiveCo
         more: further overrides, which win.
 
     Raises:
-        ConfigError: no such preset, with the nearest name.
+        ConfigError: no such preset, with the nearest name, or what became of it.
         AdaptiveError: Hydra cannot make sense of an override.
     """
     from hydra import compose, initialize_config_module
@@ -67,14 +68,15 @@ def compose_preset(words: Sequence[str], more: Sequence[str] = ()) -> AdaptiveCo
             made = compose(overrides=[f"+adaptive={name}", *overrides])
             plain = OmegaConf.to_container(made.adaptive, resolve=True)
     except (HydraException, OmegaConfBaseException, ValueError) as error:
-        if name not in preset_names():
-            near = difflib.get_close_matches(name, [*preset_names(), *REFERENCES, *PEERS], n=1)
-            hint = (
-                f"did you mean {near[0]}?" if near else f"there are {', '.join([*preset_names(), *REFERENCES, *PEERS])}"
-            )
-            raise ConfigError("--preset", name, f"no such preset; {hint}") from None
-        words = " ".join([name, *overrides])
-        raise AdaptiveError(f"{words}: {error}; overrides of one preset go into its own quotes") from error
+        if name in preset_names():
+            words = " ".join([name, *overrides])
+            raise AdaptiveError(f"{words}: {error}; overrides of one preset go into its own quotes") from error
+        if gone := removed(name):
+            raise ConfigError("--preset", name, gone) from None
+        known = [*preset_names(), *REFERENCES, *PEERS]
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
+        raise ConfigError("--preset", name, f"no such preset; {hint}") from None
     finally:
         GlobalHydra.instance().hydra = held
     return AdaptiveConfig.from_mapping(plain)

@@ -24,7 +24,7 @@ from verl_adaptive.redact import redact
 __all__ = ["PRESETS", "Item", "Report", "examine", "page"]
 
 #: GRESO first: a start-up that fails has then shown the most.
-PRESETS = ("greso", "grpo", "dapo", "aero", "cero", "pilot_commit", "full", "solo", "spo")
+PRESETS = ("greso", "grpo", "dapo", "aero", "cero", "pilot_commit", "solo", "spo")
 STEPS, RESUMED = 3, 6
 BATCH, MINI, N = 16, 8, 8
 PACKAGES = (

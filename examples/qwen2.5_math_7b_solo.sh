@@ -1,24 +1,25 @@
 #!/usr/bin/env bash
-# Never run on GPUs here: composed and validated only. Parts of several papers together, Qwen2.5-Math-7B.
+# Never run on GPUs here: composed and validated only. The store replaces the group, Qwen2.5-Math-7B.
 #
-# The preset `full`: see docs/combinations.md. Not a published setting; data, lengths and learning rate are GRESO's.
+# The preset `solo`: see docs/solo.md. A step is 2,048 rollouts of as many prompts, and four updates. Not a published
+# setting; data, lengths and learning rate are GRESO's, and the best rate may be a lower one.
 #
 #   python examples/prepare_math.py --set dapo+math --out data/math
-#   bash examples/qwen2.5_math_7b_full.sh [further overrides]
+#   bash examples/qwen2.5_math_7b_solo.sh [further overrides]
 #
 # MODEL, DATA, OUT, GPUS and NODES are environment variables; DRY_RUN=1 prints the command.
-# `verl-adaptive doctor -- $(DRY_RUN=1 bash examples/qwen2.5_math_7b_full.sh)` checks it and shows the budget.
+# `verl-adaptive doctor -- $(DRY_RUN=1 bash examples/qwen2.5_math_7b_solo.sh)` checks it and shows the budget.
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 data=${DATA:-data/math}
-out=${OUT:-checkpoints/verl_adaptive/qwen2.5_math_7b_full}
+out=${OUT:-checkpoints/verl_adaptive/qwen2.5_math_7b_solo}
 
 command=(
     python -m verl.trainer.main_ppo
 
     # what this recipe is about
-    +adaptive=full
+    +adaptive=solo
 
     # algorithm
     algorithm.adv_estimator=grpo
@@ -62,7 +63,7 @@ command=(
     trainer.test_freq=50
     trainer.max_actor_ckpt_to_keep=2
     trainer.project_name=verl_adaptive
-    trainer.experiment_name=qwen2.5_math_7b_full
+    trainer.experiment_name=qwen2.5_math_7b_solo
     trainer.default_local_dir="$out"
     trainer.logger='[console,tensorboard]'
 )
