@@ -153,7 +153,7 @@ SITUATIONS: Sequence[tuple[str, str, tuple[str, ...], tuple[str, ...]]] = (
     ),
     ("rewards that err", "[`solo`](solo.md)", ("tiny/noise",), ("solo", "reinforce", "grpo-4")),
     (
-        "groups of 8 must stay",
+        "groups of 8 must stay, most prompts solved or hopeless",
         f"[`full`](combinations.md#full): `+adaptive={' '.join(FULL['full'])}`",
         ("real/base", "real/sparse", "tiny/base", "tiny/sparse"),
         ("full", "dapo-mixed", "cero", "greso"),
