@@ -102,11 +102,12 @@ def probe(preset: str, looks: int) -> list[float]:
                     waiting.setdefault(look + i, []).append(groups.select(np.arange(i, len(groups), looks)))
             if not waiting or (not EARLIER_HERE and engine.settled):
                 break
-            back = Groups.concat(waiting.pop(look)).sorted() if look in waiting else None
+            parts = waiting.pop(look, [])
             look += 1
-            if back is None:
+            if not parts:
                 requests = None
                 continue
+            back = Groups.concat(parts).sorted() if len(parts) > 1 else parts[0]
             began = time.process_time()
             requests = engine.receive(back)
             seconds += time.process_time() - began

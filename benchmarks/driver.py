@@ -204,7 +204,8 @@ def run(preset: str, rollouts: int) -> dict[str, Any]:
     facts = RunFacts.of(config, batch=batch, n=N, steps=100, prompts=prompts)
     engine = make_engine(policy, table, config, facts, table.rows_for(keys), stream)
     step_of = [1]
-    session = Session(engine, stream, config, Road(workers.submit, lambda: step_of[0]), workers)  # type: ignore[arg-type]
+    road = Road(workers.submit, lambda: step_of[0], single_turn=True)
+    session = Session(engine, stream, config, road, workers)  # type: ignore[arg-type]
     timing(clock, session, workers)
     with tempfile.TemporaryDirectory() as folder:
         journal = Journal.open(str(Path(folder) / "adaptive.sqlite"), run_id="driver", meta={"preset": preset})
@@ -259,7 +260,8 @@ def cut(made: Any, lengths: dict[str, int]) -> None:
 def timing(clock: Clock, session: Session, workers: Workers) -> None:
     """Put the clock around the parts of a session; answers come between its looks."""
     queue, courier, engine = session.queue, session.courier, session.engine
-    clock.around(tq.get_client(), "kv_retrieve_meta", "queue status", anew=True)
+    clock.around(tq.get_client(), "kv_retrieve_meta", "queue names", anew=True)
+    clock.around(tq.get_client(), "get_data", "queue get", anew=True)
     for method, name in (("list", "list"), ("batch_get", "get"), ("batch_put", "put"), ("clear", "clear")):
         clock.around(tq, f"kv_{method}", f"queue {name}", anew=True)
     for owner, methods, name in (

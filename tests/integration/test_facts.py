@@ -95,3 +95,15 @@ def test_slots_are_those_of_all_inference_engines() -> None:
     assert facts.replicas_of(config) == 1  # generates on GPUs of its own
     config, _ = composed("+adaptive=greso", *words, f"{rollout}.disaggregation.enabled=true")
     assert (facts.replicas_of(config), facts.slots_of(config)) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("words", "single"),
+    [
+        ((), True),
+        (("actor_rollout_ref.rollout.agent.default_agent_loop=tool_agent",), False),
+        (("actor_rollout_ref.rollout.agent.agent_loop_config_path=loops.yaml",), False),
+    ],
+)
+def test_loss_masks_are_told_by_lengths_with_verls_own_loop_of_one_turn_only(words, single) -> None:
+    assert facts.single_turn(composed("+adaptive=grpo", *words)[0]) == single

@@ -27,6 +27,7 @@ from verl.utils import tensordict_utils as tu  # noqa: E402
 from verl_adaptive.config import AdaptiveConfig, RunFacts  # noqa: E402
 from verl_adaptive.engine import make_engine  # noqa: E402
 from verl_adaptive.errors import AdaptiveError, ConfigError  # noqa: E402
+from verl_adaptive.integration import rewards  # noqa: E402
 from verl_adaptive.integration.abort import Aborted  # noqa: E402
 from verl_adaptive.integration.advantage import register, trajectory_rows  # noqa: E402
 from verl_adaptive.integration.courier import Road  # noqa: E402
@@ -75,10 +76,21 @@ class Workers:
         fail: chance that a prompt loses sessions ...
         lost: ... and the share of them that it loses.
         signal: name of a further field of the reward.
+        tool: whether an answer begins with a token that is not the model's.
+        most: outputs of a session at most.
     """
 
-    def __init__(self, order: int = 0, fail: float = 0.0, signal: str | None = None, lost: float = 0.6) -> None:
+    def __init__(
+        self,
+        order: int = 0,
+        fail: float = 0.0,
+        signal: str | None = None,
+        lost: float = 0.6,
+        tool: bool = True,
+        most: int = 3,
+    ) -> None:
         self.shuffle, self.fail, self.signal, self.lost = random.Random(order), fail, signal, lost
+        self.tool, self.most = tool, most
         self.calls = 0
         self.written: dict[str, dict] = {}
 
@@ -111,14 +123,14 @@ class Workers:
         sessions = list(range(n))
         failed = chance.random() < self.fail
         draws = [chance.random() < number / PROMPTS for _ in sessions]
-        outputs = [chance.randint(1, 3) for _ in sessions]
+        outputs = [chance.randint(1, self.most) for _ in sessions]
         self.shuffle.shuffle(sessions)
         for s in sessions[: n - math.ceil(self.lost * n)] if failed else sessions:
             keys, rows, tags = [], [], []
             for o in range(outputs[s]):
                 length = 2 + o
                 mask = torch.ones(length, dtype=torch.int64)
-                mask[0] = 0  # as tool output has it
+                mask[0] = 0 if self.tool else 1
                 score = torch.zeros(length)
                 score[-1] = float(draws[s])
                 info = {} if self.signal is None else {self.signal: float(draws[s])}
@@ -139,7 +151,7 @@ class Workers:
         tq.kv_batch_put(keys=[uid], partition_id="train", tags=[status])
 
 
-def session_of(workers: Workers, n: int = N, batch: int = BATCH, **adaptive) -> Session:
+def session_of(workers: Workers, n: int = N, batch: int = BATCH, *, single_turn: bool = False, **adaptive) -> Session:
     config = AdaptiveConfig.from_mapping({"poll_interval": 0.01, "stall_timeout": 3.0, **adaptive})
     stream = Stream(Rows(), SequentialSampler(Rows()), chunk=1, workers=0)
     keys = np.zeros(PROMPTS, dtype=KEY_DTYPE)
@@ -147,7 +159,7 @@ def session_of(workers: Workers, n: int = N, batch: int = BATCH, **adaptive) -> 
     table = StatsTable()
     facts = RunFacts(batch=batch, n=n, steps=10, prompts=PROMPTS)
     engine = make_engine(build_policy(config), table, config, facts, table.rows_for(keys), stream)
-    road = Road(workers.submit, lambda: 1, stall=stall_seconds(config, 64))
+    road = Road(workers.submit, lambda: 1, stall=stall_seconds(config, 64), single_turn=single_turn)
     return Session(engine, stream, config, road, workers)  # type: ignore[arg-type]
 
 
@@ -216,6 +228,93 @@ def test_ghost_tokens_are_the_masks_of_rows_left_out(queue):
     assert ghosts and all(tokens == workers.written[key]["mask"] for key, tokens in ghosts)
     assert len(batch.sequences) == len(workers.written)
     assert batch.ghost_tokens[[trains for _, trains in batch.sequences]].sum() == 0
+    clear(batch)
+
+
+def masks_read(monkeypatch) -> list[str]:
+    """Rows whose loss mask is read from now on."""
+    seen: list[str] = []
+
+    def counted(keys, fields, meta=None):
+        if "response_mask" in fields:
+            seen.extend(keys)
+        return rewards.read(keys, fields, meta)
+
+    monkeypatch.setattr("verl_adaptive.integration.queue.read", counted)
+    return seen
+
+
+@pytest.mark.parametrize("tool", [False, True])
+def test_masks_of_one_turn_are_as_long_as_the_answers_or_all_are_read(queue, monkeypatch, caplog, tool):
+    monkeypatch.setattr("verl_adaptive.integration.queue._PROBES", 4)
+    workers = Workers(tool=tool, most=1)
+    session, read = session_of(workers, single_turn=True), masks_read(monkeypatch)
+    session.start()
+    batch = session.complete()
+    ghosts = [
+        (key, tokens) for (key, trains), tokens in zip(batch.sequences, batch.ghost_tokens, strict=True) if not trains
+    ]
+    assert len(ghosts) > 8 and all(tokens == workers.written[key]["mask"] for key, tokens in ghosts)
+    absent = {key for key, _ in ghosts}
+    assert absent <= set(read) if tool else 0 < len(read) <= 4 and set(read) < absent
+    assert ("every mask is read" in caplog.text) == tool
+    clear(batch)
+
+
+def test_masks_of_prompts_with_an_agent_loop_of_their_own_are_read(queue, monkeypatch):
+    real = Rows.__getitem__
+    monkeypatch.setattr(Rows, "__getitem__", lambda self, i: {**real(self, i), "agent_name": "tools"})
+    workers = Workers(tool=False)
+    session, read = session_of(workers, single_turn=True), masks_read(monkeypatch)
+    session.start()
+    batch = session.complete()
+    assert {key for key, trains in batch.sequences if not trains} == set(read)
+    clear(batch)
+
+
+class Slowly(Workers):
+    """Prompts come back one at a time, one before every look."""
+
+    def __init__(self, **how) -> None:
+        super().__init__(**how)
+        self.ahead: list[tuple] = []
+
+    def _prompt(self, *job) -> None:
+        self.ahead.append(job)
+
+    def one(self) -> None:
+        if self.ahead:
+            super()._prompt(*self.ahead.pop(0))
+
+
+def trained_by(workers: Slowly, monkeypatch, *, single_turn: bool) -> tuple[object, int]:
+    """A step's batch, and how often the queue was listed for it while prompts came back one at a time."""
+    session, lists = session_of(workers, single_turn=single_turn, min_sessions=0.25), []
+    monkeypatch.setattr("verl_adaptive.integration.queue._LIST_SHARE", 1e-9)  # no listing but for rows
+    real, look = session.queue._list, session.queue.look
+    monkeypatch.setattr(session.queue, "_list", lambda: lists.append(1) or real())
+    monkeypatch.setattr(session.queue, "look", lambda uids: workers.one() or look(uids))
+    session.start()
+    batch = session.complete()
+    assert session.queue.under_way == 0
+    return batch, len(lists)
+
+
+@pytest.mark.parametrize(
+    ("how", "few"),
+    [({"most": 1}, True), ({"most": 1, "fail": 0.5}, False), ({"most": 3}, False)],
+    ids=["one row a session", "some fail", "more rows than one turn has"],
+)
+def test_rows_of_one_turn_are_known_without_listing_the_queue(queue, monkeypatch, how, few):
+    twin, often = trained_by(Slowly(tool=False, **how), monkeypatch, single_turn=False)
+    clear(twin)
+    batch, lists = trained_by(Slowly(tool=False, **how), monkeypatch, single_turn=True)
+    assert [k.split("_", 1)[1] for k in batch.keys] == [k.split("_", 1)[1] for k in twin.keys]
+    assert np.array_equal(batch.result.groups.reward, twin.result.groups.reward)
+    assert np.array_equal(batch.result.groups.lost, twin.result.groups.lost)
+    assert np.array_equal(batch.ghost_tokens, twin.ghost_tokens)
+    assert batch.tags == twin.tags
+    assert lists <= 2 if few else lists <= often
     clear(batch)
 
 
@@ -354,8 +453,8 @@ def test_rewards_are_found_by_halves_when_some_rows_have_none(queue, monkeypatch
         row = {"uid": "half", **({} if i in bad else {"rm_scores": torch.full((1 + i % 3,), 1.0)})}
         tq.kv_batch_put(keys=[key], partition_id="train", fields=tu.list_of_dict_to_tensordict([row]), tags=[{}])
     calls = []
-    get = tq.kv_batch_get
-    monkeypatch.setattr(tq, "kv_batch_get", lambda **k: calls.append(len(k["keys"])) or get(**k))
+    read = rewards.read
+    monkeypatch.setattr(rewards, "read", lambda keys, *more: calls.append(len(keys)) or read(keys, *more))
     reward, signal = read_rewards(keys, "reward")
     assert set(np.flatnonzero(np.isnan(reward))) == bad
     assert all(reward[i] == 1 + i % 3 for i in range(256) if i not in bad) and np.array_equal(reward, signal, True)

@@ -18,6 +18,7 @@ from verl_adaptive.config import AdaptiveConfig
 from verl_adaptive.engine import Requests
 from verl_adaptive.errors import AdaptiveError, ConfigError
 from verl_adaptive.groups import Groups
+from verl_adaptive.integration.facts import SINGLE_TURN
 from verl_adaptive.integration.prompts import Stream
 from verl_adaptive.integration.queue import Queue
 from verl_adaptive.integration.waiting import DONE, POLL_SHARE, StallTimeout
@@ -38,6 +39,7 @@ class Road:
         stall: seconds without any rollout coming back after which the run ends with an error.
         row_limit: rows that TransferQueue can hold, or None.
         hands: agent-loop workers that share what is sent.
+        single_turn: prompts that name no agent loop go to verl's own of one turn.
     """
 
     submit: Callable[[TensorDict], int]
@@ -46,6 +48,7 @@ class Road:
     stall: float = 1800.0
     row_limit: int | None = None
     hands: Callable[[], int] = lambda: 1
+    single_turn: bool = False
 
 
 def deal(count: int, hands: int) -> np.ndarray:
@@ -89,8 +92,10 @@ class Courier:
         ):
             if ticket not in self.prompts:
                 self.prompts[ticket] = self.stream.item(index)
-            items.append(dict(self.prompts[ticket]))
-            uids.append(self.queue.ask(ticket, str(uuid.uuid4()), n, stage))
+            item = dict(self.prompts[ticket])
+            items.append(item)
+            whole = self.road.single_turn and item.get("agent_name", SINGLE_TURN) == SINGLE_TURN
+            uids.append(self.queue.ask(ticket, str(uuid.uuid4()), n, stage, whole=whole))
         self._check_room()
         columns = collate_fn(items)
         columns["uid"] = np.array(uids, dtype=object)

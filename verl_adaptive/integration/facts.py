@@ -10,7 +10,21 @@ from verl_adaptive.config import AdaptiveConfig
 from verl_adaptive.integration.compat import MODES
 from verl_adaptive.roles import Policy
 
-__all__ = ["MODES", "JournalPlace", "journal_place", "kl_note", "mode_of", "replicas_of", "slots_of", "updates_of"]
+__all__ = [
+    "MODES",
+    "SINGLE_TURN",
+    "JournalPlace",
+    "journal_place",
+    "kl_note",
+    "mode_of",
+    "replicas_of",
+    "single_turn",
+    "slots_of",
+    "updates_of",
+]
+
+#: verl's agent loop of one turn (``experimental/agent_loop/single_turn_agent_loop.py``).
+SINGLE_TURN = "single_turn_agent"
 
 
 def mode_of(config: Any) -> str:
@@ -42,6 +56,12 @@ def slots_of(config: Any) -> int:
     """Sequences that all inference engines run at a time, if memory is no closer limit; 0: not known."""
     rollout = config.actor_rollout_ref.rollout
     return replicas_of(config) * int(rollout.data_parallel_size) * int(rollout.max_num_seqs)
+
+
+def single_turn(config: Any) -> bool:
+    """Whether a prompt that names no agent loop goes to verl's own of one turn, whose loss mask is as long as the answer."""
+    agent = config.actor_rollout_ref.rollout.agent
+    return agent.default_agent_loop == SINGLE_TURN and not agent.get("agent_loop_config_path")
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ A session that failed leaves no rows, or one without a finite reward: the others
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Iterable, Sequence
@@ -15,6 +16,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import transfer_queue as tq
+from transfer_queue.metadata import BatchMeta
 from verl.utils import tensordict_utils as tu
 
 from verl_adaptive.config import AdaptiveConfig
@@ -22,26 +24,39 @@ from verl_adaptive.engine import Requests, StepResult
 from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.groups import Groups
 from verl_adaptive.integration.curves import Rows
-from verl_adaptive.integration.rewards import read_rewards, success
+from verl_adaptive.integration.facts import SINGLE_TURN
+from verl_adaptive.integration.rewards import read, read_rewards, success
 from verl_adaptive.integration.waiting import DONE, PARTITION
 
 __all__ = ["Batch", "Queue"]
 
-#: Seconds after which an idle look lists the queue all the same: rows of unfinished requests are a sign of life.
+logger = logging.getLogger(__name__)
+
+#: Seconds after which a look lists the queue all the same: rows of unfinished requests are a sign of life.
 _LIST_INTERVAL = 10.0
+#: Share of the time that listing a small queue more often may take.
+_LIST_SHARE = 0.02
+#: Masks of verl's agent loop of one turn that a step looks into.
+_PROBES = 64
+#: Status of a request none of whose sessions raised.
+_WELL = "finished"
 #: A session's rows are named by the number of the output.
 _FIRST_OUTPUT = "_0"
 
 
 @dataclass
 class Part:
-    """One request of a group: a uid, and once it is back its sessions, each a list of row keys (outputs in order)."""
+    """One request of a group: a uid, and once it is back its sessions, each a list of row keys (outputs in order).
+
+    ``whole``: verl's agent loop of one turn has it: a session leaves one row, and every response token counts in the loss.
+    """
 
     uid: str
     n: int
     stage: int
     sessions: list[list[str]] = field(default_factory=list)
     back: bool = False
+    whole: bool = False
 
 
 @dataclass
@@ -86,25 +101,32 @@ class Queue:
         self.count = 0
         self._parts: dict[int, list[Part]] = {}  # ticket → its requests, in order
         self._waiting: dict[str, list[str]] = {}  # uid that is not back → keys of its rows so far, in any order
+        self._told: set[str] = set()  # of these, those whose sessions leave one row each
         self._tags: dict[str, dict] = {}  # of the rows of requests that are back
         self._listed: dict[str, dict] = {}  # the queue at the latest look
-        self._listed_at = -math.inf
+        self._listed_at, self._list_again = -math.inf, 0.0  # when, and seconds until the next
+        self._unlisted: set[str] = set()  # uids that are back, whose rows have not been listed since
         self._outputs = 1.0  # rows of a session, on average over the latest results
+        self._whole = True  # masks of verl's loop of one turn have been as long as their answers ...
+        self._single: bool | None = None  # ... and its sessions one row each; None: none has been seen
         self._asked = self._arrived = 0  # rollouts of the requests that are not back, and those of them with a row
 
     # -- asking ---------------------------------------------------------------------------------------------
 
-    def ask(self, ticket: int, uid: str, n: int, stage: int) -> str:
+    def ask(self, ticket: int, uid: str, n: int, stage: int, *, whole: bool = False) -> str:
         """Note a request that is about to be sent; its uid: ``uid`` itself, or for a top-up one of its group's."""
         parts = self._parts.setdefault(ticket, [])
-        part = Part(f"{parts[0].uid}.t{stage}" if parts else uid, n, stage)
+        part = Part(f"{parts[0].uid}.t{stage}" if parts else uid, n, stage, whole=whole)
         parts.append(part)
         self._waiting[part.uid] = []
+        if whole:
+            self._told.add(part.uid)
         self._asked += n
         return part.uid
 
     def _waited_for(self, part: Part) -> list[str]:
         """Wait for this request no longer: the keys that it has rows under."""
+        self._told.discard(part.uid)
         keys = self._waiting.pop(part.uid, None)
         if keys is None:
             return []
@@ -130,21 +152,24 @@ class Queue:
     # -- looking --------------------------------------------------------------------------------------------
 
     def look(self, uids: Sequence[str]) -> dict[str, str | None]:
-        """The status of each request; the whole queue is listed where that has something to tell.
+        """The status of each request; the whole queue is listed where nothing else tells the rows.
 
-        A listing costs by all rows there are, a status by the requests in flight: an idle look must be cheap.
+        A listing costs by all rows there are, a status by the requests in flight: most looks must do without one.
         """
-        now = time.monotonic()
-        if uids and now - self._listed_at < _LIST_INTERVAL:
+        self._unlisted = set()
+        if uids and time.monotonic() - self._listed_at < self._list_again:
             found = tq.get_client().kv_retrieve_meta(keys=list(uids), partition_id=PARTITION, create=False)
             if found.size == len(uids):
                 status = {u: tag.get("status") for u, tag in zip(uids, found.custom_meta, strict=True)}
-                if not any(s in DONE for s in status.values()):
+                back = {u for u, s in status.items() if s in DONE}
+                if not back or (self._single and all(u in self._told and status[u] == _WELL for u in back)):
+                    self._unlisted = back
                     return status
         rows = self._list()
         return {u: rows.get(u, {}).get("status") for u in uids}
 
     def _list(self) -> dict[str, dict]:
+        began = time.monotonic()
         rows = (tq.kv_list(PARTITION) or {}).get(PARTITION, {})
         for key in rows.keys() - self._listed.keys():
             if key.count("_") >= 2:  # a rollout's; the others are the requests' own
@@ -152,8 +177,31 @@ class Queue:
                 if arrived is not None:
                     arrived.append(key)
                     self._arrived += key.endswith(_FIRST_OUTPUT)
-        self._listed, self.count, self._listed_at = rows, len(rows), time.monotonic()
+        self._listed, self.count, self._unlisted = rows, len(rows), set()
+        self._listed_at = time.monotonic()
+        self._list_again = min(_LIST_INTERVAL, (self._listed_at - began) / _LIST_SHARE)
         return rows
+
+    def _fetch_unlisted(self, parts: list[Part]) -> BatchMeta | None:
+        """What a listing would tell of requests whose rows have names that are known: one a session.
+
+        Returns:
+            Where the rows are, session after session, if that is so of all these requests.
+        """
+        parts = [part for part in parts if part.uid in self._unlisted]
+        if not parts:
+            return None
+        names = [[f"{part.uid}_{s}{_FIRST_OUTPUT}" for s in range(part.n)] for part in parts]
+        keys = [key for mine in names for key in mine]
+        meta = tq.get_client().kv_retrieve_meta(keys=keys, partition_id=PARTITION, create=False)
+        if meta.size != len(keys):
+            self._list()  # a session left no row
+            return None
+        self._listed.update(zip(keys, meta.custom_meta, strict=True))
+        for part, mine in zip(parts, names, strict=True):
+            self._arrived += part.n - sum(key.endswith(_FIRST_OUTPUT) for key in self._waiting[part.uid])
+            self._waiting[part.uid] = mine
+        return meta
 
     @property
     def under_way(self) -> int:
@@ -173,9 +221,14 @@ class Queue:
     def collect(self, requests: Requests, step: int) -> Groups:
         """Read the rewards of requests that are back: one group per request, surviving sessions in order."""
         parts = [self._parts[ticket][-1] for ticket in requests.ticket.tolist()]
+        meta = self._fetch_unlisted(parts)
+        told = [part.uid in self._told for part in parts]
         found = [_sessions([k for k in self._waited_for(part) if k in self._listed]) for part in parts]
         finals = [outputs[-1] for sessions in found for outputs in sessions]
-        reward, signal = read_rewards(finals, self.config.signal)
+        if any(told) and self._single is not False:
+            self._single = all(len(x) == 1 for sessions, t in zip(found, told, strict=True) if t for x in sessions)
+        whole = meta is not None and meta.size == len(finals)
+        reward, signal = read_rewards(finals, self.config.signal, meta if whole else None)
         alive = np.isfinite(reward) & np.isfinite(signal)
         sizes = np.array([len(sessions) for sessions in found], dtype=np.int64)
         at = np.concatenate([[0], np.cumsum(sizes)])
@@ -225,6 +278,7 @@ class Queue:
         groups = result.groups
         keys: list[str] = []
         sequences: list[tuple[str, bool]] = []
+        whole: list[bool] = []
         home: list[int] = []
         position: dict[str, int] = {}
         moved: list[tuple[str, str]] = []  # top-up rows: key, the group's uid
@@ -245,6 +299,7 @@ class Queue:
                         continue
                     for key in outputs:
                         sequences.append((key, trains_here))
+                        whole.append(part.whole)
                         home.append(place)
                         if trains_here:
                             keys.append(key)
@@ -253,7 +308,7 @@ class Queue:
         if moved:
             fields = tu.get_tensordict({"uid": [uid for _, uid in moved]})
             tq.kv_batch_put(keys=[k for k, _ in moved], partition_id=PARTITION, fields=fields)
-        ghost_tokens = _loss_tokens(sequences)
+        ghost_tokens = self._loss_tokens(sequences, whole)
         tags = [self._tags[k] for k in keys]
         self.close(groups.ticket.tolist(), keep=set(keys))
         return Batch(
@@ -267,6 +322,27 @@ class Queue:
             ghost_tokens,
             Rows.of(rows, left_out=len(rows) - len(keys)),
         )
+
+    def _loss_tokens(self, sequences: list[tuple[str, bool]], whole: list[bool]) -> np.ndarray:
+        """Loss tokens of the sequences that are left out (the mask's sum: tool output does not count); 0 of the others.
+
+        Masks are as large as the answers, and the step waits for them: of verl's loop of one turn, where they are all ones,
+        a few are read, and the tags tell the others.
+        """
+        out = np.zeros(len(sequences), dtype=np.int64)
+        absent = np.array([i for i, (_, trains) in enumerate(sequences) if not trains], dtype=np.int64)
+        told = np.array([self._whole and whole[i] for i in absent], dtype=bool)
+        out[absent] = [self._tags[sequences[i][0]]["response_len"] for i in absent]
+        probe = absent[told][:: max(1, math.ceil(told.sum() / _PROBES))]
+        if (_mask_sums([sequences[i][0] for i in probe]) != out[probe]).any():
+            logger.warning(
+                "the loss masks of %s leave out tokens, as verl's own do not: every mask is read from now on",
+                SINGLE_TURN,
+            )
+            self._whole, told = False, np.zeros_like(told)
+        rest = absent[~told]
+        out[rest] = _mask_sums([sequences[i][0] for i in rest])
+        return out
 
     def close(self, tickets: Iterable[int], keep: Iterable[str] = ()) -> None:
         """Clear everything of these groups but the rows in ``keep``, which are verl's from now on."""
@@ -323,6 +399,7 @@ class Queue:
         self._waiting = {p.uid: [] for parts in self._parts.values() for p in parts if not p.back}
         self._asked = sum(p.n for parts in self._parts.values() for p in parts if not p.back)
         self._arrived = 0
+        self._told = set()
         self._listed, self._listed_at = {}, -math.inf
 
 
@@ -335,13 +412,9 @@ def _sessions(keys: list[str]) -> list[list[str]]:
     return [[key for _, key in sorted(outputs)] for _, outputs in sorted(found.items())]
 
 
-def _loss_tokens(sequences: list[tuple[str, bool]]) -> np.ndarray:
-    """Loss tokens of the sequences that are left out (the mask's sum: tool output does not count)."""
-    out = np.zeros(len(sequences), dtype=np.int64)
-    absent = [i for i, (_, trains) in enumerate(sequences) if not trains]
-    if absent:
-        data = tq.kv_batch_get(
-            keys=[sequences[i][0] for i in absent], partition_id=PARTITION, select_fields=["response_mask"]
-        )
-        out[absent] = [int(mask.sum().item()) for mask in data["response_mask"]]
-    return out
+def _mask_sums(keys: list[str]) -> np.ndarray:
+    """int64 ``(len(keys),)``: loss tokens of these rows."""
+    if not keys:
+        return np.zeros(0, dtype=np.int64)
+    data = read(keys, ["response_mask"])
+    return np.array([int(mask.sum().item()) for mask in data["response_mask"]], dtype=np.int64)

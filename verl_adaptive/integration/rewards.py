@@ -7,20 +7,48 @@ import math
 import numpy as np
 import torch
 import transfer_queue as tq
+from tensordict import TensorDict
+from transfer_queue.metadata import BatchMeta
 
 from verl_adaptive.config import SuccessConfig
-from verl_adaptive.errors import ConfigError
+from verl_adaptive.errors import AdaptiveError, ConfigError
 from verl_adaptive.integration.waiting import PARTITION
 
-__all__ = ["read_rewards", "success"]
+__all__ = ["read", "read_rewards", "success"]
 
 
-def read_rewards(keys: list[str], signal: str) -> tuple[np.ndarray, np.ndarray]:
+def read(keys: list[str], fields: list[str], meta: BatchMeta | None = None) -> TensorDict:
+    """Fields of these rows, of which there is at least one; a field that one of them lacks is missing.
+
+    As ``tq.kv_batch_get``, which copies every row's tag in depth on the way, for half of its time.
+
+    Args:
+        keys: the rows.
+        fields: their names.
+        meta: where the rows are, if that is known; spent by the call.
+
+    Raises:
+        AdaptiveError: a row is not there.
+    """
+    client = tq.get_client()
+    if meta is None:
+        meta = client.kv_retrieve_meta(keys=keys, partition_id=PARTITION, create=False)
+    if meta.size != len(keys):
+        raise AdaptiveError(f"{len(keys) - meta.size} of {len(keys)} rows have left TransferQueue")
+    meta.custom_meta = [{}] * meta.size
+    meta = meta.select_fields(fields)
+    if not meta.is_ready:
+        raise AdaptiveError(f"{', '.join(fields)} of {len(keys)} rows are not whole in TransferQueue")
+    return client.get_data(meta)
+
+
+def read_rewards(keys: list[str], signal: str, meta: BatchMeta | None = None) -> tuple[np.ndarray, np.ndarray]:
     """Reward and difficulty signal of each trajectory; NaN for a row that came back without one.
 
     Args:
         keys: the last row of each trajectory.
         signal: ``adaptive.signal``.
+        meta: where these rows are, if that is known; spent by the call.
 
     Returns:
         Two float64 arrays of shape ``(len(keys),)``.
@@ -31,7 +59,7 @@ def read_rewards(keys: list[str], signal: str) -> tuple[np.ndarray, np.ndarray]:
     if not keys:
         return np.zeros(0), np.zeros(0)
     fields = ["rm_scores"] if signal == "reward" else ["rm_scores", "extra_fields"]
-    data = tq.kv_batch_get(keys=keys, partition_id=PARTITION, select_fields=fields)
+    data = read(keys, fields, meta)
     if not set(data.keys()).issuperset(fields):
         if len(keys) == 1:
             return np.full(1, math.nan), np.full(1, math.nan)

@@ -34,7 +34,7 @@ from verl_adaptive.integration.advantage import Loan, lend, register_estimator
 from verl_adaptive.integration.checks import async_facts, check_run, why_not_skip_zero, zero_rows
 from verl_adaptive.integration.courier import Road
 from verl_adaptive.integration.curves import Rows, curves
-from verl_adaptive.integration.facts import slots_of
+from verl_adaptive.integration.facts import single_turn, slots_of
 from verl_adaptive.integration.layout import PAD, Layout, Pass, micro_size, plan
 from verl_adaptive.integration.prompts import Stream, identity_columns
 from verl_adaptive.integration.report import banner, step_metrics
@@ -184,6 +184,7 @@ class AdaptiveMixin(_Trainer):
             stall=stall_seconds(self.adaptive, self.config.data.max_response_length),
             row_limit=storage.SimpleStorage.total_storage_size if storage.storage_backend == "SimpleStorage" else None,
             hands=lambda: len(self.agent_loop_manager.agent_loop_workers) if sorted_out else 1,
+            single_turn=single_turn(self.config),
         )
         self.session: Session | StreamSession
         if isinstance(self.engine, AsyncEngine):
