@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from verl_adaptive.alarms import KINDS, Alarms, source_label
 from verl_adaptive.config import AdaptiveConfig, AlarmConfig
 from verl_adaptive.errors import ConfigError
+from verl_adaptive.stats.state import join_state, split_state
 
 
 def drive(
@@ -136,6 +137,44 @@ def test_any_run_is_counted_and_never_fails(seed, sources, groups) -> None:
         assert all(np.isfinite(v) for v in metrics.values())
         assert all(0 <= metrics[f"adaptive/alarm/{kind}"] <= sources for kind in KINDS)
         assert len(lines) == sum(int((alarms._on[kind] & ~before[kind]).sum()) for kind in KINDS)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 2**31), st.integers(2, 5), st.integers(0, 30))
+def test_a_resumed_run_goes_on_counting(seed, sources, cut) -> None:
+    """Through the files of a snapshot: every metric and line after the cut is that of the run that was not."""
+    draw = np.random.default_rng(seed)
+    names, pool, config = [f"s{i}" for i in range(sources)], draw.integers(1, 50, sources), AlarmConfig(rollouts=16)
+
+    def steps(count: int) -> list[tuple]:
+        made = []
+        for _ in range(count):
+            source, n = draw.integers(0, sources, 6), draw.integers(1, 12, 6)
+            won = np.floor(draw.random(6) * (n + 1)) * (source > 0)  # the first source is never solved
+            made.append((source, n, won, np.floor(draw.random(6) * (n + 1)), draw.random(int(n.sum()))))
+        return made
+
+    before, after = steps(cut), steps(20)
+    whole = Alarms(config, names, pool, repeated=0.2)
+    whole.fields = frozenset({"acc"})
+    for step in before:
+        whole.step(*step)
+    resumed = Alarms(config, names, pool, repeated=0.2)
+    resumed.load_state_dict(join_state(*split_state(whole.state_dict())))
+    for step in after:
+        assert resumed.step(*step) == whole.step(*step)
+
+
+def test_sources_are_found_by_name_after_a_resume() -> None:
+    """The data set may have changed (adaptive.resume.allow): what is new begins to count, what is gone is forgotten."""
+    first = Alarms(AlarmConfig(), ["gone", "broken", "fine"], np.array([10, 10, 10]))
+    assert len(drive(first, 20, [0.5, 0.0, 0.5], [2, 2, 2])[1]) == 1
+    second = Alarms(AlarmConfig(), ["fine", "new", "broken"], np.array([10, 10, 10]))
+    second.load_state_dict(first.state_dict())
+    metrics, lines = drive(second, 1, [0.5, 0.0, 0.0], [2, 2, 2])
+    assert lines == [] and metrics["adaptive/alarm/never_solved"] == 1
+    (line,) = drive(second, 15, [0.5, 0.0, 0.0], [2, 2, 2])[1]
+    assert "'new'" in line
 
 
 def test_the_options_are_checked() -> None:

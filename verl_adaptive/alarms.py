@@ -3,7 +3,7 @@
 Everything is judged by data source, in blocks of at least ``adaptive.alarms.rollouts`` rollouts of it, so that a source of
 two prompts a step is judged as carefully as one of two hundred, only later:
 
-* *never solved*: not one success since the run began (or resumed), in a block's rollouts or more;
+* *never solved*: not one success since the run began, in a block's rollouts or more;
 * *cut*: of the latest block, more than ``cut`` of the answers are as long as ``data.max_response_length``;
 * *jumped*: from one block to the next the pass rate moved by more than ``jump``, and by more than four standard errors;
 * *starved*: of the latest rollouts of all sources, it got less than ``starved`` of its share of the prompts, although it is
@@ -14,7 +14,8 @@ docs/alarms.md says what each may mean.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -163,6 +164,33 @@ class Alarms:
             f"alarm: {name}: got {self._got[i]:,.0f} of the latest rollouts, by its share of the prompts it would be "
             f"{self._expected[i]:,.0f}"
         )
+
+    # -- across a restart -----------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Counts by source, alarms that are on, and what has been said, for :func:`.stats.state.split_state`."""
+        return {
+            "names": self.names,
+            "all": self._all.copy(),
+            "block": self._block.copy(),
+            "last": self._last.copy(),
+            "wait": self._wait.copy(),
+            "on": {kind: on.copy() for kind, on in self._on.items()},
+            "rewards": sorted(self._rewards),
+            "said": sorted(self._said),
+            "fields": sorted(self.fields),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on as the run that saved the state; of a data source that it did not know, begin to count."""
+        place = {name: i for i, name in enumerate(state["names"])}
+        mine = np.array([i for i, name in enumerate(self.names) if name in place], dtype=np.int64)
+        theirs = np.array([place[self.names[i]] for i in mine], dtype=np.int64)
+        for own, name in ((self._all, "all"), (self._block, "block"), (self._last, "last"), (self._wait, "wait")):
+            own[..., mine] = np.asarray(state[name])[..., theirs]
+        for kind, on in self._on.items():
+            on[mine] = np.asarray(state["on"][kind])[theirs]
+        self._rewards, self._said, self.fields = set(state["rewards"]), set(state["said"]), frozenset(state["fields"])
 
     # -- of the whole run -----------------------------------------------------------------------------------
 

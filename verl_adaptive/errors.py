@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from verl_adaptive.redact import redact
 
-__all__ = ["AdaptiveError", "ConfigError", "Exhausted", "UsageError"]
+__all__ = ["AdaptiveError", "ConfigError", "Exhausted", "UsageError", "lacks_extra"]
 
 
 class AdaptiveError(RuntimeError):
@@ -37,3 +37,17 @@ class ConfigError(AdaptiveError, ValueError):
 
 class Exhausted(AdaptiveError):
     """A step could not be completed and ``adaptive.on_exhausted=raise``."""
+
+
+def lacks_extra(what: str, error: ModuleNotFoundError, extra: str) -> AdaptiveError:
+    """A package of an extra of ``setup.cfg`` is not installed; how to install it from what people have: a clone or a wheel.
+
+    Args:
+        what: that needs it, e.g. ``"the report"``.
+        error: the import that failed.
+        extra: the extra's name.
+    """
+    return AdaptiveError(
+        f"{what} needs {error.name}, which is not installed: in the clone pip install '.[{extra}]', or from the wheel "
+        f"pip install '<the wheel>.whl[{extra}]'"
+    )

@@ -334,6 +334,40 @@ def test_verls_names_that_are_gone(examine, monkeypatch) -> None:
     assert status == 1 and "verl.x.y is missing" in found["names of verl's"]["detail"]
 
 
+def test_what_is_done_where_verl_lacks_a_name(call, monkeypatch) -> None:
+    """Two of verl 0.9.1's names taken away, as in 0.9.0, where tests/e2e/test_verl_versions.py looks."""
+    from verl.checkpoint_engine.base import CheckpointEngineManager
+    from verl.trainer.ppo.v1.trainer_base import PPOTrainer
+
+    from verl_adaptive.integration import compat
+
+    async def abort_replicas(self) -> None:
+        raise NotImplementedError
+
+    def instead() -> dict[str, str]:
+        found = json.loads(call("doctor", "--json")[1])
+        assert found["ok"]
+        lines = [check["detail"] for check in found["checks"] if check["name"] == "done instead"]
+        assert all(c["status"] == "warn" and not c["fix"] for c in found["checks"] if c["name"] == "done instead")
+        (names,) = [check["detail"] for check in found["checks"] if check["name"] == "names of verl's"]
+        assert names.startswith(f"{len(compat.NAMES) - len(lines)} of {len(compat.NAMES)}" if lines else "all")
+        return dict(line.split(": ", 1)[1].split(" ", 1) for line in lines)
+
+    assert instead() == {}
+    monkeypatch.delattr(PPOTrainer, "_rollout_server_managers")
+    monkeypatch.setattr(CheckpointEngineManager, "abort_replicas", abort_replicas)
+    assert instead() == {
+        "verl.trainer.ppo.v1.trainer_base.PPOTrainer._rollout_server_managers": (
+            "is missing: the trainer's own server managers are asked"
+        ),
+        "verl.checkpoint_engine.base.CheckpointEngineManager.abort_replicas": (
+            "does not take reject_request in sync: a server pauses instead of closing its gate; its clients are cancelled "
+            "before"
+        ),
+    }
+    assert "done instead" in call("doctor")[1]
+
+
 def test_a_store_that_is_there_already(examine, tmp_path) -> None:
     make_run(tmp_path / "ckpt", steps=4, run_id="p/e", snapshot=False)
     mine = ("+adaptive=greso", "trainer.project_name=p", "trainer.experiment_name=e")

@@ -96,6 +96,29 @@ def test_without_the_data_a_step_has_a_price_and_the_run_has_none(call) -> None:
     assert found.equal == "adaptive.total_rollouts=<steps of GRPO x 1024>"
 
 
+def test_engines_are_counted_as_verl_starts_them(price) -> None:
+    rollout = "actor_rollout_ref.rollout"
+    words = (
+        "+adaptive=dapo",
+        "trainer.n_gpus_per_node=8",
+        "trainer.nnodes=2",
+        f"{rollout}.tensor_model_parallel_size=2",
+    )
+    assert "a model of 8 engines with" in price(*words)[1]["waiting"]
+    # of 4 engines, each in two parts with slots of their own
+    assert "a model of 8 engines with" in price(*words, f"{rollout}.data_parallel_size=2")[1]["waiting"]
+    assert "a model of 4 engines with" in price(*words, f"{rollout}.pipeline_model_parallel_size=2")[1]["waiting"]
+
+
+def test_groups_are_of_the_size_that_the_data_set_allows(price, call) -> None:
+    """64 x 16 rollouts: one apiece where there are prompts enough, of eight where there are 128."""
+    found, lines = price("+adaptive=solo", "trainer.total_epochs=2")
+    assert found.factor == 1 and "for each group with variance" in lines["waiting"]
+    status, out, _ = call("doctor", "--json", "--", *MINIMAL, "+adaptive=solo", "data.train_files=/no/such.parquet")
+    plan = json.loads(out)["plan"]
+    assert (status, plan["n"]) == (0, 1) and "for each group with variance" not in plan["price"]["waiting"]
+
+
 def test_a_policy_that_cannot_be_simulated_says_why(price, monkeypatch) -> None:
     import verl_adaptive.simulate as simulate
 

@@ -231,8 +231,8 @@ def test_the_readme_is_read_in_two_minutes() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 130
 
 
-def test_no_page_claims_an_index_that_the_package_is_not_on() -> None:
-    for page in PAGES:
+def test_nothing_claims_an_index_that_the_package_is_not_on() -> None:
+    for page in (*PAGES, *(ROOT / "verl_adaptive").rglob("*.py")):
         assert not re.search(r"pip install (-\S+ )*[\"']?verl-adaptive", page.read_text()), page.name
 
 

@@ -210,6 +210,8 @@ def test_kill_and_resume(usual):
     fresh = sum(second.series("adaptive/groups/finished_total"))
     assert after.col("visits").sum() == before.col("visits").sum() + fresh
     assert end["engine"]["position"] > state["engine"]["position"]
+    for table, saved_state in ((before, state), (after, end)):  # the alarms go on counting
+        assert saved_state["watch"]["alarms"]["all"][0].sum() == table.col("rollouts").sum()
     # the abandoned steps are on a branch of their own
     from verl_adaptive.stats import open_store
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 
@@ -11,6 +12,7 @@ from tests.e2e.faults import MODES
 from tests.e2e.harness import Run, balanced, environment, optimizer_updates, replays, train
 from tests.e2e.older import verl_folder
 from tests.e2e.starts import MIXED
+from verl_adaptive.integration.compat import NAMES
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(3600)]
 
@@ -40,6 +42,16 @@ def test_sync_on_0_9_0(tmp_path):
 @pytest.mark.parametrize("mode", MODES)
 def test_asynchronous_on_0_9_0(mode, tmp_path):
     run("0.9.0", tmp_path, "+adaptive=greso", *MODES[mode])
+
+
+def test_doctor_says_what_is_done_instead_on_0_9_0(tmp_path):
+    """Every name that came with 0.9.1, and no other."""
+    command = [sys.executable, "-m", "verl_adaptive", "doctor", "--json"]
+    env = environment(PYTHONPATH=str(verl_folder("0.9.0")))
+    done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=600)
+    lines = [c["detail"] for c in json.loads(done.stdout)["checks"] if c["name"] == "done instead"]
+    assert [line.split()[2] for line in lines] == [name.where for name in NAMES if name.since]
+    assert all(line.startswith("verl 0.9.0: ") for line in lines)
 
 
 @pytest.mark.parametrize("version", ["0.7.1", "0.8.0"])

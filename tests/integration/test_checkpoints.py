@@ -27,6 +27,7 @@ from verl.utils import tensordict_utils as tu  # noqa: E402
 from tests.world import make_engine, run  # noqa: E402
 from verl_adaptive.config import AdaptiveConfig, ResumeConfig, SuccessConfig  # noqa: E402
 from verl_adaptive.integration.run_store import RunStore  # noqa: E402
+from verl_adaptive.integration.watch import Watch  # noqa: E402
 from verl_adaptive.resume import IRRELEVANT, LOGGED, settings_of  # noqa: E402
 from verl_adaptive.stats import SnapshotError, read_manifest, read_snapshot  # noqa: E402
 
@@ -110,6 +111,16 @@ def test_a_snapshot_is_copied_where_verl_copies_its_checkpoints(tmp_path):
     run_store.save(str(tmp_path / "local" / "global_step_3"), 3, engine, NoGroups())
     table, _, _ = read_snapshot(tmp_path / "remote" / "global_step_3" / "adaptive")
     assert np.array_equal(table.col("visits"), engine.table.col("visits"))
+
+
+def test_the_alarms_state_is_part_of_a_snapshot_and_older_ones_have_none(tmp_path):
+    run_store, engine = run_store_of(tmp_path)
+    watch = Watch(run_store.adaptive, engine, repeated=0.1, longest=10, tracking=lambda: None)
+    policy = engine.policy
+    for name, more in (("with", (watch,)), ("without", ())):
+        run_store.save(str(tmp_path / name), 2, engine, NoGroups(), *more)
+    assert run_store.load(str(tmp_path / "with"), 2, policy)["watch"]["alarms"]["names"] == engine.table.sources
+    assert "watch" not in run_store.load(str(tmp_path / "without"), 2, policy)
 
 
 # -- settings -----------------------------------------------------------------------------------------------------------

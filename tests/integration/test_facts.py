@@ -88,6 +88,13 @@ def test_slots_are_those_of_all_inference_engines() -> None:
         4,
         800,
     )  # each part of an engine has slots of its own
+    config, _ = composed("+adaptive=greso", *words, *sizes, f"{rollout}.pipeline_model_parallel_size=2")
+    assert facts.replicas_of(config) == 2
+    own = ("trainer.v1.trainer_mode=separate_async", f"{rollout}.nnodes=1", f"{rollout}.n_gpus_per_node=4")
+    config, _ = composed("+adaptive=greso", *words, *sizes, *own)
+    assert facts.replicas_of(config) == 1  # generates on GPUs of its own
+    config, _ = composed("+adaptive=greso", *words, f"{rollout}.disaggregation.enabled=true")
+    assert (facts.replicas_of(config), facts.slots_of(config)) == (0, 0)
 
 
 @pytest.mark.parametrize(

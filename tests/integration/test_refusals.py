@@ -168,7 +168,8 @@ def test_a_name_with_a_stand_in_is_said_and_not_refused():
         compat.Name("verl.trainer.ppo.utils", "gone", (), "x", ("sync",), since="0.9.1", instead="something else"),
     )
     compat.check_verl(older)
-    assert compat.substitutes(older) == ["verl.trainer.ppo.utils.gone is missing: something else"]
+    assert compat.substitutes(older) == ["verl.trainer.ppo.utils.gone is missing in sync: something else"]
+    assert compat.substitutes(older, "sync") == ["verl.trainer.ppo.utils.gone is missing: something else"]
     assert compat.substitutes(older, "separate_async") == compat.substitutes() == []
 
 

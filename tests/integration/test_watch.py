@@ -14,6 +14,7 @@ from tests.world import make_engine, run_step
 from verl_adaptive.config import AdaptiveConfig
 from verl_adaptive.integration import tables, watch
 from verl_adaptive.integration.tables import COLUMNS, lists_now
+from verl_adaptive.stats.state import join_state, split_state
 
 
 @pytest.fixture
@@ -55,6 +56,36 @@ def test_trouble_is_said_once_and_training_goes_on(monkeypatch, told) -> None:
     assert out == [{}, {}, {}]
     (line,) = [r.getMessage() for r in told.records if "off from now on" in r.getMessage()]
     assert "RuntimeError: no such field" in line and "training goes on" in line
+
+
+def test_a_resumed_run_says_nothing_twice(monkeypatch, told) -> None:
+    """A never-solved source is said before the checkpoint, so the run that goes on from it does not say it again."""
+
+    def steps(count: int, state: dict | None) -> tuple[dict, list[str]]:
+        told.clear()
+        engine, world = make_engine(filter="keep_all", batch=16, n=8, M=60, p=np.zeros(60))
+        config = AdaptiveConfig.from_mapping({"name": "t"})
+        looker = watch.Watch(config, engine, repeated=0.3, longest=None, tracking=lambda: None)
+        if state is not None:
+            looker.load_state_dict(join_state(*split_state(state)))
+        for step in range(1, count + 1):
+            looker.step(step, run_step(engine, world, step), SimpleNamespace(keys=[], partition_id="train"))
+        return looker.state_dict(), [r.getMessage() for r in told.records if "alarm:" in r.getMessage()]
+
+    monkeypatch.setattr(watch, "_fields", lambda batch: frozenset({"acc"}))
+    state, lines = steps(3, None)
+    assert len(lines) == 2 and "repeat" in lines[0] and "not one success" in lines[1]
+    again, lines = steps(3, state)
+    assert lines == []
+    assert again["alarms"]["all"].sum() == 2 * state["alarms"]["all"].sum() and again["asked"] == state["asked"] == 1
+
+
+def test_a_state_that_cannot_be_taken_up_stops_no_run(monkeypatch, told) -> None:
+    engine, _ = make_engine()
+    looker = watch.Watch(AdaptiveConfig(), engine, repeated=0.0, longest=3, tracking=lambda: None)
+    looker.load_state_dict({"alarms": {"names": ["a"]}, "asked": 0})
+    (line,) = [r.getMessage() for r in told.records]
+    assert "alarms are off from now on, training goes on: KeyError" in line
 
 
 def test_lists_name_the_prompts_that_nobody_solves(monkeypatch) -> None:

@@ -221,7 +221,8 @@ def test_without_jinja2_it_says_what_to_install(reported, monkeypatch, capsys) -
     monkeypatch.setitem(sys.modules, "jinja2", None)
     monkeypatch.delitem(sys.modules, "verl_adaptive.report.page", raising=False)
     assert main(["report", str(reported.folder)]) == 1
-    assert "verl-adaptive[report]" in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert "pip install '.[report]'" in err and ".whl[report]'" in err and "verl-adaptive[" not in err
 
 
 def test_many_sources_and_long_texts_stay_bounded(tmp_path) -> None:

@@ -52,12 +52,18 @@ class Served:
             assert line, f"the server did not start: {said}"
             said += line
         self.said = said
-        self.host, self.port = re.search(r"http://([^/]+):(\d+)/", said).groups()
+        self.host, self.port, token = re.search(r"http://([^/]+):(\d+)/(?:\?token=(\S+))?", said).groups()
+        self.token = token or ""
 
-    def get(self, path: str, host: str | None = None, method: str = "GET") -> Answer:
+    def get(self, path: str, host: str | None = None, method: str = "GET", **headers: str) -> Answer:
+        """An answer to somebody who has the token, unless ``headers`` or the path say what to send in its place."""
         connection = http.client.HTTPConnection("127.0.0.1", int(self.port), timeout=120)
         connection.putrequest(method, path, skip_host=True)
         connection.putheader("Host", f"127.0.0.1:{self.port}" if host is None else host)
+        if not headers and "token=" not in path:
+            headers = {"Authorization": f"Bearer {self.token}"}
+        for name, value in headers.items():
+            connection.putheader(name, value)
         connection.endheaders()
         response = connection.getresponse()
         out = Answer(response.status, response.read().decode(), {k.lower(): v for k, v in response.getheaders()})
@@ -134,6 +140,56 @@ def test_own_names_are_answered(served, host) -> None:
     assert served.get("/", host=host).status == 200
 
 
+def test_who_has_no_token_reads_nothing(served) -> None:
+    assert len(served.token) >= 32
+    bad = (
+        {"Authorization": "Bearer "},
+        {"Authorization": f"Bearer {served.token[:-1]}"},
+        {"Cookie": "a=b"},
+        {"Cookie": f"verl-adaptive-{served.port}={served.token}"},
+        {"Cookie": f"verl-adaptive-{served.port}="},
+    )
+    for path in ("/", "/version", runs(served)["p/two"], f"{runs(served)['p/two']}/version", "/nothing"):
+        for headers in bad:
+            answer = served.get(path, **headers)
+            assert answer.status == 401 and "p/two" not in answer.text and "set-cookie" not in answer.headers
+            assert answer.headers["content-security-policy"] and served.token not in answer.text
+    for query in ("?token=", "?token=x", f"?token=x&token={served.token}", "?token=%ff%00", f"?Token={served.token}"):
+        assert served.get(f"/{query}", Cookie="a=b").status == 401
+
+
+def test_the_printed_address_gives_a_cookie_and_leaves_the_token_behind(served) -> None:
+    path = runs(served)["p/two"]
+    answer = served.get(f"{path}?token={served.token}")
+    assert (answer.status, answer.headers["location"]) == (303, path)
+    cookie, *attributes = answer.headers["set-cookie"].split("; ")
+    assert {"HttpOnly", "SameSite=lax", "Path=/"} <= set(attributes)
+    assert served.token not in cookie and cookie.startswith(f"verl-adaptive-{served.port}=")
+    assert served.get(path, Cookie=f"other=1; {cookie}").status == 200
+    assert served.get(f"{path}?token=of-an-earlier-server", Cookie=cookie).status == 200
+    # behind a forwarded port the browser keeps it under that one, beside the cookies of other servers
+    answer = served.get(f"/?token={served.token}", host="localhost:9999")
+    assert answer.headers["set-cookie"].startswith("verl-adaptive-9999=")
+    assert served.get("/", host="localhost:9999", Cookie=cookie).status == 401
+    # nobody is led away
+    answer = served.get(f"//evil.example/%5c?token={served.token}")
+    assert answer.headers["location"] == "/evil.example/%5C"
+
+
+def test_a_token_of_ones_own_or_none(tmp_path) -> None:
+    make_run(tmp_path / "run", steps=2, run_id="p/e", snapshot=False)
+    own = "a token & of my own"
+    for options, token in ((("--token", own), "a%20token%20%26%20of%20my%20own"), (("--token", ""), "")):
+        server = Served(tmp_path, *options)
+        try:
+            assert server.token == token
+            assert server.get("/", Cookie="a=b").status == (401 if token else 200)
+            assert server.get(f"/?token={token}").status == (303 if token else 200)
+            assert server.get("/", Authorization=f"Bearer {own}").status == 200
+        finally:
+            assert server.close() == 0
+
+
 def test_it_is_read_only_and_opens_nothing_else(served) -> None:
     before = {path: path.read_bytes() for path in served.folder.rglob("*.sqlite")}
     for method in ("POST", "PUT", "DELETE", "OPTIONS", "PATCH"):
@@ -177,6 +233,11 @@ def test_listening_beyond_this_machine_is_asked_for(tmp_path, capsys) -> None:
     for host in ("0.0.0.0", "::", "192.168.1.5", "gpu7.lab"):
         assert main(["serve", str(tmp_path), "--host", host]) == 2
         assert "--allow-remote" in capsys.readouterr().err
+        assert main(["serve", str(tmp_path), "--host", host, "--allow-remote", "--token", ""]) == 2
+        assert "Leave --token out" in capsys.readouterr().err
+    for token in ("short", "é" * 20, "a\n" * 20):
+        assert main(["serve", str(tmp_path), "--token", token]) == 2
+        assert "--token" in capsys.readouterr().err
     assert main(["serve", "/no/where"]) == 1
     assert "does not exist" in capsys.readouterr().err
     assert main(["serve", str(tmp_path), "--port", "70000"]) == 2
@@ -200,7 +261,8 @@ def test_without_its_libraries_it_says_what_to_install(tmp_path, monkeypatch, ca
     monkeypatch.delitem(sys.modules, "verl_adaptive.report.page", raising=False)
     monkeypatch.setitem(sys.modules, missing, None)
     assert main(["serve", str(tmp_path)]) == 1
-    assert "verl-adaptive[serve]" in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert "pip install '.[serve]'" in err and ".whl[serve]'" in err and "verl-adaptive[" not in err
 
 
 def test_what_is_new_is_read_without_the_whole_journal(tmp_path) -> None:

@@ -38,6 +38,13 @@ def test_groups_that_never_have_variance_have_no_time_apiece() -> None:
     assert "each group with variance" not in found.words()
 
 
+@pytest.mark.parametrize("n", [16, 32])
+def test_small_groups_find_their_prompts_whatever_n_is(n) -> None:
+    """A step of solo's takes n times as many prompts as GRPO's; with too few its groups would be of two and more."""
+    assert waiting("solo", n=n).informative == 0
+    assert waiting("solo adaptive.allocator.n=2", n=n, passes=0.5).informative > 0
+
+
 def test_a_large_step_is_made_smaller_with_its_machine() -> None:
     """Four times the batch on four times the slots costs what the small one costs."""
     small, large = (

@@ -244,10 +244,16 @@ class Examination:
             self.add("plugin in the driver", "ok" if good else "fail", detail, "" if good else fix)
         from verl_adaptive.integration import compat
 
-        missing = self._try("names of verl's", compat.INSTALL, compat.problems)
-        if missing is not None:
-            detail = "; ".join(missing) if missing else f"all {len(compat.NAMES)} that are used are there"
+        names = self._try("names of verl's", compat.INSTALL, lambda: (compat.problems(), compat.substitutes()))
+        if names is not None:
+            missing, instead = names
+            there = (
+                f"{len(compat.NAMES) - len(instead)} of {len(compat.NAMES)}" if instead else f"all {len(compat.NAMES)}"
+            )
+            detail = "; ".join(missing) if missing else f"{there} that are used are there"
             self.add("names of verl's", "fail" if missing else "ok", detail, compat.INSTALL if missing else "")
+            for place in instead:
+                self.add("done instead", "warn", f"verl {_version('verl')}: {place}")
         options = self._try("Hydra group", reinstall, inspect.group_options)
         if options is not None:
             good = "greso" in options

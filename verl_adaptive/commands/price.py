@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -41,7 +41,7 @@ class Price:
         grpo_step, grpo_total: GRPO's rollouts of a step and of the run; None: the number of steps is not known here.
         step, total: about as many rollouts as the preset generates; None: not known, and ``why_not`` says why.
         factor: ``step`` of ``grpo_step``.
-        seconds: generation time of a step.
+        seconds: generation time of a step; None: not known.
         share: of GRPO's groups that have variance, as far as it is known.
         known_from: where that share is from.
         waiting: generation time in words.
@@ -139,13 +139,14 @@ def _plain(adaptive: AdaptiveConfig) -> bool:
 
 def _simulate(price: Price, config: Any, adaptive: AdaptiveConfig, plan: Any, batch: int, n: int) -> None:
     """Fill in rollouts and waiting, or why they cannot be known."""
+    from verl_adaptive.integration.facts import slots_of
     from verl_adaptive.simulate import ClockConfig, expected_waiting
 
-    rollout, trainer = config.actor_rollout_ref.rollout, config.trainer
-    where = rollout if plan.mode == "separate_async" else trainer
-    engines = max(1, int(where.nnodes) * int(where.n_gpus_per_node) // int(rollout.tensor_model_parallel_size))
-    slots, longest = int(rollout.max_num_seqs), int(config.data.max_response_length)
-    clock = ClockConfig.guess(replicas=engines, slots=slots, cap=longest)
+    slots, longest = int(config.actor_rollout_ref.rollout.max_num_seqs), int(config.data.max_response_length)
+    engines = slots_of(config) // slots  # each data-parallel part of an engine has slots of its own
+    clock = ClockConfig.guess(replicas=max(1, engines), slots=slots, cap=longest)
+    if adaptive.batch_unit == "rollouts":  # the size of the run's groups, which depends on the data set
+        adaptive = replace(adaptive, allocator={**adaptive.allocator, "n": plan.n})
     passes = min(4.0, max(0.5, price.passes or 2.0))
     try:
         found = expected_waiting(adaptive, batch=batch, n=n, share=price.share, passes=passes, clock=clock, most=_SIZE)
@@ -154,11 +155,17 @@ def _simulate(price: Price, config: Any, adaptive: AdaptiveConfig, plan: Any, ba
     ) as error:  # a part of the user's own may need what no simulation has: the plan stands without a price
         price.why_not = f"the policy cannot be simulated ({type(error).__name__}: {error})"
         return
-    price.factor, price.seconds, price.share = found.rollouts, found.seconds, found.share
+    price.factor, price.share = found.rollouts, found.share
     price.step = round(found.rollouts * price.grpo_step)
     if plan.cap is not None and price.step > plan.cap:
         price.step = plan.cap
         price.factor = price.step / price.grpo_step
+    if not engines:
+        price.waiting = (
+            "not known: rollout.disaggregation, or too few GPUs for one engine; only whole engines are modelled"
+        )
+        return
+    price.seconds = found.seconds
     waves = "" if found.waves < 1.05 else f" in {found.waves:.1f} waves"
     apiece = found.seconds_per_informative
     each = "" if apiece is None else f", {apiece:.2g} x for each group with variance"

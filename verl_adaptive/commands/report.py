@@ -16,7 +16,7 @@ import os
 from typing import TYPE_CHECKING
 
 from verl_adaptive.commands.arguments import add_store_options, count, refuse_overwrite
-from verl_adaptive.errors import AdaptiveError
+from verl_adaptive.errors import AdaptiveError, lacks_extra
 
 if TYPE_CHECKING:
     from verl_adaptive.report.collect import Collected
@@ -107,9 +107,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         from verl_adaptive.report.page import render
     except ModuleNotFoundError as error:
-        raise AdaptiveError(
-            f"the report needs {error.name}, which is not installed: pip install 'verl-adaptive[report]'"
-        ) from None
+        raise lacks_extra("the report", error, "report") from None
     refuse_overwrite(args.out, True)
     opened = open_prompts(args.store, run=args.run, tolerance=args.tolerance, id_key=args.id_key)
     against = None if args.against is None else open_prompts(args.against, tolerance=args.tolerance)

@@ -4,22 +4,25 @@ examples:
   verl-adaptive serve checkpoints
   verl-adaptive serve checkpoints --port 8080 --data train.parquet
   verl-adaptive serve postgresql+psycopg://user@host/database
-  ssh -L 8765:127.0.0.1:8765 gpu-node, then verl-adaptive serve checkpoints there and http://127.0.0.1:8765 here
+  ssh -L 8765:127.0.0.1:8765 gpu-node, then verl-adaptive serve checkpoints there and the address that it prints here
 
-Pages refresh themselves and keep the place. Whoever can reach the port reads the runs: --host with another address than
-loopback needs --allow-remote, and has neither password nor encryption.
+Pages refresh themselves and keep the place. The printed address ends with a token; who does not have it reads nothing, other
+users of this machine included. --host with another address than loopback needs --allow-remote: nothing is encrypted.
 """
 
 from __future__ import annotations
 
 import argparse
 import ipaddress
+import os
+import secrets
 import socket
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 from verl_adaptive.commands.arguments import add_store_options
 from verl_adaptive.commands.report import add_page_options, collected_of, rollouts_of
-from verl_adaptive.errors import AdaptiveError, UsageError
+from verl_adaptive.errors import AdaptiveError, UsageError, lacks_extra
 from verl_adaptive.redact import redact
 
 if TYPE_CHECKING:
@@ -27,6 +30,11 @@ if TYPE_CHECKING:
     from verl_adaptive.report.runs import Run
 
 __all__ = ["configure", "run"]
+
+#: A token of one's own, out of sight of the machine's list of processes.
+_VARIABLE = "VERL_ADAPTIVE_TOKEN"
+#: Its least length.
+_LEAST = 16
 
 
 def _port(text: str) -> int:
@@ -39,6 +47,12 @@ def _port(text: str) -> int:
     return value
 
 
+def _token(text: str) -> str:
+    if text and (len(text) < _LEAST or not text.isascii() or not text.isprintable()):
+        raise argparse.ArgumentTypeError(f"at least {_LEAST} letters, digits or signs of ASCII, or '' for none")
+    return text
+
+
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "store", metavar="DIR|URL", help="a folder with runs below it, a SQLite file, or a database URL"
@@ -48,7 +62,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--host", metavar="ADDRESS", default="127.0.0.1", help="address to listen on (default 127.0.0.1)"
     )
     parser.add_argument(
-        "--allow-remote", action="store_true", help="with --host: other machines may read, without a password"
+        "--allow-remote", action="store_true", help="with --host: other machines may read, without encryption"
+    )
+    parser.add_argument(
+        "--token",
+        metavar="TEXT",
+        type=_token,
+        default=os.environ.get(_VARIABLE) or None,
+        help=f"what readers must know (default: {_VARIABLE} in the environment, else a new one each time); "
+        "'': nothing, every user of this machine may read",
     )
     parser.add_argument(
         "--name",
@@ -66,17 +88,21 @@ def run(args: argparse.Namespace) -> int:
 
     if not _is_loopback(args.host) and not args.allow_remote:
         raise UsageError(
-            f"--host {args.host}: everybody who can reach this address could read the runs, without a password. Forward "
-            "the port with ssh -L instead, or add --allow-remote"
+            f"--host {args.host}: other machines could reach this address, and nothing is encrypted, the token included. "
+            "Forward the port with ssh -L instead, or add --allow-remote"
+        )
+    token = secrets.token_urlsafe(32) if args.token is None else args.token
+    if not _is_loopback(args.host) and not token:
+        raise UsageError(
+            f"--host {args.host} --token '': everybody who can reach this address could read the runs. Leave --token out, or "
+            "listen on 127.0.0.1"
         )
     try:
         import uvicorn
 
         from verl_adaptive.report.server import Site, application
     except ModuleNotFoundError as error:
-        raise AdaptiveError(
-            f"serve needs {error.name}, which is not installed: pip install 'verl-adaptive[serve]'"
-        ) from None
+        raise lacks_extra("serve", error, "serve") from None
     if args.data is None and args.rollouts is not None:
         rollouts_of(args.rollouts, args.data, {})
     site = Site(args.store, lambda run, live: _render(args, run, live), args.run)
@@ -91,11 +117,18 @@ def run(args: argparse.Namespace) -> int:
     shown = f"[{host}]" if ":" in host else host
     for text in trouble:
         note(redact(text))
-    note(f"{len(found)} run{'' if len(found) == 1 else 's'} at http://{shown}:{port}/ (Ctrl-C ends it)")
+    key = f"?token={quote(token, safe='')}" if token else ""
+    note(f"{len(found)} run{'' if len(found) == 1 else 's'} at http://{shown}:{port}/{key} (Ctrl-C ends it)")
+    if not token:
+        note("every user of this machine can read this: there is no token")
     if not _is_loopback(args.host):
-        note("other machines can read this: there is neither password nor encryption")
+        note("other machines can reach this, and nothing is encrypted: who listens on the way has the token, too")
     config = uvicorn.Config(
-        application(site, tuple(args.name)), log_level="warning", access_log=False, server_header=False, lifespan="off"
+        application(site, tuple(args.name), token),
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        lifespan="off",
     )
     try:
         uvicorn.Server(config).run(sockets=[listener])

@@ -254,6 +254,11 @@ def _lack(item: Name) -> str:
     return ""
 
 
+def _only(item: Name, mode: str | None) -> str:
+    """The trainer modes that a name is for, where not all of them and nobody has asked for one."""
+    return "" if item.modes == MODES or mode is not None else f" in {' and '.join(item.modes)}"
+
+
 def problems(names: tuple[Name, ...] = NAMES, mode: str | None = None) -> list[str]:
     """What the installed verl lacks and nothing stands in for; empty when all is well.
 
@@ -267,8 +272,7 @@ def problems(names: tuple[Name, ...] = NAMES, mode: str | None = None) -> list[s
             continue
         lack = _lack(item)
         if lack:
-            only = "" if item.modes == MODES or mode is not None else f" in {' and '.join(item.modes)}"
-            found.append(f"{item.where} {lack}; needed for {item.why}{only}")
+            found.append(f"{item.where} {lack}; needed for {item.why}{_only(item, mode)}")
     return found
 
 
@@ -277,10 +281,13 @@ def substitutes(names: tuple[Name, ...] = NAMES, mode: str | None = None) -> lis
 
     Args:
         names: what to look for.
-        mode: for one trainer mode; None: for any.
+        mode: for one trainer mode; None: for any, and what concerns some of them only says so.
     """
-    concerned = (n for n in names if n.instead and (mode is None or mode in n.modes))
-    return [f"{n.where} {lack.partition(' (')[0]}: {n.instead}" for n in concerned if (lack := _lack(n))]
+    found = []
+    for item in names:
+        if item.instead and (mode is None or mode in item.modes) and (lack := _lack(item)):
+            found.append(f"{item.where} {lack.partition(' (')[0]}{_only(item, mode)}: {item.instead}")
+    return found
 
 
 def too_old() -> str:

@@ -39,13 +39,17 @@ def updates_of(config: Any) -> int:
 
 
 def replicas_of(config: Any) -> int:
-    """Inference engines of the ``sync`` trainer (``LLMServerManager``): GPUs over the GPUs of one; 0: not told by these."""
-    rollout, trainer = config.actor_rollout_ref.rollout, config.trainer
+    """Inference engines (``LLMServerManager``): GPUs that generate over the GPUs of one; 0: not told by these.
+
+    ``sync`` and ``colocate_async`` generate on the trainer's GPUs, ``separate_async`` on those of the rollout.
+    """
+    rollout = config.actor_rollout_ref.rollout
     disaggregation = rollout.get("disaggregation")
     if disaggregation is not None and disaggregation.get("enabled", False):
         return 0  # prefill and decoding on engines of their own
+    where = rollout if mode_of(config) == "separate_async" else config.trainer
     one = rollout.tensor_model_parallel_size * rollout.data_parallel_size * rollout.pipeline_model_parallel_size
-    return int(trainer.n_gpus_per_node * trainer.nnodes // one)
+    return int(where.n_gpus_per_node * where.nnodes // one)
 
 
 def slots_of(config: Any) -> int:

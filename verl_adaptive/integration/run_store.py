@@ -20,6 +20,7 @@ from verl_adaptive.integration.facts import journal_place
 from verl_adaptive.integration.prompts import identity_columns, media_columns
 from verl_adaptive.integration.session import Session
 from verl_adaptive.integration.stream_session import StreamSession
+from verl_adaptive.integration.watch import Watch
 from verl_adaptive.resume import check_settings, settings_of
 from verl_adaptive.roles import Policy
 from verl_adaptive.stats import (
@@ -204,7 +205,9 @@ class RunStore:
             self.adaptive, batch=self.config.data.train_batch_size, n=self.config.actor_rollout_ref.rollout.n
         )
 
-    def save(self, checkpoint: str, step: int, engine: Engine, session: Session | StreamSession) -> None:
+    def save(
+        self, checkpoint: str, step: int, engine: Engine, session: Session | StreamSession, watch: Watch | None = None
+    ) -> None:
         """Write the snapshot into a checkpoint folder; complete and on disk when this returns.
 
         Over an earlier save of the same step, that one stays valid until this one is complete.
@@ -217,7 +220,11 @@ class RunStore:
         write_snapshot(
             folder,
             self.table,
-            {"engine": engine.state_dict(), "session": session.state_dict()},
+            {
+                "engine": engine.state_dict(),
+                "session": session.state_dict(),
+                **({} if watch is None else {"watch": watch.state_dict()}),
+            },
             meta={
                 "step": step,
                 "policy": self.adaptive.name,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pprint import pprint
 from typing import TYPE_CHECKING, Any
@@ -100,7 +100,7 @@ class AdaptiveMixin(_Trainer):
         self._warming_up = False
         self._tape: Tape | None = None
         self._liveness: Liveness | None = None
-        self._watch: Watch | None = None
+        self._watch: Watch  # from the loading of the checkpoint on
         self._validation_prompts: dict[str, int] | None = None  # data source → prompts
 
     def _build_replay_buffer(self) -> AdaptiveReplayBuffer:
@@ -217,8 +217,7 @@ class AdaptiveMixin(_Trainer):
         longest = self.config.data.max_response_length
         times = self.session.times.metrics() if isinstance(self.session, Session) else None
         metrics.update(step_metrics(self.engine, result, self._layouts, max_response_length=longest, times=times))
-        if self._watch is not None:
-            metrics.update(self._watch.step(self.global_steps, result, batch))
+        metrics.update(self._watch.step(self.global_steps, result, batch))
         if result.note:
             logger.warning("%s", result.note)
         if self.engine.finished and self.global_steps < self.total_training_steps:
@@ -241,13 +240,6 @@ class AdaptiveMixin(_Trainer):
             if root is True:
                 root = os.path.join(self.config.trainer.default_local_dir, "record")
             self._tape = Tape(root, self.engine)
-        self._watch = Watch(
-            self.adaptive,
-            self.engine,
-            repeated=self.run_store.repeated_share,
-            longest=self.config.data.max_response_length,
-            tracking=lambda: self.logger,
-        )
         print("\n".join(banner(self)), flush=True)
 
     def _dead(self) -> list[str]:
@@ -538,12 +530,13 @@ class AdaptiveMixin(_Trainer):
     def _save_checkpoint(self) -> None:
         # Before verl's own files: its "latest" marker must never name a step without a snapshot.
         folder = os.path.join(self.config.trainer.default_local_dir, f"global_step_{self.global_steps}")
-        self.run_store.save(folder, self.global_steps, self.engine, self.session)
+        self.run_store.save(folder, self.global_steps, self.engine, self.session, self._watch)
         super()._save_checkpoint()
         self.run_store.prune(self.config.trainer.default_local_dir)
 
     def _load_checkpoint(self) -> None:
         super()._load_checkpoint()
+        watched: Mapping[str, Any] | None = None
         if self.global_steps > 0:
             trainer = self.config.trainer
             folder = (
@@ -556,12 +549,22 @@ class AdaptiveMixin(_Trainer):
             if state is not None:
                 self.engine.load_state_dict(state["engine"])
                 self.session.load_state_dict(state["session"])
+                watched = state.get("watch")  # 0.1.0 saved none
                 if self.engine.finished:
                     self.total_training_steps = self.global_steps
             else:
                 self.session.load_state_dict(
                     {}
                 )  # a plain run's prompts in flight are not ours: verl would send them again
+        self._watch = Watch(
+            self.adaptive,
+            self.engine,
+            repeated=self.run_store.repeated_share,
+            longest=self.config.data.max_response_length,
+            tracking=lambda: self.logger,
+        )
+        if watched is not None:
+            self._watch.load_state_dict(watched)
         self.run_store.begin(self.global_steps, self.engine)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -60,6 +60,15 @@ class Watch:
         if every and step % every == 0:
             self._guarded("lists", lambda: log_lists(self.tracking(), self.engine.table, step))
         return out
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run goes on from."""
+        return {"alarms": self._alarms.state_dict(), "asked": self._asked}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take up the state of :meth:`state_dict`."""
+        self._guarded("alarms", lambda: self._alarms.load_state_dict(state["alarms"]))
+        self._asked = int(state["asked"])
 
     def _guarded(self, what: str, act: Callable[[], Any]) -> None:
         """Act, unless it failed before: a broken lamp must not stop the engine."""

@@ -1,13 +1,16 @@
 """The report as a small web server: read-only, for one machine, over all runs of a folder or database.
 
-Whoever can reach the port can read the runs, so it listens on loopback unless asked otherwise, and a browser is answered
-only under a name that nobody else's domain can be pointed at (DNS rebinding): an IP address, ``localhost``, or a name that
-was given.
+Everybody on the machine can reach the port, so it answers those alone who have its token: in the address that they open
+first, in the cookie that they get for it, or as ``Authorization: Bearer``. It listens on loopback unless asked otherwise, and
+a browser is answered only under a name that nobody else's domain can be pointed at (DNS rebinding): an IP address,
+``localhost``, or a name that was given.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import hmac
 import ipaddress
 import time
 from collections import OrderedDict
@@ -15,11 +18,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any
+from urllib.parse import parse_qs, quote
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, PlainTextResponse, Response
+from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -40,14 +44,17 @@ _KEPT = 16
 
 
 class Guard:
-    """Refuses other names, other methods, and gives every answer its security headers.
+    """Refuses strangers, other names and other methods, and gives every answer its security headers.
 
     Args:
         app: what is guarded.
         names: host names that are answered beside IP addresses and ``localhost``.
+        token: who has it is answered; empty: everybody is.
     """
 
-    def __init__(self, app: ASGIApp, names: tuple[str, ...] = ()) -> None:
+    def __init__(self, app: ASGIApp, names: tuple[str, ...] = (), token: str = "") -> None:
+        # What a browser keeps is not the token: cookies have letters that they cannot hold, and go to every port of a host.
+        self._token, self._kept = token, hashlib.sha256(token.encode()).hexdigest()
         self.app, self.names = app, frozenset(name.lower() for name in (*names, "localhost"))
         self._headers = [
             (b"content-security-policy", f"{policy_of(True)}; frame-ancestors 'none'".encode()),
@@ -76,8 +83,27 @@ class Guard:
         elif scope["method"] not in ("GET", "HEAD"):
             answer = PlainTextResponse("read-only\n", 405, {"allow": "GET, HEAD"})
         else:
-            answer = self.app
+            answer = self._admit(Request(scope), hosts[0])
         await answer(scope, receive, dressed)
+
+    def _admit(self, request: Request, host: str) -> ASGIApp:
+        """The application for those who have the token; for those who bring it in the address, a cookie and the way there."""
+        if not self._token:
+            return self.app
+        # Cookies know no ports: under one name the second of two servers would shut the first one's readers out.
+        port = host.rpartition(":")[2]
+        name = f"verl-adaptive-{port if port.isdecimal() else 80}"
+        address = parse_qs(request.scope["query_string"].decode("latin-1")).get("token", [""])[0]
+        if _same(address, self._token):
+            # Away from the address, where a history, a bookmark or a picture of the screen would keep it.
+            answer = RedirectResponse(quote(f"/{request.scope['path'].lstrip('/')}"), 303)
+            answer.set_cookie(name, self._kept, httponly=True, samesite="lax")
+            return answer
+        bearer = request.headers.get("authorization", "").removeprefix("Bearer ")
+        if _same(bearer, self._token) or _same(request.cookies.get(name, ""), self._kept):
+            return self.app
+        why = "open the address that verl-adaptive serve has printed: it ends with ?token=…\n"
+        return PlainTextResponse(why, 401, {"www-authenticate": "Bearer"})
 
     def allows(self, host: str) -> bool:
         """Whether a Host header is one that nobody else's domain can have."""
@@ -89,6 +115,11 @@ class Guard:
         except ValueError:
             return False
         return True
+
+
+def _same(given: str, expected: str) -> bool:
+    """Compare in a time that does not depend on where the two differ."""
+    return hmac.compare_digest(given.encode(), expected.encode())
 
 
 @dataclass
@@ -155,12 +186,12 @@ class Site:
             return page.text
 
 
-def application(site: Site, names: tuple[str, ...] = ()) -> ASGIApp:
+def application(site: Site, names: tuple[str, ...] = (), token: str = "") -> ASGIApp:
     """The server's application.
 
     Args:
         site: what is shown.
-        names: host names that are answered, beside IP addresses and ``localhost``.
+        names, token: as :class:`Guard`.
     """
 
     async def index(request: Request) -> Response:
@@ -200,7 +231,7 @@ def application(site: Site, names: tuple[str, ...] = ()) -> ASGIApp:
         Route("/run/{id:str}", run_page),
         Route("/run/{id:str}/version", run_version),
     ]
-    return Guard(Starlette(routes=routes, exception_handlers={AdaptiveError: failed}), names)
+    return Guard(Starlette(routes=routes, exception_handlers={AdaptiveError: failed}), names, token)
 
 
 def _shown(source: str) -> str:

@@ -51,7 +51,8 @@ class ClockConfig:
         """What a run's own settings say; the median is taken to be an eighth of the cap, decode steps are the default's.
 
         Args:
-            replicas: inference engines: GPUs over ``tensor_model_parallel_size``.
+            replicas: inference engines, those of one ``data_parallel_size`` counted one by one: each has slots of its own
+                (:func:`verl_adaptive.integration.facts.slots_of`).
             slots: ``actor_rollout_ref.rollout.max_num_seqs``, or what the memory for keys and values holds if that is less.
             cap: ``data.max_response_length``.
         """

@@ -111,8 +111,10 @@ def expected_waiting(
     # As many sequences for each slot as before, and as long a step with all slots taken.
     slots = max(1, round(m.replicas * m.slots / scale))
     clock = replace(clock, machine=Machine(1, slots, m.base, m.each * m.slots / slots))
-    steps = max(1, round(_STEPS * min(4.0, max(0.5, passes))))
-    p = _pool(max(_STEPS * smaller, 64), n, share, seed)
+    # A pass over the pool is _STEPS steps of GRPO, or as many as it takes for a step of smaller groups to find its prompts.
+    a_pass = max(_STEPS, _groups(config, n))
+    steps = max(1, round(a_pass * min(4.0, max(0.5, passes))))
+    p = _pool(max(a_pass * smaller, 64), n, share, seed)
     plain = replace(compose_preset(["grpo"]), poll_interval=config.poll_interval)
     theirs = _run(plain, p, clock, smaller, n, steps, seed)
     ours = _run(config, p, clock, smaller, n, steps, seed)
@@ -128,6 +130,11 @@ def expected_waiting(
         share=theirs["informative"] / smaller,
         steps=ours["steps"],
     )
+
+
+def _groups(config: AdaptiveConfig, n: int) -> int:
+    """Groups that a step makes of one of GRPO's (:func:`verl_adaptive.shape.step_shape`)."""
+    return -(-n // (config.allocator.get("n") or n)) if config.batch_unit == "rollouts" else 1
 
 
 def _pool(size: int, n: int, share: float, seed: int) -> np.ndarray:
