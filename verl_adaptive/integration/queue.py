@@ -221,14 +221,9 @@ class Queue:
     def collect(self, requests: Requests, step: int) -> Groups:
         """Read the rewards of requests that are back: one group per request, surviving sessions in order."""
         parts = [self._parts[ticket][-1] for ticket in requests.ticket.tolist()]
-        meta = self._fetch_unlisted(parts)
-        told = [part.uid in self._told for part in parts]
-        found = [_sessions([k for k in self._waited_for(part) if k in self._listed]) for part in parts]
+        found, meta = self._find(parts)
         finals = [outputs[-1] for sessions in found for outputs in sessions]
-        if any(told) and self._single is not False:
-            self._single = all(len(x) == 1 for sessions, t in zip(found, told, strict=True) if t for x in sessions)
-        whole = meta is not None and meta.size == len(finals)
-        reward, signal = read_rewards(finals, self.config.signal, meta if whole else None)
+        reward, signal = read_rewards(finals, self.config.signal, meta)
         alive = np.isfinite(reward) & np.isfinite(signal)
         sizes = np.array([len(sessions) for sessions in found], dtype=np.int64)
         at = np.concatenate([[0], np.cumsum(sizes)])
@@ -266,6 +261,24 @@ class Queue:
             lag=np.maximum(lag, 0),
             lost=[part.n - count for part, count in zip(parts, counts, strict=True)],
         )
+
+    def _find(self, parts: list[Part]) -> tuple[list[list[list[str]]], BatchMeta | None]:
+        """The sessions of requests that are back, and where their rows are if that was asked for on the way."""
+        meta = self._fetch_unlisted(parts)
+        named = set() if meta is None else self._unlisted
+        found, alone = [], []
+        for part in parts:
+            told = part.uid in self._told
+            keys = self._waited_for(part)
+            if part.uid in named:
+                found.append([[key] for key in keys])
+                continue
+            found.append(_sessions([key for key in keys if key in self._listed]))
+            if told:
+                alone += [len(outputs) == 1 for outputs in found[-1]]
+        if alone and self._single is not False:
+            self._single = all(alone)
+        return found, meta if len(named.intersection(part.uid for part in parts)) == len(parts) else None
 
     def _enough(self, n: int) -> int:
         """Sessions that make a group of ``n``."""
