@@ -14,6 +14,7 @@ __all__ = ["bill", "trained_rows"]
 
 #: In the README's order: the page, and what the preset does.
 PRESETS = {
+    "grpo": ("baselines.md", "plain GRPO without its rows of zero advantage: the same gradient"),
     "solo": ("solo.md", "one rollout a prompt, many prompts: the baseline is what the store expects of each"),
     "greso": ("greso.md", "skips prompts, before generation, whose own history says they are uninformative"),
     "aero": ("aero.md", "explores with half a group, rescues all-wrong prompts, thins what is redundant"),
@@ -21,7 +22,6 @@ PRESETS = {
     "pilot_commit": ("pilot_commit.md", "a few pilots of many prompts, full groups only where they are mixed"),
     "dapo": ("baselines.md", "baseline: drops groups without variance, and draws prompts until the batch is full"),
     "spo": ("solo.md#spo", "baseline: SPO as published, as far as it can be had"),
-    "grpo": ("baselines.md", "baseline: plain GRPO through the same code"),
 }
 
 
@@ -34,16 +34,16 @@ def bill(clock: dict[str, Any], cells: Sequence[dict[str, Any]]) -> list[str]:
     """
     found, rows = clock["policies"], []
     for preset, (page, about) in PRESETS.items():
-        numbers = ["–"] * 3
+        numbers = ["–"] * 2
         if entry := found.get(preset):
             rollouts = entry["begun"] / found["grpo"]["begun"]
-            numbers = [f"{rollouts:.2f}", f"{entry['time']:.2f}", f"{1 / rollouts:.2f}"]
+            numbers = [f"{rollouts:.2f}", f"{entry['time']:.2f}"]
         trained = trained_rows(cells, preset)
         numbers.insert(2, "–" if trained is None else f"{trained:.2f}")
         rows.append([f"[`+adaptive={preset}`](docs/{page})", about, *numbers])
-    head = ["word", "what it does", "rollouts", "generation time", "tokens trained", "steps at GRPO's bill"]
+    head = ["word", "what it does", "rollouts", "generation time", "tokens trained"]
     first, _, *rest = table(head, rows)
-    return [first, "|:--|:--|--:|--:|--:|--:|", *rest]
+    return [first, "|:--|:--|--:|--:|--:|", *rest]
 
 
 def trained_rows(cells: Sequence[dict[str, Any]], preset: str) -> float | None:
