@@ -147,7 +147,7 @@ SITUATIONS: Sequence[tuple[str, str, tuple[str, ...], tuple[str, ...]]] = (
     ),
     (
         "more prompts than rollouts, none met twice",
-        "[`solo`](solo.md) with fine data sources, or GRPO with smaller groups",
+        "[`solo`](solo.md) with fine data sources",
         ("tiny/onepass",),
         ("solo", "reinforce", "grpo-4"),
     ),

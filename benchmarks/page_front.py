@@ -70,8 +70,7 @@ def front(found: dict[str, dict[str, Standing]]) -> list[str]:
         f"best learning rate. {how}, ± half of the 95 % interval over seeds.",
         "",
         *table(["pool", "seeds", "`solo`", "GRPO, best n and decay", "groups picked by true pass rates"], rows),
-        f"Of the papers' presets, told apart from GRPO at 95 %: {told}. [Everything, losses included, and how it is "
-        "judged](benchmarks/RESULTS.md).",
+        f"Of the papers' presets, told apart from GRPO: {told}. [All of it, losses included](benchmarks/RESULTS.md).",
         "",
         "![held-out accuracy by rollouts](benchmarks/figures/front.svg)",
     ]
