@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from tests.e2e.harness import environment
+from verl_adaptive.integration.selftest.suite import PRESETS
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(5400)]
 
@@ -43,5 +44,6 @@ def test_quick(tmp_path):
 @pytest.mark.matrix
 def test_all_presets_and_a_kill(tmp_path):
     report, _ = selftest(tmp_path)
-    assert len(report["items"]) == 12 and report["items"][-1]["name"] == "SIGKILL and resume"
+    names = [item["name"] for item in report["items"]]
+    assert set(names) >= {f"+adaptive={preset}" for preset in PRESETS} and names[-1] == "SIGKILL and resume"
     assert "seconds of the shared start-up" in report["machine"]
