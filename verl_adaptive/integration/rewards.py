@@ -83,7 +83,9 @@ def success(signal: np.ndarray, config: SuccessConfig) -> np.ndarray:
 def _sums(scores: torch.Tensor) -> np.ndarray:
     """Sum of each row; rows of unequal length are one tensor of all their values."""
     if scores.is_nested and scores.layout == torch.jagged:
-        ends, values = scores.offsets().numpy(), scores.values().float().numpy()  # numpy knows no bfloat16
+        values = scores.values()
+        values = values.float() if values.dtype == torch.bfloat16 else values  # which numpy does not know
+        ends, values = scores.offsets().numpy(), values.numpy()
         out, some = np.zeros(len(ends) - 1), ends[1:] > ends[:-1]
         out[some] = np.add.reduceat(values, ends[:-1][some], dtype=np.float64)
         return out
