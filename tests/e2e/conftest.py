@@ -1,4 +1,4 @@
-"""Runs that several tests look at; see :mod:`tests.e2e.starts`."""
+"""Runs that several tests look at; see :mod:`tests.e2e.starts`. Tests that look at the same stay on one worker."""
 
 from __future__ import annotations
 
@@ -6,6 +6,18 @@ import pytest
 
 from tests.e2e import starts
 from tests.e2e.harness import Run
+
+#: Fixtures that are start-ups of the pipeline.
+STARTS = ("usual", "colocated", "short", "greedy", "faulty")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Name the group of a test by the start-up that it takes; one that takes it by name only says so itself."""
+    for item in items:
+        for name in STARTS:
+            if name in getattr(item, "fixturenames", ()):
+                item.add_marker(pytest.mark.xdist_group(name))
 
 
 @pytest.fixture(scope="session")
