@@ -89,6 +89,15 @@ def test_a_starved_source_unless_it_is_solved_or_hopeless() -> None:
     assert "'starved'" in line
 
 
+def test_a_small_source_that_is_never_drawn_is_starved_too() -> None:
+    """Two of a hundred prompts: a step's share is twenty rollouts, so it takes four steps to be sure."""
+    alarms = Alarms(AlarmConfig(), ["large", "small"], np.array([9_800, 200]))
+    said = [drive(alarms, 1, [0.5, 0.5], [128, 0])[0]["adaptive/alarm/starved"] for _ in range(6)]
+    assert said == [0, 0, 0, 1, 1, 1]
+    drive(alarms, 4, [0.5, 0.5], [125, 3])
+    assert drive(alarms, 4, [0.5, 0.5], [125, 3])[0]["adaptive/alarm/starved"] == 0
+
+
 def test_duplicates_and_an_unused_acc_are_said_once() -> None:
     alarms = Alarms(AlarmConfig(), ["a"], np.array([10]), repeated=0.2)
     shaped = np.linspace(0, 1, 16)

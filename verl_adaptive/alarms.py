@@ -28,6 +28,8 @@ __all__ = ["KINDS", "Alarms", "source_label"]
 KINDS = ("never_solved", "cut", "jumped", "starved")
 #: Pass rate from which a source is solved and needs no rollouts.
 _SOLVED = 0.9
+#: Rollouts that a data source's share must come to before it can be called starved.
+_EXPECTED = 64
 #: Standard errors that chance does not explain.
 _CHANCE = 4.0
 #: Share of rows that repeat an earlier prompt from which it is said.
@@ -68,7 +70,10 @@ class Alarms:
         self._all = np.zeros((2, size))  # rollouts, successes
         self._block = np.zeros((4, size))  # rollouts, successes, rollouts of known length, cut ones
         self._last = np.full((4, size), np.nan)
-        self._wait = np.zeros(size)  # rollouts since the starved were looked for
+        # Since a source was last looked at for being starved: its rollouts, what its share of the prompts comes to, and
+        # everybody's.
+        self._wait = np.zeros((3, size))
+        self._judged = np.zeros((3, size))  # the same, as it was then
         self._on = {kind: np.zeros(size, dtype=bool) for kind in KINDS}
         self._rewards: set[float] = set()
         self._said: set[str] = set()
@@ -99,7 +104,8 @@ class Alarms:
             now[2] = 0.0
         self._all += now[:2]
         self._block += now
-        self._wait += now[0]
+        pool = self.prompts.sum()
+        self._wait += np.stack([now[0], now[0].sum() * self.prompts / max(pool, 1.0), np.full(size, now[0].sum())])
         lines = self._judge()
         if len(self._rewards) <= 2:
             self._rewards.update(np.unique(np.round(rewards[np.isfinite(rewards)], 9))[:3].tolist())
@@ -133,16 +139,20 @@ class Alarms:
         self._block[:, full] = 0.0
 
     def _judge_shares(self) -> None:
-        got, pool = float(self._wait.sum()), float(self.prompts.sum())
-        if len(self.names) < 2 or not pool or got < self.config.rollouts * max(8, int((self.prompts > 0).sum())):
+        if len(self.names) < 2:
             return
-        expected = got * self.prompts / pool
+        got, expected, everybody = self._wait
+        whole = self.config.rollouts * max(8, int((self.prompts > 0).sum()))
+        due = (everybody >= whole) & (expected >= _EXPECTED)  # a small source waits longer for its turn
+        if not due.any():
+            return
         with np.errstate(all="ignore"):
             rate = self._all[1] / self._all[0]
         needless = (rate >= _SOLVED) | self._on["never_solved"]
-        self._on["starved"] = (expected >= 64) & (self._wait < self.config.starved * expected) & ~needless
-        self._got, self._expected = self._wait.copy(), expected
-        self._wait[:] = 0.0
+        starved = (got < self.config.starved * expected) & ~needless
+        self._on["starved"] = np.where(due, starved, self._on["starved"])
+        self._judged = np.where(due, self._wait, self._judged)
+        self._wait[:, due] = 0.0
 
     def _line(self, kind: str, i: int) -> str:
         name = f"data source {clean(self.names[i], 80)!r}"
@@ -161,8 +171,8 @@ class Alarms:
                 f"{self._last[0, i]:,.0f} rollouts. Read some: reward hacking, or a verifier that fails?"
             )
         return (
-            f"alarm: {name}: got {self._got[i]:,.0f} of the latest rollouts, by its share of the prompts it would be "
-            f"{self._expected[i]:,.0f}"
+            f"alarm: {name}: got {self._judged[0, i]:,.0f} of the latest {self._judged[2, i]:,.0f} rollouts, by its share "
+            f"of the prompts it would be {self._judged[1, i]:,.0f}"
         )
 
     # -- across a restart -----------------------------------------------------------------------------------

@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from typing import Any, TypeVar
 
+import numpy as np
+
 from verl_adaptive.errors import ConfigError
 
 __all__ = [
@@ -169,6 +171,12 @@ class SuccessConfig:
 
     def validate(self, path: str) -> None:
         check(self.high > self.low, f"{path}.high", self.high, f"must be greater than {path}.low={self.low}")
+
+    def of(self, signal: np.ndarray) -> np.ndarray:
+        """float64, as many: each signal as evidence of success in [0, 1]."""
+        if self.mode == "threshold":
+            return (signal >= self.threshold).astype(np.float64)
+        return np.clip((signal - self.low) / (self.high - self.low), 0.0, 1.0)
 
 
 @dataclass

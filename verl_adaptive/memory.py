@@ -131,10 +131,11 @@ class Memory:
 
         Args:
             sums: the shared column that holds the sum over all rollouts: ``successes`` or ``reward_sum``. What is
-                remembered weighs as much as rollouts of one visit after the other would, at most 1 / (1 − ρ).
+                remembered weighs as much as rollouts of one visit after the other would, at most 1 / (1 − ρ). Where it
+                is not a number, nothing is known.
         """
         n = self.table.col("rollouts").astype(np.float64)
-        rows = np.flatnonzero((n > 0) & (self.col("count") == 0))
+        rows = np.flatnonzero((n > 0) & (self.col("count") == 0) & np.isfinite(self.table.col(sums)))
         if not len(rows):
             return
         mean = self.table.col(sums)[rows] / n[rows]

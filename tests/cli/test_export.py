@@ -41,6 +41,8 @@ def test_an_export_is_a_warm_start(finished, tmp_path, call) -> None:
         assert report.matched == report.used == (finished.engine.table.col("visits") > 0).sum()
         assert table.col("rollouts").tolist() == finished.engine.table.col("rollouts").tolist()
         assert table.col("successes").tolist() == finished.engine.table.col("successes").tolist()
+        for sums in ("reward_sum", "signal_sum", "signal_sqsum"):
+            assert table.col(sums).tolist() == pytest.approx(finished.engine.table.col(sums).tolist())
 
 
 def test_observations_and_steps(finished, tmp_path, call) -> None:

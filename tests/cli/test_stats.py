@@ -20,6 +20,7 @@ from verl_adaptive.groups import Groups
 from verl_adaptive.report.history import Flips
 from verl_adaptive.report.overview import BINS, histogram
 from verl_adaptive.stats.journal import Journal
+from verl_adaptive.testing.stores import make_keys
 
 
 def facts(call, *words) -> dict:
@@ -326,6 +327,22 @@ def test_watching_prints_what_is_new(tmp_path) -> None:
         process.stderr.close()
 
 
+@pytest.mark.parametrize(("mine", "asked", "used"), [(None, None, 1e-6), (0.3, None, 0.3), (0.3, 0.0, 0.0)])
+def test_the_whole_page_has_the_runs_tolerance(tmp_path, mine, asked, used) -> None:
+    """Signals of 0.4 and 0.6 are no variance to a run with adaptive.tolerance=0.3, in the table and along the course."""
+    from verl_adaptive.report.course import CLASSES, course_of
+    from verl_adaptive.report.opening import open_prompts
+
+    path, keys = str(tmp_path / "adaptive.sqlite"), make_keys(2)
+    with Journal.open(path, run_id="run", meta={} if mine is None else {"tolerance": mine}) as journal:
+        groups = Groups.from_lists(np.arange(2), [[0.4, 0.6], [0.4, 0.6]], success=[[0, 1], [0, 1]])
+        journal.commit_step(1, groups, keys, ["kept", "kept"], {}, {})
+    opened = open_prompts(path, tolerance=asked)
+    middle = course_of(opened, {}).classes[0, CLASSES.index("middle")]
+    assert opened.tolerance == used and middle == (0 if used > 0.2 else 2)
+    assert opened.prompts.table.col("streak").tolist() == ([1, 1] if used > 0.2 else [0, 0])
+
+
 # -- compare ------------------------------------------------------------------------------------------------
 
 
@@ -360,6 +377,25 @@ def test_compare_cuts_both_at_common_rollouts(tmp_path, call) -> None:
     whole = json.loads(call("compare", tmp_path / "short", tmp_path / "long", "--json", "--whole")[1])
     assert whole["b"]["last_step"] == 40 and whole["validation"][0]["b"] == 0.4
     assert whole["validation"][0]["beyond_chance"] and whole["verdict"].startswith("B is ahead")
+
+
+@pytest.mark.parametrize(("batch", "steps", "apart"), [(24, (30, 10), False), (96, (40, 0), True)])
+def test_validations_are_compared_at_the_same_bill(tmp_path, call, batch, steps, apart) -> None:
+    """B generates three times as much a step, or twelve times: by the common rollouts it was validated long before A."""
+    parts = {"sampler": "epoch", "filter": "keep_all", "snapshot": False, "prompts": 120, "validate": lambda s: s / 100}
+    make_run(tmp_path / "a", steps=40, batch=8, **parts)
+    make_run(tmp_path / "b", steps=40, batch=batch, **parts)
+    words = ("compare", tmp_path / "a", tmp_path / "b", "--visits", "1")
+    (measured,) = (found := json.loads(call(*words, "--json")[1]))["validation"]
+    assert measured["steps"] == list(steps) and measured["apart"] == apart
+    assert [measured["a"], measured["b"]] == [s / 100 for s in steps]
+    a, b = measured["rollouts"]
+    if apart:
+        assert not measured["beyond_chance"] and b == 0 and a >= 40 * 64
+        assert "too far apart to compare" in found["verdict"] and "after 0 rollouts (step 0)" in found["verdict"]
+    else:
+        assert abs(a - b) <= 0.1 * a and "ahead" in found["verdict"]
+    assert "rollouts by then" in call(*words)[1]
 
 
 def test_compare_says_what_chance_explains(tmp_path, call) -> None:

@@ -123,7 +123,8 @@ def test_pass_rates_are_read(tmp_path, suffix, n) -> None:
     trace = read_trace(path)
     assert len(trace) == 3 and trace.steps == 2 and trace.exact == (n is None)
     assert (trace.successes / trace.n).tolist() == pytest.approx([i / 5 for i in range(6)])
-    assert trace.tokens.tolist() == [101.5, 102.5, 103.5]
+    # beside n, tokens of all n together, as a warm start reads the same file
+    assert trace.tokens.tolist() == pytest.approx([t / (n or 1) for t in (101.5, 102.5, 103.5)])
     assert trace.sources == ["a", "b", "a"]
 
 

@@ -45,6 +45,8 @@ MOUNTS = """\
 29 21 0:35 / /container rw - overlay overlay rw,lowerdir=/a:/b,upperdir=/nowhere/upper,workdir=/nowhere/work
 30 21 0:36 / /union rw - overlay overlay rw,lowerdir=/a,upperdir=/,workdir=/
 31 21 0:37 / /win rw - cifs //server/share rw
+32 21 0:38 / /mnt/数据 rw - nfs4 server:/数据 rw
+33 21 0:39 / /mnt/\udcff rw - ext4 /dev/vdd rw
 """
 
 
@@ -61,6 +63,8 @@ MOUNTS = """\
         ("/container/x", "overlay", False),
         ("/union/x", "overlay:ext4", True),
         ("/win/x", "cifs", False),
+        ("/mnt/数据/x", "nfs4", False),
+        ("/mnt/\udcff/x", "ext4", True),
     ],
 )
 def test_the_file_system_decides_the_journal_mode(path: str, kind: str, wal: bool) -> None:

@@ -16,7 +16,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.stats.postgres import PostgresServer
+from verl_adaptive.config import SuccessConfig
 from verl_adaptive.groups import Groups
+from verl_adaptive.memory import Memory
+from verl_adaptive.report.opening import open_prompts
 from verl_adaptive.stats import (
     Journal,
     JournalError,
@@ -259,10 +262,48 @@ def test_every_documented_form(form: str, suffix: str, name: str, tmp_path: Path
 def test_scores_need_not_be_zero_or_one(tmp_path: Path) -> None:
     data = [{**rows()[0], "score": [0.1, 0.1, 0.6]}, {**rows()[1], "score": [0.3, 0.35]}]
     table = data_set()
-    warm_start(table, save(tmp_path / "e.jsonl", data), discount=1, tolerance=0.1, success=0.5)
+    warm_start(table, save(tmp_path / "e.jsonl", data), discount=1, tolerance=0.1)
     assert numbers(table, "successes", "streak_kind")[0][:2] == [1, 0]
     assert table.col("streak_kind")[:2].tolist() == [0, -1]
     assert table.col("signal_sum")[0] == pytest.approx(0.8) and table.col("signal_sqsum")[0] == pytest.approx(0.38)
+
+
+@pytest.mark.parametrize(
+    ("config", "successes"),
+    [
+        (SuccessConfig(), 3),
+        (SuccessConfig(threshold=1.0), 2),  # at least, as in training
+        (SuccessConfig("value"), 2.5),
+        (SuccessConfig("value", low=-1.0), 3.25),
+    ],
+)
+def test_a_score_succeeds_as_in_training(tmp_path: Path, config: SuccessConfig, successes: float) -> None:
+    table = data_set()
+    path = save(tmp_path / "e.jsonl", [{**rows()[0], "score": [1.0, 1.0, 0.0, 0.5]}])
+    warm_start(table, path, discount=1, success=config.of)
+    assert table.col("successes")[0] == successes
+    assert open_prompts(str(path), success=config.of).prompts.table.col("successes").tolist() == [successes]
+
+
+def test_a_count_of_successes_says_nothing_of_rewards(tmp_path: Path) -> None:
+    """Four of eight right is a reward of 4 where rewards are 0 and 1, and of 0 where they are ±1."""
+    mine = rows()
+    data = [
+        {**mine[0], "n": 8, "successes": 4},
+        {**mine[1], "n": 8, "successes": 4, "reward_sum": 0.0, "signal_sum": 0.0, "signal_sqsum": 8.0},
+        {**mine[2], "score": [1.0, -1.0, -1.0, -1.0]},
+    ]
+    table = data_set()
+    report = warm_start(table, save(tmp_path / "e.jsonl", data), discount=1)
+    assert table.col("successes")[:3].tolist() == [4, 4, 1]
+    assert np.array_equal(table.col("reward_sum")[:3], [np.nan, 0, -2], equal_nan=True)
+    assert table.col("signal_sqsum")[:3].tolist() == [4, 8, 4]
+    assert (report.used, report.rewarded) == (3, 2) and "Of 1 it tells successes and no rewards" in str(report)
+    memory = Memory(table, "m", decay=0.9, strength=4.0, centre=None)
+    memory.begin_with("reward_sum")
+    assert memory.col("count")[:3].tolist() == [0, 8, 4]
+    # the source's prior: latest visits of two prompts, 0 and -½, and twice their mean
+    assert memory.value(np.array([0]))[0] == pytest.approx((2 * -0.25 + 0 - 0.5) / 4)
 
 
 @pytest.mark.parametrize(

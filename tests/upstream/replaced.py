@@ -11,7 +11,7 @@ def pytest_configure(config: pytest.Config) -> None:
     from verl.utils.dataset.rl_dataset import RLHFDataset
     from verl.workers.rollout.llm_server import LLMServerClient
 
-    from verl_adaptive.integration import abort, prompts, rows
+    from verl_adaptive.integration import abort, facts, rows
 
     def padding_row(source: dict, tag: dict, eos: int, *, short: bool) -> tuple[dict, dict]:
         short = short and source["position_ids"].dim() == 1  # what _get_padding_seq_len knows by the processor
@@ -25,5 +25,5 @@ def pytest_configure(config: pytest.Config) -> None:
         return dataset.media_keys
 
     rows.padding_row = padding_row
-    prompts.media_columns = media_columns
+    facts.media_columns = media_columns
     abort.CancellingClient = LLMServerClient

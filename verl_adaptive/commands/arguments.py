@@ -61,9 +61,8 @@ def add_store_options(parser: argparse.ArgumentParser) -> None:
         "--tolerance",
         metavar="X",
         type=_tolerance,
-        default=1e-6,
-        help="a group has no variance if its signals differ by at most this; the run's adaptive.tolerance: "
-        "--tolerance 0.01 (default 1e-6)",
+        help="a group has no variance if its signals differ by at most this: --tolerance 0.01 (default: the run's "
+        "adaptive.tolerance, where the store says it, or 1e-6)",
     )
     reading.add_argument(
         "--prompt-key",

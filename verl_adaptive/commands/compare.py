@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     opened = [
         open_prompts(s, run=args.run, tolerance=args.tolerance, id_key=args.id_key) for s in (args.one, args.other)
     ]
-    opened, cuts = cut_at_common(opened, whole=args.whole, tolerance=args.tolerance)
+    opened, cuts = cut_at_common(opened, whole=args.whole)
     facts = []
     for one, cut in zip(opened, cuts, strict=True):
         about = overview(one, history=cut.whole)
@@ -63,14 +63,14 @@ def run(args: argparse.Namespace) -> int:
             about["ledger"] = {"rollouts": cut.rollouts, "tokens": cut.tokens}
         facts.append({**about, "hours": cut.hours, "cut": not cut.whole})
     prompts = matched(opened[0].prompts, opened[1].prompts, args.limit, args.visits)
-    measures = validated(opened, cuts)
+    measures = validated(opened, cuts, whole=args.whole)
     rates = None
     if prompts["prompts"]:
         values = prompts["mean_rate_a"], prompts["mean_rate_b"]
         rates = Measured("latest pass rate", *values, prompts["standard_error"], prompts["prompts"])
     said = verdict(measures, rates)
     if args.json:
-        shown = [{**asdict(m), "beyond_chance": m.beyond} for m in measures]
+        shown = [{**asdict(m), "beyond_chance": m.beyond, "apart": m.apart} for m in measures]
         print_json({"a": facts[0], "b": facts[1], "validation": shown, "matched": prompts, "verdict": said})
     else:
         _print(facts, measures, rates, prompts, said)
@@ -102,6 +102,10 @@ def _print(facts: list[dict[str, Any]], measures: list[Any], rates: Any, matched
         chance = "-" if m.error is None else f"±{2 * m.error:.3f}{' *' if m.beyond else ''}"
         return m.name, f"{m.a:.3f}", f"{m.b:.3f}", f"{m.b - m.a:+.3f}", chance
 
+    def validation_of(m: Any) -> tuple[str, ...]:
+        known = all(r is not None for r in m.rollouts)
+        return row("rollouts by then" if known else "step of it", list(m.rollouts if known else m.steps))
+
     def percent(label: str, values: list[Any]) -> tuple[str, ...]:
         known = all(isinstance(v, int | float) and v == v for v in values)
         return label, *map(share, values), f"{100 * (values[1] - values[0]):+.1f} points" if known else "", ""
@@ -112,6 +116,7 @@ def _print(facts: list[dict[str, Any]], measures: list[Any], rates: Any, matched
 
     rows: list[tuple[str, ...]] = [
         *((f"validation {m[0]}", *m[1:]) for m in map(measure, measures)),
+        *([validation_of(measures[0])] if measures else []),
         *([measure(rates)] if rates is not None else []),
         row("rollouts generated", [ledger(f, "rollouts", "generated") for f in facts]),
         row("rollouts trained", [ledger(f, "rollouts", "trained") for f in facts]),

@@ -105,7 +105,7 @@ def price_of(config: Any, adaptive: AdaptiveConfig, plan: Any) -> Price:
     """
     batch, n = int(config.data.train_batch_size), int(config.actor_rollout_ref.rollout.n)
     steps, plain = plan.steps, _plain(adaptive)
-    share, known = (ASSUMED, "") if plain else yield_of(adaptive, plan, n)
+    share, known = (ASSUMED, "") if plain else yield_of(config, adaptive, plan, n)
     price = Price(batch * n, None if steps is None else batch * n * steps, share, known)
     if plan.prompts and steps:
         price.passes = steps * batch / plan.prompts
@@ -194,9 +194,10 @@ def _sense(adaptive: AdaptiveConfig, plan: Any, passes: float | None, batch: int
 # -- yield ------------------------------------------------------------------------------------------------------------
 
 
-def yield_of(adaptive: AdaptiveConfig, plan: Any, n: int) -> tuple[float, str]:
+def yield_of(config: Any, adaptive: AdaptiveConfig, plan: Any, n: int) -> tuple[float, str]:
     """Share of groups of ``n`` that have variance, and where that is known from."""
     from verl_adaptive.errors import AdaptiveError
+    from verl_adaptive.integration.facts import results_of
     from verl_adaptive.redact import redact
     from verl_adaptive.report.opening import open_prompts
 
@@ -207,7 +208,7 @@ def yield_of(adaptive: AdaptiveConfig, plan: Any, n: int) -> tuple[float, str]:
         places.append((plan.store_path, plan.run_id, f"of this run's earlier steps in {plan.store_path}"))
     for source, run, words in places:
         try:
-            table = open_prompts(source, run=run, tolerance=adaptive.tolerance, id_key=adaptive.id_key).prompts.table
+            table = open_prompts(source, run=run, **results_of(config, adaptive)).prompts.table
         except AdaptiveError:
             continue  # a run that is not in the journal yet; what cannot be read is a finding of its own
         share = informative_share(table.col("rollouts"), table.col("successes"), n)

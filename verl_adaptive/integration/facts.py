@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,8 +17,10 @@ __all__ = [
     "JournalPlace",
     "journal_place",
     "kl_note",
+    "media_columns",
     "mode_of",
     "replicas_of",
+    "results_of",
     "single_turn",
     "slots_of",
     "updates_of",
@@ -87,6 +90,22 @@ def journal_place(config: Any, adaptive: AdaptiveConfig) -> JournalPlace:
         return JournalPlace(None, "", folder)
     run = store.run_id or f"{trainer.project_name}/{trainer.experiment_name}"[:255]
     return JournalPlace(store.url or os.path.join(folder, "adaptive.sqlite"), run, folder)
+
+
+def media_columns(data: Mapping[str, Any]) -> dict[str, str]:
+    """Where verl looks for images, videos and audios: ``data.image_key``, ``data.video_key``, ``data.audio_key``."""
+    return {f"{kind}s": data.get(f"{kind}_key", None) or f"{kind}s" for kind in ("image", "video", "audio")}
+
+
+def results_of(config: Any, adaptive: AdaptiveConfig) -> dict[str, Any]:
+    """How this run reads a file of results, as arguments of :func:`verl_adaptive.stats.results.read_results`."""
+    return {
+        "prompt_key": config.data.get("prompt_key", "prompt"),
+        "id_key": adaptive.id_key,
+        "media_keys": media_columns(config.data),
+        "success": adaptive.success.of,
+        "tolerance": adaptive.tolerance,
+    }
 
 
 def kl_note(config: Any, policy: Policy) -> str:

@@ -20,7 +20,7 @@ from verl_adaptive.engine import Engine, make_engine
 from verl_adaptive.errors import AdaptiveError, ConfigError
 from verl_adaptive.integration import guard
 from verl_adaptive.integration.composing import Command, compose, group_options
-from verl_adaptive.integration.facts import MODES, journal_place, kl_note, mode_of, updates_of
+from verl_adaptive.integration.facts import MODES, journal_place, kl_note, mode_of, results_of, updates_of
 from verl_adaptive.policy import build_policy
 from verl_adaptive.redact import redact
 from verl_adaptive.roles import Policy
@@ -360,10 +360,7 @@ def _warm_start(config: DictConfig, adaptive: AdaptiveConfig) -> int:
             nobody,
             adaptive.warm_start,
             discount=adaptive.warm_start_discount,
-            prompt_key=config.data.get("prompt_key", "prompt"),
-            id_key=adaptive.id_key,
-            success=adaptive.success.threshold,
-            tolerance=adaptive.tolerance,
+            **results_of(config, adaptive),
         )
     except (AdaptiveError, OSError, ValueError) as error:
         raise ConfigError("adaptive.warm_start", adaptive.warm_start, str(error)) from error

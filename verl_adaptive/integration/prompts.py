@@ -9,7 +9,7 @@ import numpy as np
 from torch.utils.data import Dataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-__all__ = ["NumberedDataset", "Stream", "identity_columns", "media_columns"]
+__all__ = ["NumberedDataset", "Stream", "identity_columns"]
 
 
 class NumberedDataset(Dataset):
@@ -103,11 +103,6 @@ class Stream:
         self._waiting.clear()
 
 
-def media_columns(data: Mapping[str, Any]) -> dict[str, str]:
-    """Where verl looks for images, videos and audios: ``data.image_key``, ``data.video_key``, ``data.audio_key``."""
-    return {f"{kind}s": data.get(f"{kind}_key", None) or f"{kind}s" for kind in ("image", "video", "audio")}
-
-
 def identity_columns(
     dataset: Any, prompt_key: str = "prompt", media_keys: Mapping[str, str] | None = None
 ) -> tuple[Callable[[], Iterable[dict]], Callable[[str], list[str]]]:
@@ -117,7 +112,7 @@ def identity_columns(
         dataset: verl's dataset; an ``RLHFDataset`` holds a Hugging Face dataset in ``dataframe``, which is read without
             decoding images. Of somebody's own dataset class the items are all there is.
         prompt_key: ``data.prompt_key``.
-        media_keys: :func:`media_columns`.
+        media_keys: :func:`verl_adaptive.integration.facts.media_columns`.
 
     Returns:
         A function that gives the rows anew, and one that gives a column as text.

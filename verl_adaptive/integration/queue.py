@@ -25,7 +25,7 @@ from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.groups import Groups
 from verl_adaptive.integration.curves import Rows
 from verl_adaptive.integration.facts import SINGLE_TURN
-from verl_adaptive.integration.rewards import read, read_rewards, success
+from verl_adaptive.integration.rewards import read, read_rewards
 from verl_adaptive.integration.waiting import DONE, PARTITION
 
 __all__ = ["Batch", "Queue"]
@@ -252,7 +252,7 @@ class Queue:
             requests.row,
             np.split(reward, cuts) if counts else [],
             signal=np.split(signal, cuts) if counts else [],
-            success=np.split(success(signal, self.config.success), cuts) if counts else [],
+            success=np.split(self.config.success.of(signal), cuts) if counts else [],
             tokens=tokens,
             stage=[[part.stage] * count for part, count in zip(parts, counts, strict=True)],
             ticket=requests.ticket,

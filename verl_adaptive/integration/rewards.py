@@ -10,11 +10,10 @@ import transfer_queue as tq
 from tensordict import TensorDict
 from transfer_queue.metadata import BatchMeta
 
-from verl_adaptive.config import SuccessConfig
 from verl_adaptive.errors import AdaptiveError, ConfigError
 from verl_adaptive.integration.waiting import PARTITION
 
-__all__ = ["read", "read_rewards", "success"]
+__all__ = ["read", "read_rewards"]
 
 
 def read(keys: list[str], fields: list[str], meta: BatchMeta | None = None) -> TensorDict:
@@ -71,13 +70,6 @@ def read_rewards(keys: list[str], signal: str, meta: BatchMeta | None = None) ->
     if signal == "reward":
         return reward, reward
     return reward, np.array([_field(extra, signal) for extra in data["extra_fields"]], dtype=np.float64)
-
-
-def success(signal: np.ndarray, config: SuccessConfig) -> np.ndarray:
-    """float64: the signal as evidence of success in [0, 1]."""
-    if config.mode == "threshold":
-        return (signal >= config.threshold).astype(np.float64)
-    return np.clip((signal - config.low) / (config.high - config.low), 0.0, 1.0)
 
 
 def _sums(scores: torch.Tensor) -> np.ndarray:

@@ -16,8 +16,8 @@ import transfer_queue as tq
 from verl_adaptive.config import AdaptiveConfig
 from verl_adaptive.engine import Engine, StepResult
 from verl_adaptive.errors import AdaptiveError
-from verl_adaptive.integration.facts import journal_place
-from verl_adaptive.integration.prompts import identity_columns, media_columns
+from verl_adaptive.integration.facts import journal_place, media_columns, results_of
+from verl_adaptive.integration.prompts import identity_columns
 from verl_adaptive.integration.session import Session
 from verl_adaptive.integration.stream_session import StreamSession
 from verl_adaptive.integration.watch import Watch
@@ -115,11 +115,7 @@ class RunStore:
             self.table,
             source,
             discount=discount,
-            prompt_key=self._prompt_key,
-            id_key=self.adaptive.id_key,
-            media_keys=self._media_keys,
-            success=self.adaptive.success.threshold,
-            tolerance=self.adaptive.tolerance,
+            **results_of(self.config, self.adaptive),
         )
         self.origin = f"warm start from {report.source}: {report}"
         logger.info("%s", self.origin)

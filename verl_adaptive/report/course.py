@@ -13,7 +13,7 @@ from verl_adaptive.report.opened import Opened, reading
 from verl_adaptive.report.overview import BINS, ledger_of
 from verl_adaptive.stats import StoreError
 
-__all__ = ["CLASSES", "POINTS", "SOURCES", "VISITS", "History", "course_of"]
+__all__ = ["CLASSES", "POINTS", "SOURCES", "VISITS", "History", "course_of", "hours_of"]
 
 #: Points of a curve; more would not be seen.
 POINTS = 120
@@ -96,7 +96,7 @@ def course_of(opened: Opened, facts: dict[str, Any]) -> History:
     home = np.searchsorted(last, numbers)
     rollouts, cumulative, scalars = _of_steps(steps, home, bins, facts)
     wall = steps.column("wall_time").to_numpy()
-    hours, pace = _hours(wall, steps.column("attempt").to_numpy())
+    hours, pace = hours_of(wall, steps.column("attempt").to_numpy())
     if len(numbers):
         facts["first_step"], facts["last_step"] = int(numbers[0]), int(numbers[-1])
         facts["hours"], facts["last_wall"] = float(hours[-1]), float(wall[-1])
@@ -127,7 +127,7 @@ def course_of(opened: Opened, facts: dict[str, Any]) -> History:
     )
 
 
-def _hours(wall: np.ndarray, attempt: np.ndarray) -> tuple[np.ndarray, float]:
+def hours_of(wall: np.ndarray, attempt: np.ndarray) -> tuple[np.ndarray, float]:
     """Hours of training at each step, and the latest pace in seconds a step.
 
     The time between the last step of one attempt and the first of the next is nobody's training: a usual step is

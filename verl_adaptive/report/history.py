@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from verl_adaptive.report.opened import TOLERANCE, Opened, reading
+from verl_adaptive.report.opened import Opened, reading
 from verl_adaptive.stats.reader import key_words
 
 __all__ = ["Flips", "Window", "flips_of", "windows"]
@@ -51,13 +51,12 @@ class Window:
         return len(self.step)
 
 
-def windows(opened: Opened, steps: pa.Table, *, tolerance: float = TOLERANCE) -> Iterator[Window]:
+def windows(opened: Opened, steps: pa.Table) -> Iterator[Window]:
     """The live line's observations.
 
     Args:
         opened: a journal.
         steps: its ``steps_arrow``.
-        tolerance: a group has no variance if max − min of its signal is at most this.
     """
     number = steps.column("step").to_numpy()
     groups = steps.column("groups").to_numpy()
@@ -72,11 +71,11 @@ def windows(opened: Opened, steps: pa.Table, *, tolerance: float = TOLERANCE) ->
                 opened.run, first_step=int(number[begin]), last_step=int(number[end - 1])
             )
         if page.num_rows:
-            yield _window(opened, page, tolerance)
+            yield _window(opened, page)
         begin = end
 
 
-def _window(opened: Opened, page: pa.Table, tolerance: float) -> Window:
+def _window(opened: Opened, page: pa.Table) -> Window:
     def column(name: str) -> np.ndarray:
         return page.column(name).to_numpy()
 
@@ -86,7 +85,7 @@ def _window(opened: Opened, page: pa.Table, tolerance: float) -> Window:
     with np.errstate(all="ignore"):
         rate, reward = column("successes") / n, column("reward_sum") / n
     usable = ~failed & (n > 0) & np.isfinite(rate)
-    flat = (column("signal_max") - column("signal_min") <= tolerance) & usable
+    flat = (column("signal_max") - column("signal_min") <= opened.tolerance) & usable
     parts = {
         "step": column("step"),
         "row": rows,

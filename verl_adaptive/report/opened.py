@@ -14,7 +14,7 @@ from verl_adaptive.stats import StoreError, open_store
 
 __all__ = ["TOLERANCE", "Opened", "reading", "runs_of"]
 
-#: adaptive.tolerance's default; a store does not say what its run used.
+#: adaptive.tolerance's default, for stores that do not say what their run used.
 TOLERANCE = 1e-6
 
 
@@ -31,6 +31,7 @@ class Opened:
         prompts: the prompts.
         about: what the run said of itself: preset, package, step …
         retired: ``(prompts, step)`` known to be retired, from the snapshot beside a journal; None if not known.
+        tolerance: a group has zero variance if max − min of its signal is at most this.
     """
 
     source: str
@@ -41,6 +42,7 @@ class Opened:
     prompts: Prompts
     about: dict[str, Any]
     retired: tuple[int, int | None] | None = None
+    tolerance: float = TOLERANCE
 
 
 @contextmanager

@@ -21,18 +21,20 @@ def open_prompts(
     source: str,
     *,
     run: str | None = None,
-    tolerance: float = TOLERANCE,
+    tolerance: float | None = None,
     prefer: str = "journal",
-    id_key: str | None = None,
+    **results: Any,
 ) -> Opened:
     """Open whatever ``source`` is and read its prompts.
 
     Args:
         source: a journal, a snapshot, a directory of checkpoints, or a file of results.
         run: one of a journal's runs.
-        tolerance: a group has zero variance if max − min of its signal is at most this (journals and results).
+        tolerance: a group has zero variance if max − min of its signal is at most this (journals and results); None: as
+            the run itself had it, where it says so.
         prefer: ``journal`` or ``snapshot``, for a directory of checkpoints that has both.
-        id_key: the user's own identifier, for files of results.
+        results: how to read a file of results: further arguments of
+            :func:`verl_adaptive.stats.results.read_results`.
 
     Raises:
         StoreError, JournalError, SnapshotError: not there, or not readable.
@@ -42,8 +44,9 @@ def open_prompts(
         if found.kind == "results":
             from verl_adaptive.stats.results import read_results
 
-            table = read_results(Path(found.where), tolerance=tolerance, id_key=id_key)
-            return Opened(source, found.where, "results", None, None, Prompts(table), {})
+            used = TOLERANCE if tolerance is None else tolerance
+            table = read_results(Path(found.where), tolerance=used, **results)
+            return Opened(source, found.where, "results", None, None, Prompts(table), {}, tolerance=used)
         store = open_store(source, prefer=prefer)  # type: ignore[arg-type]
         if found.kind == "snapshot":
             about = _plain(read_manifest(found.where).get("meta", {}))
@@ -56,16 +59,17 @@ def open_prompts(
         name = store.run_name(run)
         row = next(r for r in runs if r["run_id"] == name)
         about = {**_plain(row["meta"]), "attempts": row["attempts"], "package": row["package"]}
-        table = store.table(name, tolerance=tolerance)
+        used = float(about.get("tolerance", TOLERANCE)) if tolerance is None else tolerance
+        table = store.table(name, tolerance=used)
         retired = _retired(about, found.where, table)
-        opened = Opened(source, store.where, "journal", name, store, Prompts(table), about, retired)
+        opened = Opened(source, store.where, "journal", name, store, Prompts(table), about, retired, used)
         opened.prompts.further["flips"] = partial(flips_of, opened, len(table))
         return opened
 
 
 def _plain(meta: dict[str, Any]) -> dict[str, Any]:
     """What a run says of itself, as far as it is text or a number: the store may be anybody's."""
-    known = ("preset", "policy", "package", "step", "checkpoints", "success", "rollouts", "longest")
+    known = ("preset", "policy", "package", "step", "checkpoints", "success", "tolerance", "rollouts", "longest")
     return {name: meta[name] for name in known if isinstance(meta.get(name), str | int | float)}
 
 

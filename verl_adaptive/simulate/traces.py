@@ -5,8 +5,9 @@ A source is anything that :data:`READERS` knows, asked in their order:
 * the rollouts that verl writes to ``trainer.rollout_data_dir`` (``<step>.jsonl``): a prompt is its ``input`` and ``gts``,
   a rollout its ``score``, with ``step`` and ``uid``. verl writes what trained, so what a policy dropped is not there;
 * Parquet or JSON lines with a column ``pass_rate`` in [0, 1], one row a prompt, or several with ``step``. Optional: ``n``
-  (rollouts behind the rate; without it the rate counts as exact), ``tokens`` (mean length), and the prompt's name in
-  the first that is there of ``key``, ``prompt_id``, ``uid``, ``id``, ``index``, ``prompt`` (else the row is the prompt);
+  (rollouts behind the rate; without it the rate counts as exact), ``tokens`` (of these rollouts together; without ``n``
+  the mean length), ``data_source`` or ``source``, and the prompt's name in the first that is there of ``key``,
+  ``prompt_id``, ``uid``, ``id``, ``index``, ``prompt`` (else the row is the prompt);
 * results of an offline evaluation as :mod:`verl_adaptive.stats.results` reads them;
 * a journal or a snapshot, as :func:`verl_adaptive.stats.open_store` opens them.
 
@@ -33,7 +34,7 @@ from verl_adaptive.stats.table import StatsTable
 
 __all__ = ["READERS", "Trace", "TraceError", "read_trace"]
 
-_VALUES = ("pass_rate", "n", "step", "tokens", "data_source")
+_VALUES = ("pass_rate", "n", "step", "tokens", "data_source", "source")
 _NAMES = ("key", "prompt_id", "uid", "id", "index", "prompt")
 _TABLES = (".parquet", ".jsonl", ".ndjson", ".json")
 
@@ -235,9 +236,9 @@ def _read_rates(source: str, options: _Options) -> Trace | None:
     prompt = np.array([known.setdefault(_hashable(v), len(known)) for v in ids], dtype=np.int64)
     tokens = np.full(len(known), np.nan)
     if "tokens" in columns:
-        length = _numbers(path, "tokens", columns["tokens"])
-        tokens = np.bincount(prompt, length) / np.bincount(prompt)
+        tokens = np.bincount(prompt, _numbers(path, "tokens", columns["tokens"])) / np.bincount(prompt, n)
     first = np.unique(prompt, return_index=True)[1]
+    source_of = columns.get("data_source", columns.get("source"))
     return Trace(
         keys=keys_array([custom_key(v) for v in known]) if known else np.empty(0, dtype=KEY_DTYPE),
         prompt=prompt,
@@ -248,7 +249,7 @@ def _read_rates(source: str, options: _Options) -> Trace | None:
         exact="n" not in columns,
         kind="pass rates",
         where=source,
-        sources=[str(columns["data_source"][i] or "") for i in first] if "data_source" in columns else None,
+        sources=None if source_of is None else [str(source_of[i] or "") for i in first],
     )
 
 

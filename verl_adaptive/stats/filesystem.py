@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 __all__ = ["filesystem_of", "wal_is_safe"]
@@ -15,7 +16,7 @@ _LOCAL = frozenset(
 
 def _unescape(field: str) -> str:
     # mountinfo writes blanks in paths as octal: `\040`.
-    return field.encode("latin-1").decode("unicode_escape").encode("latin-1").decode("utf-8", "surrogateescape")
+    return os.fsdecode(re.sub(rb"\\([0-7]{3})", lambda code: bytes([int(code[1], 8)]), os.fsencode(field)))
 
 
 def _mounts(text: str) -> list[tuple[str, str, str]]:

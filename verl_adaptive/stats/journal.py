@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from sqlalchemy import Connection, func, insert, select
+from sqlalchemy import Connection, func, insert, select, update
 from sqlalchemy.exc import DataError, IntegrityError, SQLAlchemyError
 
 from verl_adaptive.groups import Groups
@@ -288,6 +288,9 @@ class Journal:
         if connection.execute(select(r.c.run_id).where(r.c.run_id == self.run_id)).first() is None:
             row = {"run_id": self.run_id, "created_at": time.time(), "package": package_version()}
             connection.execute(insert(r), {**row, "meta": _json(self._meta)})
+        elif self._meta:  # the name is the same; what the run says of itself may be new
+            now = {"package": package_version(), "meta": _json(self._meta)}
+            connection.execute(update(r).where(r.c.run_id == self.run_id), now)
         self.attempt = -1
         self.branch_id, self.attempt = self._newest_branch(connection) or self._branch(connection, None, None)
 

@@ -189,13 +189,16 @@ class JournalReader:
         Returns:
             ``step``, ``wall_time`` (seconds since 1970), ``generated`` (training rollouts up to there, or None),
             ``metrics`` (verl's name → value) and ``prompts`` (data source → validation prompts). Where a resumed run
-            validated a step once more, the first measurement counts.
+            validated a step once more, the first measurement counts; what an attempt measured that nothing is left
+            of, not even its first step, does not.
         """
         if self.version < 3:
             return []
         t = schema.validations
         found: dict[int, dict[str, Any]] = {}
         for segment in self.live(run):
+            if segment.last_step == 0:
+                continue
             query = select(t).where(t.c.branch_id == segment.branch_id)
             if segment.last_step is not None:
                 query = query.where(t.c.step <= segment.last_step)

@@ -17,14 +17,16 @@ and columns that say how it went, the first that are there:
 ``score``                            one number a row (one row a rollout), or a list of them (one row a prompt)
 ===================================  =================================================================================
 
-``tokens`` is optional: response tokens of what the row stands for. Other columns are ignored.
+``tokens`` is optional: response tokens of what the row stands for. So are, beside ``n``, the columns of an export:
+``reward_sum``, ``signal_sum`` and ``signal_sqsum``. A ``score`` is both, on the scale of the training reward; a count of
+successes alone says nothing of rewards. Other columns are ignored.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +39,14 @@ from verl_adaptive.stats.locate import StoreError
 from verl_adaptive.stats.table import StatsTable
 from verl_adaptive.visits import kind_of
 
-__all__ = ["read_results"]
+__all__ = ["at_least_half", "read_results"]
 
 _MOST = 2**31 - 1  # rollouts of a prompt; the table counts in 32 bits
+
+
+def at_least_half(scores: np.ndarray) -> np.ndarray:
+    """float64: 1 where a score is at least ½, which serves 0/1 and ±1 alike; else 0. A run's own default."""
+    return (scores >= 0.5).astype(np.float64)
 
 
 def _rows(path: Path) -> Iterator[Mapping[str, Any]]:
@@ -90,8 +97,8 @@ def _key(row: Mapping[str, Any], prompt_key: str, id_key: str | None, media_keys
     return _keys.prompt_key(row.get("data_source"), row[prompt_key], answer, _keys.media_of(row, media_keys))
 
 
-def _outcome(row: Mapping[str, Any], success: float) -> tuple[float, ...]:
-    """``n, successes, signal sum, signal squares, lowest, highest`` of a row."""
+def _outcome(row: Mapping[str, Any], success: Callable[[np.ndarray], np.ndarray]) -> tuple[float, ...]:
+    """``n, successes, signal sum, signal squares, reward sum, lowest, highest`` of a row; nan: no reward is known."""
     if row.get("n") is not None:
         n = row["n"]
         if isinstance(n, bool) or not isinstance(n, int | float) or not 1 <= n <= _MOST or n != int(n):
@@ -105,8 +112,10 @@ def _outcome(row: Mapping[str, Any], success: float) -> tuple[float, ...]:
         if not 0 <= c <= n * (1 + 1e-9):
             raise ValueError(f"{c} successes in {n} rollouts")
         c = min(c, float(n))
-        # Only the count is known: as if each rollout had scored 0 or 1.
-        return float(n), c, c, c, float(c >= n), float(c > 0)
+        reward = _sum(row, "reward_sum", math.nan)
+        # Where only the count is known, as if each rollout had scored 0 or 1.
+        signal, squares = _sum(row, "signal_sum", c), _sum(row, "signal_sqsum", c)
+        return float(n), c, signal, squares, reward, float(c >= n), float(c > 0)
     if row.get("score") is None:
         raise ValueError(f"neither n nor score says how it went; it has: {', '.join(row)}")
     scores = np.atleast_1d(np.asarray(row["score"], dtype=np.float64))
@@ -118,12 +127,22 @@ def _outcome(row: Mapping[str, Any], success: float) -> tuple[float, ...]:
         raise ValueError(f"score={row['score']!r} is too large: its square is infinite")
     return (
         float(len(scores)),
-        float((scores > success).sum()),
+        float(success(scores).sum()),
         float(scores.sum()),
         squares,
+        float(scores.sum()),
         float(scores.min()),
         float(scores.max()),
     )
+
+
+def _sum(row: Mapping[str, Any], name: str, otherwise: float) -> float:
+    if row.get(name) is None:
+        return otherwise
+    value = float(row[name])
+    if not math.isfinite(value):
+        raise ValueError(f"{name}={row[name]!r} is not a finite number")
+    return value
 
 
 def _tokens(row: Mapping[str, Any]) -> float:
@@ -138,7 +157,7 @@ def read_results(
     *,
     prompt_key: str = "prompt",
     id_key: str | None = None,
-    success: float = 0.5,
+    success: Callable[[np.ndarray], np.ndarray] = at_least_half,
     tolerance: float = 0.0,
     media_keys: Mapping[str, str] | None = None,
 ) -> StatsTable:
@@ -148,7 +167,7 @@ def read_results(
         path: a Parquet file or one with a JSON object a line; columns as in this module's description.
         prompt_key: name of the column of messages.
         id_key: dotted path of the user's own identifier.
-        success: a rollout succeeded if its ``score`` is above this.
+        success: what each ``score`` says of success, in [0, 1]: :meth:`verl_adaptive.config.SuccessConfig.of`.
         tolerance: as in :meth:`StatsTable.observe`.
         media_keys: as in :func:`verl_adaptive.stats.keys.media_of`.
 
@@ -164,12 +183,12 @@ def read_results(
             outcomes.append((*_outcome(row, success), _tokens(row)))
         except (ValueError, TypeError, OverflowError) as error:
             raise StoreError(f"{path}, row {number}: {error}") from error
-        sources.append(str(row.get("data_source") or ""))
+        sources.append(str(row.get("data_source") or row.get("source") or ""))
     table = StatsTable()
     if not keys:
         return table
     rows = table.rows_for(_keys.keys_array(keys), sources=np.array(sources, dtype=object))
-    n, c, signal, squares, low, high, tokens = np.array(outcomes, dtype=np.float64).T
+    n, c, signal, squares, reward, low, high, tokens = np.array(outcomes, dtype=np.float64).T
     count = len(table)
 
     def total(values: np.ndarray) -> np.ndarray:
@@ -187,9 +206,10 @@ def read_results(
         success=total(c),
         signal=total(signal),
         signal_sq=total(squares),
-        reward=total(signal),
+        reward=total(np.nan_to_num(reward)),
         tokens=total(tokens),
         kind=kind_of(highest - lowest <= tolerance, total(c) / total(n)),
         failed=np.zeros(count, dtype=bool),
     )
+    table.col("reward_sum")[rows[np.isnan(reward)]] = math.nan
     return table

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from verl_adaptive.redact import redact
 from verl_adaptive.stats.api import open_store
 from verl_adaptive.stats.keys import KEY_DTYPE
 from verl_adaptive.stats.locate import locate
-from verl_adaptive.stats.results import read_results
+from verl_adaptive.stats.results import at_least_half, read_results
 from verl_adaptive.stats.table import StatsTable
 
 __all__ = ["WarmStartReport", "warm_start"]
@@ -35,6 +35,7 @@ class WarmStartReport:
             nothing of its own.
         prompts: prompts of this data set.
         rollouts: pseudo-rollouts given out in all.
+        rewarded: of the prompts used, those whose rewards the source knows, too.
     """
 
     source: str
@@ -44,6 +45,7 @@ class WarmStartReport:
     used: int
     prompts: int
     rollouts: int
+    rewarded: int
 
     @property
     def match_rate(self) -> float:
@@ -55,6 +57,11 @@ class WarmStartReport:
             f"{self.matched} of {self.prompts} prompts ({self.match_rate:.1%}) found among {self.offered} "
             f"of {self.kind} {self.source}; {self.used} start with {self.rollouts} pseudo-rollouts"
         )
+        if self.rewarded < self.used:
+            text += (
+                f". Of {self.used - self.rewarded} it tells successes and no rewards: what is expected of these in units of "
+                "the reward (solo, spo) is learned from their first visits; a column score or reward_sum would tell it"
+            )
         if self.offered and not self.matched:
             text += (
                 ". Nothing matches: a prompt is found by its data source, messages and ground truth together, or by "
@@ -68,7 +75,7 @@ def _evidence(
     run: str | None,
     prompt_key: str,
     id_key: str | None,
-    success: float,
+    success: Callable[[np.ndarray], np.ndarray],
     tolerance: float,
     media_keys: Mapping[str, str] | None,
 ) -> tuple[str, StatsTable]:
@@ -94,7 +101,7 @@ def warm_start(
     run: str | None = None,
     prompt_key: str = "prompt",
     id_key: str | None = None,
-    success: float = 0.5,
+    success: Callable[[np.ndarray], np.ndarray] = at_least_half,
     tolerance: float = 0.0,
     media_keys: Mapping[str, str] | None = None,
 ) -> WarmStartReport:
@@ -113,7 +120,7 @@ def warm_start(
         discount: weight of the evidence, in (0, 1].
         run: names the run in a journal of several.
         prompt_key, id_key, media_keys: as in :func:`verl_adaptive.stats.dataset_keys`, for files.
-        success: a rollout in a file succeeded if its ``score`` is above this.
+        success: as in :func:`verl_adaptive.stats.results.read_results`, for files.
         tolerance: as in :meth:`StatsTable.observe`, for files and journals.
 
     Returns:
@@ -141,6 +148,7 @@ def warm_start(
         used=int(use.sum()),
         prompts=len(table),
         rollouts=int(rollouts[use].sum()),
+        rewarded=int(np.isfinite(table.col("reward_sum")[rows[use]]).sum()),
     )
     (_LOG.info if report.matched else _LOG.warning)("warm start: %s", report)
     return report

@@ -191,6 +191,20 @@ class JournalSuite:
         assert [v["metrics"]["val-core/a/acc/mean@1"] for v in found] == [0.25, 1.0, 2.0]
         assert found[0]["prompts"] == {"a": 50} and set(found[1]["metrics"]) == {"val-core/a/acc/mean@1", "z"}
 
+    def test_a_run_that_starts_over_says_anew_what_it_is(self, make_url: Callable[[], str]) -> None:
+        """Under the name of another run: neither its description nor its first validation stays."""
+        url = make_url()
+        for preset, accuracy in (("grpo", 0.1), ("solo", 0.7)):
+            with self.open(url, meta={"preset": preset, "tolerance": 0.5}) as journal:
+                journal.rewind(0)
+                journal.commit_validation(0, {"val-core/a/acc/mean@1": accuracy}, generated=0)
+                self.commit(journal, 1)
+                (row,) = journal.reader().runs()
+                assert row["meta"]["preset"] == preset and row["meta"]["tolerance"] == 0.5
+                assert [v["metrics"]["val-core/a/acc/mean@1"] for v in journal.reader().validations("run")] == [
+                    accuracy
+                ]
+
     def test_a_validation_during_an_outage_is_caught_up_with(self, make_url: Callable[[], str], clock: Clock) -> None:
         with self.open(make_url()) as journal:
             self.commit(journal, 1)
