@@ -335,11 +335,14 @@ class Advantage(Role):
             that leave the advantage to verl.
         needs_groups: the baseline is the group's own, so that a group of one is never informative; False: one rollout a prompt
             is enough.
+        takes_penalties: :meth:`compute` is right about rewards that verl's KL penalty was taken off; False: with
+            ``algorithm.use_kl_in_reward`` the run is refused.
     """
 
     role: ClassVar[str] = "advantage"
     estimator: ClassVar[str | None] = None
     needs_groups: ClassVar[bool] = True
+    takes_penalties: ClassVar[bool] = True
     group_relative: bool = True
 
     def compute(self, reward: np.ndarray, group_of: np.ndarray, observed: Groups) -> np.ndarray:

@@ -92,7 +92,7 @@ def emitted() -> dict[str, float]:
                 updates=2,
                 partition=lambda cost, k: [list(range(len(cost)))],
             )
-            out.update(report.step_metrics(engine, result, [plan]))
+            out.update(report.step_metrics(engine, result, [plan], updates=plan.updates))
             groups = result.groups
             alarms = Alarms(AlarmConfig(), ["maths"], np.array([200]))
             counts = (np.zeros(len(groups), dtype=np.int64), groups.n, groups.successes, 1.0 * groups.n)

@@ -49,6 +49,15 @@ def test_the_journal_lies_beside_the_checkpoints_or_where_it_is_said(tmp_path) -
     assert len(facts.journal_place(*composed("+adaptive=greso", f"trainer.experiment_name={'e' * 300}")).run) == 255
 
 
+def test_a_validation_of_an_old_checkpoint_writes_no_journal() -> None:
+    """It would begin a new branch there, and the steps beyond would leave the run's line."""
+    place = facts.journal_place(*composed("+adaptive=greso", "trainer.val_only=true"))
+    assert (place.url, place.why_none) == (None, "trainer.val_only=true")
+    # verl looks at val_only after the validation before training: without that one it trains
+    words = ("trainer.val_only=true", "trainer.val_before_train=false")
+    assert facts.journal_place(*composed("+adaptive=greso", *words)).url is not None
+
+
 @pytest.mark.parametrize("penalty", ["actor_rollout_ref.actor.use_kl_loss=true", "algorithm.use_kl_in_reward=true"])
 def test_a_kl_penalty_is_remarked_on_where_groups_are_dropped(penalty) -> None:
     for preset, told in (("grpo", False), ("greso", True), ("aero", True), ("pilot_commit", True), ("cero", False)):

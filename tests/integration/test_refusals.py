@@ -46,6 +46,18 @@ def test_presets_pass(preset):
 
 
 @pytest.mark.parametrize(
+    "overrides",
+    [
+        ("+adaptive=aero", "algorithm.norm_adv_by_std_in_grpo=false", "adaptive.advantage.norm_by_std=false"),
+        ("+adaptive=greso", "algorithm.norm_adv_by_std_in_grpo=false", "algorithm.use_kl_in_reward=true"),
+        ("+adaptive=solo", "algorithm.norm_adv_by_std_in_grpo=false", "algorithm.use_kl_in_reward=true"),
+    ],
+)
+def test_what_the_estimator_takes_passes(overrides):
+    run_checks(*overrides)
+
+
+@pytest.mark.parametrize(
     ("overrides", "message"),
     [
         (["+adaptive=greso", "actor_rollout_ref.rollout.n=1"], r"rollout\.n=1: .*at least 2"),
@@ -64,6 +76,19 @@ def test_presets_pass(preset):
         (["+adaptive=aero", "algorithm.adv_estimator=rloo"], "adaptive/advantage=verl"),
         (["+adaptive=cero", "adaptive.refill=true"], "adaptive.refill"),
         (["+adaptive=greso", "algorithm.adv_estimator=adaptive_beta"], "matching adaptive/advantage"),
+        # verl would act on these in its own estimator, ours would not
+        (
+            ["+adaptive=aero", "algorithm.use_kl_in_reward=true"],
+            r"algorithm\.use_kl_in_reward=True: .*use_kl_loss=true",
+        ),
+        (
+            ["+adaptive=dapo", "adaptive/advantage=discounted_beta", "algorithm.use_kl_in_reward=true"],
+            "adaptive/advantage=discounted_beta compares whole rewards",
+        ),
+        (
+            ["+adaptive=aero", "algorithm.norm_adv_by_std_in_grpo=false"],
+            r"adaptive\.advantage\.norm_by_std=True: .*write adaptive\.advantage\.norm_by_std=false",
+        ),
     ],
     ids=lambda x: x[-1] if isinstance(x, list) else "",
 )

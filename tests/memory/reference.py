@@ -57,7 +57,10 @@ class SlowBaseline:
             for i, r in enumerate(rewards):
                 value = v
                 if math.isnan(value):  # nothing known yet: the batch's other rollouts
-                    value = (sum(everything) - r) / (len(everything) - 1) if len(everything) > 1 else r
+                    if len(everything) == 1:  # there is no other: no lesson, and no measure of how far values are off
+                        off.append(None)
+                        continue
+                    value = (sum(everything) - r) / (len(everything) - 1)
                 others = rewards[:i] + rewards[i + 1 :]
                 b = (sum(others) + self.shrink * value) / (len(others) + self.shrink) if others else value
                 off.append(r - b)
@@ -65,8 +68,11 @@ class SlowBaseline:
             self.memory.visit(prompt, rewards, weight)
         self.memory.settle()
         self.rewards += everything
-        mean_square = sum(a * a for a in off) / len(off)
-        self.square = mean_square if self.square is None else 0.9 * self.square + 0.1 * mean_square
+        known = [a for a in off if a is not None]
+        if known:
+            mean_square = sum(a * a for a in known) / len(known)
+            self.square = mean_square if self.square is None else 0.9 * self.square + 0.1 * mean_square
+        off = [0.0 if a is None else a for a in off]
         if self.scale == "none":
             return off
         if self.scale == "whiten":
@@ -75,5 +81,5 @@ class SlowBaseline:
             return [(a - mean) / deviation for a in off]
         mean = sum(self.rewards) / len(self.rewards)
         least = 0.1 * math.sqrt(sum((r - mean) ** 2 for r in self.rewards) / len(self.rewards))
-        scale = max(math.sqrt(self.square), least)
+        scale = max(math.sqrt(self.square), least) if self.square is not None else least
         return [a / scale if scale > 0 else 0.0 for a in off]

@@ -191,6 +191,33 @@ def test_the_scale_follows_slowly_and_has_a_floor() -> None:
     assert np.abs(out).max() < 0.05  # noise is not blown up
 
 
+def test_a_step_reviewed_in_many_looks_is_one_step() -> None:
+    """Asynchronous trainers review what is back every tenth of a second, often a single group."""
+
+    def told(look: int) -> list[dict[str, float]]:
+        draw, made, table = np.random.default_rng(0), MemoryBaseline({}), StatsTable()
+        table.rows_for(keys_of(256))
+        made.bind(table, RunFacts(batch=256, n=1, steps=3, prompts=256))
+        rate, out = draw.beta(1, 1, 256), []
+        for step in (1, 2, 3):
+            progress = Progress(step=step, batch=256, draw=Draw(0, step))
+            reward = (draw.random(256) < rate).astype(float)
+            for at in range(0, 256, look):
+                rows = np.arange(at, min(at + look, 256))
+                made.observe(Groups.from_lists(rows, [[r] for r in reward[rows]]), progress)
+            made.end_step(progress)
+            out.append(made.metrics())
+        return out
+
+    whole = told(256)
+    assert whole[2]["explained_share"] > 0.1 and 0.4 < whole[0]["scale"] < 0.6
+    for look in (1, 3, 100):
+        for mine, all_at_once in zip(told(look), whole, strict=True):
+            # in the first step values are means of the others, few of them at first
+            assert mine["scale"] == pytest.approx(all_at_once["scale"], rel=0.03)
+            assert mine["explained_share"] == pytest.approx(all_at_once["explained_share"], abs=0.03)
+
+
 def test_equal_rewards_from_the_start_are_uninformative() -> None:
     made = bound()
     for step in range(1, 4):

@@ -25,8 +25,8 @@ option; the default normalises by the predictive standard deviation, which canno
 wrong groups push every sampled answer down without a contrast: watch entropy and length; ``w_neg`` is the knob.
 
 Rewards of any scale. The posterior counts evidence of success in [0, 1] (``adaptive.success``: threshold or scaled
-value), so ±1, shaped and continuous rewards need no care. ``reward`` may differ from what was observed by verl's own
-penalties, so a row's success is read off the rollout of its group with the nearest observed reward.
+value), so ±1, shaped and continuous rewards need no care. A row's success is read off the rollout of its group with the
+nearest observed reward: verl hands over rewards in float32.
 """
 
 from __future__ import annotations
@@ -54,6 +54,8 @@ class BetaPosterior(Advantage):
 
     name: ClassVar[str] = "beta"
     estimator: ClassVar[str | None] = "adaptive_beta"
+    # Penalties differ from rollout to rollout, so no group of them is one of equal rewards.
+    takes_penalties: ClassVar[bool] = False
 
     @dataclass
     class Config:

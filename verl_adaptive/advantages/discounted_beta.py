@@ -39,6 +39,7 @@ class DiscountedBeta(Advantage):
 
     name: ClassVar[str] = "discounted_beta"
     estimator: ClassVar[str | None] = "adaptive_discounted_beta"
+    takes_penalties: ClassVar[bool] = False  # only the success of a rollout enters
 
     @dataclass
     class Config:

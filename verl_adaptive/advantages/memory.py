@@ -90,7 +90,7 @@ class MemoryBaseline(Advantage):
     def __init__(self, options: Mapping[str, Any] | None = None) -> None:
         super().__init__(options)
         self._visited = np.zeros(0, dtype=np.int64)  # rows reviewed in the step under way
-        self._step = np.zeros(3)  # of the step: Σ (r − b)², Σ (r − mean r)², rollouts
+        self._step = np.zeros(5)  # of the step: Σ (r − b)², rollouts in it; rollouts, mean, Σ (r − mean)²
         self._square = math.nan  # running mean of (r − b)²
         self._rewards = np.zeros(3)  # of the run: rollouts, mean, Σ (r − mean)²
         self._last = {"explained_share": 0.0, "value_mean": 0.0}
@@ -124,31 +124,27 @@ class MemoryBaseline(Advantage):
     def _remember(self, groups: Groups) -> None:
         """Count rewards and surprises."""
         reward = groups.reward
-        off = self._off(reward, groups.group_of, groups)
-        mean, square = reward.mean(), float(((reward - reward.mean()) ** 2).sum())
-        self._step += [float((off * off).sum()), square, len(reward)]
-        before, count = self._rewards[0], self._rewards[0] + len(reward)
-        shift = mean - self._rewards[1]
-        self._rewards += [
-            len(reward),
-            shift * len(reward) / count,
-            square + shift * shift * before * len(reward) / count,
-        ]
+        # Asynchronous trainers review a group now, another then: what stands for an unknown value is the step's so far.
+        earlier = self._step[2], self._step[2] * self._step[3]
+        off = self._off(reward, groups.group_of, groups, earlier)
+        off = off[np.isfinite(off)]
+        self._step[:2] += [float((off * off).sum()), len(off)]
+        for spread in (self._step[2:], self._rewards):
+            _spread(spread, reward)
 
     def end_step(self, progress: Progress) -> None:
         value = self.col("before")[self._visited]
         self._last["value_mean"] = float(np.nan_to_num(value).mean()) if len(value) else 0.0
-        off, spread, count = self._step.tolist()
-        self._last["explained_share"] = 1.0 - off / spread if spread > 0 else 0.0
-        if count:
-            self._square = self._blended()
+        off, judged, count, _, spread = self._step.tolist()
+        self._last["explained_share"] = 1.0 - (off / judged) / (spread / count) if judged and spread > 0 else 0.0
+        self._square = self._blended()
         self._step[:] = 0.0
         self._visited = self._visited[:0]
         self.memory.settle()
 
     def _blended(self) -> float:
         """The running mean square with what the step under way has shown."""
-        off, _, count = self._step.tolist()
+        off, count = self._step[:2].tolist()
         if not count:
             return self._square
         return off / count if math.isnan(self._square) else (1 - RATE) * self._square + RATE * off / count
@@ -158,15 +154,20 @@ class MemoryBaseline(Advantage):
         """What advantages are divided by; 0 while every reward of the run was the same."""
         rollouts, _, square = self._rewards.tolist()
         least = FLOOR * math.sqrt(square / rollouts) if rollouts else 0.0
-        return max(math.sqrt(self._blended()), least) if rollouts else 0.0
+        now = self._blended()
+        return max(math.sqrt(now), least) if math.isfinite(now) else least
 
-    def _off(self, reward: np.ndarray, group_of: np.ndarray, groups: Groups) -> np.ndarray:
-        """r − b of each rollout."""
+    def _off(
+        self, reward: np.ndarray, group_of: np.ndarray, groups: Groups, earlier: tuple[float, float] = (0.0, 0.0)
+    ) -> np.ndarray:
+        """r − b of each rollout; of one without a value the others' mean stands for it, ``earlier`` ones (number, sum)
+        among them, and where there is no other it is nan."""
         value = self.col("before")[groups.row][group_of]
         unknown = np.isnan(value)
         if unknown.any():
-            others = max(1, len(reward) - 1)
-            value[unknown] = ((reward.sum() - reward) / others if len(reward) > 1 else reward)[unknown]
+            others = len(reward) - 1 + earlier[0]
+            mean = (reward.sum() - reward + earlier[1]) / others if others else np.full(len(reward), np.nan)
+            value[unknown] = mean[unknown]
         n = np.bincount(group_of, minlength=len(groups))[group_of]
         rest = np.bincount(group_of, reward, minlength=len(groups))[group_of] - reward
         shrink = self.config.shrink
@@ -174,7 +175,7 @@ class MemoryBaseline(Advantage):
             return reward - np.where(n > 1, (rest + shrink * value) / (n - 1 + shrink), value)
 
     def compute(self, reward: np.ndarray, group_of: np.ndarray, observed: Groups) -> np.ndarray:
-        off = self._off(reward, group_of, observed)
+        off = np.nan_to_num(self._off(reward, group_of, observed))
         small = np.abs(off) < self.config.skip_small
         if self.config.scale == "whiten" and len(off):
             off, scale = off - off.mean(), float(off.std()) + 1e-8
@@ -185,7 +186,7 @@ class MemoryBaseline(Advantage):
     def zero(self, groups: Groups, trains: np.ndarray) -> np.ndarray:
         zero = np.zeros(groups.rollouts, dtype=bool)
         if self.config.skip_small > 0 and trains.any():
-            off = self._off(groups.reward[trains], groups.group_of[trains], groups)
+            off = np.nan_to_num(self._off(groups.reward[trains], groups.group_of[trains], groups))
             zero[trains] = np.abs(off) < self.config.skip_small
         return zero
 
@@ -204,5 +205,17 @@ class MemoryBaseline(Advantage):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.memory.load_state_dict(state["memory"])
         self._square = float(state["square"])
-        self._rewards, self._step = (np.asarray(state[k], dtype=np.float64).copy() for k in ("rewards", "step"))
+        self._rewards, step = (np.asarray(state[k], dtype=np.float64).copy() for k in ("rewards", "step"))
+        self._step = step if len(step) == len(self._step) else np.zeros_like(self._step)
         self._visited = np.asarray(state["visited"], dtype=np.int64).copy()
+
+
+def _spread(of: np.ndarray, more: np.ndarray) -> None:
+    """Count ``more`` in ``(number, mean, sum of squared differences from it)``, in place."""
+    n, mean, square = of.tolist()
+    count, shift = n + len(more), more.mean() - mean
+    of[:] = (
+        count,
+        mean + shift * len(more) / count,
+        square + float(((more - more.mean()) ** 2).sum()) + shift * shift * n * len(more) / count,
+    )

@@ -99,6 +99,7 @@ def check_run(config: Any, adaptive: AdaptiveConfig, policy: Policy) -> None:
             f"adaptive/advantage={policy.advantage.name} is group-relative and has no use for a critic; "
             "choose adaptive/advantage=verl with gae",
         )
+        _check_advantage(config, policy)
     elif str(estimator).startswith("adaptive_"):
         check(False, "algorithm.adv_estimator", estimator, "choose the matching adaptive/advantage, or grpo")
     _check_fetch(config, policy)
@@ -126,6 +127,25 @@ def check_run(config: Any, adaptive: AdaptiveConfig, policy: Policy) -> None:
             config.critic.ppo_mini_batch_size,
             f"must divide {batch // parts}, the prompts of an update's batch",
         )
+
+
+def _check_advantage(config: Any, policy: Policy) -> None:
+    """What verl's estimator would do with the reward, and the policy's own would not."""
+    advantage, algorithm = policy.advantage, config.algorithm
+    check(
+        advantage.takes_penalties or not algorithm.get("use_kl_in_reward", False),
+        "algorithm.use_kl_in_reward",
+        True,
+        f"adaptive/advantage={advantage.name} compares whole rewards and would lose the penalty; write "
+        "algorithm.use_kl_in_reward=false actor_rollout_ref.actor.use_kl_loss=true, or adaptive/advantage=verl",
+    )
+    check(
+        algorithm.get("norm_adv_by_std_in_grpo", True) or not getattr(advantage.config, "norm_by_std", False),
+        "adaptive.advantage.norm_by_std",
+        True,
+        f"algorithm.norm_adv_by_std_in_grpo=false acts on verl's own estimator, and adaptive/advantage={advantage.name} "
+        "takes its place; write adaptive.advantage.norm_by_std=false as well",
+    )
 
 
 def _check_fetch(config: Any, policy: Policy) -> None:

@@ -75,11 +75,13 @@ class JournalPlace:
         url: database URL or path of an SQLite file; None: there is none.
         run: the run's name in it.
         folder: the run's checkpoints.
+        why_none: the setting because of which there is none.
     """
 
     url: str | None
     run: str
     folder: str
+    why_none: str = ""
 
 
 def journal_place(config: Any, adaptive: AdaptiveConfig) -> JournalPlace:
@@ -87,7 +89,10 @@ def journal_place(config: Any, adaptive: AdaptiveConfig) -> JournalPlace:
     store, trainer = adaptive.store, config.trainer
     folder = os.path.abspath(trainer.default_local_dir)
     if not store.enabled:
-        return JournalPlace(None, "", folder)
+        return JournalPlace(None, "", folder, "adaptive.store.enabled=false")
+    if trainer.get("val_only", False) and trainer.get("val_before_train", True):
+        # It may start from any checkpoint, beside the run itself: nothing of it belongs on the run's line.
+        return JournalPlace(None, "", folder, "trainer.val_only=true")
     run = store.run_id or f"{trainer.project_name}/{trainer.experiment_name}"[:255]
     return JournalPlace(store.url or os.path.join(folder, "adaptive.sqlite"), run, folder)
 

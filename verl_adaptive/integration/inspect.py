@@ -372,7 +372,7 @@ def _store(config: DictConfig, adaptive: AdaptiveConfig) -> tuple[str, str | Non
 
     place = journal_place(config, adaptive)
     if place.url is None:
-        return "none (adaptive.store.enabled=false); statistics live in the checkpoints", None, None
+        return f"none ({place.why_none}); statistics live in the checkpoints", None, None
     path = local_file(place.url)
     return str(path or shown(place.url)), None if path is None else str(path), place.run
 

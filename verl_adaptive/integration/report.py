@@ -31,6 +31,7 @@ def step_metrics(
     result: StepResult,
     layouts: Sequence[Layout],
     *,
+    updates: int,
     max_response_length: int | None = None,
     times: Mapping[str, float] | None = None,
 ) -> dict[str, float]:
@@ -40,6 +41,7 @@ def step_metrics(
         engine: after the step.
         result: the step's account.
         layouts: of its mini-steps.
+        updates: of the actor's optimizer, in the step.
         max_response_length: ``data.max_response_length``; None: not known, and nothing is counted as clipped.
         times: seconds of the step's generation (:class:`~verl_adaptive.integration.times.Times`), which are logged, too.
     """
@@ -81,7 +83,7 @@ def step_metrics(
     out["adaptive/prompts/epoch"] = engine.progress.epoch
     visits = engine.table.col("visits")[engine.pool]
     out["adaptive/prompts/visited_share"] = float((visits > 0).mean()) if len(visits) else 0.0
-    out["adaptive/updates_total"] = sum(layout.updates for layout in layouts)
+    out["adaptive/updates_total"] = updates
     out["adaptive/padding_rows_total"] = sum(layout.padding for layout in layouts)
     if isinstance(engine, AsyncEngine):
         out["adaptive/async/in_flight"] = len(engine.flight)

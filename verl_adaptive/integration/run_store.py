@@ -123,7 +123,7 @@ class RunStore:
     def _open_journal(self) -> Journal | None:
         place = journal_place(self.config, self.adaptive)
         if place.url is None:
-            self.where = "no journal (adaptive.store.enabled=false); statistics live in the checkpoints"
+            self.where = f"no journal ({place.why_none}); statistics live in the checkpoints"
             return None
         if self.adaptive.store.url is None:
             os.makedirs(place.folder, exist_ok=True)

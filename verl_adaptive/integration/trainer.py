@@ -95,6 +95,7 @@ class AdaptiveMixin(_Trainer):
         super().__init__(config)
         self._layout: Layout  # of the mini-step in hand
         self._layouts: list[Layout] = []  # of the step
+        self._updates = 0  # of the step, by the actor's optimizer
         self._rows: list[Rows] = []  # of the step
         self._ended_early = False
         self._warming_up = False
@@ -209,14 +210,18 @@ class AdaptiveMixin(_Trainer):
         """
 
     def step(self, metrics: dict, timing_raw: dict) -> KVBatchMeta:
-        self._layouts, self._rows = [], []
+        self._layouts, self._rows, self._updates = [], [], 0
         batch = super().step(metrics, timing_raw)
         result = self.session.finish()
         with marked_timer("adaptive_commit", timing_raw):
             self.run_store.commit(self.global_steps, result, self.engine)
         longest = self.config.data.max_response_length
         times = self.session.times.metrics() if isinstance(self.session, Session) else None
-        metrics.update(step_metrics(self.engine, result, self._layouts, max_response_length=longest, times=times))
+        metrics.update(
+            step_metrics(
+                self.engine, result, self._layouts, updates=self._updates, max_response_length=longest, times=times
+            )
+        )
         metrics.update(self._watch.step(self.global_steps, result, batch))
         if result.note:
             logger.warning("%s", result.note)
@@ -504,7 +509,9 @@ class AdaptiveMixin(_Trainer):
         }
         rows, stages = layout.minibatch_rows // layout.ranks, _stages(self.config.actor_rollout_ref.actor)
         with _edit(self, "actor_rollout_wg", "update_actor", sizes, rows, limit, stages):
-            return super()._update_actor(batch, metrics)
+            done = super()._update_actor(batch, metrics)
+        self._updates += layout.updates * int(self.config.actor_rollout_ref.actor.ppo_epochs)
+        return done
 
     def _compute_metrics(self, batch: KVBatchMeta, metrics: dict, *args: Any, **kwargs: Any) -> None:
         """verl's metrics, those of rewards and lengths over every row of the batch's groups."""
