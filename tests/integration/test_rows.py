@@ -11,6 +11,7 @@ import torch
 pytest.importorskip("verl")
 from verl.trainer.ppo.core_algos import get_adv_estimator_fn
 from verl.trainer.ppo.padding_utils import SYNTHETIC_PADDING_SEQ_LEN
+from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from verl_adaptive.advantages.beta import BetaPosterior
 from verl_adaptive.advantages.verl import GROUP_RELATIVE, Verl
@@ -37,7 +38,11 @@ TEXT = {
 PICTURE = {**TEXT, "position_ids": IDS.expand(4, 9), "multi_modal_inputs": {"pixel_values": torch.ones(3, 2)}}
 
 
-@pytest.mark.parametrize("source", [TEXT, PICTURE], ids=["text", "picture"])
+#: A text among pictures: the positions of a multimodal model, and nothing to look at.
+WORDS = {**TEXT, "position_ids": IDS.expand(4, 9)}
+
+
+@pytest.mark.parametrize("source", [TEXT, WORDS], ids=["text", "words"])
 @pytest.mark.parametrize("short", [True, False])
 def test_padding_rows(source, short):
     row, tag = padding_row(dict(source), {"status": "success"}, 7, short=short)
@@ -48,6 +53,33 @@ def test_padding_rows(source, short):
     assert tag["is_padding"] and row["multi_modal_inputs"] == {}  # verl's own choice
     assert not row["response_mask"].any() and not row["loss_mask"].any() and not row["rm_scores"].any()
     assert source["attention_mask"].shape == (9,)  # the source is as it was
+
+
+@pytest.mark.parametrize("short", [True, False])
+@pytest.mark.parametrize("kind", [dict, lambda row: list_of_dict_to_tensordict([row])[0]], ids=["dict", "queue"])
+def test_padding_rows_of_pictures(kind, short):
+    """As any row of the batch to the model, whatever micro batch it is in; nothing of it counts."""
+    given = {"status": "success", "prompt_len": 5, "response_len": 4, "seq_len": 9}
+    row, tag = padding_row(kind(PICTURE), given, 7, short=short)
+    for name in ("prompts", "responses", "input_ids", "attention_mask", "position_ids", "routed_experts"):
+        assert row[name].equal(PICTURE[name])
+    assert row["multi_modal_inputs"]["pixel_values"].equal(PICTURE["multi_modal_inputs"]["pixel_values"])
+    assert tag == {**given, "is_padding": True} and "is_padding" not in given
+    for name in ("response_mask", "loss_mask", "rm_scores"):
+        assert row[name].shape == (4,) and not row[name].any() and PICTURE[name].any()
+
+
+def test_verls_forward_without_pictures():
+    """Why padding has pictures: a micro batch that has none fails. Passing means that verl's rows will do again."""
+    qwen = pytest.importorskip("verl.models.transformers.qwen2_vl")
+    from transformers import Qwen2VLConfig, Qwen2VLModel
+
+    text = {"vocab_size": 9, "hidden_size": 8, "num_hidden_layers": 0, "intermediate_size": 8, "eos_token_id": 1}
+    heads = {"num_attention_heads": 1, "num_key_value_heads": 1, "bos_token_id": 1}
+    vision = {"depth": 0, "embed_dim": 8, "hidden_size": 8, "num_heads": 1}
+    model = Qwen2VLModel(Qwen2VLConfig(text_config={**text, **heads}, vision_config=vision))
+    with pytest.raises(AttributeError, match="has no attribute 'mean'"):
+        qwen._get_input_embeds(model, IDS[None], torch.ones(1, 9))
 
 
 def result(rewards: list[list[float]], trains: list[list[int]], ghost: list[list[int]] | None = None) -> StepResult:

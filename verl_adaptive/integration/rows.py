@@ -17,12 +17,17 @@ EPSILON = 1e-6  # verl's, added to the standard deviation
 
 
 def padding_row(source: dict, tag: dict, eos: int, *, short: bool) -> tuple[dict, dict]:
-    """A row that weighs nothing: verl's own, or one of two tokens.
+    """A row that weighs nothing: verl's own, one of two tokens, or the source itself where it has pictures.
 
     verl's are 128 tokens long, which context parallelism needs; with a small model they can cost more than the data.
 
+    They are text. A micro batch of padding alone would then be one without pictures, which a batch of prompts with
+    pictures has nowhere else, and which not every model takes: with transformers 5 verl's forward of Qwen2-VL and
+    Qwen2.5-VL fails on it (``verl/models/transformers/qwen2_vl.py``, ``_get_input_embeds``), and where verl has no such
+    branch, the ranks of FSDP would wait for each other in the vision tower. A row of the batch suits the model.
+
     Args:
-        source: a row of the batch, for the fields that rows have.
+        source: a row of the batch (a dict or a TensorDict), for the fields that rows have.
         tag: its tag.
         eos: the token to fill with.
         short: two tokens; only where text alone trains under FSDP. A source whose positions have several axes
@@ -31,6 +36,8 @@ def padding_row(source: dict, tag: dict, eos: int, *, short: bool) -> tuple[dict
     Returns:
         The row and its tag.
     """
+    if "multi_modal_inputs" in source.keys() and source["multi_modal_inputs"]:  # noqa: SIM118  # a TensorDict, too
+        return _masked(source, tag)
     row, tag = construct_minimal_padding_template(source, tag, eos)
     if not short or row["position_ids"].dim() != 1:
         return row, tag
@@ -41,6 +48,15 @@ def padding_row(source: dict, tag: dict, eos: int, *, short: bool) -> tuple[dict
     row["position_ids"] = row["position_ids"][:2]
     tag.update(prompt_len=1, response_len=1, seq_len=2)
     return row, tag
+
+
+def _masked(source: dict, tag: dict) -> tuple[dict, dict]:
+    """The row as it is, of which nothing counts."""
+    row = {name: source[name] for name in source.keys()}  # noqa: SIM118
+    for name in ("response_mask", "loss_mask", "rm_scores"):
+        row[name] = torch.zeros_like(row[name])
+    row["num_turns"] = 0
+    return row, {**tag, "is_padding": True}
 
 
 def alone(

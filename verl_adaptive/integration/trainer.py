@@ -388,7 +388,10 @@ class AdaptiveMixin(_Trainer):
         return passes
 
     def _padding(self, batch: KVBatchMeta, count: int) -> tuple[list[str], list[dict]]:
-        """Rows that weigh nothing; two tokens long where nothing but text trains, under FSDP."""
+        """Rows that weigh nothing; two tokens long where nothing but text trains, under FSDP.
+
+        Where prompts have pictures, such a row may be the source itself: then the shortest of the batch.
+        """
         if not count:
             return [], []
         every = self.config.actor_rollout_ref
@@ -396,8 +399,10 @@ class AdaptiveMixin(_Trainer):
         if self.use_critic:
             strategies.add(self.config.critic.strategy)
         short = strategies <= {"fsdp", "fsdp2"} and self.processor is None
-        source = tq.kv_batch_get(keys=[batch.keys[0]], partition_id=batch.partition_id)[0]
-        row, tag = padding_row(source, batch.tags[0], self.tokenizer.eos_token_id, short=short)
+        lengths = [0 if self.processor is None else tag["seq_len"] for tag in batch.tags]
+        at = int(np.argmin(lengths))
+        source = tq.kv_batch_get(keys=[batch.keys[at]], partition_id=batch.partition_id)[0]
+        row, tag = padding_row(source, batch.tags[at], self.tokenizer.eos_token_id, short=short)
         uid = f"pad{self.global_steps}x{self.local_trigger_step}"
         keys = [f"{uid}_{i}_0" for i in range(count)]
         rows = [{**row, "uid": uid, **({"session_id": i} if "session_id" in row else {})} for i in range(count)]
