@@ -522,5 +522,5 @@ def test_when_everything_fails_the_run_ends_with_the_reason(queue):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_scores_are_summed_in_their_own_precision(dtype):
     rows = [torch.tensor([0.0, 0.1], dtype=dtype), torch.tensor([0.7], dtype=dtype)]
-    found = rewards._sums(torch.nested.as_nested_tensor(rows, layout=torch.jagged))
+    found = rewards.sums(torch.nested.as_nested_tensor(rows, layout=torch.jagged))
     assert found.tolist() == [float(row.double().sum()) for row in rows]

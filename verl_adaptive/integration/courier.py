@@ -36,6 +36,7 @@ class Road:
         submit: sends a batch of prompts to the agent loop (verl's ``_submit_batch_to_rollout``).
         step_of: the trainer's current global step.
         dead: names of rollout workers that have died; asked now and then while waiting.
+        busy: what the servers are busy with, for the error that ends a wait.
         stall: seconds without any rollout coming back after which the run ends with an error.
         row_limit: rows that TransferQueue can hold, or None.
         hands: agent-loop workers that share what is sent.
@@ -45,6 +46,7 @@ class Road:
     submit: Callable[[TensorDict], int]
     step_of: Callable[[], int]
     dead: Callable[[], list[str]] = list
+    busy: Callable[[], str] = str
     stall: float = 1800.0
     row_limit: int | None = None
     hands: Callable[[], int] = lambda: 1
@@ -106,7 +108,8 @@ class Courier:
 
     def timeout(self) -> StallTimeout:
         """A wait that begins now."""
-        return StallTimeout(self.config.poll_interval, self.road.stall, self.road.step_of(), self.road.dead)
+        road = self.road
+        return StallTimeout(self.config.poll_interval, road.stall, road.step_of(), road.dead, road.busy)
 
     def fetch(self, flight: Requests, timeout: StallTimeout) -> Groups | None:
         """Look once: what has come back of these requests, or None after a rest.
