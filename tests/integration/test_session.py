@@ -513,8 +513,10 @@ def test_small_rounds_that_fail_by_bad_luck_do_not_end_the_run(queue):
 
 def test_when_everything_fails_the_run_ends_with_the_reason(queue):
     session = session_of(Workers(fail=1.0))
+    session.courier.road = replace(session.courier.road, busy=lambda: "reward model 0: dead (ActorDiedError)")
     session.start()
-    with pytest.raises(AdaptiveError, match=r"the last \d+ groups all failed"):
+    said = r"the last \d+ groups all failed.* \(open requests: reward model 0: dead \(ActorDiedError\)\)"
+    with pytest.raises(AdaptiveError, match=said):
         session.complete()
     tq.kv_clear(keys=list(left()), partition_id="train")
 

@@ -343,7 +343,7 @@ def test_a_stall_says_which_servers_have_the_requests(queue):  # noqa: F811
     said = (
         r"step 7: .*stall_timeout=0 s; still waiting for 1 of 2 prompts.* the reward function, its model or a tool hangs "
         r"\(open requests: rollout server 0: 0, reward model 0: 128, rollout server 1: unknown, rollout server 2: does not "
-        r"answer, rollout server 3: (ActorDiedError|ActorUnavailableError|RayActorError)\): look for the last error"
+        r"answer, rollout server 3: dead \((Actor|Ray)\w+Error\)\): look for the last error"
     )
     with pytest.raises(AdaptiveError, match=said):
         timeout.rest({"a": "running", "b": "finished"}, 1)

@@ -152,8 +152,10 @@ def open_requests(servers: Mapping[str, ray.actor.ActorHandle]) -> str:
     for name, call in calls.items():
         try:
             count = ray.get(call) if call in done else "does not answer"
-        except ray.exceptions.RayError as error:
-            count = type(error).__name__
+        except ray.exceptions.RayActorError as error:
+            count = f"dead ({type(error).__name__})"
+        except ray.exceptions.RayError:  # it could not count, which must not hide the error that is being made
+            count = None
         said.append(f"{name}: {'unknown' if count is None else count}")
     return ", ".join(said)
 
