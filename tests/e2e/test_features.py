@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import random
+import re
+from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.e2e.harness import Run, assets, balanced, optimizer_updates, replays, several, train
+from tests.e2e.harness import REPO, Run, assets, balanced, optimizer_updates, replays, several, train
 from tests.e2e.images import images
 from tests.e2e.starts import MIXED
 from verl_adaptive.integration.selftest import tiny
@@ -127,3 +131,95 @@ def test_images(tmp_path):
     assert "rows of zero advantage left out of training" in every.log
     assert sum(every.series("adaptive/rollouts/dropped_total/zero_advantage")) > 0
     assert sum(every.series("adaptive/padding_rows_total")) > 0
+
+
+JUDGE = """
+from pathlib import Path
+
+import aiohttp
+
+HANGS = Path({hangs!r})
+
+
+async def judge(solution_str, extra_info, reward_router_address, model, **_):
+    question = [{{"role": "user", "content": extra_info["question"]}}]
+    async with aiohttp.ClientSession(f"http://{{reward_router_address}}", raise_for_status=True) as session:
+        if HANGS.exists():
+            await session.post("/pause")
+        what = {{"model": model, "messages": question, "temperature": 0, "max_tokens": 12}}
+        async with session.post("/v1/chat/completions", json=what) as answer:
+            said = (await answer.json())["choices"][0]["message"]["content"]
+    return float(solution_str == said)
+"""
+
+
+def reward_model(folder: Path, model: Path, function: str, code: str) -> tuple[str, ...]:
+    """A reward model in a pool of its own, and a reward function that asks it, once it may see the question."""
+    rows = pq.read_table(assets() / "data" / "train.parquet").to_pylist()
+    for row in rows:
+        row["extra_info"]["question"] = row["prompt"][0]["content"]
+    pq.write_table(pa.Table.from_pylist(rows), folder / "train.parquet")
+    (folder / "reward.py").write_text(code)
+    return (
+        *("reward.reward_model.enable=true", "reward.reward_model.enable_resource_pool=true"),
+        *("reward.reward_model.nnodes=1", "reward.reward_model.n_gpus_per_node=1"),
+        f"reward.reward_model.model_path={model}",
+        f"reward.custom_reward_function.path={folder / 'reward.py'}",
+        f"reward.custom_reward_function.name={function}",
+        f"+reward.custom_reward_function.reward_kwargs.model={model}",
+        f"data.train_files={folder / 'train.parquet'}",
+    )
+
+
+def trained_rows(run: Run) -> list[dict]:
+    """verl's dump of what trained."""
+    return [json.loads(line) for step in (1, 2) for line in (run.folder / "rollouts" / f"{step}.jsonl").open()]
+
+
+def test_a_judge_in_a_pool_of_its_own(tmp_path):
+    """A generative reward model: right is what it says itself. In the second run it hangs, and the error says so."""
+    code = JUDGE.format(hangs=str(tmp_path / "hangs" / "metrics-0.begun"))
+    runs = several(
+        tmp_path,
+        {"judge": SHORT, "hangs": ("adaptive.stall_timeout=15",)},
+        "+adaptive=dapo",
+        *reward_model(tmp_path, assets() / "model", "judge", code),
+        VLLM_SERVER_DEV_MODE="1",  # for its route to pause a model
+    )
+    run = runs["judge"]
+    trained(run)
+    assert optimizer_updates(run, 2) == 4
+    rows = trained_rows(run)
+    said = {row["input"]: row["output"] for row in rows if row["score"] == 1}
+    assert {row["score"] for row in rows} == {0, 1}
+    assert all((said[row["input"]] == row["output"]) == row["score"] for row in rows)
+    assert any(row["score"] == 1 and row["output"] != row["gts"] for row in rows)  # the judge errs: no rule did this
+    assert runs["hangs"].code != 0
+    assert re.search(
+        r"no rollout has finished for adaptive\.stall_timeout=15 s; .*reward model 0: [1-9]",
+        runs["hangs"].log,
+    ), runs["hangs"].tail
+
+
+def test_a_classifier_in_a_pool_of_its_own(tmp_path):
+    """A discriminative reward model, asked by the function of docs/faq.md: its logit is the reward."""
+    import torch
+    from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
+
+    torch.manual_seed(0)
+    config = AutoConfig.from_pretrained(assets() / "model", num_labels=1)
+    model = AutoModelForSequenceClassification.from_config(config)
+    model.save_pretrained(tmp_path / "grader")
+    tokenizer = AutoTokenizer.from_pretrained(assets() / "model")
+    tokenizer.save_pretrained(tmp_path / "grader")
+    (code,) = re.findall(r"```python\n(.*?async def grade.*?)```", (REPO / "docs" / "faq.md").read_text(), re.DOTALL)
+    words = reward_model(tmp_path, tmp_path / "grader", "grade", code)
+    run = train(tmp_path, "+adaptive=greso", *words, *SHORT)
+    trained(run)
+    assert optimizer_updates(run, 2) == 4
+    rows = trained_rows(run)
+    assert len({row["score"] for row in rows}) > 8
+    for row in rows:
+        ids = tokenizer(row["input"] + row["output"], return_tensors="pt")
+        with torch.no_grad():
+            assert model(**ids).logits.item() == pytest.approx(row["score"], abs=1e-3)

@@ -106,6 +106,13 @@ def test_slots_are_those_of_all_inference_engines() -> None:
     assert (facts.replicas_of(config), facts.slots_of(config)) == (0, 0)
 
 
+def test_slots_are_not_those_of_a_reward_model() -> None:
+    plain, _ = composed("+adaptive=greso")
+    model = ("enable=true", "enable_resource_pool=true", "nnodes=2", "n_gpus_per_node=8", "rollout.max_num_seqs=7")
+    config, _ = composed("+adaptive=greso", *(f"reward.reward_model.{word}" for word in model))
+    assert (facts.replicas_of(config), facts.slots_of(config)) == (facts.replicas_of(plain), facts.slots_of(plain))
+
+
 @pytest.mark.parametrize(
     ("words", "single"),
     [

@@ -29,6 +29,12 @@ COMMON = (
 )
 
 
+REWARD_MODEL = (
+    *("reward.reward_model.enable=true", "reward.reward_model.enable_resource_pool=true"),
+    *("reward.reward_model.nnodes=1", "reward.reward_model.n_gpus_per_node=2"),
+)
+
+
 def composed(*overrides: str):
     with initialize_config_module("verl.trainer.config", version_base=None):
         return compose("ppo_trainer", overrides=[*COMMON, *overrides])
@@ -71,7 +77,15 @@ def test_what_the_estimator_takes_passes(overrides):
         (["+adaptive=greso", "adaptive.sampler.floor_easy=0"], "could be lost for good"),
         (["+adaptive=greso", "adaptive.on_exhausted=explode"], "must be one of train_partial, relax, raise"),
         (["+adaptive=greso", "algorithm.filter_groups.enable=true"], r"\+adaptive=dapo"),
-        (["+adaptive=greso", "reward.reward_model.enable=true"], "enable_resource_pool"),
+        (["+adaptive=greso", "reward.reward_model.enable=true"], "enable_resource_pool=False: .*too late to decide by"),
+        (
+            ["+adaptive=greso", *REWARD_MODEL, "reward.reward_model.rollout.free_cache_engine=true"],
+            r"rollout\.free_cache_engine=True: .*never wakes it.*set it to false",
+        ),
+        (
+            ["+adaptive=greso", *REWARD_MODEL, "reward.reward_model.rollout.free_cache_engine=false"],
+            r"custom_reward_function\.path=None: .*reward_extra_info.*issue 7368.*write a reward function",
+        ),
         (["+adaptive=greso", "actor_rollout_ref.actor.ppo_mini_batch_size=6"], "must divide data.train_batch_size=16"),
         (["+adaptive=aero", "algorithm.adv_estimator=rloo"], "adaptive/advantage=verl"),
         (["+adaptive=cero", "adaptive.refill=true"], "adaptive.refill"),
@@ -112,6 +126,23 @@ def test_refused(overrides, message):
 )
 def test_groups_of_one_and_smaller_groups_pass(overrides):
     run_checks(*overrides)
+
+
+@pytest.mark.parametrize("mode", ["sync", "colocate_async", "separate_async"])
+def test_a_reward_model_in_a_pool_of_its_own_passes(mode):
+    separate = ("actor_rollout_ref.actor.ppo_mini_batch_size=8", "trainer.v1.separate_async.parameter_sync_step=2")
+    asked = ("reward.reward_model.rollout.free_cache_engine=false", "reward.custom_reward_function.path=mine.py")
+    run_checks("+adaptive=dapo", f"trainer.v1.trainer_mode={mode}", *separate, *REWARD_MODEL, *asked)
+
+
+def test_a_verl_that_scores_by_a_classifier_needs_no_function(monkeypatch):
+    from verl.experimental.reward_loop.reward_loop import RewardLoopWorker
+
+    async def compute_score_disrm(self, data):
+        return {"reward_score": 0.0, "reward_extra_info": {}}
+
+    monkeypatch.setattr(RewardLoopWorker, "compute_score_disrm", compute_score_disrm)
+    run_checks("+adaptive=dapo", *REWARD_MODEL, "reward.reward_model.rollout.free_cache_engine=false")
 
 
 OTHER_LOSSES = [

@@ -513,8 +513,10 @@ def test_small_rounds_that_fail_by_bad_luck_do_not_end_the_run(queue):
 
 def test_when_everything_fails_the_run_ends_with_the_reason(queue):
     session = session_of(Workers(fail=1.0))
+    session.courier.road = replace(session.courier.road, busy=lambda: "reward model 0: dead (ActorDiedError)")
     session.start()
-    with pytest.raises(AdaptiveError, match=r"the last \d+ groups all failed"):
+    said = r"the last \d+ groups all failed.* \(open requests: reward model 0: dead \(ActorDiedError\)\)"
+    with pytest.raises(AdaptiveError, match=said):
         session.complete()
     tq.kv_clear(keys=list(left()), partition_id="train")
 
@@ -522,5 +524,5 @@ def test_when_everything_fails_the_run_ends_with_the_reason(queue):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_scores_are_summed_in_their_own_precision(dtype):
     rows = [torch.tensor([0.0, 0.1], dtype=dtype), torch.tensor([0.7], dtype=dtype)]
-    found = rewards._sums(torch.nested.as_nested_tensor(rows, layout=torch.jagged))
+    found = rewards.sums(torch.nested.as_nested_tensor(rows, layout=torch.jagged))
     assert found.tolist() == [float(row.double().sum()) for row in rows]

@@ -307,3 +307,49 @@ def test_liveness_of_ray_actors(queue):  # noqa: F811
         time.sleep(0.1)
     assert len(gone) == 1 and gone[0].startswith("doomed (")
     ray.kill(alive)
+
+
+def test_a_stall_says_which_servers_have_the_requests(queue):  # noqa: F811
+    import ray
+
+    from verl_adaptive.integration import waiting
+
+    @ray.remote(num_cpus=0)
+    class Server:
+        """With the books that vLLM keeps of its requests, where verl's server has them."""
+
+        def __init__(self, requests: int) -> None:
+            from types import SimpleNamespace
+
+            processor = SimpleNamespace(request_states=dict.fromkeys(range(requests)))
+            self.engine = SimpleNamespace(output_processor=processor)
+
+    @ray.remote(num_cpus=0)
+    class Other:
+        def busy(self) -> None:
+            threading.Event().wait()
+
+    servers = {"rollout server 0": Server.remote(0), "reward model 0": Server.remote(128)}
+    servers |= {
+        "rollout server 1": Other.remote(),
+        "rollout server 2": Other.remote(),
+        "rollout server 3": Other.remote(),
+    }
+    ray.get([server.__ray_ready__.remote() for server in servers.values()])
+    servers["rollout server 2"].busy.remote()
+    ray.kill(servers["rollout server 3"])
+    timeout = waiting.StallTimeout(0.0, 0.0, 7, list, lambda: waiting.open_requests(servers))
+    timeout.rest({"a": "running", "b": "finished"}, 1)
+    said = (
+        r"step 7: .*stall_timeout=0 s; still waiting for 1 of 2 prompts.* the reward function, its model or a tool hangs "
+        r"\(open requests: rollout server 0: 0, reward model 0: 128, rollout server 1: unknown, rollout server 2: does not "
+        r"answer, rollout server 3: dead \((Actor|Ray)\w+Error\)\): look for the last error"
+    )
+    with pytest.raises(AdaptiveError, match=said):
+        timeout.rest({"a": "running", "b": "finished"}, 1)
+    for server in servers.values():
+        ray.kill(server)
+    quiet = waiting.StallTimeout(0.0, 0.0, 7, list)
+    quiet.rest({"a": "running"}, 1)
+    with pytest.raises(AdaptiveError, match="the reward function or a tool hangs: look"):
+        quiet.rest({"a": "running"}, 1)

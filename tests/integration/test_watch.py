@@ -7,9 +7,15 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 pytest.importorskip("verl")
+pytest.importorskip("transfer_queue")
 
+import transfer_queue as tq
+from verl.utils import tensordict_utils as tu
+
+from tests.integration.test_session import queue  # noqa: F401
 from tests.world import make_engine, run_step
 from verl_adaptive.config import AdaptiveConfig
 from verl_adaptive.integration import tables, watch
@@ -56,6 +62,35 @@ def test_trouble_is_said_once_and_training_goes_on(monkeypatch, told) -> None:
     assert out == [{}, {}, {}]
     (line,) = [r.getMessage() for r in told.records if "off from now on" in r.getMessage()]
     assert "RuntimeError: no such field" in line and "training goes on" in line
+
+
+@pytest.mark.parametrize(
+    ("rewards", "infos", "fields"),
+    [
+        (
+            [0.25, -1.5, 3.125],
+            [{"acc": 0.25}, {"acc": -1.5}, {"acc": 3.125}],
+            frozenset(),
+        ),  # a bare number, as verl has it
+        ([0.25, -1.5, 3.125], [{"acc": 0.0}, {"acc": -1.5}, {"acc": 3.125}], {"acc"}),
+        ([0.25, -1.5, 3.125], [{"acc": 0.25}, {"score": -1.5}, {}], {"acc", "score"}),
+        (
+            [0.0, 1.0, 1.0],
+            [{"acc": 0.0}, {"acc": 1.0}, {"acc": 1.0}],
+            {"acc"},
+        ),  # not graded yet: these rows cannot tell
+        ([0.0, 1.0, 0.5], [{"acc": "no"}, {"acc": True}, {"acc": None}], {"acc"}),
+    ],
+)
+def test_a_graded_reward_that_verl_calls_acc_is_no_other_field(queue, rewards, infos, fields) -> None:  # noqa: F811
+    keys = [f"u_{i}_0" for i in range(len(rewards))]
+    rows = [
+        {"rm_scores": torch.tensor([0.0] * i + [reward]), "extra_fields": {"reward_extra_info": info}}
+        for i, (reward, info) in enumerate(zip(rewards, infos, strict=True))
+    ]
+    tq.kv_batch_put(keys=keys, partition_id="train", fields=tu.list_of_dict_to_tensordict(rows), tags=[{}] * len(keys))
+    assert watch._fields(SimpleNamespace(keys=keys, partition_id="train")) == fields
+    tq.kv_clear(keys=keys, partition_id="train")
 
 
 def test_a_resumed_run_says_nothing_twice(monkeypatch, told) -> None:

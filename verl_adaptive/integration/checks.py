@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 from verl.trainer.ppo.utils import need_critic
@@ -69,13 +70,7 @@ def check_run(config: Any, adaptive: AdaptiveConfig, policy: Policy) -> None:
         "(docs/custom_parts.md)",
     )
     _check_mode(config, adaptive, policy)
-    model = config.reward.reward_model
-    check(
-        not model.enable or model.enable_resource_pool,
-        "reward.reward_model.enable_resource_pool",
-        False,
-        "a colocated reward model gives its rewards after sampling, too late to decide by; set it to true",
-    )
+    _check_reward_model(config)
     check(
         not config.skip.rollout_tq.enable,
         "skip.rollout_tq.enable",
@@ -146,6 +141,43 @@ def _check_advantage(config: Any, policy: Policy) -> None:
         f"algorithm.norm_adv_by_std_in_grpo=false acts on verl's own estimator, and adaptive/advantage={advantage.name} "
         "takes its place; write adaptive.advantage.norm_by_std=false as well",
     )
+
+
+def _check_reward_model(config: Any) -> None:
+    """A reward model has a pool of its own, where two of verl's faults would end in a run that waits or loses all."""
+    model = config.reward.reward_model
+    if not model.enable:
+        return
+    check(
+        model.enable_resource_pool,
+        "reward.reward_model.enable_resource_pool",
+        False,
+        "a colocated reward model gives its rewards after sampling, too late to decide by; set it to true",
+    )
+    check(
+        # RewardModelManager sleeps after it has started; only RewardLoopManager.compute_rm_score, for colocated, wakes
+        not model.rollout.free_cache_engine,
+        "reward.reward_model.rollout.free_cache_engine",
+        True,
+        "verl puts a reward model to sleep when it has started and in a pool of its own never wakes it: its first request "
+        "would wait for ever; set it to false",
+    )
+    check(
+        config.reward.custom_reward_function.path is not None or _scores_by_itself(),
+        "reward.custom_reward_function.path",
+        None,
+        "every rollout would fail: what verl gives for a classifier's score lacks the reward_extra_info that its agent loop "
+        "reads (verl issue 7368); write a reward function that asks the model (docs/faq.md)",
+    )
+
+
+def _scores_by_itself() -> bool:
+    """Whether this verl can train by a classifier without a reward function, by the text of what gives and what reads."""
+    from verl.experimental.agent_loop.agent_loop import AgentLoopWorker
+    from verl.experimental.reward_loop.reward_loop import RewardLoopWorker
+
+    gives, reads = RewardLoopWorker.compute_score_disrm, AgentLoopWorker._compute_score
+    return "reward_extra_info" in inspect.getsource(gives) or '["reward_extra_info"]\n' not in inspect.getsource(reads)
 
 
 def _check_fetch(config: Any, policy: Policy) -> None:

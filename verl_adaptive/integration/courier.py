@@ -36,6 +36,7 @@ class Road:
         submit: sends a batch of prompts to the agent loop (verl's ``_submit_batch_to_rollout``).
         step_of: the trainer's current global step.
         dead: names of rollout workers that have died; asked now and then while waiting.
+        busy: what the servers are busy with, for the error that ends a run.
         stall: seconds without any rollout coming back after which the run ends with an error.
         row_limit: rows that TransferQueue can hold, or None.
         hands: agent-loop workers that share what is sent.
@@ -45,6 +46,7 @@ class Road:
     submit: Callable[[TensorDict], int]
     step_of: Callable[[], int]
     dead: Callable[[], list[str]] = list
+    busy: Callable[[], str] = str
     stall: float = 1800.0
     row_limit: int | None = None
     hands: Callable[[], int] = lambda: 1
@@ -106,7 +108,8 @@ class Courier:
 
     def timeout(self) -> StallTimeout:
         """A wait that begins now."""
-        return StallTimeout(self.config.poll_interval, self.road.stall, self.road.step_of(), self.road.dead)
+        road = self.road
+        return StallTimeout(self.config.poll_interval, road.stall, road.step_of(), road.dead, road.busy)
 
     def fetch(self, flight: Requests, timeout: StallTimeout) -> Groups | None:
         """Look once: what has come back of these requests, or None after a rest.
@@ -186,8 +189,9 @@ class Courier:
         self._all_failed = [*self._all_failed, failures] if failures == len(results) else []
         # A look may see one group: a small batch's worth of single failures can be bad luck.
         if sum(self._all_failed) >= max(16, 2 * self.batch):
+            busy = self.road.busy()
             raise AdaptiveError(
                 f"step {step}: the last {sum(self._all_failed)} groups all failed. The reward function, the agent loop or a "
                 "rollout server is broken: look for its error above (verl logs it as `Error in _run_prompt`), or for a reward "
-                "that is NaN or infinite"
+                f"that is NaN or infinite{f' (open requests: {busy})' if busy else ''}"
             )

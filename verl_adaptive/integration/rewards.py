@@ -13,7 +13,7 @@ from transfer_queue.metadata import BatchMeta
 from verl_adaptive.errors import AdaptiveError, ConfigError
 from verl_adaptive.integration.waiting import PARTITION
 
-__all__ = ["read", "read_rewards"]
+__all__ = ["read", "read_rewards", "sums"]
 
 
 def read(keys: list[str], fields: list[str], meta: BatchMeta | None = None) -> TensorDict:
@@ -66,13 +66,13 @@ def read_rewards(keys: list[str], signal: str, meta: BatchMeta | None = None) ->
         half = len(keys) // 2
         left, right = read_rewards(keys[:half], signal), read_rewards(keys[half:], signal)
         return np.concatenate([left[0], right[0]]), np.concatenate([left[1], right[1]])
-    reward = _sums(data["rm_scores"])
+    reward = sums(data["rm_scores"])
     if signal == "reward":
         return reward, reward
     return reward, np.array([_field(extra, signal) for extra in data["extra_fields"]], dtype=np.float64)
 
 
-def _sums(scores: torch.Tensor) -> np.ndarray:
+def sums(scores: torch.Tensor) -> np.ndarray:
     """Sum of each row; rows of unequal length are one tensor of all their values."""
     if scores.is_nested and scores.layout == torch.jagged:
         values = scores.values()

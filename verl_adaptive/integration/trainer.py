@@ -42,7 +42,7 @@ from verl_adaptive.integration.rows import alone, padding_row
 from verl_adaptive.integration.run_store import RunStore
 from verl_adaptive.integration.session import Batch, Session
 from verl_adaptive.integration.stream_session import StreamSession
-from verl_adaptive.integration.waiting import Liveness, stall_seconds
+from verl_adaptive.integration.waiting import Liveness, open_requests, stall_seconds
 from verl_adaptive.integration.watch import Watch
 from verl_adaptive.policy import build_policy
 from verl_adaptive.record import Tape
@@ -182,6 +182,7 @@ class AdaptiveMixin(_Trainer):
             self._submit_batch_to_rollout,
             lambda: self.global_steps,
             self._dead,
+            lambda: open_requests(self._named_servers()),
             stall=stall_seconds(self.adaptive, self.config.data.max_response_length),
             row_limit=storage.SimpleStorage.total_storage_size if storage.storage_backend == "SimpleStorage" else None,
             hands=lambda: len(self.agent_loop_manager.agent_loop_workers) if sorted_out else 1,
@@ -253,8 +254,7 @@ class AdaptiveMixin(_Trainer):
             workers = getattr(self.agent_loop_manager, "agent_loop_workers", [])
             actors = {f"agent-loop worker {i}": worker for i, worker in enumerate(workers)}
             actors |= {f"reward worker {i}": w for i, w in enumerate(self.get_reward_handles() or [])}
-            actors |= {f"rollout server {i}": server for i, server in enumerate(self._servers())}
-            self._liveness = Liveness(actors)
+            self._liveness = Liveness(actors | self._named_servers())
         return self._liveness.dead()
 
     def _validate(self) -> dict[str, float]:
@@ -278,6 +278,12 @@ class AdaptiveMixin(_Trainer):
             named = (getattr(self, f"{name}_server_manager", None) for name in ("llm", "standalone"))
             managers = [manager for manager in named if manager is not None]
         return [handle for manager in managers for handle in manager.server_handles]
+
+    def _named_servers(self) -> dict[str, Any]:
+        """Rollout servers, and those of a reward model: whatever a rollout may wait for."""
+        model = getattr(self.reward_loop_manager, "reward_model_manager", None)
+        named = {f"rollout server {i}": server for i, server in enumerate(self._servers())}
+        return named | {f"reward model {i}": server for i, server in enumerate(getattr(model, "server_handles", ()))}
 
     def on_train_end(self) -> None:
         """verl skips the last checkpoint and validation of a run that ends before its planned last step."""

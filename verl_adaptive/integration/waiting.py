@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import ray
 
 from verl_adaptive.config import AdaptiveConfig
 from verl_adaptive.errors import AdaptiveError
 
-__all__ = ["DONE", "PARTITION", "POLL_SHARE", "Liveness", "StallTimeout", "stall_seconds"]
+__all__ = ["DONE", "PARTITION", "POLL_SHARE", "Liveness", "StallTimeout", "open_requests", "stall_seconds"]
 
 PARTITION = "train"
 #: Statuses of a request that is back.
@@ -24,6 +25,8 @@ _STALL = 1800.0
 _TOKEN = 0.1
 #: Seconds between two looks at whether the workers are alive.
 _LIVENESS_INTERVAL = 5.0
+#: Seconds that a server gets to say how many requests it has, before a run that has waited much longer ends.
+_COUNT_PATIENCE = 5.0
 
 
 def stall_seconds(config: AdaptiveConfig, response_length: int) -> float:
@@ -46,10 +49,13 @@ class StallTimeout:
         stall: seconds without anything coming back that are too long (:func:`stall_seconds`).
         step: the training step, for the message.
         dead: names of workers that have died.
+        busy: what the servers are busy with (:func:`open_requests`), for the message.
     """
 
-    def __init__(self, poll: float, stall: float, step: int, dead: Callable[[], list[str]]) -> None:
-        self._poll, self._stall, self._step, self._dead = poll, stall, step, dead
+    def __init__(
+        self, poll: float, stall: float, step: int, dead: Callable[[], list[str]], busy: Callable[[], str] = str
+    ) -> None:
+        self._poll, self._stall, self._step, self._dead, self._busy = poll, stall, step, dead, busy
         self.restart()
 
     def restart(self) -> None:
@@ -84,11 +90,13 @@ class StallTimeout:
                 )
         if now - self._changed > self._stall:
             states = ", ".join(f"{n} {s or 'unknown'}" for s, n in sorted(Counter(left.values()).items(), key=str))
+            busy = self._busy()
             raise AdaptiveError(
                 f"step {self._step}: no rollout has finished for adaptive.stall_timeout="
                 f"{self._stall:g} s; still {waiting} ({states}; first: {next(iter(left))}). A rollout "
-                "server has probably died, or the reward function or a tool hangs: look for the last error above, or "
-                "raise adaptive.stall_timeout"
+                f"server has probably died, or the reward function{', its model' * ('reward model' in busy)} or a tool hangs"
+                f"{f' (open requests: {busy})' if busy else ''}: look for the last error above, or raise "
+                "adaptive.stall_timeout"
             )
         # A look at a large queue costs time of its own: rest in proportion to what the last one took.
         time.sleep(max(self._poll, (now - self._resumed) / POLL_SHARE))
@@ -125,3 +133,36 @@ class Liveness:
             except ray.exceptions.RayActorError as error:
                 gone.append(f"{name} ({type(error).__name__})")
         return gone
+
+
+def open_requests(servers: Mapping[str, ray.actor.ActorHandle]) -> str:
+    """How many requests each server has, in words: who has them is who does not finish them.
+
+    Args:
+        servers: name → a server of verl's, for rollouts or of a reward model.
+
+    Example:
+        ``rollout server 0: 0, reward model 0: 128``
+    """
+    calls = {name: server.__ray_call__.remote(_count) for name, server in servers.items()}
+    if not calls:
+        return ""
+    done, _ = ray.wait(list(calls.values()), num_returns=len(calls), timeout=_COUNT_PATIENCE)
+    said = []
+    for name, call in calls.items():
+        try:
+            count = ray.get(call) if call in done else "does not answer"
+        except ray.exceptions.RayActorError as error:
+            count = f"dead ({type(error).__name__})"
+        except ray.exceptions.RayError:  # it could not count, which must not hide the error that is being made
+            count = None
+        said.append(f"{name}: {'unknown' if count is None else count}")
+    return ", ".join(said)
+
+
+def _count(server: Any) -> int | None:
+    """Requests of a server, by vLLM's and SGLang's own books; runs in the server's process."""
+    books = getattr(getattr(getattr(server, "engine", None), "output_processor", None), "request_states", None)
+    if books is None:
+        books = getattr(getattr(server, "tokenizer_manager", None), "rid_to_state", None)
+    return None if books is None else len(books)

@@ -13,6 +13,7 @@ from transfer_queue import KVBatchMeta
 from verl_adaptive.alarms import Alarms
 from verl_adaptive.config import AdaptiveConfig
 from verl_adaptive.engine import Engine, StepResult
+from verl_adaptive.integration.rewards import sums
 from verl_adaptive.integration.tables import log_lists
 
 __all__ = ["Watch"]
@@ -95,12 +96,23 @@ class Watch:
 
 
 def _fields(batch: KVBatchMeta) -> frozenset[str]:
-    """What the reward function gives beside the reward, by a few rows of the batch."""
-    keys = list(batch.keys[:_LOOKED_AT])
-    data = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=["extra_fields"]) if keys else {}
-    found: set[str] = set()
-    for extra in data["extra_fields"] if "extra_fields" in set(data.keys()) else ():
-        extra = getattr(extra, "data", extra)
-        info = extra.get("reward_extra_info") if isinstance(extra, dict) else None
-        found |= {str(name) for name in info or ()}
-    return frozenset(found)
+    """What the reward function gives beside the reward, by a few rows of the batch.
+
+    verl's reward managers call a bare number ``acc``, a reward model's logit too: a graded reward under that name is no
+    other field.
+    """
+    keys, fields = list(batch.keys[:_LOOKED_AT]), ["extra_fields", "rm_scores"]
+    data = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=fields) if keys else {}
+    if not set(data.keys()).issuperset(fields):
+        return frozenset()
+    extras = [getattr(extra, "data", extra) for extra in data["extra_fields"]]
+    infos = [(extra.get("reward_extra_info") if isinstance(extra, dict) else None) or {} for extra in extras]
+    rewards = sums(data["rm_scores"])
+    graded = len(np.unique(rewards)) > 2
+    same = graded and all(_close(info.get("acc"), reward) for info, reward in zip(infos, rewards, strict=True))
+    return frozenset(str(name) for info in infos for name in info) - ({"acc"} if same else set())
+
+
+def _close(value: Any, reward: float) -> bool:
+    """A field is the reward, to the precision in which TransferQueue has that."""
+    return isinstance(value, float | int | np.number) and bool(np.isclose(float(value), reward, rtol=1e-5))
