@@ -49,6 +49,23 @@ def test_the_journal_lies_beside_the_checkpoints_or_where_it_is_said(tmp_path) -
     assert len(facts.journal_place(*composed("+adaptive=greso", f"trainer.experiment_name={'e' * 300}")).run) == 255
 
 
+@pytest.mark.parametrize(
+    ("processor", "words", "said"),
+    [
+        ("Qwen2_5_VLProcessor", (), True),
+        ("Qwen2VLProcessor", (), True),
+        ("Qwen2VLProcessor", ("actor_rollout_ref.rollout.load_format=safetensors",), False),
+        ("Qwen2VLProcessor", ("actor_rollout_ref.rollout.name=sglang",), False),
+        ("Qwen3VLProcessor", (), False),
+        (None, (), False),
+    ],
+)
+def test_images_that_vllm_would_see_wrongly(processor, words, said) -> None:
+    config, _ = composed("+adaptive=greso", "actor_rollout_ref.rollout.name=vllm", *words)
+    note = facts.image_note(config, processor and type(processor, (), {})())
+    assert ("load_format=safetensors" in note) == said
+
+
 def test_a_validation_of_an_old_checkpoint_writes_no_journal() -> None:
     """It would begin a new branch there, and the steps beyond would leave the run's line."""
     place = facts.journal_place(*composed("+adaptive=greso", "trainer.val_only=true"))

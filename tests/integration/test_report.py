@@ -100,6 +100,7 @@ def test_ten_lines_at_the_start(url, tmp_path, capsys, monkeypatch) -> None:
             run_store=run_store,
             zero_rows="stay",
             shape=SimpleNamespace(note=""),
+            processor=None,
         )
         lines = report.banner(trainer)
     labels = [line.split()[0] for line in lines]

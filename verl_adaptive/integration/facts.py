@@ -15,6 +15,7 @@ __all__ = [
     "MODES",
     "SINGLE_TURN",
     "JournalPlace",
+    "image_note",
     "journal_place",
     "kl_note",
     "media_columns",
@@ -95,6 +96,27 @@ def journal_place(config: Any, adaptive: AdaptiveConfig) -> JournalPlace:
         return JournalPlace(None, "", folder, "trainer.val_only=true")
     run = store.run_id or f"{trainer.project_name}/{trainer.experiment_name}"[:255]
     return JournalPlace(store.url or os.path.join(folder, "adaptive.sqlite"), run, folder)
+
+
+def image_note(config: Any, processor: Any) -> str:
+    """What vLLM makes of images that it loads no weights for; empty where that is no matter.
+
+    Seen with vLLM 0.28's CPU build (docs/verl_versions.md): loading dummy weights overwrites what it normalizes pixels by,
+    which is no weight, so the actor's never put it right. Nothing fails: the model answers about pictures it sees wrongly.
+
+    Args:
+        config: verl's.
+        processor: of the model; None: there are no images.
+    """
+    rollout, kind = config.actor_rollout_ref.rollout, type(processor).__name__
+    if rollout.name != "vllm" or not str(rollout.load_format).startswith("dummy"):
+        return ""
+    if not kind.startswith(("Qwen2VL", "Qwen2_5_VL")):
+        return ""
+    return (
+        f"actor_rollout_ref.rollout.load_format={rollout.load_format} with {kind}: rollouts may see every image wrongly, "
+        "without an error; write actor_rollout_ref.rollout.load_format=safetensors (docs/verl_versions.md)"
+    )
 
 
 def media_columns(data: Mapping[str, Any]) -> dict[str, str]:
