@@ -145,7 +145,8 @@ async def judge(solution_str, extra_info, reward_router_address, model, **_):
     question = [{{"role": "user", "content": extra_info["question"]}}]
     async with aiohttp.ClientSession(f"http://{{reward_router_address}}", raise_for_status=True) as session:
         if HANGS.exists():
-            await session.post("/pause")
+            HANGS.unlink()  # once is enough
+            await session.post("/pause?mode=keep")
         what = {{"model": model, "messages": question, "temperature": 0, "max_tokens": 12}}
         async with session.post("/v1/chat/completions", json=what) as answer:
             said = (await answer.json())["choices"][0]["message"]["content"]
