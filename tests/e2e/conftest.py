@@ -11,13 +11,14 @@ from tests.e2e.harness import Run
 STARTS = ("usual", "colocated", "short", "greedy", "faulty")
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Name the group of a test by the start-up that it takes; one that takes it by name only says so itself."""
-    for item in items:
-        for name in STARTS:
-            if name in getattr(item, "fixturenames", ()):
-                item.add_marker(pytest.mark.xdist_group(name))
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Name the group of a test by the start-up that it takes; one that takes it by name only says so itself.
+
+    When a test is collected: once all are, pytest-xdist reads the groups, whoever's turn it is before.
+    """
+    for name in STARTS:
+        if name in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.xdist_group(name))
 
 
 @pytest.fixture(scope="session")

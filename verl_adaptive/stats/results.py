@@ -42,6 +42,7 @@ from verl_adaptive.visits import kind_of
 __all__ = ["at_least_half", "read_results"]
 
 _MOST = 2**31 - 1  # rollouts of a prompt; the table counts in 32 bits
+_LARGEST = 1e150  # of sums: many rows of one prompt are added up
 
 
 def at_least_half(scores: np.ndarray) -> np.ndarray:
@@ -140,8 +141,8 @@ def _sum(row: Mapping[str, Any], name: str, otherwise: float) -> float:
     if row.get(name) is None:
         return otherwise
     value = float(row[name])
-    if not math.isfinite(value):
-        raise ValueError(f"{name}={row[name]!r} is not a finite number")
+    if not abs(value) <= _LARGEST:
+        raise ValueError(f"{name}={row[name]!r} is not a number of at most {_LARGEST:g}")
     return value
 
 
