@@ -1,4 +1,4 @@
-"""Runs that several tests look at; see :mod:`tests.e2e.starts`. Tests that look at the same stay on one worker."""
+"""Runs that several tests look at; see :mod:`tests.e2e.starts`. Tests that look at the same run in one process."""
 
 from __future__ import annotations
 
@@ -7,18 +7,14 @@ import pytest
 from tests.e2e import starts
 from tests.e2e.harness import Run
 
-#: Fixtures that are start-ups of the pipeline.
-STARTS = ("usual", "colocated", "short", "greedy", "faulty")
+#: Start-ups whose tests are one half of all, by time; the other half runs beside it (tests/run.sh).
+FIRST = ("usual", "greedy")
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Name the group of a test by the start-up that it takes; one that takes it by name only says so itself.
-
-    When a test is collected: once all are, pytest-xdist reads the groups, whoever's turn it is before.
-    """
-    for name in STARTS:
-        if name in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.xdist_group(name))
+    """Mark the first half; a test that takes one of these start-ups by name only says so itself."""
+    if any(name in getattr(item, "fixturenames", ()) for name in FIRST):
+        item.add_marker(pytest.mark.first)
 
 
 @pytest.fixture(scope="session")

@@ -41,7 +41,6 @@ def faulty_runs(tmp_path_factory, request):
     return of
 
 
-@pytest.mark.xdist_group("faulty")
 @everywhere
 def test_rollouts_that_come_back_wrong_empty_or_not_at_all(mode, faulty_runs):
     """An agent loop that returns nothing or raises; NaN, exceptions, None and strings from the reward function."""
@@ -54,7 +53,6 @@ def test_rollouts_that_come_back_wrong_empty_or_not_at_all(mode, faulty_runs):
     assert sum(run.series("adaptive/rollouts/dropped_total/failed")) > 0
 
 
-@pytest.mark.xdist_group("faulty")
 @everywhere
 def test_a_reward_function_that_hangs(mode, faulty_runs):
     """A sample never gets its reward: adaptive.stall_timeout ends the run and says what it is waiting for."""
@@ -72,7 +70,6 @@ def _dies(mode, tmp_path, victim):
     return run
 
 
-@pytest.mark.xdist_group("short")
 @everywhere
 def test_an_agent_loop_worker_that_is_killed(mode, tmp_path, request):
     run = request.getfixturevalue("short")["killed"] if mode == "sync" else _dies(mode, tmp_path, AGENT_LOOP)
@@ -96,7 +93,7 @@ def test_a_reward_function_without_the_signal(mode, tmp_path):
     assert re.search(r"adaptive\.signal='acc': the reward function gives no such field; it gives: .*format", run.log)
 
 
-@pytest.mark.xdist_group("usual")
+@pytest.mark.first
 @everywhere
 def test_a_data_set_smaller_than_a_batch(mode, tmp_path, request):
     chosen, rows = starts.small(tmp_path / "small.parquet")
