@@ -29,7 +29,7 @@ lint-imports
 
 if [ "${1:-}" = unit ]; then
     shift
-    exec python -m pytest -m "not e2e and not matrix" -n 4 "$@"
+    exec python -m pytest -m "not e2e and not matrix" -n 2 "$@"
 fi
 if [ "${1:-}" = matrix ]; then
     shift
@@ -42,8 +42,7 @@ fi
 if (($#)); then
     exec python -m pytest "$@"
 fi
-# More workers than cores: half of the time a test waits for a database, for Ray or for a process of its own.
-python -m pytest -m "not e2e and not matrix" -n 4
+python -m pytest -m "not e2e and not matrix" -n 2
 # Two runs of the pipeline at a time: while one starts it waits more than it works. Three need more than 24 GiB.
 log="$(mktemp)"
 python -m pytest -m "e2e and not matrix and first" >"$log" 2>&1 &

@@ -14,6 +14,8 @@ def pytest_configure(config: pytest.Config) -> None:
     from verl_adaptive.integration import abort, facts, rows
 
     def padding_row(source: dict, tag: dict, eos: int, *, short: bool) -> tuple[dict, dict]:
+        if "multi_modal_inputs" in source.keys() and source["multi_modal_inputs"]:  # noqa: SIM118  # a TensorDict, too
+            return rows._masked(source, tag)  # stays: the patch is about the length
         short = short and source["position_ids"].dim() == 1  # what _get_padding_seq_len knows by the processor
         length = 2 if short else SYNTHETIC_PADDING_SEQ_LEN
         return construct_minimal_padding_template(source, tag, eos, seq_len=length)
