@@ -1,4 +1,4 @@
-"""Runs that several tests look at; see :mod:`tests.e2e.starts`. Tests that look at the same run in one process."""
+"""Runs that several tests look at; see :mod:`tests.e2e.starts`."""
 
 from __future__ import annotations
 
@@ -6,15 +6,6 @@ import pytest
 
 from tests.e2e import starts
 from tests.e2e.harness import Run
-
-#: Start-ups whose tests are one half of all, by time; the other half runs beside it (tests/run.sh).
-FIRST = ("usual", "greedy")
-
-
-def pytest_itemcollected(item: pytest.Item) -> None:
-    """Mark the first half; a test that takes one of these start-ups by name only says so itself."""
-    if any(name in getattr(item, "fixturenames", ()) for name in FIRST):
-        item.add_marker(pytest.mark.first)
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import filelock
 import pyarrow.parquet as pq
 
 from verl_adaptive.integration.selftest import runs, verdicts
@@ -28,25 +27,19 @@ STEPS = ("make_data", "make_model", "warm_start")
 def assets() -> Path:
     """Data, model and warm start, made once and reused: ``data/{train,val}.parquet`` and ``model/``."""
     done = ASSETS / "model" / "config.json"
-    with by_one():
-        if not done.exists():
-            scripts = REPO / "examples" / "cpu"
-            for command in (
-                [scripts / "make_data.py", "--out", ASSETS / "data"],
-                [scripts / "make_model.py", "--out", ASSETS / "fresh"],
-                [
-                    *(scripts / "warm_start.py", "--model", ASSETS / "fresh", "--data", ASSETS / "data"),
-                    *("--out", ASSETS / "model"),
-                ],
-            ):
-                subprocess.run([sys.executable, *map(str, command)], check=True, timeout=600)
+    if not done.exists():
+        ASSETS.mkdir(parents=True, exist_ok=True)
+        scripts = REPO / "examples" / "cpu"
+        for command in (
+            [scripts / "make_data.py", "--out", ASSETS / "data"],
+            [scripts / "make_model.py", "--out", ASSETS / "fresh"],
+            [
+                *(scripts / "warm_start.py", "--model", ASSETS / "fresh", "--data", ASSETS / "data"),
+                *("--out", ASSETS / "model"),
+            ],
+        ):
+            subprocess.run([sys.executable, *map(str, command)], check=True, timeout=600)
     return ASSETS
-
-
-def by_one() -> filelock.BaseFileLock:
-    """What is made in :data:`ASSETS` is made by one worker while others wait."""
-    ASSETS.mkdir(parents=True, exist_ok=True)
-    return filelock.FileLock(ASSETS / "lock")
 
 
 def words(folder: Path, *overrides: str) -> list[str]:

@@ -8,7 +8,7 @@ import sys
 import zipfile
 from pathlib import Path
 
-from tests.e2e.harness import ASSETS, by_one
+from tests.e2e.harness import ASSETS
 
 __all__ = ["verl_folder"]
 
@@ -20,17 +20,16 @@ def verl_folder(version: str) -> Path:
     top-level packages ``tests`` and ``scripts``.
     """
     folder = ASSETS / f"verl-{version}"
-    with by_one():
-        if not (folder / "complete").exists():
-            folder.mkdir(parents=True, exist_ok=True)
-            pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
-            subprocess.run(
-                [*pip, "--only-binary=:all:", "--dest", str(folder), f"verl=={version}"], check=True, timeout=600
-            )
-            (wheel,) = folder.glob("verl-*.whl")
-            with zipfile.ZipFile(wheel) as packed:
-                wanted = ("verl/", f"verl-{version}.dist-info/")
-                packed.extractall(folder, [name for name in packed.namelist() if name.startswith(wanted)])
-            compileall.compile_dir(folder / "verl", quiet=2)  # a dozen processes import it
-            (folder / "complete").touch()
+    if not (folder / "complete").exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
+        subprocess.run(
+            [*pip, "--only-binary=:all:", "--dest", str(folder), f"verl=={version}"], check=True, timeout=600
+        )
+        (wheel,) = folder.glob("verl-*.whl")
+        with zipfile.ZipFile(wheel) as packed:
+            wanted = ("verl/", f"verl-{version}.dist-info/")
+            packed.extractall(folder, [name for name in packed.namelist() if name.startswith(wanted)])
+        compileall.compile_dir(folder / "verl", quiet=2)  # a dozen processes import it
+        (folder / "complete").touch()
     return folder

@@ -93,7 +93,6 @@ def test_a_reward_function_without_the_signal(mode, tmp_path):
     assert re.search(r"adaptive\.signal='acc': the reward function gives no such field; it gives: .*format", run.log)
 
 
-@pytest.mark.first
 @everywhere
 def test_a_data_set_smaller_than_a_batch(mode, tmp_path, request):
     chosen, rows = starts.small(tmp_path / "small.parquet")

@@ -11,7 +11,7 @@ import pytest
 from tests.e2e.harness import environment
 from verl_adaptive.integration.selftest.suite import PRESETS
 
-pytestmark = [pytest.mark.e2e, pytest.mark.first, pytest.mark.timeout(5400)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(5400)]
 
 
 def selftest(folder, *words: str) -> tuple[dict, str]:

@@ -14,7 +14,7 @@ from tests.e2e.older import verl_folder
 from tests.e2e.starts import MIXED
 from verl_adaptive.integration.compat import NAMES
 
-pytestmark = [pytest.mark.e2e, pytest.mark.first, pytest.mark.timeout(3600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(3600)]
 
 SHORT = ("trainer.total_training_steps=2", "trainer.save_freq=2", "adaptive.record=true")
 
