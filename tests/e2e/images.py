@@ -18,7 +18,7 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-from tests.e2e.harness import ASSETS, by_one, environment
+from tests.e2e.harness import ASSETS, environment
 from verl_adaptive.integration.selftest.tiny import BEGIN, END, PAD
 
 __all__ = ["QUESTION", "images", "torchvision_folder"]
@@ -50,20 +50,19 @@ def torchvision_folder() -> Path | None:
     if importlib.util.find_spec("torchvision"):
         return None
     folder = ASSETS / "torchvision"
-    with by_one():
-        if not (folder / "complete").exists():
-            folder.mkdir(parents=True, exist_ok=True)
-            pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
-            subprocess.run(
-                [*pip, "--only-binary=:all:", "--dest", str(folder), "torchvision==0.28.0"], check=True, timeout=600
-            )
-            (wheel,) = folder.glob("torchvision-*.whl")
-            with zipfile.ZipFile(wheel) as packed:
-                packed.extractall(folder, [name for name in packed.namelist() if not name.endswith(".so")])
-            with (folder / "torchvision" / "extension.py").open("a") as extension:
-                extension.write(DECLARED)
-            compileall.compile_dir(folder / "torchvision", quiet=2)
-            (folder / "complete").touch()
+    if not (folder / "complete").exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
+        subprocess.run(
+            [*pip, "--only-binary=:all:", "--dest", str(folder), "torchvision==0.28.0"], check=True, timeout=600
+        )
+        (wheel,) = folder.glob("torchvision-*.whl")
+        with zipfile.ZipFile(wheel) as packed:
+            packed.extractall(folder, [name for name in packed.namelist() if not name.endswith(".so")])
+        with (folder / "torchvision" / "extension.py").open("a") as extension:
+            extension.write(DECLARED)
+        compileall.compile_dir(folder / "torchvision", quiet=2)
+        (folder / "complete").touch()
     return folder
 
 
@@ -80,10 +79,9 @@ def images() -> tuple[Path, dict[str, str]]:
     extra = torchvision_folder()
     env = {"PYTHONPATH": str(extra)} if extra else {}
     folder = ASSETS / "images"
-    with by_one():
-        if not (folder / "model" / "config.json").exists():
-            command = [sys.executable, "-m", "tests.e2e.images", str(folder)]
-            subprocess.run(command, env=environment(**env), check=True, timeout=600)
+    if not (folder / "model" / "config.json").exists():
+        command = [sys.executable, "-m", "tests.e2e.images", str(folder)]
+        subprocess.run(command, env=environment(**env), check=True, timeout=600)
     return folder, env
 
 
