@@ -29,12 +29,12 @@ from benchmarks.tiny_learner import (
 from benchmarks.torch_cells import BINS, ORACLE, PRESETS, REINFORCE, Cell, Settings
 from verl_adaptive.config import AdaptiveConfig, RunFacts
 from verl_adaptive.engine import Requests, RoundEngine, StepResult
+from verl_adaptive.engine.shape import step_shape
 from verl_adaptive.groups import Groups
 from verl_adaptive.integration.layout import PAD, plan
 from verl_adaptive.policy import build_policy
 from verl_adaptive.progress import Progress
 from verl_adaptive.roles import Pick, Sampler
-from verl_adaptive.shape import step_shape
 from verl_adaptive.stats.keys import KEY_DTYPE
 from verl_adaptive.stats.table import StatsTable
 

@@ -21,8 +21,8 @@ from benchmarks.torch_cells import PRESETS, Cell, Settings
 from benchmarks.torch_run import Run
 from verl_adaptive.engine import Requests
 from verl_adaptive.groups import Groups
-from verl_adaptive.memory import Memory
 from verl_adaptive.stats.keys import KEY_DTYPE
+from verl_adaptive.stats.memory import Memory
 from verl_adaptive.stats.table import StatsTable
 
 __all__ = ["Visits", "batch_mean_error", "record", "value_error"]

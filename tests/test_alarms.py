@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from verl_adaptive.alarms import KINDS, Alarms, source_label
 from verl_adaptive.config import AdaptiveConfig, AlarmConfig
 from verl_adaptive.errors import ConfigError
+from verl_adaptive.integration.alarms import KINDS, Alarms, source_label
 from verl_adaptive.stats.state import join_state, split_state
 
 

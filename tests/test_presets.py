@@ -23,12 +23,12 @@ from verl_adaptive.allocators.fixed import Fixed
 from verl_adaptive.allocators.pilot_commit import PilotCommit
 from verl_adaptive.config import AdaptiveConfig, RunFacts
 from verl_adaptive.engine import Engine, make_engine
+from verl_adaptive.engine.shape import step_shape
 from verl_adaptive.errors import ConfigError
 from verl_adaptive.policy import PARTS, build_policy, find_part
 from verl_adaptive.roles import Filter, Sampler
 from verl_adaptive.samplers.cero import Cero
 from verl_adaptive.samplers.rounds import RoundConfig
-from verl_adaptive.shape import step_shape
 from verl_adaptive.stats.table import StatsTable
 
 ADAPTIVE = Path(hydra_configs.verl_adaptive.__file__).parent / "adaptive"

@@ -8,9 +8,9 @@ import sys
 import pytest
 
 from benchmarks.presets import FULL, INGREDIENTS, spelled
+from verl_adaptive.errors import REMOVED, removed, removed_in
+from verl_adaptive.integration.resume import settings_of
 from verl_adaptive.policy import build_policy
-from verl_adaptive.removed import REMOVED, removed, removed_in
-from verl_adaptive.resume import settings_of
 from verl_adaptive.simulate import compose_preset, preset_names
 
 #: Preset → the parts in words, and the fingerprint of the policy in the snapshots that 0.1.0 wrote.

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from tests.world import Arrivals, make_engine, make_stream_engine, run_step
-from verl_adaptive.alarms import Alarms
 from verl_adaptive.config import AlarmConfig
 from verl_adaptive.engine import AsyncEngine, AsyncFacts
+from verl_adaptive.integration.alarms import Alarms
 from verl_adaptive.policy import PARTS, find_part
 
 DOC = Path(__file__).parents[2] / "docs" / "metrics.md"

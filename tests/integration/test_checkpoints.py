@@ -26,9 +26,9 @@ from verl.utils import tensordict_utils as tu  # noqa: E402
 
 from tests.world import make_engine, run  # noqa: E402
 from verl_adaptive.config import AdaptiveConfig, ResumeConfig, SuccessConfig  # noqa: E402
+from verl_adaptive.integration.resume import IRRELEVANT, LOGGED, settings_of  # noqa: E402
 from verl_adaptive.integration.run_store import RunStore  # noqa: E402
 from verl_adaptive.integration.watch import Watch  # noqa: E402
-from verl_adaptive.resume import IRRELEVANT, LOGGED, settings_of  # noqa: E402
 from verl_adaptive.stats import SnapshotError, read_manifest, read_snapshot  # noqa: E402
 
 PILOT = {"allocator": {"name": "pilot_commit", "n_pilot": 2, "form": "pipelined"}, "filter": "band"}

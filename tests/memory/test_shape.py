@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from verl_adaptive.config import AdaptiveConfig
+from verl_adaptive.engine.shape import step_shape
 from verl_adaptive.errors import ConfigError
-from verl_adaptive.shape import step_shape
 
 
 def config(unit: str = "rollouts", n: int | None = 1, allocator: str = "fixed") -> AdaptiveConfig:

@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from tests.stats.postgres import PostgresServer
 from verl_adaptive.config import SuccessConfig
 from verl_adaptive.groups import Groups
-from verl_adaptive.memory import Memory
 from verl_adaptive.report.opening import open_prompts
 from verl_adaptive.stats import (
     Journal,
@@ -32,6 +31,7 @@ from verl_adaptive.stats import (
     warm_start,
     write_snapshot,
 )
+from verl_adaptive.stats.memory import Memory
 from verl_adaptive.testing.stores import make_keys
 
 KEYS = make_keys(6)

@@ -25,11 +25,11 @@ import numpy as np
 from verl_adaptive.advantages.beta import success_of
 from verl_adaptive.config import RunFacts, check
 from verl_adaptive.groups import Groups
-from verl_adaptive.memory import fade
 from verl_adaptive.progress import Progress
 from verl_adaptive.roles import Advantage
+from verl_adaptive.stats.memory import fade
 from verl_adaptive.stats.table import Column, StatsTable
-from verl_adaptive.visits import waves
+from verl_adaptive.stats.visits import waves
 
 __all__ = ["DiscountedBeta"]
 

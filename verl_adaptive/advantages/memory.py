@@ -6,7 +6,7 @@ group may be small, down to a single rollout, and no rollout of a prompt that is
     one rollout      A = r − v
     n rollouts       A_i = r_i − b_i,   b_i = (Σ_{j≠i} r_j + κ' v) / (n − 1 + κ')      (leave one out, shrunk to v)
 
-v is :class:`~verl_adaptive.memory.Memory`'s value of the prompt: its own rewards, fading, shrunk to its data source's.
+v is :class:`~verl_adaptive.stats.memory.Memory`'s value of the prompt: its own rewards, fading, shrunk to its data source's.
 
 *Before.* v must not know the rewards that it is subtracted from, or the baseline is biased. It is the value **at the
 beginning of the step in which the group is reviewed**, in every trainer mode: of a prompt that comes twice in a step
@@ -37,9 +37,9 @@ import numpy as np
 
 from verl_adaptive.config import RunFacts, check
 from verl_adaptive.groups import Groups
-from verl_adaptive.memory import Memory
 from verl_adaptive.progress import Progress
 from verl_adaptive.roles import Advantage
+from verl_adaptive.stats.memory import Memory
 from verl_adaptive.stats.table import Column, StatsTable
 
 __all__ = ["MemoryBaseline"]

@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     if name is not None and name not in everything:
         import difflib
 
-        from verl_adaptive.removed import removed
+        from verl_adaptive.errors import removed
 
         near = difflib.get_close_matches(name, everything, n=1)
         raise AdaptiveError(

@@ -24,8 +24,7 @@ import tempfile
 from pathlib import Path
 
 from verl_adaptive.commands.arguments import add_json_option, count
-from verl_adaptive.errors import AdaptiveError, UsageError
-from verl_adaptive.removed import removed
+from verl_adaptive.errors import AdaptiveError, UsageError, removed
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

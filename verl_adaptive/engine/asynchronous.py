@@ -37,10 +37,10 @@ import numpy as np
 
 from verl_adaptive.engine.base import Engine
 from verl_adaptive.engine.desk import arrays_of, fit
+from verl_adaptive.engine.ledger import Ledger
 from verl_adaptive.engine.steps import Closed, Requests, StepResult
 from verl_adaptive.errors import AdaptiveError, Exhausted
 from verl_adaptive.groups import Groups
-from verl_adaptive.ledger import Ledger
 from verl_adaptive.roles import CLOSE, HOLD
 
 __all__ = ["AsyncEngine", "AsyncFacts"]

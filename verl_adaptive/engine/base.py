@@ -11,10 +11,10 @@ import numpy as np
 from verl_adaptive.config import AdaptiveConfig, RunFacts
 from verl_adaptive.engine.desk import Desk
 from verl_adaptive.engine.feed import MAX_PASSES, Feed
+from verl_adaptive.engine.ledger import Ledger
 from verl_adaptive.engine.steps import Listener, PromptSource, Requests, StepResult
 from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.groups import Groups
-from verl_adaptive.ledger import Ledger
 from verl_adaptive.progress import Progress
 from verl_adaptive.rng import Draw
 from verl_adaptive.roles import Policy

@@ -10,10 +10,10 @@ from verl.trainer.ppo.utils import need_critic
 from verl_adaptive.advantages.verl import GROUP_RELATIVE
 from verl_adaptive.config import AdaptiveConfig, check
 from verl_adaptive.engine import AsyncFacts
+from verl_adaptive.engine.shape import step_shape
 from verl_adaptive.integration.engines import keeps_rows
 from verl_adaptive.integration.facts import MODES, mode_of
 from verl_adaptive.roles import Policy
-from verl_adaptive.shape import step_shape
 
 __all__ = ["async_facts", "check_run", "why_not_skip_zero", "zero_rows"]
 

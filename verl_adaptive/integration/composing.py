@@ -12,10 +12,9 @@ from typing import Any, NoReturn
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_adaptive.errors import AdaptiveError
+from verl_adaptive.errors import AdaptiveError, removed
 from verl_adaptive.integration import guard
 from verl_adaptive.policy import PARTS
-from verl_adaptive.removed import removed
 
 __all__ = ["Command", "compose", "group_options"]
 

@@ -17,6 +17,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from verl_adaptive.config import AdaptiveConfig, RunFacts, check
 from verl_adaptive.engine import Engine, make_engine
+from verl_adaptive.engine.shape import StepShape, step_shape
 from verl_adaptive.errors import AdaptiveError, ConfigError
 from verl_adaptive.integration import guard
 from verl_adaptive.integration.composing import Command, compose, group_options
@@ -24,7 +25,6 @@ from verl_adaptive.integration.facts import MODES, journal_place, kl_note, mode_
 from verl_adaptive.policy import build_policy
 from verl_adaptive.redact import redact
 from verl_adaptive.roles import Policy
-from verl_adaptive.shape import StepShape, step_shape
 from verl_adaptive.stats.keys import KEY_DTYPE
 from verl_adaptive.stats.table import StatsTable
 
@@ -379,7 +379,7 @@ def _store(config: DictConfig, adaptive: AdaptiveConfig) -> tuple[str, str | Non
 
 def _resume(config: DictConfig, adaptive: AdaptiveConfig, policy: Policy) -> str:
     """What verl's ``resume_mode`` leads to, and which statistics would be read."""
-    from verl_adaptive.resume import ALLOW, differences, settings_of
+    from verl_adaptive.integration.resume import ALLOW, differences, settings_of
     from verl_adaptive.stats.snapshot import SnapshotMissing, read_manifest
 
     trainer = config.trainer

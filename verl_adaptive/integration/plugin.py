@@ -13,8 +13,8 @@ import sys
 
 import wrapt
 
+from verl_adaptive.errors import removed_in
 from verl_adaptive.integration import guard
-from verl_adaptive.removed import removed_in
 
 __all__: list[str] = []
 

@@ -18,10 +18,10 @@ from verl_adaptive.engine import Engine, StepResult
 from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.integration.facts import journal_place, media_columns, results_of
 from verl_adaptive.integration.prompts import identity_columns
+from verl_adaptive.integration.resume import check_settings, settings_of
 from verl_adaptive.integration.session import Session
 from verl_adaptive.integration.stream_session import StreamSession
 from verl_adaptive.integration.watch import Watch
-from verl_adaptive.resume import check_settings, settings_of
 from verl_adaptive.roles import Policy
 from verl_adaptive.stats import (
     SnapshotMissing,

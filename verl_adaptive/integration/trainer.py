@@ -29,6 +29,7 @@ from verl.workers.rollout.llm_server import LLMServerClient
 from verl_adaptive.advantages.verl import GROUP_RELATIVE
 from verl_adaptive.config import AdaptiveConfig, RunFacts, check
 from verl_adaptive.engine import AsyncEngine, make_engine
+from verl_adaptive.engine.shape import step_shape
 from verl_adaptive.integration.abort import Abort, CancellingClient
 from verl_adaptive.integration.advantage import Loan, lend, register_estimator
 from verl_adaptive.integration.checks import async_facts, check_run, why_not_skip_zero, zero_rows
@@ -46,7 +47,6 @@ from verl_adaptive.integration.waiting import Liveness, open_requests, stall_sec
 from verl_adaptive.integration.watch import Watch
 from verl_adaptive.policy import build_policy
 from verl_adaptive.record import Tape
-from verl_adaptive.shape import step_shape
 
 if TYPE_CHECKING:
     from verl.trainer.ppo.v1.trainer_base import PPOTrainer as _Trainer

@@ -10,9 +10,9 @@ import numpy as np
 import transfer_queue as tq
 from transfer_queue import KVBatchMeta
 
-from verl_adaptive.alarms import Alarms
 from verl_adaptive.config import AdaptiveConfig
 from verl_adaptive.engine import Engine, StepResult
+from verl_adaptive.integration.alarms import Alarms
 from verl_adaptive.integration.rewards import sums
 from verl_adaptive.integration.tables import log_lists
 

@@ -53,7 +53,7 @@ from verl_adaptive.rng import Draw
 from verl_adaptive.roles import Pick, Sampler
 from verl_adaptive.samplers.cero_math import best, value
 from verl_adaptive.stats.table import Column
-from verl_adaptive.visits import waves
+from verl_adaptive.stats.visits import waves
 
 __all__ = ["Cero"]
 

@@ -33,7 +33,7 @@ from verl_adaptive.progress import Progress
 from verl_adaptive.roles import Sampler
 from verl_adaptive.samplers.rounds import RoundConfig, round_size
 from verl_adaptive.stats.table import Column
-from verl_adaptive.visits import extend_streaks, kind_of, waves
+from verl_adaptive.stats.visits import extend_streaks, kind_of, waves
 
 __all__ = ["Greso"]
 

@@ -31,7 +31,7 @@ from verl_adaptive.samplers.beta import draw_beta
 from verl_adaptive.samplers.cero_math import best
 from verl_adaptive.samplers.rounds import RoundConfig, round_size
 from verl_adaptive.stats.table import Column
-from verl_adaptive.visits import waves
+from verl_adaptive.stats.visits import waves
 
 __all__ = ["Mopps"]
 

@@ -1,6 +1,6 @@
 """Draws prompts by how unsettled they are: in proportion to the spread that their next rollouts are expected to have.
 
-With v the share of successes that :class:`~verl_adaptive.memory.Memory` expects of a prompt, its weight is
+With v the share of successes that :class:`~verl_adaptive.stats.memory.Memory` expects of a prompt, its weight is
 
     weight=spread   √(v (1 − v)) + floor                        (SPO, 2509.13232: floor .05)
     weight=mixed    E[1 − pⁿ − (1 − p)ⁿ] + floor                under Beta(w + κ s, m − w + κ (1 − s))
@@ -25,10 +25,10 @@ import numpy as np
 
 from verl_adaptive.config import RunFacts, check
 from verl_adaptive.groups import Groups
-from verl_adaptive.memory import Memory
 from verl_adaptive.progress import Progress
 from verl_adaptive.rng import Draw
 from verl_adaptive.roles import Pick, Sampler
+from verl_adaptive.stats.memory import Memory
 from verl_adaptive.stats.table import StatsTable
 
 __all__ = ["Spread"]

@@ -18,11 +18,11 @@ import numpy as np
 
 from verl_adaptive.config import AdaptiveConfig, RunFacts
 from verl_adaptive.engine import AsyncEngine, AsyncFacts, Requests, StepResult, make_engine
+from verl_adaptive.engine.shape import step_shape
 from verl_adaptive.errors import AdaptiveError, Exhausted
 from verl_adaptive.groups import Groups
 from verl_adaptive.policy import build_policy
 from verl_adaptive.roles import Sampler
-from verl_adaptive.shape import step_shape
 from verl_adaptive.simulate.clock import Clock
 from verl_adaptive.simulate.learning import LearningWorld
 from verl_adaptive.simulate.oracle import Oracle, OracleBest

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from importlib.resources import files
 
 from verl_adaptive.config import AdaptiveConfig
-from verl_adaptive.errors import AdaptiveError, ConfigError
-from verl_adaptive.removed import removed
+from verl_adaptive.errors import AdaptiveError, ConfigError, removed
 
 __all__ = ["PEERS", "REFERENCES", "compose_preset", "preset_names", "split_words"]
 

@@ -133,7 +133,7 @@ def expected_waiting(
 
 
 def _groups(config: AdaptiveConfig, n: int) -> int:
-    """Groups that a step makes of one of GRPO's (:func:`verl_adaptive.shape.step_shape`)."""
+    """Groups that a step makes of one of GRPO's (:func:`verl_adaptive.engine.shape.step_shape`)."""
     return -(-n // (config.allocator.get("n") or n)) if config.batch_unit == "rollouts" else 1
 
 

@@ -17,7 +17,7 @@ from verl_adaptive.stats.backends import Backend
 from verl_adaptive.stats.keys import KEY_DTYPE
 from verl_adaptive.stats.schema import JournalError
 from verl_adaptive.stats.table import StatsTable
-from verl_adaptive.visits import kind_of
+from verl_adaptive.stats.visits import kind_of
 
 __all__ = ["OBSERVATIONS", "JournalReader", "Segment", "key_words"]
 

@@ -37,7 +37,7 @@ import pyarrow.parquet as pq
 from verl_adaptive.stats import keys as _keys
 from verl_adaptive.stats.locate import StoreError
 from verl_adaptive.stats.table import StatsTable
-from verl_adaptive.visits import kind_of
+from verl_adaptive.stats.visits import kind_of
 
 __all__ = ["at_least_half", "read_results"]
 

@@ -13,7 +13,7 @@ from verl_adaptive.groups import Groups
 from verl_adaptive.stats import keys as _keys
 from verl_adaptive.stats.index import KeyIndex
 from verl_adaptive.stats.keys import KEY_DTYPE
-from verl_adaptive.visits import extend_streaks, kind_of, waves
+from verl_adaptive.stats.visits import extend_streaks, kind_of, waves
 
 __all__ = ["SHARED_COLUMNS", "Column", "StatsTable"]
 
@@ -286,7 +286,7 @@ class StatsTable:
             groups: finished groups; ``groups.row`` are rows of this table and may repeat.
             step: the training step, recorded in ``first_step``, ``last_step`` and ``last_try``.
             tolerance: a group has zero variance if max − min of its signal is at most this; it is then easy or hard, see
-                :func:`~verl_adaptive.visits.kind_of`.
+                :func:`~verl_adaptive.stats.visits.kind_of`.
 
         Raises:
             IndexError: a group's row is not in the table.

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from verl_adaptive.stats.table import Column, StatsTable
-from verl_adaptive.visits import waves
+from verl_adaptive.stats.visits import waves
 
 __all__ = ["Memory", "fade"]
 
