@@ -21,11 +21,15 @@ SIX = ("trainer.total_training_steps=6", "trainer.save_freq=2", "adaptive.record
 
 
 class Usual(NamedTuple):
-    """Runs of the usual trainer on one rank: one unbroken, two that were killed with SIGKILL and started again, one refused."""
+    """Runs of the usual trainer on one rank: one unbroken, two that were killed with SIGKILL and started again, one refused.
+
+    Between those, an old checkpoint of the second is validated and nothing else.
+    """
 
     greso: Run
     solo: tuple[Run, Run]
     pilots: tuple[Run, Run]
+    validated: Run
     small: Run
 
 
@@ -44,8 +48,19 @@ def usual(folder: Path) -> Usual:
     first = several(folder, {"greso": greso, "solo": solo}, kill_at=3)
     second = several(folder, {"solo": solo, "pilots": pilots}, kill_at=3)
     chosen, _ = small(folder / "small.parquet")
-    third = several(folder, {"pilots": pilots, "small": ("+adaptive=greso", chosen)})
-    return Usual(first["greso"], (first["solo"], second["solo"]), (second["pilots"], third["pilots"]), third["small"])
+    old = folder / "pilots" / "checkpoints"
+    validated = (
+        *(*pilots, "trainer.val_only=true", "trainer.val_before_train=True", f"trainer.default_local_dir={old}"),
+        *("trainer.resume_mode=resume_path", f"trainer.resume_from_path={old / 'global_step_2'}"),
+    )
+    third = several(folder, {"pilots": pilots, "validated": validated, "small": ("+adaptive=greso", chosen)})
+    return Usual(
+        first["greso"],
+        (first["solo"], second["solo"]),
+        (second["pilots"], third["pilots"]),
+        third["validated"],
+        third["small"],
+    )
 
 
 def small(path: Path) -> tuple[str, int]:
@@ -115,6 +130,8 @@ def short(folder: Path) -> dict[str, Run]:
             *("+adaptive=greso", "algorithm.adv_estimator=gae", "trainer.total_training_steps=2"),
             *(f"critic.model.path={assets() / 'model'}", "critic.optim.lr=1e-3"),
             *("critic.ppo_micro_batch_size_per_gpu=32", "critic.ppo_mini_batch_size=16"),
+            # the first step trains the critic alone; the second takes the actor twice through its batch
+            *("trainer.critic_warmup=2", "actor_rollout_ref.actor.ppo_epochs=2"),
         ),
         "verls": (*SHORT, "trainer.save_freq=3"),
         "every_row": ("+adaptive=grpo", "adaptive.skip_zero_advantage=false", *recorded),

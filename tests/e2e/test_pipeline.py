@@ -220,6 +220,19 @@ def test_kill_and_resume(usual):
         assert len(store.observations()) == after.col("visits").sum()
 
 
+def test_an_old_checkpoint_is_validated_and_nothing_else(usual):
+    """``trainer.val_only`` on step 2 of a run of six: the journal keeps the six, and says nothing of it."""
+    run, (_, trained) = usual.validated, usual.pilots
+    assert run.code == 0, run.tail
+    assert [m for m in run.steps if "adaptive/rollouts/generated_total" in m] == []
+    assert "val-core/" in run.log or "val-aux/" in run.log
+    from verl_adaptive.stats import open_store
+
+    with open_store(str(trained.folder / "checkpoints" / "adaptive.sqlite")) as store:
+        assert store.steps()["step"].tolist() == list(range(1, 7))
+        assert store.validations() == []  # the run itself never validated
+
+
 def test_critic(short):
     """PPO with a critic: the sampler and the filter work, and rows of zero advantage stay."""
     run = short["critic"]
@@ -227,6 +240,8 @@ def test_critic(short):
     balanced(run)
     assert "the critic learns from every row" in run.log
     assert len(run.series("critic/vf_loss")) == 2
+    # the actor waits for the critic's first step, then makes two updates in each of two epochs
+    assert run.series("adaptive/updates_total") == [0.0, 4.0]
 
 
 def test_two_ranks(short):

@@ -17,7 +17,6 @@ pytest.importorskip("verl")
 ray = pytest.importorskip("ray")
 tq = pytest.importorskip("transfer_queue")
 
-from hydra import compose, initialize_config_module  # noqa: E402
 from omegaconf import OmegaConf  # noqa: E402
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ  # noqa: E402
 from verl.utils import tensordict_utils as tu  # noqa: E402
@@ -32,19 +31,6 @@ pytestmark = pytest.mark.timeout(1200)  # the first one waits for five processes
 
 CONFIG = OmegaConf.create({"actor_rollout_ref": {"rollout": {"name": "vllm", "n": 4, "full_determinism": False}}})
 VerlWorker = AgentLoopWorkerTQ.__ray_metadata__.modified_class
-
-
-@pytest.fixture(scope="module")
-def queue():
-    ray.init(num_cpus=4, include_dashboard=False, logging_level="ERROR")
-    with initialize_config_module("verl.trainer.config", version_base=None):
-        config = compose(
-            "ppo_trainer", overrides=["transfer_queue.backend.SimpleStorage.num_data_storage_units=1"]
-        ).transfer_queue
-    tq.init(config)
-    yield
-    tq.close()
-    ray.shutdown()
 
 
 class State:

@@ -17,7 +17,7 @@ tq = pytest.importorskip("transfer_queue")
 
 from verl.utils import tensordict_utils as tu  # noqa: E402
 
-from tests.integration.test_session import BATCH, PROMPTS, N, clear, left, queue, session_of  # noqa: E402, F401
+from tests.integration.test_session import BATCH, PROMPTS, N, clear, left, session_of  # noqa: E402
 from tests.integration.test_stream_session import POLICIES, SlowWorkers, clean  # noqa: E402, F401
 from verl_adaptive.integration.abort import Aborted  # noqa: E402
 

@@ -20,7 +20,6 @@ ray = pytest.importorskip("ray")
 tq = pytest.importorskip("transfer_queue")
 
 import torch  # noqa: E402
-from hydra import compose, initialize_config_module  # noqa: E402
 from omegaconf import OmegaConf  # noqa: E402
 from verl.utils import tensordict_utils as tu  # noqa: E402
 
@@ -200,19 +199,6 @@ def test_a_snapshot_of_the_first_version_has_no_settings(tmp_path):
 
 
 # -- the queue ------------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def queue():
-    ray.init(num_cpus=2, include_dashboard=False, logging_level="ERROR")
-    with initialize_config_module("verl.trainer.config", version_base=None):
-        config = compose(
-            "ppo_trainer", overrides=["transfer_queue.backend.SimpleStorage.num_data_storage_units=1"]
-        ).transfer_queue
-    tq.init(config)
-    yield
-    tq.close()
-    ray.shutdown()
 
 
 def put(*keys: str) -> None:

@@ -41,19 +41,6 @@ from verl_adaptive.stats import KEY_DTYPE, StatsTable  # noqa: E402
 BATCH, N, PROMPTS = 4, 8, 40
 
 
-@pytest.fixture(scope="module")
-def queue():
-    ray.init(num_cpus=4, include_dashboard=False, logging_level="ERROR")
-    with initialize_config_module("verl.trainer.config", version_base=None):
-        config = compose(
-            "ppo_trainer", overrides=["transfer_queue.backend.SimpleStorage.num_data_storage_units=1"]
-        ).transfer_queue
-    tq.init(config)
-    yield
-    tq.close()
-    ray.shutdown()
-
-
 class Rows(Dataset):
     def __len__(self) -> int:
         return PROMPTS

@@ -18,7 +18,7 @@ from torch.utils.data import SequentialSampler
 pytest.importorskip("verl")
 tq = pytest.importorskip("transfer_queue")
 
-from tests.integration.test_session import BATCH, PROMPTS, N, Rows, Workers, left, queue  # noqa: E402, F401
+from tests.integration.test_session import BATCH, PROMPTS, N, Rows, Workers, left  # noqa: E402
 from verl_adaptive.config import AdaptiveConfig, RunFacts  # noqa: E402
 from verl_adaptive.engine import AsyncEngine, AsyncFacts  # noqa: E402
 from verl_adaptive.errors import AdaptiveError, Exhausted  # noqa: E402
@@ -141,7 +141,7 @@ def nothing_but_open_groups_is_left(session: StreamSession) -> None:
 
 
 @pytest.fixture
-def clean(queue):  # noqa: F811
+def clean(queue):
     yield
     for workers in SlowWorkers.alive:  # of a test that failed, too
         workers.stop()
@@ -282,7 +282,7 @@ def test_nothing_is_solved(clean, mode):
     workers.stop()
 
 
-def test_liveness_of_ray_actors(queue):  # noqa: F811
+def test_liveness_of_ray_actors(queue):
     import time
 
     import ray
@@ -309,7 +309,7 @@ def test_liveness_of_ray_actors(queue):  # noqa: F811
     ray.kill(alive)
 
 
-def test_a_stall_says_which_servers_have_the_requests(queue):  # noqa: F811
+def test_a_stall_says_which_servers_have_the_requests(queue):
     import ray
 
     from verl_adaptive.integration import waiting

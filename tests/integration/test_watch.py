@@ -15,7 +15,6 @@ pytest.importorskip("transfer_queue")
 import transfer_queue as tq
 from verl.utils import tensordict_utils as tu
 
-from tests.integration.test_session import queue  # noqa: F401
 from tests.world import make_engine, run_step
 from verl_adaptive.config import AdaptiveConfig
 from verl_adaptive.integration import tables, watch
@@ -82,7 +81,7 @@ def test_trouble_is_said_once_and_training_goes_on(monkeypatch, told) -> None:
         ([0.0, 1.0, 0.5], [{"acc": "no"}, {"acc": True}, {"acc": None}], {"acc"}),
     ],
 )
-def test_a_graded_reward_that_verl_calls_acc_is_no_other_field(queue, rewards, infos, fields) -> None:  # noqa: F811
+def test_a_graded_reward_that_verl_calls_acc_is_no_other_field(queue, rewards, infos, fields) -> None:
     keys = [f"u_{i}_0" for i in range(len(rewards))]
     rows = [
         {"rm_scores": torch.tensor([0.0] * i + [reward]), "extra_fields": {"reward_extra_info": info}}
