@@ -44,4 +44,4 @@ if (($#)); then
 fi
 python -m pytest -m "not e2e and not matrix" -n 2
 # One run of the pipeline at a time: each takes both cores, and two side by side were slower than one after the other.
-exec python -m pytest -m "e2e and not matrix"
+exec python -m pytest tests/e2e -m "e2e and not matrix"
