@@ -426,6 +426,14 @@ def test_a_cluster_that_is_not_there() -> None:
     assert "is 127.0.0.1:1 the address of a running cluster" in found["plugin in a Ray worker"]["fix"]
 
 
+def test_images_that_would_be_seen_wrongly_are_a_note(examine) -> None:
+    model = "actor_rollout_ref.model.path=Qwen/Qwen2.5-VL-7B-Instruct"
+    _, found = examine("+adaptive=greso", model, "actor_rollout_ref.rollout.name=vllm")
+    assert found["note"]["status"] == "warn" and "load_format=safetensors" in found["note"]["detail"]
+    _, found = examine("+adaptive=greso", model, "actor_rollout_ref.rollout.load_format=safetensors")
+    assert "load_format" not in found.get("note", {"detail": ""})["detail"]
+
+
 def in_a_process(*words: str, **env: str) -> tuple[int, dict]:
     done = subprocess.run(
         [sys.executable, "-m", "verl_adaptive", "doctor", "--json", *words],

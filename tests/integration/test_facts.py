@@ -50,20 +50,34 @@ def test_the_journal_lies_beside_the_checkpoints_or_where_it_is_said(tmp_path) -
 
 
 @pytest.mark.parametrize(
-    ("processor", "words", "said"),
+    ("kind", "words", "said"),
     [
         ("Qwen2_5_VLProcessor", (), True),
         ("Qwen2VLProcessor", (), True),
+        ("qwen2_5_vl", (), True),
+        ("Qwen2.5-VL-7B-Instruct", (), True),
         ("Qwen2VLProcessor", ("actor_rollout_ref.rollout.load_format=safetensors",), False),
         ("Qwen2VLProcessor", ("actor_rollout_ref.rollout.name=sglang",), False),
         ("Qwen3VLProcessor", (), False),
-        (None, (), False),
+        ("Qwen2.5-7B-Instruct", (), False),
+        ("NoneType", (), False),
     ],
 )
-def test_images_that_vllm_would_see_wrongly(processor, words, said) -> None:
+def test_images_that_vllm_would_see_wrongly(kind, words, said) -> None:
     config, _ = composed("+adaptive=greso", "actor_rollout_ref.rollout.name=vllm", *words)
-    note = facts.image_note(config, processor and type(processor, (), {})())
-    assert ("load_format=safetensors" in note) == said
+    assert ("load_format=safetensors" in facts.image_note(config, kind)) == said
+
+
+def test_the_kind_of_a_model_that_is_not_loaded(tmp_path) -> None:
+    def kind(path: object) -> str:
+        return facts.model_kind(composed("+adaptive=greso", f"actor_rollout_ref.model.path={path}")[0])
+
+    assert kind("Qwen/Qwen2.5-VL-7B-Instruct") == "Qwen2.5-VL-7B-Instruct"
+    assert kind(f"{tmp_path}/") == tmp_path.name
+    (tmp_path / "config.json").write_text("[]")
+    assert kind(tmp_path) == tmp_path.name
+    (tmp_path / "config.json").write_text('{"model_type": "qwen2_5_vl"}')
+    assert kind(tmp_path) == "qwen2_5_vl"
 
 
 def test_a_validation_of_an_old_checkpoint_writes_no_journal() -> None:

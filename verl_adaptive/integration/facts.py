@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from verl_adaptive.config import AdaptiveConfig
@@ -20,6 +23,7 @@ __all__ = [
     "kl_note",
     "media_columns",
     "mode_of",
+    "model_kind",
     "replicas_of",
     "results_of",
     "single_turn",
@@ -98,7 +102,16 @@ def journal_place(config: Any, adaptive: AdaptiveConfig) -> JournalPlace:
     return JournalPlace(store.url or os.path.join(folder, "adaptive.sqlite"), run, folder)
 
 
-def image_note(config: Any, processor: Any) -> str:
+def model_kind(config: Any) -> str:
+    """What kind of model it is, as far as that is known before it is loaded: its own word, else the end of its path."""
+    path = str(config.actor_rollout_ref.model.path).rstrip("/")
+    try:
+        return str(json.loads(Path(path, "config.json").read_text())["model_type"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return path.rpartition("/")[2]  # of a hub, or of another machine's disk
+
+
+def image_note(config: Any, kind: str) -> str:
     """What vLLM makes of images that it loads no weights for; empty where that is no matter.
 
     Seen with vLLM 0.28's CPU build (docs/verl_versions.md): loading dummy weights overwrites what it normalizes pixels by,
@@ -106,12 +119,12 @@ def image_note(config: Any, processor: Any) -> str:
 
     Args:
         config: verl's.
-        processor: of the model; None: there are no images.
+        kind: the class of the model's processor, or :func:`model_kind`.
     """
-    rollout, kind = config.actor_rollout_ref.rollout, type(processor).__name__
+    rollout = config.actor_rollout_ref.rollout
     if rollout.name != "vllm" or not str(rollout.load_format).startswith("dummy"):
         return ""
-    if not kind.startswith(("Qwen2VL", "Qwen2_5_VL")):
+    if not re.sub(r"\W|_", "", kind.lower()).startswith(("qwen2vl", "qwen25vl")):
         return ""
     return (
         f"actor_rollout_ref.rollout.load_format={rollout.load_format} with {kind}: rollouts may see every image wrongly, "

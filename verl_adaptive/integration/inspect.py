@@ -21,7 +21,16 @@ from verl_adaptive.engine.shape import StepShape, step_shape
 from verl_adaptive.errors import AdaptiveError, ConfigError
 from verl_adaptive.integration import guard
 from verl_adaptive.integration.composing import Command, compose, group_options
-from verl_adaptive.integration.facts import MODES, journal_place, kl_note, mode_of, results_of, updates_of
+from verl_adaptive.integration.facts import (
+    MODES,
+    image_note,
+    journal_place,
+    kl_note,
+    mode_of,
+    model_kind,
+    results_of,
+    updates_of,
+)
 from verl_adaptive.policy import build_policy
 from verl_adaptive.redact import redact
 from verl_adaptive.roles import Policy
@@ -237,8 +246,7 @@ def make_plan(config: DictConfig, adaptive: AdaptiveConfig, policy: Policy, zero
         notes.append(shape.note)
     engine = _first_step(shape, steps or 1000, max(shape.groups, min(prompts or _STAND_IN, _STAND_IN)))
     first = engine.begin(1)
-    if note := kl_note(config, policy):
-        notes.append(note)
+    notes += [note for note in (kl_note(config, policy), image_note(config, model_kind(config))) if note]
     if adaptive.warm_start is not None:
         known = _warm_start(config, adaptive)
         notes.append(

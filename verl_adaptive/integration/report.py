@@ -209,7 +209,7 @@ def banner(trainer: Any) -> list[str]:
         f"  look     verl-adaptive stats {_store_argument(config, adaptive, memory)}",
     ]
     lines += [f"  verl     {note}" for note in compat.substitutes(mode=trainer.base_mode)]
-    notes = (kl_note(config, policy), image_note(config, trainer.processor), trainer.shape.note)
+    notes = (kl_note(config, policy), image_note(config, type(trainer.processor).__name__), trainer.shape.note)
     lines += [f"  note     {note}" for note in notes if note]
     if engine.skip_zero:
         lines.append(
