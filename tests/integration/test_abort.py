@@ -69,6 +69,9 @@ class Server:
     async def running(self) -> int:
         return len(self.request_states)
 
+    async def generating(self) -> int:
+        return sum(state.tokens > 0 for state in self.request_states.values())
+
     async def gate(self, closed: bool) -> None:
         self.rejecting = closed
         while closed and self.request_states:  # as vLLM's: returns once nothing runs
@@ -145,6 +148,10 @@ class House:
     def running(self) -> int:
         return sum(ray.get([s.running.remote() for s in self.servers]))
 
+    def generating(self) -> int:
+        """Calls that have a token: what has none is no rollout when it is aborted."""
+        return sum(ray.get([s.generating.remote() for s in self.servers]))
+
     def inflight(self) -> int:
         until = time.monotonic() + 60  # a release is sent, not awaited
         while (left := ray.get(self.balancer.get_total_inflight.remote())) and time.monotonic() < until:
@@ -184,8 +191,7 @@ def counted(monkeypatch):
 
 def test_nothing_is_left_and_what_was_generated_is_counted(house, counted):
     house.send([("quick", 3, 5), ("half", 2, 100_000), ("long", 4, 100_000)])
-    until(lambda: rows()["quick"]["status"] == "finished" and house.running() == 6)
-    time.sleep(0.1)
+    until(lambda: rows()["quick"]["status"] == "finished" and house.generating() == 6)
     done = house.abort(["half", "long"])
     assert done.rollouts == 6 and done.tokens >= 6
     assert house.running() == 0 and house.inflight() == 0
@@ -202,7 +208,7 @@ def test_nothing_is_left_and_what_was_generated_is_counted(house, counted):
 def test_finished_sessions_of_an_aborted_request_are_counted_and_cleared(house, counted):
     house.send([("slow", 1, 100_000)])
     tq.kv_batch_put(keys=["slow_1_0", "slow_1_1", "slow_2_0"], partition_id="train", tags=[{"response_len": 9}] * 3)
-    until(lambda: house.running() == 1)
+    until(lambda: house.generating() == 1)
     done = house.abort(["slow"])
     assert done.rollouts == 3 and done.tokens >= 27
     assert rows() == {}
