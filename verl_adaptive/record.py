@@ -372,7 +372,7 @@ def load_engine(folder: Path, source: PromptSource) -> Engine:
     """The engine of an attempt as it was when the attempt began.
 
     Raises:
-        RecordError: the header is missing, damaged or of another version.
+        RecordError: the header is missing, damaged, of another version, or holds what no run has written.
     """
     path, header = folder / HEADER, _header(folder)
     try:
@@ -385,12 +385,15 @@ def load_engine(folder: Path, source: PromptSource) -> Engine:
     except (OSError, AdaptiveError, *_STRANGE) as error:
         raise RecordError(f"{path} cannot be read: {error!r}") from error
     table, state, _ = read_snapshot(folder / START)
-    policy = build_policy(config)
-    if group_relative is not None:
-        policy.advantage.group_relative = group_relative
-    row_of = np.asarray(state["row_of"], dtype=np.int64)
-    engine = make_engine(policy, table, config, facts, row_of, source, skip_zero=skip_zero, mode=mode)
-    engine.load_state_dict(state["engine"])
+    try:
+        policy = build_policy(config)
+        if group_relative is not None:
+            policy.advantage.group_relative = group_relative
+        row_of = np.asarray(state["row_of"], dtype=np.int64)
+        engine = make_engine(policy, table, config, facts, row_of, source, skip_zero=skip_zero, mode=mode)
+        engine.load_state_dict(state["engine"])
+    except _STRANGE as error:
+        raise RecordError(f"{path} and {START} make no engine: {error!r}") from error
     return engine
 
 
