@@ -28,6 +28,7 @@ from verl_adaptive.config import AdaptiveConfig, ResumeConfig, SuccessConfig  # 
 from verl_adaptive.integration.resume import IRRELEVANT, LOGGED, settings_of  # noqa: E402
 from verl_adaptive.integration.run_store import RunStore  # noqa: E402
 from verl_adaptive.integration.watch import Watch  # noqa: E402
+from verl_adaptive.policy import build_policy  # noqa: E402
 from verl_adaptive.stats import SnapshotError, read_manifest, read_snapshot  # noqa: E402
 
 PILOT = {"allocator": {"name": "pilot_commit", "n_pilot": 2, "form": "pipelined"}, "filter": "band"}
@@ -144,6 +145,7 @@ OTHERS = {
     "adaptive.total_rollouts": {"total_rollouts": 10**6},
     "adaptive.on_exhausted": {"on_exhausted": "raise"},
     "adaptive.skip_zero_advantage": {"skip_zero_advantage": False},
+    "adaptive.sampler.round.safety": {"sampler": {"name": "epoch", "round": {"safety": 1.25}}},
     "data.train_batch_size": {},
     "actor_rollout_ref.rollout.n": {},
 }
@@ -172,9 +174,27 @@ def test_a_resume_under_other_settings(tmp_path, key, caplog):
 
 def test_every_setting_is_compared_or_named(tmp_path):
     """An option that is added later is compared, unless somebody says why not."""
-    compared = {key.split(".")[1] for key in settings_of(AdaptiveConfig(), batch=1, n=1) if key.startswith("adaptive.")}
+    parts = ("sampler", "allocator", "filter", "advantage")  # of these, what the fingerprint cannot tell apart
+    mine = (key.split(".")[1] for key in settings_of(AdaptiveConfig(), batch=1, n=1) if key.startswith("adaptive."))
+    compared = set(mine) - set(parts)
     assert compared | set(IRRELEVANT) == set(vars(AdaptiveConfig())) and not compared & set(IRRELEVANT)
     assert set(settings_of(AdaptiveConfig(), batch=1, n=1)) == set(OTHERS) and set(OTHERS) >= LOGGED
+
+
+def test_a_default_that_has_moved_is_another_setting_than_the_old_one():
+    old = {
+        "sampler": {"name": "greso", "round": {"safety": 1.25}},
+        "allocator": {"name": "aero", "n_extra": 2, "rounds": 8},
+    }
+    new = {"sampler": {"name": "greso"}, "allocator": {"name": "aero"}}
+    made = [
+        AdaptiveConfig.from_mapping({**parts, "rounds": rounds}) for parts in (old, new) for rounds in (False, True)
+    ]
+    assert len({build_policy(config).digest() for config in made}) == 1  # runs of 0.1.0 go on under it
+    settings = [settings_of(config, batch=8, n=8) for config in made]
+    keys = {"adaptive.sampler.round.safety", "adaptive.allocator.n_extra", "adaptive.allocator.rounds"}
+    assert {key for key in settings[0] if settings[0][key] != settings[2][key]} == keys
+    assert settings[1] == settings[3]  # in rounds the new default means the old one
 
 
 def test_all_differences_are_named_at_once_and_equal_ones_are_none(tmp_path):
