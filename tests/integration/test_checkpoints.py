@@ -41,12 +41,15 @@ class NoGroups:
         return {}
 
 
-def run_store_of(root, keep=None, remote=None, adaptive=None, batch=4, n=4, **parts) -> tuple[RunStore, object]:
+def run_store_of(
+    root, keep=None, remote=None, adaptive=None, batch=4, n=4, mode="sync", estimator="grpo", **parts
+) -> tuple[RunStore, object]:
     engine, world = make_engine(batch=4, n=4, M=40, **parts)
     run(engine, world, 2)
     run_store = RunStore.__new__(RunStore)  # the parts that saving and pruning use, without a training set to read
-    trainer = {"max_actor_ckpt_to_keep": keep, "default_hdfs_dir": remote}
+    trainer = {"max_actor_ckpt_to_keep": keep, "default_hdfs_dir": remote, "v1": {"trainer_mode": mode}}
     rollout = {"actor_rollout_ref": {"rollout": {"n": n}}, "data": {"train_batch_size": batch}}
+    rollout["algorithm"] = {"adv_estimator": estimator}
     run_store.config = OmegaConf.create({"trainer": trainer, **rollout})
     run_store.adaptive, run_store.table, run_store.fingerprint = adaptive or AdaptiveConfig(), engine.table, "f"
     run_store.keys, run_store.sources = engine.table.keys.copy(), None
@@ -172,13 +175,33 @@ def test_a_resume_under_other_settings(tmp_path, key, caplog):
     assert said in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"mode": "colocate_async"}, "trainer.v1.trainer_mode was 'sync', is 'colocate_async'"),
+        ({"estimator": "rloo"}, "algorithm.adv_estimator was 'grpo', is 'rloo'"),
+        ({"estimator": "adaptive_beta"}, ""),  # ours, which the policy's fingerprint has
+        ({"mode": "adaptive_sync"}, ""),
+    ],
+)
+def test_what_verl_lets_change_is_said(tmp_path, changed, said, caplog):
+    caplog.set_level(logging.INFO, "verl_adaptive")
+    run_store, engine = run_store_of(tmp_path)
+    run_store.save(str(tmp_path / "c"), 2, engine, NoGroups())
+    run_store, _ = run_store_of(tmp_path, **changed)
+    assert run_store.load(str(tmp_path / "c"), 2, engine.policy) is not None
+    assert said in caplog.text if said else " was '" not in caplog.text
+
+
 def test_every_setting_is_compared_or_named(tmp_path):
     """An option that is added later is compared, unless somebody says why not."""
     parts = ("sampler", "allocator", "filter", "advantage")  # of these, what the fingerprint cannot tell apart
     mine = (key.split(".")[1] for key in settings_of(AdaptiveConfig(), batch=1, n=1) if key.startswith("adaptive."))
     compared = set(mine) - set(parts)
     assert compared | set(IRRELEVANT) == set(vars(AdaptiveConfig())) and not compared & set(IRRELEVANT)
-    assert set(settings_of(AdaptiveConfig(), batch=1, n=1)) == set(OTHERS) and set(OTHERS) >= LOGGED
+    assert set(settings_of(AdaptiveConfig(), batch=1, n=1)) == set(OTHERS)
+    run_store, _ = run_store_of(tmp_path)
+    assert set(run_store._settings()) >= LOGGED
 
 
 def test_a_default_that_has_moved_is_another_setting_than_the_old_one():

@@ -23,6 +23,7 @@ from verl_adaptive.integration import guard
 from verl_adaptive.integration.composing import Command, compose, group_options
 from verl_adaptive.integration.facts import (
     MODES,
+    compared_of,
     image_note,
     journal_place,
     kl_note,
@@ -414,7 +415,7 @@ def _resume(config: DictConfig, adaptive: AdaptiveConfig, policy: Policy) -> str
             "resume. Start elsewhere with trainer.default_local_dir, or accept it with adaptive.resume.allow=[policy]"
         )
     batch, n = int(config.data.train_batch_size), int(config.actor_rollout_ref.rollout.n)
-    hard, soft = differences(meta.get("settings"), settings_of(adaptive, batch=batch, n=n))
+    hard, soft = differences(meta.get("settings"), settings_of(adaptive, batch=batch, n=n, run=compared_of(config)))
     if hard and ALLOW not in adaptive.resume.allow:
         raise AdaptiveError(
             f"{folder} was written under other settings ({'; '.join(hard)}): training would refuse to resume. Set them back, "

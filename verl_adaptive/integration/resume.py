@@ -43,7 +43,8 @@ IRRELEVANT: dict[str, str] = {
     "warm_start_discount": "counts before the first step only",
 }
 
-#: Differences that are said and accepted: limits, which people change in order to go on, and what leaves gradients alone.
+#: Differences that are said and accepted: limits, which people change in order to go on, what leaves gradients alone, and
+#: what verl itself lets change.
 LOGGED = frozenset(
     {
         "adaptive.max_rounds",
@@ -51,12 +52,22 @@ LOGGED = frozenset(
         "adaptive.total_rollouts",
         "adaptive.on_exhausted",
         "adaptive.skip_zero_advantage",
+        "trainer.v1.trainer_mode",
+        "algorithm.adv_estimator",
     }
 )
 
 
-def settings_of(adaptive: AdaptiveConfig, *, batch: int, n: int) -> dict[str, Any]:
-    """What is compared, by its name on the command line; ready for JSON."""
+def settings_of(
+    adaptive: AdaptiveConfig, *, batch: int, n: int, run: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """What is compared, by its name on the command line; ready for JSON.
+
+    Args:
+        adaptive: the ``adaptive`` group.
+        batch, n: ``data.train_batch_size`` and ``actor_rollout_ref.rollout.n``.
+        run: other settings of verl's, by name.
+    """
 
     def flat(prefix: str, value: Any) -> dict[str, Any]:
         if not isinstance(value, dict):
@@ -67,7 +78,13 @@ def settings_of(adaptive: AdaptiveConfig, *, batch: int, n: int) -> dict[str, An
     parts = {
         k: v for part in build_policy(adaptive) for k, v in _moved(part.config, part.role, adaptive.rounds).items()
     }
-    return {**flat("adaptive", found), **parts, "data.train_batch_size": batch, "actor_rollout_ref.rollout.n": n}
+    return {
+        **flat("adaptive", found),
+        **parts,
+        **(run or {}),
+        "data.train_batch_size": batch,
+        "actor_rollout_ref.rollout.n": n,
+    }
 
 
 def _moved(config: Any, name: str, rounds: bool) -> dict[str, Any]:
