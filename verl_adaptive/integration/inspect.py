@@ -234,6 +234,9 @@ def make_plan(config: DictConfig, adaptive: AdaptiveConfig, policy: Policy, zero
     prompts, missing = _prompts(config.data.train_files)
     if missing:
         notes.append(f"data.train_files: not found here: {', '.join(missing)}; numbers assume {_STAND_IN:,} prompts")
+    unseen = _unseen(config)
+    if unseen:
+        notes.append(f"not found here, so not looked at: {', '.join(unseen)}")
     steps = trainer.get("total_training_steps")
     if steps is None and prompts is not None:
         steps = trainer.total_epochs * (prompts // batch)
@@ -351,6 +354,18 @@ def _prompts(files: Any) -> tuple[int | None, list[str]]:
         return sum(pq.read_metadata(p).num_rows for p in paths), []
     except pa.ArrowException:  # JSON, or another format that verl reads
         return None, []
+
+
+def _unseen(config: DictConfig) -> list[str]:
+    """Files and folders of this machine, by their looks, that the run reads and that are not here; the training set apart."""
+    keys = ("data.val_files", "actor_rollout_ref.model.path", "reward.custom_reward_function.path")
+    found = []
+    for key in keys:
+        value = OmegaConf.select(config, key)
+        for name in [value] if isinstance(value, str) else list(value or []):
+            if str(name).startswith(("/", "~", "./", "../")) and not os.path.exists(os.path.expanduser(str(name))):
+                found.append(f"{key}={name}")
+    return found
 
 
 def _warm_start(config: DictConfig, adaptive: AdaptiveConfig) -> int:
