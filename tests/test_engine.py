@@ -397,6 +397,20 @@ def test_a_gate_that_lets_nothing_through(on_exhausted) -> None:
     assert result.trained.sum() == 2 and "let nothing more through in 4 passes" in result.note
 
 
+def test_a_step_that_goes_ungated_has_one_group_of_a_prompt() -> None:
+    sampler = {"name": "greso", "p_easy": 0.0, "p_min": 0.0, "floor_easy": 1e-12, "warmup_epochs": 1000}
+    keys = keys_of(6)[[0, 1, 2, 0, 1, 2]]
+    engine, world = make_engine(sampler, filter="informative", p=np.ones(6), M=6, keys=keys, batch=3, n=4)
+    for step in range(1, 5):
+        requests, rows = engine.begin(step), []
+        while requests is not None:
+            rows += requests.row.tolist()
+            requests = engine.receive(world.roll(requests))
+            assert len(rows) == len(set(rows))
+            rows = []
+        engine.finish()
+
+
 def test_duplicates_share_a_row() -> None:
     keys = keys_of(10)
     keys[5:] = keys[:5]

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.test_engine import ALLOCATORS, FILTERS, duplicated, rates, same_table
-from tests.world import World, make_engine
+from tests.world import World, make_engine, run_step
 from verl_adaptive.engine import OrderedEngine, Requests, StepResult
 from verl_adaptive.errors import AdaptiveError, ConfigError, Exhausted
 from verl_adaptive.groups import Groups
@@ -368,3 +368,32 @@ def test_a_record_replays_what_was_given_up(tmp_path) -> None:
     report = replay(tmp_path / "attempt-0")
     assert report.identical and report.ledgers == ledgers
     assert sum(ledger.rollouts.dropped.get("aborted", 0) for ledger in ledgers) > 0
+
+
+@pytest.mark.parametrize(
+    "allocator", ["fixed", "aero", {"name": "pilot_commit", "form": "on_policy"}], ids=["fixed", "aero", "pilot_commit"]
+)
+@pytest.mark.parametrize("seed", range(3))
+def test_who_plans_a_step_at_once_is_asked_once_and_told_what_was_spent(allocator, seed) -> None:
+    rates = np.random.default_rng(seed).beta(0.3, 0.3, 64)
+
+    def run_of(rounds: bool):
+        engine, world = make_engine(
+            "cero", allocator, refill=False, rounds=rounds, p=rates, batch=8, n=8, M=64, steps=30, seed=seed
+        )
+        seen = []
+        for step in range(1, 31):
+            if engine.finished:
+                break
+            before = engine.policy.sampler.spent, engine.total.rollouts.generated
+            result = run_step(engine, world, step)
+            sampler = engine.policy.sampler
+            asked = result.ledger.rollouts.generated
+            assert sampler.spent - before[0] == -(-asked // sampler.g)
+            seen.append((sorted(result.groups.row.tolist()), asked))
+        return seen
+
+    ordered, rounds = run_of(False), run_of(True)
+    if allocator == "fixed":  # others top up otherwise
+        assert ordered == rounds
+    assert len(ordered) == len(rounds)

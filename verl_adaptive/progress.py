@@ -32,7 +32,7 @@ class Progress:
         window: asynchronous trainers only: groups to be kept in flight or ready now, in place of ``batch``; the engine
             then counts ready groups in ``kept`` and every group in flight in ``open``.
         ordered: groups are reviewed one by one and commit in ticket order: nothing of the step has been learned when a
-            role is asked, and ``kept``, ``open`` and ``planned`` stay as they were when the step began.
+            role is asked, and ``kept``, ``open`` and ``planned`` stay as they were when the step began until it ends.
         fertile: with ``ordered``: share of the groups that were kept in the last steps; None before the first.
     """
 

@@ -19,10 +19,12 @@ whoever writes the whole file anew can write sums that fit. Records of version 1
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import logging
 import os
+import shutil
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -43,6 +45,8 @@ from verl_adaptive.stats.snapshot import MANIFEST
 __all__ = ["RecordError", "ReplayReport", "Tape", "attempts", "replay", "results_of"]
 
 VERSION = 2
+#: No room: a matter of the disk, which may pass, and not of ``adaptive.record``.
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _READABLE = (1, VERSION)
 _LOG = logging.getLogger(__name__)
 HEADER, EVENTS, START = "header.json", "events.jsonl", "start"
@@ -58,7 +62,8 @@ class RecordError(AdaptiveError):
 class Tape:
     """Writes one attempt of a run down; attach it with ``Tape(folder, engine)`` before the attempt's first step.
 
-    A disk that is full or gone ends the recording, with a warning; it never ends the run.
+    A disk that is full or gone ends the recording, with a warning; it never ends the run. One that is full when the attempt
+    begins records nothing of it.
 
     Args:
         root: the record's folder; made if need be.
@@ -69,7 +74,10 @@ class Tape:
     """
 
     def __init__(self, root: str | os.PathLike[str], engine: Engine) -> None:
-        self.folder = Path(root) / f"attempt-{len(attempts(root))}"
+        earlier = attempts(root)  # of which somebody may have removed some
+        self.folder = Path(root) / f"attempt-{_number(earlier[-1]) + 1 if earlier else 0}"
+        self._step: int | None = None
+        self._file: BinaryIO | None = None
         policy = engine.policy
         header = {
             "version": VERSION,
@@ -80,17 +88,30 @@ class Tape:
             "stream": asdict(engine.mode) if isinstance(engine, AsyncEngine) else None,
             "group_relative": getattr(policy.advantage, "group_relative", None),
         }
+        made = False
         try:
             self.folder.mkdir(parents=True)
+            made = True
             (self.folder / HEADER).write_text(json.dumps(header, indent=1) + "\n")
             write_snapshot(
                 self.folder / START, engine.table, {"engine": engine.state_dict(), "row_of": engine.row_of}, meta={}
             )
-            self._file: BinaryIO | None = open(self.folder / EVENTS, "wb")  # noqa: SIM115 - stays open
             self._sum = _seed(self.folder)
+            self._file = open(self.folder / EVENTS, "wb")  # noqa: SIM115 - stays open
         except OSError as error:
-            raise RecordError(f"adaptive.record={str(root)!r}: {error}; name a folder that can be written") from error
-        self._step: int | None = None
+            if made:
+                shutil.rmtree(self.folder, ignore_errors=True)  # half an attempt, which no replay could read
+            if error.errno not in _FULL:
+                raise RecordError(
+                    f"adaptive.record={str(root)!r}: {error}; name a folder that can be written"
+                ) from error
+            _LOG.warning(
+                "adaptive.record: nothing is recorded of this attempt, training goes on: %s cannot be written: %s. Make room; "
+                "a resume records a new attempt",
+                self.folder,
+                error,
+            )
+            return
         engine.tape = self
         engine.source = _Overheard(engine.source, self)
 
@@ -223,7 +244,11 @@ _STRANGE = (ValueError, LookupError, TypeError, AttributeError, OverflowError, R
 def attempts(root: str | os.PathLike[str]) -> list[Path]:
     """The attempts of a record, oldest first; empty if there are none."""
     found = [p for p in Path(root).glob("attempt-*") if p.name.removeprefix("attempt-").isdecimal()]
-    return sorted(found, key=lambda p: int(p.name.removeprefix("attempt-")))
+    return sorted(found, key=_number)
+
+
+def _number(attempt: Path) -> int:
+    return int(attempt.name.removeprefix("attempt-"))
 
 
 def results_of(event: dict[str, Any]) -> Groups:
@@ -347,7 +372,7 @@ def load_engine(folder: Path, source: PromptSource) -> Engine:
     """The engine of an attempt as it was when the attempt began.
 
     Raises:
-        RecordError: the header is missing, damaged or of another version.
+        RecordError: the header is missing, damaged, of another version, or holds what no run has written.
     """
     path, header = folder / HEADER, _header(folder)
     try:
@@ -360,12 +385,15 @@ def load_engine(folder: Path, source: PromptSource) -> Engine:
     except (OSError, AdaptiveError, *_STRANGE) as error:
         raise RecordError(f"{path} cannot be read: {error!r}") from error
     table, state, _ = read_snapshot(folder / START)
-    policy = build_policy(config)
-    if group_relative is not None:
-        policy.advantage.group_relative = group_relative
-    row_of = np.asarray(state["row_of"], dtype=np.int64)
-    engine = make_engine(policy, table, config, facts, row_of, source, skip_zero=skip_zero, mode=mode)
-    engine.load_state_dict(state["engine"])
+    try:
+        policy = build_policy(config)
+        if group_relative is not None:
+            policy.advantage.group_relative = group_relative
+        row_of = np.asarray(state["row_of"], dtype=np.int64)
+        engine = make_engine(policy, table, config, facts, row_of, source, skip_zero=skip_zero, mode=mode)
+        engine.load_state_dict(state["engine"])
+    except _STRANGE as error:
+        raise RecordError(f"{path} and {START} make no engine: {error!r}") from error
     return engine
 
 

@@ -14,6 +14,8 @@ _HIDDEN = "***"
 # hiding too much is fine.
 _BLANKS = re.compile(r"(://[^\s/:@]*:)(?:(?!://)[^\n])*@(?=[\w\[])")
 _AUTHORITY = re.compile(r"(://[^\s/:@]*:)\S*@")
+# The same with its signs encoded, where a part of the URL was quoted that should not have been.
+_ENCODED = re.compile(r"(://[^\s/:@]*?%3A)(?:\S*@|[^\s/?@]*%40)", re.IGNORECASE)
 # The same without a scheme, or with one that lost its slashes.
 _BARE = re.compile(r"((?<![\w/])/{0,2}[\w.%+\-]*:)(?!//)[^\s@]\S*@")
 # Drivers take settings among a URL's parameters. Known harmless ones are shown; a misspelt `password` is not.
@@ -45,7 +47,8 @@ def keep_secret(word: str) -> None:
     """Hide a word from now on wherever it turns up, as in what a database driver says of a connection."""
     for spelling in {word, quote(word, safe=""), quote_plus(word)}:
         if len(spelling) >= _SHORTEST and spelling not in _KNOWN:
-            _KNOWN[spelling] = re.compile(rf"(?<!\w){re.escape(spelling)}(?!\w)")
+            # What stands before may be an encoded sign, as in `%3Aword`, of which the last letter is no part of a word.
+            _KNOWN[spelling] = re.compile(rf"(?:(?<!\w)|(?<=%[0-9A-Fa-f]{{2}})){re.escape(spelling)}(?!\w)")
 
 
 def _hide_parameter(match: re.Match[str]) -> str:
@@ -63,7 +66,7 @@ def redact(text: object) -> str:
     out = str(text)
     for pattern in _KNOWN.values():
         out = pattern.sub(_HIDDEN, out)
-    for pattern in (_BLANKS, _AUTHORITY, _BARE):
+    for pattern in (_BLANKS, _AUTHORITY, _ENCODED, _BARE):
         out = pattern.sub(rf"\1{_HIDDEN}@", out)
     out = _SETTING.sub(rf"\1\2{_HIDDEN}", out)
     out = _JSON.sub(rf'\1"{_HIDDEN}"', out)

@@ -456,3 +456,15 @@ def test_a_plugin_that_verl_was_told_not_to_load() -> None:
 def test_the_plugin_lives_in_a_ray_worker() -> None:
     status, found = in_a_process("--ray")
     assert status == 0 and found["plugin in a Ray worker"]["detail"].startswith("loaded on ")
+
+
+def test_what_is_not_here_is_not_affirmed(examine, tmp_path) -> None:
+    (tmp_path / "here.py").write_text("")
+    words = ("+adaptive=greso", "data.val_files=[/no/val.parquet,hdfs://far/val.parquet]")
+    words += ("actor_rollout_ref.model.path=/no/model", f"reward.custom_reward_function.path={tmp_path}/here.py")
+    status, found = examine(*words)
+    said = " ".join(found["THE PLAN"]["notes"])
+    assert (
+        status == 0 and "not looked at: data.val_files=/no/val.parquet, actor_rollout_ref.model.path=/no/model" in said
+    )
+    assert "here.py" not in said and "far" not in said

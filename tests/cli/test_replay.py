@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import tarfile
 from pathlib import Path
 
@@ -185,6 +187,30 @@ def test_a_full_disk_ends_the_recording_and_not_the_run(call, tmp_path, caplog, 
         assert status == 0 and "every decision identical" in out and not err
         steps = int(out.split(": ")[1].split(" ")[0])
         assert 0 < steps < 59
+
+
+def test_a_disk_that_is_full_when_an_attempt_begins_costs_the_record_and_not_the_run(call, tmp_path, caplog):
+    with tmpfs(tmp_path / "disk", "64k") as disk:
+        record(disk / "record")
+        (disk / "filler").write_bytes(b"x" * (os.statvfs(disk).f_bavail * os.statvfs(disk).f_bsize))
+        engine, world = make_engine(*POLICY)
+        tape = Tape(disk / "record", engine)
+        for step in range(1, 4):
+            assert run_step(engine, world, step).groups.rollouts
+        tape.close()
+        assert caplog.text.count("nothing is recorded of this attempt") == 1 and "No space left" in caplog.text
+        assert [path.name for path in (disk / "record").iterdir()] == ["attempt-0"]  # no half of an attempt
+        status, out, err = call("replay", str(disk / "record"))
+        assert status == 0 and "every decision identical" in out and not err
+
+
+def test_an_attempt_after_an_earlier_one_was_removed(tmp_path):
+    folder = record(tmp_path / "record")
+    engine, _ = make_engine(*POLICY)
+    Tape(tmp_path / "record", engine).close()
+    shutil.rmtree(folder)
+    Tape(tmp_path / "record", engine).close()
+    assert sorted(path.name for path in (tmp_path / "record").iterdir()) == ["attempt-1", "attempt-2"]
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,12 @@ def test_a_damaged_journal(run, tmp_path_factory, seed) -> None:
 
 
 @examples(20)
-@given(seeds, st.sampled_from(["runs", "branches", "steps", "observations", "prompts", "gaps", "verl_adaptive_schema"]))
+@given(
+    seeds,
+    st.sampled_from(
+        ["runs", "branches", "steps", "observations", "prompts", "gaps", "validations", "verl_adaptive_schema"]
+    ),
+)
 def test_a_journal_with_strange_values(run, tmp_path_factory, capsys, seed, table) -> None:
     """SQLite stores anything in any column: numbers as text, blobs, numbers that nothing else can hold."""
     rng = random.Random(seed)
@@ -105,6 +110,22 @@ def test_a_journal_with_strange_values(run, tmp_path_factory, capsys, seed, tabl
     for words in (["stats", str(path), "--json"], ["compare", str(path), str(path)], ["export", str(path), out]):
         assert main(words) in (0, 1) and "defect" not in capsys.readouterr().err
     shutil.rmtree(path.parent)
+
+
+@pytest.mark.parametrize(
+    "value", ["null", "[]", "3", "NaN", '{"math": 1e999}', '{"math": -5}', '{"math": []}', "x", b"x", -1]
+)
+@pytest.mark.parametrize("column", ["generated", "metrics", "prompts", "wall_time"])
+def test_a_validation_of_anything(tmp_path, capsys, column, value) -> None:
+    make_run(tmp_path, prompts=8, steps=6, batch=4, n=4, snapshot=False, validate=lambda step: 0.1)
+    path = tmp_path / "adaptive.sqlite"
+    with sqlite3.connect(path) as database:
+        database.execute(f"UPDATE validations SET {column} = ?", (value,))
+    database.close()
+    for words in (["report", str(path), "-o", str(tmp_path / "r.html")], ["compare", str(path), str(path)]):
+        assert main(words) in (0, 1)
+        said = capsys.readouterr().err
+        assert "defect" not in said and "Warning" not in said
 
 
 @pytest.mark.parametrize(

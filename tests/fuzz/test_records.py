@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from tests.fuzz.common import damage, examples, json_values, seeds, survives
 from tests.world import make_engine, run_step
+from verl_adaptive.cli import main
 
 record = pytest.importorskip("verl_adaptive.record")
 
@@ -21,7 +22,8 @@ record = pytest.importorskip("verl_adaptive.record")
 def attempt(tmp_path_factory) -> Path:
     """A record of a few steps."""
     folder = tmp_path_factory.mktemp("record")
-    engine, world = make_engine(sampler="greso", filter="informative", batch=4, n=4, M=30, p=[0.5] * 30, seed=1)
+    parts = {"sampler": "greso", "allocator": "aero", "filter": "informative"}
+    engine, world = make_engine(**parts, batch=4, n=4, M=30, p=[0.5] * 30, seed=1)
     tape = record.Tape(folder, engine)
     for step in range(1, 5):
         run_step(engine, world, step)
@@ -54,6 +56,19 @@ def test_events_of_anything(attempt, tmp_path_factory, seed, value, kind) -> Non
         record.replay(folder)
     assert not said or str(folder) in said[0], said
     shutil.rmtree(folder.parent)
+
+
+@pytest.mark.parametrize("value", [None, [], {}, "x", -1, 1e400])
+@pytest.mark.parametrize("fact", ["batch", "n", "prompts", "steps", "seed", "tolerance"])
+def test_facts_of_anything(attempt, tmp_path, capsys, fact, value) -> None:
+    folder = tmp_path / "attempt-0"
+    shutil.copytree(attempt, folder)
+    header = json.loads((folder / "header.json").read_text())
+    header["version"] = 1  # which has no sums
+    header["facts"][fact] = value
+    (folder / "header.json").write_text(json.dumps(header))
+    assert main(["replay", str(folder)]) in (0, 1)
+    assert "defect" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("line", ["[" * 100_000, "\udcff", '{"back": 1}', '{"begin": 1e400}', "x" * 10_000_000])

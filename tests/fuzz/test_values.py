@@ -205,6 +205,9 @@ def test_passwords_never_show(scheme, user, password, host, ending) -> None:
         f"sqlite:////proc/nowhere/x?key={SECRET}",
         f"sqlite://u:{SECRET}@/x",
         f"mysql://h/db?password={SECRET}",
+        f"postgresql://u%3A{SECRET}@h/db",
+        f"postgresql://u%3a{SECRET}%40127.0.0.1:1/db",
+        f"postgresql://u:{SECRET}@127.0.0.1:1/db?application_name=postgresql://u:{SECRET}@h",
     ],
 )
 def test_passwords_are_in_no_message(url, tmp_path, capsys, caplog, monkeypatch) -> None:

@@ -28,6 +28,7 @@ from verl_adaptive.config import AdaptiveConfig, ResumeConfig, SuccessConfig  # 
 from verl_adaptive.integration.resume import IRRELEVANT, LOGGED, settings_of  # noqa: E402
 from verl_adaptive.integration.run_store import RunStore  # noqa: E402
 from verl_adaptive.integration.watch import Watch  # noqa: E402
+from verl_adaptive.policy import build_policy  # noqa: E402
 from verl_adaptive.stats import SnapshotError, read_manifest, read_snapshot  # noqa: E402
 
 PILOT = {"allocator": {"name": "pilot_commit", "n_pilot": 2, "form": "pipelined"}, "filter": "band"}
@@ -40,12 +41,15 @@ class NoGroups:
         return {}
 
 
-def run_store_of(root, keep=None, remote=None, adaptive=None, batch=4, n=4, **parts) -> tuple[RunStore, object]:
+def run_store_of(
+    root, keep=None, remote=None, adaptive=None, batch=4, n=4, mode="sync", estimator="grpo", **parts
+) -> tuple[RunStore, object]:
     engine, world = make_engine(batch=4, n=4, M=40, **parts)
     run(engine, world, 2)
     run_store = RunStore.__new__(RunStore)  # the parts that saving and pruning use, without a training set to read
-    trainer = {"max_actor_ckpt_to_keep": keep, "default_hdfs_dir": remote}
+    trainer = {"max_actor_ckpt_to_keep": keep, "default_hdfs_dir": remote, "v1": {"trainer_mode": mode}}
     rollout = {"actor_rollout_ref": {"rollout": {"n": n}}, "data": {"train_batch_size": batch}}
+    rollout["algorithm"] = {"adv_estimator": estimator}
     run_store.config = OmegaConf.create({"trainer": trainer, **rollout})
     run_store.adaptive, run_store.table, run_store.fingerprint = adaptive or AdaptiveConfig(), engine.table, "f"
     run_store.keys, run_store.sources = engine.table.keys.copy(), None
@@ -144,6 +148,7 @@ OTHERS = {
     "adaptive.total_rollouts": {"total_rollouts": 10**6},
     "adaptive.on_exhausted": {"on_exhausted": "raise"},
     "adaptive.skip_zero_advantage": {"skip_zero_advantage": False},
+    "adaptive.sampler.round.safety": {"sampler": {"name": "epoch", "round": {"safety": 1.25}}},
     "data.train_batch_size": {},
     "actor_rollout_ref.rollout.n": {},
 }
@@ -170,11 +175,49 @@ def test_a_resume_under_other_settings(tmp_path, key, caplog):
     assert said in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"mode": "colocate_async"}, "trainer.v1.trainer_mode was 'sync', is 'colocate_async'"),
+        ({"estimator": "rloo"}, "algorithm.adv_estimator was 'grpo', is 'rloo'"),
+        ({"estimator": "adaptive_beta"}, ""),  # ours, which the policy's fingerprint has
+        ({"mode": "adaptive_sync"}, ""),
+    ],
+)
+def test_what_verl_lets_change_is_said(tmp_path, changed, said, caplog):
+    caplog.set_level(logging.INFO, "verl_adaptive")
+    run_store, engine = run_store_of(tmp_path)
+    run_store.save(str(tmp_path / "c"), 2, engine, NoGroups())
+    run_store, _ = run_store_of(tmp_path, **changed)
+    assert run_store.load(str(tmp_path / "c"), 2, engine.policy) is not None
+    assert said in caplog.text if said else " was '" not in caplog.text
+
+
 def test_every_setting_is_compared_or_named(tmp_path):
     """An option that is added later is compared, unless somebody says why not."""
-    compared = {key.split(".")[1] for key in settings_of(AdaptiveConfig(), batch=1, n=1) if key.startswith("adaptive.")}
+    parts = ("sampler", "allocator", "filter", "advantage")  # of these, what the fingerprint cannot tell apart
+    mine = (key.split(".")[1] for key in settings_of(AdaptiveConfig(), batch=1, n=1) if key.startswith("adaptive."))
+    compared = set(mine) - set(parts)
     assert compared | set(IRRELEVANT) == set(vars(AdaptiveConfig())) and not compared & set(IRRELEVANT)
-    assert set(settings_of(AdaptiveConfig(), batch=1, n=1)) == set(OTHERS) and set(OTHERS) >= LOGGED
+    assert set(settings_of(AdaptiveConfig(), batch=1, n=1)) == set(OTHERS)
+    run_store, _ = run_store_of(tmp_path)
+    assert set(run_store._settings()) >= LOGGED
+
+
+def test_a_default_that_has_moved_is_another_setting_than_the_old_one():
+    old = {
+        "sampler": {"name": "greso", "round": {"safety": 1.25}},
+        "allocator": {"name": "aero", "n_extra": 2, "rounds": 8},
+    }
+    new = {"sampler": {"name": "greso"}, "allocator": {"name": "aero"}}
+    made = [
+        AdaptiveConfig.from_mapping({**parts, "rounds": rounds}) for parts in (old, new) for rounds in (False, True)
+    ]
+    assert len({build_policy(config).digest() for config in made}) == 1  # runs of 0.1.0 go on under it
+    settings = [settings_of(config, batch=8, n=8) for config in made]
+    keys = {"adaptive.sampler.round.safety", "adaptive.allocator.n_extra", "adaptive.allocator.rounds"}
+    assert {key for key in settings[0] if settings[0][key] != settings[2][key]} == keys
+    assert settings[1] == settings[3]  # in rounds the new default means the old one
 
 
 def test_all_differences_are_named_at_once_and_equal_ones_are_none(tmp_path):

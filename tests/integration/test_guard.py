@@ -75,6 +75,19 @@ def test_a_preset_chosen_in_a_file_of_the_users_is_refused_too(tmp_path) -> None
     assert done.returncode == 1 and "+adaptive=greso: trainer.use_v1=False" in done.stderr, done.stderr
 
 
+def test_a_preset_under_a_misspelt_key(tmp_path) -> None:
+    done = python("-m", "verl.trainer.main_ppo", "+adaptve=greso", "algorithm.adv_estimator=grpo", cwd=tmp_path)
+    assert done.returncode == 1 and "did you mean +adaptive=greso?" in done.stderr, done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("word", ["+adaptive=greso", "adaptive.name=greso", "+adaptative=mine", "trainer.logger=greso"])
+def test_keys_that_are_not_misspelt(word) -> None:
+    from verl_adaptive.integration import plugin
+
+    plugin._refuse_misspelt(["main_ppo", word])
+
+
 def test_a_plugin_that_verl_was_told_not_to_load(tmp_path) -> None:
     words = ("-m", "verl.trainer.main_ppo", "+adaptive=greso", "algorithm.adv_estimator=grpo")
     done = python(*words, cwd=tmp_path, VERL_USE_EXTERNAL_PLUGINS="none")

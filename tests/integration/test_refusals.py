@@ -57,6 +57,9 @@ def test_presets_pass(preset):
         ("+adaptive=aero", "algorithm.norm_adv_by_std_in_grpo=false", "adaptive.advantage.norm_by_std=false"),
         ("+adaptive=greso", "algorithm.norm_adv_by_std_in_grpo=false", "algorithm.use_kl_in_reward=true"),
         ("+adaptive=solo", "algorithm.norm_adv_by_std_in_grpo=false", "algorithm.use_kl_in_reward=true"),
+        ("+adaptive=dapo", "adaptive/filter=keep_all"),  # plain parts, and a preset's name: somebody chose them
+        ("+adaptive.name=mine",),
+        ("+adaptive/sampler=greso", "+adaptive.name=greso"),
     ],
 )
 def test_what_the_estimator_takes_passes(overrides):
@@ -67,6 +70,7 @@ def test_what_the_estimator_takes_passes(overrides):
     ("overrides", "message"),
     [
         (["+adaptive=greso", "actor_rollout_ref.rollout.n=1"], r"rollout\.n=1: .*at least 2"),
+        (["+adaptive.name=greso"], r"adaptive\.name='greso': .*chooses no part.*Write \+adaptive=greso"),
         (["+adaptive=dapo", "adaptive.allocator.n=1"], r"adaptive\.allocator\.n=1: .*\+adaptive=solo"),
         (["+adaptive=solo", "adaptive/filter=informative"], r"adaptive\.allocator\.n=1: .*no variance to judge by"),
         (["+adaptive=solo", "adaptive/advantage=verl"], r"adaptive\.allocator\.n=1: .*no variance to judge by"),

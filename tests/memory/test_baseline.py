@@ -261,6 +261,27 @@ def test_skipped_rows_leave_training_and_are_accounted() -> None:
     assert result.trains.all()  # where such rows must stay, they do
 
 
+@pytest.mark.parametrize("scale", ["running", "none", "whiten"])
+@pytest.mark.parametrize("kept", ["keep_all", "aero"])
+def test_leaving_rows_out_changes_no_other_rows_advantage(scale, kept) -> None:
+    """Of a group some rollouts may be small, and not others: their rewards stay in the others' baseline."""
+    options = {"name": "memory", "skip_small": 0.3, "scale": scale}
+    engine, world = make_engine("epoch", "fixed", kept, options, n=4, batch=8, rounds=False)
+    left_out = 0
+    for step in range(1, 10):
+        result = run_step(engine, world, step)
+        inside = result.groups.rollout_mask(result.trained)
+        groups, trains, ghost = result.groups.select(result.trained), result.trains[inside], result.ghost[inside]
+        role, every = engine.policy.advantage, trains | ghost
+        whole, some = np.zeros(groups.rollouts), np.zeros(groups.rollouts)
+        whole[every] = role.compute(groups.reward[every], groups.group_of[every], groups)
+        some[trains] = role.compute(groups.reward[trains], groups.group_of[trains], groups)
+        np.testing.assert_allclose(some[trains], whole[trains], rtol=1e-12, atol=1e-12)
+        assert not whole[ghost].any()
+        left_out += int(ghost.sum())
+    assert (left_out > 0) == (scale != "whiten")
+
+
 def test_the_signal_is_not_the_reward() -> None:
     """``adaptive.signal=acc`` decides difficulty; what is subtracted from a reward is in the reward's units."""
     made = bound({"scale": "none"})

@@ -70,7 +70,7 @@ class MemoryBaseline(Advantage):
             shrink: κ', rollouts that the value counts for beside the other rollouts of a group.
             scale: divide by the running root mean square (``running``), ``whiten`` over the batch (SPO), or ``none``.
             skip_small: advantages of |r − b| below this, in units of the reward, are zero, and their rows leave training
-                where rows of zero advantage may; 0: none are.
+                where rows of zero advantage may (with ``whiten`` they stay: its mean is every row's); 0: none are.
         """
 
         decay: float = 0.9
@@ -161,15 +161,24 @@ class MemoryBaseline(Advantage):
         self, reward: np.ndarray, group_of: np.ndarray, groups: Groups, earlier: tuple[float, float] = (0.0, 0.0)
     ) -> np.ndarray:
         """r − b of each rollout; of one without a value the others' mean stands for it, ``earlier`` ones (number, sum)
-        among them, and where there is no other it is nan."""
+        among them, and where there is no other it is nan.
+
+        The others are all of the group, also those that are left out of training: leaving one out changes nobody's baseline.
+        """
+        whole = np.bincount(group_of, minlength=len(groups)) == groups.n
         value = self.col("before")[groups.row][group_of]
         unknown = np.isnan(value)
         if unknown.any():
-            others = len(reward) - 1 + earlier[0]
-            mean = (reward.sum() - reward + earlier[1]) / others if others else np.full(len(reward), np.nan)
+            every = reward if whole.all() else groups.reward
+            others = len(every) - 1 + earlier[0]
+            mean = (every.sum() - reward + earlier[1]) / others if others else np.full(len(reward), np.nan)
             value[unknown] = mean[unknown]
-        n = np.bincount(group_of, minlength=len(groups))[group_of]
-        rest = np.bincount(group_of, reward, minlength=len(groups))[group_of] - reward
+        n = groups.n[group_of]
+        # Of a whole group, the rewards at hand: they may have penalties that the group's own do not.
+        total = np.bincount(group_of, reward, minlength=len(groups))
+        if not whole.all():
+            total = np.where(whole, total, groups.sum(groups.reward))
+        rest = total[group_of] - reward
         shrink = self.config.shrink
         with np.errstate(invalid="ignore", divide="ignore"):
             return reward - np.where(n > 1, (rest + shrink * value) / (n - 1 + shrink), value)
@@ -185,7 +194,8 @@ class MemoryBaseline(Advantage):
 
     def zero(self, groups: Groups, trains: np.ndarray) -> np.ndarray:
         zero = np.zeros(groups.rollouts, dtype=bool)
-        if self.config.skip_small > 0 and trains.any():
+        # Whitening takes the mean and the deviation of every row of the batch.
+        if self.config.skip_small > 0 and self.config.scale != "whiten" and trains.any():
             off = np.nan_to_num(self._off(groups.reward[trains], groups.group_of[trains], groups))
             zero[trains] = np.abs(off) < self.config.skip_small
         return zero

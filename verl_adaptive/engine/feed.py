@@ -107,9 +107,11 @@ class Feed:
         pulled = 0
         while len(self.queue) < wanted:
             if pulled >= MAX_PASSES * self.source.size:
-                if ungated and not len(self.queue):
-                    self.queue = self.pull(wanted)
-                    self.position += len(self.queue)
+                while ungated and not len(self.queue) and pulled < (MAX_PASSES + 1) * self.source.size:
+                    index = self.pull(wanted)
+                    self.position += len(index)
+                    pulled += len(index)
+                    self.queue = index[self._free(index, np.ones(len(index), dtype=bool), busy, once=once)]
                 return False
             index = self.pull(wanted - len(self.queue))
             position = self.position + np.arange(len(index), dtype=np.int64)
@@ -117,13 +119,17 @@ class Feed:
             pulled += len(index)
             progress.epoch = self.position / self.source.size
             passed = self.sampler.admit(self.row_of[index], position, progress)
-            rows = self.row_of[index]
-            if once:
-                passed = passed & first_of(rows, passed) & ~np.isin(rows, self.row_of[self.queue])
-            passed = passed & ~np.isin(rows, busy)
+            passed = self._free(index, passed, busy, once=once)
             self.skipped += int((~passed).sum())
             self.queue = np.concatenate([self.queue, index[passed]])
         return True
+
+    def _free(self, index: np.ndarray, passed: np.ndarray, busy: np.ndarray, *, once: bool) -> np.ndarray:
+        """bool ``(k,)``: of the positions that passed, those whose prompt has no group under way, nor a place before it."""
+        rows = self.row_of[index]
+        if once:
+            passed = passed & first_of(rows, passed) & ~np.isin(rows, self.row_of[self.queue])
+        return passed & ~np.isin(rows, busy)
 
     def pull(self, count: int) -> np.ndarray:
         """Next positions of the stream: what was read ahead, then the source's."""
@@ -233,6 +239,9 @@ class Line:
 
     def _pick(self, count: int) -> None:
         """A chunk of the pool: as many as the step asks for at first, then a quarter of a batch at a time."""
+        if self._chunk and self.feed.sampler.plans_steps:
+            self.ended = "the sampler plans a step at once, and gave no further prompt"
+            return
         size = count if self._chunk == 0 else -(-self.feed.facts.batch // 4)
         self._progress.round = self._chunk
         pool = self.feed.pickable(self._taken())

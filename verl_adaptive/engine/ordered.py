@@ -166,6 +166,7 @@ class OrderedEngine(Engine):
         desk.learn(closed.groups)
         alive = closed.groups.select(~closed.groups.failed)
         progress.kept, progress.open, progress.round = int(closed.kept.sum()), 0, self._waves
+        progress.planned = int(t.spent[: self._head].sum())
         progress.last_finished = len(alive)
         progress.last_degenerate = int(alive.degenerate(self.facts.tolerance).sum())
         if len(alive):

@@ -14,10 +14,12 @@ from verl_adaptive.engine.shape import step_shape
 from verl_adaptive.integration.engines import keeps_rows
 from verl_adaptive.integration.facts import MODES, mode_of
 from verl_adaptive.roles import Policy
+from verl_adaptive.simulate import preset_names
 
 __all__ = ["async_facts", "check_run", "why_not_skip_zero", "zero_rows"]
 
-_OUR_BUFFER = "pkg://verl_adaptive.integration.replay_buffer"
+_OUR_BUFFER = "pkg://verl_adaptive.integration.replay_buffer"  # which every preset names
+_PLAIN = ("epoch", "fixed", "keep_all", "verl")
 
 #: Policy losses in which a row of zero advantage adds exactly nothing: each token's term is a multiple of A, and they are
 #: summed with the batch's denominators. Not ``geo_mean``: it takes the mean over the rows of a micro batch.
@@ -68,6 +70,13 @@ def check_run(config: Any, adaptive: AdaptiveConfig, policy: Policy) -> None:
         custom.path,
         "an adaptive preset brings its own replay buffer; leave the key out, and write a filter instead "
         "(docs/custom_parts.md)",
+    )
+    chosen = custom.path is not None or tuple(part.name for part in policy) != _PLAIN or adaptive.name == "grpo"
+    check(
+        chosen or adaptive.name not in preset_names(),
+        "adaptive.name",
+        adaptive.name,
+        f"is a name for people and chooses no part: this run would be plain GRPO. Write +adaptive={adaptive.name}",
     )
     _check_mode(config, adaptive, policy)
     _check_reward_model(config)

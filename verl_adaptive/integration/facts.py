@@ -18,6 +18,7 @@ __all__ = [
     "MODES",
     "SINGLE_TURN",
     "JournalPlace",
+    "compared_of",
     "image_note",
     "journal_place",
     "kl_note",
@@ -146,6 +147,13 @@ def results_of(config: Any, adaptive: AdaptiveConfig) -> dict[str, Any]:
         "success": adaptive.success.of,
         "tolerance": adaptive.tolerance,
     }
+
+
+def compared_of(config: Any) -> dict[str, str]:
+    """Settings of verl's that a resume says have changed, by name; not an estimator that stands in for the user's."""
+    estimator = str(config.algorithm.adv_estimator)
+    chosen = {} if estimator.startswith("adaptive_") else {"algorithm.adv_estimator": estimator}
+    return {"trainer.v1.trainer_mode": mode_of(config), **chosen}
 
 
 def kl_note(config: Any, policy: Policy) -> str:

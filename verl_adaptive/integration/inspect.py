@@ -23,6 +23,7 @@ from verl_adaptive.integration import guard
 from verl_adaptive.integration.composing import Command, compose, group_options
 from verl_adaptive.integration.facts import (
     MODES,
+    compared_of,
     image_note,
     journal_place,
     kl_note,
@@ -233,6 +234,9 @@ def make_plan(config: DictConfig, adaptive: AdaptiveConfig, policy: Policy, zero
     prompts, missing = _prompts(config.data.train_files)
     if missing:
         notes.append(f"data.train_files: not found here: {', '.join(missing)}; numbers assume {_STAND_IN:,} prompts")
+    unseen = _unseen(config)
+    if unseen:
+        notes.append(f"not found here, so not looked at: {', '.join(unseen)}")
     steps = trainer.get("total_training_steps")
     if steps is None and prompts is not None:
         steps = trainer.total_epochs * (prompts // batch)
@@ -352,6 +356,18 @@ def _prompts(files: Any) -> tuple[int | None, list[str]]:
         return None, []
 
 
+def _unseen(config: DictConfig) -> list[str]:
+    """Files and folders of this machine, by their looks, that the run reads and that are not here; the training set apart."""
+    keys = ("data.val_files", "actor_rollout_ref.model.path", "reward.custom_reward_function.path")
+    found = []
+    for key in keys:
+        value = OmegaConf.select(config, key)
+        for name in [value] if isinstance(value, str) else list(value or []):
+            if str(name).startswith(("/", "~", "./", "../")) and not os.path.exists(os.path.expanduser(str(name))):
+                found.append(f"{key}={name}")
+    return found
+
+
 def _warm_start(config: DictConfig, adaptive: AdaptiveConfig) -> int:
     """Read what ``adaptive.warm_start`` names, into nothing; the prompts that it has evidence for.
 
@@ -414,7 +430,7 @@ def _resume(config: DictConfig, adaptive: AdaptiveConfig, policy: Policy) -> str
             "resume. Start elsewhere with trainer.default_local_dir, or accept it with adaptive.resume.allow=[policy]"
         )
     batch, n = int(config.data.train_batch_size), int(config.actor_rollout_ref.rollout.n)
-    hard, soft = differences(meta.get("settings"), settings_of(adaptive, batch=batch, n=n))
+    hard, soft = differences(meta.get("settings"), settings_of(adaptive, batch=batch, n=n, run=compared_of(config)))
     if hard and ALLOW not in adaptive.resume.allow:
         raise AdaptiveError(
             f"{folder} was written under other settings ({'; '.join(hard)}): training would refuse to resume. Set them back, "

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, fields, is_dataclass
 from typing import Any
 
 from verl_adaptive.config import AdaptiveConfig
+from verl_adaptive.policy import build_policy
 from verl_adaptive.stats.snapshot import SnapshotError
 
 __all__ = ["ALLOW", "IRRELEVANT", "LOGGED", "check_settings", "differences", "settings_of"]
@@ -25,7 +26,10 @@ ALLOW = "settings"
 
 #: Not compared, and why.
 IRRELEVANT: dict[str, str] = {
-    **dict.fromkeys(("sampler", "allocator", "filter", "advantage"), "the policy's fingerprint has them"),
+    **dict.fromkeys(
+        ("sampler", "allocator", "filter", "advantage"),
+        "the policy's fingerprint has them, but for options whose default has moved, which are compared",
+    ),
     "name": "for people",
     "record": "writes down, decides nothing",
     "poll_interval": "when to look, not what to find",
@@ -39,7 +43,8 @@ IRRELEVANT: dict[str, str] = {
     "warm_start_discount": "counts before the first step only",
 }
 
-#: Differences that are said and accepted: limits, which people change in order to go on, and what leaves gradients alone.
+#: Differences that are said and accepted: limits, which people change in order to go on, what leaves gradients alone, and
+#: what verl itself lets change.
 LOGGED = frozenset(
     {
         "adaptive.max_rounds",
@@ -47,12 +52,22 @@ LOGGED = frozenset(
         "adaptive.total_rollouts",
         "adaptive.on_exhausted",
         "adaptive.skip_zero_advantage",
+        "trainer.v1.trainer_mode",
+        "algorithm.adv_estimator",
     }
 )
 
 
-def settings_of(adaptive: AdaptiveConfig, *, batch: int, n: int) -> dict[str, Any]:
-    """What is compared, by its name on the command line; ready for JSON."""
+def settings_of(
+    adaptive: AdaptiveConfig, *, batch: int, n: int, run: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """What is compared, by its name on the command line; ready for JSON.
+
+    Args:
+        adaptive: the ``adaptive`` group.
+        batch, n: ``data.train_batch_size`` and ``actor_rollout_ref.rollout.n``.
+        run: other settings of verl's, by name.
+    """
 
     def flat(prefix: str, value: Any) -> dict[str, Any]:
         if not isinstance(value, dict):
@@ -60,7 +75,31 @@ def settings_of(adaptive: AdaptiveConfig, *, batch: int, n: int) -> dict[str, An
         return {k: v for name, item in value.items() for k, v in flat(f"{prefix}.{name}", item).items()}
 
     found = {name: value for name, value in asdict(adaptive).items() if name not in IRRELEVANT}
-    return {**flat("adaptive", found), "data.train_batch_size": batch, "actor_rollout_ref.rollout.n": n}
+    parts = {
+        k: v for part in build_policy(adaptive) for k, v in _moved(part.config, part.role, adaptive.rounds).items()
+    }
+    return {
+        **flat("adaptive", found),
+        **parts,
+        **(run or {}),
+        "data.train_batch_size": batch,
+        "actor_rollout_ref.rollout.n": n,
+    }
+
+
+def _moved(config: Any, name: str, rounds: bool) -> dict[str, Any]:
+    """Options of a part whose default has moved: the policy's fingerprint takes the new default for the old one.
+
+    In rounds the old one is what such a default means.
+    """
+    out: dict[str, Any] = {}
+    for f in fields(config):
+        key, value = f"{name}.{f.name}", getattr(config, f.name)
+        if is_dataclass(value):
+            out |= _moved(value, key, rounds)
+        elif "was" in f.metadata:
+            out[f"adaptive.{key}"] = f.metadata["was"] if rounds and value == f.default else value
+    return out
 
 
 def differences(saved: object, now: Mapping[str, Any]) -> tuple[list[str], list[str]]:

@@ -16,7 +16,7 @@ import transfer_queue as tq
 from verl_adaptive.config import AdaptiveConfig
 from verl_adaptive.engine import Engine, StepResult
 from verl_adaptive.errors import AdaptiveError
-from verl_adaptive.integration.facts import journal_place, media_columns, results_of
+from verl_adaptive.integration.facts import compared_of, journal_place, media_columns, results_of
 from verl_adaptive.integration.prompts import identity_columns
 from verl_adaptive.integration.resume import check_settings, settings_of
 from verl_adaptive.integration.session import Session
@@ -198,7 +198,10 @@ class RunStore:
 
     def _settings(self) -> dict[str, Any]:
         return settings_of(
-            self.adaptive, batch=self.config.data.train_batch_size, n=self.config.actor_rollout_ref.rollout.n
+            self.adaptive,
+            batch=self.config.data.train_batch_size,
+            n=self.config.actor_rollout_ref.rollout.n,
+            run=compared_of(self.config),
         )
 
     def save(

@@ -57,7 +57,7 @@ def curves(validations: Sequence[dict[str, Any]]) -> dict[str, list[Curve]]:
     for (kind, metric, source), points in found.items():
         if kind == section:
             where, values = np.array([p[0] for p in points]), np.array([p[1] for p in points])
-            out.setdefault(metric, []).append(Curve(source, metric, where, values, int(prompts.get(source, 0))))
+            out.setdefault(metric, []).append(Curve(source, metric, where, values, max(0, int(prompts.get(source, 0)))))
     order = sorted(out, key=lambda m: ("/mean@" not in m or m.count("/") > 1, not m.startswith("acc"), m))
     return {metric: _shown(out[metric]) for metric in order}
 

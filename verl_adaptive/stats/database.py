@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from urllib.parse import unquote
 
 from sqlalchemy import URL, Engine, make_url
 from sqlalchemy.exc import ArgumentError
@@ -36,8 +37,10 @@ def parse_url(url: str | os.PathLike[str] | URL) -> URL:
         # `from None`: what SQLAlchemy says may hold the URL, and the URL a password.
         raise JournalError(f"adaptive.store.url={shown(url)!r} is not a database URL") from None
     _remember(parsed)
-    if "@" in (parsed.host or ""):  # a piece of the password, which the server's name would be shown with
-        raise JournalError(f"adaptive.store.url={shown(url)!r}: write an @ in the password as %40")
+    if "@" in unquote(parsed.host or ""):  # a piece of the password, which the server's name would be shown with
+        raise JournalError(
+            f"adaptive.store.url={shown(url)!r}: write an @ in the password as %40, and the one before the server as it is"
+        )
     return _backend(parsed).normal(parsed)
 
 
@@ -91,7 +94,7 @@ def shown(url: str | os.PathLike[str] | URL) -> str:
         except (ArgumentError, ValueError):
             return str(url).split("://", 1)[0] + "://…"  # which part is the password cannot be told
         _remember(url)
-        if "@" in (url.host or ""):
+        if "@" in unquote(url.host or ""):
             url = url.set(host="…")
         kind = find_backend(url.get_backend_name())
         if "@" in (url.database or "") and (kind is None or kind.path(url) is None):
@@ -103,6 +106,8 @@ def _remember(url: URL) -> None:
     """What is secret in the URL is hidden from now on wherever it turns up, the database's own errors included."""
     if url.password:
         keep_secret(str(url.password))
+    if ":" in (url.username or ""):  # as in user%3Apassword
+        keep_secret(str(url.username).partition(":")[2])
     for name, values in url.normalized_query.items():
         if has_secret(f"?{name}=x"):
             for value in values:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -204,8 +205,10 @@ class JournalReader:
                 query = query.where(t.c.step <= segment.last_step)
             with self._begin() as connection:
                 for row in connection.execute(query.order_by(t.c.step)):
-                    parts = {"metrics": json.loads(row.metrics), "prompts": json.loads(row.prompts)}
-                    entry = {"step": row.step, "wall_time": row.wall_time, "generated": row.generated, **parts}
+                    entry = {"step": row.step, "wall_time": row.wall_time, "generated": row.generated}
+                    if not all(value is None or type(value) in (int, float) for value in entry.values()):
+                        raise ValueError(f"the validation of step {str(row.step)[:40]!r} holds no numbers")
+                    entry["metrics"], entry["prompts"] = _numbers(row.metrics), _numbers(row.prompts)
                     found.setdefault(row.step, entry)
         return [found[step] for step in sorted(found)]
 
@@ -338,6 +341,18 @@ def replay_page(table: StatsTable, page: pa.Table, tolerance: float) -> None:
         kind=kind_of(flat, success / np.maximum(n, 1)),
         failed=column("failed"),
     )
+
+
+def _numbers(text: str) -> dict[str, float]:
+    """A JSON table of finite numbers; anybody may have written the database.
+
+    Raises:
+        ValueError: another thing.
+    """
+    found = json.loads(text)
+    if not isinstance(found, dict):
+        raise ValueError(f"a validation holds {str(found)[:40]!r} where a table belongs")
+    return {name: value for name, value in found.items() if type(value) in (int, float) and math.isfinite(value)}
 
 
 def _table(columns: list[list[Any]], kinds: pa.Schema) -> pa.Table:
