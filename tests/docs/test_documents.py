@@ -93,6 +93,25 @@ def test_lines_are_short_and_paths_are_nobodys(name) -> None:
         assert not long
 
 
+def tables(text: str) -> list[list[list[str]]]:
+    """The cells of every table, code blocks left out; a bar in a cell is written ``\\|``."""
+    found: list[list[list[str]]] = [[]]
+    for line in re.sub(r"^ *```.*?^ *```", "", text, flags=re.M | re.S).splitlines():
+        if line.lstrip().startswith("|"):
+            found[-1].append(re.split(r"(?<!\\)\|", line.strip()[1:-1]))
+        elif found[-1]:
+            found.append([])
+    return [table for table in found if table]
+
+
+@pytest.mark.parametrize("name", [*NAMES, "benchmarks/RESULTS.md", "upstream/README.md"])
+def test_tables_are_tables(name) -> None:
+    """An empty line cuts a table in two, and the rest of it is shown as bars and text."""
+    for table in tables((ROOT / name).read_text()):
+        assert len(table) > 2 and all(re.fullmatch(r" *:?-+:? *", cell) for cell in table[1]), table[0]
+        assert {len(row) for row in table} == {len(table[1])}, table[0]
+
+
 # -- commands -----------------------------------------------------------------------------------------------
 
 
