@@ -320,7 +320,7 @@ class Examination:
                 "validate",
                 "fail",
                 "no preset is chosen: this run would be plain verl",
-                "add +adaptive=greso or another",
+                "add +adaptive=solo or another; `verl-adaptive parts` lists them",
             )
             return None
         cpu = config.trainer.device == "cpu"

@@ -7,7 +7,7 @@ examples:
   verl-adaptive simulate
   verl-adaptive simulate --preset greso --preset "greso adaptive.sampler.p_easy=0.3" --pool hard
   verl-adaptive simulate --trace checkpoints/project/experiment --batch 128 --n 16 --json simulated.json
-  verl-adaptive simulate --trace pass_rates.parquet --pool mixed:spill=0.1 --budget 200000 adaptive.surplus=train
+  verl-adaptive simulate --trace pass_rates.parquet --pool mixed:spill=0.1 --budget 200000 adaptive.rounds=true
   verl-adaptive simulate --preset "grpo adaptive/sampler=custom adaptive.sampler.name=my_parts.py:Mine"
   verl-adaptive simulate --clock --batch 128 --n 16 --steps 50
 
