@@ -84,6 +84,11 @@ def test_every_page_can_be_reached_from_the_readme() -> None:
     assert {p for p in PAGES if p.name != "options.md"} <= seen and ROOT / "docs" / "options.md" in seen
 
 
+def test_the_index_has_every_page() -> None:
+    index = (ROOT / "docs" / "README.md").read_text()
+    assert [p.name for p in (ROOT / "docs").glob("*.md") if p.name != "README.md" and f"({p.name}" not in index] == []
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_lines_are_short_and_paths_are_nobodys(name) -> None:
     text = (ROOT / name).read_text()
