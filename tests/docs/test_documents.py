@@ -255,6 +255,12 @@ def test_the_readme_is_read_in_two_minutes() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 130
 
 
+def test_files_that_are_named_with_a_version_are_of_this_one() -> None:
+    version = re.search(r"^version = (.*)$", (ROOT / "setup.cfg").read_text(), flags=re.M)[1]
+    named = {v for page in PAGES for v in re.findall(r"verl_adaptive-([\d.]+\w*)(?:-py3|\.tar)", page.read_text())}
+    assert named == {version}
+
+
 def test_nothing_claims_an_index_that_the_package_is_not_on() -> None:
     for page in (*PAGES, *(ROOT / "verl_adaptive").rglob("*.py")):
         assert not re.search(r"pip install (-\S+ )*[\"']?verl-adaptive", page.read_text()), page.name
