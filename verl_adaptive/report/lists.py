@@ -53,7 +53,7 @@ def lists_of(opened: Opened, tries: int, limit: int) -> list[PromptList]:
     out = [
         PromptList(
             "Likely wrong labels",
-            "Failed again and again, though their data source's other prompts are solved. Surprise is -log₁₀ of the chance "
+            "Failed again and again, though their data source's other prompts are solved. Surprise is minus log₁₀ of the chance "
             "that a prompt of the source does as badly; an answer on which the rollouts agree against the label speaks "
             "against the label.",
             len(doubtful),
