@@ -176,6 +176,16 @@ def test_groups_of_one_neither_regress_nor_flip(tmp_path) -> None:
         assert (len(lists_now(opened.prompts.table)["regressed"]) > 0) == some
 
 
+def test_what_is_said_of_smoothing_is_of_the_run_itself(tmp_path) -> None:
+    """A run of ten steps is not smoothed, however the run beside it is."""
+    for name, steps in (("short", 10), ("long", 60)):
+        make_run(tmp_path / name, steps=steps, snapshot=False)
+    for one, other, smoothed in (("short", "long", False), ("long", "short", True)):
+        words = ["report", str(tmp_path / one), "--against", str(tmp_path / other), "-o", str(tmp_path / "r.html")]
+        assert main(words) == 0
+        assert ("neighbours" in (tmp_path / "r.html").read_text()) == smoothed
+
+
 def test_lengths_are_of_the_rollouts_that_they_are_divided_by(tmp_path) -> None:
     """A group that failed has tokens and no rollouts that were judged."""
     make_run(tmp_path, steps=40, snapshot=False)
