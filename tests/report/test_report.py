@@ -27,7 +27,7 @@ from verl_adaptive.report.history import windows
 from verl_adaptive.report.learning import smooth
 from verl_adaptive.report.opening import open_prompts
 from verl_adaptive.report.overview import overview
-from verl_adaptive.report.page import _subtitle
+from verl_adaptive.report.page import _large, _subtitle
 from verl_adaptive.report.suspects import beta_of, surprise
 from verl_adaptive.stats.journal import Journal
 
@@ -292,6 +292,10 @@ def test_many_sources_and_long_texts_stay_bounded(tmp_path) -> None:
 )
 def test_how_long_a_run_took(hours, said) -> None:
     assert _subtitle({"kind": "journal", "store": "x", "hours": hours}).endswith(f" · {said}")
+
+
+def test_numbers_of_cards_are_not_broken_in_two() -> None:
+    assert [_large(n) for n in (0, 999_999, 1_000_000, 12_345_678)] == ["0", "999,999", "1M", "12.3M"]
 
 
 def test_areas_stack() -> None:
