@@ -172,7 +172,12 @@ UNMEASURED = (
         "a judge that changes, a reward that drifts",
         "[`grpo`](baselines.md) or [`dapo`](baselines.md): a group needs no memory",
     ),
-    ("training is the bottleneck", "[`solo`](solo.md) with `adaptive.advantage.skip_small=0.1`: fewer rows train"),
+    (
+        "training is the bottleneck",
+        "[`grpo`](baselines.md): the same gradient from fewer tokens "
+        "([bill](../README.md#presets-and-what-they-change-in-the-bill)); `solo` trains every row, and fewer with "
+        "`adaptive.advantage.skip_small=0.1`",
+    ),
     ("a comparison with a paper", "the paper's preset, as published"),
 )
 

@@ -18,7 +18,7 @@ WIDTH = 120
 WHOLE: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
 #: The pools that the README has lines of.
 SHOWN = ("real/base", "real/sparse", "real/large", "tiny/base", "tiny/sparse", "tiny/onepass")
-PAPERS = [name for name in SHIPPED if name != "grpo"]
+PAPERS = [name for name in SHIPPED if name not in ("grpo", "dapo-sized")]  # the words that one can write
 
 
 def readme(tiny: dict[str, Any] | None, cells: Sequence[dict[str, Any]]) -> list[str]:
@@ -46,13 +46,10 @@ def front(found: dict[str, dict[str, Standing]]) -> list[str]:
                 entry(made.get("oracle")),
             ]
         )
-    tellings = [(pool, *told_apart(found[pool][name] for name in PAPERS if name in found[pool])) for pool in pools[:1]]
-    tellings += [
-        (p, *told_apart(found[p][name] for name in PAPERS if name in found[p])) for p in pools if p == "tiny/base"
-    ]
+    tellings = [(pool, *told_apart(found[pool][name] for name in PAPERS if name in found[pool])) for pool in pools]
+    sides = [[f"{', '.join(t[side])} ({POOL_NAMES[t[0]]})" for t in tellings if t[side]] for side in (1, 2)]
     told = "; ".join(
-        f"{POOL_NAMES[pool]}: above it {', '.join(above) or 'none'}, below it {', '.join(below) or 'none'}"
-        for pool, above, below in dict.fromkeys((p, tuple(a), tuple(b)) for p, a, b in tellings)
+        f"{word} it {', '.join(side) or 'none'}" for word, side in zip(("above", "below"), sides, strict=True)
     )
     how = (
         "An entry: the share of GRPO's rollouts (groups of 8) until GRPO's final held-out accuracy, and accuracy at the end "

@@ -68,7 +68,7 @@ def torch_page(data: dict[str, Any]) -> list[str]:
         if variant == "base" or not runs.lrs(variant):
             continue
         named = ", ".join(f"{name} {value}" for name, value in other.items())
-        best = len(runs.lrs(variant)) > 1
+        best = runs.lrs(variant) != [common]
         rate = "each policy at its best learning rate" if best else f"learning rate {common:g}"
         lines += [f"### Another pool or size: {variant} ({named}; {rate})", ""]
         if other.get("flat"):

@@ -175,7 +175,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 
 
 def results(runs: Runs, variant: str, lr_of: Callable[[str], float | None]) -> tuple[list[str], list[str]]:
-    """Two tables: what was reached, and what it cost.
+    """Two tables: what was reached, and what it cost; a sentence where there is no GRPO to set beside.
 
     Args:
         lr_of: the learning rate to show a preset at.
@@ -221,6 +221,9 @@ def results(runs: Runs, variant: str, lr_of: Callable[[str], float | None]) -> t
                 + count,
             ]
         )
+    if not reached:
+        names = ", ".join(f"`{preset}`" for preset in runs.measured(variant))
+        return [f"GRPO was not run here; {names} beside GRPO's usual setting: [above](#all-at-a-glance).", ""], []
     first = table(
         [
             *("policy", "lr", "seeds", "held-out, equal rollouts", "against GRPO"),

@@ -25,6 +25,7 @@ import argparse
 import ast
 import hashlib
 import json
+import signal
 import subprocess
 import sys
 import tarfile
@@ -483,4 +484,5 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `check_verl.py … | head` ends without a traceback
     sys.exit(main())

@@ -18,7 +18,16 @@ say "Building"
 rm -rf dist
 "$python" -m venv "$work/tools"
 "$work/tools/bin/python" -m pip install --quiet build twine
-"$work/tools/bin/python" -m build --outdir dist .
+# In a copy, where links become absolute: an index shows the README, and cannot follow paths.
+tree=$work/tree
+mkdir "$tree"
+if git rev-parse --is-inside-work-tree >/dev/null 2>&1; then
+    git ls-files -z --cached --others --exclude-standard | tar --null -T - --ignore-failed-read -cf -
+else
+    tar --exclude=./.venv --exclude=./dist --exclude=./build -cf - .
+fi | tar -C "$tree" -xf -
+"$work/tools/bin/python" scripts/addresses.py "$tree"
+"$work/tools/bin/python" -m build --outdir dist "$tree"
 "$work/tools/bin/python" -m twine check --strict dist/*
 
 version=$("$work/tools/bin/python" - <<'PY'

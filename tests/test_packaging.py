@@ -137,6 +137,30 @@ def test_metadata(wheel) -> None:
     }
 
 
+def test_links_of_the_packages_page_are_made_from_one_address(tree, tmp_path) -> None:
+    """An index shows the README and cannot follow paths; without an address a release says that."""
+    copy = tmp_path / "tree"
+    shutil.copytree(tree, copy)
+    program = ROOT / "scripts" / "addresses.py"
+    before, config = (copy / "README.md").read_text(), copy / "setup.cfg"
+    config.write_text(re.sub(r"^url = .*\n", "", config.read_text(), flags=re.M))
+    assert "has no url" in call(sys.executable, program, copy, cwd=tmp_path)
+    assert (copy / "README.md").read_text() == before
+    config.write_text(config.read_text().replace("[metadata]\n", "[metadata]\nurl = https://example.org/a/b\n"))
+    call(sys.executable, program, copy, cwd=tmp_path)
+    with zipfile.ZipFile(build("wheel", copy, tmp_path / "out")) as file:
+        (metadata,) = [file.read(n).decode() for n in file.namelist() if n.endswith(".dist-info/METADATA")]
+    head, _, page = metadata.partition("\n\n")
+    place = f"https://example.org/a/b/blob/v{VERSION}"
+    assert f"Project-URL: Documentation, {place}/docs/README.md" in head and "example.org/a/b" in head
+    assert (
+        f"]({place}/docs/solo.md)" in page and f"](https://example.org/a/b/raw/v{VERSION}/docs/quickstart.svg)" in page
+    )
+    assert re.findall(r"\]\((?!https://)([^)]*)\)", page) == []
+    for path in re.findall(r"\]\(https://example.org/a/b/(?:blob|raw)/v[^/]*/([^)#]*)", page):
+        assert (ROOT / path).exists(), path
+
+
 def test_supported_versions_are_said_once() -> None:
     """What setup.cfg, doctor and the README say of verl, Python and Hydra is what the package checks."""
     from packaging.requirements import Requirement

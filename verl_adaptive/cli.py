@@ -112,7 +112,7 @@ def _run(argv: list[str]) -> int:
         prog="verl-adaptive",
         usage="verl-adaptive [--version] COMMAND ...",
         description="Adaptive rollout allocation for verl. Training itself needs none of these commands:\n"
-        "add +adaptive=greso (or another preset) to your verl command line.",
+        "add +adaptive=solo (or another preset) to your verl command line.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog="commands:\n"
         + "\n".join(f"  {name:<16}{text}" for name, text in COMMANDS.items())

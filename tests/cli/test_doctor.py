@@ -190,6 +190,16 @@ def test_what_was_meant(overrides, says, examine) -> None:
     assert status == 1 and says in found["compose"]["detail"], found["compose"]
 
 
+def test_it_says_what_verl_itself_refuses(examine) -> None:
+    """Lines of verl's examples that are older or newer than the installed verl: the preset is not what is wrong."""
+    status, found = examine("+adaptive=solo", "actor_rollout_ref.actor.megatron.no_such_key=true")
+    assert status == 1 and found["compose"]["detail"].endswith("verl refuses the line without the preset, too")
+    status, found = examine("+adaptive=solo", "adaptive.no_such_key=true")
+    assert status == 1 and "verl refuses" not in found["compose"]["detail"]
+    status, found = examine("+adaptive=solo", "+actor_rollout_ref.actor.policy_loss.no_such_key=1")
+    assert status == 1 and found["validate"]["fix"].startswith("change what it names: this is verl's own check")
+
+
 def test_the_shared_base_is_no_preset(examine) -> None:
     _, found = examine("+adaptive=zzz")
     assert not re.search(r"\bbase\b", found["Hydra group"]["detail"] + found["compose"]["detail"])
@@ -372,7 +382,7 @@ def test_a_store_that_is_there_already(examine, tmp_path) -> None:
     make_run(tmp_path / "ckpt", steps=4, run_id="p/e", snapshot=False)
     mine = ("+adaptive=greso", "trainer.project_name=p", "trainer.experiment_name=e")
     status, found = examine(*mine)
-    assert status == 0 and found["store"]["detail"].endswith("holds 1 runs, this run up to step 4")
+    assert status == 0 and found["store"]["detail"].endswith("holds 1 run, this run up to step 4")
     status, found = examine("+adaptive=greso")
     assert status == 0 and found["store"]["detail"].endswith("not this run yet")
     (tmp_path / "ckpt" / "adaptive.sqlite").write_bytes(b"SQLite format 3\0" + b"x" * 5000)

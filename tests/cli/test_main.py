@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -13,7 +15,9 @@ from pathlib import Path
 import pytest
 
 from verl_adaptive import __version__
-from verl_adaptive.cli import COMMANDS, main
+from verl_adaptive.cli import COMMANDS, _Parser, main
+from verl_adaptive.report.expressions import Expression
+from verl_adaptive.simulate import compose_preset
 from verl_adaptive.text import clean, one_line
 
 
@@ -45,6 +49,25 @@ def test_every_option_is_described_with_an_example_or_its_default(name) -> None:
             assert shown or "default" in action.help or f"{action.option_strings[0]} " in (module.__doc__ or ""), (
                 action.option_strings
             )
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_examples_of_help_are_right(name) -> None:
+    """They parse, conditions are conditions, and what `simulate` is told composes: one named a setting that is refused."""
+    module = importlib.import_module(f"verl_adaptive.commands.{name.replace('-', '_')}")
+    text = re.sub(r" *\\\n *", " ", module.__doc__)
+    lines = re.findall(rf"^  verl-adaptive {name}(.*)$", text, flags=re.M)
+    assert lines
+    for line in lines:
+        words = shlex.split(re.sub(r" {2,}\S.*$", "", line))
+        parser = _Parser()
+        module.configure(parser)
+        args = parser.parse_args(words[: words.index("--")] if "--" in words else words)
+        if getattr(args, "where", None):
+            Expression(args.where)
+        for preset in (args.preset or ["grpo", "greso"]) if name == "simulate" else ():
+            if "custom" not in preset:
+                compose_preset([*preset.split(), *args.overrides])
 
 
 @pytest.mark.parametrize(

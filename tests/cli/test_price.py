@@ -82,6 +82,14 @@ def test_one_epoch_is_too_short_for_what_learns_from_earlier_visits(price, tmp_p
     assert warm.sense == [] and "of the warm start" in lines["price"]
 
 
+def test_where_no_prompt_comes_twice_solo_is_not_sent_away(price, tmp_path) -> None:
+    """It is what docs/choosing.md says to take there: 4,096 prompts, 2 steps of 1,024 rollouts, one apiece."""
+    data = write_dataset(tmp_path / "large.parquet", hostile_rows(4096))
+    _, lines = price("+adaptive=solo", f"data.train_files={data}", "trainer.total_training_steps=2")
+    assert "0.5 epochs: solo will know a prompt by its data source only" in lines["epochs"]
+    assert "name data sources" in lines["epochs"] and "aero" not in lines["epochs"]
+
+
 def test_what_an_earlier_part_of_the_run_saw_takes_the_place_of_the_assumption(price, tmp_path) -> None:
     make_run(tmp_path / "ckpt", steps=4, run_id="p/e", snapshot=False)
     mine = ("+adaptive=dapo", "trainer.project_name=p", "trainer.experiment_name=e")

@@ -84,6 +84,11 @@ def test_every_page_can_be_reached_from_the_readme() -> None:
     assert {p for p in PAGES if p.name != "options.md"} <= seen and ROOT / "docs" / "options.md" in seen
 
 
+def test_the_index_has_every_page() -> None:
+    index = (ROOT / "docs" / "README.md").read_text()
+    assert [p.name for p in (ROOT / "docs").glob("*.md") if p.name != "README.md" and f"({p.name}" not in index] == []
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_lines_are_short_and_paths_are_nobodys(name) -> None:
     text = (ROOT / name).read_text()
@@ -91,6 +96,25 @@ def test_lines_are_short_and_paths_are_nobodys(name) -> None:
     if name != "docs/options.md":  # a table that a command writes
         long = [line for line in text.splitlines() if len(line) > 130 and not line.startswith("|") and "](" not in line]
         assert not long
+
+
+def tables(text: str) -> list[list[list[str]]]:
+    """The cells of every table, code blocks left out; a bar in a cell is written ``\\|``."""
+    found: list[list[list[str]]] = [[]]
+    for line in re.sub(r"^ *```.*?^ *```", "", text, flags=re.M | re.S).splitlines():
+        if line.lstrip().startswith("|"):
+            found[-1].append(re.split(r"(?<!\\)\|", line.strip()[1:-1]))
+        elif found[-1]:
+            found.append([])
+    return [table for table in found if table]
+
+
+@pytest.mark.parametrize("name", [*NAMES, "benchmarks/RESULTS.md", "upstream/README.md"])
+def test_tables_are_tables(name) -> None:
+    """An empty line cuts a table in two, and the rest of it is shown as bars and text."""
+    for table in tables((ROOT / name).read_text()):
+        assert len(table) > 2 and all(re.fullmatch(r" *:?-+:? *", cell) for cell in table[1]), table[0]
+        assert {len(row) for row in table} == {len(table[1])}, table[0]
 
 
 # -- commands -----------------------------------------------------------------------------------------------
@@ -229,6 +253,12 @@ def test_the_commands_table_is_complete() -> None:
 
 def test_the_readme_is_read_in_two_minutes() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 130
+
+
+def test_files_that_are_named_with_a_version_are_of_this_one() -> None:
+    version = re.search(r"^version = (.*)$", (ROOT / "setup.cfg").read_text(), flags=re.M)[1]
+    named = {v for page in PAGES for v in re.findall(r"verl_adaptive-([\d.]+\w*)(?:-py3|\.tar)", page.read_text())}
+    assert named == {version}
 
 
 def test_nothing_claims_an_index_that_the_package_is_not_on() -> None:

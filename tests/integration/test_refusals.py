@@ -12,6 +12,7 @@ pytest.importorskip("verl")
 from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf
 
+from verl_adaptive.advantages.verl import COMPARING
 from verl_adaptive.config import AdaptiveConfig
 from verl_adaptive.errors import AdaptiveError, ConfigError
 from verl_adaptive.integration import compat, guard, plugin
@@ -76,7 +77,13 @@ def test_what_the_estimator_takes_passes(overrides):
         (["+adaptive=solo", "adaptive/advantage=verl"], r"adaptive\.allocator\.n=1: .*no variance to judge by"),
         (["+adaptive=solo", "adaptive.allocator.n=3"], r"adaptive\.allocator\.n=3: .*rollout\.n=8: 1, 2, 4, 8"),
         (["+adaptive=solo", "adaptive/allocator=aero"], "adaptive.batch_unit"),
-        (["+adaptive=solo", "algorithm.adv_estimator=rloo"], "adaptive/advantage=verl"),
+        # the way out must not lead to the next refusal
+        (["+adaptive=solo", "algorithm.adv_estimator=rloo"], r"leave this one out, or, .*take \+adaptive=dapo"),
+        (["+adaptive=solo", "algorithm.adv_estimator=gae"], "to keep gae, choose adaptive/advantage=verl"),
+        (
+            ["+adaptive=solo", "adaptive/advantage=verl", "algorithm.adv_estimator=grpo_passk"],
+            r"adaptive\.allocator\.n=1: .*no variance to judge by",
+        ),
         (["+adaptive=greso", "adaptive.sampler.p_easy=1.5"], r"adaptive\.sampler\.p_easy=1\.5: .*\[0, 1\]"),
         (["+adaptive=greso", "adaptive.sampler.floor_easy=0"], "could be lost for good"),
         (["+adaptive=greso", "adaptive.on_exhausted=explode"], "must be one of train_partial, relax, raise"),
@@ -115,6 +122,34 @@ def test_refused(overrides, message):
         run_checks(*overrides)
 
 
+def test_every_estimator_of_verls_is_known_to_compare_or_not():
+    """A single rollout of a prompt: those that compare give it its bare reward, or nothing, or fail; the others do not."""
+    import numpy as np
+    import torch
+    from verl.trainer.config import AlgoConfig
+    from verl.trainer.ppo.core_algos import AdvantageEstimator, get_adv_estimator_fn
+
+    elsewhere = {"gae", "remax"}  # by a critic, by another rollout
+    assert COMPARING | elsewhere <= {each.value for each in AdvantageEstimator}
+    rewards = torch.tensor([[0.0, 2.0], [0.0, 5.0], [0.0, 3.0]])
+    given = {
+        "token_level_rewards": rewards,
+        "response_mask": torch.ones(3, 2),
+        "index": np.array(["a", "b", "c"], dtype=object),
+    }
+    for name in {each.value for each in AdvantageEstimator} - elsewhere:
+        more = {}
+        if name.endswith("optimal_token_baseline"):
+            more = {"old_log_probs": torch.full((3, 2), -1.0), "sum_pi_squared": torch.full((3, 2), 0.5)}
+        try:
+            advantages, _ = get_adv_estimator_fn(name)(**given, config=AlgoConfig(), **more)
+        except ValueError:
+            compares = True
+        else:
+            compares = bool((advantages[:, -1] > 0).all() or (advantages == 0).all())
+        assert compares == (name in COMPARING), name
+
+
 @pytest.mark.parametrize(
     "overrides",
     [
@@ -124,6 +159,7 @@ def test_refused(overrides, message):
         ["+adaptive=grpo", "actor_rollout_ref.rollout.n=1"],
         ["+adaptive=grpo", "adaptive.batch_unit=rollouts", "adaptive.allocator.n=4"],
         ["+adaptive=solo", "adaptive/advantage=verl", "algorithm.adv_estimator=reinforce_plus_plus"],
+        ["+adaptive=dapo", "algorithm.adv_estimator=rloo"],
         ["+adaptive=solo", "actor_rollout_ref.actor.use_kl_loss=true", "actor_rollout_ref.actor.entropy_coeff=0.01"],
     ],
     ids=" ".join,

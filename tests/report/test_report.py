@@ -8,6 +8,7 @@ import html
 import json
 import re
 import shlex
+import sqlite3
 from html.parser import HTMLParser
 
 import numpy as np
@@ -15,6 +16,7 @@ import pytest
 
 from tests.cli.stores import HOSTILE, make_run, write_dataset
 from verl_adaptive.cli import main
+from verl_adaptive.integration.tables import lists_now
 from verl_adaptive.report import figures
 from verl_adaptive.report.collect import collect
 from verl_adaptive.report.course import CLASSES
@@ -24,7 +26,8 @@ from verl_adaptive.report.forecast import forecast
 from verl_adaptive.report.history import windows
 from verl_adaptive.report.learning import smooth
 from verl_adaptive.report.opening import open_prompts
-from verl_adaptive.report.page import _subtitle
+from verl_adaptive.report.overview import overview
+from verl_adaptive.report.page import _large, _subtitle
 from verl_adaptive.report.suspects import beta_of, surprise
 from verl_adaptive.stats.journal import Journal
 
@@ -156,6 +159,43 @@ def test_a_step_counts_the_same_in_every_bin(tmp_path) -> None:
     assert len({point.split(",")[1] for point in points[: len(made.step)]}) == 1
 
 
+def test_groups_of_one_neither_regress_nor_flip(tmp_path) -> None:
+    """A single rollout is right or wrong by chance: of prompts at one half, every fourth visit would be a regression."""
+    rates = np.full(60, 0.5)
+    for n, some in ((1, False), (8, True)):
+        folder = tmp_path / str(n)
+        make_run(folder, n=n, steps=60, rates=rates, snapshot=False, sampler="epoch", filter="keep_all")
+        opened = open_prompts(str(folder))
+        made = collect(opened)
+        fallen = opened.prompts.get("change") <= -0.5
+        assert fallen.any() and (opened.prompts.flips >= 2).any()
+        lists = {each.title: each.total for each in made.lists}
+        assert (lists["Regressed"] > 0, lists["Flip-flopping"] > 0) == (some, some)
+        assert (made.facts["regressed"], made.facts["flip_flopping"]) == (lists["Regressed"], lists["Flip-flopping"])
+        assert overview(opened)["flip_flopping"] == lists["Flip-flopping"]
+        assert (len(lists_now(opened.prompts.table)["regressed"]) > 0) == some
+
+
+def test_what_is_said_of_smoothing_is_of_the_run_itself(tmp_path) -> None:
+    """A run of ten steps is not smoothed, however the run beside it is."""
+    for name, steps in (("short", 10), ("long", 60)):
+        make_run(tmp_path / name, steps=steps, snapshot=False)
+    for one, other, smoothed in (("short", "long", False), ("long", "short", True)):
+        words = ["report", str(tmp_path / one), "--against", str(tmp_path / other), "-o", str(tmp_path / "r.html")]
+        assert main(words) == 0
+        assert ("neighbours" in (tmp_path / "r.html").read_text()) == smoothed
+
+
+def test_lengths_are_of_the_rollouts_that_they_are_divided_by(tmp_path) -> None:
+    """A group that failed has tokens and no rollouts that were judged."""
+    make_run(tmp_path, steps=40, snapshot=False)
+    history = collect(open_prompts(str(tmp_path))).history
+    with sqlite3.connect(tmp_path / "adaptive.sqlite") as database:
+        query = "SELECT sum(tokens), sum(n) FROM observations WHERE failed = ?"
+        (tokens, rollouts), (lost, _) = (database.execute(query, (failed,)).fetchone() for failed in (0, 1))
+    assert lost > 0 and (history.sums["tokens"].sum(), history.sums["rollouts"].sum()) == (tokens, rollouts)
+
+
 def test_predictions_use_earlier_visits_only(reported) -> None:
     """The vectorised pass against one group after another."""
     opened = open_prompts(str(reported.folder))
@@ -254,6 +294,10 @@ def test_how_long_a_run_took(hours, said) -> None:
     assert _subtitle({"kind": "journal", "store": "x", "hours": hours}).endswith(f" · {said}")
 
 
+def test_numbers_of_cards_are_not_broken_in_two() -> None:
+    assert [_large(n) for n in (0, 999_999, 1_000_000, 12_345_678)] == ["0", "999,999", "1M", "12.3M"]
+
+
 def test_areas_stack() -> None:
     x = np.array([1.0, 2.0, 3.0])
     svg = figures.stacked(
@@ -281,6 +325,12 @@ def test_lines_of_whatever_there_is(values) -> None:
         "t", np.arange(len(values), dtype=float), [Series("s", np.array(values, float), "red")], ("", "")
     )
     assert "nan" not in svg and Page(svg)
+
+
+def test_nothing_but_zeros_has_an_axis_that_begins_at_zero() -> None:
+    """Where no answer is cut, the picture said -50% to 50%."""
+    svg = figures.lines("t", np.arange(3.0), [Series("a", np.zeros(3), "red")], ("x", "y"), percent=True)
+    assert re.findall(r">(-?[0-9]+%)<", svg) == ["0%", "25%", "50%", "75%", "100%"]
 
 
 def test_names_are_escaped_in_pictures() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 
 import pytest
@@ -116,6 +117,27 @@ def test_prompts_that_do_not_learn_are_judged_by_their_signal(call) -> None:  # 
     assert timed["merit"] == "signal a second"
 
 
+def test_of_single_rollouts_a_signal_says_nothing(call, monkeypatch) -> None:  # noqa: F811
+    """solo had "nan", a signal of 0 and a gain of -2 in the tables, and no word about it in the answer."""
+    words = ("--batch", 8, "--steps", 6, "--pool", "static:prompts=100", "--seeds", "0,1", "--preset", "solo")
+    monkeypatch.setenv("COLUMNS", "140")
+    said = call("simulate", *words, "--preset", "dapo")[1]
+    assert re.search(r"Of solo this says nothing, .*--pool", said) and "nan" not in said
+    solo = next(line.split() for line in said.splitlines() if line.split()[:1] == ["solo"] and len(line.split()) > 4)
+    assert solo[-1].endswith("%") and solo[-3:-1] == ["-", "-"]  # signal, oracle's gain, regret
+    assert "--pool" in json.loads(call("simulate", *words, "--json", "-")[1])["answer"]
+    assert "nan" not in call("simulate", *words, "--clock", "--cap", 2000, "--median", 300)[1]
+
+
+@pytest.mark.parametrize("width", [80, 120, 160])
+def test_no_name_is_broken_within_a_word(width, call, monkeypatch) -> None:  # noqa: F811
+    monkeypatch.setenv("COLUMNS", str(width))
+    words = ("--batch", 8, "--steps", 3, "--pool", "mixed:prompts=100", "--seeds", "0,1", "--preset", "solo", "--clock")
+    tables = [line for line in call("simulate", *words)[1].splitlines() if not re.match(r"\S+( \S+)+\.", line)]
+    assert sum(line.startswith(" verl_filter_groups ") for line in tables) >= 4
+    assert all(len(line) <= width for line in tables if line.startswith(" "))
+
+
 def row(preset: str, seed: int, gain: float, **more) -> dict:
     return {
         "preset": preset,
@@ -137,7 +159,8 @@ def row(preset: str, seed: int, gain: float, **more) -> dict:
         ),
         ({"a": (0.3, 0.31, 0.3), "b": (0.3, 0.3, 0.3)}, "Level with it within the seeds' noise: b."),
         ({"a": (0.1, 0.05, 0.16)}, "For these prompts: none."),
-        ({"a": (0.2,)}, "one seed says nothing of chance"),
+        ({"a": (0.2,)}, "For these prompts: a, 2.00 times GRPO's learned a rollout; one seed says nothing of chance"),
+        ({"a": (0.05,)}, "For these prompts: none. The best, a, has 0.50 times GRPO's learned a rollout."),
     ],
 )
 def test_the_sentence_says_no_more_than_the_seeds(gains, says) -> None:

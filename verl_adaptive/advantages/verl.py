@@ -10,10 +10,15 @@ import numpy as np
 from verl_adaptive.groups import Groups
 from verl_adaptive.roles import Advantage
 
-__all__ = ["GROUP_RELATIVE", "Verl"]
+__all__ = ["COMPARING", "GROUP_RELATIVE", "Verl"]
 
 #: Estimators that give a group of equal rewards advantages of exactly zero (up to rounding): reward minus group mean.
 GROUP_RELATIVE = frozenset({"grpo", "grpo_vectorized", "rloo", "rloo_vectorized"})
+
+#: Estimators whose baseline is a prompt's other rollouts: a single one has its bare reward for advantage, or (rloo_vectorized)
+#: none, or (grpo_passk) ends the run. Those that whiten over the batch besides (gdpo, reinforce_plus_plus_baseline) are not
+#: among them.
+COMPARING = GROUP_RELATIVE | {"gpg", "grpo_passk", "opo", "optimal_token_baseline", "tir_optimal_token_baseline"}
 
 
 class Verl(Advantage):

@@ -159,7 +159,7 @@ def _print(facts: list[dict[str, Any]], measures: list[Any], rates: Any, matched
             f"{number(matched['clearly_worse_in_b'])}; by chance about {matched['clearly_by_chance']:g} in all",
             soft_wrap=True,
         )
-    for title, key in (("largest gains in B", "largest_gains_in_b"), ("largest losses in B", "largest_losses_in_b")):
+    for title, key in (("clearest gains in B", "largest_gains_in_b"), ("clearest losses in B", "largest_losses_in_b")):
         if matched[key]:
             digits = key_digits(out)
             lines = [(r["key"][:digits], r["source"], f"{r['a']:.3f}", f"{r['b']:.3f}") for r in matched[key]]

@@ -139,14 +139,18 @@ class Examination:
         if self._say is not None:
             self._say(self.checks[-1])
 
-    def _try(self, name: str, fix: str, look: Callable[[], Any]) -> Any:
-        """``look()``, whatever it throws becoming a finding; SystemExit is how the plugin refuses."""
+    def _try(self, name: str, fix: str, look: Callable[[], Any], foreign: str = "") -> Any:
+        """``look()``, whatever it throws becoming a finding; SystemExit is how the plugin refuses.
+
+        ``foreign`` is what to do about an error that is none of ours, if that is something else.
+        """
         try:
             with _quiet():
                 return look()
         except (Exception, SystemExit) as error:
-            kind = "" if isinstance(error, AdaptiveError | SystemExit) else f"{type(error).__name__}: "
-            self.add(name, "fail", f"{kind}{error}", fix)
+            ours = isinstance(error, AdaptiveError | SystemExit)
+            kind = "" if ours else f"{type(error).__name__}: "
+            self.add(name, "fail", f"{kind}{error}", fix if ours else foreign or fix)
             return None
 
     # -- versions -----------------------------------------------------------------------------------------------
@@ -316,7 +320,7 @@ class Examination:
                 "validate",
                 "fail",
                 "no preset is chosen: this run would be plain verl",
-                "add +adaptive=greso or another",
+                "add +adaptive=solo or another; `verl-adaptive parts` lists them",
             )
             return None
         cpu = config.trainer.device == "cpu"
@@ -327,7 +331,12 @@ class Examination:
                 else "VERL_PLATFORM=cpu, but trainer.device is not"
             )
             self.add("platform", "fail", detail, "for CPU use both: VERL_PLATFORM=cpu and +adaptive/platform=cpu")
-        checked = self._try("validate", f"change the setting that it names; {see}", lambda: inspect.validate(config))
+        checked = self._try(
+            "validate",
+            f"change the setting that it names; {see}",
+            lambda: inspect.validate(config),
+            foreign="change what it names: this is verl's own check, not the preset's",
+        )
         if checked is None:
             return None
         self.add("validate", "ok", "accepted by verl and by verl-adaptive")
@@ -371,7 +380,7 @@ class Examination:
             return
         mine = next((r for r in found if r["run"] == run), None)
         has = "not this run yet" if mine is None else f"this run up to step {mine['last_step'] or 0}"
-        self.add("store", "ok", f"{path} holds {len(found)} runs, {has}")
+        self.add("store", "ok", f"{path} holds {len(found)} run{'' if len(found) == 1 else 's'}, {has}")
 
     def storage(self, path: str) -> None:
         """A place for a SQLite journal: writable, and local so that readers do not get in the way."""

@@ -185,9 +185,14 @@ def _sense(adaptive: AdaptiveConfig, plan: Any, passes: float | None, batch: int
     if visits > 1.0:
         return []
     often = "one epoch" if visits == 1.0 else f"{visits:.2g} epochs"
+    # solo's gain does not rest on earlier visits alone (docs/choosing.md: none met twice); what it knows then are the sources
+    other = (
+        "name data sources as finely as you know them"
+        if sampler == "spread"
+        else "take +adaptive=aero, which needs none"
+    )
     return [
-        f"{often}: {adaptive.name} will {_LEARNS[sampler]}; give it a past with adaptive.warm_start=<earlier run>, or "
-        "take +adaptive=aero, which needs none"
+        f"{often}: {adaptive.name} will {_LEARNS[sampler]}; give it a past with adaptive.warm_start=<earlier run>, or {other}"
     ]
 
 

@@ -7,7 +7,7 @@ examples:
   verl-adaptive simulate
   verl-adaptive simulate --preset greso --preset "greso adaptive.sampler.p_easy=0.3" --pool hard
   verl-adaptive simulate --trace checkpoints/project/experiment --batch 128 --n 16 --json simulated.json
-  verl-adaptive simulate --trace pass_rates.parquet --pool mixed:spill=0.1 --budget 200000 adaptive.surplus=train
+  verl-adaptive simulate --trace pass_rates.parquet --pool mixed:spill=0.1 --budget 200000 adaptive.rounds=true
   verl-adaptive simulate --preset "grpo adaptive/sampler=custom adaptive.sampler.name=my_parts.py:Mine"
   verl-adaptive simulate --clock --batch 128 --n 16 --steps 50
 
@@ -368,16 +368,16 @@ def _print(about: dict[str, Any], summary: list[dict[str, Any]], limits: str, me
     where = f"pool {about['pool_name']}"
     if "trace" in about:
         trace = about["trace"]
-        where = f"{trace['kind']} of {trace['prompts']:,} prompts, {trace['steps']:,} steps"
+        where = f"{trace['kind']} of {trace['prompts']:,} prompts, {trace['steps']:,} step{'' if trace['steps'] == 1 else 's'}"
     seeds = summary[0]["seeds"]
     out.print(
-        f"{where}; {setting['batch']} prompts x {setting['n']} rollouts a step, {what}, {seeds} seeds\n", soft_wrap=True
+        f"{where}; {setting['batch']} prompts x {setting['n']} rollouts a step, {what}, {seeds} seed{'' if seeds == 1 else 's'}\n",
+        soft_wrap=True,
     )
     if said:
         out.print(f"{clean(said)}\n", soft_wrap=True)
     reasons = sorted({k for e in summary for k in e if k.startswith("dropped_") and e[k] > 0})
     lost = [{k: number(round(e.get(k, 0.0))) for k in reasons} for e in summary]
-    few = len(_SPENT) if out.width >= 120 else 3  # columns side by side; a narrow terminal gets more, narrower tables
     if any(entry["merit"] is not None for entry in summary):
         heads = [("policy", "left"), ("GRPO = 1", "right")]
         merits = [[entry["preset"], _cell(entry, "merit")] for entry in summary]
@@ -389,13 +389,13 @@ def _print(about: dict[str, Any], summary: list[dict[str, Any]], limits: str, me
         [("rollouts not trained", "preset"), *((k[8:].replace("_", " "), k) for k in reasons)],
     ):
         first, *rest = columns
-        for at in range(0, len(rest), few):
-            shown = rest[at : at + few]
-            rows = [
-                [entry["preset"], *(drops[key] if key in drops else _cell(entry, key) for _, key in shown)]
-                for entry, drops in zip(summary, lost, strict=True)
-            ]
-            out.print(table([(first[0], "left"), *((head, "right") for head, _ in shown)], rows))
+        made = [
+            [entry["preset"], *(drops[key] if key in drops else _cell(entry, key) for _, key in rest)]
+            for entry, drops in zip(summary, lost, strict=True)
+        ]
+        for at, end in _side_by_side([head for head, _ in rest], made, out.width):
+            heads = [(first[0], "left"), *((head, "right") for head, _ in rest[at:end])]
+            out.print(table(heads, [[row[0], *row[1 + at : 1 + end]] for row in made]))
     for entry in summary:
         for why in entry["ended"]:
             if why not in ("budget", "steps"):
@@ -405,6 +405,21 @@ def _print(about: dict[str, Any], summary: list[dict[str, Any]], limits: str, me
         out.print(f"Note: {about['trace']['note']}.")
     legend = f"{_CLOCK_LEGEND} {_LEGEND}" if "clock" in about else _LEGEND
     out.print(f"\n{legend}\n{limits}", soft_wrap=True)
+
+
+def _side_by_side(heads: list[str], rows: list[list[str]], width: int) -> Iterator[tuple[int, int]]:
+    """Where to cut a table that is too wide into several, so that no name of a preset is broken within a word."""
+    wide = [max(*map(len, head.split()), *(len(row[at + 1]) for row in rows)) + 3 for at, head in enumerate(heads)]
+    longest = max(len(word) for row in rows for word in row[0].split())
+    first = max(longest, min(width // 3, max(len(row[0]) for row in rows))) + 3
+    begin, taken = 0, first
+    for at, each in enumerate(wide):
+        if taken + each > width and at > begin:
+            yield begin, at
+            begin, taken = at, first
+        taken += each
+    if begin < len(heads):
+        yield begin, len(heads)
 
 
 _LEGEND = (
@@ -428,8 +443,11 @@ def _cell(entry: dict[str, Any], key: str) -> str:
     from verl_adaptive.commands.output import number, share
 
     value, error = entry[key], entry.get(f"{key}_se")
-    if key == "preset" or value is None:
-        return value or "-"
+    if key == "preset":
+        return value
+    # Where no trained group has variance, as with one rollout a prompt, there is no signal to speak of, nor the lack of it.
+    if value is None or value != value or (key in ("signal", "efficiency_signal") and entry["signal"] == 0):
+        return "-"
     if key in ("steps", "generated") or (key == "time" and value >= 100):
         return number(round(value))
     if key in _SHARES:

@@ -147,13 +147,16 @@ def _once(args: argparse.Namespace, wanted: Any) -> int:
 
 def _standard(prompts: Any, tries: int, limit: int) -> dict[str, tuple[np.ndarray, list[str]]]:
     """The lists that people ask for first."""
+    from verl_adaptive.report.expressions import Expression
+    from verl_adaptive.report.overview import FLIPPING
+
     rollouts, successes = prompts.table.col("rollouts"), prompts.table.col("successes")
     never = np.flatnonzero((rollouts >= tries) & (successes <= 0))
 
     out: dict[str, tuple[np.ndarray, list[str]]]
     out = {f"never solved in {tries} rollouts or more": (prompts.order("rollouts", never, True)[:limit], [])}
     if "flips" in prompts.further:
-        flipping = np.flatnonzero(prompts.flips >= 2)
+        flipping = np.flatnonzero(Expression(FLIPPING).select(prompts))
         out["flip-flopping: crossed one half at least twice"] = (
             prompts.order("flips", flipping, True)[:limit],
             ["flips"],
@@ -279,13 +282,14 @@ def _overview_lines(found: dict[str, Any]) -> list[tuple[str, str]]:
     ledger = (found.get("ledger") or {}).get("rollouts")
     if ledger:
         lines.append(("generated", _account(ledger)))
+    whole = " (of prompts with 4 rollouts a visit or more)"
     lines += [
         ("never solved", f"{number(found['never_solved'])} in {found['tries']} rollouts or more"),
         ("always solved", f"{number(found['always_solved'])} in {found['tries']} rollouts or more"),
-        ("regressed", f"{number(found['regressed'])} fell by half or more since their first visit"),
+        ("regressed", f"{number(found['regressed'])} fell by half or more since their first visit{whole}"),
     ]
     if found["flip_flopping"] is not None:
-        lines.append(("flip-flopping", f"{number(found['flip_flopping'])} crossed one half at least twice"))
+        lines.append(("flip-flopping", f"{number(found['flip_flopping'])} crossed one half at least twice{whole}"))
     if found["retired"] is not None:
         at = f" (snapshot of step {found['retired_at_step']})" if found["retired_at_step"] is not None else ""
         lines.append(("retired", number(found["retired"]) + at))

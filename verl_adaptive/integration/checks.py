@@ -7,7 +7,7 @@ from typing import Any
 
 from verl.trainer.ppo.utils import need_critic
 
-from verl_adaptive.advantages.verl import GROUP_RELATIVE
+from verl_adaptive.advantages.verl import COMPARING, GROUP_RELATIVE
 from verl_adaptive.config import AdaptiveConfig, check
 from verl_adaptive.engine import AsyncFacts
 from verl_adaptive.engine.shape import step_shape
@@ -93,8 +93,8 @@ def check_run(config: Any, adaptive: AdaptiveConfig, policy: Policy) -> None:
             in (own, "grpo"),  # GRPO is what everybody's command line says: the preset's advantage replaces it
             "algorithm.adv_estimator",
             estimator,
-            f"adaptive/advantage={policy.advantage.name} brings its own estimator ({own}) in place of grpo; "
-            f"to keep {estimator}, choose adaptive/advantage=verl",
+            f"adaptive/advantage={policy.advantage.name} brings its own estimator ({own}) in place of grpo: leave this one "
+            f"out, or, to keep {estimator}, {_keeping(str(estimator), rollout.n, adaptive, policy)}",
         )
         check(
             not need_critic(config),
@@ -202,21 +202,33 @@ def _check_fetch(config: Any, policy: Policy) -> None:
     )
 
 
+def _group_size(n: int, adaptive: AdaptiveConfig, policy: Policy) -> tuple[int, str]:
+    """Rollouts of a group at first, and the key that says so."""
+    if policy.allocator.name == "fixed" and adaptive.allocator.get("n"):
+        return adaptive.allocator["n"], "adaptive.allocator.n"
+    return n, "actor_rollout_ref.rollout.n"
+
+
+def _keeping(estimator: str, n: int, adaptive: AdaptiveConfig, policy: Policy) -> str:
+    """What to write to keep one of verl's estimators."""
+    if estimator in COMPARING and _group_size(n, adaptive, policy)[0] < 2:
+        return f"which compares a prompt's rollouts where +adaptive={adaptive.name} has one, take +adaptive=dapo"
+    return "choose adaptive/advantage=verl"
+
+
 def _check_group_size(n: int, estimator: str, adaptive: AdaptiveConfig, policy: Policy) -> None:
     """A group of one is for those who need none."""
-    size, key = n, "actor_rollout_ref.rollout.n"
-    if policy.allocator.name == "fixed" and adaptive.allocator.get("n"):
-        size, key = adaptive.allocator["n"], "adaptive.allocator.n"
+    size, key = _group_size(n, adaptive, policy)
     # GRPO as verl has it, or a baseline that needs no group; and nothing else that would look at a group's variance.
     advantage = policy.advantage
-    groups = advantage.needs_groups and (advantage.estimator is not None or estimator in GROUP_RELATIVE)
+    groups = advantage.needs_groups and (advantage.estimator is not None or estimator in COMPARING)
     alone = policy.filter.name == "keep_all" and (policy.sampler.name == "epoch" or not groups)
     check(
         size >= 2 or alone,
         key,
         size,
-        "a group of one has no variance to judge by; use at least 2 (8 is usual), +adaptive=grpo, or +adaptive=solo, which "
-        "needs none",
+        "a group of one has no variance to judge by; use at least 2 (8 is usual), +adaptive=grpo, or +adaptive=solo with its "
+        "own sampler, filter and advantage, which need none",
     )
     step_shape(adaptive, 1, n, n)  # refuses sizes that do not fit
 

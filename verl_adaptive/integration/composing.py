@@ -134,9 +134,28 @@ def compose(command: Command) -> DictConfig:
         with _hydra(command):
             config = hydra_compose(command.config_name, overrides=list(command.overrides))
     except (HydraException, OmegaConfBaseException) as error:
-        raise AdaptiveError("; ".join([*_near(command), str(error).split("\nConfig search path")[0]])) from error
+        said, near = str(error).split("\nConfig search path")[0], _near(command)
+        alone = (
+            [] if near or not _refused_without_preset(command) else ["verl refuses the line without the preset, too"]
+        )
+        raise AdaptiveError("; ".join([*near, said, *alone])) from error
     OmegaConf.resolve(config)
     return config
+
+
+def _refused_without_preset(command: Command) -> bool:
+    """Whether the words that are verl's do not compose by themselves."""
+    from hydra import compose as hydra_compose
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    words = [word for word in command.overrides if not re.match(r"[+~]*adaptive[./@=]", word)]
+    try:
+        with _hydra(command):
+            hydra_compose(command.config_name, overrides=words)
+    except (HydraException, OmegaConfBaseException):
+        return True
+    return False
 
 
 def _near(command: Command) -> list[str]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from verl_adaptive.report.expressions import Expression
 from verl_adaptive.report.overview import REGRESSED
 from verl_adaptive.report.prompts import Prompts
 from verl_adaptive.report.suspects import suspects
@@ -30,9 +31,7 @@ def lists_now(table: StatsTable) -> dict[str, list[list[Any]]]:
     """Name → rows of :data:`COLUMNS`, those to look at first."""
     prompts = Prompts(table)
     never = np.flatnonzero((table.col("rollouts") >= TRIES) & (table.col("successes") <= 0))
-    change = prompts.get("change")
-    assert isinstance(change, np.ndarray)
-    worse = np.flatnonzero(change <= -REGRESSED)
+    worse = np.flatnonzero(Expression(REGRESSED).select(prompts))
     chosen = {
         "likely_wrong_labels": suspects(prompts)[0],
         "never_solved": prompts.order("rollouts", never, True),

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 
 from verl_adaptive.report.course import History, course_of
+from verl_adaptive.report.expressions import Expression
 from verl_adaptive.report.findings import Finding, findings
 from verl_adaptive.report.lists import PromptList, add_texts, lists_of
 from verl_adaptive.report.opened import Opened
-from verl_adaptive.report.overview import overview
+from verl_adaptive.report.overview import FLIPPING, overview
 
 __all__ = ["Collected", "collect", "conflicts"]
 
@@ -73,7 +74,7 @@ def collect(
         notes.append(f"{opened.where} is a {opened.kind}: it has no course over time. Give the journal for that.")
     else:
         opened.prompts.fill("flips", history.flips)
-        facts["flip_flopping"] = int((history.flips >= 2).sum())
+        facts["flip_flopping"] = int(np.count_nonzero(Expression(FLIPPING).select(opened.prompts)))
     lists = lists_of(opened, tries, limit)
     out = Collected(
         facts,

@@ -193,7 +193,7 @@ def matched(one: Prompts, other: Prompts, limit: int, least: int = 1) -> dict[st
 
     Returns:
         Counts, mean latest pass rates with the standard error of their difference, how many prompts differ at all and by
-        more than chance explains (and how many would by chance), and those that differ most, in both directions.
+        more than chance explains (and how many would by chance), and those that differ most beyond it, in both directions.
     """
     rows = other.table.rows_for(one.table.keys, create=False)
     seen = one.table.col("visits") >= least
@@ -204,7 +204,8 @@ def matched(one: Prompts, other: Prompts, limit: int, least: int = 1) -> dict[st
     a, b = one.number("last_rate")[mine], other.number("last_rate")[theirs]
     difference = b - a
     score = difference / np.maximum(_errors(one, mine, a, other, theirs, b), 1e-12)
-    order = np.lexsort((one.table.key_lo[mine], one.table.key_hi[mine], difference))
+    # By what chance explains least: where one run has single rollouts, differences of 1 are many and mean nothing.
+    order = np.lexsort((one.table.key_lo[mine], one.table.key_hi[mine], difference, score))
     beyond = np.abs(score) > _PROMPT
     count = len(mine)
 

@@ -39,7 +39,7 @@ class History:
         classes: groups, ``(bins, CLASSES)``.
         sources: names, at most :data:`SOURCES` and the last one for the others where there are more.
         sums: name of :data:`SUMS` → float64 ``(bins, sources)``; ``judged`` are groups that did not fail, ``rollouts``,
-            ``successes`` and ``reward`` are of these, ``known`` those whose length was compared with the limit.
+            ``successes``, ``reward`` and ``tokens`` are of these, ``known`` those whose length was compared with the limit.
         rollouts: destination → rollouts in each bin.
         cumulative: ``generated`` and ``trained`` → rollouts up to each bin.
         visits: groups by visit number and pass rate, ``(VISITS + 1, BINS)``; the last row is all later visits.
@@ -252,7 +252,7 @@ class _Course:
             "reward": np.nan_to_num(w.reward) * w.n,
             "known": known * w.n,
             "clipped": np.nan_to_num(w.clipped),
-            "tokens": w.tokens.astype(np.float64),
+            "tokens": judged * w.tokens,
         }
         for name, value in values.items():
             self.sums[name] += np.bincount(cell, value, minlength=bins * sources).reshape(bins, sources)

@@ -235,7 +235,9 @@ def lines(
     low, high = (float(values.min()), float(values.max())) if len(values) else (0.0, 1.0)
     if from_zero:
         low, high = min(low, 0.0), max(high, 0.0)
-    if high <= low:
+    if high <= low and from_zero:  # nothing but zeros, and below zero there is nothing
+        low, high = 0.0, 1.0
+    elif high <= low:
         low, high = low - 0.5, high + 0.5
     low, high = _round_range(low, high)
     ends = np.concatenate([np.zeros(0), x, *xs])

@@ -109,7 +109,7 @@ def _moves(prompts: Prompts, history: History | None) -> list[Finding]:
         count, mean, level = int(counts[source]), float(means[source]), float(levels[source])
         error = float(np.sqrt(spread[source] / count))
         name, where = table.sources[source] or "(unknown)", f"source == {_quoted(table.sources[source])}"
-        said = f"{mean:+.3f} ± {2 * error:.3f} over {count:,} prompts visited at least twice"
+        said = f"{round(mean, 3) + 0.0:+.3f} ± {2 * error:.3f} over {count:,} prompts visited at least twice"
         if mean + 2 * error < 0:
             out.append(
                 Finding(

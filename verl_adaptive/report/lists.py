@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from verl_adaptive.report.expressions import Expression
 from verl_adaptive.report.opened import Opened
-from verl_adaptive.report.overview import REGRESSED
+from verl_adaptive.report.overview import FLIPPING, REGRESSED
 from verl_adaptive.report.suspects import suspects
 
 __all__ = ["PromptList", "add_texts", "lists_of"]
@@ -52,7 +53,7 @@ def lists_of(opened: Opened, tries: int, limit: int) -> list[PromptList]:
     out = [
         PromptList(
             "Likely wrong labels",
-            "Failed again and again, though their data source's other prompts are solved. Surprise is -log₁₀ of the chance "
+            "Failed again and again, though their data source's other prompts are solved. Surprise is minus log₁₀ of the chance "
             "that a prompt of the source does as badly; an answer on which the rollouts agree against the label speaks "
             "against the label.",
             len(doubtful),
@@ -72,29 +73,28 @@ def lists_of(opened: Opened, tries: int, limit: int) -> list[PromptList]:
             f"rollouts < {tries} or successes > 0",
         )
     )
-    change = prompts.get("change")
-    assert isinstance(change, np.ndarray)
-    worse = np.flatnonzero(change <= -REGRESSED)
+    worse = np.flatnonzero(Expression(REGRESSED).select(prompts))
     out.append(
         PromptList(
             "Regressed",
-            f"Latest pass rate lower than the first by {REGRESSED:g} or more.",
+            "Latest pass rate lower than the first by 0.5 or more, in visits of four rollouts or more: fewer are right or "
+            "wrong by chance.",
             len(worse),
             _records(opened, prompts.order("change", worse, False)[:limit], "first_rate", "last_rate"),
-            f"change <= -{REGRESSED:g}",
-            f"visits == 0 or change > -{REGRESSED:g}",
+            REGRESSED,
+            "visits == 0 or change > -0.5 or rollouts < 4 * visits",
         )
     )
     if "flips" in prompts.further:
-        flipping = np.flatnonzero(prompts.flips >= 2)
+        flipping = np.flatnonzero(Expression(FLIPPING).select(prompts))
         out.append(
             PromptList(
                 "Flip-flopping",
-                "Pass rate crossed one half at least twice: noisy, or a fragile verifier.",
+                "Pass rate crossed one half at least twice, in visits of four rollouts or more: noisy, or a fragile verifier.",
                 len(flipping),
                 _records(opened, prompts.order("flips", flipping, True)[:limit], "flips"),
-                "flips >= 2",
-                "flips < 2",
+                FLIPPING,
+                "flips < 2 or rollouts < 4 * visits",
             )
         )
     return out

@@ -7,16 +7,21 @@ from typing import Any
 
 import numpy as np
 
+from verl_adaptive.report.expressions import Expression
 from verl_adaptive.report.opened import Opened, reading
 from verl_adaptive.stats import StoreError
 
-__all__ = ["BINS", "REGRESSED", "histogram", "ledger_of", "overview"]
+__all__ = ["BINS", "FLIPPING", "REGRESSED", "TOLD", "histogram", "ledger_of", "overview"]
 
 #: Pass rates: exactly 0 and exactly 1 by themselves, since those are the prompts that are not informative.
 BINS = ("0", *(f"{i / 10:.1f}-{(i + 1) / 10:.1f}" for i in range(10)), "1")
 
-#: Drop of the pass rate from the first to the latest visit that is called a regression.
-REGRESSED = 0.5
+#: What one visit says is only taken for a prompt's pass rate if visits have so many rollouts in the mean: a single rollout
+#: is right or wrong by chance, and every other prompt of ``solo`` would have regressed.
+TOLD = "rollouts >= 4 * visits"
+#: Conditions, as for ``stats --where``, of the two lists about a prompt's way.
+REGRESSED = f"change <= -0.5 and {TOLD}"
+FLIPPING = f"flips >= 2 and {TOLD}"
 
 
 def histogram(rate: np.ndarray) -> list[int]:
@@ -65,8 +70,8 @@ def overview(opened: Opened, *, tries: int = 16, history: bool = True) -> dict[s
     prompts, table = opened.prompts, opened.prompts.table
     visits, rollouts, successes = (table.col(name) for name in ("visits", "rollouts", "successes"))
     visited, tried = visits > 0, rollouts >= tries
-    change, rate = prompts.get("change"), prompts.get("pass_rate")
-    assert isinstance(change, np.ndarray) and isinstance(rate, np.ndarray)
+    rate = prompts.get("pass_rate")
+    assert isinstance(rate, np.ndarray)
     out: dict[str, Any] = {
         "store": opened.where,
         "kind": opened.kind,
@@ -87,7 +92,7 @@ def overview(opened: Opened, *, tries: int = 16, history: bool = True) -> dict[s
         "tries": tries,
         "never_solved": int((tried & (successes <= 0)).sum()),
         "always_solved": int((tried & (successes >= rollouts)).sum()),
-        "regressed": int(np.count_nonzero(change <= -REGRESSED)),
+        "regressed": int(np.count_nonzero(Expression(REGRESSED).select(prompts))),
         "retired": None if opened.retired is None else opened.retired[0],
         "retired_at_step": None if opened.retired is None else opened.retired[1],
         "flip_flopping": None,
@@ -99,7 +104,7 @@ def overview(opened: Opened, *, tries: int = 16, history: bool = True) -> dict[s
     if history and opened.kind == "journal":
         with reading(opened.source):
             steps = opened.store.steps_arrow(opened.run)
-        out["flip_flopping"] = int(np.count_nonzero(prompts.flips >= 2))
+        out["flip_flopping"] = int(np.count_nonzero(Expression(FLIPPING).select(prompts)))
         out["steps"] = steps.num_rows
         if steps.num_rows:
             numbers = steps.column("step").to_pylist()

@@ -208,11 +208,16 @@ def _cards(facts: dict[str, Any], history: History | None, end: Forecast | None)
         )
     rate = facts["pass_rate"]
     out.append(("-" if rate is None else f"{rate:.3f}", "pass rate", "all rollouts judged"))
-    out.append((number(facts["visited"]), "prompts visited", f"of {number(facts['prompts'])} known to this store"))
-    out.append((number(facts["never_solved"]), "never solved", f"in {facts['tries']} rollouts or more"))
+    out.append((_large(facts["visited"]), "prompts visited", f"of {number(facts['prompts'])} known to this store"))
+    out.append((_large(facts["never_solved"]), "never solved", f"in {facts['tries']} rollouts or more"))
     if facts["retired"] is not None:
-        out.append((number(facts["retired"]), "retired", f"snapshot of step {facts['retired_at_step']}"))
+        out.append((_large(facts["retired"]), "retired", f"snapshot of step {facts['retired_at_step']}"))
     return out
+
+
+def _large(value: int) -> str:
+    """A number that fits a card: there is room for six digits."""
+    return number(value) if value < 1_000_000 else figures.short(value)
 
 
 def _forecast_rows(end: Forecast) -> list[tuple[str, str]]:

@@ -109,7 +109,7 @@ def _in_view(collected: Collected, history: History, view: str) -> list[tuple[st
         series = []
         for suffix, run, dash in runs:
             values, wide = run.rate(top, "rollouts"), width_of(run)
-            if wide > 1:
+            if wide > 1 and not dash:
                 remark = f"Each point is the mean of {wide} neighbours; the faint line is not smoothed. "
             smoothed = smooth(values, run.sums["rollouts"].sum(axis=1), wide)
             color = "var(--c2)" if top == "reward" else "var(--c3)"

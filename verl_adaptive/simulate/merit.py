@@ -87,6 +87,15 @@ def ranked(found: dict[str, Merit], order: Sequence[str]) -> list[str]:
 def answer(name: str, found: dict[str, Merit]) -> str:
     """Which preset for these prompts, in a sentence or two."""
     real = {p: m for p, m in found.items() if p.split()[0] not in REFERENCES and p != BASELINE and m.value is not None}
+    silent = [p for p, m in found.items() if m.value is None] if name.startswith("signal") else []
+    told = (
+        f" Of {', '.join(silent)} this says nothing, for single rollouts have no signal: with --pool the prompts learn."
+    )
+    return f"{_best(name, real)}{told if silent else ''}".lstrip()
+
+
+def _best(name: str, real: dict[str, Merit]) -> str:
+    """The sentence about those that have a figure."""
     if not real:
         return ""
     order = sorted(real, key=lambda p: -(real[p].value or 0.0))
@@ -94,6 +103,8 @@ def answer(name: str, found: dict[str, Merit]) -> str:
     best = real[first]
     assert best.value is not None
     said = f"{best.value:.2f}{'' if best.error is None else f' ± {best.error:.2f}'} times GRPO's {name}"
+    if best.error is None and best.value <= 1:
+        return f"For these prompts: none. The best, {first}, has {said}."
     if best.error is None:
         return f"For these prompts: {first}, {said}; one seed says nothing of chance, name several with --seeds."
     if best.value - 1 <= _CHANCE * best.error:
