@@ -31,7 +31,7 @@ from torch.utils.data import Dataset, RandomSampler
 from verl.utils.seqlen_balancing import calculate_workload, get_seqlen_balanced_partitions
 
 from benchmarks.cells import load_average, machine, to_json, versions, write_whole
-from benchmarks.presets import FULL, SHIPPED
+from benchmarks.presets import FULL, SHIPPED, SOLO
 from verl_adaptive.config import RunFacts
 from verl_adaptive.engine import make_engine
 from verl_adaptive.integration.abort import Aborted
@@ -48,7 +48,7 @@ from verl_adaptive.stats import KEY_DTYPE, Journal, StatsTable
 #: TransferQueue's calls, untimed: the stand-in's own.
 RAW = SimpleNamespace(put=tq.kv_batch_put, clear=tq.kv_clear, list=tq.kv_list)
 OUT = Path(__file__).parent / "results" / "driver.json"
-MEASURED = {**SHIPPED, **FULL}
+MEASURED = {**SHIPPED, **FULL, "solo": SOLO["solo"]}
 N = 16
 WAVES = 20
 TOKENS = 128

@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks.runs import pm, table
 
-__all__ = ["beside_page", "driver_page", "long_page"]
+__all__ = ["beside_page", "driver_page", "long_page", "prompt_page"]
 
 
 def _on(data: dict[str, Any]) -> str:
@@ -52,6 +52,24 @@ def driver_page(data: dict[str, Any]) -> list[str]:
             ],
             rows,
         ),
+    ]
+
+
+def prompt_page(data: dict[str, Any]) -> list[str]:
+    """Milliseconds of TransferQueue for each prompt and for each rollout, whatever trains."""
+    rows = [
+        [name, *(f"{data['median'][of][who]:.2f}" for who in ("worker", "controller", "storage", "wall"))]
+        for name, of in (("a prompt, without its rollouts", "prompt"), ("a rollout", "row"))
+    ]
+    return [
+        "## A prompt more in verl's agent loop",
+        "",
+        f"`{data['command']}`: what the messages of a prompt and the row of a rollout cost, from {data['rollouts']:,} rollouts as "
+        f"groups of {data['groups_of'][0]} and of {data['groups_of'][1]} side by side, {_on(data)}; medians of "
+        f"{len(data['rows'])} repeats, in milliseconds of processor time. The controller serves one request at a time. It "
+        "passes while rollouts are under way, and is spread over the agent loop's workers.",
+        "",
+        *table(["", "worker", "controller", "storage", "passed with one worker"], rows),
     ]
 
 

@@ -31,7 +31,7 @@ from benchmarks.page_front import readme
 from benchmarks.page_quickstart import draw, quickstart
 from benchmarks.page_speed import decisions_page, step_time_page, store_page
 from benchmarks.page_summary import all_standings, summary_page
-from benchmarks.page_time import beside_page, driver_page, long_page
+from benchmarks.page_time import beside_page, driver_page, long_page, prompt_page
 from benchmarks.page_torch import chosen_page, torch_page, torch_runs
 from benchmarks.runs import SHOWN, Runs
 
@@ -172,6 +172,7 @@ def pages(results: Path, results_page: Path, readme_page: Path) -> dict[Path, st
         "decisions": decisions_page,
         "beside": beside_page,
         "driver": driver_page,
+        "prompt_cost": prompt_page,
         "step_time": step_time_page,
     }
     for name, page in parts.items():

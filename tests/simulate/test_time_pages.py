@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("pandas")
 
-from benchmarks.page_time import beside_page, driver_page, long_page
+from benchmarks.page_time import beside_page, driver_page, long_page, prompt_page
 
 MACHINE = {"machine": {"cpu": "a processor", "cores": 2}, "command": "python -m x"}
 
@@ -29,6 +29,19 @@ def test_a_drivers_seconds_by_part() -> None:
         if line
     ]
     assert lines[-1] == "| `aero` | 65,536 | 65,536 | 0.25 | 1.50 | 2.00 | 0.75 |"
+
+
+def test_a_prompts_and_a_rollouts_milliseconds() -> None:
+    median = {
+        of: {"worker": k, "controller": k / 2, "storage": 0.1, "wall": k} for of, k in (("prompt", 1.5), ("row", 2.5))
+    }
+    data = {**MACHINE, "load": 1.0, "rollouts": 2048, "groups_of": [1, 8], "median": median, "rows": [{}] * 5}
+    lines = [line for line in prompt_page(data) if line]
+    assert lines[-2:] == [
+        "| a prompt, without its rollouts | 1.50 | 0.75 | 0.10 | 1.50 |",
+        "| a rollout | 2.50 | 1.25 | 0.10 | 2.50 |",
+    ]
+    assert "medians of 5 repeats" in lines[1]
 
 
 def test_long_answers_are_compared_in_the_same_repeat() -> None:
