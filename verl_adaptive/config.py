@@ -272,7 +272,8 @@ class AdaptiveConfig:
             token of data.max_response_length if that is more.
         min_sessions: share of a group's rollouts that must come back with a finite reward; the survivors are the group.
             Below it the group counts as failed. At a half, the standard error of its mean is at most √2 times a whole
-            group's; a prompt that loses more says more about the tool than about itself.
+            group's; a prompt that loses more says more about the tool than about itself. One that is left of several is
+            no group where the advantage compares a prompt's rollouts: verl's GRPO would train on its bare reward.
         alarms: when the run says that something looks wrong.
         log_lists: log the lists of prompts to look at every so many steps, as wandb.Table or TensorBoard text, through
             verl's logger; 0: never.

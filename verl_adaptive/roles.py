@@ -334,16 +334,16 @@ class Advantage(Role):
         group_relative: verl's estimator gives a group of equal rewards advantages of zero; told by the trainer to parts
             that leave the advantage to verl.
         needs_groups: the baseline is the group's own, so that a group of one is never informative; False: one rollout a prompt
-            is enough.
+            is enough. Told by the trainer, too, to parts that leave the advantage to verl.
         takes_penalties: :meth:`compute` is right about rewards that verl's KL penalty was taken off; False: with
             ``algorithm.use_kl_in_reward`` the run is refused.
     """
 
     role: ClassVar[str] = "advantage"
     estimator: ClassVar[str | None] = None
-    needs_groups: ClassVar[bool] = True
     takes_penalties: ClassVar[bool] = True
     group_relative: bool = True
+    needs_groups: bool = True
 
     def compute(self, reward: np.ndarray, group_of: np.ndarray, observed: Groups) -> np.ndarray:
         """Advantages of the rollouts that train.

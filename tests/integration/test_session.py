@@ -386,7 +386,8 @@ class Flaky(Workers):
             rows.append({"uid": uid, "rm_scores": torch.tensor([0.0, 0.0, reward]), "response_mask": mask})
             tags.append({"response_len": 3, "seq_len": 6, "min_global_steps": 0})
         self.raised += raised
-        tq.kv_batch_put(keys=keys, partition_id="train", fields=tu.list_of_dict_to_tensordict(rows), tags=tags)
+        if keys:
+            tq.kv_batch_put(keys=keys, partition_id="train", fields=tu.list_of_dict_to_tensordict(rows), tags=tags)
         tq.kv_batch_put(keys=[uid], partition_id="train", tags=[{"status": "failure" if raised else "finished"}])
 
 
@@ -431,6 +432,24 @@ def test_min_sessions_says_how_many_survivors_make_a_group(queue, share, failed)
         batch = session.complete()
         assert (batch.result.groups.n == N // 2).all() and not batch.result.groups.failed.any()
         clear(batch)
+
+
+@pytest.mark.parametrize("advantage", ["verl", "memory"])
+def test_one_rollout_that_is_left_of_two_trains_only_where_it_needs_no_other(queue, advantage):
+    """verl's GRPO takes mean 0 and std 1 of a group of one: its bare reward would be its advantage."""
+    workers = Flaky(chance=0.2, order=3)
+    session = session_of(workers, n=2, batch=16, advantage={"name": advantage})
+    session.start()
+    batch = session.complete()
+    groups, result = batch.result.groups, batch.result
+    single = groups.n == 1
+    assert (groups.lost > 0).any() and len(groups) >= 16
+    if advantage == "memory":
+        assert (single & result.trained).any()
+    else:
+        assert not (single & result.trained).any() and groups.failed[groups.lost > 0].all()
+    assert result.ledger.rollouts.balanced()
+    clear(batch)
 
 
 def test_rewards_are_found_by_halves_when_some_rows_have_none(queue, monkeypatch):

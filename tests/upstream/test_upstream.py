@@ -39,7 +39,8 @@ ENVIRONMENT = {
     "PYTHONPATH": str(ROOT),
 }
 
-pytestmark = pytest.mark.timeout(1200)  # the first one waits for all jobs, on a machine that may have other work
+#: The first one runs all jobs, on a machine that may have other work; the group leaves other workers to other tests.
+pytestmark = [pytest.mark.timeout(1200), pytest.mark.xdist_group("upstream")]
 
 
 def changed(patch: str) -> list[str]:

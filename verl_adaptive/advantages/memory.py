@@ -55,7 +55,7 @@ class MemoryBaseline(Advantage):
 
     name: ClassVar[str] = "memory"
     estimator: ClassVar[str | None] = "adaptive_memory"
-    needs_groups: ClassVar[bool] = False
+    needs_groups: bool = False
     columns: ClassVar[Mapping[str, Column]] = {"before": Column("f8", float("nan"))}
 
     @dataclass

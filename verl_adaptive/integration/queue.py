@@ -91,13 +91,15 @@ class Queue:
 
     Args:
         config: the ``adaptive`` group.
+        alone: a rollout can train without another of its prompt; False: its advantage compares it with them.
 
     Attributes:
         count: rows in the queue at the latest look.
     """
 
-    def __init__(self, config: AdaptiveConfig) -> None:
+    def __init__(self, config: AdaptiveConfig, *, alone: bool = False) -> None:
         self.config = config
+        self._least = 1 if alone else 2
         self.count = 0
         self._parts: dict[int, list[Part]] = {}  # ticket → its requests, in order
         self._waiting: dict[str, list[str]] = {}  # uid that is not back → keys of its rows so far, in any order
@@ -281,8 +283,8 @@ class Queue:
         return found, meta if len(named.intersection(part.uid for part in parts)) == len(parts) else None
 
     def _enough(self, n: int) -> int:
-        """Sessions that make a group of ``n``."""
-        return max(1, math.ceil(self.config.min_sessions * n - 1e-9))
+        """Sessions that make a group of ``n``: one that is left of several has nothing to be compared with."""
+        return max(min(self._least, n), math.ceil(self.config.min_sessions * n - 1e-9))
 
     # -- the batch ------------------------------------------------------------------------------------------
 

@@ -33,7 +33,7 @@ class Session:
         self, engine: Engine, stream: Stream, config: AdaptiveConfig, road: Road, abort: Abort, slots: int = 0
     ) -> None:
         self.engine = engine
-        self.queue = Queue(config)
+        self.queue = Queue(config, alone=not engine.policy.advantage.needs_groups)
         self.courier = Courier(self.queue, stream, road, config, engine.facts.batch)
         self._abort = abort
         self.times = Times(slots)

@@ -29,7 +29,7 @@ class StreamSession:
 
     def __init__(self, engine: AsyncEngine, stream: Stream, config: AdaptiveConfig, road: Road) -> None:
         self.engine = engine
-        self.queue = Queue(config)
+        self.queue = Queue(config, alone=not engine.policy.advantage.needs_groups)
         self.courier = Courier(self.queue, stream, road, config, engine.facts.batch)
 
     def start(self) -> None:

@@ -26,7 +26,7 @@ from verl.utils.debug import marked_timer
 from verl.utils.seqlen_balancing import calculate_workload, get_seqlen_balanced_partitions, log_seqlen_unbalance
 from verl.workers.rollout.llm_server import LLMServerClient
 
-from verl_adaptive.advantages.verl import GROUP_RELATIVE
+from verl_adaptive.advantages.verl import COMPARING, GROUP_RELATIVE
 from verl_adaptive.config import AdaptiveConfig, RunFacts, check
 from verl_adaptive.engine import AsyncEngine, make_engine
 from verl_adaptive.engine.shape import step_shape
@@ -163,7 +163,9 @@ class AdaptiveMixin(_Trainer):
         """Bind the policy to the table; again after a resume, which brings a table of its own."""
         policy = build_policy(self.adaptive)
         if policy.advantage.estimator is None:
-            policy.advantage.group_relative = str(self.config.algorithm.adv_estimator) in GROUP_RELATIVE
+            estimator = str(self.config.algorithm.adv_estimator)
+            policy.advantage.group_relative = estimator in GROUP_RELATIVE
+            policy.advantage.needs_groups = estimator in COMPARING
         skip, self.zero_rows = zero_rows(self.config, self.adaptive.skip_zero_advantage)
         self._forgo_terms = skip and bool(why_not_skip_zero(self.config))  # other losses' terms of the rows left out
         facts = RunFacts.of(
