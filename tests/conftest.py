@@ -4,5 +4,31 @@ from __future__ import annotations
 
 import os
 
+import pytest
+
 # Ray's own is 15: beside two busy test processes its workers would hardly run, and a start-up would take minutes.
 os.environ.setdefault("RAY_worker_niceness", "0")
+
+#: Tests that share a start-up of many seconds.
+TOGETHER = {
+    "queue": ("abort", "arrivals", "checkpoints", "passes", "session", "stream_session", "watch"),
+    "upstream": ("upstream",),
+}
+GROUP_OF = {f"test_{name}.py": group for group, names in TOGETHER.items() for name in names}
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """One worker makes a shared start-up and runs what needs it; neither makes it twice, nor waits for the other's.
+
+    Not ``--dist loadgroup``: pytest-xdist 3.8 writes its groups where pytest 9.2 no longer reads them.
+    """
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Together(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            folder, _, name = nodeid.partition("::")[0].rpartition("/")
+            shared = folder in ("tests/integration", "tests/upstream")
+            return GROUP_OF.get(name, nodeid) if shared else nodeid
+
+    return Together(config, log)

@@ -29,7 +29,7 @@ lint-imports
 
 if [ "${1:-}" = unit ]; then
     shift
-    exec python -m pytest -m "not e2e and not matrix" -n 2 --dist loadgroup "$@"
+    exec python -m pytest -m "not e2e and not matrix" -n 2 "$@"
 fi
 if [ "${1:-}" = matrix ]; then
     shift
@@ -42,6 +42,6 @@ fi
 if (($#)); then
     exec python -m pytest "$@"
 fi
-python -m pytest -m "not e2e and not matrix" -n 2 --dist loadgroup
+python -m pytest -m "not e2e and not matrix" -n 2
 # One run of the pipeline at a time: each takes both cores, and two side by side were slower than one after the other.
 exec python -m pytest tests/e2e -m "e2e and not matrix"

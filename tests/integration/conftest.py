@@ -1,16 +1,11 @@
-"""One start-up of Ray and TransferQueue for all tests: each takes ten seconds of processor time or more."""
+"""One start-up of Ray and TransferQueue for all tests: each takes ten seconds of processor time or more.
+
+:mod:`tests.conftest` gives all of them to one worker.
+"""
 
 from __future__ import annotations
 
 import pytest
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items):
-    """With ``--dist loadgroup`` one worker starts them and runs what needs them, the others run the rest."""
-    for item in items:
-        if "started" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.xdist_group("queue"))
 
 
 @pytest.fixture(scope="session")

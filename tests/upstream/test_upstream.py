@@ -39,8 +39,7 @@ ENVIRONMENT = {
     "PYTHONPATH": str(ROOT),
 }
 
-#: The first one runs all jobs, on a machine that may have other work; the group leaves other workers to other tests.
-pytestmark = [pytest.mark.timeout(1200), pytest.mark.xdist_group("upstream")]
+pytestmark = pytest.mark.timeout(1200)  # the first one waits for all jobs, on a machine that may have other work
 
 
 def changed(patch: str) -> list[str]:
