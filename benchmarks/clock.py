@@ -11,8 +11,6 @@ One cell: ``verl-adaptive simulate --clock`` with the same words. No time of thi
 from __future__ import annotations
 
 import json
-import shlex
-import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field
@@ -23,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.cells import Parser, machine, run_script, to_json, versions, write_whole
-from benchmarks.presets import FULL, spelled
+from benchmarks.presets import FULL, TIGHT, spelled
 from verl_adaptive.engine import AsyncFacts
 from verl_adaptive.simulate import (
     PEERS,
@@ -45,6 +43,8 @@ HERE = Path(__file__).resolve().parent
 #: Policies beside the shipped presets, which all run: options, and what rounds cost.
 VARIANTS = (
     "pilot_commit adaptive.allocator.form=pipelined",
+    "greso adaptive/allocator=pilot_commit adaptive/filter=band",
+    " ".join(TIGHT),
     *(f"{name} adaptive.rounds=true" for name in ("dapo", "greso", "pilot_commit", "aero", "full")),
 )
 #: What an asynchronous trainer has no use for, or refuses: plans of whole steps, rounds, pilots for a later generation.
@@ -174,7 +174,8 @@ def shares(rows: Sequence[dict[str, Any]], block: str, against: str | None = Non
     base = {row["seed"]: row for row in rows if row["block"] == (against or block) and row["preset"] == "grpo"}
     out: dict[str, dict[str, Any]] = {}
     for preset in (p for p in policies() if p in by):
-        seeds = sorted(set(by[preset]) & set(base))
+        if not (seeds := sorted(set(by[preset]) & set(base))):
+            continue
         found: dict[str, list[float]] = {
             "time": [by[preset][s]["time"] / base[s]["time"] for s in seeds],
             "time_per_informative": [
@@ -289,7 +290,7 @@ def save(path: Path, have: dict[tuple[str, str, int], dict[str, Any]]) -> None:
     rows = [have[key] for key in sorted(have)]
     about = {
         "benchmark": "clock",
-        "command": shlex.join(["python", "-m", "benchmarks.clock", *sys.argv[1:]]),
+        "command": "python -m benchmarks.clock",
         "machine": machine() | {"versions": versions("verl-adaptive", "numpy", "verl")},
     }
     write_whole(path, to_json({**about, **collected(rows), "rows": rows}, "rows"))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-__all__ = ["FULL", "INGREDIENTS", "SHIPPED", "SOLO", "spelled"]
+__all__ = ["FULL", "INGREDIENTS", "SHIPPED", "SOLO", "TIGHT", "spelled"]
 
+#: GRESO that skips more: the published target lets a quarter of what is generated be without variance.
+TIGHT = ["greso", "adaptive.sampler.target=0.05", "adaptive.sampler.p_easy=0.25", "adaptive.sampler.p_hard=0.25"]
 _PILOTS = ("adaptive/allocator=pilot_commit", "adaptive/filter=band")
 
 #: The presets as shipped, and DAPO with the round size of GRESO's paper.
@@ -25,6 +27,7 @@ FULL: dict[str, list[str]] = {
 #: Ablations: the papers' ingredients one at a time, and put together.
 INGREDIENTS: dict[str, list[str]] = {
     # one at a time
+    "greso-tight": TIGHT,
     "greso-gate": ["greso", "adaptive.sampler.round.adaptive=false"],
     "greso+keep_all": ["grpo", "adaptive/sampler=greso", "adaptive.sampler.round.adaptive=false"],
     "aero-rescue": ["grpo", "adaptive/allocator=aero", "adaptive.refill=false"],

@@ -11,7 +11,7 @@ pytest.importorskip("torch")
 from benchmarks.headline import POOLS, headline, less, standings
 from benchmarks.page_docs import ablations, rivals
 from benchmarks.page_front import front
-from benchmarks.page_summary import entry, goals, told_apart
+from benchmarks.page_summary import best_solo, entry, goals, told_apart
 from benchmarks.runs import Runs
 from benchmarks.train_torch import VARIANTS
 
@@ -77,6 +77,19 @@ def test_what_the_pages_say_of_a_pool() -> None:
     assert "met (3)" not in "\n".join(goals(found)) and "0.71: missed (3)" in "\n".join(goals(found))
     assert "Told apart from `solo` on held-out prompts, at 95 %: `solo-epoch`." in ablations(runs)
     assert any(line.startswith("| tiny, as they come | 3 | 0.71, ") for line in front(found))
+
+
+def test_solo_may_have_a_decayed_learning_rate_as_the_best_grpo_may() -> None:
+    runs = made(base__grpo=[0.5] * 3, base__solo=[0.6] * 3, decay__solo=[0.7] * 3, decay__grpo=[0.4] * 3)
+    found = {"tiny/base": standings(runs, ("base", "decay"))}
+    better = best_solo(found["tiny/base"])
+    assert better is not None and better.name == "solo decay"
+    (row,) = [line for line in front(found) if line.startswith("| tiny, as they come")]
+    assert row.split(" | ")[2].endswith("(decayed)") and "(`grpo`)" in row
+    assert ": missed, decayed (3)" in "\n".join(goals(found))
+    runs = made(base__grpo=[0.5] * 3, base__solo=[0.6] * 3, decay__solo=[0.55] * 3, decay__grpo=[0.4] * 3)
+    assert best_solo(standings(runs, ("base", "decay"))).name == "solo"
+    assert best_solo({}) is None
 
 
 def test_the_file_is_that_of_the_pools() -> None:
