@@ -292,11 +292,15 @@ class OrderedEngine(Engine):
         deficit = self.facts.batch - kept - unresolved
         if deficit <= 0 or not self.desk.wants(kept + unresolved):
             return 0
+        # A group that is worth a place goes on when the others are out already: without it, those would seem to be all.
+        likely = 0
+        if self.policy.allocator.needs_place:
+            likely = int(((t.status == _ASKING) | ((t.status == _FLIGHT) & (t.stage > 0))).sum())
         weight = self.facts.batch / 4
-        resolved = t.amount(_OUT, _HELD) + kept
+        resolved = t.amount(_OUT, _HELD) + kept + likely
         prior = _GUESS if self.fertile is None else self.fertile
-        share = max((kept + prior * weight) / (resolved + weight), _LEAST_YIELD)
-        expected = OVER_ASK * (self.facts.batch - kept - share * unresolved) / share
+        share = max((kept + likely + prior * weight) / (resolved + weight), _LEAST_YIELD)
+        expected = OVER_ASK * (self.facts.batch - kept - likely - share * (unresolved - likely)) / share
         return min(self._most, max(deficit, math.ceil(expected)))
 
     # -- groups that are back -------------------------------------------------------------------------------
