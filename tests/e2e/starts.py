@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tests.e2e.faults import AGENT_LOOP, MODES, Killer, changed_data
-from tests.e2e.harness import REPO, Run, assets, several, train
+from tests.e2e.harness import REPO, Run, assets, several, train, train_rows
 
 SHORT = ("trainer.total_training_steps=3",)
 #: No chance in sampling: two trainers see the same rollouts.
@@ -16,6 +16,8 @@ MIXED = ("+adaptive=dapo", "adaptive/sampler=mopps_by_source", "adaptive/allocat
 #: Presets that are no main run of a test of their own, and that combination.
 PRESETS = {**{name: (f"+adaptive={name}",) for name in ("aero", "cero", "pilot_commit")}, "mixed": MIXED}
 
+#: More than one pass over a third of the prompts, so that GRESO skips some in the end.
+GRESO_STEPS, SOME = 14, 200
 #: Six steps, of which the last that was begun is lost when the run is killed after three.
 SIX = ("trainer.total_training_steps=6", "trainer.save_freq=2", "adaptive.record=true")
 
@@ -35,9 +37,11 @@ class Usual(NamedTuple):
 
 def usual(folder: Path) -> Usual:
     """Each start-up goes on with what was killed on the one before, and ends in the next run that is killed."""
+    some, _ = changed_data(folder / "some.parquet", drop=train_rows() - SOME, add=0)
+    steps = GRESO_STEPS
     greso = (
-        *("+adaptive=greso", "adaptive.record=true", "trainer.total_training_steps=24", "trainer.save_freq=24"),
-        *("trainer.val_before_train=True", "trainer.test_freq=24"),
+        *("+adaptive=greso", "adaptive.record=true", f"trainer.total_training_steps={steps}", some),
+        *(f"trainer.save_freq={steps}", "trainer.val_before_train=True", f"trainer.test_freq={steps}"),
     )
     solo = ("+adaptive=solo", *SIX)
     # GRESO's gate, and Pilot-Commit in the paper's form, where pilots wait for a later generation
