@@ -38,7 +38,9 @@ def quickstart(found: dict[str, Any]) -> list[str]:
         "" if noise is None else f"; by chance alone arms differ by up to {noise:.3f} at 95 %"
     )
     gains = [run["ends"][best[0].arm] - run["ends"][first[0].arm] for run in found.get("again", ())]
-    others = f" Run again, `{best[0].arm}` ended {', '.join(f'{gain:+.3f}' for gain in gains)} from GRPO." if gains else ""
+    others = (
+        f" Run again, `{best[0].arm}` ended {', '.join(f'{gain:+.3f}' for gain in gains)} from GRPO." if gains else ""
+    )
     text = (
         f"From the quickstart: verl and vLLM on two CPU cores, {best[0].generated:,} rollouts and {best[0].updates} updates in "
         f"every run, a tiny model, most prompts solved or hopeless. Held-out accuracy goes from {best[0].curve[0][1]:.3f} to "
