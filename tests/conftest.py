@@ -9,7 +9,7 @@ import pytest
 # Ray's own is 15: beside two busy test processes its workers would hardly run, and a start-up would take minutes.
 os.environ.setdefault("RAY_worker_niceness", "0")
 
-#: Tests that share a start-up of many seconds.
+#: Files of tests that share a start-up of many seconds; one that is missing here makes a start-up of its own.
 TOGETHER = {
     "queue": ("abort", "arrivals", "checkpoints", "passes", "session", "stream_session", "watch"),
     "upstream": ("upstream",),
