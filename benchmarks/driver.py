@@ -1,7 +1,7 @@
 """What a step costs in the driver, beside generation and training: requests, looks, rewards, decisions, the batch.
 
     python -m benchmarks.driver                         # 8,192 and 65,536 rollouts a step, every preset
-    python -m benchmarks.driver --rollouts 8192 --presets grpo greso
+    python -m benchmarks.driver --rollouts 8192 --presets grpo greso     # these rows anew, the others stay
 
 The session, the engine, the layout and TransferQueue are the real ones, TransferQueue with verl's own settings; only the
 rollout workers are a stand-in, which writes the rows between the looks, in twenty waves, and whose time does not count.
@@ -12,6 +12,7 @@ the driver does while answers are still under way costs nobody anything: ``after
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import tempfile
 import time
@@ -285,6 +286,23 @@ def timing(clock: Clock, session: Session, workers: Workers) -> None:
     courier.timeout = timeout  # type: ignore[method-assign]
 
 
+def put(out: Path, row: dict[str, Any]) -> None:
+    """Write a row in the place of its preset's and size's earlier one; the others stay."""
+    rows = json.loads(out.read_text())["rows"] if out.exists() else []
+    order = list(MEASURED)
+    rows = [r for r in rows if (r["preset"], r["rollouts"]) != (row["preset"], row["rollouts"])] + [row]
+    rows.sort(key=lambda r: (r["rollouts"], order.index(r["preset"])))
+    head = {
+        "groups_of": N,
+        "waves": WAVES,
+        "tokens": TOKENS,
+        "ranks": RANKS,
+        "machine": machine(),
+        "versions": versions("verl", "TransferQueue", "ray", "torch"),
+    }
+    write_whole(out, to_json({**head, "rows": rows}, "rows"))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
@@ -299,26 +317,15 @@ def main() -> None:
         storage = "transfer_queue.backend.SimpleStorage"
         units = [f"{storage}.num_data_storage_units=2", f"{storage}.total_storage_size=null"]
         tq.init(compose("ppo_trainer", overrides=units).transfer_queue)
-    rows = []
     for rollouts in args.rollouts:
         for preset in args.presets:
-            row = run(preset, rollouts)
-            rows.append(row)
+            row = {**run(preset, rollouts), "load": load_average()}
             print(
                 f"{preset:14s} {rollouts:6d}: own {row['own']:.2f} s, queue {row['queue']:.2f} s, after the last answer "
                 f"{row['after_last']:.2f} s, wall {row['wall']:.1f} s; {row['parts']}",
                 flush=True,
             )
-            head = {
-                "groups_of": N,
-                "waves": WAVES,
-                "tokens": TOKENS,
-                "ranks": RANKS,
-                "machine": machine(),
-                "load": load_average(),
-                "versions": versions("verl", "TransferQueue", "ray", "torch"),
-            }
-            write_whole(args.out, to_json({**head, "rows": rows}, "rows"))
+            put(args.out, row)
     tq.close()
     ray.shutdown()
 

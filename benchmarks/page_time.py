@@ -11,9 +11,15 @@ __all__ = ["beside_page", "driver_page", "long_page", "prompt_page"]
 
 
 def _on(data: dict[str, Any]) -> str:
-    m = data["machine"]
-    load = data["load"] if isinstance(data["load"], list) else [data["load"]]
-    said = " before and ".join(f"{value:g}" for value in load) + (" after" if len(load) > 1 else "")
+    """The machine, and its load: of the whole, before and after, or the least and the greatest of its rows."""
+    m, load = data["machine"], data.get("load")
+    if load is None:
+        each = [row["load"] for row in data["rows"]]
+        said = f"{min(each):g} to {max(each):g}"
+    elif isinstance(load, list):
+        said = " before and ".join(f"{value:g}" for value in load) + " after" * (len(load) > 1)
+    else:
+        said = f"{load:g}"
     return f"on {m['cpu']} ({m['cores']} cores, load average {said})"
 
 
