@@ -43,7 +43,7 @@ def quickstart(found: dict[str, Any]) -> list[str]:
     )
     text = (
         f"From the quickstart: verl and vLLM on two CPU cores, {best[0].generated:,} rollouts and {best[0].updates} updates in "
-        f"every run, a tiny model, more prompts than GRPO can ask. Held-out accuracy goes from {best[0].curve[0][1]:.3f} to "
+        f"every run, a tiny model, more prompts than GRPO gets to. Held-out accuracy goes from {best[0].curve[0][1]:.3f} to "
         f"{said} ({seeds}){reached}.{others}"
     )
     return wrap(text, 120, break_long_words=False, break_on_hyphens=False)

@@ -183,8 +183,6 @@ class Allocator(Role):
         can_hold: the allocator may answer ``HOLD``; the engine then offers held groups to :meth:`recall`.
         needs_place: a top-up is worth its rollouts only if the batch has a place for the group. Where groups commit in
             order, it goes out as soon as that is sure, and a group for which there is surely none is held or closed.
-        likely_place: with ``needs_place``: it goes out as soon as that is likely. Nothing is decided by it: a group for
-            which there turns out to be no place comes after the batch's last one, and is aborted.
         needs_rounds: the option, ``key=value`` below ``adaptive.allocator``, that compares the groups of a round and so
             needs ``adaptive.rounds`` in the ``sync`` trainer; empty: none.
         follows_plan: gives each prompt just the rollouts that a sampler planned for it.
@@ -194,7 +192,6 @@ class Allocator(Role):
     role: ClassVar[str] = "allocator"
     can_hold: ClassVar[bool] = False
     needs_place: ClassVar[bool] = False
-    likely_place: ClassVar[bool] = False
     needs_rounds: str = ""
     follows_plan: ClassVar[bool] = False
     makes_commits: ClassVar[bool] = False

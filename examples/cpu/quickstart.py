@@ -6,9 +6,9 @@ Called by ``examples/quickstart_cpu.sh``, which installs everything first. Makes
 with every seed on one start-up of verl, and ends with a table, a plot and a JSON file. What exists is reused; ``--fresh``
 starts over. An arm is a preset and its ``rollout.n``: ``grpo:4`` is GRPO with groups of 4 and as many rollouts a step.
 
-Three things keep chance small, so that a quarter of an hour can tell arms apart:
+Three things let a quarter of an hour tell arms apart:
 
-* more questions than GRPO can ask in so many rollouts, as in a short run on most public data sets: the more there are to
+* more questions than GRPO gets to in so many rollouts, as in a short run on most public data sets: the more there are to
   choose from, the more it matters how the rollouts are spread;
 * accuracy is exact: the chance of the right answer on every held-out question, from one forward pass, not from samples;
 * arms are compared within a seed, which decides on the order of the questions. The seeds are others than those of the
@@ -543,7 +543,7 @@ def plot(results: Sequence[Result], *paths: Path) -> None:
     plt.rcParams["svg.hashsalt"] = "quickstart"
     figure, axes = plt.subplots(figsize=(7, 3.6), layout="constrained")
     for (name, runs), color in zip(by_arm(results).items(), ("#777777", "#1f77b4", "#d62728", "#2ca02c"), strict=False):
-        grid = np.linspace(0, min(run.curve[-1][0] for run in runs), 61)
+        grid = np.linspace(0, min(run.curve[-1][0] for run in runs), 8 * POINTS + 1)
         lines = [np.interp(grid, *zip(*run.curve, strict=True)) for run in runs]
         for run in runs:
             axes.plot(*zip(*run.curve, strict=True), color=color, linewidth=0.8, alpha=0.4)

@@ -378,10 +378,7 @@ class OrderedEngine(Engine):
         placeless = np.zeros(len(asking), dtype=bool)
         if self.policy.allocator.needs_place:
             kept = np.cumsum(t.status == _KEPT)[asking]
-            hopeful = np.cumsum(np.isin(t.status, (_FLIGHT, _ASKING, _KEPT)))[asking] - 1.0  # but for the ticket itself
-            if self.policy.allocator.likely_place and self.fertile is not None:
-                unknown = np.cumsum((t.status == _FLIGHT) & (t.stage == 0))[asking]
-                hopeful -= (1.0 - self.fertile) * unknown
+            hopeful = np.cumsum(np.isin(t.status, (_FLIGHT, _ASKING, _KEPT)))[asking] - 1  # but for the ticket itself
             yes &= hopeful < self._target
             placeless = kept >= self._target
             no |= placeless
