@@ -184,7 +184,7 @@ class StoreConfig:
     """Where the statistics' journal goes; see :mod:`verl_adaptive.stats.journal`.
 
     ``url``: null puts an SQLite file beside the checkpoints; ``postgresql+psycopg://…`` shares one database.
-    ``run_id``: null derives one from the project, the experiment and the checkpoint folder.
+    ``run_id``: null: ``trainer.project_name/trainer.experiment_name``.
     """
 
     enabled: bool = True

@@ -73,6 +73,32 @@ def test_a_preset_that_refills_costs_more_and_says_how_to_spend_the_same(price) 
     assert spent.total == 20_480 and "equal bill" not in lines
 
 
+def test_a_preset_that_generates_less_needs_more_steps_and_epochs_for_the_same(price) -> None:
+    """verl ends with the epochs or with the steps, whichever comes first; both words are needed."""
+    found, _ = price("+adaptive=aero", "trainer.total_epochs=10")
+    assert found.equal_steps > 20
+    words = dict(word.split("=") for word in found.equal.split())
+    assert int(words["trainer.total_training_steps"]) == found.equal_steps
+    assert 2 * int(words["trainer.total_epochs"]) >= found.equal_steps > 2 * (int(words["trainer.total_epochs"]) - 1)
+    spent, _ = price("+adaptive=aero", *found.equal.split())
+    assert spent.total == 20_480
+    assert "trainer.total_epochs" not in price("+adaptive=aero", "trainer.total_epochs=90", *STEPS)[0].equal
+
+
+STEPS = ("trainer.total_training_steps=20",)
+
+
+def test_steps_are_those_that_verl_takes(call, price, tmp_path) -> None:
+    assert price("+adaptive=grpo", "trainer.total_epochs=5", *STEPS)[0].grpo_total == 10_240
+    found, _ = price("+adaptive=grpo", "trainer.total_epochs=10", "data.train_max_samples=64")
+    assert found.grpo_total == 10_240 and found.passes == 10.0
+    data = tmp_path / "train.parquet"
+    words = (*MINIMAL, f"trainer.default_local_dir={tmp_path}/ckpt", f"data.train_files={data}", "+adaptive=grpo")
+    _, out, _ = call("doctor", "--json", "--", *words, "trainer.total_epochs=5", *STEPS)
+    plan = json.loads(out)["plan"]
+    assert plan["steps"] == 10 and any("trainer.total_epochs=5: verl stops after 10 steps" in n for n in plan["notes"])
+
+
 def test_one_epoch_is_too_short_for_what_learns_from_earlier_visits(price, tmp_path) -> None:
     found, lines = price("+adaptive=greso", "trainer.total_epochs=1")
     assert found.passes == 1.0 and "one epoch: greso will skip nothing" in lines["epochs"]

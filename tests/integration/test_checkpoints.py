@@ -25,11 +25,13 @@ from verl.utils import tensordict_utils as tu  # noqa: E402
 
 from tests.world import make_engine, run  # noqa: E402
 from verl_adaptive.config import AdaptiveConfig, ResumeConfig, SuccessConfig  # noqa: E402
+from verl_adaptive.errors import AdaptiveError  # noqa: E402
+from verl_adaptive.groups import Groups  # noqa: E402
 from verl_adaptive.integration.resume import IRRELEVANT, LOGGED, settings_of  # noqa: E402
 from verl_adaptive.integration.run_store import RunStore  # noqa: E402
 from verl_adaptive.integration.watch import Watch  # noqa: E402
 from verl_adaptive.policy import build_policy  # noqa: E402
-from verl_adaptive.stats import SnapshotError, read_manifest, read_snapshot  # noqa: E402
+from verl_adaptive.stats import KEY_DTYPE, Journal, SnapshotError, read_manifest, read_snapshot  # noqa: E402
 
 PILOT = {"allocator": {"name": "pilot_commit", "n_pilot": 2, "form": "pipelined"}, "filter": "band"}
 
@@ -368,3 +370,18 @@ def test_the_queue_of_the_first_version_is_read(held):
     shutil.rmtree(folder / "transfer_queue")
     with pytest.raises(SnapshotError, match="not TransferQueue's rows of them"):
         run_store.load(str(checkpoint), 2, engine.policy)
+
+
+def test_a_shared_database_that_has_a_run_of_this_name_refuses_another(tmp_path) -> None:
+    """Two users with verl's default names: the second would take the first one's place."""
+    url = str(tmp_path / "shared.sqlite")
+    with Journal.open(url, run_id="verl_examples/gsm8k", meta={"checkpoints": "/one"}) as first:
+        first.commit_step(1, Groups.empty(), np.zeros(0, KEY_DTYPE), np.zeros(0, str), {}, {})
+    run_store, engine = run_store_of(tmp_path, adaptive=AdaptiveConfig.from_mapping({"store": {"url": url}}))
+    with Journal.open(url, run_id="verl_examples/gsm8k", meta={"checkpoints": "/two"}) as second:
+        run_store.journal, run_store.where = second, ""
+        with pytest.raises(
+            AdaptiveError, match=r"run 'verl_examples/gsm8k' already, .* /one; .*adaptive\.store\.run_id="
+        ):
+            run_store.begin(0, engine)
+        run_store.begin(1, engine)  # a resume, from checkpoints that have moved

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -99,8 +100,13 @@ def journal_place(config: Any, adaptive: AdaptiveConfig) -> JournalPlace:
     if trainer.get("val_only", False) and trainer.get("val_before_train", True):
         # It may start from any checkpoint, beside the run itself: nothing of it belongs on the run's line.
         return JournalPlace(None, "", folder, "trainer.val_only=true")
-    run = store.run_id or f"{trainer.project_name}/{trainer.experiment_name}"[:255]
+    run = store.run_id or _short(f"{trainer.project_name}/{trainer.experiment_name}")
     return JournalPlace(store.url or os.path.join(folder, "adaptive.sqlite"), run, folder)
+
+
+def _short(name: str) -> str:
+    """A name of at most 255 characters; long ones that begin alike stay apart."""
+    return name if len(name) <= 255 else f"{name[:240]}~{hashlib.sha256(name.encode()).hexdigest()[:12]}"
 
 
 def model_kind(config: Any) -> str:

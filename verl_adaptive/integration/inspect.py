@@ -237,9 +237,18 @@ def make_plan(config: DictConfig, adaptive: AdaptiveConfig, policy: Policy, zero
     unseen = _unseen(config)
     if unseen:
         notes.append(f"not found here, so not looked at: {', '.join(unseen)}")
+    most = int(config.data.get("train_max_samples", None) or -1)
+    if prompts is not None and 0 < most < prompts:
+        prompts = most
     steps = trainer.get("total_training_steps")
-    if steps is None and prompts is not None:
-        steps = trainer.total_epochs * (prompts // batch)
+    if prompts is not None:
+        by_epochs = trainer.total_epochs * (prompts // batch)
+        if steps is not None and by_epochs < steps:
+            notes.append(
+                f"trainer.total_epochs={trainer.total_epochs}: verl stops after {by_epochs:,} steps, before "
+                f"trainer.total_training_steps={steps:,}, and saves and validates no last step"
+            )
+        steps = by_epochs if steps is None else min(steps, by_epochs)
     if prompts is not None and prompts < batch:
         raise AdaptiveError(
             f"data.train_batch_size={batch}: the training set has only {prompts} prompts; use at most that"

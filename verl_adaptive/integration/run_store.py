@@ -153,8 +153,19 @@ class RunStore:
     # -- a step ---------------------------------------------------------------------------------------------
 
     def begin(self, step: int, engine: Engine) -> None:
-        """Training goes on after ``step``; the journal forgets what lies beyond it (another branch keeps it)."""
+        """Training goes on after ``step``; the journal forgets what lies beyond it (another branch keeps it).
+
+        Raises:
+            AdaptiveError: a database that several runs share has another run of this name.
+        """
         if self.journal is not None:
+            other = self.journal.elsewhere
+            if step == 0 and other is not None and self.adaptive.store.url is not None:
+                raise AdaptiveError(
+                    f"adaptive.store.run_id={self.adaptive.store.run_id or 'null'}: the database has a run "
+                    f"{self.journal.run_id!r} already, with its checkpoints in {other}; this one would take its place. Name "
+                    "this one with adaptive.store.run_id=<another name>, or give it a trainer.experiment_name of its own"
+                )
             self.journal.rewind(step)
             self.where = re.sub(r"attempt \d+", f"attempt {self.journal.attempt}", self.where)
 

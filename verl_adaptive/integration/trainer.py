@@ -71,6 +71,7 @@ class AdaptiveMixin(_Trainer):
     base_mode: str
     is_adaptive = True
     total_training_steps: int
+    steps_per_epoch: int
 
     def __init__(self, config: Any) -> None:
         _show_our_log()
@@ -172,7 +173,8 @@ class AdaptiveMixin(_Trainer):
             self.adaptive,
             batch=self.shape.groups,
             n=self.shape.n,
-            steps=self.total_training_steps,
+            # verl ends at whichever comes first
+            steps=min(self.total_training_steps, self.config.trainer.total_epochs * self.steps_per_epoch),
             prompts=len(np.unique(self.run_store.row_of)),
         )
         parts = (policy, self.run_store.table, self.adaptive, facts, self.run_store.row_of, self.stream)

@@ -154,12 +154,15 @@ class Journal:
     Attributes:
         run_id: the run.
         branch_id, attempt: the branch that is written to; ``attempt`` counts a run's branches from 0.
+        elsewhere: where a run of this name, which has steps, keeps its checkpoints, if not where ``meta`` says; what it
+            says of itself stays until :meth:`rewind`.
     """
 
     def __init__(self, backend: Backend, run_id: str, backlog: int, meta: Mapping[str, Any]) -> None:
         self.run_id = run_id
         self.branch_id = -1
         self.attempt = -1
+        self.elsewhere: str | None = None
         self._backend = backend
         self._engine = backend.engine
         self._read_only = backend.read_only
@@ -275,6 +278,8 @@ class Journal:
             with self._transaction(connection, _START_CEILING):
                 self._find_run(connection)
                 self._written = self._newest = self._last_step(connection)
+                if self._written is None:
+                    self._describe(connection)
 
         _patiently(patience, start)
 
@@ -285,14 +290,26 @@ class Journal:
             _LOG.info("journal upgraded from schema %d to %d", found, schema.SCHEMA_VERSION)
         self._backend.claim(connection, self.run_id)
         r = schema.runs
-        if connection.execute(select(r.c.run_id).where(r.c.run_id == self.run_id)).first() is None:
+        stored = connection.execute(select(r.c.meta).where(r.c.run_id == self.run_id)).first()
+        self.elsewhere = None
+        if stored is None:
             row = {"run_id": self.run_id, "created_at": time.time(), "package": package_version()}
             connection.execute(insert(r), {**row, "meta": _json(self._meta)})
-        elif self._meta:  # the name is the same; what the run says of itself may be new
-            now = {"package": package_version(), "meta": _json(self._meta)}
-            connection.execute(update(r).where(r.c.run_id == self.run_id), now)
+        elif self._meta:
+            folder, here = json.loads(stored.meta or "{}").get("checkpoints"), self._meta.get("checkpoints")
+            if folder and here and folder != here:
+                self.elsewhere = str(folder)
+            else:
+                self._describe(connection)
         self.attempt = -1
         self.branch_id, self.attempt = self._newest_branch(connection) or self._branch(connection, None, None)
+
+    def _describe(self, connection: Connection) -> None:
+        """Within a transaction: the name is the same; what the run says of itself may be new."""
+        if self._meta:
+            now = {"package": package_version(), "meta": _json(self._meta)}
+            connection.execute(update(schema.runs).where(schema.runs.c.run_id == self.run_id), now)
+        self.elsewhere = None
 
     def _known_here(self, connection: Connection) -> bool:
         """Whether a new connection leads to a database that has this run."""
@@ -607,9 +624,9 @@ class Journal:
     def rewind(self, step: int) -> None:
         """Go on after ``step``, as a run does that resumed from the snapshot of ``step``.
 
-        If the journal has later steps, they stay in the file for people to look at, in a branch of their own that is
-        no longer part of the run's line. If it lacks steps up to ``step`` (it fell behind, or it is new), the gap is
-        noted.
+        A resume begins a branch, so that the pause before it is nobody's training. If the journal has later steps, they
+        stay in the file for people to look at, no longer part of the run's line. If it lacks steps up to ``step`` (it
+        fell behind, or it is new), the gap is noted.
 
         Args:
             step: the last step that counts; 0 starts over.
@@ -626,7 +643,8 @@ class Journal:
             if (self._queue or self._measured) and not self.flush():
                 raise JournalError(f"the journal cannot be rewound to step {step}: {self._error}")
             try:
-                self._rewind(self._connect(), step, f"not in the journal when training resumed after step {step}")
+                reason = f"not in the journal when training resumed after step {step}"
+                self._rewind(self._connect(), step, reason, resumed=step > 0)
             except (SQLAlchemyError, OSError, JournalError) as error:
                 self._drop()
                 raise JournalError(f"the journal cannot be rewound to step {step}: {_cause(error)}") from error
@@ -634,16 +652,18 @@ class Journal:
             self._unsaid = [(first, min(last, step), why) for first, last, why in self._unsaid if first <= step]
             self._error, self._failures, self._not_before = None, 0, -math.inf
 
-    def _rewind(self, connection: Connection, step: int, reason: str) -> None:
+    def _rewind(self, connection: Connection, step: int, reason: str, *, resumed: bool = False) -> None:
         branch_id, attempt = self.branch_id, self.attempt
         with self._transaction(connection):
             self._backend.still_ours(connection, self.run_id)
             newest = self._newest_branch(connection)
             if newest is None or newest[0] != self.branch_id:
                 raise _TakenOver(f"another process has continued run {self.run_id!r}")
+            self._describe(connection)
             last = self._last_step(connection)
+            if last is not None and (resumed or last > step):
+                branch_id, attempt = self._branch(connection, self.branch_id, min(last, step))
             if last is not None and last > step:
-                branch_id, attempt = self._branch(connection, self.branch_id, step)
                 _LOG.info("journal: resuming after step %d; steps up to %d are kept aside", step, last)
             elif step > 0 and last != step:
                 first = 1 if last is None else last + 1

@@ -307,9 +307,21 @@ class JournalSuite:
         with self.open(url) as journal:
             assert journal.health().last_step == 1 and journal.attempt == 0
             journal.rewind(1)
-            assert journal.attempt == 0
+            assert journal.attempt == 1  # so that the pause before it can be told from training
             self.commit(journal, 2)
             assert self.story(journal) == self.expected(1, 2)
+
+    def test_a_name_that_is_taken_says_by_whom(self, make_url: Callable[[], str]) -> None:
+        url = make_url()
+        with self.open(url, meta={"checkpoints": "/a", "preset": "greso"}) as journal:
+            self.commit(journal, 1)
+        with self.open(url, meta={"checkpoints": "/b", "preset": "solo"}) as journal:
+            assert journal.elsewhere == "/a"
+            assert journal.reader().runs()[0]["meta"]["preset"] == "greso"  # nothing was changed by asking
+            journal.rewind(1)  # a checkpoint folder that has moved
+            assert journal.elsewhere is None and journal.reader().runs()[0]["meta"]["preset"] == "solo"
+        with self.open(url, meta={"checkpoints": "/b"}) as journal:
+            assert journal.elsewhere is None
 
     def test_rewinding_starts_a_branch_and_keeps_the_old_one_aside(self, make_url: Callable[[], str]) -> None:
         url = make_url()
@@ -574,7 +586,7 @@ class JournalSuite:
                 with pytest.raises(JournalError, match="cannot be rewound to step 2.*away"):
                     journal.rewind(2)
             journal.rewind(2)
-            assert journal.attempt == 0 and journal.health().ok  # steps 3 to 5 were never written anywhere
+            assert journal.attempt == 1 and journal.health().ok  # steps 3 to 5 were never written anywhere
             self.commit(journal, 3, seed=103)
             assert self.story(journal) == self.expected(1, 2, (3, 103))
 
