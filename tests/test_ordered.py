@@ -16,6 +16,8 @@ from tests.world import World, make_engine, run_step
 from verl_adaptive.engine import OrderedEngine, Requests, StepResult
 from verl_adaptive.errors import AdaptiveError, ConfigError, Exhausted
 from verl_adaptive.groups import Groups
+from verl_adaptive.progress import Progress
+from verl_adaptive.rng import Draw
 from verl_adaptive.stats.table import StatsTable
 
 PILOTS = [
@@ -254,6 +256,58 @@ def test_few_failures_do_not_make_grpo_wait() -> None:
             engine.receive(world.roll(more))
         result = engine.finish()
         assert result.trained.sum() == (19 if lost == 1 else 20) and not result.note
+
+
+def test_one_bad_step_costs_the_later_ones_nothing() -> None:
+    """What a fault lost says nothing of the prompts: the next steps ask for a batch again, not for a tenth more."""
+    engine, world = make_engine(batch=50, n=4, M=400, rounds=False)
+    for step in range(1, 6):
+        world.failure = 0.04 if step == 2 else 0.0
+        result = run_step(engine, world, step)
+        assert step == 2 or result.ledger.rollouts.generated == 200
+        assert "aborted" not in result.ledger.rollouts.dropped
+    assert engine.fertile == 1.0
+
+
+def test_a_yield_of_nearly_all_asks_for_nearly_as_many_as_are_missing() -> None:
+    progress = Progress(step=1, batch=100, draw=Draw(0, 1))
+    for fertile, wanted in ((None, 100), (1.0, 100), (1 - 4e-16, 100), (0.99, 103), (0.9, 123), (0.5, 220)):
+        progress.fertile = fertile
+        assert progress.wanted() == wanted
+
+
+@pytest.mark.parametrize(
+    ("sampler", "more"),
+    [("epoch", {"filter": "informative"}), ("mopps", {"failure": 0.1}), ("spread", {"filter": "informative"})],
+)
+def test_without_refill_a_step_is_one_batch(sampler, more) -> None:
+    failure = more.pop("failure", 0.0)
+    world = World(np.full(400, 0.5), 0, failure=failure)
+    engine, _ = make_engine(sampler, world=world, batch=32, n=2, rounds=False, refill=False, **more)
+    for step in range(1, 7):
+        result = run_step(engine, world, step)
+        assert len(result.groups) == 32 and result.trained.sum() <= 32
+
+
+def test_without_refill_a_cap_costs_rescues_before_prompts() -> None:
+    """Prompts whose worst case had no room at first go out when the others have turned out to need less."""
+    for cap, whole in ((6 * 64, True), (4 * 64 - 4, False)):
+        engine, world = make_engine(
+            "epoch", "aero", "aero", "beta", batch=64, n=8, M=400, rounds=False, refill=False, max_rollouts_per_step=cap
+        )
+        for step in range(1, 4):
+            result = run_step(engine, world, step)
+            assert result.ledger.rollouts.generated <= cap
+            assert (len(result.groups) == 64) == whole
+            assert whole == (not result.note) and (whole or f"the step's cap of {cap} rollouts" in result.note)
+
+
+def test_a_step_ends_with_the_epoch_that_it_has_reached() -> None:
+    for rounds in (True, False):
+        engine, world = make_engine(batch=8, n=4, M=64, rounds=rounds)
+        for step in range(1, 11):
+            run_step(engine, world, step)
+            assert engine.progress.epoch == step / 8
 
 
 def test_the_first_request_follows_the_yield() -> None:

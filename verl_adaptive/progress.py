@@ -33,7 +33,8 @@ class Progress:
             then counts ready groups in ``kept`` and every group in flight in ``open``.
         ordered: groups are reviewed one by one and commit in ticket order: nothing of the step has been learned when a
             role is asked, and ``kept``, ``open`` and ``planned`` stay as they were when the step began until it ends.
-        fertile: with ``ordered``: share of the groups that were kept in the last steps; None before the first.
+        fertile: with ``ordered`` and a batch that is refilled: share of the groups that were kept in the last steps, failed
+            ones left out; None before the first.
     """
 
     step: int
@@ -64,12 +65,15 @@ class Progress:
     def wanted(self, over_ask: float = OVER_ASK) -> int:
         """Prompts to ask for, so that the batch gets the groups that are missing.
 
-        As many as are missing; where groups commit in order, as many as the recent yield calls for.
+        As many as are missing; where groups commit in order, as many as the recent yield calls for, and of those that may
+        be lost a few beyond: a yield of nearly 1 asks for nearly as many as are missing.
         """
         missing = max(0, self.need - self.open)
-        if self.fertile is None or self.fertile >= 1.0:
+        if self.fertile is None:
             return missing
-        return math.ceil(over_ask * missing / max(self.fertile, 1 / 64))
+        fertile = min(1.0, max(self.fertile, 1 / 64))
+        beyond = 1.0 + min(over_ask - 1.0, 1.0 - fertile)
+        return math.ceil(beyond * missing / fertile - 1e-6)  # not one more for a rounding error
 
     @property
     def room(self) -> int:

@@ -185,6 +185,7 @@ class Allocator(Role):
             order, it goes out as soon as that is sure, and a group for which there is surely none is held or closed.
         needs_rounds: the option, ``key=value`` below ``adaptive.allocator``, that compares the groups of a round and so
             needs ``adaptive.rounds`` in the ``sync`` trainer; empty: none.
+        least_key: the option below ``adaptive.allocator`` that :meth:`least` comes from.
         follows_plan: gives each prompt just the rollouts that a sampler planned for it.
         makes_commits: gives each prompt pilots, and those that :meth:`side` puts into its band a commit (a top-up).
     """
@@ -193,6 +194,7 @@ class Allocator(Role):
     can_hold: ClassVar[bool] = False
     needs_place: ClassVar[bool] = False
     needs_rounds: str = ""
+    least_key: ClassVar[str] = "n"
     follows_plan: ClassVar[bool] = False
     makes_commits: ClassVar[bool] = False
 
@@ -211,6 +213,10 @@ class Allocator(Role):
         Returns:
             int64 ``(k,)``, each at least 1.
         """
+
+    def least(self, n: int) -> int:
+        """Fewest rollouts that a group may close with under ``actor_rollout_ref.rollout.n=n``; asked before :meth:`bind`."""
+        return n
 
     def prompts(self, wanted: int, progress: Progress) -> int:
         """The last word on how many new prompts the next round takes.

@@ -73,6 +73,18 @@ def test_what_the_estimator_takes_passes(overrides):
         (["+adaptive=greso", "actor_rollout_ref.rollout.n=1"], r"rollout\.n=1: .*at least 2"),
         (["+adaptive.name=greso"], r"adaptive\.name='greso': .*chooses no part.*Write \+adaptive=greso"),
         (["+adaptive=dapo", "adaptive.allocator.n=1"], r"adaptive\.allocator\.n=1: .*\+adaptive=solo"),
+        (
+            ["+adaptive=grpo", "adaptive/allocator=aero", "actor_rollout_ref.rollout.n=2"],
+            r"n_explore=1: closes groups with one rollout .*n=2, which grpo .*n_explore=2 or more",
+        ),
+        (
+            [
+                "+adaptive=grpo",
+                "adaptive/allocator=reinforce_ada",
+                *(f"adaptive.allocator.{w}" for w in ("variant=pos", "per_round=1")),
+            ],
+            r"per_round=1: closes groups with one rollout",
+        ),
         (["+adaptive=solo", "adaptive/filter=informative"], r"adaptive\.allocator\.n=1: .*no variance to judge by"),
         (["+adaptive=solo", "adaptive/advantage=verl"], r"adaptive\.allocator\.n=1: .*no variance to judge by"),
         (["+adaptive=solo", "adaptive.allocator.n=3"], r"adaptive\.allocator\.n=3: .*rollout\.n=8: 1, 2, 4, 8"),

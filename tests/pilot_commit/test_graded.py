@@ -125,3 +125,14 @@ def test_an_option_that_came_later_leaves_the_digest_alone():
     assert digest == "c1bbfdc2720a6465"  # as 0.1.0 has it
     config.allocator["judge"] = "success"
     assert build_policy(config).digest() != digest
+
+
+def test_in_order_pilots_are_counted_by_what_they_were_judged_by():
+    engine = made(LEVELS, rounds=False)
+    for step in range(1, 7):
+        result = play(engine, LEVELS, range(step, step + 1))[0]
+        groups, told = result.groups, engine.policy.metrics()
+        committed = int((groups.reduce(np.maximum, groups.stage) > 0).sum())
+        assert told["adaptive/allocator/in_band_total"] >= committed == BATCH
+        if step > 3:
+            assert told["adaptive/allocator/in_band_share"] > 0.25 and cost([result]) < 2.0

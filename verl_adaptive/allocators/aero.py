@@ -59,6 +59,7 @@ class AeroRescue(Allocator):
     """
 
     name: ClassVar[str] = "aero"
+    least_key: ClassVar[str] = "n_explore"
 
     @dataclass
     class Config:
@@ -109,11 +110,15 @@ class AeroRescue(Allocator):
                 "take adaptive.allocator.budget=pooled, which only shares out what exploration left of the plan",
             )
 
+    def least(self, n: int) -> int:
+        c = self.config
+        return c.n_explore or max(1, (c.n or n) // 2)
+
     def bind(self, table: StatsTable, facts: RunFacts) -> None:
         super().bind(table, facts)
         c = self.config
         self.n: int = c.n or facts.n
-        self.n_explore: int = c.n_explore or max(1, self.n // 2)
+        self.n_explore = self.least(facts.n)
         self.n_extra: int = c.n_extra or (2 if self._in_rounds else max(1, self.n // 2))
         self.rounds: int = (8 if self._in_rounds else 1) if c.rounds is None else c.rounds
         pooled = c.budget == "pooled"

@@ -323,7 +323,7 @@ class PilotCommit(Allocator):
         commit = whole & (groups.stage > 0)
         if progress.ordered:  # reviews of single groups change nothing: pilots are counted when their group closes
             first = groups.stage == 0
-            successes, n = groups.sum(groups.success * first), groups.sum(first)
+            successes, n = groups.sum(self._success(groups) * first), groups.sum(first)
             self._judged(band_side(successes, n, self.config.lower, self.config.upper))
             at_once = int((~is_pilot(groups) & (groups.lag == 0)).sum())  # the others were counted by recall
             self._count(committed=at_once)

@@ -37,6 +37,7 @@ class ReinforceAda(Allocator):
     """Sequential sampling with an exit condition; a rollout is correct when its success is at least 1/2."""
 
     name: ClassVar[str] = "reinforce_ada"
+    least_key: ClassVar[str] = "per_round"
 
     @dataclass
     class Config:
@@ -69,6 +70,10 @@ class ReinforceAda(Allocator):
                 "CERO plans how many rollouts each prompt gets, and sampling until an exit condition would ignore the "
                 "plan; take adaptive/allocator=fixed, or another sampler",
             )
+
+    def least(self, n: int) -> int:
+        c = self.config
+        return max(c.per_round, 2 if c.variant == "balance" and c.rounds > 1 else 1)
 
     def first(self, rows: np.ndarray, planned: np.ndarray | None, progress: Progress) -> np.ndarray:
         return np.full(len(rows), self.config.per_round, dtype=np.int64)

@@ -181,6 +181,8 @@ class Desk:
             trains |= groups.rollout_mask(np.isin(np.arange(len(groups)), fill))
             kept = np.flatnonzero(outcome == "trained")
             note = note or "no group passed the filter: the step trains on groups it dropped"
+        if config.max_rollouts_per_step is not None and not config.refill and self.why and len(groups) < size:
+            note = note or self.shortage(len(kept), rounds)
         if len(kept) > size and not self.whole and config.surplus == "discard":
             outcome[kept[size:]] = "surplus"
         trains &= groups.rollout_mask(outcome == "trained")

@@ -107,12 +107,12 @@ class OrderedEngine(Engine):
     # -- a step ---------------------------------------------------------------------------------------------
 
     def begin(self, step: int) -> Requests | None:
-        self._open_step(step, ordered=True, fertile=self.fertile)
+        self._open_step(step, ordered=True, fertile=self.fertile if self.config.refill else None)
         self._tell("begun", step)
         self._closed: list[Closed] = []
         self._holding: list[Groups] = []
         self._t = _Tickets()
-        self._sent = self._waves = 0
+        self._sent = self._waves = self._behind = 0
         self._line_over = False
         recalled = self._recall()
         busy = np.concatenate([self.held.row, recalled.row])
@@ -157,7 +157,9 @@ class OrderedEngine(Engine):
 
         self._line.settle(max(0, self._head - self._recalled))
         self._ticket = self._first_ticket + max(0, self._head - self._recalled)
-        status = t.status[self._recalled : self._head]
+        failed = everything.groups.ticket[everything.groups.failed]
+        new = slice(self._recalled, self._head)
+        status = t.status[new][~np.isin(t.ticket[new], failed)]  # a fault says nothing of what prompts are worth
         if len(status):
             share = float(np.isin(status, (_KEPT, _HELD)).mean())
             self.fertile = share if self.fertile is None else (1 - _FRESH) * self.fertile + _FRESH * share
@@ -169,6 +171,8 @@ class OrderedEngine(Engine):
         progress.planned = int(t.spent[: self._head].sum())
         progress.last_finished = len(alive)
         progress.last_degenerate = int(alive.degenerate(self.facts.tolerance).sum())
+        if not self.feed.picks:
+            progress.epoch = self.feed.epoch(self.total.rollouts.generated)
         if len(alive):
             self.policy.observe(alive, progress)
         desk.hold(held)
@@ -235,6 +239,7 @@ class OrderedEngine(Engine):
             if fits < len(n) and least[fits] > cap:
                 self.desk.why = f"the step's cap of {cap} rollouts was reached"
                 self._line_over = True
+            self._behind = len(n) - fits
             rows, n, may = rows[:fits], n[:fits], may[:fits]
             part = slice(part.start, part.start + fits)
         if not len(rows):
@@ -286,7 +291,11 @@ class OrderedEngine(Engine):
     def _missing(self) -> int:
         """Candidates to send now: none as long as those under way may be enough."""
         t, target = self._t, self._target
-        if self._line_over or not self.config.refill or math.isinf(target):
+        if self._line_over:
+            return 0
+        if not self.config.refill:
+            return self._behind  # of those that the step asked for, what the cap had no room for yet
+        if math.isinf(target):
             return 0
         kept, unresolved = t.amount(_KEPT), t.amount(_FLIGHT, _ASKING)
         deficit = self.facts.batch - kept - unresolved

@@ -230,6 +230,14 @@ def _check_group_size(n: int, estimator: str, adaptive: AdaptiveConfig, policy: 
         "a group of one has no variance to judge by; use at least 2 (8 is usual), +adaptive=grpo, or +adaptive=solo with its "
         "own sampler, filter and advantage, which need none",
     )
+    least, key = policy.allocator.least(n), policy.allocator.least_key
+    check(
+        n < 2 or least >= 2 or policy.allocator.name == "fixed" or advantage.estimator is not None or not groups,
+        f"adaptive.allocator.{key}",
+        least,
+        f"closes groups with one rollout at actor_rollout_ref.rollout.n={n}, which {estimator} would train on its bare reward; "
+        f"use adaptive.allocator.{key}=2 or more",
+    )
     step_shape(adaptive, 1, n, n)  # refuses sizes that do not fit
 
 
