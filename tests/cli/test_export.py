@@ -109,6 +109,47 @@ def test_images_in_a_column_of_another_name(tmp_path, call) -> None:
     assert warm_start(table, tmp_path / "r.parquet", discount=1.0, media_keys={"images": "pictures"}).used == 3
 
 
+@pytest.fixture
+def pictured(tmp_path):
+    """One question over five pictures, under names of the user's own, and the results of an evaluation of it."""
+    rows = [
+        {
+            "data_source": "m",
+            "messages": [{"role": "user", "content": "<image>?"}],
+            "pictures": [f"/p/{i}.png"],
+            "reward_model": {"ground_truth": "cat"},
+        }
+        for i in range(5)
+    ]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "train.parquet")
+    results = [{**row, "n": 4, "successes": i % 5} for i, row in enumerate(rows)]
+    pq.write_table(pa.Table.from_pylist(results), tmp_path / "eval.parquet")
+    return tmp_path / "train.parquet", tmp_path / "eval.parquet"
+
+
+NAMED = ("--prompt-key", "messages", "--media-key", "images=pictures")
+
+
+@pytest.mark.parametrize("command", ["stats", "export", "compare", "filter-dataset"])
+def test_a_file_of_results_is_read_by_the_same_names(command, pictured, tmp_path, call) -> None:
+    """What tells the pictures apart in the data set tells them apart in the evaluation."""
+    data, results = pictured
+    if command == "stats":
+        found = json.loads(call("stats", results, *NAMED, "--json")[1])
+        assert (found["visited"], found["rollouts"]) == (5, 20)
+    elif command == "export":
+        assert call("export", results, tmp_path / "x.parquet", *NAMED)[0] == 0
+        assert pq.read_table(tmp_path / "x.parquet").column("n").to_pylist() == [4] * 5
+    elif command == "compare":
+        found = json.loads(call("compare", results, results, *NAMED, "--visits", "1", "--json")[1])
+        assert found["matched"]["prompts"] == 5
+    else:
+        out = tmp_path / "o.parquet"
+        status, _, err = call("filter-dataset", data, out, "--stats", results, "--where", "successes == 2", *NAMED)
+        assert status == 0, err
+        assert pq.read_table(out).column("pictures").to_pylist() == [["/p/2.png"]]
+
+
 def test_a_snapshot_has_the_policys_columns_and_no_steps(finished, tmp_path, call) -> None:
     assert call("export", finished.folder / "global_step_30", tmp_path / "p.parquet")[0] == 0
     assert "greso.mean_streak" in pq.read_schema(tmp_path / "p.parquet").names

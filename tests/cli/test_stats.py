@@ -202,6 +202,20 @@ def test_several_runs_are_named(tmp_path, call) -> None:
     assert re.search(r"^ p/b +greso +\d{4}-\d\d-\d\d \d\d:\d\d +1 +3 +3$", shown, flags=re.M)
 
 
+@pytest.mark.parametrize("command", ["compare", "stats", "export"])
+def test_two_names_of_a_run_are_refused(command, tmp_path, call) -> None:
+    """--run beside another #RUN: neither is taken, or A would be compared with itself."""
+    for run in ("p/a", "p/b"):
+        make_run(tmp_path, prompts=10, steps=2, run_id=run, snapshot=False)
+    a, b = (f"{tmp_path / 'adaptive.sqlite'}#p/{name}" for name in "ab")
+    stores = {"compare": [a, b], "stats": [b], "export": [b, tmp_path / "x.csv"]}[command]
+    status, out, err = call(command, *stores, "--run", "p/a")
+    assert status == 1 and out == "" and err.count("\n") == 1 and not (tmp_path / "x.csv").exists()
+    assert "'p/a'" in err and "#p/b" in err and "leave one of the two out" in err
+    assert call("stats", a, "--run", "p/a")[0] == 0
+    assert [r["run"] for r in json.loads(call("stats", a, "--runs", "--json")[1])] == ["p/a", "p/b"]
+
+
 def test_an_empty_store(tmp_path, call) -> None:
     with Journal.open(str(tmp_path / "adaptive.sqlite"), run_id="p/e"):
         pass

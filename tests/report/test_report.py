@@ -255,6 +255,18 @@ def test_wrong_arguments_are_one_line(reported, tmp_path, capsys) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_other_stores_are_read_by_the_same_names(tmp_path, capsys) -> None:
+    """--id-key, --prompt-key and --media-key act on a file of results, as RUN and as --against."""
+    lines = [json.dumps({"uid": f"row {i}", "n": 4, "successes": i % 5}) for i in range(10)]
+    (tmp_path / "eval.jsonl").write_text("\n".join(lines))
+    results = str(tmp_path / "eval.jsonl")
+    words = ["report", results, "-o", str(tmp_path / "r.html"), "--against", results]
+    assert main([*words, "--id-key", "uid"]) == 0, capsys.readouterr().err
+    lines = [json.dumps({"messages": f"q{i}", "n": 4, "successes": i % 5}) for i in range(10)]
+    (tmp_path / "eval.jsonl").write_text("\n".join(lines))
+    assert main([*words, "--prompt-key", "messages"]) == 0, capsys.readouterr().err
+
+
 def test_without_jinja2_it_says_what_to_install(reported, monkeypatch, capsys) -> None:
     import sys
 

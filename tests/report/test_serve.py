@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import http.client
 import re
 import signal
@@ -21,7 +22,7 @@ from tests.cli.stores import HOSTILE, make_run
 from tests.interrupts import heed_interrupts
 from tests.report.test_report import Page
 from verl_adaptive.cli import main
-from verl_adaptive.report.runs import find_runs, state_of
+from verl_adaptive.report.runs import Run, find_runs, state_of
 from verl_adaptive.report.server import Guard
 from verl_adaptive.stats.journal import Journal
 
@@ -263,6 +264,56 @@ def test_without_its_libraries_it_says_what_to_install(tmp_path, monkeypatch, ca
     assert main(["serve", str(tmp_path)]) == 1
     err = capsys.readouterr().err
     assert "pip install '.[serve]'" in err and ".whl[serve]'" in err and "verl-adaptive[" not in err
+
+
+def test_runs_behind_links_are_found_once(tmp_path) -> None:
+    """A run keeps its own path beside a link to it, and links that lead in circles end."""
+    far, near = tmp_path / "scratch" / "far", tmp_path / "checkpoints"
+    near.mkdir()
+    for folder in (far, near / "p" / "e" / "mine"):
+        Journal.open(str(folder / "adaptive.sqlite"), run_id=folder.name).close()
+    (near / "all").symlink_to(far.parent)
+    (near / "latest").symlink_to(near / "p" / "e" / "mine")
+    (near / "again").symlink_to(near)
+    (far / "up").symlink_to(tmp_path)
+    (near / "itself").symlink_to(near / "itself")
+    (near / "gone").symlink_to(tmp_path / "gone")
+    Journal.open(str(far / "global_step_1" / "x.sqlite"), run_id="not a run of its own").close()
+    (near / "newest").symlink_to(far / "global_step_1")
+    found, trouble = find_runs(str(near))
+    assert [(run.name, run.source) for run in found] == [
+        ("mine", str(near / "p" / "e" / "mine" / "adaptive.sqlite")),
+        ("far", str(near / "all" / "far" / "adaptive.sqlite")),
+    ]
+    assert trouble == []
+
+
+def test_one_run_of_a_url(tmp_path) -> None:
+    for run in ("a", "b"):
+        make_run(tmp_path, prompts=10, steps=1, run_id=run, snapshot=False)
+    url = f"sqlite:///{tmp_path / 'adaptive.sqlite'}"
+    (run,), _ = find_runs(f"{url}#b")
+    assert (run.name, run.source, state_of(run)["step"]) == ("b", url, 1)
+    assert [run.name for run in find_runs(url)[0]] == ["a", "b"]
+
+
+def test_a_page_reads_a_store_by_the_same_names(tmp_path, monkeypatch) -> None:
+    from verl_adaptive.commands import serve
+    from verl_adaptive.report import opening
+
+    class Read(Exception):
+        pass
+
+    def opened(source, **options):
+        assert options["media_keys"] == {"images": "pictures"} and options["prompt_key"] == "messages"
+        raise Read
+
+    parser = argparse.ArgumentParser()
+    serve.configure(parser)
+    args = parser.parse_args(["x", "--prompt-key", "messages", "--media-key", "images=pictures"])
+    monkeypatch.setattr(opening, "open_prompts", opened)
+    with pytest.raises(Read):
+        serve._render(args, Run("0", "x", "r", "-", 0.0), None)  # type: ignore[arg-type]
 
 
 def test_what_is_new_is_read_without_the_whole_journal(tmp_path) -> None:

@@ -21,6 +21,8 @@ from verl_adaptive.stats import (
     open_store,
     write_snapshot,
 )
+from verl_adaptive.stats.database import parse_url
+from verl_adaptive.stats.locate import Found, locate
 from verl_adaptive.testing.stores import make_groups, make_keys
 
 pd = pytest.importorskip("pandas")
@@ -103,6 +105,49 @@ def test_several_runs(url: str) -> None:
     with pytest.raises(JournalError, match="holds 2 runs"):
         store.steps()
     assert len(open_store(f"{url}#b").steps()) == 2
+
+
+def test_a_run_is_named_once(tmp_path: Path) -> None:
+    path = tmp_path / "j.sqlite"
+    for run in ("a", "b"):
+        with Journal.open(str(path), run_id=run) as journal:
+            train(journal, 1, 1 if run == "a" else 2)
+    store = open_store(f"{path}#b")
+    assert store.run_name("b") == "b" and len(store.steps("b")) == 2
+    for read in (store.run_name, store.steps, store.table):
+        with pytest.raises(StoreError, match=r"run='a'.*#b names the run 'b'"):
+            read("a")
+
+
+@pytest.mark.parametrize("form", ["{}", "sqlite:///{}", "sqlite:///{}?journal_mode=wal"])
+def test_a_number_sign_in_a_path_is_no_run(tmp_path: Path, form: str) -> None:
+    path = tmp_path / "exp#2" / "j#.sqlite"
+    with Journal.open(str(path), run_id="r") as journal:
+        train(journal, 1, 1)
+    source = form.format(path)
+    if "?" not in form:  # a path's name, not a URL's settings
+        assert locate(source) == Found("journal", source)
+    for text in (source, f"{source}#r"):
+        assert open_store(text).run_name() == "r"
+    with pytest.raises(JournalError, match="no run 's'"):
+        open_store(f"{source}#s").run_name()
+
+
+def test_names_of_experiments_are_no_passwords(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What verl-adaptive made in a sweep's folders, it opens: by an absolute and by a relative path."""
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "checkpoints" / "kl=0.1&lr=2 exp?n=8" / "adaptive.sqlite"
+    Journal.open(str(path), run_id="r").close()
+    for source in (path, path.parent, path.relative_to(tmp_path), f"{path.parent.relative_to(tmp_path)}#r"):
+        assert open_store(str(source)).run_name() == "r"
+    for name in ("exp?n=8", "a;b=c", "run 12:30@node1", "api_key=3"):
+        path = tmp_path / "checkpoints" / name / "adaptive.sqlite"
+        assert parse_url(str(path)).database == str(path)
+    for words in ("//u:hunter2@h/db", "u:hunter2@h/db", "postgresql:/u:hunter2@h/db", "host=h password=hunter2"):
+        with pytest.raises(JournalError, match="looks like a database with a password") as caught:
+            Journal.open(words, run_id="r")
+        assert "hunter2" not in str(caught.value)
+    assert [p.name for p in tmp_path.iterdir()] == ["checkpoints"]
 
 
 def test_texts(url: str) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import math
 import os
+from typing import Any
 
 from verl_adaptive.errors import AdaptiveError
 
 _MEDIA = ("images", "videos", "audios")  # as verl_adaptive.stats.keys, which is slow to import
 
-__all__ = ["add_json_option", "add_store_options", "condition", "count", "refuse_overwrite"]
+__all__ = ["add_json_option", "add_store_options", "condition", "count", "how_read", "refuse_overwrite"]
 
 
 def count(text: str) -> int:
@@ -82,6 +83,16 @@ def add_store_options(parser: argparse.ArgumentParser) -> None:
         help="column of images, videos or audios, the run's data.image_key, video_key or audio_key: "
         "--media-key images=pictures (may be repeated; default: columns of those names)",
     )
+
+
+def how_read(args: argparse.Namespace) -> dict[str, Any]:
+    """What the options of :func:`add_store_options` say to ``open_prompts``, but for the run: of every store alike."""
+    return {
+        "tolerance": args.tolerance,
+        "prompt_key": args.prompt_key,
+        "id_key": args.id_key,
+        "media_keys": dict(args.media_key),
+    }
 
 
 def add_json_option(parser: argparse.ArgumentParser) -> None:

@@ -15,7 +15,7 @@ import argparse
 from dataclasses import asdict
 from typing import Any
 
-from verl_adaptive.commands.arguments import add_json_option, add_store_options, count
+from verl_adaptive.commands.arguments import add_json_option, add_store_options, count, how_read
 from verl_adaptive.text import clean
 
 __all__ = ["configure", "run"]
@@ -50,9 +50,7 @@ def run(args: argparse.Namespace) -> int:
     from verl_adaptive.report.overview import overview
 
     # --run names a run of both; different ones are named with #RUN
-    opened = [
-        open_prompts(s, run=args.run, tolerance=args.tolerance, id_key=args.id_key) for s in (args.one, args.other)
-    ]
+    opened = [open_prompts(s, run=args.run, **how_read(args)) for s in (args.one, args.other)]
     opened, cuts = cut_at_common(opened, whole=args.whole)
     facts = []
     for one, cut in zip(opened, cuts, strict=True):

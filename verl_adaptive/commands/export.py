@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from verl_adaptive.commands.arguments import add_store_options, condition, refuse_overwrite
+from verl_adaptive.commands.arguments import add_store_options, condition, how_read, refuse_overwrite
 from verl_adaptive.errors import AdaptiveError, UsageError
 
 __all__ = ["FORMATS", "configure", "run"]
@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"--where is about prompts; it has no meaning with --what {args.what}")
     wanted = None if args.where is None else Expression(args.where)
     refuse_overwrite(args.out, args.overwrite)
-    opened = open_prompts(args.store, run=args.run, tolerance=args.tolerance, id_key=args.id_key)
+    opened = open_prompts(args.store, run=args.run, **how_read(args))
     if args.what != "prompts" and opened.kind != "journal":
         raise AdaptiveError(f"{opened.where} is a {opened.kind}: it has prompts, but no {args.what}")
     if args.what == "prompts":

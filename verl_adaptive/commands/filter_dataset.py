@@ -17,7 +17,7 @@ import os
 
 import numpy as np
 
-from verl_adaptive.commands.arguments import add_store_options, condition, refuse_overwrite
+from verl_adaptive.commands.arguments import add_store_options, condition, how_read, refuse_overwrite
 from verl_adaptive.errors import AdaptiveError, UsageError
 
 __all__ = ["configure", "run"]
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
         raise AdaptiveError(f"{args.out} is the input; name another file")
     refuse_overwrite(args.out, args.overwrite)
     open_parquet(args.data).close()
-    opened = open_prompts(args.stats, run=args.run, tolerance=args.tolerance, id_key=args.id_key)
+    opened = open_prompts(args.stats, run=args.run, **how_read(args))
     prompts = opened.prompts
     keys = keys_of(args.data, prompt_key=args.prompt_key, id_key=args.id_key, media_keys=dict(args.media_key))
     known = prompts.table.rows_for(keys, create=False) >= 0

@@ -15,7 +15,7 @@ import argparse
 import os
 from typing import TYPE_CHECKING
 
-from verl_adaptive.commands.arguments import add_store_options, count, refuse_overwrite
+from verl_adaptive.commands.arguments import add_store_options, count, how_read, refuse_overwrite
 from verl_adaptive.errors import AdaptiveError, lacks_extra
 
 if TYPE_CHECKING:
@@ -109,8 +109,8 @@ def run(args: argparse.Namespace) -> int:
     except ModuleNotFoundError as error:
         raise lacks_extra("the report", error, "report") from None
     refuse_overwrite(args.out, True)
-    opened = open_prompts(args.store, run=args.run, tolerance=args.tolerance, id_key=args.id_key)
-    against = None if args.against is None else open_prompts(args.against, tolerance=args.tolerance)
+    opened = open_prompts(args.store, run=args.run, **how_read(args))
+    against = None if args.against is None else open_prompts(args.against, **how_read(args))
     collected = collected_of(args, opened, against)
     page = render(collected, title=args.title)
     part = f"{args.out}.part"

@@ -20,7 +20,7 @@ import socket
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from verl_adaptive.commands.arguments import add_store_options
+from verl_adaptive.commands.arguments import add_store_options, how_read
 from verl_adaptive.commands.report import add_page_options, collected_of, rollouts_of
 from verl_adaptive.errors import AdaptiveError, UsageError, lacks_extra
 from verl_adaptive.redact import redact
@@ -152,5 +152,5 @@ def _render(args: argparse.Namespace, run: Run, live: Live) -> str:
     from verl_adaptive.report.opening import open_prompts
     from verl_adaptive.report.page import render
 
-    opened = open_prompts(run.source, run=run.name, tolerance=args.tolerance, id_key=args.id_key)
+    opened = open_prompts(run.source, run=run.name, **how_read(args))
     return render(collected_of(args, opened), live=live)

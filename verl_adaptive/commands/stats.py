@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from verl_adaptive.commands.arguments import add_json_option, add_store_options, condition, count
+from verl_adaptive.commands.arguments import add_json_option, add_store_options, condition, count, how_read
 from verl_adaptive.errors import AdaptiveError, UsageError
 from verl_adaptive.text import clean
 
@@ -112,7 +112,7 @@ def _once(args: argparse.Namespace, wanted: Any) -> int:
 
     if args.runs:
         return _print_runs(args.store, args.json)
-    opened = open_prompts(args.store, run=args.run, tolerance=args.tolerance, id_key=args.id_key)
+    opened = open_prompts(args.store, run=args.run, **how_read(args))
     if args.columns:
         return _print_columns(opened, args.json)
     prompts = opened.prompts

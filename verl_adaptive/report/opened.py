@@ -11,6 +11,7 @@ from typing import Any
 from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.report.prompts import Prompts
 from verl_adaptive.stats import StoreError, open_store
+from verl_adaptive.stats.locate import locate
 
 __all__ = ["TOLERANCE", "Opened", "reading", "runs_of"]
 
@@ -85,7 +86,7 @@ def runs_of(source: str) -> list[dict[str, Any]]:
         StoreError, JournalError: not there, not readable, or not a journal.
     """
     with reading(source):
-        store = open_store(source)
+        store = open_store(locate(source).where)  # all runs, whichever one a # names
         out = []
         for run in store.run_list():
             steps = store.steps_arrow(run["run_id"]).column("step").to_numpy()

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import time
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from verl_adaptive.report.learning import headline
 from verl_adaptive.report.opened import reading
 from verl_adaptive.report.overview import ledger_of
 from verl_adaptive.stats import StoreError, open_store
+from verl_adaptive.stats.locate import locate
 
 __all__ = ["Run", "find_runs", "state_of"]
 
@@ -49,7 +51,8 @@ def find_runs(source: str) -> tuple[list[Run], list[str]]:
     """All runs there are now, and what could not be read.
 
     Args:
-        source: a folder (searched eight levels deep), a SQLite file, or a database URL.
+        source: a folder (searched eight levels deep, through links too), a SQLite file, or a database URL; ``#run`` at a
+            URL's end names the one of its runs.
 
     Raises:
         StoreError: there is no such folder or file.
@@ -65,33 +68,54 @@ def find_runs(source: str) -> tuple[list[Run], list[str]]:
             break
         try:
             with reading(database):
+                asked = locate(database)
                 for row in open_store(database).run_list():
                     name = str(row["run_id"])
+                    if asked.run not in (None, name):
+                        continue
                     digest = hashlib.sha256(f"{database}\n{name}".encode()).hexdigest()[:16]
                     preset = row["meta"].get("preset") if isinstance(row["meta"], dict) else None
-                    found.append(Run(digest, database, name, str(preset or "-"), float(row["created_at"])))
+                    found.append(Run(digest, asked.where, name, str(preset or "-"), float(row["created_at"])))
         except AdaptiveError as error:
             trouble.append(str(error))
     return found, trouble
 
 
 def _databases(folder: Path) -> Iterator[str]:
-    """SQLite files below a folder, nearest first; checkpoints' own contents are left alone."""
-    level = [folder]
-    for _ in range(_DEPTH):
-        below: list[Path] = []
-        for place in level:
-            try:
-                entries = sorted(os.scandir(place), key=lambda e: e.name)
-            except OSError:
-                continue  # not ours to read
-            for entry in entries:
-                if entry.is_dir(follow_symlinks=False):
-                    if not entry.name.startswith((".", "global_step_")):
-                        below.append(Path(entry.path))
-                elif entry.name.endswith(_DATABASES) and _is_sqlite(entry.path):
-                    yield entry.path
-        level = below
+    """SQLite files below a folder, nearest first; checkpoints' own contents are left alone.
+
+    Links to folders are followed, after what is there itself: a run keeps its own path, and its id, beside a `latest`.
+    """
+    here, linked = deque([(str(folder), 1)]), deque[tuple[str, int]]()
+    seen: set[tuple[int, int]] = set()  # links may lead in circles
+    while here or linked:
+        place, depth = (here or linked).popleft()
+        try:
+            about = os.stat(place)
+            if (about.st_dev, about.st_ino) in seen:
+                continue
+            seen.add((about.st_dev, about.st_ino))
+            entries = sorted(os.scandir(place), key=lambda e: e.name)
+        except OSError:
+            continue  # not ours to read
+        for entry in entries:
+            if _is_folder(entry):
+                if depth < _DEPTH and _may_hold_runs(entry):
+                    (linked if entry.is_symlink() else here).append((entry.path, depth + 1))
+            elif entry.name.endswith(_DATABASES) and _is_sqlite(entry.path):
+                yield entry.path
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself
+        return False
+
+
+def _may_hold_runs(entry: os.DirEntry[str]) -> bool:
+    names = {entry.name, os.path.basename(os.path.realpath(entry.path))} if entry.is_symlink() else {entry.name}
+    return not any(name.startswith((".", "global_step_")) for name in names)
 
 
 def _is_sqlite(path: str) -> bool:

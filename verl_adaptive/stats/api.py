@@ -115,7 +115,13 @@ class Store:
 
         Raises:
             JournalError: no such run, or several to choose from; the message lists them.
+            StoreError: ``run`` and the one after ``#`` differ.
         """
+        if run and self._run and run != self._run:
+            # Taking either would compare a run with itself, or show another than the line says.
+            raise StoreError(
+                f"run={run!r} (--run), but {self.where}#{self._run} names the run {self._run!r}: leave one of the two out"
+            )
         with _reading(self.where):
             return self._journal.only_run(run or self._run)
 

@@ -24,10 +24,10 @@ def parse_url(url: str | os.PathLike[str] | URL) -> URL:
     Raises:
         JournalError: not a URL, not one of the databases there are, or SQLite in memory (which nobody else could read).
     """
-    if isinstance(url, str) and "://" not in url and has_secret(url):
+    if isinstance(url, str) and "://" not in url and has_secret(url) and not _is_path(url):
         raise JournalError(
             f"adaptive.store.url={shown(url)!r} looks like a database with a password, but a database is named by a URL: "
-            "postgresql+psycopg://user@host/database. A SQLite file of that name: sqlite:////path"
+            "postgresql+psycopg://user@host/database. For a SQLite file of that name write its absolute path: /path/file.sqlite"
         )
     if isinstance(url, os.PathLike) or (isinstance(url, str) and "://" not in url):
         url = URL.create("sqlite", database=os.fspath(url))
@@ -42,6 +42,16 @@ def parse_url(url: str | os.PathLike[str] | URL) -> URL:
             f"adaptive.store.url={shown(url)!r}: write an @ in the password as %40, and the one before the server as it is"
         )
     return _backend(parsed).normal(parsed)
+
+
+def _is_path(text: str) -> bool:
+    """Whether text that could hold a password is a path: an absolute one, or one that leads into a folder that is there.
+
+    Names of experiments look like parameters: ``exp?n=8``, ``kl=0.1&lr=2``.
+    """
+    absolute = text.startswith("/") and not text.startswith("//")  # as in //user:password@host
+    folder = os.path.dirname(text)
+    return absolute or os.path.exists(text) or (bool(folder) and os.path.isdir(folder))
 
 
 def _backend(url: URL) -> type[Backend]:

@@ -76,6 +76,20 @@ def _in_password(text: str) -> bool:
     return "@" in tail and "@" not in head and bool(password) and not (slash and password.isdecimal())
 
 
+def _is_file(text: str) -> bool:
+    """Whether a path, or the URL of a file, is there with the ``#`` in it, which then is before no run's name."""
+    if "://" not in text:
+        return os.path.exists(text)
+    from verl_adaptive.stats.database import local_file
+
+    url, _, settings = text.partition("?")
+    try:
+        path = None if "#" in settings else local_file(url)
+    except AdaptiveError:
+        return False  # whoever opens it says what is wrong with it
+    return path is not None and os.path.exists(path)
+
+
 def locate(source: str | os.PathLike[str], *, prefer: Literal["journal", "snapshot"] = "journal") -> Found:
     """Find out what ``source`` is.
 
@@ -91,7 +105,7 @@ def locate(source: str | os.PathLike[str], *, prefer: Literal["journal", "snapsh
     if not text.strip():
         raise StoreError("the store's name is empty; give a folder of checkpoints, a file or a database URL")
     run = None
-    if "#" in text and not _in_password(text) and not os.path.exists(text):
+    if "#" in text and not _in_password(text) and not _is_file(text):
         text, _, run = text.rpartition("#")
     if "://" in text:
         return Found("journal", text, run)
