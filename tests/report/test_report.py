@@ -221,6 +221,19 @@ def test_savings_are_estimated_only_where_it_is_fair(tmp_path) -> None:
     assert "different sizes" in collect(open_prompts(str(tmp_path / "pc"))).history.uniform["why"]
 
 
+def test_savings_are_not_estimated_where_steps_are_missing(tmp_path) -> None:
+    """The run's account has the missing steps, the groups do not."""
+    make_run(tmp_path, steps=30, snapshot=False)
+    with sqlite3.connect(tmp_path / "adaptive.sqlite") as database:
+        for table in ("steps", "observations"):
+            database.execute(f"DELETE FROM {table} WHERE step <= 20")
+        database.execute("INSERT INTO gaps VALUES (1, 1, 20, 'the journal was deleted')")
+    assert "lacks 20 steps" in collect(open_prompts(str(tmp_path))).history.uniform["why"]
+    assert main(["report", str(tmp_path), "-o", str(tmp_path / "r.html")]) == 0
+    page = (tmp_path / "r.html").read_text()
+    assert "Not estimated: the journal lacks 20 steps" in page and "rollouts than uniform" not in page
+
+
 def test_a_snapshot_has_a_report_without_a_course(reported, tmp_path, capsys) -> None:
     assert main(["report", str(reported.folder / "global_step_40"), "-o", str(tmp_path / "s.html")]) == 0
     page = (tmp_path / "s.html").read_text()
