@@ -19,6 +19,7 @@ from tests.interrupts import heed_interrupts
 from verl_adaptive.groups import Groups
 from verl_adaptive.report.common import matched
 from verl_adaptive.report.history import Flips
+from verl_adaptive.report.opening import open_prompts
 from verl_adaptive.report.overview import BINS, histogram
 from verl_adaptive.report.prompts import Prompts
 from verl_adaptive.stats import StatsTable
@@ -344,6 +345,31 @@ def test_the_whole_page_has_the_runs_tolerance(tmp_path, mine, asked, used) -> N
     middle = course_of(opened, {}).classes[0, CLASSES.index("middle")]
     assert opened.tolerance == used and middle == (0 if used > 0.2 else 2)
     assert opened.prompts.table.col("streak").tolist() == ([1, 1] if used > 0.2 else [0, 0])
+
+
+def test_what_is_retired_is_of_the_runs_own_snapshots(tmp_path) -> None:
+    """Not of another run's beside the database, and not of later steps than the run has."""
+    database = tmp_path / "a" / "adaptive.sqlite"
+    make_run(tmp_path / "a", run_id="A", steps=4)
+    moved = tmp_path / "moved"
+    (tmp_path / "a").rename(moved)  # with its checkpoints, so they are looked for beside the file
+    assert open_prompts(str(moved)).retired == (3, 4)
+    moved.rename(tmp_path / "a")
+    make_run(tmp_path / "b", run_id="B", url=str(database), steps=3, snapshot=False)
+    assert open_prompts(f"{database}#A").retired == (3, 4)
+    assert open_prompts(f"{database}#B").retired is None
+    (tmp_path / "b").rmdir()
+    assert open_prompts(f"{database}#B").retired is None  # two runs: beside the file may be anybody's
+
+
+def test_snapshots_after_a_runs_last_step_are_not_its_own(tmp_path) -> None:
+    """The folder has a snapshot of a run before; of the run's own ones the newest counts."""
+    make_run(tmp_path / "before", steps=6)
+    make_run(tmp_path / "run", steps=2)
+    (tmp_path / "before" / "global_step_6").rename(tmp_path / "run" / "global_step_6")
+    assert open_prompts(str(tmp_path / "run")).retired[1] == 2
+    (tmp_path / "run" / "global_step_2").rename(tmp_path / "global_step_2")
+    assert open_prompts(str(tmp_path / "run")).retired is None
 
 
 # -- compare ------------------------------------------------------------------------------------------------
