@@ -17,10 +17,13 @@ import pytest
 from tests.cli.stores import HOSTILE, make_run
 from tests.interrupts import heed_interrupts
 from verl_adaptive.groups import Groups
-from verl_adaptive.report.common import matched
+from verl_adaptive.report.common import Measured, matched, verdict
+from verl_adaptive.report.expressions import Expression
 from verl_adaptive.report.history import Flips
+from verl_adaptive.report.lists import lists_of
+from verl_adaptive.report.opened import Opened
 from verl_adaptive.report.opening import open_prompts
-from verl_adaptive.report.overview import BINS, histogram
+from verl_adaptive.report.overview import BINS, REGRESSED, histogram
 from verl_adaptive.report.prompts import Prompts
 from verl_adaptive.stats import StatsTable
 from verl_adaptive.stats.journal import Journal
@@ -86,6 +89,9 @@ def test_selecting_and_sorting(finished, call) -> None:
     ]
     visits = [row["visits"] for row in descending]
     assert visits == sorted(visits, reverse=True) and len(visits) == found["prompts"]
+    for words in ((), ("--desc",)):
+        named = facts(call, finished.folder, "--sort", "key", *words, "--limit", "60")["lists"]["selected prompts"]
+        assert [row["key"] for row in named] == sorted((row["key"] for row in named), reverse=bool(words))
     by_name = facts(call, finished.folder, "--sort", "source", "--limit", "60")["lists"]["selected prompts"]
     assert [row["source"] for row in by_name] == sorted(row["source"] for row in by_name)
     assert "flips" in facts(call, finished.folder, "--where", "flips >= 2")["lists"]["selected prompts"][0]
@@ -265,6 +271,35 @@ def test_histogram_bins() -> None:
         "0.9-1.0": 1,
         "1": 1,
     }
+
+
+def test_a_fall_by_exactly_half_is_one() -> None:
+    """Rates are float32, where 4/10 - 9/10 is above -0.5; the list's two conditions select and leave the same prompts."""
+    pairs = [(n, a, b) for n in (8, 10, 12, 16, 20, 48, 100) for a in range(n + 1) for b in range(a + 1)]
+    n, first, last = np.array(pairs).T
+    table = StatsTable()
+    rows = table.rows_for(make_keys(len(pairs)))
+    for step, count in ((1, first), (2, last)):
+        won, none = count.astype(np.float64), np.zeros(len(pairs))
+        table.observe_totals(
+            rows,
+            step,
+            n=n,
+            success=won,
+            signal=won,
+            signal_sq=won,
+            reward=won,
+            tokens=none,
+            kind=none.astype(np.int64),
+            failed=none.astype(bool),
+        )
+    prompts = Prompts(table)
+    fell = 2 * (first - last) >= n
+    assert np.array_equal(Expression(REGRESSED).select(prompts), fell)
+    opened = Opened("s", "s", "snapshot", None, None, prompts, {})
+    (listed,) = (one for one in lists_of(opened, 16, 5) if one.title == "Regressed")
+    assert listed.total == fell.sum() and np.array_equal(Expression(listed.where).select(prompts), fell)
+    assert np.array_equal(Expression(listed.keep).select(prompts), ~fell)
 
 
 def test_flips_over_windows_equal_flips_at_once() -> None:
@@ -468,6 +503,15 @@ def test_compare_says_what_chance_explains(tmp_path, call) -> None:
     )
     found = matched(opened[0], open_prompts(str(tmp_path / "b")).prompts, 5, 1)
     assert found["mean_rate_b"] - found["mean_rate_a"] > 4 * found["standard_error"]
+
+
+def test_a_single_prompt_says_nothing_of_chance() -> None:
+    said = verdict([], Measured("latest pass rate", 0.25, 0.5, None, 1))
+    assert (
+        said == "the prompts that both visited: 0.250 and 0.500; it is a single prompt, so nothing is said of chance."
+    )
+    unknown = Measured("acc/mean@1, math", 0.25, 0.5, None, 0, (5, 5))
+    assert "how many prompts were validated is not known" in verdict([unknown], None)
 
 
 def test_only_prompts_with_enough_visits(finished, call) -> None:
