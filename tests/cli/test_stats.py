@@ -17,9 +17,13 @@ import pytest
 from tests.cli.stores import HOSTILE, make_run
 from tests.interrupts import heed_interrupts
 from verl_adaptive.groups import Groups
-from verl_adaptive.report.common import matched
+from verl_adaptive.report.common import Measured, matched, verdict
+from verl_adaptive.report.expressions import Expression
 from verl_adaptive.report.history import Flips
-from verl_adaptive.report.overview import BINS, histogram
+from verl_adaptive.report.lists import lists_of
+from verl_adaptive.report.opened import Opened
+from verl_adaptive.report.opening import open_prompts
+from verl_adaptive.report.overview import BINS, REGRESSED, histogram
 from verl_adaptive.report.prompts import Prompts
 from verl_adaptive.stats import StatsTable
 from verl_adaptive.stats.journal import Journal
@@ -85,6 +89,9 @@ def test_selecting_and_sorting(finished, call) -> None:
     ]
     visits = [row["visits"] for row in descending]
     assert visits == sorted(visits, reverse=True) and len(visits) == found["prompts"]
+    for words in ((), ("--desc",)):
+        named = facts(call, finished.folder, "--sort", "key", *words, "--limit", "60")["lists"]["selected prompts"]
+        assert [row["key"] for row in named] == sorted((row["key"] for row in named), reverse=bool(words))
     by_name = facts(call, finished.folder, "--sort", "source", "--limit", "60")["lists"]["selected prompts"]
     assert [row["source"] for row in by_name] == sorted(row["source"] for row in by_name)
     assert "flips" in facts(call, finished.folder, "--where", "flips >= 2")["lists"]["selected prompts"][0]
@@ -280,6 +287,35 @@ def test_histogram_bins() -> None:
     }
 
 
+def test_a_fall_by_exactly_half_is_one() -> None:
+    """Rates are float32, where 4/10 - 9/10 is above -0.5; the list's two conditions select and leave the same prompts."""
+    pairs = [(n, a, b) for n in (8, 10, 12, 16, 20, 48, 100) for a in range(n + 1) for b in range(a + 1)]
+    n, first, last = np.array(pairs).T
+    table = StatsTable()
+    rows = table.rows_for(make_keys(len(pairs)))
+    for step, count in ((1, first), (2, last)):
+        won, none = count.astype(np.float64), np.zeros(len(pairs))
+        table.observe_totals(
+            rows,
+            step,
+            n=n,
+            success=won,
+            signal=won,
+            signal_sq=won,
+            reward=won,
+            tokens=none,
+            kind=none.astype(np.int64),
+            failed=none.astype(bool),
+        )
+    prompts = Prompts(table)
+    fell = 2 * (first - last) >= n
+    assert np.array_equal(Expression(REGRESSED).select(prompts), fell)
+    opened = Opened("s", "s", "snapshot", None, None, prompts, {})
+    (listed,) = (one for one in lists_of(opened, 16, 5) if one.title == "Regressed")
+    assert listed.total == fell.sum() and np.array_equal(Expression(listed.where).select(prompts), fell)
+    assert np.array_equal(Expression(listed.keep).select(prompts), ~fell)
+
+
 def test_flips_over_windows_equal_flips_at_once() -> None:
     rng = np.random.default_rng(0)
     row, rate = rng.integers(0, 20, 500), rng.choice([0.0, 0.25, 0.5, 1.0, np.nan], 500)
@@ -358,6 +394,31 @@ def test_the_whole_page_has_the_runs_tolerance(tmp_path, mine, asked, used) -> N
     middle = course_of(opened, {}).classes[0, CLASSES.index("middle")]
     assert opened.tolerance == used and middle == (0 if used > 0.2 else 2)
     assert opened.prompts.table.col("streak").tolist() == ([1, 1] if used > 0.2 else [0, 0])
+
+
+def test_what_is_retired_is_of_the_runs_own_snapshots(tmp_path) -> None:
+    """Not of another run's beside the database, and not of later steps than the run has."""
+    database = tmp_path / "a" / "adaptive.sqlite"
+    make_run(tmp_path / "a", run_id="A", steps=4)
+    moved = tmp_path / "moved"
+    (tmp_path / "a").rename(moved)  # with its checkpoints, so they are looked for beside the file
+    assert open_prompts(str(moved)).retired == (3, 4)
+    moved.rename(tmp_path / "a")
+    make_run(tmp_path / "b", run_id="B", url=str(database), steps=3, snapshot=False)
+    assert open_prompts(f"{database}#A").retired == (3, 4)
+    assert open_prompts(f"{database}#B").retired is None
+    (tmp_path / "b").rmdir()
+    assert open_prompts(f"{database}#B").retired is None  # two runs: beside the file may be anybody's
+
+
+def test_snapshots_after_a_runs_last_step_are_not_its_own(tmp_path) -> None:
+    """The folder has a snapshot of a run before; of the run's own ones the newest counts."""
+    make_run(tmp_path / "before", steps=6)
+    make_run(tmp_path / "run", steps=2)
+    (tmp_path / "before" / "global_step_6").rename(tmp_path / "run" / "global_step_6")
+    assert open_prompts(str(tmp_path / "run")).retired[1] == 2
+    (tmp_path / "run" / "global_step_2").rename(tmp_path / "global_step_2")
+    assert open_prompts(str(tmp_path / "run")).retired is None
 
 
 # -- compare ------------------------------------------------------------------------------------------------
@@ -456,6 +517,15 @@ def test_compare_says_what_chance_explains(tmp_path, call) -> None:
     )
     found = matched(opened[0], open_prompts(str(tmp_path / "b")).prompts, 5, 1)
     assert found["mean_rate_b"] - found["mean_rate_a"] > 4 * found["standard_error"]
+
+
+def test_a_single_prompt_says_nothing_of_chance() -> None:
+    said = verdict([], Measured("latest pass rate", 0.25, 0.5, None, 1))
+    assert (
+        said == "the prompts that both visited: 0.250 and 0.500; it is a single prompt, so nothing is said of chance."
+    )
+    unknown = Measured("acc/mean@1, math", 0.25, 0.5, None, 0, (5, 5))
+    assert "how many prompts were validated is not known" in verdict([unknown], None)
 
 
 def test_only_prompts_with_enough_visits(finished, call) -> None:

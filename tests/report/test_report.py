@@ -20,7 +20,7 @@ from verl_adaptive.integration.tables import lists_now
 from verl_adaptive.report import figures
 from verl_adaptive.report.collect import collect
 from verl_adaptive.report.course import CLASSES
-from verl_adaptive.report.dumps import answer_in
+from verl_adaptive.report.dumps import answer_in, said_of
 from verl_adaptive.report.figures import Series
 from verl_adaptive.report.forecast import forecast
 from verl_adaptive.report.history import windows
@@ -221,6 +221,19 @@ def test_savings_are_estimated_only_where_it_is_fair(tmp_path) -> None:
     assert "different sizes" in collect(open_prompts(str(tmp_path / "pc"))).history.uniform["why"]
 
 
+def test_savings_are_not_estimated_where_steps_are_missing(tmp_path) -> None:
+    """The run's account has the missing steps, the groups do not."""
+    make_run(tmp_path, steps=30, snapshot=False)
+    with sqlite3.connect(tmp_path / "adaptive.sqlite") as database:
+        for table in ("steps", "observations"):
+            database.execute(f"DELETE FROM {table} WHERE step <= 20")
+        database.execute("INSERT INTO gaps VALUES (1, 1, 20, 'the journal was deleted')")
+    assert "lacks 20 steps" in collect(open_prompts(str(tmp_path))).history.uniform["why"]
+    assert main(["report", str(tmp_path), "-o", str(tmp_path / "r.html")]) == 0
+    page = (tmp_path / "r.html").read_text()
+    assert "Not estimated: the journal lacks 20 steps" in page and "rollouts than uniform" not in page
+
+
 def test_a_snapshot_has_a_report_without_a_course(reported, tmp_path, capsys) -> None:
     assert main(["report", str(reported.folder / "global_step_40"), "-o", str(tmp_path / "s.html")]) == 0
     page = (tmp_path / "s.html").read_text()
@@ -394,6 +407,18 @@ def test_wrong_answers_come_from_verls_rollouts(tmp_path) -> None:
     assert (found["row"], found["expected"], found["said"], found["agree"]) == (5, "10", "11", 0.5)
     assert found["surprise"] > 3
     assert any("1 prompts fail although" in f.what for f in made.findings)
+
+
+@pytest.mark.parametrize("order", [("short", "long"), ("long", "short")])
+def test_an_answer_belongs_to_the_longest_text_in_the_input(tmp_path, order) -> None:
+    texts = {"short": "Is 12 even?", "long": "Is 12 even? Is 2 even?"}
+    lines = [
+        {"input": f"user\n{text}\nassistant", "output": f"#### {name}", "gts": "yes", "score": 0.0}
+        for name, text in texts.items()
+    ]
+    (tmp_path / "1.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    said = said_of(str(tmp_path), {name: (texts[name], "yes") for name in order})
+    assert {name: dict(one.wrong) for name, one in said.items()} == {"short": {"short": 1}, "long": {"long": 1}}
 
 
 def test_listed_prompts_are_those_that_the_commands_name(reported, capsys, tmp_path) -> None:

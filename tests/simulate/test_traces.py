@@ -110,7 +110,7 @@ def test_verls_rollouts_are_grouped_by_prompt_and_step(tmp_path) -> None:
 @pytest.mark.parametrize("n", [None, 16])
 def test_pass_rates_are_read(tmp_path, suffix, n) -> None:
     rows = [
-        {"id": f"q{i % 3}", "pass_rate": i / 5, "step": i // 3, "tokens": 100 + i, "data_source": "ab"[i % 2]}
+        {"id": f"q{i % 3}", "pass_rate": i / 5, "step": i // 3, "tokens": 100 + i, "data_source": "aba"[i % 3]}
         for i in range(6)
     ]
     if n:
@@ -126,6 +126,30 @@ def test_pass_rates_are_read(tmp_path, suffix, n) -> None:
     # beside n, tokens of all n together, as a warm start reads the same file
     assert trace.tokens.tolist() == pytest.approx([t / (n or 1) for t in (101.5, 102.5, 103.5)])
     assert trace.sources == ["a", "b", "a"]
+
+
+@pytest.mark.parametrize(
+    ("names", "prompts"),
+    [
+        ({"index": lambda s, i: i}, 10),  # every data source counts its own rows
+        ({"uid": lambda s, i: i, "index": lambda s, i: 0}, 10),
+        ({"prompt": lambda s, i: f"q{i}", "index": lambda s, i: 0}, 10),
+        ({"key": lambda s, i: i}, 5),
+    ],
+)
+@pytest.mark.parametrize("column", ["data_source", "source"])
+def test_prompts_of_different_sources_are_different(tmp_path, names, prompts, column) -> None:
+    rows = [
+        {column: source, "pass_rate": rate, "n": 8, **{name: make(source, i) for name, make in names.items()}}
+        for source, rate in (("gsm8k", 1.0), ("math", 0.0))
+        for i in range(5)
+    ]
+    (tmp_path / "r.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    trace = read_trace(tmp_path / "r.jsonl")
+    assert len(trace) == len(np.unique(trace.keys)) == prompts
+    assert trace.sources == (["gsm8k"] * 5 + ["math"] * 5)[:prompts]
+    if prompts == 10:
+        assert (trace.successes / trace.n)[np.argsort(trace.prompt)].tolist() == [1.0] * 5 + [0.0] * 5
 
 
 def test_pass_rates_without_a_name_are_a_prompt_a_row(tmp_path) -> None:

@@ -266,6 +266,8 @@ def verdict(measures: list[Measured], prompts: Measured | None) -> str:
             f"{what}: {said}, but A was validated after {taken[0]} and B after {taken[1]}: too far apart to compare. A "
             "smaller trainer.test_freq validates more often; --whole compares the ends."
         )
+    if chosen.error is None and not mean:
+        return f"{what}: {said}; it is a single prompt, so nothing is said of chance."
     if chosen.error is None:
         return f"{what}: {said}; how many prompts were validated is not known, so nothing is said of chance."
     band = f"±{CHANCE * chosen.error:.3f} by chance"

@@ -121,7 +121,7 @@ def course_of(opened: Opened, facts: dict[str, Any]) -> History:
         calibration=made.calibration,
         scalars={name: values for name, values in scalars.items() if not name.startswith("adaptive/plan/")},
         flips=made.flips.count,
-        uniform=made.uniform((facts.get("ledger") or {}).get("rollouts", {}).get("generated", 0)),
+        uniform=made.uniform((facts.get("ledger") or {}).get("rollouts", {}).get("generated", 0), facts["gaps"]),
         validations=validations,
         plan=_plan(steps),
     )
@@ -287,12 +287,23 @@ class _Course:
         np.add.at(self._tried, row, n)
         np.add.at(self._mixed, row, ~flat)
 
-    def uniform(self, generated: int) -> dict[str, Any]:
+    def uniform(self, generated: int, gaps: list[list[Any]]) -> dict[str, Any]:
         """Rollouts that uniform allocation with refills would need for the same informative groups.
 
         Uniform meets a prompt's variance as often as the prompt showed it here, every visited prompt with the same
         weight. That is only fair if groups were of full size; small ones show variance less often.
+
+        Args:
+            generated: by the run.
+            gaps: ``[first step, last step, reason]`` of steps that the journal lacks.
         """
+        if gaps:
+            # The run's account has these steps, the groups do not; nor do the steps that are left know the prompts that
+            # were put to rest before, so comparing only those would not be fair either.
+            lost = sum(last - first + 1 for first, last, _ in gaps)
+            return {
+                "why": f"the journal lacks {lost:,} step{'s' if lost > 1 else ''}, and what trained there is not known"
+            }
         seen = self._seen > 0
         if not self._sizes or not seen.any():
             return {"why": "no group has trained yet"}

@@ -2,7 +2,7 @@
 
 verl writes the rollouts that trained, one JSON object a line (``input``, ``output``, ``gts``, ``score``), a file a step.
 They carry no identity of the prompt, so a line belongs to a prompt if its expected answer is the prompt's and its input
-holds the prompt's text.
+holds the prompt's text; of several such prompts, to the one with the longest text.
 """
 
 from __future__ import annotations
@@ -81,6 +81,8 @@ def said_of(folder: str, prompts: Mapping[str, tuple[str, str]], *, threshold: f
     for key, (text, answer) in prompts.items():
         if text.strip():
             by_answer.setdefault(answer, []).append((key, text.strip()))
+    for candidates in by_answer.values():
+        candidates.sort(key=lambda one: -len(one[1]))  # a text that holds another one is the better match
     files = [path for path in Path(folder).glob("*.jsonl") if path.stem.isdigit()]
     out: dict[str, Said] = {}
     left = MOST

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.report.history import flips_of
 from verl_adaptive.report.opened import TOLERANCE, Opened, reading
 from verl_adaptive.report.prompts import Prompts
-from verl_adaptive.stats import StatsTable, StoreError, open_store, read_manifest, read_snapshot
+from verl_adaptive.stats import SnapshotMissing, StatsTable, StoreError, open_store, read_manifest, read_snapshot
 from verl_adaptive.stats.locate import locate
 
 __all__ = ["open_prompts"]
@@ -61,7 +63,8 @@ def open_prompts(
         about = {**_plain(row["meta"]), "attempts": row["attempts"], "package": row["package"]}
         used = float(about.get("tolerance", TOLERANCE)) if tolerance is None else tolerance
         table = store.table(name, tolerance=used)
-        retired = _retired(about, found.where, table)
+        steps = store.steps_arrow(name).column("step").to_numpy()
+        retired = _retired(_checkpoints(about, found.where, len(runs)), int(steps.max(initial=0)), table)
         opened = Opened(source, store.where, "journal", name, store, Prompts(table), about, retired, used)
         opened.prompts.further["flips"] = partial(flips_of, opened, len(table))
         return opened
@@ -73,24 +76,54 @@ def _plain(meta: dict[str, Any]) -> dict[str, Any]:
     return {name: meta[name] for name in known if isinstance(meta.get(name), str | int | float)}
 
 
-def _retired(about: dict[str, Any], where: str, table: StatsTable) -> tuple[int, int | None] | None:
-    """A journal does not record what is retired; the newest snapshot beside it does."""
+def _checkpoints(about: dict[str, Any], where: str, runs: int) -> str | None:
+    """The folder of a run's snapshots: as the run says or, of a journal that was moved with them, beside the file.
+
+    Beside the file of several runs may be anybody's, and a folder that is there without snapshots is an answer.
+    """
     from verl_adaptive.stats.database import local_file
 
+    folder = about.get("checkpoints")
+    if isinstance(folder, str) and os.path.isdir(folder):
+        return folder
     path = local_file(where)
-    folders = [about.get("checkpoints"), path and str(path.parent)]
-    for folder in folders:
-        if not isinstance(folder, str) or not os.path.isdir(folder):
-            continue
-        try:
-            beside = locate(folder, prefer="snapshot")
-            if beside.kind != "snapshot":
+    return str(path.parent) if path and runs == 1 else None
+
+
+def _snapshots(folder: str, last_step: int) -> Iterator[str]:
+    """Snapshots in a folder up to a step, the newest first; later ones are not (or no longer) this run's."""
+    beside = locate(folder, prefer="snapshot")
+    if beside.kind != "snapshot":
+        return
+    newest = Path(beside.where)
+    if not re.fullmatch(r"global_step_\d+", newest.parent.name):
+        yield beside.where
+        return
+    found = []
+    for path in newest.parent.parent.glob(f"global_step_*/{newest.name}"):
+        match = re.fullmatch(r"global_step_(\d+)", path.parent.name)
+        if match and int(match[1]) <= last_step:
+            found.append((int(match[1]), str(path)))
+    yield from (path for _, path in sorted(found, reverse=True))
+
+
+def _retired(folder: str | None, last_step: int, table: StatsTable) -> tuple[int, int | None] | None:
+    """A journal does not record what is retired; the newest snapshot of the run does."""
+    if folder is None or not os.path.isdir(folder):
+        return None
+    try:
+        for path in _snapshots(folder, last_step):
+            try:
+                theirs, _, manifest = read_snapshot(path)
+            except SnapshotMissing:
+                continue  # verl's checkpoint, its snapshot not yet written
+            step = manifest.get("meta", {}).get("step")
+            if isinstance(step, int) and step > last_step:
                 continue
-            theirs, _, manifest = read_snapshot(beside.where)
-        except (AdaptiveError, OSError, ValueError):
-            continue  # being written or damaged: that is for `stats` on the snapshot itself to say
-        rows = table.rows_for(theirs.keys, create=False)
-        marked = (rows >= 0) & (theirs.col("retired") > 0)
-        table.col("retired")[rows[marked]] = 1
-        return int(marked.sum()), manifest.get("meta", {}).get("step")
+            rows = table.rows_for(theirs.keys, create=False)
+            marked = (rows >= 0) & (theirs.col("retired") > 0)
+            table.col("retired")[rows[marked]] = 1
+            return int(marked.sum()), step
+    except (AdaptiveError, OSError, ValueError):
+        pass  # being written or damaged: that is for `stats` on the snapshot itself to say
     return None

@@ -29,8 +29,9 @@ DERIVED: dict[str, tuple[str, Callable[[Prompts], np.ndarray]]] = {
     "mean_signal": ("mean difficulty signal of a rollout", _ratio("signal_sum", "rollouts")),
     "tokens_per_rollout": ("mean response tokens", _ratio("tokens", "rollouts")),
     "change": (
-        "pass rate of the latest visit minus that of the first",
-        lambda p: p.number("last_rate") - p.number("first_rate"),
+        "pass rate of the latest visit minus that of the first, to six decimals",
+        # The rates are float32: unrounded, 4/10 - 9/10 is -0.49999997 and no change of one half.
+        lambda p: np.round(p.number("last_rate") - p.number("first_rate"), 6),
     ),
 }
 
@@ -129,12 +130,14 @@ class Prompts:
     def order(self, name: str, rows: np.ndarray, descending: bool = False) -> np.ndarray:
         """``rows`` sorted by a column; what has no value comes last, ties in the order of the keys."""
         column = self.get(name)
+        by_key = self.table.key_lo[rows], self.table.key_hi[rows]
         if isinstance(column, Words):
             rank = np.argsort(np.argsort(np.array(column.words, dtype=object)))
             value = rank[column.code[rows]].astype(np.float64)
         elif column.dtype.names is not None:
-            value = np.zeros(len(rows))
+            order = np.lexsort(by_key)
+            return rows[order[::-1] if descending else order]
         else:
             value = column[rows]
         value = np.where(np.isnan(value), np.inf, -value if descending else value)
-        return rows[np.lexsort((self.table.key_lo[rows], self.table.key_hi[rows], value))]
+        return rows[np.lexsort((*by_key, value))]

@@ -7,7 +7,8 @@ A source is anything that :data:`READERS` knows, asked in their order:
 * Parquet or JSON lines with a column ``pass_rate`` in [0, 1], one row a prompt, or several with ``step``. Optional: ``n``
   (rollouts behind the rate; without it the rate counts as exact), ``tokens`` (of these rollouts together; without ``n``
   the mean length), ``data_source`` or ``source``, and the prompt's name in the first that is there of ``key``,
-  ``prompt_id``, ``uid``, ``id``, ``index``, ``prompt`` (else the row is the prompt);
+  ``prompt_id``, ``uid``, ``id``, ``prompt``, ``index`` (else the row is the prompt). Every name but ``key`` is one within
+  its data source;
 * results of an offline evaluation as :mod:`verl_adaptive.stats.results` reads them;
 * a journal or a snapshot, as :func:`verl_adaptive.stats.open_store` opens them.
 
@@ -35,7 +36,7 @@ from verl_adaptive.stats.table import StatsTable
 __all__ = ["READERS", "Trace", "TraceError", "read_trace"]
 
 _VALUES = ("pass_rate", "n", "step", "tokens", "data_source", "source")
-_NAMES = ("key", "prompt_id", "uid", "id", "index", "prompt")
+_NAMES = ("key", "prompt_id", "uid", "id", "prompt", "index")
 _TABLES = (".parquet", ".jsonl", ".ndjson", ".json")
 
 
@@ -231,14 +232,17 @@ def _read_rates(source: str, options: _Options) -> Trace | None:
         raise TraceError(f"{path}, row {bad[0]}: n={n[bad[0]]:g} rollouts cannot have a pass rate")
     step = _numbers(path, "step", columns["step"]).astype(np.int64) if "step" in columns else np.zeros(len(rate), int)
     name = next((c for c in _NAMES if c in columns), None)
-    ids = np.arange(len(rate)) if name is None else columns[name]
+    ids: list[Any] = [_hashable(v) for v in (np.arange(len(rate)) if name is None else columns[name])]
+    source_of = columns.get("data_source", columns.get("source"))
+    if source_of is not None and name not in (None, "key"):
+        # every data source counts its own rows from 0
+        ids = [(str(source or ""), v) for source, v in zip(source_of, ids, strict=True)]
     known: dict[Any, int] = {}
-    prompt = np.array([known.setdefault(_hashable(v), len(known)) for v in ids], dtype=np.int64)
+    prompt = np.array([known.setdefault(v, len(known)) for v in ids], dtype=np.int64)
     tokens = np.full(len(known), np.nan)
     if "tokens" in columns:
         tokens = np.bincount(prompt, _numbers(path, "tokens", columns["tokens"])) / np.bincount(prompt, n)
     first = np.unique(prompt, return_index=True)[1]
-    source_of = columns.get("data_source", columns.get("source"))
     return Trace(
         keys=keys_array([custom_key(v) for v in known]) if known else np.empty(0, dtype=KEY_DTYPE),
         prompt=prompt,
