@@ -12,8 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.world import World, keys_of, make_engine, run, run_step
-from verl_adaptive.engine import Requests, StepResult
+from tests.world import Arrivals, World, keys_of, make_engine, make_stream_engine, run, run_step
+from verl_adaptive.engine import AsyncEngine, AsyncFacts, Requests, StepResult
 from verl_adaptive.errors import AdaptiveError, Exhausted
 from verl_adaptive.groups import Groups
 from verl_adaptive.stats.table import StatsTable
@@ -135,6 +135,77 @@ def test_every_rollout_is_accounted_for(setup) -> None:
         assert ledger.tokens.trained == groups.tokens[result.trains].sum()
         assert engine.total.rollouts.balanced() and engine.total.tokens.balanced()
     assert engine.total.rollouts.planned == sum(r.rollouts for r in chain(*recorder.requests))
+
+
+class Spoiling(World):
+    """Two rewards of five are NaN, as ``Queue.collect`` reports it: these rollouts are in no group."""
+
+    def roll(self, requests: Requests) -> Groups:
+        groups = super().roll(requests)
+        alive = groups.tokens % 10 >= 4  # hashed: the same in whatever order they come back
+        home, size = groups.group_of, len(groups)
+        spoilt = np.bincount(home[~alive], minlength=size)
+        cuts = np.cumsum(np.bincount(home[alive], minlength=size))[:-1]
+        self.spoilt = getattr(self, "spoilt", 0) + int(spoilt.sum())
+        self.asked = getattr(self, "asked", 0) + groups.rollouts
+        self.tokens_made = getattr(self, "tokens_made", 0) + int(groups.tokens.sum())
+        return Groups.from_lists(
+            groups.row,
+            np.split(groups.reward[alive], cuts),
+            tokens=np.split(groups.tokens[alive], cuts),
+            stage=np.split(groups.stage[alive], cuts),
+            ticket=groups.ticket,
+            index=groups.index,
+            failed=(requests.stage == 0) & (groups.n - spoilt < groups.n / 2),
+            lost=spoilt,
+            spoilt=spoilt,
+            spoilt_tokens=np.bincount(home[~alive], groups.tokens[~alive], minlength=size).astype(np.int64),
+        )
+
+
+@pytest.mark.parametrize("kind", ["rounds", "ordered", "async"])
+def test_rollouts_without_a_reward_are_on_the_bill(kind, tmp_path) -> None:
+    """All that the servers generated is in the account, top-ups and failed groups included; and it replays."""
+    from verl_adaptive.record import Tape, replay
+
+    parts, facts = ("epoch", "aero", "informative"), {"batch": 8, "n": 8, "M": 60}
+    world = Spoiling((np.arange(60) + 0.5) / 60)
+    if kind == "async":
+        engine, _ = make_stream_engine(*parts, **facts, world=world, stream=AsyncFacts(warmup=8))
+    else:
+        engine, _ = make_engine(*parts, **facts, world=world, rounds=kind == "rounds")
+    tape, arrivals, ledgers, held = Tape(tmp_path, engine), Arrivals(world), [], [0, 0]
+    for step in range(1, 5):
+        result = arrivals.step(engine, step) if isinstance(engine, AsyncEngine) else run_step(engine, world, step)
+        ledgers.append(result.ledger)
+        accounts = result.ledger.rollouts, result.ledger.tokens
+        assert [a.balanced(before) for a, before in zip(accounts, held, strict=True)] == [True, True]
+        held = [a.held for a in accounts]
+    tape.close()
+    total = engine.total
+    on_their_way = arrivals.waiting
+    assert world.spoilt > 100 and total.rollouts.dropped["failed"] > 0
+    assert total.rollouts.generated == world.asked - sum(g.rollouts + int(g.spoilt.sum()) for g in on_their_way)
+    made = world.tokens_made - sum(int(g.tokens.sum() + g.spoilt_tokens.sum()) for g in on_their_way)
+    assert total.tokens.generated == made
+    assert total.rollouts.dropped["lost"] == world.spoilt - sum(int(g.spoilt.sum()) for g in on_their_way)
+    report = replay(tmp_path / "attempt-0")
+    assert report.identical and report.ledgers == ledgers
+
+
+def test_groups_of_older_files_have_lost_nothing_and_one_output_a_rollout() -> None:
+    new = Groups.from_lists([3, 4], [[0.0, 1.0], [1.0]], tokens=[[9, 5], [7]], spoilt=[1, 0], shorter=[[4, 0], [2]])
+    assert new.longest.tolist() == [5, 5, 5]
+    assert new.select(np.array([1, 0])).longest.tolist() == [5, 5, 5]
+    more = Groups.from_lists([3], [[0.0]], ticket=[0], tokens=[[8]], spoilt=[2], spoilt_tokens=[30], shorter=[[5]])
+    merged = new.merge(more)
+    assert merged.longest.tolist() == [5, 5, 3, 5] and merged.spoilt.tolist() == [3, 0]
+    assert merged.spoilt_tokens.tolist() == [30, 0]
+    saved = {f.name: getattr(new, f.name) for f in fields(Groups)}
+    old = Groups(**{k: v for k, v in saved.items() if k not in ("spoilt", "spoilt_tokens", "shorter")})
+    assert old.longest.tolist() == [9, 5, 7] and old.spoilt.tolist() == old.spoilt_tokens.tolist() == [0, 0]
+    with pytest.raises(ValueError, match="spoilt has 1 entries, not 2"):
+        Groups(**{**saved, "spoilt": np.ones(1)})
 
 
 @quick

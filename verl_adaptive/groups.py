@@ -8,11 +8,18 @@ trajectories (one reward a session, however many outputs the session had), kept 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 
 import numpy as np
 
-__all__ = ["Groups"]
+__all__ = ["PER_ROLLOUT", "Groups"]
+
+#: The arrays with one entry a rollout; all others but ``offsets`` have one a group.
+PER_ROLLOUT = frozenset({"reward", "signal", "success", "tokens", "stage", "shorter"})
+
+
+def _none_given() -> np.ndarray:
+    return np.zeros(0, dtype=np.int64)
 
 
 @dataclass
@@ -31,7 +38,11 @@ class Groups:
         success: float64 ``(R,)``, the signal as evidence of success in [0, 1] (``adaptive.success``).
         tokens: int64 ``(R,)``, response tokens.
         stage: int16 ``(R,)``, 0 for the first rollouts, ``k`` for those of the k-th top-up.
-        lost: int32 ``(G,)``, rollouts that were asked for and never came back.
+        lost: int32 ``(G,)``, rollouts that were asked for and are not here: their session failed, or what came back has no
+            finite reward or signal.
+        spoilt: int64 ``(G,)``, of the lost ones, those that came back: generated, and paid for. Default: none.
+        spoilt_tokens: int64 ``(G,)``, their response tokens.
+        shorter: int64 ``(R,)``, of a rollout's tokens, those outside its longest output. Default: it has one output.
     """
 
     ticket: np.ndarray
@@ -46,6 +57,18 @@ class Groups:
     tokens: np.ndarray
     stage: np.ndarray
     lost: np.ndarray
+    # Records and snapshots of 0.1.0 have none of these.
+    spoilt: np.ndarray = field(default_factory=_none_given)
+    spoilt_tokens: np.ndarray = field(default_factory=_none_given)
+    shorter: np.ndarray = field(default_factory=_none_given)
+
+    def __post_init__(self) -> None:
+        for name, size in (("spoilt", len(self.row)), ("spoilt_tokens", len(self.row)), ("shorter", len(self.tokens))):
+            given = len(getattr(self, name))
+            if given and given != size:
+                raise ValueError(f"{name} has {given} entries, not {size}")
+            if given != size:
+                setattr(self, name, np.zeros(size, dtype=np.int64))
 
     # -- making ---------------------------------------------------------------------------------------------
 
@@ -64,6 +87,9 @@ class Groups:
         failed: Sequence[bool] | np.ndarray | None = None,
         lag: Sequence[int] | np.ndarray | None = None,
         lost: Sequence[int] | np.ndarray | None = None,
+        spoilt: Sequence[int] | np.ndarray | None = None,
+        spoilt_tokens: Sequence[int] | np.ndarray | None = None,
+        shorter: Sequence[Sequence[int] | np.ndarray] | None = None,
     ) -> Groups:
         """Build from one list of rewards a group; everything else has an obvious default.
 
@@ -102,6 +128,9 @@ class Groups:
             tokens=ragged(tokens, np.int64, 1),
             stage=ragged(stage, np.int16, 0),
             lost=flat(lost, np.int32, 0),
+            spoilt=flat(spoilt, np.int64, 0),
+            spoilt_tokens=flat(spoilt_tokens, np.int64, 0),
+            shorter=ragged(shorter, np.int64, 0),
         )
 
     @classmethod
@@ -139,6 +168,11 @@ class Groups:
     def rollouts(self) -> int:
         """``R``, rollouts in all."""
         return int(self.offsets[-1])
+
+    @property
+    def longest(self) -> np.ndarray:
+        """int64 ``(R,)``: tokens of each rollout's longest output, the one that a limit on an answer's length cuts."""
+        return self.tokens - self.shorter
 
     @property
     def group_of(self) -> np.ndarray:
@@ -201,9 +235,8 @@ class Groups:
             return Groups(**vars(self))  # the arrays are shared: nobody writes into them
         take = self.rollouts_of(positions)
         offsets = np.concatenate([[0], np.cumsum(self.n[positions])]).astype(np.int64)
-        per_rollout = {"reward", "signal", "success", "tokens", "stage"}
         out = {
-            f.name: getattr(self, f.name)[take if f.name in per_rollout else positions]
+            f.name: getattr(self, f.name)[take if f.name in PER_ROLLOUT else positions]
             for f in fields(self)
             if f.name != "offsets"
         }
@@ -226,8 +259,11 @@ class Groups:
         sizes = np.bincount(home, weights=both.n, minlength=len(self)).astype(np.int64)
         failed = np.zeros(len(self), dtype=bool)
         np.logical_or.at(failed, home, both.failed)
-        lost = np.zeros(len(self), dtype=np.int32)
-        np.add.at(lost, home, both.lost)
+        sums = {}
+        for name in ("lost", "spoilt", "spoilt_tokens"):
+            values = getattr(both, name)
+            sums[name] = np.zeros(len(self), dtype=values.dtype)
+            np.add.at(sums[name], home, values)
         lag = np.zeros(len(self), dtype=np.int32)
         np.maximum.at(lag, home, both.lag)
         return Groups(
@@ -242,7 +278,8 @@ class Groups:
             success=both.success[order],
             tokens=both.tokens[order],
             stage=both.stage[order],
-            lost=lost,
+            shorter=both.shorter[order],
+            **sums,
         )
 
 

@@ -26,7 +26,7 @@ import logging
 import os
 import shutil
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -36,7 +36,7 @@ from verl_adaptive.config import AdaptiveConfig, RunFacts
 from verl_adaptive.engine import AsyncEngine, AsyncFacts, Engine, PromptSource, Requests, StepResult, make_engine
 from verl_adaptive.engine.ledger import Ledger
 from verl_adaptive.errors import AdaptiveError
-from verl_adaptive.groups import Groups
+from verl_adaptive.groups import PER_ROLLOUT, Groups
 from verl_adaptive.policy import build_policy
 from verl_adaptive.redact import redact_all
 from verl_adaptive.stats import read_snapshot, write_snapshot
@@ -259,11 +259,12 @@ def results_of(event: dict[str, Any]) -> Groups:
     """
     types = {f.name: getattr(Groups.empty(), f.name).dtype for f in fields(Groups)}
     data = event["back"]
-    if set(data) != set(types):
+    needed = {f.name for f in fields(Groups) if f.default_factory is MISSING}  # the others are younger than 0.1.0
+    if not needed <= set(data) <= set(types):
         raise ValueError(f"a result has the fields {sorted(types)}, not {sorted(data)}")
-    groups = Groups(**{name: np.asarray(data[name], dtype=kind) for name, kind in types.items()})
+    groups = Groups(**{name: np.asarray(values, dtype=types[name]) for name, values in data.items()})
     whole = len(groups.offsets) == len(groups) + 1 and (np.diff(groups.offsets) >= 0).all()
-    sizes = {len(getattr(groups, name)) for name in ("reward", "signal", "success", "tokens", "stage")}
+    sizes = {len(getattr(groups, name)) for name in PER_ROLLOUT}
     if not whole or sizes != {groups.rollouts}:
         raise ValueError("the lengths of a result's fields do not fit together")
     return groups

@@ -138,6 +138,7 @@ def test_reasons_are_those_of_the_filters_and_the_engine() -> None:
     assert reasons() == own | rejected | {
         "zero_advantage",
         "failed",
+        "lost",
         "aborted",
         "expired",
         "incomplete",

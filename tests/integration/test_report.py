@@ -46,6 +46,18 @@ def test_every_step_has_a_line(caplog, monkeypatch) -> None:
         assert line.endswith(f"epoch {engine.progress.epoch:.2f}") and "\n" not in line and len(line) < 160
 
 
+def test_a_rollout_is_cut_when_one_of_its_outputs_is(monkeypatch) -> None:
+    """Three outputs of 400 tokens are 1,200, and none is cut at 1,000."""
+    engine, world = make_engine(batch=8, n=8, M=40, p=np.full(40, 0.5))
+    result = run_step(engine, world, 1)
+    groups = result.groups
+    groups.tokens, groups.shorter = np.full(64, 1200), np.full(64, 800)
+    ratio = "adaptive/response_length/generated_clip_ratio"
+    assert report.step_metrics(engine, result, [], updates=0, max_response_length=1000)[ratio] == 0
+    groups.shorter[:16] = 200
+    assert report.step_metrics(engine, result, [], updates=0, max_response_length=1000)[ratio] == 0.25
+
+
 def test_the_lines_example() -> None:
     finder = doctest.DocTestFinder()
     (example,) = [

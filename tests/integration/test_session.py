@@ -348,6 +348,16 @@ def test_the_batch_knows_every_row_of_its_groups(queue):
     clear(batch)
 
 
+def test_a_session_of_several_outputs_is_as_long_as_all_and_cut_by_the_longest(queue):
+    session = session_of(Workers())
+    session.start()
+    batch = session.complete()
+    groups = batch.result.groups
+    outputs = groups.longest - 1  # the o-th has 2 + o tokens
+    assert set(outputs) == {1, 2, 3} and (groups.tokens == outputs * (outputs + 3) // 2).all()
+    clear(batch)
+
+
 def test_groups_that_lose_too_many_sessions_are_set_aside(queue):
     workers = Workers(fail=0.6)  # five of eight
     session = session_of(workers, filter={"name": "informative"})
@@ -404,6 +414,11 @@ def test_survivors_are_the_group(queue):
     assert groups.lost.sum() == lost and groups.rollouts == 16 * 64 - lost
     assert np.isfinite(groups.reward).all() and set(np.unique(groups.reward)) == {0.0, 1.0}
     assert result.ledger.rollouts.balanced() and result.ledger.rollouts.planned == 16 * 64
+    # a reward that is NaN was generated and paid for; a session that raised left nothing to count
+    account, tokens = result.ledger.rollouts, result.ledger.tokens
+    assert account.generated == groups.rollouts + workers.nan and account.dropped["lost"] == workers.nan
+    assert tokens.generated == groups.tokens.sum() + 3 * workers.nan and tokens.dropped["lost"] == 3 * workers.nan
+    assert tokens.balanced()
     # every row that trains has a finite reward, the others have left the queue
     assert left() == set(batch.keys) and len(batch.sequences) == groups.rollouts
     scores = tq.kv_batch_get(keys=batch.keys, partition_id="train", select_fields=["rm_scores"])["rm_scores"]

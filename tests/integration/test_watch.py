@@ -48,6 +48,20 @@ def test_metrics_and_lines_come_out(monkeypatch, told) -> None:
     )
 
 
+def test_answers_of_several_short_outputs_are_not_cut(told) -> None:
+    engine, world = make_engine(filter="keep_all", batch=16, n=8, M=60, p=np.full(60, 0.5))
+    looker = watch.Watch(AdaptiveConfig(), engine, repeated=0.0, longest=1000, tracking=lambda: None)
+    batch = SimpleNamespace(keys=[], partition_id="train")
+    shares = []
+    for step, longest in enumerate([400, 400, 1000], 1):
+        result = run_step(engine, world, step)
+        result.groups.tokens, result.groups.shorter = np.full(128, 1200), np.full(128, 1200 - longest)
+        looker._asked = 3  # what the reward function gives is no matter here
+        (share,) = [v for k, v in looker.step(step, result, batch).items() if k.startswith("adaptive/source/cut_share")]
+        shares.append(share)
+    assert shares == [0.0, 0.0, 1.0]
+
+
 def test_turned_off_it_is_off(monkeypatch) -> None:
     assert watched(monkeypatch, 2, alarms={"enabled": False})[1] == [{}, {}]
 

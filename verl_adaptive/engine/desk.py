@@ -72,10 +72,17 @@ class Desk:
     # -- open groups ----------------------------------------------------------------------------------------
 
     def join(self, results: Groups) -> Groups:
-        """Count what came back and join it with the open groups it belongs to; in ticket order."""
+        """Count what came back and join it with the open groups it belongs to; in ticket order.
+
+        A rollout without a reward that can be used was generated like any other. It is in no group from here on, so that it
+        is counted as lost at once, and not when its group is closed.
+        """
         results = results.sorted()
-        self.ledger.rollouts.generated += results.rollouts
-        self.ledger.tokens.generated += int(results.tokens.sum())
+        spoilt, spoilt_tokens = int(results.spoilt.sum()), int(results.spoilt_tokens.sum())
+        self.ledger.rollouts.generated += results.rollouts + spoilt
+        self.ledger.tokens.generated += int(results.tokens.sum()) + spoilt_tokens
+        self.ledger.rollouts.drop("lost", spoilt)
+        self.ledger.tokens.drop("lost", spoilt_tokens)
         waiting = np.isin(self.open.ticket, results.ticket)
         known = np.isin(results.ticket, self.open.ticket)
         self.cut = results.ticket[known & (results.lost > 0)]

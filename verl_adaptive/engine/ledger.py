@@ -22,7 +22,7 @@ class Account:
 
     Attributes:
         planned: asked for (rollouts only).
-        generated: came back.
+        generated: came back, with a reward that can be used or without.
         trained: rows given to the optimizer.
         dropped: left out, by reason.
         surplus: good groups beyond the batch.

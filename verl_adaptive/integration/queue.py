@@ -230,15 +230,21 @@ class Queue:
         sizes = np.array([len(sessions) for sessions in found], dtype=np.int64)
         at = np.concatenate([[0], np.cumsum(sizes)])
         dead: list[str] = []
-        tokens, failed, lag = [], [], []
+        tokens, shorter, failed, lag = [], [], [], []
+        spoilt, spoilt_tokens = [], []
         for part, sessions, start in zip(parts, found, at.tolist(), strict=False):
             living = alive[start : start + len(sessions)]
             part.sessions = [outputs for outputs, lives in zip(sessions, living, strict=True) if lives]
-            dead += [key for outputs, lives in zip(sessions, living, strict=True) if not lives for key in outputs]
+            unread = [key for outputs, lives in zip(sessions, living, strict=True) if not lives for key in outputs]
+            dead += unread
+            spoilt.append(len(sessions) - len(part.sessions))
+            spoilt_tokens.append(sum(self._listed[key].get("response_len", 0) for key in unread))
             part.back = True
             mine = {key: self._listed[key] for outputs in part.sessions for key in outputs}
             self._tags.update(mine)
-            tokens.append([sum(mine[k]["response_len"] for k in outputs) for outputs in part.sessions])
+            lengths = [[mine[k]["response_len"] for k in outputs] for outputs in part.sessions]
+            tokens.append([sum(outputs) for outputs in lengths])
+            shorter.append([sum(outputs) - max(outputs) for outputs in lengths])
             # A top-up that lost sessions, or all of them, leaves its group what it has.
             failed.append(part.stage == 0 and len(part.sessions) < self._enough(part.n))
             versions = [tag.get("min_global_steps") for tag in mine.values()]
@@ -262,6 +268,9 @@ class Queue:
             failed=failed,
             lag=np.maximum(lag, 0),
             lost=[part.n - count for part, count in zip(parts, counts, strict=True)],
+            spoilt=spoilt,
+            spoilt_tokens=spoilt_tokens,
+            shorter=shorter,
         )
 
     def _find(self, parts: list[Part]) -> tuple[list[list[list[str]]], BatchMeta | None]:

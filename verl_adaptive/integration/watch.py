@@ -87,7 +87,7 @@ class Watch:
             self._alarms.fields = _fields(batch)
         groups = result.groups
         groups = groups.select(~groups.failed & (groups.n > 0))
-        cut = None if self.longest is None else groups.sum((groups.tokens >= self.longest).astype(np.float64))
+        cut = None if self.longest is None else groups.sum((groups.longest >= self.longest).astype(np.float64))
         source = self.engine.table.col("source")[groups.row]
         metrics, lines = self._alarms.step(source, groups.n, groups.successes, cut, groups.reward)
         for line in lines:

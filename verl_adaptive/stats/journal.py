@@ -799,7 +799,7 @@ def _record(
             "lost": groups.lost.copy(),
             "clipped": [None] * len(groups)
             if longest is None
-            else groups.sum((groups.tokens >= longest).astype(np.float64)).astype(np.int64),
+            else groups.sum((groups.longest >= longest).astype(np.float64)).astype(np.int64),
         }
     return _Record(
         step=int(step),

@@ -48,7 +48,7 @@ OBSERVATIONS = pa.schema(
     ]
 )
 """One row a finished group, in the order of review. The sums are over the group's rollouts; ``outcome`` is what became
-of it; ``clipped`` counts the rollouts as long as ``data.max_response_length``. ``tokens``, ``lag`` and ``lost`` are null in
+of it; ``clipped`` counts the rollouts with an output as long as ``data.max_response_length``. ``tokens``, ``lag`` and ``lost`` are null in
 rows written by schema version 1, ``clipped`` in those of version 2, too."""
 
 _STEPS = pa.schema(
