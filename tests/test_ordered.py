@@ -16,8 +16,12 @@ from tests.world import World, make_engine, run_step
 from verl_adaptive.engine import OrderedEngine, Requests, StepResult
 from verl_adaptive.errors import AdaptiveError, ConfigError, Exhausted
 from verl_adaptive.groups import Groups
+<<<<<<< HEAD
 from verl_adaptive.progress import Progress
 from verl_adaptive.rng import Draw
+=======
+from verl_adaptive.roles import Allocator
+>>>>>>> mend-h4
 from verl_adaptive.stats.table import StatsTable
 
 PILOTS = [
@@ -476,3 +480,31 @@ def test_who_plans_a_step_at_once_is_asked_once_and_told_what_was_spent(allocato
     if allocator == "fixed":  # others top up otherwise
         assert ordered == rounds
     assert len(ordered) == len(rounds)
+
+
+class PlainAllocator(Allocator):
+    """Gives each prompt its group, once, and says nothing of top-ups."""
+
+    name = "plain"
+
+    def first(self, rows, planned, progress):
+        return np.full(len(rows), self.facts.n)
+
+
+def test_under_a_cap_an_allocator_without_top_ups_sends_a_step_at_once():
+    engine, _ = make_engine(
+        "epoch", "tests.test_ordered:PlainAllocator", batch=8, n=4, rounds=False, max_rollouts_per_step=8 * 4 * 2
+    )
+    assert len(engine.begin(1)) >= 8
+    assert PlainAllocator().most(np.array([4]), np.array([0])).tolist() == [0]
+
+
+class AskingAllocator(PlainAllocator):
+    """May top up, and does not say how much."""
+
+    def ask(self, groups, progress):
+        return np.where(groups.n < 2 * self.facts.n, self.facts.n, 0)
+
+
+def test_an_allocator_that_may_top_up_is_taken_for_boundless_unless_it_says_more():
+    assert AskingAllocator().most(np.array([4]), np.array([0])).tolist() == [2**31]

@@ -256,8 +256,11 @@ class Allocator(Role):
     def most(self, n: np.ndarray, stage: np.ndarray) -> np.ndarray:
         """int64 ``(k,)``: the most further rollouts that groups of ``n`` rollouts after ``stage`` top-ups may ask for.
 
-        The tighter the bound, the sooner other groups can be sure of their share of a pool or a cap.
+        The tighter the bound, the sooner other groups can be sure of their share of a pool or a cap. By default no bound,
+        but 0 of an allocator with neither :meth:`review` nor :meth:`ask` of its own, which tops up nothing.
         """
+        if type(self).review is Allocator.review and type(self).ask is Allocator.ask:
+            return np.zeros(len(n), dtype=np.int64)
         return np.full(len(n), 2**31, dtype=np.int64)
 
     def fund(self, n: np.ndarray, planned: np.ndarray | None) -> np.ndarray | None:

@@ -108,3 +108,26 @@ def test_thousands_of_visits_do_not_break_it() -> None:
 def test_settings_that_cannot_work(options, key) -> None:
     with pytest.raises(ConfigError, match=rf"^adaptive\.advantage\.{key}="):
         DiscountedBeta(options)
+
+
+def test_a_warm_start_counts_as_visits_of_a_group_each() -> None:
+    table = StatsTable()
+    table.rows_for(keys_of(3))
+    table.col("rollouts")[:2], table.col("successes")[:2] = [12, 2], [9.0, 1.0]
+    made, facts, replayed = (
+        DiscountedBeta({"discount": 0.5}),
+        RunFacts(batch=4, n=4, steps=1, prompts=3),
+        bound(3, discount=0.5),
+    )
+    made.bind(table, facts)
+    for _ in range(3):
+        see(replayed, Groups.from_lists([0], [[1, 1, 1, 0]]))
+    see(replayed, Groups.from_lists([1], [[1, 0]]))
+    visit = Groups.from_lists([1], [[1, 1, 1, 1]])
+    for name in ("alpha", "beta"):
+        np.testing.assert_allclose(made.col(name), replayed.col(name))
+    table.observe(visit, 1, tolerance=0.0)
+    see(made, visit)
+    before = made.col("alpha").tolist()
+    DiscountedBeta({"discount": 0.5}).bind(table, facts)  # a resume
+    assert made.col("alpha").tolist() == before

@@ -110,3 +110,14 @@ def test_the_metrics_of_a_step() -> None:
     assert metrics["adaptive/allocator/rescue_rollouts_total"] == groups.rollouts - 80
     assert metrics["adaptive/allocator/rescue_topups_total"] == (groups.n - 4).sum() / 2
     assert metrics["adaptive/allocator/rescued_total"] == ((groups.n > 4) & (groups.successes > 0)).sum() > 0
+
+
+def test_a_query_with_a_correct_rollout_before_its_top_up_is_not_rescued() -> None:
+    engine, world = make_engine(
+        allocator={"name": "aero", "u_res": 0.3}, advantage="beta", batch=40, n=8, rounds=False, p=np.full(400, 0.2)
+    )
+    groups = run_step(engine, world, 1).groups
+    correct, extra = groups.success >= 0.5, groups.stage > 0
+    before, after = groups.sum(correct & ~extra) > 0, groups.sum(correct & extra) > 0
+    assert (before & after).any()
+    assert engine.policy.metrics()["adaptive/allocator/rescued_total"] == (after & ~before).sum() > 0

@@ -213,3 +213,20 @@ def test_bad_options_are_refused(options, key):
 def test_round_stays_adaptive_when_another_of_its_keys_is_set():
     assert Greso({"round": {"prompts": 12}}).config.round.adaptive
     assert not Greso({"round": {"adaptive": False}}).config.round.adaptive
+
+
+def test_mean_bands_begin_with_what_a_warm_start_knows():
+    table = StatsTable()
+    table.rows_for(keys_of(5))
+    table.col("rollouts")[:] = [8, 8, 8, 8, 0]
+    table.col("signal_sum")[:] = [8.0, 0.0, 7.9, 4.0, 0.0]
+    table.col("streak")[:], table.col("streak_kind")[:] = [3, 2, 0, 1, 0], [1, -1, 0, 1, 0]
+    greso, facts = Greso({"classify": "mean"}), RunFacts(batch=8, n=8, steps=100, prompts=5)
+    greso.bind(table, facts)
+    assert greso.col("mean_streak").tolist() == [3, 2, 1, 0, 0]
+    assert greso.keep_probability(np.arange(5)).tolist() == [0.125, 0.25, 0.5, 1.0, 1.0]
+    mixed = Groups.from_lists([0], [[1.0] * 4 + [0.0] * 4])
+    table.observe(mixed, 1, tolerance=1e-6)
+    greso.observe(mixed, progress_at(1))
+    Greso({"classify": "mean"}).bind(table, facts)  # a resume
+    assert table.col("greso.mean_streak").tolist() == [0, 2, 1, 0, 0]

@@ -165,3 +165,45 @@ def test_the_prior_of_a_source_is_its_mean_latest_rate():
 def test_bad_options_are_refused(key):
     with pytest.raises(ConfigError, match=rf"adaptive\.sampler\.{key}"):
         Mopps({key: -0.1})
+
+
+def known(rollouts: list[int], successes: list[float]) -> StatsTable:
+    """A table that a warm start has filled."""
+    table = StatsTable()
+    table.rows_for(keys_of(len(rollouts)))
+    table.col("rollouts")[:], table.col("successes")[:] = rollouts, successes
+    return table
+
+
+@pytest.mark.parametrize("decay", [1.0, 0.5, 0.0])
+def test_a_warm_start_counts_as_the_visits_it_is_worth(decay):
+    table = known([32, 0, 4], [16.0, 0.0, 3.0])
+    part, replayed = Mopps({"decay": decay}), make_mopps(3, decay=decay)
+    part.bind(table, RunFacts(batch=8, n=8, steps=100, prompts=3))
+    for _ in range(4):
+        replayed.observe(groups_of([0], [4], [8]), progress_at(1))
+    replayed.observe(groups_of([2], [3], [4]), progress_at(1))
+    for name in ("wins", "losses"):
+        np.testing.assert_allclose(part.col(name), replayed.col(name))
+
+
+def test_a_resume_does_not_take_the_warm_start_again():
+    table = known([32, 32], [16.0, 16.0])
+    facts = RunFacts(batch=8, n=8, steps=100, prompts=2)
+    first = Mopps()
+    first.bind(table, facts)
+    visit = groups_of([0], [8], [8])
+    table.observe(visit, 1, tolerance=1e-6)
+    first.observe(visit, progress_at(1))
+    before = first.col("wins").copy()
+    assert before.tolist() == [24.0, 16.0]
+    Mopps().bind(table, facts)
+    assert table.col("mopps.wins").tolist() == before.tolist()
+
+
+def test_a_warm_start_changes_what_is_picked():
+    p = (np.arange(400) + 0.5) / 400
+    part = Mopps()
+    part.bind(known([64] * 400, list(64 * p)), RunFacts(batch=32, n=8, steps=100, prompts=400))
+    rows = part.pick(np.arange(400), 32, progress_at(1)).rows
+    assert np.abs(p[rows] - 0.5).mean() < 0.1  # 0.25 without

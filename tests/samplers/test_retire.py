@@ -96,3 +96,44 @@ def test_saves_what_solved_prompts_would_have_cost():
 def test_bad_options_are_refused(options, key):
     with pytest.raises(ConfigError, match=rf"adaptive\.sampler\.{key}"):
         Retire(options)
+
+
+def known(rollouts, successes, latest) -> StatsTable:
+    """A table that a warm start has filled."""
+    table = StatsTable()
+    table.rows_for(keys_of(len(rollouts)))
+    for name, values in (("rollouts", rollouts), ("successes", successes), ("last_rate", latest)):
+        table.col(name)[:] = values
+    return table
+
+
+def test_prompts_that_a_warm_start_knows_to_be_solved_begin_retired():
+    table = known([0, 8, 8, 3, 16, 4], [0, 8, 7, 3, 16, 4 - 1e-12], [np.nan, 1, 1, 1, 0.5, 1])
+    part = Retire({"recheck": 0.0})
+    part.bind(table, RunFacts(batch=8, n=4, steps=100, prompts=6))
+    assert table.col("retired").tolist() == [0, 1, 0, 0, 0, 1]  # not known, solved, nearly, too few, not lately, solved
+    assert part.col("solved").tolist() == [0, 2, 0, 0, 0, 1]
+    assert part.admit(np.arange(6), np.arange(6), progress_at(1)).tolist() == [True, False, True, True, True, False]
+
+
+def test_a_threshold_and_a_run_of_visits_hold_for_a_warm_start_too():
+    table = known([8, 12, 12], [8.0, 10.8, 10.0], [1.0, 0.9, 0.9])
+    Retire({"after": 3, "threshold": 0.9}).bind(table, RunFacts(batch=8, n=4, steps=100, prompts=3))
+    assert table.col("retired").tolist() == [0, 1, 0]
+
+
+def test_with_pilots_as_many_rollouts_as_pilots_tell_enough():
+    table = known([2, 1], [2.0, 1.0], [1.0, 1.0])
+    make_engine("retire", "pilot_commit", "band", batch=1, n=8, M=2, table=table)
+    assert table.col("retired").tolist() == [1, 0]
+
+
+def test_a_resume_leaves_alone_what_came_back_since_the_warm_start():
+    table, facts = known([8, 8], [8.0, 8.0], [1.0, 1.0]), RunFacts(batch=8, n=4, steps=100, prompts=2)
+    part = Retire()
+    part.bind(table, facts)
+    short = Groups.from_lists([0], [[0.0, 1.0, 1.0, 1.0]])
+    table.observe(short, 1, tolerance=1e-6)
+    part.observe(short, progress_at(1))
+    Retire().bind(table, facts)
+    assert table.col("retired").tolist() == [0, 1] and table.col("retire.solved").tolist() == [0, 2]

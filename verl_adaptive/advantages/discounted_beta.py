@@ -12,7 +12,8 @@ s being the rollout's success. p lies strictly between 0 and 1, so a group of eq
 and less as the history agrees with it. ``norm_by_std=false`` gives the paper's Dr. GRPO form, s − p (section 5.4).
 
 Certainty: all of it read in the paper's text. λ = 0.75 served its 8B model best, 0.5 its 1.7B one; it has one visit an
-epoch and groups of one size, we take visits as they come. A group that the filter drops is learned from all the same.
+epoch and groups of one size, we take visits as they come. A group that the filter drops is learned from all the same. A warm
+start's evidence counts as visits of n rollouts each would, one after the other, the prior fading with them.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from verl_adaptive.config import RunFacts, check
 from verl_adaptive.groups import Groups
 from verl_adaptive.progress import Progress
 from verl_adaptive.roles import Advantage
-from verl_adaptive.stats.memory import fade
+from verl_adaptive.stats.memory import fade, left_of
 from verl_adaptive.stats.table import Column, StatsTable
 from verl_adaptive.stats.visits import waves
 
@@ -64,6 +65,17 @@ class DiscountedBeta(Advantage):
         super().bind(table, facts)
         prior = {"alpha": Column("f8", self.config.alpha0), "beta": Column("f8", self.config.beta0)}
         table.declare(self.name, prior)
+        self._begin()
+
+    def _begin(self) -> None:
+        """Take up what a warm start knows of prompts that have no history here."""
+        c, table, rows = self.config, self.table, self.table.brought()
+        alpha, beta = self.col("alpha"), self.col("beta")
+        rows = rows[(alpha[rows] == c.alpha0) & (beta[rows] == c.beta0)]
+        rollouts = table.col("rollouts")[rows].astype(np.float64)
+        rate = np.clip(table.col("successes")[rows] / rollouts, 0.0, 1.0)
+        mass, prior = left_of(rollouts, self.facts.n, c.discount)
+        alpha[rows], beta[rows] = prior * c.alpha0 + mass * rate, prior * c.beta0 + mass * (1.0 - rate)
 
     def observe(self, groups: Groups, progress: Progress) -> None:
         for name, evidence in zip(("alpha", "beta"), self.evidence(groups), strict=True):

@@ -17,7 +17,8 @@ nothing but the source's latest move.
 *Scale.* Advantages are divided by the running root mean square of r − b (weight .1 for each step), not by a prompt's own
 deviation √(v (1 − v)), which costs accuracy (docs/solo.md), and never by less than a tenth of the rewards' standard
 deviation over the run, lest a solved data set become noise. ``scale=whiten`` is SPO's: less the batch's mean, divided by
-its deviation.
+its deviation. Either is one number for all prompts, so Dr. GRPO's ``algorithm.norm_adv_by_std_in_grpo=false``, which is
+about a group's own deviation, has nothing to turn off here.
 
 *Any reward.* v is in units of the training reward itself, so 0/1, ±1, shaped and continuous rewards are served by one
 formula: r → a r + b (a > 0) changes no advantage. Until anything is known, in the first step of a run without warm

@@ -192,7 +192,9 @@ class AeroRescue(Allocator):
     def observe(self, groups: Groups, progress: Progress) -> None:
         topups = groups.reduce(np.maximum, groups.stage)
         extra = groups.stage > 0
-        solved = (topups > 0) & (groups.sum(groups.success >= 0.5) > 0)
+        correct = groups.success >= 0.5
+        # With u_res > 0 some had a correct one before: the top-up did not rescue these.
+        solved = (groups.sum(correct & extra) > 0) & (groups.sum(correct & ~extra) == 0)
         self._counts = tuple(np.add(self._counts, [int(topups.sum()), int(extra.sum()), int(solved.sum())]).tolist())
 
     def end_step(self, progress: Progress) -> None:

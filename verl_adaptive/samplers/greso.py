@@ -16,6 +16,9 @@ Where paper and official code differ, the paper leads, as the default:
 * a visit of the other kind begins a new streak, as in the code; what the paper counts there could not be read;
 * draws are seeded and keyed by prompt and position; the code uses the unseeded global generator.
 
+A warm start brings the streaks of ``classify=variance``. For ``classify=mean``, which the table does not count, a prompt
+whose mean over all that is known lies in a band begins with its streak of zero variance of that kind, and with 1 at least.
+
 AstraFlow, the same lab's later system, keeps more: ``floor_easy=0.1 floor_hard=0.4 p_min=0.01 p_max=0.99``.
 """
 
@@ -27,12 +30,12 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from verl_adaptive.config import check
+from verl_adaptive.config import RunFacts, check
 from verl_adaptive.groups import Groups
 from verl_adaptive.progress import Progress
 from verl_adaptive.roles import Sampler
 from verl_adaptive.samplers.rounds import RoundConfig, round_size
-from verl_adaptive.stats.table import Column
+from verl_adaptive.stats.table import Column, StatsTable
 from verl_adaptive.stats.visits import extend_streaks, kind_of, waves
 
 __all__ = ["Greso"]
@@ -94,6 +97,26 @@ class Greso(Sampler):
         self._counts = np.zeros(3, dtype=np.int64)  # groups closed this step: easy, hard, all
         self._gate = np.zeros(4, dtype=np.int64)  # this step: easy seen, easy skipped, hard seen, hard skipped
 
+    def bind(self, table: StatsTable, facts: RunFacts) -> None:
+        super().bind(table, facts)
+        if self.config.classify == "mean":
+            self._begin()
+
+    def _begin(self) -> None:
+        """Take up what a warm start knows of prompts that have no streak by their means here."""
+        table, rows = self.table, self.table.brought()
+        rows = rows[self.col("mean_streak")[rows] == 0]
+        kind = self._band(table.col("signal_sum")[rows] / table.col("rollouts")[rows])
+        rows, kind = rows[kind != 0], kind[kind != 0]
+        same = table.col("streak_kind")[rows] == kind
+        # Equal signals are in the band of their mean: a streak without variance is one of the band, too.
+        self.col("mean_streak")[rows] = np.where(same, np.maximum(table.col("streak")[rows], 1), 1)
+        self.col("mean_kind")[rows] = kind
+
+    def _band(self, mean: np.ndarray) -> np.ndarray:
+        """int8 ``(k,)``: 1 for easy, -1 for hard, 0 for neither; of ``classify=mean``."""
+        return (mean >= self.config.easy_mean).astype(np.int8) - (mean <= self.config.hard_mean).astype(np.int8)
+
     def round_size(self, progress: Progress) -> int:
         return round_size(self.config.round, progress)
 
@@ -126,8 +149,7 @@ class Greso(Sampler):
     def observe(self, groups: Groups, progress: Progress) -> None:
         seen = groups.n > 0
         if self.config.classify == "mean":
-            mean = groups.mean(groups.signal)
-            kind = (mean >= self.config.easy_mean).astype(np.int8) - (mean <= self.config.hard_mean).astype(np.int8)
+            kind = self._band(groups.mean(groups.signal))
             for wave in waves(groups.row, seen):
                 extend_streaks(self.col("mean_streak"), self.col("mean_kind"), groups.row[wave], kind[wave])
         else:  # as the table counts its streaks

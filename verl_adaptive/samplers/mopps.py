@@ -10,6 +10,8 @@ is not picked twice in a step; and a share ``recheck`` of the picks goes to the 
 confident posterior far from γ* would otherwise keep a prompt out for good (0: as published). Groups that failed count as
 tries there, or prompts that always fail would take that share.
 
+A warm start's successes and failures count as visits of n rollouts each would, one after the other; α₀ and β₀ stay.
+
 An option of ours: with ``source_prior`` = κ > 0 the prior of a prompt is Beta(κm, κ(1 − m)), m being the mean latest pass
 rate of the prompts of its data source. Where sources differ in difficulty, a prompt that was never tried is then no
 longer a guess. ``adaptive/sampler=mopps_by_source`` has it (benchmarks/RESULTS.md: ``full``, and ``full-no_prior``).
@@ -23,14 +25,15 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from verl_adaptive.config import check
+from verl_adaptive.config import RunFacts, check
 from verl_adaptive.groups import Groups
 from verl_adaptive.progress import Progress
 from verl_adaptive.roles import Pick, Sampler
 from verl_adaptive.samplers.beta import draw_beta
 from verl_adaptive.samplers.cero_math import best
 from verl_adaptive.samplers.rounds import RoundConfig, round_size
-from verl_adaptive.stats.table import Column
+from verl_adaptive.stats.memory import left_of
+from verl_adaptive.stats.table import Column, StatsTable
 from verl_adaptive.stats.visits import waves
 
 __all__ = ["Mopps"]
@@ -79,6 +82,15 @@ class Mopps(Sampler):
     def __init__(self, options: Mapping[str, Any] | None = None) -> None:
         super().__init__(options)
         self._step, self._taken = -1, np.zeros(0, dtype=np.int64)  # picked in the step under way
+
+    def bind(self, table: StatsTable, facts: RunFacts) -> None:
+        super().bind(table, facts)
+        rows = table.brought()
+        rows = rows[(self.col("wins")[rows] == 0) & (self.col("losses")[rows] == 0)]
+        rollouts = table.col("rollouts")[rows].astype(np.float64)
+        rate = np.clip(table.col("successes")[rows] / rollouts, 0.0, 1.0)
+        mass, _ = left_of(rollouts, facts.n, self.config.decay)
+        self.col("wins")[rows], self.col("losses")[rows] = mass * rate, mass * (1.0 - rate)
 
     def round_size(self, progress: Progress) -> int:
         return round_size(self.config.round, progress)

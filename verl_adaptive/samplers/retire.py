@@ -5,6 +5,9 @@ one fully solved pilot (``exclude_threshold_upper = 1``) and for good, although 
 prompts solved in one epoch are not in the next. Here a retired prompt is let through with probability ``recheck`` at
 each of its turns, and comes back as soon as it falls short once. ``recheck=0`` is the paper's permanent eviction.
 
+A prompt that a warm start knows to be solved begins retired: with a pass rate of at least ``threshold``, in all and at its
+latest visit, over as many rollouts as ``after`` visits have.
+
 How many pilots a round takes is the allocator's part (:mod:`verl_adaptive.allocators.pilot_commit`); with other
 allocators, ``round``.
 """
@@ -17,15 +20,17 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from verl_adaptive.config import check
+from verl_adaptive.config import AdaptiveConfig, RunFacts, check
 from verl_adaptive.groups import Groups
 from verl_adaptive.progress import Progress
-from verl_adaptive.roles import Sampler
+from verl_adaptive.roles import Allocator, Policy, Sampler
 from verl_adaptive.samplers.rounds import RoundConfig, round_size
-from verl_adaptive.stats.table import Column
+from verl_adaptive.stats.table import Column, StatsTable
 from verl_adaptive.stats.visits import waves
 
 __all__ = ["Retire"]
+
+_EPS = 1e-9  # a warm start's successes are weighed: 7 of 7 may be a rounding below 4 of 4
 
 
 class Retire(Sampler):
@@ -60,6 +65,29 @@ class Retire(Sampler):
         self._gate = np.zeros(2, dtype=np.int64)  # this step: retired prompts seen, let through
         self._moved = np.zeros(2, dtype=np.int64)  # this step: prompts retired, brought back
         self._last = np.zeros(4, dtype=np.int64)
+        self._allocator: Allocator | None = None
+
+    def check_policy(self, policy: Policy, config: AdaptiveConfig) -> None:
+        self._allocator = policy.allocator
+
+    def bind(self, table: StatsTable, facts: RunFacts) -> None:
+        super().bind(table, facts)
+        threshold, rows = self.config.threshold, table.brought()
+        rows = rows[(self.col("solved")[rows] == 0) & (table.col("retired")[rows] == 0)]
+        rollouts = table.col("rollouts")[rows]
+        solved = table.col("successes")[rows] >= (threshold - _EPS) * rollouts
+        solved &= table.col("last_rate")[rows] >= threshold - 1e-6  # a float32
+        rows, run = rows[solved], np.minimum(rollouts[solved] // self._per_visit(), 65535)
+        self.col("solved")[rows] = run
+        table.col("retired")[rows] = run >= self.config.after
+
+    def _per_visit(self) -> int:
+        """Rollouts that tell that a prompt is solved: its pilots, where an allocator gives it pilots first."""
+        allocator = self._allocator
+        if allocator is None or not allocator.makes_commits:
+            return self.facts.n
+        # The parts are bound one after the other, the sampler first: the allocator has not yet settled its own.
+        return getattr(allocator.config, "n_pilot", None) or max(2, self.facts.n // 4)
 
     def round_size(self, progress: Progress) -> int:
         return round_size(self.config.round, progress)

@@ -27,7 +27,7 @@ import numpy as np
 from verl_adaptive.stats.table import Column, StatsTable
 from verl_adaptive.stats.visits import waves
 
-__all__ = ["Memory", "fade"]
+__all__ = ["Memory", "fade", "left_of"]
 
 #: Prompts that the mean over all sources counts for in the mean of one.
 PSEUDO = 2.0
@@ -36,6 +36,25 @@ PSEUDO = 2.0
 def fade(column: np.ndarray, rows: np.ndarray, kept: float, more: np.ndarray | float) -> None:
     """``column[rows] ← kept · column[rows] + more``; every row once."""
     column[rows] = kept * column[rows] + more
+
+
+def left_of(rollouts: np.ndarray, per_visit: int, kept: float) -> tuple[np.ndarray, np.ndarray]:
+    """What fading leaves of evidence that was gathered elsewhere, as if by visits of this run, one after the other.
+
+    Args:
+        rollouts: float64 ``(k,)``, in all.
+        per_visit: rollouts of a visit.
+        kept: what a visit leaves of the evidence before it.
+
+    Returns:
+        float64 ``(k,)`` twice: rollouts that the evidence still counts for, never more than there were; and what is left
+        of the evidence before the first of these visits.
+    """
+    visits = np.maximum(rollouts / per_visit, 1.0)
+    before = kept**visits
+    if kept == 1:
+        return rollouts, before
+    return np.minimum(rollouts, per_visit * (1.0 - before) / (1.0 - kept)), before
 
 
 class Memory:

@@ -274,6 +274,14 @@ class StatsTable:
         # Backwards, so that the first of several entries for one prompt is the one that stays.
         column[target[unset][::-1]] = ids[unset][::-1]
 
+    def brought(self) -> np.ndarray:
+        """int64 ``(k,)``: the rows known from elsewhere only: a warm start brought evidence, and no visit has followed.
+
+        A part that keeps evidence of its own fills its columns for these when it joins the run. Rows that a resume
+        brings back have their visits, so it does not fill them again.
+        """
+        return np.flatnonzero((self.col("rollouts") > 0) & (self.col("last_step") < 0))
+
     # -- observing ------------------------------------------------------------------------------------------------
 
     def observe(self, groups: Groups, step: int, *, tolerance: float) -> None:

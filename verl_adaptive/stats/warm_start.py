@@ -109,8 +109,8 @@ def warm_start(
 
     A prompt with ``n`` rollouts there starts with ``round(discount * n)`` pseudo-rollouts at the same success rate and
     the same mean signal, reward and tokens; visits and zero-variance streaks shrink alike (at least one visit remains).
-    Steps (``first_step``, ``last_step``) stay unset, since they counted another run's, and no prompt starts out retired
-    or failed.
+    Steps (``first_step``, ``last_step``) stay unset, since they counted another run's, and neither retirement nor
+    failures are taken over. What a part makes of these columns is its own: see :meth:`StatsTable.brought`.
 
     Args:
         table: this run's table, its data set's prompts already in it.
