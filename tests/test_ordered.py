@@ -16,12 +16,9 @@ from tests.world import World, make_engine, run_step
 from verl_adaptive.engine import OrderedEngine, Requests, StepResult
 from verl_adaptive.errors import AdaptiveError, ConfigError, Exhausted
 from verl_adaptive.groups import Groups
-<<<<<<< HEAD
 from verl_adaptive.progress import Progress
 from verl_adaptive.rng import Draw
-=======
 from verl_adaptive.roles import Allocator
->>>>>>> mend-h4
 from verl_adaptive.stats.table import StatsTable
 
 PILOTS = [
