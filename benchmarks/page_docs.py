@@ -138,12 +138,12 @@ SITUATIONS: Sequence[tuple[str, str, tuple[str, ...], tuple[str, ...]]] = (
         ("real/base", "tiny/base"),
         ("solo", "grpo-4", "reinforce"),
     ),
-    ("a larger pool", "[`solo`](solo.md)", ("real/large",), ("solo", "grpo-4")),
+    ("a larger pool", "[`solo`](solo.md)", ("real/large",), ("solo", "grpo-4", "reinforce")),
     (
         "most prompts solved or hopeless",
         "[`solo`](solo.md)",
         ("real/sparse", "tiny/sparse"),
-        ("solo", "grpo-4", "full"),
+        ("solo", "grpo-4", "reinforce", "full"),
     ),
     (
         "more prompts than rollouts, none met twice",
