@@ -235,8 +235,10 @@ class Queue:
         for part, sessions, start in zip(parts, found, at.tolist(), strict=False):
             living = alive[start : start + len(sessions)]
             part.sessions = [outputs for outputs, lives in zip(sessions, living, strict=True) if lives]
-            unread = [key for outputs, lives in zip(sessions, living, strict=True) if not lives for key in outputs]
-            dead += unread
+            unread: list[str] = []
+            if len(part.sessions) < len(sessions):
+                unread = [key for outputs, lives in zip(sessions, living, strict=True) if not lives for key in outputs]
+                dead += unread
             spoilt.append(len(sessions) - len(part.sessions))
             spoilt_tokens.append(sum(self._listed[key].get("response_len", 0) for key in unread))
             part.back = True
@@ -244,7 +246,7 @@ class Queue:
             self._tags.update(mine)
             lengths = [[mine[k]["response_len"] for k in outputs] for outputs in part.sessions]
             tokens.append([sum(outputs) for outputs in lengths])
-            shorter.append([sum(outputs) - max(outputs) for outputs in lengths])
+            shorter.append([sum(outputs) - max(outputs) if len(outputs) > 1 else 0 for outputs in lengths])
             # A top-up that lost sessions, or all of them, leaves its group what it has.
             failed.append(part.stage == 0 and len(part.sessions) < self._enough(part.n))
             versions = [tag.get("min_global_steps") for tag in mine.values()]
