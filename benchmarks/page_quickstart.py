@@ -15,8 +15,7 @@ def quickstart(found: dict[str, Any]) -> list[str]:
     """The sentence.
 
     Args:
-        found: ``results/quickstart.json``: ``results`` as the quickstart writes them, the ``machine``, and in ``again`` where
-            the arms of further runs of it ended: vLLM's samples are others each time.
+        found: ``results/quickstart.json``: ``results`` as the quickstart writes them and the ``machine``.
     """
     results = [result_of(stored) for stored in found["results"]]
     arms = by_arm(results)
@@ -37,14 +36,10 @@ def quickstart(found: dict[str, Any]) -> list[str]:
     seeds = f"{len(best)} seeds" + (
         "" if noise is None else f"; by chance alone arms differ by up to {noise:.3f} at 95 %"
     )
-    gains = [run["ends"][best[0].arm] - run["ends"][first[0].arm] for run in found.get("again", ())]
-    others = (
-        f" Run again, `{best[0].arm}` ended {', '.join(f'{gain:+.3f}' for gain in gains)} from GRPO." if gains else ""
-    )
     text = (
         f"From the quickstart: verl and vLLM on two CPU cores, {best[0].generated:,} rollouts and {best[0].updates} updates in "
         f"every run, a tiny model, more prompts than GRPO gets to. Held-out accuracy goes from {best[0].curve[0][1]:.3f} to "
-        f"{said} ({seeds}){reached}.{others}"
+        f"{said} ({seeds}){reached}."
     )
     return wrap(text, 120, break_long_words=False, break_on_hyphens=False)
 

@@ -464,3 +464,13 @@ def test_the_log_does_not_grow_for_ever(tmp_path: Path) -> None:
 def test_the_suite_asks_for_a_url() -> None:
     with pytest.raises(NotImplementedError, match="make_url"):
         JournalSuite.make_url.__wrapped__(None)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("meta", ["null", "[]", "not JSON", '{"checkpoints": 3}'])
+def test_a_run_that_says_nothing_of_its_checkpoints_is_nobodys(tmp_path, meta) -> None:
+    url = str(tmp_path / "adaptive.sqlite")
+    Journal.open(url, run_id="run").close()
+    with sqlite3.connect(url) as connection:
+        connection.execute("UPDATE runs SET meta = ?", (meta,))
+    with Journal.open(url, run_id="run", meta={"checkpoints": "/here"}) as journal:
+        assert journal.elsewhere is None

@@ -126,10 +126,9 @@ def price_of(config: Any, adaptive: AdaptiveConfig, plan: Any) -> Price:
         price.equal_steps = None if equal is None else math.ceil(equal / price.step)
         if price.equal_steps and steps and price.equal_steps > steps:
             price.equal += f" trainer.total_training_steps={price.equal_steps}"
+            # verl ends with the steps or with the epochs, whichever is first
             per_epoch = plan.prompts // batch if plan.prompts else 0
-            if (
-                per_epoch and price.equal_steps > config.trainer.total_epochs * per_epoch
-            ):  # verl ends at whichever is first
+            if per_epoch and price.equal_steps > config.trainer.total_epochs * per_epoch:
                 price.equal += f" trainer.total_epochs={math.ceil(price.equal_steps / per_epoch)}"
     return price
 

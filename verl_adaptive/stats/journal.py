@@ -131,6 +131,16 @@ def _json(value: Any) -> str:
     return json.dumps(value, default=plain)
 
 
+def _folder_of(meta: str | None) -> str | None:
+    """Where a run's checkpoints are, as it said; None where what is stored does not say, whatever it is."""
+    try:
+        said = json.loads(meta or "null")
+    except ValueError:
+        return None
+    folder = said.get("checkpoints") if isinstance(said, dict) else None
+    return folder if isinstance(folder, str) else None
+
+
 def _clean(text: object) -> str:
     """Text that both databases store; one odd character must not cost a step."""
     return str(text).replace("\0", "").encode("utf-8", "backslashreplace").decode()
@@ -296,9 +306,9 @@ class Journal:
             row = {"run_id": self.run_id, "created_at": time.time(), "package": package_version()}
             connection.execute(insert(r), {**row, "meta": _json(self._meta)})
         elif self._meta:
-            folder, here = json.loads(stored.meta or "{}").get("checkpoints"), self._meta.get("checkpoints")
+            folder, here = _folder_of(stored.meta), self._meta.get("checkpoints")
             if folder and here and folder != here:
-                self.elsewhere = str(folder)
+                self.elsewhere = folder
             else:
                 self._describe(connection)
         self.attempt = -1
