@@ -83,6 +83,22 @@ def test_a_command_line_and_its_plan(examine, tmp_path) -> None:
     assert plan["store"] == f"{tmp_path}/ckpt/adaptive.sqlite" and "no checkpoint" in plan["resume"]
 
 
+def test_prompts_that_verl_will_drop_are_not_counted_out(examine, call, tmp_path) -> None:
+    data = write_dataset(tmp_path / "train.parquet", hostile_rows(640))
+    words = (
+        "+adaptive=grpo",
+        f"data.train_files={data}",
+        "data.filter_overlong_prompts=true",
+        "trainer.total_epochs=3",
+    )
+    _, found = examine(*words)
+    assert found["THE PLAN"]["uncounted"] == "before verl drops prompts of more than 512 tokens"
+    _, out, _ = call("doctor", "--", *MINIMAL, *words)
+    assert "30 steps at most (640 prompts, before verl drops" in " ".join(out.split())
+    _, found = examine(*words, "data.filter_overlong_prompts=false")
+    assert found["THE PLAN"]["uncounted"] == ""
+
+
 def test_the_whole_command_may_be_given(examine, call) -> None:
     status, out, _ = call("doctor", "--", "python", "-m", "verl.trainer.main_ppo", *MINIMAL, "+adaptive=aero")
     assert status == 0 and "aero: sampler=epoch, allocator=aero" in out
@@ -478,3 +494,13 @@ def test_what_is_not_here_is_not_affirmed(examine, tmp_path) -> None:
         status == 0 and "not looked at: data.val_files=/no/val.parquet, actor_rollout_ref.model.path=/no/model" in said
     )
     assert "here.py" not in said and "far" not in said
+
+
+def test_a_critic_that_cannot_be_opened_here(examine) -> None:
+    """verl opens the critic's model, and only that one, before the workers start; training may run on another machine."""
+    words = ("+adaptive=grpo", "algorithm.adv_estimator=gae", "critic.model.path=/no/critic")
+    status, found = examine(*words)
+    assert status == 0 and found["THE PLAN"]["price"]["grpo_step"] == 64 * 16
+    assert "critic.model.path=/no/critic: cannot be opened here" in " ".join(found["THE PLAN"]["notes"])
+    status, found = examine(*words, "data.train_batch_size=8")
+    assert status == 1 and found["validate"]["status"] == "fail"  # the rest is still looked at

@@ -486,6 +486,8 @@ def _plan_lines(plan: dict[str, Any]) -> list[tuple[str, str]]:
     if plan["cap"]:
         cap = f"at most {number(plan['cap'])} in the step"
     steps = "steps: as many as the data give" if plan["steps"] is None else f"{number(plan['steps'])} steps"
+    if plan["uncounted"]:
+        steps += f" at most ({number(plan['prompts'])} prompts, {plan['uncounted']})"
     total = f", or {number(plan['total_rollouts'])} rollouts if those come first" if plan["total_rollouts"] else ""
     updates = "" if plan["steps"] is None else f", {number(plan['steps'] * plan['updates'])} optimizer updates"
     return [

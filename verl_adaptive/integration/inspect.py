@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import warnings
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -128,23 +129,18 @@ def _in_worker(plugin: str) -> dict[str, Any]:
 # -- a command line ---------------------------------------------------------------------------------------------------
 
 
-def validate(config: DictConfig) -> tuple[AdaptiveConfig, Policy, str]:
+def validate(config: DictConfig) -> tuple[AdaptiveConfig, Policy, str, list[str]]:
     """verl's own validation, then ours.
 
     Returns:
-        The ``adaptive`` group, its policy, and what becomes of rows of zero advantage.
+        The ``adaptive`` group, its policy, what becomes of rows of zero advantage, and what could not be looked at here.
 
     Raises:
         ConfigError: a setting of ours; ValueError, AssertionError: one of verl's.
     """
-    from verl.trainer.ppo.utils import need_critic, need_reference_policy
-    from verl.utils.config import validate_config
-
     from verl_adaptive.integration.checks import check_run, zero_rows
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # verl warns each time it is asked whether there is a critic
-        validate_config(config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
+    remarks = _validate_as_verl(config)
     node = config.get("adaptive")
     adaptive = AdaptiveConfig.from_mapping(
         OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
@@ -156,7 +152,28 @@ def validate(config: DictConfig) -> tuple[AdaptiveConfig, Policy, str]:
         if policy.advantage.estimator is not None:  # as the trainer does
             with open_dict(config):
                 config.algorithm.adv_estimator = policy.advantage.estimator
-        return adaptive, policy, zero_rows(config, adaptive.skip_zero_advantage)[1]
+        return adaptive, policy, zero_rows(config, adaptive.skip_zero_advantage)[1], remarks
+
+
+def _validate_as_verl(config: DictConfig) -> list[str]:
+    """verl's own validation; what it left out because a file that the run will have is not on this machine."""
+    from hydra.errors import InstantiationException
+    from verl.trainer.ppo.utils import need_critic, need_reference_policy
+    from verl.utils.config import validate_config
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # verl warns each time it is asked whether there is a critic
+        reference, critic = need_reference_policy(config), need_critic(config)
+        try:
+            validate_config(config, use_reference_policy=reference, use_critic=critic)
+        except InstantiationException as error:
+            # Of all models only the critic's is opened before the workers start. Training may run where it can be.
+            if not (critic and isinstance(error.__cause__, OSError)):
+                raise
+            validate_config(config, use_reference_policy=reference, use_critic=False)
+            name = config.critic.model.path
+            return [f"critic.model.path={name}: cannot be opened here, so verl's own check of the critic was left out"]
+    return []
 
 
 @dataclass
@@ -175,6 +192,7 @@ class Plan:
         refill: further prompts are drawn until the batch is full.
         steps: planned steps; None: not known here.
         prompts: rows of the training set; None: not known here.
+        uncounted: what verl will still do to them, so that prompts and steps may be fewer.
         total_rollouts: ``adaptive.total_rollouts``.
         zero_rows: what becomes of rows of zero advantage.
         store: URL or path of the journal, or why there is none.
@@ -196,6 +214,7 @@ class Plan:
     refill: bool
     steps: int | None
     prompts: int | None
+    uncounted: str
     total_rollouts: int | None
     zero_rows: str
     store: str
@@ -220,17 +239,19 @@ class _Order:
         return out
 
 
-def make_plan(config: DictConfig, adaptive: AdaptiveConfig, policy: Policy, zero_rows: str) -> Plan:
+def make_plan(
+    config: DictConfig, adaptive: AdaptiveConfig, policy: Policy, zero_rows: str, remarks: Sequence[str] = ()
+) -> Plan:
     """Work out budget, updates, store and resume behaviour.
 
     Args:
         config: composed and valid.
-        adaptive, policy, zero_rows: from :func:`validate`.
+        adaptive, policy, zero_rows, remarks: from :func:`validate`.
     """
     rollout, trainer = config.actor_rollout_ref.rollout, config.trainer
     batch = int(config.data.train_batch_size)
     mode, schedule = _mode(config)
-    notes: list[str] = []
+    notes = list(remarks)
     prompts, missing = _prompts(config.data.train_files)
     if missing:
         notes.append(f"data.train_files: not found here: {', '.join(missing)}; numbers assume {_STAND_IN:,} prompts")
@@ -280,6 +301,7 @@ def make_plan(config: DictConfig, adaptive: AdaptiveConfig, policy: Policy, zero
         refill=adaptive.refill,
         steps=None if steps is None else int(steps),
         prompts=prompts,
+        uncounted="" if prompts is None else _uncounted(config),
         total_rollouts=adaptive.total_rollouts,
         zero_rows=zero_rows,
         store=store,
@@ -363,6 +385,13 @@ def _prompts(files: Any) -> tuple[int | None, list[str]]:
         return sum(pq.read_metadata(p).num_rows for p in paths), []
     except pa.ArrowException:  # JSON, or another format that verl reads
         return None, []
+
+
+def _uncounted(config: DictConfig) -> str:
+    """What verl leaves out when it reads the training set: to count it takes the run's tokenizer, and minutes."""
+    if not config.data.get("filter_overlong_prompts", False):
+        return ""
+    return f"before verl drops prompts of more than {config.data.max_prompt_length:,} tokens"
 
 
 def _unseen(config: DictConfig) -> list[str]:
