@@ -14,7 +14,7 @@ import math
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import compress, islice
+from itertools import chain, compress, islice
 
 import numpy as np
 import transfer_queue as tq
@@ -36,7 +36,7 @@ __all__ = ["Batch", "Queue"]
 logger = logging.getLogger(__name__)
 
 #: Seconds after which a look lists the queue all the same: rows of unfinished requests are a sign of life.
-_LIST_INTERVAL = 10.0
+_LIST_INTERVAL = 30.0
 #: Share of the time that listing a small queue more often may take.
 _LIST_SHARE = 0.02
 #: Masks of verl's agent loop of one turn that a step looks into.
@@ -188,27 +188,6 @@ class Queue:
         self._list_again = min(_LIST_INTERVAL, (self._listed_at - began) / _LIST_SHARE)
         return rows
 
-    def _fetch_unlisted(self, parts: list[Part]) -> BatchMeta | None:
-        """What a listing would tell of requests whose rows have names that are known: one a session.
-
-        Returns:
-            Where the rows are, session after session, if that is so of all these requests.
-        """
-        parts = [part for part in parts if part.uid in self._unlisted]
-        if not parts:
-            return None
-        names = [[f"{part.uid}_{s}{_FIRST_OUTPUT}" for s in range(part.n)] for part in parts]
-        keys = [key for mine in names for key in mine]
-        meta = tq.get_client().kv_retrieve_meta(keys=keys, partition_id=PARTITION, create=False)
-        if meta.size != len(keys):
-            self._list()  # a session left no row
-            return None
-        self._listed.update(zip(keys, meta.custom_meta, strict=True))
-        for part, mine in zip(parts, names, strict=True):
-            self._arrived += part.n - sum(key.endswith(_FIRST_OUTPUT) for key in self._waiting[part.uid])
-            self._waiting[part.uid] = mine
-        return meta
-
     @property
     def under_way(self) -> int:
         """Rollouts that were asked for and have no row yet, as of the latest listing."""
@@ -225,11 +204,10 @@ class Queue:
     def collect(self, requests: Requests, step: int) -> Groups:
         """Read the rewards of requests that are back: one group per request, surviving sessions in order."""
         parts = [self._parts[ticket][-1] for ticket in requests.ticket.tolist()]
-        found, meta = self._find(parts)
+        found, tags, meta = self._find(parts)
         sessions = [outputs for mine in found for outputs in mine]
         reward, signal = read_rewards([outputs[-1] for outputs in sessions], self.config.signal, meta)
         alive = np.isfinite(reward) & np.isfinite(signal)
-        tags = [self._listed[key] for outputs in sessions for key in outputs]
 
         # Per session ...
         outputs = np.fromiter(map(len, sessions), dtype=np.int64, count=len(sessions))
@@ -284,23 +262,27 @@ class Queue:
             part.sessions = list(compress(sessions, islice(living, len(sessions))))
             part.tags = [tag for tag, lives in islice(rows, sum(map(len, sessions))) if lives]
 
-    def _find(self, parts: list[Part]) -> tuple[list[list[list[str]]], BatchMeta | None]:
-        """The sessions of requests that are back, and where their rows are if that was asked for on the way."""
-        meta = self._fetch_unlisted(parts)
-        named = set() if meta is None else self._unlisted
+    def _find(self, parts: list[Part]) -> tuple[list[list[list[str]]], list[dict], BatchMeta | None]:
+        """The sessions of requests that are back, their rows' tags, and where those are if that was asked for on the way."""
+        if parts and self._unlisted.issuperset(part.uid for part in parts):  # one row a session: the names are known
+            names = [[f"{part.uid}_{s}{_FIRST_OUTPUT}" for s in range(part.n)] for part in parts]
+            keys = list(chain.from_iterable(names))
+            meta = tq.get_client().kv_retrieve_meta(keys=keys, partition_id=PARTITION, create=False)
+            if meta.size == len(keys):
+                for part in parts:
+                    self._waited_for(part)
+                return [[[key] for key in mine] for mine in names], meta.custom_meta, meta
+        if self._unlisted:
+            self._list()  # a session left no row
         found, alone = [], []
         for part in parts:
             told = part.uid in self._told
-            keys = self._waited_for(part)
-            if part.uid in named:
-                found.append([[key] for key in keys])
-                continue
-            found.append(_sessions([key for key in keys if key in self._listed]))
+            found.append(_sessions([key for key in self._waited_for(part) if key in self._listed]))
             if told:
                 alone += [len(outputs) == 1 for outputs in found[-1]]
         if alone and self._single is not False:
             self._single = all(alone)
-        return found, meta if len(named.intersection(part.uid for part in parts)) == len(parts) else None
+        return found, [self._listed[key] for sessions in found for outputs in sessions for key in outputs], None
 
     def _enough(self, n: int) -> int:
         """Sessions that make a group of ``n``: one that is left of several has nothing to be compared with."""
