@@ -5,8 +5,9 @@
 
 The session, the engine, the layout and TransferQueue are the real ones, TransferQueue with verl's own settings; only the
 rollout workers are a stand-in, which writes the rows between the looks, in twenty waves, and whose time does not count.
-Seconds are processor time of the driver's process, so that a busy machine tells the same; ``wall`` is what passed. What
-the driver does while answers are still under way costs nobody anything: ``after_last`` is what a step waits for.
+Seconds are processor time of the driver's process, so that a busy machine tells the same; ``wall`` is what passed. Parts
+named ``queue`` are inside TransferQueue, those named ``verl`` are what verl's own trainer does for the same prompts and
+rows: reading prompts, making a batch of them, balancing rows over ranks. What the driver does while answers are still under way costs nobody anything: ``after_last`` is what a step waits for.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from benchmarks.cells import load_average, machine, to_json, versions, write_who
 from benchmarks.presets import FULL, SHIPPED, SOLO
 from verl_adaptive.config import RunFacts
 from verl_adaptive.engine import make_engine
+from verl_adaptive.integration import courier as courier_module
 from verl_adaptive.integration.abort import Aborted
 from verl_adaptive.integration.courier import Road
 from verl_adaptive.integration.layout import plan
@@ -221,7 +223,7 @@ def run(preset: str, rollouts: int) -> dict[str, Any]:
             made = session.complete()
             with clock.part("layout"):
                 lengths = dict(zip(made.keys, (tag["seq_len"] for tag in made.tags), strict=True))
-                cut(made, lengths)
+                cut(clock, made, lengths)
             with clock.part("commit"):
                 RunStore.commit(store, step, session.finish(), engine)  # type: ignore[arg-type]
             RAW.clear(keys=made.keys, partition_id=PARTITION)
@@ -238,15 +240,24 @@ def run(preset: str, rollouts: int) -> dict[str, Any]:
         "generated": int(made.result.ledger.rollouts.generated),
         "rows": len(made.keys),
         "parts": {k: round(v, 3) for k, v in sorted(cpu.items())},
-        "own": round(sum(v for k, v in cpu.items() if not k.startswith("queue ")), 3),
-        "queue": round(sum(v for k, v in cpu.items() if k.startswith("queue ")), 3),
+        **{whose: round(sum(v for k, v in cpu.items() if _whose(k) == whose), 3) for whose in ("own", "verl", "queue")},
         "after_last": round(late, 3),
         "wall": round(sum(v for k, v in clock.wall.items() if k != "workers"), 3),
     }
 
 
-def cut(made: Any, lengths: dict[str, int]) -> None:
+def _whose(part: str) -> str:
+    name, *more = part.split(" ")
+    return name if more else "own"
+
+
+def cut(clock: Clock, made: Any, lengths: dict[str, int]) -> None:
     """The layout of the batch over 64 ranks, as the trainer asks for it."""
+
+    def partition(cost: np.ndarray, k: int) -> list[list[int]]:
+        with clock.part("verl balance"):
+            return get_seqlen_balanced_partitions(cost.tolist(), k_partitions=k, equal_size=True)
+
     plan(
         made.group,
         np.array([lengths[key] if trains else 0 for key, trains in made.sequences], dtype=np.int64),
@@ -254,7 +265,7 @@ def cut(made: Any, lengths: dict[str, int]) -> None:
         np.array([trains for _, trains in made.sequences], dtype=bool),
         ranks=RANKS,
         updates=4,
-        partition=lambda cost, k: get_seqlen_balanced_partitions(cost.tolist(), k_partitions=k, equal_size=True),
+        partition=partition,
         workload=lambda x: calculate_workload(torch.as_tensor(x, dtype=torch.int64)),
     )
 
@@ -266,6 +277,10 @@ def timing(clock: Clock, session: Session, workers: Workers) -> None:
     clock.around(tq.get_client(), "get_data", "queue get", anew=True)
     for method, name in (("list", "list"), ("batch_get", "get"), ("batch_put", "put"), ("clear", "clear")):
         clock.around(tq, f"kv_{method}", f"queue {name}", anew=True)
+    for function in ("collate_fn", "stacked"):
+        clock.around(courier_module, function, "verl batch", anew=True)
+    clock.around(courier_module.tu, "get_tensordict", "verl batch", anew=True)
+    clock.around(courier.stream, "take", "verl prompts")
     for owner, methods, name in (
         (engine, ("begin", "receive", "never_trains", "finish"), "decide"),
         (queue, ("look",), "look"),
@@ -321,7 +336,7 @@ def main() -> None:
         for preset in args.presets:
             row = {**run(preset, rollouts), "load": load_average()}
             print(
-                f"{preset:14s} {rollouts:6d}: own {row['own']:.2f} s, queue {row['queue']:.2f} s, after the last answer "
+                f"{preset:14s} {rollouts:6d}: own {row['own']:.2f} s, verl {row['verl']:.2f} s, queue {row['queue']:.2f} s, after the last answer "
                 f"{row['after_last']:.2f} s, wall {row['wall']:.1f} s; {row['parts']}",
                 flush=True,
             )

@@ -32,6 +32,7 @@ def driver_page(data: dict[str, Any]) -> list[str]:
             f"{row['generated']:,}",
             f"{row['parts'].get('decide', 0.0):.2f}",
             f"{row['own']:.2f}",
+            f"{row['verl']:.2f}",
             f"{row['queue']:.2f}",
             f"{row['after_last']:.2f}",
         ]
@@ -43,8 +44,9 @@ def driver_page(data: dict[str, Any]) -> list[str]:
         f"`python -m benchmarks.driver`: processor seconds of verl's driver for a step of ours, beside generation and training, "
         f"{_on(data)}; TransferQueue with verl's own settings, answers of {data['tokens']} tokens that come in "
         f"{data['waves']} waves. *Decisions*: the engine's. *Ours*: requests, looks, decisions, the batch, its layout, the "
-        "journal; *queue*: inside TransferQueue's calls. *After the last answer*: what of both a step waits for; the rest "
-        "passes while rollouts are under way.",
+        "journal; *verl*: its own functions, which its trainer calls for the same prompts and rows, too (prompts are read and "
+        "put into a batch, rows are balanced over ranks); *queue*: inside TransferQueue's calls. *After the last answer*: what "
+        "of all this a step waits for; the rest passes while rollouts are under way.",
         "",
         *table(
             [
@@ -53,6 +55,7 @@ def driver_page(data: dict[str, Any]) -> list[str]:
                 "generated",
                 "decisions, s",
                 "ours, s",
+                "verl, s",
                 "queue, s",
                 "after the last answer, s",
             ],

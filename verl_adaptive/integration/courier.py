@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 import transfer_queue as tq
 from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
@@ -18,6 +19,7 @@ from verl_adaptive.config import AdaptiveConfig
 from verl_adaptive.engine import Requests
 from verl_adaptive.errors import AdaptiveError, ConfigError
 from verl_adaptive.groups import Groups
+from verl_adaptive.integration.bulk import stacked, without_gc
 from verl_adaptive.integration.facts import SINGLE_TURN
 from verl_adaptive.integration.prompts import Stream
 from verl_adaptive.integration.queue import Queue
@@ -79,6 +81,7 @@ class Courier:
         self._took = 0.0  # seconds of the latest look that found something
         self._all_failed: list[int] = []  # groups of the latest looks in which every group failed
 
+    @without_gc()
     def send(self, requests: Requests | None) -> None:
         """Send these requests.
 
@@ -94,15 +97,13 @@ class Courier:
         ):
             if ticket not in self.prompts:
                 self.prompts[ticket] = self.stream.item(index)
-            item = dict(self.prompts[ticket])
+            item = self.prompts[ticket]
             items.append(item)
             whole = self.road.single_turn and item.get("agent_name", SINGLE_TURN) == SINGLE_TURN
             uids.append(self.queue.ask(ticket, str(uuid.uuid4()), n, stage, whole=whole))
         self._check_room()
-        columns = collate_fn(items)
-        columns["uid"] = np.array(uids, dtype=object)
-        columns["__rollout_n__"] = np.fromiter(requests.n.tolist(), dtype=object, count=len(uids))
-        batch = tu.get_tensordict(columns)
+        columns = {**collate_fn(items), "uid": uids, "__rollout_n__": requests.n.tolist()}
+        batch = tu.get_tensordict({k: v if isinstance(v, torch.Tensor) else stacked(v) for k, v in columns.items()})
         tu.assign_non_tensor_data(batch, "global_steps", self.road.step_of())
         self.road.submit(batch)
 
@@ -162,8 +163,8 @@ class Courier:
     # -- checks ---------------------------------------------------------------------------------------------
 
     def _check_room(self) -> None:
-        expected, limit = self.queue.expected(), self.road.row_limit
-        if limit is not None and expected > limit:
+        limit = self.road.row_limit
+        if limit is not None and (expected := self.queue.expected()) > limit:
             raise ConfigError(
                 "transfer_queue.backend.SimpleStorage.total_storage_size",
                 limit,

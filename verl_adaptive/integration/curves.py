@@ -32,12 +32,6 @@ class Rows:
     left_out: int
 
     @classmethod
-    def of(cls, rows: Sequence[tuple[float, int, int]], left_out: int) -> Rows:
-        """From reward, prompt tokens and response tokens of each row."""
-        table = np.array(rows, dtype=np.float64).reshape(-1, 3)
-        return cls(table[:, 0], table[:, 1].astype(np.int64), table[:, 2].astype(np.int64), left_out)
-
-    @classmethod
     def join(cls, parts: Sequence[Rows]) -> Rows:
         """The rows of a step's mini-steps together."""
         score, prompt, response = (

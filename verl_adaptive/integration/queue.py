@@ -1,7 +1,8 @@
 """What TransferQueue holds for the groups that are open: which rows belong to which rollout, and what becomes of them.
 
-A request is a prompt row with a fresh uid; a top-up is the same prompt under another uid (``<first uid>.t<k>``), whose
-rows get the group's uid written into their ``uid`` *field* when the batch is made, so that verl's grouping joins them.
+A request is a prompt row with a fresh uid; a top-up is the same prompt under another uid (``<first uid>.t<k>``). When the
+batch is made, the uid of the group's largest request is written into the ``uid`` *field* of the others' rows, so that
+verl's grouping joins them.
 A session that failed leaves no rows, or one without a finite reward: the others are the group
 (``adaptive.min_sessions``), and the rows of the failed one are cleared at once.
 """
@@ -13,6 +14,7 @@ import math
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, compress, islice
 
 import numpy as np
 import transfer_queue as tq
@@ -23,6 +25,7 @@ from verl_adaptive.config import AdaptiveConfig
 from verl_adaptive.engine import Requests, StepResult
 from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.groups import Groups
+from verl_adaptive.integration.bulk import stacked, without_gc
 from verl_adaptive.integration.curves import Rows
 from verl_adaptive.integration.facts import SINGLE_TURN
 from verl_adaptive.integration.rewards import read, read_rewards
@@ -33,7 +36,7 @@ __all__ = ["Batch", "Queue"]
 logger = logging.getLogger(__name__)
 
 #: Seconds after which a look lists the queue all the same: rows of unfinished requests are a sign of life.
-_LIST_INTERVAL = 10.0
+_LIST_INTERVAL = 30.0
 #: Share of the time that listing a small queue more often may take.
 _LIST_SHARE = 0.02
 #: Masks of verl's agent loop of one turn that a step looks into.
@@ -46,7 +49,7 @@ _FIRST_OUTPUT = "_0"
 
 @dataclass
 class Part:
-    """One request of a group: a uid, and once it is back its sessions, each a list of row keys (outputs in order).
+    """One request of a group: a uid, and once it is back its sessions, each a list of row keys (outputs in order), and all rows' tags.
 
     ``whole``: verl's agent loop of one turn has it: a session leaves one row, and every response token counts in the loss.
     """
@@ -55,6 +58,7 @@ class Part:
     n: int
     stage: int
     sessions: list[list[str]] = field(default_factory=list)
+    tags: list[dict] = field(default_factory=list)
     back: bool = False
     whole: bool = False
 
@@ -70,7 +74,7 @@ class Batch:
         group: int64, position in ``trained`` of each row of ``sequences``.
         sequences: all rows of trained groups, those left out for zero advantage included: key, and whether it trains.
         trained: the groups that train, with all their rollouts.
-        position: first uid of each trained group → its position in ``trained``.
+        position: uid that the rows of each trained group have → its position in ``trained``.
         ghost_tokens: loss tokens of each sequence (0 where it trains: verl counts those itself).
         rows: every row of the trained groups, for verl's curves.
     """
@@ -104,7 +108,6 @@ class Queue:
         self._parts: dict[int, list[Part]] = {}  # ticket → its requests, in order
         self._waiting: dict[str, list[str]] = {}  # uid that is not back → keys of its rows so far, in any order
         self._told: set[str] = set()  # of these, those whose sessions leave one row each
-        self._tags: dict[str, dict] = {}  # of the rows of requests that are back
         self._listed: dict[str, dict] = {}  # the queue at the latest look
         self._listed_at, self._list_again = -math.inf, 0.0  # when, and seconds until the next
         self._unlisted: set[str] = set()  # uids that are back, whose rows have not been listed since
@@ -153,6 +156,7 @@ class Queue:
 
     # -- looking --------------------------------------------------------------------------------------------
 
+    @without_gc()
     def look(self, uids: Sequence[str]) -> dict[str, str | None]:
         """The status of each request; the whole queue is listed where nothing else tells the rows.
 
@@ -184,27 +188,6 @@ class Queue:
         self._list_again = min(_LIST_INTERVAL, (self._listed_at - began) / _LIST_SHARE)
         return rows
 
-    def _fetch_unlisted(self, parts: list[Part]) -> BatchMeta | None:
-        """What a listing would tell of requests whose rows have names that are known: one a session.
-
-        Returns:
-            Where the rows are, session after session, if that is so of all these requests.
-        """
-        parts = [part for part in parts if part.uid in self._unlisted]
-        if not parts:
-            return None
-        names = [[f"{part.uid}_{s}{_FIRST_OUTPUT}" for s in range(part.n)] for part in parts]
-        keys = [key for mine in names for key in mine]
-        meta = tq.get_client().kv_retrieve_meta(keys=keys, partition_id=PARTITION, create=False)
-        if meta.size != len(keys):
-            self._list()  # a session left no row
-            return None
-        self._listed.update(zip(keys, meta.custom_meta, strict=True))
-        for part, mine in zip(parts, names, strict=True):
-            self._arrived += part.n - sum(key.endswith(_FIRST_OUTPUT) for key in self._waiting[part.uid])
-            self._waiting[part.uid] = mine
-        return meta
-
     @property
     def under_way(self) -> int:
         """Rollouts that were asked for and have no row yet, as of the latest listing."""
@@ -212,86 +195,94 @@ class Queue:
 
     def expected(self) -> int:
         """Rows that the queue will hold once everything asked for is back."""
-        rows = 0.0
-        for parts in self._parts.values():
-            for part in parts:
-                rows += 1 + (sum(map(len, part.sessions)) if part.back else part.n * self._outputs)
-        return math.ceil(rows)
+        here = sum(1 + len(part.tags) for parts in self._parts.values() for part in parts)
+        return here + math.ceil(self._asked * self._outputs)
 
     # -- reading --------------------------------------------------------------------------------------------
 
+    @without_gc()
     def collect(self, requests: Requests, step: int) -> Groups:
         """Read the rewards of requests that are back: one group per request, surviving sessions in order."""
         parts = [self._parts[ticket][-1] for ticket in requests.ticket.tolist()]
-        found, meta = self._find(parts)
-        finals = [outputs[-1] for sessions in found for outputs in sessions]
-        reward, signal = read_rewards(finals, self.config.signal, meta)
+        found, tags, meta = self._find(parts)
+        sessions = [outputs for mine in found for outputs in mine]
+        reward, signal = read_rewards([outputs[-1] for outputs in sessions], self.config.signal, meta)
         alive = np.isfinite(reward) & np.isfinite(signal)
-        sizes = np.array([len(sessions) for sessions in found], dtype=np.int64)
-        at = np.concatenate([[0], np.cumsum(sizes)])
-        dead: list[str] = []
-        tokens, shorter, failed, lag = [], [], [], []
-        spoilt, spoilt_tokens = [], []
-        for part, sessions, start in zip(parts, found, at.tolist(), strict=False):
-            living = alive[start : start + len(sessions)]
-            part.sessions = [outputs for outputs, lives in zip(sessions, living, strict=True) if lives]
-            unread: list[str] = []
-            if len(part.sessions) < len(sessions):
-                unread = [key for outputs, lives in zip(sessions, living, strict=True) if not lives for key in outputs]
-                dead += unread
-            spoilt.append(len(sessions) - len(part.sessions))
-            spoilt_tokens.append(sum(self._listed[key].get("response_len", 0) for key in unread))
-            part.back = True
-            mine = {key: self._listed[key] for outputs in part.sessions for key in outputs}
-            self._tags.update(mine)
-            lengths = [[mine[k]["response_len"] for k in outputs] for outputs in part.sessions]
-            tokens.append([sum(outputs) for outputs in lengths])
-            shorter.append([sum(outputs) - max(outputs) if len(outputs) > 1 else 0 for outputs in lengths])
-            # A top-up that lost sessions, or all of them, leaves its group what it has.
-            failed.append(part.stage == 0 and len(part.sessions) < self._enough(part.n))
-            versions = [tag.get("min_global_steps") for tag in mine.values()]
-            lag.append(max([step - 1 - int(v) for v in versions if v is not None], default=0))
-        if finals:
-            self._outputs = sum(len(outputs) for sessions in found for outputs in sessions) / len(finals)
+
+        # Per session ...
+        outputs = np.fromiter(map(len, sessions), dtype=np.int64, count=len(sessions))
+        starts = np.cumsum(outputs) - outputs
+        lengths = np.array([tag.get("response_len", 0) for tag in tags], dtype=np.int64)
+        tokens, longest = np.add.reduceat(lengths, starts), np.maximum.reduceat(lengths, starts)
+        # ... and per request.
+        home = _owners(map(len, found))
+        sizes, counts = (np.bincount(at, minlength=len(parts)) for at in (home, home[alive]))
+        spoilt_tokens = np.bincount(home[~alive], weights=tokens[~alive], minlength=len(parts))
+        versions = np.array([tag.get("min_global_steps") for tag in tags], dtype=np.float64)  # NaN: not known
+        lag = np.zeros(len(parts))
+        np.fmax.at(lag, home[alive], np.fmax.reduceat(step - 1 - versions, starts)[alive])
+
+        self._keep(parts, found, tags, alive, outputs)
+        if sessions:
+            self._outputs = len(tags) / len(sessions)
+        dead = [key for outputs, lives in zip(sessions, alive.tolist(), strict=True) if not lives for key in outputs]
         if dead:
             tq.kv_clear(keys=dead, partition_id=PARTITION)
-        counts = [len(part.sessions) for part in parts]
-        cuts = np.cumsum(counts)[:-1] if counts else np.zeros(0, dtype=np.int64)
-        reward, signal = reward[alive], signal[alive]
-        return Groups.from_lists(
-            requests.row,
-            np.split(reward, cuts) if counts else [],
-            signal=np.split(signal, cuts) if counts else [],
-            success=np.split(self.config.success.of(signal), cuts) if counts else [],
-            tokens=tokens,
-            stage=[[part.stage] * count for part, count in zip(parts, counts, strict=True)],
+        stage = np.array([part.stage for part in parts], dtype=np.int16)
+        asked = np.array([part.n for part in parts], dtype=np.int64)
+        enough = np.array([self._enough(part.n) for part in parts], dtype=np.int64)
+        return Groups(
             ticket=requests.ticket,
+            row=requests.row,
             index=requests.index,
-            failed=failed,
-            lag=np.maximum(lag, 0),
-            lost=[part.n - count for part, count in zip(parts, counts, strict=True)],
-            spoilt=spoilt,
-            spoilt_tokens=spoilt_tokens,
-            shorter=shorter,
+            # A top-up that lost sessions, or all of them, leaves its group what it has.
+            failed=(stage == 0) & (counts < enough),
+            lag=lag.astype(np.int32),
+            offsets=np.concatenate([[0], np.cumsum(counts)]),
+            reward=reward[alive],
+            signal=signal[alive],
+            success=self.config.success.of(signal[alive]),
+            tokens=tokens[alive],
+            stage=np.repeat(stage, counts),
+            lost=(asked - counts).astype(np.int32),
+            spoilt=sizes - counts,
+            spoilt_tokens=spoilt_tokens.astype(np.int64),
+            shorter=(tokens - longest)[alive],
         )
 
-    def _find(self, parts: list[Part]) -> tuple[list[list[list[str]]], BatchMeta | None]:
-        """The sessions of requests that are back, and where their rows are if that was asked for on the way."""
-        meta = self._fetch_unlisted(parts)
-        named = set() if meta is None else self._unlisted
+    @staticmethod
+    def _keep(
+        parts: list[Part], found: list[list[list[str]]], tags: list[dict], alive: np.ndarray, outputs: np.ndarray
+    ) -> None:
+        """Note the surviving sessions of each request, and the tags of their rows."""
+        living = iter(alive.tolist())
+        rows = iter(zip(tags, np.repeat(alive, outputs).tolist(), strict=True))
+        for part, sessions in zip(parts, found, strict=True):
+            part.back = True
+            part.sessions = list(compress(sessions, islice(living, len(sessions))))
+            part.tags = [tag for tag, lives in islice(rows, sum(map(len, sessions))) if lives]
+
+    def _find(self, parts: list[Part]) -> tuple[list[list[list[str]]], list[dict], BatchMeta | None]:
+        """The sessions of requests that are back, their rows' tags, and where those are if that was asked for on the way."""
+        if parts and self._unlisted.issuperset(part.uid for part in parts):  # one row a session: the names are known
+            names = [[f"{part.uid}_{s}{_FIRST_OUTPUT}" for s in range(part.n)] for part in parts]
+            keys = list(chain.from_iterable(names))
+            meta = tq.get_client().kv_retrieve_meta(keys=keys, partition_id=PARTITION, create=False)
+            if meta.size == len(keys):
+                for part in parts:
+                    self._waited_for(part)
+                return [[[key] for key in mine] for mine in names], meta.custom_meta, meta
+        if self._unlisted:
+            self._list()  # a session left no row
         found, alone = [], []
         for part in parts:
             told = part.uid in self._told
-            keys = self._waited_for(part)
-            if part.uid in named:
-                found.append([[key] for key in keys])
-                continue
-            found.append(_sessions([key for key in keys if key in self._listed]))
+            found.append(_sessions([key for key in self._waited_for(part) if key in self._listed]))
             if told:
                 alone += [len(outputs) == 1 for outputs in found[-1]]
         if alone and self._single is not False:
             self._single = all(alone)
-        return found, meta if len(named.intersection(part.uid for part in parts)) == len(parts) else None
+        return found, [self._listed[key] for sessions in found for outputs in sessions for key in outputs], None
 
     def _enough(self, n: int) -> int:
         """Sessions that make a group of ``n``: one that is left of several has nothing to be compared with."""
@@ -299,77 +290,73 @@ class Queue:
 
     # -- the batch ------------------------------------------------------------------------------------------
 
+    @without_gc()
     def settle(self, result: StepResult) -> Batch:
         """Collect the rows that train, in ticket order, and clear everything else that is closed."""
-        groups = result.groups
-        keys: list[str] = []
-        sequences: list[tuple[str, bool]] = []
-        whole: list[bool] = []
-        home: list[int] = []
-        position: dict[str, int] = {}
-        moved: list[tuple[str, str]] = []  # top-up rows: key, the group's uid
-        rows: list[tuple[float, int, int]] = []  # of every row: reward, prompt and response tokens
-        trained = np.flatnonzero(result.trained)
-        trains, ghosts, reward = result.trains.tolist(), result.ghost.tolist(), groups.reward.tolist()
-        for place, g in enumerate(trained.tolist()):
-            parts = self._parts[int(groups.ticket[g])]
-            position[parts[0].uid] = place
-            rollout = int(groups.offsets[g])
-            for part in parts:
-                for outputs in part.sessions:
-                    trains_here, ghost = trains[rollout], ghosts[rollout]
-                    lengths = [(self._tags[k]["seq_len"], self._tags[k]["response_len"]) for k in outputs]
-                    rows += [(reward[rollout], seq - own, own) for seq, own in lengths]
-                    rollout += 1
-                    if not (trains_here or ghost):
-                        continue
-                    for key in outputs:
-                        sequences.append((key, trains_here))
-                        whole.append(part.whole)
-                        home.append(place)
-                        if trains_here:
-                            keys.append(key)
-                            if part.stage:
-                                moved.append((key, parts[0].uid))
-        if moved:
-            fields = tu.get_tensordict({"uid": [uid for _, uid in moved]})
-            tq.kv_batch_put(keys=[k for k, _ in moved], partition_id=PARTITION, fields=fields)
-        ghost_tokens = self._loss_tokens(sequences, whole)
-        tags = [self._tags[k] for k in keys]
+        groups, inside = result.groups, result.groups.rollout_mask(result.trained)
+        trained = groups.select(result.trained)
+        opened = [self._parts[ticket] for ticket in trained.ticket.tolist()]
+        parts = [part for mine in opened for part in mine]
+        # Per row of the trained groups: the rollout, the request and the group that it is of.
+        every = [key for part in parts for outputs in part.sessions for key in outputs]
+        tags = [tag for part in parts for tag in part.tags]
+        rollout = _owners(len(outputs) for part in parts for outputs in part.sessions)
+        request = _owners(len(part.tags) for part in parts)
+        place = _owners(map(len, opened))[request]
+        response = np.array([tag["response_len"] for tag in tags], dtype=np.int64)
+        prompt = np.array([tag["seq_len"] for tag in tags], dtype=np.int64) - response
+        trains = result.trains[inside][rollout]
+        there = trains | result.ghost[inside][rollout]
+        keys = list(compress(every, trains.tolist()))
+
+        largest = _largest(_owners(map(len, opened)), np.bincount(request[trains], minlength=len(parts)))
+        uids = [parts[at].uid for at in largest.tolist()]
+        moved = np.flatnonzero(trains & (request != largest[place]))
+        if len(moved):
+            fields = tu.get_tensordict({"uid": stacked(uids[at] for at in place[moved].tolist())})
+            tq.kv_batch_put(keys=[every[i] for i in moved.tolist()], partition_id=PARTITION, fields=fields)
+        whole = np.array([part.whole for part in parts], dtype=bool)[request]
+        ghost_tokens = np.zeros(len(every), dtype=np.int64)
+        absent = np.flatnonzero(there & ~trains)
+        ghost_tokens[absent] = self._loss_tokens([every[i] for i in absent.tolist()], response[absent], whole[absent])
         self.close(groups.ticket.tolist(), keep=set(keys))
         return Batch(
             result,
             keys,
-            tags,
-            sequences,
-            np.array(home, dtype=np.int64),
-            groups.select(trained),
-            position,
-            ghost_tokens,
-            Rows.of(rows, left_out=len(rows) - len(keys)),
+            list(compress(tags, trains.tolist())),
+            list(zip(compress(every, there.tolist()), trains[there].tolist(), strict=True)),
+            place[there],
+            trained,
+            {uid: at for at, uid in enumerate(uids)},
+            ghost_tokens[there],
+            Rows(trained.reward[rollout], prompt, response, left_out=len(every) - len(keys)),
         )
 
-    def _loss_tokens(self, sequences: list[tuple[str, bool]], whole: list[bool]) -> np.ndarray:
-        """Loss tokens of the sequences that are left out (the mask's sum: tool output does not count); 0 of the others.
+    def _loss_tokens(self, keys: list[str], response: np.ndarray, whole: np.ndarray) -> np.ndarray:
+        """Loss tokens of rows that are left out: the mask's sum, for tool output does not count.
 
         Masks are as large as the answers, and the step waits for them: of verl's loop of one turn, where they are all ones,
         a few are read, and the tags tell the others.
+
+        Args:
+            keys: the rows.
+            response: int64 ``(len(keys),)``, their response tokens.
+            whole: bool ``(len(keys),)``, whether they are of verl's loop of one turn.
         """
-        out = np.zeros(len(sequences), dtype=np.int64)
-        absent = np.array([i for i, (_, trains) in enumerate(sequences) if not trains], dtype=np.int64)
-        told = np.array([self._whole and whole[i] for i in absent], dtype=bool)
-        out[absent] = [self._tags[sequences[i][0]]["response_len"] for i in absent]
-        probe = absent[told][:: max(1, math.ceil(told.sum() / _PROBES))]
-        if (_mask_sums([sequences[i][0] for i in probe]) != out[probe]).any():
+        out = response.copy()
+        told = whole & self._whole
+        probe = np.flatnonzero(told)[:: max(1, math.ceil(told.sum() / _PROBES))]
+        if (_mask_sums([keys[i] for i in probe.tolist()]) != out[probe]).any():
             logger.warning(
                 "the loss masks of %s leave out tokens, as verl's own do not: every mask is read from now on",
                 SINGLE_TURN,
             )
             self._whole, told = False, np.zeros_like(told)
-        rest = absent[~told]
-        out[rest] = _mask_sums([sequences[i][0] for i in rest])
+        rest = np.flatnonzero(~told)
+        out[rest] = _mask_sums([keys[i] for i in rest.tolist()])
         return out
 
+    @without_gc()
     def close(self, tickets: Iterable[int], keep: Iterable[str] = ()) -> None:
         """Clear everything of these groups but the rows in ``keep``, which are verl's from now on."""
         keep = set(keep)
@@ -378,11 +365,7 @@ class Queue:
             for part in self._parts.pop(ticket, []):  # none: cleared already
                 self._waited_for(part)
                 gone.append(part.uid)
-                for outputs in part.sessions:
-                    for key in outputs:
-                        self._tags.pop(key, None)
-                        if key not in keep:
-                            gone.append(key)
+                gone += [key for outputs in part.sessions for key in outputs if key not in keep]
         if gone:
             tq.kv_clear(keys=gone, partition_id=PARTITION)
 
@@ -410,7 +393,9 @@ class Queue:
         """
         known = set(living)
         self._parts = {
-            int(t): [Part(u, n, s, x, bool(x)) for u, n, s, x in parts] for t, parts in state.items() if int(t) in known
+            int(t): [Part(u, n, s, x, back=bool(x)) for u, n, s, x in parts]
+            for t, parts in state.items()
+            if int(t) in known
         }
         uids = {p.uid for parts in self._parts.values() for p in parts}
         rows = (tq.kv_list(PARTITION) or {}).get(PARTITION, {})
@@ -421,7 +406,8 @@ class Queue:
         lost = reviewed - rows.keys()
         if lost:
             raise AdaptiveError(f"{len(lost)} rows of open groups are not in the checkpoint's TransferQueue state")
-        self._tags = {key: rows[key] for key in reviewed}
+        for part in (part for parts in self._parts.values() for part in parts):
+            part.tags = [rows[key] for outputs in part.sessions for key in outputs]
         self._waiting = {p.uid: [] for parts in self._parts.values() for p in parts if not p.back}
         self._asked = sum(p.n for parts in self._parts.values() for p in parts if not p.back)
         self._arrived = 0
@@ -436,6 +422,18 @@ def _sessions(keys: list[str]) -> list[list[str]]:
         _, session, output = key.rsplit("_", 2)
         found.setdefault(int(session), []).append((int(output), key))
     return [[key for _, key in sorted(outputs)] for _, outputs in sorted(found.items())]
+
+
+def _owners(sizes: Iterable[int]) -> np.ndarray:
+    """int64: of things that lie one after another, which owner each is of; so many are the first one's, and so on."""
+    counts = np.array(list(sizes), dtype=np.int64)
+    return np.repeat(np.arange(len(counts)), counts)
+
+
+def _largest(owner: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """int64: position of each owner's largest thing, the first of equals; ``owner`` ascends and leaves nobody out."""
+    order = np.lexsort((-sizes, owner))
+    return order[np.flatnonzero(np.diff(owner[order], prepend=-1))]
 
 
 def _mask_sums(keys: list[str]) -> np.ndarray:

@@ -19,12 +19,12 @@ __all__ = ["read", "read_rewards", "sums"]
 def read(keys: list[str], fields: list[str], meta: BatchMeta | None = None) -> TensorDict:
     """Fields of these rows, of which there is at least one; a field that one of them lacks is missing.
 
-    As ``tq.kv_batch_get``, which copies every row's tag in depth on the way, for half of its time.
+    As ``tq.kv_batch_get``, which copies every row's tag and shapes in depth on the way, for half of its time.
 
     Args:
         keys: the rows.
         fields: their names.
-        meta: where the rows are, if that is known; spent by the call.
+        meta: where the rows are, if that is known.
 
     Raises:
         AdaptiveError: a row is not there.
@@ -34,8 +34,14 @@ def read(keys: list[str], fields: list[str], meta: BatchMeta | None = None) -> T
         meta = client.kv_retrieve_meta(keys=keys, partition_id=PARTITION, create=False)
     if meta.size != len(keys):
         raise AdaptiveError(f"{len(keys) - meta.size} of {len(keys)} rows have left TransferQueue")
-    meta.custom_meta = [{}] * meta.size
-    meta = meta.select_fields(fields)
+    schema = {name: meta.field_schema[name] for name in fields if name in meta.field_schema}
+    meta = BatchMeta(
+        meta.global_indexes,
+        meta.partition_ids,
+        schema,
+        meta.production_status,
+        _custom_backend_meta=meta._custom_backend_meta,
+    )
     if not meta.is_ready:
         raise AdaptiveError(f"{', '.join(fields)} of {len(keys)} rows are not whole in TransferQueue")
     return client.get_data(meta)
@@ -47,7 +53,7 @@ def read_rewards(keys: list[str], signal: str, meta: BatchMeta | None = None) ->
     Args:
         keys: the last row of each trajectory.
         signal: ``adaptive.signal``.
-        meta: where these rows are, if that is known; spent by the call.
+        meta: where these rows are, if that is known.
 
     Returns:
         Two float64 arrays of shape ``(len(keys),)``.
