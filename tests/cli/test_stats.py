@@ -488,6 +488,40 @@ def test_validations_are_compared_at_the_same_bill(tmp_path, call, batch, steps,
     assert "rollouts by then" in call(*words)[1]
 
 
+def test_a_mean_over_sources_is_compared_over_the_same_sources(tmp_path, call) -> None:
+    """A was validated on gsm8k and math, B on math and aime: "mean of 2 sources" of both is no difference between them."""
+    for name, other, value in (("a", "gsm8k", 0.8), ("b", "aime", 0.1)):
+        metrics = {"val-core/math/acc/mean@1": 0.5, f"val-core/{other}/acc/mean@1": value}
+        sizes = {"math": 300, other: 300}
+        make_run(tmp_path / name, steps=10, snapshot=False, validate=lambda s, m=metrics: m, validated_on=sizes)
+    found = json.loads(call("compare", tmp_path / "a", tmp_path / "b", "--json", "--visits", "1")[1])
+    assert [m["name"] for m in found["validation"]] == ["acc/mean@1, math"]
+    assert found["verdict"].startswith("No difference that chance does not explain: validation acc/mean@1, math")
+
+
+def test_chance_of_a_mean_over_sources_is_that_of_its_smallest(tmp_path, call) -> None:
+    """30 prompts weigh as much as 5000 in a mean over two sources, so chance is not that of 5030 prompts."""
+    sizes = {"aime": 30, "math": 5000}
+    for name, aime in (("a", 0.3), ("b", 0.4)):
+        metrics = {"val-core/math/acc/mean@1": 0.5, "val-core/aime/acc/mean@1": aime}
+        make_run(tmp_path / name, steps=10, snapshot=False, validate=lambda s, m=metrics: m, validated_on=sizes)
+    found = json.loads(call("compare", tmp_path / "a", tmp_path / "b", "--json", "--visits", "1")[1])
+    mean = found["validation"][-1]
+    variances = [(p * (1 - p) / 30 + 0.25 / 5000) / 4 for p in (0.3, 0.4)]
+    assert mean["name"] == "acc/mean@1, mean of 2 sources" and mean["error"] == pytest.approx(sum(variances) ** 0.5)
+    assert not mean["beyond_chance"] and found["verdict"].startswith("No difference that chance does not explain")
+
+
+def test_nothing_is_said_of_chance_where_a_reward_was_validated(tmp_path, call) -> None:
+    """sqrt(p (1 - p) / m) is of shares: of a mean reward of -0.5 it was 0, and any difference beyond chance."""
+    for name, value in (("a", -0.5), ("b", -0.49)):
+        metrics = {"val-core/math/reward/mean@1": value}
+        make_run(tmp_path / name, steps=10, snapshot=False, validate=lambda s, m=metrics: m, validated_on={"math": 30})
+    found = json.loads(call("compare", tmp_path / "a", tmp_path / "b", "--json", "--visits", "1")[1])
+    assert found["validation"][0]["error"] is None and not found["validation"][0]["beyond_chance"]
+    assert "it is a reward and no share, so nothing is said of chance" in found["verdict"]
+
+
 def test_compare_says_what_chance_explains(tmp_path, call) -> None:
     """Twenty pairs of runs of one world: the paired difference is within two standard errors nineteen times of twenty."""
     from verl_adaptive.report.common import matched

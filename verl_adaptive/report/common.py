@@ -158,15 +158,15 @@ def validated(opened: list[Opened], cuts: list[Cut], *, whole: bool = False) -> 
         limit = least if least >= most / 2 else most
         both = [found[: int(np.argmin([abs(v["generated"] - limit) for v in found])) + 1] for found in both]
     out = []
-    mine, others = (curves(found) for found in both)
+    mine, others = map(curves, _alike(*both))
     for metric in mine:
         theirs = {c.name: c for c in others.get(metric, [])}
         for a in mine[metric]:
             b = theirs.get(a.name)
-            if b is None:
+            if b is None or a.sources != b.sources:
                 continue
-            known = a.prompts and b.prompts
-            error = float(np.hypot(a.error(-1), b.error(-1))) if known else None
+            of_a, of_b = a.error(-1), b.error(-1)
+            error = None if of_a is None or of_b is None else float(np.hypot(of_a, of_b))
             values = float(a.values[-1]), float(b.values[-1])
             at = both[0][int(a.at[-1])], both[1][int(b.at[-1])]
             out.append(
@@ -181,6 +181,14 @@ def validated(opened: list[Opened], cuts: list[Cut], *, whole: bool = False) -> 
                 )
             )
     return out
+
+
+def _alike(*runs: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """Validations of what every run measured, so that a mean over data sources is one over the same sources."""
+    names = set.intersection(*({name for one in found for name in one["metrics"]} for found in runs))
+    return [
+        [{**one, "metrics": {n: v for n, v in one["metrics"].items() if n in names}} for one in found] for found in runs
+    ]
 
 
 def matched(one: Prompts, other: Prompts, limit: int, least: int = 1) -> dict[str, Any]:
@@ -268,6 +276,8 @@ def verdict(measures: list[Measured], prompts: Measured | None) -> str:
         )
     if chosen.error is None and not mean:
         return f"{what}: {said}; it is a single prompt, so nothing is said of chance."
+    if chosen.error is None and chosen.count:
+        return f"{what}: {said}; it is a reward and no share, so nothing is said of chance."
     if chosen.error is None:
         return f"{what}: {said}; how many prompts were validated is not known, so nothing is said of chance."
     band = f"±{CHANCE * chosen.error:.3f} by chance"

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from sqlalchemy import Connection, func, insert, select, update
+from sqlalchemy import Connection, delete, func, insert, select, update
 from sqlalchemy.exc import DataError, IntegrityError, SQLAlchemyError
 
 from verl_adaptive.groups import Groups
@@ -673,6 +673,8 @@ class Journal:
             last = self._last_step(connection)
             if last is not None and (resumed or last > step):
                 branch_id, attempt = self._branch(connection, self.branch_id, min(last, step))
+            if last is None:  # an earlier resume went on in this branch, too, and its gap may have ended elsewhere
+                connection.execute(delete(schema.gaps).where(schema.gaps.c.branch_id == branch_id))
             if last is not None and last > step:
                 _LOG.info("journal: resuming after step %d; steps up to %d are kept aside", step, last)
             elif step > 0 and last != step:

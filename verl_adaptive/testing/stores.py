@@ -411,6 +411,16 @@ class JournalSuite:
             assert [gap[:2] for gap in reader.gaps("run")] == [(2, 3)]
             assert self.story(journal) == self.expected(1)
 
+    def test_gaps_of_a_journal_that_stays_empty_are_those_of_the_latest_resume(
+        self, make_url: Callable[[], str]
+    ) -> None:
+        """A new database, resumed at 10; nothing of 11 to 20 arrives; resumed at 20, then from the checkpoint of step 5."""
+        url = make_url()
+        for step, gap in ((10, (1, 10)), (20, (1, 20)), (5, (1, 5))):
+            with self.open(url) as journal:
+                journal.rewind(step)
+                assert [found[:2] for found in journal.reader().gaps("run")] == [gap]
+
     # -- one writer, many readers ---------------------------------------------------------------------------------
 
     def test_a_second_writer_is_told_so(self, make_url: Callable[[], str]) -> None:
