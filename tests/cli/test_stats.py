@@ -14,7 +14,7 @@ import sys
 import numpy as np
 import pytest
 
-from tests.cli.stores import HOSTILE, make_run
+from tests.cli.stores import HOSTILE, hostile_rows, make_run
 from tests.interrupts import heed_interrupts
 from verl_adaptive.groups import Groups
 from verl_adaptive.report.common import Measured, matched, verdict
@@ -25,7 +25,7 @@ from verl_adaptive.report.opened import Opened
 from verl_adaptive.report.opening import open_prompts
 from verl_adaptive.report.overview import BINS, REGRESSED, histogram
 from verl_adaptive.report.prompts import Prompts
-from verl_adaptive.stats import StatsTable
+from verl_adaptive.stats import StatsTable, write_snapshot
 from verl_adaptive.stats.journal import Journal
 from verl_adaptive.testing.stores import make_keys
 
@@ -409,6 +409,17 @@ def test_what_is_retired_is_of_the_runs_own_snapshots(tmp_path) -> None:
     assert open_prompts(f"{database}#B").retired is None
     (tmp_path / "b").rmdir()
     assert open_prompts(f"{database}#B").retired is None  # two runs: beside the file may be anybody's
+
+
+def test_what_a_warm_start_retired_counts_though_nothing_visited_it(tmp_path) -> None:
+    """The journal has no groups of such prompts; `stats` said that nothing was retired."""
+    rows = [{**row, "data_source": "math"} for row in hostile_rows(60)]
+    engine, _ = make_run(tmp_path, rows=rows, steps=2, snapshot=False)
+    unvisited = np.flatnonzero(engine.table.col("visits") == 0)
+    assert len(unvisited) > 20
+    engine.table.col("retired")[unvisited] = 1
+    write_snapshot(tmp_path / "global_step_2" / "adaptive", engine.table, {}, meta={"step": 2})
+    assert open_prompts(str(tmp_path)).retired == (len(unvisited), 2)
 
 
 def test_snapshots_after_a_runs_last_step_are_not_its_own(tmp_path) -> None:

@@ -421,6 +421,22 @@ class JournalSuite:
                 journal.rewind(step)
                 assert [found[:2] for found in journal.reader().gaps("run")] == [gap]
 
+    def test_ids_that_another_run_gave_to_other_prompts_are_said(
+        self, make_url: Callable[[], str], caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """One key has one data source in a database; reports of the second run would show the first one's."""
+        url, keys = make_url(), make_keys(1200)
+        groups = Groups.from_lists(np.arange(len(keys)), [[1.0]] * len(keys))
+        for run, source, warned in (("a", "gsm8k", 0), ("b", "gsm8k", 0), ("c", "math", 1)):
+            caplog.clear()
+            with self.open(url, run_id=run, own_ids=True) as journal:
+                for step in (1, 2):
+                    assert journal.commit_step(
+                        step, groups, keys, ["kept"] * len(keys), {}, {}, sources=[source] * len(keys)
+                    )
+            said = [r.getMessage() for r in caplog.records if "adaptive.id_key" in r.getMessage()]
+            assert len(said) == warned and all("'math'" in line and "'gsm8k'" in line for line in said)
+
     # -- one writer, many readers ---------------------------------------------------------------------------------
 
     def test_a_second_writer_is_told_so(self, make_url: Callable[[], str]) -> None:
