@@ -317,9 +317,10 @@ def _about(task: Task, args: argparse.Namespace) -> dict[str, Any]:
     import numpy as np
 
     from verl_adaptive import __version__
+    from verl_adaptive.redact import redact_all
 
     out: dict[str, Any] = {
-        "command": "verl-adaptive simulate " + shlex.join(sys.argv[2:]) if len(sys.argv) > 1 else "",
+        "command": "verl-adaptive simulate " + shlex.join(redact_all(sys.argv[2:])) if len(sys.argv) > 1 else "",
         "version": __version__,
         "machine": {
             "system": platform.system(),

@@ -31,7 +31,10 @@ from verl_adaptive.simulate.verl_filter import VerlFilter
 from verl_adaptive.simulate.worlds import Stream, World
 from verl_adaptive.stats.table import StatsTable
 
-__all__ = ["Simulation", "make_simulation"]
+__all__ = ["ENDS", "Simulation", "make_simulation"]
+
+#: Why a run ended (:attr:`Simulation.ended`), unless training would have ended with an error; then it is that.
+ENDS = ("steps", "sampler", "budget")
 
 
 class Simulation:
