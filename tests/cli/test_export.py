@@ -243,6 +243,13 @@ def test_unseen_rows_are_left_out_or_kept(finished, tmp_path, call) -> None:
     assert sources("--where", "visits == 0").count("new") == 5
 
 
+def test_an_export_does_not_replace_what_it_reads(tmp_path, call) -> None:
+    path = tmp_path / "eval.jsonl"
+    path.write_text('{"key": "' + 32 * "a" + '", "score": [1, 0]}\n')
+    status, _, err = call("export", path, path, "--overwrite")
+    assert status == 1 and "is what is read" in err and "score" in path.read_text()
+
+
 def test_rows_that_were_never_rolled_out_have_a_data_source(tmp_path, call) -> None:
     """The journal knows those that were; `source != "math"` kept math's others, `source == "math"` left them out."""
     rows = [{**row, "data_source": ("gsm8k", "math")[i % 2]} for i, row in enumerate(hostile_rows(60))]

@@ -422,6 +422,20 @@ def test_what_a_warm_start_retired_counts_though_nothing_visited_it(tmp_path) ->
     assert open_prompts(str(tmp_path)).retired == (len(unvisited), 2)
 
 
+def test_a_snapshot_says_what_a_warm_start_brought(tmp_path, call) -> None:
+    engine, _ = make_run(tmp_path, steps=2, snapshot=False)
+    known = np.flatnonzero(engine.table.col("visits") == 0)
+    for name in ("visits", "rollouts"):
+        engine.table.col(name)[known] = 4
+    write_snapshot(tmp_path / "global_step_2" / "adaptive", engine.table, {}, meta={"step": 2})
+    place = tmp_path / "global_step_2"
+    assert json.loads(call("stats", place, "--json")[1])["brought"] == len(known) > 20
+    assert f"warm start     {len(known)} prompts have its evidence alone" in call("stats", place)[1]
+    assert call("report", place, "-o", tmp_path / "r.html")[0] == 0
+    assert f"Of {len(known)} prompts it has a warm start" in (tmp_path / "r.html").read_text()
+    assert json.loads(call("stats", tmp_path, "--json")[1])["brought"] is None
+
+
 def test_snapshots_after_a_runs_last_step_are_not_its_own(tmp_path) -> None:
     """The folder has a snapshot of a run before; of the run's own ones the newest counts."""
     make_run(tmp_path / "before", steps=6)

@@ -269,6 +269,19 @@ def test_wrong_arguments_are_one_line(reported, tmp_path, capsys) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_only_a_page_is_replaced_by_a_page(tmp_path, capsys) -> None:
+    """`report a.sqlite -o b.sqlite` took the journal of b with it."""
+    for name in ("a", "b"):
+        make_run(tmp_path / name, steps=2, snapshot=False)
+    journal = tmp_path / "b" / "adaptive.sqlite"
+    before = journal.read_bytes()
+    assert main(["report", str(tmp_path / "a"), "-o", str(journal)]) == 1
+    assert "is no HTML page" in capsys.readouterr().err and journal.read_bytes() == before
+    assert main(["report", str(tmp_path / "a"), "-o", "/dev/null"]) == 1
+    for _ in range(2):
+        assert main(["report", str(tmp_path / "a"), "-o", str(tmp_path / "r.html")]) == 0
+
+
 def test_other_stores_are_read_by_the_same_names(tmp_path, capsys) -> None:
     """--id-key, --prompt-key and --media-key act on a file of results, as RUN and as --against."""
     lines = [json.dumps({"uid": f"row {i}", "n": 4, "successes": i % 5}) for i in range(10)]

@@ -163,6 +163,9 @@ def test_results_of_an_evaluation_are_read(tmp_path) -> None:
     (tmp_path / "eval.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     trace = read_trace(tmp_path / "eval.jsonl")
     assert trace.kind == "results of an evaluation" and trace.successes.tolist() == [0, 1, 2, 3, 4]
+    (tmp_path / "scores.jsonl").write_text(json.dumps({**rows[0], "n": None, "score": [0.6, 1.0, 0.2]}))
+    for threshold, wins in ((0.5, 2), (0.7, 1)):
+        assert read_trace(tmp_path / "scores.jsonl", threshold=threshold).successes.tolist() == [wins]
 
 
 @pytest.mark.parametrize(

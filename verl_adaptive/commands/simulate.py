@@ -117,7 +117,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--no-references", action="store_true", help="without GRPO and the oracles (default: they run beside)"
     )
     parser.add_argument(
-        "--threshold", metavar="X", type=float, default=0.5, help="score of a success, in dumps (default: 0.5)"
+        "--threshold",
+        metavar="X",
+        type=float,
+        default=0.5,
+        help="score of a success, in dumps and results of an evaluation (default: 0.5)",
     )
     parser.add_argument("--jobs", metavar="N", type=int, default=1, help="runs at a time, a process each (default: 1)")
     timed = parser.add_argument_group("clock", "seconds of generation in a queueing model")

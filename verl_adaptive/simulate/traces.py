@@ -93,7 +93,7 @@ def read_trace(source: str | os.PathLike[str], *, run: str | None = None, thresh
     Args:
         source: a path or a database URL; see the module.
         run: one of a journal's runs, if it has several.
-        threshold: a dumped rollout succeeded if its score is at least this.
+        threshold: a rollout of a dump, or of an evaluation, succeeded if its score is at least this.
 
     Raises:
         TraceError, AdaptiveError: not there, not readable, without the columns that are needed, or empty; with the
@@ -271,7 +271,7 @@ def _read_results(source: str, options: _Options) -> Trace | None:
     from verl_adaptive.stats.results import read_results
 
     try:
-        table = read_results(path)
+        table = read_results(path, success=lambda scores: (scores >= options.threshold).astype(np.float64))
     except StoreError as error:
         raise TraceError(f"{error}; a table of pass rates has a column pass_rate") from None
     return _of_table(table, "results of an evaluation", source)
