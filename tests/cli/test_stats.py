@@ -494,6 +494,20 @@ def test_compare_cuts_both_at_common_rollouts(tmp_path, call) -> None:
     assert whole["validation"][0]["beyond_chance"] and whole["verdict"].startswith("B is ahead")
 
 
+def test_runs_without_a_common_bill_are_not_said_to_have_one(tmp_path, call) -> None:
+    """B's journal begins where A's had ended long before: "both up to the rollouts that both have generated" was not so."""
+    make_run(tmp_path / "a", steps=5, snapshot=False)
+    make_run(tmp_path / "b", steps=30, snapshot=False)
+    with sqlite3.connect(tmp_path / "b" / "adaptive.sqlite") as database:
+        for table in ("steps", "observations"):
+            database.execute(f"delete from {table} where step <= 20")
+    words = ("compare", tmp_path / "a", tmp_path / "b", "--visits", "1")
+    said = json.loads(call(*words, "--json")[1])["verdict"]
+    assert re.fullmatch(r"Not at the same bill: B had generated [\d,]+ rollouts .* A [\d,]+ in all; --whole .*", said)
+    assert "that both have generated" not in (out := call(*words)[1]) and "*" not in out
+    assert not json.loads(call(*words, "--json", "--whole")[1])["verdict"].startswith("Not at")
+
+
 @pytest.mark.parametrize(("batch", "steps", "apart"), [(24, (30, 10), False), (96, (40, 0), True)])
 def test_validations_are_compared_at_the_same_bill(tmp_path, call, batch, steps, apart) -> None:
     """B generates three times as much a step, or twelve times: by the common rollouts it was validated long before A."""

@@ -17,7 +17,7 @@ from verl_adaptive.report.opened import Opened, reading
 from verl_adaptive.report.overview import ledger_of
 from verl_adaptive.report.prompts import Prompts
 
-__all__ = ["Cut", "Measured", "cut_at_common", "matched", "validated", "verdict"]
+__all__ = ["Cut", "Measured", "cut_at_common", "matched", "not_alike", "validated", "verdict"]
 
 #: Standard errors that are called more than chance.
 CHANCE = 2.0
@@ -37,6 +37,8 @@ class Cut:
         rollouts, tokens: the run's accounts up to there, as the ledger has them; None if not known.
         hours: of training, since the first step was written; None if not known.
         whole: nothing was cut off.
+        beyond: rollouts that the other run generated in all, where this one had generated clearly more by the first step
+            that its journal has: the two are not at the same bill.
     """
 
     step: int | None
@@ -45,6 +47,7 @@ class Cut:
     tokens: dict[str, Any] | None
     hours: float | None
     whole: bool
+    beyond: int | None = None
 
 
 @dataclass(frozen=True)
@@ -98,6 +101,8 @@ def cut_at_common(opened: list[Opened], *, whole: bool = False) -> tuple[list[Op
         assert course is not None
         at = max(0, int(np.searchsorted(course["generated"], limit, side="right")) - 1)
         cut = _cut(course, at)
+        if course["generated"][at] > (1 + _APART) * limit:
+            cut = replace(cut, beyond=int(limit))
         cuts.append(cut)
         if cut.whole:
             out.append(one)
@@ -252,6 +257,17 @@ def _errors(
     # one success and one failure more: 0 of 8 against 1 of 8 is nothing
     p = (a * n + b * m + 1) / (n + m + 2)
     return np.sqrt(p * (1 - p) * (1 / np.maximum(n, 1) + 1 / np.maximum(m, 1)))
+
+
+def not_alike(cuts: list[Cut]) -> str:
+    """That two runs are not at the same bill though they were cut, in a sentence; an empty string where they are."""
+    for letter, other, cut in zip("AB", "BA", cuts, strict=True):
+        if cut.beyond is not None and cut.rollouts is not None:
+            return (
+                f"Not at the same bill: {letter} had generated {cut.rollouts['generated']:,} rollouts by the first step that its "
+                f"journal has, {other} {cut.beyond:,} in all; --whole compares the ends."
+            )
+    return ""
 
 
 def verdict(measures: list[Measured], prompts: Measured | None) -> str:
