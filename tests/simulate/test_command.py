@@ -71,6 +71,7 @@ def test_a_recorded_run_is_simulated(call, tmp_path) -> None:  # noqa: F811
         ),
         (("adaptive.sampler.p_easy=0.3",), 1, "overrides of one preset go into its own quotes"),
         (("data.train_batch_size=8",), 1, "write --batch 8"),
+        (("--threshold", "nan"), 1, "--threshold=nan: must be finite"),
         (("--trace", "/nowhere"), 1, "/nowhere does not exist"),
         (("--run", "x"), 1, "add --trace"),
         (("--pool", "mixd"), 1, "did you mean mixed?"),

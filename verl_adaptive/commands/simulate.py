@@ -22,6 +22,7 @@ the trace where it knows them.
 from __future__ import annotations
 
 import argparse
+import math
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -256,6 +257,8 @@ def _pool(args: argparse.Namespace) -> tuple[Any, Any]:
     from verl_adaptive.simulate import ReplayConfig, parse_pool, read_trace
 
     pool = parse_pool(args.pool or "mixed")[1]
+    if not math.isfinite(args.threshold):
+        raise ConfigError("--threshold", args.threshold, "must be finite: no score is at least nan")
     if args.trace is None:
         if args.run:
             raise ConfigError("--run", args.run, "names a run of a trace; add --trace")

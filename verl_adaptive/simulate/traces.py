@@ -201,7 +201,8 @@ def _columns(path: Path) -> dict[str, Any] | None:
         raise TraceError(f"{path} is empty")
     if "pass_rate" not in rows[0]:
         return None
-    wanted = [c for c in (*_NAMES, *_VALUES) if c in rows[0]]
+    names = set().union(*rows)  # the first row may lack what others have
+    wanted = [c for c in (*_NAMES, *_VALUES) if c in names]
     return {name: [row.get(name) for row in rows] for name in wanted}
 
 
@@ -232,6 +233,8 @@ def _read_rates(source: str, options: _Options) -> Trace | None:
         raise TraceError(f"{path}, row {bad[0]}: n={n[bad[0]]:g} rollouts cannot have a pass rate")
     step = _numbers(path, "step", columns["step"]).astype(np.int64) if "step" in columns else np.zeros(len(rate), int)
     name = next((c for c in _NAMES if c in columns), None)
+    if name is not None and None in columns[name]:
+        raise TraceError(f"{path}, row {columns[name].index(None)}: no {name}, which names the prompt of other rows")
     ids: list[Any] = [_hashable(v) for v in (np.arange(len(rate)) if name is None else columns[name])]
     source_of = columns.get("data_source", columns.get("source"))
     if source_of is not None and name not in (None, "key"):
@@ -241,7 +244,10 @@ def _read_rates(source: str, options: _Options) -> Trace | None:
     prompt = np.array([known.setdefault(v, len(known)) for v in ids], dtype=np.int64)
     tokens = np.full(len(known), np.nan)
     if "tokens" in columns:
-        tokens = np.bincount(prompt, _numbers(path, "tokens", columns["tokens"])) / np.bincount(prompt, n)
+        lengths = _numbers(path, "tokens", columns["tokens"])
+        if len(bad := np.flatnonzero(lengths < 0)):
+            raise TraceError(f"{path}, row {bad[0]}: tokens={lengths[bad[0]]:g} is less than none")
+        tokens = np.bincount(prompt, lengths) / np.bincount(prompt, n)
     first = np.unique(prompt, return_index=True)[1]
     return Trace(
         keys=keys_array([custom_key(v) for v in known]) if known else np.empty(0, dtype=KEY_DTYPE),
