@@ -259,6 +259,19 @@ def test_a_class_without_what_the_preset_left(composed) -> None:
         adaptive(composed("+adaptive=dapo", "adaptive/sampler=custom"))
 
 
+@pytest.mark.parametrize("key", ["store.url", "store.run_id", "id_key", "signal", "record", "warm_start"])
+def test_an_unset_shell_variable_is_not_the_default(key, composed) -> None:
+    """`adaptive.store.url=$DATABASE` went to a file beside the checkpoints, `adaptive.record=$FOLDER` recorded nothing."""
+    with pytest.raises(ConfigError, match=rf"adaptive\.{key}='': is empty, as an unset shell variable"):
+        adaptive(composed("+adaptive=grpo", f"adaptive.{key}="))
+
+
+@pytest.mark.parametrize("word", ["tolerance=inf", "poll_interval=inf", "success.threshold=inf", "success.low=-inf"])
+def test_what_must_be_finite(word, composed) -> None:
+    with pytest.raises(ConfigError, match="must be finite"):
+        adaptive(composed("+adaptive=grpo", f"adaptive.{word}"))
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [

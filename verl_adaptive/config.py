@@ -38,6 +38,14 @@ def check(ok: bool, key: str, value: object, hint: str) -> None:
         raise ConfigError(key, value, hint)
 
 
+def _check_written(group: Any, path: str, *names: str) -> None:
+    """Refuse text that is empty, as that of an unset shell variable is: it would mean the default, which nobody asked for."""
+    for name in names:
+        value = getattr(group, name)
+        hint = "is empty, as an unset shell variable leaves it; leave the key out for its default"
+        check(not isinstance(value, str) or bool(value.strip()), f"{path}.{name}", value, hint)
+
+
 def build(cls: type[T], data: Mapping[str, Any] | None, path: str) -> T:
     """Make a config dataclass from a mapping.
 
@@ -170,6 +178,9 @@ class SuccessConfig:
     high: float = 1.0
 
     def validate(self, path: str) -> None:
+        for name in ("threshold", "low", "high"):
+            value = getattr(self, name)
+            check(math.isfinite(value), f"{path}.{name}", value, "must be finite")
         check(self.high > self.low, f"{path}.high", self.high, f"must be greater than {path}.low={self.low}")
 
     def of(self, signal: np.ndarray) -> np.ndarray:
@@ -190,6 +201,9 @@ class StoreConfig:
     enabled: bool = True
     url: str | None = None
     run_id: str | None = None
+
+    def validate(self, path: str) -> None:
+        _check_written(self, path, "url", "run_id")
 
 
 @dataclass
@@ -335,6 +349,10 @@ class AdaptiveConfig:
         for role in ("sampler", "allocator", "filter", "advantage"):
             name = getattr(self, role).get("name")
             check(isinstance(name, str), f"{path}.{role}.name", name, "must name a part; see `verl-adaptive parts`")
+        _check_written(self, path, "signal", "id_key", "record", "warm_start")
+        for name in ("tolerance", "poll_interval"):
+            value = getattr(self, name)
+            check(math.isfinite(value), f"{path}.{name}", value, "must be finite")
         check(self.tolerance >= 0, f"{path}.tolerance", self.tolerance, "must be 0 or greater")
         check(
             self.surplus == "discard" or self.rounds,

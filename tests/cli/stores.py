@@ -57,14 +57,16 @@ def make_run(
     texts: bool = False,
     url: str | None = None,
     rates: np.ndarray | None = None,
-    validate: Callable[[int], float] | None = None,
+    validate: Callable[[int], float | dict[str, float]] | None = None,
+    validated_on: dict[str, int] | None = None,
     plan: dict[str, float] | None = None,
     longest: int | None = None,
     **policy: Any,
 ) -> tuple[Engine, list[dict[str, Any]]]:
     """Train in the fake world; writes ``folder/adaptive.sqlite`` (or ``url``) and ``folder/global_step_<steps>/adaptive``.
 
-    ``rates`` are true pass rates that stay; ``validate`` gives a validation's accuracy every 5 steps.
+    ``rates`` are true pass rates that stay; ``validate`` gives a validation's accuracy every 5 steps (or verl's metrics by
+    name, of the prompts ``validated_on``).
     """
     folder.mkdir(parents=True, exist_ok=True)
     rows = hostile_rows(prompts) if rows is None else rows
@@ -75,10 +77,13 @@ def make_run(
 
     def validated(step: int) -> None:
         if validate is not None and step % 5 == 0:
-            metrics = {"val-core/math/acc/mean@1": validate(step)}
+            value = validate(step)
+            metrics = value if isinstance(value, dict) else {"val-core/math/acc/mean@1": value}
             generated = engine.total.rollouts.generated
             when = 1.7e9 + 60.0 * step
-            journal.commit_validation(step, metrics, generated=generated, prompts={"math": 200}, wall_time=when)
+            journal.commit_validation(
+                step, metrics, generated=generated, prompts=validated_on or {"math": 200}, wall_time=when
+            )
 
     table = StatsTable()
     sources = [row["data_source"] for row in rows]

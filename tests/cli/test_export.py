@@ -243,6 +243,25 @@ def test_unseen_rows_are_left_out_or_kept(finished, tmp_path, call) -> None:
     assert sources("--where", "visits == 0").count("new") == 5
 
 
+def test_an_export_does_not_replace_what_it_reads(tmp_path, call) -> None:
+    path = tmp_path / "eval.jsonl"
+    path.write_text('{"key": "' + 32 * "a" + '", "score": [1, 0]}\n')
+    status, _, err = call("export", path, path, "--overwrite")
+    assert status == 1 and "is what is read" in err and "score" in path.read_text()
+
+
+def test_rows_that_were_never_rolled_out_have_a_data_source(tmp_path, call) -> None:
+    """The journal knows those that were; `source != "math"` kept math's others, `source == "math"` left them out."""
+    rows = [{**row, "data_source": ("gsm8k", "math")[i % 2]} for i, row in enumerate(hostile_rows(60))]
+    make_run(tmp_path / "run", rows=rows, steps=2, snapshot=False)
+    data = write_dataset(tmp_path / "in.parquet", rows)
+    for condition, kept in (("source != 'math'", "gsm8k"), ("source == 'math'", "math")):
+        words = ("--stats", tmp_path / "run", "--where", condition, "--overwrite")
+        assert call("filter-dataset", data, tmp_path / "o.parquet", *words)[0] == 0
+        found = pq.read_table(tmp_path / "o.parquet").column("data_source").to_pylist()
+        assert found == [kept] * 30
+
+
 def test_a_foreign_data_set_is_refused(finished, tmp_path, call) -> None:
     data = write_dataset(tmp_path / "f.parquet", [{**r, "data_source": "other"} for r in hostile_rows(3)])
     status, _, err = call(

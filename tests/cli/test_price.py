@@ -15,6 +15,9 @@ pytest.importorskip("verl")
 from tests.cli.stores import hostile_rows, make_run, write_dataset
 from tests.cli.test_doctor import MINIMAL
 from verl_adaptive.commands.price import ASSUMED, Price, informative_share
+from verl_adaptive.groups import Groups
+from verl_adaptive.stats import dataset_keys
+from verl_adaptive.stats.journal import Journal
 
 ROOT = Path(__file__).parents[2]
 
@@ -53,6 +56,26 @@ def test_the_share_of_prompts_with_few_rollouts_and_of_none() -> None:
     assert informative_share(np.zeros(3), np.zeros(3), 8) is None
     assert 0 < informative_share(np.ones(4), np.array([0.0, 1.0, 1.0, 0.0]), 8) < 1
     assert informative_share(np.full(4, 16), np.zeros(4), 8) == 1e-3
+
+
+@pytest.mark.parametrize(("rewards", "least", "most"), [(True, 0.9, 1.1), (False, 3.0, 99.0)])
+def test_graded_rewards_vary_where_nobody_succeeds(price, tmp_path, rewards, least, most) -> None:
+    """Rewards of 0 to 0.4 are no success and all the variance that GRPO needs; the price was that of a hopeless pool."""
+    keys, rng = dataset_keys(hostile_rows(128)), np.random.default_rng(0)
+    values = rng.random((128, 16)) * 0.4 if rewards else np.zeros((128, 16))
+    groups = Groups.from_lists(np.arange(128), values.tolist(), success=np.zeros((128, 16)).tolist())
+    with Journal.open(str(tmp_path / "earlier.sqlite"), run_id="earlier") as journal:
+        journal.commit_step(1, groups, keys, ["trained"] * 128, {}, {})
+    found, _ = price("+adaptive=dapo", "trainer.total_epochs=5", f"adaptive.warm_start={tmp_path}/earlier.sqlite")
+    assert least < found.factor < most and found.share == pytest.approx(1.0 if rewards else 0.0, abs=0.1)
+
+
+def test_the_share_where_the_signal_is_known_is_no_other_for_zeros_and_ones() -> None:
+    right = np.random.default_rng(0).binomial(16, np.linspace(0, 1, 500))
+    varied = (right > 0) & (right < 16)
+    assert informative_share(np.full(500, 16), right, 8, varied) == informative_share(np.full(500, 16), right, 8)
+    halves = np.full(4, 8.0)  # success in parts: every rollout half right
+    assert informative_share(np.full(4, 16), halves, 8, np.zeros(4, dtype=bool)) == 1e-3
 
 
 def test_grpo_costs_what_grpo_costs(price) -> None:

@@ -14,7 +14,7 @@ import sys
 import numpy as np
 import pytest
 
-from tests.cli.stores import HOSTILE, make_run
+from tests.cli.stores import HOSTILE, hostile_rows, make_run
 from tests.interrupts import heed_interrupts
 from verl_adaptive.groups import Groups
 from verl_adaptive.report.common import Measured, matched, verdict
@@ -25,7 +25,7 @@ from verl_adaptive.report.opened import Opened
 from verl_adaptive.report.opening import open_prompts
 from verl_adaptive.report.overview import BINS, REGRESSED, histogram
 from verl_adaptive.report.prompts import Prompts
-from verl_adaptive.stats import StatsTable
+from verl_adaptive.stats import StatsTable, write_snapshot
 from verl_adaptive.stats.journal import Journal
 from verl_adaptive.testing.stores import make_keys
 
@@ -411,6 +411,31 @@ def test_what_is_retired_is_of_the_runs_own_snapshots(tmp_path) -> None:
     assert open_prompts(f"{database}#B").retired is None  # two runs: beside the file may be anybody's
 
 
+def test_what_a_warm_start_retired_counts_though_nothing_visited_it(tmp_path) -> None:
+    """The journal has no groups of such prompts; `stats` said that nothing was retired."""
+    rows = [{**row, "data_source": "math"} for row in hostile_rows(60)]
+    engine, _ = make_run(tmp_path, rows=rows, steps=2, snapshot=False)
+    unvisited = np.flatnonzero(engine.table.col("visits") == 0)
+    assert len(unvisited) > 20
+    engine.table.col("retired")[unvisited] = 1
+    write_snapshot(tmp_path / "global_step_2" / "adaptive", engine.table, {}, meta={"step": 2})
+    assert open_prompts(str(tmp_path)).retired == (len(unvisited), 2)
+
+
+def test_a_snapshot_says_what_a_warm_start_brought(tmp_path, call) -> None:
+    engine, _ = make_run(tmp_path, steps=2, snapshot=False)
+    known = np.flatnonzero(engine.table.col("visits") == 0)
+    for name in ("visits", "rollouts"):
+        engine.table.col(name)[known] = 4
+    write_snapshot(tmp_path / "global_step_2" / "adaptive", engine.table, {}, meta={"step": 2})
+    place = tmp_path / "global_step_2"
+    assert json.loads(call("stats", place, "--json")[1])["brought"] == len(known) > 20
+    assert f"warm start     {len(known)} prompts have its evidence alone" in call("stats", place)[1]
+    assert call("report", place, "-o", tmp_path / "r.html")[0] == 0
+    assert f"Of {len(known)} prompts it has a warm start" in (tmp_path / "r.html").read_text()
+    assert json.loads(call("stats", tmp_path, "--json")[1])["brought"] is None
+
+
 def test_snapshots_after_a_runs_last_step_are_not_its_own(tmp_path) -> None:
     """The folder has a snapshot of a run before; of the run's own ones the newest counts."""
     make_run(tmp_path / "before", steps=6)
@@ -469,6 +494,20 @@ def test_compare_cuts_both_at_common_rollouts(tmp_path, call) -> None:
     assert whole["validation"][0]["beyond_chance"] and whole["verdict"].startswith("B is ahead")
 
 
+def test_runs_without_a_common_bill_are_not_said_to_have_one(tmp_path, call) -> None:
+    """B's journal begins where A's had ended long before: "both up to the rollouts that both have generated" was not so."""
+    make_run(tmp_path / "a", steps=5, snapshot=False)
+    make_run(tmp_path / "b", steps=30, snapshot=False)
+    with sqlite3.connect(tmp_path / "b" / "adaptive.sqlite") as database:
+        for table in ("steps", "observations"):
+            database.execute(f"delete from {table} where step <= 20")
+    words = ("compare", tmp_path / "a", tmp_path / "b", "--visits", "1")
+    said = json.loads(call(*words, "--json")[1])["verdict"]
+    assert re.fullmatch(r"Not at the same bill: B had generated [\d,]+ rollouts .* A [\d,]+ in all; --whole .*", said)
+    assert "that both have generated" not in (out := call(*words)[1]) and "*" not in out
+    assert not json.loads(call(*words, "--json", "--whole")[1])["verdict"].startswith("Not at")
+
+
 @pytest.mark.parametrize(("batch", "steps", "apart"), [(24, (30, 10), False), (96, (40, 0), True)])
 def test_validations_are_compared_at_the_same_bill(tmp_path, call, batch, steps, apart) -> None:
     """B generates three times as much a step, or twelve times: by the common rollouts it was validated long before A."""
@@ -486,6 +525,40 @@ def test_validations_are_compared_at_the_same_bill(tmp_path, call, batch, steps,
     else:
         assert abs(a - b) <= 0.1 * a and "ahead" in found["verdict"]
     assert "rollouts by then" in call(*words)[1]
+
+
+def test_a_mean_over_sources_is_compared_over_the_same_sources(tmp_path, call) -> None:
+    """A was validated on gsm8k and math, B on math and aime: "mean of 2 sources" of both is no difference between them."""
+    for name, other, value in (("a", "gsm8k", 0.8), ("b", "aime", 0.1)):
+        metrics = {"val-core/math/acc/mean@1": 0.5, f"val-core/{other}/acc/mean@1": value}
+        sizes = {"math": 300, other: 300}
+        make_run(tmp_path / name, steps=10, snapshot=False, validate=lambda s, m=metrics: m, validated_on=sizes)
+    found = json.loads(call("compare", tmp_path / "a", tmp_path / "b", "--json", "--visits", "1")[1])
+    assert [m["name"] for m in found["validation"]] == ["acc/mean@1, math"]
+    assert found["verdict"].startswith("No difference that chance does not explain: validation acc/mean@1, math")
+
+
+def test_chance_of_a_mean_over_sources_is_that_of_its_smallest(tmp_path, call) -> None:
+    """30 prompts weigh as much as 5000 in a mean over two sources, so chance is not that of 5030 prompts."""
+    sizes = {"aime": 30, "math": 5000}
+    for name, aime in (("a", 0.3), ("b", 0.4)):
+        metrics = {"val-core/math/acc/mean@1": 0.5, "val-core/aime/acc/mean@1": aime}
+        make_run(tmp_path / name, steps=10, snapshot=False, validate=lambda s, m=metrics: m, validated_on=sizes)
+    found = json.loads(call("compare", tmp_path / "a", tmp_path / "b", "--json", "--visits", "1")[1])
+    mean = found["validation"][-1]
+    variances = [(p * (1 - p) / 30 + 0.25 / 5000) / 4 for p in (0.3, 0.4)]
+    assert mean["name"] == "acc/mean@1, mean of 2 sources" and mean["error"] == pytest.approx(sum(variances) ** 0.5)
+    assert not mean["beyond_chance"] and found["verdict"].startswith("No difference that chance does not explain")
+
+
+def test_nothing_is_said_of_chance_where_a_reward_was_validated(tmp_path, call) -> None:
+    """sqrt(p (1 - p) / m) is of shares: of a mean reward of -0.5 it was 0, and any difference beyond chance."""
+    for name, value in (("a", -0.5), ("b", -0.49)):
+        metrics = {"val-core/math/reward/mean@1": value}
+        make_run(tmp_path / name, steps=10, snapshot=False, validate=lambda s, m=metrics: m, validated_on={"math": 30})
+    found = json.loads(call("compare", tmp_path / "a", tmp_path / "b", "--json", "--visits", "1")[1])
+    assert found["validation"][0]["error"] is None and not found["validation"][0]["beyond_chance"]
+    assert "it is a reward and no share, so nothing is said of chance" in found["verdict"]
 
 
 def test_compare_says_what_chance_explains(tmp_path, call) -> None:

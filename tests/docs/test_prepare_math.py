@@ -35,7 +35,7 @@ def test_rows_are_verls_and_have_numbers_of_their_own(prepare, tmp_path) -> None
     assert made[1]["reward_model"] == {"style": "rule", "ground_truth": "3"}
     prepare.write(made, tmp_path / "train.parquet")
     assert pq.read_table(tmp_path / "train.parquet").num_rows == 3
-    assert len(set(keys_of(str(tmp_path / "train.parquet")).tolist())) == 3
+    assert len(set(keys_of(str(tmp_path / "train.parquet"))[0].tolist())) == 3
 
 
 def test_the_answer_of_math_is_in_its_solution(prepare) -> None:

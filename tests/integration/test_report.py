@@ -58,6 +58,17 @@ def test_a_rollout_is_cut_when_one_of_its_outputs_is(monkeypatch) -> None:
     assert report.step_metrics(engine, result, [], updates=0, max_response_length=1000)[ratio] == 0.25
 
 
+def test_a_warm_start_visits_nothing() -> None:
+    """What it brought are another run's visits: the share began at 1, and never told how far this run had come."""
+    engine, world = make_engine(batch=8, n=8, M=40, p=np.full(40, 0.5))
+    table = engine.table
+    for name, value in (("visits", 2), ("rollouts", 16), ("successes", 0.0), ("first_rate", 0.0), ("last_rate", 0.0)):
+        table.col(name)[:] = value
+    metrics = report.step_metrics(engine, run_step(engine, world, 1), [], updates=0)
+    assert metrics["adaptive/prompts/visited_share"] == 8 / 40
+    assert metrics["adaptive/pass_rate/started_hard"] == metrics["adaptive/pass_rate/generated_mean"] > 0
+
+
 def test_the_lines_example() -> None:
     finder = doctest.DocTestFinder()
     (example,) = [

@@ -24,10 +24,11 @@ from verl_adaptive.report.dumps import answer_in, said_of
 from verl_adaptive.report.figures import Series
 from verl_adaptive.report.forecast import forecast
 from verl_adaptive.report.history import windows
-from verl_adaptive.report.learning import smooth
+from verl_adaptive.report.learning import curves, smooth
 from verl_adaptive.report.opening import open_prompts
 from verl_adaptive.report.overview import overview
 from verl_adaptive.report.page import _large, _subtitle
+from verl_adaptive.report.pictures import learning
 from verl_adaptive.report.suspects import beta_of, surprise
 from verl_adaptive.stats.journal import Journal
 
@@ -268,6 +269,19 @@ def test_wrong_arguments_are_one_line(reported, tmp_path, capsys) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_only_a_page_is_replaced_by_a_page(tmp_path, capsys) -> None:
+    """`report a.sqlite -o b.sqlite` took the journal of b with it."""
+    for name in ("a", "b"):
+        make_run(tmp_path / name, steps=2, snapshot=False)
+    journal = tmp_path / "b" / "adaptive.sqlite"
+    before = journal.read_bytes()
+    assert main(["report", str(tmp_path / "a"), "-o", str(journal)]) == 1
+    assert "is no HTML page" in capsys.readouterr().err and journal.read_bytes() == before
+    assert main(["report", str(tmp_path / "a"), "-o", "/dev/null"]) == 1
+    for _ in range(2):
+        assert main(["report", str(tmp_path / "a"), "-o", str(tmp_path / "r.html")]) == 0
+
+
 def test_other_stores_are_read_by_the_same_names(tmp_path, capsys) -> None:
     """--id-key, --prompt-key and --media-key act on a file of results, as RUN and as --against."""
     lines = [json.dumps({"uid": f"row {i}", "n": 4, "successes": i % 5}) for i in range(10)]
@@ -458,6 +472,44 @@ def test_validations_are_drawn_and_compared(tmp_path) -> None:
     assert [line[0] for line in first["lines"]] == ["math", "math · p/b"]
     assert first["lines"][0][2] == [0.2, 0.3, 0.4, 0.5, 0.6] and first["lines"][1][2][-1] == 0.4
     assert "0.600" in page and "against p/b" in page
+
+
+def test_another_runs_sources_keep_their_colours_and_its_mean_is_of_ours(tmp_path) -> None:
+    """Dashed lines are read by their colour; a mean over other sources beside ours looked like a difference."""
+    for name, source in (("a", "gsm8k"), ("b", "aime")):
+        metrics = {f"val-core/{source}/acc/mean@1": 0.3, "val-core/math/acc/mean@1": 0.5}
+        sizes = {source: 30, "math": 20}
+        make_run(tmp_path / name, steps=10, snapshot=False, validate=lambda s, m=metrics: m, validated_on=sizes)
+    opened, other = (open_prompts(str(tmp_path / name)) for name in ("a", "b"))
+    chart = learning(collect(opened, against=other))[1][2][0][1]
+    (hover,) = [json.loads(html.unescape(text)) for text in re.findall(r'data-hover="([^"]*)"', chart)]
+    colors = {line[0].split(" · ")[0]: line[1] for line in hover["lines"]}
+    assert [line[0].split(" · ")[0] for line in hover["lines"]] == [
+        "gsm8k",
+        "math",
+        "mean of 2 sources",
+        "aime",
+        "math",
+    ]
+    assert colors["math"] == hover["lines"][1][1] and len({colors[s] for s in ("gsm8k", "math", "aime")}) == 3
+
+
+def test_a_mean_over_sources_is_of_the_same_validations() -> None:
+    """Other validation files from step 10 on: both sources have two points, of different steps, and no mean."""
+    early, late = ({f"val-core/{name}/acc/mean@1": 0.5} for name in ("gsm8k", "math"))
+    found = curves([{"metrics": m, "prompts": {}} for m in (early, early, late, late)])
+    assert [c.name for c in found["acc/mean@1"]] == ["gsm8k", "math"]
+
+
+def test_a_reward_that_wavers_is_not_below_its_best(tmp_path) -> None:
+    """On a scale of a hundred, validations differ by more than 0.02 all the time."""
+    make_run(
+        tmp_path,
+        steps=20,
+        snapshot=False,
+        validate=lambda s: {"val-core/math/reward/mean@1": 50.0 - s % 2 - s / 10 * (s > 5)},
+    )
+    assert not [f for f in collect(open_prompts(str(tmp_path))).findings if "below its best" in f.what]
 
 
 def test_findings_name_what_is_wrong(tmp_path) -> None:

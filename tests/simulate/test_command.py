@@ -71,6 +71,7 @@ def test_a_recorded_run_is_simulated(call, tmp_path) -> None:  # noqa: F811
         ),
         (("adaptive.sampler.p_easy=0.3",), 1, "overrides of one preset go into its own quotes"),
         (("data.train_batch_size=8",), 1, "write --batch 8"),
+        (("--threshold", "nan"), 1, "--threshold=nan: must be finite"),
         (("--trace", "/nowhere"), 1, "/nowhere does not exist"),
         (("--run", "x"), 1, "add --trace"),
         (("--pool", "mixd"), 1, "did you mean mixed?"),
@@ -146,6 +147,7 @@ def row(preset: str, seed: int, gain: float, **more) -> dict:
         "pool_end": 0.3 + gain,
         "signal": 0.5,
         "generated": 100,
+        "ended": "budget",
         **more,
     }
 
@@ -168,6 +170,25 @@ def test_the_sentence_says_no_more_than_the_seeds(gains, says) -> None:
     rows += [row("grpo", s, 0.1) for s in range(3)] + [row("oracle_best", s, 0.9) for s in range(3)]
     name, found = merits(rows)
     assert says in answer(name, found)
+
+
+def test_a_run_that_would_end_with_an_error_is_not_the_one_to_take(call) -> None:  # noqa: F811
+    """It ended when learning was cheapest, and 0 generated rollouts were a division by zero."""
+    rows = [row("grpo", s, 0.1) for s in range(3)]
+    rows += [row("a", s, 0.9, **({"ended": "step 3: the cap was reached"} if s else {})) for s in range(3)]
+    name, found = merits(rows)
+    assert found["a"].value is None and answer(name, found) == ""
+    words = ("--preset", "dapo adaptive.max_rollouts_per_step=8 adaptive.on_exhausted=raise")
+    status, out, err = call("simulate", *QUICK, *words)
+    assert (status, err) == (0, "") and "ended early, step 1" in out and not out.startswith("For these prompts: dapo")
+
+
+def test_a_password_on_the_command_line_is_not_written_down(call, tmp_path, monkeypatch) -> None:  # noqa: F811
+    words = ["simulate", *map(str, QUICK), "--preset", "grpo", "--json", "-"]
+    url = "postgresql+psycopg://me:hunter22@host/runs"
+    monkeypatch.setattr(sys, "argv", ["verl-adaptive", *words, "--trace", url])
+    command = json.loads(call(*words)[1])["command"]
+    assert "hunter22" not in command and "me:***@host/runs" in command
 
 
 OWN = """

@@ -258,6 +258,9 @@ def test_presets_are_those_of_the_command_line() -> None:
         ("greso adaptive.sampler.p_easy=2", "must be a probability"),
         ("greso data.train_batch_size=8", "write --batch 8"),
         ("greso trainer.nnodes=8", "adaptive.* only"),
+        ("greso adaptive.total_rollouts=512", "write --budget 512"),
+        ("greso adaptive.seed=3", "write --seeds 3"),
+        ("greso adaptive.warm_start=earlier.parquet", "begins with nothing known"),
         ("greso adaptive.sampler.p_easy=[", "no viable alternative"),
         ("oracle adaptive.seed=3", "takes no overrides"),
     ],
@@ -265,6 +268,15 @@ def test_presets_are_those_of_the_command_line() -> None:
 def test_a_preset_that_cannot_be_is_refused(preset, message) -> None:
     with pytest.raises(AdaptiveError, match=message):
         make_simulation(preset, StaticWorld(np.zeros(10)), batch=2, n=4, steps=2)
+
+
+def test_rows_of_zero_advantage_train_where_they_are_said_to() -> None:
+    trained = {}
+    for words in ("grpo", "grpo adaptive.skip_zero_advantage=false"):
+        run = list(make_simulation(words, StaticWorld(np.linspace(0, 1, 40)), batch=8, n=4, steps=5))
+        trained[words] = sum(result.ledger.rollouts.trained for result in run)
+    first, second = trained.values()
+    assert first < second == 5 * 8 * 4
 
 
 def test_composing_leaves_hydra_as_it_was() -> None:

@@ -163,6 +163,9 @@ def test_results_of_an_evaluation_are_read(tmp_path) -> None:
     (tmp_path / "eval.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     trace = read_trace(tmp_path / "eval.jsonl")
     assert trace.kind == "results of an evaluation" and trace.successes.tolist() == [0, 1, 2, 3, 4]
+    (tmp_path / "scores.jsonl").write_text(json.dumps({**rows[0], "n": None, "score": [0.6, 1.0, 0.2]}))
+    for threshold, wins in ((0.5, 2), (0.7, 1)):
+        assert read_trace(tmp_path / "scores.jsonl", threshold=threshold).successes.tolist() == [wins]
 
 
 @pytest.mark.parametrize(
@@ -178,6 +181,9 @@ def test_results_of_an_evaluation_are_read(tmp_path) -> None:
         ("b.jsonl", '{"pass_rate": 1.5}\n', r"row 0: pass_rate=1.5 is not in \[0, 1\]"),
         ("s.jsonl", '{"pass_rate": "high"}\n', "not a number"),
         ("z.jsonl", '{"pass_rate": 0.5, "n": 0}\n', "n=0 rollouts"),
+        ("y.jsonl", '{"pass_rate": 0.5}\n{"pass_rate": 0.5, "n": 8}\n', "row 0: n is None"),
+        ("k.jsonl", '{"key": "a", "pass_rate": 0.5}\n{"pass_rate": 0.2}\n{"pass_rate": 0.9}\n', "row 1: no key"),
+        ("o.jsonl", '{"pass_rate": 0.5, "tokens": -5}\n', "row 0: tokens=-5 is less than none"),
         ("p.parquet", "x", "not a Parquet file"),
         ("t.txt", "hello", "neither a SQLite file"),
         ("1.jsonl", '{"input": "q", "output": "a", "score": "NaN"}\n', "line 1: score='NaN' is not a finite number"),

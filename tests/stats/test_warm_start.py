@@ -32,6 +32,7 @@ from verl_adaptive.stats import (
     write_snapshot,
 )
 from verl_adaptive.stats.memory import Memory
+from verl_adaptive.stats.results import read_results
 from verl_adaptive.testing.stores import make_keys
 
 KEYS = make_keys(6)
@@ -266,6 +267,28 @@ def test_scores_need_not_be_zero_or_one(tmp_path: Path) -> None:
     assert numbers(table, "successes", "streak_kind")[0][:2] == [1, 0]
     assert table.col("streak_kind")[:2].tolist() == [0, -1]
     assert table.col("signal_sum")[0] == pytest.approx(0.8) and table.col("signal_sqsum")[0] == pytest.approx(0.38)
+
+
+def test_an_export_of_shaped_rewards_has_variance_where_the_run_saw_it(tmp_path: Path) -> None:
+    """No success and no variance are two things: rewards of .1 and .3 are hard for a threshold of .5, and informative."""
+    keys = make_keys(2)
+    groups = [[0.1, 0.3, 0.1, 0.1], [0.1] * 4]
+    rows = [
+        {
+            "key": key,
+            "n": 4,
+            "successes": 0.0,
+            "reward_sum": sum(group),
+            "signal_sum": sum(group),
+            "signal_sqsum": sum(x * x for x in group),
+        }
+        for key, group in zip(key_hex(keys), groups, strict=True)
+    ]
+    path = tmp_path / "export.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    table = read_results(path, tolerance=1e-6)
+    at = table.rows_for(keys, create=False)
+    assert table.col("streak")[at].tolist() == [0, 1] and table.col("streak_kind")[at].tolist() == [0, -1]
 
 
 @pytest.mark.parametrize(

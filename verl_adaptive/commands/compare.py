@@ -45,7 +45,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from verl_adaptive.commands.output import print_json
-    from verl_adaptive.report.common import Measured, cut_at_common, matched, validated, verdict
+    from verl_adaptive.report.common import Measured, cut_at_common, matched, not_alike, validated, verdict
     from verl_adaptive.report.opening import open_prompts
     from verl_adaptive.report.overview import overview
 
@@ -62,25 +62,27 @@ def run(args: argparse.Namespace) -> int:
         facts.append({**about, "hours": cut.hours, "cut": not cut.whole})
     prompts = matched(opened[0].prompts, opened[1].prompts, args.limit, args.visits)
     measures = validated(opened, cuts, whole=args.whole)
-    rates = None
+    rates, apart = None, not_alike(cuts)
     if prompts["prompts"]:
         values = prompts["mean_rate_a"], prompts["mean_rate_b"]
-        rates = Measured("latest pass rate", *values, prompts["standard_error"], prompts["prompts"])
-    said = verdict(measures, rates)
+        rates = Measured("latest pass rate", *values, None if apart else prompts["standard_error"], prompts["prompts"])
+    said = " ".join([apart, verdict(measures, None)] if measures else [apart]) if apart else verdict(measures, rates)
     if args.json:
         shown = [{**asdict(m), "beyond_chance": m.beyond, "apart": m.apart} for m in measures]
         print_json({"a": facts[0], "b": facts[1], "validation": shown, "matched": prompts, "verdict": said})
     else:
-        _print(facts, measures, rates, prompts, said)
+        _print(facts, measures, rates, prompts, said, alike=not apart)
     return 0
 
 
-def _print(facts: list[dict[str, Any]], measures: list[Any], rates: Any, matched: dict[str, Any], said: str) -> None:
+def _print(
+    facts: list[dict[str, Any]], measures: list[Any], rates: Any, matched: dict[str, Any], said: str, *, alike: bool
+) -> None:
     from verl_adaptive.commands.output import console, key_digits, number, share, table
 
     out = console()
     out.print(clean(said))
-    if any(f["cut"] for f in facts):
+    if alike and any(f["cut"] for f in facts):
         out.print(
             "Both runs up to the rollouts that both have generated; --whole takes them as they are.", soft_wrap=True
         )

@@ -57,6 +57,8 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"--where is about prompts; it has no meaning with --what {args.what}")
     wanted = None if args.where is None else Expression(args.where)
     refuse_overwrite(args.out, args.overwrite)
+    if os.path.exists(args.out) and os.path.exists(args.store) and os.path.samefile(args.out, args.store):
+        raise AdaptiveError(f"{args.out} is what is read; name another file")
     opened = open_prompts(args.store, run=args.run, **how_read(args))
     if args.what != "prompts" and opened.kind != "journal":
         raise AdaptiveError(f"{opened.where} is a {opened.kind}: it has prompts, but no {args.what}")

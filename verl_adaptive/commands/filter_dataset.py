@@ -54,10 +54,11 @@ def run(args: argparse.Namespace) -> int:
     open_parquet(args.data).close()
     opened = open_prompts(args.stats, run=args.run, **how_read(args))
     prompts = opened.prompts
-    keys = keys_of(args.data, prompt_key=args.prompt_key, id_key=args.id_key, media_keys=dict(args.media_key))
+    media_keys = dict(args.media_key)
+    keys, sources = keys_of(args.data, prompt_key=args.prompt_key, id_key=args.id_key, media_keys=media_keys)
     known = prompts.table.rows_for(keys, create=False) >= 0
     # Rows that the store lacks become prompts without a visit, so that a condition treats both alike.
-    rows = prompts.table.rows_for(keys)
+    rows = prompts.table.rows_for(keys, sources=np.array(sources, dtype=object))
     keep = wanted.select(prompts)[rows]
     unseen = prompts.table.col("visits")[rows] == 0
     if args.keep_unseen:

@@ -10,12 +10,15 @@ from __future__ import annotations
 import math
 import os
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from verl_adaptive.config import AdaptiveConfig
 from verl_adaptive.text import number
+
+if TYPE_CHECKING:
+    from verl_adaptive.stats import StatsTable
 
 __all__ = ["ASSUMED", "Price", "informative_share", "price_of", "yield_of"]
 
@@ -220,13 +223,24 @@ def yield_of(config: Any, adaptive: AdaptiveConfig, plan: Any, n: int) -> tuple[
             table = open_prompts(source, run=run, **results_of(config, adaptive)).prompts.table
         except AdaptiveError:
             continue  # a run that is not in the journal yet; what cannot be read is a finding of its own
-        share = informative_share(table.col("rollouts"), table.col("successes"), n)
+        varied = _varied(table, adaptive.tolerance)
+        share = informative_share(table.col("rollouts"), table.col("successes"), n, varied)
         if share is not None:
             return share, words
     return ASSUMED, "assumed: there are no statistics yet; adaptive.warm_start=<earlier run or evaluation> would tell"
 
 
-def informative_share(rollouts: np.ndarray, successes: np.ndarray, n: int) -> float | None:
+def _varied(table: StatsTable, tolerance: float) -> np.ndarray:
+    """bool, one a prompt: its signal took values that lie further apart than the tolerance, whatever counts as success."""
+    with np.errstate(all="ignore"):
+        mean, square = (table.col(name) / table.col("rollouts") for name in ("signal_sum", "signal_sqsum"))
+        # a range is two deviations at least; what is that small beside the square is what rounding left
+        return square - mean * mean > np.maximum((tolerance / 2) ** 2, 1e-12 * square)
+
+
+def informative_share(
+    rollouts: np.ndarray, successes: np.ndarray, n: int, varied: np.ndarray | None = None
+) -> float | None:
     """Share of groups of ``n`` rollouts with both right and wrong answers, over prompts that were rolled out.
 
     Of a prompt with at least ``n`` rollouts, the chance that ``n`` of them drawn without replacement are mixed, which has no
@@ -235,6 +249,8 @@ def informative_share(rollouts: np.ndarray, successes: np.ndarray, n: int) -> fl
     Args:
         rollouts, successes: of each prompt, ``(M,)``.
         n: rollouts of a group.
+        varied: bool ``(M,)``: the prompt's signal varied. A graded reward may where successes do not: such a prompt's groups
+            are taken to have variance.
 
     Returns:
         In (0, 1]; at least one group in a thousand. None: nothing was rolled out.
@@ -256,4 +272,9 @@ def informative_share(rollouts: np.ndarray, successes: np.ndarray, n: int) -> fl
         expected = np.prod((count + 0.5 + i) / (m + 1.0 + i), axis=0)
         return np.where(many, drawn, expected)
 
-    return float(min(1.0, max(1e-3, np.mean(1.0 - all_of(right) - all_of(m - right)))))
+    mixed = 1.0 - all_of(right) - all_of(m - right)
+    if varied is not None:
+        alike = (right <= 0) | (right >= m)
+        # several rollouts tell; where success comes in parts (adaptive.success.mode=value), equal ones may be half right
+        mixed = np.where(m > 1, np.where(varied[seen], np.where(alike, 1.0, mixed), 0.0), mixed)
+    return float(min(1.0, max(1e-3, np.mean(mixed))))

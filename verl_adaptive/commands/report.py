@@ -32,7 +32,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--out",
         metavar="FILE",
         default="report.html",
-        help="what to write, replaced if it exists (default report.html)",
+        help="what to write; a page of that name is replaced (default report.html)",
     )
     parser.add_argument(
         "--against", metavar="OTHER", help="another run's journal, drawn dashed beside: --against checkpoints/p/grpo"
@@ -100,6 +100,22 @@ def collected_of(args: argparse.Namespace, opened: Opened, against: Opened | Non
     )
 
 
+def _refuse_other_files(path: str) -> None:
+    """A report is replaced without asking; anything else under its name, as the journal itself, would be lost.
+
+    Raises:
+        AdaptiveError: the file exists and is no page.
+    """
+    if not os.path.exists(path):
+        return
+    if not os.path.isfile(path):
+        raise AdaptiveError(f"{path} is no file that a page could replace; name another one")
+    with open(path, "rb") as file:
+        begins = file.read(512).lstrip().lower()
+    if begins and not begins.startswith((b"<!doctype html", b"<html")):
+        raise AdaptiveError(f"{path} exists and is no HTML page; name another file")
+
+
 def run(args: argparse.Namespace) -> int:
     from verl_adaptive.commands.output import note
     from verl_adaptive.report.opening import open_prompts
@@ -109,6 +125,7 @@ def run(args: argparse.Namespace) -> int:
     except ModuleNotFoundError as error:
         raise lacks_extra("the report", error, "report") from None
     refuse_overwrite(args.out, True)
+    _refuse_other_files(args.out)
     opened = open_prompts(args.store, run=args.run, **how_read(args))
     against = None if args.against is None else open_prompts(args.against, **how_read(args))
     collected = collected_of(args, opened, against)

@@ -22,6 +22,7 @@ the trace where it knows them.
 from __future__ import annotations
 
 import argparse
+import math
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -117,7 +118,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--no-references", action="store_true", help="without GRPO and the oracles (default: they run beside)"
     )
     parser.add_argument(
-        "--threshold", metavar="X", type=float, default=0.5, help="score of a success, in dumps (default: 0.5)"
+        "--threshold",
+        metavar="X",
+        type=float,
+        default=0.5,
+        help="score of a success, in dumps and results of an evaluation (default: 0.5)",
     )
     parser.add_argument("--jobs", metavar="N", type=int, default=1, help="runs at a time, a process each (default: 1)")
     timed = parser.add_argument_group("clock", "seconds of generation in a queueing model")
@@ -252,6 +257,8 @@ def _pool(args: argparse.Namespace) -> tuple[Any, Any]:
     from verl_adaptive.simulate import ReplayConfig, parse_pool, read_trace
 
     pool = parse_pool(args.pool or "mixed")[1]
+    if not math.isfinite(args.threshold):
+        raise ConfigError("--threshold", args.threshold, "must be finite: no score is at least nan")
     if args.trace is None:
         if args.run:
             raise ConfigError("--run", args.run, "names a run of a trace; add --trace")
@@ -317,9 +324,10 @@ def _about(task: Task, args: argparse.Namespace) -> dict[str, Any]:
     import numpy as np
 
     from verl_adaptive import __version__
+    from verl_adaptive.redact import redact_all
 
     out: dict[str, Any] = {
-        "command": "verl-adaptive simulate " + shlex.join(sys.argv[2:]) if len(sys.argv) > 1 else "",
+        "command": "verl-adaptive simulate " + shlex.join(redact_all(sys.argv[2:])) if len(sys.argv) > 1 else "",
         "version": __version__,
         "machine": {
             "system": platform.system(),

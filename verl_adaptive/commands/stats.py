@@ -279,6 +279,9 @@ def _overview_lines(found: dict[str, Any]) -> list[tuple[str, str]]:
         ),
         ("rollouts", f"{number(found['rollouts'])} judged, {number(found['tokens'])} response tokens{rate}"),
     ]
+    if found.get("brought"):
+        brought = f"{number(found['brought'])} prompts have its evidence alone, which counts in these figures as visits"
+        lines.append(("warm start", brought))
     ledger = (found.get("ledger") or {}).get("rollouts")
     if ledger:
         lines.append(("generated", _account(ledger)))

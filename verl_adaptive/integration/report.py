@@ -81,8 +81,8 @@ def step_metrics(
     out["adaptive/rounds_total"] = result.rounds
     out["adaptive/prompts/skipped_total"] = engine.skipped
     out["adaptive/prompts/epoch"] = engine.progress.epoch
-    visits = engine.table.col("visits")[engine.pool]
-    out["adaptive/prompts/visited_share"] = float((visits > 0).mean()) if len(visits) else 0.0
+    visited = _visited(engine)
+    out["adaptive/prompts/visited_share"] = float(visited.mean()) if len(visited) else 0.0
     out["adaptive/updates_total"] = updates
     out["adaptive/padding_rows_total"] = sum(layout.padding for layout in layouts)
     if isinstance(engine, AsyncEngine):
@@ -164,10 +164,15 @@ def _waiting(metrics: Mapping[str, float]) -> str:
     return said
 
 
+def _visited(engine: Engine) -> np.ndarray:
+    """bool, one a prompt of the data set: this run has visited it; what a warm start brought are another run's visits."""
+    return engine.table.col("last_step")[engine.pool] >= 0
+
+
 def _forgetting(engine: Engine) -> dict[str, float]:
     """Latest pass rate by the pass rate of a prompt's first visit: a method that starves easy prompts shows here."""
     first, last = engine.table.col("first_rate")[engine.pool], engine.table.col("last_rate")[engine.pool]
-    visited = ~np.isnan(first)
+    visited = ~np.isnan(first) & _visited(engine)
     out = {}
     for name, chosen in (
         ("hard", visited & (first <= 0.25)),

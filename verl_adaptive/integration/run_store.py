@@ -130,6 +130,7 @@ class RunStore:
         journal = Journal.open(
             place.url,
             run_id=place.run,
+            own_ids=self.adaptive.id_key is not None,
             meta={
                 "preset": self.adaptive.name,
                 "checkpoints": place.folder,

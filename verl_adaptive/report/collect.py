@@ -72,6 +72,10 @@ def collect(
     notes = []
     if history is None:
         notes.append(f"{opened.where} is a {opened.kind}: it has no course over time. Give the journal for that.")
+        if facts.get("brought"):
+            notes.append(
+                f"Of {facts['brought']:,} prompts it has a warm start's evidence alone, which counts here as visits."
+            )
     else:
         opened.prompts.fill("flips", history.flips)
         facts["flip_flopping"] = int(np.count_nonzero(Expression(FLIPPING).select(opened.prompts)))

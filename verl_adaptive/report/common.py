@@ -17,7 +17,7 @@ from verl_adaptive.report.opened import Opened, reading
 from verl_adaptive.report.overview import ledger_of
 from verl_adaptive.report.prompts import Prompts
 
-__all__ = ["Cut", "Measured", "cut_at_common", "matched", "validated", "verdict"]
+__all__ = ["Cut", "Measured", "cut_at_common", "matched", "not_alike", "validated", "verdict"]
 
 #: Standard errors that are called more than chance.
 CHANCE = 2.0
@@ -37,6 +37,8 @@ class Cut:
         rollouts, tokens: the run's accounts up to there, as the ledger has them; None if not known.
         hours: of training, since the first step was written; None if not known.
         whole: nothing was cut off.
+        beyond: rollouts that the other run generated in all, where this one had generated clearly more by the first step
+            that its journal has: the two are not at the same bill.
     """
 
     step: int | None
@@ -45,6 +47,7 @@ class Cut:
     tokens: dict[str, Any] | None
     hours: float | None
     whole: bool
+    beyond: int | None = None
 
 
 @dataclass(frozen=True)
@@ -98,6 +101,8 @@ def cut_at_common(opened: list[Opened], *, whole: bool = False) -> tuple[list[Op
         assert course is not None
         at = max(0, int(np.searchsorted(course["generated"], limit, side="right")) - 1)
         cut = _cut(course, at)
+        if course["generated"][at] > (1 + _APART) * limit:
+            cut = replace(cut, beyond=int(limit))
         cuts.append(cut)
         if cut.whole:
             out.append(one)
@@ -158,15 +163,15 @@ def validated(opened: list[Opened], cuts: list[Cut], *, whole: bool = False) -> 
         limit = least if least >= most / 2 else most
         both = [found[: int(np.argmin([abs(v["generated"] - limit) for v in found])) + 1] for found in both]
     out = []
-    mine, others = (curves(found) for found in both)
+    mine, others = map(curves, _alike(*both))
     for metric in mine:
         theirs = {c.name: c for c in others.get(metric, [])}
         for a in mine[metric]:
             b = theirs.get(a.name)
-            if b is None:
+            if b is None or a.sources != b.sources:
                 continue
-            known = a.prompts and b.prompts
-            error = float(np.hypot(a.error(-1), b.error(-1))) if known else None
+            of_a, of_b = a.error(-1), b.error(-1)
+            error = None if of_a is None or of_b is None else float(np.hypot(of_a, of_b))
             values = float(a.values[-1]), float(b.values[-1])
             at = both[0][int(a.at[-1])], both[1][int(b.at[-1])]
             out.append(
@@ -181,6 +186,14 @@ def validated(opened: list[Opened], cuts: list[Cut], *, whole: bool = False) -> 
                 )
             )
     return out
+
+
+def _alike(*runs: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """Validations of what every run measured, so that a mean over data sources is one over the same sources."""
+    names = set.intersection(*({name for one in found for name in one["metrics"]} for found in runs))
+    return [
+        [{**one, "metrics": {n: v for n, v in one["metrics"].items() if n in names}} for one in found] for found in runs
+    ]
 
 
 def matched(one: Prompts, other: Prompts, limit: int, least: int = 1) -> dict[str, Any]:
@@ -246,6 +259,17 @@ def _errors(
     return np.sqrt(p * (1 - p) * (1 / np.maximum(n, 1) + 1 / np.maximum(m, 1)))
 
 
+def not_alike(cuts: list[Cut]) -> str:
+    """That two runs are not at the same bill though they were cut, in a sentence; an empty string where they are."""
+    for letter, other, cut in zip("AB", "BA", cuts, strict=True):
+        if cut.beyond is not None and cut.rollouts is not None:
+            return (
+                f"Not at the same bill: {letter} had generated {cut.rollouts['generated']:,} rollouts by the first step that its "
+                f"journal has, {other} {cut.beyond:,} in all; --whole compares the ends."
+            )
+    return ""
+
+
 def verdict(measures: list[Measured], prompts: Measured | None) -> str:
     """One sentence: who is ahead, by what, and whether chance explains it.
 
@@ -268,6 +292,8 @@ def verdict(measures: list[Measured], prompts: Measured | None) -> str:
         )
     if chosen.error is None and not mean:
         return f"{what}: {said}; it is a single prompt, so nothing is said of chance."
+    if chosen.error is None and chosen.count:
+        return f"{what}: {said}; it is a reward and no share, so nothing is said of chance."
     if chosen.error is None:
         return f"{what}: {said}; how many prompts were validated is not known, so nothing is said of chance."
     band = f"±{CHANCE * chosen.error:.3f} by chance"

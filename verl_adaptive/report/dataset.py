@@ -71,17 +71,19 @@ def keys_of(
     prompt_key: str = "prompt",
     id_key: str | None = None,
     media_keys: Mapping[str, str] | None = None,
-) -> np.ndarray:
-    """The key of every row, as training makes it.
+) -> tuple[np.ndarray, list[str]]:
+    """The key and the data source of every row, as training makes them.
 
     Raises:
         DatasetError: unreadable, or a row lacks what its key is made of.
     """
     parts, start = [np.empty(0, dtype=KEY_DTYPE)], 0
+    sources: list[str] = []
     for rows in _rows(path, open_parquet(path), prompt_key, id_key, media_keys):
         parts.append(_keys(path, rows, start, prompt_key, id_key, media_keys))
+        sources += [str(row.get("data_source") or "") for row in rows]
         start += len(rows)
-    return np.concatenate(parts)
+    return np.concatenate(parts), sources
 
 
 def text_of(row: Mapping[str, Any], prompt_key: str = "prompt") -> str:

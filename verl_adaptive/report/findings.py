@@ -133,12 +133,13 @@ def _validation(history: History) -> list[Finding]:
             continue
         best = int(np.argmax(curve.values))
         drop = float(curve.values[best] - curve.values[-1])
-        error = curve.error(-1)
-        if drop > max(0.02, 2 * error):
+        # a reward has a scale of its own
+        enough = max(0.02, 2 * (curve.error(-1) or 0.0)) if curve.shares else 0.25 * float(np.abs(curve.values).max())
+        if drop > enough:
             step = history.validations[curve.at[best]]["step"]
             out.append(
                 Finding(
-                    drop > 0.1,
+                    curve.shares and drop > 0.1,
                     f"Validation of {curve.name} is {drop:.3f} below its best, {curve.values[best]:.3f} at step {step:,}",
                     "Over-training or a reward that drifts: the checkpoint of that step may be the better one.",
                 )

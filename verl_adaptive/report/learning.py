@@ -26,6 +26,7 @@ class Curve:
         at: int ``(k,)``, positions among the validations.
         values: float64 ``(k,)``.
         prompts: validation prompts behind each value; 0 if not known.
+        parts: the curves that it is the mean of, at the same validations; empty for a single source.
     """
 
     name: str
@@ -33,11 +34,31 @@ class Curve:
     at: np.ndarray
     values: np.ndarray
     prompts: int = 0
+    parts: tuple[Curve, ...] = ()
 
-    def error(self, i: int) -> float:
-        """At most this is the standard error of a value, as a share of its prompts; 0 if their number is not known."""
-        p = float(np.clip(self.values[i], 0.0, 1.0))
-        return float(np.sqrt(p * (1 - p) / self.prompts)) if self.prompts else 0.0
+    @property
+    def sources(self) -> set[str]:
+        """The data sources that it is of."""
+        return {part.name for part in self.parts} or {self.name}
+
+    @property
+    def shares(self) -> bool:
+        """Whether the values can be shares of right answers; what leaves [0, 1] is a reward."""
+        return bool((self.values >= 0).all() and (self.values <= 1).all())
+
+    def error(self, i: int) -> float | None:
+        """At most this is the standard error of a value; None where that is not known.
+
+        That is so of prompts that nobody counted, and of rewards: how far those of single prompts lie apart nobody wrote
+        down.
+        """
+        if self.parts:  # each source weighs the same, however few prompts it has
+            known = [error for part in self.parts if (error := part.error(i)) is not None]
+            return float(np.linalg.norm(known)) / len(known) if len(known) == len(self.parts) else None
+        if not self.prompts or not self.shares:
+            return None
+        p = float(self.values[i])
+        return float(np.sqrt(p * (1 - p) / self.prompts))
 
 
 def curves(validations: Sequence[dict[str, Any]]) -> dict[str, list[Curve]]:
@@ -65,12 +86,13 @@ def curves(validations: Sequence[dict[str, Any]]) -> dict[str, list[Curve]]:
 def _shown(found: list[Curve]) -> list[Curve]:
     """The largest sources and, where there are several, the mean over all that every validation has."""
     found = sorted(found, key=lambda c: (-c.prompts, c.name))
-    whole = [c for c in found if len(c.at) == max(len(x.at) for x in found)]
+    times = np.unique(np.concatenate([c.at for c in found]))
+    whole = [c for c in found if len(c.at) == len(times)]
     out = found[: CURVES - 1] if len(found) > 1 else found
     if len(whole) > 1:
         values = np.mean([c.values for c in whole], axis=0)
         name = f"mean of {len(whole)} sources"
-        out.append(Curve(name, whole[0].metric, whole[0].at, values, sum(c.prompts for c in whole)))
+        out.append(Curve(name, whole[0].metric, whole[0].at, values, sum(c.prompts for c in whole), tuple(whole)))
     return out
 
 

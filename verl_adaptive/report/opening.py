@@ -123,7 +123,8 @@ def _retired(folder: str | None, last_step: int, table: StatsTable) -> tuple[int
             rows = table.rows_for(theirs.keys, create=False)
             marked = (rows >= 0) & (theirs.col("retired") > 0)
             table.col("retired")[rows[marked]] = 1
-            return int(marked.sum()), step
+            # a warm start puts prompts to rest that this run has not visited, so that its journal has no groups of them
+            return int((theirs.col("retired") > 0).sum()), step
     except (AdaptiveError, OSError, ValueError):
         pass  # being written or damaged: that is for `stats` on the snapshot itself to say
     return None

@@ -95,6 +95,7 @@ def overview(opened: Opened, *, tries: int = 16, history: bool = True) -> dict[s
         "regressed": int(np.count_nonzero(Expression(REGRESSED).select(prompts))),
         "retired": None if opened.retired is None else opened.retired[0],
         "retired_at_step": None if opened.retired is None else opened.retired[1],
+        "brought": len(table.brought()) if opened.kind == "snapshot" else None,
         "flip_flopping": None,
         "histogram": {"bins": list(BINS), "prompts": histogram(rate)},
         "latest_histogram": {"bins": list(BINS), "prompts": histogram(table.col("last_rate").astype(np.float64))},

@@ -94,12 +94,15 @@ def _in_view(collected: Collected, history: History, view: str) -> list[tuple[st
     runs = [("", history, False)]
     if collected.against is not None:
         runs.append((f" · {collected.against[0]}", collected.against[1], True))
-    for metric in list(curves(history.validations))[:3]:
-        series = []
+    for metric, own in list(curves(history.validations).items())[:3]:
+        series, mean = [], next((c.sources for c in own if c.parts), None)
+        colors = {c.name: _PALETTE[i % len(_PALETTE)] for i, c in enumerate(own)}
         for suffix, run, dash in runs:
             at = _validated_at(run, view)
-            for i, c in enumerate(curves(run.validations).get(metric, [])):
-                color = "var(--ink)" if c.name.startswith("mean of") else _PALETTE[i % len(_PALETTE)]
+            found = curves(run.validations).get(metric, [])
+            # a mean over other sources beside ours would look like a difference between the runs
+            for i, c in enumerate(c for c in found if not c.parts or c.sources == mean):
+                color = "var(--ink)" if c.parts else colors.setdefault(c.name, _PALETTE[len(colors) % len(_PALETTE)])
                 key = (suffix.removeprefix(" · ") if not i else "") if dash else None
                 series.append(Series(c.name + suffix, c.values, color, at[c.at], dash=dash, key=key))
         chart = figures.lines(f"Validation, {metric}", np.zeros(0), series, (label, metric), from_zero=False)

@@ -31,7 +31,10 @@ from verl_adaptive.simulate.verl_filter import VerlFilter
 from verl_adaptive.simulate.worlds import Stream, World
 from verl_adaptive.stats.table import StatsTable
 
-__all__ = ["Simulation", "make_simulation"]
+__all__ = ["ENDS", "Simulation", "make_simulation"]
+
+#: Why a run ended (:attr:`Simulation.ended`), unless training would have ended with an error; then it is that.
+ENDS = ("steps", "sampler", "budget")
 
 
 class Simulation:
@@ -46,7 +49,8 @@ class Simulation:
         fixed: stop after ``steps`` steps, whatever was generated.
         sampler: takes the place of the configured one (a reference that knows the pass rates).
         shuffle: the stream permutes the data set each epoch; False: data-set order.
-        skip_zero: leave rollouts of exactly zero advantage out of training.
+        skip_zero: leave rollouts of exactly zero advantage out of training; :func:`make_simulation` takes what
+            ``adaptive.skip_zero_advantage`` says.
         clock: answers in time, group by group; None: everything that is asked for is back at once.
         peer: verl's own filter decides, in place of the package's engine.
         mode: an asynchronous trainer takes the batches; needs a clock, for nothing but time says what comes back first.
@@ -206,6 +210,7 @@ def make_simulation(
     else:
         config = compose_preset(words, overrides)
     config = replace(config, seed=seed, total_rollouts=budget)
+    more.setdefault("skip_zero", config.skip_zero_advantage is not False)
     return Simulation(
         config, world, batch=batch, n=n, steps=steps, seed=seed, fixed=budget is None, sampler=sampler, **more
     )

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from verl_adaptive.simulate.compare import BASELINE
+from verl_adaptive.simulate.driver import ENDS
 from verl_adaptive.simulate.presets import REFERENCES
 
 __all__ = ["Merit", "answer", "merits", "ranked"]
@@ -29,12 +30,15 @@ class Merit:
     """How a preset did, as a multiple of GRPO.
 
     Attributes:
-        value: mean over the seeds; None where nothing can be said (groups of one rollout have no signal of their own).
+        value: mean over the seeds; None where nothing can be said (groups of one rollout have no signal of their own), or
+            where a run ended with an error.
         error: standard error; None with one seed.
+        single: nothing can be said for want of a signal.
     """
 
     value: float | None
     error: float | None
+    single: bool = False
 
 
 def merits(rows: Sequence[dict[str, Any]]) -> tuple[str, dict[str, Merit]]:
@@ -61,8 +65,11 @@ def merits(rows: Sequence[dict[str, Any]]) -> tuple[str, dict[str, Merit]]:
         seeds = sorted(set(runs) & set(base))
         if not seeds:
             continue
+        if any(runs[seed]["ended"] not in ENDS for seed in seeds):
+            out[preset] = Merit(None, None)  # training would end with an error there: nobody should take it
+            continue
         if not learns and all(runs[seed]["signal"] == 0 for seed in seeds):
-            out[preset] = Merit(None, None)
+            out[preset] = Merit(None, None, single=True)
             continue
         ratios = np.array([value(runs[seed]) / value(base[seed]) if value(base[seed]) else np.nan for seed in seeds])
         if not np.isfinite(ratios).all():
@@ -87,7 +94,7 @@ def ranked(found: dict[str, Merit], order: Sequence[str]) -> list[str]:
 def answer(name: str, found: dict[str, Merit]) -> str:
     """Which preset for these prompts, in a sentence or two."""
     real = {p: m for p, m in found.items() if p.split()[0] not in REFERENCES and p != BASELINE and m.value is not None}
-    silent = [p for p, m in found.items() if m.value is None] if name.startswith("signal") else []
+    silent = [p for p, m in found.items() if m.single] if name.startswith("signal") else []
     told = (
         f" Of {', '.join(silent)} this says nothing, for single rollouts have no signal: with --pool the prompts learn."
     )

@@ -58,7 +58,7 @@ def compose_preset(words: Sequence[str], more: Sequence[str] = ()) -> AdaptiveCo
     from omegaconf.errors import OmegaConfBaseException
 
     name, overrides = words[0], [*words[1:], *more]
-    for word in overrides:
+    for word in overrides if name in preset_names() else ():
         _refuse_foreign(word)
     held = GlobalHydra.instance().hydra
     GlobalHydra.instance().clear()
@@ -82,7 +82,7 @@ def compose_preset(words: Sequence[str], more: Sequence[str] = ()) -> AdaptiveCo
 
 
 def _refuse_foreign(word: str) -> None:
-    """Settings of verl itself have options of their own here.
+    """Settings of verl itself, and of a run, have options of their own here, or no meaning.
 
     Raises:
         ConfigError: with the option.
@@ -91,9 +91,13 @@ def _refuse_foreign(word: str) -> None:
         "data.train_batch_size": "--batch",
         "actor_rollout_ref.rollout.n": "--n",
         "trainer.total_training_steps": "--steps",
+        "adaptive.total_rollouts": "--budget",
+        "adaptive.seed": "--seeds",
     }
     key, _, value = word.lstrip("+~").partition("=")
     if key in ours:
-        raise ConfigError(key, value, f"write {ours[key]} {value}: a simulation has none of verl's own settings")
+        raise ConfigError(key, value, f"write {ours[key]} {value}: its value would be used in place of this one")
+    if key in ("adaptive.warm_start", "adaptive.warm_start_discount"):
+        raise ConfigError(key, value, "plays no part here: a simulated run begins with nothing known of its prompts")
     if not key.startswith("adaptive"):
         raise ConfigError(key, value, "a simulation takes overrides of adaptive.* only")

@@ -93,7 +93,7 @@ def read_trace(source: str | os.PathLike[str], *, run: str | None = None, thresh
     Args:
         source: a path or a database URL; see the module.
         run: one of a journal's runs, if it has several.
-        threshold: a dumped rollout succeeded if its score is at least this.
+        threshold: a rollout of a dump, or of an evaluation, succeeded if its score is at least this.
 
     Raises:
         TraceError, AdaptiveError: not there, not readable, without the columns that are needed, or empty; with the
@@ -201,7 +201,8 @@ def _columns(path: Path) -> dict[str, Any] | None:
         raise TraceError(f"{path} is empty")
     if "pass_rate" not in rows[0]:
         return None
-    wanted = [c for c in (*_NAMES, *_VALUES) if c in rows[0]]
+    names = set().union(*rows)  # the first row may lack what others have
+    wanted = [c for c in (*_NAMES, *_VALUES) if c in names]
     return {name: [row.get(name) for row in rows] for name in wanted}
 
 
@@ -232,6 +233,8 @@ def _read_rates(source: str, options: _Options) -> Trace | None:
         raise TraceError(f"{path}, row {bad[0]}: n={n[bad[0]]:g} rollouts cannot have a pass rate")
     step = _numbers(path, "step", columns["step"]).astype(np.int64) if "step" in columns else np.zeros(len(rate), int)
     name = next((c for c in _NAMES if c in columns), None)
+    if name is not None and None in columns[name]:
+        raise TraceError(f"{path}, row {columns[name].index(None)}: no {name}, which names the prompt of other rows")
     ids: list[Any] = [_hashable(v) for v in (np.arange(len(rate)) if name is None else columns[name])]
     source_of = columns.get("data_source", columns.get("source"))
     if source_of is not None and name not in (None, "key"):
@@ -241,7 +244,10 @@ def _read_rates(source: str, options: _Options) -> Trace | None:
     prompt = np.array([known.setdefault(v, len(known)) for v in ids], dtype=np.int64)
     tokens = np.full(len(known), np.nan)
     if "tokens" in columns:
-        tokens = np.bincount(prompt, _numbers(path, "tokens", columns["tokens"])) / np.bincount(prompt, n)
+        lengths = _numbers(path, "tokens", columns["tokens"])
+        if len(bad := np.flatnonzero(lengths < 0)):
+            raise TraceError(f"{path}, row {bad[0]}: tokens={lengths[bad[0]]:g} is less than none")
+        tokens = np.bincount(prompt, lengths) / np.bincount(prompt, n)
     first = np.unique(prompt, return_index=True)[1]
     return Trace(
         keys=keys_array([custom_key(v) for v in known]) if known else np.empty(0, dtype=KEY_DTYPE),
@@ -271,7 +277,7 @@ def _read_results(source: str, options: _Options) -> Trace | None:
     from verl_adaptive.stats.results import read_results
 
     try:
-        table = read_results(path)
+        table = read_results(path, success=lambda scores: (scores >= options.threshold).astype(np.float64))
     except StoreError as error:
         raise TraceError(f"{error}; a table of pass rates has a column pass_rate") from None
     return _of_table(table, "results of an evaluation", source)

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from sqlalchemy import Connection, func, insert, select, update
+from sqlalchemy import Connection, delete, func, insert, select, update
 from sqlalchemy.exc import DataError, IntegrityError, SQLAlchemyError
 
 from verl_adaptive.groups import Groups
@@ -41,6 +41,7 @@ __all__ = ["Journal", "JournalBusy", "JournalError", "JournalHealth"]
 
 _LOG = logging.getLogger(__name__)
 
+_KEYS_AT_ONCE = 500  # in one question; SQLite takes 999 parameters at least
 _CATCH_UP = 8  # older steps written beside a new one; catching up must not stall training either
 _RETRY = 0.05  # seconds between two tries for a lock
 # Seconds after which a transaction is given up, whatever the database's own limits are.
@@ -192,6 +193,7 @@ class Journal:
         self._newest: int | None = None  # the last step written or waiting
         self._known = KeyIndex()  # prompts this process has registered
         self._known_keys = np.empty(0, dtype=KEY_DTYPE)
+        self._own_ids = False  # until a prompt was found that has another run's data source
 
     # -- opening and closing --------------------------------------------------------------------------------------
 
@@ -205,6 +207,7 @@ class Journal:
         meta: Mapping[str, Any] | None = None,
         backlog: int = 1000,
         patience: float = 3.0,
+        own_ids: bool = False,
     ) -> Journal:
         """Open a run's journal; a writer creates what is missing and upgrades an older schema.
 
@@ -218,6 +221,7 @@ class Journal:
             backlog: steps kept in memory while the database is away; the oldest are given up beyond that.
             patience: seconds to wait for a lock that another writer holds; after a crash the system may need a moment
                 to notice.
+            own_ids: keys are of the user's own ids, which may be another run's in the same database; a warning says so.
 
         Raises:
             JournalBusy: another process writes this run.
@@ -230,6 +234,7 @@ class Journal:
         try:
             backend = open_backend(url, read_only=read_only, application=f"verl-adaptive {run_id}")
             journal = cls(backend, run_id, backlog, meta or {})
+            journal._own_ids = own_ids
             if read_only:
                 JournalReader(backend)
             else:
@@ -603,7 +608,10 @@ class Journal:
                     },
                 )
                 insert_columns(self._backend, connection, schema.observations, record.values(branch_id))
-            insert_columns(self._backend, connection, schema.prompts, self._fresh_prompts(record), unless=("key",))
+            fresh = self._fresh_prompts(record)
+            insert_columns(self._backend, connection, schema.prompts, fresh, unless=("key",))
+            if self._own_ids:
+                self._compare_sources(connection, fresh)
             for first, last, reason in self._unsaid:
                 row = {"branch_id": branch_id, "first_step": first, "last_step": last, "reason": reason}
                 self._note_gap(connection, row)
@@ -673,6 +681,8 @@ class Journal:
             last = self._last_step(connection)
             if last is not None and (resumed or last > step):
                 branch_id, attempt = self._branch(connection, self.branch_id, min(last, step))
+            if last is None:  # an earlier resume went on in this branch, too, and its gap may have ended elsewhere
+                connection.execute(delete(schema.gaps).where(schema.gaps.c.branch_id == branch_id))
             if last is not None and last > step:
                 _LOG.info("journal: resuming after step %d; steps up to %d are kept aside", step, last)
             elif step > 0 and last != step:
@@ -729,6 +739,22 @@ class Journal:
         chosen = unknown[order[first]]
         sources = [record.sources[i] for i in chosen.tolist()]
         return {"key": keys_bytes(record.keys[chosen]), "source": sources, "text": [None] * len(chosen)}
+
+    def _compare_sources(self, connection: Connection, prompts: Mapping[str, list[Any]]) -> None:
+        """Within a transaction: a database has one data source for a key, that of the run which came first."""
+        p = schema.prompts
+        for begin in range(0, len(prompts["key"]), _KEYS_AT_ONCE):
+            mine = dict(zip(*(prompts[name][begin : begin + _KEYS_AT_ONCE] for name in ("key", "source")), strict=True))
+            for key, stored in connection.execute(select(p.c.key, p.c.source).where(p.c.key.in_(list(mine)))):
+                if stored != mine[bytes(key)]:
+                    _LOG.warning(
+                        "journal of run %r: adaptive.id_key gives a prompt of data source %r the id that another run in %s "
+                        "gave one of %r. Decisions do not depend on it, but stats, report and compare name the other run's "
+                        "data sources; use a database of its own (adaptive.store.url), or ids that differ",
+                        *(self.run_id, mine[bytes(key)], self._engine.url.render_as_string(), stored),
+                    )
+                    self._own_ids = False  # once is enough
+                    return
 
     def _remember(self, keys: np.ndarray) -> None:
         unknown = keys[self._known.lookup(self._known_keys, keys) < 0]

@@ -116,7 +116,10 @@ def _outcome(row: Mapping[str, Any], success: Callable[[np.ndarray], np.ndarray]
         reward = _sum(row, "reward_sum", math.nan)
         # Where only the count is known, as if each rollout had scored 0 or 1.
         signal, squares = _sum(row, "signal_sum", c), _sum(row, "signal_sqsum", c)
-        return float(n), c, signal, squares, reward, float(c >= n), float(c > 0)
+        low, high = float(c >= n), float(c > 0)
+        if row.get("signal_sum") is not None and row.get("signal_sqsum") is not None:
+            low, high = _apart(n, signal, squares)
+        return float(n), c, signal, squares, reward, low, high
     if row.get("score") is None:
         raise ValueError(f"neither n nor score says how it went; it has: {', '.join(row)}")
     scores = np.atleast_1d(np.asarray(row["score"], dtype=np.float64))
@@ -135,6 +138,14 @@ def _outcome(row: Mapping[str, Any], success: Callable[[np.ndarray], np.ndarray]
         float(scores.min()),
         float(scores.max()),
     )
+
+
+def _apart(n: float, total: float, squares: float) -> tuple[float, float]:
+    """Two values that the lowest and the highest of n signals are at least as far apart as: the mean less and plus a deviation."""
+    mean = total / n
+    variance = squares / n - mean * mean
+    deviation = math.sqrt(variance) if variance > 1e-12 * squares / n else 0.0  # below it is what rounding left
+    return mean - deviation, mean + deviation
 
 
 def _sum(row: Mapping[str, Any], name: str, otherwise: float) -> float:

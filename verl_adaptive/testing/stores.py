@@ -411,6 +411,32 @@ class JournalSuite:
             assert [gap[:2] for gap in reader.gaps("run")] == [(2, 3)]
             assert self.story(journal) == self.expected(1)
 
+    def test_gaps_of_a_journal_that_stays_empty_are_those_of_the_latest_resume(
+        self, make_url: Callable[[], str]
+    ) -> None:
+        """A new database, resumed at 10; nothing of 11 to 20 arrives; resumed at 20, then from the checkpoint of step 5."""
+        url = make_url()
+        for step, gap in ((10, (1, 10)), (20, (1, 20)), (5, (1, 5))):
+            with self.open(url) as journal:
+                journal.rewind(step)
+                assert [found[:2] for found in journal.reader().gaps("run")] == [gap]
+
+    def test_ids_that_another_run_gave_to_other_prompts_are_said(
+        self, make_url: Callable[[], str], caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """One key has one data source in a database; reports of the second run would show the first one's."""
+        url, keys = make_url(), make_keys(1200)
+        groups = Groups.from_lists(np.arange(len(keys)), [[1.0]] * len(keys))
+        for run, source, warned in (("a", "gsm8k", 0), ("b", "gsm8k", 0), ("c", "math", 1)):
+            caplog.clear()
+            with self.open(url, run_id=run, own_ids=True) as journal:
+                for step in (1, 2):
+                    assert journal.commit_step(
+                        step, groups, keys, ["kept"] * len(keys), {}, {}, sources=[source] * len(keys)
+                    )
+            said = [r.getMessage() for r in caplog.records if "adaptive.id_key" in r.getMessage()]
+            assert len(said) == warned and all("'math'" in line and "'gsm8k'" in line for line in said)
+
     # -- one writer, many readers ---------------------------------------------------------------------------------
 
     def test_a_second_writer_is_told_so(self, make_url: Callable[[], str]) -> None:
