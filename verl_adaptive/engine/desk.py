@@ -16,7 +16,7 @@ from verl_adaptive.engine.steps import Closed, Requests, StepResult
 from verl_adaptive.errors import Exhausted
 from verl_adaptive.groups import Groups
 from verl_adaptive.progress import Progress
-from verl_adaptive.roles import CLOSE, HOLD, Policy
+from verl_adaptive.roles import CLOSE, HOLD, Allocator, Policy
 from verl_adaptive.stats.table import StatsTable
 
 __all__ = ["FEW_LOST", "Desk", "arrays_of", "fit"]
@@ -200,8 +200,12 @@ class Desk:
 
     def wants(self, kept: int) -> bool:
         """Whether a batch of ``kept`` groups is short; where every group trains, a few that failed are no reason to wait."""
-        missing = self.facts.batch - kept
-        return missing > (FEW_LOST * self.facts.batch if self.policy.filter.keeps_all else 0)
+        return self.facts.batch - kept > (FEW_LOST * self.facts.batch if self.lenient else 0)
+
+    @property
+    def lenient(self) -> bool:
+        """Whether only a failed group is lost to the batch, so that a few of them are no reason to wait."""
+        return self.policy.filter.keeps_all and type(self.policy.allocator).complete is Allocator.complete
 
     @property
     def whole(self) -> bool:
