@@ -214,7 +214,9 @@ class Desk:
 
     def ghosts(self, groups: Groups, trained: np.ndarray, trains: np.ndarray) -> np.ndarray:
         """bool ``(R,)``: rollouts that stay out of training because their advantage is exactly zero."""
-        ghost = self.policy.advantage.zero(groups, trains) & trains & groups.rollout_mask(trained)
+        inside = groups.rollout_mask(trained)
+        ghost = np.zeros_like(trains)  # judged by what the advantage itself will see: the trained groups alone
+        ghost[inside] = self.policy.advantage.zero(groups.select(trained), trains[inside]) & trains[inside]
         if trains.any() and not (trains & ~ghost).any():
             # Every row is a ghost: verl still needs one row to carry the (zero) gradient of the step.
             ghost[np.flatnonzero(trains)[np.argmin(groups.tokens[trains])]] = False
