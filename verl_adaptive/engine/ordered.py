@@ -321,8 +321,8 @@ class OrderedEngine(Engine):
         """Tickets of a step in which a few groups may fail, if all that are under way are kept.
 
         How many is a function of rewards and tickets, too: when the first lot is back, those that failed are either few
-        enough, or replaced by as many; then the same of all so far. More failures only move the end on, so nothing is sent
-        that the step will not need.
+        enough, or replaced by as many; then the same of all so far. Until all of them are back this is a guess at the end, and
+        hardly ever beyond it.
         """
         hopeful = np.cumsum(np.isin(self._t.status, (_FLIGHT, _ASKING, _KEPT)))
         end = self._first_end
