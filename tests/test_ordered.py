@@ -259,6 +259,30 @@ def test_few_failures_do_not_make_grpo_wait() -> None:
         assert result.trained.sum() == (19 if lost == 1 else 20) and not result.note
 
 
+@quick
+@given(st.integers(11, 40), st.sampled_from([0.05, 0.1, 0.15, 0.3, 0.7]), st.integers(0, 2**32 - 1))
+def test_failures_that_are_not_waited_for_are_the_same_in_any_order_of_arrival(batch, failure, seed) -> None:
+    """Which of them are few was decided by how many had come back when the step looked."""
+    setup = {"batch": batch, "n": 2, "M": 200, "seed": seed % 10_000, "failure": failure, "shape": "even"}
+    runs = [Arrivals(*build(setup)), Arrivals(*build(setup), seed=seed), Arrivals(*build(setup), seed=seed + 1)]
+    for step in range(1, 4):
+        results = [run.step(step) for run in runs]
+        for other in results[1:]:
+            same_batch(results[0], other)
+        assert results[0].trained.sum() >= 0.9 * batch
+        if failure <= 0.1:
+            assert all("aborted" not in r.ledger.rollouts.dropped for r in results)
+
+
+def test_only_where_a_failed_group_alone_is_lost_a_batch_may_be_short() -> None:
+    """Pilots that get no commit never train: a batch that lacks some of them is not full but for a few faults."""
+    engine, world = make_engine(
+        "epoch", {"name": "pilot_commit", "n_pilot": 2}, batch=20, n=8, p=np.full(400, 0.1), seed=5, rounds=False
+    )
+    run = Arrivals(engine, world, 1)
+    assert [int(run.step(step).trained.sum()) for step in range(1, 4)] == [20, 20, 20]
+
+
 def test_one_bad_step_costs_the_later_ones_nothing() -> None:
     """What a fault lost says nothing of the prompts: the next steps ask for a batch again, not for a tenth more."""
     engine, world = make_engine(batch=50, n=4, M=400, rounds=False)
@@ -477,6 +501,16 @@ def test_who_plans_a_step_at_once_is_asked_once_and_told_what_was_spent(allocato
     if allocator == "fixed":  # others top up otherwise
         assert ordered == rounds
     assert len(ordered) == len(rounds)
+
+
+def test_a_step_that_is_planned_at_once_goes_out_whole() -> None:
+    """66 prompts of a batch of 64, as published: one batch of prompts (``max_rounds=1``) is that plan, not its first 64."""
+    engine, world = make_engine("cero", refill=False, rounds=False, max_rounds=1, batch=64, M=200, n=8, steps=20)
+    for step in range(1, 4):
+        result = run_step(engine, world, step)
+        sampler = engine.policy.sampler
+        assert len(result.groups) == 66
+        assert sampler.spent * sampler.g == engine.total.rollouts.generated
 
 
 class PlainAllocator(Allocator):

@@ -448,3 +448,26 @@ def test_resume_of_an_asynchronous_run(tmp_path) -> None:
 def test_settings_that_cannot_work(options, key) -> None:
     with pytest.raises(ConfigError, match=rf"^adaptive\.advantage\.{key}="):
         MemoryBaseline(options)
+
+
+@pytest.mark.parametrize("rounds", [True, False])
+def test_rows_left_out_of_the_first_step_have_zero_advantage_beside_failed_groups(rounds) -> None:
+    """Where nothing is known yet the batch's mean stands for the value: the mean of what trains, in either place."""
+    left_out = 0
+    for seed in range(10):
+        engine, world = make_engine(
+            advantage={"name": "memory", "skip_small": 0.25}, n=2, batch=16, M=64, seed=seed, rounds=rounds
+        )
+        requests = engine.begin(1)
+        while requests is not None:
+            groups = world.roll(requests)
+            groups.failed[1::3] = requests.stage[1::3] == 0
+            groups.reward[groups.rollout_mask(groups.failed)] = 5.0
+            requests = engine.receive(groups)
+        result = engine.finish()
+        trained = result.groups.select(result.trained)
+        ghost = result.ghost[result.groups.rollout_mask(result.trained)]
+        advantage = engine.policy.advantage.compute(trained.reward, trained.group_of, trained)
+        left_out += ghost.sum()
+        assert (advantage[ghost] == 0).all()
+    assert left_out

@@ -16,7 +16,7 @@ from verl_adaptive.engine.steps import Closed, Requests, StepResult
 from verl_adaptive.errors import Exhausted
 from verl_adaptive.groups import Groups
 from verl_adaptive.progress import Progress
-from verl_adaptive.roles import CLOSE, HOLD, Policy
+from verl_adaptive.roles import CLOSE, HOLD, Allocator, Policy
 from verl_adaptive.stats.table import StatsTable
 
 __all__ = ["FEW_LOST", "Desk", "arrays_of", "fit"]
@@ -200,8 +200,12 @@ class Desk:
 
     def wants(self, kept: int) -> bool:
         """Whether a batch of ``kept`` groups is short; where every group trains, a few that failed are no reason to wait."""
-        missing = self.facts.batch - kept
-        return missing > (FEW_LOST * self.facts.batch if self.policy.filter.keeps_all else 0)
+        return self.facts.batch - kept > (FEW_LOST * self.facts.batch if self.lenient else 0)
+
+    @property
+    def lenient(self) -> bool:
+        """Whether only a failed group is lost to the batch, so that a few of them are no reason to wait."""
+        return self.policy.filter.keeps_all and type(self.policy.allocator).complete is Allocator.complete
 
     @property
     def whole(self) -> bool:
@@ -210,7 +214,9 @@ class Desk:
 
     def ghosts(self, groups: Groups, trained: np.ndarray, trains: np.ndarray) -> np.ndarray:
         """bool ``(R,)``: rollouts that stay out of training because their advantage is exactly zero."""
-        ghost = self.policy.advantage.zero(groups, trains) & trains & groups.rollout_mask(trained)
+        inside = groups.rollout_mask(trained)
+        ghost = np.zeros_like(trains)  # judged by what the advantage itself will see: the trained groups alone
+        ghost[inside] = self.policy.advantage.zero(groups.select(trained), trains[inside]) & trains[inside]
         if trains.any() and not (trains & ~ghost).any():
             # Every row is a ghost: verl still needs one row to carry the (zero) gradient of the step.
             ghost[np.flatnonzero(trains)[np.argmin(groups.tokens[trains])]] = False

@@ -118,7 +118,10 @@ class OrderedEngine(Engine):
         busy = np.concatenate([self.held.row, recalled.row])
         self._line = Line(self.feed, self.progress, busy, ungated=self.config.on_exhausted != "raise")
         wanted = self.policy.sampler.round_size(self.progress)
-        wanted = min(self.policy.allocator.prompts(wanted, self.progress), self._most)
+        wanted = self.policy.allocator.prompts(wanted, self.progress)
+        if not self.policy.sampler.plans_steps:  # such a plan is one request, and counts as carried out
+            wanted = min(wanted, self._most)
+        self._first_end = self._recalled + wanted
         requests = Requests.join([recalled, self._send(wanted)])
         self._advance()
         first = self._fill(requests)
@@ -284,7 +287,7 @@ class OrderedEngine(Engine):
                 break
             # Nothing is under way and all candidates are used up: prompts may come again, if that is all that is missing.
             idle = not len(self.flight) and self._missing() > 0 and not self._line.ended and not self._line_over
-            if not (idle and self._line.new_lap()):
+            if not (idle and self.desk.wants(self._t.amount(_KEPT)) and self._line.new_lap()):
                 break
         return requests if len(requests) else None
 
@@ -297,9 +300,11 @@ class OrderedEngine(Engine):
             return self._behind  # of those that the step asked for, what the cap had no room for yet
         if math.isinf(target):
             return 0
+        if self.desk.lenient:
+            return max(0, min(self._most, self._end() - len(t)))
         kept, unresolved = t.amount(_KEPT), t.amount(_FLIGHT, _ASKING)
         deficit = self.facts.batch - kept - unresolved
-        if deficit <= 0 or not self.desk.wants(kept + unresolved):
+        if deficit <= 0:
             return 0
         # A group that is worth a place goes on when the others are out already: without it, those would seem to be all.
         likely = 0
@@ -311,6 +316,22 @@ class OrderedEngine(Engine):
         share = max((kept + likely + prior * weight) / (resolved + weight), _LEAST_YIELD)
         expected = OVER_ASK * (self.facts.batch - kept - likely - share * (unresolved - likely)) / share
         return min(self._most, max(deficit, math.ceil(expected)))
+
+    def _end(self) -> int:
+        """Tickets of a step in which a few groups may fail, if all that are under way are kept.
+
+        How many is a function of rewards and tickets, too: when the first lot is back, those that failed are either few
+        enough, or replaced by as many; then the same of all so far. Until all of them are back this is a guess at the end, and
+        hardly ever beyond it.
+        """
+        hopeful = np.cumsum(np.isin(self._t.status, (_FLIGHT, _ASKING, _KEPT)))
+        end = self._first_end
+        while end <= len(hopeful):
+            kept = int(hopeful[end - 1]) if end else 0
+            if not self.desk.wants(kept):
+                break
+            end += self.facts.batch - kept
+        return end
 
     # -- groups that are back -------------------------------------------------------------------------------
 
@@ -419,7 +440,10 @@ class OrderedEngine(Engine):
         head = int(np.argmin(final)) if not final.all() else len(t)
         kept = np.cumsum(t.status[:head] == _KEPT)
         held = np.cumsum(t.status[:head] == _HELD)
-        enough = (kept >= self._target) & (held >= self.policy.allocator.reserve(self.progress))
+        enough = kept >= self._target
+        if self.desk.lenient and self.config.refill:
+            enough |= np.arange(1, head + 1) >= self._end()
+        enough &= held >= self.policy.allocator.reserve(self.progress)
         self._done = bool(enough.any())
         self._head = int(np.argmax(enough)) + 1 if self._done else head
 
