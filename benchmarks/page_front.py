@@ -70,7 +70,7 @@ def front(found: dict[str, dict[str, Standing]]) -> list[str]:
         *table(
             ["pool", "seeds", "`solo`, best decay", "GRPO, best n and decay", "groups picked by true pass rates"], rows
         ),
-        f"Of the papers' presets, beyond chance: {told}. [All, losses included](benchmarks/RESULTS.md).",
+        f"Of the papers' presets, beyond chance: {told}. [All results](benchmarks/RESULTS.md).",
         "",
         "![held-out accuracy by rollouts](benchmarks/figures/front.svg)",
     ]
