@@ -83,6 +83,17 @@ def test_a_command_line_and_its_plan(examine, tmp_path) -> None:
     assert plan["store"] == f"{tmp_path}/ckpt/adaptive.sqlite" and "no checkpoint" in plan["resume"]
 
 
+def test_an_id_that_no_row_has(examine, tmp_path) -> None:
+    data = write_dataset(tmp_path / "train.parquet", hostile_rows(640))
+    words = ("+adaptive=grpo", f"data.train_files={data}")
+    status, found = examine(*words, "adaptive.id_key=extra_info.nothing")
+    assert status == 1 and "adaptive.id_key" in found["plan"]["detail"] and "train.parquet" in found["plan"]["detail"]
+    assert examine(*words, "adaptive.id_key=extra_info.index")[0] == 0
+    # a class of one's own may make what the file lacks
+    own = ("data.custom_cls.path=mine.py", "data.custom_cls.name=Mine")
+    assert examine(*words, "adaptive.id_key=extra_info.nothing", *own)[0] == 0
+
+
 def test_prompts_that_verl_will_drop_are_not_counted_out(examine, call, tmp_path) -> None:
     data = write_dataset(tmp_path / "train.parquet", hostile_rows(640))
     words = (

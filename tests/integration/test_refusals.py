@@ -60,6 +60,7 @@ def test_presets_pass(preset):
         ("+adaptive=solo", "algorithm.norm_adv_by_std_in_grpo=false", "algorithm.use_kl_in_reward=true"),
         ("+adaptive=dapo", "adaptive/filter=keep_all"),  # plain parts, and a preset's name: somebody chose them
         ("+adaptive.name=mine",),
+        ("+adaptive=solo", "adaptive.max_rollouts_per_step=7"),  # groups of one: seven of them
         ("+adaptive/sampler=greso", "+adaptive.name=greso"),
     ],
 )
@@ -98,6 +99,10 @@ def test_what_the_estimator_takes_passes(overrides):
         ),
         (["+adaptive=greso", "adaptive.sampler.p_easy=1.5"], r"adaptive\.sampler\.p_easy=1\.5: .*\[0, 1\]"),
         (["+adaptive=greso", "adaptive.sampler.floor_easy=0"], "could be lost for good"),
+        (
+            ["+adaptive=greso", "adaptive.max_rollouts_per_step=7"],
+            r"max_rollouts_per_step=7: .*takes 8 rollouts; use 8",
+        ),
         (["+adaptive=greso", "adaptive.on_exhausted=explode"], "must be one of train_partial, relax, raise"),
         (["+adaptive=greso", "algorithm.filter_groups.enable=true"], r"\+adaptive=dapo"),
         (["+adaptive=greso", "reward.reward_model.enable=true"], "enable_resource_pool=False: .*too late to decide by"),

@@ -238,6 +238,13 @@ def _check_group_size(n: int, estimator: str, adaptive: AdaptiveConfig, policy: 
         f"closes groups with one rollout at actor_rollout_ref.rollout.n={n}, which {estimator} would train on its bare reward; "
         f"use adaptive.allocator.{key}=2 or more",
     )
+    cap, whole = adaptive.max_rollouts_per_step, size if policy.allocator.name == "fixed" else least
+    check(
+        cap is None or cap >= whole or policy.sampler.plans_rollouts,
+        "adaptive.max_rollouts_per_step",
+        cap,
+        f"no step would have a group, which takes {whole} rollouts; use {whole} or more, or null for no ceiling",
+    )
     step_shape(adaptive, 1, n, n)  # refuses sizes that do not fit
 
 

@@ -36,7 +36,7 @@ from verl_adaptive.integration.facts import (
 from verl_adaptive.policy import build_policy
 from verl_adaptive.redact import redact
 from verl_adaptive.roles import Policy
-from verl_adaptive.stats.keys import KEY_DTYPE
+from verl_adaptive.stats.keys import KEY_DTYPE, dataset_keys
 from verl_adaptive.stats.table import StatsTable
 
 __all__ = ["Command", "Plan", "compose", "driver", "group_options", "make_plan", "ray_worker", "validate"]
@@ -255,6 +255,8 @@ def make_plan(
     prompts, missing = _prompts(config.data.train_files)
     if missing:
         notes.append(f"data.train_files: not found here: {', '.join(missing)}; numbers assume {_STAND_IN:,} prompts")
+    if adaptive.id_key is not None and prompts is not None:
+        _check_ids(config, adaptive.id_key)
     unseen = _unseen(config)
     if unseen:
         notes.append(f"not found here, so not looked at: {', '.join(unseen)}")
@@ -371,13 +373,17 @@ def _flat(options: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return out
 
 
+def _paths(files: Any) -> list[Path]:
+    names = [files] if isinstance(files, str) else list(files or [])
+    return [Path(os.path.expanduser(name)) for name in names]
+
+
 def _prompts(files: Any) -> tuple[int | None, list[str]]:
     """Rows of the training files, if all are here; and those that are not."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    names = [files] if isinstance(files, str) else list(files or [])
-    paths = [Path(os.path.expanduser(name)) for name in names]
+    paths = _paths(files)
     missing = [str(p) for p in paths if not p.is_file()]
     if missing or not paths:
         return None, missing or ["(none given)"]
@@ -385,6 +391,25 @@ def _prompts(files: Any) -> tuple[int | None, list[str]]:
         return sum(pq.read_metadata(p).num_rows for p in paths), []
     except pa.ArrowException:  # JSON, or another format that verl reads
         return None, []
+
+
+def _check_ids(config: DictConfig, id_key: str) -> None:
+    """The first row of each training file has what ``adaptive.id_key`` names; a data set class of the user's own is not run.
+
+    Raises:
+        ConfigError: with what the row does have.
+    """
+    import pyarrow.parquet as pq
+
+    if config.data.custom_cls.path is not None:
+        return
+    for path in _paths(config.data.train_files):
+        with pq.ParquetFile(path) as file:
+            rows = next(file.iter_batches(batch_size=1)).to_pylist() if file.metadata.num_rows else []
+        try:
+            dataset_keys(rows, id_key=id_key)
+        except (TypeError, ValueError) as error:
+            raise ConfigError("adaptive.id_key", id_key, f"{path}: {error}") from error
 
 
 def _uncounted(config: DictConfig) -> str:
