@@ -103,6 +103,16 @@ def test_what_the_estimator_takes_passes(overrides):
             ["+adaptive=greso", "adaptive.max_rollouts_per_step=7"],
             r"max_rollouts_per_step=7: .*takes 8 rollouts; use 8",
         ),
+        (
+            [
+                "+adaptive=dapo",
+                "adaptive/filter=aero",
+                "algorithm.adv_estimator=opo",
+                "adaptive.filter.keep_degenerate=1",
+            ],
+            r"keep_degenerate=1: .*which opo would train on its bare reward; use 0",
+        ),
+        (["+adaptive=pilot_commit", "adaptive.max_rounds=1"], r"max_rounds=1: .*pilots.*use 2 or more"),
         (["+adaptive=greso", "adaptive.on_exhausted=explode"], "must be one of train_partial, relax, raise"),
         (["+adaptive=greso", "algorithm.filter_groups.enable=true"], r"\+adaptive=dapo"),
         (["+adaptive=greso", "reward.reward_model.enable=true"], "enable_resource_pool=False: .*too late to decide by"),

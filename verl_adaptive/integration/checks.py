@@ -245,6 +245,20 @@ def _check_group_size(n: int, estimator: str, adaptive: AdaptiveConfig, policy: 
         cap,
         f"no step would have a group, which takes {whole} rollouts; use {whole} or more, or null for no ceiling",
     )
+    check(  # of GROUP_RELATIVE the missing baseline is known (integration/rows.py)
+        getattr(policy.filter.config, "keep_degenerate", None) != 1
+        or advantage.estimator is not None
+        or estimator not in COMPARING - GROUP_RELATIVE,
+        "adaptive.filter.keep_degenerate",
+        1,
+        f"leaves one rollout of a group, which {estimator} would train on its bare reward; use 0, or 2 or more",
+    )
+    check(
+        adaptive.max_rounds > 1 or not policy.allocator.makes_commits,
+        "adaptive.max_rounds",
+        adaptive.max_rounds,
+        f"adaptive/allocator={policy.allocator.name} begins with pilots and would commit none; use 2 or more",
+    )
     step_shape(adaptive, 1, n, n)  # refuses sizes that do not fit
 
 
