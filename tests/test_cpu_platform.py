@@ -102,7 +102,7 @@ def test_workers_start_no_threads_that_export_metrics_of_ray() -> None:
             import os, time
             threads, new = set(os.listdir("/proc/self/task")), []
             end = time.monotonic() + 12
-            while time.monotonic() < end:
+            while time.monotonic() < end and "ray::IDLE" not in new:
                 for thread in set(os.listdir("/proc/self/task")) - threads:
                     threads.add(thread)
                     try:
