@@ -36,6 +36,7 @@ from benchmarks.cells import load_average, machine, to_json, versions, write_who
 from benchmarks.presets import FULL, SHIPPED, SOLO
 from verl_adaptive.config import RunFacts
 from verl_adaptive.engine import make_engine
+from verl_adaptive.engine.shape import step_shape
 from verl_adaptive.integration import courier as courier_module
 from verl_adaptive.integration.abort import Aborted
 from verl_adaptive.integration.courier import Road
@@ -196,7 +197,8 @@ def run(preset: str, rollouts: int) -> dict[str, Any]:
     rng = np.random.default_rng(1)
     kind = rng.integers(0, 3, prompts)  # as many hopeless as solved prompts, and as many in between
     workers = Workers(clock, np.where(kind == 0, 0.0, np.where(kind == 1, 1.0, rng.random(prompts))))
-    config = compose_preset(MEASURED[preset])
+    shape = step_shape(compose_preset(MEASURED[preset]), batch, N, prompts)
+    config = shape.config
     policy = build_policy(config)
     keys = np.zeros(prompts, dtype=KEY_DTYPE)
     keys["lo"] = np.arange(prompts)
@@ -205,7 +207,7 @@ def run(preset: str, rollouts: int) -> dict[str, Any]:
     data = Prompts(prompts)
     order = RandomSampler(data, generator=torch.Generator().manual_seed(0))
     stream = Stream(data, order, chunk=batch if whole else 1, workers=0)
-    facts = RunFacts.of(config, batch=batch, n=N, steps=100, prompts=prompts)
+    facts = RunFacts.of(config, batch=shape.groups, n=shape.n, steps=100, prompts=prompts)
     engine = make_engine(policy, table, config, facts, table.rows_for(keys), stream)
     step_of = [1]
     road = Road(workers.submit, lambda: step_of[0], single_turn=True)

@@ -259,9 +259,12 @@ class Allocator(Role):
         The tighter the bound, the sooner other groups can be sure of their share of a pool or a cap. By default no bound,
         but 0 of an allocator with neither :meth:`review` nor :meth:`ask` of its own, which tops up nothing.
         """
-        if type(self).review is Allocator.review and type(self).ask is Allocator.ask:
-            return np.zeros(len(n), dtype=np.int64)
-        return np.full(len(n), 2**31, dtype=np.int64)
+        return np.full(len(n), 2**31 if self.tops_up else 0, dtype=np.int64)
+
+    @property
+    def tops_up(self) -> bool:
+        """Whether groups may ask for more once their first rollouts are back: it has a :meth:`review` or :meth:`ask`."""
+        return type(self).review is not Allocator.review or type(self).ask is not Allocator.ask
 
     def fund(self, n: np.ndarray, planned: np.ndarray | None) -> np.ndarray | None:
         """Rollouts that new prompts pay into the step's pool, from which all top-ups are taken in ticket order.

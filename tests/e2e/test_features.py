@@ -202,17 +202,30 @@ def test_a_judge_in_a_pool_of_its_own(tmp_path):
     ), runs["hangs"].tail
 
 
-def test_a_classifier_in_a_pool_of_its_own(tmp_path):
-    """A discriminative reward model, asked by the function of docs/faq.md: its logit is the reward."""
+def classifier(folder: Path) -> tuple:
+    """A discriminative reward model that nobody trained, and its tokenizer."""
     import torch
     from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
     torch.manual_seed(0)
     config = AutoConfig.from_pretrained(assets() / "model", num_labels=1)
     model = AutoModelForSequenceClassification.from_config(config)
-    model.save_pretrained(tmp_path / "grader")
+    model.save_pretrained(folder)
     tokenizer = AutoTokenizer.from_pretrained(assets() / "model")
-    tokenizer.save_pretrained(tmp_path / "grader")
+    tokenizer.save_pretrained(folder)
+    return model, tokenizer
+
+
+def logit(model, tokenizer, text: str) -> float:
+    import torch
+
+    with torch.no_grad():
+        return model(**tokenizer(text, return_tensors="pt")).logits.item()
+
+
+def test_a_classifier_in_a_pool_of_its_own(tmp_path):
+    """A discriminative reward model, asked by the function of docs/faq.md: its logit is the reward."""
+    model, tokenizer = classifier(tmp_path / "grader")
     (code,) = re.findall(r"```python\n(.*?async def grade.*?)```", (REPO / "docs" / "faq.md").read_text(), re.DOTALL)
     words = reward_model(tmp_path, tmp_path / "grader", "grade", code)
     run = train(tmp_path, "+adaptive=greso", *words, *SHORT)
@@ -221,6 +234,35 @@ def test_a_classifier_in_a_pool_of_its_own(tmp_path):
     rows = trained_rows(run)
     assert len({row["score"] for row in rows}) > 8
     for row in rows:
-        ids = tokenizer(row["input"] + row["output"], return_tensors="pt")
-        with torch.no_grad():
-            assert model(**ids).logits.item() == pytest.approx(row["score"], abs=1e-3)
+        assert logit(model, tokenizer, row["input"] + row["output"]) == pytest.approx(row["score"], abs=1e-3)
+
+
+def test_a_colocated_classifier(tmp_path):
+    """It judges when all rollouts of a step are there, as with verl alone; what trains of them is decided then."""
+    classifier(tmp_path / "grader")
+    runs = several(
+        tmp_path,
+        {
+            "verls": SHORT[:1],
+            "grpo": ("+adaptive=grpo", "adaptive.refill=false", *SHORT),
+            "solo": ("+adaptive=solo", "adaptive.refill=false", *SHORT),
+            "drops": ("+adaptive=dapo", "adaptive.refill=false", "adaptive.tolerance=0.2", *SHORT),
+        },
+        *("reward.reward_model.enable=true", "reward.reward_model.enable_resource_pool=false"),
+        *(f"reward.reward_model.model_path={tmp_path / 'grader'}", "reward.custom_reward_function.path=null"),
+        *("trainer.val_before_train=true", "trainer.test_freq=2"),
+    )
+    assert runs["verls"].code == 0, runs["verls"].tail
+    known = {(row["input"], row["output"]): row["score"] for row in trained_rows(runs["verls"])}
+    same = 0
+    for name in ("grpo", "solo", "drops"):
+        trained(runs[name])
+        assert "val-core" in str(runs[name].steps[-1])
+        assert runs[name].series("adaptive/rollouts/generated_total") == [128, 128]
+        for row in trained_rows(runs[name]):
+            if (row["input"], row["output"]) in known:
+                assert row["score"] == pytest.approx(known[row["input"], row["output"]], abs=1e-3)
+                same += 1
+    assert same > 16
+    assert runs["solo"].series("adaptive/groups/trained_total") == [128, 128]
+    assert all(0 < kept < 16 for kept in runs["drops"].series("adaptive/groups/trained_total"))

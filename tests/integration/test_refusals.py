@@ -30,6 +30,7 @@ COMMON = (
 )
 
 
+COLOCATED = "reward.reward_model.enable=true"
 REWARD_MODEL = (
     *("reward.reward_model.enable=true", "reward.reward_model.enable_resource_pool=true"),
     *("reward.reward_model.nnodes=1", "reward.reward_model.n_gpus_per_node=2"),
@@ -115,7 +116,18 @@ def test_what_the_estimator_takes_passes(overrides):
         (["+adaptive=pilot_commit", "adaptive.max_rounds=1"], r"max_rounds=1: .*pilots.*use 2 or more"),
         (["+adaptive=greso", "adaptive.on_exhausted=explode"], "must be one of train_partial, relax, raise"),
         (["+adaptive=greso", "algorithm.filter_groups.enable=true"], r"\+adaptive=dapo"),
-        (["+adaptive=greso", "reward.reward_model.enable=true"], "enable_resource_pool=False: .*too late to decide by"),
+        (
+            ["+adaptive=greso", COLOCATED],
+            r"adaptive\.refill=True: .*too late to generate others.*write adaptive\.refill=false",
+        ),
+        (
+            ["+adaptive=aero", COLOCATED],
+            r"enable_resource_pool=False: .*too late for adaptive/allocator=aero.*presets grpo, solo",
+        ),
+        (
+            ["+adaptive=grpo", "adaptive.refill=false", COLOCATED, "trainer.v1.trainer_mode=colocate_async"],
+            r"enable_resource_pool=False: .*trainer_mode=colocate_async takes groups as they come; take sync, or set it to true",
+        ),
         (
             ["+adaptive=greso", *REWARD_MODEL, "reward.reward_model.rollout.free_cache_engine=true"],
             r"rollout\.free_cache_engine=True: .*never wakes it.*set it to false",
@@ -200,6 +212,11 @@ def test_a_reward_model_in_a_pool_of_its_own_passes(mode):
     separate = ("actor_rollout_ref.actor.ppo_mini_batch_size=8", "trainer.v1.separate_async.parameter_sync_step=2")
     asked = ("reward.reward_model.rollout.free_cache_engine=false", "reward.custom_reward_function.path=mine.py")
     run_checks("+adaptive=dapo", f"trainer.v1.trainer_mode={mode}", *separate, *REWARD_MODEL, *asked)
+
+
+@pytest.mark.parametrize("preset", ["grpo", "solo", "spo", "cero", "greso"])
+def test_a_colocated_reward_model_passes_where_a_step_trains_what_it_generated(preset):
+    run_checks(f"+adaptive={preset}", "adaptive.refill=false", COLOCATED)
 
 
 def test_a_verl_that_scores_by_a_classifier_needs_no_function(monkeypatch):

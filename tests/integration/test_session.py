@@ -138,7 +138,9 @@ class Workers:
         tq.kv_batch_put(keys=[uid], partition_id="train", tags=[status])
 
 
-def session_of(workers: Workers, n: int = N, batch: int = BATCH, *, single_turn: bool = False, **adaptive) -> Session:
+def session_of(
+    workers: Workers, n: int = N, batch: int = BATCH, *, single_turn: bool = False, late: bool = False, **adaptive
+) -> Session:
     config = AdaptiveConfig.from_mapping({"poll_interval": 0.01, "stall_timeout": 3.0, **adaptive})
     stream = Stream(Rows(), SequentialSampler(Rows()), chunk=1, workers=0)
     keys = np.zeros(PROMPTS, dtype=KEY_DTYPE)
@@ -146,7 +148,7 @@ def session_of(workers: Workers, n: int = N, batch: int = BATCH, *, single_turn:
     table = StatsTable()
     facts = RunFacts(batch=batch, n=n, steps=10, prompts=PROMPTS)
     engine = make_engine(build_policy(config), table, config, facts, table.rows_for(keys), stream)
-    road = Road(workers.submit, lambda: 1, stall=stall_seconds(config, 64), single_turn=single_turn)
+    road = Road(workers.submit, lambda: 1, stall=stall_seconds(config, 64), single_turn=single_turn, late=late)
     return Session(engine, stream, config, road, workers)  # type: ignore[arg-type]
 
 

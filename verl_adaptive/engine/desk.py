@@ -243,9 +243,12 @@ class Desk:
             np.concatenate([c.outcome.astype(str) for c in self.closed] or [np.zeros(0, dtype=str)]), return_counts=True
         )
         listed = ", ".join(f"{v} {k}" for k, v in zip(names, amounts, strict=True)) or "none finished"
+        unasked = (
+            "the sampler gave no further prompt" if self.config.refill else "adaptive.refill=false asks for no others"
+        )
         return (
             f"step {self.progress.step}: {kept} of {self.progress.batch} groups after {rounds} rounds and "
-            f"{self.ledger.rollouts.generated} rollouts ({listed}): {self.why or 'the sampler gave no further prompt'}. "
+            f"{self.ledger.rollouts.generated} rollouts ({listed}): {self.why or unasked}. "
             f"adaptive.on_exhausted={self.config.on_exhausted}; adaptive.max_rounds, adaptive.max_rollouts_per_step and "
             "the filter set the limits"
         )

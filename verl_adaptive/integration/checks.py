@@ -12,7 +12,7 @@ from verl_adaptive.config import AdaptiveConfig, check
 from verl_adaptive.engine import AsyncFacts
 from verl_adaptive.engine.shape import step_shape
 from verl_adaptive.integration.engines import keeps_rows
-from verl_adaptive.integration.facts import MODES, mode_of
+from verl_adaptive.integration.facts import MODES, late_rewards, mode_of
 from verl_adaptive.roles import Policy
 from verl_adaptive.simulate import preset_names
 
@@ -79,7 +79,7 @@ def check_run(config: Any, adaptive: AdaptiveConfig, policy: Policy) -> None:
         f"is a name for people and chooses no part: this run would be plain GRPO. Write +adaptive={adaptive.name}",
     )
     _check_mode(config, adaptive, policy)
-    _check_reward_model(config)
+    _check_reward_model(config, adaptive, policy)
     check(
         not config.skip.rollout_tq.enable,
         "skip.rollout_tq.enable",
@@ -152,17 +152,14 @@ def _check_advantage(config: Any, policy: Policy) -> None:
     )
 
 
-def _check_reward_model(config: Any) -> None:
-    """A reward model has a pool of its own, where two of verl's faults would end in a run that waits or loses all."""
+def _check_reward_model(config: Any, adaptive: AdaptiveConfig, policy: Policy) -> None:
+    """A colocated reward model judges whole steps; in a pool of its own two of verl's faults would lose every rollout."""
     model = config.reward.reward_model
     if not model.enable:
         return
-    check(
-        model.enable_resource_pool,
-        "reward.reward_model.enable_resource_pool",
-        False,
-        "a colocated reward model gives its rewards after sampling, too late to decide by; set it to true",
-    )
+    if late_rewards(config):
+        _check_late_rewards(config, adaptive, policy)
+        return
     check(
         # RewardModelManager sleeps after it has started; only RewardLoopManager.compute_rm_score, for colocated, wakes
         not model.rollout.free_cache_engine,
@@ -177,6 +174,32 @@ def _check_reward_model(config: Any) -> None:
         None,
         "every rollout would fail: what verl gives for a classifier's score lacks the reward_extra_info that its agent loop "
         "reads (verl issue 7368); write a reward function that asks the model (docs/faq.md)",
+    )
+
+
+def _check_late_rewards(config: Any, adaptive: AdaptiveConfig, policy: Policy) -> None:
+    """Nothing may be decided by rewards before all rollouts of the step are there."""
+    key, pool = "reward.reward_model.enable_resource_pool", "set it to true (docs/faq.md)"
+    late = "a colocated reward model judges when all rollouts of a step are there"
+    check(
+        mode_of(config) == "sync",
+        key,
+        False,
+        f"{late}, and trainer.v1.trainer_mode={mode_of(config)} takes groups as they come; take sync, or {pool}",
+    )
+    check(
+        not policy.allocator.tops_up,
+        key,
+        False,
+        f"{late}, too late for adaptive/allocator={policy.allocator.name}, which tops groups up by their rewards; take "
+        f"adaptive/allocator=fixed (presets grpo, solo), or {pool}",
+    )
+    check(
+        not adaptive.refill,
+        "adaptive.refill",
+        True,
+        f"{late}, too late to generate others in the place of any; write adaptive.refill=false (a step trains what it has "
+        f"generated, without the groups that its filter drops), or {key}=true (docs/faq.md)",
     )
 
 

@@ -122,6 +122,13 @@ NAMES: tuple[Name, ...] = (
         instead="the trainer's own server managers are asked",
     ),
     Name(_BASE, "PPOTrainer.get_reward_handles", ("self",), "whether reward workers are alive"),
+    Name(
+        _BASE,
+        "PPOTrainer._compute_reward_colocate",
+        ("self", "batch", "metrics"),
+        "a colocated reward model",
+        modes=_SYNC,
+    ),
     Name(_BASE, "PPOTrainer.step", ("self", "metrics", "timing_raw"), "statistics after each step"),
     Name(_BASE, "PPOTrainer.on_train_begin", ("self",), "the banner"),
     Name(_BASE, "PPOTrainer.on_train_end", ("self",), "the end of a budget"),

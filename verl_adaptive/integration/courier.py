@@ -43,6 +43,7 @@ class Road:
         row_limit: rows that TransferQueue can hold, or None.
         hands: agent-loop workers that share what is sent.
         single_turn: prompts that name no agent loop go to verl's own of one turn.
+        late: rewards come when all rollouts of the step are there (a colocated reward model).
     """
 
     submit: Callable[[TensorDict], int]
@@ -53,6 +54,7 @@ class Road:
     row_limit: int | None = None
     hands: Callable[[], int] = lambda: 1
     single_turn: bool = False
+    late: bool = False
 
 
 def deal(count: int, hands: int) -> np.ndarray:
@@ -130,6 +132,28 @@ class Courier:
         self._took = time.monotonic() - began
         timeout.restart()
         return results
+
+    def wait(self, flight: Requests, timeout: StallTimeout, seen: Callable[[int], None]) -> list[str]:
+        """Wait until all these requests are back, without a look at rewards; their uids.
+
+        Args:
+            flight: the requests.
+            timeout: as of :meth:`timeout`.
+            seen: told how many more are back, at each look that finds some.
+
+        Raises:
+            AdaptiveError: nothing has come back for too long, or a worker died.
+        """
+        uids, before = self.queue.uids(flight), 0
+        while True:
+            status = self.queue.look(uids)
+            back = sum(s in DONE for s in status.values())
+            if back > before:
+                seen(back - before)
+                before = back
+            if back == len(uids):
+                return uids
+            timeout.rest(status, self.queue.count)
 
     def close(self, tickets: list[int]) -> None:
         """These groups are done with."""

@@ -23,6 +23,7 @@ __all__ = [
     "image_note",
     "journal_place",
     "kl_note",
+    "late_rewards",
     "media_columns",
     "mode_of",
     "model_kind",
@@ -66,6 +67,12 @@ def slots_of(config: Any) -> int:
     """Sequences that all inference engines run at a time, if memory is no closer limit; 0: not known."""
     rollout = config.actor_rollout_ref.rollout
     return replicas_of(config) * int(rollout.data_parallel_size) * int(rollout.max_num_seqs)
+
+
+def late_rewards(config: Any) -> bool:
+    """Whether rewards come when all rollouts of a step are there: a reward model on the trainer's GPUs has to wait for them."""
+    model = config.reward.reward_model
+    return bool(model.enable and not model.enable_resource_pool)
 
 
 def single_turn(config: Any) -> bool:

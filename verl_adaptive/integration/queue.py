@@ -96,13 +96,14 @@ class Queue:
     Args:
         config: the ``adaptive`` group.
         alone: a rollout can train without another of its prompt; False: its advantage compares it with them.
+        late: rewards come when all rollouts of the step are there (a colocated reward model).
 
     Attributes:
         count: rows in the queue at the latest look.
     """
 
-    def __init__(self, config: AdaptiveConfig, *, alone: bool = False) -> None:
-        self.config = config
+    def __init__(self, config: AdaptiveConfig, *, alone: bool = False, late: bool = False) -> None:
+        self.config, self._late = config, late
         self._least = 1 if alone else 2
         self.count = 0
         self._parts: dict[int, list[Part]] = {}  # ticket → its requests, in order
@@ -188,6 +189,12 @@ class Queue:
         self._list_again = min(_LIST_INTERVAL, (self._listed_at - began) / _LIST_SHARE)
         return rows
 
+    def rows(self, uids: Iterable[str]) -> tuple[list[str], list[dict]]:
+        """Every row of these requests, which are back and not collected: keys and tags, sessions and outputs in order."""
+        self._list()
+        keys = [key for uid in uids for outputs in _sessions(self._waiting[uid]) for key in outputs]
+        return keys, [self._listed[key] for key in keys]
+
     @property
     def under_way(self) -> int:
         """Rollouts that were asked for and have no row yet, as of the latest listing."""
@@ -206,7 +213,7 @@ class Queue:
         parts = [self._parts[ticket][-1] for ticket in requests.ticket.tolist()]
         found, tags, meta = self._find(parts)
         sessions = [outputs for mine in found for outputs in mine]
-        reward, signal = read_rewards([outputs[-1] for outputs in sessions], self.config.signal, meta)
+        reward, signal = read_rewards([outputs[-1] for outputs in sessions], self.config.signal, meta, late=self._late)
         alive = np.isfinite(reward) & np.isfinite(signal)
 
         # Per session ...

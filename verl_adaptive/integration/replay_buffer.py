@@ -42,8 +42,22 @@ class AdaptiveReplayBuffer(ReplayBuffer):
             if self.session is not None:
                 self.session.wait_for_partition(partition_id, batch_size)
             return super().sample(global_steps=global_steps, partition_id=partition_id, batch_size=batch_size)
-        self.last = self.session.complete()
-        return KVBatchMeta(partition_id=partition_id, keys=self.last.keys, tags=self.last.tags), {}
+        if isinstance(self.session, Session) and self.session.late:
+            keys, tags = self.session.generated()
+            return KVBatchMeta(partition_id=partition_id, keys=keys, tags=tags), {}
+        return self._batch(self.session), {}
+
+    def judged(self, batch: KVBatchMeta) -> KVBatchMeta:
+        """What trains of a step whose rollouts have their rewards by now; other batches stay as they are."""
+        if batch.partition_id != PARTITION or self.session is None:
+            return batch
+        made = self._batch(self.session)
+        made.extra_info = batch.extra_info
+        return made
+
+    def _batch(self, session: Session | StreamSession) -> KVBatchMeta:
+        self.last = session.complete()
+        return KVBatchMeta(partition_id=PARTITION, keys=self.last.keys, tags=self.last.tags)
 
 
 class AdaptiveReplayBufferAsync(AdaptiveReplayBuffer, ReplayBufferAsync):

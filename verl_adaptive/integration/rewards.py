@@ -7,7 +7,7 @@ import math
 import numpy as np
 import torch
 import transfer_queue as tq
-from tensordict import TensorDict
+from tensordict import NonTensorData, TensorDict
 from transfer_queue.metadata import BatchMeta
 
 from verl_adaptive.errors import AdaptiveError, ConfigError
@@ -47,13 +47,16 @@ def read(keys: list[str], fields: list[str], meta: BatchMeta | None = None) -> T
     return client.get_data(meta)
 
 
-def read_rewards(keys: list[str], signal: str, meta: BatchMeta | None = None) -> tuple[np.ndarray, np.ndarray]:
+def read_rewards(
+    keys: list[str], signal: str, meta: BatchMeta | None = None, *, late: bool = False
+) -> tuple[np.ndarray, np.ndarray]:
     """Reward and difficulty signal of each trajectory; NaN for a row that came back without one.
 
     Args:
         keys: the last row of each trajectory.
         signal: ``adaptive.signal``.
         meta: where these rows are, if that is known.
+        late: a colocated reward model has judged them, whose further results verl writes as fields of their own.
 
     Returns:
         Two float64 arrays of shape ``(len(keys),)``.
@@ -63,19 +66,23 @@ def read_rewards(keys: list[str], signal: str, meta: BatchMeta | None = None) ->
     """
     if not keys:
         return np.zeros(0), np.zeros(0)
-    fields = ["rm_scores"] if signal == "reward" else ["rm_scores", "extra_fields"]
+    extra = signal if late else "extra_fields"
+    fields = ["rm_scores"] if signal == "reward" else ["rm_scores", extra]
     data = read(keys, fields, meta)
+    if late and signal not in ("reward", *data.keys()):
+        raise _no_field(signal, [])
     if not set(data.keys()).issuperset(fields):
         if len(keys) == 1:
             return np.full(1, math.nan), np.full(1, math.nan)
         # A row without a reward hides the field of all the others: halve until it is found.
         half = len(keys) // 2
-        left, right = read_rewards(keys[:half], signal), read_rewards(keys[half:], signal)
+        left, right = read_rewards(keys[:half], signal, late=late), read_rewards(keys[half:], signal, late=late)
         return np.concatenate([left[0], right[0]]), np.concatenate([left[1], right[1]])
     reward = sums(data["rm_scores"])
     if signal == "reward":
         return reward, reward
-    return reward, np.array([_field(extra, signal) for extra in data["extra_fields"]], dtype=np.float64)
+    found = [_number(value) if late else _field(value, signal) for value in data[extra]]
+    return reward, np.array(found, dtype=np.float64)
 
 
 def sums(scores: torch.Tensor) -> np.ndarray:
@@ -96,13 +103,21 @@ def _field(extra: object, name: str) -> float:
     extra = getattr(extra, "data", extra)
     info = extra.get("reward_extra_info", {}) if isinstance(extra, dict) else {}
     if name not in info:
-        raise ConfigError(
-            "adaptive.signal",
-            name,
-            f"the reward function gives no such field; it gives: {', '.join(sorted(info)) or 'a bare number'}. "
-            "Choose one of them, or adaptive.signal=reward",
-        )
+        raise _no_field(name, sorted(info))
+    return _number(info[name])
+
+
+def _number(value: object) -> float:
     try:
-        return float(info[name])
+        return float(value.data if isinstance(value, NonTensorData) else value)  # type: ignore[arg-type]
     except (TypeError, ValueError):
         return math.nan  # counted as a failed rollout
+
+
+def _no_field(name: str, given: list[str]) -> ConfigError:
+    return ConfigError(
+        "adaptive.signal",
+        name,
+        f"the reward function gives no such field; it gives: {', '.join(given) or 'a bare number'}. "
+        "Choose one of them, or adaptive.signal=reward",
+    )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from verl_adaptive.config import AdaptiveConfig
 from verl_adaptive.engine import Engine, Requests, StepResult
+from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.integration.abort import Abort
 from verl_adaptive.integration.courier import Courier, Road
 from verl_adaptive.integration.prompts import Stream
@@ -33,7 +34,7 @@ class Session:
         self, engine: Engine, stream: Stream, config: AdaptiveConfig, road: Road, abort: Abort, slots: int = 0
     ) -> None:
         self.engine = engine
-        self.queue = Queue(config, alone=not engine.policy.advantage.needs_groups)
+        self.queue = Queue(config, alone=not engine.policy.advantage.needs_groups, late=road.late)
         self.courier = Courier(self.queue, stream, road, config, engine.facts.batch)
         self._abort = abort
         self.times = Times(slots)
@@ -48,6 +49,32 @@ class Session:
         self.courier.send(requests)
         self.times.load(self.queue.under_way)
 
+    @property
+    def late(self) -> bool:
+        """Rewards come when all rollouts are there: :meth:`generated` has to come before :meth:`complete`."""
+        return self.courier.road.late
+
+    def generated(self) -> tuple[list[str], list[dict]]:
+        """Wait for all rollouts of the step; keys and tags of their rows, which have no rewards yet.
+
+        Raises:
+            AdaptiveError: nothing came back for ``adaptive.stall_timeout`` seconds, or no rollout left a row.
+        """
+
+        def seen(count: int) -> None:
+            self.times.back(count)
+            self.times.load(self.queue.under_way)
+
+        uids = self.courier.wait(self.engine.flight, self.courier.timeout(), seen)
+        self.times.end()
+        keys, tags = self.queue.rows(uids)
+        if not keys:
+            raise AdaptiveError(
+                f"step {self.courier.road.step_of()}: none of {len(uids)} prompts left a rollout. The agent loop or a rollout "
+                "server is broken: look for its error above (verl logs it as `Error in _run_prompt`)"
+            )
+        return keys, tags
+
     def complete(self) -> Batch:
         """Feed the engine until the batch is decided, abort the rest, and make the batch.
 
@@ -60,8 +87,9 @@ class Session:
             results = courier.fetch(engine.flight, timeout)
             if results is None:
                 continue
-            self.times.back(len(results))
-            self.times.load(self.queue.under_way)
+            if not self.late:
+                self.times.back(len(results))
+                self.times.load(self.queue.under_way)
             self._send(engine.receive(results))
             courier.close(engine.never_trains().tolist())
             if not engine.settled:
@@ -69,7 +97,8 @@ class Session:
         if len(engine.flight):
             done = self._abort(self.queue.drop(engine.flight))
             engine.abandon(done.rollouts, done.tokens)
-        self.times.end()
+        if not self.late:
+            self.times.end()
         self._finished = engine.finish()
         batch = self.queue.settle(self._finished)
         # Groups that were under way or had not committed are gone with the step, but for those held for a later one.

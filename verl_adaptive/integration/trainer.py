@@ -35,7 +35,7 @@ from verl_adaptive.integration.advantage import Loan, lend, register_estimator
 from verl_adaptive.integration.checks import async_facts, check_run, why_not_skip_zero, zero_rows
 from verl_adaptive.integration.courier import Road
 from verl_adaptive.integration.curves import Rows, curves
-from verl_adaptive.integration.facts import single_turn, slots_of
+from verl_adaptive.integration.facts import late_rewards, single_turn, slots_of
 from verl_adaptive.integration.layout import PAD, Layout, Pass, micro_size, plan
 from verl_adaptive.integration.prompts import Stream, identity_columns
 from verl_adaptive.integration.report import banner, step_metrics
@@ -191,6 +191,7 @@ class AdaptiveMixin(_Trainer):
             row_limit=storage.SimpleStorage.total_storage_size if storage.storage_backend == "SimpleStorage" else None,
             hands=lambda: len(self.agent_loop_manager.agent_loop_workers) if sorted_out else 1,
             single_turn=single_turn(self.config),
+            late=late_rewards(self.config),
         )
         self.session: Session | StreamSession
         if isinstance(self.engine, AsyncEngine):
@@ -312,6 +313,10 @@ class AdaptiveMixin(_Trainer):
             self.run_store.close()
             if self._tape is not None:
                 self._tape.close()
+
+    def _compute_reward_colocate(self, batch: KVBatchMeta, metrics: dict | None = None) -> KVBatchMeta:
+        """verl's, over all rows of the step; what trains of them is decided when they have their rewards."""
+        return self.replay_buffer.judged(super()._compute_reward_colocate(batch, metrics=metrics))
 
     # -- minibatches ----------------------------------------------------------------------------------------
 

@@ -1,0 +1,115 @@
+"""A colocated reward model judges when all rollouts of a step are there: the session waits, and then decides as ever."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("verl")
+tq = pytest.importorskip("transfer_queue")
+pytest.importorskip("ray")
+
+from verl.utils import tensordict_utils as tu  # noqa: E402
+
+from tests.integration.test_session import Workers, clear, session_of  # noqa: E402
+from verl_adaptive.errors import AdaptiveError, ConfigError  # noqa: E402
+from verl_adaptive.integration.session import Session  # noqa: E402
+
+
+class Unjudged(Workers):
+    """Rollouts without rewards; :meth:`judge` writes them as verl's ``_compute_reward_colocate`` does."""
+
+    def _prompt(self, uid: str, n: int, number: int, place: int) -> None:
+        put = tq.kv_batch_put
+
+        def bare(*, fields=None, **what):
+            if fields is not None:
+                fields = fields.exclude("rm_scores", "extra_fields")
+            put(fields=fields, **what)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(tq, "kv_batch_put", bare)
+            super()._prompt(uid, n, number, place)
+
+    def judge(self, keys: list[str], tags: list[dict], reward: float | None = None) -> None:
+        scores = []
+        for key, tag in zip(keys, tags, strict=True):
+            scores.append(torch.zeros(tag["response_len"]))
+            scores[-1][-1] = self.written[key]["reward"] if reward is None else reward
+        fields = {"rm_scores": torch.nested.as_nested_tensor(scores, layout=torch.jagged)}
+        if self.signal is not None:
+            fields[self.signal] = np.array([self.written[key]["reward"] for key in keys])
+        tq.kv_batch_put(keys=keys, partition_id="train", fields=tu.get_tensordict(fields))
+
+
+def empty() -> None:
+    left = list((tq.kv_list("train") or {}).get("train", {}))
+    if left:
+        tq.kv_clear(keys=left, partition_id="train")
+
+
+def step(session: Session, workers: Unjudged):
+    session.start()
+    keys, tags = session.generated()
+    assert sorted(keys) == sorted(workers.written)
+    workers.judge(keys, tags)
+    return session.complete()
+
+
+@pytest.mark.parametrize("signal", [None, "acc"])
+@pytest.mark.parametrize("filter", ["keep_all", "informative"])
+def test_decides_as_if_rewards_had_come_with_the_rollouts(queue, filter, signal):
+    chosen = {"filter": {"name": filter}, "refill": False, **({"signal": signal} if signal else {})}
+    workers = Unjudged(order=1, fail=0.3, lost=0.3, signal=signal)
+    batch = step(session_of(workers, late=True, **chosen), workers)
+    clear(batch)
+    other = Workers(order=2, fail=0.3, lost=0.3, signal=signal)
+    session = session_of(other, **chosen)
+    session.start()
+    twin = session.complete()
+    clear(twin)
+    assert [k.split("_", 1)[1] for k in batch.keys] == [k.split("_", 1)[1] for k in twin.keys]
+    assert batch.ghost_tokens.tolist() == twin.ghost_tokens.tolist()
+    for name in ("ticket", "reward", "signal", "tokens", "failed"):
+        assert np.array_equal(getattr(batch.result.groups, name), getattr(twin.result.groups, name))
+
+
+def test_two_steps_and_nothing_is_left_over(queue):
+    workers = Unjudged()
+    session = session_of(workers, late=True, refill=False)
+    for _ in range(2):
+        workers.written.clear()
+        clear(step(session, workers))
+    assert session.queue.under_way == 0 and not session.queue.tickets
+
+
+def test_no_rollout_at_all_is_an_error(queue):
+    session = session_of(Unjudged(fail=1.0, lost=1.0), late=True, refill=False)
+    session.start()
+    with pytest.raises(AdaptiveError, match="none of 4 prompts left a rollout"):
+        session.generated()
+    empty()
+
+
+def test_rewards_that_are_not_finite_end_the_run(queue):
+    workers = Unjudged()
+    session = session_of(workers, late=True, refill=False)
+    session.start()
+    keys, tags = session.generated()
+    workers.judge(keys, tags, math.nan)
+    with pytest.raises(AdaptiveError, match=r"0 of 4 groups .*\(4 failed\): adaptive\.refill=false asks for no others"):
+        session.complete()
+    empty()
+
+
+def test_a_signal_that_the_model_does_not_give(queue):
+    workers = Unjudged()
+    session = session_of(workers, late=True, refill=False, signal="acc")
+    session.start()
+    workers.judge(*session.generated())
+    with pytest.raises(ConfigError, match=r"adaptive\.signal='acc': the reward function gives no such field"):
+        session.complete()
+    empty()
