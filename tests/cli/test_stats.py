@@ -27,6 +27,7 @@ from verl_adaptive.report.overview import BINS, REGRESSED, histogram
 from verl_adaptive.report.prompts import Prompts
 from verl_adaptive.stats import StatsTable, write_snapshot
 from verl_adaptive.stats.journal import Journal
+from verl_adaptive.stats.locate import locate
 from verl_adaptive.testing.stores import make_keys
 
 
@@ -248,6 +249,29 @@ def test_two_names_of_a_run_are_refused(command, tmp_path, call) -> None:
     assert "'p/a'" in err and "#p/b" in err and "leave one of the two out" in err
     assert call("stats", a, "--run", "p/a")[0] == 0
     assert [r["run"] for r in json.loads(call("stats", a, "--runs", "--json")[1])] == ["p/a", "p/b"]
+
+
+def test_a_run_is_not_looked_for_where_there_is_no_choice(tmp_path, call) -> None:
+    """The answer was about whatever lay there, under any name."""
+    make_run(tmp_path / "run", prompts=20, steps=2)
+    (tmp_path / "eval.jsonl").write_text('{"prompt": "q", "n": 8, "successes": 3}\n')
+    for store, kind in (
+        (tmp_path / "run" / "global_step_2", "a snapshot"),
+        (tmp_path / "eval.jsonl", "a file of results"),
+    ):
+        for words in ((f"{store}#p/other",), (store, "--run", "p/other")):
+            status, out, err = call("stats", *words)
+            assert (status, out) == (1, "") and f"is {kind}" in err and "leave out the run 'p/other'" in err
+        assert call("simulate", "--trace", store, "--run", "p/other", "--batch", "1", "--steps", "1")[0] == 1
+        assert call("stats", store)[0] == 0
+    # of a folder that has both, a run is one of the journal's
+    assert locate(f"{tmp_path / 'run'}#project/experiment", prefer="snapshot").kind == "journal"
+    assert locate(tmp_path / "run", prefer="snapshot").kind == "snapshot"
+
+
+def test_a_path_that_is_not_utf8_is_not_called_damaged(call) -> None:
+    status, _, err = call("stats", "n\udce9w/run")
+    assert status == 1 and "not UTF-8" in err and "rename it" in err
 
 
 def test_an_empty_store(tmp_path, call) -> None:

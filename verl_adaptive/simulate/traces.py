@@ -108,6 +108,8 @@ def read_trace(source: str | os.PathLike[str], *, run: str | None = None, thresh
         if trace is not None:
             if not len(trace) or not (trace.n > 0).any():
                 raise TraceError(f"{text} holds no finished rollout: there is nothing to simulate")
+            if run is not None and trace.kind != "journal":
+                raise TraceError(f"{text} is no journal, which has runs to choose from: leave out --run {run}")
             return trace
     raise TraceError(f"{text} is not a trace that could be read")
 
