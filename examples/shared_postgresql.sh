@@ -2,7 +2,7 @@
 # Never run on GPUs here: composed and validated only. Statistics in a PostgreSQL database that several runs share.
 #
 # STORE is the database's URL, for example postgresql+psycopg://user@host/verl_adaptive (pip install
-# "verl-adaptive[postgres]"); RUN names this run in it. Runs do not mix; `verl-adaptive stats "$STORE#verl_adaptive/$RUN"`
+# "psycopg[binary]"); RUN names this run in it. Runs do not mix; `verl-adaptive stats "$STORE#verl_adaptive/$RUN"`
 # reads one while it trains. Passwords belong in ~/.pgpass or PGPASSWORD, not on the command line.
 #
 #   python examples/prepare_math.py --set dapo+math --out data/math

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -56,6 +57,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit status.
     """
     with closed_streams():
+        if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+            sys.stdout.reconfigure(errors="backslashreplace")  # ± where the terminal's encoding has none is no failure
         return _main(list(sys.argv[1:] if argv is None else argv))
 
 

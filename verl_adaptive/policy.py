@@ -12,8 +12,8 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any, cast
 
 from verl_adaptive.config import AdaptiveConfig
-from verl_adaptive.errors import ConfigError
-from verl_adaptive.roles import Advantage, Allocator, Filter, Policy, Role, Sampler
+from verl_adaptive.errors import AdaptiveError, ConfigError
+from verl_adaptive.roles import OUTCOMES, Advantage, Allocator, Filter, Policy, Role, Sampler, ask
 
 __all__ = ["KINDS", "PARTS", "available", "build_policy", "find_part", "options_of", "shared_options", "stored_options"]
 
@@ -136,7 +136,42 @@ def _checked(role: str, name: str, part: Any) -> type[Role]:
         )
     if not is_dataclass(part.Config):
         raise ConfigError(key, name, f"{part.__name__}.Config must be a dataclass: write @dataclass above it")
+    silent = _never_asked(part)
+    if silent:
+        raise ConfigError(key, name, f"{part.__name__} {silent}")
     return part
+
+
+def _never_asked(part: type[Role]) -> str:
+    """What a part's class attributes keep from ever being used, so that it would do nothing, or something else, in silence."""
+
+    def own(method: str) -> bool:
+        return getattr(part, method) is not getattr(KINDS[part.role], method)
+
+    if issubclass(part, Sampler):
+        if part.kind not in ("stream", "pool"):
+            return f"has kind = {part.kind!r}; a sampler's kind is 'stream' or 'pool'"
+        asked, other = ("admit", "pick") if part.kind == "stream" else ("pick", "admit")
+        if own(other):
+            kinds = {"admit": "stream", "pick": "pool"}
+            return f"has {other}, which only a sampler with kind = {kinds[other]!r} is asked; its kind is {part.kind!r}"
+        if asked == "pick" and not own(asked):
+            return "has kind = 'pool' and no pick, which chooses from the pool"
+    if issubclass(part, Allocator) and part.can_hold is True and not own("recall"):
+        return "has can_hold = True and no recall, so that a group that it holds would be held for ever"
+    if issubclass(part, Filter):
+        names = part.reasons
+        if isinstance(names, str) or not all(isinstance(name, str) and name for name in names):
+            return f'has reasons = {names!r}; they are a tuple of names, as reasons = ("flat",)'
+        taken = [name for name in (*names, part.rollout_reason) if name in OUTCOMES]
+        if taken:
+            return f"gives the reason {taken[0]!r}, a word of the engine's own; take another than {', '.join(OUTCOMES)}"
+    if issubclass(part, Advantage):
+        if part.estimator is None and own("compute"):
+            return 'has compute and no estimator, so that verl would never ask it; name one, as estimator = "mine"'
+        if part.estimator is not None and not own("compute"):
+            return f"has estimator = {part.estimator!r} and no compute"
+    return ""
 
 
 def options_of(part: type[Role]) -> dict[str, Any]:
@@ -219,7 +254,7 @@ def build_policy(config: AdaptiveConfig) -> Policy:
         options = dict(getattr(config, role))
         name = options.pop("name")
         part = find_part(role, name)
-        parts[role] = part(_own_options(role, name, part, options) if ":" in name else options)
+        parts[role] = _made(role, name, part, _own_options(role, name, part, options) if ":" in name else options)
     policy = Policy(
         sampler=cast(Sampler, parts["sampler"]),
         allocator=cast(Allocator, parts["allocator"]),
@@ -227,5 +262,23 @@ def build_policy(config: AdaptiveConfig) -> Policy:
         advantage=cast(Advantage, parts["advantage"]),
     )
     for part_made in policy:
-        part_made.check_policy(policy, config)
+        ask(part_made, "check_policy", policy, config)
     return policy
+
+
+def _made(role: str, name: str, part: type[Role], options: Mapping[str, Any]) -> Role:
+    """A part with these options.
+
+    Raises:
+        ConfigError: an option is wrong, or the class cannot be made.
+    """
+    try:
+        return part(options)
+    except AdaptiveError:
+        raise
+    except Exception as error:
+        raise ConfigError(
+            f"adaptive.{role}.name",
+            name,
+            f"making a {part.__name__} of its options fails: {type(error).__name__}: {error}",
+        ) from error

@@ -14,19 +14,38 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
+import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
+from numbers import Real
 from typing import Any, ClassVar
 
 import numpy as np
 
 from verl_adaptive.config import AdaptiveConfig, RunFacts, build
+from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.groups import Groups
 from verl_adaptive.progress import Progress
+from verl_adaptive.stats.state import split_state
 from verl_adaptive.stats.table import Column, StatsTable
 
-__all__ = ["CLOSE", "HOLD", "Advantage", "Allocator", "Filter", "Pick", "Policy", "Role", "Sampler", "Verdict"]
+__all__ = [
+    "CLOSE",
+    "HOLD",
+    "OUTCOMES",
+    "Advantage",
+    "Allocator",
+    "Filter",
+    "Pick",
+    "Policy",
+    "Role",
+    "Sampler",
+    "Verdict",
+    "ask",
+    "who",
+]
 
 
 class Role(ABC):
@@ -109,6 +128,30 @@ class Role(ABC):
         """Take up a saved state."""
 
 
+def who(part: Role) -> str:
+    """A part, for messages: its role, name and class."""
+    return f"{part.role} {part.name} ({type(part).__module__}.{type(part).__qualname__})"
+
+
+def ask(part: Role, method: str, *about: Any) -> Any:
+    """What a part answers.
+
+    Raises:
+        AdaptiveError: it fails; says which part, and where.
+    """
+    try:
+        return getattr(part, method)(*about)
+    except (AdaptiveError, AssertionError):  # an assertion is a test's, and speaks for itself
+        raise
+    except Exception as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        own = getattr(sys.modules.get(type(part).__module__), "__file__", None)
+        at = next((frame for frame in reversed(frames) if frame.filename == own), frames[-1])
+        raise AdaptiveError(
+            f"{who(part)}.{method} fails: {type(error).__name__}: {error} ({at.filename}, line {at.lineno})"
+        ) from error
+
+
 @dataclass
 class Pick:
     """What a pool sampler chose.
@@ -171,6 +214,20 @@ class Sampler(Role):
         """True when the sampler will never give another prompt: training ends after the current step."""
         return False
 
+
+#: What becomes of groups and rollouts, in the engine's words; a filter's reasons are others.
+OUTCOMES = (
+    "trained",
+    "surplus",
+    "failed",
+    "lost",
+    "zero_advantage",
+    "aborted",
+    "expired",
+    "stale",
+    "gone",
+    "incomplete",
+)
 
 CLOSE = 0  #: the group is done
 HOLD = -1  #: keep the group for a later step (pipelined allocators only)
@@ -391,6 +448,7 @@ class Policy:
     allocator: Allocator
     filter: Filter
     advantage: Advantage
+    _ended: bool = field(default=False, init=False, repr=False)
 
     def __iter__(self) -> Iterator[Role]:
         return iter((self.sampler, self.allocator, self.filter, self.advantage))
@@ -398,30 +456,60 @@ class Policy:
     def bind(self, table: StatsTable, facts: RunFacts) -> None:
         """Join a run; see :meth:`Role.bind`."""
         for part in self:
-            part.bind(table, facts)
+            ask(part, "bind", table, facts)
 
     def observe(self, groups: Groups, progress: Progress) -> None:
         """Show closed groups to every role."""
         for part in self:
-            part.observe(groups, progress)
+            ask(part, "observe", groups, progress)
 
     def end_step(self, progress: Progress) -> None:
         """Tell every role that the step is complete."""
         for part in self:
-            part.end_step(progress)
+            ask(part, "end_step", progress)
+        if not self._ended:  # else what no checkpoint can hold shows at the first one, hours later
+            self.state_dict()
+            self.metrics()
+        self._ended = True
 
     def metrics(self) -> dict[str, float]:
-        """All roles' metrics, ``adaptive/<role>/<name>``."""
-        return {f"adaptive/{part.role}/{key}": value for part in self for key, value in part.metrics().items()}
+        """All roles' metrics, ``adaptive/<role>/<name>``.
+
+        Raises:
+            AdaptiveError: a value is no number, which loggers would choke on or pass over.
+        """
+        out: dict[str, Any] = {}
+        for part in self:
+            for key, value in ask(part, "metrics").items():
+                if not isinstance(value, Real | np.bool_):
+                    kind = type(value).__name__
+                    raise AdaptiveError(f"{who(part)}.metrics gives {key!r} as a {kind}: a metric is one number")
+                out[f"adaptive/{part.role}/{key}"] = value
+        return out
 
     def state_dict(self) -> dict[str, Any]:
-        return {part.role: {"name": part.name, "state": part.state_dict()} for part in self}
+        """Every role's state.
+
+        Raises:
+            AdaptiveError: a checkpoint cannot hold it.
+        """
+        out = {}
+        for part in self:
+            state = ask(part, "state_dict")
+            try:
+                split_state(state)
+            except TypeError as error:
+                raise AdaptiveError(
+                    f"{who(part)}.state_dict: {error}; numbers, text, lists, dicts with text as keys, and numpy arrays can"
+                ) from error
+            out[part.role] = {"name": part.name, "state": state}
+        return out
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         for part in self:
             saved = state.get(part.role, {})
             if saved.get("name") == part.name:  # another part's state means nothing here: start afresh
-                part.load_state_dict(saved["state"])
+                ask(part, "load_state_dict", saved["state"])
 
     def digest(self) -> str:
         """Short hash of the parts and their options, to notice a resume under another policy."""

@@ -233,3 +233,10 @@ def test_text_is_made_safe() -> None:
 def test_doctor_says_what_it_cannot_examine_beside_the_rest(call) -> None:
     status, out, _ = call("doctor", "--", "--multirun")
     assert status == 1 and "--multirun does not start a training run" in out
+
+
+def test_an_encoding_without_our_signs_is_no_failure() -> None:
+    """In a Latin-1 or ASCII locale every table with ± or λ ended with a UnicodeEncodeError."""
+    words = [sys.executable, "-m", "verl_adaptive", "parts", "mopps"]
+    done = subprocess.run(words, capture_output=True, env={**os.environ, "PYTHONIOENCODING": "ascii"})
+    assert (done.returncode, done.stderr) == (0, b"") and b"\\u03b3*, the pass rate" in done.stdout

@@ -6,6 +6,8 @@ import json
 from dataclasses import fields
 from importlib.metadata import EntryPoint
 
+import pytest
+
 import verl_adaptive.policy as policy
 from verl_adaptive.policy import PARTS, find_part
 
@@ -88,3 +90,10 @@ def test_a_part_is_described_in_its_classes_own_words(call, monkeypatch) -> None
     found = json.loads(call("parts", "--json")[1])["filter"]
     assert found["Long"]["about"] == "Drops groups whose answers are short."
     assert found["Short"]["about"] == "Drops groups whose answers are long."
+
+
+@pytest.mark.parametrize("word", ["sampler", "solo", "--json"])
+def test_the_reference_is_of_everything(word, call) -> None:
+    """`parts sampler --markdown` ended with a KeyError."""
+    status, out, err = call("parts", word, "--markdown")
+    assert (status, out) == (2, "") and f"leave {word} out" in err

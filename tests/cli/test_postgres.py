@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pyarrow.parquet as pq
 import pytest
+from omegaconf import OmegaConf
 
 from tests.cli.stores import make_run
 from tests.stats.conftest import postgres  # noqa: F401 - a fixture
+from verl_adaptive.commands.price import ASSUMED, yield_of
+from verl_adaptive.config import AdaptiveConfig, StoreConfig
 
 
 @pytest.fixture
@@ -32,6 +36,18 @@ def test_the_commands_read_a_shared_database(database, tmp_path, call) -> None:
     assert "rollouts generated" in (tmp_path / "r.html").read_text()
     status, out, _ = call("compare", f"{database}#p/a", f"{database}#p/b")
     assert status == 0 and "p/a" in out and "p/b" in out
+
+
+def test_the_price_knows_what_a_run_has_seen_in_a_database(database) -> None:
+    """A SQLite journal was read; with PostgreSQL a run that went on was priced as if nothing were known."""
+    secret = database.replace("tester@", "tester:hunter2@")
+    config, plan = OmegaConf.create({"data": {}}), SimpleNamespace(store_path=None, run_id="p/a")
+    adaptive = AdaptiveConfig(store=StoreConfig(url=secret))
+    share, known = yield_of(config, adaptive, plan, 8)
+    assert share != ASSUMED and "earlier steps in postgresql" in known and "hunter2" not in known
+    for url, run in ((database, "p/new"), (database.replace("127.0.0.1:", "127.0.0.1:1"), "p/a")):
+        plan = SimpleNamespace(store_path=None, run_id=run)
+        assert yield_of(config, AdaptiveConfig(store=StoreConfig(url=url)), plan, 8)[0] == ASSUMED
 
 
 def test_a_database_without_our_tables_is_one_line(postgres, call) -> None:  # noqa: F811

@@ -27,6 +27,7 @@ from verl_adaptive.report.overview import BINS, REGRESSED, histogram
 from verl_adaptive.report.prompts import Prompts
 from verl_adaptive.stats import StatsTable, write_snapshot
 from verl_adaptive.stats.journal import Journal
+from verl_adaptive.stats.locate import locate
 from verl_adaptive.testing.stores import make_keys
 
 
@@ -126,6 +127,33 @@ def test_it_fits_a_terminal(width, finished, call, monkeypatch) -> None:
     assert len(keys) >= 9 and {len(key) for key in keys} == {12 if width == 80 else 32}
 
 
+@pytest.mark.parametrize("width", [40, 50, 60, 70])
+def test_a_number_that_has_no_room_is_not_another_number(width, finished, call, monkeypatch) -> None:
+    """Right-hand columns lost their last digits: step 14 was step 1, a pass rate of 0.875 was 0."""
+    whole = facts(call, finished.folder, "--limit", "60", "--sort", "last_step")["lists"]["selected prompts"]
+    steps = {str(row["last_step"]) for row in whole}
+    monkeypatch.setenv("COLUMNS", str(width))
+    out = call("stats", finished.folder, "--limit", "60", "--sort", "last_step")[1]
+    shown = [line.split()[-1] for line in out.splitlines() if re.match(r" [0-9a-f]{6}", line)]
+    assert len(shown) == 60 and {last for last in shown if not last.endswith("…")} <= steps
+
+
+def test_rates_of_visits_are_the_numbers_they_are(tmp_path, call) -> None:
+    """They are float32: 7 right of 10 was not `>= 0.7`, was printed as 0.699999988, and counted as 0.6 to 0.7."""
+    make_run(tmp_path, n=10, steps=12, snapshot=False, sampler="epoch", filter="keep_all")
+    found = facts(call, tmp_path, "--where", "last_rate == 0.7", "--limit", "60")
+    seven = found["lists"]["selected prompts"]
+    assert seven and {row["last_rate"] for row in seven} == {0.7}
+    every = facts(call, tmp_path, "--sort", "last_rate", "--limit", "60")["lists"]["selected prompts"]
+    rates = [row["last_rate"] for row in every if row["last_rate"] is not None]
+    assert facts(call, tmp_path, "--where", "last_rate >= 0.7")["selected"] == sum(rate > 0.65 for rate in rates)
+    bins = dict(zip(BINS, found["latest_histogram"]["prompts"], strict=True))
+    assert {name: bins[name] for name in ("0.6-0.7", "0.7-0.8")} == {
+        "0.6-0.7": rates.count(0.6),
+        "0.7-0.8": rates.count(0.7),
+    }
+
+
 def test_the_beginning_of_a_key_finds_its_prompt(finished, call) -> None:
     key = facts(call, finished.folder, "--limit", "1")["lists"]["selected prompts"][0]["key"]
     for digits in (8, 12, 16, 17, 31, 32):
@@ -221,6 +249,29 @@ def test_two_names_of_a_run_are_refused(command, tmp_path, call) -> None:
     assert "'p/a'" in err and "#p/b" in err and "leave one of the two out" in err
     assert call("stats", a, "--run", "p/a")[0] == 0
     assert [r["run"] for r in json.loads(call("stats", a, "--runs", "--json")[1])] == ["p/a", "p/b"]
+
+
+def test_a_run_is_not_looked_for_where_there_is_no_choice(tmp_path, call) -> None:
+    """The answer was about whatever lay there, under any name."""
+    make_run(tmp_path / "run", prompts=20, steps=2)
+    (tmp_path / "eval.jsonl").write_text('{"prompt": "q", "n": 8, "successes": 3}\n')
+    for store, kind in (
+        (tmp_path / "run" / "global_step_2", "a snapshot"),
+        (tmp_path / "eval.jsonl", "a file of results"),
+    ):
+        for words in ((f"{store}#p/other",), (store, "--run", "p/other")):
+            status, out, err = call("stats", *words)
+            assert (status, out) == (1, "") and f"is {kind}" in err and "leave out the run 'p/other'" in err
+        assert call("simulate", "--trace", store, "--run", "p/other", "--batch", "1", "--steps", "1")[0] == 1
+        assert call("stats", store)[0] == 0
+    # of a folder that has both, a run is one of the journal's
+    assert locate(f"{tmp_path / 'run'}#project/experiment", prefer="snapshot").kind == "journal"
+    assert locate(tmp_path / "run", prefer="snapshot").kind == "snapshot"
+
+
+def test_a_path_that_is_not_utf8_is_not_called_damaged(call) -> None:
+    status, _, err = call("stats", "n\udce9w/run")
+    assert status == 1 and "not UTF-8" in err and "rename it" in err
 
 
 def test_an_empty_store(tmp_path, call) -> None:

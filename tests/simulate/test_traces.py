@@ -189,6 +189,12 @@ def test_results_of_an_evaluation_are_read(tmp_path) -> None:
         ("1.jsonl", '{"input": "q", "output": "a", "score": "NaN"}\n', "line 1: score='NaN' is not a finite number"),
         ("2.jsonl", '{"input": "q", "output": "a", "score": NaN}\n', "line 1: score=nan"),
         ("3.jsonl", '{"input": "q", "output": "a", "score": 1}\n{"score": 1}\n', "line 2: no input"),
+        (
+            "4.jsonl",
+            '{"input": "q", "output": "a", "score": 1, "step": null}\n',
+            "line 1: step=None is not a whole number",
+        ),
+        ("e.jsonl", '{"prompt": "q", "score": null}\n', "neither n nor score says how it went; score is null"),
     ],
 )
 def test_a_trace_that_cannot_be_read_is_refused(tmp_path, name, text, message) -> None:

@@ -51,7 +51,7 @@ def table(
     cut: str | None = None,
     width: int = 140,
 ) -> Table:
-    """A table. Numbers are never broken; words fold where there is no room.
+    """A table. Numbers are never broken, and end in an ellipsis where there is no room; words fold.
 
     Args:
         columns: heading and justification (``left``: words, ``right``: numbers, whose headings break at their blanks).
@@ -71,7 +71,8 @@ def table(
         out.add_column(
             head,
             justify=justify,  # type: ignore[arg-type]
-            overflow="ellipsis" if heading == cut else "fold",
+            # a number without its last digits is another number: where there is no room, it must show
+            overflow="ellipsis" if heading == cut or justify == "right" else "fold",
             no_wrap=justify == "right" or heading in (cut, "key"),
             max_width=max(4, width - taken - 3) if heading == cut else None,
         )

@@ -16,7 +16,7 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 from verl_adaptive.commands.arguments import add_json_option
-from verl_adaptive.errors import AdaptiveError
+from verl_adaptive.errors import AdaptiveError, UsageError
 
 __all__ = ["configure", "describe", "run"]
 
@@ -39,6 +39,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from verl_adaptive.commands.output import print_json
 
+    if args.markdown and (args.name is not None or args.json):
+        other = "--json" if args.name is None else args.name
+        raise UsageError(f"--markdown prints the reference of all options; leave {other} out")
     found = describe()
     everything = [*ROLES, *found["presets"], *(name for role in ROLES for name in found[role])]
     name = args.name

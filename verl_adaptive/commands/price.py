@@ -216,8 +216,11 @@ def yield_of(config: Any, adaptive: AdaptiveConfig, plan: Any, n: int) -> tuple[
     places: list[tuple[str, str | None, str]] = []
     if adaptive.warm_start is not None:
         places.append((adaptive.warm_start, None, f"of the warm start {redact(adaptive.warm_start)}"))
-    if plan.store_path is not None and os.path.exists(plan.store_path):
-        places.append((plan.store_path, plan.run_id, f"of this run's earlier steps in {plan.store_path}"))
+    journal = plan.store_path
+    if journal is None and plan.run_id is not None:  # a database
+        journal = adaptive.store.url
+    if journal is not None and ("://" in journal or os.path.exists(journal)):
+        places.append((journal, plan.run_id, f"of this run's earlier steps in {redact(journal)}"))
     for source, run, words in places:
         try:
             table = open_prompts(source, run=run, **results_of(config, adaptive)).prompts.table

@@ -35,6 +35,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from verl_adaptive.engine import answers
 from verl_adaptive.engine.base import Engine
 from verl_adaptive.engine.desk import arrays_of, fit
 from verl_adaptive.engine.ledger import Ledger
@@ -244,7 +245,9 @@ class AsyncEngine(Engine):
         self._measure()
         parts = [topups]
         if self.policy.sampler.plans_steps:
-            wanted = self.policy.sampler.round_size(self.progress) if refill and self._drawn == 0 else 0
+            wanted = (
+                answers.amount(self.policy.sampler, "round_size", self.progress) if refill and self._drawn == 0 else 0
+            )
         else:
             wanted = self._window(self.progress.step) - len(self.ready) - self._hopeful() if refill else 0
         most = self.config.max_rounds * (self.facts.batch + self.mode.warmup)
@@ -284,7 +287,7 @@ class AsyncEngine(Engine):
         """Close open groups whose rollouts are back, or top them up."""
         self._close(Closed.of(groups.select(groups.failed), "failed"))
         alive = groups.select(~groups.failed)
-        more = np.asarray(self.policy.allocator.review(alive, self.progress), dtype=np.int64)
+        more = answers.more(self.policy.allocator, "review", alive, self.progress)
         more = fit(np.where(np.isin(alive.ticket, self.desk.cut), CLOSE, more), self.progress.room)
         if (more == HOLD).any():
             raise AdaptiveError(

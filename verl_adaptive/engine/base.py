@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from verl_adaptive.config import AdaptiveConfig, RunFacts
+from verl_adaptive.engine import answers
 from verl_adaptive.engine.desk import Desk
 from verl_adaptive.engine.feed import MAX_PASSES, Feed
 from verl_adaptive.engine.ledger import Ledger
@@ -17,7 +18,7 @@ from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.groups import Groups
 from verl_adaptive.progress import Progress
 from verl_adaptive.rng import Draw
-from verl_adaptive.roles import Policy
+from verl_adaptive.roles import Policy, ask
 from verl_adaptive.stats.table import StatsTable
 
 __all__ = ["Engine"]
@@ -222,7 +223,9 @@ class Engine(ABC):
             **more,
         )
         caps = [
-            c for c in (self.policy.allocator.cap(self.progress), self.config.max_rollouts_per_step) if c is not None
+            c
+            for c in (ask(self.policy.allocator, "cap", self.progress), self.config.max_rollouts_per_step)
+            if c is not None
         ]
         self.progress.cap = min(caps) if caps else None
         self.feed.skipped = 0
@@ -243,15 +246,14 @@ class Engine(ABC):
         progress, policy, feed = self.progress, self.policy, self.feed
         planned = None
         if feed.picks:
-            pick = policy.sampler.pick(feed.pickable(busy), wanted, progress)
-            rows, planned = pick.rows, pick.n
+            rows, planned = feed.pick(feed.pickable(busy), wanted, progress)
             index = feed.positions(rows)
         else:
             if not feed.admit(wanted, progress, busy, ungated=ungated, once=once):
                 self.desk.why = f"the sampler let nothing more through in {MAX_PASSES} passes over the data"
             index = feed.queue[:wanted]
             rows = feed.row_of[index]
-        n = np.asarray(policy.allocator.first(rows, planned, progress), dtype=np.int64)
+        n = answers.first(policy.allocator, rows, planned, progress)
         fits = int(np.searchsorted(np.cumsum(n), progress.room, side="right"))
         if fits < len(rows):
             self.desk.why = f"the step's cap of {progress.cap} rollouts was reached"

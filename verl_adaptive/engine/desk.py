@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from verl_adaptive.config import AdaptiveConfig, RunFacts
+from verl_adaptive.engine import answers
 from verl_adaptive.engine.ledger import Ledger
 from verl_adaptive.engine.steps import Closed, Requests, StepResult
 from verl_adaptive.errors import Exhausted
@@ -109,7 +110,7 @@ class Desk:
         Returns:
             Top-ups of those that go on, which are open again; the groups given up, observed and closed as expired.
         """
-        more = np.asarray(self.policy.allocator.recall(self.held, self.held_since, self.progress), dtype=np.int64)
+        more = answers.more(self.policy.allocator, "recall", self.held, self.held_since, self.progress)
         more = fit(more, self.progress.room, otherwise=HOLD)
         back, drop = self.held.select(more > 0), self.held.select(more == CLOSE)
         back.lag = np.maximum(back.lag, self.progress.step - self.held_since[more > 0]).astype(np.int32)
@@ -133,10 +134,10 @@ class Desk:
         """Keep or drop groups whose rollouts are complete; nothing is learned yet."""
         if not len(groups):
             return Closed.of(groups, "")
-        verdict = self.policy.filter.decide(groups, self.progress)
-        reasons = np.array([*self.policy.filter.reasons, "dropped"], dtype=object)
-        outcome = np.where(verdict.keep, "trained", reasons[np.clip(verdict.reason, 0, len(reasons) - 1)])
-        keep = verdict.keep & self.policy.allocator.complete(groups)
+        verdict = answers.decide(self.policy.filter, groups, self.progress)
+        reasons = np.array([*self.policy.filter.reasons, "trained"], dtype=object)
+        outcome = reasons[np.where(verdict.keep, len(reasons) - 1, verdict.reason)]
+        keep = verdict.keep & answers.complete(self.policy.allocator, groups)
         outcome[verdict.keep & ~keep] = "incomplete"
         trains = groups.rollout_mask(keep)
         if verdict.rollouts is not None:
@@ -216,7 +217,8 @@ class Desk:
         """bool ``(R,)``: rollouts that stay out of training because their advantage is exactly zero."""
         inside = groups.rollout_mask(trained)
         ghost = np.zeros_like(trains)  # judged by what the advantage itself will see: the trained groups alone
-        ghost[inside] = self.policy.advantage.zero(groups.select(trained), trains[inside]) & trains[inside]
+        zero = answers.zero(self.policy.advantage, groups.select(trained), trains[inside])
+        ghost[inside] = zero & trains[inside]
         if trains.any() and not (trains & ~ghost).any():
             # Every row is a ghost: verl still needs one row to carry the (zero) gradient of the step.
             ghost[np.flatnonzero(trains)[np.argmin(groups.tokens[trains])]] = False

@@ -16,9 +16,11 @@ from __future__ import annotations
 import numpy as np
 
 from verl_adaptive.config import RunFacts
+from verl_adaptive.engine import answers
 from verl_adaptive.engine.steps import PromptSource
+from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.progress import Progress
-from verl_adaptive.roles import Sampler
+from verl_adaptive.roles import Sampler, who
 
 __all__ = ["MAX_PASSES", "Feed", "Line"]
 
@@ -91,6 +93,23 @@ class Feed:
         # A sampler may tell pools apart by identity: the same object where nothing is left out.
         return self.pool[~np.isin(self.pool, busy)] if len(busy) else self.pool
 
+    def pick(self, pool: np.ndarray, count: int, progress: Progress) -> tuple[np.ndarray, np.ndarray | None]:
+        """A pool sampler's choice: rows of ``pool``, and what it planned for each, or None.
+
+        Raises:
+            AdaptiveError: it chose what it was not shown.
+        """
+        rows, planned = answers.pick(self.sampler, pool, count, progress)
+        strange = self.positions(rows) < 0
+        if pool is not self.pool:
+            strange |= ~np.isin(rows, pool)
+        if strange.any():
+            raise AdaptiveError(
+                f"{who(self.sampler)}.pick chose row {rows[strange][0]}, which is not in the pool that it was given: a Pick "
+                "has values of pool, not positions in it"
+            )
+        return rows, planned
+
     def admit(self, wanted: int, progress: Progress, busy: np.ndarray, *, ungated: bool, once: bool = True) -> bool:
         """Pull the stream through the gate until ``wanted`` prompts wait in the queue.
 
@@ -118,7 +137,7 @@ class Feed:
             self.position += len(index)
             pulled += len(index)
             progress.epoch = self.position / self.source.size
-            passed = self.sampler.admit(self.row_of[index], position, progress)
+            passed = answers.admit(self.sampler, self.row_of[index], position, progress)
             passed = self._free(index, passed, busy, once=once)
             self.skipped += int((~passed).sum())
             self.queue = np.concatenate([self.queue, index[passed]])
@@ -245,15 +264,14 @@ class Line:
         size = count if self._chunk == 0 else -(-self.feed.facts.batch // 4)
         self._progress.round = self._chunk
         pool = self.feed.pickable(self._taken())
-        pick = self.feed.sampler.pick(pool, size, self._progress)
+        rows, planned = self.feed.pick(pool, size, self._progress)
         self._chunk += 1
-        if not len(pick.rows):
+        if not len(rows):
             if len(pool) == len(self.feed.pool):  # nothing was left out: it has no more to give
                 self.ended = "the sampler gave no further prompt"
             return
-        plan = np.full(len(pick.rows), -1, dtype=np.int64) if pick.n is None else np.asarray(pick.n, dtype=np.int64)
-        index = self.feed.positions(pick.rows)
-        self._add(index, plan, np.zeros(len(index), dtype=np.int64))
+        plan = np.full(len(rows), -1, dtype=np.int64) if planned is None else planned
+        self._add(self.feed.positions(rows), plan, np.zeros(len(rows), dtype=np.int64))
 
     def _gate(self, count: int) -> None:
         feed = self.feed
@@ -277,12 +295,14 @@ class Line:
         self._raw += index.tolist()
         self._seen += len(index)
         rows = feed.row_of[index]
-        passed = feed.sampler.admit(rows, position, self._progress) if gated else np.ones(len(index), dtype=bool)
+        passed = np.ones(len(index), dtype=bool)
+        if gated:
+            passed = answers.admit(feed.sampler, rows, position, self._progress)
         fresh = ~np.isin(rows, self._busy if feed.sampler.whole_batches else self._taken())
         if not feed.sampler.whole_batches:
             fresh &= first_of(rows, passed)
         self._repeats |= bool((passed & ~fresh).any())
-        passed &= fresh
+        passed = passed & fresh
         self._dry = int(np.argmax(passed[::-1])) if passed.any() else self._dry + len(index)
         ends = self._seen - len(index) + np.arange(1, len(index) + 1, dtype=np.int64)
         self._add(index[passed], np.full(int(passed.sum()), -1, dtype=np.int64), ends[passed])

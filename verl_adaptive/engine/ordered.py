@@ -28,6 +28,7 @@ from typing import Any
 
 import numpy as np
 
+from verl_adaptive.engine import answers
 from verl_adaptive.engine.base import Engine
 from verl_adaptive.engine.feed import Line
 from verl_adaptive.engine.steps import Closed, Requests, StepResult
@@ -117,8 +118,8 @@ class OrderedEngine(Engine):
         recalled = self._recall()
         busy = np.concatenate([self.held.row, recalled.row])
         self._line = Line(self.feed, self.progress, busy, ungated=self.config.on_exhausted != "raise")
-        wanted = self.policy.sampler.round_size(self.progress)
-        wanted = self.policy.allocator.prompts(wanted, self.progress)
+        wanted = answers.amount(self.policy.sampler, "round_size", self.progress)
+        wanted = answers.amount(self.policy.allocator, "prompts", wanted, self.progress)
         if not self.policy.sampler.plans_steps:  # such a plan is one request, and counts as carried out
             wanted = min(wanted, self._most)
         self._first_end = self._recalled + wanted
@@ -213,7 +214,7 @@ class OrderedEngine(Engine):
                 spent=requests.n,
                 extra=requests.n,
                 stage=stage,
-                may=self.policy.allocator.most(groups.n + requests.n, stage),
+                may=answers.most(self.policy.allocator, groups.n + requests.n, stage),
             )
             self.progress.planned += requests.rollouts
             self.flight = requests.sorted()
@@ -232,8 +233,8 @@ class OrderedEngine(Engine):
         if not len(rows):
             return Requests.none()
         plan = None if (planned < 0).all() else planned
-        n = np.asarray(allocator.first(rows, plan, self.progress), dtype=np.int64)
-        may = allocator.most(n, np.zeros(len(n), dtype=np.int64))
+        n = answers.first(allocator, rows, plan, self.progress)
+        may = answers.most(allocator, n, np.zeros(len(n), dtype=np.int64))
         cap = self.progress.cap
         if cap is not None:
             worst = (t.spent + t.may).sum() + np.cumsum(n + may) - may  # each before may have taken the most
@@ -247,7 +248,7 @@ class OrderedEngine(Engine):
             part = slice(part.start, part.start + fits)
         if not len(rows):
             return Requests.none()
-        fund = allocator.fund(n, None if plan is None else plan[: len(n)])
+        fund = answers.fund(allocator, n, None if plan is None else plan[: len(n)])
         ticket = self._tickets(len(rows))
         t.add(ticket=ticket, count=n, spent=n, may=may, fund=np.zeros(len(n)) if fund is None else fund)
         self._pooled = fund is not None
@@ -344,7 +345,7 @@ class OrderedEngine(Engine):
         alive = groups.select(~groups.failed)
         if not len(alive):
             return
-        more = np.asarray(allocator.ask(alive, self.progress), dtype=np.int64)
+        more = answers.more(allocator, "ask", alive, self.progress)
         at = t.at(alive.ticket)
         more[(t.stage[at] + 1 >= self.config.max_rounds) | np.isin(alive.ticket, self.desk.cut)] = 0
         self._close(self.desk.verdict(alive.select(more == 0)))
@@ -355,7 +356,7 @@ class OrderedEngine(Engine):
         if len(again):
             at, want = t.at(again.ticket), more[more > 0]
             t.status[at], t.want[at] = _ASKING, want
-            t.may[at] = np.maximum(allocator.most(again.n, t.stage[at]), want)
+            t.may[at] = np.maximum(answers.most(allocator, again.n, t.stage[at]), want)
             self.desk.put(again)
 
     def _close(self, closed: Closed) -> None:
@@ -387,7 +388,7 @@ class OrderedEngine(Engine):
             for name in ("count", "spent", "extra"):
                 getattr(t, name)[granted] += t.want[granted]
             t.stage[granted] += 1
-            t.may[granted] = allocator.most(t.count[granted], t.stage[granted])
+            t.may[granted] = answers.most(allocator, t.count[granted], t.stage[granted])
             if len(refused):
                 leave = np.isin(open_.ticket, t.ticket[refused])
                 self.desk.open = open_.select(~leave)
@@ -443,7 +444,7 @@ class OrderedEngine(Engine):
         enough = kept >= self._target
         if self.desk.lenient and self.config.refill:
             enough |= np.arange(1, head + 1) >= self._end()
-        enough &= held >= self.policy.allocator.reserve(self.progress)
+        enough &= held >= answers.amount(self.policy.allocator, "reserve", self.progress)
         self._done = bool(enough.any())
         self._head = int(np.argmax(enough)) + 1 if self._done else head
 

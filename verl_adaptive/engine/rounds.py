@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from verl_adaptive.engine import answers
 from verl_adaptive.engine.base import Engine
 from verl_adaptive.engine.desk import fit
 from verl_adaptive.engine.steps import Closed, Requests, StepResult
@@ -72,7 +73,7 @@ class RoundEngine(Engine):
         alive = groups.select(~groups.failed)
         more = np.zeros(len(alive), dtype=np.int64)
         if not last:
-            more = np.asarray(self.policy.allocator.review(alive, progress), dtype=np.int64)
+            more = answers.more(self.policy.allocator, "review", alive, progress)
         more = fit(np.where(np.isin(alive.ticket, desk.cut), CLOSE, more), progress.room)
         desk.hold(alive.select(more == HOLD))
         self._review(alive.select(more == CLOSE))
@@ -92,7 +93,8 @@ class RoundEngine(Engine):
             progress.planned += recalled.rollouts
             parts.append(recalled)
         if may_sample and progress.need > progress.open:
-            wanted = policy.allocator.prompts(policy.sampler.round_size(progress), progress)
+            wanted = answers.amount(policy.sampler, "round_size", progress)
+            wanted = answers.amount(policy.allocator, "prompts", wanted, progress)
             if wanted > 0:
                 busy = np.concatenate([self.held.row, self.desk.open.row])
                 ungated = self.config.on_exhausted != "raise" and not self.desk.closed

@@ -16,6 +16,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 
+from verl_adaptive.engine.answers import compute
 from verl_adaptive.errors import AdaptiveError, ConfigError
 from verl_adaptive.groups import Groups
 from verl_adaptive.policy import available, find_part
@@ -92,7 +93,7 @@ def _estimate(
     real = home >= 0
     reward = token_level_rewards.sum(dim=-1).double().cpu().numpy()[rows]
     advantage = np.zeros(len(rows))
-    advantage[real] = loan.role.compute(reward[real], home[real], loan.observed)
+    advantage[real] = compute(loan.role, reward[real], home[real], loan.observed)
     spread = torch.as_tensor(advantage[session_of_row], dtype=torch.float32, device=response_mask.device)
     out = spread.unsqueeze(-1) * response_mask
     return out, out

@@ -14,7 +14,7 @@ from verl_adaptive.report.history import flips_of
 from verl_adaptive.report.opened import TOLERANCE, Opened, reading
 from verl_adaptive.report.prompts import Prompts
 from verl_adaptive.stats import SnapshotMissing, StatsTable, StoreError, open_store, read_manifest, read_snapshot
-from verl_adaptive.stats.locate import locate
+from verl_adaptive.stats.locate import locate, refuse_run
 
 __all__ = ["open_prompts"]
 
@@ -43,6 +43,7 @@ def open_prompts(
     """
     with reading(source):
         found = locate(source, prefer=prefer)  # type: ignore[arg-type]
+        refuse_run(found, run)
         if found.kind == "results":
             from verl_adaptive.stats.results import read_results
 

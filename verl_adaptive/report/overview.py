@@ -98,7 +98,7 @@ def overview(opened: Opened, *, tries: int = 16, history: bool = True) -> dict[s
         "brought": len(table.brought()) if opened.kind == "snapshot" else None,
         "flip_flopping": None,
         "histogram": {"bins": list(BINS), "prompts": histogram(rate)},
-        "latest_histogram": {"bins": list(BINS), "prompts": histogram(table.col("last_rate").astype(np.float64))},
+        "latest_histogram": {"bins": list(BINS), "prompts": histogram(prompts.number("last_rate"))},
         "visits_histogram": np.bincount(np.minimum(visits, 10), minlength=11).tolist(),
         "by_source": table.view_by_source(),
     }

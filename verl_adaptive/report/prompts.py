@@ -30,11 +30,13 @@ DERIVED: dict[str, tuple[str, Callable[[Prompts], np.ndarray]]] = {
     "tokens_per_rollout": ("mean response tokens", _ratio("tokens", "rollouts")),
     "change": (
         "pass rate of the latest visit minus that of the first, to six decimals",
-        # The rates are float32: unrounded, 4/10 - 9/10 is -0.49999997 and no change of one half.
         lambda p: np.round(p.number("last_rate") - p.number("first_rate"), 6),
     ),
 }
 
+
+#: Columns of one visit's pass rate.
+_RATES = ("first_rate", "last_rate")
 
 _ABOUT = {
     "key": "the prompt's identity, 32 hex digits; 8 or more of its first ones find it too",
@@ -52,8 +54,8 @@ _ABOUT = {
     "first_step": "step of the first visit, -1 if there was none",
     "last_step": "step of the latest visit, -1 if there was none",
     "last_try": "as last_step, groups that failed included",
-    "first_rate": "pass rate of the first visit",
-    "last_rate": "pass rate of the latest visit",
+    "first_rate": "pass rate of the first visit, to six decimals",
+    "last_rate": "pass rate of the latest visit, to six decimals",
     "failures": "groups that failed and say nothing",
     "flips": "crossings of one half from visit to visit (journals only)",
 }
@@ -103,7 +105,9 @@ class Prompts:
 
     def number(self, name: str) -> np.ndarray:
         """A column of the table as float64, so that differences of unsigned columns do not wrap."""
-        return self.table.col(name).astype(np.float64)
+        values = self.table.col(name).astype(np.float64)
+        # The rates of visits are float32: unrounded, 7/10 is 0.69999999, which is neither 0.7 nor above it.
+        return np.round(values, 6) if name in _RATES else values
 
     def get(self, name: str) -> np.ndarray | Words:
         """A column by any of :meth:`names`."""
@@ -123,7 +127,7 @@ class Prompts:
             return key_hex(self.table.keys[rows])
         if name == "source":
             return [self.table.sources[i] for i in self.table.col("source")[rows].tolist()]
-        if name in self.further or name in DERIVED:
+        if name in self.further or name in DERIVED or name in _RATES:
             return self.get(name)[rows].tolist()  # type: ignore[index]
         return self.table.col(name)[rows].tolist()
 

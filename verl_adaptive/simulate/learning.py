@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from verl_adaptive.config import check
+from verl_adaptive.engine.answers import compute
 from verl_adaptive.simulate.worlds import StaticWorld
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ def advantages(result: StepResult, policy: Policy) -> np.ndarray:
     if policy.advantage.estimator is None:
         out[result.trains] = group_relative(reward, home, len(observed))
     else:
-        out[result.trains] = policy.advantage.compute(reward, home, observed)
+        out[result.trains] = compute(policy.advantage, reward, home, observed)
     return out
 
 

@@ -108,6 +108,8 @@ def read_trace(source: str | os.PathLike[str], *, run: str | None = None, thresh
         if trace is not None:
             if not len(trace) or not (trace.n > 0).any():
                 raise TraceError(f"{text} holds no finished rollout: there is nothing to simulate")
+            if run is not None and trace.kind != "journal":
+                raise TraceError(f"{text} is no journal, which has runs to choose from: leave out --run {run}")
             return trace
     raise TraceError(f"{text} is not a trace that could be read")
 
@@ -156,9 +158,11 @@ def _read_dump(source: str, options: _Options) -> Trace | None:
             key = prompt_key(None, row["input"], row.get("gts"))
             prompt = known.setdefault(key, len(known))
             step = row.get("step", int(path.stem) if path.stem.isdigit() else 0)
+            if isinstance(step, bool) or not isinstance(step, int):
+                raise TraceError(f"{where}: step={step!r} is not a whole number")
             # A rollout of several outputs has one line each, "<prompt>_<rollout>_<output>"; its reward is the last's.
             session = re.sub(r"_\d+$", "", str(row["uid"])) if row.get("uid") else where
-            sessions[int(step), prompt, session] = float(score)
+            sessions[step, prompt, session] = float(score)
     groups: dict[tuple[int, int], list[int]] = {}
     for (step, prompt, _), score in sessions.items():
         tally = groups.setdefault((step, prompt), [0, 0])

@@ -11,7 +11,7 @@ from typing import Literal
 from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.stats.snapshot import MANIFEST
 
-__all__ = ["Found", "StoreError", "locate"]
+__all__ = ["Found", "StoreError", "locate", "refuse_run"]
 
 _SNAPSHOT_FOLDER = "adaptive"  # inside verl's `global_step_N`
 _CHECKPOINTS = "checkpoints"  # inside a run's own folder
@@ -109,6 +109,28 @@ def locate(source: str | os.PathLike[str], *, prefer: Literal["journal", "snapsh
         text, _, run = text.rpartition("#")
     if "://" in text:
         return Found("journal", text, run)
+    if any("\ud800" <= sign <= "\udfff" for sign in text):
+        raise StoreError(
+            f"{text}: the bytes of this path are not UTF-8, and SQLite opens no such; rename it, or link to it"
+        )
+    # who names a run means the journal: a snapshot is of one
+    found = _find(text, run, prefer if run is None else "journal")
+    refuse_run(found, run)
+    return found
+
+
+def refuse_run(found: Found, run: str | None) -> None:
+    """Refuse to look for a run where there is no choice of them: the answer would be about another.
+
+    Raises:
+        StoreError: a run is named, and what was found is no journal.
+    """
+    if run is not None and found.kind != "journal":
+        kind = "a snapshot, which is of one run" if found.kind == "snapshot" else "a file of results, which has no runs"
+        raise StoreError(f"{found.where} is {kind}: leave out the run {run!r}")
+
+
+def _find(text: str, run: str | None, prefer: Literal["journal", "snapshot"]) -> Found:
     path = Path(text)
     if path.is_file():
         if path.name == MANIFEST:
@@ -132,7 +154,7 @@ def locate(source: str | os.PathLike[str], *, prefer: Literal["journal", "snapsh
     if newest is not None:
         return Found("snapshot", str(newest / _SNAPSHOT_FOLDER))
     if (path / _CHECKPOINTS).is_dir() and _holds_store(path / _CHECKPOINTS):
-        return locate(path / _CHECKPOINTS if run is None else f"{path / _CHECKPOINTS}#{run}", prefer=prefer)
+        return _find(str(path / _CHECKPOINTS), run, prefer)
     below = _stores_below(path)
     hint = f". There are {', '.join(below)}" if below else ""
     raise StoreError(

@@ -121,7 +121,8 @@ def _outcome(row: Mapping[str, Any], success: Callable[[np.ndarray], np.ndarray]
             low, high = _apart(n, signal, squares)
         return float(n), c, signal, squares, reward, low, high
     if row.get("score") is None:
-        raise ValueError(f"neither n nor score says how it went; it has: {', '.join(row)}")
+        nothing = "score is null" if "score" in row else f"it has: {', '.join(row)}"
+        raise ValueError(f"neither n nor score says how it went; {nothing}")
     scores = np.atleast_1d(np.asarray(row["score"], dtype=np.float64))
     if scores.ndim != 1 or not len(scores) or not np.isfinite(scores).all():
         raise ValueError(f"score={row['score']!r} is not a finite number or a list of them")

@@ -131,6 +131,9 @@ class StatsTable:
         """
         if not namespace:
             raise ValueError("a policy's columns need a namespace")
+        for name, column in columns.items():
+            if not isinstance(column, tuple):  # "f4" would be type f, default 4
+                raise ValueError(f"column {name} is declared as {column!r}; write Column({column!r}, 0)")
         wanted = {f"{namespace}.{name}": Column(*column).normal() for name, column in columns.items()}
         for name, column in wanted.items():
             have = self._columns.get(name)

@@ -1,0 +1,218 @@
+"""Mistakes in parts that somebody else wrote: each is told, with the part and what it should have said."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.world import Arrivals, make_engine, make_stream_engine, run_step
+from verl_adaptive import HOLD, Advantage, Allocator, ConfigError, Filter, Pick, Sampler, Verdict
+from verl_adaptive.engine.answers import compute
+from verl_adaptive.errors import AdaptiveError
+from verl_adaptive.groups import Groups
+from verl_adaptive.policy import find_part
+
+
+def first(self: Any, rows: np.ndarray, planned: Any, progress: Any) -> np.ndarray:
+    return np.full(len(rows), 4)
+
+
+def says(answer: Any) -> Any:
+    """A method with this answer; a function is given what the method is."""
+    return lambda self, *about: answer(*about) if callable(answer) else answer
+
+
+def verdict(**change: Any) -> Any:
+    """A filter's ``decide``: drops groups without variance, but for this."""
+
+    def decide(self: Any, groups: Groups, progress: Any) -> Verdict:
+        made = {"keep": ~groups.degenerate(), "reason": np.zeros(len(groups), dtype=np.int64)}
+        return Verdict(**made | {name: value(groups) for name, value in change.items()})
+
+    return decide
+
+
+POOL = {"kind": "pool"}
+WHY = {"reasons": ("flat",)}
+#: A class → its base, what is in it, and what is said of it.
+FAULTS: dict[str, tuple[type, dict[str, Any], str]] = {
+    # positions or counts for a mask: numpy would have rolled out the prompts 0 and 1
+    "Counts": (
+        Sampler,
+        {"admit": says(lambda r, *_: np.arange(len(r)) % 2)},
+        r"admit must answer bool .* it answered int64",
+    ),
+    "Chances": (Sampler, {"admit": says(lambda r, *_: np.full(len(r), 0.5))}, r"admit must answer bool of shape \("),
+    "Half": (Sampler, {"admit": says(lambda r, *_: np.ones(len(r) // 2, bool))}, r"it answered bool of shape \("),
+    "Nothing": (Sampler, {"admit": says(None)}, "it answered NoneType"),
+    "Fails": (
+        Sampler,
+        {"admit": says(lambda *_: {}["x"])},
+        r"Fails\)\.admit fails: KeyError: 'x' \(.*test_answers\.py, line",
+    ),
+    "Unbound": (
+        Sampler,
+        {"bind": says(None), "admit": lambda self, *_: self.facts},
+        r"admit fails: AttributeError: .*'facts'",
+    ),
+    "Columns": (Sampler, {"columns": {"a": "f4"}}, r"bind fails: ValueError: column a .*; write Column\('f4', 0\)"),
+    "Bare": (Sampler, POOL | {"pick": says(lambda pool, k, _: pool[:k])}, r"pick must answer Pick\(rows\)"),
+    "Twice": (Sampler, POOL | {"pick": says(lambda pool, k, _: Pick(np.repeat(pool[:1], k)))}, "picks a prompt twice"),
+    "Beyond": (
+        Sampler,
+        POOL | {"pick": says(lambda pool, k, _: Pick(np.arange(k) + 900))},
+        r"row 900, which is not in the pool",
+    ),
+    "Unplanned": (
+        Sampler,
+        POOL | {"pick": says(lambda pool, k, _: Pick(pool[:k], np.zeros(k, int)))},
+        r"pick \(n\) must answer whole numbers, 1 or greater",
+    ),
+    "Size": (Sampler, {"round_size": says(3.5)}, "round_size must answer a whole number; it answered float 3.5"),
+    "Unsaved": (Sampler, {"state_dict": says({"seen": set()})}, r"state_dict: state\['seen'\]: a set cannot be stored"),
+    "Arrays": (Sampler, {"metrics": says({"x": np.zeros(2)})}, "metrics gives 'x' as a ndarray"),
+    "None_": (
+        Allocator,
+        {"first": says(lambda r, *_: np.zeros(len(r), int))},
+        "first must answer whole numbers, 1 or greater",
+    ),
+    "Parts": (Allocator, {"first": says(lambda r, *_: np.full(len(r), 3.7))}, "it answered float64 .* from 3.7 to 3.7"),
+    "Negative": (Allocator, {"first": first, "review": says(lambda g, _: np.full(len(g), -8))}, "from -8 to -8"),
+    "Rollouts": (
+        Allocator,
+        {"first": first, "review": says(lambda g, _: np.zeros(g.rollouts, int))},
+        "one for each group",
+    ),
+    "Holds": (
+        Allocator,
+        {"first": first, "review": says(lambda g, _: np.full(len(g), HOLD))},
+        "HOLD, which only an allocator",
+    ),
+    "Kept": (
+        Filter,
+        WHY | {"decide": verdict(keep=lambda g: np.ones(len(g), int))},
+        r"decide \(keep\) must answer bool",
+    ),
+    "Third": (
+        Filter,
+        WHY | {"decide": verdict(reason=lambda g: np.full(len(g), 3))},
+        r"reason 3, and reasons = \('flat',\) has 1",
+    ),
+    "Unnamed": (Filter, {"decide": verdict()}, r"reason 0, and reasons = \(\) has 0"),
+    "Empty": (
+        Filter,
+        WHY | {"decide": verdict(rollouts=lambda g: np.zeros(g.rollouts, bool))},
+        "keeps a group of which no rollout trains",
+    ),
+    "Mask": (
+        Filter,
+        WHY | {"decide": says(lambda g, _: ~g.degenerate())},
+        r"decide must answer Verdict\(keep, reason\)",
+    ),
+    "Groupwise": (
+        Advantage,
+        {"zero": says(lambda g, _: np.zeros(len(g), bool))},
+        "zero must answer bool .* one for each rollout",
+    ),
+}
+#: The same, told when the run starts.
+UNUSED: dict[str, tuple[type, dict[str, Any], str]] = {
+    "Typo": (Sampler, {"kind": "pol"}, r"kind = 'pol'; a sampler's kind is 'stream' or 'pool'"),
+    "Forgot": (Sampler, {"pick": says(None)}, r"has pick, which only a sampler with kind = 'pool' is asked"),
+    "Pickless": (Sampler, POOL, "kind = 'pool' and no pick"),
+    "Gates": (
+        Sampler,
+        POOL | {"pick": says(None), "admit": says(None)},
+        "has admit, which only a sampler with kind = 'stream'",
+    ),
+    "ForEver": (Allocator, {"first": first, "can_hold": True}, "can_hold = True and no recall"),
+    "Letters": (Filter, {"decide": verdict(), "reasons": "flat"}, r"reasons = 'flat'; they are a tuple of names"),
+    "Engines": (
+        Filter,
+        {"decide": verdict(), "reasons": ("trained",)},
+        "gives the reason 'trained', a word of the engine's",
+    ),
+    "Unasked": (Advantage, {"compute": says(None)}, "has compute and no estimator"),
+    "Uncomputed": (Advantage, {"estimator": "mine"}, "has estimator = 'mine' and no compute"),
+}
+for _name, (_base, _body, _) in {**FAULTS, **UNUSED}.items():
+    globals()[_name] = type(_name, (_base,), {"name": _name.lower(), "__module__": __name__, **_body})
+
+
+def at(name: str) -> dict[str, str]:
+    base = {**FAULTS, **UNUSED}[name][0]
+    return {base.role: f"{__name__}:{name}"}
+
+
+@pytest.mark.parametrize("rounds", [True, False])
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_wrong_answer_is_told_in_the_first_step(name, rounds) -> None:
+    with pytest.raises(AdaptiveError, match=FAULTS[name][2]) as caught:
+        engine, world = make_engine(**at(name), M=40, rounds=rounds, p=np.tile([0.0, 0.5], 20))
+        run_step(engine, world, 1)
+    assert name.lower() in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["Counts", "Beyond", "None_", "Negative", "Kept"])
+def test_and_in_an_asynchronous_trainers(name) -> None:
+    with pytest.raises(AdaptiveError, match=FAULTS[name][2]):
+        engine, world = make_stream_engine(**at(name), M=40, p=np.tile([0.0, 0.5], 20))
+        Arrivals(world).step(engine, 1)
+
+
+@pytest.mark.parametrize("name", UNUSED)
+def test_what_would_never_be_asked_is_told_before_the_run(name) -> None:
+    role, path = at(name).popitem()
+    with pytest.raises(ConfigError, match=rf"adaptive\.{role}\.name='{re.escape(path)}': {name} .*{UNUSED[name][2]}"):
+        find_part(role, path)
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (np.zeros(2), r"compute must answer numbers of shape \(5,\), one for each rollout; it answered float64"),
+        (0.5, "it answered float 0.5"),
+        (
+            np.array([0, np.nan, 1, 1, 1]),
+            r"answers nan for 1 of 5 rollouts \(the first with reward 0, in a group of 3\)",
+        ),
+    ],
+)
+def test_an_advantage_is_a_finite_number_for_each_rollout(answer, says) -> None:
+    """One number was every rollout's, and not-a-number went into the update."""
+
+    class Mine(Advantage):
+        name, estimator = "mine", "mine"
+
+        def compute(self, reward: np.ndarray, group_of: np.ndarray, observed: Groups) -> Any:
+            return answer
+
+    groups = Groups.from_lists([0, 1], [[1.0, 0.0, 1.0], [0.0, 0.0]])
+    with pytest.raises(AdaptiveError, match=says):
+        compute(Mine(), groups.reward, groups.group_of, groups)
+
+
+def test_a_class_that_cannot_be_made() -> None:
+    class Plain(Sampler):
+        name = "plain"
+
+        def __init__(self) -> None: ...
+
+    globals()["Plain"] = Plain
+    with pytest.raises(
+        ConfigError, match=r"adaptive\.sampler\.name='.*:Plain': making a Plain of its options fails: TypeError"
+    ):
+        make_engine(f"{__name__}:Plain")
+
+
+def test_whole_numbers_in_floats_and_lists_are_as_good() -> None:
+    class Eights(Allocator):
+        name = "eights"
+        first = says(lambda rows, *_: [8.0] * len(rows))
+
+    globals()["Eights"] = Eights
+    engine, world = make_engine(allocator=f"{__name__}:Eights", M=40)
+    assert run_step(engine, world, 1).groups.n.tolist() == [8] * 8
