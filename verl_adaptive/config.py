@@ -135,7 +135,8 @@ class RunFacts:
 
     Attributes:
         batch: groups per training step, B (``data.train_batch_size``, or as ``adaptive.batch_unit`` says).
-        n: rollouts per group, N (``actor_rollout_ref.rollout.n``, or as ``adaptive.batch_unit`` says).
+        n: rollouts per group, N (``actor_rollout_ref.rollout.n``, or as ``adaptive.allocator.n`` and
+            ``adaptive.batch_unit`` say).
         steps: training steps planned.
         prompts: distinct prompts in the training set, M.
         seed: ``adaptive.seed``.
