@@ -55,6 +55,7 @@ class Feed:
         self.queue, self.ahead = _NONE, _NONE
         self.position = 0
         self.skipped = 0
+        self._since = (0, 0.0)  # position and passes when the data set came to have its size: another one after a resume
 
     @property
     def picks(self) -> bool:
@@ -65,7 +66,8 @@ class Feed:
         """Passes over the data so far; of a pool, reckoned by the rollouts ``generated`` in the run."""
         if self.picks:
             return generated / max(1, self.facts.n * len(self.pool))
-        return self.position / self.source.size
+        position, passes = self._since
+        return passes + (self.position - position) / self.source.size
 
     # -- where prompts are ----------------------------------------------------------------------------------
 
@@ -117,7 +119,7 @@ class Feed:
             position = self.position + np.arange(len(index), dtype=np.int64)
             self.position += len(index)
             pulled += len(index)
-            progress.epoch = self.position / self.source.size
+            progress.epoch = self.epoch(0)
             passed = self.sampler.admit(self.row_of[index], position, progress)
             passed = self._free(index, passed, busy, once=once)
             self.skipped += int((~passed).sum())
@@ -144,6 +146,8 @@ class Feed:
         """Positions and rows, both: the data set may be another order of the same prompts when a run resumes."""
         return {
             "position": self.position,
+            "size": self.source.size,
+            "since": list(self._since),
             "queue": self.row_of[self.queue],
             "queue_index": self.queue,
             "ahead": self.row_of[self.ahead],
@@ -153,6 +157,10 @@ class Feed:
     def load_state_dict(self, state: dict) -> None:
         """Take up a saved state; prompts that have left the data set are left out."""
         self.position = int(state["position"])
+        size, (position, passes) = state.get("size", self.source.size), state.get("since", (0, 0.0))  # 0.1.0 knew neither
+        if size != self.source.size:  # passes stay passes: of a larger data set as many positions would be fewer
+            position, passes = self.position, passes + (self.position - position) / size
+        self._since = (int(position), float(passes))
         queue = self.found(state["queue"], state["queue_index"])
         ahead = self.found(state.get("ahead", _NONE), state.get("ahead_index", _NONE))  # 0.1.0 read nothing ahead
         self.queue, self.ahead = queue[queue >= 0], ahead[ahead >= 0]
