@@ -336,6 +336,37 @@ def test_a_step_of_equal_rewards_trains_on_nothing(queue, estimator, forgo):
     clear(batch)
 
 
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("estimator", ["grpo", "opo", "gpg", "grpo_passk", "rloo_vectorized"])
+def test_padding_changes_nobodys_advantage(queue, estimator, count):
+    """opo had NaN in padding rows, which a mean over sequences spreads; gpg counted them; grpo_passk failed on a single one."""
+    session = session_of(Workers())
+    session.start()
+    batch = session.complete()
+    trainer = object.__new__(get_trainer_cls("adaptive_sync"))  # its step alone, without workers
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        trainer.config = compose("ppo_trainer", overrides=[f"algorithm.adv_estimator={estimator}"])
+    trainer.engine, trainer.replay_buffer, trainer._forgo_terms = session.engine, SimpleNamespace(last=batch), False
+    trainer.processor, trainer.tokenizer = None, SimpleNamespace(eos_token_id=7)
+    trainer.global_steps, trainer.local_trigger_step = 1, 0
+    trainer.use_critic = trainer.use_reference_policy = False
+
+    def advantages(rows: KVBatchMeta) -> list[torch.Tensor]:
+        found = trainer._compute_advantage(rows, {})
+        assert list(found.keys) == list(rows.keys)
+        got = tq.kv_batch_get(keys=rows.keys, partition_id="train", select_fields=["advantages", "returns"])
+        return list(got["advantages"])
+
+    real = KVBatchMeta(partition_id="train", keys=batch.keys, tags=batch.tags)
+    alone = advantages(real)
+    keys, tags = trainer._padding(real, count)
+    mixed = advantages(KVBatchMeta(partition_id="train", keys=keys + batch.keys, tags=tags + batch.tags))
+    assert all(torch.equal(a, b) for a, b in zip(alone, mixed[count:], strict=True)) and any(a.any() for a in alone)
+    assert all(torch.equal(row, torch.zeros(1)) for row in mixed[:count])
+    tq.kv_clear(keys=keys, partition_id="train")
+    clear(batch)
+
+
 def test_the_batch_knows_every_row_of_its_groups(queue):
     workers = Workers()
     session = session_of(workers)
