@@ -55,7 +55,7 @@ class Feed:
         self.queue, self.ahead = _NONE, _NONE
         self.position = 0
         self.skipped = 0
-        self._since = (0, 0.0)  # position and passes when the data set came to have its size: another one after a resume
+        self._since = (0, 0.0)  # position and passes since when the data set has its size: a resume may change it
 
     @property
     def picks(self) -> bool:
@@ -157,7 +157,8 @@ class Feed:
     def load_state_dict(self, state: dict) -> None:
         """Take up a saved state; prompts that have left the data set are left out."""
         self.position = int(state["position"])
-        size, (position, passes) = state.get("size", self.source.size), state.get("since", (0, 0.0))  # 0.1.0 knew neither
+        position, passes = state.get("since", (0, 0.0))  # 0.1.0 knew neither
+        size = state.get("size", self.source.size)
         if size != self.source.size:  # passes stay passes: of a larger data set as many positions would be fewer
             position, passes = self.position, passes + (self.position - position) / size
         self._since = (int(position), float(passes))
