@@ -108,15 +108,19 @@ class BetaPosterior(Advantage):
             return np.zeros(len(reward))
         count = (observed.n + config.alpha0 + config.beta0)[group_of]
         p = (observed.successes + config.alpha0)[group_of] / count
-        above = success_of(reward, group_of, observed) - p
+        q = (observed.n - observed.successes + config.beta0)[
+            group_of
+        ] / count  # 1 − p, which may be below a rounding of p
+        success = success_of(reward, group_of, observed)
+        above = success * q - (1 - success) * p
         if config.variant == "certainty":
-            out = 2 * p - 1
+            out = p - q
         elif config.variant == "unnormalised" or (config.variant == "shrinkage" and not config.norm_by_std):
             out = above
         elif config.variant == "beta_sd":
-            out = above / np.sqrt(p * (1 - p) / (count + 1))
+            out = above / np.sqrt(p * q / (count + 1))
         else:
-            out = above / np.sqrt(p * (1 - p))
+            out = above / np.sqrt(p * q)
         if config.variant == "shrinkage":  # the knob is for groups without contrast
             alone = observed.degenerate(self.facts.tolerance, observed.reward)[group_of]
             return np.where(alone & (out < 0), config.w_neg * out, out)

@@ -104,5 +104,5 @@ def _field(extra: object, name: str) -> float:
         )
     try:
         return float(info[name])
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # of a tensor of several numbers, the last
         return math.nan  # counted as a failed rollout
