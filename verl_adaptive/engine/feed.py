@@ -109,10 +109,11 @@ class Feed:
         pulled = 0
         while len(self.queue) < wanted:
             if pulled >= MAX_PASSES * self.source.size:
-                while ungated and not len(self.queue) and pulled < (MAX_PASSES + 1) * self.source.size:
+                unseen = 0  # not by all that was pulled, which a round larger than the data set takes beyond any bound
+                while ungated and not len(self.queue) and unseen < self.source.size:
                     index = self.pull(wanted)
                     self.position += len(index)
-                    pulled += len(index)
+                    unseen += len(index)
                     self.queue = index[self._free(index, np.ones(len(index), dtype=bool), busy, once=once)]
                 return False
             index = self.pull(wanted - len(self.queue))
