@@ -486,7 +486,9 @@ class AdaptiveMixin(_Trainer):
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
         done: Batch = self.replay_buffer.last
         estimator = str(self.config.algorithm.adv_estimator)
-        seen = batch if estimator in TAKES_PADDING or estimator.startswith("adaptive_") else _without_padding(batch)
+        # A KL penalty in the reward has a mean over rows, which its controller goes by.
+        takes = estimator in TAKES_PADDING or estimator.startswith("adaptive_")
+        seen = batch if takes and not self.config.algorithm.use_kl_in_reward else _without_padding(batch)
         loan = Loan(self.engine.policy.advantage, done.trained, done.position, list(seen.keys))
         with lend(loan):
             found = super()._compute_advantage(seen, metrics)
