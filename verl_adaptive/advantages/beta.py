@@ -69,7 +69,8 @@ class BetaPosterior(Advantage):
             baseline: mean and std of the rollouts that train (``retained``), or of all observed (``full``: then the
                 lemma of :mod:`verl_adaptive.filters.aero` does not hold; it is Reinforce-Ada's choice).
             group_mean: weigh rows by (mean group size) / (size of their group), of rollouts that train, so that under
-                a mean over rollouts every group weighs the same: the condition of that lemma.
+                a mean over rollouts every group weighs the same: the condition of that lemma. Rows of zero advantage then
+                stay in training.
         """
 
         variant: Literal["predictive", "unnormalised", "certainty", "beta_sd", "shrinkage", "off"] = "predictive"
@@ -128,7 +129,9 @@ class BetaPosterior(Advantage):
 
     def zero(self, groups: Groups, trains: np.ndarray) -> np.ndarray:
         zero = np.zeros(groups.rollouts, dtype=bool)
-        if (self.config.variant == "off" or self.config.w_neg == 0) and trains.any():
+        # With group_mean the weights of all rows have the mean size of the groups that train in them.
+        some = (self.config.variant == "off" or self.config.w_neg == 0) and not self.config.group_mean
+        if some and trains.any():
             rows, home = np.flatnonzero(trains), groups.group_of[trains]
             flat, _, _ = _moments(groups.reward[rows], home, len(groups), self.facts.tolerance)
             if self.config.baseline == "full":
