@@ -373,6 +373,8 @@ class Advantage(Role):
     def zero(self, groups: Groups, trains: np.ndarray) -> np.ndarray:
         """Rollouts whose advantage is certain to be exactly zero, so that training can leave them out.
 
+        :meth:`compute` is then not shown them, and must give the others what they had with them.
+
         Args:
             groups: kept groups.
             trains: bool ``(R,)``, the rollouts the filter lets train.

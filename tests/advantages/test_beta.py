@@ -41,11 +41,16 @@ class TestConformance(AdvantageConformance):
         return BetaPosterior(self.options)
 
 
+@pytest.mark.parametrize("variant", ["predictive", "off"])
 class TestGroupMeanConformance(AdvantageConformance):
     per_group = False
 
+    @pytest.fixture(autouse=True)
+    def _variant(self, variant):
+        self.variant = variant
+
     def make(self):
-        return BetaPosterior({"group_mean": True})
+        return BetaPosterior({"group_mean": True, "variant": self.variant})
 
 
 # -- numbers --------------------------------------------------------------------------------------------------
