@@ -131,6 +131,15 @@ def test_names_are_fit_for_a_metric() -> None:
     assert len(source_label("x" * 500)) == 80
 
 
+def test_sources_that_begin_alike_have_metrics_of_their_own() -> None:
+    """Two long names that agree in their first 80 characters, or but for a slash, were one metric: the last one's."""
+    names = [f"{'x' * 90}/{i}" for i in "ab"] + ["math", "/math", "code"]
+    metrics, _ = drive(Alarms(AlarmConfig(), names, np.ones(5)), 1, [0.0, 1.0, 0.0, 1.0, 1.0], [1] * 5)
+    rates = {name.rsplit("/", 1)[1]: value for name, value in metrics.items() if "/pass_rate/" in name}
+    assert sorted(rates.values()) == [0.0, 0.0, 1.0, 1.0, 1.0] and rates["code"] == 1.0
+    assert all(len(name) <= 80 for name in rates)
+
+
 @settings(max_examples=50, deadline=None)
 @given(st.integers(0, 2**31), st.integers(1, 5), st.integers(0, 12))
 def test_any_run_is_counted_and_never_fails(seed, sources, groups) -> None:

@@ -468,6 +468,15 @@ def test_a_gate_that_lets_nothing_through(on_exhausted) -> None:
     assert result.trained.sum() == 2 and "let nothing more through in 4 passes" in result.note
 
 
+def test_a_round_larger_than_the_data_set_goes_ungated_too() -> None:
+    """What such a round had pulled in vain left it no pass to go ungated with, and the run ended."""
+    sampler = {"name": "greso", "p_easy": 0.0, "p_min": 0.0, "floor_easy": 1e-12, "warmup_epochs": 1000}
+    sampler["round"] = {"prompts": 13}
+    engine, world = make_engine(sampler, filter="informative", p=np.ones(5), batch=2, n=4)
+    results = run(engine, world, 3)
+    assert [r.trained.sum() for r in results] == [2, 2, 2] and "let nothing more through" in results[-1].note
+
+
 def test_a_step_that_goes_ungated_has_one_group_of_a_prompt() -> None:
     sampler = {"name": "greso", "p_easy": 0.0, "p_min": 0.0, "floor_easy": 1e-12, "warmup_epochs": 1000}
     keys = keys_of(6)[[0, 1, 2, 0, 1, 2]]

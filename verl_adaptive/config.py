@@ -25,11 +25,22 @@ __all__ = [
     "RunFacts",
     "StoreConfig",
     "SuccessConfig",
+    "at_least",
     "build",
     "check",
 ]
 
 T = TypeVar("T")
+
+
+#: Relative rounding of the float32 in which verl has rewards.
+_FLOAT32 = 2.0**-23
+
+
+def at_least(value: Any, bound: float) -> Any:
+    """Where a value, a number or an array, reaches the bound, but for rounding: verl's rewards are float32, in which .9 and .7
+    are a little less than the .9 and .7 of a command line."""
+    return value >= bound - _FLOAT32 * abs(bound)
 
 
 def check(ok: bool, key: str, value: object, hint: str) -> None:
@@ -135,7 +146,8 @@ class RunFacts:
 
     Attributes:
         batch: groups per training step, B (``data.train_batch_size``, or as ``adaptive.batch_unit`` says).
-        n: rollouts per group, N (``actor_rollout_ref.rollout.n``, or as ``adaptive.batch_unit`` says).
+        n: rollouts per group, N (``actor_rollout_ref.rollout.n``, or as ``adaptive.allocator.n`` and
+            ``adaptive.batch_unit`` say).
         steps: training steps planned.
         prompts: distinct prompts in the training set, M.
         seed: ``adaptive.seed``.
@@ -186,7 +198,7 @@ class SuccessConfig:
     def of(self, signal: np.ndarray) -> np.ndarray:
         """float64, as many: each signal as evidence of success in [0, 1]."""
         if self.mode == "threshold":
-            return (signal >= self.threshold).astype(np.float64)
+            return at_least(signal, self.threshold).astype(np.float64)
         return np.clip((signal - self.low) / (self.high - self.low), 0.0, 1.0)
 
 

@@ -401,6 +401,8 @@ class Advantage(Role):
             that leave the advantage to verl.
         needs_groups: the baseline is the group's own, so that a group of one is never informative; False: one rollout a prompt
             is enough. Told by the trainer, too, to parts that leave the advantage to verl.
+        centres: verl's estimator subtracts the mean of a prompt's rollouts where there are several, so that none may be left alone
+            of its group; told by the trainer to parts that leave the advantage to verl.
         takes_penalties: :meth:`compute` is right about rewards that verl's KL penalty was taken off; False: with
             ``algorithm.use_kl_in_reward`` the run is refused.
     """
@@ -410,6 +412,7 @@ class Advantage(Role):
     takes_penalties: ClassVar[bool] = True
     group_relative: bool = True
     needs_groups: bool = True
+    centres: bool = False
 
     def compute(self, reward: np.ndarray, group_of: np.ndarray, observed: Groups) -> np.ndarray:
         """Advantages of the rollouts that train.
@@ -429,6 +432,8 @@ class Advantage(Role):
 
     def zero(self, groups: Groups, trains: np.ndarray) -> np.ndarray:
         """Rollouts whose advantage is certain to be exactly zero, so that training can leave them out.
+
+        :meth:`compute` is then not shown them, and must give the others what they had with them.
 
         Args:
             groups: kept groups.

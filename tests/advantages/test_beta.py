@@ -41,11 +41,16 @@ class TestConformance(AdvantageConformance):
         return BetaPosterior(self.options)
 
 
+@pytest.mark.parametrize("variant", ["predictive", "off"])
 class TestGroupMeanConformance(AdvantageConformance):
     per_group = False
 
+    @pytest.fixture(autouse=True)
+    def _variant(self, variant):
+        self.variant = variant
+
     def make(self):
-        return BetaPosterior({"group_mean": True})
+        return BetaPosterior({"group_mean": True, "variant": self.variant})
 
 
 # -- numbers --------------------------------------------------------------------------------------------------
@@ -267,6 +272,19 @@ def test_zeros() -> None:
     assert not beta().zero(groups, trains).any()
     assert beta(variant="off").zero(groups, trains).tolist() == [True, False, True] + [True] * 3 + [False] * 3 + [True]
     assert beta(w_neg=0.0).zero(groups, trains).tolist() == [False] * 3 + [True] * 3 + [False] * 4
+
+
+@pytest.mark.parametrize("options", [{"variant": "off"}, {"w_neg": 0.0}])
+@pytest.mark.parametrize("group_mean", [True, False])
+def test_leaving_them_out_changes_nobody_elses(options, group_mean) -> None:
+    """The weights of ``group_mean`` follow the groups that train: without the flat one of four they were 8/6 of theirs."""
+    made, groups = beta(**options, group_mean=group_mean), Groups.from_lists([0, 1], [[1.0] * 3 + [0.0] * 5, [0.0] * 4])
+    trains = np.ones(12, dtype=bool)
+    rows = np.flatnonzero(trains & ~made.zero(groups, trains))
+    every = made.compute(groups.reward, groups.group_of, groups)
+    few = made.compute(groups.reward[rows], groups.group_of[rows], groups)
+    np.testing.assert_allclose(few, every[rows])
+    assert len(rows) == (12 if group_mean else 8)
 
 
 def test_the_engine_leaves_them_out() -> None:

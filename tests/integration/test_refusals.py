@@ -113,6 +113,15 @@ def test_what_the_estimator_takes_passes(overrides):
             ],
             r"keep_degenerate=1: .*which opo would train on its bare reward; use 0",
         ),
+        (
+            [
+                "+adaptive=dapo",
+                "adaptive/allocator=aero",
+                "adaptive.allocator.n_explore=1",
+                "algorithm.adv_estimator=reinforce_plus_plus_baseline",
+            ],
+            r"n_explore=1: .*which reinforce_plus_plus_baseline would train on its bare reward",
+        ),
         (["+adaptive=pilot_commit", "adaptive.max_rounds=1"], r"max_rounds=1: .*pilots.*use 2 or more"),
         (["+adaptive=greso", "adaptive.on_exhausted=explode"], "must be one of train_partial, relax, raise"),
         (["+adaptive=greso", "algorithm.filter_groups.enable=true"], r"\+adaptive=dapo"),

@@ -16,9 +16,20 @@ def config(unit: str = "rollouts", n: int | None = 1, allocator: str = "fixed") 
     return AdaptiveConfig.from_mapping({"batch_unit": unit, "allocator": options})
 
 
-def test_groups_stay_as_they_are() -> None:
-    shape = step_shape(config("groups", 2), 16, 8, 10)
-    assert (shape.groups, shape.n, shape.note) == (16, 8, "")
+@pytest.mark.parametrize(
+    ("parts", "size"),
+    [
+        ({}, 8),
+        ({"allocator": {"name": "fixed", "n": 2}}, 2),
+        ({"allocator": {"name": "aero", "n": 16}}, 16),
+        ({"allocator": {"name": "aero", "n": 16}, "sampler": {"name": "cero"}, "refill": False}, 8),
+        ({"allocator": {"name": "reinforce_ada"}}, 8),
+    ],
+)
+def test_groups_are_as_large_as_the_allocator_makes_them(parts, size) -> None:
+    """A pool's epochs and the weights of ``mixed`` go by it: of groups of 2 they went by ``rollout.n``."""
+    shape = step_shape(AdaptiveConfig.from_mapping({"batch_unit": "groups", **parts}), 16, 8, 10)
+    assert (shape.groups, shape.n, shape.note) == (16, size, "")
 
 
 @pytest.mark.parametrize(("n", "groups"), [(1, 128), (2, 64), (4, 32), (8, 16), (None, 16)])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.samplers.simulate import play, progress_at
-from tests.world import keys_of, make_engine
+from tests.world import keys_of, make_engine, run
 from verl_adaptive.config import RunFacts
 from verl_adaptive.errors import ConfigError
 from verl_adaptive.groups import Groups
@@ -184,6 +184,26 @@ def test_hard_means_the_same_for_the_streak_and_for_the_controller():
     assert greso.col("mean_kind").tolist() == [-1, -1, 1, 0]
     assert (greso.metrics()["hard_share"], greso.metrics()["easy_share"]) == (0.5, 0.25)
     assert (greso.p_hard, greso.p_easy) == (0.49, 0.49)
+
+
+@pytest.mark.parametrize("rounds", [True, False])
+@pytest.mark.parametrize("size", [32, 128])
+def test_a_data_set_of_another_size_begins_no_pass_anew(size, rounds):
+    """Resumed on twice as many prompts, a run in its second pass was in the warm-up again; on half as many, far ahead."""
+    engine, world = make_engine("greso", filter="informative", M=64, rounds=rounds)
+    run(engine, world, 9)
+    before = engine.feed.epoch(0)
+    assert before > 1
+    other, world = make_engine("greso", filter="informative", M=size, rounds=rounds)
+    other.load_state_dict(engine.state_dict())
+    assert other.feed.epoch(0) == pytest.approx(before)
+    at = other.feed.position
+    run(other, world, 3, start=10)
+    gone = (other.feed.position - at) / size
+    assert other.progress.epoch == pytest.approx(before + gone)
+    again, _ = make_engine("greso", filter="informative", M=size, rounds=rounds)
+    again.load_state_dict(other.state_dict())
+    assert again.feed.epoch(0) == pytest.approx(before + gone)
 
 
 @pytest.mark.parametrize(("position", "moves"), [(599, False), (600, False), (601, True)])

@@ -69,7 +69,8 @@ class BetaPosterior(Advantage):
             baseline: mean and std of the rollouts that train (``retained``), or of all observed (``full``: then the
                 lemma of :mod:`verl_adaptive.filters.aero` does not hold; it is Reinforce-Ada's choice).
             group_mean: weigh rows by (mean group size) / (size of their group), of rollouts that train, so that under
-                a mean over rollouts every group weighs the same: the condition of that lemma.
+                a mean over rollouts every group weighs the same: the condition of that lemma. Rows of zero advantage then
+                stay in training.
         """
 
         variant: Literal["predictive", "unnormalised", "certainty", "beta_sd", "shrinkage", "off"] = "predictive"
@@ -108,15 +109,19 @@ class BetaPosterior(Advantage):
             return np.zeros(len(reward))
         count = (observed.n + config.alpha0 + config.beta0)[group_of]
         p = (observed.successes + config.alpha0)[group_of] / count
-        above = success_of(reward, group_of, observed) - p
+        q = (observed.n - observed.successes + config.beta0)[
+            group_of
+        ] / count  # 1 − p, which may be below a rounding of p
+        success = success_of(reward, group_of, observed)
+        above = success * q - (1 - success) * p
         if config.variant == "certainty":
-            out = 2 * p - 1
+            out = p - q
         elif config.variant == "unnormalised" or (config.variant == "shrinkage" and not config.norm_by_std):
             out = above
         elif config.variant == "beta_sd":
-            out = above / np.sqrt(p * (1 - p) / (count + 1))
+            out = above / np.sqrt(p * q / (count + 1))
         else:
-            out = above / np.sqrt(p * (1 - p))
+            out = above / np.sqrt(p * q)
         if config.variant == "shrinkage":  # the knob is for groups without contrast
             alone = observed.degenerate(self.facts.tolerance, observed.reward)[group_of]
             return np.where(alone & (out < 0), config.w_neg * out, out)
@@ -124,7 +129,9 @@ class BetaPosterior(Advantage):
 
     def zero(self, groups: Groups, trains: np.ndarray) -> np.ndarray:
         zero = np.zeros(groups.rollouts, dtype=bool)
-        if (self.config.variant == "off" or self.config.w_neg == 0) and trains.any():
+        # With group_mean the weights of all rows have the mean size of the groups that train in them.
+        some = (self.config.variant == "off" or self.config.w_neg == 0) and not self.config.group_mean
+        if some and trains.any():
             rows, home = np.flatnonzero(trains), groups.group_of[trains]
             flat, _, _ = _moments(groups.reward[rows], home, len(groups), self.facts.tolerance)
             if self.config.baseline == "full":

@@ -142,9 +142,12 @@ class PilotCommit(Allocator):
                 self.lower,
                 f"leaves no band below 1 - {path}.upper={self.upper}",
             )
-            check(self.max_age >= 0, f"{path}.max_age", self.max_age, "must be 0 or greater")
-            check(self.factor is None or self.factor > 0, f"{path}.factor", self.factor, "must be above 0, or null")
-            check(self.safety >= 1, f"{path}.safety", self.safety, "must be 1 or greater")
+            check(0 <= self.max_age <= 65535, f"{path}.max_age", self.max_age, "must be 0 to 65535")
+            factor, safety = self.factor, self.safety
+            check(
+                factor is None or 0 < factor < math.inf, f"{path}.factor", factor, "must be above 0 and finite, or null"
+            )
+            check(1 <= safety < math.inf, f"{path}.safety", safety, "must be 1 or greater, and finite")
 
     def __init__(self, options: Mapping[str, Any] | None = None) -> None:
         super().__init__(options)

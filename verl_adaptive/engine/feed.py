@@ -57,6 +57,7 @@ class Feed:
         self.queue, self.ahead = _NONE, _NONE
         self.position = 0
         self.skipped = 0
+        self._since = (0, 0.0)  # position and passes since when the data set has its size: a resume may change it
 
     @property
     def picks(self) -> bool:
@@ -67,7 +68,8 @@ class Feed:
         """Passes over the data so far; of a pool, reckoned by the rollouts ``generated`` in the run."""
         if self.picks:
             return generated / max(1, self.facts.n * len(self.pool))
-        return self.position / self.source.size
+        position, passes = self._since
+        return passes + (self.position - position) / self.source.size
 
     # -- where prompts are ----------------------------------------------------------------------------------
 
@@ -126,17 +128,18 @@ class Feed:
         pulled = 0
         while len(self.queue) < wanted:
             if pulled >= MAX_PASSES * self.source.size:
-                while ungated and not len(self.queue) and pulled < (MAX_PASSES + 1) * self.source.size:
+                unseen = 0  # not by all that was pulled, which a round larger than the data set takes beyond any bound
+                while ungated and not len(self.queue) and unseen < self.source.size:
                     index = self.pull(wanted)
                     self.position += len(index)
-                    pulled += len(index)
+                    unseen += len(index)
                     self.queue = index[self._free(index, np.ones(len(index), dtype=bool), busy, once=once)]
                 return False
             index = self.pull(wanted - len(self.queue))
             position = self.position + np.arange(len(index), dtype=np.int64)
             self.position += len(index)
             pulled += len(index)
-            progress.epoch = self.position / self.source.size
+            progress.epoch = self.epoch(0)
             passed = answers.admit(self.sampler, self.row_of[index], position, progress)
             passed = self._free(index, passed, busy, once=once)
             self.skipped += int((~passed).sum())
@@ -163,6 +166,8 @@ class Feed:
         """Positions and rows, both: the data set may be another order of the same prompts when a run resumes."""
         return {
             "position": self.position,
+            "size": self.source.size,
+            "since": list(self._since),
             "queue": self.row_of[self.queue],
             "queue_index": self.queue,
             "ahead": self.row_of[self.ahead],
@@ -172,6 +177,11 @@ class Feed:
     def load_state_dict(self, state: dict) -> None:
         """Take up a saved state; prompts that have left the data set are left out."""
         self.position = int(state["position"])
+        position, passes = state.get("since", (0, 0.0))  # 0.1.0 knew neither
+        size = state.get("size", self.source.size)
+        if size != self.source.size:  # passes stay passes: of a larger data set as many positions would be fewer
+            position, passes = self.position, passes + (self.position - position) / size
+        self._since = (int(position), float(passes))
         queue = self.found(state["queue"], state["queue_index"])
         ahead = self.found(state.get("ahead", _NONE), state.get("ahead_index", _NONE))  # 0.1.0 read nothing ahead
         self.queue, self.ahead = queue[queue >= 0], ahead[ahead >= 0]

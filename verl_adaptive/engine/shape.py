@@ -28,7 +28,7 @@ class StepShape:
 
 
 def step_shape(config: AdaptiveConfig, batch: int, n: int, prompts: int, ahead: float = 0.0) -> StepShape:
-    """The shape of a step under ``adaptive.batch_unit``.
+    """The shape of a step under ``adaptive.batch_unit`` and the allocator's own group size.
 
     Args:
         config: the ``adaptive`` group.
@@ -38,15 +38,18 @@ def step_shape(config: AdaptiveConfig, batch: int, n: int, prompts: int, ahead: 
         ahead: further batches in flight (``num_warmup_batches``).
 
     Returns:
-        With ``batch_unit=rollouts`` groups of the smallest size, from ``adaptive.allocator.n`` up, that divides ``n`` and
+        With ``batch_unit=groups`` groups of ``adaptive.allocator.n`` where the allocator has that, else of ``n``. With
+        ``batch_unit=rollouts`` groups of the smallest size, from ``adaptive.allocator.n`` up, that divides ``n`` and
         needs no more prompts than there are; of size ``n`` if none does.
 
     Raises:
         ConfigError: the allocator does not give every prompt the same number, or one that does not divide ``n``.
     """
-    if config.batch_unit == "groups":
-        return StepShape(batch, n, config)
     name = config.allocator["name"]
+    if config.batch_unit == "groups":
+        # Whoever reckons in groups reckons in those there are; CERO's budget is GRPO's, whatever AERO's N is.
+        own = name == "fixed" or (name == "aero" and config.sampler["name"] != "cero")
+        return StepShape(batch, (config.allocator.get("n") if own else None) or n, config)
     check(
         name == "fixed",
         "adaptive.batch_unit",

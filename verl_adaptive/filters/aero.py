@@ -103,4 +103,5 @@ class AeroRejection(Filter):
 
 
 def _share(k: float, count: np.ndarray) -> np.ndarray:
-    return np.maximum(1, np.rint(k * count)).astype(np.int64)
+    # A k that means all of them, 1e30 say, would leave the whole numbers of 64 bits, and one rollout.
+    return np.maximum(1, np.rint(min(k, 2.0**31) * count)).astype(np.int64)

@@ -14,6 +14,8 @@ docs/alarms.md says what each may mean.
 
 from __future__ import annotations
 
+import hashlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -22,7 +24,7 @@ import numpy as np
 from verl_adaptive.config import AlarmConfig
 from verl_adaptive.text import clean
 
-__all__ = ["KINDS", "Alarms", "source_label"]
+__all__ = ["KINDS", "Alarms", "source_label", "source_labels"]
 
 #: Kinds that are judged by source.
 KINDS = ("never_solved", "cut", "jumped", "starved")
@@ -39,6 +41,18 @@ DUPLICATES = 0.05
 def source_label(name: str) -> str:
     """A data source's name as part of a metric's."""
     return clean(name.strip().strip("/"), 80) or "unknown"
+
+
+def source_labels(names: Sequence[str]) -> list[str]:
+    """The names of data sources as parts of metrics' names; those that would be alike end in a hash of the whole name."""
+    labels = [source_label(name) for name in names]
+    alike = Counter(labels)
+    return [
+        f"{label[:71]}~{hashlib.sha256(name.encode(errors='surrogatepass')).hexdigest()[:8]}"
+        if alike[label] > 1
+        else label
+        for name, label in zip(names, labels, strict=True)
+    ]
 
 
 class Alarms:
@@ -67,6 +81,9 @@ class Alarms:
         size = len(self.names)
         order = np.argsort(-self.prompts, kind="stable")
         self._shown = [i for i in order.tolist() if self.prompts[i] > 0][: config.sources]
+        # Of all sources that have prompts, so that a name does not depend on how many are shown.
+        here = np.flatnonzero(self.prompts > 0).tolist()
+        self._labels = dict(zip(here, source_labels([self.names[i] for i in here]), strict=True))
         self._all = np.zeros((2, size))  # rollouts, successes
         self._block = np.zeros((4, size))  # rollouts, successes, rollouts of known length, cut ones
         self._last = np.full((4, size), np.nan)
@@ -228,7 +245,7 @@ class Alarms:
         out["adaptive/alarm/unused_acc"] = float(self.unused_acc)
         whole = float(now[0].sum())
         for i in self._shown:
-            name = source_label(self.names[i])
+            name = self._labels[i]
             n, won, known, cut = now[:, i].tolist()
             if whole:
                 out[f"adaptive/source/rollout_share/{name}"] = n / whole

@@ -7,7 +7,7 @@ from typing import Any
 
 from verl.trainer.ppo.utils import need_critic
 
-from verl_adaptive.advantages.verl import COMPARING, GROUP_RELATIVE
+from verl_adaptive.advantages.verl import CENTRING, COMPARING, GROUP_RELATIVE
 from verl_adaptive.config import AdaptiveConfig, check
 from verl_adaptive.engine import AsyncFacts
 from verl_adaptive.engine.shape import step_shape
@@ -254,8 +254,9 @@ def _check_group_size(n: int, estimator: str, adaptive: AdaptiveConfig, policy: 
         "own sampler, filter and advantage, which need none",
     )
     least, key = policy.allocator.least(n), policy.allocator.least_key
+    centres = advantage.estimator is None and estimator in CENTRING
     check(
-        n < 2 or least >= 2 or policy.allocator.name == "fixed" or advantage.estimator is not None or not groups,
+        n < 2 or least >= 2 or policy.allocator.name == "fixed" or not centres,
         f"adaptive.allocator.{key}",
         least,
         f"closes groups with one rollout at actor_rollout_ref.rollout.n={n}, which {estimator} would train on its bare reward; "
@@ -269,9 +270,7 @@ def _check_group_size(n: int, estimator: str, adaptive: AdaptiveConfig, policy: 
         f"no step would have a group, which takes {whole} rollouts; use {whole} or more, or null for no ceiling",
     )
     check(  # of GROUP_RELATIVE the missing baseline is known (integration/rows.py)
-        getattr(policy.filter.config, "keep_degenerate", None) != 1
-        or advantage.estimator is not None
-        or estimator not in COMPARING - GROUP_RELATIVE,
+        getattr(policy.filter.config, "keep_degenerate", None) != 1 or not centres or estimator in GROUP_RELATIVE,
         "adaptive.filter.keep_degenerate",
         1,
         f"leaves one rollout of a group, which {estimator} would train on its bare reward; use 0, or 2 or more",

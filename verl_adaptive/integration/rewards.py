@@ -110,7 +110,7 @@ def _field(extra: object, name: str) -> float:
 def _number(value: object) -> float:
     try:
         return float(value.data if isinstance(value, NonTensorData) else value)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # of a tensor of several numbers, the last
         return math.nan  # counted as a failed rollout
 
 

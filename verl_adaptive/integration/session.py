@@ -34,7 +34,8 @@ class Session:
         self, engine: Engine, stream: Stream, config: AdaptiveConfig, road: Road, abort: Abort, slots: int = 0
     ) -> None:
         self.engine = engine
-        self.queue = Queue(config, alone=not engine.policy.advantage.needs_groups, late=road.late)
+        advantage = engine.policy.advantage
+        self.queue = Queue(config, alone=not (advantage.needs_groups or advantage.centres), late=road.late)
         self.courier = Courier(self.queue, stream, road, config, engine.facts.batch)
         self._abort = abort
         self.times = Times(slots)

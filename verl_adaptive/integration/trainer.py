@@ -26,7 +26,7 @@ from verl.utils.debug import marked_timer
 from verl.utils.seqlen_balancing import calculate_workload, get_seqlen_balanced_partitions, log_seqlen_unbalance
 from verl.workers.rollout.llm_server import LLMServerClient
 
-from verl_adaptive.advantages.verl import COMPARING, GROUP_RELATIVE
+from verl_adaptive.advantages.verl import CENTRING, COMPARING, GROUP_RELATIVE, TAKES_PADDING
 from verl_adaptive.config import AdaptiveConfig, RunFacts, check
 from verl_adaptive.engine import AsyncEngine, make_engine
 from verl_adaptive.engine.shape import step_shape
@@ -167,6 +167,7 @@ class AdaptiveMixin(_Trainer):
             estimator = str(self.config.algorithm.adv_estimator)
             policy.advantage.group_relative = estimator in GROUP_RELATIVE
             policy.advantage.needs_groups = estimator in COMPARING
+            policy.advantage.centres = estimator in CENTRING
         skip, self.zero_rows = zero_rows(self.config, self.adaptive.skip_zero_advantage)
         self._forgo_terms = skip and bool(why_not_skip_zero(self.config))  # other losses' terms of the rows left out
         facts = RunFacts.of(
@@ -489,11 +490,33 @@ class AdaptiveMixin(_Trainer):
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
         done: Batch = self.replay_buffer.last
-        loan = Loan(self.engine.policy.advantage, done.trained, done.position, list(batch.keys))
+        estimator = str(self.config.algorithm.adv_estimator)
+        # A KL penalty in the reward has a mean over rows, which its controller goes by.
+        takes = estimator in TAKES_PADDING or estimator.startswith("adaptive_")
+        seen = batch if takes and not self.config.algorithm.use_kl_in_reward else _without_padding(batch)
+        loan = Loan(self.engine.policy.advantage, done.trained, done.position, list(seen.keys))
         with lend(loan):
-            batch = super()._compute_advantage(batch, metrics)
+            found = super()._compute_advantage(seen, metrics)
+        if len(seen) < len(batch):
+            self._fill_padding(batch, seen)
+            found = KVBatchMeta(
+                keys=batch.keys,
+                tags=batch.tags,
+                partition_id=batch.partition_id,
+                fields=found.fields,
+                extra_info=found.extra_info,
+            )
         self._mend_alone(batch.partition_id, done)
-        return batch
+        return found
+
+    def _fill_padding(self, batch: KVBatchMeta, seen: KVBatchMeta) -> None:
+        """Zeros in padding rows that the estimator has not seen, for what it and verl wrote into the others."""
+        keys = sorted(set(batch.keys) - set(seen.keys))
+        there = tq.kv_batch_get(keys=seen.keys[:1], partition_id=batch.partition_id).keys()
+        names = [n for n in ("advantages", "returns", "token_level_rewards", "rollout_is_weights") if n in there]
+        masks = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=["response_mask"])
+        rows = [{name: torch.zeros(len(mask)) for name in names} for mask in masks["response_mask"]]
+        tq.kv_batch_put(keys=keys, partition_id=batch.partition_id, fields=tu.list_of_dict_to_tensordict(rows))
 
     def _mend_alone(self, partition_id: str, done: Batch) -> None:
         """Write the advantages that verl could not see; see :func:`~verl_adaptive.integration.rows.alone`."""
@@ -502,7 +525,8 @@ class AdaptiveMixin(_Trainer):
             done.result,
             self.engine.policy.advantage,
             estimator=str(algorithm.adv_estimator),
-            by_std=algorithm.get("norm_adv_by_std_in_grpo", True),
+            # verl tells it to grpo alone: grpo_vectorized divides whatever it says
+            by_std=algorithm.get("norm_adv_by_std_in_grpo", True) or algorithm.adv_estimator != "grpo",
         )
         if not len(places):
             return
@@ -604,6 +628,20 @@ def _show_our_log() -> None:
         ours.addHandler(handler)
         ours.setLevel(os.getenv("VERL_LOGGING_LEVEL", "INFO"))
         ours.propagate = False
+
+
+def _without_padding(batch: KVBatchMeta) -> KVBatchMeta:
+    """The rows that are not padding; the batch itself if none is, or all are."""
+    real = [i for i, tag in enumerate(batch.tags) if not tag.get("is_padding", False)]
+    if len(real) in (0, len(batch)):
+        return batch
+    return KVBatchMeta(
+        keys=[batch.keys[i] for i in real],
+        tags=[batch.tags[i] for i in real],
+        partition_id=batch.partition_id,
+        fields=batch.fields,
+        extra_info=batch.extra_info,
+    )
 
 
 def _even(cost: np.ndarray, parts: int) -> list[list[int]]:

@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from verl_adaptive.config import at_least
+
 __all__ = ["Said", "answer_in", "said_of"]
 
 #: Bytes that are read at most, the newest steps first.
@@ -107,6 +109,6 @@ def _take(line: bytes, by_answer: Mapping[str, list[tuple[str, str]]], threshold
         if text in given:
             said = out.setdefault(key, Said())
             said.rollouts += 1
-            if score < threshold:
+            if not at_least(score, threshold):
                 said.wrong[answer_in(str(output))] += 1
             return

@@ -137,8 +137,11 @@ class Cero(Sampler):
                 check(0 < given < math.inf, f"{path}.{key}", given, "must be above 0")
             check(0 < self.rho <= 1, f"{path}.rho", self.rho, "must be in (0, 1]; 1 forgets nothing")
             check(0 <= self.nu0 <= 1, f"{path}.nu0", self.nu0, "must be in [0, 1]")
-            check(self.gamma is None or self.gamma > 0, f"{path}.gamma", self.gamma, "must be above 0, or null")
-            check(self.recheck >= 0, f"{path}.recheck", self.recheck, "must be 0 (no floor) or a number of passes")
+            check(
+                self.gamma is None or 0 < self.gamma < math.inf, f"{path}.gamma", self.gamma, "must be above 0, or null"
+            )
+            passes = self.recheck
+            check(0 <= passes < math.inf, f"{path}.recheck", passes, "must be 0 (no floor) or a number of passes")
             share = self.recheck_share
             check(0 < share <= 1, f"{path}.recheck_share", share, "must be in (0, 1]; recheck=0 turns the floor off")
 

@@ -30,7 +30,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from verl_adaptive.config import RunFacts, check
+from verl_adaptive.config import RunFacts, at_least, check
 from verl_adaptive.groups import Groups
 from verl_adaptive.progress import Progress
 from verl_adaptive.roles import Sampler
@@ -115,7 +115,8 @@ class Greso(Sampler):
 
     def _band(self, mean: np.ndarray) -> np.ndarray:
         """int8 ``(k,)``: 1 for easy, -1 for hard, 0 for neither; of ``classify=mean``."""
-        return (mean >= self.config.easy_mean).astype(np.int8) - (mean <= self.config.hard_mean).astype(np.int8)
+        easy, hard = at_least(mean, self.config.easy_mean), at_least(-mean, -self.config.hard_mean)
+        return easy.astype(np.int8) - hard.astype(np.int8)
 
     def round_size(self, progress: Progress) -> int:
         return round_size(self.config.round, progress)

@@ -73,11 +73,17 @@ class Mopps(Sampler):
             for key in ("target", "decay", "recheck"):
                 value = getattr(self, key)
                 check(0 <= value <= 1, f"{path}.{key}", value, "must be in [0, 1]")
-            check(self.candidates >= 1, f"{path}.candidates", self.candidates, "must be 1 or greater")
-            check(self.a0 > 0, f"{path}.a0", self.a0, "must be above 0")
-            check(self.b0 > 0, f"{path}.b0", self.b0, "must be above 0")
-            strength = self.source_prior  # far below 1 both Gamma variates of a Beta variate would underflow
-            check(strength == 0 or strength >= 1, f"{path}.source_prior", strength, "must be 0, or 1 or greater")
+            candidates = self.candidates
+            check(1 <= candidates < np.inf, f"{path}.candidates", candidates, "must be 1 or greater, and finite")
+            for key in (
+                "a0",
+                "b0",
+            ):  # near 0 both Gamma variates of a Beta variate would underflow, and it would be no number
+                value = getattr(self, key)
+                check(0.01 <= value < np.inf, f"{path}.{key}", value, "must be 0.01 or greater, and finite")
+            strength = self.source_prior  # and here the mean of a source may be anything
+            ok = strength == 0 or 1 <= strength < np.inf
+            check(ok, f"{path}.source_prior", strength, "must be 0, or 1 or greater, and finite")
 
     def __init__(self, options: Mapping[str, Any] | None = None) -> None:
         super().__init__(options)

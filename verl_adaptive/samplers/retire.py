@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from verl_adaptive.config import AdaptiveConfig, RunFacts, check
+from verl_adaptive.config import AdaptiveConfig, RunFacts, at_least, check
 from verl_adaptive.groups import Groups
 from verl_adaptive.progress import Progress
 from verl_adaptive.roles import Allocator, Policy, Sampler
@@ -100,7 +100,7 @@ class Retire(Sampler):
         return passed
 
     def observe(self, groups: Groups, progress: Progress) -> None:
-        solved = groups.pass_rate >= self.config.threshold
+        solved = at_least(groups.pass_rate, self.config.threshold)
         run, retired = self.col("solved"), self.table.col("retired")
         for wave in waves(groups.row, groups.n > 0):
             rows = groups.row[wave]

@@ -10,6 +10,7 @@ commit round does not ask for prompts the batch has no room for.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from verl_adaptive.config import check
@@ -39,7 +40,8 @@ class RoundConfig:
 
     def validate(self, path: str) -> None:
         check(self.prompts is None or self.prompts >= 1, f"{path}.prompts", self.prompts, "must be 1 or greater")
-        check(self.safety is None or self.safety >= 1, f"{path}.safety", self.safety, "must be 1 or greater, or null")
+        safety = self.safety
+        check(safety is None or 1 <= safety < math.inf, f"{path}.safety", safety, "must be 1 or greater, or null")
         check(self.least is None or self.least >= 1, f"{path}.least", self.least, "must be 1 or greater")
 
 

@@ -28,6 +28,7 @@ from typing import Any
 
 import numpy as np
 
+from verl_adaptive.config import at_least
 from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.stats.keys import KEY_DTYPE, custom_key, keys_array, prompt_key
 from verl_adaptive.stats.locate import StoreError
@@ -167,7 +168,7 @@ def _read_dump(source: str, options: _Options) -> Trace | None:
     for (step, prompt, _), score in sessions.items():
         tally = groups.setdefault((step, prompt), [0, 0])
         tally[0] += 1
-        tally[1] += score >= options.threshold
+        tally[1] += at_least(score, options.threshold)
     steps, prompts = (np.array([g[k] for g in groups], dtype=np.int64) for k in (0, 1))
     counts = np.array(list(groups.values()), dtype=np.float64).reshape(-1, 2)
     return Trace(
@@ -281,7 +282,7 @@ def _read_results(source: str, options: _Options) -> Trace | None:
     from verl_adaptive.stats.results import read_results
 
     try:
-        table = read_results(path, success=lambda scores: (scores >= options.threshold).astype(np.float64))
+        table = read_results(path, success=lambda scores: at_least(scores, options.threshold).astype(np.float64))
     except StoreError as error:
         raise TraceError(f"{error}; a table of pass rates has a column pass_rate") from None
     return _of_table(table, "results of an evaluation", source)

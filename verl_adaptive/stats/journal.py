@@ -182,7 +182,7 @@ class Journal:
         self._mutex = threading.RLock()
         self._connection: Connection | None = None
         self._queue: deque[_Record] = deque()
-        self._measured: deque[_Validation] = deque(maxlen=backlog)
+        self._measured: deque[_Validation] = deque()
         self._lost: list[tuple[int, int]] = []  # given up, in this process's life
         self._unsaid: list[tuple[int, int, str]] = []  # of those, not yet in the `gaps` table
         self._error: str | None = None
@@ -218,7 +218,8 @@ class Journal:
             run_id: names the run in a database that several share; at most 255 characters.
             read_only: for :meth:`history` and :meth:`steps` only; takes no lock.
             meta: JSON values that describe the run, stored when it is new.
-            backlog: steps kept in memory while the database is away; the oldest are given up beyond that.
+            backlog: steps, and validations, kept in memory while the database is away; the oldest are given up beyond that,
+                and the log says so.
             patience: seconds to wait for a lock that another writer holds; after a crash the system may need a moment
                 to notice.
             own_ids: keys are of the user's own ids, which may be another run's in the same database; a warning says so.
@@ -497,6 +498,7 @@ class Journal:
         now = time.time() if wall_time is None else float(wall_time)
         with self._mutex:
             self._measured.append(_Validation(int(step), now, generated, _json(numbers), _json(counts)))
+            self._trim()
             if _clock() < self._not_before:
                 return False
             return self._write_queue(limit=1 + _CATCH_UP)
@@ -512,6 +514,13 @@ class Journal:
             gone = self._queue.popleft()
             if gone.branch_from is not None:  # the next one has to make the branch
                 self._queue[0].branch_from = gone.branch_from
+        while len(self._measured) > self._limit:
+            _LOG.warning(
+                "journal of run %r: the validation of step %d is lost: more than %d were waiting for the database",
+                self.run_id,
+                self._measured.popleft().step,
+                self._limit,
+            )
 
     def _give_up(self, step: int, reason: str) -> None:
         _LOG.warning("journal of run %r: step %d is lost: %s", self.run_id, step, reason)
@@ -657,7 +666,7 @@ class Journal:
             raise JournalError("this journal was opened read-only")
         with self._mutex:
             self._queue = deque(r for r in self._queue if r.step <= step)
-            self._measured = deque((m for m in self._measured if m.step <= step), maxlen=self._limit)
+            self._measured = deque(m for m in self._measured if m.step <= step)
             if (self._queue or self._measured) and not self.flush():
                 raise JournalError(f"the journal cannot be rewound to step {step}: {self._error}")
             try:

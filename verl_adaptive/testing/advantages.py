@@ -118,6 +118,11 @@ class AdvantageConformance:
         assert not (zero & ~trains).any(), "a rollout that does not train is called a zero"
         out = made.compute(groups.reward[trains], groups.group_of[trains], groups)
         assert (out[zero[trains]] == 0).all()
+        rest = trains & ~zero
+        few = made.compute(groups.reward[rest], groups.group_of[rest], groups)
+        np.testing.assert_allclose(
+            few, out[rest[trains]], rtol=1e-9, atol=1e-12, err_msg="leaving zeros out changes others"
+        )
 
     def test_state_is_complete(self) -> None:
         made, groups = self.observed()

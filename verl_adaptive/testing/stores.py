@@ -643,6 +643,18 @@ class JournalSuite:
             assert journal.reader().gaps("run") == gaps
             assert self.story(journal) == self.expected(1, 6, 7, (8, 108))
 
+    def test_a_validation_that_is_given_up_is_named(
+        self, make_url: Callable[[], str], caplog: pytest.LogCaptureFixture
+    ) -> None:
+        with self.open(make_url(), backlog=2) as journal:
+            self.commit(journal, 1)
+            with outage(journal):
+                for step in range(1, 5):
+                    journal.commit_validation(step, {"val-core/math/acc/mean@1": 0.5})
+            assert [m for m in caplog.messages if "validation of step 2 is lost" in m and "more than 2" in m]
+            assert journal.flush()
+            assert [v["step"] for v in journal.reader().validations("run")] == [3, 4]
+
     def test_an_outage_across_a_branch(self, make_url: Callable[[], str]) -> None:
         with self.open(make_url(), backlog=2) as journal:
             for step in (1, 2, 3):
