@@ -248,6 +248,17 @@ def test_exhausted(mode, parts):
     assert result.ledger.rollouts.planned <= (2 * 16 + 16) * 8
 
 
+def test_a_mini_step_without_a_group_draws_once_more_where_nothing_is_refilled():
+    """A step whose groups all failed ended the run: nothing was ready, and a batch of none passed for one."""
+    engine, world = made("grpo", AsyncFacts(), failure=1.0)
+    requests = engine.begin(1)
+    assert engine.receive(world.roll(requests)) is None
+    assert engine.starved and not engine.can_take(engine.count)
+    world.failure = 0.0
+    engine.receive(world.roll(engine.revive()))
+    assert engine.can_take(engine.count) and len(engine.take(engine.count).groups) == 8
+
+
 def test_a_cap_on_the_steps_rollouts_holds():
     engine, world = made("dapo", "colocated", max_rollouts_per_step=96)
     arrivals = Arrivals(world, 1)

@@ -136,13 +136,14 @@ class Arrivals:
         return Groups.concat(out)
 
     def step(self, engine: AsyncEngine, step: int) -> StepResult:
-        """One whole step, mini-steps included."""
+        """One whole step, mini-steps included, as the trainers' session takes it."""
         self.send(engine.begin(step))
         for _ in range(engine.mode.parts):
-            self.send(engine.revive())
-            while not (engine.can_take(engine.count) or engine.starved):
-                self.send(engine.receive(self.back()))
+            while not engine.can_take(engine.count):
                 self.send(engine.revive())
+                if engine.starved:
+                    break
+                self.send(engine.receive(self.back()))
             engine.take(engine.count)
         return engine.finish()
 

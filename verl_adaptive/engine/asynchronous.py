@@ -140,10 +140,10 @@ class AsyncEngine(Engine):
         return min(share, even) if self.starved else share  # what little there is serves every mini-step
 
     def can_take(self, count: int) -> bool:
-        """Whether ``count`` groups are ready and none in flight must be waited for."""
+        """Whether ``count`` groups are ready, one at least, and none in flight must be waited for."""
         if self.policy.sampler.plans_steps:
-            return len(self.flight) == 0
-        return len(self.ready) >= count and not self._must_wait()
+            return len(self.ready) > 0 and len(self.flight) == 0
+        return len(self.ready) >= max(1, count) and not self._must_wait()
 
     @property
     def settled(self) -> bool:
