@@ -133,6 +133,7 @@ class Several(TaskRunnerV1.__ray_metadata__.modified_class):
         super().__init__()
         self.runs = runs
         self.workers: Any = None
+        self.reward: Any = None  # settings of the reward worker, as they were before verl wrote to them
 
     def run(self, config: DictConfig) -> None:
         import transfer_queue as tq
@@ -159,30 +160,30 @@ class Several(TaskRunnerV1.__ray_metadata__.modified_class):
         from verl.trainer.ppo.v1 import get_trainer_cls
 
         self.config = each.config
+        reward = OmegaConf.to_container(each.config.reward)
         os.environ["VERL_FILE_LOGGER_PATH"] = each.metrics
         self.trainer = get_trainer_cls(self.config.trainer.v1.trainer_mode)(config=self.config)
         if self.workers is not None:
             begin_anew(self.workers, self.config.actor_rollout_ref.actor)
             if each.anew:
-                self.retire()
+                self.retire(rewards=reward != self.reward)
         self.trainer.init()
         if self.workers is None or each.anew:
+            self.reward = reward
             self.init_agent_loop_manager()
         self.workers = self.trainer.actor_rollout_wg
         self.trainer.fit(self.agent_loop_manager)
         self.trainer.logger.finish(exit_code=0)
 
-    def retire(self) -> None:
-        """End the processes that have read the settings of an earlier run's agent loop and reward function."""
+    def retire(self, rewards: bool) -> None:
+        """End the processes that have read the settings of an earlier run's agent loop and, perhaps, reward function."""
         from verl.trainer.ppo.v1 import trainer_base as verls
 
         for worker in self.agent_loop_manager.agent_loop_workers:
             ray.kill(worker)
-        (rewards,) = verls.RewardLoopManager.made
-        if rewards.config.reward == self.config.reward:
+        if not rewards:
             return
-        verls.RewardLoopManager.made.clear()
-        for worker in rewards.reward_loop_workers:
+        for worker in verls.RewardLoopManager.made.pop().reward_loop_workers:
             ray.kill(worker)
         deadline = time.monotonic() + 60
         while any(name.startswith("reward_loop_worker_") for name in ray.util.list_named_actors()):
