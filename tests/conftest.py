@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import os
 
 import pytest
 
 # Ray's own is 15: beside two busy test processes its workers would hardly run, and a start-up would take minutes.
 os.environ.setdefault("RAY_worker_niceness", "0")
+
+# A worker holds a million objects of torch's, verl's and vLLM's, which stay: looking for cycles among them at Python's usual
+# pace is a seventh of the time in which it imports them, and a fifth of composing a configuration.
+gc.set_threshold(100_000, 50, 100)
 
 #: Files of tests that share a start-up of many seconds; one that is missing here makes a start-up of its own.
 TOGETHER = {

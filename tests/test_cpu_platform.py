@@ -1,8 +1,12 @@
-"""The CPU platform: on only when asked for, loud when it fails. Each case has a process of its own."""
+"""The CPU platform: on only when asked for, loud when it fails. Each case has a process of its own.
+
+Those that begin with verl imported on that platform are forks of one that has imported it: it takes six seconds.
+"""
 
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import subprocess
 import sys
@@ -15,17 +19,20 @@ PLUGIN = "verl_adaptive_cpu"
 needs_verl = pytest.mark.skipif(importlib.util.find_spec("verl") is None, reason="verl is not installed")
 
 
+CLEARED = {
+    "VERL_PLATFORM",
+    "VLLM_PLUGINS",
+    "TORCHDYNAMO_DISABLE",
+    "TQ_NUM_THREADS",
+    "VLLM_CPU_KVCACHE_SPACE",
+    "RAY_metrics_report_interval_ms",
+    "VERL_USE_EXTERNAL_PLUGINS",
+}
+
+
 def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run code in a fresh interpreter, without the variables that matter here except those given."""
-    cleared = {
-        "VERL_PLATFORM",
-        "VLLM_PLUGINS",
-        "TORCHDYNAMO_DISABLE",
-        "VLLM_CPU_KVCACHE_SPACE",
-        "RAY_metrics_report_interval_ms",
-        "VERL_USE_EXTERNAL_PLUGINS",
-    }
-    env = {name: value for name, value in os.environ.items() if name not in cleared}
+    env = {name: value for name, value in os.environ.items() if name not in CLEARED}
     return subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code)],
         env={**env, **environment},
@@ -40,6 +47,55 @@ def output(code: str, **environment: str) -> list[str]:
     done = run(code, **environment)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
+
+
+#: Imports verl, then runs each case of a JSON list in a fork, which prints to a file: [[code, environment, file], ...].
+FORKS = """
+import json, os, sys, threading, traceback
+import verl
+assert threading.active_count() == 1, threading.enumerate()
+for code, environment, said in json.loads(sys.stdin.read()):
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 1)
+            os.environ.update(environment)
+            exec(compile(code, said, "exec"), {"__name__": "__main__"})
+            status = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(status)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+#: Case → code and environment of what runs where verl is imported on the platform.
+CASES: dict[str, tuple[str, dict[str, str]]] = {}
+
+
+@pytest.fixture(scope="module")
+def forked(tmp_path_factory):
+    """Case → the lines that its code prints, having succeeded."""
+    folder = tmp_path_factory.mktemp("cases")
+    jobs = [(textwrap.dedent(code), env, str(folder / name)) for name, (code, env) in CASES.items()]
+    env = {name: value for name, value in os.environ.items() if name not in CLEARED}
+    done = subprocess.run(
+        [sys.executable, "-c", FORKS],
+        input=json.dumps(jobs),
+        env={**env, "VERL_PLATFORM": "cpu"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    ended = dict(zip(CASES, done.stdout.split(), strict=False))
+
+    def lines(name: str) -> list[str]:
+        assert ended.get(name) == "0", done.stderr
+        return (folder / name).read_text().splitlines()
+
+    return lines
 
 
 def test_importing_changes_nothing() -> None:
@@ -118,10 +174,8 @@ def test_workers_start_no_threads_that_export_metrics_of_ray() -> None:
     assert output(code, VERL_PLATFORM="cpu", RAY_metrics_report_interval_ms="2000") != ["[]"], "nothing was looked at"
 
 
-@needs_verl
-@pytest.mark.verl
-def test_a_training_worker_gets_gloo_and_an_engine() -> None:
-    code = """
+CASES["gloo"] = (
+    """
         import os, socket
         import verl
         import torch
@@ -137,8 +191,15 @@ def test_a_training_worker_gets_gloo_and_an_engine() -> None:
         print(EngineRegistry.get_engine_cls("value_model", "fsdp2").__name__)
         from verl.workers.engine.fsdp import transformer_impl
         print(transformer_impl.CPUOffloadPolicy(pin_memory=True).pin_memory)
-        """
-    lines = output(code, VERL_PLATFORM="cpu", RANK="0", WORLD_SIZE="1")
+        """,
+    {"RANK": "0", "WORLD_SIZE": "1"},
+)
+
+
+@needs_verl
+@pytest.mark.verl
+def test_a_training_worker_gets_gloo_and_an_engine(forked) -> None:
+    lines = forked("gloo")
     assert lines[-4:] == ["cpu:gloo", "FSDPEngineWithLMHead", "FSDPEngineWithValueHead", "False"]
 
 
@@ -203,10 +264,8 @@ def test_vllm_is_found_under_both_names(tmp_path: object) -> None:
         assert output(code.replace("{folder!r}", repr(str(folder)))) == [expected, "1"]
 
 
-@needs_verl
-@pytest.mark.verl
-def test_saved_weights_are_a_copy() -> None:
-    code = """
+CASES["copy"] = (
+    """
         import types
         import verl
         import torch
@@ -221,20 +280,23 @@ def test_saved_weights_are_a_copy() -> None:
         state, spec = fsdp_utils.fsdp2_sharded_save_to_cpu(None)
         live.zero_()
         print(spec, state["w"][0].tolist())
-        """
-    assert output(code, VERL_PLATFORM="cpu")[-1] == "spec [1.0, 1.0, 1.0]"
+        """,
+    {},
+)
 
 
 @needs_verl
 @pytest.mark.verl
-def test_two_runs_on_one_machine_do_not_share_a_socket() -> None:
-    """verl names it by Ray's job id, the same in every fresh cluster; and a transfer that stays silent ends."""
-    code = """
+def test_saved_weights_are_a_copy(forked) -> None:
+    assert forked("copy")[-1] == "spec [1.0, 1.0, 1.0]"
+
+
+CASES["socket"] = (
+    """
         import asyncio, os, threading
         import verl
         import torch, zmq
         from verl_adaptive.integration.cpu import fixes
-        fixes.WEIGHT_TRANSFER_TIMEOUT_MS = 500
         from verl.workers.rollout.vllm_rollout import bucketed_weight_transfer as transfer
         handle = f"ipc:///tmp/va-test-{os.getpid()}.sock"
         sender = transfer.BucketedWeightSender(zmq_handle=handle, bucket_size_mb=1, use_shm=True)
@@ -247,6 +309,7 @@ def test_two_runs_on_one_machine_do_not_share_a_socket() -> None:
         asyncio.run(sender.async_send_weights(iter({"w": torch.arange(5.0)}.items())))
         thread.join(60)
         print(got["w"].tolist())
+        fixes.WEIGHT_TRANSFER_TIMEOUT_MS = 500
         alone = transfer.BucketedWeightSender(zmq_handle=handle, bucket_size_mb=1, use_shm=True)
         silent = transfer.BucketedWeightReceiver(zmq_handle=handle, device=torch.device("cpu"), use_shm=True)
         for wait in (lambda: asyncio.run(alone.async_send_weights(iter({}.items()))), lambda: silent.receive_weights(None)):
@@ -254,16 +317,21 @@ def test_two_runs_on_one_machine_do_not_share_a_socket() -> None:
                 wait()
             except zmq.Again:
                 print("gave up")
-        """
-    lines = output(code, VERL_PLATFORM="cpu", RAY_RAYLET_PID="4711")
-    assert lines[-4:] == ["True True", "[0.0, 1.0, 2.0, 3.0, 4.0]", "gave up", "gave up"]
+        """,
+    {"RAY_RAYLET_PID": "4711"},
+)
 
 
 @needs_verl
 @pytest.mark.verl
-def test_gloo_engine_sends_weights() -> None:
-    """Two processes' worth of engine in one: a master and a worker, in threads."""
-    code = """
+def test_two_runs_on_one_machine_do_not_share_a_socket(forked) -> None:
+    """verl names it by Ray's job id, the same in every fresh cluster; and a transfer that stays silent ends."""
+    lines = forked("socket")
+    assert lines[-4:] == ["True True", "[0.0, 1.0, 2.0, 3.0, 4.0]", "gave up", "gave up"]
+
+
+CASES["engine"] = (
+    """
         import asyncio, threading
         import verl
         import torch
@@ -300,15 +368,20 @@ def test_gloo_engine_sends_weights() -> None:
             master.finalize(); worker.finalize()
             same = all(torch.equal(received[name], weight) for name, weight in weights.items())
             print(list(received) == list(weights), same, metrics)
-        """
-    assert output(code, VERL_PLATFORM="cpu")[-2:] == ["True True {'weight_sync/bytes': 1674}"] * 2
+        """,
+    {},
+)
 
 
 @needs_verl
 @pytest.mark.verl
-def test_platform_preset_composes() -> None:
-    """verl's own configuration accepts the preset, and its dataclasses accept the values."""
-    code = """
+def test_gloo_engine_sends_weights(forked) -> None:
+    """Two processes' worth of engine in one: a master and a worker, in threads."""
+    assert forked("engine")[-2:] == ["True True {'weight_sync/bytes': 1674}"] * 2
+
+
+CASES["preset"] = (
+    """
         import verl.trainer, os
         from hydra import compose, initialize_config_dir
         folder = os.path.join(os.path.dirname(verl.trainer.__file__), "config")
@@ -320,5 +393,13 @@ def test_platform_preset_composes() -> None:
         rollout = omega_conf_to_dataclass(config.actor_rollout_ref.rollout)
         print(actor.strategy, actor.fsdp_config.strategy, actor.use_dynamic_bsz, config.actor_rollout_ref.ref.strategy)
         print(rollout.name, rollout.dtype, rollout.max_num_seqs, config.trainer.device)
-        """
-    assert output(code, VERL_PLATFORM="cpu")[-2:] == ["fsdp2 fsdp2 True fsdp2", "vllm float32 8 cpu"]
+        """,
+    {},
+)
+
+
+@needs_verl
+@pytest.mark.verl
+def test_platform_preset_composes(forked) -> None:
+    """verl's own configuration accepts the preset, and its dataclasses accept the values."""
+    assert forked("preset")[-2:] == ["fsdp2 fsdp2 True fsdp2", "vllm float32 8 cpu"]

@@ -450,19 +450,6 @@ def test_resume(examine, tmp_path) -> None:
     assert "adaptive.seed was 5" in known and "adaptive.max_rounds was 3" in known
 
 
-def test_a_cluster_that_is_not_there() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "verl_adaptive", "doctor", "--json", "--ray-address", "127.0.0.1:1"],
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
-    found = {check["name"]: check for check in json.loads(done.stdout)["checks"]}
-    assert done.returncode == 1 and done.stderr == ""  # Ray's own complaints are not ours
-    assert "nothing answers at 127.0.0.1:1" in found["plugin in a Ray worker"]["detail"]
-    assert "is 127.0.0.1:1 the address of a running cluster" in found["plugin in a Ray worker"]["fix"]
-
-
 def test_images_that_would_be_seen_wrongly_are_a_note(examine) -> None:
     model = "actor_rollout_ref.model.path=Qwen/Qwen2.5-VL-7B-Instruct"
     _, found = examine("+adaptive=greso", model, "actor_rollout_ref.rollout.name=vllm")
@@ -471,7 +458,7 @@ def test_images_that_would_be_seen_wrongly_are_a_note(examine) -> None:
     assert "load_format" not in found.get("note", {"detail": ""})["detail"]
 
 
-def in_a_process(*words: str, **env: str) -> tuple[int, dict]:
+def in_a_process(*words: str, **env: str) -> tuple[int, str, dict]:
     done = subprocess.run(
         [sys.executable, "-m", "verl_adaptive", "doctor", "--json", *words],
         env={**os.environ, **env},
@@ -480,18 +467,31 @@ def in_a_process(*words: str, **env: str) -> tuple[int, dict]:
         timeout=280,
     )
     found = json.loads(done.stdout)
-    return done.returncode, {check["name"]: check for check in found["checks"]}
+    return done.returncode, done.stderr, {check["name"]: check for check in found["checks"]}
 
 
-def test_a_plugin_that_verl_was_told_not_to_load() -> None:
-    status, found = in_a_process(VERL_USE_EXTERNAL_PLUGINS="none")
+@pytest.fixture(scope="module")
+def broken_twice() -> tuple[int, str, dict]:
+    """Neither plugin nor cluster: one process for both, because it takes ten seconds to import all that is looked at."""
+    return in_a_process("--ray-address", "127.0.0.1:1", VERL_USE_EXTERNAL_PLUGINS="none", VERL_PLATFORM="")
+
+
+def test_a_cluster_that_is_not_there(broken_twice) -> None:
+    status, said, found = broken_twice
+    assert status == 1 and said == ""  # Ray's own complaints are not ours
+    assert "nothing answers at 127.0.0.1:1" in found["plugin in a Ray worker"]["detail"]
+    assert "is 127.0.0.1:1 the address of a running cluster" in found["plugin in a Ray worker"]["fix"]
+
+
+def test_a_plugin_that_verl_was_told_not_to_load(broken_twice) -> None:
+    status, _, found = broken_twice
     assert status == 1
     assert "unset VERL_USE_EXTERNAL_PLUGINS" in found["plugin entry point"]["fix"]
     assert "did not load it" in found["plugin in the driver"]["detail"]
 
 
 def test_the_plugin_lives_in_a_ray_worker() -> None:
-    status, found = in_a_process("--ray")
+    status, _, found = in_a_process("--ray")
     assert status == 0 and found["plugin in a Ray worker"]["detail"].startswith("loaded on ")
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.stores import make_run
+from verl_adaptive import policy
 from verl_adaptive.cli import COMMANDS, _Parser
 from verl_adaptive.commands.parts import describe
 from verl_adaptive.config import AdaptiveConfig
@@ -231,13 +232,13 @@ def test_every_option_that_is_named_exists() -> None:
             assert name in (*describe()[role], "custom") or page.name == "custom_parts.md", (page.name, name)
 
 
-def test_the_options_page_is_what_the_command_writes() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "verl_adaptive", "parts", "--markdown"], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    assert (ROOT / "docs" / "options.md").read_text() == done.stdout, "verl-adaptive parts --markdown > docs/options.md"
-    assert "|  |" not in done.stdout  # every option is described
+def test_the_options_page_is_what_the_command_writes(capsys) -> None:
+    from verl_adaptive.cli import main
+
+    assert main(["parts", "--markdown"]) == 0
+    written = capsys.readouterr().out
+    assert (ROOT / "docs" / "options.md").read_text() == written, "verl-adaptive parts --markdown > docs/options.md"
+    assert "|  |" not in written  # every option is described
 
 
 def test_the_presets_table_is_complete() -> None:
@@ -389,13 +390,35 @@ def test_the_page_names_what_its_parts_are_written_with() -> None:
     assert set(words) <= set(verl_adaptive.__all__) and {"Sampler", "Column", "check"} <= set(words)
 
 
-def test_a_part_of_the_page_can_be_named_by_its_path(teaching) -> None:
+@pytest.fixture
+def said_in(monkeypatch, capsys):
+    """What a command prints, with a folder on the path as a program's own is; the page's modules are gone afterwards."""
+    from verl_adaptive.cli import main
+
+    def said(site: Path, *words: str) -> str:
+        monkeypatch.syspath_prepend(site)
+        policy._third_party.cache_clear()
+        monkeypatch.delenv("VERL_PLATFORM", raising=False)
+        capsys.readouterr()
+        status = main(list(words))
+        out, err = capsys.readouterr()
+        assert status == 0, out + err
+        return out
+
+    known = set(sys.modules)
+    yield said
+    policy._third_party.cache_clear()
+    for name in {name for name in set(sys.modules) - known if name.partition(".")[0] == "teaching"}:
+        del sys.modules[name]
+
+
+def test_a_part_of_the_page_can_be_named_by_its_path(teaching, said_in) -> None:
     pytest.importorskip("verl")
-    said = in_site(teaching, "-m", "verl_adaptive", "doctor", "--", *parts_commands()[0])
+    said = said_in(teaching, "doctor", "--", *parts_commands()[0])
     assert "sampler=resting (steps=3), allocator=fixed" in said
 
 
-def test_an_entry_point_is_all_that_the_parts_of_the_page_need(teaching, tmp_path) -> None:
+def test_an_entry_point_is_all_that_the_parts_of_the_page_need(teaching, tmp_path, said_in) -> None:
     """Installed as a wheel's metadata would be, in a folder on the path."""
     pytest.importorskip("verl")
     entries = re.findall(r"^    (\w+\.\w+ = \S+)$", (teaching / "setup.cfg").read_text(), flags=re.M)
@@ -406,9 +429,9 @@ def test_an_entry_point_is_all_that_the_parts_of_the_page_need(teaching, tmp_pat
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: teaching\nVersion: 1\n")
     (info / "entry_points.txt").write_text("\n".join(["[verl_adaptive.policies]", *entries, ""]))
-    said = in_site(site, "-m", "verl_adaptive", "doctor", "--", *parts_commands()[1])
+    said = said_in(site, "doctor", "--", *parts_commands()[1])
     assert "sampler=resting (steps=3), allocator=halves, filter=concise, advantage=ranked" in " ".join(said.split())
-    assert "adaptive.filter.longest" in in_site(site, "-m", "verl_adaptive", "parts", "concise")
+    assert "adaptive.filter.longest" in said_in(site, "parts", "concise")
 
 
 def test_the_recipes_table_is_complete() -> None:

@@ -9,25 +9,30 @@ from tests.e2e.harness import Run
 
 
 @pytest.fixture(scope="session")
-def usual(tmp_path_factory) -> starts.Usual:
-    return starts.usual(tmp_path_factory.mktemp("usual"))
+def one_rank(tmp_path_factory) -> starts.OneRank:
+    return starts.one_rank(tmp_path_factory.mktemp("one-rank"))
 
 
 @pytest.fixture(scope="session")
-def colocated(tmp_path_factory) -> starts.Colocated:
-    return starts.colocated(tmp_path_factory.mktemp("colocated"))
+def greedy(one_rank) -> dict[str, Run]:
+    return one_rank.greedy
+
+
+@pytest.fixture(scope="session")
+def usual(one_rank) -> starts.Usual:
+    return one_rank.usual
+
+
+@pytest.fixture(scope="session")
+def colocated(one_rank) -> starts.Colocated:
+    return one_rank.colocated
+
+
+@pytest.fixture(scope="session")
+def faulty(one_rank) -> dict[str, Run]:
+    return one_rank.faulty
 
 
 @pytest.fixture(scope="session")
 def short(tmp_path_factory) -> dict[str, Run]:
     return starts.short(tmp_path_factory.mktemp("short"))
-
-
-@pytest.fixture(scope="session")
-def greedy(tmp_path_factory) -> dict[str, Run]:
-    return starts.greedy(tmp_path_factory.mktemp("greedy"))
-
-
-@pytest.fixture(scope="session")
-def faulty(tmp_path_factory) -> dict[str, Run]:
-    return starts.faulty(tmp_path_factory.mktemp("faulty"))

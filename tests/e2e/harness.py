@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -101,6 +101,8 @@ def several(
     *common: str,
     timeout: float = 3600,
     kill_at: int | None = None,
+    anew: Collection[str] = (),
+    refused: Collection[str] = (),
     module: str = "verl_adaptive.integration.selftest.several",
     **env: str,
 ) -> dict[str, Run]:
@@ -112,11 +114,14 @@ def several(
         common: overrides of all.
         timeout: seconds for all.
         kill_at: SIGKILL after so many steps of the last run.
+        anew: runs with an agent loop and a reward function of their own.
+        refused: runs that we refuse before their first step.
         module: what runs them.
         env: of the process.
     """
     all_words = {name: words(folder / name, *common, *overrides) for name, overrides in named.items()}
-    return runs.several(folder, all_words, environment(**env), timeout=timeout, kill_at=kill_at, module=module)
+    how = {"timeout": timeout, "kill_at": kill_at, "anew": anew, "refused": refused, "module": module}
+    return runs.several(folder, all_words, environment(**env), **how)
 
 
 def balanced(run: Run, before: dict | None = None) -> None:

@@ -23,7 +23,7 @@ SIX = ("trainer.total_training_steps=6", "trainer.save_freq=2", "adaptive.record
 
 
 class Usual(NamedTuple):
-    """Runs of the usual trainer on one rank: one unbroken, two that were killed with SIGKILL and started again, one refused.
+    """Runs of the usual trainer: one unbroken, two that were killed with SIGKILL and started again, one refused.
 
     Between those, an old checkpoint of the second is validated and nothing else.
     """
@@ -35,7 +35,31 @@ class Usual(NamedTuple):
     small: Run
 
 
-def usual(folder: Path) -> Usual:
+class Colocated(NamedTuple):
+    """Runs of the ``colocate_async`` trainer; the first was killed and started again."""
+
+    pilots: tuple[Run, Run]
+    mixed: Run
+    solo: Run
+
+
+class OneRank(NamedTuple):
+    """Runs on one rank.
+
+    Attributes:
+        greedy: verl's trainer and ours without chance in sampling.
+        usual: the usual trainer's.
+        colocated: those of another one.
+        faulty: see :func:`faulty`.
+    """
+
+    greedy: dict[str, Run]
+    usual: Usual
+    colocated: Colocated
+    faulty: dict[str, Run]
+
+
+def one_rank(folder: Path) -> OneRank:
     """Each start-up goes on with what was killed on the one before, and ends in the next run that is killed."""
     some, _ = changed_data(folder / "some.parquet", drop=train_rows() - SOME, add=0)
     steps = GRESO_STEPS
@@ -49,7 +73,13 @@ def usual(folder: Path) -> Usual:
         *("+adaptive=greso", "adaptive/allocator=pilot_commit", "adaptive/filter=band"),
         *("adaptive.allocator.form=pipelined", *SIX),
     )
-    first = several(folder, {"greso": greso, "solo": solo}, kill_at=3)
+    # agent loops keep their sampling settings: those after the greedy runs are made anew
+    first = several(
+        folder,
+        {"verls": GREEDY, "ours": ("+adaptive=grpo", *GREEDY), "greso": greso, "solo": solo},
+        anew=["greso"],
+        kill_at=3,
+    )
     second = several(folder, {"solo": solo, "pilots": pilots}, kill_at=3)
     chosen, _ = small(folder / "small.parquet")
     old = folder / "pilots" / "checkpoints"
@@ -57,47 +87,47 @@ def usual(folder: Path) -> Usual:
         *(*pilots, "trainer.val_only=true", "trainer.val_before_train=True", f"trainer.default_local_dir={old}"),
         *("trainer.resume_mode=resume_path", f"trainer.resume_from_path={old / 'global_step_2'}"),
     )
-    third = several(folder, {"pilots": pilots, "validated": validated, "small": ("+adaptive=greso", chosen)})
-    return Usual(
-        first["greso"],
-        (first["solo"], second["solo"]),
-        (second["pilots"], third["pilots"]),
-        third["validated"],
-        third["small"],
+    colocated = MODES["colocate_async"]
+    top_ups = (*colocated, "+adaptive=pilot_commit", *SIX)
+    third = several(
+        folder,
+        {
+            **{"pilots": pilots, "validated": validated, "small": ("+adaptive=greso", chosen)},
+            "top_ups": top_ups,
+        },
+        refused=["small"],
+        anew=["top_ups"],  # this trainer's agent loops ask vLLM in a way of their own
+        kill_at=3,
+    )
+    runs = {
+        # first, because it needs a reference model
+        "two": (
+            *(*colocated, "+adaptive=solo", "adaptive.allocator.n=2", "trainer.v1.colocate_async.num_warmup_batches=1"),
+            *("actor_rollout_ref.actor.use_kl_loss=true", "actor_rollout_ref.actor.entropy_coeff=0.001"),
+            *("actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=64", *SHORT, "adaptive.record=true"),
+        ),
+        "top_ups": top_ups,
+        "mixed": (*colocated, *MIXED, *SHORT, "adaptive.record=true"),
+        **misbehaving(folder),
+    }
+    last = several(folder, runs, anew=["faulty"], PYTHONPATH=str(folder))
+    return OneRank(
+        {name: first[name] for name in ("verls", "ours")},
+        Usual(
+            first["greso"],
+            (first["solo"], second["solo"]),
+            (second["pilots"], third["pilots"]),
+            third["validated"],
+            third["small"],
+        ),
+        Colocated((third["top_ups"], last["top_ups"]), last["mixed"], last["two"]),
+        {name: last[name] for name in ("faulty", "hangs")},
     )
 
 
 def small(path: Path) -> tuple[str, int]:
     """A training set smaller than a batch: the override that chooses it, and its rows."""
     return changed_data(path, drop=600, add=0)
-
-
-class Colocated(NamedTuple):
-    """Runs of the ``colocate_async`` trainer."""
-
-    pilots: tuple[Run, Run]
-    mixed: Run
-    solo: Run
-
-
-def colocated(folder: Path) -> Colocated:
-    """Pilot-Commit, killed; on the second start-up it goes on, between two more."""
-    pilots = ("+adaptive=pilot_commit", *SIX)
-    first = train(folder / "pilots", *MODES["colocate_async"], *pilots, kill_at=3)
-    runs = {
-        # first, because it needs a reference model
-        "solo": (
-            *("+adaptive=solo", "adaptive.allocator.n=2", "trainer.v1.colocate_async.num_warmup_batches=1"),
-            *("actor_rollout_ref.actor.use_kl_loss=true", "actor_rollout_ref.actor.entropy_coeff=0.001"),
-            *(*SHORT, "adaptive.record=true"),
-        ),
-        "pilots": pilots,
-        "mixed": (*MIXED, *SHORT, "adaptive.record=true"),
-    }
-    second = several(
-        folder, runs, *MODES["colocate_async"], "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=64"
-    )
-    return Colocated((first, second["pilots"]), second["mixed"], second["solo"])
 
 
 SLOW_REWARD = """
@@ -156,11 +186,6 @@ def short(folder: Path) -> dict[str, Run]:
     return made
 
 
-def greedy(folder: Path) -> dict[str, Run]:
-    """verl's trainer and ours without chance in sampling, on a start-up of their own: agent loops keep its sampling settings."""
-    return several(folder, {"verls": (), "ours": ("+adaptive=grpo",)}, *GREEDY)
-
-
 FAULTY_LOOP = """
 import zlib
 
@@ -206,10 +231,13 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None, **_)
 """
 
 
-def faulty(folder: Path, mode: str = "sync") -> dict[str, Run]:
-    """An agent loop and a reward function that misbehave; in the second run the reward function hangs.
+def misbehaving(folder: Path, mode: str = "sync") -> dict[str, tuple[str, ...]]:
+    """An agent loop and a reward function that misbehave; in the second run, which ends with an error, the latter hangs.
 
     For one sample, or for all: an asynchronous step need not wait for one sample that hangs (see test_streaming).
+
+    Returns:
+        The overrides of both. The folder has to be on PYTHONPATH.
     """
     (folder / "faulty.py").write_text(FAULTY_LOOP)
     (folder / "loops.yaml").write_text("- name: faulty_agent\n  _target_: faulty.FaultyAgentLoop\n")
@@ -223,16 +251,19 @@ def faulty(folder: Path, mode: str = "sync") -> dict[str, Run]:
         f"actor_rollout_ref.rollout.agent.agent_loop_config_path={folder / 'loops.yaml'}",
         "actor_rollout_ref.rollout.agent.default_agent_loop=faulty_agent",
     )
-    runs = {
-        "faulty": ("trainer.total_training_steps=2", "trainer.save_freq=2", "adaptive.record=true"),
-        "hangs": ("adaptive.stall_timeout=15",),
+    return {
+        "faulty": (*common, "trainer.total_training_steps=2", "trainer.save_freq=2", "adaptive.record=true"),
+        "hangs": (*common, "adaptive.stall_timeout=15"),
     }
-    if mode == "sync":
-        return several(folder, runs, *common, PYTHONPATH=str(folder))
+
+
+def faulty(folder: Path, mode: str) -> dict[str, Run]:
+    """Both on start-ups of their own, for an asynchronous mode."""
     made = {}
-    for name, words in runs.items():
+    for name, words in misbehaving(folder, mode).items():
         if name == "hangs":
-            hangs.parent.mkdir()
-            hangs.touch()
-        made[name] = train(folder / name, *common, *words, PYTHONPATH=str(folder))
+            begun = folder / "hangs" / "metrics-0.begun"
+            begun.parent.mkdir()
+            begun.touch()
+        made[name] = train(folder / name, *words, PYTHONPATH=str(folder))
     return made

@@ -61,6 +61,11 @@ def copy(folder: Path, patches: list[str]) -> Path:
                 shutil.copy(entry, target)
             elif relative not in own and entry.name != "__pycache__":
                 (target / entry.name).symlink_to(entry)
+        (target / "__pycache__").mkdir()  # or every job would compile its neighbours again
+        changed_here = {file.stem for file in files if file.parent == directory}
+        for compiled in (INSTALLED / directory / "__pycache__").glob("*.pyc"):
+            if compiled.name.partition(".")[0] not in changed_here:
+                (target / "__pycache__" / compiled.name).symlink_to(compiled)
     for patch in patches:
         command = ["git", "apply", "--verbose", str(UPSTREAM / patch / "change.patch")]
         # Outside of any repository; git would otherwise take paths to be relative to that one's root.

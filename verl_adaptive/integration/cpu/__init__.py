@@ -21,6 +21,8 @@ PLATFORM_VARIABLE = "VERL_PLATFORM"
 ENVIRONMENT_DEFAULTS: dict[str, str] = {
     # Dynamo would spend 20 s compiling C++ at the first generation and the first update; models here are tiny.
     "TORCHDYNAMO_DISABLE": "1",
+    # TransferQueue asks for 8 threads on every access and warns when there are fewer cores: hundreds of lines in a step.
+    "TQ_NUM_THREADS": "1",
     # GiB of KV cache. Unset, vLLM takes a share of the machine's memory, for each replica.
     "VLLM_CPU_KVCACHE_SPACE": "1",
     # Every worker of Ray 2.60 starts a thread each 10 s to export Ray's own metrics. Such threads have crashed workers:

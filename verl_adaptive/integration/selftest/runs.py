@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -91,6 +91,8 @@ def several(
     *,
     timeout: float = 3600,
     kill_at: int | None = None,
+    anew: Collection[str] = (),
+    refused: Collection[str] = (),
     module: str = f"{__package__}.several",
 ) -> dict[str, Run]:
     """Runs in folders of their own, one after the other on one start-up of verl; see :mod:`.several`.
@@ -101,6 +103,8 @@ def several(
         env: of the process.
         timeout: seconds for all.
         kill_at: SIGKILL after so many steps of the last run.
+        anew: runs with an agent loop, and a reward function, of their own; later ones share them.
+        refused: runs that we refuse before their first step: others may follow.
         module: what runs them.
 
     Returns:
@@ -114,7 +118,18 @@ def several(
         (name, _next_metrics(folder / name), words) for name, words in runs.items()
     ]
     (folder / "runs.json").write_text(
-        json.dumps([{"name": name, "metrics": str(metrics), "words": list(words)} for name, metrics, words in listed])
+        json.dumps(
+            [
+                {
+                    "name": name,
+                    "metrics": str(metrics),
+                    "words": list(words),
+                    "anew": name in anew,
+                    "refused": name in refused,
+                }
+                for name, metrics, words in listed
+            ]
+        )
     )
     command = ["-m", module, str(folder / "runs.json")]
     code, text = _call(folder, command, listed[-1][1], timeout, kill_at, env)

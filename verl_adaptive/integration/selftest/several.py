@@ -5,9 +5,11 @@
 A start-up is a dozen processes that import verl: a minute and a half of processor time, against a few seconds for a step.
 Ray, TransferQueue, the worker processes, vLLM, the reward worker and the agent loop's are started by the first run and kept.
 Every run has its own configuration, trainer, policy, data loader, statistics and checkpoints, and a model and an optimizer
-made anew. What is read once, when a process starts, is the first run's: reward function, agent loop, ranks, vLLM's settings.
+made anew. What is read once, when a process starts, is the first run's: ranks, vLLM's settings. So are reward function,
+agent loop, and the sampling that it asks vLLM for, unless a run is to have these two processes anew.
 
-``runs.json`` lists the runs: their names, overrides, files for verl's metrics. The first that fails ends it all.
+``runs.json`` lists the runs: their names, overrides, files for verl's metrics, and whether they are ``anew`` or to be
+``refused`` before their first step. The first other one that fails ends it all.
 """
 
 from __future__ import annotations
@@ -15,11 +17,13 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
+import traceback
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import ray
 from hydra import compose, initialize_config_module
@@ -29,11 +33,30 @@ from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from verl.utils.config import validate_config
 from verl.utils.device import auto_set_device
 
+from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.integration.selftest.runs import BEGIN
 
 
-def once(make: Callable[..., Any]) -> Callable[..., Any]:
-    """The first result, for all calls."""
+class Planned(NamedTuple):
+    """One of several runs.
+
+    Attributes:
+        name: of it.
+        metrics: file for them.
+        config: all of it.
+        anew: with an agent loop, and a reward function, of its own.
+        refused: ours is to refuse it before the first step.
+    """
+
+    name: str
+    metrics: str
+    config: DictConfig
+    anew: bool
+    refused: bool
+
+
+def once(make: Callable[..., Any]) -> Any:
+    """The first result, for all calls; ``made`` keeps it, and may be emptied."""
     made: list[Any] = []
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -41,6 +64,7 @@ def once(make: Callable[..., Any]) -> Callable[..., Any]:
             made.append(make(*args, **kwargs))
         return made[0]
 
+    call.made = made  # type: ignore[attr-defined]
     return call
 
 
@@ -102,38 +126,70 @@ class Several(TaskRunnerV1.__ray_metadata__.modified_class):
     """verl's driver, for several runs.
 
     Args:
-        runs: name, file for the metrics, and configuration of each.
+        runs: what they are.
     """
 
-    def __init__(self, runs: list[tuple[str, str, DictConfig]]) -> None:
+    def __init__(self, runs: list[Planned]) -> None:
         super().__init__()
         self.runs = runs
+        self.workers: Any = None
+        self.reward: Any = None  # settings of the reward worker, as they were before verl wrote to them
 
     def run(self, config: DictConfig) -> None:
         import transfer_queue as tq
-        from verl.trainer.ppo.v1 import get_trainer_cls
 
         keep_processes()
-        workers = None
         tq.init(config.transfer_queue)
         try:
-            for name, metrics, each in self.runs:
-                self.config = each
-                print(BEGIN.format(name), flush=True)
-                Path(metrics).with_suffix(".begun").touch()
-                os.environ["VERL_FILE_LOGGER_PATH"] = metrics
-                self.trainer = get_trainer_cls(self.config.trainer.v1.trainer_mode)(config=self.config)
-                if workers is not None:
-                    begin_anew(workers, self.config.actor_rollout_ref.actor)
-                self.trainer.init()
-                if workers is None:
-                    workers = self.trainer.actor_rollout_wg
-                    self.init_agent_loop_manager()
-                self.trainer.fit(self.agent_loop_manager)
-                self.trainer.logger.finish(exit_code=0)
-                Path(metrics).with_suffix(".done").touch()
+            for each in self.runs:
+                print(BEGIN.format(each.name), flush=True)
+                Path(each.metrics).with_suffix(".begun").touch()
+                try:
+                    self.one(each)
+                except AdaptiveError:
+                    if not each.refused:
+                        raise
+                    print(traceback.format_exc(), flush=True)  # where the marks are: between them it is this run's
+                    continue
+                Path(each.metrics).with_suffix(".done").touch()
         finally:
             tq.close()
+
+    def one(self, each: Planned) -> None:
+        """A run, from its trainer's making to its end."""
+        from verl.trainer.ppo.v1 import get_trainer_cls
+
+        self.config = each.config
+        reward = OmegaConf.to_container(each.config.reward)
+        os.environ["VERL_FILE_LOGGER_PATH"] = each.metrics
+        self.trainer = get_trainer_cls(self.config.trainer.v1.trainer_mode)(config=self.config)
+        if self.workers is not None:
+            begin_anew(self.workers, self.config.actor_rollout_ref.actor)
+            if each.anew:
+                self.retire(rewards=reward != self.reward)
+        self.trainer.init()
+        if self.workers is None or each.anew:
+            self.reward = reward
+            self.init_agent_loop_manager()
+        self.workers = self.trainer.actor_rollout_wg
+        self.trainer.fit(self.agent_loop_manager)
+        self.trainer.logger.finish(exit_code=0)
+
+    def retire(self, rewards: bool) -> None:
+        """End the processes that have read the settings of an earlier run's agent loop and, perhaps, reward function."""
+        from verl.trainer.ppo.v1 import trainer_base as verls
+
+        for worker in self.agent_loop_manager.agent_loop_workers:
+            ray.kill(worker)
+        if not rewards:
+            return
+        for worker in verls.RewardLoopManager.made.pop().reward_loop_workers:
+            ray.kill(worker)
+        deadline = time.monotonic() + 60
+        while any(name.startswith("reward_loop_worker_") for name in ray.util.list_named_actors()):
+            if time.monotonic() > deadline:
+                raise TimeoutError("a reward worker that was ended still has its name, which the next one needs")
+            time.sleep(0.05)
 
 
 def composed(words: list[str]) -> DictConfig:
@@ -149,9 +205,12 @@ def composed(words: list[str]) -> DictConfig:
 
 def main(driver: type[Several] = Several) -> None:
     """Compose all, then start a driver for them."""
-    runs = [(run["name"], run["metrics"], composed(run["words"])) for run in json.loads(Path(sys.argv[1]).read_text())]
+    runs = [
+        Planned(run["name"], run["metrics"], composed(run["words"]), run["anew"], run["refused"])
+        for run in json.loads(Path(sys.argv[1]).read_text())
+    ]
     actor = ray.remote(driver)
-    run_ppo(runs[0][2], task_runner_class=SimpleNamespace(remote=lambda: actor.remote(runs)))
+    run_ppo(runs[0].config, task_runner_class=SimpleNamespace(remote=lambda: actor.remote(runs)))
 
 
 if __name__ == "__main__":
