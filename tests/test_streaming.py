@@ -199,6 +199,31 @@ def test_stale_groups_are_dropped_and_replaced():
     assert (engine.table.col("visits")[late.row] == 1).all()  # what they showed is remembered
 
 
+@pytest.mark.parametrize("outcome", ["stale", "all_wrong"])
+def test_a_short_batch_takes_no_group_that_is_too_old(outcome):
+    """Whatever it was dropped for, verl's threshold holds; and the few that are young enough keep their rows."""
+    facts = AsyncFacts(warmup=8, threshold=1)
+    engine, world = made("dapo", facts, p=np.full(64, 0.5), on_exhausted="relax", max_rollouts_per_step=128)
+    requests = engine.begin(1)
+    engine.receive(world.roll(requests.select(np.arange(8))))
+    engine.take(8)
+    engine.finish()
+    late, fresh = engine.flight, engine.begin(2)
+    if outcome == "all_wrong":
+        world.p[:] = 0.0
+    engine.receive(world.roll(late))
+    assert set(late.ticket) <= set(engine.never_trains())
+    world.p[:] = 0.0
+    engine.receive(world.roll(fresh.select(np.arange(3))))
+    assert not set(fresh.ticket[:3]) & set(engine.never_trains())
+    world.failure = 1.0
+    while not engine.starved:
+        engine.receive(world.roll(engine.flight))
+    assert engine.take(engine.count).groups.ticket.tolist() == fresh.ticket[:3].tolist()
+    result = engine.finish()
+    assert set(late.ticket) == set(result.groups.ticket[result.outcome == outcome])
+
+
 def test_a_group_that_never_comes_back_costs_nothing_but_itself():
     """Its place is filled once it is too old to train, to the last step of the run."""
     engine, world = made("grpo", AsyncFacts(warmup=8, threshold=3), steps=8)

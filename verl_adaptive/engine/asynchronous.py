@@ -81,7 +81,8 @@ class AsyncEngine(Engine):
         super().__init__(*args, **kwargs)
         self.mode = mode or AsyncFacts()
         self.ready = Closed.of(Groups.empty(), "trained")
-        self._born: dict[int, int] = {}  # ticket → step of its first rollouts; of every group in flight or ready
+        # ticket → step of its first rollouts; of every group in flight or ready, and of those that left in the step
+        self._born: dict[int, int] = {}
         self._parts_taken = 0
 
     # -- a step ---------------------------------------------------------------------------------------------
@@ -180,8 +181,6 @@ class AsyncEngine(Engine):
         first = np.arange(len(self.ready)) < count
         batch = self.ready.select(first)
         self.ready = self.ready.select(~first)
-        for ticket in batch.groups.ticket.tolist():
-            self._born.pop(ticket, None)
         ghost = np.zeros_like(batch.trains)
         if self.skip_zero:
             ghost = self.desk.ghosts(batch.groups, np.ones(len(batch), dtype=bool), batch.trains)
@@ -213,6 +212,7 @@ class AsyncEngine(Engine):
             self.progress.round,
         )
         self.desk.account(result)
+        self._born = {ticket: self._born[ticket] for ticket in self.living}
         self.policy.end_step(self.progress)
         self._tell("finished", result)
         return result
@@ -270,10 +270,14 @@ class AsyncEngine(Engine):
     def _hopeful(self) -> int:
         """Groups in flight that could still train. One that is too old will be dropped when it comes: a reward function
         that hangs, say, must not keep a place for ever."""
-        threshold = self.mode.threshold
+        return int((~self._too_old(self.flight.ticket)).sum())
+
+    def _too_old(self, tickets: np.ndarray) -> np.ndarray:
+        """bool ``(k,)``: groups that span more weight versions than verl's threshold lets train."""
+        threshold, step = self.mode.threshold, self.progress.step
         if threshold is None or self.mode.strategy != "drop":
-            return len(self.flight)
-        return sum(self.progress.step - self._born[t] + 1 <= threshold for t in self.flight.ticket.tolist())
+            return np.zeros(len(tickets), dtype=bool)
+        return np.array([step - self._born.get(t, step) + 1 > threshold for t in tickets.tolist()], dtype=bool)
 
     def _must_wait(self) -> bool:
         threshold = self.mode.threshold
@@ -320,35 +324,35 @@ class AsyncEngine(Engine):
     def _leave(self, closed: Closed) -> None:
         if len(closed):
             self.desk.closed.append(closed)
-            for ticket in closed.groups.ticket.tolist():
-                self._born.pop(ticket, None)
 
     def _expire(self) -> None:
         """Drop ready groups that span more weight versions than verl's threshold allows."""
-        threshold = self.mode.threshold
-        if threshold is None or self.mode.strategy != "drop" or not len(self.ready):
-            return
-        born = np.array([self._born[t] for t in self.ready.groups.ticket.tolist()], dtype=np.int64)
-        old = self.progress.step - born + 1 > threshold
+        old = self._too_old(self.ready.groups.ticket)
         if old.any():
             stale = self.ready.select(old)
             stale.outcome[:] = "stale"
             self.ready = self.ready.select(~old)
             self._leave(stale)
 
-    def _bring_back(self, count: int) -> None:
-        """Train on groups that this step dropped, those with variance first, oldest first."""
+    def _spare(self) -> np.ndarray:
+        """int64: tickets of groups that this step dropped and could train on after all, those with variance first, oldest
+        first. A group that is too old is none, whatever else it was dropped for: the threshold is verl's word."""
         dropped = Closed.concat(self.desk.closed)
-        spare = dropped.groups.select(dropped.usable)
-        if not len(spare):
-            return
-        flat = spare.degenerate(self.facts.tolerance)
-        chosen = np.isin(dropped.groups.ticket, spare.ticket[np.lexsort((spare.ticket, flat))[:count]])
-        chosen &= dropped.usable
+        spare = dropped.groups.select(dropped.usable & ~self._too_old(dropped.groups.ticket))
+        return spare.ticket[np.lexsort((spare.ticket, spare.degenerate(self.facts.tolerance)))]
+
+    def never_trains(self) -> np.ndarray:
+        dropped = Closed.concat(self.desk.closed)
+        old = self._too_old(dropped.groups.ticket)
+        return np.concatenate([dropped.groups.ticket[old], self.desk.never_trains([dropped.select(~old)])])
+
+    def _bring_back(self, count: int) -> None:
+        """Train on groups that this step dropped."""
+        dropped = Closed.concat(self.desk.closed)
+        chosen = np.isin(dropped.groups.ticket, self._spare()[:count])
         back = dropped.select(chosen)
         back.outcome[:], back.trains[:] = "trained", True
         self.desk.closed = [dropped.select(~chosen)] if not chosen.all() else []
-        self._born.update(dict.fromkeys(back.groups.ticket.tolist(), self.progress.step))
         self.ready = Closed.concat([self.ready, back]).sorted()
 
     # -- state ----------------------------------------------------------------------------------------------
