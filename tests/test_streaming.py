@@ -268,8 +268,7 @@ def test_exhausted(mode, parts):
             arrivals.step(engine, 1)
         return
     result = arrivals.step(engine, 1)
-    assert result.partial and "max_rounds=2" in result.note
-    assert result.trained.sum() >= parts
+    assert result.trained.sum() == 8 and not result.partial and "max_rounds=2" in result.note
     assert result.ledger.rollouts.planned <= (2 * 16 + 16) * 8
 
 
@@ -282,6 +281,33 @@ def test_a_mini_step_without_a_group_draws_once_more_where_nothing_is_refilled()
     world.failure = 0.0
     engine.receive(world.roll(engine.revive()))
     assert engine.can_take(engine.count) and len(engine.take(engine.count).groups) == 8
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.5])
+@pytest.mark.parametrize("mode", ["train_partial", "relax"])
+def test_what_little_there_is_serves_every_mini_step(mode, rate):
+    """The first one used to take all that the filter had dropped, and the next one ended the run."""
+    parts = 4
+    engine, world = made(
+        "dapo", AsyncFacts(parts=parts), p=np.full(64, rate), max_rollouts_per_step=40, on_exhausted=mode
+    )
+    result = Arrivals(world, 1).step(engine, 1)
+    assert [len(taken.groups) for taken in engine._taken] == [2, 1, 1, 1]
+    assert result.trained.sum() == 5 and result.partial and f"{0 if rate == 0 else 5} of 8 groups" in result.note
+    assert all("cap of 40 rollouts" in taken.note for taken in engine._taken if taken.note)
+
+
+def test_fewer_groups_than_mini_steps_are_no_reason_to_end_a_run():
+    """As at the end of CERO's budget, whose last round is what is left of it."""
+    engine, world = made("cero", AsyncFacts(parts=4), steps=3)
+    engine.policy.sampler.budget = 5
+    arrivals, sizes = Arrivals(world, 1), []
+    while not engine.finished:
+        result = arrivals.step(engine, len(sizes) + 1)
+        sizes.append([len(taken.groups) for taken in engine._taken])
+        assert result.trained.sum() == sum(sizes[-1]) and not result.partial
+    assert sizes == [[1, 1, 1, 0]]
+    assert "3 of 8 groups" in result.note
 
 
 def test_a_cap_on_the_steps_rollouts_holds():

@@ -158,24 +158,26 @@ class AsyncEngine(Engine):
     def take(self, count: int) -> StepResult:
         """The batch of a mini-step: the oldest ready groups; fewer than ``count`` if the engine is starved.
 
+        A mini-step after the first may be left with nothing: its batch is empty, and the step has trained on the others.
+
         Raises:
-            Exhausted: the batch is short and ``adaptive.on_exhausted=raise``, or there is nothing at all.
+            Exhausted: the step is short and ``adaptive.on_exhausted=raise``, or there is nothing at all.
             AdaptiveError: called while groups in flight must be waited for.
         """
         if not (self.can_take(count) or self.starved):
             raise AdaptiveError(f"{len(self.ready)} groups are ready, {count} are to be taken: wait for more")
-        note = ""
-        short = len(self.ready) < max(count, self.facts.batch // self.mode.parts)
-        short = (short and not self.policy.sampler.plans_steps) or len(self.ready) == 0
-        if short:
-            if self.config.refill or not len(self.ready):
-                note = self.desk.shortage(len(self.ready), self.progress.round)
+        note, share, left = "", self.facts.batch // self.mode.parts, max(1, self.mode.parts - self._parts_taken)
+        planned, have = self.policy.sampler.plans_steps, len(self.ready)
+        if not have or (not planned and have < (share * left if self.starved else share)):
+            if self.config.refill or not have:
+                note = self.desk.shortage(sum(len(r.groups) for r in self._taken) + have, self.progress.round)
             if self.config.on_exhausted == "raise" and self.config.refill:
                 raise Exhausted(note)
-            if self.config.on_exhausted == "relax" or not len(self.ready):
-                count = max(count, self.facts.batch // self.mode.parts)
-                self._bring_back(count - len(self.ready))
-            if not len(self.ready):
+            if not have or (self.config.on_exhausted == "relax" and self.config.refill):
+                # Every mini-step gets its part of what there is.
+                count = min(share, math.ceil((have + len(self._spare())) / left))
+                self._bring_back(count - have)
+            if not len(self.ready) and not self._taken:
                 raise Exhausted(note)
         first = np.arange(len(self.ready)) < count
         batch = self.ready.select(first)
@@ -183,8 +185,9 @@ class AsyncEngine(Engine):
         ghost = np.zeros_like(batch.trains)
         if self.skip_zero:
             ghost = self.desk.ghosts(batch.groups, np.ones(len(batch), dtype=bool), batch.trains)
+        partial = not planned and len(batch) < share
         result = StepResult(
-            batch.groups, batch.outcome, batch.trains & ~ghost, ghost, Ledger(), short, note, self.progress.round
+            batch.groups, batch.outcome, batch.trains & ~ghost, ghost, Ledger(), partial, note, self.progress.round
         )
         self._taken.append(result)
         self._parts_taken += 1
@@ -346,7 +349,7 @@ class AsyncEngine(Engine):
     def _bring_back(self, count: int) -> None:
         """Train on groups that this step dropped."""
         dropped = Closed.concat(self.desk.closed)
-        chosen = np.isin(dropped.groups.ticket, self._spare()[:count])
+        chosen = np.isin(dropped.groups.ticket, self._spare()[: max(0, count)])
         back = dropped.select(chosen)
         back.outcome[:], back.trains[:] = "trained", True
         self.desk.closed = [dropped.select(~chosen)] if not chosen.all() else []
