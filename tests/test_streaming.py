@@ -310,6 +310,22 @@ def test_fewer_groups_than_mini_steps_are_no_reason_to_end_a_run():
     assert "3 of 8 groups" in result.note
 
 
+def test_a_mini_step_that_no_prompt_is_let_through_for_goes_ungated():
+    """Two prompts are left, and solved: they serve two mini-steps, and retired ones the others."""
+    parts = ({"name": "retire", "recheck": 0.0}, "fixed", "informative", "verl")
+    engine, world = make_stream_engine(*parts, stream=AsyncFacts(parts=4), p=np.ones(64))
+    engine.table.col("retired")[2:] = 1
+    result = Arrivals(world, 1).step(engine, 1)
+    assert all(len(taken.groups) for taken in engine._taken)
+    assert {0, 1} < set(result.groups.row[result.trained].tolist())
+
+
+def test_max_rounds_bounds_the_prompts_of_a_step():
+    engine, world = made("dapo", "colocated", p=np.zeros(64), max_rounds=2)
+    result = Arrivals(world, 1).step(engine, 1)
+    assert engine._drawn == 2 * 16 and "max_rounds=2 windows" in result.note
+
+
 def test_a_cap_on_the_steps_rollouts_holds():
     engine, world = made("dapo", "colocated", max_rollouts_per_step=96)
     arrivals = Arrivals(world, 1)

@@ -22,7 +22,7 @@ What differs from the engines of the ``sync`` trainer:
   ``stale``, and one in flight no longer keeps a place in the window; with ``wait`` a step is not taken while a group in
   flight has reached that age;
 * round sizes (``sampler.round``, Pilot-Commit's ``factor``) mean nothing here: the window says how many prompts to ask
-  for. ``max_rounds`` bounds the prompts drawn in one step, at ``max_rounds`` batches;
+  for. ``max_rounds`` bounds the prompts drawn in one step, at ``max_rounds`` windows;
 * towards the end of the run the window closes: nothing is generated that no step could train on.
 """
 
@@ -250,12 +250,14 @@ class AsyncEngine(Engine):
             wanted = self.policy.sampler.round_size(self.progress) if refill and self._drawn == 0 else 0
         else:
             wanted = self._window(self.progress.step) - len(self.ready) - self._hopeful() if refill else 0
-        most = self.config.max_rounds * (self.facts.batch + self.mode.warmup)
-        if wanted > 0 and self._drawn >= most:
-            self.desk.why = f"adaptive.max_rounds={self.config.max_rounds} batches of prompts were drawn"
+        most = self.config.max_rounds * (self.facts.batch + self.mode.warmup) - self._drawn
+        if wanted > 0 and most <= 0:
+            self.desk.why = f"adaptive.max_rounds={self.config.max_rounds} windows of prompts were drawn"
         elif wanted > 0:
+            wanted = min(wanted, most)
             busy = np.concatenate([self.flight.row, self.ready.groups.row, self.feed.row_of[self.feed.queue]])
-            idle = not (len(self.flight) or len(self.ready) or self.desk.closed or self._taken)
+            # A mini-step with nothing to train on, nor to fall back on, goes ungated rather than end the run.
+            idle = not (len(self.flight) or len(self.ready) or len(self._spare()))
             fresh = self._new(wanted, busy, ungated=idle and self.config.on_exhausted != "raise")
             self._drawn += len(fresh)
             self._born.update(dict.fromkeys(fresh.ticket.tolist(), self.progress.step))
