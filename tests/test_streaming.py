@@ -370,8 +370,12 @@ def test_another_mode_refuses_what_is_in_flight_or_leaves_it_behind():
     other = rounds_engine(engine)
     other.config.resume.allow = ["mode"]
     other.load_state_dict(state)
+    seen, ready = other.table.col("visits").sum(), set(engine.ready.groups.ticket.tolist())
     result = run_step(other, world, 2)
     assert result.ledger.rollouts.dropped.get("gone", 0) == held
+    # what was ready had been reviewed, and is not learned from again
+    assert ready and ready <= set(result.groups.ticket[result.outcome == "gone"])
+    assert other.table.col("visits").sum() == seen + len(result.groups) - len(ready)
     account = result.ledger.rollouts
     assert account.generated + held == account.trained + account.dropped_in_all + account.surplus + account.held
 
