@@ -401,6 +401,22 @@ def test_prompts_that_left_the_data_set_are_not_topped_up():
     assert account.generated + held == account.trained + account.dropped_in_all + account.surplus + account.held
 
 
+def test_first_rollouts_get_older_while_their_group_waits_for_a_top_up():
+    parts = ("epoch", {"name": "aero", "rounds": 1}, "aero", "beta")
+    engine, world = make_stream_engine(*parts, stream=AsyncFacts(warmup=8), p=np.zeros(64), refill=False)
+    first = world.roll(engine.begin(1))
+    first.lag[:] = 1
+    topups = engine.receive(first)
+    engine.receive(world.roll(topups.select(np.arange(8))))
+    engine.take(8)
+    assert (engine.finish().groups.lag == 1).all()
+    engine.begin(2)
+    late = world.roll(topups.select(np.arange(8, 16)))
+    late.lag[:] = 1  # asked for a step ago, when the first ones were one weight update old
+    engine.receive(late)
+    assert (engine.ready.groups.lag == 2).all() and len(engine.ready) == 8
+
+
 def test_old_evidence_weighs_less():
     engine, _ = made("mopps+aero", "colocated", stale_discount=0.5)
     engine.begin(1)

@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -89,6 +89,8 @@ class AsyncEngine(Engine):
     def begin(self, step: int) -> Requests | None:
         self._parts_taken = 0
         self._open_step(step, window=self._window(step))
+        # What waits for a top-up is a weight update older by the time it is reviewed.
+        self.desk.open = replace(self.desk.open, lag=self.desk.open.lag + 1)
         self._level()
         self._drawn = 0
         self._taken: list[StepResult] = []
