@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
+import functools
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.world import Arrivals, World, keys_of, make_stream_engine, run_step
+from tests.world import Arrivals, World, keys_of, make_engine, make_stream_engine, run_step
 from verl_adaptive.engine import AsyncEngine, AsyncFacts, Engine, RoundEngine
 from verl_adaptive.errors import AdaptiveError, Exhausted
 from verl_adaptive.groups import Groups
@@ -399,6 +400,27 @@ def test_prompts_that_left_the_data_set_are_not_topped_up():
     arrivals.waiting = [g for g in arrivals.waiting if not np.isin(g.row, gone).any()]
     account = arrivals.step(again, 4).ledger.rollouts
     assert account.generated + held == account.trained + account.dropped_in_all + account.surplus + account.held
+
+
+@pytest.mark.parametrize("refill", [False, True])
+@pytest.mark.parametrize("rounds", [False, True])
+def test_aeros_pool_is_paid_by_the_prompts_that_the_cap_lets_through(rounds, refill):
+    """The others were credited as well, in each step that asked for them anew."""
+    parts, more = ("epoch", "aero", "aero", "beta"), {"refill": refill, "max_rollouts_per_step": 24}
+    make = make_engine if rounds else functools.partial(make_stream_engine, stream=AsyncFacts(warmup=8))
+    engine, _ = make(*parts, **more)
+    assert engine.begin(1).rollouts == 24
+    assert engine.policy.allocator._pool == 6 * (8 - 4)
+
+
+def test_a_top_up_that_lost_rollouts_costs_aeros_pool_nothing_more():
+    """Its group closes with what it has: a further one was taken from the pool, and never sent."""
+    engine, world = made("aero", AsyncFacts(warmup=8), p=np.zeros(64))
+    topups = engine.receive(world.roll(engine.begin(1)))
+    pool, back = engine.policy.allocator._pool, world.roll(topups)
+    back.lost[:] = 1
+    assert engine.receive(back) is None and len(engine.ready) == 16
+    assert engine.policy.allocator._pool == pool == 16 * 4 - 16 * 2
 
 
 def test_first_rollouts_get_older_while_their_group_waits_for_a_top_up():

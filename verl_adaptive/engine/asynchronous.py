@@ -295,8 +295,10 @@ class AsyncEngine(Engine):
         """Close open groups whose rollouts are back, or top them up."""
         self._close(Closed.of(groups.select(groups.failed), "failed"))
         alive = groups.select(~groups.failed)
-        more = np.asarray(self.policy.allocator.review(alive, self.progress), dtype=np.int64)
-        more = fit(np.where(np.isin(alive.ticket, self.desk.cut), CLOSE, more), self.progress.room)
+        # A group whose top-up lost rollouts closes with what it has, and must not be granted another.
+        more, asks = np.full(len(alive), CLOSE, dtype=np.int64), ~np.isin(alive.ticket, self.desk.cut)
+        more[asks] = self.policy.allocator.review(alive.select(asks), self.progress)
+        more = fit(more, self.progress.room)
         if (more == HOLD).any():
             raise AdaptiveError(
                 f"an asynchronous trainer holds no groups back, yet {int((more == HOLD).sum())} reviews said {HOLD}"
