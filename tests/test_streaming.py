@@ -298,6 +298,19 @@ def test_what_little_there_is_serves_every_mini_step(mode, rate):
     assert all("cap of 40 rollouts" in taken.note for taken in engine._taken if taken.note)
 
 
+@pytest.mark.parametrize(("mode", "sizes"), [("train_partial", [1, 1, 1, 0]), ("relax", [2, 2, 2, 2])])
+def test_dropped_groups_train_beside_kept_ones_where_that_was_asked_for(mode, sizes):
+    engine, world = made("dapo", AsyncFacts(parts=4), p=np.ones(64), on_exhausted=mode, max_rollouts_per_step=80)
+    requests = engine.begin(1)
+    world.p[:] = 0.5
+    back = world.roll(requests.select(np.arange(3)))
+    world.p[:] = 1.0
+    engine.receive(back)
+    while not engine.starved:
+        engine.receive(world.roll(engine.flight))
+    assert [len(engine.take(engine.count).groups) for _ in range(4)] == sizes
+
+
 def test_fewer_groups_than_mini_steps_are_no_reason_to_end_a_run():
     """As at the end of CERO's budget, whose last round is what is left of it."""
     engine, world = made("cero", AsyncFacts(parts=4), steps=3)

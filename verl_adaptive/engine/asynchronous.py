@@ -83,6 +83,7 @@ class AsyncEngine(Engine):
         # ticket → step of its first rollouts; of every group in flight or ready, and of those that left in the step
         self._born: dict[int, int] = {}
         self._parts_taken = 0
+        self._own = 0  # groups that the step's mini-steps have taken and the filter had kept
 
     # -- a step ---------------------------------------------------------------------------------------------
 
@@ -92,7 +93,7 @@ class AsyncEngine(Engine):
         # What waits for a top-up is a weight update older by the time it is reviewed.
         self.desk.open = replace(self.desk.open, lag=self.desk.open.lag + 1)
         self._level()
-        self._drawn = 0
+        self._drawn = self._own = 0
         self._taken: list[StepResult] = []
         self._expire()
         self._tell("begun", step)
@@ -175,7 +176,7 @@ class AsyncEngine(Engine):
                 note = self.desk.shortage(sum(len(r.groups) for r in self._taken) + have, self.progress.round)
             if self.config.on_exhausted == "raise" and self.config.refill:
                 raise Exhausted(note)
-            if not have or (self.config.on_exhausted == "relax" and self.config.refill):
+            if not (have or self._own) or (self.config.on_exhausted == "relax" and self.config.refill):
                 # Every mini-step gets its part of what there is.
                 count = min(share, math.ceil((have + len(self._spare())) / left))
                 self._bring_back(count - have)
@@ -187,6 +188,7 @@ class AsyncEngine(Engine):
         ghost = np.zeros_like(batch.trains)
         if self.skip_zero:
             ghost = self.desk.ghosts(batch.groups, np.ones(len(batch), dtype=bool), batch.trains)
+        self._own += min(have, len(batch))
         partial = not planned and len(batch) < share
         result = StepResult(
             batch.groups, batch.outcome, batch.trains & ~ghost, ghost, Ledger(), partial, note, self.progress.round
@@ -258,8 +260,8 @@ class AsyncEngine(Engine):
         elif wanted > 0:
             wanted = min(wanted, most)
             busy = np.concatenate([self.flight.row, self.ready.groups.row, self.feed.row_of[self.feed.queue]])
-            # A mini-step with nothing to train on, nor to fall back on, goes ungated rather than end the run.
-            idle = not (len(self.flight) or len(self.ready) or len(self._spare()))
+            # A step with nothing to train on, nor to fall back on, goes ungated rather than end the run.
+            idle = not (len(self.flight) or len(self.ready) or self._own or len(self._spare()))
             fresh = self._new(wanted, busy, ungated=idle and self.config.on_exhausted != "raise")
             self._drawn += len(fresh)
             self._born.update(dict.fromkeys(fresh.ticket.tolist(), self.progress.step))
