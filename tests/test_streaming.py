@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
+import functools
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.world import Arrivals, World, keys_of, make_stream_engine, run_step
+from tests.world import Arrivals, World, keys_of, make_engine, make_stream_engine, run_step
 from verl_adaptive.engine import AsyncEngine, AsyncFacts, Engine, RoundEngine
 from verl_adaptive.errors import AdaptiveError, Exhausted
 from verl_adaptive.groups import Groups
@@ -268,8 +269,7 @@ def test_exhausted(mode, parts):
             arrivals.step(engine, 1)
         return
     result = arrivals.step(engine, 1)
-    assert result.partial and "max_rounds=2" in result.note
-    assert result.trained.sum() >= parts
+    assert result.trained.sum() == 8 and not result.partial and "max_rounds=2" in result.note
     assert result.ledger.rollouts.planned <= (2 * 16 + 16) * 8
 
 
@@ -282,6 +282,62 @@ def test_a_mini_step_without_a_group_draws_once_more_where_nothing_is_refilled()
     world.failure = 0.0
     engine.receive(world.roll(engine.revive()))
     assert engine.can_take(engine.count) and len(engine.take(engine.count).groups) == 8
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.5])
+@pytest.mark.parametrize("mode", ["train_partial", "relax"])
+def test_what_little_there_is_serves_every_mini_step(mode, rate):
+    """The first one used to take all that the filter had dropped, and the next one ended the run."""
+    parts = 4
+    engine, world = made(
+        "dapo", AsyncFacts(parts=parts), p=np.full(64, rate), max_rollouts_per_step=40, on_exhausted=mode
+    )
+    result = Arrivals(world, 1).step(engine, 1)
+    assert [len(taken.groups) for taken in engine._taken] == [2, 1, 1, 1]
+    assert result.trained.sum() == 5 and result.partial and f"{0 if rate == 0 else 5} of 8 groups" in result.note
+    assert all("cap of 40 rollouts" in taken.note for taken in engine._taken if taken.note)
+
+
+@pytest.mark.parametrize(("mode", "sizes"), [("train_partial", [1, 1, 1, 0]), ("relax", [2, 2, 2, 2])])
+def test_dropped_groups_train_beside_kept_ones_where_that_was_asked_for(mode, sizes):
+    engine, world = made("dapo", AsyncFacts(parts=4), p=np.ones(64), on_exhausted=mode, max_rollouts_per_step=80)
+    requests = engine.begin(1)
+    world.p[:] = 0.5
+    back = world.roll(requests.select(np.arange(3)))
+    world.p[:] = 1.0
+    engine.receive(back)
+    while not engine.starved:
+        engine.receive(world.roll(engine.flight))
+    assert [len(engine.take(engine.count).groups) for _ in range(4)] == sizes
+
+
+def test_fewer_groups_than_mini_steps_are_no_reason_to_end_a_run():
+    """As at the end of CERO's budget, whose last round is what is left of it."""
+    engine, world = made("cero", AsyncFacts(parts=4), steps=3)
+    engine.policy.sampler.budget = 5
+    arrivals, sizes = Arrivals(world, 1), []
+    while not engine.finished:
+        result = arrivals.step(engine, len(sizes) + 1)
+        sizes.append([len(taken.groups) for taken in engine._taken])
+        assert result.trained.sum() == sum(sizes[-1]) and not result.partial
+    assert sizes == [[1, 1, 1, 0]]
+    assert "3 of 8 groups" in result.note
+
+
+def test_a_mini_step_that_no_prompt_is_let_through_for_goes_ungated():
+    """Two prompts are left, and solved: they serve two mini-steps, and retired ones the others."""
+    parts = ({"name": "retire", "recheck": 0.0}, "fixed", "informative", "verl")
+    engine, world = make_stream_engine(*parts, stream=AsyncFacts(parts=4), p=np.ones(64))
+    engine.table.col("retired")[2:] = 1
+    result = Arrivals(world, 1).step(engine, 1)
+    assert all(len(taken.groups) for taken in engine._taken)
+    assert {0, 1} < set(result.groups.row[result.trained].tolist())
+
+
+def test_max_rounds_bounds_the_prompts_of_a_step():
+    engine, world = made("dapo", "colocated", p=np.zeros(64), max_rounds=2)
+    result = Arrivals(world, 1).step(engine, 1)
+    assert engine._drawn == 2 * 16 and "max_rounds=2 windows" in result.note
 
 
 def test_a_cap_on_the_steps_rollouts_holds():
@@ -328,8 +384,12 @@ def test_another_mode_refuses_what_is_in_flight_or_leaves_it_behind():
     other = rounds_engine(engine)
     other.config.resume.allow = ["mode"]
     other.load_state_dict(state)
+    seen, ready = other.table.col("visits").sum(), set(engine.ready.groups.ticket.tolist())
     result = run_step(other, world, 2)
     assert result.ledger.rollouts.dropped.get("gone", 0) == held
+    # what was ready had been reviewed, and is not learned from again
+    assert ready and ready <= set(result.groups.ticket[result.outcome == "gone"])
+    assert other.table.col("visits").sum() == seen + len(result.groups) - len(ready)
     account = result.ledger.rollouts
     assert account.generated + held == account.trained + account.dropped_in_all + account.surplus + account.held
 
@@ -353,6 +413,43 @@ def test_prompts_that_left_the_data_set_are_not_topped_up():
     arrivals.waiting = [g for g in arrivals.waiting if not np.isin(g.row, gone).any()]
     account = arrivals.step(again, 4).ledger.rollouts
     assert account.generated + held == account.trained + account.dropped_in_all + account.surplus + account.held
+
+
+@pytest.mark.parametrize("refill", [False, True])
+@pytest.mark.parametrize("rounds", [False, True])
+def test_aeros_pool_is_paid_by_the_prompts_that_the_cap_lets_through(rounds, refill):
+    """The others were credited as well, in each step that asked for them anew."""
+    parts, more = ("epoch", "aero", "aero", "beta"), {"refill": refill, "max_rollouts_per_step": 24}
+    make = make_engine if rounds else functools.partial(make_stream_engine, stream=AsyncFacts(warmup=8))
+    engine, _ = make(*parts, **more)
+    assert engine.begin(1).rollouts == 24
+    assert engine.policy.allocator._pool == 6 * (8 - 4)
+
+
+def test_a_top_up_that_lost_rollouts_costs_aeros_pool_nothing_more():
+    """Its group closes with what it has: a further one was taken from the pool, and never sent."""
+    engine, world = made("aero", AsyncFacts(warmup=8), p=np.zeros(64))
+    topups = engine.receive(world.roll(engine.begin(1)))
+    pool, back = engine.policy.allocator._pool, world.roll(topups)
+    back.lost[:] = 1
+    assert engine.receive(back) is None and len(engine.ready) == 16
+    assert engine.policy.allocator._pool == pool == 16 * 4 - 16 * 2
+
+
+def test_first_rollouts_get_older_while_their_group_waits_for_a_top_up():
+    parts = ("epoch", {"name": "aero", "rounds": 1}, "aero", "beta")
+    engine, world = make_stream_engine(*parts, stream=AsyncFacts(warmup=8), p=np.zeros(64), refill=False)
+    first = world.roll(engine.begin(1))
+    first.lag[:] = 1
+    topups = engine.receive(first)
+    engine.receive(world.roll(topups.select(np.arange(8))))
+    engine.take(8)
+    assert (engine.finish().groups.lag == 1).all()
+    engine.begin(2)
+    late = world.roll(topups.select(np.arange(8, 16)))
+    late.lag[:] = 1  # asked for a step ago, when the first ones were one weight update old
+    engine.receive(late)
+    assert (engine.ready.groups.lag == 2).all() and len(engine.ready) == 8
 
 
 def test_old_evidence_weighs_less():

@@ -199,6 +199,17 @@ class Sampler(Role):
         """
         return np.ones(len(rows), dtype=bool)
 
+    def decided(self, rows: np.ndarray, passed: np.ndarray) -> None:
+        """These prompts have had their turn in the stream, with these answers of :meth:`admit`: where a gate counts.
+
+        Where groups commit in order, :meth:`admit` is asked about more prompts than a step uses, and about the rest once
+        more in the next. This comes once for each place of the stream, and before anything of the step is learned there.
+
+        Args:
+            rows: int64 ``(k,)``, table rows.
+            passed: bool ``(k,)``.
+        """
+
     def pick(self, pool: np.ndarray, count: int, progress: Progress) -> Pick:
         """Choose from the pool.
 

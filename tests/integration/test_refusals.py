@@ -14,11 +14,12 @@ from omegaconf import OmegaConf
 
 from verl_adaptive.advantages.verl import COMPARING
 from verl_adaptive.config import AdaptiveConfig
-from verl_adaptive.errors import AdaptiveError, ConfigError
+from verl_adaptive.errors import AdaptiveError, ConfigError, Exhausted
 from verl_adaptive.integration import compat, guard, plugin
 from verl_adaptive.integration.checks import check_run, why_not_skip_zero, zero_rows
 from verl_adaptive.integration.replay_buffer import AdaptiveReplayBuffer
-from verl_adaptive.integration.trainer import AdaptiveSync
+from verl_adaptive.integration.stream_session import NothingLeft
+from verl_adaptive.integration.trainer import AdaptiveMixin, AdaptiveSync
 from verl_adaptive.integration.trainer_colocate_async import AdaptiveColocateAsync
 from verl_adaptive.integration.trainer_separate_async import AdaptiveSeparateAsync
 from verl_adaptive.policy import build_policy
@@ -46,6 +47,20 @@ def run_checks(*overrides: str) -> None:
     config = composed(*overrides)
     adaptive = AdaptiveConfig.from_mapping(OmegaConf.to_container(config.adaptive, resolve=True))
     check_run(config, adaptive, build_policy(adaptive))
+
+
+def test_a_mini_step_that_has_nothing_left_is_no_error():
+    class Verl:
+        def _step_once(self, *_):
+            raise self.error
+
+    class Trainer(AdaptiveMixin, Verl):
+        def __init__(self, error):
+            self.error = error
+
+    assert not len(Trainer(NothingLeft("3 of 8 groups"))._step_once({}, {}, 8))
+    with pytest.raises(Exhausted):
+        Trainer(Exhausted("0 of 8 groups"))._step_once({}, {}, 8)
 
 
 @pytest.mark.parametrize("preset", ["grpo", "dapo", "greso", "aero", "cero", "pilot_commit", "solo", "spo"])

@@ -24,7 +24,7 @@ from verl_adaptive.engine import AsyncEngine, AsyncFacts  # noqa: E402
 from verl_adaptive.errors import AdaptiveError, Exhausted  # noqa: E402
 from verl_adaptive.integration.courier import Road  # noqa: E402
 from verl_adaptive.integration.prompts import Stream  # noqa: E402
-from verl_adaptive.integration.stream_session import StreamSession  # noqa: E402
+from verl_adaptive.integration.stream_session import NothingLeft, StreamSession  # noqa: E402
 from verl_adaptive.integration.waiting import stall_seconds  # noqa: E402
 from verl_adaptive.policy import build_policy  # noqa: E402
 from verl_adaptive.record import Tape, replay  # noqa: E402
@@ -107,7 +107,7 @@ class SlowWorkers(Workers):
 
 
 def session_of(workers: Workers, stream: AsyncFacts, table: StatsTable | None = None, **adaptive) -> StreamSession:
-    config = AdaptiveConfig.from_mapping({"poll_interval": 0.01, "stall_timeout": 3.0, **adaptive})
+    config = AdaptiveConfig.from_mapping({"poll_interval": 0.01, "stall_timeout": 60.0, **adaptive})
     prompts = Stream(Rows(), SequentialSampler(Rows()), chunk=1, workers=0)
     keys = np.zeros(PROMPTS, dtype=KEY_DTYPE)
     keys["lo"] = np.arange(PROMPTS)
@@ -279,6 +279,19 @@ def test_nothing_is_solved(clean, mode):
     else:
         result = one_step(session)
         assert result.trained.sum() > 0 and "max_rounds=2" in result.note
+    workers.stop()
+
+
+def test_a_mini_step_after_the_first_may_have_nothing_left(clean):
+    workers = SlowWorkers(order=1)
+    session = session_of(workers, AsyncFacts(parts=2), max_rollouts_per_step=N, **POLICIES["grpo"])
+    session.step = 1
+    session.start()
+    assert len(session.complete().trained) == 1
+    with pytest.raises(NothingLeft, match=rf"1 of {BATCH} groups"):
+        session.complete()
+    result = session.finish()
+    assert result.trained.sum() == 1 and result.partial and "1 of" in result.note
     workers.stop()
 
 

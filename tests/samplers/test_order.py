@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.samplers.simulate import progress_at
-from tests.world import keys_of
+from tests.world import Arrivals, keys_of, make_engine, make_stream_engine, run_step
 from verl_adaptive.advantages.discounted_beta import DiscountedBeta
 from verl_adaptive.config import RunFacts
+from verl_adaptive.engine import AsyncFacts
 from verl_adaptive.groups import Groups
 from verl_adaptive.roles import Role, Sampler
 from verl_adaptive.samplers.cero import Cero
@@ -167,3 +168,30 @@ def test_a_groups_failure_is_a_try():
     part.table.observe(Groups.from_lists([2, 5], [[], [1.0]], failed=[True, True]), 7, tolerance=0.0)
     assert part.table.col("last_try")[[2, 5, 0]].tolist() == [7, 7, -1]
     assert part.table.col("last_step")[[2, 5, 0]].tolist() == [3, -1, -1]
+
+
+@pytest.mark.parametrize("mode", ["ordered", "rounds", "async"])
+@pytest.mark.parametrize("name", ["greso", "retire"])
+def test_a_gate_counts_each_place_of_the_stream_once(name, mode):
+    """In order it is asked about more prompts than a step uses, and about the rest again in the next."""
+    parts = (name, "fixed", "informative", "verl")
+    more = {"batch": 8, "M": 200, "p": np.where(np.arange(200) % 4, 0.5, 1.0)}
+    if mode == "async":
+        engine, world = make_stream_engine(*parts, stream=AsyncFacts(warmup=8), **more)
+    else:
+        engine, world = make_engine(*parts, rounds=mode == "rounds", **more)
+    arrivals, seen = Arrivals(world, 1), 0
+    for step in range(1, 120):
+        before = engine.feed.position
+        _ = arrivals.step(engine, step) if mode == "async" else run_step(engine, world, step)
+        m = engine.policy.metrics()
+        if name == "greso":
+            turned = sum(m[f"adaptive/sampler/{kind}_skipped_total"] for kind in ("easy", "hard"))
+            met = sum(m[f"adaptive/sampler/{kind}_seen_total"] for kind in ("easy", "hard"))
+        else:
+            met = m["adaptive/sampler/retired_seen_total"]
+            turned = met - m["adaptive/sampler/rechecked_total"]
+        seen += met
+        assert met <= engine.feed.position - before
+        assert turned <= engine.skipped <= turned + 2  # some had a group under way
+    assert seen > 50

@@ -28,7 +28,8 @@ Where we deviate, and why:
   success rate upward, so we keep it.
 * With ``adaptive.refill`` further prompts join the step, each bringing its own N to the pool.
 * In an asynchronous trainer there is no step's batch to share a budget: the pool is a running account, into which each
-  prompt pays N − n_explore when it is explored and which holds at most that of a full window.
+  prompt pays N − n_explore when it is sent, and which at a step's end keeps at most that of the groups ahead
+  (``num_warmup_batches``): what the step itself has not used is gone, as in the ``sync`` trainer.
 """
 
 from __future__ import annotations
@@ -153,7 +154,8 @@ class AeroRescue(Allocator):
         if not progress.ordered:
             if progress.step != self._step and not progress.streaming:
                 self._step, self._pool = progress.step, 0
-            self._pool += int((whole - first).sum())
+            sent = int(np.searchsorted(np.cumsum(first), progress.room, side="right"))  # the step's cap cuts the others
+            self._pool += int((whole - first)[:sent].sum())
         return first
 
     def fund(self, n: np.ndarray, planned: np.ndarray | None) -> np.ndarray | None:

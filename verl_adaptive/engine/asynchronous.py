@@ -22,7 +22,7 @@ What differs from the engines of the ``sync`` trainer:
   ``stale``, and one in flight no longer keeps a place in the window; with ``wait`` a step is not taken while a group in
   flight has reached that age;
 * round sizes (``sampler.round``, Pilot-Commit's ``factor``) mean nothing here: the window says how many prompts to ask
-  for. ``max_rounds`` bounds the prompts drawn in one step, at ``max_rounds`` batches;
+  for. ``max_rounds`` bounds the prompts drawn in one step, at ``max_rounds`` windows;
 * towards the end of the run the window closes: nothing is generated that no step could train on.
 """
 
@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -84,14 +84,17 @@ class AsyncEngine(Engine):
         # ticket → step of its first rollouts; of every group in flight or ready, and of those that left in the step
         self._born: dict[int, int] = {}
         self._parts_taken = 0
+        self._own = 0  # groups that the step's mini-steps have taken and the filter had kept
 
     # -- a step ---------------------------------------------------------------------------------------------
 
     def begin(self, step: int) -> Requests | None:
         self._parts_taken = 0
         self._open_step(step, window=self._window(step))
+        # What waits for a top-up is a weight update older by the time it is reviewed.
+        self.desk.open = replace(self.desk.open, lag=self.desk.open.lag + 1)
         self._level()
-        self._drawn = 0
+        self._drawn = self._own = 0
         self._taken: list[StepResult] = []
         self._expire()
         self._tell("begun", step)
@@ -159,24 +162,26 @@ class AsyncEngine(Engine):
     def take(self, count: int) -> StepResult:
         """The batch of a mini-step: the oldest ready groups; fewer than ``count`` if the engine is starved.
 
+        A mini-step after the first may be left with nothing: its batch is empty, and the step has trained on the others.
+
         Raises:
-            Exhausted: the batch is short and ``adaptive.on_exhausted=raise``, or there is nothing at all.
+            Exhausted: the step is short and ``adaptive.on_exhausted=raise``, or there is nothing at all.
             AdaptiveError: called while groups in flight must be waited for.
         """
         if not (self.can_take(count) or self.starved):
             raise AdaptiveError(f"{len(self.ready)} groups are ready, {count} are to be taken: wait for more")
-        note = ""
-        short = len(self.ready) < max(count, self.facts.batch // self.mode.parts)
-        short = (short and not self.policy.sampler.plans_steps) or len(self.ready) == 0
-        if short:
-            if self.config.refill or not len(self.ready):
-                note = self.desk.shortage(len(self.ready), self.progress.round)
+        note, share, left = "", self.facts.batch // self.mode.parts, max(1, self.mode.parts - self._parts_taken)
+        planned, have = self.policy.sampler.plans_steps, len(self.ready)
+        if not have or (not planned and have < (share * left if self.starved else share)):
+            if self.config.refill or not have:
+                note = self.desk.shortage(sum(len(r.groups) for r in self._taken) + have, self.progress.round)
             if self.config.on_exhausted == "raise" and self.config.refill:
                 raise Exhausted(note)
-            if self.config.on_exhausted == "relax" or not len(self.ready):
-                count = max(count, self.facts.batch // self.mode.parts)
-                self._bring_back(count - len(self.ready))
-            if not len(self.ready):
+            if not (have or self._own) or (self.config.on_exhausted == "relax" and self.config.refill):
+                # Every mini-step gets its part of what there is.
+                count = min(share, math.ceil((have + len(self._spare())) / left))
+                self._bring_back(count - have)
+            if not len(self.ready) and not self._taken:
                 raise Exhausted(note)
         first = np.arange(len(self.ready)) < count
         batch = self.ready.select(first)
@@ -184,8 +189,10 @@ class AsyncEngine(Engine):
         ghost = np.zeros_like(batch.trains)
         if self.skip_zero:
             ghost = self.desk.ghosts(batch.groups, np.ones(len(batch), dtype=bool), batch.trains)
+        self._own += min(have, len(batch))
+        partial = not planned and len(batch) < share
         result = StepResult(
-            batch.groups, batch.outcome, batch.trains & ~ghost, ghost, Ledger(), short, note, self.progress.round
+            batch.groups, batch.outcome, batch.trains & ~ghost, ghost, Ledger(), partial, note, self.progress.round
         )
         self._taken.append(result)
         self._parts_taken += 1
@@ -250,12 +257,14 @@ class AsyncEngine(Engine):
             )
         else:
             wanted = self._window(self.progress.step) - len(self.ready) - self._hopeful() if refill else 0
-        most = self.config.max_rounds * (self.facts.batch + self.mode.warmup)
-        if wanted > 0 and self._drawn >= most:
-            self.desk.why = f"adaptive.max_rounds={self.config.max_rounds} batches of prompts were drawn"
+        most = self.config.max_rounds * (self.facts.batch + self.mode.warmup) - self._drawn
+        if wanted > 0 and most <= 0:
+            self.desk.why = f"adaptive.max_rounds={self.config.max_rounds} windows of prompts were drawn"
         elif wanted > 0:
+            wanted = min(wanted, most)
             busy = np.concatenate([self.flight.row, self.ready.groups.row, self.feed.row_of[self.feed.queue]])
-            idle = not (len(self.flight) or len(self.ready) or self.desk.closed or self._taken)
+            # A step with nothing to train on, nor to fall back on, goes ungated rather than end the run.
+            idle = not (len(self.flight) or len(self.ready) or self._own or len(self._spare()))
             fresh = self._new(wanted, busy, ungated=idle and self.config.on_exhausted != "raise")
             self._drawn += len(fresh)
             self._born.update(dict.fromkeys(fresh.ticket.tolist(), self.progress.step))
@@ -291,8 +300,10 @@ class AsyncEngine(Engine):
         """Close open groups whose rollouts are back, or top them up."""
         self._close(Closed.of(groups.select(groups.failed), "failed"))
         alive = groups.select(~groups.failed)
-        more = answers.more(self.policy.allocator, "review", alive, self.progress)
-        more = fit(np.where(np.isin(alive.ticket, self.desk.cut), CLOSE, more), self.progress.room)
+        # A group whose top-up lost rollouts closes with what it has, and must not be granted another.
+        more, asks = np.full(len(alive), CLOSE, dtype=np.int64), ~np.isin(alive.ticket, self.desk.cut)
+        more[asks] = answers.more(self.policy.allocator, "review", alive.select(asks), self.progress)
+        more = fit(more, self.progress.room)
         if (more == HOLD).any():
             raise AdaptiveError(
                 f"an asynchronous trainer holds no groups back, yet {int((more == HOLD).sum())} reviews said {HOLD}"
@@ -349,7 +360,7 @@ class AsyncEngine(Engine):
     def _bring_back(self, count: int) -> None:
         """Train on groups that this step dropped."""
         dropped = Closed.concat(self.desk.closed)
-        chosen = np.isin(dropped.groups.ticket, self._spare()[:count])
+        chosen = np.isin(dropped.groups.ticket, self._spare()[: max(0, count)])
         back = dropped.select(chosen)
         back.outcome[:], back.trains[:] = "trained", True
         self.desk.closed = [dropped.select(~chosen)] if not chosen.all() else []

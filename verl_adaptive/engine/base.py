@@ -198,18 +198,18 @@ class Engine(ABC):
         if stream is None:
             return
         flight = len(stream["flight"]["ticket"])
-        unfinished = Groups.concat(
-            [Groups(**{k: np.asarray(v) for k, v in stream[name].items()}) for name in ("open", "ready")]
+        unfinished, ready = (
+            Groups(**{k: np.asarray(v) for k, v in stream[name].items()}) for name in ("open", "ready")
         )
-        if not flight and not len(unfinished):
+        if not flight and not len(unfinished) and not len(ready):
             return
         if "mode" not in self.config.resume.allow:
             raise AdaptiveError(
                 f"the checkpoint is an asynchronous trainer's, with {flight} prompts in flight and "
-                f"{len(stream['ready']['row'])} groups ready to train. Go on with the same trainer.v1.trainer_mode, or "
+                f"{len(ready)} groups ready to train. Go on with the same trainer.v1.trainer_mode, or "
                 "leave them behind: adaptive.resume.allow=[mode]"
             )
-        self.desk.gone = Groups.concat([self.desk.gone, unfinished.sorted()])
+        self.desk.gone, self.desk.behind = Groups.concat([self.desk.gone, unfinished]), ready
 
     # -- for the kinds --------------------------------------------------------------------------------------
 

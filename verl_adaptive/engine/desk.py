@@ -41,6 +41,7 @@ class Desk:
         held: groups kept for a later step's top-up; in ticket order.
         held_since: int64 ``(H,)``, the step each was held in.
         gone: groups open when the run was interrupted, of prompts that have left the data set since.
+        behind: groups that another trainer mode had ready when the run was interrupted: reviewed, and learned from.
         closed: what was closed in this step.
         cut: int64, tickets whose top-up has just come back with rollouts missing: they close with what they have.
         ledger, total: the account of the step and of the run.
@@ -51,7 +52,7 @@ class Desk:
         self, policy: Policy, table: StatsTable, config: AdaptiveConfig, facts: RunFacts, *, skip_zero: bool
     ) -> None:
         self.policy, self.table, self.config, self.facts, self.skip_zero = policy, table, config, facts, skip_zero
-        self.open = self.held = self.gone = Groups.empty()
+        self.open = self.held = self.gone = self.behind = Groups.empty()
         self.held_since = np.zeros(0, dtype=np.int64)
         self.closed: list[Closed] = []
         self.ledger, self.total = Ledger(), Ledger()
@@ -61,14 +62,14 @@ class Desk:
 
     def open_step(self, progress: Progress) -> None:
         """A fresh account; groups of prompts that have left the data set are closed in it."""
-        self.progress, self.ledger, self.closed, self.why = progress, Ledger(), [], ""
-        self.level()
+        self.progress, self.ledger, self.why = progress, Ledger(), ""
         gone, self.gone = self.gone, Groups.empty()
+        behind, self.behind = self.behind, Groups.empty()
+        self.closed = [Closed.of(groups, "gone") for groups in (gone, behind) if len(groups)]
         if len(gone):
-            self.closed.append(Closed.of(gone, "gone"))
             self.learn(gone)
             self.policy.observe(gone, progress)
-            self.level()
+        self.level()
 
     # -- open groups ----------------------------------------------------------------------------------------
 
@@ -125,7 +126,8 @@ class Desk:
 
     def level(self, waiting: Groups | None = None) -> None:
         """Bring the account's level of rollouts that were generated and not decided about up to date."""
-        here = Groups.concat([self.held, self.gone] if waiting is None else [waiting, self.held, self.gone])
+        rest = [self.held, self.gone, self.behind]
+        here = Groups.concat(rest if waiting is None else [waiting, *rest])
         self.ledger.rollouts.held, self.ledger.tokens.held = here.rollouts, int(here.tokens.sum())
 
     # -- closing --------------------------------------------------------------------------------------------

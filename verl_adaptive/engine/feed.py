@@ -141,6 +141,7 @@ class Feed:
             pulled += len(index)
             progress.epoch = self.epoch(0)
             passed = answers.admit(self.sampler, self.row_of[index], position, progress)
+            self.sampler.decided(self.row_of[index], passed)
             passed = self._free(index, passed, busy, once=once)
             self.skipped += int((~passed).sum())
             self.queue = np.concatenate([self.queue, index[passed]])
@@ -211,7 +212,8 @@ class Line:
         self.ended = ""
         self._end = _NONE  # per candidate: stream positions decided about once it is
         self._raw: list[int] = []  # read from the stream in this step, in order
-        self._seen = 0  # of these, shown to the gate
+        self._seen = 0  # how many these are
+        self._passed = np.zeros(0, dtype=bool)  # of these, what the gate said about those that it was asked about
         self._lap = 0  # first candidate of the lap: within one, no prompt comes twice
         self._dry = 0  # positions since the last candidate
         self._repeats = False  # among these, prompts that the gate let through and that had come before
@@ -253,6 +255,8 @@ class Line:
         # What the gate turned away before the last candidate is decided about; after it, the next step asks again.
         feed.skipped = used - max(0, committed - queued)
         feed.position += used
+        asked = min(used, len(self._passed))
+        feed.sampler.decided(feed.row_of[np.array(self._raw[:asked], dtype=np.int64)], self._passed[:asked])
         feed.ahead = np.concatenate([np.array(self._raw[used:], dtype=np.int64), feed.ahead])
 
     # -- growing --------------------------------------------------------------------------------------------
@@ -307,7 +311,8 @@ class Line:
         rows = feed.row_of[index]
         passed = np.ones(len(index), dtype=bool)
         if gated:
-            passed = answers.admit(feed.sampler, rows, position, self._progress)
+            passed = answers.admit(feed.sampler, rows, position, self._progress).copy()
+            self._passed = np.concatenate([self._passed, passed])
         fresh = ~np.isin(rows, self._busy if feed.sampler.whole_batches else self._taken())
         if not feed.sampler.whole_batches:
             fresh &= first_of(rows, passed)

@@ -130,6 +130,13 @@ NAMES: tuple[Name, ...] = (
         modes=_SYNC,
     ),
     Name(_BASE, "PPOTrainer.step", ("self", "metrics", "timing_raw"), "statistics after each step"),
+    Name(
+        _BASE,
+        "PPOTrainer._step_once",
+        ("self", "metrics", "timing_raw", "sample_batch_size"),
+        "mini-steps without groups",
+        modes=_ASYNC,
+    ),
     Name(_BASE, "PPOTrainer.on_train_begin", ("self",), "the banner"),
     Name(_BASE, "PPOTrainer.on_train_end", ("self",), "the end of a budget"),
     Name(_BASE, "PPOTrainer.get_llm_client", ("self",), "requests that can be aborted"),

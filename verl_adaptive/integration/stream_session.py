@@ -9,12 +9,17 @@ import transfer_queue as tq
 
 from verl_adaptive.config import AdaptiveConfig
 from verl_adaptive.engine import AsyncEngine, StepResult
+from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.integration.courier import Courier, Road
 from verl_adaptive.integration.prompts import Stream
 from verl_adaptive.integration.queue import Batch, Queue
 from verl_adaptive.integration.waiting import PARTITION
 
-__all__ = ["StreamSession"]
+__all__ = ["NothingLeft", "StreamSession"]
+
+
+class NothingLeft(AdaptiveError):
+    """A mini-step after the step's first has no group to train on; the trainer goes on without it."""
 
 
 class StreamSession:
@@ -41,10 +46,13 @@ class StreamSession:
 
         Raises:
             AdaptiveError: nothing came back for ``adaptive.stall_timeout`` seconds, or group after group failed.
+            NothingLeft: the step has trained on all that there was.
         """
         engine = self.engine
         self._pump(lambda: engine.can_take(engine.count))
         result = engine.take(engine.count)
+        if not len(result.groups):
+            raise NothingLeft(result.note)
         batch = self.queue.settle(result)
         self.courier.forget(result.groups.ticket.tolist())
         return batch

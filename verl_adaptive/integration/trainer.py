@@ -42,8 +42,8 @@ from verl_adaptive.integration.report import banner, step_metrics
 from verl_adaptive.integration.rows import alone, padding_row
 from verl_adaptive.integration.run_store import RunStore
 from verl_adaptive.integration.session import Batch, Session
-from verl_adaptive.integration.stream_session import StreamSession
-from verl_adaptive.integration.waiting import Liveness, open_requests, stall_seconds
+from verl_adaptive.integration.stream_session import NothingLeft, StreamSession
+from verl_adaptive.integration.waiting import PARTITION, Liveness, open_requests, stall_seconds
 from verl_adaptive.integration.watch import Watch
 from verl_adaptive.policy import build_policy
 from verl_adaptive.record import Tape
@@ -238,6 +238,13 @@ class AdaptiveMixin(_Trainer):
             self._ended_early = True
             self.total_training_steps = self.global_steps
         return batch
+
+    def _step_once(self, metrics: dict, timing_raw: dict, sample_batch_size: int) -> KVBatchMeta:
+        """A mini-step; one that has nothing to train on makes no update (why is in the step's note)."""
+        try:
+            return super()._step_once(metrics, timing_raw, sample_batch_size)
+        except NothingLeft:
+            return KVBatchMeta(partition_id=PARTITION, keys=[], tags=[])
 
     def on_train_begin(self) -> None:
         self._warming_up = True

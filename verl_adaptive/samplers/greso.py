@@ -139,11 +139,12 @@ class Greso(Sampler):
     def admit(self, rows: np.ndarray, position: np.ndarray, progress: Progress) -> np.ndarray:
         chance = self.keep_probability(rows)
         u = progress.draw.uniform("greso.gate", self.table.key_hi[rows], self.table.key_lo[rows], position)
-        passed = u < chance
+        return u < chance
+
+    def decided(self, rows: np.ndarray, passed: np.ndarray) -> None:
         streak, kind = self._streaks(rows)
         easy, hard = (streak > 0) & (kind > 0), (streak > 0) & (kind < 0)
         self._gate += [easy.sum(), (easy & ~passed).sum(), hard.sum(), (hard & ~passed).sum()]
-        return passed
 
     # -- learning -------------------------------------------------------------------------------------------
 

@@ -95,9 +95,11 @@ class Retire(Sampler):
     def admit(self, rows: np.ndarray, position: np.ndarray, progress: Progress) -> np.ndarray:
         retired = self.table.col("retired")[rows] > 0
         u = progress.draw.uniform("retire.gate", self.table.key_hi[rows], self.table.key_lo[rows], position)
-        passed = ~retired | (u < self.config.recheck)
+        return ~retired | (u < self.config.recheck)
+
+    def decided(self, rows: np.ndarray, passed: np.ndarray) -> None:
+        retired = self.table.col("retired")[rows] > 0
         self._gate += [retired.sum(), (retired & passed).sum()]
-        return passed
 
     def observe(self, groups: Groups, progress: Progress) -> None:
         solved = at_least(groups.pass_rate, self.config.threshold)
