@@ -42,18 +42,6 @@ fi
 if (($#)); then
     exec python -m pytest "$@"
 fi
-# One run of the pipeline at a time: two side by side were slower than one after the other. But for most of its minutes one
-# process after another imports verl, on one core. The other tests take what that leaves, and say at the end what came of
-# them. Job control, so that they can be interrupted: what runs beside a script would ignore it, and all that it starts.
-set -m
-said=$(mktemp)
-nice -n 5 python -m pytest -m "not e2e and not matrix" -n 2 >"$said" 2>&1 </dev/null &
-others=$!
-trap 'kill -INT -- "-$others" 2>/dev/null && wait "$others" || :; rm -f "$said"' EXIT
-failed=0
-python -m pytest tests/e2e -m "e2e and not matrix" || failed=$?
-[ "$failed" -ne 2 ] || exit 2  # interrupted
-echo "run.sh: waiting for the tests without the pipeline"
-wait "$others" || failed=$?
-cat "$said"
-exit "$failed"
+python -m pytest -m "not e2e and not matrix" -n 2
+# One run of the pipeline at a time: each takes both cores, and two side by side were slower than one after the other.
+exec python -m pytest tests/e2e -m "e2e and not matrix"
