@@ -357,6 +357,19 @@ def test_the_window_closes_towards_the_end():
     assert engine.total.rollouts.generated == 3 * 8 * 8
 
 
+def test_pilots_leave_room_under_a_cap_for_their_commits():
+    """They used to eat it: a fifth of the groups, and every third pilot in the band had no commit."""
+    stream, p = AsyncFacts(warmup=8), (np.arange(400) + 0.5) / 400
+    engine, world = made("pilot_commit", stream, M=400, p=p, steps=40, max_rollouts_per_step=96)
+    arrivals, trained, passed_over = Arrivals(world, 3), 0, 0
+    for step in range(1, 31):
+        result = arrivals.step(engine, step)
+        assert result.ledger.rollouts.planned <= 96
+        trained += int(result.trained.sum())
+        passed_over += int((result.outcome == "surplus_pilot").sum())
+    assert trained > 0.9 * 30 * 8 and passed_over < 0.1 * trained
+
+
 def test_unasked_results_are_refused():
     engine, world = made("grpo", "colocated")
     requests = engine.begin(1)

@@ -287,10 +287,10 @@ class Allocator(Role):
         return n
 
     def prompts(self, wanted: int, progress: Progress) -> int:
-        """The last word on how many new prompts the next round takes.
+        """The last word on how many new prompts the next round takes; in asynchronous trainers, are asked for now.
 
         Args:
-            wanted: what the sampler asks for.
+            wanted: what the sampler asks for, or what the window has room for.
             progress: the step; asked after :meth:`recall`.
         """
         return wanted

@@ -286,6 +286,8 @@ class PilotCommit(Allocator):
 
     def prompts(self, wanted: int, progress: Progress) -> int:
         c = self.config
+        if progress.streaming:  # the window says how many; a cap, how many of them can have their commits
+            return wanted if progress.cap is None else min(wanted, self._affordable_beside(progress))
         now = (progress.step, progress.round)
         committed, waiting = self._recalled[2:] if self._recalled[:2] == now else (0, 0)
         missing = max(0, progress.need - progress.open - committed)
@@ -315,6 +317,12 @@ class PilotCommit(Allocator):
         every_place = (room - missing * n_commit) // self.n_pilot  # all missing groups commit
         expected = int(room / (self.n_pilot + share * n_commit))  # as many commit as these pilots will find
         return max(0, every_place, expected)
+
+    def _affordable_beside(self, progress: Progress) -> int:
+        """The same where groups under way, any of them pilots, have commits to come."""
+        judged, found = self._recent
+        commit = (self.facts.n - self.n_pilot) * (found / judged if found > 0 else _FIRST_SHARE)
+        return max(0, int((progress.room - progress.open * commit) / (self.n_pilot + commit)))
 
     # -- learning -------------------------------------------------------------------------------------------
 

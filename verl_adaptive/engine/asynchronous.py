@@ -251,17 +251,8 @@ class AsyncEngine(Engine):
         self.flight = Requests.join([self.flight, topups])
         self._measure()
         parts = [topups]
-        if self.policy.sampler.plans_steps:
-            wanted = (
-                answers.amount(self.policy.sampler, "round_size", self.progress) if refill and self._drawn == 0 else 0
-            )
-        else:
-            wanted = self._window(self.progress.step) - len(self.ready) - self._hopeful() if refill else 0
-        most = self.config.max_rounds * (self.facts.batch + self.mode.warmup) - self._drawn
-        if wanted > 0 and most <= 0:
-            self.desk.why = f"adaptive.max_rounds={self.config.max_rounds} windows of prompts were drawn"
-        elif wanted > 0:
-            wanted = min(wanted, most)
+        wanted = self._wanted() if refill else 0
+        if wanted > 0:
             busy = np.concatenate([self.flight.row, self.ready.groups.row, self.feed.row_of[self.feed.queue]])
             # A step with nothing to train on, nor to fall back on, goes ungated rather than end the run.
             idle = not (len(self.flight) or len(self.ready) or self._own or len(self._spare()))
@@ -275,6 +266,23 @@ class AsyncEngine(Engine):
         requests = Requests.join(parts)
         self.ledger.rollouts.planned += requests.rollouts
         return requests if len(requests) else None
+
+    def _wanted(self) -> int:
+        """New prompts to ask for: as many as the window lacks and the step may still draw."""
+        progress, desk = self.progress, self.desk
+        if self.policy.sampler.plans_steps:
+            return answers.amount(self.policy.sampler, "round_size", progress) if self._drawn == 0 else 0
+        missing = self._window(progress.step) - len(self.ready) - self._hopeful()
+        most = self.config.max_rounds * (self.facts.batch + self.mode.warmup) - self._drawn
+        if missing <= 0:
+            return 0
+        if most <= 0:
+            desk.why = f"adaptive.max_rounds={self.config.max_rounds} windows of prompts were drawn"
+            return 0
+        wanted = answers.amount(self.policy.allocator, "prompts", min(missing, most), progress)
+        if wanted < min(missing, most) and progress.cap is not None:
+            desk.why = f"the step's cap of {progress.cap} rollouts was reached"
+        return wanted
 
     def _hopeful(self) -> int:
         """Groups in flight that could still train. One that is too old will be dropped when it comes: a reward function
