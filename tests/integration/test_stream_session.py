@@ -106,14 +106,19 @@ class SlowWorkers(Workers):
         self.thread.join()
 
 
-def session_of(workers: Workers, stream: AsyncFacts, table: StatsTable | None = None, **adaptive) -> StreamSession:
+def session_of(
+    workers: Workers, stream: AsyncFacts, table: StatsTable | None = None, centres: bool | None = None, **adaptive
+) -> StreamSession:
     config = AdaptiveConfig.from_mapping({"poll_interval": 0.01, "stall_timeout": 60.0, **adaptive})
     prompts = Stream(Rows(), SequentialSampler(Rows()), chunk=1, workers=0)
     keys = np.zeros(PROMPTS, dtype=KEY_DTYPE)
     keys["lo"] = np.arange(PROMPTS)
     table = StatsTable() if table is None else table
     facts = RunFacts(batch=BATCH, n=N, steps=20, prompts=PROMPTS)
-    engine = AsyncEngine(build_policy(config), table, config, facts, table.rows_for(keys), prompts, mode=stream)
+    policy = build_policy(config)
+    if centres is not None:  # of verl's estimators that compare no groups: whether it subtracts their mean all the same
+        policy.advantage.needs_groups, policy.advantage.centres = False, centres
+    engine = AsyncEngine(policy, table, config, facts, table.rows_for(keys), prompts, mode=stream)
     road = Road(workers.submit, lambda: session.step, stall=stall_seconds(config, 64))
     session = StreamSession(engine, prompts, config, road)
     session.step = 0
@@ -234,6 +239,22 @@ def test_a_restart_loses_and_repeats_nothing(clean, preset, stream):
     second.stop()
     waiting = other.engine.desk.open.rollouts
     assert table.col("rollouts").sum() + waiting == other.engine.total.rollouts.generated >= rollouts
+
+
+@pytest.mark.parametrize("centres", [False, True])
+def test_one_rollout_that_is_left_of_several_trains_only_where_nothing_is_subtracted(clean, centres):
+    """``reinforce_plus_plus_baseline`` leaves a rollout that is alone its bare reward, where others lose their mean."""
+    workers = SlowWorkers(order=3, fail=0.5)
+    workers.lost = (N - 1) / N
+    session = session_of(workers, STREAMS["colocate"], centres=centres, min_sessions=1 / N, refill=False)
+    result = one_step(session)
+    workers.stop()
+    single = result.groups.n == 1
+    assert (result.groups.lost > 0).any() and (result.groups.n > 1).any()
+    if centres:
+        assert not (single & result.trained).any() and result.groups.failed[result.groups.lost > 0].all()
+    else:
+        assert (single & result.trained).any()
 
 
 def test_answers_that_never_come_end_the_run_with_what_is_missing(clean):

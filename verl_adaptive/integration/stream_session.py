@@ -34,7 +34,8 @@ class StreamSession:
 
     def __init__(self, engine: AsyncEngine, stream: Stream, config: AdaptiveConfig, road: Road) -> None:
         self.engine = engine
-        self.queue = Queue(config, alone=not engine.policy.advantage.needs_groups)
+        advantage = engine.policy.advantage
+        self.queue = Queue(config, alone=not (advantage.needs_groups or advantage.centres))
         self.courier = Courier(self.queue, stream, road, config, engine.facts.batch)
 
     def start(self) -> None:
