@@ -40,7 +40,7 @@ OTHERWISE = (*GRPO, "solo")
 POOLS = {
     "real/base": ("base", "decay", "halved16", "epochs2"),
     "real/sparse": ("sparse", "decay-sparse", "halved16-sparse", "epochs2-sparse"),
-    "real/large": ("large",),
+    "real/large": ("large", "decay-large", "halved16-large", "epochs2-large"),
     "tiny/base": ("base", "decay", "halved16", "epochs2"),
     "tiny/sparse": ("sparse", "decay-sparse", "halved16-sparse", "epochs2-sparse"),
     "tiny/onepass": ("onepass",),

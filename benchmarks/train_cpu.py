@@ -115,6 +115,9 @@ VARIANTS = {
     "decay-sparse": Variant(8, 305, flat=256, training=_DECAY),
     "epochs2": Variant(8, 305, training=_EPOCHS),
     "epochs2-sparse": Variant(8, 305, flat=256, training=_EPOCHS),
+    "halved16-large": Variant(16, 610, fewer=2),
+    "decay-large": Variant(8, 610, training=_DECAY),
+    "epochs2-large": Variant(8, 610, training=_EPOCHS),
 }
 #: Those of the grid; the others are run by name.
 SIZED = tuple(name for name, variant in VARIANTS.items() if not variant.training and variant.fewer == 1)

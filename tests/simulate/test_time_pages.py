@@ -6,6 +6,7 @@ import pytest
 
 pytest.importorskip("pandas")
 
+from benchmarks.page_speed import step_time_page
 from benchmarks.page_time import beside_page, driver_page, long_page, prompt_page
 
 MACHINE = {"machine": {"cpu": "a processor", "cores": 2}, "command": "python -m x"}
@@ -50,6 +51,22 @@ def test_a_prompts_and_a_rollouts_milliseconds() -> None:
         "| a rollout | 2.50 | 1.25 | 0.10 | 2.50 |",
     ]
     assert "medians of 5 repeats" in lines[1]
+
+
+def test_steps_are_compared_pair_by_pair_in_each_mode() -> None:
+    def pair(ours: float) -> dict[str, dict[str, float]]:
+        return {"verl": {"step": 2.0, "rest": 1.0}, "ours": {"step": ours, "rest": ours / 2}}
+
+    modes = {
+        "sync": {**MACHINE, "load": [1.0, 3.0], "pairs": [pair(1.0), pair(3.0)]},
+        "separate_async": {**MACHINE, "load": [2.0], "pairs": [pair(1.0)]},
+    }
+    text = step_time_page({"modes": modes})
+    lines = [line for line in text if line]
+    assert lines[-3] == "| `sync`: ours | 2.00 | 1.00 ± 6.35 | 1.00 | 1.00 ± 6.35 |"
+    assert lines[-1] == "| `separate_async`: ours | 1.00 | 0.50 | 0.50 | 0.50 |"
+    assert "(2 pairs, on a processor (2 cores, load average 1 before and 3 after))" in lines[1]
+    assert "(1 pair, on a processor" in lines[1]
 
 
 def test_long_answers_are_compared_in_the_same_repeat() -> None:
