@@ -131,6 +131,8 @@ COLUMNS = (
     *("rollouts", "updates", "held_out", "pool", "tokens_generated", "tokens_trained", "tokens_zero_advantage"),
     *("groups", "informative", "seconds"),
 )
+#: What verl's file logger writes of a run, in its folder.
+METRICS = "metrics.jsonl"
 #: verl's timers that make up a step.
 TIMERS = ("gen", "old_log_prob", "adv", "update_actor", "update_weights", "adaptive_commit", "save_checkpoint", "step")
 
@@ -315,6 +317,11 @@ def begun(key: Key, settings: Settings, work: Path) -> tuple[Cell, Path, list[st
     return cell, run, words
 
 
+def planned(made: Sequence[tuple[Cell, Path, list[str]]]) -> list[dict[str, Any]]:
+    """Cells that share a start-up, as :mod:`examples.cpu.several` reads them."""
+    return [{"name": cell_id(*cell.key), "metrics": str(run / METRICS), "words": words} for cell, run, words in made]
+
+
 def run_cells(keys: Sequence[Key], settings: Settings, work: Path) -> Iterator[Cell]:
     """Train, judge, and throw the weights away.
 
@@ -326,7 +333,7 @@ def run_cells(keys: Sequence[Key], settings: Settings, work: Path) -> Iterator[C
         SystemExit: training failed; its log stays. Cells that were done before are yielded first.
     """
     made = [begun(key, settings, work) for key in keys]
-    metrics = [run / "metrics.jsonl" for _, run, _ in made]
+    metrics = [run / METRICS for _, run, _ in made]
     environment = {
         **os.environ,
         "VERL_PLATFORM": "cpu",
@@ -339,11 +346,7 @@ def run_cells(keys: Sequence[Key], settings: Settings, work: Path) -> Iterator[C
     path = [install(made[0][1] / "entry-point")] if any(key[1] == "oracle" for key in keys) else []
     if len(keys) > 1:
         path.append(str(REPO))  # for examples.cpu.several
-        listed = [
-            {"name": cell_id(*cell.key), "metrics": str(file), "words": words}
-            for (cell, _, words), file in zip(made, metrics, strict=True)
-        ]
-        (made[0][1] / "runs.json").write_text(json.dumps(listed))
+        (made[0][1] / "runs.json").write_text(json.dumps(planned(made)))
         command = ["-m", "examples.cpu.several", str(made[0][1] / "runs.json")]
     else:
         command = ["-m", "verl.trainer.main_ppo", *made[0][2]]
@@ -405,7 +408,7 @@ def _judge(cell: Cell, work: Path, run: Path) -> None:
     held_out = start
     total = np.zeros(8)
     dropped: dict[str, int] = {}
-    metrics = read_metrics(run / "metrics.jsonl")
+    metrics = read_metrics(run / METRICS)
     for row in metrics:
         finished = row["adaptive/groups/finished_total"]
         total += [

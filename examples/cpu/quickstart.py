@@ -297,14 +297,24 @@ def result_of(stored: dict[str, Any]) -> Result:
     return Result(**{**stored, "curve": [tuple(point) for point in stored["curve"]]})
 
 
+def planned(runs: dict[Path, tuple[Arm, int]], rollouts: int, work: Path) -> list[dict[str, Any]]:
+    """The runs, as :mod:`examples.cpu.several` reads them."""
+    return [
+        {
+            "name": f"{arm.name}, seed {seed}",
+            "metrics": str(run / "metrics.jsonl"),
+            "words": arm.words(seed, rollouts, work, run),
+        }
+        for run, (arm, seed) in runs.items()
+    ]
+
+
 def _start(runs: dict[Path, tuple[Arm, int]], rollouts: int, work: Path) -> tuple[Path, int]:
     """Start verl, and train one run after the other; the log and the process's status."""
-    listed = []
-    for run, (arm, seed) in runs.items():
+    for run in runs:
         shutil.rmtree(run, ignore_errors=True)
         run.mkdir(parents=True)
-        words = arm.words(seed, rollouts, work, run)
-        listed.append({"name": f"{arm.name}, seed {seed}", "metrics": str(run / "metrics.jsonl"), "words": words})
+    listed = planned(runs, rollouts, work)
     plan, log = work / "runs" / "plan.json", work / "runs" / "train.log"
     plan.write_text(json.dumps(listed, indent=1))
     environment = {

@@ -8,8 +8,8 @@ Every run has its own configuration, trainer, policy, data loader, statistics an
 made anew. What is read once, when a process starts, is the first run's: ranks, vLLM's settings. So are reward function,
 agent loop, and the sampling that it asks vLLM for, unless a run is to have these two processes anew.
 
-``runs.json`` lists the runs: their names, overrides, files for verl's metrics, and whether they are ``anew`` or to be
-``refused`` before their first step. The first other one that fails ends it all.
+``runs.json`` lists the runs: their names, overrides (``words``), files for verl's ``metrics``, and, false if it is not said,
+whether they are ``anew`` or to be ``refused`` before their first step. The first other one that fails ends it all.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -51,8 +51,8 @@ class Planned(NamedTuple):
     name: str
     metrics: str
     config: DictConfig
-    anew: bool
-    refused: bool
+    anew: bool = False
+    refused: bool = False
 
 
 def once(make: Callable[..., Any]) -> Any:
@@ -203,12 +203,14 @@ def composed(words: list[str]) -> DictConfig:
     return config
 
 
+def planned(listed: Sequence[Mapping[str, Any]]) -> list[Planned]:
+    """The runs that a ``runs.json`` lists, composed."""
+    return [Planned(config=composed(run["words"]), **{k: v for k, v in run.items() if k != "words"}) for run in listed]
+
+
 def main(driver: type[Several] = Several) -> None:
     """Compose all, then start a driver for them."""
-    runs = [
-        Planned(run["name"], run["metrics"], composed(run["words"]), run["anew"], run["refused"])
-        for run in json.loads(Path(sys.argv[1]).read_text())
-    ]
+    runs = planned(json.loads(Path(sys.argv[1]).read_text()))
     actor = ray.remote(driver)
     run_ppo(runs[0].config, task_runner_class=SimpleNamespace(remote=lambda: actor.remote(runs)))
 
