@@ -63,18 +63,28 @@ def test_a_stream_goes_on_where_it_stopped(chunk):
     assert all(np.array_equal(e, other.take(8)[:8]) for e in expected)
 
 
-def test_the_state_of_a_loader_with_workers_is_still_understood():
-    """As 0.1.0 wrote it, whose gated streams read every prompt in ``data.dataloader_num_workers`` processes."""
+@pytest.mark.parametrize("chunk", [1, 5])
+@pytest.mark.parametrize(("size", "before"), [(1, 2), (5, 2), (5, 0), (1, 0)])
+@pytest.mark.parametrize("now", [0, 3])
+def test_the_state_of_another_loader_is_understood(chunk, size, before, now):
+    """Of another trainer mode or sampler, of another ``data.dataloader_num_workers``, of verl's own trainer, of 0.1.0."""
     rows = Rows()
     old = StatefulDataLoader(
-        NumberedDataset(rows, read=True), batch_size=1, num_workers=2, collate_fn=_keep_items, sampler=shuffled(rows)
+        *(NumberedDataset(rows, read=True), size),
+        num_workers=before,
+        collate_fn=_keep_items,
+        sampler=shuffled(rows),
+        drop_last=True,
     )
     iterator = iter(old)
-    for _ in range(11):
+    for _ in range(10 // size):
         next(iterator)
     state = old.state_dict()
-    expected = [next(iterator)[0][0] for _ in range(SIZE - 11)] + [items[0][0] for items in old]
-    stream = Stream(rows, shuffled(rows), chunk=1, workers=2)
+    expected = [i for items in (*iterator, *old) for i, _ in items]
+    stream = Stream(rows, shuffled(rows), chunk=chunk, workers=now)
     stream.loader.load_state_dict(state)
-    assert stream.take(len(expected)).tolist() == expected
+    found: list[int] = []
+    while len(found) < len(expected):
+        found += stream.take(1).tolist()
+    assert found == expected and len(expected) == 2 * SIZE - 10
     assert stream.loader.state_dict()  # and written again

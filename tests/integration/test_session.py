@@ -345,13 +345,18 @@ def test_a_step_of_equal_rewards_trains_on_nothing(queue, estimator, forgo):
     [("grpo", False), ("grpo", True), *((e, False) for e in ("opo", "gpg", "grpo_passk", "rloo_vectorized"))],
 )
 def test_padding_changes_nobodys_advantage(queue, estimator, penalty, count):
-    """opo had NaN in padding rows; gpg counted them, and so did the mean KL of a penalty; grpo_passk failed on a single one."""
+    """opo had NaN in padding rows; gpg counted them, and so did the mean KL of a penalty; grpo_passk failed on a single one.
+
+    Nor any metric of the rollout correction: they were sequences of perplexity 1 and weight 0 there.
+    """
     session = session_of(Workers())
     session.start()
     batch = session.complete()
     trainer = object.__new__(get_trainer_cls("adaptive_sync"))  # its step alone, without workers
     with initialize_config_module("verl.trainer.config", version_base=None):
         words = [f"algorithm.adv_estimator={estimator}", f"algorithm.use_kl_in_reward={str(penalty).lower()}"]
+        words += [f"algorithm.rollout_correction.{word}" for word in ("rollout_is=token", "rollout_rs=seq_mean_k1")]
+        words += ["algorithm.rollout_correction.rollout_rs_threshold=0.5_1.5"]
         trainer.config = compose("ppo_trainer", overrides=words)
     trainer.engine, trainer.replay_buffer, trainer._forgo_terms = session.engine, SimpleNamespace(last=batch), False
     trainer.kl_ctrl_in_reward = FixedKLController(0.1)
@@ -359,23 +364,26 @@ def test_padding_changes_nobodys_advantage(queue, estimator, penalty, count):
     trainer.global_steps, trainer.local_trigger_step = 1, 0
     trainer.use_critic = trainer.use_reference_policy = False
 
-    def advantages(rows: KVBatchMeta) -> list[torch.Tensor]:
+    def advantages(rows: KVBatchMeta) -> tuple[list[torch.Tensor], dict]:
         masks = tq.kv_batch_get(keys=rows.keys, partition_id="train", select_fields=["response_mask"])["response_mask"]
         probs = [{"old_log_probs": -0.5 * mask.float(), "ref_log_prob": -1.5 * mask.float()} for mask in masks]
+        probs = [{**row, "rollout_log_probs": row["old_log_probs"] - 0.1} for row in probs]
         tq.kv_batch_put(keys=rows.keys, partition_id="train", fields=tu.list_of_dict_to_tensordict(probs))
         metrics: dict = {}
         found = trainer._compute_advantage(rows, metrics)
         assert metrics.get("actor/reward_kl_penalty", 1.0) == pytest.approx(1.0, abs=1e-4)
         assert list(found.keys) == list(rows.keys) and {"advantages", "returns"} <= set(found.fields)
-        got = tq.kv_batch_get(keys=rows.keys, partition_id="train", select_fields=["advantages", "returns"])
-        return list(got["advantages"])
+        got = tq.kv_batch_get(keys=rows.keys, partition_id="train", select_fields=["advantages", "rollout_is_weights"])
+        assert len(got["rollout_is_weights"]) == len(rows.keys)
+        return list(got["advantages"]), metrics
 
     real = KVBatchMeta(partition_id="train", keys=batch.keys, tags=batch.tags)
-    alone = advantages(real)
+    alone, metrics = advantages(real)
     keys, tags = trainer._padding(real, count)
-    mixed = advantages(KVBatchMeta(partition_id="train", keys=keys + batch.keys, tags=tags + batch.tags))
+    mixed, same = advantages(KVBatchMeta(partition_id="train", keys=keys + batch.keys, tags=tags + batch.tags))
     assert all(torch.equal(a, b) for a, b in zip(alone, mixed[count:], strict=True)) and any(a.any() for a in alone)
     assert all(torch.equal(row, torch.zeros(1)) for row in mixed[:count])
+    assert same == pytest.approx(metrics) and metrics["rollout_corr/training_ppl"] > 1.6
     tq.kv_clear(keys=keys, partition_id="train")
     clear(batch)
 

@@ -10,7 +10,7 @@ import numpy as np
 from verl_adaptive.groups import Groups
 from verl_adaptive.roles import Advantage
 
-__all__ = ["CENTRING", "COMPARING", "GROUP_RELATIVE", "TAKES_PADDING", "Verl"]
+__all__ = ["CENTRING", "COMPARING", "GROUP_RELATIVE", "Verl"]
 
 #: Estimators that give a group of equal rewards advantages of exactly zero (up to rounding): reward minus group mean.
 GROUP_RELATIVE = frozenset({"grpo", "grpo_vectorized", "rloo", "rloo_vectorized"})
@@ -23,10 +23,6 @@ COMPARING = GROUP_RELATIVE | {"gpg", "grpo_passk", "opo", "optimal_token_baselin
 #: Estimators that subtract the mean of a prompt's rollouts where there are several: one that is alone among such groups would have
 #: its bare reward beside their differences.
 CENTRING = COMPARING | {"gdpo", "reinforce_plus_plus_baseline"}
-
-#: Estimators to which rows without loss tokens, in a group of their own, are nothing. Others do not see padding: opo divides by a
-#: group's tokens (NaN), gpg counts rows, grpo_passk refuses groups of one, and of somebody else's nothing is known.
-TAKES_PADDING = GROUP_RELATIVE | {"gae", "reinforce_plus_plus", "reinforce_plus_plus_baseline"}
 
 
 class Verl(Advantage):

@@ -30,13 +30,18 @@ class NumberedDataset(Dataset):
         return int(index), self.dataset[index] if self.read else None
 
 
-class _Positions(StatefulDataLoader):
-    """Yields positions in the trainer's own process; goes on where a loader with workers had stopped, with as many."""
+class _Loader(StatefulDataLoader):
+    """Goes on where another loader had stopped, with as many workers: the state's form, and verl's order, depend on them.
+
+    Another trainer mode or sampler reads whole batches, or positions alone; ``data.dataloader_num_workers`` may have changed.
+    """
+
+    num_workers: int
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         workers = state_dict.get("_snapshot", {}).get("_main_snapshot", {}).get("_num_workers", 0)
-        if workers:  # a checkpoint of 0.1.0, whose state has another form
-            self.num_workers, self.prefetch_factor = workers, 2
+        if workers != self.num_workers:
+            self.num_workers, self.prefetch_factor = workers, 2 if workers else None
         super().load_state_dict(state_dict)
 
 
@@ -63,7 +68,7 @@ class Stream:
         self.dataset = dataset
         self.size = len(dataset)
         whole = chunk > 1
-        self.loader = (StatefulDataLoader if whole else _Positions)(
+        self.loader = _Loader(
             dataset=NumberedDataset(dataset, read=whole),
             batch_size=chunk,
             num_workers=workers if whole else 0,

@@ -26,7 +26,7 @@ from verl.utils.debug import marked_timer
 from verl.utils.seqlen_balancing import calculate_workload, get_seqlen_balanced_partitions, log_seqlen_unbalance
 from verl.workers.rollout.llm_server import LLMServerClient
 
-from verl_adaptive.advantages.verl import CENTRING, COMPARING, GROUP_RELATIVE, TAKES_PADDING
+from verl_adaptive.advantages.verl import CENTRING, COMPARING, GROUP_RELATIVE
 from verl_adaptive.config import AdaptiveConfig, RunFacts, check
 from verl_adaptive.engine import AsyncEngine, make_engine
 from verl_adaptive.engine.shape import step_shape
@@ -497,10 +497,8 @@ class AdaptiveMixin(_Trainer):
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
         done: Batch = self.replay_buffer.last
-        estimator = str(self.config.algorithm.adv_estimator)
-        # A KL penalty in the reward has a mean over rows, which its controller goes by.
-        takes = estimator in TAKES_PADDING or estimator.startswith("adaptive_")
-        seen = batch if takes and not self.config.algorithm.use_kl_in_reward else _without_padding(batch)
+        # To a row without loss tokens opo gives NaN; gpg, the mean KL of a penalty and rollout_corr's means count it.
+        seen = _without_padding(batch)
         loan = Loan(self.engine.policy.advantage, done.trained, done.position, list(seen.keys))
         with lend(loan):
             found = super()._compute_advantage(seen, metrics)
