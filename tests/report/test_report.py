@@ -6,6 +6,7 @@ import base64
 import hashlib
 import html
 import json
+import math
 import re
 import shlex
 import sqlite3
@@ -16,6 +17,7 @@ import pytest
 
 from tests.cli.stores import HOSTILE, make_run, write_dataset
 from verl_adaptive.cli import main
+from verl_adaptive.groups import Groups
 from verl_adaptive.integration.tables import lists_now
 from verl_adaptive.report import figures
 from verl_adaptive.report.collect import collect
@@ -30,6 +32,7 @@ from verl_adaptive.report.overview import overview
 from verl_adaptive.report.page import _large, _subtitle
 from verl_adaptive.report.pictures import learning
 from verl_adaptive.report.suspects import beta_of, surprise
+from verl_adaptive.stats import StatsTable, keys_array
 from verl_adaptive.stats.journal import Journal
 
 SECTIONS = (
@@ -557,6 +560,41 @@ def test_a_forecast_goes_on_as_of_late(tmp_path) -> None:
     assert end.per_step == pytest.approx(late)
     made.history.plan["rollouts"] = made.history.cumulative["generated"][-1] + 3 * late
     assert (forecast(made.history, made.facts).left, forecast(made.history, made.facts).by) == (3, "rollouts")
+
+
+@pytest.mark.parametrize("lost", [(1, 39), (34, 38)])
+def test_a_forecast_counts_the_steps_that_the_journal_lacks(tmp_path, lost) -> None:
+    """Steps that were given up made the next one last as long as all of them, or generate as much as the run."""
+    make_run(tmp_path, steps=40, snapshot=False, plan={"adaptive/plan/steps": 100})
+    made = collect(open_prompts(str(tmp_path)))
+    whole = forecast(made.history, made.facts)
+    with sqlite3.connect(tmp_path / "adaptive.sqlite") as database:
+        for table in ("steps", "observations"):
+            database.execute(f"DELETE FROM {table} WHERE step BETWEEN ? AND ?", lost)
+    made = collect(open_prompts(str(tmp_path)))
+    end = forecast(made.history, made.facts)
+    assert end.per_step == pytest.approx(whole.per_step, rel=0.25) and end.rollouts == pytest.approx(
+        whole.rollouts, rel=0.25
+    )
+    assert math.isnan(end.pace) if lost[0] == 1 else end.pace == pytest.approx(60)
+
+
+def test_a_reward_that_is_no_number_says_nothing_on_the_page_either(tmp_path) -> None:
+    """The table left such groups out of pass rates, the page's curves had them."""
+    keys, table = keys_array([bytes([i] * 16) for i in (1, 2)]), StatsTable()
+    groups = Groups.from_lists(
+        table.rows_for(keys), [[1.0, math.nan, 0.0, 1.0], [1.0, 0.0, 0.0, 1.0]], success=[[1, 1, 0, 1], [1, 0, 0, 1]]
+    )
+    with Journal.open(str(tmp_path / "adaptive.sqlite"), run_id="p/e") as journal:
+        journal.commit_step(1, groups, keys, ["dropped", "trained"], wall_time=1.7e9)
+    made = collect(open_prompts(str(tmp_path)))
+    assert (made.facts["visits"], made.facts["failed_groups"], made.facts["pass_rate"]) == (1, 1, 0.5)
+    assert {name: made.history.sums[name].sum() for name in ("judged", "rollouts", "successes")} == {
+        "judged": 1,
+        "rollouts": 4,
+        "successes": 2,
+    }
+    assert made.history.classes.sum(axis=0).tolist() == [0, 0, 1, 0, 0, 1]
 
 
 def test_surprise_is_the_tail_of_the_beta_binomial() -> None:

@@ -119,12 +119,13 @@ def _course(opened: Opened) -> dict[str, Any] | None:
         return None
     with reading(opened.source):
         steps = opened.store.steps_arrow(opened.run)
+    step = steps.column("step").to_numpy()
     ledgers = [ledger_of(text).get("run") for text in steps.column("ledger").to_pylist()]
     if not ledgers or any(ledger is None for ledger in ledgers):
         return None
     return {
-        "step": steps.column("step").to_numpy(),
-        "hours": hours_of(steps.column("wall_time").to_numpy(), steps.column("attempt").to_numpy())[0],
+        "step": step,
+        "hours": hours_of(step, steps.column("wall_time").to_numpy(), steps.column("attempt").to_numpy())[0],
         "ledger": ledgers,
         "generated": np.array([ledger["rollouts"]["generated"] for ledger in ledgers if ledger], dtype=np.float64),
     }

@@ -96,7 +96,7 @@ def course_of(opened: Opened, facts: dict[str, Any]) -> History:
     home = np.searchsorted(last, numbers)
     rollouts, cumulative, scalars = _of_steps(steps, home, bins, facts)
     wall = steps.column("wall_time").to_numpy()
-    hours, pace = hours_of(wall, steps.column("attempt").to_numpy())
+    hours, pace = hours_of(numbers, wall, steps.column("attempt").to_numpy())
     if len(numbers):
         facts["first_step"], facts["last_step"] = int(numbers[0]), int(numbers[-1])
         facts["hours"], facts["last_wall"] = float(hours[-1]), float(wall[-1])
@@ -127,20 +127,21 @@ def course_of(opened: Opened, facts: dict[str, Any]) -> History:
     )
 
 
-def hours_of(wall: np.ndarray, attempt: np.ndarray) -> tuple[np.ndarray, float]:
+def hours_of(step: np.ndarray, wall: np.ndarray, attempt: np.ndarray) -> tuple[np.ndarray, float]:
     """Hours of training at each step, and the latest pace in seconds a step.
 
-    The time between the last step of one attempt and the first of the next is nobody's training: a usual step is
-    counted for it.
+    The time between the last step of one attempt and the first of the next is nobody's training: usual steps are
+    counted for it. Between two steps of a journal may lie those that it never got.
     """
     if not len(wall):
         return np.zeros(0), float("nan")
-    took = np.diff(wall)
+    took, apart = np.diff(wall), np.diff(step)
     inside = attempt[1:] == attempt[:-1]
-    usual = float(np.median(took[inside])) if inside.any() else 0.0
-    took = np.where(inside, np.maximum(took, 0.0), usual)
-    recent = took[-max(5, len(took) // 5) :]
-    return np.concatenate([[0.0], np.cumsum(took)]) / 3600, float(recent.mean()) if len(recent) else float("nan")
+    usual = float(np.median(took[inside] / apart[inside])) if inside.any() else 0.0
+    took = np.where(inside, np.maximum(took, 0.0), usual * apart)
+    late = -max(5, len(took) // 5)
+    pace = float(took[late:].sum() / apart[late:].sum()) if len(took) else float("nan")
+    return np.concatenate([[0.0], np.cumsum(took)]) / 3600, pace
 
 
 def _largest(opened: Opened) -> tuple[list[str], np.ndarray]:

@@ -45,10 +45,14 @@ def forecast(history: History, facts: dict[str, Any]) -> Forecast | None:
     if not plan or done is None or not np.isfinite(generated[-1]):
         return None
     bins = max(1, len(generated) // 5)
-    before = generated[-bins - 1] if len(generated) > bins else 0.0
-    if not np.isfinite(before):
-        before = 0.0
-    per_step = float(generated[-1] - before) / float(history.steps[-bins:].sum())
+    before = generated[-bins - 1] if len(generated) > bins else math.nan
+    if np.isfinite(before):
+        # the account has the steps that the journal lacks, too
+        per_step = float(generated[-1] - before) / float(history.step[-1] - history.step[-bins - 1])
+    else:
+        per_step = sum(float(amount[-bins:].sum()) for amount in history.rollouts.values()) / float(
+            history.steps[-bins:].sum()
+        )
     left, by = plan.get("steps", math.inf) - done, "steps"
     if "rollouts" in plan and per_step > 0:
         by_budget = math.ceil(max(0.0, plan["rollouts"] - float(generated[-1])) / per_step)

@@ -84,7 +84,7 @@ def _window(opened: Opened, page: pa.Table) -> Window:
     n, failed = column("n"), column("failed")
     with np.errstate(all="ignore"):
         rate, reward = column("successes") / n, column("reward_sum") / n
-    usable = ~failed & (n > 0) & np.isfinite(rate)
+    usable = ~failed & (n > 0) & np.isfinite(rate) & np.isfinite(reward) & np.isfinite(column("signal_sum"))
     flat = (column("signal_max") - column("signal_min") <= opened.tolerance) & usable
     parts = {
         "step": column("step"),
