@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from verl_adaptive.report.opened import Opened, reading
-from verl_adaptive.stats.reader import key_words
+from verl_adaptive.stats.table import key_words
 
 __all__ = ["Flips", "Window", "flips_of", "windows"]
 

@@ -16,7 +16,7 @@ from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.stats.keys import key_hex
 from verl_adaptive.stats.locate import Found, StoreError, locate
 from verl_adaptive.stats.snapshot import read_snapshot
-from verl_adaptive.stats.table import StatsTable
+from verl_adaptive.stats.table import StatsTable, key_words
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -266,8 +266,6 @@ class Store:
 
         data = self.prompts_arrow(run, tolerance=tolerance)
         frame = data.drop_columns(["key"]).to_pandas()
-        from verl_adaptive.stats.reader import key_words
-
         frame.index = pd.Index(key_hex(key_words(data.column("key"))), name="key")
         return frame
 

@@ -29,7 +29,6 @@ from verl_adaptive.groups import Groups
 from verl_adaptive.redact import redact
 from verl_adaptive.stats import schema
 from verl_adaptive.stats.backends import Backend
-from verl_adaptive.stats.bulk import insert_columns
 from verl_adaptive.stats.database import open_backend, parse_url
 from verl_adaptive.stats.index import KeyIndex
 from verl_adaptive.stats.keys import KEY_DTYPE, keys_bytes, sort_order
@@ -158,9 +157,9 @@ def _null_nan(values: np.ndarray) -> list[float | None]:
 
 
 class Journal:
-    """One run's account in a database; made by :meth:`open`.
+    """Writes one run's account to a database; made by :meth:`open`. :class:`JournalReader` reads it.
 
-    A writer holds an advisory lock on its run for as long as it is open. It is safe to call from several threads.
+    It holds an advisory lock on its run for as long as it is open, and is safe to call from several threads.
 
     Attributes:
         run_id: the run.
@@ -176,7 +175,6 @@ class Journal:
         self.elsewhere: str | None = None
         self._backend = backend
         self._engine = backend.engine
-        self._read_only = backend.read_only
         self._limit = backlog
         self._meta = dict(meta)
         self._mutex = threading.RLock()
@@ -203,20 +201,18 @@ class Journal:
         url: str,
         *,
         run_id: str,
-        read_only: bool = False,
         meta: Mapping[str, Any] | None = None,
         backlog: int = 1000,
         patience: float = 3.0,
         own_ids: bool = False,
     ) -> Journal:
-        """Open a run's journal; a writer creates what is missing and upgrades an older schema.
+        """Open a run's journal; what is missing is created, an older schema upgraded.
 
         A run that exists goes on where its live line ends; call :meth:`rewind` after reading a snapshot.
 
         Args:
             url: ``sqlite:////path/file.sqlite``, the path of a SQLite file, or ``postgresql+psycopg://…``.
             run_id: names the run in a database that several share; at most 255 characters.
-            read_only: for :meth:`history` and :meth:`steps` only; takes no lock.
             meta: JSON values that describe the run, stored when it is new.
             backlog: steps, and validations, kept in memory while the database is away; the oldest are given up beyond that,
                 and the log says so.
@@ -233,14 +229,11 @@ class Journal:
         where = parse_url(url).render_as_string()
         journal = None
         try:
-            backend = open_backend(url, read_only=read_only, application=f"verl-adaptive {run_id}")
+            backend = open_backend(url, read_only=False, application=f"verl-adaptive {run_id}")
             journal = cls(backend, run_id, backlog, meta or {})
             journal._own_ids = own_ids
-            if read_only:
-                JournalReader(backend)
-            else:
-                _patiently(patience, lambda: backend.lock(run_id))
-                journal._start(patience)
+            _patiently(patience, lambda: backend.lock(run_id))
+            journal._start(patience)
             return journal
         except (SQLAlchemyError, OSError) as error:
             if journal is not None:
@@ -393,10 +386,9 @@ class Journal:
     def close(self) -> None:
         """Write what is waiting, say what cannot be written, and give the lock back."""
         with self._mutex:
-            if not self._read_only:
-                if (self._queue or self._measured) and not self.flush():
-                    _LOG.warning("journal of run %r closed incomplete: %s", self.run_id, self.health())
-                self._backend.release(self._connection, self.run_id)
+            if (self._queue or self._measured) and not self.flush():
+                _LOG.warning("journal of run %r closed incomplete: %s", self.run_id, self.health())
+            self._backend.release(self._connection, self.run_id)
             if self._connection is not None:
                 try:
                     self._connection.close()
@@ -448,10 +440,7 @@ class Journal:
 
         Raises:
             ValueError: arguments of different lengths.
-            JournalError: the journal was opened read-only.
         """
-        if self._read_only:
-            raise JournalError("this journal was opened read-only")
         record = _record(step, groups, keys, outcomes, ledger, scalars, sources, wall_time, longest)
         with self._mutex:
             if self._newest is not None and step <= self._newest:
@@ -484,12 +473,7 @@ class Journal:
 
         Returns:
             Whether everything committed so far is in the database.
-
-        Raises:
-            JournalError: the journal was opened read-only.
         """
-        if self._read_only:
-            raise JournalError("this journal was opened read-only")
         numbers = {}
         for name, value in metrics.items():
             if isinstance(value, int | float | np.number) and math.isfinite(value):
@@ -573,7 +557,7 @@ class Journal:
                     if newest is None or newest[0] != self.branch_id:
                         raise _TakenOver(f"another process has continued run {self.run_id!r}")
                     row = {"branch_id": [self.branch_id], **{name: [value] for name, value in vars(one).items()}}
-                    insert_columns(self._backend, connection, schema.validations, row, unless=("branch_id", "step"))
+                    self._backend.insert_columns(connection, schema.validations, row, unless=("branch_id", "step"))
             except (IntegrityError, DataError) as error:
                 _LOG.warning(
                     "journal of run %r: the validation of step %d is lost: %s", self.run_id, one.step, _cause(error)
@@ -616,9 +600,9 @@ class Journal:
                         "scalars": record.scalars,
                     },
                 )
-                insert_columns(self._backend, connection, schema.observations, record.values(branch_id))
+                self._backend.insert_columns(connection, schema.observations, record.values(branch_id))
             fresh = self._fresh_prompts(record)
-            insert_columns(self._backend, connection, schema.prompts, fresh, unless=("key",))
+            self._backend.insert_columns(connection, schema.prompts, fresh, unless=("key",))
             if self._own_ids:
                 self._compare_sources(connection, fresh)
             for first, last, reason in self._unsaid:
@@ -659,11 +643,8 @@ class Journal:
             step: the last step that counts; 0 starts over.
 
         Raises:
-            JournalError: the database cannot be reached, another process has continued this run, or the journal is
-                read-only.
+            JournalError: the database cannot be reached, or another process has continued this run.
         """
-        if self._read_only:
-            raise JournalError("this journal was opened read-only")
         with self._mutex:
             self._queue = deque(r for r in self._queue if r.step <= step)
             self._measured = deque(m for m in self._measured if m.step <= step)
@@ -734,7 +715,7 @@ class Journal:
                     }
                     connection = self._connect()
                     with self._transaction(connection):
-                        insert_columns(self._backend, connection, schema.prompts, rows, unless=("key",))
+                        self._backend.insert_columns(connection, schema.prompts, rows, unless=("key",))
             except (SQLAlchemyError, OSError, JournalError) as error:
                 self._drop()
                 raise JournalError(f"prompts cannot be registered: {_cause(error)}") from error
@@ -779,7 +760,7 @@ class Journal:
 
     def _note_gap(self, connection: Connection, gap: dict[str, Any]) -> None:
         columns = {name: [value] for name, value in gap.items()}
-        insert_columns(self._backend, connection, schema.gaps, columns, unless=("branch_id", "first_step"))
+        self._backend.insert_columns(connection, schema.gaps, columns, unless=("branch_id", "first_step"))
 
     # -- reading --------------------------------------------------------------------------------------------------
 

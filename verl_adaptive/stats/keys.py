@@ -441,15 +441,11 @@ class DuplicateReport:
         rows: rows of the data set.
         distinct: different prompts among them.
         examples: ``(first row, rows that repeat it)`` of the first few repeated prompts, in the data set's order.
-        conflicting: prompts whose repetitions carry different answers (0 if no answers were given).
-        conflict_examples: like ``examples``, for those.
     """
 
     rows: int
     distinct: int
     examples: list[tuple[int, list[int]]] = field(default_factory=list)
-    conflicting: int = 0
-    conflict_examples: list[tuple[int, list[int]]] = field(default_factory=list)
 
     @property
     def repeated_rows(self) -> int:
@@ -460,27 +456,19 @@ class DuplicateReport:
         if not self.repeated_rows:
             return f"{self.rows} rows, all different prompts"
         first, others = self.examples[0]
-        text = (
+        return (
             f"{self.rows} rows hold {self.distinct} different prompts: {self.repeated_rows} rows repeat an earlier one "
             f"and share its statistics (first: row {others[0]} repeats row {first})"
         )
-        if self.conflicting:
-            first, others = self.conflict_examples[0]
-            text += f"; {self.conflicting} prompts have different answers (first: rows {[first, *others]})"
-        return text
 
 
-def duplicates(keys: np.ndarray, answers: Sequence[Any] | None = None, *, limit: int = 5) -> DuplicateReport:
+def duplicates(keys: np.ndarray, *, limit: int = 5) -> DuplicateReport:
     """Find repeated prompts in a data set.
 
     Args:
         keys: the data set's keys in its order, array of :data:`KEY_DTYPE`.
-        answers: the ground truth of each row, to notice one prompt with different answers. A content key includes the
-            answer, so give keys made with ``dataset_keys(..., with_answer=False)`` or with an ``id_key``.
         limit: how many examples to keep.
     """
-    if answers is not None and len(answers) != len(keys):
-        raise ValueError(f"{len(answers)} answers for {len(keys)} keys")
     order, first = sort_order(keys)
     starts = np.flatnonzero(first)
     sizes = np.diff(np.append(starts, len(keys)))
@@ -490,13 +478,5 @@ def duplicates(keys: np.ndarray, answers: Sequence[Any] | None = None, *, limit:
     def cluster(which: int) -> list[int]:
         return sorted(order[starts[which] : starts[which] + sizes[which]].tolist())
 
-    conflicts = []
-    if answers is not None:
-        conflicts = [rows for rows in map(cluster, more) if len({_encode(answers[i]) for i in rows}) > 1]
-    return DuplicateReport(
-        rows=len(keys),
-        distinct=len(starts),
-        examples=[(rows[0], rows[1:]) for rows in map(cluster, more[:limit])],
-        conflicting=len(conflicts),
-        conflict_examples=[(rows[0], rows[1:]) for rows in conflicts[:limit]],
-    )
+    examples = [(rows[0], rows[1:]) for rows in map(cluster, more[:limit])]
+    return DuplicateReport(len(keys), len(starts), examples)
