@@ -20,7 +20,14 @@ from typing import Any
 
 import numpy as np
 
-from verl_adaptive.commands.arguments import add_json_option, add_store_options, condition, count, how_read
+from verl_adaptive.commands.arguments import (
+    add_json_option,
+    add_store_options,
+    add_tries_option,
+    condition,
+    count,
+    how_read,
+)
 from verl_adaptive.errors import AdaptiveError, UsageError
 from verl_adaptive.text import clean
 
@@ -40,13 +47,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sort", metavar="COLUMN", help="list prompts in the order of a column: --sort flips")
     parser.add_argument("--desc", action="store_true", help="with --sort: largest first")
     parser.add_argument("--limit", metavar="N", type=count, help="prompts in a list: --limit 50 (default 10)")
-    parser.add_argument(
-        "--tries",
-        metavar="N",
-        type=count,
-        default=16,
-        help="rollouts from which a prompt without a success counts as never solved: --tries 64 (default 16)",
-    )
+    add_tries_option(parser)
     parser.add_argument(
         "--data", metavar="FILE", help="the training set; shows the texts of listed prompts: --data train.parquet"
     )

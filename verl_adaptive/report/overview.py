@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from verl_adaptive.report.opened import Opened, reading
+from verl_adaptive.report.opened import Opened
 from verl_adaptive.stats import StoreError
 
 __all__ = ["BINS", "FLIPPING", "REGRESSED", "TOLD", "histogram", "ledger_of", "never_solved", "overview"]
@@ -107,14 +107,12 @@ def overview(opened: Opened, *, tries: int = 16, history: bool = True) -> dict[s
         "by_source": table.view_by_source(),
     }
     if history and opened.kind == "journal":
-        with reading(opened.source):
-            steps = opened.store.steps_arrow(opened.run)
+        steps = opened.store.steps_arrow(opened.run)
         out["flip_flopping"] = len(prompts.where(FLIPPING))
         out["steps"] = steps.num_rows
         if steps.num_rows:
             numbers = steps.column("step").to_pylist()
             out["first_step"], out["last_step"] = numbers[0], numbers[-1]
             out["ledger"] = ledger_of(steps.column("ledger")[-1].as_py()).get("run")
-        with reading(opened.source):
-            out["gaps"] = [list(gap) for gap in opened.store.gaps(opened.run)]
+        out["gaps"] = [list(gap) for gap in opened.store.gaps(opened.run)]
     return out
