@@ -129,11 +129,10 @@ def tasks(
     setting: Setting,
     pool: PoolConfig | ReplayConfig,
     trace: Trace | None = None,
-    overrides: Sequence[str] = (),
     clock: ClockConfig | None = None,
 ) -> list[Task]:
     """One task a preset and seed, seed by seed."""
-    return [Task(p, s, setting, pool, trace, tuple(overrides), clock) for s in seeds for p in presets]
+    return [Task(p, s, setting, pool, trace, clock=clock) for s in seeds for p in presets]
 
 
 def check_task(task: Task, prompts: int) -> None:

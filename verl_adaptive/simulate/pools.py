@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -142,15 +142,13 @@ def source_of(config: PoolConfig, seed: int, rates: np.ndarray) -> np.ndarray:
     return place * config.sources // size
 
 
-def make_pool(config: PoolConfig, seed: int, prompts: int | None = None) -> LearningWorld:
+def make_pool(config: PoolConfig, seed: int) -> LearningWorld:
     """The pool as a world.
 
     Args:
         config: the pool.
         seed: seeds who is how hard, topics and rewards.
-        prompts: overrides the pool's number.
     """
-    config = config if prompts is None else replace(config, prompts=prompts)
     rates = starting_rates(config, seed)
     names = [f"source {s}" for s in source_of(config, seed, rates)] if config.sources > 1 else None
     return LearningWorld(rates, seed, config.learning, sources=names, tokens=config.tokens, failure=config.failure)
