@@ -17,6 +17,7 @@ __all__ = [
     "add_tries_option",
     "condition",
     "count",
+    "how_identified",
     "how_read",
     "refuse_overwrite",
 ]
@@ -95,12 +96,12 @@ def add_store_options(parser: argparse.ArgumentParser) -> None:
 
 def how_read(args: argparse.Namespace) -> dict[str, Any]:
     """What the options of :func:`add_store_options` say to ``open_prompts``, but for the run: of every store alike."""
-    return {
-        "tolerance": args.tolerance,
-        "prompt_key": args.prompt_key,
-        "id_key": args.id_key,
-        "media_keys": dict(args.media_key),
-    }
+    return {"tolerance": args.tolerance, **how_identified(args)}
+
+
+def how_identified(args: argparse.Namespace) -> dict[str, Any]:
+    """What the same options say of a prompt's identity in a data set."""
+    return {"prompt_key": args.prompt_key, "id_key": args.id_key, "media_keys": dict(args.media_key)}
 
 
 def add_json_option(parser: argparse.ArgumentParser) -> None:

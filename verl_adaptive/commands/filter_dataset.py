@@ -19,7 +19,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from verl_adaptive.commands.arguments import add_store_options, condition, how_read, refuse_overwrite
+from verl_adaptive.commands.arguments import add_store_options, condition, how_identified, how_read, refuse_overwrite
 from verl_adaptive.errors import AdaptiveError, UsageError
 
 __all__ = ["configure", "run"]
@@ -56,8 +56,7 @@ def run(args: argparse.Namespace) -> int:
     open_parquet(args.data).close()
     opened = open_prompts(args.stats, run=args.run, **how_read(args))
     prompts = opened.prompts
-    media_keys = dict(args.media_key)
-    keys, sources = keys_of(args.data, prompt_key=args.prompt_key, id_key=args.id_key, media_keys=media_keys)
+    keys, sources = keys_of(args.data, **how_identified(args))
     known = prompts.table.rows_for(keys, create=False) >= 0
     # Rows that the store lacks become prompts without a visit, so that a condition treats both alike.
     rows = prompts.table.rows_for(keys, sources=np.array(sources, dtype=object))

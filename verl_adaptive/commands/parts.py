@@ -102,6 +102,8 @@ def _settings(role: str, parts: dict[str, Any]) -> dict[str, Any]:
 
     import yaml
 
+    from verl_adaptive.config import flat
+
     out = {}
     folder = files("hydra_configs.verl_adaptive.adaptive").joinpath(role)
     for file in folder.iterdir() if folder.is_dir() else ():
@@ -114,18 +116,10 @@ def _settings(role: str, parts: dict[str, Any]) -> dict[str, Any]:
         options = parts[of]["options"]  # none if that part cannot be loaded
         about = _sentence(" ".join(line.lstrip("# ") for line in text.splitlines() if line.startswith("#")))
         changed = {
-            key: {"type": "", "about": "", **options.get(key, {}), "default": v} for key, v in _flat(content, "")
+            key: {"type": "", "about": "", **options.get(key, {}), "default": v} for key, v in flat(content).items()
         }
         out[name] = {"about": about, "of": of, "from": parts[of]["from"], "options": changed}
     return out
-
-
-def _flat(content: dict[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
-    for key, value in content.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield prefix + key, value
 
 
 def _presets() -> dict[str, Any]:

@@ -16,7 +16,14 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from verl_adaptive.commands.arguments import add_store_options, add_tries_option, count, how_read, refuse_overwrite
+from verl_adaptive.commands.arguments import (
+    add_store_options,
+    add_tries_option,
+    count,
+    how_identified,
+    how_read,
+    refuse_overwrite,
+)
 from verl_adaptive.errors import AdaptiveError, lacks_extra
 
 if TYPE_CHECKING:
@@ -88,10 +95,8 @@ def collected_of(args: argparse.Namespace, opened: Opened, against: Opened | Non
         limit=args.limit,
         data=args.data,
         rollouts=rollouts_of(args.rollouts, args.data, opened.about),
-        prompt_key=args.prompt_key,
-        id_key=args.id_key,
-        media_keys=dict(args.media_key),
         against=against,
+        **how_identified(args),
     )
 
 

@@ -26,6 +26,7 @@ from verl_adaptive.commands.arguments import (
     add_tries_option,
     condition,
     count,
+    how_identified,
     how_read,
 )
 from verl_adaptive.errors import AdaptiveError, UsageError
@@ -163,8 +164,7 @@ def _add_texts(shown: dict[str, list[dict[str, Any]]], args: argparse.Namespace)
     from verl_adaptive.report.dataset import rows_of
 
     wanted = {record["key"] for records in shown.values() for record in records}
-    media_keys = dict(args.media_key)
-    rows = rows_of(args.data, wanted, prompt_key=args.prompt_key, id_key=args.id_key, media_keys=media_keys)
+    rows = rows_of(args.data, wanted, **how_identified(args))
     for records in shown.values():
         for record in records:
             record["text"] = rows[record["key"]].text if record["key"] in rows else None
