@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_adaptive.errors import AdaptiveError, removed
+from verl_adaptive.errors import AdaptiveError, nearest, removed
 from verl_adaptive.integration import guard
 from verl_adaptive.policy import PARTS
 
@@ -179,10 +179,8 @@ def _near(command: Command) -> list[str]:
             if not options and name not in (_groups := [f"adaptive/{role}" for role in (*PARTS, "platform")]):
                 hints += [f"did you mean {near}=?" for near in difflib.get_close_matches(name, _groups, n=1)]
             elif options and value not in options:
-                near = difflib.get_close_matches(value, options, n=1)
-                told = f"did you mean {near[0]}?" if near else f"there are {', '.join(options)}"
                 gone = removed(value) if name == "adaptive" else ""
-                hints.append(gone or f"{name}={value}: {told}")
+                hints.append(gone or f"{name}={value}: {nearest(value, options)}")
             else:
                 choices.append(word)
     if keys and not hints:

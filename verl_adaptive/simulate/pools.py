@@ -6,7 +6,6 @@ rates. Named pools are starting points; ``NAME:key=value,key=value`` changes any
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from verl_adaptive.config import build, check
-from verl_adaptive.errors import ConfigError
+from verl_adaptive.errors import ConfigError, nearest
 from verl_adaptive.simulate.learning import LearningConfig, LearningWorld
 
 __all__ = ["POOLS", "PoolConfig", "make_pool", "parse_pool", "source_of", "starting_rates"]
@@ -90,9 +89,7 @@ def parse_pool(text: str) -> tuple[str, PoolConfig]:
     """
     name, _, rest = text.partition(":")
     if name not in POOLS:
-        near = difflib.get_close_matches(name, POOLS, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(POOLS)}"
-        raise ConfigError("--pool", name, f"no such pool; {hint}")
+        raise ConfigError("--pool", name, f"no such pool; {nearest(name, POOLS)}")
     values: dict[str, Any] = asdict(POOLS[name])
     learning = set(values["learning"])
     for word in filter(None, rest.split(",")):
