@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from sqlalchemy import Connection, and_, literal, select, tuple_
+from sqlalchemy import Connection, Table, and_, literal, select, tuple_
 
 from verl_adaptive.stats import schema
 from verl_adaptive.stats.backends import Backend
@@ -24,42 +24,29 @@ __all__ = ["OBSERVATIONS", "JournalReader", "Segment"]
 _PAGE = 20_000
 _READ_CEILING = 120.0  # seconds for a page, whatever the database's own limits are
 
-OBSERVATIONS = pa.schema(
-    [
-        ("attempt", pa.int32()),
-        ("step", pa.int32()),
-        ("seq", pa.int32()),
-        ("ticket", pa.int64()),
-        ("key", pa.binary(16)),
-        ("n", pa.int32()),
-        ("successes", pa.float64()),
-        ("signal_sum", pa.float64()),
-        ("signal_sqsum", pa.float64()),
-        ("signal_min", pa.float64()),
-        ("signal_max", pa.float64()),
-        ("reward_sum", pa.float64()),
-        ("outcome", pa.string()),
-        ("failed", pa.bool_()),
-        ("tokens", pa.int64()),
-        ("lag", pa.int32()),
-        ("lost", pa.int32()),
-        ("clipped", pa.int32()),
-    ]
-)
-"""One row a finished group, in the order of review. The sums are over the group's rollouts; ``outcome`` is what became
-of it; ``clipped`` counts the rollouts with an output as long as ``data.max_response_length``. ``tokens``, ``lag`` and ``lost`` are null in
-rows written by schema version 1, ``clipped`` in those of version 2, too."""
+#: What Arrow has for a column of the journal's tables; small integers there are truths.
+_ARROW = {
+    "BigInteger": pa.int64(),
+    "Double": pa.float64(),
+    "Integer": pa.int32(),
+    "LargeBinary": pa.binary(16),
+    "SmallInteger": pa.bool_(),
+    "Text": pa.string(),
+}
 
-_STEPS = pa.schema(
-    [
-        ("attempt", pa.int32()),
-        ("step", pa.int32()),
-        ("wall_time", pa.float64()),
-        ("groups", pa.int32()),
-        ("ledger", pa.string()),
-        ("scalars", pa.string()),
-    ]
-)
+
+def _columns(table: Table, *without: str) -> list[tuple[str, pa.DataType]]:
+    return [(c.name, _ARROW[type(c.type).__name__]) for c in table.columns if c.name not in without]
+
+
+# The number of the attempt stands for the branch.
+OBSERVATIONS = pa.schema([("attempt", pa.int32()), *_columns(schema.observations, "branch_id")])
+"""One row a finished group, in the order of review; the columns are those of :data:`verl_adaptive.stats.schema.observations`.
+The sums are over the group's rollouts; ``outcome`` is what became of it; ``clipped`` counts the rollouts with an output as long
+as ``data.max_response_length``. ``tokens``, ``lag`` and ``lost`` are null in rows written by schema version 1, ``clipped`` in
+those of version 2, too."""
+
+_STEPS = pa.schema([("attempt", pa.int32()), *_columns(schema.steps, "branch_id", "commit_id")])
 
 
 @dataclass(frozen=True)
@@ -271,8 +258,7 @@ class JournalReader:
 
     def prompts(self) -> Iterator[pa.Table]:
         """Pages of ``key``, ``source``, ``text`` of every prompt that any run of this journal registered."""
-        kinds = pa.schema([("key", pa.binary(16)), ("source", pa.string()), ("text", pa.string())])
-        t = schema.prompts
+        t, kinds = schema.prompts, pa.schema(_columns(schema.prompts))
         for rows in self._pages(select(t.c.key, t.c.source, t.c.text), None, t, [t.c.key], None):
             yield _table(rows, kinds)
 
