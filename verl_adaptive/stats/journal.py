@@ -234,17 +234,15 @@ class Journal:
             _patiently(patience, lambda: backend.lock(run_id))
             journal._start(patience)
             return journal
-        except (SQLAlchemyError, OSError) as error:
+        except BaseException as error:
             if journal is not None:
                 journal._abandon()
+            if not isinstance(error, SQLAlchemyError | OSError):
+                raise
             raise JournalError(
                 f"the journal {where} cannot be opened: {_cause(error)}. Check adaptive.store.url; statistics for "
                 "resume are in the checkpoints, so a damaged journal file can be moved away"
             ) from error
-        except BaseException:
-            if journal is not None:
-                journal._abandon()
-            raise
 
     @contextmanager
     def _transaction(self, connection: Connection, seconds: float | None = None) -> Iterator[None]:
@@ -445,10 +443,7 @@ class Journal:
                 record.branch_from = step - 1
             self._newest = step
             self._queue.append(record)
-            self._trim()
-            if _clock() < self._not_before:
-                return False
-            return self._write_queue(limit=1 + _CATCH_UP)
+            return self._write_now()
 
     def commit_validation(
         self,
@@ -479,22 +474,17 @@ class Journal:
         now = time.time() if wall_time is None else float(wall_time)
         with self._mutex:
             self._measured.append(_Validation(int(step), now, generated, _json(numbers), _json(counts)))
-            self._trim()
-            if _clock() < self._not_before:
-                return False
-            return self._write_queue(limit=1 + _CATCH_UP)
+            return self._write_now()
 
     def flush(self) -> bool:
         """Try to write everything that is waiting now; ``True`` if nothing is left. Never raises."""
         with self._mutex:
             return self._write_queue(limit=None)
 
-    def _trim(self) -> None:
+    def _write_now(self) -> bool:
+        """Make room for what has come, and write unless it is too early for another attempt."""
         while len(self._queue) > self._limit:
-            self._give_up(self._queue[0].step, f"more than {self._limit} steps were waiting for the database")
-            gone = self._queue.popleft()
-            if gone.branch_from is not None:  # the next one has to make the branch
-                self._queue[0].branch_from = gone.branch_from
+            self._give_up(f"more than {self._limit} steps were waiting for the database")
         while len(self._measured) > self._limit:
             _LOG.warning(
                 "journal of run %r: the validation of step %d is lost: more than %d were waiting for the database",
@@ -502,8 +492,14 @@ class Journal:
                 self._measured.popleft().step,
                 self._limit,
             )
+        return _clock() >= self._not_before and self._write_queue(limit=1 + _CATCH_UP)
 
-    def _give_up(self, step: int, reason: str) -> None:
+    def _give_up(self, reason: str) -> None:
+        """The step that has waited longest will never be written."""
+        gone = self._queue.popleft()
+        if gone.branch_from is not None and self._queue:  # the next one has to make the branch
+            self._queue[0].branch_from = gone.branch_from
+        step = gone.step
         _LOG.warning("journal of run %r: step %d is lost: %s", self.run_id, step, reason)
         self._lost = _merged([*self._lost, (step, step)])
         if self._unsaid and self._unsaid[-1][1] == step - 1 and self._unsaid[-1][2] == reason:
@@ -522,10 +518,7 @@ class Journal:
                 self._write(self._connect(), record)
             except (IntegrityError, DataError) as error:
                 # Trying again would fail for ever and hold up every later step.
-                self._give_up(record.step, _cause(error))
-                self._queue.popleft()
-                if record.branch_from is not None and self._queue:
-                    self._queue[0].branch_from = record.branch_from
+                self._give_up(_cause(error))
                 continue
             except (SQLAlchemyError, JournalError, OSError) as error:
                 self._failed(error, _clock() - tried)
@@ -549,10 +542,7 @@ class Journal:
             try:
                 connection = self._connect()
                 with self._transaction(connection):
-                    self._backend.still_ours(connection, self.run_id)
-                    newest = self._newest_branch(connection)
-                    if newest is None or newest[0] != self.branch_id:
-                        raise _TakenOver(f"another process has continued run {self.run_id!r}")
+                    self._check_ours(connection)
                     row = {"branch_id": [self.branch_id], **{name: [value] for name, value in vars(one).items()}}
                     self._backend.insert_columns(connection, schema.validations, row, unless=("branch_id", "step"))
             except (IntegrityError, DataError) as error:
@@ -629,6 +619,13 @@ class Journal:
             return self.branch_id, self.attempt
         return self._branch(connection, self.branch_id, record.branch_from)
 
+    def _check_ours(self, connection: Connection) -> None:
+        """Within a transaction: no other process has begun to write this run."""
+        self._backend.still_ours(connection, self.run_id)
+        newest = self._newest_branch(connection)
+        if newest is None or newest[0] != self.branch_id:
+            raise _TakenOver(f"another process has continued run {self.run_id!r}")
+
     def rewind(self, step: int) -> None:
         """Go on after ``step``, as a run does that resumed from the snapshot of ``step``.
 
@@ -660,10 +657,7 @@ class Journal:
     def _rewind(self, connection: Connection, step: int, reason: str, *, resumed: bool = False) -> None:
         branch_id, attempt = self.branch_id, self.attempt
         with self._transaction(connection):
-            self._backend.still_ours(connection, self.run_id)
-            newest = self._newest_branch(connection)
-            if newest is None or newest[0] != self.branch_id:
-                raise _TakenOver(f"another process has continued run {self.run_id!r}")
+            self._check_ours(connection)
             self._describe(connection)
             last = self._last_step(connection)
             if last is not None and (resumed or last > step):
