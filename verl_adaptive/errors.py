@@ -5,6 +5,7 @@ Presets of earlier versions are here too: whoever still names one is told what t
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable
 
 from verl_adaptive.redact import redact
@@ -70,8 +71,6 @@ def lacks_extra(what: str, error: ModuleNotFoundError, extra: str) -> AdaptiveEr
 
 def nearest(name: str, known: Iterable[str], otherwise: str | None = None) -> str:
     """A hint for a name that is none of the known ones: the one that is nearest, else ``otherwise``, else all of them."""
-    import difflib  # when something is wrong anyway: verl's processes import this module
-
     known = list(known)
     near = difflib.get_close_matches(name, known, n=1)
     if near:
