@@ -41,12 +41,12 @@ class Cut:
             that its journal has: the two are not at the same bill.
     """
 
-    step: int | None
-    steps: int | None
-    rollouts: dict[str, Any] | None
-    tokens: dict[str, Any] | None
-    hours: float | None
-    whole: bool
+    step: int | None = None
+    steps: int | None = None
+    rollouts: dict[str, Any] | None = None
+    tokens: dict[str, Any] | None = None
+    hours: float | None = None
+    whole: bool = True
     beyond: int | None = None
 
 
@@ -130,7 +130,7 @@ def _course(opened: Opened) -> dict[str, Any] | None:
 
 def _cut(course: dict[str, Any] | None, at: int | None) -> Cut:
     if course is None:
-        return Cut(None, None, None, None, None, True)
+        return Cut()
     last = len(course["step"]) - 1
     at = last if at is None else at
     ledger = course["ledger"][at]
