@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from verl_adaptive import __version__
-from verl_adaptive.errors import AdaptiveError, UsageError
+from verl_adaptive.errors import AdaptiveError, UsageError, nearest
 from verl_adaptive.redact import redact
 from verl_adaptive.text import closed_streams, one_line
 
@@ -131,11 +131,7 @@ def _run(argv: list[str]) -> int:
         parser.print_help()
         return 0
     if chosen not in COMMANDS:
-        import difflib
-
-        near = difflib.get_close_matches(chosen, COMMANDS, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(COMMANDS)}"
-        raise UsageError(f"no command {chosen!r}; {hint}")
+        raise UsageError(f"no command {chosen!r}; {nearest(chosen, COMMANDS)}")
     module = importlib.import_module(f"verl_adaptive.commands.{chosen.replace('-', '_')}")
     words = argv[head + 1 :]
     rest: list[str] = []

@@ -28,6 +28,7 @@ __all__ = [
     "at_least",
     "build",
     "check",
+    "flat",
 ]
 
 T = TypeVar("T")
@@ -55,6 +56,14 @@ def _check_written(group: Any, path: str, *names: str) -> None:
         value = getattr(group, name)
         hint = "is empty, as an unset shell variable leaves it; leave the key out for its default"
         check(not isinstance(value, str) or bool(value.strip()), f"{path}.{name}", value, hint)
+
+
+def flat(options: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested options by their dotted names."""
+    out: dict[str, Any] = {}
+    for key, value in options.items():
+        out |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return out
 
 
 def build(cls: type[T], data: Mapping[str, Any] | None, path: str) -> T:

@@ -5,11 +5,22 @@ Presets of earlier versions are here too: whoever still names one is told what t
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable
 
 from verl_adaptive.redact import redact
 
-__all__ = ["REMOVED", "AdaptiveError", "ConfigError", "Exhausted", "UsageError", "lacks_extra", "removed", "removed_in"]
+__all__ = [
+    "REMOVED",
+    "AdaptiveError",
+    "ConfigError",
+    "Exhausted",
+    "UsageError",
+    "lacks_extra",
+    "nearest",
+    "removed",
+    "removed_in",
+]
 
 
 class AdaptiveError(RuntimeError):
@@ -56,6 +67,15 @@ def lacks_extra(what: str, error: ModuleNotFoundError, extra: str) -> AdaptiveEr
         f"{what} needs {error.name}, which is not installed: in the clone pip install '.[{extra}]', or from the wheel "
         f"pip install '<the wheel>.whl[{extra}]'"
     )
+
+
+def nearest(name: str, known: Iterable[str], otherwise: str | None = None) -> str:
+    """A hint for a name that is none of the known ones: the one that is nearest, else ``otherwise``, else all of them."""
+    known = list(known)
+    near = difflib.get_close_matches(name, known, n=1)
+    if near:
+        return f"did you mean {near[0]}?"
+    return f"there are {', '.join(known)}" if otherwise is None else otherwise
 
 
 #: Preset → what became of it. Runs that it began go on under the same parts: a checkpoint does not know its name.

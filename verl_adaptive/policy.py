@@ -12,7 +12,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any, cast
 
 from verl_adaptive.config import AdaptiveConfig
-from verl_adaptive.errors import AdaptiveError, ConfigError
+from verl_adaptive.errors import AdaptiveError, ConfigError, nearest
 from verl_adaptive.roles import OUTCOMES, Advantage, Allocator, Filter, Policy, Role, Sampler, ask
 
 __all__ = ["KINDS", "PARTS", "available", "build_policy", "find_part", "options_of", "shared_options", "stored_options"]
@@ -85,8 +85,7 @@ def find_part(role: str, name: str) -> type[Role]:
     target = PARTS[role].get(name)
     if target is None:
         names = available(role)
-        near = difflib.get_close_matches(name, names, n=1)
-        hint = f"did you mean {near[0]}?" if near else "a class of your own is named module:Class"
+        hint = nearest(name, names, "a class of your own is named module:Class")
         raise ConfigError(f"adaptive.{role}.name", name, f"no such {role}; there are {', '.join(names)}. {hint}")
     module, _, cls = target.partition(":")
     return getattr(importlib.import_module(module), cls)

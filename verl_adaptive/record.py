@@ -342,8 +342,8 @@ class ReplayReport:
 class _Script:
     """The prompt stream of a record: what it gave, given again."""
 
-    def __init__(self, events: Iterator[tuple[int, dict[str, Any]]], size: int, path: Path) -> None:
-        self._events, self.size, self._path = events, size, path
+    def __init__(self, events: Iterator[tuple[int, dict[str, Any]]], size: int) -> None:
+        self._events, self.size = events, size
 
     def take(self, count: int) -> np.ndarray:
         number, event = next(self._events, (0, None))
@@ -413,7 +413,7 @@ def replay(folder: str | os.PathLike[str]) -> ReplayReport:
         raise RecordError(f"{path} does not exist; a record is written by a run with adaptive.record=true")
     events = _events(path, _header(folder)["version"])
     size = int(np.asarray(read_snapshot(folder / START)[1]["row_of"]).size)
-    engine = load_engine(folder, _Script(events, size, path))
+    engine = load_engine(folder, _Script(events, size))
     report = ReplayReport(folder.name)
     step = 0
     for number, event in events:

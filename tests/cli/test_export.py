@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 
 import numpy as np
 import pyarrow as pa
@@ -12,6 +13,7 @@ import pytest
 
 from tests.cli.stores import HOSTILE, hostile_rows, last_ledger, make_run, write_dataset
 from verl_adaptive.stats import StatsTable, dataset_keys, key_hex, warm_start
+from verl_adaptive.stats.atomic import TEMPORARY
 
 
 def test_prompts_in_three_formats_agree(finished, tmp_path, call) -> None:
@@ -184,7 +186,7 @@ def test_a_spreadsheet_runs_no_formula(begin, tmp_path, call) -> None:
 
 def test_a_full_disk_leaves_nothing_behind(finished, tmp_path, call) -> None:
     target = tmp_path / "p.jsonl"
-    (tmp_path / "p.jsonl.part").symlink_to("/dev/full")
+    (tmp_path / f"p.jsonl.{os.getpid()}{TEMPORARY}").symlink_to("/dev/full")
     status, out, err = call("export", finished.folder, target)
     assert status == 1 and out == "" and err.count("\n") == 1 and "No space left" in err
     assert list(tmp_path.iterdir()) == []

@@ -21,7 +21,6 @@ from verl_adaptive.report.common import Measured, matched, verdict
 from verl_adaptive.report.expressions import Expression
 from verl_adaptive.report.history import Flips
 from verl_adaptive.report.lists import lists_of
-from verl_adaptive.report.opened import Opened
 from verl_adaptive.report.opening import open_prompts
 from verl_adaptive.report.overview import BINS, REGRESSED, histogram
 from verl_adaptive.report.prompts import Prompts
@@ -361,8 +360,7 @@ def test_a_fall_by_exactly_half_is_one() -> None:
     prompts = Prompts(table)
     fell = 2 * (first - last) >= n
     assert np.array_equal(Expression(REGRESSED).select(prompts), fell)
-    opened = Opened("s", "s", "snapshot", None, None, prompts, {})
-    (listed,) = (one for one in lists_of(opened, 16, 5) if one.title == "Regressed")
+    (listed,) = (one for one in lists_of(prompts, 16, 5) if one.title == "Regressed")
     assert listed.total == fell.sum() and np.array_equal(Expression(listed.where).select(prompts), fell)
     assert np.array_equal(Expression(listed.keep).select(prompts), ~fell)
 

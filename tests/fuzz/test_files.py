@@ -25,6 +25,7 @@ from verl_adaptive.report.collect import collect
 from verl_adaptive.report.opening import open_prompts
 from verl_adaptive.report.page import render
 from verl_adaptive.stats import SnapshotError, StatsTable, dataset_keys, open_store, read_snapshot, warm_start
+from verl_adaptive.stats.atomic import TEMPORARY
 from verl_adaptive.stats.snapshot import _digest, _seal, attached, read_manifest
 from verl_adaptive.stats.state import join_state, split_state
 
@@ -347,7 +348,7 @@ def test_a_damaged_data_set(run, tmp_path_factory, capsys, seed) -> None:
     status = main(arguments)
     said = capsys.readouterr().err
     assert status in (0, 1) and "defect" not in said and len(said.splitlines()) == 1, said
-    assert out.exists() == (status == 0) and not list(folder.glob("*.part"))
+    assert out.exists() == (status == 0) and not list(folder.glob(f"*{TEMPORARY}"))
     shutil.rmtree(folder)
 
 

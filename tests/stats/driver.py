@@ -28,7 +28,9 @@ import numpy as np
 
 from verl_adaptive.groups import Groups
 from verl_adaptive.rng import Draw
-from verl_adaptive.stats import Column, Journal, StatsTable, fingerprint, read_snapshot, write_snapshot
+from verl_adaptive.stats import Column, Journal, StatsTable, fingerprint, open_store, read_snapshot, write_snapshot
+from verl_adaptive.stats.database import open_backend
+from verl_adaptive.stats.reader import JournalReader
 from verl_adaptive.testing.stores import make_keys
 
 PROMPTS = 3000
@@ -160,12 +162,11 @@ def drive(folder: Path, url: str, steps: int, every: int, seed: int, forget: str
 
 def live_line(url: str, seed: int) -> str:
     """A digest of the journal's live line: steps, ledgers, scalars and observations."""
-    with Journal.open(url, run_id=f"run {seed}", read_only=True) as journal:
-        reader = journal.reader()
-        steps = reader.steps(journal.run_id).drop_columns(["attempt", "wall_time"])
-        observations = journal.history().drop_columns(["attempt"])
-        if reader.gaps(journal.run_id):
-            raise RuntimeError(f"gaps in the journal: {reader.gaps(journal.run_id)}")
+    store, run = open_store(url), f"run {seed}"
+    steps = store.steps_arrow(run).drop_columns(["attempt", "wall_time"])
+    observations = store.observations_arrow(run).drop_columns(["attempt"])
+    if store.gaps(run):
+        raise RuntimeError(f"gaps in the journal: {store.gaps(run)}")
     whole = hashlib.blake2b()
     for table in (steps, observations):
         whole.update(repr(table.to_pydict()).encode())
@@ -263,8 +264,8 @@ def supervise(
                 raise RuntimeError(f"seed {seed}: the decisions of step {step} differ")
         if live_line(url, seed) != live_line(side, seed):
             raise RuntimeError(f"seed {seed}: the journal's live line differs")
-        with Journal.open(url, run_id=f"run {seed}", read_only=True) as journal:
-            report["branches"] += len(journal.reader().live(journal.run_id))
+        reader = JournalReader(open_backend(url, read_only=True))
+        report["branches"] += len(reader.live(f"run {seed}"))
         report["runs"] += 1
         report["decisions"] += len(lines)
         report["repeated"] += len(lines) - steps

@@ -11,7 +11,16 @@ from verl_adaptive.errors import AdaptiveError
 
 _MEDIA = ("images", "videos", "audios")  # as verl_adaptive.stats.keys, which is slow to import
 
-__all__ = ["add_json_option", "add_store_options", "condition", "count", "how_read", "refuse_overwrite"]
+__all__ = [
+    "add_json_option",
+    "add_store_options",
+    "add_tries_option",
+    "condition",
+    "count",
+    "how_identified",
+    "how_read",
+    "refuse_overwrite",
+]
 
 
 def count(text: str) -> int:
@@ -87,17 +96,28 @@ def add_store_options(parser: argparse.ArgumentParser) -> None:
 
 def how_read(args: argparse.Namespace) -> dict[str, Any]:
     """What the options of :func:`add_store_options` say to ``open_prompts``, but for the run: of every store alike."""
-    return {
-        "tolerance": args.tolerance,
-        "prompt_key": args.prompt_key,
-        "id_key": args.id_key,
-        "media_keys": dict(args.media_key),
-    }
+    return {"tolerance": args.tolerance, **how_identified(args)}
+
+
+def how_identified(args: argparse.Namespace) -> dict[str, Any]:
+    """What the same options say of a prompt's identity in a data set."""
+    return {"prompt_key": args.prompt_key, "id_key": args.id_key, "media_keys": dict(args.media_key)}
 
 
 def add_json_option(parser: argparse.ArgumentParser) -> None:
     """Machine-readable output."""
     parser.add_argument("--json", action="store_true", help="print JSON instead, for scripts: --json | jq .")
+
+
+def add_tries_option(parser: argparse.ArgumentParser) -> None:
+    """From when on a prompt is never solved."""
+    parser.add_argument(
+        "--tries",
+        metavar="N",
+        type=count,
+        default=16,
+        help="rollouts from which a prompt without a success counts as never solved: --tries 64 (default 16)",
+    )
 
 
 def refuse_overwrite(path: str, overwrite: bool) -> None:

@@ -1,5 +1,4 @@
-"""Write a store to a file that other tools read: Parquet, CSV or JSON lines, by the file's ending. In CSV, text that a
-spreadsheet would take for a formula (it begins with = + - @, perhaps after blanks) gets an apostrophe in front.
+"""Write a store to a file that other tools read: Parquet, CSV or JSON lines, by the file's ending.
 
 examples:
   verl-adaptive export checkpoints/project/experiment prompts.parquet --where "visits > 0"
@@ -7,15 +6,18 @@ examples:
   verl-adaptive export runs.sqlite#project/experiment groups.csv --what observations --overwrite
 
 Exported prompts can be given to adaptive.warm_start (with --where "visits > 0": it takes evidence only). In CSV, text
-that a spreadsheet would take for a formula begins with an apostrophe.
+that a spreadsheet would take for a formula (it begins with = + - @, perhaps after blanks) gets an apostrophe in front.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
+import json
 import os
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -47,7 +49,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from verl_adaptive.commands.output import note, number
     from verl_adaptive.report.expressions import Expression
-    from verl_adaptive.report.opened import reading
     from verl_adaptive.report.opening import open_prompts
 
     suffix = os.path.splitext(args.out)[1].lower()
@@ -68,8 +69,7 @@ def run(args: argparse.Namespace) -> int:
             rows = rows[wanted.select(opened.prompts)]
         pages = _prompts(opened.prompts, rows)
     elif args.what == "steps":
-        with reading(args.store):
-            pages = iter([opened.store.steps_arrow(opened.run)])
+        pages = iter([opened.store.steps_arrow(opened.run)])
     else:
         pages = _observations(opened)
     written = _write(args.out, suffix, pages)
@@ -110,40 +110,39 @@ def _observations(opened: Any) -> Iterator[Any]:
 
 
 def _write(path: str, suffix: str, pages: Iterator[Any]) -> int:
-    """Write to a file beside the target first: a failure leaves nothing half written under the final name."""
-    part = f"{path}.part"
-    try:
-        count = {".parquet": _parquet, ".csv": _csv, ".jsonl": _jsonl}[suffix](part, pages)
-        os.replace(part, path)
-    except BaseException:
-        if os.path.exists(part):
-            os.unlink(part)
-        raise
-    return count
+    """Write the pages to a file; how many rows they were."""
+    from verl_adaptive.stats.atomic import write_file
+
+    write = {".parquet": _parquet, ".csv": _csv, ".jsonl": _jsonl}[suffix]
+    written = 0
+
+    def counted() -> Iterator[Any]:
+        nonlocal written
+        for page in pages:
+            written += page.num_rows
+            yield page
+
+    write_file(Path(path), lambda file: write(file, counted()))
+    return written
 
 
-def _parquet(path: str, pages: Iterator[Any]) -> int:
+def _parquet(file: BinaryIO, pages: Iterator[Any]) -> None:
     import pyarrow.parquet as pq
 
-    count = 0
-    first = next(pages)
-    with pq.ParquetWriter(path, first.schema, compression="zstd") as writer:
-        for page in _chain(first, pages):
-            writer.write_table(page)
-            count += page.num_rows
-    return count
+    _table(pages, lambda schema: pq.ParquetWriter(file, schema, compression="zstd"))
 
 
-def _csv(path: str, pages: Iterator[Any]) -> int:
+def _csv(file: BinaryIO, pages: Iterator[Any]) -> None:
     from pyarrow import csv
 
-    count = 0
-    first = _tame(next(pages))
-    with csv.CSVWriter(path, first.schema) as writer:
-        for page in _chain(first, map(_tame, pages)):
+    _table(map(_tame, pages), lambda schema: csv.CSVWriter(file, schema))
+
+
+def _table(pages: Iterator[Any], writer_of: Callable[[Any], Any]) -> None:
+    first = next(pages)
+    with writer_of(first.schema) as writer:
+        for page in itertools.chain([first], pages):
             writer.write_table(page)
-            count += page.num_rows
-    return count
 
 
 def _tame(page: Any) -> Any:
@@ -164,34 +163,21 @@ def _tame(page: Any) -> Any:
     return page.rename_columns(tamed(pa.array(page.column_names, pa.string())).to_pylist())
 
 
-def _jsonl(path: str, pages: Iterator[Any]) -> int:
-    import json
-
+def _jsonl(file: BinaryIO, pages: Iterator[Any]) -> None:
     from verl_adaptive.commands.output import plain
 
-    count = 0
-    with open(path, "w", encoding="utf-8") as file:
-        for page in pages:
-            for batch in page.to_batches(max_chunksize=10_000):
-                for row in batch.to_pylist():
-                    for name in ("ledger", "scalars"):
-                        if isinstance(row.get(name), str):
-                            row[name] = _parsed(row[name])
-                    file.write(json.dumps(plain(row)) + "\n")
-            count += page.num_rows
-    return count
+    for page in pages:
+        for batch in page.to_batches(max_chunksize=10_000):
+            for row in batch.to_pylist():
+                for name in ("ledger", "scalars"):
+                    if isinstance(row.get(name), str):
+                        row[name] = _parsed(row[name])
+                file.write(json.dumps(plain(row)).encode() + b"\n")
 
 
 def _parsed(text: str) -> Any:
     """JSON from a journal; text that is none stays text."""
-    import json
-
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
         return text
-
-
-def _chain(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
-    yield first
-    yield from rest

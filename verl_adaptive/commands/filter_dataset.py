@@ -14,10 +14,12 @@ from __future__ import annotations
 
 import argparse
 import os
+from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
-from verl_adaptive.commands.arguments import add_store_options, condition, how_read, refuse_overwrite
+from verl_adaptive.commands.arguments import add_store_options, condition, how_identified, how_read, refuse_overwrite
 from verl_adaptive.errors import AdaptiveError, UsageError
 
 __all__ = ["configure", "run"]
@@ -54,8 +56,7 @@ def run(args: argparse.Namespace) -> int:
     open_parquet(args.data).close()
     opened = open_prompts(args.stats, run=args.run, **how_read(args))
     prompts = opened.prompts
-    media_keys = dict(args.media_key)
-    keys, sources = keys_of(args.data, prompt_key=args.prompt_key, id_key=args.id_key, media_keys=media_keys)
+    keys, sources = keys_of(args.data, **how_identified(args))
     known = prompts.table.rows_for(keys, create=False) >= 0
     # Rows that the store lacks become prompts without a visit, so that a condition treats both alike.
     rows = prompts.table.rows_for(keys, sources=np.array(sources, dtype=object))
@@ -88,26 +89,21 @@ def _copy(source: str, target: str, keep: np.ndarray) -> None:
     import pyarrow.parquet as pq
 
     from verl_adaptive.report.dataset import DatasetError, open_parquet
+    from verl_adaptive.stats.atomic import write_file
 
-    part = f"{target}.part"
-    try:
-        file = open_parquet(source)
-        codec = "snappy"
+    def write(out: BinaryIO) -> None:
+        file, codec, start = open_parquet(source), "snappy", 0
         if file.metadata.num_row_groups and file.metadata.num_columns:
-            codec = file.metadata.row_group(0).column(0).compression.lower()
-        with pq.ParquetWriter(
-            part, file.schema_arrow, compression="none" if codec == "uncompressed" else codec
-        ) as writer:
-            start = 0
+            codec = file.metadata.row_group(0).column(0).compression.lower().replace("uncompressed", "none")
+        with pq.ParquetWriter(out, file.schema_arrow, compression=codec) as writer:
             for number in range(file.metadata.num_row_groups):
                 group = file.read_row_group(number)
                 mask = keep[start : start + group.num_rows]
                 start += group.num_rows
                 if mask.any():
                     writer.write_table(group.filter(pa.array(mask)).cast(file.schema_arrow))
-        os.replace(part, target)
+
+    try:
+        write_file(Path(target), write)
     except (pa.ArrowException, OSError, ValueError) as error:
         raise DatasetError(f"{source} cannot be copied to {target}: {error}") from error
-    finally:
-        if os.path.exists(part):
-            os.unlink(part)

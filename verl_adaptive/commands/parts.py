@@ -16,7 +16,7 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 from verl_adaptive.commands.arguments import add_json_option
-from verl_adaptive.errors import AdaptiveError, UsageError
+from verl_adaptive.errors import AdaptiveError, UsageError, nearest, removed
 
 __all__ = ["configure", "describe", "run"]
 
@@ -46,15 +46,8 @@ def run(args: argparse.Namespace) -> int:
     everything = [*ROLES, *found["presets"], *(name for role in ROLES for name in found[role])]
     name = args.name
     if name is not None and name not in everything:
-        import difflib
-
-        from verl_adaptive.errors import removed
-
-        near = difflib.get_close_matches(name, everything, n=1)
-        raise AdaptiveError(
-            f"nothing is named {name!r}; "
-            + (removed(name) or (f"did you mean {near[0]}?" if near else "`verl-adaptive parts` lists what there is"))
-        )
+        hint = removed(name) or nearest(name, everything, "`verl-adaptive parts` lists what there is")
+        raise AdaptiveError(f"nothing is named {name!r}; {hint}")
     if name in ROLES:
         found = {name: found[name]}
     elif name is not None:
@@ -102,6 +95,8 @@ def _settings(role: str, parts: dict[str, Any]) -> dict[str, Any]:
 
     import yaml
 
+    from verl_adaptive.config import flat
+
     out = {}
     folder = files("hydra_configs.verl_adaptive.adaptive").joinpath(role)
     for file in folder.iterdir() if folder.is_dir() else ():
@@ -114,18 +109,10 @@ def _settings(role: str, parts: dict[str, Any]) -> dict[str, Any]:
         options = parts[of]["options"]  # none if that part cannot be loaded
         about = _sentence(" ".join(line.lstrip("# ") for line in text.splitlines() if line.startswith("#")))
         changed = {
-            key: {"type": "", "about": "", **options.get(key, {}), "default": v} for key, v in _flat(content, "")
+            key: {"type": "", "about": "", **options.get(key, {}), "default": v} for key, v in flat(content).items()
         }
         out[name] = {"about": about, "of": of, "from": parts[of]["from"], "options": changed}
     return out
-
-
-def _flat(content: dict[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
-    for key, value in content.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield prefix + key, value
 
 
 def _presets() -> dict[str, Any]:

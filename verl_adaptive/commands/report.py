@@ -13,9 +13,17 @@ from __future__ import annotations
 
 import argparse
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from verl_adaptive.commands.arguments import add_store_options, count, how_read, refuse_overwrite
+from verl_adaptive.commands.arguments import (
+    add_store_options,
+    add_tries_option,
+    count,
+    how_identified,
+    how_read,
+    refuse_overwrite,
+)
 from verl_adaptive.errors import AdaptiveError, lacks_extra
 
 if TYPE_CHECKING:
@@ -57,13 +65,7 @@ def add_page_options(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="verl's trainer.rollout_data_dir, for the commonest wrong answers; needs --data (default: the run's own)",
     )
-    parser.add_argument(
-        "--tries",
-        metavar="N",
-        type=count,
-        default=16,
-        help="rollouts from which a prompt without a success counts as never solved: --tries 64 (default 16)",
-    )
+    add_tries_option(parser)
     parser.add_argument("--limit", metavar="N", type=count, default=100, help="prompts in each list (default 100)")
 
 
@@ -93,10 +95,8 @@ def collected_of(args: argparse.Namespace, opened: Opened, against: Opened | Non
         limit=args.limit,
         data=args.data,
         rollouts=rollouts_of(args.rollouts, args.data, opened.about),
-        prompt_key=args.prompt_key,
-        id_key=args.id_key,
-        media_keys=dict(args.media_key),
         against=against,
+        **how_identified(args),
     )
 
 
@@ -119,6 +119,7 @@ def _refuse_other_files(path: str) -> None:
 def run(args: argparse.Namespace) -> int:
     from verl_adaptive.commands.output import note
     from verl_adaptive.report.opening import open_prompts
+    from verl_adaptive.stats.atomic import write_file
 
     try:
         from verl_adaptive.report.page import render
@@ -130,9 +131,6 @@ def run(args: argparse.Namespace) -> int:
     against = None if args.against is None else open_prompts(args.against, **how_read(args))
     collected = collected_of(args, opened, against)
     page = render(collected, title=args.title)
-    part = f"{args.out}.part"
-    with open(part, "w", encoding="utf-8", errors="backslashreplace") as file:
-        file.write(page)
-    os.replace(part, args.out)
+    write_file(Path(args.out), lambda file: file.write(page.encode("utf-8", "backslashreplace")))
     note(f"{args.out} written ({os.path.getsize(args.out) / 1024:.0f} KiB)")
     return 0

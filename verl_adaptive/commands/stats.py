@@ -20,7 +20,15 @@ from typing import Any
 
 import numpy as np
 
-from verl_adaptive.commands.arguments import add_json_option, add_store_options, condition, count, how_read
+from verl_adaptive.commands.arguments import (
+    add_json_option,
+    add_store_options,
+    add_tries_option,
+    condition,
+    count,
+    how_identified,
+    how_read,
+)
 from verl_adaptive.errors import AdaptiveError, UsageError
 from verl_adaptive.text import clean
 
@@ -40,13 +48,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sort", metavar="COLUMN", help="list prompts in the order of a column: --sort flips")
     parser.add_argument("--desc", action="store_true", help="with --sort: largest first")
     parser.add_argument("--limit", metavar="N", type=count, help="prompts in a list: --limit 50 (default 10)")
-    parser.add_argument(
-        "--tries",
-        metavar="N",
-        type=count,
-        default=16,
-        help="rollouts from which a prompt without a success counts as never solved: --tries 64 (default 16)",
-    )
+    add_tries_option(parser)
     parser.add_argument(
         "--data", metavar="FILE", help="the training set; shows the texts of listed prompts: --data train.parquet"
     )
@@ -117,7 +119,6 @@ def _once(args: argparse.Namespace, wanted: Any) -> int:
         return _print_columns(opened, args.json)
     prompts = opened.prompts
     limit = args.limit or 10
-    lists: dict[str, tuple[np.ndarray, list[str]]] = {}
     asked = wanted is not None or args.sort or args.limit
     # Whoever asks for prompts gets the answer alone; scripts get everything, as ever.
     facts = {} if asked and not args.json else overview(opened, tries=args.tries)
@@ -129,10 +130,12 @@ def _once(args: argparse.Namespace, wanted: Any) -> int:
         if args.sort:
             chosen = prompts.order(args.sort, chosen, args.desc)
         extra = [*(wanted.names if wanted else []), *([args.sort] if args.sort else [])]
-        lists["selected prompts"] = (chosen[:limit], extra)
+        lists = {"selected prompts": (chosen, extra)}
     else:
-        lists.update(_standard(prompts, args.tries, limit))
-    shown = {name: _records(prompts, rows, extra) for name, (rows, extra) in lists.items()}
+        lists = _standard(prompts, args.tries)
+    shown = {
+        name: prompts.records(dict.fromkeys([*_LISTED, *extra]), rows[:limit]) for name, (rows, extra) in lists.items()
+    }
     if args.data:
         _add_texts(shown, args)
     if args.json:
@@ -145,40 +148,26 @@ def _once(args: argparse.Namespace, wanted: Any) -> int:
     return 0
 
 
-def _standard(prompts: Any, tries: int, limit: int) -> dict[str, tuple[np.ndarray, list[str]]]:
+def _standard(prompts: Any, tries: int) -> dict[str, tuple[np.ndarray, list[str]]]:
     """The lists that people ask for first."""
-    from verl_adaptive.report.expressions import Expression
-    from verl_adaptive.report.overview import FLIPPING
+    from verl_adaptive.report.overview import FLIPPING, never_solved
 
-    rollouts, successes = prompts.table.col("rollouts"), prompts.table.col("successes")
-    never = np.flatnonzero((rollouts >= tries) & (successes <= 0))
-
-    out: dict[str, tuple[np.ndarray, list[str]]]
-    out = {f"never solved in {tries} rollouts or more": (prompts.order("rollouts", never, True)[:limit], [])}
+    never: tuple[np.ndarray, list[str]] = (prompts.order("rollouts", prompts.where(never_solved(tries)), True), [])
+    out = {f"never solved in {tries} rollouts or more": never}
     if "flips" in prompts.further:
-        flipping = np.flatnonzero(Expression(FLIPPING).select(prompts))
-        out["flip-flopping: crossed one half at least twice"] = (
-            prompts.order("flips", flipping, True)[:limit],
-            ["flips"],
-        )
+        flipping = prompts.order("flips", prompts.where(FLIPPING), True)
+        out["flip-flopping: crossed one half at least twice"] = (flipping, ["flips"])
     return out
 
 
-def _records(prompts: Any, rows: np.ndarray, extra: list[str]) -> list[dict[str, Any]]:
-    names = [*_LISTED, *dict.fromkeys(name for name in extra if name not in _LISTED)]
-    columns = {name: prompts.values(name, rows) for name in names}
-    return [{name: columns[name][i] for name in names} for i in range(len(rows))]
-
-
 def _add_texts(shown: dict[str, list[dict[str, Any]]], args: argparse.Namespace) -> None:
-    from verl_adaptive.report.dataset import texts_of
+    from verl_adaptive.report.dataset import rows_of
 
     wanted = {record["key"] for records in shown.values() for record in records}
-    media_keys = dict(args.media_key)
-    texts = texts_of(args.data, wanted, prompt_key=args.prompt_key, id_key=args.id_key, media_keys=media_keys)
+    rows = rows_of(args.data, wanted, **how_identified(args))
     for records in shown.values():
         for record in records:
-            record["text"] = texts.get(record["key"])
+            record["text"] = rows[record["key"]].text if record["key"] in rows else None
 
 
 def _print_runs(source: str, as_json: bool) -> int:

@@ -10,9 +10,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from hydra import compose as hydra_compose
+from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
-from verl_adaptive.errors import AdaptiveError, removed
+from verl_adaptive.errors import AdaptiveError, nearest, removed
 from verl_adaptive.integration import guard
 from verl_adaptive.policy import PARTS
 
@@ -126,10 +129,6 @@ def compose(command: Command) -> DictConfig:
     Raises:
         AdaptiveError: Hydra refuses; what is near a word below ``adaptive`` that it does not know is in the message.
     """
-    from hydra import compose as hydra_compose
-    from hydra.errors import HydraException
-    from omegaconf.errors import OmegaConfBaseException
-
     try:
         with _hydra(command):
             config = hydra_compose(command.config_name, overrides=list(command.overrides))
@@ -145,10 +144,6 @@ def compose(command: Command) -> DictConfig:
 
 def _refused_without_preset(command: Command) -> bool:
     """Whether the words that are verl's do not compose by themselves."""
-    from hydra import compose as hydra_compose
-    from hydra.errors import HydraException
-    from omegaconf.errors import OmegaConfBaseException
-
     words = [word for word in command.overrides if not re.match(r"[+~]*adaptive[./@=]", word)]
     try:
         with _hydra(command):
@@ -160,10 +155,7 @@ def _refused_without_preset(command: Command) -> bool:
 
 def _near(command: Command) -> list[str]:
     """What presets, parts and keys below ``adaptive`` were meant, if they are misspelt."""
-    from hydra import compose as hydra_compose
     from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.errors import HydraException
-    from omegaconf.errors import OmegaConfBaseException
 
     parser, hints, choices, keys = OverridesParser.create(), [], [], []
     for word in command.overrides:
@@ -179,10 +171,8 @@ def _near(command: Command) -> list[str]:
             if not options and name not in (_groups := [f"adaptive/{role}" for role in (*PARTS, "platform")]):
                 hints += [f"did you mean {near}=?" for near in difflib.get_close_matches(name, _groups, n=1)]
             elif options and value not in options:
-                near = difflib.get_close_matches(value, options, n=1)
-                told = f"did you mean {near[0]}?" if near else f"there are {', '.join(options)}"
                 gone = removed(value) if name == "adaptive" else ""
-                hints.append(gone or f"{name}={value}: {told}")
+                hints.append(gone or f"{name}={value}: {nearest(value, options)}")
             else:
                 choices.append(word)
     if keys and not hints:

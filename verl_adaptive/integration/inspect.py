@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from verl_adaptive.config import AdaptiveConfig, RunFacts, check
+from verl_adaptive.config import AdaptiveConfig, RunFacts, check, flat
 from verl_adaptive.engine import Engine, make_engine
 from verl_adaptive.engine.shape import StepShape, step_shape
 from verl_adaptive.errors import AdaptiveError, ConfigError
@@ -36,6 +36,7 @@ from verl_adaptive.integration.facts import (
 from verl_adaptive.policy import build_policy
 from verl_adaptive.redact import redact
 from verl_adaptive.roles import Policy
+from verl_adaptive.simulate.worlds import Stream
 from verl_adaptive.stats.keys import KEY_DTYPE, dataset_keys
 from verl_adaptive.stats.table import StatsTable
 
@@ -227,18 +228,6 @@ class Plan:
         return asdict(self)
 
 
-class _Order:
-    """A data set in its own order, for one planned step."""
-
-    def __init__(self, size: int) -> None:
-        self.size, self._at = size, 0
-
-    def take(self, count: int) -> np.ndarray:
-        out = np.arange(self._at, self._at + count, dtype=np.int64) % self.size
-        self._at += count
-        return out
-
-
 def make_plan(
     config: DictConfig, adaptive: AdaptiveConfig, policy: Policy, zero_rows: str, remarks: Sequence[str] = ()
 ) -> Plan:
@@ -357,20 +346,13 @@ def _first_step(shape: StepShape, steps: int, prompts: int) -> Engine:
     row_of = table.rows_for(keys)
     adaptive = shape.config
     facts = RunFacts.of(adaptive, batch=shape.groups, n=shape.n, steps=steps, prompts=prompts)
-    return make_engine(build_policy(adaptive), table, adaptive, facts, row_of, _Order(prompts))
+    return make_engine(build_policy(adaptive), table, adaptive, facts, row_of, Stream(prompts, shuffle=False))
 
 
 def _changed(part: Any) -> dict[str, Any]:
     """Options that are not the part's defaults, by their dotted names."""
-    default, given = _flat(asdict(type(part)().config)), _flat(asdict(part.config))
+    default, given = flat(asdict(type(part)().config)), flat(asdict(part.config))
     return {key: given[key] for key in given if given[key] != default.get(key)}
-
-
-def _flat(options: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    out: dict[str, Any] = {}
-    for key, value in options.items():
-        out |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return out
 
 
 def _paths(files: Any) -> list[Path]:

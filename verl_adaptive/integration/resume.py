@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import asdict, fields, is_dataclass
 from typing import Any
 
-from verl_adaptive.config import AdaptiveConfig
+from verl_adaptive.config import AdaptiveConfig, flat
 from verl_adaptive.policy import build_policy
 from verl_adaptive.stats.snapshot import SnapshotError
 
@@ -68,18 +68,12 @@ def settings_of(
         batch, n: ``data.train_batch_size`` and ``actor_rollout_ref.rollout.n``.
         run: other settings of verl's, by name.
     """
-
-    def flat(prefix: str, value: Any) -> dict[str, Any]:
-        if not isinstance(value, dict):
-            return {prefix: value}
-        return {k: v for name, item in value.items() for k, v in flat(f"{prefix}.{name}", item).items()}
-
     found = {name: value for name, value in asdict(adaptive).items() if name not in IRRELEVANT}
     parts = {
         k: v for part in build_policy(adaptive) for k, v in _moved(part.config, part.role, adaptive.rounds).items()
     }
     return {
-        **flat("adaptive", found),
+        **flat(found, "adaptive."),
         **parts,
         **(run or {}),
         "data.train_batch_size": batch,

@@ -5,10 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-import numpy as np
-
-from verl_adaptive.report.expressions import Expression
-from verl_adaptive.report.overview import REGRESSED
+from verl_adaptive.report.overview import REGRESSED, never_solved
 from verl_adaptive.report.prompts import Prompts
 from verl_adaptive.report.suspects import suspects
 from verl_adaptive.stats import StatsTable
@@ -30,12 +27,10 @@ _said: set[str] = set()
 def lists_now(table: StatsTable) -> dict[str, list[list[Any]]]:
     """Name → rows of :data:`COLUMNS`, those to look at first."""
     prompts = Prompts(table)
-    never = np.flatnonzero((table.col("rollouts") >= TRIES) & (table.col("successes") <= 0))
-    worse = np.flatnonzero(Expression(REGRESSED).select(prompts))
     chosen = {
         "likely_wrong_labels": suspects(prompts)[0],
-        "never_solved": prompts.order("rollouts", never, True),
-        "regressed": prompts.order("change", worse, False),
+        "never_solved": prompts.order("rollouts", prompts.where(never_solved(TRIES)), True),
+        "regressed": prompts.order("change", prompts.where(REGRESSED)),
     }
     out = {}
     for name, rows in chosen.items():

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from verl_adaptive.report.course import History, course_of
-from verl_adaptive.report.expressions import Expression
 from verl_adaptive.report.findings import Finding, findings
 from verl_adaptive.report.lists import PromptList, add_texts, lists_of
 from verl_adaptive.report.opened import Opened
@@ -78,8 +77,8 @@ def collect(
             )
     else:
         opened.prompts.fill("flips", history.flips)
-        facts["flip_flopping"] = int(np.count_nonzero(Expression(FLIPPING).select(opened.prompts)))
-    lists = lists_of(opened, tries, limit)
+        facts["flip_flopping"] = len(opened.prompts.where(FLIPPING))
+    lists = lists_of(opened.prompts, tries, limit)
     out = Collected(
         facts,
         history,
@@ -89,11 +88,11 @@ def collect(
         notes=notes,
     )
     if data is not None:
-        keys: dict[str, Any] = {"prompt_key": prompt_key, "id_key": id_key, "media_keys": media_keys}
         threshold = opened.about.get("success")
         threshold = float(threshold) if isinstance(threshold, int | float) else 0.5
-        add_texts(lists, data, rollouts, threshold=threshold, **keys)
-        out.conflicts = conflicts(data, prompt_key, limit, media_keys)
+        how: dict[str, Any] = {"prompt_key": prompt_key, "media_keys": media_keys}
+        add_texts(lists, data, rollouts, threshold=threshold, id_key=id_key, **how)
+        out.conflicts = conflicts(data, limit, **how)
     if against is not None:
         out.against = _against(against, notes)
     return out
@@ -125,10 +124,8 @@ def _then_and_now(opened: Opened) -> np.ndarray:
     return out
 
 
-def conflicts(
-    path: str, prompt_key: str, limit: int, media_keys: Mapping[str, str] | None = None
-) -> list[dict[str, Any]]:
-    """Questions that a data set holds with different answers.
+def conflicts(path: str, limit: int, *, prompt_key: str = "prompt", **how: Any) -> list[dict[str, Any]]:
+    """Questions that a data set holds with different answers; further arguments as :func:`.dataset.answers_of`.
 
     Returns:
         ``text``, ``answers`` and ``rows`` of the first ``limit``; the total is in ``of`` of each.
@@ -137,7 +134,7 @@ def conflicts(
 
     rows: dict[bytes, list[int]] = {}
     answers: list[str] = []
-    for number, (key, answer) in enumerate(answers_of(path, prompt_key=prompt_key, media_keys=media_keys)):
+    for number, (key, answer) in enumerate(answers_of(path, prompt_key=prompt_key, **how)):
         rows.setdefault(key, []).append(number)
         answers.append(answer)
     found = [r for r in rows.values() if len({answers[i] for i in r}) > 1]

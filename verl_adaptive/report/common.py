@@ -13,7 +13,7 @@ import numpy as np
 
 from verl_adaptive.report.course import hours_of
 from verl_adaptive.report.learning import curves
-from verl_adaptive.report.opened import Opened, reading
+from verl_adaptive.report.opened import Opened
 from verl_adaptive.report.overview import ledger_of
 from verl_adaptive.report.prompts import Prompts
 
@@ -41,12 +41,12 @@ class Cut:
             that its journal has: the two are not at the same bill.
     """
 
-    step: int | None
-    steps: int | None
-    rollouts: dict[str, Any] | None
-    tokens: dict[str, Any] | None
-    hours: float | None
-    whole: bool
+    step: int | None = None
+    steps: int | None = None
+    rollouts: dict[str, Any] | None = None
+    tokens: dict[str, Any] | None = None
+    hours: float | None = None
+    whole: bool = True
     beyond: int | None = None
 
 
@@ -107,8 +107,7 @@ def cut_at_common(opened: list[Opened], *, whole: bool = False) -> tuple[list[Op
         if cut.whole:
             out.append(one)
             continue
-        with reading(one.source):
-            table = one.store.table(one.run, tolerance=one.tolerance, last_step=cut.step)
+        table = one.store.table(one.run, tolerance=one.tolerance, last_step=cut.step)
         out.append(replace(one, prompts=Prompts(table), retired=None))
     return out, cuts
 
@@ -117,8 +116,7 @@ def _course(opened: Opened) -> dict[str, Any] | None:
     """Steps, rollouts generated so far, and hours of training of a journal that has some."""
     if opened.kind != "journal":
         return None
-    with reading(opened.source):
-        steps = opened.store.steps_arrow(opened.run)
+    steps = opened.store.steps_arrow(opened.run)
     step = steps.column("step").to_numpy()
     ledgers = [ledger_of(text).get("run") for text in steps.column("ledger").to_pylist()]
     if not ledgers or any(ledger is None for ledger in ledgers):
@@ -133,7 +131,7 @@ def _course(opened: Opened) -> dict[str, Any] | None:
 
 def _cut(course: dict[str, Any] | None, at: int | None) -> Cut:
     if course is None:
-        return Cut(None, None, None, None, None, True)
+        return Cut()
     last = len(course["step"]) - 1
     at = last if at is None else at
     ledger = course["ledger"][at]
@@ -155,8 +153,7 @@ def validated(opened: list[Opened], cuts: list[Cut], *, whole: bool = False) -> 
     for one, cut in zip(opened, cuts, strict=True):
         if one.kind != "journal":
             return []
-        with reading(one.source):
-            found = one.store.validations(one.run)
+        found = one.store.validations(one.run)
         both.append([v for v in found if cut.step is None or v["step"] <= cut.step])
     if not whole and all(both) and all(v["generated"] is not None for found in both for v in found):
         least, most = sorted(found[-1]["generated"] for found in both)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from verl_adaptive.report.history import Flips, Window, windows
-from verl_adaptive.report.opened import Opened, reading
+from verl_adaptive.report.opened import Opened
 from verl_adaptive.report.overview import BINS, ledger_of
 from verl_adaptive.stats import StoreError
 
@@ -84,10 +84,9 @@ def course_of(opened: Opened, facts: dict[str, Any]) -> History:
         opened: a journal.
         facts: the overview; gets ``gaps``, ``steps``, ``first_step``, ``last_step``, ``hours`` and ``ledger``.
     """
-    with reading(opened.source):
-        steps = opened.store.steps_arrow(opened.run)
-        facts["gaps"] = [list(gap) for gap in opened.store.gaps(opened.run)]
-        validations = opened.store.validations(opened.run)
+    steps = opened.store.steps_arrow(opened.run)
+    facts["gaps"] = [list(gap) for gap in opened.store.gaps(opened.run)]
+    validations = opened.store.validations(opened.run)
     numbers = steps.column("step").to_numpy()
     facts["steps"] = len(numbers)
     bins = min(POINTS, max(1, len(numbers)))

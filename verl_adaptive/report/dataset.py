@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.stats.keys import KEY_DTYPE, MEDIA_FIELDS, dataset_keys, dig, key_hex, keys_bytes
 
-__all__ = ["DatasetError", "Row", "answers_of", "keys_of", "open_parquet", "rows_of", "text_of", "texts_at", "texts_of"]
+__all__ = ["DatasetError", "Row", "answers_of", "keys_of", "open_parquet", "rows_of", "text_of", "texts_at"]
 
 _BATCH = 8192
 
@@ -37,52 +37,53 @@ def open_parquet(path: str) -> pq.ParquetFile:
         raise DatasetError(f"{path} is not a Parquet file: {error}") from error
 
 
-def _rows(
-    path: str, file: pq.ParquetFile, prompt_key: str, id_key: str | None, media_keys: Mapping[str, str] | None = None
-) -> Iterator[list[dict[str, Any]]]:
-    wanted = {"data_source", prompt_key, "reward_model", *MEDIA_FIELDS, *(media_keys or {}).values()}
-    if id_key is not None:
-        wanted |= {id_key, id_key.split(".")[0]}
-    columns = [name for name in file.schema_arrow.names if name in wanted]
+def _rows(path: str, columns: set[str]) -> Iterator[tuple[int, list[dict[str, Any]]]]:
+    """Those columns of a file's rows, some thousands at a time, and the number of the first of them."""
+    file, start = open_parquet(path), 0
+    names = [name for name in file.schema_arrow.names if name in columns]
     try:
-        for batch in file.iter_batches(batch_size=_BATCH, columns=columns):
-            yield batch.to_pylist()
+        for batch in file.iter_batches(batch_size=_BATCH, columns=names):
+            yield start, batch.to_pylist()
+            start += len(batch)
     except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
         raise DatasetError(f"{path} cannot be read: {error}") from error
 
 
-def _keys(
-    path: str,
-    rows: list[dict[str, Any]],
-    start: int,
-    prompt_key: str,
-    id_key: str | None,
-    media_keys: Mapping[str, str] | None,
-) -> np.ndarray:
-    try:
-        return dataset_keys(rows, prompt_key=prompt_key, id_key=id_key, media_keys=media_keys)
-    except (ValueError, TypeError) as error:
-        raise DatasetError(f"{path}, rows from {start}: {error}") from error
-
-
-def keys_of(
+def _keyed(
     path: str,
     *,
     prompt_key: str = "prompt",
     id_key: str | None = None,
+    with_answer: bool = True,
     media_keys: Mapping[str, str] | None = None,
-) -> tuple[np.ndarray, list[str]]:
+) -> Iterator[tuple[int, list[dict[str, Any]], np.ndarray]]:
+    """:func:`_rows` with their keys; further arguments as :func:`verl_adaptive.stats.keys.dataset_keys`."""
+    columns = {"data_source", prompt_key, "reward_model", *MEDIA_FIELDS, *(media_keys or {}).values()}
+    if id_key is not None:
+        columns |= {id_key, id_key.split(".")[0]}
+    how: dict[str, Any] = {"prompt_key": prompt_key, "id_key": id_key, "media_keys": media_keys}
+    for start, rows in _rows(path, columns):
+        try:
+            keys = dataset_keys(rows, with_answer=with_answer, **how)
+        except (ValueError, TypeError) as error:
+            raise DatasetError(f"{path}, rows from {start}: {error}") from error
+        yield start, rows, keys
+
+
+def keys_of(path: str, **how: Any) -> tuple[np.ndarray, list[str]]:
     """The key and the data source of every row, as training makes them.
+
+    Args:
+        path: the file.
+        how: ``prompt_key``, ``id_key`` and ``media_keys``, as in training.
 
     Raises:
         DatasetError: unreadable, or a row lacks what its key is made of.
     """
-    parts, start = [np.empty(0, dtype=KEY_DTYPE)], 0
-    sources: list[str] = []
-    for rows in _rows(path, open_parquet(path), prompt_key, id_key, media_keys):
-        parts.append(_keys(path, rows, start, prompt_key, id_key, media_keys))
+    parts, sources = [np.empty(0, dtype=KEY_DTYPE)], []
+    for _, rows, keys in _keyed(path, **how):
+        parts.append(keys)
         sources += [str(row.get("data_source") or "") for row in rows]
-        start += len(rows)
     return np.concatenate(parts), sources
 
 
@@ -107,66 +108,34 @@ class Row:
     answer: str
 
 
-def rows_of(
-    path: str,
-    wanted: set[str],
-    *,
-    prompt_key: str = "prompt",
-    id_key: str | None = None,
-    media_keys: Mapping[str, str] | None = None,
-) -> dict[str, Row]:
-    """The first rows of some prompts, by key in hex digits; prompts that are not in the file are left out."""
+def rows_of(path: str, wanted: set[str], *, prompt_key: str = "prompt", **how: Any) -> dict[str, Row]:
+    """The first rows of some prompts, by key in hex digits; prompts that are not in the file are left out.
+
+    Args:
+        path: the file.
+        wanted: the keys.
+        prompt_key, how: as :func:`keys_of`.
+    """
     found: dict[str, Row] = {}
-    start = 0
-    for rows in _rows(path, open_parquet(path), prompt_key, id_key, media_keys):
-        for at, key in enumerate(key_hex(_keys(path, rows, start, prompt_key, id_key, media_keys))):
+    for start, rows, keys in _keyed(path, prompt_key=prompt_key, **how):
+        for at, key in enumerate(key_hex(keys)):
             if key in wanted and key not in found:
                 answer = dig(rows[at], "reward_model.ground_truth")
                 text = text_of(rows[at], prompt_key)
                 found[key] = Row(start + at, text, "" if answer is None else str(answer))
-        start += len(rows)
-    return found
-
-
-def texts_of(
-    path: str,
-    wanted: set[str],
-    *,
-    prompt_key: str = "prompt",
-    id_key: str | None = None,
-    media_keys: Mapping[str, str] | None = None,
-) -> dict[str, str]:
-    """Texts of some prompts, by key in hex digits; prompts that are not in the file are left out."""
-    found: dict[str, str] = {}
-    start = 0
-    for rows in _rows(path, open_parquet(path), prompt_key, id_key, media_keys):
-        for key, row in zip(key_hex(_keys(path, rows, start, prompt_key, id_key, media_keys)), rows, strict=True):
-            if key in wanted:
-                found.setdefault(key, text_of(row, prompt_key))
-        start += len(rows)
     return found
 
 
 def texts_at(path: str, wanted: set[int], *, prompt_key: str = "prompt") -> dict[int, str]:
     """Texts of some rows, by their number in the file."""
     found: dict[int, str] = {}
-    start = 0
-    for rows in _rows(path, open_parquet(path), prompt_key, None):
+    for start, rows in _rows(path, {prompt_key}):
         found.update({start + i: text_of(row, prompt_key) for i, row in enumerate(rows) if start + i in wanted})
-        start += len(rows)
     return found
 
 
-def answers_of(
-    path: str, *, prompt_key: str = "prompt", media_keys: Mapping[str, str] | None = None
-) -> Iterator[tuple[bytes, str]]:
-    """The key of every row's question, its answer left out, and that answer as text."""
-    start = 0
-    for rows in _rows(path, open_parquet(path), prompt_key, None, media_keys):
-        try:
-            keys = keys_bytes(dataset_keys(rows, prompt_key=prompt_key, with_answer=False, media_keys=media_keys))
-        except (ValueError, TypeError) as error:
-            raise DatasetError(f"{path}, rows from {start}: {error}") from error
-        start += len(rows)
-        for key, row in zip(keys, rows, strict=True):
+def answers_of(path: str, **how: Any) -> Iterator[tuple[bytes, str]]:
+    """The key of every row's question, its answer left out, and that answer as text; ``how`` as :func:`keys_of`."""
+    for _, rows, keys in _keyed(path, with_answer=False, **how):
+        for key, row in zip(keys_bytes(keys), rows, strict=True):
             yield key, str(dig(row, "reward_model.ground_truth"))

@@ -1,11 +1,12 @@
 """Charts as SVG text, by hand: no fonts, colours from the page's variables so that they follow light and dark. They are whole
 without a script; the page's own shows the values beside the pointer.
 
-Everything that comes from data goes through :func:`markupsafe.escape`.
+Everything that comes from data is escaped by :class:`markupsafe.Markup`.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
 from verl_adaptive.text import clean
 
@@ -96,48 +97,43 @@ class _Canvas:
         return HEIGHT - _BOTTOM - (value - low) / ((high - low) or 1.0) * (HEIGHT - _TOP - _BOTTOM)
 
     def add(self, text: str, **values: object) -> None:
-        """A piece of SVG; ``values`` are escaped."""
+        """A piece of SVG; ``values`` are formatted as the text says, and escaped."""
         self.parts.append(Markup(text).format(**values))
 
+    def below(self, value: float, label: str) -> None:
+        """A label of the x axis."""
+        text = '<text x="{x:.1f}" y="{y}" text-anchor="middle">{t}</text>'
+        self.add(text, x=self.px(value), y=HEIGHT - _BOTTOM + 18, t=label)
+
+    def beside(self, value: float, label: str) -> None:
+        """A label of the y axis."""
+        text = '<text x="{x}" y="{y:.1f}" dy="4" text-anchor="end">{t}</text>'
+        self.add(text, x=_LEFT - 6, y=self.py(value), t=label)
+
+    def named(self) -> None:
+        """What the axes are of."""
+        level = '<text x="{x}" y="{y}" text-anchor="middle" class="label">{t}</text>'
+        self.add(level, x=(_LEFT + WIDTH - _RIGHT) / 2, y=HEIGHT - 6, t=self.labels[0])
+        upright = '<text transform="rotate(-90)" x="{x}" y="13" text-anchor="middle" class="label">{t}</text>'
+        self.add(upright, x=-(HEIGHT - _BOTTOM + _TOP) / 2, t=self.labels[1])
+
     def axes(self, x_ticks: Sequence[tuple[float, str]] | None = None, percent: bool = False) -> None:
+        line = '<line class="{k}" x1="{a}" x2="{b}" y1="{y}" y2="{y}"/>'
         for value in _ticks(*self.y):
-            label = f"{value:.0%}" if percent else short(value)
-            at = f"{self.py(value):.1f}"
-            self.add('<line class="grid" x1="{a}" x2="{b}" y1="{y}" y2="{y}"/>', a=_LEFT, b=WIDTH - _RIGHT, y=at)
-            self.add('<text x="{x}" y="{y}" dy="4" text-anchor="end">{t}</text>', x=_LEFT - 6, y=at, t=label)
+            self.add(line, k="grid", a=_LEFT, b=WIDTH - _RIGHT, y=f"{self.py(value):.1f}")
+            self.beside(value, f"{value:.0%}" if percent else short(value))
         for value, label in [(v, short(v)) for v in _ticks(*self.x)] if x_ticks is None else x_ticks:
-            self.add(
-                '<text x="{x}" y="{y}" text-anchor="middle">{t}</text>',
-                x=f"{self.px(value):.1f}",
-                y=HEIGHT - _BOTTOM + 18,
-                t=label,
-            )
-        base = HEIGHT - _BOTTOM
-        self.add('<line class="axis" x1="{a}" x2="{b}" y1="{y}" y2="{y}"/>', a=_LEFT, b=WIDTH - _RIGHT, y=base)
-        middle = (_LEFT + WIDTH - _RIGHT) / 2
-        self.add(
-            '<text x="{x}" y="{y}" text-anchor="middle" class="label">{t}</text>',
-            x=middle,
-            y=HEIGHT - 6,
-            t=self.labels[0],
-        )
-        self.add(
-            '<text transform="rotate(-90)" x="{x}" y="13" text-anchor="middle" class="label">{t}</text>',
-            x=-(HEIGHT - _BOTTOM + _TOP) / 2,
-            t=self.labels[1],
-        )
+            self.below(value, label)
+        self.add(line, k="axis", a=_LEFT, b=WIDTH - _RIGHT, y=HEIGHT - _BOTTOM)
+        self.named()
 
     def done(self, legend: Sequence[Series] = (), hover: dict[str, Any] | None = None) -> Markup:
         """The chart and its legend; ``hover`` is what the page's script shows beside the pointer."""
         data = Markup("")
         if hover is not None:
-            box = {
-                "box": [_LEFT, WIDTH - _RIGHT, _TOP, HEIGHT - _BOTTOM],
-                "x": self.x,
-                "y": self.y,
-                "of": self.labels[0],
-            }
-            data = Markup(' data-hover="{d}"').format(d=json.dumps({**box, **hover}, separators=(",", ":")))
+            box = [_LEFT, WIDTH - _RIGHT, _TOP, HEIGHT - _BOTTOM]
+            told = {"box": box, "x": self.x, "y": self.y, "of": self.labels[0], **hover}
+            data = Markup(' data-hover="{d}"').format(d=json.dumps(told, separators=(",", ":")))
         svg = Markup(
             '<svg viewBox="0 0 {w} {h}" role="img" aria-label="{t}" preserveAspectRatio="xMidYMid meet"{d}>'
         ).format(w=WIDTH, h=HEIGHT, t=self.title, d=data)
@@ -155,6 +151,7 @@ class _Canvas:
         )
 
 
+_PLACE = 'x="{x:.1f}" y="{y:.1f}" width="{w:.1f}" height="{h:.1f}"'
 _THICK = Markup(' stroke-width="8"')
 _DASH = Markup(' stroke-width="3" stroke-dasharray="4 2"')
 
@@ -262,14 +259,10 @@ def _draw(canvas: _Canvas, x: np.ndarray, values: np.ndarray, s: Series, kind: s
     few = sum(map(len, pieces)) <= 40 and kind != "raw"
     for piece in pieces:
         if len(piece) > 1:
-            canvas.add(
-                '<polyline class="{k}" points="{p}" fill="none" stroke="{c}"/>',
-                k=kind,
-                p=" ".join(f"{a:.1f},{b:.1f}" for a, b in piece),
-                c=s.color,
-            )
+            points = " ".join(f"{a:.1f},{b:.1f}" for a, b in piece)
+            canvas.add('<polyline class="{k}" points="{p}" fill="none" stroke="{c}"/>', k=kind, p=points, c=s.color)
         for a, b in piece if few or len(piece) == 1 else ():
-            canvas.add('<circle cx="{x}" cy="{y}" r="2.5" fill="{c}"/>', x=f"{a:.1f}", y=f"{b:.1f}", c=s.color)
+            canvas.add('<circle cx="{x:.1f}" cy="{y:.1f}" r="2.5" fill="{c}"/>', x=a, y=b, c=s.color)
 
 
 def bars(title: str, names: Sequence[str], values: Sequence[float], labels: tuple[str, str], color: str) -> Markup:
@@ -279,22 +272,10 @@ def bars(title: str, names: Sequence[str], values: Sequence[float], labels: tupl
     canvas.axes([(i + 0.5, name) for i, name in enumerate(names)])
     for i, (name, value) in enumerate(zip(names, values, strict=True)):
         left, right, y = canvas.px(i + 0.1), canvas.px(i + 0.9), canvas.py(float(value))
-        canvas.add(
-            '<rect x="{x}" y="{y}" width="{w}" height="{h}" fill="{c}"><title>{n}: {v}</title></rect>',
-            x=f"{left:.1f}",
-            y=f"{y:.1f}",
-            w=f"{right - left:.1f}",
-            h=f"{HEIGHT - _BOTTOM - y:.1f}",
-            c=color,
-            n=name,
-            v=f"{value:,.0f}",
-        )
-        canvas.add(
-            '<text x="{x}" y="{y}" text-anchor="middle" class="value">{v}</text>',
-            x=f"{(left + right) / 2:.1f}",
-            y=f"{y - 4:.1f}",
-            v=short(float(value)),
-        )
+        bar = f'<rect {_PLACE} fill="{{c}}"><title>{{n}}: {{v:,.0f}}</title></rect>'
+        canvas.add(bar, x=left, y=y, w=right - left, h=HEIGHT - _BOTTOM - y, c=color, n=name, v=value)
+        number = '<text x="{x:.1f}" y="{y:.1f}" text-anchor="middle" class="value">{v}</text>'
+        canvas.add(number, x=(left + right) / 2, y=y - 4, v=short(float(value)))
     return canvas.done()
 
 
@@ -311,46 +292,17 @@ def heatmap(
     """
     canvas = _Canvas(title, (0.0, float(max(1, len(columns)))), (0.0, float(max(1, len(rows)))), labels)
     most = float(np.nanmax(share)) if share.size and np.isfinite(share).any() else 1.0
+    wide, high = canvas.px(1) - canvas.px(0) - 1, canvas.py(0) - canvas.py(1) - 1
+    cell = f'<rect {_PLACE} fill="var(--c1)" fill-opacity="{{o:.3f}}"><title>{{t}}</title></rect>'
+    for (r, row), (c, column) in itertools.product(enumerate(rows), enumerate(columns)):
+        if math.isfinite(share[r, c]):
+            x, y, shade = canvas.px(c) + 0.5, canvas.py(r + 1) + 0.5, 0.04 + 0.96 * share[r, c] / (most or 1.0)
+            canvas.add(cell, x=x, y=y, w=wide, h=high, o=shade, t=f"{column}, {row}: {share[r, c]:.1%}")
     for r, row in enumerate(rows):
-        for c, column in enumerate(columns):
-            value = float(share[r, c])
-            if not math.isfinite(value):
-                continue
-            canvas.add(
-                '<rect x="{x}" y="{y}" width="{w}" height="{h}" fill="var(--c1)" fill-opacity="{o}">'
-                "<title>{col}, {row}: {v}</title></rect>",
-                x=f"{canvas.px(c) + 0.5:.1f}",
-                y=f"{canvas.py(r + 1) + 0.5:.1f}",
-                w=f"{canvas.px(1) - canvas.px(0) - 1:.1f}",
-                h=f"{canvas.py(0) - canvas.py(1) - 1:.1f}",
-                o=f"{0.04 + 0.96 * value / (most or 1.0):.3f}",
-                col=column,
-                row=row,
-                v=f"{value:.1%}",
-            )
-    for r, row in enumerate(rows):
-        canvas.add(
-            '<text x="{x}" y="{y}" dy="4" text-anchor="end">{t}</text>',
-            x=_LEFT - 6,
-            y=f"{canvas.py(r + 0.5):.1f}",
-            t=row,
-        )
+        canvas.beside(r + 0.5, row)
     for c, column in enumerate(columns):
-        canvas.add(
-            '<text x="{x}" y="{y}" text-anchor="middle">{t}</text>',
-            x=f"{canvas.px(c + 0.5):.1f}",
-            y=HEIGHT - _BOTTOM + 18,
-            t=column,
-        )
-    middle = (_LEFT + WIDTH - _RIGHT) / 2
-    canvas.add(
-        '<text x="{x}" y="{y}" text-anchor="middle" class="label">{t}</text>', x=middle, y=HEIGHT - 6, t=labels[0]
-    )
-    canvas.add(
-        '<text transform="rotate(-90)" x="{x}" y="13" text-anchor="middle" class="label">{t}</text>',
-        x=-(HEIGHT - _BOTTOM + _TOP) / 2,
-        t=labels[1],
-    )
+        canvas.below(c + 0.5, column)
+    canvas.named()
     return canvas.done()
 
 
@@ -358,26 +310,14 @@ def reliability(title: str, predicted: np.ndarray, observed: np.ndarray, weight:
     """Predicted against observed, the diagonal, and dots as large as their weight."""
     canvas = _Canvas(title, (0.0, 1.0), (0.0, 1.0), ("predicted pass rate", "observed pass rate"))
     canvas.axes()
-    canvas.add(
-        '<line class="diagonal" x1="{a}" y1="{b}" x2="{c}" y2="{d}"/>',
-        a=canvas.px(0),
-        b=canvas.py(0),
-        c=canvas.px(1),
-        d=canvas.py(1),
-    )
+    ends = {"a": canvas.px(0), "b": canvas.py(0), "c": canvas.px(1), "d": canvas.py(1)}
+    canvas.add('<line class="diagonal" x1="{a}" y1="{b}" x2="{c}" y2="{d}"/>', **ends)
     most = float(weight.max(initial=0.0)) or 1.0
+    dot = (
+        '<circle cx="{x:.1f}" cy="{y:.1f}" r="{r:.1f}" fill="var(--c1)" fill-opacity="0.75"><title>{t}</title></circle>'
+    )
     for p, o, w in zip(predicted.tolist(), observed.tolist(), weight.tolist(), strict=True):
         if w > 0:
-            canvas.add(
-                '<circle cx="{x}" cy="{y}" r="{r}" fill="var(--c1)" fill-opacity="0.75"><title>{t}</title></circle>',
-                x=f"{canvas.px(p):.1f}",
-                y=f"{canvas.py(o):.1f}",
-                r=f"{3 + 9 * math.sqrt(w / most):.1f}",
-                t=f"predicted {p:.2f}, observed {o:.2f}, {w:,.0f} groups",
-            )
+            told = f"predicted {p:.2f}, observed {o:.2f}, {w:,.0f} groups"
+            canvas.add(dot, x=canvas.px(p), y=canvas.py(o), r=3 + 9 * math.sqrt(w / most), t=told)
     return canvas.done()
-
-
-def text(value: object) -> Markup:
-    """Escaped text."""
-    return escape(value)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from verl_adaptive.report.opened import Opened, reading
-from verl_adaptive.stats.reader import key_words
+from verl_adaptive.report.opened import Opened
+from verl_adaptive.stats.table import key_words
 
 __all__ = ["Flips", "Window", "flips_of", "windows"]
 
@@ -31,7 +31,6 @@ class Window:
         outcome: what became of it, text.
         tokens: response tokens.
         reward: mean training reward; nan for a group that says nothing.
-        lag: weight updates between generation and review.
         clipped: rollouts as long as the limit; nan where the journal does not know.
     """
 
@@ -44,11 +43,7 @@ class Window:
     outcome: np.ndarray
     tokens: np.ndarray
     reward: np.ndarray
-    lag: np.ndarray
     clipped: np.ndarray
-
-    def __len__(self) -> int:
-        return len(self.step)
 
 
 def windows(opened: Opened, steps: pa.Table) -> Iterator[Window]:
@@ -66,10 +61,8 @@ def windows(opened: Opened, steps: pa.Table) -> Iterator[Window]:
         while end < len(number) and (end == begin or size + groups[end] <= WINDOW):
             size += int(groups[end])
             end += 1
-        with reading(opened.source):
-            page = opened.store.observations_arrow(
-                opened.run, first_step=int(number[begin]), last_step=int(number[end - 1])
-            )
+        bounds = {"first_step": int(number[begin]), "last_step": int(number[end - 1])}
+        page = opened.store.observations_arrow(opened.run, **bounds)
         if page.num_rows:
             yield _window(opened, page)
         begin = end
@@ -96,7 +89,6 @@ def _window(opened: Opened, page: pa.Table) -> Window:
         "outcome": np.array(page.column("outcome").to_pylist(), dtype=object),
         "tokens": page.column("tokens").fill_null(0).to_numpy(),
         "reward": np.where(usable, reward, np.nan),
-        "lag": page.column("lag").fill_null(0).to_numpy(),
         "clipped": np.array(page.column("clipped").to_numpy(), dtype=np.float64),
     }
     return Window(**{name: values[known] for name, values in parts.items()})
@@ -137,10 +129,8 @@ class Flips:
 
 def flips_of(opened: Opened, prompts: int) -> np.ndarray:
     """int64 ``(prompts,)``: the flips of the first ``prompts`` rows of a journal's table."""
-    with reading(opened.source):
-        steps = opened.store.steps_arrow(opened.run)
     flips = Flips(prompts)
-    for window in windows(opened, steps):
+    for window in windows(opened, opened.store.steps_arrow(opened.run)):
         known = window.row < prompts
         flips.add(window.row[known], window.rate[known])
     return flips.count

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
-from verl_adaptive.report.expressions import Expression
-from verl_adaptive.report.opened import Opened
-from verl_adaptive.report.overview import FLIPPING, REGRESSED
+from verl_adaptive.report.overview import FLIPPING, REGRESSED, never_solved
+from verl_adaptive.report.prompts import Prompts
 from verl_adaptive.report.suspects import suspects
 
 __all__ = ["PromptList", "add_texts", "lists_of"]
@@ -41,12 +37,10 @@ class PromptList:
     keep: str
 
 
-def lists_of(opened: Opened, tries: int, limit: int) -> list[PromptList]:
+def lists_of(prompts: Prompts, tries: int, limit: int) -> list[PromptList]:
     """Likely wrong labels, never solved, regressed, and (of journals) flip-flopping prompts."""
-    prompts, table = opened.prompts, opened.prompts.table
-    rollouts, successes = table.col("rollouts"), table.col("successes")
     doubtful, value = suspects(prompts)
-    records = _records(opened, doubtful[:limit])
+    records = prompts.records(_SHOWN, doubtful[:limit])
     for record, row in zip(records, doubtful[:limit].tolist(), strict=True):
         record["surprise"] = float(value[row])
     keys = ", ".join(f'"{record["key"][:12]}"' for record in records[:_KEYS])
@@ -62,60 +56,41 @@ def lists_of(opened: Opened, tries: int, limit: int) -> list[PromptList]:
             f"key not in [{keys}]" if keys else "",
         )
     ]
-    never = np.flatnonzero((rollouts >= tries) & (successes <= 0))
-    out.append(
-        PromptList(
-            "Never solved",
-            f"Not one success in {tries} rollouts or more: too hard, or a wrong label.",
-            len(never),
-            _records(opened, prompts.order("rollouts", never, True)[:limit]),
-            f"rollouts >= {tries} and successes == 0",
-            f"rollouts < {tries} or successes > 0",
-        )
+
+    def add(title: str, about: str, where: str, keep: str, by: str, *extra: str, largest_first: bool = True) -> None:
+        rows = prompts.order(by, prompts.where(where), largest_first)
+        out.append(PromptList(title, about, len(rows), prompts.records((*_SHOWN, *extra), rows[:limit]), where, keep))
+
+    add(
+        "Never solved",
+        f"Not one success in {tries} rollouts or more: too hard, or a wrong label.",
+        never_solved(tries),
+        f"rollouts < {tries} or successes > 0",
+        "rollouts",
     )
-    worse = np.flatnonzero(Expression(REGRESSED).select(prompts))
-    out.append(
-        PromptList(
-            "Regressed",
-            "Latest pass rate lower than the first by 0.5 or more, in visits of four rollouts or more: fewer are right or "
-            "wrong by chance.",
-            len(worse),
-            _records(opened, prompts.order("change", worse, False)[:limit], "first_rate", "last_rate"),
-            REGRESSED,
-            "visits == 0 or change > -0.5 or rollouts < 4 * visits",
-        )
+    add(
+        "Regressed",
+        "Latest pass rate lower than the first by 0.5 or more, in visits of four rollouts or more: fewer are right or "
+        "wrong by chance.",
+        REGRESSED,
+        "visits == 0 or change > -0.5 or rollouts < 4 * visits",
+        "change",
+        *("first_rate", "last_rate"),
+        largest_first=False,
     )
     if "flips" in prompts.further:
-        flipping = np.flatnonzero(Expression(FLIPPING).select(prompts))
-        out.append(
-            PromptList(
-                "Flip-flopping",
-                "Pass rate crossed one half at least twice, in visits of four rollouts or more: noisy, or a fragile verifier.",
-                len(flipping),
-                _records(opened, prompts.order("flips", flipping, True)[:limit], "flips"),
-                FLIPPING,
-                "flips < 2 or rollouts < 4 * visits",
-            )
+        add(
+            "Flip-flopping",
+            "Pass rate crossed one half at least twice, in visits of four rollouts or more: noisy, or a fragile verifier.",
+            FLIPPING,
+            "flips < 2 or rollouts < 4 * visits",
+            "flips",
+            "flips",
         )
     return out
 
 
-def _records(opened: Opened, rows: np.ndarray, *extra: str) -> list[dict[str, Any]]:
-    names = [*_SHOWN, *extra]
-    columns = {name: opened.prompts.values(name, rows) for name in names}
-    return [{name: columns[name][i] for name in names} for i in range(len(rows))]
-
-
-def add_texts(
-    lists: list[PromptList],
-    data: str,
-    rollouts: str | None,
-    *,
-    threshold: float = 0.5,
-    prompt_key: str = "prompt",
-    id_key: str | None = None,
-    media_keys: Mapping[str, str] | None = None,
-) -> None:
+def add_texts(lists: list[PromptList], data: str, rollouts: str | None, *, threshold: float = 0.5, **how: Any) -> None:
     """Give the listed prompts their row, text and expected answer and, where verl wrote rollouts down, what they said.
 
     Args:
@@ -123,13 +98,13 @@ def add_texts(
         data: the training set.
         rollouts: ``trainer.rollout_data_dir``, or None.
         threshold: a rollout failed if its score is below.
-        prompt_key, id_key, media_keys: as in training.
+        how: as :func:`verl_adaptive.report.dataset.rows_of`.
     """
     from verl_adaptive.report.dataset import rows_of
     from verl_adaptive.report.dumps import said_of
 
     wanted = {record["key"] for each in lists for record in each.records}
-    rows = rows_of(data, wanted, prompt_key=prompt_key, id_key=id_key, media_keys=media_keys)
+    rows = rows_of(data, wanted, **how)
     said = {}
     if rollouts is not None:
         said = said_of(rollouts, {key: (r.text, r.answer) for key, r in rows.items()}, threshold=threshold)

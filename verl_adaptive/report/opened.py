@@ -58,11 +58,9 @@ def reading(source: str) -> Iterator[None]:
 
     try:
         yield
-    except SQLAlchemyError as error:
+    except (SQLAlchemyError, pa.ArrowException) as error:
         cause = getattr(error, "orig", None) or error
         raise StoreError(f"{source} cannot be read: {cause}") from error
-    except pa.ArrowException as error:
-        raise StoreError(f"{source} cannot be read: {error}") from error
     except OSError as error:
         if error.filename is not None:
             raise

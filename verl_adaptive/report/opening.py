@@ -13,20 +13,13 @@ from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.report.history import flips_of
 from verl_adaptive.report.opened import TOLERANCE, Opened, reading
 from verl_adaptive.report.prompts import Prompts
-from verl_adaptive.stats import SnapshotMissing, StatsTable, StoreError, open_store, read_manifest, read_snapshot
+from verl_adaptive.stats import SnapshotMissing, StatsTable, Store, StoreError, read_manifest, read_snapshot
 from verl_adaptive.stats.locate import locate, refuse_run
 
 __all__ = ["open_prompts"]
 
 
-def open_prompts(
-    source: str,
-    *,
-    run: str | None = None,
-    tolerance: float | None = None,
-    prefer: str = "journal",
-    **results: Any,
-) -> Opened:
+def open_prompts(source: str, *, run: str | None = None, tolerance: float | None = None, **results: Any) -> Opened:
     """Open whatever ``source`` is and read its prompts.
 
     Args:
@@ -34,7 +27,6 @@ def open_prompts(
         run: one of a journal's runs.
         tolerance: a group has zero variance if max − min of its signal is at most this (journals and results); None: as
             the run itself had it, where it says so.
-        prefer: ``journal`` or ``snapshot``, for a directory of checkpoints that has both.
         results: how to read a file of results: further arguments of
             :func:`verl_adaptive.stats.results.read_results`.
 
@@ -42,7 +34,7 @@ def open_prompts(
         StoreError, JournalError, SnapshotError: not there, or not readable.
     """
     with reading(source):
-        found = locate(source, prefer=prefer)  # type: ignore[arg-type]
+        found = locate(source)
         refuse_run(found, run)
         if found.kind == "results":
             from verl_adaptive.stats.results import read_results
@@ -50,7 +42,7 @@ def open_prompts(
             used = TOLERANCE if tolerance is None else tolerance
             table = read_results(Path(found.where), tolerance=used, **results)
             return Opened(source, found.where, "results", None, None, Prompts(table), {}, tolerance=used)
-        store = open_store(source, prefer=prefer)  # type: ignore[arg-type]
+        store = Store(found)
         if found.kind == "snapshot":
             about = _plain(read_manifest(found.where).get("meta", {}))
             table = store.table()

@@ -7,11 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from verl_adaptive.report.expressions import Expression
-from verl_adaptive.report.opened import Opened, reading
+from verl_adaptive.report.opened import Opened
 from verl_adaptive.stats import StoreError
 
-__all__ = ["BINS", "FLIPPING", "REGRESSED", "TOLD", "histogram", "ledger_of", "overview"]
+__all__ = ["BINS", "FLIPPING", "REGRESSED", "TOLD", "histogram", "ledger_of", "never_solved", "overview"]
 
 #: Pass rates: exactly 0 and exactly 1 by themselves, since those are the prompts that are not informative.
 BINS = ("0", *(f"{i / 10:.1f}-{(i + 1) / 10:.1f}" for i in range(10)), "1")
@@ -19,9 +18,14 @@ BINS = ("0", *(f"{i / 10:.1f}-{(i + 1) / 10:.1f}" for i in range(10)), "1")
 #: What one visit says is only taken for a prompt's pass rate if visits have so many rollouts in the mean: a single rollout
 #: is right or wrong by chance, and every other prompt of ``solo`` would have regressed.
 TOLD = "rollouts >= 4 * visits"
-#: Conditions, as for ``stats --where``, of the two lists about a prompt's way.
+#: Conditions, as for ``stats --where``, of the lists about a prompt's way.
 REGRESSED = f"change <= -0.5 and {TOLD}"
 FLIPPING = f"flips >= 2 and {TOLD}"
+
+
+def never_solved(tries: int) -> str:
+    """The condition of the prompts without a success in so many rollouts or more."""
+    return f"rollouts >= {tries} and successes == 0"
 
 
 def histogram(rate: np.ndarray) -> list[int]:
@@ -69,7 +73,7 @@ def overview(opened: Opened, *, tries: int = 16, history: bool = True) -> dict[s
     """
     prompts, table = opened.prompts, opened.prompts.table
     visits, rollouts, successes = (table.col(name) for name in ("visits", "rollouts", "successes"))
-    visited, tried = visits > 0, rollouts >= tries
+    visited = visits > 0
     rate = prompts.get("pass_rate")
     assert isinstance(rate, np.ndarray)
     out: dict[str, Any] = {
@@ -90,9 +94,9 @@ def overview(opened: Opened, *, tries: int = 16, history: bool = True) -> dict[s
         "tokens": int(table.col("tokens").sum(dtype=np.uint64)),
         "failed_groups": int(table.col("failures").sum(dtype=np.int64)),
         "tries": tries,
-        "never_solved": int((tried & (successes <= 0)).sum()),
-        "always_solved": int((tried & (successes >= rollouts)).sum()),
-        "regressed": int(np.count_nonzero(Expression(REGRESSED).select(prompts))),
+        "never_solved": len(prompts.where(never_solved(tries))),
+        "always_solved": int(((rollouts >= tries) & (successes >= rollouts)).sum()),
+        "regressed": len(prompts.where(REGRESSED)),
         "retired": None if opened.retired is None else opened.retired[0],
         "retired_at_step": None if opened.retired is None else opened.retired[1],
         "brought": len(table.brought()) if opened.kind == "snapshot" else None,
@@ -103,14 +107,12 @@ def overview(opened: Opened, *, tries: int = 16, history: bool = True) -> dict[s
         "by_source": table.view_by_source(),
     }
     if history and opened.kind == "journal":
-        with reading(opened.source):
-            steps = opened.store.steps_arrow(opened.run)
-        out["flip_flopping"] = int(np.count_nonzero(Expression(FLIPPING).select(prompts)))
+        steps = opened.store.steps_arrow(opened.run)
+        out["flip_flopping"] = len(prompts.where(FLIPPING))
         out["steps"] = steps.num_rows
         if steps.num_rows:
             numbers = steps.column("step").to_pylist()
             out["first_step"], out["last_step"] = numbers[0], numbers[-1]
             out["ledger"] = ledger_of(steps.column("ledger")[-1].as_py()).get("run")
-        with reading(opened.source):
-            out["gaps"] = [list(gap) for gap in opened.store.gaps(opened.run)]
+        out["gaps"] = [list(gap) for gap in opened.store.gaps(opened.run)]
     return out

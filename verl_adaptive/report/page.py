@@ -66,11 +66,8 @@ def policy_of(live: bool) -> str:
 def environment() -> jinja2.Environment:
     """Templates of this package: everything escaped, nothing undefined."""
 
-    def load(name: str) -> str:
-        return _asset(name)
-
     made = jinja2.Environment(
-        loader=jinja2.FunctionLoader(load),
+        loader=jinja2.FunctionLoader(_asset),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from verl_adaptive.report.expressions import Words
-from verl_adaptive.stats import StatsTable
+from verl_adaptive.report.expressions import Expression, Words
+from verl_adaptive.stats import StatsTable, key_hex
 
 __all__ = ["DERIVED", "Prompts", "about_column"]
 
@@ -122,14 +122,21 @@ class Prompts:
     def values(self, name: str, rows: np.ndarray) -> list[Any]:
         """Some rows of a column as Python values, for printing."""
         if name == "key":
-            from verl_adaptive.stats import key_hex
-
             return key_hex(self.table.keys[rows])
         if name == "source":
             return [self.table.sources[i] for i in self.table.col("source")[rows].tolist()]
         if name in self.further or name in DERIVED or name in _RATES:
             return self.get(name)[rows].tolist()  # type: ignore[index]
         return self.table.col(name)[rows].tolist()
+
+    def records(self, names: Iterable[str], rows: np.ndarray) -> list[dict[str, Any]]:
+        """Some rows as dicts of these columns."""
+        columns = {name: self.values(name, rows) for name in names}
+        return [{name: column[i] for name, column in columns.items()} for i in range(len(rows))]
+
+    def where(self, condition: str) -> np.ndarray:
+        """int64: the rows that satisfy a condition, as for ``stats --where``."""
+        return np.flatnonzero(Expression(condition).select(self))
 
     def order(self, name: str, rows: np.ndarray, descending: bool = False) -> np.ndarray:
         """``rows`` sorted by a column; what has no value comes last, ties in the order of the keys."""

@@ -17,11 +17,10 @@ from verl_adaptive.report.learning import headline
 from verl_adaptive.report.opened import reading
 from verl_adaptive.report.overview import ledger_of
 from verl_adaptive.stats import StoreError, open_store
-from verl_adaptive.stats.locate import locate
+from verl_adaptive.stats.locate import DATABASES, locate
 
 __all__ = ["Run", "find_runs", "state_of"]
 
-_DATABASES = (".sqlite", ".sqlite3", ".db")
 #: Folders below the one that is named.
 _DEPTH = 8
 #: Databases that are looked at.
@@ -102,7 +101,7 @@ def _databases(folder: Path) -> Iterator[str]:
             if _is_folder(entry):
                 if depth < _DEPTH and _may_hold_runs(entry):
                     (linked if entry.is_symlink() else here).append((entry.path, depth + 1))
-            elif entry.name.endswith(_DATABASES) and _is_sqlite(entry.path):
+            elif entry.name.endswith(DATABASES) and _is_sqlite(entry.path):
                 yield entry.path
 
 

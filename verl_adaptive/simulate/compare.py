@@ -11,7 +11,7 @@ import numpy as np
 
 from verl_adaptive.errors import AdaptiveError, ConfigError
 from verl_adaptive.simulate.clock import TIMED, Clock, ClockConfig, Timing
-from verl_adaptive.simulate.driver import make_simulation
+from verl_adaptive.simulate.driver import Simulation, make_simulation
 from verl_adaptive.simulate.lengths import Lengths
 from verl_adaptive.simulate.measure import Measure
 from verl_adaptive.simulate.pools import PoolConfig, make_pool
@@ -122,6 +122,12 @@ class Task:
             world.lengths = Lengths(self.clock.lengths, world.size, self.seed, means)
         return world
 
+    def simulation(self, world: StaticWorld, clock: Clock | None = None) -> Simulation:
+        """The run, in this world."""
+        s = self.setting
+        size: dict[str, Any] = {"batch": s.batch, "n": s.n, "steps": s.steps, "budget": s.budget}
+        return make_simulation(self.preset, world, **size, seed=self.seed, overrides=self.overrides, clock=clock)
+
 
 def tasks(
     presets: Sequence[str],
@@ -129,11 +135,10 @@ def tasks(
     setting: Setting,
     pool: PoolConfig | ReplayConfig,
     trace: Trace | None = None,
-    overrides: Sequence[str] = (),
     clock: ClockConfig | None = None,
 ) -> list[Task]:
     """One task a preset and seed, seed by seed."""
-    return [Task(p, s, setting, pool, trace, tuple(overrides), clock) for s in seeds for p in presets]
+    return [Task(p, s, setting, pool, trace, clock=clock) for s in seeds for p in presets]
 
 
 def check_task(task: Task, prompts: int) -> None:
@@ -146,17 +151,8 @@ def check_task(task: Task, prompts: int) -> None:
     Raises:
         AdaptiveError: the preset, an override, or the two with these settings make no sense; names the preset.
     """
-    s = task.setting
     try:
-        make_simulation(
-            task.preset,
-            StaticWorld(np.zeros(prompts)),
-            batch=s.batch,
-            n=s.n,
-            steps=s.steps,
-            budget=s.budget,
-            overrides=task.overrides,
-        )
+        task.simulation(StaticWorld(np.zeros(prompts)))
     except ConfigError as error:
         raise error if error.key.startswith("--") else AdaptiveError(f"{task.preset}: {error}") from None
 
@@ -179,17 +175,7 @@ def run_task(task: Task, tick: Callable[[float], None] | None = None) -> dict[st
     begun = time.process_time()
     world = task.world()
     clock = None if task.clock is None else Clock(task.clock)
-    simulation = make_simulation(
-        task.preset,
-        world,
-        batch=s.batch,
-        n=s.n,
-        steps=s.steps,
-        seed=task.seed,
-        budget=s.budget,
-        overrides=task.overrides,
-        clock=clock,
-    )
+    simulation = task.simulation(world, clock)
     measure, timing = Measure(simulation, s.steps), None if task.clock is None else Timing(task.clock)
     while not simulation.finished:
         measure.look()
@@ -208,6 +194,14 @@ def run_task(task: Task, tick: Callable[[float], None] | None = None) -> dict[st
     return {"preset": task.preset, "seed": task.seed, **measure.row(), **timed, "seconds": round(seconds, 3)}
 
 
+def by_preset(rows: Sequence[dict[str, Any]]) -> dict[str, dict[int, dict[str, Any]]]:
+    """Preset → seed → row."""
+    by: dict[str, dict[int, dict[str, Any]]] = {}
+    for row in rows:
+        by.setdefault(row["preset"], {})[row["seed"]] = row
+    return by
+
+
 def summarise(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Means over seeds with standard errors, and each preset's share of the oracles' gain over GRPO.
 
@@ -223,10 +217,7 @@ def summarise(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     Args:
         rows: of :func:`run_task`.
     """
-    by: dict[str, dict[int, dict[str, Any]]] = {}
-    for row in rows:
-        by.setdefault(row["preset"], {})[row["seed"]] = row
-    out = []
+    by, out = by_preset(rows), []
     for preset, runs in by.items():
         entry: dict[str, Any] = {"preset": preset, "seeds": len(runs)}
         for key in MEASURED:

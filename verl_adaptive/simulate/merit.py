@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from verl_adaptive.simulate.compare import BASELINE
+from verl_adaptive.simulate.compare import BASELINE, by_preset
 from verl_adaptive.simulate.driver import ENDS
 from verl_adaptive.simulate.presets import REFERENCES
 
@@ -47,9 +47,7 @@ def merits(rows: Sequence[dict[str, Any]]) -> tuple[str, dict[str, Merit]]:
     Args:
         rows: of :func:`verl_adaptive.simulate.compare.run_task`.
     """
-    by: dict[str, dict[int, dict[str, Any]]] = {}
-    for row in rows:
-        by.setdefault(row["preset"], {})[row["seed"]] = row
+    by = by_preset(rows)
     base = by.get(BASELINE, {})
     learns = bool(base) and all(row["pool_end"] > row["pool_start"] + 1e-9 for row in base.values())
     timed = all("time" in row for row in rows)

@@ -6,15 +6,14 @@ rates. Named pools are starting points; ``NAME:key=value,key=value`` changes any
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
 
 from verl_adaptive.config import build, check
-from verl_adaptive.errors import ConfigError
+from verl_adaptive.errors import ConfigError, nearest
 from verl_adaptive.simulate.learning import LearningConfig, LearningWorld
 
 __all__ = ["POOLS", "PoolConfig", "make_pool", "parse_pool", "source_of", "starting_rates"]
@@ -90,9 +89,7 @@ def parse_pool(text: str) -> tuple[str, PoolConfig]:
     """
     name, _, rest = text.partition(":")
     if name not in POOLS:
-        near = difflib.get_close_matches(name, POOLS, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(POOLS)}"
-        raise ConfigError("--pool", name, f"no such pool; {hint}")
+        raise ConfigError("--pool", name, f"no such pool; {nearest(name, POOLS)}")
     values: dict[str, Any] = asdict(POOLS[name])
     learning = set(values["learning"])
     for word in filter(None, rest.split(",")):
@@ -142,15 +139,13 @@ def source_of(config: PoolConfig, seed: int, rates: np.ndarray) -> np.ndarray:
     return place * config.sources // size
 
 
-def make_pool(config: PoolConfig, seed: int, prompts: int | None = None) -> LearningWorld:
+def make_pool(config: PoolConfig, seed: int) -> LearningWorld:
     """The pool as a world.
 
     Args:
         config: the pool.
         seed: seeds who is how hard, topics and rewards.
-        prompts: overrides the pool's number.
     """
-    config = config if prompts is None else replace(config, prompts=prompts)
     rates = starting_rates(config, seed)
     names = [f"source {s}" for s in source_of(config, seed, rates)] if config.sources > 1 else None
     return LearningWorld(rates, seed, config.learning, sources=names, tokens=config.tokens, failure=config.failure)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import shlex
 from collections.abc import Sequence
 from importlib.resources import files
 
 from verl_adaptive.config import AdaptiveConfig
-from verl_adaptive.errors import AdaptiveError, ConfigError, removed
+from verl_adaptive.errors import AdaptiveError, ConfigError, nearest, removed
 
 __all__ = ["PEERS", "REFERENCES", "compose_preset", "preset_names", "split_words"]
 
@@ -72,9 +71,7 @@ def compose_preset(words: Sequence[str], more: Sequence[str] = ()) -> AdaptiveCo
             raise AdaptiveError(f"{words}: {error}; overrides of one preset go into its own quotes") from error
         if gone := removed(name):
             raise ConfigError("--preset", name, gone) from None
-        known = [*preset_names(), *REFERENCES, *PEERS]
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
+        hint = nearest(name, [*preset_names(), *REFERENCES, *PEERS])
         raise ConfigError("--preset", name, f"no such preset; {hint}") from None
     finally:
         GlobalHydra.instance().hydra = held

@@ -21,7 +21,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,8 @@ from verl_adaptive.config import at_least
 from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.stats.keys import KEY_DTYPE, custom_key, keys_array, prompt_key
 from verl_adaptive.stats.locate import StoreError
-from verl_adaptive.stats.table import StatsTable
+from verl_adaptive.stats.results import json_lines, read_results
+from verl_adaptive.stats.table import StatsTable, key_words
 
 __all__ = ["READERS", "Trace", "TraceError", "read_trace"]
 
@@ -123,23 +124,9 @@ def _dump_files(path: Path) -> list[Path]:
         found = [p for p in path.glob("*.jsonl") if re.fullmatch(r"\d+", p.stem)]
         return sorted(found, key=lambda p: int(p.stem))
     if path.suffix == ".jsonl" and path.is_file():
-        first = next(_lines(path), (0, {}))[1]
+        first = next(json_lines(path, TraceError), (0, {}))[1]
         return [path] if {"input", "output", "score"} <= set(first) else []
     return []
-
-
-def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line)
-            except ValueError as error:
-                raise TraceError(f"{path}, line {number}: not JSON: {error}") from None
-            if not isinstance(row, dict):
-                raise TraceError(f"{path}, line {number}: not an object; one JSON object a line is expected")
-            yield number, row
 
 
 def _read_dump(source: str, options: _Options) -> Trace | None:
@@ -149,7 +136,7 @@ def _read_dump(source: str, options: _Options) -> Trace | None:
     sessions: dict[tuple[int, int, str], float] = {}  # step, prompt, rollout → score of its last output
     known: dict[bytes, int] = {}
     for path in files:
-        for number, row in _lines(path):
+        for number, row in json_lines(path, TraceError):
             where = f"{path}, line {number}"
             if missing := {"input", "score"} - set(row):
                 raise TraceError(f"{where}: no {' and no '.join(sorted(missing))}; is it a dump of verl's rollouts?")
@@ -201,7 +188,7 @@ def _columns(path: Path) -> dict[str, Any] | None:
         except (pa.ArrowException, OSError) as error:
             raise TraceError(f"{path} is not a Parquet file: {error}") from None
         return {name: table.column(name).to_pylist() for name in table.column_names}
-    rows = [row for _, row in _lines(path)]
+    rows = [row for _, row in json_lines(path, TraceError)]
     if not rows:
         raise TraceError(f"{path} is empty")
     if "pass_rate" not in rows[0]:
@@ -279,8 +266,6 @@ def _read_results(source: str, options: _Options) -> Trace | None:
     path = Path(source)
     if path.suffix not in _TABLES or not path.is_file():
         return None
-    from verl_adaptive.stats.results import read_results
-
     try:
         table = read_results(path, success=lambda scores: at_least(scores, options.threshold).astype(np.float64))
     except StoreError as error:
@@ -290,7 +275,6 @@ def _read_results(source: str, options: _Options) -> Trace | None:
 
 def _read_store(source: str, options: _Options) -> Trace | None:
     from verl_adaptive.stats.api import open_store
-    from verl_adaptive.stats.reader import key_words
 
     try:
         opened = open_store(source)

@@ -50,7 +50,6 @@ class VerlFilter:
         flight: prompts that are in flight.
     """
 
-    asynchronous = False
     settled = False
 
     def __init__(

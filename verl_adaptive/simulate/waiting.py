@@ -12,7 +12,7 @@ engine, on a pool in which a given share of GRPO's groups has variance. It answe
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -59,9 +59,6 @@ class Waiting:
     waves: float
     share: float
     steps: int
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
     def words(self) -> str:
         """One line for people."""

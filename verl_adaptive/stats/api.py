@@ -6,7 +6,6 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -16,7 +15,7 @@ from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.stats.keys import key_hex
 from verl_adaptive.stats.locate import Found, StoreError, locate
 from verl_adaptive.stats.snapshot import read_snapshot
-from verl_adaptive.stats.table import StatsTable
+from verl_adaptive.stats.table import StatsTable, key_words
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -96,9 +95,7 @@ class Store:
     def __enter__(self) -> Store:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -266,8 +263,6 @@ class Store:
 
         data = self.prompts_arrow(run, tolerance=tolerance)
         frame = data.drop_columns(["key"]).to_pandas()
-        from verl_adaptive.stats.reader import key_words
-
         frame.index = pd.Index(key_hex(key_words(data.column("key"))), name="key")
         return frame
 

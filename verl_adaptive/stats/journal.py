@@ -17,7 +17,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -29,7 +28,6 @@ from verl_adaptive.groups import Groups
 from verl_adaptive.redact import redact
 from verl_adaptive.stats import schema
 from verl_adaptive.stats.backends import Backend
-from verl_adaptive.stats.bulk import insert_columns
 from verl_adaptive.stats.database import open_backend, parse_url
 from verl_adaptive.stats.index import KeyIndex
 from verl_adaptive.stats.keys import KEY_DTYPE, keys_bytes, sort_order
@@ -158,9 +156,9 @@ def _null_nan(values: np.ndarray) -> list[float | None]:
 
 
 class Journal:
-    """One run's account in a database; made by :meth:`open`.
+    """Writes one run's account to a database; made by :meth:`open`. :class:`JournalReader` reads it.
 
-    A writer holds an advisory lock on its run for as long as it is open. It is safe to call from several threads.
+    It holds an advisory lock on its run for as long as it is open, and is safe to call from several threads.
 
     Attributes:
         run_id: the run.
@@ -176,7 +174,6 @@ class Journal:
         self.elsewhere: str | None = None
         self._backend = backend
         self._engine = backend.engine
-        self._read_only = backend.read_only
         self._limit = backlog
         self._meta = dict(meta)
         self._mutex = threading.RLock()
@@ -203,20 +200,18 @@ class Journal:
         url: str,
         *,
         run_id: str,
-        read_only: bool = False,
         meta: Mapping[str, Any] | None = None,
         backlog: int = 1000,
         patience: float = 3.0,
         own_ids: bool = False,
     ) -> Journal:
-        """Open a run's journal; a writer creates what is missing and upgrades an older schema.
+        """Open a run's journal; what is missing is created, an older schema upgraded.
 
         A run that exists goes on where its live line ends; call :meth:`rewind` after reading a snapshot.
 
         Args:
             url: ``sqlite:////path/file.sqlite``, the path of a SQLite file, or ``postgresql+psycopg://…``.
             run_id: names the run in a database that several share; at most 255 characters.
-            read_only: for :meth:`history` and :meth:`steps` only; takes no lock.
             meta: JSON values that describe the run, stored when it is new.
             backlog: steps, and validations, kept in memory while the database is away; the oldest are given up beyond that,
                 and the log says so.
@@ -233,26 +228,21 @@ class Journal:
         where = parse_url(url).render_as_string()
         journal = None
         try:
-            backend = open_backend(url, read_only=read_only, application=f"verl-adaptive {run_id}")
+            backend = open_backend(url, read_only=False, application=f"verl-adaptive {run_id}")
             journal = cls(backend, run_id, backlog, meta or {})
             journal._own_ids = own_ids
-            if read_only:
-                JournalReader(backend)
-            else:
-                _patiently(patience, lambda: backend.lock(run_id))
-                journal._start(patience)
+            _patiently(patience, lambda: backend.lock(run_id))
+            journal._start(patience)
             return journal
-        except (SQLAlchemyError, OSError) as error:
+        except BaseException as error:
             if journal is not None:
                 journal._abandon()
+            if not isinstance(error, SQLAlchemyError | OSError):
+                raise
             raise JournalError(
                 f"the journal {where} cannot be opened: {_cause(error)}. Check adaptive.store.url; statistics for "
                 "resume are in the checkpoints, so a damaged journal file can be moved away"
             ) from error
-        except BaseException:
-            if journal is not None:
-                journal._abandon()
-            raise
 
     @contextmanager
     def _transaction(self, connection: Connection, seconds: float | None = None) -> Iterator[None]:
@@ -393,10 +383,9 @@ class Journal:
     def close(self) -> None:
         """Write what is waiting, say what cannot be written, and give the lock back."""
         with self._mutex:
-            if not self._read_only:
-                if (self._queue or self._measured) and not self.flush():
-                    _LOG.warning("journal of run %r closed incomplete: %s", self.run_id, self.health())
-                self._backend.release(self._connection, self.run_id)
+            if (self._queue or self._measured) and not self.flush():
+                _LOG.warning("journal of run %r closed incomplete: %s", self.run_id, self.health())
+            self._backend.release(self._connection, self.run_id)
             if self._connection is not None:
                 try:
                     self._connection.close()
@@ -408,9 +397,7 @@ class Journal:
     def __enter__(self) -> Journal:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     # -- writing --------------------------------------------------------------------------------------------------
@@ -448,10 +435,7 @@ class Journal:
 
         Raises:
             ValueError: arguments of different lengths.
-            JournalError: the journal was opened read-only.
         """
-        if self._read_only:
-            raise JournalError("this journal was opened read-only")
         record = _record(step, groups, keys, outcomes, ledger, scalars, sources, wall_time, longest)
         with self._mutex:
             if self._newest is not None and step <= self._newest:
@@ -459,10 +443,7 @@ class Journal:
                 record.branch_from = step - 1
             self._newest = step
             self._queue.append(record)
-            self._trim()
-            if _clock() < self._not_before:
-                return False
-            return self._write_queue(limit=1 + _CATCH_UP)
+            return self._write_now()
 
     def commit_validation(
         self,
@@ -484,12 +465,7 @@ class Journal:
 
         Returns:
             Whether everything committed so far is in the database.
-
-        Raises:
-            JournalError: the journal was opened read-only.
         """
-        if self._read_only:
-            raise JournalError("this journal was opened read-only")
         numbers = {}
         for name, value in metrics.items():
             if isinstance(value, int | float | np.number) and math.isfinite(value):
@@ -498,22 +474,17 @@ class Journal:
         now = time.time() if wall_time is None else float(wall_time)
         with self._mutex:
             self._measured.append(_Validation(int(step), now, generated, _json(numbers), _json(counts)))
-            self._trim()
-            if _clock() < self._not_before:
-                return False
-            return self._write_queue(limit=1 + _CATCH_UP)
+            return self._write_now()
 
     def flush(self) -> bool:
         """Try to write everything that is waiting now; ``True`` if nothing is left. Never raises."""
         with self._mutex:
             return self._write_queue(limit=None)
 
-    def _trim(self) -> None:
+    def _write_now(self) -> bool:
+        """Make room for what has come, and write unless it is too early for another attempt."""
         while len(self._queue) > self._limit:
-            self._give_up(self._queue[0].step, f"more than {self._limit} steps were waiting for the database")
-            gone = self._queue.popleft()
-            if gone.branch_from is not None:  # the next one has to make the branch
-                self._queue[0].branch_from = gone.branch_from
+            self._give_up(f"more than {self._limit} steps were waiting for the database")
         while len(self._measured) > self._limit:
             _LOG.warning(
                 "journal of run %r: the validation of step %d is lost: more than %d were waiting for the database",
@@ -521,8 +492,14 @@ class Journal:
                 self._measured.popleft().step,
                 self._limit,
             )
+        return _clock() >= self._not_before and self._write_queue(limit=1 + _CATCH_UP)
 
-    def _give_up(self, step: int, reason: str) -> None:
+    def _give_up(self, reason: str) -> None:
+        """The step that has waited longest will never be written."""
+        gone = self._queue.popleft()
+        if gone.branch_from is not None and self._queue:  # the next one has to make the branch
+            self._queue[0].branch_from = gone.branch_from
+        step = gone.step
         _LOG.warning("journal of run %r: step %d is lost: %s", self.run_id, step, reason)
         self._lost = _merged([*self._lost, (step, step)])
         if self._unsaid and self._unsaid[-1][1] == step - 1 and self._unsaid[-1][2] == reason:
@@ -541,10 +518,7 @@ class Journal:
                 self._write(self._connect(), record)
             except (IntegrityError, DataError) as error:
                 # Trying again would fail for ever and hold up every later step.
-                self._give_up(record.step, _cause(error))
-                self._queue.popleft()
-                if record.branch_from is not None and self._queue:
-                    self._queue[0].branch_from = record.branch_from
+                self._give_up(_cause(error))
                 continue
             except (SQLAlchemyError, JournalError, OSError) as error:
                 self._failed(error, _clock() - tried)
@@ -568,12 +542,9 @@ class Journal:
             try:
                 connection = self._connect()
                 with self._transaction(connection):
-                    self._backend.still_ours(connection, self.run_id)
-                    newest = self._newest_branch(connection)
-                    if newest is None or newest[0] != self.branch_id:
-                        raise _TakenOver(f"another process has continued run {self.run_id!r}")
+                    self._check_ours(connection)
                     row = {"branch_id": [self.branch_id], **{name: [value] for name, value in vars(one).items()}}
-                    insert_columns(self._backend, connection, schema.validations, row, unless=("branch_id", "step"))
+                    self._backend.insert_columns(connection, schema.validations, row, unless=("branch_id", "step"))
             except (IntegrityError, DataError) as error:
                 _LOG.warning(
                     "journal of run %r: the validation of step %d is lost: %s", self.run_id, one.step, _cause(error)
@@ -616,9 +587,9 @@ class Journal:
                         "scalars": record.scalars,
                     },
                 )
-                insert_columns(self._backend, connection, schema.observations, record.values(branch_id))
+                self._backend.insert_columns(connection, schema.observations, record.values(branch_id))
             fresh = self._fresh_prompts(record)
-            insert_columns(self._backend, connection, schema.prompts, fresh, unless=("key",))
+            self._backend.insert_columns(connection, schema.prompts, fresh, unless=("key",))
             if self._own_ids:
                 self._compare_sources(connection, fresh)
             for first, last, reason in self._unsaid:
@@ -648,6 +619,13 @@ class Journal:
             return self.branch_id, self.attempt
         return self._branch(connection, self.branch_id, record.branch_from)
 
+    def _check_ours(self, connection: Connection) -> None:
+        """Within a transaction: no other process has begun to write this run."""
+        self._backend.still_ours(connection, self.run_id)
+        newest = self._newest_branch(connection)
+        if newest is None or newest[0] != self.branch_id:
+            raise _TakenOver(f"another process has continued run {self.run_id!r}")
+
     def rewind(self, step: int) -> None:
         """Go on after ``step``, as a run does that resumed from the snapshot of ``step``.
 
@@ -659,11 +637,8 @@ class Journal:
             step: the last step that counts; 0 starts over.
 
         Raises:
-            JournalError: the database cannot be reached, another process has continued this run, or the journal is
-                read-only.
+            JournalError: the database cannot be reached, or another process has continued this run.
         """
-        if self._read_only:
-            raise JournalError("this journal was opened read-only")
         with self._mutex:
             self._queue = deque(r for r in self._queue if r.step <= step)
             self._measured = deque(m for m in self._measured if m.step <= step)
@@ -682,10 +657,7 @@ class Journal:
     def _rewind(self, connection: Connection, step: int, reason: str, *, resumed: bool = False) -> None:
         branch_id, attempt = self.branch_id, self.attempt
         with self._transaction(connection):
-            self._backend.still_ours(connection, self.run_id)
-            newest = self._newest_branch(connection)
-            if newest is None or newest[0] != self.branch_id:
-                raise _TakenOver(f"another process has continued run {self.run_id!r}")
+            self._check_ours(connection)
             self._describe(connection)
             last = self._last_step(connection)
             if last is not None and (resumed or last > step):
@@ -734,7 +706,7 @@ class Journal:
                     }
                     connection = self._connect()
                     with self._transaction(connection):
-                        insert_columns(self._backend, connection, schema.prompts, rows, unless=("key",))
+                        self._backend.insert_columns(connection, schema.prompts, rows, unless=("key",))
             except (SQLAlchemyError, OSError, JournalError) as error:
                 self._drop()
                 raise JournalError(f"prompts cannot be registered: {_cause(error)}") from error
@@ -779,7 +751,7 @@ class Journal:
 
     def _note_gap(self, connection: Connection, gap: dict[str, Any]) -> None:
         columns = {name: [value] for name, value in gap.items()}
-        insert_columns(self._backend, connection, schema.gaps, columns, unless=("branch_id", "first_step"))
+        self._backend.insert_columns(connection, schema.gaps, columns, unless=("branch_id", "first_step"))
 
     # -- reading --------------------------------------------------------------------------------------------------
 

@@ -60,6 +60,10 @@ def _sized(tag: bytes, payload: bytes) -> bytes:
     return tag + len(payload).to_bytes(8, "big") + payload
 
 
+def _many(tag: bytes, parts: Sequence[bytes]) -> bytes:
+    return tag + len(parts).to_bytes(8, "big") + b"".join(parts)
+
+
 def _encode_str(value: str) -> bytes:
     return _sized(b"s", value.encode("utf-8", "surrogatepass"))
 
@@ -76,21 +80,19 @@ def _encode_float(value: float) -> bytes:
 
 
 def _encode_sequence(value: Iterable[Any]) -> bytes:
-    parts = [_encode(item) for item in value]
-    return b"l" + len(parts).to_bytes(8, "big") + b"".join(parts)
+    return _many(b"l", [_encode(item) for item in value])
 
 
 def _encode_mapping(value: Mapping[Any, Any]) -> bytes:
     data = value.get("bytes")
     if isinstance(data, bytes | bytearray | memoryview) and value.keys() <= {"bytes", "path"}:
         return _sized(b"b", bytes(data))
-    parts = sorted((_encode(k), _encode(v)) for k, v in value.items() if v is not None)
-    return b"m" + len(parts).to_bytes(8, "big") + b"".join(k + v for k, v in parts)
+    pairs = sorted((_encode(k), _encode(v)) for k, v in value.items() if v is not None)
+    return _many(b"m", [k + v for k, v in pairs])
 
 
 def _encode_set(value: Iterable[Any]) -> bytes:
-    parts = sorted(_encode(item) for item in value)
-    return b"S" + len(parts).to_bytes(8, "big") + b"".join(parts)
+    return _many(b"S", sorted(_encode(item) for item in value))
 
 
 def _encode_array(value: np.ndarray) -> bytes:
@@ -191,14 +193,18 @@ def prompt_key(data_source: Any, messages: Any, ground_truth: Any, media: Any = 
     Raises:
         TypeError: a value has no canonical form (an arbitrary object).
     """
+    return _content_key(_content(data_source, messages, ground_truth, media))
+
+
+def _content(data_source: Any, messages: Any, ground_truth: Any, media: Any) -> list[bytes]:
+    """What makes a prompt's identity, encoded: data source, messages, answer, and media if there are any."""
     parts = [data_source, messages, ground_truth] if media is None else [data_source, messages, ground_truth, media]
-    return _content_key([_canonical(part) for part in parts])
+    return [_canonical(part) for part in parts]
 
 
 def _content_key(parts: Sequence[bytes]) -> bytes:
     """The key of content whose parts are encoded already: that of their sequence."""
-    whole = b"l" + len(parts).to_bytes(8, "big") + b"".join(parts)
-    return hashlib.blake2b(whole, digest_size=16, person=_CONTENT).digest()
+    return hashlib.blake2b(_many(b"l", parts), digest_size=16, person=_CONTENT).digest()
 
 
 def custom_key(value: Any) -> bytes:
@@ -382,7 +388,7 @@ def _question(parts: Sequence[bytes]) -> list[bytes]:
 def _contents(
     rows: Iterable[Mapping[str, Any]], prompt_key: str, media_keys: Mapping[str, str] | None
 ) -> Iterator[list[bytes]]:
-    """What makes a row's identity, encoded: data source, messages, answer, and media if there are any."""
+    """:func:`_content` of every row."""
     columns = {"data_source", prompt_key, "reward_model", *_media_columns(media_keys).values()}
     for number, row in enumerate(_stored_rows(rows, columns)):
         messages = row.get(prompt_key)
@@ -390,9 +396,8 @@ def _contents(
             raise ValueError(
                 f"data.prompt_key={prompt_key!r}: row {number} has no such value; it has: {', '.join(_leaves(row))}"
             )
-        media = media_of(row, media_keys)
-        parts = [row.get("data_source"), messages, dig(row, "reward_model.ground_truth")]
-        yield [_canonical(part) for part in (parts if media is None else [*parts, media])]
+        answer = dig(row, "reward_model.ground_truth")
+        yield _content(row.get("data_source"), messages, answer, media_of(row, media_keys))
 
 
 def _identifiers(rows: Iterable[Mapping[str, Any]], id_key: str) -> Iterator[Any]:
@@ -441,15 +446,11 @@ class DuplicateReport:
         rows: rows of the data set.
         distinct: different prompts among them.
         examples: ``(first row, rows that repeat it)`` of the first few repeated prompts, in the data set's order.
-        conflicting: prompts whose repetitions carry different answers (0 if no answers were given).
-        conflict_examples: like ``examples``, for those.
     """
 
     rows: int
     distinct: int
     examples: list[tuple[int, list[int]]] = field(default_factory=list)
-    conflicting: int = 0
-    conflict_examples: list[tuple[int, list[int]]] = field(default_factory=list)
 
     @property
     def repeated_rows(self) -> int:
@@ -460,27 +461,19 @@ class DuplicateReport:
         if not self.repeated_rows:
             return f"{self.rows} rows, all different prompts"
         first, others = self.examples[0]
-        text = (
+        return (
             f"{self.rows} rows hold {self.distinct} different prompts: {self.repeated_rows} rows repeat an earlier one "
             f"and share its statistics (first: row {others[0]} repeats row {first})"
         )
-        if self.conflicting:
-            first, others = self.conflict_examples[0]
-            text += f"; {self.conflicting} prompts have different answers (first: rows {[first, *others]})"
-        return text
 
 
-def duplicates(keys: np.ndarray, answers: Sequence[Any] | None = None, *, limit: int = 5) -> DuplicateReport:
+def duplicates(keys: np.ndarray, *, limit: int = 5) -> DuplicateReport:
     """Find repeated prompts in a data set.
 
     Args:
         keys: the data set's keys in its order, array of :data:`KEY_DTYPE`.
-        answers: the ground truth of each row, to notice one prompt with different answers. A content key includes the
-            answer, so give keys made with ``dataset_keys(..., with_answer=False)`` or with an ``id_key``.
         limit: how many examples to keep.
     """
-    if answers is not None and len(answers) != len(keys):
-        raise ValueError(f"{len(answers)} answers for {len(keys)} keys")
     order, first = sort_order(keys)
     starts = np.flatnonzero(first)
     sizes = np.diff(np.append(starts, len(keys)))
@@ -490,13 +483,5 @@ def duplicates(keys: np.ndarray, answers: Sequence[Any] | None = None, *, limit:
     def cluster(which: int) -> list[int]:
         return sorted(order[starts[which] : starts[which] + sizes[which]].tolist())
 
-    conflicts = []
-    if answers is not None:
-        conflicts = [rows for rows in map(cluster, more) if len({_encode(answers[i]) for i in rows}) > 1]
-    return DuplicateReport(
-        rows=len(keys),
-        distinct=len(starts),
-        examples=[(rows[0], rows[1:]) for rows in map(cluster, more[:limit])],
-        conflicting=len(conflicts),
-        conflict_examples=[(rows[0], rows[1:]) for rows in conflicts[:limit]],
-    )
+    examples = [(rows[0], rows[1:]) for rows in map(cluster, more[:limit])]
+    return DuplicateReport(len(keys), len(starts), examples)

@@ -11,11 +11,12 @@ from typing import Literal
 from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.stats.snapshot import MANIFEST
 
-__all__ = ["Found", "StoreError", "locate", "refuse_run"]
+__all__ = ["DATABASES", "Found", "StoreError", "locate", "refuse_run"]
 
 _SNAPSHOT_FOLDER = "adaptive"  # inside verl's `global_step_N`
 _CHECKPOINTS = "checkpoints"  # inside a run's own folder
-_DATABASES = (".sqlite", ".sqlite3", ".db")
+#: Endings of SQLite files.
+DATABASES = (".sqlite", ".sqlite3", ".db")
 _TABLES = (".parquet", ".jsonl", ".json", ".ndjson")
 
 
@@ -50,7 +51,7 @@ def _newest_checkpoint(root: Path) -> Path | None:
 
 def _holds_store(folder: Path) -> bool:
     """Whether a folder has a database or a finished snapshot in it."""
-    return any(p.suffix in _DATABASES for p in folder.iterdir()) or _newest_checkpoint(folder) is not None
+    return any(p.suffix in DATABASES for p in folder.iterdir()) or _newest_checkpoint(folder) is not None
 
 
 def _stores_below(folder: Path, most: int = 4) -> list[str]:
@@ -137,7 +138,7 @@ def _find(text: str, run: str | None, prefer: Literal["journal", "snapshot"]) ->
             return Found("snapshot", str(path.parent))
         if path.suffix in _TABLES:
             return Found("results", text)
-        if path.suffix in _DATABASES or path.open("rb").read(15) == b"SQLite format 3":
+        if path.suffix in DATABASES or path.open("rb").read(15) == b"SQLite format 3":
             return Found("journal", text, run)
         raise StoreError(f"{path} is neither a SQLite file nor one of {', '.join(_TABLES)}")
     if not path.is_dir():
@@ -145,7 +146,7 @@ def _find(text: str, run: str | None, prefer: Literal["journal", "snapshot"]) ->
     for folder in (path, path / _SNAPSHOT_FOLDER):
         if (folder / MANIFEST).exists():
             return Found("snapshot", str(folder))
-    databases = sorted(p for p in path.iterdir() if p.suffix in _DATABASES)
+    databases = sorted(p for p in path.iterdir() if p.suffix in DATABASES)
     newest = _newest_checkpoint(path)
     if len(databases) > 1 and (prefer == "journal" or newest is None):
         raise StoreError(f"{path} holds several databases, name one: {', '.join(p.name for p in databases)}")

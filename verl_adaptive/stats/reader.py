@@ -11,56 +11,42 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from sqlalchemy import Connection, and_, literal, select, tuple_
+from sqlalchemy import Connection, Table, and_, literal, select, tuple_
 
 from verl_adaptive.stats import schema
 from verl_adaptive.stats.backends import Backend
-from verl_adaptive.stats.keys import KEY_DTYPE
 from verl_adaptive.stats.schema import JournalError
-from verl_adaptive.stats.table import StatsTable
+from verl_adaptive.stats.table import StatsTable, key_words
 from verl_adaptive.stats.visits import kind_of
 
-__all__ = ["OBSERVATIONS", "JournalReader", "Segment", "key_words"]
+__all__ = ["OBSERVATIONS", "JournalReader", "Segment"]
 
 _PAGE = 20_000
 _READ_CEILING = 120.0  # seconds for a page, whatever the database's own limits are
 
-OBSERVATIONS = pa.schema(
-    [
-        ("attempt", pa.int32()),
-        ("step", pa.int32()),
-        ("seq", pa.int32()),
-        ("ticket", pa.int64()),
-        ("key", pa.binary(16)),
-        ("n", pa.int32()),
-        ("successes", pa.float64()),
-        ("signal_sum", pa.float64()),
-        ("signal_sqsum", pa.float64()),
-        ("signal_min", pa.float64()),
-        ("signal_max", pa.float64()),
-        ("reward_sum", pa.float64()),
-        ("outcome", pa.string()),
-        ("failed", pa.bool_()),
-        ("tokens", pa.int64()),
-        ("lag", pa.int32()),
-        ("lost", pa.int32()),
-        ("clipped", pa.int32()),
-    ]
-)
-"""One row a finished group, in the order of review. The sums are over the group's rollouts; ``outcome`` is what became
-of it; ``clipped`` counts the rollouts with an output as long as ``data.max_response_length``. ``tokens``, ``lag`` and ``lost`` are null in
-rows written by schema version 1, ``clipped`` in those of version 2, too."""
+#: What Arrow has for a column of the journal's tables; small integers there are truths.
+_ARROW = {
+    "BigInteger": pa.int64(),
+    "Double": pa.float64(),
+    "Integer": pa.int32(),
+    "LargeBinary": pa.binary(16),
+    "SmallInteger": pa.bool_(),
+    "Text": pa.string(),
+}
 
-_STEPS = pa.schema(
-    [
-        ("attempt", pa.int32()),
-        ("step", pa.int32()),
-        ("wall_time", pa.float64()),
-        ("groups", pa.int32()),
-        ("ledger", pa.string()),
-        ("scalars", pa.string()),
-    ]
-)
+
+def _columns(table: Table, *without: str) -> list[tuple[str, pa.DataType]]:
+    return [(c.name, _ARROW[type(c.type).__name__]) for c in table.columns if c.name not in without]
+
+
+# The number of the attempt stands for the branch.
+OBSERVATIONS = pa.schema([("attempt", pa.int32()), *_columns(schema.observations, "branch_id")])
+"""One row a finished group, in the order of review; the columns are those of :data:`verl_adaptive.stats.schema.observations`.
+The sums are over the group's rollouts; ``outcome`` is what became of it; ``clipped`` counts the rollouts with an output as long
+as ``data.max_response_length``. ``tokens``, ``lag`` and ``lost`` are null in rows written by schema version 1, ``clipped`` in
+those of version 2, too."""
+
+_STEPS = pa.schema([("attempt", pa.int32()), *_columns(schema.steps, "branch_id", "commit_id")])
 
 
 @dataclass(frozen=True)
@@ -76,15 +62,6 @@ class Segment:
     branch_id: int
     attempt: int
     last_step: int | None
-
-
-def key_words(column: pa.ChunkedArray) -> np.ndarray:
-    """Keys of an Arrow column of 16-byte values, as an array of ``KEY_DTYPE``."""
-    parts = []
-    for chunk in column.chunks:
-        raw = np.frombuffer(chunk.buffers()[1], dtype=">u8", offset=16 * chunk.offset, count=2 * len(chunk))
-        parts.append(raw.astype("<u8").view(KEY_DTYPE))
-    return np.concatenate(parts) if parts else np.empty(0, dtype=KEY_DTYPE)
 
 
 class JournalReader:
@@ -217,7 +194,7 @@ class JournalReader:
     def _pages(
         self, query: Any, cap: int | None, table: Any, order: list[Any], last: int | None
     ) -> Iterator[Sequence[Any]]:
-        after: tuple[int, ...] | None = None
+        after: tuple[Any, ...] | None = None
         bounds = [table.c.step <= bound for bound in (cap, last) if bound is not None]
         while True:
             conditions = list(bounds)
@@ -238,8 +215,7 @@ class JournalReader:
         for segment in self._segments(run, abandoned):
             query = select(*[t.c[name] for name in _STEPS.names[1:]]).where(t.c.branch_id == segment.branch_id)
             for rows in self._pages(query, segment.last_step, t, [t.c.step], None):
-                columns = [[segment.attempt] * len(rows), *map(list, zip(*rows, strict=True))]
-                parts.append(_table(columns, _STEPS))
+                parts.append(_table(rows, _STEPS, segment.attempt))
         return pa.concat_tables(parts) if parts else _STEPS.empty_table()
 
     def newest(self, run: str, count: int = 2) -> pa.Table:
@@ -252,8 +228,7 @@ class JournalReader:
             with self._begin() as connection:
                 rows = connection.execute(query.order_by(t.c.step.desc()).limit(left)).all()[::-1]
             if rows:
-                columns = [[segment.attempt] * len(rows), *map(list, zip(*rows, strict=True))]
-                parts.append(_table(columns, _STEPS))
+                parts.append(_table(rows, _STEPS, segment.attempt))
             left -= len(rows)
             if left <= 0:
                 break
@@ -279,21 +254,13 @@ class JournalReader:
             if first_step is not None:
                 query = query.where(t.c.step >= first_step)
             for rows in self._pages(query, segment.last_step, t, [t.c.step, t.c.seq], last_step):
-                yield _table([[segment.attempt] * len(rows), *map(list, zip(*rows, strict=True))], OBSERVATIONS)
+                yield _table(rows, OBSERVATIONS, segment.attempt)
 
     def prompts(self) -> Iterator[pa.Table]:
         """Pages of ``key``, ``source``, ``text`` of every prompt that any run of this journal registered."""
-        kinds = pa.schema([("key", pa.binary(16)), ("source", pa.string()), ("text", pa.string())])
-        t, after = schema.prompts, None
-        while True:
-            query = select(t.c.key, t.c.source, t.c.text).order_by(t.c.key).limit(self._page)
-            with self._begin() as connection:
-                rows = connection.execute(query if after is None else query.where(t.c.key > after)).all()
-            if rows:
-                yield _table(list(map(list, zip(*rows, strict=True))), kinds)
-                after = rows[-1].key
-            if len(rows) < self._page:
-                return
+        t, kinds = schema.prompts, pa.schema(_columns(schema.prompts))
+        for rows in self._pages(select(t.c.key, t.c.source, t.c.text), None, t, [t.c.key], None):
+            yield _table(rows, kinds)
 
     def replay(self, run: str, *, last_step: int | None = None, tolerance: float = 0.0) -> StatsTable:
         """The statistics table as the live line made it: equal, bit for bit, to the one the run had in memory.
@@ -355,7 +322,9 @@ def _numbers(text: str) -> dict[str, float]:
     return {name: value for name, value in found.items() if type(value) in (int, float) and math.isfinite(value)}
 
 
-def _table(columns: list[list[Any]], kinds: pa.Schema) -> pa.Table:
+def _table(rows: Sequence[Any], kinds: pa.Schema, attempt: int | None = None) -> pa.Table:
+    """Rows of a query as Arrow, behind the number of the attempt that they are of, if there is one."""
+    columns = [*([[attempt] * len(rows)] if attempt is not None else []), *map(list, zip(*rows, strict=True))]
     arrays = []
     for values, kind in zip(columns, kinds, strict=True):
         if pa.types.is_boolean(kind.type):

@@ -34,12 +34,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.stats import keys as _keys
 from verl_adaptive.stats.locate import StoreError
 from verl_adaptive.stats.table import StatsTable
 from verl_adaptive.stats.visits import kind_of
 
-__all__ = ["at_least_half", "read_results"]
+__all__ = ["at_least_half", "json_lines", "read_results"]
 
 _MOST = 2**31 - 1  # rollouts of a prompt; the table counts in 32 bits
 _LARGEST = 1e150  # of sums: many rows of one prompt are added up
@@ -48,6 +49,25 @@ _LARGEST = 1e150  # of sums: many rows of one prompt are added up
 def at_least_half(scores: np.ndarray) -> np.ndarray:
     """float64: 1 where a score is at least ½, which serves 0/1 and ±1 alike; else 0. A run's own default."""
     return (scores >= 0.5).astype(np.float64)
+
+
+def json_lines(path: Path, wrong: type[AdaptiveError]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The objects of a file with one a line, and their lines' numbers; empty lines are passed over.
+
+    Raises:
+        AdaptiveError: a line is something else: ``wrong``, with its number.
+    """
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise wrong(f"{path}, line {number}: not JSON: {error}") from error
+            if not isinstance(row, dict):
+                raise wrong(f"{path}, line {number}: not an object; one JSON object a line is expected")
+            yield number, row
 
 
 def _rows(path: Path) -> Iterator[Mapping[str, Any]]:
@@ -66,17 +86,8 @@ def _rows(path: Path) -> Iterator[Mapping[str, Any]]:
             if batch is None:
                 return
             yield from rows
-    with path.open("rb") as lines:
-        for number, line in enumerate(lines, 1):
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line)
-            except (ValueError, RecursionError) as error:
-                raise StoreError(f"{path}, line {number}: not JSON: {error}") from error
-            if not isinstance(row, dict):
-                raise StoreError(f"{path}, line {number}: not an object; one JSON object a line is expected")
-            yield row
+    for _, row in json_lines(path, StoreError):
+        yield row
 
 
 def _key(row: Mapping[str, Any], prompt_key: str, id_key: str | None, media_keys: Mapping[str, str] | None) -> bytes:

@@ -15,7 +15,7 @@ from verl_adaptive.stats.index import KeyIndex
 from verl_adaptive.stats.keys import KEY_DTYPE
 from verl_adaptive.stats.visits import extend_streaks, kind_of, waves
 
-__all__ = ["SHARED_COLUMNS", "Column", "StatsTable"]
+__all__ = ["SHARED_COLUMNS", "Column", "StatsTable", "key_words"]
 
 
 class Column(NamedTuple):
@@ -71,6 +71,15 @@ SHARED_COLUMNS: dict[str, Column] = {
 
 _ARROW_META = b"verl_adaptive.table"
 _GROWTH = 1.25
+
+
+def key_words(column: pa.ChunkedArray) -> np.ndarray:
+    """Keys of an Arrow column of 16-byte values, as an array of ``KEY_DTYPE``."""
+    parts = []
+    for chunk in column.chunks:
+        raw = np.frombuffer(chunk.buffers()[1], dtype=">u8", offset=16 * chunk.offset, count=2 * len(chunk))
+        parts.append(raw.astype("<u8").view(KEY_DTYPE))
+    return np.concatenate(parts) if parts else np.empty(0, dtype=KEY_DTYPE)
 
 
 class StatsTable:
@@ -470,10 +479,8 @@ class StatsTable:
             self._data[name][:] = self._columns[name].default
         begin = 0
         for part in parts:
-            for chunk in part.column("key").chunks:
-                raw = np.frombuffer(chunk.buffers()[1], dtype=">u8", offset=16 * chunk.offset, count=2 * len(chunk))
-                self._keys[begin : begin + len(chunk)] = raw.astype("<u8").view(KEY_DTYPE)
-                begin += len(chunk)
+            self._keys[begin : begin + part.num_rows] = key_words(part.column("key"))
+            begin += part.num_rows
         for name in names:
             begin = 0
             for part in parts:

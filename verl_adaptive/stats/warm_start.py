@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from verl_adaptive.redact import redact
-from verl_adaptive.stats.api import open_store
+from verl_adaptive.stats.api import Store
 from verl_adaptive.stats.keys import KEY_DTYPE
 from verl_adaptive.stats.locate import locate
 from verl_adaptive.stats.results import at_least_half, read_results
@@ -70,29 +70,6 @@ class WarmStartReport:
         return text
 
 
-def _evidence(
-    source: str,
-    run: str | None,
-    prompt_key: str,
-    id_key: str | None,
-    success: Callable[[np.ndarray], np.ndarray],
-    tolerance: float,
-    media_keys: Mapping[str, str] | None,
-) -> tuple[str, StatsTable]:
-    found = locate(source, prefer="snapshot")
-    if found.kind == "results":
-        return found.kind, read_results(
-            Path(found.where),
-            prompt_key=prompt_key,
-            id_key=id_key,
-            success=success,
-            tolerance=tolerance,
-            media_keys=media_keys,
-        )
-    with open_store(source, prefer="snapshot") as store:
-        return found.kind, store.table(run, tolerance=tolerance)
-
-
 def warm_start(
     table: StatsTable,
     source: str | os.PathLike[str],
@@ -133,7 +110,18 @@ def warm_start(
     if not 0 < discount <= 1:
         raise ValueError(f"adaptive.warm_start_discount={discount!r} must be in (0, 1]")
     text = os.fspath(source)
-    kind, evidence = _evidence(text, run, prompt_key, id_key, success, tolerance, media_keys)
+    found = locate(text, prefer="snapshot")
+    if found.kind == "results":
+        evidence = read_results(
+            Path(found.where),
+            prompt_key=prompt_key,
+            id_key=id_key,
+            success=success,
+            tolerance=tolerance,
+            media_keys=media_keys,
+        )
+    else:
+        evidence = Store(found).table(run, tolerance=tolerance)
     seen = np.flatnonzero(evidence.col("rollouts") > 0)
     rows = table.rows_for(np.ascontiguousarray(evidence.keys[seen], dtype=KEY_DTYPE), create=False)
     matched = rows >= 0
@@ -142,7 +130,7 @@ def warm_start(
     _transfer(table, rows[use], evidence, seen[use], rollouts[use], discount)
     report = WarmStartReport(
         source=redact(text),
-        kind=kind,
+        kind=found.kind,
         offered=len(seen),
         matched=int(matched.sum()),
         used=int(use.sum()),

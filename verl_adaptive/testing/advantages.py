@@ -9,46 +9,23 @@ from __future__ import annotations
 
 import numpy as np
 
-from verl_adaptive.config import RunFacts
 from verl_adaptive.groups import Groups
-from verl_adaptive.progress import Progress
-from verl_adaptive.rng import Draw
 from verl_adaptive.roles import Advantage
-from verl_adaptive.stats.keys import KEY_DTYPE
-from verl_adaptive.stats.table import StatsTable
-from verl_adaptive.testing.allocators import through_files
+from verl_adaptive.testing.parts import PROMPTS, PartConformance, unchanged
 
 __all__ = ["AdvantageConformance"]
 
-PROMPTS = 40
 
-
-class AdvantageConformance:
+class AdvantageConformance(PartConformance):
     """A suite for pytest.
 
     Attributes:
-        facts: the run that the advantage is told of.
         per_group: a group's advantages do not depend on the other groups of the batch.
     """
 
-    facts = RunFacts(batch=8, n=8, steps=100, prompts=PROMPTS)
     per_group = True
 
-    def make(self) -> Advantage:
-        """A new advantage, not bound."""
-        raise NotImplementedError
-
     # -- helpers --------------------------------------------------------------------------------------------
-
-    def bound(self) -> Advantage:
-        """A new advantage over a new table of ``PROMPTS`` prompts; row ``i`` is the same prompt each time."""
-        table = StatsTable()
-        keys = np.zeros(PROMPTS, dtype=KEY_DTYPE)
-        keys["hi"], keys["lo"] = np.arange(PROMPTS) * 977 + 5, np.arange(PROMPTS)
-        table.rows_for(keys)
-        made = self.make()
-        made.bind(table, self.facts)
-        return made
 
     def groups(self, seed: int = 0) -> Groups:
         """Groups of many sizes; binary, ±1, continuous and constant rewards."""
@@ -73,7 +50,7 @@ class AdvantageConformance:
     def observed(self, seed: int = 0) -> tuple[Advantage, Groups]:
         """An advantage that has seen the groups closed, as happens before it is asked."""
         made, groups = self.bound(), self.groups(seed)
-        made.observe(groups, Progress(step=1, batch=self.facts.batch, draw=Draw(0, 1), round=1))
+        made.observe(groups, self.progress(round=1))
         return made, groups
 
     # -- tests ----------------------------------------------------------------------------------------------
@@ -81,11 +58,9 @@ class AdvantageConformance:
     def test_one_finite_number_a_rollout(self) -> None:
         made, groups = self.observed()
         rows = self.training(groups)
-        before = {name: np.copy(value) for name, value in vars(groups).items()}
-        out = made.compute(groups.reward[rows], groups.group_of[rows], groups)
+        with unchanged(groups):
+            out = made.compute(groups.reward[rows], groups.group_of[rows], groups)
         assert out.shape == rows.shape and np.isfinite(out).all()
-        for name, value in before.items():
-            np.testing.assert_array_equal(getattr(groups, name), value, err_msg=name)
         none = np.zeros(0, dtype=np.int64)
         assert made.compute(none.astype(float), none, groups).shape == (0,)
 
@@ -126,10 +101,6 @@ class AdvantageConformance:
 
     def test_state_is_complete(self) -> None:
         made, groups = self.observed()
-        other = self.bound()
-        for name in made.table.columns:
-            other.table.col(name)[:] = made.table.col(name)
-        other.load_state_dict(through_files(made.state_dict()))
         rows = self.training(groups)
-        a, b = (m.compute(groups.reward[rows], groups.group_of[rows], groups) for m in (made, other))
+        a, b = (m.compute(groups.reward[rows], groups.group_of[rows], groups) for m in (made, self.resumed(made)))
         np.testing.assert_array_equal(a, b)

@@ -7,55 +7,27 @@ class TestMine(AllocatorConformance):
 
 from __future__ import annotations
 
-import json
-from typing import Any
-
 import numpy as np
 
-from verl_adaptive.config import RunFacts
 from verl_adaptive.groups import Groups
-from verl_adaptive.progress import Progress
-from verl_adaptive.rng import Draw
 from verl_adaptive.roles import CLOSE, HOLD, Allocator
-from verl_adaptive.stats.keys import KEY_DTYPE
-from verl_adaptive.stats.table import StatsTable
+from verl_adaptive.testing.parts import PROMPTS, PartConformance, no_global_randomness, unchanged
 
 __all__ = ["AllocatorConformance"]
 
-PROMPTS = 32
 STEP_ROLLOUTS = 200
 
 
-class AllocatorConformance:
+class AllocatorConformance(PartConformance):
     """A suite for pytest.
 
     Attributes:
-        facts: the run that the allocator is told of.
         patience: reviews after which a group that never succeeds must be closed or held.
     """
 
-    facts = RunFacts(batch=8, n=8, steps=100, prompts=PROMPTS)
     patience = 64
 
-    def make(self) -> Allocator:
-        """A new allocator, not bound."""
-        raise NotImplementedError
-
     # -- helpers --------------------------------------------------------------------------------------------
-
-    def bound(self) -> Allocator:
-        """A new allocator over a new table of ``PROMPTS`` prompts; row ``i`` is the same prompt each time."""
-        table = StatsTable()
-        keys = np.zeros(PROMPTS, dtype=KEY_DTYPE)
-        keys["hi"], keys["lo"] = np.arange(PROMPTS) * 977 + 5, np.arange(PROMPTS)
-        table.rows_for(keys)
-        allocator = self.make()
-        allocator.bind(table, self.facts)
-        return allocator
-
-    def progress(self, step: int = 1, **more: Any) -> Progress:
-        """The state of a step."""
-        return Progress(step=step, batch=self.facts.batch, draw=Draw(0, step), **more)
 
     def play(self, allocator: Allocator, step: int, rng: np.random.Generator, rate: float) -> list[list[int]]:
         """A step of ``batch`` prompts with this success rate; the answers of every review."""
@@ -114,26 +86,20 @@ class AllocatorConformance:
 
     def test_decisions_repeat_and_leave_global_randomness_alone(self) -> None:
         for rate in (0.0, 0.2, 0.8):
-            before = global_state()
-            first = self.play(self.bound(), 2, np.random.default_rng(1), rate)
-            assert global_state() == before, "the global generator was used"
-            np.random.random(3)
+            with no_global_randomness():
+                first = self.play(self.bound(), 2, np.random.default_rng(1), rate)
             assert self.play(self.bound(), 2, np.random.default_rng(1), rate) == first
 
     def test_groups_are_not_changed(self) -> None:
         groups = Groups.from_lists([4, 2, 9], [[0.0] * 4, [1.0, 0.0, 0.0, 0.0], [1.0] * 4])
-        before = {name: np.copy(value) for name, value in vars(groups).items()}
-        self.bound().review(groups, self.progress(round=1, cap=STEP_ROLLOUTS, planned=12))
-        for name, value in before.items():
-            np.testing.assert_array_equal(getattr(groups, name), value, err_msg=name)
+        with unchanged(groups):
+            self.bound().review(groups, self.progress(round=1, cap=STEP_ROLLOUTS, planned=12))
 
     def test_state_is_complete(self) -> None:
-        allocator, other = self.bound(), self.bound()
+        allocator = self.bound()
         for step in (1, 2):
             self.play(allocator, step, np.random.default_rng(step), 0.3)
-        for name in allocator.table.columns:
-            other.table.col(name)[:] = allocator.table.col(name)
-        other.load_state_dict(through_files(allocator.state_dict()))
+        other = self.resumed(allocator)
         for step in (3, 4, 5):
             rng = np.random.default_rng(step), np.random.default_rng(step)
             assert self.play(allocator, step, rng[0], 0.3) == self.play(other, step, rng[1], 0.3)
@@ -144,16 +110,3 @@ class AllocatorConformance:
             assert all(np.isfinite(float(v)) for v in allocator.metrics().values())
             self.play(allocator, step, np.random.default_rng(0), 0.2)
         assert all(np.isfinite(float(v)) for v in allocator.metrics().values())
-
-
-def global_state() -> str:
-    """The state of numpy's global generator."""
-    state = np.random.get_state(legacy=False)["state"]
-    return f"{state['pos']} {state['key'].tolist()}"
-
-
-def through_files(state: Any) -> Any:
-    """A state as a checkpoint gives it back: plain values through JSON, arrays copied."""
-    if isinstance(state, dict):
-        return {key: through_files(value) for key, value in state.items()}
-    return state.copy() if isinstance(state, np.ndarray) else json.loads(json.dumps(state))

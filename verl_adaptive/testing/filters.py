@@ -7,52 +7,32 @@ class TestMine(FilterConformance):
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
-from verl_adaptive.config import RunFacts
 from verl_adaptive.groups import Groups
 from verl_adaptive.progress import Progress
-from verl_adaptive.rng import Draw
 from verl_adaptive.roles import Filter, Verdict
-from verl_adaptive.stats.keys import KEY_DTYPE
-from verl_adaptive.stats.table import StatsTable
-from verl_adaptive.testing.allocators import global_state, through_files
+from verl_adaptive.testing.parts import PROMPTS, PartConformance, no_global_randomness, unchanged
 
 __all__ = ["FilterConformance"]
 
-PROMPTS = 40
 
-
-class FilterConformance:
+class FilterConformance(PartConformance):
     """A suite for pytest.
 
     Attributes:
-        facts: the run that the filter is told of.
         per_group: a group's verdict does not depend on the groups judged with it.
     """
 
-    facts = RunFacts(batch=8, n=8, steps=100, prompts=PROMPTS)
     per_group = True
-
-    def make(self) -> Filter:
-        """A new filter, not bound."""
-        raise NotImplementedError
 
     # -- helpers --------------------------------------------------------------------------------------------
 
-    def bound(self) -> Filter:
-        """A new filter over a new table of ``PROMPTS`` prompts; row ``i`` is the same prompt each time."""
-        table = StatsTable()
-        keys = np.zeros(PROMPTS, dtype=KEY_DTYPE)
-        keys["hi"], keys["lo"] = np.arange(PROMPTS) * 977 + 5, np.arange(PROMPTS)
-        table.rows_for(keys)
-        made = self.make()
-        made.bind(table, self.facts)
-        return made
-
-    def progress(self, step: int = 1) -> Progress:
+    def progress(self, step: int = 1, **more: Any) -> Progress:
         """The state of a step in its first review."""
-        return Progress(step=step, batch=self.facts.batch, draw=Draw(0, step), round=1)
+        return super().progress(step, **{"round": 1, **more})
 
     def groups(self, seed: int = 0) -> Groups:
         """Groups of many sizes and success rates; binary, continuous and constant rewards."""
@@ -88,17 +68,12 @@ class FilterConformance:
 
     def test_verdicts_repeat_and_leave_groups_and_global_randomness_alone(self) -> None:
         groups = self.groups()
-        before = {name: np.copy(value) for name, value in vars(groups).items()}
-        state = global_state()
-        first = self.bound().decide(groups, self.progress())
-        assert global_state() == state, "the global generator was used"
-        np.random.random(3)
+        with unchanged(groups), no_global_randomness():
+            first = self.bound().decide(groups, self.progress())
         again = self.bound().decide(groups, self.progress())
         np.testing.assert_array_equal(first.keep, again.keep)
         np.testing.assert_array_equal(first.reason[~first.keep], again.reason[~again.keep])
         np.testing.assert_array_equal(self.mask(groups, first), self.mask(groups, again))
-        for name, value in before.items():
-            np.testing.assert_array_equal(getattr(groups, name), value, err_msg=name)
 
     def test_a_verdict_does_not_depend_on_company(self) -> None:
         if not self.per_group:
@@ -115,16 +90,13 @@ class FilterConformance:
             np.testing.assert_array_equal(self.mask(one, alone), mask[groups.offsets[g] : groups.offsets[g + 1]])
 
     def test_state_is_complete(self) -> None:
-        made, other = self.bound(), self.bound()
+        made = self.bound()
         for step in (1, 2):
             made.decide(self.groups(step), self.progress(step))
             made.observe(self.groups(step), self.progress(step))
             made.end_step(self.progress(step))
-        for name in made.table.columns:
-            other.table.col(name)[:] = made.table.col(name)
-        other.load_state_dict(through_files(made.state_dict()))
         groups = self.groups(3)
-        a, b = (m.decide(groups, self.progress(3)) for m in (made, other))
+        a, b = (m.decide(groups, self.progress(3)) for m in (made, self.resumed(made)))
         np.testing.assert_array_equal(a.keep, b.keep)
         np.testing.assert_array_equal(self.mask(groups, a), self.mask(groups, b))
 

@@ -17,16 +17,14 @@ import math
 import random
 import sys
 from dataclasses import dataclass, field
+from typing import Any
 from unittest import mock
 
 import numpy as np
 import pytest
 
-from verl_adaptive.allocators.fixed import Fixed
 from verl_adaptive.config import AdaptiveConfig, RunFacts
 from verl_adaptive.engine import Engine, Requests, StepResult, make_engine
-from verl_adaptive.filters.informative import Informative
-from verl_adaptive.filters.keep_all import KeepAll
 from verl_adaptive.groups import Groups
 from verl_adaptive.policy import find_part
 from verl_adaptive.progress import Progress
@@ -125,9 +123,10 @@ class SamplerConformance:
     ) -> _Run:
         sampler = self.make()
         stream = _Stream(self.prompts)
-        advantage = find_part("advantage", "verl")({})
-        judge = Informative({}) if drop and self.refill else KeepAll({})
-        policy = Policy(sampler, Fixed({}), judge, advantage)  # type: ignore[arg-type]
+        judge = "informative" if drop and self.refill else "keep_all"
+        others = {"allocator": "fixed", "filter": judge, "advantage": "verl"}
+        made: dict[str, Any] = {role: find_part(role, name)({}) for role, name in others.items()}
+        policy = Policy(sampler, **made)
         config = AdaptiveConfig(refill=self.refill, rounds=self.rounds)
         for part in policy:
             part.check_policy(policy, config)

@@ -17,6 +17,11 @@ from verl.plugin.platform.platform_manager import PlatformRegistry
 _RSS_UNIT = 1 if sys.platform == "darwin" else 1024  # ru_maxrss: bytes on macOS, KiB on Linux
 
 
+def _nothing(*_: Any, **__: Any) -> None:
+    """What verl asks and a CPU has nothing to do for: there is one device, which is done when it returns, without a caching
+    allocator, IPC handles, a limit on memory, a peak that could be reset, or a profiler of its own."""
+
+
 class CpuDeviceModule(types.ModuleType):
     """``torch.cpu`` plus the names that verl uses from ``torch.cuda``.
 
@@ -29,11 +34,7 @@ class CpuDeviceModule(types.ModuleType):
     def __getattr__(self, name: str) -> Any:
         return getattr(torch.cpu, name)
 
-    def is_available(self) -> bool:
-        return True
-
-    def device_count(self) -> int:
-        return 1
+    empty_cache = ipc_collect = reset_peak_memory_stats = set_per_process_memory_fraction = _nothing
 
     def current_device(self) -> torch.device:
         return torch.device("cpu")
@@ -41,29 +42,10 @@ class CpuDeviceModule(types.ModuleType):
     def get_device_name(self, device: Any = None) -> str:
         return "cpu"
 
-    def set_device(self, device: Any) -> None:
-        """There is one device."""
-
-    def synchronize(self, device: Any = None) -> None:
-        """CPU operations are done when they return."""
-
-    def empty_cache(self) -> None:
-        """There is no caching allocator."""
-
-    def ipc_collect(self) -> None:
-        """There are no IPC handles."""
-
-    def reset_peak_memory_stats(self, device: Any = None) -> None:
-        """The operating system's high-water mark cannot be reset."""
-
-    def set_per_process_memory_fraction(self, fraction: float, device: Any = None) -> None:
-        """There is no limit to set."""
-
     def manual_seed(self, seed: int) -> None:
         torch.manual_seed(seed)
 
-    def manual_seed_all(self, seed: int) -> None:
-        torch.manual_seed(seed)
+    manual_seed_all = manual_seed
 
     def get_rng_state(self, device: Any = None) -> torch.Tensor:
         return torch.get_rng_state()
@@ -110,23 +92,12 @@ class PlatformCPU(PlatformBase):
     def device_count(self) -> int:
         return 1
 
-    def set_device(self, device_index: int) -> None:
-        """There is one device."""
-
-    def synchronize(self, device_index: int | None = None) -> None:
-        """CPU operations are done when they return."""
+    set_device = synchronize = set_allocator_settings = empty_cache = profiler_start = profiler_stop = _nothing
 
     def manual_seed(self, seed: int) -> None:
         torch.manual_seed(seed)
 
-    def manual_seed_all(self, seed: int) -> None:
-        torch.manual_seed(seed)
-
-    def set_allocator_settings(self, settings: str) -> None:
-        """There is no caching allocator."""
-
-    def empty_cache(self) -> None:
-        """There is no caching allocator."""
+    manual_seed_all = manual_seed
 
     def get_device_capability(self, device_index: int = 0) -> tuple[int | None, int | None]:
         return None, None
@@ -140,12 +111,6 @@ class PlatformCPU(PlatformBase):
     @contextmanager
     def nvtx_range(self, msg: str) -> Iterator[None]:
         yield
-
-    def profiler_start(self) -> None:
-        """No device profiler."""
-
-    def profiler_stop(self) -> None:
-        """No device profiler."""
 
     def ray_resource_name(self) -> str:
         # Pretend slots, from `ray_kwargs.ray_init.num_gpus`: verl's placement groups ask for accelerators, and a
