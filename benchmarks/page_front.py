@@ -65,7 +65,7 @@ def front(found: dict[str, dict[str, Standing]]) -> list[str]:
         )
     return [
         "Tiny models, no GPU: *real* is verl and vLLM on CPU, *tiny* one process; *sparse*: most prompts solved or hopeless, "
-        "*large*: twice as many. Held-out accuracy at the same rollouts, each at its "
+        "*large*: twice the prompts. Held-out accuracy at the same rollouts, each at its "
         f"best learning rate. {how}, ± half a 95 % interval.",
         "",
         *table(
