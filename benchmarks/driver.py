@@ -277,6 +277,7 @@ def timing(clock: Clock, session: Session, workers: Workers) -> None:
     queue, courier, engine = session.queue, session.courier, session.engine
     clock.around(tq.get_client(), "kv_retrieve_meta", "queue names", anew=True)
     clock.around(tq.get_client(), "get_data", "queue get", anew=True)
+    clock.around(tq.get_client(), "put", "queue put", anew=True)
     for method, name in (("list", "list"), ("batch_get", "get"), ("batch_put", "put"), ("clear", "clear")):
         clock.around(tq, f"kv_{method}", f"queue {name}", anew=True)
     for function in ("collate_fn", "stacked"):

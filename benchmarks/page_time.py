@@ -34,6 +34,7 @@ def driver_page(data: dict[str, Any]) -> list[str]:
             f"{row['own']:.2f}",
             f"{row['verl']:.2f}",
             f"{row['queue']:.2f}",
+            f"{1e3 * sum(row[whose] for whose in ('own', 'verl', 'queue')) / row['generated']:.3f}",
             f"{row['after_last']:.2f}",
         ]
         for row in data["rows"]
@@ -45,7 +46,8 @@ def driver_page(data: dict[str, Any]) -> list[str]:
         f"{on_machine(data)}; TransferQueue with verl's own settings, answers of {data['tokens']} tokens that come in "
         f"{data['waves']} waves. *Decisions*: the engine's. *Ours*: requests, looks, decisions, the batch, its layout, the "
         "journal; *verl*: its own functions, which its trainer calls for the same prompts and rows, too (prompts are read and "
-        "put into a batch, rows are balanced over ranks); *queue*: inside TransferQueue's calls. *After the last answer*: what "
+        "put into a batch, rows are balanced over ranks); *queue*: inside TransferQueue's calls. *A rollout*: all three, for each "
+        "that was generated: who drops groups generates more than a batch. *After the last answer*: what "
         "of all this a step waits for; the rest passes while rollouts are under way.",
         "",
         *table(
@@ -57,6 +59,7 @@ def driver_page(data: dict[str, Any]) -> list[str]:
                 "ours, s",
                 "verl, s",
                 "queue, s",
+                "a rollout, ms",
                 "after the last answer, s",
             ],
             rows,

@@ -185,6 +185,9 @@ def test_topups_join_their_group_whatever_the_order(queue, order):
     field = [getattr(u, "data", u) for u in data["uid"]]
     first = {key.split("_")[0].split(".")[0] for key in batch.keys}
     assert set(field) == first == set(batch.position)  # top-up rows carry the group's uid
+    listed = tq.kv_list("train")["train"]
+    assert [listed[key] for key in batch.keys] == batch.tags  # ... and the tags that they had
+    assert all(tag["response_len"] for tag in batch.tags)
     for uid, place in batch.position.items():
         mine = [k for k, u in zip(batch.keys, field, strict=True) if u == uid]
         rows, _ = trajectory_rows(mine)

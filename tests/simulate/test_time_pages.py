@@ -24,7 +24,7 @@ def test_a_drivers_seconds_by_part() -> None:
     row = {
         "preset": "aero",
         "rollouts": 65536,
-        "generated": 65536,
+        "generated": 80000,
         "parts": {"decide": 0.25},
         "own": 1.5,
         "verl": 0.5,
@@ -37,7 +37,7 @@ def test_a_drivers_seconds_by_part() -> None:
         )
         if line
     ]
-    assert lines[-1] == "| `aero` | 65,536 | 65,536 | 0.25 | 1.50 | 0.50 | 2.00 | 0.75 |"
+    assert lines[-1] == "| `aero` | 65,536 | 80,000 | 0.25 | 1.50 | 0.50 | 2.00 | 0.050 | 0.75 |"
 
 
 def test_a_prompts_and_a_rollouts_milliseconds() -> None:

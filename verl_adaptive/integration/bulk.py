@@ -7,7 +7,7 @@ from collections.abc import Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from tensordict import NonTensorData, NonTensorStack
+from tensordict import NonTensorData, NonTensorStack, TensorDict
 
 __all__ = ["stacked", "without_gc"]
 
@@ -25,12 +25,17 @@ def without_gc() -> Iterator[None]:
 
 
 def stacked(values: Iterable[Any]) -> NonTensorStack:
-    """A column as :func:`verl.utils.tensordict_utils.get_tensordict` makes it, but each value is wrapped once only."""
+    """A column as :func:`verl.utils.tensordict_utils.get_tensordict` makes it, for a third of the time.
+
+    The constructor of a value's wrapper looks for tensors in it and makes it a TensorDict of its own. These values are
+    none (verl's collation has made columns of tensors of those): they share one, and each is wrapped once only.
+    """
+    nothing = TensorDict({}, batch_size=[])
     wrapped: dict[Hashable, NonTensorData] = {}
     column = []
     for value in values:
         name = (type(value), value) if isinstance(value, str | int) else id(value)
         if name not in wrapped:
-            wrapped[name] = NonTensorData(value)
+            wrapped[name] = NonTensorData.from_tensordict(nothing, {"data": value})
         column.append(wrapped[name])
-    return NonTensorStack.from_list(column)
+    return NonTensorStack(*column)

@@ -320,8 +320,7 @@ class Queue:
         uids = [parts[at].uid for at in largest.tolist()]
         moved = np.flatnonzero(trains & (request != largest[place]))
         if len(moved):
-            fields = tu.get_tensordict({"uid": stacked(uids[at] for at in place[moved].tolist())})
-            tq.kv_batch_put(keys=[every[i] for i in moved.tolist()], partition_id=PARTITION, fields=fields)
+            _rename([every[i] for i in moved.tolist()], [uids[at] for at in place[moved].tolist()])
         whole = np.array([part.whole for part in parts], dtype=bool)[request]
         ghost_tokens = np.zeros(len(every), dtype=np.int64)
         absent = np.flatnonzero(there & ~trains)
@@ -441,6 +440,23 @@ def _largest(owner: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     """int64: position of each owner's largest thing, the first of equals; ``owner`` ascends and leaves nobody out."""
     order = np.lexsort((-sizes, owner))
     return order[np.flatnonzero(np.diff(owner[order], prepend=-1))]
+
+
+def _rename(keys: list[str], uids: list[str]) -> None:
+    """Write a uid into the ``uid`` field of each of these rows.
+
+    As ``tq.kv_batch_put``, which reads the rows' tags, copies them in depth several times and sends them back as they were.
+
+    Raises:
+        AdaptiveError: a row is not there.
+    """
+    client = tq.get_client()
+    found = client.kv_retrieve_meta(keys=keys, partition_id=PARTITION, create=False)
+    if found.size != len(keys):
+        raise AdaptiveError(f"{len(keys) - found.size} of {len(keys)} rows have left TransferQueue")
+    meta = BatchMeta(found.global_indexes, found.partition_ids, _custom_backend_meta=found._custom_backend_meta)
+    meta.custom_meta = []  # no tags to write: those that there are stay
+    client.put(tu.get_tensordict({"uid": stacked(uids)}), meta)
 
 
 def _mask_sums(keys: list[str]) -> np.ndarray:
