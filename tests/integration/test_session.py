@@ -5,6 +5,7 @@ Only the rollout workers are a stand-in: it writes what verl's ``AgentLoopWorker
 
 from __future__ import annotations
 
+import json
 import math
 import random
 from dataclasses import replace
@@ -384,6 +385,31 @@ def test_padding_changes_nobodys_advantage(queue, estimator, penalty, count):
     assert all(torch.equal(a, b) for a, b in zip(alone, mixed[count:], strict=True)) and any(a.any() for a in alone)
     assert all(torch.equal(row, torch.zeros(1)) for row in mixed[:count])
     assert same == pytest.approx(metrics) and metrics["rollout_corr/training_ppl"] > 1.6
+    tq.kv_clear(keys=keys, partition_id="train")
+    clear(batch)
+
+
+def test_verl_writes_rollouts_down_and_no_padding(queue, tmp_path):
+    """``trainer.rollout_data_dir``: a padding row would be a failure, of the prompt that it is a copy of if it has pictures."""
+    session = session_of(Workers())
+    session.start()
+    batch = session.complete()
+    texts = [{"prompts": torch.tensor([1, 2]), "responses": torch.tensor([3]), "reward_model": {"ground_truth": "4"}}]
+    fields = tu.list_of_dict_to_tensordict(texts * len(batch.keys))
+    tq.kv_batch_put(keys=batch.keys, partition_id="train", fields=fields)
+    trainer = object.__new__(get_trainer_cls("adaptive_sync"))  # its step alone, without workers
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        trainer.config = compose("ppo_trainer")
+    trainer.processor, trainer.use_critic, trainer.use_reference_policy = None, False, False
+    trainer.tokenizer = SimpleNamespace(eos_token_id=7, pad_token_id=0, decode=lambda ids, **_: str(ids.tolist()))
+    trainer.global_steps, trainer.local_trigger_step = 5, 0
+    keys, tags = trainer._padding(KVBatchMeta(partition_id="train", keys=batch.keys, tags=batch.tags), 2)
+    trainer._init_dump_executor()
+    whole = KVBatchMeta(partition_id="train", keys=keys + batch.keys, tags=tags + batch.tags)
+    trainer._log_rollout_data(whole, {}, str(tmp_path))
+    trainer._shutdown_dump_executor()
+    rows = [json.loads(line) for line in (tmp_path / "5.jsonl").read_text().splitlines()]
+    assert sorted(row["uid"] for row in rows) == sorted(batch.keys) and {row["gts"] for row in rows} == {"4"}
     tq.kv_clear(keys=keys, partition_id="train")
     clear(batch)
 

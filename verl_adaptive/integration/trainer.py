@@ -569,6 +569,10 @@ class AdaptiveMixin(_Trainer):
         if rows.left_out:
             metrics.update(curves(rows, rewards=not self.config.algorithm.use_kl_in_reward))
 
+    def _log_rollout_data(self, batch: KVBatchMeta, timing_raw: dict, rollout_data_dir: str) -> None:
+        """verl's dump of a step, of rollouts alone: padding would be failures that nobody generated."""
+        super()._log_rollout_data(_without_padding(batch), timing_raw, rollout_data_dir)
+
     def _update_critic(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
         layout, limit = self._layout, self.config.critic.get("ppo_micro_batch_size_per_gpu")
         sizes = {
