@@ -383,7 +383,7 @@ class AdaptiveMixin(_Trainer):
     def _ranks(self, role: str = "actor") -> int:
         """Data-parallel ranks of a role, which may differ: sequence, tensor and pipeline parallelism are each one's own."""
         if role == "ref":
-            group, mesh = self.ref_policy_wg, "actor" if self.ref_in_actor else "ref"
+            group, mesh = self.ref_policy_wg, "ref"
         else:
             group, mesh = (self.critic_wg, "train") if role == "critic" else (self.actor_rollout_wg, "actor")
         if mesh not in group._dispatch_info:
@@ -400,9 +400,11 @@ class AdaptiveMixin(_Trainer):
             Pass(ranks, "actor", None if actor.use_dynamic_bsz else actor.ppo_micro_batch_size_per_gpu, stages),
             Pass(ranks, "none", log_probs, stages),
         ]
-        if self.use_reference_policy:
+        if (
+            self.use_reference_policy and not self.ref_in_actor
+        ):  # the actor without its adapter is the actor's second pass
             limit = None if ref.log_prob_use_dynamic_bsz else ref.log_prob_micro_batch_size_per_gpu
-            passes.append(Pass(self._ranks("ref"), "none", limit, stages if self.ref_in_actor else _stages(ref)))
+            passes.append(Pass(self._ranks("ref"), "none", limit, _stages(ref)))
         if self.use_critic:
             ranks, stages = self._ranks("critic"), _stages(critic)
             limits = [critic.get(f"{name}_micro_batch_size_per_gpu") for name in ("ppo", "forward")]
@@ -486,8 +488,12 @@ class AdaptiveMixin(_Trainer):
         return super()._compute_old_log_prob(batch, metrics)
 
     def _compute_ref_log_prob(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
-        limit = self.config.actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu
-        super()._compute_ref_log_prob(self._infer_rows(batch, "ref", limit), metrics)
+        every = self.config.actor_rollout_ref
+        # With LoRA verl's reference is the actor without its adapter, in the actor's own micro batches.
+        role, settings = ("actor", every.rollout) if self.ref_in_actor else ("ref", every.ref)
+        super()._compute_ref_log_prob(
+            self._infer_rows(batch, role, settings.log_prob_micro_batch_size_per_gpu), metrics
+        )
         return batch
 
     def _compute_values(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
