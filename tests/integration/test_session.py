@@ -33,6 +33,7 @@ from verl_adaptive.integration import rewards  # noqa: E402
 from verl_adaptive.integration.abort import Aborted  # noqa: E402
 from verl_adaptive.integration.advantage import register, trajectory_rows  # noqa: E402
 from verl_adaptive.integration.courier import Road  # noqa: E402
+from verl_adaptive.integration.layout import Layout  # noqa: E402
 from verl_adaptive.integration.prompts import Stream  # noqa: E402
 from verl_adaptive.integration.rewards import read_rewards  # noqa: E402
 from verl_adaptive.integration.session import Session  # noqa: E402
@@ -397,6 +398,23 @@ def test_padding_changes_nobodys_advantage(queue, estimator, penalty, count):
     assert same == pytest.approx(metrics) and metrics["rollout_corr/training_ppl"] > 1.6
     tq.kv_clear(keys=keys, partition_id="train")
     clear(batch)
+
+
+def test_an_empty_answer_carries_no_tokens_of_others(queue):
+    """An agent loop that was cut off may leave one, and where no row is padding it may be the first of its minibatch."""
+    trainer = object.__new__(get_trainer_cls("adaptive_sync"))
+    keys, lengths = ["x_0_0", "x_1_0", "x_2_0"], [0, 2, 3]
+    rows = [{"uid": "x", "loss_mask": torch.ones(n, dtype=torch.int64)} for n in lengths]
+    tags = [{"response_len": n, "seq_len": n + 3} for n in lengths]
+    tq.kv_batch_put(keys=keys, partition_id="train", fields=tu.list_of_dict_to_tensordict(rows), tags=tags)
+    layout = Layout(
+        *(np.arange(3), 1, 3),
+        **{"updates": 1, "critic_updates": 0, "sequences": 4, "ghost_tokens": np.array([5]), "ranks": 1},
+    )
+    trainer._carry_ghosts(layout, keys, tags, "train")
+    found = tq.kv_batch_get(keys=keys, partition_id="train", select_fields=["loss_mask"])["loss_mask"]
+    assert [mask.tolist() for mask in found] == [[], [1, 1], [6, 1, 1]]
+    tq.kv_clear(keys=keys, partition_id="train")
 
 
 def test_verl_writes_rollouts_down_and_no_padding(queue, tmp_path):

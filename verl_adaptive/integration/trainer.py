@@ -366,7 +366,7 @@ class AdaptiveMixin(_Trainer):
             at = next(pads) if row == PAD else row
             keys.append((pad_keys if row == PAD else batch.keys)[at])
             new_tags.append((pad_tags if row == PAD else batch.tags)[at])
-        self._carry_ghosts(layout, keys, batch.partition_id)
+        self._carry_ghosts(layout, keys, new_tags, batch.partition_id)
         costs = torch.tensor([tag["seq_len"] for tag in new_tags], dtype=torch.int64).tolist()
         share = len(keys) // ranks
         metrics.update(
@@ -437,13 +437,19 @@ class AdaptiveMixin(_Trainer):
         )
         return keys, tags
 
-    def _carry_ghosts(self, layout: Layout, keys: list[str], partition_id: str) -> None:
+    def _carry_ghosts(self, layout: Layout, keys: list[str], tags: list[dict], partition_id: str) -> None:
         """Count the tokens of left-out rows in verl's loss denominator.
 
         verl divides by the sum of the minibatch's ``loss_mask``; the field serves nothing else in the actor's update
         (which masks by ``response_mask``), so one row per chunk carries the missing tokens in its first entry.
         """
-        carriers = [(keys[layout.carrier(c)], int(t)) for c, t in enumerate(layout.ghost_tokens) if t]
+        carriers = []
+        for chunk, tokens in enumerate(layout.ghost_tokens.tolist()):
+            at = layout.carrier(chunk)
+            if tokens and not tags[at]["response_len"]:  # an aborted answer has no first entry
+                at = max(layout.positions(chunk).tolist(), key=lambda i: tags[i]["response_len"])
+            if tokens:
+                carriers.append((keys[at], tokens))
         if not carriers:
             return
         names = [key for key, _ in carriers]
