@@ -197,6 +197,7 @@ class AdaptiveMixin(_Trainer):
         self.session: Session | StreamSession
         if isinstance(self.engine, AsyncEngine):
             self.session = StreamSession(self.engine, self.stream, self.adaptive, road)
+            self.replay_buffer.groups_per_prompt = self.shape.groups // self.config.data.train_batch_size
         else:
             self.session = Session(self.engine, self.stream, self.adaptive, road, self._abort, slots_of(self.config))
         self.replay_buffer.session = self.session
