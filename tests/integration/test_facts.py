@@ -93,13 +93,21 @@ def test_a_validation_of_an_old_checkpoint_writes_no_journal() -> None:
     assert facts.journal_place(*composed("+adaptive=greso", *words)).url is not None
 
 
-@pytest.mark.parametrize("penalty", ["actor_rollout_ref.actor.use_kl_loss=true", "algorithm.use_kl_in_reward=true"])
-def test_a_kl_penalty_is_remarked_on_where_groups_are_dropped(penalty) -> None:
+@pytest.mark.parametrize(
+    ("penalty", "named"),
+    [
+        ("actor_rollout_ref.actor.use_kl_loss=true", "the KL penalty acts"),
+        ("algorithm.use_kl_in_reward=true", "the KL penalty acts"),
+        ("actor_rollout_ref.actor.entropy_coeff=0.001", "the entropy bonus acts"),
+        ("distillation.enabled=true", "the distillation acts"),
+    ],
+)
+def test_another_loss_is_remarked_on_where_groups_are_dropped(penalty, named) -> None:
     for preset, told in (("grpo", False), ("greso", True), ("aero", True), ("pilot_commit", True), ("cero", False)):
         config, adaptive = composed(f"+adaptive={preset}", penalty)
-        assert bool(facts.kl_note(config, build_policy(adaptive))) == told, preset
+        assert (named in facts.dropped_note(config, build_policy(adaptive))) == told, preset
         config, adaptive = composed(f"+adaptive={preset}")
-        assert facts.kl_note(config, build_policy(adaptive)) == ""
+        assert facts.dropped_note(config, build_policy(adaptive)) == ""
 
 
 class Mine(Advantage):

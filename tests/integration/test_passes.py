@@ -64,6 +64,20 @@ def test_each_group_has_a_say():
     assert [p.micro for p in trainer._passes()] == [None, 16, None, 2, 6]
 
 
+@pytest.mark.parametrize("own", [4, None])
+def test_a_reference_within_the_actor_goes_in_the_actors_micro_batches(monkeypatch, own):
+    """LoRA: verl asks the actor, whose worker knows nothing of the reference's settings."""
+    trainer = trainer_of("actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=16", ref=1, actor=2)
+    trainer.config.actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu = own
+    trainer.ref_in_actor, trainer.ref_policy_wg = True, trainer.actor_rollout_wg
+    assert [p.micro for p in trainer._passes() if p.minibatches == "none"] == [16]
+    trainer._layout, sent = SimpleNamespace(ranks=2), []
+    monkeypatch.setattr(PPOTrainerSync, "_compute_ref_log_prob", lambda self, batch, metrics: sent.append(batch))
+    batch = KVBatchMeta(partition_id="train", keys=[f"a_{i}_0" for i in range(40)], tags=[{} for _ in range(40)])
+    assert trainer._compute_ref_log_prob(batch, {}) is batch
+    assert sent[0].extra_info["micro_batch_size_per_gpu"] == 10  # of 20 rows a rank; 16 does not divide them
+
+
 @pytest.mark.parametrize(
     ("overrides", "multiple"),
     [

@@ -141,6 +141,10 @@ def test_what_the_estimator_takes_passes(overrides):
         (["+adaptive=greso", "adaptive.on_exhausted=explode"], "must be one of train_partial, relax, raise"),
         (["+adaptive=greso", "algorithm.filter_groups.enable=true"], r"\+adaptive=dapo"),
         (
+            ["+adaptive=greso", "trainer.v1.sampler.sync_refill_failed_groups=true"],
+            r"adaptive\.refill does this.*leave it false",
+        ),
+        (
             ["+adaptive=greso", COLOCATED],
             r"adaptive\.refill=True: .*too late to generate others.*write adaptive\.refill=false",
         ),

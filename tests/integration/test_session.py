@@ -5,6 +5,7 @@ Only the rollout workers are a stand-in: it writes what verl's ``AgentLoopWorker
 
 from __future__ import annotations
 
+import json
 import math
 import random
 from dataclasses import replace
@@ -32,6 +33,7 @@ from verl_adaptive.integration import rewards  # noqa: E402
 from verl_adaptive.integration.abort import Aborted  # noqa: E402
 from verl_adaptive.integration.advantage import register, trajectory_rows  # noqa: E402
 from verl_adaptive.integration.courier import Road  # noqa: E402
+from verl_adaptive.integration.layout import Layout  # noqa: E402
 from verl_adaptive.integration.prompts import Stream  # noqa: E402
 from verl_adaptive.integration.rewards import read_rewards  # noqa: E402
 from verl_adaptive.integration.session import Session  # noqa: E402
@@ -265,6 +267,16 @@ def test_masks_of_prompts_with_an_agent_loop_of_their_own_are_read(queue, monkey
     clear(batch)
 
 
+def test_a_number_of_rollouts_in_the_data_is_refused(queue, monkeypatch):
+    """It is verl's way to say how many a prompt gets, and would be overwritten."""
+    real = Rows.__getitem__
+    monkeypatch.setattr(Rows, "__getitem__", lambda self, i: {**real(self, i), "__rollout_n__": 4})
+    workers = Workers()
+    with pytest.raises(AdaptiveError, match=r"column __rollout_n__.*leave \+adaptive out"):
+        session_of(workers).start()
+    assert workers.calls == 0 and left() == set()
+
+
 class Slowly(Workers):
     """Prompts come back one at a time, one before every look."""
 
@@ -387,6 +399,48 @@ def test_padding_changes_nobodys_advantage(queue, estimator, penalty, count):
     assert all(torch.equal(a, b) for a, b in zip(alone, mixed[count:], strict=True)) and any(a.any() for a in alone)
     assert all(torch.equal(row, torch.zeros(1)) for row in mixed[:count])
     assert same == pytest.approx(metrics) and metrics["rollout_corr/training_ppl"] > 1.6
+    tq.kv_clear(keys=keys, partition_id="train")
+    clear(batch)
+
+
+def test_an_empty_answer_carries_no_tokens_of_others(queue):
+    """An agent loop that was cut off may leave one, and where no row is padding it may be the first of its minibatch."""
+    trainer = object.__new__(get_trainer_cls("adaptive_sync"))
+    keys, lengths = ["x_0_0", "x_1_0", "x_2_0"], [0, 2, 3]
+    rows = [{"uid": "x", "loss_mask": torch.ones(n, dtype=torch.int64)} for n in lengths]
+    tags = [{"response_len": n, "seq_len": n + 3} for n in lengths]
+    tq.kv_batch_put(keys=keys, partition_id="train", fields=tu.list_of_dict_to_tensordict(rows), tags=tags)
+    layout = Layout(
+        *(np.arange(3), 1, 3),
+        **{"updates": 1, "critic_updates": 0, "sequences": 4, "ghost_tokens": np.array([5]), "ranks": 1},
+    )
+    trainer._carry_ghosts(layout, keys, tags, "train")
+    found = tq.kv_batch_get(keys=keys, partition_id="train", select_fields=["loss_mask"])["loss_mask"]
+    assert [mask.tolist() for mask in found] == [[], [1, 1], [6, 1, 1]]
+    tq.kv_clear(keys=keys, partition_id="train")
+
+
+def test_verl_writes_rollouts_down_and_no_padding(queue, tmp_path):
+    """``trainer.rollout_data_dir``: a padding row would be a failure, of the prompt that it is a copy of if it has pictures."""
+    session = session_of(Workers())
+    session.start()
+    batch = session.complete()
+    texts = [{"prompts": torch.tensor([1, 2]), "responses": torch.tensor([3]), "reward_model": {"ground_truth": "4"}}]
+    fields = tu.list_of_dict_to_tensordict(texts * len(batch.keys))
+    tq.kv_batch_put(keys=batch.keys, partition_id="train", fields=fields)
+    trainer = object.__new__(get_trainer_cls("adaptive_sync"))  # its step alone, without workers
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        trainer.config = compose("ppo_trainer")
+    trainer.processor, trainer.use_critic, trainer.use_reference_policy = None, False, False
+    trainer.tokenizer = SimpleNamespace(eos_token_id=7, pad_token_id=0, decode=lambda ids, **_: str(ids.tolist()))
+    trainer.global_steps, trainer.local_trigger_step = 5, 0
+    keys, tags = trainer._padding(KVBatchMeta(partition_id="train", keys=batch.keys, tags=batch.tags), 2)
+    trainer._init_dump_executor()
+    whole = KVBatchMeta(partition_id="train", keys=keys + batch.keys, tags=tags + batch.tags)
+    trainer._log_rollout_data(whole, {}, str(tmp_path))
+    trainer._shutdown_dump_executor()
+    rows = [json.loads(line) for line in (tmp_path / "5.jsonl").read_text().splitlines()]
+    assert sorted(row["uid"] for row in rows) == sorted(batch.keys) and {row["gts"] for row in rows} == {"4"}
     tq.kv_clear(keys=keys, partition_id="train")
     clear(batch)
 

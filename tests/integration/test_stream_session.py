@@ -24,6 +24,7 @@ from verl_adaptive.engine import AsyncEngine, AsyncFacts  # noqa: E402
 from verl_adaptive.errors import AdaptiveError, Exhausted  # noqa: E402
 from verl_adaptive.integration.courier import Road  # noqa: E402
 from verl_adaptive.integration.prompts import Stream  # noqa: E402
+from verl_adaptive.integration.replay_buffer import AdaptiveReplayBufferAsync  # noqa: E402
 from verl_adaptive.integration.stream_session import NothingLeft, StreamSession  # noqa: E402
 from verl_adaptive.integration.waiting import stall_seconds  # noqa: E402
 from verl_adaptive.policy import build_policy  # noqa: E402
@@ -387,3 +388,30 @@ def test_a_stall_says_which_servers_have_the_requests(queue):
     quiet.rest({"a": "running"}, 1)
     with pytest.raises(AdaptiveError, match="the reward function or a tool hangs: look"):
         quiet.rest({"a": "running"}, 1)
+
+
+def test_lent_gpus_come_back_when_as_much_is_there_as_verl_meant(queue):
+    """``hybrid_rollout`` reckons in prompts of ``rollout.n`` rollouts, of which ``batch_unit=rollouts`` makes several groups."""
+
+    class Trainer:
+        is_adaptive = True
+
+        def refill(self, count: int) -> None: ...
+
+    workers = SlowWorkers()
+    session = session_of(workers, STREAMS["separate"], **POLICIES["grpo"])
+    buffer = AdaptiveReplayBufferAsync(
+        trainer_mode="separate_async",
+        trainer_config={},
+        max_off_policy_threshold=3,
+        max_off_policy_strategy="drop",
+        sampler_kwargs={},
+        refill_fn=Trainer().refill,
+    )
+    buffer.session, buffer.groups_per_prompt = session, 3
+    session.start()
+    buffer.wait_for_sampleable(1, "train", 2)
+    assert len(session.engine.ready) >= 6
+    workers.stop()
+    assert buffer.get_sampleable_count(1, "train") == session.sampleable() // 3 >= 2
+    tq.kv_clear(keys=list(left()), partition_id="train")

@@ -63,7 +63,15 @@ def check_run(config: Any, adaptive: AdaptiveConfig, policy: Policy) -> None:
         True,
         "the adaptive filter does this: leave it false, and choose +adaptive=dapo for dynamic sampling",
     )
-    custom = config.trainer.v1.sampler.custom_sampler
+    sampler = config.trainer.v1.sampler
+    check(
+        not sampler.get("sync_refill_failed_groups", False) or mode_of(config) != "sync",
+        "trainer.v1.sampler.sync_refill_failed_groups",
+        True,
+        "adaptive.refill does this, for groups below adaptive.min_sessions (where every group trains, from a tenth of a batch "
+        "on); leave it false",
+    )
+    custom = sampler.custom_sampler
     check(
         custom.path in (None, _OUR_BUFFER),
         "trainer.v1.sampler.custom_sampler.path",

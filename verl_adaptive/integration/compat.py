@@ -91,6 +91,12 @@ NAMES: tuple[Name, ...] = (
     Name(_BASE, "PPOTrainer._compute_advantage", ("self", "batch", "metrics"), "our advantage estimators"),
     Name(_BASE, "PPOTrainer._update_actor", ("self", "batch", "metrics"), "minibatches"),
     Name(_BASE, "PPOTrainer._update_critic", ("self", "batch", "metrics"), "minibatches"),
+    Name(
+        _BASE,
+        "PPOTrainer._log_rollout_data",
+        ("self", "batch", "timing_raw", "rollout_data_dir"),
+        "rollouts without padding in trainer.rollout_data_dir",
+    ),
     Name(_BASE, "PPOTrainer._load_checkpoint", ("self",), "resume"),
     Name(_BASE, "PPOTrainer._save_checkpoint", ("self",), "snapshots"),
     Name(_BASE, "PPOTrainer._validate", ("self",), "validation when the budget ends a run early"),

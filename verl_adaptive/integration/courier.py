@@ -104,6 +104,11 @@ class Courier:
             whole = self.road.single_turn and item.get("agent_name", SINGLE_TURN) == SINGLE_TURN
             uids.append(self.queue.ask(ticket, str(uuid.uuid4()), n, stage, whole=whole))
         self._check_room()
+        if "__rollout_n__" in items[0]:
+            raise AdaptiveError(
+                "the training set has a column __rollout_n__, by which verl sets a prompt's rollouts; under a preset "
+                "adaptive/allocator says how many each gets. Take the column out, or leave +adaptive out"
+            )
         columns = {**collate_fn(items), "uid": uids, "__rollout_n__": requests.n.tolist()}
         batch = tu.get_tensordict({k: v if isinstance(v, torch.Tensor) else stacked(v) for k, v in columns.items()})
         tu.assign_non_tensor_data(batch, "global_steps", self.road.step_of())

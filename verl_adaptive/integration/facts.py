@@ -20,9 +20,9 @@ __all__ = [
     "SINGLE_TURN",
     "JournalPlace",
     "compared_of",
+    "dropped_note",
     "image_note",
     "journal_place",
-    "kl_note",
     "late_rewards",
     "media_columns",
     "mode_of",
@@ -169,9 +169,18 @@ def compared_of(config: Any) -> dict[str, str]:
     return {"trainer.v1.trainer_mode": mode_of(config), **chosen}
 
 
-def kl_note(config: Any, policy: Policy) -> str:
-    """What dropping groups does to a KL penalty; empty where there is none, or nothing is dropped."""
-    penalty = config.actor_rollout_ref.actor.use_kl_loss or config.algorithm.use_kl_in_reward
-    if not (penalty and policy.filter.reasons):
+def dropped_note(config: Any, policy: Policy) -> str:
+    """What dropping groups does to losses beside the policy gradient; empty where there is none, or nothing is dropped."""
+    actor, distillation = config.actor_rollout_ref.actor, config.get("distillation") or {}
+    names = [
+        *(["KL penalty"] if actor.use_kl_loss or config.algorithm.use_kl_in_reward else []),
+        *(["entropy bonus"] if actor.entropy_coeff != 0 else []),
+        *(["distillation"] if distillation.get("enabled", False) else []),
+    ]
+    if not (names and policy.filter.reasons):
         return ""
-    return "the KL penalty acts on the groups that train only; dropped groups do not add to it"
+    one = len(names) == 1
+    return (
+        f"the {' and the '.join(names)} act{'s' * one} on the groups that train only; dropped groups do not add to "
+        f"{'it' if one else 'them'}"
+    )

@@ -25,9 +25,9 @@ from verl_adaptive.integration.composing import Command, compose, group_options
 from verl_adaptive.integration.facts import (
     MODES,
     compared_of,
+    dropped_note,
     image_note,
     journal_place,
-    kl_note,
     mode_of,
     model_kind,
     results_of,
@@ -271,7 +271,7 @@ def make_plan(
         notes.append(shape.note)
     engine = _first_step(shape, steps or 1000, max(shape.groups, min(prompts or _STAND_IN, _STAND_IN)))
     first = engine.begin(1)
-    notes += [note for note in (kl_note(config, policy), image_note(config, model_kind(config))) if note]
+    notes += [note for note in (dropped_note(config, policy), image_note(config, model_kind(config))) if note]
     if adaptive.warm_start is not None:
         known = _warm_start(config, adaptive)
         notes.append(

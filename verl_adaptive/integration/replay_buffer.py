@@ -61,19 +61,23 @@ class AdaptiveReplayBuffer(ReplayBuffer):
 
 
 class AdaptiveReplayBufferAsync(AdaptiveReplayBuffer, ReplayBufferAsync):
-    """Of the asynchronous trainers; ``separate_async`` also asks how many groups wait (``hybrid_rollout``)."""
+    """Of the asynchronous trainers; ``separate_async`` also asks how many groups wait (``hybrid_rollout``).
+
+    It reckons in prompts of ``data.train_batch_size``, which ``adaptive.batch_unit=rollouts`` makes several groups each.
+    """
 
     session: StreamSession | None
+    groups_per_prompt: int = 1
 
     def get_sampleable_count(self, global_steps: int, partition_id: str) -> int:
-        """Groups that are ready, or back and not reviewed."""
+        """Groups that are ready, or back and not reviewed, in prompts of a batch."""
         if partition_id != PARTITION or self.session is None:
             return super().get_sampleable_count(global_steps, partition_id)
-        return self.session.sampleable()
+        return self.session.sampleable() // self.groups_per_prompt
 
     def wait_for_sampleable(self, global_steps: int, partition_id: str, target_count: int) -> tuple[set[str], dict]:
-        """Review what comes back until ``target_count`` groups are ready."""
+        """Review what comes back until ``target_count`` prompts' groups are ready."""
         if partition_id != PARTITION or self.session is None:
             return super().wait_for_sampleable(global_steps, partition_id, target_count)
-        self.session.wait_for(target_count)
+        self.session.wait_for(target_count * self.groups_per_prompt)
         return set(), {}

@@ -197,6 +197,7 @@ class AdaptiveMixin(_Trainer):
         self.session: Session | StreamSession
         if isinstance(self.engine, AsyncEngine):
             self.session = StreamSession(self.engine, self.stream, self.adaptive, road)
+            self.replay_buffer.groups_per_prompt = self.shape.groups // self.config.data.train_batch_size
         else:
             self.session = Session(self.engine, self.stream, self.adaptive, road, self._abort, slots_of(self.config))
         self.replay_buffer.session = self.session
@@ -366,7 +367,7 @@ class AdaptiveMixin(_Trainer):
             at = next(pads) if row == PAD else row
             keys.append((pad_keys if row == PAD else batch.keys)[at])
             new_tags.append((pad_tags if row == PAD else batch.tags)[at])
-        self._carry_ghosts(layout, keys, batch.partition_id)
+        self._carry_ghosts(layout, keys, new_tags, batch.partition_id)
         costs = torch.tensor([tag["seq_len"] for tag in new_tags], dtype=torch.int64).tolist()
         share = len(keys) // ranks
         metrics.update(
@@ -383,7 +384,7 @@ class AdaptiveMixin(_Trainer):
     def _ranks(self, role: str = "actor") -> int:
         """Data-parallel ranks of a role, which may differ: sequence, tensor and pipeline parallelism are each one's own."""
         if role == "ref":
-            group, mesh = self.ref_policy_wg, "actor" if self.ref_in_actor else "ref"
+            group, mesh = self.ref_policy_wg, "ref"
         else:
             group, mesh = (self.critic_wg, "train") if role == "critic" else (self.actor_rollout_wg, "actor")
         if mesh not in group._dispatch_info:
@@ -400,9 +401,11 @@ class AdaptiveMixin(_Trainer):
             Pass(ranks, "actor", None if actor.use_dynamic_bsz else actor.ppo_micro_batch_size_per_gpu, stages),
             Pass(ranks, "none", log_probs, stages),
         ]
-        if self.use_reference_policy:
+        if (
+            self.use_reference_policy and not self.ref_in_actor
+        ):  # the actor without its adapter is the actor's second pass
             limit = None if ref.log_prob_use_dynamic_bsz else ref.log_prob_micro_batch_size_per_gpu
-            passes.append(Pass(self._ranks("ref"), "none", limit, stages if self.ref_in_actor else _stages(ref)))
+            passes.append(Pass(self._ranks("ref"), "none", limit, _stages(ref)))
         if self.use_critic:
             ranks, stages = self._ranks("critic"), _stages(critic)
             limits = [critic.get(f"{name}_micro_batch_size_per_gpu") for name in ("ppo", "forward")]
@@ -435,13 +438,19 @@ class AdaptiveMixin(_Trainer):
         )
         return keys, tags
 
-    def _carry_ghosts(self, layout: Layout, keys: list[str], partition_id: str) -> None:
+    def _carry_ghosts(self, layout: Layout, keys: list[str], tags: list[dict], partition_id: str) -> None:
         """Count the tokens of left-out rows in verl's loss denominator.
 
         verl divides by the sum of the minibatch's ``loss_mask``; the field serves nothing else in the actor's update
         (which masks by ``response_mask``), so one row per chunk carries the missing tokens in its first entry.
         """
-        carriers = [(keys[layout.carrier(c)], int(t)) for c, t in enumerate(layout.ghost_tokens) if t]
+        carriers = []
+        for chunk, tokens in enumerate(layout.ghost_tokens.tolist()):
+            at = layout.carrier(chunk)
+            if tokens and not tags[at]["response_len"]:  # an aborted answer has no first entry
+                at = max(layout.positions(chunk).tolist(), key=lambda i: tags[i]["response_len"])
+            if tokens:
+                carriers.append((keys[at], tokens))
         if not carriers:
             return
         names = [key for key, _ in carriers]
@@ -486,8 +495,12 @@ class AdaptiveMixin(_Trainer):
         return super()._compute_old_log_prob(batch, metrics)
 
     def _compute_ref_log_prob(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
-        limit = self.config.actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu
-        super()._compute_ref_log_prob(self._infer_rows(batch, "ref", limit), metrics)
+        every = self.config.actor_rollout_ref
+        # With LoRA verl's reference is the actor without its adapter, in the actor's own micro batches.
+        role, settings = ("actor", every.rollout) if self.ref_in_actor else ("ref", every.ref)
+        super()._compute_ref_log_prob(
+            self._infer_rows(batch, role, settings.log_prob_micro_batch_size_per_gpu), metrics
+        )
         return batch
 
     def _compute_values(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
@@ -568,6 +581,10 @@ class AdaptiveMixin(_Trainer):
         rows = Rows.join(self._rows)
         if rows.left_out:
             metrics.update(curves(rows, rewards=not self.config.algorithm.use_kl_in_reward))
+
+    def _log_rollout_data(self, batch: KVBatchMeta, timing_raw: dict, rollout_data_dir: str) -> None:
+        """verl's dump of a step, of rollouts alone: padding would be failures that nobody generated."""
+        super()._log_rollout_data(_without_padding(batch), timing_raw, rollout_data_dir)
 
     def _update_critic(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
         layout, limit = self._layout, self.config.critic.get("ppo_micro_batch_size_per_gpu")
