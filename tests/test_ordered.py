@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ from tests.test_engine import ALLOCATORS, FILTERS, duplicated, rates, same_table
 from tests.world import World, make_engine, run_step
 from verl_adaptive.engine import OrderedEngine, Requests, StepResult
 from verl_adaptive.errors import AdaptiveError, ConfigError, Exhausted
-from verl_adaptive.groups import Groups
+from verl_adaptive.groups import PER_ROLLOUT, Groups
 from verl_adaptive.progress import Progress
 from verl_adaptive.rng import Draw
 from verl_adaptive.roles import Allocator, Pick, Sampler
@@ -602,3 +602,46 @@ def test_how_many_were_sent_decides_nothing(name) -> None:
             for run, other in zip(runs[1:], others, strict=True):
                 same_batch(first, other)
                 same_table(runs[0].engine.table, run.engine.table)
+
+
+class Losing(World):
+    """Loses the last rollout of every first request; the survivors are the group."""
+
+    def roll(self, requests: Requests) -> Groups:
+        groups = super().roll(requests)
+        lost = (requests.stage == 0).astype(np.int64)
+        last = np.zeros(groups.rollouts, dtype=bool)
+        last[(groups.offsets[1:] - 1)[lost > 0]] = True
+        kept = {name: getattr(groups, name)[~last] for name in PER_ROLLOUT}
+        offsets = groups.offsets - np.concatenate([[0], np.cumsum(lost)])
+        return replace(groups, **kept, offsets=offsets, lost=lost.astype(np.int32))
+
+
+@pytest.mark.parametrize(
+    ("allocator", "cap"),
+    [
+        ({"name": "pilot_commit", "n_pilot": 3, "lower": 0.0, "upper": 0.0}, 46),
+        ({"name": "aero", "n_explore": 3, "n_extra": 4, "rounds": 3, "max_per_prompt": 9, "budget": "per_prompt"}, 51),
+    ],
+    ids=["pilot_commit", "aero"],
+)
+def test_a_cap_holds_where_rollouts_are_lost(allocator, cap) -> None:
+    """Who lost some would take more than was reckoned with when later prompts were sent."""
+    for seed in range(3):
+        runs = [
+            Arrivals(
+                *make_engine(
+                    allocator=allocator,
+                    world=Losing(np.full(40, 0.02), seed),
+                    batch=6,
+                    n=8 if allocator["name"] == "pilot_commit" else 9,
+                    rounds=False,
+                    max_rollouts_per_step=cap,
+                ),
+                seed=order,
+            )
+            for order in (None, seed)
+        ]
+        for step in range(1, 4):
+            same_batch(*(run.step(step) for run in runs))
+            assert all(sum(r.rollouts for r in run.asked) <= cap for run in runs)

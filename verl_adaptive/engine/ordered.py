@@ -350,6 +350,9 @@ class OrderedEngine(Engine):
         more = answers.more(allocator, "ask", alive, self.progress)
         at = t.at(alive.ticket)
         more[(t.stage[at] + 1 >= self.config.max_rounds) | np.isin(alive.ticket, self.desk.cut)] = 0
+        if self.progress.cap is not None or self._pledged is not None:
+            # Others were sent and granted on the word that this is the most; a group that lost rollouts may want more.
+            more = np.minimum(more, t.may[at])
         self._close(self.desk.verdict(alive.select(more == 0)))
         hold = alive.select(more == HOLD)
         if len(hold):
