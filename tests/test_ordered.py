@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -15,10 +15,10 @@ from tests.test_engine import ALLOCATORS, FILTERS, duplicated, rates, same_table
 from tests.world import World, make_engine, run_step
 from verl_adaptive.engine import OrderedEngine, Requests, StepResult
 from verl_adaptive.errors import AdaptiveError, ConfigError, Exhausted
-from verl_adaptive.groups import Groups
+from verl_adaptive.groups import PER_ROLLOUT, Groups
 from verl_adaptive.progress import Progress
 from verl_adaptive.rng import Draw
-from verl_adaptive.roles import Allocator
+from verl_adaptive.roles import Allocator, Pick, Sampler
 from verl_adaptive.stats.table import StatsTable
 
 PILOTS = [
@@ -539,3 +539,109 @@ class AskingAllocator(PlainAllocator):
 
 def test_an_allocator_that_may_top_up_is_taken_for_boundless_unless_it_says_more():
     assert AskingAllocator().most(np.array([4]), np.array([0])).tolist() == [2**31]
+
+
+class Shuffled(Sampler):
+    """Picks anything that it is shown, by random numbers of the step and of ``progress.round``."""
+
+    name = "shuffled"
+    kind = "pool"
+
+    def pick(self, pool: np.ndarray, count: int, progress: Progress) -> Pick:
+        u = progress.draw.uniform("shuffled", self.table.key_hi[pool], self.table.key_lo[pool], progress.round)
+        return Pick(pool[np.argsort(u)[:count]])
+
+
+#: What may be decided by how many prompts happen to have been sent.
+SENT = {
+    # a cap keeps back prompts that pay into AERO's pool
+    "pool under a cap": {
+        "allocator": {"name": "aero", "n_explore": 2, "n_extra": 6, "rounds": 3},
+        "p": np.where(np.arange(40) % 2, 0.9, 0.02),
+        "batch": 6,
+        "max_rollouts_per_step": 60,
+        "refill": False,
+    },
+    # more pilots than the first request's, and too few in the band for the next step
+    "pilots held for the next step": {
+        "allocator": {"name": "pilot_commit", "n_pilot": 2, "form": "pipelined", "sized_to_need": False, "factor": 1.5},
+        "filter": "band",
+        "p": np.linspace(0, 0.6, 40) ** 2,
+        "batch": 4,
+    },
+    # commits of held groups fill the step, so that no prompt is asked for until some fail
+    "held groups that fail": {
+        "sampler": "mopps",
+        "allocator": {"name": "pilot_commit", "n_pilot": 2, "form": "pipelined"},
+        "filter": "band",
+        "p": np.full(60, 0.5),
+        "batch": 4,
+        "failure": 0.4,
+    },
+    # a pool of which nothing is left until all that was sent is back
+    "small pool": {
+        "sampler": f"{__name__}:Shuffled",
+        "filter": "informative",
+        "p": np.full(5, 0.2),
+        "batch": 4,
+    },
+}
+
+
+@pytest.mark.parametrize("name", SENT)
+def test_how_many_were_sent_decides_nothing(name) -> None:
+    options = {"n": 8, "rounds": False, **SENT[name]}
+    p, failure = options.pop("p"), options.pop("failure", 0.0)
+    for seed in range(4):
+        runs = [
+            Arrivals(*make_engine(world=World(p, seed, failure=failure), seed=seed, **options), seed=order)
+            for order in (None, seed, seed + 100)
+        ]
+        for step in range(1, 5):
+            first, *others = (run.step(step) for run in runs)
+            for run, other in zip(runs[1:], others, strict=True):
+                same_batch(first, other)
+                same_table(runs[0].engine.table, run.engine.table)
+
+
+class Losing(World):
+    """Loses the last rollout of every first request; the survivors are the group."""
+
+    def roll(self, requests: Requests) -> Groups:
+        groups = super().roll(requests)
+        lost = (requests.stage == 0).astype(np.int64)
+        last = np.zeros(groups.rollouts, dtype=bool)
+        last[(groups.offsets[1:] - 1)[lost > 0]] = True
+        kept = {name: getattr(groups, name)[~last] for name in PER_ROLLOUT}
+        offsets = groups.offsets - np.concatenate([[0], np.cumsum(lost)])
+        return replace(groups, **kept, offsets=offsets, lost=lost.astype(np.int32))
+
+
+@pytest.mark.parametrize(
+    ("allocator", "cap"),
+    [
+        ({"name": "pilot_commit", "n_pilot": 3, "lower": 0.0, "upper": 0.0}, 46),
+        ({"name": "aero", "n_explore": 3, "n_extra": 4, "rounds": 3, "max_per_prompt": 9, "budget": "per_prompt"}, 51),
+    ],
+    ids=["pilot_commit", "aero"],
+)
+def test_a_cap_holds_where_rollouts_are_lost(allocator, cap) -> None:
+    """Who lost some would take more than was reckoned with when later prompts were sent."""
+    for seed in range(3):
+        runs = [
+            Arrivals(
+                *make_engine(
+                    allocator=allocator,
+                    world=Losing(np.full(40, 0.02), seed),
+                    batch=6,
+                    n=8 if allocator["name"] == "pilot_commit" else 9,
+                    rounds=False,
+                    max_rollouts_per_step=cap,
+                ),
+                seed=order,
+            )
+            for order in (None, seed)
+        ]
+        for step in range(1, 4):
+            same_batch(*(run.step(step) for run in runs))
+            assert all(sum(r.rollouts for r in run.asked) <= cap for run in runs)

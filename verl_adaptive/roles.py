@@ -347,7 +347,7 @@ class Allocator(Role):
         return None
 
     def reserve(self, progress: Progress) -> int:
-        """Groups that should be held when a step of committing in order ends; the step waits for them."""
+        """Groups that should be held when a step of committing in order ends: it waits for them in its first request."""
         return 0
 
     def side(self, groups: Groups) -> np.ndarray:

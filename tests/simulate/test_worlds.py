@@ -79,6 +79,18 @@ def test_a_failed_group_loses_half_of_its_rollouts() -> None:
     assert set(made.n[~made.failed]) == {7} and not made.lost[~made.failed].any()
 
 
+def test_a_failed_topup_leaves_its_group_what_it_has() -> None:
+    """As in training: what was explored stays, and the group closes."""
+    world = StaticWorld(np.full(400, 0.05), 0, failure=0.3)
+    outcomes = set()
+    for result in make_simulation("aero", world, batch=64, n=8, steps=4):
+        groups = result.groups
+        topped = groups.reduce(np.maximum, groups.stage) > 0
+        assert not (groups.failed & topped).any()
+        outcomes |= set(result.outcome[topped & (groups.lost > 0)].tolist())
+    assert "trained" in outcomes
+
+
 @pytest.mark.parametrize("shuffle", [True, False])
 def test_a_stream_goes_through_the_data_once_an_epoch_however_it_is_cut(shuffle) -> None:
     whole = Stream(37, 4, shuffle).take(37 * 3)

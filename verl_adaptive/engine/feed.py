@@ -199,6 +199,7 @@ class Line:
         progress: the step; its ``round`` numbers the chunks of a pool sampler.
         busy: int64, table rows that have a group under way when the step begins.
         ungated: let the stream through unseen, rather than end the run, if the gate lets nothing at all through.
+        first: candidates of the step's first request, the first chunk of a pool sampler.
 
     Attributes:
         index, row: int64 ``(k,)``, the candidates so far: position in the data set and table row.
@@ -206,8 +207,8 @@ class Line:
         ended: why there are no more, or an empty string.
     """
 
-    def __init__(self, feed: Feed, progress: Progress, busy: np.ndarray, *, ungated: bool) -> None:
-        self.feed, self._progress, self._busy, self._ungated = feed, progress, busy, ungated
+    def __init__(self, feed: Feed, progress: Progress, busy: np.ndarray, *, ungated: bool, first: int = 0) -> None:
+        self.feed, self._progress, self._busy, self._ungated, self._first = feed, progress, busy, ungated, first
         self.index, self.row, self.planned = _NONE, _NONE, _NONE
         self.ended = ""
         self._end = _NONE  # per candidate: stream positions decided about once it is
@@ -229,7 +230,7 @@ class Line:
         while len(self) < count and not self.ended:
             before = len(self)
             if self.feed.picks:
-                self._pick(count)
+                self._pick()
                 if len(self) == before:
                     return
             elif self._repeats and self._dry and self._dry % self.feed.source.size == 0:
@@ -270,16 +271,17 @@ class Line:
     def _taken(self) -> np.ndarray:
         return np.concatenate([self._busy, self.row[self._lap :]])
 
-    def _pick(self, count: int) -> None:
+    def _pick(self) -> None:
         """A chunk of the pool: as many as the step asks for at first, then a quarter of a batch at a time."""
         if self._chunk and self.feed.sampler.plans_steps:
             self.ended = "the sampler plans a step at once, and gave no further prompt"
             return
-        size = count if self._chunk == 0 else -(-self.feed.facts.batch // 4)
+        size = (self._first if self._chunk == 0 else 0) or -(-self.feed.facts.batch // 4)
         self._progress.round = self._chunk
         pool = self.feed.pickable(self._taken())
         rows, planned = self.feed.pick(pool, size, self._progress)
-        self._chunk += 1
+        # How often it is asked in vain depends on who is back: that must not number the chunks.
+        self._chunk += bool(len(rows) or not self._chunk)
         if not len(rows):
             if len(pool) == len(self.feed.pool):  # nothing was left out: it has no more to give
                 self.ended = "the sampler gave no further prompt"

@@ -114,15 +114,16 @@ class OrderedEngine(Engine):
         self._holding: list[Groups] = []
         self._t = _Tickets()
         self._sent = self._waves = self._behind = 0
-        self._line_over = False
+        self._line_over, self._pledged = False, None
         recalled = self._recall()
-        busy = np.concatenate([self.held.row, recalled.row])
-        self._line = Line(self.feed, self.progress, busy, ungated=self.config.on_exhausted != "raise")
+        self._reserve = answers.amount(self.policy.allocator, "reserve", self.progress)
         wanted = answers.amount(self.policy.sampler, "round_size", self.progress)
         wanted = answers.amount(self.policy.allocator, "prompts", wanted, self.progress)
         if not self.policy.sampler.plans_steps:  # such a plan is one request, and counts as carried out
             wanted = min(wanted, self._most)
         self._first_end = self._recalled + wanted
+        busy, ungated = np.concatenate([self.held.row, recalled.row]), self.config.on_exhausted != "raise"
+        self._line = Line(self.feed, self.progress, busy, ungated=ungated, first=wanted)
         requests = Requests.join([recalled, self._send(wanted)])
         self._advance()
         first = self._fill(requests)
@@ -235,6 +236,9 @@ class OrderedEngine(Engine):
         plan = None if (planned < 0).all() else planned
         n = answers.first(allocator, rows, plan, self.progress)
         may = answers.most(allocator, n, np.zeros(len(n), dtype=np.int64))
+        fund = answers.fund(allocator, n, plan)
+        if self._pledged is None:
+            self._pledged = fund
         cap = self.progress.cap
         if cap is not None:
             worst = (t.spent + t.may).sum() + np.cumsum(n + may) - may  # each before may have taken the most
@@ -248,10 +252,8 @@ class OrderedEngine(Engine):
             part = slice(part.start, part.start + fits)
         if not len(rows):
             return Requests.none()
-        fund = answers.fund(allocator, n, None if plan is None else plan[: len(n)])
         ticket = self._tickets(len(rows))
-        t.add(ticket=ticket, count=n, spent=n, may=may, fund=np.zeros(len(n)) if fund is None else fund)
-        self._pooled = fund is not None
+        t.add(ticket=ticket, count=n, spent=n, may=may, fund=np.zeros(len(n)) if fund is None else fund[: len(n)])
         requests = Requests(ticket, line.index[part], rows, n, np.zeros(len(rows), dtype=np.int64))
         self._sent += len(rows)
         self._waves += 1
@@ -306,7 +308,7 @@ class OrderedEngine(Engine):
         kept, unresolved = t.amount(_KEPT), t.amount(_FLIGHT, _ASKING)
         deficit = self.facts.batch - kept - unresolved
         if deficit <= 0:
-            return 0
+            return max(0, self._first_end - len(t)) if self._reserve else 0  # a cap kept some back
         # A group that is worth a place goes on when the others are out already: without it, those would seem to be all.
         likely = 0
         if self.policy.allocator.needs_place:
@@ -348,6 +350,9 @@ class OrderedEngine(Engine):
         more = answers.more(allocator, "ask", alive, self.progress)
         at = t.at(alive.ticket)
         more[(t.stage[at] + 1 >= self.config.max_rounds) | np.isin(alive.ticket, self.desk.cut)] = 0
+        if self.progress.cap is not None or self._pledged is not None:
+            # Others were sent and granted on the word that this is the most; a group that lost rollouts may want more.
+            more = np.minimum(more, t.may[at])
         self._close(self.desk.verdict(alive.select(more == 0)))
         hold = alive.select(more == HOLD)
         if len(hold):
@@ -413,10 +418,10 @@ class OrderedEngine(Engine):
             yes &= hopeful < self._target
             placeless = kept >= self._target
             no |= placeless
-        if self._pooled:
-            # Each prompt pays in when it is explored; a batch's worth of them is there from the start.
-            size = np.maximum(asking + 1, min(len(t), self._recalled + self.facts.batch))
-            paid = np.cumsum(t.fund)[size - 1]
+        if self._pledged is not None:
+            # Each prompt pays in when it is explored; a batch's worth of them from the start, sent or kept back by a cap.
+            pledged = self._pledged[: self.facts.batch].sum()
+            paid = np.maximum(np.cumsum(t.fund)[asking], pledged)
             taken = np.cumsum(t.extra)[asking]
             pending = np.cumsum(t.may)[asking] - t.may[asking]
             yes &= paid - taken - pending >= want
@@ -430,7 +435,9 @@ class OrderedEngine(Engine):
 
     # -- the order of tickets -------------------------------------------------------------------------------
 
-    _pooled = False
+    _pledged: np.ndarray | None = (
+        None  # what the prompts of the first request pay into the pool; None: there is no pool
+    )
     _done = False
     _head = 0
 
@@ -444,7 +451,8 @@ class OrderedEngine(Engine):
         enough = kept >= self._target
         if self.desk.lenient and self.config.refill:
             enough |= np.arange(1, head + 1) >= self._end()
-        enough &= held >= answers.amount(self.policy.allocator, "reserve", self.progress)
+        # The step's first request is to bring what is held for the next one; it is the state's, later ones are not.
+        enough &= (held >= self._reserve) | (np.arange(1, head + 1) >= self._first_end)
         self._done = bool(enough.any())
         self._head = int(np.argmax(enough)) + 1 if self._done else head
 

@@ -96,5 +96,9 @@ def _refuse_foreign(word: str) -> None:
         raise ConfigError(key, value, f"write {ours[key]} {value}: its value would be used in place of this one")
     if key in ("adaptive.warm_start", "adaptive.warm_start_discount"):
         raise ConfigError(key, value, "plays no part here: a simulated run begins with nothing known of its prompts")
+    if key in ("adaptive.signal", "adaptive.min_sessions") or key.split(".")[:2] == ["adaptive", "success"]:
+        raise ConfigError(
+            key, value, "plays no part here: a simulated rollout succeeds or does not, and a group fails or is whole"
+        )
     if not key.startswith("adaptive"):
         raise ConfigError(key, value, "a simulation takes overrides of adaptive.* only")

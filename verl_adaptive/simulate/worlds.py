@@ -81,14 +81,16 @@ def draw_groups(
         seed: the world's seed.
         tokens: mean response length, of each request or of all; lengths are uniform within half of it, either way.
         low, high: reward of a wrong and of a correct rollout.
-        failure: chance that a request fails: half of its rollouts are lost, and the group says nothing.
+        failure: chance that a request fails: half of its rollouts are lost. Of first rollouts, the group says nothing then; a
+            top-up leaves its group what it has, as in training.
     """
     draw, sizes = Draw(seed, 0), requests.n.astype(np.int64)
     salt = requests.stage.astype(np.int64) * _STRIDE
     failed, lost = np.zeros(len(requests), dtype=bool), np.zeros(len(requests), dtype=np.int32)
     if failure > 0:
-        failed = draw.uniform("world.failure", requests.ticket, salt) < failure
-        lost = np.where(failed, sizes - sizes // 2, 0).astype(np.int32)
+        fails = draw.uniform("world.failure", requests.ticket, salt) < failure
+        lost = np.where(fails, sizes - sizes // 2, 0).astype(np.int32)
+        failed = fails & (requests.stage == 0)
         sizes = sizes - lost
     offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
     home = np.repeat(np.arange(len(requests)), sizes)
