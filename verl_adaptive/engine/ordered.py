@@ -435,9 +435,8 @@ class OrderedEngine(Engine):
 
     # -- the order of tickets -------------------------------------------------------------------------------
 
-    _pledged: np.ndarray | None = (
-        None  # what the prompts of the first request pay into the pool; None: there is no pool
-    )
+    #: What the prompts of the first request pay into the pool; None: there is no pool.
+    _pledged: np.ndarray | None = None
     _done = False
     _head = 0
 

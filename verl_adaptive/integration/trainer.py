@@ -401,9 +401,8 @@ class AdaptiveMixin(_Trainer):
             Pass(ranks, "actor", None if actor.use_dynamic_bsz else actor.ppo_micro_batch_size_per_gpu, stages),
             Pass(ranks, "none", log_probs, stages),
         ]
-        if (
-            self.use_reference_policy and not self.ref_in_actor
-        ):  # the actor without its adapter is the actor's second pass
+        # In the actor it is the actor without its adapter: another pass of the second kind.
+        if self.use_reference_policy and not self.ref_in_actor:
             limit = None if ref.log_prob_use_dynamic_bsz else ref.log_prob_micro_batch_size_per_gpu
             passes.append(Pass(self._ranks("ref"), "none", limit, _stages(ref)))
         if self.use_critic:
