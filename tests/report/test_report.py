@@ -562,6 +562,43 @@ def test_a_forecast_goes_on_as_of_late(tmp_path) -> None:
     assert (forecast(made.history, made.facts).left, forecast(made.history, made.facts).by) == (3, "rollouts")
 
 
+def test_neighbouring_ticks_have_different_words() -> None:
+    """Half a per cent was 0% and one and a half 2%, beside the true ones; late steps were all 10k."""
+    share = figures.lines("t", np.arange(2.0), [Series("s", np.array([0.0, 0.02]), "red")], ("x", "y"), percent=True)
+    assert re.findall(r">([\d.]+%)<", share) == ["0%", "0.5%", "1%", "1.5%", "2%"]
+    late = figures.lines("t", np.array([10010.0, 10050.0]), [Series("s", np.zeros(2), "red")], ("step", "y"))
+    assert re.findall(r">([\d.]+k)<", late) == ["10.01k", "10.02k", "10.03k", "10.04k", "10.05k"]
+    assert re.findall(r'end">([\d.]+)<', figures.bars("t", ["a"], [2], ("x", "prompts"), "red")) == ["0", "1", "2"]
+
+
+def test_what_was_not_smoothed_is_cut_and_not_moved_to_the_edge() -> None:
+    values, raw = np.full(20, 0.5), np.where(np.arange(20) % 2, 3.0, -3.0)
+    values[0] = 0.6
+    picture = figures.lines("t", np.arange(20.0), [Series("s", values, "red", raw=raw)], ("x", "y"), from_zero=False)
+    (points,) = re.findall(r'<polyline class="raw" points="([^"]*)"', picture)
+    heights = {float(point.split(",")[1]) for point in points.split()}
+    assert min(heights) < 0 and max(heights) > figures.HEIGHT and picture.count("</svg>") == 3
+
+
+def test_single_rollouts_are_not_shown_as_groups_without_variance(tmp_path, capsys) -> None:
+    """Each visit of solo's is all right or all wrong by chance: the page called every prompt that, and showed zeros."""
+    parts = {"sampler": "spread", "filter": "keep_all", "advantage": "memory"}
+    make_run(tmp_path, steps=20, batch=32, n=1, snapshot=False, **parts)
+    assert main(["report", str(tmp_path), "-o", str(tmp_path / "r.html")]) == 0
+    page = (tmp_path / "r.html").read_text()
+    for heading in (
+        "Groups with variance",
+        "Pass rate by visit",
+        "Pass rate at the latest visit",
+        "First and latest visit",
+    ):
+        assert f"<h3>{heading}</h3>" not in page
+    assert "groups of one rollout have none" in page and "single rollouts" in page and "Predicted and observed" in page
+    capsys.readouterr()
+    assert main(["stats", str(tmp_path)]) == 0
+    assert re.search(r"^ math .*% +- +- +\S+$", capsys.readouterr().out, flags=re.M)
+
+
 @pytest.mark.parametrize("lost", [(1, 39), (34, 38)])
 def test_a_forecast_counts_the_steps_that_the_journal_lacks(tmp_path, lost) -> None:
     """Steps that were given up made the next one last as long as all of them, or generate as much as the run."""

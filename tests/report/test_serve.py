@@ -22,8 +22,10 @@ from tests.cli.stores import HOSTILE, make_run
 from tests.interrupts import heed_interrupts
 from tests.report.test_report import Page
 from verl_adaptive.cli import main
+from verl_adaptive.groups import Groups
 from verl_adaptive.report.runs import Run, find_runs, state_of
 from verl_adaptive.report.server import Guard
+from verl_adaptive.stats import keys_array
 from verl_adaptive.stats.journal import Journal
 
 
@@ -328,3 +330,15 @@ def test_what_is_new_is_read_without_the_whole_journal(tmp_path) -> None:
     (run,), trouble = find_runs(url)
     state = state_of(run)
     assert (state["step"], state["plan"], trouble) == (4, 50, []) and not state["running"]
+
+
+def test_a_pause_between_attempts_is_no_pace(tmp_path) -> None:
+    """A run that was resumed after eight hours, and ended after one step, was called running for two days."""
+    now = time.time()
+    for step, when in ((1, now - 30_000), (2, now - 1_000)):
+        with Journal.open(str(tmp_path / "adaptive.sqlite"), run_id="p/e") as journal:
+            journal.rewind(step - 1)
+            journal.commit_step(step, Groups.empty(), keys_array([]), [], wall_time=when)
+    (run,), _ = find_runs(str(tmp_path))
+    state = state_of(run)
+    assert (state["step"], state["running"]) == (2, False)

@@ -209,7 +209,7 @@ def _print(found: dict[str, Any]) -> None:
     if len(sources) > 1 or (sources and sources[0][0]):
         rows = [
             (name or "(unknown)", *(number(d[c]) for c in ("prompts", "visited", "rollouts")), share(d["pass_rate"]))
-            + tuple(number(d[c]) for c in ("easy", "hard", "retired"))
+            + tuple("-" if found["single"] and c != "retired" else number(d[c]) for c in ("easy", "hard", "retired"))
             for name, d in sources[:30]
         ]
         heads = ("prompts", "visited", "rollouts", "pass rate", "all right", "all wrong", "retired")

@@ -308,6 +308,8 @@ class _Course:
         if not self._sizes or not seen.any():
             return {"why": "no group has trained yet"}
         n = max(self._sizes, key=lambda size: self._sizes[size])
+        if n == 1:
+            return {"why": "it compares groups with variance, and groups of one rollout have none"}
         small = sum(count for size, count in self._all_sizes.items() if size < n)
         whole = sum(self._all_sizes.values())
         if small > 0.05 * whole:

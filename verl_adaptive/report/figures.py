@@ -50,15 +50,24 @@ class Series:
         self.name, self.key = clean(self.name, 80), None if self.key is None else clean(self.key, 80)
 
 
-def short(value: float) -> str:
+def short(value: float, digits: int = 3) -> str:
     """A number for an axis: 1.2k, 3M, 0.25."""
     if not math.isfinite(value):
         return "-"
     size = abs(value)
     for limit, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if size >= limit:
-            return f"{value / limit:.3g}{unit}"
-    return f"{value:.3g}"
+            return f"{value / limit:.{digits}g}{unit}"
+    return f"{value:.{digits}g}"
+
+
+def _said(ticks: Sequence[float], percent: bool = False) -> list[str]:
+    """Ticks in words, with as many digits as they have: half a per cent is not said to be none."""
+    values = [100 * value for value in ticks] if percent else list(ticks)
+    step = values[1] - values[0] if len(values) > 1 else math.inf
+    enough = (d for d in range(3, 10) if all(abs(float(f"{v:.{d}g}") - v) < 0.01 * step for v in values))
+    digits = next(enough, 10)
+    return [short(value, digits) + "%" * percent for value in values]
 
 
 def _ticks(low: float, high: float, count: int = 5) -> list[float]:
@@ -117,12 +126,18 @@ class _Canvas:
         upright = '<text transform="rotate(-90)" x="{x}" y="13" text-anchor="middle" class="label">{t}</text>'
         self.add(upright, x=-(HEIGHT - _BOTTOM + _TOP) / 2, t=self.labels[1])
 
-    def axes(self, x_ticks: Sequence[tuple[float, str]] | None = None, percent: bool = False) -> None:
+    def axes(
+        self, x_ticks: Sequence[tuple[float, str]] | None = None, percent: bool = False, whole: bool = False
+    ) -> None:
         line = '<line class="{k}" x1="{a}" x2="{b}" y1="{y}" y2="{y}"/>'
-        for value in _ticks(*self.y):
+        ticks = [value for value in _ticks(*self.y) if not whole or value.is_integer()]
+        for value, label in zip(ticks, _said(ticks, percent), strict=True):
             self.add(line, k="grid", a=_LEFT, b=WIDTH - _RIGHT, y=f"{self.py(value):.1f}")
-            self.beside(value, f"{value:.0%}" if percent else short(value))
-        for value, label in [(v, short(v)) for v in _ticks(*self.x)] if x_ticks is None else x_ticks:
+            self.beside(value, label)
+        if x_ticks is None:
+            along = _ticks(*self.x)
+            x_ticks = list(zip(along, _said(along), strict=True))
+        for value, label in x_ticks:
             self.below(value, label)
         self.add(line, k="axis", a=_LEFT, b=WIDTH - _RIGHT, y=HEIGHT - _BOTTOM)
         self.named()
@@ -241,9 +256,18 @@ def lines(
     ends = ends[np.isfinite(ends)]
     canvas = _Canvas(title, (float(ends.min()), float(ends.max())) if len(ends) else (0.0, 1.0), (low, high), labels)
     canvas.axes(percent=percent)
+    # What was not smoothed may leave the picture: it is cut there, where a value at the edge would be another value.
+    canvas.add(
+        '<svg x="{x}" y="{y}" width="{w}" height="{h}" viewBox="{x} {y} {w} {h}">',
+        x=_LEFT,
+        y=_TOP,
+        w=WIDTH - _LEFT - _RIGHT,
+        h=HEIGHT - _TOP - _BOTTOM,
+    )
     for s, own in zip(series, xs, strict=True):
         if s.raw is not None:
-            _draw(canvas, own, np.clip(s.raw, low, high), s, "raw")
+            _draw(canvas, own, s.raw, s, "raw")
+    canvas.add("</svg>")
     for s, own in zip(series, xs, strict=True):
         _draw(canvas, own, s.values, s, "dash" if s.dash else "line")
     return canvas.done(series, _hover(x, series, percent))
@@ -269,7 +293,7 @@ def bars(title: str, names: Sequence[str], values: Sequence[float], labels: tupl
     """Upright bars with their numbers above."""
     top = max([float(v) for v in values], default=0.0) or 1.0
     canvas = _Canvas(title, (0.0, float(max(1, len(names)))), (0.0, top * 1.08), labels)
-    canvas.axes([(i + 0.5, name) for i, name in enumerate(names)])
+    canvas.axes([(i + 0.5, name) for i, name in enumerate(names)], whole=True)
     for i, (name, value) in enumerate(zip(names, values, strict=True)):
         left, right, y = canvas.px(i + 0.1), canvas.px(i + 0.9), canvas.py(float(value))
         bar = f'<rect {_PLACE} fill="{{c}}"><title>{{n}}: {{v:,.0f}}</title></rect>'

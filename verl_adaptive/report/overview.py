@@ -99,6 +99,8 @@ def overview(opened: Opened, *, tries: int = 16, history: bool = True) -> dict[s
         "regressed": len(prompts.where(REGRESSED)),
         "retired": None if opened.retired is None else opened.retired[0],
         "retired_at_step": None if opened.retired is None else opened.retired[1],
+        # One rollout a visit, as solo has it: a visit is all right or all wrong by chance, whatever the prompt is.
+        "single": bool(0 < rollouts.sum(dtype=np.int64) < 2 * visits.sum(dtype=np.int64)),
         "brought": len(table.brought()) if opened.kind == "snapshot" else None,
         "flip_flopping": None,
         "histogram": {"bins": list(BINS), "prompts": histogram(rate)},

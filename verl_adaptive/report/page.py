@@ -108,6 +108,7 @@ def render(collected: Collected, *, title: str | None = None, live: Live | None 
             ledger=_ledger_rows(facts),
             sources=_sources(facts, history),
             source_count=len(facts["by_source"]),
+            single=facts["single"],
             then_and_now=collected.then_and_now.tolist(),
             classes=("hard (≤ 0.25)", "middle", "easy (≥ 0.75)"),
             lists=[(each, _commands(facts, each.where, each.keep)) for each in collected.lists],
@@ -186,7 +187,13 @@ def _cards(facts: dict[str, Any], history: History | None, end: Forecast | None)
         out.append((f"{curve.values[-1]:.3f}", "validation", clean(remark)))
     if ledger:
         generated = ledger["generated"]
-        out.append((figures.short(generated), "rollouts generated", f"{number(facts.get('steps'))} steps"))
+        out.append(
+            (
+                figures.short(generated),
+                "rollouts generated",
+                f"{number(facts.get('steps'))} step{'' if facts.get('steps') == 1 else 's'}",
+            )
+        )
         out.append((share(ledger["trained"], generated), "of them trained", f"{number(ledger['trained'])} rollouts"))
     if history is not None and "saved" in history.uniform:
         saved = history.uniform["saved"]

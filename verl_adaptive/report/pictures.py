@@ -131,7 +131,9 @@ def pictures(collected: Collected) -> dict[str, Any]:
     facts, history = collected.facts, collected.history
     out: dict[str, Any] = {
         "rates": _bars("Prompts by pass rate over all visits", facts["histogram"], "pass rate", "var(--c1)"),
-        "latest": _bars(
+        "latest": None
+        if facts["single"]
+        else _bars(
             "Prompts by the pass rate of their latest visit",
             facts["latest_histogram"],
             "pass rate at the latest visit",
@@ -150,6 +152,9 @@ def pictures(collected: Collected) -> dict[str, Any]:
     }
     if history is not None:
         out |= {**_course(history), **_answers(history), **_calibration(history), "scalars": _scalars(history)}
+    if facts["single"]:  # right or wrong, and never with variance: these would show two values and zeros
+        for name in ("visits", "variance"):
+            out.pop(name, None)
     return out
 
 

@@ -141,7 +141,8 @@ def state_of(run: Run) -> dict[str, Any]:
     if newest.num_rows:
         steps, walls = newest.column("step").to_pylist(), newest.column("wall_time").to_pylist()
         step, wall = steps[-1], walls[-1]
-        pace = max(0.0, walls[-1] - walls[0])
+        if len(set(newest.column("attempt").to_pylist())) == 1:  # a pause between attempts is no pace
+            pace = max(0.0, walls[-1] - walls[0])
         ledger = ledger_of(newest.column("ledger")[-1].as_py())
         generated = ledger.get("run", {}).get("rollouts", {}).get("generated")
         plan = _plan(newest.column("scalars")[-1].as_py())
