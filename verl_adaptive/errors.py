@@ -9,7 +9,17 @@ from collections.abc import Iterable
 
 from verl_adaptive.redact import redact
 
-__all__ = ["REMOVED", "AdaptiveError", "ConfigError", "Exhausted", "UsageError", "lacks_extra", "removed", "removed_in"]
+__all__ = [
+    "REMOVED",
+    "AdaptiveError",
+    "ConfigError",
+    "Exhausted",
+    "RefusedByVerl",
+    "UsageError",
+    "lacks_extra",
+    "removed",
+    "removed_in",
+]
 
 
 class AdaptiveError(RuntimeError):
@@ -38,6 +48,10 @@ class ConfigError(AdaptiveError, ValueError):
 
     def __str__(self) -> str:
         return redact(f"{self.key}={self.value!r}: {self.hint}")
+
+
+class RefusedByVerl(AdaptiveError):
+    """A command line that verl would not take without a preset, either."""
 
 
 class Exhausted(AdaptiveError):
