@@ -28,6 +28,7 @@ from benchmarks.page_clock import async_table, clock_page
 from benchmarks.page_cpu import cpu_page, cpu_runs
 from benchmarks.page_docs import choosing_block, solo_block
 from benchmarks.page_front import readme
+from benchmarks.page_lines import lines_page
 from benchmarks.page_quickstart import draw, quickstart
 from benchmarks.page_speed import decisions_page, step_time_page, store_page
 from benchmarks.page_summary import all_standings, summary_page
@@ -174,6 +175,7 @@ def pages(results: Path, results_page: Path, readme_page: Path) -> dict[Path, st
         "driver": driver_page,
         "prompt_cost": prompt_page,
         "step_time": step_time_page,
+        "example_lines": lines_page,
     }
     for name, page in parts.items():
         if data := read(f"{name}.json"):

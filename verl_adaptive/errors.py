@@ -15,6 +15,7 @@ __all__ = [
     "AdaptiveError",
     "ConfigError",
     "Exhausted",
+    "RefusedByVerl",
     "UsageError",
     "lacks_extra",
     "nearest",
@@ -49,6 +50,10 @@ class ConfigError(AdaptiveError, ValueError):
 
     def __str__(self) -> str:
         return redact(f"{self.key}={self.value!r}: {self.hint}")
+
+
+class RefusedByVerl(AdaptiveError):
+    """A command line that verl would not take without a preset, either."""
 
 
 class Exhausted(AdaptiveError):

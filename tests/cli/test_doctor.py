@@ -106,8 +106,11 @@ def test_prompts_that_verl_will_drop_are_not_counted_out(examine, call, tmp_path
     assert found["THE PLAN"]["uncounted"] == "before verl drops prompts of more than 512 tokens"
     _, out, _ = call("doctor", "--", *MINIMAL, *words)
     assert "30 steps at most (640 prompts, before verl drops" in " ".join(out.split())
+    assert f"{64 * 16} rollouts a step, at most {30 * 64 * 16:,} in all" in " ".join(
+        out.replace("1,024", "1024").split()
+    )
     _, found = examine(*words, "data.filter_overlong_prompts=false")
-    assert found["THE PLAN"]["uncounted"] == ""
+    assert found["THE PLAN"]["uncounted"] == "" and not found["THE PLAN"]["price"]["at_most"]
 
 
 def test_the_whole_command_may_be_given(examine, call) -> None:
@@ -181,6 +184,8 @@ def test_configurations_of_the_users_own(tmp_path, call) -> None:
         (("verl/experimental/one_step_off_policy/main_ppo.py",), "trainer.v1.trainer_mode=colocate_async"),
         (("-m", "verl.trainer.sft_trainer"), "presets are for GRPO and PPO"),
         (("-m", "recipe.dapo.main_dapo"), "cannot say whether this reads a preset"),
+        (("-m", "verl.trainer.main_ppo_sync"), "has no module verl.trainer.main_ppo_sync"),
+        (("-m", "verl.no.such.trainer"), "has no module verl.no.such.trainer"),
         (("-m", MAIN, "trainer.use_v1=false"), "trainer.use_v1=False"),
     ],
 )
@@ -220,11 +225,31 @@ def test_what_was_meant(overrides, says, examine) -> None:
 def test_it_says_what_verl_itself_refuses(examine) -> None:
     """Lines of verl's examples that are older or newer than the installed verl: the preset is not what is wrong."""
     status, found = examine("+adaptive=solo", "actor_rollout_ref.actor.megatron.no_such_key=true")
-    assert status == 1 and found["compose"]["detail"].endswith("verl refuses the line without the preset, too")
+    assert status == 1 and re.search(r"verl \d.* refuses the line without the preset, too$", found["compose"]["detail"])
+    assert re.match(r"write it as verl \d.* has it", found["compose"]["fix"])
     status, found = examine("+adaptive=solo", "adaptive.no_such_key=true")
-    assert status == 1 and "verl refuses" not in found["compose"]["detail"]
+    assert status == 1 and "refuses the line" not in found["compose"]["detail"]
+    assert found["compose"]["fix"].startswith("correct the override")
     status, found = examine("+adaptive=solo", "+actor_rollout_ref.actor.policy_loss.no_such_key=1")
     assert status == 1 and found["validate"]["fix"].startswith("change what it names: this is verl's own check")
+
+
+@pytest.mark.parametrize("words", [("lora_rank=32",), ("lora.rank=32",)])
+def test_an_adapter_is_no_reason_to_refuse_where_vllm_is_not(words, examine, monkeypatch) -> None:
+    """verl imports vLLM to check the rank, and its error said to change the line."""
+    monkeypatch.setitem(sys.modules, "verl.workers.rollout.vllm_rollout.utils", None)
+    words = ("+adaptive=solo", *(f"actor_rollout_ref.model.{word}" for word in words))
+    status, found = examine(*words)
+    assert status == 0 and any(
+        f"{words[1]}: vLLM cannot be imported here" in note for note in found["THE PLAN"]["notes"]
+    )
+
+
+def test_a_teacher_that_trains_alone_leaves_the_preset_the_prompts(examine) -> None:
+    words = ("+adaptive=solo", "distillation.enabled=true")
+    _, found = examine(*words, "distillation.distillation_loss.use_task_rewards=false")
+    assert any("rewards and advantages train nothing" in note for note in found["THE PLAN"]["notes"])
+    assert not any("train nothing" in note for note in examine(*words)[1]["THE PLAN"]["notes"])
 
 
 def test_the_shared_base_is_no_preset(examine) -> None:

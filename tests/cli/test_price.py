@@ -131,6 +131,16 @@ def test_one_epoch_is_too_short_for_what_learns_from_earlier_visits(price, tmp_p
     assert warm.sense == [] and "of the warm start" in lines["price"]
 
 
+def test_epochs_are_known_where_the_data_are_not(price) -> None:
+    """A line is priced on any machine; without the data set nothing was said of a run of one epoch."""
+    words = ("+adaptive=greso", "data.train_files=/no/such/train.parquet")
+    found, lines = price(*words, "trainer.total_epochs=1")
+    assert (found.grpo_step, found.grpo_total, found.total, found.passes) == (1024, None, None, 1.0)
+    assert "one epoch: greso will skip nothing" in lines["epochs"] and "<steps of GRPO x 1024>" in lines["equal bill"]
+    found, _ = price(*words, *STEPS)
+    assert found.grpo_total == 20_480 and found.passes is None
+
+
 def test_where_no_prompt_comes_twice_solo_is_not_sent_away(price, tmp_path) -> None:
     """It is what docs/choosing.md says to take there: 4,096 prompts, 2 steps of 1,024 rollouts, one apiece."""
     data = write_dataset(tmp_path / "large.parquet", hostile_rows(4096))

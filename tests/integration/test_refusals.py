@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 from verl_adaptive.advantages.verl import COMPARING
 from verl_adaptive.config import AdaptiveConfig
 from verl_adaptive.errors import AdaptiveError, ConfigError, Exhausted
-from verl_adaptive.integration import compat, guard, plugin
+from verl_adaptive.integration import checks, compat, guard, plugin
 from verl_adaptive.integration.checks import check_run, why_not_skip_zero, zero_rows
 from verl_adaptive.integration.replay_buffer import AdaptiveReplayBuffer
 from verl_adaptive.integration.stream_session import NothingLeft
@@ -137,6 +137,11 @@ def test_what_the_estimator_takes_passes(overrides):
             ],
             r"n_explore=1: .*which reinforce_plus_plus_baseline would train on its bare reward",
         ),
+        # what is recommended instead must not be refused for the estimator
+        (
+            ["+adaptive=greso", "actor_rollout_ref.rollout.n=1", "algorithm.adv_estimator=gae"],
+            r"\+adaptive=solo without algorithm\.adv_estimator=gae",
+        ),
         (["+adaptive=pilot_commit", "adaptive.max_rounds=1"], r"max_rounds=1: .*pilots.*use 2 or more"),
         (["+adaptive=greso", "adaptive.on_exhausted=explode"], "must be one of train_partial, relax, raise"),
         (["+adaptive=greso", "algorithm.filter_groups.enable=true"], r"\+adaptive=dapo"),
@@ -215,6 +220,40 @@ def test_every_estimator_of_verls_is_known_to_compare_or_not():
         else:
             compares = bool((advantages[:, -1] > 0).all() or (advantages == 0).all())
         assert compares == (name in COMPARING), name
+
+
+def test_an_estimator_that_verls_trainers_cannot_serve_is_refused():
+    """verl's V1 trainer ends at its first advantages there, when the step has generated: its own function, its own fields."""
+    import inspect
+    import re
+
+    import numpy as np
+    import torch
+    from tensordict import TensorDict
+    from verl.protocol import DataProto
+    from verl.trainer.config import AlgoConfig
+    from verl.trainer.ppo.core_algos import AdvantageEstimator
+    from verl.trainer.ppo.v1.trainer_base import PPOTrainer
+    from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
+
+    (fields,) = re.findall(r"fields = \[(.*?rm_scores.*?)\]", inspect.getsource(PPOTrainer._compute_advantage))
+    names = {*re.findall(r"\w+", fields), "token_level_scores", "token_level_rewards"} - {"uid"}
+    refused = set()
+    for name in (each.value for each in AdvantageEstimator):
+        data = DataProto(batch=TensorDict({each: torch.ones(4, 2) for each in names}, batch_size=4))
+        data.non_tensor_batch["uid"] = np.array(["a", "a", "b", "b"], dtype=object)
+        keys, algorithm = ["a_0_0", "a_1_0", "b_0_0", "b_1_0"], AlgoConfig(gdpo_reward_keys=["format"])
+        try:
+            compute_advantage_for_multi_trajectories(data, batch_keys=keys, adv_estimator=name, config=algorithm)
+        except (AssertionError, KeyError, TypeError):
+            refused.add(name)
+            with pytest.raises(
+                ConfigError, match=f"adv_estimator='{name}': asks for .*; take grpo, or {name} without a preset"
+            ):
+                run_checks("+adaptive=dapo", f"algorithm.adv_estimator={name}")
+        else:
+            run_checks("+adaptive=dapo", f"algorithm.adv_estimator={name}")
+    assert refused == set(checks._ASKS)
 
 
 @pytest.mark.parametrize(

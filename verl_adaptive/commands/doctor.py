@@ -24,11 +24,11 @@ from importlib.metadata import PackageNotFoundError, entry_points, requires, ver
 from typing import Any
 
 from verl_adaptive.commands.arguments import add_json_option
-from verl_adaptive.errors import AdaptiveError
+from verl_adaptive.errors import AdaptiveError, RefusedByVerl
 from verl_adaptive.redact import redact
 from verl_adaptive.text import one_line
 
-__all__ = ["Check", "Examination", "configure", "run"]
+__all__ = ["Check", "Examination", "configure", "quiet", "run"]
 
 #: Tested with these; others are a remark.
 SUPPORTED_PYTHON = ">=3.10,<3.13"
@@ -91,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Keep what verl, Ray and Hydra print to themselves: it would be taken for our findings.
 
     Ray's C++ parts write to the file descriptors themselves, past Python's streams.
@@ -145,11 +145,12 @@ class Examination:
         ``foreign`` is what to do about an error that is none of ours, if that is something else.
         """
         try:
-            with _quiet():
+            with quiet():
                 return look()
         except (Exception, SystemExit) as error:
             ours = isinstance(error, AdaptiveError | SystemExit)
             kind = "" if ours else f"{type(error).__name__}: "
+            ours = ours and not isinstance(error, RefusedByVerl)
             self.add(name, "fail", f"{kind}{error}", fix if ours else foreign or fix)
             return None
 
@@ -298,6 +299,14 @@ class Examination:
             why = guard.unread({"adaptive": {}}, command.program)
             self.add("program", "fail", why, f"write python -m {guard.MAIN} instead")
             return None
+        if command.program is not None and inspect.is_lacking(command.program):
+            self.add(
+                "program",
+                "fail",
+                f"verl {_version('verl')} has no module {command.program}",
+                f"write python -m {guard.MAIN} instead",
+            )
+            return None
         if command.program is not None and command.program not in guard.PROGRAMS:
             self.add(
                 "program",
@@ -307,7 +316,13 @@ class Examination:
                 "read the preset refuses it when it is made",
             )
             return None
-        config = self._try("compose", f"correct the override; {see}", lambda: inspect.compose(command))
+        config = self._try(
+            "compose",
+            f"correct the override; {see}",
+            lambda: inspect.compose(command),
+            foreign=f"write it as verl {_version('verl')} has it, in its own examples and documentation: a line of another "
+            "version needs that version",
+        )
         if config is None:
             return None
         self.add("compose", "ok", f"{command.config_name} with {len(command.overrides)} overrides")
@@ -349,7 +364,7 @@ class Examination:
             self._database(config.adaptive.store.url)
         elif plan.store_path is not None and os.path.exists(plan.store_path):
             self._journal(plan.store_path, plan.run_id)
-        with _quiet():
+        with quiet():
             price = price_of(config, checked[0], plan)
         return {**plan.as_dict(), "price": asdict(price)}
 

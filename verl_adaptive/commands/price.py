@@ -51,6 +51,7 @@ class Price:
         equal: override with which the run spends what GRPO would, or an empty string.
         equal_steps: about as many steps as that buys.
         passes: GRPO's passes over the training set; None: not known here.
+        at_most: verl may still leave prompts out, so that totals may be less.
         sense: what speaks against this preset in this run.
         why_not: what keeps the price from being known.
     """
@@ -67,17 +68,19 @@ class Price:
     equal: str = ""
     equal_steps: int | None = None
     passes: float | None = None
+    at_most: bool = False
     sense: list[str] = field(default_factory=list)
     why_not: str = ""
 
     def lines(self) -> list[tuple[str, str]]:
         """Label and text, for people."""
-        total = f", {number(self.grpo_total)} in all" if self.grpo_total else ""
+        most = "at most " if self.at_most else ""
+        total = f", {most}{number(self.grpo_total)} in all" if self.grpo_total else ""
         out = [("GRPO", f"{number(self.grpo_step)} rollouts a step{total}")]
         if self.step is None or self.factor is None:
             out.append(("price", f"not known: {self.why_not}"))
         elif self.known_from:
-            total = f", {number(self.total)} in all" if self.total else ""
+            total = f", {most}{number(self.total)} in all" if self.total else ""
             times = "the same" if abs(self.factor - 1) < 0.02 else f"{self.factor:.2g} x as many"
             out.append(
                 (
@@ -112,6 +115,9 @@ def price_of(config: Any, adaptive: AdaptiveConfig, plan: Any) -> Price:
     price = Price(batch * n, None if steps is None else batch * n * steps, share, known)
     if plan.prompts and steps:
         price.passes = steps * batch / plan.prompts
+    elif steps is None:  # the data are not here: whatever their size, verl goes through them so often
+        price.passes = float(config.trainer.total_epochs)
+    price.at_most = bool(plan.uncounted) and steps is not None
     price.sense = _sense(adaptive, plan, price.passes, batch)
     if plain:
         price.factor, price.step = 1.0, price.grpo_step

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from pathlib import Path
 from typing import Any
 
 from verl.trainer.ppo.utils import need_critic
@@ -24,6 +25,14 @@ _PLAIN = ("epoch", "fixed", "keep_all", "verl")
 #: Policy losses in which a row of zero advantage adds exactly nothing: each token's term is a multiple of A, and they are
 #: summed with the batch's denominators. Not ``geo_mean``: it takes the mean over the rows of a micro batch.
 _LINEAR_LOSSES = frozenset({"vanilla", "gspo", "cispo", "sapo", "gpg", "dppo_tv", "dppo_kl"})
+
+#: Estimators of verl's that ask for more than its V1 trainers hand them: the word for it in their text, and what it is.
+_ASKS = {
+    "remax": ("reward_baselines", "the rewards of greedy answers"),
+    "gdpo": ("gdpo", "rewards by component"),
+    "optimal_token_baseline": ("sum_pi_squared", "sums of squared probabilities"),
+    "tir_optimal_token_baseline": ("sum_pi_squared", "sums of squared probabilities"),
+}
 
 
 def async_facts(config: Any, groups: int | None = None) -> AsyncFacts:
@@ -54,6 +63,13 @@ def check_run(config: Any, adaptive: AdaptiveConfig, policy: Policy) -> None:
         "trainer.v1.trainer_mode",
         config.trainer.v1.trainer_mode,
         f"must be one of {', '.join(MODES)}",
+    )
+    check(
+        not (lacking := _not_handed(str(estimator))),
+        "algorithm.adv_estimator",
+        estimator,
+        f"asks for {lacking}, which verl's V1 trainers do not hand to it: with a preset or without, the run would end when its "
+        f"first step has generated; take grpo, or {estimator} without a preset and with trainer.use_v1=false",
     )
     _check_group_size(rollout.n, str(estimator), adaptive, policy)
     groups = config.algorithm.get("filter_groups", None)
@@ -139,6 +155,15 @@ def check_run(config: Any, adaptive: AdaptiveConfig, policy: Policy) -> None:
             config.critic.ppo_mini_batch_size,
             f"must divide {batch // parts}, the prompts of an update's batch",
         )
+
+
+def _not_handed(estimator: str) -> str:
+    """What an estimator of verl's asks for and this verl's V1 trainers never mention; empty: nothing that is known."""
+    from verl.trainer.ppo import v1
+
+    word, what = _ASKS.get(estimator, ("", ""))
+    texts = (path.read_text() for path in Path(v1.__path__[0]).glob("*.py"))
+    return what if word and not any(word in text.lower() for text in texts) else ""
 
 
 def _check_advantage(config: Any, policy: Policy) -> None:
@@ -254,12 +279,17 @@ def _check_group_size(n: int, estimator: str, adaptive: AdaptiveConfig, policy: 
     advantage = policy.advantage
     groups = advantage.needs_groups and (advantage.estimator is not None or estimator in COMPARING)
     alone = policy.filter.name == "keep_all" and (policy.sampler.name == "epoch" or not groups)
+    without = (
+        ""
+        if estimator == "grpo" or estimator.startswith("adaptive_")
+        else f" without algorithm.adv_estimator={estimator}"
+    )
     check(
         size >= 2 or alone,
         key,
         size,
-        "a group of one has no variance to judge by; use at least 2 (8 is usual), +adaptive=grpo, or +adaptive=solo with its "
-        "own sampler, filter and advantage, which need none",
+        f"a group of one has no variance to judge by; use at least 2 (8 is usual), +adaptive=grpo, or +adaptive=solo{without} "
+        "with its own sampler, filter and advantage, which need none",
     )
     least, key = policy.allocator.least(n), policy.allocator.least_key
     centres = advantage.estimator is None and estimator in CENTRING

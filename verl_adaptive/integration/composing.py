@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from typing import Any, NoReturn
 
 from hydra import compose as hydra_compose
@@ -15,7 +16,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from verl_adaptive.errors import AdaptiveError, nearest, removed
+from verl_adaptive.errors import AdaptiveError, RefusedByVerl, nearest, removed
 from verl_adaptive.integration import guard
 from verl_adaptive.policy import PARTS
 
@@ -93,7 +94,7 @@ def _split(words: list[str]) -> tuple[str | None, list[str]]:
 @contextlib.contextmanager
 def _hydra(command: Command) -> Iterator[Any]:
     """Hydra on the search path that ``main_ppo`` would have; yields its config loader."""
-    from hydra import version
+    from hydra import version as hydra_version
     from hydra._internal.hydra import Hydra
     from hydra._internal.utils import create_automatic_config_search_path
     from hydra.core.config_search_path import SearchPathQuery
@@ -108,7 +109,7 @@ def _hydra(command: Command) -> Iterator[Any]:
         search_path.prepend("command-line", f"file://{folder}", SearchPathQuery(provider="schema"))
     held = GlobalHydra.instance().hydra
     GlobalHydra.instance().clear()
-    version.setbase(None)
+    hydra_version.setbase(None)
     try:
         yield Hydra.create_main_hydra2(task_name="main_ppo", config_search_path=search_path).config_loader
     finally:
@@ -127,6 +128,7 @@ def compose(command: Command) -> DictConfig:
     """Compose as ``python -m verl.trainer.main_ppo`` would.
 
     Raises:
+        RefusedByVerl: Hydra refuses the words that are verl's.
         AdaptiveError: Hydra refuses; what is near a word below ``adaptive`` that it does not know is in the message.
     """
     try:
@@ -134,10 +136,10 @@ def compose(command: Command) -> DictConfig:
             config = hydra_compose(command.config_name, overrides=list(command.overrides))
     except (HydraException, OmegaConfBaseException) as error:
         said, near = str(error).split("\nConfig search path")[0], _near(command)
-        alone = (
-            [] if near or not _refused_without_preset(command) else ["verl refuses the line without the preset, too"]
-        )
-        raise AdaptiveError("; ".join([*near, said, *alone])) from error
+        if not near and _refused_without_preset(command):
+            also = f"verl {version('verl')} refuses the line without the preset, too"
+            raise RefusedByVerl("; ".join([said, also])) from error
+        raise AdaptiveError("; ".join([*near, said])) from error
     OmegaConf.resolve(config)
     return config
 

@@ -20,6 +20,7 @@ __all__ = [
     "SINGLE_TURN",
     "JournalPlace",
     "compared_of",
+    "distillation_note",
     "dropped_note",
     "image_note",
     "journal_place",
@@ -167,6 +168,17 @@ def compared_of(config: Any) -> dict[str, str]:
     estimator = str(config.algorithm.adv_estimator)
     chosen = {} if estimator.startswith("adaptive_") else {"algorithm.adv_estimator": estimator}
     return {"trainer.v1.trainer_mode": mode_of(config), **chosen}
+
+
+def distillation_note(config: Any) -> str:
+    """What is left of a preset where a teacher alone trains; empty where rewards do, too."""
+    distillation = config.get("distillation")
+    if not (distillation and distillation.enabled) or distillation.distillation_loss.use_task_rewards:
+        return ""
+    return (
+        "distillation.distillation_loss.use_task_rewards=false: rewards and advantages train nothing; by its rewards the preset "
+        "only chooses which prompts are rolled out, how often, and which groups train"
+    )
 
 
 def dropped_note(config: Any, policy: Policy) -> str:

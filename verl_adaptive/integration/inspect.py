@@ -25,6 +25,7 @@ from verl_adaptive.integration.composing import Command, compose, group_options
 from verl_adaptive.integration.facts import (
     MODES,
     compared_of,
+    distillation_note,
     dropped_note,
     image_note,
     journal_place,
@@ -40,7 +41,17 @@ from verl_adaptive.simulate.worlds import Stream
 from verl_adaptive.stats.keys import KEY_DTYPE, dataset_keys
 from verl_adaptive.stats.table import StatsTable
 
-__all__ = ["Command", "Plan", "compose", "driver", "group_options", "make_plan", "ray_worker", "validate"]
+__all__ = [
+    "Command",
+    "Plan",
+    "compose",
+    "driver",
+    "group_options",
+    "make_plan",
+    "ray_worker",
+    "validate",
+    "validate_as_verl",
+]
 
 #: Prompts of the stand-in data set when the real one is not at hand; and the most, since only one step is planned.
 _STAND_IN = 20_000
@@ -130,6 +141,16 @@ def _in_worker(plugin: str) -> dict[str, Any]:
 # -- a command line ---------------------------------------------------------------------------------------------------
 
 
+def is_lacking(program: str) -> bool:
+    """Whether a program is named as a module of verl's that this verl does not have."""
+    from importlib.util import find_spec
+
+    try:
+        return program.startswith("verl.") and find_spec(program) is None
+    except ModuleNotFoundError:  # nor its package
+        return True
+
+
 def validate(config: DictConfig) -> tuple[AdaptiveConfig, Policy, str, list[str]]:
     """verl's own validation, then ours.
 
@@ -141,7 +162,7 @@ def validate(config: DictConfig) -> tuple[AdaptiveConfig, Policy, str, list[str]
     """
     from verl_adaptive.integration.checks import check_run, zero_rows
 
-    remarks = _validate_as_verl(config)
+    remarks = validate_as_verl(config)
     node = config.get("adaptive")
     adaptive = AdaptiveConfig.from_mapping(
         OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
@@ -156,12 +177,13 @@ def validate(config: DictConfig) -> tuple[AdaptiveConfig, Policy, str, list[str]
         return adaptive, policy, zero_rows(config, adaptive.skip_zero_advantage)[1], remarks
 
 
-def _validate_as_verl(config: DictConfig) -> list[str]:
-    """verl's own validation; what it left out because a file that the run will have is not on this machine."""
+def validate_as_verl(config: DictConfig) -> list[str]:
+    """verl's own validation; what was left out of it because something that the run will have is not on this machine."""
     from hydra.errors import InstantiationException
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
     from verl.utils.config import validate_config
 
+    config, remarks = _without_lora(config)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # verl warns each time it is asked whether there is a critic
         reference, critic = need_reference_policy(config), need_critic(config)
@@ -173,8 +195,29 @@ def _validate_as_verl(config: DictConfig) -> list[str]:
                 raise
             validate_config(config, use_reference_policy=reference, use_critic=False)
             name = config.critic.model.path
-            return [f"critic.model.path={name}: cannot be opened here, so verl's own check of the critic was left out"]
-    return []
+            remarks.append(
+                f"critic.model.path={name}: cannot be opened here, so verl's own check of the critic was left out"
+            )
+    return remarks
+
+
+def _without_lora(config: DictConfig) -> tuple[DictConfig, list[str]]:
+    """The configuration without its adapter where verl could not check that: it imports vLLM for the ranks that vLLM takes."""
+    model = config.actor_rollout_ref.model
+    rank = model.lora.rank if model.lora.rank > 0 else model.lora_rank
+    if rank <= 0 or model.lora.get("merge", False) or config.actor_rollout_ref.rollout.name != "vllm":
+        return config, []
+    try:
+        import verl.workers.rollout.vllm_rollout.utils  # noqa: F401
+    except Exception as error:  # a login node may have no vLLM, or one that finds no driver
+        config = config.copy()
+        config.actor_rollout_ref.model.lora.rank = config.actor_rollout_ref.model.lora_rank = 0
+        why = f"{type(error).__name__}: {error}"
+        key = "lora.rank" if model.lora.rank > 0 else "lora_rank"
+        return config, [
+            f"actor_rollout_ref.model.{key}={rank}: vLLM cannot be imported here ({why}), so verl's own check of it was left out"
+        ]
+    return config, []
 
 
 @dataclass
@@ -271,7 +314,8 @@ def make_plan(
         notes.append(shape.note)
     engine = _first_step(shape, steps or 1000, max(shape.groups, min(prompts or _STAND_IN, _STAND_IN)))
     first = engine.begin(1)
-    notes += [note for note in (dropped_note(config, policy), image_note(config, model_kind(config))) if note]
+    said = (dropped_note(config, policy), image_note(config, model_kind(config)), distillation_note(config))
+    notes += [note for note in said if note]
     if adaptive.warm_start is not None:
         known = _warm_start(config, adaptive)
         notes.append(

@@ -17,7 +17,7 @@ import numpy as np
 from verl_adaptive import __version__
 from verl_adaptive.engine import AsyncEngine, Engine, StepResult
 from verl_adaptive.integration import compat
-from verl_adaptive.integration.facts import dropped_note, image_note, updates_of
+from verl_adaptive.integration.facts import distillation_note, dropped_note, image_note, updates_of
 from verl_adaptive.integration.layout import Layout
 from verl_adaptive.stats.database import local_file, shown
 
@@ -214,7 +214,8 @@ def banner(trainer: Any) -> list[str]:
         f"  look     verl-adaptive stats {_store_argument(config, adaptive, memory)}",
     ]
     lines += [f"  verl     {note}" for note in compat.substitutes(mode=trainer.base_mode)]
-    notes = (dropped_note(config, policy), image_note(config, type(trainer.processor).__name__), trainer.shape.note)
+    images = image_note(config, type(trainer.processor).__name__)
+    notes = (dropped_note(config, policy), images, distillation_note(config), trainer.shape.note)
     lines += [f"  note     {note}" for note in notes if note]
     if engine.skip_zero:
         lines.append(
