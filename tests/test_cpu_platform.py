@@ -26,6 +26,7 @@ CLEARED = {
     "TQ_NUM_THREADS",
     "VLLM_CPU_KVCACHE_SPACE",
     "RAY_metrics_report_interval_ms",
+    "RAY_worker_register_timeout_seconds",
     "VERL_USE_EXTERNAL_PLUGINS",
 }
 

@@ -110,12 +110,14 @@ class Killer(threading.Thread):
 
     Attributes:
         killed: the process id; None if it never came to that.
+        parent: the command line of that process's parent.
     """
 
     def __init__(self, title: str, when: Callable[[], bool], after: float = 0.5) -> None:
         super().__init__(daemon=True)
         self.title, self.when, self.after = title, when, after
         self.killed: int | None = None
+        self.parent: list[str] = []
         self._over = threading.Event()
 
     def run(self) -> None:
@@ -125,6 +127,7 @@ class Killer(threading.Thread):
         self._over.wait(self.after)
         victims = processes(self.title)
         if victims:
+            self.parent = victims[0].parent().cmdline()
             os.kill(victims[0].pid, signal.SIGKILL)
             self.killed = victims[0].pid
 

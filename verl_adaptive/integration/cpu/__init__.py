@@ -29,6 +29,9 @@ ENVIRONMENT_DEFAULTS: dict[str, str] = {
     # they read the environment while another thread writes it (ray-project/ray#61281, merged; #62028, closed). A worker
     # that died in a thread of that kind, once, is why this is here. Nobody reads those metrics here, so: once a day.
     "RAY_metrics_report_interval_ms": str(24 * 60 * 60 * 1000),
+    # Seconds. The first worker waits until the process that it is forked from has imported verl (see worker.py): on a busy
+    # machine longer than Ray's minute, after which it would start another in its place.
+    "RAY_worker_register_timeout_seconds": "600",
 }
 
 VLLM_PLUGIN_GROUP = "vllm.general_plugins"

@@ -22,6 +22,7 @@ import wrapt
 WEIGHT_TRANSFER_TIMEOUT_MS = 300_000
 
 _WEIGHT_TRANSFER = "verl.workers.rollout.vllm_rollout.bucketed_weight_transfer"
+_RAY_ENVIRONMENT = "verl.trainer.constants_ppo"
 
 
 def apply() -> None:
@@ -29,6 +30,7 @@ def apply() -> None:
     name_vllm()
     wrap_process_group()
     wrapt.register_post_import_hook(guard_weight_transfer, _WEIGHT_TRANSFER)
+    wrapt.register_post_import_hook(fork_workers, _RAY_ENVIRONMENT)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -107,6 +109,29 @@ def guard_weight_transfer(module: Any) -> None:
     for side in ("BucketedWeightSender", "BucketedWeightReceiver"):
         wrapt.wrap_function_wrapper(module, f"{side}.__init__", name)
         wrapt.wrap_function_wrapper(module, f"{side}._init_socket", limit)
+
+
+def fork_workers(module: Any) -> None:
+    """Let Ray's workers be forks of one process that has imported verl; see :mod:`.worker`.
+
+    In a cluster of the driver's own: elsewhere its paths may mean nothing. A ``py_executable`` that the user has given wins;
+    verl's own configuration has one that is null, which would win as well.
+    """
+    from verl_adaptive.integration.cpu import worker
+
+    def add(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> dict[str, Any]:
+        environment: dict[str, Any] = wrapped(*args, **kwargs)
+        config = args[0] if args else kwargs.get("config")
+        settings = (config.ray_kwargs.get("ray_init") or {}) if config is not None else {}
+        given = settings.get("runtime_env") or {}
+        elsewhere = settings.get("address") or os.environ.get("RAY_ADDRESS")
+        if sys.platform == "linux" and not elsewhere and not given.get("py_executable"):
+            environment["py_executable"] = worker.executable()
+            if "py_executable" in given:
+                given["py_executable"] = environment["py_executable"]
+        return environment
+
+    wrapt.wrap_function_wrapper(module, "get_ppo_ray_runtime_env", add)
 
 
 def wrap_process_group() -> None:
