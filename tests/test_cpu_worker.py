@@ -30,7 +30,7 @@ if __name__ == "__main__":
         "arguments": sys.argv, "folder": os.getcwd(), "first": sys.path[0], "mark": os.environ.get("MARK"),
         "set": os.environ.get("SET_BY_IMPORTING"), "threads": os.environ.get("OMP_NUM_THREADS"), "pid": os.getpid(),
         "parent": os.getppid(), "shared": "imported_before" in sys.modules,
-        "random": [random.random(), numpy.random.random()],
+        "random": [random.random(), numpy.random.random()], "group": os.getpgrp(),
     })
     sys.exit(3)
 """
@@ -92,6 +92,7 @@ def test_a_worker_is_a_fork_with_an_environment_of_its_own(start, tmp_path) -> N
         assert found["folder"] == str(tmp_path / mark) and found["mark"] == mark
         assert found["first"] == os.path.dirname(script)
         assert found["shared"] and found["set"] == "yes"
+        assert found["group"] == found["pid"]  # Ray ends a worker by its group: no other may be in it
         assert found["threads"] is None  # one is the server's; a worker is told by Ray
     assert first["parent"] == second["parent"] and first["pid"] != second["pid"]
     assert "--serve" in psutil.Process(first["parent"]).cmdline()

@@ -177,6 +177,7 @@ def become(what: dict, files: list[int], made: dict[str, str]) -> None:
     status = 1
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        os.setpgid(0, 0)  # the raylet ends a worker by its process group, which must be nobody else's
         for target, file in enumerate(files):
             os.dup2(file, target)
             os.close(file)
