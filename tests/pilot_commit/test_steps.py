@@ -43,17 +43,18 @@ def pilot_commit(form: str, sampler="epoch", filter="band", batch=8, n=16, M=200
 @pytest.mark.parametrize("failure", [0.0, 0.1])
 def test_every_step_trains_b_whole_groups(form, failure) -> None:
     engine, world = pilot_commit(form, failure=failure)
+    commits = [12, 6] if failure else [12]  # one that fails loses half of its rollouts; its group trains on the rest
     held_before, waited = 0, False
     for result in run(engine, world, 25):
         trained = result.groups.select(result.trained)
         assert len(trained) == 8 and len(np.unique(trained.index)) == 8
-        assert (trained.n == 16).all()
-        assert (trained.sum(trained.stage == 0) == 4).all() and (trained.sum(trained.stage == 1) == 12).all()
+        assert (trained.sum(trained.stage == 0) == 4).all()
+        assert np.isin(trained.sum(trained.stage == 1), commits).all()
         assert result.ledger.rollouts.balanced(held_before) and result.ledger.tokens.trained > 0
         held_before = result.ledger.rollouts.held
         waited |= held_before > 0
         # Nothing but commits and pilots, and no commit for a group that does not train.
-        assert set(result.groups.n[result.outcome != "failed"]) <= {4, 16}
+        assert set(result.groups.n[result.outcome != "failed"]) <= {4, *(4 + n for n in commits)}
         assert (result.trained | (result.groups.n <= 4) | (result.outcome == "failed")).all()
     assert engine.total.rollouts.balanced()
     assert waited == (form not in ("on_policy", "to_need"))
