@@ -79,7 +79,7 @@ def front(found: dict[str, dict[str, Standing]]) -> list[str]:
             ],
             rows,
         ),
-        "Two epochs over each batch (`actor_rollout_ref.actor.ppo_epochs=2`) are twice the training for the same rollouts. "
+        "Two epochs (`actor_rollout_ref.actor.ppo_epochs=2`) are twice the training. "
         f"Of the papers' presets, beyond chance: {told}. [All results](benchmarks/RESULTS.md).",
         "",
         "![held-out accuracy by rollouts](benchmarks/figures/front.svg)",
