@@ -202,6 +202,9 @@ def main() -> None:
     parser.add_argument("--json", type=Path, default=OUT, help="where to write (default: %(default)s)")
     options = parser.parse_args()
     os.environ.pop("VERL_PLATFORM", None)  # no example is for a CPU
+    os.environ.setdefault(
+        "HF_HUB_OFFLINE", "1"
+    )  # models are not here: the hub's client would look for each for minutes
     answer_once()
     with tempfile.TemporaryDirectory() as folder:
         home, root = Path(folder) / "home", Path(folder) / "verl"
@@ -218,7 +221,7 @@ def main() -> None:
                 line.found[preset] = found
                 print(f"{number}/{len(lines)} {line.script} +adaptive={preset}: {found['class']}", flush=True)
     report = {
-        "command": f"python -m benchmarks.example_lines CLONE --ref {options.ref}",
+        "command": f"python -m benchmarks.example_lines CLONE --ref {options.ref} --presets {' '.join(options.presets)}",
         "ref": options.ref,
         "commit": commit,
         "prompts": PROMPTS,
