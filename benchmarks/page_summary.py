@@ -42,9 +42,9 @@ JUDGED = [
     "* **Held-out accuracy**, exact pass rates of prompts that were never trained on, mean over the last tenth of a run. "
     "Differences are within a seed; ± is half of the 95 % interval over seeds (Student's t). *Told apart*: that interval "
     "excludes zero, of three seeds or more; nothing is claimed of what is not.",
-    "* **Which engine.** Most rows of the papers' presets in the real pools, and those of `full`, are of 0.1.0, in rounds; each cell says its "
-    "version. In one process `aero` and `pilot_commit` were run anew with 0.2.0, in the usual and the sparse pool (`aero` is told "
-    "apart above GRPO there since); `full` and what else has parts of AERO or Pilot-Commit was not.",
+    "* **Which engine.** Most rows of the papers' presets in the real pools, and those of `full`, are of 0.1.0, in rounds; each "
+    "cell says its version. In one process `aero` and `pilot_commit` were run anew with 0.2.0, in the usual and the sparse pool; "
+    "`full` and what else has parts of AERO or Pilot-Commit was not.",
     "* **Seeds for choosing are not seeds for showing.** Tables show seeds from 0; options of `solo` were chosen by seeds "
     "from 20, in one process only. `full` was chosen by seeds 0 to 4 of the tiny pool, which flatters it there.",
     f"* **`full`** was a preset of 0.1.0, until `solo` ([one less the other, pool by pool](../docs/solo.md#what-was-measured)). "
