@@ -76,6 +76,8 @@ def probe(preset: str, looks: int) -> list[float]:
     from verl_adaptive.stats import KEY_DTYPE, StatsTable
 
     words = preset.split()
+    if preset == "pilot_commit":  # the same work in both versions: its default form is another one since
+        words.append("adaptive.allocator.form=on_policy")
     config = compose_preset(words if looks > 1 or EARLIER_HERE else [*words, "adaptive.rounds=true"])
     facts = RunFacts(batch=BATCH, n=N, steps=1000, prompts=PROMPTS)
     keys = np.zeros(PROMPTS, dtype=KEY_DTYPE)

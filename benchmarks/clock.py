@@ -42,8 +42,9 @@ HERE = Path(__file__).resolve().parent
 
 #: Policies beside the shipped presets, which all run: options, and what rounds cost.
 VARIANTS = (
-    "pilot_commit adaptive.allocator.form=pipelined",
+    "pilot_commit adaptive.allocator.form=on_policy",
     "greso adaptive/allocator=pilot_commit adaptive/filter=band",
+    "greso adaptive/allocator=pilot_commit adaptive/filter=band adaptive.allocator.form=on_policy",
     " ".join(TIGHT),
     *(f"{name} adaptive.rounds=true" for name in ("dapo", "greso", "pilot_commit", "aero", "full")),
 )

@@ -145,7 +145,7 @@ def retire_gate(table: StatsTable) -> Calls:
 
 @benchmark("pilot_commit: review 1,024 pilots", target=lambda m: 5.0)
 def pilot_commit_review(table: StatsTable) -> Calls:
-    part = find_part("allocator", "pilot_commit")({})
+    part = find_part("allocator", "pilot_commit")({"form": "on_policy"})
     part.bind(table, make_facts(table))
     assert isinstance(part, Allocator)
     rng = np.random.default_rng(2)

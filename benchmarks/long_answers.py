@@ -63,7 +63,9 @@ DOTS = {
 ARMS: dict[str, tuple[str, ...]] = {
     "verl": (),
     "verl, filter_groups": ("algorithm.filter_groups.enable=true",),
-    **{f"`{name}`": (f"+adaptive={name}",) for name in ("grpo", "dapo", "greso", "aero", "pilot_commit", "solo")},
+    **{f"`{name}`": (f"+adaptive={name}",) for name in ("grpo", "dapo", "greso", "aero", "solo")},
+    # the form in which it was measured, and which is no longer the preset's default
+    "`pilot_commit`": ("+adaptive=pilot_commit", "adaptive.allocator.form=on_policy"),
 }
 
 

@@ -6,9 +6,11 @@ __all__ = ["FULL", "INGREDIENTS", "SHIPPED", "SOLO", "TIGHT", "spelled"]
 
 #: GRESO that skips more: the published target lets a quarter of what is generated be without variance.
 TIGHT = ["greso", "adaptive.sampler.target=0.05", "adaptive.sampler.p_easy=0.25", "adaptive.sampler.p_hard=0.25"]
-_PILOTS = ("adaptive/allocator=pilot_commit", "adaptive/filter=band")
+#: Rows of Pilot-Commit were run when commits within the step were its default, and so keep their name and their meaning.
+_ON_POLICY = "adaptive.allocator.form=on_policy"
+_PILOTS = ("adaptive/allocator=pilot_commit", "adaptive/filter=band", _ON_POLICY)
 
-#: The presets as shipped, and DAPO with the round size of GRESO's paper.
+#: The presets as shipped (Pilot-Commit in its other form: the shipped one is ``pilot_commit-pipelined``), and DAPO with the round size of GRESO's paper.
 SHIPPED: dict[str, list[str]] = {
     "grpo": ["grpo"],
     "dapo": ["dapo"],
@@ -16,7 +18,7 @@ SHIPPED: dict[str, list[str]] = {
     "greso": ["greso"],
     "aero": ["aero"],
     "cero": ["cero"],
-    "pilot_commit": ["pilot_commit"],
+    "pilot_commit": ["pilot_commit", _ON_POLICY],
 }
 
 #: The preset ``full`` of 0.1.0, which ``solo`` replaced: its parts, under the name that the results have.
@@ -36,7 +38,7 @@ INGREDIENTS: dict[str, list[str]] = {
     "cero-select": ["cero", "adaptive.sampler.n_max=1"],
     "cero+informative": ["cero", "adaptive/filter=informative"],
     "pilots": ["dapo", *_PILOTS],
-    "pilot_commit-sized": ["pilot_commit", "adaptive.allocator.sized_to_need=true"],
+    "pilot_commit-sized": ["pilot_commit", _ON_POLICY, "adaptive.allocator.sized_to_need=true"],
     "pilot_commit-pipelined": ["pilot_commit", "adaptive.allocator.form=pipelined"],
     # of several papers together
     "greso+pilot_commit": ["greso", *_PILOTS, "adaptive.allocator.sized_to_need=true"],

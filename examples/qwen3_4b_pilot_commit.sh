@@ -3,8 +3,8 @@
 #
 # Settings of the authors' scripts (arXiv 2605.26606): Polaris-53K, 16 pilots and 48 commits, 384 pilots a round, band
 # 0.125 to 0.75, solved prompts retired, rewards of +1 and -1, lr 1e-6 with 10 warm-up steps, clip 0.2/0.28, dual clip 10,
-# 500 steps, 4 nodes. Where it differs: pilots and commits run under the same weights (form=pipelined is theirs), the number
-# of optimizer updates equals GRPO's (theirs: 6 for its 4), and there is no overlong penalty.
+# 500 steps, 4 nodes. Where it differs: the number of optimizer updates equals GRPO's (theirs: 6 for its 4), and there is no
+# overlong penalty.
 #
 #   python examples/prepare_math.py --set polaris --out data/polaris
 #   bash examples/qwen3_4b_pilot_commit.sh [further overrides]
@@ -27,7 +27,7 @@ command=(
     adaptive.allocator.lower=0.125
     adaptive.allocator.upper=0.25
     adaptive.allocator.factor=3.0
-    adaptive.allocator.form=on_policy
+    adaptive.allocator.form=pipelined
     adaptive.sampler.after=1
     adaptive.sampler.threshold=1.0
 

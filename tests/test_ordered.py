@@ -21,9 +21,10 @@ from verl_adaptive.rng import Draw
 from verl_adaptive.roles import Allocator, Pick, Sampler
 from verl_adaptive.stats.table import StatsTable
 
+ON_POLICY = {"name": "pilot_commit", "n_pilot": 2, "form": "on_policy"}
 PILOTS = [
-    {"name": "pilot_commit", "n_pilot": 2},
-    {"name": "pilot_commit", "n_pilot": 2, "sized_to_need": True, "factor": None},
+    ON_POLICY,
+    {**ON_POLICY, "sized_to_need": True, "factor": None},
     {"name": "pilot_commit", "n_pilot": 2, "form": "pipelined"},
 ]
 SAMPLERS = ["epoch", "greso", "retire", "mopps", {"name": "epoch", "round": {"prompts": 9}}]
@@ -276,9 +277,7 @@ def test_failures_that_are_not_waited_for_are_the_same_in_any_order_of_arrival(b
 
 def test_only_where_a_failed_group_alone_is_lost_a_batch_may_be_short() -> None:
     """Pilots that get no commit never train: a batch that lacks some of them is not full but for a few faults."""
-    engine, world = make_engine(
-        "epoch", {"name": "pilot_commit", "n_pilot": 2}, batch=20, n=8, p=np.full(400, 0.1), seed=5, rounds=False
-    )
+    engine, world = make_engine("epoch", ON_POLICY, batch=20, n=8, p=np.full(400, 0.1), seed=5, rounds=False)
     run = Arrivals(engine, world, 1)
     assert [int(run.step(step).trained.sum()) for step in range(1, 4)] == [20, 20, 20]
 
@@ -369,7 +368,7 @@ def test_a_pool_of_rollouts_is_settled_in_ticket_order() -> None:
 
 def test_pilots_commit_as_long_as_the_batch_has_places() -> None:
     options = dict(filter="band", batch=4, n=8, p=np.full(60, 0.5), rounds=False)
-    engine, world = make_engine("epoch", {"name": "pilot_commit", "n_pilot": 4}, **options)
+    engine, world = make_engine("epoch", {**ON_POLICY, "n_pilot": 4}, **options)
     groups = world.roll(engine.begin(1))
     assert len(groups) == 12
     inside = np.flatnonzero(engine.policy.allocator.side(groups) == 0)
@@ -391,9 +390,7 @@ class CommitsLast(Arrivals):
 def test_groups_that_commit_count_when_more_pilots_are_sent() -> None:
     """Else hardly any group seems to be kept, and a step sends hundreds of pilots that it aborts."""
     p = np.where(np.arange(4000) % 10 < 3, 0.5, 0.0)
-    engine, world = make_engine(
-        "epoch", {"name": "pilot_commit", "n_pilot": 4}, "band", batch=16, n=8, p=p, rounds=False
-    )
+    engine, world = make_engine("epoch", {**ON_POLICY, "n_pilot": 4}, "band", batch=16, n=8, p=p, rounds=False)
     run, pilots = CommitsLast(engine, world), 0
     for step in range(1, 21):
         result = run.step(step)
@@ -620,7 +617,7 @@ class Losing(World):
 @pytest.mark.parametrize(
     ("allocator", "cap"),
     [
-        ({"name": "pilot_commit", "n_pilot": 3, "lower": 0.0, "upper": 0.0}, 46),
+        ({**ON_POLICY, "n_pilot": 3, "lower": 0.0, "upper": 0.0}, 46),
         ({"name": "aero", "n_explore": 3, "n_extra": 4, "rounds": 3, "max_per_prompt": 9, "budget": "per_prompt"}, 51),
     ],
     ids=["pilot_commit", "aero"],

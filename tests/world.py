@@ -12,7 +12,7 @@ from verl_adaptive.config import AdaptiveConfig, RunFacts
 from verl_adaptive.engine import AsyncEngine, AsyncFacts, Engine, Requests, StepResult
 from verl_adaptive.engine import make_engine as make_engine_of
 from verl_adaptive.groups import Groups
-from verl_adaptive.policy import build_policy
+from verl_adaptive.policy import build_policy, settle
 from verl_adaptive.simulate.worlds import StaticWorld, Stream, number_keys
 from verl_adaptive.stats.table import StatsTable
 
@@ -97,10 +97,11 @@ def make_engine(
 def make_stream_engine(*parts: Any, stream: AsyncFacts | None = None, **options: Any) -> tuple[AsyncEngine, World]:
     """As :func:`make_engine`, for an asynchronous trainer."""
     engine, world = make_engine(*parts, **options)
+    config = settle(engine.config, holds=False)
     made = AsyncEngine(
-        build_policy(engine.config),
+        build_policy(config),
         engine.table,
-        engine.config,
+        config,
         engine.facts,
         engine.row_of,
         engine.source,

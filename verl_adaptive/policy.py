@@ -7,7 +7,7 @@ import functools
 import importlib
 import inspect
 from collections.abc import Mapping
-from dataclasses import MISSING, asdict, fields, is_dataclass
+from dataclasses import MISSING, asdict, fields, is_dataclass, replace
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, cast
 
@@ -15,7 +15,17 @@ from verl_adaptive.config import AdaptiveConfig
 from verl_adaptive.errors import AdaptiveError, ConfigError, nearest
 from verl_adaptive.roles import OUTCOMES, Advantage, Allocator, Filter, Policy, Role, Sampler, ask
 
-__all__ = ["KINDS", "PARTS", "available", "build_policy", "find_part", "options_of", "shared_options", "stored_options"]
+__all__ = [
+    "KINDS",
+    "PARTS",
+    "available",
+    "build_policy",
+    "find_part",
+    "options_of",
+    "settle",
+    "shared_options",
+    "stored_options",
+]
 
 #: The base class of each role's parts.
 KINDS: dict[str, type[Role]] = {"sampler": Sampler, "allocator": Allocator, "filter": Filter, "advantage": Advantage}
@@ -242,12 +252,33 @@ def _own_options(role: str, name: str, part: type[Role], options: Mapping[str, A
     return kept
 
 
+def settle(config: AdaptiveConfig, *, holds: bool = True) -> AdaptiveConfig:
+    """The configuration with every option that is left to the run as it is in this run.
+
+    Done once, before anything is made of the configuration, so that fingerprints, snapshots, records and messages all have
+    the same word. What is settled stays.
+
+    Args:
+        config: the ``adaptive`` group.
+        holds: groups may be held for a later step, as in the ``sync`` trainer.
+
+    Raises:
+        ConfigError: no such part.
+    """
+    options = dict(config.allocator)
+    allocator = cast(type[Allocator], find_part("allocator", options.pop("name")))
+    sampler = cast(type[Sampler], find_part("sampler", config.sampler["name"]))
+    found = allocator.settled(options, holds=holds and not sampler.plans_steps)
+    return replace(config, allocator={**config.allocator, **found}) if found else config
+
+
 def build_policy(config: AdaptiveConfig) -> Policy:
-    """The policy that the configuration names.
+    """The policy that the configuration names; what is not settled (:func:`settle`) is as in the ``sync`` trainer.
 
     Raises:
         ConfigError: unknown part or option, or parts that make no sense together.
     """
+    config = settle(config)
     parts = {}
     for role in PARTS:
         options = dict(getattr(config, role))

@@ -37,7 +37,7 @@ from verl_adaptive.engine import AsyncEngine, AsyncFacts, Engine, PromptSource, 
 from verl_adaptive.engine.ledger import Ledger
 from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.groups import PER_ROLLOUT, Groups
-from verl_adaptive.policy import build_policy
+from verl_adaptive.policy import build_policy, settle
 from verl_adaptive.redact import redact_all
 from verl_adaptive.stats import read_snapshot, write_snapshot
 from verl_adaptive.stats.snapshot import MANIFEST
@@ -78,14 +78,15 @@ class Tape:
         self.folder = Path(root) / f"attempt-{_number(earlier[-1]) + 1 if earlier else 0}"
         self._step: int | None = None
         self._file: BinaryIO | None = None
-        policy = engine.policy
+        policy, stream = engine.policy, engine.mode if isinstance(engine, AsyncEngine) else None
+        config = settle(engine.config, holds=stream is None)  # a replay must not depend on what a default means then
         header = {
             "version": VERSION,
-            "adaptive": redact_all(asdict(engine.config)),  # people share records; a replay opens no database
+            "adaptive": redact_all(asdict(config)),  # people share records; a replay opens no database
             "facts": asdict(engine.facts),
             "skip_zero": engine.skip_zero,
             "kind": engine.kind,
-            "stream": asdict(engine.mode) if isinstance(engine, AsyncEngine) else None,
+            "stream": None if stream is None else asdict(stream),
             "group_relative": getattr(policy.advantage, "group_relative", None),
         }
         made = False
@@ -379,7 +380,8 @@ def load_engine(folder: Path, source: PromptSource) -> Engine:
     try:
         # 0.1.0 knew no other engine than rounds in the sync trainer, and no such option.
         adaptive = {"rounds": header.get("kind", "rounds") == "rounds", **header["adaptive"]}
-        config = AdaptiveConfig.from_mapping(adaptive)
+        # What an attempt has not settled is of before there was anything to settle: groups were held only where that was said.
+        config = settle(AdaptiveConfig.from_mapping(adaptive), holds=False)
         facts = RunFacts(**header["facts"])
         mode = None if header["stream"] is None else AsyncFacts(**header["stream"])
         skip_zero, group_relative = bool(header["skip_zero"]), header["group_relative"]

@@ -266,6 +266,16 @@ class Allocator(Role):
     follows_plan: ClassVar[bool] = False
     makes_commits: ClassVar[bool] = False
 
+    @classmethod
+    def settled(cls, options: Mapping[str, Any], *, holds: bool) -> dict[str, Any]:
+        """Options that are left to the run (as ``form=auto`` is), as they are in it; asked before the part is made.
+
+        Args:
+            options: the keys of ``adaptive.allocator``, ``name`` left out; not checked yet.
+            holds: groups may be held for a later step: the ``sync`` trainer's may, unless the sampler plans whole steps.
+        """
+        return {}
+
     def cap(self, progress: Progress) -> int | None:
         """Rollouts this step may generate at most, or None; asked once, when the step begins."""
         return None

@@ -31,7 +31,14 @@ from verl_adaptive.integration.resume import IRRELEVANT, LOGGED, settings_of  # 
 from verl_adaptive.integration.run_store import RunStore  # noqa: E402
 from verl_adaptive.integration.watch import Watch  # noqa: E402
 from verl_adaptive.policy import build_policy  # noqa: E402
-from verl_adaptive.stats import KEY_DTYPE, Journal, SnapshotError, read_manifest, read_snapshot  # noqa: E402
+from verl_adaptive.stats import (  # noqa: E402
+    KEY_DTYPE,
+    Journal,
+    SnapshotError,
+    read_manifest,
+    read_snapshot,
+    write_snapshot,
+)
 
 PILOT = {"allocator": {"name": "pilot_commit", "n_pilot": 2, "form": "pipelined"}, "filter": "band"}
 
@@ -222,6 +229,37 @@ def test_a_default_that_has_moved_is_another_setting_than_the_old_one():
     assert settings[1] == settings[3]  # in rounds the new default means the old one
 
 
+@pytest.mark.parametrize(
+    ("before", "now", "mode", "as_it_was"),
+    [
+        # the default was on_policy, and auto is pipelined
+        ("on_policy", "pipelined", "sync", "adaptive.allocator.form=on_policy"),
+        # one run's auto in two trainer modes
+        ("pipelined", "on_policy", "colocate_async", "trainer.v1.trainer_mode=sync"),
+        ("on_policy", "pipelined", "adaptive_sync", "adaptive.allocator.form=on_policy"),
+    ],
+)
+def test_another_form_of_pilot_commit_is_named(tmp_path, before, now, mode, as_it_was, caplog):
+    def made(form, **more):
+        allocator = {"name": "pilot_commit", "n_pilot": 2, "form": form}
+        return run_store_of(tmp_path, adaptive=AdaptiveConfig(allocator=allocator), allocator=allocator, **more)
+
+    run_store, engine = made(before)
+    assert len(engine.held) == 0 or before == "pipelined"
+    state = {"engine": engine.state_dict(), "session": {}}
+    meta = {"step": 2, "policy": "p", "policy_digest": engine.policy.digest(), "dataset": "f"}
+    write_snapshot(tmp_path / "c" / "adaptive", engine.table, state, meta=meta)
+    run_store, engine = made(now, mode=mode)
+    key = "adaptive.allocator.form"
+    said = rf"{key}={before}, and this one has {key}={now}\. To go on as it was: {as_it_was}\. .*allow=\[policy\]"
+    with pytest.raises(SnapshotError, match=said):
+        run_store.load(str(tmp_path / "c"), 2, engine.policy)
+    if before == "on_policy":  # what the checkpoint holds back is not in this test's queue
+        run_store.adaptive.resume = ResumeConfig(allow=["policy"])
+        assert run_store.load(str(tmp_path / "c"), 2, engine.policy) is not None
+        assert "accepted because of adaptive.resume.allow=[policy]" in caplog.text
+
+
 def test_all_differences_are_named_at_once_and_equal_ones_are_none(tmp_path):
     run_store, engine = run_store_of(tmp_path)
     run_store.save(str(tmp_path / "c"), 2, engine, NoGroups())
@@ -234,8 +272,6 @@ def test_all_differences_are_named_at_once_and_equal_ones_are_none(tmp_path):
 
 
 def test_a_snapshot_of_the_first_version_has_no_settings(tmp_path):
-    from verl_adaptive.stats import write_snapshot
-
     run_store, engine = run_store_of(tmp_path, adaptive=AdaptiveConfig(seed=5))
     state = {"engine": engine.state_dict(), "session": {}}
     meta = {"step": 2, "policy": "p", "policy_digest": engine.policy.digest(), "dataset": "f"}

@@ -10,13 +10,13 @@ import pytest
 
 pytest.importorskip("verl")
 from hydra import compose, initialize_config_module
-from omegaconf import OmegaConf
 
 from verl_adaptive.advantages.verl import COMPARING
 from verl_adaptive.config import AdaptiveConfig
 from verl_adaptive.errors import AdaptiveError, ConfigError, Exhausted
 from verl_adaptive.integration import checks, compat, guard, plugin
 from verl_adaptive.integration.checks import check_run, why_not_skip_zero, zero_rows
+from verl_adaptive.integration.facts import adaptive_of
 from verl_adaptive.integration.replay_buffer import AdaptiveReplayBuffer
 from verl_adaptive.integration.stream_session import NothingLeft
 from verl_adaptive.integration.trainer import AdaptiveMixin, AdaptiveSync
@@ -45,7 +45,7 @@ def composed(*overrides: str):
 
 def run_checks(*overrides: str) -> None:
     config = composed(*overrides)
-    adaptive = AdaptiveConfig.from_mapping(OmegaConf.to_container(config.adaptive, resolve=True))
+    adaptive = adaptive_of(config)
     check_run(config, adaptive, build_policy(adaptive))
 
 
@@ -447,8 +447,11 @@ def test_what_compares_a_rounds_groups_needs_rounds(key, value):
     ("overrides", "message"),
     [
         (["+adaptive=cero"], r"colocate_async\.num_warmup_batches=1: .*num_warmup_batches=0"),
-        (["+adaptive=pilot_commit", "adaptive.allocator.form=pipelined"], r"form='pipelined': .*form=on_policy"),
-        (["+adaptive=pilot_commit", "adaptive.allocator.hold_surplus=true"], "hold_surplus=false"),
+        (
+            ["+adaptive=pilot_commit", "adaptive.allocator.form=pipelined"],
+            r"form='pipelined': .*take auto, .*form=on_policy",
+        ),
+        (["+adaptive=pilot_commit", "adaptive.allocator.hold_surplus=true"], r"hold_surplus=True: .*; take false"),
         (["+adaptive=dapo", "adaptive.surplus=train"], r"adaptive\.surplus='train': .*adaptive\.rounds=true"),
         (
             ["+adaptive=dapo", "adaptive.rounds=true"],

@@ -165,7 +165,7 @@ def clear(batch) -> None:
 
 
 PILOTS = {
-    "allocator": {"name": "pilot_commit", "n_pilot": 4},
+    "allocator": {"name": "pilot_commit", "n_pilot": 4, "form": "on_policy"},
     "filter": {"name": "band"},
     "sampler": {"name": "epoch", "round": {"prompts": 10}},
 }

@@ -43,7 +43,7 @@ POLICIES = {
     },
     "pilot_commit": {
         "sampler": {"name": "retire"},
-        "allocator": {"name": "pilot_commit", "n_pilot": 4},
+        "allocator": {"name": "pilot_commit", "n_pilot": 4, "form": "on_policy"},
         "filter": {"name": "band"},
     },
     "mopps+aero": {

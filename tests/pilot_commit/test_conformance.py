@@ -10,7 +10,7 @@ from verl_adaptive.testing.filters import FilterConformance
 
 class TestOnPolicy(AllocatorConformance):
     def make(self) -> PilotCommit:
-        return PilotCommit()
+        return PilotCommit({"form": "on_policy"})
 
 
 class TestHoldSurplus(AllocatorConformance):

@@ -22,7 +22,7 @@ from verl_adaptive.stats.table import StatsTable
 
 
 def bound(options=None, *, batch=4, n=64, prompts=100) -> PilotCommit:
-    part = PilotCommit(options)
+    part = PilotCommit({"form": "on_policy", **(options or {})})
     table = StatsTable()
     table.rows_for(keys_of(prompts))
     part.bind(table, RunFacts(batch=batch, n=n, steps=10, prompts=prompts))

@@ -15,12 +15,12 @@ from verl_adaptive.stats.state import join_state, split_state
 from verl_adaptive.stats.table import StatsTable
 
 FORMS = {
-    "on_policy": {},
+    "on_policy": {"form": "on_policy"},
     "hold_surplus": {"hold_surplus": True},
     "pipelined": {"form": "pipelined"},
     "pipelined_variance": {"form": "pipelined", "choose": "max_variance"},
     "pipelined_to_need": {"form": "pipelined", "sized_to_need": True},
-    "to_need": {"sized_to_need": True},
+    "to_need": {"form": "on_policy", "sized_to_need": True},
 }
 forms = pytest.mark.parametrize("form", FORMS)
 

@@ -14,8 +14,10 @@ abstract and the authors' README. The asymmetric margins keep near-frontier hard
 prompt's commit comes a generation after its pilots, up to ``max_age`` steps later. A step costs R · G · n_p + B · n_c
 rollouts (R rounds of G prompts): 12,288 for B = 128, n = 16 + 48, G = 3 B, where GRPO takes 8,192. Pilots older than
 the step are off-policy, and verl's ``algorithm.rollout_correction`` corrects for that when asked.
-``form=on_policy``, the default, commits within the step, under the weights that made the pilots, at the cost of a
-second generation's tail.
+``form=on_policy`` commits within the step, under the weights that made the pilots, at the cost of a second generation's
+tail. ``form=auto``, the default, is the published form wherever a group can wait for a later step: in the ``sync`` trainer,
+but not beside a sampler that plans whole steps (CERO), nor in the asynchronous trainers, where a commit follows its pilots
+at once. Which of the two a run has is settled when it starts (:func:`verl_adaptive.policy.settle`).
 
 Where we differ from the official code, and why:
 
@@ -95,7 +97,7 @@ class PilotCommit(Allocator):
 
     @dataclass
     class Config:
-        """Options; the defaults are those of the authors' scripts, except ``form``.
+        """Options; the defaults are those of the authors' scripts.
 
         Attributes:
             n_pilot: n_p, pilots of a prompt; null: a quarter of n (``actor_rollout_ref.rollout.n``), at least 2. The
@@ -105,7 +107,9 @@ class PilotCommit(Allocator):
                 order, the first of the shuffled stream do, and held groups by this): ``random`` (published for
                 4B and larger), ``max_variance`` (published for 1.5B: nearest to half solved, the newest first), or
                 ``first`` (submission order).
-            form: ``on_policy``: commit in the same step; ``pipelined``: at a later generation, as published.
+            form: ``pipelined``: commit at a later generation, as published; ``on_policy``: in the same step. ``auto``:
+                ``pipelined`` in the ``sync`` trainer; ``on_policy`` in the asynchronous ones, which hold nothing back, beside
+                a sampler that plans whole steps (``cero``), and with ``hold_surplus``.
             max_age: steps that in-band pilots may wait for their commit; older ones are given up.
             hold_surplus: with ``on_policy``: keep in-band pilots that the batch had no place for, up to ``max_age``
                 steps, instead of giving them up.
@@ -123,7 +127,9 @@ class PilotCommit(Allocator):
         lower: float = 0.125
         upper: float = 0.25
         choose: Literal["random", "max_variance", "first"] = "random"
-        form: Literal["on_policy", "pipelined"] = "on_policy"
+        form: Literal["auto", "on_policy", "pipelined"] = field(
+            default="auto", metadata={"stands_for": ("on_policy", "pipelined")}
+        )
         max_age: int = 4
         hold_surplus: bool = False
         factor: float | None = PUBLISHED
@@ -152,7 +158,9 @@ class PilotCommit(Allocator):
     def __init__(self, options: Mapping[str, Any] | None = None) -> None:
         super().__init__(options)
         c = self.config
-        self.can_hold = c.form == "pipelined" or c.hold_surplus  # type: ignore[misc]
+        form = self.settled(vars(c), holds=True).get("form", c.form)  # of a part that is made by itself
+        self.pipelined = form == "pipelined"
+        self.can_hold = self.pipelined or c.hold_surplus  # type: ignore[misc]
         if c.choose == "max_variance" or c.hold_surplus:
             self.needs_rounds = "hold_surplus=true" if c.hold_surplus else "choose=max_variance"
         self._recent = np.zeros(2)  # pilots judged and found in the band, past steps discounted
@@ -164,6 +172,12 @@ class PilotCommit(Allocator):
         self._signals: list[np.ndarray] = []  # of this step's pilots
         self._rates = np.zeros(4)  # of committed groups: pilot successes, pilots, commit successes, commits
         self._logged: dict[str, float] = {}
+
+    @classmethod
+    def settled(cls, options: Mapping[str, Any], *, holds: bool) -> dict[str, Any]:
+        if options.get("form", "auto") != "auto":
+            return {}
+        return {"form": "pipelined" if holds and not options.get("hold_surplus") else "on_policy"}
 
     def check_policy(self, policy: Policy, config: AdaptiveConfig) -> None:
         self._default_success = config.success == SuccessConfig()
@@ -211,7 +225,7 @@ class PilotCommit(Allocator):
         pilot, side = is_pilot(groups), self.side(groups)
         inside = pilot & (side == 0)
         self._judged(side[pilot])
-        if self.config.form == "pipelined":
+        if self.pipelined:
             answer[inside] = HOLD
             return answer
         # Groups that got their commit in this round are complete, but the filter has not counted them yet.
@@ -229,7 +243,7 @@ class PilotCommit(Allocator):
         return np.where(stage == 0, np.maximum(self.facts.n - n, 0), 0)
 
     def reserve(self, progress: Progress) -> int:
-        return progress.batch if self.config.form == "pipelined" else 0
+        return progress.batch if self.pipelined else 0
 
     def _judged(self, side: np.ndarray) -> None:
         """Pilots that were looked at lie on these sides of the band."""
@@ -294,7 +308,7 @@ class PilotCommit(Allocator):
         # Without rounds a step goes on piloting as soon as that is needed, so this is a matter of time, and of no batch.
         by_yield = progress.ordered and c.sized_to_need is None and c.factor == PUBLISHED
         sized = by_yield or bool(c.sized_to_need)
-        if c.form == "pipelined":  # this round's pilots are for the steps to come
+        if self.pipelined:  # this round's pilots are for the steps to come
             missing = missing + max(0, progress.batch - waiting) if sized else progress.batch
         if missing == 0 or wanted == 0:
             return 0
@@ -305,7 +319,7 @@ class PilotCommit(Allocator):
             wanted = math.ceil(OVER_ASK * missing * judged / found)
         elif sized and found > 0:
             wanted = min(wanted, math.ceil(c.safety * missing * judged / found))
-        if progress.cap is not None and c.form == "on_policy":
+        if progress.cap is not None and not self.pipelined:
             wanted = min(wanted, self._affordable(progress.room, missing))
         return wanted
 

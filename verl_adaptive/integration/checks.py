@@ -335,13 +335,15 @@ def _check_mode(config: Any, adaptive: AdaptiveConfig, policy: Policy) -> None:
         )
         return
     warmup = config.trainer.v1[mode].get("num_warmup_batches", 0)
-    check(
-        not policy.allocator.can_hold,
-        "adaptive.allocator.form" if hasattr(policy.allocator.config, "form") else "adaptive.allocator.name",
-        getattr(policy.allocator.config, "form", policy.allocator.name),
-        f"holds pilots back for the next step's generation, but trainer.v1.trainer_mode={mode} generates all the time; "
-        "take adaptive.allocator.form=on_policy and adaptive.allocator.hold_surplus=false",
-    )
+    if policy.allocator.can_hold:
+        options: dict[str, object] = {**vars(policy.allocator.config), "name": policy.allocator.name}
+        holds = f"holds groups back for the next step's generation, but trainer.v1.trainer_mode={mode} generates all the time"
+        for option, bad, instead in (
+            ("form", "pipelined", "auto, which is on_policy there, or form=on_policy"),
+            ("hold_surplus", True, "false"),
+            ("name", policy.allocator.name, "another, or trainer.v1.trainer_mode=sync"),
+        ):
+            check(options.get(option) != bad, f"adaptive.allocator.{option}", bad, f"{holds}; take {instead}")
     check(
         not policy.sampler.plans_steps or warmup == 0,
         f"trainer.v1.{mode}.num_warmup_batches",

@@ -11,17 +11,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from omegaconf import OmegaConf
+
 from verl_adaptive.config import AdaptiveConfig
 from verl_adaptive.integration.compat import MODES
+from verl_adaptive.policy import settle
 from verl_adaptive.roles import Policy
 
 __all__ = [
     "MODES",
     "SINGLE_TURN",
     "JournalPlace",
+    "adaptive_of",
     "compared_of",
     "distillation_note",
     "dropped_note",
+    "held_note",
     "image_note",
     "journal_place",
     "late_rewards",
@@ -42,6 +47,17 @@ SINGLE_TURN = "single_turn_agent"
 def mode_of(config: Any) -> str:
     """verl's name of the trainer mode: ``sync``, ``colocate_async`` or ``separate_async``."""
     return str(config.trainer.v1.trainer_mode).removeprefix("adaptive_")
+
+
+def adaptive_of(config: Any) -> AdaptiveConfig:
+    """The ``adaptive`` group of verl's configuration, with what is left to the trainer mode settled.
+
+    Raises:
+        ConfigError: it is no group, or a key or value in it is wrong.
+    """
+    node = config.get("adaptive")
+    data = OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
+    return settle(AdaptiveConfig.from_mapping(data), holds=mode_of(config) == "sync")
 
 
 def updates_of(config: Any) -> int:
@@ -178,6 +194,20 @@ def distillation_note(config: Any) -> str:
     return (
         "distillation.distillation_loss.use_task_rewards=false: rewards and advantages train nothing; by its rewards the preset "
         "only chooses which prompts are rolled out, how often, and which groups train"
+    )
+
+
+def held_note(policy: Policy) -> str:
+    """That a part of what trains is of older weights; empty where every group is made within its step."""
+    allocator = policy.allocator
+    if not allocator.can_hold:
+        return ""
+    age = getattr(allocator.config, "max_age", None)
+    most = "" if age is None else f", of up to {age} (adaptive.allocator.max_age) where they had to wait"
+    own = "; adaptive.allocator.form=on_policy makes each group within its step" if allocator.makes_commits else ""
+    return (
+        f"off-policy by a step: groups held from the step before train with their first rollouts of the weights of then{most}; "
+        f"algorithm.rollout_correction corrects for that{own}"
     )
 
 

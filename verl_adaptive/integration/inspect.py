@@ -24,6 +24,7 @@ from verl_adaptive.integration import guard
 from verl_adaptive.integration.composing import Command, compose, group_options
 from verl_adaptive.integration.facts import (
     MODES,
+    adaptive_of,
     compared_of,
     distillation_note,
     dropped_note,
@@ -163,10 +164,7 @@ def validate(config: DictConfig) -> tuple[AdaptiveConfig, Policy, str, list[str]
     from verl_adaptive.integration.checks import check_run, zero_rows
 
     remarks = validate_as_verl(config)
-    node = config.get("adaptive")
-    adaptive = AdaptiveConfig.from_mapping(
-        OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
-    )
+    adaptive = adaptive_of(config)
     policy = build_policy(adaptive)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -282,7 +280,7 @@ def make_plan(
     """
     rollout, trainer = config.actor_rollout_ref.rollout, config.trainer
     batch = int(config.data.train_batch_size)
-    mode, schedule = _mode(config)
+    mode, schedule = _mode(config, policy)
     notes = list(remarks)
     prompts, missing = _prompts(config.data.train_files)
     if missing:
@@ -347,7 +345,7 @@ def make_plan(
     )
 
 
-def _mode(config: DictConfig) -> tuple[str, str]:
+def _mode(config: DictConfig, policy: Policy) -> tuple[str, str]:
     """The trainer mode, and what it means for the run; what verl asserts of it only when workers start is checked here.
 
     Raises:
@@ -357,7 +355,10 @@ def _mode(config: DictConfig) -> tuple[str, str]:
     mode = mode_of(config)
     check(mode in MODES, "trainer.v1.trainer_mode", v1.trainer_mode, f"verl has {', '.join(MODES)}")
     if mode == "sync":
-        return mode, "generation and training take turns; every rollout trains under the weights that made it"
+        trains = "every rollout trains under the weights that made it"
+        if policy.allocator.can_hold:
+            trains = "groups held from the step before train with their first rollouts of then: off-policy by a step"
+        return mode, f"generation and training take turns; {trains}"
     ahead = v1[mode].num_warmup_batches
     warmup = f"{ahead:g} warm-up batch{'' if ahead == 1 else 'es'}"
     if mode == "colocate_async":
@@ -492,7 +493,7 @@ def _store(config: DictConfig, adaptive: AdaptiveConfig) -> tuple[str, str | Non
 
 def _resume(config: DictConfig, adaptive: AdaptiveConfig, policy: Policy) -> str:
     """What verl's ``resume_mode`` leads to, and which statistics would be read."""
-    from verl_adaptive.integration.resume import ALLOW, differences, settings_of
+    from verl_adaptive.integration.resume import ALLOW, differences, settings_of, settled_otherwise
     from verl_adaptive.stats.snapshot import SnapshotMissing, read_manifest
 
     trainer = config.trainer
@@ -514,6 +515,8 @@ def _resume(config: DictConfig, adaptive: AdaptiveConfig, policy: Policy) -> str
         return f"resumes {folder}, which has no statistics: they start empty"
     known = f"resumes {folder} with its statistics (step {meta.get('step')}, {meta.get('policy')})"
     if meta.get("policy_digest") not in (None, policy.digest()) and "policy" not in adaptive.resume.allow:
+        if otherwise := settled_otherwise(adaptive, meta["policy_digest"], mode_of(config)):
+            raise AdaptiveError(f"{folder} {otherwise}")
         raise AdaptiveError(
             f"{folder} was written under another policy or other options ({meta.get('policy')}): training would refuse to "
             "resume. Start elsewhere with trainer.default_local_dir, or accept it with adaptive.resume.allow=[policy]"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from importlib.metadata import version
 from typing import Any
 
@@ -17,8 +18,9 @@ import numpy as np
 from verl_adaptive import __version__
 from verl_adaptive.engine import AsyncEngine, Engine, StepResult
 from verl_adaptive.integration import compat
-from verl_adaptive.integration.facts import distillation_note, dropped_note, image_note, updates_of
+from verl_adaptive.integration.facts import distillation_note, dropped_note, held_note, image_note, updates_of
 from verl_adaptive.integration.layout import Layout
+from verl_adaptive.roles import Policy
 from verl_adaptive.stats.database import local_file, shown
 
 __all__ = ["banner", "progress_line", "step_metrics"]
@@ -192,6 +194,13 @@ def _store_argument(config: Any, adaptive: Any, memory: Any) -> str:
     return shlex.quote(f"{url if local_file(url) else shown(url)}#{memory.journal.run_id}")
 
 
+def _allocator(policy: Policy) -> str:
+    """The allocator's name, and what an option that was left to the run (``auto``) is in it."""
+    config = policy.allocator.config
+    left = [f"{f.name}={getattr(config, f.name)}" for f in fields(config) if "stands_for" in f.metadata]
+    return policy.allocator.name + (f" ({', '.join(left)})" if left else "")
+
+
 def banner(trainer: Any) -> list[str]:
     """Some ten lines at the start: what is on, what budget, what store, what was resumed, which curves to read how."""
     engine, config, adaptive, memory = trainer.engine, trainer.config, trainer.adaptive, trainer.run_store
@@ -202,7 +211,7 @@ def banner(trainer: Any) -> list[str]:
     cap = f", at most {adaptive.max_rollouts_per_step:,} rollouts" if adaptive.max_rollouts_per_step else ""
     lines = [
         f"verl-adaptive {__version__}: {adaptive.name} on {type(trainer).__name__}, verl {version('verl')}",
-        f"  policy   sampler={policy.sampler.name} allocator={policy.allocator.name} filter={policy.filter.name} "
+        f"  policy   sampler={policy.sampler.name} allocator={_allocator(policy)} filter={policy.filter.name} "
         f"advantage={policy.advantage.name} ({config.algorithm.adv_estimator})",
         f"  data     {len(engine.row_of):,} rows, {len(engine.pool):,} distinct prompts{memory.duplicates_note}",
         f"  step     {facts.batch} groups of {facts.n}, {updates} optimizer updates; {refill}{cap}",
@@ -215,7 +224,7 @@ def banner(trainer: Any) -> list[str]:
     ]
     lines += [f"  verl     {note}" for note in compat.substitutes(mode=trainer.base_mode)]
     images = image_note(config, type(trainer.processor).__name__)
-    notes = (dropped_note(config, policy), images, distillation_note(config), trainer.shape.note)
+    notes = (held_note(policy), dropped_note(config, policy), images, distillation_note(config), trainer.shape.note)
     lines += [f"  note     {note}" for note in notes if note]
     if engine.skip_zero:
         lines.append(

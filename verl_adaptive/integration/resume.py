@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, fields, is_dataclass
+from dataclasses import asdict, fields, is_dataclass, replace
 from typing import Any
 
 from verl_adaptive.config import AdaptiveConfig, flat
-from verl_adaptive.policy import build_policy
+from verl_adaptive.errors import ConfigError
+from verl_adaptive.policy import build_policy, find_part
 from verl_adaptive.stats.snapshot import SnapshotError
 
-__all__ = ["ALLOW", "IRRELEVANT", "LOGGED", "check_settings", "differences", "settings_of"]
+__all__ = ["ALLOW", "IRRELEVANT", "LOGGED", "check_settings", "differences", "settings_of", "settled_otherwise"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -94,6 +95,38 @@ def _moved(config: Any, name: str, rounds: bool) -> dict[str, Any]:
         elif "was" in f.metadata:
             out[f"adaptive.{key}"] = f.metadata["was"] if rounds and value == f.default else value
     return out
+
+
+def settled_otherwise(adaptive: AdaptiveConfig, digest: object, mode: str) -> str:
+    """What to write where a snapshot's policy is this one but for an option that is left to the run (``form=auto``).
+
+    That is so after a change of the trainer mode, and of snapshots of before the option had such a default.
+
+    Args:
+        adaptive: the ``adaptive`` group, settled.
+        digest: the snapshot's fingerprint of its policy.
+        mode: the trainer mode.
+
+    Returns:
+        The end of a sentence that begins with the snapshot; empty: something else differs.
+    """
+    for f in fields(find_part("allocator", adaptive.allocator["name"]).Config):
+        for value in f.metadata.get("stands_for", ()):
+            other = replace(adaptive, allocator={**adaptive.allocator, f.name: value})
+            try:
+                policy = build_policy(other)
+            except ConfigError:  # a value that this run's other parts refuse
+                continue
+            if policy.digest() == digest:
+                key = f"adaptive.allocator.{f.name}"
+                as_before = f"{key}={value}"
+                if policy.allocator.can_hold and mode != "sync":
+                    as_before = "trainer.v1.trainer_mode=sync"
+                return (
+                    f"is of a run with {key}={value}, and this one has {key}={adaptive.allocator[f.name]}. To go on as it was: "
+                    f"{as_before}. To change it within the run: adaptive.resume.allow=[policy]"
+                )
+    return ""
 
 
 def differences(saved: object, now: Mapping[str, Any]) -> tuple[list[str], list[str]]:

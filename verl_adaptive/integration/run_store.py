@@ -16,9 +16,9 @@ import transfer_queue as tq
 from verl_adaptive.config import AdaptiveConfig
 from verl_adaptive.engine import Engine, StepResult
 from verl_adaptive.errors import AdaptiveError
-from verl_adaptive.integration.facts import compared_of, journal_place, media_columns, results_of
+from verl_adaptive.integration.facts import compared_of, journal_place, media_columns, mode_of, results_of
 from verl_adaptive.integration.prompts import identity_columns
-from verl_adaptive.integration.resume import check_settings, settings_of
+from verl_adaptive.integration.resume import check_settings, settings_of, settled_otherwise
 from verl_adaptive.integration.session import Session
 from verl_adaptive.integration.stream_session import StreamSession
 from verl_adaptive.integration.watch import Watch
@@ -35,7 +35,7 @@ from verl_adaptive.stats import (
 )
 from verl_adaptive.stats.database import shown
 from verl_adaptive.stats.journal import Journal
-from verl_adaptive.stats.snapshot import SnapshotError, attached, new_folder
+from verl_adaptive.stats.snapshot import SnapshotError, attached, new_folder, read_manifest
 
 __all__ = ["FOLDER", "RunStore"]
 
@@ -267,6 +267,10 @@ class RunStore:
         folder = Path(checkpoint) / FOLDER
         allow = set(self.adaptive.resume.allow)
         try:
+            saved = read_manifest(folder)["meta"].get("policy_digest")
+            changed = saved != policy.digest() and "policy" not in allow
+            if changed and (otherwise := settled_otherwise(self.adaptive, saved, mode_of(self.config))):
+                raise SnapshotError(f"{folder} {otherwise}")
             table, state, manifest = read_snapshot(
                 folder,
                 expect={"step": step, "policy_digest": policy.digest(), "dataset": self.fingerprint},

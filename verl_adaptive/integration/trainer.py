@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 import transfer_queue as tq
-from omegaconf import OmegaConf, open_dict
+from omegaconf import open_dict
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.utils import create_rl_sampler
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
@@ -27,7 +27,7 @@ from verl.utils.seqlen_balancing import calculate_workload, get_seqlen_balanced_
 from verl.workers.rollout.llm_server import LLMServerClient
 
 from verl_adaptive.advantages.verl import CENTRING, COMPARING, GROUP_RELATIVE
-from verl_adaptive.config import AdaptiveConfig, RunFacts, check
+from verl_adaptive.config import RunFacts, check
 from verl_adaptive.engine import AsyncEngine, make_engine
 from verl_adaptive.engine.shape import step_shape
 from verl_adaptive.integration.abort import Abort, CancellingClient
@@ -35,7 +35,7 @@ from verl_adaptive.integration.advantage import Loan, lend, register_estimator
 from verl_adaptive.integration.checks import async_facts, check_run, why_not_skip_zero, zero_rows
 from verl_adaptive.integration.courier import Road
 from verl_adaptive.integration.curves import Rows, curves
-from verl_adaptive.integration.facts import late_rewards, single_turn, slots_of
+from verl_adaptive.integration.facts import adaptive_of, late_rewards, single_turn, slots_of
 from verl_adaptive.integration.layout import PAD, Layout, Pass, micro_size, plan
 from verl_adaptive.integration.prompts import Stream, identity_columns
 from verl_adaptive.integration.report import banner, step_metrics
@@ -75,13 +75,11 @@ class AdaptiveMixin(_Trainer):
 
     def __init__(self, config: Any) -> None:
         _show_our_log()
-        node = config.get("adaptive")
-        self.adaptive = AdaptiveConfig.from_mapping(
-            OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
-        )
+        self.adaptive = adaptive_of(config)
         policy = build_policy(self.adaptive)
         with open_dict(config):
             config.trainer.v1.trainer_mode = self.base_mode  # verl compares it with its own names in six places
+            config.adaptive.allocator = self.adaptive.allocator  # for loggers, as it is in this run
         check_run(config, self.adaptive, policy)
         with open_dict(config):
             if policy.advantage.estimator is not None:

@@ -21,7 +21,7 @@ from verl_adaptive.engine import AsyncEngine, AsyncFacts, Requests, StepResult, 
 from verl_adaptive.engine.shape import step_shape
 from verl_adaptive.errors import AdaptiveError, Exhausted
 from verl_adaptive.groups import Groups
-from verl_adaptive.policy import build_policy
+from verl_adaptive.policy import build_policy, settle
 from verl_adaptive.roles import Sampler
 from verl_adaptive.simulate.clock import Clock
 from verl_adaptive.simulate.learning import LearningWorld
@@ -84,6 +84,7 @@ class Simulation:
         if mode is not None and clock is None:
             raise AdaptiveError("an asynchronous trainer is simulated with a clock only")
         config = replace(config, rounds=(config.rounds or clock is None) if rounds is None else rounds)
+        config = settle(config, holds=mode is None)
         self.world, self.steps, self.fixed, self.n = world, steps, fixed, n
         self.clock: Any = clock
         table = StatsTable()
