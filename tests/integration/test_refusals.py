@@ -49,6 +49,22 @@ def run_checks(*overrides: str) -> None:
     check_run(config, adaptive, build_policy(adaptive))
 
 
+@pytest.mark.parametrize(("mode", "form"), [("sync", "pipelined"), ("colocate_async", "on_policy")])
+def test_a_trainer_settles_what_is_left_to_its_mode_before_anything_else(mode, form):
+    """And writes it into the configuration, which loggers keep."""
+
+    class Verl:
+        def __init__(self, config):
+            self.config = config
+
+    class Trainer(AdaptiveMixin, Verl):
+        base_mode = mode
+
+    trainer = Trainer(composed("+adaptive=pilot_commit", f"trainer.v1.trainer_mode=adaptive_{mode}"))
+    assert trainer.adaptive.allocator["form"] == trainer.config.adaptive.allocator.form == form
+    assert trainer.config.adaptive.allocator.name == "pilot_commit"
+
+
 def test_a_mini_step_that_has_nothing_left_is_no_error():
     class Verl:
         def _step_once(self, *_):

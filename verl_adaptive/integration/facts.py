@@ -203,11 +203,11 @@ def held_note(policy: Policy) -> str:
     if not allocator.can_hold:
         return ""
     age = getattr(allocator.config, "max_age", None)
-    most = "" if age is None else f", of up to {age} (adaptive.allocator.max_age) where they had to wait"
+    most = "" if age is None else f" (adaptive.allocator.max_age={age} steps at most)"
     own = "; adaptive.allocator.form=on_policy makes each group within its step" if allocator.makes_commits else ""
     return (
-        f"off-policy by a step: groups held from the step before train with their first rollouts of the weights of then{most}; "
-        f"algorithm.rollout_correction corrects for that{own}"
+        f"off-policy by a step: held groups train with first rollouts of older weights{most}; algorithm.rollout_correction "
+        f"corrects for that{own}"
     )
 
 
