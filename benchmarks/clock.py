@@ -261,12 +261,15 @@ def main() -> None:
     parser.add_argument("--blocks", nargs="+", choices=BLOCKS, default=list(BLOCKS), help="tables (default: all)")
     parser.add_argument("--only", nargs="+", choices=policies(), default=policies(), help="policies (default: all)")
     parser.add_argument("--fresh", action="store_true", help="run again what the results hold")
+    parser.add_argument("--note", help="what the page says of rows that are not all of one code; stays until then")
     parser.add_argument("--results", type=Path, default=HERE / "results" / "clock.json")
     options = parser.parse_args()
     have: dict[tuple[str, str, int], dict[str, Any]] = {}
+    note = options.note
     if options.results.exists():
-        rows = json.loads(options.results.read_text())["rows"]
-        have = {(r["block"], r["preset"], r["seed"]): r for r in rows if r["preset"] in policies()}
+        stored = json.loads(options.results.read_text())
+        have = {(r["block"], r["preset"], r["seed"]): r for r in stored["rows"] if r["preset"] in policies()}
+        note = stored.get("note", "") if note is None else note
     wanted = [
         (block, preset, seed)
         for block in options.blocks
@@ -281,12 +284,12 @@ def main() -> None:
             flush=True,
         )
         if done % 5 == 0 or done == len(wanted):
-            save(options.results, have)
+            save(options.results, have, note or "")
     if not wanted:
-        save(options.results, have)
+        save(options.results, have, note or "")
 
 
-def save(path: Path, have: dict[tuple[str, str, int], dict[str, Any]]) -> None:
+def save(path: Path, have: dict[tuple[str, str, int], dict[str, Any]], note: str) -> None:
     """Write the results whole."""
     rows = [have[key] for key in sorted(have)]
     about = {
@@ -294,6 +297,8 @@ def save(path: Path, have: dict[tuple[str, str, int], dict[str, Any]]) -> None:
         "command": "python -m benchmarks.clock",
         "machine": machine() | {"versions": versions("verl-adaptive", "numpy", "verl")},
     }
+    if note:
+        about["note"] = note
     write_whole(path, to_json({**about, **collected(rows), "rows": rows}, "rows"))
 
 

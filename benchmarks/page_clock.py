@@ -70,6 +70,7 @@ def clock_page(data: dict[str, Any]) -> list[str]:
         "generated in the time and did not. *Waves*: times in a step that requests met an empty machine. *Aborted*: share of "
         "the generated tokens. *Prefill*: prompt tokens, a prompt counted once a rollout, of GRPO's.",
         "",
+        *([data["note"], ""] if data.get("note") else []),
         *table(
             [
                 "policy",
@@ -135,7 +136,7 @@ def _bound(data: dict[str, Any]) -> list[str]:
         f"The same machine, but that {data['blocks']['lengths known']['about']}: what nobody knows beforehand, so this shows how "
         "much a better order of requests could gain at most, or nearly. Three quarters of the variance of a length's logarithm is "
         "between answers to one prompt, which is why beginning the prompts with long answers first gains next to nothing here: "
-        "a long answer that began in the middle of a step ends last. Pilot-Commit gains nothing even so: its commits wait for "
+        "a long answer that began in the middle of a step ends last. On-policy Pilot-Commit gains little even so: its commits wait for "
         f"their slowest pilot. Time of GRPO's in the model, as above and so ({_seeds(e['seeds'] for e in data['bound'].values())}).",
         "",
         *table(["policy", "in order", "lengths known", "idle"], rows),

@@ -79,8 +79,8 @@ def front(found: dict[str, dict[str, Standing]]) -> list[str]:
             ],
             rows,
         ),
-        "Two epochs (`actor_rollout_ref.actor.ppo_epochs=2`) are twice the training. "
-        f"Of the papers' presets, beyond chance: {told}. [All results](benchmarks/RESULTS.md).",
+        "Two epochs (`actor_rollout_ref.actor.ppo_epochs=2`) train twice. "
+        f"Papers' presets (Pilot-Commit on-policy) beyond chance: {told}. [Results](benchmarks/RESULTS.md).",
         "",
         "![held-out accuracy by rollouts](benchmarks/figures/front.svg)",
     ]

@@ -30,6 +30,8 @@ from verl_adaptive.simulate import LIMITS, REFERENCES, Setting, Task, parse_pool
 HERE = Path(__file__).resolve().parent
 BEGIN, END = "<!-- simulate: begin -->", "<!-- simulate: end -->"
 
+#: Pilot-Commit with commits within the step, which is its default in the asynchronous trainers.
+ON_POLICY = "pilot_commit adaptive.allocator.form=on_policy"
 #: Shipped presets, DAPO with the fair round size, `full` and what it is made of.
 POLICIES = (
     "grpo",
@@ -38,10 +40,11 @@ POLICIES = (
     "greso",
     "aero",
     "cero",
-    "pilot_commit",
+    ON_POLICY,
     "full",
     "full adaptive/sampler=mopps",
-    "greso adaptive/allocator=pilot_commit adaptive/filter=band adaptive.allocator.sized_to_need=true",
+    "greso adaptive/allocator=pilot_commit adaptive/filter=band adaptive.allocator.form=on_policy "
+    "adaptive.allocator.sized_to_need=true",
     "grpo adaptive/sampler=mopps",
     "grpo adaptive/sampler=mopps adaptive.sampler.decay=0.5",
     "dapo adaptive/sampler=mopps adaptive.sampler.decay=0.5",
@@ -261,7 +264,7 @@ def findings(found: dict[str, list[dict[str, Any]]]) -> list[str]:
         [e["compute"] / (4 * (e["compute"] - 6 * e["trained_tokens"])) for e in of(found, p).values()]
         for p in ("aero", "grpo")
     )
-    pilots = against(found, "pilot_commit", "grpo")
+    pilots = against(found, ON_POLICY, "grpo")
     return [
         f"* **0.9 of the oracle's gain** is the aim. The most that any policy reaches is {signal} by signal and {pool} by "
         "what the pool learns. Of what the pool learns with `oracle`, which draws prompts as the oracle of the training "
@@ -271,7 +274,7 @@ def findings(found: dict[str, list[dict[str, Any]]]) -> list[str]:
         "Its paper reports 0.30 to 0.67 of dynamic sampling's rollouts, over more passes. Where GRPO makes one pass "
         f"(`large`) or less (`mixed, n = 64`) there is next to no history: "
         f"{against(found, 'greso', 'dapo')['large']:.2f} and {against(found, 'greso', 'dapo')['mixed, n = 64']:.2f} of DAPO's.",
-        f"* **Pilot-Commit** needs {spread(list(pilots.values()))} of GRPO's rollouts for an informative group "
+        f"* **Pilot-Commit**, on-policy, needs {spread(list(pilots.values()))} of GRPO's rollouts for an informative group "
         f"({pilots['mixed']:.2f} in groups of 8, {pilots['mixed, n = 16']:.2f} of 16 and {pilots['mixed, n = 64']:.2f} of 64 "
         "on the mixed pool). Its paper reports 1/1.9 to 1/1.5 of GRPO's rollouts to a target, with groups of 64 and 128 and "
         "1.5 times the updates a step.",
