@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
 import time
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import psutil
 import pytest
 
-from verl_adaptive.integration.cpu import worker
+from verl_adaptive.integration.cpu import engine, worker
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="abstract sockets are Linux's")
 
@@ -126,3 +129,45 @@ def test_what_no_server_can_have_forked_is_started_as_ever(start, raylet, monkey
         thread.join(60)
     assert found["parent"] == os.getpid() and not found["shared"]
     assert found["mark"] == "one"
+
+
+def tell(path: str, held: Connection) -> None:
+    """In another process: where it is, before it waits for a word."""
+    found = {"parent": os.getppid(), "group": os.getpgrp(), "shared": "imported_before" in sys.modules}
+    Path(path).write_text(json.dumps({**found, "folder": os.getcwd(), "arguments": sys.argv[1:]}))
+    held.send(held.recv())
+    time.sleep(600)
+
+
+def engine_in(tmp_path: Path) -> tuple[dict, BaseProcess]:
+    """A process that is made as vLLM makes its engine's and its worker's, and what it tells."""
+    path = tmp_path / "engine.json"
+    mine, other = engine.CONTEXT.Pipe()
+    process = engine.CONTEXT.Process(target=tell, args=(str(path), other), name="EngineCore")
+    process.start()
+    other.close()
+    mine.send("a word")
+    assert mine.poll(120) and mine.recv() == "a word"  # by the file that it was given
+    assert process.is_alive() and process.exitcode is None
+    return json.loads(path.read_text()), process
+
+
+def test_the_engine_of_a_worker_is_a_fork_too(start, raylet, tmp_path, monkeypatch) -> None:
+    """In its parent's group, and seen by it to end."""
+    first, _ = start("one")
+    monkeypatch.setenv("RAY_RAYLET_PID", str(raylet.pid))
+    found, process = engine_in(tmp_path)
+    assert found["parent"] == first["parent"] and found["group"] == os.getpgrp() and found["shared"]
+    assert found["folder"] == os.getcwd() and found["arguments"] == sys.argv[1:]
+    process.terminate()
+    process.join(60)
+    assert not process.is_alive() and process.exitcode == 1 and not psutil.pid_exists(process.pid)
+
+
+def test_an_engine_that_nobody_can_fork_is_spawned(raylet, tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("RAY_RAYLET_PID", str(raylet.pid))
+    found, process = engine_in(tmp_path)
+    assert found["parent"] == os.getpid() and not found["shared"]
+    process.terminate()
+    process.join(60)
+    assert process.exitcode == -signal.SIGTERM

@@ -23,6 +23,7 @@ WEIGHT_TRANSFER_TIMEOUT_MS = 300_000
 
 _WEIGHT_TRANSFER = "verl.workers.rollout.vllm_rollout.bucketed_weight_transfer"
 _RAY_ENVIRONMENT = "verl.trainer.constants_ppo"
+_ENGINES = ("vllm.v1.engine.utils", "vllm.v1.executor.multiproc_executor")
 
 
 def apply() -> None:
@@ -31,6 +32,8 @@ def apply() -> None:
     wrap_process_group()
     wrapt.register_post_import_hook(guard_weight_transfer, _WEIGHT_TRANSFER)
     wrapt.register_post_import_hook(fork_workers, _RAY_ENVIRONMENT)
+    for module in _ENGINES:
+        wrapt.register_post_import_hook(fork_engine, module)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -132,6 +135,17 @@ def fork_workers(module: Any) -> None:
         return environment
 
     wrapt.wrap_function_wrapper(module, "get_ppo_ray_runtime_env", add)
+
+
+def fork_engine(module: Any) -> None:
+    """Let vLLM's engine and its worker be forks of that process too: each would import vLLM again; see :mod:`.engine`."""
+    from verl_adaptive.integration.cpu import engine
+
+    def context(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+        usual = wrapped(*args, **kwargs)
+        return engine.CONTEXT if usual.get_start_method() == "spawn" and "RAY_RAYLET_PID" in os.environ else usual
+
+    wrapt.wrap_function_wrapper(module, "get_mp_context", context)
 
 
 def wrap_process_group() -> None:

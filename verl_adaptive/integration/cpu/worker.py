@@ -3,7 +3,8 @@
 A run is eight such processes, and importing verl and vLLM is ten seconds of a core in each: on a small machine, most of a
 start-up. Ray starts a worker as ``py_executable default_worker.py …``. Here ``py_executable`` is this file: it asks the
 server of its raylet for a fork that becomes the worker, with its own environment, arguments, folder and output. The first
-one to ask starts the server, which ends with the raylet. What cannot be had from a server is started as Ray does.
+one to ask starts the server, which ends with the raylet. What cannot be had from a server is started as Ray does. vLLM's
+own processes are had from it as well: see :mod:`.engine`.
 
 The server imports modules only; it starts no thread, and neither Ray nor a process group. Run by path, without ``site``:
 nothing but the standard library is imported before the fork.
@@ -26,6 +27,9 @@ MODULES = (
     "verl.experimental.reward_loop",
     "verl.workers.engine_workers",
     "verl.workers.rollout.vllm_rollout.vllm_async_server",
+    "vllm.v1.engine.core",
+    "vllm.v1.executor.multiproc_executor",
+    "vllm.v1.worker.cpu_worker",
 )
 
 
@@ -73,26 +77,35 @@ def start_server() -> int | None:
         )
 
 
-def asked(arguments: list[str]) -> bool:
-    """Whether a fork of the server's has become the worker."""
-    what = {"arguments": arguments, "environment": dict(os.environ), "folder": os.getcwd()}
+def asked(arguments: list[str], files: tuple[int, ...] = (0, 1, 2), group: int = 0) -> int | None:
+    """Have one forked.
+
+    Args:
+        arguments: of Python: a script, or ``-c`` and code, and those of its own.
+        files: of this process: the fork's standard ones, and others, whose numbers its code finds in ``files``.
+        group: of processes, for the fork to be in; 0: one of its own.
+
+    Returns:
+        Its process id, if it is there.
+    """
+    what = {"arguments": arguments, "environment": dict(os.environ), "folder": os.getcwd(), "group": group}
     message = json.dumps(what).encode()
     try:
         with socket.socket(socket.AF_UNIX) as connection:
             connection.connect(name())
             if not mine(connection):
-                return False
-            socket.send_fds(connection, [len(message).to_bytes(8, "big")], [0, 1, 2])
+                return None
+            socket.send_fds(connection, [len(message).to_bytes(8, "big")], list(files))
             connection.sendall(message)
-            return connection.recv(1) == b"1"
+            return int.from_bytes(connection.recv(8), "big") or None
     except OSError:
-        return False
+        return None
 
 
 def main(arguments: list[str]) -> None:
     """Become a worker: have one forked, or else be one."""
     server = start_server() if "RAY_RAYLET_PID" in os.environ else None
-    if not asked(arguments):
+    if asked(arguments) is None:
         os.execv(sys.executable, [sys.executable, *arguments])
     if server is not None:
         os.waitpid(server, 0)  # so that its forks are descendants of the raylet, as workers are
@@ -153,7 +166,7 @@ def serve(listener: socket.socket) -> None:
                 continue
             if os.fork() == 0:
                 listener.close()
-                connection.sendall(b"1")
+                connection.sendall(os.getpid().to_bytes(8, "big"))
                 connection.close()
                 become(what, files, made)
             for file in files:
@@ -161,34 +174,38 @@ def serve(listener: socket.socket) -> None:
 
 
 def received(connection: socket.socket) -> tuple[dict, list[int]]:
-    """A request: the worker that is to be, and its standard files."""
+    """A request: the process that is to be, and its files."""
     if not mine(connection):
         raise PermissionError("another user's")
-    head, files, _, _ = socket.recv_fds(connection, 8, 3)
+    head, files, _, _ = socket.recv_fds(connection, 8, 64)
     with connection.makefile("rb") as stream:
         return json.loads(stream.read(int.from_bytes(head, "big"))), files
 
 
 def become(what: dict, files: list[int], made: dict[str, str]) -> None:
-    """Be the worker, in the fork."""
+    """Be the process that was asked for, in the fork."""
     import runpy
     import traceback
 
     status = 1
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        os.setpgid(0, 0)  # the raylet ends a worker by its process group, which must be nobody else's
-        for target, file in enumerate(files):
+        os.setpgid(0, what["group"])  # the raylet ends a worker by its process group, which must be nobody else's
+        for target, file in enumerate(files[:3]):
             os.dup2(file, target)
             os.close(file)
         os.chdir(what["folder"])
         os.environ.clear()
         os.environ.update({**made, **what["environment"]})
-        script = what["arguments"][0]
-        sys.argv = what["arguments"]
-        sys.path.insert(0, os.path.dirname(script))
         reseed()
-        runpy.run_path(script, run_name="__main__")
+        script, *more = what["arguments"]
+        if script == "-c":
+            sys.argv = [script, *more[1:]]
+            exec(more[0], {"__name__": "__main__", "files": files[3:]})
+        else:
+            sys.argv = what["arguments"]
+            sys.path.insert(0, os.path.dirname(script))
+            runpy.run_path(script, run_name="__main__")
         status = 0
     except SystemExit as end:
         status = end.code if isinstance(end.code, int) else int(end.code is not None)
