@@ -74,6 +74,10 @@ def test_presets_pass(preset):
         ("+adaptive=aero", "algorithm.norm_adv_by_std_in_grpo=false", "adaptive.advantage.norm_by_std=false"),
         ("+adaptive=greso", "algorithm.norm_adv_by_std_in_grpo=false", "algorithm.use_kl_in_reward=true"),
         ("+adaptive=solo", "algorithm.norm_adv_by_std_in_grpo=false", "algorithm.use_kl_in_reward=true"),
+        (
+            *("+adaptive=solo", "adaptive.allocator.n=4", "adaptive/filter=aero", "adaptive.filter.keep_degenerate=1"),
+            "algorithm.use_kl_in_reward=true",  # a baseline of its own, which compares with nobody
+        ),
         ("+adaptive=dapo", "adaptive/filter=keep_all"),  # plain parts, and a preset's name: somebody chose them
         ("+adaptive.name=mine",),
         ("+adaptive=solo", "adaptive.max_rollouts_per_step=7"),  # groups of one: seven of them
@@ -127,6 +131,15 @@ def test_what_the_estimator_takes_passes(overrides):
                 "adaptive.filter.keep_degenerate=1",
             ],
             r"keep_degenerate=1: .*which opo would train on its bare reward; use 0",
+        ),
+        (
+            [
+                "+adaptive=dapo",
+                "adaptive/filter=aero",
+                "algorithm.use_kl_in_reward=true",
+                "adaptive.filter.keep_degenerate=1",
+            ],
+            r"keep_degenerate=1: .*use_kl_in_reward=true\) grpo has no other to compare with.*; use 0",
         ),
         (
             [

@@ -130,6 +130,16 @@ def check_run(config: Any, adaptive: AdaptiveConfig, policy: Policy) -> None:
         _check_advantage(config, policy)
     elif str(estimator).startswith("adaptive_"):
         check(False, "algorithm.adv_estimator", estimator, "choose the matching adaptive/advantage, or grpo")
+    check(  # what the whole group implies for its one row (integration/rows.py) is of rewards: the others have no penalty
+        getattr(policy.filter.config, "keep_degenerate", None) != 1
+        or not config.algorithm.get("use_kl_in_reward", False)
+        or own is not None
+        or estimator not in GROUP_RELATIVE,
+        "adaptive.filter.keep_degenerate",
+        1,
+        f"leaves one rollout of a group, whose penalty (algorithm.use_kl_in_reward=true) {estimator} has no other to compare "
+        "with: it would train on nothing; use 0, or 2 or more",
+    )
     _check_fetch(config, policy)
     batch, mini = config.data.train_batch_size, config.actor_rollout_ref.actor.ppo_mini_batch_size
     parts = 1
