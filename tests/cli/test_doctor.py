@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 pytest.importorskip("verl")
@@ -81,6 +82,15 @@ def test_a_command_line_and_its_plan(examine, tmp_path) -> None:
     assert (plan["prompts"], plan["steps"]) == (640, 30)
     assert plan["mode"] == "sync" and "take turns" in plan["schedule"]
     assert plan["store"] == f"{tmp_path}/ckpt/adaptive.sqlite" and "no checkpoint" in plan["resume"]
+
+
+def test_training_files_without_rows(examine, tmp_path) -> None:
+    data = write_dataset(tmp_path / "train.parquet", hostile_rows(1))
+    pq.write_table(pq.read_table(data).slice(0, 0), data)
+    (tmp_path / "train.jsonl").write_text("")
+    for path in (data, tmp_path / "train.jsonl"):
+        status, found = examine("+adaptive=grpo", f"data.train_files={path}")
+        assert status == 1 and f"data.train_files=['{path}']: has no rows; give" in found["plan"]["detail"]
 
 
 def test_an_id_that_no_row_has(examine, tmp_path) -> None:

@@ -405,7 +405,11 @@ def _paths(files: Any) -> list[Path]:
 
 
 def _prompts(files: Any) -> tuple[int | None, list[str]]:
-    """Rows of the training files, if all are here; and those that are not."""
+    """Rows of the training files, if all are here; and those that are not.
+
+    Raises:
+        ConfigError: they have no rows.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -414,9 +418,11 @@ def _prompts(files: Any) -> tuple[int | None, list[str]]:
     if missing or not paths:
         return None, missing or ["(none given)"]
     try:
-        return sum(pq.read_metadata(p).num_rows for p in paths), []
+        prompts = sum(pq.read_metadata(p).num_rows for p in paths)
     except pa.ArrowException:  # JSON, or another format that verl reads
-        return None, []
+        prompts = None if any(p.stat().st_size for p in paths) else 0
+    check(prompts != 0, "data.train_files", [str(p) for p in paths], "has no rows; give files with one prompt a row")
+    return prompts, []
 
 
 def _check_ids(config: DictConfig, id_key: str) -> None:
