@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 pytest.importorskip("verl")
 
 import verl
+from huggingface_hub import constants
 
 from tests.cli.stores import hostile_rows, make_run, write_dataset
 from verl_adaptive.commands import doctor
@@ -540,6 +542,21 @@ def test_what_is_not_here_is_not_affirmed(examine, tmp_path) -> None:
         status == 0 and "not looked at: data.val_files=/no/val.parquet, actor_rollout_ref.model.path=/no/model" in said
     )
     assert "here.py" not in said and "far" not in said
+
+
+@pytest.mark.parametrize("reachable", [True, False])
+def test_a_hub_that_cannot_be_reached_is_not_waited_for(reachable, monkeypatch) -> None:
+    for name in [name for name in os.environ if name.lower().endswith("_proxy")]:
+        monkeypatch.delenv(name)
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        if reachable:
+            server.listen()
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{server.getsockname()[1]}")
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        with inspect._no_wait_for_the_hub():
+            assert constants.HF_HUB_OFFLINE is not reachable
+        assert constants.HF_HUB_OFFLINE is False
 
 
 def test_a_critic_that_cannot_be_opened_here(examine) -> None:
