@@ -181,9 +181,6 @@ def measure(count: int, folder: Path, url: str | None, rounds: int) -> dict[str,
 
     where = url or f"sqlite:///{folder}/journal.sqlite"
     with Journal.open(where, run_id=f"benchmark {count} {os.getpid()}") as journal:
-        seconds = timed(lambda: journal.register_prompts(keys, ["source"] * count))[0]
-        out["registering prompts in the journal, us a prompt"] = 1e6 * seconds / count
-    with Journal.open(where, run_id=f"benchmark {count} {os.getpid()}") as journal:
         out |= percentiles(commit(journal, keys, draw, 1, 5 * rounds), "journal commit of 1,024 groups")
         run = journal.run_id
     store = open_store(where)

@@ -549,6 +549,18 @@ class Shuffled(Sampler):
         return Pick(pool[np.argsort(u)[:count]])
 
 
+class Closing(Sampler):
+    """A gate that closes after two steps, and asks for nothing more."""
+
+    name = "closing"
+
+    def round_size(self, progress: Progress) -> int:
+        return 60 if progress.step <= 2 else 0
+
+    def admit(self, rows: np.ndarray, position: np.ndarray, progress: Progress) -> np.ndarray:
+        return np.full(len(rows), progress.step <= 2)
+
+
 #: What may be decided by how many prompts happen to have been sent.
 SENT = {
     # a cap keeps back prompts that pay into AERO's pool
@@ -574,6 +586,15 @@ SENT = {
         "p": np.full(60, 0.5),
         "batch": 4,
         "failure": 0.4,
+    },
+    # as these, and what is asked for then goes ungated
+    "held groups beside a closed gate": {
+        "sampler": f"{__name__}:Closing",
+        "allocator": {"name": "pilot_commit", "n_pilot": 2, "form": "pipelined", "factor": 6.0},
+        "filter": {"name": "informative", "low": 0.4, "high": 0.6},
+        "p": np.full(300, 0.5),
+        "batch": 10,
+        "failure": 0.2,
     },
     # a pool of which nothing is left until all that was sent is back
     "small pool": {

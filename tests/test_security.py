@@ -211,7 +211,7 @@ def hostile(tmp_path_factory) -> tuple[Path, Path]:
         row["prompt"] = [{"role": "user", "content": f"{NAMES[i % len(NAMES)]} {i}"}]
         row["reward_model"] = {"style": "rule", "ground_truth": NAMES[(i + 1) % len(NAMES)]}
     rows += [{**rows[0], "reward_model": {"style": "rule", "ground_truth": NAMES[7]}}]  # a question with two answers
-    make_run(folder / "run", rows=rows, steps=12, run_id=NAMES[1], preset=NAMES[2], texts=True)
+    make_run(folder / "run", rows=rows, steps=12, run_id=NAMES[1], preset=NAMES[2])
     path = folder / "run" / "adaptive.sqlite"
     with Journal.open(str(path), run_id=NAMES[1]) as journal:
         journal.rewind(14)  # a gap, with a reason

@@ -54,7 +54,6 @@ def make_run(
     n: int = 8,
     snapshot: bool = True,
     rows: list[dict[str, Any]] | None = None,
-    texts: bool = False,
     url: str | None = None,
     rates: np.ndarray | None = None,
     validate: Callable[[int], float | dict[str, float]] | None = None,
@@ -95,8 +94,6 @@ def make_run(
     )
     meta = {"preset": preset, "checkpoints": str(folder), "dataset": table.fingerprint()}
     with Journal.open(url or str(folder / "adaptive.sqlite"), run_id=run_id, meta=meta) as journal:
-        if texts:
-            journal.register_prompts(keys, sources, [row["prompt"][0]["content"] for row in rows])
         validated(0)
         for step in range(1, steps + 1):
             world.p = np.clip(

@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 pytest.importorskip("verl")
 
 import verl
+from huggingface_hub import constants
 
 from tests.cli.stores import hostile_rows, make_run, write_dataset
 from verl_adaptive.commands import doctor
@@ -81,6 +84,15 @@ def test_a_command_line_and_its_plan(examine, tmp_path) -> None:
     assert (plan["prompts"], plan["steps"]) == (640, 30)
     assert plan["mode"] == "sync" and "take turns" in plan["schedule"]
     assert plan["store"] == f"{tmp_path}/ckpt/adaptive.sqlite" and "no checkpoint" in plan["resume"]
+
+
+def test_training_files_without_rows(examine, tmp_path) -> None:
+    data = write_dataset(tmp_path / "train.parquet", hostile_rows(1))
+    pq.write_table(pq.read_table(data).slice(0, 0), data)
+    (tmp_path / "train.jsonl").write_text("")
+    for path in (data, tmp_path / "train.jsonl"):
+        status, found = examine("+adaptive=grpo", f"data.train_files={path}")
+        assert status == 1 and f"data.train_files=['{path}']: has no rows; give" in found["plan"]["detail"]
 
 
 def test_an_id_that_no_row_has(examine, tmp_path) -> None:
@@ -541,6 +553,21 @@ def test_what_is_not_here_is_not_affirmed(examine, tmp_path) -> None:
         status == 0 and "not looked at: data.val_files=/no/val.parquet, actor_rollout_ref.model.path=/no/model" in said
     )
     assert "here.py" not in said and "far" not in said
+
+
+@pytest.mark.parametrize("reachable", [True, False])
+def test_a_hub_that_cannot_be_reached_is_not_waited_for(reachable, monkeypatch) -> None:
+    for name in [name for name in os.environ if name.lower().endswith("_proxy")]:
+        monkeypatch.delenv(name)
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        if reachable:
+            server.listen()
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{server.getsockname()[1]}")
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        with inspect._no_wait_for_the_hub():
+            assert constants.HF_HUB_OFFLINE is not reachable
+        assert constants.HF_HUB_OFFLINE is False
 
 
 def test_a_critic_that_cannot_be_opened_here(examine) -> None:

@@ -301,11 +301,13 @@ def test_ones_own_ids(tmp_path, call) -> None:
     assert "no such value" in call(*words, "--overwrite", "--id-key", "extra_info.uid")[2]
 
 
-@pytest.mark.parametrize("what", ["missing", "not parquet", "no prompt", "itself"])
+@pytest.mark.parametrize("what", ["missing", "not parquet", "no rows", "no prompt", "itself"])
 def test_bad_input_is_one_line(what, finished, tmp_path, call) -> None:
     data, out = tmp_path / "d.parquet", tmp_path / "o.parquet"
     if what == "not parquet":
         data.write_text("hello")
+    elif what == "no rows":
+        pq.write_table(pq.read_table(finished.data).slice(0, 0), data)
     elif what == "no prompt":
         write_dataset(data, [{"question": "q"}])
     elif what == "itself":

@@ -34,7 +34,7 @@ from verl_adaptive.stats.state import join_state, split_state
 def run(tmp_path_factory) -> Path:
     """A finished run: ``adaptive.sqlite``, ``global_step_12/adaptive`` and ``data.parquet``."""
     folder = tmp_path_factory.mktemp("run")
-    _, rows = make_run(folder, prompts=40, steps=12, texts=True)
+    _, rows = make_run(folder, prompts=40, steps=12)
     write_dataset(folder / "data.parquet", rows, row_group_size=13)
     return folder
 
@@ -46,7 +46,6 @@ def read_all(source: Path) -> None:
     with open_store(source) as store:
         store.steps_arrow()
         store.observations_arrow()
-        store.texts()
 
 
 def same_text(said: list[str], *names: str) -> None:

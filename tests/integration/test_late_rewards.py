@@ -77,6 +77,22 @@ def test_decides_as_if_rewards_had_come_with_the_rollouts(queue, filter, signal)
         assert np.array_equal(getattr(batch.result.groups, name), getattr(twin.result.groups, name))
 
 
+def test_curves_have_the_score_of_each_output(queue):
+    """The last one's is the reward; verl's ``critic/score`` is of all rows."""
+    workers = Unjudged()
+    session = session_of(workers, late=True, refill=False)
+    session.start()
+    keys, tags = session.generated()
+    for key in keys:
+        if int(key.rsplit("_", 1)[1]):
+            workers.written[key]["reward"] += 10.0  # another than the first output's
+    workers.judge(keys, tags)
+    batch = session.complete()
+    expected = sorted(row["reward"] for row in workers.written.values())
+    assert sorted(batch.rows.score.tolist()) == expected and 0 < sum(score > 5 for score in expected) < len(expected)
+    clear(batch)
+
+
 def test_two_steps_and_nothing_is_left_over(queue):
     workers = Unjudged()
     session = session_of(workers, late=True, refill=False)

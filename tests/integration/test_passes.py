@@ -6,6 +6,7 @@ Worker groups on several devices cannot be here; a stand-in answers with its ran
 from __future__ import annotations
 
 from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -146,3 +147,34 @@ def test_verls_normal_end_closes_the_journal_and_the_record(error, monkeypatch):
         with pytest.raises(RuntimeError, match="the loop broke"):
             trainer.fit(None)
     assert closed == ["journal", "record"]
+
+
+@pytest.mark.parametrize(("save_freq", "saved"), [(1, [1, 2]), (4, [2]), (-1, [])])
+def test_the_last_checkpoint_of_a_budget_is_saved_while_the_servers_sleep(save_freq, saved, monkeypatch):
+    """verl's own loop: a checkpoint comes after the update and before the servers wake for the next weights."""
+    module = "verl.trainer.ppo.v1.trainer_base"
+    for name in ("Tracking", "ValidationGenerationsLogger", "DapoFilteredRewardTableLogger", "SkipManager", "tq"):
+        monkeypatch.setattr(f"{module}.{name}", MagicMock())
+    trainer = trainer_of("trainer.val_before_train=false", f"trainer.save_freq={save_freq}", "trainer.test_freq=4")
+    trainer.global_steps, trainer.steps_per_epoch, trainer.total_training_steps = 0, 9, 9
+    trainer.trainer_mode, trainer._abort, trainer._shutdown_dump_executor = "sync", MagicMock(), lambda: None
+    trainer._ended_early, trainer._tape, trainer.run_store = False, None, MagicMock()
+    done = []
+    wakes = SimpleNamespace(update_weights=lambda step: done.append(("awake", step)))
+    trainer.checkpoint_manager, trainer.logger = wakes, MagicMock()
+
+    def step(metrics, timing_raw):
+        done.append(("asleep", trainer.global_steps))
+        if trainer.global_steps == 2:  # as AdaptiveMixin.step does when the engine has finished
+            trainer._ended_early, trainer.total_training_steps = True, 2
+        return KVBatchMeta(partition_id="train", keys=[], tags=[])
+
+    trainer.step, trainer.on_train_begin = step, lambda: None
+    trainer._save_checkpoint = lambda: done.append(("saved", trainer.global_steps))
+    trainer._validate = lambda: done.append(("validated", trainer.global_steps)) or {"val": 1.0}
+    trainer._compute_metrics = lambda *args, **kwargs: None
+    PPOTrainerSync.fit(trainer, None)
+    expected = []
+    for at in (1, 2):
+        expected += [("asleep", at), *[("saved", at)] * (at in saved), ("awake", at)]
+    assert done == [*expected, ("validated", 2)]

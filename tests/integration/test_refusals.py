@@ -90,6 +90,10 @@ def test_presets_pass(preset):
         ("+adaptive=aero", "algorithm.norm_adv_by_std_in_grpo=false", "adaptive.advantage.norm_by_std=false"),
         ("+adaptive=greso", "algorithm.norm_adv_by_std_in_grpo=false", "algorithm.use_kl_in_reward=true"),
         ("+adaptive=solo", "algorithm.norm_adv_by_std_in_grpo=false", "algorithm.use_kl_in_reward=true"),
+        (
+            *("+adaptive=solo", "adaptive.allocator.n=4", "adaptive/filter=aero", "adaptive.filter.keep_degenerate=1"),
+            "algorithm.use_kl_in_reward=true",  # a baseline of its own, which compares with nobody
+        ),
         ("+adaptive=dapo", "adaptive/filter=keep_all"),  # plain parts, and a preset's name: somebody chose them
         ("+adaptive.name=mine",),
         ("+adaptive=solo", "adaptive.max_rollouts_per_step=7"),  # groups of one: seven of them
@@ -143,6 +147,15 @@ def test_what_the_estimator_takes_passes(overrides):
                 "adaptive.filter.keep_degenerate=1",
             ],
             r"keep_degenerate=1: .*which opo would train on its bare reward; use 0",
+        ),
+        (
+            [
+                "+adaptive=dapo",
+                "adaptive/filter=aero",
+                "algorithm.use_kl_in_reward=true",
+                "adaptive.filter.keep_degenerate=1",
+            ],
+            r"keep_degenerate=1: .*use_kl_in_reward=true\) grpo has no other to compare with.*; use 0",
         ),
         (
             [
@@ -270,6 +283,23 @@ def test_an_estimator_that_verls_trainers_cannot_serve_is_refused():
         else:
             run_checks("+adaptive=dapo", f"algorithm.adv_estimator={name}")
     assert refused == set(checks._ASKS)
+
+
+def test_what_is_handed_over_is_read_in_the_code_that_does(monkeypatch):
+    from verl.trainer.ppo.v1 import trainer_base
+
+    def other(self, batch, metrics):
+        """Some day: reward_baselines."""
+        return batch  # sum_pi_squared
+
+    def handing(self, batch, metrics):
+        return {"reward_baselines": batch, "gdpo_reward_keys": self.config.sum_pi_squared}
+
+    for instead in (other, eval("lambda self, batch, metrics: batch"), 3):  # of the last two there is no source
+        monkeypatch.setattr(trainer_base.PPOTrainer, "_compute_advantage", instead)
+        assert all(map(checks._not_handed, checks._ASKS))
+    monkeypatch.setattr(trainer_base.PPOTrainer, "_compute_advantage", handing)
+    assert not any(map(checks._not_handed, checks._ASKS)) and not checks._not_handed("grpo")
 
 
 @pytest.mark.parametrize(

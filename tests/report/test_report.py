@@ -11,6 +11,7 @@ import re
 import shlex
 import sqlite3
 from html.parser import HTMLParser
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -24,6 +25,7 @@ from verl_adaptive.report.collect import collect
 from verl_adaptive.report.course import CLASSES
 from verl_adaptive.report.dumps import answer_in, said_of
 from verl_adaptive.report.figures import Series
+from verl_adaptive.report.findings import _waste
 from verl_adaptive.report.forecast import forecast
 from verl_adaptive.report.history import windows
 from verl_adaptive.report.learning import curves, smooth
@@ -223,6 +225,14 @@ def test_savings_are_estimated_only_where_it_is_fair(tmp_path) -> None:
     assert abs(uniform["saved"]) < 0.15 and uniform["n"] == 8
     make_run(tmp_path / "pc", n=16, sampler="retire", allocator="pilot_commit", filter="band", steps=20, snapshot=False)
     assert "different sizes" in collect(open_prompts(str(tmp_path / "pc"))).history.uniform["why"]
+
+
+@pytest.mark.parametrize("steps", [1, 9])
+def test_no_saving_is_claimed_at_the_beginning(steps, tmp_path) -> None:
+    make_run(tmp_path, prompts=200, steps=steps, sampler="epoch", filter="informative", snapshot=False)
+    assert main(["report", str(tmp_path), "-o", str(tmp_path / "r.html")]) == 0
+    page = (tmp_path / "r.html").read_text()
+    assert f"Not estimated: it takes 10 steps, and the run has {steps}" in page and "rollouts than uniform" not in page
 
 
 def test_savings_are_not_estimated_where_steps_are_missing(tmp_path) -> None:
@@ -547,6 +557,31 @@ def test_findings_name_what_is_wrong(tmp_path) -> None:
     assert any("below its best, 0.800 at step 10" in w for w in found)
     calm = collect(open_prompts(str(tmp_path / "run"))).facts
     assert calm["by_source"]["broken"]["successes"] == 0
+
+
+@pytest.mark.parametrize(
+    ("parts", "advice"),
+    [
+        ({"sampler": "epoch", "filter": "informative"}, "+adaptive=greso"),
+        ({"sampler": "greso", "filter": "informative"}, "adaptive.warm_start"),
+        ({"sampler": {"name": "spread", "weight": "mixed"}, "filter": "informative"}, "adaptive.warm_start"),
+        ({"sampler": "epoch", "allocator": "pilot_commit", "filter": "band"}, "+adaptive=greso"),
+    ],
+)
+def test_advice_on_waste_knows_what_is_running(parts, advice, tmp_path) -> None:
+    make_run(tmp_path, prompts=40, steps=2, batch=4, rates=np.linspace(0, 0.1, 40), snapshot=False, **parts)
+    (why,) = (
+        f.why for f in collect(open_prompts(str(tmp_path))).findings if "of the latest rollouts went to" in f.what
+    )
+    assert advice in why and ("greso" in why) == (advice == "+adaptive=greso")
+
+
+def test_advice_on_failures_is_no_sampler() -> None:
+    history = SimpleNamespace(
+        step=np.arange(4), rollouts={"trained": np.ones(4), "dropped: failed": np.full(4, 3)}, scalars={}
+    )
+    (finding,) = _waste(history)
+    assert "failed" in finding.what and "greso" not in finding.why and "docs/metrics.md" in finding.why
 
 
 def test_a_forecast_goes_on_as_of_late(tmp_path) -> None:

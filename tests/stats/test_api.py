@@ -150,14 +150,6 @@ def test_names_of_experiments_are_no_passwords(tmp_path: Path, monkeypatch: pyte
     assert [p.name for p in tmp_path.iterdir()] == ["checkpoints"]
 
 
-def test_texts(url: str) -> None:
-    with Journal.open(url, run_id="r") as journal:
-        journal.register_prompts(KEYS[:2], ["math", "math"], ["What is 1+1?", "What is 2+2?"])
-        with pytest.raises(ValueError, match="different lengths"):
-            journal.register_prompts(KEYS[:2], ["math"])
-    assert open_store(url).texts() == dict(zip(key_hex(KEYS[:2]), ["What is 1+1?", "What is 2+2?"], strict=True))
-
-
 def snapshot(folder: Path, step: int) -> StatsTable:
     table = StatsTable()
     rows = table.rows_for(KEYS, sources=["math"] * 10 + ["code"] * 10)
@@ -181,7 +173,7 @@ def test_a_snapshot(tmp_path: Path) -> None:
         assert frame["pass_rate"].isna().tolist() == (table.col("rollouts") == 0).tolist()
         arrow = store.prompts_arrow()
         assert arrow["key"].type == pa.binary(16) and arrow["source"].to_pylist()[10] == "code"
-        for read in (store.steps, store.runs, store.observations, store.texts, store.gaps):
+        for read in (store.steps, store.runs, store.observations, store.gaps):
             with pytest.raises(StoreError, match="is a snapshot"):
                 read()
 

@@ -362,12 +362,15 @@ def test_bad_sources_are_named(tmp_path: Path) -> None:
     write_snapshot(tmp_path / "torn", other_run(), {}, meta={})
     (tmp_path / "torn" / "manifest.json").write_text("{")
     (tmp_path / "nothing.jsonl").write_text("")
+    pq.write_table(pa.table({"key": pa.array([], pa.string())}), tmp_path / "none.parquet")
     for name, message in [
         ("bad.jsonl", "neither key nor prompt"),
         ("list.jsonl", "line 1: not an object"),
         ("bad.parquet", "not a Parquet file"),
         ("what.txt", "neither a SQLite file"),
         ("empty", "holds no store"),
+        ("nothing.jsonl", "has no rows; give results"),
+        ("none.parquet", "has no rows; give results"),
         ("gone", "does not exist"),
     ]:
         with pytest.raises(StoreError, match=message) as caught:
@@ -378,7 +381,6 @@ def test_bad_sources_are_named(tmp_path: Path) -> None:
         warm_start(data_set(), tmp_path / "bad.jsonl", discount=0.5)
     with pytest.raises(SnapshotError, match="damaged"):
         warm_start(data_set(), tmp_path / "torn", discount=0.5)
-    assert warm_start(data_set(), tmp_path / "nothing.jsonl", discount=0.5).offered == 0
     for discount in (0, -1, 1.5, math.nan):
         with pytest.raises(ValueError, match="warm_start_discount"):
             warm_start(data_set(), tmp_path / "nothing.jsonl", discount=discount)

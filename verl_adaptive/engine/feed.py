@@ -292,14 +292,21 @@ class Line:
     def _gate(self, count: int) -> None:
         feed = self.feed
         rows_wanted = count - len(self)
-        gated = True
-        if self._seen >= MAX_PASSES * feed.source.size:
-            if len(self) or not self._ungated:
+        size = feed.source.size
+        unseen = self._seen - MAX_PASSES * size
+        gated = unseen < 0
+        if unseen == 0:
+            # Nothing at all to train on: rather than end the run by surprise, the step goes ungated.
+            self._ungated &= not len(self)
+        if not gated:
+            # As many as the first request asks for. It may ask for none, where held groups are to fill the batch: then a
+            # batch of them, and not as many as happen to be missing when somebody looks.
+            lot = min(self._first or feed.facts.batch, size)
+            if not self._ungated or (len(self) and unseen and unseen % lot == 0):
                 self.ended = f"the sampler let nothing more through in {MAX_PASSES} passes over the data"
                 return
-            gated = False  # nothing at all to train on: rather than end the run by surprise, the step goes ungated
+            rows_wanted = lot - unseen % lot
         # Up to where a pass without a candidate ends, so that the list ends where it ends however it is asked for.
-        size = feed.source.size
         most = min(rows_wanted, size - self._dry % size)
         if gated:
             most = min(most, MAX_PASSES * size - self._seen)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
-from pathlib import Path
+import textwrap
 from typing import Any
 
 from verl.trainer.ppo.utils import need_critic
@@ -130,6 +131,16 @@ def check_run(config: Any, adaptive: AdaptiveConfig, policy: Policy) -> None:
         _check_advantage(config, policy)
     elif str(estimator).startswith("adaptive_"):
         check(False, "algorithm.adv_estimator", estimator, "choose the matching adaptive/advantage, or grpo")
+    check(  # what the whole group implies for its one row (integration/rows.py) is of rewards: the others have no penalty
+        getattr(policy.filter.config, "keep_degenerate", None) != 1
+        or not config.algorithm.get("use_kl_in_reward", False)
+        or own is not None
+        or estimator not in GROUP_RELATIVE,
+        "adaptive.filter.keep_degenerate",
+        1,
+        f"leaves one rollout of a group, whose penalty (algorithm.use_kl_in_reward=true) {estimator} has no other to compare "
+        "with: it would train on nothing; use 0, or 2 or more",
+    )
     _check_fetch(config, policy)
     batch, mini = config.data.train_batch_size, config.actor_rollout_ref.actor.ppo_mini_batch_size
     parts = 1
@@ -158,12 +169,32 @@ def check_run(config: Any, adaptive: AdaptiveConfig, policy: Policy) -> None:
 
 
 def _not_handed(estimator: str) -> str:
-    """What an estimator of verl's asks for and this verl's V1 trainers never mention; empty: nothing that is known."""
-    from verl.trainer.ppo import v1
+    """What an estimator of verl's asks for and this verl's V1 trainers do not hand to it; empty: nothing that is known.
 
+    The code says so that hands over: a comment there, or a word elsewhere, hands nothing, and what cannot be read is taken
+    to hand nothing, either.
+    """
     word, what = _ASKS.get(estimator, ("", ""))
-    texts = (path.read_text() for path in Path(v1.__path__[0]).glob("*.py"))
-    return what if word and not any(word in text.lower() for text in texts) else ""
+    return what if word and not any(word in name.lower() for name in _named_in_handing_over()) else ""
+
+
+def _named_in_handing_over() -> set[str]:
+    """Names and strings in the code of verl's that calls estimators; its own comments and docstrings are none."""
+    from verl.trainer.ppo.v1 import trainer_base
+
+    named: set[str] = set()
+    for name in ("_compute_advantage", "compute_advantage_for_multi_trajectories"):
+        function = getattr(trainer_base.PPOTrainer, name, None) or getattr(trainer_base, name, None)
+        try:
+            tree = ast.parse(textwrap.dedent(inspect.getsource(function)))  # type: ignore[arg-type]
+        except (OSError, TypeError, SyntaxError):  # compiled, gone, or wrapped beyond recognition
+            continue
+        said = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in said:
+                named.add(node.value)
+            named |= {word for slot in ("id", "attr", "arg") if isinstance(word := getattr(node, slot, None), str)}
+    return named
 
 
 def _check_advantage(config: Any, policy: Policy) -> None:

@@ -144,6 +144,7 @@ NAMES: tuple[Name, ...] = (
         modes=_ASYNC,
     ),
     Name(_BASE, "PPOTrainer.on_train_begin", ("self",), "the banner"),
+    Name(_BASE, "PPOTrainer.on_step_end", ("self",), "the last checkpoint when the budget ends a run early"),
     Name(_BASE, "PPOTrainer.on_train_end", ("self",), "the end of a budget"),
     Name(_BASE, "PPOTrainer.get_llm_client", ("self",), "requests that can be aborted"),
     Name(f"{_V1}.trainer_sync", "PPOTrainerSync.on_step_end", ("self",), "verl's sync trainer", modes=_SYNC),

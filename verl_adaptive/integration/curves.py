@@ -20,7 +20,7 @@ class Rows:
     """Every row of the trained groups, those left out of training included; arrays of shape ``(rows,)``.
 
     Attributes:
-        score: float64, the reward (each output of a session has the session's, in verl too).
+        score: float64, the reward (each output of a session has the session's, in verl too, but for a colocated reward model's).
         prompt: int64, prompt tokens.
         response: int64, response tokens.
         left_out: rows that do not train.

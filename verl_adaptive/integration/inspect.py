@@ -8,7 +8,8 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -186,7 +187,9 @@ def validate_as_verl(config: DictConfig) -> list[str]:
         warnings.simplefilter("ignore")  # verl warns each time it is asked whether there is a critic
         reference, critic = need_reference_policy(config), need_critic(config)
         try:
-            validate_config(config, use_reference_policy=reference, use_critic=critic)
+            # It opens the critic's model alone: one that is named as on the hub, half a minute at a time without a network.
+            with _no_wait_for_the_hub() if critic else nullcontext():
+                validate_config(config, use_reference_policy=reference, use_critic=critic)
         except InstantiationException as error:
             # Of all models only the critic's is opened before the workers start. Training may run where it can be.
             if not (critic and isinstance(error.__cause__, OSError)):
@@ -197,6 +200,27 @@ def validate_as_verl(config: DictConfig) -> list[str]:
                 f"critic.model.path={name}: cannot be opened here, so verl's own check of the critic was left out"
             )
     return remarks
+
+
+@contextmanager
+def _no_wait_for_the_hub() -> Iterator[None]:
+    """Where Hugging Face's hub cannot be reached, models are looked for in its cache alone, as ``HF_HUB_OFFLINE=1`` does."""
+    import socket
+    from urllib.parse import urlsplit
+    from urllib.request import getproxies
+
+    from huggingface_hub import constants
+
+    was, hub = constants.HF_HUB_OFFLINE, urlsplit(constants.ENDPOINT)
+    if not was and not getproxies():  # a proxy has its own ways
+        try:
+            socket.create_connection((hub.hostname or "", hub.port or 443), timeout=5).close()
+        except OSError:
+            constants.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = was
 
 
 def _without_lora(config: DictConfig) -> tuple[DictConfig, list[str]]:
@@ -406,7 +430,11 @@ def _paths(files: Any) -> list[Path]:
 
 
 def _prompts(files: Any) -> tuple[int | None, list[str]]:
-    """Rows of the training files, if all are here; and those that are not."""
+    """Rows of the training files, if all are here; and those that are not.
+
+    Raises:
+        ConfigError: they have no rows.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -415,9 +443,11 @@ def _prompts(files: Any) -> tuple[int | None, list[str]]:
     if missing or not paths:
         return None, missing or ["(none given)"]
     try:
-        return sum(pq.read_metadata(p).num_rows for p in paths), []
+        prompts = sum(pq.read_metadata(p).num_rows for p in paths)
     except pa.ArrowException:  # JSON, or another format that verl reads
-        return None, []
+        prompts = None if any(p.stat().st_size for p in paths) else 0
+    check(prompts != 0, "data.train_files", [str(p) for p in paths], "has no rows; give files with one prompt a row")
+    return prompts, []
 
 
 def _check_ids(config: DictConfig, id_key: str) -> None:

@@ -28,7 +28,7 @@ from verl_adaptive.groups import Groups
 from verl_adaptive.integration.bulk import stacked, without_gc
 from verl_adaptive.integration.curves import Rows
 from verl_adaptive.integration.facts import SINGLE_TURN
-from verl_adaptive.integration.rewards import read, read_rewards
+from verl_adaptive.integration.rewards import read, read_rewards, sums
 from verl_adaptive.integration.waiting import DONE, PARTITION
 
 __all__ = ["Batch", "Queue"]
@@ -325,6 +325,9 @@ class Queue:
         ghost_tokens = np.zeros(len(every), dtype=np.int64)
         absent = np.flatnonzero(there & ~trains)
         ghost_tokens[absent] = self._loss_tokens([every[i] for i in absent.tolist()], response[absent], whole[absent])
+        score = trained.reward[rollout]
+        if self._late and len(every) > trained.rollouts:  # such a model judges every output of a session by itself
+            score = sums(read(every, ["rm_scores"])["rm_scores"])
         self.close(groups.ticket.tolist(), keep=set(keys))
         return Batch(
             result,
@@ -335,7 +338,7 @@ class Queue:
             trained,
             {uid: at for at, uid in enumerate(uids)},
             ghost_tokens[there],
-            Rows(trained.reward[rollout], prompt, response, left_out=len(every) - len(keys)),
+            Rows(score, prompt, response, left_out=len(every) - len(keys)),
         )
 
     def _loss_tokens(self, keys: list[str], response: np.ndarray, whole: np.ndarray) -> np.ndarray:

@@ -67,7 +67,8 @@ def alone(
     Two kinds. A batch of which every row has zero advantage keeps one row all the same, for verl to have a step:
     that row's advantage is 0. And where one rollout trains of a group that was observed with more, verl's
     group-relative estimators would take its reward itself for the advantage (mean 0, std 1); it gets what the whole
-    group implies, as GRPO (verl's unbiased std) or RLOO define it. Estimators of ours see the whole group anyway.
+    group implies, as GRPO (verl's unbiased std) or RLOO define it. A KL penalty in the reward is not in it: these two
+    compare penalties, too, and the rows left out have none. Estimators of ours see the whole group anyway.
 
     Args:
         result: of the step, or of the mini-step.

@@ -297,14 +297,21 @@ class AdaptiveMixin(_Trainer):
         named = {f"rollout server {i}": server for i, server in enumerate(self._servers())}
         return named | {f"reward model {i}": server for i, server in enumerate(getattr(model, "server_handles", ()))}
 
+    def on_step_end(self) -> None:
+        """verl skips the last checkpoint of a run that ends before its planned last step: saved where verl saves, while
+        the rollout servers sleep. Afterwards they are awake, with the memory that gathering a model may need."""
+        save_freq = self.config.trainer.save_freq
+        if self._ended_early and save_freq > 0 and self.global_steps % save_freq:
+            with marked_timer("save_checkpoint", self.timing_raw, color="green"):
+                self._save_checkpoint()
+        super().on_step_end()
+
     def on_train_end(self) -> None:
-        """verl skips the last checkpoint and validation of a run that ends before its planned last step."""
+        """verl skips the last validation, too."""
         super().on_train_end()
         if self._ended_early:
             self.global_steps -= 1  # the loop has counted on
             trainer = self.config.trainer
-            if trainer.save_freq > 0 and self.global_steps % trainer.save_freq:
-                self._save_checkpoint()
             if trainer.test_freq > 0 and self.global_steps % trainer.test_freq:
                 self.on_validate_begin()
                 final = self._validate()

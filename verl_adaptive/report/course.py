@@ -17,6 +17,8 @@ __all__ = ["CLASSES", "POINTS", "SOURCES", "VISITS", "History", "course_of", "ho
 
 #: Points of a curve; more would not be seen.
 POINTS = 120
+#: Steps from which savings are estimated.
+SETTLED = 10
 #: Visits with a column of their own in the picture by visit.
 VISITS = 10
 #: Data sources with a curve of their own, the largest; one more is all the others.
@@ -120,7 +122,9 @@ def course_of(opened: Opened, facts: dict[str, Any]) -> History:
         calibration=made.calibration,
         scalars={name: values for name, values in scalars.items() if not name.startswith("adaptive/plan/")},
         flips=made.flips.count,
-        uniform=made.uniform((facts.get("ledger") or {}).get("rollouts", {}).get("generated", 0), facts["gaps"]),
+        uniform=made.uniform(
+            (facts.get("ledger") or {}).get("rollouts", {}).get("generated", 0), facts["gaps"], len(numbers)
+        ),
         validations=validations,
         plan=_plan(steps),
     )
@@ -287,7 +291,7 @@ class _Course:
         np.add.at(self._tried, row, n)
         np.add.at(self._mixed, row, ~flat)
 
-    def uniform(self, generated: int, gaps: list[list[Any]]) -> dict[str, Any]:
+    def uniform(self, generated: int, gaps: list[list[Any]], steps: int) -> dict[str, Any]:
         """Rollouts that uniform allocation with refills would need for the same informative groups.
 
         Uniform meets a prompt's variance as often as the prompt showed it here, every visited prompt with the same
@@ -296,6 +300,7 @@ class _Course:
         Args:
             generated: by the run.
             gaps: ``[first step, last step, reason]`` of steps that the journal lacks.
+            steps: of the run so far.
         """
         if gaps:
             # The run's account has these steps, the groups do not; nor do the steps that are left know the prompts that
@@ -307,6 +312,8 @@ class _Course:
         seen = self._seen > 0
         if not self._sizes or not seen.any():
             return {"why": "no group has trained yet"}
+        if steps < SETTLED:  # few prompts have shown their variance, and no step knew the yield of those before
+            return {"why": f"it takes {SETTLED} steps, and the run has {steps}"}
         n = max(self._sizes, key=lambda size: self._sizes[size])
         if n == 1:
             return {"why": "it compares groups with variance, and groups of one rollout have none"}

@@ -27,14 +27,17 @@ def open_parquet(path: str) -> pq.ParquetFile:
     """Open a Parquet file.
 
     Raises:
-        DatasetError: not there, or not Parquet.
+        DatasetError: not there, not Parquet, or without rows.
     """
     if not Path(path).is_file():
         raise DatasetError(f"{path} is not a file")
     try:
-        return pq.ParquetFile(path)
+        file = pq.ParquetFile(path)
     except (pa.ArrowException, OSError, ValueError) as error:
         raise DatasetError(f"{path} is not a Parquet file: {error}") from error
+    if not file.metadata.num_rows:
+        raise DatasetError(f"{path} has no rows; give the training set, one prompt a row")
+    return file
 
 
 def _rows(path: str, columns: set[str]) -> Iterator[tuple[int, list[dict[str, Any]]]]:

@@ -19,6 +19,8 @@ NEVER = 256
 CUT = 0.25
 #: Prompts visited twice from which a source is said to stand still.
 _PAIRS = 30
+#: Reasons of groups that were too easy or too hard to learn from.
+_FLAT = frozenset({"all_correct", "all_wrong", "too_easy", "too_hard", "no_variance", "zero_advantage"})
 #: Findings of one kind that are spelt out.
 _ALIKE = 6
 
@@ -174,10 +176,14 @@ def _waste(history: History) -> list[Finding]:
     name = max(lost, key=lambda reason: lost[reason])
     if lost[name] < 0.5 * whole:
         return []
-    return [
-        Finding(
-            False,
-            f"{lost[name] / whole:.0%} of the latest rollouts went to “{name}”",
-            "A sampler that skips such prompts (+adaptive=greso), or a filtered data set, would save most of them.",
+    if name.removeprefix("dropped: ") not in _FLAT:
+        why = "What that reason means is in docs/metrics.md, or with the filter that gives it."
+    elif any(metric.startswith("adaptive/sampler/") for metric in history.scalars):
+        # of a sampler that decides by what prompts have shown
+        why = (
+            "The run's sampler avoids such prompts once it knows them: a past (adaptive.warm_start), or a data set filtered by "
+            "this store (filter-dataset), would save the first visits."
         )
-    ]
+    else:
+        why = "A sampler that skips such prompts (+adaptive=greso), or a filtered data set, would save most of them."
+    return [Finding(False, f"{lost[name] / whole:.0%} of the latest rollouts went to “{name}”", why)]

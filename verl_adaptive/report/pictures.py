@@ -44,7 +44,7 @@ _TOGETHER = (
     ("Retired prompts, share", ("adaptive/sampler/retired_share",)),
     ("Rescue", ("adaptive/allocator/rescue_topups_total", "adaptive/allocator/rescued_total")),
     ("Variance that the baselines explain", ("adaptive/advantage/explained_share",)),
-    ("Expected spread of the prompts drawn", ("adaptive/sampler/expected_spread",)),
+    ("Expected spread of the prompts visited", ("adaptive/sampler/expected_spread",)),
 )
 
 

@@ -81,7 +81,7 @@ class Spread(Sampler):
         self._drawn_in, self._taken = -1, np.zeros(0, dtype=np.int64)  # picked in the step under way
         self._pool: np.ndarray | None = None  # the last pool, and its prompts' bits that stay the same
         self._keyed = np.zeros(0, dtype=np.uint64)
-        self._spread = np.zeros(2)  # of the prompts picked in the step: Σ √(v (1 − v)), how many
+        self._spread = np.zeros(2)  # of the prompts visited in the step: Σ √(v (1 − v)), how many
         self._last = 0.0
 
     def bind(self, table: StatsTable, facts: RunFacts) -> None:
@@ -109,8 +109,6 @@ class Spread(Sampler):
             self._drawn_in, self._taken = progress.step, self._taken[:0]
         rows = self._race(pool, count, progress)
         self._taken = np.concatenate([self._taken, rows])
-        value = np.clip(self.memory.value(rows), 0.0, 1.0)
-        self._spread += [float(np.sqrt(value * (1 - value)).sum()), len(rows)]
         return Pick(rows)
 
     def _race(self, pool: np.ndarray, count: int, progress: Progress) -> np.ndarray:
@@ -158,6 +156,9 @@ class Spread(Sampler):
         return 1 - right - wrong
 
     def observe(self, groups: Groups, progress: Progress) -> None:
+        # Not of those picked: how many these are depends on who is back first.
+        value = np.clip(self.memory.value(groups.row), 0.0, 1.0)
+        self._spread += [float(np.sqrt(value * (1 - value)).sum()), len(groups)]
         good, bad = self.evidence(groups)
         self.memory.observe(groups.row, good, good + bad, groups.pass_rate)
 

@@ -271,10 +271,3 @@ class Store:
         if self.kind == "journal":
             with _reading(self.where):
                 self._journal.name_sources(table)
-
-    def texts(self) -> dict[str, str]:
-        """Text of registered prompts by key (hex digits), where the run recorded it."""
-        with _reading(self.where):
-            pages = list(self._journal.prompts())
-        pairs = (row for page in pages for row in page.select(["key", "text"]).to_pylist())
-        return {row["key"].hex(): row["text"] for row in pairs if row["text"] is not None}

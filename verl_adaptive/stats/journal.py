@@ -678,40 +678,6 @@ class Journal:
 
     # -- prompts --------------------------------------------------------------------------------------------------
 
-    def register_prompts(self, keys: np.ndarray, sources: Sequence[str], texts: Sequence[str] | None = None) -> None:
-        """Record which data source prompts come from, and if wanted their text, for reports; known prompts are left.
-
-        Not needed for prompts whose groups are committed with ``sources``.
-
-        Args:
-            keys: ``KEY_DTYPE`` ``(n,)``.
-            sources: data-source names ``(n,)``.
-            texts: the prompts' text ``(n,)``.
-
-        Raises:
-            JournalError: the database refused.
-            ValueError: arguments of different lengths.
-        """
-        if len(sources) != len(keys) or (texts is not None and len(texts) != len(keys)):
-            raise ValueError("register_prompts: keys, sources and texts have different lengths")
-        order = np.lexsort((keys["lo"], keys["hi"]))  # in the index's own order, inserting is sequential
-        with self._mutex:
-            try:
-                for begin in range(0, len(order), 20_000):
-                    part = order[begin : begin + 20_000]
-                    rows: dict[str, list[Any]] = {
-                        "key": keys_bytes(keys[part]),
-                        "source": [_clean(sources[i]) for i in part.tolist()],
-                        "text": [None if texts is None else _clean(texts[i]) for i in part.tolist()],
-                    }
-                    connection = self._connect()
-                    with self._transaction(connection):
-                        self._backend.insert_columns(connection, schema.prompts, rows, unless=("key",))
-            except (SQLAlchemyError, OSError, JournalError) as error:
-                self._drop()
-                raise JournalError(f"prompts cannot be registered: {_cause(error)}") from error
-            self._remember(keys)
-
     def _fresh_prompts(self, record: _Record) -> dict[str, list[Any]]:
         if record.sources is None:
             return {"key": []}

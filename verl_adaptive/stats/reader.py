@@ -257,7 +257,7 @@ class JournalReader:
                 yield _table(rows, OBSERVATIONS, segment.attempt)
 
     def prompts(self) -> Iterator[pa.Table]:
-        """Pages of ``key``, ``source``, ``text`` of every prompt that any run of this journal registered."""
+        """Pages of ``key``, ``source``, ``text`` of every prompt that any run of this journal committed."""
         t, kinds = schema.prompts, pa.schema(_columns(schema.prompts))
         for rows in self._pages(select(t.c.key, t.c.source, t.c.text), None, t, [t.c.key], None):
             yield _table(rows, kinds)

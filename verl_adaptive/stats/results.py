@@ -208,9 +208,9 @@ def read_results(
         except (ValueError, TypeError, OverflowError) as error:
             raise StoreError(f"{path}, row {number}: {error}") from error
         sources.append(str(row.get("data_source") or row.get("source") or ""))
+    if not keys:  # an evaluation that wrote nothing is no evaluation of no prompts
+        raise StoreError(f"{path} has no rows; give results with one row a rollout or a prompt, or leave it out")
     table = StatsTable()
-    if not keys:
-        return table
     rows = table.rows_for(_keys.keys_array(keys), sources=np.array(sources, dtype=object))
     n, c, signal, squares, reward, low, high, tokens = np.array(outcomes, dtype=np.float64).T
     count = len(table)

@@ -134,7 +134,7 @@ prompts = Table(
     metadata,
     Column("key", LargeBinary(16), primary_key=True),
     Column("source", Text, nullable=False),
-    Column("text", Text),
+    Column("text", Text),  # null: nothing writes it any more
     sqlite_with_rowid=False,
 )
 
