@@ -6,6 +6,11 @@ import gc
 import os
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# An example takes as long as the machine is busy.
+settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy")
 
 # Ray's own is 15: beside two busy test processes its workers would hardly run, and a start-up would take minutes.
 os.environ.setdefault("RAY_worker_niceness", "0")

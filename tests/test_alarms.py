@@ -140,7 +140,7 @@ def test_sources_that_begin_alike_have_metrics_of_their_own() -> None:
     assert all(len(name) <= 80 for name in rates)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.integers(0, 2**31), st.integers(1, 5), st.integers(0, 12))
 def test_any_run_is_counted_and_never_fails(seed, sources, groups) -> None:
     """Whatever comes: finite metrics, alarms between 0 and the sources, an alarm said only when it is new."""
@@ -157,7 +157,7 @@ def test_any_run_is_counted_and_never_fails(seed, sources, groups) -> None:
         assert len(lines) == sum(int((alarms._on[kind] & ~before[kind]).sum()) for kind in KINDS)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.integers(0, 2**31), st.integers(2, 5), st.integers(0, 30))
 def test_a_resumed_run_goes_on_counting(seed, sources, cut) -> None:
     """Through the files of a snapshot: every metric and line after the cut is that of the run that was not."""

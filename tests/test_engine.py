@@ -47,7 +47,7 @@ setups = st.fixed_dictionaries(
         "shape": st.sampled_from(["even", "hard", "solved", "lost"]),
     }
 )
-quick = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+quick = settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 
 
 def rates(shape: str, count: int) -> np.ndarray:

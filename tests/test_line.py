@@ -64,7 +64,7 @@ def candidates(size: int, chance: np.ndarray, seed: int, whole: int, asks: list[
     whole=st.integers(1, 7),
     asks=st.lists(st.integers(1, 40), max_size=8),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_the_list_does_not_depend_on_how_it_is_asked_for(size, shape, seed, whole, asks) -> None:
     """Sizes of the requests and of the source's batches change nothing, to the end of the list and over laps."""
     chance = np.random.default_rng(seed).uniform(*shape, size)

@@ -46,7 +46,7 @@ setups = st.fixed_dictionaries(
         "shape": st.sampled_from(["even", "hard", "solved", "lost"]),
     }
 )
-quick = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+quick = settings(max_examples=40, suppress_health_check=list(HealthCheck))
 
 
 def build(setup: dict, **more) -> tuple[OrderedEngine, World]:

@@ -62,7 +62,7 @@ def same(a, b) -> bool:
 
 @pytest.mark.parametrize(("policy", "stream"), CASES)
 @given(order=st.integers(0, 2**32 - 1), failure=st.sampled_from([0.0, 0.1]))
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6)
 def test_every_rollout_is_accounted_for_and_no_prompt_is_in_flight_twice(policy, stream, order, failure):
     engine, world = made(policy, stream, failure=failure)
     arrivals = Arrivals(world, order)

@@ -43,7 +43,7 @@ def price(call, tmp_path):
 
 
 @given(rates=st.lists(st.floats(0, 1), min_size=200, max_size=200), n=st.integers(2, 8), more=st.integers(0, 8))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_the_share_is_that_of_the_pass_rates(rates, n, more) -> None:
     """Without bias: over many prompts it is the mean of 1 - p^n - (1 - p)^n."""
     p = np.tile(rates, 30)

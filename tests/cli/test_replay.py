@@ -253,7 +253,7 @@ def sound(tmp_path_factory):
 
 
 @given(seed=st.integers(0, 2**32 - 1))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_flipped_bytes_are_found_or_refused(sound, seed, tmp_path_factory):
     """Whatever stands in a record, a replay ends: identical, different, or refused with the file's name."""
     rng = np.random.default_rng(seed)

@@ -30,7 +30,6 @@ def examples(count: int) -> Callable[[Any], Any]:
     return settings(
         max_examples=count * FACTOR,
         derandomize=FACTOR == 1,
-        deadline=None,
         database=None,
         suppress_health_check=list(HealthCheck),
     )

@@ -46,7 +46,7 @@ def verls(rows: list[tuple[float, int, int]]) -> dict[str, float]:
     return compute_data_metrics(DataProto.from_dict(tensors=batch), use_critic=False)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(rows=ROWS)
 def test_the_same_as_verls(rows):
     mine, theirs = curves(made(rows, left_out=1)), verls(rows)

@@ -34,7 +34,7 @@ def steps(draw):
 LIMITS = st.sampled_from([None, 1, 4, 8, 16])
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     step=steps(),
     ranks=st.sampled_from([1, 2, 4]),

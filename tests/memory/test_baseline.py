@@ -97,7 +97,7 @@ OPTIONS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(histories(), OPTIONS)
 def test_golden_trace(history, options) -> None:
     made = bound(options, stale_discount=0.8)
@@ -113,7 +113,7 @@ def test_golden_trace(history, options) -> None:
         np.testing.assert_allclose(out, expected, rtol=1e-6, atol=1e-7 if tight else 1e-3)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(histories("continuous"), st.floats(0.01, 50), st.floats(-20, 20))
 def test_units_of_the_reward_do_not_matter(history, a, b) -> None:
     """r → a r + b with a > 0 changes no advantage: 0/1, ±1 and shaped rewards are one case."""
@@ -125,7 +125,7 @@ def test_units_of_the_reward_do_not_matter(history, a, b) -> None:
             np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-5)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(histories("binary"), st.data())
 def test_a_reward_does_not_move_its_own_baseline(history, data) -> None:
     """*Before*: whatever the last step's rewards of a prompt are, what is subtracted from a single rollout is the same."""

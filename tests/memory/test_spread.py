@@ -38,7 +38,7 @@ def see(made: Spread, groups: Groups, step: int) -> None:
     made.end_step(at(step))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.lists(
         st.lists(
@@ -77,7 +77,7 @@ def test_prompts_are_drawn_in_proportion_to_their_weight() -> None:
     assert (np.abs(share - expected) < 4.5 * np.sqrt(expected / draws)).all()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(1, 400), st.integers(0, 10_000), st.sampled_from(["spread", "mixed"]), st.integers(0, 3))
 def test_the_shortcut_changes_nothing(count, seed, weight, before) -> None:
     """Looking at the likely winners alone gives what sorting the whole pool gives."""

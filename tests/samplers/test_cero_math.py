@@ -16,7 +16,7 @@ positive = st.floats(0.01, 50.0)
 
 
 @given(a=positive, b=positive, size=st.integers(2, 12))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_value_is_the_expected_group_variance_for_any_group_size(a, b, size):
     """Proposition 1, by enumerating the Beta-binomial."""
 
@@ -39,7 +39,7 @@ def test_value_is_mean_times_complement_less_variance():
 
 
 @given(c=st.floats(0.01, 5.0), theta=st.floats(0.0, 6.0), most=st.floats(0.5, 60.0))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_conjugate_and_supporting_exposure_are_the_minimum_and_the_minimiser(c, theta, most):
     s = np.linspace(0.0, most, 200_001)
     objective = theta * s - theory.utility(c, s)
@@ -85,7 +85,7 @@ def test_dual_value_bounds_the_optimum_at_any_dual():
 
 
 @given(seed=st.integers(0, 10_000), budget=st.integers(1, 400))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_oracle_water_filling_is_at_least_as_good_as_greedy_units_and_barely_better(seed, budget):
     rng = np.random.default_rng(seed)
     c = rng.uniform(0.001, 0.4, 20)
@@ -123,7 +123,7 @@ def test_bound_is_capped_and_falls_with_the_square_root_of_the_rounds():
     above=st.sampled_from([-math.inf, 0.0, 0.15, 0.2, 0.5, 0.9]),
     seed=st.integers(0, 99),
 )
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 def test_best_equals_a_full_sort_ties_at_the_boundary_included(score, count, above, seed):
     tie = np.random.default_rng(seed).permutation(len(score)).astype(np.uint64)
     slow = sorted((i for i in range(len(score)) if score[i] > above), key=lambda i: (-score[i], tie[i]))[:count]

@@ -90,7 +90,7 @@ def same(one: Any, other: Any) -> None:
 
 @pytest.mark.parametrize("name", list(LEARNERS))
 @given(steps=history, cuts=st.lists(st.integers(0, 10), max_size=4))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_groups_shown_together_or_apart_come_to_the_same(name, steps, cuts):
     whole, apart = bound(LEARNERS[name]), bound(LEARNERS[name])
     pieces = sorted(cuts)
@@ -100,7 +100,7 @@ def test_groups_shown_together_or_apart_come_to_the_same(name, steps, cuts):
 
 @pytest.mark.parametrize("name", list(LEARNERS))
 @given(steps=history, seed=st.integers(0, 2**32 - 1))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_only_the_order_of_a_prompts_own_visits_counts(name, steps, seed):
     """Prompts among each other may come in any order."""
 
@@ -122,7 +122,7 @@ def test_only_the_order_of_a_prompts_own_visits_counts(name, steps, seed):
     cuts=st.lists(st.integers(0, 40), max_size=5),
     seed=st.integers(0, 2**32 - 1),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_the_gate_does_not_see_how_the_stream_is_cut(name, steps, stream, cuts, seed):
     """In one piece, in several, or in any order: a place of the stream is let through or not."""
     parts = [bound(STREAM[name]) for _ in range(3)]
@@ -146,7 +146,7 @@ def test_the_gate_does_not_see_how_the_stream_is_cut(name, steps, stream, cuts, 
 
 @pytest.mark.parametrize("name", list(POOL))
 @given(steps=history, seed=st.integers(0, 2**32 - 1), count=st.integers(1, M))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_picks_do_not_depend_on_the_pools_order(name, steps, seed, count):
     one, other = bound(POOL[name]), bound(POOL[name])
     for part in (one, other):

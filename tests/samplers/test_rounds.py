@@ -61,7 +61,7 @@ def test_sizes(config, progress, size):
     least=st.none() | st.integers(1, 400),
     full=st.none() | st.integers(1, 600),
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_adaptive_size_is_the_formula_within_its_limits(batch, kept, finished, share, least, full):
     degenerate = int(share * finished)
     progress = progress_at(1, batch=batch, kept=kept)

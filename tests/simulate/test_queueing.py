@@ -125,7 +125,7 @@ class Slow:
     stop=st.integers(0, 40),
 )
 @example(sent=[([3], 1.0), ([1, 1, 1], 0.0)], replicas=2, slots=2, each=0.5, bound=True, stop=1)  # ends an ulp apart
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_the_queue_is_the_slow_reference(sent, replicas, slots, each, bound, stop) -> None:
     """Any sending times, then an abort after ``stop`` ends: the same ends, tokens and remains; nothing is lost."""
     machine = Machine(replicas, slots, 0.1, each, bound)

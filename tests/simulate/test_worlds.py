@@ -42,7 +42,7 @@ def requests(ticket, n, stage=0, index=None) -> Requests:
     seed=st.integers(0, 2**40),
     p=st.floats(0, 1),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_rewards_equal_a_loop_over_rollouts(sizes, stage, seed, p) -> None:
     asked = requests(np.arange(len(sizes)) * 7 + 3, sizes, stage)
     made = draw_groups(asked, np.full(len(sizes), p), seed, tokens=100.0, low=-1.0, high=2.0)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from verl_adaptive.stats import (
@@ -336,7 +336,6 @@ def test_duplicates_against_a_dict(numbers: list[int]) -> None:
     assert str(len(numbers)) in str(report)
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, 12), max_size=40), st.randoms())
 def test_a_fingerprint_names_a_set(numbers: list[int], draw: Any) -> None:
     keys = make_keys(13)

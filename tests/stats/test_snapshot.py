@@ -231,9 +231,7 @@ def names(intact: Path) -> list[str]:
     return sorted(p.name for p in intact.iterdir())
 
 
-@settings(
-    deadline=None, max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
-)
+@settings(max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(data=st.data())
 def test_any_change_to_any_byte_is_an_error_that_names_the_file(
     data: st.DataObject, intact: Path, tmp_path: Path
@@ -250,7 +248,7 @@ def test_any_change_to_any_byte_is_an_error_that_names_the_file(
     assert str(path) in str(caught.value) and "earlier checkpoint" in str(caught.value)
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(data=st.data())
 def test_truncated_and_lengthened_files(data: st.DataObject, intact: Path, tmp_path: Path) -> None:
     name = data.draw(st.sampled_from(names(intact)))
@@ -262,7 +260,7 @@ def test_truncated_and_lengthened_files(data: st.DataObject, intact: Path, tmp_p
     assert str(path) in str(caught.value)
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(content=st.binary(max_size=200) | st.recursive(st.none() | st.integers() | st.text(), st.lists).map(json.dumps))
 def test_a_manifest_of_anything(content: bytes | str, intact: Path, tmp_path: Path) -> None:
     raw = content if isinstance(content, bytes) else content.encode("utf-8", "surrogatepass")

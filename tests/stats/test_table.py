@@ -18,7 +18,6 @@ from verl_adaptive.testing.stores import make_keys
 # -- rows -----------------------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.lists(st.integers(0, 60), max_size=50), st.booleans()), max_size=8), st.booleans())
 def test_rows_for_against_a_dict(batches: list[tuple[list[int], bool]], alike: bool) -> None:
     keys = make_keys(61)
@@ -225,7 +224,7 @@ def build(items: list[Any]) -> Groups:
     )
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(
     st.lists(st.lists(group, max_size=12), max_size=4),
     st.sampled_from([0.0, 0.15, 2.0]),
@@ -251,7 +250,6 @@ def test_a_large_batch_keeps_its_order() -> None:
     same(table, model)
 
 
-@settings(deadline=None)
 @given(st.lists(group, max_size=14), st.integers(0, 14))
 def test_how_a_batch_is_cut_makes_no_difference(items: list[Any], cut: int) -> None:
     groups = build(items)

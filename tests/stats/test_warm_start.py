@@ -151,7 +151,7 @@ def test_nothing_matching_is_said_loudly(source: str, caplog: pytest.LogCaptureF
     assert "Nothing matches" in caplog.text and "adaptive.id_key" in caplog.text
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.lists(st.tuples(st.integers(1, 2000), st.floats(0, 1)), min_size=1, max_size=6), st.floats(0.001, 1))
 def test_rates_survive_any_discount(evidence: list[tuple[int, float]], discount: float) -> None:
     theirs = fresh(*range(len(evidence)))
@@ -399,7 +399,7 @@ def test_a_journal_of_several_runs_asks_which(tmp_path: Path) -> None:
         warm_start(fresh(0), f"{path}#c", discount=1)
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(content=st.binary(max_size=300))
 def test_files_of_anything_are_an_error_of_ours(content: bytes, tmp_path: Path) -> None:
     for name in ("x.jsonl", "x.parquet"):
