@@ -43,11 +43,12 @@ JUDGED = [
     "Differences are within a seed; ± is half of the 95 % interval over seeds (Student's t). *Told apart*: that interval "
     "excludes zero, of three seeds or more; nothing is claimed of what is not.",
     "* **Which engine.** Most rows of the papers' presets in the real pools, and those of `full`, are of 0.1.0, in rounds; each "
-    "cell says its version. In one process `aero` and `pilot_commit` were run anew with 0.2.0, in the usual and the sparse pool; "
+    "cell says its version. In one process `aero` and `pilot_commit` were run anew with 0.2.0, in the usual and the sparse pool, "
+    "`pilot_commit-pipelined` in the usual one; "
     "`full` and what else has parts of AERO or Pilot-Commit was not.",
     "* **Which form.** Rows `pilot_commit` are of `adaptive.allocator.form=on_policy`, the default when they were run, here and "
     "on every page. In the `sync` trainer the preset has the published form now: `pilot_commit-pipelined`, run in one process "
-    "only, in the usual pool, with 0.1.0.",
+    "only, in the usual pool.",
     "* **Seeds for choosing are not seeds for showing.** Tables show seeds from 0; options of `solo` were chosen by seeds "
     "from 20, in one process only. `full` was chosen by seeds 0 to 4 of the tiny pool, which flatters it there.",
     f"* **`full`** was a preset of 0.1.0, until `solo` ([one less the other, pool by pool](../docs/solo.md#what-was-measured)). "
