@@ -87,7 +87,8 @@ def test_group_relative_is_grpo() -> None:
 
 def test_every_preset_is_in_it() -> None:
     shipped = {p.stem for p in Path(bench.HERE.parent, "hydra_configs/verl_adaptive/adaptive").glob("*.yaml")}
-    assert shipped <= {words[0] for words in bench.PRESETS.values() if len(words) == 1}
+    settled = {"adaptive.allocator.form=pipelined"}  # what the preset has in this process anyway
+    assert shipped <= {words[0] for words in bench.PRESETS.values() if settled.issuperset(words[1:])}
 
 
 @pytest.mark.parametrize("preset", bench.PRESETS)

@@ -58,10 +58,9 @@ class Popen(_Spawned):
             context.set_spawning_popen(None)
         read, write = os.pipe()
         ended, alive = os.pipe()
-        code = f"from {__name__} import begin; begin(*files)"
         tracker: Any = resource_tracker.getfd()
         files = (0, 1, 2, read, tracker, alive, *self._fds)
-        pid = worker.asked(["-c", code, "--multiprocessing-fork"], files, os.getpgrp())
+        pid = worker.asked(["-m", __name__, "--multiprocessing-fork"], files, os.getpgrp())
         _util.close_fds(read, alive)
         if pid is None:
             _util.close_fds(write, ended)

@@ -81,8 +81,8 @@ def asked(arguments: list[str], files: tuple[int, ...] = (0, 1, 2), group: int =
     """Have one forked.
 
     Args:
-        arguments: of Python: a script, or ``-c`` and code, and those of its own.
-        files: of this process: the fork's standard ones, and others, whose numbers its code finds in ``files``.
+        arguments: of Python: a script, or ``-m`` and a module whose ``begin`` is called, and those of its own.
+        files: of this process: the fork's standard ones, and others, whose numbers ``begin`` gets.
         group: of processes, for the fork to be in; 0: one of its own.
 
     Returns:
@@ -184,6 +184,7 @@ def received(connection: socket.socket) -> tuple[dict, list[int]]:
 
 def become(what: dict, files: list[int], made: dict[str, str]) -> None:
     """Be the process that was asked for, in the fork."""
+    import importlib
     import runpy
     import traceback
 
@@ -199,11 +200,11 @@ def become(what: dict, files: list[int], made: dict[str, str]) -> None:
         os.environ.update({**made, **what["environment"]})
         reseed()
         script, *more = what["arguments"]
-        if script == "-c":
-            sys.argv = [script, *more[1:]]
-            exec(more[0], {"__name__": "__main__", "files": files[3:]})
+        if script == "-m":
+            sys.argv = more
+            importlib.import_module(more[0]).begin(*files[3:])
         else:
-            sys.argv = what["arguments"]
+            sys.argv = [script, *more]
             sys.path.insert(0, os.path.dirname(script))
             runpy.run_path(script, run_name="__main__")
         status = 0
