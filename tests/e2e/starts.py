@@ -189,17 +189,22 @@ def short(folder: Path) -> dict[str, Run]:
 
 
 FAULTY_LOOP = """
+import collections
 import zlib
 
 from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop
 
+begun = collections.Counter()
+
 
 class FaultyAgentLoop(SingleTurnAgentLoop):
     async def run(self, sampling_params, **kwargs):
-        kind = zlib.crc32(str(kwargs["raw_prompt"]).encode()) % 12
+        prompt = str(kwargs["raw_prompt"])
+        kind = zlib.crc32(prompt.encode()) % 12
+        begun[prompt] += 1
         if kind == 0:
             return []
-        if kind == 1:
+        if kind == 1 or (kind == 2 and begun[prompt] > 2):  # or all but two of a group
             raise RuntimeError("the tool server is away")
         return await super().run(sampling_params, **kwargs)
 """
