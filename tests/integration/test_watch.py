@@ -23,8 +23,7 @@ from verl_adaptive.stats.state import join_state, split_state
 
 
 @pytest.fixture
-def told(caplog, monkeypatch):
-    monkeypatch.setattr(logging.getLogger("verl_adaptive"), "propagate", True)
+def told(caplog):
     caplog.set_level(logging.INFO, "verl_adaptive")
     return caplog
 
