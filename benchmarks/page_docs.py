@@ -11,7 +11,7 @@ from benchmarks.page_summary import POOL_NAMES, entry
 from benchmarks.presets import FULL
 from benchmarks.runs import Runs, pm, table
 
-__all__ = ["choosing_block", "solo_block"]
+__all__ = ["choosing_block", "forms_block", "solo_block"]
 
 #: What `solo` is shown beside, and how the table calls it.
 BESIDE = {
@@ -180,6 +180,20 @@ UNMEASURED = (
     ),
     ("a comparison with a paper", "the paper's preset, as published"),
 )
+
+
+def forms_block(tiny: Runs) -> list[str]:
+    """Pilot-Commit's published form beside the other, in one process."""
+    rows = []
+    for lr in tiny.lrs("base"):
+        keys = [("base", preset, lr) for preset in ("pilot_commit-pipelined", "pilot_commit")]
+        seeds = sorted(set(tiny.seeds(*keys[0])) & set(tiny.seeds(*keys[1])))
+        published, other = ([tiny.final((*key, seed)) for seed in seeds] for key in keys)
+        both = [(a, b) for a, b in zip(published, other, strict=True) if a is not None and b is not None]
+        if both:
+            ahead = pm([a - b for a, b in both], "{:+.3f}")
+            rows.append([f"{lr:g}", str(len(both)), pm(a for a, _ in both), pm(b for _, b in both), ahead])
+    return table(("learning rate", "seeds", "`pipelined`", "`on_policy`", "one less the other, by seed"), rows)
 
 
 def choosing_block(found: dict[str, dict[str, Standing]]) -> list[str]:

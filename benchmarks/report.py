@@ -26,7 +26,7 @@ from benchmarks.cells import Parser, interval, read_rows, run_script, write_whol
 from benchmarks.page_bill import bill
 from benchmarks.page_clock import async_table, clock_page
 from benchmarks.page_cpu import cpu_page, cpu_runs
-from benchmarks.page_docs import choosing_block, solo_block
+from benchmarks.page_docs import choosing_block, forms_block, solo_block
 from benchmarks.page_front import readme
 from benchmarks.page_lines import lines_page
 from benchmarks.page_quickstart import draw, quickstart
@@ -190,6 +190,7 @@ def pages(results: Path, results_page: Path, readme_page: Path) -> dict[Path, st
     for name, part in (
         ("solo", solo_block(found, torch_runs(tiny) if tiny else None)),
         ("choosing", choosing_block(found)),
+        ("pilot_commit", forms_block(torch_runs(tiny)) if tiny else []),
     ):
         if found and (docs / f"{name}.md").exists():
             out[docs / f"{name}.md"] = put((docs / f"{name}.md").read_text(), "measured", part)

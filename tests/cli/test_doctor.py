@@ -427,7 +427,7 @@ def test_what_is_done_where_verl_lacks_a_name(call, monkeypatch) -> None:
     from verl_adaptive.integration import compat
 
     async def abort_replicas(self) -> None:
-        raise NotImplementedError
+        raise NotImplementedError  # never called: doctor reads its arguments, which are 0.9.0's
 
     def instead() -> dict[str, str]:
         found = json.loads(call("doctor", "--json")[1])

@@ -23,7 +23,8 @@ SIX = ("trainer.total_training_steps=6", "trainer.save_freq=2", "adaptive.record
 
 
 class Usual(NamedTuple):
-    """Runs of the usual trainer: one unbroken, two that were killed with SIGKILL and started again, one refused.
+    """Runs of the usual trainer: one unbroken, two that were killed with SIGKILL and started again, one that its budget
+    ends, one refused.
 
     Between those, an old checkpoint of the second is validated and nothing else.
     """
@@ -31,6 +32,7 @@ class Usual(NamedTuple):
     greso: Run
     solo: tuple[Run, Run]
     pilots: tuple[Run, Run]
+    spent: Run
     validated: Run
     small: Run
 
@@ -80,7 +82,11 @@ def one_rank(folder: Path) -> OneRank:
         anew=["greso"],
         kill_at=3,
     )
-    second = several(folder, {"solo": solo, "pilots": pilots}, kill_at=3)
+    spent = (
+        *("+adaptive=grpo", "trainer.total_training_steps=6", "adaptive.total_rollouts=256"),
+        *("trainer.save_freq=100", "trainer.test_freq=100"),
+    )
+    second = several(folder, {"solo": solo, "spent": spent, "pilots": pilots}, kill_at=3)
     chosen, _ = small(folder / "small.parquet")
     old = folder / "pilots" / "checkpoints"
     validated = (
@@ -117,6 +123,7 @@ def one_rank(folder: Path) -> OneRank:
             first["greso"],
             (first["solo"], second["solo"]),
             (second["pilots"], third["pilots"]),
+            second["spent"],
             third["validated"],
             third["small"],
         ),

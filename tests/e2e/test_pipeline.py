@@ -234,6 +234,23 @@ def test_an_old_checkpoint_is_validated_and_nothing_else(usual):
         assert store.validations() == []  # the run itself never validated
 
 
+def test_a_run_that_its_budget_ends_is_saved_and_validated(usual):
+    """Two of six steps, and neither is one at which verl would save or validate."""
+    run = usual.spent
+    assert run.code == 0, run.tail
+    balanced(run)
+    assert run.series("adaptive/rollouts/generated_total") == [128.0, 128.0]
+    checkpoints = run.folder / "checkpoints"
+    assert (checkpoints / "latest_checkpointed_iteration.txt").read_text() == "2"
+    assert any((checkpoints / "global_step_2" / "actor").iterdir())
+    table, _, manifest = read_snapshot(checkpoints / "global_step_2" / "adaptive")
+    assert manifest["meta"]["step"] == 2 and table.col("rollouts").sum() == 256
+    from verl_adaptive.stats import open_store
+
+    with open_store(str(checkpoints / "adaptive.sqlite")) as store:
+        assert {validation["step"] for validation in store.validations()} == {2}
+
+
 def test_critic(short):
     """PPO with a critic: the sampler and the filter work, and rows of zero advantage stay."""
     run = short["critic"]

@@ -151,7 +151,11 @@ def test_verls_normal_end_closes_the_journal_and_the_record(error, monkeypatch):
 
 @pytest.mark.parametrize(("save_freq", "saved"), [(1, [1, 2]), (4, [2]), (-1, [])])
 def test_the_last_checkpoint_of_a_budget_is_saved_while_the_servers_sleep(save_freq, saved, monkeypatch):
-    """verl's own loop: a checkpoint comes after the update and before the servers wake for the next weights."""
+    """verl's own loop: a checkpoint comes after the update and before the servers wake for the next weights.
+
+    The loop and our two hooks are real, and the order in which they call. What they call is stood in for: workers, servers,
+    loggers and TransferQueue are a run's, and tests/e2e/test_pipeline.py has one that its budget ends.
+    """
     module = "verl.trainer.ppo.v1.trainer_base"
     for name in ("Tracking", "ValidationGenerationsLogger", "DapoFilteredRewardTableLogger", "SkipManager", "tq"):
         monkeypatch.setattr(f"{module}.{name}", MagicMock())
