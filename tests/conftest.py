@@ -27,6 +27,13 @@ TOGETHER = {
 GROUP_OF = {f"test_{name}.py": group for group, names in TOGETHER.items() for name in names}
 
 
+def pytest_collection_modifyitems(items):
+    """The fixture that starts Ray marks the tests that it is for."""
+    for item in items:
+        if "started" in getattr(item, "fixturenames", ()):
+            item.add_marker("ray")
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
     """One worker makes a shared start-up and runs what needs it; neither makes it twice, nor waits for the other's.

@@ -148,6 +148,7 @@ def test_registered_by_importing_verl() -> None:
 
 @needs_verl
 @pytest.mark.verl
+@pytest.mark.ray
 def test_workers_start_no_threads_that_export_metrics_of_ray() -> None:
     """By default each worker starts one every 10 s, and such threads have crashed workers."""
     code = """

@@ -538,9 +538,11 @@ def test_a_plugin_that_verl_was_told_not_to_load(broken_twice) -> None:
     assert "did not load it" in found["plugin in the driver"]["detail"]
 
 
+@pytest.mark.ray
 def test_the_plugin_lives_in_a_ray_worker() -> None:
-    status, _, found = in_a_process("--ray")
-    assert status == 0 and found["plugin in a Ray worker"]["detail"].startswith("loaded on ")
+    status, said, found = in_a_process("--ray")
+    assert status == 0, (found, said)
+    assert found["plugin in a Ray worker"]["detail"].startswith("loaded on ")
 
 
 def test_what_is_not_here_is_not_affirmed(examine, tmp_path) -> None:
