@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import statistics
+from textwrap import wrap
 from typing import Any
 
 from benchmarks.runs import pm, table
 
-__all__ = ["beside_page", "driver_page", "long_page", "on_machine", "prompt_page"]
+__all__ = ["beside_page", "driver_note", "driver_page", "long_page", "on_machine", "prompt_page"]
 
 
 def on_machine(data: dict[str, Any]) -> str:
@@ -23,8 +24,22 @@ def on_machine(data: dict[str, Any]) -> str:
     return f"on {m['cpu']} ({m['cores']} cores, load average {said})"
 
 
+#: Rollouts of a large step, and seconds of the driver that each of them may take.
+LARGE = 65_536
+AIM = 2 / LARGE
+
+
+def _each(row: dict[str, Any]) -> float:
+    """Processor seconds of the driver for each rollout that is generated."""
+    return sum(row[whose] for whose in ("own", "verl", "queue")) / row["generated"]
+
+
 def driver_page(data: dict[str, Any]) -> list[str]:
     """Processor seconds of the driver, by preset and size of the batch."""
+    goal = [
+        [f"`{row['preset']}`" for row in data["rows"] if row["rollouts"] == LARGE and (_each(row) <= AIM) is met]
+        for met in (True, False)
+    ]
     rows = [
         [
             f"`{row['preset']}`",
@@ -34,7 +49,7 @@ def driver_page(data: dict[str, Any]) -> list[str]:
             f"{row['own']:.2f}",
             f"{row['verl']:.2f}",
             f"{row['queue']:.2f}",
-            f"{1e3 * sum(row[whose] for whose in ('own', 'verl', 'queue')) / row['generated']:.3f}",
+            f"{1e3 * _each(row):.3f}",
             f"{row['after_last']:.2f}",
         ]
         for row in data["rows"]
@@ -50,6 +65,16 @@ def driver_page(data: dict[str, Any]) -> list[str]:
         "that was generated: who drops groups generates more than a batch. *After the last answer*: what "
         "of all this a step waits for; the rest passes while rollouts are under way.",
         "",
+        *(
+            [
+                f"The goal was 2 s for {LARGE:,} rollouts that are generated, {1e3 * AIM:.3f} ms each. Met: {', '.join(goal[0]) or 'by none'}; "
+                f"missed: {', '.join(goal[1]) or 'by none'}. What is left grows with requests and not with rollouts: a group that is "
+                "topped up is two or more of them, and `solo` asks for each rollout by itself.",
+                "",
+            ]
+            if any(goal)
+            else []
+        ),
         *table(
             [
                 "policy",
@@ -65,6 +90,30 @@ def driver_page(data: dict[str, Any]) -> list[str]:
             rows,
         ),
     ]
+
+
+def driver_note(data: dict[str, Any]) -> list[str]:
+    """What a prompt for each rollout costs the driver, as one of the limits of `solo`; nothing where that was not measured."""
+    rows = {(row["preset"], row["rollouts"]): row for row in data["rows"]}
+    sizes = sorted(size for preset, size in rows if preset == "solo" and ("grpo", size) in rows)
+    if not sizes:
+        return []
+
+    def seconds(preset: str, size: int) -> str:
+        row = rows[preset, size]
+        return f"{_each(row) * row['generated']:.1f}"
+
+    said = "- The driver's work grows with prompts, too: " + "; ".join(
+        f"at {size:,} rollouts {seconds('solo', size)} s of processor time in a step, {rows['solo', size]['after_last']:.1f} of "
+        f"them after the last answer, where GRPO with groups of {data['groups_of']} takes {seconds('grpo', size)}"
+        for size in sizes
+    )
+    return wrap(
+        f"{said} ([measured](../benchmarks/RESULTS.md#the-driver)).",
+        118,
+        subsequent_indent="  ",
+        break_on_hyphens=False,
+    )
 
 
 def prompt_page(data: dict[str, Any]) -> list[str]:

@@ -32,7 +32,7 @@ from benchmarks.page_lines import lines_page
 from benchmarks.page_quickstart import draw, quickstart
 from benchmarks.page_speed import decisions_page, step_time_page, store_page
 from benchmarks.page_summary import all_standings, summary_page
-from benchmarks.page_time import beside_page, driver_page, long_page, prompt_page
+from benchmarks.page_time import beside_page, driver_note, driver_page, long_page, prompt_page
 from benchmarks.page_torch import chosen_page, torch_page, torch_runs
 from benchmarks.runs import SHOWN, Runs
 
@@ -194,6 +194,8 @@ def pages(results: Path, results_page: Path, readme_page: Path) -> dict[Path, st
     ):
         if found and (docs / f"{name}.md").exists():
             out[docs / f"{name}.md"] = put((docs / f"{name}.md").read_text(), "measured", part)
+    if (data := read("driver.json")) and (page := docs / "solo.md").exists():
+        out[page] = put(out.get(page) or page.read_text(), "driver", driver_note(data))
     if tiny and readme_page.exists():
         front = readme_page.read_text()
         if "<!-- benchmark: begin -->" not in front:
