@@ -127,7 +127,7 @@ class Closed:
     @property
     def usable(self) -> np.ndarray:
         """bool ``(G,)``: groups that were dropped and could be trained on after all."""
-        return ~np.isin(self.outcome.astype(str), ["trained", "failed", "gone"])
+        return (self.outcome != "trained") & (self.outcome != "failed") & (self.outcome != "gone")
 
 
 @dataclass
