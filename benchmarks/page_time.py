@@ -73,8 +73,9 @@ def driver_page(data: dict[str, Any]) -> list[str]:
         *(
             [
                 f"The goal was {AIM:g} s for a batch of {LARGE:,} rollouts, or for as many generated where those are more. Met: "
-                f"{', '.join(goal[0]) or 'by none'}; missed: {', '.join(goal[1]) or 'by none'}. What is left grows with requests and not with rollouts: a group that is "
-                "topped up is two or more of them, and `solo` asks for each rollout by itself.",
+                f"{', '.join(goal[0]) or 'by none'}; missed: {', '.join(goal[1]) or 'by none'}. What is left grows with requests "
+                "and not with rollouts: a group that is topped up is two or more of them, and `solo` asks for each rollout by "
+                "itself.",
                 "",
             ]
             if any(goal)

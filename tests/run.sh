@@ -52,12 +52,14 @@ nice -n 19 python -m pytest -m "not e2e and not matrix and not ray" -n 2 >"$said
 others=$!
 trap 'kill -INT -- "-$others" 2>/dev/null && wait "$others" || :; rm -f "$said"' EXIT
 failed=0
-for part in "e2e tests/e2e" "ray tests"; do
-    status=0
-    python -m pytest -m "${part% *} and not matrix" "${part#* }" || status=$?
+run() {  # a marker, and where its tests are
+    local status=0
+    python -m pytest -m "$1 and not matrix" "$2" || status=$?
     [ "$status" -ne 2 ] || exit 2  # interrupted
     [ "$status" -eq 0 ] || failed=$status
-done
+}
+run e2e tests/e2e
+run ray tests
 echo "run.sh: waiting for the tests without the pipeline"
 wait "$others" || failed=$?
 cat "$said"

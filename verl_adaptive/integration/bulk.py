@@ -31,10 +31,11 @@ def stacked(values: Iterable[Any]) -> NonTensorStack:
     none (verl's collation has made columns of tensors of those): they share one, and each is wrapped once only.
     """
     nothing = TensorDict({}, batch_size=[])
-    values = list(values)
-    kinds = set(map(type, values))
-    alike = kinds == {str} or kinds == {int}  # True is an int, too, and 1.0 equals 1
-    names: list[Hashable] = values if alike else list(map(id, values))
-    wrap = NonTensorData.from_tensordict
-    wrapped = {name: wrap(nothing, {"data": value}) for name, value in dict(zip(names, values, strict=True)).items()}
-    return NonTensorStack(*map(wrapped.__getitem__, names))
+    wrapped: dict[Hashable, NonTensorData] = {}
+    column = []
+    for value in values:
+        name = (type(value), value) if isinstance(value, str | int) else id(value)
+        if name not in wrapped:
+            wrapped[name] = NonTensorData.from_tensordict(nothing, {"data": value})
+        column.append(wrapped[name])
+    return NonTensorStack(*column)

@@ -167,12 +167,11 @@ class Queue:
         if uids and time.monotonic() - self._listed_at < self._list_again:
             found = tq.get_client().kv_retrieve_meta(keys=list(uids), partition_id=PARTITION, create=False)
             if found.size == len(uids):
-                said = [tag.get("status") for tag in found.custom_meta]
-                back = set(compress(uids, [s in DONE for s in said]))
-                well = self._single and back <= self._told and not any(s != _WELL for s in said if s in DONE)
-                if not back or well:
+                status = {u: tag.get("status") for u, tag in zip(uids, found.custom_meta, strict=True)}
+                back = {u for u, s in status.items() if s in DONE}
+                if not back or (self._single and all(u in self._told and status[u] == _WELL for u in back)):
                     self._unlisted = back
-                    return dict(zip(uids, said, strict=True))
+                    return status
         rows = self._list()
         return {u: rows.get(u, {}).get("status") for u in uids}
 
@@ -263,13 +262,6 @@ class Queue:
         parts: list[Part], found: list[list[list[str]]], tags: list[dict], alive: np.ndarray, outputs: np.ndarray
     ) -> None:
         """Note the surviving sessions of each request, and the tags of their rows."""
-        if alive.all() and len(tags) == len(alive):  # a row each, and none is lost
-            start = 0
-            for part, sessions in zip(parts, found, strict=True):
-                part.back, part.sessions = True, sessions
-                part.tags = tags[start : start + len(sessions)]
-                start += len(sessions)
-            return
         living = iter(alive.tolist())
         rows = iter(zip(tags, np.repeat(alive, outputs).tolist(), strict=True))
         for part, sessions in zip(parts, found, strict=True):
