@@ -193,7 +193,7 @@ def test_entry_points_name_what_exists() -> None:
     parsed = configparser.ConfigParser()
     parsed.read(ROOT / "setup.cfg")
     lines = [line for line in "\n".join(parsed["options.entry_points"].values()).splitlines() if " = " in line]
-    assert len(lines) == 4
+    assert len(lines) == 5
     for line in lines:
         module, _, name = line.split(" = ")[1].partition(":")
         base = ROOT / module.replace(".", "/")
@@ -223,7 +223,7 @@ def test_the_search_path_plugin_is_what_hydra_asks_for() -> None:
 
     assert issubclass(AdaptiveSearchPath, SearchPathPlugin)
     AdaptiveSearchPath().manipulate_search_path(Recorder())
-    assert appended == [("verl-adaptive", "pkg://hydra_configs.verl_adaptive")]
+    assert appended == [("verl-adaptive", "pkg://hydra_configs.verl_adaptive"), ("verl-adaptive", "verl-adaptive://")]
 
 
 CHECK_INSTALL = """

@@ -81,11 +81,40 @@ def test_a_preset_under_a_misspelt_key(tmp_path) -> None:
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("word", ["+adaptive=greso", "adaptive.name=greso", "+adaptative=mine", "trainer.logger=greso"])
+@pytest.mark.parametrize(
+    ("word", "says"),
+    [
+        ("+adaptve.seed=1", "did you mean adaptive.seed=1?"),
+        ("+adpative.max_round=4", "did you mean adaptive.max_round=4?"),
+        ("+adaptivee.sampler.p_easy=0.3", "did you mean adaptive.sampler.p_easy=0.3?"),
+        ("+adaptve/sampler=cero", "did you mean adaptive/sampler=cero?"),
+        ("+adaptive=true", "must be a preset: write +adaptive=solo"),
+        ("+adaptive=null", "must be a preset: write +adaptive=solo"),
+        ("+adaptive@mine=solo", "nobody reads it below mine; write +adaptive=solo"),
+        ("+adaptive/sampler@mine=cero", "nobody reads it below mine; write +adaptive/sampler=cero"),
+    ],
+)
+def test_words_that_nobody_would_read(word, says) -> None:
+    assert says in guard.misread(["main_ppo", "trainer.logger=x", word])
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "+adaptive=greso",
+        "adaptive.name=greso",
+        "+adaptive@_global_=greso",
+        "adaptive/sampler@adaptive.sampler=cero",
+        "+adaptative=mine",
+        "+adaptation.rate=1",
+        "+adaptor.seed=1",
+        "trainer.logger=greso",
+    ],
+)
 def test_keys_that_are_not_misspelt(word) -> None:
     from verl_adaptive.integration import plugin
 
-    plugin._refuse_misspelt(["main_ppo", word])
+    plugin._refuse_misread(["main_ppo", word])
 
 
 def test_a_plugin_that_verl_was_told_not_to_load(tmp_path) -> None:
@@ -93,6 +122,71 @@ def test_a_plugin_that_verl_was_told_not_to_load(tmp_path) -> None:
     done = python(*words, cwd=tmp_path, VERL_USE_EXTERNAL_PLUGINS="none")
     assert done.returncode == 1 and "unset VERL_USE_EXTERNAL_PLUGINS" in done.stderr, done.stderr
     assert "ray init kwargs" not in done.stdout
+
+
+#: A program like verl-recipe's SPIN: it composes verl's configuration and trains with a loop of its own.
+SPIN = """
+import hydra
+import verl
+
+@hydra.main(config_path="pkg://verl.trainer.config", config_name="ppo_trainer", version_base=None)
+def main(config):
+    print("TRAINS")
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+def spin(tmp_path: Path, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
+    (tmp_path / "main_spin.py").write_text(SPIN)
+    return python("main_spin.py", *words, cwd=tmp_path, **env)
+
+
+@pytest.mark.parametrize("words", [("+adaptive=solo",), ("+adaptive@algorithm=solo",), ("+adaptive={name: solo}",)])
+def test_a_program_that_is_none_of_verls(tmp_path, words) -> None:
+    done = spin(tmp_path, *words)
+    told = words != ("+adaptive={name: solo}",)  # a key of theirs that only has our key's name
+    assert ("TRAINS" in done.stdout) is not told and (done.returncode == 1) is told, done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_another_program_is_let_through_by_one_override_that_is_logged(tmp_path) -> None:
+    refused = spin(tmp_path, "+adaptive=solo")
+    assert "TRAINS" not in refused.stdout and guard.ANY_PROGRAM in refused.stderr, refused.stderr
+    let = spin(tmp_path, "+adaptive=solo", guard.ANY_PROGRAM)
+    assert "TRAINS" in let.stdout, let.stderr
+    assert "lets the preset through" in let.stdout, let.stdout
+
+
+@pytest.mark.parametrize("plugins", ["none", "auto"])
+def test_a_preset_as_a_plain_value_of_a_file(tmp_path, plugins) -> None:
+    (tmp_path / "mine.yaml").write_text("defaults:\n  - ppo_trainer\n  - _self_\nadaptive: solo\n")
+    words = ("-m", "verl.trainer.main_ppo", f"--config-path={tmp_path}", "--config-name=mine")
+    done = python(
+        *words, "hydra.searchpath=[pkg://verl.trainer.config]", cwd=tmp_path, VERL_USE_EXTERNAL_PLUGINS=plugins
+    )
+    assert done.returncode == 1 and "`- adaptive: solo` in the defaults list" in done.stderr, done.stderr
+
+
+BARE = """
+import sys
+import hydra
+
+@hydra.main(config_path=None, version_base=None)
+def main(config):
+    print(*sorted({m.partition(".")[0] for m in sys.modules}))
+
+main()
+"""
+
+
+def test_a_hydra_program_without_our_word_loads_nothing_of_ours(tmp_path) -> None:
+    """The search-path plugin is loaded in every Hydra program of the environment."""
+    (tmp_path / "bare.py").write_text(BARE)
+    loaded = set(python("bare.py", "+x=1", cwd=tmp_path).stdout.split())
+    assert {"hydra", "hydra_plugins"} <= loaded
+    assert not loaded & {"verl_adaptive", "pyarrow", "numpy", "sqlalchemy", "verl"}
 
 
 #: A recipe that composes by itself: no Hydra callback runs, so the trainers themselves refuse.

@@ -129,8 +129,12 @@ def compose(command: Command) -> DictConfig:
 
     Raises:
         RefusedByVerl: Hydra refuses the words that are verl's.
-        AdaptiveError: Hydra refuses; what is near a word below ``adaptive`` that it does not know is in the message.
+        AdaptiveError: Hydra refuses, or takes a word that nobody would read; what is near a word below ``adaptive`` that
+            it does not know is in the message.
     """
+    wrong = guard.misread(command.overrides)
+    if wrong:
+        raise AdaptiveError(wrong)
     try:
         with _hydra(command):
             config = hydra_compose(command.config_name, overrides=list(command.overrides))

@@ -4,7 +4,7 @@ verl composes the same configuration for several programs, and ``+adaptive=greso
 ``main_ppo`` with ``trainer.use_v1=true`` makes our trainers; the others would train, plainly, under a preset's name.
 Three looks, from the earliest to the last:
 
-* :class:`Guard`, a Hydra callback that every preset brings along: in the driver, before Ray starts;
+* :class:`Guard`, a Hydra callback of verl's programs and of every preset: in the driver, before Ray starts;
 * :func:`watch`, import hooks on what the other programs train with: in the process that would train, however its
   configuration came about;
 * verl's own V1 base class (:func:`~verl_adaptive.integration.register.register_all`).
@@ -14,20 +14,43 @@ Cheap to import: verl is still importing when the plugin calls :func:`watch`, in
 
 from __future__ import annotations
 
+import difflib
 import functools
+import importlib.util
+import logging
+import os
+import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import PurePath
 from typing import Any
 
 from verl_adaptive.errors import AdaptiveError
 
-__all__ = ["MAIN", "PLUGIN", "PROGRAMS", "Guard", "program_of", "refuse_other", "unread", "watch"]
+__all__ = [
+    "ANY_PROGRAM",
+    "MAIN",
+    "PLUGIN",
+    "PROGRAMS",
+    "Guard",
+    "is_preset",
+    "misread",
+    "not_a_preset",
+    "program_of",
+    "refuse_other",
+    "unread",
+    "watch",
+]
+
+_log = logging.getLogger(__name__)
 
 PLUGIN = "verl_adaptive.integration.plugin"
 
 #: The one program that makes our trainers.
 MAIN = "verl.trainer.main_ppo"
+
+#: Lets a preset through in a program that is none of verl's.
+ANY_PROGRAM = "hydra.callbacks.verl_adaptive.any_program=true"
 
 _ASYNC = f"python -m {MAIN} trainer.v1.trainer_mode=separate_async"
 _PLAIN = "leave +adaptive=… out"
@@ -54,15 +77,30 @@ def program_of(word: str) -> str | None:
     return next((name for name in PROGRAMS if parts[-name.count(".") - 1 :] == tuple(name.split("."))), None)
 
 
-def unread(config: Any, program: str | None) -> str:
+def is_preset(name: object) -> bool:
+    """Whether a file of this package has that name; imports nothing but the folder's package."""
+    spec = importlib.util.find_spec("hydra_configs.verl_adaptive.adaptive") if isinstance(name, str) else None
+    folders = list(spec.submodule_search_locations or ()) if spec is not None else []
+    return any(os.path.isfile(os.path.join(folder, f"{name}.yaml")) for folder in folders)
+
+
+def unread(config: Any, program: str | None, *, any_program: bool = False) -> str:
     """Why the program would run without the preset that its configuration names; empty if all is well.
 
     Args:
         config: verl's configuration.
-        program: one of :data:`PROGRAMS`, or None for another's, which is judged when it makes a trainer.
+        program: one of :data:`PROGRAMS`; None: another's.
+        any_program: another's program makes verl's V1 trainers, its user says.
     """
-    if config.get("adaptive") is None or program is None:
+    if config.get("adaptive") is None:
         return ""
+    if program is None:
+        return (
+            ""
+            if any_program
+            else f"only python -m {MAIN} is known to read presets, and another program may train plainly, as if none had "
+            f"been named; take {MAIN}, or {_PLAIN}. A program of your own that makes verl's V1 trainers: {ANY_PROGRAM}"
+        )
     if PROGRAMS[program]:
         return (
             f"{program} knows nothing of presets and would run plainly, as if none had been named; {PROGRAMS[program]}"
@@ -76,10 +114,16 @@ def unread(config: Any, program: str | None) -> str:
 
 
 class Guard:
-    """Hydra's callback in every preset (``hydra.callbacks.verl_adaptive``).
+    """Hydra's callback in verl's programs and in every preset (``hydra.callbacks.verl_adaptive``).
 
     Hydra turns a callback's exceptions into warnings, but not ``SystemExit``.
+
+    Args:
+        any_program: let a preset through in a program that is none of verl's.
     """
+
+    def __init__(self, any_program: bool = False) -> None:
+        self.any_program = any_program
 
     def on_job_start(self, config: Any, *, task_function: Callable[..., Any], **_: Any) -> None:
         """The application is about to run.
@@ -87,26 +131,94 @@ class Guard:
         Raises:
             SystemExit: it would run as if no preset had been named.
         """
-        from verl_adaptive.integration.compat import too_old
-
-        old = too_old() if config.get("adaptive") is not None else ""
-        if old:
-            raise SystemExit(f"verl-adaptive: {_named(config)}: {old}")
         code = getattr(task_function, "__code__", None)
         program = program_of(code.co_filename) if code is not None else None
-        reason = unread(config, program)
-        if not reason and program == MAIN and PLUGIN not in sys.modules:
+        chosen = dict(config.get("hydra", {}).get("runtime", {}).get("choices", {}))
+        misplaced = _misplaced(chosen)
+        if misplaced:
+            raise SystemExit(f"verl-adaptive: {misplaced}")
+        asks = config.get("adaptive")
+        if asks is None or (program is None and "adaptive" not in chosen and not is_preset(asks)):
+            return  # plain verl, or another's key of that name in a program of theirs
+        from verl_adaptive.integration.compat import too_old
+
+        reason = too_old() or unread(config, program, any_program=self.any_program)
+        if not reason and not isinstance(asks, Mapping) and not hasattr(asks, "items"):
+            reason = not_a_preset(asks)
+        if not reason and PLUGIN not in sys.modules:
             reason = (
                 "verl did not load the plugin in this process, so no trainer would read the preset; unset "
                 "VERL_USE_EXTERNAL_PLUGINS, or add `adaptive` to it (`verl-adaptive doctor` shows more)"
             )
         if reason:
             raise SystemExit(f"verl-adaptive: {_named(config)}: {reason}")
+        if program is None:
+            _log.warning(
+                "verl-adaptive: %s: %s lets the preset through in a program that is none of verl's; the banner at the "
+                "start of training says that it is read",
+                _named(config),
+                ANY_PROGRAM,
+            )
 
     def _nothing(self, **_: Any) -> None:
         """Hydra calls every event of every callback."""
 
     on_run_start = on_run_end = on_multirun_start = on_multirun_end = on_job_end = on_compose_config = _nothing
+
+
+def not_a_preset(value: object) -> str:
+    """What to write instead of a plain value at ``adaptive``."""
+    if is_preset(value):
+        return (
+            f"this is a plain value, not a preset; write +adaptive={value} on the command line, or `- adaptive: {value}` in "
+            "the defaults list of your YAML"
+        )
+    return "must be a preset: write +adaptive=solo or another; `verl-adaptive parts` lists them"
+
+
+def _misplaced(chosen: Mapping[str, Any]) -> str:
+    """A preset or part that stands below another key (``+adaptive@x=solo``), where nobody reads it."""
+    for group, name in chosen.items():
+        path, at, package = group.partition("@")
+        first, _, role = path.partition("/")
+        if first == "adaptive" and at and package not in ("_global_", f"adaptive.{role}"):
+            return f"+{group}={name}: nobody reads it below {package}; write +{path}={name}"
+    return ""
+
+
+def misread(words: Iterable[str]) -> str:
+    """The first override that Hydra takes and nobody reads, with what to write instead; empty if there is none.
+
+    Hydra adds any key that begins with a plus sign: ``+adaptve=greso`` and ``+adaptve.seed=1`` would change nothing.
+    """
+    for word in words:
+        found = re.match(r"\+*(\w+)([^=]*)=(.*)$", word)
+        if found is None:
+            continue
+        name, rest, value = found.groups()
+        if name == "adaptive":
+            if not rest and (value.lower() in ("true", "false", "null", "none", "") or value.isdigit()):
+                return f"{word}: {not_a_preset(value)}"
+            if misplaced := _misplaced({f"adaptive{rest}": value}):
+                return misplaced
+        elif difflib.get_close_matches(name.lower(), ["adaptive"], cutoff=0.8) and _is_ours(rest, value):
+            return (
+                f"{word}: Hydra would take this for a key of your own, and nobody would read it; did you mean "
+                f"+adaptive={value}?"
+                if not rest
+                else f"{word}: nobody reads {name}; did you mean adaptive{rest}={value}?"
+            )
+    return ""
+
+
+def _is_ours(rest: str, value: str) -> bool:
+    """Whether what stands behind a misspelt ``adaptive`` is a preset, a part or an option of ours."""
+    if not rest:
+        return is_preset(value)
+    from verl_adaptive.config import AdaptiveConfig  # numpy; for a word like this alone
+
+    known = list(AdaptiveConfig.__dataclass_fields__)
+    return bool(difflib.get_close_matches(re.split(r"[./@]", rest[1:])[0], known, n=1, cutoff=0.8))
 
 
 def refuse_other(config: Any, trainer: str) -> None:
@@ -161,4 +273,4 @@ def watch() -> None:
 
 def _named(config: Any) -> str:
     preset = config.get("adaptive")
-    return f"+adaptive={preset if isinstance(preset, str) else preset.get('name', 'custom')}"
+    return f"+adaptive={preset.get('name', 'custom')}" if hasattr(preset, "get") else f"adaptive={preset}"

@@ -7,7 +7,6 @@ swallows a plugin's exceptions at DEBUG level, so what must be heard ends the pr
 
 from __future__ import annotations
 
-import difflib
 import importlib.util
 import os
 import sys
@@ -59,24 +58,15 @@ def _refuse_removed(argv: list[str]) -> None:
         raise SystemExit(f"verl-adaptive: {gone}")
 
 
-def _refuse_misspelt(argv: list[str]) -> None:
-    """Hydra adds any key that begins with a plus sign: ``+adaptve=greso`` would train plainly.
+def _refuse_misread(argv: list[str]) -> None:
+    """Our own commands find words of their own.
 
     Raises:
-        SystemExit: a word of the command line gives a preset to a key that is nearly ``adaptive``.
+        SystemExit: a word of the command line looks like ours, and nobody would read it.
     """
-    for word in () if "verl_adaptive.cli" in sys.modules else argv[1:]:
-        key, _, value = word.partition("=")
-        name = key.lstrip("+")
-        if name == key or name == "adaptive" or not difflib.get_close_matches(name.lower(), ["adaptive"], cutoff=0.8):
-            continue
-        spec = importlib.util.find_spec("hydra_configs.verl_adaptive.adaptive")
-        folders = list(spec.submodule_search_locations or ()) if spec is not None else []
-        if any(os.path.isfile(os.path.join(folder, f"{value}.yaml")) for folder in folders):
-            raise SystemExit(
-                f"verl-adaptive: {word}: Hydra would take this for a key of your own, and nobody would read it; did you "
-                f"mean +adaptive={value}?"
-            )
+    wrong = "" if "verl_adaptive.cli" in sys.modules else guard.misread(argv[1:])
+    if wrong:
+        raise SystemExit(f"verl-adaptive: {wrong}")
 
 
 if _asks_for_adaptive(sys.argv):
@@ -86,7 +76,7 @@ if _asks_for_adaptive(sys.argv):
     except ModuleNotFoundError as error:  # a parent package is missing altogether
         raise SystemExit(f"verl-adaptive: {error}; reinstall verl-adaptive in this environment") from error
 
-_refuse_misspelt(sys.argv)
+_refuse_misread(sys.argv)
 
 if os.environ.get("VERL_PLATFORM", "").strip().lower() == "cpu":
     from verl_adaptive.integration import cpu
