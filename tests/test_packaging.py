@@ -131,7 +131,10 @@ def test_metadata(wheel) -> None:
     parsed.read_string(points)
     assert {group: dict(parsed[group]) for group in parsed.sections()} == {
         "verl.plugins": {"adaptive": "verl_adaptive.integration.plugin"},
-        "hydra.plugins": {"verl_adaptive": "hydra_plugins.verl_adaptive.search_path:AdaptiveSearchPath"},
+        "hydra.plugins": {
+            "verl_adaptive": "hydra_plugins.verl_adaptive.search_path:AdaptiveSearchPath",
+            "verl_adaptive_parts": "hydra_plugins.verl_adaptive.search_path:PartsSource",
+        },
         "vllm.general_plugins": {"verl_adaptive_cpu": "verl_adaptive.integration.cpu.vllm_plugin:register"},
         "console_scripts": {"verl-adaptive": "verl_adaptive.cli:main"},
     }
