@@ -24,7 +24,7 @@ fi
 
 ruff format --check .
 ruff check .
-mypy verl_adaptive
+mypy verl_adaptive verl_cpu
 lint-imports
 
 if [ "${1:-}" = unit ]; then

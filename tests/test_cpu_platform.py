@@ -14,7 +14,7 @@ import textwrap
 
 import pytest
 
-PLUGIN = "verl_adaptive_cpu"
+PLUGIN = "verl_cpu"
 
 needs_verl = pytest.mark.skipif(importlib.util.find_spec("verl") is None, reason="verl is not installed")
 
@@ -103,8 +103,8 @@ def test_importing_changes_nothing() -> None:
     code = """
         import os, sys
         before = dict(os.environ), len(sys.meta_path)
-        from verl_adaptive.integration import cpu
-        from verl_adaptive.integration.cpu import vllm_plugin
+        import verl_cpu as cpu
+        from verl_cpu import vllm_plugin
         cpu.register()
         vllm_plugin.register()
         print((dict(os.environ), len(sys.meta_path)) == before)
@@ -210,7 +210,7 @@ def test_a_training_worker_gets_gloo_and_an_engine(forked) -> None:
 @pytest.mark.parametrize(
     ("vllm_plugins", "broken", "told"),
     [
-        ("something_else", "", "VLLM_PLUGINS='something_else' leaves out 'verl_adaptive_cpu'"),
+        ("something_else", "", "VLLM_PLUGINS='something_else' leaves out 'verl_cpu'"),
         (None, "importlib.metadata.entry_points = lambda **_: []", "is not installed"),
         (None, "sys.modules['verl.plugin.platform.platform_manager'] = None", "ModuleNotFoundError"),
     ],
@@ -221,7 +221,7 @@ def test_failure_is_loud(vllm_plugins: str | None, broken: str, told: str) -> No
     done = run(
         f"""
         import importlib.metadata, sys
-        from verl_adaptive.integration import cpu
+        import verl_cpu as cpu
         {broken}
         try:
             cpu.register()
@@ -234,14 +234,14 @@ def test_failure_is_loud(vllm_plugins: str | None, broken: str, told: str) -> No
     )
     assert done.returncode == 1
     assert done.stdout == ""
-    assert "verl-adaptive: VERL_PLATFORM=cpu was asked for" in done.stderr
+    assert "verl-cpu: VERL_PLATFORM=cpu was asked for" in done.stderr
     assert told in done.stderr
 
 
 def test_vllm_is_found_under_both_names(tmp_path: object) -> None:
     code = """
         import importlib.metadata as metadata, sys
-        from verl_adaptive.integration.cpu.fixes import name_vllm
+        from verl_cpu.fixes import name_vllm
         sys.path[:] = [entry for entry in sys.path if "site-packages" not in entry] + sys.argv[1:]
         sys.path.insert(0, {folder!r})
         name_vllm()
@@ -271,7 +271,7 @@ CASES["copy"] = (
         import types
         import verl
         import torch
-        from verl_adaptive.integration.cpu import fixes
+        from verl_cpu import fixes
         from verl.utils import fsdp_utils
         live = torch.ones(3)
         def save(model):
@@ -298,7 +298,7 @@ CASES["socket"] = (
         import asyncio, os, threading
         import verl
         import torch, zmq
-        from verl_adaptive.integration.cpu import fixes
+        from verl_cpu import fixes
         from verl.workers.rollout.vllm_rollout import bucketed_weight_transfer as transfer
         handle = f"ipc:///tmp/va-test-{os.getpid()}.sock"
         sender = transfer.BucketedWeightSender(zmq_handle=handle, bucket_size_mb=1, use_shm=True)
@@ -337,7 +337,7 @@ CASES["engine"] = (
         import asyncio, threading
         import verl
         import torch
-        from verl_adaptive.integration.cpu import gloo_engine
+        from verl_cpu import gloo_engine
         gloo_engine.ray.util.get_node_ip_address = lambda: "127.0.0.1"
         from verl.checkpoint_engine.base import CheckpointEngineRegistry as Registry
         # odd sizes, several dtypes, one tensor larger than a bucket, one empty bucket tail

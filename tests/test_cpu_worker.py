@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from verl_adaptive.integration.cpu import engine, worker
+from verl_cpu import engine, worker
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="abstract sockets are Linux's")
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("verl_adaptive", "hydra_configs", "hydra_plugins")
+PACKAGES = ("verl_adaptive", "verl_cpu", "hydra_configs", "hydra_plugins")
 VERSION = re.search(r"^version = (.*)$", (ROOT / "setup.cfg").read_text(), flags=re.M)[1]
 HEAVY = ("verl", "torch", "ray", "transfer_queue", "vllm", "transformers")
 
@@ -130,12 +130,12 @@ def test_metadata(wheel) -> None:
     parsed.optionxform = str  # type: ignore[assignment]
     parsed.read_string(points)
     assert {group: dict(parsed[group]) for group in parsed.sections()} == {
-        "verl.plugins": {"adaptive": "verl_adaptive.integration.plugin"},
+        "verl.plugins": {"adaptive": "verl_adaptive.integration.plugin", "cpu": "verl_cpu.plugin"},
         "hydra.plugins": {
             "verl_adaptive": "hydra_plugins.verl_adaptive.search_path:AdaptiveSearchPath",
             "verl_adaptive_parts": "hydra_plugins.verl_adaptive.search_path:PartsSource",
         },
-        "vllm.general_plugins": {"verl_adaptive_cpu": "verl_adaptive.integration.cpu.vllm_plugin:register"},
+        "vllm.general_plugins": {"verl_cpu": "verl_cpu.vllm_plugin:register"},
         "console_scripts": {"verl-adaptive": "verl_adaptive.cli:main"},
     }
 
@@ -196,7 +196,7 @@ def test_entry_points_name_what_exists() -> None:
     parsed = configparser.ConfigParser()
     parsed.read(ROOT / "setup.cfg")
     lines = [line for line in "\n".join(parsed["options.entry_points"].values()).splitlines() if " = " in line]
-    assert len(lines) == 5
+    assert len(lines) == 6
     for line in lines:
         module, _, name = line.split(" = ")[1].partition(":")
         base = ROOT / module.replace(".", "/")

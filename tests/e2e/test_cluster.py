@@ -17,8 +17,8 @@ import pytest
 
 from tests.e2e.faults import DRIVER
 from tests.e2e.harness import balanced, environment, train
-from verl_adaptive.integration.cpu import ENVIRONMENT_DEFAULTS
 from verl_adaptive.stats import open_store, read_snapshot
+from verl_cpu import ENVIRONMENT_DEFAULTS
 
 pytestmark = [pytest.mark.e2e, pytest.mark.matrix, pytest.mark.timeout(5400)]
 

@@ -8,7 +8,6 @@ swallows a plugin's exceptions at DEBUG level, so what must be heard ends the pr
 from __future__ import annotations
 
 import importlib.util
-import os
 import sys
 
 import wrapt
@@ -77,11 +76,6 @@ if _asks_for_adaptive(sys.argv):
         raise SystemExit(f"verl-adaptive: {error}; reinstall verl-adaptive in this environment") from error
 
 _refuse_misread(sys.argv)
-
-if os.environ.get("VERL_PLATFORM", "").strip().lower() == "cpu":
-    from verl_adaptive.integration import cpu
-
-    cpu.register()
 
 wrapt.register_post_import_hook(_register_trainers, _DRIVER_MODULE)
 guard.watch()

@@ -3,7 +3,7 @@
 verl's own engines for separate trainers and rollouts (nccl, nixl, …) need CUDA. Choose this one by name::
 
     actor_rollout_ref.rollout.checkpoint_engine.backend=gloo
-    actor_rollout_ref.rollout.checkpoint_engine.custom_backend_module=verl_adaptive.integration.cpu.gloo_engine
+    actor_rollout_ref.rollout.checkpoint_engine.custom_backend_module=verl_cpu.gloo_engine
 
 verl imports the module in the driver, in the training workers and in the rollout workers; nothing else imports it.
 
@@ -31,7 +31,7 @@ from verl.checkpoint_engine.base import (
     split_weight_chunks,
 )
 
-from verl_adaptive.integration.cpu import fixes
+from verl_cpu import fixes
 
 #: Receivers view a bucket's bytes as each tensor's dtype, which needs offsets that are multiples of the item size.
 ALIGNMENT = 16

@@ -29,7 +29,7 @@ class CpuDeviceModule(types.ModuleType):
     """
 
     def __init__(self) -> None:
-        super().__init__("verl_adaptive.integration.cpu.device_module")
+        super().__init__("verl_cpu.device_module")
 
     def __getattr__(self, name: str) -> Any:
         return getattr(torch.cpu, name)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from verl_adaptive.integration.cpu import requested
+from verl_cpu import requested
 
 
 def register() -> None:

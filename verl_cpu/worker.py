@@ -42,7 +42,7 @@ def executable() -> str:
 
 def name() -> bytes:
     """Of the socket of this raylet's server: an abstract one, of which nothing is left behind."""
-    return f"\0verl-adaptive-{os.getuid()}-{os.environ['RAY_RAYLET_PID']}".encode()
+    return f"\0verl-cpu-{os.getuid()}-{os.environ['RAY_RAYLET_PID']}".encode()
 
 
 def mine(connection: socket.socket) -> bool:
@@ -131,7 +131,7 @@ def preload() -> dict[str, str]:
         try:
             importlib.import_module(module)
         except Exception as error:
-            print(f"verl-adaptive: {module} is not shared by Ray's workers: {error!r}", file=sys.stderr, flush=True)
+            print(f"verl-cpu: {module} is not shared by Ray's workers: {error!r}", file=sys.stderr, flush=True)
     gc.enable()
     gc.collect()
     gc.freeze()  # pages that nobody writes to stay shared

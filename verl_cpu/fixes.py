@@ -120,7 +120,7 @@ def fork_workers(module: Any) -> None:
     In a cluster of the driver's own: elsewhere its paths may mean nothing. A ``py_executable`` that the user has given wins;
     verl's own configuration has one that is null, which would win as well.
     """
-    from verl_adaptive.integration.cpu import worker
+    from verl_cpu import worker
 
     def add(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> dict[str, Any]:
         environment: dict[str, Any] = wrapped(*args, **kwargs)
@@ -139,7 +139,7 @@ def fork_workers(module: Any) -> None:
 
 def fork_engine(module: Any) -> None:
     """Let vLLM's engine and its worker be forks of that process too: each would import vLLM again; see :mod:`.engine`."""
-    from verl_adaptive.integration.cpu import engine
+    from verl_cpu import engine
 
     def context(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
         usual = wrapped(*args, **kwargs)

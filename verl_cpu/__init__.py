@@ -35,7 +35,7 @@ ENVIRONMENT_DEFAULTS: dict[str, str] = {
 }
 
 VLLM_PLUGIN_GROUP = "vllm.general_plugins"
-VLLM_PLUGIN_TARGET = "verl_adaptive.integration.cpu.vllm_plugin:register"
+VLLM_PLUGIN_TARGET = "verl_cpu.vllm_plugin:register"
 
 _registered = False
 
@@ -62,14 +62,14 @@ def register() -> None:
             os.environ.setdefault(name, value)
         _check_vllm_plugin()
 
-        from verl_adaptive.integration.cpu import fixes, platform
+        from verl_cpu import fixes, platform
 
         platform.register()
         fixes.apply()
     except Exception as error:
         traceback.print_exc(file=sys.stderr)
         print(
-            f"verl-adaptive: {PLATFORM_VARIABLE}=cpu was asked for, but the CPU platform could not be set up: "
+            f"verl-cpu: {PLATFORM_VARIABLE}=cpu was asked for, but the CPU platform could not be set up: "
             f"{type(error).__name__}: {error}",
             file=sys.stderr,
             flush=True,

@@ -13,7 +13,7 @@ import os
 from multiprocessing import connection, context, popen_spawn_posix, reduction, resource_tracker, spawn, util
 from typing import Any
 
-from verl_adaptive.integration.cpu import worker
+from verl_cpu import worker
 
 __all__ = ["CONTEXT", "begin"]
 
