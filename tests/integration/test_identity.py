@@ -122,3 +122,24 @@ def test_many_repeated_rows_are_said_once_with_their_number(tmp_path, caplog, re
     if level == "WARNING":
         text = said[0].getMessage()
         assert f"{repeated} rows repeat an earlier one" in text and "data.image_key" in text and "id_key" in text
+
+
+@pytest.mark.parametrize(
+    ("beside", "named"),
+    [
+        ([{"extra_info": {"index": i, "seed": i}} for i in range(3)], "extra_info.seed"),
+        ([{"extra_info": {"tools_kwargs": {"env": {"seed": i}}}} for i in range(3)], "extra_info.tools_kwargs.env"),
+        ([{"extra_info": {"interaction_kwargs": {"name": n}}} for n in "aab"], "extra_info.interaction_kwargs.name"),
+        ([{"agent_name": name} for name in ("single_turn_agent", "tool_agent", "tool_agent")], "agent_name"),
+        ([{"extra_info": {"index": i, "split": f"{i}"}} for i in range(3)], None),
+    ],
+)
+def test_rows_of_one_key_that_the_agent_loop_can_tell_apart_are_said(tmp_path, caplog, beside, named):
+    """One pair is enough; position and split are book-keeping."""
+    caplog.set_level(logging.WARNING)
+    others = [row(f"{i} + 1?", **beside[0]) for i in range(20)]  # Arrow takes the columns from the first row
+    opened(tmp_path, [*others, *(row("Go.", **b) for b in beside)])
+    said = [r.getMessage() for r in caplog.records if "adaptive.id_key" in r.getMessage()]
+    assert len(said) == (named is not None)
+    if named is not None:
+        assert f"differ in {named}," in said[0] and "rows 20 and " in said[0]

@@ -6,7 +6,7 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from verl_adaptive.stats import (
     dataset_keys,
     duplicates,
     fingerprint,
+    first_difference,
     read_snapshot,
     write_snapshot,
 )
@@ -82,14 +83,27 @@ class RunStore:
         self.table = StatsTable()
         self.row_of = self.table.rows_for(self.keys, sources=self.sources)
         self.origin = "new statistics"
-        self._report_duplicates(questions)
+        self._report_duplicates(questions, rows)
         if adaptive.warm_start is not None:
             self._warm_start(adaptive.warm_start, adaptive.warm_start_discount)
         self.journal = self._open_journal()
 
     # -- opening --------------------------------------------------------------------------------------------
 
-    def _report_duplicates(self, questions: np.ndarray) -> None:
+    def _report_duplicates(self, questions: np.ndarray, rows: Callable[[], Iterable[dict]]) -> None:
+        if self.adaptive.id_key is None and (
+            found := first_difference(rows(), self.keys, prompt_key=self._prompt_key, media_keys=self._media_keys)
+        ):
+            first, again, paths = found
+            logger.warning(
+                "training set: rows %d and %d have the same data source, messages and answer, so they are one prompt with one "
+                "set of statistics, and a sampler that picks prompts rolls out the first. But they differ in %s, which verl "
+                "hands to the agent loop. If they are different tasks, give every row an id of its own and name its column: "
+                "adaptive.id_key=extra_info.id",
+                first,
+                again,
+                " and ".join(paths[:3]),
+            )
         repeated = len(self.keys) - len(np.unique(self.row_of))
         self.repeated_share = repeated / max(1, len(self.keys))
         self.duplicates_note = (

@@ -8,6 +8,12 @@ and its length, so no two different values share an encoding. What must *not* ma
 * numpy scalar or Python scalar, ``1.0`` or ``1`` (JSON and pandas turn one into the other);
 * the path beside an image whose bytes are given (``{"bytes": …, "path": …}``): the bytes are the image.
 
+What a row has beside these is not part of its key: ``extra_info``, ``tools_kwargs``, ``interaction_kwargs`` and
+``agent_name``. In most data sets they are book-keeping (a position, a split, an estimate of difficulty) that the next export
+writes differently, and that the files of an evaluation do not have: statistics of the same question would not be found
+again, in silence. Where such a column does tell rows apart (an environment's seed), only the user knows; so the first two rows
+that have one key and differ there are said (:func:`first_difference`), and ``adaptive.id_key`` tells them apart.
+
 Images are hashed as their encoded bytes, never decoded. A PIL image has no encoded bytes left, so its pixels are
 hashed; :func:`dataset_keys` therefore asks a ``datasets.Dataset`` for the stored bytes, not for images.
 """
@@ -34,6 +40,7 @@ __all__ = [
     "dataset_keys",
     "duplicates",
     "fingerprint",
+    "first_difference",
     "key_hex",
     "keys_array",
     "keys_bytes",
@@ -465,6 +472,63 @@ class DuplicateReport:
             f"{self.rows} rows hold {self.distinct} different prompts: {self.repeated_rows} rows repeat an earlier one "
             f"and share its statistics (first: row {others[0]} repeats row {first})"
         )
+
+
+#: Where a row says where it comes from.
+_BOOKKEEPING = frozenset({"index", "split", "extra_info.index", "extra_info.split"})
+
+
+def first_difference(
+    rows: Iterable[Mapping[str, Any]],
+    keys: np.ndarray,
+    *,
+    prompt_key: str = "prompt",
+    media_keys: Mapping[str, str] | None = None,
+) -> tuple[int, int, list[str]] | None:
+    """The first two rows that have one key and differ in something else that verl hands to the agent loop.
+
+    Position and split (``extra_info.index``, ``extra_info.split``) are no difference.
+
+    Args:
+        rows, prompt_key, media_keys: as in :func:`dataset_keys`.
+        keys: theirs.
+
+    Returns:
+        Both rows and the dotted paths of what differs; None if there are no such rows.
+    """
+    order, first = sort_order(keys)
+    leader = np.empty(len(keys), dtype=np.int64)
+    leader[order] = order[first][np.cumsum(first) - 1]
+    again = np.flatnonzero(leader != np.arange(len(keys)))
+    apart = {"data_source", prompt_key, "raw_prompt", *_media_columns(media_keys).values()}
+    columns = set(getattr(rows, "column_names", ())) - apart
+    if not len(again) or (hasattr(rows, "column_names") and not columns):
+        return None
+    wanted = set(again.tolist()) | set(leader[again].tolist())
+    seen: dict[int, dict[str, bytes]] = {}
+    for number, row in enumerate(_stored_rows(rows, columns)):
+        if number not in wanted:
+            continue
+        values = _beside(row, apart)
+        head = seen.setdefault(int(leader[number]), values)
+        if head != values:
+            paths = sorted(path for path in head.keys() | values.keys() if head.get(path) != values.get(path))
+            return int(leader[number]), number, paths
+    return None
+
+
+def _beside(row: Mapping[str, Any], apart: set[str]) -> dict[str, bytes]:
+    """What a row has beside its identity: dotted path → encoded value, what is empty or has no canonical form left out."""
+    found = {}
+    for path in _leaves({name: value for name, value in row.items() if name not in apart}):
+        value = dig(row, path)
+        if value is None or path in _BOOKKEEPING or path == "reward_model.ground_truth":
+            continue
+        try:
+            found[path] = _encode(value)
+        except (TypeError, RecursionError):
+            continue
+    return found
 
 
 def duplicates(keys: np.ndarray, *, limit: int = 5) -> DuplicateReport:
