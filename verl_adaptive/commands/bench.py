@@ -3,10 +3,11 @@
 examples:
   verl-adaptive bench torch --presets "grpo;greso;solo" --seeds 5     minutes; needs torch
   verl-adaptive bench cpu --list                                      hours; needs the CPU pipeline (scripts/install.sh)
+  verl-adaptive bench pretrained --list                               days; a pretrained model, also on the CPU pipeline
   verl-adaptive bench simulate --help                                 seconds; needs nothing more
   verl-adaptive bench report                                          tables and plots again, from the results
 
-What follows the benchmark's name is the benchmark's own; --help after it tells more. torch and cpu share --presets,
+What follows the benchmark's name is the benchmark's own; --help after it tells more. torch, cpu and pretrained share --presets,
 --lrs, --seeds, --steps (the budget, in GRPO's steps), --jobs (1), --cell ID, --check and --list; cells that the results
 hold are not run again. They run from a checkout: their results belong beside the code that made them.
 """
@@ -28,13 +29,14 @@ __all__ = ["configure", "run"]
 MODULES: dict[str, tuple[str, tuple[str, ...]]] = {
     "torch": ("train_torch", ("torch",)),
     "cpu": ("train_cpu", ("torch", "verl", "vllm", "reasoning_gym", "pandas")),
+    "pretrained": ("pretrained", ("torch", "verl", "vllm", "reasoning_gym", "pandas", "gguf")),
     "report": ("report", ("matplotlib",)),
 }
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "which", metavar="BENCHMARK", choices=[*MODULES, "simulate"], help="torch, cpu, simulate, report"
+        "which", metavar="BENCHMARK", choices=[*MODULES, "simulate"], help="torch, cpu, pretrained, simulate, report"
     )
     parser.add_argument("words", metavar="...", nargs=argparse.REMAINDER, help="the benchmark's own options")
 
@@ -65,6 +67,6 @@ def _checkout() -> Path:
         if (place / "benchmarks" / "train_torch.py").is_file():
             return place
     raise AdaptiveError(
-        "bench torch, cpu and report need the source checkout (an installed package has no benchmarks/): get the "
+        "bench torch, cpu, pretrained and report need the source checkout (an installed package has no benchmarks/): get the "
         "repository of verl-adaptive and run this in its root; bench simulate works everywhere"
     )

