@@ -39,7 +39,7 @@ WITHOUT = {
     "reinforce": "no memory at all: the batch's mean, epoch order",
     "reinforce-spread": "no memory in the baseline: the batch's mean, the draw",
     "solo-whiten": "whitened over the batch",
-    "solo-skip": "differences below 0.1 left out of training",
+    "solo-thin": "rows thinned without bias, τ = 1",
     "solo-decay.8": "ρ = 0.8 in the baseline",
     "solo-decay.95": "ρ = 0.95 in the baseline",
     "solo-strength2": "κ = 2 in the baseline",
@@ -175,8 +175,7 @@ UNMEASURED = (
     (
         "training is the bottleneck",
         "[`grpo`](baselines.md): the same gradient from fewer tokens "
-        "([bill](../README.md#presets-and-what-they-change-in-the-bill)); `solo` trains every row, and fewer with "
-        "`adaptive.advantage.skip_small=0.1`",
+        "([bill](../README.md#presets-and-what-they-change-in-the-bill)); `solo` with `adaptive.advantage.thin=1`",
     ),
     ("a comparison with a paper", "the paper's preset, as published"),
 )

@@ -76,7 +76,7 @@ SOLO: dict[str, list[str]] = {
     "solo-no_source": ["solo", "adaptive.sampler.prior=all", "adaptive.advantage.prior=all"],
     "solo-no_prompt": ["solo", "adaptive.advantage.strength=1e9"],
     "solo-whiten": ["solo", "adaptive.advantage.scale=whiten"],
-    "solo-skip": ["solo", "adaptive.advantage.skip_small=0.1"],
+    "solo-thin": ["solo", "adaptive.advantage.thin=1"],
     # its options
     "solo-floor.05": ["solo", "adaptive.sampler.floor=0.05"],
     "solo-floor.2": ["solo", "adaptive.sampler.floor=0.2"],

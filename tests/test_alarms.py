@@ -201,3 +201,33 @@ def test_the_options_are_checked() -> None:
             AdaptiveConfig.from_mapping({"alarms": {key: value}})
     with pytest.raises(ConfigError, match="log_lists"):
         AdaptiveConfig.from_mapping({"log_lists": -1})
+
+
+def test_a_rogue_reward_is_said_once() -> None:
+    alarms, groups = Alarms(AlarmConfig(), ["a", "b"], np.array([10, 10])), (np.array([0, 1]), np.array([2, 2]))
+    metrics, lines = alarms.step(*groups, np.ones(2), None, np.array([0.0, 1.0, 1.0, 0.0]), 1.1)
+    assert lines == [] and metrics["adaptive/alarm/rogue_reward"] == 0
+    metrics, (line,) = alarms.step(*groups, np.ones(2), None, np.array([0.0, 1.0, -100.0, 0.0]), 9.0)
+    assert metrics["adaptive/alarm/rogue_reward"] == 1 and "9.0 times" in line and "-100" in line and "'b'" in line
+    again = Alarms(AlarmConfig(), ["a", "b"], np.array([10, 10]))
+    again.load_state_dict(join_state(*split_state(alarms.state_dict())))
+    assert again.step(*groups, np.ones(2), None, np.array([0.0, 1.0, -100.0, 0.0]), 9.0)[1] == []
+
+
+@pytest.mark.parametrize("signal", ["reward", "acc"])
+def test_rewards_that_vary_and_all_count_as_successes(signal) -> None:
+    """0.5 for the format and 1 for the answer: above the threshold where the answer is wrong, and excused as solved."""
+    alarms, draw = Alarms(AlarmConfig(), ["a", "b"], np.array([100, 300]), signal=signal), np.random.default_rng(0)
+    lines = []
+    for step in range(200):
+        source = np.repeat([0, 1], [1 if step < 40 else 0, 7])  # later none of the first: starved
+        rewards = draw.integers(0, 2, (len(source), 8)) + np.where(source == 0, 0.5, 0.0)[:, None]
+        won = (rewards >= 0.5).sum(1).astype(float)
+        metrics, said = alarms.step(source, np.full(len(source), 8), won, None, rewards.ravel())
+        lines += said
+    found = [line for line in lines if "counts as a success" in line]
+    assert metrics["adaptive/alarm/all_succeed"] == len(found) == (signal == "reward")
+    starved = [line for line in lines if "by its share" in line]
+    assert len(starved) == len(found)
+    if found:
+        assert "'a'" in found[0] and "adaptive.success.threshold" in found[0]

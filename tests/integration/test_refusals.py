@@ -376,6 +376,14 @@ def test_zero_advantage_rows_stay_where_a_loss_acts_on_them(overrides, reason):
     assert zero_rows(config, None) == (False, f"stay in training: {why_not_skip_zero(config)}")
 
 
+@pytest.mark.parametrize(("overrides", "reason"), [*OTHER_LOSSES, MUST_KEEP[-2]])
+def test_thinned_rows_are_refused_where_a_loss_acts_on_every_row(overrides, reason):
+    run_checks("+adaptive=solo", "adaptive.advantage.thin=1")
+    with pytest.raises(ConfigError, match=r"adaptive\.advantage\.thin=1.*set it to 0") as refused:
+        run_checks("+adaptive=solo", "adaptive.advantage.thin=1", *overrides)
+    assert reason in str(refused.value)
+
+
 @pytest.mark.parametrize(("overrides", "reason"), OTHER_LOSSES)
 def test_they_are_left_out_of_a_penalty_by_choice(overrides, reason):
     out, line = zero_rows(composed("+adaptive=grpo", *overrides), True)

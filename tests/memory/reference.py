@@ -42,16 +42,42 @@ class SlowMemory:
             self.strength[prompt] *= self.decay
 
 
+def middle(values):
+    """The median of the values, and of their non-zero distances from it."""
+
+    def median(x):
+        x = sorted(x)
+        return (x[(len(x) - 1) // 2] + x[len(x) // 2]) / 2
+
+    centre = median(values)
+    away = [abs(x - centre) for x in values if x != centre]
+    return centre, median(away) if away else math.inf
+
+
+def clip(x, limit):
+    return max(-limit, min(limit, x))
+
+
 class SlowBaseline:
     """Advantages of one step after another; a step is a list of (prompt, rewards, weight of its evidence)."""
 
     def __init__(self, memory, shrink=4.0, scale="running"):
         self.memory, self.shrink, self.scale = memory, shrink, scale
-        self.square, self.rewards = None, []
+        self.squares, self.sizes = [], []  # of steps with differences: mean square; Σ |d|, Σ d²
+
+    def usual(self):
+        if not self.squares:
+            return 0.0
+        weight = [0.9**k for k in range(len(self.squares))][::-1]
+        square = sum(w * q for w, q in zip(weight, self.squares, strict=True)) / sum(weight)
+        kept = [0.99**k for k in range(len(self.sizes))][::-1]
+        absolute, squared = (sum(k * s[i] for k, s in zip(kept, self.sizes, strict=True)) for i in (0, 1))
+        return max(math.sqrt(square), squared / absolute / 4)
 
     def step(self, groups):
         before = [self.memory.value(prompt) for prompt, _, _ in groups]
         everything = [r for _, rewards, _ in groups for r in rewards]
+        centre, distance = middle(everything)
         off = []
         for v, (_, rewards, _) in zip(before, groups, strict=True):
             for i, r in enumerate(rewards):
@@ -60,18 +86,20 @@ class SlowBaseline:
                     if len(everything) == 1:  # there is no other: no lesson, and no measure of how far values are off
                         off.append(None)
                         continue
-                    value = (sum(everything) - r) / (len(everything) - 1)
+                    counted = [centre + clip(x - centre, 8 * distance) for x in everything]
+                    value = (sum(counted) - centre - clip(r - centre, 8 * distance)) / (len(everything) - 1)
                 others = rewards[:i] + rewards[i + 1 :]
                 b = (sum(others) + self.shrink * value) / (len(others) + self.shrink) if others else value
-                off.append(r - b)
-        for prompt, rewards, weight in groups:
-            self.memory.visit(prompt, rewards, weight)
+                off.append(0.0 if abs(r - b) <= max(1e-6, 1e-6 * abs(r)) else r - b)
+        limit = 8 * (self.usual() or distance)
+        for v, (prompt, rewards, weight) in zip(before, groups, strict=True):
+            at = centre if math.isnan(v) else v
+            self.memory.visit(prompt, [at + clip(r - at, limit) for r in rewards], weight)
         self.memory.settle()
-        self.rewards += everything
-        known = [a for a in off if a is not None]
-        if known:
-            mean_square = sum(a * a for a in known) / len(known)
-            self.square = mean_square if self.square is None else 0.9 * self.square + 0.1 * mean_square
+        known = [clip(a, limit) for a in off if a is not None]
+        if any(known):
+            self.squares.append(sum(a * a for a in known) / len(known))
+            self.sizes.append((sum(abs(a) for a in known), sum(a * a for a in known)))
         off = [0.0 if a is None else a for a in off]
         if self.scale == "none":
             return off
@@ -79,7 +107,4 @@ class SlowBaseline:
             mean = sum(off) / len(off)
             deviation = math.sqrt(sum((a - mean) ** 2 for a in off) / len(off)) + 1e-8
             return [(a - mean) / deviation for a in off]
-        mean = sum(self.rewards) / len(self.rewards)
-        least = 0.1 * math.sqrt(sum((r - mean) ** 2 for r in self.rewards) / len(self.rewards))
-        scale = max(math.sqrt(self.square), least) if self.square is not None else least
-        return [a / scale if scale > 0 else 0.0 for a in off]
+        return [clip(a / self.usual(), 8) if a else 0.0 for a in off]

@@ -52,7 +52,8 @@ def see(made: Spread, groups: Groups, step: int) -> None:
 )
 def test_the_expected_share_of_successes(history, prior, fade) -> None:
     sources = ["a", "b", "c"] * 3
-    made = bound(9, sources=sources, decay=0.8, strength=3.0, prior=prior, fade_prior=fade)
+    options = {"decay": 0.8, "strength": 3.0, "prior": prior, "fade_prior": fade}
+    made = bound(9, sources=sources, weight="success", **options)
     slow = SlowMemory(sources, 0.8, 3.0, prior == "source", fade, centre=0.5)
     for step, groups in enumerate(history, 1):
         see(made, Groups.from_lists([p for p, _ in groups], [r for _, r in groups]), step)
@@ -62,9 +63,69 @@ def test_the_expected_share_of_successes(history, prior, fade) -> None:
         np.testing.assert_allclose(made.memory.value(np.arange(9)), [slow.value(p) for p in range(9)], rtol=1e-9)
 
 
+def test_rewards_of_0_and_1_are_drawn_by_the_spread_of_successes() -> None:
+    """E[r²] − E[r]² is v (1 − v) there, for prompts that were never visited, too; the floor keeps its meaning."""
+    made, rng, rate = bound(200, sources=["a", "b"] * 100), np.random.default_rng(0), np.linspace(0, 1, 200) ** 2
+    for step in range(1, 60):
+        rows = rng.permutation(150)[:40]
+        see(made, Groups.from_lists(rows, [[float(rng.random() < rate[r])] for r in rows]), step)
+    rows = np.arange(200)
+    v = made.memory.value(rows)
+    assert 0.85 < made._scale.unit < 1.15
+    np.testing.assert_allclose(made._weight(rows), np.sqrt(v * (1 - v)) / made._scale.unit + 0.0125, rtol=1e-9)
+
+
+@pytest.mark.parametrize(("a", "b"), [(0.3, 0.0), (2.0, -1.0), (1.0, 0.5), (1e-3, 10.0)])
+def test_units_of_the_reward_do_not_matter(a, b) -> None:
+    """Rewards in [0, .3] were drawn evenly, and .5 + correct hardly at all: every answer was a failure, or a success."""
+    one, other, rng = bound(60), bound(60), np.random.default_rng(0)
+    for step in range(1, 30):
+        rows = rng.permutation(60)[:20]
+        reward = np.clip(rng.normal(rows / 60, 0.01 * rows / 60)[:, None], 0, 1).round(3)
+        for made, values in ((one, reward), (other, a * reward + b)):
+            see(made, Groups.from_lists(rows, values.tolist()), step)
+    np.testing.assert_allclose(one._weight(np.arange(60)), other._weight(np.arange(60)), rtol=1e-4)
+
+
+def test_graded_rewards_are_drawn_by_their_spread() -> None:
+    spread = np.array([0.0, 0.02, 0.05, 0.1])
+    made, rng = bound(80, strength=1.0), np.random.default_rng(0)
+    for step in range(1, 200):
+        rows = rng.permutation(80)[:40]
+        see(made, Groups.from_lists(rows, [[0.15 + spread[r % 4] * rng.choice([-1, 1])] for r in rows]), step)
+    mean = made._weight(np.arange(80)).reshape(-1, 4).mean(0)
+    assert mean[0] < 0.5 * mean[2] and mean[1] < 0.7 * mean[2] < 0.6 * mean[3]
+
+
+def test_a_reward_for_the_format_takes_no_draws_away() -> None:
+    """One data source of four gives .5 for the format; its share of the draws had fallen from a quarter to a fifteenth."""
+    p = np.tile(np.repeat([0.1, 0.3, 0.5, 0.7, 0.9], 4), 20)  # of the sources in turn
+    source, drawn = np.arange(400) % 4, np.zeros(4)
+    made, rng = bound(400, sources=[f"s{i}" for i in source]), np.random.default_rng(0)
+    for step in range(1, 150):
+        rows = made.pick(np.arange(400), 64, at(step)).rows
+        reward = (rng.random(64) < p[rows]) + np.where(source[rows] == 0, 0.5, 0.0)
+        see(made, Groups.from_lists(rows, reward[:, None].tolist(), success=(reward[:, None] >= 0.5).tolist()), step)
+        drawn += np.bincount(source[rows], minlength=4) * (step > 50)
+    np.testing.assert_allclose(drawn / drawn.sum(), 0.25, atol=0.02)
+
+
+def test_a_rogue_reward_draws_no_prompt_for_ever() -> None:
+    made, rng = bound(100), np.random.default_rng(0)
+    for step in range(1, 60):
+        rows = rng.permutation(100)[:50]
+        reward = (rng.random(50) < 0.5).astype(float)
+        if step == 20:
+            reward[0], rogue = -1e4, rows[0]
+        see(made, Groups.from_lists(rows, reward[:, None].tolist()), step)
+        weight = made._weight(np.arange(100))
+        assert 0.3 < weight.mean() < 0.7
+    assert weight[rogue] < 1.5 * weight.mean()
+
+
 def test_prompts_are_drawn_in_proportion_to_their_weight() -> None:
     """The first of a race is a prompt with chance weight / Σ weights."""
-    made = bound(6, floor=0.1, strength=0.001)
+    made = bound(6, floor=0.1, strength=0.001, weight="success")
     for step in range(1, 30):
         see(made, Groups.from_lists(range(6), [[0], [1], [0, 1], [0, 0, 0, 1], [1, 1, 1, 0], [0, 1, 1]]), step)
     weight = made._weight(np.arange(6))
@@ -78,7 +139,7 @@ def test_prompts_are_drawn_in_proportion_to_their_weight() -> None:
 
 
 @settings(max_examples=60)
-@given(st.integers(1, 400), st.integers(0, 10_000), st.sampled_from(["spread", "mixed"]), st.integers(0, 3))
+@given(st.integers(1, 400), st.integers(0, 10_000), st.sampled_from(["reward", "success", "mixed"]), st.integers(0, 3))
 def test_the_shortcut_changes_nothing(count, seed, weight, before) -> None:
     """Looking at the likely winners alone gives what sorting the whole pool gives."""
     M = 3000
@@ -86,6 +147,10 @@ def test_the_shortcut_changes_nothing(count, seed, weight, before) -> None:
     rng = np.random.default_rng(seed)
     made.memory.col("sum")[:] = made.memory.col("count") * rng.random(M)
     made.memory.col("count")[:] = rng.integers(0, 50, M)
+    if weight == "reward":
+        made._squares.col("sum")[:], made._squares.col("count")[:] = made.memory.col("sum"), made.memory.col("count")
+        made._scale.observe(rng.random(100), rng.random(100))
+        made._scale.end_step()
     pool = np.arange(M)
     for _ in range(before):
         made.pick(pool, int(rng.integers(0, 300)), at(5, seed=seed))
@@ -165,11 +230,14 @@ def test_the_chance_that_a_group_is_mixed() -> None:
         bound(4, weight="mixed", n=1)
 
 
-def test_warm_start_is_evidence() -> None:
+@pytest.mark.parametrize("weight", ["reward", "success"])
+def test_warm_start_is_evidence(weight) -> None:
     table = StatsTable()
     table.rows_for(keys_of(10))
-    table.col("rollouts")[:3], table.col("successes")[:3] = 8, [0, 4, 8]
-    made = bound(10, table)
+    table.col("rollouts")[:3] = 8
+    for column in ("successes", "reward_sum", "signal_sum", "signal_sqsum"):
+        table.col(column)[:3] = [0, 4, 8]
+    made = bound(10, table, weight=weight)
     weight = made._weight(np.arange(3))
     assert weight[1] > 1.3 * weight[0] and weight[1] > 1.3 * weight[2]
     assert made.memory.col("count")[:4].tolist() == [8, 8, 8, 0]
@@ -177,7 +245,7 @@ def test_warm_start_is_evidence() -> None:
 
 def test_any_signal_that_counts_as_success() -> None:
     engine, world = make_engine(
-        "spread",
+        {"name": "spread", "weight": "success"},
         n=2,
         batch=10,
         world=World(np.linspace(0, 1, 40), low=-1.0, high=1.0),

@@ -323,7 +323,7 @@ def test_a_count_of_successes_says_nothing_of_rewards(tmp_path: Path) -> None:
     assert table.col("signal_sqsum")[:3].tolist() == [4, 8, 4]
     assert (report.used, report.rewarded) == (3, 2) and "Of 1 it tells successes and no rewards" in str(report)
     memory = Memory(table, "m", decay=0.9, strength=4.0, centre=None)
-    memory.begin_with("reward_sum")
+    memory.begin_with(table.col("reward_sum"))
     assert memory.col("count")[:3].tolist() == [0, 8, 4]
     # the source's prior: latest visits of two prompts, 0 and -½, and twice their mean
     assert memory.value(np.array([0]))[0] == pytest.approx((2 * -0.25 + 0 - 0.5) / 4)

@@ -14,11 +14,21 @@ both visits have that value, and the source's mean stands still within the step.
 steps after the group was submitted and before it trains; the prompt has no other group in between, so the value has lost
 nothing but the source's latest move.
 
-*Scale.* Advantages are divided by the running root mean square of r − b (weight .1 for each step), not by a prompt's own
-deviation √(v (1 − v)), which costs accuracy (docs/solo.md), and never by less than a tenth of the rewards' standard
-deviation over the run, lest a solved data set become noise. ``scale=whiten`` is SPO's: less the batch's mean, divided by
-its deviation. Either is one number for all prompts, so Dr. GRPO's ``algorithm.norm_adv_by_std_in_grpo=false``, which is
-about a group's own deviation, has nothing to turn off here.
+*Scale.* Advantages are divided by the run's :class:`~verl_adaptive.stats.scale.RunningScale`, not by a prompt's own
+deviation √(v (1 − v)), which costs accuracy (docs/solo.md), and are at most 8 in size. ``scale=whiten`` is SPO's: less the
+batch's mean, divided by its deviation. Either is one number for all prompts, so Dr. GRPO's
+``algorithm.norm_adv_by_std_in_grpo=false``, which is about a group's own deviation, has nothing to turn off here.
+
+*Equal rewards.* A difference of at most ``adaptive.tolerance`` or 1e-6 · |r| is 0: rewards that are equal up to rounding
+teach nothing.
+
+*Rogue rewards.* What a reward adds to memory and scale is at most 8 scales from the prompt's value, so one −10,000 costs
+one rollout and not the next hundred steps.
+
+*Thinning.* With ``thin`` a row is kept with probability q = min(1, |d| / τ), d = r − b, τ = thin · S, S the scale at the
+beginning of the step of the review. A kept row counts as sign(d) · max(|d|, τ), any other as 0, and leaves training where
+rows of zero advantage may. The mean over draws is d, so the expected gradient is that of all rows. One uniform is drawn for
+each group, of its prompt's key and its place in the order of submission; siblings share it.
 
 *Any reward.* v is in units of the training reward itself, so 0/1, ±1, shaped and continuous rewards are served by one
 formula: r → a r + b (a > 0) changes no advantage. Until anything is known, in the first step of a run without warm
@@ -39,16 +49,16 @@ import numpy as np
 from verl_adaptive.config import RunFacts, check
 from verl_adaptive.groups import Groups
 from verl_adaptive.progress import Progress
+from verl_adaptive.rng import Draw
 from verl_adaptive.roles import Advantage
 from verl_adaptive.stats.memory import Memory
+from verl_adaptive.stats.scale import CLIP, RunningScale, others_mean
 from verl_adaptive.stats.table import Column, StatsTable
 
 __all__ = ["MemoryBaseline"]
 
-#: Weight of a step in the running mean square.
-RATE = 0.1
-#: Least scale, in standard deviations of the run's rewards.
-FLOOR = 0.1
+#: Least difference, in sizes of the reward: float32 has a sixteenth of it.
+ROUNDING = 1e-6
 
 
 class MemoryBaseline(Advantage):
@@ -57,7 +67,8 @@ class MemoryBaseline(Advantage):
     name: ClassVar[str] = "memory"
     estimator: ClassVar[str | None] = "adaptive_memory"
     needs_groups: bool = False
-    columns: ClassVar[Mapping[str, Column]] = {"before": Column("f8", float("nan"))}
+    # At the beginning of the step in which the last visit was reviewed.
+    columns: ClassVar[Mapping[str, Column]] = {"scale": Column("f8", 0.0)}
 
     @dataclass
     class Config:
@@ -70,8 +81,7 @@ class MemoryBaseline(Advantage):
             fade_prior: a visit leaves ρ of the prior's strength, too (SPO).
             shrink: κ', rollouts that the value counts for beside the other rollouts of a group.
             scale: divide by the running root mean square (``running``), ``whiten`` over the batch (SPO), or ``none``.
-            skip_small: advantages of |r − b| below this, in units of the reward, are zero, and their rows leave training
-                where rows of zero advantage may (with ``whiten`` they stay: its mean is every row's); 0: none are.
+            thin: τ in scales: rows are thinned without bias, the smaller |r − b| the likelier (not with ``whiten``); 0: none.
         """
 
         decay: float = 0.9
@@ -80,20 +90,19 @@ class MemoryBaseline(Advantage):
         fade_prior: bool = False
         shrink: float = 4.0
         scale: Literal["running", "whiten", "none"] = "running"
-        skip_small: float = 0.0
+        thin: float = 0.0
 
         def validate(self, path: str) -> None:
             check(0 <= self.decay <= 1, f"{path}.decay", self.decay, "must be in [0, 1]")
             check(0 < self.strength < math.inf, f"{path}.strength", self.strength, "must be above 0 and finite")
             check(0 <= self.shrink < math.inf, f"{path}.shrink", self.shrink, "must be 0 or greater, and finite")
-            check(0 <= self.skip_small < math.inf, f"{path}.skip_small", self.skip_small, "must be 0 or greater")
+            check(0 <= self.thin <= CLIP, f"{path}.thin", self.thin, f"must be in [0, {CLIP:g}]")
+            whiten = "must be 0 with scale=whiten, whose mean is every row's"
+            check(not (self.thin and self.scale == "whiten"), f"{path}.thin", self.thin, whiten)
 
     def __init__(self, options: Mapping[str, Any] | None = None) -> None:
         super().__init__(options)
-        self._visited = np.zeros(0, dtype=np.int64)  # rows reviewed in the step under way
-        self._step = np.zeros(5)  # of the step: Σ (r − b)², rollouts in it; rollouts, mean, Σ (r − mean)²
-        self._square = math.nan  # running mean of (r − b)²
-        self._rewards = np.zeros(3)  # of the run: rollouts, mean, Σ (r − mean)²
+        self._scale = RunningScale()
         self._last = {"explained_share": 0.0, "value_mean": 0.0}
 
     def bind(self, table: StatsTable, facts: RunFacts) -> None:
@@ -108,61 +117,33 @@ class MemoryBaseline(Advantage):
             fade_prior=c.fade_prior,
             centre=None,
         )
-        self.memory.begin_with("reward_sum")
+        self.memory.begin_with(table.col("reward_sum"))
 
     def observe(self, groups: Groups, progress: Progress) -> None:
         groups = groups.select(groups.n > 0)
         if not len(groups):
             return
-        rows, n, total = groups.row, groups.n.astype(np.float64), groups.sum(groups.reward)
-        new = ~np.isin(rows, self._visited)
-        self.col("before")[rows[new]] = self.memory.value(rows[new])
-        self._visited = np.concatenate([self._visited, rows[new]])
-        self._remember(groups)
+        rows = groups.row
+        self.col("scale")[self.memory.note(rows)] = self._scale.before
+        # Asynchronous trainers review a group now, another then: what stands for an unknown value is the step's so far.
+        self._scale.observe(groups.reward, self._off(groups.reward, groups.group_of, groups, self._scale.rewards))
+        reward = self._scale.counted(groups.reward, self.memory.col("before")[rows][groups.group_of])
+        total, n = groups.sum(reward), groups.n.astype(np.float64)
         weight = self.facts.stale_discount ** groups.lag.astype(np.float64)
         self.memory.observe(rows, weight * total, weight * n, total / n)
 
-    def _remember(self, groups: Groups) -> None:
-        """Count rewards and surprises."""
-        reward = groups.reward
-        # Asynchronous trainers review a group now, another then: what stands for an unknown value is the step's so far.
-        earlier = self._step[2], self._step[2] * self._step[3]
-        off = self._off(reward, groups.group_of, groups, earlier)
-        off = off[np.isfinite(off)]
-        self._step[:2] += [float((off * off).sum()), len(off)]
-        for spread in (self._step[2:], self._rewards):
-            _spread(spread, reward)
-
     def end_step(self, progress: Progress) -> None:
-        value = self.col("before")[self._visited]
+        value = self.col("before")[self.memory.noted]
         self._last["value_mean"] = float(np.nan_to_num(value).mean()) if len(value) else 0.0
-        off, judged, count, _, spread = self._step.tolist()
-        self._last["explained_share"] = 1.0 - (off / judged) / (spread / count) if judged and spread > 0 else 0.0
-        self._square = self._blended()
-        self._step[:] = 0.0
-        self._visited = self._visited[:0]
+        self._last["explained_share"] = self._scale.explained
+        self._scale.end_step()
         self.memory.settle()
 
-    def _blended(self) -> float:
-        """The running mean square with what the step under way has shown."""
-        off, count = self._step[:2].tolist()
-        if not count:
-            return self._square
-        return off / count if math.isnan(self._square) else (1 - RATE) * self._square + RATE * off / count
-
-    @property
-    def scale(self) -> float:
-        """What advantages are divided by; 0 while every reward of the run was the same."""
-        rollouts, _, square = self._rewards.tolist()
-        least = FLOOR * math.sqrt(square / rollouts) if rollouts else 0.0
-        now = self._blended()
-        return max(math.sqrt(now), least) if math.isfinite(now) else least
-
     def _off(
-        self, reward: np.ndarray, group_of: np.ndarray, groups: Groups, earlier: tuple[float, float] = (0.0, 0.0)
+        self, reward: np.ndarray, group_of: np.ndarray, groups: Groups, earlier: np.ndarray | None = None
     ) -> np.ndarray:
-        """r − b of each rollout; of one without a value the others' mean stands for it, ``earlier`` ones (number, sum)
-        among them, and where there is no other it is nan.
+        """r − b of each rollout; of one without a value the others' mean stands for it, ``earlier`` rewards among them, and
+        where there is no other it is nan.
 
         The others are all of the group, also those that are left out of training: leaving one out changes nobody's baseline.
         """
@@ -170,10 +151,7 @@ class MemoryBaseline(Advantage):
         value = self.col("before")[groups.row][group_of]
         unknown = np.isnan(value)
         if unknown.any():
-            every = reward if whole.all() else groups.reward
-            others = len(every) - 1 + earlier[0]
-            mean = (every.sum() - reward + earlier[1]) / others if others else np.full(len(reward), np.nan)
-            value[unknown] = mean[unknown]
+            value[unknown] = others_mean(reward[unknown], reward if whole.all() else groups.reward, earlier)
         n = groups.n[group_of]
         # Of a whole group, the rewards at hand: they may have penalties that the group's own do not.
         total = np.bincount(group_of, reward, minlength=len(groups))
@@ -182,51 +160,41 @@ class MemoryBaseline(Advantage):
         rest = total[group_of] - reward
         shrink = self.config.shrink
         with np.errstate(invalid="ignore", divide="ignore"):
-            return reward - np.where(n > 1, (rest + shrink * value) / (n - 1 + shrink), value)
+            off = reward - np.where(n > 1, (rest + shrink * value) / (n - 1 + shrink), value)
+            return np.where(np.abs(off) <= np.maximum(self.facts.tolerance, ROUNDING * np.abs(reward)), 0.0, off)
 
     def compute(self, reward: np.ndarray, group_of: np.ndarray, observed: Groups) -> np.ndarray:
         off = np.nan_to_num(self._off(reward, group_of, observed))
-        small = np.abs(off) < self.config.skip_small
-        if self.config.scale == "whiten" and len(off):
-            off, scale = off - off.mean(), float(off.std()) + 1e-8
-        else:
-            scale = self.scale if self.config.scale == "running" else 1.0
-        return np.where(small, 0.0, off / scale if scale > 0 else 0.0)
+        if self.config.scale == "whiten":
+            return (off - off.mean()) / (float(off.std()) + 1e-8) if len(off) else off
+        off, scale = self._thinned(off, group_of, observed), self._scale.value
+        if self.config.scale == "none":
+            return off
+        return np.clip(off / scale, -CLIP, CLIP) if scale > 0 else np.zeros(len(off))
+
+    def _thinned(self, off: np.ndarray, group_of: np.ndarray, groups: Groups) -> np.ndarray:
+        """``off`` with small ones raised to τ or set to 0, right in the mean."""
+        if not self.config.thin:
+            return off
+        least = self.config.thin * self.col("scale")[groups.row][group_of]
+        keys = self.table.key_hi[groups.row], self.table.key_lo[groups.row]
+        chance = Draw(self.facts.seed, 0).uniform("memory.thin", *keys, groups.ticket)[group_of]
+        return np.where(np.abs(off) > chance * least, np.sign(off) * np.maximum(np.abs(off), least), 0.0)
 
     def zero(self, groups: Groups, trains: np.ndarray) -> np.ndarray:
         zero = np.zeros(groups.rollouts, dtype=bool)
-        # Whitening takes the mean and the deviation of every row of the batch.
-        if self.config.skip_small > 0 and self.config.scale != "whiten" and trains.any():
-            off = np.nan_to_num(self._off(groups.reward[trains], groups.group_of[trains], groups))
-            zero[trains] = np.abs(off) < self.config.skip_small
+        if self.config.scale != "whiten" and trains.any():  # whose mean and deviation are every row's
+            home = groups.group_of[trains]
+            off = np.nan_to_num(self._off(groups.reward[trains], home, groups))
+            zero[trains] = self._thinned(off, home, groups) == 0
         return zero
 
     def metrics(self) -> dict[str, float]:
-        return {"scale": self.scale, **self._last}
+        return {"scale": self._scale.value, "jump": self._scale.jump, **self._last}
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "memory": self.memory.state_dict(),
-            "square": self._square,
-            "rewards": self._rewards,
-            "step": self._step,
-            "visited": self._visited,
-        }
+        return {"memory": self.memory.state_dict(), "scale": self._scale.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.memory.load_state_dict(state["memory"])
-        self._square = float(state["square"])
-        self._rewards, step = (np.asarray(state[k], dtype=np.float64).copy() for k in ("rewards", "step"))
-        self._step = step if len(step) == len(self._step) else np.zeros_like(self._step)
-        self._visited = np.asarray(state["visited"], dtype=np.int64).copy()
-
-
-def _spread(of: np.ndarray, more: np.ndarray) -> None:
-    """Count ``more`` in ``(number, mean, sum of squared differences from it)``, in place."""
-    n, mean, square = of.tolist()
-    count, shift = n + len(more), more.mean() - mean
-    of[:] = (
-        count,
-        mean + shift * len(more) / count,
-        square + float(((more - more.mean()) ** 2).sum()) + shift * shift * n * len(more) / count,
-    )
+        self._scale.load_state_dict(state["scale"])

@@ -7,7 +7,13 @@ two prompts a step is judged as carefully as one of two hundred, only later:
 * *cut*: of the latest block, more than ``cut`` of the answers are as long as ``data.max_response_length``;
 * *jumped*: from one block to the next the pass rate moved by more than ``jump``, and by more than four standard errors;
 * *starved*: of the latest rollouts of all sources, it got less than ``starved`` of its share of the prompts, although it is
-  neither solved nor hopeless.
+  neither solved nor hopeless;
+* *all succeed*: every answer of the latest block counts as a success (``adaptive.signal=reward``), though rewards vary.
+
+Of the whole run:
+
+* *rogue reward*: the rewards of a step are ``ROGUE`` times as far from what was expected as usual (advantages that keep a
+  running scale say how far).
 
 docs/alarms.md says what each may mean.
 """
@@ -27,13 +33,17 @@ from verl_adaptive.text import clean
 __all__ = ["KINDS", "Alarms", "source_label", "source_labels"]
 
 #: Kinds that are judged by source.
-KINDS = ("never_solved", "cut", "jumped", "starved")
+KINDS = ("never_solved", "cut", "jumped", "starved", "all_succeed")
 #: Pass rate from which a source is solved and needs no rollouts.
 _SOLVED = 0.9
 #: Rollouts that a data source's share must come to before it can be called starved.
 _EXPECTED = 64
 #: Standard errors that chance does not explain.
 _CHANCE = 4.0
+#: Root mean square of a step's differences, in scales, from which a reward is rogue.
+ROGUE = 3.0
+#: Standard deviation of a source's rewards, in sizes of their mean, from which they vary.
+_VARIES = 0.05
 #: Share of rows that repeat an earlier prompt from which it is said.
 DUPLICATES = 0.05
 
@@ -85,8 +95,9 @@ class Alarms:
         here = np.flatnonzero(self.prompts > 0).tolist()
         self._labels = dict(zip(here, source_labels([self.names[i] for i in here]), strict=True))
         self._all = np.zeros((2, size))  # rollouts, successes
-        self._block = np.zeros((4, size))  # rollouts, successes, rollouts of known length, cut ones
-        self._last = np.full((4, size), np.nan)
+        # Rollouts, successes, rollouts of known length, cut ones; sum and sum of squares of the rewards.
+        self._block = np.zeros((6, size))
+        self._last = np.full((6, size), np.nan)
         # Since a source was last looked at for being starved: its rollouts, what its share of the prompts comes to, and
         # everybody's.
         self._wait = np.zeros((3, size))
@@ -94,6 +105,7 @@ class Alarms:
         self._on = {kind: np.zeros(size, dtype=bool) for kind in KINDS}
         self._rewards: set[float] = set()
         self._said: set[str] = set()
+        self._rogue = False
 
     def step(
         self,
@@ -102,6 +114,7 @@ class Alarms:
         successes: np.ndarray,
         cut: np.ndarray | None,
         rewards: np.ndarray,
+        jump: float = 0.0,
     ) -> tuple[dict[str, float], list[str]]:
         """Take a step's groups, failed ones left out.
 
@@ -109,14 +122,19 @@ class Alarms:
             source: int ``(G,)``, positions in ``names``.
             n, successes: ``(G,)``, rollouts and evidence of success.
             cut: ``(G,)``, rollouts as long as the limit; None: the limit is not known.
-            rewards: ``(R,)``, their training rewards.
+            rewards: ``(R,)``, their training rewards, group after group.
+            jump: how far they are from what was expected, in scales; 0: not known.
 
         Returns:
             Metrics, and a line for each alarm that was raised now.
         """
         size = len(self.names)
         long = np.zeros(len(n)) if cut is None else cut
-        now = np.stack([np.bincount(source, value, minlength=size) for value in (n, successes, n, long)])
+        home = np.repeat(source, n)
+        now = np.stack(
+            [np.bincount(source, value, minlength=size) for value in (n, successes, n, long)]
+            + [np.bincount(home, value, minlength=size) for value in (rewards, rewards * rewards)]
+        )
         if cut is None:
             now[2] = 0.0
         self._all += now[:2]
@@ -126,7 +144,7 @@ class Alarms:
         lines = self._judge()
         if len(self._rewards) <= 2:
             self._rewards.update(np.unique(np.round(rewards[np.isfinite(rewards)], 9))[:3].tolist())
-        lines += self._once()
+        lines += self._once() + self._far(home, rewards, jump)
         return self._metrics(now), lines
 
     # -- by source ------------------------------------------------------------------------------------------
@@ -142,9 +160,12 @@ class Alarms:
         return [self._line(kind, i) for kind in KINDS for i in np.flatnonzero(self._on[kind] & ~before[kind]).tolist()]
 
     def _judge_blocks(self, full: np.ndarray) -> None:
-        n, won, known, cut = self._block
+        n, won, known, cut, total, square = self._block
         n0, won0 = self._last[:2]
         with np.errstate(all="ignore"):
+            varies = square / n - (total / n) ** 2 > (_VARIES * total / n) ** 2
+            succeed = (won >= n) & varies & (self.signal == "reward")
+            self._on["all_succeed"] = np.where(full, succeed, self._on["all_succeed"])
             self._on["cut"] = np.where(full, (known > 0) & (cut > self.config.cut * known), self._on["cut"])
             move = won / n - won0 / n0
             pooled = (won + won0) / (n + n0)
@@ -165,7 +186,7 @@ class Alarms:
             return
         with np.errstate(all="ignore"):
             rate = self._all[1] / self._all[0]
-        needless = (rate >= _SOLVED) | self._on["never_solved"]
+        needless = ((rate >= _SOLVED) & ~self._on["all_succeed"]) | self._on["never_solved"]
         starved = (got < self.config.starved * expected) & ~needless
         self._on["starved"] = np.where(due, starved, self._on["starved"])
         self._judged = np.where(due, self._wait, self._judged)
@@ -187,6 +208,13 @@ class Alarms:
                 f"alarm: {name}: the pass rate moved by {self._move[i]:+.2f} to {rate:.2f} within "
                 f"{self._last[0, i]:,.0f} rollouts. Read some: reward hacking, or a verifier that fails?"
             )
+        if kind == "all_succeed":
+            count, mean = self._last[0, i], self._last[4, i] / self._last[0, i]
+            deviation = np.sqrt(self._last[5, i] / count - mean * mean)
+            return (
+                f"alarm: {name}: every one of {count:,.0f} answers counts as a success, though their rewards vary "
+                f"({mean:.3g} ± {deviation:.2g}): set adaptive.success.threshold, or adaptive.signal"
+            )
         return (
             f"alarm: {name}: got {self._judged[0, i]:,.0f} of the latest {self._judged[2, i]:,.0f} rollouts, by its share "
             f"of the prompts it would be {self._judged[1, i]:,.0f}"
@@ -205,6 +233,7 @@ class Alarms:
             "on": {kind: on.copy() for kind, on in self._on.items()},
             "rewards": sorted(self._rewards),
             "said": sorted(self._said),
+            "rogue": self._rogue,
             "fields": sorted(self.fields),
         }
 
@@ -217,6 +246,7 @@ class Alarms:
             own[..., mine] = np.asarray(state[name])[..., theirs]
         for kind, on in self._on.items():
             on[mine] = np.asarray(state["on"][kind])[theirs]
+        self._rogue = bool(state["rogue"])
         self._rewards, self._said, self.fields = set(state["rewards"]), set(state["said"]), frozenset(state["fields"])
 
     # -- of the whole run -----------------------------------------------------------------------------------
@@ -239,14 +269,25 @@ class Alarms:
             )
         return lines
 
+    def _far(self, home: np.ndarray, rewards: np.ndarray, jump: float) -> list[str]:
+        before, self._rogue = self._rogue, jump >= ROGUE
+        if before or not self._rogue or not len(rewards):
+            return []
+        at = int(np.argmax(np.abs(rewards - np.median(rewards))))
+        return [
+            f"alarm: a step's rewards are {jump:.1f} times as far from what was expected as usual; the farthest is "
+            f"{rewards[at]:g} (data source {clean(self.names[home[at]], 80)!r})"
+        ]
+
     def _metrics(self, now: np.ndarray) -> dict[str, float]:
         out = {f"adaptive/alarm/{kind}": float(on.sum()) for kind, on in self._on.items()}
         out["adaptive/alarm/duplicate_share"] = self.repeated
         out["adaptive/alarm/unused_acc"] = float(self.unused_acc)
+        out["adaptive/alarm/rogue_reward"] = float(self._rogue)
         whole = float(now[0].sum())
         for i in self._shown:
             name = self._labels[i]
-            n, won, known, cut = now[:, i].tolist()
+            n, won, known, cut = now[:4, i].tolist()
             if whole:
                 out[f"adaptive/source/rollout_share/{name}"] = n / whole
             if n:

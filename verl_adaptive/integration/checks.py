@@ -111,6 +111,13 @@ def check_run(config: Any, adaptive: AdaptiveConfig, policy: Policy) -> None:
         True,
         "recorded rollouts bypass the policy; set it to false",
     )
+    thin = getattr(policy.advantage.config, "thin", 0)
+    check(
+        not thin or not why_not_skip_zero(config),
+        "adaptive.advantage.thin",
+        thin,
+        f"leaves rows out of training, but {why_not_skip_zero(config)}; set it to 0",
+    )
     own = policy.advantage.estimator
     if own is not None:
         check(

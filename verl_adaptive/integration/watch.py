@@ -89,7 +89,8 @@ class Watch:
         groups = groups.select(~groups.failed & (groups.n > 0))
         cut = None if self.longest is None else groups.sum((groups.longest >= self.longest).astype(np.float64))
         source = self.engine.table.col("source")[groups.row]
-        metrics, lines = self._alarms.step(source, groups.n, groups.successes, cut, groups.reward)
+        jump = self.engine.policy.advantage.metrics().get("jump", 0.0)
+        metrics, lines = self._alarms.step(source, groups.n, groups.successes, cut, groups.reward, jump)
         for line in lines:
             logger.warning("%s (docs/alarms.md)", line)
         return metrics

@@ -1,12 +1,17 @@
 """Draws prompts by how unsettled they are: in proportion to the spread that their next rollouts are expected to have.
 
-With v the share of successes that :class:`~verl_adaptive.stats.memory.Memory` expects of a prompt, its weight is
+    weight=reward   √(E[r²] − E[r]²) / unit + floor              of the training reward
+    weight=success  √(v (1 − v)) + floor                         (SPO, 2509.13232: floor .05)
+    weight=mixed    E[1 − pⁿ − (1 − p)ⁿ] + floor                 under Beta(w + κ s, m − w + κ (1 − s))
 
-    weight=spread   √(v (1 − v)) + floor                        (SPO, 2509.13232: floor .05)
-    weight=mixed    E[1 − pⁿ − (1 − p)ⁿ] + floor                under Beta(w + κ s, m − w + κ (1 − s))
+E[r] and E[r²] are what :class:`~verl_adaptive.stats.memory.Memory` expects of a prompt's rewards and of their squares; v is
+what it expects of its successes (``adaptive.signal`` through ``adaptive.success``). With rewards 0/1 the first two are the
+same. The first needs no threshold: its unit is 2 · Σ d² / Σ |d| over the run, d being what rewards were off what was
+expected: the distance of two values, however rare one of them is (:mod:`verl_adaptive.stats.scale`). So r → a r + b changes no
+weight, and the floor keeps its meaning. What a reward counts for is clipped as there, so a rogue one draws no prompt for ever.
 
-the first the standard deviation of one rollout, for advantages that learn from every rollout; the second the chance that
-a group of n has variance, for advantages and filters that need it. Prompts are drawn without replacement within a step,
+The first two are the standard deviation of one rollout, for advantages that learn from every rollout; the third is the chance
+that a group of n has variance, for advantages and filters that need it. Prompts are drawn without replacement within a step,
 by an exponential race: log(u) / weight, u a counter-based uniform of the prompt's key, the greatest first. A prompt's
 place in the race depends on nothing but its own key and evidence.
 
@@ -29,12 +34,15 @@ from verl_adaptive.progress import Progress
 from verl_adaptive.rng import Draw
 from verl_adaptive.roles import Pick, Sampler
 from verl_adaptive.stats.memory import Memory
+from verl_adaptive.stats.scale import RunningScale, others_mean
 from verl_adaptive.stats.table import StatsTable
 
 __all__ = ["Spread"]
 
 #: The greatest float64 below 2^64.
 _MOST = 2.0**64 - 2.0**11
+#: Standard deviation of the reward, in sizes of its mean, that is rounding.
+_ROUNDING = 1e-6
 
 
 class Spread(Sampler):
@@ -48,7 +56,7 @@ class Spread(Sampler):
         """Options.
 
         Attributes:
-            weight: ``spread`` of one rollout, or the chance that a group of n is ``mixed``.
+            weight: the standard deviation of one rollout's ``reward`` or ``success``, or the chance that a group of n is ``mixed``.
             floor: what every prompt's weight is at least.
             n: rollouts of the group that ``mixed`` thinks of; null: the run's group size.
             decay: ρ, what a visit leaves of a prompt's earlier evidence.
@@ -57,7 +65,7 @@ class Spread(Sampler):
             fade_prior: a visit leaves ρ of the prior's strength, too (SPO).
         """
 
-        weight: Literal["spread", "mixed"] = "spread"
+        weight: Literal["reward", "success", "mixed"] = "reward"
         floor: float = 0.0125
         n: int | None = None
         decay: float = 0.9
@@ -81,28 +89,41 @@ class Spread(Sampler):
         self._drawn_in, self._taken = -1, np.zeros(0, dtype=np.int64)  # picked in the step under way
         self._pool: np.ndarray | None = None  # the last pool, and its prompts' bits that stay the same
         self._keyed = np.zeros(0, dtype=np.uint64)
-        self._spread = np.zeros(2)  # of the prompts visited in the step: Σ √(v (1 − v)), how many
+        self._spread = np.zeros(2)  # of the prompts visited in the step: Σ of their spreads, how many
         self._last = 0.0
+        self._scale = RunningScale()  # of the rewards less what was expected of them
 
     def bind(self, table: StatsTable, facts: RunFacts) -> None:
         super().bind(table, facts)
         c = self.config
         check(
-            c.weight == "spread" or (c.n or facts.n) >= 2,
+            c.weight != "mixed" or (c.n or facts.n) >= 2,
             "adaptive.sampler.weight",
             c.weight,
-            f"a group of {facts.n} is never mixed; take adaptive.sampler.weight=spread, or set adaptive.sampler.n",
+            f"a group of {facts.n} is never mixed; take adaptive.sampler.weight=reward, or set adaptive.sampler.n",
         )
-        self.memory = Memory(
-            table,
-            self.name,
-            decay=c.decay,
-            strength=c.strength,
-            by_source=c.prior == "source",
-            fade_prior=c.fade_prior,
-        )
-        self.memory.begin_with("successes")
+        kind = {"decay": c.decay, "strength": c.strength, "by_source": c.prior == "source", "fade_prior": c.fade_prior}
         self._pool = None
+        if c.weight != "reward":
+            self.memory = Memory(table, self.name, **kind)
+            self.memory.begin_with(table.col("successes"))
+            return
+        self.memory = Memory(table, self.name, **kind, centre=None)
+        self._squares = Memory(table, f"{self.name}_square", **kind, centre=None)
+        self._begin()
+
+    def _begin(self) -> None:
+        """Take up what a warm start knows of the rewards: of their squares, as far as the difficulty signal tells."""
+        total, signal, square = (self.table.col(c) for c in ("reward_sum", "signal_sum", "signal_sqsum"))
+        n = np.maximum(self.table.col("rollouts").astype(np.float64), 1.0)
+        within = np.maximum(square - signal * signal / n, 0.0)
+        rows = self.table.brought()
+        rows = rows[np.isfinite(total[rows])]
+        if len(rows):
+            self._scale.observe(total[rows] / n[rows], np.sqrt(within[rows] / n[rows]))
+            self._scale.end_step()
+        self.memory.begin_with(total)
+        self._squares.begin_with(total * total / n + within)
 
     def pick(self, pool: np.ndarray, count: int, progress: Progress) -> Pick:
         if progress.step != self._drawn_in:
@@ -118,7 +139,7 @@ class Spread(Sampler):
         once enough have arrived by −log(1 − limit) / (the greatest weight), those of greater u need not be looked at.
         """
         bits = self._bits(pool, progress)
-        greatest = (0.5 if self.config.weight == "spread" else 1.0) + self.config.floor
+        greatest = (0.5 if self.config.weight == "success" else 1.0) + self.config.floor
         limit = min(1.0, 8.0 * (count + len(self._taken)) / max(1, len(pool)))
         while True:
             near = np.flatnonzero(bits <= np.uint64(limit * _MOST))
@@ -140,10 +161,26 @@ class Spread(Sampler):
 
     def _weight(self, rows: np.ndarray) -> np.ndarray:
         """float64 ``(k,)``, each at least the floor."""
-        value = np.clip(self.memory.value(rows), 0.0, 1.0)
-        weight = np.sqrt(value * (1 - value)) if self.config.weight == "spread" else self._mixed(rows, value)
+        weight = self._expected(rows)
         visits, failures = (self.table.col(c)[rows].astype(np.float64) for c in ("visits", "failures"))
         return weight * (1 + visits) / (1 + visits + failures) + self.config.floor
+
+    def _expected(self, rows: np.ndarray) -> np.ndarray:
+        """float64 ``(k,)``, in [0, 1]: the weight without floor and failures."""
+        value = self.memory.value(rows)
+        if self.config.weight == "reward":
+            return self._deviation(rows, value)
+        value = np.clip(value, 0.0, 1.0)
+        return np.sqrt(value * (1 - value)) if self.config.weight == "success" else self._mixed(rows, value)
+
+    def _deviation(self, rows: np.ndarray, mean: np.ndarray) -> np.ndarray:
+        """Standard deviation of the next reward, in units, as far as 1; a half while nothing is known."""
+        spread = np.sqrt(np.maximum(self._squares.value(rows) - mean * mean, 0.0))
+        unit = self._scale.unit
+        if not unit:
+            return np.full(len(rows), 0.5)
+        spread = np.where(spread <= _ROUNDING * np.abs(mean), 0.0, spread / unit)
+        return np.where(np.isnan(spread), 0.5, np.minimum(spread, 1.0))
 
     def _mixed(self, rows: np.ndarray, value: np.ndarray) -> np.ndarray:
         """E[1 − pⁿ − (1 − p)ⁿ] under the Beta distribution of mean v and of as much evidence as there is."""
@@ -157,24 +194,47 @@ class Spread(Sampler):
 
     def observe(self, groups: Groups, progress: Progress) -> None:
         # Not of those picked: how many these are depends on who is back first.
-        value = np.clip(self.memory.value(groups.row), 0.0, 1.0)
-        self._spread += [float(np.sqrt(value * (1 - value)).sum()), len(groups)]
+        self._spread += [float(self._expected(groups.row).sum()), len(groups)]
+        if self.config.weight == "reward":
+            self._observe_rewards(groups.select(groups.n > 0))
+            return
         good, bad = self.evidence(groups)
         self.memory.observe(groups.row, good, good + bad, groups.pass_rate)
+
+    def _observe_rewards(self, groups: Groups) -> None:
+        """The rewards, none farther from what was expected than the running scale lets it count."""
+        self.memory.note(groups.row)
+        value = self.memory.col("before")[groups.row][groups.group_of]
+        unknown = np.isnan(value)
+        stands_in = others_mean(groups.reward, groups.reward, self._scale.rewards) if unknown.any() else value
+        self._scale.observe(groups.reward, groups.reward - np.where(unknown, stands_in, value))
+        reward = self._scale.counted(groups.reward, value)
+        weight, n = self.facts.stale_discount ** groups.lag.astype(np.float64), groups.n.astype(np.float64)
+        for memory, values in ((self.memory, reward), (self._squares, reward * reward)):
+            total = groups.sum(values)
+            memory.observe(groups.row, weight * total, weight * n, total / n)
 
     def end_step(self, progress: Progress) -> None:
         self._last = float(self._spread[0] / self._spread[1]) if self._spread[1] else 0.0
         self._spread[:] = 0.0
-        self.memory.settle()
+        self._scale.end_step()
+        for memory in self._memories():
+            memory.settle()
+
+    def _memories(self) -> list[Memory]:
+        return [self.memory, self._squares] if self.config.weight == "reward" else [self.memory]
 
     def metrics(self) -> dict[str, float]:
         return {"expected_spread": self._last}
 
     def state_dict(self) -> dict[str, Any]:
-        return {"memory": self.memory.state_dict()}
+        memories = [memory.state_dict() for memory in self._memories()]
+        return {"memories": memories, "scale": self._scale.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.memory.load_state_dict(state["memory"])
+        for memory, saved in zip(self._memories(), state["memories"], strict=True):
+            memory.load_state_dict(saved)
+        self._scale.load_state_dict(state["scale"])
 
 
 def _unit(bits: np.ndarray) -> np.ndarray:

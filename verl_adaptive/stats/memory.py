@@ -14,7 +14,7 @@ and what it gives next time is shrunk to what its data source gave last time, wi
 With ``fade_prior`` κ fades like the evidence (κ ← ρ κ), as in SPO (2509.13232) and DBB (2603.18444).
 
 *Before.* ``s`` stands still within a step (:meth:`Memory.settle` moves it), so that the value of a prompt that has not
-been visited in the step depends on nothing that the step has shown.
+been visited in the step depends on nothing that the step has shown. :meth:`Memory.note` keeps it in the column ``before``.
 """
 
 from __future__ import annotations
@@ -84,7 +84,9 @@ class Memory:
         self.table, self.namespace = table, namespace
         self.decay, self.strength, self.by_source, self.fade_prior = decay, strength, by_source, fade_prior
         self.centre = centre
-        columns = {"sum": Column("f8", 0.0), "count": Column("f8", 0.0), "latest": Column("f8", float("nan"))}
+        columns = {"sum": Column("f8", 0.0), "count": Column("f8", 0.0)}
+        columns |= {name: Column("f8", float("nan")) for name in ("latest", "before")}
+        self._noted = np.zeros(0, dtype=np.int64)  # visited in the step under way
         if fade_prior:
             columns["strength"] = Column("f8", strength)
         table.declare(namespace, columns)
@@ -107,6 +109,23 @@ class Memory:
         everyone = total / prompts if prompts else np.nan
         prior = (PSEUDO * everyone + self._total) / (PSEUDO + self._visited)
         self._prior = prior if self.by_source else np.full(len(prior), everyone)
+        self._noted = self._noted[:0]
+
+    def note(self, rows: np.ndarray) -> np.ndarray:
+        """Keep the values of prompts that are visited now, as they stood when the step began; see :attr:`noted`.
+
+        Returns:
+            int64 ``(k,)``: of these rows, those that the step had not visited before.
+        """
+        new = rows[~np.isin(rows, self._noted)]
+        self.col("before")[new] = self.value(new)
+        self._noted = np.concatenate([self._noted, new])
+        return new
+
+    @property
+    def noted(self) -> np.ndarray:
+        """int64 ``(k,)``: rows visited in the step under way."""
+        return self._noted
 
     def _make_room(self) -> None:
         """A place for every data source there is."""
@@ -145,19 +164,19 @@ class Memory:
             if self.fade_prior:
                 fade(self.col("strength"), row, self.decay, 0.0)
 
-    def begin_with(self, sums: str) -> None:
+    def begin_with(self, sums: np.ndarray) -> None:
         """Take evidence that the table has of prompts that this memory has none of (a warm start).
 
         Args:
-            sums: the shared column that holds the sum over all rollouts: ``successes`` or ``reward_sum``. What is
-                remembered weighs as much as rollouts of one visit after the other would, at most 1 / (1 − ρ). Where it
-                is not a number, nothing is known.
+            sums: float64, one a row: the sum over all rollouts, of successes or rewards. What is remembered weighs as
+                much as rollouts of one visit after the other would, at most 1 / (1 − ρ). Where it is not a number,
+                nothing is known.
         """
         n = self.table.col("rollouts").astype(np.float64)
-        rows = np.flatnonzero((n > 0) & (self.col("count") == 0) & np.isfinite(self.table.col(sums)))
+        rows = np.flatnonzero((n > 0) & (self.col("count") == 0) & np.isfinite(sums))
         if not len(rows):
             return
-        mean = self.table.col(sums)[rows] / n[rows]
+        mean = sums[rows] / n[rows]
         most = 1.0 / (1.0 - self.decay) if self.decay < 1 else np.inf
         weight = np.minimum(n[rows], most)
         self.observe(rows, weight * mean, weight, mean)
@@ -165,9 +184,10 @@ class Memory:
 
     def state_dict(self) -> dict[str, Any]:
         """What the columns do not hold."""
-        return {"visited": self._visited, "total": self._total}
+        return {"visited": self._visited, "total": self._total, "noted": self._noted}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take up a state saved between two steps; the columns are restored separately."""
         self._visited, self._total = (np.asarray(state[k], dtype=np.float64).copy() for k in ("visited", "total"))
         self.settle()
+        self._noted = np.asarray(state["noted"], dtype=np.int64).copy()
