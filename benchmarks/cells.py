@@ -15,6 +15,8 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from verl_adaptive.significance import interval, t95
+
 __all__ = [
     "Interval",
     "Key",
@@ -34,12 +36,6 @@ __all__ = [
     "versions",
     "write_whole",
 ]
-
-#: Two-sided 95 % quantiles of Student's t, by degrees of freedom from 1; the normal one beyond.
-T95 = (
-    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
-    *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
-)
 
 
 class Parser(argparse.ArgumentParser):
@@ -117,22 +113,11 @@ def run_script(main: Callable[[], None]) -> NoReturn:
     sys.exit(0)
 
 
-def _t95(count: int) -> float:
-    return T95[count - 2] if count - 2 < len(T95) else 1.96
-
-
-def interval(values: Sequence[float]) -> Interval:
-    """Mean and half width of its 95 % confidence interval (Student's t); infinite for one value."""
-    if len(values) < 2:
-        return float(np.mean(values)), float("inf")
-    return float(np.mean(values)), float(_t95(len(values)) * np.std(values, ddof=1) / np.sqrt(len(values)))
-
-
 def prediction(values: Sequence[float]) -> Interval:
     """Centre and half width of the 95 % interval for one further run; infinite for one value."""
     if len(values) < 2:
         return float(np.mean(values)), float("inf")
-    return float(np.mean(values)), float(_t95(len(values)) * np.std(values, ddof=1) * np.sqrt(1 + 1 / len(values)))
+    return float(np.mean(values)), float(t95(len(values)) * np.std(values, ddof=1) * np.sqrt(1 + 1 / len(values)))
 
 
 def thinned(rates: np.ndarray, size: int, flat: int) -> np.ndarray:

@@ -1,10 +1,9 @@
-"""All tables and plots of ``RESULTS.md`` and the README's evidence, from the JSON in ``results/``.
+"""All tables and plots of ``RESULTS.md``, the README and the docs, from the JSON in ``results/``.
 
     python -m benchmarks.report           # write them
     python -m benchmarks.report --check   # exit with 1 if a page is not what the JSON says; plots are left alone
 
-Each benchmark owns the part of a page between its two markers; what stands outside is left as it is. No number is typed
-by hand.
+Each generated part of a page stands between two markers; what stands outside is left as it is. No number is typed by hand.
 """
 
 from __future__ import annotations
@@ -17,31 +16,23 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 import numpy as np
 
-from benchmarks import train_cpu
+from benchmarks import sections, simulate
 from benchmarks.cells import Parser, interval, read_rows, run_script, write_whole
-from benchmarks.page_bill import bill
-from benchmarks.page_clock import async_table, clock_page
-from benchmarks.page_cpu import cpu_page, cpu_runs
-from benchmarks.page_docs import choosing_block, forms_block, solo_block
-from benchmarks.page_front import readme
-from benchmarks.page_lines import lines_page
-from benchmarks.page_quickstart import draw, quickstart
-from benchmarks.page_speed import decisions_page, step_time_page, store_page
-from benchmarks.page_summary import all_standings, summary_page
-from benchmarks.page_time import beside_page, driver_note, driver_page, long_page, prompt_page
-from benchmarks.page_torch import chosen_page, torch_page, torch_runs
 from benchmarks.runs import SHOWN, Runs
+from benchmarks.standings import all_standings, cpu_runs, pretrained_runs, torch_runs
+from examples.cpu.quickstart import plot, result_of, verdict
 
 HERE = Path(__file__).resolve().parent
 POINTS = 30  # of a curve in a figure
 
 
 def put(text: str, name: str, lines: Sequence[str]) -> str:
-    """A page with one benchmark's part replaced, or appended if it has none."""
+    """A page with one generated part replaced, or appended if it has none."""
     begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
     head, found, rest = text.partition(begin)
     tail = rest.partition(end)[2]
@@ -49,6 +40,98 @@ def put(text: str, name: str, lines: Sequence[str]) -> str:
         head = head.rstrip("\n") + "\n\n"
     body = "\n".join(lines).strip("\n")
     return f"{head}{begin}\n{body}\n{end}{tail or chr(10)}"
+
+
+def read(results: Path, name: str) -> Any:
+    """A results file, or None."""
+    path = results / name
+    if not path.exists():
+        return None
+    return read_rows(path) if name.endswith("l") else json.loads(path.read_text())
+
+
+def training_runs(results: Path) -> dict[str, Runs]:
+    """The three training benchmarks that have results."""
+    files = {"pretrained": ("pretrained.jsonl", pretrained_runs), "real": ("train_cpu.jsonl", cpu_runs)}
+    files["tiny"] = ("train_torch.json", torch_runs)
+    return {name: made(data) for name, (file, made) in files.items() if (data := read(results, file))}
+
+
+def results_lines(results: Path) -> list[str]:
+    """All of RESULTS.md below its title."""
+    runs = training_runs(results)
+    found = all_standings(runs)
+    lines = [*sections.JUDGED, *sections.accuracy(found)]
+    if told := sections.shipped(found):
+        lines += ["### The papers' presets: significant differences from GRPO at equal rollouts", "", *told, ""]
+    if "tiny" in runs:
+        lines += sections.ablations(runs["tiny"])
+    names = ("grpo", "grpo-4", "reinforce", "solo", *sections.PRESETS)
+    for name, variant, title in (("pretrained", "128", "pretrained"), ("real", "base", "real, natural mix")):
+        if name in runs and (part := sections.ends(runs[name], variant, list(dict.fromkeys(names)))):
+            lines += [f"### Ends of runs, {title}", "", *part]
+    if "real" in runs:
+        lines += [
+            "### Held-out accuracy by pass rate at the start, real, natural mix",
+            "",
+            *sections.by_start(runs["real"]),
+        ]
+    for file, shown in sections.RECORDS.items():
+        if data := read(results, file):
+            for section in shown:
+                lines += section.lines(data)
+    if data := read(results, "simulate.json"):
+        lines += simulate.section(data)
+    return lines
+
+
+def quickstart_lines(found: dict[str, Any]) -> list[str]:
+    """The README's sentence about the quickstart, by the quickstart's own verdict."""
+    runs = [result_of(stored) for stored in found["results"]]
+    text = (
+        f"From the quickstart: verl and vLLM on two CPU cores, {runs[0].generated:,} rollouts in every run, a tiny model. "
+        f"{verdict(runs)}"
+    )
+    return wrap(text, 120, break_long_words=False, break_on_hyphens=False)
+
+
+def pages(results: Path, results_page: Path, readme_page: Path) -> dict[Path, str]:
+    """What the pages should say.
+
+    Raises:
+        SystemExit: a marker is missing in the README.
+    """
+    text = results_page.read_text() if results_page.exists() else "# Results\n"
+    out = {results_page: put(text, "results", results_lines(results))}
+    runs, clock = training_runs(results), read(results, "clock.json")
+    found = all_standings(runs)
+    tiny = runs.get("tiny")
+    blocks: list[tuple[Path, str, list[str]]] = []
+    docs = results_page.parent.parent / "docs"
+    if found:
+        blocks += [(docs / "solo.md", "measured", sections.solo_block(found, tiny))]
+        blocks += [(docs / "choosing.md", "measured", sections.choosing(found))]
+        blocks += [(readme_page, "benchmark", sections.evidence(found))]
+    if tiny:
+        blocks.append((docs / "pilot_commit.md", "measured", sections.forms_block(tiny)))
+    if clock:
+        blocks.append((docs / "async.md", "clock", sections.async_table(clock)))
+        blocks.append((readme_page, "cost", sections.cost(clock, found.get("real/base", {}))))
+    if data := read(results, "driver.json"):
+        blocks.append((docs / "solo.md", "driver", sections.driver_note(data)))
+    if data := read(results, "quickstart.json"):
+        blocks.append((readme_page, "quickstart", quickstart_lines(data)))
+    for page, name, lines in blocks:
+        if not page.exists():
+            continue
+        text = out.get(page) or page.read_text()
+        if f"<!-- {name}: begin -->" not in text:
+            raise SystemExit(f"{page} has no <!-- {name}: begin --> marker to put its table at")
+        out[page] = put(text, name, lines)
+    return out
+
+
+# -- plots ------------------------------------------------------------------------------------------------------------
 
 
 def light(svg: str) -> str:
@@ -60,40 +143,8 @@ def light(svg: str) -> str:
     return re.sub(r">\n {4,}<", "><", re.sub(r'\bd="[^"]*"', thinned, svg))
 
 
-def figure(
-    path: Path,
-    runs: Runs,
-    lr_of: Callable[[str], float | None],
-    along: Sequence[tuple[str, str]],
-    variant: str = "base",
-) -> None:
-    """Held-out accuracy, means and 95 % bands over seeds, against each of some counters.
-
-    Args:
-        along: columns of the curves, and the labels of their axes.
-    """
-    shown = [p for p in (*SHOWN, "oracle", "oracle+keep_all") if p in runs.measured(variant)]
-    with drawn(path, len(along)) as axes:
-        for axis, (column, label) in zip(axes, along, strict=True):
-            curves(axis, runs, lr_of, column, label, shown, variant)
-
-
-def front_figure(path: Path, tiny: Runs | None, real: Runs | None) -> None:
-    """The README's chart: held-out accuracy by rollouts, in both benchmarks, each policy at its best learning rate."""
-    both = [
-        (runs, title) for runs, title in ((real, "verl and vLLM on CPU"), (tiny, "one process")) if runs is not None
-    ]
-    with drawn(path, len(both), sharey=False) as axes:
-        for axis, (runs, title) in zip(axes, both, strict=True):
-            shown = [
-                p for p in ("grpo", "grpo-4", "full", "solo", "oracle", "oracle+keep_all") if p in runs.measured("base")
-            ]
-            curves(axis, runs, lambda p, of=runs: of.best_lr("base", p), "rollouts", "rollouts", shown, "base")
-            axis.set_title(title, fontsize=9)
-
-
 @contextmanager
-def drawn(path: Path, count: int, sharey: bool = True) -> Iterator[Any]:
+def drawn(path: Path, count: int) -> Iterator[Any]:
     """Axes beside one another, written when all is drawn."""
     import matplotlib
 
@@ -101,7 +152,7 @@ def drawn(path: Path, count: int, sharey: bool = True) -> Iterator[Any]:
     import matplotlib.pyplot as plt
 
     plt.rcParams.update({"svg.hashsalt": "verl-adaptive", "svg.fonttype": "none", "font.size": 9})
-    drawing, axes = plt.subplots(1, count, figsize=(3.4 * count, 3.4), layout="constrained", sharey=sharey)
+    drawing, axes = plt.subplots(1, count, figsize=(3.4 * count, 3.4), layout="constrained", sharey=False)
     yield np.atleast_1d(axes)
     np.atleast_1d(axes)[0].set_ylabel("held-out accuracy")
     np.atleast_1d(axes)[-1].legend(fontsize=7)
@@ -111,125 +162,42 @@ def drawn(path: Path, count: int, sharey: bool = True) -> Iterator[Any]:
     write_whole(path, light(text.getvalue()))
 
 
-def curves(
-    axis: Any,
-    runs: Runs,
-    lr_of: Callable[[str], float | None],
-    column: str,
-    label: str,
-    shown: Sequence[str],
-    variant: str,
-) -> None:
-    """One panel: each policy's mean, and its 95 % band."""
+def curves(axis: Any, runs: Runs, variant: str, shown: Sequence[str], lr_of: Callable[[str], float | None]) -> None:
+    """Held-out accuracy by rollouts: each policy's mean, and its 95 % band."""
     for number, preset in enumerate(shown):
         lr = lr_of(preset)
         keys = [(variant, preset, lr, s) for s in runs.seeds(variant, preset, lr)] if lr is not None else []
         if not keys:
             continue
-        end = min(runs.curve(k, column)[-1] for k in keys)
-        if column == "rollouts":
-            end = min(end, runs.budget[variant])
+        end = min(*(runs.curve(k, "rollouts")[-1] for k in keys), runs.budget[variant])
         x = np.linspace(0, end, POINTS)
-        y = np.array([np.interp(x, runs.curve(k, column), runs.curve(k, "held_out")) for k in keys])
-        colour = "black" if preset.startswith("oracle") else f"C{number}"
-        name = "oracle" if preset.startswith("oracle") else preset
-        axis.plot(x, y.mean(0), label=name, color=colour, lw=1.3, ls=":" if preset.startswith("oracle") else "-")
+        y = np.array([np.interp(x, runs.curve(k, "rollouts"), runs.curve(k, "held_out")) for k in keys])
+        axis.plot(x, y.mean(0), label=preset, color=f"C{number}", lw=1.3)
         if len(keys) > 1:
-            half = np.array([interval(column_)[1] for column_ in y.T.tolist()])
-            axis.fill_between(x, y.mean(0) - half, y.mean(0) + half, color=colour, alpha=0.1, lw=0)
-    axis.set_xlabel(label)
+            half = np.array([interval(column)[1] for column in y.T.tolist()])
+            axis.fill_between(x, y.mean(0) - half, y.mean(0) + half, color=f"C{number}", alpha=0.1, lw=0)
+    axis.set_xlabel("generated rollouts")
     axis.grid(alpha=0.3)
 
 
-def pages(results: Path, results_page: Path, readme_page: Path) -> dict[Path, str]:
-    """What the pages should say.
-
-    Raises:
-        SystemExit: a marker is missing in the README.
-    """
-
-    def read(name: str) -> Any:
-        path = results / name
-        return json.loads(path.read_text()) if path.exists() else None
-
-    cells = read_rows(results / "train_cpu.jsonl")
-    text = results_page.read_text() if results_page.exists() else "# Results\n"
-    tiny = read("train_torch.json")
-    if part := summary_page(tiny, cells):
-        text = put(text, "summary", part)
-    if cells:
-        part = cpu_page(cells, torch_runs(tiny) if tiny else None)
-        drawn = ["![accuracy](figures/train_cpu.svg)"]
-        drawn = drawn if cpu_runs(cells).measured("base", train_cpu.COMMON_LR) else []
-        text = put(text, "train_cpu", [part[0], "", *drawn, *part[1:]])
-    if tiny:
-        part = torch_page(tiny)
-        text = put(text, "train_torch", [part[0], "", "![accuracy](figures/train_torch.svg)", *part[1:]])
-    if chosen := read("choose_torch.json"):
-        text = put(text, "choose_torch", chosen_page(chosen))
-    parts = {
-        "clock": clock_page,
-        "store": store_page,
-        "decisions": decisions_page,
-        "beside": beside_page,
-        "driver": driver_page,
-        "prompt_cost": prompt_page,
-        "step_time": step_time_page,
-        "example_lines": lines_page,
-    }
-    for name, page in parts.items():
-        if data := read(f"{name}.json"):
-            text = put(text, name, page(data))
-    if long := (read("step_time.json") or {}).get("long"):
-        text = put(text, "long_answers", long_page(long))
-    out = {results_page: text}
-    asynchronous = results_page.parent.parent / "docs" / "async.md"
-    if (data := read("clock.json")) and asynchronous.exists():
-        out[asynchronous] = put(asynchronous.read_text(), "clock", async_table(data))
-    found, docs = all_standings(tiny, cells), results_page.parent.parent / "docs"
-    for name, part in (
-        ("solo", solo_block(found, torch_runs(tiny) if tiny else None)),
-        ("choosing", choosing_block(found)),
-        ("pilot_commit", forms_block(torch_runs(tiny)) if tiny else []),
-    ):
-        if found and (docs / f"{name}.md").exists():
-            out[docs / f"{name}.md"] = put((docs / f"{name}.md").read_text(), "measured", part)
-    if (data := read("driver.json")) and (page := docs / "solo.md").exists():
-        out[page] = put(out.get(page) or page.read_text(), "driver", driver_note(data))
-    if tiny and readme_page.exists():
-        front = readme_page.read_text()
-        if "<!-- benchmark: begin -->" not in front:
-            raise SystemExit(f"{readme_page} has no <!-- benchmark: begin --> marker to put the table at")
-        front = put(front, "benchmark", readme(tiny, cells))
-        if found := read("quickstart.json"):
-            front = put(front, "quickstart", quickstart(found))
-        out[readme_page] = put(front, "bill", bill(read("clock.json"), cells)) if read("clock.json") else front
-    return out
-
-
 def figures(results: Path, folder: Path) -> None:
-    """Draw the plots again."""
+    """Draw the plots again: ``accuracy.svg``, and the quickstart's."""
     if (found := results / "quickstart.json").exists():
-        draw(json.loads(found.read_text()), results.parents[1] / "docs" / "quickstart.svg")
-    path = results / "train_torch.json"
-    runs = real = None
-    if path.exists():
-        runs = torch_runs(json.loads(path.read_text()))
-        along = [("rollouts", "rollouts"), ("updates", "updates"), ("tokens_trained", "trained tokens")]
-        figure(folder / "train_torch.svg", runs, lambda p: runs.best_lr("base", p), along)
-    cells = read_rows(results / "train_cpu.jsonl")
-    if cells:
-        real = cpu_runs(cells)
-        along = [
-            ("rollouts", "rollouts"),
-            ("tokens_generated", "generated tokens"),
-            ("tokens_trained", "trained tokens"),
-        ]
-        along.append(("seconds", "seconds of steps (machine shared)"))
-        for variant, name in (("base", "train_cpu"), ("sparse", "train_cpu_sparse")):
-            if real.measured(variant, train_cpu.COMMON_LR):
-                figure(folder / f"{name}.svg", real, lambda _: train_cpu.COMMON_LR, along, variant)
-    front_figure(folder / "front.svg", runs, real)
+        plot(
+            [result_of(stored) for stored in json.loads(found.read_text())["results"]],
+            results.parents[1] / "docs" / "quickstart.svg",
+        )
+    runs = training_runs(results)
+    panels = [(name, v) for name, v in (("pretrained", "128"), ("real", "base"), ("tiny", "base")) if name in runs]
+    if panels:
+        with drawn(folder / "accuracy.svg", len(panels)) as axes:
+            for axis, (name, variant) in zip(axes, panels, strict=True):
+                shown = [
+                    p for p in ("grpo", "grpo-4", "reinforce", "solo", *SHOWN) if p in runs[name].measured(variant)
+                ]
+                best = runs[name].best_lr
+                curves(axis, runs[name], variant, list(dict.fromkeys(shown)), lambda p, v=variant, f=best: f(v, p))
+                axis.set_title(name, fontsize=9)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -245,9 +213,8 @@ def main(arguments: list[str] | None = None) -> None:
         old = page.read_text() if page.exists() else ""
         if options.check and text != old:
             stale = True
-            sys.stdout.writelines(
-                difflib.unified_diff(old.splitlines(True), text.splitlines(True), str(page), "from the JSON", n=0)
-            )
+            diff = difflib.unified_diff(old.splitlines(True), text.splitlines(True), str(page), "from the JSON", n=0)
+            sys.stdout.writelines(diff)
         elif not options.check:
             page.write_text(text)
     if options.check:

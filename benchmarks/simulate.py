@@ -1,10 +1,8 @@
 """Every preset in the simulator, on several pools, against the oracles; and the simulator's speed.
 
-    python -m benchmarks.simulate                # what is missing in the results, then the report
-    python -m benchmarks.simulate --speed        # measure the speed again
-    python -m benchmarks.simulate --report       # the section of RESULTS.md again, from the JSON
-
-A single cell of a table: ``verl-adaptive simulate`` with the words beside the table.
+python -m benchmarks.simulate                # what is missing in the results
+python -m benchmarks.simulate --speed        # measure the speed again
+python -m benchmarks.report                  # the tables again
 """
 
 from __future__ import annotations
@@ -28,7 +26,6 @@ from benchmarks.presets import spelled
 from verl_adaptive.simulate import LIMITS, REFERENCES, Setting, Task, parse_pool, run_task, summarise
 
 HERE = Path(__file__).resolve().parent
-BEGIN, END = "<!-- simulate: begin -->", "<!-- simulate: end -->"
 
 #: Pilot-Commit with commits within the step, which is its default in the asynchronous trainers.
 ON_POLICY = "pilot_commit adaptive.allocator.form=on_policy"
@@ -158,54 +155,6 @@ def save(path: Path, data: dict[str, Any]) -> None:
 # -- the report -------------------------------------------------------------------------------------------------------
 
 
-def plus_minus(entry: dict[str, Any], key: str, digits: int = 3) -> str:
-    """A mean and its standard error; a dash where there is none."""
-    value, error = entry[key], entry.get(f"{key}_se")
-    if value is None:
-        return "–"
-    return f"{value:.{digits}f}" if error is None else f"{value:.{digits}f} ± {error:.{digits}f}"
-
-
-def table(entries: list[dict[str, Any]]) -> list[str]:
-    """A block's table."""
-    heads = (
-        "policy",
-        "steps",
-        "rollouts an informative group",
-        "wasted",
-        "compute",
-        "signal",
-        "efficiency",
-        "regret",
-        "pool at the end",
-        "efficiency",
-        "against `oracle`",
-        "estimates off by",
-        "seen",
-        "longest gap",
-    )
-    lines = ["| " + " | ".join(heads) + " |", "|:--|" + "--:|" * (len(heads) - 1)]
-    for e in entries:
-        cells = (
-            f"`{e['preset']}`",
-            f"{e['steps']:.0f}",
-            plus_minus(e, "rollouts_per_informative", 1),
-            f"{e['wasted']:.0%}",
-            plus_minus(e, "compute_ratio", 2),
-            plus_minus(e, "signal"),
-            plus_minus(e, "efficiency_signal", 2),
-            f"{e['regret']:.0%}",
-            plus_minus(e, "pool_end"),
-            plus_minus(e, "efficiency_pool_end", 2),
-            plus_minus(e, "efficiency_pool_end_drawn", 2),
-            f"{e['estimate_error']:.3f}",
-            f"{e['coverage']:.0%}",
-            f"{e['gap_longest']:.1f}",
-        )
-        lines.append("| " + " | ".join(cells) + " |")
-    return lines
-
-
 def spread(values: list[float]) -> str:
     """Lowest to highest."""
     return f"{min(values):.2f} to {max(values):.2f}"
@@ -287,8 +236,8 @@ def findings(found: dict[str, list[dict[str, Any]]]) -> list[str]:
     ]
 
 
-def section(data: dict[str, Any]) -> str:
-    """The part of RESULTS.md between the marks."""
+def section(data: dict[str, Any]) -> list[str]:
+    """The section of RESULTS.md; the tables of single pools are what ``verl-adaptive simulate`` prints."""
     speed, where = data["speed"], data["machine"]
     found = {}
     for name in BLOCKS:
@@ -325,9 +274,6 @@ def section(data: dict[str, Any]) -> str:
         "",
         *findings(found),
     ]
-    for name, block in BLOCKS.items():
-        lines += ["", f"### Pool: {name}", "", f"{block.about}. `{block.words(seeds)}` (with `--preset` for rows that are no "
-                  "shipped preset).", "", *table(found[name])]  # fmt: skip
     lines += [
         "",
         "### Speed of the simulator",
@@ -340,18 +286,7 @@ def section(data: dict[str, Any]) -> str:
         + ", ".join(f"{k} {v}" for k, v in where["versions"].items())
         + ".",
     ]
-    return "\n".join(lines)
-
-
-def write(page: Path, text: str) -> None:
-    """Put the section between its marks, at the end of the page if they are not there yet."""
-    old = page.read_text()
-    whole = f"{BEGIN}\n{text}\n{END}"
-    if BEGIN in old:
-        before, rest = old.split(BEGIN, 1)
-        page.write_text(before + whole + rest.split(END, 1)[1])
-    else:
-        page.write_text(f"{old.rstrip()}\n\n{whole}\n")
+    return [*lines, ""]
 
 
 def main() -> None:
@@ -360,31 +295,26 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3, help="seeds 0 to this less one (default: %(default)s)")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time, one core each (default: %(default)s)")
     parser.add_argument("--speed", action="store_true", help="measure the speed again, and nothing else")
-    parser.add_argument("--report", action="store_true", help="write the report only")
     parser.add_argument("--fresh", action="store_true", help="run again what the results hold")
     parser.add_argument("--results", type=Path, default=HERE / "results" / "simulate.json")
-    parser.add_argument("--page", type=Path, default=HERE / "RESULTS.md", help="the report; a part of this file")
     options = parser.parse_args()
     data: dict[str, Any] = {"benchmark": "simulate", "rows": [], "speed": None}
     if options.results.exists():
         data = json.loads(options.results.read_text())
-    if not options.report:
-        if options.speed or not data["speed"]:
-            data["speed"] = measure_speed()
-            print(f"speed: {data['speed']['seconds']} s", flush=True)
-        have = {} if options.fresh else {(r["block"], r["preset"], r["seed"]): r for r in data["rows"]}
-        wanted = [(b, p, s) for s in range(options.seeds) for b in BLOCKS for p in POLICIES if (b, p, s) not in have]
-        data |= {"command": " ".join(["python -m benchmarks.simulate", *sys.argv[1:]]), "machine": machine()}
-        for done, row in enumerate(made([] if options.speed else wanted, options.jobs), 1):
-            have[row["block"], row["preset"], row["seed"]] = row
-            print(f"[{done}/{len(wanted)}] {row['block']}, {row['preset']}, seed {row['seed']}", flush=True)
-            if done % 20 == 0 or done == len(wanted):
-                data["rows"] = [have[key] for key in sorted(have)]
-                save(options.results, data)
-        data["rows"] = [have[key] for key in sorted(have)]
-        save(options.results, data)
-    if data["rows"] and data["speed"]:
-        write(options.page, section(data))
+    if options.speed or not data["speed"]:
+        data["speed"] = measure_speed()
+        print(f"speed: {data['speed']['seconds']} s", flush=True)
+    have = {} if options.fresh else {(r["block"], r["preset"], r["seed"]): r for r in data["rows"]}
+    wanted = [(b, p, s) for s in range(options.seeds) for b in BLOCKS for p in POLICIES if (b, p, s) not in have]
+    data |= {"command": " ".join(["python -m benchmarks.simulate", *sys.argv[1:]]), "machine": machine()}
+    for done, row in enumerate(made([] if options.speed else wanted, options.jobs), 1):
+        have[row["block"], row["preset"], row["seed"]] = row
+        print(f"[{done}/{len(wanted)}] {row['block']}, {row['preset']}, seed {row['seed']}", flush=True)
+        if done % 20 == 0 or done == len(wanted):
+            data["rows"] = [have[key] for key in sorted(have)]
+            save(options.results, data)
+    data["rows"] = [have[key] for key in sorted(have)]
+    save(options.results, data)
 
 
 if __name__ == "__main__":

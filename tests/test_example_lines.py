@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("verl")
 
 from benchmarks.example_lines import lines_of, unpacked
-from benchmarks.page_lines import lines_page
+from benchmarks.sections import RECORDS
 
 ROOT = Path(__file__).parents[1]
 BATCHES = (
@@ -82,5 +82,5 @@ def test_each_line_has_its_class(clone, tmp_path) -> None:
     assert "no_such_key" in found["grpo/old.sh"]["reason"] and found["grpo/old.sh"]["class"] == "verl refuses"
     assert "algorithm.adv_estimator='rloo'" in found["ppo/run.sh"]["reason"]
     assert str(tmp_path) not in out.read_text()
-    page = "\n".join(lines_page(data))
-    assert "`ppo/run.sh` (solo)" in page and "| `+adaptive=solo` | 1 | 1 | 1 | 1 | 0 |" in page
+    (section,) = RECORDS["example_lines.json"]
+    assert "| `solo` | 1 | 1 | 1 | 1 | 0 |" in section.lines(data)

@@ -1,4 +1,4 @@
-"""The quickstart: what it counts, what it says of chance, the README's words of it, and the notebook."""
+"""The quickstart: what it counts, what it says of significance, the README's words of it, and the notebook."""
 
 from __future__ import annotations
 
@@ -48,18 +48,19 @@ def test_a_curve_says_when_it_was_as_good() -> None:
     assert run.reached(0.7) is None and run.final == 0.6
 
 
-def test_chance_is_the_spread_of_seeds() -> None:
-    runs = [result(GRPO, 1, 0.2, 0.4), result(SOLO, 1, 0.2, 0.5), result(GRPO, 2, 0.2, 0.42), result(SOLO, 2, 0.2, 0.5)]
-    # sum of squares 0.0002 over 2 degrees of freedom: a standard deviation of 0.01, of a difference of two means 0.01
-    assert quickstart.chance(runs) == pytest.approx(4.30 * 0.01)
-    assert "+0.090 from GRPO n=8 (more than chance explains)" in quickstart.verdict(runs)
-    assert quickstart.chance(runs[:2]) is None and "--seeds 2" in quickstart.verdict(runs[:2])
-    close = [
-        result(arm, seed, 0.2, 0.4 + 0.02 * (seed - 1) + gain)
-        for seed in (1, 2)
-        for arm, gain in ((GRPO, 0), (SOLO, 0.01))
+def test_the_verdict_is_paired_by_seed() -> None:
+    pairs = [((0.40, 0.50), (0.42, 0.52), (0.44, 0.54)), ((0.40, 0.439), (0.40, 0.396), (0.40, 0.429))]
+    runs = [
+        [
+            result(arm, seed, 0.2, end)
+            for seed, ends in enumerate(found)
+            for arm, end in zip((GRPO, SOLO), ends, strict=True)
+        ]
+        for found in pairs
     ]
-    assert "within what chance explains" in quickstart.verdict(close)
+    assert "+0.100 ± 0.000 (3 seeds, significant) from GRPO n=8" in quickstart.verdict(runs[0])
+    assert "+0.021 ± 0.056 (3 seeds, not significant)" in quickstart.verdict(runs[1])
+    assert "(1 seed: no interval)" in quickstart.verdict(runs[0][:2])
 
 
 def test_the_table_compares_within_a_seed() -> None:
@@ -80,9 +81,9 @@ def published() -> dict:
 
 
 def test_the_readme_says_what_the_published_run_found() -> None:
-    from benchmarks.page_quickstart import quickstart as sentence
+    from benchmarks.report import quickstart_lines
 
-    assert "\n".join(sentence(published())) in (ROOT / "README.md").read_text()
+    assert "\n".join(quickstart_lines(published())) in (ROOT / "README.md").read_text()
 
 
 def test_the_published_run_is_of_the_quickstart_as_it_is() -> None:

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import shutil
 import subprocess
@@ -38,6 +37,8 @@ sys.path.insert(0, str(ROOT))  # this script's own neighbours, from wherever it 
 from rich.console import Console  # noqa: E402
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn  # noqa: E402
 from rich.table import Table  # noqa: E402
+
+from verl_adaptive.significance import difference  # noqa: E402
 
 #: The preset that is shown beside GRPO.
 BEST = "solo"
@@ -449,23 +450,6 @@ def by_arm(results: Sequence[Result]) -> dict[str, list[Result]]:
     return found
 
 
-#: Student's t at 95 %, two-sided, by degrees of freedom.
-STUDENT = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23)
-
-
-def chance(results: Sequence[Result]) -> float | None:
-    """How far two arms' mean accuracies may be apart by the seeds alone, at 95 %; None: one seed cannot say.
-
-    From the spread of each arm's seeds around their mean, all arms together.
-    """
-    arms = [[r.final for r in runs] for runs in by_arm(results).values()]
-    free = sum(len(finals) - 1 for finals in arms)
-    if not free:
-        return None
-    square = sum((x - sum(finals) / len(finals)) ** 2 for finals in arms for x in finals) / free
-    return STUDENT[min(free, len(STUDENT)) - 1] * math.sqrt(2 * square / len(arms[0]))
-
-
 def summary(results: Sequence[Result]) -> list[tuple[str, list[str]]]:
     """The table's lines: what, and a cell for each arm; the first arm is what the others are compared with."""
     arms = by_arm(results)
@@ -508,19 +492,15 @@ def _shape(result: Result) -> str:
 
 
 def verdict(results: Sequence[Result]) -> str:
-    """On the last arm against the others: what chance explains, and what it does not."""
+    """The last arm's final accuracy less each other's, paired by seed, by the project's rule of significance."""
     arms = by_arm(results)
     *others, best = arms
-    noise, ends = chance(results), {name: sum(r.final for r in runs) / len(runs) for name, runs in arms.items()}
-    apart = {name: ends[best] - ends[name] for name in others}
-    if noise is None:
-        said = " and ".join(f"{gap:+.3f} from {name}" for name, gap in apart.items())
-        return f"{best} ends {said}. One seed cannot say what chance explains: --seeds 2."
-    said = " and ".join(
-        f"{gap:+.3f} from {name} ({'more than' if abs(gap) > noise else 'within what'} chance explains)"
-        for name, gap in apart.items()
-    )
-    return f"{best} ends {said}. By chance alone arms differ by up to {noise:.3f} at 95 % ({len(arms[best])} seeds)."
+    apart = {
+        name: difference([mine.final - theirs.final for mine, theirs in zip(arms[best], arms[name], strict=True)])
+        for name in others
+    }
+    ends = "; ".join(f"{gap} from {name}" for name, gap in apart.items())
+    return f"Held-out accuracy at the end, {best}: {ends}."
 
 
 def minutes(seconds: float) -> str:

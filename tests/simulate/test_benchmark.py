@@ -19,15 +19,6 @@ def results() -> dict:
     return json.loads((ROOT / "benchmarks" / "results" / "simulate.json").read_text())
 
 
-def test_the_section_follows_from_the_json(results, tmp_path) -> None:
-    page = (ROOT / "benchmarks" / "RESULTS.md").read_text()
-    assert page.count(bench.BEGIN) == page.count(bench.END) == 1
-    copy = tmp_path / "RESULTS.md"
-    copy.write_text(page)
-    bench.write(copy, bench.section(results))
-    assert copy.read_text() == page
-
-
 def test_no_cell_is_missing(results) -> None:
     seeds = {row["seed"] for row in results["rows"]}
     assert len(seeds) >= 3
@@ -41,14 +32,6 @@ def test_a_cell_runs_again(results, key) -> None:
     new = bench.make_row(key)
     for name in ("steps", "generated", "informative_groups", "signal", "regret", "pool_end", "compute"):
         assert new[name] == pytest.approx(old[name], rel=0.02), name
-
-
-def test_marks_are_added_once(tmp_path) -> None:
-    page = tmp_path / "page.md"
-    page.write_text("# Results\n\nOther words.\n")
-    bench.write(page, "one")
-    bench.write(page, "two")
-    assert page.read_text() == f"# Results\n\nOther words.\n\n{bench.BEGIN}\ntwo\n{bench.END}\n"
 
 
 def test_a_sequential_method_takes_milliseconds_a_step_on_a_large_pool() -> None:

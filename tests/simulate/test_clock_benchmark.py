@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 
 from benchmarks import clock as bench
-from benchmarks.page_clock import async_table, clock_page
-from benchmarks.report import put
 from verl_adaptive.simulate import PEERS, preset_names
 
 ROOT = Path(__file__).parents[2]
@@ -73,12 +71,6 @@ def test_the_results_have_the_shape_that_was_asked_for(results) -> None:
         assert {"time", "time_per_informative", "idle", "rounds", "seeds", "spread"} <= set(entry), policy
         assert entry["time"] > 0 and 0 <= entry["idle"] < 1 and entry["rounds"] >= 1, policy
     assert "NaN" not in (ROOT / "benchmarks" / "results" / "clock.json").read_text()
-
-
-def test_the_pages_follow_from_the_json(results) -> None:
-    for name, lines in (("benchmarks/RESULTS.md", clock_page(results)), ("docs/async.md", async_table(results))):
-        page = (ROOT / name).read_text()
-        assert page.count("<!-- clock: begin -->") == 1 and put(page, "clock", lines) == page, name
 
 
 def test_what_is_collected_follows_from_the_rows(results) -> None:

@@ -1,36 +1,38 @@
-"""How many rollouts each preset needs for GRPO's final accuracy, from the results of both training benchmarks.
+"""Where each policy ends in each pool, beside GRPO: what every table of accuracies is made of.
 
-    python -m benchmarks.headline          # writes benchmarks/results/headline.json
+Each policy at the learning rate of its own best final accuracy, over the seeds that it shares with GRPO:
 
-Of each pool, learning rate by learning rate chosen by the presets' own final accuracy, and of the seeds that both have:
-
-* ``of_grpo``: rollouts until GRPO's final held-out accuracy, as a share of the budget;
+* ``of_grpo``: rollouts until GRPO's final held-out accuracy (groups of 8), as a share of the budget;
 * ``of_best_grpo``: the same until the final accuracy of the best GRPO: groups of 2, 4, 8 or 16 with the same rollouts a
-  step, learning rate constant or decayed;
-* ``gain``: final accuracy less GRPO's of the same seed, and half of the 95 % interval;
-* ``seeds``: how many seeds.
+  step, with a constant or a decayed learning rate, chosen by the mean over the seeds that all of these have;
+* ``gains``: final accuracy less GRPO's of the same seed.
 
-Both shares are medians over seeds, a seed that never gets there counting as more than any other; null: the median never
-does.
+Both shares are medians over seeds. A seed that never gets there counts as more than any other; None: the median never does.
 """
 
 from __future__ import annotations
 
-import json
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.cells import interval, read_rows, write_whole
-from benchmarks.page_cpu import cpu_runs
-from benchmarks.page_torch import torch_runs
+from benchmarks import pretrained, train_cpu
 from benchmarks.runs import Runs
 
-__all__ = ["POOLS", "Standing", "headline", "less", "standings"]
+__all__ = [
+    "POOLS",
+    "POOL_NAMES",
+    "Standing",
+    "all_standings",
+    "cpu_runs",
+    "less",
+    "pretrained_runs",
+    "standings",
+    "torch_runs",
+]
 
-HERE = Path(__file__).resolve().parent
 #: GRPO by another group size; the best of them, also with a decayed learning rate, is what the second share is of.
 GRPO = ("grpo", "grpo-2", "grpo-4")
 #: What is shown of variants that train otherwise.
@@ -38,6 +40,8 @@ OTHERWISE = (*GRPO, "solo")
 
 #: Pool → variants that train on it in the same number of rollouts a step; the first is the plain one.
 POOLS = {
+    "pretrained/128": ("128",),
+    "pretrained/512": ("512",),
     "real/base": ("base", "decay", "halved16", "epochs2"),
     "real/sparse": ("sparse", "decay-sparse", "halved16-sparse", "epochs2-sparse"),
     "real/large": ("large", "decay-large", "halved16-large", "epochs2-large"),
@@ -45,6 +49,18 @@ POOLS = {
     "tiny/sparse": ("sparse", "decay-sparse", "halved16-sparse", "epochs2-sparse"),
     "tiny/onepass": ("onepass",),
     "tiny/noise": ("noise",),
+}
+#: Pool → what the tables call it.
+POOL_NAMES = {
+    "pretrained/128": "pretrained, 128 rollouts a step",
+    "pretrained/512": "pretrained, 512 rollouts a step",
+    "real/base": "real, natural mix",
+    "real/sparse": "real, sparse",
+    "real/large": "real, large",
+    "tiny/base": "tiny, natural mix",
+    "tiny/sparse": "tiny, sparse",
+    "tiny/onepass": "tiny, one pass",
+    "tiny/noise": "tiny, noisy rewards",
 }
 
 
@@ -58,6 +74,8 @@ class Standing:
         gains: final accuracy less GRPO's, by seed.
         of_grpo, of_best_grpo: median share of the rollouts, None: never.
         best_grpo: name of the best GRPO.
+        final: mean final accuracy.
+        trained: tokens trained, of those that verl's GRPO trains (all that it generates); mean over seeds.
     """
 
     name: str
@@ -67,6 +85,8 @@ class Standing:
     of_grpo: float | None
     of_best_grpo: float | None
     best_grpo: str
+    final: float
+    trained: float
 
 
 def standings(runs: Runs, variants: tuple[str, ...]) -> dict[str, Standing]:
@@ -101,6 +121,8 @@ def standings(runs: Runs, variants: tuple[str, ...]) -> dict[str, Standing]:
                 _share(runs, cell, target),
                 _share(runs, cell, finals[best]),
                 _name(plain, *best),
+                float(np.mean([mine[s] for s in seeds])),
+                float(np.mean([_trained(runs, (*cell, s), (plain, "grpo", at[plain, "grpo"], s)) for s in seeds])),
             )
     return out
 
@@ -108,22 +130,6 @@ def standings(runs: Runs, variants: tuple[str, ...]) -> dict[str, Standing]:
 def less(one: Standing, other: Standing) -> list[float]:
     """Final accuracy of one less another's, of the seeds that both have."""
     return [gain - other.gains[seed] for seed, gain in one.gains.items() if seed in other.gains]
-
-
-def headline(runs: Runs, variants: tuple[str, ...]) -> dict[str, dict[str, Any]]:
-    """The shares of every preset in a pool, for the JSON."""
-    out = {}
-    for name, standing in standings(runs, variants).items():
-        mean, half = interval(list(standing.gains.values()))
-        out[name] = {
-            "of_grpo": standing.of_grpo,
-            "of_best_grpo": standing.of_best_grpo,
-            "best_grpo": standing.best_grpo,
-            "gain": [round(mean, 4), round(half, 4) if np.isfinite(half) else None],
-            "lr": standing.lr,
-            "seeds": len(standing.gains),
-        }
-    return out
 
 
 def _name(plain: str, variant: str, preset: str) -> str:
@@ -142,17 +148,52 @@ def _share(runs: Runs, cell: tuple[str, str, float], target: dict[int, float]) -
     return round(median, 3) if np.isfinite(median) else None
 
 
-def main() -> None:
-    """Read both benchmarks' results and write the shares."""
-    tiny = torch_runs(json.loads((HERE / "results" / "train_torch.json").read_text()))
-    real = cpu_runs(read_rows(HERE / "results" / "train_cpu.jsonl"))
-    made = {pool: headline(tiny if pool.startswith("tiny/") else real, names) for pool, names in POOLS.items()}
-    text = json.dumps({pool: shares for pool, shares in made.items() if shares}, indent=1) + "\n"
-    write_whole(HERE / "results" / "headline.json", text)
-    for pool, shares in made.items():
-        for name, share in shares.items():
-            print(f"{pool:12} {name:28} {share}")
+def _trained(runs: Runs, key: tuple[str, str, float, int], base: tuple[str, str, float, int]) -> float:
+    return runs.spent(key, "tokens_trained") / runs.spent(base, "tokens_generated")
 
 
-if __name__ == "__main__":
-    main()
+def cpu_runs(cells: Sequence[dict[str, Any]]) -> Runs:
+    """The cells of ``results/train_cpu.jsonl``."""
+    settings = train_cpu.Settings(**cells[0]["settings"])
+    return Runs(
+        {(c["variant"], c["preset"], c["lr"], c["seed"]): c for c in cells},
+        train_cpu.COLUMNS,
+        {name: settings.budget(variant) for name, variant in train_cpu.VARIANTS.items()},
+        dict.fromkeys(train_cpu.VARIANTS, settings.steps * settings.updates),
+        list(train_cpu.PRESETS),
+    )
+
+
+def pretrained_runs(cells: Sequence[dict[str, Any]]) -> Runs:
+    """The cells of ``results/pretrained.jsonl``."""
+    return Runs(
+        {(c["variant"], c["preset"], c["lr"], c["seed"]): c for c in cells},
+        pretrained.COLUMNS,
+        {name: size.budget for name, size in pretrained.VARIANTS.items()},
+        {name: 2 * size.steps for name, size in pretrained.VARIANTS.items()},
+        list(pretrained.PRESETS),
+    )
+
+
+def torch_runs(data: dict[str, Any]) -> Runs:
+    """The cells of ``results/train_torch.json``."""
+    changed = {name: data["settings"] | other for name, other in data["variants"].items()}
+    return Runs(
+        {(c["variant"], c["preset"], c["lr"], c["seed"]): c for c in data["cells"]},
+        data["columns"],
+        {name: v["steps"] * v["batch"] * v["n"] for name, v in changed.items()},
+        {name: v["steps"] * v["updates"] for name, v in changed.items()},
+        list(data["presets"]),
+    )
+
+
+def all_standings(runs: dict[str, Runs]) -> dict[str, dict[str, Standing]]:
+    """Of every pool that has runs: policies' standings by name.
+
+    Args:
+        runs: by the first half of a pool's name.
+    """
+    found = {
+        pool: standings(runs[pool.partition("/")[0]], v) for pool, v in POOLS.items() if pool.partition("/")[0] in runs
+    }
+    return {pool: made for pool, made in found.items() if made}

@@ -1,0 +1,558 @@
+"""What each section of ``RESULTS.md`` and each generated block of the docs says: lines of Markdown from the JSON.
+
+Accuracies come from :mod:`benchmarks.standings`; other measurements are lists of records, shown by one writer
+(:class:`Records`) from a table of columns.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from textwrap import wrap
+from typing import Any
+
+import numpy as np
+
+from benchmarks import train_cpu
+from benchmarks.presets import FULL, INGREDIENTS, SHIPPED
+from benchmarks.runs import Runs, pm, table
+from benchmarks.standings import POOL_NAMES, Standing, less
+from verl_adaptive.significance import significant
+
+Row = Mapping[str, Any]
+Found = Mapping[str, Mapping[str, Standing]]
+
+WITHOUT = {
+    "solo-2": "two rollouts a prompt",
+    "solo-4": "four rollouts a prompt",
+    "solo-epoch": "prompts in epoch order",
+    "solo-no_prompt": "no memory of a prompt, only of its source",
+    "solo-no_source": "prior from all prompts, not from the data source",
+    "reinforce": "no memory: the batch's mean, epoch order",
+    "reinforce-spread": "no memory in the baseline: the batch's mean",
+    "solo-whiten": "whitened over the batch",
+    "solo-thin": "rows thinned without bias, τ = 1",
+    "solo-decay.8": "ρ = 0.8 in the baseline",
+    "solo-decay.95": "ρ = 0.95 in the baseline",
+    "solo-strength2": "κ = 2 in the baseline",
+    "solo-strength8": "κ = 8 in the baseline",
+    "solo-floor.05": "floor 0.05",
+    "solo-floor.2": "floor 0.2",
+    "solo-draw_sharp": "κ = 1, ρ = 0.95 in the draw",
+    "spo": "SPO's options",
+}
+
+JUDGED = [
+    "## How it is judged",
+    "",
+    "* **Equal generated rollouts.** In a pool every run generates as many rollouts as GRPO, dropped and aborted ones "
+    "included, and makes the same number of optimizer updates a step.",
+    "* **Held-out accuracy** of prompts that were never trained on. *Pretrained*: SmolLM2-135M on verl and vLLM, 8 sampled "
+    "answers to each question. *Real*: a model of 0.12 million parameters on verl and vLLM; *tiny*: the same size in one "
+    "process; both by exact pass rates. Accuracies are means over the last tenth of a run.",
+    "* **Rollouts to GRPO's accuracy**: where GRPO's final accuracy (groups of 8) of the same seed is first reached, as a share "
+    "of the budget; the median over seeds. *never*: the median seed does not reach it.",
+    "* **Accuracy difference**: final accuracy less GRPO's of the same seed; the mean, ± half of its 95 % interval (Student's "
+    "t, paired by seed). **Bold: significant**, that is: at least three seeds, and the interval excludes zero.",
+    "* **Tokens trained**: of those that verl's own GRPO trains, which is all that it generates.",
+    "* **Learning rate**: each policy at the best of those that it ran at. Rates and options of `solo` were chosen on other "
+    "seeds (20 and up, `results/choose_torch.json`) than the tables show.",
+    "* **Baselines**: GRPO with groups of 2 and 4 and the same rollouts a step (`grpo-2`, `grpo-4`), of 16 (*halved16*), with a "
+    "decayed learning rate (*decay*), with two epochs over each batch (*epochs2*), and REINFORCE with the batch's mean as "
+    "baseline (`reinforce`). The best GRPO is the best of group sizes and decay by mean accuracy.",
+    "* **Pools.** *Natural mix*: all difficulties. *Sparse*: most prompts hopeless or solved. *Large*: twice the prompts. *One "
+    "pass*: no prompt is met twice. *Noisy*: one reward in ten is flipped.",
+    "* **Versions.** Most rows of the papers' presets in the real pools were measured with 0.1.0, which generated in rounds; each "
+    "cell's JSON names its version. Rows `pilot_commit` are on-policy; the preset's default is `pilot_commit-pipelined`. `full` "
+    f"is short for `+adaptive={' '.join(FULL['full'])}`. `oracle` sees exact pass rates: a bound, not a method.",
+    "",
+]
+
+
+def share(value: float | None) -> str:
+    """Rollouts to a target."""
+    return "never" if value is None else f"{value:.2f}"
+
+
+def difference(values: Sequence[float]) -> str:
+    """Mean ± half width, bold where significant."""
+    text = pm(values, "{:+.3f}")
+    return f"**{text}**" if values and significant(values) else text
+
+
+def accuracy_table(made: Mapping[str, Standing], names: Iterable[str]) -> list[str]:
+    """One pool: a row a policy."""
+    rows = [
+        [
+            f"`{name}`",
+            str(len(s.gains)),
+            f"{s.lr:g}",
+            share(s.of_grpo),
+            "" if name == "grpo" else difference(list(s.gains.values())),
+            f"{s.trained:.2f}",
+        ]
+        for name in names
+        if (s := made.get(name)) is not None
+    ]
+    head = ["policy", "seeds", "learning rate", "rollouts to GRPO's accuracy", "accuracy difference", "tokens trained"]
+    return table(head, rows)
+
+
+def accuracy(found: Found) -> list[str]:
+    """All pools: presets and baselines, then ingredients and ablations of the natural mix in one process."""
+    lines = ["## Accuracy at equal rollouts", ""]
+    aside = {*INGREDIENTS, *WITHOUT} - {"reinforce", "spo", "solo-2", "pilot_commit-pipelined"}
+    for pool, made in found.items():
+        names = [name for name in made if name.split()[0] not in aside]
+        best = f"GRPO ends at {made['grpo'].final:.3f}. Best GRPO: `{made['grpo'].best_grpo}`."
+        lines += [
+            f"### {POOL_NAMES[pool][0].upper()}{POOL_NAMES[pool][1:]}",
+            "",
+            best,
+            "",
+            *accuracy_table(made, names),
+        ]
+    base = found.get("tiny/base", {})
+    if parts := [name for name in base if name in INGREDIENTS]:
+        lines += ["### The papers' ingredients one at a time, in one process", "", *accuracy_table(base, parts)]
+    return lines
+
+
+def ablations(runs: Runs) -> list[str]:
+    """What each part and option of `solo` adds, in one process: accuracy less `solo`'s of the same seed."""
+    lr = runs.best_lr("base", "solo")
+    if lr is None:
+        return []
+    whole = {s: runs.final(("base", "solo", lr, s)) or 0.0 for s in runs.seeds("base", "solo", lr)}
+    rows = []
+    for name, title in WITHOUT.items():
+        seeds = [s for s in runs.seeds("base", name, lr) if s in whole]
+        if seeds:
+            gains = [(runs.final(("base", name, lr, s)) or 0.0) - whole[s] for s in seeds]
+            rows.append([title, f"`{name}`", str(len(gains)), difference(gains)])
+    if not rows:
+        return []
+    return [
+        "### `solo` without one of its parts, in one process",
+        "",
+        f"Learning rate {lr:g}; final accuracy less that of `solo` of the same seed.",
+        "",
+        *table(["instead", "name in the results", "seeds", "accuracy difference"], rows),
+    ]
+
+
+def ends(runs: Runs, variant: str, names: Sequence[str]) -> list[str]:
+    """pass@8, entropy and length of held-out answers at the end of a pool's runs."""
+    rows = []
+    for name in names:
+        lr = runs.best_lr(variant, name)
+        cells = [runs.cells[variant, name, lr, s] for s in runs.seeds(variant, name, lr)] if lr is not None else []
+        if kept := [cell["ends"] for cell in cells if cell.get("ends")]:
+            rows.append([f"`{name}`", str(len(kept)), *(pm([e[w][1] for e in kept], "{:.2f}") for w in ENDS)])
+    return table(["policy", "seeds", *ENDS.values()], rows) if rows else []
+
+
+ENDS = {"pass@8": "pass@8", "entropy": "entropy, nats a token", "length": "length of an answer"}
+
+
+def by_start(runs: Runs) -> list[str]:
+    """Held-out accuracy at the end of the real natural mix, by the pass rate at the start."""
+    lr, rows = train_cpu.COMMON_LR, []
+    for name in runs.measured("base", lr):
+        cells = [runs.cells["base", name, lr, s]["by_start"] for s in runs.seeds("base", name, lr)]
+        if cells:
+            rows.append([f"`{name}`", *(pm([c[b][2] for c in cells], "{:.2f}") for b in range(len(train_cpu.BINS)))])
+    names = [f"{low:g} to {min(high, 1.0):g}" for low, high in train_cpu.BINS]
+    return table(["pass rate at the start", *names], rows) if rows else []
+
+
+def on_machine(data: Row) -> str:
+    """The machine and its load."""
+    m, load = data["machine"], data.get("load")
+    if load is None:
+        load = [row["load"] for row in data["rows"]]
+        load = [min(load), max(load)]
+    said = " to ".join(f"{x:g}" for x in load) if isinstance(load, list) else f"{load:g}"
+    return f"on {m['cpu']} ({m['cores']} cores, load average {said})"
+
+
+@dataclass(frozen=True)
+class Records:
+    """A section that is one table: a row a record.
+
+    Attributes:
+        title: its heading.
+        about: a paragraph, from the data.
+        rows: the records, from the data.
+        columns: heading → a record's cell.
+    """
+
+    title: str
+    about: Callable[[Row], str]
+    rows: Callable[[Row], Iterable[Row]]
+    columns: Mapping[str, Callable[[Row], str]]
+
+    def lines(self, data: Row) -> list[str]:
+        """The section."""
+        rows = [[cell(row) for cell in self.columns.values()] for row in self.rows(data)]
+        return [f"## {self.title}", "", self.about(data), "", *table(list(self.columns), rows)]
+
+
+def number(name: str, form: str = "{:.2f}") -> Callable[[Row], str]:
+    """A column of one number."""
+    return lambda row: "–" if row.get(name) is None else form.format(row[name])
+
+
+def code(name: str) -> Callable[[Row], str]:
+    """A column of a name."""
+    return lambda row: f"`{row[name]}`"
+
+
+def _clock_rows(data: Row) -> Iterable[Row]:
+    """Policies of the model; rows that a former version's rounds made stay in the JSON."""
+    grpo = data["policies"]["grpo"]
+    for policy, e in data["policies"].items():
+        if "adaptive.rounds" in policy:
+            continue
+        learns = data["learning"].get("mixed", {}).get(policy) or {}
+        name = "verl's `filter_groups`" if policy == "verl_filter_groups" else f"`{policy}`"
+        yield {**e, "policy": name, "of": e["begun"] / grpo["begun"], "to_grpo": learns.get("to_grpo")}
+
+
+def _long_rows(data: Row) -> Iterable[Row]:
+    arms = {row["arm"]: row["runs"] for row in data["long"]["rows"]}
+    for arm, runs in arms.items():
+        paired = list(zip(runs, arms["verl"], strict=True))
+        yield {
+            "arm": arm,
+            "gen": pm([r["gen"] / b["gen"] for r, b in paired], "{:.2f}"),
+            "apiece": pm(
+                [(r["gen"] / r["informative"]) / (b["gen"] / b["informative"]) for r, b in paired if r["informative"]],
+                "{:.2f}",
+            ),
+            "idle": statistics.mean(r.get("idle", 0.0) for r in runs),
+            "step": statistics.mean(r["step"] for r in runs),
+        }
+
+
+def _step_rows(data: Row) -> Iterable[Row]:
+    for mode, found in data["modes"].items():
+        for arm in found["pairs"][0]:
+            ratio = {w: pm([p[arm][w] / p["verl"][w] for p in found["pairs"]], "{:.2f}") for w in ("step", "rest")}
+            yield {"mode": mode, "arm": arm, "pairs": len(found["pairs"]), **ratio}
+
+
+def _driver_seconds(row: Row) -> float:
+    return float(row["own"] + row["verl"] + row["queue"])
+
+
+def _line_rows(data: Row) -> Iterable[Row]:
+    for preset, counts in data["counts"].items():
+        yield {"preset": preset, **counts}
+
+
+#: File in ``results/`` → its section; sections of one file stand together.
+RECORDS: Mapping[str, Sequence[Records]] = {
+    "clock.json": [
+        Records(
+            "Generation time, simulated",
+            lambda d: (
+                f"`{d['command']}`: the package's engine in a queueing model ({d['blocks']['model']['about']}); generation "
+                "only. Ratios to GRPO of the same seeds. *Rollouts to where GRPO's pool ends*: seconds of generation, on the pool "
+                "`mixed` that learns. [The model and its columns](../docs/simulate.md#the-clock)."
+            ),
+            _clock_rows,
+            {
+                "policy": lambda r: r["policy"],
+                "seeds": number("seeds", "{:d}"),
+                "rollouts": number("of"),
+                "time": number("time"),
+                "time per informative group": number("time_per_informative"),
+                "time to where GRPO's pool ends": number("to_grpo"),
+            },
+        )
+    ],
+    "step_time.json": [
+        Records(
+            "A step beside verl's",
+            lambda d: (
+                "`python -m benchmarks.step_time`: plain GRPO on the CPU platform in pairs of runs; ratio to verl's trainer. "
+                "*Same rows*: zero-advantage rows train too. verl's sync trainer polls every 2 s, hence the column without generation."
+            ),
+            _step_rows,
+            {
+                "mode": code("mode"),
+                "trainer": lambda r: r["arm"],
+                "pairs": number("pairs", "{:d}"),
+                "step": lambda r: r["step"],
+                "without generation": lambda r: r["rest"],
+            },
+        ),
+        Records(
+            "Long answers on the real pipeline",
+            lambda d: (
+                f"`{d['long']['command']}`, {on_machine(d['long'])}: answers with a long tail, a model that stands still. "
+                "Ratios to verl's own trainer without a filter, of the same repeat."
+            ),
+            _long_rows,
+            {
+                "trainer": lambda r: r["arm"],
+                "generation time": lambda r: r["gen"],
+                "time per informative group": lambda r: r["apiece"],
+                "slots idle": number("idle", "{:.0%}"),
+                "step, s": number("step", "{:.1f}"),
+            },
+        ),
+    ],
+    "driver.json": [
+        Records(
+            "The driver",
+            lambda d: (
+                f"`python -m benchmarks.driver`: processor seconds of verl's driver for one step beside generation and "
+                f"training, {on_machine(d)}. *Wait*: what the step waits for after its last answer."
+            ),
+            lambda d: d["rows"],
+            {
+                "preset": code("preset"),
+                "rollouts a batch": number("rollouts", "{:,}"),
+                "generated": number("generated", "{:,}"),
+                "seconds": lambda r: f"{_driver_seconds(r):.2f}",
+                "of these ours": number("own"),
+                "wait, s": number("after_last"),
+            },
+        )
+    ],
+    "decisions.json": [
+        Records(
+            "Decisions",
+            lambda d: f"`{d['command']}`: milliseconds of processor time, {on_machine(d)}.",
+            lambda d: d["benchmarks"],
+            {
+                "decision": lambda r: r["name"],
+                "known prompts": number("prompts", "{:,}"),
+                "median, ms": number("ms"),
+                "worst, ms": number("worst"),
+            },
+        )
+    ],
+    "example_lines.json": [
+        Records(
+            "verl's example command lines",
+            lambda d: (
+                f"`{d['command']}`: what `doctor` says of the {len(d['lines'])} lines that verl's example scripts run, with the "
+                "preset added. Reasons are in the JSON."
+            ),
+            _line_rows,
+            {
+                "preset": code("preset"),
+                "accepted": number("priced", "{:d}"),
+                "refused by us": number("refused", "{:d}"),
+                "refused by verl": number("verl refuses", "{:d}"),
+                "other programs": number("another program", "{:d}"),
+                "crashed": lambda r: str(r.get("crashed", 0)),
+            },
+        )
+    ],
+}
+
+
+# -- blocks of the README and the docs ------------------------------------------------------------------------------
+
+
+def evidence(found: Found) -> list[str]:
+    """The README's table: pool and method, rollouts to GRPO's accuracy, accuracy difference."""
+    rows = []
+    for pool, made in found.items():
+        if pool.startswith("tiny/") and pool not in ("tiny/onepass", "tiny/noise"):
+            continue  # the real pipeline has these pools
+        best = made["grpo"].best_grpo
+        for name in dict.fromkeys(("solo", "reinforce", best)):
+            if name != "grpo" and (s := made.get(name)) is not None:
+                seeds = f", {len(s.gains)} seed{'s' * (len(s.gains) > 1)}"
+                rows.append(
+                    [f"{POOL_NAMES[pool]}{seeds}: `{name}`", share(s.of_grpo), difference(list(s.gains.values()))]
+                )
+    return table(["pool and method", "rollouts to GRPO's accuracy", "accuracy difference"], rows)
+
+
+#: Preset → its page, and what it does.
+PRESETS = {
+    "grpo": ("baselines.md", "plain GRPO; rows of zero advantage do not train: the same gradient"),
+    "solo": (
+        "solo.md",
+        "one rollout per prompt, n times as many prompts; the baseline is each prompt's running mean reward",
+    ),
+    "greso": ("greso.md", "skips prompts whose own history says that they are uninformative"),
+    "aero": ("aero.md", "explores with half a group, rescues all-wrong prompts, thins redundant rollouts"),
+    "cero": ("cero.md", "picks prompts from the whole data set under a budget for the whole run"),
+    "pilot_commit": ("pilot_commit.md", "a few pilots of many prompts, full groups only where they are mixed"),
+    "dapo": ("baselines.md", "baseline: drops zero-variance groups and draws prompts until the batch is full"),
+    "spo": ("solo.md#spo", "baseline: SPO as published, as far as possible"),
+}
+
+
+def cost(clock: Row, made: Mapping[str, Standing]) -> list[str]:
+    """Cost of a step: simulated rollouts and generation time, measured tokens trained; each of plain GRPO's."""
+    rows = []
+    for preset, (page, about) in PRESETS.items():
+        entry = clock["policies"].get(preset)
+        simulated = ["–"] * 2
+        if entry:
+            simulated = [f"{entry['begun'] / clock['policies']['grpo']['begun']:.2f}", f"{entry['time']:.2f}"]
+        trained = f"{made[preset].trained:.2f}" if preset in made else "–"
+        rows.append([f"[`+adaptive={preset}`](docs/{page})", about, *simulated, trained])
+    head = [
+        "preset",
+        "what it does",
+        "rollouts (simulated)",
+        "generation time (simulated)",
+        "tokens trained (measured)",
+    ]
+    first, _, *rest = table(head, rows)
+    return [first, "|:--|:--|--:|--:|--:|", *rest]
+
+
+#: Situation, what to take, and the pool and policy that measure it.
+SITUATIONS: Sequence[tuple[str, str, str, str]] = (
+    ("verifiable rewards, a pretrained model", "[`solo`](solo.md)", "pretrained/128", "solo"),
+    ("prompts of all difficulties, met more than once", "[`solo`](solo.md)", "real/base", "solo"),
+    ("a larger pool", "[`solo`](solo.md)", "real/large", "solo"),
+    ("most prompts solved or hopeless", "[`solo`](solo.md)", "real/sparse", "solo"),
+    ("groups of 8 must stay, most prompts solved or hopeless", "[`full`](combinations.md#full)", "real/sparse", "full"),
+    (
+        "more prompts than rollouts: none is met twice",
+        "[`solo`](solo.md) with fine data sources",
+        "tiny/onepass",
+        "solo",
+    ),
+    ("rewards that err at random, one in ten", "[`solo`](solo.md)", "tiny/noise", "solo"),
+)
+UNMEASURED = (
+    ("fewer than about 100 prompts a step in all, or very noisy rewards", "[`grpo`](baselines.md)"),
+    (
+        "prompts much longer than responses",
+        "[`solo`](solo.md) with `adaptive.allocator.n=4`: prefill is shared in a group",
+    ),
+    ("a judge that changes, a reward that drifts", "[`grpo`](baselines.md) or [`dapo`](baselines.md)"),
+    ("training is the bottleneck", "[`grpo`](baselines.md): the same gradient from fewer tokens; or `solo` with `adaptive.advantage.thin=1`"),
+    ("a critic, or an estimator of your own", "[`dapo`](baselines.md) with `adaptive/sampler=mixed`"),
+    ("a comparison with a paper", "the paper's preset, as published"),
+)
+
+
+def choosing(found: Found) -> list[str]:
+    """A line a situation: what to take, and what was measured."""
+    rows = []
+    for situation, take, pool, name in SITUATIONS:
+        standing = found.get(pool, {}).get(name)
+        told = ["–", "–"] if standing is None else [share(standing.of_grpo), difference(list(standing.gains.values()))]
+        rows.append([situation, take, *told])
+    rows += [[situation, take, "–", "–"] for situation, take in UNMEASURED]
+    first, _, *rest = table(["situation", "take", "rollouts to GRPO's accuracy", "accuracy difference"], rows)
+    return [first, "|:--|:--|--:|--:|", *rest]
+
+
+#: What docs/solo.md shows, and how it calls it.
+BESIDE = {
+    "solo": "`solo`",
+    "reinforce": "REINFORCE, no memory",
+    "spo": "`spo`",
+    "grpo-2": "GRPO, groups of 2",
+    "grpo-4": "GRPO, groups of 4",
+    "grpo halved16": "GRPO, groups of 16",
+    "grpo decay": "GRPO, decayed",
+    "grpo epochs2": "GRPO, two epochs a batch",
+    "solo decay": "`solo`, decayed",
+    "solo epochs2": "`solo`, two epochs a batch",
+}
+
+
+def solo_block(found: Found, tiny: Runs | None) -> list[str]:
+    """`solo` beside the fair baselines: accuracy difference to GRPO, pool by pool; then to `solo`; then its parts."""
+    pools = {pool: made for pool, made in found.items() if "solo" in made}
+    heads = ["", *(POOL_NAMES[pool] for pool in pools)]
+    to_grpo, to_target, to_solo = [], [], []
+    for name, title in BESIDE.items():
+        if any(name in made for made in pools.values()):
+            row = [made.get(name) for made in pools.values()]
+            to_target.append([title, *("" if s is None else share(s.of_grpo) for s in row)])
+            to_grpo.append([title, *("" if s is None else difference(list(s.gains.values())) for s in row)])
+            gains = [less(made["solo"], made[name]) if name in made else [] for made in pools.values()]
+            if name != "solo":
+                to_solo.append([title, *(difference(g) if g else "" for g in gains)])
+    return [
+        "Rollouts to GRPO's final accuracy (groups of 8), as a share of the budget:",
+        "",
+        *table(heads, to_target),
+        "Final accuracy less GRPO's (bold: significant; [how it is judged](../benchmarks/RESULTS.md#how-it-is-judged)):",
+        "",
+        *table(heads, to_grpo),
+        "Final accuracy of `solo` less each of them:",
+        "",
+        *table(heads, to_solo),
+        *(ablations(tiny) if tiny else []),
+    ]
+
+
+def forms_block(tiny: Runs) -> list[str]:
+    """Pilot-Commit's published form beside the on-policy one, in one process."""
+    rows = []
+    for lr in tiny.lrs("base"):
+        keys = [("base", preset, lr) for preset in ("pilot_commit-pipelined", "pilot_commit")]
+        seeds = sorted(set(tiny.seeds(*keys[0])) & set(tiny.seeds(*keys[1])))
+        both = [[tiny.final((*key, s)) or 0.0 for s in seeds] for key in keys]
+        if seeds:
+            gains = [a - b for a, b in zip(*both, strict=True)]
+            rows.append(
+                [f"{lr:g}", str(len(seeds)), f"{np.mean(both[0]):.3f}", f"{np.mean(both[1]):.3f}", difference(gains)]
+            )
+    return table(("learning rate", "seeds", "`pipelined`", "on-policy", "difference"), rows)
+
+
+def async_table(data: Row) -> list[str]:
+    """Generation time in the asynchronous trainers beside ``sync``, simulated, as ratios to GRPO's in ``sync``."""
+    rows = []
+    for policies in data["asynchronous"].values():
+        for policy, entry in policies.items():
+            if "adaptive.rounds" not in policy and entry is not None:
+                there = data["policies"].get(policy)
+                rows.append(
+                    [
+                        f"`{policy}`",
+                        "–" if there is None else f"{there['time']:.2f}",
+                        f"{entry['time']:.2f}",
+                        f"{entry['age']:.1f}",
+                    ]
+                )
+    heads = ["policy", "`sync`", f"{next(iter(data['asynchronous']), '')}", "age of a trained group, updates"]
+    return table(heads, rows)
+
+
+def driver_note(data: Row) -> list[str]:
+    """What a prompt for each rollout costs the driver, as one of the limits of `solo`."""
+    rows = {(row["preset"], row["rollouts"]): row for row in data["rows"]}
+    sizes = sorted(size for preset, size in rows if preset == "solo" and ("grpo", size) in rows)
+    said = "; ".join(
+        f"at {size:,} rollouts a step {_driver_seconds(rows['solo', size]):.1f} s of processor time, where GRPO takes "
+        f"{_driver_seconds(rows['grpo', size]):.1f} s"
+        for size in sizes
+    )
+    text = f"- The driver's work grows with prompts: {said} ([measured](../benchmarks/RESULTS.md#the-driver))."
+    return wrap(text, 118, subsequent_indent="  ", break_on_hyphens=False) if sizes else []
+
+
+def shipped(found: Found) -> list[str]:
+    """The papers' presets at equal rollouts, by significance, pool by pool."""
+    out = []
+    for pool, made in found.items():
+        sides: dict[bool, list[str]] = {True: [], False: []}
+        for name in SHIPPED:
+            gains = list(made[name].gains.values()) if name in made and name != "grpo" else []
+            if gains and significant(gains):
+                sides[float(np.mean(gains)) > 0].append(f"`{name}`")
+        if any(sides.values()):
+            out.append(
+                f"* {POOL_NAMES[pool]}: above GRPO: {', '.join(sides[True]) or 'none'}; below: {', '.join(sides[False]) or 'none'}."
+            )
+    return out

@@ -1,0 +1,79 @@
+"""Where policies end beside GRPO, on curves made by hand, and what the tables say of it."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("torch")
+from benchmarks import pretrained, sections, train_cpu, train_torch
+from benchmarks.runs import Runs
+from benchmarks.standings import POOL_NAMES, POOLS, less, standings
+
+BUDGET = 1000
+
+
+def made(**ends: list[float]) -> Runs:
+    """Straight lines from 0 to these final accuracies at the budget, a seed each; names as ``variant__preset``."""
+    cells = {}
+    for name, finals in ends.items():
+        variant, _, preset = name.partition("__")
+        for seed, end in enumerate(finals):
+            curve = [[BUDGET * k / 10, k, end * k / 10, end * k / 10, 20 * k, 10 * k] for k in range(12)]
+            cells[variant, preset.replace("_", "-"), 1e-3, seed] = {"curve": curve}
+    presets = list(dict.fromkeys(key[1] for key in cells))
+    variants = {key[0] for key in cells}
+    return Runs(
+        cells,
+        ("rollouts", "updates", "held_out", "pool", "tokens_generated", "tokens_trained"),
+        dict.fromkeys(variants, BUDGET),
+        dict.fromkeys(variants, 10),
+        presets,
+    )
+
+
+def test_shares_of_grpo_and_of_the_best_grpo() -> None:
+    runs = made(
+        base__grpo=[0.5, 0.5, 0.5], base__grpo_4=[0.8, 0.8, 0.8], base__solo=[1.0, 1.0, 0.2], decay__grpo=[0.6] * 3
+    )
+    found = standings(runs, ("base", "decay"))
+    assert set(found) == {"grpo", "grpo-4", "solo", "grpo decay"}
+    assert found["solo"].best_grpo == "grpo-4" and len(found["solo"].gains) == 3
+    assert found["grpo"].of_grpo == pytest.approx(1.0, abs=0.01) and found["grpo"].of_best_grpo is None
+    # Accuracies are means over the window before: at the budget .95 of the end, so half of that takes half, and a window.
+    assert found["solo"].of_grpo == pytest.approx(0.525, abs=0.01)  # the median seed, not the one that fails
+    assert found["solo"].of_best_grpo == pytest.approx(0.81, abs=0.01)
+    assert found["solo"].trained == pytest.approx(0.5)
+
+
+def test_a_preset_whose_median_seed_never_gets_there_has_none() -> None:
+    found = standings(made(base__grpo=[0.5] * 3, base__solo=[0.9, 0.4, 0.4]), ("base",))
+    assert found["solo"].of_grpo is None and standings(made(base__solo=[1.0]), ("base",)) == {}
+
+
+def test_what_the_tables_say_of_a_pool() -> None:
+    """Seed by seed, against the rival's own seeds; bold only where significant."""
+    runs = made(
+        base__grpo=[0.50, 0.52, 0.48],
+        base__grpo_4=[0.62, 0.60],
+        base__reinforce=[0.70, 0.76, 0.65],
+        base__solo=[0.72, 0.74, 0.70],
+        base__aero=[0.40, 0.64, 0.46],
+        base__solo_epoch=[0.62, 0.64, 0.60],
+    )
+    found = {"tiny/base": standings(runs, ("base",))}
+    of = found["tiny/base"]
+    assert less(of["solo"], of["grpo-4"]) == pytest.approx([0.095, 0.133], abs=0.002)  # .95 of the ends, two seeds
+    text = "\n".join(sections.accuracy(found))
+    assert "| `solo` | 3 | 0.001 | 0.71 | **+0.209 ± 0.000** | 0.50 |" in text
+    assert "| `aero` | 3 | 0.001 | 1.04 | -0.000 ± 0.26" in text and "`solo-epoch`" not in text
+    assert "| `grpo-4` | 2 | 0.001 |" in text and "**+0.1" not in text.partition("`grpo-4`")[2].partition("\n")[0]
+    assert "| prompts in epoch order | `solo-epoch` | 3 | **-0.095 ± 0.000** |" in sections.ablations(runs)
+    front = sections.evidence({"real/base": of})
+    assert "| real, natural mix, 3 seeds: `solo` | 0.71 | **+0.209 ± 0.000** |" in front
+    assert sections.shipped(found) == []
+
+
+def test_the_pools_are_the_benchmarks() -> None:
+    known = {"pretrained": pretrained.VARIANTS, "real": train_cpu.VARIANTS, "tiny": train_torch.VARIANTS}
+    for pool, names in POOLS.items():
+        assert set(names) <= set(known[pool.partition("/")[0]]) and pool in POOL_NAMES
