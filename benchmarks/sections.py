@@ -435,7 +435,10 @@ UNMEASURED = (
         "[`solo`](solo.md) with `adaptive.allocator.n=4`: prefill is shared in a group",
     ),
     ("a judge that changes, a reward that drifts", "[`grpo`](baselines.md) or [`dapo`](baselines.md)"),
-    ("training is the bottleneck", "[`grpo`](baselines.md): the same gradient from fewer tokens; or `solo` with `adaptive.advantage.thin=1`"),
+    (
+        "training is the bottleneck",
+        "[`grpo`](baselines.md): the same gradient from fewer tokens; or `solo` with `adaptive.advantage.thin=1`",
+    ),
     ("a critic, or an estimator of your own", "[`dapo`](baselines.md) with `adaptive/sampler=mixed`"),
     ("a comparison with a paper", "the paper's preset, as published"),
 )
