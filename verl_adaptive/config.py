@@ -19,6 +19,9 @@ import numpy as np
 from verl_adaptive.errors import ConfigError
 
 __all__ = [
+    "PER_RUN",
+    "PER_STEP",
+    "STEPS",
     "AdaptiveConfig",
     "AlarmConfig",
     "ResumeConfig",
@@ -33,6 +36,11 @@ __all__ = [
 
 T = TypeVar("T")
 
+#: Metadata of options that count prompts or rollouts of a step, of the whole run, or steps of the run: a simulation of a
+#: smaller batch or a shorter run makes them smaller, too. An option of a third party's part says the same of itself.
+PER_STEP = {"counts": "step"}
+PER_RUN = {"counts": "run"}
+STEPS = {"counts": "steps"}
 
 #: Relative rounding of the float32 in which verl has rewards.
 _FLOAT32 = 2.0**-23
@@ -331,7 +339,7 @@ class AdaptiveConfig:
     rounds: bool = False
     longest_first: bool = True
     max_rounds: int = 32
-    max_rollouts_per_step: int | None = None
+    max_rollouts_per_step: int | None = field(default=None, metadata=PER_STEP)
     total_rollouts: int | None = None
     on_exhausted: typing.Literal["train_partial", "relax", "raise"] = "train_partial"
     surplus: typing.Literal["discard", "train"] = "discard"

@@ -206,3 +206,8 @@ def test_findings_are_printed_as_they_come(call, monkeypatch) -> None:
     monkeypatch.setattr(doctor.Examination, "verl", fail)
     status, out, _ = call("doctor")
     assert status == 130 and "python" in out and "hydra-core" in out
+
+
+def test_numbers_are_written_as_people_read_them() -> None:
+    lines = dict(Price(1024, None, 0.5, "", step=1024, factor=1.0, passes=417.3).lines())
+    assert "are 420 passes over" in lines["epochs"]

@@ -223,6 +223,33 @@ def test_requests_that_wait_in_line_at_a_server_do_not_hold_the_abort_up(house):
     assert house.running() == 0 and house.inflight() == 0 and rows() == {}
 
 
+@pytest.mark.parametrize(("slots", "rollouts"), [(16, 16), (0, 320)])
+def test_rollouts_of_servers_that_are_too_busy_to_count_are_billed(house, monkeypatch, slots, rollouts):
+    """All places of a server are taken, so that it does not answer before it is given up; it counted as nothing."""
+    monkeypatch.setattr(abort, "_COUNT_PATIENCE", 0.2)
+    monkeypatch.setattr(house.abort, "_slots", slots)
+    house.send([(f"b{i}", 8, 100_000) for i in range(40)])
+    until(lambda: ray.get(house.balancer.get_total_inflight.remote()) == 320)
+    done = house.abort([f"b{i}" for i in range(40)])
+    assert done == abort.Aborted(rollouts=rollouts, tokens=0) and rows() == {}
+
+
+def test_a_server_with_other_books_ends_nothing(house, monkeypatch):
+    """Its private names are another version's: the rollouts are those that were cancelled."""
+    monkeypatch.setattr(abort, "_generated", _other_books)
+    house.send([("other", 3, 100_000)])
+    until(lambda: house.generating() == 3)
+    assert house.abort(["other"]) == abort.Aborted(rollouts=3, tokens=0)
+    assert abort._generated.__name__ == "_other_books" and _REAL(object()) is None
+
+
+_REAL = abort._generated
+
+
+def _other_books(server):
+    raise AttributeError("request_states")
+
+
 @pytest.mark.parametrize("moment", np.linspace(0.0, 0.06, 7).tolist())
 def test_an_abort_at_any_moment_leaves_a_queue_that_works(house, moment):
     """Sessions are cancelled before they reach a server, at it, and while they write."""

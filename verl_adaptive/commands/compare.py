@@ -156,7 +156,7 @@ def _print(
     if matched["prompts"]:
         out.print(
             f"clearly better in B {number(matched['clearly_better_in_b'])}, clearly worse "
-            f"{number(matched['clearly_worse_in_b'])}; by chance about {matched['clearly_by_chance']:g} in all",
+            f"{number(matched['clearly_worse_in_b'])}; of these at most about {matched['clearly_by_chance']:g} by chance",
             soft_wrap=True,
         )
     for title, key in (("clearest gains in B", "largest_gains_in_b"), ("clearest losses in B", "largest_losses_in_b")):

@@ -81,7 +81,7 @@ class Price:
             out.append(("price", f"not known: {self.why_not}"))
         elif self.known_from:
             total = f", {most}{number(self.total)} in all" if self.total else ""
-            times = "the same" if abs(self.factor - 1) < 0.02 else f"{self.factor:.2g} x as many"
+            times = "the same" if abs(self.factor - 1) < 0.02 else f"{_two(self.factor)} x as many"
             out.append(
                 (
                     "price",
@@ -96,7 +96,7 @@ class Price:
         if self.equal:
             steps = f", in about {number(self.equal_steps)} steps" if self.equal_steps else ""
             out.append(("equal bill", f"{self.equal} spends what GRPO would{steps}"))
-        epochs = "" if self.passes is None else f"GRPO's steps are {self.passes:.2g} passes over the training set"
+        epochs = "" if self.passes is None else f"GRPO's steps are {_two(self.passes)} passes over the training set"
         remarks = "; ".join(part for part in (epochs, *self.sense) if part)
         return [*out, ("epochs", remarks)] if remarks else out
 
@@ -142,6 +142,11 @@ def price_of(config: Any, adaptive: AdaptiveConfig, plan: Any) -> Price:
     return price
 
 
+def _two(value: float) -> str:
+    """Two digits, as people write them: 0.53, 1.6, 420."""
+    return f"{value:.2g}" if value < 99.5 else number(int(float(f"{value:.2g}")))
+
+
 def _plain(adaptive: AdaptiveConfig) -> bool:
     """The parts are those of GRPO as verl has it, so that nothing need be simulated."""
     parts = (adaptive.sampler["name"], adaptive.allocator["name"], adaptive.filter["name"])
@@ -162,7 +167,9 @@ def _simulate(price: Price, config: Any, adaptive: AdaptiveConfig, plan: Any, ba
         adaptive = replace(adaptive, allocator={**adaptive.allocator, "n": plan.n})
     passes = min(4.0, max(0.5, price.passes or 2.0))
     try:
-        found = expected_waiting(adaptive, batch=batch, n=n, share=price.share, passes=passes, clock=clock, most=_SIZE)
+        found = expected_waiting(
+            adaptive, batch=batch, n=n, share=price.share, passes=passes, clock=clock, most=_SIZE, run=plan.steps
+        )
     except (
         Exception
     ) as error:  # a part of the user's own may need what no simulation has: the plan stands without a price
@@ -181,10 +188,10 @@ def _simulate(price: Price, config: Any, adaptive: AdaptiveConfig, plan: Any, ba
     price.seconds = found.seconds
     waves = "" if found.waves < 1.05 else f" in {found.waves:.1f} waves"
     apiece = found.seconds_per_informative
-    each = "" if apiece is None else f", {apiece:.2g} x for each group with variance"
+    each = "" if apiece is None else f", {_two(apiece)} x for each group with variance"
     ahead = "" if plan.mode == "sync" else "; counted as in the sync trainer"
     price.waiting = (
-        f"about {found.seconds:.2g} x GRPO's generation time{waves}{each} (a model of {engines} engine"
+        f"about {_two(found.seconds)} x GRPO's generation time{waves}{each} (a model of {engines} engine"
         f"{'' if engines == 1 else 's'} with {number(slots)} slots, answers of up to {number(longest)} tokens{ahead})"
     )
 
@@ -197,7 +204,7 @@ def _sense(adaptive: AdaptiveConfig, plan: Any, passes: float | None, batch: int
     visits = passes * plan.groups / batch  # smaller groups are more prompts a step
     if visits > 1.0:
         return []
-    often = "one epoch" if visits == 1.0 else f"{visits:.2g} epochs"
+    often = "one epoch" if visits == 1.0 else f"{_two(visits)} epochs"
     # solo's gain does not rest on earlier visits alone (docs/choosing.md: none met twice); what it knows then are the sources
     other = (
         "name data sources as finely as you know them"

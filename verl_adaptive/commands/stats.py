@@ -156,7 +156,7 @@ def _standard(prompts: Any, tries: int) -> dict[str, tuple[np.ndarray, list[str]
     out = {f"never solved in {tries} rollouts or more": never}
     if "flips" in prompts.further:
         flipping = prompts.order("flips", prompts.where(FLIPPING), True)
-        out["flip-flopping: crossed one half at least twice"] = (flipping, ["flips"])
+        out["flip-flopping: crossed one half at least twice, beyond chance"] = (flipping, ["flips"])
     return out
 
 
@@ -274,14 +274,14 @@ def _overview_lines(found: dict[str, Any]) -> list[tuple[str, str]]:
     ledger = (found.get("ledger") or {}).get("rollouts")
     if ledger:
         lines.append(("generated", _account(ledger)))
-    whole = " (of prompts with 4 rollouts a visit or more)"
+    beyond = ", more than chance explains"
     lines += [
         ("never solved", f"{number(found['never_solved'])} in {found['tries']} rollouts or more"),
         ("always solved", f"{number(found['always_solved'])} in {found['tries']} rollouts or more"),
-        ("regressed", f"{number(found['regressed'])} fell by half or more since their first visit{whole}"),
+        ("regressed", f"{number(found['regressed'])} fell by half or more since their first visit{beyond}"),
     ]
     if found["flip_flopping"] is not None:
-        lines.append(("flip-flopping", f"{number(found['flip_flopping'])} crossed one half at least twice{whole}"))
+        lines.append(("flip-flopping", f"{number(found['flip_flopping'])} crossed one half at least twice{beyond}"))
     if found["retired"] is not None:
         at = f" (snapshot of step {found['retired_at_step']})" if found["retired_at_step"] is not None else ""
         lines.append(("retired", number(found["retired"]) + at))

@@ -57,6 +57,10 @@ _PATIENCE = 10.0
 _COUNT_PATIENCE = 2.0
 
 
+#: Of this process, an agent-loop worker's: calls that a server has not answered yet.
+_open: set[ray.ObjectRef] = set()
+
+
 class CancellingClient(LLMServerClient):
     """verl's client, whose call to a server is cancelled when its caller is."""
 
@@ -88,11 +92,14 @@ class _Cancelling:
 
     async def remote(self, **kwargs: Any) -> Any:
         call = self._server.generate.remote(**kwargs)
+        _open.add(call)
         try:
             return await call
         except asyncio.CancelledError:
             ray.cancel(call)
             raise
+        finally:
+            _open.discard(call)
 
 
 @dataclass(frozen=True)
@@ -100,8 +107,10 @@ class Aborted:
     """What aborted requests had generated.
 
     Attributes:
-        rollouts: sessions that had generated anything.
-        tokens: response tokens. Earlier turns of a session of several turns are known to nobody and not counted.
+        rollouts: sessions that had generated anything; where a server could not say, the calls that were cancelled, and no
+            more than the servers generate at once.
+        tokens: response tokens, of servers that could say. Earlier turns of a session of several turns are known to nobody
+            and not counted.
     """
 
     rollouts: int
@@ -116,6 +125,7 @@ class Abort:
         servers: the rollout servers that generate (``server_handles``).
         gates: verl's checkpoint manager, which closes and opens all servers.
         timeout: seconds to wait for a worker or server that does not answer (``adaptive.stall_timeout``).
+        slots: sequences that all servers together generate at once; 0: not known.
     """
 
     def __init__(
@@ -124,8 +134,10 @@ class Abort:
         servers: Callable[[], Sequence[ray.actor.ActorHandle]],
         gates: Callable[[], Any],
         timeout: float,
+        slots: int = 0,
     ) -> None:
         self._workers, self._servers, self._gates, self._timeout = workers, servers, gates, timeout
+        self._slots = slots
         self._closed = False
         self._gone: set[str] = set()
 
@@ -137,17 +149,20 @@ class Abort:
         Raises:
             AdaptiveError: a worker or server died or does not answer.
         """
-        begun = time.monotonic()
+        started = time.monotonic()
         self._gone = set(uids)
         if not self._gone:
             return Aborted(0, 0)
-        counts = self._count()
-        left = self._stop()
+        counts, all_counted = self._count()
+        left, calls = self._stop()
+        begun = sum(n > 0 for n in counts)
+        if not all_counted:
+            begun = max(begun, min(calls, self._slots or calls))
         asyncio.run(self._close_gates())
         tags = self._clear()
         sessions = {key.rsplit("_", 1)[0] for key in tags}
         done = Aborted(
-            rollouts=len(sessions) + sum(n > 0 for n in counts),
+            rollouts=len(sessions) + begun,
             tokens=sum(tag.get("response_len", 0) for tag in tags.values()) + sum(counts),
         )
         if left:
@@ -157,7 +172,7 @@ class Abort:
                 left,
                 _PATIENCE,
             )
-        logger.debug("aborted %d requests in %.2f s: %s", len(self._gone), time.monotonic() - begun, done)
+        logger.debug("aborted %d requests in %.2f s: %s", len(self._gone), time.monotonic() - started, done)
         return done
 
     def reopen(self) -> None:
@@ -174,21 +189,36 @@ class Abort:
 
     # -- parts ----------------------------------------------------------------------------------------------
 
-    def _count(self) -> list[int]:
-        """Tokens of every request that a server has; nothing of a server that is too busy to answer."""
-        calls = [server.__ray_call__.remote(_generated) for server in self._servers()]
-        done, late = ray.wait(calls, num_returns=len(calls), timeout=_COUNT_PATIENCE) if calls else ([], [])
-        if late:
-            logger.info("%d rollout servers are too busy to count the tokens of aborted requests", len(late))
-        return [tokens for counts in self._get(done) for tokens in counts]
+    def _count(self) -> tuple[list[int], bool]:
+        """Tokens of every request of the servers that can say, and whether all could. A metric: no trouble ends a step."""
+        servers = self._servers()
+        calls = [server.__ray_call__.remote(_generated) for server in servers]
+        counts, said = [], 0
+        for call in ray.wait(calls, num_returns=len(calls), timeout=_COUNT_PATIENCE)[0] if calls else []:
+            try:
+                found = ray.get(call)
+            except Exception as error:  # whoever is dead is missed when the gates close
+                logger.debug("a rollout server could not count its requests", exc_info=error)
+                continue
+            if found is not None:
+                counts += found
+                said += 1
+        if said < len(servers):
+            logger.info(
+                "%d of %d rollout servers could not count the tokens of aborted requests: they are busy, or keep no such books",
+                len(servers) - said,
+                len(servers),
+            )
+        return counts, said == len(servers)
 
-    def _stop(self) -> int:
-        """Cancel every request of every worker; how many have not ended in time."""
+    def _stop(self) -> tuple[int, int]:
+        """Cancel every request of every worker; how many have not ended in time, and how many calls servers had of them."""
         until = time.monotonic() + _PATIENCE
-        left = sum(self._get([w.__ray_call__.remote(_cancel_requests) for w in self._workers()]))
+        ended = self._get([w.__ray_call__.remote(_cancel_requests) for w in self._workers()])
+        left, calls = sum(left for left, _ in ended), sum(calls for _, calls in ended)
         while left and time.monotonic() < until:
             left = sum(self._get([w.__ray_call__.remote(_wait_for_requests) for w in self._workers()]))
-        return left
+        return left, calls
 
     async def _close_gates(self) -> None:
         self._closed = True
@@ -233,18 +263,22 @@ def _uid(key: str) -> str:
 # Run inside verl's actors, beside their event loops.
 
 
-def _cancel_requests(worker: Any) -> int:
-    """Cancel a worker's requests, once, for a second time would interrupt their cleaning up; how many have not ended."""
+def _cancel_requests(worker: Any) -> tuple[int, int]:
+    """Cancel a worker's requests, once, for a second time would interrupt their cleaning up.
+
+    Returns:
+        How many have not ended, and how many calls the servers had of them.
+    """
     if not hasattr(worker, "background_tasks"):
         raise AdaptiveError(
             f"{type(worker).__name__} keeps no background_tasks, as verl's AgentLoopWorkerTQ does, so its requests cannot be "
             "aborted; derive the workers of actor_rollout_ref.rollout.agent.agent_loop_manager_class from it, or set "
             "adaptive.rounds=true, which aborts nothing"
         )
-    tasks = list(worker.background_tasks)
+    tasks, calls = list(worker.background_tasks), len(_open)
     if tasks:
         tasks[0].get_loop().call_soon_threadsafe(lambda: [task.cancel() for task in tasks])
-    return _wait_for_requests(worker)
+    return _wait_for_requests(worker), calls
 
 
 def _wait_for_requests(worker: Any) -> int:
@@ -255,11 +289,14 @@ def _wait_for_requests(worker: Any) -> int:
     return len(worker.background_tasks)
 
 
-def _generated(server: Any) -> list[int]:
-    """Tokens that each request of a server has so far; vLLM's and SGLang's own books."""
-    processor = getattr(getattr(server, "engine", None), "output_processor", None)
-    if processor is not None:
-        states = list(processor.request_states.values())
-        return [state.detokenizer.num_output_tokens() for state in states if state.detokenizer is not None]
-    states = list(getattr(getattr(server, "tokenizer_manager", None), "rid_to_state", {}).values())
-    return [len(getattr(state, "output_ids", ())) for state in states]
+def _generated(server: Any) -> list[int] | None:
+    """Tokens that each request of a server has so far, from vLLM's or SGLang's own books; None: it keeps none that we know."""
+    try:
+        processor = getattr(getattr(server, "engine", None), "output_processor", None)
+        if processor is not None:
+            states = list(processor.request_states.values())
+            return [state.detokenizer.num_output_tokens() for state in states if state.detokenizer is not None]
+        states = list(server.tokenizer_manager.rid_to_state.values())
+        return [len(getattr(state, "output_ids", ())) for state in states]
+    except Exception:  # their private names: another version may have others
+        return None

@@ -90,6 +90,7 @@ class AdaptiveMixin(_Trainer):
             self._servers,
             lambda: self.checkpoint_manager,
             stall_seconds(self.adaptive, config.data.max_response_length),
+            slots_of(config),
         )
         super().__init__(config)
         self._layout: Layout  # of the mini-step in hand

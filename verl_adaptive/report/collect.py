@@ -76,7 +76,8 @@ def collect(
                 f"Of {facts['brought']:,} prompts it has a warm start's evidence alone, which counts here as visits."
             )
     else:
-        opened.prompts.fill("flips", history.flips)
+        opened.prompts.fill("flips", history.flips.count)
+        opened.prompts.fill("flipping", history.flips.surprise())
         facts["flip_flopping"] = len(opened.prompts.where(FLIPPING))
     lists = lists_of(opened.prompts, tries, limit)
     out = Collected(

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from verl_adaptive.report.chance import SURPRISING, surprise, two_rates
 from verl_adaptive.report.course import hours_of
 from verl_adaptive.report.learning import curves
 from verl_adaptive.report.opened import Opened
@@ -23,8 +24,6 @@ __all__ = ["Cut", "Measured", "cut_at_common", "matched", "not_alike", "validate
 CHANCE = 2.0
 #: Share by which the rollouts behind two validations may differ.
 _APART = 0.1
-#: Standard errors from which a single prompt is called better or worse: there are many of them.
-_PROMPT = 3.0
 
 
 @dataclass(frozen=True)
@@ -217,7 +216,7 @@ def matched(one: Prompts, other: Prompts, limit: int, least: int = 1) -> dict[st
     score = difference / np.maximum(_errors(one, mine, a, other, theirs, b), 1e-12)
     # By what chance explains least: where one run has single rollouts, differences of 1 are many and mean nothing.
     order = np.lexsort((one.table.key_lo[mine], one.table.key_hi[mine], difference, score))
-    beyond = np.abs(score) > _PROMPT
+    beyond = _beyond(one, mine, a, other, theirs, b)
     count = len(mine)
 
     def listed(chosen: np.ndarray) -> list[dict[str, Any]]:
@@ -240,10 +239,24 @@ def matched(one: Prompts, other: Prompts, limit: int, least: int = 1) -> dict[st
         "worse_in_b": int((difference < 0).sum()),
         "clearly_better_in_b": int((beyond & (difference > 0)).sum()),
         "clearly_worse_in_b": int((beyond & (difference < 0)).sum()),
-        "clearly_by_chance": round(0.0027 * count, 1),
+        "clearly_by_chance": round(0.05 * int(beyond.sum()), 1),
         "largest_gains_in_b": listed(np.array([i for i in order[::-1][:limit] if difference[i] > 0], dtype=np.int64)),
         "largest_losses_in_b": listed(np.array([i for i in order[:limit] if difference[i] < 0], dtype=np.int64)),
     }
+
+
+def _beyond(
+    one: Prompts, mine: np.ndarray, a: np.ndarray, other: Prompts, theirs: np.ndarray, b: np.ndarray
+) -> np.ndarray:
+    """Prompts that differ by more than chance, whatever their number; a group's size is the mean of the prompt's."""
+    n, m = (
+        np.maximum(1.0, np.round(p.number("rollouts")[rows] / np.maximum(p.number("visits")[rows], 1)))
+        for p, rows in ((one, mine), (other, theirs))
+    )
+    known = np.isfinite(a) & np.isfinite(b)
+    chance = np.full(len(mine), np.nan)
+    chance[known] = two_rates(np.round(a * n)[known], n[known], np.round(b * m)[known], m[known])
+    return surprise(chance) >= SURPRISING
 
 
 def _errors(

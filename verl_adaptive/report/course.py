@@ -47,7 +47,7 @@ class History:
         visits: groups by visit number and pass rate, ``(VISITS + 1, BINS)``; the last row is all later visits.
         calibration: predicted sum, observed sum, groups with variance, groups; ``(10, 4)`` by predicted pass rate.
         scalars: name → mean in each bin.
-        flips: of every prompt.
+        flips: of every prompt, and how surprising its jumps are.
         uniform: what uniform allocation would have cost, or why that is not said.
         validations: as :meth:`verl_adaptive.stats.reader.JournalReader.validations`, with ``hours``.
         plan: ``steps`` and ``rollouts`` planned, as far as the run said.
@@ -65,7 +65,7 @@ class History:
     visits: np.ndarray
     calibration: np.ndarray
     scalars: dict[str, np.ndarray]
-    flips: np.ndarray
+    flips: Flips
     uniform: dict[str, Any]
     validations: list[dict[str, Any]] = field(default_factory=list)
     plan: dict[str, float] = field(default_factory=dict)
@@ -121,7 +121,7 @@ def course_of(opened: Opened, facts: dict[str, Any]) -> History:
         visits=made.visits,
         calibration=made.calibration,
         scalars={name: values for name, values in scalars.items() if not name.startswith("adaptive/plan/")},
-        flips=made.flips.count,
+        flips=made.flips,
         uniform=made.uniform(
             (facts.get("ledger") or {}).get("rollouts", {}).get("generated", 0), facts["gaps"], len(numbers)
         ),
@@ -235,7 +235,7 @@ class _Course:
         )
         np.add.at(self.classes, (home, kind), 1)
         self._sum(w, home)
-        self.flips.add(w.row, w.rate)
+        self.flips.add(w.row, w.rate, w.n)
         good = w.usable
         self._visit(w.row[good], w.rate[good], w.n[good].astype(np.float64), w.flat[good])
         trained = good & (w.outcome == "trained")

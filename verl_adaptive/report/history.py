@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
+from verl_adaptive.report.chance import surprise, swings
 from verl_adaptive.report.opened import Opened
 from verl_adaptive.stats.table import key_words
 
@@ -95,7 +96,7 @@ def _window(opened: Opened, page: pa.Table) -> Window:
 
 
 class Flips:
-    """Counts how often a prompt's pass rate went from one side of 1/2 to the other, between visits.
+    """Counts how often a prompt's pass rate went from one side of 1/2 to the other, between visits, and how far it jumped.
 
     Args:
         prompts: rows of the table.
@@ -107,9 +108,17 @@ class Flips:
     def __init__(self, prompts: int) -> None:
         self.count = np.zeros(prompts, dtype=np.int64)
         self._last = np.zeros(prompts, dtype=np.int8)
+        self._jumps, self._right, self._rollouts = np.zeros((3, prompts))
+        self._visits = np.zeros(prompts, dtype=np.int64)
+        self._rate, self._n = np.full((2, prompts), np.nan)  # of the latest visit
 
-    def add(self, row: np.ndarray, rate: np.ndarray) -> None:
-        """Take visits in their order; a rate of exactly 1/2 or nan is on neither side."""
+    def surprise(self) -> np.ndarray:
+        """float64 ``(prompts,)``: how surprising the jumps are (:func:`verl_adaptive.report.chance.swings`)."""
+        return np.round(surprise(swings(self._jumps, self._visits, self._right, self._rollouts)), 6)
+
+    def add(self, row: np.ndarray, rate: np.ndarray, n: np.ndarray) -> None:
+        """Take visits of n rollouts in their order; a rate of exactly 1/2 or nan is on neither side."""
+        self._jump(row, rate, n)
         with np.errstate(invalid="ignore"):
             side = np.sign(rate - 0.5)
         taken = np.isfinite(side) & (side != 0)
@@ -126,11 +135,28 @@ class Flips:
         last = np.append(np.flatnonzero(first)[1:] - 1, len(rows) - 1)
         self._last[rows[last]] = sides[last]
 
+    def _jump(self, row: np.ndarray, rate: np.ndarray, n: np.ndarray) -> None:
+        said = np.flatnonzero(np.isfinite(rate))
+        said = said[np.argsort(row[said], kind="stable")]
+        if not len(said):
+            return
+        rows, rates, sizes = row[said], rate[said], n[said].astype(np.float64)
+        first = np.ones(len(rows), dtype=bool)
+        first[1:] = rows[1:] != rows[:-1]
+        before, size = np.append(np.nan, rates[:-1]), np.append(np.nan, sizes[:-1])
+        before[first], size[first] = self._rate[rows[first]], self._n[rows[first]]
+        np.add.at(self._jumps, rows, np.nan_to_num((rates - before) ** 2 / (1 / sizes + 1 / size)))
+        np.add.at(self._right, rows, rates * sizes)
+        np.add.at(self._rollouts, rows, sizes)
+        np.add.at(self._visits, rows, 1)
+        last = np.append(np.flatnonzero(first)[1:] - 1, len(rows) - 1)
+        self._rate[rows[last]], self._n[rows[last]] = rates[last], sizes[last]
 
-def flips_of(opened: Opened, prompts: int) -> np.ndarray:
-    """int64 ``(prompts,)``: the flips of the first ``prompts`` rows of a journal's table."""
+
+def flips_of(opened: Opened, prompts: int) -> Flips:
+    """The flips of the first ``prompts`` rows of a journal's table."""
     flips = Flips(prompts)
     for window in windows(opened, opened.store.steps_arrow(opened.run)):
         known = window.row < prompts
-        flips.add(window.row[known], window.rate[known])
-    return flips.count
+        flips.add(window.row[known], window.rate[known], window.n[known])
+    return flips

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from verl_adaptive.report.chance import SURPRISING
 from verl_adaptive.report.overview import FLIPPING, REGRESSED, never_solved
 from verl_adaptive.report.prompts import Prompts
 from verl_adaptive.report.suspects import suspects
@@ -70,22 +71,23 @@ def lists_of(prompts: Prompts, tries: int, limit: int) -> list[PromptList]:
     )
     add(
         "Regressed",
-        "Latest pass rate lower than the first by 0.5 or more, in visits of four rollouts or more: fewer are right or "
-        "wrong by chance.",
+        "Latest pass rate lower than the first by 0.5 or more, and lower than chance explains beside all of the prompt's "
+        "rollouts. Regression is minus log₁₀ of the share of such prompts that chance makes: 1.3 is one in twenty.",
         REGRESSED,
-        "visits == 0 or change > -0.5 or rollouts < 4 * visits",
+        f"visits < 2 or change > -0.5 or regression < {SURPRISING}",
         "change",
-        *("first_rate", "last_rate"),
+        *("first_rate", "last_rate", "regression"),
         largest_first=False,
     )
     if "flips" in prompts.further:
         add(
             "Flip-flopping",
-            "Pass rate crossed one half at least twice, in visits of four rollouts or more: noisy, or a fragile verifier.",
+            "Pass rate crossed one half at least twice, and jumps more from visit to visit than chance explains: a fragile "
+            "verifier, or a reward with a state. Flipping is as regression is.",
             FLIPPING,
-            "flips < 2 or rollouts < 4 * visits",
+            f"flips < 2 or flipping < {SURPRISING}",
             "flips",
-            "flips",
+            *("flips", "flipping"),
         )
     return out
 

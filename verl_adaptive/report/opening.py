@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +59,9 @@ def open_prompts(source: str, *, run: str | None = None, tolerance: float | None
         steps = store.steps_arrow(name).column("step").to_numpy()
         retired = _retired(_checkpoints(about, found.where, len(runs)), int(steps.max(initial=0)), table)
         opened = Opened(source, store.where, "journal", name, store, Prompts(table), about, retired, used)
-        opened.prompts.further["flips"] = partial(flips_of, opened, len(table))
+        flips = cache(partial(flips_of, opened, len(table)))
+        opened.prompts.further["flips"] = lambda: flips().count
+        opened.prompts.further["flipping"] = lambda: flips().surprise()
         return opened
 
 

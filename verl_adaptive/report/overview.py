@@ -7,20 +7,18 @@ from typing import Any
 
 import numpy as np
 
+from verl_adaptive.report.chance import SURPRISING
 from verl_adaptive.report.opened import Opened
 from verl_adaptive.stats import StoreError
 
-__all__ = ["BINS", "FLIPPING", "REGRESSED", "TOLD", "histogram", "ledger_of", "never_solved", "overview"]
+__all__ = ["BINS", "FLIPPING", "REGRESSED", "histogram", "ledger_of", "never_solved", "overview"]
 
 #: Pass rates: exactly 0 and exactly 1 by themselves, since those are the prompts that are not informative.
 BINS = ("0", *(f"{i / 10:.1f}-{(i + 1) / 10:.1f}" for i in range(10)), "1")
 
-#: What one visit says is only taken for a prompt's pass rate if visits have so many rollouts in the mean: a single rollout
-#: is right or wrong by chance, and every other prompt of ``solo`` would have regressed.
-TOLD = "rollouts >= 4 * visits"
-#: Conditions, as for ``stats --where``, of the lists about a prompt's way.
-REGRESSED = f"change <= -0.5 and {TOLD}"
-FLIPPING = f"flips >= 2 and {TOLD}"
+#: Conditions, as for ``stats --where``, of the lists about a prompt's way: large, and more than chance.
+REGRESSED = f"change <= -0.5 and regression >= {SURPRISING}"
+FLIPPING = f"flips >= 2 and flipping >= {SURPRISING}"
 
 
 def never_solved(tries: int) -> str:

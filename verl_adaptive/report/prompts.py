@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from verl_adaptive.report.chance import as_few, surprise
 from verl_adaptive.report.expressions import Expression, Words
 from verl_adaptive.stats import StatsTable, key_hex
 
@@ -22,6 +23,18 @@ def _ratio(top: str, bottom: str) -> Callable[[Prompts], np.ndarray]:
     return divide
 
 
+def _regression(prompts: Prompts) -> np.ndarray:
+    """Surprise at the latest visit, among all of a prompt's rollouts; a visit's size is taken as the prompt's mean."""
+    visits, total, successes = (prompts.number(name) for name in ("visits", "rollouts", "successes"))
+    with np.errstate(all="ignore"):
+        drawn = np.where(visits > 1, np.maximum(1.0, np.round(total / visits)), np.nan)
+        right = np.round(prompts.number("last_rate") * drawn)
+    known = np.isfinite(right)
+    chance = np.full(len(visits), np.nan)
+    chance[known] = as_few(right[known], drawn[known], np.round(successes[known]), total[known])
+    return np.round(surprise(chance), 6)
+
+
 #: Columns that follow from the table's: name → (what it is, how it is computed).
 DERIVED: dict[str, tuple[str, Callable[[Prompts], np.ndarray]]] = {
     "pass_rate": ("successes / rollouts over all visits", _ratio("successes", "rollouts")),
@@ -31,6 +44,10 @@ DERIVED: dict[str, tuple[str, Callable[[Prompts], np.ndarray]]] = {
     "change": (
         "pass rate of the latest visit minus that of the first, to six decimals",
         lambda p: np.round(p.number("last_rate") - p.number("first_rate"), 6),
+    ),
+    "regression": (
+        "surprise at how low the latest visit is: -log10 of the false discovery rate; 1.3 is 5 %",
+        _regression,
     ),
 }
 
@@ -58,6 +75,7 @@ _ABOUT = {
     "last_rate": "pass rate of the latest visit, to six decimals",
     "failures": "groups that failed and say nothing",
     "flips": "crossings of one half from visit to visit (journals only)",
+    "flipping": "surprise at the jumps from visit to visit, as of regression (journals only)",
 }
 
 

@@ -41,12 +41,12 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from verl_adaptive.config import check
+from verl_adaptive.config import PER_RUN, PER_STEP, STEPS, check
 from verl_adaptive.groups import Groups
 from verl_adaptive.progress import Progress
 from verl_adaptive.rng import Draw
@@ -114,9 +114,9 @@ class Cero(Sampler):
         variant: Literal["october", "june"] = "october"
         g: int | None = None
         n_max: int | None = None
-        capacity: int | None = None
-        budget: int | None = None
-        rounds: int | None = None
+        capacity: int | None = field(default=None, metadata=PER_STEP)
+        budget: int | None = field(default=None, metadata=PER_RUN)
+        rounds: int | None = field(default=None, metadata=STEPS)
         lam: float = 1.0
         rho: float = 1.0
         forget: Literal["round", "visit"] = "round"

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from verl_adaptive.config import check
+from verl_adaptive.config import PER_STEP, check
 from verl_adaptive.progress import OVER_ASK, Progress
 
 __all__ = ["RoundConfig", "round_size"]
@@ -33,10 +33,10 @@ class RoundConfig:
         least: prompts in the smallest adaptive round; null: B / 4, the official code's 64 for B = 256.
     """
 
-    prompts: int | None = None
+    prompts: int | None = field(default=None, metadata=PER_STEP)
     adaptive: bool = False
     safety: float | None = field(default=None, metadata={"was": 1.25})
-    least: int | None = None
+    least: int | None = field(default=None, metadata=PER_STEP)
 
     def validate(self, path: str) -> None:
         check(self.prompts is None or self.prompts >= 1, f"{path}.prompts", self.prompts, "must be 1 or greater")

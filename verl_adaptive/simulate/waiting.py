@@ -12,12 +12,14 @@ engine, on a pool in which a given share of GRPO's groups has variance. It answe
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any, get_type_hints
 
 import numpy as np
 
 from verl_adaptive.config import AdaptiveConfig, check
+from verl_adaptive.policy import PARTS, find_part
 from verl_adaptive.simulate.clock import Clock, ClockConfig, Timing
 from verl_adaptive.simulate.driver import Simulation
 from verl_adaptive.simulate.lengths import Lengths
@@ -83,6 +85,7 @@ def expected_waiting(
     clock: ClockConfig | None = None,
     seed: int = 0,
     most: int = _MOST,
+    run: int | None = None,
 ) -> Waiting:
     """Simulate a policy and GRPO for a moment; ``doctor`` does it with a run's settings (:meth:`.ClockConfig.guess`).
 
@@ -94,7 +97,9 @@ def expected_waiting(
             earlier visits have none in the first.
         clock: what generation takes; default: the model of the documentation.
         seed: of the simulation.
-        most: rollouts of a GRPO step from which on batch and machine are made smaller together.
+        most: rollouts of a GRPO step from which on batch, machine and the options that count prompts or rollouts of a step
+            (:data:`verl_adaptive.config.PER_STEP`) are made smaller together.
+        run: steps of the run, for options that count over all of them; None: not known, and those stay as they are.
 
     Raises:
         ConfigError: the share or the policy's options make no sense with this batch and n.
@@ -112,6 +117,7 @@ def expected_waiting(
     a_pass = max(_STEPS, _groups(config, n))
     steps = max(1, round(a_pass * min(4.0, max(0.5, passes))))
     p = _pool(max(a_pass * smaller, 64), n, share, seed)
+    config = _scaled(config, smaller / batch, steps / run if run else 1.0)
     plain = replace(compose_preset(["grpo"]), poll_interval=config.poll_interval)
     theirs = _run(plain, p, clock, smaller, n, steps, seed)
     ours = _run(config, p, clock, smaller, n, steps, seed)
@@ -127,6 +133,28 @@ def expected_waiting(
         share=theirs["informative"] / smaller,
         steps=ours["steps"],
     )
+
+
+def _scaled(config: AdaptiveConfig, step: float, steps: float) -> AdaptiveConfig:
+    """The policy for a batch and a run that are smaller by these factors: options say by their metadata what they count."""
+    by = {"step": step, "run": step * steps, "steps": steps}
+
+    def shrink(options: Mapping[str, Any], of: type) -> dict[str, Any]:
+        out, hints = dict(options), get_type_hints(of)
+        for field in fields(of):
+            value, counts = out.get(field.name), field.metadata.get("counts")
+            if counts is not None and isinstance(value, int):
+                out[field.name] = max(1, round(value * by[counts]))
+            elif isinstance(value, Mapping) and is_dataclass(hints[field.name]):
+                out[field.name] = shrink(value, hints[field.name])
+        return out
+
+    parts = {
+        role: shrink(options, find_part(role, options["name"]).Config)
+        for role in PARTS
+        for options in [getattr(config, role)]
+    }
+    return replace(config, **(shrink(vars(config), AdaptiveConfig) | parts))
 
 
 def _groups(config: AdaptiveConfig, n: int) -> int:

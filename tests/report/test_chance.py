@@ -1,0 +1,83 @@
+"""Lists of regressed and flip-flopping prompts, and of prompts that differ between runs: nothing by chance, all that is planted."""
+
+from __future__ import annotations
+
+from math import comb
+
+import numpy as np
+import pytest
+
+from verl_adaptive.groups import Groups
+from verl_adaptive.report.chance import as_few, surprise, two_rates
+from verl_adaptive.report.common import matched
+from verl_adaptive.report.history import Flips
+from verl_adaptive.report.lists import lists_of
+from verl_adaptive.report.overview import FLIPPING, REGRESSED
+from verl_adaptive.report.prompts import Prompts
+from verl_adaptive.stats import StatsTable
+from verl_adaptive.stats.keys import keys_array
+
+PROMPTS, PLANTED = 1500, 8
+
+
+def visited(rates: np.ndarray, n: int, seed: int) -> Prompts:
+    """A store of prompts whose true pass rates are ``(visits, prompts)``."""
+    rng = np.random.default_rng(seed)
+    table, flips = StatsTable(), Flips(rates.shape[1])
+    rows = table.rows_for(
+        keys_array([i.to_bytes(16, "big") for i in range(rates.shape[1])]), sources=["s"] * rates.shape[1]
+    )
+    for step, rate in enumerate(rates, start=1):
+        right = (rng.random((rates.shape[1], n)) < rate[:, None]).astype(float)
+        table.observe(Groups.from_lists(rows, right.tolist(), success=right.tolist()), step, tolerance=1e-6)
+        flips.add(rows, right.mean(axis=1), np.full(len(rows), n))
+    prompts = Prompts(table, {"flips": lambda: flips.count, "flipping": flips.surprise})
+    return prompts
+
+
+def frozen(visits: int, seed: int) -> np.ndarray:
+    rate = np.random.default_rng(seed).beta(1, 1, PROMPTS)
+    return np.repeat(rate[None], visits, axis=0)
+
+
+@pytest.mark.parametrize(("visits", "n"), [(8, 8), (15, 8), (12, 4), (40, 1)])
+def test_rates_that_stay_neither_regress_nor_flip(visits, n) -> None:
+    """A quarter of them crosses one half twice, and some fall by half; it was all listed, with a command that deletes it."""
+    prompts = visited(frozen(visits, 1), n, 2)
+    assert (prompts.get("change") <= -0.5).any() and (prompts.flips >= 2).sum() > 0.2 * PROMPTS
+    assert len(prompts.where(REGRESSED)) <= 1 and len(prompts.where(FLIPPING)) <= 1
+    other = matched(prompts, visited(frozen(visits, 1), n, 3), 5)
+    assert other["clearly_better_in_b"] + other["clearly_worse_in_b"] <= 1
+
+
+def test_what_is_planted_is_found() -> None:
+    rates = frozen(12, 4)
+    rates[:, :PLANTED], rates[-1, :PLANTED] = 0.9, 0.02
+    rates[:, PLANTED : 2 * PLANTED] = np.where(np.arange(12) % 2, 0.95, 0.05)[:, None]
+    prompts = visited(rates, 8, 5)
+    fallen, flipping = prompts.where(REGRESSED), prompts.where(FLIPPING)
+    assert set(range(PLANTED)) <= set(fallen.tolist()) and len(fallen) <= PLANTED + 2
+    assert set(range(PLANTED, 2 * PLANTED)) <= set(flipping.tolist()) and len(flipping) <= PLANTED + 2
+    lists = {each.title: each for each in lists_of(prompts, 16, 50)}
+    for title, rows in (("Regressed", fallen), ("Flip-flopping", flipping)):
+        assert np.array_equal(prompts.where(lists[title].where), rows)
+        assert np.array_equal(np.setdiff1d(np.arange(PROMPTS), prompts.where(lists[title].keep)), rows)
+    better = rates.copy()
+    better[:, 20:30], rates[:, 20:30] = 1.0, 0.0
+    found = matched(visited(rates, 8, 6), visited(better, 8, 7), 5)
+    assert 10 <= found["clearly_better_in_b"] <= 12 and found["clearly_worse_in_b"] <= 2
+
+
+def test_a_prompt_that_is_learned_does_not_flip() -> None:
+    """It crosses one half, more than once where the noise is; it goes one way."""
+    rates = np.repeat(np.linspace(0.05, 0.95, 15)[:, None], PROMPTS, axis=1)
+    prompts = visited(rates, 8, 8)
+    assert (prompts.flips >= 2).sum() > 0.2 * PROMPTS and len(prompts.where(FLIPPING)) <= 1
+
+
+def test_the_tests_by_hand() -> None:
+    chance = as_few(np.array([1, 0, 5]), np.array([4, 4, 4]), np.array([5, 2, 5]), np.array([12, 12, 12]))
+    one = sum(comb(5, k) * comb(7, 4 - k) for k in (0, 1)) / comb(12, 4)
+    assert chance[:2] == pytest.approx([one, comb(10, 4) / comb(12, 4)]) and np.isnan(chance[2])
+    assert two_rates(np.array([8]), np.array([8]), np.array([0]), np.array([8]))[0] == pytest.approx(2 / comb(16, 8))
+    assert surprise(np.array([np.nan, np.nan])).tolist() == [0, 0] and len(surprise(np.array([]))) == 0
