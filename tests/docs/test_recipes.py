@@ -94,6 +94,20 @@ OTHER_NAMES = {
 }
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in EXPECTED if name != "benchmark_gpu.sh"])  # it costs what GRPO costs
+def test_its_price_at_512_rollouts_is_that_of_a_whole_step(name, earlier, monkeypatch) -> None:
+    inspect = pytest.importorskip("verl_adaptive.integration.inspect")
+    config = inspect.compose(inspect.Command.parse(words_of(name, "trainer.total_epochs=1", FROM=earlier)))
+    checked = inspect.validate(config)
+    plan = inspect.make_plan(config, *checked)
+    factors = []
+    for size in (512, 10**6):
+        monkeypatch.setattr(pricing, "_SIZE", size)
+        factors.append(pricing.price_of(config, checked[0], plan).factor)
+    assert factors[0] == pytest.approx(factors[1], rel=0.12)
+
+
 @pytest.mark.parametrize("mode", ["separate_async", "colocate_async"])
 def test_the_asynchronous_recipe(mode) -> None:
     """In both modes, with verl's own keys; and what verl asserts only when workers start."""

@@ -74,3 +74,19 @@ def test_a_runs_settings_say_what_generation_takes() -> None:
 def test_a_share_that_cannot_be_is_refused(share) -> None:
     with pytest.raises(ConfigError, match="share"):
         waiting("grpo", share=share)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "dapo adaptive.sampler.round.prompts=192",
+        "greso adaptive.sampler.round.prompts=96 adaptive.sampler.round.least=16",
+        "dapo adaptive.max_rollouts_per_step=640",
+        "cero adaptive.sampler.capacity=150 adaptive.sampler.budget=4000",
+    ],
+)
+def test_options_that_count_prompts_or_rollouts_are_as_large_beside_a_smaller_batch(words) -> None:
+    """They stayed as they were, and a price at an eighth of the batch was up to four times too high."""
+    whole, part = (waiting(words, batch=64, share=0.6, passes=1.0, most=most, run=32) for most in (512, 128))
+    assert part.rollouts == pytest.approx(whole.rollouts, rel=0.12)
+    assert part.seconds == pytest.approx(whole.seconds, rel=0.2)
