@@ -77,6 +77,7 @@ SOLO: dict[str, list[str]] = {
     "solo-no_prompt": ["solo", "adaptive.advantage.strength=1e9"],
     "solo-whiten": ["solo", "adaptive.advantage.scale=whiten"],
     "solo-thin": ["solo", "adaptive.advantage.thin=1"],
+    "solo-thin1.5": ["solo", "adaptive.advantage.thin=1.5"],
     # its options
     "solo-floor.05": ["solo", "adaptive.sampler.floor=0.05"],
     "solo-floor.2": ["solo", "adaptive.sampler.floor=0.2"],

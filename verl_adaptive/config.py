@@ -189,6 +189,7 @@ class RunFacts:
             batch, n, steps, prompts: as the attributes.
         """
         told = {f.name: getattr(config, f.name) for f in fields(cls) if hasattr(config, f.name)}
+        told["seed"] = config.seed or 0
         return cls(batch=batch, n=n, steps=steps, prompts=prompts, **told)
 
 
@@ -285,7 +286,7 @@ class AdaptiveConfig:
     Attributes:
         name: the preset's name, for people.
         sampler, allocator, filter, advantage: the four roles; each holds ``name`` and that role's own keys.
-        seed: seeds every draw.
+        seed: seeds every draw; null: ``data.seed`` where that is set, else 0.
         signal: what decides difficulty: ``reward`` or a field of the reward function's extra output, as ``acc``.
         success: how the signal counts as success.
         tolerance: a group is degenerate when max − min of its signal is at most this.
@@ -329,7 +330,7 @@ class AdaptiveConfig:
     allocator: dict[str, Any] = field(default_factory=lambda: {"name": "fixed"})
     filter: dict[str, Any] = field(default_factory=lambda: {"name": "keep_all"})
     advantage: dict[str, Any] = field(default_factory=lambda: {"name": "verl"})
-    seed: int = 0
+    seed: int | None = None
     signal: str = "reward"
     success: SuccessConfig = field(default_factory=SuccessConfig)
     tolerance: float = 1e-6

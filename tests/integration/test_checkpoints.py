@@ -261,7 +261,7 @@ def test_another_form_of_pilot_commit_is_named(tmp_path, before, now, mode, as_i
 
 
 def test_all_differences_are_named_at_once_and_equal_ones_are_none(tmp_path):
-    run_store, engine = run_store_of(tmp_path)
+    run_store, engine = run_store_of(tmp_path, adaptive=AdaptiveConfig(seed=0))
     run_store.save(str(tmp_path / "c"), 2, engine, NoGroups())
     assert run_store.load(str(tmp_path / "c"), 2, engine.policy) is not None
     run_store, _ = run_store_of(tmp_path, adaptive=AdaptiveConfig(seed=1, signal="acc"), batch=8)

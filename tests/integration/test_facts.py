@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import os
 
+import numpy as np
 import pytest
+import torch
 
 pytest.importorskip("verl")
 from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf
+from verl.trainer.ppo.core_algos import get_adv_estimator_fn
 
-from verl_adaptive.config import AdaptiveConfig
+from verl_adaptive.config import AdaptiveConfig, RunFacts
+from verl_adaptive.errors import AdaptiveError
+from verl_adaptive.groups import Groups
 from verl_adaptive.integration import facts
-from verl_adaptive.integration.advantage import register_estimator
+from verl_adaptive.integration.advantage import Loan, lend, register, register_estimator
 from verl_adaptive.policy import build_policy
 from verl_adaptive.roles import Advantage
+from verl_adaptive.stats.table import StatsTable
+
+register()
 
 COMMON = ("data.train_batch_size=64", "actor_rollout_ref.actor.ppo_mini_batch_size=16", "trainer.project_name=p")
 
@@ -29,6 +37,34 @@ def composed(*overrides: str):
 @pytest.mark.parametrize("mode", facts.MODES)
 def test_the_mode_under_both_names(mode, alias) -> None:
     assert facts.mode_of(composed("+adaptive=greso", f"trainer.v1.trainer_mode={alias}{mode}")[0]) == mode
+
+
+@pytest.mark.parametrize(
+    ("overrides", "seed"),
+    [([], 0), (["data.seed=5"], 5), (["data.seed=5", "adaptive.seed=3"], 3), (["data.seed=5", "adaptive.seed=0"], 0)],
+)
+def test_the_data_s_seed_seeds_the_draws(overrides, seed) -> None:
+    """It was 0 for everybody: runs of other seeds drew the same prompts."""
+    adaptive = facts.adaptive_of(composed("+adaptive=solo", *overrides)[0])
+    assert adaptive.seed == seed
+    assert RunFacts.of(adaptive, batch=8, n=1, steps=1, prompts=8).seed == seed
+
+
+def test_a_rollout_of_no_known_group_is_an_error() -> None:
+    """It got advantage 0, and the step went on."""
+    role, groups = (
+        build_policy(AdaptiveConfig(advantage={"name": "beta"})).advantage,
+        Groups.from_lists([0], [[1.0, 0.0]]),
+    )
+    role.bind(StatsTable(), RunFacts(batch=1, n=2, steps=1, prompts=1))
+    mask, keys = torch.ones(3, 2), ["a_0_0", "a_1_0", "b_0_0"]
+    rewards = torch.tensor([[0.0, 1.0], [0.0, 0.0], [0.0, 1.0]])
+    mask[2] = 0  # padding
+    with lend(Loan(role, groups, {"a": 0}, keys)):
+        out, _ = get_adv_estimator_fn("adaptive_beta")(rewards, mask, index=np.array(["a", "a", "b"]))
+        assert out[0, 0] > 0 > out[1, 0] and not out[2].any()
+        with pytest.raises(AdaptiveError, match=r"1 of 3 rollouts .* 'b'"):
+            get_adv_estimator_fn("adaptive_beta")(rewards, torch.ones(3, 2), index=np.array(["a", "a", "b"]))
 
 
 @pytest.mark.parametrize(("epochs", "updates"), [(1, 4), (3, 12)])

@@ -89,8 +89,15 @@ def _estimate(
             "choose a preset, for example +adaptive=aero"
         )
     rows, session_of_row = trajectory_rows(loan.keys)
-    home = np.array([loan.position.get(str(index[row]), -1) for row in rows], dtype=np.int64)
+    uids = [str(index[row]) for row in rows]
+    home = np.array([loan.position.get(uid, -1) for uid in uids], dtype=np.int64)
     real = home >= 0
+    lost = [uid for uid, row, known in zip(uids, rows, real, strict=True) if not known and response_mask[row].any()]
+    if lost:
+        raise AdaptiveError(
+            f"{len(lost)} of {len(rows)} rollouts that train have a uid that the step's groups lack, the first {lost[0]!r}: "
+            "something between generation and the advantage changed the column uid of the batch"
+        )
     reward = token_level_rewards.sum(dim=-1).double().cpu().numpy()[rows]
     advantage = np.zeros(len(rows))
     advantage[real] = compute(loan.role, reward[real], home[real], loan.observed)

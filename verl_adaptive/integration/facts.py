@@ -7,7 +7,7 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -50,14 +50,17 @@ def mode_of(config: Any) -> str:
 
 
 def adaptive_of(config: Any) -> AdaptiveConfig:
-    """The ``adaptive`` group of verl's configuration, with what is left to the trainer mode settled.
+    """The ``adaptive`` group of verl's configuration, with what is left to the trainer mode or to ``data.seed`` settled.
 
     Raises:
         ConfigError: it is no group, or a key or value in it is wrong.
     """
     node = config.get("adaptive")
     data = OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
-    return settle(AdaptiveConfig.from_mapping(data), holds=mode_of(config) == "sync")
+    made = AdaptiveConfig.from_mapping(data)
+    if made.seed is None:
+        made = replace(made, seed=int(config.data.get("seed") or 0))
+    return settle(made, holds=mode_of(config) == "sync")
 
 
 def updates_of(config: Any) -> int:
