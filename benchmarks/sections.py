@@ -393,24 +393,17 @@ PRESETS = {
 
 
 def cost(clock: Row, made: Mapping[str, Standing]) -> list[str]:
-    """Cost of a step: simulated rollouts and generation time, measured tokens trained; each of plain GRPO's."""
+    """Cost of a step: generation time, simulated, and tokens trained, measured; each of plain GRPO's."""
     rows = []
     for preset, (page, about) in PRESETS.items():
         entry = clock["policies"].get(preset)
-        simulated = ["–"] * 2
-        if entry:
-            simulated = [f"{entry['begun'] / clock['policies']['grpo']['begun']:.2f}", f"{entry['time']:.2f}"]
+        simulated = f"{entry['time']:.2f}" if entry else "–"
         trained = f"{made[preset].trained:.2f}" if preset in made else "–"
-        rows.append([f"[`+adaptive={preset}`](docs/{page})", about, *simulated, trained])
-    head = [
-        "preset",
-        "what it does",
-        "rollouts (simulated)",
-        "generation time (simulated)",
-        "tokens trained (measured)",
-    ]
-    first, _, *rest = table(head, rows)
-    return [first, "|:--|:--|--:|--:|--:|", *rest]
+        rows.append([f"[`+adaptive={preset}`](docs/{page})", about, simulated, trained])
+    first, _, *rest = table(
+        ["preset", "what it does", "generation time (simulated)", "tokens trained (measured)"], rows
+    )
+    return [first, "|:--|:--|--:|--:|", *rest]
 
 
 #: Situation, what to take, and the pool and policy that measure it.
