@@ -66,6 +66,8 @@ def results_lines(results: Path) -> list[str]:
         lines += ["### The papers' presets: significant differences from GRPO at equal rollouts", "", *told, ""]
     if "tiny" in runs:
         lines += sections.ablations(runs["tiny"])
+    if data := read(results, "thin.json"):
+        lines += sections.thinned(torch_runs(data))
     names = ("grpo", "grpo-4", "reinforce", "solo", *sections.PRESETS)
     for name, variant, title in (("pretrained", "128", "pretrained"), ("real", "base", "real, natural mix")):
         if name in runs and (part := sections.ends(runs[name], variant, list(dict.fromkeys(names)))):

@@ -142,6 +142,29 @@ def ablations(runs: Runs) -> list[str]:
     ]
 
 
+def thinned(runs: Runs) -> list[str]:
+    """`solo` with thinned rows beside `solo`, pool by pool; one file of runs of one version."""
+    rows = []
+    for variant in dict.fromkeys(key[0] for key in runs.cells):
+        for name in ("solo-thin", "solo-thin1.5"):
+            for lr in runs.lrs(variant):
+                seeds = sorted(set(runs.seeds(variant, name, lr)) & set(runs.seeds(variant, "solo", lr)))
+                if not seeds:
+                    continue
+                one, other = ([(variant, preset, lr, s) for s in seeds] for preset in (name, "solo"))
+                gains = [(runs.final(a) or 0.0) - (runs.final(b) or 0.0) for a, b in zip(one, other, strict=True)]
+                trained = [runs.spent(a, "tokens_trained") / runs.spent(a, "tokens_generated") for a in one]
+                rows.append([variant, f"`{name}`", str(len(seeds)), f"{np.mean(trained):.2f}", difference(gains)])
+    return [
+        "### `solo` with thinned rows, in one process",
+        "",
+        "`solo-thin` is `adaptive.advantage.thin=1`, `solo-thin1.5` is 1.5. Share of the generated tokens that train, and final",
+        "accuracy less that of `solo` of the same seed. Learning rate 3e-4.",
+        "",
+        *table(["pool", "name", "seeds", "tokens trained", "accuracy difference"], rows),
+    ]
+
+
 def ends(runs: Runs, variant: str, names: Sequence[str]) -> list[str]:
     """pass@8, entropy and length of held-out answers at the end of a pool's runs."""
     rows = []

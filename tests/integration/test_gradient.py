@@ -28,9 +28,15 @@ from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.engine.utils import prepare_micro_batches
 from verl.workers.utils.losses import ppo_loss
 
+from verl_adaptive.advantages.memory import MemoryBaseline
 from verl_adaptive.advantages.verl import Verl
+from verl_adaptive.config import RunFacts
 from verl_adaptive.integration.checks import why_not_skip_zero, zero_rows
 from verl_adaptive.integration.rows import padding_row
+from verl_adaptive.progress import Progress
+from verl_adaptive.rng import Draw
+from verl_adaptive.stats.keys import KEY_DTYPE
+from verl_adaptive.stats.table import StatsTable
 
 MODES = ["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 LOSSES = sorted(POLICY_LOSS_REGISTRY)
@@ -294,3 +300,33 @@ def test_flat_rewards_have_an_advantage_in_float32_and_none_with_us(reward):
     advantage, _ = compute_grpo_outcome_advantage(rewards, mask, np.array(["g"] * 8))
     assert 0.02 < float(advantage.abs().max()) < 0.07
     assert Verl().zero(Groups.from_lists([0], [rewards[:, 0].double().numpy()]), np.ones(8, dtype=bool)).all()
+
+
+def test_thinned_rows_have_the_whole_batch_s_gradient_in_the_mean(defaults):
+    """Over draws of ``memory.thin``, under verl's clipped loss; the rest of a draw's rows has advantage 0."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    step, roles = Step(equal=True), [MemoryBaseline({"thin": thin}) for thin in (0.0, 1.0)]
+    keys = np.zeros(len(step.rows), dtype=KEY_DTYPE)
+    keys["lo"] = np.arange(len(keys))
+    for role in roles:
+        table = StatsTable()
+        rows = table.rows_for(keys)
+        role.bind(table, RunFacts(batch=len(rows), n=1, steps=1, prompts=len(rows)))
+        for number in (1, 2):  # the first step has no scale yet
+            progress = Progress(step=number, batch=len(rows), draw=Draw(0, number))
+            role.observe(Groups.from_lists(rows, step.reward[:, None].tolist()), progress)
+            role.end_step(progress)
+    config = configured(defaults, actor_rollout_ref__actor__loss_agg_mode="token-mean")
+
+    def gradient(role, draw: int) -> torch.Tensor:
+        groups = Groups.from_lists(rows, step.reward[:, None].tolist(), ticket=draw * len(rows) + np.arange(len(rows)))
+        advantage = role.compute(groups.reward, groups.group_of, groups)
+        made = [dict(row, advantages=torch.full_like(row["advantages"], a)) for row, a in zip(step.rows, advantage, strict=True)]
+        return step.gradient([made], config, sequences=float(len(rows)), dynamic=False).clone()
+
+    whole, draws = gradient(roles[0], 0), torch.stack([gradient(roles[1], draw) for draw in range(40)])
+    torch.set_num_threads(threads)
+    error = (draws.var(0).sum() / len(draws)).sqrt()  # expected distance of the mean
+    assert (draws.mean(0) - whole).norm() < 1.5 * error
+    assert (draws[0] - whole).norm() > 4 * error and whole.norm() > 4 * error
