@@ -322,7 +322,10 @@ def test_thinned_rows_have_the_whole_batch_s_gradient_in_the_mean(defaults):
     def gradient(role, draw: int) -> torch.Tensor:
         groups = Groups.from_lists(rows, step.reward[:, None].tolist(), ticket=draw * len(rows) + np.arange(len(rows)))
         advantage = role.compute(groups.reward, groups.group_of, groups)
-        made = [dict(row, advantages=torch.full_like(row["advantages"], a)) for row, a in zip(step.rows, advantage, strict=True)]
+        made = [
+            dict(row, advantages=torch.full_like(row["advantages"], a))
+            for row, a in zip(step.rows, advantage, strict=True)
+        ]
         return step.gradient([made], config, sequences=float(len(rows)), dynamic=False).clone()
 
     whole, draws = gradient(roles[0], 0), torch.stack([gradient(roles[1], draw) for draw in range(40)])
