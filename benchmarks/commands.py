@@ -58,7 +58,7 @@ def write_dataset(path: Path, count: int) -> np.ndarray:
 
 
 def make(count: int, folder: Path) -> None:
-    """Write ``train.parquet``, ``run/adaptive.sqlite`` and ``run/global_step_N/adaptive``."""
+    """Write ``train.parquet``, ``run/adaptive`` and ``run/global_step_N/adaptive``."""
     draw = np.random.default_rng(0)
     keys = write_dataset(folder / "train.parquet", count)
     rates = np.clip(draw.normal(0.5, 0.45, count), 0, 1)
@@ -69,7 +69,8 @@ def make(count: int, folder: Path) -> None:
     run.mkdir()
     run_account = {"generated": 0, "trained": 0, "surplus": 0, "held": 0, "dropped": {"all_correct": 0, "all_wrong": 0}}
     step = 0
-    with Journal.open(str(run / "adaptive.sqlite"), run_id="benchmark/commands", meta={"preset": "dapo"}) as journal:
+    with Journal(run / "adaptive", {"run": "benchmark/commands", "preset": "dapo"}) as journal:
+        journal.begin(0, keys, [_SOURCES[i % len(_SOURCES)] for i in range(count)])
         for start in range(0, len(order), GROUPS):
             step += 1
             chosen = order[start : start + GROUPS]
@@ -86,11 +87,11 @@ def make(count: int, folder: Path) -> None:
             }
             sources = [_SOURCES[i % len(_SOURCES)] for i in chosen.tolist()]
             scalars = {"adaptive/sampler/p_easy": 0.5}
-            written = journal.commit_step(
+            journal.commit_step(
                 step, groups, keys[chosen], outcome, ledger, scalars, sources=sources, wall_time=1.7e9 + 60.0 * step
             )
-            if not written:
-                raise RuntimeError(f"step {step} was not written: {journal.health()}")
+            if step % 500 == 0 and not journal.flush():
+                raise RuntimeError(f"step {step} was not written: {journal.trouble}")
     meta = {"step": step, "policy": "dapo", "policy_digest": "benchmark", "dataset": "benchmark"}
     write_snapshot(run / f"global_step_{step}" / "adaptive", table, {}, meta=meta)
 
@@ -181,7 +182,7 @@ def main() -> None:
     root.mkdir(parents=True, exist_ok=True)
     report: dict[str, Any] = {
         "command": " ".join(["python -m benchmarks.commands", *(w for w in sys.argv[1:] if "/" not in w)]),
-        "machine": machine(root),
+        "machine": machine(),
         "sizes": {},
     }
     try:
@@ -194,7 +195,9 @@ def main() -> None:
                 make(count, folder)
                 (folder / "made").touch()
             print(f"{count:,} prompts: made in {time.perf_counter() - began:.0f} s", file=sys.stderr, flush=True)
-            found: dict[str, Any] = {"journal MB": (folder / "run" / "adaptive.sqlite").stat().st_size // 10**6}
+            found: dict[str, Any] = {
+                "journal MB": sum(p.stat().st_size for p in (folder / "run" / "adaptive").rglob("*")) // 10**6
+            }
             report["sizes"][str(count)] = {**found, "commands": {}}
             for name, words in commands(folder).items():
                 if args.only is None or any(word in name for word in args.only):

@@ -214,7 +214,8 @@ def run(preset: str, rollouts: int) -> dict[str, Any]:
     session = Session(engine, stream, config, road, workers)  # type: ignore[arg-type]
     timing(clock, session, workers)
     with tempfile.TemporaryDirectory() as folder:
-        journal = Journal.open(str(Path(folder) / "adaptive.sqlite"), run_id="driver", meta={"preset": preset})
+        journal = Journal(Path(folder) / "adaptive", {"preset": preset})
+        journal.begin(0)
         settings = SimpleNamespace(data=SimpleNamespace(max_response_length=2 * TOKENS))
         store = SimpleNamespace(journal=journal, table=table, adaptive=config, config=settings)
         for step in range(1, STEPS + 1):

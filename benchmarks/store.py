@@ -1,8 +1,8 @@
 """What the prompt-statistics store costs: memory, observing, the journal, snapshots; at 10^5, 10^6 and 10^7 prompts.
 
-    python -m benchmarks.store                         # all three sizes, in a temporary directory, SQLite
+    python -m benchmarks.store                         # all three sizes, in a temporary directory
     python -m benchmarks.store --sizes 1e6 --json store.json
-    python -m benchmarks.store --url postgresql+psycopg://user@host/database
+    python -m benchmarks.store --sizes 1e6 --steps 100000  # and a journal of so many steps of 64 groups
 
 The table is filled twice: with rewards of 0 and 1, where sums are whole numbers, and with real-valued rewards, where
 hardly two prompts share a sum, which is the worst case for a snapshot's size. Each size runs in a process of its own,
@@ -36,11 +36,10 @@ from verl_adaptive.stats import (
     Journal,
     StatsTable,
     dataset_keys,
-    open_store,
+    open_run,
     read_snapshot,
     write_snapshot,
 )
-from verl_adaptive.stats.filesystem import filesystem_of
 
 BATCH, ROLLOUTS = 1024, 8
 
@@ -93,10 +92,10 @@ def fill(table: StatsTable, draw: np.random.Generator, real: bool) -> None:
         table.col(name)[:] = values
 
 
-def batch(draw: np.random.Generator, count: int) -> Groups:
+def batch(draw: np.random.Generator, count: int, size: int = BATCH) -> Groups:
     """One step's groups, on random rows."""
-    rewards = draw.integers(0, 2, (BATCH, ROLLOUTS)).astype(float).tolist()
-    return Groups.from_lists(draw.integers(0, count, BATCH), rewards)
+    rewards = draw.integers(0, 2, (size, ROLLOUTS)).astype(float).tolist()
+    return Groups.from_lists(draw.integers(0, count, size), rewards)
 
 
 def folder_bytes(folder: Path) -> int:
@@ -127,22 +126,50 @@ def observe(table: StatsTable, keys: np.ndarray, draw: np.random.Generator, roun
     return out
 
 
-def commit(journal: Journal, keys: np.ndarray, draw: np.random.Generator, first: int, rounds: int) -> list[float]:
-    """Seconds for each of ``rounds`` commits of prompts that the journal knows but this process does not."""
+def commit(journal: Journal, keys: np.ndarray, draw: np.random.Generator, rounds: int, size: int) -> list[float]:
+    """Seconds that training waits for each of ``rounds`` commits of ``size`` groups; everything is on disk afterwards."""
     out = []
-    for step in range(first, first + rounds):
-        groups = batch(draw, len(keys))
-        outcomes, sources = ["trained"] * BATCH, ["source"] * BATCH
-        ledger, scalars = {"rollouts": BATCH * ROLLOUTS}, {"p_easy": 0.5, "p_hard": 0.5}
+    scalars = {f"adaptive/sampler/metric_{i}": float(draw.random()) for i in range(30)}
+    account = {
+        "generated": 8192,
+        "trained": 8192,
+        "surplus": 0,
+        "held": 0,
+        "dropped": {"all_wrong": 0, "all_correct": 0},
+    }
+    ledger = {scope: {"rollouts": account, "tokens": account} for scope in ("step", "run")}
+    made = [batch(draw, len(keys), size) for _ in range(20)]
+    for step in range(1, rounds + 1):
+        groups = made[step % len(made)]
         began = time.perf_counter()
-        written = journal.commit_step(step, groups, keys[groups.row], outcomes, ledger, scalars, sources=sources)
+        journal.commit_step(
+            step, groups, keys[groups.row], ["trained"] * size, ledger, scalars, sources=["source"] * size
+        )
         out.append(time.perf_counter() - began)
-        if not written:
-            raise RuntimeError(f"step {step} was not written: {journal.health()}")
+        if step % 200 == 0 and not journal.flush(600):
+            raise RuntimeError(f"step {step} was not written: {journal.trouble}")
     return out
 
 
-def measure(count: int, folder: Path, url: str | None, rounds: int) -> dict[str, float]:
+def journal_of(folder: Path, keys: np.ndarray, draw: np.random.Generator, rounds: int, size: int) -> dict[str, float]:
+    """A journal of ``rounds`` steps of ``size`` groups: writing, its size, and reading it."""
+    tail = f", {rounds:,} steps of {size:,} groups"
+    began = time.perf_counter()
+    with Journal(folder) as journal:
+        journal.begin(0, keys, ["source"] * len(keys))
+        out = percentiles(commit(journal, keys, draw, rounds, size), f"journal commit of {size:,} groups")
+    out[f"written to disk, ms a step{tail}"] = 1000 * (time.perf_counter() - began) / rounds
+    out[f"journal, MB{tail}"] = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) / 1e6
+    out[f"open and newest step, ms{tail}"] = 1000 * timed(lambda: open_run(folder).newest())[0]
+    run = open_run(folder)
+    out[f"steps, s{tail}"] = timed(lambda: run.steps)[0]
+    seconds, rows = timed(lambda: sum(map(len, run.observations())))
+    out[f"reading observations, us each{tail}"] = 1e6 * seconds / rows
+    out[f"replay of the table, s{tail}"] = timed(lambda: run.table)[0]
+    return out
+
+
+def measure(count: int, folder: Path, steps: int, rounds: int) -> dict[str, float]:
     """Everything at one size."""
     draw = np.random.default_rng(0)
     out: dict[str, float] = {}
@@ -179,28 +206,23 @@ def measure(count: int, folder: Path, url: str | None, rounds: int) -> dict[str,
     out["totals by data source, ms"] = 1000 * statistics.median(timed(table.view_by_source)[0] for _ in range(5))
     out["peak memory so far, MB"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
 
-    where = url or f"sqlite:///{folder}/journal.sqlite"
-    with Journal.open(where, run_id=f"benchmark {count} {os.getpid()}") as journal:
-        out |= percentiles(commit(journal, keys, draw, 1, 5 * rounds), "journal commit of 1,024 groups")
-        run = journal.run_id
-    store = open_store(where)
-    seconds, observations = timed(lambda: store.observations_arrow(run))
-    out["reading observations, us each"] = 1e6 * seconds / observations.num_rows
+    out |= journal_of(folder / "large", keys, draw, 5 * rounds, BATCH)
+    if steps:
+        out |= journal_of(folder / "long", keys, draw, steps, 64)
     return out
 
 
-def machine(folder: Path) -> dict[str, Any]:
+def machine() -> dict[str, Any]:
     """What the numbers were taken on; nothing that names the machine."""
     model = "unknown"
     if os.path.exists("/proc/cpuinfo"):
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), model)
-    names = ("numpy", "pyarrow", "SQLAlchemy")
+    names = ("numpy", "pyarrow")
     return {
         "processor": model,
         "cores": len(os.sched_getaffinity(0)),
         "memory GB": round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 1e9, 1),
-        "file system": filesystem_of(folder),
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
         **{name: metadata.version(name) for name in names},
@@ -234,19 +256,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", type=float, nargs="+", default=[1e5, 1e6, 1e7])
     parser.add_argument("--folder", type=Path, help="where to write (default: a temporary directory)")
-    parser.add_argument("--url", help="a PostgreSQL URL for the journal (default: SQLite in the folder)")
+    parser.add_argument("--steps", type=int, default=0, help="of a second, long journal (default: none)")
     parser.add_argument("--rounds", type=int, default=100, help="batches to observe; five times as many commits")
     parser.add_argument("--json", type=Path, help="write the report there too")
     parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.one:
-        json.dump(measure(args.one, args.folder, args.url, args.rounds), sys.stdout)
+        json.dump(measure(args.one, args.folder, args.steps, args.rounds), sys.stdout)
         return
     root = Path(tempfile.mkdtemp(prefix="verl-adaptive-store-", dir=args.folder))
     try:
         report: dict[str, Any] = {
             "command": " ".join(["python -m benchmarks.store", *sys.argv[1:]]),
-            "machine": machine(root),
+            "machine": machine(),
             "targets": TARGETS,
             "sizes": {},
         }
@@ -263,7 +285,7 @@ def main() -> None:
                 "--rounds",
                 str(args.rounds),
             ]
-            command += ["--url", args.url] if args.url else []
+            command += ["--steps", str(args.steps)]
             done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
             report["sizes"][str(size)] = json.loads(done.stdout)
             shutil.rmtree(folder)

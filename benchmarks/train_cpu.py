@@ -456,10 +456,9 @@ def _means(held_out: np.ndarray, pool: np.ndarray) -> list[float]:
 
 def _calibration(checkpoints: Path, exact: Any, on_pool: np.ndarray) -> dict[str, float]:
     """Mean error and mean absolute error of two estimates of a visited prompt's pass rate, against the exact one."""
-    from verl_adaptive.stats import dataset_keys, open_store
+    from verl_adaptive.stats import dataset_keys, open_run
 
-    with open_store(checkpoints) as store:
-        table = store.table()
+    table = open_run(checkpoints).table
     rows = table.rows_for(dataset_keys(exact.rows[1].to_dict("records")), create=False)
     seen = rows >= 0
     seen[seen] = table.col("rollouts")[rows[seen]] > 0

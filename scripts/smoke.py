@@ -45,8 +45,7 @@ def make_store(folder: Path) -> Path:
     import pyarrow.parquet as pq
 
     from verl_adaptive.groups import Groups
-    from verl_adaptive.stats import StatsTable, dataset_keys
-    from verl_adaptive.stats.journal import Journal
+    from verl_adaptive.stats import Journal, StatsTable, dataset_keys
 
     rows = [
         {
@@ -64,12 +63,14 @@ def make_store(folder: Path) -> Path:
     draw = np.random.default_rng(0)
     account = {"generated": 256, "trained": 256, "surplus": 0, "held": 0, "dropped": {}}
     ledger = {name: {"rollouts": account, "tokens": account} for name in ("step", "run")}
-    with Journal.open(str(folder / "adaptive.sqlite"), run_id="smoke/test", meta={"preset": "greso"}) as journal:
+    with Journal(folder / "adaptive", {"run": "smoke/test", "preset": "greso"}) as journal:
+        journal.begin(0, keys, ["sums"] * 32)
         for step in (1, 2, 3):
             rewards = (draw.random((32, 8)) < np.linspace(0, 1, 32)[:, None]).astype(float)
             groups = Groups.from_lists(row_of, rewards.tolist())
-            if not journal.commit_step(step, groups, keys, ["trained"] * 32, ledger, {}, sources=["sums"] * 32):
-                sys.exit(f"step {step} was not written: {journal.health()}")
+            journal.commit_step(step, groups, keys, ["trained"] * 32, ledger, {}, sources=["sums"] * 32)
+        if not journal.flush():
+            sys.exit(f"the journal was not written: {journal.trouble}")
     return data
 
 
@@ -96,7 +97,7 @@ def main() -> None:
     )
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        data, store = make_store(folder), str(folder / "adaptive.sqlite")
+        data, store = make_store(folder), str(folder / "adaptive")
         found = json.loads(call("stats", store, "--json"))
         assert (found["prompts"], found["steps"], found["rollouts"]) == (32, 3, 768), found
         call("stats", store)

@@ -4,7 +4,7 @@
 #   bash tests/run.sh              everything (some 25 minutes on 2 cores that do nothing else, installation apart)
 #   bash tests/run.sh unit         without the runs of the real pipeline
 #   bash tests/run.sh matrix       more runs of the real pipeline: presets, trainer modes and faults (an hour or more)
-#   bash tests/run.sh fuzz         files, URLs and settings, many more examples than by default (VERL_ADAPTIVE_FUZZ, 100)
+#   bash tests/run.sh fuzz         files and settings, many more examples than by default (VERL_ADAPTIVE_FUZZ, 100)
 #   bash tests/run.sh -k NAME      any arguments of pytest
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -13,9 +13,8 @@ bash scripts/install.sh "$venv" --dev
 # shellcheck disable=SC1091
 . "$venv/bin/activate"
 
-# The store is tested on a real PostgreSQL, the report in a real browser: Debian's packages, where this script may install.
+# The report is tested in a real browser: Debian's package, where this script may install.
 missing=()
-ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || missing+=(postgresql)
 command -v chromium >/dev/null 2>&1 || missing+=(chromium)
 if ((${#missing[@]})) && command -v apt-get >/dev/null && [ "$(id -u)" = 0 ]; then
     { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}"; } \

@@ -259,9 +259,9 @@ def test_a_class_without_what_the_preset_left(composed) -> None:
         adaptive(composed("+adaptive=dapo", "adaptive/sampler=custom"))
 
 
-@pytest.mark.parametrize("key", ["store.url", "store.run_id", "id_key", "signal", "record", "warm_start"])
+@pytest.mark.parametrize("key", ["store.dir", "id_key", "signal", "record", "warm_start"])
 def test_an_unset_shell_variable_is_not_the_default(key, composed) -> None:
-    """`adaptive.store.url=$DATABASE` went to a file beside the checkpoints, `adaptive.record=$FOLDER` recorded nothing."""
+    """`adaptive.store.dir=$FOLDER` went to a file beside the checkpoints, `adaptive.record=$FOLDER` recorded nothing."""
     with pytest.raises(ConfigError, match=rf"adaptive\.{key}='': is empty, as an unset shell variable"):
         adaptive(composed("+adaptive=grpo", f"adaptive.{key}="))
 
@@ -344,8 +344,8 @@ def test_parts_of_different_papers_combine(composed) -> None:
 
 
 def test_options_take_hydra_syntax(composed) -> None:
-    config = composed("+adaptive=greso", "adaptive.sampler.p_easy=0.3", "adaptive.store.url=postgresql+psycopg://h/d")
-    assert config.adaptive.sampler.p_easy == 0.3 and config.adaptive.store.url == "postgresql+psycopg://h/d"
+    config = composed("+adaptive=greso", "adaptive.sampler.p_easy=0.3", "adaptive.store.dir=/runs")
+    assert config.adaptive.sampler.p_easy == 0.3 and config.adaptive.store.dir == "/runs"
 
 
 def test_the_command_line_wins_over_the_preset(composed) -> None:

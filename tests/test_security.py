@@ -16,10 +16,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.cli.stores import HOSTILE, hostile_rows, make_run, write_dataset
+from tests.cli.stores import HOSTILE, change_lines, hostile_rows, make_run, write_dataset
 from verl_adaptive.cli import main
-from verl_adaptive.stats import StatsTable, dataset_keys, warm_start
-from verl_adaptive.stats.journal import Journal
+from verl_adaptive.stats import Journal, StatsTable, dataset_keys, warm_start
 
 REPO = Path(__file__).resolve().parents[1]
 #: Names that end a string, a tag, an attribute, a comment, a style, a statement, a shell word; and an honest one.
@@ -106,25 +105,6 @@ def test_no_module_runs_or_unpickles_what_it_reads() -> None:
     assert found == set(ALLOWED)
 
 
-def test_sql_is_never_made_of_values() -> None:
-    """f-strings in SQL may hold names of columns and types that stand in the source, never what was given."""
-    made = []
-    for path in sorted((REPO / "verl_adaptive").rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Call) and _dotted(node.func).rsplit(".", 1)[-1] in (
-                "execute",
-                "exec_driver_sql",
-                "text",
-            ):
-                for argument in node.args[:1]:
-                    if isinstance(argument, ast.JoinedStr | ast.BinOp):
-                        made.append(f"{path.name}: {ast.unparse(argument)}")
-    assert made == [
-        "sqlite.py: f'PRAGMA journal_mode={mode}'",  # wal or delete, checked before
-        "schema.py: f'ALTER TABLE observations ADD COLUMN {name} {kind}'",  # constants of the line above
-    ]
-
-
 # -- files of other people --------------------------------------------------------------------------------------------
 
 
@@ -179,25 +159,6 @@ def test_a_schema_cannot_bring_code(tmp_path) -> None:
     assert not trap.exists()
 
 
-def test_doctor_shows_no_password(capsys, monkeypatch) -> None:
-    """Neither in its findings, nor in the plan, nor in JSON."""
-    pytest.importorskip("verl")
-    from tests.docs.test_documents import MINIMAL
-
-    monkeypatch.delenv("VERL_PLATFORM", raising=False)
-    url = "postgresql://me:a%2Fhunter2@127.0.0.1:1/db"
-    chosen = [
-        *MINIMAL.split(),
-        "+adaptive=greso",
-        f"adaptive.store.url={url}",
-        f"'adaptive.warm_start={url}?password=hunter2'",
-    ]
-    for options in ([], ["--json"]):
-        main(["doctor", *options, "--", *chosen])
-        said = capsys.readouterr()
-        assert "127.0.0.1" in said.out and "hunter2" not in said.out + said.err
-
-
 # -- words of other people --------------------------------------------------------------------------------------------
 
 
@@ -212,19 +173,17 @@ def hostile(tmp_path_factory) -> tuple[Path, Path]:
         row["reward_model"] = {"style": "rule", "ground_truth": NAMES[(i + 1) % len(NAMES)]}
     rows += [{**rows[0], "reward_model": {"style": "rule", "ground_truth": NAMES[7]}}]  # a question with two answers
     make_run(folder / "run", rows=rows, steps=12, run_id=NAMES[1], preset=NAMES[2])
-    path = folder / "run" / "adaptive.sqlite"
-    with Journal.open(str(path), run_id=NAMES[1]) as journal:
-        journal.rewind(14)  # a gap, with a reason
-    import sqlite3
+    path = folder / "run" / "adaptive"
 
-    with sqlite3.connect(path) as database:  # names that the engine would not make, but a file may hold
-        database.execute("UPDATE gaps SET reason = ?", (NAMES[0],))
-        database.execute("UPDATE observations SET outcome = ? WHERE outcome = 'trained' AND step = 3", (NAMES[3],))
-        scalars = '{"adaptive/sampler/p_easy": 0.5, "<b>name</b>": 1.0}'
-        database.execute("UPDATE steps SET scalars = ?", (scalars,))
-        ledger = "json_set(ledger, '$.step.rollouts.dropped', json_object(?, 5), '$.run.rollouts.dropped', json_object(?, 5))"
-        database.execute(f"UPDATE steps SET ledger = {ledger}", (NAMES[4], NAMES[1]))
-    database.close()
+    def change(line: dict) -> dict | None:  # names that the engine would not make, but a file may hold
+        line["ledger"]["step"]["rollouts"]["dropped"] = {NAMES[4]: 5}
+        line["ledger"]["run"]["rollouts"]["dropped"] = {NAMES[1]: 5}
+        line["scalars"] = {"adaptive/sampler/p_easy": 0.5, "<b>name</b>": 1.0}
+        if line["step"] == 9:
+            line["missing"] = NAMES[0]
+        return None if line["step"] == 8 else line  # a gap, with a reason
+
+    change_lines(path / "attempt-0" / "steps.jsonl", change)
     return path, write_dataset(folder / "data.parquet", rows)
 
 
@@ -340,16 +299,6 @@ def test_errors_are_one_harmless_line(tmp_path, capsys) -> None:
         assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]", said.err)
 
 
-def test_names_are_bound_not_spliced(tmp_path) -> None:
-    """A run called like an SQL statement is a run like any other."""
-    path = tmp_path / "runs.sqlite"
-    for name in NAMES:
-        with Journal.open(str(path), run_id=name) as journal:
-            assert journal.history(name).num_rows == 0
-    with Journal.open(str(path), run_id="x") as journal:
-        assert {run["run_id"] for run in journal.reader().runs()} == {*NAMES, "x"}
-
-
 def test_csv_holds_no_formula(hostile, tmp_path, capsys) -> None:
     """Opened in a spreadsheet, no cell is run; the other formats keep every name as it is."""
     journal, _ = hostile
@@ -387,8 +336,8 @@ def test_the_umask_decides_who_may_read(umask, tmp_path) -> None:
         root = tmp_path / "all"
         _, rows = make_run(root / "run", prompts=20, steps=3)
         data = write_dataset(tmp_path / "data.parquet", rows)
-        journal = Journal.open(str(root / "run" / "adaptive.sqlite"), run_id="open")  # its -wal, -shm and lock
-        store = f"{root / 'run' / 'adaptive.sqlite'}#project/experiment"
+        journal = Journal(root / "run" / "adaptive")
+        store = str(root / "run")
         for name in ("x.parquet", "x.csv", "x.jsonl"):
             assert main(["export", store, str(root / name)]) == 0
         assert main(["report", store, "-o", str(root / "r.html")]) == 0
@@ -399,7 +348,7 @@ def test_the_umask_decides_who_may_read(umask, tmp_path) -> None:
     finally:
         os.umask(before)
     names = {p.name for p in seen}
-    assert {"adaptive.sqlite", "adaptive.sqlite-wal", "manifest.json", "x.csv", "r.html", "kept.parquet"} <= names
+    assert {"groups.arrows", "steps.jsonl", "writer.lock", "manifest.json", "x.csv", "r.html", "kept.parquet"} <= names
     for path, mode in seen.items():
         assert mode == (0o777 if path.is_dir() else 0o666) & ~umask, (path, oct(mode))
     shutil.rmtree(root)

@@ -17,7 +17,6 @@ from typing import NoReturn
 
 from verl_adaptive import __version__
 from verl_adaptive.errors import AdaptiveError, UsageError, nearest
-from verl_adaptive.redact import redact
 from verl_adaptive.text import closed_streams, one_line
 
 __all__ = ["COMMANDS", "main"]
@@ -29,7 +28,7 @@ COMMANDS: dict[str, str] = {
     "parts": "list the presets, the parts of each role and their options",
     "stats": "what a run knows of its prompts; works while training runs",
     "report": "write one HTML file about a run",
-    "serve": "show the same page live, for all runs of a folder or database",
+    "serve": "show the same page live, for all runs of a folder",
     "replay": "make a recorded run's decisions again, and compare",
     "compare": "two runs side by side",
     "export": "write a store to Parquet, CSV or JSON lines",
@@ -97,7 +96,7 @@ def _failed(message: str, status: int, error: Exception | None = None) -> int:
     if error is not None and os.environ.get(DEBUG):
         raise error
     with contextlib.suppress(OSError):  # nobody listens; the status still tells
-        print(f"verl-adaptive: {one_line(redact(message))}", file=sys.stderr)
+        print(f"verl-adaptive: {one_line(message)}", file=sys.stderr)
     return status
 
 

@@ -224,31 +224,32 @@ class SuccessConfig:
 class StoreConfig:
     """Where the statistics' journal goes; see :mod:`verl_adaptive.stats.journal`.
 
-    ``url``: null puts an SQLite file beside the checkpoints; ``postgresql+psycopg://…`` shares one database.
-    ``run_id``: null: ``trainer.project_name/trainer.experiment_name``.
+    ``dir``: a folder of several runs: the journal goes to ``<dir>/<trainer.project_name>/<trainer.experiment_name>``. null: to
+    ``adaptive`` beside the checkpoints.
     """
 
     enabled: bool = True
-    url: str | None = None
-    run_id: str | None = None
+    dir: str | None = None
 
     def validate(self, path: str) -> None:
-        _check_written(self, path, "url", "run_id")
+        _check_written(self, path, "dir")
+        check(self.dir is None or "://" not in self.dir, f"{path}.dir", self.dir, "is no folder; journals are files")
 
 
 @dataclass
 class ResumeConfig:
-    """``allow``: differences that a resume may ignore: ``dataset``, ``policy``, ``settings``, ``schema``, ``missing``, ``mode``."""
+    """``allow``: differences that a resume may ignore: ``dataset``, ``policy``, ``settings``, ``schema``, ``missing``, ``mode``,
+    ``interrupted``."""
 
     allow: list[str] = field(default_factory=list)
 
     def validate(self, path: str) -> None:
         for item in self.allow:
             check(
-                item in ("dataset", "policy", "settings", "schema", "missing", "mode"),
+                item in ("dataset", "policy", "settings", "schema", "missing", "mode", "interrupted"),
                 f"{path}.allow",
                 item,
-                "must be of dataset, policy, settings, schema, missing, mode",
+                "must be of dataset, policy, settings, schema, missing, mode, interrupted",
             )
 
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-from verl_adaptive.redact import redact
-
 __all__ = [
     "REMOVED",
     "AdaptiveError",
@@ -25,10 +23,7 @@ __all__ = [
 
 
 class AdaptiveError(RuntimeError):
-    """Base of every error this package raises on purpose. Its text never shows the password of a URL."""
-
-    def __str__(self) -> str:
-        return redact(super().__str__())
+    """Base of every error this package raises on purpose."""
 
 
 class UsageError(AdaptiveError):
@@ -49,7 +44,7 @@ class ConfigError(AdaptiveError, ValueError):
         super().__init__(key, value, hint)
 
     def __str__(self) -> str:
-        return redact(f"{self.key}={self.value!r}: {self.hint}")
+        return f"{self.key}={self.value!r}: {self.hint}"
 
 
 class RefusedByVerl(AdaptiveError):

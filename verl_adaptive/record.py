@@ -38,7 +38,6 @@ from verl_adaptive.engine.ledger import Ledger
 from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.groups import PER_ROLLOUT, Groups
 from verl_adaptive.policy import build_policy, settle
-from verl_adaptive.redact import redact_all
 from verl_adaptive.stats import read_snapshot, write_snapshot
 from verl_adaptive.stats.snapshot import MANIFEST
 
@@ -82,7 +81,7 @@ class Tape:
         config = settle(engine.config, holds=stream is None)  # a replay must not depend on what a default means then
         header = {
             "version": VERSION,
-            "adaptive": redact_all(asdict(config)),  # people share records; a replay opens no database
+            "adaptive": asdict(config),
             "facts": asdict(engine.facts),
             "skip_zero": engine.skip_zero,
             "kind": engine.kind,

@@ -16,7 +16,7 @@ from verl_adaptive.engine import Engine
 from verl_adaptive.stats import StatsTable, dataset_keys, write_snapshot
 from verl_adaptive.stats.journal import Journal
 
-__all__ = ["HOSTILE", "hostile_rows", "make_run", "write_dataset"]
+__all__ = ["HOSTILE", "change_lines", "hostile_rows", "make_run", "without_steps", "write_dataset"]
 
 #: Terminal control, HTML, rich markup, right-to-left override, Hydra and spreadsheet syntax, and a lone surrogate's cousin.
 HOSTILE = "\x1b[31m\x07<script>alert(1)</script>[bold]&amp;\u202e=cmd()${x}\r\nend\x9b2J"
@@ -54,7 +54,7 @@ def make_run(
     n: int = 8,
     snapshot: bool = True,
     rows: list[dict[str, Any]] | None = None,
-    url: str | None = None,
+    journal: Path | None = None,
     rates: np.ndarray | None = None,
     validate: Callable[[int], float | dict[str, float]] | None = None,
     validated_on: dict[str, int] | None = None,
@@ -62,7 +62,7 @@ def make_run(
     longest: int | None = None,
     **policy: Any,
 ) -> tuple[Engine, list[dict[str, Any]]]:
-    """Train in the fake world; writes ``folder/adaptive.sqlite`` (or ``url``) and ``folder/global_step_<steps>/adaptive``.
+    """Train in the fake world; writes ``folder/adaptive`` (or ``journal``) and ``folder/global_step_<steps>/adaptive``.
 
     ``rates`` are true pass rates that stay; ``validate`` gives a validation's accuracy every 5 steps (or verl's metrics by
     name, of the prompts ``validated_on``).
@@ -80,7 +80,7 @@ def make_run(
             metrics = value if isinstance(value, dict) else {"val-core/math/acc/mean@1": value}
             generated = engine.total.rollouts.generated
             when = 1.7e9 + 60.0 * step
-            journal.commit_validation(
+            writer.commit_validation(
                 step, metrics, generated=generated, prompts=validated_on or {"math": 200}, wall_time=when
             )
 
@@ -92,8 +92,9 @@ def make_run(
     engine, world = make_engine(
         **options, batch=batch, n=n, M=len(rows), p=rates, world=world, table=table, keys=keys, seed=seed
     )
-    meta = {"preset": preset, "checkpoints": str(folder), "dataset": table.fingerprint()}
-    with Journal.open(url or str(folder / "adaptive.sqlite"), run_id=run_id, meta=meta) as journal:
+    meta = {"run": run_id, "preset": preset, "checkpoints": str(folder), "dataset": table.fingerprint()}
+    with Journal(journal or folder / "adaptive", meta=meta) as writer:
+        writer.begin(0, table.keys, sources)
         validated(0)
         for step in range(1, steps + 1):
             world.p = np.clip(
@@ -101,7 +102,7 @@ def make_run(
             )  # it learns, and forgets
             result = run_step(engine, world, step)
             groups = result.groups
-            journal.commit_step(
+            writer.commit_step(
                 step,
                 groups,
                 table.keys[groups.row],
@@ -122,6 +123,29 @@ def make_run(
             meta={"step": steps, "policy": preset, "policy_digest": engine.policy.digest(), "dataset": "d"},
         )
     return engine, rows
+
+
+def change_lines(path: Path, change: Callable[[dict[str, Any]], dict[str, Any] | None]) -> None:
+    """Rewrite a file of JSON lines; None leaves a line out."""
+    lines = [change(json.loads(line)) for line in path.read_text().splitlines()]
+    last = ("ledger", "scalars")
+    lines = [
+        None if x is None else {n: x[n] for n in sorted(x, key=lambda n: last.index(n) if n in last else -1)}
+        for x in lines
+    ]
+    # as the journal writes them: no blanks before the two accounts
+    text = "".join(
+        json.dumps(line).replace(', "ledger": ', ',"ledger":').replace(', "scalars": ', ',"scalars":') + "\n"
+        for line in lines
+        if line is not None
+    )
+    path.write_text(text)
+
+
+def without_steps(folder: Path, first: int, last: int) -> None:
+    """Take steps out of a run's journal, as if they had never been written."""
+    path = folder / "adaptive" / "attempt-0" / "steps.jsonl"
+    change_lines(path, lambda line: None if first <= line["step"] <= last else line)
 
 
 def last_ledger(path: Path) -> dict[str, Any]:

@@ -83,7 +83,7 @@ def test_a_command_line_and_its_plan(examine, tmp_path) -> None:
     assert (plan["groups"], plan["n"], plan["updates"], plan["first_round"]) == (64, 16, 2, 96 * 16)
     assert (plan["prompts"], plan["steps"]) == (640, 30)
     assert plan["mode"] == "sync" and "take turns" in plan["schedule"]
-    assert plan["store"] == f"{tmp_path}/ckpt/adaptive.sqlite" and "no checkpoint" in plan["resume"]
+    assert plan["store"] == f"{tmp_path}/ckpt/adaptive" and "no checkpoint" in plan["resume"]
 
 
 def test_training_files_without_rows(examine, tmp_path) -> None:
@@ -222,7 +222,7 @@ def test_programs_that_would_not_read_the_preset(words, says, call) -> None:
         (("+adaptive=greso", "adaptive/samplr=cero"), "did you mean adaptive/sampler=?"),
         (("+adaptive=greso", "adaptive.sampler.p_eazy=0.3"), "did you mean adaptive.sampler.p_easy?"),
         (("+adaptive=greso", "adaptive.refil=true"), "did you mean adaptive.refill?"),
-        (("+adaptive=greso", "adaptive.stor.url=x"), "adaptive.stor.url: did you mean adaptive.store.url?"),
+        (("+adaptive=greso", "adaptive.stor.dir=x"), "adaptive.stor.dir: did you mean adaptive.store.dir?"),
         (
             ("+adaptive=dapo", "adaptive/sampler=greso", "adaptive.sampler.p_hrd=1"),
             "did you mean adaptive.sampler.p_hard?",
@@ -312,11 +312,7 @@ def test_a_generation_batch_size_would_be_ignored(overrides, says, examine) -> N
         (("+adaptive=greso", "+adaptive/platform=cpu"), "platform", "VERL_PLATFORM"),
         (("+adaptive=pilot_commit", "adaptive.allocator.n_pilot=16"), "plan", "n_pilot"),
         (("+adaptive=greso", "x y"), "compose", "x y"),
-        (
-            ("+adaptive=greso", "adaptive.store.url=postgresql+psycopg://u:secret@127.0.0.1:1/d"),
-            "database",
-            "127.0.0.1",
-        ),
+        (("+adaptive=greso", "adaptive.store.dir=postgresql://h/d"), "validate", "is no folder"),
     ],
 )
 def test_what_is_wrong_is_found(overrides, check, says, examine) -> None:
@@ -457,23 +453,10 @@ def test_a_store_that_is_there_already(examine, tmp_path) -> None:
     make_run(tmp_path / "ckpt", steps=4, run_id="p/e", snapshot=False)
     mine = ("+adaptive=greso", "trainer.project_name=p", "trainer.experiment_name=e")
     status, found = examine(*mine)
-    assert status == 0 and found["store"]["detail"].endswith("holds 1 run, this run up to step 4")
-    status, found = examine("+adaptive=greso")
-    assert status == 0 and found["store"]["detail"].endswith("not this run yet")
-    (tmp_path / "ckpt" / "adaptive.sqlite").write_bytes(b"SQLite format 3\0" + b"x" * 5000)
+    assert status == 0 and found["store"]["detail"].endswith("has this run up to step 4")
+    (tmp_path / "ckpt" / "adaptive" / "attempt-0" / "attempt.json").write_bytes(b"x")
     status, found = examine(*mine)
-    assert status == 1 and "adaptive.sqlite" in found["store"]["detail"] and "move it away" in found["store"]["fix"]
-
-
-def test_file_systems(examine, monkeypatch) -> None:
-    import verl_adaptive.stats.filesystem as filesystem
-
-    monkeypatch.setattr(filesystem, "filesystem_of", lambda path: "nfs4")
-    status, found = examine()
-    assert status == 0 and found["store directory"]["status"] == "warn" and "nfs4" in found["store directory"]["detail"]
-    monkeypatch.setattr(os, "access", lambda path, mode: False)
-    status, found = examine()
-    assert status == 1 and "not writable" in found["store directory"]["detail"]
+    assert status == 1 and "attempt.json" in found["store"]["detail"] and "move it away" in found["store"]["fix"]
 
 
 def test_resume(examine, tmp_path) -> None:

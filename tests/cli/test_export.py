@@ -315,11 +315,3 @@ def test_bad_input_is_one_line(what, finished, tmp_path, call) -> None:
     status, printed, err = call("filter-dataset", data, out, "--stats", finished.folder, "--where", "visits > 0")
     assert status == 1 and printed == "" and err.count("\n") == 1 and data.name in err
     assert pq.read_table(finished.data).num_rows == 60
-
-
-def test_a_store_of_two_runs_needs_a_name(tmp_path, call) -> None:
-    make_run(tmp_path, steps=1, run_id="a", snapshot=False)
-    make_run(tmp_path, steps=1, run_id="b", snapshot=False)
-    status, _, err = call("export", tmp_path, tmp_path / "x.csv")
-    assert status == 1 and "name one" in err
-    assert call("export", tmp_path, tmp_path / "x.csv", "--run", "b")[0] == 0

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.world import keys_of
-from verl_adaptive.report.expressions import Expression, ExpressionError
-from verl_adaptive.report.prompts import Prompts
 from verl_adaptive.stats import StatsTable, key_hex
+from verl_adaptive.stats.expressions import Expression, ExpressionError
+from verl_adaptive.stats.prompts import Prompts
 
 RATES = [0.0, 0.1, 0.5, 0.9, 1.0, math.nan]
 

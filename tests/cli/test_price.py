@@ -64,9 +64,10 @@ def test_graded_rewards_vary_where_nobody_succeeds(price, tmp_path, rewards, lea
     keys, rng = dataset_keys(hostile_rows(128)), np.random.default_rng(0)
     values = rng.random((128, 16)) * 0.4 if rewards else np.zeros((128, 16))
     groups = Groups.from_lists(np.arange(128), values.tolist(), success=np.zeros((128, 16)).tolist())
-    with Journal.open(str(tmp_path / "earlier.sqlite"), run_id="earlier") as journal:
-        journal.commit_step(1, groups, keys, ["trained"] * 128, {}, {})
-    found, _ = price("+adaptive=dapo", "trainer.total_epochs=1", f"adaptive.warm_start={tmp_path}/earlier.sqlite")
+    with Journal(tmp_path / "earlier") as journal:
+        journal.begin(0)
+        journal.commit_step(1, groups, keys, ["trained"] * 128, sources=["s"] * 128)
+    found, _ = price("+adaptive=dapo", "trainer.total_epochs=1", f"adaptive.warm_start={tmp_path}/earlier")
     assert least < found.factor < most and found.share == pytest.approx(1.0 if rewards else 0.0, abs=0.1)
 
 
@@ -153,7 +154,8 @@ def test_what_an_earlier_part_of_the_run_saw_takes_the_place_of_the_assumption(p
     make_run(tmp_path / "ckpt", steps=4, run_id="p/e", snapshot=False)
     mine = ("+adaptive=dapo", "trainer.project_name=p", "trainer.experiment_name=e")
     assert "this run's earlier steps" in price(*mine)[0].known_from
-    assert "assumed" in price("+adaptive=dapo")[0].known_from  # another run's journal says nothing of this one
+    elsewhere = f"adaptive.store.dir={tmp_path / 'others'}"
+    assert "assumed" in price(*mine, elsewhere)[0].known_from  # another run's journal says nothing of this one
 
 
 def test_without_the_data_a_step_has_a_price_and_the_run_has_none(call) -> None:

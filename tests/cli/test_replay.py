@@ -156,19 +156,6 @@ def test_an_empty_record_shows_nothing(call, tmp_path, content):
     assert status == 0 and out.count("every decision identical") == 1 and "attempt-1: the record is empty" in out
 
 
-def test_no_password_is_recorded(tmp_path):
-    engine, _ = make_engine(*POLICY)
-    engine.config.store.url = "postgresql+psycopg://me:hunter2@host/db"
-    engine.config.warm_start = "postgresql://me@host/db?password=hunter2#run"
-    tape = Tape(tmp_path, engine)
-    tape.close()
-    for path in tmp_path.rglob("*"):
-        assert path.is_dir() or b"hunter2" not in path.read_bytes(), path
-    header = json.loads((tape.folder / "header.json").read_text())["adaptive"]
-    assert header["store"]["url"] == "postgresql+psycopg://me:***@host/db"
-    assert engine.config.store.url == "postgresql+psycopg://me:hunter2@host/db"  # the run's own is as it was
-
-
 @pytest.mark.parametrize("stream", [False, True], ids=["sync", "async"])
 def test_a_full_disk_ends_the_recording_and_not_the_run(call, tmp_path, caplog, stream):
     with tmpfs(tmp_path / "disk", "64k") as disk:

@@ -7,27 +7,23 @@ import json
 import os
 import re
 import signal
-import sqlite3
 import subprocess
 import sys
 
 import numpy as np
 import pytest
 
-from tests.cli.stores import HOSTILE, hostile_rows, make_run
+from tests.cli.stores import HOSTILE, hostile_rows, make_run, without_steps
 from tests.interrupts import heed_interrupts
+from tests.stats.made import make_keys
 from verl_adaptive.groups import Groups
 from verl_adaptive.report.common import Measured, matched, verdict
-from verl_adaptive.report.expressions import Expression
-from verl_adaptive.report.history import Flips
 from verl_adaptive.report.lists import lists_of
-from verl_adaptive.report.opening import open_prompts
 from verl_adaptive.report.overview import BINS, REGRESSED, histogram
-from verl_adaptive.report.prompts import Prompts
-from verl_adaptive.stats import StatsTable, write_snapshot
-from verl_adaptive.stats.journal import Journal
-from verl_adaptive.stats.locate import locate
-from verl_adaptive.testing.stores import make_keys
+from verl_adaptive.stats import Journal, StatsTable, open_run, write_snapshot
+from verl_adaptive.stats.expressions import Expression
+from verl_adaptive.stats.history import Flips
+from verl_adaptive.stats.prompts import Prompts
 
 
 def facts(call, *words) -> dict:
@@ -57,11 +53,11 @@ def test_the_overview_is_the_engines_table(finished, call) -> None:
 
 
 def flips_by_hand(folder) -> dict[bytes, int]:
-    database = sqlite3.connect(folder / "adaptive.sqlite")
     sides: dict[bytes, list[float]] = {}
-    for key, n, c, failed in database.execute("SELECT key, n, successes, failed FROM observations ORDER BY step, seq"):
-        if not failed and c != n / 2:
-            sides.setdefault(key, []).append(c > n / 2)
+    for page in open_run(folder).observations():
+        for row in page.to_pylist():
+            if not row["failed"] and row["successes"] != row["n"] / 2:
+                sides.setdefault(row["key"], []).append(row["successes"] > row["n"] / 2)
     return {key: sum(a != b for a, b in itertools.pairwise(s)) for key, s in sides.items()}
 
 
@@ -206,76 +202,59 @@ def test_columns_are_listed(finished, call) -> None:
 def test_a_training_run_can_be_watched(tmp_path, call) -> None:
     """The writer's journal is open, and goes on, while we read."""
     engine, _ = make_run(tmp_path, steps=3, snapshot=False)
-    with Journal.open(str(tmp_path / "adaptive.sqlite"), run_id="project/experiment") as journal:
+    with Journal(tmp_path / "adaptive", {"run": "project/experiment"}) as journal:
+        journal.begin(3)
         assert facts(call, tmp_path)["steps"] == 3
         from tests.world import World, run_step
 
         result = run_step(engine, World(np.full(60, 0.5)), 4)
-        keys = engine.table.keys[result.groups.row]
-        assert journal.commit_step(4, result.groups, keys, result.outcome.astype(str), {"run": engine.total.as_dict()})
+        keys, count = engine.table.keys[result.groups.row], len(result.groups)
+        ledger = {"run": engine.total.as_dict()}
+        journal.commit_step(4, result.groups, keys, result.outcome.astype(str), ledger, sources=["s"] * count)
+        assert journal.flush()
         found = facts(call, tmp_path)
         assert found["steps"] == 4 and found["ledger"]["rollouts"]["generated"] == engine.total.rollouts.generated
 
 
-def test_several_runs_are_named(tmp_path, call) -> None:
-    make_run(tmp_path, steps=2, run_id="p/a", snapshot=False)
-    make_run(tmp_path, steps=3, run_id="p/b", snapshot=False)
-    status, _, err = call("stats", tmp_path)
-    assert status == 1 and err.count("\n") == 1 and "p/a" in err and "p/b" in err
-    database = tmp_path / "adaptive.sqlite"
-    assert facts(call, tmp_path, "--run", "p/b")["steps"] == 3
-    assert facts(call, f"{database}#p/a")["steps"] == 2
-    assert facts(call, f"sqlite:///{database}#p/a")["steps"] == 2
-    assert "p/c" in call("stats", f"{database}#p/c")[2]
-    runs = json.loads(call("stats", tmp_path, "--runs", "--json")[1])
-    assert [(r["run"], r["preset"], r["attempts"], r["steps"], r["last_step"]) for r in runs] == [
-        ("p/a", "greso", 1, 2, 2),
-        ("p/b", "greso", 1, 3, 3),
-    ]
-    shown = call("stats", tmp_path, "--runs")[1]
-    assert re.search(r"^ p/b +greso +\d{4}-\d\d-\d\d \d\d:\d\d +1 +3 +3$", shown, flags=re.M)
+def test_a_folder_or_a_pattern_leads_to_several_runs(tmp_path, call) -> None:
+    for name, steps in (("a", 2), ("b", 3)):
+        make_run(tmp_path / "runs" / name, steps=steps, run_id=f"p/{name}", snapshot=False)
+    make_run(tmp_path / "elsewhere" / "c", steps=1, run_id="p/c", snapshot=False)
+    for where in (tmp_path / "runs", tmp_path / "runs" / "*"):
+        for words in ((), ("--runs",)):
+            runs = json.loads(call("stats", where, "--json", *words)[1])
+            assert [(r["run"], r["preset"], r["attempts"], r["steps"], r["last_step"]) for r in runs] == [
+                ("p/a", "greso", 1, 2, 2),
+                ("p/b", "greso", 1, 3, 3),
+            ]
+        shown = call("stats", where)[1]
+        assert re.search(r"^ p/b +greso +\d{4}-\d\d-\d\d \d\d:\d\d +1 +3 +3 ", shown, flags=re.M)
+        status, _, err = call("stats", where, "--where", "visits > 0")
+        assert status == 2 and "leads to 2 runs" in err and str(tmp_path / "runs" / "a") in err
+        status, _, err = call("export", where, tmp_path / "x.csv")
+        assert status == 1 and "name one" in err and str(tmp_path / "runs" / "b") in err
+        assert json.loads(call("compare", where, "--json", "--visits", "1")[1])["b"]["run"] == "p/b"
+    assert facts(call, tmp_path / "elsewhere")["run"] == "p/c"  # one run below is meant
+    assert call("compare", tmp_path / "runs" / "a", tmp_path / "elsewhere", "--visits", "1")[0] == 0
+    status, _, err = call("compare", tmp_path / "runs")[0], *call("compare", tmp_path / "*" / "*")[1:]
+    assert status == 0 and "two runs are compared" in err and "leads to 3" in err
+    assert "nothing matches" in call("stats", tmp_path / "none*")[2]
 
 
-@pytest.mark.parametrize("command", ["compare", "stats", "export"])
-def test_two_names_of_a_run_are_refused(command, tmp_path, call) -> None:
-    """--run beside another #RUN: neither is taken, or A would be compared with itself."""
-    for run in ("p/a", "p/b"):
-        make_run(tmp_path, prompts=10, steps=2, run_id=run, snapshot=False)
-    a, b = (f"{tmp_path / 'adaptive.sqlite'}#p/{name}" for name in "ab")
-    stores = {"compare": [a, b], "stats": [b], "export": [b, tmp_path / "x.csv"]}[command]
-    status, out, err = call(command, *stores, "--run", "p/a")
-    assert status == 1 and out == "" and err.count("\n") == 1 and not (tmp_path / "x.csv").exists()
-    assert "'p/a'" in err and "#p/b" in err and "leave one of the two out" in err
-    assert call("stats", a, "--run", "p/a")[0] == 0
-    assert [r["run"] for r in json.loads(call("stats", a, "--runs", "--json")[1])] == ["p/a", "p/b"]
-
-
-def test_a_run_is_not_looked_for_where_there_is_no_choice(tmp_path, call) -> None:
-    """The answer was about whatever lay there, under any name."""
-    make_run(tmp_path / "run", prompts=20, steps=2)
-    (tmp_path / "eval.jsonl").write_text('{"prompt": "q", "n": 8, "successes": 3}\n')
-    for store, kind in (
-        (tmp_path / "run" / "global_step_2", "a snapshot"),
-        (tmp_path / "eval.jsonl", "a file of results"),
-    ):
-        for words in ((f"{store}#p/other",), (store, "--run", "p/other")):
-            status, out, err = call("stats", *words)
-            assert (status, out) == (1, "") and f"is {kind}" in err and "leave out the run 'p/other'" in err
-        assert call("simulate", "--trace", store, "--run", "p/other", "--batch", "1", "--steps", "1")[0] == 1
-        assert call("stats", store)[0] == 0
-    # of a folder that has both, a run is one of the journal's
-    assert locate(f"{tmp_path / 'run'}#project/experiment", prefer="snapshot").kind == "journal"
-    assert locate(tmp_path / "run", prefer="snapshot").kind == "snapshot"
-
-
-def test_a_path_that_is_not_utf8_is_not_called_damaged(call) -> None:
-    status, _, err = call("stats", "n\udce9w/run")
-    assert status == 1 and "not UTF-8" in err and "rename it" in err
+def test_prompts_that_were_never_visited_are_known(tmp_path, call) -> None:
+    """Of a data set of 60 a run said "570 of 570 visited", and `visits == 0` found none."""
+    engine, _ = make_run(tmp_path, steps=3, snapshot=False)
+    unseen = int((engine.table.col("visits") == 0).sum())
+    found = facts(call, tmp_path)
+    assert (found["prompts"], found["visited"]) == (60, 60 - unseen) and unseen > 10
+    assert f"{60 - unseen} visited" in call("stats", tmp_path)[1]
+    assert facts(call, tmp_path, "--where", "visits == 0")["selected"] == unseen
+    assert {name: s["prompts"] for name, s in found["by_source"].items()} == {"gsm8k": 20, "math": 20, HOSTILE: 20}
 
 
 def test_an_empty_store(tmp_path, call) -> None:
-    with Journal.open(str(tmp_path / "adaptive.sqlite"), run_id="p/e"):
-        pass
+    with Journal(tmp_path / "adaptive", {"run": "p/e"}) as journal:
+        journal.begin(0)
     (only,) = json.loads(call("stats", tmp_path, "--runs", "--json")[1])
     assert only["run"] == "p/e" and only["steps"] == 0 and only["last_step"] is None
     found = facts(call, tmp_path)
@@ -286,19 +265,12 @@ def test_an_empty_store(tmp_path, call) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "name"), [(b"", "e.sqlite"), (b"not a database at all" * 99, "n.sqlite"), (b"x", "r.parquet")]
+    ("content", "name"), [(b"", "e.db"), (b"not a run at all" * 99, "n.arrows"), (b"x", "r.parquet")]
 )
 def test_what_is_no_store_is_one_line(content, name, tmp_path, call) -> None:
     (tmp_path / name).write_bytes(content)
     status, out, err = call("stats", tmp_path / name)
     assert status == 1 and out == "" and err.count("\n") == 1 and name in err
-
-
-def test_a_truncated_database_is_one_line(finished, tmp_path, call) -> None:
-    whole = (finished.folder / "adaptive.sqlite").read_bytes()
-    (tmp_path / "t.sqlite").write_bytes(whole[: len(whole) // 2])
-    status, out, err = call("stats", tmp_path / "t.sqlite")
-    assert status == 1 and out == "" and err.count("\n") == 1 and "t.sqlite" in err
 
 
 def test_the_manifest_names_its_snapshot(finished, call) -> None:
@@ -387,10 +359,6 @@ def test_flips_over_windows_equal_flips_at_once() -> None:
 def test_a_runs_folder_finds_its_checkpoints(tmp_path, call) -> None:
     make_run(tmp_path / "run" / "checkpoints", steps=3)
     assert facts(call, tmp_path / "run") == facts(call, tmp_path / "run" / "checkpoints")
-    assert facts(call, f"{tmp_path / 'run'}#project/experiment")["run"] == "project/experiment"
-    make_run(tmp_path / "checkpoints" / "p" / "e", steps=2, snapshot=False)
-    status, _, err = call("stats", tmp_path)
-    assert status == 1 and str(tmp_path / "checkpoints" / "p" / "e") in err  # named, not guessed
 
 
 def test_who_asks_gets_the_answer_alone(finished, call) -> None:
@@ -420,9 +388,11 @@ def test_watching_prints_what_is_new(tmp_path) -> None:
 
     try:
         assert one()["last_step"] == 3
-        with Journal.open(str(tmp_path / "adaptive.sqlite"), run_id="project/experiment") as journal:
-            groups = Groups.empty()
-            journal.commit_step(4, groups, engine.table.keys[:0], [], {"run": engine.total.as_dict()})
+        with Journal(tmp_path / "adaptive") as journal:
+            journal.begin(3)
+            journal.commit_step(
+                4, Groups.empty(), engine.table.keys[:0], [], {"run": engine.total.as_dict()}, sources=[]
+            )
         assert one()["last_step"] == 4
     finally:
         process.send_signal(signal.SIGINT)
@@ -436,31 +406,25 @@ def test_watching_prints_what_is_new(tmp_path) -> None:
 def test_the_whole_page_has_the_runs_tolerance(tmp_path, mine, asked, used) -> None:
     """Signals of 0.4 and 0.6 are no variance to a run with adaptive.tolerance=0.3, in the table and along the course."""
     from verl_adaptive.report.course import CLASSES, course_of
-    from verl_adaptive.report.opening import open_prompts
 
-    path, keys = str(tmp_path / "adaptive.sqlite"), make_keys(2)
-    with Journal.open(path, run_id="run", meta={} if mine is None else {"tolerance": mine}) as journal:
+    path, keys = tmp_path / "adaptive", make_keys(2)
+    with Journal(path, {} if mine is None else {"tolerance": mine}) as journal:
+        journal.begin(0)
         groups = Groups.from_lists(np.arange(2), [[0.4, 0.6], [0.4, 0.6]], success=[[0, 1], [0, 1]])
-        journal.commit_step(1, groups, keys, ["kept", "kept"], {}, {})
-    opened = open_prompts(path, tolerance=asked)
+        journal.commit_step(1, groups, keys, ["kept", "kept"], {}, {}, sources=["s", "s"])
+    opened = open_run(path, tolerance=asked)
     middle = course_of(opened, {}).classes[0, CLASSES.index("middle")]
     assert opened.tolerance == used and middle == (0 if used > 0.2 else 2)
     assert opened.prompts.table.col("streak").tolist() == ([1, 1] if used > 0.2 else [0, 0])
 
 
 def test_what_is_retired_is_of_the_runs_own_snapshots(tmp_path) -> None:
-    """Not of another run's beside the database, and not of later steps than the run has."""
-    database = tmp_path / "a" / "adaptive.sqlite"
+    """Where the run said they are or, of a journal that was moved with them, around it."""
     make_run(tmp_path / "a", run_id="A", steps=4)
-    moved = tmp_path / "moved"
-    (tmp_path / "a").rename(moved)  # with its checkpoints, so they are looked for beside the file
-    assert open_prompts(str(moved)).retired == (3, 4)
-    moved.rename(tmp_path / "a")
-    make_run(tmp_path / "b", run_id="B", url=str(database), steps=3, snapshot=False)
-    assert open_prompts(f"{database}#A").retired == (3, 4)
-    assert open_prompts(f"{database}#B").retired is None
-    (tmp_path / "b").rmdir()
-    assert open_prompts(f"{database}#B").retired is None  # two runs: beside the file may be anybody's
+    (tmp_path / "a").rename(tmp_path / "moved")
+    assert open_run(tmp_path / "moved").retired == (3, 4)
+    make_run(tmp_path / "b", run_id="B", journal=tmp_path / "moved" / "p" / "b", steps=3, snapshot=False)
+    assert open_run(tmp_path / "moved" / "p" / "b").retired is None
 
 
 def test_what_a_warm_start_retired_counts_though_nothing_visited_it(tmp_path) -> None:
@@ -471,7 +435,7 @@ def test_what_a_warm_start_retired_counts_though_nothing_visited_it(tmp_path) ->
     assert len(unvisited) > 20
     engine.table.col("retired")[unvisited] = 1
     write_snapshot(tmp_path / "global_step_2" / "adaptive", engine.table, {}, meta={"step": 2})
-    assert open_prompts(str(tmp_path)).retired == (len(unvisited), 2)
+    assert open_run(tmp_path).retired == (len(unvisited), 2)
 
 
 def test_a_snapshot_says_what_a_warm_start_brought(tmp_path, call) -> None:
@@ -493,9 +457,9 @@ def test_snapshots_after_a_runs_last_step_are_not_its_own(tmp_path) -> None:
     make_run(tmp_path / "before", steps=6)
     make_run(tmp_path / "run", steps=2)
     (tmp_path / "before" / "global_step_6").rename(tmp_path / "run" / "global_step_6")
-    assert open_prompts(str(tmp_path / "run")).retired[1] == 2
+    assert open_run(tmp_path / "run").retired[1] == 2
     (tmp_path / "run" / "global_step_2").rename(tmp_path / "global_step_2")
-    assert open_prompts(str(tmp_path / "run")).retired is None
+    assert open_run(tmp_path / "run").retired is None
 
 
 # -- compare ------------------------------------------------------------------------------------------------
@@ -550,9 +514,7 @@ def test_runs_without_a_common_bill_are_not_said_to_have_one(tmp_path, call) -> 
     """B's journal begins where A's had ended long before: "both up to the rollouts that both have generated" was not so."""
     make_run(tmp_path / "a", steps=5, snapshot=False)
     make_run(tmp_path / "b", steps=30, snapshot=False)
-    with sqlite3.connect(tmp_path / "b" / "adaptive.sqlite") as database:
-        for table in ("steps", "observations"):
-            database.execute(f"delete from {table} where step <= 20")
+    without_steps(tmp_path / "b", 1, 20)
     words = ("compare", tmp_path / "a", tmp_path / "b", "--visits", "1")
     said = json.loads(call(*words, "--json")[1])["verdict"]
     assert re.fullmatch(r"Not at the same bill: B had generated [\d,]+ rollouts .* A [\d,]+ in all; --whole .*", said)
@@ -616,7 +578,7 @@ def test_nothing_is_said_of_chance_where_a_reward_was_validated(tmp_path, call) 
 def test_compare_says_what_chance_explains(tmp_path, call) -> None:
     """Twenty pairs of runs of one world: the paired difference is within two standard errors nineteen times of twenty."""
     from verl_adaptive.report.common import matched
-    from verl_adaptive.report.opening import open_prompts
+    from verl_adaptive.stats import open_run
 
     rates = np.random.default_rng(0).beta(2, 2, 120)
     for seed in range(12):
@@ -624,7 +586,7 @@ def test_compare_says_what_chance_explains(tmp_path, call) -> None:
             tmp_path / str(seed), prompts=120, rates=rates, steps=20, seed=seed, snapshot=False, filter="keep_all",
             sampler="epoch", batch=16,
         )  # fmt: skip
-    opened = [open_prompts(str(tmp_path / str(seed))).prompts for seed in range(12)]
+    opened = [open_run(tmp_path / str(seed)).prompts for seed in range(12)]
     pairs = [matched(a, b, 5, 1) for a, b in itertools.pairwise(opened)]
     off = [abs(p["mean_rate_b"] - p["mean_rate_a"]) / p["standard_error"] for p in pairs]
     assert np.mean(np.array(off) < 2) > 0.7 and max(off) < 4
@@ -640,7 +602,7 @@ def test_compare_says_what_chance_explains(tmp_path, call) -> None:
         sampler="epoch",
         batch=16,
     )
-    found = matched(opened[0], open_prompts(str(tmp_path / "b")).prompts, 5, 1)
+    found = matched(opened[0], open_run(tmp_path / "b").prompts, 5, 1)
     assert found["mean_rate_b"] - found["mean_rate_a"] > 4 * found["standard_error"]
 
 

@@ -20,7 +20,7 @@ from verl_adaptive.commands.parts import describe
 from verl_adaptive.config import AdaptiveConfig
 from verl_adaptive.errors import ConfigError
 from verl_adaptive.policy import PARTS, build_policy
-from verl_adaptive.report.expressions import Expression
+from verl_adaptive.stats.expressions import Expression
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -224,8 +224,6 @@ def test_every_option_that_is_named_exists() -> None:
         if page.name == "custom_parts.md":
             continue
         for name in re.findall(r"\badaptive\.[a-z_]+(?:\.[a-z_0-9]+)*", page.read_text()):
-            if name == "adaptive.sqlite":
-                continue
             assert name in known, (page.name, name)
     for page in PAGES:
         for role, name in re.findall(r"adaptive/(sampler|allocator|filter|advantage)=(\w+)", page.read_text()):

@@ -26,7 +26,6 @@ EXPECTED = {
     "qwen3_4b_pilot_commit.sh": (128, 64, 4, 384 * 16, 500),
     "qwen2.5_math_7b_solo.sh": (2048, 1, 4, 2048, 1001),
     "benchmark_gpu.sh": (256, 8, 4, 256 * 8, 2000),
-    "shared_postgresql.sh": (256, 8, 4, 384 * 8, 1001),
     "warm_start.sh": (256, 8, 4, 384 * 8, 1001),
     "filter_dataset.sh": (256, 8, 4, 384 * 8, 1001),
 }
@@ -87,7 +86,6 @@ def test_it_composes_validates_and_has_a_price(name, earlier, monkeypatch) -> No
 
 
 OTHER_NAMES = {
-    "shared_postgresql.sh": "greso_shared",
     "warm_start.sh": "greso_warm",
     "filter_dataset.sh": "greso_kept",
     "benchmark_gpu.sh": "grpo-n8-lr1e-6-seed0",
@@ -150,12 +148,3 @@ def test_a_recipe_can_be_copied_alone_or_says_what_it_needs(name) -> None:
 
 def test_further_overrides_come_last() -> None:
     assert words_of("filter_dataset.sh", "trainer.nnodes=3")[-1] == "trainer.nnodes=3"
-
-
-def test_variables_are_taken() -> None:
-    words = words_of(
-        "shared_postgresql.sh", RUN="mine", STORE="postgresql+psycopg://u@h/d", OUT="/o", MODEL="/m", GPUS="2"
-    )
-    assert "adaptive.store.run_id=verl_adaptive/mine" in words and "trainer.experiment_name=mine" in words
-    assert "adaptive.store.url=postgresql+psycopg://u@h/d" in words and "trainer.default_local_dir=/o" in words
-    assert "actor_rollout_ref.model.path=/m" in words and "trainer.n_gpus_per_node=2" in words

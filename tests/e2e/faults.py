@@ -13,8 +13,8 @@ import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tests.e2e.harness import Run, assets, balanced, train
-from verl_adaptive.stats import open_store, read_snapshot
+from tests.e2e.harness import Run, assets, balanced, groups_of, train
+from verl_adaptive.stats import open_run, read_snapshot
 
 #: Trainer mode → what chooses it.
 MODES: dict[str, tuple[str, ...]] = {
@@ -78,11 +78,11 @@ def sound(run: Run, step: int) -> None:
         values = table.col(name)[table.col("visits") > 0]
         assert np.isfinite(values.astype(np.float64)).all(), name
     assert (table.col("successes") <= table.col("rollouts")).all()
-    with open_store(str(run.folder / "checkpoints" / "adaptive.sqlite")) as store:
-        seen = store.observations()
-        assert len(seen) == finished and not seen["ticket"].duplicated().any()
-        assert seen["failed"].sum() == failed
-        assert seen.loc[~seen["failed"], "n"].sum() == table.col("rollouts").sum()
+    store = open_run(run.folder / "checkpoints" / "adaptive")
+    seen = groups_of(store)
+    assert len(seen) == finished and not seen["ticket"].duplicated().any()
+    assert seen["failed"].sum() == failed
+    assert seen.loc[~seen["failed"], "n"].sum() == table.col("rollouts").sum()
     total = state["engine"]["total"]["rollouts"]
     assert total["generated"] == sum(run.series("adaptive/rollouts/generated_total"))
     assert np.isfinite(run.series("actor/grad_norm")).all()

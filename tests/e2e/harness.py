@@ -7,7 +7,9 @@ import subprocess
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from verl_adaptive.integration.selftest import runs, verdicts
@@ -142,3 +144,8 @@ def train_rows() -> int:
 def validation_rows() -> int:
     """Rows of the validation set."""
     return pq.read_metadata(assets() / "data" / "val.parquet").num_rows
+
+
+def groups_of(run: Any) -> Any:
+    """A journal's finished groups as a data frame."""
+    return pa.concat_tables(run.observations()).to_pandas()

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from tests.e2e.faults import MODES
-from tests.e2e.harness import Run, balanced, optimizer_updates, replays, train
+from tests.e2e.harness import Run, balanced, groups_of, optimizer_updates, replays, train
 from tests.e2e.starts import PRESETS, SIX
-from verl_adaptive.stats import open_store, read_snapshot
+from verl_adaptive.stats import open_run, read_snapshot
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(5400)]
 
@@ -26,9 +26,9 @@ def observed_once(run: Run, step: int) -> None:
     """The statistics of a checkpoint are the journal's observations plus the groups that are ready to train."""
     table, engine = state_of(run, step)
     ready = engine["stream"]["ready"]
-    with open_store(str(run.folder / "checkpoints" / "adaptive.sqlite")) as store:
-        seen = store.observations()
-        assert store.steps()["step"].tolist() == list(range(1, step + 1))
+    store = open_run(run.folder / "checkpoints" / "adaptive")
+    seen = groups_of(store)
+    assert store.steps.column("step").to_pylist() == list(range(1, step + 1))
     good = seen[~seen["failed"].astype(bool)]
     assert table.col("visits").sum() == len(good) + len(ready["row"])
     rollouts = int(np.diff(ready["offsets"]).sum())
@@ -101,9 +101,9 @@ def test_killed_again_and_again(mode, tmp_path):
     assert last.code == 0, last.tail
     replays(last, 10)
     table, engine = state_of(last, 10)
-    with open_store(str(tmp_path / "checkpoints" / "adaptive.sqlite")) as store:
-        seen = store.observations()
-        assert store.steps()["step"].tolist() == list(range(1, 11))
+    store = open_run(tmp_path / "checkpoints" / "adaptive")
+    seen = groups_of(store)
+    assert store.steps.column("step").to_pylist() == list(range(1, 11))
     assert sorted(seen["ticket"]) == list(range(engine["ticket"]))
     assert table.col("visits").sum() == (~seen["failed"].astype(bool)).sum()
     total = engine["total"]["rollouts"]

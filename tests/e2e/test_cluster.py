@@ -16,8 +16,8 @@ import psutil
 import pytest
 
 from tests.e2e.faults import DRIVER
-from tests.e2e.harness import balanced, environment, train
-from verl_adaptive.stats import open_store, read_snapshot
+from tests.e2e.harness import balanced, environment, groups_of, train
+from verl_adaptive.stats import open_run, read_snapshot
 from verl_cpu import ENVIRONMENT_DEFAULTS
 
 pytestmark = [pytest.mark.e2e, pytest.mark.matrix, pytest.mark.timeout(5400)]
@@ -166,6 +166,6 @@ def test_the_driver_moves_to_another_node(cluster, tmp_path):
     after, _, _ = read_snapshot(checkpoints / "global_step_3" / "adaptive")
     fresh = sum(second.series("adaptive/groups/finished_total"))
     assert after.col("visits").sum() == before.col("visits").sum() + fresh
-    with open_store(str(checkpoints / "adaptive.sqlite")) as store:
-        assert store.steps()["step"].tolist() == [1, 2, 3]
-        assert len(store.observations()) == after.col("visits").sum()
+    store = open_run(checkpoints / "adaptive")
+    assert store.steps.column("step").to_pylist() == [1, 2, 3]
+    assert len(groups_of(store)) == after.col("visits").sum()

@@ -7,7 +7,6 @@ import json
 import os
 import random
 import shutil
-import sqlite3
 import zipfile
 from pathlib import Path
 
@@ -18,13 +17,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.cli.stores import hostile_rows, make_run, write_dataset
+from tests.cli.stores import change_lines, hostile_rows, make_run, write_dataset
 from tests.fuzz.common import damage, examples, json_values, seeds, survives
 from verl_adaptive.cli import main
 from verl_adaptive.report.collect import collect
-from verl_adaptive.report.opening import open_prompts
 from verl_adaptive.report.page import render
-from verl_adaptive.stats import SnapshotError, StatsTable, dataset_keys, open_store, read_snapshot, warm_start
+from verl_adaptive.stats import SnapshotError, StatsTable, dataset_keys, open_run, read_snapshot, warm_start
 from verl_adaptive.stats.atomic import TEMPORARY
 from verl_adaptive.stats.snapshot import _digest, _seal, attached, read_manifest
 from verl_adaptive.stats.state import join_state, split_state
@@ -32,20 +30,16 @@ from verl_adaptive.stats.state import join_state, split_state
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory) -> Path:
-    """A finished run: ``adaptive.sqlite``, ``global_step_12/adaptive`` and ``data.parquet``."""
+    """A finished run: ``adaptive``, ``global_step_12/adaptive`` and ``data.parquet``."""
     folder = tmp_path_factory.mktemp("run")
-    _, rows = make_run(folder, prompts=40, steps=12)
+    _, rows = make_run(folder, prompts=40, steps=12, validate=lambda step: 0.1)
     write_dataset(folder / "data.parquet", rows, row_group_size=13)
     return folder
 
 
 def read_all(source: Path) -> None:
     """Everything that looks at a journal."""
-    opened = open_prompts(str(source))
-    render(collect(opened))
-    with open_store(source) as store:
-        store.steps_arrow()
-        store.observations_arrow()
+    render(collect(open_run(source)))
 
 
 def same_text(said: list[str], *names: str) -> None:
@@ -56,112 +50,69 @@ def same_text(said: list[str], *names: str) -> None:
 # -- the journal ----------------------------------------------------------------------------------------------------
 
 
+FILES = ("attempt.json", "groups.arrows", "steps.jsonl", "validations.jsonl")
+
+
+@examples(60)
+@given(seeds, st.sampled_from([*FILES, "prompts"]))
+def test_a_damaged_journal(run, tmp_path_factory, seed, name) -> None:
+    folder = tmp_path_factory.mktemp("journal") / "adaptive"
+    shutil.copytree(run / "adaptive", folder)
+    (path,) = folder.glob("prompts-*") if name == "prompts" else [folder / "attempt-0" / name]
+    path.write_bytes(damage(path.read_bytes(), random.Random(seed)))
+    with survives() as said:
+        read_all(folder)
+    same_text(said, str(folder), "the journal", "run ")
+    shutil.rmtree(folder.parent)
+
+
+STRANGE = [
+    "x",
+    "",
+    -1,
+    2**62,
+    10**30,
+    1e308,
+    float("inf"),
+    None,
+    [],
+    {},
+    {"run": 1},
+    {"math": -5},
+    {"math": []},
+    [[[]]],
+]
+
+
 @examples(40)
-@given(seeds)
-def test_a_damaged_journal(run, tmp_path_factory, seed) -> None:
+@given(seeds, st.sampled_from([name for name in FILES if name != "groups.arrows"]), st.sampled_from(STRANGE))
+def test_a_journal_with_strange_values(run, tmp_path_factory, capsys, seed, name, value) -> None:
+    folder = tmp_path_factory.mktemp("journal") / "adaptive"
+    shutil.copytree(run / "adaptive", folder)
     rng = random.Random(seed)
-    path = tmp_path_factory.mktemp("journal") / "adaptive.sqlite"
-    path.write_bytes(damage((run / "adaptive.sqlite").read_bytes(), rng))
+    change_lines(folder / "attempt-0" / name, lambda line: {**line, rng.choice(sorted(line)): value})
     with survives() as said:
-        read_all(path)
-    same_text(said, str(path), "the journal")
-    shutil.rmtree(path.parent)
-
-
-@examples(20)
-@given(
-    seeds,
-    st.sampled_from(
-        ["runs", "branches", "steps", "observations", "prompts", "gaps", "validations", "verl_adaptive_schema"]
-    ),
-)
-def test_a_journal_with_strange_values(run, tmp_path_factory, capsys, seed, table) -> None:
-    """SQLite stores anything in any column: numbers as text, blobs, numbers that nothing else can hold."""
-    rng = random.Random(seed)
-    path = tmp_path_factory.mktemp("journal") / "adaptive.sqlite"
-    shutil.copy(run / "adaptive.sqlite", path)
-    strange = [
-        "x",
-        "",
-        b"\xff\x00",
-        -1,
-        2**62,
-        1e308,
-        float("inf"),
-        "\ud7ff",
-        "[" * 5000,
-        "null",
-        "[]",
-        '{"run": 1}',
-        "{}",
-    ]
-    with sqlite3.connect(path) as database:
-        columns = [row[1] for row in database.execute(f"PRAGMA table_info({table})")]
-        for column in rng.sample(columns, min(len(columns), rng.randrange(1, 3))):
-            try:
-                database.execute(f"UPDATE {table} SET {column} = ?", (rng.choice(strange),))
-            except sqlite3.IntegrityError:  # keys, and what may not be null
-                continue
-    database.close()
-    with survives() as said:
-        read_all(path)
-    same_text(said, str(path), "the journal", "run ")
-    out = str(path.parent / "out.jsonl")
-    for words in (["stats", str(path), "--json"], ["compare", str(path), str(path)], ["export", str(path), out]):
-        assert main(words) in (0, 1) and "defect" not in capsys.readouterr().err
-    shutil.rmtree(path.parent)
-
-
-@pytest.mark.parametrize(
-    "value", ["null", "[]", "3", "NaN", '{"math": 1e999}', '{"math": -5}', '{"math": []}', "x", b"x", -1]
-)
-@pytest.mark.parametrize("column", ["generated", "metrics", "prompts", "wall_time"])
-def test_a_validation_of_anything(tmp_path, capsys, column, value) -> None:
-    make_run(tmp_path, prompts=8, steps=6, batch=4, n=4, snapshot=False, validate=lambda step: 0.1)
-    path = tmp_path / "adaptive.sqlite"
-    with sqlite3.connect(path) as database:
-        database.execute(f"UPDATE validations SET {column} = ?", (value,))
-    database.close()
-    for words in (["report", str(path), "-o", str(tmp_path / "r.html")], ["compare", str(path), str(path)]):
-        assert main(words) in (0, 1)
+        read_all(folder)
+    same_text(said, str(folder), "the journal", "run ")
+    out = str(folder.parent / "out.jsonl")
+    for words in (["stats", folder, "--json"], ["compare", folder, folder], ["export", folder, out]):
+        assert main([str(word) for word in words]) in (0, 1)
         said = capsys.readouterr().err
         assert "defect" not in said and "Warning" not in said
+    shutil.rmtree(folder.parent)
 
 
-@pytest.mark.parametrize(
-    "statement",
-    [
-        "CREATE VIEW runs AS WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) "
-        "SELECT i AS run_id, 0 AS created_at, '' AS package, '{}' AS meta FROM n",
-        "CREATE TABLE runs (run_id TEXT PRIMARY KEY, created_at DOUBLE, package TEXT, "
-        "meta TEXT GENERATED ALWAYS AS (hex(zeroblob(900000000))) VIRTUAL)",
-        "CREATE VIRTUAL TABLE runs USING fts5(run_id, created_at, package, meta)",
-    ],
-)
-def test_a_journal_that_computes(run, tmp_path, statement) -> None:
-    """A database file can hold code: views, computed columns, virtual tables. None of it runs."""
-    path = tmp_path / "adaptive.sqlite"
-    shutil.copy(run / "adaptive.sqlite", path)
-    with sqlite3.connect(path) as database:
-        database.execute("PRAGMA foreign_keys=OFF")
-        database.execute("DROP TABLE runs")
-        database.execute(statement)
-    database.close()
+def test_groups_of_another_schema(run, tmp_path) -> None:
+    shutil.copytree(run / "adaptive", tmp_path / "adaptive")
+    path = tmp_path / "adaptive" / "attempt-0" / "groups.arrows"
+    whole = path.read_bytes()
+    table = pa.table({"step": [1], "key": ["x"]})
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, table.schema) as stream:
+        stream.write_table(table)
+    path.write_bytes(path.read_bytes().ljust(len(whole), b"\0"))
     with survives() as said:
-        read_all(path)
-    assert said and "computes something" in said[0] and str(path) in said[0]
-
-
-def test_a_trigger_is_refused_before_anything_is_written(run, tmp_path) -> None:
-    from verl_adaptive.stats.journal import Journal, JournalError
-
-    path = tmp_path / "adaptive.sqlite"
-    shutil.copy(run / "adaptive.sqlite", path)
-    with sqlite3.connect(path) as database:
-        database.execute("CREATE TRIGGER t AFTER INSERT ON runs BEGIN DELETE FROM observations; END")
-    database.close()
-    with pytest.raises(JournalError, match="trigger that computes something"):
-        Journal.open(str(path), run_id="another")
+        read_all(tmp_path)
+    assert said and "groups.arrows is damaged" in said[0]
 
 
 # -- snapshots --------------------------------------------------------------------------------------------------------
@@ -249,7 +200,9 @@ def test_a_manifest_of_somebody_elses_making(run, tmp_path, capsys, key, value) 
     with survives() as said:
         attached(folder, read_manifest(folder), "transfer_queue")
     same_text(said, str(folder))
-    shutil.copy(run / "adaptive.sqlite", tmp_path)  # beside a journal, whose commands look at the newest snapshot too
+    shutil.copytree(
+        run / "adaptive", tmp_path / "adaptive"
+    )  # beside a journal, whose commands look at the newest snapshot too
     for source in (folder, tmp_path):
         for words in (["stats", str(source)], ["export", str(source), str(tmp_path / "x.csv"), "--overwrite"]):
             assert main(words) in (0, 1) and "defect" not in capsys.readouterr().err
@@ -340,7 +293,7 @@ def test_a_damaged_data_set(run, tmp_path_factory, capsys, seed) -> None:
         str(path),
         str(out),
         "--stats",
-        str(run / "adaptive.sqlite"),
+        str(run / "adaptive"),
         "--where",
         "visits >= 0",
     ]

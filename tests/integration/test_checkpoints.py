@@ -26,13 +26,11 @@ from verl.utils import tensordict_utils as tu  # noqa: E402
 from tests.world import make_engine, run  # noqa: E402
 from verl_adaptive.config import AdaptiveConfig, ResumeConfig, SuccessConfig  # noqa: E402
 from verl_adaptive.errors import AdaptiveError  # noqa: E402
-from verl_adaptive.groups import Groups  # noqa: E402
 from verl_adaptive.integration.resume import IRRELEVANT, LOGGED, settings_of  # noqa: E402
 from verl_adaptive.integration.run_store import RunStore  # noqa: E402
 from verl_adaptive.integration.watch import Watch  # noqa: E402
 from verl_adaptive.policy import build_policy  # noqa: E402
 from verl_adaptive.stats import (  # noqa: E402
-    KEY_DTYPE,
     Journal,
     SnapshotError,
     read_manifest,
@@ -62,6 +60,13 @@ def run_store_of(
     run_store.config = OmegaConf.create({"trainer": trainer, **rollout})
     run_store.adaptive, run_store.table, run_store.fingerprint = adaptive or AdaptiveConfig(), engine.table, "f"
     run_store.keys, run_store.sources = engine.table.keys.copy(), None
+    run_store._no_warm_start, run_store._resumed = None, False
+
+    def save(folder: str, step: int, *more: object) -> None:
+        RunStore.save(run_store, folder, step, *more)
+        run_store.saved(folder, step)  # verl's files are there
+
+    run_store.save = save
     return run_store, engine
 
 
@@ -118,11 +123,20 @@ def test_snapshots_of_an_earlier_process_stay_with_theirs(tmp_path):
     assert first.exists()
 
 
-def test_a_snapshot_is_copied_where_verl_copies_its_checkpoints(tmp_path):
+def test_a_snapshot_is_copied_where_verl_copies_its_checkpoints(tmp_path, monkeypatch, caplog):
+    """A step that was saved twice landed as adaptive/adaptive, and the older snapshot was resumed."""
+    from verl.utils import hdfs_io
+
     run_store, engine = run_store_of(tmp_path, remote=str(tmp_path / "remote"))
+    for _ in range(2):
+        run_store.save(str(tmp_path / "local" / "global_step_3"), 3, engine, NoGroups())
+    remote = tmp_path / "remote" / "global_step_3" / "adaptive"
+    assert np.array_equal(read_snapshot(remote)[0].col("visits"), engine.table.col("visits"))
+    newest = read_snapshot(tmp_path / "local" / "global_step_3" / "adaptive")[2]
+    assert read_snapshot(remote)[2] == newest and not (remote / "adaptive").exists()
+    monkeypatch.setattr(hdfs_io, "copy", lambda src, dst, **options: False)  # as of an hdfs that refuses
     run_store.save(str(tmp_path / "local" / "global_step_3"), 3, engine, NoGroups())
-    table, _, _ = read_snapshot(tmp_path / "remote" / "global_step_3" / "adaptive")
-    assert np.array_equal(table.col("visits"), engine.table.col("visits"))
+    assert "trainer.default_hdfs_dir: the statistics of step 3 are not in" in caplog.text
 
 
 def test_the_alarms_state_is_part_of_a_snapshot_and_older_ones_have_none(tmp_path):
@@ -386,38 +400,40 @@ def test_a_save_without_waiting_groups_leaves_no_queue(held):
     assert "attached" not in json.loads((checkpoint / "adaptive" / "manifest.json").read_text())
 
 
-def test_the_queue_of_the_first_version_is_read(held):
-    """0.1.0 saved it beside the manifest."""
-    run_store, engine, checkpoint = held
-    folder = checkpoint / "adaptive"
-    (queue,) = folder.glob("transfer_queue-*")
-    queue.rename(folder / "transfer_queue")
-    manifest = json.loads((folder / "manifest.json").read_text())
-    del manifest["attached"], manifest["meta"]["settings"]
-    from verl_adaptive.stats.snapshot import _seal
-
-    (folder / "manifest.json").write_bytes(_seal(manifest))
-    put("other_0")
-    assert run_store.load(str(checkpoint), 2, engine.policy) is not None and rows() == {"a_0", "b_0"}
-    shutil.rmtree(folder / "transfer_queue" / "storage_units", ignore_errors=True)
-    (folder / "transfer_queue" / "metadata.json").unlink()
-    with pytest.raises(SnapshotError, match="cannot be loaded"):
-        run_store.load(str(checkpoint), 2, engine.policy)
-    shutil.rmtree(folder / "transfer_queue")
-    with pytest.raises(SnapshotError, match="not TransferQueue's rows of them"):
-        run_store.load(str(checkpoint), 2, engine.policy)
-
-
-def test_a_shared_database_that_has_a_run_of_this_name_refuses_another(tmp_path) -> None:
+def test_a_shared_folder_that_has_a_run_of_this_name_refuses_another(tmp_path) -> None:
     """Two users with verl's default names: the second would take the first one's place."""
-    url = str(tmp_path / "shared.sqlite")
-    with Journal.open(url, run_id="verl_examples/gsm8k", meta={"checkpoints": "/one"}) as first:
-        first.commit_step(1, Groups.empty(), np.zeros(0, KEY_DTYPE), np.zeros(0, str), {}, {})
-    run_store, engine = run_store_of(tmp_path, adaptive=AdaptiveConfig.from_mapping({"store": {"url": url}}))
-    with Journal.open(url, run_id="verl_examples/gsm8k", meta={"checkpoints": "/two"}) as second:
+    with Journal(tmp_path / "shared", {"checkpoints": "/one"}) as first:
+        first.begin(0)
+    run_store, engine = run_store_of(tmp_path, adaptive=AdaptiveConfig.from_mapping({"store": {"dir": "shared"}}))
+    run_store.row_of = np.arange(len(run_store.keys))
+    run_store.sources = ["s"] * len(run_store.keys)
+    with Journal(tmp_path / "shared", {"checkpoints": "/two"}) as second:
         run_store.journal, run_store.where = second, ""
         with pytest.raises(
-            AdaptiveError, match=r"run 'verl_examples/gsm8k' already, .* /one; .*adaptive\.store\.run_id="
+            AdaptiveError, match=r"the journal of a run with its checkpoints in /one; .*experiment_name"
         ):
             run_store.begin(0, engine)
         run_store.begin(1, engine)  # a resume, from checkpoints that have moved
+
+
+def test_weights_and_statistics_are_of_one_save(tmp_path) -> None:
+    """Back by one save interval, on, and killed between our snapshot and verl's files: resume said nothing."""
+    run_store, engine = run_store_of(tmp_path)
+    folder = saved(run_store, engine, tmp_path, 2)
+    assert run_store.load(str(folder.parent), 2, engine.policy) is not None
+    RunStore.save(run_store, str(folder.parent), 2, engine, NoGroups())  # and no :meth:`saved` follows
+    with pytest.raises(SnapshotError, match=r"not of one save.*adaptive\.resume\.allow=\[interrupted\]"):
+        run_store.load(str(folder.parent), 2, engine.policy)
+    run_store.adaptive.resume.allow = ["interrupted"]
+    assert run_store.load(str(folder.parent), 2, engine.policy) is not None
+
+
+def test_a_warm_start_counts_before_the_first_step_only(tmp_path) -> None:
+    """Resume was refused when its source was gone."""
+    run_store, engine = run_store_of(tmp_path)
+    folder, run_store.journal = saved(run_store, engine, tmp_path, 2), None
+    run_store._no_warm_start = AdaptiveError("it is gone")
+    with pytest.raises(AdaptiveError, match="it is gone"):
+        run_store.begin(0, engine)
+    assert run_store.load(str(folder.parent), 2, engine.policy) is not None
+    run_store.begin(2, engine)

@@ -17,7 +17,7 @@ from tests.world import make_engine, run_step
 from verl_adaptive.cli import main
 from verl_adaptive.config import AdaptiveConfig
 from verl_adaptive.integration import inspect, report
-from verl_adaptive.stats.journal import Journal
+from verl_adaptive.stats import Journal
 
 MINIMAL = (
     "+adaptive=greso algorithm.adv_estimator=grpo data.train_batch_size=8 actor_rollout_ref.rollout.name=vllm "
@@ -98,22 +98,22 @@ def test_groups_of_one_are_prompts_and_not_called_uninformative() -> None:
     )
 
 
-@pytest.mark.parametrize("url", [None, "a b.sqlite"])
-def test_ten_lines_at_the_start(url, tmp_path, capsys, monkeypatch) -> None:
+def test_ten_lines_at_the_start(tmp_path, capsys, monkeypatch) -> None:
     """Of a real engine, configuration and journal; and the last line is a command that works."""
     monkeypatch.chdir(tmp_path)
     engine, world = make_engine(sampler="greso", filter="informative", batch=8, n=8, M=40, p=np.full(40, 0.5))
     overrides = [*MINIMAL.split(), f"trainer.default_local_dir={tmp_path}/ckpt"]
     config = inspect.compose(inspect.Command(tuple(overrides)))
     adaptive = AdaptiveConfig(name="greso", total_rollouts=100_000)
-    adaptive.store.url = url
-    (tmp_path / "ckpt").mkdir()
-    where = str(tmp_path / "ckpt" / "adaptive.sqlite") if url is None else url
-    with Journal.open(where, run_id="project/experiment", meta={"preset": "greso"}) as journal:
+    where = str(tmp_path / "ck pt" / "adaptive")
+    with Journal(where, {"run": "project/experiment", "preset": "greso"}) as journal:
+        journal.begin(0)
         result = run_step(engine, world, 1)
         keys = engine.table.keys[result.groups.row]
-        journal.commit_step(1, result.groups, keys, result.outcome.astype(str), {"run": engine.total.as_dict()}, {})
-        run_store = SimpleNamespace(where=where, origin="new statistics", duplicates_note="", journal=journal)
+        sources = ["s"] * len(result.groups)
+        outcomes, ledger = result.outcome.astype(str), {"run": engine.total.as_dict()}
+        journal.commit_step(1, result.groups, keys, outcomes, ledger, sources=sources)
+        run_store = SimpleNamespace(where=where, argument="ck pt", origin="new statistics", duplicates_note="")
         trainer = SimpleNamespace(
             base_mode="sync",
             engine=engine,
@@ -144,11 +144,3 @@ def test_ten_lines_at_the_start(url, tmp_path, capsys, monkeypatch) -> None:
     assert words[:3] == ["look", "verl-adaptive", "stats"]
     assert main([*words[2:], "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["run"] == "project/experiment"
-
-
-def test_the_banner_shows_no_password() -> None:
-    config = SimpleNamespace(trainer=SimpleNamespace(default_local_dir="c"))
-    adaptive = AdaptiveConfig()
-    adaptive.store.url = "postgresql+psycopg://me:secret@host/db"
-    shown = report._store_argument(config, adaptive, SimpleNamespace(journal=SimpleNamespace(run_id="p/e")))
-    assert "secret" not in shown and "#p/e" in shown

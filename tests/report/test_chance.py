@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from verl_adaptive.groups import Groups
-from verl_adaptive.report.chance import as_few, surprise, two_rates
 from verl_adaptive.report.common import matched
-from verl_adaptive.report.history import Flips
 from verl_adaptive.report.lists import lists_of
 from verl_adaptive.report.overview import FLIPPING, REGRESSED
-from verl_adaptive.report.prompts import Prompts
 from verl_adaptive.stats import StatsTable
+from verl_adaptive.stats.chance import as_few, surprise, two_rates
+from verl_adaptive.stats.history import Flips
 from verl_adaptive.stats.keys import keys_array
+from verl_adaptive.stats.prompts import Prompts
 
 PROMPTS, PLANTED = 1500, 8
 

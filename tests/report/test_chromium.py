@@ -194,11 +194,11 @@ def test_news_come_without_losing_the_place(reported, tmp_path) -> None:
     import threading
 
     from verl_adaptive.report.collect import collect
-    from verl_adaptive.report.opening import open_prompts
     from verl_adaptive.report.page import Live, render
     from verl_adaptive.report.server import Site, application
+    from verl_adaptive.stats import open_run
 
-    opened = open_prompts(str(reported.folder))
+    opened = open_run(reported.folder)
     collected, made = collect(opened), []
 
     def page(run, live: Live) -> str:

@@ -9,14 +9,13 @@ import json
 import math
 import re
 import shlex
-import sqlite3
 from html.parser import HTMLParser
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from tests.cli.stores import HOSTILE, make_run, write_dataset
+from tests.cli.stores import HOSTILE, make_run, without_steps, write_dataset
 from verl_adaptive.cli import main
 from verl_adaptive.groups import Groups
 from verl_adaptive.integration.tables import lists_now
@@ -27,15 +26,13 @@ from verl_adaptive.report.dumps import answer_in, said_of
 from verl_adaptive.report.figures import Series
 from verl_adaptive.report.findings import _waste
 from verl_adaptive.report.forecast import forecast
-from verl_adaptive.report.history import windows
 from verl_adaptive.report.learning import curves, smooth
-from verl_adaptive.report.opening import open_prompts
 from verl_adaptive.report.overview import overview
 from verl_adaptive.report.page import _large, _subtitle
 from verl_adaptive.report.pictures import learning
 from verl_adaptive.report.suspects import beta_of, surprise
-from verl_adaptive.stats import StatsTable, keys_array
-from verl_adaptive.stats.journal import Journal
+from verl_adaptive.stats import Journal, StatsTable, keys_array, open_run
+from verl_adaptive.stats.history import windows
 
 SECTIONS = (
     "Learning",
@@ -99,7 +96,7 @@ def test_the_page_stands_alone(reported) -> None:
     assert not page.tags & {"link", "img", "iframe", "object", "embed", "base", "form"}
     assert not {a for a in page.attributes if a.startswith("on")} and not page.attributes & {"src", "srcset", "style"}
     assert not re.findall(r'href="(?!#)', reported.html)
-    plain = re.sub(r"sqlite:////\S+", "", reported.html).replace("http://www.w3.org/2000/svg", "")
+    plain = reported.html.replace("http://www.w3.org/2000/svg", "")
     assert "://" not in plain
     assert "url(" not in reported.html and "@import" not in reported.html
     assert len(reported.html) < 700_000
@@ -139,10 +136,10 @@ def test_prompt_texts_only_if_asked_for(reported, tmp_path) -> None:
 
 
 def test_classes_and_rollouts_add_up(reported) -> None:
-    opened = open_prompts(str(reported.folder))
+    opened = open_run(reported.folder)
     made = collect(opened)
     history = made.history
-    steps = opened.store.steps_arrow()
+    steps = opened.steps
     assert history.classes.sum() == sum(steps.column("groups").to_pylist())
     assert history.classes[:, CLASSES.index("failed")].sum() == opened.prompts.table.col("failures").sum()
     total = reported.engine.total.rollouts
@@ -156,7 +153,7 @@ def test_classes_and_rollouts_add_up(reported) -> None:
 def test_a_step_counts_the_same_in_every_bin(tmp_path) -> None:
     """133 steps make bins of two steps and of one; a run that trains 32 rollouts in every step is a level area."""
     make_run(tmp_path, steps=133, prompts=200, sampler="epoch", filter="informative", snapshot=False, batch=4, seed=1)
-    made = collect(open_prompts(str(tmp_path))).history
+    made = collect(open_run(tmp_path)).history
     assert sorted(set(made.steps.tolist())) == [1, 2] and made.steps.sum() == 133
     assert (made.rollouts["trained"] == 32 * made.steps).all()
     assert main(["report", str(tmp_path), "-o", str(tmp_path / "r.html")]) == 0
@@ -170,7 +167,7 @@ def test_prompts_whose_rates_stay_neither_regress_nor_flip(tmp_path) -> None:
     for n in (1, 8):
         folder = tmp_path / str(n)
         make_run(folder, n=n, steps=60, rates=np.full(60, 0.5), snapshot=False, sampler="epoch", filter="keep_all")
-        opened = open_prompts(str(folder))
+        opened = open_run(folder)
         made = collect(opened)
         fallen = opened.prompts.get("change") <= -0.5
         assert fallen.any() and (opened.prompts.flips >= 2).any()
@@ -193,20 +190,20 @@ def test_what_is_said_of_smoothing_is_of_the_run_itself(tmp_path) -> None:
 def test_lengths_are_of_the_rollouts_that_they_are_divided_by(tmp_path) -> None:
     """A group that failed has tokens and no rollouts that were judged."""
     make_run(tmp_path, steps=40, snapshot=False)
-    history = collect(open_prompts(str(tmp_path))).history
-    with sqlite3.connect(tmp_path / "adaptive.sqlite") as database:
-        query = "SELECT sum(tokens), sum(n) FROM observations WHERE failed = ?"
-        (tokens, rollouts), (lost, _) = (database.execute(query, (failed,)).fetchone() for failed in (0, 1))
+    history = collect(open_run(tmp_path)).history
+    rows = [row for page in open_run(tmp_path).observations() for row in page.to_pylist()]
+    lost = sum(row["tokens"] for row in rows if row["failed"])
+    tokens, rollouts = (sum(row[name] for row in rows if not row["failed"]) for name in ("tokens", "n"))
     assert lost > 0 and (history.sums["tokens"].sum(), history.sums["rollouts"].sum()) == (tokens, rollouts)
 
 
 def test_predictions_use_earlier_visits_only(reported) -> None:
     """The vectorised pass against one group after another."""
-    opened = open_prompts(str(reported.folder))
+    opened = open_run(reported.folder)
     made = collect(opened).history
     won, tried = np.zeros(len(opened.prompts)), np.zeros(len(opened.prompts))
     wanted = np.zeros((10, 4))
-    for w in windows(opened, opened.store.steps_arrow()):
+    for w in windows(opened):
         for row, rate, n, flat in zip(w.row[w.usable], w.rate[w.usable], w.n[w.usable], w.flat[w.usable], strict=True):
             if tried[row]:
                 p = (won[row] + 1) / (tried[row] + 2)
@@ -219,10 +216,10 @@ def test_predictions_use_earlier_visits_only(reported) -> None:
 def test_savings_are_estimated_only_where_it_is_fair(tmp_path) -> None:
     """In a world that stands still, a run without a gate generates what uniform allocation would."""
     make_run(tmp_path / "dapo", prompts=200, steps=60, sampler="epoch", filter="informative", snapshot=False)
-    uniform = collect(open_prompts(str(tmp_path / "dapo"))).history.uniform
+    uniform = collect(open_run(tmp_path / "dapo")).history.uniform
     assert abs(uniform["saved"]) < 0.15 and uniform["n"] == 8
     make_run(tmp_path / "pc", n=16, sampler="retire", allocator="pilot_commit", filter="band", steps=20, snapshot=False)
-    assert "different sizes" in collect(open_prompts(str(tmp_path / "pc"))).history.uniform["why"]
+    assert "different sizes" in collect(open_run(tmp_path / "pc")).history.uniform["why"]
 
 
 @pytest.mark.parametrize("steps", [1, 9])
@@ -236,11 +233,8 @@ def test_no_saving_is_claimed_at_the_beginning(steps, tmp_path) -> None:
 def test_savings_are_not_estimated_where_steps_are_missing(tmp_path) -> None:
     """The run's account has the missing steps, the groups do not."""
     make_run(tmp_path, steps=30, snapshot=False)
-    with sqlite3.connect(tmp_path / "adaptive.sqlite") as database:
-        for table in ("steps", "observations"):
-            database.execute(f"DELETE FROM {table} WHERE step <= 20")
-        database.execute("INSERT INTO gaps VALUES (1, 1, 20, 'the journal was deleted')")
-    assert "lacks 20 steps" in collect(open_prompts(str(tmp_path))).history.uniform["why"]
+    without_steps(tmp_path, 1, 20)
+    assert "lacks 20 steps" in collect(open_run(tmp_path)).history.uniform["why"]
     assert main(["report", str(tmp_path), "-o", str(tmp_path / "r.html")]) == 0
     page = (tmp_path / "r.html").read_text()
     assert "Not estimated: the journal lacks 20 steps" in page and "rollouts than uniform" not in page
@@ -258,8 +252,8 @@ def test_the_very_beginning_of_a_run(steps, tmp_path) -> None:
     if steps:
         make_run(tmp_path, steps=steps, snapshot=False)
     else:
-        with Journal.open(str(tmp_path / "adaptive.sqlite"), run_id="p/e"):
-            pass
+        with Journal(tmp_path / "adaptive") as journal:
+            journal.begin(0)
     assert main(["report", str(tmp_path), "-o", str(tmp_path / "r.html")]) == 0
     page = (tmp_path / "r.html").read_text()
     Page(page)
@@ -272,7 +266,6 @@ def test_wrong_arguments_are_one_line(reported, tmp_path, capsys) -> None:
         (["report", str(reported.folder), "-o", str(tmp_path / "no" / "r.html")], "does not exist"),
         (["report", str(reported.folder), "-o", str(tmp_path)], "is a directory"),
         (["report", str(reported.folder), "-o", str(tmp_path / "r.html"), "--data", "/no.parquet"], "/no.parquet"),
-        (["report", str(reported.folder), "--run", "other", "-o", str(tmp_path / "r.html")], "other"),
     ):
         assert main(words) == 1
         out, err = capsys.readouterr()
@@ -281,10 +274,10 @@ def test_wrong_arguments_are_one_line(reported, tmp_path, capsys) -> None:
 
 
 def test_only_a_page_is_replaced_by_a_page(tmp_path, capsys) -> None:
-    """`report a.sqlite -o b.sqlite` took the journal of b with it."""
+    """A file of a journal that is named by mistake stays."""
     for name in ("a", "b"):
         make_run(tmp_path / name, steps=2, snapshot=False)
-    journal = tmp_path / "b" / "adaptive.sqlite"
+    journal = tmp_path / "b" / "adaptive" / "attempt-0" / "groups.arrows"
     before = journal.read_bytes()
     assert main(["report", str(tmp_path / "a"), "-o", str(journal)]) == 1
     assert "is no HTML page" in capsys.readouterr().err and journal.read_bytes() == before
@@ -424,7 +417,7 @@ def test_wrong_answers_come_from_verls_rollouts(tmp_path) -> None:
     data = write_dataset(tmp_path / "d.parquet", rows)
     answers = [("so \\boxed{11}", 0.0), ("#### 11", 0.0), ("<answer>12</answer>", 0.0), ("it is 10", 1.0)]
     dumped(tmp_path / "rollouts", rows, [(5, answers), (6, [("\\boxed{1}", 0.0)])])
-    opened = open_prompts(str(tmp_path / "run"))
+    opened = open_run(tmp_path / "run")
     made = collect(opened, data=str(data), rollouts=str(tmp_path / "rollouts"))
     suspects = made.lists[0]
     assert suspects.title == "Likely wrong labels" and suspects.total == 1
@@ -448,9 +441,9 @@ def test_an_answer_belongs_to_the_longest_text_in_the_input(tmp_path, order) -> 
 
 def test_listed_prompts_are_those_that_the_commands_name(reported, capsys, tmp_path) -> None:
     """Every list's condition selects what the list counts, and the data set without them lacks them."""
-    opened = open_prompts(str(reported.folder))
+    opened = open_run(reported.folder)
     made = collect(opened)
-    from verl_adaptive.report.expressions import Expression
+    from verl_adaptive.stats.expressions import Expression
 
     assert sum(bool(each.records) for each in made.lists) >= 2
     for each in made.lists:
@@ -471,8 +464,8 @@ def test_validations_are_drawn_and_compared(tmp_path) -> None:
         make_run(
             tmp_path / name, steps=20, snapshot=False, run_id=f"p/{name}", validate=lambda s, g=gain: 0.2 + g * s / 5
         )
-    opened, other = (open_prompts(str(tmp_path / name)) for name in ("a", "b"))
-    made = collect(opened, against=other)
+    opened, other = (open_run(tmp_path / name) for name in ("a", "b"))
+    made = collect(opened, against=[other])
     assert [v["step"] for v in made.history.validations] == [0, 5, 10, 15, 20]
     assert made.history.validations[-1]["generated"] == made.history.cumulative["generated"][-1]
     assert main(["report", str(tmp_path / "a"), "--against", str(tmp_path / "b"), "-o", str(tmp_path / "r.html")]) == 0
@@ -491,8 +484,8 @@ def test_another_runs_sources_keep_their_colours_and_its_mean_is_of_ours(tmp_pat
         metrics = {f"val-core/{source}/acc/mean@1": 0.3, "val-core/math/acc/mean@1": 0.5}
         sizes = {source: 30, "math": 20}
         make_run(tmp_path / name, steps=10, snapshot=False, validate=lambda s, m=metrics: m, validated_on=sizes)
-    opened, other = (open_prompts(str(tmp_path / name)) for name in ("a", "b"))
-    chart = learning(collect(opened, against=other))[1][2][0][1]
+    opened, other = (open_run(tmp_path / name) for name in ("a", "b"))
+    chart = learning(collect(opened, against=[other]))[1][2][0][1]
     (hover,) = [json.loads(html.unescape(text)) for text in re.findall(r'data-hover="([^"]*)"', chart)]
     colors = {line[0].split(" · ")[0]: line[1] for line in hover["lines"]}
     assert [line[0].split(" · ")[0] for line in hover["lines"]] == [
@@ -520,7 +513,7 @@ def test_a_reward_that_wavers_is_not_below_its_best(tmp_path) -> None:
         snapshot=False,
         validate=lambda s: {"val-core/math/reward/mean@1": 50.0 - s % 2 - s / 10 * (s > 5)},
     )
-    assert not [f for f in collect(open_prompts(str(tmp_path))).findings if "below its best" in f.what]
+    assert not [f for f in collect(open_run(tmp_path)).findings if "below its best" in f.what]
 
 
 def test_findings_name_what_is_wrong(tmp_path) -> None:
@@ -546,14 +539,14 @@ def test_findings_name_what_is_wrong(tmp_path) -> None:
         longest=1,
     )
     assert made
-    found = {f.what: f for f in collect(open_prompts(str(tmp_path / "run"))).findings}
+    found = {f.what: f for f in collect(open_run(tmp_path / "run")).findings}
     assert any(
         w.startswith("broken: not one success") and f.grave and f.where == 'source == "broken"'
         for w, f in found.items()
     )
     assert any("cut at the limit" in w for w in found)
     assert any("below its best, 0.800 at step 10" in w for w in found)
-    calm = collect(open_prompts(str(tmp_path / "run"))).facts
+    calm = collect(open_run(tmp_path / "run")).facts
     assert calm["by_source"]["broken"]["successes"] == 0
 
 
@@ -568,9 +561,7 @@ def test_findings_name_what_is_wrong(tmp_path) -> None:
 )
 def test_advice_on_waste_knows_what_is_running(parts, advice, tmp_path) -> None:
     make_run(tmp_path, prompts=40, steps=2, batch=4, rates=np.linspace(0, 0.1, 40), snapshot=False, **parts)
-    (why,) = (
-        f.why for f in collect(open_prompts(str(tmp_path))).findings if "of the latest rollouts went to" in f.what
-    )
+    (why,) = (f.why for f in collect(open_run(tmp_path)).findings if "of the latest rollouts went to" in f.what)
     assert advice in why and ("greso" in why) == (advice == "+adaptive=greso")
 
 
@@ -584,7 +575,7 @@ def test_advice_on_failures_is_no_sampler() -> None:
 
 def test_a_forecast_goes_on_as_of_late(tmp_path) -> None:
     make_run(tmp_path, steps=40, snapshot=False, plan={"adaptive/plan/steps": 100})
-    opened = open_prompts(str(tmp_path))
+    opened = open_run(tmp_path)
     made = collect(opened)
     end = forecast(made.history, made.facts)
     assert (end.left, end.by, end.steps) == (60, "steps", 100) and end.pace == pytest.approx(60)
@@ -636,12 +627,10 @@ def test_single_rollouts_are_not_shown_as_groups_without_variance(tmp_path, caps
 def test_a_forecast_counts_the_steps_that_the_journal_lacks(tmp_path, lost) -> None:
     """Steps that were given up made the next one last as long as all of them, or generate as much as the run."""
     make_run(tmp_path, steps=40, snapshot=False, plan={"adaptive/plan/steps": 100})
-    made = collect(open_prompts(str(tmp_path)))
+    made = collect(open_run(tmp_path))
     whole = forecast(made.history, made.facts)
-    with sqlite3.connect(tmp_path / "adaptive.sqlite") as database:
-        for table in ("steps", "observations"):
-            database.execute(f"DELETE FROM {table} WHERE step BETWEEN ? AND ?", lost)
-    made = collect(open_prompts(str(tmp_path)))
+    without_steps(tmp_path, *lost)
+    made = collect(open_run(tmp_path))
     end = forecast(made.history, made.facts)
     assert end.per_step == pytest.approx(whole.per_step, rel=0.25) and end.rollouts == pytest.approx(
         whole.rollouts, rel=0.25
@@ -655,9 +644,10 @@ def test_a_reward_that_is_no_number_says_nothing_on_the_page_either(tmp_path) ->
     groups = Groups.from_lists(
         table.rows_for(keys), [[1.0, math.nan, 0.0, 1.0], [1.0, 0.0, 0.0, 1.0]], success=[[1, 1, 0, 1], [1, 0, 0, 1]]
     )
-    with Journal.open(str(tmp_path / "adaptive.sqlite"), run_id="p/e") as journal:
-        journal.commit_step(1, groups, keys, ["dropped", "trained"], wall_time=1.7e9)
-    made = collect(open_prompts(str(tmp_path)))
+    with Journal(tmp_path / "adaptive") as journal:
+        journal.begin(0)
+        journal.commit_step(1, groups, keys, ["dropped", "trained"], sources=["s", "s"], wall_time=1.7e9)
+    made = collect(open_run(tmp_path))
     assert (made.facts["visits"], made.facts["failed_groups"], made.facts["pass_rate"]) == (1, 1, 0.5)
     assert {name: made.history.sums[name].sum() for name in ("judged", "rollouts", "successes")} == {
         "judged": 1,

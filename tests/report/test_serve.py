@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import http.client
+import os
 import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,10 +26,9 @@ from tests.interrupts import heed_interrupts
 from tests.report.test_report import Page
 from verl_adaptive.cli import main
 from verl_adaptive.groups import Groups
-from verl_adaptive.report.runs import Run, find_runs, state_of
+from verl_adaptive.report.runs import state_of
 from verl_adaptive.report.server import Guard
-from verl_adaptive.stats import keys_array
-from verl_adaptive.stats.journal import Journal
+from verl_adaptive.stats import Journal, find_runs, keys_array, open_run
 
 
 class Answer(NamedTuple):
@@ -86,9 +88,13 @@ def served(tmp_path_factory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("serve")
     make_run(folder / "a" / "one", steps=12, run_id=f"p/{HOSTILE}"[:60], snapshot=False, validate=lambda s: s / 100)
     make_run(folder / "b", steps=6, run_id="p/two", snapshot=False)
-    make_run(folder / "b2", steps=3, run_id="p/three", snapshot=False, url=str(folder / "b" / "adaptive.sqlite"))
-    (folder / "broken.sqlite").write_bytes(b"SQLite format 3" + b"\0" * 100)
-    (folder / "words.db").write_text("no database")
+    make_run(folder / "b2", steps=3, run_id="p/three", snapshot=False, journal=folder / "shared" / "p" / "three")
+    (folder / "broken" / "attempt-0").mkdir(parents=True)
+    (folder / "broken" / "attempt-0" / "attempt.json").write_text("no attempt")
+    (folder / "no-run").mkdir()
+    os.mkfifo(folder / "no-run" / "steps.jsonl")  # a pipe: opening it waits for somebody to write
+    (folder / "pipe" / "attempt-0").mkdir(parents=True)
+    os.mkfifo(folder / "pipe" / "attempt-0" / "attempt.json")
     server = Served(folder)
     try:
         yield server
@@ -108,8 +114,8 @@ def test_the_index_has_every_run(served) -> None:
     page = Page(answer.text)
     assert len(runs(served)) == 3 and {"p/two", "p/three"} <= set(runs(served))
     assert "<script>alert" not in answer.text and "script" in page.tags
-    assert "0.100" in answer.text and "words.db" not in answer.text
-    assert "broken.sqlite" in answer.text  # said, not silently left out
+    assert "0.100" in answer.text and "no-run" not in answer.text
+    assert "is damaged" in answer.text and "not a regular file" in answer.text  # said, not silently left out
 
 
 def test_a_runs_page_is_the_report(served) -> None:
@@ -194,7 +200,7 @@ def test_a_token_of_ones_own_or_none(tmp_path) -> None:
 
 
 def test_it_is_read_only_and_opens_nothing_else(served) -> None:
-    before = {path: path.read_bytes() for path in served.folder.rglob("*.sqlite")}
+    before = {path: path.read_bytes() for path in served.folder.rglob("*.arrows")}
     for method in ("POST", "PUT", "DELETE", "OPTIONS", "PATCH"):
         assert served.get("/", method=method).status == 405
     for path in (
@@ -207,7 +213,7 @@ def test_it_is_read_only_and_opens_nothing_else(served) -> None:
     ):
         assert served.get(path).status == 404
     assert served.get("/", method="HEAD").status == 200
-    assert {path: path.read_bytes() for path in served.folder.rglob("*.sqlite")} == before
+    assert {path: path.read_bytes() for path in served.folder.rglob("*.arrows")} == before
 
 
 def test_news_changes_the_version_and_then_the_page(tmp_path) -> None:
@@ -215,11 +221,11 @@ def test_news_changes_the_version_and_then_the_page(tmp_path) -> None:
     server = Served(tmp_path)
     try:
         (path,) = runs(server).values()
-        first, index = server.get(f"{path}/version").text, server.get("/version").text
-        assert server.get(f"{path}/version").text == first
         page = server.get(path).text
+        first, index = server.get(f"{path}/version").text, server.get("/version").text
         assert f'data-version="{first}"' in page and "steps 1 to 5" in page
-        with Journal.open(str(tmp_path / "run" / "adaptive.sqlite"), run_id="p/e") as journal:
+        with Journal(tmp_path / "run" / "adaptive", {"run": "p/e"}) as journal:
+            journal.begin(5)
             journal.commit_validation(5, {"val-core/math/acc/mean@1": 0.875})
         assert server.get("/version").text != index
         deadline = 200
@@ -273,35 +279,26 @@ def test_runs_behind_links_are_found_once(tmp_path) -> None:
     far, near = tmp_path / "scratch" / "far", tmp_path / "checkpoints"
     near.mkdir()
     for folder in (far, near / "p" / "e" / "mine"):
-        Journal.open(str(folder / "adaptive.sqlite"), run_id=folder.name).close()
+        make_run(folder, prompts=8, steps=1, run_id=folder.name, snapshot=False)
     (near / "all").symlink_to(far.parent)
     (near / "latest").symlink_to(near / "p" / "e" / "mine")
     (near / "again").symlink_to(near)
     (far / "up").symlink_to(tmp_path)
     (near / "itself").symlink_to(near / "itself")
     (near / "gone").symlink_to(tmp_path / "gone")
-    Journal.open(str(far / "global_step_1" / "x.sqlite"), run_id="not a run of its own").close()
+    make_run(far / "global_step_1", prompts=8, steps=1, run_id="not a run of its own", snapshot=False)
     (near / "newest").symlink_to(far / "global_step_1")
     found, trouble = find_runs(str(near))
     assert [(run.name, run.source) for run in found] == [
-        ("mine", str(near / "p" / "e" / "mine" / "adaptive.sqlite")),
-        ("far", str(near / "all" / "far" / "adaptive.sqlite")),
+        ("mine", str(near / "p" / "e" / "mine" / "adaptive")),
+        ("far", str(near / "all" / "far" / "adaptive")),
     ]
     assert trouble == []
 
 
-def test_one_run_of_a_url(tmp_path) -> None:
-    for run in ("a", "b"):
-        make_run(tmp_path, prompts=10, steps=1, run_id=run, snapshot=False)
-    url = f"sqlite:///{tmp_path / 'adaptive.sqlite'}"
-    (run,), _ = find_runs(f"{url}#b")
-    assert (run.name, run.source, state_of(run)["step"]) == ("b", url, 1)
-    assert [run.name for run in find_runs(url)[0]] == ["a", "b"]
-
-
 def test_a_page_reads_a_store_by_the_same_names(tmp_path, monkeypatch) -> None:
+    from verl_adaptive import stats
     from verl_adaptive.commands import serve
-    from verl_adaptive.report import opening
 
     class Read(Exception):
         pass
@@ -310,24 +307,59 @@ def test_a_page_reads_a_store_by_the_same_names(tmp_path, monkeypatch) -> None:
         assert options["media_keys"] == {"images": "pictures"} and options["prompt_key"] == "messages"
         raise Read
 
+    make_run(tmp_path, prompts=8, steps=1, snapshot=False)
     parser = argparse.ArgumentParser()
     serve.configure(parser)
     args = parser.parse_args(["x", "--prompt-key", "messages", "--media-key", "images=pictures"])
-    monkeypatch.setattr(opening, "open_prompts", opened)
+    run = open_run(tmp_path)
+    monkeypatch.setattr(stats, "open_run", opened)
     with pytest.raises(Read):
-        serve._render(args, Run("0", "x", "r", "-", 0.0), None)  # type: ignore[arg-type]
+        serve._render(args, run, None)  # type: ignore[arg-type]
+
+
+def test_a_page_that_is_ready_waits_for_nobody(tmp_path) -> None:
+    """Pages waited 4.8 s behind another run's; one that is there is shown while its successor is made."""
+    from verl_adaptive.report.server import Site
+
+    for name in ("a", "b"):
+        make_run(tmp_path / name, prompts=8, steps=1, run_id=name, snapshot=False)
+    going, made = threading.Event(), []
+
+    def render(run, live) -> str:
+        made.append(run.name)
+        assert len(made) < 2 or going.wait(60)
+        return f"{run.name} at {live.version}"
+
+    async def visit() -> None:
+        site = Site(str(tmp_path), render)
+        a, b = site.runs()[0]
+        first = await site.page(a)
+        slow = asyncio.create_task(site.page(b))
+        while len(made) < 2:
+            await asyncio.sleep(0.01)
+        with Journal(tmp_path / "a" / "adaptive") as journal:
+            journal.begin(1)
+            journal.commit_validation(1, {"val-core/math/acc/mean@1": 0.5})
+        site._pages[a.id].made -= 1000
+        assert await asyncio.wait_for(site.page(a), 5) == first  # its successor is begun, behind b's page
+        assert not slow.done()
+        going.set()
+        assert (await slow).startswith("b at")
+        while await site.page(a) == first:
+            await asyncio.sleep(0.01)
+
+    asyncio.run(visit())
 
 
 def test_what_is_new_is_read_without_the_whole_journal(tmp_path) -> None:
     """Equal to what all of the steps say, across a resume."""
     make_run(tmp_path, steps=9, run_id="p/e", snapshot=False, plan={"adaptive/plan/steps": 50})
-    url = str(tmp_path / "adaptive.sqlite")
-    with Journal.open(url, run_id="p/e") as journal:
-        journal.rewind(4)
-        every = journal.reader().steps("p/e")
-        for count in (1, 2, 3, 9):
-            assert journal.reader().newest("p/e", count).to_pylist() == every.to_pylist()[-count:]
-    (run,), trouble = find_runs(url)
+    with Journal(tmp_path / "adaptive", {"run": "p/e"}) as journal:
+        journal.begin(4)
+    (run,), trouble = find_runs(str(tmp_path))
+    every = run.steps.to_pylist()
+    for count in (1, 2, 3, 9):
+        assert [line["step"] for line in run.newest(count)] == [row["step"] for row in every][-count:]
     state = state_of(run)
     assert (state["step"], state["plan"], trouble) == (4, 50, []) and not state["running"]
 
@@ -336,9 +368,9 @@ def test_a_pause_between_attempts_is_no_pace(tmp_path) -> None:
     """A run that was resumed after eight hours, and ended after one step, was called running for two days."""
     now = time.time()
     for step, when in ((1, now - 30_000), (2, now - 1_000)):
-        with Journal.open(str(tmp_path / "adaptive.sqlite"), run_id="p/e") as journal:
-            journal.rewind(step - 1)
-            journal.commit_step(step, Groups.empty(), keys_array([]), [], wall_time=when)
+        with Journal(tmp_path / "adaptive") as journal:
+            journal.begin(step - 1)
+            journal.commit_step(step, Groups.empty(), keys_array([]), [], sources=[], wall_time=when)
     (run,), _ = find_runs(str(tmp_path))
     state = state_of(run)
     assert (state["step"], state["running"]) == (2, False)

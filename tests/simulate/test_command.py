@@ -73,7 +73,6 @@ def test_a_recorded_run_is_simulated(call, tmp_path) -> None:  # noqa: F811
         (("data.train_batch_size=8",), 1, "write --batch 8"),
         (("--threshold", "nan"), 1, "--threshold=nan: must be finite"),
         (("--trace", "/nowhere"), 1, "/nowhere does not exist"),
-        (("--run", "x"), 1, "add --trace"),
         (("--pool", "mixd"), 1, "did you mean mixed?"),
         (("--budget", 511), 1, "less than one step of 64 prompts x 8 rollouts = 512"),
         (("--budget", 5120, "--steps", 3), 2, "not allowed with argument"),
@@ -182,14 +181,6 @@ def test_a_run_that_would_end_with_an_error_is_not_the_one_to_take(call) -> None
     status, out, err = call("simulate", *QUICK, *words)
     said = " ".join(out.split())  # wrapped as the terminal is wide
     assert (status, err) == (0, "") and "ended early, step 1" in said and not out.startswith("For these prompts: dapo")
-
-
-def test_a_password_on_the_command_line_is_not_written_down(call, tmp_path, monkeypatch) -> None:  # noqa: F811
-    words = ["simulate", *map(str, QUICK), "--preset", "grpo", "--json", "-"]
-    url = "postgresql+psycopg://me:hunter22@host/runs"
-    monkeypatch.setattr(sys, "argv", ["verl-adaptive", *words, "--trace", url])
-    command = json.loads(call(*words)[1])["command"]
-    assert "hunter22" not in command and "me:***@host/runs" in command
 
 
 OWN = """

@@ -24,7 +24,7 @@ from verl_adaptive.simulate import (
     tasks,
 )
 from verl_adaptive.simulate.replayed import fit_prior, knot_rates
-from verl_adaptive.stats import open_store
+from verl_adaptive.stats import open_run
 from verl_adaptive.stats.keys import key_hex
 
 
@@ -51,14 +51,14 @@ def trace_of(p: np.ndarray, n: int, steps: int = 1, seed: int = 0, move: float =
 def test_a_journal_is_read_group_by_group(tmp_path) -> None:
     make_run(tmp_path / "run", steps=12, snapshot=False)
     trace = read_trace(tmp_path / "run")
-    seen = open_store(tmp_path / "run").observations()
+    seen = pa.concat_tables(open_run(tmp_path / "run").observations()).to_pandas()
     good = seen[~seen.failed & (seen.n > 0)]
     assert trace.kind == "journal" and len(trace.prompt) == len(good) and trace.steps == 12
-    assert key_hex(trace.keys[trace.prompt]) == good.key.tolist()
+    assert key_hex(trace.keys[trace.prompt]) == [key.hex() for key in good.key]
     assert trace.n.tolist() == good.n.tolist() and trace.successes.tolist() == good.successes.tolist()
     assert trace.step.tolist() == good.step.tolist()
     for prompt, key in enumerate(key_hex(trace.keys)):
-        of = good[good.key == key]
+        of = good[good.key == bytes.fromhex(key)]
         assert trace.tokens[prompt] == pytest.approx(of.tokens.sum() / of.n.sum())
 
 
@@ -185,7 +185,7 @@ def test_results_of_an_evaluation_are_read(tmp_path) -> None:
         ("k.jsonl", '{"key": "a", "pass_rate": 0.5}\n{"pass_rate": 0.2}\n{"pass_rate": 0.9}\n', "row 1: no key"),
         ("o.jsonl", '{"pass_rate": 0.5, "tokens": -5}\n', "row 0: tokens=-5 is less than none"),
         ("p.parquet", "x", "not a Parquet file"),
-        ("t.txt", "hello", "neither a SQLite file"),
+        ("t.txt", "hello", "is not one of"),
         ("1.jsonl", '{"input": "q", "output": "a", "score": "NaN"}\n', "line 1: score='NaN' is not a finite number"),
         ("2.jsonl", '{"input": "q", "output": "a", "score": NaN}\n', "line 1: score=nan"),
         ("3.jsonl", '{"input": "q", "output": "a", "score": 1}\n{"score": 1}\n', "line 2: no input"),

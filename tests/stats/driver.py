@@ -1,7 +1,7 @@
 """A training run in miniature, to be killed: decisions from statistics and state, snapshots, journal, resume.
 
-    python -m tests.stats.driver FOLDER URL --steps 60 --every 5 --seed 0
-    python -m tests.stats.driver FOLDER URL --steps 60 --every 5 --seed 0 --kills 20
+    python -m tests.stats.driver FOLDER --steps 60 --every 5 --seed 0
+    python -m tests.stats.driver FOLDER --steps 60 --every 5 --seed 0 --kills 20
 
 With ``--kills`` it is a supervisor: it forks the driver again and again and kills it at random moments, until that
 many have died, then lets it finish; a run that finishes early is compared and followed by one with another seed. Each
@@ -17,7 +17,6 @@ import json
 import os
 import random
 import signal
-import sqlite3
 import sys
 import time
 import traceback
@@ -25,13 +24,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
+from tests.stats.made import make_keys
 from verl_adaptive.groups import Groups
 from verl_adaptive.rng import Draw
-from verl_adaptive.stats import Column, Journal, StatsTable, fingerprint, open_store, read_snapshot, write_snapshot
-from verl_adaptive.stats.database import open_backend
+from verl_adaptive.stats import Column, Journal, StatsTable, fingerprint, open_run, read_snapshot, write_snapshot
 from verl_adaptive.stats.reader import JournalReader
-from verl_adaptive.testing.stores import make_keys
 
 PROMPTS = 3000
 BATCH = 96
@@ -51,7 +50,7 @@ def _rewards(keys: np.ndarray, visit: np.ndarray, sizes: np.ndarray) -> list[lis
 class Run:
     """Everything the decisions of a step depend on: table, controller, and groups held over from the step before."""
 
-    def __init__(self, folder: Path, url: str, seed: int, forget: str | None = None) -> None:
+    def __init__(self, folder: Path, seed: int, forget: str | None = None) -> None:
         self.folder, self.seed = folder, seed
         keys = make_keys(PROMPTS, seed)
         self.data = keys[np.random.default_rng(seed + os.getpid()).permutation(PROMPTS)]  # order must not matter
@@ -75,8 +74,8 @@ class Run:
                 self.state[forget] = {"p": 0.5, "ticket": 0, "held": np.empty(0, dtype=np.uint64)}[forget]
         self.table.declare("driver", _COLUMNS)
         self.row_of = self.table.rows_for(self.data)
-        self.journal = Journal.open(url, run_id=f"run {seed}")
-        self.journal.rewind(self.step)
+        self.journal = Journal(folder / "adaptive")
+        self.journal.begin(self.step, keys, ["s"] * PROMPTS)
 
     def decide(self) -> np.ndarray:
         """The prompts of a step, as keys in the order of submission; held ones first."""
@@ -144,45 +143,41 @@ class Run:
         return whole.hexdigest()
 
 
-def drive(folder: Path, url: str, steps: int, every: int, seed: int, forget: str | None = None) -> None:
+def drive(folder: Path, steps: int, every: int, seed: int, forget: str | None = None) -> None:
     """Train to the end from wherever the folder is; decisions go to ``decisions``, the result to ``done``."""
-    run = Run(folder, url, seed, forget)
+    run = Run(folder, seed, forget)
     with open(folder / "decisions", "a", encoding="ascii") as log:
         while run.step < steps:
             decision = run.train()
             log.write(f"{run.step} {decision}\n")
             log.flush()
             if run.step % every == 0:
+                run.journal.flush()  # for the comparison: a kill loses what waits, and the resume says so
                 run.save()
     run.journal.close()
-    if not run.journal.health().ok:
-        raise RuntimeError(f"journal: {run.journal.health()}")
+    if run.journal.trouble:
+        raise RuntimeError(f"journal: {run.journal.trouble}")
     (folder / "done").write_text(run.digest())
 
 
-def live_line(url: str, seed: int) -> str:
+def live_line(folder: Path) -> str:
     """A digest of the journal's live line: steps, ledgers, scalars and observations."""
-    store, run = open_store(url), f"run {seed}"
-    steps = store.steps_arrow(run).drop_columns(["attempt", "wall_time"])
-    observations = store.observations_arrow(run).drop_columns(["attempt"])
-    if store.gaps(run):
-        raise RuntimeError(f"gaps in the journal: {store.gaps(run)}")
+    run = open_run(folder / "adaptive")
+    steps = run.steps.drop_columns(["attempt", "wall_time"])
+    observations = pa.concat_tables(run.observations()).drop_columns(["attempt"])
+    if run.gaps():
+        raise RuntimeError(f"gaps in the journal: {run.gaps()}")
     whole = hashlib.blake2b()
     for table in (steps, observations):
         whole.update(repr(table.to_pydict()).encode())
     return whole.hexdigest()
 
 
-def check_files(folder: Path, url: str) -> None:
-    """Every SQLite file is sound and the snapshot that resume would take can be read."""
-    if url.startswith("sqlite"):
-        path = url.removeprefix("sqlite:///").split("?")[0]
-        if os.path.exists(path):
-            connection = sqlite3.connect(path)
-            verdict = connection.execute("PRAGMA integrity_check").fetchall()
-            connection.close()
-            if verdict != [("ok",)]:
-                raise RuntimeError(f"{path}: {verdict}")
+def check_files(folder: Path) -> None:
+    """The journal and the snapshot that resume would take can be read."""
+    if list(folder.glob("adaptive/attempt-*/attempt.json")):
+        for _ in open_run(folder / "adaptive").observations():
+            pass
     marker = folder / "latest"
     if marker.exists():
         read_snapshot(folder / f"global_step_{marker.read_text()}" / "adaptive")
@@ -217,9 +212,7 @@ def _finish(process: int, wait: float | None) -> int | None:
         time.sleep(0.0005)
 
 
-def supervise(
-    folder: Path, url: str, steps: int, every: int, seed: int, kills: int, forget: str | None = None
-) -> dict[str, Any]:
+def supervise(folder: Path, steps: int, every: int, seed: int, kills: int, forget: str | None = None) -> dict[str, Any]:
     """Kill the driver ``kills`` times in all, and compare every run with one that was left alone.
 
     Raises:
@@ -231,14 +224,13 @@ def supervise(
         reference, victim = folder / f"reference-{seed}", folder / f"victim-{seed}"
         for path in (reference, victim):
             path.mkdir(parents=True)
-        side = f"sqlite:///{reference}/journal.sqlite"
         began = time.monotonic()
-        if _finish(_fork(reference, side, steps, every, seed), None) != 0:
+        if _finish(_fork(reference, steps, every, seed), None) != 0:
             raise RuntimeError("the driver that was left alone failed")
         whole = time.monotonic() - began
         # Enough time for some progress, little enough that a run dies several times.
         while report["kills"] < kills:
-            process = _fork(victim, url, steps, every, seed, forget)
+            process = _fork(victim, steps, every, seed, forget)
             report["attempts"] += 1
             status = _finish(process, draw.uniform(0, 0.5 * whole))
             if status is None:
@@ -247,12 +239,12 @@ def supervise(
                 report["kills"] += status == -signal.SIGKILL
             if status not in (0, -signal.SIGKILL):
                 raise RuntimeError(f"the driver failed by itself with status {status}")
-            check_files(victim, url)
+            check_files(victim)
             if status == 0:
                 break
         else:
             report["attempts"] += 1
-            if _finish(_fork(victim, url, steps, every, seed, forget), None) != 0:
+            if _finish(_fork(victim, steps, every, seed, forget), None) != 0:
                 raise RuntimeError("the driver failed to finish")
         if (victim / "done").read_text() != (reference / "done").read_text():
             raise RuntimeError(f"seed {seed}: final table or state differ")
@@ -262,10 +254,9 @@ def supervise(
             step, decision = line.split()
             if expected[step] != decision:
                 raise RuntimeError(f"seed {seed}: the decisions of step {step} differ")
-        if live_line(url, seed) != live_line(side, seed):
+        if live_line(victim) != live_line(reference):
             raise RuntimeError(f"seed {seed}: the journal's live line differs")
-        reader = JournalReader(open_backend(url, read_only=True))
-        report["branches"] += len(reader.live(f"run {seed}"))
+        report["branches"] += len(JournalReader(victim / "adaptive").live())
         report["runs"] += 1
         report["decisions"] += len(lines)
         report["repeated"] += len(lines) - steps
@@ -277,7 +268,6 @@ def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("url")
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--every", type=int, default=5)
     parser.add_argument("--seed", type=int, default=0)
@@ -285,11 +275,11 @@ def main() -> None:
     parser.add_argument("--forget", choices=("p", "ticket", "held"), help="lose this on resume, to see it noticed")
     args = parser.parse_args()
     if args.kills:
-        report = supervise(args.folder, args.url, args.steps, args.every, args.seed, args.kills, args.forget)
+        report = supervise(args.folder, args.steps, args.every, args.seed, args.kills, args.forget)
         json.dump(report, sys.stdout)
     else:
         args.folder.mkdir(parents=True, exist_ok=True)
-        drive(args.folder, args.url, args.steps, args.every, args.seed)
+        drive(args.folder, args.steps, args.every, args.seed)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.stats.made import make_keys
 from verl_adaptive.stats import (
     KEY_DTYPE,
     custom_key,
@@ -27,7 +28,6 @@ from verl_adaptive.stats import (
     parse_hex,
     prompt_key,
 )
-from verl_adaptive.testing.stores import make_keys
 
 VECTORS = json.loads((Path(__file__).parent / "fixtures" / "key_vectors.json").read_text(encoding="utf-8"))
 

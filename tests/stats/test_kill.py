@@ -13,38 +13,27 @@ from pathlib import Path
 
 import pytest
 
-from tests.stats.postgres import PostgresServer
-
 KILLS = int(os.environ.get("VERL_ADAPTIVE_KILLS", "20"))
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def supervise(folder: Path, url: str, *options: str) -> subprocess.CompletedProcess[str]:
+def supervise(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
     # A process of its own: it forks, which a test process full of threads had better not.
-    command = [sys.executable, "-m", "tests.stats.driver", str(folder), url, *options]
+    command = [sys.executable, "-m", "tests.stats.driver", str(folder), *options]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
 @pytest.mark.timeout(120 + 5 * KILLS)
-@pytest.mark.parametrize("backend", ["wal", "delete", "postgres"])
-def test_killed_runs_decide_as_if_nothing_had_happened(
-    backend: str, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
-    if backend == "postgres":
-        server: PostgresServer = request.getfixturevalue("postgres")
-        url = server.new_database()
-    else:
-        url = f"sqlite:///{tmp_path}/shared.sqlite?journal_mode={backend}"
-    done = supervise(tmp_path, url, "--kills", str(KILLS), "--seed", "100")
+def test_killed_runs_decide_as_if_nothing_had_happened(tmp_path: Path) -> None:
+    done = supervise(tmp_path, "--kills", str(KILLS), "--seed", "100")
     assert done.returncode == 0, done.stderr[-4000:]
     report = json.loads(done.stdout)
     assert report["kills"] == KILLS
     assert report["repeated"] > 0, "no kill ever made a step run twice"
-    print(f"\n{backend}: {report}")
 
 
 @pytest.mark.parametrize("forget", ["p", "ticket", "held"])
 def test_the_comparison_notices_what_a_careless_resume_loses(forget: str, tmp_path: Path) -> None:
-    done = supervise(tmp_path, f"sqlite:///{tmp_path}/j.sqlite", "--kills", "1000", "--forget", forget)
+    done = supervise(tmp_path, "--kills", "1000", "--forget", forget)
     assert done.returncode == 1
     assert "differ" in done.stderr

@@ -18,6 +18,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.stats.made import make_keys
 from tests.stats.mounts import tmpfs
 from tests.stats.test_table import equal, filled
 from verl_adaptive.stats import (
@@ -31,7 +32,6 @@ from verl_adaptive.stats import (
     write_snapshot,
 )
 from verl_adaptive.stats import snapshot as module
-from verl_adaptive.testing.stores import make_keys
 
 META = {"policy": "greso", "policy_digest": "d1", "dataset": "f1", "step": 7}
 STATE = {

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.stats.made import make_keys
 from verl_adaptive.groups import Groups
 from verl_adaptive.stats import KEY_DTYPE, SHARED_COLUMNS, Column, StatsTable, fingerprint, keys_bytes
-from verl_adaptive.testing.stores import make_keys
 
 # -- rows -----------------------------------------------------------------------------------------------------------
 

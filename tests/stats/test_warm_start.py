@@ -15,25 +15,23 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.stats.postgres import PostgresServer
+from tests.stats.made import make_keys
 from verl_adaptive.config import SuccessConfig
 from verl_adaptive.groups import Groups
-from verl_adaptive.report.opening import open_prompts
 from verl_adaptive.stats import (
     Journal,
-    JournalError,
     SnapshotError,
     StatsTable,
     StoreError,
     dataset_keys,
     key_hex,
     keys_bytes,
+    open_run,
     warm_start,
     write_snapshot,
 )
 from verl_adaptive.stats.memory import Memory
 from verl_adaptive.stats.results import read_results
-from verl_adaptive.testing.stores import make_keys
 
 KEYS = make_keys(6)
 
@@ -70,15 +68,14 @@ def numbers(table: StatsTable, *names: str) -> list[list[float]]:
     return [table.col(name).tolist() for name in names]
 
 
-@pytest.fixture(params=["snapshot", "checkpoint", "journal", "postgres"])
+@pytest.fixture(params=["snapshot", "checkpoint", "journal"])
 def source(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param in ("snapshot", "checkpoint"):
         folder = tmp_path / "global_step_9" / "adaptive"
         write_snapshot(folder, other_run(), {}, meta={"policy": "x"})
         return str(folder if request.param == "snapshot" else tmp_path)
-    server = request.getfixturevalue("postgres") if request.param == "postgres" else None
-    url = server.new_database() if isinstance(server, PostgresServer) else f"sqlite:///{tmp_path}/run.sqlite"
-    with Journal.open(url, run_id="project/run") as journal:
+    with Journal(tmp_path / "run") as journal:
+        journal.begin(-1)
         whole = other_run()
         for step in range(4):
             pick = [i for i in range(5) if whole.col("visits")[i] > step or i == 4]
@@ -93,9 +90,8 @@ def source(request: pytest.FixtureRequest, tmp_path: Path) -> str:
                 tokens=[[100] * len(rewards[i]) for i in pick],
                 failed=[i == 4 for i in pick],
             )
-            journal.commit_step(step, groups, KEYS[pick], ["k"] * len(pick))
-    Journal.open(url, run_id="project/later").close()
-    return f"{url}#project/run"
+            journal.commit_step(step, groups, KEYS[pick], ["k"] * len(pick), sources=[""] * len(pick))
+    return str(tmp_path / "run")
 
 
 def test_evidence_becomes_pseudo_counts(source: str) -> None:
@@ -305,7 +301,7 @@ def test_a_score_succeeds_as_in_training(tmp_path: Path, config: SuccessConfig, 
     path = save(tmp_path / "e.jsonl", [{**rows()[0], "score": [1.0, 1.0, 0.0, 0.5]}])
     warm_start(table, path, discount=1, success=config.of)
     assert table.col("successes")[0] == successes
-    assert open_prompts(str(path), success=config.of).prompts.table.col("successes").tolist() == [successes]
+    assert open_run(path, success=config.of).prompts.table.col("successes").tolist() == [successes]
 
 
 def test_a_count_of_successes_says_nothing_of_rewards(tmp_path: Path) -> None:
@@ -367,8 +363,8 @@ def test_bad_sources_are_named(tmp_path: Path) -> None:
         ("bad.jsonl", "neither key nor prompt"),
         ("list.jsonl", "line 1: not an object"),
         ("bad.parquet", "not a Parquet file"),
-        ("what.txt", "neither a SQLite file"),
-        ("empty", "holds no store"),
+        ("what.txt", "is not one of"),
+        ("empty", "holds no run"),
         ("nothing.jsonl", "has no rows; give results"),
         ("none.parquet", "has no rows; give results"),
         ("gone", "does not exist"),
@@ -386,17 +382,17 @@ def test_bad_sources_are_named(tmp_path: Path) -> None:
             warm_start(data_set(), tmp_path / "nothing.jsonl", discount=discount)
 
 
-def test_a_journal_of_several_runs_asks_which(tmp_path: Path) -> None:
-    path = str(tmp_path / "j.sqlite")
-    for run in ("a", "b"):
-        with Journal.open(path, run_id=run) as journal:
-            journal.commit_step(1, Groups.from_lists([0], [[1.0]]), KEYS[:1], ["k"])
-    with pytest.raises(JournalError, match="holds 2 runs, name one: a, b"):
-        warm_start(fresh(0), path, discount=1)
-    assert warm_start(fresh(0), f"{path}#b", discount=1).used == 1
-    assert warm_start(fresh(0), path, discount=1, run="a").used == 1
-    with pytest.raises(JournalError, match="no run 'c'"):
-        warm_start(fresh(0), f"{path}#c", discount=1)
+def test_of_several_runs_the_newest_that_knows_a_prompt_counts(tmp_path: Path) -> None:
+    for run, known, rewards in (("a", [0, 1], [[1.0], [1.0]]), ("b", [1], [[0.0]])):
+        with Journal(tmp_path / run) as journal:
+            journal.begin(0)
+            groups = Groups.from_lists(known, rewards)
+            journal.commit_step(1, groups, KEYS[known], ["k"] * len(known), sources=["s"] * len(known))
+    for source in (tmp_path, tmp_path / "*"):
+        table = fresh(0, 1, 2)
+        report = warm_start(table, source, discount=1)
+        assert (report.used, report.offered, report.matched, report.kind) == (2, 3, 2, "2 runs")
+        assert table.col("successes").tolist() == [1, 0, 0]
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -65,9 +65,6 @@ def add_store_options(parser: argparse.ArgumentParser) -> None:
     """How to read a store."""
     reading = parser.add_argument_group("how the store is read")
     reading.add_argument(
-        "--run", metavar="NAME", help="one of a journal's runs, if it has several: --run project/experiment"
-    )
-    reading.add_argument(
         "--tolerance",
         metavar="X",
         type=_tolerance,
@@ -95,7 +92,7 @@ def add_store_options(parser: argparse.ArgumentParser) -> None:
 
 
 def how_read(args: argparse.Namespace) -> dict[str, Any]:
-    """What the options of :func:`add_store_options` say to ``open_prompts``, but for the run: of every store alike."""
+    """What the options of :func:`add_store_options` say to ``open_run``."""
     return {"tolerance": args.tolerance, **how_identified(args)}
 
 

@@ -2,7 +2,7 @@
 
 examples:
   verl-adaptive compare checkpoints/project/grpo checkpoints/project/greso
-  verl-adaptive compare runs.sqlite#project/grpo runs.sqlite#project/greso --limit 20 --visits 3
+  verl-adaptive compare "checkpoints/project/seed1_*" --limit 20 --visits 3
   verl-adaptive compare checkpoints/project/grpo checkpoints/project/greso --whole --json
 
 A, B, B - A, and what chance explains of it (two standard errors over prompts): validation as verl measured it, and the
@@ -16,6 +16,7 @@ from dataclasses import asdict
 from typing import Any
 
 from verl_adaptive.commands.arguments import add_json_option, add_store_options, count, how_read
+from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.text import clean
 
 __all__ = ["configure", "run"]
@@ -23,9 +24,11 @@ __all__ = ["configure", "run"]
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "one", metavar="A", help="a store, as for `stats`: a folder of checkpoints, a journal, a snapshot"
+        "stores",
+        metavar="RUN",
+        nargs="+",
+        help="A and B, each a store as for `stats`; or one folder or pattern that leads to two runs, the older one is A",
     )
-    parser.add_argument("other", metavar="B", help="another; #RUN at the end names a run of its own")
     parser.add_argument(
         "--limit", metavar="N", type=count, default=5, help="prompts in each list: --limit 20 (default 5)"
     )
@@ -46,11 +49,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from verl_adaptive.commands.output import print_json
     from verl_adaptive.report.common import Measured, cut_at_common, matched, not_alike, validated, verdict
-    from verl_adaptive.report.opening import open_prompts
     from verl_adaptive.report.overview import overview
+    from verl_adaptive.stats import open_runs
 
-    # --run names a run of both; different ones are named with #RUN
-    opened = [open_prompts(s, run=args.run, **how_read(args)) for s in (args.one, args.other)]
+    opened = [run for store in args.stores for run in open_runs(store, **how_read(args))]
+    if len(opened) != 2:
+        names = ", ".join(run.source for run in opened[:6])
+        raise AdaptiveError(f"two runs are compared, and {' '.join(args.stores)} leads to {len(opened)}: {names}")
     opened, cuts = cut_at_common(opened, whole=args.whole)
     facts = []
     for one, cut in zip(opened, cuts, strict=True):

@@ -25,7 +25,6 @@ from typing import Any
 
 from verl_adaptive.commands.arguments import add_json_option
 from verl_adaptive.errors import AdaptiveError, RefusedByVerl
-from verl_adaptive.redact import redact
 from verl_adaptive.text import one_line
 
 __all__ = ["Check", "Examination", "configure", "quiet", "run"]
@@ -135,7 +134,7 @@ class Examination:
         return all(check.status != "fail" for check in self.checks)
 
     def add(self, name: str, status: str, detail: str, fix: str = "") -> None:
-        self.checks.append(Check(name, status, one_line(redact(detail)), one_line(redact(fix))))
+        self.checks.append(Check(name, status, one_line(detail), one_line(fix)))
         if self._say is not None:
             self._say(self.checks[-1])
 
@@ -360,63 +359,34 @@ class Examination:
             return None
         for remark in plan.notes:
             self.add("note", "warn", remark)
-        if plan.store_path is None and plan.run_id is not None:
-            self._database(config.adaptive.store.url)
-        elif plan.store_path is not None and os.path.exists(plan.store_path):
-            self._journal(plan.store_path, plan.run_id)
+        if plan.store_path is not None and os.path.exists(plan.store_path):
+            self._journal(plan.store_path)
         with quiet():
             price = price_of(config, checked[0], plan)
         return {**plan.as_dict(), "price": asdict(price)}
 
-    def _database(self, url: str) -> None:
-        """A PostgreSQL database answers."""
-
-        def connect() -> str:
-            from verl_adaptive.stats.database import make_engine, shown
-
-            with make_engine(url, read_only=True).connect() as connection:
-                return shown(connection.engine.url)
-
-        fix = 'check adaptive.store.url and the server; the driver comes with pip install "psycopg[binary]"'
-        shown = self._try("database", fix, connect)
-        if shown is not None:
-            self.add("database", "ok", f"{shown} answers")
-
-    def _journal(self, path: str, run: str | None) -> None:
+    def _journal(self, path: str) -> None:
         """A journal that is there already can be read and written."""
-        from verl_adaptive.report.opened import runs_of
+        from verl_adaptive.stats import open_run
 
-        fix = "move it away, or choose another place with adaptive.store.url; resume does not need it"
-        found = self._try("store", fix, lambda: runs_of(path))
+        fix = "move it away, or choose another place with adaptive.store.dir; resume does not need it"
+        found = self._try("store", fix, lambda: open_run(path).newest(1))
         if found is None:
             return
         if not os.access(path, os.W_OK):
             self.add("store", "fail", f"{path} cannot be written", fix)
-            return
-        mine = next((r for r in found if r["run"] == run), None)
-        has = "not this run yet" if mine is None else f"this run up to step {mine['last_step'] or 0}"
-        self.add("store", "ok", f"{path} holds {len(found)} run{'' if len(found) == 1 else 's'}, {has}")
+        else:
+            self.add("store", "ok", f"{path} has this run up to step {found[-1]['step'] if found else 0}")
 
     def storage(self, path: str) -> None:
-        """A place for a SQLite journal: writable, and local so that readers do not get in the way."""
-        from verl_adaptive.stats.filesystem import filesystem_of, wal_is_safe
-
-        folder = path if os.path.isdir(path) else os.path.dirname(path)
-        exists = folder
+        """A place for the journal that can be written."""
+        exists = path
         while not os.path.isdir(exists):
             exists = os.path.dirname(exists)
-        kind = filesystem_of(folder)
-        if not os.access(exists, os.W_OK):
-            self.add("store directory", "fail", f"{exists} is not writable", "choose another trainer.default_local_dir")
-        elif wal_is_safe(kind):
-            self.add("store directory", "ok", f"{folder} ({kind}): write-ahead log, readers and training do not wait")
+        if os.access(exists, os.W_OK):
+            self.add("store directory", "ok", path)
         else:
-            self.add(
-                "store directory",
-                "warn",
-                f"{folder} ({kind}): the write-ahead log is not safe there, so the slower rollback journal is used",
-                "nothing needs to be done; for large runs put adaptive.store.url on a local disk or on PostgreSQL",
-            )
+            self.add("store directory", "fail", f"{exists} is not writable", "choose another trainer.default_local_dir")
 
 
 def _version(name: str) -> str | None:
@@ -512,6 +482,6 @@ def _plan_lines(plan: dict[str, Any]) -> list[tuple[str, str]]:
         ("budget", f"first round {number(plan['first_round'])} rollouts, {cap}"),
         ("run", f"{steps}{updates}{total}"),
         ("losses", f"rows of zero advantage {plan['zero_rows']}"),
-        ("store", plan["store"] + (f" (run {plan['run_id']})" if plan["run_id"] else "")),
+        ("store", plan["store"]),
         ("resume", plan["resume"]),
     ]

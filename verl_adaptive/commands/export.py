@@ -2,8 +2,8 @@
 
 examples:
   verl-adaptive export checkpoints/project/experiment prompts.parquet --where "visits > 0"
-  verl-adaptive export runs.sqlite steps.jsonl --what steps
-  verl-adaptive export runs.sqlite#project/experiment groups.csv --what observations --overwrite
+  verl-adaptive export checkpoints/project/experiment steps.jsonl --what steps
+  verl-adaptive export checkpoints/project/experiment groups.csv --what observations --overwrite
 
 Exported prompts can be given to adaptive.warm_start (with --where "visits > 0": it takes evidence only). In CSV, text
 that a spreadsheet would take for a formula (it begins with = + - @, perhaps after blanks) gets an apostrophe in front.
@@ -48,8 +48,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from verl_adaptive.commands.output import note, number
-    from verl_adaptive.report.expressions import Expression
-    from verl_adaptive.report.opening import open_prompts
+    from verl_adaptive.stats import open_run
+    from verl_adaptive.stats.expressions import Expression
 
     suffix = os.path.splitext(args.out)[1].lower()
     if suffix not in FORMATS:
@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     refuse_overwrite(args.out, args.overwrite)
     if os.path.exists(args.out) and os.path.exists(args.store) and os.path.samefile(args.out, args.store):
         raise AdaptiveError(f"{args.out} is what is read; name another file")
-    opened = open_prompts(args.store, run=args.run, **how_read(args))
+    opened = open_run(args.store, **how_read(args))
     if args.what != "prompts" and opened.kind != "journal":
         raise AdaptiveError(f"{opened.where} is a {opened.kind}: it has prompts, but no {args.what}")
     if args.what == "prompts":
@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
             rows = rows[wanted.select(opened.prompts)]
         pages = _prompts(opened.prompts, rows)
     elif args.what == "steps":
-        pages = iter([opened.store.steps_arrow(opened.run)])
+        pages = iter([opened.steps])
     else:
         pages = _observations(opened)
     written = _write(args.out, suffix, pages)
@@ -78,35 +78,19 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _prompts(prompts: Any, rows: np.ndarray) -> Iterator[Any]:
-    import pyarrow as pa
-
-    table = prompts.table
     for begin in [0] if not len(rows) else range(0, len(rows), _BATCH):
-        part = rows[begin : begin + _BATCH]
-        columns: dict[str, Any] = {
-            "key": pa.array(prompts.values("key", part), pa.string()),
-            "source": pa.array(prompts.values("source", part), pa.string()),
-            # `n` is what adaptive.warm_start calls it
-            "n": pa.array(table.col("rollouts")[part]),
-        }
-        for name in prompts.names():
-            if name in columns:
-                continue
-            values = table.col(name)[part] if name in table.columns else prompts.get(name)[part]
-            columns[name] = pa.array(values, from_pandas=True)  # not-a-number: nothing known, null in every format
-        yield pa.table(columns)
+        yield prompts.to_arrow(rows[begin : begin + _BATCH])
 
 
 def _observations(opened: Any) -> Iterator[Any]:
-    """A page at a time: a long run's observations need not fit in memory."""
+    """A page at a time, an empty one first: a long run's observations need not fit in memory."""
     import pyarrow as pa
 
-    from verl_adaptive.report.opened import reading
+    from verl_adaptive.stats.reader import OBSERVATIONS
 
-    with reading(opened.source):
-        for page in opened.store.observation_pages(opened.run):
-            keys = pa.array([key.hex() for key in page.column("key").to_pylist()], pa.string())
-            yield page.set_column(page.schema.get_field_index("key"), "key", keys)
+    for page in itertools.chain([OBSERVATIONS.empty_table()], opened.observations()):
+        keys = pa.array([key.hex() for key in page.column("key").to_pylist()], pa.string())
+        yield page.set_column(page.schema.get_field_index("key"), "key", keys)
 
 
 def _write(path: str, suffix: str, pages: Iterator[Any]) -> int:

@@ -44,8 +44,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from verl_adaptive.commands.output import note, number, share
     from verl_adaptive.report.dataset import keys_of, open_parquet
-    from verl_adaptive.report.expressions import Expression
-    from verl_adaptive.report.opening import open_prompts
+    from verl_adaptive.stats import open_run
+    from verl_adaptive.stats.expressions import Expression
 
     wanted = Expression(args.where)
     if not args.out.endswith(".parquet"):
@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
         raise AdaptiveError(f"{args.out} is the input; name another file")
     refuse_overwrite(args.out, args.overwrite)
     open_parquet(args.data).close()
-    opened = open_prompts(args.stats, run=args.run, **how_read(args))
+    opened = open_run(args.stats, **how_read(args))
     prompts = opened.prompts
     keys, sources = keys_of(args.data, **how_identified(args))
     known = prompts.table.rows_for(keys, create=False) >= 0

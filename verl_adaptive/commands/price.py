@@ -223,20 +223,16 @@ def yield_of(config: Any, adaptive: AdaptiveConfig, plan: Any, n: int) -> tuple[
     """Share of groups of ``n`` that have variance, and where that is known from."""
     from verl_adaptive.errors import AdaptiveError
     from verl_adaptive.integration.facts import results_of
-    from verl_adaptive.redact import redact
-    from verl_adaptive.report.opening import open_prompts
+    from verl_adaptive.stats import open_run
 
-    places: list[tuple[str, str | None, str]] = []
+    places: list[tuple[str, str]] = []
     if adaptive.warm_start is not None:
-        places.append((adaptive.warm_start, None, f"of the warm start {redact(adaptive.warm_start)}"))
-    journal = plan.store_path
-    if journal is None and plan.run_id is not None:  # a database
-        journal = adaptive.store.url
-    if journal is not None and ("://" in journal or os.path.exists(journal)):
-        places.append((journal, plan.run_id, f"of this run's earlier steps in {redact(journal)}"))
-    for source, run, words in places:
+        places.append((adaptive.warm_start, f"of the warm start {adaptive.warm_start}"))
+    if plan.store_path is not None and os.path.exists(plan.store_path):
+        places.append((plan.store_path, f"of this run's earlier steps in {plan.store_path}"))
+    for source, words in places:
         try:
-            table = open_prompts(source, run=run, **results_of(config, adaptive)).prompts.table
+            table = open_run(source, **results_of(config, adaptive)).table
         except AdaptiveError:
             continue  # a run that is not in the journal yet; what cannot be read is a finding of its own
         varied = _varied(table, adaptive.tolerance)

@@ -3,7 +3,7 @@
 examples:
   verl-adaptive report checkpoints/project/experiment -o report.html
   verl-adaptive report checkpoints/project/greso -o report.html --data train.parquet --against checkpoints/project/grpo
-  verl-adaptive report runs.sqlite#project/experiment -o report.html --tries 64 --limit 500
+  verl-adaptive report checkpoints/project/greso -o report.html --against "checkpoints/project/*"
 
 Prompt texts are left out unless --data names the training set; it also finds questions with different answers. With it,
 the commonest wrong answers come from verl's trainer.rollout_data_dir, if the run had one.
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,7 +29,7 @@ from verl_adaptive.errors import AdaptiveError, lacks_extra
 
 if TYPE_CHECKING:
     from verl_adaptive.report.collect import Collected
-    from verl_adaptive.report.opened import Opened
+    from verl_adaptive.stats import Run
 
 __all__ = ["add_page_options", "configure", "run"]
 
@@ -43,7 +44,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="what to write; a page of that name is replaced (default report.html)",
     )
     parser.add_argument(
-        "--against", metavar="OTHER", help="another run's journal, drawn dashed beside: --against checkpoints/p/grpo"
+        "--against",
+        metavar="OTHER",
+        help="another run, or a folder or pattern of several, drawn dashed beside: --against checkpoints/p/grpo",
     )
     parser.add_argument(
         "--title", metavar="TEXT", help="the heading: --title 'GRESO, seed 1' (default: the run's name)"
@@ -85,7 +88,7 @@ def rollouts_of(given: str | None, data: str | None, about: dict[str, object]) -
     return given
 
 
-def collected_of(args: argparse.Namespace, opened: Opened, against: Opened | None = None) -> Collected:
+def collected_of(args: argparse.Namespace, opened: Run, against: Sequence[Run] = ()) -> Collected:
     """What the page of a run is made of, by the options of :func:`add_page_options`."""
     from verl_adaptive.report.collect import collect
 
@@ -118,7 +121,7 @@ def _refuse_other_files(path: str) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from verl_adaptive.commands.output import note
-    from verl_adaptive.report.opening import open_prompts
+    from verl_adaptive.stats import open_run, open_runs
     from verl_adaptive.stats.atomic import write_file
 
     try:
@@ -127,8 +130,9 @@ def run(args: argparse.Namespace) -> int:
         raise lacks_extra("the report", error, "report") from None
     refuse_overwrite(args.out, True)
     _refuse_other_files(args.out)
-    opened = open_prompts(args.store, run=args.run, **how_read(args))
-    against = None if args.against is None else open_prompts(args.against, **how_read(args))
+    opened = open_run(args.store, **how_read(args))
+    others = [] if args.against is None else open_runs(args.against, **how_read(args))
+    against = [run for run in others if len(others) == 1 or run.where != opened.where]
     collected = collected_of(args, opened, against)
     page = render(collected, title=args.title)
     write_file(Path(args.out), lambda file: file.write(page.encode("utf-8", "backslashreplace")))

@@ -1,9 +1,9 @@
-"""Show the report live in a browser, for all runs of a folder or database. Read-only; on this machine alone by default.
+"""Show the report live in a browser, for all runs of a folder. Read-only; on this machine alone by default.
 
 examples:
   verl-adaptive serve checkpoints
   verl-adaptive serve checkpoints --port 8080 --data train.parquet
-  verl-adaptive serve postgresql+psycopg://user@host/database
+  verl-adaptive serve "runs/*/grpo"
   ssh -L 8765:127.0.0.1:8765 gpu-node, then verl-adaptive serve checkpoints there and the address that it prints here
 
 Pages refresh themselves and keep the place. The printed address ends with a token; who does not have it reads nothing, other
@@ -23,11 +23,10 @@ from urllib.parse import quote
 from verl_adaptive.commands.arguments import add_store_options, how_read
 from verl_adaptive.commands.report import add_page_options, collected_of, rollouts_of
 from verl_adaptive.errors import AdaptiveError, UsageError, lacks_extra
-from verl_adaptive.redact import redact
 
 if TYPE_CHECKING:
     from verl_adaptive.report.page import Live
-    from verl_adaptive.report.runs import Run
+    from verl_adaptive.stats import Run
 
 __all__ = ["configure", "run"]
 
@@ -54,9 +53,7 @@ def _token(text: str) -> str:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "store", metavar="DIR|URL", help="a folder with runs below it, a SQLite file, or a database URL"
-    )
+    parser.add_argument("store", metavar="DIR", help='a folder with runs below it, or a pattern: "runs/*"')
     parser.add_argument("--port", metavar="N", type=_port, default=8765, help="port; 0: any free one (default 8765)")
     parser.add_argument(
         "--host", metavar="ADDRESS", default="127.0.0.1", help="address to listen on (default 127.0.0.1)"
@@ -105,7 +102,7 @@ def run(args: argparse.Namespace) -> int:
         raise lacks_extra("serve", error, "serve") from None
     if args.data is None and args.rollouts is not None:
         rollouts_of(args.rollouts, args.data, {})
-    site = Site(args.store, lambda run, live: _render(args, run, live), args.run)
+    site = Site(args.store, lambda run, live: _render(args, run, live))
     found, trouble = site.runs()
     try:
         family = socket.AF_INET6 if ":" in args.host else socket.AF_INET
@@ -116,7 +113,7 @@ def run(args: argparse.Namespace) -> int:
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     for text in trouble:
-        note(redact(text))
+        note(text)
     key = f"?token={quote(token, safe='')}" if token else ""
     note(f"{len(found)} run{'' if len(found) == 1 else 's'} at http://{shown}:{port}/{key} (Ctrl-C ends it)")
     if not token:
@@ -149,8 +146,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def _render(args: argparse.Namespace, run: Run, live: Live) -> str:
-    from verl_adaptive.report.opening import open_prompts
     from verl_adaptive.report.page import render
+    from verl_adaptive.stats import open_run
 
-    opened = open_prompts(run.source, run=run.name, **how_read(args))
-    return render(collected_of(args, opened), live=live)
+    return render(collected_of(args, open_run(run.where, **how_read(args))), live=live)

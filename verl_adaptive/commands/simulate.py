@@ -97,7 +97,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="a preset, with overrides of its own in the same quotes; may be repeated (default: all)",
     )
     parser.add_argument("--trace", metavar="SOURCE", help="recorded pass rates; see above")
-    parser.add_argument("--run", metavar="NAME", help="one of a journal's runs (default: the only one)")
     parser.add_argument("--pool", metavar="NAME[:KEY=VALUE,...]", help="a parametric pool (default: mixed)")
     parser.add_argument(
         "--batch", metavar="B", type=int, default=64, help="prompts a step, data.train_batch_size (default: 64)"
@@ -260,10 +259,8 @@ def _pool(args: argparse.Namespace) -> tuple[Any, Any]:
     if not math.isfinite(args.threshold):
         raise ConfigError("--threshold", args.threshold, "must be finite: no score is at least nan")
     if args.trace is None:
-        if args.run:
-            raise ConfigError("--run", args.run, "names a run of a trace; add --trace")
         return pool, None
-    trace = read_trace(args.trace, run=args.run, threshold=args.threshold)
+    trace = read_trace(args.trace, threshold=args.threshold)
     return ReplayConfig(tokens=pool.tokens, learning=pool.learning if args.pool else None), trace
 
 
@@ -324,10 +321,9 @@ def _about(task: Task, args: argparse.Namespace) -> dict[str, Any]:
     import numpy as np
 
     from verl_adaptive import __version__
-    from verl_adaptive.redact import redact_all
 
     out: dict[str, Any] = {
-        "command": "verl-adaptive simulate " + shlex.join(redact_all(sys.argv[2:])) if len(sys.argv) > 1 else "",
+        "command": "verl-adaptive simulate " + shlex.join(sys.argv[2:]) if len(sys.argv) > 1 else "",
         "version": __version__,
         "machine": {
             "system": platform.system(),

@@ -1,16 +1,16 @@
 """What a store knows of its prompts: an overview, and lists of prompts.
 
-STORE is a journal (path of a SQLite file, or sqlite:/// or postgresql+psycopg:// URL; #RUN at the end names one of
-several runs), a checkpoint global_step_N or the snapshot in it, a directory of checkpoints (or one that has it as
-checkpoints), or a Parquet or JSONL file of results. A journal can be read while training writes it.
+STORE is a run's folder of checkpoints (or one that has it as checkpoints), a journal (the folder adaptive in it), one
+checkpoint global_step_N or the snapshot in it, a Parquet or JSONL file of results, or a folder or pattern that leads to
+these; of several runs the list is printed. A journal can be read while training writes it.
 
 examples:
   verl-adaptive stats checkpoints/project/experiment
   verl-adaptive stats checkpoints/project/experiment --sort tokens --desc --limit 20 --data train.parquet
   verl-adaptive stats checkpoints/project/experiment --watch
-  verl-adaptive stats runs.sqlite#project/experiment --where "visits > 3 and pass_rate < 0.1" --sort rollouts --desc
-  verl-adaptive stats postgresql+psycopg://user@host/database --runs
-  verl-adaptive stats postgresql+psycopg://user@host/database --run project/experiment --json
+  verl-adaptive stats checkpoints/project/experiment --where "visits > 3 and pass_rate < 0.1" --sort rollouts --desc
+  verl-adaptive stats checkpoints/project/experiment --where "visits == 0"
+  verl-adaptive stats "checkpoints/project/*" --runs
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--data", metavar="FILE", help="the training set; shows the texts of listed prompts: --data train.parquet"
     )
-    parser.add_argument("--runs", action="store_true", help="list the runs of a journal, and stop")
+    parser.add_argument("--runs", action="store_true", help="list the runs of a folder or pattern, and stop")
     parser.add_argument(
         "--columns", action="store_true", help="list the columns that --where and --sort take, and stop"
     )
@@ -69,7 +69,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from verl_adaptive.report.expressions import Expression
+    from verl_adaptive.stats.expressions import Expression
 
     wanted = None if args.where is None else Expression(args.where)  # before anything long
     if args.desc and not args.sort:
@@ -109,12 +109,18 @@ def _watch(args: argparse.Namespace, wanted: Any) -> int:
 
 def _once(args: argparse.Namespace, wanted: Any) -> int:
     from verl_adaptive.commands.output import print_json
-    from verl_adaptive.report.opening import open_prompts
     from verl_adaptive.report.overview import overview
+    from verl_adaptive.stats import open_runs
 
-    if args.runs:
-        return _print_runs(args.store, args.json)
-    opened = open_prompts(args.store, run=args.run, **how_read(args))
+    runs = open_runs(args.store, **how_read(args))
+    if args.runs or len(runs) > 1:
+        if wanted is not None or args.sort or args.columns:
+            names = ", ".join(run.source for run in runs[:4])
+            raise UsageError(
+                f"{args.store} leads to {len(runs)} runs, whose prompts are not one list; name one: {names}"
+            )
+        return _print_runs(runs, args.json)
+    opened = runs[0]
     if args.columns:
         return _print_columns(opened, args.json)
     prompts = opened.prompts
@@ -170,26 +176,45 @@ def _add_texts(shown: dict[str, list[dict[str, Any]]], args: argparse.Namespace)
             record["text"] = rows[record["key"]].text if record["key"] in rows else None
 
 
-def _print_runs(source: str, as_json: bool) -> int:
-    from verl_adaptive.commands.output import console, number, print_json, table
-    from verl_adaptive.report.opened import runs_of
+def _print_runs(runs: list[Any], as_json: bool) -> int:
+    from datetime import datetime, timezone
 
-    found = runs_of(source)
+    from verl_adaptive.commands.output import console, number, print_json, table
+
+    found = []
+    for run in runs:
+        steps = run.steps.column("step") if run.kind == "journal" else []
+        began = run.about.get("began")
+        found.append(
+            {
+                "run": run.name or run.kind,
+                "preset": run.about.get("preset", run.about.get("policy")),
+                "began": None
+                if began is None
+                else datetime.fromtimestamp(began, timezone.utc).strftime("%Y-%m-%d %H:%M"),
+                "attempts": run.about.get("attempts"),
+                "steps": len(steps),
+                "last_step": steps[-1].as_py() if len(steps) else run.about.get("step"),
+                "store": run.source,
+            }
+        )
     if as_json:
         print_json(found)
         return 0
     rows = [
-        (r["run"], r["preset"] or "-", r["began"], number(r["attempts"]), number(r["steps"]), number(r["last_step"]))
+        (r["run"], r["preset"] or "-", r["began"] or "-")
+        + tuple(number(r[name]) for name in ("attempts", "steps", "last_step"))
+        + (r["store"],)
         for r in found
     ]
-    heads = [("run", "left"), ("preset", "left"), ("began", "left")]
-    console().print(table([*heads, ("attempts", "right"), ("steps", "right"), ("last step", "right")], rows))
+    heads = [("run", "left"), ("preset", "left"), ("began", "left"), ("attempts", "right"), ("steps", "right")]
+    console().print(table([*heads, ("last step", "right"), ("store", "left")], rows))
     return 0
 
 
 def _print_columns(opened: Any, as_json: bool) -> int:
     from verl_adaptive.commands.output import console, print_json, table
-    from verl_adaptive.report.prompts import about_column
+    from verl_adaptive.stats.prompts import about_column
 
     names = opened.prompts.names()
     if as_json:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -106,34 +105,32 @@ class JournalPlace:
     """Where a run's journal is.
 
     Attributes:
-        url: database URL or path of an SQLite file; None: there is none.
-        run: the run's name in it.
-        folder: the run's checkpoints.
+        folder: its own folder; None: there is none.
+        run: the run's name.
+        checkpoints: the run's checkpoints.
         why_none: the setting because of which there is none.
     """
 
-    url: str | None
+    folder: str | None
     run: str
-    folder: str
+    checkpoints: str
     why_none: str = ""
 
 
 def journal_place(config: Any, adaptive: AdaptiveConfig) -> JournalPlace:
-    """The journal that ``adaptive.store`` means: its own, or one beside the checkpoints."""
+    """The journal that ``adaptive.store`` means: in a folder of several runs, or beside the checkpoints."""
     store, trainer = adaptive.store, config.trainer
-    folder = os.path.abspath(trainer.default_local_dir)
+    checkpoints = os.path.abspath(trainer.default_local_dir)
+    run = f"{trainer.project_name}/{trainer.experiment_name}"
     if not store.enabled:
-        return JournalPlace(None, "", folder, "adaptive.store.enabled=false")
+        return JournalPlace(None, run, checkpoints, "adaptive.store.enabled=false")
     if trainer.get("val_only", False) and trainer.get("val_before_train", True):
         # It may start from any checkpoint, beside the run itself: nothing of it belongs on the run's line.
-        return JournalPlace(None, "", folder, "trainer.val_only=true")
-    run = store.run_id or _short(f"{trainer.project_name}/{trainer.experiment_name}")
-    return JournalPlace(store.url or os.path.join(folder, "adaptive.sqlite"), run, folder)
-
-
-def _short(name: str) -> str:
-    """A name of at most 255 characters; long ones that begin alike stay apart."""
-    return name if len(name) <= 255 else f"{name[:240]}~{hashlib.sha256(name.encode()).hexdigest()[:12]}"
+        return JournalPlace(None, run, checkpoints, "trainer.val_only=true")
+    if store.dir is None:
+        return JournalPlace(os.path.join(checkpoints, "adaptive"), run, checkpoints)
+    names = [part for part in run.split("/") if part not in ("", ".", "..")]
+    return JournalPlace(os.path.join(os.path.abspath(os.path.expanduser(store.dir)), *names), run, checkpoints)
 
 
 def model_kind(config: Any) -> str:

@@ -37,7 +37,6 @@ from verl_adaptive.integration.facts import (
     updates_of,
 )
 from verl_adaptive.policy import build_policy
-from verl_adaptive.redact import redact
 from verl_adaptive.roles import Policy
 from verl_adaptive.simulate.worlds import Stream
 from verl_adaptive.stats.keys import KEY_DTYPE, dataset_keys
@@ -261,9 +260,8 @@ class Plan:
         uncounted: what verl will still do to them, so that prompts and steps may be fewer.
         total_rollouts: ``adaptive.total_rollouts``.
         zero_rows: what becomes of rows of zero advantage.
-        store: URL or path of the journal, or why there is none.
-        store_path: its file, of SQLite.
-        run_id: the run's name in it.
+        store: the journal's folder, or why there is none.
+        store_path: that folder.
         resume: what the run would start from.
         notes: what a user should know.
     """
@@ -285,7 +283,6 @@ class Plan:
     zero_rows: str
     store: str
     store_path: str | None
-    run_id: str | None
     resume: str
     notes: list[str]
 
@@ -341,10 +338,10 @@ def make_plan(
     if adaptive.warm_start is not None:
         known = _warm_start(config, adaptive)
         notes.append(
-            f"starts with the statistics of {redact(adaptive.warm_start)} ({known:,} prompts there), weighted "
+            f"starts with the statistics of {adaptive.warm_start} ({known:,} prompts there), weighted "
             f"{adaptive.warm_start_discount:g}; how many of them are in the training set is said when the run starts"
         )
-    store, path, run_id = _store(config, adaptive)
+    place = journal_place(config, adaptive)
     return Plan(
         preset=adaptive.name,
         mode=mode,
@@ -361,9 +358,8 @@ def make_plan(
         uncounted="" if prompts is None else _uncounted(config),
         total_rollouts=adaptive.total_rollouts,
         zero_rows=zero_rows,
-        store=store,
-        store_path=path,
-        run_id=run_id,
+        store=place.folder or f"none ({place.why_none}); statistics live in the checkpoints",
+        store_path=place.folder,
         resume=_resume(config, adaptive, policy),
         notes=notes,
     )
@@ -509,16 +505,6 @@ def _warm_start(config: DictConfig, adaptive: AdaptiveConfig) -> int:
     except (AdaptiveError, OSError, ValueError) as error:
         raise ConfigError("adaptive.warm_start", adaptive.warm_start, str(error)) from error
     return report.offered
-
-
-def _store(config: DictConfig, adaptive: AdaptiveConfig) -> tuple[str, str | None, str | None]:
-    from verl_adaptive.stats.database import local_file, shown
-
-    place = journal_place(config, adaptive)
-    if place.url is None:
-        return f"none ({place.why_none}); statistics live in the checkpoints", None, None
-    path = local_file(place.url)
-    return str(path or shown(place.url)), None if path is None else str(path), place.run
 
 
 def _resume(config: DictConfig, adaptive: AdaptiveConfig, policy: Policy) -> str:

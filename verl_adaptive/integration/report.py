@@ -21,7 +21,6 @@ from verl_adaptive.integration import compat
 from verl_adaptive.integration.facts import distillation_note, dropped_note, held_note, image_note, updates_of
 from verl_adaptive.integration.layout import Layout
 from verl_adaptive.roles import Policy
-from verl_adaptive.stats.database import local_file, shown
 
 __all__ = ["banner", "progress_line", "step_metrics"]
 
@@ -186,14 +185,6 @@ def _forgetting(engine: Engine) -> dict[str, float]:
     return out
 
 
-def _store_argument(config: Any, adaptive: Any, memory: Any) -> str:
-    """What a user gives to our commands to read this run, ready for a shell."""
-    url = adaptive.store.url
-    if url is None or memory.journal is None:
-        return shlex.quote(str(config.trainer.default_local_dir))
-    return shlex.quote(f"{url if local_file(url) else shown(url)}#{memory.journal.run_id}")
-
-
 def _allocator(policy: Policy) -> str:
     """The allocator's name, and what an option that was left to the run (``auto``) is in it."""
     config = policy.allocator.config
@@ -220,7 +211,7 @@ def banner(trainer: Any) -> list[str]:
         f"  losses   rows of zero advantage {trainer.zero_rows}",
         f"  store    {memory.where}",
         f"  start    {memory.origin}",
-        f"  look     verl-adaptive stats {_store_argument(config, adaptive, memory)}",
+        f"  look     verl-adaptive stats {shlex.quote(memory.argument)}",
     ]
     lines += [f"  verl     {note}" for note in compat.substitutes(mode=trainer.base_mode)]
     images = image_note(config, type(trainer.processor).__name__)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import shutil
+import uuid
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from verl_adaptive.integration.stream_session import StreamSession
 from verl_adaptive.integration.watch import Watch
 from verl_adaptive.roles import Policy
 from verl_adaptive.stats import (
+    Journal,
     SnapshotMissing,
     StatsTable,
     dataset_identity,
@@ -34,9 +35,8 @@ from verl_adaptive.stats import (
     read_snapshot,
     write_snapshot,
 )
-from verl_adaptive.stats.database import shown
-from verl_adaptive.stats.journal import Journal
-from verl_adaptive.stats.snapshot import SnapshotError, attached, new_folder, read_manifest
+from verl_adaptive.stats.atomic import write_file
+from verl_adaptive.stats.snapshot import MANIFEST, SnapshotError, attached, new_folder, read_manifest
 
 __all__ = ["FOLDER", "RunStore"]
 
@@ -45,6 +45,7 @@ logger = logging.getLogger(__name__)
 #: The snapshot's place inside ``global_step_N``.
 FOLDER = "adaptive"
 _QUEUE = "transfer_queue"
+_SAVED = "saved"  # beside a snapshot, once verl's files of the same save are there, too: its nonce
 
 
 class RunStore:
@@ -59,6 +60,8 @@ class RunStore:
         table: the statistics.
         row_of: int64 ``(D,)``, table row of every data-set position.
         origin: how the statistics began, for people.
+        where: where the journal is, or why there is none, for people.
+        argument: what our commands take to read this run.
         repeated_share: of the data set's rows, those that repeat an earlier prompt.
     """
 
@@ -84,8 +87,13 @@ class RunStore:
         self.row_of = self.table.rows_for(self.keys, sources=self.sources)
         self.origin = "new statistics"
         self._report_duplicates(questions, rows)
+        self._resumed = False
+        self._no_warm_start: Exception | None = None
         if adaptive.warm_start is not None:
-            self._warm_start(adaptive.warm_start, adaptive.warm_start_discount)
+            try:
+                self._warm_start(adaptive.warm_start, adaptive.warm_start_discount)
+            except (AdaptiveError, OSError, ValueError) as error:
+                self._no_warm_start = error  # a snapshot does not need it: see begin
         self.journal = self._open_journal()
 
     # -- opening --------------------------------------------------------------------------------------------
@@ -136,20 +144,18 @@ class RunStore:
 
     def _open_journal(self) -> Journal | None:
         place = journal_place(self.config, self.adaptive)
-        if place.url is None:
+        self.argument = place.checkpoints if self.adaptive.store.dir is None else place.folder or place.checkpoints
+        if place.folder is None:
             self.where = f"no journal ({place.why_none}); statistics live in the checkpoints"
             return None
-        if self.adaptive.store.url is None:
-            os.makedirs(place.folder, exist_ok=True)
-        journal = Journal.open(
-            place.url,
-            run_id=place.run,
-            own_ids=self.adaptive.id_key is not None,
+        self.where = place.folder
+        return Journal(
+            place.folder,
             meta={
+                "run": place.run,
                 "preset": self.adaptive.name,
-                "checkpoints": place.folder,
+                "checkpoints": place.checkpoints,
                 "dataset": self.fingerprint,
-                "prompts": len(np.unique(self.row_of)),
                 "batch": self.config.data.train_batch_size,
                 "n": self.config.actor_rollout_ref.rollout.n,
                 "tolerance": self.adaptive.tolerance,
@@ -158,8 +164,6 @@ class RunStore:
                 "rollouts": self._folder(self.config.trainer.get("rollout_data_dir", None)),
             },
         )
-        self.where = f"{shown(place.url)} (run {place.run}, attempt {journal.attempt})"
-        return journal
 
     @staticmethod
     def _folder(path: Any) -> str | None:
@@ -168,24 +172,31 @@ class RunStore:
     # -- a step ---------------------------------------------------------------------------------------------
 
     def begin(self, step: int, engine: Engine) -> None:
-        """Training goes on after ``step``; the journal forgets what lies beyond it (another branch keeps it).
+        """Training goes on after ``step``; in the journal a new attempt begins, without what lies beyond it.
 
         Raises:
-            AdaptiveError: a database that several runs share has another run of this name.
+            AdaptiveError: a warm start that counts could not be read, or the folder has another run of this name.
         """
+        if self._no_warm_start is not None and not self._resumed:
+            raise self._no_warm_start
         if self.journal is not None:
-            other = self.journal.elsewhere
-            if step == 0 and other is not None and self.adaptive.store.url is not None:
+            other = self.journal.previous.get("checkpoints")
+            if (
+                step == 0
+                and self.adaptive.store.dir is not None
+                and other != self.journal.meta["checkpoints"]
+                and other
+            ):
                 raise AdaptiveError(
-                    f"adaptive.store.run_id={self.adaptive.store.run_id or 'null'}: the database has a run "
-                    f"{self.journal.run_id!r} already, with its checkpoints in {other}; this one would take its place. Name "
-                    "this one with adaptive.store.run_id=<another name>, or give it a trainer.experiment_name of its own"
+                    f"{self.journal.folder} is the journal of a run with its checkpoints in {other}; this one would take its "
+                    "place. Give this run a trainer.experiment_name of its own, or another adaptive.store.dir"
                 )
-            self.journal.rewind(step)
-            self.where = re.sub(r"attempt \d+", f"attempt {self.journal.attempt}", self.where)
+            first = np.unique(self.row_of, return_index=True)[1]
+            self.journal.begin(step, self.keys[first], [str(self.sources[i] or "") for i in first.tolist()])
+            self.where = f"{self.where} (attempt {self.journal.attempt})"
 
     def commit(self, step: int, result: StepResult, engine: Engine) -> None:
-        """Write a step to the journal, in one transaction; trouble there never stops training."""
+        """Write a step to the journal, beside training; trouble there never stops it, nor holds it up."""
         if self.journal is None:
             return
         groups = result.groups
@@ -208,7 +219,7 @@ class RunStore:
         )
 
     def validated(self, step: int, metrics: Mapping[str, Any], prompts: Mapping[str, int], engine: Engine) -> None:
-        """Write what verl's validation measured to the journal; trouble there never stops training.
+        """Write what verl's validation measured to the journal, beside training.
 
         Args:
             step: training steps taken so far.
@@ -235,7 +246,8 @@ class RunStore:
     ) -> None:
         """Write the snapshot into a checkpoint folder; complete and on disk when this returns.
 
-        Over an earlier save of the same step, that one stays valid until this one is complete.
+        Over an earlier save of the same step, that one stays valid until this one is complete. :meth:`saved` follows, once
+        verl's own files are there: until then a resume refuses it, since the weights beside it may be another attempt's.
         """
         folder = Path(checkpoint) / FOLDER
         attach = []
@@ -256,18 +268,35 @@ class RunStore:
                 "policy_digest": engine.policy.digest(),
                 "dataset": self.fingerprint,
                 "settings": self._settings(),
+                "nonce": uuid.uuid4().hex,
             },
             attach=attach,
         )
         self._newest = Path(checkpoint)
-        shutil.rmtree(folder / _QUEUE, ignore_errors=True)  # of a save of the same step by 0.1.0
-        remote = self.config.trainer.default_hdfs_dir
-        if remote is not None:
-            from verl.utils import hdfs_io
 
-            target = os.path.join(remote, f"global_step_{step}")
-            hdfs_io.makedirs(target, exist_ok=True)
-            hdfs_io.copy(src=str(folder), dst=os.path.join(target, FOLDER), dirs_exist_ok=True)
+    def saved(self, checkpoint: str, step: int) -> None:
+        """verl's files of the same save are there: statistics and weights belong together. Copies them to where verl's go."""
+        folder = Path(checkpoint) / FOLDER
+        nonce = read_manifest(folder)["meta"]["nonce"]
+        write_file(folder / _SAVED, lambda file: file.write(nonce.encode()))
+        remote = self.config.trainer.default_hdfs_dir
+        if remote is None:
+            return
+        from verl.utils import hdfs_io
+
+        target = os.path.join(remote, f"global_step_{step}", FOLDER)
+        files = [path for path in folder.rglob("*") if path.is_file()]
+        try:
+            for path in sorted(
+                files, key=lambda path: path.name in (MANIFEST, _SAVED)
+            ):  # those that vouch for others last
+                place = os.path.join(target, path.relative_to(folder).as_posix())
+                hdfs_io.makedirs(os.path.dirname(place), exist_ok=True)
+                # One by one: a folder that is copied over itself would land inside it.
+                if hdfs_io.copy(src=str(path), dst=place) is False:
+                    raise OSError(f"{path} was not copied")
+        except OSError as error:
+            logger.warning("trainer.default_hdfs_dir: the statistics of step %d are not in %s: %s", step, target, error)
 
     def load(self, checkpoint: str, step: int, policy: Policy) -> dict[str, Any] | None:
         """Read the snapshot of a checkpoint folder.
@@ -296,8 +325,11 @@ class RunStore:
                 checkpoint,
                 step,
             )
-            self.origin = f"step {step} of a run without statistics: they start empty"
+            warm = f" but for the {self.origin}" if self.adaptive.warm_start is not None else ""
+            self.origin = f"step {step} of a run without statistics: they start empty{warm}"
             return None
+        self._check_saved(folder, manifest["meta"].get("nonce"), allow)
+        self._resumed = True
         check_settings(folder, manifest["meta"].get("settings"), self._settings(), allow)
         if len(state["engine"]["held_since"]):  # the rows of held groups; the session checks that all are there
             self._load_queue(folder, manifest)
@@ -313,10 +345,29 @@ class RunStore:
         return state
 
     @staticmethod
+    def _check_saved(folder: Path, nonce: object, allow: set[str]) -> None:
+        """Refuse statistics whose weights were not saved with them: the process ended between the two.
+
+        Raises:
+            SnapshotError: that is so, and ``adaptive.resume.allow`` does not have ``interrupted``.
+        """
+        try:
+            there = (folder / _SAVED).read_text()
+        except OSError:
+            there = ""
+        if nonce is None or there == nonce:
+            return
+        text = f"{folder} and the weights beside it are not of one save: it ended between the two"
+        if "interrupted" not in allow:
+            raise SnapshotError(
+                f"{text}. Resume from an earlier checkpoint (trainer.resume_from_path); to resume from this one all the same: "
+                "adaptive.resume.allow=[interrupted]"
+            )
+        logger.warning("%s; accepted because of adaptive.resume.allow=[interrupted]", text)
+
+    @staticmethod
     def _load_queue(folder: Path, manifest: dict[str, Any]) -> None:
         queue = attached(folder, manifest, _QUEUE)
-        if queue is None and (folder / _QUEUE).is_dir():  # 0.1.0 did not list it
-            queue = folder / _QUEUE
         if queue is None:
             raise SnapshotError(
                 f"{folder} has groups that wait for more rollouts, but not TransferQueue's rows of them: it was copied in "

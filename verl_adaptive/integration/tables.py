@@ -6,9 +6,9 @@ import logging
 from typing import Any
 
 from verl_adaptive.report.overview import REGRESSED, never_solved
-from verl_adaptive.report.prompts import Prompts
 from verl_adaptive.report.suspects import suspects
 from verl_adaptive.stats import StatsTable
+from verl_adaptive.stats.prompts import Prompts
 from verl_adaptive.text import clean
 
 __all__ = ["COLUMNS", "lists_now", "log_lists"]

@@ -610,6 +610,7 @@ class AdaptiveMixin(_Trainer):
         folder = os.path.join(self.config.trainer.default_local_dir, f"global_step_{self.global_steps}")
         self.run_store.save(folder, self.global_steps, self.engine, self.session, self._watch)
         super()._save_checkpoint()
+        self.run_store.saved(folder, self.global_steps)
         self.run_store.prune(self.config.trainer.default_local_dir)
 
     def _load_checkpoint(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,8 +11,8 @@ import numpy as np
 from verl_adaptive.report.course import History, course_of
 from verl_adaptive.report.findings import Finding, findings
 from verl_adaptive.report.lists import PromptList, add_texts, lists_of
-from verl_adaptive.report.opened import Opened
 from verl_adaptive.report.overview import FLIPPING, overview
+from verl_adaptive.stats import Run
 
 __all__ = ["Collected", "collect", "conflicts"]
 
@@ -29,7 +29,7 @@ class Collected:
         findings: what stands out.
         conflicts: prompts of the data set that appear with different answers; None if no data set was given.
         notes: what a reader should know.
-        against: another run's name and course, to be drawn beside.
+        against: names and courses of other runs, to be drawn beside.
     """
 
     facts: dict[str, Any]
@@ -39,11 +39,11 @@ class Collected:
     findings: list[Finding]
     conflicts: list[dict[str, Any]] | None = None
     notes: list[str] = field(default_factory=list)
-    against: tuple[str, History] | None = None
+    against: list[tuple[str, History]] = field(default_factory=list)
 
 
 def collect(
-    opened: Opened,
+    run: Run,
     *,
     tries: int = 16,
     limit: int = 100,
@@ -52,69 +52,58 @@ def collect(
     prompt_key: str = "prompt",
     id_key: str | None = None,
     media_keys: Mapping[str, str] | None = None,
-    against: Opened | None = None,
+    against: Sequence[Run] = (),
 ) -> Collected:
     """Work everything out.
 
     Args:
-        opened: the store.
+        run: the run.
         tries: rollouts without a success from which a prompt counts as never solved.
         limit: prompts in each list.
         data: the training set; adds texts, expected answers and the search for conflicting ones.
         rollouts: verl's ``trainer.rollout_data_dir``; with ``data``, adds the commonest wrong answers.
         prompt_key, id_key, media_keys: as in training.
-        against: another run's journal.
+        against: other runs.
     """
-    facts = overview(opened, tries=tries, history=False)
-    facts["argument"], facts["data"] = _argument(opened), data
-    history = course_of(opened, facts) if opened.kind == "journal" else None
+    facts = overview(run, tries=tries, history=False)
+    facts["argument"], facts["data"] = run.source, data
+    history = course_of(run, facts) if run.kind == "journal" else None
     notes = []
     if history is None:
-        notes.append(f"{opened.where} is a {opened.kind}: it has no course over time. Give the journal for that.")
+        notes.append(f"{run.where} is a {run.kind}: it has no course over time. Give the journal for that.")
         if facts.get("brought"):
             notes.append(
                 f"Of {facts['brought']:,} prompts it has a warm start's evidence alone, which counts here as visits."
             )
     else:
-        opened.prompts.fill("flips", history.flips.count)
-        opened.prompts.fill("flipping", history.flips.surprise())
-        facts["flip_flopping"] = len(opened.prompts.where(FLIPPING))
-    lists = lists_of(opened.prompts, tries, limit)
+        run.prompts.fill("flips", history.flips.count)
+        run.prompts.fill("flipping", history.flips.surprise())
+        facts["flip_flopping"] = len(run.prompts.where(FLIPPING))
+    lists = lists_of(run.prompts, tries, limit)
     out = Collected(
         facts,
         history,
         lists,
-        _then_and_now(opened),
-        findings(opened.prompts, history, facts, lists[0].total),
+        _then_and_now(run),
+        findings(run.prompts, history, facts, lists[0].total),
         notes=notes,
     )
     if data is not None:
-        threshold = opened.about.get("success")
+        threshold = run.about.get("success")
         threshold = float(threshold) if isinstance(threshold, int | float) else 0.5
         how: dict[str, Any] = {"prompt_key": prompt_key, "media_keys": media_keys}
         add_texts(lists, data, rollouts, threshold=threshold, id_key=id_key, **how)
         out.conflicts = conflicts(data, limit, **how)
-    if against is not None:
-        out.against = _against(against, notes)
+    for other in against:
+        if other.kind == "journal":
+            out.against.append((other.name or other.where, course_of(other, {})))
+        else:
+            notes.append(f"{other.where} is a {other.kind}: there is no course to draw beside.")
     return out
 
 
-def _argument(opened: Opened) -> str:
-    """What a user gives to our commands to read this store."""
-    source = opened.where if "://" in opened.source else opened.source
-    named = opened.run is not None and "#" not in source
-    return f"{source}#{opened.run}" if named and len(opened.store.run_list()) > 1 else source
-
-
-def _against(other: Opened, notes: list[str]) -> tuple[str, History] | None:
-    if other.kind != "journal":
-        notes.append(f"{other.where} is a {other.kind}: there is no course to draw beside.")
-        return None
-    return other.run or other.where, course_of(other, {})
-
-
-def _then_and_now(opened: Opened) -> np.ndarray:
-    first, last = opened.prompts.number("first_rate"), opened.prompts.number("last_rate")
+def _then_and_now(run: Run) -> np.ndarray:
+    first, last = run.prompts.number("first_rate"), run.prompts.number("last_rate")
     known = np.isfinite(first) & np.isfinite(last)
 
     def kind(rate: np.ndarray) -> np.ndarray:

@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from verl_adaptive.report.chance import SURPRISING, surprise, two_rates
 from verl_adaptive.report.course import hours_of
 from verl_adaptive.report.learning import curves
-from verl_adaptive.report.opened import Opened
 from verl_adaptive.report.overview import ledger_of
-from verl_adaptive.report.prompts import Prompts
+from verl_adaptive.stats import Run
+from verl_adaptive.stats.chance import SURPRISING, surprise, two_rates
+from verl_adaptive.stats.prompts import Prompts
 
 __all__ = ["Cut", "Measured", "cut_at_common", "matched", "not_alike", "validated", "verdict"]
 
@@ -84,7 +84,7 @@ class Measured:
         return not self.apart and self.error is not None and abs(self.b - self.a) > CHANCE * self.error
 
 
-def cut_at_common(opened: list[Opened], *, whole: bool = False) -> tuple[list[Opened], list[Cut]]:
+def cut_at_common(opened: list[Run], *, whole: bool = False) -> tuple[list[Run], list[Cut]]:
     """Both runs up to the last step at which neither had generated more than the other generated in all.
 
     Args:
@@ -103,19 +103,15 @@ def cut_at_common(opened: list[Opened], *, whole: bool = False) -> tuple[list[Op
         if course["generated"][at] > (1 + _APART) * limit:
             cut = replace(cut, beyond=int(limit))
         cuts.append(cut)
-        if cut.whole:
-            out.append(one)
-            continue
-        table = one.store.table(one.run, tolerance=one.tolerance, last_step=cut.step)
-        out.append(replace(one, prompts=Prompts(table), retired=None))
+        out.append(one if cut.whole or cut.step is None else one.until(cut.step))
     return out, cuts
 
 
-def _course(opened: Opened) -> dict[str, Any] | None:
+def _course(run: Run) -> dict[str, Any] | None:
     """Steps, rollouts generated so far, and hours of training of a journal that has some."""
-    if opened.kind != "journal":
+    if run.kind != "journal":
         return None
-    steps = opened.store.steps_arrow(opened.run)
+    steps = run.steps
     step = steps.column("step").to_numpy()
     ledgers = [ledger_of(text).get("run") for text in steps.column("ledger").to_pylist()]
     if not ledgers or any(ledger is None for ledger in ledgers):
@@ -138,7 +134,7 @@ def _cut(course: dict[str, Any] | None, at: int | None) -> Cut:
     return Cut(int(course["step"][at]), at + 1, ledger["rollouts"], ledger["tokens"], hours, at == last)
 
 
-def validated(opened: list[Opened], cuts: list[Cut], *, whole: bool = False) -> list[Measured]:
+def validated(opened: list[Run], cuts: list[Cut], *, whole: bool = False) -> list[Measured]:
     """verl's validations of both; sources that both have, the mean over sources last.
 
     Of the run that was validated last after fewer rollouts that validation, of the other the one nearest to it in
@@ -152,7 +148,7 @@ def validated(opened: list[Opened], cuts: list[Cut], *, whole: bool = False) -> 
     for one, cut in zip(opened, cuts, strict=True):
         if one.kind != "journal":
             return []
-        found = one.store.validations(one.run)
+        found = one.validations()
         both.append([v for v in found if cut.step is None or v["step"] <= cut.step])
     if not whole and all(both) and all(v["generated"] is not None for found in both for v in found):
         least, most = sorted(found[-1]["generated"] for found in both)

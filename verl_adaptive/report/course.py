@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from verl_adaptive.report.history import Flips, Window, windows
-from verl_adaptive.report.opened import Opened
 from verl_adaptive.report.overview import BINS, ledger_of
-from verl_adaptive.stats import StoreError
+from verl_adaptive.stats import Run, StoreError
+from verl_adaptive.stats.history import Flips, Window, windows
 
 __all__ = ["CLASSES", "POINTS", "SOURCES", "VISITS", "History", "course_of", "hours_of"]
 
@@ -79,16 +78,16 @@ class History:
             return a / b
 
 
-def course_of(opened: Opened, facts: dict[str, Any]) -> History:
+def course_of(run: Run, facts: dict[str, Any]) -> History:
     """Go through a journal once.
 
     Args:
-        opened: a journal.
+        run: with a journal.
         facts: the overview; gets ``gaps``, ``steps``, ``first_step``, ``last_step``, ``hours`` and ``ledger``.
     """
-    steps = opened.store.steps_arrow(opened.run)
-    facts["gaps"] = [list(gap) for gap in opened.store.gaps(opened.run)]
-    validations = opened.store.validations(opened.run)
+    steps = run.steps
+    facts["gaps"] = [list(gap) for gap in run.gaps()]
+    validations = run.validations()
     numbers = steps.column("step").to_numpy()
     facts["steps"] = len(numbers)
     bins = min(POINTS, max(1, len(numbers)))
@@ -101,9 +100,9 @@ def course_of(opened: Opened, facts: dict[str, Any]) -> History:
     if len(numbers):
         facts["first_step"], facts["last_step"] = int(numbers[0]), int(numbers[-1])
         facts["hours"], facts["last_wall"] = float(hours[-1]), float(wall[-1])
-    largest, source_of = _largest(opened)
-    made = _Course(len(opened.prompts), last, source_of, len(largest))
-    for window in windows(opened, steps):
+    largest, source_of = _largest(run)
+    made = _Course(len(run.table), last, source_of, len(largest))
+    for window in windows(run):
         made.add(window)
     ends = np.searchsorted(numbers, last) if len(numbers) else np.zeros(1, dtype=np.int64)
     for one in validations:
@@ -147,9 +146,9 @@ def hours_of(step: np.ndarray, wall: np.ndarray, attempt: np.ndarray) -> tuple[n
     return np.concatenate([[0.0], np.cumsum(took)]) / 3600, pace
 
 
-def _largest(opened: Opened) -> tuple[list[str], np.ndarray]:
+def _largest(run: Run) -> tuple[list[str], np.ndarray]:
     """Names of the largest sources, and the place of each row of the table among them."""
-    table = opened.prompts.table
+    table = run.table
     code = table.col("source").astype(np.int64)
     count = np.bincount(code, minlength=len(table.sources))
     order = [i for i in np.argsort(-count, kind="stable").tolist() if count[i]]

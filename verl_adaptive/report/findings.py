@@ -9,7 +9,7 @@ import numpy as np
 
 from verl_adaptive.report.course import History
 from verl_adaptive.report.learning import headline
-from verl_adaptive.report.prompts import Prompts
+from verl_adaptive.stats.prompts import Prompts
 
 __all__ = ["CUT", "NEVER", "Finding", "findings"]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from verl_adaptive.report.chance import SURPRISING
 from verl_adaptive.report.overview import FLIPPING, REGRESSED, never_solved
-from verl_adaptive.report.prompts import Prompts
 from verl_adaptive.report.suspects import suspects
+from verl_adaptive.stats.chance import SURPRISING
+from verl_adaptive.stats.prompts import Prompts
 
 __all__ = ["PromptList", "add_texts", "lists_of"]
 

@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from verl_adaptive.report.chance import SURPRISING
-from verl_adaptive.report.opened import Opened
-from verl_adaptive.stats import StoreError
+from verl_adaptive.stats import Run, StoreError
+from verl_adaptive.stats.chance import SURPRISING
 
 __all__ = ["BINS", "FLIPPING", "REGRESSED", "histogram", "ledger_of", "never_solved", "overview"]
 
@@ -61,28 +60,24 @@ def ledger_of(text: str) -> dict[str, dict[str, Any]]:
         raise StoreError(f"the journal is damaged: a step's ledger is {text[:60]!r}: {error}") from error
 
 
-def overview(opened: Opened, *, tries: int = 16, history: bool = True) -> dict[str, Any]:
+def overview(run: Run, *, tries: int = 16, history: bool = True) -> dict[str, Any]:
     """Everything about a store as a whole, ready for JSON.
 
     Args:
-        opened: the store.
+        run: the run.
         tries: rollouts without a success from which a prompt counts as never solved.
         history: go through a journal's observations for the flip-flopping.
     """
-    prompts, table = opened.prompts, opened.prompts.table
+    prompts, table = run.prompts, run.table
     visits, rollouts, successes = (table.col(name) for name in ("visits", "rollouts", "successes"))
     visited = visits > 0
     rate = prompts.get("pass_rate")
     assert isinstance(rate, np.ndarray)
     out: dict[str, Any] = {
-        "store": opened.where,
-        "kind": opened.kind,
-        "run": opened.run,
-        **{
-            name: opened.about[name]
-            for name in ("preset", "policy", "package", "attempts", "step")
-            if name in opened.about
-        },
+        "store": run.where,
+        "kind": run.kind,
+        "run": run.name,
+        **{name: run.about[name] for name in ("preset", "policy", "package", "attempts", "step") if name in run.about},
         "prompts": len(prompts),
         "visited": int(visited.sum()),
         "visits": int(visits.sum(dtype=np.int64)),
@@ -95,24 +90,24 @@ def overview(opened: Opened, *, tries: int = 16, history: bool = True) -> dict[s
         "never_solved": len(prompts.where(never_solved(tries))),
         "always_solved": int(((rollouts >= tries) & (successes >= rollouts)).sum()),
         "regressed": len(prompts.where(REGRESSED)),
-        "retired": None if opened.retired is None else opened.retired[0],
-        "retired_at_step": None if opened.retired is None else opened.retired[1],
+        "retired": None if run.retired is None else run.retired[0],
+        "retired_at_step": None if run.retired is None else run.retired[1],
         # One rollout a visit, as solo has it: a visit is all right or all wrong by chance, whatever the prompt is.
         "single": bool(0 < rollouts.sum(dtype=np.int64) < 2 * visits.sum(dtype=np.int64)),
-        "brought": len(table.brought()) if opened.kind == "snapshot" else None,
+        "brought": len(table.brought()) if run.kind == "snapshot" else None,
         "flip_flopping": None,
         "histogram": {"bins": list(BINS), "prompts": histogram(rate)},
         "latest_histogram": {"bins": list(BINS), "prompts": histogram(prompts.number("last_rate"))},
         "visits_histogram": np.bincount(np.minimum(visits, 10), minlength=11).tolist(),
         "by_source": table.view_by_source(),
     }
-    if history and opened.kind == "journal":
-        steps = opened.store.steps_arrow(opened.run)
+    if history and run.kind == "journal":
+        steps = run.steps
         out["flip_flopping"] = len(prompts.where(FLIPPING))
         out["steps"] = steps.num_rows
         if steps.num_rows:
             numbers = steps.column("step").to_pylist()
             out["first_step"], out["last_step"] = numbers[0], numbers[-1]
             out["ledger"] = ledger_of(steps.column("ledger")[-1].as_py()).get("run")
-        out["gaps"] = [list(gap) for gap in opened.store.gaps(opened.run)]
+        out["gaps"] = [list(gap) for gap in run.gaps()]
     return out

@@ -92,8 +92,7 @@ def learning(collected: Collected) -> list[tuple[str, str, list[tuple[str, Any, 
 def _in_view(collected: Collected, history: History, view: str) -> list[tuple[str, Any, str]]:
     label, out = VIEWS[view][1], []
     runs = [("", history, False)]
-    if collected.against is not None:
-        runs.append((f" · {collected.against[0]}", collected.against[1], True))
+    runs += [(f" · {name}", course, True) for name, course in collected.against]
     for metric, own in list(curves(history.validations).items())[:3]:
         series, mean = [], next((c.sources for c in own if c.parts), None)
         colors = {c.name: _PALETTE[i % len(_PALETTE)] for i, c in enumerate(own)}

@@ -1,4 +1,4 @@
-"""The report as a small web server: read-only, for one machine, over all runs of a folder or database.
+"""The report as a small web server: read-only, for one machine, over all runs of a folder.
 
 Everybody on the machine can reach the port, so it answers those alone who have its token: in the address that they open
 first, in the cookie that they get for it, or as ``Authorization: Bearer``. It listens on loopback unless asked otherwise, and
@@ -29,10 +29,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from verl_adaptive import __version__
 from verl_adaptive.errors import AdaptiveError
-from verl_adaptive.redact import redact
 from verl_adaptive.report.page import Live, environment, policy_of
-from verl_adaptive.report.runs import Run, find_runs, state_of
-from verl_adaptive.stats.database import shown
+from verl_adaptive.report.runs import state_of
+from verl_adaptive.stats import Run, find_runs
 from verl_adaptive.text import clean
 
 __all__ = ["Guard", "Site", "application"]
@@ -135,55 +134,67 @@ class Site:
     """What the server knows.
 
     Attributes:
-        source: a folder, a SQLite file or a database URL.
+        source: a folder, or a pattern.
         render: makes a run's page; slow.
-        only: one run's name; None for all.
     """
 
     source: str
     render: Callable[[Run, Live], str]
-    only: str | None = None
     _found: tuple[float, list[Run], list[str]] | None = None
     _pages: OrderedDict[str, _Page] = field(default_factory=OrderedDict)
-    _one: asyncio.Lock = field(default_factory=asyncio.Lock)  # page at a time: the machine has training to do
+    _making: dict[str, asyncio.Task[_Page]] = field(default_factory=dict)
+    _one: asyncio.Lock = field(default_factory=asyncio.Lock)  # page made at a time: the machine has training to do
 
     def runs(self) -> tuple[list[Run], list[str]]:
         """The runs there are now, or were a moment ago: a folder may be large, and far away."""
         if self._found is None or time.monotonic() - self._found[0] > 0.5 * EVERY:
-            found, trouble = find_runs(self.source)
-            runs = [run for run in found if self.only in (None, run.name)]
-            self._found = (time.monotonic(), runs, trouble)
+            self._found = (time.monotonic(), *find_runs(self.source))
         return list(self._found[1]), list(self._found[2])
 
     def find(self, id: str) -> Run | None:
         """A run by its id; nothing else that a browser asks for is ever opened."""
         return next((run for run in self.runs()[0] if run.id == id), None)
 
-    def fresh(self, run: Run) -> tuple[str, _Page | None]:
-        """The version to show now, and its page if there is one.
+    def _is_new(self, run: Run) -> str | None:
+        """The version of the page to make now; None while the one that is there will do.
 
         A page that took long to make is shown for some time, however fast the run goes on.
         """
         page = self._pages.get(run.id)
         if page is not None and time.monotonic() - page.made < max(0.5 * EVERY, 5 * page.took):
-            return page.version, page
-        version = state_of(run)["version"]
-        return version, page if page is not None and page.version == version else None
+            return None
+        version = str(state_of(run)["version"])
+        return None if page is not None and page.version == version else version
+
+    async def ready(self, run: Run) -> _Page | None:
+        """The run's page as it is; a newer one is begun in the background if there is news, and nobody waits for it."""
+        version = await run_in_threadpool(self._is_new, run)
+        if version is not None and run.id not in self._making:
+            task = asyncio.create_task(self._make(run, version))
+            task.add_done_callback(lambda done: done.cancelled() or done.exception())  # whoever waits is told
+            self._making[run.id] = task
+        return self._pages.get(run.id)
 
     async def page(self, run: Run) -> str:
-        """The run's page, made anew if there is news."""
-        async with self._one:
-            version, page = await run_in_threadpool(self.fresh, run)
-            if page is None:
+        """The run's page; only the first one of a run has to be waited for."""
+        page = await self.ready(run)
+        if page is None:
+            page = await asyncio.shield(self._making[run.id])
+        return page.text
+
+    async def _make(self, run: Run, version: str) -> _Page:
+        try:
+            async with self._one:
                 began = time.monotonic()
                 live = Live(f"/run/{run.id}/version", version, "/", EVERY)
                 text = await run_in_threadpool(self.render, run, live)
-                page = _Page(version, text, time.monotonic(), time.monotonic() - began)
-                self._pages[run.id] = page
-            self._pages.move_to_end(run.id)
-            while len(self._pages) > _KEPT:
-                self._pages.popitem(last=False)
-            return page.text
+                page = self._pages[run.id] = _Page(version, text, time.monotonic(), time.monotonic() - began)
+                self._pages.move_to_end(run.id)
+                while len(self._pages) > _KEPT:
+                    self._pages.popitem(last=False)
+                return page
+        finally:
+            del self._making[run.id]
 
 
 def application(site: Site, names: tuple[str, ...] = (), token: str = "") -> ASGIApp:
@@ -201,8 +212,8 @@ def application(site: Site, names: tuple[str, ...] = (), token: str = "") -> ASG
             policy=policy_of(True),
             live=Live("/version", version, "/", EVERY),
             rows=rows,
-            trouble=[clean(redact(t)) for t in trouble],
-            where=clean(_shown(site.source)),
+            trouble=[clean(t) for t in trouble],
+            where=clean(site.source),
             version=__version__,
         )
         return HTMLResponse(_sendable(text))
@@ -220,10 +231,11 @@ def application(site: Site, names: tuple[str, ...] = (), token: str = "") -> ASG
         run = await run_in_threadpool(site.find, request.path_params["id"])
         if run is None:
             return PlainTextResponse("no such run\n", 404)
-        return PlainTextResponse((await run_in_threadpool(site.fresh, run))[0])
+        page = await site.ready(run)
+        return PlainTextResponse("" if page is None else page.version)
 
     async def failed(request: Request, error: Exception) -> Response:
-        return PlainTextResponse(f"{clean(redact(str(error)))}\n", 503)
+        return PlainTextResponse(f"{clean(str(error))}\n", 503)
 
     routes = [
         Route("/", index),
@@ -232,11 +244,6 @@ def application(site: Site, names: tuple[str, ...] = (), token: str = "") -> ASG
         Route("/run/{id:str}/version", run_version),
     ]
     return Guard(Starlette(routes=routes, exception_handlers={AdaptiveError: failed}), names, token)
-
-
-def _shown(source: str) -> str:
-    """A path, or a URL without its password."""
-    return shown(source) if "://" in source else source
 
 
 def _sendable(text: str) -> bytes:
@@ -256,7 +263,13 @@ def _index(site: Site) -> tuple[list[dict[str, Any]], list[str], str]:
             continue
         when = state["updated"]
         said = "-" if when is None else datetime.fromtimestamp(when, timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
-        about = {"id": run.id, "name": run.name, "preset": run.preset, "where": _shown(run.source), "when": said}
+        about = {
+            "id": run.id,
+            "name": run.name,
+            "preset": str(run.about.get("preset", "-")),
+            "where": run.where,
+            "when": said,
+        }
         rows.append({**state, **about})
     rows.sort(key=lambda row: (-(row["updated"] or 0.0), row["name"], row["id"]))
     return (

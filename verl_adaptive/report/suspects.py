@@ -12,7 +12,7 @@ import math
 
 import numpy as np
 
-from verl_adaptive.report.prompts import Prompts
+from verl_adaptive.stats.prompts import Prompts
 
 __all__ = ["SURPRISING", "beta_of", "surprise", "suspects"]
 

@@ -9,8 +9,7 @@ A source is anything that :data:`READERS` knows, asked in their order:
   the mean length), ``data_source`` or ``source``, and the prompt's name in the first that is there of ``key``,
   ``prompt_id``, ``uid``, ``id``, ``prompt``, ``index`` (else the row is the prompt). Every name but ``key`` is one within
   its data source;
-* results of an offline evaluation as :mod:`verl_adaptive.stats.results` reads them;
-* a journal or a snapshot, as :func:`verl_adaptive.stats.open_store` opens them.
+* results of an offline evaluation, a journal or a snapshot, as :func:`verl_adaptive.stats.open_run` opens them.
 
 A reader takes the source and returns None if it is not its kind; a new kind of source is one more function.
 """
@@ -27,12 +26,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from verl_adaptive.config import at_least
 from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.stats.keys import KEY_DTYPE, custom_key, keys_array, prompt_key
-from verl_adaptive.stats.locate import StoreError
-from verl_adaptive.stats.results import json_lines, read_results
+from verl_adaptive.stats.reader import OBSERVATIONS
+from verl_adaptive.stats.results import StoreError, json_lines
+from verl_adaptive.stats.run import open_run
 from verl_adaptive.stats.table import StatsTable, key_words
 
 __all__ = ["READERS", "Trace", "TraceError", "read_trace"]
@@ -83,18 +84,11 @@ class Trace:
         return len(np.unique(self.step))
 
 
-@dataclass(frozen=True)
-class _Options:
-    run: str | None
-    threshold: float
-
-
-def read_trace(source: str | os.PathLike[str], *, run: str | None = None, threshold: float = 0.5) -> Trace:
+def read_trace(source: str | os.PathLike[str], *, threshold: float = 0.5) -> Trace:
     """Read a trace.
 
     Args:
-        source: a path or a database URL; see the module.
-        run: one of a journal's runs, if it has several.
+        source: a path; see the module.
         threshold: a rollout of a dump, or of an evaluation, succeeded if its score is at least this.
 
     Raises:
@@ -102,16 +96,11 @@ def read_trace(source: str | os.PathLike[str], *, run: str | None = None, thresh
             file and the line or row.
     """
     text = os.fspath(source)
-    if "://" not in text and "#" not in text and not os.path.exists(text):
-        raise TraceError(f"{text} does not exist")
-    options = _Options(run, threshold)
     for reader in READERS:
-        trace = reader(text, options)
+        trace = reader(text, threshold)
         if trace is not None:
             if not len(trace) or not (trace.n > 0).any():
                 raise TraceError(f"{text} holds no finished rollout: there is nothing to simulate")
-            if run is not None and trace.kind != "journal":
-                raise TraceError(f"{text} is no journal, which has runs to choose from: leave out --run {run}")
             return trace
     raise TraceError(f"{text} is not a trace that could be read")
 
@@ -129,7 +118,7 @@ def _dump_files(path: Path) -> list[Path]:
     return []
 
 
-def _read_dump(source: str, options: _Options) -> Trace | None:
+def _read_dump(source: str, threshold: float) -> Trace | None:
     files = _dump_files(Path(source))
     if not files:
         return None
@@ -155,7 +144,7 @@ def _read_dump(source: str, options: _Options) -> Trace | None:
     for (step, prompt, _), score in sessions.items():
         tally = groups.setdefault((step, prompt), [0, 0])
         tally[0] += 1
-        tally[1] += at_least(score, options.threshold)
+        tally[1] += at_least(score, threshold)
     steps, prompts = (np.array([g[k] for g in groups], dtype=np.int64) for k in (0, 1))
     counts = np.array(list(groups.values()), dtype=np.float64).reshape(-1, 2)
     return Trace(
@@ -210,7 +199,7 @@ def _numbers(path: Path, name: str, values: list[Any]) -> np.ndarray:
     return out
 
 
-def _read_rates(source: str, options: _Options) -> Trace | None:
+def _read_rates(source: str, threshold: float) -> Trace | None:
     path = Path(source)
     if path.suffix not in _TABLES or not path.is_file():
         return None
@@ -262,37 +251,25 @@ def _hashable(value: Any) -> Any:
 # -- results, snapshots, journals -------------------------------------------------------------------------------------
 
 
-def _read_results(source: str, options: _Options) -> Trace | None:
-    path = Path(source)
-    if path.suffix not in _TABLES or not path.is_file():
-        return None
+def _read_run(source: str, threshold: float) -> Trace | None:
     try:
-        table = read_results(path, success=lambda scores: at_least(scores, options.threshold).astype(np.float64))
+        run = open_run(source, success=lambda scores: at_least(scores, threshold).astype(np.float64))
+        if run.kind == "results":
+            return _of_table(run.table, "results of an evaluation", source)
     except StoreError as error:
-        raise TraceError(f"{error}; a table of pass rates has a column pass_rate") from None
-    return _of_table(table, "results of an evaluation", source)
-
-
-def _read_store(source: str, options: _Options) -> Trace | None:
-    from verl_adaptive.stats.api import open_store
-
-    try:
-        opened = open_store(source)
-    except StoreError as error:
-        hint = ", nor <step>.jsonl of verl's trainer.rollout_data_dir" if Path(source).is_dir() else ""
+        hint = "; a table of pass rates has a column pass_rate" if Path(source).is_file() else ""
+        hint = ", nor <step>.jsonl of verl's trainer.rollout_data_dir" if Path(source).is_dir() else hint
         raise TraceError(f"{error}{hint}") from None
-    with opened as store:
-        if store.kind == "snapshot":
-            return _of_table(store.table(), "snapshot", store.where)
-        page = store.observations_arrow(options.run)
-        table = StatsTable()
-        every = table.rows_for(key_words(page.column("key")))
-        store.name_sources(table)
-        where = store.where
+    if run.kind == "snapshot":
+        return _of_table(run.table, "snapshot", run.where)
+    page = pa.concat_tables([OBSERVATIONS.empty_table(), *run.observations()])
+    table = run.table
+    every = table.rows_for(key_words(page.column("key")), create=False)
+    where = run.where
     good = ~page.column("failed").to_numpy() & (page.column("n").to_numpy() > 0)
     prompt = every[good]
     n = page.column("n").to_numpy()[good].astype(np.float64)
-    length = page.column("tokens").fill_null(0).to_numpy()[good].astype(np.float64)
+    length = page.column("tokens").to_numpy()[good].astype(np.float64)
     used, prompt = np.unique(prompt, return_inverse=True)
     rollouts, tokens = np.bincount(prompt, n), np.bincount(prompt, length)
     return Trace(
@@ -332,4 +309,4 @@ def _sources(table: StatsTable, rows: np.ndarray) -> list[str] | None:
 
 
 #: What can be read, asked in this order.
-READERS: list[Callable[[str, _Options], Trace | None]] = [_read_dump, _read_rates, _read_results, _read_store]
+READERS: list[Callable[[str, float], Trace | None]] = [_read_dump, _read_rates, _read_run]

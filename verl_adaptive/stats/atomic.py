@@ -39,12 +39,13 @@ def write_file(path: Path, write: Callable[[BinaryIO], object]) -> None:
         raise
 
 
-def read_file(path: Path, limit: int) -> bytes:
+def read_file(path: Path, limit: int, tail: int | None = None) -> bytes:
     """Read a file whole; a pipe or a device, which could block or never end, is refused.
 
     Args:
         path: the file; a link to one will do.
         limit: bytes beyond which it is refused unread.
+        tail: so many of its last bytes only.
 
     Raises:
         OSError: not there, not a regular file, larger than ``limit``, or the file system refused.
@@ -57,7 +58,9 @@ def read_file(path: Path, limit: int) -> bytes:
             raise OSError(errno.EINVAL, "not a regular file", str(path))
         if about.st_size > limit:
             raise OSError(errno.EFBIG, f"{about.st_size} bytes, more than the {limit} expected", str(path))
-        return file.read()
+        if tail is not None:
+            file.seek(max(0, about.st_size - tail))
+        return file.read(tail)
 
 
 def sync_directory(directory: Path) -> None:

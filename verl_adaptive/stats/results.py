@@ -36,14 +36,17 @@ import pyarrow.parquet as pq
 
 from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.stats import keys as _keys
-from verl_adaptive.stats.locate import StoreError
 from verl_adaptive.stats.table import StatsTable
 from verl_adaptive.stats.visits import kind_of
 
-__all__ = ["at_least_half", "json_lines", "read_results"]
+__all__ = ["StoreError", "at_least_half", "json_lines", "read_results"]
 
 _MOST = 2**31 - 1  # rollouts of a prompt; the table counts in 32 bits
 _LARGEST = 1e150  # of sums: many rows of one prompt are added up
+
+
+class StoreError(AdaptiveError):
+    """There is no run where one was looked for, or it does not hold what was asked of it."""
 
 
 def at_least_half(scores: np.ndarray) -> np.ndarray:

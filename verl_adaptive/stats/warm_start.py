@@ -6,15 +6,12 @@ import logging
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
-from verl_adaptive.redact import redact
-from verl_adaptive.stats.api import Store
 from verl_adaptive.stats.keys import KEY_DTYPE
-from verl_adaptive.stats.locate import locate
-from verl_adaptive.stats.results import at_least_half, read_results
+from verl_adaptive.stats.results import at_least_half
+from verl_adaptive.stats.run import open_runs
 from verl_adaptive.stats.table import StatsTable
 
 __all__ = ["WarmStartReport", "warm_start"]
@@ -75,7 +72,6 @@ def warm_start(
     source: str | os.PathLike[str],
     *,
     discount: float,
-    run: str | None = None,
     prompt_key: str = "prompt",
     id_key: str | None = None,
     success: Callable[[np.ndarray], np.ndarray] = at_least_half,
@@ -91,11 +87,10 @@ def warm_start(
 
     Args:
         table: this run's table, its data set's prompts already in it.
-        source: another run's journal (database URL or SQLite file, ``#run`` at the end to name one of several runs), a
-            snapshot directory, a checkpoint ``global_step_N`` or a directory of them (the newest counts), or a
-            Parquet or JSONL file with the columns that :mod:`verl_adaptive.stats.results` describes.
+        source: what :func:`verl_adaptive.stats.run.open_runs` takes: another run's checkpoints (the newest counts), one
+            checkpoint, a journal, or a Parquet or JSONL file with the columns that :mod:`verl_adaptive.stats.results`
+            describes. Of several runs the newest that knows a prompt counts for it.
         discount: weight of the evidence, in (0, 1].
-        run: names the run in a journal of several.
         prompt_key, id_key, media_keys: as in :func:`verl_adaptive.stats.dataset_keys`, for files.
         success: as in :func:`verl_adaptive.stats.results.read_results`, for files.
         tolerance: as in :meth:`StatsTable.observe`, for files and journals.
@@ -110,33 +105,31 @@ def warm_start(
     if not 0 < discount <= 1:
         raise ValueError(f"adaptive.warm_start_discount={discount!r} must be in (0, 1]")
     text = os.fspath(source)
-    found = locate(text, prefer="snapshot")
-    if found.kind == "results":
-        evidence = read_results(
-            Path(found.where),
-            prompt_key=prompt_key,
-            id_key=id_key,
-            success=success,
-            tolerance=tolerance,
-            media_keys=media_keys,
-        )
-    else:
-        evidence = Store(found).table(run, tolerance=tolerance)
-    seen = np.flatnonzero(evidence.col("rollouts") > 0)
-    rows = table.rows_for(np.ascontiguousarray(evidence.keys[seen], dtype=KEY_DTYPE), create=False)
-    matched = rows >= 0
-    rollouts = np.floor(discount * evidence.col("rollouts")[seen] + 0.5)
-    use = matched & (rollouts > 0) & (table.col("visits")[np.maximum(rows, 0)] == 0)
-    _transfer(table, rows[use], evidence, seen[use], rollouts[use], discount)
+    how = {"prompt_key": prompt_key, "id_key": id_key, "success": success, "media_keys": media_keys}
+    runs = open_runs(text, prefer="snapshot", tolerance=tolerance, **how)[::-1]
+    offered, matched, rollouts = 0, np.zeros(len(table), dtype=bool), 0
+    used: list[np.ndarray] = []
+    for run in runs:
+        evidence = run.table
+        seen = np.flatnonzero(evidence.col("rollouts") > 0)
+        rows = table.rows_for(np.ascontiguousarray(evidence.keys[seen], dtype=KEY_DTYPE), create=False)
+        offered += len(seen)
+        matched[rows[rows >= 0]] = True
+        pseudo = np.floor(discount * evidence.col("rollouts")[seen] + 0.5)
+        use = (rows >= 0) & (pseudo > 0) & (table.col("visits")[np.maximum(rows, 0)] == 0)
+        _transfer(table, rows[use], evidence, seen[use], pseudo[use], discount)
+        rollouts += int(pseudo[use].sum())
+        used.append(rows[use])
+    given = np.concatenate(used)
     report = WarmStartReport(
-        source=redact(text),
-        kind=found.kind,
-        offered=len(seen),
+        source=text,
+        kind=runs[0].kind if len(runs) == 1 else f"{len(runs)} runs",
+        offered=offered,
         matched=int(matched.sum()),
-        used=int(use.sum()),
+        used=len(given),
         prompts=len(table),
-        rollouts=int(rollouts[use].sum()),
-        rewarded=int(np.isfinite(table.col("reward_sum")[rows[use]]).sum()),
+        rollouts=rollouts,
+        rewarded=int(np.isfinite(table.col("reward_sum")[given]).sum()),
     )
     (_LOG.info if report.matched else _LOG.warning)("warm start: %s", report)
     return report

@@ -19,7 +19,6 @@ from typing import Any
 from verl_adaptive import __version__
 from verl_adaptive.integration.selftest import runs, verdicts
 from verl_adaptive.integration.selftest.runs import Run
-from verl_adaptive.redact import redact
 
 __all__ = ["PRESETS", "Item", "Report", "examine", "page"]
 
@@ -330,10 +329,10 @@ def _machine() -> dict[str, Any]:
 
 
 def _last(text: str) -> str:
-    """The last line that says what went wrong, without passwords."""
+    """The last line that says what went wrong."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     wrong = [line for line in lines if "Error" in line or "verl-adaptive:" in line]
-    return redact((wrong or lines or ["nothing was said"])[-1][:400])
+    return (wrong or lines or ["nothing was said"])[-1][:400]
 
 
 # -- the page -------------------------------------------------------------------------------------------------------

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 
-from verl_adaptive.report.chance import surprise, swings
-from verl_adaptive.report.opened import Opened
+from verl_adaptive.stats.chance import surprise, swings
 from verl_adaptive.stats.table import key_words
 
-__all__ = ["Flips", "Window", "flips_of", "windows"]
+if TYPE_CHECKING:
+    from verl_adaptive.stats.run import Run
 
-#: Groups in memory at once.
-WINDOW = 200_000
+__all__ = ["Flips", "Window", "flips_of", "windows"]
 
 
 @dataclass
@@ -47,39 +47,23 @@ class Window:
     clipped: np.ndarray
 
 
-def windows(opened: Opened, steps: pa.Table) -> Iterator[Window]:
-    """The live line's observations.
-
-    Args:
-        opened: a journal.
-        steps: its ``steps_arrow``.
-    """
-    number = steps.column("step").to_numpy()
-    groups = steps.column("groups").to_numpy()
-    begin = 0
-    while begin < len(number):
-        end, size = begin, 0
-        while end < len(number) and (end == begin or size + groups[end] <= WINDOW):
-            size += int(groups[end])
-            end += 1
-        bounds = {"first_step": int(number[begin]), "last_step": int(number[end - 1])}
-        page = opened.store.observations_arrow(opened.run, **bounds)
-        if page.num_rows:
-            yield _window(opened, page)
-        begin = end
+def windows(run: Run) -> Iterator[Window]:
+    """The live line's observations of a journal."""
+    for page in run.observations():
+        yield _window(run, page)
 
 
-def _window(opened: Opened, page: pa.Table) -> Window:
+def _window(run: Run, page: pa.Table) -> Window:
     def column(name: str) -> np.ndarray:
         return page.column(name).to_numpy()
 
-    rows = opened.prompts.table.rows_for(key_words(page.column("key")), create=False)
+    rows = run.table.rows_for(key_words(page.column("key")), create=False)
     known = rows >= 0  # a step committed since the table was read may bring new prompts
     n, failed = column("n"), column("failed")
     with np.errstate(all="ignore"):
         rate, reward = column("successes") / n, column("reward_sum") / n
     usable = ~failed & (n > 0) & np.isfinite(rate) & np.isfinite(reward) & np.isfinite(column("signal_sum"))
-    flat = (column("signal_max") - column("signal_min") <= opened.tolerance) & usable
+    flat = (column("signal_max") - column("signal_min") <= run.tolerance) & usable
     parts = {
         "step": column("step"),
         "row": rows,
@@ -88,9 +72,9 @@ def _window(opened: Opened, page: pa.Table) -> Window:
         "flat": flat,
         "usable": usable,
         "outcome": np.array(page.column("outcome").to_pylist(), dtype=object),
-        "tokens": page.column("tokens").fill_null(0).to_numpy(),
+        "tokens": column("tokens"),
         "reward": np.where(usable, reward, np.nan),
-        "clipped": np.array(page.column("clipped").to_numpy(), dtype=np.float64),
+        "clipped": np.array(column("clipped"), dtype=np.float64),
     }
     return Window(**{name: values[known] for name, values in parts.items()})
 
@@ -113,7 +97,7 @@ class Flips:
         self._rate, self._n = np.full((2, prompts), np.nan)  # of the latest visit
 
     def surprise(self) -> np.ndarray:
-        """float64 ``(prompts,)``: how surprising the jumps are (:func:`verl_adaptive.report.chance.swings`)."""
+        """float64 ``(prompts,)``: how surprising the jumps are (:func:`verl_adaptive.stats.chance.swings`)."""
         return np.round(surprise(swings(self._jumps, self._visits, self._right, self._rollouts)), 6)
 
     def add(self, row: np.ndarray, rate: np.ndarray, n: np.ndarray) -> None:
@@ -153,10 +137,10 @@ class Flips:
         self._rate[rows[last]], self._n[rows[last]] = rates[last], sizes[last]
 
 
-def flips_of(opened: Opened, prompts: int) -> Flips:
+def flips_of(run: Run, prompts: int) -> Flips:
     """The flips of the first ``prompts`` rows of a journal's table."""
     flips = Flips(prompts)
-    for window in windows(opened, opened.store.steps_arrow(opened.run)):
+    for window in windows(run):
         known = window.row < prompts
         flips.add(window.row[known], window.rate[known], window.n[known])
     return flips

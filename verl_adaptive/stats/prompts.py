@@ -7,10 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
-from verl_adaptive.report.chance import as_few, surprise
-from verl_adaptive.report.expressions import Expression, Words
-from verl_adaptive.stats import StatsTable, key_hex
+from verl_adaptive.stats.chance import as_few, surprise
+from verl_adaptive.stats.expressions import Expression, Words
+from verl_adaptive.stats.keys import key_hex
+from verl_adaptive.stats.table import StatsTable
 
 __all__ = ["DERIVED", "Prompts", "about_column"]
 
@@ -151,6 +153,20 @@ class Prompts:
         """Some rows as dicts of these columns."""
         columns = {name: self.values(name, rows) for name in names}
         return [{name: column[i] for name, column in columns.items()} for i in range(len(rows))]
+
+    def to_arrow(self, rows: np.ndarray | None = None) -> pa.Table:
+        """All columns (of some rows) as Arrow: ``key`` as 32 hex digits, ``source`` by name; null where nothing is known."""
+        rows = np.arange(len(self)) if rows is None else rows
+        columns: dict[str, pa.Array] = {
+            "key": pa.array(self.values("key", rows), pa.string()),
+            "source": pa.array(self.values("source", rows), pa.string()),
+            "n": pa.array(self.table.col("rollouts")[rows]),  # what adaptive.warm_start calls it
+        }
+        for name in self.names():
+            if name not in columns:
+                values = self.table.col(name)[rows] if name in self.table.columns else self.get(name)[rows]  # type: ignore[index]
+                columns[name] = pa.array(values, from_pandas=True)
+        return pa.table(columns)
 
     def where(self, condition: str) -> np.ndarray:
         """int64: the rows that satisfy a condition, as for ``stats --where``."""

@@ -1,0 +1,32 @@
+"""Keys and groups of no particular meaning, for tests of what is kept of them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from verl_adaptive.groups import Groups
+from verl_adaptive.stats import KEY_DTYPE
+
+__all__ = ["make_groups", "make_keys"]
+
+
+def make_keys(count: int, seed: int = 0) -> np.ndarray:
+    """``count`` different keys, ``KEY_DTYPE``."""
+    words = np.random.default_rng(seed).integers(0, 2**64, (count, 2), dtype=np.uint64)
+    return np.ascontiguousarray(words).view(KEY_DTYPE).reshape(count)
+
+
+def make_groups(seed: int, count: int = 6, prompts: int = 20) -> Groups:
+    """Groups of one to five rollouts on rows of a table of ``prompts``; some rows repeat, some groups failed."""
+    draw = np.random.default_rng(seed)
+    sizes = draw.integers(1, 6, count)
+    rewards = [draw.choice([0.0, 0.1, 1.0], size).tolist() for size in sizes]
+    return Groups.from_lists(
+        draw.integers(0, prompts, count),
+        rewards,
+        tokens=[draw.integers(1, 5000, size).tolist() for size in sizes],
+        ticket=np.arange(count) + 1000 * seed,
+        failed=draw.random(count) < 0.1,
+        lag=draw.integers(0, 3, count),
+        lost=draw.integers(0, 2, count),
+    )

@@ -1,0 +1,255 @@
+"""The journal: what is written is read back, whatever happens to the process and to the disk."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.stats.made import make_groups, make_keys
+from tests.stats.mounts import tmpfs
+from tests.stats.test_table import equal
+from verl_adaptive.groups import Groups
+from verl_adaptive.stats import Journal, JournalBusy, JournalError, StatsTable, journal, open_run
+from verl_adaptive.stats.reader import JournalReader
+
+KEYS = make_keys(20)
+SOURCES = ["gsm8k" if i % 2 else "math" for i in range(20)]
+
+
+def commit(writer: Journal, step: int, groups: Groups | None = None) -> None:
+    groups = make_groups(step) if groups is None else groups
+    sources = [SOURCES[row] for row in groups.row]
+    outcomes = [f"o{step}"] * len(groups)
+    writer.commit_step(step, groups, KEYS[groups.row], outcomes, {"n": step}, {"p": step / 4}, sources=sources)
+
+
+def steps_of(folder: Path) -> list[int]:
+    return [line["step"] for line in JournalReader(folder).lines()]
+
+
+def test_the_table_is_replayed_bit_for_bit(tmp_path: Path) -> None:
+    table = StatsTable()
+    table.rows_for(KEYS, sources=SOURCES)
+    with Journal(tmp_path, {"run": "r", "preset": "greso"}) as writer:
+        writer.begin(0, KEYS, SOURCES)
+        for step in range(1, 30):
+            groups = make_groups(step, count=12)
+            if step == 7:
+                groups.reward[:] = np.nan
+            table.observe(groups, step, tolerance=0.05)
+            commit(writer, step, groups)
+    run = open_run(tmp_path, tolerance=0.05)
+    equal(run.table, table)
+    assert (run.name, run.about["preset"]) == ("r", "greso")
+    rows = [row for page in run.observations(3, 4) for row in page.to_pylist()]
+    assert [row["step"] for row in rows] == [3] * 12 + [4] * 12
+    assert rows[0]["outcome"] == "o3" and rows[0]["key"].hex() in run.prompts.to_arrow().column("key").to_pylist()
+
+
+def test_a_resume_begins_an_attempt_and_leaves_the_rest_aside(tmp_path: Path) -> None:
+    for after, steps in ((0, (1, 2, 3, 4)), (2, (3, 4, 5)), (4, (5,)), (3, (4, 5, 6))):
+        with Journal(tmp_path) as writer:
+            writer.begin(after)
+            writer.commit_validation(after, {"acc": after / 10, "bad": float("nan")}, prompts={"math": 9})
+            for step in steps:
+                commit(writer, step)
+    run = open_run(tmp_path)
+    lines = JournalReader(tmp_path).lines()
+    assert [(line["attempt"], line["step"]) for line in lines] == [(0, 1), (0, 2), (1, 3), (3, 4), (3, 5), (3, 6)]
+    assert [v["step"] for v in run.validations()] == [0, 2, 3] and run.validations()[1]["metrics"] == {"acc": 0.2}
+    assert run.gaps() == [] and run.about["attempts"] == 4
+    with Journal(tmp_path) as writer:
+        writer.begin(9)
+    assert [gap[:2] for gap in open_run(tmp_path).gaps()] == [(7, 9)]
+    with Journal(tmp_path) as writer:
+        writer.begin(0)
+        commit(writer, 1)
+    assert steps_of(tmp_path) == [1]
+
+
+def test_torn_tails_are_cut_at_every_byte(tmp_path: Path) -> None:
+    with Journal(tmp_path / "whole") as writer:
+        writer.begin(0)
+        for step in (1, 2):
+            commit(writer, step)
+    for name in ("steps.jsonl", "groups.arrows"):
+        whole = (tmp_path / "whole" / "attempt-0" / name).read_bytes()
+        shutil.rmtree(tmp_path / "torn", ignore_errors=True)
+        shutil.copytree(tmp_path / "whole", tmp_path / "torn")
+        for size in [*range(0, len(whole), 1 if name == "steps.jsonl" else 17), len(whole)]:
+            (tmp_path / "torn" / "attempt-0" / name).write_bytes(whole[:size])
+            steps = open_run(tmp_path / "torn").steps.column("step").to_pylist()
+            assert steps == [1, 2][: len(steps)] and (len(steps) == 2) == (size == len(whole))
+            groups = sum(len(page) for page in open_run(tmp_path / "torn").observations())
+            assert groups == 6 * len(steps)
+    with Journal(tmp_path / "torn") as writer:  # and a resume goes on behind what is whole
+        writer.begin(2)
+        commit(writer, 3)
+    assert steps_of(tmp_path / "torn")[-1] == 3
+
+
+def test_damage_elsewhere_names_the_file(tmp_path: Path) -> None:
+    with Journal(tmp_path) as writer:
+        writer.begin(0)
+        for step in (1, 2):
+            commit(writer, step)
+    lines = tmp_path / "attempt-0" / "steps.jsonl"
+    groups = tmp_path / "attempt-0" / "groups.arrows"
+    for path, at in ((lines, 3), (groups, len(groups.read_bytes()) // 2)):
+        before = path.read_bytes()
+        path.write_bytes(before[:at] + b"\xff" * 40 + before[at + 40 :])
+        with pytest.raises(JournalError, match=path.name):
+            list(open_run(tmp_path).observations())
+        path.write_bytes(before)
+
+
+@contextmanager
+def frozen(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """A disk that does not answer: the writer hangs in fsync until the event is set."""
+    thaws = threading.Event()
+    real = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda descriptor: (thaws.wait(60), real(descriptor))[1])
+    try:
+        yield thaws
+    finally:
+        thaws.set()
+        monkeypatch.setattr(os, "fsync", real)
+
+
+def test_a_disk_that_does_not_answer_holds_up_nothing(tmp_path: Path, monkeypatch, caplog) -> None:
+    """Hung NFS hung training for ever; now it costs a warning, and readers say what is missing."""
+    monkeypatch.setattr(journal, "BACKLOG", 4)
+    monkeypatch.setattr(journal, "SLOW", 0.05)
+    writer = Journal(tmp_path)
+    writer.begin(0)
+    commit(writer, 1)
+    assert writer.flush()
+    with frozen(monkeypatch) as thaws, caplog.at_level(logging.WARNING):
+        began = time.monotonic()
+        for step in range(2, 30):
+            commit(writer, step)
+            time.sleep(0.01)
+        assert time.monotonic() - began < 5
+        assert len(caplog.records) == 1 and "has not answered for" in caplog.text
+        assert "lost" in writer.trouble and not writer.flush(0.05)
+        thaws.set()
+        assert not writer.flush()  # what is lost stays lost
+    commit(writer, 30)
+    writer.close()
+    run = open_run(tmp_path)
+    (gap,) = run.gaps()
+    assert steps_of(tmp_path)[-1] == 30 and gap[1] == 29 and "waiting for the disk" in gap[2]
+
+
+def test_closing_waits_for_a_frozen_disk_only_so_long(tmp_path: Path, monkeypatch, caplog) -> None:
+    writer = Journal(tmp_path)
+    writer.begin(0)
+    monkeypatch.setattr(journal, "PATIENCE", 0.2)
+    with frozen(monkeypatch), caplog.at_level(logging.WARNING):
+        commit(writer, 1)
+        began = time.monotonic()
+        writer.close()
+        assert time.monotonic() - began < 5 and "the run has ended" in caplog.text
+        with pytest.raises(JournalError, match="does not answer|has not answered"):
+            Journal(tmp_path / "new").begin(0)
+    with pytest.raises(JournalError, match=r"cannot be opened.*adaptive\.store\.dir"):
+        (tmp_path / "file").write_text("")
+        Journal(tmp_path / "file" / "x")
+
+
+def test_a_full_disk_is_caught_up_with(tmp_path: Path, caplog) -> None:
+    with tmpfs(tmp_path / "disk", "96k") as disk:
+        with Journal(disk / "adaptive") as writer:
+            writer.begin(0)
+            commit(writer, 1)
+            assert writer.flush()
+            (disk / "ballast").write_bytes(b"x" * 4096)
+            with caplog.at_level(logging.WARNING):
+                with open(disk / "more", "wb", buffering=0) as file, pytest.raises(OSError, match="No space"):
+                    while True:
+                        file.write(b"x" * 1024)
+                for step in range(2, 8):
+                    commit(writer, step)
+                    assert not writer.flush(0.1)
+                assert caplog.text.count("training goes on without it") == 1 and "No space left" in caplog.text
+                assert steps_of(disk / "adaptive") == [1]  # whole, whatever half lines there are
+                (disk / "ballast").unlink()
+                (disk / "more").unlink()
+                commit(writer, 8)
+                assert writer.flush() and "written again" in caplog.text
+        assert steps_of(disk / "adaptive") == list(range(1, 9)) and open_run(disk / "adaptive").gaps() == []
+
+
+HOLDER = """
+import sys, time
+from verl_adaptive.stats import Journal
+journal = Journal(sys.argv[1]); journal.begin(0); print("held", flush=True); time.sleep(100)
+"""
+
+
+def test_a_second_writer_is_refused_until_the_first_is_gone(tmp_path: Path) -> None:
+    process = subprocess.Popen([sys.executable, "-c", HOLDER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "held\n"
+    with pytest.raises(JournalBusy, match=f"is being written by process {process.pid} on"):
+        Journal(tmp_path)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    process.stdout.close()
+    with Journal(tmp_path) as first:
+        first.begin(0)
+        with pytest.raises(JournalBusy, match="trainer.experiment_name"):
+            Journal(tmp_path)
+        commit(first, 1)
+
+
+def test_the_older_of_two_writers_stops(tmp_path: Path, caplog) -> None:
+    """Where a file system has no locks, or somebody deleted the file."""
+    with Journal(tmp_path) as older:
+        older.begin(0)
+        commit(older, 1)
+        assert older.flush()
+        (tmp_path / "attempt-1").mkdir()
+        (tmp_path / "attempt-1" / "attempt.json").write_text('{"attempt": 1, "after": 1, "parent": 0}')
+        for step in (2, 3):
+            commit(older, step)
+        assert not older.flush(0.5)
+    assert caplog.text.count("another process has begun attempt 1") == 1
+    assert steps_of(tmp_path) == [1] and not (tmp_path / "attempt-1" / "steps.jsonl").exists()
+
+
+def test_files_that_were_deleted_are_begun_again(tmp_path: Path, caplog) -> None:
+    with Journal(tmp_path / "j") as writer:
+        writer.begin(0)
+        commit(writer, 1)
+        assert writer.flush()
+        shutil.rmtree(tmp_path / "j")
+        commit(writer, 2)
+        assert writer.flush()
+        commit(writer, 3)
+    assert "deleted or replaced" in caplog.text and steps_of(tmp_path / "j") == [2, 3]
+    assert [gap[:2] for gap in open_run(tmp_path / "j").gaps()] == [(1, 1)]
+
+
+def test_text_of_anything_is_kept(tmp_path: Path) -> None:
+    with Journal(tmp_path) as writer:
+        writer.begin(0)
+        groups = Groups.from_lists([0], [[1.0]])
+        odd = {"x": float("inf"), ',"scalars":': ',"ledger":', "\ud800": np.float32(1), "n": {"a": (1, Path("p"))}}
+        writer.commit_step(1, groups, KEYS[:1], ["a\0\udc80"], odd, odd, sources=["\ud800"])
+        with pytest.raises(ValueError, match="1 groups"):
+            writer.commit_step(2, groups, KEYS[:1], [], sources=["s"])
+    (page,) = open_run(tmp_path).observations()
+    assert page.column("source").to_pylist() == ["\\ud800"]
+    assert '"x": null' in open_run(tmp_path).steps.column("ledger")[0].as_py()

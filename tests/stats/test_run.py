@@ -1,0 +1,87 @@
+"""One door to what is known: every kind of source, and what is said of one that is none."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.cli.stores import make_run
+from tests.stats.test_table import equal
+from verl_adaptive.errors import AdaptiveError
+from verl_adaptive.stats import StatsTable, StoreError, open_run, open_runs, write_snapshot
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, StatsTable]:
+    folder = tmp_path_factory.mktemp("run")
+    engine, _ = make_run(folder / "checkpoints", steps=6)
+    lines = [json.dumps({"key": key.hex(), "n": 4, "successes": 1}) for key in (b"a" * 16, b"b" * 16)]
+    (folder / "eval.jsonl").write_text("\n".join(lines))
+    return folder, engine.table
+
+
+def test_every_source_has_prompts(made: tuple[Path, StatsTable]) -> None:
+    folder, table = made
+    checkpoints = folder / "checkpoints"
+    for source, kind in (
+        (folder, "journal"),
+        (checkpoints, "journal"),
+        (checkpoints / "adaptive", "journal"),
+        (f"{folder}/check*", "journal"),
+        (checkpoints / "global_step_6", "snapshot"),
+        (checkpoints / "global_step_6" / "adaptive" / "manifest.json", "snapshot"),
+        (folder / "eval.jsonl", "results"),
+    ):
+        run = open_run(source)
+        assert run.kind == kind and len(run.prompts) == (2 if kind == "results" else 60)
+        frame = run.prompts.to_arrow().to_pandas().set_index("key")
+        assert np.isclose(frame["pass_rate"], frame["successes"] / frame["n"], equal_nan=True).all()
+        if kind == "snapshot":
+            equal(run.table, table)
+        if kind != "journal":
+            with pytest.raises(StoreError, match=f"is a {kind}"):
+                run.steps  # noqa: B018
+        else:
+            assert len(run.steps) == 6 and run.retired == (3, 6)
+            rows = run.table.rows_for(table.keys, create=False)
+            assert (run.table.col("visits")[rows] == table.col("visits")).all() and len(run.table) == len(table)
+    assert open_run(checkpoints, prefer="snapshot").kind == "snapshot"
+    assert [run.kind for run in open_runs(f"{folder}/*")] == ["results", "journal"]
+
+
+def test_a_run_cut_at_a_step_has_its_prompts_of_then(made: tuple[Path, StatsTable]) -> None:
+    whole = open_run(made[0])
+    cut = whole.until(3)
+    assert cut.table.col("last_step").max() == 3 and whole.table.col("last_step").max() == 6 and cut.retired is None
+
+
+@pytest.mark.parametrize("name", ["pipe", "attempt-0/attempt.json", "global_step_1/adaptive/manifest.json"])
+def test_a_pipe_is_not_waited_for(name: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    os.mkfifo(path)
+    for source in (tmp_path, path):
+        with pytest.raises(AdaptiveError):
+            open_run(source)
+
+
+def test_what_is_no_run_says_what_was_looked_for(tmp_path: Path) -> None:
+    (tmp_path / "x.txt").write_text("x")
+    for source, says in (
+        ("", "name is empty"),
+        (tmp_path / "none", "does not exist"),
+        (tmp_path / "*.none", "nothing matches"),
+        (tmp_path / "*", "is not one of"),
+        (tmp_path / "x.txt", "is not one of"),
+        (tmp_path, "holds no run"),
+    ):
+        with pytest.raises(StoreError, match=says):
+            open_run(source)
+    for name in ("a", "b"):
+        write_snapshot(tmp_path / name / "global_step_1" / "adaptive", StatsTable(), {}, meta={})
+    with pytest.raises(StoreError, match="leads to 2 runs, name one"):
+        open_run(tmp_path / "?")

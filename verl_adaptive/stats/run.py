@@ -1,0 +1,398 @@
+"""What a run knows: one door to a journal, a snapshot or a file of results, for every command, the report and the simulator.
+
+run = open_run("checkpoints/project/experiment")
+run.prompts.to_arrow()      # a row a prompt, those never visited too
+run.steps                   # a row a step
+for page in run.observations():
+    ...                     # a row a finished group, in the order of review
+"""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import os
+import re
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache, cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import pyarrow as pa
+
+from verl_adaptive.errors import AdaptiveError
+from verl_adaptive.stats.history import flips_of
+from verl_adaptive.stats.reader import JournalReader
+from verl_adaptive.stats.results import StoreError, read_results
+from verl_adaptive.stats.snapshot import MANIFEST, SnapshotMissing, read_manifest, read_snapshot
+from verl_adaptive.stats.table import StatsTable
+
+if TYPE_CHECKING:
+    from verl_adaptive.stats.prompts import Prompts
+
+__all__ = ["TOLERANCE", "Run", "StoreError", "find_runs", "open_run", "open_runs", "reading"]
+
+#: adaptive.tolerance's default, for stores that do not say what their run used.
+TOLERANCE = 1e-6
+_FOLDER = "adaptive"  # of the journal beside the checkpoints, and of the snapshot inside verl's `global_step_N`
+_CHECKPOINTS = "checkpoints"  # inside a run's own folder
+_TABLES = (".parquet", ".jsonl", ".json", ".ndjson")
+_DEPTH = 8  # folders below the one that is named
+_MOST = 500  # runs that are looked at
+#: What a run says of itself that is looked at, as far as it is text or a number: the files may be anybody's.
+_SAID = (
+    "run",
+    "preset",
+    "policy",
+    "package",
+    "step",
+    "checkpoints",
+    "success",
+    "tolerance",
+    "rollouts",
+    "longest",
+    "began",
+)
+
+Kind = Literal["journal", "snapshot", "results"]
+
+
+@contextmanager
+def reading(source: str) -> Iterator[None]:
+    """Turn what damaged or vanished files cause into one error that names ``source``.
+
+    Raises:
+        StoreError: instead of Arrow's, Python's and the system's errors.
+    """
+    try:
+        yield
+    except AdaptiveError:
+        raise
+    except OSError as error:
+        raise StoreError(f"{source} cannot be read: {error.strerror or error}") from error
+    except pa.ArrowException as error:
+        raise StoreError(f"{source} cannot be read: {error}") from error
+    except (ValueError, TypeError, LookupError, OverflowError, AttributeError, RecursionError) as error:
+        # what is in a file need not be what a run wrote there
+        raise StoreError(f"{source} cannot be read, it is damaged: {type(error).__name__}: {error}") from error
+
+
+class Run:
+    """A run's statistics, read-only; made by :func:`open_run`. What it has is read when it is first asked for, and kept.
+
+    Args:
+        source: as the user wrote it.
+        kind: ``journal``, ``snapshot`` or ``results``; only a journal has steps, observations, validations and gaps.
+        where: the journal's or snapshot's folder, or the file.
+        tolerance: a group has zero variance if max − min of its signal is at most this (journals and results); None: as the
+            run itself had it, where it says so.
+        results: how to read a file of results: further arguments of :func:`verl_adaptive.stats.results.read_results`.
+
+    Attributes:
+        about: what the run said of itself: preset, package, step …
+        last: the last step that counts, where the run was cut (:meth:`until`).
+    """
+
+    def __init__(self, source: str, kind: Kind, where: str, tolerance: float | None = None, **results: Any) -> None:
+        self.source, self.kind, self.where = source, kind, where
+        self.last: int | None = None
+        self._results = results
+        self.about: dict[str, Any] = {}
+        with reading(source):
+            if kind == "journal":
+                about = self._journal.about
+                self.about = {**_plain(about), "attempts": len(self._journal.attempts)}
+            elif kind == "snapshot":
+                self.about = _plain(read_manifest(where)["meta"])
+        said = self.about.get("tolerance") if kind == "journal" else None
+        self.tolerance = float(said if isinstance(said, int | float) else TOLERANCE) if tolerance is None else tolerance
+
+    @property
+    def name(self) -> str | None:
+        """The run's name, as its journal has it."""
+        return str(self.about.get("run") or self.where) if self.kind == "journal" else None
+
+    @property
+    def id(self) -> str:
+        """16 hex digits; the only thing that a browser can name a run by."""
+        return hashlib.sha256(self.where.encode("utf-8", "surrogateescape")).hexdigest()[:16]
+
+    @cached_property
+    def _journal(self) -> JournalReader:
+        if self.kind != "journal":
+            raise StoreError(f"{self.where} is a {self.kind}: it has prompts, but no steps or observations")
+        return JournalReader(self.where)
+
+    @cached_property
+    def table(self) -> StatsTable:
+        """The statistics table, one row a prompt; of a journal the one that its live line adds up to."""
+        return self._read[0]
+
+    @property
+    def retired(self) -> tuple[int, int | None] | None:
+        """``(prompts, step)`` known to be retired, for a journal from the newest snapshot beside it; None if not known."""
+        return self._read[1]
+
+    @cached_property
+    def _read(self) -> tuple[StatsTable, tuple[int, int | None] | None]:
+        with reading(self.source):
+            if self.kind == "results":
+                return read_results(Path(self.where), tolerance=self.tolerance, **self._results), None
+            if self.kind == "snapshot":
+                table = read_snapshot(self.where)[0]
+                return table, (int((table.col("retired") > 0).sum()), self.about.get("step"))
+            table = self._journal.replay(tolerance=self.tolerance, last_step=self.last)
+            steps = self.steps.column("step").to_numpy()
+            retired = None if self.last is not None else _retired(self._checkpoints(), int(steps.max(initial=0)), table)
+            return table, retired
+
+    @cached_property
+    def prompts(self) -> Prompts:
+        """The prompts as columns: the table's, and those that follow from them."""
+        from verl_adaptive.stats.prompts import Prompts  # conditions need pyarrow.compute, which is slow to import
+
+        prompts = Prompts(self.table)
+        if self.kind == "journal" and self.last is None:
+            flips = cache(partial(flips_of, self, len(self.table)))
+            prompts.further["flips"] = lambda: flips().count
+            prompts.further["flipping"] = lambda: flips().surprise()
+        return prompts
+
+    @cached_property
+    def steps(self) -> pa.Table:
+        """One row a step: ``attempt``, ``step``, ``wall_time``, ``groups``, and ``ledger`` and ``scalars`` as JSON text."""
+        with reading(self.source):
+            return self._journal.steps()
+
+    def observations(self, first_step: int | None = None, last_step: int | None = None) -> Iterator[pa.Table]:
+        """Pages of :data:`verl_adaptive.stats.reader.OBSERVATIONS`, a row a finished group; bounds are included."""
+        with reading(self.source):
+            yield from self._journal.observations(first_step, last_step)
+
+    def newest(self, count: int = 2) -> list[dict[str, Any]]:
+        """The last steps, as :attr:`steps` has them; quick however long the run is."""
+        with reading(self.source):
+            return self._journal.newest(count)
+
+    def validations(self) -> list[dict[str, Any]]:
+        """verl's validation metrics, see :meth:`verl_adaptive.stats.reader.JournalReader.validations`."""
+        with reading(self.source):
+            return self._journal.validations()
+
+    def gaps(self) -> list[tuple[int, int, str]]:
+        """``(first step, last step, reason)`` of steps that the journal never got."""
+        with reading(self.source):
+            return self._journal.gaps()
+
+    def until(self, step: int) -> Run:
+        """The same journal up to a step: its prompts as they were then."""
+        run = Run(self.source, self.kind, self.where, self.tolerance)
+        run.last = step
+        return run
+
+    def _checkpoints(self) -> str | None:
+        """The folder of a run's snapshots: as the run says or, of a journal that was moved with them, the one that it is in."""
+        folder = self.about.get("checkpoints")
+        return folder if isinstance(folder, str) and os.path.isdir(folder) else os.path.dirname(self.where)
+
+
+def _plain(meta: dict[str, Any]) -> dict[str, Any]:
+    return {name: meta[name] for name in _SAID if isinstance(meta.get(name), str | int | float)}
+
+
+# -- finding ------------------------------------------------------------------------------------------------------------
+
+
+def open_run(
+    source: str | os.PathLike[str],
+    *,
+    prefer: Literal["journal", "snapshot"] = "journal",
+    tolerance: float | None = None,
+    **results: Any,
+) -> Run:
+    """Open whatever ``source`` is.
+
+    Args:
+        source: a run's folder, its checkpoints or one checkpoint ``global_step_N``, a journal, a snapshot, a Parquet or JSONL
+            file of results, or a folder or pattern (``runs/*``) that leads to one run.
+        prefer: what to take from a folder of checkpoints that has both.
+        tolerance, results: as :class:`Run`.
+
+    Raises:
+        StoreError: nothing there, or several runs; the message says what was looked for, or names them.
+
+    Example:
+        >>> run = open_run("checkpoints/project/experiment")  # doctest: +SKIP
+        >>> run.prompts.to_arrow().to_pandas().sort_values("pass_rate").head()  # doctest: +SKIP
+    """
+    runs = open_runs(source, prefer=prefer, tolerance=tolerance, **results)
+    if len(runs) > 1:
+        raise StoreError(
+            f"{os.fspath(source)} leads to {len(runs)} runs, name one: {_some([run.source for run in runs])}"
+        )
+    return runs[0]
+
+
+def open_runs(
+    source: str | os.PathLike[str], *, prefer: Literal["journal", "snapshot"] = "journal", **how: Any
+) -> list[Run]:
+    """Open every run that ``source`` leads to, oldest first: as :func:`open_run`, but a folder or pattern may have several."""
+    text = os.fspath(source)
+    if not text.strip():
+        raise StoreError("the store's name is empty; give a run's folder or a file")
+    with reading(text):
+        if glob.has_magic(text) and not os.path.exists(text):
+            matches = sorted(glob.glob(text))
+            if not matches:
+                raise StoreError(f"{text}: nothing matches this pattern")
+            found = [run for one in matches for run in _open(one, prefer, how, matches != [one])]
+            if not found:
+                raise StoreError(f"{text}: none of {_some(matches)} holds a run")
+        else:
+            found = _open(text, prefer, how, False)
+    return sorted(found, key=lambda run: (run.about.get("began", 0.0), run.where))
+
+
+def _some(names: list[str], most: int = 4) -> str:
+    return ", ".join(names[:most]) + (", …" if len(names) > most else "")
+
+
+def _open(text: str, prefer: str, how: dict[str, Any], lenient: bool) -> list[Run]:
+    path = Path(text)
+    if path.is_file():
+        if path.name == MANIFEST:
+            return [Run(text, "snapshot", str(path.parent), **how)]
+        if path.suffix in _TABLES:
+            return [Run(text, "results", text, **how)]
+        if lenient:
+            return []
+        raise StoreError(f"{path} is not one of {', '.join(_TABLES)}, nor a run's folder")
+    if not path.is_dir():
+        if lenient:
+            return []
+        raise StoreError(f"{path} {'is neither a file nor a folder' if path.exists() else 'does not exist'}")
+    for folder in (path, path / _CHECKPOINTS):
+        found = _in_folder(folder, prefer)
+        if found is not None:
+            return [Run(text, *found, **how)]
+    below = [Run(where, "journal", where, **how) for where in _journals(path, 4)]
+    if not below and not lenient:
+        raise StoreError(
+            f"{path} holds no run: neither {_FOLDER}/attempt-*, nor {MANIFEST}, nor {_FOLDER}/{MANIFEST}, nor "
+            f"global_step_*/{_FOLDER}, nor one of these in {_CHECKPOINTS}, nor a run below it"
+        )
+    return below
+
+
+def _in_folder(path: Path, prefer: str) -> tuple[Kind, str] | None:
+    """The journal or snapshot that is in a folder itself."""
+    for folder in (path, path / _FOLDER):
+        if (folder / MANIFEST).exists():
+            return "snapshot", str(folder)
+    journal = next((folder for folder in (path, path / _FOLDER) if _is_journal(folder)), None)
+    newest = _newest_checkpoint(path)
+    if journal is not None and (prefer == "journal" or newest is None):
+        return "journal", str(journal)
+    return None if newest is None else ("snapshot", str(newest / _FOLDER))
+
+
+def _is_journal(folder: Path) -> bool:
+    return any(re.fullmatch(r"attempt-\d+", path.parent.name) for path in folder.glob("attempt-*/attempt.json"))
+
+
+def _newest_checkpoint(root: Path) -> Path | None:
+    """The newest ``global_step_N`` under ``root`` that has a finished snapshot."""
+    return max(((step, path) for step, path in _checkpoints(root)), default=(0, None))[1]
+
+
+def _checkpoints(root: Path) -> Iterator[tuple[int, Path]]:
+    for path in root.glob("global_step_*"):
+        match = re.fullmatch(r"global_step_(\d+)", path.name)
+        if match and (path / _FOLDER / MANIFEST).is_file():
+            yield int(match[1]), path
+
+
+def find_runs(source: str) -> tuple[list[Run], list[str]]:
+    """All runs with a journal that there are now, for ``serve``, and what could not be read.
+
+    Args:
+        source: a folder (searched eight levels deep, through links too), or a pattern.
+
+    Raises:
+        StoreError: there is no such folder.
+    """
+    folders = sorted(glob.glob(source)) if glob.has_magic(source) and not os.path.exists(source) else [source]
+    if not any(os.path.isdir(folder) for folder in folders):
+        raise StoreError(f"{source} does not exist")
+    found: list[Run] = []
+    trouble: list[str] = []
+    for folder in folders:
+        for where in _journals(Path(folder), _DEPTH) if os.path.isdir(folder) else ():
+            if len(found) >= _MOST:
+                trouble.append(f"only the first {_MOST} runs below {source} are shown")
+                return found, trouble
+            try:
+                found.append(Run(where, "journal", where))
+            except AdaptiveError as error:
+                trouble.append(str(error))
+    return found, trouble
+
+
+def _journals(folder: Path, most: int) -> Iterator[str]:
+    """Journals at most so many folders down, nearest first; checkpoints' own contents are left alone.
+
+    Links to folders are followed, after what is there itself: a run keeps its own path, and its id, beside a `latest`.
+    """
+    here, linked = deque([(str(folder), 1)]), deque[tuple[str, int]]()
+    seen: set[tuple[int, int]] = set()  # links may lead in circles
+    while here or linked:
+        place, depth = (here or linked).popleft()
+        try:
+            about = os.stat(place)
+            if (about.st_dev, about.st_ino) in seen:
+                continue
+            seen.add((about.st_dev, about.st_ino))
+            entries = sorted(os.scandir(place), key=lambda e: e.name)
+        except OSError:
+            continue  # not ours to read
+        if _is_journal(Path(place)):
+            yield place
+            continue
+        for entry in entries:
+            if depth < most and _may_hold_runs(entry):
+                (linked if entry.is_symlink() else here).append((entry.path, depth + 1))
+
+
+def _may_hold_runs(entry: os.DirEntry[str]) -> bool:
+    try:
+        if not entry.is_dir():
+            return False
+    except OSError:  # a link to itself
+        return False
+    names = {entry.name, os.path.basename(os.path.realpath(entry.path))} if entry.is_symlink() else {entry.name}
+    return not any(name.startswith((".", "global_step_")) for name in names)
+
+
+def _retired(folder: str | None, last_step: int, table: StatsTable) -> tuple[int, int | None] | None:
+    """A journal does not record what is retired; the newest snapshot of the run up to its last step does, and is marked."""
+    if folder is None or not os.path.isdir(folder):
+        return None
+    try:
+        for _, path in sorted(((s, p) for s, p in _checkpoints(Path(folder)) if s <= last_step), reverse=True):
+            try:
+                theirs, _, manifest = read_snapshot(path / _FOLDER)
+            except SnapshotMissing:
+                continue  # verl's checkpoint, its snapshot not yet written
+            step = manifest["meta"].get("step")
+            if isinstance(step, int) and step > last_step:
+                continue
+            rows = table.rows_for(theirs.keys, create=False)
+            marked = (rows >= 0) & (theirs.col("retired") > 0)
+            table.col("retired")[rows[marked]] = 1
+            # a warm start puts prompts to rest that this run has not visited
+            return int((theirs.col("retired") > 0).sum()), step
+    except (AdaptiveError, OSError, ValueError):
+        pass  # being written or damaged: that is for `stats` on the snapshot itself to say
+    return None
