@@ -42,6 +42,9 @@ PER_STEP = {"counts": "step"}
 PER_RUN = {"counts": "run"}
 STEPS = {"counts": "steps"}
 
+_INT64 = 2**63
+#: Seconds between looks, of silence, and rounds of a step that somebody may mean.
+_LONGEST_POLL, _LONGEST_STALL, _MOST_ROUNDS = 60.0, 30 * 86_400.0, 10_000
 #: Relative rounding of the float32 in which verl has rewards.
 _FLOAT32 = 2.0**-23
 
@@ -148,10 +151,12 @@ def _coerce(hint: Any, value: Any, key: str) -> Any:
         if math.isnan(number):
             raise ConfigError(key, value, "must be a number")
         return number
-    if hint is int and isinstance(value, int) and not isinstance(value, bool):
-        return value
     if hint is int and isinstance(value, float) and value.is_integer():
-        return int(value)
+        value = int(value)
+    if hint is int and isinstance(value, int) and not isinstance(value, bool):
+        if not -_INT64 <= value < _INT64:
+            raise ConfigError(key, f"{value:g}" if abs(value) < 1e300 else f"{str(value)[:20]}…", "is too large")
+        return value
     if hint in (bool, str) and isinstance(value, hint):
         return value
     raise ConfigError(key, value, f"must be {getattr(hint, '__name__', hint)}")
@@ -381,9 +386,7 @@ class AdaptiveConfig:
             name = getattr(self, role).get("name")
             check(isinstance(name, str), f"{path}.{role}.name", name, "must name a part; see `verl-adaptive parts`")
         _check_written(self, path, "signal", "id_key", "record", "warm_start")
-        for name in ("tolerance", "poll_interval"):
-            value = getattr(self, name)
-            check(math.isfinite(value), f"{path}.{name}", value, "must be finite")
+        check(math.isfinite(self.tolerance), f"{path}.tolerance", self.tolerance, "must be finite")
         check(self.tolerance >= 0, f"{path}.tolerance", self.tolerance, "must be 0 or greater")
         check(
             self.surplus == "discard" or self.rounds,
@@ -392,15 +395,25 @@ class AdaptiveConfig:
             f"groups beyond the batch are there only with {path}.rounds=true: without rounds the step ends when the batch "
             "is full",
         )
-        check(self.max_rounds >= 1, f"{path}.max_rounds", self.max_rounds, "must be 1 or greater")
+        check(
+            1 <= self.max_rounds <= _MOST_ROUNDS,
+            f"{path}.max_rounds",
+            self.max_rounds,
+            f"must be from 1 to {_MOST_ROUNDS:,}",
+        )
         check(0 < self.stale_discount <= 1, f"{path}.stale_discount", self.stale_discount, "must be in (0, 1]")
         check(self.log_lists >= 0, f"{path}.log_lists", self.log_lists, "must be 0 (never) or a number of steps")
-        check(self.poll_interval > 0, f"{path}.poll_interval", self.poll_interval, "must be above 0 seconds")
         check(
-            self.stall_timeout is None or self.stall_timeout > 0,
+            0 < self.poll_interval <= _LONGEST_POLL,
+            f"{path}.poll_interval",
+            self.poll_interval,
+            f"must be above 0 and at most {_LONGEST_POLL:g} seconds: a step waits that long for what is back",
+        )
+        check(
+            self.stall_timeout is None or 0 < self.stall_timeout <= _LONGEST_STALL,
             f"{path}.stall_timeout",
             self.stall_timeout,
-            "must be above 0 seconds, or null",
+            f"must be above 0 and at most {_LONGEST_STALL:,.0f} seconds (30 days), or null",
         )
         check(0 < self.min_sessions <= 1, f"{path}.min_sessions", self.min_sessions, "must be in (0, 1]")
         for name in ("max_rollouts_per_step", "total_rollouts"):

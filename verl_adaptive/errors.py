@@ -13,6 +13,7 @@ __all__ = [
     "AdaptiveError",
     "ConfigError",
     "Exhausted",
+    "Misspelt",
     "RefusedByVerl",
     "UsageError",
     "lacks_extra",
@@ -23,7 +24,13 @@ __all__ = [
 
 
 class AdaptiveError(RuntimeError):
-    """Base of every error this package raises on purpose."""
+    """Base of every error this package raises on purpose.
+
+    Attributes:
+        complete: its text says what to write, so that nothing need be added.
+    """
+
+    complete = False
 
 
 class UsageError(AdaptiveError):
@@ -39,12 +46,20 @@ class ConfigError(AdaptiveError, ValueError):
         hint: what to write instead.
     """
 
+    complete = True
+
     def __init__(self, key: str, value: object, hint: str) -> None:
         self.key, self.value, self.hint = key, value, hint
         super().__init__(key, value, hint)
 
     def __str__(self) -> str:
         return f"{self.key}={self.value!r}: {self.hint}"
+
+
+class Misspelt(AdaptiveError):
+    """A word of a training command line that nobody would read, and what was meant."""
+
+    complete = True
 
 
 class RefusedByVerl(AdaptiveError):

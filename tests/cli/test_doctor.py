@@ -53,7 +53,8 @@ def examine(call, tmp_path):
         assert err == "", err
         found = json.loads(out)
         checks = {check["name"]: check for check in found["checks"]}
-        assert all(c["fix"] for c in checks.values() if c["status"] == "fail")
+        said = ("compose", "validate", "plan")  # their own text mostly says what to write
+        assert all(c["fix"] or c["name"] in said for c in checks.values() if c["status"] == "fail")
         assert status == (0 if found["ok"] else 1)
         return status, {**checks, "THE PLAN": found["plan"]}
 
@@ -300,7 +301,7 @@ def test_a_generation_batch_size_would_be_ignored(overrides, says, examine) -> N
 @pytest.mark.parametrize(
     ("overrides", "check", "says"),
     [
-        (("+adaptive=gres",), "compose", "adaptive/gres"),
+        (("+adaptive=gres",), "compose", "adaptive=gres"),
         (("+adaptive=greso", "adaptive.sampler.p_eazy=0.3"), "compose", "p_eazy"),
         (("+adaptive=greso", "+adaptive.sampler.p_eazy=0.3"), "validate", "did you mean adaptive.sampler.p_easy"),
         (("+adaptive=greso", "adaptive.sampler.p_easy=1.5"), "validate", "adaptive.sampler.p_easy=1.5"),
@@ -309,7 +310,7 @@ def test_a_generation_batch_size_would_be_ignored(overrides, says, examine) -> N
         (("+adaptive=greso", "data.train_batch_size=16"), "validate", "train_batch_size"),
         (("+adaptive=cero", "adaptive.refill=true"), "validate", "adaptive.refill"),
         (("trainer.nnodes=1",), "validate", "no preset"),
-        (("+adaptive=greso", "+adaptive/platform=cpu"), "platform", "VERL_PLATFORM"),
+        (("+adaptive=greso", "trainer.device=cpu"), "platform", "VERL_PLATFORM"),
         (("+adaptive=pilot_commit", "adaptive.allocator.n_pilot=16"), "plan", "n_pilot"),
         (("+adaptive=greso", "x y"), "compose", "x y"),
         (("+adaptive=greso", "adaptive.store.dir=postgresql://h/d"), "validate", "is no folder"),
@@ -563,3 +564,44 @@ def test_a_critic_that_cannot_be_opened_here(examine) -> None:
     assert "critic.model.path=/no/critic: cannot be opened here" in " ".join(found["THE PLAN"]["notes"])
     status, found = examine(*words, "data.train_batch_size=8")
     assert status == 1 and found["validate"]["status"] == "fail"  # the rest is still looked at
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (
+            ("data.train_files=${oc.env:NOPE}",),
+            "data.train_files='${oc.env:NOPE}': the environment variable NOPE is not set",
+        ),
+        (("adaptive.seed=${oc.env:NOPE}",), "adaptive.seed='${oc.env:NOPE}': the environment variable NOPE is not set"),
+        (("data.tran_batch_size=64",), "has no such key; did you mean data.train_batch_size?"),
+        (("data.train_batch_size=abc",), "data.train_batch_size='abc': must be a number"),
+        (("+adaptve.seed=3",), "+adaptve.seed=3: nobody reads adaptve; did you mean adaptive.seed=3?"),
+        (("+adaptive@mine=solo",), "nobody reads it below mine; write +adaptive=solo"),
+        (("adaptive.poll_interval=1e26",), "adaptive.poll_interval=1e+26: must be above 0 and at most 60 seconds"),
+        (("adaptive.stall_timeout=1e308",), "must be above 0 and at most 2,592,000 seconds"),
+        (("adaptive.max_rounds=1e26",), "adaptive.max_rounds='1e+26': is too large"),
+        (("adaptive.max_rounds=20000",), "adaptive.max_rounds=20000: must be from 1 to 10,000"),
+        (
+            ("algorithm.adv_estimator=gae",),
+            "leave this one out, its value of each prompt takes the place of a critic's",
+        ),
+    ],
+)
+def test_a_message_names_key_and_value_and_nothing_follows_it(call, words, says) -> None:
+    status, out, _ = call("doctor", "--json", "--", *MINIMAL, "+adaptive=solo", *words)
+    failed = [c for c in json.loads(out)["checks"] if c["status"] == "fail" and c["name"] in ("compose", "validate")]
+    assert status == 1 and len(failed) == 1 and says in failed[0]["detail"], failed
+    assert failed[0]["fix"] == "" and "use +" not in failed[0]["detail"]
+
+
+@pytest.mark.parametrize("word", ["+adaptive=true", "+adaptive=null", "adaptive=null"])
+def test_a_value_that_is_no_preset(call, word) -> None:
+    _, out, _ = call("doctor", "--json", "--", *MINIMAL, word)
+    (failed,) = (c for c in json.loads(out)["checks"] if c["name"] == "compose")
+    assert failed["detail"].startswith(f"{word}: must be a preset") and failed["fix"] == ""
+
+
+def test_solo_drops_nothing(call) -> None:
+    _, out, _ = call("doctor", "--", *MINIMAL, "+adaptive=solo")
+    assert "nothing is dropped" in out and "more if groups are missing" not in out

@@ -218,3 +218,48 @@ def test_slots_are_not_those_of_a_reward_model() -> None:
 )
 def test_loss_masks_are_told_by_lengths_with_verls_own_loop_of_one_turn_only(words, single) -> None:
     assert facts.single_turn(composed("+adaptive=grpo", *words)[0]) == single
+
+
+def test_a_queue_that_cannot_save_holds_no_groups(monkeypatch) -> None:
+    """TransferQueue 0.1.8, which verl 0.9.0 pins: a run ended at its first checkpoint with held groups."""
+    import transfer_queue
+
+    from verl_adaptive.errors import ConfigError
+    from verl_adaptive.integration.checks import check_run
+
+    config, _ = composed("+adaptive=pilot_commit", "actor_rollout_ref.rollout.n=8")
+    assert facts.adaptive_of(config).allocator["form"] == "pipelined"
+    assert facts.queue_note(config, facts.adaptive_of(config)) == ""
+    for name in ("save_checkpoint", "load_checkpoint"):
+        monkeypatch.delattr(transfer_queue, name)
+    adaptive = facts.adaptive_of(config)
+    assert adaptive.allocator["form"] == "on_policy"
+    assert "form=auto is on_policy: TransferQueue" in facts.queue_note(config, adaptive)
+    words = ("+adaptive=pilot_commit", "actor_rollout_ref.rollout.n=8", "adaptive.allocator.form=pipelined")
+    config, adaptive = composed(*words)
+    with pytest.raises(ConfigError, match=r"allocator.form='pipelined'.*TransferQueue>=0.1.10.*on_policy"):
+        check_run(config, adaptive, build_policy(adaptive))
+    config, adaptive = composed("+adaptive=greso", "actor_rollout_ref.rollout.n=8")
+    check_run(config, adaptive, build_policy(adaptive))
+    assert facts.queue_note(config, facts.adaptive_of(config)) == ""
+
+
+@pytest.mark.parametrize(("preset", "refused"), [("greso", True), ("aero", True), ("solo", False), ("grpo", False)])
+def test_a_manager_that_keeps_verls_contract_alone(preset, refused) -> None:
+    """It has generate_sequences; without agent_loop_workers step 1 ended in an AttributeError."""
+    from verl_adaptive.errors import ConfigError
+    from verl_adaptive.integration.checks import check_manager
+
+    class Mine:
+        def generate_sequences(self, prompts) -> None: ...
+
+    word = "+actor_rollout_ref.rollout.agent.agent_loop_manager_class=mine.Mine"
+    config, adaptive = composed(f"+adaptive={preset}", "actor_rollout_ref.rollout.n=8", word)
+    policy = build_policy(adaptive)
+    if refused:
+        with pytest.raises(
+            ConfigError, match=r"agent_loop_manager_class='mine.Mine': has no agent_loop_workers.*AgentLoopManagerTQ"
+        ):
+            check_manager(config, Mine(), policy)
+    else:
+        check_manager(config, Mine(), policy)

@@ -267,3 +267,29 @@ def test_the_plugin_stays_light() -> None:
     loaded = set(python("-c", said, cwd=ROOT).stdout.split())
     assert "verl_adaptive" in loaded
     assert not loaded & {"hydra", "omegaconf", "numpy", "torch", "ray", "verl", "sqlalchemy", "pyarrow"}
+
+
+PLATFORM = """
+import os, sys
+import verl
+from verl.plugin.platform import get_platform
+print(type(get_platform()).__name__, os.environ.get("VERL_PLATFORM"))
+"""
+
+
+def test_the_word_alone_chooses_the_cpu(tmp_path) -> None:
+    """verl picks a platform when it is imported; without the variable training died of NCCL."""
+    (tmp_path / "main.py").write_text(PLATFORM)
+    assert python("main.py", "+adaptive=grpo", "+adaptive/platform=cpu", cwd=tmp_path).stdout.split() == [
+        "PlatformCPU",
+        "cpu",
+    ]
+
+
+def test_a_platform_in_a_file_says_what_to_set(tmp_path) -> None:
+    (tmp_path / "mine.yaml").write_text(
+        "defaults:\n  - ppo_trainer\n  - adaptive: grpo\n  - adaptive/platform: cpu\n  - _self_\n"
+    )
+    words = ("-m", "verl.trainer.main_ppo", f"--config-path={tmp_path}", "--config-name=mine")
+    done = python(*words, "hydra.searchpath=[pkg://verl.trainer.config]", cwd=tmp_path)
+    assert done.returncode == 1 and "trainer.device=cpu needs VERL_PLATFORM=cpu" in done.stderr, done.stderr

@@ -150,7 +150,8 @@ class Examination:
             ours = isinstance(error, AdaptiveError | SystemExit)
             kind = "" if ours else f"{type(error).__name__}: "
             ours = ours and not isinstance(error, RefusedByVerl)
-            self.add(name, "fail", f"{kind}{error}", fix if ours else foreign or fix)
+            complete = isinstance(error, AdaptiveError) and error.complete
+            self.add(name, "fail", f"{kind}{error}", "" if complete else fix if ours else foreign or fix)
             return None
 
     # -- versions -----------------------------------------------------------------------------------------------
@@ -338,17 +339,18 @@ class Examination:
             )
             return None
         cpu = config.trainer.device == "cpu"
-        if cpu != (os.environ.get("VERL_PLATFORM", "").strip().lower() == "cpu"):
+        here = os.environ.get("VERL_PLATFORM", "").strip().lower() == "cpu" or guard.asks_for_cpu(command.overrides)
+        if cpu != here:
             detail = (
                 "trainer.device=cpu without VERL_PLATFORM=cpu"
                 if cpu
                 else "VERL_PLATFORM=cpu, but trainer.device is not"
             )
-            self.add("platform", "fail", detail, "for CPU use both: VERL_PLATFORM=cpu and +adaptive/platform=cpu")
+            self.add("platform", "fail", detail, "for CPU write +adaptive/platform=cpu on the command line")
         checked = self._try(
             "validate",
             f"change the setting that it names; {see}",
-            lambda: inspect.validate(config),
+            lambda: _validated(command, config),
             foreign="change what it names: this is verl's own check, not the preset's",
         )
         if checked is None:
@@ -387,6 +389,18 @@ class Examination:
             self.add("store directory", "ok", path)
         else:
             self.add("store directory", "fail", f"{exists} is not writable", "choose another trainer.default_local_dir")
+
+
+def _validated(command: Any, config: Any) -> Any:
+    """``inspect.validate``; where verl trips over text in place of a number, the word that has it."""
+    from verl_adaptive.integration import inspect
+
+    try:
+        return inspect.validate(config)
+    except (TypeError, ValueError, AttributeError) as error:
+        if not isinstance(error, AdaptiveError):
+            inspect.refuse_text_for_numbers(command, config)
+        raise
 
 
 def _version(name: str) -> str | None:
@@ -467,7 +481,7 @@ def _plan_lines(plan: dict[str, Any]) -> list[tuple[str, str]]:
         for name, options in part.items():
             changed = ", ".join(f"{key}={value}" for key, value in options.items())
             parts.append(f"{role}={name}{f' ({changed})' if changed else ''}")
-    cap = "more if groups are missing" if plan["refill"] else "no refill"
+    cap = "nothing is dropped" if plan["keeps_all"] else "more if groups are missing" if plan["refill"] else "no refill"
     if plan["cap"]:
         cap = f"at most {number(plan['cap'])} in the step"
     steps = "steps: as many as the data give" if plan["steps"] is None else f"{number(plan['steps'])} steps"

@@ -13,12 +13,13 @@ from verl_adaptive.advantages.verl import CENTRING, COMPARING, GROUP_RELATIVE
 from verl_adaptive.config import AdaptiveConfig, check
 from verl_adaptive.engine import AsyncFacts
 from verl_adaptive.engine.shape import step_shape
+from verl_adaptive.integration.compat import queue_lacks
 from verl_adaptive.integration.engines import keeps_rows
 from verl_adaptive.integration.facts import MODES, late_rewards, mode_of
 from verl_adaptive.roles import Policy
 from verl_adaptive.simulate import preset_names
 
-__all__ = ["async_facts", "check_run", "why_not_skip_zero", "zero_rows"]
+__all__ = ["async_facts", "check_manager", "check_run", "why_not_skip_zero", "zero_rows"]
 
 _OUR_BUFFER = "pkg://verl_adaptive.integration.replay_buffer"  # which every preset names
 _PLAIN = ("epoch", "fixed", "keep_all", "verl")
@@ -125,8 +126,12 @@ def check_run(config: Any, adaptive: AdaptiveConfig, policy: Policy) -> None:
             in (own, "grpo"),  # GRPO is what everybody's command line says: the preset's advantage replaces it
             "algorithm.adv_estimator",
             estimator,
-            f"adaptive/advantage={policy.advantage.name} brings its own estimator ({own}) in place of grpo: leave this one "
-            f"out, or, to keep {estimator}, {_keeping(str(estimator), rollout.n, adaptive, policy)}",
+            f"adaptive/advantage={policy.advantage.name} brings its own estimator ({own}) in place of grpo: leave this one out"
+            + (
+                ", its value of each prompt takes the place of a critic's"
+                if str(estimator) == "gae" and not policy.advantage.needs_groups
+                else f", or, to keep {estimator}, {_keeping(str(estimator), rollout.n, adaptive, policy)}"
+            ),
         )
         check(
             not need_critic(config),
@@ -364,6 +369,15 @@ def _check_mode(config: Any, adaptive: AdaptiveConfig, policy: Policy) -> None:
     """What a method needs that a trainer mode cannot give."""
     mode = mode_of(config)
     if mode == "sync":
+        lacks = queue_lacks() if policy.allocator.can_hold else ""
+        form = getattr(policy.allocator.config, "form", None) == "pipelined"
+        check(
+            not lacks,
+            f"adaptive.allocator.{'form' if form else 'hold_surplus'}",
+            "pipelined" if form else True,
+            f"holds groups for a later step, and a checkpoint could not hold their rows: {lacks}; "
+            f"install it, or take {'auto or on_policy' if form else 'false'}",
+        )
         key, _, value = policy.allocator.needs_rounds.partition("=")
         check(
             not key or adaptive.rounds,
@@ -394,6 +408,24 @@ def _check_mode(config: Any, adaptive: AdaptiveConfig, policy: Policy) -> None:
         "adaptive.rounds",
         True,
         f"trainer.v1.trainer_mode={mode} generates all the time; leave it at false",
+    )
+
+
+def check_manager(config: Any, manager: Any, policy: Policy) -> None:
+    """Whether requests in flight can be aborted at the end of a ``sync`` step, where a policy asks for more than it trains.
+
+    verl's contract of ``agent_loop_manager_class`` is ``generate_sequences`` alone; that is enough where every group trains.
+
+    Raises:
+        ConfigError: the manager has no ``agent_loop_workers``, and the policy needs them.
+    """
+    check(
+        hasattr(manager, "agent_loop_workers") or (policy.filter.keeps_all and not policy.allocator.tops_up),
+        "actor_rollout_ref.rollout.agent.agent_loop_manager_class",
+        config.actor_rollout_ref.rollout.get("agent", {}).get("agent_loop_manager_class") or type(manager).__name__,
+        f"has no agent_loop_workers, by which requests in flight are aborted, and adaptive/filter={policy.filter.name} with "
+        f"adaptive/allocator={policy.allocator.name} asks for more than it trains; derive it from verl's AgentLoopManagerTQ, "
+        "or take a preset that drops nothing (solo, grpo), or trainer.v1.trainer_mode=colocate_async",
     )
 
 

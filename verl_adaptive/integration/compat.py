@@ -1,4 +1,4 @@
-"""Every verl name this package leans on, checked once when a run starts.
+"""Every name of verl's and of TransferQueue's that this package leans on, checked once when a run starts.
 
 verl's version number decides nothing beyond the oldest one that has the V1 trainer: "0.10.0.dev" was the name of sources
 older than 0.9.1. What decides is whether the names are there and take the parameters that they get. A trainer mode that
@@ -19,13 +19,16 @@ from verl_adaptive.errors import AdaptiveError
 
 __all__ = [
     "INSTALL",
+    "INSTALL_QUEUE",
     "MODES",
     "NAMES",
+    "QUEUE_CHECKPOINT",
     "SUPPORTED",
     "TRIED",
     "Name",
     "check_verl",
     "problems",
+    "queue_lacks",
     "substitutes",
     "too_old",
 ]
@@ -250,6 +253,30 @@ NAMES: tuple[Name, ...] = (
     ),
     Name("verl.utils.seqlen_balancing", "log_seqlen_unbalance", ("seqlen_list", "partitions", "prefix"), "balance"),
 )
+
+
+_QUEUE = "transfer_queue"
+
+NAMES += (
+    Name(_QUEUE, "get_client", (), "whether the queue is alive"),
+    Name(_QUEUE, "kv_list", ("partition_id",), "what is back"),
+    Name(_QUEUE, "kv_batch_put", ("keys", "partition_id", "fields", "tags"), "rows that train"),
+    Name(_QUEUE, "kv_batch_get", ("keys", "partition_id", "select_fields"), "rewards and rows"),
+    Name(_QUEUE, "kv_clear", ("keys", "partition_id"), "rows of groups that do not train"),
+)
+
+#: TransferQueue's own checkpoint, which came with 0.1.10: rows of groups that wait for the next step go into it.
+QUEUE_CHECKPOINT = (
+    Name(_QUEUE, "save_checkpoint", ("checkpoint_dir", "metadata"), "checkpoints with held groups"),
+    Name(_QUEUE, "load_checkpoint", ("checkpoint_dir",), "checkpoints with held groups"),
+)
+INSTALL_QUEUE = 'pip install "TransferQueue>=0.1.10"'
+
+
+def queue_lacks() -> str:
+    """Why groups cannot be held for a later step with the installed TransferQueue; empty: they can."""
+    found = problems(QUEUE_CHECKPOINT)
+    return f"TransferQueue {version('TransferQueue')} has no save_checkpoint ({INSTALL_QUEUE})" if found else ""
 
 
 def _lack(item: Name) -> str:

@@ -16,11 +16,11 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from verl_adaptive.errors import AdaptiveError, RefusedByVerl, nearest, removed
+from verl_adaptive.errors import AdaptiveError, ConfigError, Misspelt, RefusedByVerl, nearest, removed
 from verl_adaptive.integration import guard
 from verl_adaptive.policy import PARTS
 
-__all__ = ["Command", "compose", "group_options"]
+__all__ = ["Command", "compose", "group_options", "refuse_text_for_numbers"]
 
 
 def _config_folder() -> str:
@@ -134,18 +134,91 @@ def compose(command: Command) -> DictConfig:
     """
     wrong = guard.misread(command.overrides)
     if wrong:
-        raise AdaptiveError(wrong)
+        raise Misspelt(wrong)
     try:
         with _hydra(command):
             config = hydra_compose(command.config_name, overrides=list(command.overrides))
     except (HydraException, OmegaConfBaseException) as error:
         said, near = str(error).split("\nConfig search path")[0], _near(command)
-        if not near and _refused_without_preset(command):
+        if near:
+            raise Misspelt("; ".join(near)) from error
+        _refuse_unknown(command, said)
+        if _refused_without_preset(command):
             also = f"verl {version('verl')} refuses the line without the preset, too"
             raise RefusedByVerl("; ".join([said, also])) from error
-        raise AdaptiveError("; ".join([*near, said])) from error
-    OmegaConf.resolve(config)
+        raise AdaptiveError(said) from error
+    try:
+        OmegaConf.resolve(config)
+    except OmegaConfBaseException as error:
+        raise _unresolved(config, error) from error
     return config
+
+
+def _refuse_unknown(command: Command, said: str) -> None:
+    """Say what was meant by a key of verl's that is misspelt.
+
+    Raises:
+        Misspelt: verl has a key that is nearly the one that Hydra does not know.
+    """
+    unknown = re.search(r"Could not override '([\w.]+)'", said)
+    if unknown is None or unknown[1].startswith("adaptive."):
+        return
+    key = unknown[1]
+    parent, _, name = key.rpartition(".")
+    known = list(_paths(OmegaConf.to_container(_plain(command), resolve=False)))
+    beside = [path.rpartition(".")[2] for path in known if path.rpartition(".")[0] == parent]
+    near = [f"{parent}.{other}" for other in difflib.get_close_matches(name, beside, n=1, cutoff=0.75)]
+    if near:
+        raise Misspelt(f"{key}: verl {version('verl')} has no such key; did you mean {near[0]}?")
+
+
+def _plain(command: Command) -> DictConfig:
+    """The configuration without overrides."""
+    with _hydra(command):
+        return hydra_compose(command.config_name)
+
+
+def _unresolved(config: DictConfig, error: OmegaConfBaseException) -> AdaptiveError:
+    """The key and value of an interpolation that cannot be resolved."""
+    for path, value in _leaves(OmegaConf.to_container(config, resolve=False)):
+        if isinstance(value, str) and "${" in value:
+            try:
+                OmegaConf.select(config, path, throw_on_missing=False)
+            except OmegaConfBaseException as why:
+                lacks = re.search(r"Environment variable '(\w+)' not found", str(why))
+                hint = (
+                    f"the environment variable {lacks[1]} is not set; export it, or write ${{oc.env:{lacks[1]},<default>}}"
+                    if lacks
+                    else f"cannot be resolved: {why}".splitlines()[0]
+                )
+                return ConfigError(path, value, hint)
+    return AdaptiveError(f"an interpolation cannot be resolved: {error}")
+
+
+def _leaves(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted paths and values of everything that is neither a mapping nor a list."""
+    items = tree.items() if isinstance(tree, Mapping) else enumerate(tree) if isinstance(tree, list) else ()
+    for key, value in items:
+        path = f"{prefix}[{key}]" if isinstance(tree, list) else f"{prefix}.{key}" if prefix else str(key)
+        if isinstance(value, Mapping | list):
+            yield from _leaves(value, path)
+        else:
+            yield path, value
+
+
+def refuse_text_for_numbers(command: Command, config: DictConfig) -> None:
+    """Say which word of the line has text where verl has a number; verl's own checks end in a TypeError.
+
+    Raises:
+        ConfigError: there is such a word.
+    """
+    words = {re.sub(r"^[+~]+", "", word.partition("=")[0]) for word in command.overrides}
+    plain = _plain(command)
+    for key in sorted(words):
+        usual, value = (OmegaConf.select(c, key, throw_on_resolution_failure=False) for c in (plain, config))
+        if isinstance(usual, int | float) and isinstance(value, str):
+            kind = "true or false" if isinstance(usual, bool) else "a number"
+            raise ConfigError(key, value, f"must be {kind}; verl's default is {usual}")
 
 
 def _refused_without_preset(command: Command) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from verl_adaptive.config import AdaptiveConfig
-from verl_adaptive.integration.compat import MODES
+from verl_adaptive.integration.compat import MODES, queue_lacks
 from verl_adaptive.policy import settle
 from verl_adaptive.roles import Policy
 
@@ -32,6 +32,7 @@ __all__ = [
     "media_columns",
     "mode_of",
     "model_kind",
+    "queue_note",
     "replicas_of",
     "results_of",
     "single_turn",
@@ -59,7 +60,22 @@ def adaptive_of(config: Any) -> AdaptiveConfig:
     made = AdaptiveConfig.from_mapping(data)
     if made.seed is None:
         made = replace(made, seed=int(config.data.get("seed") or 0))
-    return settle(made, holds=mode_of(config) == "sync")
+    return settle(made, holds=mode_of(config) == "sync" and not queue_lacks())
+
+
+def queue_note(config: Any, adaptive: AdaptiveConfig) -> str:
+    """That an allocator does not hold groups because TransferQueue cannot save them; empty where that is no matter."""
+    lacks = queue_lacks()
+    auto = OmegaConf.select(config, "adaptive.allocator.form") if OmegaConf.is_config(config) else None
+    if not lacks or mode_of(config) != "sync" or auto != "auto" or _holding(config) == adaptive.allocator:
+        return ""
+    return f"adaptive.allocator.form=auto is {adaptive.allocator.get('form')}: {lacks}, and held groups need it"
+
+
+def _holding(config: Any) -> dict[str, Any]:
+    """The allocator's options as they would be if groups could be held."""
+    data = OmegaConf.to_container(config.adaptive, resolve=True)
+    return settle(AdaptiveConfig.from_mapping(data), holds=True).allocator
 
 
 def updates_of(config: Any) -> int:

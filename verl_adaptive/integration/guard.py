@@ -33,6 +33,7 @@ __all__ = [
     "PLUGIN",
     "PROGRAMS",
     "Guard",
+    "asks_for_cpu",
     "is_preset",
     "misread",
     "not_a_preset",
@@ -67,6 +68,11 @@ PROGRAMS: dict[str, str] = {
     "verl.trainer.main_generation_server": f"it only generates: {_PLAIN}",
     "verl.trainer.main_eval": f"it only scores: {_PLAIN}",
 }
+
+
+def asks_for_cpu(words: Iterable[str]) -> bool:
+    """Whether the line has ``+adaptive/platform=cpu`` or another of the CPU's."""
+    return any(re.fullmatch(r"\+?adaptive/platform(@_global_)?=cpu\w*", word) for word in words)
 
 
 def program_of(word: str) -> str | None:
@@ -142,7 +148,7 @@ class Guard:
             return  # plain verl, or another's key of that name in a program of theirs
         from verl_adaptive.integration.compat import too_old
 
-        reason = too_old() or unread(config, program, any_program=self.any_program)
+        reason = too_old() or unread(config, program, any_program=self.any_program) or _lacks_platform(config)
         if not reason and not isinstance(asks, Mapping) and not hasattr(asks, "items"):
             reason = not_a_preset(asks)
         if not reason and PLUGIN not in sys.modules:
@@ -164,6 +170,14 @@ class Guard:
         """Hydra calls every event of every callback."""
 
     on_run_start = on_run_end = on_multirun_start = on_multirun_end = on_job_end = on_compose_config = _nothing
+
+
+def _lacks_platform(config: Any) -> str:
+    """A platform that is chosen in a file is known too late for verl, which picks one when it is imported."""
+    device = config.get("trainer", {}).get("device") if hasattr(config.get("adaptive"), "get") else None
+    if device == "cpu" and os.environ.get("VERL_PLATFORM", "").strip().lower() != "cpu":
+        return "trainer.device=cpu needs VERL_PLATFORM=cpu in the environment, or +adaptive/platform=cpu on the command line"
+    return ""
 
 
 def not_a_preset(value: object) -> str:

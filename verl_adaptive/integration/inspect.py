@@ -22,7 +22,7 @@ from verl_adaptive.engine import Engine, make_engine
 from verl_adaptive.engine.shape import StepShape, step_shape
 from verl_adaptive.errors import AdaptiveError, ConfigError
 from verl_adaptive.integration import guard
-from verl_adaptive.integration.composing import Command, compose, group_options
+from verl_adaptive.integration.composing import Command, compose, group_options, refuse_text_for_numbers
 from verl_adaptive.integration.facts import (
     MODES,
     adaptive_of,
@@ -33,6 +33,7 @@ from verl_adaptive.integration.facts import (
     journal_place,
     mode_of,
     model_kind,
+    queue_note,
     results_of,
     updates_of,
 )
@@ -50,6 +51,7 @@ __all__ = [
     "group_options",
     "make_plan",
     "ray_worker",
+    "refuse_text_for_numbers",
     "validate",
     "validate_as_verl",
 ]
@@ -259,6 +261,7 @@ class Plan:
         prompts: rows of the training set; None: not known here.
         uncounted: what verl will still do to them, so that prompts and steps may be fewer.
         total_rollouts: ``adaptive.total_rollouts``.
+        keeps_all: every group trains, so that none is drawn in the place of another.
         zero_rows: what becomes of rows of zero advantage.
         store: the journal's folder, or why there is none.
         store_path: that folder.
@@ -280,6 +283,7 @@ class Plan:
     prompts: int | None
     uncounted: str
     total_rollouts: int | None
+    keeps_all: bool
     zero_rows: str
     store: str
     store_path: str | None
@@ -333,7 +337,12 @@ def make_plan(
         notes.append(shape.note)
     engine = _first_step(shape, steps or 1000, max(shape.groups, min(prompts or _STAND_IN, _STAND_IN)))
     first = engine.begin(1)
-    said = (dropped_note(config, policy), image_note(config, model_kind(config)), distillation_note(config))
+    said = (
+        queue_note(config, adaptive),
+        dropped_note(config, policy),
+        image_note(config, model_kind(config)),
+        distillation_note(config),
+    )
     notes += [note for note in said if note]
     if adaptive.warm_start is not None:
         known = _warm_start(config, adaptive)
@@ -357,6 +366,7 @@ def make_plan(
         prompts=prompts,
         uncounted="" if prompts is None else _uncounted(config),
         total_rollouts=adaptive.total_rollouts,
+        keeps_all=policy.filter.keeps_all,
         zero_rows=zero_rows,
         store=place.folder or f"none ({place.why_none}); statistics live in the checkpoints",
         store_path=place.folder,

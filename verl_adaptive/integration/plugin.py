@@ -8,6 +8,7 @@ swallows a plugin's exceptions at DEBUG level, so what must be heard ends the pr
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 
 import wrapt
@@ -76,6 +77,10 @@ if _asks_for_adaptive(sys.argv):
         raise SystemExit(f"verl-adaptive: {error}; reinstall verl-adaptive in this environment") from error
 
 _refuse_misread(sys.argv)
+
+if guard.asks_for_cpu(sys.argv[1:]) and "verl_adaptive.cli" not in sys.modules:
+    # before verl loads the next plugin, verl_cpu's, in the order of their names; Ray's processes inherit it
+    os.environ.setdefault("VERL_PLATFORM", "cpu")
 
 wrapt.register_post_import_hook(_register_trainers, _DRIVER_MODULE)
 guard.watch()

@@ -32,10 +32,10 @@ from verl_adaptive.engine import AsyncEngine, make_engine
 from verl_adaptive.engine.shape import step_shape
 from verl_adaptive.integration.abort import Abort, CancellingClient
 from verl_adaptive.integration.advantage import Loan, lend, register_estimator
-from verl_adaptive.integration.checks import async_facts, check_run, why_not_skip_zero, zero_rows
+from verl_adaptive.integration.checks import async_facts, check_manager, check_run, why_not_skip_zero, zero_rows
 from verl_adaptive.integration.courier import Road
 from verl_adaptive.integration.curves import Rows, curves
-from verl_adaptive.integration.facts import adaptive_of, late_rewards, single_turn, slots_of
+from verl_adaptive.integration.facts import adaptive_of, late_rewards, queue_note, single_turn, slots_of
 from verl_adaptive.integration.layout import PAD, Layout, Pass, micro_size, plan
 from verl_adaptive.integration.prompts import Stream, identity_columns
 from verl_adaptive.integration.report import banner, step_metrics
@@ -77,6 +77,8 @@ class AdaptiveMixin(_Trainer):
         _show_our_log()
         self.adaptive = adaptive_of(config)
         policy = build_policy(self.adaptive)
+        if note := queue_note(config, self.adaptive):
+            logger.warning("%s", note)
         with open_dict(config):
             config.trainer.v1.trainer_mode = self.base_mode  # verl compares it with its own names in six places
             config.adaptive.allocator = self.adaptive.allocator  # for loggers, as it is in this run
@@ -86,7 +88,7 @@ class AdaptiveMixin(_Trainer):
                 register_estimator(type(policy.advantage))
                 config.algorithm.adv_estimator = policy.advantage.estimator
         self._abort = Abort(
-            lambda: self.agent_loop_manager.agent_loop_workers,
+            lambda: getattr(self.agent_loop_manager, "agent_loop_workers", ()),
             self._servers,
             lambda: self.checkpoint_manager,
             stall_seconds(self.adaptive, config.data.max_response_length),
@@ -189,7 +191,7 @@ class AdaptiveMixin(_Trainer):
             lambda: open_requests(self._named_servers()),
             stall=stall_seconds(self.adaptive, self.config.data.max_response_length),
             row_limit=storage.SimpleStorage.total_storage_size if storage.storage_backend == "SimpleStorage" else None,
-            hands=lambda: len(self.agent_loop_manager.agent_loop_workers) if sorted_out else 1,
+            hands=lambda: len(getattr(self.agent_loop_manager, "agent_loop_workers", " ")) if sorted_out else 1,
             single_turn=single_turn(self.config),
             late=late_rewards(self.config),
         )
@@ -322,6 +324,8 @@ class AdaptiveMixin(_Trainer):
 
     def fit(self, agent_loop_manager: Any) -> None:
         """verl's loop; after it the journal and the record are closed (verl 0.9.1 returns from its last step at once)."""
+        if self.base_mode == "sync":
+            check_manager(self.config, agent_loop_manager, self.engine.policy)
         try:
             super().fit(agent_loop_manager)
         finally:
