@@ -240,7 +240,7 @@ def test_it_says_what_verl_itself_refuses(examine) -> None:
     status, found = examine("+adaptive=solo", "actor_rollout_ref.actor.megatron.no_such_key=true")
     assert status == 1 and re.search(r"verl \d.* refuses the line without the preset, too$", found["compose"]["detail"])
     assert re.match(r"write it as verl \d.* has it", found["compose"]["fix"])
-    status, found = examine("+adaptive=solo", "adaptive.no_such_key=true")
+    status, found = examine("+adaptive=solo", "adaptive.qqq=true")
     assert status == 1 and "refuses the line" not in found["compose"]["detail"]
     assert found["compose"]["fix"].startswith("correct the override")
     status, found = examine("+adaptive=solo", "+actor_rollout_ref.actor.policy_loss.no_such_key=1")
