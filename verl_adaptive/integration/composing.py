@@ -261,11 +261,11 @@ def _near(command: Command) -> list[str]:
         except (HydraException, OmegaConfBaseException):  # something else is wrong: the caller's error says what
             return hints
         if OmegaConf.is_config(made.get("adaptive")):
-            known = {f"adaptive.{key}" for key in _paths(OmegaConf.to_container(made.adaptive))}
+            known = set(_paths(OmegaConf.to_container(made.adaptive)))
             for key in keys:
-                if key not in known:
-                    near = difflib.get_close_matches(key, known, n=1)
-                    hints += [f"{key}: did you mean {near[0]}?"] if near else []
+                if (path := key.removeprefix("adaptive.")) not in known:
+                    near = difflib.get_close_matches(path, known, n=1)
+                    hints += [f"{key}: did you mean adaptive.{near[0]}?"] if near else []
     return hints
 
 
