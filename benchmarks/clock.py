@@ -40,15 +40,14 @@ from verl_adaptive.simulate import (
 
 HERE = Path(__file__).resolve().parent
 
-#: Policies beside the shipped presets, which all run: options, and what rounds cost.
+#: Policies beside the shipped presets, which all run: options. Rows ``adaptive.rounds=true`` are of commit ff7a59c, the last to have rounds.
 VARIANTS = (
     "pilot_commit adaptive.allocator.form=on_policy",
     "greso adaptive/allocator=pilot_commit adaptive/filter=band",
     "greso adaptive/allocator=pilot_commit adaptive/filter=band adaptive.allocator.form=on_policy",
     " ".join(TIGHT),
-    *(f"{name} adaptive.rounds=true" for name in ("dapo", "greso", "pilot_commit", "aero", "full")),
 )
-#: What an asynchronous trainer has no use for, or refuses: plans of whole steps, rounds, pilots for a later generation.
+#: What an asynchronous trainer has no use for, or refuses: plans of whole steps, pilots for a later generation.
 #: Groups of one are left out for time: a window of them is some thousand groups.
 SYNC_ONLY = ("cero", "solo", "spo", *VARIANTS, *PEERS)
 

@@ -10,11 +10,12 @@ TIGHT = ["greso", "adaptive.sampler.target=0.05", "adaptive.sampler.p_easy=0.25"
 _ON_POLICY = "adaptive.allocator.form=on_policy"
 _PILOTS = ("adaptive/allocator=pilot_commit", "adaptive/filter=band", _ON_POLICY)
 
-#: The presets as shipped (Pilot-Commit in its other form: the shipped one is ``pilot_commit-pipelined``), and DAPO with the round size of GRESO's paper.
+#: The presets as shipped, and DAPO with the round size of GRESO's paper. Rows ``dapo-sized``, ``greso-gate``, ``greso+…`` and
+#: ``pilot_commit-sized`` were run in generation rounds, which commit ff7a59c was the last to have; run again they are in order.
 SHIPPED: dict[str, list[str]] = {
     "grpo": ["grpo"],
     "dapo": ["dapo"],
-    "dapo-sized": ["dapo", "adaptive.sampler.round.adaptive=true"],
+    "dapo-sized": ["dapo"],
     "greso": ["greso"],
     "aero": ["aero"],
     "cero": ["cero"],
@@ -30,21 +31,21 @@ FULL: dict[str, list[str]] = {
 INGREDIENTS: dict[str, list[str]] = {
     # one at a time
     "greso-tight": TIGHT,
-    "greso-gate": ["greso", "adaptive.sampler.round.adaptive=false"],
-    "greso+keep_all": ["grpo", "adaptive/sampler=greso", "adaptive.sampler.round.adaptive=false"],
+    "greso-gate": ["greso"],
+    "greso+keep_all": ["grpo", "adaptive/sampler=greso"],
     "aero-rescue": ["grpo", "adaptive/allocator=aero", "adaptive.refill=false"],
     "aero-reject": ["grpo", "adaptive/filter=aero", "adaptive.refill=false"],
     "aero-beta": ["grpo", "adaptive/advantage=beta"],
     "cero-select": ["cero", "adaptive.sampler.n_max=1"],
     "cero+informative": ["cero", "adaptive/filter=informative"],
     "pilots": ["dapo", *_PILOTS],
-    "pilot_commit-sized": ["pilot_commit", _ON_POLICY, "adaptive.allocator.sized_to_need=true"],
+    "pilot_commit-sized": ["pilot_commit", _ON_POLICY],
     "pilot_commit-pipelined": ["pilot_commit", "adaptive.allocator.form=pipelined"],
     # of several papers together
-    "greso+pilot_commit": ["greso", *_PILOTS, "adaptive.allocator.sized_to_need=true"],
+    "greso+pilot_commit": ["greso", *_PILOTS],
     "rescue+informative": ["dapo", "adaptive/allocator=aero"],
     "greso+rescue+informative": ["greso", "adaptive/allocator=aero"],
-    "greso+aero": ["aero", "adaptive/sampler=greso", "adaptive.sampler.round.adaptive=false"],
+    "greso+aero": ["aero", "adaptive/sampler=greso"],
     "mopps+keep_all": ["grpo", "adaptive/sampler=mopps"],
     "mopps+informative": ["dapo", "adaptive/sampler=mopps"],
     "mopps+aero": ["aero", "adaptive/sampler=mopps"],

@@ -29,7 +29,8 @@ HERE = Path(__file__).resolve().parent
 
 #: Pilot-Commit with commits within the step, which is its default in the asynchronous trainers.
 ON_POLICY = "pilot_commit adaptive.allocator.form=on_policy"
-#: Shipped presets, DAPO with the fair round size, `full` and what it is made of.
+#: Shipped presets, DAPO with the fair round size, `full` and what it is made of. The results are of commit ff7a59c, the last
+#: that simulated in generation rounds and knew ``round.adaptive`` and ``sized_to_need``.
 POLICIES = (
     "grpo",
     "dapo",

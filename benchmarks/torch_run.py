@@ -28,7 +28,7 @@ from benchmarks.tiny_learner import (
 )
 from benchmarks.torch_cells import BINS, ORACLE, PRESETS, REINFORCE, Cell, Settings
 from verl_adaptive.config import AdaptiveConfig, RunFacts
-from verl_adaptive.engine import Requests, RoundEngine, StepResult
+from verl_adaptive.engine import OrderedEngine, Requests, StepResult
 from verl_adaptive.engine.shape import step_shape
 from verl_adaptive.groups import Groups
 from verl_adaptive.integration.layout import PAD, plan
@@ -79,7 +79,7 @@ def composed(words: list[str]) -> AdaptiveConfig:
     return AdaptiveConfig.from_mapping(OmegaConf.to_container(made.adaptive, resolve=True))
 
 
-def make_engine(preset: str, settings: Settings, seed: int, sources: list[str], rates: Any) -> RoundEngine:
+def make_engine(preset: str, settings: Settings, seed: int, sources: list[str], rates: Any) -> OrderedEngine:
     """The engine of a run, over a table without visits."""
     config = composed([*PRESETS[preset], f"adaptive.seed={seed}", f"adaptive.total_rollouts={settings.budget}"])
     shape = step_shape(config, settings.batch, settings.n, settings.pool)
@@ -92,7 +92,7 @@ def make_engine(preset: str, settings: Settings, seed: int, sources: list[str], 
     table = StatsTable()
     row_of = table.rows_for(keys, sources=sources)
     facts = RunFacts.of(config, batch=shape.groups, n=shape.n, steps=settings.steps, prompts=settings.pool)
-    return RoundEngine(policy, table, shape.config, facts, row_of, Epochs(settings.pool, seed))
+    return OrderedEngine(policy, table, shape.config, facts, row_of, Epochs(settings.pool, seed))
 
 
 # -- a run --------------------------------------------------------------------------------------------------------
@@ -140,9 +140,10 @@ class Run:
         first = self._ends(start)
         while not self.engine.finished:
             cell.steps += 1
-            requests = self.engine.begin(cell.steps)
-            while requests is not None:
-                requests = self.engine.receive(timed("generate", self._generate, requests, cell.steps))
+            self.engine.begin(cell.steps)
+            while not self.engine.settled:  # in the order of submission: nothing is generated in vain
+                lot = self.engine.flight.select(slice(-(-self.engine.facts.batch // 16)))
+                self.engine.receive(timed("generate", self._generate, lot, cell.steps))
             result = self.engine.finish()
             self._groups += [(~result.groups.failed).sum(), (~result.groups.degenerate()).sum()]
             timed("update", self._update, result)

@@ -12,7 +12,7 @@ from verl_adaptive.config import AdaptiveConfig, RunFacts
 from verl_adaptive.engine import AsyncEngine, AsyncFacts, Engine, Requests, StepResult
 from verl_adaptive.engine import make_engine as make_engine_of
 from verl_adaptive.groups import Groups
-from verl_adaptive.policy import build_policy, settle
+from verl_adaptive.policy import build_policy
 from verl_adaptive.simulate.worlds import StaticWorld, Stream, number_keys
 from verl_adaptive.stats.table import StatsTable
 
@@ -63,7 +63,6 @@ def make_engine(
     table: StatsTable | None = None,
     keys: np.ndarray | None = None,
     skip_zero: bool = True,
-    rounds: bool = True,
     **adaptive: Any,
 ) -> tuple[Engine, World]:
     """An engine over a fresh table, and its world.
@@ -76,12 +75,11 @@ def make_engine(
         table: use this one (as after a resume) instead of an empty one.
         keys: prompts' keys, equal ones for duplicates; default: all different.
         skip_zero: as :class:`Engine`.
-        rounds: work in rounds; False: in ticket order.
         adaptive: further keys of the ``adaptive`` group.
     """
     parts = {"sampler": sampler, "allocator": allocator, "filter": filter, "advantage": advantage}
     options = {role: {"name": part} if isinstance(part, str) else dict(part) for role, part in parts.items()}
-    config = replace(AdaptiveConfig.from_mapping({"seed": seed, "rounds": rounds, **adaptive}), **options)
+    config = replace(AdaptiveConfig.from_mapping({"seed": seed, **adaptive}), **options)
     config.validate("adaptive")
     if world is None:
         world = World((np.arange(M) + 0.5) / M if p is None else p, seed)
@@ -97,11 +95,10 @@ def make_engine(
 def make_stream_engine(*parts: Any, stream: AsyncFacts | None = None, **options: Any) -> tuple[AsyncEngine, World]:
     """As :func:`make_engine`, for an asynchronous trainer."""
     engine, world = make_engine(*parts, **options)
-    config = settle(engine.config, holds=False)
     made = AsyncEngine(
-        build_policy(config),
+        build_policy(engine.config),
         engine.table,
-        config,
+        engine.config,
         engine.facts,
         engine.row_of,
         engine.source,

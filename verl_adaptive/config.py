@@ -301,16 +301,12 @@ class AdaptiveConfig:
             ``rollouts``: data.train_batch_size × rollout.n rollouts, in groups of adaptive.allocator.n, so that smaller
             groups are more groups (of more prompts), and the number of updates stays.
         refill: draw further prompts within a step until the batch is full.
-        rounds: work in generation rounds, each of which waits for its slowest rollout, as the papers' own loops do; false:
-            groups are reviewed when they are back and commit in the order of submission. ``sync`` trainer only.
-        longest_first: without ``rounds``: hand a step's prompts out in the order of their answers' expected length, so that
-            no long one is begun last (not with Pilot-Commit, whose commits want the short pilots first); decides nothing.
-        max_rounds: with ``rounds``, generation rounds in one step, top-up rounds included; otherwise batches of prompts
-            drawn in one step, and requests of one group.
+        longest_first: hand a step's prompts out in the order of their answers' expected length, so that no long one is begun
+            last (not with Pilot-Commit, whose commits want the short pilots first); decides nothing. ``sync`` trainer only.
+        max_rounds: most batches of prompts drawn in one step, and most requests of one group.
         max_rollouts_per_step: hard cap on rollouts generated in one step; null: none.
         total_rollouts: training ends after the step in which this many were generated; null: verl's own end.
         on_exhausted: what happens when data or budget end before the batch is full.
-        surplus: groups beyond the batch: ``discard`` them, or ``train`` on them too.
         skip_zero_advantage: leave rows whose advantage is exactly zero out of training (same gradient, fewer tokens);
             null: wherever the losses allow it; true: beside a KL or entropy loss too, whose terms these rows then lose.
         stale_discount: weight of a group's evidence for each weight update between its generation and its review, in
@@ -343,13 +339,11 @@ class AdaptiveConfig:
     id_key: str | None = None
     batch_unit: typing.Literal["groups", "rollouts"] = "groups"
     refill: bool = True
-    rounds: bool = False
     longest_first: bool = True
     max_rounds: int = 32
     max_rollouts_per_step: int | None = field(default=None, metadata=PER_STEP)
     total_rollouts: int | None = None
     on_exhausted: typing.Literal["train_partial", "relax", "raise"] = "train_partial"
-    surplus: typing.Literal["discard", "train"] = "discard"
     skip_zero_advantage: bool | None = None
     stale_discount: float = 0.9
     record: bool | str = False
@@ -388,13 +382,6 @@ class AdaptiveConfig:
         _check_written(self, path, "signal", "id_key", "record", "warm_start")
         check(math.isfinite(self.tolerance), f"{path}.tolerance", self.tolerance, "must be finite")
         check(self.tolerance >= 0, f"{path}.tolerance", self.tolerance, "must be 0 or greater")
-        check(
-            self.surplus == "discard" or self.rounds,
-            f"{path}.surplus",
-            self.surplus,
-            f"groups beyond the batch are there only with {path}.rounds=true: without rounds the step ends when the batch "
-            "is full",
-        )
         check(
             1 <= self.max_rounds <= _MOST_ROUNDS,
             f"{path}.max_rounds",

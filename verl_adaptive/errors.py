@@ -1,7 +1,4 @@
-"""Errors a user can act on: each names the key or the file, the value, and what to do instead.
-
-Presets of earlier versions are here too: whoever still names one is told what to write, wherever presets are named.
-"""
+"""Errors a user can act on: each names the key or the file, the value, and what to do instead."""
 
 from __future__ import annotations
 
@@ -9,7 +6,6 @@ import difflib
 from collections.abc import Iterable
 
 __all__ = [
-    "REMOVED",
     "AdaptiveError",
     "ConfigError",
     "Exhausted",
@@ -18,8 +14,6 @@ __all__ = [
     "UsageError",
     "lacks_extra",
     "nearest",
-    "removed",
-    "removed_in",
 ]
 
 
@@ -91,30 +85,3 @@ def nearest(name: str, known: Iterable[str], otherwise: str | None = None) -> st
     if near:
         return f"did you mean {near[0]}?"
     return f"there are {', '.join(known)}" if otherwise is None else otherwise
-
-
-#: Preset → what became of it. Runs that it began go on under the same parts: a checkpoint does not know its name.
-REMOVED = {
-    "full": "was removed in 0.2.0, because solo does better by measurement: write +adaptive=solo, or the same parts, "
-    "+adaptive=dapo adaptive/sampler=mopps_by_source adaptive/allocator=aero (docs/combinations.md)",
-}
-
-
-def removed(name: str) -> str:
-    """What became of a preset of this name; empty if there was none."""
-    return f"preset {name} {REMOVED[name]}" if name in REMOVED else ""
-
-
-def removed_in(words: Iterable[str]) -> str:
-    """The same of the first preset of a training command line that was removed.
-
-    Folders of the user's own may have a preset of that name, and go before ours: nothing is said then.
-    """
-    found = ""
-    for word in words:
-        if word.startswith(("--config-dir", "-cd", "--config-path", "-cp", "hydra.searchpath")):
-            return ""
-        key, _, value = word.lstrip("+").partition("=")
-        if key == "adaptive" and not found:
-            found = removed(value.strip("'\""))
-    return found

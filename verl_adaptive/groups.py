@@ -8,7 +8,7 @@ trajectories (one reward a session, however many outputs the session had), kept 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 
 import numpy as np
 
@@ -16,10 +16,6 @@ __all__ = ["PER_ROLLOUT", "Groups"]
 
 #: The arrays with one entry a rollout; all others but ``offsets`` have one a group.
 PER_ROLLOUT = frozenset({"reward", "signal", "success", "tokens", "stage", "shorter"})
-
-
-def _none_given() -> np.ndarray:
-    return np.zeros(0, dtype=np.int64)
 
 
 @dataclass
@@ -40,9 +36,9 @@ class Groups:
         stage: int16 ``(R,)``, 0 for the first rollouts, ``k`` for those of the k-th top-up.
         lost: int32 ``(G,)``, rollouts that were asked for and are not here: their session failed, or what came back has no
             finite reward or signal.
-        spoilt: int64 ``(G,)``, of the lost ones, those that came back: generated, and paid for. Default: none.
+        spoilt: int64 ``(G,)``, of the lost ones, those that came back: generated, and paid for.
         spoilt_tokens: int64 ``(G,)``, their response tokens.
-        shorter: int64 ``(R,)``, of a rollout's tokens, those outside its longest output. Default: it has one output.
+        shorter: int64 ``(R,)``, of a rollout's tokens, those outside its longest output.
     """
 
     ticket: np.ndarray
@@ -57,18 +53,9 @@ class Groups:
     tokens: np.ndarray
     stage: np.ndarray
     lost: np.ndarray
-    # Records and snapshots of 0.1.0 have none of these.
-    spoilt: np.ndarray = field(default_factory=_none_given)
-    spoilt_tokens: np.ndarray = field(default_factory=_none_given)
-    shorter: np.ndarray = field(default_factory=_none_given)
-
-    def __post_init__(self) -> None:
-        for name, size in (("spoilt", len(self.row)), ("spoilt_tokens", len(self.row)), ("shorter", len(self.tokens))):
-            given = len(getattr(self, name))
-            if given and given != size:
-                raise ValueError(f"{name} has {given} entries, not {size}")
-            if given != size:
-                setattr(self, name, np.zeros(size, dtype=np.int64))
+    spoilt: np.ndarray
+    spoilt_tokens: np.ndarray
+    shorter: np.ndarray
 
     # -- making ---------------------------------------------------------------------------------------------
 

@@ -1,31 +1,61 @@
-"""A policy: one sampler, one allocator, one filter, one advantage, built from the configuration."""
+"""A policy: one sampler, one allocator, one filter, one advantage; the registry of parts, and how they are made and asked."""
 
 from __future__ import annotations
 
 import difflib
 import functools
+import hashlib
 import importlib
 import inspect
-from collections.abc import Mapping
-from dataclasses import MISSING, asdict, fields, is_dataclass, replace
+import json
+import sys
+import traceback
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
 from importlib.metadata import EntryPoint, entry_points
+from numbers import Real
 from typing import Any, cast
 
-from verl_adaptive.config import AdaptiveConfig
+import numpy as np
+
+from verl_adaptive.allocators.pooled import PooledAllocator
+from verl_adaptive.config import AdaptiveConfig, RunFacts
 from verl_adaptive.errors import AdaptiveError, ConfigError, nearest
-from verl_adaptive.roles import OUTCOMES, Advantage, Allocator, Filter, Policy, Role, Sampler, ask
+from verl_adaptive.groups import Groups
+from verl_adaptive.progress import Progress
+from verl_adaptive.roles import Advantage, Allocator, Filter, Role, Sampler
+from verl_adaptive.stats.state import split_state
+from verl_adaptive.stats.table import StatsTable
 
 __all__ = [
     "KINDS",
+    "OUTCOMES",
     "PARTS",
+    "Policy",
+    "ask",
     "available",
     "build_policy",
     "find_part",
+    "make_part",
     "options_of",
-    "settle",
     "shared_options",
     "stored_options",
+    "who",
 ]
+
+#: What becomes of groups and rollouts, in the engine's words; a filter's reasons are others.
+OUTCOMES = (
+    "trained",
+    "surplus",
+    "failed",
+    "lost",
+    "zero_advantage",
+    "aborted",
+    "expired",
+    "stale",
+    "gone",
+    "incomplete",
+)
 
 #: The base class of each role's parts.
 KINDS: dict[str, type[Role]] = {"sampler": Sampler, "allocator": Allocator, "filter": Filter, "advantage": Advantage}
@@ -166,7 +196,7 @@ def _never_asked(part: type[Role]) -> str:
             return f"has {other}, which only a sampler with kind = {kinds[other]!r} is asked; its kind is {part.kind!r}"
         if asked == "pick" and not own(asked):
             return "has kind = 'pool' and no pick, which chooses from the pool"
-    if issubclass(part, Allocator) and part.can_hold is True and not own("recall"):
+    if issubclass(part, PooledAllocator) and part.can_hold is True and part.recall is PooledAllocator.recall:
         return "has can_hold = True and no recall, so that a group that it holds would be held for ever"
     if issubclass(part, Filter):
         names = part.reasons
@@ -186,14 +216,14 @@ def _never_asked(part: type[Role]) -> str:
 def options_of(part: type[Role]) -> dict[str, Any]:
     """The options of a part that have defaults, as plain values."""
     out = {}
-    for field in fields(part.Config):
-        if field.default is not MISSING:
-            value: Any = field.default
-        elif field.default_factory is not MISSING:
-            value = field.default_factory()
+    for option in fields(part.Config):
+        if option.default is not MISSING:
+            value: Any = option.default
+        elif option.default_factory is not MISSING:
+            value = option.default_factory()
         else:
             continue
-        out[field.name] = asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
+        out[option.name] = asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
     return out
 
 
@@ -223,7 +253,7 @@ def _own_options(role: str, name: str, part: type[Role], options: Mapping[str, A
         ConfigError: it cannot be told which of the two an option is meant for.
     """
     own, kept = options_of(part), dict(options)
-    known = {field.name for field in fields(part.Config)}
+    known = {option.name for option in fields(part.Config)}
     for other in available(role):
         theirs = stored_options(role, other)
         del theirs["name"]
@@ -252,58 +282,17 @@ def _own_options(role: str, name: str, part: type[Role], options: Mapping[str, A
     return kept
 
 
-def settle(config: AdaptiveConfig, *, holds: bool = True) -> AdaptiveConfig:
-    """The configuration with every option that is left to the run as it is in this run.
-
-    Done once, before anything is made of the configuration, so that fingerprints, snapshots, records and messages all have
-    the same word. What is settled stays.
-
-    Args:
-        config: the ``adaptive`` group.
-        holds: groups may be held for a later step, as in the ``sync`` trainer.
+def make_part(role: str, chosen: Mapping[str, Any]) -> Role:
+    """The part that ``adaptive.<role>`` names, with its options.
 
     Raises:
-        ConfigError: no such part.
+        ConfigError: no such part, an option is wrong, or the class cannot be made.
     """
-    options = dict(config.allocator)
-    allocator = cast(type[Allocator], find_part("allocator", options.pop("name")))
-    sampler = cast(type[Sampler], find_part("sampler", config.sampler["name"]))
-    found = allocator.settled(options, holds=holds and not sampler.plans_steps)
-    return replace(config, allocator={**config.allocator, **found}) if found else config
-
-
-def build_policy(config: AdaptiveConfig) -> Policy:
-    """The policy that the configuration names; what is not settled (:func:`settle`) is as in the ``sync`` trainer.
-
-    Raises:
-        ConfigError: unknown part or option, or parts that make no sense together.
-    """
-    config = settle(config)
-    parts = {}
-    for role in PARTS:
-        options = dict(getattr(config, role))
-        name = options.pop("name")
-        part = find_part(role, name)
-        parts[role] = _made(role, name, part, _own_options(role, name, part, options) if ":" in name else options)
-    policy = Policy(
-        sampler=cast(Sampler, parts["sampler"]),
-        allocator=cast(Allocator, parts["allocator"]),
-        filter=cast(Filter, parts["filter"]),
-        advantage=cast(Advantage, parts["advantage"]),
-    )
-    for part_made in policy:
-        ask(part_made, "check_policy", policy, config)
-    return policy
-
-
-def _made(role: str, name: str, part: type[Role], options: Mapping[str, Any]) -> Role:
-    """A part with these options.
-
-    Raises:
-        ConfigError: an option is wrong, or the class cannot be made.
-    """
+    options = dict(chosen)
+    name = options.pop("name")
+    part = find_part(role, name)
     try:
-        return part(options)
+        return part(_own_options(role, name, part, options) if ":" in name else options)
     except AdaptiveError:
         raise
     except Exception as error:
@@ -311,4 +300,123 @@ def _made(role: str, name: str, part: type[Role], options: Mapping[str, Any]) ->
             f"adaptive.{role}.name",
             name,
             f"making a {part.__name__} of its options fails: {type(error).__name__}: {error}",
+        ) from error
+
+
+def build_policy(config: AdaptiveConfig) -> Policy:
+    """The policy that the configuration names.
+
+    Raises:
+        ConfigError: unknown part or option, or parts that make no sense together.
+    """
+    made = {role: make_part(role, getattr(config, role)) for role in PARTS}
+    policy = Policy(
+        sampler=cast(Sampler, made["sampler"]),
+        allocator=cast(Allocator, made["allocator"]),
+        filter=cast(Filter, made["filter"]),
+        advantage=cast(Advantage, made["advantage"]),
+    )
+    for part in policy:
+        ask(part, "check_policy", policy, config)
+    return policy
+
+
+@dataclass
+class Policy:
+    """The four roles as one object; what the trainers and the simulator drive (through the engine)."""
+
+    sampler: Sampler
+    allocator: Allocator
+    filter: Filter
+    advantage: Advantage
+    _ended: bool = field(default=False, init=False, repr=False)
+
+    def __iter__(self) -> Iterator[Role]:
+        return iter((self.sampler, self.allocator, self.filter, self.advantage))
+
+    def bind(self, table: StatsTable, facts: RunFacts) -> None:
+        """Join a run; see :meth:`Role.bind`."""
+        for part in self:
+            ask(part, "bind", table, facts)
+
+    def observe(self, groups: Groups, progress: Progress) -> None:
+        """Show closed groups to every role."""
+        for part in self:
+            ask(part, "observe", groups, progress)
+
+    def end_step(self, progress: Progress) -> None:
+        """Tell every role that the step is complete."""
+        for part in self:
+            ask(part, "end_step", progress)
+        if not self._ended:  # else what no checkpoint can hold shows at the first one, hours later
+            self.state_dict()
+            self.metrics()
+        self._ended = True
+
+    def metrics(self) -> dict[str, float]:
+        """All roles' metrics, ``adaptive/<role>/<name>``.
+
+        Raises:
+            AdaptiveError: a value is no number, which loggers would choke on or pass over.
+        """
+        out: dict[str, Any] = {}
+        for part in self:
+            for key, value in ask(part, "metrics").items():
+                if not isinstance(value, Real | np.bool_):
+                    kind = type(value).__name__
+                    raise AdaptiveError(f"{who(part)}.metrics gives {key!r} as a {kind}: a metric is one number")
+                out[f"adaptive/{part.role}/{key}"] = value
+        return out
+
+    def state_dict(self) -> dict[str, Any]:
+        """Every role's state.
+
+        Raises:
+            AdaptiveError: a checkpoint cannot hold it.
+        """
+        out = {}
+        for part in self:
+            state = ask(part, "state_dict")
+            try:
+                split_state(state)
+            except TypeError as error:
+                raise AdaptiveError(
+                    f"{who(part)}.state_dict: {error}; numbers, text, lists, dicts with text as keys, and numpy arrays can"
+                ) from error
+            out[part.role] = {"name": part.name, "state": state}
+        return out
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        for part in self:
+            saved = state.get(part.role, {})
+            if saved.get("name") == part.name:  # another part's state means nothing here: start afresh
+                ask(part, "load_state_dict", saved["state"])
+
+    def digest(self) -> str:
+        """Short hash of the parts and their options, to notice a resume under another policy."""
+        text = json.dumps({p.role: [p.name, asdict(p.config)] for p in self}, sort_keys=True, default=str)
+        return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def who(part: Role) -> str:
+    """A part, for messages: its role, name and class."""
+    return f"{part.role} {part.name} ({type(part).__module__}.{type(part).__qualname__})"
+
+
+def ask(part: Role, method: str, *about: Any) -> Any:
+    """What a part answers.
+
+    Raises:
+        AdaptiveError: it fails; says which part, and where.
+    """
+    try:
+        return getattr(part, method)(*about)
+    except (AdaptiveError, AssertionError):  # an assertion is a test's, and speaks for itself
+        raise
+    except Exception as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        own = getattr(sys.modules.get(type(part).__module__), "__file__", None)
+        at = next((frame for frame in reversed(frames) if frame.filename == own), frames[-1])
+        raise AdaptiveError(
+            f"{who(part)}.{method} fails: {type(error).__name__}: {error} ({at.filename}, line {at.lineno})"
         ) from error

@@ -20,42 +20,29 @@ class Progress:
     Attributes:
         step: training step, from 1.
         batch: groups wanted, B.
-        kept: groups the filter has kept so far.
-        round: rounds reviewed so far; 0 before the first generation.
-        epoch: full passes of the prompt stream over the data set, as a float (0.5: half of the first pass).
         draw: random numbers of this step.
+        kept: groups that may train so far.
+        open: groups under way.
+        round: how often prompts were drawn or results looked at; tells the draws of a step apart.
+        epoch: full passes of the prompt stream over the data set, as a float (0.5: half of the first pass).
         planned: rollouts asked for so far.
         cap: hard cap on rollouts this step, or None.
-        last_finished: groups closed in the latest round.
-        last_degenerate: of these, groups of zero variance.
-        open: groups waiting for a top-up's result.
-        window: asynchronous trainers only: groups to be kept in flight or ready now, in place of ``batch``; the engine
-            then counts ready groups in ``kept`` and every group in flight in ``open``.
-        ordered: groups are reviewed one by one and commit in ticket order: nothing of the step has been learned when a
-            role is asked, and ``kept``, ``open`` and ``planned`` stay as they were when the step began until it ends.
-        fertile: with ``ordered`` and a batch that is refilled: share of the groups that were kept in the last steps, failed
-            ones left out; None before the first.
+        window: groups to be kept under way or ready now, where that is another number than ``batch``.
+        fertile: of a batch that is refilled, the share of the groups that were kept in the last steps, failed ones left out;
+            None where it is not known.
     """
 
     step: int
     batch: int
     draw: Draw
     kept: int = 0
+    open: int = 0
     round: int = 0
     epoch: float = 0.0
     planned: int = 0
     cap: int | None = None
-    last_finished: int = 0
-    last_degenerate: int = 0
-    open: int = 0
     window: int | None = None
-    ordered: bool = False
     fertile: float | None = None
-
-    @property
-    def streaming(self) -> bool:
-        """Whether reviews see whatever has come back (an asynchronous trainer) instead of a whole round."""
-        return self.window is not None
 
     @property
     def need(self) -> int:
@@ -65,8 +52,8 @@ class Progress:
     def wanted(self, over_ask: float = OVER_ASK) -> int:
         """Prompts to ask for, so that the batch gets the groups that are missing.
 
-        As many as are missing; where groups commit in order, as many as the recent yield calls for, and of those that may
-        be lost a few beyond: a yield of nearly 1 asks for nearly as many as are missing.
+        As many as the recent yield calls for, and of those that may be lost a few beyond: a yield of nearly 1 asks for nearly
+        as many as are missing.
         """
         missing = max(0, self.need - self.open)
         if self.fertile is None:

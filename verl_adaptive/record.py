@@ -11,7 +11,7 @@ Events: ``begin`` (a step), ``pull`` (positions that the data gave), ``asked`` (
 dropped). :func:`replay` runs the policy on the recorded results and compares every digest: a decision that depended on
 anything else, a clock or who finished first, shows as a difference. ``sum`` in ``asked``, ``take`` and ``end`` is a hash of the
 header, the start and every line before it, so that a record which was changed is not vouched for. It finds changes, not forgery:
-whoever writes the whole file anew can write sums that fit. Records of version 1 (0.1.0) have none.
+whoever writes the whole file anew can write sums that fit.
 
     adaptive.record=true        # on the command line of a run
     verl-adaptive replay checkpoints/project/experiment/record
@@ -26,7 +26,7 @@ import logging
 import os
 import shutil
 from collections.abc import Iterator
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -37,7 +37,7 @@ from verl_adaptive.engine import AsyncEngine, AsyncFacts, Engine, PromptSource, 
 from verl_adaptive.engine.ledger import Ledger
 from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.groups import PER_ROLLOUT, Groups
-from verl_adaptive.policy import build_policy, settle
+from verl_adaptive.policy import build_policy
 from verl_adaptive.stats import read_snapshot, write_snapshot
 from verl_adaptive.stats.snapshot import MANIFEST
 
@@ -46,7 +46,6 @@ __all__ = ["RecordError", "ReplayReport", "Tape", "attempts", "replay", "results
 VERSION = 2
 #: No room: a matter of the disk, which may pass, and not of ``adaptive.record``.
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-_READABLE = (1, VERSION)
 _LOG = logging.getLogger(__name__)
 HEADER, EVENTS, START = "header.json", "events.jsonl", "start"
 
@@ -78,10 +77,9 @@ class Tape:
         self._step: int | None = None
         self._file: BinaryIO | None = None
         policy, stream = engine.policy, engine.mode if isinstance(engine, AsyncEngine) else None
-        config = settle(engine.config, holds=stream is None)  # a replay must not depend on what a default means then
         header = {
             "version": VERSION,
-            "adaptive": asdict(config),
+            "adaptive": asdict(engine.config),
             "facts": asdict(engine.facts),
             "skip_zero": engine.skip_zero,
             "kind": engine.kind,
@@ -259,8 +257,7 @@ def results_of(event: dict[str, Any]) -> Groups:
     """
     types = {f.name: getattr(Groups.empty(), f.name).dtype for f in fields(Groups)}
     data = event["back"]
-    needed = {f.name for f in fields(Groups) if f.default_factory is MISSING}  # the others are younger than 0.1.0
-    if not needed <= set(data) <= set(types):
+    if set(data) != set(types):
         raise ValueError(f"a result has the fields {sorted(types)}, not {sorted(data)}")
     groups = Groups(**{name: np.asarray(values, dtype=types[name]) for name, values in data.items()})
     whole = len(groups.offsets) == len(groups) + 1 and (np.diff(groups.offsets) >= 0).all()
@@ -270,13 +267,13 @@ def results_of(event: dict[str, Any]) -> Groups:
     return groups
 
 
-def _events(path: Path, version: int) -> Iterator[tuple[int, dict[str, Any]]]:
+def _events(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Events with their line numbers; a torn last line, as a kill leaves it, ends the record.
 
     Raises:
         RecordError: a line cannot be read, or a sum says that one was changed.
     """
-    sums = None if version == 1 else _seed(path.parent)
+    sums = _seed(path.parent)
     with open(path, "rb") as file:
         for number, line in enumerate(file, 1):
             try:
@@ -287,13 +284,12 @@ def _events(path: Path, version: int) -> Iterator[tuple[int, dict[str, Any]]]:
                 raise RecordError(f"{path}, line {number}: {error}") from error
             if not isinstance(event, dict):
                 raise RecordError(f"{path}, line {number}: not an event")
-            if sums is not None:
-                if event.keys() & {"asked", "take", "end"} and event.get("sum") != sums.hexdigest():
-                    raise RecordError(
-                        f"{path}, line {number}: the record was changed after the run wrote it: {HEADER}, {START} and the "
-                        "lines above do not add up to the sum here"
-                    )
-                sums.update(line)
+            if event.keys() & {"asked", "take", "end"} and event.get("sum") != sums.hexdigest():
+                raise RecordError(
+                    f"{path}, line {number}: the record was changed after the run wrote it: {HEADER}, {START} and the lines "
+                    "above do not add up to the sum here"
+                )
+            sums.update(line)
             yield number, event
 
 
@@ -362,8 +358,8 @@ def _header(folder: Path) -> dict[str, Any]:
     path = folder / HEADER
     try:
         header = json.loads(path.read_text())
-        if header["version"] not in _READABLE:
-            raise ValueError(f"version {header['version']}, this verl-adaptive reads versions 1 and {VERSION}")
+        if header["version"] != VERSION:
+            raise ValueError(f"version {header['version']}, this verl-adaptive reads version {VERSION}")
         return header
     except (OSError, *_STRANGE) as error:
         raise RecordError(f"{path} cannot be read: {error!r}") from error
@@ -377,10 +373,7 @@ def load_engine(folder: Path, source: PromptSource) -> Engine:
     """
     path, header = folder / HEADER, _header(folder)
     try:
-        # 0.1.0 knew no other engine than rounds in the sync trainer, and no such option.
-        adaptive = {"rounds": header.get("kind", "rounds") == "rounds", **header["adaptive"]}
-        # What an attempt has not settled is of before there was anything to settle: groups were held only where that was said.
-        config = settle(AdaptiveConfig.from_mapping(adaptive), holds=False)
+        config = AdaptiveConfig.from_mapping(header["adaptive"])
         facts = RunFacts(**header["facts"])
         mode = None if header["stream"] is None else AsyncFacts(**header["stream"])
         skip_zero, group_relative = bool(header["skip_zero"]), header["group_relative"]
@@ -412,7 +405,7 @@ def replay(folder: str | os.PathLike[str]) -> ReplayReport:
     path = folder / EVENTS
     if not path.is_file():
         raise RecordError(f"{path} does not exist; a record is written by a run with adaptive.record=true")
-    events = _events(path, _header(folder)["version"])
+    events = _events(path)
     size = int(np.asarray(read_snapshot(folder / START)[1]["row_of"]).size)
     engine = load_engine(folder, _Script(events, size))
     report = ReplayReport(folder.name)

@@ -42,7 +42,6 @@ def uniform(draw: Draw, purpose: str, query: Query, salt: int) -> float:
 
 def explore_and_rescue(
     queries: list[Query],
-    draw: Draw,
     *,
     N: int,
     n_explore: int,
@@ -56,20 +55,16 @@ def explore_and_rescue(
     for q in queries:
         q.roll(n_explore)
     pool = len(queries) * (N - n_explore) if pooled else math.inf
-    rescue = [q for q in queries if q.c / q.n <= u_res]
-    turn = 1
-    while rescue and pool >= n_extra:
-        for q in sorted(rescue, key=lambda q: uniform(draw, "aero.rescue", q, turn)):
+    for q in queries:  # in the order of submission: each has its whole rescue before the next
+        if q.c / q.n > u_res:
+            continue
+        while q.topups < rounds and (q.topups == 0 or q.c == 0):
             extra = min(n_extra, limit - q.n)
-            if q.topups >= rounds or extra <= 0:
-                continue
-            if pool < n_extra:
-                continue
+            if extra <= 0 or extra > pool:
+                break
             q.roll(extra)
             q.topups += 1
             pool -= extra
-        turn += 1
-        rescue = [q for q in rescue if q.topups == turn - 1 and q.c == 0]
 
 
 def retained(q: Query, draw: Draw, *, tau: float, k: float, keep_degenerate: int, thin_correct: bool) -> set[int]:

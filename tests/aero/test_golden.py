@@ -74,7 +74,7 @@ def test_counts_retained_sets_and_advantages(block: int) -> None:
                 )
                 for t, r, i in zip(groups.ticket, groups.row, groups.index, strict=True)
             ]
-            reference.explore_and_rescue(queries, draw, N=N, n_explore=n_explore, pooled=pooled, limit=limit, **rescue)
+            reference.explore_and_rescue(queries, N=N, n_explore=n_explore, pooled=pooled, limit=limit, **rescue)
             assert groups.n.tolist() == [q.n for q in queries]
             assert groups.reward.tolist() == [r for q in queries for r in q.rewards]
             rescued += sum(q.topups > 0 and q.c > 0 for q in queries)
@@ -108,13 +108,13 @@ def test_the_metrics_of_a_step() -> None:
     groups = run_step(engine, world, 1).groups
     metrics = engine.policy.metrics()
     assert metrics["adaptive/allocator/rescue_rollouts_total"] == groups.rollouts - 80
-    assert metrics["adaptive/allocator/rescue_topups_total"] == (groups.n - 4).sum() / 2
+    assert metrics["adaptive/allocator/rescue_topups_total"] == (groups.n - 4).sum() / 4
     assert metrics["adaptive/allocator/rescued_total"] == ((groups.n > 4) & (groups.successes > 0)).sum() > 0
 
 
 def test_a_query_with_a_correct_rollout_before_its_top_up_is_not_rescued() -> None:
     engine, world = make_engine(
-        allocator={"name": "aero", "u_res": 0.3}, advantage="beta", batch=40, n=8, rounds=False, p=np.full(400, 0.2)
+        allocator={"name": "aero", "u_res": 0.3}, advantage="beta", batch=40, n=8, p=np.full(400, 0.2)
     )
     groups = run_step(engine, world, 1).groups
     correct, extra = groups.success >= 0.5, groups.stage > 0

@@ -214,11 +214,6 @@ def test_programs_that_would_not_read_the_preset(words, says, call) -> None:
     [
         (("+adaptive=gres",), "adaptive=gres: did you mean greso?"),
         (("+adaptive=zzz",), "adaptive=zzz: there are aero, cero, dapo"),
-        (
-            ("+adaptive=full",),
-            "preset full was removed in 0.2.0, because solo does better by measurement: write +adaptive=solo",
-        ),
-        (("+adaptive=full", "adaptive.refil=true"), "adaptive/sampler=mopps_by_source adaptive/allocator=aero"),
         (("+adaptive=greso", "adaptive/sampler=ceros"), "adaptive/sampler=ceros: did you mean cero?"),
         (("+adaptive=greso", "adaptive/samplr=cero"), "did you mean adaptive/sampler=?"),
         (("+adaptive=greso", "adaptive.sampler.p_eazy=0.3"), "did you mean adaptive.sampler.p_easy?"),

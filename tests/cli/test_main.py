@@ -125,7 +125,6 @@ def test_the_command_imports_nothing_heavy() -> None:
         (["compare"], 2, "RUN"),
         (["--nonsense"], 2, "--nonsense"),
         (["parts", "gresso"], 1, "did you mean greso?"),
-        (["parts", "full"], 1, "preset full was removed in 0.2.0"),
     ],
 )
 def test_a_failure_is_one_line(words, status, says, call) -> None:

@@ -33,7 +33,7 @@ def test_every_option_is_described(call) -> None:
             assert {key.split(".")[0] for key in options} == {f.name for f in fields(find_part(role, name).Config)}
     greso = found["sampler"]["greso"]["options"]
     assert greso["p_easy"]["default"] == 0.5 and "exploration" in greso["p_easy"]["about"]
-    assert greso["round.adaptive"]["default"] is True and "yield" in greso["round.adaptive"]["about"]
+    assert greso["round.prompts"]["default"] is None and "yield" in greso["round.prompts"]["about"]
 
 
 def test_a_name_shows_its_options(call) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import tarfile
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -130,18 +128,6 @@ def test_a_sum_that_is_missing_is_a_change(call, tmp_path):
     assert call("replay", str(folder))[0] == 1
 
 
-def test_a_record_of_the_first_version_is_replayed(call, tmp_path):
-    """0.1.0 wrote no sums."""
-    folder = record(tmp_path / "record")
-    header = json.loads((folder / "header.json").read_text())
-    (folder / "header.json").write_text(json.dumps({**header, "version": 1}))
-    path = folder / "events.jsonl"
-    events = [json.loads(line) for line in path.read_text().splitlines()]
-    path.write_text("".join(json.dumps({k: v for k, v in e.items() if k != "sum"}) + "\n" for e in events))
-    status, out, _ = call("replay", str(folder))
-    assert status == 0 and "4 steps" in out and "every decision identical" in out
-
-
 @pytest.mark.parametrize("content", [b"", b'{"begin":1}\n', b'{"begin":1}\n{"pull":[0'])
 def test_an_empty_record_shows_nothing(call, tmp_path, content):
     record(tmp_path / "record")
@@ -257,24 +243,3 @@ def test_flipped_bytes_are_found_or_refused(sound, seed, tmp_path_factory):
             assert "events.jsonl" in str(error)
     finally:
         path.write_bytes(whole)
-
-
-FIRST_VERSION = Path(__file__).parents[1] / "stats" / "fixtures" / "records_v1.tar.xz"
-PRESETS_OF_0_1_0 = ("aero", "cero", "dapo", "full", "greso", "grpo", "pilot_commit")
-MODES_OF_0_1_0 = ("sync", "sync-failures", "colocate", "separate")
-
-
-@pytest.fixture(scope="module")
-def first_version(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("records")
-    with tarfile.open(FIRST_VERSION) as archive:
-        archive.extractall(folder, filter="data")
-    return folder
-
-
-@pytest.mark.parametrize("mode", MODES_OF_0_1_0)
-@pytest.mark.parametrize("preset", PRESETS_OF_0_1_0)
-def test_what_0_1_0_decided_is_decided_again(first_version, preset, mode):
-    """Written by 0.1.0 itself (``make_records.py``): every preset, in every trainer mode, with failures and without."""
-    report = replay(first_version / preset / mode / "attempt-0")
-    assert report.identical and report.steps == 8, str(report)

@@ -16,7 +16,6 @@ from verl_adaptive.integration.selftest.suite import Item, Report
     [
         (["--presets", "gresso"], 2, "--presets gresso: must be among greso, grpo"),
         (["--quick", "--presets", "solo"], 2, "--quick is one preset"),
-        (["--presets", "full"], 2, "preset full was removed in 0.2.0"),
         (["--keep", "."], 1, ". exists; name another folder"),
         (["--timeout", "0"], 2, "0 must be 1 or greater"),
     ],

@@ -29,13 +29,11 @@ from verl_adaptive.errors import AdaptiveError  # noqa: E402
 from verl_adaptive.integration.resume import IRRELEVANT, LOGGED, settings_of  # noqa: E402
 from verl_adaptive.integration.run_store import RunStore  # noqa: E402
 from verl_adaptive.integration.watch import Watch  # noqa: E402
-from verl_adaptive.policy import build_policy  # noqa: E402
 from verl_adaptive.stats import (  # noqa: E402
     Journal,
     SnapshotError,
     read_manifest,
     read_snapshot,
-    write_snapshot,
 )
 
 PILOT = {"allocator": {"name": "pilot_commit", "n_pilot": 2, "form": "pipelined"}, "filter": "band"}
@@ -163,15 +161,12 @@ OTHERS = {
     "adaptive.stale_discount": {"stale_discount": 0.5},
     "adaptive.refill": {"refill": False},
     "adaptive.batch_unit": {"batch_unit": "rollouts"},
-    "adaptive.rounds": {"rounds": True},
     "adaptive.min_sessions": {"min_sessions": 0.25},
-    "adaptive.surplus": {"surplus": "train"},
     "adaptive.max_rounds": {"max_rounds": 3},
     "adaptive.max_rollouts_per_step": {"max_rollouts_per_step": 1000},
     "adaptive.total_rollouts": {"total_rollouts": 10**6},
     "adaptive.on_exhausted": {"on_exhausted": "raise"},
     "adaptive.skip_zero_advantage": {"skip_zero_advantage": False},
-    "adaptive.sampler.round.safety": {"sampler": {"name": "epoch", "round": {"safety": 1.25}}},
     "data.train_batch_size": {},
     "actor_rollout_ref.rollout.n": {},
 }
@@ -227,53 +222,6 @@ def test_every_setting_is_compared_or_named(tmp_path):
     assert set(run_store._settings()) >= LOGGED
 
 
-def test_a_default_that_has_moved_is_another_setting_than_the_old_one():
-    old = {
-        "sampler": {"name": "greso", "round": {"safety": 1.25}},
-        "allocator": {"name": "aero", "n_extra": 2, "rounds": 8},
-    }
-    new = {"sampler": {"name": "greso"}, "allocator": {"name": "aero"}}
-    made = [
-        AdaptiveConfig.from_mapping({**parts, "rounds": rounds}) for parts in (old, new) for rounds in (False, True)
-    ]
-    assert len({build_policy(config).digest() for config in made}) == 1  # runs of 0.1.0 go on under it
-    settings = [settings_of(config, batch=8, n=8) for config in made]
-    keys = {"adaptive.sampler.round.safety", "adaptive.allocator.n_extra", "adaptive.allocator.rounds"}
-    assert {key for key in settings[0] if settings[0][key] != settings[2][key]} == keys
-    assert settings[1] == settings[3]  # in rounds the new default means the old one
-
-
-@pytest.mark.parametrize(
-    ("before", "now", "mode", "as_it_was"),
-    [
-        # the default was on_policy, and auto is pipelined
-        ("on_policy", "pipelined", "sync", "adaptive.allocator.form=on_policy"),
-        # one run's auto in two trainer modes
-        ("pipelined", "on_policy", "colocate_async", "trainer.v1.trainer_mode=sync"),
-        ("on_policy", "pipelined", "adaptive_sync", "adaptive.allocator.form=on_policy"),
-    ],
-)
-def test_another_form_of_pilot_commit_is_named(tmp_path, before, now, mode, as_it_was, caplog):
-    def made(form, **more):
-        allocator = {"name": "pilot_commit", "n_pilot": 2, "form": form}
-        return run_store_of(tmp_path, adaptive=AdaptiveConfig(allocator=allocator), allocator=allocator, **more)
-
-    run_store, engine = made(before)
-    assert len(engine.held) == 0 or before == "pipelined"
-    state = {"engine": engine.state_dict(), "session": {}}
-    meta = {"step": 2, "policy": "p", "policy_digest": engine.policy.digest(), "dataset": "f"}
-    write_snapshot(tmp_path / "c" / "adaptive", engine.table, state, meta=meta)
-    run_store, engine = made(now, mode=mode)
-    key = "adaptive.allocator.form"
-    said = rf"{key}={before}, and this one has {key}={now}\. To go on as it was: {as_it_was}\. .*allow=\[policy\]"
-    with pytest.raises(SnapshotError, match=said):
-        run_store.load(str(tmp_path / "c"), 2, engine.policy)
-    if before == "on_policy":  # what the checkpoint holds back is not in this test's queue
-        run_store.adaptive.resume = ResumeConfig(allow=["policy"])
-        assert run_store.load(str(tmp_path / "c"), 2, engine.policy) is not None
-        assert "accepted because of adaptive.resume.allow=[policy]" in caplog.text
-
-
 def test_all_differences_are_named_at_once_and_equal_ones_are_none(tmp_path):
     run_store, engine = run_store_of(tmp_path, adaptive=AdaptiveConfig(seed=0))
     run_store.save(str(tmp_path / "c"), 2, engine, NoGroups())
@@ -283,17 +231,6 @@ def test_all_differences_are_named_at_once_and_equal_ones_are_none(tmp_path):
         SnapshotError, match=r"seed was 0, is 1; .*signal was 'reward', is 'acc'; .*batch_size was 4, is 8"
     ):
         run_store.load(str(tmp_path / "c"), 2, engine.policy)
-
-
-def test_a_snapshot_of_the_first_version_has_no_settings(tmp_path):
-    run_store, engine = run_store_of(tmp_path, adaptive=AdaptiveConfig(seed=5))
-    state = {"engine": engine.state_dict(), "session": {}}
-    meta = {"step": 2, "policy": "p", "policy_digest": engine.policy.digest(), "dataset": "f"}
-    write_snapshot(tmp_path / "c" / "adaptive", engine.table, state, meta=meta)
-    assert run_store.load(str(tmp_path / "c"), 2, engine.policy) is not None
-
-
-# -- the queue ------------------------------------------------------------------------------------------------------------
 
 
 def put(*keys: str) -> None:

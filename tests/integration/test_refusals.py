@@ -49,22 +49,6 @@ def run_checks(*overrides: str) -> None:
     check_run(config, adaptive, build_policy(adaptive))
 
 
-@pytest.mark.parametrize(("mode", "form"), [("sync", "pipelined"), ("colocate_async", "on_policy")])
-def test_a_trainer_settles_what_is_left_to_its_mode_before_anything_else(mode, form):
-    """And writes it into the configuration, which loggers keep."""
-
-    class Verl:
-        def __init__(self, config):
-            self.config = config
-
-    class Trainer(AdaptiveMixin, Verl):
-        base_mode = mode
-
-    trainer = Trainer(composed("+adaptive=pilot_commit", f"trainer.v1.trainer_mode=adaptive_{mode}"))
-    assert trainer.adaptive.allocator["form"] == trainer.config.adaptive.allocator.form == form
-    assert trainer.config.adaptive.allocator.name == "pilot_commit"
-
-
 def test_a_mini_step_that_has_nothing_left_is_no_error():
     class Verl:
         def _step_once(self, *_):
@@ -489,27 +473,13 @@ def test_cero_passes_where_nothing_is_generated_ahead():
     run_checks("+adaptive=cero", *SEPARATE, "trainer.v1.separate_async.num_warmup_batches=0")
 
 
-@pytest.mark.parametrize(("key", "value"), [("choose", "max_variance"), ("hold_surplus", "true")])
-def test_what_compares_a_rounds_groups_needs_rounds(key, value):
-    words = ["+adaptive=pilot_commit", f"adaptive.allocator.{key}={value}"]
-    with pytest.raises(ConfigError, match=rf"adaptive\.allocator\.{key}='{value}': .*adaptive\.rounds=true"):
-        run_checks(*words)
-    run_checks(*words, "adaptive.rounds=true")
-
-
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
         (["+adaptive=cero"], r"colocate_async\.num_warmup_batches=1: .*num_warmup_batches=0"),
         (
             ["+adaptive=pilot_commit", "adaptive.allocator.form=pipelined"],
-            r"form='pipelined': .*take auto, .*form=on_policy",
-        ),
-        (["+adaptive=pilot_commit", "adaptive.allocator.hold_surplus=true"], r"hold_surplus=True: .*; take false"),
-        (["+adaptive=dapo", "adaptive.surplus=train"], r"adaptive\.surplus='train': .*adaptive\.rounds=true"),
-        (
-            ["+adaptive=dapo", "adaptive.rounds=true"],
-            r"adaptive\.rounds=True: .*generates all the time; leave it at false",
+            r"form='pipelined': .*take on_policy",
         ),
         (
             ["+adaptive=dapo", "+trainer.v1.colocate_async.parameter_sync_step=3"],
@@ -539,7 +509,6 @@ def test_without_the_search_path_a_preset_is_a_loud_error(monkeypatch):
     [
         ("+adaptive=gres", "Could not find 'adaptive/gres'"),
         ("adaptive.sampler.p_eazy=0.3", "p_eazy"),
-        ("+adaptive=full", "verl-adaptive: preset full was removed in 0.2.0"),
     ],
 )
 def test_typos_end_the_real_command(override, message):

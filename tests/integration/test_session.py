@@ -628,19 +628,6 @@ def test_rollouts_that_never_come_are_an_error_not_a_hang(queue):
     tq.kv_clear(keys=list(left()), partition_id="train")
 
 
-def test_small_rounds_that_fail_by_bad_luck_do_not_end_the_run(queue):
-    class Unlucky(Workers):
-        def _prompt(self, uid, n, number, place):
-            self.fail = float(self.calls in (2, 3) or (self.calls == 1 and place == 0))
-            super()._prompt(uid, n, number, place)
-
-    session = session_of(Unlucky(), rounds=True)  # three places filled, then one group a round, which fails twice
-    session.start()
-    batch = session.complete()
-    assert batch.result.trained.sum() == BATCH and batch.result.groups.failed.sum() == 3
-    clear(batch)
-
-
 def test_when_everything_fails_the_run_ends_with_the_reason(queue):
     session = session_of(Workers(fail=1.0))
     session.courier.road = replace(session.courier.road, busy=lambda: "reward model 0: dead (ActorDiedError)")

@@ -346,7 +346,7 @@ def test_thinned_rows_leave_training_and_are_accounted() -> None:
 def test_leaving_rows_out_changes_no_other_rows_advantage(scale, kept) -> None:
     """Of a group some rollouts may be small, and not others: their rewards stay in the others' baseline."""
     options = {"name": "memory", "thin": 0.0 if scale == "whiten" else 0.8, "scale": scale}
-    engine, world = make_engine("epoch", "fixed", kept, options, n=4, batch=8, rounds=False)
+    engine, world = make_engine("epoch", "fixed", kept, options, n=4, batch=8)
     left_out = 0
     for step in range(1, 10):
         result = run_step(engine, world, step)
@@ -420,11 +420,10 @@ def decisions(engine, world, first, last):
     return out
 
 
-@pytest.mark.parametrize("rounds", [True, False], ids=["rounds", "ordered"])
 @pytest.mark.parametrize("n", [1, 2])
-def test_resume_through_a_snapshot_is_bit_exact(n, rounds, tmp_path) -> None:
+def test_resume_through_a_snapshot_is_bit_exact(n, tmp_path) -> None:
     advantage = {"name": "memory", "thin": 0.7}
-    options = {"sampler": "spread", "advantage": advantage, "n": n, "batch": 12, "rounds": rounds}
+    options = {"sampler": "spread", "advantage": advantage, "n": n, "batch": 12}
     options["p"] = np.linspace(0, 1, 50) ** 0.7
 
     def fresh(table=None):
@@ -450,11 +449,8 @@ def test_resume_through_a_snapshot_is_bit_exact(n, rounds, tmp_path) -> None:
 # -- asynchronous trainers ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("rounds", [True, False], ids=["rounds", "ordered"])
-def test_before_is_the_beginning_of_the_step(rounds) -> None:
-    engine, world = make_engine(
-        "spread", advantage={"name": "memory", "scale": "none"}, n=1, batch=8, M=60, rounds=rounds
-    )
+def test_before_is_the_beginning_of_the_step() -> None:
+    engine, world = make_engine("spread", advantage={"name": "memory", "scale": "none"}, n=1, batch=8, M=60)
     world.failure = 0.3  # failed groups are replaced in the same step
     for step in range(1, 40):
         value = engine.policy.advantage.memory.value(np.arange(60))

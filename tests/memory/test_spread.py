@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.memory.reference import SlowMemory
-from tests.test_ordered import Arrivals
+from tests.test_engine import Arrivals
 from tests.world import World, keys_of, make_engine, run_step
 from verl_adaptive.config import RunFacts
 from verl_adaptive.errors import ConfigError
@@ -266,7 +266,7 @@ def test_metrics() -> None:
 
 
 def test_metrics_do_not_depend_on_who_is_back_first() -> None:
-    options = {"filter": "informative", "n": 2, "batch": 6, "M": 60, "rounds": False}
+    options = {"filter": "informative", "n": 2, "batch": 6, "M": 60}
     runs = [Arrivals(*make_engine("spread", **options), seed=order) for order in (None, 1, 2)]
     for step in range(1, 6):
         for run in runs:

@@ -13,11 +13,6 @@ class TestOnPolicy(AllocatorConformance):
         return PilotCommit({"form": "on_policy"})
 
 
-class TestHoldSurplus(AllocatorConformance):
-    def make(self) -> PilotCommit:
-        return PilotCommit({"hold_surplus": True, "sized_to_need": True, "n_pilot": 4})
-
-
 class TestPipelined(AllocatorConformance):
     def make(self) -> PilotCommit:
         return PilotCommit({"form": "pipelined", "choose": "max_variance"})

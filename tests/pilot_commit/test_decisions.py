@@ -8,7 +8,7 @@ from math import ceil, floor
 import numpy as np
 import pytest
 
-from tests.pilot_commit.reference import Pilot, Reference
+from tests.pilot_commit.reference import Pilot, recall
 from tests.world import keys_of, make_engine
 from verl_adaptive.allocators.pilot_commit import PilotCommit, band_side
 from verl_adaptive.config import RunFacts
@@ -87,8 +87,8 @@ def test_a_quarter_of_the_group_pilots(n, n_pilot) -> None:
         ({"upper": 1.0}, 64, "upper"),
         ({"max_age": -1}, 64, "max_age"),
         ({"factor": 0.0}, 64, "factor"),
-        ({"safety": 0.5}, 64, "safety"),
         ({"choose": "newest"}, 64, "choose"),
+        ({"choose": "first"}, 64, "choose"),
     ],
 )
 def test_settings_that_cannot_work(options, n, key) -> None:
@@ -104,94 +104,64 @@ def test_band_needs_an_allocator_that_commits() -> None:
 # -- golden decisions ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("form", ["on_policy", "hold_surplus", "pipelined"])
-def test_decisions_equal_the_reference_on_random_histories(form) -> None:
-    """1,000 random histories a form: margins, sizes, choices, buffers and failures differ in each."""
-    rng = np.random.default_rng(sum(form.encode()))
+def test_decisions_equal_the_reference_on_random_histories() -> None:
+    """1,000 random histories: margins, sizes, choices and buffers differ in each."""
+    rng = np.random.default_rng(1)
     keys = keys_of(100)
-    commits = expired = surplus = 0
+    commits = expired = inside = 0
     for history in range(1000):
         batch, n_pilot = int(rng.integers(1, 9)), int(rng.choice([4, 5, 8, 16]))
         n = n_pilot + int(rng.integers(1, 20))
         percent = rng.integers(1, 40, size=2)
         choose = ("random", "max_variance", "first")[history % 3]
-        max_age = int(rng.integers(0, 5))
-        factor = int(rng.integers(1, 4))
-        part = bound(
-            {
-                "n_pilot": n_pilot,
-                "lower": percent[0] / 100,
-                "upper": percent[1] / 100,
-                "choose": choose,
-                "max_age": max_age,
-                "factor": float(factor),
-                "form": "pipelined" if form == "pipelined" else "on_policy",
-                "hold_surplus": form == "hold_surplus",
-            },
-            batch=batch,
-            n=n,
-        )
-        slow = Reference(
-            batch, n, n_pilot, factor, *(Fraction(int(x), 100) for x in percent), choose,
-            "pipelined" if form == "pipelined" else "on_policy", max_age, form == "hold_surplus",
-        )  # fmt: skip
+        max_age, factor = int(rng.integers(0, 5)), int(rng.integers(1, 4))
+        margins = {"lower": percent[0] / 100, "upper": percent[1] / 100}
+        options = {
+            "n_pilot": n_pilot,
+            "choose": choose,
+            "max_age": max_age,
+            "factor": float(factor),
+            "form": "pipelined",
+        }
+        part = bound({**options, **margins}, batch=batch, n=n)
+        lower, upper = (Fraction(int(x), 100) for x in percent)
         # Groups that wait, of ages 0 to max_age + 2, in ticket order.
-        step, round_ = int(rng.integers(6, 50)), int(rng.integers(0, 4))
-        waiting = int(rng.integers(0, 20))
+        step, waiting, rows = int(rng.integers(6, 50)), int(rng.integers(1, 20)), rng.permutation(100)
         since = np.sort(rng.integers(step - max_age - 2, step + 1, size=waiting))
-        rows = rng.permutation(100)
         results = [[float(x) for x in rng.random(n_pilot) < rng.random()] for _ in range(40)]
-        if form != "on_policy":
-            held = Groups.from_lists(rows[:waiting], results[:waiting])
-            slow.buffer = [
-                Pilot(i, (int(keys["hi"][rows[i]]), int(keys["lo"][rows[i]])), [int(x) for x in results[i]], int(s))
-                for i, s in enumerate(since)
-            ]
-            kept, committing = sorted(rng.integers(0, batch + 1, size=2).tolist())
-            committing -= kept
-            if form == "pipelined":
-                committing = 0
-            progress = at(step, batch, round=round_, kept=kept, open=committing)
-            recalled, given_up, new = slow.start_round(step, round_, kept, committing)
-            if waiting:
-                answer = part.recall(held, since, progress)
-                assert held.ticket[answer > 0].tolist() == recalled
-                assert held.ticket[answer == CLOSE].tolist() == given_up
-                assert (answer[answer > 0] == n - n_pilot).all()
-                assert len(recalled) <= batch - kept - committing
-                commits, expired = commits + len(recalled), expired + len(given_up)
-            asked = batch - kept - committing  # what an epoch sampler asks for
-            assert part.prompts(asked, progress) == (new if asked else 0)
+        held = Groups.from_lists(rows[:waiting], results[:waiting])
+        buffer = [
+            Pilot(i, (int(keys["hi"][rows[i]]), int(keys["lo"][rows[i]])), [int(x) for x in results[i]], int(s))
+            for i, s in enumerate(since)
+        ]
+        recalled, given_up = recall(buffer, step, batch, choose, max_age)
+        progress = at(step, batch)
+        answer = part.recall(held, since, progress)
+        assert held.ticket[answer > 0].tolist() == recalled
+        assert held.ticket[answer == CLOSE].tolist() == given_up
+        assert (answer[answer > 0] == n - n_pilot).all()
+        assert part.prompts(batch, progress) == factor * batch
+        commits, expired = commits + len(recalled), expired + len(given_up)
         # New pilots, and groups whose commit came back.
-        done = int(rng.integers(0, batch + 1))
-        kept = int(rng.integers(0, batch - done + 1))
-        first = int(rng.integers(0, 20))
+        done, first = int(rng.integers(0, batch + 1)), int(rng.integers(0, 20))
         rewards = [[1.0] * n_pilot + [0.0] * (n - n_pilot)] * done + results[20 : 20 + first]
         stage = [[0] * n_pilot + [1] * (n - n_pilot)] * done + [[0] * n_pilot] * first
-        here = rows[20 : 20 + done + first]
-        groups = Groups.from_lists(here, rewards, stage=stage, ticket=np.arange(100, 100 + done + first))
-        slow.buffer = []
+        groups = Groups.from_lists(rows[: done + first], rewards, stage=stage)
         fresh = [
-            Pilot(100 + i, (int(keys["hi"][here[i]]), int(keys["lo"][here[i]])), [int(x) for x in rewards[i]], step)
+            Pilot(i, (0, 0), [int(x) for x in rewards[i]], step).in_band(lower, upper)
             for i in range(done, done + first)
         ]
-        chosen = slow.end_round(step, round_, fresh, kept + done)
-        answer = part.review(groups, at(step, batch, round=round_, kept=kept))
-        assert groups.ticket[answer > 0].tolist() == chosen
-        assert (answer[answer > 0] == n - n_pilot).all()
-        assert groups.ticket[answer == HOLD].tolist() == [p.ticket for p in slow.buffer]
-        commits += len(chosen)
-        surplus += int(sum(p.in_band(slow.lower, slow.upper) for p in fresh)) - len(chosen)
-    assert commits > 500 and surplus > 500  # the histories reach what they test
-    assert form == "on_policy" or expired > 500
+        assert part.review(groups, progress).tolist() == [0] * done + [(n - n_pilot) * inside for inside in fresh]
+        inside += sum(fresh)
+    assert commits > 500 and expired > 500 and inside > 500  # the histories reach what they test
 
 
 def test_random_choice_is_uniform_and_has_no_favourites() -> None:
-    part = bound({"n_pilot": 4}, batch=5)
+    part = bound({"n_pilot": 4, "form": "pipelined"}, batch=5)
     counts = np.zeros(20)
-    groups = pilots_with([2] * 20, 4)
-    for step in range(2000):
-        counts[part.review(groups, at(step, 5)) > 0] += 1
+    groups, since = pilots_with([2] * 20, 4), np.full(20, 1)
+    for step in range(1, 2001):
+        counts[part.recall(groups, since - 1 + step, at(step, 5)) > 0] += 1
     assert counts.sum() == 10000
     assert np.abs(counts - 500).max() < 5 * np.sqrt(500 * 0.75)
 
@@ -207,11 +177,11 @@ def test_max_variance_takes_the_nearest_to_half_then_the_newest() -> None:
     assert np.flatnonzero(answer > 0).tolist() == [4]
 
 
-def test_commits_never_ask_for_more_than_the_step_has_room_for() -> None:
-    part = bound({"n_pilot": 4, "choose": "max_variance"}, n=16)
-    groups = pilots_with([1, 3, 2, 2, 1], 4)
-    assert part.review(groups, at(cap=100, planned=100 - 30)).tolist() == [0, 0, 12, 12, 0]
-    assert part.review(groups, at(cap=100, planned=95)).tolist() == [0] * 5
+def test_commits_of_held_groups_take_no_more_than_the_step_has_room_for() -> None:
+    part = bound({"n_pilot": 4, "form": "pipelined", "choose": "max_variance"}, n=16)
+    groups, since = pilots_with([1, 3, 2, 2, 1], 4), np.zeros(5, dtype=np.int64)
+    assert part.recall(groups, since, at(cap=100, planned=100 - 30)).tolist() == [-1, -1, 12, 12, -1]
+    assert part.recall(groups, since, at(cap=100, planned=95)).tolist() == [HOLD] * 5
 
 
 def test_lost_pilots_leave_the_group_size_as_it_is() -> None:
@@ -239,63 +209,50 @@ def test_every_drop_has_its_reason() -> None:
     assert verdict.keep.tolist() == [False, True] and strict.reasons[verdict.reason[0]] == "no_variance"
 
 
-# -- sized to need ------------------------------------------------------------------------------------------
+# -- how many are piloted -----------------------------------------------------------------------------------
 
 
-def test_sized_to_need_follows_the_recent_share() -> None:
-    part = bound({"n_pilot": 4, "sized_to_need": True}, batch=10, n=16)
+def seen(part: PilotCommit, successes: list[int], step: int = 1) -> None:
+    """A step's pilots were observed."""
+    part.observe(pilots_with(successes, 4), at(step, 10))
+
+
+def test_pilots_follow_the_recent_share_unless_it_is_said() -> None:
+    part = bound({"n_pilot": 4}, batch=10, n=16)
     assert part.prompts(10, at(batch=10)) == 30  # nothing known: as published
-    part.review(pilots_with([2] * 15 + [0] * 5, 4), at(batch=10))  # 3 in 4 in the band
-    assert part.prompts(10, at(2, batch=10)) == 17  # 1.25 · 10 / 0.75
-    assert part.prompts(4, at(2, batch=10, kept=6)) == 7
-    assert part.prompts(1, at(2, batch=10, kept=6, open=3)) == 2
+    seen(part, [2] * 15 + [0] * 5)  # 3 in 4 in the band
+    assert part.prompts(10, at(2, batch=10)) == 15  # 1.1 · 10 / 0.75
+    assert part.prompts(4, at(2, batch=10, kept=6)) == 6
     assert part.prompts(0, at(2, batch=10, kept=6, open=4)) == 0
     for _ in range(20):
         part.end_step(at(batch=10))
-    part.review(pilots_with([2] * 10 + [0] * 10, 4), at(batch=10))  # the past is forgotten: 1 in 2
-    assert part.prompts(10, at(2, batch=10)) == 25
-    part.review(pilots_with([2] * 1 + [0] * 19, 4), at(batch=10))
-    assert part.prompts(10, at(2, batch=10)) == 30  # never above the published size
-
-
-def test_where_groups_commit_in_order_pilots_follow_the_recent_share_unless_it_is_said() -> None:
-    """More are sent as soon as they are needed there, so that it changes no batch."""
-
-    def prompts(successes: list[int], ordered: bool, **options) -> int:
-        part = bound({"n_pilot": 4, **options}, batch=10, n=16)
-        assert part.prompts(10, at(batch=10, ordered=ordered)) == round(10 * options.get("factor", 3.0))
-        part.review(pilots_with(successes, 4), at(batch=10))
-        return part.prompts(10, at(2, batch=10, ordered=ordered))
-
-    many, few = [2] * 15 + [0] * 5, [2] * 5 + [0] * 15
-    assert prompts(many, True) == 15 and prompts(few, True) == 44  # 1.1 · 10 / 0.75, 1.1 · 10 / 0.25
-    assert prompts(many, False) == prompts(few, False) == 30
-    assert prompts(many, True, sized_to_need=True) == 17 and prompts(few, True, sized_to_need=True) == 30
-    assert prompts(many, True, sized_to_need=False) == prompts(few, True, sized_to_need=False) == 30
-    assert prompts(many, True, factor=2.0) == prompts(few, True, factor=2.0) == 20
+    seen(part, [2] * 5 + [0] * 15)  # the past is forgotten: 1 in 4
+    assert part.prompts(10, at(2, batch=10)) == 44
+    fixed = bound({"n_pilot": 4, "factor": 2.0}, batch=10, n=16)
+    seen(fixed, [2] * 5 + [0] * 15)
+    assert fixed.prompts(10, at(2, batch=10)) == 20
 
 
 def test_pipelined_pilots_are_for_this_step_and_the_next() -> None:
-    part = bound({"n_pilot": 4, "sized_to_need": True, "form": "pipelined", "choose": "first"}, batch=10, n=16)
-    part.review(pilots_with([2] * 15 + [0] * 5, 4), at(batch=10))
+    part = bound({"n_pilot": 4, "form": "pipelined", "choose": "first"}, batch=10, n=16)
+    seen(part, [2] * 15 + [0] * 5)
     held = pilots_with([2] * 13, 4)
     progress = at(2, batch=10)
     assert (part.recall(held, np.ones(13, dtype=np.int64), progress) > 0).sum() == 10
-    assert part.prompts(10, progress) == 12  # 3 still wait, 7 more for the next step: 1.25 · 7 / 0.75
-    progress = at(3, batch=10)  # nothing waits, nothing is recalled: 20 groups in all
-    assert part.prompts(10, progress) == 30
-    progress = at(3, batch=10, kept=9, round=2)
-    assert part.prompts(1, progress) == 19
+    assert part.prompts(10, progress) == 11  # 3 still wait, 7 more for the next step: 1.1 · 7 / 0.75
+    assert part.prompts(10, at(3, batch=10)) == 30  # nothing waits, nothing is recalled: 20 groups in all
 
 
 def test_a_cap_leaves_room_for_the_commits() -> None:
     part = bound({"n_pilot": 16}, batch=128)
-    new = part.prompts(128, at(batch=128, cap=128 * 64))
+    new = part.affordable(384, at(batch=128, cap=128 * 64))
     assert new == 8192 // (16 + 16)  # at one in three, 256 pilots lead to 85 commits
     assert new * 16 + new / 3 * 48 <= 8192
-    assert part.prompts(128, at(batch=128, cap=12288)) == 384
-    assert part.prompts(128, at(batch=128, cap=20)) == 0
-    assert part.prompts(2, at(batch=128, kept=126, cap=2000)) == (2000 - 2 * 48) // 16  # few places: all may commit
+    assert part.affordable(384, at(batch=128, cap=12288)) == 384
+    assert part.affordable(384, at(batch=128, cap=20)) == 0
+    assert (
+        part.affordable(384, at(batch=128, kept=126, cap=2000)) == (2000 - 2 * 48) // 16
+    )  # few places: all may commit
 
 
 # -- speed --------------------------------------------------------------------------------------------------

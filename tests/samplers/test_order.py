@@ -170,7 +170,7 @@ def test_a_groups_failure_is_a_try():
     assert part.table.col("last_step")[[2, 5, 0]].tolist() == [3, -1, -1]
 
 
-@pytest.mark.parametrize("mode", ["ordered", "rounds", "async"])
+@pytest.mark.parametrize("mode", ["sync", "async"])
 @pytest.mark.parametrize("name", ["greso", "retire"])
 def test_a_gate_counts_each_place_of_the_stream_once(name, mode):
     """In order it is asked about more prompts than a step uses, and about the rest again in the next."""
@@ -179,7 +179,7 @@ def test_a_gate_counts_each_place_of_the_stream_once(name, mode):
     if mode == "async":
         engine, world = make_stream_engine(*parts, stream=AsyncFacts(warmup=8), **more)
     else:
-        engine, world = make_engine(*parts, rounds=mode == "rounds", **more)
+        engine, world = make_engine(*parts, **more)
     arrivals, seen = Arrivals(world, 1), 0
     for step in range(1, 120):
         before = engine.feed.position

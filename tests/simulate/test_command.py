@@ -63,7 +63,6 @@ def test_a_recorded_run_is_simulated(call, tmp_path) -> None:  # noqa: F811
     ("words", "status", "message"),
     [
         (("--preset", "gres"), 1, "no such preset; did you mean greso?"),
-        (("--preset", "full"), 1, "write +adaptive=solo, or the same parts"),
         (
             ("--preset", "greso adaptive.sampler.p_easy=2"),
             1,

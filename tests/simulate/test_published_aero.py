@@ -41,6 +41,7 @@ def simulate(name: str, n: int, n_explore: int, budget: str, rounds: int = 100) 
         f"adaptive.allocator.n_explore={n_explore}",
         f"adaptive.allocator.budget={budget}",
         f"adaptive.allocator.rounds={rounds}",
+        "adaptive.allocator.n_extra=2",
         "adaptive.max_rounds=200",
     ]
     simulation = make_simulation("aero", StaticWorld(p), batch=len(p), n=n, steps=1, overrides=tuple(words))

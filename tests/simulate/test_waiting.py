@@ -48,7 +48,7 @@ def test_small_groups_find_their_prompts_whatever_n_is(n) -> None:
 def test_a_large_step_is_made_smaller_with_its_machine() -> None:
     """Four times the batch on four times the slots costs what the small one costs."""
     small, large = (
-        waiting("dapo adaptive.sampler.round.adaptive=true", batch=64 * k, n=8, clock=replace(CLOCK, machine=m))
+        waiting("dapo", batch=64 * k, n=8, clock=replace(CLOCK, machine=m))
         for k, m in ((1, Machine(8, 16)), (16, Machine(128, 16)))
     )
     assert large.rollouts == pytest.approx(small.rollouts, rel=0.15)

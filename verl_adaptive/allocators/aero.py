@@ -20,40 +20,39 @@ Where we deviate, and why:
 * A pooled query may take at most ``max_per_prompt`` rollouts (4 N), and a query at most ``rounds`` top-ups: otherwise
   a few hopeless queries would eat the pool, one after the other.
 * One top-up of N/2 instead of a chain of twos: each top-up waits for the one before, and those queries have the longest
-  answers. The chain, ``n_extra=2 rounds=8``, is the default with ``adaptive.rounds`` (benchmarks/RESULTS.md has the time
-  of both).
-* The pool is settled in the order of submission, which is random as the data set is shuffled; with ``adaptive.rounds``,
-  in an order drawn anew each round: a pool that runs out must not always fail the same rows.
+  answers. The chain is ``n_extra=2 rounds=8``.
+* The pool is shared out in the order of submission, which is random as the data set is shuffled, not in an order drawn anew
+  each time.
 * The reimplementation throws away what follows the first success within a top-up; that wastes rollouts and biases the
   success rate upward, so we keep it.
 * With ``adaptive.refill`` further prompts join the step, each bringing its own N to the pool.
 * In an asynchronous trainer there is no step's batch to share a budget: the pool is a running account, into which each
-  prompt pays N − n_explore when it is sent, and which at a step's end keeps at most that of the groups ahead
-  (``num_warmup_batches``): what the step itself has not used is gone, as in the ``sync`` trainer.
+  prompt pays N − n_explore when it is sent, and which at a step's end keeps at most what the groups under way have paid:
+  what the step itself has not used is gone, as in the ``sync`` trainer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 
+from verl_adaptive.allocators.pooled import PooledAllocator
 from verl_adaptive.config import AdaptiveConfig, RunFacts, check
 from verl_adaptive.errors import ConfigError
 from verl_adaptive.groups import Groups
 from verl_adaptive.progress import Progress
-from verl_adaptive.roles import CLOSE, Allocator
+from verl_adaptive.roles import CLOSE
 from verl_adaptive.stats.table import StatsTable
 
 if TYPE_CHECKING:
-    from verl_adaptive.roles import Policy
+    from verl_adaptive.policy import Policy
 
 __all__ = ["AeroRescue"]
 
 
-class AeroRescue(Allocator):
+class AeroRescue(PooledAllocator):
     """Explores with few rollouts, then tops up the queries without a correct one.
 
     A rollout is correct when its success is at least 1/2; with a binary signal that is the signal itself.
@@ -69,40 +68,31 @@ class AeroRescue(Allocator):
         Attributes:
             n: N, rollouts a query that the budget counts; null: ``actor_rollout_ref.rollout.n``.
             n_explore: rollouts of the exploration; null: N / 2 (published: 8 of N = 16).
-            n_extra: rollouts of one top-up; null: N / 2, or with ``adaptive.rounds`` the 2 of a summary of the paper.
+            n_extra: rollouts of one top-up; null: N / 2 (a summary of the paper: 2).
             u_res: queries of at most this success rate are rescued.
             budget: ``pooled``: N a query, shared; ``per_prompt``: N for each query by itself.
             max_per_prompt: most rollouts of one query; null: 4 N (``pooled``) or N (``per_prompt``).
-            rounds: most top-ups of one query; each waits for the one before, so latency grows with it; null: 1, or 8 with
-                ``adaptive.rounds``.
+            rounds: most top-ups of one query; each waits for the one before, so latency grows with it.
         """
 
         n: int | None = None
         n_explore: int | None = None
-        n_extra: int | None = field(default=None, metadata={"was": 2})
+        n_extra: int | None = None
         u_res: float = 0.0
         budget: Literal["pooled", "per_prompt"] = "pooled"
         max_per_prompt: int | None = None
-        rounds: int | None = field(default=None, metadata={"was": 8})
+        rounds: int = 1
 
         def validate(self, path: str) -> None:
             for key in ("n", "n_explore", "n_extra", "max_per_prompt"):
                 value = getattr(self, key)
                 check(value is None or value >= 1, f"{path}.{key}", value, "must be 1 or greater, or null")
             check(0 <= self.u_res < 1, f"{path}.u_res", self.u_res, "must be in [0, 1)")
-            check(
-                self.rounds is None or self.rounds >= 0, f"{path}.rounds", self.rounds, "must be 0 or greater, or null"
-            )
+            check(self.rounds >= 0, f"{path}.rounds", self.rounds, "must be 0 or greater")
 
-    _in_rounds = False
-    _one_batch = True  # the step is one batch of the stream: the pool is what its cap of B·N leaves
-    _step = -1
-    _pool = 0  # otherwise: rollouts of this step that exploration left and rescue has not taken
     _counts = _last = (0, 0, 0)  # this and the last step: top-ups, their rollouts, queries that a top-up solved
 
     def check_policy(self, policy: Policy, config: AdaptiveConfig) -> None:
-        self._in_rounds = config.rounds
-        self._one_batch = not config.refill and policy.sampler.kind == "stream"
         if policy.sampler.plans_rollouts and self.config.budget == "per_prompt":
             raise ConfigError(
                 "adaptive.allocator.budget",
@@ -111,17 +101,18 @@ class AeroRescue(Allocator):
                 "take adaptive.allocator.budget=pooled, which only shares out what exploration left of the plan",
             )
 
+    def group_size(self, n: int) -> int:
+        return self.config.n or n
+
     def least(self, n: int) -> int:
-        c = self.config
-        return c.n_explore or max(1, (c.n or n) // 2)
+        return self.config.n_explore or max(1, self.group_size(n) // 2)
 
     def bind(self, table: StatsTable, facts: RunFacts) -> None:
         super().bind(table, facts)
         c = self.config
-        self.n: int = c.n or facts.n
+        self.n: int = self.group_size(facts.n)
         self.n_explore = self.least(facts.n)
-        self.n_extra: int = c.n_extra or (2 if self._in_rounds else max(1, self.n // 2))
-        self.rounds: int = (8 if self._in_rounds else 1) if c.rounds is None else c.rounds
+        self.n_extra: int = c.n_extra or max(1, self.n // 2)
         pooled = c.budget == "pooled"
         self.limit: int = c.max_per_prompt or (4 * self.n if pooled else self.n)
         check(
@@ -143,20 +134,9 @@ class AeroRescue(Allocator):
             f"must be at most N={self.n} with adaptive.allocator.budget=per_prompt",
         )
 
-    def cap(self, progress: Progress) -> int | None:
-        if self.config.budget != "pooled" or not self._one_batch or progress.streaming or progress.ordered:
-            return None  # in order, the pool itself is the limit: see fund
-        return progress.batch * self.n
-
     def first(self, rows: np.ndarray, planned: np.ndarray | None, progress: Progress) -> np.ndarray:
         whole = np.full(len(rows), self.n, dtype=np.int64) if planned is None else planned.astype(np.int64)
-        first = np.minimum(whole, self.n_explore)
-        if not progress.ordered:
-            if progress.step != self._step and not progress.streaming:
-                self._step, self._pool = progress.step, 0
-            sent = int(np.searchsorted(np.cumsum(first), progress.room, side="right"))  # the step's cap cuts the others
-            self._pool += int((whole - first)[:sent].sum())
-        return first
+        return np.minimum(whole, self.n_explore)
 
     def fund(self, n: np.ndarray, planned: np.ndarray | None) -> np.ndarray | None:
         if self.config.budget != "pooled":
@@ -164,31 +144,16 @@ class AeroRescue(Allocator):
         return (self.n if planned is None else planned.astype(np.int64)) - n
 
     def most(self, n: np.ndarray, stage: np.ndarray) -> np.ndarray:
-        topups = np.maximum(self.rounds - stage, 0)
+        topups = np.maximum(self.config.rounds - stage, 0)
         return np.minimum(topups * self.n_extra, np.maximum(self.limit - n, 0))
 
-    def ask(self, groups: Groups, progress: Progress) -> np.ndarray:
+    def review(self, groups: Groups, progress: Progress) -> np.ndarray:
         c = self.config
         correct = groups.sum(groups.success >= 0.5)
         topups = groups.reduce(np.maximum, groups.stage)
         unsolved = np.where(topups == 0, correct <= c.u_res * groups.n, correct == 0)
         more = np.minimum(self.n_extra, np.maximum(self.limit - groups.n, 0))
-        more[~unsolved | (topups >= self.rounds)] = CLOSE
-        return more
-
-    def review(self, groups: Groups, progress: Progress) -> np.ndarray:
-        c = self.config
-        more = self.ask(groups, progress)
-        rows = groups.row
-        u = progress.draw.uniform("aero.rescue", self.table.key_hi[rows], self.table.key_lo[rows], progress.round)
-        order = np.lexsort((groups.ticket, u))
-        own_pool = c.budget == "pooled" and (progress.streaming or not self._one_batch)
-        budget = min(self._pool, progress.room) if own_pool else progress.room
-        asked = more[order]
-        more[order[np.cumsum(asked) - asked + self.n_extra > budget]] = (
-            CLOSE  # who comes when less than a top-up is left
-        )
-        self._pool -= int(more.sum())
+        more[~unsolved | (topups >= c.rounds)] = CLOSE
         return more
 
     def observe(self, groups: Groups, progress: Progress) -> None:
@@ -201,15 +166,7 @@ class AeroRescue(Allocator):
 
     def end_step(self, progress: Progress) -> None:
         self._last, self._counts = self._counts, (0, 0, 0)
-        if progress.window is not None:
-            self._pool = min(self._pool, (self.n - self.n_explore) * progress.window)
 
     def metrics(self) -> dict[str, float]:
         topups, rollouts, solved = (float(count) for count in self._last)
         return {"rescue_topups_total": topups, "rescue_rollouts_total": rollouts, "rescued_total": solved}
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"pool": self._pool}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._pool = int(state.get("pool", 0))

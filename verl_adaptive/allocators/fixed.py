@@ -18,7 +18,6 @@ class Fixed(Allocator):
     """n rollouts a prompt, or the number that a pool sampler planned for it."""
 
     name: ClassVar[str] = "fixed"
-    follows_plan: ClassVar[bool] = True
 
     @dataclass
     class Config:
@@ -29,10 +28,10 @@ class Fixed(Allocator):
         def validate(self, path: str) -> None:
             check(self.n is None or self.n >= 1, f"{path}.n", self.n, "must be 1 or greater, or null")
 
+    def fixed_size(self, n: int) -> int:
+        return self.config.n or n
+
     def first(self, rows: np.ndarray, planned: np.ndarray | None, progress: Progress) -> np.ndarray:
         if planned is not None:
             return planned.astype(np.int64)
-        return np.full(len(rows), self.config.n or self.facts.n, dtype=np.int64)
-
-    def most(self, n: np.ndarray, stage: np.ndarray) -> np.ndarray:
-        return np.zeros(len(n), dtype=np.int64)
+        return np.full(len(rows), self.fixed_size(self.facts.n), dtype=np.int64)

@@ -21,19 +21,20 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 
+from verl_adaptive.allocators.pooled import PooledAllocator
 from verl_adaptive.config import AdaptiveConfig, check
 from verl_adaptive.errors import ConfigError
 from verl_adaptive.groups import Groups
 from verl_adaptive.progress import Progress
-from verl_adaptive.roles import CLOSE, Allocator
+from verl_adaptive.roles import CLOSE
 
 if TYPE_CHECKING:
-    from verl_adaptive.roles import Policy
+    from verl_adaptive.policy import Policy
 
 __all__ = ["ReinforceAda"]
 
 
-class ReinforceAda(Allocator):
+class ReinforceAda(PooledAllocator):
     """Sequential sampling with an exit condition; a rollout is correct when its success is at least 1/2."""
 
     name: ClassVar[str] = "reinforce_ada"
@@ -81,7 +82,7 @@ class ReinforceAda(Allocator):
     def most(self, n: np.ndarray, stage: np.ndarray) -> np.ndarray:
         return self.config.per_round * np.maximum(self.config.rounds - 1 - stage, 0)
 
-    def ask(self, groups: Groups, progress: Progress) -> np.ndarray:
+    def review(self, groups: Groups, progress: Progress) -> np.ndarray:
         c, n = self.config, self.facts.n
         balance = c.variant == "balance"
         k_pos = c.k_pos or (max(1, n // 2) if balance else 1)
@@ -90,11 +91,3 @@ class ReinforceAda(Allocator):
         done = (correct >= k_pos) & (groups.n - correct >= k_neg)
         done |= groups.reduce(np.maximum, groups.stage) + 1 >= c.rounds
         return np.where(done, CLOSE, c.per_round)
-
-    def review(self, groups: Groups, progress: Progress) -> np.ndarray:
-        more = self.ask(groups, progress)
-        # A step's cap, if there is one, is shared out in random order, so that no row always comes last.
-        hi, lo = self.table.key_hi[groups.row], self.table.key_lo[groups.row]
-        order = np.argsort(progress.draw.uniform("reinforce_ada.order", hi, lo, progress.round), kind="stable")
-        more[order[np.cumsum(more[order]) > progress.room]] = CLOSE
-        return more

@@ -16,7 +16,7 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 from verl_adaptive.commands.arguments import add_json_option
-from verl_adaptive.errors import AdaptiveError, UsageError, nearest, removed
+from verl_adaptive.errors import AdaptiveError, UsageError, nearest
 
 __all__ = ["configure", "describe", "run"]
 
@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     everything = [*ROLES, *found["presets"], *(name for role in ROLES for name in found[role])]
     name = args.name
     if name is not None and name not in everything:
-        hint = removed(name) or nearest(name, everything, "`verl-adaptive parts` lists what there is")
+        hint = nearest(name, everything, "`verl-adaptive parts` lists what there is")
         raise AdaptiveError(f"nothing is named {name!r}; {hint}")
     if name in ROLES:
         found = {name: found[name]}

@@ -24,7 +24,7 @@ import tempfile
 from pathlib import Path
 
 from verl_adaptive.commands.arguments import add_json_option, count
-from verl_adaptive.errors import AdaptiveError, UsageError, removed
+from verl_adaptive.errors import AdaptiveError, UsageError
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -60,8 +60,7 @@ def run(args: argparse.Namespace) -> int:
     presets = ("greso",) if args.quick else tuple(args.presets or suite.PRESETS)
     unknown = [name for name in presets if name not in suite.PRESETS]
     if unknown:
-        gone = removed(unknown[0])
-        raise UsageError(f"--presets {unknown[0]}: {gone or 'must be among ' + ', '.join(suite.PRESETS)}")
+        raise UsageError(f"--presets {unknown[0]}: must be among {', '.join(suite.PRESETS)}")
     if args.keep and Path(args.keep).exists():
         raise AdaptiveError(f"{args.keep} exists; name another folder, runs would go on in it")
     folder = Path(args.keep or tempfile.mkdtemp(prefix="verl-adaptive-selftest-")).resolve()

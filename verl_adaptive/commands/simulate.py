@@ -7,7 +7,7 @@ examples:
   verl-adaptive simulate
   verl-adaptive simulate --preset greso --preset "greso adaptive.sampler.p_easy=0.3" --pool hard
   verl-adaptive simulate --trace checkpoints/project/experiment --batch 128 --n 16 --json simulated.json
-  verl-adaptive simulate --trace pass_rates.parquet --pool mixed:spill=0.1 --budget 200000 adaptive.rounds=true
+  verl-adaptive simulate --trace pass_rates.parquet --pool mixed:spill=0.1 --budget 200000
   verl-adaptive simulate --preset "grpo adaptive/sampler=custom adaptive.sampler.name=my_parts.py:Mine"
   verl-adaptive simulate --clock --batch 128 --n 16 --steps 50
 
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
 __all__ = ["configure", "run"]
 
-#: What is run unless presets are named.
-_ADAPTIVE_DAPO = "dapo adaptive.sampler.round.adaptive=true"
 
 _SPENT = (
     ("policy", "preset"),
@@ -209,7 +207,7 @@ def _presets(args: argparse.Namespace) -> tuple[list[str], list[str]]:
     if args.preset:
         named = list(dict.fromkeys(args.preset))
     else:
-        named = ["grpo", "dapo", _ADAPTIVE_DAPO, *(p for p in preset_names() if p not in ("grpo", "dapo"))]
+        named = ["grpo", "dapo", *(p for p in preset_names() if p not in ("grpo", "dapo"))]
     beside = ("grpo", *(PEERS if args.clock else ()), *REFERENCES)
     return named, [] if args.no_references else [p for p in beside if p not in named]
 

@@ -1,10 +1,9 @@
 """The engines: they run the four roles through a step, and know neither verl nor a clock.
 
-Three drivers, composed of one :mod:`feed <verl_adaptive.engine.feed>` (which prompts come next) and one
+Two drivers, composed of one :mod:`feed <verl_adaptive.engine.feed>` (which prompts come next) and one
 :mod:`desk <verl_adaptive.engine.desk>` (open groups), behind one interface (:class:`~verl_adaptive.engine.base.Engine`):
 
-* :class:`OrderedEngine`: a group is reviewed when it is back, and commits when all before it have;
-* :class:`RoundEngine`: one generation round after another (``adaptive.rounds=true``);
+* :class:`OrderedEngine`: a group is reviewed when it is back, and commits when all before it have; of the ``sync`` trainer;
 * :class:`AsyncEngine`: for trainers that generate all the time.
 """
 
@@ -16,9 +15,8 @@ from verl_adaptive.config import AdaptiveConfig
 from verl_adaptive.engine.asynchronous import AsyncEngine, AsyncFacts
 from verl_adaptive.engine.base import Engine
 from verl_adaptive.engine.ordered import OrderedEngine
-from verl_adaptive.engine.rounds import RoundEngine
 from verl_adaptive.engine.steps import Closed, Listener, PromptSource, Requests, StepResult
-from verl_adaptive.roles import Policy
+from verl_adaptive.policy import Policy
 from verl_adaptive.stats.table import StatsTable
 
 __all__ = [
@@ -30,7 +28,6 @@ __all__ = [
     "OrderedEngine",
     "PromptSource",
     "Requests",
-    "RoundEngine",
     "StepResult",
     "make_engine",
 ]
@@ -39,7 +36,7 @@ __all__ = [
 def make_engine(
     policy: Policy, table: StatsTable, config: AdaptiveConfig, *parts: Any, mode: AsyncFacts | None = None, **more: Any
 ) -> Engine:
-    """The engine that a configuration asks for.
+    """The engine of a trainer mode.
 
     Args:
         policy, table, config, parts, more: as :class:`Engine`.
@@ -47,5 +44,4 @@ def make_engine(
     """
     if mode is not None:
         return AsyncEngine(policy, table, config, *parts, mode=mode, **more)
-    kind = RoundEngine if config.rounds else OrderedEngine
-    return kind(policy, table, config, *parts, **more)
+    return OrderedEngine(policy, table, config, *parts, **more)

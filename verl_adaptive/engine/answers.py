@@ -12,12 +12,27 @@ from typing import Any
 
 import numpy as np
 
+from verl_adaptive.allocators.pooled import PooledAllocator
 from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.groups import Groups
+from verl_adaptive.policy import ask, who
 from verl_adaptive.progress import Progress
-from verl_adaptive.roles import HOLD, Advantage, Allocator, Filter, Pick, Role, Sampler, Verdict, ask, who
+from verl_adaptive.roles import HOLD, Advantage, Allocator, Filter, Pick, Role, Sampler, Verdict
 
-__all__ = ["admit", "amount", "complete", "compute", "decide", "first", "fund", "more", "most", "pick", "zero"]
+__all__ = [
+    "admit",
+    "amount",
+    "complete",
+    "compute",
+    "decide",
+    "first",
+    "fund",
+    "more",
+    "most",
+    "pick",
+    "pooled",
+    "zero",
+]
 
 
 def admit(part: Sampler, rows: np.ndarray, position: np.ndarray, progress: Progress) -> np.ndarray:
@@ -52,27 +67,38 @@ def first(part: Allocator, rows: np.ndarray, planned: np.ndarray | None, progres
     return _amounts(part, "first", ask(part, "first", rows, planned, progress), len(rows), "prompt", 1)
 
 
+def pooled(part: Allocator) -> PooledAllocator | None:
+    """The allocator, where its groups share something or wait for one another."""
+    return part if isinstance(part, PooledAllocator) else None
+
+
 def most(part: Allocator, n: np.ndarray, stage: np.ndarray) -> np.ndarray:
     """int64 ``(k,)``: the most further rollouts that groups of ``n`` may ask for."""
+    if not part.tops_up:
+        return np.zeros(len(n), dtype=np.int64)
+    if not isinstance(part, PooledAllocator):
+        return np.full(len(n), 2**31, dtype=np.int64)
     return _amounts(part, "most", ask(part, "most", n, stage), len(n), "group", 0)
 
 
 def fund(part: Allocator, n: np.ndarray, planned: np.ndarray | None) -> np.ndarray | None:
     """int64 ``(k,)``: what new prompts pay into the pool of top-ups, or None."""
-    found = ask(part, "fund", n, planned)
+    found = ask(part, "fund", n, planned) if isinstance(part, PooledAllocator) else None
     return None if found is None else _amounts(part, "fund", found, len(n), "prompt", 0)
 
 
 def more(part: Allocator, method: str, groups: Groups, *about: Any) -> np.ndarray:
-    """int64 ``(G,)``: what ``review``, ``ask`` or ``recall`` says of each group."""
+    """int64 ``(G,)``: what ``review`` or ``recall`` says of each group."""
     found = _amounts(part, method, ask(part, method, groups, *about), len(groups), "group", HOLD)
-    if (found == HOLD).any() and not part.can_hold:
-        raise AdaptiveError(f"{who(part)}.{method} says HOLD, which only an allocator with can_hold = True may")
+    if (found == HOLD).any() and not (isinstance(part, PooledAllocator) and part.can_hold):
+        raise AdaptiveError(f"{who(part)}.{method} says HOLD, which only a PooledAllocator with can_hold = True may")
     return found
 
 
 def complete(part: Allocator, groups: Groups) -> np.ndarray:
     """bool ``(G,)``: closed groups that may train."""
+    if not isinstance(part, PooledAllocator):
+        return np.ones(len(groups), dtype=bool)
     return _flags(part, "complete", ask(part, "complete", groups), len(groups), "group")
 
 

@@ -1,6 +1,6 @@
-"""The engine of asynchronous trainers: no rounds, a window of groups that is kept full.
+"""The engine of asynchronous trainers: a window of groups that is kept full.
 
-Generation never stops, so nothing may wait for a round to be whole. The engine keeps a *window* of groups in flight or
+Generation never stops. The engine keeps a *window* of groups in flight or
 ready: verl's warm-up batches plus the batch of the step. Whatever has come back is reviewed together, in the order of
 submission; a dropped group makes room for a new prompt at once, a kept one is *ready* until a step takes it::
 
@@ -13,7 +13,7 @@ submission; a dropped group makes room for a new prompt at once, a kept one is *
 Decisions depend on rewards and on what had come back at each look, in other words on the recorded order of arrivals, and
 on nothing else; :mod:`verl_adaptive.record` writes that order down and replays it.
 
-What differs from the engines of the ``sync`` trainer:
+What differs from the engine of the ``sync`` trainer:
 
 * groups in flight and ready groups outlive the step, and the checkpoint; a group is observed when it is reviewed, and
   counted as trained or dropped in the step in which it leaves;
@@ -21,8 +21,8 @@ What differs from the engines of the ``sync`` trainer:
 * ``max_off_policy_threshold`` is verl's: with the strategy ``drop`` a ready group older than that is dropped as
   ``stale``, and one in flight no longer keeps a place in the window; with ``wait`` a step is not taken while a group in
   flight has reached that age;
-* round sizes (``sampler.round``, Pilot-Commit's ``factor``) mean nothing here: the window says how many prompts to ask
-  for. ``max_rounds`` bounds the prompts drawn in one step, at ``max_rounds`` windows;
+* what a step first asks for (``sampler.round``, Pilot-Commit's ``factor``) means nothing here: the window says how many
+  prompts to ask for. A pool of top-ups is a running account, shared out in the order of submission among what is back; ``max_rounds`` bounds the prompts drawn in one step, at ``max_rounds`` windows;
 * towards the end of the run the window closes: nothing is generated that no step could train on.
 """
 
@@ -38,6 +38,7 @@ import numpy as np
 from verl_adaptive.engine import answers
 from verl_adaptive.engine.base import Engine
 from verl_adaptive.engine.desk import arrays_of, fit
+from verl_adaptive.engine.feed import MAX_PASSES
 from verl_adaptive.engine.ledger import Ledger
 from verl_adaptive.engine.steps import Closed, Requests, StepResult
 from verl_adaptive.errors import AdaptiveError, Exhausted
@@ -83,6 +84,8 @@ class AsyncEngine(Engine):
         self.ready = Closed.of(Groups.empty(), "trained")
         # ticket → step of its first rollouts; of every group in flight or ready, and of those that left in the step
         self._born: dict[int, int] = {}
+        self._paid: dict[int, int] = {}  # ticket → what its prompt paid into the pool of top-ups; of the same groups
+        self._pool = 0
         self._parts_taken = 0
         self._own = 0  # groups that the step's mini-steps have taken and the filter had kept
 
@@ -219,7 +222,10 @@ class AsyncEngine(Engine):
             self.progress.round,
         )
         self.desk.account(result)
-        self._born = {ticket: self._born[ticket] for ticket in self.living}
+        living = self.living
+        self._born = {ticket: self._born[ticket] for ticket in living}
+        self._paid = {ticket: paid for ticket, paid in self._paid.items() if ticket in living}
+        self._pool = min(self._pool, sum(self._paid.values()))
         self.policy.end_step(self.progress)
         self._tell("finished", result)
         return result
@@ -267,6 +273,33 @@ class AsyncEngine(Engine):
         self.ledger.rollouts.planned += requests.rollouts
         return requests if len(requests) else None
 
+    def _new(self, wanted: int, busy: np.ndarray, *, ungated: bool) -> Requests:
+        """First rollouts of up to ``wanted`` prompts drawn as things stand now, as many as the cap has room for."""
+        progress, policy, feed = self.progress, self.policy, self.feed
+        planned = None
+        if feed.picks:
+            rows, planned = feed.pick(feed.pickable(busy), wanted, progress)
+            index = feed.positions(rows)
+        else:
+            if not feed.admit(wanted, progress, busy, ungated=ungated):
+                self.desk.why = f"the sampler let nothing more through in {MAX_PASSES} passes over the data"
+            index = feed.queue[:wanted]
+            rows = feed.row_of[index]
+        n = answers.first(policy.allocator, rows, planned, progress)
+        fund = answers.fund(policy.allocator, n, planned)
+        fits = int(np.searchsorted(np.cumsum(n), progress.room, side="right"))
+        if fits < len(rows):
+            self.desk.why = f"the step's cap of {progress.cap} rollouts was reached"
+        index, rows, n = index[:fits], rows[:fits], n[:fits]
+        if not feed.picks:
+            feed.queue = feed.queue[fits:]
+        progress.planned += int(n.sum())
+        ticket = self._tickets(len(rows))
+        if fund is not None:
+            self._pool += int(fund[:fits].sum())
+            self._paid.update(zip(ticket.tolist(), fund[:fits].tolist(), strict=True))
+        return Requests(ticket, index, rows, n, np.zeros(len(rows), dtype=np.int64))
+
     def _wanted(self) -> int:
         """New prompts to ask for: as many as the window lacks and the step may still draw."""
         progress, desk = self.progress, self.desk
@@ -279,8 +312,10 @@ class AsyncEngine(Engine):
         if most <= 0:
             desk.why = f"adaptive.max_rounds={self.config.max_rounds} windows of prompts were drawn"
             return 0
-        wanted = answers.amount(self.policy.allocator, "prompts", min(missing, most), progress)
-        if wanted < min(missing, most) and progress.cap is not None:
+        wanted = min(missing, most)
+        if self.pooled is not None:
+            wanted = answers.amount(self.pooled, "affordable", wanted, progress)
+        if wanted < min(missing, most):
             desk.why = f"the step's cap of {progress.cap} rollouts was reached"
         return wanted
 
@@ -311,14 +346,19 @@ class AsyncEngine(Engine):
         # A group whose top-up lost rollouts closes with what it has, and must not be granted another.
         more, asks = np.full(len(alive), CLOSE, dtype=np.int64), ~np.isin(alive.ticket, self.desk.cut)
         more[asks] = answers.more(self.policy.allocator, "review", alive.select(asks), self.progress)
+        if self.pooled is not None and self.pooled.needs_place:  # as many go on as the window has places for
+            topped = alive.reduce(np.maximum, alive.stage) > 0
+            places = self.progress.need - int((topped & (more == CLOSE)).sum())
+            more[(more > 0) & (np.cumsum(more > 0) > places)] = CLOSE
         more = fit(more, self.progress.room)
+        if self._paid:
+            more = fit(more, self._pool)
+            self._pool -= int(np.maximum(more, 0).sum())
         if (more == HOLD).any():
             raise AdaptiveError(
                 f"an asynchronous trainer holds no groups back, yet {int((more == HOLD).sum())} reviews said {HOLD}"
             )
         done = alive.select(more == CLOSE)
-        self.progress.last_finished = len(done)
-        self.progress.last_degenerate = int(done.degenerate(self.facts.tolerance).sum())
         if len(done):
             closed = self.desk.verdict(done)
             self.progress.kept += int(closed.kept.sum())
@@ -387,6 +427,8 @@ class AsyncEngine(Engine):
                 "ready": arrays_of(self.ready.groups),
                 "ready_trains": self.ready.trains,
                 "born_ticket": tickets,
+                "paid": np.array([self._paid.get(int(t), -1) for t in tickets], dtype=np.int64),
+                "pool": self._pool,
                 "born_step": np.array([self._born[int(t)] for t in tickets], dtype=np.int64),
             },
         }
@@ -410,6 +452,9 @@ class AsyncEngine(Engine):
         self._born = dict(
             zip(np.asarray(stream["born_ticket"]).tolist(), np.asarray(stream["born_step"]).tolist(), strict=True)
         )
+        paid = zip(self._born, np.asarray(stream["paid"]).tolist(), strict=True)
+        self._paid = {ticket: amount for ticket, amount in paid if amount >= 0}
+        self._pool = int(stream["pool"])
         for groups in (self.flight, waiting, ready):
             groups.index = self.feed.found(groups.row, groups.index)
         self.ready = Closed.of(ready, "trained")
@@ -421,3 +466,4 @@ class AsyncEngine(Engine):
         self.desk.open, self.desk.gone = waiting.select(stays), waiting.select(~stays)
         for ticket in lost.tolist():
             self._born.pop(ticket, None)
+            self._paid.pop(ticket, None)

@@ -11,14 +11,14 @@ import numpy as np
 from verl_adaptive.config import AdaptiveConfig, RunFacts
 from verl_adaptive.engine import answers
 from verl_adaptive.engine.desk import Desk
-from verl_adaptive.engine.feed import MAX_PASSES, Feed
+from verl_adaptive.engine.feed import Feed
 from verl_adaptive.engine.ledger import Ledger
 from verl_adaptive.engine.steps import Listener, PromptSource, Requests, StepResult
 from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.groups import Groups
+from verl_adaptive.policy import Policy
 from verl_adaptive.progress import Progress
 from verl_adaptive.rng import Draw
-from verl_adaptive.roles import Policy, ask
 from verl_adaptive.stats.table import StatsTable
 
 __all__ = ["Engine"]
@@ -46,6 +46,7 @@ class Engine(ABC):
 
     Attributes:
         kind: the engine's name in records and snapshots.
+        pooled: the allocator, where its groups share something or wait for one another.
         flight: asked for and not back, in ticket order.
         progress: the step in hand, as the roles see it.
         tape: is told what happens, or None.
@@ -65,6 +66,7 @@ class Engine(ABC):
         skip_zero: bool = True,
     ) -> None:
         self.policy, self.table, self.config, self.facts, self.skip_zero = policy, table, config, facts, skip_zero
+        self.pooled = answers.pooled(policy.allocator)
         self.feed = Feed(policy.sampler, facts, row_of, source)
         self.desk = Desk(policy, table, config, facts, skip_zero=skip_zero)
         self.flight = Requests.none()
@@ -214,7 +216,7 @@ class Engine(ABC):
     # -- for the kinds --------------------------------------------------------------------------------------
 
     def _open_step(self, step: int, **more: Any) -> None:
-        """A fresh account and a fresh ceiling."""
+        """A fresh account."""
         self.progress = Progress(
             step=step,
             batch=self.facts.batch,
@@ -222,12 +224,7 @@ class Engine(ABC):
             epoch=self.feed.epoch(self.total.rollouts.generated),
             **more,
         )
-        caps = [
-            c
-            for c in (ask(self.policy.allocator, "cap", self.progress), self.config.max_rollouts_per_step)
-            if c is not None
-        ]
-        self.progress.cap = min(caps) if caps else None
+        self.progress.cap = self.config.max_rollouts_per_step
         self.feed.skipped = 0
         self.desk.open_step(self.progress)
 
@@ -240,25 +237,3 @@ class Engine(ABC):
         ticket = self._ticket + np.arange(count, dtype=np.int64)
         self._ticket += count
         return ticket
-
-    def _new(self, wanted: int, busy: np.ndarray, *, ungated: bool, once: bool = True) -> Requests:
-        """First rollouts of up to ``wanted`` prompts drawn as things stand now, as many as the cap has room for."""
-        progress, policy, feed = self.progress, self.policy, self.feed
-        planned = None
-        if feed.picks:
-            rows, planned = feed.pick(feed.pickable(busy), wanted, progress)
-            index = feed.positions(rows)
-        else:
-            if not feed.admit(wanted, progress, busy, ungated=ungated, once=once):
-                self.desk.why = f"the sampler let nothing more through in {MAX_PASSES} passes over the data"
-            index = feed.queue[:wanted]
-            rows = feed.row_of[index]
-        n = answers.first(policy.allocator, rows, planned, progress)
-        fits = int(np.searchsorted(np.cumsum(n), progress.room, side="right"))
-        if fits < len(rows):
-            self.desk.why = f"the step's cap of {progress.cap} rollouts was reached"
-        index, rows, n = index[:fits], rows[:fits], n[:fits]
-        if not feed.picks:
-            feed.queue = feed.queue[fits:]
-        progress.planned += int(n.sum())
-        return Requests(self._tickets(len(rows)), index, rows, n, np.zeros(len(rows), dtype=np.int64))

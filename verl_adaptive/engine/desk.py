@@ -10,14 +10,16 @@ from typing import Any
 
 import numpy as np
 
+from verl_adaptive.allocators.pooled import PooledAllocator
 from verl_adaptive.config import AdaptiveConfig, RunFacts
 from verl_adaptive.engine import answers
 from verl_adaptive.engine.ledger import Ledger
 from verl_adaptive.engine.steps import Closed, Requests, StepResult
 from verl_adaptive.errors import Exhausted
 from verl_adaptive.groups import Groups
+from verl_adaptive.policy import Policy
 from verl_adaptive.progress import Progress
-from verl_adaptive.roles import CLOSE, HOLD, Allocator, Policy
+from verl_adaptive.roles import CLOSE, HOLD
 from verl_adaptive.stats.table import StatsTable
 
 __all__ = ["FEW_LOST", "Desk", "arrays_of", "fit"]
@@ -193,8 +195,6 @@ class Desk:
             note = note or "no group passed the filter: the step trains on groups it dropped"
         if config.max_rollouts_per_step is not None and not config.refill and self.why and len(groups) < size:
             note = note or self.shortage(len(kept), rounds)
-        if len(kept) > size and not self.whole and config.surplus == "discard":
-            outcome[kept[size:]] = "surplus"
         trains &= groups.rollout_mask(outcome == "trained")
         ghost = np.zeros_like(trains)
         if self.skip_zero:
@@ -208,7 +208,9 @@ class Desk:
     @property
     def lenient(self) -> bool:
         """Whether only a failed group is lost to the batch, so that a few of them are no reason to wait."""
-        return self.policy.filter.keeps_all and type(self.policy.allocator).complete is Allocator.complete
+        pooled = answers.pooled(self.policy.allocator)
+        completes = pooled is None or type(pooled).complete is PooledAllocator.complete
+        return self.policy.filter.keeps_all and completes
 
     @property
     def whole(self) -> bool:

@@ -19,8 +19,9 @@ from verl_adaptive.config import RunFacts
 from verl_adaptive.engine import answers
 from verl_adaptive.engine.steps import PromptSource
 from verl_adaptive.errors import AdaptiveError
+from verl_adaptive.policy import who
 from verl_adaptive.progress import Progress
-from verl_adaptive.roles import Sampler, who
+from verl_adaptive.roles import Sampler
 
 __all__ = ["MAX_PASSES", "Feed", "Line"]
 
@@ -112,7 +113,7 @@ class Feed:
             )
         return rows, planned
 
-    def admit(self, wanted: int, progress: Progress, busy: np.ndarray, *, ungated: bool, once: bool = True) -> bool:
+    def admit(self, wanted: int, progress: Progress, busy: np.ndarray, *, ungated: bool) -> bool:
         """Pull the stream through the gate until ``wanted`` prompts wait in the queue.
 
         Args:
@@ -120,7 +121,6 @@ class Feed:
             progress: the step; its ``epoch`` follows the stream.
             busy: int64, table rows that have a group under way, the queue's own apart.
             ungated: let the stream through unseen, rather than end the run, if nothing at all is let through.
-            once: turn prompts away that wait in the queue already; False: only those in ``busy``.
 
         Returns:
             Whether the gate let enough through; False after :data:`MAX_PASSES` passes over the data.
@@ -128,12 +128,14 @@ class Feed:
         pulled = 0
         while len(self.queue) < wanted:
             if pulled >= MAX_PASSES * self.source.size:
-                unseen = 0  # not by all that was pulled, which a round larger than the data set takes beyond any bound
+                unseen = (
+                    0  # not by all that was pulled, which a request larger than the data set takes beyond any bound
+                )
                 while ungated and not len(self.queue) and unseen < self.source.size:
                     index = self.pull(wanted)
                     self.position += len(index)
                     unseen += len(index)
-                    self.queue = index[self._free(index, np.ones(len(index), dtype=bool), busy, once=once)]
+                    self.queue = index[self._free(index, np.ones(len(index), dtype=bool), busy)]
                 return False
             index = self.pull(wanted - len(self.queue))
             position = self.position + np.arange(len(index), dtype=np.int64)
@@ -142,16 +144,15 @@ class Feed:
             progress.epoch = self.epoch(0)
             passed = answers.admit(self.sampler, self.row_of[index], position, progress)
             self.sampler.decided(self.row_of[index], passed)
-            passed = self._free(index, passed, busy, once=once)
+            passed = self._free(index, passed, busy)
             self.skipped += int((~passed).sum())
             self.queue = np.concatenate([self.queue, index[passed]])
         return True
 
-    def _free(self, index: np.ndarray, passed: np.ndarray, busy: np.ndarray, *, once: bool) -> np.ndarray:
+    def _free(self, index: np.ndarray, passed: np.ndarray, busy: np.ndarray) -> np.ndarray:
         """bool ``(k,)``: of the positions that passed, those whose prompt has no group under way, nor a place before it."""
         rows = self.row_of[index]
-        if once:
-            passed = passed & first_of(rows, passed) & ~np.isin(rows, self.row_of[self.queue])
+        passed = passed & first_of(rows, passed) & ~np.isin(rows, self.row_of[self.queue])
         return passed & ~np.isin(rows, busy)
 
     def pull(self, count: int) -> np.ndarray:
@@ -178,13 +179,12 @@ class Feed:
     def load_state_dict(self, state: dict) -> None:
         """Take up a saved state; prompts that have left the data set are left out."""
         self.position = int(state["position"])
-        position, passes = state.get("since", (0, 0.0))  # 0.1.0 knew neither
-        size = state.get("size", self.source.size)
+        (position, passes), size = state["since"], state["size"]
         if size != self.source.size:  # passes stay passes: of a larger data set as many positions would be fewer
             position, passes = self.position, passes + (self.position - position) / size
         self._since = (int(position), float(passes))
         queue = self.found(state["queue"], state["queue_index"])
-        ahead = self.found(state.get("ahead", _NONE), state.get("ahead_index", _NONE))  # 0.1.0 read nothing ahead
+        ahead = self.found(state["ahead"], state["ahead_index"])
         self.queue, self.ahead = queue[queue >= 0], ahead[ahead >= 0]
 
 
@@ -219,7 +219,7 @@ class Line:
         self._dry = 0  # positions since the last candidate
         self._repeats = False  # among these, prompts that the gate let through and that had come before
         self._chunk = 0
-        if not feed.picks and len(feed.queue):  # admitted by an engine that works in rounds, before a resume
+        if not feed.picks and len(feed.queue):  # admitted by an asynchronous engine, before a resume
             self._add(feed.queue, np.full(len(feed.queue), -1, dtype=np.int64), np.zeros(len(feed.queue), np.int64))
 
     def __len__(self) -> int:

@@ -1,4 +1,4 @@
-"""The engine of the ``sync`` trainer: no round waits for its slowest rollout, and nothing depends on who finished first.
+"""The engine of the ``sync`` trainer: nothing waits for a slowest rollout that need not, and nothing depends on who finished first.
 
 The candidates of a step are an ordered list, fixed by the state at the step's start (:class:`~verl_adaptive.engine.feed.Line`);
 each has a *ticket*. As many are sent as the last steps' yield asks for, and more as soon as it is sure that those will not
@@ -10,7 +10,7 @@ So the batch, the statistics and every later decision are functions of ticket or
 arrival and the moment of the abort:
 
 * the gate and the pool's picks see the statistics of the step's start, for nothing is learned before the step ends;
-* a group's top-ups depend on its own rollouts (:meth:`~verl_adaptive.roles.Allocator.ask`) and go out at once;
+* a group's top-ups depend on its own rollouts (:meth:`~verl_adaptive.roles.Allocator.review`) and go out at once;
 * what several groups share, a pool of rollouts, a step's cap, the places of the batch, is settled in ticket order. A group
   need not wait for that until all lower ones are back: it goes on as soon as there is enough even if each lower one takes
   the most it may, and gives up as soon as there is too little even if none takes any more;
@@ -108,7 +108,7 @@ class OrderedEngine(Engine):
     # -- a step ---------------------------------------------------------------------------------------------
 
     def begin(self, step: int) -> Requests | None:
-        self._open_step(step, ordered=True, fertile=self.fertile if self.config.refill else None)
+        self._open_step(step, fertile=self.fertile if self.config.refill else None)
         self._tell("begun", step)
         self._closed: list[Closed] = []
         self._holding: list[Groups] = []
@@ -116,9 +116,12 @@ class OrderedEngine(Engine):
         self._sent = self._waves = self._behind = 0
         self._line_over, self._pledged = False, None
         recalled = self._recall()
-        self._reserve = answers.amount(self.policy.allocator, "reserve", self.progress)
+        self._reserve = 0
         wanted = answers.amount(self.policy.sampler, "round_size", self.progress)
-        wanted = answers.amount(self.policy.allocator, "prompts", wanted, self.progress)
+        if self.pooled is not None:
+            self._reserve = answers.amount(self.pooled, "reserve", self.progress)
+            wanted = answers.amount(self.pooled, "prompts", wanted, self.progress)
+            wanted = answers.amount(self.pooled, "affordable", wanted, self.progress)
         if not self.policy.sampler.plans_steps:  # such a plan is one request, and counts as carried out
             wanted = min(wanted, self._most)
         self._first_end = self._recalled + wanted
@@ -174,8 +177,6 @@ class OrderedEngine(Engine):
         alive = closed.groups.select(~closed.groups.failed)
         progress.kept, progress.open, progress.round = int(closed.kept.sum()), 0, self._waves
         progress.planned = int(t.spent[: self._head].sum())
-        progress.last_finished = len(alive)
-        progress.last_degenerate = int(alive.degenerate(self.facts.tolerance).sum())
         if not self.feed.picks:
             progress.epoch = self.feed.epoch(self.total.rollouts.generated)
         if len(alive):
@@ -195,6 +196,14 @@ class OrderedEngine(Engine):
     def _target(self) -> float:
         """Kept groups that end the step; everything, where all that was picked is meant."""
         return math.inf if self.desk.whole else self.facts.batch
+
+    @property
+    def _needs_place(self) -> bool:
+        return self.pooled is not None and self.pooled.needs_place
+
+    @property
+    def _can_hold(self) -> bool:
+        return self.pooled is not None and self.pooled.can_hold
 
     @property
     def _most(self) -> int:
@@ -268,7 +277,7 @@ class OrderedEngine(Engine):
         Tickets stay as they are, so nothing is decided by it.
         """
         # Commits that wait for places of the batch want the short pilots back early.
-        if not self.config.longest_first or self.policy.allocator.needs_place:
+        if not self.config.longest_first or self._needs_place:
             return requests
         tokens = self.table.col("tokens")[requests.row].astype(np.float64)
         rollouts = self.table.col("rollouts")[requests.row].astype(np.float64)
@@ -311,7 +320,7 @@ class OrderedEngine(Engine):
             return max(0, self._first_end - len(t)) if self._reserve else 0  # a cap kept some back
         # A group that is worth a place goes on when the others are out already: without it, those would seem to be all.
         likely = 0
-        if self.policy.allocator.needs_place:
+        if self._needs_place:
             likely = int(((t.status == _ASKING) | ((t.status == _FLIGHT) & (t.stage > 0))).sum())
         weight = self.facts.batch / 4
         resolved = t.amount(_OUT, _HELD) + kept + likely
@@ -347,7 +356,7 @@ class OrderedEngine(Engine):
         alive = groups.select(~groups.failed)
         if not len(alive):
             return
-        more = answers.more(allocator, "ask", alive, self.progress)
+        more = answers.more(allocator, "review", alive, self.progress)
         at = t.at(alive.ticket)
         more[(t.stage[at] + 1 >= self.config.max_rounds) | np.isin(alive.ticket, self.desk.cut)] = 0
         if self.progress.cap is not None or self._pledged is not None:
@@ -397,7 +406,7 @@ class OrderedEngine(Engine):
             if len(refused):
                 leave = np.isin(open_.ticket, t.ticket[refused])
                 self.desk.open = open_.select(~leave)
-                hold = np.isin(open_.ticket, t.ticket[asking[no & placeless]]) & allocator.can_hold
+                hold = np.isin(open_.ticket, t.ticket[asking[no & placeless]]) & self._can_hold
                 if hold.any():
                     self._hold(open_.select(hold))
                 self._close(self.desk.verdict(open_.select(leave & ~hold)))
@@ -412,7 +421,7 @@ class OrderedEngine(Engine):
         want = t.want[asking]
         yes, no = np.ones(len(asking), dtype=bool), np.zeros(len(asking), dtype=bool)
         placeless = np.zeros(len(asking), dtype=bool)
-        if self.policy.allocator.needs_place:
+        if self._needs_place:
             kept = np.cumsum(t.status == _KEPT)[asking]
             hopeful = np.cumsum(np.isin(t.status, (_FLIGHT, _ASKING, _KEPT)))[asking] - 1  # but for the ticket itself
             yes &= hopeful < self._target
@@ -478,4 +487,4 @@ class OrderedEngine(Engine):
 
     def _take_up(self, state: Mapping[str, Any]) -> None:
         super()._take_up(state)
-        self.fertile = state.get("fertile")  # 0.1.0 knew none
+        self.fertile = state["fertile"] if state["kind"] == self.kind else None

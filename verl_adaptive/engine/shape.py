@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import cast
 
 from verl_adaptive.config import AdaptiveConfig, check
+from verl_adaptive.policy import find_part, make_part
+from verl_adaptive.roles import Allocator, Sampler
 
 __all__ = ["StepShape", "step_shape"]
 
@@ -38,26 +41,27 @@ def step_shape(config: AdaptiveConfig, batch: int, n: int, prompts: int, ahead: 
         ahead: further batches in flight (``num_warmup_batches``).
 
     Returns:
-        With ``batch_unit=groups`` groups of ``adaptive.allocator.n`` where the allocator has that, else of ``n``. With
-        ``batch_unit=rollouts`` groups of the smallest size, from ``adaptive.allocator.n`` up, that divides ``n`` and
+        With ``batch_unit=groups`` groups of the allocator's own size, where it has one, else of ``n``. With
+        ``batch_unit=rollouts`` groups of the smallest size, from the allocator's up, that divides ``n`` and
         needs no more prompts than there are; of size ``n`` if none does.
 
     Raises:
         ConfigError: the allocator does not give every prompt the same number, or one that does not divide ``n``.
     """
-    name = config.allocator["name"]
+    allocator = cast(Allocator, make_part("allocator", config.allocator))
+    fixed = allocator.fixed_size(n)
     if config.batch_unit == "groups":
-        # Whoever reckons in groups reckons in those there are; CERO's budget is GRPO's, whatever AERO's N is.
-        own = name == "fixed" or (name == "aero" and config.sampler["name"] != "cero")
-        return StepShape(batch, (config.allocator.get("n") if own else None) or n, config)
+        # A sampler that plans rollouts has a budget of n for each prompt, whatever an allocator makes of its plan.
+        plans = fixed is None and cast(type[Sampler], find_part("sampler", config.sampler["name"])).plans_rollouts
+        return StepShape(batch, n if plans else allocator.group_size(n), config)
     check(
-        name == "fixed",
+        fixed is not None,
         "adaptive.batch_unit",
         "rollouts",
-        f"adaptive/allocator={name} decides on group sizes as it goes; take adaptive/allocator=fixed, or "
+        f"adaptive/allocator={allocator.name} decides on group sizes as it goes; take adaptive/allocator=fixed, or "
         "adaptive.batch_unit=groups",
     )
-    wanted = config.allocator.get("n") or n
+    wanted = fixed or n
     sizes = [k for k in range(1, n + 1) if n % k == 0]
     check(
         wanted in sizes,
@@ -74,4 +78,6 @@ def step_shape(config: AdaptiveConfig, batch: int, n: int, prompts: int, ahead: 
             f"{prompts:,} prompts are too few for {batch * (n // wanted):,} groups of {wanted}"
             f"{' and as many ahead as asked for' if ahead else ''}: groups of {size} instead"
         )
-    return StepShape(batch * (n // size), size, replace(config, allocator={**config.allocator, "n": size}), note)
+    if "n" in config.allocator:
+        config = replace(config, allocator={**config.allocator, "n": size})
+    return StepShape(batch * (n // size), size, config, note)

@@ -67,8 +67,8 @@ class Requests:
         """The requests of all parts, in the order given."""
         return cls(*(np.concatenate([getattr(r, f.name) for r in parts]) for f in fields(cls)))
 
-    def select(self, which: np.ndarray) -> Requests:
-        """Those requests only; ``which`` is bool ``(k,)`` or positions."""
+    def select(self, which: np.ndarray | slice) -> Requests:
+        """Those requests only; ``which`` is bool ``(k,)``, positions or a slice."""
         return Requests(*(getattr(self, f.name)[which] for f in fields(self)))
 
     def sorted(self) -> Requests:

@@ -44,7 +44,8 @@ class AeroRejection(Filter):
     """Balances groups of low success and keeps a few rollouts of groups without variance."""
 
     name: ClassVar[str] = "aero"
-    reasons: ClassVar[tuple[str, ...]] = ("all_correct", "all_wrong")
+    needs_groups = True
+    reasons = ("all_correct", "all_wrong")
 
     @dataclass
     class Config:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from verl_adaptive.allocators.pilot_commit import is_pilot
+from verl_adaptive.allocators.pooled import PooledAllocator
 from verl_adaptive.config import AdaptiveConfig
 from verl_adaptive.errors import ConfigError
 from verl_adaptive.groups import Groups
@@ -21,7 +22,7 @@ from verl_adaptive.progress import Progress
 from verl_adaptive.roles import Filter, Verdict
 
 if TYPE_CHECKING:
-    from verl_adaptive.roles import Policy
+    from verl_adaptive.policy import Policy
 
 __all__ = ["Band"]
 
@@ -30,7 +31,8 @@ class Band(Filter):
     """Keeps committed groups; its band is that of ``adaptive/allocator=pilot_commit``."""
 
     name: ClassVar[str] = "band"
-    reasons: ClassVar[tuple[str, ...]] = ("too_easy", "too_hard", "surplus_pilot", "no_variance")
+    needs_groups = True
+    reasons = ("too_easy", "too_hard", "surplus_pilot", "no_variance")
 
     @dataclass
     class Config:
@@ -45,14 +47,15 @@ class Band(Filter):
     judge: Callable[[Groups], np.ndarray]  # the allocator's: −1 too hard, 0 in the band, +1 too easy
 
     def check_policy(self, policy: Policy, config: AdaptiveConfig) -> None:
-        if not policy.allocator.makes_commits:
+        allocator = policy.allocator
+        if not (isinstance(allocator, PooledAllocator) and allocator.makes_commits):
             raise ConfigError(
                 "adaptive.filter.name",
                 self.name,
-                f"keeps only groups that got a commit, and adaptive/allocator={policy.allocator.name} makes none; for "
+                f"keeps only groups that got a commit, and adaptive/allocator={allocator.name} makes none; for "
                 "a band on the pass rate take adaptive/filter=informative with adaptive.filter.low and high",
             )
-        self.judge = policy.allocator.side
+        self.judge = allocator.side
 
     def decide(self, groups: Groups, progress: Progress) -> Verdict:
         pilot, side = is_pilot(groups), self.judge(groups)

@@ -23,7 +23,8 @@ class Informative(Filter):
     """Keeps groups with variance, inside a band of pass rates."""
 
     name: ClassVar[str] = "informative"
-    reasons: ClassVar[tuple[str, ...]] = ("all_correct", "all_wrong", "too_easy", "too_hard")
+    needs_groups = True
+    reasons = ("all_correct", "all_wrong", "too_easy", "too_hard")
 
     @dataclass
     class Config:

@@ -17,7 +17,7 @@ class KeepAll(Filter):
     """Every finished group trains: verl's own behaviour."""
 
     name: ClassVar[str] = "keep_all"
-    keeps_all: ClassVar[bool] = True
+    keeps_all = True
 
     def decide(self, groups: Groups, progress: Progress) -> Verdict:
         return Verdict(keep=np.ones(len(groups), dtype=bool), reason=np.zeros(len(groups), dtype=np.int64))

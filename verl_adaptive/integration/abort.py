@@ -272,8 +272,7 @@ def _cancel_requests(worker: Any) -> tuple[int, int]:
     if not hasattr(worker, "background_tasks"):
         raise AdaptiveError(
             f"{type(worker).__name__} keeps no background_tasks, as verl's AgentLoopWorkerTQ does, so its requests cannot be "
-            "aborted; derive the workers of actor_rollout_ref.rollout.agent.agent_loop_manager_class from it, or set "
-            "adaptive.rounds=true, which aborts nothing"
+            "aborted; derive the workers of actor_rollout_ref.rollout.agent.agent_loop_manager_class from it"
         )
     tasks, calls = list(worker.background_tasks), len(_open)
     if tasks:

@@ -16,7 +16,7 @@ from verl_adaptive.engine.shape import step_shape
 from verl_adaptive.integration.compat import queue_lacks
 from verl_adaptive.integration.engines import keeps_rows
 from verl_adaptive.integration.facts import MODES, late_rewards, mode_of
-from verl_adaptive.roles import Policy
+from verl_adaptive.policy import Policy
 from verl_adaptive.simulate import preset_names
 
 __all__ = ["async_facts", "check_manager", "check_run", "why_not_skip_zero", "zero_rows"]
@@ -289,23 +289,22 @@ def _scores_by_itself() -> bool:
 
 
 def _check_fetch(config: Any, policy: Policy) -> None:
-    """``data.gen_batch_size`` is how many prompts DAPO's rounds took; here the policy asks for prompts by itself."""
+    """``data.gen_batch_size`` is how many prompts DAPO generates at a time; here the policy asks for prompts by itself."""
     fetch, batch = config.data.get("gen_batch_size", None), config.data.train_batch_size
-    rounds = mode_of(config) == "sync" and hasattr(policy.sampler.config, "round")
+    first = mode_of(config) == "sync" and hasattr(policy.sampler.config, "round")
     check(
         fetch in (None, 1, batch),
         "data.gen_batch_size",
         fetch,
         "has no effect under a preset, which asks for as many prompts as the step is short of; leave it out"
-        + (f", and set the prompts of a round with adaptive.sampler.round.prompts={fetch}" if rounds else ""),
+        + (f", and set what a step first asks for with adaptive.sampler.round.prompts={fetch}" if first else ""),
     )
 
 
 def _group_size(n: int, adaptive: AdaptiveConfig, policy: Policy) -> tuple[int, str]:
     """Rollouts of a group at first, and the key that says so."""
-    if policy.allocator.name == "fixed" and adaptive.allocator.get("n"):
-        return adaptive.allocator["n"], "adaptive.allocator.n"
-    return n, "actor_rollout_ref.rollout.n"
+    size = policy.allocator.fixed_size(n) or n
+    return size, "actor_rollout_ref.rollout.n" if size == n else "adaptive.allocator.n"
 
 
 def _keeping(estimator: str, n: int, adaptive: AdaptiveConfig, policy: Policy) -> str:
@@ -316,12 +315,12 @@ def _keeping(estimator: str, n: int, adaptive: AdaptiveConfig, policy: Policy) -
 
 
 def _check_group_size(n: int, estimator: str, adaptive: AdaptiveConfig, policy: Policy) -> None:
-    """A group of one is for those who need none."""
+    """Refuse group size 1 unless nothing in the policy compares rollouts within a group."""
     size, key = _group_size(n, adaptive, policy)
     # GRPO as verl has it, or a baseline that needs no group; and nothing else that would look at a group's variance.
     advantage = policy.advantage
     groups = advantage.needs_groups and (advantage.estimator is not None or estimator in COMPARING)
-    alone = policy.filter.name == "keep_all" and (policy.sampler.name == "epoch" or not groups)
+    alone = not policy.filter.needs_groups and (policy.sampler.whole_batches or not groups)
     without = (
         ""
         if estimator == "grpo" or estimator.startswith("adaptive_")
@@ -334,16 +333,17 @@ def _check_group_size(n: int, estimator: str, adaptive: AdaptiveConfig, policy: 
         f"a group of one has no variance to judge by; use at least 2 (8 is usual), +adaptive=grpo, or +adaptive=solo{without} "
         "with its own sampler, filter and advantage, which need none",
     )
-    least, key = policy.allocator.least(n), policy.allocator.least_key
+    least, key = policy.allocator.least(n), getattr(policy.allocator, "least_key", "n")
+    fixed = policy.allocator.fixed_size(n) is not None
     centres = advantage.estimator is None and estimator in CENTRING
     check(
-        n < 2 or least >= 2 or policy.allocator.name == "fixed" or not centres,
+        n < 2 or least >= 2 or fixed or not centres,
         f"adaptive.allocator.{key}",
         least,
         f"closes groups with one rollout at actor_rollout_ref.rollout.n={n}, which {estimator} would train on its bare reward; "
         f"use adaptive.allocator.{key}=2 or more",
     )
-    cap, whole = adaptive.max_rollouts_per_step, size if policy.allocator.name == "fixed" else least
+    cap, whole = adaptive.max_rollouts_per_step, size if fixed else least
     check(
         cap is None or cap >= whole or policy.sampler.plans_rollouts,
         "adaptive.max_rollouts_per_step",
@@ -357,7 +357,7 @@ def _check_group_size(n: int, estimator: str, adaptive: AdaptiveConfig, policy: 
         f"leaves one rollout of a group, which {estimator} would train on its bare reward; use 0, or 2 or more",
     )
     check(
-        adaptive.max_rounds > 1 or not policy.allocator.makes_commits,
+        adaptive.max_rounds > 1 or not getattr(policy.allocator, "makes_commits", False),
         "adaptive.max_rounds",
         adaptive.max_rounds,
         f"adaptive/allocator={policy.allocator.name} begins with pilots and would commit none; use 2 or more",
@@ -369,45 +369,33 @@ def _check_mode(config: Any, adaptive: AdaptiveConfig, policy: Policy) -> None:
     """What a method needs that a trainer mode cannot give."""
     mode = mode_of(config)
     if mode == "sync":
-        lacks = queue_lacks() if policy.allocator.can_hold else ""
-        form = getattr(policy.allocator.config, "form", None) == "pipelined"
+        lacks = queue_lacks() if getattr(policy.allocator, "can_hold", False) else ""
+        form = getattr(policy.allocator.config, "form", None)
         check(
             not lacks,
-            f"adaptive.allocator.{'form' if form else 'hold_surplus'}",
-            "pipelined" if form else True,
-            f"holds groups for a later step, and a checkpoint could not hold their rows: {lacks}; "
-            f"install it, or take {'auto or on_policy' if form else 'false'}",
-        )
-        key, _, value = policy.allocator.needs_rounds.partition("=")
-        check(
-            not key or adaptive.rounds,
-            f"adaptive.allocator.{key}",
-            value,
-            "compares the groups of a round, and groups commit one by one; write adaptive.rounds=true",
+            f"adaptive.allocator.{'name' if form is None else 'form'}",
+            policy.allocator.name if form is None else form,
+            f"holds groups for a later step, and a checkpoint could not hold their rows: {lacks}; install it, or take "
+            f"{'another allocator' if form is None else 'on_policy'}",
         )
         return
     warmup = config.trainer.v1[mode].get("num_warmup_batches", 0)
-    if policy.allocator.can_hold:
-        options: dict[str, object] = {**vars(policy.allocator.config), "name": policy.allocator.name}
-        holds = f"holds groups back for the next step's generation, but trainer.v1.trainer_mode={mode} generates all the time"
-        for option, bad, instead in (
-            ("form", "pipelined", "auto, which is on_policy there, or form=on_policy"),
-            ("hold_surplus", True, "false"),
-            ("name", policy.allocator.name, "another, or trainer.v1.trainer_mode=sync"),
-        ):
-            check(options.get(option) != bad, f"adaptive.allocator.{option}", bad, f"{holds}; take {instead}")
+    holds = getattr(policy.allocator, "can_hold", False)
+    form = getattr(policy.allocator.config, "form", None)
+    key, value = ("name", policy.allocator.name) if form is None else ("form", form)
+    check(
+        not holds,
+        f"adaptive.allocator.{key}",
+        value,
+        f"holds groups back for the next step's generation, but trainer.v1.trainer_mode={mode} generates all the time; take "
+        f"{'another' if form is None else 'on_policy'}, or trainer.v1.trainer_mode=sync",
+    )
     check(
         not policy.sampler.plans_steps or warmup == 0,
         f"trainer.v1.{mode}.num_warmup_batches",
         warmup,
         f"adaptive/sampler={policy.sampler.name} plans a step from the results of all steps before it, so nothing may be "
         f"generated ahead: trainer.v1.{mode}.num_warmup_batches=0",
-    )
-    check(
-        not adaptive.rounds,
-        "adaptive.rounds",
-        True,
-        f"trainer.v1.trainer_mode={mode} generates all the time; leave it at false",
     )
 
 

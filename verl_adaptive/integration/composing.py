@@ -16,7 +16,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from verl_adaptive.errors import AdaptiveError, ConfigError, Misspelt, RefusedByVerl, nearest, removed
+from verl_adaptive.errors import AdaptiveError, ConfigError, Misspelt, RefusedByVerl, nearest
 from verl_adaptive.integration import guard
 from verl_adaptive.policy import PARTS
 
@@ -250,8 +250,7 @@ def _near(command: Command) -> list[str]:
             if not options and name not in (_groups := [f"adaptive/{role}" for role in (*PARTS, "platform")]):
                 hints += [f"did you mean {near}=?" for near in difflib.get_close_matches(name, _groups, n=1)]
             elif options and value not in options:
-                gone = removed(value) if name == "adaptive" else ""
-                hints.append(gone or f"{name}={value}: {nearest(value, options)}")
+                hints.append(f"{name}={value}: {nearest(value, options)}")
             else:
                 choices.append(word)
     if keys and not hints:

@@ -12,10 +12,10 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from verl_adaptive.allocators.pooled import PooledAllocator
 from verl_adaptive.config import AdaptiveConfig
-from verl_adaptive.integration.compat import MODES, queue_lacks
-from verl_adaptive.policy import settle
-from verl_adaptive.roles import Policy
+from verl_adaptive.integration.compat import MODES
+from verl_adaptive.policy import Policy
 
 __all__ = [
     "MODES",
@@ -50,7 +50,7 @@ def mode_of(config: Any) -> str:
 
 
 def adaptive_of(config: Any) -> AdaptiveConfig:
-    """The ``adaptive`` group of verl's configuration, with what is left to the trainer mode or to ``data.seed`` settled.
+    """The ``adaptive`` group of verl's configuration, checked, with ``data.seed`` where it has no seed of its own.
 
     Raises:
         ConfigError: it is no group, or a key or value in it is wrong.
@@ -58,24 +58,7 @@ def adaptive_of(config: Any) -> AdaptiveConfig:
     node = config.get("adaptive")
     data = OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
     made = AdaptiveConfig.from_mapping(data)
-    if made.seed is None:
-        made = replace(made, seed=int(config.data.get("seed") or 0))
-    return settle(made, holds=mode_of(config) == "sync" and not queue_lacks())
-
-
-def queue_note(config: Any, adaptive: AdaptiveConfig) -> str:
-    """That an allocator does not hold groups because TransferQueue cannot save them; empty where that is no matter."""
-    lacks = queue_lacks()
-    auto = OmegaConf.select(config, "adaptive.allocator.form") if OmegaConf.is_config(config) else None
-    if not lacks or mode_of(config) != "sync" or auto != "auto" or _holding(config) == adaptive.allocator:
-        return ""
-    return f"adaptive.allocator.form=auto is {adaptive.allocator.get('form')}: {lacks}, and held groups need it"
-
-
-def _holding(config: Any) -> dict[str, Any]:
-    """The allocator's options as they would be if groups could be held."""
-    data = OmegaConf.to_container(config.adaptive, resolve=True)
-    return settle(AdaptiveConfig.from_mapping(data), holds=True).allocator
+    return made if made.seed is not None else replace(made, seed=int(config.data.get("seed") or 0))
 
 
 def updates_of(config: Any) -> int:
@@ -216,7 +199,7 @@ def distillation_note(config: Any) -> str:
 def held_note(policy: Policy) -> str:
     """That a part of what trains is of older weights; empty where every group is made within its step."""
     allocator = policy.allocator
-    if not allocator.can_hold:
+    if not (isinstance(allocator, PooledAllocator) and allocator.can_hold):
         return ""
     age = getattr(allocator.config, "max_age", None)
     most = "" if age is None else f" (adaptive.allocator.max_age={age} steps at most)"

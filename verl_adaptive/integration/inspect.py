@@ -29,6 +29,7 @@ from verl_adaptive.integration.facts import (
     compared_of,
     distillation_note,
     dropped_note,
+    held_note,
     image_note,
     journal_place,
     mode_of,
@@ -37,8 +38,7 @@ from verl_adaptive.integration.facts import (
     results_of,
     updates_of,
 )
-from verl_adaptive.policy import build_policy
-from verl_adaptive.roles import Policy
+from verl_adaptive.policy import Policy, build_policy
 from verl_adaptive.simulate.worlds import Stream
 from verl_adaptive.stats.keys import KEY_DTYPE, dataset_keys
 from verl_adaptive.stats.table import StatsTable
@@ -386,7 +386,7 @@ def _mode(config: DictConfig, policy: Policy) -> tuple[str, str]:
     check(mode in MODES, "trainer.v1.trainer_mode", v1.trainer_mode, f"verl has {', '.join(MODES)}")
     if mode == "sync":
         trains = "every rollout trains under the weights that made it"
-        if policy.allocator.can_hold:
+        if held_note(policy):
             trains = "groups held from the step before train with their first rollouts of then: off-policy by a step"
         return mode, f"generation and training take turns; {trains}"
     ahead = v1[mode].num_warmup_batches
@@ -519,7 +519,7 @@ def _warm_start(config: DictConfig, adaptive: AdaptiveConfig) -> int:
 
 def _resume(config: DictConfig, adaptive: AdaptiveConfig, policy: Policy) -> str:
     """What verl's ``resume_mode`` leads to, and which statistics would be read."""
-    from verl_adaptive.integration.resume import ALLOW, differences, settings_of, settled_otherwise
+    from verl_adaptive.integration.resume import ALLOW, differences, settings_of
     from verl_adaptive.stats.snapshot import SnapshotMissing, read_manifest
 
     trainer = config.trainer
@@ -541,8 +541,6 @@ def _resume(config: DictConfig, adaptive: AdaptiveConfig, policy: Policy) -> str
         return f"resumes {folder}, which has no statistics: they start empty"
     known = f"resumes {folder} with its statistics (step {meta.get('step')}, {meta.get('policy')})"
     if meta.get("policy_digest") not in (None, policy.digest()) and "policy" not in adaptive.resume.allow:
-        if otherwise := settled_otherwise(adaptive, meta["policy_digest"], mode_of(config)):
-            raise AdaptiveError(f"{folder} {otherwise}")
         raise AdaptiveError(
             f"{folder} was written under another policy or other options ({meta.get('policy')}): training would refuse to "
             "resume. Start elsewhere with trainer.default_local_dir, or accept it with adaptive.resume.allow=[policy]"

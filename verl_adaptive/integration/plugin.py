@@ -13,7 +13,6 @@ import sys
 
 import wrapt
 
-from verl_adaptive.errors import removed_in
 from verl_adaptive.integration import guard
 
 __all__: list[str] = []
@@ -47,17 +46,6 @@ def _check_search_path() -> None:
         )
 
 
-def _refuse_removed(argv: list[str]) -> None:
-    """Hydra would say no more than that it cannot find the preset; our own commands find words of their own.
-
-    Raises:
-        SystemExit: the command line names a preset that this version does not have any more.
-    """
-    gone = "" if "verl_adaptive.cli" in sys.modules else removed_in(argv[1:])
-    if gone:
-        raise SystemExit(f"verl-adaptive: {gone}")
-
-
 def _refuse_misread(argv: list[str]) -> None:
     """Our own commands find words of their own.
 
@@ -70,7 +58,6 @@ def _refuse_misread(argv: list[str]) -> None:
 
 
 if _asks_for_adaptive(sys.argv):
-    _refuse_removed(sys.argv)
     try:
         _check_search_path()
     except ModuleNotFoundError as error:  # a parent package is missing altogether

@@ -20,7 +20,7 @@ from verl_adaptive.engine import AsyncEngine, Engine, StepResult
 from verl_adaptive.integration import compat
 from verl_adaptive.integration.facts import distillation_note, dropped_note, held_note, image_note, updates_of
 from verl_adaptive.integration.layout import Layout
-from verl_adaptive.roles import Policy
+from verl_adaptive.policy import Policy
 
 __all__ = ["banner", "progress_line", "step_metrics"]
 

@@ -10,15 +10,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, fields, is_dataclass, replace
+from dataclasses import asdict
 from typing import Any
 
 from verl_adaptive.config import AdaptiveConfig, flat
-from verl_adaptive.errors import ConfigError
-from verl_adaptive.policy import build_policy, find_part
 from verl_adaptive.stats.snapshot import SnapshotError
 
-__all__ = ["ALLOW", "IRRELEVANT", "LOGGED", "check_settings", "differences", "settings_of", "settled_otherwise"]
+__all__ = ["ALLOW", "IRRELEVANT", "LOGGED", "check_settings", "differences", "settings_of"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -29,7 +27,7 @@ ALLOW = "settings"
 IRRELEVANT: dict[str, str] = {
     **dict.fromkeys(
         ("sampler", "allocator", "filter", "advantage"),
-        "the policy's fingerprint has them, but for options whose default has moved, which are compared",
+        "the policy's fingerprint has them",
     ),
     "name": "for people",
     "record": "writes down, decides nothing",
@@ -70,71 +68,19 @@ def settings_of(
         run: other settings of verl's, by name.
     """
     found = {name: value for name, value in asdict(adaptive).items() if name not in IRRELEVANT}
-    parts = {
-        k: v for part in build_policy(adaptive) for k, v in _moved(part.config, part.role, adaptive.rounds).items()
-    }
     return {
         **flat(found, "adaptive."),
-        **parts,
         **(run or {}),
         "data.train_batch_size": batch,
         "actor_rollout_ref.rollout.n": n,
     }
 
 
-def _moved(config: Any, name: str, rounds: bool) -> dict[str, Any]:
-    """Options of a part whose default has moved: the policy's fingerprint takes the new default for the old one.
-
-    In rounds the old one is what such a default means.
-    """
-    out: dict[str, Any] = {}
-    for f in fields(config):
-        key, value = f"{name}.{f.name}", getattr(config, f.name)
-        if is_dataclass(value):
-            out |= _moved(value, key, rounds)
-        elif "was" in f.metadata:
-            out[f"adaptive.{key}"] = f.metadata["was"] if rounds and value == f.default else value
-    return out
-
-
-def settled_otherwise(adaptive: AdaptiveConfig, digest: object, mode: str) -> str:
-    """What to write where a snapshot's policy is this one but for an option that is left to the run (``form=auto``).
-
-    That is so after a change of the trainer mode, and of snapshots of before the option had such a default.
-
-    Args:
-        adaptive: the ``adaptive`` group, settled.
-        digest: the snapshot's fingerprint of its policy.
-        mode: the trainer mode.
-
-    Returns:
-        The end of a sentence that begins with the snapshot; empty: something else differs.
-    """
-    for f in fields(find_part("allocator", adaptive.allocator["name"]).Config):
-        for value in f.metadata.get("stands_for", ()):
-            other = replace(adaptive, allocator={**adaptive.allocator, f.name: value})
-            try:
-                policy = build_policy(other)
-            except ConfigError:  # a value that this run's other parts refuse
-                continue
-            if policy.digest() == digest:
-                key = f"adaptive.allocator.{f.name}"
-                as_before = f"{key}={value}"
-                if policy.allocator.can_hold and mode != "sync":
-                    as_before = "trainer.v1.trainer_mode=sync"
-                return (
-                    f"is of a run with {key}={value}, and this one has {key}={adaptive.allocator[f.name]}. To go on as it was: "
-                    f"{as_before}. To change it within the run: adaptive.resume.allow=[policy]"
-                )
-    return ""
-
-
 def differences(saved: object, now: Mapping[str, Any]) -> tuple[list[str], list[str]]:
     """What differs, in words: what must be equal, and what is only said.
 
     Args:
-        saved: :func:`settings_of` of the run that wrote the checkpoint; 0.1.0 saved none, and what an older version did
-            not know is not compared.
+        saved: :func:`settings_of` of the run that wrote the checkpoint; what it did not know is not compared.
         now: :func:`settings_of` of this run.
     """
     if not isinstance(saved, Mapping):

@@ -16,13 +16,13 @@ import transfer_queue as tq
 from verl_adaptive.config import AdaptiveConfig
 from verl_adaptive.engine import Engine, StepResult
 from verl_adaptive.errors import AdaptiveError
-from verl_adaptive.integration.facts import compared_of, journal_place, media_columns, mode_of, results_of
+from verl_adaptive.integration.facts import compared_of, journal_place, media_columns, results_of
 from verl_adaptive.integration.prompts import identity_columns
-from verl_adaptive.integration.resume import check_settings, settings_of, settled_otherwise
+from verl_adaptive.integration.resume import check_settings, settings_of
 from verl_adaptive.integration.session import Session
 from verl_adaptive.integration.stream_session import StreamSession
 from verl_adaptive.integration.watch import Watch
-from verl_adaptive.roles import Policy
+from verl_adaptive.policy import Policy
 from verl_adaptive.stats import (
     Journal,
     SnapshotMissing,
@@ -310,10 +310,6 @@ class RunStore:
         folder = Path(checkpoint) / FOLDER
         allow = set(self.adaptive.resume.allow)
         try:
-            saved = read_manifest(folder)["meta"].get("policy_digest")
-            changed = saved != policy.digest() and "policy" not in allow
-            if changed and (otherwise := settled_otherwise(self.adaptive, saved, mode_of(self.config))):
-                raise SnapshotError(f"{folder} {otherwise}")
             table, state, manifest = read_snapshot(
                 folder,
                 expect={"step": step, "policy_digest": policy.digest(), "dataset": self.fingerprint},
@@ -337,11 +333,6 @@ class RunStore:
         self.row_of = table.rows_for(self.keys, sources=self.sources)
         visited = int((table.col("visits") > 0).sum())
         self.origin = f"resumed at step {step}: {visited} prompts known, {len(state['engine']['queue'])} waiting"
-        if not {"kind", "stream"} & set(state["engine"]) and not self.adaptive.rounds:
-            logger.warning(
-                "the checkpoint is of a version that worked in rounds; this run commits groups in the order of submission. "
-                "To go on as before: adaptive.rounds=true"
-            )
         return state
 
     @staticmethod

@@ -183,7 +183,7 @@ class AdaptiveMixin(_Trainer):
         mode = None if self.base_mode == "sync" else async_facts(self.config, self.shape.groups)
         self.engine = make_engine(*parts, skip_zero=skip, mode=mode)
         storage = self.config.transfer_queue.backend
-        sorted_out = self.base_mode == "sync" and self.adaptive.longest_first and not self.adaptive.rounds
+        sorted_out = self.base_mode == "sync" and self.adaptive.longest_first
         road = Road(
             self._submit_batch_to_rollout,
             lambda: self.global_steps,

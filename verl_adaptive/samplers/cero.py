@@ -170,7 +170,7 @@ class Cero(Sampler):
             "adaptive/sampler=cero plans one round a step and paces the budget itself; write adaptive.refill=false",
         )
         allocator = policy.allocator
-        self._follows_plan = allocator.follows_plan
+        self._follows_plan = allocator.fixed_size(1) is not None
         check(
             not self._follows_plan or getattr(allocator.config, "n", None) is None,
             "adaptive.allocator.n",
@@ -178,7 +178,7 @@ class Cero(Sampler):
             "adaptive/sampler=cero plans g·n_max rollouts a prompt; leave it null and set adaptive.sampler.g and n_max",
         )
         check(
-            not allocator.can_hold,
+            not getattr(allocator, "can_hold", False),
             "adaptive.allocator.name",
             allocator.name,
             "it holds groups for the next step, but adaptive/sampler=cero learns from a round before it plans the "
@@ -282,7 +282,7 @@ class Cero(Sampler):
     # -- planning -------------------------------------------------------------------------------------------
 
     def round_size(self, progress: Progress) -> int:
-        return 0 if progress.round or self.finished else -(-self.capacity // self.n_max)
+        return 0 if self.finished else -(-self.capacity // self.n_max)
 
     @property
     def left(self) -> int:

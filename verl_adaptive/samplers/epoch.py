@@ -16,8 +16,7 @@ __all__ = ["Epoch"]
 class Epoch(Sampler):
     """Epoch order: verl's stream as it comes.
 
-    With ``round.prompts`` (DAPO's ``gen_batch_size``, 2503.14476) a round is larger than the batch; with
-    ``round.adaptive`` later rounds follow the yield (see :mod:`verl_adaptive.samplers.rounds`).
+    With ``round.prompts`` (DAPO's ``gen_batch_size``, 2503.14476) a step's first request is larger than the batch.
     """
 
     name: ClassVar[str] = "epoch"
@@ -25,7 +24,7 @@ class Epoch(Sampler):
 
     @dataclass
     class Config:
-        """``round``: size of a generation round."""
+        """``round``: how much a step first asks for."""
 
         round: RoundConfig = field(default_factory=RoundConfig)
 
@@ -33,7 +32,7 @@ class Epoch(Sampler):
         super().bind(table, facts)
         prompts = self.config.round.prompts
         check(
-            prompts is None or prompts >= facts.batch or self.config.round.adaptive,
+            prompts is None or prompts >= facts.batch,
             "adaptive.sampler.round.prompts",
             prompts,
             f"must be at least data.train_batch_size={facts.batch}",

@@ -60,7 +60,7 @@ class Greso(Sampler):
             warmup_epochs: passes over the data during which the p's stay put.
             classify: what makes a visit count: ``variance`` (paper) or ``mean`` (the official code's bands).
             easy_mean, hard_mean: the bands of ``classify=mean``, on the mean signal.
-            round: size of a generation round; adaptive by default, as published.
+            round: how much a step first asks for.
         """
 
         p_easy: float = 0.5
@@ -75,7 +75,7 @@ class Greso(Sampler):
         classify: Literal["variance", "mean"] = "variance"
         easy_mean: float = 0.98
         hard_mean: float = 0.11
-        round: RoundConfig = field(default_factory=lambda: RoundConfig(adaptive=True))
+        round: RoundConfig = field(default_factory=RoundConfig)
 
         def validate(self, path: str) -> None:
             for key in ("p_easy", "p_hard", "target", "delta", "p_min", "p_max"):
@@ -88,9 +88,6 @@ class Greso(Sampler):
             check(self.warmup_epochs >= 0, f"{path}.warmup_epochs", self.warmup_epochs, "must be 0 or greater")
 
     def __init__(self, options: Mapping[str, Any] | None = None) -> None:
-        options = dict(options or {})
-        if isinstance(options.get("round"), Mapping):
-            options["round"] = {"adaptive": True, **options["round"]}
         super().__init__(options)
         self.p_easy: float = self.config.p_easy
         self.p_hard: float = self.config.p_hard

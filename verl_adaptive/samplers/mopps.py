@@ -120,9 +120,8 @@ class Mopps(Sampler):
         wins, losses = a0 + self.col("wins")[rows], b0 + self.col("losses")[rows]
         rate = draw_beta(wins, losses, draw, "mopps.rate", hi[near], lo[near])
         order = np.lexsort((shuffle[near], np.abs(rate - c.target)))
-        parts = [near[order][: max(0, count - len(overdue))], overdue]
-        # Where groups commit in order, the last of a pick are what a full batch aborts: that must not be the floor.
-        picked = free[np.concatenate(parts[::-1] if progress.ordered else parts)]
+        # The last of a pick are what a full batch aborts: that must not be the floor.
+        picked = free[np.concatenate([overdue, near[order][: max(0, count - len(overdue))]])]
         self._taken = np.concatenate([self._taken, picked])
         return Pick(picked)
 

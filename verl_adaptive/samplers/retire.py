@@ -8,25 +8,28 @@ each of its turns, and comes back as soon as it falls short once. ``recheck=0`` 
 A prompt that a warm start knows to be solved begins retired: with a pass rate of at least ``threshold``, in all and at its
 latest visit, over as many rollouts as ``after`` visits have.
 
-How many pilots a round takes is the allocator's part (:mod:`verl_adaptive.allocators.pilot_commit`); with other
+How many pilots a step asks for is the allocator's part (:mod:`verl_adaptive.allocators.pilot_commit`); with other
 allocators, ``round``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from verl_adaptive.config import AdaptiveConfig, RunFacts, at_least, check
 from verl_adaptive.groups import Groups
 from verl_adaptive.progress import Progress
-from verl_adaptive.roles import Allocator, Policy, Sampler
+from verl_adaptive.roles import Sampler
 from verl_adaptive.samplers.rounds import RoundConfig, round_size
 from verl_adaptive.stats.table import Column, StatsTable
 from verl_adaptive.stats.visits import waves
+
+if TYPE_CHECKING:
+    from verl_adaptive.policy import Policy
 
 __all__ = ["Retire"]
 
@@ -47,7 +50,7 @@ class Retire(Sampler):
             after: solved visits in a row that retire a prompt.
             threshold: pass rate from which a visit counts as solved.
             recheck: chance that a retired prompt is rolled out at its turn; 0: never (as published).
-            round: size of a generation round.
+            round: how much a step first asks for.
         """
 
         after: int = 1
@@ -65,10 +68,11 @@ class Retire(Sampler):
         self._gate = np.zeros(2, dtype=np.int64)  # this step: retired prompts seen, let through
         self._moved = np.zeros(2, dtype=np.int64)  # this step: prompts retired, brought back
         self._last = np.zeros(4, dtype=np.int64)
-        self._allocator: Allocator | None = None
+        self._pilots: Callable[[int], int] | None = None
 
     def check_policy(self, policy: Policy, config: AdaptiveConfig) -> None:
-        self._allocator = policy.allocator
+        if getattr(policy.allocator, "makes_commits", False):
+            self._pilots = policy.allocator.pilots  # type: ignore[attr-defined]
 
     def bind(self, table: StatsTable, facts: RunFacts) -> None:
         super().bind(table, facts)
@@ -83,11 +87,7 @@ class Retire(Sampler):
 
     def _per_visit(self) -> int:
         """Rollouts that tell that a prompt is solved: its pilots, where an allocator gives it pilots first."""
-        allocator = self._allocator
-        if allocator is None or not allocator.makes_commits:
-            return self.facts.n
-        # The parts are bound one after the other, the sampler first: the allocator has not yet settled its own.
-        return getattr(allocator.config, "n_pilot", None) or max(2, self.facts.n // 4)
+        return self.facts.n if self._pilots is None else self._pilots(self.facts.n)
 
     def round_size(self, progress: Progress) -> int:
         return round_size(self.config.round, progress)

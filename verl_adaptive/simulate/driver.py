@@ -3,9 +3,9 @@
 Nothing of a method is written again here: the policy is built from the preset's configuration, and the engine is the
 object that verl's trainer drives.
 
-Without a clock there is no moment at which a request could be aborted, so what commits in order would pay for all that it
-sent. Rollouts are therefore counted in rounds (``adaptive.rounds=true``) here; :mod:`verl_adaptive.simulate.clock` has time,
-aborts and the engine of the ``sync`` trainer.
+Without a clock there is no moment at which a request could be aborted. Groups then come back in the order of submission, a
+sixteenth of a batch at a time, and what is left when the step has its batch counts as not begun: a run costs what its decisions
+cost. :mod:`verl_adaptive.simulate.clock` has time, and what is under way when a step ends.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from verl_adaptive.engine import AsyncEngine, AsyncFacts, Requests, StepResult, 
 from verl_adaptive.engine.shape import step_shape
 from verl_adaptive.errors import AdaptiveError, Exhausted
 from verl_adaptive.groups import Groups
-from verl_adaptive.policy import build_policy, settle
+from verl_adaptive.policy import build_policy
 from verl_adaptive.roles import Sampler
 from verl_adaptive.simulate.clock import Clock
 from verl_adaptive.simulate.learning import LearningWorld
@@ -35,6 +35,8 @@ __all__ = ["ENDS", "Simulation", "make_simulation"]
 
 #: Why a run ended (:attr:`Simulation.ended`), unless training would have ended with an error; then it is that.
 ENDS = ("steps", "sampler", "budget")
+
+_LOTS = 16  # of a batch: what comes back together where there is no clock
 
 
 class Simulation:
@@ -51,10 +53,9 @@ class Simulation:
         shuffle: the stream permutes the data set each epoch; False: data-set order.
         skip_zero: leave rollouts of exactly zero advantage out of training; :func:`make_simulation` takes what
             ``adaptive.skip_zero_advantage`` says.
-        clock: answers in time, group by group; None: everything that is asked for is back at once.
+        clock: answers in time, group by group; None: answers are back as asked for, one after the other.
         peer: verl's own filter decides, in place of the package's engine.
         mode: an asynchronous trainer takes the batches; needs a clock, for nothing but time says what comes back first.
-        rounds: work in rounds; None: as configured with a clock, and in rounds without one.
 
     Attributes:
         engine: the engine.
@@ -79,12 +80,9 @@ class Simulation:
         clock: Clock | None = None,
         peer: bool = False,
         mode: AsyncFacts | None = None,
-        rounds: bool | None = None,
     ) -> None:
         if mode is not None and clock is None:
             raise AdaptiveError("an asynchronous trainer is simulated with a clock only")
-        config = replace(config, rounds=(config.rounds or clock is None) if rounds is None else rounds)
-        config = settle(config, holds=mode is None)
         self.world, self.steps, self.fixed, self.n = world, steps, fixed, n
         self.clock: Any = clock
         table = StatsTable()
@@ -103,6 +101,7 @@ class Simulation:
         source = Stream(world.size, seed, shuffle)
         if isinstance(world, LearningWorld) and world.batch is None:
             world.batch = batch  # the same rollouts in smaller groups move the model no further
+        self._peer = peer
         self.engine: Any  # the package's engine, or verl's filter in its place
         if peer:
             self.engine = VerlFilter(config, table, facts, row_of, source, policy=policy)
@@ -139,7 +138,7 @@ class Simulation:
         self.ended = self.ended or self._why()
 
     def run_step(self) -> StepResult:
-        """One step: rounds until the batch is complete, then training.
+        """One step: generation until the batch is complete, then training.
 
         Raises:
             Exhausted: as :meth:`Engine.finish`.
@@ -153,8 +152,9 @@ class Simulation:
         elif self.clock is not None:
             self.clock.generate(self.engine, requests, self._answer)
         else:
-            while requests is not None:
-                requests = self.engine.receive(self._answer(requests))
+            while len(self.engine.flight) and not self.engine.settled:
+                lot = len(self.engine.flight) if self._peer else -(-self.engine.facts.batch // _LOTS)
+                self.engine.receive(self._answer(self.engine.flight.select(slice(lot))))
         result = self.engine.finish()
         self.world.learn(result, self.engine.policy, self.step)
         return result

@@ -28,7 +28,7 @@ from verl_adaptive.simulate.worlds import StaticWorld
 
 if TYPE_CHECKING:
     from verl_adaptive.engine import StepResult
-    from verl_adaptive.roles import Policy
+    from verl_adaptive.policy import Policy
 
 __all__ = ["LIMIT", "LearningConfig", "LearningWorld", "advantages", "group_relative", "logit"]
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from importlib.resources import files
 
 from verl_adaptive.config import AdaptiveConfig
-from verl_adaptive.errors import AdaptiveError, ConfigError, nearest, removed
+from verl_adaptive.errors import AdaptiveError, ConfigError, nearest
 
 __all__ = ["PEERS", "REFERENCES", "compose_preset", "preset_names", "split_words"]
 
@@ -47,7 +47,7 @@ def compose_preset(words: Sequence[str], more: Sequence[str] = ()) -> AdaptiveCo
         more: further overrides, which win.
 
     Raises:
-        ConfigError: no such preset, with the nearest name, or what became of it.
+        ConfigError: no such preset, with the nearest name.
         AdaptiveError: Hydra cannot make sense of an override.
     """
     from hydra import compose, initialize_config_module
@@ -69,8 +69,6 @@ def compose_preset(words: Sequence[str], more: Sequence[str] = ()) -> AdaptiveCo
         if name in preset_names():
             words = " ".join([name, *overrides])
             raise AdaptiveError(f"{words}: {error}; overrides of one preset go into its own quotes") from error
-        if gone := removed(name):
-            raise ConfigError("--preset", name, gone) from None
         hint = nearest(name, [*preset_names(), *REFERENCES, *PEERS])
         raise ConfigError("--preset", name, f"no such preset; {hint}") from None
     finally:

@@ -30,7 +30,7 @@ from verl_adaptive.simulate.worlds import StaticWorld
 
 if TYPE_CHECKING:
     from verl_adaptive.engine import StepResult
-    from verl_adaptive.roles import Policy
+    from verl_adaptive.policy import Policy
 
 __all__ = ["ReplayConfig", "ReplayedWorld", "fit_prior", "knot_rates", "make_replayed"]
 

@@ -25,8 +25,7 @@ from verl_adaptive.engine import PromptSource, Requests, StepResult
 from verl_adaptive.engine.ledger import Ledger
 from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.groups import Groups
-from verl_adaptive.policy import build_policy
-from verl_adaptive.roles import Policy
+from verl_adaptive.policy import Policy, build_policy
 from verl_adaptive.stats.table import StatsTable
 
 __all__ = ["POLL", "VerlFilter"]

@@ -19,7 +19,7 @@ from verl_adaptive.stats.keys import KEY_DTYPE
 
 if TYPE_CHECKING:
     from verl_adaptive.engine import Requests, StepResult
-    from verl_adaptive.roles import Policy
+    from verl_adaptive.policy import Policy
     from verl_adaptive.simulate.lengths import Lengths
 
 __all__ = ["StaticWorld", "Stream", "World", "draw_groups", "number_keys"]
@@ -113,6 +113,9 @@ def draw_groups(
         tokens=np.maximum(1, (mean * spread).astype(np.int64)),
         stage=requests.stage[home].astype(np.int16),
         lost=lost,
+        spoilt=np.zeros(len(requests), dtype=np.int64),
+        spoilt_tokens=np.zeros(len(requests), dtype=np.int64),
+        shorter=np.zeros(len(home), dtype=np.int64),
     )
 
 

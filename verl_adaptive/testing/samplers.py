@@ -26,10 +26,10 @@ import pytest
 from verl_adaptive.config import AdaptiveConfig, RunFacts
 from verl_adaptive.engine import Engine, Requests, StepResult, make_engine
 from verl_adaptive.groups import Groups
-from verl_adaptive.policy import find_part
+from verl_adaptive.policy import Policy, find_part
 from verl_adaptive.progress import Progress
 from verl_adaptive.rng import Draw
-from verl_adaptive.roles import Pick, Policy, Sampler
+from verl_adaptive.roles import Pick, Sampler
 from verl_adaptive.stats.keys import KEY_DTYPE
 from verl_adaptive.stats.table import StatsTable
 
@@ -91,8 +91,7 @@ class SamplerConformance:
         prompts, batch, n, steps: the run the tests make.
         patience: steps within which each prompt must be seen again once it has been seen, solved or not; None for a
             sampler that is permanent on purpose.
-        refill: drop groups of zero variance and give the sampler further rounds; False for samplers that pace a budget.
-        rounds: the engine works in rounds; subclass with False as well to see a sampler where groups commit in order.
+        refill: drop groups of zero variance and give the sampler further turns; False for samplers that pace a budget.
     """
 
     prompts: int = 40
@@ -101,7 +100,6 @@ class SamplerConformance:
     steps: int = 60
     patience: int | None = 400
     refill: bool = True
-    rounds: bool = True
 
     def make(self) -> Sampler:
         """A new sampler, the same one each time."""
@@ -127,7 +125,7 @@ class SamplerConformance:
         others = {"allocator": "fixed", "filter": judge, "advantage": "verl"}
         made: dict[str, Any] = {role: find_part(role, name)({}) for role, name in others.items()}
         policy = Policy(sampler, **made)
-        config = AdaptiveConfig(refill=self.refill, rounds=self.rounds)
+        config = AdaptiveConfig(refill=self.refill)
         for part in policy:
             part.check_policy(policy, config)
         table = StatsTable() if table is None else table

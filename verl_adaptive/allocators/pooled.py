@@ -1,0 +1,88 @@
+"""Allocators whose groups share something: a pool of rollouts, places of the batch; or wait for a later step."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+
+from verl_adaptive.groups import Groups
+from verl_adaptive.progress import Progress
+from verl_adaptive.roles import HOLD, Allocator
+
+__all__ = ["PooledAllocator"]
+
+
+class PooledAllocator(Allocator):
+    """An allocator whose top-ups depend on more than the group's own rollouts.
+
+    :meth:`review` still says what a group would get by itself. What groups share, the engine settles in the order of
+    submission, by what the allocator says here.
+
+    Attributes:
+        can_hold: :meth:`review` may answer ``HOLD``; the engine then offers held groups to :meth:`recall` in later steps.
+        needs_place: a top-up is worth its rollouts only if the batch has a place for the group: it goes out as soon as that
+            is sure, and a group for which there is surely none is held or closed.
+        makes_commits: gives each prompt pilots, and those that :meth:`side` puts into its band a commit (a top-up).
+        least_key: the option below ``adaptive.allocator`` that :meth:`least` comes from.
+    """
+
+    can_hold: bool = False
+    needs_place: ClassVar[bool] = False
+    makes_commits: ClassVar[bool] = False
+    least_key: ClassVar[str] = "n"
+
+    def most(self, n: np.ndarray, stage: np.ndarray) -> np.ndarray:
+        """int64 ``(k,)``: the most further rollouts that groups of ``n`` rollouts after ``stage`` top-ups may ask for.
+
+        The tighter the bound, the sooner other groups can be sure of their share of a pool or a cap. By default no bound.
+        """
+        return np.full(len(n), 2**31, dtype=np.int64)
+
+    def fund(self, n: np.ndarray, planned: np.ndarray | None) -> np.ndarray | None:
+        """Rollouts that new prompts pay into the pool from which all top-ups are taken.
+
+        Args:
+            n: int64 ``(k,)``, first rollouts of new prompts.
+            planned: int64 ``(k,)``, a pool sampler's own plan for them, or None.
+
+        Returns:
+            int64 ``(k,)``, or None: top-ups are not limited in common.
+        """
+        return None
+
+    def prompts(self, wanted: int, progress: Progress) -> int:
+        """New prompts that a step first asks for; ``wanted`` is the sampler's word. Asked after :meth:`recall`."""
+        return wanted
+
+    def affordable(self, wanted: int, progress: Progress) -> int:
+        """Of ``wanted`` new prompts, as many as have their top-ups beside them under the step's cap on rollouts."""
+        return wanted
+
+    def complete(self, groups: Groups) -> np.ndarray:
+        """bool ``(G,)``: closed groups that may train; the others are dropped whatever the filter says."""
+        return np.ones(len(groups), dtype=bool)
+
+    def reserve(self, progress: Progress) -> int:
+        """Groups that should be held when a step ends: it waits for them in its first request."""
+        return 0
+
+    def recall(self, held: Groups, since: np.ndarray, progress: Progress) -> np.ndarray:
+        """Decide on groups held from earlier steps, before a step's new prompts are drawn.
+
+        Args:
+            held: the groups, in the order of submission.
+            since: int64 ``(G,)``, the step each was held in.
+
+        Returns:
+            int64 ``(G,)``: k > 0 rollouts now, ``CLOSE`` to give it up, ``HOLD`` to keep it.
+        """
+        return np.full(len(held), HOLD, dtype=np.int64)
+
+    def pilots(self, n: int) -> int:
+        """Pilots of a prompt under ``actor_rollout_ref.rollout.n=n``; of allocators that make commits, as :meth:`side`."""
+        raise TypeError(f"{type(self).__name__} makes no commits")
+
+    def side(self, groups: Groups) -> np.ndarray:
+        """int8 ``(G,)``: −1 too hard, 0 in the band, +1 too easy."""
+        raise TypeError(f"{type(self).__name__} makes no commits")
