@@ -181,7 +181,7 @@ class Nameless(Sampler):
 def test_an_entry_point_alone_makes_a_choice(third_party, composed) -> None:
     third_party(sampler_mine=f"{__name__}:Mine")
     config = composed("+adaptive=dapo", "adaptive/sampler=mine", "adaptive.sampler.steps=3")
-    assert config.adaptive.sampler.steps == 3 and config.adaptive.sampler.round.safety is None
+    assert config.adaptive.sampler.steps == 3 and config.adaptive.sampler.round.safety == 1.1
     assert build_policy(adaptive(config)).sampler.config == Mine.Config(steps=3)
     with pytest.raises(ConfigCompositionException, match="Could not override"):
         composed("+adaptive=dapo", "adaptive/sampler=mine", "adaptive.sampler.stps=3")
