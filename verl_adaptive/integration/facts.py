@@ -32,7 +32,6 @@ __all__ = [
     "media_columns",
     "mode_of",
     "model_kind",
-    "queue_note",
     "replicas_of",
     "results_of",
     "single_turn",

@@ -34,7 +34,6 @@ from verl_adaptive.integration.facts import (
     journal_place,
     mode_of,
     model_kind,
-    queue_note,
     results_of,
     updates_of,
 )
@@ -338,7 +337,6 @@ def make_plan(
     engine = _first_step(shape, steps or 1000, max(shape.groups, min(prompts or _STAND_IN, _STAND_IN)))
     first = engine.begin(1)
     said = (
-        queue_note(config, adaptive),
         dropped_note(config, policy),
         image_note(config, model_kind(config)),
         distillation_note(config),

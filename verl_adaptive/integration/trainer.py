@@ -35,7 +35,7 @@ from verl_adaptive.integration.advantage import Loan, lend, register_estimator
 from verl_adaptive.integration.checks import async_facts, check_manager, check_run, why_not_skip_zero, zero_rows
 from verl_adaptive.integration.courier import Road
 from verl_adaptive.integration.curves import Rows, curves
-from verl_adaptive.integration.facts import adaptive_of, late_rewards, queue_note, single_turn, slots_of
+from verl_adaptive.integration.facts import adaptive_of, late_rewards, single_turn, slots_of
 from verl_adaptive.integration.layout import PAD, Layout, Pass, micro_size, plan
 from verl_adaptive.integration.prompts import Stream, identity_columns
 from verl_adaptive.integration.report import banner, step_metrics
@@ -77,8 +77,6 @@ class AdaptiveMixin(_Trainer):
         _show_our_log()
         self.adaptive = adaptive_of(config)
         policy = build_policy(self.adaptive)
-        if note := queue_note(config, self.adaptive):
-            logger.warning("%s", note)
         with open_dict(config):
             config.trainer.v1.trainer_mode = self.base_mode  # verl compares it with its own names in six places
             config.adaptive.allocator = self.adaptive.allocator  # for loggers, as it is in this run
