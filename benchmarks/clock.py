@@ -40,11 +40,11 @@ from verl_adaptive.simulate import (
 
 HERE = Path(__file__).resolve().parent
 
-#: Policies beside the shipped presets, which all run: options. Rows ``adaptive.rounds=true`` are of commit ff7a59c, the last to have rounds.
+#: Policies beside the shipped presets, which all run: options. Rows of generation rounds are in commit ff7a59c, the last to have them.
 VARIANTS = (
-    "pilot_commit adaptive.allocator.form=on_policy",
+    "pilot_commit adaptive.allocator.form=pipelined",
     "greso adaptive/allocator=pilot_commit adaptive/filter=band",
-    "greso adaptive/allocator=pilot_commit adaptive/filter=band adaptive.allocator.form=on_policy",
+    "greso adaptive/allocator=pilot_commit adaptive/filter=band adaptive.allocator.form=pipelined",
     " ".join(TIGHT),
 )
 #: What an asynchronous trainer has no use for, or refuses: plans of whole steps, pilots for a later generation.

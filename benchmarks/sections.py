@@ -64,7 +64,7 @@ JUDGED = [
     "* **Pools.** *Natural mix*: all difficulties. *Sparse*: most prompts hopeless or solved. *Large*: twice the prompts. *One "
     "pass*: no prompt is met twice. *Noisy*: one reward in ten is flipped.",
     "* **Versions.** Most rows of the papers' presets in the real pools were measured with 0.1.0, which generated in rounds; each "
-    "cell's JSON names its version. Rows `pilot_commit` are on-policy; the preset's default is `pilot_commit-pipelined`. `full` "
+    "cell's JSON names its version. `full` "
     f"is short for `+adaptive={' '.join(FULL['full'])}`. `oracle` sees exact pass rates: a bound, not a method.",
     "",
 ]
@@ -233,11 +233,9 @@ def code(name: str) -> Callable[[Row], str]:
 
 
 def _clock_rows(data: Row) -> Iterable[Row]:
-    """Policies of the model; rows that a former version's rounds made stay in the JSON."""
+    """Policies of the model."""
     grpo = data["policies"]["grpo"]
     for policy, e in data["policies"].items():
-        if "adaptive.rounds" in policy:
-            continue
         learns = data["learning"].get("mixed", {}).get(policy) or {}
         name = "verl's `filter_groups`" if policy == "verl_filter_groups" else f"`{policy}`"
         yield {**e, "policy": name, "of": e["begun"] / grpo["begun"], "to_grpo": learns.get("to_grpo")}
@@ -534,7 +532,7 @@ def async_table(data: Row) -> list[str]:
     rows = []
     for policies in data["asynchronous"].values():
         for policy, entry in policies.items():
-            if "adaptive.rounds" not in policy and entry is not None:
+            if entry is not None:
                 there = data["policies"].get(policy)
                 rows.append(
                     [

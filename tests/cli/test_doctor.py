@@ -338,15 +338,13 @@ def test_the_plan_knows_the_trainer_mode(alias, examine) -> None:
     assert "after every 2 minibatches" in found["THE PLAN"]["schedule"]
 
 
-def test_the_plan_says_what_is_left_to_the_trainer_mode(examine) -> None:
-    for mode, form in (("colocate_async", "on_policy"), ("sync", "pipelined")):
-        status, found = examine("+adaptive=pilot_commit", f"trainer.v1.trainer_mode={mode}")
-        plan = found["THE PLAN"]
-        assert status == 0 and plan["parts"]["allocator"] == {"pilot_commit": {"form": form}}
-        assert ("off-policy by a step" in plan["schedule"]) == (form == "pipelined")
+def test_the_plan_says_that_held_groups_are_off_policy(examine) -> None:
+    for form in ("on_policy", "pipelined"):
+        status, found = examine("+adaptive=pilot_commit", f"adaptive.allocator.form={form}")
+        assert status == 0 and ("off-policy by a step" in found["THE PLAN"]["schedule"]) == (form == "pipelined")
     words = ("+adaptive=pilot_commit", "adaptive.allocator.form=pipelined", "trainer.v1.trainer_mode=colocate_async")
     status, found = examine(*words)
-    assert status == 1 and "take auto, which is on_policy there" in found["validate"]["detail"]
+    assert status == 1 and "take on_policy, or trainer.v1.trainer_mode=sync" in found["validate"]["detail"]
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,9 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1 import PPOTrainerSync, get_trainer_cls
 
 from tests.integration.test_layout import even
+from verl_adaptive.config import AdaptiveConfig
 from verl_adaptive.integration.layout import PAD, Pass, plan
+from verl_adaptive.policy import build_policy
 
 
 class Workers:
@@ -139,13 +141,15 @@ def test_verls_normal_end_closes_the_journal_and_the_record(error, monkeypatch):
 
     monkeypatch.setattr(PPOTrainerSync, "fit", fit)
     trainer, closed = trainer_of(), []
+    trainer.engine = SimpleNamespace(policy=build_policy(AdaptiveConfig()))
+    manager = SimpleNamespace(agent_loop_workers=[])
     trainer.run_store = SimpleNamespace(close=lambda: closed.append("journal"))
     trainer._tape = SimpleNamespace(close=lambda: closed.append("record"))
     if error is None:
-        trainer.fit(None)
+        trainer.fit(manager)
     else:
         with pytest.raises(RuntimeError, match="the loop broke"):
-            trainer.fit(None)
+            trainer.fit(manager)
     assert closed == ["journal", "record"]
 
 

@@ -112,7 +112,7 @@ def test_what_the_estimator_takes_passes(overrides):
         (["+adaptive=solo", "adaptive/allocator=aero"], "adaptive.batch_unit"),
         # the way out must not lead to the next refusal
         (["+adaptive=solo", "algorithm.adv_estimator=rloo"], r"leave this one out, or, .*take \+adaptive=dapo"),
-        (["+adaptive=solo", "algorithm.adv_estimator=gae"], "to keep gae, choose adaptive/advantage=verl"),
+        (["+adaptive=solo", "algorithm.adv_estimator=gae"], "its value of each prompt takes the place of a critic"),
         (
             ["+adaptive=solo", "adaptive/advantage=verl", "algorithm.adv_estimator=grpo_passk"],
             r"adaptive\.allocator\.n=1: .*no variance to judge by",
@@ -430,9 +430,11 @@ def test_a_verl_without_plugins_is_told_so(verl, old, monkeypatch):
     assert bool(compat.too_old()) == old
     if not old:
         return
+    from verl.trainer.main_ppo import run_ppo
+
     with pytest.raises(SystemExit, match=rf"verl {verl} has neither plugins .*nor the V1 trainer.*verl>=0\.9\.0"):
-        guard.Guard().on_job_start(composed("+adaptive=greso"), task_function=run_checks)
-    guard.Guard().on_job_start(composed(), task_function=run_checks)  # nobody asked for a preset
+        guard.Guard().on_job_start(composed("+adaptive=greso"), task_function=run_ppo)
+    guard.Guard().on_job_start(composed(), task_function=run_ppo)  # nobody asked for a preset
 
 
 def test_a_trainer_of_verls_own_cannot_use_our_buffer():

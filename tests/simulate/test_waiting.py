@@ -80,7 +80,7 @@ def test_a_share_that_cannot_be_is_refused(share) -> None:
     "words",
     [
         "dapo adaptive.sampler.round.prompts=192",
-        "greso adaptive.sampler.round.prompts=96 adaptive.sampler.round.least=16",
+        "greso adaptive.sampler.round.prompts=96",
         "dapo adaptive.max_rollouts_per_step=640",
         "cero adaptive.sampler.capacity=150 adaptive.sampler.budget=4000",
     ],
