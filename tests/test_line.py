@@ -42,7 +42,7 @@ def candidates(size: int, chance: np.ndarray, seed: int, whole: int, asks: list[
     """Three laps of a step's candidates, each asked for by ``asks`` and then to its end."""
     facts = RunFacts(4, 2, 1, size, seed)
     feed = Feed(Gate(chance, seed), facts, np.arange(size), Batches(size, seed, whole))
-    progress = Progress(step=1, batch=4, draw=Draw(seed, 1), ordered=True)
+    progress = Progress(step=1, batch=4, draw=Draw(seed, 1))
     # Ungated, a step in which nothing is let through takes as much as its first request wants, which is the state's.
     line = Line(feed, progress, np.zeros(0, dtype=np.int64), ungated=False)
     laps = []

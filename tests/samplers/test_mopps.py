@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -96,13 +95,12 @@ def test_a_prompt_that_always_fails_does_not_take_the_re_check_share():
     assert engine.table.col("last_step")[~broken].min() > 150
 
 
-@pytest.mark.parametrize("ordered", [False, True])
-def test_the_re_check_share_is_not_what_a_full_batch_aborts(ordered) -> None:
+def test_the_re_check_share_is_not_what_a_full_batch_aborts() -> None:
     """The last tickets of a step are asked for in case: the prompts tried longest ago must not be those, step after step."""
     part = make_mopps(200, recheck=0.1)
     part.table.col("last_try")[:] = np.arange(200)
-    rows = part.pick(np.arange(200), 40, replace(progress_at(200), ordered=ordered)).rows
-    assert set((rows[:4] if ordered else rows[-4:]).tolist()) == {0, 1, 2, 3}
+    rows = part.pick(np.arange(200), 40, progress_at(200)).rows
+    assert set(rows[:4].tolist()) == {0, 1, 2, 3}
 
 
 def test_picks_the_sampled_rates_nearest_to_the_target():

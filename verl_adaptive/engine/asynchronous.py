@@ -278,7 +278,7 @@ class AsyncEngine(Engine):
         progress, policy, feed = self.progress, self.policy, self.feed
         planned = None
         if feed.picks:
-            rows, planned = feed.pick(feed.pickable(busy), wanted, progress)
+            rows, planned = feed.draw(wanted, progress, busy)
             index = feed.positions(rows)
         else:
             if not feed.admit(wanted, progress, busy, ungated=ungated):

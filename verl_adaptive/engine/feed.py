@@ -1,7 +1,9 @@
 """Which prompts come next: verl's stream through the gate, or picks from the pool.
 
 A prompt that has a group under way is *busy* and gets no second one: a gate turns it away at that place of the stream, a
-pool sampler is not shown it. Only in the ``sync`` trainer's plain epoch order (``whole_batches``), which is verl's own, may
+pool sampler is not shown it within a step, and across steps (asynchronous trainers) a busy prompt that is drawn is *due*: it
+is sent as soon as it is free. Were it left out of the draw instead, prompts with long answers would train less often than
+their weights say. Only in the ``sync`` trainer's plain epoch order (``whole_batches``), which is verl's own, may
 a batch hold a prompt twice where the data set does.
 
 Two ways to draw:
@@ -23,10 +25,12 @@ from verl_adaptive.policy import who
 from verl_adaptive.progress import Progress
 from verl_adaptive.roles import Sampler
 
-__all__ = ["MAX_PASSES", "Feed", "Line"]
+__all__ = ["MAX_PASSES", "MOST_DUE", "Feed", "Line"]
 
 #: Passes over the data within one step after which a gate is taken to let nothing more through.
 MAX_PASSES = 4
+#: Draws that a busy prompt may wait for; beyond that, the pool is too small for the weights to be kept.
+MOST_DUE = 4
 
 _NONE = np.zeros(0, dtype=np.int64)
 
@@ -43,6 +47,8 @@ class Feed:
     Attributes:
         pool: int64 ``(M,)``, table rows of the distinct prompts, in data-set order, so that ties break alike everywhere.
         queue: int64, admitted and not rolled out yet: data-set positions.
+        due: int64, table rows drawn from the pool while they were busy, in the order of the draws; a row at most
+            :data:`MOST_DUE` times.
         ahead: int64, read from the stream and not decided about: data-set positions, in stream order.
         position: stream positions that are decided about, since the run began.
         skipped: prompts that the gate turned away in this step.
@@ -55,7 +61,7 @@ class Feed:
         order = np.argsort(first)
         self.pool, self._pool_index = pool[order], first[order]
         self._by_row = np.argsort(self.pool)
-        self.queue, self.ahead = _NONE, _NONE
+        self.queue, self.ahead, self.due = _NONE, _NONE, _NONE
         self.position = 0
         self.skipped = 0
         self._since = (0, 0.0)  # position and passes since when the data set has its size: a resume may change it
@@ -112,6 +118,28 @@ class Feed:
                 "has values of pool, not positions in it"
             )
         return rows, planned
+
+    def draw(self, count: int, progress: Progress, busy: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+        """As :meth:`pick`, of an engine that draws while groups are under way: up to ``count`` rows that are free.
+
+        A sampler that plans rollouts or steps plans for the prompts at hand, and is not shown the busy ones.
+        """
+        if self.sampler.plans_rollouts or self.sampler.plans_steps:
+            return self.pick(self.pickable(busy), count, progress)
+        free = ~np.isin(self.due, busy)
+        now = np.flatnonzero(free & first_of(self.due, free))[:count]
+        rows, self.due = self.due[now], np.delete(self.due, now)
+        seen = rows
+        while len(rows) < count:
+            waiting, times = np.unique(self.due, return_counts=True)
+            left = self.pickable(np.concatenate([seen, waiting[times >= MOST_DUE]]))
+            drawn, _ = self.pick(left, count - len(rows), progress)
+            if not len(drawn):
+                break
+            later = np.isin(drawn, busy) | np.isin(drawn, self.due)
+            self.due = np.concatenate([self.due, drawn[later]])
+            rows, seen = np.concatenate([rows, drawn[~later]]), np.concatenate([seen, drawn])
+        return rows, None
 
     def admit(self, wanted: int, progress: Progress, busy: np.ndarray, *, ungated: bool) -> bool:
         """Pull the stream through the gate until ``wanted`` prompts wait in the queue.
@@ -174,6 +202,7 @@ class Feed:
             "queue_index": self.queue,
             "ahead": self.row_of[self.ahead],
             "ahead_index": self.ahead,
+            "due": self.due,
         }
 
     def load_state_dict(self, state: dict) -> None:
@@ -186,6 +215,8 @@ class Feed:
         queue = self.found(state["queue"], state["queue_index"])
         ahead = self.found(state["ahead"], state["ahead_index"])
         self.queue, self.ahead = queue[queue >= 0], ahead[ahead >= 0]
+        due = np.asarray(state["due"], dtype=np.int64)
+        self.due = due[self.positions(due) >= 0]
 
 
 class Line:
