@@ -44,7 +44,7 @@ __all__ = ["Run", "composed", "group_relative"]
 
 
 class Oracle(Sampler):
-    """Picks prompts at random in proportion to p (1 − p), p being the exact pass rate at this moment."""
+    """Picks prompts at random in proportion to p (1 − p), p being the exact pass rate at this moment; rows are positions."""
 
     name: ClassVar[str] = "oracle"
     kind: ClassVar[str] = "pool"
@@ -55,7 +55,7 @@ class Oracle(Sampler):
         if progress.step != self._step:  # the weights change between steps only
             self._step, self._rate = progress.step, self.rates()
         u = progress.draw.uniform(f"oracle.{progress.round}", self.table.key_hi[pool], self.table.key_lo[pool])
-        return Pick(pool[draw_by_variance(self._rate, u, count)])
+        return Pick(pool[draw_by_variance(self._rate[pool], u, count)])
 
 
 class Epochs:

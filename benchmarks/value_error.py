@@ -44,18 +44,20 @@ class Visits:
 def record(preset: str, seed: int, settings: Settings, cache: Path, lr: float = 1e-3) -> tuple[list[str], list[Visits]]:
     """Train once; the prompts' data sources, and what every step showed of them."""
     torch.set_num_threads(1)
-    run, steps = Run(Cell("base", preset, lr, seed), settings, cache), []
+    run = Run(Cell("base", preset, lr, seed), settings, cache)
+    steps: dict[int, list[tuple[np.ndarray, ...]]] = {}
     generate = run._generate
 
     def overheard(requests: Requests, step: int) -> Groups:
         exact = pass_rates(run.model, run.pool.pick(requests.index))
         groups = generate(requests, step)
-        steps.append(Visits(groups.row, groups.sum(groups.reward), groups.n.astype(float), exact))
+        parts = steps.setdefault(step, [])
+        parts.append((groups.row, groups.sum(groups.reward), groups.n.astype(float), exact))
         return groups
 
     run._generate = overheard  # type: ignore[method-assign]
     run.go()
-    return run.pool.sources, steps
+    return run.pool.sources, [Visits(*map(np.concatenate, zip(*parts, strict=True))) for parts in steps.values()]
 
 
 def value_error(sources: list[str], steps: list[Visits], **options: float | bool) -> np.ndarray:

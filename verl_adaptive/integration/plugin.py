@@ -67,7 +67,7 @@ _refuse_misread(sys.argv)
 
 if guard.asks_for_cpu(sys.argv[1:]) and "verl_adaptive.cli" not in sys.modules:
     # before verl loads the next plugin, verl_cpu's, in the order of their names; Ray's processes inherit it
-    os.environ.setdefault("VERL_PLATFORM", "cpu")
+    os.environ["VERL_PLATFORM"] = os.environ.get("VERL_PLATFORM", "").strip() or "cpu"
 
 wrapt.register_post_import_hook(_register_trainers, _DRIVER_MODULE)
 guard.watch()
