@@ -214,10 +214,11 @@ def test_predictions_use_earlier_visits_only(reported) -> None:
 
 
 def test_savings_are_estimated_only_where_it_is_fair(tmp_path) -> None:
-    """In a world that stands still, a run without a gate generates what uniform allocation would."""
+    """In a world that stands still, a run without a gate generates what uniform allocation would, and what it asked for
+    beyond the batch: here every request is answered before the step ends, so nothing is aborted."""
     make_run(tmp_path / "dapo", prompts=200, steps=60, sampler="epoch", filter="informative", snapshot=False)
     uniform = collect(open_run(tmp_path / "dapo")).history.uniform
-    assert abs(uniform["saved"]) < 0.15 and uniform["n"] == 8
+    assert -0.25 < uniform["saved"] < 0.05 and uniform["n"] == 8
     make_run(tmp_path / "pc", n=16, sampler="retire", allocator="pilot_commit", filter="band", steps=20, snapshot=False)
     assert "different sizes" in collect(open_run(tmp_path / "pc")).history.uniform["why"]
 
