@@ -162,7 +162,7 @@ def _standard(prompts: Any, tries: int) -> dict[str, tuple[np.ndarray, list[str]
     out = {f"never solved in {tries} rollouts or more": never}
     if "flips" in prompts.further:
         flipping = prompts.order("flips", prompts.where(FLIPPING), True)
-        out["flip-flopping: crossed one half at least twice, beyond chance"] = (flipping, ["flips"])
+        out["flip-flopping: crossed one half at least twice, significantly"] = (flipping, ["flips"])
     return out
 
 

@@ -171,7 +171,9 @@ class Site:
         version = await run_in_threadpool(self._is_new, run)
         if version is not None and run.id not in self._making:
             task = asyncio.create_task(self._make(run, version))
-            task.add_done_callback(lambda done: done.cancelled() or done.exception())  # whoever waits is told
+            task.add_done_callback(
+                lambda done: done.cancelled() or done.exception()
+            )  # raised where the page is awaited
             self._making[run.id] = task
         return self._pages.get(run.id)
 

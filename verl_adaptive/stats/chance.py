@@ -1,4 +1,4 @@
-"""What of a prompt's way is more than chance: thousands of prompts are looked at, and some do anything by chance alone.
+"""Which changes of a prompt are significant: among thousands of prompts, some change in any way by accident.
 
 Two tests, each exact or nearly so while a prompt's true pass rate stays what it is, and a correction for their number: a
 prompt's *surprise* is ``-log10`` of the false discovery rate (Benjamini and Hochberg) at which it would be listed. From
