@@ -282,8 +282,9 @@ def test_what_must_be_finite(word, composed) -> None:
         (("+adaptive=dapo", MINE, "+adaptive.sampler.stps=5"), r"adaptive\.sampler\.stps=5: .*did you mean steps"),
         (
             ("+adaptive=dapo", "adaptive.sampler.name=no.such:Mine"),
-            r"name='no\.such:Mine': No module named 'no'; .*PYTHONPATH",
+            r"name='no\.such:Mine': No module named 'no'; .*adaptive\.sampler\.name=FILE\.py:Mine",
         ),
+        (("+adaptive=dapo", "adaptive.sampler.name=/none/mine.py:Mine"), r"there is no file /none/mine\.py"),
         (("+adaptive=dapo", f"adaptive.sampler.name={__name__}:Mein"), r"has no 'Mein'; parts in it: Mine"),
         (
             ("+adaptive=dapo", f"adaptive.filter.name={__name__}:Mine"),

@@ -6,6 +6,7 @@ import difflib
 import functools
 import hashlib
 import importlib
+import importlib.util
 import inspect
 import json
 import sys
@@ -14,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
 from importlib.metadata import EntryPoint, entry_points
 from numbers import Real
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -107,7 +109,7 @@ def available(role: str) -> list[str]:
 
 
 def find_part(role: str, name: str) -> type[Role]:
-    """The class behind a part's name: a shipped one, another package's by entry point, or ``module:Class``.
+    """The class behind a part's name: a shipped one, another package's by entry point, ``module:Class`` or ``FILE.py:Class``.
 
     Raises:
         ConfigError: no such part, with the nearest name; or what is there is no part of that role.
@@ -125,28 +127,29 @@ def find_part(role: str, name: str) -> type[Role]:
     target = PARTS[role].get(name)
     if target is None:
         names = available(role)
-        hint = nearest(name, names, "a class of your own is named module:Class")
+        hint = nearest(name, names, "a class of your own is named module:Class or FILE.py:Class")
         raise ConfigError(f"adaptive.{role}.name", name, f"no such {role}; there are {', '.join(names)}. {hint}")
     module, _, cls = target.partition(":")
     return getattr(importlib.import_module(module), cls)
 
 
 def _by_path(role: str, path: str) -> type[Role]:
-    """The class that ``module:Class`` names.
+    """The class that ``module:Class`` or ``FILE.py:Class`` names.
 
     Raises:
         ConfigError: it cannot be imported, or is no part of that role.
     """
     key = f"adaptive.{role}.name"
-    module, _, cls = path.partition(":")
+    module, _, cls = path.rpartition(":")
+    if module.endswith(".py"):
+        module = _module_in(Path(module), key, path)
     try:
         found = importlib.import_module(module)
     except ModuleNotFoundError as error:
         raise ConfigError(
             key,
             path,
-            f"{error}; the module must be importable in the driver: pip install its package, or put its folder on "
-            "PYTHONPATH",
+            f"{error}; install what is missing where training runs, or name the file: {key}=FILE.py:{cls}",
         ) from error
     except Exception as error:
         raise ConfigError(key, path, f"importing {module} fails: {type(error).__name__}: {error}") from error
@@ -155,6 +158,25 @@ def _by_path(role: str, path: str) -> type[Role]:
         near = difflib.get_close_matches(cls, parts, n=1) or [", ".join(parts) or "none"]
         raise ConfigError(key, path, f"{module} has no {cls!r}; parts in it: {near[0]}")
     return _checked(role, path, getattr(found, cls))
+
+
+def _module_in(file: Path, key: str, value: str) -> str:
+    """The module that a file is, its folder put where Python looks for modules.
+
+    Raises:
+        ConfigError: no such file, or Python knows another module of its name.
+    """
+    file = file.expanduser().resolve()
+    module, folder = file.stem, str(file.parent)
+    if not file.is_file():
+        raise ConfigError(key, value, f"there is no file {file}")
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    spec = importlib.util.find_spec(module) if module.isidentifier() else None
+    if spec is None or spec.origin is None or Path(spec.origin).resolve() != file:
+        other = f"there is another module {module!r}" if spec is not None else f"{module!r} is no name of a module"
+        raise ConfigError(key, value, f"{other}; rename the file")
+    return module
 
 
 def _checked(role: str, name: str, part: Any) -> type[Role]:
@@ -247,7 +269,7 @@ def shared_options() -> dict[str, Any]:
 
 
 def _own_options(role: str, name: str, part: type[Role], options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options meant for a class that ``module:Class`` names, without those that the preset's part left there.
+    """The options meant for a class of the user's own, without those that the preset's part left there.
 
     Raises:
         ConfigError: it cannot be told which of the two an option is meant for.

@@ -595,6 +595,18 @@ def test_a_value_that_is_no_preset(call, word) -> None:
     assert failed["detail"].startswith(f"{word}: must be a preset") and failed["fix"] == ""
 
 
+def test_a_part_in_a_file_of_the_users_own(examine, tmp_path, monkeypatch) -> None:
+    """`simulate` took it; `doctor` and training asked for a module on PYTHONPATH."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "my_parts_of_doctor.py").write_text(
+        "from verl_adaptive.filters.keep_all import KeepAll\n\n\nclass Mine(KeepAll):\n    name = 'mine'\n"
+    )
+    words = ("+adaptive=grpo", "adaptive/filter=custom", f"adaptive.filter.name={tmp_path}/my_parts_of_doctor.py:Mine")
+    status, found = examine(*words)
+    assert status == 0 and found["THE PLAN"]["parts"]["filter"] == {"mine": {}}
+    assert examine(*words[:2], f"adaptive.filter.name={tmp_path}/none.py:Mine")[0] == 1
+
+
 def test_solo_drops_nothing(call) -> None:
     _, out, _ = call("doctor", "--", *MINIMAL, "+adaptive=solo")
     assert "nothing is dropped" in out and "more if groups are missing" not in out

@@ -400,6 +400,7 @@ def said_in(monkeypatch, capsys):
 
     def said(site: Path, *words: str) -> str:
         monkeypatch.syspath_prepend(site)
+        monkeypatch.chdir(site)
         policy._third_party.cache_clear()
         monkeypatch.delenv("VERL_PLATFORM", raising=False)
         capsys.readouterr()
@@ -411,7 +412,7 @@ def said_in(monkeypatch, capsys):
     known = set(sys.modules)
     yield said
     policy._third_party.cache_clear()
-    for name in {name for name in set(sys.modules) - known if name.partition(".")[0] == "teaching"}:
+    for name in {name for name in set(sys.modules) - known if name.partition(".")[0] in ("teaching", "sampler")}:
         del sys.modules[name]
 
 

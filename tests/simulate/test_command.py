@@ -199,7 +199,7 @@ def test_a_part_in_a_file_of_the_users_own(call, tmp_path, monkeypatch) -> None:
         status, out, err = call("simulate", *QUICK, "--preset", preset, "--jobs", jobs, "--json", "-")
         assert (status, err) == (0, "")
         rows = {r["preset"]: r for r in json.loads(out)["rows"]}
-        mine = next(p for p in rows if "my_own_parts:Mine" in p)
+        mine = next(p for p in rows if "my_own_parts.py:Mine" in p)
         assert rows[mine]["generated"] == rows["grpo"]["generated"]
     for name, message in (
         (f"{tmp_path}/none.py:Mine", "there is no file"),

@@ -142,12 +142,9 @@ def run(args: argparse.Namespace) -> int:
     from verl_adaptive.commands.output import print_json
     from verl_adaptive.simulate import CLOCK_LIMITS, LIMITS, summarise
     from verl_adaptive.simulate.merit import answer, merits, ranked
-    from verl_adaptive.simulate.own_parts import with_own_parts
 
     if args.json and args.json != "-":
         refuse_overwrite(args.json, args.overwrite)
-    args.preset = [with_own_parts(words) for words in args.preset]
-    args.overrides = [with_own_parts(word) for word in args.overrides]
     made = _tasks(args)
     rows = list(_rows(made, args.jobs, args.quiet))
     summary = summarise(rows)
