@@ -11,8 +11,8 @@ import pytest
 from tests.world import Arrivals, make_engine, make_stream_engine, run_step
 from verl_adaptive.config import AlarmConfig
 from verl_adaptive.engine import AsyncEngine, AsyncFacts
-from verl_adaptive.integration.alarms import Alarms
 from verl_adaptive.policy import PARTS, find_part
+from verl_adaptive.report.judge import Judge
 
 DOC = Path(__file__).parents[2] / "docs" / "metrics.md"
 TOGETHER = {"sum": "sum", "mean": "weighted_avg", "max": "max", "min": "min"}
@@ -98,9 +98,10 @@ def emitted() -> dict[str, float]:
             )
             out.update(report.step_metrics(engine, result, [plan], updates=plan.updates))
             groups = result.groups
-            alarms = Alarms(AlarmConfig(), ["maths"], np.array([200]))
+            judge = Judge(AlarmConfig(), ["maths"], np.array([200]))
             counts = (np.zeros(len(groups), dtype=np.int64), groups.n, groups.successes, 1.0 * groups.n)
-            out.update(alarms.step(*counts, groups.reward)[0])
+            judge.step(1, *counts, groups.sum(groups.reward), groups.sum(groups.reward**2))
+            out.update(judge.metrics())
     times = pytest.importorskip("verl_adaptive.integration.times")
     return out | times.Times(slots=8).metrics()
 

@@ -545,7 +545,7 @@ def test_findings_name_what_is_wrong(tmp_path) -> None:
         w.startswith("broken: not one success") and f.grave and f.where == 'source == "broken"'
         for w, f in found.items()
     )
-    assert any("cut at the limit" in w for w in found)
+    assert any("answers are cut at" in w for w in found)
     assert any("below its best, 0.800 at step 10" in w for w in found)
     calm = collect(open_run(tmp_path / "run")).facts
     assert calm["by_source"]["broken"]["successes"] == 0

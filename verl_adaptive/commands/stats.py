@@ -156,7 +156,7 @@ def _once(args: argparse.Namespace, wanted: Any) -> int:
 
 def _standard(prompts: Any, tries: int) -> dict[str, tuple[np.ndarray, list[str]]]:
     """The lists that people ask for first."""
-    from verl_adaptive.report.overview import FLIPPING, never_solved
+    from verl_adaptive.report.judge import FLIPPING, never_solved
 
     never: tuple[np.ndarray, list[str]] = (prompts.order("rollouts", prompts.where(never_solved(tries)), True), [])
     out = {f"never solved in {tries} rollouts or more": never}
@@ -305,6 +305,7 @@ def _overview_lines(found: dict[str, Any]) -> list[tuple[str, str]]:
         ("always solved", f"{number(found['always_solved'])} in {found['tries']} rollouts or more"),
         ("regressed", f"{number(found['regressed'])} fell by half or more since their first visit{beyond}"),
     ]
+    lines += [("alarm", alarm) for alarm in found.get("alarms", ())]
     if found["flip_flopping"] is not None:
         lines.append(("flip-flopping", f"{number(found['flip_flopping'])} crossed one half at least twice{beyond}"))
     if found["retired"] is not None:

@@ -7,6 +7,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -160,6 +161,8 @@ class RunStore:
                 "n": self.config.actor_rollout_ref.rollout.n,
                 "tolerance": self.adaptive.tolerance,
                 "success": self.adaptive.success.threshold,
+                "signal": self.adaptive.signal,
+                "alarms": asdict(self.adaptive.alarms),
                 "longest": self.config.data.max_response_length,
                 "rollouts": self._folder(self.config.trainer.get("rollout_data_dir", None)),
             },

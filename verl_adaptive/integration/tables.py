@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from verl_adaptive.report.overview import REGRESSED, never_solved
+from verl_adaptive.report.judge import REGRESSED, never_solved
 from verl_adaptive.report.suspects import suspects
 from verl_adaptive.stats import StatsTable
 from verl_adaptive.stats.prompts import Prompts

@@ -281,6 +281,7 @@ class AdaptiveMixin(_Trainer):
                 logger.warning("validation prompts cannot be counted by data source: %s", error)
                 self._validation_prompts = {}
         self.run_store.validated(self.global_steps, metrics, self._validation_prompts, self.engine)
+        self._watch.validated(self.global_steps, metrics, self._validation_prompts)
         return metrics
 
     def _servers(self) -> list[Any]:
@@ -630,7 +631,7 @@ class AdaptiveMixin(_Trainer):
             if state is not None:
                 self.engine.load_state_dict(state["engine"])
                 self.session.load_state_dict(state["session"])
-                watched = state.get("watch")  # 0.1.0 saved none
+                watched = state["watch"]
                 if self.engine.finished:
                     self.total_training_steps = self.global_steps
             else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,9 +12,9 @@ from transfer_queue import KVBatchMeta
 
 from verl_adaptive.config import AdaptiveConfig
 from verl_adaptive.engine import Engine, StepResult
-from verl_adaptive.integration.alarms import Alarms
 from verl_adaptive.integration.rewards import sums
 from verl_adaptive.integration.tables import log_lists
+from verl_adaptive.report.judge import Finding, Judge
 
 __all__ = ["Watch"]
 
@@ -48,7 +48,7 @@ class Watch:
         table = engine.table
         names = table.sources
         prompts = np.bincount(table.col("source")[engine.pool], minlength=len(names))
-        self._alarms = Alarms(config.alarms, names, prompts, repeated=repeated, signal=config.signal)
+        self._judge = Judge(config.alarms, names, prompts, repeated=repeated, signal=config.signal)
         self._asked = 0
         self._broken: set[str] = set()
 
@@ -56,19 +56,24 @@ class Watch:
         """The alarms' metrics of a step; their lines go to our log."""
         out: dict[str, float] = {}
         if self.config.alarms.enabled:
-            self._guarded("alarms", lambda: out.update(self._alarm(result, batch)))
+            self._guarded("alarms", lambda: out.update(self._alarm(step, result, batch)))
         every = self.config.log_lists
         if every and step % every == 0:
             self._guarded("lists", lambda: log_lists(self.tracking(), self.engine.table, step))
         return out
 
+    def validated(self, step: int, metrics: Mapping[str, Any], prompts: Mapping[str, int]) -> None:
+        """Take what verl's validation measured after a step."""
+        if self.config.alarms.enabled:
+            self._guarded("alarms", lambda: _say(self._judge.validated(step, metrics, prompts)))
+
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run goes on from."""
-        return {"alarms": self._alarms.state_dict(), "asked": self._asked}
+        return {"alarms": self._judge.state_dict(), "asked": self._asked}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take up the state of :meth:`state_dict`."""
-        self._guarded("alarms", lambda: self._alarms.load_state_dict(state["alarms"]))
+        self._guarded("alarms", lambda: self._judge.load_state_dict(state["alarms"]))
         self._asked = int(state["asked"])
 
     def _guarded(self, what: str, act: Callable[[], Any]) -> None:
@@ -81,19 +86,23 @@ class Watch:
             self._broken.add(what)
             logger.warning("%s are off from now on, training goes on: %s: %s", what, type(error).__name__, error)
 
-    def _alarm(self, result: StepResult, batch: KVBatchMeta) -> dict[str, float]:
-        if self._asked < 3 and not self._alarms.fields and self.config.signal == "reward":
+    def _alarm(self, step: int, result: StepResult, batch: KVBatchMeta) -> dict[str, float]:
+        if self._asked < 3 and not self._judge.fields and self.config.signal == "reward":
             self._asked += 1
-            self._alarms.fields = _fields(batch)
+            self._judge.fields = _fields(batch)
         groups = result.groups
         groups = groups.select(~groups.failed & (groups.n > 0))
         cut = None if self.longest is None else groups.sum((groups.longest >= self.longest).astype(np.float64))
         source = self.engine.table.col("source")[groups.row]
         jump = self.engine.policy.advantage.metrics().get("jump", 0.0)
-        metrics, lines = self._alarms.step(source, groups.n, groups.successes, cut, groups.reward, jump)
-        for line in lines:
-            logger.warning("%s (docs/alarms.md)", line)
-        return metrics
+        counts = groups.n, groups.successes, cut, groups.sum(groups.reward), groups.sum(groups.reward**2)
+        _say(self._judge.step(step, source, *counts, jump=jump, rewards=groups.reward))
+        return self._judge.metrics()
+
+
+def _say(found: Iterable[Finding]) -> None:
+    for alarm in found:
+        logger.warning("alarm: %s (docs/alarms.md)", alarm)
 
 
 def _fields(batch: KVBatchMeta) -> frozenset[str]:

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 
 from verl_adaptive.report.course import History, course_of
-from verl_adaptive.report.findings import Finding, findings
+from verl_adaptive.report.findings import findings
+from verl_adaptive.report.judge import FLIPPING, Finding
 from verl_adaptive.report.lists import PromptList, add_texts, lists_of
-from verl_adaptive.report.overview import FLIPPING, overview
+from verl_adaptive.report.overview import overview
 from verl_adaptive.stats import Run
 
 __all__ = ["Collected", "collect", "conflicts"]

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from verl_adaptive.report.judge import Hearing
 from verl_adaptive.report.overview import BINS, ledger_of
 from verl_adaptive.stats import Run, StoreError
 from verl_adaptive.stats.history import Flips, Window, windows
@@ -47,6 +48,7 @@ class History:
         calibration: predicted sum, observed sum, groups with variance, groups; ``(10, 4)`` by predicted pass rate.
         scalars: name → mean in each bin.
         flips: of every prompt, and how surprising its jumps are.
+        hearing: what the judge found.
         uniform: what uniform allocation would have cost, or why that is not said.
         validations: as :meth:`verl_adaptive.stats.reader.JournalReader.validations`, with ``hours``.
         plan: ``steps`` and ``rollouts`` planned, as far as the run said.
@@ -65,6 +67,7 @@ class History:
     calibration: np.ndarray
     scalars: dict[str, np.ndarray]
     flips: Flips
+    hearing: Hearing
     uniform: dict[str, Any]
     validations: list[dict[str, Any]] = field(default_factory=list)
     plan: dict[str, float] = field(default_factory=dict)
@@ -102,8 +105,11 @@ def course_of(run: Run, facts: dict[str, Any]) -> History:
         facts["hours"], facts["last_wall"] = float(hours[-1]), float(wall[-1])
     largest, source_of = _largest(run)
     made = _Course(len(run.table), last, source_of, len(largest))
+    hearing = Hearing(run)
     for window in windows(run):
         made.add(window)
+        hearing.add(window)
+    hearing.end()
     ends = np.searchsorted(numbers, last) if len(numbers) else np.zeros(1, dtype=np.int64)
     for one in validations:
         one["hours"] = float(np.interp(one["step"], numbers, hours)) if len(numbers) else 0.0
@@ -121,6 +127,7 @@ def course_of(run: Run, facts: dict[str, Any]) -> History:
         calibration=made.calibration,
         scalars={name: values for name, values in scalars.items() if not name.startswith("adaptive/plan/")},
         flips=made.flips,
+        hearing=hearing,
         uniform=made.uniform(
             (facts.get("ledger") or {}).get("rollouts", {}).get("generated", 0), facts["gaps"], len(numbers)
         ),

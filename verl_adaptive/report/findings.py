@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from verl_adaptive.config import AlarmConfig
 from verl_adaptive.report.course import History
+from verl_adaptive.report.judge import SOLVED, Finding, dead, fallen, of_source, unsolved
 from verl_adaptive.report.learning import headline
 from verl_adaptive.stats.prompts import Prompts
 
-__all__ = ["CUT", "NEVER", "Finding", "findings"]
+__all__ = ["findings"]
 
-#: Rollouts of a source without a success from which the format or the verifier is suspected (as the alarm has it).
-NEVER = 256
-#: Share of a source's answers cut at the limit (as the alarm has it).
-CUT = 0.25
 #: Prompts visited twice from which a source is said to stand still.
 _PAIRS = 30
 #: Reasons of groups that were too easy or too hard to learn from.
@@ -25,28 +22,13 @@ _FLAT = frozenset({"all_correct", "all_wrong", "too_easy", "too_hard", "no_varia
 _ALIKE = 6
 
 
-@dataclass(frozen=True)
-class Finding:
-    """One thing.
-
-    Attributes:
-        grave: it spoils training; else it is worth a look.
-        what: in one line.
-        why: what it may be, and what to do.
-        where: a condition for ``stats --where`` and ``filter-dataset``, or an empty string.
-    """
-
-    grave: bool
-    what: str
-    why: str
-    where: str = ""
-
-
 def findings(prompts: Prompts, history: History | None, facts: dict[str, Any], suspected: int) -> list[Finding]:
     """Everything that stands out, the grave things first."""
-    found = [_never(facts), _moves(prompts, history)]
-    if history is not None:
-        found += [_validation(history), _cut(history), _waste(history)]
+    if history is None:
+        found = [_never(facts), _moves(prompts, history)]
+    else:
+        standing = history.hearing.judge.standing()
+        found = [standing, _moves(prompts, history), _validation(history), _waste(history)]
     out = [finding for alike in found for finding in _capped(alike)]
     if suspected:
         out.append(
@@ -73,23 +55,14 @@ def _capped(alike: list[Finding]) -> list[Finding]:
     ]
 
 
-def _quoted(name: str) -> str:
-    return '"' + name.replace("\\", "\\\\").replace('"', '\\"') + '"'
-
-
 def _never(facts: dict[str, Any]) -> list[Finding]:
-    out = []
-    for name, s in facts["by_source"].items():
-        if s["rollouts"] >= NEVER and s["successes"] <= 0:
-            out.append(
-                Finding(
-                    True,
-                    f"{name or '(unknown)'}: not one success in {int(s['rollouts']):,} rollouts",
-                    "The answer's format, or the reward function of this source? Read a few of its rollouts.",
-                    f"source == {_quoted(name)}",
-                )
-            )
-    return out
+    """Sources never solved, of a store without a course."""
+    totals = facts["by_source"]
+    counts = np.array([(s["rollouts"], s["successes"]) for s in totals.values()]).reshape(-1, 2)
+    hopeless = [
+        name for name, on in zip(totals, dead(counts[:, 0], counts[:, 1], AlarmConfig().rollouts), strict=True) if on
+    ]
+    return [unsolved(name, totals[name]["rollouts"]) for name in hopeless]
 
 
 def _moves(prompts: Prompts, history: History | None) -> list[Finding]:
@@ -110,7 +83,7 @@ def _moves(prompts: Prompts, history: History | None) -> list[Finding]:
     for source in np.flatnonzero(counts >= _PAIRS).tolist():
         count, mean, level = int(counts[source]), float(means[source]), float(levels[source])
         error = float(np.sqrt(spread[source] / count))
-        name, where = table.sources[source] or "(unknown)", f"source == {_quoted(table.sources[source])}"
+        name, where = table.sources[source] or "(unknown)", of_source(table.sources[source])
         said = f"{round(mean, 3) + 0.0:+.3f} ± {2 * error:.3f} over {count:,} prompts visited at least twice"
         if mean + 2 * error < 0:
             out.append(
@@ -121,7 +94,7 @@ def _moves(prompts: Prompts, history: History | None) -> list[Finding]:
                     f"{where} and change < 0",
                 )
             )
-        elif mean + 2 * error < 0.02 and 0 < level < 0.9:
+        elif mean + 2 * error < 0.02 and 0 < level < SOLVED:
             out.append(
                 Finding(False, f"{name}: stands still ({said})", "Nothing is learned from it at present.", where)
             )
@@ -131,36 +104,15 @@ def _moves(prompts: Prompts, history: History | None) -> list[Finding]:
 def _validation(history: History) -> list[Finding]:
     out = []
     for curve in headline(history.validations):
-        if len(curve.values) < 3:
-            continue
-        best = int(np.argmax(curve.values))
-        drop = float(curve.values[best] - curve.values[-1])
-        # a reward has a scale of its own
-        enough = max(0.02, 2 * (curve.error(-1) or 0.0)) if curve.shares else 0.25 * float(np.abs(curve.values).max())
-        if drop > enough:
+        found = fallen(curve)
+        if found is not None:
+            best, drop = found
             step = history.validations[curve.at[best]]["step"]
             out.append(
                 Finding(
                     curve.shares and drop > 0.1,
                     f"Validation of {curve.name} is {drop:.3f} below its best, {curve.values[best]:.3f} at step {step:,}",
                     "Over-training or a reward that drifts: the checkpoint of that step may be the better one.",
-                )
-            )
-    return out
-
-
-def _cut(history: History) -> list[Finding]:
-    late = max(1, len(history.step) // 4)
-    out = []
-    for i, name in enumerate(history.sources):
-        known = float(history.sums["known"][-late:, i].sum())
-        clipped = float(history.sums["clipped"][-late:, i].sum())
-        if known >= NEVER and clipped > CUT * known:
-            out.append(
-                Finding(
-                    clipped > 0.5 * known,
-                    f"{name}: {clipped / known:.0%} of the answers are cut at the limit of late",
-                    "Raise data.max_response_length, or penalise length: a cut answer is wrong whatever it thought.",
                 )
             )
     return out

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from verl_adaptive.report.overview import FLIPPING, REGRESSED, never_solved
+from verl_adaptive.report.judge import FLIPPING, REGRESSED, never_solved
 from verl_adaptive.report.suspects import suspects
 from verl_adaptive.stats.chance import SURPRISING
 from verl_adaptive.stats.prompts import Prompts

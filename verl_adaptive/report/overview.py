@@ -7,22 +7,13 @@ from typing import Any
 
 import numpy as np
 
+from verl_adaptive.report.judge import FLIPPING, REGRESSED, hear, never_solved
 from verl_adaptive.stats import Run, StoreError
-from verl_adaptive.stats.chance import SURPRISING
 
-__all__ = ["BINS", "FLIPPING", "REGRESSED", "histogram", "ledger_of", "never_solved", "overview"]
+__all__ = ["BINS", "histogram", "ledger_of", "overview"]
 
 #: Pass rates: exactly 0 and exactly 1 by themselves, since those are the prompts that are not informative.
 BINS = ("0", *(f"{i / 10:.1f}-{(i + 1) / 10:.1f}" for i in range(10)), "1")
-
-#: Conditions, as for ``stats --where``, of the lists about a prompt's way: large, and more than chance.
-REGRESSED = f"change <= -0.5 and regression >= {SURPRISING}"
-FLIPPING = f"flips >= 2 and flipping >= {SURPRISING}"
-
-
-def never_solved(tries: int) -> str:
-    """The condition of the prompts without a success in so many rollouts or more."""
-    return f"rollouts >= {tries} and successes == 0"
 
 
 def histogram(rate: np.ndarray) -> list[int]:
@@ -66,7 +57,7 @@ def overview(run: Run, *, tries: int = 16, history: bool = True) -> dict[str, An
     Args:
         run: the run.
         tries: rollouts without a success from which a prompt counts as never solved.
-        history: go through a journal's observations for the flip-flopping.
+        history: go through a journal's observations for the flip-flopping and the alarms that are on.
     """
     prompts, table = run.prompts, run.table
     visits, rollouts, successes = (table.col(name) for name in ("visits", "rollouts", "successes"))
@@ -104,6 +95,7 @@ def overview(run: Run, *, tries: int = 16, history: bool = True) -> dict[str, An
     if history and run.kind == "journal":
         steps = run.steps
         out["flip_flopping"] = len(prompts.where(FLIPPING))
+        out["alarms"] = [str(found) for found in hear(run).judge.standing()]
         out["steps"] = steps.num_rows
         if steps.num_rows:
             numbers = steps.column("step").to_pylist()

@@ -102,6 +102,7 @@ def render(collected: Collected, *, title: str | None = None, live: Live | None 
             validated=history is not None and bool(headline(history.validations)),
             against=clean(", ".join(name for name, _ in collected.against)) or None,
             findings=collected.findings,
+            alarms=[] if history is None else history.hearing.raised[::-1],
             forecast=None if end is None else _forecast_rows(end),
             pictures=pictures(collected),
             uniform=None if history is None else history.uniform,

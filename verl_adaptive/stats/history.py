@@ -32,6 +32,7 @@ class Window:
         outcome: what became of it, text.
         tokens: response tokens.
         reward: mean training reward; nan for a group that says nothing.
+        square: sum of the squares of the difficulty signal.
         clipped: rollouts as long as the limit; nan where the journal does not know.
     """
 
@@ -44,6 +45,7 @@ class Window:
     outcome: np.ndarray
     tokens: np.ndarray
     reward: np.ndarray
+    square: np.ndarray
     clipped: np.ndarray
 
 
@@ -74,6 +76,7 @@ def _window(run: Run, page: pa.Table) -> Window:
         "outcome": np.array(page.column("outcome").to_pylist(), dtype=object),
         "tokens": column("tokens"),
         "reward": np.where(usable, reward, np.nan),
+        "square": column("signal_sqsum"),
         "clipped": np.array(column("clipped"), dtype=np.float64),
     }
     return Window(**{name: values[known] for name, values in parts.items()})

@@ -41,8 +41,10 @@ _CHECKPOINTS = "checkpoints"  # inside a run's own folder
 _TABLES = (".parquet", ".jsonl", ".json", ".ndjson")
 _DEPTH = 8  # folders below the one that is named
 _MOST = 500  # runs that are looked at
-#: What a run says of itself that is looked at, as far as it is text or a number: the files may be anybody's.
+#: What a run says of itself that is looked at, as far as it is text, a number or numbers by name: the files may be anybody's.
 _SAID = (
+    "alarms",
+    "signal",
     "run",
     "preset",
     "policy",
@@ -199,7 +201,15 @@ class Run:
 
 
 def _plain(meta: dict[str, Any]) -> dict[str, Any]:
-    return {name: meta[name] for name in _SAID if isinstance(meta.get(name), str | int | float)}
+    def plain(value: Any) -> bool:
+        return isinstance(value, int | float) and value == value
+
+    found = {name: meta[name] for name in _SAID if name in meta}
+    return {
+        name: value
+        for name, value in found.items()
+        if isinstance(value, str) or plain(value) or (isinstance(value, dict) and all(map(plain, value.values())))
+    }
 
 
 # -- finding ------------------------------------------------------------------------------------------------------------

@@ -492,8 +492,6 @@ class StatsTable:
                         raise ValueError(f"column {name} holds {values.dtype}, expected {self._columns[name].dtype}")
                     self._data[name][begin : begin + len(chunk)] = values
                     begin += len(chunk)
-        if "last_try" in missing:  # written by 0.1.0, which did not count failures there
-            self._data["last_try"][:length] = self._data["last_step"][:length]
         if length and self._data["source"][:length].max() >= len(self.sources):
             raise ValueError("a prompt's data source has no name")
         self._length = length
