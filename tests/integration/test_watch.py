@@ -66,10 +66,10 @@ def test_turned_off_it_is_off(monkeypatch) -> None:
 
 
 def test_trouble_is_said_once_and_training_goes_on(monkeypatch, told) -> None:
-    def breaks(*_):
+    def breaks(*_, **__):
         raise RuntimeError("no such field")
 
-    monkeypatch.setattr(watch.Alarms, "step", breaks)
+    monkeypatch.setattr(watch.Judge, "step", breaks)
     _, out = watched(monkeypatch, 3)
     assert out == [{}, {}, {}]
     (line,) = [r.getMessage() for r in told.records if "off from now on" in r.getMessage()]
@@ -124,7 +124,10 @@ def test_a_resumed_run_says_nothing_twice(monkeypatch, told) -> None:
     assert len(lines) == 2 and "repeat" in lines[0] and "not one success" in lines[1]
     again, lines = steps(3, state)
     assert lines == []
-    assert again["alarms"]["all"].sum() == 2 * state["alarms"]["all"].sum() and again["asked"] == state["asked"] == 1
+    assert (
+        again["alarms"]["counts"]["all"].sum() == 2 * state["alarms"]["counts"]["all"].sum()
+        and again["asked"] == state["asked"] == 1
+    )
 
 
 def test_a_state_that_cannot_be_taken_up_stops_no_run(monkeypatch, told) -> None:
