@@ -173,9 +173,9 @@ def verdict(found: dict[str, list[dict[str, Any]]]) -> list[str]:
             continue
         cells, below, top = [], [], []
         for key in ("efficiency_signal", "efficiency_pool_end", "efficiency_pool_end_drawn"):
-            entries = [(e[key], e[f"{key}_se"] or 0.0) for e in of(found, policy).values() if e[key] is not None]
+            entries = [(e[key], e[f"{key}_half"] or 0.0) for e in of(found, policy).values() if e[key] is not None]
             cells.append(spread([v for v, _ in entries]))
-            below.append(f"{sum(v + 2 * error < 0 for v, error in entries)} of {len(entries)}")
+            below.append(f"{sum(v + half < 0 for v, half in entries)} of {len(entries)}")
             top.append(sum(v >= 0.9 for v, _ in entries))
         ratio = spread(list(against(found, policy, "grpo").values()))
         lines.append(
@@ -266,8 +266,7 @@ def section(data: dict[str, Any]) -> list[str]:
         "the pool learn more, as in training: read *pool* beside *steps*. The oracles choose prompts for whole groups; a "
         "policy that spends less than a group on a prompt can pass them.",
         "",
-        "Lowest to highest. A policy is *below GRPO* in a pool if its efficiency is negative by more than two standard "
-        "errors.",
+        "Lowest to highest. A policy is *below GRPO* in a pool if the 95 % interval of its efficiency lies below zero.",
         "",
         *verdict(found),
         "",

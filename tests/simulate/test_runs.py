@@ -10,6 +10,7 @@ import pytest
 
 from verl_adaptive.config import RunFacts
 from verl_adaptive.errors import AdaptiveError, ConfigError
+from verl_adaptive.significance import t95
 from verl_adaptive.simulate import (
     REFERENCES,
     Measure,
@@ -220,8 +221,8 @@ def test_efficiency_is_the_share_of_the_oracles_gain() -> None:
     by = {entry["preset"]: entry for entry in summarise(rows)}
     assert by["grpo"]["efficiency_signal"] == 0.0 and by["oracle_best"]["efficiency_signal"] == 1.0
     assert by["x"]["efficiency_signal"] == pytest.approx((0.2 + 0.3) / 2 / 0.4)
-    assert by["x"]["efficiency_signal_se"] == pytest.approx(np.std([0.2, 0.3], ddof=1) / np.sqrt(2) / 0.4)
-    assert by["x"]["signal"] == pytest.approx(0.5) and by["x"]["signal_se"] == pytest.approx(0.1)
+    assert by["x"]["efficiency_signal_half"] == pytest.approx(t95(2) * np.std([0.2, 0.3], ddof=1) / np.sqrt(2) / 0.4)
+    assert by["x"]["signal"] == pytest.approx(0.5) and by["x"]["signal_half"] == pytest.approx(1.2706)
     assert by["x"]["compute_ratio"] == pytest.approx(3.0)
     assert by["x"]["efficiency_pool_end"] is None  # the oracle gained nothing
     assert by["x"]["efficiency_signal_drawn"] is None  # it did not run

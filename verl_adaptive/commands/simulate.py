@@ -151,7 +151,7 @@ def run(args: argparse.Namespace) -> int:
     name, found = merits(rows)
     for entry in summary:
         merit = found.get(entry["preset"])
-        entry["merit"], entry["merit_se"] = (None, None) if merit is None else (merit.value, merit.error)
+        entry["merit"], entry["merit_half"] = (None, None) if merit is None else (merit.value, merit.half)
     said = answer(name, found)
     about, limits = _about(made[0], args), CLOCK_LIMITS if args.clock else LIMITS
     whole = {**about, "answer": said, "merit": name, "limits": limits, "summary": summary, "rows": rows}
@@ -427,7 +427,7 @@ _LEGEND = (
     "groups (c right, m wrong), for each rollout generated. oracle's gain: 0 is GRPO, 1 is oracle_best, which rolls out "
     "the prompts of the largest p(1 - p). regret: value missed against it, at the run's own state. pool at the end: mean "
     "true pass rate. longest gap: between two visits of a prompt, in passes. compute: 2 x generated + 6 x trained tokens, "
-    "against GRPO's. A run ends with the step in which its budget is reached. ± standard error over seeds."
+    "against GRPO's. A run ends with the step in which its budget is reached. ±: half a 95 % interval over seeds."
 )
 
 _CLOCK_LEGEND = (
@@ -441,7 +441,7 @@ _CLOCK_LEGEND = (
 def _cell(entry: dict[str, Any], key: str) -> str:
     from verl_adaptive.commands.output import number, share
 
-    value, error = entry[key], entry.get(f"{key}_se")
+    value, error = entry[key], entry.get(f"{key}_half")
     if key == "preset":
         return value
     # Where no trained group has variance, as with one rollout a prompt, there is no signal to speak of, nor the lack of it.

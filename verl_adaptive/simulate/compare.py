@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from verl_adaptive.errors import AdaptiveError, ConfigError
+from verl_adaptive.significance import interval
 from verl_adaptive.simulate.clock import TIMED, Clock, ClockConfig, Timing
 from verl_adaptive.simulate.driver import Simulation, make_simulation
 from verl_adaptive.simulate.lengths import Lengths
@@ -203,10 +204,10 @@ def by_preset(rows: Sequence[dict[str, Any]]) -> dict[str, dict[int, dict[str, A
 
 
 def summarise(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Means over seeds with standard errors, and each preset's share of the oracles' gain over GRPO.
+    """Means over seeds with half of their 95 % interval (``…_half``), and each preset's share of the oracles' gain over GRPO.
 
     ``efficiency_<x>`` is ``(preset − grpo) / (oracle_best − grpo)`` of the means over seeds, for ``signal`` (per
-    generated rollout) and ``pool_end`` (what the pool learned); its error is that of the differences paired by seed.
+    generated rollout) and ``pool_end`` (what the pool learned); its interval is that of the differences paired by seed.
     ``…_drawn`` measures against ``oracle``, which draws in proportion to p(1 − p). None without the references, or
     where the oracle gains nothing.
 
@@ -222,22 +223,22 @@ def summarise(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         entry: dict[str, Any] = {"preset": preset, "seeds": len(runs)}
         for key in MEASURED:
             values = np.array([run[key] for run in runs.values()], dtype=np.float64)
-            entry[key], entry[f"{key}_se"] = _mean(values)
+            entry[key], entry[f"{key}_half"] = _mean(values)
         for reason in sorted({r for run in runs.values() for r in run["dropped"]}):
             entry[f"dropped_{reason}"] = float(np.mean([r["dropped"].get(reason, 0) for r in runs.values()]))
         entry["dropped_surplus"] = float(np.mean([r["surplus"] for r in runs.values()]))
         for key in ("signal", "pool_end"):
             for oracle, end in (("oracle_best", ""), ("oracle", "_drawn")):
                 name = f"efficiency_{key}{end}"
-                entry[name], entry[f"{name}_se"] = _efficiency(by, preset, key, oracle)
-        entry["compute_ratio"], entry["compute_ratio_se"] = _ratio(by, preset, "compute")
+                entry[name], entry[f"{name}_half"] = _efficiency(by, preset, key, oracle)
+        entry["compute_ratio"], entry["compute_ratio_half"] = _ratio(by, preset, "compute")
         if all("time" in run for run in runs.values()):
             for key in TIMED:
-                entry[key], entry[f"{key}_se"] = _mean(np.array([run[key] for run in runs.values()]))
+                entry[key], entry[f"{key}_half"] = _mean(np.array([run[key] for run in runs.values()]))
             for key in ("time", "time_per_informative"):
-                entry[f"{key}_ratio"], entry[f"{key}_ratio_se"] = _ratio(by, preset, key)
+                entry[f"{key}_ratio"], entry[f"{key}_ratio_half"] = _ratio(by, preset, key)
             reached = _to_baseline(by, preset)
-            entry["to_baseline"], entry["to_baseline_se"] = _mean(np.array(reached)) if reached else (None, None)
+            entry["to_baseline"], entry["to_baseline_half"] = _mean(np.array(reached)) if reached else (None, None)
             entry["to_baseline_seeds"] = len(reached)
         entry["ended"] = sorted({run["ended"] for run in runs.values()})
         out.append(entry)
@@ -245,8 +246,7 @@ def summarise(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _mean(values: np.ndarray) -> tuple[float, float | None]:
-    error = float(values.std(ddof=1) / np.sqrt(len(values))) if len(values) > 1 else None
-    return float(values.mean()), error
+    return float(values.mean()), interval(list(values))[1] if len(values) > 1 else None
 
 
 def _paired(by: dict, presets: Sequence[str], key: str) -> Iterator[np.ndarray]:
@@ -268,7 +268,7 @@ def _efficiency(by: dict, preset: str, key: str, oracle: str) -> tuple[float | N
     share = float((ours - theirs).mean()) / gap
     # Linearised: the spread of what is left of the difference at this share.
     left = (ours - theirs) - share * (top - theirs)
-    return share, float(left.std(ddof=1) / np.sqrt(len(left)) / gap) if len(left) > 1 else None
+    return share, interval(list(left))[1] / gap if len(left) > 1 else None
 
 
 def _ratio(by: dict, preset: str, key: str) -> tuple[float | None, float | None]:

@@ -15,14 +15,12 @@ from typing import Any
 
 import numpy as np
 
+from verl_adaptive.significance import interval, significant
 from verl_adaptive.simulate.compare import BASELINE, by_preset
 from verl_adaptive.simulate.driver import ENDS
 from verl_adaptive.simulate.presets import REFERENCES
 
 __all__ = ["Merit", "answer", "merits", "ranked"]
-
-#: Standard errors over seeds that are called a difference.
-_CHANCE = 2.0
 
 
 @dataclass(frozen=True)
@@ -30,15 +28,23 @@ class Merit:
     """How a preset did, as a multiple of GRPO.
 
     Attributes:
-        value: mean over the seeds; None where nothing can be said (groups of one rollout have no signal of their own), or
-            where a run ended with an error.
-        error: standard error; None with one seed.
+        ratios: one a seed; empty where nothing can be said (groups of one rollout have no signal of their own), or where a
+            run ended with an error.
         single: nothing can be said for want of a signal.
     """
 
-    value: float | None
-    error: float | None
+    ratios: tuple[float, ...] = ()
     single: bool = False
+
+    @property
+    def value(self) -> float | None:
+        """Mean over the seeds."""
+        return interval(self.ratios)[0] if self.ratios else None
+
+    @property
+    def half(self) -> float | None:
+        """Half of the mean's 95 % interval; None with one seed."""
+        return interval(self.ratios)[1] if len(self.ratios) > 1 else None
 
 
 def merits(rows: Sequence[dict[str, Any]]) -> tuple[str, dict[str, Merit]]:
@@ -64,17 +70,16 @@ def merits(rows: Sequence[dict[str, Any]]) -> tuple[str, dict[str, Merit]]:
         if not seeds:
             continue
         if any(runs[seed]["ended"] not in ENDS for seed in seeds):
-            out[preset] = Merit(None, None)  # training would end with an error there: nobody should take it
+            out[preset] = Merit()  # training would end with an error there: nobody should take it
             continue
         if not learns and all(runs[seed]["signal"] == 0 for seed in seeds):
-            out[preset] = Merit(None, None, single=True)
+            out[preset] = Merit(single=True)
             continue
         ratios = np.array([value(runs[seed]) / value(base[seed]) if value(base[seed]) else np.nan for seed in seeds])
         if not np.isfinite(ratios).all():
-            out[preset] = Merit(None, None)
+            out[preset] = Merit()
             continue
-        error = float(ratios.std(ddof=1) / np.sqrt(len(ratios))) if len(ratios) > 1 else None
-        out[preset] = Merit(float(ratios.mean()), error)
+        out[preset] = Merit(tuple(ratios.tolist()))
     return name, out
 
 
@@ -107,18 +112,20 @@ def _best(name: str, real: dict[str, Merit]) -> str:
     first = order[0]
     best = real[first]
     assert best.value is not None
-    said = f"{best.value:.2f}{'' if best.error is None else f' ± {best.error:.2f}'} times GRPO's {name}"
-    if best.error is None and best.value <= 1:
+    said = f"{best.value:.2f}{'' if best.half is None else f' ± {best.half:.2f}'} times GRPO's {name}"
+    if best.value <= 1:
         return f"For these prompts: none. The best, {first}, has {said}."
-    if best.error is None:
-        return f"For these prompts: {first}, {said}; one seed says nothing of chance, name several with --seeds."
-    if best.value - 1 <= _CHANCE * best.error:
-        return f"For these prompts: none. The best, {first}, has {said}, which is no more than GRPO within the seeds' noise."
-    level = [p for p in order[1:] if _level(best, real[p])]
-    beside = f" Level with it within the seeds' noise: {', '.join(level)}." if level else ""
+    if best.half is None:
+        return f"For these prompts: {first}, {said}. One seed has no interval: name at least three with --seeds."
+    if not significant([ratio - 1 for ratio in best.ratios]):
+        return f"For these prompts: none. The best, {first}, has {said}: not significantly more than GRPO."
+    level = [p for p in order[1:] if not _better(best, real[p])]
+    beside = f" Not significantly behind it: {', '.join(level)}." if level else ""
     return f"For these prompts: {first}, {said}.{beside}"
 
 
-def _level(best: Merit, other: Merit) -> bool:
-    assert best.value is not None and other.value is not None
-    return best.value - other.value <= _CHANCE * float(np.hypot(best.error or 0.0, other.error or 0.0))
+def _better(best: Merit, other: Merit) -> bool:
+    """Whether a preset is significantly better than another, in the seeds that both have."""
+    return len(best.ratios) == len(other.ratios) and significant(
+        [a - b for a, b in zip(best.ratios, other.ratios, strict=True)]
+    )
