@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
 
 pytest.importorskip("verl")
 
@@ -52,6 +53,14 @@ def test_other_programs_refuse_before_ray_starts(words, says, tmp_path) -> None:
     assert done.returncode == 1, done.stdout + done.stderr
     assert re.search(rf"verl-adaptive: \+adaptive=greso: .*{says}", done.stderr), done.stderr
     assert "ray init kwargs" not in done.stdout and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(("default", "says"), [("true", "true is verl's default"), ("false", "take verl 0.9.1")])
+def test_the_advice_follows_verls_own_default(default, says, tmp_path, monkeypatch) -> None:
+    """verl's branch ``neo`` has ``use_v1: false``, and refuses ``true``."""
+    (tmp_path / "ppo_trainer.yaml").write_text(f"trainer:\n  use_v1: {default}\n")
+    monkeypatch.setattr(guard.importlib.resources, "files", lambda package: tmp_path)
+    assert says in guard.unread(OmegaConf.create({"adaptive": {}, "trainer": {"use_v1": False}}), guard.MAIN)
 
 
 def test_the_program_that_reads_presets_goes_on(tmp_path) -> None:

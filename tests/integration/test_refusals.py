@@ -31,6 +31,8 @@ COMMON = (
 )
 
 
+DISAGGREGATED = ("actor_rollout_ref.rollout.name=vllm", "actor_rollout_ref.rollout.disaggregation.enabled=true")
+SGLANG = "actor_rollout_ref.rollout.name=sglang"
 COLOCATED = "reward.reward_model.enable=true"
 REWARD_MODEL = (
     *("reward.reward_model.enable=true", "reward.reward_model.enable_resource_pool=true"),
@@ -170,6 +172,20 @@ def test_what_the_estimator_takes_passes(overrides):
             ["+adaptive=aero", COLOCATED],
             r"enable_resource_pool=False: .*too late for adaptive/allocator=aero.*presets grpo, solo",
         ),
+        # what verl's open pull requests 6868 and 6874 would add
+        (
+            ["+adaptive=greso", "trainer.v1.trainer_mode=fully_async"],
+            r"trainer_mode='fully_async': must be one of sync",
+        ),
+        (
+            ["+adaptive=greso", "+trainer.v1.rollout_level_dispatch=true"],
+            r"rollout_level_dispatch=True: .*set it to false",
+        ),
+        (
+            ["+adaptive=greso", *DISAGGREGATED, "actor_rollout_ref.rollout.free_cache_engine=false"],
+            r"free_cache_engine=False: .*stall after its first abort.*free_cache_engine=true",
+        ),
+        (["+adaptive=greso", *DISAGGREGATED, SGLANG], r"disaggregation\.enabled=True: .*prefill server alone"),
         (
             ["+adaptive=grpo", "adaptive.refill=false", COLOCATED, "trainer.v1.trainer_mode=colocate_async"],
             r"enable_resource_pool=False: .*trainer_mode=colocate_async takes groups as they come; take sync, or set it to true",
@@ -311,9 +327,22 @@ def test_a_reward_model_in_a_pool_of_its_own_passes(mode):
     run_checks("+adaptive=dapo", f"trainer.v1.trainer_mode={mode}", *separate, *REWARD_MODEL, *asked)
 
 
-@pytest.mark.parametrize("preset", ["grpo", "solo", "spo", "cero", "greso"])
-def test_a_colocated_reward_model_passes_where_a_step_trains_what_it_generated(preset):
-    run_checks(f"+adaptive={preset}", "adaptive.refill=false", COLOCATED)
+@pytest.mark.parametrize("words", ["grpo", "solo", "spo", "cero", "greso adaptive.refill=false"])
+def test_a_colocated_reward_model_passes_where_a_step_trains_what_it_generated(words):
+    run_checks(*f"+adaptive={words}".split(), COLOCATED)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["+adaptive=greso", *DISAGGREGATED],
+        ["+adaptive=solo", *DISAGGREGATED, SGLANG],
+        ["+adaptive=solo", *DISAGGREGATED, "actor_rollout_ref.rollout.free_cache_engine=false"],
+    ],
+    ids=" ".join,
+)
+def test_prefill_and_decode_servers_pass_where_all_are_reached(words):
+    run_checks(*words)
 
 
 def test_a_verl_that_scores_by_a_classifier_needs_no_function(monkeypatch):

@@ -20,8 +20,10 @@ What verl offers, and what it does not (0.9.1; 0.9.0 has no gate, its servers pa
   It also frees the line: a server takes ``max(1000, max_num_seqs + 16)`` calls at once (``workers/rollout/replica.py``)
   and everything else, an abort included, waits behind them. A reward that is being computed is computed to its end.
 * ``abort_all_requests(reject_request=True)`` then closes a server's gate: a call that was still on its way comes back
-  empty to nobody (vLLM, TensorRT-LLM), and the call returns when nothing runs any more. SGLang has no gate of verl's: it
-  pauses, and a late call would be generated after the pause; its client was cancelled, so no row comes of it.
+  empty to nobody (vLLM, TensorRT-LLM), and the call returns when nothing runs any more. SGLang has no gate of verl's, and
+  warns of ``reject_request``: it pauses, and waits for the callers inside the server, which is why those outlive their
+  cancelled calls (:mod:`~verl_adaptive.integration.sglang`). A late call is generated after the pause; its client was
+  cancelled, so no row comes of it.
 * A gate stays closed until ``resume_generation``. ``colocate_async`` aborts, sleeps, trains, updates weights and resumes
   in that order (``trainer_colocate_async.py``), and so do we: :meth:`Abort.reopen` after the weights.
 
@@ -126,6 +128,7 @@ class Abort:
         gates: verl's checkpoint manager, which closes and opens all servers.
         timeout: seconds to wait for a worker or server that does not answer (``adaptive.stall_timeout``).
         slots: sequences that all servers together generate at once; 0: not known.
+        gated: servers have a gate that rejects what comes late (all but SGLang's).
     """
 
     def __init__(
@@ -135,9 +138,10 @@ class Abort:
         gates: Callable[[], Any],
         timeout: float,
         slots: int = 0,
+        gated: bool = True,
     ) -> None:
         self._workers, self._servers, self._gates, self._timeout = workers, servers, gates, timeout
-        self._slots = slots
+        self._slots, self._gated = slots, gated
         self._closed = False
         self._gone: set[str] = set()
 
@@ -223,7 +227,7 @@ class Abort:
     async def _close_gates(self) -> None:
         self._closed = True
         abort = self._gates().abort_replicas
-        extra = {"reject_request": True} if _takes(abort, "reject_request") else {}
+        extra = {"reject_request": True} if self._gated and _takes(abort, "reject_request") else {}
         try:
             await asyncio.wait_for(abort(**extra), self._timeout)
         except TimeoutError as error:

@@ -105,6 +105,7 @@ def check_run(config: Any, adaptive: AdaptiveConfig, policy: Policy) -> None:
         f"is a name for people and chooses no part: this run would be plain GRPO. Write +adaptive={adaptive.name}",
     )
     _check_mode(config, adaptive, policy)
+    _check_servers(config, policy)
     _check_reward_model(config, adaptive, policy)
     check(
         not config.skip.rollout_tq.enable,
@@ -399,6 +400,38 @@ def _check_mode(config: Any, adaptive: AdaptiveConfig, policy: Policy) -> None:
     )
 
 
+def _aborts(config: Any, policy: Policy) -> bool:
+    """Whether steps end with requests in flight: always in the asynchronous modes, else where more is asked for than trains."""
+    return mode_of(config) != "sync" or not policy.filter.keeps_all or policy.allocator.tops_up
+
+
+def _check_servers(config: Any, policy: Policy) -> None:
+    """What verl's servers and dispatch do with requests that are aborted, or sent rollout by rollout."""
+    rollout, key = config.actor_rollout_ref.rollout, "actor_rollout_ref.rollout"
+    check(
+        not config.trainer.v1.get("rollout_level_dispatch", False),
+        "trainer.v1.rollout_level_dispatch",
+        True,
+        "dispatches single rollouts, and a preset sends, tops up and aborts prompts with all of theirs; set it to false",
+    )
+    if not (rollout.get("disaggregation") or {}).get("enabled", False) or not _aborts(config, policy):
+        return
+    check(
+        rollout.name != "sglang",
+        f"{key}.disaggregation.enabled",
+        True,
+        "verl aborts requests at an SGLang replica's prefill server alone, and its decode servers would be put to sleep while "
+        "they generate; set it to false, or take a preset that drops nothing (solo, grpo) in trainer.v1.trainer_mode=sync",
+    )
+    check(
+        rollout.name != "vllm" or rollout.free_cache_engine,
+        f"{key}.free_cache_engine",
+        False,
+        f"with {key}.disaggregation.enabled=true the run would stall after its first abort: verl resumes the prefill engine "
+        f"alone, and the decode engines wake with their cache; write {key}.free_cache_engine=true",
+    )
+
+
 def check_manager(config: Any, manager: Any, policy: Policy) -> None:
     """Whether requests in flight can be aborted at the end of a ``sync`` step, where a policy asks for more than it trains.
 
@@ -408,7 +441,7 @@ def check_manager(config: Any, manager: Any, policy: Policy) -> None:
         ConfigError: the manager has no ``agent_loop_workers``, and the policy needs them.
     """
     check(
-        hasattr(manager, "agent_loop_workers") or (policy.filter.keeps_all and not policy.allocator.tops_up),
+        hasattr(manager, "agent_loop_workers") or not _aborts(config, policy),
         "actor_rollout_ref.rollout.agent.agent_loop_manager_class",
         config.actor_rollout_ref.rollout.get("agent", {}).get("agent_loop_manager_class") or type(manager).__name__,
         f"has no agent_loop_workers, by which requests in flight are aborted, and adaptive/filter={policy.filter.name} with "

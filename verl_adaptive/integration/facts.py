@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 from verl_adaptive.allocators.pooled import PooledAllocator
 from verl_adaptive.config import AdaptiveConfig
 from verl_adaptive.integration.compat import MODES
-from verl_adaptive.policy import Policy
+from verl_adaptive.policy import Policy, build_policy
 
 __all__ = [
     "MODES",
@@ -51,12 +51,16 @@ def mode_of(config: Any) -> str:
 def adaptive_of(config: Any) -> AdaptiveConfig:
     """The ``adaptive`` group of verl's configuration, checked, with ``data.seed`` where it has no seed of its own.
 
+    A colocated reward model leaves no time to refill: where every group trains, nothing is lost by not doing so.
+
     Raises:
         ConfigError: it is no group, or a key or value in it is wrong.
     """
     node = config.get("adaptive")
     data = OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
     made = AdaptiveConfig.from_mapping(data)
+    if config.get("reward") and late_rewards(config) and build_policy(made).filter.keeps_all:
+        made = replace(made, refill=False)
     return made if made.seed is not None else replace(made, seed=int(config.data.get("seed") or 0))
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import difflib
 import functools
+import importlib.resources
 import importlib.util
 import logging
 import os
@@ -114,9 +115,19 @@ def unread(config: Any, program: str | None, *, any_program: bool = False) -> st
     if not config.trainer.get("use_v1", True):
         return (
             "trainer.use_v1=False: verl's legacy trainer knows nothing of presets and would train plain GRPO or PPO; "
-            f"leave trainer.use_v1 out (true is verl's default), or {_PLAIN}"
+            f"{_use_v1()}, or {_PLAIN}"
         )
     return ""
+
+
+def _use_v1() -> str:
+    """What to write instead of ``trainer.use_v1=false``; verl's branch ``neo`` has that by default, and refuses ``true``."""
+    from omegaconf import OmegaConf
+
+    text = importlib.resources.files("verl.trainer.config").joinpath("ppo_trainer.yaml").read_text()
+    if OmegaConf.select(OmegaConf.create(text), "trainer.use_v1"):
+        return "leave trainer.use_v1 out (true is verl's default)"
+    return "this verl has no V1 trainers: take verl 0.9.1 (docs/verl_future.md)"
 
 
 class Guard:

@@ -13,7 +13,7 @@ import sys
 
 import wrapt
 
-from verl_adaptive.integration import guard
+from verl_adaptive.integration import guard, sglang
 
 __all__: list[str] = []
 
@@ -70,4 +70,5 @@ if guard.asks_for_cpu(sys.argv[1:]) and "verl_adaptive.cli" not in sys.modules:
     os.environ["VERL_PLATFORM"] = os.environ.get("VERL_PLATFORM", "").strip() or "cpu"
 
 wrapt.register_post_import_hook(_register_trainers, _DRIVER_MODULE)
+wrapt.register_post_import_hook(sglang.keep_requests, sglang.SERVER_MODULE)
 guard.watch()

@@ -91,6 +91,7 @@ class AdaptiveMixin(_Trainer):
             lambda: self.checkpoint_manager,
             stall_seconds(self.adaptive, config.data.max_response_length),
             slots_of(config),
+            gated=config.actor_rollout_ref.rollout.name != "sglang",
         )
         super().__init__(config)
         self._layout: Layout  # of the mini-step in hand
