@@ -61,6 +61,9 @@ _SPREAD = ("adaptive.batch_unit=rollouts",)
 SOLO: dict[str, list[str]] = {
     "solo": ["solo"],
     "spo": ["spo"],
+    # one rollout a prompt, and a critic
+    "sao": ["sao"],
+    "sao-epoch": ["sao", "adaptive/sampler=epoch"],
     # fair baselines
     "grpo-2": ["grpo", *_SPREAD, "adaptive.allocator.n=2"],
     "grpo-4": ["grpo", *_SPREAD, "adaptive.allocator.n=4"],

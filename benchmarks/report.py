@@ -117,6 +117,8 @@ def pages(results: Path, results_page: Path, readme_page: Path) -> dict[Path, st
         blocks += [(docs / "solo.md", "measured", sections.solo_block(found, tiny))]
         blocks += [(docs / "choosing.md", "measured", sections.choosing(found))]
         blocks += [(readme_page, "benchmark", sections.evidence(found))]
+    if "sao" in found.get("tiny/base", {}):
+        blocks.append((docs / "critic.md", "critic", sections.critic_block(found)))
     if tiny:
         blocks.append((docs / "pilot_commit.md", "measured", sections.forms_block(tiny)))
     if clock:

@@ -410,6 +410,7 @@ PRESETS = {
     "pilot_commit": ("pilot_commit.md", "a few pilots of many prompts, full groups only where they are mixed"),
     "dapo": ("baselines.md", "baseline: drops zero-variance groups and draws prompts until the batch is full"),
     "spo": ("solo.md#spo", "baseline: SPO as published, as far as possible"),
+    "sao": ("critic.md", "one rollout per prompt and a critic: SAO, as far as verl has it"),
 }
 
 
@@ -453,7 +454,8 @@ UNMEASURED = (
         "training is the bottleneck",
         "[`grpo`](baselines.md): the same gradient from fewer tokens; or `solo` with `adaptive.advantage.thin=1`",
     ),
-    ("a critic, or an estimator of your own", "[`dapo`](baselines.md) with `adaptive/sampler=mixed`"),
+    ("a critic", "[`sao`](critic.md)"),
+    ("an estimator of your own", "[`dapo`](baselines.md) with `adaptive/sampler=mixed`"),
     ("a comparison with a paper", "the paper's preset, as published"),
 )
 
@@ -510,6 +512,18 @@ def solo_block(found: Found, tiny: Runs | None) -> list[str]:
         *table(heads, to_solo),
         *(ablations(tiny) if tiny else []),
     ]
+
+
+def critic_block(found: Found) -> list[str]:
+    """`sao` beside `solo`, REINFORCE and GRPO in one process."""
+    made = found.get("tiny/base", {})
+    rows = []
+    for name in ("solo", "reinforce", "sao", "sao-epoch", "grpo-4", "grpo"):
+        if (s := made.get(name)) is not None:
+            beside = "" if name == "sao" or "sao" not in made else difference(less(made["sao"], s))
+            seeds = len(set(s.gains) & set(made["sao"].gains)) if "sao" in made else len(s.gains)
+            rows.append([f"`{name}`", str(seeds), share(s.of_grpo), beside])
+    return table(["policy", "seeds", "rollouts to GRPO's accuracy", "accuracy of `sao` less this one's"], rows)
 
 
 def forms_block(tiny: Runs) -> list[str]:

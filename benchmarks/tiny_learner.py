@@ -9,6 +9,7 @@ gives the exact pass rate of every question at temperature 1.
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -21,6 +22,7 @@ from torch.nn import functional
 __all__ = [
     "PROMPT",
     "RESPONSE",
+    "Critic",
     "Questions",
     "Rollouts",
     "TinyModel",
@@ -134,18 +136,38 @@ class TinyModel(nn.Module):
 
         ``past`` is of all tokens before ``ids``, which is then one token a row.
         """
+        x, now = self.trunk(ids, past)
+        return self.head(x).log_softmax(-1), now
+
+    def trunk(self, ids: Tensor, past: Cache | None = None) -> tuple[Tensor, Cache]:
+        """What the head reads ``(rows, length, hidden)``, and the keys and values so far."""
         start = 0 if past is None else past[0][0].shape[2]
         x = self.token(ids) + self.position.weight[start : start + ids.shape[1]]
         now = []
         for i, block in enumerate(self.blocks):
             x, kv = block(x, None if past is None else past[i])
             now.append(kv)
-        return self.head(self.norm(x)).log_softmax(-1), now
+        return self.norm(x), now
 
     def log_probs(self, prompt: Tensor, response: Tensor) -> Tensor:
         """Log-probability of every token of the responses, ``(rows, RESPONSE)``."""
         out, _ = self(torch.cat([prompt, response[:, :-1]], 1))
         return out[:, PROMPT - 1 :].gather(-1, response[..., None])[..., 0]
+
+
+class Critic(nn.Module):
+    """A model's trunk with a head for the expected reward, as PPO's critic starts from the actor's model."""
+
+    def __init__(self, model: TinyModel) -> None:
+        super().__init__()
+        self.model = copy.deepcopy(model)
+        self.model.head = nn.Linear(model.head.in_features, 1)  # type: ignore[assignment]
+        nn.init.zeros_(self.model.head.weight)
+
+    def forward(self, prompt: Tensor, response: Tensor) -> Tensor:
+        """The value before every token of the responses, ``(rows, RESPONSE)``."""
+        x, _ = self.model.trunk(torch.cat([prompt, response[:, :-1]], 1))
+        return self.model.head(x[:, PROMPT - 1 :])[..., 0]
 
 
 def lengths(response: Tensor) -> Tensor:

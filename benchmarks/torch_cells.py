@@ -8,11 +8,13 @@ from typing import Any
 from benchmarks.cells import Key, cell_id
 from benchmarks.presets import FULL, INGREDIENTS, SHIPPED, SOLO
 
-__all__ = ["BINS", "COLUMNS", "ORACLE", "PRESETS", "REINFORCE", "VARIANTS", "Cell", "Settings"]
+__all__ = ["BINS", "COLUMNS", "CRITIC", "ORACLE", "PRESETS", "REINFORCE", "VARIANTS", "Cell", "Settings"]
 
 ORACLE = "oracle"
 #: Presets whose name begins so have the batch's mean as baseline: REINFORCE, no memory and no group.
 REINFORCE = "reinforce"
+#: Presets whose name begins so have a critic: a second network, as PPO's.
+CRITIC = "sao"
 
 #: What is compared: name → words after ``+adaptive=``. In those whose name begins with "oracle", the sampler is replaced
 #: by one that sees the exact pass rates.
@@ -70,6 +72,8 @@ class Settings:
         epochs: over each batch (``ppo_epochs``).
         decay: whether the learning rate falls to 0 over the budget, evenly.
         noise: share of the rollouts whose reward is turned round.
+        critic_lr, critic_epochs, critic_warmup: the critic's learning rate, its epochs over each batch, and the step at
+            which the actor begins to train.
         evaluate_every: rollouts between two evaluations, at least.
     """
 
@@ -91,6 +95,9 @@ class Settings:
     epochs: int = 1
     decay: int = 0
     noise: float = 0.0
+    critic_lr: float = 1e-3
+    critic_epochs: int = 2
+    critic_warmup: int = 10
     evaluate_every: int = 512
 
     @property

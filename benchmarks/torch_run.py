@@ -17,6 +17,7 @@ from torch import nn
 from benchmarks.cells import thinned
 from benchmarks.oracle_sampler import draw_by_variance
 from benchmarks.tiny_learner import (
+    Critic,
     Rollouts,
     TinyModel,
     lengths,
@@ -26,7 +27,7 @@ from benchmarks.tiny_learner import (
     up_to_end,
     warm_start,
 )
-from benchmarks.torch_cells import BINS, ORACLE, PRESETS, REINFORCE, Cell, Settings
+from benchmarks.torch_cells import BINS, CRITIC, ORACLE, PRESETS, REINFORCE, Cell, Settings
 from verl_adaptive.config import AdaptiveConfig, RunFacts
 from verl_adaptive.engine import OrderedEngine, Requests, StepResult
 from verl_adaptive.engine.shape import step_shape
@@ -119,6 +120,9 @@ class Run:
             self.pool = self.pool.pick(thinned(pass_rates(self.model, self.pool), settings.pool, flat))
         self.judged = self.pool.pick(np.arange(min(settings.judged, settings.pool)))
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=cell.lr, weight_decay=settings.weight_decay)
+        self.critic = Critic(self.model) if cell.preset.startswith(CRITIC) else None
+        if self.critic is not None:
+            self.critic_optimizer = torch.optim.AdamW(self.critic.parameters(), lr=settings.critic_lr)
         rates = functools.partial(pass_rates, self.model, self.pool)
         self.engine = make_engine(cell.preset, settings, seed, self.pool.sources, rates)
         self._groups = np.zeros(2, dtype=np.int64)  # finished, and of these informative
@@ -255,10 +259,26 @@ class Run:
         prompt = self.pool.prompt[torch.from_numpy(groups.index)][torch.from_numpy(home)]
         mask = up_to_end(response)
         target = torch.from_numpy(advantage).float()[:, None]
+        reward = torch.from_numpy(groups.reward).float()[:, None]
+        if self.critic is not None:  # gae with γ = λ = 1, whitened over tokens as verl has it
+            with torch.no_grad():
+                target = reward - self.critic(prompt, response)
+            seen = target[mask]
+            target = (target - seen.mean()) / (seen.std() + 1e-8)
         if settings.decay:
             left = 1 - (self.engine.total.rollouts.generated - result.groups.rollouts) / settings.budget
             self.optimizer.param_groups[0]["lr"] = self.cell.lr * max(0.0, left)
         minibatches = np.split(layout.order, layout.chunks)
+        if self.critic is not None:
+            for order in minibatches * settings.critic_epochs:
+                at = torch.from_numpy(rows[order[order != PAD]])
+                off = (self.critic(prompt[at], response[at]) - reward[at])[mask[at]]
+                self.critic_optimizer.zero_grad()
+                (off.square().mean() / 2).backward()
+                nn.utils.clip_grad_norm_(self.critic.parameters(), settings.max_norm)
+                self.critic_optimizer.step()
+            if self.cell.steps < settings.critic_warmup:
+                return
         for chunk, order in list(enumerate(minibatches)) * settings.epochs:
             at = torch.from_numpy(rows[order[order != PAD]])
             if not len(at):  # nothing but rows of zero advantage
@@ -266,6 +286,8 @@ class Run:
             ratio = (self.model.log_probs(prompt[at], response[at]) - old[at]).exp()
             clipped = ratio.clamp(1 - settings.clip, 1 + settings.clip)
             loss = torch.maximum(-ratio * target[at], -clipped * target[at]) * mask[at]
+            if self.critic is not None:  # SAO's loss: masked where the ratio left the band, and not clipped inside
+                loss = -ratio * target[at] * (mask[at] & (ratio > 0.2) & (ratio < 4))
             self.optimizer.zero_grad()
             (loss.sum() / (mask[at].sum() + int(layout.ghost_tokens[chunk]))).backward()
             nn.utils.clip_grad_norm_(self.model.parameters(), settings.max_norm)

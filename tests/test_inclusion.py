@@ -46,3 +46,16 @@ def test_long_answers_train_as_often_as_short_ones(sampler, within) -> None:
         groups = arrivals.step(engine, step).groups
         odd, whole = odd + int((groups.row % 2).sum()), whole + len(groups)
     assert odd / whole == pytest.approx(0.5, abs=within)
+
+
+def test_draws_beyond_the_cap_are_due_in_the_next_step() -> None:
+    """They were lost, those for prompts in flight first."""
+    engine, world = make_stream_engine(
+        *("spread", "fixed", "keep_all", "verl"),
+        **{"batch": 8, "n": 2, "M": 40, "steps": 100, "max_rollouts_per_step": 8},
+    )
+    engine.feed.due = np.arange(10, 16)
+    arrivals, sent = Arrivals(world), []
+    for step in (1, 2):
+        sent += arrivals.step(engine, step).groups.row.tolist()
+    assert len(sent) == 8 and {*range(10, 16)} <= {*sent}

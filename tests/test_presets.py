@@ -43,9 +43,10 @@ PRESETS = {
     "pilot_commit": ("retire", "pilot_commit", "band", "verl", True),
     "solo": ("spread", "fixed", "keep_all", "memory", True),
     "spo": ("spread", "fixed", "keep_all", "memory", True),
+    "sao": ("spread", "fixed", "keep_all", "verl", True),
 }
 #: Presets that spread a step's rollouts over more prompts.
-SPREAD = ("solo", "spo")
+SPREAD = ("solo", "spo", "sao")
 ROLES = ("sampler", "allocator", "filter", "advantage")
 
 

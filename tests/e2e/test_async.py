@@ -123,6 +123,11 @@ def test_killed_again_and_again(mode, tmp_path):
         pytest.param("aero", SEPARATE, marks=pytest.mark.matrix),
         pytest.param("pilot_commit", SEPARATE, marks=pytest.mark.matrix),
         pytest.param("mixed", SEPARATE, marks=pytest.mark.matrix),
+        pytest.param("spo", COLOCATE, marks=pytest.mark.matrix),
+        pytest.param("solo", SEPARATE, marks=pytest.mark.matrix),
+        pytest.param("spo", SEPARATE, marks=pytest.mark.matrix),
+        pytest.param("sao", COLOCATE, marks=pytest.mark.matrix),
+        pytest.param("sao", SEPARATE, marks=pytest.mark.matrix),
         pytest.param("cero", (*SEPARATE, "trainer.v1.separate_async.num_warmup_batches=0"), marks=pytest.mark.matrix),
         pytest.param(
             "greso",

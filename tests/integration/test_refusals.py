@@ -70,6 +70,12 @@ def test_presets_pass(preset):
     run_checks(f"+adaptive={preset}")
 
 
+@pytest.mark.parametrize("mode", ["sync", "colocate_async", "separate_async"])
+def test_one_rollout_a_prompt_with_a_critic_passes(mode):
+    words = ("algorithm.adv_estimator=gae", f"trainer.v1.trainer_mode={mode}")
+    run_checks("+adaptive=sao", *words, "trainer.v1.separate_async.parameter_sync_step=2")
+
+
 @pytest.mark.parametrize(
     "overrides",
     [
@@ -114,7 +120,15 @@ def test_what_the_estimator_takes_passes(overrides):
         (["+adaptive=solo", "adaptive/allocator=aero"], "adaptive.batch_unit"),
         # the way out must not lead to the next refusal
         (["+adaptive=solo", "algorithm.adv_estimator=rloo"], r"leave this one out, or, .*take \+adaptive=dapo"),
-        (["+adaptive=solo", "algorithm.adv_estimator=gae"], "its value of each prompt takes the place of a critic"),
+        (
+            ["+adaptive=solo", "algorithm.adv_estimator=gae"],
+            r"or take \+adaptive=sao, one rollout a prompt with a critic",
+        ),
+        (["+adaptive=solo", "critic.enable=true"], r"critic\.enable=True: .*take \+adaptive=sao"),
+        (
+            ["+adaptive=sao"],
+            r"adaptive\.allocator\.n=1: .*\+adaptive=sao with algorithm\.adv_estimator=gae",
+        ),  # after grpo
         (
             ["+adaptive=solo", "adaptive/advantage=verl", "algorithm.adv_estimator=grpo_passk"],
             r"adaptive\.allocator\.n=1: .*no variance to judge by",

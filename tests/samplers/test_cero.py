@@ -399,20 +399,6 @@ def test_exposure_is_counted_in_the_units_of_the_day():
     )
 
 
-def test_a_state_of_0_1_0_with_an_odd_n_goes_on():
-    """Its units had 2 rollouts at n = 5; now the group of 5 is one unit."""
-    cero = make_cero(60, 8, 5, 100)
-    state = {**cero.state_dict(), "round": 51, "spent": 1000, "peak": 10.0}  # 50 rounds at 8 groups of 2 · 2
-    for key in ("asked", "plan", "start"):
-        del state[key]
-    cero.load_state_dict(state)
-    assert (cero.spent, cero.left, cero.pace) == (400, 400, 8.0)
-    even = make_cero(60, 8, 8, 100)
-    state = {k: v for k, v in even.state_dict().items() if k not in ("asked", "plan", "start")}
-    even.load_state_dict(state)
-    assert even.left == even.budget and not even._start
-
-
 @pytest.mark.parametrize("factor", [132 / 128, 1.25, 1.5])
 def test_rounds_that_update_are_budget_over_capacity(factor):
     """What docs/cero.md says of a larger capacity: a round fills it or allocates nothing."""

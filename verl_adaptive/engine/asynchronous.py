@@ -290,9 +290,11 @@ class AsyncEngine(Engine):
         fits = int(np.searchsorted(np.cumsum(n), progress.room, side="right"))
         if fits < len(rows):
             self.desk.why = f"the step's cap of {progress.cap} rollouts was reached"
-        index, rows, n = index[:fits], rows[:fits], n[:fits]
-        if not feed.picks:
+        if feed.picks:
+            feed.put_back(rows[fits:])
+        else:
             feed.queue = feed.queue[fits:]
+        index, rows, n = index[:fits], rows[:fits], n[:fits]
         progress.planned += int(n.sum())
         ticket = self._tickets(len(rows))
         if fund is not None:

@@ -47,8 +47,8 @@ class Feed:
     Attributes:
         pool: int64 ``(M,)``, table rows of the distinct prompts, in data-set order, so that ties break alike everywhere.
         queue: int64, admitted and not rolled out yet: data-set positions.
-        due: int64, table rows drawn from the pool while they were busy, in the order of the draws; a row at most
-            :data:`MOST_DUE` times.
+        due: int64, table rows drawn from the pool while they were busy or the step's cap was reached, in the order of the
+            draws; a row at most :data:`MOST_DUE` times.
         ahead: int64, read from the stream and not decided about: data-set positions, in stream order.
         position: stream positions that are decided about, since the run began.
         skipped: prompts that the gate turned away in this step.
@@ -140,6 +140,11 @@ class Feed:
             self.due = np.concatenate([self.due, drawn[later]])
             rows, seen = np.concatenate([rows, drawn[~later]]), np.concatenate([seen, drawn])
         return rows, None
+
+    def put_back(self, rows: np.ndarray) -> None:
+        """Rows of :meth:`draw` that a cap has no room for: they are due, before what was due."""
+        if not (self.sampler.plans_rollouts or self.sampler.plans_steps):
+            self.due = np.concatenate([rows, self.due])
 
     def admit(self, wanted: int, progress: Progress, busy: np.ndarray, *, ungated: bool) -> bool:
         """Pull the stream through the gate until ``wanted`` prompts wait in the queue.

@@ -22,6 +22,7 @@ from verl_adaptive.simulate import preset_names
 __all__ = ["async_facts", "check_manager", "check_run", "why_not_skip_zero", "zero_rows"]
 
 _OUR_BUFFER = "pkg://verl_adaptive.integration.replay_buffer"  # which every preset names
+_CRITIC = "+adaptive=sao, one rollout a prompt with a critic (docs/critic.md)"
 _PLAIN = ("epoch", "fixed", "keep_all", "verl")
 
 #: Policy losses in which a row of zero advantage adds exactly nothing: each token's term is a multiple of A, and they are
@@ -129,7 +130,7 @@ def check_run(config: Any, adaptive: AdaptiveConfig, policy: Policy) -> None:
             estimator,
             f"adaptive/advantage={policy.advantage.name} brings its own estimator ({own}) in place of grpo: leave this one out"
             + (
-                ", its value of each prompt takes the place of a critic's"
+                f", or take {_CRITIC}"
                 if str(estimator) == "gae" and not policy.advantage.needs_groups
                 else f", or, to keep {estimator}, {_keeping(str(estimator), rollout.n, adaptive, policy)}"
             ),
@@ -138,8 +139,8 @@ def check_run(config: Any, adaptive: AdaptiveConfig, policy: Policy) -> None:
             not need_critic(config),
             "critic.enable",
             True,
-            f"adaptive/advantage={policy.advantage.name} is group-relative and has no use for a critic; "
-            "choose adaptive/advantage=verl with gae",
+            f"adaptive/advantage={policy.advantage.name} has no use for a critic; take "
+            + ("adaptive/advantage=verl with gae" if policy.advantage.needs_groups else _CRITIC),
         )
         _check_advantage(config, policy)
     elif str(estimator).startswith("adaptive_"):
@@ -331,8 +332,8 @@ def _check_group_size(n: int, estimator: str, adaptive: AdaptiveConfig, policy: 
         size >= 2 or alone,
         key,
         size,
-        f"a group of one has no variance to judge by; use at least 2 (8 is usual), +adaptive=grpo, or +adaptive=solo{without} "
-        "with its own sampler, filter and advantage, which need none",
+        f"a group of one has no variance to judge by; use at least 2 (8 is usual), +adaptive=grpo, +adaptive=solo{without}, or "
+        "+adaptive=sao with algorithm.adv_estimator=gae, with their own sampler, filter and advantage, which need none",
     )
     least, key = policy.allocator.least(n), getattr(policy.allocator, "least_key", "n")
     fixed = policy.allocator.fixed_size(n) is not None

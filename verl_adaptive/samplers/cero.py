@@ -459,15 +459,10 @@ class Cero(Sampler):
         self.nu, self.peak = float(state["nu"]), float(state["peak"])
         for name in ("round", "spent", "zero_rounds", "caught_up", "rechecked"):
             setattr(self, name, int(state[name]))
-        self._done, self._start = bool(state["done"]), bool(state.get("start", False))
+        self._done, self._start = bool(state["done"]), bool(state["start"])
         self._plan = self._in_hand = self._pool = None
         self._seen.clear()
-        if "plan" not in state:  # of 0.1.0, in whose plans an odd n had units of (n − 1) / 2 rollouts
-            old = self.facts.n // 2 if self.config.g is None and self.config.n_max is None else self.g
-            if self.config.variant == "october" and old not in (0, self.g):
-                budget = self.config.budget or self.facts.steps * self.facts.batch * self.facts.n // old
-                self._replan({**self._asked(), "g": old}, {"budget": budget, "begun": [0, 0]})
-        elif state["asked"] == self._asked():
+        if state["asked"] == self._asked():
             self.budget, self.capacity = int(state["plan"]["budget"]), int(state["plan"]["capacity"])
             self._begun = (int(state["plan"]["begun"][0]), int(state["plan"]["begun"][1]))
         else:
