@@ -68,7 +68,7 @@ def lacks_extra(what: str, error: ModuleNotFoundError, extra: str) -> AdaptiveEr
     """A package of an extra of ``setup.cfg`` is not installed; how to install it from what people have: a clone or a wheel.
 
     Args:
-        what: that needs it, e.g. ``"the report"``.
+        what: that needs it, e.g. ``"serve"``.
         error: the import that failed.
         extra: the extra's name.
     """

@@ -466,3 +466,10 @@ def test_the_figures_of_large_stores_are_the_measured_ones() -> None:
             found = sizes[size]["commands"].get(name)
             wanted = "not measured" if found is None else f"{found['cpu s']:.0f} s, {found['MB'] / 1000:.1f} GB"
             assert cell == wanted, (name, size)
+
+
+def test_the_completion_completes_every_command() -> None:
+    (line,) = re.findall(
+        r'^complete .* -W "(.*)" verl-adaptive$', (ROOT / "docs" / "commands.md").read_text(), flags=re.M
+    )
+    assert line.split() == list(COMMANDS)

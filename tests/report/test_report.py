@@ -299,16 +299,6 @@ def test_other_stores_are_read_by_the_same_names(tmp_path, capsys) -> None:
     assert main([*words, "--prompt-key", "messages"]) == 0, capsys.readouterr().err
 
 
-def test_without_jinja2_it_says_what_to_install(reported, monkeypatch, capsys) -> None:
-    import sys
-
-    monkeypatch.setitem(sys.modules, "jinja2", None)
-    monkeypatch.delitem(sys.modules, "verl_adaptive.report.page", raising=False)
-    assert main(["report", str(reported.folder)]) == 1
-    err = capsys.readouterr().err
-    assert "pip install '.[report]'" in err and ".whl[report]'" in err and "verl-adaptive[" not in err
-
-
 def test_many_sources_and_long_texts_stay_bounded(tmp_path) -> None:
     rows = [
         {

@@ -263,7 +263,7 @@ def test_a_port_that_is_taken_is_one_line(served, tmp_path, capsys) -> None:
     assert err.count("\n") == 1 and "--port 0" in err
 
 
-@pytest.mark.parametrize("missing", ["starlette", "uvicorn", "jinja2"])
+@pytest.mark.parametrize("missing", ["starlette", "uvicorn"])
 def test_without_its_libraries_it_says_what_to_install(tmp_path, monkeypatch, capsys, missing) -> None:
     for name in [m for m in sys.modules if m.split(".")[0] == missing or m == "verl_adaptive.report.server"]:
         monkeypatch.delitem(sys.modules, name)
@@ -271,7 +271,7 @@ def test_without_its_libraries_it_says_what_to_install(tmp_path, monkeypatch, ca
     monkeypatch.setitem(sys.modules, missing, None)
     assert main(["serve", str(tmp_path)]) == 1
     err = capsys.readouterr().err
-    assert "pip install '.[serve]'" in err and ".whl[serve]'" in err and "verl-adaptive[" not in err
+    assert "pip install '.[ui]'" in err and ".whl[ui]'" in err and "verl-adaptive[" not in err
 
 
 def test_runs_behind_links_are_found_once(tmp_path) -> None:

@@ -25,7 +25,7 @@ from verl_adaptive.commands.arguments import (
     how_read,
     refuse_overwrite,
 )
-from verl_adaptive.errors import AdaptiveError, lacks_extra
+from verl_adaptive.errors import AdaptiveError
 
 if TYPE_CHECKING:
     from verl_adaptive.report.collect import Collected
@@ -121,13 +121,10 @@ def _refuse_other_files(path: str) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from verl_adaptive.commands.output import note
+    from verl_adaptive.report.page import render
     from verl_adaptive.stats import open_run, open_runs
     from verl_adaptive.stats.atomic import write_file
 
-    try:
-        from verl_adaptive.report.page import render
-    except ModuleNotFoundError as error:
-        raise lacks_extra("the report", error, "report") from None
     refuse_overwrite(args.out, True)
     _refuse_other_files(args.out)
     opened = open_run(args.store, **how_read(args))

@@ -99,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
 
         from verl_adaptive.report.server import Site, application
     except ModuleNotFoundError as error:
-        raise lacks_extra("serve", error, "serve") from None
+        raise lacks_extra("serve", error, "ui") from None
     if args.data is None and args.rollouts is not None:
         rollouts_of(args.rollouts, args.data, {})
     site = Site(args.store, lambda run, live: _render(args, run, live))
