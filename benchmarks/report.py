@@ -23,6 +23,7 @@ import numpy as np
 
 from benchmarks import sections, simulate
 from benchmarks.cells import Parser, interval, read_rows, run_script, write_whole
+from benchmarks.claims import claims
 from benchmarks.runs import SHOWN, Runs
 from benchmarks.standings import all_standings, cpu_runs, pretrained_runs, torch_runs
 from examples.cpu.quickstart import by_arm, plot, result_of, verdict
@@ -62,8 +63,7 @@ def results_lines(results: Path) -> list[str]:
     runs = training_runs(results)
     found = all_standings(runs)
     lines = [*sections.JUDGED, *sections.accuracy(found)]
-    if told := sections.shipped(found):
-        lines += ["### The papers' presets: significant differences from GRPO at equal rollouts", "", *told, ""]
+    lines += claims(runs)
     if "tiny" in runs:
         lines += sections.ablations(runs["tiny"])
     if data := read(results, "thin.json"):

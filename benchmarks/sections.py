@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import train_cpu
-from benchmarks.presets import FULL, INGREDIENTS, SHIPPED
+from benchmarks.presets import FULL, INGREDIENTS
 from benchmarks.runs import Runs, pm, table
 from benchmarks.standings import POOL_NAMES, Standing, less
 from verl_adaptive.significance import significant
@@ -571,19 +571,3 @@ def driver_note(data: Row) -> list[str]:
     )
     text = f"- The driver's work grows with prompts: {said} ([measured](../benchmarks/RESULTS.md#the-driver))."
     return wrap(text, 118, subsequent_indent="  ", break_on_hyphens=False) if sizes else []
-
-
-def shipped(found: Found) -> list[str]:
-    """The papers' presets at equal rollouts, by significance, pool by pool."""
-    out = []
-    for pool, made in found.items():
-        sides: dict[bool, list[str]] = {True: [], False: []}
-        for name in SHIPPED:
-            gains = list(made[name].gains.values()) if name in made and name != "grpo" else []
-            if gains and significant(gains):
-                sides[float(np.mean(gains)) > 0].append(f"`{name}`")
-        if any(sides.values()):
-            out.append(
-                f"* {POOL_NAMES[pool]}: above GRPO: {', '.join(sides[True]) or 'none'}; below: {', '.join(sides[False]) or 'none'}."
-            )
-    return out

@@ -1,0 +1,138 @@
+"""What the four papers claim, beside what the same comparison gives here: one table of ``RESULTS.md``.
+
+Each policy at its own best learning rate, paired by seed. A *speed-up* is the rollouts that the rival needs to reach its own final
+accuracy, divided by those that the paper's method needs to get there. A method that never gets there counts with the whole budget,
+which is kind to it. The verdict follows from the 95 % interval alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from benchmarks.runs import Key, Runs, pm, table
+from benchmarks.standings import POOL_NAMES
+from verl_adaptive.significance import LEAST_SEEDS, interval
+
+__all__ = ["CLAIMS", "Claim", "claims", "verdict"]
+
+#: Pools whose presets are as published, the most like a user's first.
+POOLS = ("pretrained/128", "real/base", "real/sparse", "tiny/base", "tiny/sparse")
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One sentence of a paper.
+
+    Attributes:
+        method, rival: presets.
+        what: what is measured, in words.
+        paper: the paper's figure, in words.
+        least: the least of the paper's figures.
+        none: the value that stands for no gain.
+        value: the figure of one seed.
+        form: how a figure is written.
+    """
+
+    method: str
+    rival: str
+    what: str
+    paper: str
+    least: float
+    none: float
+    value: Callable[[Runs, Key, Key], float]
+    form: str = "{:.2f}"
+
+
+def speedup(runs: Runs, mine: Key, theirs: Key) -> float:
+    """Rollouts of the rival to its own final accuracy, by those of the method to the same."""
+    target = runs.final(theirs) or 0.0
+    needed = runs.needed(theirs, target) or 1.0
+    return needed / max(runs.needed(mine, target) or 1.0, 1e-9)
+
+
+def saved(runs: Runs, mine: Key, theirs: Key) -> float:
+    """Share of the rival's generated tokens, all of which verl trains, that the method does not train."""
+    return 1 - runs.spent(mine, "tokens_trained") / runs.spent(theirs, "tokens_generated")
+
+
+def gained(runs: Runs, mine: Key, theirs: Key) -> float:
+    """Difference of final accuracies."""
+    return (runs.final(mine) or 0.0) - (runs.final(theirs) or 0.0)
+
+
+CLAIMS = (
+    Claim("greso", "dapo", "speed-up over dynamic sampling", "1.5–3.4 ×", 1.5, 1.0, speedup),
+    Claim("pilot_commit", "grpo", "speed-up over GRPO", "1.5–1.9 ×", 1.5, 1.0, speedup),
+    Claim("pilot_commit", "dapo", "speed-up over dynamic sampling", "2.3–4.0 ×", 2.3, 1.0, speedup),
+    Claim("aero", "grpo", "tokens trained, saved", "48 % of compute", 0.48, 0.0, saved),
+    Claim("aero", "grpo", "accuracy difference", "none, or a gain", 0.0, 0.0, gained, "{:+.3f}"),
+    Claim("cero", "grpo", "accuracy difference", "+0.016 to +0.026", 0.016, 0.0, gained, "{:+.3f}"),
+)
+
+
+def verdict(claim: Claim, values: Sequence[float]) -> str:
+    """*confirmed*, *smaller*, *refuted* or *not told*.
+
+    >>> verdict(CLAIMS[1], [1.8, 1.9, 1.85]), verdict(CLAIMS[1], [1.2, 1.22, 1.21]), verdict(CLAIMS[1], [0.9, 1.1, 1.0])
+    ('confirmed', 'smaller', 'refuted')
+    >>> verdict(CLAIMS[1], [0.5, 2.5, 1.5]), verdict(CLAIMS[1], [3.0, 3.0])
+    ('not told', 'not told')
+    """
+    if len(values) < LEAST_SEEDS:
+        return "not told"
+    mean, half = interval(values)
+    if mean - half >= claim.least:
+        return "confirmed"
+    if mean + half < claim.least:
+        return "smaller" if mean - half > claim.none else "refuted"
+    return "not told"
+
+
+def _free(runs: Mapping[str, Runs]) -> str:
+    """What leaving zero-advantage rows out saves, without any method."""
+    name, variant = "real", "base"
+    if name not in runs or (lr := runs[name].best_lr(variant, "grpo")) is None:
+        return ""
+    cells = [(variant, "grpo", lr, seed) for seed in runs[name].seeds(variant, "grpo", lr)]
+    shares = [saved(runs[name], cell, cell) for cell in cells]
+    return f"`+adaptive=grpo` trains {pm(shares, '{:.0%}')} fewer tokens than verl's GRPO ({POOL_NAMES['real/base']}), without any method."
+
+
+def claims(runs: Mapping[str, Runs]) -> list[str]:
+    """The section.
+
+    Args:
+        runs: by the first half of a pool's name.
+    """
+    rows = []
+    for claim in CLAIMS:
+        for pool in POOLS:
+            name, _, variant = pool.partition("/")
+            found = runs.get(name)
+            if found is None:
+                continue
+            rates = [found.best_lr(variant, preset) for preset in (claim.method, claim.rival)]
+            if None in rates:
+                continue
+            cells = [(variant, preset, lr) for preset, lr in zip((claim.method, claim.rival), rates, strict=True)]
+            seeds = sorted(set.intersection(*(set(found.seeds(*cell)) for cell in cells)))
+            values = [claim.value(found, *((*cell, seed) for cell in cells)) for seed in seeds]
+            if values:
+                told = f"{pm(values, claim.form)} ({len(values)})"
+                rows.append(
+                    [f"`{claim.method}`", claim.what, claim.paper, POOL_NAMES[pool], told, verdict(claim, values)]
+                )
+    return [
+        "## The papers' claims",
+        "",
+        "Each method at its best learning rate, paired by seed; ± half a 95 % interval (seeds). *Speed-up*: rollouts that the rival "
+        "needs to its own final accuracy, by those of the method; a method that never gets there counts with the whole budget. "
+        "*Confirmed*: the interval lies above the least of the paper's figures. *Smaller*: above no gain and below the paper's. "
+        "*Refuted*: below the paper's, and no gain within it. *Not told*: too wide, or fewer than three seeds. Our `dapo` sizes its "
+        "requests by recent steps, which is most of what GRESO saves over the fixed requests of its paper's dynamic sampling. The "
+        "papers' models of 1.5–14 billion parameters and groups of up to 128 are out of reach here, and so are their seconds. "
+        f"{_free(runs)}",
+        "",
+        *table(["method", "claim", "paper", "pool", "here", "verdict"], rows),
+    ]
