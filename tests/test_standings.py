@@ -73,8 +73,6 @@ def test_what_the_tables_say_of_a_pool() -> None:
     assert "| real, natural mix, 3 seeds: `solo` | 0.71 | **+0.209 ± 0.000** |" in front
     (told,) = [line for line in claims({"tiny": runs}) if line.startswith("| `aero` | accuracy")]
     assert "-0.000 ± 0.26" in told and told.endswith("(3) | not told |"), told
-        told
-    )
 
 
 def test_the_pools_are_the_benchmarks() -> None:
