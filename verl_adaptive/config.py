@@ -202,9 +202,12 @@ class RunFacts:
 class SuccessConfig:
     """How the difficulty signal becomes evidence of success in [0, 1].
 
-    ``threshold``: 1 where the signal is at least ``threshold`` (0.5 serves 0/1 and ±1 rewards alike).
-    ``value``: the signal scaled from [low, high] to [0, 1] and clipped, for continuous rewards: the Beta methods then
-    count expected successes.
+    Attributes:
+        mode: ``threshold``: 1 where the signal is at least ``threshold``, else 0. ``value``: the signal scaled from [``low``,
+            ``high``] to [0, 1] and clipped, for continuous rewards; the Beta methods then count expected successes.
+        threshold: with ``mode=threshold``, the least signal of a success; 0.5 serves 0/1 and ±1 rewards alike.
+        low: with ``mode=value``, the signal that counts as 0.
+        high: with ``mode=value``, the signal that counts as 1.
     """
 
     mode: typing.Literal["threshold", "value"] = "threshold"
@@ -229,8 +232,10 @@ class SuccessConfig:
 class StoreConfig:
     """Where the statistics' journal goes; see :mod:`verl_adaptive.stats.journal`.
 
-    ``dir``: a folder of several runs: the journal goes to ``<dir>/<trainer.project_name>/<trainer.experiment_name>``. null: to
-    ``adaptive`` beside the checkpoints.
+    Attributes:
+        enabled: false: no journal is written; ``stats``, ``report`` and later warm starts then have checkpoints only.
+        dir: a folder of several runs: the journal goes to ``<dir>/<trainer.project_name>/<trainer.experiment_name>``. null: to
+            ``adaptive`` beside the checkpoints.
     """
 
     enabled: bool = True
@@ -243,8 +248,12 @@ class StoreConfig:
 
 @dataclass
 class ResumeConfig:
-    """``allow``: differences that a resume may ignore: ``dataset``, ``policy``, ``settings``, ``schema``, ``missing``, ``mode``,
-    ``interrupted``."""
+    """What a resume may overlook.
+
+    Attributes:
+        allow: differences that a resume may ignore: ``dataset``, ``policy``, ``settings``, ``schema``, ``missing``, ``mode``,
+            ``interrupted``.
+    """
 
     allow: list[str] = field(default_factory=list)
 
@@ -262,12 +271,14 @@ class ResumeConfig:
 class AlarmConfig:
     """When a run says that something looks wrong; see docs/alarms.md. Alarms decide nothing.
 
-    ``enabled``: false: no alarms, and no metrics by data source.
-    ``rollouts``: of a data source, before it is judged, and from one judgement to the next.
-    ``cut``: share of its answers cut at data.max_response_length.
-    ``starved``: share of the rollouts that its share of the prompts would be.
-    ``jump``: change of its pass rate from one judgement to the next.
-    ``sources``: data sources with metrics of their own, the largest.
+    Attributes:
+        enabled: false: no alarms, and no metrics by data source.
+        rollouts: rollouts of a data source before it is judged, and from one judgement to the next.
+        cut: share of a source's answers cut at data.max_response_length from which an alarm is raised.
+        starved: an alarm is raised for a source that gets less than this share of the rollouts that its prompts would get in
+            epoch order.
+        jump: change of a source's pass rate from one judgement to the next from which an alarm is raised.
+        sources: how many data sources have metrics of their own, the largest.
     """
 
     enabled: bool = True

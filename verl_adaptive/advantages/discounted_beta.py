@@ -46,8 +46,11 @@ class DiscountedBeta(Advantage):
     class Config:
         """Options of the advantage.
 
-        ``discount``: λ (the paper: 0.75 for its 8B model, 0.5 for its 1.7B model); ``alpha0``, ``beta0``: the prior;
-        ``norm_by_std``: divide by the standard deviation.
+        Attributes:
+            discount: λ (the paper: 0.75 for its 8B model, 0.5 for its 1.7B model).
+            alpha0: successes of the prior.
+            beta0: failures of the prior.
+            norm_by_std: divide by the standard deviation.
         """
 
         discount: float = 0.75

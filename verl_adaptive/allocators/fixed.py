@@ -21,7 +21,11 @@ class Fixed(Allocator):
 
     @dataclass
     class Config:
-        """``n``: rollouts a prompt, once (null: ``actor_rollout_ref.rollout.n``)."""
+        """Options of the allocator.
+
+        Attributes:
+            n: rollouts a prompt, once (null: ``actor_rollout_ref.rollout.n``).
+        """
 
         n: int | None = None
 

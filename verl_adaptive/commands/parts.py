@@ -152,28 +152,14 @@ def _options(config: Any) -> dict[str, dict[str, Any]]:
 
 
 def _walk(made: Any, prefix: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    doc = inspect.getdoc(type(made)) or ""
-    about = {**_inline(doc), **_attributes(doc)}
-    whole = _plain_words(" ".join(doc.split("Attributes:")[0].split()))
+    about = _attributes(inspect.getdoc(type(made)) or "")
     for field in fields(made):
         value = getattr(made, field.name)
         if is_dataclass(value):
             yield from _walk(value, f"{prefix}{field.name}.")
             continue
-        text = about.get(field.name) or whole
-        if text == whole:
-            whole = "as above."
-        yield prefix + field.name, {"default": value, "type": str(field.type).replace("typing.", ""), "about": text}
-
-
-def _inline(doc: str) -> dict[str, str]:
-    """Short docstrings describe options as `` ``a``, ``b``: text; ``c``: text``."""
-    out: dict[str, str] = {}
-    for match in re.finditer(
-        r"((?:``\w+``(?:, )?)+): ([^;`]*(?:``[^`]*``[^;`]*)*?)(?=;|\.\s|\.?$)", " ".join(doc.split())
-    ):
-        out.update(dict.fromkeys(re.findall(r"``(\w+)``", match[1]), _plain_words(match[2].strip()).rstrip(".") + "."))
-    return out
+        told = {"type": str(field.type).replace("typing.", ""), "about": about.get(field.name, "")}
+        yield prefix + field.name, {"default": value, **told}
 
 
 def _attributes(doc: str) -> dict[str, str]:

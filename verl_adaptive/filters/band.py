@@ -36,10 +36,11 @@ class Band(Filter):
 
     @dataclass
     class Config:
-        """``variance``: drop committed groups whose signals are all equal, too.
+        """Options of the filter.
 
-        With margins above 0 the pilots of a committed group are mixed, so that only a signal that differs from
-        success, or a margin of 0, lets such a group through.
+        Attributes:
+            variance: drop committed groups whose signals are all equal, too. With margins above 0 the pilots of a committed
+                group are mixed, so that only a signal that differs from success, or a margin of 0, lets such a group through.
         """
 
         variance: bool = False

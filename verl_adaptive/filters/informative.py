@@ -28,7 +28,12 @@ class Informative(Filter):
 
     @dataclass
     class Config:
-        """``low <= pass rate <= high`` is required besides variance; [0, 1] asks for variance alone."""
+        """Options of the filter.
+
+        Attributes:
+            low: least pass rate of a group that is kept; 0 asks for variance alone.
+            high: highest pass rate of a group that is kept; 1 asks for variance alone.
+        """
 
         low: float = 0.0
         high: float = 1.0
