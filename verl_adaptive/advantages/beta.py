@@ -63,7 +63,8 @@ class BetaPosterior(Advantage):
 
         Attributes:
             variant: the advantage in groups of equal rewards; see the table above.
-            alpha0, beta0: the prior.
+            alpha0: successes of the prior.
+            beta0: failures of the prior.
             w_neg: weight of negative posterior advantages, in [0, 1]; 1 is faithful.
             norm_by_std: divide by the std; False: Dr. GRPO (mixed groups, and all of ``shrinkage``).
             baseline: mean and std of the rollouts that train (``retained``), or of all observed (``full``: then the
