@@ -1,23 +1,23 @@
-"""The engine of the ``sync`` trainer: nothing waits for a slowest rollout that need not, and nothing depends on who finished first.
+"""The engine of the ``sync`` trainer: no unnecessary wait for the slowest rollout, and no dependence on who finished first.
 
 The candidates of a step are an ordered list, fixed by the state at the step's start (:class:`~verl_adaptive.engine.feed.Line`);
-each has a *ticket*. As many are sent as the last steps' yield asks for, and more as soon as it is sure that those will not
-fill the batch. A group is reviewed when *it* is back. **A ticket commits when all lower ones have**: the batch is the first B
-kept groups in ticket order, and the step is over when they have committed. What is under way then is aborted, counted as
-such, and taken up by the next step as if it had not been begun.
+each has a *ticket*. The first request is sized from the yield of recent steps; more are sent once these can no longer fill the
+batch. A group is reviewed when it is back. **A ticket commits when all lower ones have**: the batch is the first B kept groups
+in ticket order, and the step ends when they have committed. Groups still in flight are aborted and counted as such; the next
+step sends their prompts first, as if they had never been sent.
 
-So the batch, the statistics and every later decision are functions of ticket order and rewards, whatever the order of
-arrival and the moment of the abort:
+So the batch, the statistics and every later decision are functions of ticket order and rewards, in any order of arrival and
+for any moment of the abort:
 
-* the gate and the pool's picks see the statistics of the step's start, for nothing is learned before the step ends;
-* a group's top-ups depend on its own rollouts (:meth:`~verl_adaptive.roles.Allocator.review`) and go out at once;
-* what several groups share, a pool of rollouts, a step's cap, the places of the batch, is settled in ticket order. A group
-  need not wait for that until all lower ones are back: it goes on as soon as there is enough even if each lower one takes
-  the most it may, and gives up as soon as there is too little even if none takes any more;
-* only committed groups enter the statistics, which never hear of an aborted one.
+* the gate and the pool's picks see the statistics of the step's start: statistics are updated when the step ends;
+* a group's top-ups depend on its own rollouts (:meth:`~verl_adaptive.roles.Allocator.review`) and are sent at once;
+* what groups share (a pool of rollouts, a step's cap, the places of the batch) is given out in ticket order. A group need not
+  wait until all lower ones are back: it continues as soon as enough is left even if each lower one takes the most it may, and
+  gives up as soon as too little is left even if none takes any more;
+* only committed groups enter the statistics, never an aborted one.
 
-How many prompts are sent does depend on arrivals, and with it what is paid for (``adaptive/rollouts/generated_total``) and
-the step at which ``adaptive.total_rollouts`` is spent.
+How many prompts are sent does depend on arrivals, and so do the cost (``adaptive/rollouts/generated_total``) and the step at
+which ``adaptive.total_rollouts`` is spent.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ __all__ = ["OrderedEngine"]
 _FLIGHT, _ASKING, _KEPT, _OUT, _HELD = range(5)
 _FRESH = 0.3  # weight of the latest step in the recent yield
 _GUESS = 0.5  # yield that is assumed before any group came back
-_LEAST_YIELD = 1 / 64  # below it, asking for more would be a shot in the dark
+_LEAST_YIELD = 1 / 64  # a lower estimate would request far too much
 
 
 class _Tickets:
@@ -122,7 +122,7 @@ class OrderedEngine(Engine):
             self._reserve = answers.amount(self.pooled, "reserve", self.progress)
             wanted = answers.amount(self.pooled, "prompts", wanted, self.progress)
             wanted = answers.amount(self.pooled, "affordable", wanted, self.progress)
-        if not self.policy.sampler.plans_steps:  # such a plan is one request, and counts as carried out
+        if not self.policy.sampler.plans_steps:  # a plan of a step is one request, whatever its size
             wanted = min(wanted, self._most)
         self._first_end = self._recalled + wanted
         busy, ungated = np.concatenate([self.held.row, recalled.row]), self.config.on_exhausted != "raise"
@@ -167,7 +167,7 @@ class OrderedEngine(Engine):
         self._ticket = self._first_ticket + max(0, self._head - self._recalled)
         failed = everything.groups.ticket[everything.groups.failed]
         new = slice(self._recalled, self._head)
-        status = t.status[new][~np.isin(t.ticket[new], failed)]  # a fault says nothing of what prompts are worth
+        status = t.status[new][~np.isin(t.ticket[new], failed)]  # a fault tells nothing about the prompt
         if len(status):
             share = float(np.isin(status, (_KEPT, _HELD)).mean())
             self.fertile = share if self.fertile is None else (1 - _FRESH) * self.fertile + _FRESH * share
@@ -194,7 +194,7 @@ class OrderedEngine(Engine):
 
     @property
     def _target(self) -> float:
-        """Kept groups that end the step; everything, where all that was picked is meant."""
+        """Kept groups that end the step; infinite where the step trains everything that was picked."""
         return math.inf if self.desk.whole else self.facts.batch
 
     @property
@@ -271,10 +271,10 @@ class OrderedEngine(Engine):
         return self._longest_first(requests)
 
     def _longest_first(self, requests: Requests) -> Requests:
-        """The order in which requests are handed out: long answers before short ones, so that none is left for the end.
+        """The order in which requests are sent: prompts with long answers first, so that none is left for the end.
 
-        Answers are expected to be as long as the prompt's have been. What was asked for in excess of the batch comes last.
-        Tickets stay as they are, so nothing is decided by it.
+        The expected length is the mean of the prompt's earlier answers. Requests beyond the batch come last. Tickets do not
+        change, so no decision does.
         """
         # Commits that wait for places of the batch want the short pilots back early.
         if not self.config.longest_first or self._needs_place:
@@ -297,19 +297,19 @@ class OrderedEngine(Engine):
             if len(more):
                 requests = Requests.join([requests, more])
                 break
-            # Nothing is under way and all candidates are used up: prompts may come again, if that is all that is missing.
+            # Nothing is in flight and all candidates are used up: prompts may come a second time, if nothing else is missing.
             idle = not len(self.flight) and self._missing() > 0 and not self._line.ended and not self._line_over
             if not (idle and self.desk.wants(self._t.amount(_KEPT)) and self._line.new_lap()):
                 break
         return requests if len(requests) else None
 
     def _missing(self) -> int:
-        """Candidates to send now: none as long as those under way may be enough."""
+        """Candidates to send now: none while those in flight may be enough."""
         t, target = self._t, self._target
         if self._line_over:
             return 0
         if not self.config.refill:
-            return self._behind  # of those that the step asked for, what the cap had no room for yet
+            return self._behind  # what the step's request still lacks, for want of room under the cap
         if math.isinf(target):
             return 0
         if self.desk.lenient:
@@ -318,7 +318,7 @@ class OrderedEngine(Engine):
         deficit = self.facts.batch - kept - unresolved
         if deficit <= 0:
             return max(0, self._first_end - len(t)) if self._reserve else 0  # a cap kept some back
-        # A group that is worth a place goes on when the others are out already: without it, those would seem to be all.
+        # Groups that ask for a top-up are likely to be kept. Not counting them would bias the yield: the others have left.
         likely = 0
         if self._needs_place:
             likely = int(((t.status == _ASKING) | ((t.status == _FLIGHT) & (t.stage > 0))).sum())
@@ -330,11 +330,11 @@ class OrderedEngine(Engine):
         return min(self._most, max(deficit, math.ceil(expected)))
 
     def _end(self) -> int:
-        """Tickets of a step in which a few groups may fail, if all that are under way are kept.
+        """Number of tickets that end a step in which a few groups may fail, if all that are in flight are kept.
 
-        How many is a function of rewards and tickets, too: when the first lot is back, those that failed are either few
-        enough, or replaced by as many; then the same of all so far. Until all of them are back this is a guess at the end, and
-        hardly ever beyond it.
+        It is a function of rewards and tickets, too: once the first request is back, its failed groups are either few enough to
+        be ignored or replaced by the same number, and so on for the replacements. Until all are back this is an estimate from
+        below.
         """
         hopeful = np.cumsum(np.isin(self._t.status, (_FLIGHT, _ASKING, _KEPT)))
         end = self._first_end
@@ -360,7 +360,7 @@ class OrderedEngine(Engine):
         at = t.at(alive.ticket)
         more[(t.stage[at] + 1 >= self.config.max_rounds) | np.isin(alive.ticket, self.desk.cut)] = 0
         if self.progress.cap is not None or self._pledged is not None:
-            # Others were sent and granted on the word that this is the most; a group that lost rollouts may want more.
+            # Other groups were sent assuming that this is the most; a group that lost rollouts may want more.
             more = np.minimum(more, t.may[at])
         self._close(self.desk.verdict(alive.select(more == 0)))
         hold = alive.select(more == HOLD)
@@ -386,7 +386,7 @@ class OrderedEngine(Engine):
         self._holding.append(groups)
 
     def _decide(self) -> Requests:
-        """Answer those that ask for a top-up, as far as the answer is sure."""
+        """Grant or refuse top-ups, as far as the answer no longer depends on groups in flight."""
         t, allocator = self._t, self.policy.allocator
         parts = []
         while True:
@@ -416,7 +416,7 @@ class OrderedEngine(Engine):
         return topups
 
     def _answers(self, asking: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Of the tickets at these places: which surely get their top-up, which surely not, and of these, for want of a place."""
+        """Of the tickets at these places: which surely get their top-up, which surely do not, and which of the latter lack a place."""
         t = self._t
         want = t.want[asking]
         yes, no = np.ones(len(asking), dtype=bool), np.zeros(len(asking), dtype=bool)
@@ -428,7 +428,7 @@ class OrderedEngine(Engine):
             placeless = kept >= self._target
             no |= placeless
         if self._pledged is not None:
-            # Each prompt pays in when it is explored; a batch's worth of them from the start, sent or kept back by a cap.
+            # Each prompt pays in when it is explored. A batch of them pays from the start, sent or held back by a cap.
             pledged = self._pledged[: self.facts.batch].sum()
             paid = np.maximum(np.cumsum(t.fund)[asking], pledged)
             taken = np.cumsum(t.extra)[asking]
@@ -459,13 +459,13 @@ class OrderedEngine(Engine):
         enough = kept >= self._target
         if self.desk.lenient and self.config.refill:
             enough |= np.arange(1, head + 1) >= self._end()
-        # The step's first request is to bring what is held for the next one; it is the state's, later ones are not.
+        # Groups held for the next step come from the first request alone: its size is a function of the state.
         enough &= (held >= self._reserve) | (np.arange(1, head + 1) >= self._first_end)
         self._done = bool(enough.any())
         self._head = int(np.argmax(enough)) + 1 if self._done else head
 
     def _drop_the_rest(self, everything: Closed, mine: np.ndarray, held: Groups) -> None:
-        """What did not commit was generated in vain."""
+        """Account what did not commit as aborted."""
         uncommitted = [everything.groups.select(~mine), self.desk.open]
         uncommitted += [g.select(~np.isin(g.ticket, held.ticket)) for g in self._holding]
         for groups in uncommitted:
@@ -474,7 +474,7 @@ class OrderedEngine(Engine):
         self.flight = Requests.none()
 
     def _explain(self) -> None:
-        """Why the step's sampling ended, should the batch be short."""
+        """Say why the step's sampling ended, in case the batch is short."""
         if not self.desk.why and self._line.ended:
             self.desk.why = self._line.ended
         if not self.desk.why and self._most == 0:
