@@ -62,7 +62,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--ray-address",
         metavar="ADDRESS",
-        help="look into a worker of this running cluster: --ray-address auto, or head:6379",
+        help="look into a worker on each node of this running cluster: --ray-address auto, or head:6379",
     )
     add_json_option(parser)
     parser.set_defaults(overrides=[])
@@ -266,23 +266,23 @@ class Examination:
             self.add("Hydra group", "ok" if good else "fail", detail, "" if good else reinstall)
 
     def ray(self, address: str | None) -> None:
-        """The plugin in a Ray worker."""
+        """The plugin in a Ray worker of each node."""
         from verl_adaptive import __version__
         from verl_adaptive.integration import inspect
 
-        fix = "install verl-adaptive in the environment of every node of the cluster"
+        name, fix = "plugin in a Ray worker", "install verl-adaptive in the environment of every node of the cluster"
         if address is not None:
             fix = f"is {address} the address of a running cluster (`ray status`)? If so, {fix}"
-        found = self._try("plugin in a Ray worker", fix, lambda: inspect.ray_worker(address))
-        if found is None:
-            return
-        same = found["package"] == __version__
-        good = found["loaded"] and same
-        detail = (
-            f"{'loaded' if found['loaded'] else 'not loaded'} on {found['node']} ({found['python']}; "
-            f"verl {found['verl']}, verl-adaptive {found['package']})"
-        )
-        self.add("plugin in a Ray worker", "ok" if good else "fail", detail, "" if good else fix)
+        for found in self._try(name, fix, lambda: inspect.ray_workers(address)) or ():
+            if "error" in found:
+                self.add(name, "fail", f"{found['node']}: {found['error']}", fix)
+                continue
+            good = found["loaded"] and found["package"] == __version__
+            detail = (
+                f"{'loaded' if found['loaded'] else 'not loaded'} on {found['node']} ({found['python']}; "
+                f"verl {found['verl']}, verl-adaptive {found['package']})"
+            )
+            self.add(name, "ok" if good else "fail", detail, "" if good else fix)
 
     # -- a command line -----------------------------------------------------------------------------------------
 

@@ -49,7 +49,7 @@ __all__ = [
     "driver",
     "group_options",
     "make_plan",
-    "ray_worker",
+    "ray_workers",
     "refuse_text_for_numbers",
     "validate",
     "validate_as_verl",
@@ -81,16 +81,18 @@ def driver() -> dict[str, Any]:
     return {"loaded": loaded, "trainer": name, "verl": verl.__version__}
 
 
-def ray_worker(address: str | None = None) -> dict[str, Any]:
-    """Import verl in a Ray worker.
+def ray_workers(address: str | None = None) -> list[dict[str, Any]]:
+    """Import verl in a Ray worker of each node that is alive.
 
     Args:
         address: a running cluster's; None starts a small one here and stops it.
 
     Returns:
-        ``loaded``, ``verl``, ``package`` (version of verl-adaptive there), ``python``, ``node``.
+        For each node ``node`` (its name), and ``error``, or ``loaded``, ``verl``, ``package`` (version of verl-adaptive
+        there) and ``python``.
     """
     import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     _answers(address)
     if ray.is_initialized():
@@ -102,9 +104,28 @@ def ray_worker(address: str | None = None) -> dict[str, Any]:
         options |= {"address": address}
     ray.init(**options)
     try:
-        return ray.get(ray.remote(_in_worker).options(num_cpus=1).remote(guard.PLUGIN), timeout=180)
+        calls = {}
+        for node in ray.nodes():
+            if node["Alive"]:
+                here = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+                task = ray.remote(_in_worker).options(num_cpus=0, max_retries=0, scheduling_strategy=here)
+                calls[task.remote(guard.PLUGIN)] = node["NodeManagerHostname"]
+        done, _ = ray.wait(list(calls), num_returns=len(calls), timeout=180)
+        return [{"node": name, **(_result(call) if call in done else _SILENT)} for call, name in calls.items()]
     finally:
         ray.shutdown()
+
+
+_SILENT = {"error": "did not answer within 180 s"}
+
+
+def _result(call: Any) -> dict[str, Any]:
+    import ray
+
+    try:
+        return ray.get(call)
+    except ray.exceptions.RayError as error:
+        return {"error": str(error).strip().splitlines()[-1]}
 
 
 def _answers(address: str | None) -> None:
@@ -125,7 +146,6 @@ def _answers(address: str | None) -> None:
 
 
 def _in_worker(plugin: str) -> dict[str, Any]:
-    import platform
     import sys
     from importlib.metadata import version
 
@@ -136,7 +156,6 @@ def _in_worker(plugin: str) -> dict[str, Any]:
         "verl": verl.__version__,
         "package": version("verl-adaptive"),
         "python": sys.executable,
-        "node": platform.node(),
     }
 
 

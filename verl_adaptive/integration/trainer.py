@@ -43,7 +43,7 @@ from verl_adaptive.integration.rows import alone, padding_row
 from verl_adaptive.integration.run_store import RunStore
 from verl_adaptive.integration.session import Batch, Session
 from verl_adaptive.integration.stream_session import NothingLeft, StreamSession
-from verl_adaptive.integration.waiting import PARTITION, Liveness, open_requests, stall_seconds
+from verl_adaptive.integration.waiting import PARTITION, Liveness, check_installed, open_requests, stall_seconds
 from verl_adaptive.integration.watch import Watch
 from verl_adaptive.policy import build_policy
 from verl_adaptive.record import Tape
@@ -265,10 +265,9 @@ class AdaptiveMixin(_Trainer):
     def _dead(self) -> list[str]:
         """Workers whose death would leave us waiting for rollouts that never come."""
         if self._liveness is None:
-            workers = getattr(self.agent_loop_manager, "agent_loop_workers", [])
-            actors = {f"agent-loop worker {i}": worker for i, worker in enumerate(workers)}
+            actors = _named_workers(self.agent_loop_manager) | self._named_servers()
             actors |= {f"reward worker {i}": w for i, w in enumerate(self.get_reward_handles() or [])}
-            self._liveness = Liveness(actors | self._named_servers())
+            self._liveness = Liveness(actors)
         return self._liveness.dead()
 
     def _validate(self) -> dict[str, float]:
@@ -326,6 +325,9 @@ class AdaptiveMixin(_Trainer):
         """verl's loop; after it the journal and the record are closed (verl 0.9.1 returns from its last step at once)."""
         if self.base_mode == "sync":
             check_manager(self.config, agent_loop_manager, self.engine.policy)
+        servers = {f"rollout server {i}": server for i, server in enumerate(self._servers())}
+        stall = stall_seconds(self.adaptive, self.config.data.max_response_length)
+        check_installed(_named_workers(agent_loop_manager) | servers, stall)
         try:
             super().fit(agent_loop_manager)
         finally:
@@ -649,6 +651,11 @@ class AdaptiveMixin(_Trainer):
         if watched is not None:
             self._watch.load_state_dict(watched)
         self.run_store.begin(self.global_steps, self.engine)
+
+
+def _named_workers(manager: Any) -> dict[str, Any]:
+    """A manager's agent-loop workers; one of somebody's own may have none."""
+    return {f"agent-loop worker {i}": worker for i, worker in enumerate(getattr(manager, "agent_loop_workers", ()))}
 
 
 def _show_our_log() -> None:

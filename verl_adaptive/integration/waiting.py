@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -9,10 +10,21 @@ from typing import Any
 
 import ray
 
+from verl_adaptive import __version__
 from verl_adaptive.config import AdaptiveConfig
 from verl_adaptive.errors import AdaptiveError
+from verl_adaptive.integration.guard import PLUGIN
 
-__all__ = ["DONE", "PARTITION", "POLL_SHARE", "Liveness", "StallTimeout", "open_requests", "stall_seconds"]
+__all__ = [
+    "DONE",
+    "PARTITION",
+    "POLL_SHARE",
+    "Liveness",
+    "StallTimeout",
+    "check_installed",
+    "open_requests",
+    "stall_seconds",
+]
 
 PARTITION = "train"
 #: Statuses of a request that is back.
@@ -133,6 +145,39 @@ class Liveness:
             except ray.exceptions.RayActorError as error:
                 gone.append(f"{name} ({type(error).__name__})")
         return gone
+
+
+def check_installed(actors: Mapping[str, ray.actor.ActorHandle], patience: float) -> None:
+    """Whether this version of the package is loaded in the process of every actor, before anything is sent to one.
+
+    Args:
+        actors: name → handle.
+        patience: seconds that one may take to answer.
+
+    Raises:
+        AdaptiveError: in some it is not.
+    """
+    calls = {name: actor.__ray_call__.remote(_version) for name, actor in actors.items()}
+    done, _ = ray.wait(list(calls.values()), num_returns=len(calls), timeout=patience) if calls else ([], [])
+    for name, call in calls.items():
+        if call not in done:
+            raise AdaptiveError(f"{name} has not answered for adaptive.stall_timeout={patience:g} s")
+        try:
+            found = ray.get(call)
+        except ray.exceptions.RayActorError:
+            raise
+        except ray.exceptions.RayError as error:
+            found = str(error).strip().splitlines()[-1]
+        if found != __version__:
+            raise AdaptiveError(
+                f"{name} does not have verl-adaptive {__version__} ({found}); install it in the environment of every node of "
+                "the cluster: `verl-adaptive doctor --ray-address auto` asks each"
+            )
+
+
+def _version(_actor: Any) -> str:
+    """Of the package in the actor's process."""
+    return __version__ if PLUGIN in sys.modules else "verl did not load its plugin: see VERL_USE_EXTERNAL_PLUGINS"
 
 
 def open_requests(servers: Mapping[str, ray.actor.ActorHandle]) -> str:
