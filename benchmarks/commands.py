@@ -26,7 +26,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from benchmarks.store import machine
+from benchmarks.cells import machine
 from verl_adaptive.groups import Groups
 from verl_adaptive.stats import KEY_DTYPE, Journal, StatsTable, dataset_keys, write_snapshot
 

@@ -22,14 +22,14 @@ from typing import Any
 import numpy as np
 
 from benchmarks import sections, simulate
-from benchmarks.cells import Parser, interval, read_rows, run_script, write_whole
+from benchmarks.cells import Parser, read_rows, run_script, write_whole
 from benchmarks.claims import claims
 from benchmarks.runs import SHOWN, Runs
 from benchmarks.standings import all_standings, cpu_runs, pretrained_runs, torch_runs
 from examples.cpu.quickstart import by_arm, plot, result_of, verdict
+from verl_adaptive.report.arms import Trial, draw
 
 HERE = Path(__file__).resolve().parent
-POINTS = 30  # of a curve in a figure
 
 
 def put(text: str, name: str, lines: Sequence[str]) -> str:
@@ -170,21 +170,17 @@ def drawn(path: Path, count: int) -> Iterator[Any]:
 
 
 def curves(axis: Any, runs: Runs, variant: str, shown: Sequence[str], lr_of: Callable[[str], float | None]) -> None:
-    """Held-out accuracy by rollouts: each policy's mean, and its 95 % band."""
-    for number, preset in enumerate(shown):
+    """Held-out accuracy by rollouts, up to the budget: each seed, and each policy's mean."""
+    arms = {}
+    for preset in shown:
         lr = lr_of(preset)
         keys = [(variant, preset, lr, s) for s in runs.seeds(variant, preset, lr)] if lr is not None else []
-        if not keys:
-            continue
-        end = min(*(runs.curve(k, "rollouts")[-1] for k in keys), runs.budget[variant])
-        x = np.linspace(0, end, POINTS)
-        y = np.array([np.interp(x, runs.curve(k, "rollouts"), runs.curve(k, "held_out")) for k in keys])
-        axis.plot(x, y.mean(0), label=preset, color=f"C{number}", lw=1.3)
-        if len(keys) > 1:
-            half = np.array([interval(column)[1] for column in y.T.tolist()])
-            axis.fill_between(x, y.mean(0) - half, y.mean(0) + half, color=f"C{number}", alpha=0.1, lw=0)
+        measured = {key: (runs.curve(key, "rollouts"), runs.curve(key, "held_out")) for key in keys}
+        inside = {key: x <= runs.budget[variant] for key, (x, _) in measured.items()}
+        if keys:
+            arms[preset] = [Trial(key[3], x[inside[key]], y[inside[key]]) for key, (x, y) in measured.items()]
+    draw(axis, arms)
     axis.set_xlabel("generated rollouts")
-    axis.grid(alpha=0.3)
 
 
 def figures(results: Path, folder: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.cells import interval
+from verl_adaptive.report.arms import Trial
 
 __all__ = ["SHOWN", "Runs", "pm", "smoothed", "table"]
 
@@ -101,9 +102,7 @@ class Runs:
 
     def needed(self, key: Key, target: float) -> float | None:
         """Rollouts, as a share of the budget, at which the target is reached for the first time; None: never."""
-        points, values = self.smooth(key)
-        hit = np.flatnonzero(values >= target - 1e-12)
-        return float(points[hit[0]]) if len(hit) else None
+        return Trial(key[3], *self.smooth(key)).needed(target)
 
     def seeds(self, variant: str, preset: str, lr: float) -> list[int]:
         """Seeds of a cell that reached the budget."""

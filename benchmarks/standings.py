@@ -20,6 +20,7 @@ import numpy as np
 
 from benchmarks import pretrained, train_cpu
 from benchmarks.runs import Runs
+from verl_adaptive.report.arms import median
 
 __all__ = [
     "POOLS",
@@ -144,8 +145,8 @@ def _finals(runs: Runs, variant: str, preset: str, lr: float) -> dict[int, float
 def _share(runs: Runs, cell: tuple[str, str, float], target: dict[int, float]) -> float | None:
     seeds = sorted(set(runs.seeds(*cell)) & set(target))
     needed = [runs.needed((*cell, seed), target[seed]) for seed in seeds]
-    median = float(np.median([np.inf if x is None else x for x in needed])) if needed else np.inf
-    return round(median, 3) if np.isfinite(median) else None
+    share = median([np.inf if x is None else x for x in needed])
+    return None if share is None else round(share, 3)
 
 
 def _trained(runs: Runs, key: tuple[str, str, float, int], base: tuple[str, str, float, int]) -> float:

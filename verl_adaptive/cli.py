@@ -30,7 +30,7 @@ COMMANDS: dict[str, str] = {
     "report": "write one HTML file about a run",
     "serve": "show the same page live, for all runs of a folder",
     "replay": "make a recorded run's decisions again, and compare",
-    "compare": "two runs side by side",
+    "compare": "arms of an experiment over seeds, or two runs prompt by prompt",
     "export": "write a store to Parquet, CSV or JSON lines",
     "bench": "compare methods at equal budgets: tiny model, real pipeline on CPU, simulator",
     "filter-dataset": "keep the rows of a data set whose statistics satisfy a condition",

@@ -34,10 +34,13 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 sys.path.insert(0, str(ROOT))  # this script's own neighbours, from wherever it is called
 
+import numpy as np  # noqa: E402
 from rich.console import Console  # noqa: E402
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn  # noqa: E402
 from rich.table import Table  # noqa: E402
 
+from verl_adaptive.report.arms import Outcome, Trial, median, outcomes  # noqa: E402
+from verl_adaptive.report.arms import plot as draw_arms  # noqa: E402
 from verl_adaptive.significance import difference  # noqa: E402
 
 #: The preset that is shown beside GRPO.
@@ -166,16 +169,10 @@ class Result:
     checkpoints: str = ""
 
     @property
-    def final(self) -> float:
-        """Accuracy at the end."""
-        return self.curve[-1][1]
-
-    def reached(self, accuracy: float) -> float | None:
-        """Rollouts at which the curve first is as high; None: never."""
-        for (x, y), (further, higher) in zip(self.curve, self.curve[1:], strict=False):
-            if higher >= accuracy:
-                return x + (further - x) * max(0.0, accuracy - y) / max(higher - y, 1e-12)
-        return None
+    def trial(self) -> Trial:
+        """As ``verl-adaptive compare`` takes a run."""
+        rollouts, accuracy = np.array(self.curve, dtype=np.float64).T
+        return Trial(self.seed, rollouts, accuracy)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -450,10 +447,15 @@ def by_arm(results: Sequence[Result]) -> dict[str, list[Result]]:
     return found
 
 
+def trials(results: Sequence[Result]) -> dict[str, list[Trial]]:
+    """The runs of each arm, as ``verl-adaptive compare`` takes them."""
+    return {name: [result.trial for result in found] for name, found in by_arm(results).items()}
+
+
 def summary(results: Sequence[Result]) -> list[tuple[str, list[str]]]:
     """The table's lines: what, and a cell for each arm; the first arm is what the others are compared with."""
-    arms = by_arm(results)
-    first = next(iter(arms.values()))
+    arms, found = by_arm(results), outcomes(trials(results))
+    first = found[0].name
 
     def mean(values: Sequence[float]) -> float:
         return sum(values) / len(values)
@@ -461,17 +463,13 @@ def summary(results: Sequence[Result]) -> list[tuple[str, list[str]]]:
     def each(text: Callable[[list[Result]], str]) -> list[str]:
         return [text(runs) for runs in arms.values()]
 
-    def reached(runs: list[Result]) -> str:
-        shares = [r.reached(base.final) for r, base in zip(runs, first, strict=True)]
-        if runs is first:
-            return "100%"
-        hit = [share / base.generated for share, base in zip(shares, first, strict=True) if share is not None]
-        there = "" if len(hit) == len(shares) else f" ({len(hit)} of {len(shares)} seeds)"
-        return f"{mean(hit):.0%}{there}" if hit else "never"
+    def reached(one: Outcome) -> str:
+        share = median(list(one.shares.values()))
+        return "never" if share is None else f"{share:.0%}"
 
-    def against(runs: list[Result]) -> str:
-        apart = [r.final - base.final for r, base in zip(runs, first, strict=True)]
-        return "" if runs is first else f"{mean(apart):+.3f} ({', '.join(f'{x:+.3f}' for x in apart)})"
+    def against(one: Outcome) -> str:
+        gaps = list(one.gains.values())
+        return f"{mean(gaps):+.3f} ({', '.join(f'{x:+.3f}' for x in gaps)})" if gaps else ""
 
     return [
         ("prompts x rollouts of a step", each(lambda runs: _shape(runs[0]))),
@@ -480,9 +478,9 @@ def summary(results: Sequence[Result]) -> list[tuple[str, list[str]]]:
         ("  of them trained", each(lambda runs: f"{mean([r.trained for r in runs]):,.0f}")),
         ("training steps take", each(lambda runs: minutes(mean([r.seconds for r in runs])))),
         ("held-out accuracy at the start", each(lambda runs: f"{runs[0].curve[0][1]:.3f}")),
-        ("held-out accuracy at the end", each(lambda runs: f"{mean([r.final for r in runs]):.3f}")),
-        (f"  against {first[0].arm} (by seed)", each(against)),
-        (f"rollouts to {first[0].arm}'s end, of its own", each(reached)),
+        ("held-out accuracy at the end", each(lambda runs: f"{mean([r.curve[-1][1] for r in runs]):.3f}")),
+        (f"  against {first} (by seed)", [against(one) for one in found]),
+        (f"rollouts to {first}'s end, of its own (median)", [reached(one) for one in found]),
     ]
 
 
@@ -493,10 +491,10 @@ def _shape(result: Result) -> str:
 
 def verdict(results: Sequence[Result]) -> str:
     """The last arm's final accuracy less each other's, paired by seed, by the project's rule of significance."""
-    arms = by_arm(results)
+    arms = trials(results)
     *others, best = arms
     apart = {
-        name: difference([mine.final - theirs.final for mine, theirs in zip(arms[best], arms[name], strict=True)])
+        name: difference(list(outcomes({name: arms[name], best: arms[best]}, whole=True)[1].gains.values()))
         for name in others
     }
     ends = "; ".join(f"{gap} from {name}" for name, gap in apart.items())
@@ -518,33 +516,9 @@ def show(results: Sequence[Result]) -> None:
 
 
 def plot(results: Sequence[Result], *paths: Path) -> None:
-    """Draw held-out accuracy against generated rollouts: each seed thin, their mean bold.
-
-    Args:
-        results: The runs.
-        paths: files to write; the ending says the kind.
-    """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-    import numpy as np
-
-    plt.rcParams["svg.hashsalt"] = "quickstart"
-    figure, axes = plt.subplots(figsize=(7, 3.6), layout="constrained")
-    for (name, runs), color in zip(by_arm(results).items(), ("#777777", "#1f77b4", "#d62728", "#2ca02c"), strict=False):
-        grid = np.linspace(0, min(run.curve[-1][0] for run in runs), 8 * POINTS + 1)
-        lines = [np.interp(grid, *zip(*run.curve, strict=True)) for run in runs]
-        for run in runs:
-            axes.plot(*zip(*run.curve, strict=True), color=color, linewidth=0.8, alpha=0.4)
-        axes.plot(grid, np.mean(lines, axis=0), color=color, linewidth=2.2, label=name)
-    axes.set(xlabel="rollouts generated", ylabel="held-out accuracy")
-    axes.set_title("Real verl and vLLM on two CPU cores, same rollouts, same updates", fontsize=10)
-    axes.grid(alpha=0.3)
-    axes.legend(frameon=False)
-    for path in paths:
-        figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else None)
-    plt.close(figure)
+    """Draw held-out accuracy against generated rollouts; the ending of each path says the kind of file."""
+    title = "Real verl and vLLM on two CPU cores, same rollouts, same updates"
+    draw_arms(trials(results), ("rollouts generated", "held-out accuracy"), *paths, title=title)
 
 
 def shown(path: Path) -> str:

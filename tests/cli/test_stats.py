@@ -1,4 +1,4 @@
-"""``verl-adaptive stats`` and ``compare``: the numbers are the store's, live and on a snapshot; nothing escapes."""
+"""``verl-adaptive stats``: the numbers are the store's, live and on a snapshot; nothing escapes."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import sys
 import numpy as np
 import pytest
 
-from tests.cli.stores import HOSTILE, hostile_rows, make_run, without_steps
+from tests.cli.stores import HOSTILE, hostile_rows, make_run
 from tests.interrupts import heed_interrupts
 from tests.stats.made import make_keys
 from verl_adaptive.groups import Groups
-from verl_adaptive.report.common import Measured, matched, verdict
+from verl_adaptive.report.judge import REGRESSED
 from verl_adaptive.report.lists import lists_of
-from verl_adaptive.report.overview import BINS, REGRESSED, histogram
+from verl_adaptive.report.overview import BINS, histogram
 from verl_adaptive.stats import Journal, StatsTable, open_run, write_snapshot
 from verl_adaptive.stats.expressions import Expression
 from verl_adaptive.stats.history import Flips
@@ -237,7 +237,7 @@ def test_a_folder_or_a_pattern_leads_to_several_runs(tmp_path, call) -> None:
     assert facts(call, tmp_path / "elsewhere")["run"] == "p/c"  # one run below is meant
     assert call("compare", tmp_path / "runs" / "a", tmp_path / "elsewhere", "--visits", "1")[0] == 0
     status, _, err = call("compare", tmp_path / "runs")[0], *call("compare", tmp_path / "*" / "*")[1:]
-    assert status == 0 and "two runs are compared" in err and "leads to 3" in err
+    assert status == 0 and "two arms or more are compared" in err and "leads to 3" in err
     assert "nothing matches" in call("stats", tmp_path / "none*")[2]
 
 
@@ -460,168 +460,3 @@ def test_snapshots_after_a_runs_last_step_are_not_its_own(tmp_path) -> None:
     assert open_run(tmp_path / "run").retired[1] == 2
     (tmp_path / "run" / "global_step_2").rename(tmp_path / "global_step_2")
     assert open_run(tmp_path / "run").retired is None
-
-
-# -- compare ------------------------------------------------------------------------------------------------
-
-
-def test_compare(finished, tmp_path, call) -> None:
-    make_run(tmp_path / "other", seed=1, sampler="epoch", preset="grpo", rows=finished.rows[:40])
-    words = ("compare", finished.folder, tmp_path / "other", "--whole", "--visits", "1")
-    status, out, err = call(*words, "--json")
-    found = json.loads(out)
-    assert status == 0 and err == ""
-    mine, theirs = finished.engine.table, found["matched"]
-    assert theirs["prompts"] + theirs["only_a"] == (mine.col("visits") > 0).sum()
-    assert theirs["better_in_b"] + theirs["worse_in_b"] <= theirs["prompts"] <= 40
-    gains = theirs["largest_gains_in_b"]
-    assert len(gains) == 5 and all(g["b"] - g["a"] > 0 for g in gains)
-    status, text, _ = call(*words)
-    assert status == 0 and "grpo" in text and "rollouts generated" in text and "\x1b" not in text
-
-
-def test_single_rollouts_are_no_clear_gains(tmp_path) -> None:
-    """0 of 8 and then 6 of 8 says more than one rollout that was wrong and one that was right."""
-    keys, tables = make_keys(2), []
-    for groups in ([[0.0] * 8, [0.0]], [[1.0] * 6 + [0.0] * 2, [1.0]]):
-        tables.append(StatsTable())
-        rows = tables[-1].rows_for(keys)
-        for step in (1, 2):
-            tables[-1].observe(Groups.from_lists(rows, groups), step, tolerance=0.0)
-    found = matched(Prompts(tables[0]), Prompts(tables[1]), 5, 2)
-    assert [gain["b"] for gain in found["largest_gains_in_b"]] == [0.75, 1.0] and found["clearly_better_in_b"] == 1
-
-
-def test_compare_cuts_both_at_common_rollouts(tmp_path, call) -> None:
-    """The longer run is compared as it was when it had generated what the shorter one generated in all."""
-    for name, steps in (("short", 10), ("long", 40)):
-        make_run(tmp_path / name, steps=steps, seed=3, snapshot=False, validate=lambda s: s / 100)
-    found = json.loads(call("compare", tmp_path / "short", tmp_path / "long", "--json", "--visits", "1")[1])
-    a, b = found["a"], found["b"]
-    assert (a["last_step"], b["last_step"], a["cut"], b["cut"]) == (10, 10, False, True)  # the same seed
-    for key in ("visited", "visits", "rollouts", "successes", "tokens", "ledger", "hours", "never_solved"):
-        assert a[key] == b[key], key
-    (measured,) = found["validation"]
-    assert measured["a"] == measured["b"] == 0.1 and not measured["beyond_chance"]
-    assert measured["error"] == pytest.approx((2 * 0.1 * 0.9 / 200) ** 0.5)
-    assert found["verdict"].startswith("No difference that chance does not explain")
-    whole = json.loads(call("compare", tmp_path / "short", tmp_path / "long", "--json", "--whole")[1])
-    assert whole["b"]["last_step"] == 40 and whole["validation"][0]["b"] == 0.4
-    assert whole["validation"][0]["beyond_chance"] and whole["verdict"].startswith("B is ahead")
-
-
-def test_runs_without_a_common_bill_are_not_said_to_have_one(tmp_path, call) -> None:
-    """B's journal begins where A's had ended long before: "both up to the rollouts that both have generated" was not so."""
-    make_run(tmp_path / "a", steps=5, snapshot=False)
-    make_run(tmp_path / "b", steps=30, snapshot=False)
-    without_steps(tmp_path / "b", 1, 20)
-    words = ("compare", tmp_path / "a", tmp_path / "b", "--visits", "1")
-    said = json.loads(call(*words, "--json")[1])["verdict"]
-    assert re.fullmatch(r"Not at the same bill: B had generated [\d,]+ rollouts .* A [\d,]+ in all; --whole .*", said)
-    assert "that both have generated" not in (out := call(*words)[1]) and "*" not in out
-    assert not json.loads(call(*words, "--json", "--whole")[1])["verdict"].startswith("Not at")
-
-
-@pytest.mark.parametrize(("batch", "steps", "apart"), [(24, (30, 10), False), (96, (40, 0), True)])
-def test_validations_are_compared_at_the_same_bill(tmp_path, call, batch, steps, apart) -> None:
-    """B generates three times as much a step, or twelve times: by the common rollouts it was validated long before A."""
-    parts = {"sampler": "epoch", "filter": "keep_all", "snapshot": False, "prompts": 120, "validate": lambda s: s / 100}
-    make_run(tmp_path / "a", steps=40, batch=8, **parts)
-    make_run(tmp_path / "b", steps=40, batch=batch, **parts)
-    words = ("compare", tmp_path / "a", tmp_path / "b", "--visits", "1")
-    (measured,) = (found := json.loads(call(*words, "--json")[1]))["validation"]
-    assert measured["steps"] == list(steps) and measured["apart"] == apart
-    assert [measured["a"], measured["b"]] == [s / 100 for s in steps]
-    a, b = measured["rollouts"]
-    if apart:
-        assert not measured["beyond_chance"] and b == 0 and a >= 40 * 64
-        assert "too far apart to compare" in found["verdict"] and "after 0 rollouts (step 0)" in found["verdict"]
-    else:
-        assert abs(a - b) <= 0.1 * a and "ahead" in found["verdict"]
-    assert "rollouts by then" in call(*words)[1]
-
-
-def test_a_mean_over_sources_is_compared_over_the_same_sources(tmp_path, call) -> None:
-    """A was validated on gsm8k and math, B on math and aime: "mean of 2 sources" of both is no difference between them."""
-    for name, other, value in (("a", "gsm8k", 0.8), ("b", "aime", 0.1)):
-        metrics = {"val-core/math/acc/mean@1": 0.5, f"val-core/{other}/acc/mean@1": value}
-        sizes = {"math": 300, other: 300}
-        make_run(tmp_path / name, steps=10, snapshot=False, validate=lambda s, m=metrics: m, validated_on=sizes)
-    found = json.loads(call("compare", tmp_path / "a", tmp_path / "b", "--json", "--visits", "1")[1])
-    assert [m["name"] for m in found["validation"]] == ["acc/mean@1, math"]
-    assert found["verdict"].startswith("No difference that chance does not explain: validation acc/mean@1, math")
-
-
-def test_chance_of_a_mean_over_sources_is_that_of_its_smallest(tmp_path, call) -> None:
-    """30 prompts weigh as much as 5000 in a mean over two sources, so chance is not that of 5030 prompts."""
-    sizes = {"aime": 30, "math": 5000}
-    for name, aime in (("a", 0.3), ("b", 0.4)):
-        metrics = {"val-core/math/acc/mean@1": 0.5, "val-core/aime/acc/mean@1": aime}
-        make_run(tmp_path / name, steps=10, snapshot=False, validate=lambda s, m=metrics: m, validated_on=sizes)
-    found = json.loads(call("compare", tmp_path / "a", tmp_path / "b", "--json", "--visits", "1")[1])
-    mean = found["validation"][-1]
-    variances = [(p * (1 - p) / 30 + 0.25 / 5000) / 4 for p in (0.3, 0.4)]
-    assert mean["name"] == "acc/mean@1, mean of 2 sources" and mean["error"] == pytest.approx(sum(variances) ** 0.5)
-    assert not mean["beyond_chance"] and found["verdict"].startswith("No difference that chance does not explain")
-
-
-def test_nothing_is_said_of_chance_where_a_reward_was_validated(tmp_path, call) -> None:
-    """sqrt(p (1 - p) / m) is of shares: of a mean reward of -0.5 it was 0, and any difference beyond chance."""
-    for name, value in (("a", -0.5), ("b", -0.49)):
-        metrics = {"val-core/math/reward/mean@1": value}
-        make_run(tmp_path / name, steps=10, snapshot=False, validate=lambda s, m=metrics: m, validated_on={"math": 30})
-    found = json.loads(call("compare", tmp_path / "a", tmp_path / "b", "--json", "--visits", "1")[1])
-    assert found["validation"][0]["error"] is None and not found["validation"][0]["beyond_chance"]
-    assert "it is a reward and no share, so nothing is said of chance" in found["verdict"]
-
-
-def test_compare_says_what_chance_explains(tmp_path, call) -> None:
-    """Twenty pairs of runs of one world: the paired difference is within two standard errors nineteen times of twenty."""
-    from verl_adaptive.report.common import matched
-    from verl_adaptive.stats import open_run
-
-    rates = np.random.default_rng(0).beta(2, 2, 120)
-    for seed in range(12):
-        make_run(
-            tmp_path / str(seed), prompts=120, rates=rates, steps=20, seed=seed, snapshot=False, filter="keep_all",
-            sampler="epoch", batch=16,
-        )  # fmt: skip
-    opened = [open_run(tmp_path / str(seed)).prompts for seed in range(12)]
-    pairs = [matched(a, b, 5, 1) for a, b in itertools.pairwise(opened)]
-    off = [abs(p["mean_rate_b"] - p["mean_rate_a"]) / p["standard_error"] for p in pairs]
-    assert np.mean(np.array(off) < 2) > 0.7 and max(off) < 4
-    assert sum(p["clearly_better_in_b"] + p["clearly_worse_in_b"] for p in pairs) <= 20
-    better = np.minimum(rates + 0.15, 1)
-    make_run(
-        tmp_path / "b",
-        prompts=120,
-        rates=better,
-        steps=20,
-        snapshot=False,
-        filter="keep_all",
-        sampler="epoch",
-        batch=16,
-    )
-    found = matched(opened[0], open_run(tmp_path / "b").prompts, 5, 1)
-    assert found["mean_rate_b"] - found["mean_rate_a"] > 4 * found["standard_error"]
-
-
-def test_a_single_prompt_says_nothing_of_chance() -> None:
-    said = verdict([], Measured("latest pass rate", 0.25, 0.5, None, 1))
-    assert (
-        said == "the prompts that both visited: 0.250 and 0.500; it is a single prompt, so nothing is said of chance."
-    )
-    unknown = Measured("acc/mean@1, math", 0.25, 0.5, None, 0, (5, 5))
-    assert "how many prompts were validated is not known" in verdict([unknown], None)
-
-
-def test_only_prompts_with_enough_visits(finished, call) -> None:
-    visits = finished.engine.table.col("visits")
-    for least in (1, 3):
-        found = json.loads(call("compare", finished.folder, finished.folder, "--json", "--visits", least)[1])
-        assert found["matched"]["prompts"] == (visits >= least).sum()
-
-
-def test_a_run_equals_itself(finished, call) -> None:
-    found = json.loads(call("compare", finished.folder, finished.folder, "--json")[1])
-    assert found["a"] == found["b"] and found["matched"]["better_in_b"] == found["matched"]["worse_in_b"] == 0

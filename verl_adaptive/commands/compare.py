@@ -1,168 +1,351 @@
-"""Two runs side by side at the same bill: cut where both had generated the same number of rollouts.
+"""Arms of an experiment side by side, a few seeds each; or two runs, prompt by prompt.
 
 examples:
-  verl-adaptive compare checkpoints/project/grpo checkpoints/project/greso
-  verl-adaptive compare "checkpoints/project/seed1_*" --limit 20 --visits 3
-  verl-adaptive compare checkpoints/project/grpo checkpoints/project/greso --whole --json
+  verl-adaptive compare 'grpo=runs/grpo-s*' 'solo=runs/solo-s*'
+  verl-adaptive compare 'grpo=runs/grpo-s*' 'solo=runs/solo-s*' --by hours --plot arms.svg --csv curves.csv
+  verl-adaptive compare runs/grpo-s1 runs/solo-s1 --limit 20
 
-A, B, B - A, and what chance explains of it (two standard errors over prompts): validation as verl measured it, and the
-latest pass rate of the prompts that both runs visited at least --visits times. A snapshot cannot be cut.
+An arm is NAME=RUNS: runs of one method, told apart by their seeds; the first arm is what the others are compared with. Runs of
+one seed are paired, and compared by verl's validation where all arms had spent the same (--whole: at their ends). ± is half of
+a 95 % confidence interval (Student's t, paired by seed). Of two single runs there is also the latest pass rate of the prompts
+that both visited at least --visits times.
 """
 
 from __future__ import annotations
 
 import argparse
-from dataclasses import asdict
-from typing import Any
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from verl_adaptive.commands.arguments import add_json_option, add_store_options, count, how_read
-from verl_adaptive.errors import AdaptiveError
+import numpy as np
+
+from verl_adaptive.commands.arguments import add_json_option, add_store_options, count, how_read, refuse_overwrite
+from verl_adaptive.errors import AdaptiveError, UsageError, lacks_extra
 from verl_adaptive.text import clean
 
+if TYPE_CHECKING:
+    from verl_adaptive.report.arms import Outcome, Trials
+    from verl_adaptive.stats import Run
+
 __all__ = ["configure", "run"]
+
+_PLOTS = (".png", ".svg", ".pdf", ".html")
+_COSTS = ("rollouts", "tokens", "hours")  # as verl_adaptive.report.arms, which is slow to import
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "stores",
-        metavar="RUN",
+        "arms",
+        metavar="[NAME=]RUNS",
         nargs="+",
-        help="A and B, each a store as for `stats`; or one folder or pattern that leads to two runs, the older one is A",
+        help="the runs of an arm: a run, a folder or a pattern, as for `stats`; one word alone that leads to two runs compares "
+        "these, the older one first",
+    )
+    parser.add_argument("--by", choices=_COSTS, default="rollouts", help="the cost that is equal (default rollouts)")
+    parser.add_argument(
+        "--target",
+        metavar="X",
+        type=float,
+        help="the value whose cost is asked for: --target 0.6 (default: the first arm's end)",
     )
     parser.add_argument(
-        "--limit", metavar="N", type=count, default=5, help="prompts in each list: --limit 20 (default 5)"
+        "--whole", action="store_true", help="whole runs, whatever they cost (default: cut at the common cost)"
+    )
+    parser.add_argument(
+        "--plot", metavar="FILE", help="draw the validation curves: .png, .svg, .pdf, or .html with the table"
+    )
+    parser.add_argument("--csv", metavar="FILE", help="write the validation curves, a row for each validation")
+    parser.add_argument("--overwrite", action="store_true", help="replace the files if they exist")
+    parser.add_argument(
+        "--limit", metavar="N", type=count, default=5, help="two runs: prompts in each list: --limit 20 (default 5)"
     )
     parser.add_argument(
         "--visits",
         metavar="N",
         type=count,
         default=2,
-        help="visits that a prompt needs in both: --visits 3 (default 2)",
-    )
-    parser.add_argument(
-        "--whole", action="store_true", help="whole runs, whatever they generated (default: cut at common rollouts)"
+        help="two runs: visits that a prompt needs in both: --visits 3 (default 2)",
     )
     add_json_option(parser)
     add_store_options(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    from verl_adaptive.commands.output import print_json
-    from verl_adaptive.report.common import Measured, cut_at_common, matched, not_alike, validated, verdict
-    from verl_adaptive.report.overview import overview
-    from verl_adaptive.stats import open_runs
+    from verl_adaptive.commands.output import console, note, print_json
+    from verl_adaptive.report.arms import COSTS, outcomes, plot, read, sentence
 
-    opened = [run for store in args.stores for run in open_runs(store, **how_read(args))]
-    if len(opened) != 2:
-        names = ", ".join(run.source for run in opened[:6])
-        raise AdaptiveError(f"two runs are compared, and {' '.join(args.stores)} leads to {len(opened)}: {names}")
-    opened, cuts = cut_at_common(opened, whole=args.whole)
-    facts = []
-    for one, cut in zip(opened, cuts, strict=True):
-        about = overview(one, history=cut.whole)
-        if not cut.whole:
-            about |= {"last_step": cut.step, "steps": cut.steps}
-            about["flip_flopping"] = None
-            about["ledger"] = {"rollouts": cut.rollouts, "tokens": cut.tokens}
-        facts.append({**about, "hours": cut.hours, "cut": not cut.whole})
-    prompts = matched(opened[0].prompts, opened[1].prompts, args.limit, args.visits)
-    measures = validated(opened, cuts, whole=args.whole)
-    rates, apart = None, not_alike(cuts)
-    if prompts["prompts"]:
-        values = prompts["mean_rate_a"], prompts["mean_rate_b"]
-        rates = Measured("latest pass rate", *values, None if apart else prompts["standard_error"], prompts["prompts"])
-    said = " ".join([apart, verdict(measures, None)] if measures else [apart]) if apart else verdict(measures, rates)
+    for path in filter(None, (args.plot, args.csv)):
+        refuse_overwrite(path, args.overwrite)
+    if args.plot is not None and os.path.splitext(args.plot)[1].lower() not in _PLOTS:
+        raise UsageError(f"--plot {args.plot}: the file's ending must be one of {', '.join(_PLOTS)}")
+    arms = _arms(args)
+    pair = [runs[0] for runs in arms.values()] if len(arms) == 2 == sum(map(len, arms.values())) else []
+    try:
+        trials = read(arms, args.by)
+    except AdaptiveError:
+        if not pair or args.plot or args.csv:
+            raise
+        trials = None  # their prompts are compared
+    found: dict[str, Any] = {}
+    if trials is not None:
+        results = outcomes(trials.arms, target=args.target, whole=args.whole)
+        paid = args.by if args.target is None else f"{args.by} with which {next(iter(arms))} reaches {args.target:g}"
+        said = f"{trials.metric}: {_over_prompts(trials, results) or sentence(results, paid)}"
+        found = {"metric": trials.metric, "by": args.by, "arms": [_record(one, arms[one.name]) for one in results]}
+    prompts = _prompts(pair, args) if pair else {}
+    if trials is None:
+        said = prompts["said"]
     if args.json:
-        shown = [{**asdict(m), "beyond_chance": m.beyond, "apart": m.apart} for m in measures]
-        print_json({"a": facts[0], "b": facts[1], "validation": shown, "matched": prompts, "verdict": said})
+        print_json({"verdict": said, **found, **{name: prompts[name] for name in ("a", "b", "matched") if prompts}})
     else:
-        _print(facts, measures, rates, prompts, said, alike=not apart)
+        console().print(clean(said))
+        if trials is not None:
+            _print(results, trials, args)
+        if pair:
+            _print_prompts(prompts, said)
+    if trials is not None and args.csv:
+        _write_curves(trials, args.csv)
+        note(f"{args.csv} written")
+    if trials is not None and args.plot:
+        try:
+            labels = COSTS[args.by], trials.metric
+            if args.plot.lower().endswith(".html"):
+                _write_page(Path(args.plot), trials, results, said, labels)
+            else:
+                plot(trials.arms, labels, Path(args.plot))
+        except ModuleNotFoundError as error:
+            raise lacks_extra("a plot", error, "plot") from None
+        note(f"{args.plot} written")
     return 0
 
 
-def _print(
-    facts: list[dict[str, Any]], measures: list[Any], rates: Any, matched: dict[str, Any], said: str, *, alike: bool
-) -> None:
+def _arms(args: argparse.Namespace) -> dict[str, list[Run]]:
+    """Name → runs of each arm."""
+    from verl_adaptive.stats import open_runs
+
+    words = [(word, None if os.path.exists(word) else re.fullmatch(r"([^=/]+)=(.+)", word)) for word in args.arms]
+    found = [open_runs(match[2] if match else word, **how_read(args)) for word, match in words]
+    if len(found) == 1 and len(found[0]) == 2 and words[0][1] is None:
+        return {f"{letter} ({run.name or run.source})": [run] for letter, run in zip("AB", found[0], strict=True)}
+    names = [
+        m[1] if m else str(runs[0].about.get("preset", word)) for (word, m), runs in zip(words, found, strict=True)
+    ]
+    if len(set(names)) < len(names):
+        names = [m[1] if m else word for word, m in words]
+    if len(set(names)) < len(names):
+        names = [f"{name} ({place})" for place, name in enumerate(names, 1)]
+    arms = dict(zip(names, found, strict=True))
+    if len(arms) < 2:
+        (runs,) = arms.values()
+        there = ", ".join(run.source for run in runs[:6])
+        raise AdaptiveError(
+            f"two arms or more are compared: 'grpo=runs/grpo-s*' 'solo=runs/solo-s*'; {args.arms[0]} leads to {len(runs)}: {there}"
+        )
+    return arms
+
+
+def _over_prompts(trials: Trials, results: Sequence[Outcome]) -> str:
+    """Of single runs: their difference and what the validation prompts say of it; empty where there are seeds."""
+    ends = [found[0] for found in trials.arms.values() if len(found) == 1]
+    if len(ends) != 2 or len(trials.arms) != 2 or ends[0].error is None or ends[1].error is None:
+        return ""
+    first, other = results
+    half, gap = 1.96 * float(np.hypot(ends[0].error, ends[1].error)), other.mean - first.mean
+    told = "significant" if abs(gap) > half else "not significant"
+    return (
+        f"{other.name} less {first.name} at the end: {gap:+.3f} ± {half:.3f} over validation prompts ({told}; one seed, so nothing "
+        "is said of others)."
+    )
+
+
+def _record(one: Outcome, runs: Sequence[Run]) -> dict[str, Any]:
+    from verl_adaptive.report.arms import median
+    from verl_adaptive.significance import interval, significant
+
+    gains = list(one.gains.values())
+    mean, half = interval(gains) if gains else (None, None)
+    return {
+        "name": one.name,
+        "runs": [run.where for run in runs],
+        "final": one.finals,
+        "gain": one.gains,
+        "mean_gain": mean,
+        "half_width": half,
+        "significant": significant(gains) if gains else None,
+        "needed": one.needed,
+        "share": median(list(one.shares.values())),
+    }
+
+
+def _rows(results: Sequence[Outcome], trials: Trials, by: str) -> tuple[list[str], list[tuple[str, ...]]]:
+    """The table of arms: headings and rows."""
+    from verl_adaptive.commands.output import number
+    from verl_adaptive.report.arms import median
+    from verl_adaptive.significance import interval, significant
+
+    rows = []
+    for one in results:
+        gains = list(one.gains.values())
+        mean, half = interval(gains) if gains else (0.0, 0.0)
+        gap = (
+            f"{mean:+.3f}" + (f" ± {half:.3f}" if len(gains) > 1 else "") + (" *" if significant(gains) else "")
+            if gains
+            else "-"
+        )
+        share = median(list(one.shares.values()))
+        paid = [float(np.mean([points[name][-1] for points in trials.spent[one.name]])) for name in _COSTS]
+        costs = [
+            number(round(value)) if name != "hours" else f"{value:.2f}"
+            for name, value in zip(_COSTS, paid, strict=True)
+        ]
+        rows.append(
+            (
+                one.name,
+                str(len(one.finals)),
+                f"{one.mean:.3f}",
+                gap,
+                "never" if share is None else f"{share:.0%}",
+                *costs,
+            )
+        )
+    return ["arm", "seeds", "final", "difference", f"{by} needed", *_COSTS], rows
+
+
+def _print(results: Sequence[Outcome], trials: Trials, args: argparse.Namespace) -> None:
+    from verl_adaptive.commands.output import console, table
+
+    heads, rows = _rows(results, trials, args.by)
+    out = console()
+    out.print()
+    out.print(table([(head, "left" if head == "arm" else "right") for head in heads], rows, cut="arm", width=out.width))
+    if any("*" in row[3] for row in rows):
+        out.print("* significant: three seeds or more, and the 95 % interval excludes zero")
+
+
+def _write_curves(trials: Trials, path: str) -> None:
+    import pyarrow as pa
+
+    from verl_adaptive.commands.export import write_pages
+
+    columns: dict[str, list[Any]] = {name: [] for name in ("arm", "seed", "step", *_COSTS, "value")}
+    for name, found in trials.arms.items():
+        for trial, points in zip(found, trials.spent[name], strict=True):
+            size = len(trial.value)
+            values: dict[str, Any] = {"arm": [name] * size, "seed": [trial.seed] * size, **points, "value": trial.value}
+            for column, value in values.items():
+                columns[column] += list(value)
+    write_pages(path, ".csv", iter([pa.table(columns)]))
+
+
+def _write_page(path: Path, trials: Trials, results: Sequence[Outcome], said: str, labels: tuple[str, str]) -> None:
+    """One page that needs no network: what is said, the table, the curves."""
+    from verl_adaptive.report.figures import Series, lines
+    from verl_adaptive.report.page import environment, policy_of
+    from verl_adaptive.stats.atomic import write_file
+
+    series = []
+    for number, (name, found) in enumerate(trials.arms.items(), 1):
+        series += [
+            Series(
+                f"{name}, seed {trial.seed}",
+                trial.value,
+                f"var(--c{number})",
+                trial.cost,
+                dash=at > 0,
+                key="" if at else name,
+            )
+            for at, trial in enumerate(found)
+        ]
+    heads, rows = _rows(results, trials, labels[0].split()[0])
+    page = environment().get_template("arms.html.j2").render(
+        policy=policy_of(False),
+        title=clean(" · ".join(trials.arms)),
+        said=clean(said),
+        heads=heads,
+        rows=rows,
+        chart=lines(trials.metric, np.zeros(0), series, labels, from_zero=False),
+    )  # fmt: skip
+    write_file(path, lambda file: file.write(page.encode("utf-8", "backslashreplace")))
+
+
+# -- two runs, prompt by prompt -----------------------------------------------------------------------------------------
+
+
+def _prompts(pair: Sequence[Run], args: argparse.Namespace) -> dict[str, Any]:
+    """The overviews of both, the prompts that both visited, and what they say of the runs."""
+    from verl_adaptive.report.common import cut_at_common, matched
+
+    runs, facts = cut_at_common(pair, whole=args.whole)
+    found = matched(runs[0].prompts, runs[1].prompts, args.limit, args.visits)
+    said = "The runs have no prompts in common, and no validation."
+    if found["prompts"]:
+        gap, error = found["mean_rate_b"] - found["mean_rate_a"], found["standard_error"]
+        half = "" if error is None else f" ± {1.96 * error:.3f} over prompts"
+        told = "" if error is None else "; significant" if abs(gap) > 1.96 * error else "; not significant"
+        said = (
+            f"Latest pass rate of the prompts that both visited: A {found['mean_rate_a']:.3f}, B {found['mean_rate_b']:.3f}, B less "
+            f"A {gap:+.3f}{half}{told}."
+        )
+    return {"a": facts[0], "b": facts[1], "matched": found, "said": said}
+
+
+def _print_prompts(found: dict[str, Any], above: str) -> None:
     from verl_adaptive.commands.output import console, key_digits, number, share, table
 
-    out = console()
-    out.print(clean(said))
-    if alike and any(f["cut"] for f in facts):
-        out.print(
-            "Both runs up to the rollouts that both have generated; --whole takes them as they are.", soft_wrap=True
-        )
+    out, facts, matched = console(), [found["a"], found["b"]], found["matched"]
     out.print()
-
-    def ledger(f: dict[str, Any], *path: str) -> Any:
-        value: Any = f.get("ledger") or {}
-        for name in path:
-            value = value.get(name) if isinstance(value, dict) else None
-        return value
-
-    def row(label: str, values: list[Any]) -> tuple[str, ...]:
-        known = all(isinstance(v, int | float) for v in values)
-        return label, *map(number, values), _signed(values[1] - values[0]) if known else "", ""
-
-    def measure(m: Any) -> tuple[str, ...]:
-        chance = "-" if m.error is None else f"±{2 * m.error:.3f}{' *' if m.beyond else ''}"
-        return m.name, f"{m.a:.3f}", f"{m.b:.3f}", f"{m.b - m.a:+.3f}", chance
-
-    def validation_of(m: Any) -> tuple[str, ...]:
-        known = all(r is not None for r in m.rollouts)
-        return row("rollouts by then" if known else "step of it", list(m.rollouts if known else m.steps))
-
-    def percent(label: str, values: list[Any]) -> tuple[str, ...]:
-        known = all(isinstance(v, int | float) and v == v for v in values)
-        return label, *map(share, values), f"{100 * (values[1] - values[0]):+.1f} points" if known else "", ""
-
-    def trained(f: dict[str, Any]) -> float | None:
-        whole = ledger(f, "rollouts", "generated")
-        return ledger(f, "rollouts", "trained") / whole if whole else None
-
-    rows: list[tuple[str, ...]] = [
-        *((f"validation {m[0]}", *m[1:]) for m in map(measure, measures)),
-        *([validation_of(measures[0])] if measures else []),
-        *([measure(rates)] if rates is not None else []),
-        row("rollouts generated", [ledger(f, "rollouts", "generated") for f in facts]),
-        row("rollouts trained", [ledger(f, "rollouts", "trained") for f in facts]),
-        percent("share trained", [trained(f) for f in facts]),
-        row("tokens generated", [ledger(f, "tokens", "generated") for f in facts]),
-        row("tokens trained", [ledger(f, "tokens", "trained") for f in facts]),
-        row("hours", [f["hours"] for f in facts]),
-        *(
-            row(label, [f.get(key) for f in facts])
-            for label, key in (("steps", "steps"), ("prompts visited", "visited"), ("visits", "visits"))
-        ),
-        percent("pass rate, all visits", [f["pass_rate"] for f in facts]),
-        *(
-            row(label, [f.get(key) for f in facts])
-            for label, key in (
-                ("never solved", "never_solved"),
-                ("always solved", "always_solved"),
-                ("regressed", "regressed"),
-                ("flip-flopping", "flip_flopping"),
-                ("retired", "retired"),
-            )
-            if (all if key == "flip_flopping" else any)(f.get(key) is not None for f in facts)
-        ),
-    ]
     for letter, f in zip("AB", facts, strict=True):
         named = ", ".join(str(f[key]) for key in ("preset", "run") if f.get(key))
         out.print(clean(f"{letter}: {named or f['kind']} ({f['store']})"))
-    heads = [("", "left"), ("A", "right"), ("B", "right"), ("B-A", "right"), ("chance", "right")]
-    out.print(table(heads, rows))
-    if any(m.beyond for m in [*measures, *([rates] if rates else [])]):
-        out.print("* more than chance explains (two standard errors over prompts)")
+    generated = [(((f.get("ledger") or {}).get("rollouts")) or {}).get("generated") for f in facts]
+    if any(f["cut"] for f in facts):
+        known = [float(value) for value in generated if value is not None]
+        apart = len(known) == 2 and abs(known[0] - known[1]) > 0.1 * max(known)
+        why = (
+            "Not at equal rollouts: the longer run's journal lacks its first steps"
+            if apart
+            else "Both at equal rollouts"
+        )
+        out.print(f"{why}; --whole takes the runs as they are.")
+
+    def row(label: str, path: Sequence[str], form: Any = number) -> tuple[str, ...] | None:
+        values: list[Any] = list(facts)
+        for name in path:
+            values = [(value or {}).get(name) for value in values]
+        known = all(isinstance(v, int | float) for v in values)
+        if not any(v is not None for v in values):
+            return None
+        gap = "" if not known else f"{values[1] - values[0]:+,.3f}".rstrip("0").rstrip(".")
+        return label, *map(form, values), gap
+
+    rows = [
+        *(
+            row(f"{unit} {word}", ("ledger", unit, word))
+            for unit in ("rollouts", "tokens")
+            for word in ("generated", "trained")
+        ),
+        *(row(name.replace("_", " "), (name,)) for name in ("hours", "steps", "visited", "visits")),
+        row("pass rate, all visits", ("pass_rate",), share),
+        *(
+            row(name.replace("_", " "), (name,))
+            for name in ("never_solved", "always_solved", "regressed", "flip_flopping", "retired")
+        ),
+    ]
+    heads = [("", "left"), ("A", "right"), ("B", "right"), ("B-A", "right")]
+    out.print(table(heads, [r for r in rows if r is not None]))
+    if found["said"] != above:
+        out.print(found["said"])
     out.print(
         f"{number(matched['prompts'])} prompts visited by both at least {matched['least_visits']} times "
-        f"({number(matched['only_a'])} by A only, {number(matched['only_b'])} by B only)",
-        soft_wrap=True,
+        f"({number(matched['only_a'])} by A only, {number(matched['only_b'])} by B only)"
     )
     if matched["prompts"]:
         out.print(
-            f"clearly better in B {number(matched['clearly_better_in_b'])}, clearly worse "
-            f"{number(matched['clearly_worse_in_b'])}; of these at most about {matched['clearly_by_chance']:g} by chance",
-            soft_wrap=True,
+            f"significantly better in B {number(matched['clearly_better_in_b'])}, significantly worse "
+            f"{number(matched['clearly_worse_in_b'])}; of these at most about {matched['clearly_by_chance']:g} by accident"
         )
     for title, key in (("clearest gains in B", "largest_gains_in_b"), ("clearest losses in B", "largest_losses_in_b")):
         if matched[key]:
@@ -171,9 +354,3 @@ def _print(
             columns = [("key", "left"), ("source", "left"), ("A", "right"), ("B", "right")]
             out.print()
             out.print(table(columns, lines, title, cut="source", width=out.width))
-
-
-def _signed(value: float) -> str:
-    from verl_adaptive.commands.output import number
-
-    return f"{'+' if value >= 0 else '-'}{number(abs(value))}"

@@ -24,7 +24,7 @@ import numpy as np
 from verl_adaptive.commands.arguments import add_store_options, condition, how_read, refuse_overwrite
 from verl_adaptive.errors import AdaptiveError, UsageError
 
-__all__ = ["FORMATS", "configure", "run"]
+__all__ = ["FORMATS", "configure", "run", "write_pages"]
 
 FORMATS = (".parquet", ".csv", ".jsonl")
 _BATCH = 100_000
@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
         pages = iter([opened.steps])
     else:
         pages = _observations(opened)
-    written = _write(args.out, suffix, pages)
+    written = write_pages(args.out, suffix, pages)
     note(f"{number(written)} {args.what} written to {args.out}")
     return 0
 
@@ -93,7 +93,7 @@ def _observations(opened: Any) -> Iterator[Any]:
         yield page.set_column(page.schema.get_field_index("key"), "key", keys)
 
 
-def _write(path: str, suffix: str, pages: Iterator[Any]) -> int:
+def write_pages(path: str, suffix: str, pages: Iterator[Any]) -> int:
     """Write the pages to a file; how many rows they were."""
     from verl_adaptive.stats.atomic import write_file
 

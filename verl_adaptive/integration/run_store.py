@@ -162,6 +162,7 @@ class RunStore:
                 "tolerance": self.adaptive.tolerance,
                 "success": self.adaptive.success.threshold,
                 "signal": self.adaptive.signal,
+                "seed": self.adaptive.seed,
                 "alarms": asdict(self.adaptive.alarms),
                 "longest": self.config.data.max_response_length,
                 "rollouts": self._folder(self.config.trainer.get("rollout_data_dir", None)),

@@ -45,6 +45,7 @@ _MOST = 500  # runs that are looked at
 _SAID = (
     "alarms",
     "signal",
+    "seed",
     "run",
     "preset",
     "policy",

@@ -1,0 +1,203 @@
+"""``verl-adaptive compare``: arms over seeds by the project's rule, and two runs prompt by prompt."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import json
+
+import numpy as np
+import pytest
+
+from tests.cli.stores import make_run, without_steps
+from tests.stats.made import make_keys
+from verl_adaptive.groups import Groups
+from verl_adaptive.report.arms import Trial, outcomes
+from verl_adaptive.report.common import matched
+from verl_adaptive.significance import difference, significant
+from verl_adaptive.stats import StatsTable, open_run
+from verl_adaptive.stats.prompts import Prompts
+
+GAINS = {1: 0.04, 2: 0.03, 3: 0.035}
+
+
+@pytest.fixture(scope="module")
+def arms(tmp_path_factory):
+    """Two arms of three seeds: GRPO climbs to .5 in 20 steps; solo is above it by a little, and goes on longer."""
+    folder = tmp_path_factory.mktemp("arms")
+    parts = {"sampler": "epoch", "filter": "keep_all", "snapshot": False, "prompts": 40}
+    for seed, gain in GAINS.items():
+        for name, steps, more in (("grpo", 20, 0.0), ("solo", 30, gain)):
+            where = folder / f"{name}-s{seed}"
+            curve = lambda s, m=more: 0.3 + (0.01 + m / 20) * s  # noqa: E731
+            make_run(where, run_id=f"p/{name}-s{seed}", preset=name, steps=steps, seed=seed, validate=curve, **parts)
+    return folder
+
+
+def test_arms_are_paired_by_seed_at_the_common_cost(arms, call, tmp_path) -> None:
+    words = ("compare", f"grpo={arms}/grpo-s*", f"solo={arms}/solo-s*")
+    found = json.loads(call(*words, "--json")[1])
+    grpo, solo = found["arms"]
+    assert {int(seed): round(gain, 6) for seed, gain in solo["gain"].items()} == pytest.approx(GAINS, abs=2e-3)
+    assert solo["significant"] and grpo["gain"] == {} and grpo["share"] == 1.0 and 0.6 < solo["share"] < 0.9
+    assert difference(list(solo["gain"].values())) in found["verdict"] and found["metric"] == "acc/mean@1, math"
+    assert found["verdict"].startswith("acc/mean@1, math: solo less grpo at the end: +0.03")
+    whole = json.loads(call(*words, "--json", "--whole")[1])["arms"]
+    assert whole[0]["final"] == grpo["final"] and min(whole[1]["gain"].values()) > 0.1
+    status, out, err = call(*words, "--by", "hours", "--target", "0.4", "--csv", tmp_path / "c.csv")
+    assert status == 0 and "c.csv written" in err and "hours" in out and "* significant" in out
+    rows = list(csv.DictReader((tmp_path / "c.csv").open()))
+    assert len(rows) == 3 * 5 + 3 * 7 and {row["arm"] for row in rows} == {"grpo", "solo"}
+    last = [row for row in rows if row["arm"] == "solo" and row["seed"] == "2"][-1]
+    assert float(last["value"]) == pytest.approx(0.3 + 0.0115 * 30) and last["step"] == "30"
+    assert call(*words, "--csv", tmp_path / "c.csv")[0] == 1  # not without --overwrite
+
+
+def test_arms_are_drawn(arms, call, tmp_path) -> None:
+    pytest.importorskip("matplotlib")
+    words = ("compare", f"grpo={arms}/grpo-s*", f"solo={arms}/solo-s*", "--plot")
+    for name in ("a.svg", "a.png", "a.html"):
+        assert call(*words, tmp_path / name)[0] == 0 and (tmp_path / name).stat().st_size > 5000
+    page = (tmp_path / "a.html").read_text()
+    assert "significant" in page and page.count("<polyline") >= 6 and "solo, seed 2" in page
+    assert call(*words, tmp_path / "a.gif")[0] == 2
+
+
+def test_what_cannot_be_paired_is_said(arms, call, tmp_path) -> None:
+    other = f"other={tmp_path}/*"
+    make_run(tmp_path / "one", run_id="p/one", steps=5, snapshot=False, validate=lambda s: 0.1)
+    make_run(tmp_path / "two", run_id="p/two", steps=5, snapshot=False, validate=lambda s: 0.1)
+    assert "no different seeds" in call("compare", f"grpo={arms}/grpo-s*", other)[2]
+    make_run(tmp_path / "blind", run_id="p/one-7", steps=5, snapshot=False)
+    assert "no validation that the other runs have" in call("compare", f"grpo={arms}/grpo-s*", f"x={tmp_path}/blind")[2]
+
+
+def test_a_seed_of_its_own_is_left_out_and_a_curve_that_never_gets_there_counts() -> None:
+    def trial(seed: int, *values: float) -> Trial:
+        return Trial(seed, np.arange(len(values)) * 100.0, np.array(values))
+
+    base = [trial(1, 0.2, 0.4), trial(2, 0.2, 0.5)]
+    found = outcomes({"a": base, "b": [trial(1, 0.2, 0.5), trial(2, 0.2, 0.48), trial(9, 0.2, 0.9)]})[1]
+    assert found.gains == pytest.approx({1: 0.1, 2: -0.02}) and not significant(list(found.gains.values()))
+    assert found.shares == pytest.approx({1: 2 / 3, 2: np.inf})
+    assert trial(1, 0.2, 0.4, 0.3, 0.6).needed(0.3) == pytest.approx(50) and trial(1, 0.2, 0.4).needed(0.5) is None
+    assert trial(1, 0.2, 0.4).needed(0.1) == 0
+    longer = outcomes({"a": [trial(1, 0.2, 0.4)], "b": [trial(1, 0.2, 0.3, 0.9)]})[1]
+    assert longer.finals == {1: 0.3}  # after 100, as a
+
+
+# -- two runs -----------------------------------------------------------------------------------------------------------
+
+
+def test_two_runs_are_compared_by_their_prompts(finished, tmp_path, call) -> None:
+    make_run(tmp_path / "other", seed=1, sampler="epoch", preset="grpo", rows=finished.rows[:40])
+    words = ("compare", finished.folder, tmp_path / "other", "--whole", "--visits", "1")
+    status, out, err = call(*words, "--json")
+    found = json.loads(out)
+    assert status == 0 and err == ""
+    mine, theirs = finished.engine.table, found["matched"]
+    assert theirs["prompts"] + theirs["only_a"] == (mine.col("visits") > 0).sum()
+    assert theirs["better_in_b"] + theirs["worse_in_b"] <= theirs["prompts"] <= 40
+    gains = theirs["largest_gains_in_b"]
+    assert len(gains) == 5 and all(g["b"] - g["a"] > 0 for g in gains)
+    assert found["verdict"].startswith("Latest pass rate of the prompts that both visited: A ")
+    status, text, _ = call(*words)
+    assert status == 0 and "grpo" in text and "rollouts generated" in text and "\x1b" not in text
+
+
+def test_both_are_cut_at_common_rollouts(tmp_path, call) -> None:
+    """The longer run is compared as it was when it had generated what the shorter one generated in all."""
+    for name, steps in (("short", 10), ("long", 40)):
+        make_run(tmp_path / name, steps=steps, seed=3, snapshot=False, validate=lambda s: s / 100)
+    words = ("compare", tmp_path / "short", tmp_path / "long")
+    found = json.loads(call(*words, "--json", "--visits", "1")[1])
+    a, b = found["a"], found["b"]
+    assert (a["last_step"], b["last_step"], a["cut"], b["cut"]) == (10, 10, False, True)  # the same seed
+    for key in ("visited", "visits", "rollouts", "successes", "tokens", "ledger", "hours", "never_solved"):
+        assert a[key] == b[key], key
+    half = 1.96 * (2 * 0.1 * 0.9 / 200) ** 0.5  # a validation of 200 prompts
+    whole = json.loads(call(*words, "--json", "--whole")[1])
+    assert whole["b"]["last_step"] == 40 and "+0.300 ± " in whole["verdict"] and "(significant;" in whole["verdict"]
+    assert "+0.000 ± " in found["verdict"] and "not significant" in found["verdict"] and half < 0.1
+    assert "Both at equal rollouts" in call(*words)[1]
+    without_steps(tmp_path / "long", 1, 30)
+    assert "Not at equal rollouts: the longer run's journal lacks its first steps" in call(*words, "--visits", "1")[1]
+
+
+def test_a_mean_over_sources_is_compared_over_the_same_sources(tmp_path, call) -> None:
+    """A was validated on gsm8k and math, B on math and aime: "mean of 2 sources" of both is no difference between them."""
+    for name, other, value in (("a", "gsm8k", 0.8), ("b", "aime", 0.1)):
+        metrics = {"val-core/math/acc/mean@1": 0.5, f"val-core/{other}/acc/mean@1": value}
+        sizes = {"math": 300, other: 300}
+        make_run(tmp_path / name, steps=10, snapshot=False, validate=lambda s, m=metrics: m, validated_on=sizes)
+    found = json.loads(call("compare", tmp_path / "a", tmp_path / "b", "--json", "--visits", "1")[1])
+    assert found["metric"] == "acc/mean@1, math" and "+0.000" in found["verdict"]
+
+
+@pytest.mark.parametrize(
+    ("metrics", "sizes", "half"),
+    [
+        ({"math/acc": 0.5, "aime/acc": (0.3, 0.4)}, {"aime": 30, "math": 5000}, 0.120),  # the smallest source's
+        ({"math/reward": (-0.5, -0.49)}, {"math": 30}, None),  # sqrt(p (1 - p) / m) is of shares
+    ],
+)
+def test_intervals_over_prompts(metrics, sizes, half, tmp_path, call) -> None:
+    for i, name in enumerate("ab"):
+        named = {f"val-core/{k}/mean@1": v if isinstance(v, float) else v[i] for k, v in metrics.items()}
+        make_run(tmp_path / name, steps=10, snapshot=False, validate=lambda s, m=named: m, validated_on=sizes)
+    said = json.loads(call("compare", tmp_path / "a", tmp_path / "b", "--json", "--visits", "1")[1])["verdict"]
+    assert f"± {half:.3f} over validation prompts (not significant" in said if half else "(1 seed: no interval)" in said
+
+
+def test_single_rollouts_are_no_clear_gains(tmp_path) -> None:
+    """0 of 8 and then 6 of 8 says more than one rollout that was wrong and one that was right."""
+    keys, tables = make_keys(2), []
+    for groups in ([[0.0] * 8, [0.0]], [[1.0] * 6 + [0.0] * 2, [1.0]]):
+        tables.append(StatsTable())
+        rows = tables[-1].rows_for(keys)
+        for step in (1, 2):
+            tables[-1].observe(Groups.from_lists(rows, groups), step, tolerance=0.0)
+    found = matched(Prompts(tables[0]), Prompts(tables[1]), 5, 2)
+    assert [gain["b"] for gain in found["largest_gains_in_b"]] == [0.75, 1.0] and found["clearly_better_in_b"] == 1
+
+
+def test_compare_says_what_chance_explains(tmp_path, call) -> None:
+    """Twenty pairs of runs of one world: the paired difference is within two standard errors nineteen times of twenty."""
+    from verl_adaptive.report.common import matched
+
+    rates = np.random.default_rng(0).beta(2, 2, 120)
+    for seed in range(12):
+        make_run(
+            tmp_path / str(seed), prompts=120, rates=rates, steps=20, seed=seed, snapshot=False, filter="keep_all",
+            sampler="epoch", batch=16,
+        )  # fmt: skip
+    opened = [open_run(tmp_path / str(seed)).prompts for seed in range(12)]
+    pairs = [matched(a, b, 5, 1) for a, b in itertools.pairwise(opened)]
+    off = [abs(p["mean_rate_b"] - p["mean_rate_a"]) / p["standard_error"] for p in pairs]
+    assert np.mean(np.array(off) < 2) > 0.7 and max(off) < 4
+    assert sum(p["clearly_better_in_b"] + p["clearly_worse_in_b"] for p in pairs) <= 20
+    better = np.minimum(rates + 0.15, 1)
+    make_run(
+        tmp_path / "b",
+        prompts=120,
+        rates=better,
+        steps=20,
+        snapshot=False,
+        filter="keep_all",
+        sampler="epoch",
+        batch=16,
+    )
+    found = matched(opened[0], open_run(tmp_path / "b").prompts, 5, 1)
+    assert found["mean_rate_b"] - found["mean_rate_a"] > 4 * found["standard_error"]
+
+
+def test_only_prompts_with_enough_visits(finished, call) -> None:
+    visits = finished.engine.table.col("visits")
+    for least in (1, 3):
+        found = json.loads(call("compare", finished.folder, finished.folder, "--json", "--visits", least)[1])
+        assert found["matched"]["prompts"] == (visits >= least).sum()
+
+
+def test_a_run_equals_itself(finished, call) -> None:
+    found = json.loads(call("compare", finished.folder, finished.folder, "--json")[1])
+    assert found["a"] == found["b"] and found["matched"]["better_in_b"] == found["matched"]["worse_in_b"] == 0

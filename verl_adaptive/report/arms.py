@@ -1,0 +1,263 @@
+"""Arms of an experiment, a few seeds each: differences paired by seed at the same cost, and the cost of getting as far.
+
+>>> grpo = [Trial(seed, np.array([0, 100, 200]), np.array([0.2, 0.4, end])) for seed, end in ((1, 0.50), (2, 0.52), (3, 0.48))]
+>>> solo = [Trial(seed, np.array([0, 100, 200]), np.array([0.2, 0.5, end])) for seed, end in ((1, 0.60), (2, 0.61), (3, 0.59))]
+>>> print(sentence(outcomes({"grpo": grpo, "solo": solo})))
+solo less grpo at the end: +0.100 ± 0.025 (3 seeds, significant); grpo's end is reached with 50% of the cost.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from verl_adaptive.errors import AdaptiveError
+from verl_adaptive.report.course import hours_of
+from verl_adaptive.report.learning import curves
+from verl_adaptive.report.overview import ledger_of
+from verl_adaptive.significance import difference
+from verl_adaptive.stats import Run
+
+__all__ = ["COSTS", "Outcome", "Trial", "Trials", "draw", "median", "outcomes", "plot", "read", "sentence", "spent"]
+
+#: What a run is paid in: name → the axis of a plot.
+COSTS = {"rollouts": "rollouts generated", "tokens": "response tokens generated", "hours": "hours of training"}
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One run of an arm.
+
+    Attributes:
+        seed: what it is paired by.
+        cost: float64 ``(k,)``, rising: rollouts, tokens or hours spent at each measurement.
+        value: float64 ``(k,)``, what was measured.
+        error: standard error of the last value over validation prompts; None: not known.
+    """
+
+    seed: int
+    cost: np.ndarray
+    value: np.ndarray
+    error: float | None = None
+
+    def at(self, cost: float) -> float:
+        """The value at a cost, between two measurements on the line from one to the other."""
+        return float(np.interp(cost, self.cost, self.value))
+
+    def needed(self, target: float) -> float | None:
+        """The cost at which a value is first reached; None: it never is.
+
+        >>> Trial(1, np.array([0, 100, 200]), np.array([0.2, 0.4, 0.6])).needed(0.5)
+        150.0
+        """
+        above = np.flatnonzero(self.value >= target - 1e-12)
+        if not len(above):
+            return None
+        at = int(above[0])
+        if at == 0:
+            return float(self.cost[0])
+        (x, further), (y, higher) = self.cost[at - 1 : at + 1], self.value[at - 1 : at + 1]
+        return float(x + (further - x) * (target - y) / (higher - y))
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of an arm.
+
+    Attributes:
+        name: the arm's.
+        finals: value by seed, at the cost that every arm has spent with that seed.
+        gains: by seed, less the first arm's; none for the first.
+        needed: by seed, cost of reaching the target; None: never.
+        shares: by seed, the same as a share of the first arm's cost; infinite: never.
+    """
+
+    name: str
+    finals: dict[int, float]
+    gains: dict[int, float] = field(default_factory=dict)
+    needed: dict[int, float | None] = field(default_factory=dict)
+    shares: dict[int, float] = field(default_factory=dict)
+
+    @property
+    def mean(self) -> float:
+        """Mean of the final values."""
+        return float(np.mean(list(self.finals.values())))
+
+
+def median(shares: Sequence[float]) -> float | None:
+    """The median over seeds, of which one that never gets there is more than any other; None: the median never does."""
+    found = float(np.median(shares)) if len(shares) else np.inf
+    return found if np.isfinite(found) else None
+
+
+def outcomes(arms: Mapping[str, Sequence[Trial]], *, target: float | None = None, whole: bool = False) -> list[Outcome]:
+    """Every arm beside the first.
+
+    Args:
+        arms: name → its runs.
+        target: the value whose cost is asked for; None: where the first arm ends with the same seed.
+        whole: each run's own end, whatever it has spent.
+    """
+    first = {trial.seed: trial for trial in next(iter(arms.values()))}
+    ends: dict[int, float] = {}
+    for trial in (trial for trials in arms.values() for trial in trials):
+        ends[trial.seed] = min(ends.get(trial.seed, np.inf), float(trial.cost[-1]))
+    out: list[Outcome] = []
+    for name, trials in arms.items():
+        finals = {t.seed: t.at(np.inf if whole else ends[t.seed]) for t in trials}
+        made = Outcome(name, finals)
+        base = out[0].finals if out else finals
+        for trial in trials:
+            if trial.seed not in base:
+                continue
+            other = first[trial.seed]
+            aim = base[trial.seed] if target is None else target
+            whole_cost = min(float(other.cost[-1]), ends[trial.seed]) if target is None else other.needed(aim)
+            needed = made.needed[trial.seed] = trial.needed(aim)
+            made.shares[trial.seed] = needed / whole_cost if needed is not None and whole_cost else np.inf
+            if out:
+                made.gains[trial.seed] = finals[trial.seed] - base[trial.seed]
+        out.append(made)
+    return out
+
+
+def sentence(found: Sequence[Outcome], cost: str = "cost") -> str:
+    """Each arm beside the first, in words; ``cost`` is what is paid in."""
+    first, *others = found
+    said = []
+    for one in others:
+        if not one.gains:
+            said.append(f"{one.name} and {first.name} have no seed in common.")
+            continue
+        share = median(list(one.shares.values()))
+        reached = "not reached" if share is None else f"reached with {share:.0%} of the {cost}"
+        gap = difference(list(one.gains.values()))
+        said.append(f"{one.name} less {first.name} at the end: {gap}; {first.name}'s end is {reached}.")
+    return " ".join(said)
+
+
+# -- journals -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Trials:
+    """Runs of several arms, by a metric that all of them were validated with.
+
+    Attributes:
+        metric: verl's, and of which data sources.
+        arms: name → its runs.
+        spent: name → of each run: what it had spent at each validation, by the names of :data:`COSTS` and ``step``.
+    """
+
+    metric: str
+    arms: dict[str, list[Trial]]
+    spent: dict[str, list[dict[str, np.ndarray]]]
+
+
+def spent(run: Run) -> dict[str, np.ndarray] | None:
+    """What a journal's steps had cost in all, by the names of :data:`COSTS` and ``step``; None if it does not say."""
+    steps = run.steps if run.kind == "journal" else None
+    ledgers = [] if steps is None else [ledger_of(text).get("run") for text in steps.column("ledger").to_pylist()]
+    known = [ledger for ledger in ledgers if ledger is not None]
+    if steps is None or not known or len(known) < len(ledgers):
+        return None
+    step, wall, attempt = (steps.column(name).to_numpy() for name in ("step", "wall_time", "attempt"))
+    generated = {unit: np.array([one[unit]["generated"] for one in known], float) for unit in ("rollouts", "tokens")}
+    return {"step": step, **generated, "hours": hours_of(step, wall, attempt)[0]}
+
+
+def read(arms: Mapping[str, Sequence[Run]], cost: str = "rollouts") -> Trials:
+    """The validations of every run, as verl measured them, by what they had cost.
+
+    Raises:
+        AdaptiveError: a run has no validation that all the others have, or the runs of an arm cannot be told by their seeds.
+    """
+    runs = [run for found in arms.values() for run in found]
+    validations = [run.validations() if run.kind == "journal" else [] for run in runs]
+    common = set.intersection(*({name for one in found for name in one["metrics"]} for found in validations))
+    metric, made = "", []
+    for run, found in zip(runs, validations, strict=True):
+        shared = [{**one, "metrics": {n: v for n, v in one["metrics"].items() if n in common}} for one in found]
+        curve, paid = next(iter(curves(shared).values()), [])[-1:], spent(run)
+        if not curve or paid is None:
+            raise AdaptiveError(
+                f"{run.where} has no validation that the other runs have, too: give every run the same data.val_files and a "
+                "trainer.test_freq"
+            )
+        metric = f"{curve[0].metric}, {curve[0].name}"
+        at = np.array([shared[i]["step"] for i in curve[0].at.tolist()])
+        points = {name: np.interp(at, [0, *paid["step"]], [0.0, *paid[name]]) for name in COSTS} | {"step": at}
+        for place, i in enumerate(curve[0].at.tolist()):
+            if shared[i]["generated"] is not None:
+                points["rollouts"][place] = shared[i]["generated"]
+        made.append((curve[0], points))
+    out, left = Trials(metric, {}, {}), iter(made)
+    for name, members in arms.items():
+        mine = [next(left) for _ in members]
+        seeds = _seeds(name, members) if len(runs) > len(arms) else [0]
+        out.arms[name] = [
+            Trial(seed, points[cost], curve.values, curve.error(-1))
+            for seed, (curve, points) in zip(seeds, mine, strict=True)
+        ]
+        out.spent[name] = [points for _, points in mine]
+    return out
+
+
+def _seeds(name: str, runs: Sequence[Run]) -> list[int]:
+    """Of each run, as it says itself; where that tells none apart, the last number of its name."""
+    named = [re.findall(r"\d+", str(run.about.get("run") or "")) for run in runs]
+    said: list[Any] = [run.about.get("seed") for run in runs]
+    for seeds in (said, [numbers[-1] if numbers else None for numbers in named]):
+        found = [int(seed) for seed in seeds if seed is not None]
+        if len(set(found)) == len(runs):
+            return found
+    names = ", ".join(str(run.name) for run in runs)
+    raise AdaptiveError(
+        f"the runs of {name} have no different seeds, in their settings or as the last number of a name: {names}"
+    )
+
+
+# -- pictures -----------------------------------------------------------------------------------------------------------
+
+
+def draw(axes: Any, arms: Mapping[str, Sequence[Trial]], colors: Sequence[str] = ()) -> None:
+    """Values by cost on axes of matplotlib: each seed thin, their mean bold."""
+    faint = 0.4 if len(arms) <= 4 else 0.12
+    for number, (name, trials) in enumerate(arms.items()):
+        color = colors[number] if number < len(colors) else f"C{number}"
+        grid = np.linspace(max(t.cost[0] for t in trials), min(t.cost[-1] for t in trials), 100)
+        for trial in trials:
+            axes.plot(trial.cost, trial.value, color=color, linewidth=0.8, alpha=faint)
+        axes.plot(
+            grid, np.mean([np.interp(grid, t.cost, t.value) for t in trials], axis=0), color=color, lw=2.2, label=name
+        )
+    axes.grid(alpha=0.3)
+
+
+def plot(
+    arms: Mapping[str, Sequence[Trial]],
+    labels: tuple[str, str],
+    *paths: Path,
+    title: str = "",
+    colors: Sequence[str] = ("#777777", "#1f77b4", "#d62728", "#2ca02c"),
+) -> None:
+    """Draw values by cost; the ending of each path says the kind of file (PNG, SVG, PDF)."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    plt.rcParams["svg.hashsalt"] = "verl-adaptive"
+    figure, axes = plt.subplots(figsize=(7, 3.6), layout="constrained")
+    draw(axes, arms, colors)
+    axes.set(xlabel=labels[0], ylabel=labels[1])
+    axes.set_title(title, fontsize=10)
+    axes.legend(frameon=False)
+    for path in paths:
+        figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else None)
+    plt.close(figure)
