@@ -76,6 +76,8 @@ class Role(ABC):
     def bind(self, table: StatsTable, facts: RunFacts) -> None:
         """Join a run: declare columns, check the options against the run's facts.
 
+        Comes once more with the table of a checkpoint, if the run resumes from one, before anything is decided.
+
         Raises:
             ConfigError: the options cannot work in this run.
         """
@@ -135,6 +137,8 @@ class Sampler(Role):
         plans_rollouts: a pool sampler whose picks say how many rollouts each prompt gets (``Pick.n``).
         plans_steps: plans a step's prompts at once, from the results of all steps before it; an asynchronous trainer
             must then not run ahead (``num_warmup_batches=0``).
+        unvisited: what the sampler does about prompts without earlier visits, by which it would decide, as words after
+            "will"; empty: it decides by none.
     """
 
     role: ClassVar[str] = "sampler"
@@ -142,6 +146,7 @@ class Sampler(Role):
     whole_batches: ClassVar[bool] = False
     plans_rollouts: ClassVar[bool] = False
     plans_steps: ClassVar[bool] = False
+    unvisited: ClassVar[str] = ""
 
     def round_size(self, progress: Progress) -> int:
         """Prompts wanted next; groups waiting for a top-up may yet fill the batch, so they count."""

@@ -287,7 +287,9 @@ def test_the_json_of_stats_and_doctor_is_described(tmp_path, capsys) -> None:
     assert printed == named
     inspect = pytest.importorskip("verl_adaptive.integration.inspect")
     plan = re.search(r"^\| `plan` \|.*$", page, flags=re.M)[0].split("else ")[1]
-    assert {f.name for f in dataclasses.fields(inspect.Plan)} == set(re.findall(r"`(\w+)`", plan))
+    config = inspect.compose(inspect.Command(("+adaptive=grpo", "actor_rollout_ref.rollout.name=vllm")))
+    seen = inspect.foresee(config, inspect.RunPlan.of(config))
+    assert set(seen.as_dict()) == set(re.findall(r"`(\w+)`", plan))
     from verl_adaptive.commands.price import Price
 
     price = re.search(r"^\| `plan.price` \|.*$", page, flags=re.M)[0].split("|")[2]

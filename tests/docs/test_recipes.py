@@ -69,14 +69,14 @@ def test_it_composes_validates_and_has_a_price(name, earlier, monkeypatch) -> No
     words = words_of(name, FROM=earlier)
     assert words[:3] == ["python", "-m", "verl.trainer.main_ppo"]
     config = inspect.compose(inspect.Command.parse(words))
-    checked = inspect.validate(config)
-    plan = inspect.make_plan(config, *checked)
+    seen = inspect.foresee(config, inspect.validate(config))
+    plan = seen.plan
     groups, n, updates, first_round, steps = EXPECTED[name]
     assert (plan.groups, plan.n, plan.updates, plan.steps) == (groups, n, updates, steps)
-    assert first_round is None or plan.first_round == first_round
-    assert plan.zero_rows.startswith("left out")
+    assert first_round is None or seen.first_round == first_round
+    assert plan.skip_zero and "left out" in plan.zero_rows
     monkeypatch.setattr(pricing, "_SIZE", 128)  # a price to no digit will do
-    price = pricing.price_of(config, checked[0], plan)
+    price = pricing.price_of(plan)
     assert price.grpo_total == price.grpo_step * steps and price.step > 0 and not price.why_not
     assert ("assumed" in price.known_from) == (name not in ("warm_start.sh", "benchmark_gpu.sh"))
     assert Path(config.reward.custom_reward_function.path).is_file()
@@ -97,12 +97,11 @@ OTHER_NAMES = {
 def test_its_price_at_512_rollouts_is_that_of_a_whole_step(name, earlier, monkeypatch) -> None:
     inspect = pytest.importorskip("verl_adaptive.integration.inspect")
     config = inspect.compose(inspect.Command.parse(words_of(name, "trainer.total_epochs=1", FROM=earlier)))
-    checked = inspect.validate(config)
-    plan = inspect.make_plan(config, *checked)
+    plan = inspect.foresee(config, inspect.validate(config)).plan
     factors = []
     for size in (512, 10**6):
         monkeypatch.setattr(pricing, "_SIZE", size)
-        factors.append(pricing.price_of(config, checked[0], plan).factor)
+        factors.append(pricing.price_of(plan).factor)
     assert factors[0] == pytest.approx(factors[1], rel=0.12)
 
 
@@ -113,7 +112,7 @@ def test_the_asynchronous_recipe(mode) -> None:
     command = inspect.Command.parse(words_of("qwen2.5_math_7b_async.sh", MODE=mode))
     assert f"trainer.v1.trainer_mode={mode}" in command.overrides
     config = inspect.compose(command)
-    plan = inspect.make_plan(config, *inspect.validate(config))
+    plan = inspect.foresee(config, inspect.validate(config)).plan
     assert plan.mode == mode and plan.updates == 4
     assert ("4 devices generate while others train" in plan.schedule) == (mode == "separate_async")
     done = subprocess.run(

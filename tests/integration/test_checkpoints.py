@@ -11,6 +11,7 @@ import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -26,6 +27,7 @@ from verl.utils import tensordict_utils as tu  # noqa: E402
 from tests.world import make_engine, run  # noqa: E402
 from verl_adaptive.config import AdaptiveConfig, ResumeConfig, SuccessConfig  # noqa: E402
 from verl_adaptive.errors import AdaptiveError  # noqa: E402
+from verl_adaptive.integration.facts import compared_of  # noqa: E402
 from verl_adaptive.integration.resume import IRRELEVANT, LOGGED, settings_of  # noqa: E402
 from verl_adaptive.integration.run_store import RunStore  # noqa: E402
 from verl_adaptive.integration.watch import Watch  # noqa: E402
@@ -57,6 +59,12 @@ def run_store_of(
     rollout["algorithm"] = {"adv_estimator": estimator}
     run_store.config = OmegaConf.create({"trainer": trainer, **rollout})
     run_store.adaptive, run_store.table, run_store.fingerprint = adaptive or AdaptiveConfig(), engine.table, "f"
+    compared = compared_of(run_store.config, engine.policy)
+    settings = settings_of(run_store.adaptive, batch=batch, n=n, run=compared)
+    run_store.plan = SimpleNamespace(
+        adaptive=run_store.adaptive, policy=engine.policy, settings=settings, begins="empty"
+    )
+    run_store._newest, run_store._with_model = None, frozenset()
     run_store.keys, run_store.sources = engine.table.keys.copy(), None
     run_store._no_warm_start, run_store._resumed = None, False
 
@@ -140,11 +148,10 @@ def test_a_snapshot_is_copied_where_verl_copies_its_checkpoints(tmp_path, monkey
 def test_the_alarms_state_is_part_of_a_snapshot_and_older_ones_have_none(tmp_path):
     run_store, engine = run_store_of(tmp_path)
     watch = Watch(run_store.adaptive, engine, repeated=0.1, longest=10, tracking=lambda: None)
-    policy = engine.policy
     for name, more in (("with", (watch,)), ("without", ())):
         run_store.save(str(tmp_path / name), 2, engine, NoGroups(), *more)
-    assert run_store.load(str(tmp_path / "with"), 2, policy)["watch"]["alarms"]["names"] == engine.table.sources
-    assert "watch" not in run_store.load(str(tmp_path / "without"), 2, policy)
+    assert run_store.load(str(tmp_path / "with"), 2)["watch"]["alarms"]["names"] == engine.table.sources
+    assert "watch" not in run_store.load(str(tmp_path / "without"), 2)
 
 
 # -- settings -----------------------------------------------------------------------------------------------------------
@@ -183,13 +190,13 @@ def test_a_resume_under_other_settings(tmp_path, key, caplog):
     now = settings_of(other, **{"batch": 4, "n": 4, **sizes})[key]
     said = f"{key} was {settings_of(AdaptiveConfig(), batch=4, n=4)[key]!r}, is {now!r}"
     if key in LOGGED:
-        assert run_store.load(str(tmp_path / "c"), 2, engine.policy) is not None
+        assert run_store.load(str(tmp_path / "c"), 2) is not None
     else:
         with pytest.raises(SnapshotError) as caught:
-            run_store.load(str(tmp_path / "c"), 2, engine.policy)
+            run_store.load(str(tmp_path / "c"), 2)
         assert said in str(caught.value) and "adaptive.resume.allow=[settings]" in str(caught.value)
         other.resume = ResumeConfig(allow=["settings", "mode", "missing"])
-        assert run_store.load(str(tmp_path / "c"), 2, engine.policy) is not None
+        assert run_store.load(str(tmp_path / "c"), 2) is not None
     assert said in caplog.text
 
 
@@ -198,7 +205,6 @@ def test_a_resume_under_other_settings(tmp_path, key, caplog):
     [
         ({"mode": "colocate_async"}, "trainer.v1.trainer_mode was 'sync', is 'colocate_async'"),
         ({"estimator": "rloo"}, "algorithm.adv_estimator was 'grpo', is 'rloo'"),
-        ({"estimator": "adaptive_beta"}, ""),  # ours, which the policy's fingerprint has
         ({"mode": "adaptive_sync"}, ""),
     ],
 )
@@ -207,7 +213,7 @@ def test_what_verl_lets_change_is_said(tmp_path, changed, said, caplog):
     run_store, engine = run_store_of(tmp_path)
     run_store.save(str(tmp_path / "c"), 2, engine, NoGroups())
     run_store, _ = run_store_of(tmp_path, **changed)
-    assert run_store.load(str(tmp_path / "c"), 2, engine.policy) is not None
+    assert run_store.load(str(tmp_path / "c"), 2) is not None
     assert said in caplog.text if said else " was '" not in caplog.text
 
 
@@ -219,18 +225,18 @@ def test_every_setting_is_compared_or_named(tmp_path):
     assert compared | set(IRRELEVANT) == set(vars(AdaptiveConfig())) and not compared & set(IRRELEVANT)
     assert set(settings_of(AdaptiveConfig(), batch=1, n=1)) == set(OTHERS)
     run_store, _ = run_store_of(tmp_path)
-    assert set(run_store._settings()) >= LOGGED
+    assert set(run_store.plan.settings) >= LOGGED
 
 
 def test_all_differences_are_named_at_once_and_equal_ones_are_none(tmp_path):
     run_store, engine = run_store_of(tmp_path, adaptive=AdaptiveConfig(seed=0))
     run_store.save(str(tmp_path / "c"), 2, engine, NoGroups())
-    assert run_store.load(str(tmp_path / "c"), 2, engine.policy) is not None
+    assert run_store.load(str(tmp_path / "c"), 2) is not None
     run_store, _ = run_store_of(tmp_path, adaptive=AdaptiveConfig(seed=1, signal="acc"), batch=8)
     with pytest.raises(
         SnapshotError, match=r"seed was 0, is 1; .*signal was 'reward', is 'acc'; .*batch_size was 4, is 8"
     ):
-        run_store.load(str(tmp_path / "c"), 2, engine.policy)
+        run_store.load(str(tmp_path / "c"), 2)
 
 
 def put(*keys: str) -> None:
@@ -258,7 +264,7 @@ def held(queue, tmp_path):
 
 
 def test_rows_of_waiting_groups_are_part_of_the_snapshot(held):
-    run_store, engine, checkpoint = held
+    run_store, _, checkpoint = held
     manifest = read_manifest(checkpoint / "adaptive")
     ((name, files),) = manifest["attached"].items()
     there = {
@@ -266,13 +272,13 @@ def test_rows_of_waiting_groups_are_part_of_the_snapshot(held):
     }
     assert set(files) == there and all(entry["bytes"] > 0 for entry in files.values())
     put("other_0")
-    assert run_store.load(str(checkpoint), 2, engine.policy) is not None
+    assert run_store.load(str(checkpoint), 2) is not None
     assert rows() == {"a_0", "b_0"}
 
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "missing", "added", "gone", "pipe"])
 def test_damaged_rows_are_refused_by_name(held, damage):
-    run_store, engine, checkpoint = held
+    run_store, _, checkpoint = held
     (folder,) = (checkpoint / "adaptive").glob("transfer_queue-*")
     victim = max((p for p in folder.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
     data = bytearray(victim.read_bytes())
@@ -292,7 +298,7 @@ def test_damaged_rows_are_refused_by_name(held, damage):
         if damage == "pipe":
             os.mkfifo(victim)
     with pytest.raises(SnapshotError, match=r"is damaged .*resume from an earlier checkpoint") as caught:
-        run_store.load(str(checkpoint), 2, engine.policy)
+        run_store.load(str(checkpoint), 2)
     assert str(victim) in str(caught.value)
     table, _, _ = read_snapshot(checkpoint / "adaptive")  # for people, who need no rows
     assert len(table) == 40
@@ -319,12 +325,12 @@ def test_an_interrupted_save_over_another_leaves_that_whole(held, when, monkeypa
             patch.setattr("verl_adaptive.stats.snapshot._seal", stops)
         with pytest.raises(KeyboardInterrupt):
             run_store.save(str(checkpoint), 2, engine, NoGroups())
-    assert run_store.load(str(checkpoint), 2, engine.policy) is not None
+    assert run_store.load(str(checkpoint), 2) is not None
     assert rows() == {"a_0", "b_0"}
     put("d_0")
     run_store.save(str(checkpoint), 2, engine, NoGroups())
     assert len(list((checkpoint / "adaptive").glob("transfer_queue*"))) == 1  # what was left behind is gone
-    assert run_store.load(str(checkpoint), 2, engine.policy) is not None
+    assert run_store.load(str(checkpoint), 2) is not None
     assert rows() == {"d_0"}
 
 
@@ -357,12 +363,12 @@ def test_weights_and_statistics_are_of_one_save(tmp_path) -> None:
     """Back by one save interval, on, and killed between our snapshot and verl's files: resume said nothing."""
     run_store, engine = run_store_of(tmp_path)
     folder = saved(run_store, engine, tmp_path, 2)
-    assert run_store.load(str(folder.parent), 2, engine.policy) is not None
+    assert run_store.load(str(folder.parent), 2) is not None
     RunStore.save(run_store, str(folder.parent), 2, engine, NoGroups())  # and no :meth:`saved` follows
     with pytest.raises(SnapshotError, match=r"not of one save.*adaptive\.resume\.allow=\[interrupted\]"):
-        run_store.load(str(folder.parent), 2, engine.policy)
+        run_store.load(str(folder.parent), 2)
     run_store.adaptive.resume.allow = ["interrupted"]
-    assert run_store.load(str(folder.parent), 2, engine.policy) is not None
+    assert run_store.load(str(folder.parent), 2) is not None
 
 
 def test_a_warm_start_counts_before_the_first_step_only(tmp_path) -> None:
@@ -372,5 +378,5 @@ def test_a_warm_start_counts_before_the_first_step_only(tmp_path) -> None:
     run_store._no_warm_start = AdaptiveError("it is gone")
     with pytest.raises(AdaptiveError, match="it is gone"):
         run_store.begin(0, engine)
-    assert run_store.load(str(folder.parent), 2, engine.policy) is not None
+    assert run_store.load(str(folder.parent), 2) is not None
     run_store.begin(2, engine)

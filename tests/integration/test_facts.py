@@ -24,7 +24,12 @@ from verl_adaptive.stats.table import StatsTable
 
 register()
 
-COMMON = ("data.train_batch_size=64", "actor_rollout_ref.actor.ppo_mini_batch_size=16", "trainer.project_name=p")
+COMMON = (
+    "data.train_batch_size=64",
+    "actor_rollout_ref.actor.ppo_mini_batch_size=16",
+    "actor_rollout_ref.rollout.name=vllm",
+    "trainer.project_name=p",
+)
 
 
 def composed(*overrides: str):
@@ -213,16 +218,15 @@ def test_a_queue_that_cannot_save_holds_no_groups(monkeypatch) -> None:
     import transfer_queue
 
     from verl_adaptive.errors import ConfigError
-    from verl_adaptive.integration.checks import check_run
+    from verl_adaptive.integration.run_plan import RunPlan
 
     for name in ("save_checkpoint", "load_checkpoint"):
         monkeypatch.delattr(transfer_queue, name)
     words = ("+adaptive=pilot_commit", "actor_rollout_ref.rollout.n=8")
-    config, adaptive = composed(*words, "adaptive.allocator.form=pipelined")
+    config, _ = composed(*words, "adaptive.allocator.form=pipelined")
     with pytest.raises(ConfigError, match=r"allocator.form='pipelined'.*TransferQueue>=0.1.10.*on_policy"):
-        check_run(config, adaptive, build_policy(adaptive))
-    config, adaptive = composed(*words)
-    check_run(config, adaptive, build_policy(adaptive))
+        RunPlan.of(config)
+    RunPlan.of(composed(*words)[0])
 
 
 @pytest.mark.parametrize(("preset", "refused"), [("greso", True), ("aero", True), ("solo", False), ("grpo", False)])

@@ -10,14 +10,14 @@ import pytest
 
 pytest.importorskip("verl")
 from datasets import Dataset, Features, Image, List, Value
-from omegaconf import OmegaConf
+from hydra import compose, initialize_config_module
 from PIL import Image as Pillow
 from torch.utils.data import Dataset as TorchDataset
 from verl.utils.dataset.rl_dataset import RLHFDataset
 
-from verl_adaptive.config import AdaptiveConfig
 from verl_adaptive.integration.facts import media_columns
 from verl_adaptive.integration.prompts import identity_columns
+from verl_adaptive.integration.run_plan import RunPlan
 from verl_adaptive.integration.run_store import RunStore
 from verl_adaptive.stats import dataset_keys
 
@@ -41,14 +41,13 @@ def row(text: str, **more) -> dict:
 def opened(folder, rows: list[dict], features: Features | None = None, **data) -> RunStore:
     """The store of a run on verl's dataset over these rows."""
     Dataset.from_list(rows, features=features).to_parquet(str(folder / "train.parquet"))
-    config = OmegaConf.create(
-        {
-            "data": {"train_batch_size": 2, "cache_dir": str(folder), "filter_overlong_prompts": False, **data},
-            "trainer": {"default_local_dir": str(folder), "project_name": "p", "experiment_name": "e"},
-        }
-    )
+    words = {"data.train_batch_size": 2, "+data.cache_dir": folder, **{f"++data.{k}": v for k, v in data.items()}}
+    words |= {"+adaptive": "grpo", "adaptive.store.enabled": "false", "actor_rollout_ref.actor.ppo_mini_batch_size": 2}
+    words["actor_rollout_ref.rollout.name"] = "vllm"
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        config = compose("ppo_trainer", overrides=[f"{key}={value}" for key, value in words.items()])
     dataset = RLHFDataset(str(folder / "train.parquet"), tokenizer=None, config=config.data, processor=None)
-    return RunStore(config, AdaptiveConfig.from_mapping({"store": {"enabled": False}}), dataset)
+    return RunStore(config, RunPlan.of(config), dataset)
 
 
 @pytest.mark.parametrize("column", ["images", "pictures"])

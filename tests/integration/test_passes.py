@@ -19,6 +19,7 @@ from verl.trainer.ppo.v1 import PPOTrainerSync, get_trainer_cls
 from tests.integration.test_layout import even
 from verl_adaptive.config import AdaptiveConfig
 from verl_adaptive.integration.layout import PAD, Pass, plan
+from verl_adaptive.integration.minibatches import StepState
 from verl_adaptive.policy import build_policy
 
 
@@ -74,7 +75,7 @@ def test_a_reference_within_the_actor_goes_in_the_actors_micro_batches(monkeypat
     trainer.config.actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu = own
     trainer.ref_in_actor, trainer.ref_policy_wg = True, trainer.actor_rollout_wg
     assert [p.micro for p in trainer._passes() if p.minibatches == "none"] == [16]
-    trainer._layout, sent = SimpleNamespace(ranks=2), []
+    trainer._now, sent = StepState([SimpleNamespace(ranks=2)]), []
     monkeypatch.setattr(PPOTrainerSync, "_compute_ref_log_prob", lambda self, batch, metrics: sent.append(batch))
     batch = KVBatchMeta(partition_id="train", keys=[f"a_{i}_0" for i in range(40)], tags=[{} for _ in range(40)])
     assert trainer._compute_ref_log_prob(batch, {}) is batch
@@ -115,7 +116,7 @@ def test_a_critic_with_other_ranks_gets_whole_minibatches(monkeypatch):
         partition=even,
         passes=trainer._passes(),
     )
-    trainer._layout = layout
+    trainer._now = StepState([layout])
     pads = iter(range(count))
     keys = [f"pad{next(pads)}_0_0" if i == PAD else f"g{group[i]}_{i}_0" for i in layout.order.tolist()]
     tags = [{"seq_len": 2 if i == PAD else i + 5} for i in layout.order.tolist()]
@@ -141,7 +142,7 @@ def test_verls_normal_end_closes_the_journal_and_the_record(error, monkeypatch):
 
     monkeypatch.setattr(PPOTrainerSync, "fit", fit)
     trainer, closed = trainer_of(), []
-    trainer.engine = SimpleNamespace(policy=build_policy(AdaptiveConfig()))
+    trainer.plan = SimpleNamespace(stream=None, policy=build_policy(AdaptiveConfig()))
     manager = SimpleNamespace(agent_loop_workers=[])
     trainer.run_store = SimpleNamespace(close=lambda: closed.append("journal"))
     trainer._tape = SimpleNamespace(close=lambda: closed.append("record"))

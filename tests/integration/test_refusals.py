@@ -15,22 +15,27 @@ from verl_adaptive.advantages.verl import COMPARING
 from verl_adaptive.config import AdaptiveConfig
 from verl_adaptive.errors import AdaptiveError, ConfigError, Exhausted
 from verl_adaptive.integration import checks, compat, guard, plugin
-from verl_adaptive.integration.checks import check_run, why_not_skip_zero, zero_rows
-from verl_adaptive.integration.facts import adaptive_of
+from verl_adaptive.integration.checks import why_not_skip_zero, zero_rows
 from verl_adaptive.integration.replay_buffer import AdaptiveReplayBuffer
+from verl_adaptive.integration.run_plan import RunPlan
 from verl_adaptive.integration.stream_session import NothingLeft
 from verl_adaptive.integration.trainer import AdaptiveMixin, AdaptiveSync
 from verl_adaptive.integration.trainer_colocate_async import AdaptiveColocateAsync
 from verl_adaptive.integration.trainer_separate_async import AdaptiveSeparateAsync
-from verl_adaptive.policy import build_policy
 
 TRAINERS = {cls.base_mode: cls for cls in (AdaptiveSync, AdaptiveColocateAsync, AdaptiveSeparateAsync)}
 COMMON = (
+    "actor_rollout_ref.rollout.name=vllm",
     *("algorithm.adv_estimator=grpo", "actor_rollout_ref.rollout.n=8", "data.train_batch_size=16"),
     "actor_rollout_ref.actor.ppo_mini_batch_size=8",
 )
 
 
+SEPARATE = (
+    *("trainer.v1.trainer_mode=separate_async", "trainer.v1.separate_async.parameter_sync_step=2"),
+    *("actor_rollout_ref.rollout.nnodes=1", "actor_rollout_ref.rollout.n_gpus_per_node=2"),
+    "actor_rollout_ref.rollout.checkpoint_engine.backend=nccl",
+)
 DISAGGREGATED = ("actor_rollout_ref.rollout.name=vllm", "actor_rollout_ref.rollout.disaggregation.enabled=true")
 SGLANG = "actor_rollout_ref.rollout.name=sglang"
 COLOCATED = "reward.reward_model.enable=true"
@@ -46,9 +51,7 @@ def composed(*overrides: str):
 
 
 def run_checks(*overrides: str) -> None:
-    config = composed(*overrides)
-    adaptive = adaptive_of(config)
-    check_run(config, adaptive, build_policy(adaptive))
+    RunPlan.of(composed(*overrides))
 
 
 def test_a_mini_step_that_has_nothing_left_is_no_error():
@@ -336,7 +339,7 @@ def test_groups_of_one_and_smaller_groups_pass(overrides):
 
 @pytest.mark.parametrize("mode", ["sync", "colocate_async", "separate_async"])
 def test_a_reward_model_in_a_pool_of_its_own_passes(mode):
-    separate = ("actor_rollout_ref.actor.ppo_mini_batch_size=8", "trainer.v1.separate_async.parameter_sync_step=2")
+    separate = SEPARATE[1:]
     asked = ("reward.reward_model.rollout.free_cache_engine=false", "reward.custom_reward_function.path=mine.py")
     run_checks("+adaptive=dapo", f"trainer.v1.trainer_mode={mode}", *separate, *REWARD_MODEL, *asked)
 
@@ -500,12 +503,6 @@ def test_verls_mode_names_lead_to_our_trainers_only_where_a_preset_is_asked_for(
     assert [cls.__module__.partition(".")[0] for cls in made] == ["verl", "verl_adaptive"]
     assert made[1] is TRAINERS[mode] is get_trainer_cls(f"adaptive_{mode}")
     assert issubclass(made[1], made[0])
-
-
-SEPARATE = (
-    *("trainer.v1.trainer_mode=separate_async", "trainer.v1.separate_async.parameter_sync_step=2"),
-    "actor_rollout_ref.actor.ppo_mini_batch_size=8",
-)
 
 
 @pytest.mark.parametrize("mode", [("trainer.v1.trainer_mode=colocate_async",), SEPARATE], ids=["colocate", "separate"])

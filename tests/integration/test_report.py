@@ -6,18 +6,20 @@ import doctest
 import json
 import logging
 import shlex
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 pytest.importorskip("verl")
 
-from tests.world import make_engine, run_step
+from verl.trainer.ppo.v1 import get_trainer_cls
+
+from tests.cli.stores import hostile_rows, write_dataset
+from tests.world import World, make_engine, run_step
 from verl_adaptive.cli import main
-from verl_adaptive.config import AdaptiveConfig
+from verl_adaptive.engine import make_engine as make
 from verl_adaptive.integration import inspect, report
-from verl_adaptive.stats import Journal
+from verl_adaptive.stats import StatsTable
 
 MINIMAL = (
     "+adaptive=greso algorithm.adv_estimator=grpo data.train_batch_size=8 actor_rollout_ref.rollout.name=vllm "
@@ -98,49 +100,57 @@ def test_groups_of_one_are_prompts_and_not_called_uninformative() -> None:
     )
 
 
-def test_ten_lines_at_the_start(tmp_path, capsys, monkeypatch) -> None:
-    """Of a real engine, configuration and journal; and the last line is a command that works."""
+def test_the_trainer_and_doctor_have_one_plan(tmp_path, capsys, monkeypatch) -> None:
+    """Of verl's own trainer, before its workers; and the last line is a command that works."""
     monkeypatch.chdir(tmp_path)
-    engine, world = make_engine(sampler="greso", filter="informative", batch=8, n=8, M=40, p=np.full(40, 0.5))
-    overrides = [*MINIMAL.split(), f"trainer.default_local_dir={tmp_path}/ckpt"]
-    config = inspect.compose(inspect.Command(tuple(overrides)))
-    adaptive = AdaptiveConfig(name="greso", total_rollouts=100_000)
-    where = str(tmp_path / "ck pt" / "adaptive")
-    with Journal(where, {"run": "project/experiment", "preset": "greso"}) as journal:
-        journal.begin(0)
-        result = run_step(engine, world, 1)
-        keys = engine.table.keys[result.groups.row]
-        sources = ["s"] * len(result.groups)
-        outcomes, ledger = result.outcome.astype(str), {"run": engine.total.as_dict()}
-        journal.commit_step(1, result.groups, keys, outcomes, ledger, sources=sources)
-        run_store = SimpleNamespace(where=where, argument="ck pt", origin="new statistics", duplicates_note="")
-        trainer = SimpleNamespace(
-            base_mode="sync",
-            engine=engine,
-            config=config,
-            adaptive=adaptive,
-            run_store=run_store,
-            zero_rows="stay",
-            shape=SimpleNamespace(note=""),
-            processor=None,
-        )
-        lines = report.banner(trainer)
-    labels = [line.split()[0] for line in lines]
-    assert labels[:10] == [
-        "verl-adaptive",
-        "policy",
-        "data",
-        "step",
-        "budget",
-        "signal",
-        "losses",
-        "store",
-        "start",
-        "look",
+    data = write_dataset(tmp_path / "train.parquet", hostile_rows(40))
+    words = [
+        *MINIMAL.split(),
+        f"trainer.default_local_dir={tmp_path}/ck pt",
+        f"data.train_files={data}",
+        f"data.val_files={data}",
     ]
-    assert lines[6].endswith("rows of zero advantage stay") and labels[10:] == ["curves"] and "pg_clipfrac" in lines[10]
-    assert "100,000 rollouts" in lines[4] and "6 optimizer updates" in lines[3]  # two minibatches, three epochs of PPO
-    words = shlex.split(lines[9])
-    assert words[:3] == ["look", "verl-adaptive", "stats"]
-    assert main([*words[2:], "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["run"] == "project/experiment"
+    words += [
+        "actor_rollout_ref.model.path=some/model",
+        "data.filter_overlong_prompts=false",
+        "adaptive.total_rollouts=100000",
+        "trainer.total_epochs=3",
+    ]
+    config = inspect.compose(inspect.Command(tuple(words)))
+    seen = inspect.foresee(config, inspect.validate(config))
+    trainer = get_trainer_cls("adaptive_sync")(config)
+    policy = trainer.plan.policy
+    trainer.tokenizer = trainer.processor = None
+    trainer._init_dataloader()
+    plan, engine = trainer.plan, trainer.engine
+    assert engine.policy is plan.policy is policy and engine.facts == plan.facts == seen.plan.facts
+    assert plan.as_dict() == seen.plan.as_dict() and plan.lines() == seen.plan.lines()
+    assert (plan.steps, plan.groups, plan.n, plan.prompts) == (15, 8, 8, 40)
+    lines = report.banner(trainer)
+    assert lines[0].startswith("verl-adaptive ") and {f"  {k:<8} {v}" for k, v in plan.lines()} <= set(lines)
+    labels = [line.split()[0] for line in lines[1:]]
+    assert labels == [*dict(plan.lines()), "data", "start", "look", *["note"] * len(plan.notes), "curves"]
+    said = "\n".join(lines)
+    assert "100,000 rollouts" in said and "6 optimizer updates" in said  # two minibatches, three epochs of PPO
+    assert "left out of training (same gradient" in said and "40 distinct prompts" in said and "pg_clipfrac" in said
+    trainer.run_store.begin(0, engine)
+    trainer.run_store.commit(1, run_step(engine, World(np.full(40, 0.5)), 1), engine)
+    trainer.run_store.close()
+    capsys.readouterr()
+    look = shlex.split(next(line for line in lines if line.split()[0] == "look"))
+    assert look[:3] == ["look", "verl-adaptive", "stats"]
+    assert main([*look[2:], "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["preset"] == "greso"
+
+
+def test_what_a_resume_begins_with_is_bound_once_more(tmp_path) -> None:
+    """A policy is built once a run; a checkpoint brings another table, and decisions are those of a fresh policy."""
+    for words in ("sampler=greso", "sampler=cero", "sampler=spread advantage=memory", "sampler=retire allocator=aero"):
+        parts = dict(word.split("=") for word in words.split())
+        first, twice = (make_engine(batch=8, n=8, M=40, refill=False, **parts)[0] for _ in range(2))
+        table = StatsTable()
+        row_of = table.rows_for(twice.table.keys)
+        again = make(twice.policy, table, twice.config, twice.facts, row_of, World(np.full(40, 0.5)).source)
+        first.source = World(np.full(40, 0.5)).source
+        asked = [engine.begin(1) for engine in (first, again)]
+        assert np.array_equal(asked[0].row, asked[1].row) and np.array_equal(asked[0].n, asked[1].n), words

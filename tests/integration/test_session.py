@@ -343,7 +343,11 @@ def test_a_step_of_equal_rewards_trains_on_nothing(queue, estimator, forgo):
     trainer = object.__new__(get_trainer_cls("adaptive_sync"))  # its step alone, without workers
     with initialize_config_module("verl.trainer.config", version_base=None):
         trainer.config = compose("ppo_trainer", overrides=[f"algorithm.adv_estimator={estimator}"])
-    trainer.engine, trainer.replay_buffer, trainer._forgo_terms = session.engine, SimpleNamespace(last=batch), forgo
+    trainer.engine, trainer.replay_buffer, trainer.plan = (
+        session.engine,
+        SimpleNamespace(last=batch),
+        SimpleNamespace(forgo=forgo),
+    )
     trainer._compute_advantage(KVBatchMeta(partition_id="train", keys=batch.keys, tags=batch.tags), {})
     data = tq.kv_batch_get(
         keys=batch.keys, partition_id="train", select_fields=["advantages", "returns", "response_mask"]
@@ -373,7 +377,11 @@ def test_padding_changes_nobodys_advantage(queue, estimator, penalty, count):
         words += [f"algorithm.rollout_correction.{word}" for word in ("rollout_is=token", "rollout_rs=seq_mean_k1")]
         words += ["algorithm.rollout_correction.rollout_rs_threshold=0.5_1.5"]
         trainer.config = compose("ppo_trainer", overrides=words)
-    trainer.engine, trainer.replay_buffer, trainer._forgo_terms = session.engine, SimpleNamespace(last=batch), False
+    trainer.engine, trainer.replay_buffer, trainer.plan = (
+        session.engine,
+        SimpleNamespace(last=batch),
+        SimpleNamespace(forgo=False),
+    )
     trainer.kl_ctrl_in_reward = FixedKLController(0.1)
     trainer.processor, trainer.tokenizer = None, SimpleNamespace(eos_token_id=7)
     trainer.global_steps, trainer.local_trigger_step = 1, 0

@@ -25,7 +25,7 @@ from typing import Any
 
 from verl_adaptive.commands.arguments import add_json_option
 from verl_adaptive.errors import AdaptiveError, RefusedByVerl
-from verl_adaptive.text import one_line
+from verl_adaptive.text import number, one_line
 
 __all__ = ["Check", "Examination", "configure", "quiet", "run"]
 
@@ -85,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json({"ok": examination.healthy, "checks": [asdict(c) for c in examination.checks], "plan": plan})
     else:
-        _conclude(examination.checks, plan)
+        _conclude(examination)
     return 0 if examination.healthy else 1
 
 
@@ -121,11 +121,13 @@ class Examination:
     Attributes:
         checks: the findings so far.
         has_verl: verl is installed, so that there is something to ask it.
+        lines: price and plan of the command line, label and text.
     """
 
     def __init__(self, say: Callable[[Check], None] | None = None) -> None:
         self.checks: list[Check] = []
         self.has_verl = False
+        self.lines: list[tuple[str, str]] = []
         self._say = say
 
     @property
@@ -356,16 +358,19 @@ class Examination:
         if checked is None:
             return None
         self.add("validate", "ok", "accepted by verl and by verl-adaptive")
-        plan = self._try("plan", "change the setting that it names", lambda: inspect.make_plan(config, *checked))
-        if plan is None:
+        seen = self._try("plan", "change the setting that it names", lambda: inspect.foresee(config, checked))
+        if seen is None:
             return None
+        plan = seen.plan
         for remark in plan.notes:
             self.add("note", "warn", remark)
-        if plan.store_path is not None and os.path.exists(plan.store_path):
-            self._journal(plan.store_path)
+        if plan.place.folder is not None and os.path.exists(plan.place.folder):
+            self._journal(plan.place.folder)
         with quiet():
-            price = price_of(config, checked[0], plan)
-        return {**plan.as_dict(), "price": asdict(price)}
+            price = price_of(plan)
+        budget = f"first round {number(seen.first_round)} rollouts"
+        self.lines = [*price.lines(), *plan.lines(), ("budget", budget), ("resume", seen.resume)]
+        return {**seen.as_dict(), "price": asdict(price)}
 
     def _journal(self, path: str) -> None:
         """A journal that is there already can be read and written."""
@@ -454,48 +459,19 @@ class _Printed:
         self.out.print(row)
 
 
-def _conclude(checks: list[Check], plan: dict[str, Any] | None) -> None:
+def _conclude(examination: Examination) -> None:
     """The price and the plan, and how many findings failed."""
     from rich.text import Text
 
     from verl_adaptive.commands.output import console, facts
-    from verl_adaptive.commands.price import Price
 
-    out = console()
-    if plan is not None:
+    out, checks = console(), examination.checks
+    if examination.lines:
         out.print()
-        out.print(facts([*Price(**plan["price"]).lines(), *_plan_lines(plan)]))
+        out.print(facts(examination.lines))
     failed = sum(check.status == "fail" for check in checks)
     remarks = sum(check.status == "warn" for check in checks)
     noted = f", {remarks} with a note" if remarks else ""
     out.print(
         Text(f"\n{failed} of {len(checks)} checks failed" if failed else f"\nall {len(checks)} checks passed{noted}")
     )
-
-
-def _plan_lines(plan: dict[str, Any]) -> list[tuple[str, str]]:
-    from verl_adaptive.commands.output import number
-
-    parts = []
-    for role, part in plan["parts"].items():
-        for name, options in part.items():
-            changed = ", ".join(f"{key}={value}" for key, value in options.items())
-            parts.append(f"{role}={name}{f' ({changed})' if changed else ''}")
-    cap = "nothing is dropped" if plan["keeps_all"] else "more if groups are missing" if plan["refill"] else "no refill"
-    if plan["cap"]:
-        cap = f"at most {number(plan['cap'])} in the step"
-    steps = "steps: as many as the data give" if plan["steps"] is None else f"{number(plan['steps'])} steps"
-    if plan["uncounted"]:
-        steps += f" at most ({number(plan['prompts'])} prompts, {plan['uncounted']})"
-    total = f", or {number(plan['total_rollouts'])} rollouts if those come first" if plan["total_rollouts"] else ""
-    updates = "" if plan["steps"] is None else f", {number(plan['steps'] * plan['updates'])} optimizer updates"
-    return [
-        ("policy", f"{plan['preset']}: {', '.join(parts)}"),
-        ("trainer", f"{plan['mode']}: {plan['schedule']}"),
-        ("step", f"trains {plan['groups']} groups of {plan['n']}; {plan['updates']} optimizer updates"),
-        ("budget", f"first round {number(plan['first_round'])} rollouts, {cap}"),
-        ("run", f"{steps}{updates}{total}"),
-        ("losses", f"rows of zero advantage {plan['zero_rows']}"),
-        ("store", plan["store"]),
-        ("resume", plan["resume"]),
-    ]

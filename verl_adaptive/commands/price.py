@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from verl_adaptive.config import AdaptiveConfig
 from verl_adaptive.text import number
 
 if TYPE_CHECKING:
+    from verl_adaptive.integration.run_plan import RunPlan
     from verl_adaptive.stats import StatsTable
 
 __all__ = ["ASSUMED", "Price", "informative_share", "price_of", "yield_of"]
@@ -26,14 +26,6 @@ __all__ = ["ASSUMED", "Price", "informative_share", "price_of", "yield_of"]
 ASSUMED = 0.5
 #: Rollouts of a simulated step: enough for a price to one digit, in a second or so.
 _SIZE = 512
-#: Samplers that decide by what earlier visits have shown, and what they do where there are none.
-_LEARNS = {
-    "greso": "skip nothing",
-    "retire": "retire nothing",
-    "cero": "rank prompts it has never seen",
-    "mopps": "know a prompt by its data source only",
-    "spread": "know a prompt by its data source only",
-}
 
 
 @dataclass
@@ -101,35 +93,27 @@ class Price:
         return [*out, ("epochs", remarks)] if remarks else out
 
 
-def price_of(config: Any, adaptive: AdaptiveConfig, plan: Any) -> Price:
-    """The price of a plan.
-
-    Args:
-        config: composed and valid, verl's.
-        adaptive: its ``adaptive`` group.
-        plan: :class:`verl_adaptive.integration.inspect.Plan`.
-    """
-    batch, n = int(config.data.train_batch_size), int(config.actor_rollout_ref.rollout.n)
-    steps, plain = plan.steps, _plain(adaptive)
-    share, known = (ASSUMED, "") if plain else yield_of(config, adaptive, plan, n)
+def price_of(plan: RunPlan) -> Price:
+    """The price of a plan, which is sized."""
+    batch, n, steps, plain = plan.batch, plan.rollout_n, plan.steps, _plain(plan)
+    share, known = (ASSUMED, "") if plain else yield_of(plan)
     price = Price(batch * n, None if steps is None else batch * n * steps, share, known)
     if plan.prompts and steps:
         price.passes = steps * batch / plan.prompts
     elif steps is None:  # the data are not here: whatever their size, verl goes through them so often
-        price.passes = float(config.trainer.total_epochs)
+        price.passes = float(plan.epochs)
     price.at_most = bool(plan.uncounted) and steps is not None
-    price.sense = _sense(adaptive, plan, price.passes, batch)
+    price.sense = _sense(plan, price.passes)
     if plain:
         price.factor, price.step = 1.0, price.grpo_step
     else:
-        _simulate(price, config, adaptive, plan, batch, n)
+        _simulate(price, plan)
     if price.step is None or price.factor is None:
         return price
+    total = plan.adaptive.total_rollouts
     if steps is not None:
-        price.total = price.step * steps
-        if adaptive.total_rollouts is not None:
-            price.total = min(price.total, adaptive.total_rollouts)
-    if adaptive.total_rollouts is None and abs(price.factor - 1) >= 0.02:
+        price.total = price.step * steps if total is None else min(price.step * steps, total)
+    if total is None and abs(price.factor - 1) >= 0.02:
         equal = price.grpo_total
         price.equal = f"adaptive.total_rollouts={equal if equal else f'<steps of GRPO x {price.grpo_step}>'}"
         price.equal_steps = None if equal is None else math.ceil(equal / price.step)
@@ -137,7 +121,7 @@ def price_of(config: Any, adaptive: AdaptiveConfig, plan: Any) -> Price:
             price.equal += f" trainer.total_training_steps={price.equal_steps}"
             # verl ends with the steps or with the epochs, whichever is first
             per_epoch = plan.prompts // batch if plan.prompts else 0
-            if per_epoch and price.equal_steps > config.trainer.total_epochs * per_epoch:
+            if per_epoch and price.equal_steps > plan.epochs * per_epoch:
                 price.equal += f" trainer.total_epochs={math.ceil(price.equal_steps / per_epoch)}"
     return price
 
@@ -147,39 +131,37 @@ def _two(value: float) -> str:
     return f"{value:.2g}" if value < 99.5 else number(int(float(f"{value:.2g}")))
 
 
-def _plain(adaptive: AdaptiveConfig) -> bool:
-    """The parts are those of GRPO as verl has it, so that nothing need be simulated."""
-    parts = (adaptive.sampler["name"], adaptive.allocator["name"], adaptive.filter["name"])
-    return (
-        parts == ("epoch", "fixed", "keep_all") and adaptive.batch_unit == "groups" and not adaptive.allocator.get("n")
-    )
+def _plain(plan: RunPlan) -> bool:
+    """The plan is GRPO's as verl has it, so that nothing need be simulated."""
+    parts, same = plan.policy, plan.policy.allocator.fixed_size(plan.rollout_n) == plan.n == plan.rollout_n
+    return parts.sampler.whole_batches and parts.filter.keeps_all and same and plan.groups == plan.batch
 
 
-def _simulate(price: Price, config: Any, adaptive: AdaptiveConfig, plan: Any, batch: int, n: int) -> None:
+def _simulate(price: Price, plan: RunPlan) -> None:
     """Fill in rollouts and waiting, or why they cannot be known."""
-    from verl_adaptive.integration.facts import slots_of
     from verl_adaptive.simulate import ClockConfig, expected_waiting
 
-    slots, longest = int(config.actor_rollout_ref.rollout.max_num_seqs), int(config.data.max_response_length)
-    engines = slots_of(config) // slots  # each data-parallel part of an engine has slots of its own
+    engines, slots, longest = plan.engines, plan.slots, plan.longest
     clock = ClockConfig.guess(replicas=max(1, engines), slots=slots, cap=longest)
-    if adaptive.batch_unit == "rollouts":  # the size of the run's groups, which depends on the data set
-        adaptive = replace(adaptive, allocator={**adaptive.allocator, "n": plan.n})
     passes = min(4.0, max(0.5, price.passes or 2.0))
+    setting: dict[str, Any] = {
+        "batch": plan.batch,
+        "n": plan.rollout_n,
+        "share": price.share,
+        "passes": passes,
+        "run": plan.steps,
+    }
     try:
-        found = expected_waiting(
-            adaptive, batch=batch, n=n, share=price.share, passes=passes, clock=clock, most=_SIZE, run=plan.steps
-        )
+        found = expected_waiting(plan.adaptive, clock=clock, most=_SIZE, **setting)
     except (
         Exception
     ) as error:  # a part of the user's own may need what no simulation has: the plan stands without a price
         price.why_not = f"the policy cannot be simulated ({type(error).__name__}: {error})"
         return
     price.factor, price.share = found.rollouts, found.share
-    price.step = round(found.rollouts * price.grpo_step)
-    if plan.cap is not None and price.step > plan.cap:
-        price.step = plan.cap
-        price.factor = price.step / price.grpo_step
+    price.step, cap = round(found.rollouts * price.grpo_step), plan.adaptive.max_rollouts_per_step
+    if cap is not None and price.step > cap:
+        price.step, price.factor = cap, cap / price.grpo_step
     if not engines:
         price.waiting = (
             "not known: rollout.disaggregation, or too few GPUs for one engine; only whole engines are modelled"
@@ -189,54 +171,50 @@ def _simulate(price: Price, config: Any, adaptive: AdaptiveConfig, plan: Any, ba
     waves = "" if found.waves < 1.05 else f" in {found.waves:.1f} waves"
     apiece = found.seconds_per_informative
     each = "" if apiece is None else f", {_two(apiece)} x for each group with variance"
-    ahead = "" if plan.mode == "sync" else "; counted as in the sync trainer"
+    ahead = "" if plan.stream is None else "; counted as in the sync trainer"
     price.waiting = (
         f"about {_two(found.seconds)} x GRPO's generation time{waves}{each} (a model of {engines} engine"
         f"{'' if engines == 1 else 's'} with {number(slots)} slots, answers of up to {number(longest)} tokens{ahead})"
     )
 
 
-def _sense(adaptive: AdaptiveConfig, plan: Any, passes: float | None, batch: int) -> list[str]:
+def _sense(plan: RunPlan, passes: float | None) -> list[str]:
     """Whether the preset's parts have what they decide by in a run of so many passes."""
-    sampler = adaptive.sampler["name"]
-    if passes is None or adaptive.warm_start is not None or sampler not in _LEARNS:
+    will = plan.policy.sampler.unvisited
+    if passes is None or plan.adaptive.warm_start is not None or not will:
         return []
-    visits = passes * plan.groups / batch  # smaller groups are more prompts a step
+    visits = passes * plan.groups / plan.batch  # smaller groups are more prompts a step
     if visits > 1.0:
         return []
     often = "one epoch" if visits == 1.0 else f"{_two(visits)} epochs"
     # solo's gain does not rest on earlier visits alone (docs/choosing.md: none met twice); what it knows then are the sources
-    other = (
-        "name data sources as finely as you know them"
-        if sampler == "spread"
-        else "take +adaptive=aero, which needs none"
-    )
-    return [
-        f"{often}: {adaptive.name} will {_LEARNS[sampler]}; give it a past with adaptive.warm_start=<earlier run>, or {other}"
-    ]
+    other = "take +adaptive=aero, which needs none"
+    if not plan.policy.advantage.needs_groups:
+        other = "name data sources as finely as you know them"
+    past = "give it a past with adaptive.warm_start=<earlier run>"
+    return [f"{often}: {plan.adaptive.name} will {will}; {past}, or {other}"]
 
 
 # -- yield ------------------------------------------------------------------------------------------------------------
 
 
-def yield_of(config: Any, adaptive: AdaptiveConfig, plan: Any, n: int) -> tuple[float, str]:
-    """Share of groups of ``n`` that have variance, and where that is known from."""
+def yield_of(plan: RunPlan) -> tuple[float, str]:
+    """Share of GRPO's groups that have variance, and where that is known from."""
     from verl_adaptive.errors import AdaptiveError
-    from verl_adaptive.integration.facts import results_of
     from verl_adaptive.stats import open_run
 
-    places: list[tuple[str, str]] = []
+    adaptive, places = plan.adaptive, []
     if adaptive.warm_start is not None:
         places.append((adaptive.warm_start, f"of the warm start {adaptive.warm_start}"))
-    if plan.store_path is not None and os.path.exists(plan.store_path):
-        places.append((plan.store_path, f"of this run's earlier steps in {plan.store_path}"))
+    if plan.place.folder is not None and os.path.exists(plan.place.folder):
+        places.append((plan.place.folder, f"of this run's earlier steps in {plan.place.folder}"))
     for source, words in places:
         try:
-            table = open_run(source, **results_of(config, adaptive)).table
+            table = open_run(source, **plan.results).table
         except AdaptiveError:
             continue  # a run that is not in the journal yet; what cannot be read is a finding of its own
         varied = _varied(table, adaptive.tolerance)
-        share = informative_share(table.col("rollouts"), table.col("successes"), n, varied)
+        share = informative_share(table.col("rollouts"), table.col("successes"), plan.rollout_n, varied)
         if share is not None:
             return share, words
     return ASSUMED, "assumed: there are no statistics yet; adaptive.warm_start=<earlier run or evaluation> would tell"

@@ -9,17 +9,16 @@ from typing import Any
 
 from verl.trainer.ppo.utils import need_critic
 
-from verl_adaptive.advantages.verl import CENTRING, COMPARING, GROUP_RELATIVE
+from verl_adaptive.advantages.verl import COMPARING, GROUP_RELATIVE
 from verl_adaptive.config import AdaptiveConfig, check
-from verl_adaptive.engine import AsyncFacts
 from verl_adaptive.engine.shape import step_shape
 from verl_adaptive.integration.compat import queue_lacks
 from verl_adaptive.integration.engines import keeps_rows
-from verl_adaptive.integration.facts import MODES, late_rewards, mode_of
+from verl_adaptive.integration.facts import MODES, late_rewards, mode_of, stream_of
 from verl_adaptive.policy import Policy
 from verl_adaptive.simulate import preset_names
 
-__all__ = ["async_facts", "check_manager", "check_run", "why_not_skip_zero", "zero_rows"]
+__all__ = ["check_manager", "check_run", "why_not_skip_zero", "zero_rows"]
 
 _OUR_BUFFER = "pkg://verl_adaptive.integration.replay_buffer"  # which every preset names
 _CRITIC = "+adaptive=sao, one rollout a prompt with a critic (docs/critic.md)"
@@ -36,22 +35,6 @@ _ASKS = {
     "optimal_token_baseline": ("sum_pi_squared", "sums of squared probabilities"),
     "tir_optimal_token_baseline": ("sum_pi_squared", "sums of squared probabilities"),
 }
-
-
-def async_facts(config: Any, groups: int | None = None) -> AsyncFacts:
-    """How the asynchronous trainer that the configuration chooses takes its batches.
-
-    Args:
-        config: verl's.
-        groups: groups of a step; None: ``data.train_batch_size``.
-    """
-    options, sampler = config.trainer.v1[mode_of(config)], config.trainer.v1.sampler
-    return AsyncFacts(
-        warmup=int(options.get("num_warmup_batches", 0) * (groups or config.data.train_batch_size)),
-        parts=int(options.get("parameter_sync_step", 1)),
-        threshold=sampler.max_off_policy_threshold,
-        strategy=sampler.max_off_policy_strategy,
-    )
 
 
 def check_run(config: Any, adaptive: AdaptiveConfig, policy: Policy) -> None:
@@ -159,7 +142,7 @@ def check_run(config: Any, adaptive: AdaptiveConfig, policy: Policy) -> None:
     batch, mini = config.data.train_batch_size, config.actor_rollout_ref.actor.ppo_mini_batch_size
     parts = 1
     if mode_of(config) != "sync":
-        parts = async_facts(config).parts
+        parts = stream_of(config).parts
         check(
             batch % parts == 0,
             f"trainer.v1.{mode_of(config)}.parameter_sync_step",
@@ -321,8 +304,7 @@ def _check_group_size(n: int, estimator: str, adaptive: AdaptiveConfig, policy: 
     size, key = _group_size(n, adaptive, policy)
     # GRPO as verl has it, or a baseline that needs no group; and nothing else that would look at a group's variance.
     advantage = policy.advantage
-    groups = advantage.needs_groups and (advantage.estimator is not None or estimator in COMPARING)
-    alone = not policy.filter.needs_groups and (policy.sampler.whole_batches or not groups)
+    alone = not policy.filter.needs_groups and (policy.sampler.whole_batches or not advantage.needs_groups)
     without = (
         ""
         if estimator == "grpo" or estimator.startswith("adaptive_")
@@ -337,9 +319,8 @@ def _check_group_size(n: int, estimator: str, adaptive: AdaptiveConfig, policy: 
     )
     least, key = policy.allocator.least(n), getattr(policy.allocator, "least_key", "n")
     fixed = policy.allocator.fixed_size(n) is not None
-    centres = advantage.estimator is None and estimator in CENTRING
     check(
-        n < 2 or least >= 2 or fixed or not centres,
+        n < 2 or least >= 2 or fixed or not advantage.centres,
         f"adaptive.allocator.{key}",
         least,
         f"closes groups with one rollout at actor_rollout_ref.rollout.n={n}, which {estimator} would train on its bare reward; "
@@ -353,7 +334,9 @@ def _check_group_size(n: int, estimator: str, adaptive: AdaptiveConfig, policy: 
         f"no step would have a group, which takes {whole} rollouts; use {whole} or more, or null for no ceiling",
     )
     check(  # of GROUP_RELATIVE the missing baseline is known (integration/rows.py)
-        getattr(policy.filter.config, "keep_degenerate", None) != 1 or not centres or estimator in GROUP_RELATIVE,
+        getattr(policy.filter.config, "keep_degenerate", None) != 1
+        or not advantage.centres
+        or estimator in GROUP_RELATIVE,
         "adaptive.filter.keep_degenerate",
         1,
         f"leaves one rollout of a group, which {estimator} would train on its bare reward; use 0, or 2 or more",

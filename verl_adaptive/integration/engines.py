@@ -19,7 +19,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-__all__ = ["keeps_rows"]
+__all__ = ["keeps_rows", "model_of"]
 
 #: Mixtures of experts whose router has no bias that follows the load (Megatron's ``moe_router_enable_expert_bias``).
 UNBIASED = frozenset({"mixtral", "qwen2_moe", "qwen3_moe"})
@@ -38,7 +38,7 @@ def keeps_rows(config: Any) -> str:
     if strategy in ("fsdp", "fsdp2", "veomni"):
         return ""  # a router's own loss never reaches verl's: only log-probs are taken from the model's output
     if strategy == "torchtitan":
-        model = _model(config)
+        model = model_of(config)
         if model is None:
             return _unknown(config, strategy)
         return "torchtitan's router follows the load of its experts, so every row counts" if _experts(model) else ""
@@ -57,7 +57,7 @@ def _megatron(config: Any) -> str:
         return "multi-token prediction (model.mtp.enable) has a loss of its own on every row"
     if settings.get("dynamic_context_parallel", False):
         return "with actor.megatron.dynamic_context_parallel=true ranks share one batch, for which nothing was verified"
-    model = _model(config)
+    model = model_of(config)
     if model is None:
         return _unknown(config, "megatron")
     if not _experts(model):
@@ -94,7 +94,7 @@ def _experts(model: dict[str, Any]) -> bool:
     return any("expert" in name and isinstance(n, int) and n > 1 for part in parts for name, n in part.items())
 
 
-def _model(config: Any) -> dict[str, Any] | None:
+def model_of(config: Any) -> dict[str, Any] | None:
     """The model's ``config.json``, from its folder or from the cache of downloads; None if it is not here."""
     path = config.actor_rollout_ref.model.get("path")
     if not path:
@@ -111,5 +111,8 @@ def _model(config: Any) -> dict[str, Any] | None:
         if not isinstance(found, str):
             return None
         file = found
-    read = json.loads(Path(file).read_text(encoding="utf-8"))
+    try:
+        read = json.loads(Path(file).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
     return read if isinstance(read, dict) else None

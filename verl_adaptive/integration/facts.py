@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
 
 from verl_adaptive.allocators.pooled import PooledAllocator
-from verl_adaptive.config import AdaptiveConfig
+from verl_adaptive.config import AdaptiveConfig, check
+from verl_adaptive.engine import AsyncFacts
 from verl_adaptive.integration.compat import MODES
-from verl_adaptive.policy import Policy, build_policy
+from verl_adaptive.integration.engines import model_of
+from verl_adaptive.policy import Policy
 
 __all__ = [
     "MODES",
@@ -34,8 +34,10 @@ __all__ = [
     "model_kind",
     "replicas_of",
     "results_of",
+    "schedule_of",
     "single_turn",
     "slots_of",
+    "stream_of",
     "updates_of",
 ]
 
@@ -51,17 +53,57 @@ def mode_of(config: Any) -> str:
 def adaptive_of(config: Any) -> AdaptiveConfig:
     """The ``adaptive`` group of verl's configuration, checked, with ``data.seed`` where it has no seed of its own.
 
-    A colocated reward model leaves no time to refill: where every group trains, nothing is lost by not doing so.
-
     Raises:
         ConfigError: it is no group, or a key or value in it is wrong.
     """
     node = config.get("adaptive")
     data = OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
     made = AdaptiveConfig.from_mapping(data)
-    if config.get("reward") and late_rewards(config) and build_policy(made).filter.keeps_all:
-        made = replace(made, refill=False)
     return made if made.seed is not None else replace(made, seed=int(config.data.get("seed") or 0))
+
+
+def stream_of(config: Any) -> AsyncFacts:
+    """How the asynchronous trainer that the configuration chooses takes its batches, in prompts of ``data.train_batch_size``."""
+    options, sampler = config.trainer.v1[mode_of(config)], config.trainer.v1.sampler
+    return AsyncFacts(
+        warmup=int(options.get("num_warmup_batches", 0) * config.data.train_batch_size),
+        parts=int(options.get("parameter_sync_step", 1)),
+        threshold=sampler.max_off_policy_threshold,
+        strategy=sampler.max_off_policy_strategy,
+    )
+
+
+def schedule_of(config: Any) -> str:
+    """What the trainer mode means for the run; what verl asserts of it only when workers start is checked here.
+
+    Raises:
+        ConfigError: a setting that verl's trainer of this mode refuses.
+    """
+    v1, rollout, mode = config.trainer.v1, config.actor_rollout_ref.rollout, mode_of(config)
+    if mode == "sync":
+        return "generation and training take turns"
+    ahead = v1[mode].num_warmup_batches
+    warmup = f"{ahead:g} warm-up batch{'' if ahead == 1 else 'es'}"
+    if mode == "colocate_async":
+        return f"generation and training take turns on the same devices, {warmup} ahead"
+    batch, mini = config.data.train_batch_size, config.actor_rollout_ref.actor.ppo_mini_batch_size
+    sync = v1.separate_async.parameter_sync_step
+    check(
+        batch == sync * mini,
+        "data.train_batch_size",
+        batch,
+        f"verl's separate_async wants trainer.v1.separate_async.parameter_sync_step={sync} times "
+        f"actor_rollout_ref.actor.ppo_mini_batch_size={mini}, which is {sync * mini}",
+    )
+    for name in ("nnodes", "n_gpus_per_node"):
+        value = rollout[name]
+        hint = "separate_async generates on devices of its own: say how many"
+        check(bool(value) and value > 0, f"actor_rollout_ref.rollout.{name}", value, hint)
+    backend = rollout.checkpoint_engine.backend
+    hint = "separate_async sends weights between processes: choose nccl, hccl, nixl or mooncake"
+    check(backend != "naive", "actor_rollout_ref.rollout.checkpoint_engine.backend", backend, hint)
+    where = f"{rollout.nnodes}x{rollout.n_gpus_per_node} devices generate while others train"
+    return f"{where}; new weights after every {sync} minibatches, {warmup} ahead"
 
 
 def updates_of(config: Any) -> int:
@@ -138,10 +180,7 @@ def journal_place(config: Any, adaptive: AdaptiveConfig) -> JournalPlace:
 def model_kind(config: Any) -> str:
     """What kind of model it is, as far as that is known before it is loaded: its own word, else the end of its path."""
     path = str(config.actor_rollout_ref.model.path).rstrip("/")
-    try:
-        return str(json.loads(Path(path, "config.json").read_text())["model_type"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return path.rpartition("/")[2]  # of a hub, or of another machine's disk
+    return str((model_of(config) or {}).get("model_type") or path.rpartition("/")[2])
 
 
 def image_note(config: Any, kind: str) -> str:
@@ -160,7 +199,7 @@ def image_note(config: Any, kind: str) -> str:
     if not re.sub(r"\W|_", "", kind.lower()).startswith(("qwen2vl", "qwen25vl")):
         return ""
     return (
-        f"actor_rollout_ref.rollout.load_format={rollout.load_format} with {kind}: rollouts may see every image wrongly, "
+        f"actor_rollout_ref.rollout.load_format={rollout.load_format} with Qwen2-VL or Qwen2.5-VL: rollouts may see every image wrongly, "
         "without an error; write actor_rollout_ref.rollout.load_format=safetensors (docs/verl_versions.md)"
     )
 
@@ -181,10 +220,10 @@ def results_of(config: Any, adaptive: AdaptiveConfig) -> dict[str, Any]:
     }
 
 
-def compared_of(config: Any) -> dict[str, str]:
-    """Settings of verl's that a resume says have changed, by name; not an estimator that stands in for the user's."""
-    estimator = str(config.algorithm.adv_estimator)
-    chosen = {} if estimator.startswith("adaptive_") else {"algorithm.adv_estimator": estimator}
+def compared_of(config: Any, policy: Policy) -> dict[str, str]:
+    """Settings of verl's that a resume says have changed, by name; no estimator where the policy has its own."""
+    own = policy.advantage.estimator is not None
+    chosen = {} if own else {"algorithm.adv_estimator": str(config.algorithm.adv_estimator)}
     return {"trainer.v1.trainer_mode": mode_of(config), **chosen}
 
 

@@ -8,55 +8,38 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf
 
-from verl_adaptive.config import AdaptiveConfig, RunFacts, check, flat
-from verl_adaptive.engine import Engine, make_engine
-from verl_adaptive.engine.shape import StepShape, step_shape
+from verl_adaptive.config import check
+from verl_adaptive.engine import Requests, make_engine
 from verl_adaptive.errors import AdaptiveError, ConfigError
 from verl_adaptive.integration import guard
 from verl_adaptive.integration.composing import Command, compose, group_options, refuse_text_for_numbers
-from verl_adaptive.integration.facts import (
-    MODES,
-    adaptive_of,
-    compared_of,
-    distillation_note,
-    dropped_note,
-    held_note,
-    image_note,
-    journal_place,
-    mode_of,
-    model_kind,
-    results_of,
-    updates_of,
-)
-from verl_adaptive.policy import Policy, build_policy
+from verl_adaptive.integration.resume import resume_of
+from verl_adaptive.integration.run_plan import STAND_IN, RunPlan
 from verl_adaptive.simulate.worlds import Stream
 from verl_adaptive.stats.keys import KEY_DTYPE, dataset_keys
 from verl_adaptive.stats.table import StatsTable
 
 __all__ = [
     "Command",
-    "Plan",
+    "Foresight",
     "compose",
     "driver",
+    "foresee",
     "group_options",
-    "make_plan",
     "ray_workers",
     "refuse_text_for_numbers",
     "validate",
     "validate_as_verl",
 ]
-
-#: Prompts of the stand-in data set when the real one is not at hand; and the most, since only one step is planned.
-_STAND_IN = 20_000
 
 
 # -- the plugin -------------------------------------------------------------------------------------------------------
@@ -172,27 +155,17 @@ def is_lacking(program: str) -> bool:
         return True
 
 
-def validate(config: DictConfig) -> tuple[AdaptiveConfig, Policy, str, list[str]]:
-    """verl's own validation, then ours.
-
-    Returns:
-        The ``adaptive`` group, its policy, what becomes of rows of zero advantage, and what could not be looked at here.
+def validate(config: DictConfig) -> RunPlan:
+    """verl's own validation, then ours; the plan, in which what could not be looked at here is a note.
 
     Raises:
         ConfigError: a setting of ours; ValueError, AssertionError: one of verl's.
     """
-    from verl_adaptive.integration.checks import check_run, zero_rows
-
     remarks = validate_as_verl(config)
-    adaptive = adaptive_of(config)
-    policy = build_policy(adaptive)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        check_run(config, adaptive, policy)
-        if policy.advantage.estimator is not None:  # as the trainer does
-            with open_dict(config):
-                config.algorithm.adv_estimator = policy.advantage.estimator
-        return adaptive, policy, zero_rows(config, adaptive.skip_zero_advantage)[1], remarks
+        plan = RunPlan.of(config)
+    return replace(plan, notes=(*remarks, *plan.notes))
 
 
 def validate_as_verl(config: DictConfig) -> list[str]:
@@ -261,190 +234,67 @@ def _without_lora(config: DictConfig) -> tuple[DictConfig, list[str]]:
     return config, []
 
 
-@dataclass
-class Plan:
-    """What a command line would do.
+@dataclass(frozen=True)
+class Foresight:
+    """What a run would begin with on this machine.
 
     Attributes:
-        preset: ``adaptive.name``.
-        mode: verl's trainer mode, whatever our names for it: ``sync``, ``colocate_async`` or ``separate_async``.
-        schedule: what the mode means for this run.
-        parts: role → part → options that differ from the part's defaults.
-        groups, n: groups and rollouts a group that a step trains on.
-        updates: optimizer updates a step, epochs of PPO included.
+        plan: sized by the training set, as far as it is here.
         first_round: rollouts of the very first generation round.
-        cap: most rollouts of that step; None: no ceiling but ``max_rounds``.
-        refill: further prompts are drawn until the batch is full.
-        steps: planned steps; None: not known here.
-        prompts: rows of the training set; None: not known here.
-        uncounted: what verl will still do to them, so that prompts and steps may be fewer.
-        total_rollouts: ``adaptive.total_rollouts``.
-        keeps_all: every group trains, so that none is drawn in the place of another.
-        zero_rows: what becomes of rows of zero advantage.
-        store: the journal's folder, or why there is none.
-        store_path: that folder.
         resume: what the run would start from.
-        notes: what a user should know.
     """
 
-    preset: str
-    mode: str
-    schedule: str
-    parts: dict[str, dict[str, Any]]
-    groups: int
-    n: int
-    updates: int
+    plan: RunPlan
     first_round: int
-    cap: int | None
-    refill: bool
-    steps: int | None
-    prompts: int | None
-    uncounted: str
-    total_rollouts: int | None
-    keeps_all: bool
-    zero_rows: str
-    store: str
-    store_path: str | None
     resume: str
-    notes: list[str]
 
     def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        return {**self.plan.as_dict(), "first_round": self.first_round, "resume": self.resume}
 
 
-def make_plan(
-    config: DictConfig, adaptive: AdaptiveConfig, policy: Policy, zero_rows: str, remarks: Sequence[str] = ()
-) -> Plan:
-    """Work out budget, updates, store and resume behaviour.
+def foresee(config: DictConfig, plan: RunPlan) -> Foresight:
+    """Look at the training set, the checkpoints and the warm start.
 
     Args:
         config: composed and valid.
-        adaptive, policy, zero_rows, remarks: from :func:`validate`.
+        plan: from :func:`validate`.
     """
-    rollout, trainer = config.actor_rollout_ref.rollout, config.trainer
-    batch = int(config.data.train_batch_size)
-    mode, schedule = _mode(config, policy)
-    notes = list(remarks)
-    prompts, missing = _prompts(config.data.train_files)
+    notes, adaptive = [], plan.adaptive
+    rows, missing = _rows(config.data.train_files)
     if missing:
-        notes.append(f"data.train_files: not found here: {', '.join(missing)}; numbers assume {_STAND_IN:,} prompts")
-    if adaptive.id_key is not None and prompts is not None:
+        notes.append(f"data.train_files: not found here: {', '.join(missing)}; numbers assume {STAND_IN:,} prompts")
+    if adaptive.id_key is not None and rows is not None:
         _check_ids(config, adaptive.id_key)
     unseen = _unseen(config)
     if unseen:
         notes.append(f"not found here, so not looked at: {', '.join(unseen)}")
     most = int(config.data.get("train_max_samples", None) or -1)
-    if prompts is not None and 0 < most < prompts:
-        prompts = most
-    steps = trainer.get("total_training_steps")
-    if prompts is not None:
-        by_epochs = trainer.total_epochs * (prompts // batch)
-        if steps is not None and by_epochs < steps:
-            notes.append(
-                f"trainer.total_epochs={trainer.total_epochs}: verl stops after {by_epochs:,} steps, before "
-                f"trainer.total_training_steps={steps:,}, and saves and validates no last step"
-            )
-        steps = by_epochs if steps is None else min(steps, by_epochs)
-    if prompts is not None and prompts < batch:
-        raise AdaptiveError(
-            f"data.train_batch_size={batch}: the training set has only {prompts} prompts; use at most that"
-        )
-    ahead = 0.0 if mode == "sync" else float(config.trainer.v1[mode].get("num_warmup_batches", 0))
-    shape = step_shape(adaptive, batch, int(rollout.n), prompts or _STAND_IN, ahead)
-    if shape.note:
-        notes.append(shape.note)
-    engine = _first_step(shape, steps or 1000, max(shape.groups, min(prompts or _STAND_IN, _STAND_IN)))
-    first = engine.begin(1)
-    said = (
-        dropped_note(config, policy),
-        image_note(config, model_kind(config)),
-        distillation_note(config),
-    )
-    notes += [note for note in said if note]
-    if adaptive.warm_start is not None:
-        known = _warm_start(config, adaptive)
+    if rows is not None and 0 < most < rows:
+        rows = most
+    uncounted = ""
+    if config.data.get("filter_overlong_prompts", False):  # to count them takes the run's tokenizer, and minutes
+        uncounted = f"before verl drops prompts of more than {config.data.max_prompt_length:,} tokens"
+    plan = plan.sized(rows, uncounted=uncounted)
+    resume, known = resume_of(config.trainer, plan)
+    if adaptive.warm_start is not None and not known:
+        prompts = _warm_start(plan)
         notes.append(
-            f"starts with the statistics of {adaptive.warm_start} ({known:,} prompts there), weighted "
+            f"starts with the statistics of {adaptive.warm_start} ({prompts:,} prompts there), weighted "
             f"{adaptive.warm_start_discount:g}; how many of them are in the training set is said when the run starts"
         )
-    place = journal_place(config, adaptive)
-    return Plan(
-        preset=adaptive.name,
-        mode=mode,
-        schedule=schedule,
-        parts={part.role: {part.name: _changed(part)} for part in policy},
-        groups=shape.groups,
-        n=shape.n,
-        updates=updates_of(config),
-        first_round=0 if first is None else first.rollouts,
-        cap=engine.progress.cap,
-        refill=adaptive.refill,
-        steps=None if steps is None else int(steps),
-        prompts=prompts,
-        uncounted="" if prompts is None else _uncounted(config),
-        total_rollouts=adaptive.total_rollouts,
-        keeps_all=policy.filter.keeps_all,
-        zero_rows=zero_rows,
-        store=place.folder or f"none ({place.why_none}); statistics live in the checkpoints",
-        store_path=place.folder,
-        resume=_resume(config, adaptive, policy),
-        notes=notes,
-    )
+    first = _first_step(plan)
+    return Foresight(replace(plan, notes=(*plan.notes, *notes)), 0 if first is None else first.rollouts, resume)
 
 
-def _mode(config: DictConfig, policy: Policy) -> tuple[str, str]:
-    """The trainer mode, and what it means for the run; what verl asserts of it only when workers start is checked here.
-
-    Raises:
-        ConfigError: a setting that verl's trainer of this mode refuses.
-    """
-    v1, rollout = config.trainer.v1, config.actor_rollout_ref.rollout
-    mode = mode_of(config)
-    check(mode in MODES, "trainer.v1.trainer_mode", v1.trainer_mode, f"verl has {', '.join(MODES)}")
-    if mode == "sync":
-        trains = "every rollout trains under the weights that made it"
-        if held_note(policy):
-            trains = "groups held from the step before train with their first rollouts of then: off-policy by a step"
-        return mode, f"generation and training take turns; {trains}"
-    ahead = v1[mode].num_warmup_batches
-    warmup = f"{ahead:g} warm-up batch{'' if ahead == 1 else 'es'}"
-    if mode == "colocate_async":
-        return mode, f"generation and training take turns on the same devices, {warmup} ahead"
-    batch, mini = config.data.train_batch_size, config.actor_rollout_ref.actor.ppo_mini_batch_size
-    sync = v1.separate_async.parameter_sync_step
-    check(
-        batch == sync * mini,
-        "data.train_batch_size",
-        batch,
-        f"verl's separate_async wants trainer.v1.separate_async.parameter_sync_step={sync} times "
-        f"actor_rollout_ref.actor.ppo_mini_batch_size={mini}, which is {sync * mini}",
-    )
-    for name in ("nnodes", "n_gpus_per_node"):
-        value = rollout[name]
-        hint = "separate_async generates on devices of its own: say how many"
-        check(bool(value) and value > 0, f"actor_rollout_ref.rollout.{name}", value, hint)
-    backend = rollout.checkpoint_engine.backend
-    hint = "separate_async sends weights between processes: choose nccl, hccl, nixl or mooncake"
-    check(backend != "naive", "actor_rollout_ref.rollout.checkpoint_engine.backend", backend, hint)
-    where = f"{rollout.nnodes}x{rollout.n_gpus_per_node} devices generate while others train"
-    return mode, f"{where}; new weights after every {sync} minibatches, {warmup} ahead"
-
-
-def _first_step(shape: StepShape, steps: int, prompts: int) -> Engine:
-    """An engine in front of its first step, on a stand-in for the data set."""
+def _first_step(plan: RunPlan) -> Requests | None:
+    """What the policy asks for first, on a stand-in for the data set."""
+    prompts = max(plan.groups, min(plan.prompts or STAND_IN, STAND_IN))
     keys = np.empty(prompts, dtype=KEY_DTYPE)
     keys["hi"], keys["lo"] = np.arange(prompts), 0
     table = StatsTable()
-    row_of = table.rows_for(keys)
-    adaptive = shape.config
-    facts = RunFacts.of(adaptive, batch=shape.groups, n=shape.n, steps=steps, prompts=prompts)
-    return make_engine(build_policy(adaptive), table, adaptive, facts, row_of, Stream(prompts, shuffle=False))
-
-
-def _changed(part: Any) -> dict[str, Any]:
-    """Options that are not the part's defaults, by their dotted names."""
-    default, given = flat(asdict(type(part)().config)), flat(asdict(part.config))
-    return {key: given[key] for key in given if given[key] != default.get(key)}
+    facts = replace(plan.facts, prompts=prompts)
+    row_of, stream = table.rows_for(keys), Stream(prompts, shuffle=False)
+    return make_engine(plan.policy, table, plan.adaptive, facts, row_of, stream).begin(1)
 
 
 def _paths(files: Any) -> list[Path]:
@@ -452,7 +302,7 @@ def _paths(files: Any) -> list[Path]:
     return [Path(os.path.expanduser(name)) for name in names]
 
 
-def _prompts(files: Any) -> tuple[int | None, list[str]]:
+def _rows(files: Any) -> tuple[int | None, list[str]]:
     """Rows of the training files, if all are here; and those that are not.
 
     Raises:
@@ -492,13 +342,6 @@ def _check_ids(config: DictConfig, id_key: str) -> None:
             raise ConfigError("adaptive.id_key", id_key, f"{path}: {error}") from error
 
 
-def _uncounted(config: DictConfig) -> str:
-    """What verl leaves out when it reads the training set: to count it takes the run's tokenizer, and minutes."""
-    if not config.data.get("filter_overlong_prompts", False):
-        return ""
-    return f"before verl drops prompts of more than {config.data.max_prompt_length:,} tokens"
-
-
 def _unseen(config: DictConfig) -> list[str]:
     """Files and folders of this machine, by their looks, that the run reads and that are not here; the training set apart."""
     keys = ("data.val_files", "actor_rollout_ref.model.path", "reward.custom_reward_function.path")
@@ -511,7 +354,7 @@ def _unseen(config: DictConfig) -> list[str]:
     return found
 
 
-def _warm_start(config: DictConfig, adaptive: AdaptiveConfig) -> int:
+def _warm_start(plan: RunPlan) -> int:
     """Read what ``adaptive.warm_start`` names, into nothing; the prompts that it has evidence for.
 
     Raises:
@@ -519,54 +362,10 @@ def _warm_start(config: DictConfig, adaptive: AdaptiveConfig) -> int:
     """
     from verl_adaptive.stats import warm_start
 
-    assert adaptive.warm_start is not None
-    nobody = StatsTable()
+    source, nobody = plan.adaptive.warm_start, StatsTable()
+    assert source is not None
     nobody.rows_for(np.zeros(1, dtype=KEY_DTYPE))
     try:
-        report = warm_start(
-            nobody,
-            adaptive.warm_start,
-            discount=adaptive.warm_start_discount,
-            **results_of(config, adaptive),
-        )
+        return warm_start(nobody, source, discount=plan.adaptive.warm_start_discount, **plan.results).offered
     except (AdaptiveError, OSError, ValueError) as error:
-        raise ConfigError("adaptive.warm_start", adaptive.warm_start, str(error)) from error
-    return report.offered
-
-
-def _resume(config: DictConfig, adaptive: AdaptiveConfig, policy: Policy) -> str:
-    """What verl's ``resume_mode`` leads to, and which statistics would be read."""
-    from verl_adaptive.integration.resume import ALLOW, differences, settings_of
-    from verl_adaptive.stats.snapshot import SnapshotMissing, read_manifest
-
-    trainer = config.trainer
-    if trainer.resume_mode == "disable":
-        return "starts at step 0 (trainer.resume_mode=disable)"
-    if trainer.resume_mode == "resume_path":
-        folder = Path(str(trainer.resume_from_path))
-        if not folder.is_dir():
-            raise AdaptiveError(f"trainer.resume_from_path={folder}: there is no such checkpoint")
-    else:
-        root = Path(os.path.abspath(trainer.default_local_dir))
-        marker = root / "latest_checkpointed_iteration.txt"
-        if not marker.is_file():
-            return f"starts at step 0: no checkpoint in {root}"
-        folder = root / f"global_step_{marker.read_text().strip()}"
-    try:
-        meta = read_manifest(folder / "adaptive").get("meta", {})
-    except SnapshotMissing:
-        return f"resumes {folder}, which has no statistics: they start empty"
-    known = f"resumes {folder} with its statistics (step {meta.get('step')}, {meta.get('policy')})"
-    if meta.get("policy_digest") not in (None, policy.digest()) and "policy" not in adaptive.resume.allow:
-        raise AdaptiveError(
-            f"{folder} was written under another policy or other options ({meta.get('policy')}): training would refuse to "
-            "resume. Start elsewhere with trainer.default_local_dir, or accept it with adaptive.resume.allow=[policy]"
-        )
-    batch, n = int(config.data.train_batch_size), int(config.actor_rollout_ref.rollout.n)
-    hard, soft = differences(meta.get("settings"), settings_of(adaptive, batch=batch, n=n, run=compared_of(config)))
-    if hard and ALLOW not in adaptive.resume.allow:
-        raise AdaptiveError(
-            f"{folder} was written under other settings ({'; '.join(hard)}): training would refuse to resume. Set them back, "
-            f"start elsewhere with trainer.default_local_dir, or accept it with adaptive.resume.allow=[{ALLOW}]"
-        )
-    return "; ".join([known, *hard, *soft])
+        raise ConfigError("adaptive.warm_start", source, str(error)) from error

@@ -1,11 +1,4 @@
-"""What TransferQueue holds for the groups that are open: which rows belong to which rollout, and what becomes of them.
-
-A request is a prompt row with a fresh uid; a top-up is the same prompt under another uid (``<first uid>.t<k>``). When the
-batch is made, the uid of the group's largest request is written into the ``uid`` *field* of the others' rows, so that
-verl's grouping joins them.
-A session that failed leaves no rows, or one without a finite reward: the others are the group
-(``adaptive.min_sessions``), and the rows of the failed one are cleared at once.
-"""
+"""What TransferQueue holds for the groups that are open: which rows belong to which rollout, and what becomes of them."""
 
 from __future__ import annotations
 
@@ -92,6 +85,20 @@ class Batch:
 
 class Queue:
     """The rows of open groups in TransferQueue.
+
+    ===============================  ==========================  ===========================================================
+    row's key                        tag ``status``              what it is
+    ===============================  ==========================  ===========================================================
+    ``<uid>``                        pending, running            a group's first request, under way
+    ``<uid>.t<k>``                   pending, running            its k-th top-up: the same prompt under another uid
+    either                           finished, failure           the request is back; *failure*: a session raised
+    ``<uid>_<session>_<output>``     success                     a session's output, with its reward; the last is its result
+    none                                                         a request that got lost, or whose group is closed
+    ===============================  ==========================  ===========================================================
+
+    A session that failed leaves no rows, or one without a finite reward: the others are the group
+    (``adaptive.min_sessions``), and the rows of the failed one are cleared at once. When the batch is made, the uid of the
+    group's largest request is written into the ``uid`` *field* of the others' rows, so that verl's grouping joins them.
 
     Args:
         config: the ``adaptive`` group.

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from importlib.metadata import version
 from typing import Any
 
@@ -18,9 +17,8 @@ import numpy as np
 from verl_adaptive import __version__
 from verl_adaptive.engine import AsyncEngine, Engine, StepResult
 from verl_adaptive.integration import compat
-from verl_adaptive.integration.facts import distillation_note, dropped_note, held_note, image_note, updates_of
+from verl_adaptive.integration.facts import image_note
 from verl_adaptive.integration.layout import Layout
-from verl_adaptive.policy import Policy
 
 __all__ = ["banner", "progress_line", "step_metrics"]
 
@@ -185,41 +183,24 @@ def _forgetting(engine: Engine) -> dict[str, float]:
     return out
 
 
-def _allocator(policy: Policy) -> str:
-    """The allocator's name, and what an option that was left to the run (``auto``) is in it."""
-    config = policy.allocator.config
-    left = [f"{f.name}={getattr(config, f.name)}" for f in fields(config) if "stands_for" in f.metadata]
-    return policy.allocator.name + (f" ({', '.join(left)})" if left else "")
-
-
 def banner(trainer: Any) -> list[str]:
-    """Some ten lines at the start: what is on, what budget, what store, what was resumed, which curves to read how."""
-    engine, config, adaptive, memory = trainer.engine, trainer.config, trainer.adaptive, trainer.run_store
-    facts, policy = engine.facts, engine.policy
-    updates = updates_of(config)
-    budget = f"ends after {adaptive.total_rollouts:,} rollouts" if adaptive.total_rollouts else f"{facts.steps:,} steps"
-    refill = "prompts are drawn until the batch is full" if adaptive.refill else "nothing is refilled"
-    cap = f", at most {adaptive.max_rollouts_per_step:,} rollouts" if adaptive.max_rollouts_per_step else ""
-    lines = [
-        f"verl-adaptive {__version__}: {adaptive.name} on {type(trainer).__name__}, verl {version('verl')}",
-        f"  policy   sampler={policy.sampler.name} allocator={_allocator(policy)} filter={policy.filter.name} "
-        f"advantage={policy.advantage.name} ({config.algorithm.adv_estimator})",
-        f"  data     {len(engine.row_of):,} rows, {len(engine.pool):,} distinct prompts{memory.duplicates_note}",
-        f"  step     {facts.batch} groups of {facts.n}, {updates} optimizer updates; {refill}{cap}",
-        f"  budget   {budget}; if prompts run out: {adaptive.on_exhausted} (adaptive.on_exhausted)",
-        f"  signal   {adaptive.signal} ({adaptive.success.mode}), degenerate when max - min <= {adaptive.tolerance:g}",
-        f"  losses   rows of zero advantage {trainer.zero_rows}",
-        f"  store    {memory.where}",
-        f"  start    {memory.origin}",
-        f"  look     verl-adaptive stats {shlex.quote(memory.argument)}",
-    ]
-    lines += [f"  verl     {note}" for note in compat.substitutes(mode=trainer.base_mode)]
-    images = image_note(config, type(trainer.processor).__name__)
-    notes = (held_note(policy), dropped_note(config, policy), images, distillation_note(config), trainer.shape.note)
-    lines += [f"  note     {note}" for note in notes if note]
+    """Some ten lines at the start: the plan, the data, what was resumed, which curves to read how."""
+    engine, plan, memory = trainer.engine, trainer.plan, trainer.run_store
+    said = dict(plan.lines())
+    said |= {
+        "store": memory.where,
+        "data": f"{len(engine.row_of):,} rows, {len(engine.pool):,} distinct prompts{memory.duplicates_note}",
+        "start": memory.origin,
+        "look": f"verl-adaptive stats {shlex.quote(memory.argument)}",
+    }
+    notes = (*plan.notes, image_note(trainer.config, type(trainer.processor).__name__))  # the model is known by now
+    more = [("verl", text) for text in compat.substitutes(mode=plan.mode)]
+    more += [("note", text) for text in dict.fromkeys(notes) if text]
     if engine.skip_zero:
-        lines.append(
-            "  curves   reward and length curves cover every rollout of the batch's groups; actor/entropy, pg_clipfrac, "
-            "ppo_kl, throughput and mfu only the rows that train (docs/metrics.md)"
+        text = (
+            "reward and length curves cover every rollout of the batch's groups; actor/entropy, pg_clipfrac, ppo_kl, "
+            "throughput and mfu only the rows that train (docs/metrics.md)"
         )
-    return lines
+        more.append(("curves", text))
+    head = f"verl-adaptive {__version__} on {type(trainer).__name__}, verl {version('verl')}"
+    return [head, *(f"  {label:<8} {text}" for label, text in [*said.items(), *more])]

@@ -9,17 +9,37 @@ otherwise.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping
+import os
+from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from verl_adaptive.config import AdaptiveConfig, flat
-from verl_adaptive.stats.snapshot import SnapshotError
+from verl_adaptive.errors import AdaptiveError
+from verl_adaptive.stats.snapshot import SnapshotError, SnapshotMissing, check_manifest, read_manifest
 
-__all__ = ["ALLOW", "IRRELEVANT", "LOGGED", "check_settings", "differences", "settings_of"]
+if TYPE_CHECKING:
+    from verl_adaptive.integration.run_plan import RunPlan
+
+__all__ = [
+    "ALLOW",
+    "FOLDER",
+    "IRRELEVANT",
+    "LOGGED",
+    "SAVED",
+    "check_resume",
+    "differences",
+    "resume_of",
+    "settings_of",
+]
 
 _LOG = logging.getLogger(__name__)
 
+#: The snapshot's place inside ``global_step_N``.
+FOLDER = "adaptive"
+#: Beside a snapshot, once verl's files of the same save are there, too: its nonce.
+SAVED = "saved"
 #: The word in ``adaptive.resume.allow`` that accepts differences.
 ALLOW = "settings"
 
@@ -93,24 +113,80 @@ def differences(saved: object, now: Mapping[str, Any]) -> tuple[list[str], list[
     return hard, soft
 
 
-def check_settings(where: object, saved: object, now: Mapping[str, Any], allow: Collection[str]) -> None:
-    """Compare, and log what is accepted.
+def resume_of(trainer: Any, plan: RunPlan) -> tuple[str, bool]:
+    """What verl's ``resume_mode`` leads to, and whether statistics are there to begin with.
 
     Args:
-        where: the snapshot, for messages.
-        saved, now: as in :func:`differences`.
-        allow: ``adaptive.resume.allow``.
+        trainer: the ``trainer`` group of verl's configuration.
+        plan: of the run.
 
     Raises:
-        SnapshotError: settings differ that must be equal; the message names each and the way out.
+        AdaptiveError: training would refuse to resume.
     """
-    hard, soft = differences(saved, now)
+    if trainer.resume_mode == "disable":
+        return "starts at step 0 (trainer.resume_mode=disable)", False
+    if trainer.resume_mode == "resume_path":
+        checkpoint = Path(str(trainer.resume_from_path))
+        if not checkpoint.is_dir():
+            raise AdaptiveError(f"trainer.resume_from_path={checkpoint}: there is no such checkpoint")
+    else:
+        root = Path(os.path.abspath(trainer.default_local_dir))
+        marker = root / "latest_checkpointed_iteration.txt"
+        if not marker.is_file():
+            return f"starts at step 0: no checkpoint in {root}", False
+        checkpoint = root / f"global_step_{marker.read_text().strip()}"
+    try:
+        manifest = read_manifest(checkpoint / FOLDER)
+    except SnapshotMissing:
+        return f"resumes {checkpoint}, which has no statistics: they start {plan.begins}", False
+    accepted = check_resume(checkpoint / FOLDER, manifest, plan)
+    meta = manifest["meta"]
+    known = f"resumes {checkpoint} with its statistics (step {meta.get('step')}, {meta.get('policy')})"
+    return "; ".join([known, *accepted]), True
+
+
+def check_resume(folder: Path, manifest: Mapping[str, Any], plan: RunPlan, **expect: Any) -> list[str]:
+    """Compare a snapshot with the run that would go on from it; what differs and is accepted, which is logged.
+
+    Args:
+        folder: the snapshot's.
+        manifest: of it.
+        plan: of the run.
+        expect: further fields of the manifest's ``meta`` that must be equal.
+
+    Raises:
+        SnapshotError: a difference is not accepted; the message names it and the way out.
+    """
+    allow, accepted = set(plan.adaptive.resume.allow), []
+    check_manifest(
+        folder, manifest, {"policy_digest": plan.policy.digest(), **expect}, allow & {"policy", "dataset", "schema"}
+    )
+    nonce = manifest["meta"].get("nonce")
+    if nonce is not None and nonce != _saved_with(folder):
+        text = f"{folder} and the weights beside it are not of one save: it ended between the two"
+        if "interrupted" not in allow:
+            raise SnapshotError(
+                f"{text}. Resume from an earlier checkpoint (trainer.resume_from_path); to resume from this one all the "
+                "same: adaptive.resume.allow=[interrupted]"
+            )
+        accepted.append(f"{text}; accepted because of adaptive.resume.allow=[interrupted]")
+    hard, soft = differences(manifest["meta"].get("settings"), plan.settings)
     if hard and ALLOW not in allow:
         raise SnapshotError(
-            f"{where} was written under other settings: {'; '.join(hard)}. Its statistics and its state mean something else "
+            f"{folder} was written under other settings: {'; '.join(hard)}. Its statistics and its state mean something else "
             f"under these. Set them back, or go on with the new ones: adaptive.resume.allow=[{ALLOW}]"
         )
-    for text in hard:
-        _LOG.warning("%s: %s; accepted because of adaptive.resume.allow=[%s]", where, text, ALLOW)
+    accepted += [f"{text}; accepted because of adaptive.resume.allow=[{ALLOW}]" for text in hard]
+    for text in accepted:
+        _LOG.warning("%s: %s", folder, text)
     for text in soft:
-        _LOG.info("%s: %s", where, text)
+        _LOG.info("%s: %s", folder, text)
+    return [*accepted, *soft]
+
+
+def _saved_with(folder: Path) -> str:
+    """The nonce of the save whose weights are beside a snapshot."""
+    try:
+        return (folder / SAVED).read_text()
+    except OSError:
+        return ""

@@ -14,16 +14,15 @@ from typing import Any
 import numpy as np
 import transfer_queue as tq
 
-from verl_adaptive.config import AdaptiveConfig
 from verl_adaptive.engine import Engine, StepResult
 from verl_adaptive.errors import AdaptiveError
-from verl_adaptive.integration.facts import compared_of, journal_place, media_columns, results_of
+from verl_adaptive.integration.facts import media_columns
 from verl_adaptive.integration.prompts import identity_columns
-from verl_adaptive.integration.resume import check_settings, settings_of
+from verl_adaptive.integration.resume import FOLDER, SAVED, check_resume
+from verl_adaptive.integration.run_plan import RunPlan
 from verl_adaptive.integration.session import Session
 from verl_adaptive.integration.stream_session import StreamSession
 from verl_adaptive.integration.watch import Watch
-from verl_adaptive.policy import Policy
 from verl_adaptive.stats import (
     Journal,
     SnapshotMissing,
@@ -39,14 +38,11 @@ from verl_adaptive.stats import (
 from verl_adaptive.stats.atomic import write_file
 from verl_adaptive.stats.snapshot import MANIFEST, SnapshotError, attached, new_folder, read_manifest
 
-__all__ = ["FOLDER", "RunStore"]
+__all__ = ["RunStore"]
 
 logger = logging.getLogger(__name__)
 
-#: The snapshot's place inside ``global_step_N``.
-FOLDER = "adaptive"
 _QUEUE = "transfer_queue"
-_SAVED = "saved"  # beside a snapshot, once verl's files of the same save are there, too: its nonce
 
 
 class RunStore:
@@ -54,10 +50,11 @@ class RunStore:
 
     Args:
         config: verl's configuration.
-        adaptive: the ``adaptive`` group.
+        plan: of the run.
         dataset: verl's training set.
 
     Attributes:
+        plan: the same, sized by the training set.
         table: the statistics.
         row_of: int64 ``(D,)``, table row of every data-set position.
         origin: how the statistics began, for people.
@@ -66,11 +63,9 @@ class RunStore:
         repeated_share: of the data set's rows, those that repeat an earlier prompt.
     """
 
-    _newest: Path | None = None  # the checkpoint saved last
-    _with_model: frozenset[Path] = frozenset()  # checkpoints seen with verl's model in them
-
-    def __init__(self, config: Any, adaptive: AdaptiveConfig, dataset: Any) -> None:
-        self.config, self.adaptive = config, adaptive
+    def __init__(self, config: Any, plan: RunPlan, dataset: Any) -> None:
+        self.config, self.plan = config, plan
+        self.adaptive = adaptive = plan.adaptive
         self._prompt_key, self._media_keys = config.data.get("prompt_key", "prompt"), media_columns(config.data)
         rows, columns = identity_columns(dataset, self._prompt_key, self._media_keys)
         try:
@@ -87,6 +82,9 @@ class RunStore:
         self.table = StatsTable()
         self.row_of = self.table.rows_for(self.keys, sources=self.sources)
         self.origin = "new statistics"
+        self._newest: Path | None = None  # the checkpoint saved last
+        self._with_model: frozenset[Path] = frozenset()  # checkpoints seen with verl's model in them
+        self.plan = plan.sized(len(self.keys), len(self.table))
         self._report_duplicates(questions, rows)
         self._resumed = False
         self._no_warm_start: Exception | None = None
@@ -138,18 +136,16 @@ class RunStore:
             self.table,
             source,
             discount=discount,
-            **results_of(self.config, self.adaptive),
+            **self.plan.results,
         )
         self.origin = f"warm start from {report.source}: {report}"
         logger.info("%s", self.origin)
 
     def _open_journal(self) -> Journal | None:
-        place = journal_place(self.config, self.adaptive)
+        place, self.where = self.plan.place, self.plan.store
         self.argument = place.checkpoints if self.adaptive.store.dir is None else place.folder or place.checkpoints
         if place.folder is None:
-            self.where = f"no journal ({place.why_none}); statistics live in the checkpoints"
             return None
-        self.where = place.folder
         return Journal(
             place.folder,
             meta={
@@ -157,14 +153,14 @@ class RunStore:
                 "preset": self.adaptive.name,
                 "checkpoints": place.checkpoints,
                 "dataset": self.fingerprint,
-                "batch": self.config.data.train_batch_size,
-                "n": self.config.actor_rollout_ref.rollout.n,
+                "batch": self.plan.batch,
+                "n": self.plan.rollout_n,
                 "tolerance": self.adaptive.tolerance,
                 "success": self.adaptive.success.threshold,
                 "signal": self.adaptive.signal,
                 "seed": self.adaptive.seed,
                 "alarms": asdict(self.adaptive.alarms),
-                "longest": self.config.data.max_response_length,
+                "longest": self.plan.longest,
                 "rollouts": self._folder(self.config.trainer.get("rollout_data_dir", None)),
             },
         )
@@ -219,7 +215,7 @@ class RunStore:
                 "adaptive/plan/rollouts": self.adaptive.total_rollouts,
             },
             sources=[names[i] for i in self.table.col("source")[groups.row]],
-            longest=self.config.data.max_response_length,
+            longest=self.plan.longest,
         )
 
     def validated(self, step: int, metrics: Mapping[str, Any], prompts: Mapping[str, int], engine: Engine) -> None:
@@ -236,14 +232,6 @@ class RunStore:
             self.journal.commit_validation(step, metrics, generated=generated, prompts=prompts)
 
     # -- snapshots ------------------------------------------------------------------------------------------
-
-    def _settings(self) -> dict[str, Any]:
-        return settings_of(
-            self.adaptive,
-            batch=self.config.data.train_batch_size,
-            n=self.config.actor_rollout_ref.rollout.n,
-            run=compared_of(self.config),
-        )
 
     def save(
         self, checkpoint: str, step: int, engine: Engine, session: Session | StreamSession, watch: Watch | None = None
@@ -271,7 +259,7 @@ class RunStore:
                 "policy": self.adaptive.name,
                 "policy_digest": engine.policy.digest(),
                 "dataset": self.fingerprint,
-                "settings": self._settings(),
+                "settings": dict(self.plan.settings),
                 "nonce": uuid.uuid4().hex,
             },
             attach=attach,
@@ -282,7 +270,7 @@ class RunStore:
         """verl's files of the same save are there: statistics and weights belong together. Copies them to where verl's go."""
         folder = Path(checkpoint) / FOLDER
         nonce = read_manifest(folder)["meta"]["nonce"]
-        write_file(folder / _SAVED, lambda file: file.write(nonce.encode()))
+        write_file(folder / SAVED, lambda file: file.write(nonce.encode()))
         remote = self.config.trainer.default_hdfs_dir
         if remote is None:
             return
@@ -292,7 +280,7 @@ class RunStore:
         files = [path for path in folder.rglob("*") if path.is_file()]
         try:
             for path in sorted(
-                files, key=lambda path: path.name in (MANIFEST, _SAVED)
+                files, key=lambda path: path.name in (MANIFEST, SAVED)
             ):  # those that vouch for others last
                 place = os.path.join(target, path.relative_to(folder).as_posix())
                 hdfs_io.makedirs(os.path.dirname(place), exist_ok=True)
@@ -302,7 +290,7 @@ class RunStore:
         except OSError as error:
             logger.warning("trainer.default_hdfs_dir: the statistics of step %d are not in %s: %s", step, target, error)
 
-    def load(self, checkpoint: str, step: int, policy: Policy) -> dict[str, Any] | None:
+    def load(self, checkpoint: str, step: int) -> dict[str, Any] | None:
         """Read the snapshot of a checkpoint folder.
 
         Returns:
@@ -312,25 +300,17 @@ class RunStore:
             SnapshotError: torn, damaged or of another run; the message names the way out.
         """
         folder = Path(checkpoint) / FOLDER
-        allow = set(self.adaptive.resume.allow)
         try:
-            table, state, manifest = read_snapshot(
-                folder,
-                expect={"step": step, "policy_digest": policy.digest(), "dataset": self.fingerprint},
-                allow=allow & {"policy", "dataset", "schema"},
-            )
+            manifest = read_manifest(folder)
         except SnapshotMissing:
+            self.origin = f"step {step} of a run without statistics: they start {self.plan.begins}"
             logger.warning(
-                "%s holds no snapshot: a checkpoint of a run without verl-adaptive. Statistics start empty at step %d",
-                checkpoint,
-                step,
+                "%s holds no snapshot: a checkpoint of a run without verl-adaptive. %s", checkpoint, self.origin
             )
-            warm = f" but for the {self.origin}" if self.adaptive.warm_start is not None else ""
-            self.origin = f"step {step} of a run without statistics: they start empty{warm}"
             return None
-        self._check_saved(folder, manifest["meta"].get("nonce"), allow)
+        check_resume(folder, manifest, self.plan, step=step, dataset=self.fingerprint)
+        table, state, manifest = read_snapshot(folder, allow={"schema"} & set(self.adaptive.resume.allow))
         self._resumed = True
-        check_settings(folder, manifest["meta"].get("settings"), self._settings(), allow)
         if len(state["engine"]["held_since"]):  # the rows of held groups; the session checks that all are there
             self._load_queue(folder, manifest)
         self.table = table
@@ -338,27 +318,6 @@ class RunStore:
         visited = int((table.col("visits") > 0).sum())
         self.origin = f"resumed at step {step}: {visited} prompts known, {len(state['engine']['queue'])} waiting"
         return state
-
-    @staticmethod
-    def _check_saved(folder: Path, nonce: object, allow: set[str]) -> None:
-        """Refuse statistics whose weights were not saved with them: the process ended between the two.
-
-        Raises:
-            SnapshotError: that is so, and ``adaptive.resume.allow`` does not have ``interrupted``.
-        """
-        try:
-            there = (folder / _SAVED).read_text()
-        except OSError:
-            there = ""
-        if nonce is None or there == nonce:
-            return
-        text = f"{folder} and the weights beside it are not of one save: it ended between the two"
-        if "interrupted" not in allow:
-            raise SnapshotError(
-                f"{text}. Resume from an earlier checkpoint (trainer.resume_from_path); to resume from this one all the same: "
-                "adaptive.resume.allow=[interrupted]"
-            )
-        logger.warning("%s; accepted because of adaptive.resume.allow=[interrupted]", text)
 
     @staticmethod
     def _load_queue(folder: Path, manifest: dict[str, Any]) -> None:

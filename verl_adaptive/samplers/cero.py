@@ -78,6 +78,7 @@ class Cero(Sampler):
     """CERO's allocation over the pool; one round of generation a step, so it needs ``adaptive.refill=false``."""
 
     name: ClassVar[str] = "cero"
+    unvisited: ClassVar[str] = "rank prompts it has never seen"
     kind: ClassVar[str] = "pool"
     plans_rollouts: ClassVar[bool] = True
     plans_steps: ClassVar[bool] = True

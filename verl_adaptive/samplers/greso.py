@@ -45,6 +45,7 @@ class Greso(Sampler):
     """GRESO's gate: skips a prompt when its own history says that it is uninformative (2506.02177)."""
 
     name: ClassVar[str] = "greso"
+    unvisited: ClassVar[str] = "skip nothing"
     columns = {"mean_streak": Column("u2", 0), "mean_kind": Column("i1", 0)}
 
     @dataclass

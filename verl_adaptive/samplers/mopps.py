@@ -43,6 +43,7 @@ class Mopps(Sampler):
     """Picks the prompts whose sampled success rate is nearest to the target."""
 
     name: ClassVar[str] = "mopps"
+    unvisited: ClassVar[str] = "know a prompt by its data source only"
     kind: ClassVar[str] = "pool"
     columns: ClassVar[Mapping[str, Column]] = {"wins": Column("f8", 0.0), "losses": Column("f8", 0.0)}  # α − α₀, β − β₀
 

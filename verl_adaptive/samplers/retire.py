@@ -40,6 +40,7 @@ class Retire(Sampler):
     """Skips solved prompts of verl's stream, for as long as they stay solved."""
 
     name: ClassVar[str] = "retire"
+    unvisited: ClassVar[str] = "retire nothing"
     columns: ClassVar[Mapping[str, Column]] = {"solved": Column("u2", 0)}  # trailing run of solved visits, saturating
 
     @dataclass

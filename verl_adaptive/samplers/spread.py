@@ -49,6 +49,7 @@ class Spread(Sampler):
     """Draws prompts in proportion to the spread expected of their rewards."""
 
     name: ClassVar[str] = "spread"
+    unvisited: ClassVar[str] = "know a prompt by its data source only"
     kind: ClassVar[str] = "pool"
 
     @dataclass

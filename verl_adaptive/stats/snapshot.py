@@ -138,7 +138,10 @@ def _damaged(path: Path, what: str) -> str:
     )
 
 
-def _check(directory: Path, manifest: Mapping[str, Any], expect: Mapping[str, Any], allow: Collection[str]) -> None:
+def check_manifest(
+    directory: Path, manifest: Mapping[str, Any], expect: Mapping[str, Any], allow: Collection[str]
+) -> None:
+    """Compare a snapshot's ``meta`` with this run's; see :func:`read_snapshot`."""
     path = directory / MANIFEST
     unknown = set(allow) - {"schema", *_OVERRIDES.values()}
     if unknown:
@@ -366,7 +369,7 @@ def read_snapshot(
     """
     directory = Path(directory)
     manifest = read_manifest(directory)
-    _check(directory, manifest, expect or {}, allow)
+    check_manifest(directory, manifest, expect or {}, allow)
     try:
         files = {
             str(name): {"bytes": int(e["bytes"]), "blake2b": str(e["blake2b"])} for name, e in manifest["files"].items()

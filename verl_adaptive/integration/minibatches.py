@@ -1,0 +1,384 @@
+"""A step's rows on their way through verl's passes: minibatches of groups, padding, rows left out, advantages.
+
+:class:`MinibatchMixin` overrides the methods of verl's trainers that hand rows to the workers; which rows there are is
+:mod:`~verl_adaptive.integration.trainer`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import transfer_queue as tq
+from transfer_queue import KVBatchMeta
+from verl.utils import tensordict_utils as tu
+from verl.utils.seqlen_balancing import calculate_workload, get_seqlen_balanced_partitions, log_seqlen_unbalance
+
+from verl_adaptive.engine import Engine
+from verl_adaptive.integration.advantage import Loan, lend
+from verl_adaptive.integration.curves import Rows, curves
+from verl_adaptive.integration.layout import PAD, Layout, Pass, micro_size, plan
+from verl_adaptive.integration.rows import alone, padding_row
+from verl_adaptive.integration.run_plan import RunPlan
+from verl_adaptive.integration.session import Batch
+
+if TYPE_CHECKING:
+    from verl.trainer.ppo.v1.trainer_base import PPOTrainer as _Trainer
+else:
+    _Trainer = object
+
+__all__ = ["MinibatchMixin", "StepState"]
+
+
+@dataclass
+class StepState:
+    """What a step has done so far; born when it begins.
+
+    Attributes:
+        layouts: of its mini-steps, the one in hand last.
+        rows: of their groups, for verl's curves.
+        updates: of the actor's optimizer.
+    """
+
+    layouts: list[Layout] = field(default_factory=list)
+    rows: list[Rows] = field(default_factory=list)
+    updates: int = 0
+
+    @property
+    def layout(self) -> Layout:
+        """Of the mini-step in hand."""
+        return self.layouts[-1]
+
+
+class MinibatchMixin(_Trainer):
+    """Minibatches of groups, with as many updates as plain GRPO has; see :mod:`verl_adaptive.integration.layout`."""
+
+    plan: RunPlan
+    engine: Engine
+    _now: StepState
+
+    def _balance_batch(
+        self, batch: KVBatchMeta, metrics: dict, logging_prefix: str = "global_seqlen", keep_minibatch: bool = False
+    ) -> KVBatchMeta:
+        """Lay the step's rows out in minibatches of groups; see :mod:`verl_adaptive.integration.layout`."""
+        done: Batch = self.replay_buffer.last
+        ranks = self._ranks()
+        actor, critic = self.config.actor_rollout_ref.actor, self.config.critic
+        size = (
+            self.config.data.train_batch_size // self.parameter_sync_step
+        )  # of a mini-step; verl checks that it divides
+        tags = dict(zip(batch.keys, batch.tags, strict=True))
+        lengths = [tags[key]["seq_len"] if trains else 0 for key, trains in done.sequences]
+        row_of = {key: i for i, key in enumerate(batch.keys)}
+        sequence_row = np.array([row_of.get(key, PAD) for key, _ in done.sequences], dtype=np.int64)
+        layout = plan(
+            done.group,
+            np.array(lengths, dtype=np.int64),
+            done.ghost_tokens,
+            np.array([trains for _, trains in done.sequences], dtype=bool),
+            ranks=ranks,
+            updates=max(1, size // actor.ppo_mini_batch_size),
+            critic_updates=max(1, size // critic.ppo_mini_batch_size) if self.use_critic else 0,
+            partition=_even,
+            workload=lambda x: calculate_workload(torch.as_tensor(x, dtype=torch.int64)),
+            passes=self._passes(),
+        )
+        self._now.layouts.append(layout)
+        self._now.rows.append(done.rows)
+        real = layout.order != PAD
+        layout.order[real] = sequence_row[layout.order[real]]
+        pad_keys, pad_tags = self._padding(batch, layout.padding)
+        pads = iter(range(len(pad_keys)))
+        keys, new_tags = [], []
+        for row in layout.order.tolist():
+            at = next(pads) if row == PAD else row
+            keys.append((pad_keys if row == PAD else batch.keys)[at])
+            new_tags.append((pad_tags if row == PAD else batch.tags)[at])
+        self._carry_ghosts(layout, keys, new_tags, batch.partition_id)
+        costs = torch.tensor([tag["seq_len"] for tag in new_tags], dtype=torch.int64).tolist()
+        share = len(keys) // ranks
+        metrics.update(
+            log_seqlen_unbalance(
+                seqlen_list=costs,
+                partitions=[list(range(r * share, (r + 1) * share)) for r in range(ranks)],
+                prefix=logging_prefix,
+            )
+        )
+        return KVBatchMeta(
+            keys=keys, tags=new_tags, partition_id=batch.partition_id, fields=batch.fields, extra_info=batch.extra_info
+        )
+
+    def _ranks(self, role: str = "actor") -> int:
+        """Data-parallel ranks of a role, which may differ: sequence, tensor and pipeline parallelism are each one's own."""
+        if role == "ref":
+            group, mesh = self.ref_policy_wg, "ref"
+        else:
+            group, mesh = (self.critic_wg, "train") if role == "critic" else (self.actor_rollout_wg, "actor")
+        if mesh not in group._dispatch_info:
+            group._dispatch_info[mesh] = group._query_dispatch_info(mesh)
+        return max(group._dispatch_info[mesh]) + 1
+
+    def _passes(self) -> list[Pass]:
+        """What goes over the rows of a step."""
+        every, critic = self.config.actor_rollout_ref, self.config.critic
+        actor, rollout, ref, ranks = every.actor, every.rollout, every.ref, self._ranks()
+        stages = _stages(actor)
+        log_probs = None if rollout.log_prob_use_dynamic_bsz else rollout.log_prob_micro_batch_size_per_gpu
+        passes = [
+            Pass(ranks, "actor", None if actor.use_dynamic_bsz else actor.ppo_micro_batch_size_per_gpu, stages),
+            Pass(ranks, "none", log_probs, stages),
+        ]
+        # In the actor it is the actor without its adapter: another pass of the second kind.
+        if self.use_reference_policy and not self.ref_in_actor:
+            limit = None if ref.log_prob_use_dynamic_bsz else ref.log_prob_micro_batch_size_per_gpu
+            passes.append(Pass(self._ranks("ref"), "none", limit, _stages(ref)))
+        if self.use_critic:
+            ranks, stages = self._ranks("critic"), _stages(critic)
+            limits = [critic.get(f"{name}_micro_batch_size_per_gpu") for name in ("ppo", "forward")]
+            train, infer = [None, None] if critic.use_dynamic_bsz else limits
+            passes += [Pass(ranks, "critic", train, stages), Pass(ranks, "none", infer, stages)]
+        return passes
+
+    def _padding(self, batch: KVBatchMeta, count: int) -> tuple[list[str], list[dict]]:
+        """Rows that weigh nothing; two tokens long where nothing but text trains, under FSDP.
+
+        Where prompts have pictures, such a row may be the source itself: then the shortest of the batch.
+        """
+        if not count:
+            return [], []
+        every = self.config.actor_rollout_ref
+        strategies = {every.actor.strategy, *([every.ref.strategy] if self.use_reference_policy else [])}
+        if self.use_critic:
+            strategies.add(self.config.critic.strategy)
+        short = strategies <= {"fsdp", "fsdp2"} and self.processor is None
+        lengths = [0 if self.processor is None else tag["seq_len"] for tag in batch.tags]
+        at = int(np.argmin(lengths))
+        source = tq.kv_batch_get(keys=[batch.keys[at]], partition_id=batch.partition_id)[0]
+        row, tag = padding_row(source, batch.tags[at], self.tokenizer.eos_token_id, short=short)
+        uid = f"pad{self.global_steps}x{self.local_trigger_step}"
+        keys = [f"{uid}_{i}_0" for i in range(count)]
+        rows = [{**row, "uid": uid, **({"session_id": i} if "session_id" in row else {})} for i in range(count)]
+        tags = [dict(tag) for _ in range(count)]
+        tq.kv_batch_put(
+            keys=keys, partition_id=batch.partition_id, fields=tu.list_of_dict_to_tensordict(rows), tags=tags
+        )
+        return keys, tags
+
+    def _carry_ghosts(self, layout: Layout, keys: list[str], tags: list[dict], partition_id: str) -> None:
+        """Count the tokens of left-out rows in verl's loss denominator.
+
+        verl divides by the sum of the minibatch's ``loss_mask``; the field serves nothing else in the actor's update
+        (which masks by ``response_mask``), so one row per chunk carries the missing tokens in its first entry.
+        """
+        carriers = []
+        for chunk, tokens in enumerate(layout.ghost_tokens.tolist()):
+            at = layout.carrier(chunk)
+            if tokens and not tags[at]["response_len"]:  # an aborted answer has no first entry
+                at = max(layout.positions(chunk).tolist(), key=lambda i: tags[i]["response_len"])
+            if tokens:
+                carriers.append((keys[at], tokens))
+        if not carriers:
+            return
+        names = [key for key, _ in carriers]
+        data = tq.kv_batch_get(keys=names, partition_id=partition_id, select_fields=["loss_mask"])
+        masks = [mask.clone() for mask in data["loss_mask"]]
+        for mask, (_, tokens) in zip(masks, carriers, strict=True):
+            mask[0] += tokens
+        tq.kv_batch_put(
+            keys=names,
+            partition_id=partition_id,
+            fields=tu.list_of_dict_to_tensordict([{"loss_mask": m} for m in masks]),
+        )
+
+    def _infer_rows(self, batch: KVBatchMeta, role: str, limit: int | None) -> KVBatchMeta:
+        """The rows as a role's ranks take them, and a micro batch that verl's even split can make of them."""
+        ranks = self._ranks(role)
+        batch.extra_info.pop("micro_batch_size_per_gpu", None)  # of the pass before
+        if limit is not None:
+            settings = {"actor": self.config.actor_rollout_ref.actor, "critic": self.config.critic}
+            stages = _stages(settings.get(role, self.config.actor_rollout_ref.ref))
+            batch.extra_info["micro_batch_size_per_gpu"] = micro_size(len(batch) // ranks, limit, stages)
+        return self._cut_for(batch, ranks)
+
+    def _cut_for(self, batch: KVBatchMeta, ranks: int) -> KVBatchMeta:
+        """The same rows in the order that a worker group of so many data-parallel ranks needs; shares ``extra_info``."""
+        if ranks == self._now.layout.ranks:
+            return batch
+        lengths = torch.tensor([tag["seq_len"] for tag in batch.tags], dtype=torch.int64)
+        order = self._now.layout.order_for(ranks, calculate_workload(lengths).numpy(), _even).tolist()
+        return KVBatchMeta(
+            keys=[batch.keys[i] for i in order],
+            tags=[batch.tags[i] for i in order],
+            partition_id=batch.partition_id,
+            fields=batch.fields,
+            extra_info=batch.extra_info,
+        )
+
+    def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
+        batch = self._infer_rows(
+            batch, "actor", self.config.actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu
+        )
+        return super()._compute_old_log_prob(batch, metrics)
+
+    def _compute_ref_log_prob(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
+        every = self.config.actor_rollout_ref
+        # With LoRA verl's reference is the actor without its adapter, in the actor's own micro batches.
+        role, settings = ("actor", every.rollout) if self.ref_in_actor else ("ref", every.ref)
+        super()._compute_ref_log_prob(
+            self._infer_rows(batch, role, settings.log_prob_micro_batch_size_per_gpu), metrics
+        )
+        return batch
+
+    def _compute_values(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
+        limit = self.config.critic.get("forward_micro_batch_size_per_gpu")
+        super()._compute_values(self._infer_rows(batch, "critic", limit), metrics)
+        return batch
+
+    def _compute_advantage(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
+        done: Batch = self.replay_buffer.last
+        # To a row without loss tokens opo gives NaN; gpg, the mean KL of a penalty and rollout_corr's means count it.
+        seen = _without_padding(batch)
+        loan = Loan(self.engine.policy.advantage, done.trained, done.position, list(seen.keys))
+        with lend(loan):
+            found = super()._compute_advantage(seen, metrics)
+        if len(seen) < len(batch):
+            self._fill_padding(batch, seen)
+            found = KVBatchMeta(
+                keys=batch.keys,
+                tags=batch.tags,
+                partition_id=batch.partition_id,
+                fields=found.fields,
+                extra_info=found.extra_info,
+            )
+        self._mend_alone(batch.partition_id, done)
+        return found
+
+    def _fill_padding(self, batch: KVBatchMeta, seen: KVBatchMeta) -> None:
+        """Zeros in padding rows that the estimator has not seen, for what it and verl wrote into the others."""
+        keys = sorted(set(batch.keys) - set(seen.keys))
+        there = tq.kv_batch_get(keys=seen.keys[:1], partition_id=batch.partition_id).keys()
+        names = [n for n in ("advantages", "returns", "token_level_rewards", "rollout_is_weights") if n in there]
+        masks = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=["response_mask"])
+        rows = [{name: torch.zeros(len(mask)) for name in names} for mask in masks["response_mask"]]
+        tq.kv_batch_put(keys=keys, partition_id=batch.partition_id, fields=tu.list_of_dict_to_tensordict(rows))
+
+    def _mend_alone(self, partition_id: str, done: Batch) -> None:
+        """Write the advantages that verl could not see; see :func:`~verl_adaptive.integration.rows.alone`."""
+        algorithm = self.config.algorithm
+        places, advantages = alone(
+            done.result,
+            self.engine.policy.advantage,
+            estimator=str(algorithm.adv_estimator),
+            # verl tells it to grpo alone: grpo_vectorized divides whatever it says
+            by_std=algorithm.get("norm_adv_by_std_in_grpo", True) or algorithm.adv_estimator != "grpo",
+        )
+        if not len(places):
+            return
+        value = dict(zip(places.tolist(), advantages.tolist(), strict=True))
+        rows = [
+            (key, value[place])
+            for (key, trains), place in zip(done.sequences, done.group.tolist(), strict=True)
+            if trains and place in value
+        ]
+        keys = [key for key, _ in rows]
+        masks = tq.kv_batch_get(keys=keys, partition_id=partition_id, select_fields=["response_mask"])["response_mask"]
+        fields = []
+        for mask, (_, own) in zip(masks, rows, strict=True):
+            mask = torch.zeros_like(mask) if self.plan.forgo and not own else mask
+            fields.append({"advantages": own * mask.float(), "returns": own * mask.float(), "response_mask": mask})
+        tq.kv_batch_put(keys=keys, partition_id=partition_id, fields=tu.list_of_dict_to_tensordict(fields))
+
+    def _update_actor(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
+        layout, limit = self._now.layout, self.config.actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu
+        sizes = {
+            "mini_batch_size": layout.minibatch_rows,
+            # sequence means are over real sequences, each of the step's with the same weight
+            "global_batch_size": layout.sequences / layout.updates,
+        }
+        rows, stages = layout.minibatch_rows // layout.ranks, _stages(self.config.actor_rollout_ref.actor)
+        with _edit(self, "actor_rollout_wg", "update_actor", sizes, rows, limit, stages):
+            done = super()._update_actor(batch, metrics)
+        self._now.updates += layout.updates * int(self.config.actor_rollout_ref.actor.ppo_epochs)
+        return done
+
+    def _compute_metrics(self, batch: KVBatchMeta, metrics: dict, *args: Any, **kwargs: Any) -> None:
+        """verl's metrics, those of rewards and lengths over every row of the batch's groups."""
+        super()._compute_metrics(batch, metrics, *args, **kwargs)
+        rows = Rows.join(self._now.rows)
+        if rows.left_out:
+            metrics.update(curves(rows, rewards=not self.config.algorithm.use_kl_in_reward))
+
+    def _log_rollout_data(self, batch: KVBatchMeta, timing_raw: dict, rollout_data_dir: str) -> None:
+        """verl's dump of a step, of rollouts alone: padding would be failures that nobody generated."""
+        super()._log_rollout_data(_without_padding(batch), timing_raw, rollout_data_dir)
+
+    def _update_critic(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
+        layout, limit = self._now.layout, self.config.critic.get("ppo_micro_batch_size_per_gpu")
+        sizes = {
+            "mini_batch_size": layout.critic_minibatch_rows,
+            "global_batch_size": layout.sequences / layout.critic_updates,
+        }
+        ranks = self._ranks("critic")
+        rows, stages = layout.critic_minibatch_rows // ranks, _stages(self.config.critic)
+        with _edit(self, "critic_wg", "train_mini_batch", sizes, rows, limit, stages):
+            super()._update_critic(self._cut_for(batch, ranks), metrics)
+        return batch
+
+
+def _without_padding(batch: KVBatchMeta) -> KVBatchMeta:
+    """The rows that are not padding; the batch itself if none is, or all are."""
+    real = [i for i, tag in enumerate(batch.tags) if not tag.get("is_padding", False)]
+    if len(real) in (0, len(batch)):
+        return batch
+    return KVBatchMeta(
+        keys=[batch.keys[i] for i in real],
+        tags=[batch.tags[i] for i in real],
+        partition_id=batch.partition_id,
+        fields=batch.fields,
+        extra_info=batch.extra_info,
+    )
+
+
+def _even(cost: np.ndarray, parts: int) -> list[list[int]]:
+    """verl's partition of workloads into parts of equal size; of a list: of a tensor it takes twenty times as long."""
+    return get_seqlen_balanced_partitions(cost.tolist(), k_partitions=parts, equal_size=True)
+
+
+def _stages(settings: Any) -> int:
+    """What the number of micro batches must be a multiple of: Megatron's virtual pipeline takes so many at a time."""
+    megatron = settings.get("megatron") if settings.get("strategy") == "megatron" else None
+    if megatron is None or (megatron.get("virtual_pipeline_model_parallel_size") or 1) <= 1:
+        return 1
+    own = (megatron.get("override_transformer_config") or {}).get("microbatch_group_size_per_vp_stage")
+    return int(own or megatron.get("pipeline_model_parallel_size") or 1)
+
+
+@contextmanager
+def _edit(
+    trainer: Any, group: str, method: str, sizes: dict[str, Any], rows: int, limit: int | None, multiple: int
+) -> Iterator[None]:
+    """Correct the sizes that verl writes into the batch, between its writing and its sending."""
+    real = getattr(trainer, group)
+
+    class Edited:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(real, name)
+
+    def call(batch: KVBatchMeta) -> Any:
+        batch.extra_info.update(sizes)
+        batch.extra_info.pop("micro_batch_size_per_gpu", None)
+        if limit is not None:
+            batch.extra_info["micro_batch_size_per_gpu"] = micro_size(rows, limit, multiple)
+        return getattr(real, method)(batch)
+
+    edited = Edited()
+    setattr(edited, method, call)
+    setattr(trainer, group, edited)
+    try:
+        yield
+    finally:
+        setattr(trainer, group, real)
