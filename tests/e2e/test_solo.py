@@ -14,7 +14,7 @@ def test_solo_is_killed_and_goes_on(usual):
     first, second = usual.solo
     assert first.code == -9, first.tail
     assert second.code == 0, second.tail
-    assert "128 groups of 1, 2 optimizer updates" in second.log
+    assert "128 groups of 1; 2 optimizer updates" in second.log
     for m in first.steps + second.steps:  # as many rollouts and updates as GRPO's 16 prompts of 8
         assert m["adaptive/rollouts/generated_total"] == m["adaptive/rollouts/trained_total"] == 128
         assert m["adaptive/groups/trained_total"] == 128 and m["adaptive/updates_total"] == 2
@@ -34,7 +34,7 @@ def test_solo_in_small_groups_under_a_penalty_asynchronously(colocated):
     """Rows are never left out, so a KL penalty and an entropy bonus act on all of them; the window is in groups."""
     run = colocated.solo
     assert run.code == 0, run.tail
-    assert "64 groups of 2, 2 optimizer updates" in run.log
+    assert "64 groups of 2; 2 optimizer updates" in run.log
     for m in run.steps:
         assert m["adaptive/rollouts/trained_total"] == 128 and m["adaptive/updates_total"] == 2
     balanced(run)
