@@ -177,7 +177,7 @@ def test_configurations_of_the_users_own(tmp_path, call) -> None:
         "# @package _global_\ndefaults:\n  - greso\n  - _self_\nadaptive: {name: mine, refill: false}\n"
     )
     status, out, _ = call("doctor", "--", f"--config-dir={tmp_path}", *MINIMAL, "+adaptive=mine")
-    assert status == 0 and "mine: sampler=greso" in out and "no refill" in out, out
+    assert status == 0 and "mine: sampler=greso" in out and "nothing is refilled" in out, out
     (tmp_path / "whole.yaml").write_text("defaults:\n  - ppo_trainer\n  - adaptive: mine\n  - _self_\n")
     words = (
         f"--config-path={tmp_path}",
