@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -90,3 +92,18 @@ def test_options_that_count_prompts_or_rollouts_are_as_large_beside_a_smaller_ba
     whole, part = (waiting(words, batch=64, share=0.6, passes=1.0, most=most, run=32) for most in (512, 128))
     assert part.rollouts == pytest.approx(whole.rollouts, rel=0.12)
     assert part.seconds == pytest.approx(whole.seconds, rel=0.2)
+
+
+@pytest.mark.parametrize("preset", ["greso", "aero", "cero"])
+def test_doctor_and_the_readme_have_one_cost(preset) -> None:
+    """The README's figure is of the benchmark, after the first pass; ``doctor``'s is of this short simulation."""
+    stored = json.loads((Path(__file__).parents[2] / "benchmarks" / "results" / "clock.json").read_text())["policies"]
+    found = expected_waiting(compose_preset([preset]), batch=128, n=16, share=0.49, passes=30.0)
+    assert found.later == pytest.approx(stored[preset]["time"], abs=0.06)
+    assert found.seconds == pytest.approx(found.later, abs=0.05)  # of thirty passes one is the first
+
+
+def test_the_first_pass_and_the_others_make_the_run() -> None:
+    one, two = (waiting("greso", passes=passes) for passes in (1.0, 2.0))
+    assert one.later is None and one.first == one.seconds and two.first == pytest.approx(one.first, abs=0.1)
+    assert min(two.first, two.later) <= two.seconds <= max(two.first, two.later) and two.later < two.first

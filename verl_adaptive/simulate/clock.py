@@ -273,8 +273,8 @@ class Timing:
         self._seconds += phase.seconds
         self.course.append((self._seconds, pool))
 
-    def row(self) -> dict[str, Any]:
-        """The run in numbers, named by :data:`TIMED`.
+    def row(self, steps: slice | None = None) -> dict[str, Any]:
+        """The run in numbers, or some of its steps, named by :data:`TIMED`.
 
         ``time``: seconds of a step. ``time_per_informative``: seconds for each trained group that has variance.
         ``idle``: share of the tokens that full slots would have generated in that time and did not. ``empty``: share of
@@ -283,27 +283,28 @@ class Timing:
         whose group did not commit, back or in flight; ``aborted_tokens``: their share of ``decoded``. ``prefill``: prompt
         tokens of a step. ``informative``: trained groups with variance of a step.
         """
-        phases = self.phases[self.skip :]
+        part = steps or slice(self.skip, None)
+        phases = self.phases[part]
         if not phases:
             return {key: float("nan") for key in TIMED}
         sums = {f.name: float(np.sum([getattr(p, f.name) for p in phases])) for f in fields(Phase)}
-        steps, machine = len(phases), self.config.machine
-        seconds, informative = sums["seconds"], sum(self.informative[self.skip :])
-        aborted, aborted_tokens = np.sum(self.in_vain[self.skip :], axis=0)
+        count, machine = len(phases), self.config.machine
+        seconds, informative = sums["seconds"], sum(self.informative[part])
+        aborted, aborted_tokens = np.sum(self.in_vain[part], axis=0)
         room = machine.replicas * machine.slots * seconds
         return {
-            "time": seconds / steps,
+            "time": seconds / count,
             "time_per_informative": seconds / informative if informative else float("nan"),
             "idle": 1.0 - sums["tokens"] / (machine.fastest * seconds),
             "empty": 1.0 - sums["occupied"] / room,
-            "waves": sums["waves"] / steps,
+            "waves": sums["waves"] / count,
             "last": sums["last"] / seconds,
-            "decoded": sums["tokens"] / steps,
-            "begun": sums["rollouts"] / steps,
-            "aborted": float(aborted) / steps,
+            "decoded": sums["tokens"] / count,
+            "begun": sums["rollouts"] / count,
+            "aborted": float(aborted) / count,
             "aborted_tokens": float(aborted_tokens) / max(sums["tokens"], 1.0),
-            "prefill": sums["prefill"] / steps,
-            "informative": informative / steps,
+            "prefill": sums["prefill"] / count,
+            "informative": informative / count,
         }
 
 

@@ -42,8 +42,10 @@ class Waiting:
     """A step's cost; shares are of plain GRPO's with the same batch and n.
 
     Attributes:
-        rollouts: rollouts that begin in a step, of GRPO's.
-        seconds: of generation in a step, of GRPO's.
+        rollouts: rollouts that begin in a step, of GRPO's; mean over the run's passes.
+        seconds: of generation in a step, of GRPO's; likewise.
+        first: ``seconds`` in the first pass over the data, in which no prompt has a history.
+        later: ``seconds`` in the last pass that was simulated; None: there is one pass.
         informative: trained groups with variance in a step, of GRPO's.
         seconds_per_informative: of generation for each of them, of GRPO's; None where there are none, as in groups of one.
         idle, idle_grpo: share of the tokens that full slots would have generated in that time and did not.
@@ -54,6 +56,8 @@ class Waiting:
 
     rollouts: float
     seconds: float
+    first: float
+    later: float | None
     informative: float
     seconds_per_informative: float | None
     idle: float
@@ -93,8 +97,8 @@ def expected_waiting(
         config: the policy; its limits on the run and its warm start play no part.
         batch, n: B and N.
         share: yield: share of GRPO's groups that have variance, in (0, 1]; as much of it as groups of n allow.
-        passes: over the data set that the run makes with GRPO's batch, from ½ to 4; methods that learn from a prompt's
-            earlier visits have none in the first.
+        passes: over the data set that the run makes with GRPO's batch; methods that learn from a prompt's earlier visits have
+            none in the first. At least ½ are simulated and at most 4; further ones cost what the fourth does.
         clock: what generation takes; default: the model of the documentation.
         seed: of the simulation.
         most: rollouts of a GRPO step from which on batch, machine and the options that count prompts or rollouts of a step
@@ -115,23 +119,36 @@ def expected_waiting(
     clock = replace(clock, machine=Machine(1, slots, m.base, m.each * m.slots / slots))
     # A pass over the pool is _STEPS steps of GRPO, or as many as it takes for a step of smaller groups to find its prompts.
     a_pass = max(_STEPS, _groups(config, n))
-    steps = max(1, round(a_pass * min(4.0, max(0.5, passes))))
+    simulated = min(4.0, max(0.5, passes))
+    steps = max(1, round(a_pass * simulated))
     p = _pool(max(a_pass * smaller, 64), n, share, seed)
     config = _scaled(config, smaller / batch, steps / run if run else 1.0)
     plain = replace(compose_preset(["grpo"]), poll_interval=config.poll_interval)
-    theirs = _run(plain, p, clock, smaller, n, steps, seed)
-    ours = _run(config, p, clock, smaller, n, steps, seed)
+    base, run_of = (_run(policy, p, clock, smaller, n, steps, seed) for policy in (plain, config))
+
+    def ratio(key: str, part: slice | None = None) -> float:
+        return float(run_of.row(part)[key] / base.row(part)[key])
+
+    def over(key: str) -> float:
+        """Mean over the run's passes: those after the simulated ones are like the last."""
+        rest = max(0.0, passes - simulated) if simulated > 1 else 0.0
+        return (simulated * ratio(key) + (rest * ratio(key, last) if rest else 0.0)) / (simulated + rest)
+
+    last = slice(-a_pass, None)
+    ours, theirs = run_of.row(), base.row()
     mixed = ours["informative"] > 0 and theirs["informative"] > 0
     return Waiting(
-        rollouts=ours["begun"] / theirs["begun"],
-        seconds=ours["time"] / theirs["time"],
+        rollouts=over("begun"),
+        seconds=over("time"),
+        first=ratio("time", slice(a_pass)),
+        later=ratio("time", last) if simulated > 1 else None,
         informative=ours["informative"] / max(theirs["informative"], 1e-9),
         seconds_per_informative=ours["time_per_informative"] / theirs["time_per_informative"] if mixed else None,
         idle=ours["idle"],
         idle_grpo=theirs["idle"],
         waves=ours["waves"],
         share=theirs["informative"] / smaller,
-        steps=ours["steps"],
+        steps=len(run_of.phases),
     )
 
 
@@ -174,7 +191,7 @@ def _pool(size: int, n: int, share: float, seed: int) -> np.ndarray:
 
 def _run(
     config: AdaptiveConfig, p: np.ndarray, clock: ClockConfig, batch: int, n: int, steps: int, seed: int
-) -> dict[str, Any]:
+) -> Timing:
     config = replace(config, seed=seed, total_rollouts=None)
     watch, timing = Clock(clock), Timing(clock)
     world = StaticWorld(p, seed, lengths=Lengths(clock.lengths, len(p), seed))
@@ -182,4 +199,4 @@ def _run(
     while not simulation.finished:
         result = simulation.run_step()
         timing.count(watch.phases[-1], result, config.tolerance, 0.0)
-    return {**timing.row(), "steps": simulation.step}
+    return timing
