@@ -84,7 +84,7 @@ def results_lines(results: Path) -> list[str]:
                 lines += section.lines(data)
     if data := read(results, "simulate.json"):
         lines += simulate.section(data)
-    return lines
+    return [*lines, *sections.studies()]
 
 
 def quickstart_lines(found: dict[str, Any]) -> list[str]:
@@ -114,7 +114,8 @@ def pages(results: Path, results_page: Path, readme_page: Path) -> dict[Path, st
     blocks: list[tuple[Path, str, list[str]]] = []
     docs = results_page.parent.parent / "docs"
     if found:
-        blocks += [(docs / "solo.md", "measured", sections.solo_block(found, tiny))]
+        blocks += [(docs / "solo.md", "measured", sections.solo_block(found))]
+        blocks += [(docs / "solo.md", "gain", sections.gain_note(found))]
         blocks += [(docs / "choosing.md", "measured", sections.choosing(found))]
         blocks += [(readme_page, "benchmark", sections.evidence(found))]
     if "sao" in found.get("tiny/base", {}):
@@ -124,10 +125,14 @@ def pages(results: Path, results_page: Path, readme_page: Path) -> dict[Path, st
     if clock:
         blocks.append((docs / "async.md", "clock", sections.async_table(clock)))
         blocks.append((readme_page, "cost", sections.cost(clock, found.get("real/base", {}))))
+    quickstart, thin = read(results, "quickstart.json"), read(results, "thin.json")
+    if clock and quickstart and "solo" in (real := found.get("real/base", {})):
+        of_thin = torch_runs(thin) if thin else None
+        blocks.append((docs / "solo.md", "step", sections.step_cost(clock, real, quickstart, of_thin)))
     if data := read(results, "driver.json"):
         blocks.append((docs / "solo.md", "driver", sections.driver_note(data)))
-    if data := read(results, "quickstart.json"):
-        blocks.append((readme_page, "quickstart", quickstart_lines(data)))
+    if quickstart:
+        blocks.append((readme_page, "quickstart", quickstart_lines(quickstart)))
     for page, name, lines in blocks:
         if not page.exists():
             continue

@@ -378,15 +378,37 @@ RECORDS: Mapping[str, Sequence[Records]] = {
 }
 
 
+#: File in ``results/`` → what it measured, of studies that were run once; their code was last in :data:`LAST`.
+STUDIES = {
+    "kl.json": "a KL loss with and without the rows of zero advantage (`benchmarks.kl`)",
+    "prompt_cost.json": "what a prompt costs TransferQueue (`benchmarks.prompt_cost`)",
+    "decisions.json": "processor time of decisions, above (`benchmarks.decisions`)",
+    "": "how far the memory's values are from exact pass rates (`benchmarks.value_error`): its table was read once, to choose "
+    "ρ and κ",
+}
+LAST = "8ec559e"
+
+
+def studies() -> list[str]:
+    """What was measured once, and the commit that ran it."""
+    rows = [f"* {about}{f': [`{file}`](results/{file})' if file else ''}" for file, about in STUDIES.items()]
+    return ["## Studies whose code has left the tree", "", f"Commit {LAST} is the last that has it.", "", *rows, ""]
+
+
 # -- blocks of the README and the docs ------------------------------------------------------------------------------
+
+
+def _shown(pool: str) -> bool:
+    """Not the pools of the tiny model that the real pipeline has, too."""
+    return not pool.startswith("tiny/") or pool in ("tiny/onepass", "tiny/noise")
 
 
 def evidence(found: Found) -> list[str]:
     """The README's table: pool and method, rollouts to GRPO's accuracy, accuracy difference."""
     rows = []
     for pool, made in found.items():
-        if pool.startswith("tiny/") and pool not in ("tiny/onepass", "tiny/noise"):
-            continue  # the real pipeline has these pools
+        if not _shown(pool):
+            continue
         best = made["grpo"].best_grpo
         for name in dict.fromkeys(("solo", "reinforce", best)):
             if name != "grpo" and (s := made.get(name)) is not None:
@@ -476,30 +498,23 @@ def choosing(found: Found) -> list[str]:
 BESIDE = {
     "solo": "`solo`",
     "reinforce": "REINFORCE, no memory",
-    "spo": "`spo`",
     "grpo-2": "GRPO, groups of 2",
     "grpo-4": "GRPO, groups of 4",
-    "grpo halved16": "GRPO, groups of 16",
     "grpo decay": "GRPO, decayed",
-    "grpo epochs2": "GRPO, two epochs a batch",
-    "solo decay": "`solo`, decayed",
     "solo epochs2": "`solo`, two epochs a batch",
 }
 
 
-def solo_block(found: Found, tiny: Runs | None) -> list[str]:
-    """`solo` beside the fair baselines: accuracy difference to GRPO, pool by pool; then to `solo`; then its parts."""
-    pools = {pool: made for pool, made in found.items() if "solo" in made}
+def solo_block(found: Found) -> list[str]:
+    """`solo` beside the fair baselines, pool by pool."""
+    pools = {pool: made for pool, made in found.items() if "solo" in made and _shown(pool)}
     heads = ["", *(POOL_NAMES[pool] for pool in pools)]
-    to_grpo, to_target, to_solo = [], [], []
+    to_target, to_grpo = [], []
     for name, title in BESIDE.items():
         if any(name in made for made in pools.values()):
             row = [made.get(name) for made in pools.values()]
             to_target.append([title, *("" if s is None else share(s.of_grpo) for s in row)])
             to_grpo.append([title, *("" if s is None else difference(list(s.gains.values())) for s in row)])
-            gains = [less(made["solo"], made[name]) if name in made else [] for made in pools.values()]
-            if name != "solo":
-                to_solo.append([title, *(difference(g) if g else "" for g in gains)])
     return [
         "Rollouts to GRPO's final accuracy (groups of 8), as a share of the budget:",
         "",
@@ -507,11 +522,75 @@ def solo_block(found: Found, tiny: Runs | None) -> list[str]:
         "Final accuracy less GRPO's (bold: significant; [how it is judged](../benchmarks/RESULTS.md#how-it-is-judged)):",
         "",
         *table(heads, to_grpo),
-        "Final accuracy of `solo` less each of them:",
-        "",
-        *table(heads, to_solo),
-        *(ablations(tiny) if tiny else []),
     ]
+
+
+def gain_note(found: Found) -> list[str]:
+    """How much of `solo`'s gain REINFORCE has."""
+    shares = [
+        float(np.mean(list(made["reinforce"].gains.values())) / np.mean(list(made["solo"].gains.values())))
+        for pool, made in found.items()
+        if {"solo", "reinforce"} <= set(made) and _shown(pool)
+    ]
+    text = (
+        "Most of the gain is one rollout for each of more prompts: less noise in the gradient. REINFORCE with one rollout a "
+        "prompt and the batch's mean as baseline, without any memory, has "
+        f"{min(shares):.0%} to {max(shares):.0%} of `solo`'s gain in final accuracy over the {len(shares)} pools below "
+        f"(median {statistics.median(shares):.0%})."
+    )
+    return wrap(text, 118, break_on_hyphens=False)
+
+
+#: What the estimate for 8 GPUs assumes.
+GPUS = 8
+PREFILL = 10_000  # prompt tokens a second and GPU: a model of 7 B parameters
+SHARES = (0.4, 0.8)  # of generation, in a step of verl's own GRPO
+
+
+def step_cost(clock: Row, made: Mapping[str, Standing], quickstart: Row, thin: Runs | None) -> list[str]:
+    """What a step costs beside GRPO's: tokens and seconds measured, and an estimate for several GPUs."""
+    first, batch = quickstart["results"][0], clock["policies"]["grpo"]["begun"]
+    group = first["n"]
+    # Siblings are sent to the replica that has least to do, at random as good as: the first on each reads the prompt.
+    found = 1 - GPUS * (1 - (1 - 1 / GPUS) ** group) / group
+    generation = {}
+    for name in ("grpo", "solo"):
+        entry = clock["policies"][name]
+        read = entry["prefill"] * (1 - (found if name == "grpo" else 0)) / (GPUS * PREFILL)
+        generation[name] = entry["seconds"] + read
+    decode = generation["solo"] / generation["grpo"]
+    seconds = {
+        preset: statistics.mean(
+            r["seconds"] / r["steps"] for r in quickstart["results"] if (r["preset"], r["n"]) == (preset, group)
+        )
+        for preset in ("grpo", "solo")
+    }
+
+    def row(name: str, ratio: float, trained: float, measured: str) -> list[str]:
+        ends = sorted(share * ratio + (1 - share) * trained for share in SHARES)
+        low, high = (f"{end:.2f}" for end in ends)
+        return [name, "1.00", f"{trained:.2f}", measured, low if low == high else f"{low} to {high}"]
+
+    rows = [
+        row("verl's own GRPO", 1.0, 1.0, ""),
+        row("`+adaptive=grpo`", 1.0, made["grpo"].trained, f"{seconds['grpo']:.1f}"),
+        row("`+adaptive=solo`", decode, made["solo"].trained, f"{seconds['solo']:.1f}"),
+    ]
+    if thin is not None:
+        keys = [("base", "solo-thin", 3e-4, seed) for seed in thin.seeds("base", "solo-thin", 3e-4)]
+        trained = [thin.spent(key, "tokens_trained") / thin.spent(key, "tokens_generated") for key in keys]
+        rows.append(row("`solo` with `adaptive.advantage.thin=1`", decode, statistics.mean(trained), ""))
+    heads = ["", "tokens generated", "tokens trained", "step on two CPU cores, s", "step on 8 GPUs, estimated"]
+    text = (
+        f"Tokens are shares of verl's own GRPO's; those of `thin` are from one process. Seconds are of the quickstart, "
+        f"{first['generated'] / first['steps']:.0f} rollouts a step, all on one start-up. The estimate is of verl's own step: generation is "
+        f"{SHARES[0]:.0%} to {SHARES[1]:.0%} of it and takes what the [clock](simulate.md#the-clock) says "
+        f"({batch:,.0f} rollouts a step), the rest follows the tokens that train. Prompts have 512 tokens and are read at "
+        f"{PREFILL:,} tokens a second and GPU. verl spreads the {group} rollouts of a group over the {GPUS} replicas, so that "
+        f"GRPO finds {found:.0%} of its prefixes in the cache, not {1 - 1 / group:.0%}: `solo` reads "
+        f"{1 / (1 - found):.1f} times as many prompt tokens, not {group} times. The driver's own work is left out."
+    )
+    return [*table(heads, rows), *wrap(text, 118, break_on_hyphens=False)]
 
 
 def critic_block(found: Found) -> list[str]:

@@ -129,7 +129,7 @@ def test_nobody_puts_a_runs_facts_together_by_hand() -> None:
     by_hand = {str(p.relative_to(root)) for p in files if "RunFacts(" in p.read_text().replace("class RunFacts(", "")}
     suites = {f"verl_adaptive/testing/{name}.py" for name in ("samplers", "parts")}
     # benchmarks/beside.py drives 0.1.0, too, which knows no other way
-    assert by_hand - suites <= {"verl_adaptive/record.py", "benchmarks/decisions.py", "benchmarks/beside.py"}
+    assert by_hand - suites <= {"verl_adaptive/record.py", "benchmarks/beside.py"}
 
 
 def test_an_exhausted_run_says_why_instead_of_raising() -> None:
