@@ -405,6 +405,7 @@ STUDIES = {
     "decisions.json": "processor time of decisions, above (`benchmarks.decisions`)",
     "": "how far the memory's values are from exact pass rates (`benchmarks.value_error`): its table was read once, to choose "
     "ρ and κ",
+    "length_cap.json": "length limits from memory, above (`benchmarks.length_cap`, commit d8a7ed3)",
 }
 LAST = "8ec559e"
 
@@ -412,7 +413,14 @@ LAST = "8ec559e"
 def studies() -> list[str]:
     """What was measured once, and the commit that ran it."""
     rows = [f"* {about}{f': [`{file}`](results/{file})' if file else ''}" for file, about in STUDIES.items()]
-    return ["## Studies whose code has left the tree", "", f"Commit {LAST} is the last that has it.", "", *rows, ""]
+    return [
+        "## Studies whose code has left the tree",
+        "",
+        f"Commit {LAST} is the last that has it where no other is named.",
+        "",
+        *rows,
+        "",
+    ]
 
 
 # -- blocks of the README and the docs ------------------------------------------------------------------------------
