@@ -6,7 +6,7 @@
 Each ``.sh`` below ``examples`` runs in a temporary copy with nothing on its PATH but the shell's own tools and stand-ins
 for all that it would start, which write their arguments down: no model is loaded, nothing is installed or fetched. Settings
 are the scripts' defaults; a variable that a script insists on gets its own name as value. Each line of arguments then goes
-through ``doctor`` with each preset, with a stand-in for its training set, so that the price of the whole run is asked for,
+through ``doctor`` with each preset, with a stand-in for its training set, so that the cost of the whole run is asked for,
 too. What ``doctor`` refuses is tried without the preset: what verl refuses by itself is no finding of ours.
 """
 
@@ -141,7 +141,7 @@ def run(script: str, root: Path, home: Path) -> tuple[list[list[str]], str]:
 
 
 def judged(words: list[str], preset: str, data: Path) -> dict[str, Any]:
-    """A line through ``doctor``: its class, the reason if it is refused, the price if not."""
+    """A line through ``doctor``: its class, the reason if it is refused, the cost if not."""
     from verl_adaptive.commands.doctor import Examination
 
     examination = Examination()
@@ -151,10 +151,10 @@ def judged(words: list[str], preset: str, data: Path) -> dict[str, Any]:
         return {"class": "crashed", "reason": f"{type(error).__name__}: {error}"}
     failed = [check for check in examination.checks if check.status == "fail"]
     if plan is not None and not failed:
-        price = plan["price"]
-        if price["step"] is None or price["total"] is None:
-            return {"class": "no price", "reason": price["why_not"]}
-        return {"class": "priced", **{key: price[key] for key in ("grpo_step", "grpo_total", "step", "total")}}
+        cost = plan["cost"]
+        if cost["step"] is None or cost["total"] is None:
+            return {"class": "no cost", "reason": cost["why_not"]}
+        return {"class": "priced", **{key: cost[key] for key in ("grpo_step", "grpo_total", "step", "total")}}
     kind = "another program" if failed[0].name == "program" else "refused"
     if kind == "refused" and "refuses the line without the preset" in failed[0].detail:
         kind = "verl refuses"
@@ -164,7 +164,7 @@ def judged(words: list[str], preset: str, data: Path) -> dict[str, Any]:
 
 
 def answer_once() -> None:
-    """Many lines ask for the same price, which takes seconds to simulate."""
+    """Many lines ask for the same cost, which takes seconds to simulate."""
     from verl_adaptive import simulate
 
     asked, known = simulate.expected_waiting, {}

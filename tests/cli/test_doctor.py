@@ -123,7 +123,7 @@ def test_prompts_that_verl_will_drop_are_not_counted_out(examine, call, tmp_path
         out.replace("1,024", "1024").split()
     )
     _, found = examine(*words, "data.filter_overlong_prompts=false")
-    assert found["THE PLAN"]["uncounted"] == "" and not found["THE PLAN"]["price"]["at_most"]
+    assert found["THE PLAN"]["uncounted"] == "" and not found["THE PLAN"]["cost"]["at_most"]
 
 
 def test_the_whole_command_may_be_given(examine, call) -> None:
@@ -558,7 +558,7 @@ def test_a_critic_that_cannot_be_opened_here(examine) -> None:
     """verl opens the critic's model, and only that one, before the workers start; training may run on another machine."""
     words = ("+adaptive=grpo", "algorithm.adv_estimator=gae", "critic.model.path=/no/critic")
     status, found = examine(*words)
-    assert status == 0 and found["THE PLAN"]["price"]["grpo_step"] == 64 * 16
+    assert status == 0 and found["THE PLAN"]["cost"]["grpo_step"] == 64 * 16
     assert "critic.model.path=/no/critic: cannot be opened here" in " ".join(found["THE PLAN"]["notes"])
     status, found = examine(*words, "data.train_batch_size=8")
     assert status == 1 and found["validate"]["status"] == "fail"  # the rest is still looked at

@@ -290,10 +290,10 @@ def test_the_json_of_stats_and_doctor_is_described(tmp_path, capsys) -> None:
     config = inspect.compose(inspect.Command(("+adaptive=grpo", "actor_rollout_ref.rollout.name=vllm")))
     seen = inspect.foresee(config, inspect.RunPlan.of(config))
     assert set(seen.as_dict()) == set(re.findall(r"`(\w+)`", plan))
-    from verl_adaptive.commands.price import Price
+    from verl_adaptive.commands.cost import Cost
 
-    price = re.search(r"^\| `plan.price` \|.*$", page, flags=re.M)[0].split("|")[2]
-    assert [f.name for f in dataclasses.fields(Price)] == re.findall(r"`(\w+)`", price)
+    cost = re.search(r"^\| `plan.cost` \|.*$", page, flags=re.M)[0].split("|")[2]
+    assert [f.name for f in dataclasses.fields(Cost)] == re.findall(r"`(\w+)`", cost)
 
 
 def test_the_combinations_are_as_described() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.stores import make_run
-from verl_adaptive.commands import price as pricing
+from verl_adaptive.commands import cost as costing
 
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted(p.name for p in (ROOT / "examples").glob("*.sh") if not p.name.endswith("_cpu.sh"))
@@ -64,7 +64,7 @@ def earlier(tmp_path_factory) -> str:
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_it_composes_validates_and_has_a_price(name, earlier, monkeypatch) -> None:
+def test_it_composes_validates_and_has_a_cost(name, earlier, monkeypatch) -> None:
     inspect = pytest.importorskip("verl_adaptive.integration.inspect")
     words = words_of(name, FROM=earlier)
     assert words[:3] == ["python", "-m", "verl.trainer.main_ppo"]
@@ -75,10 +75,10 @@ def test_it_composes_validates_and_has_a_price(name, earlier, monkeypatch) -> No
     assert (plan.groups, plan.n, plan.updates, plan.steps) == (groups, n, updates, steps)
     assert first_round is None or seen.first_round == first_round
     assert plan.skip_zero and "left out" in plan.zero_rows
-    monkeypatch.setattr(pricing, "_SIZE", 128)  # a price to no digit will do
-    price = pricing.price_of(plan)
-    assert price.grpo_total == price.grpo_step * steps and price.step > 0 and not price.why_not
-    assert ("assumed" in price.known_from) == (name not in ("warm_start.sh", "benchmark_gpu.sh"))
+    monkeypatch.setattr(costing, "_SIZE", 128)  # a cost to no digit will do
+    cost = costing.cost_of(plan)
+    assert cost.grpo_total == cost.grpo_step * steps and cost.step > 0 and not cost.why_not
+    assert ("assumed" in cost.known_from) == (name not in ("warm_start.sh", "benchmark_gpu.sh"))
     assert Path(config.reward.custom_reward_function.path).is_file()
     # A name of its own, where a run and its checkpoints go; the last word counts where one is given twice.
     assert config.trainer.experiment_name in {name.removesuffix(".sh"), *OTHER_NAMES.values()}
@@ -94,14 +94,14 @@ OTHER_NAMES = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in EXPECTED if name != "benchmark_gpu.sh"])  # it costs what GRPO costs
-def test_its_price_at_512_rollouts_is_that_of_a_whole_step(name, earlier, monkeypatch) -> None:
+def test_its_cost_at_512_rollouts_is_that_of_a_whole_step(name, earlier, monkeypatch) -> None:
     inspect = pytest.importorskip("verl_adaptive.integration.inspect")
     config = inspect.compose(inspect.Command.parse(words_of(name, "trainer.total_epochs=1", FROM=earlier)))
     plan = inspect.foresee(config, inspect.validate(config)).plan
     factors = []
     for size in (512, 10**6):
-        monkeypatch.setattr(pricing, "_SIZE", size)
-        factors.append(pricing.price_of(plan).factor)
+        monkeypatch.setattr(costing, "_SIZE", size)
+        factors.append(costing.cost_of(plan).factor)
     assert factors[0] == pytest.approx(factors[1], rel=0.12)
 
 

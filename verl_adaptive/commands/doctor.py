@@ -121,7 +121,7 @@ class Examination:
     Attributes:
         checks: the findings so far.
         has_verl: verl is installed, so that there is something to ask it.
-        lines: price and plan of the command line, label and text.
+        lines: cost and plan of the command line, label and text.
     """
 
     def __init__(self, say: Callable[[Check], None] | None = None) -> None:
@@ -290,7 +290,7 @@ class Examination:
 
     def training(self, words: list[str]) -> dict[str, Any] | None:
         """Compose, validate and plan; the plan if all of it worked."""
-        from verl_adaptive.commands.price import price_of
+        from verl_adaptive.commands.cost import cost_of
         from verl_adaptive.integration import guard, inspect
 
         see = "`verl-adaptive parts` lists presets, parts and options"
@@ -367,10 +367,10 @@ class Examination:
         if plan.place.folder is not None and os.path.exists(plan.place.folder):
             self._journal(plan.place.folder)
         with quiet():
-            price = price_of(plan)
+            cost = cost_of(plan)
         budget = f"first round {number(seen.first_round)} rollouts"
-        self.lines = [*price.lines(), *plan.lines(), ("budget", budget), ("resume", seen.resume)]
-        return {**seen.as_dict(), "price": asdict(price)}
+        self.lines = [*cost.lines(), *plan.lines(), ("budget", budget), ("resume", seen.resume)]
+        return {**seen.as_dict(), "cost": asdict(cost)}
 
     def _journal(self, path: str) -> None:
         """A journal that is there already can be read and written."""
@@ -460,7 +460,7 @@ class _Printed:
 
 
 def _conclude(examination: Examination) -> None:
-    """The price and the plan, and how many findings failed."""
+    """The cost and the plan, and how many findings failed."""
     from rich.text import Text
 
     from verl_adaptive.commands.output import console, facts

@@ -1,4 +1,4 @@
-"""What a run will do, worked out once: the trainer, the banner, ``doctor``, the price, resume and the store read it."""
+"""What a run will do, worked out once: the trainer, the banner, ``doctor``, the cost, resume and the store read it."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ pytest.importorskip("verl")
 
 from tests.cli.stores import hostile_rows, make_run, write_dataset
 from tests.cli.test_doctor import MINIMAL
-from verl_adaptive.commands.price import ASSUMED, Price, informative_share
+from verl_adaptive.commands.cost import ASSUMED, Cost, informative_share
 from verl_adaptive.groups import Groups
 from verl_adaptive.stats import dataset_keys
 from verl_adaptive.stats.journal import Journal
@@ -28,15 +28,15 @@ def no_platform(monkeypatch) -> None:
 
 
 @pytest.fixture
-def price(call, tmp_path):
-    """The price of a command line with 128 prompts, and what is printed of it."""
+def cost(call, tmp_path):
+    """The cost of a command line with 128 prompts, and what is printed of it."""
     data = write_dataset(tmp_path / "train.parquet", hostile_rows(128))
 
-    def run(*overrides: str) -> tuple[Price, dict[str, str]]:
+    def run(*overrides: str) -> tuple[Cost, dict[str, str]]:
         words = (*MINIMAL, f"trainer.default_local_dir={tmp_path}/ckpt", f"data.train_files={data}", *overrides)
         status, out, err = call("doctor", "--json", "--", *words)
         assert status == 0 and err == "", out
-        found = Price(**json.loads(out)["plan"]["price"])
+        found = Cost(**json.loads(out)["plan"]["cost"])
         return found, dict(found.lines())
 
     return run
@@ -59,15 +59,15 @@ def test_the_share_of_prompts_with_few_rollouts_and_of_none() -> None:
 
 
 @pytest.mark.parametrize(("rewards", "least", "most"), [(True, 0.9, 1.1), (False, 3.0, 99.0)])
-def test_graded_rewards_vary_where_nobody_succeeds(price, tmp_path, rewards, least, most) -> None:
-    """Rewards of 0 to 0.4 are no success and all the variance that GRPO needs; the price was that of a hopeless pool."""
+def test_graded_rewards_vary_where_nobody_succeeds(cost, tmp_path, rewards, least, most) -> None:
+    """Rewards of 0 to 0.4 are no success and all the variance that GRPO needs; the cost was that of a hopeless pool."""
     keys, rng = dataset_keys(hostile_rows(128)), np.random.default_rng(0)
     values = rng.random((128, 16)) * 0.4 if rewards else np.zeros((128, 16))
     groups = Groups.from_lists(np.arange(128), values.tolist(), success=np.zeros((128, 16)).tolist())
     with Journal(tmp_path / "earlier") as journal:
         journal.begin(0)
         journal.commit_step(1, groups, keys, ["trained"] * 128, sources=["s"] * 128)
-    found, _ = price("+adaptive=dapo", "trainer.total_epochs=1", f"adaptive.warm_start={tmp_path}/earlier")
+    found, _ = cost("+adaptive=dapo", "trainer.total_epochs=1", f"adaptive.warm_start={tmp_path}/earlier")
     assert least < found.factor < most and found.share == pytest.approx(1.0 if rewards else 0.0, abs=0.1)
 
 
@@ -79,42 +79,42 @@ def test_the_share_where_the_signal_is_known_is_no_other_for_zeros_and_ones() ->
     assert informative_share(np.full(4, 16), halves, 8, np.zeros(4, dtype=bool)) == 1e-3
 
 
-def test_grpo_costs_what_grpo_costs(price) -> None:
-    found, lines = price("+adaptive=grpo", "trainer.total_epochs=5")
+def test_grpo_costs_what_grpo_costs(cost) -> None:
+    found, lines = cost("+adaptive=grpo", "trainer.total_epochs=5")
     assert (found.grpo_step, found.grpo_total, found.step, found.factor) == (1024, 10_240, 1024, 1.0)
-    assert lines["price"] == "the same: this is GRPO's bill" and "equal bill" not in lines
+    assert lines["cost"] == "the same: this is GRPO's cost" and "equal cost" not in lines
     assert found.passes == 5.0
 
 
-def test_a_preset_that_refills_costs_more_and_says_how_to_spend_the_same(price) -> None:
-    found, lines = price("+adaptive=dapo", "trainer.total_epochs=10")
+def test_a_preset_that_refills_costs_more_and_says_how_to_spend_the_same(cost) -> None:
+    found, lines = cost("+adaptive=dapo", "trainer.total_epochs=10")
     assert found.grpo_total == 20_480 and found.factor > 1.5 and found.step > 1.5 * 1024
     assert found.total == found.step * 20 and found.share == pytest.approx(ASSUMED, abs=0.15)
-    assert "assumed" in lines["price"] and "generation time" in lines["waiting"]
+    assert "assumed" in lines["cost"] and "generation time" in lines["time"]
     assert found.equal == "adaptive.total_rollouts=20480" and 0 < found.equal_steps < 20
-    assert "spends what GRPO would" in lines["equal bill"]
-    spent, lines = price("+adaptive=dapo", "trainer.total_epochs=10", found.equal)
-    assert spent.total == 20_480 and "equal bill" not in lines
+    assert "spends what GRPO would" in lines["equal cost"]
+    spent, lines = cost("+adaptive=dapo", "trainer.total_epochs=10", found.equal)
+    assert spent.total == 20_480 and "equal cost" not in lines
 
 
-def test_a_preset_that_generates_less_needs_more_steps_and_epochs_for_the_same(price) -> None:
+def test_a_preset_that_generates_less_needs_more_steps_and_epochs_for_the_same(cost) -> None:
     """verl ends with the epochs or with the steps, whichever comes first; both words are needed."""
-    found, _ = price("+adaptive=aero", "trainer.total_epochs=10")
+    found, _ = cost("+adaptive=aero", "trainer.total_epochs=10")
     assert found.equal_steps > 20
     words = dict(word.split("=") for word in found.equal.split())
     assert int(words["trainer.total_training_steps"]) == found.equal_steps
     assert 2 * int(words["trainer.total_epochs"]) >= found.equal_steps > 2 * (int(words["trainer.total_epochs"]) - 1)
-    spent, _ = price("+adaptive=aero", *found.equal.split())
+    spent, _ = cost("+adaptive=aero", *found.equal.split())
     assert spent.total == 20_480
-    assert "trainer.total_epochs" not in price("+adaptive=aero", "trainer.total_epochs=90", *STEPS)[0].equal
+    assert "trainer.total_epochs" not in cost("+adaptive=aero", "trainer.total_epochs=90", *STEPS)[0].equal
 
 
 STEPS = ("trainer.total_training_steps=20",)
 
 
-def test_steps_are_those_that_verl_takes(call, price, tmp_path) -> None:
-    assert price("+adaptive=grpo", "trainer.total_epochs=5", *STEPS)[0].grpo_total == 10_240
-    found, _ = price("+adaptive=grpo", "trainer.total_epochs=10", "data.train_max_samples=64")
+def test_steps_are_those_that_verl_takes(call, cost, tmp_path) -> None:
+    assert cost("+adaptive=grpo", "trainer.total_epochs=5", *STEPS)[0].grpo_total == 10_240
+    found, _ = cost("+adaptive=grpo", "trainer.total_epochs=10", "data.train_max_samples=64")
     assert found.grpo_total == 10_240 and found.passes == 10.0
     data = tmp_path / "train.parquet"
     words = (*MINIMAL, f"trainer.default_local_dir={tmp_path}/ckpt", f"data.train_files={data}", "+adaptive=grpo")
@@ -123,49 +123,49 @@ def test_steps_are_those_that_verl_takes(call, price, tmp_path) -> None:
     assert plan["steps"] == 10 and any("trainer.total_epochs=5: verl stops after 10 steps" in n for n in plan["notes"])
 
 
-def test_one_epoch_is_too_short_for_what_learns_from_earlier_visits(price, tmp_path) -> None:
-    found, lines = price("+adaptive=greso", "trainer.total_epochs=1")
+def test_one_epoch_is_too_short_for_what_learns_from_earlier_visits(cost, tmp_path) -> None:
+    found, lines = cost("+adaptive=greso", "trainer.total_epochs=1")
     assert found.passes == 1.0 and "one epoch: greso will skip nothing" in lines["epochs"]
-    assert price("+adaptive=greso", "trainer.total_epochs=2")[0].sense == []
+    assert cost("+adaptive=greso", "trainer.total_epochs=2")[0].sense == []
     make_run(tmp_path / "earlier", steps=4, run_id="p/e")
-    warm, lines = price("+adaptive=greso", "trainer.total_epochs=1", f"adaptive.warm_start={tmp_path / 'earlier'}")
-    assert warm.sense == [] and "of the warm start" in lines["price"]
+    warm, lines = cost("+adaptive=greso", "trainer.total_epochs=1", f"adaptive.warm_start={tmp_path / 'earlier'}")
+    assert warm.sense == [] and "of the warm start" in lines["cost"]
 
 
-def test_epochs_are_known_where_the_data_are_not(price) -> None:
+def test_epochs_are_known_where_the_data_are_not(cost) -> None:
     """A line is priced on any machine; without the data set nothing was said of a run of one epoch."""
     words = ("+adaptive=greso", "data.train_files=/no/such/train.parquet")
-    found, lines = price(*words, "trainer.total_epochs=1")
+    found, lines = cost(*words, "trainer.total_epochs=1")
     assert (found.grpo_step, found.grpo_total, found.total, found.passes) == (1024, None, None, 1.0)
-    assert "one epoch: greso will skip nothing" in lines["epochs"] and "<steps of GRPO x 1024>" in lines["equal bill"]
-    found, _ = price(*words, *STEPS)
+    assert "one epoch: greso will skip nothing" in lines["epochs"] and "<steps of GRPO x 1024>" in lines["equal cost"]
+    found, _ = cost(*words, *STEPS)
     assert found.grpo_total == 20_480 and found.passes is None
 
 
-def test_where_no_prompt_comes_twice_solo_is_not_sent_away(price, tmp_path) -> None:
+def test_where_no_prompt_comes_twice_solo_is_not_sent_away(cost, tmp_path) -> None:
     """It is what docs/choosing.md says to take there: 4,096 prompts, 2 steps of 1,024 rollouts, one apiece."""
     data = write_dataset(tmp_path / "large.parquet", hostile_rows(4096))
-    _, lines = price("+adaptive=solo", f"data.train_files={data}", "trainer.total_training_steps=2")
+    _, lines = cost("+adaptive=solo", f"data.train_files={data}", "trainer.total_training_steps=2")
     assert "0.5 epochs: solo will know a prompt by its data source only" in lines["epochs"]
     assert "name data sources" in lines["epochs"] and "aero" not in lines["epochs"]
 
 
-def test_what_an_earlier_part_of_the_run_saw_takes_the_place_of_the_assumption(price, tmp_path) -> None:
+def test_what_an_earlier_part_of_the_run_saw_takes_the_place_of_the_assumption(cost, tmp_path) -> None:
     make_run(tmp_path / "ckpt", steps=4, run_id="p/e", snapshot=False)
     mine = ("+adaptive=dapo", "trainer.project_name=p", "trainer.experiment_name=e")
-    assert "this run's earlier steps" in price(*mine)[0].known_from
+    assert "this run's earlier steps" in cost(*mine)[0].known_from
     elsewhere = f"adaptive.store.dir={tmp_path / 'others'}"
-    assert "assumed" in price(*mine, elsewhere)[0].known_from  # another run's journal says nothing of this one
+    assert "assumed" in cost(*mine, elsewhere)[0].known_from  # another run's journal says nothing of this one
 
 
 def test_without_the_data_a_step_has_a_price_and_the_run_has_none(call) -> None:
     status, out, _ = call("doctor", "--json", "--", *MINIMAL, "+adaptive=dapo", "data.train_files=/no/such.parquet")
-    found = Price(**json.loads(out)["plan"]["price"])
+    found = Cost(**json.loads(out)["plan"]["cost"])
     assert status == 0 and found.grpo_total is None and found.total is None and found.step > 1024
     assert found.equal == "adaptive.total_rollouts=<steps of GRPO x 1024>"
 
 
-def test_engines_are_counted_as_verl_starts_them(price) -> None:
+def test_engines_are_counted_as_verl_starts_them(cost) -> None:
     rollout = "actor_rollout_ref.rollout"
     words = (
         "+adaptive=dapo",
@@ -173,30 +173,30 @@ def test_engines_are_counted_as_verl_starts_them(price) -> None:
         "trainer.nnodes=2",
         f"{rollout}.tensor_model_parallel_size=2",
     )
-    assert "a model of 8 engines with" in price(*words)[1]["waiting"]
+    assert "a model of 8 engines with" in cost(*words)[1]["time"]
     # of 4 engines, each in two parts with slots of their own
-    assert "a model of 8 engines with" in price(*words, f"{rollout}.data_parallel_size=2")[1]["waiting"]
-    assert "a model of 4 engines with" in price(*words, f"{rollout}.pipeline_model_parallel_size=2")[1]["waiting"]
+    assert "a model of 8 engines with" in cost(*words, f"{rollout}.data_parallel_size=2")[1]["time"]
+    assert "a model of 4 engines with" in cost(*words, f"{rollout}.pipeline_model_parallel_size=2")[1]["time"]
 
 
-def test_groups_are_of_the_size_that_the_data_set_allows(price, call) -> None:
+def test_groups_are_of_the_size_that_the_data_set_allows(cost, call) -> None:
     """64 x 16 rollouts: one apiece where there are prompts enough, of eight where there are 128."""
-    found, lines = price("+adaptive=solo", "trainer.total_epochs=2")
-    assert found.factor == 1 and "for each group with variance" in lines["waiting"]
+    found, lines = cost("+adaptive=solo", "trainer.total_epochs=2")
+    assert found.factor == 1 and "for each informative group" in lines["time"]
     status, out, _ = call("doctor", "--json", "--", *MINIMAL, "+adaptive=solo", "data.train_files=/no/such.parquet")
     plan = json.loads(out)["plan"]
-    assert (status, plan["n"]) == (0, 1) and "for each group with variance" not in plan["price"]["waiting"]
+    assert (status, plan["n"]) == (0, 1) and "for each informative group" not in plan["cost"]["time"]
 
 
-def test_a_policy_that_cannot_be_simulated_says_why(price, monkeypatch) -> None:
+def test_a_policy_that_cannot_be_simulated_says_why(cost, monkeypatch) -> None:
     import verl_adaptive.simulate as simulate
 
     def refuse(*_, **__):
         raise LookupError("no such column")
 
     monkeypatch.setattr(simulate, "expected_waiting", refuse)
-    found, lines = price("+adaptive=dapo")
-    assert found.step is None and "LookupError: no such column" in lines["price"]
+    found, lines = cost("+adaptive=dapo")
+    assert found.step is None and "LookupError: no such column" in lines["cost"]
 
 
 def test_findings_are_printed_as_they_come(call, monkeypatch) -> None:
@@ -211,5 +211,5 @@ def test_findings_are_printed_as_they_come(call, monkeypatch) -> None:
 
 
 def test_numbers_are_written_as_people_read_them() -> None:
-    lines = dict(Price(1024, None, 0.5, "", step=1024, factor=1.0, passes=417.3).lines())
+    lines = dict(Cost(1024, None, 0.5, "", step=1024, factor=1.0, passes=417.3).lines())
     assert "are 420 passes over" in lines["epochs"]

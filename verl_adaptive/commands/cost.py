@@ -1,6 +1,6 @@
-"""What a command line will cost, beside plain GRPO with the same settings: rollouts, waiting, and passes over the data.
+"""What a command line will cost, beside plain GRPO with the same settings: rollouts, generation time, and passes over the data.
 
-A step's price depends on how many of GRPO's groups have variance. That share is read from statistics where there are any,
+A step's cost depends on how many of GRPO's groups are informative. That share is read from statistics where there are any,
 and assumed, and said to be, where there are none. The rest is a short simulation of the very policy with a clock
 (:func:`verl_adaptive.simulate.expected_waiting`).
 """
@@ -20,17 +20,19 @@ if TYPE_CHECKING:
     from verl_adaptive.integration.run_plan import RunPlan
     from verl_adaptive.stats import StatsTable
 
-__all__ = ["ASSUMED", "Price", "informative_share", "price_of", "yield_of"]
+__all__ = ["ASSUMED", "Cost", "cost_of", "informative_share", "yield_of"]
 
-#: Share of GRPO's groups with variance, where nothing is known.
+#: Share of GRPO's groups that are informative, where nothing is known.
 ASSUMED = 0.5
-#: Rollouts of a simulated step: enough for a price to one digit, in a second or so.
+#: Other shares, whose cost is told beside it.
+RANGE = (0.7, 0.3)
+#: Rollouts of a simulated step: enough for a cost to one digit, in a second or so.
 _SIZE = 512
 
 
 @dataclass
-class Price:
-    """The bill of a run; shares and factors are of plain GRPO's with the same settings.
+class Cost:
+    """The cost of a run; shares and factors are of plain GRPO's with the same settings.
 
     Attributes:
         grpo_step, grpo_total: GRPO's rollouts of a step and of the run; None: the number of steps is not known here.
@@ -39,13 +41,14 @@ class Price:
         seconds: generation time of a step; None: not known.
         share: of GRPO's groups that have variance, as far as it is known.
         known_from: where that share is from.
-        waiting: generation time in words.
+        time: generation time in words.
+        range: ``factor`` where 70 % and where 30 % of GRPO's groups are informative; None: that is known, or plays no part.
         equal: override with which the run spends what GRPO would, or an empty string.
         equal_steps: about as many steps as that buys.
         passes: GRPO's passes over the training set; None: not known here.
         at_most: verl may still leave prompts out, so that totals may be less.
         sense: what speaks against this preset in this run.
-        why_not: what keeps the price from being known.
+        why_not: what keeps the cost from being known.
     """
 
     grpo_step: int
@@ -56,7 +59,8 @@ class Price:
     total: int | None = None
     factor: float | None = None
     seconds: float | None = None
-    waiting: str = ""
+    time: str = ""
+    range: tuple[float, float] | None = None
     equal: str = ""
     equal_steps: int | None = None
     passes: float | None = None
@@ -70,60 +74,63 @@ class Price:
         total = f", {most}{number(self.grpo_total)} in all" if self.grpo_total else ""
         out = [("GRPO", f"{number(self.grpo_step)} rollouts a step{total}")]
         if self.step is None or self.factor is None:
-            out.append(("price", f"not known: {self.why_not}"))
+            out.append(("cost", f"not known: {self.why_not}"))
         elif self.known_from:
             total = f", {most}{number(self.total)} in all" if self.total else ""
+            between = ""
+            if self.range is not None:
+                between = f", {_two(self.range[0])} x if 70% are, {_two(self.range[1])} x if 30% are"
             times = "the same" if abs(self.factor - 1) < 0.02 else f"{_two(self.factor)} x as many"
             out.append(
                 (
-                    "price",
-                    f"about {times}: {number(self.step)} rollouts a step{total}, if {self.share:.0%} of GRPO's groups have "
-                    f"variance ({self.known_from})",
+                    "cost",
+                    f"about {times}: {number(self.step)} rollouts a step{total}, if {self.share:.0%} of GRPO's groups are "
+                    f"informative{between} ({self.known_from})",
                 )
             )
         else:
-            out.append(("price", "the same: this is GRPO's bill"))
-        if self.waiting:
-            out.append(("waiting", self.waiting))
+            out.append(("cost", "the same: this is GRPO's cost"))
+        if self.time:
+            out.append(("time", self.time))
         if self.equal:
             steps = f", in about {number(self.equal_steps)} steps" if self.equal_steps else ""
-            out.append(("equal bill", f"{self.equal} spends what GRPO would{steps}"))
+            out.append(("equal cost", f"{self.equal} spends what GRPO would{steps}"))
         epochs = "" if self.passes is None else f"GRPO's steps are {_two(self.passes)} passes over the training set"
         remarks = "; ".join(part for part in (epochs, *self.sense) if part)
         return [*out, ("epochs", remarks)] if remarks else out
 
 
-def price_of(plan: RunPlan) -> Price:
-    """The price of a plan, which is sized."""
+def cost_of(plan: RunPlan) -> Cost:
+    """The cost of a plan, which is sized."""
     batch, n, steps, plain = plan.batch, plan.rollout_n, plan.steps, _plain(plan)
     share, known = (ASSUMED, "") if plain else yield_of(plan)
-    price = Price(batch * n, None if steps is None else batch * n * steps, share, known)
+    cost = Cost(batch * n, None if steps is None else batch * n * steps, share, known)
     if plan.prompts and steps:
-        price.passes = steps * batch / plan.prompts
+        cost.passes = steps * batch / plan.prompts
     elif steps is None:  # the data are not here: whatever their size, verl goes through them so often
-        price.passes = float(plan.epochs)
-    price.at_most = bool(plan.uncounted) and steps is not None
-    price.sense = _sense(plan, price.passes)
+        cost.passes = float(plan.epochs)
+    cost.at_most = bool(plan.uncounted) and steps is not None
+    cost.sense = _sense(plan, cost.passes)
     if plain:
-        price.factor, price.step = 1.0, price.grpo_step
+        cost.factor, cost.step = 1.0, cost.grpo_step
     else:
-        _simulate(price, plan)
-    if price.step is None or price.factor is None:
-        return price
+        _simulate(cost, plan)
+    if cost.step is None or cost.factor is None:
+        return cost
     total = plan.adaptive.total_rollouts
     if steps is not None:
-        price.total = price.step * steps if total is None else min(price.step * steps, total)
-    if total is None and abs(price.factor - 1) >= 0.02:
-        equal = price.grpo_total
-        price.equal = f"adaptive.total_rollouts={equal if equal else f'<steps of GRPO x {price.grpo_step}>'}"
-        price.equal_steps = None if equal is None else math.ceil(equal / price.step)
-        if price.equal_steps and steps and price.equal_steps > steps:
-            price.equal += f" trainer.total_training_steps={price.equal_steps}"
+        cost.total = cost.step * steps if total is None else min(cost.step * steps, total)
+    if total is None and abs(cost.factor - 1) >= 0.02:
+        equal = cost.grpo_total
+        cost.equal = f"adaptive.total_rollouts={equal if equal else f'<steps of GRPO x {cost.grpo_step}>'}"
+        cost.equal_steps = None if equal is None else math.ceil(equal / cost.step)
+        if cost.equal_steps and steps and cost.equal_steps > steps:
+            cost.equal += f" trainer.total_training_steps={cost.equal_steps}"
             # verl ends with the steps or with the epochs, whichever is first
             per_epoch = plan.prompts // batch if plan.prompts else 0
-            if per_epoch and price.equal_steps > plan.epochs * per_epoch:
-                price.equal += f" trainer.total_epochs={math.ceil(price.equal_steps / per_epoch)}"
-    return price
+            if per_epoch and cost.equal_steps > plan.epochs * per_epoch:
+                cost.equal += f" trainer.total_epochs={math.ceil(cost.equal_steps / per_epoch)}"
+    return cost
 
 
 def _two(value: float) -> str:
@@ -137,17 +144,17 @@ def _plain(plan: RunPlan) -> bool:
     return parts.sampler.whole_batches and parts.filter.keeps_all and same and plan.groups == plan.batch
 
 
-def _simulate(price: Price, plan: RunPlan) -> None:
+def _simulate(cost: Cost, plan: RunPlan) -> None:
     """Fill in rollouts and waiting, or why they cannot be known."""
     from verl_adaptive.simulate import ClockConfig, expected_waiting
 
     engines, slots, longest = plan.engines, plan.slots, plan.longest
     clock = ClockConfig.guess(replicas=max(1, engines), slots=slots, cap=longest)
-    passes = min(4.0, max(0.5, price.passes or 2.0))
+    passes = max(0.5, cost.passes or 2.0)
     setting: dict[str, Any] = {
         "batch": plan.batch,
         "n": plan.rollout_n,
-        "share": price.share,
+        "share": cost.share,
         "passes": passes,
         "run": plan.steps,
     }
@@ -155,24 +162,28 @@ def _simulate(price: Price, plan: RunPlan) -> None:
         found = expected_waiting(plan.adaptive, clock=clock, most=_SIZE, **setting)
     except (
         Exception
-    ) as error:  # a part of the user's own may need what no simulation has: the plan stands without a price
-        price.why_not = f"the policy cannot be simulated ({type(error).__name__}: {error})"
+    ) as error:  # a part of the user's own may need what no simulation has: the plan stands without a cost
+        cost.why_not = f"the policy cannot be simulated ({type(error).__name__}: {error})"
         return
-    price.factor, price.share = found.rollouts, found.share
-    price.step, cap = round(found.rollouts * price.grpo_step), plan.adaptive.max_rollouts_per_step
-    if cap is not None and price.step > cap:
-        price.step, price.factor = cap, cap / price.grpo_step
+    cost.factor, cost.share = found.rollouts, found.share
+    if cost.known_from.startswith("assumed") and plan.adaptive.refill and not plan.policy.filter.keeps_all:
+        bounds = (expected_waiting(plan.adaptive, clock=clock, most=_SIZE, **setting | {"share": x}) for x in RANGE)
+        low, high = (bound.rollouts for bound in bounds)
+        cost.range = low, high
+    cost.step, cap = round(found.rollouts * cost.grpo_step), plan.adaptive.max_rollouts_per_step
+    if cap is not None and cost.step > cap:
+        cost.step, cost.factor = cap, cap / cost.grpo_step
     if not engines:
-        price.waiting = (
-            "not known: rollout.disaggregation, or too few GPUs for one engine; only whole engines are modelled"
-        )
+        cost.time = "not known: rollout.disaggregation, or too few GPUs for one engine; only whole engines are modelled"
         return
-    price.seconds = found.seconds
+    cost.seconds = found.seconds
     waves = "" if found.waves < 1.05 else f" in {found.waves:.1f} waves"
     apiece = found.seconds_per_informative
-    each = "" if apiece is None else f", {_two(apiece)} x for each group with variance"
+    each = "" if apiece is None else f", {_two(apiece)} x for each informative group"
+    if found.later is not None and abs(found.first - found.later) >= 0.1:
+        each = f" (first pass {_two(found.first)} x, later {_two(found.later)} x){each}"
     ahead = "" if plan.stream is None else "; counted as in the sync trainer"
-    price.waiting = (
+    cost.time = (
         f"about {_two(found.seconds)} x GRPO's generation time{waves}{each} (a model of {engines} engine"
         f"{'' if engines == 1 else 's'} with {number(slots)} slots, answers of up to {number(longest)} tokens{ahead})"
     )
