@@ -560,6 +560,8 @@ def gain_note(found: Found) -> list[str]:
         for pool, made in found.items()
         if {"solo", "reinforce"} <= set(made) and _shown(pool)
     ]
+    if not shares:
+        return []
     text = (
         "Most of the gain is one rollout for each of more prompts: less noise in the gradient. REINFORCE with one rollout a "
         "prompt and the batch's mean as baseline, without any memory, has "

@@ -73,10 +73,11 @@ def test_presets_pass(preset):
     run_checks(f"+adaptive={preset}")
 
 
-@pytest.mark.parametrize("mode", ["sync", "colocate_async", "separate_async"])
+@pytest.mark.parametrize(
+    "mode", [(), ("trainer.v1.trainer_mode=colocate_async",), SEPARATE], ids=["sync", "colocate", "separate"]
+)
 def test_one_rollout_a_prompt_with_a_critic_passes(mode):
-    words = ("algorithm.adv_estimator=gae", f"trainer.v1.trainer_mode={mode}")
-    run_checks("+adaptive=sao", *words, "trainer.v1.separate_async.parameter_sync_step=2")
+    run_checks("+adaptive=sao", "algorithm.adv_estimator=gae", *mode)
 
 
 @pytest.mark.parametrize(
