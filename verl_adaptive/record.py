@@ -306,6 +306,8 @@ class ReplayReport:
         difference: the first decision that came out differently, or an empty string.
         open_step: the step in which the record ends (a killed run's), or None.
         ledgers: the account of each whole step.
+        planned: the run's last step, as it was planned; None: not known.
+        last: the last whole step.
     """
 
     attempt: str
@@ -316,6 +318,8 @@ class ReplayReport:
     difference: str = ""
     open_step: int | None = None
     ledgers: list[Ledger] = field(default_factory=list, repr=False)
+    planned: int | None = None
+    last: int = 0
 
     @property
     def identical(self) -> bool:
@@ -331,7 +335,10 @@ class ReplayReport:
         if self.empty:
             return f"{self.attempt}: the record is empty, there is nothing to compare"
         seen = f"{self.attempt}: {self.steps} steps, {self.looks} looks, {self.rollouts} rollouts"
-        tail = "" if self.open_step is None else f" (the record ends within step {self.open_step})"
+        of = f" of {self.planned}" if self.planned is not None else ""
+        tail = "" if self.open_step is None else f" (the record ends within step {self.open_step}{of})"
+        if not tail and self.planned is not None and self.last < self.planned:
+            tail = f" (the record ends after step {self.last}{of})"
         return f"{seen}: {self.difference or 'every decision identical'}{tail}"
 
 
@@ -408,7 +415,7 @@ def replay(folder: str | os.PathLike[str]) -> ReplayReport:
     events = _events(path)
     size = int(np.asarray(read_snapshot(folder / START)[1]["row_of"]).size)
     engine = load_engine(folder, _Script(events, size))
-    report = ReplayReport(folder.name)
+    report = ReplayReport(folder.name, planned=engine.facts.steps)
     step = 0
     for number, event in events:
         try:
@@ -433,6 +440,7 @@ def replay(folder: str | os.PathLike[str]) -> ReplayReport:
                 if _digest_result(result) != event["end"]:
                     raise _Diverged(f"line {number}: other groups trained or were dropped")
                 report.steps += 1
+                report.last = step
                 report.decisions += 1
                 report.ledgers.append(result.ledger)
                 report.open_step = None

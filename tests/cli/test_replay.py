@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 
 import numpy as np
@@ -45,6 +46,7 @@ def test_a_record_and_one_attempt_of_it(call, tmp_path, stream):
     status, out, err = call("replay", str(tmp_path / "record"))
     assert (status, err) == (0, "")
     assert "attempt-0: 4 steps" in out and "attempt-1: 2 steps" in out and out.count("every decision identical") == 2
+    assert re.search(r"attempt-0: .* \(the record ends after step 4 of \d+\)$", out, flags=re.M)
     status, out, _ = call("replay", str(folder), "--json")
     (found,) = json.loads(out)
     assert status == 0 and found["identical"] and found["steps"] == 2 and len(found["ledgers"]) == 2
