@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from verl_adaptive.errors import ConfigError
+from verl_adaptive.groups import at_least
 
 __all__ = [
     "PER_RUN",
@@ -28,7 +29,6 @@ __all__ = [
     "RunFacts",
     "StoreConfig",
     "SuccessConfig",
-    "at_least",
     "build",
     "check",
     "flat",
@@ -45,14 +45,6 @@ STEPS = {"counts": "steps"}
 _INT64 = 2**63
 #: Seconds between looks, of silence, and rounds of a step that somebody may mean.
 _LONGEST_POLL, _LONGEST_STALL, _MOST_ROUNDS = 60.0, 30 * 86_400.0, 10_000
-#: Relative rounding of the float32 in which verl has rewards.
-_FLOAT32 = 2.0**-23
-
-
-def at_least(value: Any, bound: float) -> Any:
-    """Where a value, a number or an array, reaches the bound, but for rounding: verl's rewards are float32, in which .9 and .7
-    are a little less than the .9 and .7 of a command line."""
-    return value >= bound - _FLOAT32 * abs(bound)
 
 
 def check(ok: bool, key: str, value: object, hint: str) -> None:

@@ -9,13 +9,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 
-__all__ = ["PER_ROLLOUT", "Groups"]
+__all__ = ["PER_ROLLOUT", "Groups", "at_least"]
+
+#: Relative rounding of the float32 in which verl has rewards.
+_FLOAT32 = 2.0**-23
 
 #: The arrays with one entry a rollout; all others but ``offsets`` have one a group.
 PER_ROLLOUT = frozenset({"reward", "signal", "success", "tokens", "stage", "shorter"})
+
+
+def at_least(value: Any, bound: float) -> Any:
+    """Where a value, a number or an array, reaches the bound, but for rounding: verl's rewards are float32, in which .9 and .7
+    are a little less than the .9 and .7 of a command line."""
+    return value >= bound - _FLOAT32 * abs(bound)
 
 
 @dataclass

@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from verl_adaptive.report.dataset import keys_of
+from verl_adaptive.stats.dataset import keys_of
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

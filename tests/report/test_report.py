@@ -22,7 +22,6 @@ from verl_adaptive.integration.tables import lists_now
 from verl_adaptive.report import figures
 from verl_adaptive.report.collect import collect
 from verl_adaptive.report.course import CLASSES
-from verl_adaptive.report.dumps import answer_in, said_of
 from verl_adaptive.report.figures import Series
 from verl_adaptive.report.findings import _waste
 from verl_adaptive.report.forecast import forecast
@@ -32,6 +31,7 @@ from verl_adaptive.report.page import _large, _subtitle
 from verl_adaptive.report.pictures import learning
 from verl_adaptive.report.suspects import beta_of, surprise
 from verl_adaptive.stats import Journal, StatsTable, keys_array, open_run
+from verl_adaptive.stats.dumps import answer_in, said_of
 from verl_adaptive.stats.history import windows
 
 SECTIONS = (

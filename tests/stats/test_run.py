@@ -11,6 +11,7 @@ import pytest
 
 from tests.cli.stores import make_run
 from tests.stats.test_table import equal
+from verl_adaptive.cli import main
 from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.stats import StatsTable, StoreError, open_run, open_runs, write_snapshot
 
@@ -85,3 +86,33 @@ def test_what_is_no_run_says_what_was_looked_for(tmp_path: Path) -> None:
         write_snapshot(tmp_path / name / "global_step_1" / "adaptive", StatsTable(), {}, meta={})
     with pytest.raises(StoreError, match="leads to 2 runs, name one"):
         open_run(tmp_path / "?")
+
+
+def test_a_folder_of_verls_rollouts_is_a_run(tmp_path, capsys) -> None:
+    """Of any verl run, without this plugin: prompts, their texts and answers, and a course."""
+    folder = tmp_path / "rollouts"
+    folder.mkdir()
+    for step in (1, 2, 10):
+        lines = []
+        for prompt, right in ((0, 0), (1, step % 2 * 4), (2, 4)):
+            lines += [
+                {"input": f"user: what is {prompt}?", "gts": str(prompt), "step": step, "score": float(i < right)}
+                | {"output": f"\\boxed{{{prompt if i < right else 7}}}"}
+                for i in range(4)
+            ]
+        (folder / f"{step}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    run = open_run(folder)
+    assert (run.kind, run.steps.column("step").to_pylist()) == ("rollouts", [1, 2, 10]) and run.gaps() == []
+    assert sorted(run.table.col("successes").tolist()) == [0, 4, 12] and set(run.table.col("rollouts").tolist()) == {12}
+    assert sum(map(len, run.observations(2, 2))) == 3 and run.until(1).table.col("visits").tolist() == [1, 1, 1]
+    (never,) = run.prompts.values("key", run.prompts.where("successes == 0"))
+    text = run.texts({never})[never]
+    assert (text.text, text.answer, text.said.commonest) == ("user: what is 0?", "0", ("7", 1.0))
+    for words in (["report", str(folder)], ["report", "--rollouts", str(folder)]):
+        assert main([*words, "-o", str(tmp_path / "r.html"), "--tries", "8"]) == 0, capsys.readouterr().err
+        page = (tmp_path / "r.html").read_text()
+        assert "what is 0?" in page and "Difficulty over time" in page and "that trained" in page
+    assert main(["stats", str(folder), "--where", "successes == 0"]) == 0
+    assert "what is 0?" in capsys.readouterr().out and main(["report"]) == 2
+    (folder / "3.jsonl").write_text('{"input": "x"}')
+    assert main(["stats", str(folder)]) == 1 and "3.jsonl, line 1: no score" in capsys.readouterr().err

@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
     if os.path.exists(args.out) and os.path.exists(args.store) and os.path.samefile(args.out, args.store):
         raise AdaptiveError(f"{args.out} is what is read; name another file")
     opened = open_run(args.store, **how_read(args))
-    if args.what != "prompts" and opened.kind != "journal":
+    if args.what != "prompts" and not opened.has_course:
         raise AdaptiveError(f"{opened.where} is a {opened.kind}: it has prompts, but no {args.what}")
     if args.what == "prompts":
         rows = np.arange(len(opened.prompts))

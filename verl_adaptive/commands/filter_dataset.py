@@ -43,8 +43,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from verl_adaptive.commands.output import note, number, share
-    from verl_adaptive.report.dataset import keys_of, open_parquet
     from verl_adaptive.stats import open_run
+    from verl_adaptive.stats.dataset import keys_of, open_parquet
     from verl_adaptive.stats.expressions import Expression
 
     wanted = Expression(args.where)
@@ -88,8 +88,8 @@ def _copy(source: str, target: str, keep: np.ndarray) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    from verl_adaptive.report.dataset import DatasetError, open_parquet
     from verl_adaptive.stats.atomic import write_file
+    from verl_adaptive.stats.dataset import DatasetError, open_parquet
 
     def write(out: BinaryIO) -> None:
         file, codec, start = open_parquet(source), "snappy", 0

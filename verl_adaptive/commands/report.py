@@ -4,9 +4,11 @@ examples:
   verl-adaptive report checkpoints/project/experiment -o report.html
   verl-adaptive report checkpoints/project/greso -o report.html --data train.parquet --against checkpoints/project/grpo
   verl-adaptive report checkpoints/project/greso -o report.html --against "checkpoints/project/*"
+  verl-adaptive report --rollouts rollouts -o report.html
 
 Prompt texts are left out unless --data names the training set; it also finds questions with different answers. With it,
-the commonest wrong answers come from verl's trainer.rollout_data_dir, if the run had one.
+the commonest wrong answers come from verl's trainer.rollout_data_dir, if the run had one. Such a folder alone has a report, too,
+of any verl run: prompts, lists, answers, and the course of what trained.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from verl_adaptive.commands.arguments import (
     how_read,
     refuse_overwrite,
 )
-from verl_adaptive.errors import AdaptiveError
+from verl_adaptive.errors import AdaptiveError, UsageError
 
 if TYPE_CHECKING:
     from verl_adaptive.report.collect import Collected
@@ -35,7 +37,12 @@ __all__ = ["add_page_options", "configure", "run"]
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("store", metavar="RUN", help="a store, as for `stats`; a journal has the most to show")
+    parser.add_argument(
+        "store",
+        metavar="RUN",
+        nargs="?",
+        help="a store, as for `stats`; a journal has the most to show. Without it, --rollouts: of a run without this plugin",
+    )
     parser.add_argument(
         "-o",
         "--out",
@@ -125,6 +132,10 @@ def run(args: argparse.Namespace) -> int:
     from verl_adaptive.stats import open_run, open_runs
     from verl_adaptive.stats.atomic import write_file
 
+    if args.store is None and args.rollouts is None:
+        raise UsageError("name a RUN, or verl's rollouts with --rollouts DIR")
+    if args.store is None:
+        args.store, args.rollouts = args.rollouts, None
     refuse_overwrite(args.out, True)
     _refuse_other_files(args.out)
     opened = open_run(args.store, **how_read(args))

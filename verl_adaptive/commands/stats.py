@@ -142,8 +142,8 @@ def _once(args: argparse.Namespace, wanted: Any) -> int:
     shown = {
         name: prompts.records(dict.fromkeys([*_LISTED, *extra]), rows[:limit]) for name, (rows, extra) in lists.items()
     }
-    if args.data:
-        _add_texts(shown, args)
+    if args.data or opened.kind == "rollouts":
+        _add_texts(shown, opened, args)
     if args.json:
         print_json({**facts, "lists": shown})
     elif asked:
@@ -166,14 +166,12 @@ def _standard(prompts: Any, tries: int) -> dict[str, tuple[np.ndarray, list[str]
     return out
 
 
-def _add_texts(shown: dict[str, list[dict[str, Any]]], args: argparse.Namespace) -> None:
-    from verl_adaptive.report.dataset import rows_of
-
+def _add_texts(shown: dict[str, list[dict[str, Any]]], opened: Any, args: argparse.Namespace) -> None:
     wanted = {record["key"] for records in shown.values() for record in records}
-    rows = rows_of(args.data, wanted, **how_identified(args))
+    texts = opened.texts(wanted, data=args.data, **how_identified(args))
     for records in shown.values():
         for record in records:
-            record["text"] = rows[record["key"]].text if record["key"] in rows else None
+            record["text"] = texts[record["key"]].text if record["key"] in texts else None
 
 
 def _print_runs(runs: list[Any], as_json: bool) -> int:
@@ -183,7 +181,7 @@ def _print_runs(runs: list[Any], as_json: bool) -> int:
 
     found = []
     for run in runs:
-        steps = run.steps.column("step") if run.kind == "journal" else []
+        steps = run.steps.column("step") if run.has_course else []
         began = run.about.get("began")
         found.append(
             {

@@ -161,7 +161,7 @@ class Trials:
 
 def spent(run: Run) -> dict[str, np.ndarray] | None:
     """What a journal's steps had cost in all, by the names of :data:`COSTS` and ``step``; None if it does not say."""
-    steps = run.steps if run.kind == "journal" else None
+    steps = run.steps if run.has_course else None
     ledgers = [] if steps is None else [ledger_of(text).get("run") for text in steps.column("ledger").to_pylist()]
     known = [ledger for ledger in ledgers if ledger is not None]
     if steps is None or not known or len(known) < len(ledgers):
@@ -178,7 +178,7 @@ def read(arms: Mapping[str, Sequence[Run]], cost: str = "rollouts") -> Trials:
         AdaptiveError: a run has no validation that all the others have, or the runs of an arm cannot be told by their seeds.
     """
     runs = [run for found in arms.values() for run in found]
-    validations = [run.validations() if run.kind == "journal" else [] for run in runs]
+    validations = [run.validations() if run.has_course else [] for run in runs]
     common = set.intersection(*({name for one in found for name in one["metrics"]} for found in validations))
     metric, made = "", []
     for run, found in zip(runs, validations, strict=True):

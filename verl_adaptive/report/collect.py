@@ -68,7 +68,7 @@ def collect(
     """
     facts = overview(run, tries=tries, history=False)
     facts["argument"], facts["data"] = run.source, data
-    history = course_of(run, facts) if run.kind == "journal" else None
+    history = course_of(run, facts) if run.has_course else None
     notes = []
     if history is None:
         notes.append(f"{run.where} is a {run.kind}: it has no course over time. Give the journal for that.")
@@ -89,14 +89,15 @@ def collect(
         findings(run.prompts, history, facts, lists[0].total),
         notes=notes,
     )
-    if data is not None:
-        threshold = run.about.get("success")
-        threshold = float(threshold) if isinstance(threshold, int | float) else 0.5
+    if data is not None or run.kind == "rollouts":
         how: dict[str, Any] = {"prompt_key": prompt_key, "media_keys": media_keys}
-        add_texts(lists, data, rollouts, threshold=threshold, id_key=id_key, **how)
+        add_texts(lists, run, rollouts, data=data, id_key=id_key, **how)
+    if data is not None:
         out.conflicts = conflicts(data, limit, **how)
+    if run.kind == "rollouts":
+        notes.append("verl writes down the rollouts that trained: prompts and groups that were dropped are not in it.")
     for other in against:
-        if other.kind == "journal":
+        if other.has_course:
             out.against.append((other.name or other.where, course_of(other, {})))
         else:
             notes.append(f"{other.where} is a {other.kind}: there is no course to draw beside.")
@@ -116,12 +117,12 @@ def _then_and_now(run: Run) -> np.ndarray:
 
 
 def conflicts(path: str, limit: int, *, prompt_key: str = "prompt", **how: Any) -> list[dict[str, Any]]:
-    """Questions that a data set holds with different answers; further arguments as :func:`.dataset.answers_of`.
+    """Questions that a data set holds with different answers; further arguments as :func:`verl_adaptive.stats.dataset.answers_of`.
 
     Returns:
         ``text``, ``answers`` and ``rows`` of the first ``limit``; the total is in ``of`` of each.
     """
-    from verl_adaptive.report.dataset import answers_of, texts_at
+    from verl_adaptive.stats.dataset import answers_of, texts_at
 
     rows: dict[bytes, list[int]] = {}
     answers: list[str] = []

@@ -128,7 +128,9 @@ def course_of(run: Run, facts: dict[str, Any]) -> History:
         scalars={name: values for name, values in scalars.items() if not name.startswith("adaptive/plan/")},
         flips=made.flips,
         hearing=hearing,
-        uniform=made.uniform(
+        uniform={"why": "verl writes down the rollouts that trained alone"}
+        if run.kind == "rollouts"
+        else made.uniform(
             (facts.get("ledger") or {}).get("rollouts", {}).get("generated", 0), facts["gaps"], len(numbers)
         ),
         validations=validations,

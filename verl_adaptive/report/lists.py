@@ -7,6 +7,7 @@ from typing import Any
 
 from verl_adaptive.report.judge import FLIPPING, REGRESSED, never_solved
 from verl_adaptive.report.suspects import suspects
+from verl_adaptive.stats import Run
 from verl_adaptive.stats.chance import SURPRISING
 from verl_adaptive.stats.prompts import Prompts
 
@@ -92,33 +93,25 @@ def lists_of(prompts: Prompts, tries: int, limit: int) -> list[PromptList]:
     return out
 
 
-def add_texts(lists: list[PromptList], data: str, rollouts: str | None, *, threshold: float = 0.5, **how: Any) -> None:
+def add_texts(lists: list[PromptList], run: Run, rollouts: str | None, **how: Any) -> None:
     """Give the listed prompts their row, text and expected answer and, where verl wrote rollouts down, what they said.
 
     Args:
         lists: as :func:`lists_of` made them; their records get ``row``, ``expected``, ``said``, ``agree`` and ``text``.
-        data: the training set.
+        run: whose prompts they are.
         rollouts: ``trainer.rollout_data_dir``, or None.
-        threshold: a rollout failed if its score is below.
-        how: as :func:`verl_adaptive.report.dataset.rows_of`.
+        how: further arguments of :meth:`verl_adaptive.stats.Run.texts`.
     """
-    from verl_adaptive.report.dataset import rows_of
-    from verl_adaptive.report.dumps import said_of
-
-    wanted = {record["key"] for each in lists for record in each.records}
-    rows = rows_of(data, wanted, **how)
-    said = {}
-    if rollouts is not None:
-        said = said_of(rollouts, {key: (r.text, r.answer) for key, r in rows.items()}, threshold=threshold)
+    texts = run.texts({record["key"] for each in lists for record in each.records}, rollouts=rollouts, **how)
     for each in lists:
         for record in each.records:
-            row, numbers = rows.get(record["key"]), dict(record)
+            found, numbers = texts.get(record["key"]), dict(record)
             record.clear()
-            record["row"] = None if row is None else row.row
+            record["row"] = None if found is None else found.row
             record |= {name: numbers.pop(name) for name in ("key", "source")}
-            record["expected"] = "" if row is None else row.answer
-            if rollouts is not None:
-                common = said[record["key"]].commonest if record["key"] in said else None
+            record["expected"] = "" if found is None else found.answer
+            if rollouts is not None or run.kind == "rollouts":
+                common = None if found is None or found.said is None else found.said.commonest
                 record["said"], record["agree"] = common if common is not None else ("", None)
             record |= numbers
-            record["text"] = "" if row is None else row.text
+            record["text"] = "" if found is None else found.text

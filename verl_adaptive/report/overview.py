@@ -92,7 +92,7 @@ def overview(run: Run, *, tries: int = 16, history: bool = True) -> dict[str, An
         "visits_histogram": np.bincount(np.minimum(visits, 10), minlength=11).tolist(),
         "by_source": table.view_by_source(),
     }
-    if history and run.kind == "journal":
+    if history and run.has_course:
         steps = run.steps
         out["flip_flopping"] = len(prompts.where(FLIPPING))
         out["alarms"] = [str(found) for found in hear(run).judge.standing()]

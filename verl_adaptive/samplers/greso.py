@@ -30,8 +30,8 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from verl_adaptive.config import RunFacts, at_least, check
-from verl_adaptive.groups import Groups
+from verl_adaptive.config import RunFacts, check
+from verl_adaptive.groups import Groups, at_least
 from verl_adaptive.progress import Progress
 from verl_adaptive.roles import Sampler
 from verl_adaptive.samplers.rounds import RoundConfig, round_size

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from verl_adaptive.config import AdaptiveConfig, RunFacts, at_least, check
-from verl_adaptive.groups import Groups
+from verl_adaptive.config import AdaptiveConfig, RunFacts, check
+from verl_adaptive.groups import Groups, at_least
 from verl_adaptive.progress import Progress
 from verl_adaptive.roles import Sampler
 from verl_adaptive.samplers.rounds import RoundConfig, round_size

@@ -19,7 +19,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,9 +27,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from verl_adaptive.config import at_least
 from verl_adaptive.errors import AdaptiveError
-from verl_adaptive.stats.keys import KEY_DTYPE, custom_key, keys_array, prompt_key
+from verl_adaptive.groups import at_least
+from verl_adaptive.stats.keys import KEY_DTYPE, custom_key, keys_array
 from verl_adaptive.stats.reader import OBSERVATIONS
 from verl_adaptive.stats.results import StoreError, json_lines
 from verl_adaptive.stats.run import open_run
@@ -40,6 +39,7 @@ __all__ = ["READERS", "Trace", "TraceError", "read_trace"]
 
 _VALUES = ("pass_rate", "n", "step", "tokens", "data_source", "source")
 _NAMES = ("key", "prompt_id", "uid", "id", "prompt", "index")
+_TRAINED = "verl dumps the rollouts that trained: prompts and groups that a policy dropped are not in it"
 _TABLES = (".parquet", ".jsonl", ".ndjson", ".json")
 
 
@@ -103,61 +103,6 @@ def read_trace(source: str | os.PathLike[str], *, threshold: float = 0.5) -> Tra
                 raise TraceError(f"{text} holds no finished rollout: there is nothing to simulate")
             return trace
     raise TraceError(f"{text} is not a trace that could be read")
-
-
-# -- verl's rollout dumps ---------------------------------------------------------------------------------------------
-
-
-def _dump_files(path: Path) -> list[Path]:
-    if path.is_dir():
-        found = [p for p in path.glob("*.jsonl") if re.fullmatch(r"\d+", p.stem)]
-        return sorted(found, key=lambda p: int(p.stem))
-    if path.suffix == ".jsonl" and path.is_file():
-        first = next(json_lines(path, TraceError), (0, {}))[1]
-        return [path] if {"input", "output", "score"} <= set(first) else []
-    return []
-
-
-def _read_dump(source: str, threshold: float) -> Trace | None:
-    files = _dump_files(Path(source))
-    if not files:
-        return None
-    sessions: dict[tuple[int, int, str], float] = {}  # step, prompt, rollout → score of its last output
-    known: dict[bytes, int] = {}
-    for path in files:
-        for number, row in json_lines(path, TraceError):
-            where = f"{path}, line {number}"
-            if missing := {"input", "score"} - set(row):
-                raise TraceError(f"{where}: no {' and no '.join(sorted(missing))}; is it a dump of verl's rollouts?")
-            score = row["score"]
-            if isinstance(score, bool) or not isinstance(score, int | float) or not math.isfinite(score):
-                raise TraceError(f"{where}: score={score!r} is not a finite number")
-            key = prompt_key(None, row["input"], row.get("gts"))
-            prompt = known.setdefault(key, len(known))
-            step = row.get("step", int(path.stem) if path.stem.isdigit() else 0)
-            if isinstance(step, bool) or not isinstance(step, int):
-                raise TraceError(f"{where}: step={step!r} is not a whole number")
-            # A rollout of several outputs has one line each, "<prompt>_<rollout>_<output>"; its reward is the last's.
-            session = re.sub(r"_\d+$", "", str(row["uid"])) if row.get("uid") else where
-            sessions[step, prompt, session] = float(score)
-    groups: dict[tuple[int, int], list[int]] = {}
-    for (step, prompt, _), score in sessions.items():
-        tally = groups.setdefault((step, prompt), [0, 0])
-        tally[0] += 1
-        tally[1] += at_least(score, threshold)
-    steps, prompts = (np.array([g[k] for g in groups], dtype=np.int64) for k in (0, 1))
-    counts = np.array(list(groups.values()), dtype=np.float64).reshape(-1, 2)
-    return Trace(
-        keys=keys_array(list(known)),
-        prompt=prompts,
-        step=steps,
-        n=counts[:, 0],
-        successes=counts[:, 1],
-        tokens=np.full(len(known), np.nan),
-        kind="verl's rollouts",
-        where=source,
-        note="verl dumps the rollouts that trained: prompts and groups that a policy dropped are not in it",
-    )
 
 
 # -- pass rates -------------------------------------------------------------------------------------------------------
@@ -258,7 +203,6 @@ def _read_run(source: str, threshold: float) -> Trace | None:
             return _of_table(run.table, "results of an evaluation", source)
     except StoreError as error:
         hint = "; a table of pass rates has a column pass_rate" if Path(source).is_file() else ""
-        hint = ", nor <step>.jsonl of verl's trainer.rollout_data_dir" if Path(source).is_dir() else hint
         raise TraceError(f"{error}{hint}") from None
     if run.kind == "snapshot":
         return _of_table(run.table, "snapshot", run.where)
@@ -279,8 +223,9 @@ def _read_run(source: str, threshold: float) -> Trace | None:
         n=n,
         successes=page.column("successes").to_numpy()[good],
         tokens=np.where(tokens > 0, tokens / np.maximum(rollouts, 1), np.nan),
-        kind="journal",
+        kind=run.kind if run.kind == "journal" else "verl's rollouts",
         where=where,
+        note="" if run.kind == "journal" else _TRAINED,
         sources=_sources(table, used),
     )
 
@@ -309,4 +254,4 @@ def _sources(table: StatsTable, rows: np.ndarray) -> list[str] | None:
 
 
 #: What can be read, asked in this order.
-READERS: list[Callable[[str, float], Trace | None]] = [_read_dump, _read_rates, _read_run]
+READERS: list[Callable[[str, float], Trace | None]] = [_read_rates, _read_run]

@@ -16,6 +16,7 @@ import re
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -23,9 +24,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import pyarrow as pa
 
 from verl_adaptive.errors import AdaptiveError
+from verl_adaptive.stats.dataset import rows_of
+from verl_adaptive.stats.dumps import DumpReader, Said, dump_files, said_of
 from verl_adaptive.stats.history import flips_of
 from verl_adaptive.stats.reader import JournalReader
-from verl_adaptive.stats.results import StoreError, read_results
+from verl_adaptive.stats.results import StoreError, at_least_half, read_results
 from verl_adaptive.stats.snapshot import MANIFEST, SnapshotMissing, read_manifest, read_snapshot
 from verl_adaptive.stats.table import StatsTable
 
@@ -59,7 +62,7 @@ _SAID = (
     "began",
 )
 
-Kind = Literal["journal", "snapshot", "results"]
+Kind = Literal["journal", "rollouts", "snapshot", "results"]
 
 
 @contextmanager
@@ -82,13 +85,24 @@ def reading(source: str) -> Iterator[None]:
         raise StoreError(f"{source} cannot be read, it is damaged: {type(error).__name__}: {error}") from error
 
 
+@dataclass(frozen=True)
+class Text:
+    """What a prompt says: its row in the data set, its text, the expected answer, and what rollouts answered, if known."""
+
+    row: int | None
+    text: str
+    answer: str
+    said: Said | None = None
+
+
 class Run:
     """A run's statistics, read-only; made by :func:`open_run`. What it has is read when it is first asked for, and kept.
 
     Args:
         source: as the user wrote it.
-        kind: ``journal``, ``snapshot`` or ``results``; only a journal has steps, observations, validations and gaps.
-        where: the journal's or snapshot's folder, or the file.
+        kind: ``journal``, ``rollouts`` (verl's ``trainer.rollout_data_dir``), ``snapshot`` or ``results``; the first two have
+            a course: steps and observations, a journal also validations and gaps.
+        where: the folder, or the file.
         tolerance: a group has zero variance if max − min of its signal is at most this (journals and results); None: as the
             run itself had it, where it says so.
         results: how to read a file of results: further arguments of :func:`verl_adaptive.stats.results.read_results`.
@@ -104,9 +118,8 @@ class Run:
         self._results = results
         self.about: dict[str, Any] = {}
         with reading(source):
-            if kind == "journal":
-                about = self._journal.about
-                self.about = {**_plain(about), "attempts": len(self._journal.attempts)}
+            if self.has_course:
+                self.about = {**_plain(self._journal.about), "attempts": len(self._journal.attempts)}
             elif kind == "snapshot":
                 self.about = _plain(read_manifest(where)["meta"])
         said = self.about.get("tolerance") if kind == "journal" else None
@@ -115,7 +128,12 @@ class Run:
     @property
     def name(self) -> str | None:
         """The run's name, as its journal has it."""
-        return str(self.about.get("run") or self.where) if self.kind == "journal" else None
+        return str(self.about.get("run") or self.where) if self.has_course else None
+
+    @property
+    def has_course(self) -> bool:
+        """Whether it has steps and observations."""
+        return self.kind in ("journal", "rollouts")
 
     @property
     def id(self) -> str:
@@ -124,8 +142,10 @@ class Run:
 
     @cached_property
     def _journal(self) -> JournalReader:
-        if self.kind != "journal":
+        if not self.has_course:
             raise StoreError(f"{self.where} is a {self.kind}: it has prompts, but no steps or observations")
+        if self.kind == "rollouts":
+            return DumpReader(self.where, self._results.get("success", at_least_half))
         return JournalReader(self.where)
 
     @cached_property
@@ -148,7 +168,11 @@ class Run:
                 return table, (int((table.col("retired") > 0).sum()), self.about.get("step"))
             table = self._journal.replay(tolerance=self.tolerance, last_step=self.last)
             steps = self.steps.column("step").to_numpy()
-            retired = None if self.last is not None else _retired(self._checkpoints(), int(steps.max(initial=0)), table)
+            retired = (
+                None
+                if self.last is not None or self.kind == "rollouts"
+                else _retired(self._checkpoints(), int(steps.max(initial=0)), table)
+            )
             return table, retired
 
     @cached_property
@@ -157,7 +181,7 @@ class Run:
         from verl_adaptive.stats.prompts import Prompts  # conditions need pyarrow.compute, which is slow to import
 
         prompts = Prompts(self.table)
-        if self.kind == "journal" and self.last is None:
+        if self.has_course and self.last is None:
             flips = cache(partial(flips_of, self, len(self.table)))
             prompts.further["flips"] = lambda: flips().count
             prompts.further["flipping"] = lambda: flips().surprise()
@@ -189,9 +213,36 @@ class Run:
         with reading(self.source):
             return self._journal.gaps()
 
+    def texts(
+        self, wanted: set[str], *, data: str | None = None, rollouts: str | None = None, **how: Any
+    ) -> dict[str, Text]:
+        """Texts of prompts by key in hex digits: from a data set, and from what verl wrote down of the rollouts.
+
+        Args:
+            wanted: the keys; of verl's rollouts themselves all are known without a data set.
+            data: the training set.
+            rollouts: ``trainer.rollout_data_dir``; with ``data``.
+            how: ``prompt_key``, ``id_key`` and ``media_keys``, as in training.
+        """
+        with reading(self.source):
+            if self.kind == "rollouts" and data is None:
+                made = self._journal
+                assert isinstance(made, DumpReader)
+                known = {key: made.texts[key] for key in wanted & set(made.texts)}
+                return {key: Text(None, *texts, made.said.get(key)) for key, texts in known.items()}
+        if data is None:
+            return {}
+        rows = rows_of(data, wanted, **how)
+        said: dict[str, Said] = {}
+        if rollouts is not None:
+            threshold = self.about.get("success")
+            threshold = float(threshold) if isinstance(threshold, int | float) else 0.5
+            said = said_of(rollouts, {key: (r.text, r.answer) for key, r in rows.items()}, threshold=threshold)
+        return {key: Text(row.row, row.text, row.answer, said.get(key)) for key, row in rows.items()}
+
     def until(self, step: int) -> Run:
         """The same journal up to a step: its prompts as they were then."""
-        run = Run(self.source, self.kind, self.where, self.tolerance)
+        run = Run(self.source, self.kind, self.where, self.tolerance, **self._results)
         run.last = step
         return run
 
@@ -226,8 +277,8 @@ def open_run(
     """Open whatever ``source`` is.
 
     Args:
-        source: a run's folder, its checkpoints or one checkpoint ``global_step_N``, a journal, a snapshot, a Parquet or JSONL
-            file of results, or a folder or pattern (``runs/*``) that leads to one run.
+        source: a run's folder, its checkpoints or one checkpoint ``global_step_N``, a journal, a snapshot, a folder of verl's
+            rollouts (``trainer.rollout_data_dir``), a Parquet or JSONL file of results, or a folder or pattern (``runs/*``) that leads to one run.
         prefer: what to take from a folder of checkpoints that has both.
         tolerance, results: as :class:`Run`.
 
@@ -275,6 +326,8 @@ def _open(text: str, prefer: str, how: dict[str, Any], lenient: bool) -> list[Ru
     if path.is_file():
         if path.name == MANIFEST:
             return [Run(text, "snapshot", str(path.parent), **how)]
+        if dump_files(path):
+            return [Run(text, "rollouts", text, **how)]
         if path.suffix in _TABLES:
             return [Run(text, "results", text, **how)]
         if lenient:
@@ -292,7 +345,8 @@ def _open(text: str, prefer: str, how: dict[str, Any], lenient: bool) -> list[Ru
     if not below and not lenient:
         raise StoreError(
             f"{path} holds no run: neither {_FOLDER}/attempt-*, nor {MANIFEST}, nor {_FOLDER}/{MANIFEST}, nor "
-            f"global_step_*/{_FOLDER}, nor one of these in {_CHECKPOINTS}, nor a run below it"
+            f"global_step_*/{_FOLDER}, nor one of these in {_CHECKPOINTS}, nor a run below it, nor <step>.jsonl of verl's "
+            "trainer.rollout_data_dir"
         )
     return below
 
@@ -304,6 +358,8 @@ def _in_folder(path: Path, prefer: str) -> tuple[Kind, str] | None:
             return "snapshot", str(folder)
     journal = next((folder for folder in (path, path / _FOLDER) if _is_journal(folder)), None)
     newest = _newest_checkpoint(path)
+    if journal is None and newest is None and dump_files(path):
+        return "rollouts", str(path)
     if journal is not None and (prefer == "journal" or newest is None):
         return "journal", str(journal)
     return None if newest is None else ("snapshot", str(newest / _FOLDER))

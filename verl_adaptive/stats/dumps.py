@@ -1,0 +1,236 @@
+"""What verl wrote down of the rollouts (``trainer.rollout_data_dir``): a run's course without any journal, and what was answered.
+
+verl writes the rollouts that trained, one JSON object a line (``input``, ``output``, ``gts``, ``score``), a file a step. They
+carry no identity of a data set's prompt: within a folder of them a prompt is its input and expected answer; beside a data set
+a line belongs to a prompt if its expected answer is the prompt's and its input holds the prompt's text; of several such
+prompts, to the one with the longest text.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from verl_adaptive.groups import at_least
+from verl_adaptive.stats.keys import keys_array, prompt_key
+from verl_adaptive.stats.reader import OBSERVATIONS, JournalReader
+from verl_adaptive.stats.results import StoreError, json_lines
+
+__all__ = ["DumpReader", "Said", "answer_in", "dump_files", "said_of"]
+
+#: Bytes that are read at most, the newest steps first.
+MOST = 512 * 2**20
+
+_MARKED = (
+    re.compile(r"<answer>(.*?)</answer>", re.S),
+    re.compile(r"####\s*([^\n]+)"),
+    re.compile(r"(?:final answer|the answer is|answer:)\s*[:=]?\s*([^\n]+)", re.I),
+)
+
+
+@dataclass
+class Said:
+    """What rollouts of a prompt answered.
+
+    Attributes:
+        wrong: answer → times, of rollouts that failed.
+        rollouts: found in all.
+    """
+
+    wrong: Counter[str] = field(default_factory=Counter)
+    rollouts: int = 0
+
+    @property
+    def commonest(self) -> tuple[str, float] | None:
+        """The commonest wrong answer and its share of the rollouts found; None if there is none."""
+        if not self.wrong:
+            return None
+        answer, times = min(self.wrong.items(), key=lambda item: (-item[1], item[0]))
+        return answer, times / self.rollouts
+
+
+def answer_in(output: str, limit: int = 80) -> str:
+    """The answer that a rollout gives: what is boxed or marked last, else its last line."""
+    at = output.rfind("\\boxed{")
+    if at >= 0:
+        depth, start = 0, at + len("\\boxed")
+        for i in range(start, min(len(output), start + 4 * limit)):
+            depth += (output[i] == "{") - (output[i] == "}")
+            if not depth:
+                return " ".join(output[start + 1 : i].split())[:limit]
+    tail = output[-4000:]
+    for pattern in _MARKED:
+        found = pattern.findall(tail)
+        if found:
+            return " ".join(found[-1].split()).rstrip(".")[:limit]
+    lines = [line.strip() for line in tail.splitlines() if line.strip()]
+    return lines[-1][-limit:] if lines else "(nothing)"
+
+
+def dump_files(folder: Path) -> list[Path]:
+    """The files of a folder of verl's rollouts, by step; a file of them is one alone."""
+    if folder.is_file():
+        first = next(json_lines(folder, StoreError), (0, {}))[1] if folder.suffix == ".jsonl" else {}
+        return [folder] if {"input", "output", "score"} <= set(first) else []
+    return sorted((p for p in folder.glob("*.jsonl") if re.fullmatch(r"\d+", p.stem)), key=lambda p: int(p.stem))
+
+
+class DumpReader(JournalReader):
+    """verl's rollouts, read as a journal is: a group is all rollouts of a prompt in a step. All of them trained.
+
+    Args:
+        folder: ``trainer.rollout_data_dir``.
+        success: what scores say of success, in [0, 1].
+
+    Attributes:
+        texts: by key in 32 hex digits: input and expected answer.
+        said: by the same: what rollouts answered.
+
+    Raises:
+        StoreError: a line is no rollout; with its number.
+    """
+
+    def __init__(self, folder: str, success: Callable[[np.ndarray], np.ndarray]) -> None:
+        self.folder = Path(folder)
+        self.attempts = [{"attempt": 0, "parent": None, "after": 0, "run": self.folder.name}]
+        self.texts: dict[str, tuple[str, str]] = {}
+        self.said: dict[str, Said] = {}
+        self._written: dict[int, float] = {}
+        groups: dict[
+            tuple[int, bytes], dict[str, tuple[float, str]]
+        ] = {}  # rollout → score and text of its last output
+        sources: dict[bytes, str] = {}
+        for path in dump_files(self.folder):
+            for number, row in json_lines(path, StoreError):
+                where = f"{path}, line {number}"
+                key, step, score = _rollout(row, int(path.stem) if path.stem.isdigit() else 0, where)
+                sources.setdefault(key, str(row.get("data_source") or ""))
+                self.texts.setdefault(key.hex(), (str(row["input"]), str(row.get("gts", ""))))
+                self._written[step] = path.stat().st_mtime
+                # A rollout of several outputs has one line each, "<prompt>_<rollout>_<output>"; its reward is the last's.
+                session = re.sub(r"_\d+$", "", str(row["uid"])) if row.get("uid") else where
+                groups.setdefault((step, key), {})[session] = score, answer_in(str(row.get("output", "")))
+        order = sorted(groups, key=lambda group: group[0])
+        self._keys = keys_array([key for _, key in order])
+        columns: dict[str, list[Any]] = {name: [] for name in OBSERVATIONS.names}
+        for place, (step, key) in enumerate(order):
+            answers = groups[step, key].values()
+            scores = np.array([score for score, _ in answers])
+            right = success(scores)
+            said = self.said.setdefault(key.hex(), Said())
+            said.rollouts += len(scores)
+            said.wrong.update(answer for (_, answer), won in zip(answers, right, strict=True) if won < 0.5)
+            sums = {"signal_sum": scores.sum(), "signal_sqsum": (scores * scores).sum(), "reward_sum": scores.sum()}
+            row = {"attempt": 0, "step": step, "ticket": place, "key": key, "source": sources[key], "n": len(scores)}
+            row |= {**sums, "successes": right.sum(), "signal_min": scores.min(), "signal_max": scores.max()}
+            row |= {"outcome": "trained", "failed": False, "tokens": 0, "lag": 0, "lost": 0, "clipped": None}
+            for name, values in columns.items():
+                values.append(row[name])
+        self._table = pa.table([pa.array(columns[f.name], f.type) for f in OBSERVATIONS], schema=OBSERVATIONS)
+
+    def lines(self) -> list[dict[str, Any]]:
+        """A line a step, as a journal has them."""
+        step, n = (self._table.column(name).to_numpy() for name in ("step", "n"))
+        out, total = [], 0
+        for at in np.unique(step).tolist():
+            count = int(n[step == at].sum())
+            total += count
+            accounts = {"step": count, "run": total}
+            ledger = {scope: {"rollouts": {"generated": k, "trained": k}} for scope, k in accounts.items()}
+            line = {"attempt": 0, "step": at, "wall_time": self._written[at], "groups": int((step == at).sum())}
+            out.append({**line, "ledger": json.dumps(ledger), "scalars": "{}"})
+        return out
+
+    def newest(self, count: int = 2) -> list[dict[str, Any]]:
+        """The last of :meth:`lines`."""
+        return self.lines()[-count:]
+
+    def gaps(self) -> list[tuple[int, int, str]]:
+        """Nothing is known of steps that are not there."""
+        return []
+
+    def validations(self) -> list[dict[str, Any]]:
+        """verl writes these elsewhere."""
+        return []
+
+    def observations(self, first_step: int | None = None, last_step: int | None = None) -> Iterator[pa.Table]:
+        """One page of all groups, in order of steps; bounds are included."""
+        step = self._table.column("step").to_numpy()
+        low, high = -math.inf if first_step is None else first_step, math.inf if last_step is None else last_step
+        yield self._table.filter(pa.array((step >= low) & (step <= high)))
+
+    def dataset(self) -> None:
+        """Prompts that never trained are not known."""
+        return
+
+
+def _rollout(row: Mapping[str, Any], step: int, where: str) -> tuple[bytes, int, float]:
+    """Key, step and score of a line.
+
+    Raises:
+        StoreError: it is no rollout.
+    """
+    if missing := {"input", "score"} - set(row):
+        raise StoreError(f"{where}: no {' and no '.join(sorted(missing))}; is it a dump of verl's rollouts?")
+    score, step = row["score"], row.get("step", step)
+    if isinstance(score, bool) or not isinstance(score, int | float) or not math.isfinite(score):
+        raise StoreError(f"{where}: score={score!r} is not a finite number")
+    if isinstance(step, bool) or not isinstance(step, int) or not 0 <= step < 2**31:
+        raise StoreError(f"{where}: step={step!r} is not a whole number")
+    return prompt_key(None, row["input"], row.get("gts")), step, float(score)
+
+
+def said_of(folder: str, prompts: Mapping[str, tuple[str, str]], *, threshold: float = 0.5) -> dict[str, Said]:
+    """What the rollouts of some prompts answered.
+
+    Args:
+        folder: ``trainer.rollout_data_dir``.
+        prompts: key → (text, expected answer); a few hundred.
+        threshold: a rollout failed if its score is below.
+
+    Returns:
+        By key; prompts of which nothing was written down are left out. Lines that are no rollouts are passed over:
+        the newest file may be being written.
+    """
+    by_answer: dict[str, list[tuple[str, str]]] = {}
+    for key, (text, answer) in prompts.items():
+        if text.strip():
+            by_answer.setdefault(answer, []).append((key, text.strip()))
+    for candidates in by_answer.values():
+        candidates.sort(key=lambda one: -len(one[1]))  # a text that holds another one is the better match
+    files = dump_files(Path(folder))
+    out: dict[str, Said] = {}
+    left = MOST
+    for path in reversed(files):
+        left -= path.stat().st_size
+        if left < 0 and out:
+            break
+        with path.open("rb") as file:
+            for line in file:
+                _take(line, by_answer, threshold, out)
+    return out
+
+
+def _take(line: bytes, by_answer: Mapping[str, list[tuple[str, str]]], threshold: float, out: dict[str, Said]) -> None:
+    try:
+        row = json.loads(line)
+        given, output, score = row["input"], row["output"], float(row["score"])
+        candidates = by_answer.get(str(row.get("gts")), ())
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return
+    for key, text in candidates:
+        if text in given:
+            said = out.setdefault(key, Said())
+            said.rollouts += 1
+            if not at_least(score, threshold):
+                said.wrong[answer_in(str(output))] += 1
+            return
