@@ -69,11 +69,10 @@ def test_it_composes_validates_and_has_a_cost(name, earlier, monkeypatch) -> Non
     words = words_of(name, FROM=earlier)
     assert words[:3] == ["python", "-m", "verl.trainer.main_ppo"]
     config = inspect.compose(inspect.Command.parse(words))
-    seen = inspect.foresee(config, inspect.validate(config))
-    plan = seen.plan
+    plan = inspect.foresee(config, inspect.validate(config))
     groups, n, updates, first_round, steps = EXPECTED[name]
     assert (plan.groups, plan.n, plan.updates, plan.steps) == (groups, n, updates, steps)
-    assert first_round is None or seen.first_round == first_round
+    assert first_round is None or plan.first_round == first_round
     assert plan.skip_zero and "left out" in plan.zero_rows
     monkeypatch.setattr(costing, "_SIZE", 128)  # a cost to no digit will do
     cost = costing.cost_of(plan)
@@ -97,7 +96,7 @@ OTHER_NAMES = {
 def test_its_cost_at_512_rollouts_is_that_of_a_whole_step(name, earlier, monkeypatch) -> None:
     inspect = pytest.importorskip("verl_adaptive.integration.inspect")
     config = inspect.compose(inspect.Command.parse(words_of(name, "trainer.total_epochs=1", FROM=earlier)))
-    plan = inspect.foresee(config, inspect.validate(config)).plan
+    plan = inspect.foresee(config, inspect.validate(config))
     factors = []
     for size in (512, 10**6):
         monkeypatch.setattr(costing, "_SIZE", size)
@@ -112,7 +111,7 @@ def test_the_asynchronous_recipe(mode) -> None:
     command = inspect.Command.parse(words_of("qwen2.5_math_7b_async.sh", MODE=mode))
     assert f"trainer.v1.trainer_mode={mode}" in command.overrides
     config = inspect.compose(command)
-    plan = inspect.foresee(config, inspect.validate(config)).plan
+    plan = inspect.foresee(config, inspect.validate(config))
     assert plan.mode == mode and plan.updates == 4
     assert ("4 devices generate while others train" in plan.schedule) == (mode == "separate_async")
     done = subprocess.run(

@@ -25,7 +25,7 @@ from typing import Any
 
 from verl_adaptive.commands.arguments import add_json_option
 from verl_adaptive.errors import AdaptiveError, RefusedByVerl
-from verl_adaptive.text import number, one_line
+from verl_adaptive.text import one_line
 
 __all__ = ["Check", "Examination", "configure", "quiet", "run"]
 
@@ -358,19 +358,17 @@ class Examination:
         if checked is None:
             return None
         self.add("validate", "ok", "accepted by verl and by verl-adaptive")
-        seen = self._try("plan", "change the setting that it names", lambda: inspect.foresee(config, checked))
-        if seen is None:
+        plan = self._try("plan", "change the setting that it names", lambda: inspect.foresee(config, checked))
+        if plan is None:
             return None
-        plan = seen.plan
         for remark in plan.notes:
             self.add("note", "warn", remark)
         if plan.place.folder is not None and os.path.exists(plan.place.folder):
             self._journal(plan.place.folder)
         with quiet():
             cost = cost_of(plan)
-        budget = f"first round {number(seen.first_round)} rollouts"
-        self.lines = [*cost.lines(), *plan.lines(), ("budget", budget), ("resume", seen.resume)]
-        return {**seen.as_dict(), "cost": asdict(cost)}
+        self.lines = [*cost.lines(), *plan.lines()]
+        return {**plan.as_dict(), "cost": asdict(cost)}
 
     def _journal(self, path: str) -> None:
         """A journal that is there already can be read and written."""

@@ -10,7 +10,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ import numpy as np
 from omegaconf import DictConfig, OmegaConf
 
 from verl_adaptive.config import check
-from verl_adaptive.engine import Requests, make_engine
+from verl_adaptive.engine import make_engine
 from verl_adaptive.errors import AdaptiveError, ConfigError
 from verl_adaptive.integration import guard
 from verl_adaptive.integration.composing import Command, compose, group_options, refuse_text_for_numbers
@@ -30,7 +30,6 @@ from verl_adaptive.stats.table import StatsTable
 
 __all__ = [
     "Command",
-    "Foresight",
     "compose",
     "driver",
     "foresee",
@@ -234,26 +233,8 @@ def _without_lora(config: DictConfig) -> tuple[DictConfig, list[str]]:
     return config, []
 
 
-@dataclass(frozen=True)
-class Foresight:
-    """What a run would begin with on this machine.
-
-    Attributes:
-        plan: sized by the training set, as far as it is here.
-        first_round: rollouts of the very first generation round.
-        resume: what the run would start from.
-    """
-
-    plan: RunPlan
-    first_round: int
-    resume: str
-
-    def as_dict(self) -> dict[str, Any]:
-        return {**self.plan.as_dict(), "first_round": self.first_round, "resume": self.resume}
-
-
-def foresee(config: DictConfig, plan: RunPlan) -> Foresight:
-    """Look at the training set, the checkpoints and the warm start.
+def foresee(config: DictConfig, plan: RunPlan) -> RunPlan:
+    """The plan with what is on this machine: the training set, checkpoints, a warm start.
 
     Args:
         config: composed and valid.
@@ -282,19 +263,19 @@ def foresee(config: DictConfig, plan: RunPlan) -> Foresight:
             f"starts with the statistics of {adaptive.warm_start} ({prompts:,} prompts there), weighted "
             f"{adaptive.warm_start_discount:g}; how many of them are in the training set is said when the run starts"
         )
-    first = _first_step(plan)
-    return Foresight(replace(plan, notes=(*plan.notes, *notes)), 0 if first is None else first.rollouts, resume)
+    return replace(plan, notes=(*plan.notes, *notes), first_round=_first_round(plan), resume=resume)
 
 
-def _first_step(plan: RunPlan) -> Requests | None:
-    """What the policy asks for first, on a stand-in for the data set."""
+def _first_round(plan: RunPlan) -> int:
+    """Rollouts that the policy asks for first, on a stand-in for the data set."""
     prompts = max(plan.groups, min(plan.prompts or STAND_IN, STAND_IN))
     keys = np.empty(prompts, dtype=KEY_DTYPE)
     keys["hi"], keys["lo"] = np.arange(prompts), 0
     table = StatsTable()
     facts = replace(plan.facts, prompts=prompts)
     row_of, stream = table.rows_for(keys), Stream(prompts, shuffle=False)
-    return make_engine(plan.policy, table, plan.adaptive, facts, row_of, stream).begin(1)
+    first = make_engine(plan.policy, table, plan.adaptive, facts, row_of, stream).begin(1)
+    return 0 if first is None else first.rollouts
 
 
 def _paths(files: Any) -> list[Path]:

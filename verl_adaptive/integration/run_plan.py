@@ -54,6 +54,7 @@ class RunPlan:
         steps: planned steps; None: not known.
         prompts: different prompts of the training set; None: not known.
         uncounted: what verl will still do to them, so that prompts and steps may be fewer.
+        first_round, resume: rollouts that the policy asks for first, and what the run starts from, where ``doctor`` looked.
     """
 
     adaptive: AdaptiveConfig
@@ -86,6 +87,8 @@ class RunPlan:
     steps: int | None = None
     prompts: int | None = None
     uncounted: str = ""
+    first_round: int | None = None
+    resume: str = ""
 
     @classmethod
     def of(cls, config: Any) -> RunPlan:
@@ -210,7 +213,20 @@ class RunPlan:
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
-        names = ["mode", "schedule", "parts", "groups", "n", "updates", "steps", "prompts", "uncounted", "zero_rows"]
+        names = [
+            "mode",
+            "schedule",
+            "parts",
+            "groups",
+            "n",
+            "updates",
+            "steps",
+            "prompts",
+            "uncounted",
+            "zero_rows",
+            "first_round",
+            "resume",
+        ]
         return {
             "preset": self.adaptive.name,
             **{name: getattr(self, name) for name in names},
@@ -254,6 +270,9 @@ class RunPlan:
         if self.uncounted:
             run = f"{steps:,} steps at most ({self.prompts:,} prompts, {self.uncounted})"
         out = f"; if prompts run out: {adaptive.on_exhausted} (adaptive.on_exhausted)"
+        seen = (
+            [] if self.first_round is None else [("first", f"{self.first_round:,} rollouts"), ("resume", self.resume)]
+        )
         return [
             ("policy", f"{adaptive.name}: {', '.join(parts)} ({self.estimator})"),
             ("trainer", f"{self.mode}: {self.schedule}"),
@@ -269,6 +288,7 @@ class RunPlan:
             ),
             ("losses", f"rows of zero advantage {self.zero_rows}"),
             ("store", self.store),
+            *seen,
         ]
 
 
