@@ -52,10 +52,16 @@ def read(results: Path, name: str) -> Any:
 
 
 def training_runs(results: Path) -> dict[str, Runs]:
-    """The three training benchmarks that have results."""
+    """The training benchmarks that have results; the pretrained one from two learning rates of GRPO on.
+
+    At one rate nothing can be compared: see :func:`benchmarks.sections.first_cells`.
+    """
     files = {"pretrained": ("pretrained.jsonl", pretrained_runs), "real": ("train_cpu.jsonl", cpu_runs)}
     files["tiny"] = ("train_torch.json", torch_runs)
-    return {name: made(data) for name, (file, made) in files.items() if (data := read(results, file))}
+    runs = {name: made(data) for name, (file, made) in files.items() if (data := read(results, file))}
+    if "pretrained" in runs and len({key[2] for key in runs["pretrained"].cells if key[1] == "grpo"}) < 2:
+        del runs["pretrained"]
+    return runs
 
 
 def results_lines(results: Path) -> list[str]:
@@ -63,6 +69,8 @@ def results_lines(results: Path) -> list[str]:
     runs = training_runs(results)
     found = all_standings(runs)
     lines = [*sections.JUDGED, *sections.accuracy(found)]
+    if "pretrained" not in runs and (data := read(results, "pretrained.jsonl")):
+        lines += sections.first_cells(data)
     lines += claims(runs)
     if "tiny" in runs:
         lines += sections.ablations(runs["tiny"])

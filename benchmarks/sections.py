@@ -680,3 +680,42 @@ def driver_note(data: Row) -> list[str]:
     )
     text = f"- The driver's work grows with prompts: {said} ([measured](../benchmarks/RESULTS.md#the-driver))."
     return wrap(text, 118, subsequent_indent="  ", break_on_hyphens=False) if sizes else []
+
+
+def first_cells(cells: Sequence[Row]) -> list[str]:
+    """The pretrained model's runs while there is one learning rate: each by itself, compared with nothing."""
+    rows = []
+    for cell in sorted(cells, key=lambda c: (c["preset"], c["lr"], c["seed"])):
+        held_out = [point[2] for point in cell["curve"]]
+        ends = cell["ends"]
+        rows.append(
+            [
+                f"`{cell['preset']}`",
+                str(cell["seed"]),
+                f"{cell['lr']:g}",
+                *(f"{x:.3f}" for x in (held_out[0], max(held_out), held_out[-1])),
+                *(f"{ends[name][-1]:.2f}" for name in ("pass@8", "entropy")),
+                f"{cell['step_seconds']['step']:.0f}",
+            ]
+        )
+    head = [
+        "policy",
+        "seed",
+        "learning rate",
+        "start",
+        "best",
+        "end",
+        "pass@8 at the end",
+        "entropy at the end",
+        "step, s",
+    ]
+    return [
+        "## A pretrained model, first runs",
+        "",
+        "SmolLM2-135M after a short supervised start, on verl and vLLM, CPU (`verl-adaptive bench pretrained`): held-out accuracy, 8 "
+        "sampled answers to each of 120 questions (sampling error 0.008). One learning rate so far, so this is **no comparison**: runs "
+        "fall from their best, so the rate is too high for them. Seconds are of a busy machine. Missing: lower rates, REINFORCE, "
+        "`grpo-4`, the papers' presets, steps of 512.",
+        "",
+        *table(head, rows),
+    ]

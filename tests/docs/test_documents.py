@@ -472,6 +472,6 @@ def test_the_figures_of_large_stores_are_the_measured_ones() -> None:
 
 def test_the_completion_completes_every_command() -> None:
     (line,) = re.findall(
-        r'^complete .* -W "(.*)" verl-adaptive$', (ROOT / "docs" / "commands.md").read_text(), flags=re.M
+        r'^complete .* -W "(.*)" \\\n +verl-adaptive$', (ROOT / "docs" / "commands.md").read_text(), flags=re.M
     )
     assert line.split() == list(COMMANDS)
