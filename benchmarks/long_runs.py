@@ -7,7 +7,7 @@ from typing import Any
 from omegaconf import DictConfig
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
-from verl_adaptive.integration.selftest import several
+from examples.cpu import several
 
 #: Seconds between two looks, as ``adaptive.poll_interval``. verl's own is 2, which no option reaches: nothing beside steps of
 #: minutes, and half of a step here.

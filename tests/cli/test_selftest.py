@@ -3,57 +3,127 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
+from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.integration.selftest import suite, verdicts
 from verl_adaptive.integration.selftest.runs import Run
-from verl_adaptive.integration.selftest.suite import Item, Report
+from verl_adaptive.integration.selftest.suite import PLAIN, Item, Report
 
 
 @pytest.mark.parametrize(
-    ("words", "status", "says"),
+    ("words", "says"),
     [
-        (["--presets", "gresso"], 2, "--presets gresso: must be among greso, grpo"),
-        (["--quick", "--presets", "solo"], 2, "--quick is one preset"),
-        (["--keep", "."], 1, ". exists; name another folder"),
-        (["--timeout", "0"], 2, "0 must be 1 or greater"),
+        (["--presets", "gresso"], "--presets gresso: must be all, or among grpo, greso"),
+        (["--quick", "--presets", "solo"], "--quick is two presets"),
+        (["--timeout", "0"], "0 must be 1 or greater"),
     ],
 )
-def test_wrong_words(words, status, says, call) -> None:
+def test_wrong_words(words, says, call) -> None:
     code, _, said = call("selftest", *words)
-    assert code == status and says in said
+    assert code == 2 and says in said
 
 
-def test_every_preset_is_tried() -> None:
+def test_every_preset_can_be_tried() -> None:
     from verl_adaptive.commands.parts import describe
 
-    assert set(suite.PRESETS) == set(describe()["presets"])
+    assert set(suite.PRESETS) == set(describe()["presets"]) and set(suite.DEFAULT) <= set(suite.PRESETS)
+
+
+def test_what_is_not_installed_is_said_in_one_line(monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr(suite, "_installed", lambda module: module not in ("torch", "vllm", "sglang"))
+    with pytest.raises(AdaptiveError, match="^torch, vllm or sglang: not installed in this environment; activate"):
+        suite.examine(tmp_path)
 
 
 def test_the_page_names_what_failed_and_nobody() -> None:
-    report = Report({"verl": "0.9.1"}, {"cores": 2}, [Item("gradient", 3.2, ["same"], [], {"float32": {"x": 1.2e-7}})])
-    assert report.passed and suite.page(report).startswith("verl-adaptive selftest: passed, 1 checks of 1 items")
-    assert "x 1.2e-07" in suite.page(report)
-    report.items.append(Item("+adaptive=greso", findings=["status 1: RuntimeError: out of memory"]))
-    assert not report.passed and "FAILED (+adaptive=greso)" in suite.page(report)
+    plain = Item(PLAIN, 30.2, ["trains"], [], {"s/step": 2.0, "probs diff": 1.2e-7})
+    greso = Item("+adaptive=greso", 33.0, ["trains"], [], {"s/step": 3.0, "aborted": 17})
+    report = Report({"verl": "0.9.1"}, {"cores": 2}, {"strategy": "fsdp"}, [plain, greso])
+    said = suite.page(report)
+    assert report.passed and said.startswith("verl-adaptive selftest: passed, 2 checks of 2 items")
+    row = next(line for line in said.splitlines() if "+adaptive=greso" in line).split()
+    assert row[:6] == ["ok", "+adaptive=greso", "33", "s", "1.50", "3"] and "17" in row
+    assert "strategy: fsdp" in said and "1.2e-07" in said
+    report.items.append(Item("+adaptive=solo", findings=["status 1: RuntimeError: out of memory"]))
+    assert not report.passed and "FAILED (+adaptive=solo)" in suite.page(report)
     assert "out of memory" in suite.page(report) and json.dumps(report.as_json())
     assert not Report({}, {}).passed  # nothing was tried
 
 
+@pytest.fixture
+def stages(monkeypatch):
+    """The suite with its runs replaced by what they are called; ``broken`` names those that fail."""
+    made: list[str] = []
+    broken: set[str] = set()
+
+    def tool(item, folder, env, timeout, module, *said):
+        made.append(item.name)
+        if module == "gradient":
+            found = {"machine": {"accelerators": []}, "settings": {}, "ranks": 2, "gradient": {}}
+            (folder / "gradient.json").write_text(json.dumps(found))
+
+    def train(folder, said, env, timeout, kill_at=None):
+        name = Path(folder).name
+        made.append(f"{name}{' killed' * bool(kill_at)}")
+        return Run(folder, 1 if name in broken else 0, "RuntimeError: no device", [])
+
+    monkeypatch.setattr(suite, "missing", str)
+    monkeypatch.setattr(suite, "_tool", tool)
+    monkeypatch.setattr(suite, "_count_gpus", lambda env, timeout: 0)
+    monkeypatch.setattr(suite, "_train", train)
+    monkeypatch.setattr(suite, "_ended", lambda item, run, steps=3: not run.code or item.findings.append(run.log))
+    monkeypatch.setattr(suite, "_judged", lambda item, run, plain=None: suite._ended(item, run))
+    monkeypatch.setattr(suite, "_resumed", lambda item, folder, *_: train(folder, [], {}, 1, 3))
+    return made, broken
+
+
+def test_the_same_command_goes_on_where_it_was_interrupted(stages, tmp_path) -> None:
+    made, broken = stages
+    broken.add("solo")
+    assert not suite.examine(tmp_path, presets=["greso", "solo"]).passed
+    first = [*made]
+    assert first[:4] == ["tiny model", "gradient", "plain-verl", "greso"] and first[-1] == "resume killed"
+    broken.clear()
+    made.clear()
+    report = suite.examine(tmp_path, presets=["greso", "solo"])
+    assert report.passed and made == ["solo"] and len(report.items) == len(first)
+    assert json.loads((tmp_path / "selftest.json").read_text())["passed"]
+    assert (tmp_path / "selftest.txt").read_text().startswith("verl-adaptive selftest: passed")
+    suite.examine(tmp_path, presets=["greso"], overrides=["trainer.nnodes=1"])
+    assert made[1:3] == ["tiny model", "gradient"]  # other overrides begin anew
+
+
+def test_where_plain_verl_fails_nothing_else_is_tried(stages, tmp_path) -> None:
+    made, broken = stages
+    broken.add("plain-verl")
+    report = suite.examine(tmp_path)
+    assert made[-1] == "plain-verl" and "FAILED (plain verl)" in suite.page(report)
+    assert "verl itself does not train here" in suite.page(report)
+
+
 def test_a_run_that_ends_early_is_told_by_its_last_error(tmp_path) -> None:
-    run = Run(tmp_path, 1, "Traceback\nRuntimeError: it is away\nbye\n")
-    item = suite._judged("+adaptive=greso", run, 3, 1.0)
+    item = Item("+adaptive=greso")
+    suite._judged(item, Run(tmp_path, 1, "Traceback\nRuntimeError: it is away\nbye\n"))
     assert "status 1 after 0 of 3 steps: RuntimeError" in item.findings[0]
 
 
 def metrics(step: int, **other: float) -> dict:
-    made = {"training/global_step": step}
+    made = {"training/global_step": step, "actor/grad_norm": 1.0}
     for unit in ("rollouts", "tokens"):
         own = {"generated_total": 10, "trained_total": 6, "dropped_total": 4, "dropped_total/informative": 4}
         made |= {f"adaptive/{unit}/{k}": v for k, v in {**own, "surplus_total": 0, "held": 0}.items()}
         made[f"adaptive/cumulative/{unit}_generated"] = 10 * step
     return {**made, **other}
+
+
+def test_log_probs_that_disagree_more_than_in_plain_verl_are_found(tmp_path) -> None:
+    run = Run(tmp_path, 0, "", [metrics(i, **{"training/rollout_probs_diff_mean": 0.1}) for i in (1, 2, 3)])
+    item = Item("+adaptive=greso")
+    suite._judged(item, run, Item(PLAIN, facts={"probs diff": 0.01}))
+    assert "log-probs of rollout and actor differ by 0.1, in plain verl by 0.01" in item.findings
 
 
 def test_what_is_not_accounted_for_is_found(tmp_path) -> None:
@@ -67,14 +137,24 @@ def test_what_is_not_accounted_for_is_found(tmp_path) -> None:
     assert verdicts.differences(whole) == ["nothing was recorded"]
 
 
-@pytest.mark.parametrize(("on_cpu", "flash"), [(True, False), (False, True), (False, False)])
-def test_the_words_of_a_run_compose_and_validate(on_cpu, flash, tmp_path, monkeypatch) -> None:
-    """Those for a GPU, too, which no test can run."""
+@pytest.mark.parametrize("preset", [True, False])
+@pytest.mark.parametrize(("gpus", "flash"), [(0, False), (1, True), (4, False)])
+def test_the_words_of_a_run_compose_and_validate(gpus, flash, preset, tmp_path, monkeypatch) -> None:
+    """Those for GPUs, too, which no test can run."""
     inspect = pytest.importorskip("verl_adaptive.integration.inspect")
+    from verl_adaptive.integration.selftest.gradient import settings
+
     monkeypatch.setattr(suite, "_installed", lambda module: flash if module == "flash_attn" else True)
-    words = [*suite._words(tmp_path, on_cpu), "+adaptive=greso", "trainer.total_training_steps=3"]
-    config = inspect.compose(inspect.Command.parse(words))
-    inspect.validate(config)
-    assert config.adaptive.record is True and config.actor_rollout_ref.actor.strategy == "fsdp2"
-    sdpa = config.actor_rollout_ref.model.override_config.get("attn_implementation") == "sdpa"
-    assert sdpa == (on_cpu or not flash) and config.actor_rollout_ref.model.use_remove_padding == (not sdpa)
+    for mode, more in suite._modes(gpus).items() if preset else [("sync", [])]:
+        if more is None:
+            assert gpus == 1 and mode == "separate_async"
+            continue
+        words = [*suite.words(tmp_path, gpus, mode), "trainer.total_training_steps=3", *more]
+        config = inspect.compose(inspect.Command.parse([*words, *(["+adaptive=greso", suite.RECORD] * preset)]))
+        if preset:
+            inspect.validate(config)
+        found = settings(words)
+        assert found["strategy"] == ("fsdp" if gpus else "fsdp2") and found["engine"].startswith("vllm")
+        assert found["ranks"] == (max(1, gpus) if mode != "separate_async" or not gpus else 2)
+        sdpa = config.actor_rollout_ref.model.override_config.get("attn_implementation") == "sdpa"
+        assert sdpa == (not gpus or not flash) and config.actor_rollout_ref.model.use_remove_padding == (not sdpa)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -12,8 +13,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from examples.cpu import BEGIN, MARK
 from verl_adaptive.integration.selftest import runs, verdicts
-from verl_adaptive.integration.selftest.runs import BEGIN, MARK, Run, read_metrics
+from verl_adaptive.integration.selftest.runs import Run, read_metrics
 from verl_adaptive.integration.selftest.verdicts import optimizer_updates
 
 __all__ = [
@@ -105,25 +107,54 @@ def several(
     kill_at: int | None = None,
     anew: Collection[str] = (),
     refused: Collection[str] = (),
-    module: str = "verl_adaptive.integration.selftest.several",
+    module: str = "examples.cpu.several",
     **env: str,
 ) -> dict[str, Run]:
-    """Small runs on one start-up of verl; see :func:`verl_adaptive.integration.selftest.runs.several`.
+    """Small runs, one after the other on one start-up of verl; see :mod:`examples.cpu.several`.
 
     Args:
-        folder: that has a folder for each.
+        folder: that has a folder for each. A run that has one already goes on in it.
         named: name → overrides.
         common: overrides of all.
         timeout: seconds for all.
         kill_at: SIGKILL after so many steps of the last run.
-        anew: runs with an agent loop and a reward function of their own.
-        refused: runs that we refuse before their first step.
+        anew: runs with an agent loop, and a reward function, of their own; later ones share them.
+        refused: runs that we refuse before their first step: others may follow.
         module: what runs them.
         env: of the process.
+
+    Returns:
+        Each run. The status of one that ended well is 0 whatever came after it; not 0 if it did not begin.
+
+    Raises:
+        TimeoutError: they did not end in time.
     """
-    all_words = {name: words(folder / name, *common, *overrides) for name, overrides in named.items()}
-    how = {"timeout": timeout, "kill_at": kill_at, "anew": anew, "refused": refused, "module": module}
-    return runs.several(folder, all_words, environment(**env), **how)
+    folder.mkdir(parents=True, exist_ok=True)
+    listed = {
+        name: (runs.next_metrics(folder / name), words(folder / name, *common, *overrides))
+        for name, overrides in named.items()
+    }
+    (folder / "runs.json").write_text(
+        json.dumps(
+            [
+                {
+                    **{"name": name, "metrics": str(metrics), "words": said},
+                    **{"anew": name in anew, "refused": name in refused},
+                }
+                for name, (metrics, said) in listed.items()
+            ]
+        )
+    )
+    command = ["-m", module, str(folder / "runs.json")]
+    last = next(reversed(listed.values()))[0]
+    code, text = runs.call(folder, command, last, timeout, kill_at, environment(**env))
+    made = {}
+    for name, (metrics, _) in listed.items():
+        _, mark, log = text.partition(BEGIN.format(name))
+        ended = 0 if metrics.with_suffix(".done").exists() else code or 1
+        said = log.partition(MARK)[0] if mark else f"{name} did not begin:\n{text}"
+        made[name] = Run(folder / name, ended, said, read_metrics(metrics))
+    return made
 
 
 def balanced(run: Run, before: dict | None = None) -> None:

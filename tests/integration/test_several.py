@@ -11,7 +11,7 @@ pytest.importorskip("verl")
 from benchmarks import train_cpu
 from examples.cpu import quickstart
 from examples.cpu.quickstart import Arm
-from verl_adaptive.integration.selftest.several import planned
+from examples.cpu.several import planned
 
 
 def test_the_quickstarts_runs_are_read(tmp_path) -> None:

@@ -170,6 +170,17 @@ def test_a_patch_changes_neither_licences_nor_whole_files(patch):
     assert all(len(line) <= 121 for line in lines if line.startswith("+"))  # verl's line length, and the plus
 
 
+#: verl's ``.github/PULL_REQUEST_TEMPLATE.md``.
+TEMPLATE = """
+### What does this PR do?
+### Checklist Before Starting
+### Test
+### API and Usage Example
+### Design & Code Changes
+### Checklist Before Submitting
+"""
+
+
 def test_the_index_names_every_patch():
     index = (UPSTREAM / "README.md").read_text()
     assert re.findall(r"^\| \[(\d\d-[\w-]+)\]\(\1/\) \|", index, re.MULTILINE) == PATCHES
@@ -179,16 +190,16 @@ def test_the_index_names_every_patch():
 def test_a_description_has_the_title_and_the_sections(patch):
     title, *rest = (UPSTREAM / patch / "README.md").read_text().splitlines()
     assert re.fullmatch(r"# \[[a-z_]+(, [a-z_]+)*\] (feat|fix|refactor): .+", title)  # as verl's checks ask for
-    sections = ["Why", "What changes", "Measured", "What it deletes of ours", "Upstream"]
-    assert [line.removeprefix("## ") for line in rest if line.startswith("## ")] == sections
+    sections = re.findall(r"^### (.+)$", TEMPLATE, re.MULTILINE)
+    assert [line.removeprefix("### ") for line in rest if line.startswith("### ")] == sections
+    assert not re.search(r"\b(we|our|ours|us)\b", " ".join(rest))  # it is verl's to read
     assert "@" not in "\n".join(rest)  # a place that was to be filled in
 
 
 @pytest.mark.parametrize("patch", PATCHES)
-def test_what_a_description_says_is_deleted_exists(patch):
+def test_what_is_said_to_be_deleted_exists(patch):
     """Each line of the section names a file and a function of ours, which are there as long as the patch is not."""
-    text = (UPSTREAM / patch / "README.md").read_text()
-    section = text.split("## What it deletes of ours\n")[1].split("\n## ")[0]
+    section = (UPSTREAM / "ours.md").read_text().split(f"## {patch}\n")[1].split("\n## ")[0]
     named = re.findall(r"`((?:verl_adaptive|hydra_configs|tests)/[\w/.]+)(?:::([\w.]+))?`", section)
     assert named or "Nothing" in section
     for path, name in named:

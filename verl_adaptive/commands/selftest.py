@@ -1,16 +1,18 @@
 """Find out in minutes whether training works here: a tiny model, through the real pipeline, in this environment.
 
-Makes data and a model of 0.12 million parameters (nothing is downloaded), runs every preset three steps, kills a run with
-SIGKILL and resumes it, and checks: every rollout and token is accounted for, as many optimizer updates as plain GRPO's,
-the metrics are there, the recorded decisions are made again, and leaving rows of zero advantage out changes no gradient.
-Uses one GPU where there is one, and the CPU platform (VERL_PLATFORM=cpu) where there is none. The status is 1 if something
-is wrong.
+Makes data and a model of 0.12 million parameters (nothing is downloaded) and runs, each three steps and in a process of its
+own: plain verl without this package, some presets, the asynchronous trainers, and a run that is killed with SIGKILL and
+resumed. Checks: every rollout and token is accounted for, as many optimizer updates as plain GRPO's, the metrics are there,
+the recorded decisions are made again, log-probs agree as in plain verl, and leaving rows of zero advantage out changes no
+gradient. Uses verl's default strategy and all GPUs, and the CPU platform where there is none. The same command goes on where
+it was interrupted; the page is also in FOLDER/selftest.txt, with selftest.json beside it. The status is 1 if something is
+wrong.
 
 examples:
   verl-adaptive selftest
   verl-adaptive selftest --quick
-  verl-adaptive selftest --presets greso solo --keep selftest-runs
-  verl-adaptive selftest --json > selftest.json
+  verl-adaptive selftest --presets greso solo --folder selftest-solo
+  verl-adaptive selftest --json
   verl-adaptive selftest -- actor_rollout_ref.rollout.name=sglang
 """
 
@@ -18,33 +20,33 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
 import sys
-import tempfile
 from pathlib import Path
 
 from verl_adaptive.commands.arguments import add_json_option, count
-from verl_adaptive.errors import AdaptiveError, UsageError
+from verl_adaptive.errors import UsageError
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--quick",
-        action="store_true",
-        help="one preset and no kill, two minutes on a CPU: verl-adaptive selftest --quick",
+        "--quick", action="store_true", help="plain verl, grpo and greso alone: verl-adaptive selftest --quick"
     )
     parser.add_argument(
-        "--presets", nargs="+", metavar="NAME", help="these presets only: --presets greso solo (default: all)"
+        "--presets",
+        nargs="+",
+        metavar="NAME",
+        help="these presets, or `all`: --presets greso solo (default: grpo greso pilot_commit solo)",
     )
     parser.add_argument("--no-kill", action="store_true", help="no run that is killed and resumed (default: one)")
     parser.add_argument(
-        "--alone", action="store_true", help="a start-up of verl for each run, instead of one for all (default: one)"
+        "--folder",
+        metavar="FOLDER",
+        default="verl-adaptive-selftest",
+        help="for page, data, checkpoints and logs; goes on with what is there: --folder selftest-2 "
+        "(default: verl-adaptive-selftest)",
     )
     parser.add_argument(
-        "--keep", metavar="FOLDER", help="keep data, checkpoints and logs: --keep selftest-runs (default: on failure)"
-    )
-    parser.add_argument(
-        "--timeout", metavar="S", type=count, default=1200, help="seconds for a start-up and its runs (default 1200)"
+        "--timeout", metavar="S", type=count, default=1200, help="seconds for a run: --timeout 3600 (default 1200)"
     )
     add_json_option(parser)
     parser.add_argument(
@@ -56,27 +58,24 @@ def run(args: argparse.Namespace) -> int:
     from verl_adaptive.integration.selftest import suite
 
     if args.quick and args.presets:
-        raise UsageError("--quick and --presets: --quick is one preset, leave one of them out")
-    presets = ("greso",) if args.quick else tuple(args.presets or suite.PRESETS)
+        raise UsageError("--quick and --presets: --quick is two presets, leave one of them out")
+    presets = suite.QUICK if args.quick else tuple(args.presets or suite.DEFAULT)
+    if presets == ("all",):
+        presets = suite.PRESETS
     unknown = [name for name in presets if name not in suite.PRESETS]
     if unknown:
-        raise UsageError(f"--presets {unknown[0]}: must be among {', '.join(suite.PRESETS)}")
-    if args.keep and Path(args.keep).exists():
-        raise AdaptiveError(f"{args.keep} exists; name another folder, runs would go on in it")
-    folder = Path(args.keep or tempfile.mkdtemp(prefix="verl-adaptive-selftest-")).resolve()
+        raise UsageError(f"--presets {unknown[0]}: must be all, or among {', '.join(suite.PRESETS)}")
+    folder = Path(args.folder).resolve()
     folder.mkdir(parents=True, exist_ok=True)
     report = suite.examine(
         folder,
         presets=presets,
+        modes=not args.quick,
         kill=not (args.quick or args.no_kill),
-        shared=not args.alone,
         overrides=args.overrides,
         timeout=args.timeout,
         say=lambda line: print(f"selftest: {line}", file=sys.stderr, flush=True),
     )
     print(json.dumps(report.as_json(), indent=1) if args.json else suite.page(report))
-    if not report.passed:
-        print(f"selftest: logs and checkpoints are in {folder}", file=sys.stderr)
-    elif not args.keep:
-        shutil.rmtree(folder)
+    print(f"selftest: page, JSON, logs and checkpoints are in {args.folder}", file=sys.stderr)
     return 0 if report.passed else 1

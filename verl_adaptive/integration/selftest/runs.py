@@ -8,14 +8,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-__all__ = ["BEGIN", "MARK", "Run", "read_metrics", "several", "train"]
-
-MARK = "=== run "
-BEGIN = MARK + "{} ==="  # before each of several runs, in the log
+__all__ = ["Run", "call", "next_metrics", "read_metrics", "train"]
 
 
 @dataclass
@@ -79,76 +76,18 @@ def train(
     Raises:
         TimeoutError: it did not end in time.
     """
-    metrics = _next_metrics(folder)
-    code, text = _call(folder, ["-m", "verl.trainer.main_ppo", *words], metrics, timeout, kill_at, env)
+    metrics = next_metrics(folder)
+    code, text = call(folder, ["-m", "verl.trainer.main_ppo", *words], metrics, timeout, kill_at, env)
     return Run(folder, code, text, read_metrics(metrics))
 
 
-def several(
-    folder: Path,
-    runs: Mapping[str, Sequence[str]],
-    env: Mapping[str, str],
-    *,
-    timeout: float = 3600,
-    kill_at: int | None = None,
-    anew: Collection[str] = (),
-    refused: Collection[str] = (),
-    module: str = f"{__package__}.several",
-) -> dict[str, Run]:
-    """Runs in folders of their own, one after the other on one start-up of verl; see :mod:`.several`.
-
-    Args:
-        folder: that has theirs, by name.
-        runs: name → overrides. One that has a folder already goes on in it.
-        env: of the process.
-        timeout: seconds for all.
-        kill_at: SIGKILL after so many steps of the last run.
-        anew: runs with an agent loop, and a reward function, of their own; later ones share them.
-        refused: runs that we refuse before their first step: others may follow.
-        module: what runs them.
-
-    Returns:
-        Each run. The status of one that ended well is 0 whatever came after it; not 0 if it did not begin.
-
-    Raises:
-        TimeoutError: they did not end in time.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    listed: list[tuple[str, Path, Sequence[str]]] = [
-        (name, _next_metrics(folder / name), words) for name, words in runs.items()
-    ]
-    (folder / "runs.json").write_text(
-        json.dumps(
-            [
-                {
-                    "name": name,
-                    "metrics": str(metrics),
-                    "words": list(words),
-                    "anew": name in anew,
-                    "refused": name in refused,
-                }
-                for name, metrics, words in listed
-            ]
-        )
-    )
-    command = ["-m", module, str(folder / "runs.json")]
-    code, text = _call(folder, command, listed[-1][1], timeout, kill_at, env)
-    made = {}
-    for name, metrics, _ in listed:
-        _, mark, log = text.partition(BEGIN.format(name))
-        ended = 0 if metrics.with_suffix(".done").exists() else code or 1
-        said = log.partition(MARK)[0] if mark else f"{name} did not begin:\n{text}"
-        made[name] = Run(folder / name, ended, said, read_metrics(metrics))
-    return made
-
-
-def _next_metrics(folder: Path) -> Path:
+def next_metrics(folder: Path) -> Path:
     """A file for an attempt's metrics; verl's file logger would overwrite an earlier attempt's."""
     folder.mkdir(parents=True, exist_ok=True)
     return folder / f"metrics-{len(list(folder.glob('metrics-*.jsonl')))}.jsonl"
 
 
-def _call(
+def call(
     folder: Path, command: list[str], metrics: Path, timeout: float, kill_at: int | None, env: Mapping[str, str]
 ) -> tuple[int, str]:
     """Run Python to its end, or until it is killed: the status, and what it said."""

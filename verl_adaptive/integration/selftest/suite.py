@@ -1,4 +1,8 @@
-"""All of the self-test: the runs, what must hold of them, and the page. Imports neither verl nor torch."""
+"""All of the self-test: the runs, what must hold of them, and the page. Imports neither verl nor torch.
+
+Every run is a process of its own, plain verl first: whether verl works here, and whether this package does, are two questions.
+What has passed is kept in the folder, so that the same command goes on where it was interrupted.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ import importlib.util
 import json
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import time
@@ -17,13 +22,17 @@ from pathlib import Path
 from typing import Any
 
 from verl_adaptive import __version__
+from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.integration.selftest import runs, verdicts
 from verl_adaptive.integration.selftest.runs import Run
 
-__all__ = ["PRESETS", "Item", "Report", "examine", "page"]
+__all__ = ["DEFAULT", "PLAIN", "PRESETS", "QUICK", "Item", "Report", "examine", "page"]
 
-#: GRESO first: a start-up that fails has then shown the most.
-PRESETS = ("greso", "grpo", "dapo", "aero", "cero", "pilot_commit", "solo", "spo")
+PRESETS = ("grpo", "greso", "dapo", "aero", "cero", "pilot_commit", "solo", "spo", "sao")
+#: Rows of zero advantage are left out by the first, requests are aborted by the second.
+QUICK = ("grpo", "greso")
+DEFAULT = (*QUICK, "pilot_commit", "solo")
+PLAIN = "plain verl"
 STEPS, RESUMED = 3, 6
 BATCH, MINI, N = 16, 8, 8
 PACKAGES = (
@@ -41,6 +50,8 @@ PACKAGES = (
     ),
     *("numpy", "hydra-core", "peft"),
 )
+#: A preset's mean difference between the log-probs of rollout and actor may be this much more than plain verl's.
+DIFFERENCE = 0.02
 _HERE = __package__
 
 
@@ -50,7 +61,7 @@ class Item:
 
     Attributes:
         name: of it.
-        seconds: that it took; 0 if it shared a start-up.
+        seconds: that it took.
         checks: what was looked at.
         findings: what is wrong; empty: all is well.
         facts: numbers worth knowing.
@@ -70,18 +81,22 @@ class Report:
     Attributes:
         versions: package → version.
         machine: hardware and operating system; no names of hosts, users or folders.
+        settings: what the runs had: strategy, engine, ranks and so on.
         items: what was tried.
-        seconds: in all.
+        seconds: in all, those of earlier attempts included.
+        untried: what was not, and why.
     """
 
     versions: dict[str, str]
     machine: dict[str, Any]
+    settings: dict[str, Any] = field(default_factory=dict)
     items: list[Item] = field(default_factory=list)
     seconds: float = 0.0
+    untried: list[str] = field(default_factory=list)
 
     @property
     def passed(self) -> bool:
-        """Whether everything was tried and nothing is wrong."""
+        """Whether something was tried, and nothing is wrong."""
         return bool(self.items) and not any(item.findings for item in self.items)
 
     def as_json(self) -> dict[str, Any]:
@@ -89,214 +104,326 @@ class Report:
         return {"passed": self.passed, "verl_adaptive": __version__, **asdict(self)}
 
 
+class _Kept:
+    """Items that have passed in a folder, with these versions and overrides; others begin anew."""
+
+    def __init__(self, folder: Path, of: dict[str, Any]) -> None:
+        self.path, self._of = folder / "passed.json", of
+        try:
+            found = json.loads(self.path.read_text())
+        except (OSError, ValueError):
+            found = {}
+        self._items: dict[str, dict] = found.get("items", {}) if found.get("of") == of else {}
+
+    def get(self, name: str) -> Item | None:
+        return Item(**self._items[name]) if name in self._items else None
+
+    def put(self, item: Item) -> None:
+        if not item.findings:
+            self._items[item.name] = asdict(item)
+            self.path.write_text(json.dumps({"of": self._of, "items": self._items}, indent=1))
+
+
+def missing() -> str:
+    """What is not installed, and what to write; empty: nothing."""
+    lacks = [name for name in ("torch", "ray", "verl", "transfer_queue") if not _installed(name)]
+    if not _installed("vllm") and not _installed("sglang"):
+        lacks.append("vllm or sglang")
+    return f"{', '.join(lacks)}: not installed in this environment; activate the one that you train in" if lacks else ""
+
+
 def examine(
     folder: Path,
     *,
-    presets: Sequence[str] = PRESETS,
+    presets: Sequence[str] = DEFAULT,
+    modes: bool = True,
     kill: bool = True,
-    shared: bool = True,
     overrides: Sequence[str] = (),
     timeout: float = 1200,
     say: Callable[[str], None] = lambda line: None,
 ) -> Report:
-    """Run the self-test.
+    """Run the self-test, or what is left of it.
 
     Args:
         folder: for everything that it makes.
         presets: which.
+        modes: also the asynchronous trainers.
         kill: also kill a run with SIGKILL, and resume it.
-        shared: several runs on one start-up of verl; those that fail there are tried again on their own.
         overrides: of verl's, after ours.
-        timeout: seconds of a start-up.
+        timeout: seconds of a run.
         say: is told what goes on.
+
+    Raises:
+        AdaptiveError: something that is needed is not installed.
     """
-    begun = time.monotonic()
+    if lacks := missing():
+        raise AdaptiveError(lacks)
     report = Report(_versions(), _machine())
+    kept = _Kept(folder, {"versions": report.versions, "overrides": list(overrides)})
     env = _environment()
-    tools: list[tuple[str, list[str]]] = [
-        ("tiny model", [f"{_HERE}.tiny", str(folder / "tiny")]),
-        ("gradient", [f"{_HERE}.gradient", str(folder / "tiny" / "model"), str(folder / "gradient.json")]),
-    ]
-    for name, words in tools:
-        say(f"{name} ...")
-        item = Item(name)
+
+    def tried(name: str, make: Callable[[Item], None]) -> Item:
+        """An item, made now or by an earlier attempt."""
+        item = kept.get(name)
+        if item is None:
+            say(f"{name} ...")
+            item, start = Item(name), time.monotonic()
+            make(item)
+            item.seconds = round(time.monotonic() - start, 1)
+            kept.put(item)
         report.items.append(item)
-        start = time.monotonic()
-        done = subprocess.run(
-            [sys.executable, "-m", *words], cwd=folder, env=env, capture_output=True, text=True, timeout=timeout
+        report.seconds += item.seconds
+        _write(folder, report)
+        return item
+
+    if tried("tiny model", lambda item: _tool(item, folder, env, timeout, "tiny", str(folder / "tiny"))).findings:
+        return report
+    item = tried("gradient", lambda item: _gradient(item, folder, env, timeout, overrides))
+    if item.findings and "machine" not in item.facts:
+        return report
+    report.machine.update(item.facts.pop("machine"))
+    report.settings = item.facts.pop("settings")
+    gpus = len(report.machine["accelerators"])
+    env |= {} if gpus else {"VERL_PLATFORM": "cpu"}
+
+    def trained(item: Item, said: Sequence[str], mode: str = "sync", **extra: str) -> Run:
+        where = folder / "runs" / item.name.removeprefix("+adaptive=").replace(" ", "-")
+        shutil.rmtree(where, ignore_errors=True)
+        return _train(
+            where, [*words(folder, gpus, mode), *said, *_own(where, STEPS), *overrides], {**env, **extra}, timeout
         )
-        item.seconds = time.monotonic() - start
-        if done.returncode:
-            item.findings.append(f"failed: {_last(done.stderr)}")
-            (folder / f"{words[0].rpartition('.')[2]}.log").write_text(done.stdout + done.stderr)
-            if name == "tiny model":
-                report.seconds = time.monotonic() - begun
-                return report
-    if not report.items[-1].findings:
-        _gradient(report.items[-1], json.loads((folder / "gradient.json").read_text()), report.machine)
-    on_cpu = not report.machine.get("accelerators")
-    if on_cpu:
-        env["VERL_PLATFORM"] = "cpu"
-    base = _words(folder, on_cpu)
 
-    def words_of(place: str, preset: str, steps: int, save: int) -> list[str]:
-        own = [f"trainer.total_training_steps={steps}", f"trainer.save_freq={save}"]
-        where = f"trainer.default_local_dir={folder / place / 'checkpoints'}"
-        return [*base, f"+adaptive={preset}", where, *own, *overrides]
-
-    made: dict[str, Run] = {}
-    spent: dict[str, float] = {}
-    first: Run | None = None
-    place = lambda name: f"{name}-alone" if "shared" in spent else name  # noqa: E731  (nothing is gone on with)
-    if shared and len(presets) + kill > 1:
-        say(f"{len(presets)} presets{', and a run that is killed' if kill else ''}, on one start-up of verl ...")
-        start = time.monotonic()
-        together = {name: words_of(name, name, STEPS, STEPS) for name in presets}
-        if kill:
-            together["resume"] = words_of("resume", "greso", RESUMED, 2)
-        try:
-            made = runs.several(folder, together, env, timeout=timeout, kill_at=3 if kill else None)
-        except TimeoutError as error:
-            say(f"not in time: {_last(str(error))}")
-        spent["shared"] = time.monotonic() - start
-        first = made.pop("resume", None)
-        if first is not None and first.code != -9:  # it never came so far
-            first = None
+    # `cpu` is verl_cpu's plugin, `none` no plugin's name
+    plain = tried(PLAIN, lambda i: _plain(i, trained(i, [], VERL_USE_EXTERNAL_PLUGINS="none" if gpus else "cpu")))
+    if plain.findings:
+        report.untried.append("presets: verl itself does not train here, without this package; look there first")
+        _write(folder, report)
+        return report
     for name in presets:
-        if name not in made or made[name].code:
-            say(f"{name}, on its own ...")
-            start = time.monotonic()
-            made[name] = _train(folder / place(name), words_of(place(name), name, STEPS, STEPS), env, timeout)
-            spent[name] = time.monotonic() - start
-        report.items.append(_judged(f"+adaptive={name}", made[name], STEPS, spent.get(name, 0.0)))
+        tried(f"+adaptive={name}", lambda i, name=name: _judged(i, trained(i, [f"+adaptive={name}", RECORD]), plain))  # type: ignore[misc]
+    for mode, more in _modes(gpus).items() if modes else ():
+        if more is None:
+            report.untried.append(f"{mode}: takes two GPUs or more")
+            continue
+        said = ["+adaptive=greso", RECORD, *more]
+        tried(f"greso in {mode}", lambda i, said=said, mode=mode: _judged(i, trained(i, said, mode)))  # type: ignore[misc]
     if kill:
-        start = time.monotonic()
-        where = "resume" if first is not None else place("resume")
-        resumed = words_of(where, "greso", RESUMED, 2)  # steps 2, 4 and 6 are saved; it is killed after the third
-        if first is None:
-            say("a run that is killed ...")
-            first = _train(folder / where, resumed, env, timeout, kill_at=3)
-        say("the same command again ...")
-        report.items.append(_resumed(first, _train(folder / where, resumed, env, timeout)))
-        report.items[-1].seconds = time.monotonic() - start
-    if "shared" in spent:
-        report.machine["seconds of the shared start-up"] = round(spent["shared"])
-    report.seconds = time.monotonic() - begun
+        where = folder / "runs" / "resume"
+        own = [*_own(where, RESUMED), "trainer.save_freq=2"]
+        said = [*words(folder, gpus), "+adaptive=greso", RECORD, *own, *overrides]
+        tried("SIGKILL and resume", lambda item: _resumed(item, where, said, env, timeout))
+    _write(folder, report)
     return report
 
 
-def _train(folder: Path, words: list[str], env: dict[str, str], timeout: float, kill_at: int | None = None) -> Run:
+RECORD = "adaptive.record=true"
+
+
+def _modes(gpus: int) -> dict[str, list[str] | None]:
+    """The asynchronous trainers, with what they need; None: it is not here."""
+    separate = ["trainer.v1.separate_async.parameter_sync_step=2"]
+    if not gpus:
+        return {"colocate_async": [], "separate_async": separate}
+    rollout = "actor_rollout_ref.rollout"
+    halves = [
+        *(
+            f"trainer.n_gpus_per_node={gpus - gpus // 2}",
+            f"{rollout}.n_gpus_per_node={gpus // 2}",
+            f"{rollout}.nnodes=1",
+        ),
+        f"{rollout}.checkpoint_engine.backend=nccl",
+    ]
+    return {"colocate_async": [], "separate_async": [*separate, *halves] if gpus > 1 else None}
+
+
+def _tool(item: Item, folder: Path, env: dict[str, str], timeout: float, module: str, *said: str) -> None:
+    """Run a module of this package."""
     try:
-        return runs.train(folder, words, env, timeout=timeout, kill_at=kill_at)
+        done = subprocess.run(
+            [sys.executable, "-m", f"{_HERE}.{module}", *said],
+            cwd=folder,
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+        )
+    except subprocess.TimeoutExpired:
+        item.findings.append(f"did not end within {timeout:g} s")
+        return
+    (folder / f"{module}.log").write_text(done.stdout + done.stderr)
+    if done.returncode:
+        item.findings.append(f"failed: {_last(done.stderr)}")
+
+
+def _train(folder: Path, said: list[str], env: dict[str, str], timeout: float, kill_at: int | None = None) -> Run:
+    try:
+        return runs.train(folder, said, env, timeout=timeout, kill_at=kill_at)
     except TimeoutError as error:
         return Run(folder, 124, str(error))
 
 
-def _gradient(item: Item, found: dict[str, Any], machine: dict[str, Any]) -> None:
-    machine.update(found["machine"])
-    for dtype, numbers in found["gradient"].items():
-        item.checks.append(f"rows of zero advantage, left out or kept, in {dtype}")
-        item.facts[dtype] = numbers
+def _gradient(item: Item, folder: Path, env: dict[str, str], timeout: float, overrides: Sequence[str]) -> None:
+    """Rows left out and kept, under both strategies; and what the machine and the settings are."""
+    gpus = _count_gpus(env, timeout)
+    said = [*words(folder, gpus), *overrides]
+    out = folder / "gradient.json"
+    _tool(item, folder, env, timeout, "gradient", str(folder / "tiny" / "model"), str(out), *said)
+    if item.findings:
+        return
+    found = json.loads(out.read_text())
+    item.facts = {"machine": found["machine"], "settings": found["settings"], "ranks": found["ranks"]}
+    for kind, numbers in found["gradient"].items():
+        item.checks.append(f"rows of zero advantage, left out or kept, under {kind}")
+        item.facts[kind] = {name: numbers[name] for name in ("difference", "allowed", "left_out", "balance")}
         if not numbers["ok"]:
             item.findings.append(
-                f"{dtype}: the gradient differs by {numbers['difference']:.2g} of its size, {numbers['allowed']:.2g} "
+                f"{kind}: the gradient differs by {numbers['difference']:.2g} of its size, {numbers['allowed']:.2g} "
                 f"would be rounding, {numbers['without_tokens']:.2g} is a wrong denominator's"
             )
 
 
-def _judged(name: str, run: Run, steps: int, seconds: float) -> Item:
-    """What must hold of a run that was not interrupted."""
-    item = Item(name, seconds)
+def _count_gpus(env: dict[str, str], timeout: float) -> int:
+    """Of torch, in a process of its own."""
+    code = "import torch; print(torch.cuda.device_count() if torch.cuda.is_available() else 0)"
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=timeout)
+    return int(done.stdout.split()[-1]) if not done.returncode and done.stdout.strip() else 0
+
+
+def _ended(item: Item, run: Run, steps: int = STEPS) -> bool:
+    """Whether a run made all its steps; what every run is asked."""
+    item.checks.append("trains")
     if run.code or len(run.steps) != steps:
-        item.checks.append("trains")
         item.findings.append(f"status {run.code} after {len(run.steps)} of {steps} steps: {_last(run.log)}")
-        return item
-    _common(item, run, steps)
+        return False
+    later = [m["timing_s/step"] for m in run.steps[1:] if "timing_s/step" in m]  # the first warms up
+    if later:
+        item.facts["s/step"] = round(sum(later) / len(later), 2)
+    differences = [d for d in run.series("training/rollout_probs_diff_mean") if d == d]
+    if differences:
+        item.facts["probs diff"] = sum(differences) / len(differences)
+    for verb, said in (("slept", "seconds to fall asleep"), ("woken", "seconds to wake up")):  # vLLM's own words
+        item.facts[verb] = run.log.count(said)
+    if not all(gradient > 0 for gradient in run.series("actor/grad_norm")):
+        item.findings.append(f"a step had no gradient: {run.series('actor/grad_norm')}")
+    return True
+
+
+def _plain(item: Item, run: Run) -> None:
+    """What must hold of plain verl."""
+    if _ended(item, run):
+        item.facts["rollouts"] = STEPS * BATCH * N
+
+
+def _judged(item: Item, run: Run, plain: Item | None = None) -> None:
+    """What must hold of a run that was not interrupted; beside plain verl, if it is given."""
+    if not _ended(item, run):
+        return
+    _common(item, run, STEPS)
+    if plain is not None:
+        ours, theirs = item.facts.get("probs diff"), plain.facts.get("probs diff")
+        if ours is not None and theirs is not None:
+            item.checks.append("log-probs of rollout and actor agree as in plain verl")
+            if ours > theirs + DIFFERENCE:
+                item.findings.append(
+                    f"log-probs of rollout and actor differ by {ours:.2g}, in plain verl by {theirs:.2g}"
+                )
+        if item.name == "+adaptive=grpo":
+            item.checks.append("rows of zero advantage are left out")
+            if not item.facts.get("left out"):
+                item.findings.append("no row of zero advantage was left out of training")
     try:
-        updates = verdicts.optimizer_updates(run, steps)
+        updates = verdicts.optimizer_updates(run, STEPS)
         item.checks.append("optimizer updates")
-        if updates != steps * BATCH // MINI:
-            item.findings.append(f"{updates} optimizer updates instead of {steps * BATCH // MINI}")
+        if updates != STEPS * BATCH // MINI:
+            item.findings.append(f"{updates} optimizer updates instead of {STEPS * BATCH // MINI}")
         item.facts["updates"] = updates
     except FileNotFoundError:
         item.facts["updates"] = "not looked at: no optimizer state of FSDP's in the checkpoint"
-    return item
 
 
 def _common(item: Item, run: Run, steps: int) -> None:
-    item.checks += ["trains", "metrics are there"]
-    item.findings += verdicts.absent(run)
-    if item.findings:
+    """What must hold of every run with a preset."""
+    item.checks.append("metrics are there")
+    if absent := verdicts.absent(run):
+        item.findings += absent
         return
     item.checks += ["every rollout and token is accounted for", "decisions are replayed from the record"]
     item.findings += verdicts.differences(run, steps)
-    if not all(gradient > 0 for gradient in run.series("actor/grad_norm")):
-        item.findings.append(f"a step had no gradient: {run.series('actor/grad_norm')}")
     for key, name in (
         ("rollouts", "adaptive/rollouts/generated_total"),
+        ("aborted", "adaptive/rollouts/dropped_total/aborted"),
         ("left out", "adaptive/rollouts/dropped_total/zero_advantage"),
     ):
         item.facts[key] = int(sum(run.series(name)))
-    item.facts["informative"] = round(sum(run.series("adaptive/groups/informative_share")) / len(run.steps), 2)
 
 
-def _resumed(first: Run, second: Run) -> Item:
-    """What must hold of a run that was killed, and of the one that went on."""
+def _resumed(item: Item, folder: Path, said: list[str], env: dict[str, str], timeout: float) -> None:
+    """Kill a run in the middle, start it again, and look at both."""
     from verl_adaptive.stats import read_snapshot
 
-    item = Item("SIGKILL and resume")
+    shutil.rmtree(folder, ignore_errors=True)
+    first = _train(folder, said, env, timeout, kill_at=3)
     item.checks.append("killed in the middle, goes on from its checkpoint")
     if first.code != -9:
         item.findings.append(f"it could not be killed: status {first.code}: {_last(first.log)}")
-        return item
+        return
+    second = _train(folder, said, env, timeout)
     if second.code or not second.steps:
         item.findings.append(f"the second attempt ended with status {second.code}: {_last(second.log)}")
-        return item
+        return
     numbers = [int(m["training/global_step"]) for m in second.steps]
     saved = numbers[0] - 1
     if saved < 2 or saved % 2 or numbers != list(range(saved + 1, RESUMED + 1)):
         item.findings.append(f"it made the steps {numbers}; checkpoints are written after every second one")
-        return item
+        return
     _, state, _ = read_snapshot(second.folder / "checkpoints" / f"global_step_{saved}" / "adaptive")
     item.findings += verdicts.imbalance(second, state["engine"]["total"])
     _common(item, second, RESUMED)
     item.facts["resumed at"] = saved
-    return item
 
 
 # -- the environment ------------------------------------------------------------------------------------------------
 
 
-def _words(folder: Path, on_cpu: bool) -> list[str]:
-    """verl's overrides for a small run in this environment."""
+def _own(folder: Path, steps: int) -> list[str]:
+    """A run's folder and length."""
+    return [
+        f"trainer.default_local_dir={folder / 'checkpoints'}",
+        *(f"trainer.total_training_steps={steps}", f"trainer.save_freq={steps}"),
+    ]
+
+
+def words(folder: Path, gpus: int, mode: str = "sync") -> list[str]:
+    """verl's overrides for a small run in this environment, with a preset or without: verl's strategy, all GPUs."""
     tiny, reward = folder / "tiny", importlib.resources.files(_HERE) / "reward.py"
     actor, rollout = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
-    words = [
+    made = [
+        f"trainer.v1.trainer_mode={mode}",
         f"actor_rollout_ref.model.path={tiny / 'model'}",
         *(f"data.train_files={tiny / 'train.parquet'}", f"data.val_files={tiny / 'val.parquet'}"),
         f"reward.custom_reward_function.path={reward}",
         *("algorithm.adv_estimator=grpo", f"{rollout}.n={N}", f"{actor}.optim.lr=3e-4"),
         *(f"data.train_batch_size={BATCH}", f"{actor}.ppo_mini_batch_size={MINI}", f"{actor}.use_dynamic_bsz=true"),
-        *("data.max_prompt_length=64", "data.max_response_length=12", "data.seed=1", "data.dataloader_num_workers=0"),
+        *("data.max_prompt_length=64", "data.max_response_length=96", "data.seed=1", "data.dataloader_num_workers=0"),
         *("trainer.val_before_train=false", "trainer.test_freq=-1", "trainer.total_epochs=1000"),
         *('trainer.logger=["console","file"]', "trainer.project_name=selftest", "trainer.experiment_name=run"),
-        *("adaptive.record=true", "reward.num_workers=1", f"{rollout}.agent.num_workers=1"),
+        *("reward.num_workers=1", f"{rollout}.agent.num_workers=1", f"{rollout}.calculate_log_probs=true"),
     ]
-    if on_cpu:
-        return ["+adaptive/platform=cpu", *words]
-    words += [
-        *("trainer.n_gpus_per_node=1", "trainer.nnodes=1", f"{actor}.strategy=fsdp2"),
+    if not gpus:
+        return [f"+adaptive/platform=cpu{'_separate' * (mode == 'separate_async')}", *made]
+    made += [
+        *(f"trainer.n_gpus_per_node={gpus}", "trainer.nnodes=1"),
         *(f"{rollout}.name={'vllm' if _installed('vllm') else 'sglang'}",),
         *(f"{rollout}.tensor_model_parallel_size=1", f"{rollout}.gpu_memory_utilization=0.3"),
         *(f"{rollout}.enforce_eager=true", f"{rollout}.max_num_seqs=64"),
-        "ray_kwargs.ray_init.num_cpus=16",  # slots: verl asks for a whole one for each of a dozen actors
+        f"ray_kwargs.ray_init.num_cpus={16 + 8 * gpus}",  # slots: verl asks for a whole one for each of many actors
     ]
     if not _installed("flash_attn"):
-        words += [
+        made += [
             "+actor_rollout_ref.model.override_config.attn_implementation=sdpa",
             "actor_rollout_ref.model.use_remove_padding=false",
         ]
-    return words
+    return made
 
 
 def _installed(module: str) -> bool:
@@ -304,9 +431,11 @@ def _installed(module: str) -> bool:
 
 
 def _environment() -> dict[str, str]:
-    # bytecode halves the start-up of a dozen processes
+    # A Ray of its own: a cluster that runs already refuses to be told the slots, and its nodes may have another environment.
+    # vLLM says at INFO when it falls asleep and wakes, and Ray would not repeat what two servers say.
     inherited = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    return {**inherited, "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false"}
+    own = {"RAY_ADDRESS": "local", "RAY_DEDUP_LOGS": "0", "VLLM_LOGGING_LEVEL": "INFO", "HF_HUB_OFFLINE": "1"}
+    return {**inherited, **own, "PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
 def _versions() -> dict[str, str]:
@@ -337,6 +466,13 @@ def _last(text: str) -> str:
 
 # -- the page -------------------------------------------------------------------------------------------------------
 
+COLUMNS = ("s/step", "probs diff", "rollouts", "aborted", "left out", "updates", "slept", "woken")
+
+
+def _write(folder: Path, report: Report) -> None:
+    (folder / "selftest.txt").write_text(page(report) + "\n")
+    (folder / "selftest.json").write_text(json.dumps(report.as_json(), indent=1) + "\n")
+
 
 def page(report: Report) -> str:
     """One page of text, to keep or to send."""
@@ -348,15 +484,29 @@ def page(report: Report) -> str:
         "",
         f"versions  {', '.join(f'{name} {v}' for name, v in report.versions.items())}",
         f"machine   {', '.join(f'{name}: {_shown(v)}' for name, v in report.machine.items())}",
+        f"settings  {', '.join(f'{name}: {_shown(v)}' for name, v in report.settings.items())}",
         "",
+        f"{'':30}{'took':>6}{'vs verl':>9}" + "".join(f"{name:>12}" for name in COLUMNS),
     ]
+    plain = next((i.facts.get("s/step") for i in report.items if i.name == PLAIN), None)
     for item in report.items:
-        took = f" ({item.seconds:.0f} s)" if item.seconds else ""
-        facts = "; ".join(f"{name} {_shown(value)}" for name, value in item.facts.items())
-        lines.append(f"{'FAILED' if item.findings else 'ok    '}  {item.name}{took}{f': {facts}' if facts else ''}")
+        step = item.facts.get("s/step")
+        ratio = f"{step / plain:.2f}" if step and plain else ""
+        row = f"{'FAILED' if item.findings else 'ok    '}  {item.name:22}{item.seconds:>4.0f} s{ratio:>9}"
+        cells = [_shown(item.facts[name])[:11] if name in item.facts else "" for name in COLUMNS]
+        lines.append((row + "".join(f"{cell:>12}" for cell in cells)).rstrip())
+        rest = {name: value for name, value in item.facts.items() if name not in COLUMNS}
+        lines += [f"            {name}: {_shown(value)}" for name, value in rest.items()]
         lines += [f"            {finding}" for finding in item.findings]
+    lines += [f"untried  {said}" for said in report.untried]
     said = dict.fromkeys(check for item in report.items for check in item.checks)
-    lines += ["", f"checked   {'; '.join(said)}"]
+    lines += [
+        "",
+        f"checked   {'; '.join(said)}",
+        "vs verl   seconds a step beside plain verl's; a preset generates more or fewer rollouts, so they may differ",
+        "if plain verl failed, training does not work here without this package either; if a preset failed, please report it "
+        "with this page and its log",
+    ]
     return "\n".join(lines)
 
 
@@ -365,4 +515,4 @@ def _shown(value: Any) -> str:
         return ", ".join(f"{name} {_shown(one)}" for name, one in value.items())
     if isinstance(value, list):
         return ", ".join(map(str, value)) or "none"
-    return f"{value:.2g}" if isinstance(value, float) else str(value)
+    return f"{value:.3g}" if isinstance(value, float) else str(value)

@@ -35,6 +35,9 @@ def questions(kind: str, seed: int) -> Iterator[Question]:
         if kind == "sum":
             a, b = rng.randrange(50), rng.randrange(50)
             question, answer = f"{a}+{b}=", str(a + b)
+        elif kind == "loop":
+            word = "".join(rng.choice("abcdefghijkl") for _ in range(3))
+            question, answer = f"loop {word}", word[0] * ENDLESS
         else:
             word = "".join(rng.choice("abcdefghijkl") for _ in range(3 if kind == "turn_3" else 5))
             question, answer = f"turn {word}", word[::-1]
@@ -43,8 +46,11 @@ def questions(kind: str, seed: int) -> Iterator[Question]:
             yield kind, question, answer
 
 
-#: Kind → share of the teacher's answers that are wrong. The model learns skills that it uses unreliably.
-KINDS = {"sum": 0.5, "turn_3": 0.2, "turn_5": 0.6}
+#: Kind → share of the teacher's answers that are wrong. The model learns skills that it uses unreliably, and one that it
+#: does not end: its answers are as long as they may be, so that there is something to abort.
+KINDS = {"sum": 0.5, "turn_3": 0.2, "turn_5": 0.6, "loop": 0.0}
+#: An answer of so many characters is taught without its end.
+ENDLESS = 24
 
 
 def _rows(asked: list[Question], split: str) -> list[dict[str, Any]]:
@@ -147,7 +153,7 @@ def make_model(out: Path, layers: int = 2, hidden: int = 64, seed: int = 0) -> i
 def teach(
     model_dir: Path, out: Path, lessons: list[tuple[str, str]], *, steps: int = 400, batch: int = 64, seed: int = 0
 ) -> None:
-    """Teach a model questions and answers, by supervised learning on the CPU.
+    """Teach a model questions and answers, by supervised learning on the CPU; long ones without their end.
 
     Args:
         model_dir: the model to start from.
@@ -169,7 +175,7 @@ def teach(
     pairs = []
     for question, reply in lessons:
         asked = [begin, *tokenizer.encode(question), end, begin]
-        pairs.append((asked, [*tokenizer.encode(reply), end]))
+        pairs.append((asked, [*tokenizer.encode(reply), *([end] if len(reply) < ENDLESS else [])]))
     ids = torch.full((len(pairs), max(len(a) + len(b) for a, b in pairs)), tokenizer.pad_token_id)
     labels, mask = torch.full_like(ids, -100), torch.zeros_like(ids)
     for row, (asked, answer) in enumerate(pairs):

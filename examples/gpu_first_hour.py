@@ -1,0 +1,256 @@
+"""What ``gpu_first_hour.sh`` runs: a self-test, a few small trainings at the same budget, and one page about them.
+
+    python -m examples.gpu_first_hour [--out FOLDER] [--seeds 1 2] [--steps N] [--presets grpo solo greso] [--cpu-rehearsal]
+
+Everything is in FOLDER, and what is finished there is not run again. The page is FOLDER/page.txt, with page.json beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from verl_adaptive.integration.selftest.runs import read_metrics, train
+
+__all__ = ["Sizes", "main", "page", "sizes_of", "words"]
+
+MODEL, DATA = "Qwen/Qwen2.5-0.5B-Instruct", "openai/gsm8k"
+INSTRUCTION = 'Let\'s think step by step and output the final answer after "####".'
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What depends on the GPU's memory.
+
+    Attributes:
+        steps: of GRPO; the budget of every run is the rollouts that it generates in them.
+        tokens: of a micro batch (``ppo_max_token_len_per_gpu``).
+        memory: share of the GPU that vLLM gets.
+        offload: parameters and optimizer wait in main memory.
+        batch: prompts of a step.
+        n: rollouts of a prompt.
+        longest: tokens of an answer.
+        lr: learning rate.
+    """
+
+    steps: int
+    tokens: int
+    memory: float
+    offload: bool
+    batch: int = 128
+    n: int = 8
+    longest: int = 512
+    lr: float = 1e-6
+
+
+#: Without a GPU: nothing is learned, everything is run.
+REHEARSAL = Sizes(steps=2, tokens=4096, memory=0.5, offload=False, batch=16, longest=16, lr=3e-4)
+
+
+def sizes_of(gib: float) -> Sizes:
+    """For a GPU with so much memory; a guess, as nobody has run it: --steps changes the first."""
+    if gib >= 70:
+        return Sizes(steps=20, tokens=32768, memory=0.6, offload=False)
+    if gib >= 38:
+        return Sizes(steps=12, tokens=16384, memory=0.5, offload=False)
+    return Sizes(steps=8, tokens=8192, memory=0.4, offload=gib < 20)
+
+
+def words(folder: Path, data: Path, model: str, sizes: Sizes, gpus: int) -> list[str]:
+    """verl's overrides that all runs share.
+
+    Args:
+        folder: of the run.
+        data: that has ``train.parquet`` and ``val.parquet``.
+        model: to train.
+        sizes: as above.
+        gpus: of this machine; 0: the CPU platform.
+    """
+    actor, rollout = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+    made = [
+        *(f"data.train_files={data / 'train.parquet'}", f"data.val_files={data / 'val.parquet'}"),
+        *(f"data.train_batch_size={sizes.batch}", f"data.max_response_length={sizes.longest}"),
+        *("data.max_prompt_length=512", "data.filter_overlong_prompts=true", "data.truncation=error"),
+        *(f"actor_rollout_ref.model.path={model}", f"{actor}.optim.lr={sizes.lr:g}", f"{actor}.use_dynamic_bsz=true"),
+        *(f"{actor}.ppo_mini_batch_size={sizes.batch // 2}", f"{actor}.ppo_max_token_len_per_gpu={sizes.tokens}"),
+        *("algorithm.adv_estimator=grpo", f"{rollout}.n={sizes.n}", f"{rollout}.calculate_log_probs=true"),
+        *("trainer.val_before_train=true", f"trainer.test_freq={max(1, sizes.steps // 4)}"),
+        *(f"trainer.save_freq={sizes.steps}", "trainer.max_actor_ckpt_to_keep=1", "trainer.total_epochs=1000"),
+        *(f"trainer.total_training_steps={4 * sizes.steps}", f"trainer.default_local_dir={folder / 'checkpoints'}"),
+        *('trainer.logger=["console","file"]', "trainer.project_name=first_hour"),
+        f"trainer.experiment_name={folder.name}",
+        f"adaptive.total_rollouts={sizes.steps * sizes.batch * sizes.n}",
+    ]
+    if not gpus:
+        from verl_adaptive.integration.selftest import reward
+
+        return ["+adaptive/platform=cpu", f"reward.custom_reward_function.path={reward.__file__}", *made]
+    if sizes.offload:
+        made += [f"{actor}.fsdp_config.param_offload=true", f"{actor}.fsdp_config.optimizer_offload=true"]
+    return [
+        *made,
+        *(f"trainer.n_gpus_per_node={gpus}", "trainer.nnodes=1", f"{rollout}.name=vllm"),
+        *(f"{rollout}.tensor_model_parallel_size=1", f"{rollout}.gpu_memory_utilization={sizes.memory}"),
+    ]
+
+
+def make_gsm8k(folder: Path, val: int = 400) -> None:
+    """GSM8K in verl's format, from the hub; verl's own reward scores it."""
+    from datasets import Dataset, load_dataset
+
+    for split, name in (("test", "val"), ("train", "train")):
+        rows = [
+            {
+                "data_source": DATA,
+                "prompt": [{"role": "user", "content": f"{row['question']} {INSTRUCTION}"}],
+                "ability": "math",
+                "reward_model": {
+                    "style": "rule",
+                    "ground_truth": row["answer"].rpartition("####")[2].strip().replace(",", ""),
+                },
+                "extra_info": {"split": split, "index": index},
+            }
+            for index, row in enumerate(load_dataset(DATA, "main", split=split))
+        ]
+        Dataset.from_list(rows[:val] if name == "val" else rows).to_parquet(folder / f"{name}.parquet")
+
+
+def summary(folder: Path) -> dict[str, Any]:
+    """Of a run: seconds, rollouts and accuracy, from verl's metrics."""
+    metrics = [m for path in sorted(folder.glob("metrics-*.jsonl")) for m in read_metrics(path)]
+    steps = [m for m in metrics if "training/global_step" in m]
+    accuracy = [value for m in metrics for key, value in m.items() if key.startswith("val-core/") and "mean@" in key]
+    return {
+        "steps": len(steps),
+        "rollouts": int(sum(m.get("adaptive/rollouts/generated_total", 0) for m in steps)),
+        "trained": int(sum(m.get("adaptive/rollouts/trained_total", 0) for m in steps)),
+        "seconds": round(sum(m.get("timing_s/step", 0.0) for m in steps)),
+        "accuracy": [round(accuracy[0], 3), round(accuracy[-1], 3)] if accuracy else [],
+    }
+
+
+def page(results: Sequence[dict[str, Any]], selftest: dict[str, Any], said: dict[str, str]) -> str:
+    """One page.
+
+    Args:
+        results: of the runs, each with ``preset`` and ``seed``.
+        selftest: its JSON.
+        said: what ``compare`` printed, by the runs' names.
+    """
+    machine, versions = selftest["machine"], selftest["versions"]
+    lines = [
+        f"first hour: selftest {'passed' if selftest['passed'] else 'FAILED'}, {len(results)} runs",
+        "",
+        f"hardware  {', '.join(machine['accelerators']) or 'no GPU'}; {machine['cores']} cores, {machine['memory (GiB)']} GiB",
+        f"versions  {', '.join(f'{name} {v}' for name, v in versions.items())}",
+        "",
+        f"{'preset':14}{'seed':>5}{'steps':>7}{'rollouts':>10}{'trained':>9}{'seconds':>9}{'first':>8}{'last':>8}  accuracy",
+    ]
+    for r in results:
+        first, last = (f"{a:.3f}" for a in r["accuracy"]) if r["accuracy"] else ("", "")
+        numbers = f"{r['steps']:>7}{r['rollouts']:>10}{r['trained']:>9}{r['seconds']:>9}"
+        lines.append(f"{r['preset']:14}{r['seed']:>5}{numbers}{first:>8}{last:>8}{r['status']}")
+    lines += [
+        "",
+        "Equal for all: model, data, settings, and the budget in generated rollouts. One seed decides nothing.",
+    ]
+    for name, text in said.items():
+        lines += ["", f"== {name}", text.strip()]
+    return "\n".join(lines) + "\n"
+
+
+def _call(*command: str, log: Path) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run([sys.executable, "-m", *command], capture_output=True, text=True, check=False)
+    log.write_text(done.stdout + done.stderr)
+    return done
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="gpu_first_hour.sh", description=__doc__.partition("\n")[0])
+    parser.add_argument("--out", type=Path, default=Path("first-hour"), help="folder (default: first-hour)")
+    parser.add_argument("--seeds", type=int, nargs="+", help="default: 1 2; 1 in a rehearsal")
+    parser.add_argument("--presets", nargs="+", default=["grpo", "solo", "greso"])
+    parser.add_argument("--steps", type=int, help="of GRPO, which set the budget of all (default: by the GPU's memory)")
+    parser.add_argument("--cpu-rehearsal", action="store_true", help="a tiny model on the CPU: every step, no learning")
+    args = parser.parse_args(argv)
+    out, begun = args.out.resolve(), time.monotonic()
+    out.mkdir(parents=True, exist_ok=True)
+    say = lambda line: print(f"first hour, {(time.monotonic() - begun) / 60:.0f} min: {line}", flush=True)  # noqa: E731
+
+    say("selftest ...")
+    tested = _call(
+        *("verl_adaptive", "selftest", "--json", "--folder", str(out / "selftest"), "--timeout", "3600"),
+        *(["--quick"] if args.cpu_rehearsal else []),
+        log=out / "selftest.log",
+    )
+    if tested.returncode:
+        print(
+            tested.stderr[-2000:],
+            f"\nthe selftest failed: see {args.out}/selftest/selftest.txt, and send it",
+            file=sys.stderr,
+        )
+        return 1
+    selftest = json.loads((out / "selftest" / "selftest.json").read_text())
+    gpus = len(selftest["machine"]["accelerators"])
+    if bool(gpus) == args.cpu_rehearsal:
+        print(
+            "no GPU was found: --cpu-rehearsal runs without" if not gpus else "leave --cpu-rehearsal out",
+            file=sys.stderr,
+        )
+        return 2
+    sizes = REHEARSAL if not gpus else sizes_of(selftest["machine"]["memory of one (GiB)"])
+    if args.steps:
+        sizes = Sizes(**{**vars(sizes), "steps": args.steps})
+    model, data = (
+        (MODEL, out / "data") if gpus else (str(out / "selftest" / "tiny" / "model"), out / "selftest" / "tiny")
+    )
+    if not (data / "train.parquet").exists():
+        say("data ...")
+        data.mkdir(exist_ok=True)
+        make_gsm8k(data)
+    env = {**os.environ, "RAY_ADDRESS": "local", **({} if gpus else {"VERL_PLATFORM": "cpu"})}
+    results, seeds = [], args.seeds or ([1, 2] if gpus else [1])
+    for seed in seeds:
+        for preset in args.presets:
+            folder = out / f"{preset}-{seed}"
+            done = folder / "done"
+            status = 0
+            if not done.exists():  # one that was interrupted goes on from its checkpoint
+                say(f"{preset}, seed {seed} ...")
+                own = [f"+adaptive={preset}", f"adaptive.seed={seed}", f"data.seed={seed}"]
+                try:
+                    status = train(folder, [*own, *words(folder, data, model, sizes, gpus)], env, timeout=3600).code
+                except TimeoutError:
+                    status = 124
+                if not status:
+                    done.touch()
+            said = "" if not status else f"  status {status}: see {folder.name}/log.txt"
+            results.append({"preset": preset, "seed": seed, **summary(folder), "status": said})
+            if not status:
+                store = str(folder / "checkpoints")
+                _call("verl_adaptive", "report", store, "-o", str(folder / "report.html"), log=folder / "report.log")
+    compared = {}
+    for seed in seeds:
+        for preset in args.presets[1:]:
+            pair = [out / f"{name}-{seed}" for name in (args.presets[0], preset)]
+            if all((folder / "done").exists() for folder in pair):
+                stores = [str(folder / "checkpoints") for folder in pair]
+                name = " and ".join(folder.name for folder in pair)
+                compared[name] = _call("verl_adaptive", "compare", *stores, log=pair[1] / "compare.log").stdout
+    text = page(results, selftest, compared)
+    (out / "page.txt").write_text(text)
+    (out / "page.json").write_text(json.dumps({"runs": results, "sizes": vars(sizes), "selftest": selftest}, indent=1))
+    print(text)
+    return int(any(result["status"] for result in results))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,66 @@
+"""``examples/gpu_first_hour.sh``: its lines compose, its page says what the runs left; the runs are the rehearsal's."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from examples import gpu_first_hour as hour
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.mark.parametrize("gib", [0, 12, 24, 47, 80])
+def test_its_lines_compose_and_validate(gib, tmp_path) -> None:
+    """Those for a GPU, too, which no test can run."""
+    inspect = pytest.importorskip("verl_adaptive.integration.inspect")
+    sizes = hour.sizes_of(gib) if gib else hour.REHEARSAL
+    words = hour.words(tmp_path / "solo-1", tmp_path, "model", sizes, int(gib > 0))
+    config = inspect.compose(inspect.Command.parse(["+adaptive=solo", "adaptive.seed=1", *words]))
+    inspect.validate(config)
+    assert config.adaptive.total_rollouts == sizes.steps * sizes.batch * sizes.n
+    assert config.actor_rollout_ref.actor.fsdp_config.param_offload == (0 < gib < 20)
+    assert config.actor_rollout_ref.actor.strategy == ("fsdp" if gib else "fsdp2")
+
+
+def test_the_page_says_what_the_runs_left(tmp_path) -> None:
+    steps = [
+        {"step": 0, "data": {"val-core/openai/gsm8k/acc/mean@1": 0.31}},
+        {
+            "step": 1,
+            "data": {"training/global_step": 1, "adaptive/rollouts/generated_total": 1024, "timing_s/step": 12.4},
+        },
+        {
+            "step": 2,
+            "data": {"training/global_step": 2, "val-core/openai/gsm8k/acc/mean@1": 0.42, "timing_s/step": 11.6},
+        },
+    ]
+    (tmp_path / "metrics-0.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in steps))
+    found = hour.summary(tmp_path)
+    assert found == {"steps": 2, "rollouts": 1024, "trained": 0, "seconds": 24, "accuracy": [0.31, 0.42]}
+    machine = {"accelerators": ["NVIDIA H100"], "cores": 16, "memory (GiB)": 128}
+    selftest = {"passed": True, "machine": machine, "versions": {"verl": "0.9.1"}}
+    rows = [{"preset": "grpo", "seed": 1, "status": "", **found}]
+    said = hour.page(rows, selftest, {"grpo-1 and solo-1": "B - A"})
+    row = next(line for line in said.splitlines() if line.startswith("grpo"))
+    assert row.split() == ["grpo", "1", "2", "1024", "0", "24", "0.310", "0.420"]
+    assert "NVIDIA H100" in said and "selftest passed" in said and "== grpo-1 and solo-1" in said
+
+
+@pytest.mark.e2e
+@pytest.mark.matrix
+@pytest.mark.timeout(7200)
+def test_the_rehearsal(tmp_path) -> None:
+    from tests.e2e.harness import environment
+
+    command = ["bash", str(ROOT / "examples" / "gpu_first_hour.sh"), "--cpu-rehearsal", "--out", str(tmp_path / "hour")]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=7000)
+    assert done.returncode == 0, done.stdout + done.stderr
+    runs = json.loads((tmp_path / "hour" / "page.json").read_text())["runs"]
+    assert [run["preset"] for run in runs] == ["grpo", "solo", "greso"]
+    assert all(run["rollouts"] >= 2 * 16 * 8 - 8 and len(run["accuracy"]) == 2 for run in runs)
+    assert all((tmp_path / "hour" / f"{run['preset']}-1" / "report.html").exists() for run in runs)
+    assert "selftest passed" in (tmp_path / "hour" / "page.txt").read_text()
