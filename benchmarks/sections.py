@@ -364,6 +364,24 @@ RECORDS: Mapping[str, Sequence[Records]] = {
             },
         )
     ],
+    "store.json": [
+        Records(
+            "The journal",
+            lambda d: (
+                f"`{d['command']}`, {d['prompts']:,} prompts, {on_machine(d)}: Arrow files, and SQLite as of commit ff7a59c, in one "
+                "run. *Commit* is what training waits for; but for the row *on the disk*, both are written to memory, so that the "
+                "disk is in no figure. Steps of 8 groups are very small ones: Arrow files take more room there, and more time to read whole."
+            ),
+            lambda d: d["rows"],
+            {
+                "steps": lambda r: r["shape"],
+                "what": lambda r: r["what"],
+                "Arrow": number("now", "{:,.3g}"),
+                "SQLite": number("former", "{:,.3g}"),
+                "ratio": lambda r: f"{r['now'] / r['former']:.2f}" if r.get("former") else "–",
+            },
+        )
+    ],
     "decisions.json": [
         Records(
             "Decisions",
