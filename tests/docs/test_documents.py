@@ -447,6 +447,7 @@ def test_the_recipes_table_is_complete() -> None:
     assert {name for name, _ in rows} == {p.name for p in (ROOT / "examples").glob("*.sh")} - {
         "quickstart_cpu.sh",
         "pretrained_cpu.sh",
+        "gpu_first_hour.sh",
     }
 
 
