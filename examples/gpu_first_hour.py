@@ -137,13 +137,13 @@ def summary(folder: Path) -> dict[str, Any]:
     }
 
 
-def page(results: Sequence[dict[str, Any]], selftest: dict[str, Any], said: dict[str, str]) -> str:
+def page(results: Sequence[dict[str, Any]], selftest: dict[str, Any], said: str) -> str:
     """One page.
 
     Args:
         results: of the runs, each with ``preset`` and ``seed``.
         selftest: its JSON.
-        said: what ``compare`` printed, by the runs' names.
+        said: what ``compare`` printed of all arms; empty: a run failed.
     """
     machine, versions = selftest["machine"], selftest["versions"]
     lines = [
@@ -162,8 +162,7 @@ def page(results: Sequence[dict[str, Any]], selftest: dict[str, Any], said: dict
         "",
         "Equal for all: model, data, settings, and the budget in generated rollouts. One seed decides nothing.",
     ]
-    for name, text in said.items():
-        lines += ["", f"== {name}", text.strip()]
+    lines += ["", said.strip()] if said else []
     return "\n".join(lines) + "\n"
 
 
@@ -237,14 +236,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             if not status:
                 store = str(folder / "checkpoints")
                 _call("verl_adaptive", "report", store, "-o", str(folder / "report.html"), log=folder / "report.log")
-    compared = {}
-    for seed in seeds:
-        for preset in args.presets[1:]:
-            pair = [out / f"{name}-{seed}" for name in (args.presets[0], preset)]
-            if all((folder / "done").exists() for folder in pair):
-                stores = [str(folder / "checkpoints") for folder in pair]
-                name = " and ".join(folder.name for folder in pair)
-                compared[name] = _call("verl_adaptive", "compare", *stores, log=pair[1] / "compare.log").stdout
+    compared = ""
+    if not any(result["status"] for result in results):  # verl's name of a run is in its path: preset, seed
+        arms = [f"{preset}={out}/{preset}-*/checkpoints" for preset in args.presets]
+        done = _call(
+            "verl_adaptive", "compare", *arms, "--csv", str(out / "curves.csv"), "--overwrite", log=out / "compare.log"
+        )
+        compared = done.stdout if not done.returncode else f"compare failed: see {args.out}/compare.log"
     text = page(results, selftest, compared)
     (out / "page.txt").write_text(text)
     (out / "page.json").write_text(json.dumps({"runs": results, "sizes": vars(sizes), "selftest": selftest}, indent=1))

@@ -5,7 +5,7 @@ examples:
   verl-adaptive compare 'grpo=runs/grpo-s*' 'solo=runs/solo-s*' --by hours --plot arms.svg --csv curves.csv
   verl-adaptive compare runs/grpo-s1 runs/solo-s1 --limit 20
 
-An arm is NAME=RUNS: runs of one method, told apart by their seeds; the first arm is what the others are compared with. Runs of
+An arm is NAME=RUNS: runs of one method with different seeds; the first arm is what the others are compared with. Runs of
 one seed are paired, and compared by verl's validation where all arms had spent the same (--whole: at their ends). ± is half of
 a 95 % confidence interval (Student's t, paired by seed). Of two single runs there is also the latest pass rate of the prompts
 that both visited at least --visits times.

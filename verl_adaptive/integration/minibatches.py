@@ -209,14 +209,7 @@ class MinibatchMixin(_Trainer):
         if ranks == self._now.layout.ranks:
             return batch
         lengths = torch.tensor([tag["seq_len"] for tag in batch.tags], dtype=torch.int64)
-        order = self._now.layout.order_for(ranks, calculate_workload(lengths).numpy(), _even).tolist()
-        return KVBatchMeta(
-            keys=[batch.keys[i] for i in order],
-            tags=[batch.tags[i] for i in order],
-            partition_id=batch.partition_id,
-            fields=batch.fields,
-            extra_info=batch.extra_info,
-        )
+        return _rows_at(batch, self._now.layout.order_for(ranks, calculate_workload(lengths).numpy(), _even).tolist())
 
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
         batch = self._infer_rows(
@@ -332,11 +325,14 @@ class MinibatchMixin(_Trainer):
 def _without_padding(batch: KVBatchMeta) -> KVBatchMeta:
     """The rows that are not padding; the batch itself if none is, or all are."""
     real = [i for i, tag in enumerate(batch.tags) if not tag.get("is_padding", False)]
-    if len(real) in (0, len(batch)):
-        return batch
+    return batch if len(real) in (0, len(batch)) else _rows_at(batch, real)
+
+
+def _rows_at(batch: KVBatchMeta, places: list[int]) -> KVBatchMeta:
+    """The rows at these places, in this order; shares ``extra_info``."""
     return KVBatchMeta(
-        keys=[batch.keys[i] for i in real],
-        tags=[batch.tags[i] for i in real],
+        keys=[batch.keys[i] for i in places],
+        tags=[batch.tags[i] for i in places],
         partition_id=batch.partition_id,
         fields=batch.fields,
         extra_info=batch.extra_info,

@@ -23,9 +23,13 @@ SERVER_MODULE = "verl.workers.rollout.sglang_rollout.async_sglang_server"
 def keep_requests(module: Any) -> None:
     """Shield ``SGLangHttpServer.generate`` from the cancellation of its caller."""
     real = module.SGLangHttpServer.generate
+    running: set[asyncio.Task[Any]] = set()  # the loop holds tasks weakly, and a cancelled caller no longer does
 
     @functools.wraps(real)
     async def generate(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return await asyncio.shield(real(self, *args, **kwargs))
+        task = asyncio.ensure_future(real(self, *args, **kwargs))
+        running.add(task)
+        task.add_done_callback(running.discard)
+        return await asyncio.shield(task)
 
     module.SGLangHttpServer.generate = generate

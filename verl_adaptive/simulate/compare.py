@@ -207,7 +207,7 @@ def summarise(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Means over seeds with half of their 95 % interval (``…_half``), and each preset's share of the oracles' gain over GRPO.
 
     ``efficiency_<x>`` is ``(preset − grpo) / (oracle_best − grpo)`` of the means over seeds, for ``signal`` (per
-    generated rollout) and ``pool_end`` (what the pool learned); its interval is that of the differences paired by seed.
+    generated rollout) and ``pool_end`` (what the pool learned); its interval is of the differences, paired by seed.
     ``…_drawn`` measures against ``oracle``, which draws in proportion to p(1 − p). None without the references, or
     where the oracle gains nothing.
 
