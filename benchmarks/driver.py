@@ -37,14 +37,14 @@ from benchmarks.presets import FULL, SHIPPED, SOLO
 from verl_adaptive.config import RunFacts
 from verl_adaptive.engine import make_engine
 from verl_adaptive.engine.shape import step_shape
-from verl_adaptive.integration import courier as courier_module
+from verl_adaptive.integration import rollout_client as client_module
 from verl_adaptive.integration.abort import Aborted
-from verl_adaptive.integration.courier import Road
+from verl_adaptive.integration.dataloader import DataloaderPrompts
 from verl_adaptive.integration.layout import plan
-from verl_adaptive.integration.prompts import Stream
+from verl_adaptive.integration.polling import PARTITION
+from verl_adaptive.integration.rollout_client import RolloutHandles
 from verl_adaptive.integration.run_store import RunStore
 from verl_adaptive.integration.session import Session
-from verl_adaptive.integration.waiting import PARTITION
 from verl_adaptive.policy import build_policy
 from verl_adaptive.simulate.presets import compose_preset
 from verl_adaptive.stats import KEY_DTYPE, Journal, StatsTable
@@ -206,12 +206,12 @@ def run(preset: str, rollouts: int) -> dict[str, Any]:
     whole = policy.sampler.kind == "stream" and policy.sampler.whole_batches
     data = Prompts(prompts)
     order = RandomSampler(data, generator=torch.Generator().manual_seed(0))
-    stream = Stream(data, order, chunk=batch if whole else 1, workers=0)
+    stream = DataloaderPrompts(data, order, chunk=batch if whole else 1, workers=0)
     facts = RunFacts.of(config, batch=shape.groups, n=shape.n, steps=100, prompts=prompts)
     engine = make_engine(policy, table, config, facts, table.rows_for(keys), stream)
     step_of = [1]
-    road = Road(workers.submit, lambda: step_of[0], single_turn=True)
-    session = Session(engine, stream, config, road, workers)  # type: ignore[arg-type]
+    handles = RolloutHandles(workers.submit, lambda: step_of[0], single_turn=True)
+    session = Session(engine, stream, config, handles, workers)  # type: ignore[arg-type]
     timing(clock, session, workers)
     with tempfile.TemporaryDirectory() as folder:
         journal = Journal(Path(folder) / "adaptive", {"preset": preset})
@@ -264,7 +264,7 @@ def cut(clock: Clock, made: Any, lengths: dict[str, int]) -> None:
     plan(
         made.group,
         np.array([lengths[key] if trains else 0 for key, trains in made.sequences], dtype=np.int64),
-        made.ghost_tokens,
+        made.zero_row_tokens,
         np.array([trains for _, trains in made.sequences], dtype=bool),
         ranks=RANKS,
         updates=4,
@@ -275,34 +275,34 @@ def cut(clock: Clock, made: Any, lengths: dict[str, int]) -> None:
 
 def timing(clock: Clock, session: Session, workers: Workers) -> None:
     """Put the clock around the parts of a session; answers come between its looks."""
-    queue, courier, engine = session.queue, session.courier, session.engine
+    queue, client, engine = session.queue, session.client, session.engine
     clock.around(tq.get_client(), "kv_retrieve_meta", "queue names", anew=True)
     clock.around(tq.get_client(), "get_data", "queue get", anew=True)
     clock.around(tq.get_client(), "put", "queue put", anew=True)
     for method, name in (("list", "list"), ("batch_get", "get"), ("batch_put", "put"), ("clear", "clear")):
         clock.around(tq, f"kv_{method}", f"queue {name}", anew=True)
     for function in ("collate_fn", "stacked"):
-        clock.around(courier_module, function, "verl batch", anew=True)
-    clock.around(courier_module.tu, "get_tensordict", "verl batch", anew=True)
-    clock.around(courier.stream, "take", "verl prompts")
+        clock.around(client_module, function, "verl batch", anew=True)
+    clock.around(client_module.tu, "get_tensordict", "verl batch", anew=True)
+    clock.around(client.stream, "take", "verl prompts")
     for owner, methods, name in (
         (engine, ("begin", "receive", "never_trains", "finish"), "decide"),
         (queue, ("look",), "look"),
         (queue, ("collect",), "read"),
         (queue, ("settle", "close", "drop"), "settle"),
-        (courier, ("send",), "send"),
+        (client, ("send",), "send"),
     ):
         for method in methods:
             clock.around(owner, method, name)
-    courier.pause = workers.deliver  # type: ignore[method-assign]
-    real: Callable = courier.timeout
+    client.pause = workers.deliver  # type: ignore[method-assign]
+    real: Callable = client.timeout
 
     def timeout() -> Any:
         made = real()
         made.rest = workers.deliver
         return made
 
-    courier.timeout = timeout  # type: ignore[method-assign]
+    client.timeout = timeout  # type: ignore[method-assign]
 
 
 def put(out: Path, row: dict[str, Any]) -> None:

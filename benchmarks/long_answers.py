@@ -33,7 +33,7 @@ import numpy as np
 
 from benchmarks.cells import load_average, machine, versions, write_whole
 from benchmarks.long_runs import POLL
-from tests.e2e.harness import REPO, Run, assets, several
+from tests.e2e.harness import REPO, ProcessRun, assets, several
 
 HERE = Path(__file__).resolve().parent
 WORK = REPO / "runs" / "long"
@@ -153,7 +153,7 @@ def run(work: Path, folder: Path, repeats: int, arms: list[str]) -> dict[str, li
 ARM_FOLDER = {arm: f"arm{number}" for number, arm in enumerate(ARMS)}
 
 
-def measured(run: Run) -> dict[str, float]:
+def measured(run: ProcessRun) -> dict[str, float]:
     """Means over the measured steps of one run."""
     steps = run.steps[WARM_UP:]
     informative, longest = [], []

@@ -24,7 +24,7 @@ from rich.table import Table
 
 from benchmarks.cells import load_average, machine, versions, write_whole
 from tests.e2e.faults import MODES
-from tests.e2e.harness import Run, several, train
+from tests.e2e.harness import ProcessRun, several, train
 
 ARMS = {
     "verl": (),
@@ -36,7 +36,7 @@ WARM_UP = 2
 FOLDER = "arm{}-{}"
 
 
-def seconds(run: Run) -> dict[str, float]:
+def seconds(run: ProcessRun) -> dict[str, float]:
     """Median seconds of a step, whole and without generation."""
     if run.code:
         sys.exit(f"verl ended with status {run.code}:\n{run.log[-2000:]}")

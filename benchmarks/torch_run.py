@@ -126,7 +126,7 @@ class Run:
         rates = functools.partial(pass_rates, self.model, self.pool)
         self.engine = make_engine(cell.preset, settings, seed, self.pool.sources, rates)
         self._groups = np.zeros(2, dtype=np.int64)  # finished, and of these informative
-        self._made: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}  # by ticket: responses, log-probs
+        self._made: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}  # by submission: responses, log-probs
 
     def go(self) -> Cell:
         """Train to the budget."""
@@ -145,14 +145,14 @@ class Run:
         while not self.engine.finished:
             cell.steps += 1
             self.engine.begin(cell.steps)
-            while not self.engine.settled:  # in the order of submission: nothing is generated in vain
+            while not self.engine.decided:  # in the order of submission: nothing is generated in vain
                 lot = self.engine.flight.select(slice(-(-self.engine.facts.batch // 16)))
                 self.engine.receive(timed("generate", self._generate, lot, cell.steps))
             result = self.engine.finish()
             self._groups += [(~result.groups.failed).sum(), (~result.groups.degenerate()).sum()]
             timed("update", self._update, result)
-            for ticket in result.groups.ticket.tolist():
-                self._made.pop(ticket, None)
+            for submission in result.groups.submission.tolist():
+                self._made.pop(submission, None)
             since = self.engine.total.rollouts.generated - cell.curve[-1][0]
             if since >= self.settings.evaluate_every or self.engine.finished:
                 end = timed("evaluate", self._evaluate)
@@ -213,8 +213,8 @@ class Run:
         made: Rollouts = sample(self.model, self.pool.pick(requests.index), requests.n, generator)
         ends = np.cumsum(requests.n)
         cut = [slice(end - n, end) for n, end in zip(requests.n, ends, strict=True)]
-        for ticket, part in zip(requests.ticket.tolist(), cut, strict=True):
-            self._made.setdefault(ticket, []).append((made.response[part], made.log_prob[part]))
+        for submission, part in zip(requests.submission.tolist(), cut, strict=True):
+            self._made.setdefault(submission, []).append((made.response[part], made.log_prob[part]))
         reward = made.reward
         if self.settings.noise:  # judged wrongly
             flipped = torch.rand(len(reward), generator=generator).numpy() < self.settings.noise
@@ -224,7 +224,7 @@ class Run:
             [reward[part] for part in cut],
             tokens=[made.tokens[part] for part in cut],
             stage=[[s] * n for s, n in zip(requests.stage.tolist(), requests.n.tolist(), strict=True)],
-            ticket=requests.ticket,
+            submission=requests.submission,
             index=requests.index,
         )
 
@@ -232,10 +232,10 @@ class Run:
         """PPO's clipped loss, a mean over tokens, in as many minibatches of groups as GRPO has."""
         groups, settings = result.groups.select(result.trained), self.settings
         here = result.groups.rollout_mask(result.trained)
-        trains, ghost = result.trains[here], result.ghost[here]
+        trains, zero_row = result.trains[here], result.zero_row[here]
         if not trains.any():
             return
-        made = [part for ticket in groups.ticket.tolist() for part in self._made[ticket]]
+        made = [part for submission in groups.submission.tolist() for part in self._made[submission]]
         response, old = torch.cat([r for r, _ in made]), torch.cat([log_prob for _, log_prob in made])
         home = groups.group_of
         advantage = np.zeros(len(home))
@@ -246,7 +246,7 @@ class Run:
             advantage[trains] = group_relative(groups.reward[trains], home[trains], len(groups))
         else:
             advantage[trains] = estimate.compute(groups.reward[trains], home[trains], groups)
-        rows = np.flatnonzero(trains | ghost)  # rows that the filter rejected are in no denominator
+        rows = np.flatnonzero(trains | zero_row)  # rows that the filter rejected are in no denominator
         layout = plan(
             np.unique(home[rows], return_inverse=True)[1],
             groups.tokens[rows],
@@ -289,7 +289,7 @@ class Run:
             if self.critic is not None:  # SAO's loss: masked where the ratio left the band, and not clipped inside
                 loss = -ratio * target[at] * (mask[at] & (ratio > 0.2) & (ratio < 4))
             self.optimizer.zero_grad()
-            (loss.sum() / (mask[at].sum() + int(layout.ghost_tokens[chunk]))).backward()
+            (loss.sum() / (mask[at].sum() + int(layout.zero_row_tokens[chunk]))).backward()
             nn.utils.clip_grad_norm_(self.model.parameters(), settings.max_norm)
             self.optimizer.step()
 

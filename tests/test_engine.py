@@ -1,6 +1,6 @@
 """The engines, whatever the parts: conservation, order independence, budgets and resume at any point, over trainers, parts and faults.
 
-``sync`` commits in ticket order, so that what trains and what is learned depends on rewards and tickets alone; the asynchronous
+``sync`` commits in submission order, so that what trains and what is learned depends on rewards and submissions alone; the asynchronous
 trainers on the recorded order of arrivals. Worlds give the same rewards in whatever order requests are answered.
 """
 
@@ -15,14 +15,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.world import Arrivals as Stream
-from tests.world import World, keys_of, make_engine, make_stream_engine, run, run_step
+from tests.world import Arrivals, World, keys_of, make_engine, make_stream_engine, run, run_step
 from verl_adaptive.engine import AsyncEngine, AsyncFacts, OrderedEngine, Requests, StepResult, answers
 from verl_adaptive.errors import AdaptiveError, Exhausted
 from verl_adaptive.groups import PER_ROLLOUT, Groups
 from verl_adaptive.policy import build_policy
 from verl_adaptive.progress import Progress
-from verl_adaptive.record import RecordError, Tape, replay
+from verl_adaptive.record import Recorder, RecordError, replay
 from verl_adaptive.rng import Draw
 from verl_adaptive.roles import Allocator, Pick, Sampler
 from verl_adaptive.stats.table import StatsTable
@@ -99,7 +98,7 @@ def build(setup: dict, **more) -> tuple[OrderedEngine, World]:
     return engine, world
 
 
-class Arrivals:
+class RandomWorkers:
     """Rollout workers that answer one request after another, in an order of their own.
 
     Args:
@@ -131,7 +130,7 @@ class Arrivals:
     def step(self, step: int) -> StepResult | str:
         self.asked, self.waiting = [], []
         self.send(self.engine.begin(step))
-        while not self.engine.settled:
+        while not self.engine.decided:
             self.send(self.engine.receive(self.back()))
         half = [g.select(np.arange(len(g))) for g in self.waiting]  # aborted: as much as the world made of them
         self.engine.abandon(sum(g.rollouts for g in half), sum(int(g.tokens.sum()) for g in half))
@@ -148,7 +147,7 @@ def same_batch(a: StepResult | str, b: StepResult | str) -> None:
         return
     for f in fields(Groups):
         np.testing.assert_array_equal(getattr(a.groups, f.name), getattr(b.groups, f.name), err_msg=f.name)
-    for name in ("outcome", "trains", "ghost"):
+    for name in ("outcome", "trains", "zero_row"):
         np.testing.assert_array_equal(getattr(a, name), getattr(b, name), err_msg=name)
     assert a.partial == b.partial
     mine, theirs = (
@@ -169,7 +168,11 @@ def same_batch(a: StepResult | str, b: StepResult | str) -> None:
 @quick
 @given(setups, st.integers(0, 2**32 - 1))
 def test_any_order_of_arrival_gives_the_same_batch_and_statistics(setup, seed) -> None:
-    runs = [Arrivals(*build(setup)), Arrivals(*build(setup), seed=seed), Arrivals(*build(setup), seed=seed + 1)]
+    runs = [
+        RandomWorkers(*build(setup)),
+        RandomWorkers(*build(setup), seed=seed),
+        RandomWorkers(*build(setup), seed=seed + 1),
+    ]
     for step in range(1, 5):
         results = [run.step(step) for run in runs]
         for other in results[1:]:
@@ -178,7 +181,7 @@ def test_any_order_of_arrival_gives_the_same_batch_and_statistics(setup, seed) -
             return
         for engine in (one.engine for one in runs[1:]):
             same_table(runs[0].engine.table, engine.table)
-            assert engine.feed.position == runs[0].engine.feed.position
+            assert engine.prompt_source.position == runs[0].engine.prompt_source.position
             assert engine.policy.state_dict() == runs[0].engine.policy.state_dict()
 
 
@@ -187,7 +190,7 @@ def test_any_order_of_arrival_gives_the_same_batch_and_statistics(setup, seed) -
 def test_every_rollout_is_accounted_for(setup, seed) -> None:
     """Conservation, the caps, what may train, and that each closed group is learned from once."""
     engine, world = build(setup)
-    run = Arrivals(engine, world, seed)
+    run = RandomWorkers(engine, world, seed)
     held, whole = 0, not setup["refill"] and engine.policy.sampler.kind == "pool"
     seen = {name: np.zeros(len(engine.table)) for name in ("visits", "rollouts", "successes", "failures")}
     for step in range(1, 5):
@@ -204,21 +207,21 @@ def test_every_rollout_is_accounted_for(setup, seed) -> None:
         if setup["allocator"] == {"name": "aero"} and not setup["refill"] and setup["sampler"] in ("epoch", "greso"):
             assert asked <= setup["batch"] * setup["n"]
         for requests in run.asked:
-            assert (requests.n >= 1).all() and len(np.unique(requests.ticket)) == len(requests)
+            assert (requests.n >= 1).all() and len(np.unique(requests.submission)) == len(requests)
             np.testing.assert_array_equal(requests.row, engine.row_of[requests.index])
-        assert (np.diff(groups.ticket) > 0).all()
+        assert (np.diff(groups.submission) > 0).all()
         trained = np.flatnonzero(result.trained)
         assert len(trained) <= setup["batch"] or whole
         assert result.partial == (len(trained) < setup["batch"])
         assert (result.outcome[groups.failed] == "failed").all()
         member = groups.rollout_mask(result.trained)
-        assert not ((result.trains | result.ghost) & ~member).any() and not (result.trains & result.ghost).any()
-        assert result.trains.any() and (setup["skip_zero"] or not result.ghost.any())
-        training = result.trains | result.ghost
-        for g in np.flatnonzero(groups.sum(result.ghost) > 0):  # all that train of its group are equal
+        assert not ((result.trains | result.zero_row) & ~member).any() and not (result.trains & result.zero_row).any()
+        assert result.trains.any() and (setup["skip_zero"] or not result.zero_row.any())
+        training = result.trains | result.zero_row
+        for g in np.flatnonzero(groups.sum(result.zero_row) > 0):  # all that train of its group are equal
             own = slice(groups.offsets[g], groups.offsets[g + 1])
             assert np.ptp(groups.reward[own][training[own]]) == 0
-        assert not result.ghost.any() or setup["advantage"] in ({"name": "verl"}, {"name": "beta", "variant": "off"})
+        assert not result.zero_row.any() or setup["advantage"] in ({"name": "verl"}, {"name": "beta", "variant": "off"})
         fine = ~groups.failed
         for name, amount in (("visits", 1), ("rollouts", groups.n[fine]), ("successes", groups.successes[fine])):
             np.add.at(seen[name], groups.row[fine], amount)
@@ -232,14 +235,14 @@ def test_every_rollout_is_accounted_for(setup, seed) -> None:
 def test_resume_is_exact(setup, seed) -> None:
     engine, world = build(setup)
     for step in range(1, 3):
-        if isinstance(Arrivals(engine, world, seed).step(step), str):
+        if isinstance(RandomWorkers(engine, world, seed).step(step), str):
             return
 
     other_world = copy.deepcopy(world)
     resumed, _ = build(setup, table=StatsTable.from_arrow(engine.table.to_arrow()))
     resumed.source = other_world.source
     resumed.load_state_dict(through_files(engine.state_dict()))
-    runs = [Arrivals(engine, world, seed), Arrivals(resumed, other_world, seed + 1)]
+    runs = [RandomWorkers(engine, world, seed), RandomWorkers(resumed, other_world, seed + 1)]
     for step in range(3, 6):
         a, b = (run.step(step) for run in runs)
         same_batch(a, b)
@@ -252,19 +255,19 @@ def test_resume_is_exact(setup, seed) -> None:
 @given(setups, st.integers(0, 2**32 - 1))
 def test_one_group_of_a_prompt_at_a_time(setup, seed) -> None:
     engine, world = build(setup)
-    run = Arrivals(engine, world, seed)
+    run = RandomWorkers(engine, world, seed)
     for step in range(1, 4):
         run.asked, run.waiting = [], []
         run.send(engine.begin(step))
         while True:
             under_way = {
-                ticket: row
-                for groups in (engine.flight, engine.desk.open, engine.held)
-                for ticket, row in zip(groups.ticket.tolist(), groups.row.tolist(), strict=True)
+                submission: row
+                for groups in (engine.flight, engine.tracker.open, engine.held)
+                for submission, row in zip(groups.submission.tolist(), groups.row.tolist(), strict=True)
             }
             if not engine.policy.sampler.whole_batches:
                 assert len(set(under_way.values())) == len(under_way), "two groups of a prompt under way"
-            if engine.settled:
+            if engine.decided:
                 break
             run.send(engine.receive(run.back()))
         try:
@@ -280,25 +283,25 @@ def test_the_batch_is_the_first_kept_and_the_rest_is_aborted() -> None:
     engine, world = make_engine(
         {"name": "epoch", "round": {"prompts": 12}}, batch=3, n=4, p=np.full(30, 0.5), filter="keep_all"
     )
-    run = Arrivals(engine, world)
+    run = RandomWorkers(engine, world)
     requests = engine.begin(1)
     groups = world.roll(requests)
-    assert engine.receive(groups.select(np.array([11, 5, 2, 1]))) is None and not engine.settled
+    assert engine.receive(groups.select(np.array([11, 5, 2, 1]))) is None and not engine.decided
     engine.receive(groups.select(np.array([0])))
-    assert engine.settled and len(engine.flight) == 7
+    assert engine.decided and len(engine.flight) == 7
     engine.abandon(10, 250)
     result = engine.finish()
-    assert result.groups.ticket.tolist() == [0, 1, 2] and result.trained.all()
+    assert result.groups.submission.tolist() == [0, 1, 2] and result.trained.all()
     assert result.ledger.rollouts.dropped == {"aborted": 8 + 10} and result.ledger.rollouts.balanced()
     assert run.engine.table.col("visits").sum() == 3
     # the next step begins where this one ended: the aborted prompts come again, under the numbers that were not used
     again = engine.begin(2)
-    assert again.ticket[0] == 3 and again.index[:9].tolist() == requests.index[3:].tolist()
+    assert again.submission[0] == 3 and again.index[:9].tolist() == requests.index[3:].tolist()
 
 
 def test_plain_grpo_asks_for_a_batch_and_no_more() -> None:
     engine, world = make_engine(batch=8, n=4, M=64)
-    run = Arrivals(engine, world, 1)
+    run = RandomWorkers(engine, world, 1)
     for step in range(1, 6):
         result = run.step(step)
         assert [len(r) for r in run.asked] == [8] and result.rounds == 1
@@ -325,7 +328,11 @@ def test_few_failures_do_not_make_grpo_wait() -> None:
 def test_failures_that_are_not_waited_for_are_the_same_in_any_order_of_arrival(batch, failure, seed) -> None:
     """Which of them are few was decided by how many had come back when the step looked."""
     setup = {"batch": batch, "n": 2, "M": 200, "seed": seed % 10_000, "failure": failure, "shape": "even"}
-    runs = [Arrivals(*build(setup)), Arrivals(*build(setup), seed=seed), Arrivals(*build(setup), seed=seed + 1)]
+    runs = [
+        RandomWorkers(*build(setup)),
+        RandomWorkers(*build(setup), seed=seed),
+        RandomWorkers(*build(setup), seed=seed + 1),
+    ]
     for step in range(1, 4):
         results = [run.step(step) for run in runs]
         for other in results[1:]:
@@ -338,7 +345,7 @@ def test_failures_that_are_not_waited_for_are_the_same_in_any_order_of_arrival(b
 def test_only_where_a_failed_group_alone_is_lost_a_batch_may_be_short() -> None:
     """Pilots that get no commit never train: a batch that lacks some of them is not full but for a few faults."""
     engine, world = make_engine("epoch", ON_POLICY, batch=20, n=8, p=np.full(400, 0.1), seed=5)
-    run = Arrivals(engine, world, 1)
+    run = RandomWorkers(engine, world, 1)
     assert [int(run.step(step).trained.sum()) for step in range(1, 4)] == [20, 20, 20]
 
 
@@ -350,13 +357,13 @@ def test_one_bad_step_costs_the_later_ones_nothing() -> None:
         result = run_step(engine, world, step)
         assert step == 2 or result.ledger.rollouts.generated == 200
         assert "aborted" not in result.ledger.rollouts.dropped
-    assert engine.fertile == 1.0
+    assert engine.keep_rate == 1.0
 
 
 def test_a_yield_of_nearly_all_asks_for_nearly_as_many_as_are_missing() -> None:
     progress = Progress(step=1, batch=100, draw=Draw(0, 1))
-    for fertile, wanted in ((None, 100), (1.0, 100), (1 - 4e-16, 100), (0.99, 103), (0.9, 123), (0.5, 220)):
-        progress.fertile = fertile
+    for keep_rate, wanted in ((None, 100), (1.0, 100), (1 - 4e-16, 100), (0.99, 103), (0.9, 123), (0.5, 220)):
+        progress.keep_rate = keep_rate
         assert progress.wanted() == wanted
 
 
@@ -388,7 +395,7 @@ def test_without_refill_a_cap_costs_rescues_before_prompts() -> None:
 
 def test_the_first_request_follows_the_yield() -> None:
     engine, world = make_engine(filter="informative", batch=16, n=4, p=np.repeat([0.5, 1.0], 200))
-    run = Arrivals(engine, world, 0)
+    run = RandomWorkers(engine, world, 0)
     first = []
     for step in range(1, 12):
         run.step(step)
@@ -402,7 +409,7 @@ def test_a_topup_goes_out_when_its_own_group_is_back() -> None:
     requests = engine.begin(1)
     groups = world.roll(requests)
     more = engine.receive(groups.select(np.array([0])))
-    assert more.ticket.tolist() == [0] and more.n.tolist() == [4]
+    assert more.submission.tolist() == [0] and more.n.tolist() == [4]
 
 
 def test_a_pool_of_rollouts_is_settled_in_ticket_order() -> None:
@@ -410,7 +417,7 @@ def test_a_pool_of_rollouts_is_settled_in_ticket_order() -> None:
     options = dict(batch=8, n=8, p=np.zeros(40), refill=False)
     for seed in range(20):
         engine, world = make_engine("epoch", {"name": "aero", "rounds": 2}, "aero", "beta", **options)
-        run = Arrivals(engine, world, seed)
+        run = RandomWorkers(engine, world, seed)
         result = run.step(1)
         assert result.groups.n.tolist() == [12, 12, 12, 12, 4, 4, 4, 4]
         assert sum(r.rollouts for r in run.asked) == 64
@@ -425,10 +432,10 @@ def test_pilots_commit_as_long_as_the_batch_has_places() -> None:
     last = groups.select(inside[-1:])
     assert engine.receive(last) is None  # four lower ones may yet take all places
     first = engine.receive(groups.select(inside[:1]))
-    assert first.ticket.tolist() == [int(inside[0])]  # a place is sure
+    assert first.submission.tolist() == [int(inside[0])]  # a place is sure
 
 
-class CommitsLast(Arrivals):
+class CommitsLast(RandomWorkers):
     """Pilots are back before every commit: what is out is out early, what is kept is not yet."""
 
     def back(self) -> Groups:
@@ -464,7 +471,7 @@ def test_results_must_be_in_flight() -> None:
 
 
 def test_long_answers_are_begun_first_and_decide_nothing() -> None:
-    """Handed out by the length that a prompt's answers have had, what is in excess of the batch last; tickets stay."""
+    """Handed out by the length that a prompt's answers have had, what is in excess of the batch last; submissions stay."""
     results = []
     for longest_first in (True, False):
         engine, world = make_engine(
@@ -488,26 +495,26 @@ def test_long_answers_are_begun_first_and_decide_nothing() -> None:
             requests = engine.begin(step)
             sent = [requests]
             answers = roll(requests)
-            while not engine.settled:
+            while not engine.decided:
                 requests = engine.receive(answers)
                 if requests is not None:
                     answers = roll(requests)
             run.append(engine.finish())
         results.append(run)
-        needed = min(len(sent[0]), round(6 / engine.fertile))
+        needed = min(len(sent[0]), round(6 / engine.keep_rate))
         first = length[sent[0].index]
         assert (np.diff(first[: needed - 1]) <= 0).all() == longest_first
-        assert (sent[0].ticket[:-1] < sent[0].ticket[1:]).all() != longest_first
+        assert (sent[0].submission[:-1] < sent[0].submission[1:]).all() != longest_first
     for a, b in zip(*results, strict=True):
         same_batch(a, b)
 
 
 def test_a_record_replays_what_was_given_up(tmp_path) -> None:
     engine, world = make_engine("greso", "aero", "informative", batch=6, n=8, M=60)
-    tape = Tape(tmp_path, engine)
-    run = Arrivals(engine, world, 3)
+    recorder = Recorder(tmp_path, engine)
+    run = RandomWorkers(engine, world, 3)
     ledgers = [run.step(step).ledger for step in range(1, 7)]
-    tape.close()
+    recorder.close()
     report = replay(tmp_path / "attempt-0")
     assert report.identical and report.ledgers == ledgers
     assert sum(ledger.rollouts.dropped.get("aborted", 0) for ledger in ledgers) > 0
@@ -623,7 +630,7 @@ def test_how_many_were_sent_decides_nothing(name) -> None:
     p, failure = options.pop("p"), options.pop("failure", 0.0)
     for seed in range(4):
         runs = [
-            Arrivals(*make_engine(world=World(p, seed, failure=failure), seed=seed, **options), seed=order)
+            RandomWorkers(*make_engine(world=World(p, seed, failure=failure), seed=seed, **options), seed=order)
             for order in (None, seed, seed + 100)
         ]
         for step in range(1, 5):
@@ -658,7 +665,7 @@ def test_a_cap_holds_where_rollouts_are_lost(allocator, cap) -> None:
     """Who lost some would take more than was reckoned with when later prompts were sent."""
     for seed in range(3):
         runs = [
-            Arrivals(
+            RandomWorkers(
                 *make_engine(
                     allocator=allocator,
                     world=Losing(np.full(40, 0.02), seed),
@@ -711,7 +718,7 @@ class Spoiling(World):
             np.split(groups.reward[alive], cuts),
             tokens=np.split(groups.tokens[alive], cuts),
             stage=np.split(groups.stage[alive], cuts),
-            ticket=groups.ticket,
+            submission=groups.submission,
             index=groups.index,
             failed=(requests.stage == 0) & (groups.n - spoilt < groups.n / 2),
             lost=spoilt,
@@ -729,14 +736,14 @@ def test_rollouts_without_a_reward_are_on_the_bill(kind, tmp_path) -> None:
         engine, _ = make_stream_engine(*parts, **facts, world=world, stream=AsyncFacts(warmup=8))
     else:
         engine, _ = make_engine(*parts, **facts, world=world)
-    tape, arrivals, ledgers, held = Tape(tmp_path, engine), Stream(world), [], [0, 0]
+    recorder, arrivals, ledgers, held = Recorder(tmp_path, engine), Arrivals(world), [], [0, 0]
     for step in range(1, 5):
         result = arrivals.step(engine, step) if isinstance(engine, AsyncEngine) else run_step(engine, world, step)
         ledgers.append(result.ledger)
         accounts = result.ledger.rollouts, result.ledger.tokens
         assert [a.balanced(before) for a, before in zip(accounts, held, strict=True)] == [True, True]
         held = [a.held for a in accounts]
-    tape.close()
+    recorder.close()
     total = engine.total
     on_their_way = arrivals.waiting
     assert world.spoilt > 100 and total.rollouts.dropped["failed"] > 0
@@ -753,9 +760,9 @@ def test_everything_solved() -> None:
     result = run_step(engine, world, 1)
     assert set(result.outcome) == {"all_correct", "trained"}
     assert "and 48 rollouts (12 all_correct)" in result.note and not result.partial
-    # One row carries the step's zero gradient; the others are ghosts.
+    # One row carries the step's zero gradient; the others are zero_rows.
     assert result.trains.sum() == 1
-    assert result.groups.tokens[result.trains][0] == result.groups.tokens[result.trains | result.ghost].min()
+    assert result.groups.tokens[result.trains][0] == result.groups.tokens[result.trains | result.zero_row].min()
 
 
 def test_nothing_solved_is_rescued_within_the_pool() -> None:
@@ -807,7 +814,7 @@ def test_a_data_set_smaller_than_a_batch() -> None:
     result = run_step(engine, world, 1)
     assert result.trained.sum() == 7  # prompts come again, as groups of their own
     assert engine.table.col("visits").tolist() == np.bincount(result.groups.row, minlength=3).tolist()
-    assert engine.feed.epoch(0) == pytest.approx(7 / 3)
+    assert engine.prompt_source.epoch(0) == pytest.approx(7 / 3)
 
 
 @pytest.mark.parametrize("on_exhausted", ["train_partial", "raise"])
@@ -867,13 +874,13 @@ def test_a_group_of_one_is_no_ghost() -> None:
     """verl's GRPO takes the reward itself for the advantage there."""
     engine, world = make_engine(batch=6, n=1, p=np.ones(6))
     result = run_step(engine, world, 1)
-    assert result.trains.sum() == 6 and not result.ghost.any()
+    assert result.trains.sum() == 6 and not result.zero_row.any()
 
 
 def test_a_prompt_twice_in_a_step_is_two_groups() -> None:
     engine, world = make_engine(allocator="aero", filter="aero", batch=6, n=4, p=np.zeros(2), refill=False)
     result = run_step(engine, world, 1)
-    assert len(result.groups) == 6 and len(np.unique(result.groups.ticket)) == 6
+    assert len(result.groups) == 6 and len(np.unique(result.groups.submission)) == 6
 
 
 # -- asynchronous trainers ------------------------------------------------------------------------------------
@@ -926,7 +933,7 @@ def same(a, b) -> bool:
 @settings(max_examples=6)
 def test_an_async_step_accounts_for_every_rollout_and_no_prompt_is_in_flight_twice(policy, stream, order, failure):
     engine, world = made(policy, stream, failure=failure)
-    arrivals = Stream(world, order)
+    arrivals = Arrivals(world, order)
     held = generated = 0
     observed = 0
     for step in range(1, 13):
@@ -940,7 +947,7 @@ def test_an_async_step_accounts_for_every_rollout_and_no_prompt_is_in_flight_twi
         held, generated = account.held, generated + account.generated
         busy = np.concatenate([engine.flight.row, engine.ready.groups.row])
         assert len(np.unique(busy)) == len(busy)
-        assert np.array_equal(np.sort(result.groups.ticket), result.groups.ticket)
+        assert np.array_equal(np.sort(result.groups.submission), result.groups.submission)
         observed += len(result.groups) + 0
     # every group that left was observed once, and so were the ready ones
     seen = engine.table.col("visits").sum() + engine.table.col("failures").sum()
@@ -953,15 +960,15 @@ def test_an_async_step_accounts_for_every_rollout_and_no_prompt_is_in_flight_twi
 def test_a_record_replays(policy, stream, tmp_path):
     """Given the recorded order of arrivals, every decision is the same; another order is another run."""
     engine, world = made(policy, stream, failure=0.05)
-    tape = Tape(tmp_path, engine)
-    arrivals = Stream(world, 5)
+    recorder = Recorder(tmp_path, engine)
+    arrivals = Arrivals(world, 5)
     steps = 0
     for step in range(1, 13):
         if engine.finished:
             break
         arrivals.step(engine, step)
         steps += 1
-    tape.close()
+    recorder.close()
     report = replay(tmp_path / "attempt-0")
     assert report.identical and report.open_step is None, report
     assert (report.steps, report.rollouts) == (steps, engine.total.rollouts.generated)
@@ -969,11 +976,11 @@ def test_a_record_replays(policy, stream, tmp_path):
 
 def test_a_replay_notices_a_changed_reward(tmp_path):
     engine, world = made("greso", "colocated")
-    tape = Tape(tmp_path, engine)
-    arrivals = Stream(world, 5)
+    recorder = Recorder(tmp_path, engine)
+    arrivals = Arrivals(world, 5)
     for step in range(1, 7):
         arrivals.step(engine, step)
-    tape.close()
+    recorder.close()
     events = tmp_path / "attempt-0" / "events.jsonl"
     lines = events.read_text().splitlines(keepends=True)
     at = next(i for i, line in enumerate(lines) if '"back"' in line and "1.0,0.0" in line)
@@ -985,11 +992,11 @@ def test_a_replay_notices_a_changed_reward(tmp_path):
 
 def test_a_killed_runs_record_replays_up_to_its_end(tmp_path):
     engine, world = made("dapo", "separate")
-    tape = Tape(tmp_path, engine)
-    arrivals = Stream(world, 5)
+    recorder = Recorder(tmp_path, engine)
+    arrivals = Arrivals(world, 5)
     for step in range(1, 5):
         arrivals.step(engine, step)
-    tape.close()
+    recorder.close()
     events = tmp_path / "attempt-0" / "events.jsonl"
     text = events.read_text()
     for cut in (len(text) - 3, len(text) // 2, len(text) // 3):
@@ -1003,7 +1010,7 @@ def test_a_killed_runs_record_replays_up_to_its_end(tmp_path):
 def test_an_async_resume_goes_on_bit_for_bit(policy, stream, cut):
     """In flight and ready groups survive: after a reload, the same arrivals lead to the same decisions and state."""
     engine, world = made(policy, stream, failure=0.05)
-    arrivals = Stream(world, 9)
+    arrivals = Arrivals(world, 9)
     for step in range(1, cut + 1):
         arrivals.step(engine, step)
     table = StatsTable.from_arrow(engine.table.to_arrow())
@@ -1016,7 +1023,7 @@ def test_an_async_resume_goes_on_bit_for_bit(policy, stream, cut):
             assert again.finished
             break
         one, other = arrivals.step(engine, step), twin.step(again, step)
-        assert np.array_equal(one.groups.ticket, other.groups.ticket)
+        assert np.array_equal(one.groups.submission, other.groups.submission)
         assert one.outcome.tolist() == other.outcome.tolist()
         assert np.array_equal(one.trains, other.trains)
         assert one.ledger.as_dict() == other.ledger.as_dict()
@@ -1033,12 +1040,12 @@ def test_a_step_takes_the_oldest_ready_groups_not_the_quickest():
     assert engine.receive(world.roll(last)) is None
     assert engine.can_take(8)
     engine.receive(world.roll(requests.select(np.arange(7, 8))))
-    assert engine.take(8).groups.ticket.tolist() == list(range(7, 15))
+    assert engine.take(8).groups.submission.tolist() == list(range(7, 15))
 
 
 def test_stale_groups_are_dropped_and_replaced():
     engine, world = made("grpo", AsyncFacts(warmup=8, threshold=2))
-    arrivals = Stream(world, 0)
+    arrivals = Arrivals(world, 0)
     requests = engine.begin(1)
     engine.receive(world.roll(requests.select(np.arange(8))))
     engine.take(8)
@@ -1056,7 +1063,7 @@ def test_stale_groups_are_dropped_and_replaced():
     engine.take(8)
     result = engine.finish()
     assert (result.outcome == "stale").sum() == 8
-    assert set(result.groups.ticket[result.outcome == "stale"]) == set(late.ticket.tolist())
+    assert set(result.groups.submission[result.outcome == "stale"]) == set(late.submission.tolist())
     assert result.ledger.rollouts.dropped["stale"] == 64
     assert (engine.table.col("visits")[late.row] == 1).all()  # what they showed is remembered
 
@@ -1074,25 +1081,25 @@ def test_a_short_batch_takes_no_group_that_is_too_old(outcome):
     if outcome == "all_wrong":
         world.p[:] = 0.0
     engine.receive(world.roll(late))
-    assert set(late.ticket) <= set(engine.never_trains())
+    assert set(late.submission) <= set(engine.never_trains())
     world.p[:] = 0.0
     engine.receive(world.roll(fresh.select(np.arange(3))))
-    assert not set(fresh.ticket[:3]) & set(engine.never_trains())
+    assert not set(fresh.submission[:3]) & set(engine.never_trains())
     world.failure = 1.0
     while not engine.starved:
         engine.receive(world.roll(engine.flight))
-    assert engine.take(engine.count).groups.ticket.tolist() == fresh.ticket[:3].tolist()
+    assert engine.take(engine.count).groups.submission.tolist() == fresh.submission[:3].tolist()
     result = engine.finish()
-    assert set(late.ticket) == set(result.groups.ticket[result.outcome == outcome])
+    assert set(late.submission) == set(result.groups.submission[result.outcome == outcome])
 
 
 def test_a_group_that_never_comes_back_costs_nothing_but_itself():
     """Its place is filled once it is too old to train, to the last step of the run."""
     engine, world = made("grpo", AsyncFacts(warmup=8, threshold=3), steps=8)
-    arrivals = Stream(world, 0)
+    arrivals = Arrivals(world, 0)
     requests = engine.begin(1)
-    hung = requests.ticket[3]
-    arrivals.send(requests.select(requests.ticket != hung))
+    hung = requests.submission[3]
+    arrivals.send(requests.select(requests.submission != hung))
     for step in range(1, 9):
         if step > 1:
             arrivals.send(engine.begin(step))
@@ -1100,7 +1107,7 @@ def test_a_group_that_never_comes_back_costs_nothing_but_itself():
             arrivals.send(engine.receive(arrivals.back()))
         assert len(engine.take(8).groups) == 8
         engine.finish()
-    assert engine.flight.ticket.tolist() == [hung]
+    assert engine.flight.submission.tolist() == [hung]
 
 
 def test_wait_blocks_until_old_groups_are_back():
@@ -1124,7 +1131,7 @@ def test_exhausted(mode, parts):
     """Nothing is solvable: the ceiling on prompts ends the step, and ``on_exhausted`` says how."""
     stream = AsyncFacts(warmup=8, parts=parts)
     engine, world = made("dapo", stream, p=np.zeros(64), max_rounds=2, on_exhausted=mode)
-    arrivals = Stream(world, 1)
+    arrivals = Arrivals(world, 1)
     if mode == "raise":
         with pytest.raises(Exhausted, match=r"0 of 8 groups .*all_wrong.*max_rounds=2"):
             arrivals.step(engine, 1)
@@ -1153,7 +1160,7 @@ def test_what_little_there_is_serves_every_mini_step(mode, rate):
     engine, world = made(
         "dapo", AsyncFacts(parts=parts), p=np.full(64, rate), max_rollouts_per_step=40, on_exhausted=mode
     )
-    result = Stream(world, 1).step(engine, 1)
+    result = Arrivals(world, 1).step(engine, 1)
     assert [len(taken.groups) for taken in engine._taken] == [2, 1, 1, 1]
     assert result.trained.sum() == 5 and result.partial and f"{0 if rate == 0 else 5} of 8 groups" in result.note
     assert all("cap of 40 rollouts" in taken.note for taken in engine._taken if taken.note)
@@ -1176,7 +1183,7 @@ def test_fewer_groups_than_mini_steps_are_no_reason_to_end_a_run():
     """As at the end of CERO's budget, whose last round is what is left of it."""
     engine, world = made("cero", AsyncFacts(parts=4), steps=3)
     engine.policy.sampler.budget = 5
-    arrivals, sizes = Stream(world, 1), []
+    arrivals, sizes = Arrivals(world, 1), []
     while not engine.finished:
         result = arrivals.step(engine, len(sizes) + 1)
         sizes.append([len(taken.groups) for taken in engine._taken])
@@ -1190,20 +1197,20 @@ def test_a_mini_step_that_no_prompt_is_let_through_for_goes_ungated():
     parts = ({"name": "retire", "recheck": 0.0}, "fixed", "informative", "verl")
     engine, world = make_stream_engine(*parts, stream=AsyncFacts(parts=4), p=np.ones(64))
     engine.table.col("retired")[2:] = 1
-    result = Stream(world, 1).step(engine, 1)
+    result = Arrivals(world, 1).step(engine, 1)
     assert all(len(taken.groups) for taken in engine._taken)
     assert {0, 1} < set(result.groups.row[result.trained].tolist())
 
 
 def test_max_rounds_bounds_the_prompts_of_a_step():
     engine, world = made("dapo", "colocated", p=np.zeros(64), max_rounds=2)
-    result = Stream(world, 1).step(engine, 1)
+    result = Arrivals(world, 1).step(engine, 1)
     assert engine._drawn == 2 * 16 and "max_rounds=2 windows" in result.note
 
 
 def test_a_cap_on_the_steps_rollouts_holds():
     engine, world = made("dapo", "colocated", max_rollouts_per_step=96)
-    arrivals = Stream(world, 1)
+    arrivals = Arrivals(world, 1)
     for step in range(1, 8):
         result = arrivals.step(engine, step)
         assert result.ledger.rollouts.planned <= 96
@@ -1211,7 +1218,7 @@ def test_a_cap_on_the_steps_rollouts_holds():
 
 def test_the_window_closes_towards_the_end():
     engine, world = made("grpo", "colocated", steps=3)
-    arrivals = Stream(world, 1)
+    arrivals = Arrivals(world, 1)
     for step in (1, 2, 3):
         arrivals.step(engine, step)
     assert len(engine.flight) == len(engine.ready) == 0
@@ -1222,7 +1229,7 @@ def test_pilots_leave_room_under_a_cap_for_their_commits():
     """They used to eat it: a fifth of the groups, and every third pilot in the band had no commit."""
     stream, p = AsyncFacts(warmup=8), (np.arange(400) + 0.5) / 400
     engine, world = made("pilot_commit", stream, M=400, p=p, steps=40, max_rollouts_per_step=96)
-    arrivals, trained, passed_over = Stream(world, 3), 0, 0
+    arrivals, trained, passed_over = Arrivals(world, 3), 0, 0
     for step in range(1, 31):
         result = arrivals.step(engine, step)
         assert result.ledger.rollouts.planned <= 96
@@ -1239,7 +1246,7 @@ def in_sync(like: AsyncEngine) -> OrderedEngine:
 
 def test_another_mode_refuses_what_is_in_flight_or_leaves_it_behind():
     engine, world = made("greso", "colocated")
-    arrivals = Stream(world, 2)
+    arrivals = Arrivals(world, 2)
     held = arrivals.step(engine, 1).ledger.rollouts.held
     state = states(engine)
     with pytest.raises(AdaptiveError, match=r"adaptive\.resume\.allow=\[mode\]"):
@@ -1247,11 +1254,11 @@ def test_another_mode_refuses_what_is_in_flight_or_leaves_it_behind():
     other = in_sync(engine)
     other.config.resume.allow = ["mode"]
     other.load_state_dict(state)
-    seen, ready = other.table.col("visits").sum(), set(engine.ready.groups.ticket.tolist())
+    seen, ready = other.table.col("visits").sum(), set(engine.ready.groups.submission.tolist())
     result = run_step(other, world, 2)
     assert result.ledger.rollouts.dropped.get("gone", 0) == held
     # what was ready had been reviewed, and is not learned from again
-    assert ready and ready <= set(result.groups.ticket[result.outcome == "gone"])
+    assert ready and ready <= set(result.groups.submission[result.outcome == "gone"])
     assert other.table.col("visits").sum() == seen + len(result.groups) - len(ready)
     account = result.ledger.rollouts
     assert account.generated + held == account.trained + account.dropped_in_all + account.surplus + account.held
@@ -1260,7 +1267,7 @@ def test_another_mode_refuses_what_is_in_flight_or_leaves_it_behind():
 def test_prompts_that_left_the_data_set_are_not_topped_up():
     """``resume.allow=[dataset]``: open groups of vanished prompts are counted, never asked for again."""
     engine, world = made("pilot_commit", "colocated")
-    arrivals = Stream(world, 2)
+    arrivals = Arrivals(world, 2)
     held = 0
     for step in (1, 2, 3):
         held = arrivals.step(engine, step).ledger.rollouts.held

@@ -21,12 +21,12 @@ class Late(Arrivals):
 
     def send(self, requests: Requests | None) -> None:
         if requests is not None:
-            self.due.update({t: self.now + 4 * (r % 2) for t, r in zip(requests.ticket, requests.row, strict=True)})
+            self.due.update({t: self.now + 4 * (r % 2) for t, r in zip(requests.submission, requests.row, strict=True)})
         super().send(requests)
 
     def back(self) -> Groups:
-        self.waiting.sort(key=lambda group: self.due[group.ticket[0]])
-        count = max(1, sum(self.due[group.ticket[0]] <= self.now for group in self.waiting))
+        self.waiting.sort(key=lambda group: self.due[group.submission[0]])
+        count = max(1, sum(self.due[group.submission[0]] <= self.now for group in self.waiting))
         out, self.waiting = self.waiting[:count], self.waiting[count:]
         return Groups.concat(out)
 
@@ -54,7 +54,7 @@ def test_draws_beyond_the_cap_are_due_in_the_next_step() -> None:
         *("spread", "fixed", "keep_all", "verl"),
         **{"batch": 8, "n": 2, "M": 40, "steps": 100, "max_rollouts_per_step": 8},
     )
-    engine.feed.due = np.arange(10, 16)
+    engine.prompt_source.due = np.arange(10, 16)
     arrivals, sent = Arrivals(world), []
     for step in (1, 2):
         sent += arrivals.step(engine, step).groups.row.tolist()

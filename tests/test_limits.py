@@ -12,7 +12,7 @@ from tests.world import keys_of
 from verl_adaptive.advantages.beta import BetaPosterior
 from verl_adaptive.config import AdaptiveConfig, RunFacts
 from verl_adaptive.errors import ConfigError
-from verl_adaptive.filters.aero import AeroRejection
+from verl_adaptive.filters.aero_rejection import AeroRejection
 from verl_adaptive.groups import Groups
 from verl_adaptive.policy import build_policy
 from verl_adaptive.progress import Progress

@@ -7,11 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from verl_adaptive.config import RunFacts
-from verl_adaptive.engine.feed import Feed, Line
+from verl_adaptive.engine.prompt_source import CandidateQueue, PromptSource
 from verl_adaptive.progress import Progress
 from verl_adaptive.rng import Draw
 from verl_adaptive.roles import Sampler
-from verl_adaptive.simulate import Stream
+from verl_adaptive.simulate import WorldPrompts
 
 
 class Gate(Sampler):
@@ -27,7 +27,7 @@ class Gate(Sampler):
         return Draw(self.seed, 0).uniform("gate", rows, position) < self.chance[rows]
 
 
-class Batches(Stream):
+class Batches(WorldPrompts):
     """Gives whole batches, as verl's dataloader does."""
 
     def __init__(self, size: int, seed: int, whole: int) -> None:
@@ -41,10 +41,10 @@ class Batches(Stream):
 def candidates(size: int, chance: np.ndarray, seed: int, whole: int, asks: list[int]) -> tuple[list[list[int]], str]:
     """Three laps of a step's candidates, each asked for by ``asks`` and then to its end."""
     facts = RunFacts(4, 2, 1, size, seed)
-    feed = Feed(Gate(chance, seed), facts, np.arange(size), Batches(size, seed, whole))
+    prompt_source = PromptSource(Gate(chance, seed), facts, np.arange(size), Batches(size, seed, whole))
     progress = Progress(step=1, batch=4, draw=Draw(seed, 1))
     # Ungated, a step in which nothing is let through takes as much as its first request wants, which is the state's.
-    line = Line(feed, progress, np.zeros(0, dtype=np.int64), ungated=False)
+    line = CandidateQueue(prompt_source, progress, np.zeros(0, dtype=np.int64), ungated=False)
     laps = []
     for _ in range(3):
         begun = len(line)

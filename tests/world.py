@@ -13,7 +13,7 @@ from verl_adaptive.engine import AsyncEngine, AsyncFacts, Engine, Requests, Step
 from verl_adaptive.engine import make_engine as make_engine_of
 from verl_adaptive.groups import Groups
 from verl_adaptive.policy import build_policy
-from verl_adaptive.simulate.worlds import StaticWorld, Stream, number_keys
+from verl_adaptive.simulate.worlds import StaticWorld, WorldPrompts, number_keys
 from verl_adaptive.stats.table import StatsTable
 
 __all__ = ["Arrivals", "World", "keys_of", "make_engine", "make_stream_engine", "run", "run_step"]
@@ -44,7 +44,7 @@ class World(StaticWorld):
         shuffle: bool = True,
     ) -> None:
         super().__init__(p, seed, tokens=25.0, low=low, high=high, failure=failure)
-        self.source = Stream(len(self.p), seed, shuffle)
+        self.source = WorldPrompts(len(self.p), seed, shuffle)
 
 
 def make_engine(
@@ -149,7 +149,7 @@ class Arrivals:
 def run_step(engine: Engine, world: World, step: int) -> StepResult:
     """One whole step."""
     answers = [world.roll(r) for r in (engine.begin(step),) if r is not None]
-    while not engine.settled:
+    while not engine.decided:
         requests = engine.receive(Groups.concat(answers))
         answers = [] if requests is None else [world.roll(requests)]
     return engine.finish()

@@ -33,7 +33,7 @@ class Groups:
     """``G`` groups with ``R`` rollouts in all.
 
     Attributes:
-        ticket: int64 ``(G,)``, order of submission in the run; groups are always sorted by it.
+        submission: int64 ``(G,)``, order of submission in the run; groups are always sorted by it.
         row: int64 ``(G,)``, the prompt's row in the statistics table.
         index: int64 ``(G,)``, the prompt's position in the data set (``-1``: not known).
         failed: bool ``(G,)``, a session failed or a reward was not finite: says nothing about difficulty.
@@ -51,7 +51,7 @@ class Groups:
         shorter: int64 ``(R,)``, of a rollout's tokens, those outside its longest output.
     """
 
-    ticket: np.ndarray
+    submission: np.ndarray
     row: np.ndarray
     index: np.ndarray
     failed: np.ndarray
@@ -79,7 +79,7 @@ class Groups:
         success: Sequence[Sequence[float] | np.ndarray] | None = None,
         tokens: Sequence[Sequence[int] | np.ndarray] | None = None,
         stage: Sequence[Sequence[int] | np.ndarray] | None = None,
-        ticket: Sequence[int] | np.ndarray | None = None,
+        submission: Sequence[int] | np.ndarray | None = None,
         index: Sequence[int] | np.ndarray | None = None,
         failed: Sequence[bool] | np.ndarray | None = None,
         lag: Sequence[int] | np.ndarray | None = None,
@@ -90,7 +90,7 @@ class Groups:
     ) -> Groups:
         """Build from one list of rewards a group; everything else has an obvious default.
 
-        ``signal`` defaults to the reward, ``success`` to the signal, ``tokens`` to 1, ``ticket`` to 0, 1, 2, …
+        ``signal`` defaults to the reward, ``success`` to the signal, ``tokens`` to 1, ``submission`` to 0, 1, 2, …
         """
         sizes = np.fromiter((len(r) for r in rewards), dtype=np.int64, count=len(rewards))
         offsets = np.zeros(len(rewards) + 1, dtype=np.int64)
@@ -113,7 +113,7 @@ class Groups:
         reward = ragged(rewards, np.float64, 0.0)
         sig = ragged(signal, np.float64, reward)
         return cls(
-            ticket=flat(ticket, np.int64, np.arange(len(rewards))),
+            submission=flat(submission, np.int64, np.arange(len(rewards))),
             row=np.asarray(rows, dtype=np.int64),
             index=flat(index, np.int64, np.asarray(rows)),
             failed=flat(failed, bool, False),
@@ -240,18 +240,18 @@ class Groups:
         return Groups(offsets=offsets, **out)
 
     def sorted(self) -> Groups:
-        """In ticket order."""
-        if (self.ticket[1:] >= self.ticket[:-1]).all():
+        """In submission order."""
+        if (self.submission[1:] >= self.submission[:-1]).all():
             return Groups(**vars(self))
-        return self.select(np.argsort(self.ticket, kind="stable"))
+        return self.select(np.argsort(self.submission, kind="stable"))
 
     def merge(self, more: Groups) -> Groups:
-        """Join ``more`` (top-ups) into the groups of the same ticket; every ticket of ``more`` must be here."""
+        """Join ``more`` (top-ups) into the groups of the same submission; every submission of ``more`` must be here."""
         both = Groups.concat([self, more])
         if len(both) == len(self):
             return self
-        position = {int(t): i for i, t in enumerate(self.ticket)}
-        home = np.array([position[int(t)] for t in both.ticket], dtype=np.int64)
+        position = {int(t): i for i, t in enumerate(self.submission)}
+        home = np.array([position[int(t)] for t in both.submission], dtype=np.int64)
         order = np.argsort(home[both.group_of], kind="stable")
         sizes = np.bincount(home, weights=both.n, minlength=len(self)).astype(np.int64)
         failed = np.zeros(len(self), dtype=bool)
@@ -264,7 +264,7 @@ class Groups:
         lag = np.zeros(len(self), dtype=np.int32)
         np.maximum.at(lag, home, both.lag)
         return Groups(
-            ticket=self.ticket,
+            submission=self.submission,
             row=self.row,
             index=self.index,
             failed=failed,

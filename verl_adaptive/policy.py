@@ -74,14 +74,14 @@ PARTS: dict[str, dict[str, str]] = {
     },
     "allocator": {
         "fixed": "verl_adaptive.allocators.fixed:Fixed",
-        "aero": "verl_adaptive.allocators.aero:AeroRescue",
+        "aero": "verl_adaptive.allocators.aero_rescue:AeroRescue",
         "pilot_commit": "verl_adaptive.allocators.pilot_commit:PilotCommit",
         "reinforce_ada": "verl_adaptive.allocators.reinforce_ada:ReinforceAda",
     },
     "filter": {
         "keep_all": "verl_adaptive.filters.keep_all:KeepAll",
         "informative": "verl_adaptive.filters.informative:Informative",
-        "aero": "verl_adaptive.filters.aero:AeroRejection",
+        "aero": "verl_adaptive.filters.aero_rejection:AeroRejection",
         "band": "verl_adaptive.filters.band:Band",
     },
     "advantage": {

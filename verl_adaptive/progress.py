@@ -28,7 +28,7 @@ class Progress:
         planned: rollouts asked for so far.
         cap: hard cap on rollouts this step, or None.
         window: groups to be kept under way or ready now, where that is another number than ``batch``.
-        fertile: of a batch that is refilled, the share of the groups that were kept in the last steps, failed ones left out;
+        keep_rate: of a batch that is refilled, the share of the groups that were kept in the last steps, failed ones left out;
             None where it is not known.
     """
 
@@ -42,7 +42,7 @@ class Progress:
     planned: int = 0
     cap: int | None = None
     window: int | None = None
-    fertile: float | None = None
+    keep_rate: float | None = None
 
     @property
     def need(self) -> int:
@@ -56,11 +56,11 @@ class Progress:
         as many as are missing.
         """
         missing = max(0, self.need - self.open)
-        if self.fertile is None:
+        if self.keep_rate is None:
             return missing
-        fertile = min(1.0, max(self.fertile, 1 / 64))
-        beyond = 1.0 + min(over_ask - 1.0, 1.0 - fertile)
-        return math.ceil(beyond * missing / fertile - 1e-6)  # not one more for a rounding error
+        keep_rate = min(1.0, max(self.keep_rate, 1 / 64))
+        beyond = 1.0 + min(over_ask - 1.0, 1.0 - keep_rate)
+        return math.ceil(beyond * missing / keep_rate - 1e-6)  # not one more for a rounding error
 
     @property
     def room(self) -> int:

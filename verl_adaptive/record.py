@@ -33,7 +33,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from verl_adaptive.config import AdaptiveConfig, RunFacts
-from verl_adaptive.engine import AsyncEngine, AsyncFacts, Engine, PromptSource, Requests, StepResult, make_engine
+from verl_adaptive.engine import AsyncEngine, AsyncFacts, Engine, PromptStream, Requests, StepResult, make_engine
 from verl_adaptive.engine.ledger import Ledger
 from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.groups import PER_ROLLOUT, Groups
@@ -41,7 +41,7 @@ from verl_adaptive.policy import build_policy
 from verl_adaptive.stats import read_snapshot, write_snapshot
 from verl_adaptive.stats.snapshot import MANIFEST
 
-__all__ = ["RecordError", "ReplayReport", "Tape", "attempts", "replay", "results_of"]
+__all__ = ["RecordError", "Recorder", "ReplayReport", "attempts", "replay", "results_of"]
 
 VERSION = 2
 #: No room: a matter of the disk, which may pass, and not of ``adaptive.record``.
@@ -57,8 +57,8 @@ class RecordError(AdaptiveError):
 # -- writing ------------------------------------------------------------------------------------------------------
 
 
-class Tape:
-    """Writes one attempt of a run down; attach it with ``Tape(folder, engine)`` before the attempt's first step.
+class Recorder:
+    """Writes one attempt of a run down; attach it with ``Recorder(folder, engine)`` before the attempt's first step.
 
     A disk that is full or gone ends the recording, with a warning; it never ends the run. One that is full when the attempt
     begins records nothing of it.
@@ -110,7 +110,7 @@ class Tape:
                 error,
             )
             return
-        engine.tape = self
+        engine.recorder = self
         engine.source = _Overheard(engine.source, self)
 
     def close(self) -> None:
@@ -198,13 +198,13 @@ class Tape:
 class _Overheard:
     """The prompt stream, with every answer written down."""
 
-    def __init__(self, source: PromptSource, tape: Tape) -> None:
-        self._source, self._tape, self.size = source, tape, source.size
+    def __init__(self, source: PromptStream, recorder: Recorder) -> None:
+        self._source, self._recorder, self.size = source, recorder, source.size
 
     def take(self, count: int) -> np.ndarray:
         """As the stream's own."""
         positions = self._source.take(count)
-        self._tape.pulled(np.asarray(positions))
+        self._recorder.pulled(np.asarray(positions))
         return positions
 
 
@@ -225,10 +225,10 @@ def _digest_requests(requests: Requests | None) -> str:
 
 def _digest_result(result: StepResult) -> str:
     return _hash(
-        result.groups.ticket.astype("<i8").tobytes(),
+        result.groups.submission.astype("<i8").tobytes(),
         "\n".join(map(str, result.outcome)).encode(),
         np.packbits(result.trains).tobytes(),
-        np.packbits(result.ghost).tobytes(),
+        np.packbits(result.zero_row).tobytes(),
     )
 
 
@@ -372,7 +372,7 @@ def _header(folder: Path) -> dict[str, Any]:
         raise RecordError(f"{path} cannot be read: {error!r}") from error
 
 
-def load_engine(folder: Path, source: PromptSource) -> Engine:
+def load_engine(folder: Path, source: PromptStream) -> Engine:
     """The engine of an attempt as it was when the attempt began.
 
     Raises:

@@ -288,16 +288,16 @@ def test_leaving_them_out_changes_nobody_elses(options, group_mean) -> None:
 
 
 def test_the_engine_leaves_them_out() -> None:
-    ghosts = {}
+    zero_rows = {}
     for variant in ("predictive", "off"):
         engine, world = make_engine(
             filter="aero", advantage={"name": "beta", "variant": variant}, batch=20, p=np.repeat([0.0, 0.5, 1.0], 10)
         )
         result = run_step(engine, world, 1)
-        ghosts[variant] = int(result.ghost.sum())
+        zero_rows[variant] = int(result.zero_row.sum())
         flat = groups_flat(result.groups)
-        assert (result.groups.sum(result.ghost)[flat] == (4 if variant == "off" else 0)).all()
-    assert ghosts["predictive"] == 0 < ghosts["off"]
+        assert (result.groups.sum(result.zero_row)[flat] == (4 if variant == "off" else 0)).all()
+    assert zero_rows["predictive"] == 0 < zero_rows["off"]
 
 
 def groups_flat(groups: Groups) -> np.ndarray:

@@ -16,7 +16,7 @@ from verl_adaptive.rng import Draw
 class Query:
     """One query of the batch; ``reward(j)`` is the reward of its j-th rollout."""
 
-    ticket: int
+    submission: int
     hi: int
     lo: int
     reward: object

@@ -10,12 +10,12 @@ from tests.world import World, make_engine, run_step
 from verl_adaptive.rng import Draw
 
 
-def rewards_of(world: World, ticket: int, index: int, n_explore: int, n_extra: int):
-    """The reward of a ticket's j-th rollout, as the world gives it: by stage, and number within the stage's request."""
+def rewards_of(world: World, submission: int, index: int, n_explore: int, n_extra: int):
+    """The reward of a submission's j-th rollout, as the world gives it: by stage, and number within the stage's request."""
 
     def reward(j: int) -> float:
         stage, number = divmod(j - n_explore, n_extra) if j >= n_explore else (-1, j)
-        hit = Draw(world.seed, 0).uniform("world.reward", ticket, (stage + 1) * 2**20 + number) < world.p[index]
+        hit = Draw(world.seed, 0).uniform("world.reward", submission, (stage + 1) * 2**20 + number) < world.p[index]
         return world.high if hit else world.low
 
     return reward
@@ -72,7 +72,7 @@ def test_counts_retained_sets_and_advantages(block: int) -> None:
                     int(table.key_lo[r]),
                     rewards_of(world, int(t), int(i), n_explore, rescue["n_extra"]),
                 )
-                for t, r, i in zip(groups.ticket, groups.row, groups.index, strict=True)
+                for t, r, i in zip(groups.submission, groups.row, groups.index, strict=True)
             ]
             reference.explore_and_rescue(queries, N=N, n_explore=n_explore, pooled=pooled, limit=limit, **rescue)
             assert groups.n.tolist() == [q.n for q in queries]

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from tests.world import World, keys_of, make_engine, run, run_step
-from verl_adaptive.allocators.aero import AeroRescue
+from verl_adaptive.allocators.aero_rescue import AeroRescue
 from verl_adaptive.allocators.fixed import Fixed
 from verl_adaptive.allocators.reinforce_ada import ReinforceAda
 from verl_adaptive.config import RunFacts
 from verl_adaptive.errors import ConfigError
-from verl_adaptive.filters.aero import AeroRejection
+from verl_adaptive.filters.aero_rejection import AeroRejection
 from verl_adaptive.filters.informative import Informative
 from verl_adaptive.filters.keep_all import KeepAll
 from verl_adaptive.groups import Groups
@@ -163,10 +163,10 @@ def test_continuous_rewards_count_as_correct_from_one_half() -> None:
         success={"mode": "value"},
     )
     requests = engine.begin(1)
-    results = Groups.from_lists(requests.row, [[0.1, 0.4]], ticket=requests.ticket)
+    results = Groups.from_lists(requests.row, [[0.1, 0.4]], submission=requests.submission)
     requests = engine.receive(results)
     assert requests.n.tolist() == [2]  # neither was correct
-    results = Groups.from_lists(requests.row, [[0.2, 0.7]], ticket=requests.ticket, stage=[[1, 1]])
+    results = Groups.from_lists(requests.row, [[0.2, 0.7]], submission=requests.submission, stage=[[1, 1]])
     assert engine.receive(results) is None
     result = engine.finish()
     assert result.trains.sum() == 2 and result.trains[3]  # the correct one and one of the others

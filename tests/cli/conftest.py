@@ -11,7 +11,7 @@ import pytest
 from tests.cli.stores import make_run, write_dataset
 from verl_adaptive.cli import main
 from verl_adaptive.engine import Engine
-from verl_adaptive.simulate import waiting
+from verl_adaptive.simulate import expected
 
 
 class Run(NamedTuple):
@@ -39,9 +39,9 @@ def simulated_once():
             known[key] = real(*arguments)
         return known[key]
 
-    real = waiting._run
+    real = expected._run
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(waiting, "_run", run)
+        patch.setattr(expected, "_run", run)
         yield
 
 

@@ -16,7 +16,7 @@ from tests.stats.mounts import tmpfs
 from tests.world import Arrivals, make_engine, make_stream_engine, run_step
 from verl_adaptive.engine import AsyncFacts
 from verl_adaptive.errors import AdaptiveError
-from verl_adaptive.record import Tape, _seed, replay
+from verl_adaptive.record import Recorder, _seed, replay
 from verl_adaptive.stats import read_snapshot, write_snapshot
 
 POLICY = ("greso", "fixed", "informative", "verl")
@@ -28,15 +28,15 @@ def record(folder, *, stream: bool = False, steps: int = 4):
         engine, world = make_stream_engine(*POLICY, stream=AsyncFacts(warmup=8))
     else:
         engine, world = make_engine(*POLICY)
-    tape = Tape(folder, engine)
+    recorder = Recorder(folder, engine)
     arrivals = Arrivals(world)
     for step in range(1, steps + 1):
         if stream:
             arrivals.step(engine, step)
         else:
             run_step(engine, world, step)
-    tape.close()
-    return tape.folder
+    recorder.close()
+    return recorder.folder
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["sync", "async"])
@@ -152,13 +152,13 @@ def test_a_full_disk_ends_the_recording_and_not_the_run(call, tmp_path, caplog, 
         else:
             engine, world = make_engine(*POLICY)
         arrivals = Arrivals(world)
-        tape = Tape(disk / "record", engine)
+        recorder = Recorder(disk / "record", engine)
         for step in range(1, 60):
             result = arrivals.step(engine, step) if stream else run_step(engine, world, step)
             assert result.groups.rollouts
-        tape.close()
+        recorder.close()
         assert caplog.text.count("recording stopped in step") == 1 and "No space left" in caplog.text
-        status, out, err = call("replay", str(tape.folder))  # what there is, up to the torn line
+        status, out, err = call("replay", str(recorder.folder))  # what there is, up to the torn line
         assert status == 0 and "every decision identical" in out and not err
         steps = int(out.split(": ")[1].split(" ")[0])
         assert 0 < steps < 59
@@ -169,10 +169,10 @@ def test_a_disk_that_is_full_when_an_attempt_begins_costs_the_record_and_not_the
         record(disk / "record")
         (disk / "filler").write_bytes(b"x" * (os.statvfs(disk).f_bavail * os.statvfs(disk).f_bsize))
         engine, world = make_engine(*POLICY)
-        tape = Tape(disk / "record", engine)
+        recorder = Recorder(disk / "record", engine)
         for step in range(1, 4):
             assert run_step(engine, world, step).groups.rollouts
-        tape.close()
+        recorder.close()
         assert caplog.text.count("nothing is recorded of this attempt") == 1 and "No space left" in caplog.text
         assert [path.name for path in (disk / "record").iterdir()] == ["attempt-0"]  # no half of an attempt
         status, out, err = call("replay", str(disk / "record"))
@@ -182,9 +182,9 @@ def test_a_disk_that_is_full_when_an_attempt_begins_costs_the_record_and_not_the
 def test_an_attempt_after_an_earlier_one_was_removed(tmp_path):
     folder = record(tmp_path / "record")
     engine, _ = make_engine(*POLICY)
-    Tape(tmp_path / "record", engine).close()
+    Recorder(tmp_path / "record", engine).close()
     shutil.rmtree(folder)
-    Tape(tmp_path / "record", engine).close()
+    Recorder(tmp_path / "record", engine).close()
     assert sorted(path.name for path in (tmp_path / "record").iterdir()) == ["attempt-1", "attempt-2"]
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.integration.selftest import suite, verdicts
-from verl_adaptive.integration.selftest.runs import Run
+from verl_adaptive.integration.selftest.runs import ProcessRun
 from verl_adaptive.integration.selftest.suite import PLAIN, Item, Report
 
 
@@ -68,7 +68,7 @@ def stages(monkeypatch):
     def train(folder, said, env, timeout, kill_at=None):
         name = Path(folder).name
         made.append(f"{name}{' killed' * bool(kill_at)}")
-        return Run(folder, 1 if name in broken else 0, "RuntimeError: no device", [])
+        return ProcessRun(folder, 1 if name in broken else 0, "RuntimeError: no device", [])
 
     monkeypatch.setattr(suite, "missing", str)
     monkeypatch.setattr(suite, "_tool", tool)
@@ -106,7 +106,7 @@ def test_where_plain_verl_fails_nothing_else_is_tried(stages, tmp_path) -> None:
 
 def test_a_run_that_ends_early_is_told_by_its_last_error(tmp_path) -> None:
     item = Item("+adaptive=greso")
-    suite._judged(item, Run(tmp_path, 1, "Traceback\nRuntimeError: it is away\nbye\n"))
+    suite._judged(item, ProcessRun(tmp_path, 1, "Traceback\nRuntimeError: it is away\nbye\n"))
     assert "status 1 after 0 of 3 steps: RuntimeError" in item.findings[0]
 
 
@@ -120,18 +120,18 @@ def metrics(step: int, **other: float) -> dict:
 
 
 def test_log_probs_that_disagree_more_than_in_plain_verl_are_found(tmp_path) -> None:
-    run = Run(tmp_path, 0, "", [metrics(i, **{"training/rollout_probs_diff_mean": 0.1}) for i in (1, 2, 3)])
+    run = ProcessRun(tmp_path, 0, "", [metrics(i, **{"training/rollout_probs_diff_mean": 0.1}) for i in (1, 2, 3)])
     item = Item("+adaptive=greso")
     suite._judged(item, run, Item(PLAIN, facts={"probs diff": 0.01}))
     assert "log-probs of rollout and actor differ by 0.1, in plain verl by 0.01" in item.findings
 
 
 def test_what_is_not_accounted_for_is_found(tmp_path) -> None:
-    whole = Run(tmp_path, 0, "", [metrics(1), metrics(2)])
+    whole = ProcessRun(tmp_path, 0, "", [metrics(1), metrics(2)])
     assert verdicts.imbalance(whole) == []
-    lost = Run(tmp_path, 0, "", [metrics(1), metrics(2, **{"adaptive/rollouts/trained_total": 5})])
+    lost = ProcessRun(tmp_path, 0, "", [metrics(1), metrics(2, **{"adaptive/rollouts/trained_total": 5})])
     assert verdicts.imbalance(lost) == ["step 2: 10 rollouts generated or held, 9 accounted for"]
-    unnamed = Run(tmp_path, 0, "", [metrics(1, **{"adaptive/tokens/dropped_total": 5})])
+    unnamed = ProcessRun(tmp_path, 0, "", [metrics(1, **{"adaptive/tokens/dropped_total": 5})])
     assert verdicts.imbalance(unnamed) == ["step 1: 5 tokens dropped, 4 with a reason"]
     assert "adaptive/updates_total is missing in some step" in verdicts.absent(whole)
     assert verdicts.differences(whole) == ["nothing was recorded"]

@@ -452,7 +452,7 @@ def test_the_recipes_table_is_complete() -> None:
 
 
 def test_the_progress_line_of_the_readme_is_what_is_printed() -> None:
-    report = pytest.importorskip("verl_adaptive.integration.report")
+    report = pytest.importorskip("verl_adaptive.integration.step_metrics")
     example = re.search(r"'(step 12/1001.*?)'", " ".join(report.progress_line.__doc__.replace("\\\n", "").split()))[1]
     assert example in (ROOT / "README.md").read_text()
 

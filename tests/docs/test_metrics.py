@@ -75,7 +75,7 @@ def documented(name: str) -> str | None:
 @pytest.fixture(scope="module")
 def emitted() -> dict[str, float]:
     """Every metric name of every run above, with a value."""
-    report = pytest.importorskip("verl_adaptive.integration.report")
+    report = pytest.importorskip("verl_adaptive.integration.step_metrics")
     layout = pytest.importorskip("verl_adaptive.integration.layout")
     out: dict[str, float] = {}
     facts = {"batch": 8, "n": 16, "M": 200, "p": np.linspace(0, 1, 200) ** 0.5}
@@ -102,8 +102,8 @@ def emitted() -> dict[str, float]:
             counts = (np.zeros(len(groups), dtype=np.int64), groups.n, groups.successes, 1.0 * groups.n)
             judge.step(1, *counts, groups.sum(groups.reward), groups.sum(groups.reward**2))
             out.update(judge.metrics())
-    times = pytest.importorskip("verl_adaptive.integration.times")
-    return out | times.Times(slots=8).metrics()
+    times = pytest.importorskip("verl_adaptive.integration.timings")
+    return out | times.Timings(slots=8).metrics()
 
 
 def test_something_is_emitted(emitted) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.e2e import starts
-from tests.e2e.harness import Run
+from tests.e2e.harness import ProcessRun
 
 
 @pytest.fixture(scope="session")
@@ -14,7 +14,7 @@ def one_rank(tmp_path_factory) -> starts.OneRank:
 
 
 @pytest.fixture(scope="session")
-def greedy(one_rank) -> dict[str, Run]:
+def greedy(one_rank) -> dict[str, ProcessRun]:
     return one_rank.greedy
 
 
@@ -29,10 +29,10 @@ def colocated(one_rank) -> starts.Colocated:
 
 
 @pytest.fixture(scope="session")
-def faulty(one_rank) -> dict[str, Run]:
+def faulty(one_rank) -> dict[str, ProcessRun]:
     return one_rank.faulty
 
 
 @pytest.fixture(scope="session")
-def short(tmp_path_factory) -> dict[str, Run]:
+def short(tmp_path_factory) -> dict[str, ProcessRun]:
     return starts.short(tmp_path_factory.mktemp("short"))

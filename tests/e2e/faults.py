@@ -13,7 +13,7 @@ import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tests.e2e.harness import Run, assets, balanced, groups_of, train
+from tests.e2e.harness import ProcessRun, assets, balanced, groups_of, train
 from verl_adaptive.stats import open_run, read_snapshot
 
 #: Trainer mode → what chooses it.
@@ -65,7 +65,7 @@ def reward(folder: Path, body: str) -> tuple[str, Path]:
     return f"reward.custom_reward_function.path={path}", begun
 
 
-def sound(run: Run, step: int) -> None:
+def sound(run: ProcessRun, step: int) -> None:
     """Snapshot, journal and metrics of an unbroken run tell one story: every group once, and nothing but numbers."""
     assert run.steps
     balanced(run)
@@ -80,7 +80,7 @@ def sound(run: Run, step: int) -> None:
     assert (table.col("successes") <= table.col("rollouts")).all()
     store = open_run(run.folder / "checkpoints" / "adaptive")
     seen = groups_of(store)
-    assert len(seen) == finished and not seen["ticket"].duplicated().any()
+    assert len(seen) == finished and not seen["submission"].duplicated().any()
     assert seen["failed"].sum() == failed
     assert seen.loc[~seen["failed"], "n"].sum() == table.col("rollouts").sum()
     total = state["engine"]["total"]["rollouts"]
@@ -140,7 +140,7 @@ class Killer(threading.Thread):
         self.join(10)
 
 
-def failed_run(folder: Path, *overrides: str, timeout: float = 1800, **env: str) -> Run:
+def failed_run(folder: Path, *overrides: str, timeout: float = 1800, **env: str) -> ProcessRun:
     """A run that must end by itself, with an error."""
     run = train(folder, *overrides, timeout=timeout, **env)
     assert run.code not in (0, None), run.tail

@@ -15,11 +15,11 @@ import pyarrow.parquet as pq
 
 from examples.cpu import BEGIN, MARK
 from verl_adaptive.integration.selftest import runs, verdicts
-from verl_adaptive.integration.selftest.runs import Run, read_metrics
+from verl_adaptive.integration.selftest.runs import ProcessRun, read_metrics
 from verl_adaptive.integration.selftest.verdicts import optimizer_updates
 
 __all__ = [
-    "BEGIN", "MARK", "REPO", "Run", "assets", "balanced", "environment", "optimizer_updates", "read_metrics", "replays",
+    "BEGIN", "MARK", "REPO", "ProcessRun", "assets", "balanced", "environment", "optimizer_updates", "read_metrics", "replays",
     "several", "train", "train_rows", "words",
 ]  # fmt: skip
 
@@ -94,7 +94,7 @@ def environment(**extra: str) -> dict[str, str]:
     }
 
 
-def train(folder: Path, *overrides: str, timeout: float = 1800, kill_at: int | None = None, **env: str) -> Run:
+def train(folder: Path, *overrides: str, timeout: float = 1800, kill_at: int | None = None, **env: str) -> ProcessRun:
     """A small run of verl's in a folder; see :func:`verl_adaptive.integration.selftest.runs.train`."""
     return runs.train(folder, words(folder, *overrides), environment(**env), timeout=timeout, kill_at=kill_at)
 
@@ -109,7 +109,7 @@ def several(
     refused: Collection[str] = (),
     module: str = "examples.cpu.several",
     **env: str,
-) -> dict[str, Run]:
+) -> dict[str, ProcessRun]:
     """Small runs, one after the other on one start-up of verl; see :mod:`examples.cpu.several`.
 
     Args:
@@ -153,16 +153,16 @@ def several(
         _, mark, log = text.partition(BEGIN.format(name))
         ended = 0 if metrics.with_suffix(".done").exists() else code or 1
         said = log.partition(MARK)[0] if mark else f"{name} did not begin:\n{text}"
-        made[name] = Run(folder / name, ended, said, read_metrics(metrics))
+        made[name] = ProcessRun(folder / name, ended, said, read_metrics(metrics))
     return made
 
 
-def balanced(run: Run, before: dict | None = None) -> None:
+def balanced(run: ProcessRun, before: dict | None = None) -> None:
     """Nothing is lost: see :func:`verl_adaptive.integration.selftest.verdicts.imbalance`."""
     assert not verdicts.imbalance(run, before)
 
 
-def replays(run: Run, steps: int | None = None) -> None:
+def replays(run: ProcessRun, steps: int | None = None) -> None:
     """See :func:`verl_adaptive.integration.selftest.verdicts.differences`."""
     assert not verdicts.differences(run, steps)
 

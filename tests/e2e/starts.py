@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tests.e2e.faults import AGENT_LOOP, MODES, Killer, changed_data
-from tests.e2e.harness import REPO, Run, assets, several, train, train_rows
+from tests.e2e.harness import REPO, ProcessRun, assets, several, train, train_rows
 
 SHORT = ("trainer.total_training_steps=3",)
 #: No chance in sampling: two trainers see the same rollouts.
@@ -33,20 +33,20 @@ class Usual(NamedTuple):
     Between those, an old checkpoint of the second is validated and nothing else.
     """
 
-    greso: Run
-    solo: tuple[Run, Run]
-    pilots: tuple[Run, Run]
-    spent: Run
-    validated: Run
-    small: Run
+    greso: ProcessRun
+    solo: tuple[ProcessRun, ProcessRun]
+    pilots: tuple[ProcessRun, ProcessRun]
+    spent: ProcessRun
+    validated: ProcessRun
+    small: ProcessRun
 
 
 class Colocated(NamedTuple):
     """Runs of the ``colocate_async`` trainer; the first was killed and started again."""
 
-    pilots: tuple[Run, Run]
-    mixed: Run
-    solo: Run
+    pilots: tuple[ProcessRun, ProcessRun]
+    mixed: ProcessRun
+    solo: ProcessRun
 
 
 class OneRank(NamedTuple):
@@ -59,10 +59,10 @@ class OneRank(NamedTuple):
         faulty: see :func:`faulty`.
     """
 
-    greedy: dict[str, Run]
+    greedy: dict[str, ProcessRun]
     usual: Usual
     colocated: Colocated
-    faulty: dict[str, Run]
+    faulty: dict[str, ProcessRun]
 
 
 def one_rank(folder: Path) -> OneRank:
@@ -159,7 +159,7 @@ def compute_score(*args, **kwargs):
 """
 
 
-def short(folder: Path) -> dict[str, Run]:
+def short(folder: Path) -> dict[str, ProcessRun]:
     """Short runs on two data-parallel ranks; in the last one the agent loop's worker is killed while answers are judged."""
     recorded = (*SHORT, "trainer.save_freq=3", "adaptive.record=true")
     called = folder / "slow-called"
@@ -275,7 +275,7 @@ def misbehaving(folder: Path, mode: str = "sync") -> dict[str, tuple[str, ...]]:
     }
 
 
-def faulty(folder: Path, mode: str) -> dict[str, Run]:
+def faulty(folder: Path, mode: str) -> dict[str, ProcessRun]:
     """Both on start-ups of their own, for an asynchronous mode."""
     made = {}
     for name, words in misbehaving(folder, mode).items():

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.e2e.faults import MODES
-from tests.e2e.harness import Run, balanced, groups_of, optimizer_updates, replays, train
+from tests.e2e.harness import ProcessRun, balanced, groups_of, optimizer_updates, replays, train
 from tests.e2e.starts import PRESETS, SIX
 from verl_adaptive.stats import open_run, read_snapshot
 
@@ -17,12 +17,12 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(5400)]
 COLOCATE, SEPARATE = MODES["colocate_async"], MODES["separate_async"]
 
 
-def state_of(run: Run, step: int) -> tuple:
+def state_of(run: ProcessRun, step: int) -> tuple:
     table, state, _ = read_snapshot(run.folder / "checkpoints" / f"global_step_{step}" / "adaptive")
     return table, state["engine"]
 
 
-def observed_once(run: Run, step: int) -> None:
+def observed_once(run: ProcessRun, step: int) -> None:
     """The statistics of a checkpoint are the journal's observations plus the groups that are ready to train."""
     table, engine = state_of(run, step)
     ready = engine["stream"]["ready"]
@@ -33,17 +33,19 @@ def observed_once(run: Run, step: int) -> None:
     assert table.col("visits").sum() == len(good) + len(ready["row"])
     rollouts = int(np.diff(ready["offsets"]).sum())
     assert table.col("rollouts").sum() == good["n"].sum() + rollouts
-    tickets = np.concatenate([seen["ticket"], ready["ticket"], engine["stream"]["flight"]["ticket"]])
-    assert len(np.unique(tickets)) == len(tickets) == engine["ticket"]  # every group that was ever asked for, once
+    submissions = np.concatenate([seen["submission"], ready["submission"], engine["stream"]["flight"]["submission"]])
+    assert (
+        len(np.unique(submissions)) == len(submissions) == engine["submission"]
+    )  # every group that was ever asked for, once
 
 
-def interrupted(folder, *overrides: str) -> tuple[Run, Run, int]:
+def interrupted(folder, *overrides: str) -> tuple[ProcessRun, ProcessRun, int]:
     """A run that is killed in the middle and started again; the step it went on from."""
     first = train(folder, *overrides, *SIX, kill_at=3)
     return went_on(first, train(folder, *overrides, *SIX), 6)
 
 
-def went_on(first: Run, second: Run, steps: int) -> tuple[Run, Run, int]:
+def went_on(first: ProcessRun, second: ProcessRun, steps: int) -> tuple[ProcessRun, ProcessRun, int]:
     """What holds of a run that was killed, and of the one that went on from its checkpoint."""
     assert first.code == -9, first.tail
     assert second.code == 0, second.tail
@@ -64,7 +66,7 @@ def test_colocated_pilots_survive_a_kill(colocated):
     """Top-ups, partial rollouts and prompts in flight go on after SIGKILL and resume."""
     first, second, saved = went_on(*colocated.pilots, 6)
     _, engine = state_of(first, saved)
-    assert len(engine["stream"]["flight"]["ticket"]) > 0
+    assert len(engine["stream"]["flight"]["submission"]) > 0
     for run in (first, second):
         assert set(run.series("adaptive/updates_total")) == {2.0}
     assert optimizer_updates(second, 6) == 12
@@ -104,7 +106,7 @@ def test_killed_again_and_again(mode, tmp_path):
     store = open_run(tmp_path / "checkpoints" / "adaptive")
     seen = groups_of(store)
     assert store.steps.column("step").to_pylist() == list(range(1, 11))
-    assert sorted(seen["ticket"]) == list(range(engine["ticket"]))
+    assert sorted(seen["submission"]) == list(range(engine["submission"]))
     assert table.col("visits").sum() == (~seen["failed"].astype(bool)).sum()
     total = engine["total"]["rollouts"]
     assert table.col("rollouts").sum() == total["generated"] - total["dropped"].get("aborted", 0)
@@ -142,7 +144,7 @@ def test_preset_trains(preset, mode, tmp_path):
     trains(train(tmp_path, *words, *mode, "trainer.total_training_steps=3", "adaptive.record=true"))
 
 
-def trains(run: Run) -> None:
+def trains(run: ProcessRun) -> None:
     assert run.code == 0, run.tail
     assert len(run.steps) == 3
     balanced(run)

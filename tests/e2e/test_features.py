@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.e2e.harness import REPO, Run, assets, balanced, optimizer_updates, replays, several, train
+from tests.e2e.harness import REPO, ProcessRun, assets, balanced, optimizer_updates, replays, several, train
 from tests.e2e.images import images
 from tests.e2e.starts import MIXED
 from verl_adaptive.integration.selftest import tiny
@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.matrix, pytest.mark.timeout(3600)]
 SHORT = ("trainer.total_training_steps=2", "trainer.save_freq=2", "adaptive.record=true")
 
 
-def trained(run: Run) -> None:
+def trained(run: ProcessRun) -> None:
     assert run.code == 0, run.tail
     assert len(run.steps) == 2
     balanced(run)
@@ -172,7 +172,7 @@ def reward_model(folder: Path, model: Path, function: str, code: str) -> tuple[s
     )
 
 
-def trained_rows(run: Run) -> list[dict]:
+def trained_rows(run: ProcessRun) -> list[dict]:
     """verl's dump of what trained."""
     return [json.loads(line) for step in (1, 2) for line in (run.folder / "rollouts" / f"{step}.jsonl").open()]
 

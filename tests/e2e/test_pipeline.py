@@ -257,7 +257,7 @@ def test_critic(short):
 
 
 def test_two_ranks(short):
-    """Two data-parallel ranks: minibatches are cut alike on both, ghosts and padding included."""
+    """Two data-parallel ranks: minibatches are cut alike on both, zero_rows and padding included."""
     run = short["grpo"]
     assert run.code == 0, run.tail
     balanced(run)

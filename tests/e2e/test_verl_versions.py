@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from tests.e2e.faults import MODES
-from tests.e2e.harness import Run, balanced, environment, optimizer_updates, replays, train
+from tests.e2e.harness import ProcessRun, balanced, environment, optimizer_updates, replays, train
 from tests.e2e.older import verl_folder
 from tests.e2e.starts import MIXED
 from verl_adaptive.integration.compat import NAMES
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(3600)]
 SHORT = ("trainer.total_training_steps=2", "trainer.save_freq=2", "adaptive.record=true")
 
 
-def run(version: str, folder, *overrides: str) -> Run:
+def run(version: str, folder, *overrides: str) -> ProcessRun:
     made = train(folder, *overrides, *SHORT, PYTHONPATH=str(verl_folder(version)))
     assert made.code == 0, made.tail
     assert f"verl {version}" in made.log

@@ -24,10 +24,10 @@ def attempt(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("record")
     parts = {"sampler": "greso", "allocator": "aero", "filter": "informative"}
     engine, world = make_engine(**parts, batch=4, n=4, M=30, p=[0.5] * 30, seed=1)
-    tape = record.Tape(folder, engine)
+    recorder = record.Recorder(folder, engine)
     for step in range(1, 5):
         run_step(engine, world, step)
-    tape.close()
+    recorder.close()
     assert record.replay(folder / "attempt-0").identical
     return folder / "attempt-0"
 

@@ -28,9 +28,9 @@ from tests.world import make_engine, run  # noqa: E402
 from verl_adaptive.config import AdaptiveConfig, ResumeConfig, SuccessConfig  # noqa: E402
 from verl_adaptive.errors import AdaptiveError  # noqa: E402
 from verl_adaptive.integration.facts import compared_of  # noqa: E402
+from verl_adaptive.integration.monitor import Monitor  # noqa: E402
 from verl_adaptive.integration.resume import IRRELEVANT, LOGGED, settings_of  # noqa: E402
 from verl_adaptive.integration.run_store import RunStore  # noqa: E402
-from verl_adaptive.integration.watch import Watch  # noqa: E402
 from verl_adaptive.stats import (  # noqa: E402
     Journal,
     SnapshotError,
@@ -147,7 +147,7 @@ def test_a_snapshot_is_copied_where_verl_copies_its_checkpoints(tmp_path, monkey
 
 def test_the_alarms_state_is_part_of_a_snapshot_and_older_ones_have_none(tmp_path):
     run_store, engine = run_store_of(tmp_path)
-    watch = Watch(run_store.adaptive, engine, repeated=0.1, longest=10, tracking=lambda: None)
+    watch = Monitor(run_store.adaptive, engine, repeated=0.1, longest=10, tracking=lambda: None)
     for name, more in (("with", (watch,)), ("without", ())):
         run_store.save(str(tmp_path / name), 2, engine, NoGroups(), *more)
     assert run_store.load(str(tmp_path / "with"), 2)["watch"]["alarms"]["names"] == engine.table.sources

@@ -12,16 +12,16 @@ pytest.importorskip("verl")
 from verl.protocol import DataProto
 from verl.trainer.ppo.metric_utils import compute_data_metrics
 
-from verl_adaptive.integration.curves import Rows, curves
+from verl_adaptive.integration.curves import RowFigures, curves
 
 ROWS = st.lists(
     st.tuples(st.sampled_from([-1.0, 0.0, 0.3, 1.0]), st.integers(1, 9), st.integers(0, 12)), min_size=1, max_size=30
 )
 
 
-def made(rows: list[tuple[float, int, int]], left_out: int) -> Rows:
+def made(rows: list[tuple[float, int, int]], left_out: int) -> RowFigures:
     score, prompt, response = (np.array([row[i] for row in rows]) for i in range(3))
-    return Rows(score, prompt, response, left_out)
+    return RowFigures(score, prompt, response, left_out)
 
 
 def verls(rows: list[tuple[float, int, int]]) -> dict[str, float]:
@@ -59,7 +59,7 @@ def test_the_same_as_verls(rows):
 
 def test_mini_steps_are_put_together():
     parts = [made([(1.0, 3, 4)], left_out=0), made([(0.0, 5, 8), (0.0, 5, 2)], left_out=2)]
-    whole = Rows.join(parts)
+    whole = RowFigures.join(parts)
     assert whole.left_out == 2 and curves(whole)["critic/score/mean"] == pytest.approx(1 / 3)
     assert curves(whole)["response_length/clip_ratio"] == pytest.approx(1 / 3)
 

@@ -235,7 +235,7 @@ def test_without_their_tokens_it_would_change_under(name, group, defaults, monke
     """That the engine takes its denominator from where the missing tokens are written."""
     step = Shown(engine(name, group), equal=True)
     layout = step.layout(1)
-    layout.ghost_tokens[:] = 0
+    layout.zero_row_tokens[:] = 0
     monkeypatch.setattr(step, "layout", lambda ranks: layout)
     assert not passes(step.compare(defaults, ranks=1, dynamic=True))
 

@@ -17,7 +17,7 @@ from verl_adaptive.config import AdaptiveConfig, RunFacts
 from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.groups import Groups
 from verl_adaptive.integration import facts
-from verl_adaptive.integration.advantage import Loan, lend, register, register_estimator
+from verl_adaptive.integration.advantage import EstimatorContext, provide, register, register_estimator
 from verl_adaptive.policy import build_policy
 from verl_adaptive.roles import Advantage
 from verl_adaptive.stats.table import StatsTable
@@ -65,7 +65,7 @@ def test_a_rollout_of_no_known_group_is_an_error() -> None:
     mask, keys = torch.ones(3, 2), ["a_0_0", "a_1_0", "b_0_0"]
     rewards = torch.tensor([[0.0, 1.0], [0.0, 0.0], [0.0, 1.0]])
     mask[2] = 0  # padding
-    with lend(Loan(role, groups, {"a": 0}, keys)):
+    with provide(EstimatorContext(role, groups, {"a": 0}, keys)):
         out, _ = get_adv_estimator_fn("adaptive_beta")(rewards, mask, index=np.array(["a", "a", "b"]))
         assert out[0, 0] > 0 > out[1, 0] and not out[2].any()
         with pytest.raises(AdaptiveError, match=r"1 of 3 rollouts .* 'b'"):

@@ -198,9 +198,9 @@ class Step:
             sent = layout.order[layout.positions(c)]
             assert (sent != PAD).sum() < np.isin(self.group, members).sum()
             rows = [dict(self.rows[i]) if i != PAD else self.padding() for i in sent]
-            carrier = int(np.flatnonzero(layout.positions(c) == layout.carrier(c))[0])
-            rows[carrier]["loss_mask"] = rows[carrier]["loss_mask"].clone()
-            rows[carrier]["loss_mask"][0] += int(layout.ghost_tokens[c])
+            denominator_row = int(np.flatnonzero(layout.positions(c) == layout.denominator_row(c))[0])
+            rows[denominator_row]["loss_mask"] = rows[denominator_row]["loss_mask"].clone()
+            rows[denominator_row]["loss_mask"][0] += int(layout.zero_row_tokens[c])
             share = len(rows) // ranks
             lean = self.gradient(
                 [rows[r * share : (r + 1) * share] for r in range(ranks)],
@@ -320,7 +320,9 @@ def test_thinned_rows_have_the_whole_batch_s_gradient_in_the_mean(defaults):
     config = configured(defaults, actor_rollout_ref__actor__loss_agg_mode="token-mean")
 
     def gradient(role, draw: int) -> torch.Tensor:
-        groups = Groups.from_lists(rows, step.reward[:, None].tolist(), ticket=draw * len(rows) + np.arange(len(rows)))
+        groups = Groups.from_lists(
+            rows, step.reward[:, None].tolist(), submission=draw * len(rows) + np.arange(len(rows))
+        )
         advantage = role.compute(groups.reward, groups.group_of, groups)
         made = [
             dict(row, advantages=torch.full_like(row["advantages"], a))

@@ -15,8 +15,8 @@ from PIL import Image as Pillow
 from torch.utils.data import Dataset as TorchDataset
 from verl.utils.dataset.rl_dataset import RLHFDataset
 
+from verl_adaptive.integration.dataloader import identity_columns
 from verl_adaptive.integration.facts import media_columns
-from verl_adaptive.integration.prompts import identity_columns
 from verl_adaptive.integration.run_plan import RunPlan
 from verl_adaptive.integration.run_store import RunStore
 from verl_adaptive.stats import dataset_keys

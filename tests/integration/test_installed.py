@@ -11,7 +11,7 @@ ray = pytest.importorskip("ray")
 
 from verl_adaptive.errors import AdaptiveError  # noqa: E402
 from verl_adaptive.integration.guard import PLUGIN  # noqa: E402
-from verl_adaptive.integration.waiting import check_installed  # noqa: E402
+from verl_adaptive.integration.polling import check_installed  # noqa: E402
 
 pytestmark = pytest.mark.timeout(1500)  # two processes import verl, and Ray starts
 

@@ -72,8 +72,8 @@ def test_decides_as_if_rewards_had_come_with_the_rollouts(queue, filter, signal)
     twin = session.complete()
     clear(twin)
     assert [k.split("_", 1)[1] for k in batch.keys] == [k.split("_", 1)[1] for k in twin.keys]
-    assert batch.ghost_tokens.tolist() == twin.ghost_tokens.tolist()
-    for name in ("ticket", "reward", "signal", "tokens", "failed"):
+    assert batch.zero_row_tokens.tolist() == twin.zero_row_tokens.tolist()
+    for name in ("submission", "reward", "signal", "tokens", "failed"):
         assert np.array_equal(getattr(batch.result.groups, name), getattr(twin.result.groups, name))
 
 
@@ -99,7 +99,7 @@ def test_two_steps_and_nothing_is_left_over(queue):
     for _ in range(2):
         workers.written.clear()
         clear(step(session, workers))
-    assert session.queue.under_way == 0 and not session.queue.tickets
+    assert session.queue.under_way == 0 and not session.queue.submissions
 
 
 def test_no_rollout_at_all_is_an_error(queue):

@@ -61,12 +61,12 @@ def test_layout_properties(step, ranks, others, updates, critic, micro, stages):
         passes=passes,
     )
     real = made.order[made.order != PAD]
-    assert sorted(real.tolist()) == np.flatnonzero(trains).tolist()  # every trained row once, no ghost
+    assert sorted(real.tolist()) == np.flatnonzero(trains).tolist()  # every trained row once, no zero_row
     groups = int(group.max()) + 1
     assert made.updates == min(updates, groups)  # plain GRPO's number of updates, unless groups are too few
     assert len(made.order) == ranks * made.rows_per_rank == made.minibatch_rows * made.updates
     assert made.minibatch_rows % ranks == 0
-    assert made.ghost_tokens.sum() == tokens.sum()
+    assert made.zero_row_tokens.sum() == tokens.sum()
     # a chunk holds the same groups on every rank, in order
     last = -1
     for c in range(made.chunks):
@@ -74,10 +74,10 @@ def test_layout_properties(step, ranks, others, updates, critic, micro, stages):
         members = set(group[rows[rows != PAD]].tolist())
         assert all(g > last for g in members)
         last = max(members, default=last)
-        carrier = made.carrier(c)
-        assert carrier in made.positions(c)
+        denominator_row = made.denominator_row(c)
+        assert denominator_row in made.positions(c)
         if (rows == PAD).any():
-            assert made.order[carrier] == PAD
+            assert made.order[denominator_row] == PAD
     # every worker group's even splits come out even
     for one in passes:
         parts = {"actor": made.updates, "critic": made.critic_updates, "none": 1}[one.minibatches]

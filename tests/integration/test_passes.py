@@ -145,7 +145,7 @@ def test_verls_normal_end_closes_the_journal_and_the_record(error, monkeypatch):
     trainer.plan = SimpleNamespace(stream=None, policy=build_policy(AdaptiveConfig()), stall=1.0)
     manager = SimpleNamespace(agent_loop_workers=[])
     trainer.run_store = SimpleNamespace(close=lambda: closed.append("journal"))
-    trainer._tape = SimpleNamespace(close=lambda: closed.append("record"))
+    trainer._recorder = SimpleNamespace(close=lambda: closed.append("record"))
     if error is None:
         trainer.fit(manager)
     else:
@@ -167,7 +167,7 @@ def test_the_last_checkpoint_of_a_budget_is_saved_while_the_servers_sleep(save_f
     trainer = trainer_of("trainer.val_before_train=false", f"trainer.save_freq={save_freq}", "trainer.test_freq=4")
     trainer.global_steps, trainer.steps_per_epoch, trainer.total_training_steps = 0, 9, 9
     trainer.trainer_mode, trainer._abort, trainer._shutdown_dump_executor = "sync", MagicMock(), lambda: None
-    trainer._ended_early, trainer._tape, trainer.run_store = False, None, MagicMock()
+    trainer._ended_early, trainer._recorder, trainer.run_store = False, None, MagicMock()
     done = []
     wakes = SimpleNamespace(update_weights=lambda step: done.append(("awake", step)))
     trainer.checkpoint_manager, trainer.logger = wakes, MagicMock()

@@ -82,12 +82,14 @@ def test_verls_forward_without_pictures():
         qwen._get_input_embeds(model, IDS[None], torch.ones(1, 9))
 
 
-def result(rewards: list[list[float]], trains: list[list[int]], ghost: list[list[int]] | None = None) -> StepResult:
+def result(rewards: list[list[float]], trains: list[list[int]], zero_row: list[list[int]] | None = None) -> StepResult:
     groups = Groups.from_lists(range(len(rewards)), rewards)
     flat = lambda lists: np.array([x for xs in lists for x in xs], dtype=bool)  # noqa: E731
     none = np.zeros(groups.rollouts, dtype=bool)
     outcome = np.full(len(groups), "trained", dtype=object)
-    return StepResult(groups, outcome, flat(trains), none if ghost is None else flat(ghost), Ledger(), False, "", 1)
+    return StepResult(
+        groups, outcome, flat(trains), none if zero_row is None else flat(zero_row), Ledger(), False, "", 1
+    )
 
 
 def role(kind=Verl, **options):

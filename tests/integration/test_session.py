@@ -32,12 +32,12 @@ from verl_adaptive.errors import AdaptiveError, ConfigError  # noqa: E402
 from verl_adaptive.integration import rewards  # noqa: E402
 from verl_adaptive.integration.abort import Aborted  # noqa: E402
 from verl_adaptive.integration.advantage import register, trajectory_rows  # noqa: E402
-from verl_adaptive.integration.courier import Road  # noqa: E402
+from verl_adaptive.integration.dataloader import DataloaderPrompts  # noqa: E402
 from verl_adaptive.integration.layout import Layout  # noqa: E402
-from verl_adaptive.integration.prompts import Stream  # noqa: E402
+from verl_adaptive.integration.polling import stall_seconds  # noqa: E402
 from verl_adaptive.integration.rewards import read_rewards  # noqa: E402
+from verl_adaptive.integration.rollout_client import RolloutHandles  # noqa: E402
 from verl_adaptive.integration.session import Session  # noqa: E402
-from verl_adaptive.integration.waiting import stall_seconds  # noqa: E402
 from verl_adaptive.policy import build_policy  # noqa: E402
 from verl_adaptive.stats import KEY_DTYPE, StatsTable  # noqa: E402
 
@@ -145,14 +145,16 @@ def session_of(
     workers: Workers, n: int = N, batch: int = BATCH, *, single_turn: bool = False, late: bool = False, **adaptive
 ) -> Session:
     config = AdaptiveConfig.from_mapping({"poll_interval": 0.01, "stall_timeout": 3.0, **adaptive})
-    stream = Stream(Rows(), SequentialSampler(Rows()), chunk=1, workers=0)
+    stream = DataloaderPrompts(Rows(), SequentialSampler(Rows()), chunk=1, workers=0)
     keys = np.zeros(PROMPTS, dtype=KEY_DTYPE)
     keys["lo"] = np.arange(PROMPTS)
     table = StatsTable()
     facts = RunFacts(batch=batch, n=n, steps=10, prompts=PROMPTS)
     engine = make_engine(build_policy(config), table, config, facts, table.rows_for(keys), stream)
-    road = Road(workers.submit, lambda: 1, stall=stall_seconds(config, 64), single_turn=single_turn, late=late)
-    return Session(engine, stream, config, road, workers)  # type: ignore[arg-type]
+    handles = RolloutHandles(
+        workers.submit, lambda: 1, stall=stall_seconds(config, 64), single_turn=single_turn, late=late
+    )
+    return Session(engine, stream, config, handles, workers)  # type: ignore[arg-type]
 
 
 def left() -> set[str]:
@@ -217,12 +219,14 @@ def test_ghost_tokens_are_the_masks_of_rows_left_out(queue):
     session = session_of(workers)  # epoch, keep_all: everything is in the batch, zero advantage rows are left out
     session.start()
     batch = session.complete()
-    ghosts = [
-        (key, tokens) for (key, trains), tokens in zip(batch.sequences, batch.ghost_tokens, strict=True) if not trains
+    zero_rows = [
+        (key, tokens)
+        for (key, trains), tokens in zip(batch.sequences, batch.zero_row_tokens, strict=True)
+        if not trains
     ]
-    assert ghosts and all(tokens == workers.written[key]["mask"] for key, tokens in ghosts)
+    assert zero_rows and all(tokens == workers.written[key]["mask"] for key, tokens in zero_rows)
     assert len(batch.sequences) == len(workers.written)
-    assert batch.ghost_tokens[[trains for _, trains in batch.sequences]].sum() == 0
+    assert batch.zero_row_tokens[[trains for _, trains in batch.sequences]].sum() == 0
     clear(batch)
 
 
@@ -246,11 +250,13 @@ def test_masks_of_one_turn_are_as_long_as_the_answers_or_all_are_read(queue, mon
     session, read = session_of(workers, single_turn=True), masks_read(monkeypatch)
     session.start()
     batch = session.complete()
-    ghosts = [
-        (key, tokens) for (key, trains), tokens in zip(batch.sequences, batch.ghost_tokens, strict=True) if not trains
+    zero_rows = [
+        (key, tokens)
+        for (key, trains), tokens in zip(batch.sequences, batch.zero_row_tokens, strict=True)
+        if not trains
     ]
-    assert len(ghosts) > 8 and all(tokens == workers.written[key]["mask"] for key, tokens in ghosts)
-    absent = {key for key, _ in ghosts}
+    assert len(zero_rows) > 8 and all(tokens == workers.written[key]["mask"] for key, tokens in zero_rows)
+    absent = {key for key, _ in zero_rows}
     assert absent <= set(read) if tool else 0 < len(read) <= 4 and set(read) < absent
     assert ("every mask is read" in caplog.text) == tool
     clear(batch)
@@ -317,7 +323,7 @@ def test_rows_of_one_turn_are_known_without_listing_the_queue(queue, monkeypatch
     assert [k.split("_", 1)[1] for k in batch.keys] == [k.split("_", 1)[1] for k in twin.keys]
     assert np.array_equal(batch.result.groups.reward, twin.result.groups.reward)
     assert np.array_equal(batch.result.groups.lost, twin.result.groups.lost)
-    assert np.array_equal(batch.ghost_tokens, twin.ghost_tokens)
+    assert np.array_equal(batch.zero_row_tokens, twin.zero_row_tokens)
     assert batch.tags == twin.tags
     assert lists <= 2 if few else lists <= often
     clear(batch)
@@ -339,7 +345,7 @@ def test_a_step_of_equal_rewards_trains_on_nothing(queue, estimator, forgo):
     session = session_of(Solved(), **off)
     session.start()
     batch = session.complete()
-    assert batch.result.trains.sum() == 1 and batch.result.ghost.sum() == BATCH * N - 1
+    assert batch.result.trains.sum() == 1 and batch.result.zero_row.sum() == BATCH * N - 1
     trainer = object.__new__(get_trainer_cls("adaptive_sync"))  # its step alone, without workers
     with initialize_config_module("verl.trainer.config", version_base=None):
         trainer.config = compose("ppo_trainer", overrides=[f"algorithm.adv_estimator={estimator}"])
@@ -420,9 +426,9 @@ def test_an_empty_answer_carries_no_tokens_of_others(queue):
     tq.kv_batch_put(keys=keys, partition_id="train", fields=tu.list_of_dict_to_tensordict(rows), tags=tags)
     layout = Layout(
         *(np.arange(3), 1, 3),
-        **{"updates": 1, "critic_updates": 0, "sequences": 4, "ghost_tokens": np.array([5]), "ranks": 1},
+        **{"updates": 1, "critic_updates": 0, "sequences": 4, "zero_row_tokens": np.array([5]), "ranks": 1},
     )
-    trainer._carry_ghosts(layout, keys, tags, "train")
+    trainer._carry_zero_rows(layout, keys, tags, "train")
     found = tq.kv_batch_get(keys=keys, partition_id="train", select_fields=["loss_mask"])["loss_mask"]
     assert [mask.tolist() for mask in found] == [[], [1, 1], [6, 1, 1]]
     tq.kv_clear(keys=keys, partition_id="train")
@@ -603,7 +609,7 @@ def test_rewards_are_found_by_halves_when_some_rows_have_none(queue, monkeypatch
 def test_a_queue_too_small_for_the_step_is_refused_before_anything_is_sent(queue):
     workers = Workers()
     session = session_of(workers)
-    session.courier.road = replace(session.courier.road, row_limit=BATCH * (N + 1) - 1)
+    session.client.handles = replace(session.client.handles, row_limit=BATCH * (N + 1) - 1)
     with pytest.raises(ConfigError, match=r"total_storage_size=35: step 1 needs 36 rows.*set it to 72 or more"):
         session.start()
     assert workers.calls == 0 and left() == set()
@@ -638,7 +644,7 @@ def test_rollouts_that_never_come_are_an_error_not_a_hang(queue):
 
 def test_when_everything_fails_the_run_ends_with_the_reason(queue):
     session = session_of(Workers(fail=1.0))
-    session.courier.road = replace(session.courier.road, busy=lambda: "reward model 0: dead (ActorDiedError)")
+    session.client.handles = replace(session.client.handles, busy=lambda: "reward model 0: dead (ActorDiedError)")
     session.start()
     said = r"the last \d+ groups all failed.* \(open requests: reward model 0: dead \(ActorDiedError\)\)"
     with pytest.raises(AdaptiveError, match=said):

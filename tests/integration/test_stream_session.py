@@ -22,13 +22,13 @@ from tests.integration.test_session import BATCH, PROMPTS, N, Rows, Workers, lef
 from verl_adaptive.config import AdaptiveConfig, RunFacts  # noqa: E402
 from verl_adaptive.engine import AsyncEngine, AsyncFacts  # noqa: E402
 from verl_adaptive.errors import AdaptiveError, Exhausted  # noqa: E402
-from verl_adaptive.integration.courier import Road  # noqa: E402
-from verl_adaptive.integration.prompts import Stream  # noqa: E402
+from verl_adaptive.integration.dataloader import DataloaderPrompts  # noqa: E402
+from verl_adaptive.integration.polling import stall_seconds  # noqa: E402
 from verl_adaptive.integration.replay_buffer import AdaptiveReplayBufferAsync  # noqa: E402
+from verl_adaptive.integration.rollout_client import RolloutHandles  # noqa: E402
 from verl_adaptive.integration.stream_session import NothingLeft, StreamSession  # noqa: E402
-from verl_adaptive.integration.waiting import stall_seconds  # noqa: E402
 from verl_adaptive.policy import build_policy  # noqa: E402
-from verl_adaptive.record import Tape, replay  # noqa: E402
+from verl_adaptive.record import Recorder, replay  # noqa: E402
 from verl_adaptive.stats import KEY_DTYPE, StatsTable  # noqa: E402
 
 POLICIES = {
@@ -111,7 +111,7 @@ def session_of(
     workers: Workers, stream: AsyncFacts, table: StatsTable | None = None, centres: bool | None = None, **adaptive
 ) -> StreamSession:
     config = AdaptiveConfig.from_mapping({"poll_interval": 0.01, "stall_timeout": 60.0, **adaptive})
-    prompts = Stream(Rows(), SequentialSampler(Rows()), chunk=1, workers=0)
+    prompts = DataloaderPrompts(Rows(), SequentialSampler(Rows()), chunk=1, workers=0)
     keys = np.zeros(PROMPTS, dtype=KEY_DTYPE)
     keys["lo"] = np.arange(PROMPTS)
     table = StatsTable() if table is None else table
@@ -120,8 +120,8 @@ def session_of(
     if centres is not None:  # of verl's estimators that compare no groups: whether it subtracts their mean all the same
         policy.advantage.needs_groups, policy.advantage.centres = False, centres
     engine = AsyncEngine(policy, table, config, facts, table.rows_for(keys), prompts, mode=stream)
-    road = Road(workers.submit, lambda: session.step, stall=stall_seconds(config, 64))
-    session = StreamSession(engine, prompts, config, road)
+    handles = RolloutHandles(workers.submit, lambda: session.step, stall=stall_seconds(config, 64))
+    session = StreamSession(engine, prompts, config, handles)
     session.step = 0
     return session
 
@@ -143,7 +143,9 @@ def nothing_but_open_groups_is_left(session: StreamSession) -> None:
     """Rows in the queue belong to groups in flight or ready, and every ready group's rows are there."""
     own = {part.uid for parts in session.queue._parts.values() for part in parts}
     assert {key.split("_", 1)[0] for key in left()} <= own
-    assert len(session.queue._parts) == len(set(session.engine.flight.ticket) | set(session.engine.ready.groups.ticket))
+    assert len(session.queue._parts) == len(
+        set(session.engine.flight.submission) | set(session.engine.ready.groups.submission)
+    )
 
 
 @pytest.fixture
@@ -163,7 +165,7 @@ def clean(queue):
 def test_steps_add_up_and_replay(clean, preset, fail, stream, tmp_path):
     workers = SlowWorkers(order=3, fail=fail)
     session = session_of(workers, STREAMS[stream], **POLICIES[preset])
-    tape = Tape(tmp_path, session.engine)
+    recorder = Recorder(tmp_path, session.engine)
     held = generated = closed = 0
     for _ in range(5):
         result = one_step(session)
@@ -173,7 +175,7 @@ def test_steps_add_up_and_replay(clean, preset, fail, stream, tmp_path):
         held, generated, closed = account.held, generated + account.generated, closed + len(result.groups)
         nothing_but_open_groups_is_left(session)
     workers.stop()
-    tape.close()
+    recorder.close()
     table = session.engine.table
     assert table.col("visits").sum() + table.col("failures").sum() == closed + len(session.engine.ready)
     # each prompt's rewards are those that the workers wrote for it
@@ -218,8 +220,8 @@ def test_a_restart_loses_and_repeats_nothing(clean, preset, stream):
     assert not {"stray_0_0", "late"} & left()
     tq.kv_batch_put(keys=["late"], partition_id="train", tags=[{"status": "finished"}])
     for part in (p for parts in other.queue._parts.values() for p in parts if p.uid in again):
-        ticket = next(t for t, parts in other.queue._parts.items() if part in parts)
-        number = int(other.courier.prompts[ticket]["number"])
+        submission = next(t for t, parts in other.queue._parts.items() if part in parts)
+        number = int(other.client.prompts[submission]["number"])
         tag = {"is_prompt": True, "status": "pending", "global_steps": other.step}
         tq.kv_batch_put(keys=[part.uid], partition_id="train", tags=[tag])
         second.jobs.append((part.uid, part.n, number, 7))
@@ -228,8 +230,8 @@ def test_a_restart_loses_and_repeats_nothing(clean, preset, stream):
         t for t, parts in other.queue._parts.items() if len(parts) == 1 and parts[0].uid in {*lost, *again}
     }
     assert other.resend() == len(lost)
-    for ticket, step in other.engine._born.items():
-        assert step == (other.step if ticket in first_requests else born[ticket])
+    for submission, step in other.engine._born.items():
+        assert step == (other.step if submission in first_requests else born[submission])
     other.step = session.step
     account = one_step(other).ledger.rollouts
     assert account.generated + held == account.trained + account.dropped_in_all + account.surplus + account.held
@@ -238,7 +240,7 @@ def test_a_restart_loses_and_repeats_nothing(clean, preset, stream):
         one_step(other)
         nothing_but_open_groups_is_left(other)
     second.stop()
-    waiting = other.engine.desk.open.rollouts
+    waiting = other.engine.tracker.open.rollouts
     assert table.col("rollouts").sum() + waiting == other.engine.total.rollouts.generated >= rollouts
 
 
@@ -269,10 +271,10 @@ def test_answers_that_never_come_end_the_run_with_what_is_missing(clean):
 
 
 def test_a_dead_worker_is_named_at_once(clean, monkeypatch):
-    monkeypatch.setattr("verl_adaptive.integration.waiting._LIVENESS_INTERVAL", 0.1)
+    monkeypatch.setattr("verl_adaptive.integration.polling._LIVENESS_INTERVAL", 0.1)
     workers = SlowWorkers(order=1, forget=1.0)
     session = session_of(workers, STREAMS["colocate"], stall_timeout=60.0, **POLICIES["grpo"])
-    session.courier.road = replace(session.courier.road, dead=lambda: ["agent-loop worker 0 (ActorDiedError)"])
+    session.client.handles = replace(session.client.handles, dead=lambda: ["agent-loop worker 0 (ActorDiedError)"])
     with pytest.raises(AdaptiveError, match=r"agent-loop worker 0 \(ActorDiedError\) died .*resumes from the"):
         one_step(session)
     workers.stop()
@@ -322,7 +324,7 @@ def test_liveness_of_ray_actors(queue):
 
     import ray
 
-    from verl_adaptive.integration.waiting import Liveness
+    from verl_adaptive.integration.polling import Liveness
 
     @ray.remote(num_cpus=0)
     class Actor:
@@ -347,7 +349,7 @@ def test_liveness_of_ray_actors(queue):
 def test_a_stall_says_which_servers_have_the_requests(queue):
     import ray
 
-    from verl_adaptive.integration import waiting
+    from verl_adaptive.integration import polling
 
     @ray.remote(num_cpus=0)
     class Server:
@@ -373,7 +375,7 @@ def test_a_stall_says_which_servers_have_the_requests(queue):
     ray.get([server.__ray_ready__.remote() for server in servers.values()])
     servers["rollout server 2"].busy.remote()
     ray.kill(servers["rollout server 3"])
-    timeout = waiting.StallTimeout(0.0, 0.0, 7, list, lambda: waiting.open_requests(servers))
+    timeout = polling.StallTimeout(0.0, 0.0, 7, list, lambda: polling.open_requests(servers))
     timeout.rest({"a": "running", "b": "finished"}, 1)
     said = (
         r"step 7: .*stall_timeout=0 s; still waiting for 1 of 2 prompts.* the reward function, its model or a tool hangs "
@@ -384,7 +386,7 @@ def test_a_stall_says_which_servers_have_the_requests(queue):
         timeout.rest({"a": "running", "b": "finished"}, 1)
     for server in servers.values():
         ray.kill(server)
-    quiet = waiting.StallTimeout(0.0, 0.0, 7, list)
+    quiet = polling.StallTimeout(0.0, 0.0, 7, list)
     quiet.rest({"a": "running"}, 1)
     with pytest.raises(AdaptiveError, match="the reward function or a tool hangs: look"):
         quiet.rest({"a": "running"}, 1)

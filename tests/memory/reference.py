@@ -16,9 +16,9 @@ class SlowMemory:
         self.w, self.m = [0.0] * len(sources), [0.0] * len(sources)
         self.latest: list[float | None] = [None] * len(sources)
         self.strength = [strength] * len(sources)
-        self.settle()
+        self.end_step()
 
-    def settle(self):
+    def end_step(self):
         """The priors of the next step."""
         seen = [x for x in self.latest if x is not None]
         if self.centre is None:
@@ -95,7 +95,7 @@ class SlowBaseline:
         for v, (prompt, rewards, weight) in zip(before, groups, strict=True):
             at = centre if math.isnan(v) else v
             self.memory.visit(prompt, [at + clip(r - at, limit) for r in rewards], weight)
-        self.memory.settle()
+        self.memory.end_step()
         known = [clip(a, limit) for a in off if a is not None]
         if any(known):
             self.squares.append(sum(a * a for a in known) / len(known))

@@ -167,7 +167,7 @@ def test_a_prompt_twice_in_a_step_has_one_value() -> None:
     see(made, Groups.from_lists([0, 1], [[1], [0]]))
     value = made.memory.value(np.array([0]))[0]
     progress = Progress(step=2, batch=4, draw=Draw(0, 2))
-    one, two = Groups.from_lists([0], [[1]]), Groups.from_lists([0], [[0]], ticket=[1])
+    one, two = Groups.from_lists([0], [[1]]), Groups.from_lists([0], [[0]], submission=[1])
     made.observe(one, progress)  # two rounds of one step
     made.observe(two, progress)
     assert made.col("before")[0] == value
@@ -311,7 +311,7 @@ def test_thinning_is_right_in_the_mean() -> None:
     total, kept, draws = np.zeros(len(whole)), np.zeros(len(whole)), 100_000
     many, copies = 1000, Groups.concat([groups] * 1000)
     for lap in range(draws // many):
-        copies.ticket = np.repeat(lap * many + np.arange(many), PROMPTS)
+        copies.submission = np.repeat(lap * many + np.arange(many), PROMPTS)
         out = made.compute(copies.reward, copies.group_of, copies).reshape(many, -1)
         assert ((out == 0) == made.zero(copies, np.tile(every, many)).reshape(many, -1)).all()
         total, kept = total + out.sum(0), kept + (out != 0).sum(0)
@@ -332,12 +332,12 @@ def test_thinned_rows_leave_training_and_are_accounted() -> None:
     for step in range(1, 30):
         thinned, kept, plain = (run_step(engine, world, step) for engine, world in runs)
         assert thinned.ledger.rollouts.balanced() and thinned.trained.all()
-        assert thinned.ledger.rollouts.dropped.get("zero_advantage", 0) == thinned.ghost.sum()
+        assert thinned.ledger.rollouts.dropped.get("zero_advantage", 0) == thinned.zero_row.sum()
         assert kept.trains.all()  # where such rows must stay, they do
         assert plain.groups.row.tolist() == thinned.groups.row.tolist()
         memories = [engine.table.col("memory.sum").tolist() for engine, _ in runs]
         assert memories[0] == memories[1] == memories[2]  # memory sees every rollout
-        left_out += int(thinned.ghost.sum())
+        left_out += int(thinned.zero_row.sum())
     assert left_out > 29 * 32 / 5
 
 
@@ -351,14 +351,14 @@ def test_leaving_rows_out_changes_no_other_rows_advantage(scale, kept) -> None:
     for step in range(1, 10):
         result = run_step(engine, world, step)
         inside = result.groups.rollout_mask(result.trained)
-        groups, trains, ghost = result.groups.select(result.trained), result.trains[inside], result.ghost[inside]
-        role, every = engine.policy.advantage, trains | ghost
+        groups, trains, zero_row = result.groups.select(result.trained), result.trains[inside], result.zero_row[inside]
+        role, every = engine.policy.advantage, trains | zero_row
         whole, some = np.zeros(groups.rollouts), np.zeros(groups.rollouts)
         whole[every] = role.compute(groups.reward[every], groups.group_of[every], groups)
         some[trains] = role.compute(groups.reward[trains], groups.group_of[trains], groups)
         np.testing.assert_allclose(some[trains], whole[trains], rtol=1e-12, atol=1e-12)
-        assert not whole[ghost].any()
-        left_out += int(ghost.sum())
+        assert not whole[zero_row].any()
+        left_out += int(zero_row.sum())
     assert (left_out > 0) == (scale != "whiten")
 
 
@@ -468,23 +468,23 @@ def test_before_is_the_beginning_of_the_step_of_the_review() -> None:
         "spread", advantage={"name": "memory", "scale": "none"}, n=1, batch=8, M=60, stream=AsyncFacts(warmup=16)
     )
     arrivals, memory = Arrivals(world, 5), engine.policy.advantage.memory
-    value = {}  # by ticket
+    value = {}  # by submission
     observe = engine.policy.advantage.observe
 
     def overheard(groups, progress):
-        value.update(zip(groups.ticket.tolist(), at_begin[groups.row].tolist(), strict=True))
+        value.update(zip(groups.submission.tolist(), at_begin[groups.row].tolist(), strict=True))
         observe(groups, progress)
 
     engine.policy.advantage.observe = overheard
     older = 0
     for step in range(1, 30):
         at_begin = memory.value(np.arange(60))
-        reviewed = set(engine.ready.groups.ticket.tolist())
+        reviewed = set(engine.ready.groups.submission.tolist())
         groups = arrivals.step(engine, step)
         done = groups.groups.select(groups.trained)
-        older += len(reviewed & set(done.ticket.tolist()))
+        older += len(reviewed & set(done.submission.tolist()))
         out = engine.policy.advantage.compute(done.reward, done.group_of, done)
-        known = np.array([value[t] for t in done.ticket.tolist()])
+        known = np.array([value[t] for t in done.submission.tolist()])
         sure = np.isfinite(known)
         np.testing.assert_allclose((done.reward - out)[sure], known[sure])
     assert older > 50

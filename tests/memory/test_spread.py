@@ -59,7 +59,7 @@ def test_the_expected_share_of_successes(history, prior, fade) -> None:
         see(made, Groups.from_lists([p for p, _ in groups], [r for _, r in groups]), step)
         for prompt, rewards in groups:
             slow.visit(prompt, rewards)
-        slow.settle()
+        slow.end_step()
         np.testing.assert_allclose(made.memory.value(np.arange(9)), [slow.value(p) for p in range(9)], rtol=1e-9)
 
 

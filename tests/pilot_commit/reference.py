@@ -13,7 +13,7 @@ from verl_adaptive.rng import Draw
 class Pilot:
     """One prompt's pilots, waiting or decided."""
 
-    ticket: int
+    submission: int
     key: tuple[int, int]
     results: list[int]
     step: int
@@ -24,21 +24,21 @@ class Pilot:
 
 
 def recall(buffer: list[Pilot], step: int, places: int, choose: str, max_age: int, seed: int = 0) -> tuple[list, list]:
-    """Of the pilots that wait: tickets that commit now, and tickets given up as too old."""
+    """Of the pilots that wait: submissions that commit now, and submissions given up as too old."""
     draw = Draw(seed, step)
 
     def number(p: Pilot) -> int:
-        return int(draw.bits("pilot_commit.choose.0", *p.key, p.ticket))
+        return int(draw.bits("pilot_commit.choose.0", *p.key, p.submission))
 
     def spread(p: Pilot) -> Fraction:
         mean = Fraction(sum(p.results), len(p.results))
         return mean * (1 - mean)
 
     order = {
-        "first": lambda p: p.ticket,
-        "random": lambda p: (number(p), p.ticket),
-        "max_variance": lambda p: (-spread(p), -p.step, p.ticket),
+        "first": lambda p: p.submission,
+        "random": lambda p: (number(p), p.submission),
+        "max_variance": lambda p: (-spread(p), -p.step, p.submission),
     }[choose]
     old = [p for p in buffer if step - p.step > max_age]
     chosen = sorted((p for p in buffer if p not in old), key=order)[:places]
-    return sorted(p.ticket for p in chosen), sorted(p.ticket for p in old)
+    return sorted(p.submission for p in chosen), sorted(p.submission for p in old)

@@ -125,7 +125,7 @@ def test_decisions_equal_the_reference_on_random_histories() -> None:
         }
         part = bound({**options, **margins}, batch=batch, n=n)
         lower, upper = (Fraction(int(x), 100) for x in percent)
-        # Groups that wait, of ages 0 to max_age + 2, in ticket order.
+        # Groups that wait, of ages 0 to max_age + 2, in submission order.
         step, waiting, rows = int(rng.integers(6, 50)), int(rng.integers(1, 20)), rng.permutation(100)
         since = np.sort(rng.integers(step - max_age - 2, step + 1, size=waiting))
         results = [[float(x) for x in rng.random(n_pilot) < rng.random()] for _ in range(40)]
@@ -137,8 +137,8 @@ def test_decisions_equal_the_reference_on_random_histories() -> None:
         recalled, given_up = recall(buffer, step, batch, choose, max_age)
         progress = at(step, batch)
         answer = part.recall(held, since, progress)
-        assert held.ticket[answer > 0].tolist() == recalled
-        assert held.ticket[answer == CLOSE].tolist() == given_up
+        assert held.submission[answer > 0].tolist() == recalled
+        assert held.submission[answer == CLOSE].tolist() == given_up
         assert (answer[answer > 0] == n - n_pilot).all()
         assert part.prompts(batch, progress) == factor * batch
         commits, expired = commits + len(recalled), expired + len(given_up)

@@ -27,11 +27,11 @@ def test_groups_that_were_held_commit_under_the_other_form() -> None:
     options = dict(filter="band", batch=4, n=8, p=np.full(120, 0.5))
     engine, world = make_engine("epoch", {"name": "pilot_commit", "n_pilot": 2, "form": "pipelined"}, **options)
     run(engine, world, 3)
-    held = set(engine.held.ticket.tolist())
+    held = set(engine.held.submission.tolist())
     assert len(held) >= 4
     other, _ = make_engine("epoch", {"name": "pilot_commit", "n_pilot": 2}, world=world, table=engine.table, **options)
     other.load_state_dict(engine.state_dict())
     results = run(other, world, 4, start=4)
-    assert held & set(results[0].groups.ticket[results[0].trained].tolist())
+    assert held & set(results[0].groups.submission[results[0].trained].tolist())
     assert not len(other.held) and all(r.trained.sum() == 4 for r in results)
     assert results[-1].groups.lag.max() == 0

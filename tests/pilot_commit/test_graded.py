@@ -17,14 +17,14 @@ N, BATCH = 16, 16
 def graded(requests: Requests, p: np.ndarray, step: int, low: float = 0.0, high: float = 1.0) -> Groups:
     """Scores around each prompt's own level, within [low, high]; a success is a score of 0.5 or more."""
     signals = []
-    for ticket, index, n in zip(requests.ticket, requests.index, requests.n, strict=True):
-        rng = np.random.default_rng([step, int(ticket), int(n)])
+    for submission, index, n in zip(requests.submission, requests.index, requests.n, strict=True):
+        rng = np.random.default_rng([step, int(submission), int(n)])
         signals.append(low + (high - low) * np.clip(rng.normal(p[index], 0.08, int(n)), 0.0, 1.0))
     return Groups.from_lists(
         requests.row,
         signals,
         success=[(s >= 0.5).astype(float) for s in signals],
-        ticket=requests.ticket,
+        submission=requests.submission,
         index=requests.index,
         stage=[[int(s)] * int(n) for s, n in zip(requests.stage, requests.n, strict=True)],
     )

@@ -79,7 +79,7 @@ def test_pilots_of_trained_groups_are_in_the_band(form) -> None:
 @forms
 @pytest.mark.parametrize("max_age", [0, 1, 4])
 def test_no_pilot_trains_that_is_older_than_the_bound(form, max_age) -> None:
-    """Ages measured from outside: the step a ticket was first asked for, and the step it trained in."""
+    """Ages measured from outside: the step a submission was first asked for, and the step it trained in."""
     # Few prompts pass in some steps and many in others, so that the buffer both runs dry and lets groups expire.
     engine, world = pilot_commit(form, M=4000, allocator={"max_age": max_age})
     born: dict[int, int] = {}
@@ -88,11 +88,11 @@ def test_no_pilot_trains_that_is_older_than_the_bound(form, max_age) -> None:
         world.p[:] = rates(4000, shift=4.0 if step // 5 % 2 else 0.0, spread=1.0)
         requests = engine.begin(step)
         while requests is not None:
-            for ticket in requests.ticket[requests.stage == 0].tolist():
-                born[ticket] = step  # a ticket that was not used in its step goes to another prompt
+            for submission in requests.submission[requests.stage == 0].tolist():
+                born[submission] = step  # a submission that was not used in its step goes to another prompt
             requests = engine.receive(world.roll(requests))
         result = engine.finish()
-        age = np.array([step - born[int(t)] for t in result.groups.ticket])
+        age = np.array([step - born[int(t)] for t in result.groups.submission])
         ages += age[result.trained].tolist()
         expired += age[result.outcome == "expired"].tolist()
     assert max(ages) <= max_age
@@ -111,10 +111,10 @@ def test_the_first_in_the_band_train(form) -> None:
             groups = result.groups
             pilots = [
                 Pilot(int(t), (0, 0), [int(x) for x in groups.success[groups.offsets[g] : groups.offsets[g] + 4]], 0)
-                for g, t in enumerate(groups.ticket)
+                for g, t in enumerate(groups.submission)
             ]
-            passed = [p.ticket for p in pilots if p.in_band(Fraction(1, 8), Fraction(1, 4))]
-            assert groups.ticket[result.trained].tolist() == passed[:5]
+            passed = [p.submission for p in pilots if p.in_band(Fraction(1, 8), Fraction(1, 4))]
+            assert groups.submission[result.trained].tolist() == passed[:5]
 
 
 # -- determinism and state ----------------------------------------------------------------------------------
@@ -122,7 +122,7 @@ def test_the_first_in_the_band_train(form) -> None:
 
 def digest(results) -> list[tuple]:
     return [
-        (r.groups.ticket.tolist(), r.groups.index.tolist(), r.outcome.tolist(), r.groups.reward.tolist())
+        (r.groups.submission.tolist(), r.groups.index.tolist(), r.outcome.tolist(), r.groups.reward.tolist())
         for r in results
     ]
 
@@ -151,7 +151,7 @@ def test_order_of_arrival_does_not_matter(form) -> None:
     class Shuffled(World):
         def roll(self, requests: Requests) -> Groups:
             results = super().roll(requests)
-            return results.select(np.random.default_rng(int(requests.ticket[0])).permutation(len(results)))
+            return results.select(np.random.default_rng(int(requests.submission[0])).permutation(len(results)))
 
     p = rates(2000)
     straight, mixed = World(p), Shuffled(p)

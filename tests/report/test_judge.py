@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from verl_adaptive.config import AdaptiveConfig, AlarmConfig
 from verl_adaptive.errors import ConfigError
 from verl_adaptive.report.judge import KINDS, Judge, fallen, hear, source_label
-from verl_adaptive.report.learning import headline
+from verl_adaptive.report.learning_curve import headline
 from verl_adaptive.stats.state import join_state, split_state
 
 

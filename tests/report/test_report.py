@@ -25,7 +25,7 @@ from verl_adaptive.report.course import CLASSES
 from verl_adaptive.report.figures import Series
 from verl_adaptive.report.findings import _waste
 from verl_adaptive.report.forecast import forecast
-from verl_adaptive.report.learning import curves, smooth
+from verl_adaptive.report.learning_curve import curves, smooth
 from verl_adaptive.report.overview import overview
 from verl_adaptive.report.page import _large, _subtitle
 from verl_adaptive.report.pictures import learning
@@ -64,7 +64,7 @@ class Page(HTMLParser):
         self.tags: set[str] = set()
         self.attributes: set[str] = set()
         self.words: list[str] = []
-        self.feed(text)
+        self.prompt_source(text)
         self.close()
         assert self.open == []
 

@@ -26,8 +26,8 @@ from tests.interrupts import heed_interrupts
 from tests.report.test_report import Page
 from verl_adaptive.cli import main
 from verl_adaptive.groups import Groups
-from verl_adaptive.report.runs import state_of
-from verl_adaptive.report.server import Guard
+from verl_adaptive.report.comparison import state_of
+from verl_adaptive.report.server import AccessGuard
 from verl_adaptive.stats import Journal, find_runs, keys_array, open_run
 
 
@@ -253,7 +253,7 @@ def test_listening_beyond_this_machine_is_asked_for(tmp_path, capsys) -> None:
 
 
 def test_a_given_name_is_answered() -> None:
-    guard = Guard(None, ("gpu7.lab",))  # type: ignore[arg-type]
+    guard = AccessGuard(None, ("gpu7.lab",))  # type: ignore[arg-type]
     assert guard.allows("gpu7.lab:8765") and guard.allows("GPU7.lab") and not guard.allows("gpu8.lab")
 
 

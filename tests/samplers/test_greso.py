@@ -191,18 +191,18 @@ def test_a_data_set_of_another_size_begins_no_pass_anew(size):
     """Resumed on twice as many prompts, a run in its second pass was in the warm-up again; on half as many, far ahead."""
     engine, world = make_engine("greso", filter="informative", M=64)
     run(engine, world, 9)
-    before = engine.feed.epoch(0)
+    before = engine.prompt_source.epoch(0)
     assert before > 1
     other, world = make_engine("greso", filter="informative", M=size)
     other.load_state_dict(engine.state_dict())
-    assert other.feed.epoch(0) == pytest.approx(before)
-    at = other.feed.position
+    assert other.prompt_source.epoch(0) == pytest.approx(before)
+    at = other.prompt_source.position
     run(other, world, 3, start=10)
-    gone = (other.feed.position - at) / size
+    gone = (other.prompt_source.position - at) / size
     assert other.progress.epoch == pytest.approx(before + gone)
     again, _ = make_engine("greso", filter="informative", M=size)
     again.load_state_dict(other.state_dict())
-    assert again.feed.epoch(0) == pytest.approx(before + gone)
+    assert again.prompt_source.epoch(0) == pytest.approx(before + gone)
 
 
 @pytest.mark.parametrize(("position", "moves"), [(599, False), (600, False), (601, True)])

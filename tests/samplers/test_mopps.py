@@ -12,7 +12,7 @@ from tests.world import keys_of, make_engine
 from verl_adaptive.config import RunFacts
 from verl_adaptive.errors import ConfigError
 from verl_adaptive.rng import Draw
-from verl_adaptive.samplers.beta import draw_beta, draw_gamma
+from verl_adaptive.samplers.beta_posterior import draw_beta, draw_gamma
 from verl_adaptive.samplers.mopps import Mopps
 from verl_adaptive.stats.table import StatsTable
 
@@ -96,7 +96,7 @@ def test_a_prompt_that_always_fails_does_not_take_the_re_check_share():
 
 
 def test_the_re_check_share_is_not_what_a_full_batch_aborts() -> None:
-    """The last tickets of a step are asked for in case: the prompts tried longest ago must not be those, step after step."""
+    """The last submissions of a step are asked for in case: the prompts tried longest ago must not be those, step after step."""
     part = make_mopps(200, recheck=0.1)
     part.table.col("last_try")[:] = np.arange(200)
     rows = part.pick(np.arange(200), 40, progress_at(200)).rows

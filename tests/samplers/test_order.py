@@ -182,7 +182,7 @@ def test_a_gate_counts_each_place_of_the_stream_once(name, mode):
         engine, world = make_engine(*parts, **more)
     arrivals, seen = Arrivals(world, 1), 0
     for step in range(1, 120):
-        before = engine.feed.position
+        before = engine.prompt_source.position
         _ = arrivals.step(engine, step) if mode == "async" else run_step(engine, world, step)
         m = engine.policy.metrics()
         if name == "greso":
@@ -192,6 +192,6 @@ def test_a_gate_counts_each_place_of_the_stream_once(name, mode):
             met = m["adaptive/sampler/retired_seen_total"]
             turned = met - m["adaptive/sampler/rechecked_total"]
         seen += met
-        assert met <= engine.feed.position - before
+        assert met <= engine.prompt_source.position - before
         assert turned <= engine.skipped <= turned + 2  # some had a group under way
     assert seen > 50

@@ -12,8 +12,8 @@ from verl_adaptive.samplers.epoch import Epoch
 from verl_adaptive.samplers.rounds import RoundConfig, round_size
 
 
-def at(need: int, opened: int = 0, fertile: float | None = None, batch: int = 256):
-    return progress_at(1, batch=batch, kept=batch - need, open=opened, fertile=fertile)
+def at(need: int, opened: int = 0, keep_rate: float | None = None, batch: int = 256):
+    return progress_at(1, batch=batch, kept=batch - need, open=opened, keep_rate=keep_rate)
 
 
 @pytest.mark.parametrize(
@@ -23,8 +23,8 @@ def at(need: int, opened: int = 0, fertile: float | None = None, batch: int = 25
         (RoundConfig(), at(0), 0),
         (RoundConfig(), at(256, opened=256), 0),  # what waits for a top-up fills the batch
         (RoundConfig(), at(256, opened=200), 56),
-        (RoundConfig(), at(256, fertile=0.5), 564),  # 1.1 · 256 / 0.5
-        (RoundConfig(safety=1.25), at(56, fertile=0.52), 135),  # GRESO: 1.25 · 56 / 0.52
+        (RoundConfig(), at(256, keep_rate=0.5), 564),  # 1.1 · 256 / 0.5
+        (RoundConfig(safety=1.25), at(56, keep_rate=0.52), 135),  # GRESO: 1.25 · 56 / 0.52
         (RoundConfig(prompts=384), at(256), 384),
         (RoundConfig(prompts=384), at(0), 0),
     ],

@@ -157,7 +157,7 @@ def test_shares_of_grpos() -> None:
 
 
 def test_nothing_waits_for_its_slowest() -> None:
-    """DAPO in ticket order: faster than verl's own filter, for the same informative groups."""
+    """DAPO in submission order: faster than verl's own filter, for the same informative groups."""
     config = ClockConfig(Machine(2, 16), LengthConfig(median=400, cap=3200))
     setting, pool = Setting(batch=32, n=8, steps=12, budget=None), PoolConfig(prompts=600)
     rows = {p: run_task(Task(p, 0, setting, pool, clock=config)) for p in ("dapo", *PEERS)}

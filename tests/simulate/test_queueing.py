@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from verl_adaptive.errors import ConfigError
 from verl_adaptive.groups import Groups
-from verl_adaptive.simulate import LengthConfig, Lengths, Machine, Queue
+from verl_adaptive.simulate import LengthConfig, Lengths, Machine, ServerQueue
 
 
-def drain(queue: Queue) -> list[tuple[int, float]]:
+def drain(queue: ServerQueue) -> list[tuple[int, float]]:
     out = []
     while queue.busy:
         tag = queue.pop()
@@ -24,7 +24,7 @@ def drain(queue: Queue) -> list[tuple[int, float]]:
 
 def test_two_slots_by_hand() -> None:
     """Steps of 1 s whatever runs: the third sequence begins when the first ends."""
-    queue = Queue(Machine(replicas=1, slots=2, base=1.0, each=0.0))
+    queue = ServerQueue(Machine(replicas=1, slots=2, base=1.0, each=0.0))
     for tag, length in enumerate((3, 5, 4)):
         queue.add([length], tag)
     assert drain(queue) == [(0, 3.0), (1, 5.0), (2, 7.0)]
@@ -32,7 +32,7 @@ def test_two_slots_by_hand() -> None:
 
 
 def test_a_free_slot_takes_the_longest_that_waits_if_lengths_are_known() -> None:
-    queue = Queue(Machine(replicas=1, slots=1, base=1.0, each=0.0, known=True))
+    queue = ServerQueue(Machine(replicas=1, slots=1, base=1.0, each=0.0, known=True))
     for tag, length in enumerate((3, 2, 4, 4)):
         queue.add([length], tag)
     assert drain(queue) == [(0, 3.0), (2, 7.0), (3, 11.0), (1, 13.0)]
@@ -40,7 +40,7 @@ def test_a_free_slot_takes_the_longest_that_waits_if_lengths_are_known() -> None
 
 def test_a_step_takes_longer_the_more_it_serves() -> None:
     """1 s and 1 s a sequence: two tokens of two sequences take 3 s each, then the last runs alone at 2 s a token."""
-    queue = Queue(Machine(replicas=1, slots=2, base=1.0, each=1.0))
+    queue = ServerQueue(Machine(replicas=1, slots=2, base=1.0, each=1.0))
     queue.add([2], 0)
     queue.add([5], 1)
     assert drain(queue) == [(0, 6.0), (1, 12.0)]
@@ -51,7 +51,7 @@ def test_replicas_that_share_a_queue_take_what_is_next() -> None:
     shared, bound = (Machine(replicas=2, slots=1, base=1.0, each=0.0, bound=b) for b in (False, True))
     ends = {}
     for machine in (shared, bound):
-        queue = Queue(machine)
+        queue = ServerQueue(machine)
         queue.add([10, 2, 3, 1], 0)  # bound: 10 and 3 on the first replica, 2 and 1 on the second
         ends[machine.bound] = [when for _, when in drain(queue)]
     assert ends[False] == [2.0, 5.0, 6.0, 10.0]
@@ -59,7 +59,7 @@ def test_replicas_that_share_a_queue_take_what_is_next() -> None:
 
 
 def test_time_passes_and_what_is_sent_later_ends_later() -> None:
-    queue = Queue(Machine(replicas=1, slots=4, base=0.5, each=0.25))
+    queue = ServerQueue(Machine(replicas=1, slots=4, base=0.5, each=0.25))
     queue.add([8], 0)  # 0.75 s a token
     queue.wait(3.0)  # 4 tokens
     queue.add([2], 1)  # both at 1 s a token
@@ -67,7 +67,7 @@ def test_time_passes_and_what_is_sent_later_ends_later() -> None:
 
 
 def test_abort_counts_what_was_generated() -> None:
-    queue = Queue(Machine(replicas=1, slots=2, base=1.0, each=0.0))
+    queue = ServerQueue(Machine(replicas=1, slots=2, base=1.0, each=0.0))
     queue.add([3, 5, 4, 9], 0)
     queue.pop()
     queue.wait(4.0)
@@ -129,7 +129,7 @@ class Slow:
 def test_the_queue_is_the_slow_reference(sent, replicas, slots, each, bound, stop) -> None:
     """Any sending times, then an abort after ``stop`` ends: the same ends, tokens and remains; nothing is lost."""
     machine = Machine(replicas, slots, 0.1, each, bound)
-    queue, slow, ended = Queue(machine), Slow(machine), []
+    queue, slow, ended = ServerQueue(machine), Slow(machine), []
 
     def until(when: float) -> None:
         while queue.busy and queue.next_end <= when + 1e-9:
@@ -176,10 +176,10 @@ def test_what_cannot_be_is_refused(make, message) -> None:
 # -- lengths ----------------------------------------------------------------------------------------------------------
 
 
-def groups_of(ticket, n, index=None, stage=0) -> Groups:
+def groups_of(submission, n, index=None, stage=0) -> Groups:
     rewards = [np.zeros(k) for k in n]
     return Groups.from_lists(
-        range(len(n)), rewards, ticket=ticket, index=index, stage=[np.full(k, stage, dtype=int) for k in n]
+        range(len(n)), rewards, submission=submission, index=index, stage=[np.full(k, stage, dtype=int) for k in n]
     )
 
 

@@ -14,7 +14,7 @@ from verl_adaptive.config import AdaptiveConfig, RunFacts
 from verl_adaptive.engine import Requests
 from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.groups import Groups
-from verl_adaptive.simulate import Clock, ClockConfig, Machine, StaticWorld, Stream, make_simulation
+from verl_adaptive.simulate import Clock, ClockConfig, Machine, StaticWorld, WorldPrompts, make_simulation
 from verl_adaptive.simulate.verl_filter import POLL, VerlFilter
 from verl_adaptive.simulate.worlds import number_keys
 from verl_adaptive.stats.table import StatsTable
@@ -22,13 +22,13 @@ from verl_adaptive.stats.table import StatsTable
 BATCH, N = 6, 4
 
 
-def seconds_of(ticket: int, seed: int) -> float:
+def seconds_of(submission: int, seed: int) -> float:
     """When a group comes back after it was sent; never exactly at a look."""
-    return float(np.random.default_rng([seed, ticket]).exponential(7.0)) + 0.013
+    return float(np.random.default_rng([seed, submission]).exponential(7.0)) + 0.013
 
 
-def flat(ticket: int, seed: int, share: float) -> bool:
-    return bool(np.random.default_rng([seed, ticket, 1]).random() < share)
+def flat(submission: int, seed: int, share: float) -> bool:
+    return bool(np.random.default_rng([seed, submission, 1]).random() < share)
 
 
 def verls(seed: int, share: float, inflight: int) -> tuple[list[tuple[float, int]], float]:
@@ -44,8 +44,8 @@ def verls(seed: int, share: float, inflight: int) -> tuple[list[tuple[float, int
 
         def submit(self, count: int) -> None:
             log.append((self.now, count))
-            for ticket in range(self.sent, self.sent + count):
-                flight[f"p{ticket}"] = self.now + seconds_of(ticket, seed)
+            for submission in range(self.sent, self.sent + count):
+                flight[f"p{submission}"] = self.now + seconds_of(submission, seed)
             self.sent += count
 
         def _sync_metadata_from_transfer_queue(self) -> None:
@@ -94,9 +94,9 @@ def verls(seed: int, share: float, inflight: int) -> tuple[list[tuple[float, int
     return log, buffer.now
 
 
-def results(tickets: list[int], seed: int, share: float) -> Groups:
-    rewards = [np.zeros(N) if flat(t, seed, share) else np.array([1.0] + [0.0] * (N - 1)) for t in tickets]
-    return Groups.from_lists(tickets, rewards, ticket=tickets, index=tickets)
+def results(submissions: list[int], seed: int, share: float) -> Groups:
+    rewards = [np.zeros(N) if flat(t, seed, share) else np.array([1.0] + [0.0] * (N - 1)) for t in submissions]
+    return Groups.from_lists(submissions, rewards, submission=submissions, index=submissions)
 
 
 @given(seed=st.integers(0, 10**6), share=st.floats(0.0, 0.9), inflight=st.integers(1, 3))
@@ -111,7 +111,7 @@ def test_prompts_are_sent_as_verls_own_loop_sends_them(seed, share, inflight) ->
         table,
         RunFacts(BATCH, N, 1, size, 0),
         np.arange(size),
-        Stream(size, shuffle=False),
+        WorldPrompts(size, shuffle=False),
         max_inflight=inflight,
     )
     log: list[tuple[float, int]] = []
@@ -120,7 +120,7 @@ def test_prompts_are_sent_as_verls_own_loop_sends_them(seed, share, inflight) ->
     while True:
         if requests is not None:
             log.append((now, len(requests)))
-            flight |= {int(t): now + seconds_of(int(t), seed) for t in requests.ticket}
+            flight |= {int(t): now + seconds_of(int(t), seed) for t in requests.submission}
         if not flight:
             break
         now = max(now, math.ceil(min(flight.values()) / POLL) * POLL)
@@ -136,16 +136,16 @@ def slow_step(
     p: np.ndarray, batch: int, n: int, machine: Machine, lengths: list[int], rewards
 ) -> tuple[float, int, int]:
     """A whole step with verl's filter, token by token of time: seconds, rollouts, groups thrown away though good."""
-    running: list[list] = []  # tokens left, ticket
+    running: list[list] = []  # tokens left, submission
     waiting: list[list] = []
     now, sent, credit, good, draining = 0.0, 0, 0, 0, False
     left: dict[int, int] = {}
 
     def submit(count: int) -> None:
         nonlocal sent
-        for ticket in range(sent, sent + count):
-            left[ticket] = n
-            waiting.extend([lengths[k], ticket] for k in range(n))
+        for submission in range(sent, sent + count):
+            left[submission] = n
+            waiting.extend([lengths[k], submission] for k in range(n))
         sent += count
 
     submit(batch)
@@ -195,10 +195,10 @@ def test_a_step_is_the_slow_reference(seed) -> None:
     simulation = make_simulation(
         "verl_filter_groups", StaticWorld(p, seed, lengths=Fixed()), batch=BATCH, n=N, steps=1, clock=clock, seed=seed
     )
-    order = Stream(400, seed).take(400)
+    order = WorldPrompts(400, seed).take(400)
 
-    def rewards(ticket: int) -> list[float]:
-        one = np.array([ticket])
+    def rewards(submission: int) -> list[float]:
+        one = np.array([submission])
         asked = Requests(one, order[one], order[one], np.array([N]), np.array([0]))
         return simulation.world.roll(asked).reward.tolist()
 
@@ -209,7 +209,7 @@ def test_a_step_is_the_slow_reference(seed) -> None:
 
 
 def test_it_refuses_to_be_cut_short() -> None:
-    peer = VerlFilter(AdaptiveConfig(), StatsTable(), RunFacts(2, 2, 1, 9, 0), np.arange(9), Stream(9))
+    peer = VerlFilter(AdaptiveConfig(), StatsTable(), RunFacts(2, 2, 1, 9, 0), np.arange(9), WorldPrompts(9))
     peer.begin(1)
     with pytest.raises(AdaptiveError, match="2 prompts are in flight"):
         peer.finish()

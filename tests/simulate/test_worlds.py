@@ -17,7 +17,7 @@ from verl_adaptive.simulate import (
     LearningWorld,
     PoolConfig,
     StaticWorld,
-    Stream,
+    WorldPrompts,
     make_pool,
     make_simulation,
     parse_pool,
@@ -27,10 +27,12 @@ from verl_adaptive.simulate.pools import source_of, starting_rates
 from verl_adaptive.simulate.worlds import draw_groups
 
 
-def requests(ticket, n, stage=0, index=None) -> Requests:
-    ticket = np.asarray(ticket, dtype=np.int64)
-    index = np.arange(len(ticket)) if index is None else np.asarray(index)
-    return Requests(ticket, index, index, np.asarray(n, dtype=np.int64), np.full(len(ticket), stage, dtype=np.int64))
+def requests(submission, n, stage=0, index=None) -> Requests:
+    submission = np.asarray(submission, dtype=np.int64)
+    index = np.arange(len(submission)) if index is None else np.asarray(index)
+    return Requests(
+        submission, index, index, np.asarray(n, dtype=np.int64), np.full(len(submission), stage, dtype=np.int64)
+    )
 
 
 # -- rewards ----------------------------------------------------------------------------------------------------------
@@ -49,7 +51,7 @@ def test_rewards_equal_a_loop_over_rollouts(sizes, stage, seed, p) -> None:
     at = 0
     for g, n in enumerate(sizes):
         for k in range(n):
-            bits = int(Draw(seed, 0).bits("world.reward", asked.ticket[g], np.uint64(stage * 2**20 + k)))
+            bits = int(Draw(seed, 0).bits("world.reward", asked.submission[g], np.uint64(stage * 2**20 + k)))
             right = (bits >> 11) * 2.0**-53 < p
             assert made.reward[at] == (2.0 if right else -1.0) and made.success[at] == float(right)
             assert made.tokens[at] == int(100 * (0.5 + (bits % 2048) / 2048))
@@ -60,7 +62,7 @@ def test_rewards_equal_a_loop_over_rollouts(sizes, stage, seed, p) -> None:
 def test_rewards_do_not_depend_on_the_order_of_the_requests() -> None:
     p = np.linspace(0, 1, 20)
     asked, back = requests(np.arange(20), np.arange(1, 21)), np.arange(20)[::-1]
-    turned = Requests(*(getattr(asked, f)[back] for f in ("ticket", "index", "row", "n", "stage")))
+    turned = Requests(*(getattr(asked, f)[back] for f in ("submission", "index", "row", "n", "stage")))
     first, then = draw_groups(asked, p, 5), draw_groups(turned, p[back], 5).select(back)
     assert np.array_equal(first.reward, then.reward) and np.array_equal(first.tokens, then.tokens)
 
@@ -93,15 +95,15 @@ def test_a_failed_topup_leaves_its_group_what_it_has() -> None:
 
 @pytest.mark.parametrize("shuffle", [True, False])
 def test_a_stream_goes_through_the_data_once_an_epoch_however_it_is_cut(shuffle) -> None:
-    whole = Stream(37, 4, shuffle).take(37 * 3)
+    whole = WorldPrompts(37, 4, shuffle).take(37 * 3)
     for epoch in np.split(whole, 3):
         assert sorted(epoch) == list(range(37))
-    cut, rng = Stream(37, 4, shuffle), np.random.default_rng(0)
+    cut, rng = WorldPrompts(37, 4, shuffle), np.random.default_rng(0)
     parts: list[int] = []
     while len(parts) < len(whole):
         parts += cut.take(int(min(rng.integers(1, 60), len(whole) - len(parts)))).tolist()
     assert parts == whole.tolist() and cut.position == len(whole)
-    resumed = Stream(37, 4, shuffle)
+    resumed = WorldPrompts(37, 4, shuffle)
     resumed.position = 50
     assert resumed.take(20).tolist() == whole[50:70].tolist()
 
@@ -125,7 +127,7 @@ class SlowLearner:
         c, groups = self.config, result.groups
         rate = [self.rate(i) for i in range(len(self.start))]
         self.own = [x * math.exp(-c.forget) for x in self.own]
-        rows = sum(bool(t or g) for t, g in zip(result.trains, result.ghost, strict=True))
+        rows = sum(bool(t or g) for t, g in zip(result.trains, result.zero_row, strict=True))
         weight = advantages(result, policy)
         for g in range(len(groups)):
             if not result.trained[g]:

@@ -59,7 +59,7 @@ class Run:
         self.table = StatsTable()
         self.state: dict[str, Any] = {
             "p": 0.5,
-            "ticket": 0,
+            "submission": 0,
             "held": np.empty(0, dtype=np.uint64),
             "moments": [0.0, 0.0],
         }
@@ -71,7 +71,7 @@ class Run:
                 expect={"policy": "driver", "dataset": self.dataset, "step": self.step},
             )
             if forget is not None:  # a negative control: something that a careless resume loses
-                self.state[forget] = {"p": 0.5, "ticket": 0, "held": np.empty(0, dtype=np.uint64)}[forget]
+                self.state[forget] = {"p": 0.5, "submission": 0, "held": np.empty(0, dtype=np.uint64)}[forget]
         self.table.declare("driver", _COLUMNS)
         self.row_of = self.table.rows_for(self.data)
         self.journal = Journal(folder / "adaptive")
@@ -103,12 +103,12 @@ class Run:
         sizes = np.where(visits == 0, 2, 2 + (self.table.col("streak")[rows] % 3))
         draw = Draw(self.seed, self.step)
         failed = draw.uniform("fail", keys["hi"], keys["lo"]) < 0.02
-        tickets = self.state["ticket"] + np.arange(len(rows))
-        groups = Groups.from_lists(rows, _rewards(keys, visits, sizes), ticket=tickets, failed=failed)
+        submissions = self.state["submission"] + np.arange(len(rows))
+        groups = Groups.from_lists(rows, _rewards(keys, visits, sizes), submission=submissions, failed=failed)
         kept = ~groups.degenerate(1e-6) & ~failed
         held = np.flatnonzero(kept)[BATCH // 3 :][:8]  # a few informative ones wait for the next step
         self.state["held"] = words[held].ravel()
-        self.state["ticket"] += len(rows)
+        self.state["submission"] += len(rows)
         self.table.observe(groups, self.step, tolerance=1e-6)
         self.table.col("driver.kept")[rows[kept]] += 1
         self.table.col("driver.skip")[rows] = draw.uniform("skip", keys["hi"], keys["lo"])
@@ -272,7 +272,7 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=5)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--kills", type=int, default=0)
-    parser.add_argument("--forget", choices=("p", "ticket", "held"), help="lose this on resume, to see it noticed")
+    parser.add_argument("--forget", choices=("p", "submission", "held"), help="lose this on resume, to see it noticed")
     args = parser.parse_args()
     if args.kills:
         report = supervise(args.folder, args.steps, args.every, args.seed, args.kills, args.forget)

@@ -25,7 +25,7 @@ def make_groups(seed: int, count: int = 6, prompts: int = 20) -> Groups:
         draw.integers(0, prompts, count),
         rewards,
         tokens=[draw.integers(1, 5000, size).tolist() for size in sizes],
-        ticket=np.arange(count) + 1000 * seed,
+        submission=np.arange(count) + 1000 * seed,
         failed=draw.random(count) < 0.1,
         lag=draw.integers(0, 3, count),
         lost=draw.integers(0, 2, count),

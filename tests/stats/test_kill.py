@@ -32,7 +32,7 @@ def test_killed_runs_decide_as_if_nothing_had_happened(tmp_path: Path) -> None:
     assert report["repeated"] > 0, "no kill ever made a step run twice"
 
 
-@pytest.mark.parametrize("forget", ["p", "ticket", "held"])
+@pytest.mark.parametrize("forget", ["p", "submission", "held"])
 def test_the_comparison_notices_what_a_careless_resume_loses(forget: str, tmp_path: Path) -> None:
     done = supervise(tmp_path, "--kills", "1000", "--forget", forget)
     assert done.returncode == 1

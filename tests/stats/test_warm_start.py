@@ -30,8 +30,8 @@ from verl_adaptive.stats import (
     warm_start,
     write_snapshot,
 )
-from verl_adaptive.stats.memory import Memory
 from verl_adaptive.stats.results import read_results
+from verl_adaptive.stats.running_mean import Memory
 
 KEYS = make_keys(6)
 

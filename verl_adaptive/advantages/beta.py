@@ -68,7 +68,7 @@ class BetaPosterior(Advantage):
             w_neg: weight of negative posterior advantages, in [0, 1]; 1 is faithful.
             norm_by_std: divide by the std; False: Dr. GRPO (mixed groups, and all of ``shrinkage``).
             baseline: mean and std of the rollouts that train (``retained``), or of all observed (``full``: then the
-                lemma of :mod:`verl_adaptive.filters.aero` does not hold; it is Reinforce-Ada's choice).
+                lemma of :mod:`verl_adaptive.filters.aero_rejection` does not hold; it is Reinforce-Ada's choice).
             group_mean: weigh rows by (mean group size) / (size of their group), of rollouts that train, so that under
                 a mean over rollouts every group weighs the same: the condition of that lemma. Rows of zero advantage then
                 stay in training.

@@ -28,7 +28,7 @@ from verl_adaptive.config import RunFacts, check
 from verl_adaptive.groups import Groups
 from verl_adaptive.progress import Progress
 from verl_adaptive.roles import Advantage
-from verl_adaptive.stats.memory import fade, left_of
+from verl_adaptive.stats.running_mean import fade, left_of
 from verl_adaptive.stats.table import Column, StatsTable
 from verl_adaptive.stats.visits import waves
 

@@ -6,7 +6,7 @@ group may be small, down to a single rollout, and no rollout of a prompt that is
     one rollout      A = r − v
     n rollouts       A_i = r_i − b_i,   b_i = (Σ_{j≠i} r_j + κ' v) / (n − 1 + κ')      (leave one out, shrunk to v)
 
-v is :class:`~verl_adaptive.stats.memory.Memory`'s value of the prompt: its own rewards, fading, shrunk to its data source's.
+v is :class:`~verl_adaptive.stats.running_mean.Memory`'s value of the prompt: its own rewards, fading, shrunk to its data source's.
 
 *Before.* v must not know the rewards that it is subtracted from, or the baseline is biased. It is the value **at the
 beginning of the step in which the group is reviewed**, in every trainer mode: of a prompt that comes twice in a step
@@ -51,7 +51,7 @@ from verl_adaptive.groups import Groups
 from verl_adaptive.progress import Progress
 from verl_adaptive.rng import Draw
 from verl_adaptive.roles import Advantage
-from verl_adaptive.stats.memory import Memory
+from verl_adaptive.stats.running_mean import Memory
 from verl_adaptive.stats.scale import CLIP, RunningScale, others_mean
 from verl_adaptive.stats.table import Column, StatsTable
 
@@ -137,7 +137,7 @@ class MemoryBaseline(Advantage):
         self._last["value_mean"] = float(np.nan_to_num(value).mean()) if len(value) else 0.0
         self._last["explained_share"] = self._scale.explained
         self._scale.end_step()
-        self.memory.settle()
+        self.memory.end_step()
 
     def _off(
         self, reward: np.ndarray, group_of: np.ndarray, groups: Groups, earlier: np.ndarray | None = None
@@ -178,7 +178,7 @@ class MemoryBaseline(Advantage):
             return off
         least = self.config.thin * self.col("scale")[groups.row][group_of]
         keys = self.table.key_hi[groups.row], self.table.key_lo[groups.row]
-        chance = Draw(self.facts.seed, 0).uniform("memory.thin", *keys, groups.ticket)[group_of]
+        chance = Draw(self.facts.seed, 0).uniform("memory.thin", *keys, groups.submission)[group_of]
         return np.where(np.abs(off) > chance * least, np.sign(off) * np.maximum(np.abs(off), least), 0.0)
 
     def zero(self, groups: Groups, trains: np.ndarray) -> np.ndarray:

@@ -230,14 +230,14 @@ class PilotCommit(PooledAllocator):
             return candidates
         if self.config.choose == "random":
             row = groups.row[candidates]
-            ticket = groups.ticket[candidates]
-            u = progress.draw.bits("pilot_commit.choose.0", self.table.key_hi[row], self.table.key_lo[row], ticket)
-            return candidates[np.lexsort((ticket, u))]
+            submission = groups.submission[candidates]
+            u = progress.draw.bits("pilot_commit.choose.0", self.table.key_hi[row], self.table.key_lo[row], submission)
+            return candidates[np.lexsort((submission, u))]
         # n·Σx² − (Σx)² is n² times the variance, and exact for 0/1, so that ties are ties.
         success = self._success(groups)
         n, total, squares = groups.n, groups.sum(success), groups.sum(success**2)
         variance = (n * squares - total**2) / np.maximum(n, 1) ** 2
-        return candidates[np.lexsort((groups.ticket[candidates], age[candidates], -variance[candidates]))]
+        return candidates[np.lexsort((groups.submission[candidates], age[candidates], -variance[candidates]))]
 
     def complete(self, groups: Groups) -> np.ndarray:
         return ~is_pilot(groups)

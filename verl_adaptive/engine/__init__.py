@@ -1,7 +1,7 @@
 """The engines: they run the four roles through a step, and know neither verl nor a clock.
 
-Two drivers, composed of one :mod:`feed <verl_adaptive.engine.feed>` (which prompts come next) and one
-:mod:`desk <verl_adaptive.engine.desk>` (open groups), behind one interface (:class:`~verl_adaptive.engine.base.Engine`):
+Two drivers, composed of one :mod:`prompt_source <verl_adaptive.engine.prompt_source>` (which prompts come next) and one
+:mod:`tracker <verl_adaptive.engine.group_tracker>` (open groups), behind one interface (:class:`~verl_adaptive.engine.base.Engine`):
 
 * :class:`OrderedEngine`: a group is reviewed when it is back, and commits when all before it have; of the ``sync`` trainer;
 * :class:`AsyncEngine`: for trainers that generate all the time.
@@ -15,7 +15,7 @@ from verl_adaptive.config import AdaptiveConfig
 from verl_adaptive.engine.asynchronous import AsyncEngine, AsyncFacts
 from verl_adaptive.engine.base import Engine
 from verl_adaptive.engine.ordered import OrderedEngine
-from verl_adaptive.engine.steps import Closed, Listener, PromptSource, Requests, StepResult
+from verl_adaptive.engine.steps import Closed, Listener, PromptStream, Requests, StepResult
 from verl_adaptive.policy import Policy
 from verl_adaptive.stats.table import StatsTable
 
@@ -26,7 +26,7 @@ __all__ = [
     "Engine",
     "Listener",
     "OrderedEngine",
-    "PromptSource",
+    "PromptStream",
     "Requests",
     "StepResult",
     "make_engine",

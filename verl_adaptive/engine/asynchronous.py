@@ -5,7 +5,7 @@ ready: verl's warm-up batches plus the batch of the step. Whatever has come back
 submission; a dropped group makes room for a new prompt at once, a kept one is *ready* until a step takes it::
 
     send(engine.begin(step))
-    while not engine.settled:
+    while not engine.decided:
         send(engine.receive(some_results))               # any part of what is in flight
     result = engine.take(engine.count)                   # once for each mini-step of the trainer
     done = engine.finish()
@@ -37,9 +37,9 @@ import numpy as np
 
 from verl_adaptive.engine import answers
 from verl_adaptive.engine.base import Engine
-from verl_adaptive.engine.desk import arrays_of, fit
-from verl_adaptive.engine.feed import MAX_PASSES
+from verl_adaptive.engine.group_tracker import arrays_of, fit
 from verl_adaptive.engine.ledger import Ledger
+from verl_adaptive.engine.prompt_source import MAX_PASSES
 from verl_adaptive.engine.steps import Closed, Requests, StepResult
 from verl_adaptive.errors import AdaptiveError, Exhausted
 from verl_adaptive.groups import Groups
@@ -73,7 +73,7 @@ class AsyncEngine(Engine):
         args, kwargs: as :class:`~verl_adaptive.engine.base.Engine`.
 
     Attributes:
-        ready: reviewed and kept groups that no step has taken yet, in ticket order, with the rollouts that train.
+        ready: reviewed and kept groups that no step has taken yet, in submission order, with the rollouts that train.
     """
 
     kind = "async"
@@ -82,9 +82,11 @@ class AsyncEngine(Engine):
         super().__init__(*args, **kwargs)
         self.mode = mode or AsyncFacts()
         self.ready = Closed.of(Groups.empty(), "trained")
-        # ticket → step of its first rollouts; of every group in flight or ready, and of those that left in the step
+        # submission → step of its first rollouts; of every group in flight or ready, and of those that left in the step
         self._born: dict[int, int] = {}
-        self._paid: dict[int, int] = {}  # ticket → what its prompt paid into the pool of top-ups; of the same groups
+        self._paid: dict[
+            int, int
+        ] = {}  # submission → what its prompt paid into the pool of top-ups; of the same groups
         self._pool = 0
         self._parts_taken = 0
         self._own = 0  # groups that the step's mini-steps have taken and the filter had kept
@@ -95,7 +97,7 @@ class AsyncEngine(Engine):
         self._parts_taken = 0
         self._open_step(step, window=self._window(step))
         # What waits for a top-up is a weight update older by the time it is reviewed.
-        self.desk.open = replace(self.desk.open, lag=self.desk.open.lag + 1)
+        self.tracker.open = replace(self.tracker.open, lag=self.tracker.open.lag + 1)
         self._level()
         self._drawn = self._own = 0
         self._taken: list[StepResult] = []
@@ -106,13 +108,13 @@ class AsyncEngine(Engine):
         return requests
 
     def receive(self, results: Groups) -> Requests | None:
-        back = np.isin(self.flight.ticket, results.ticket)
-        if len(np.unique(results.ticket)) != len(results) or back.sum() != len(results):
+        back = np.isin(self.flight.submission, results.submission)
+        if len(np.unique(results.submission)) != len(results) or back.sum() != len(results):
             raise AdaptiveError("results do not match the requests in flight")
         self._tell("received", results)
         self.flight = self.flight.select(~back)
         self.progress.round += 1
-        groups = self.desk.join(results)
+        groups = self.tracker.join(results)
         self._measure()
         topups = self._judge(groups)
         self._expire()
@@ -133,9 +135,9 @@ class AsyncEngine(Engine):
         self._tell("asked", requests)
         return requests
 
-    def reissued(self, tickets: np.ndarray, step: int) -> None:
+    def reissued(self, submissions: np.ndarray, step: int) -> None:
         """After a resume: the first rollouts of these groups in flight are generated anew, from ``step`` on."""
-        self._born.update(dict.fromkeys(np.asarray(tickets).tolist(), step))
+        self._born.update(dict.fromkeys(np.asarray(submissions).tolist(), step))
 
     @property
     def count(self) -> int:
@@ -153,7 +155,7 @@ class AsyncEngine(Engine):
         return len(self.ready) >= max(1, count) and not self._must_wait()
 
     @property
-    def settled(self) -> bool:
+    def decided(self) -> bool:
         """The next mini-step's groups are ready, or no more will be."""
         return self.can_take(self.count) or self.starved
 
@@ -177,7 +179,7 @@ class AsyncEngine(Engine):
         planned, have = self.policy.sampler.plans_steps, len(self.ready)
         if not have or (not planned and have < (share * left if self.starved else share)):
             if self.config.refill or not have:
-                note = self.desk.shortage(sum(len(r.groups) for r in self._taken) + have, self.progress.round)
+                note = self.tracker.shortage(sum(len(r.groups) for r in self._taken) + have, self.progress.round)
             if self.config.on_exhausted == "raise" and self.config.refill:
                 raise Exhausted(note)
             if not (have or self._own) or (self.config.on_exhausted == "relax" and self.config.refill):
@@ -189,13 +191,20 @@ class AsyncEngine(Engine):
         first = np.arange(len(self.ready)) < count
         batch = self.ready.select(first)
         self.ready = self.ready.select(~first)
-        ghost = np.zeros_like(batch.trains)
+        zero_row = np.zeros_like(batch.trains)
         if self.skip_zero:
-            ghost = self.desk.ghosts(batch.groups, np.ones(len(batch), dtype=bool), batch.trains)
+            zero_row = self.tracker.zero_rows(batch.groups, np.ones(len(batch), dtype=bool), batch.trains)
         self._own += min(have, len(batch))
         partial = not planned and len(batch) < share
         result = StepResult(
-            batch.groups, batch.outcome, batch.trains & ~ghost, ghost, Ledger(), partial, note, self.progress.round
+            batch.groups,
+            batch.outcome,
+            batch.trains & ~zero_row,
+            zero_row,
+            Ledger(),
+            partial,
+            note,
+            self.progress.round,
         )
         self._taken.append(result)
         self._parts_taken += 1
@@ -206,25 +215,25 @@ class AsyncEngine(Engine):
     def finish(self) -> StepResult:
         """The account of the step: all groups that left the window in it, trained or dropped."""
         taken = [Closed(r.groups, r.outcome, r.trains) for r in self._taken]
-        ghosts = [Closed(r.groups, r.outcome, r.ghost) for r in self._taken]
-        gone = [Closed(c.groups, c.outcome, np.zeros_like(c.trains)) for c in self.desk.closed]
-        left, ghost = Closed.concat([*taken, *gone]).sorted(), Closed.concat([*ghosts, *gone]).sorted()
+        zero_rows = [Closed(r.groups, r.outcome, r.zero_row) for r in self._taken]
+        gone = [Closed(c.groups, c.outcome, np.zeros_like(c.trains)) for c in self.tracker.closed]
+        left, zero_row = Closed.concat([*taken, *gone]).sorted(), Closed.concat([*zero_rows, *gone]).sorted()
         self._level()
         notes = [r.note for r in self._taken if r.note]
         result = StepResult(
             left.groups,
             left.outcome,
             left.trains,
-            ghost.trains,
+            zero_row.trains,
             self.ledger,
             any(r.partial for r in self._taken),
             notes[0] if notes else "",
             self.progress.round,
         )
-        self.desk.account(result)
+        self.tracker.account(result)
         living = self.living
-        self._born = {ticket: self._born[ticket] for ticket in living}
-        self._paid = {ticket: paid for ticket, paid in self._paid.items() if ticket in living}
+        self._born = {submission: self._born[submission] for submission in living}
+        self._paid = {submission: paid for submission, paid in self._paid.items() if submission in living}
         self._pool = min(self._pool, sum(self._paid.values()))
         self.policy.end_step(self.progress)
         self._tell("finished", result)
@@ -232,11 +241,11 @@ class AsyncEngine(Engine):
 
     @property
     def living(self) -> dict[int, int]:
-        """Ticket → data-set position of the groups in flight and ready."""
+        """Submission → data-set position of the groups in flight and ready."""
         return {
-            ticket: index
+            submission: index
             for groups in (self.flight, self.ready.groups)
-            for ticket, index in zip(groups.ticket.tolist(), groups.index.tolist(), strict=True)
+            for submission, index in zip(groups.submission.tolist(), groups.index.tolist(), strict=True)
         }
 
     # -- the window -----------------------------------------------------------------------------------------
@@ -259,12 +268,14 @@ class AsyncEngine(Engine):
         parts = [topups]
         wanted = self._wanted() if refill else 0
         if wanted > 0:
-            busy = np.concatenate([self.flight.row, self.ready.groups.row, self.feed.row_of[self.feed.queue]])
+            busy = np.concatenate(
+                [self.flight.row, self.ready.groups.row, self.prompt_source.row_of[self.prompt_source.queue]]
+            )
             # A step with nothing to train on, nor to fall back on, goes ungated rather than end the run.
             idle = not (len(self.flight) or len(self.ready) or self._own or len(self._spare()))
             fresh = self._new(wanted, busy, ungated=idle and self.config.on_exhausted != "raise")
             self._drawn += len(fresh)
-            self._born.update(dict.fromkeys(fresh.ticket.tolist(), self.progress.step))
+            self._born.update(dict.fromkeys(fresh.submission.tolist(), self.progress.step))
             self.flight = Requests.join([self.flight, fresh])
             parts.append(fresh)
         self.flight = self.flight.sorted()
@@ -275,69 +286,69 @@ class AsyncEngine(Engine):
 
     def _new(self, wanted: int, busy: np.ndarray, *, ungated: bool) -> Requests:
         """First rollouts of up to ``wanted`` prompts drawn as things stand now, as many as the cap has room for."""
-        progress, policy, feed = self.progress, self.policy, self.feed
+        progress, policy, prompt_source = self.progress, self.policy, self.prompt_source
         planned = None
-        if feed.picks:
-            rows, planned = feed.draw(wanted, progress, busy)
-            index = feed.positions(rows)
+        if prompt_source.picks:
+            rows, planned = prompt_source.draw(wanted, progress, busy)
+            index = prompt_source.positions(rows)
         else:
-            if not feed.admit(wanted, progress, busy, ungated=ungated):
-                self.desk.why = f"the sampler let nothing more through in {MAX_PASSES} passes over the data"
-            index = feed.queue[:wanted]
-            rows = feed.row_of[index]
+            if not prompt_source.admit(wanted, progress, busy, ungated=ungated):
+                self.tracker.why = f"the sampler let nothing more through in {MAX_PASSES} passes over the data"
+            index = prompt_source.queue[:wanted]
+            rows = prompt_source.row_of[index]
         n = answers.first(policy.allocator, rows, planned, progress)
         fund = answers.fund(policy.allocator, n, planned)
         fits = int(np.searchsorted(np.cumsum(n), progress.room, side="right"))
         if fits < len(rows):
-            self.desk.why = f"the step's cap of {progress.cap} rollouts was reached"
-        if feed.picks:
-            feed.put_back(rows[fits:])
+            self.tracker.why = f"the step's cap of {progress.cap} rollouts was reached"
+        if prompt_source.picks:
+            prompt_source.put_back(rows[fits:])
         else:
-            feed.queue = feed.queue[fits:]
+            prompt_source.queue = prompt_source.queue[fits:]
         index, rows, n = index[:fits], rows[:fits], n[:fits]
         progress.planned += int(n.sum())
-        ticket = self._tickets(len(rows))
+        submission = self._submissions(len(rows))
         if fund is not None:
             self._pool += int(fund[:fits].sum())
-            self._paid.update(zip(ticket.tolist(), fund[:fits].tolist(), strict=True))
-        return Requests(ticket, index, rows, n, np.zeros(len(rows), dtype=np.int64))
+            self._paid.update(zip(submission.tolist(), fund[:fits].tolist(), strict=True))
+        return Requests(submission, index, rows, n, np.zeros(len(rows), dtype=np.int64))
 
     def _wanted(self) -> int:
         """New prompts to ask for: as many as the window lacks and the step may still draw."""
-        progress, desk = self.progress, self.desk
+        progress, tracker = self.progress, self.tracker
         if self.policy.sampler.plans_steps:
             return answers.amount(self.policy.sampler, "round_size", progress) if self._drawn == 0 else 0
-        missing = self._window(progress.step) - len(self.ready) - self._hopeful()
+        missing = self._window(progress.step) - len(self.ready) - self._viable()
         most = self.config.max_rounds * (self.facts.batch + self.mode.warmup) - self._drawn
         if missing <= 0:
             return 0
         if most <= 0:
-            desk.why = f"adaptive.max_rounds={self.config.max_rounds} windows of prompts were drawn"
+            tracker.why = f"adaptive.max_rounds={self.config.max_rounds} windows of prompts were drawn"
             return 0
         wanted = min(missing, most)
         if self.pooled is not None:
             wanted = answers.amount(self.pooled, "affordable", wanted, progress)
         if wanted < min(missing, most):
-            desk.why = f"the step's cap of {progress.cap} rollouts was reached"
+            tracker.why = f"the step's cap of {progress.cap} rollouts was reached"
         return wanted
 
-    def _hopeful(self) -> int:
+    def _viable(self) -> int:
         """Groups in flight that could still train. One that is too old will be dropped when it comes: a reward function
         that hangs, say, must not keep a place for ever."""
-        return int((~self._too_old(self.flight.ticket)).sum())
+        return int((~self._too_old(self.flight.submission)).sum())
 
-    def _too_old(self, tickets: np.ndarray) -> np.ndarray:
+    def _too_old(self, submissions: np.ndarray) -> np.ndarray:
         """bool ``(k,)``: groups that span more weight versions than verl's threshold lets train."""
         threshold, step = self.mode.threshold, self.progress.step
         if threshold is None or self.mode.strategy != "drop":
-            return np.zeros(len(tickets), dtype=bool)
-        return np.array([step - self._born.get(t, step) + 1 > threshold for t in tickets.tolist()], dtype=bool)
+            return np.zeros(len(submissions), dtype=bool)
+        return np.array([step - self._born.get(t, step) + 1 > threshold for t in submissions.tolist()], dtype=bool)
 
     def _must_wait(self) -> bool:
         threshold = self.mode.threshold
         if threshold is None or self.mode.strategy != "wait":
             return False
-        return any(self.progress.step - self._born[t] + 1 >= threshold for t in self.flight.ticket.tolist())
+        return any(self.progress.step - self._born[t] + 1 >= threshold for t in self.flight.submission.tolist())
 
     # -- groups that leave ----------------------------------------------------------------------------------
 
@@ -346,7 +357,7 @@ class AsyncEngine(Engine):
         self._close(Closed.of(groups.select(groups.failed), "failed"))
         alive = groups.select(~groups.failed)
         # A group whose top-up lost rollouts closes with what it has, and must not be granted another.
-        more, asks = np.full(len(alive), CLOSE, dtype=np.int64), ~np.isin(alive.ticket, self.desk.cut)
+        more, asks = np.full(len(alive), CLOSE, dtype=np.int64), ~np.isin(alive.submission, self.tracker.cut)
         more[asks] = answers.more(self.policy.allocator, "review", alive.select(asks), self.progress)
         if self.pooled is not None and self.pooled.needs_place:  # as many go on as the window has places for
             topped = alive.reduce(np.maximum, alive.stage) > 0
@@ -362,33 +373,33 @@ class AsyncEngine(Engine):
             )
         done = alive.select(more == CLOSE)
         if len(done):
-            closed = self.desk.verdict(done)
+            closed = self.tracker.verdict(done)
             self.progress.kept += int(closed.kept.sum())
             self._close(closed)
             self.policy.observe(done, self.progress)
         again = alive.select(more > 0)
-        self.desk.put(again)
+        self.tracker.put(again)
         return Requests.topups(again, more[more > 0])
 
     def _level(self) -> None:
         """What was generated and has not left: rollouts of open and of ready groups."""
-        self.desk.level(Groups.concat([self.desk.open, self.ready.groups]))
+        self.tracker.level(Groups.concat([self.tracker.open, self.ready.groups]))
 
     def _close(self, closed: Closed) -> None:
         """Observe reviewed groups; the kept ones become ready, the others leave."""
         if not len(closed):
             return
-        self.desk.learn(closed.groups)
+        self.tracker.learn(closed.groups)
         self.ready = Closed.concat([self.ready, closed.select(closed.kept)]).sorted()
         self._leave(closed.select(~closed.kept))
 
     def _leave(self, closed: Closed) -> None:
         if len(closed):
-            self.desk.closed.append(closed)
+            self.tracker.closed.append(closed)
 
     def _expire(self) -> None:
         """Drop ready groups that span more weight versions than verl's threshold allows."""
-        old = self._too_old(self.ready.groups.ticket)
+        old = self._too_old(self.ready.groups.submission)
         if old.any():
             stale = self.ready.select(old)
             stale.outcome[:] = "stale"
@@ -396,42 +407,42 @@ class AsyncEngine(Engine):
             self._leave(stale)
 
     def _spare(self) -> np.ndarray:
-        """int64: tickets of groups that this step dropped and could train on after all, those with variance first, oldest
+        """int64: submissions of groups that this step dropped and could train on after all, those with variance first, oldest
         first. A group that is too old is none, whatever else it was dropped for: the threshold is verl's word."""
-        dropped = Closed.concat(self.desk.closed)
-        spare = dropped.groups.select(dropped.usable & ~self._too_old(dropped.groups.ticket))
-        return spare.ticket[np.lexsort((spare.ticket, spare.degenerate(self.facts.tolerance)))]
+        dropped = Closed.concat(self.tracker.closed)
+        spare = dropped.groups.select(dropped.usable & ~self._too_old(dropped.groups.submission))
+        return spare.submission[np.lexsort((spare.submission, spare.degenerate(self.facts.tolerance)))]
 
     def never_trains(self) -> np.ndarray:
-        dropped = Closed.concat(self.desk.closed)
-        old = self._too_old(dropped.groups.ticket)
-        return np.concatenate([dropped.groups.ticket[old], self.desk.never_trains([dropped.select(~old)])])
+        dropped = Closed.concat(self.tracker.closed)
+        old = self._too_old(dropped.groups.submission)
+        return np.concatenate([dropped.groups.submission[old], self.tracker.never_trains([dropped.select(~old)])])
 
     def _bring_back(self, count: int) -> None:
         """Train on groups that this step dropped."""
-        dropped = Closed.concat(self.desk.closed)
-        chosen = np.isin(dropped.groups.ticket, self._spare()[: max(0, count)])
+        dropped = Closed.concat(self.tracker.closed)
+        chosen = np.isin(dropped.groups.submission, self._spare()[: max(0, count)])
         back = dropped.select(chosen)
         back.outcome[:], back.trains[:] = "trained", True
-        self.desk.closed = [dropped.select(~chosen)] if not chosen.all() else []
+        self.tracker.closed = [dropped.select(~chosen)] if not chosen.all() else []
         self.ready = Closed.concat([self.ready, back]).sorted()
 
     # -- state ----------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """State between steps, groups in flight and ready groups included; call it after :meth:`finish`."""
-        tickets = np.array(sorted(self._born), dtype=np.int64)
+        submissions = np.array(sorted(self._born), dtype=np.int64)
         return {
             **super().state_dict(),
             "stream": {
                 "flight": arrays_of(self.flight),
-                "open": arrays_of(self.desk.open),
+                "open": arrays_of(self.tracker.open),
                 "ready": arrays_of(self.ready.groups),
                 "ready_trains": self.ready.trains,
-                "born_ticket": tickets,
-                "paid": np.array([self._paid.get(int(t), -1) for t in tickets], dtype=np.int64),
+                "born_submission": submissions,
+                "paid": np.array([self._paid.get(int(t), -1) for t in submissions], dtype=np.int64),
                 "pool": self._pool,
-                "born_step": np.array([self._born[int(t)] for t in tickets], dtype=np.int64),
+                "born_step": np.array([self._born[int(t)] for t in submissions], dtype=np.int64),
             },
         }
 
@@ -452,20 +463,20 @@ class AsyncEngine(Engine):
         self.flight = Requests(**arrays(stream["flight"]))
         waiting, ready = Groups(**arrays(stream["open"])), Groups(**arrays(stream["ready"]))
         self._born = dict(
-            zip(np.asarray(stream["born_ticket"]).tolist(), np.asarray(stream["born_step"]).tolist(), strict=True)
+            zip(np.asarray(stream["born_submission"]).tolist(), np.asarray(stream["born_step"]).tolist(), strict=True)
         )
         paid = zip(self._born, np.asarray(stream["paid"]).tolist(), strict=True)
-        self._paid = {ticket: amount for ticket, amount in paid if amount >= 0}
+        self._paid = {submission: amount for submission, amount in paid if amount >= 0}
         self._pool = int(stream["pool"])
         for groups in (self.flight, waiting, ready):
-            groups.index = self.feed.found(groups.row, groups.index)
+            groups.index = self.prompt_source.found(groups.row, groups.index)
         self.ready = Closed.of(ready, "trained")
         self.ready.trains = np.asarray(stream["ready_trains"], dtype=bool)
         # As with held groups: a prompt that has left the data set cannot be topped up or sent again.
-        lost = self.flight.ticket[self.flight.index < 0]
+        lost = self.flight.submission[self.flight.index < 0]
         self.flight = self.flight.select(self.flight.index >= 0)
-        stays = ~np.isin(waiting.ticket, lost)
-        self.desk.open, self.desk.gone = waiting.select(stays), waiting.select(~stays)
-        for ticket in lost.tolist():
-            self._born.pop(ticket, None)
-            self._paid.pop(ticket, None)
+        stays = ~np.isin(waiting.submission, lost)
+        self.tracker.open, self.tracker.gone = waiting.select(stays), waiting.select(~stays)
+        for submission in lost.tolist():
+            self._born.pop(submission, None)
+            self._paid.pop(submission, None)

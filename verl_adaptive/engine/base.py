@@ -1,4 +1,4 @@
-"""What every engine is made of: a feed, a desk, a policy bound to a table, and the step in hand."""
+"""What every engine is made of: a prompt_source, a tracker, a policy bound to a table, and the step in hand."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import numpy as np
 
 from verl_adaptive.config import AdaptiveConfig, RunFacts
 from verl_adaptive.engine import answers
-from verl_adaptive.engine.desk import Desk
-from verl_adaptive.engine.feed import Feed
+from verl_adaptive.engine.group_tracker import GroupTracker
 from verl_adaptive.engine.ledger import Ledger
-from verl_adaptive.engine.steps import Listener, PromptSource, Requests, StepResult
+from verl_adaptive.engine.prompt_source import PromptSource
+from verl_adaptive.engine.steps import Listener, PromptStream, Requests, StepResult
 from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.groups import Groups
 from verl_adaptive.policy import Policy
@@ -30,7 +30,7 @@ class Engine(ABC):
     One step::
 
         send(engine.begin(step))
-        while not engine.settled:
+        while not engine.decided:
             send(engine.receive(some_results))      # any part of engine.flight
         engine.abandon(rollouts, tokens)            # what was still in flight, if anything
         result = engine.finish()
@@ -47,9 +47,9 @@ class Engine(ABC):
     Attributes:
         kind: the engine's name in records and snapshots.
         pooled: the allocator, where its groups share something or wait for one another.
-        flight: asked for and not back, in ticket order.
+        flight: asked for and not back, in submission order.
         progress: the step in hand, as the roles see it.
-        tape: is told what happens, or None.
+        recorder: is told what happens, or None.
     """
 
     kind: ClassVar[str]
@@ -61,18 +61,18 @@ class Engine(ABC):
         config: AdaptiveConfig,
         facts: RunFacts,
         row_of: np.ndarray,
-        source: PromptSource,
+        source: PromptStream,
         *,
         skip_zero: bool = True,
     ) -> None:
         self.policy, self.table, self.config, self.facts, self.skip_zero = policy, table, config, facts, skip_zero
         self.pooled = answers.pooled(policy.allocator)
-        self.feed = Feed(policy.sampler, facts, row_of, source)
-        self.desk = Desk(policy, table, config, facts, skip_zero=skip_zero)
+        self.prompt_source = PromptSource(policy.sampler, facts, row_of, source)
+        self.tracker = GroupTracker(policy, table, config, facts, skip_zero=skip_zero)
         self.flight = Requests.none()
-        self.tape: Listener | None = None
+        self.recorder: Listener | None = None
         self.progress: Progress
-        self._ticket = 0
+        self._submission = 0
         policy.bind(table, facts)
 
     # -- a step ---------------------------------------------------------------------------------------------
@@ -95,12 +95,12 @@ class Engine(ABC):
 
     @property
     @abstractmethod
-    def settled(self) -> bool:
+    def decided(self) -> bool:
         """Nothing more need be waited for: :meth:`finish` may be called."""
 
     @abstractmethod
     def finish(self) -> StepResult:
-        """The step's account, once it is settled.
+        """The step's account, once it is decided.
 
         Raises:
             Exhausted: the batch is short and ``adaptive.on_exhausted=raise``, or nothing at all came back.
@@ -114,54 +114,54 @@ class Engine(ABC):
             account.drop("aborted", amount)
 
     def never_trains(self) -> np.ndarray:
-        """int64: tickets of groups closed in this step that will not train, whatever comes; their rows may go."""
-        return self.desk.never_trains(self.desk.closed)
+        """int64: submissions of groups closed in this step that will not train, whatever comes; their rows may go."""
+        return self.tracker.never_trains(self.tracker.closed)
 
     # -- looking --------------------------------------------------------------------------------------------
 
     @property
     def row_of(self) -> np.ndarray:
         """int64 ``(D,)``: the table row of every data-set position."""
-        return self.feed.row_of
+        return self.prompt_source.row_of
 
     @property
     def pool(self) -> np.ndarray:
         """int64 ``(M,)``: table rows of the distinct prompts."""
-        return self.feed.pool
+        return self.prompt_source.pool
 
     @property
-    def source(self) -> PromptSource:
+    def source(self) -> PromptStream:
         """The prompt stream."""
-        return self.feed.source
+        return self.prompt_source.source
 
     @source.setter
-    def source(self, source: PromptSource) -> None:
-        self.feed.source = source
+    def source(self, source: PromptStream) -> None:
+        self.prompt_source.source = source
 
     @property
     def skipped(self) -> int:
         """Prompts that the gate turned away in this step."""
-        return self.feed.skipped
+        return self.prompt_source.skipped
 
     @property
     def held(self) -> Groups:
         """Groups kept for a later step."""
-        return self.desk.held
+        return self.tracker.held
 
     @property
     def ledger(self) -> Ledger:
         """The step's account."""
-        return self.desk.ledger
+        return self.tracker.ledger
 
     @property
     def total(self) -> Ledger:
         """The run's account."""
-        return self.desk.total
+        return self.tracker.total
 
     @property
     def living(self) -> dict[int, int]:
-        """Ticket → data-set position of the groups that outlive a step."""
-        return dict(zip(self.held.ticket.tolist(), self.held.index.tolist(), strict=True))
+        """Submission → data-set position of the groups that outlive a step."""
+        return dict(zip(self.held.submission.tolist(), self.held.index.tolist(), strict=True))
 
     @property
     def finished(self) -> bool:
@@ -175,9 +175,9 @@ class Engine(ABC):
         """State between steps; call it after :meth:`finish`."""
         return {
             "kind": self.kind,
-            "ticket": self._ticket,
-            **self.feed.state_dict(),
-            **self.desk.state_dict(),
+            "submission": self._submission,
+            **self.prompt_source.state_dict(),
+            **self.tracker.state_dict(),
             "policy": self.policy.state_dict(),
         }
 
@@ -187,10 +187,10 @@ class Engine(ABC):
         Raises:
             AdaptiveError: another kind of engine's state, with groups that this one could not go on with.
         """
-        self._ticket = int(state["ticket"])
-        self.feed.load_state_dict(dict(state))
+        self._submission = int(state["submission"])
+        self.prompt_source.load_state_dict(dict(state))
         held = state["held"]
-        self.desk.load_state_dict(state, self.feed.found(held["row"], held["index"]))
+        self.tracker.load_state_dict(state, self.prompt_source.found(held["row"], held["index"]))
         self._take_up(state)
         self.policy.load_state_dict(state["policy"])
 
@@ -199,7 +199,7 @@ class Engine(ABC):
         stream = state.get("stream")
         if stream is None:
             return
-        flight = len(stream["flight"]["ticket"])
+        flight = len(stream["flight"]["submission"])
         unfinished, ready = (
             Groups(**{k: np.asarray(v) for k, v in stream[name].items()}) for name in ("open", "ready")
         )
@@ -211,7 +211,7 @@ class Engine(ABC):
                 f"{len(ready)} groups ready to train. Go on with the same trainer.v1.trainer_mode, or "
                 "leave them behind: adaptive.resume.allow=[mode]"
             )
-        self.desk.gone, self.desk.behind = Groups.concat([self.desk.gone, unfinished]), ready
+        self.tracker.gone, self.tracker.behind = Groups.concat([self.tracker.gone, unfinished]), ready
 
     # -- for the kinds --------------------------------------------------------------------------------------
 
@@ -221,19 +221,19 @@ class Engine(ABC):
             step=step,
             batch=self.facts.batch,
             draw=Draw(self.facts.seed, step),
-            epoch=self.feed.epoch(self.total.rollouts.generated),
+            epoch=self.prompt_source.epoch(self.total.rollouts.generated),
             **more,
         )
         self.progress.cap = self.config.max_rollouts_per_step
-        self.feed.skipped = 0
-        self.desk.open_step(self.progress)
+        self.prompt_source.skipped = 0
+        self.tracker.open_step(self.progress)
 
     def _tell(self, event: str, *about: Any) -> None:
-        if self.tape is not None:
-            getattr(self.tape, event)(*about)
+        if self.recorder is not None:
+            getattr(self.recorder, event)(*about)
 
-    def _tickets(self, count: int) -> np.ndarray:
-        """int64 ``(count,)``: fresh tickets."""
-        ticket = self._ticket + np.arange(count, dtype=np.int64)
-        self._ticket += count
-        return ticket
+    def _submissions(self, count: int) -> np.ndarray:
+        """int64 ``(count,)``: fresh submissions."""
+        submission = self._submission + np.arange(count, dtype=np.int64)
+        self._submission += count
+        return submission

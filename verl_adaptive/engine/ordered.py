@@ -1,17 +1,17 @@
 """The engine of the ``sync`` trainer: no unnecessary wait for the slowest rollout, and no dependence on who finished first.
 
-The candidates of a step are an ordered list, fixed by the state at the step's start (:class:`~verl_adaptive.engine.feed.Line`);
-each has a *ticket*. The first request is sized from the yield of recent steps; more are sent once these can no longer fill the
-batch. A group is reviewed when it is back. **A ticket commits when all lower ones have**: the batch is the first B kept groups
-in ticket order, and the step ends when they have committed. Groups still in flight are aborted and counted as such; the next
+The candidates of a step are an ordered list, fixed by the state at the step's start (:class:`~verl_adaptive.engine.prompt_source.CandidateQueue`);
+each has a *submission*. The first request is sized from the yield of recent steps; more are sent once these can no longer fill the
+batch. A group is reviewed when it is back. **A submission commits when all lower ones have**: the batch is the first B kept groups
+in submission order, and the step ends when they have committed. Groups still in flight are aborted and counted as such; the next
 step sends their prompts first, as if they had never been sent.
 
-So the batch, the statistics and every later decision are functions of ticket order and rewards, in any order of arrival and
+So the batch, the statistics and every later decision are functions of submission order and rewards, in any order of arrival and
 for any moment of the abort:
 
 * the gate and the pool's picks see the statistics of the step's start: statistics are updated when the step ends;
 * a group's top-ups depend on its own rollouts (:meth:`~verl_adaptive.roles.Allocator.review`) and are sent at once;
-* what groups share (a pool of rollouts, a step's cap, the places of the batch) is given out in ticket order. A group need not
+* what groups share (a pool of rollouts, a step's cap, the places of the batch) is given out in submission order. A group need not
   wait until all lower ones are back: it continues as soon as enough is left even if each lower one takes the most it may, and
   gives up as soon as too little is left even if none takes any more;
 * only committed groups enter the statistics, never an aborted one.
@@ -30,7 +30,7 @@ import numpy as np
 
 from verl_adaptive.engine import answers
 from verl_adaptive.engine.base import Engine
-from verl_adaptive.engine.feed import Line
+from verl_adaptive.engine.prompt_source import CandidateQueue
 from verl_adaptive.engine.steps import Closed, Requests, StepResult
 from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.groups import Groups
@@ -45,11 +45,11 @@ _GUESS = 0.5  # yield that is assumed before any group came back
 _LEAST_YIELD = 1 / 64  # a lower estimate would request far too much
 
 
-class _Tickets:
-    """The tickets of one step, in order; arrays of shape ``(m,)``.
+class _Submissions:
+    """The submissions of one step, in order; arrays of shape ``(m,)``.
 
     Attributes:
-        ticket: the group.
+        submission: the group.
         status: in flight, asking for a top-up, or final: kept, out, held.
         count: rollouts asked for so far.
         spent: of these, in this step.
@@ -60,13 +60,13 @@ class _Tickets:
         fund: what it pays into the pool of top-ups.
     """
 
-    _NAMES = ("ticket", "status", "count", "spent", "extra", "stage", "may", "want", "fund")
+    _NAMES = ("submission", "status", "count", "spent", "extra", "stage", "may", "want", "fund")
 
     def __init__(self) -> None:
         for name in self._NAMES:
             setattr(self, name, np.zeros(0, dtype=np.int64))
 
-    ticket: np.ndarray
+    submission: np.ndarray
     status: np.ndarray
     count: np.ndarray
     spent: np.ndarray
@@ -77,18 +77,18 @@ class _Tickets:
     fund: np.ndarray
 
     def __len__(self) -> int:
-        return len(self.ticket)
+        return len(self.submission)
 
     def add(self, **arrays: np.ndarray) -> None:
-        """Further tickets; what is not given is 0."""
-        size = len(arrays["ticket"])
+        """Further submissions; what is not given is 0."""
+        size = len(arrays["submission"])
         for name in self._NAMES:
             new = np.asarray(arrays.get(name, np.zeros(size)), dtype=np.int64)
             setattr(self, name, np.concatenate([getattr(self, name), new]))
 
-    def at(self, ticket: np.ndarray) -> np.ndarray:
-        """Places of these tickets."""
-        return np.searchsorted(self.ticket, ticket)
+    def at(self, submission: np.ndarray) -> np.ndarray:
+        """Places of these submissions."""
+        return np.searchsorted(self.submission, submission)
 
     def amount(self, *status: int) -> int:
         """How many have one of these statuses."""
@@ -96,23 +96,23 @@ class _Tickets:
 
 
 class OrderedEngine(Engine):
-    """Runs a policy in ticket order; arguments as :class:`~verl_adaptive.engine.base.Engine`.
+    """Runs a policy in submission order; arguments as :class:`~verl_adaptive.engine.base.Engine`.
 
     Attributes:
-        fertile: share of the groups that were kept, of late; None before the first step.
+        keep_rate: share of the groups that were kept, of late; None before the first step.
     """
 
     kind = "ordered"
-    fertile: float | None = None
+    keep_rate: float | None = None
 
     # -- a step ---------------------------------------------------------------------------------------------
 
     def begin(self, step: int) -> Requests | None:
-        self._open_step(step, fertile=self.fertile if self.config.refill else None)
+        self._open_step(step, keep_rate=self.keep_rate if self.config.refill else None)
         self._tell("begun", step)
         self._closed: list[Closed] = []
         self._holding: list[Groups] = []
-        self._t = _Tickets()
+        self._t = _Submissions()
         self._sent = self._waves = self._behind = 0
         self._line_over, self._pledged = False, None
         recalled = self._recall()
@@ -126,7 +126,7 @@ class OrderedEngine(Engine):
             wanted = min(wanted, self._most)
         self._first_end = self._recalled + wanted
         busy, ungated = np.concatenate([self.held.row, recalled.row]), self.config.on_exhausted != "raise"
-        self._line = Line(self.feed, self.progress, busy, ungated=ungated, first=wanted)
+        self._candidates = CandidateQueue(self.prompt_source, self.progress, busy, ungated=ungated, first=wanted)
         requests = Requests.join([recalled, self._send(wanted)])
         self._advance()
         first = self._fill(requests)
@@ -134,12 +134,12 @@ class OrderedEngine(Engine):
         return first
 
     def receive(self, results: Groups) -> Requests | None:
-        back = np.isin(self.flight.ticket, results.ticket)
-        if len(np.unique(results.ticket)) != len(results) or back.sum() != len(results):
+        back = np.isin(self.flight.submission, results.submission)
+        if len(np.unique(results.submission)) != len(results) or back.sum() != len(results):
             raise AdaptiveError("results do not match the requests in flight")
         self._tell("received", results)
         self.flight = self.flight.select(~back)
-        self._review(self.desk.join(results))
+        self._review(self.tracker.join(results))
         topups = self._decide()
         self._advance()
         requests = self._fill(topups)
@@ -147,45 +147,45 @@ class OrderedEngine(Engine):
         return requests
 
     @property
-    def settled(self) -> bool:
+    def decided(self) -> bool:
         return self._done or not len(self.flight)
 
     def never_trains(self) -> np.ndarray:
-        return self.desk.never_trains([*self.desk.closed, *self._closed])
+        return self.tracker.never_trains([*self.tracker.closed, *self._closed])
 
     def finish(self) -> StepResult:
-        desk, t, progress = self.desk, self._t, self.progress
-        committed = t.ticket[: self._head]
+        tracker, t, progress = self.tracker, self._t, self.progress
+        committed = t.submission[: self._head]
         everything = Closed.concat(self._closed).sorted()
-        mine = np.isin(everything.groups.ticket, committed)
+        mine = np.isin(everything.groups.submission, committed)
         held = Groups.concat(self._holding)
-        held = held.select(np.isin(held.ticket, committed)).sorted()
+        held = held.select(np.isin(held.submission, committed)).sorted()
         self._drop_the_rest(everything, mine, held)
         closed = everything.select(mine)
 
-        self._line.settle(max(0, self._head - self._recalled))
-        self._ticket = self._first_ticket + max(0, self._head - self._recalled)
-        failed = everything.groups.ticket[everything.groups.failed]
+        self._candidates.commit(max(0, self._head - self._recalled))
+        self._submission = self._first_submission + max(0, self._head - self._recalled)
+        failed = everything.groups.submission[everything.groups.failed]
         new = slice(self._recalled, self._head)
-        status = t.status[new][~np.isin(t.ticket[new], failed)]  # a fault tells nothing about the prompt
+        status = t.status[new][~np.isin(t.submission[new], failed)]  # a fault tells nothing about the prompt
         if len(status):
             share = float(np.isin(status, (_KEPT, _HELD)).mean())
-            self.fertile = share if self.fertile is None else (1 - _FRESH) * self.fertile + _FRESH * share
+            self.keep_rate = share if self.keep_rate is None else (1 - _FRESH) * self.keep_rate + _FRESH * share
 
-        desk.closed.append(closed)
-        desk.learn(closed.groups)
+        tracker.closed.append(closed)
+        tracker.learn(closed.groups)
         alive = closed.groups.select(~closed.groups.failed)
         progress.kept, progress.open, progress.round = int(closed.kept.sum()), 0, self._waves
         progress.planned = int(t.spent[: self._head].sum())
-        if not self.feed.picks:
-            progress.epoch = self.feed.epoch(self.total.rollouts.generated)
+        if not self.prompt_source.picks:
+            progress.epoch = self.prompt_source.epoch(self.total.rollouts.generated)
         if len(alive):
             self.policy.observe(alive, progress)
-        desk.hold(held)
-        desk.level()
+        tracker.hold(held)
+        tracker.level()
         self._explain()
-        result = desk.batch(Closed.concat(desk.closed).sorted(), self._waves)
-        desk.account(result)
+        result = tracker.batch(Closed.concat(tracker.closed).sorted(), self._waves)
+        tracker.account(result)
         self.policy.end_step(progress)
         self._tell("finished", result)
         return result
@@ -195,7 +195,7 @@ class OrderedEngine(Engine):
     @property
     def _target(self) -> float:
         """Kept groups that end the step; infinite where the step trains everything that was picked."""
-        return math.inf if self.desk.whole else self.facts.batch
+        return math.inf if self.tracker.whole else self.facts.batch
 
     @property
     def _needs_place(self) -> bool:
@@ -214,12 +214,12 @@ class OrderedEngine(Engine):
         """Held groups that go on; they are older than every new one, so they come first."""
         self._recalled, requests = 0, Requests.none()
         if len(self.held):
-            requests, _ = self.desk.recall()
-            groups = self.desk.open
+            requests, _ = self.tracker.recall()
+            groups = self.tracker.open
             self._recalled = len(requests)
             stage = requests.stage
             self._t.add(
-                ticket=requests.ticket,
+                submission=requests.submission,
                 count=groups.n + requests.n,
                 spent=requests.n,
                 extra=requests.n,
@@ -229,12 +229,12 @@ class OrderedEngine(Engine):
             self.progress.planned += requests.rollouts
             self.flight = requests.sorted()
             self.ledger.rollouts.planned += requests.rollouts
-        self._first_ticket = self._ticket
+        self._first_submission = self._submission
         return requests
 
     def _send(self, amount: int) -> Requests:
         """First rollouts of the next ``amount`` candidates, or as many as there are and the cap surely has room for."""
-        line, t, allocator = self._line, self._t, self.policy.allocator
+        line, t, allocator = self._candidates, self._t, self.policy.allocator
         if amount <= 0:
             return Requests.none()
         line.extend(self._sent + amount)
@@ -254,16 +254,18 @@ class OrderedEngine(Engine):
             least = t.spent.sum() + np.cumsum(n)
             fits = int(np.argmax(worst > cap)) if (worst > cap).any() else len(n)
             if fits < len(n) and least[fits] > cap:
-                self.desk.why = f"the step's cap of {cap} rollouts was reached"
+                self.tracker.why = f"the step's cap of {cap} rollouts was reached"
                 self._line_over = True
             self._behind = len(n) - fits
             rows, n, may = rows[:fits], n[:fits], may[:fits]
             part = slice(part.start, part.start + fits)
         if not len(rows):
             return Requests.none()
-        ticket = self._tickets(len(rows))
-        t.add(ticket=ticket, count=n, spent=n, may=may, fund=np.zeros(len(n)) if fund is None else fund[: len(n)])
-        requests = Requests(ticket, line.index[part], rows, n, np.zeros(len(rows), dtype=np.int64))
+        submission = self._submissions(len(rows))
+        t.add(
+            submission=submission, count=n, spent=n, may=may, fund=np.zeros(len(n)) if fund is None else fund[: len(n)]
+        )
+        requests = Requests(submission, line.index[part], rows, n, np.zeros(len(rows), dtype=np.int64))
         self._sent += len(rows)
         self._waves += 1
         self.flight = Requests.join([self.flight, requests]).sorted()
@@ -273,7 +275,7 @@ class OrderedEngine(Engine):
     def _longest_first(self, requests: Requests) -> Requests:
         """The order in which requests are sent: prompts with long answers first, so that none is left for the end.
 
-        The expected length is the mean of the prompt's earlier answers. Requests beyond the batch come last. Tickets do not
+        The expected length is the mean of the prompt's earlier answers. Requests beyond the batch come last. Submissions do not
         change, so no decision does.
         """
         # Commits that wait for places of the batch want the short pilots back early.
@@ -286,7 +288,7 @@ class OrderedEngine(Engine):
             return requests
         expected = np.full(len(requests), (tokens[known] / rollouts[known]).mean())
         expected[known] = tokens[known] / rollouts[known]
-        needed = round(self.facts.batch / min(1.0, max(self.fertile or 1.0, _LEAST_YIELD)))
+        needed = round(self.facts.batch / min(1.0, max(self.keep_rate or 1.0, _LEAST_YIELD)))
         excess = np.arange(len(requests)) >= max(1, needed - (self._sent - len(requests)))
         return requests.select(np.lexsort((-expected, excess)))
 
@@ -298,8 +300,8 @@ class OrderedEngine(Engine):
                 requests = Requests.join([requests, more])
                 break
             # Nothing is in flight and all candidates are used up: prompts may come a second time, if nothing else is missing.
-            idle = not len(self.flight) and self._missing() > 0 and not self._line.ended and not self._line_over
-            if not (idle and self.desk.wants(self._t.amount(_KEPT)) and self._line.new_lap()):
+            idle = not len(self.flight) and self._missing() > 0 and not self._candidates.ended and not self._line_over
+            if not (idle and self.tracker.wants(self._t.amount(_KEPT)) and self._candidates.new_lap()):
                 break
         return requests if len(requests) else None
 
@@ -312,7 +314,7 @@ class OrderedEngine(Engine):
             return self._behind  # what the step's request still lacks, for want of room under the cap
         if math.isinf(target):
             return 0
-        if self.desk.lenient:
+        if self.tracker.lenient:
             return max(0, min(self._most, self._end() - len(t)))
         kept, unresolved = t.amount(_KEPT), t.amount(_FLIGHT, _ASKING)
         deficit = self.facts.batch - kept - unresolved
@@ -324,23 +326,23 @@ class OrderedEngine(Engine):
             likely = int(((t.status == _ASKING) | ((t.status == _FLIGHT) & (t.stage > 0))).sum())
         weight = self.facts.batch / 4
         resolved = t.amount(_OUT, _HELD) + kept + likely
-        prior = _GUESS if self.fertile is None else self.fertile
+        prior = _GUESS if self.keep_rate is None else self.keep_rate
         share = max((kept + likely + prior * weight) / (resolved + weight), _LEAST_YIELD)
         expected = OVER_ASK * (self.facts.batch - kept - likely - share * (unresolved - likely)) / share
         return min(self._most, max(deficit, math.ceil(expected)))
 
     def _end(self) -> int:
-        """Number of tickets that end a step in which a few groups may fail, if all that are in flight are kept.
+        """Number of submissions that end a step in which a few groups may fail, if all that are in flight are kept.
 
-        It is a function of rewards and tickets, too: once the first request is back, its failed groups are either few enough to
+        It is a function of rewards and submissions, too: once the first request is back, its failed groups are either few enough to
         be ignored or replaced by the same number, and so on for the replacements. Until all are back this is an estimate from
         below.
         """
-        hopeful = np.cumsum(np.isin(self._t.status, (_FLIGHT, _ASKING, _KEPT)))
+        viable = np.cumsum(np.isin(self._t.status, (_FLIGHT, _ASKING, _KEPT)))
         end = self._first_end
-        while end <= len(hopeful):
-            kept = int(hopeful[end - 1]) if end else 0
-            if not self.desk.wants(kept):
+        while end <= len(viable):
+            kept = int(viable[end - 1]) if end else 0
+            if not self.tracker.wants(kept):
                 break
             end += self.facts.batch - kept
         return end
@@ -357,31 +359,31 @@ class OrderedEngine(Engine):
         if not len(alive):
             return
         more = answers.more(allocator, "review", alive, self.progress)
-        at = t.at(alive.ticket)
-        more[(t.stage[at] + 1 >= self.config.max_rounds) | np.isin(alive.ticket, self.desk.cut)] = 0
+        at = t.at(alive.submission)
+        more[(t.stage[at] + 1 >= self.config.max_rounds) | np.isin(alive.submission, self.tracker.cut)] = 0
         if self.progress.cap is not None or self._pledged is not None:
             # Other groups were sent assuming that this is the most; a group that lost rollouts may want more.
             more = np.minimum(more, t.may[at])
-        self._close(self.desk.verdict(alive.select(more == 0)))
+        self._close(self.tracker.verdict(alive.select(more == 0)))
         hold = alive.select(more == HOLD)
         if len(hold):
             self._hold(hold)
         again = alive.select(more > 0)
         if len(again):
-            at, want = t.at(again.ticket), more[more > 0]
+            at, want = t.at(again.submission), more[more > 0]
             t.status[at], t.want[at] = _ASKING, want
             t.may[at] = np.maximum(answers.most(allocator, again.n, t.stage[at]), want)
-            self.desk.put(again)
+            self.tracker.put(again)
 
     def _close(self, closed: Closed) -> None:
         if len(closed):
-            at = self._t.at(closed.groups.ticket)
+            at = self._t.at(closed.groups.submission)
             self._t.status[at] = np.where(closed.kept, _KEPT, _OUT)
             self._t.may[at] = 0
             self._closed.append(closed)
 
     def _hold(self, groups: Groups) -> None:
-        at = self._t.at(groups.ticket)
+        at = self._t.at(groups.submission)
         self._t.status[at], self._t.may[at] = _HELD, 0
         self._holding.append(groups)
 
@@ -394,9 +396,9 @@ class OrderedEngine(Engine):
             yes, no, placeless = self._answers(asking)
             if not (yes.any() or no.any()):
                 break
-            open_ = self.desk.open
+            open_ = self.tracker.open
             granted, refused = asking[yes], asking[no]
-            groups = open_.select(np.isin(open_.ticket, t.ticket[granted]))
+            groups = open_.select(np.isin(open_.submission, t.submission[granted]))
             parts.append(Requests.topups(groups, t.want[granted]))
             t.status[granted] = _FLIGHT
             for name in ("count", "spent", "extra"):
@@ -404,27 +406,29 @@ class OrderedEngine(Engine):
             t.stage[granted] += 1
             t.may[granted] = answers.most(allocator, t.count[granted], t.stage[granted])
             if len(refused):
-                leave = np.isin(open_.ticket, t.ticket[refused])
-                self.desk.open = open_.select(~leave)
-                hold = np.isin(open_.ticket, t.ticket[asking[no & placeless]]) & self._can_hold
+                leave = np.isin(open_.submission, t.submission[refused])
+                self.tracker.open = open_.select(~leave)
+                hold = np.isin(open_.submission, t.submission[asking[no & placeless]]) & self._can_hold
                 if hold.any():
                     self._hold(open_.select(hold))
-                self._close(self.desk.verdict(open_.select(leave & ~hold)))
+                self._close(self.tracker.verdict(open_.select(leave & ~hold)))
         topups = Requests.join([Requests.none(), *parts])
         self.flight = Requests.join([self.flight, topups]).sorted()
         self.ledger.rollouts.planned += topups.rollouts
         return topups
 
     def _answers(self, asking: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Of the tickets at these places: which surely get their top-up, which surely do not, and which of the latter lack a place."""
+        """Of the submissions at these places: which surely get their top-up, which surely do not, and which of the latter lack a place."""
         t = self._t
         want = t.want[asking]
         yes, no = np.ones(len(asking), dtype=bool), np.zeros(len(asking), dtype=bool)
         placeless = np.zeros(len(asking), dtype=bool)
         if self._needs_place:
             kept = np.cumsum(t.status == _KEPT)[asking]
-            hopeful = np.cumsum(np.isin(t.status, (_FLIGHT, _ASKING, _KEPT)))[asking] - 1  # but for the ticket itself
-            yes &= hopeful < self._target
+            viable = (
+                np.cumsum(np.isin(t.status, (_FLIGHT, _ASKING, _KEPT)))[asking] - 1
+            )  # but for the submission itself
+            yes &= viable < self._target
             placeless = kept >= self._target
             no |= placeless
         if self._pledged is not None:
@@ -442,7 +446,7 @@ class OrderedEngine(Engine):
             no |= spent + want > self.progress.cap
         return yes & ~no, no, placeless
 
-    # -- the order of tickets -------------------------------------------------------------------------------
+    # -- the order of submissions -------------------------------------------------------------------------------
 
     #: What the prompts of the first request pay into the pool; None: there is no pool.
     _pledged: np.ndarray | None = None
@@ -457,7 +461,7 @@ class OrderedEngine(Engine):
         kept = np.cumsum(t.status[:head] == _KEPT)
         held = np.cumsum(t.status[:head] == _HELD)
         enough = kept >= self._target
-        if self.desk.lenient and self.config.refill:
+        if self.tracker.lenient and self.config.refill:
             enough |= np.arange(1, head + 1) >= self._end()
         # Groups held for the next step come from the first request alone: its size is a function of the state.
         enough &= (held >= self._reserve) | (np.arange(1, head + 1) >= self._first_end)
@@ -466,25 +470,25 @@ class OrderedEngine(Engine):
 
     def _drop_the_rest(self, everything: Closed, mine: np.ndarray, held: Groups) -> None:
         """Account what did not commit as aborted."""
-        uncommitted = [everything.groups.select(~mine), self.desk.open]
-        uncommitted += [g.select(~np.isin(g.ticket, held.ticket)) for g in self._holding]
+        uncommitted = [everything.groups.select(~mine), self.tracker.open]
+        uncommitted += [g.select(~np.isin(g.submission, held.submission)) for g in self._holding]
         for groups in uncommitted:
             self.ledger.drop("aborted", groups.tokens)
-        self.desk.open = Groups.empty()
+        self.tracker.open = Groups.empty()
         self.flight = Requests.none()
 
     def _explain(self) -> None:
         """Say why the step's sampling ended, in case the batch is short."""
-        if not self.desk.why and self._line.ended:
-            self.desk.why = self._line.ended
-        if not self.desk.why and self._most == 0:
-            self.desk.why = f"adaptive.max_rounds={self.config.max_rounds} batches of prompts were drawn"
+        if not self.tracker.why and self._candidates.ended:
+            self.tracker.why = self._candidates.ended
+        if not self.tracker.why and self._most == 0:
+            self.tracker.why = f"adaptive.max_rounds={self.config.max_rounds} batches of prompts were drawn"
 
     # -- state ----------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "fertile": self.fertile}
+        return {**super().state_dict(), "keep_rate": self.keep_rate}
 
     def _take_up(self, state: Mapping[str, Any]) -> None:
         super()._take_up(state)
-        self.fertile = state["fertile"] if state["kind"] == self.kind else None
+        self.keep_rate = state["keep_rate"] if state["kind"] == self.kind else None

@@ -11,10 +11,10 @@ import numpy as np
 from verl_adaptive.engine.ledger import Ledger
 from verl_adaptive.groups import Groups
 
-__all__ = ["Closed", "Listener", "PromptSource", "Requests", "StepResult"]
+__all__ = ["Closed", "Listener", "PromptStream", "Requests", "StepResult"]
 
 
-class PromptSource(Protocol):
+class PromptStream(Protocol):
     """verl's prompt stream, or a stand-in of the simulator's."""
 
     size: int
@@ -29,21 +29,21 @@ class Requests:
     """Rollouts to generate; arrays of shape ``(k,)``.
 
     Attributes:
-        ticket: the group; a ticket seen before is a top-up of that group.
+        submission: the group; a submission seen before is a top-up of that group.
         index: the prompt's position in the data set.
         row: the prompt's row in the table.
         n: rollouts.
         stage: 0 for first rollouts, j for the j-th top-up.
     """
 
-    ticket: np.ndarray
+    submission: np.ndarray
     index: np.ndarray
     row: np.ndarray
     n: np.ndarray
     stage: np.ndarray
 
     def __len__(self) -> int:
-        return len(self.ticket)
+        return len(self.submission)
 
     @property
     def rollouts(self) -> int:
@@ -60,7 +60,7 @@ class Requests:
     def topups(cls, groups: Groups, n: np.ndarray) -> Requests:
         """``n`` more rollouts for each of these groups."""
         stage = groups.reduce(np.maximum, groups.stage).astype(np.int64) + 1
-        return cls(groups.ticket, groups.index, groups.row, n, stage)
+        return cls(groups.submission, groups.index, groups.row, n, stage)
 
     @classmethod
     def join(cls, parts: Sequence[Requests]) -> Requests:
@@ -72,8 +72,8 @@ class Requests:
         return Requests(*(getattr(self, f.name)[which] for f in fields(self)))
 
     def sorted(self) -> Requests:
-        """In ticket order."""
-        return self.select(np.argsort(self.ticket, kind="stable"))
+        """In submission order."""
+        return self.select(np.argsort(self.submission, kind="stable"))
 
 
 @dataclass
@@ -116,8 +116,8 @@ class Closed:
         return Closed(self.groups.select(which), self.outcome[which], self.trains[self.groups.rollouts_of(which)])
 
     def sorted(self) -> Closed:
-        """In ticket order."""
-        return self.select(np.argsort(self.groups.ticket, kind="stable"))
+        """In submission order."""
+        return self.select(np.argsort(self.groups.submission, kind="stable"))
 
     @property
     def kept(self) -> np.ndarray:
@@ -135,10 +135,10 @@ class StepResult:
     """What became of a step's groups.
 
     Attributes:
-        groups: every group closed in the step, in ticket order.
+        groups: every group closed in the step, in submission order.
         outcome: per group, ``trained``, ``surplus``, ``failed`` or the filter's reason.
         trains: bool ``(R,)``: rollouts whose rows go to the optimizer.
-        ghost: bool ``(R,)``: rollouts of trained groups left out because their advantage is exactly zero; they stay in
+        zero_row: bool ``(R,)``: rollouts of trained groups left out because their advantage is exactly zero; they stay in
             every loss denominator.
         ledger: the step's account.
         partial: the batch is short of ``adaptive``'s B groups.
@@ -149,7 +149,7 @@ class StepResult:
     groups: Groups
     outcome: np.ndarray
     trains: np.ndarray
-    ghost: np.ndarray
+    zero_row: np.ndarray
     ledger: Ledger
     partial: bool
     note: str
@@ -162,7 +162,7 @@ class StepResult:
 
 
 class Listener(Protocol):
-    """Is told everything that decisions depend on, in order; :class:`verl_adaptive.record.Tape` writes it down."""
+    """Is told everything that decisions depend on, in order; :class:`verl_adaptive.record.Recorder` writes it down."""
 
     def begun(self, step: int) -> None:
         """A step begins."""

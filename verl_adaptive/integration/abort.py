@@ -47,7 +47,7 @@ import transfer_queue as tq
 from verl.workers.rollout.llm_server import LLMServerClient
 
 from verl_adaptive.errors import AdaptiveError
-from verl_adaptive.integration.waiting import PARTITION
+from verl_adaptive.integration.polling import PARTITION
 
 __all__ = ["Abort", "Aborted", "CancellingClient"]
 

@@ -22,13 +22,13 @@ from verl_adaptive.groups import Groups
 from verl_adaptive.policy import available, find_part
 from verl_adaptive.roles import Advantage
 
-__all__ = ["Loan", "lend", "register", "register_estimator", "trajectory_rows"]
+__all__ = ["EstimatorContext", "provide", "register", "register_estimator", "trajectory_rows"]
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass
-class Loan:
+class EstimatorContext:
     """What an estimator needs beyond verl's arguments.
 
     Attributes:
@@ -44,17 +44,17 @@ class Loan:
     keys: list[str]
 
 
-_LOAN: ContextVar[Loan | None] = ContextVar("verl_adaptive_loan", default=None)
+_CONTEXT: ContextVar[EstimatorContext | None] = ContextVar("verl_adaptive_context", default=None)
 
 
 @contextmanager
-def lend(loan: Loan) -> Iterator[None]:
-    """Make ``loan`` visible to the estimators inside the ``with`` block."""
-    token = _LOAN.set(loan)
+def provide(context: EstimatorContext) -> Iterator[None]:
+    """Make ``context`` visible to the estimators inside the ``with`` block."""
+    token = _CONTEXT.set(context)
     try:
         yield
     finally:
-        _LOAN.reset(token)
+        _CONTEXT.reset(token)
 
 
 def trajectory_rows(keys: list[str]) -> tuple[np.ndarray, np.ndarray]:
@@ -82,15 +82,15 @@ def _estimate(
     token_level_rewards: torch.Tensor, response_mask: torch.Tensor, index: np.ndarray, **_: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """verl's estimator interface: ``(rows, response_length)`` in and out; padding rows get zeros."""
-    loan = _LOAN.get()
-    if loan is None:
+    context = _CONTEXT.get()
+    if context is None:
         raise AdaptiveError(
             "algorithm.adv_estimator names an estimator of verl-adaptive, which works only under its trainers: "
             "choose a preset, for example +adaptive=aero"
         )
-    rows, session_of_row = trajectory_rows(loan.keys)
+    rows, session_of_row = trajectory_rows(context.keys)
     uids = [str(index[row]) for row in rows]
-    home = np.array([loan.position.get(uid, -1) for uid in uids], dtype=np.int64)
+    home = np.array([context.position.get(uid, -1) for uid in uids], dtype=np.int64)
     real = home >= 0
     lost = [uid for uid, row, known in zip(uids, rows, real, strict=True) if not known and response_mask[row].any()]
     if lost:
@@ -100,7 +100,7 @@ def _estimate(
         )
     reward = token_level_rewards.sum(dim=-1).double().cpu().numpy()[rows]
     advantage = np.zeros(len(rows))
-    advantage[real] = compute(loan.role, reward[real], home[real], loan.observed)
+    advantage[real] = compute(context.role, reward[real], home[real], context.observed)
     spread = torch.as_tensor(advantage[session_of_row], dtype=torch.float32, device=response_mask.device)
     out = spread.unsqueeze(-1) * response_mask
     return out, out

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-__all__ = ["Rows", "curves"]
+__all__ = ["RowFigures", "curves"]
 
 
 @dataclass
-class Rows:
+class RowFigures:
     """Every row of the trained groups, those left out of training included; arrays of shape ``(rows,)``.
 
     Attributes:
@@ -32,7 +32,7 @@ class Rows:
     left_out: int
 
     @classmethod
-    def join(cls, parts: Sequence[Rows]) -> Rows:
+    def join(cls, parts: Sequence[RowFigures]) -> RowFigures:
         """The rows of a step's mini-steps together."""
         score, prompt, response = (
             np.concatenate([getattr(p, name) for p in parts]) for name in ("score", "prompt", "response")
@@ -40,7 +40,7 @@ class Rows:
         return cls(score, prompt, response, sum(p.left_out for p in parts))
 
 
-def curves(rows: Rows, *, rewards: bool = True) -> dict[str, float]:
+def curves(rows: RowFigures, *, rewards: bool = True) -> dict[str, float]:
     """verl's metrics that rewards and lengths decide, as ``compute_data_metrics`` of verl 0.9.1 defines them.
 
     A response of length 0 counts as aborted; ``clip_ratio`` is the share of rows as long as the longest one.

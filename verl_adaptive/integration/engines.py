@@ -1,7 +1,7 @@
 """Under which training engines a row of zero advantage may be left out of training, and why not under others.
 
 A left-out row's tokens stay in the loss denominator: verl's engines divide by the sum of the minibatch's ``loss_mask``,
-of which one row carries the missing tokens (:meth:`.trainer.AdaptiveMixin._carry_ghosts`). That is right where
+of which one row carries the missing tokens (:meth:`.trainer.AdaptiveMixin._carry_zero_rows`). That is right where
 
 * the engine takes ``batch_num_tokens`` from that sum, of all ranks, before it cuts micro batches;
 * nothing else reads the values of ``loss_mask``;

@@ -24,7 +24,7 @@ from verl_adaptive.integration import guard
 from verl_adaptive.integration.composing import Command, compose, group_options, refuse_text_for_numbers
 from verl_adaptive.integration.resume import resume_of
 from verl_adaptive.integration.run_plan import STAND_IN, RunPlan
-from verl_adaptive.simulate.worlds import Stream
+from verl_adaptive.simulate.worlds import WorldPrompts
 from verl_adaptive.stats.keys import KEY_DTYPE, dataset_keys
 from verl_adaptive.stats.table import StatsTable
 
@@ -273,7 +273,7 @@ def _first_round(plan: RunPlan) -> int:
     keys["hi"], keys["lo"] = np.arange(prompts), 0
     table = StatsTable()
     facts = replace(plan.facts, prompts=prompts)
-    row_of, stream = table.rows_for(keys), Stream(prompts, shuffle=False)
+    row_of, stream = table.rows_for(keys), WorldPrompts(prompts, shuffle=False)
     first = make_engine(plan.policy, table, plan.adaptive, facts, row_of, stream).begin(1)
     return 0 if first is None else first.rollouts
 

@@ -3,7 +3,7 @@
 verl makes minibatches of ``ppo_mini_batch_size · rollout.n`` rows and pads the batch up to a multiple of that, so that
 fewer rows mean fewer updates and more rows mean extra ones. Here the *groups* are cut into as many minibatches as plain
 GRPO has; each minibatch is padded (with rows that weigh nothing) only to the common physical size that verl's
-dispatch asks for. Rows left out because their advantage is zero ("ghosts") still belong to a minibatch: they count in
+dispatch asks for. Rows left out because their advantage is zero ("zero_rows") still belong to a minibatch: they count in
 its loss denominators.
 
 Pure arithmetic: no verl, no torch.
@@ -50,8 +50,8 @@ class Layout:
         rows_per_chunk: physical rows of one chunk on one rank.
         updates: actor minibatches.
         critic_updates: critic minibatches (0: no critic).
-        sequences: real sequences of the step, ghosts included.
-        ghost_tokens: int64 ``(chunks,)``, loss tokens of the ghosts of each chunk.
+        sequences: real sequences of the step, zero_rows included.
+        zero_row_tokens: int64 ``(chunks,)``, loss tokens of the zero_rows of each chunk.
         ranks: data-parallel ranks.
     """
 
@@ -61,7 +61,7 @@ class Layout:
     updates: int
     critic_updates: int
     sequences: int
-    ghost_tokens: np.ndarray
+    zero_row_tokens: np.ndarray
     ranks: int
 
     @property
@@ -112,8 +112,8 @@ class Layout:
                 per_rank[rank].append(here[np.sort(np.asarray(part, dtype=np.int64))])
         return np.concatenate([np.concatenate(p) for p in per_rank])
 
-    def carrier(self, chunk: int) -> int:
-        """Position in ``order`` of the row that carries a chunk's ghost tokens: a padding row if there is one."""
+    def denominator_row(self, chunk: int) -> int:
+        """Position in ``order`` of the row that carries a chunk's zero_row tokens: a padding row if there is one."""
         positions = self.positions(chunk)
         pads = positions[self.order[positions] == PAD]
         return int(pads[0]) if len(pads) else int(positions[0])
@@ -135,10 +135,10 @@ def plan(
     """Lay out a step.
 
     Args:
-        group: int64 ``(S,)``, group of each sequence, 0-based and in training order; ghosts included.
+        group: int64 ``(S,)``, group of each sequence, 0-based and in training order; zero_rows included.
         length: int64 ``(S,)``, tokens of each sequence (prompt and response), for balance.
         loss_tokens: int64 ``(S,)``, tokens each sequence adds to the loss denominator.
-        trains: bool ``(S,)``: False for ghosts.
+        trains: bool ``(S,)``: False for zero_rows.
         ranks: data-parallel ranks.
         updates: optimizer updates of plain GRPO per step (B / ``ppo_mini_batch_size``).
         critic_updates: the critic's, or 0.
@@ -160,7 +160,7 @@ def plan(
     chunk = chunk_of_group[group]
 
     members = [np.flatnonzero((chunk == c) & trains) for c in range(chunks)]
-    ghost_tokens = np.array([int(loss_tokens[(chunk == c) & ~trains].sum()) for c in range(chunks)], dtype=np.int64)
+    zero_row_tokens = np.array([int(loss_tokens[(chunk == c) & ~trains].sum()) for c in range(chunks)], dtype=np.int64)
     minibatches = {"actor": updates, "critic": critic_updates or 1, "none": 1}
     cuts = [(p, minibatches[p.minibatches]) for p in passes]
     rows = _rows_per_chunk(max(len(m) for m in members), ranks, chunks, cuts)
@@ -179,7 +179,7 @@ def plan(
         updates=updates,
         critic_updates=critic_updates,
         sequences=len(group),
-        ghost_tokens=ghost_tokens,
+        zero_row_tokens=zero_row_tokens,
         ranks=ranks,
     )
 

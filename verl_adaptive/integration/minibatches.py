@@ -19,8 +19,8 @@ from verl.utils import tensordict_utils as tu
 from verl.utils.seqlen_balancing import calculate_workload, get_seqlen_balanced_partitions, log_seqlen_unbalance
 
 from verl_adaptive.engine import Engine
-from verl_adaptive.integration.advantage import Loan, lend
-from verl_adaptive.integration.curves import Rows, curves
+from verl_adaptive.integration.advantage import EstimatorContext, provide
+from verl_adaptive.integration.curves import RowFigures, curves
 from verl_adaptive.integration.layout import PAD, Layout, Pass, micro_size, plan
 from verl_adaptive.integration.rows import alone, padding_row
 from verl_adaptive.integration.run_plan import RunPlan
@@ -45,7 +45,7 @@ class StepState:
     """
 
     layouts: list[Layout] = field(default_factory=list)
-    rows: list[Rows] = field(default_factory=list)
+    rows: list[RowFigures] = field(default_factory=list)
     updates: int = 0
 
     @property
@@ -78,7 +78,7 @@ class MinibatchMixin(_Trainer):
         layout = plan(
             done.group,
             np.array(lengths, dtype=np.int64),
-            done.ghost_tokens,
+            done.zero_row_tokens,
             np.array([trains for _, trains in done.sequences], dtype=bool),
             ranks=ranks,
             updates=max(1, size // actor.ppo_mini_batch_size),
@@ -98,7 +98,7 @@ class MinibatchMixin(_Trainer):
             at = next(pads) if row == PAD else row
             keys.append((pad_keys if row == PAD else batch.keys)[at])
             new_tags.append((pad_tags if row == PAD else batch.tags)[at])
-        self._carry_ghosts(layout, keys, new_tags, batch.partition_id)
+        self._carry_zero_rows(layout, keys, new_tags, batch.partition_id)
         costs = torch.tensor([tag["seq_len"] for tag in new_tags], dtype=torch.int64).tolist()
         share = len(keys) // ranks
         metrics.update(
@@ -168,25 +168,25 @@ class MinibatchMixin(_Trainer):
         )
         return keys, tags
 
-    def _carry_ghosts(self, layout: Layout, keys: list[str], tags: list[dict], partition_id: str) -> None:
+    def _carry_zero_rows(self, layout: Layout, keys: list[str], tags: list[dict], partition_id: str) -> None:
         """Count the tokens of left-out rows in verl's loss denominator.
 
         verl divides by the sum of the minibatch's ``loss_mask``; the field serves nothing else in the actor's update
         (which masks by ``response_mask``), so one row per chunk carries the missing tokens in its first entry.
         """
-        carriers = []
-        for chunk, tokens in enumerate(layout.ghost_tokens.tolist()):
-            at = layout.carrier(chunk)
+        denominator_rows = []
+        for chunk, tokens in enumerate(layout.zero_row_tokens.tolist()):
+            at = layout.denominator_row(chunk)
             if tokens and not tags[at]["response_len"]:  # an aborted answer has no first entry
                 at = max(layout.positions(chunk).tolist(), key=lambda i: tags[i]["response_len"])
             if tokens:
-                carriers.append((keys[at], tokens))
-        if not carriers:
+                denominator_rows.append((keys[at], tokens))
+        if not denominator_rows:
             return
-        names = [key for key, _ in carriers]
+        names = [key for key, _ in denominator_rows]
         data = tq.kv_batch_get(keys=names, partition_id=partition_id, select_fields=["loss_mask"])
         masks = [mask.clone() for mask in data["loss_mask"]]
-        for mask, (_, tokens) in zip(masks, carriers, strict=True):
+        for mask, (_, tokens) in zip(masks, denominator_rows, strict=True):
             mask[0] += tokens
         tq.kv_batch_put(
             keys=names,
@@ -235,8 +235,8 @@ class MinibatchMixin(_Trainer):
         done: Batch = self.replay_buffer.last
         # To a row without loss tokens opo gives NaN; gpg, the mean KL of a penalty and rollout_corr's means count it.
         seen = _without_padding(batch)
-        loan = Loan(self.engine.policy.advantage, done.trained, done.position, list(seen.keys))
-        with lend(loan):
+        context = EstimatorContext(self.engine.policy.advantage, done.trained, done.position, list(seen.keys))
+        with provide(context):
             found = super()._compute_advantage(seen, metrics)
         if len(seen) < len(batch):
             self._fill_padding(batch, seen)
@@ -301,7 +301,7 @@ class MinibatchMixin(_Trainer):
     def _compute_metrics(self, batch: KVBatchMeta, metrics: dict, *args: Any, **kwargs: Any) -> None:
         """verl's metrics, those of rewards and lengths over every row of the batch's groups."""
         super()._compute_metrics(batch, metrics, *args, **kwargs)
-        rows = Rows.join(self._now.rows)
+        rows = RowFigures.join(self._now.rows)
         if rows.left_out:
             metrics.update(curves(rows, rewards=not self.config.algorithm.use_kl_in_reward))
 

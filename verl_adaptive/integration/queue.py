@@ -19,10 +19,10 @@ from verl_adaptive.engine import Requests, StepResult
 from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.groups import Groups
 from verl_adaptive.integration.bulk import stacked, without_gc
-from verl_adaptive.integration.curves import Rows
+from verl_adaptive.integration.curves import RowFigures
 from verl_adaptive.integration.facts import SINGLE_TURN
+from verl_adaptive.integration.polling import DONE, PARTITION
 from verl_adaptive.integration.rewards import read, read_rewards, sums
-from verl_adaptive.integration.waiting import DONE, PARTITION
 
 __all__ = ["Batch", "Queue"]
 
@@ -62,13 +62,13 @@ class Batch:
 
     Attributes:
         result: the engine's result.
-        keys: rows that train, groups in ticket order.
+        keys: rows that train, groups in submission order.
         tags: their tags.
         group: int64, position in ``trained`` of each row of ``sequences``.
         sequences: all rows of trained groups, those left out for zero advantage included: key, and whether it trains.
         trained: the groups that train, with all their rollouts.
         position: uid that the rows of each trained group have → its position in ``trained``.
-        ghost_tokens: loss tokens of each sequence (0 where it trains: verl counts those itself).
+        zero_row_tokens: loss tokens of each sequence (0 where it trains: verl counts those itself).
         rows: every row of the trained groups, for verl's curves.
     """
 
@@ -79,8 +79,8 @@ class Batch:
     group: np.ndarray
     trained: Groups
     position: dict[str, int]
-    ghost_tokens: np.ndarray
-    rows: Rows
+    zero_row_tokens: np.ndarray
+    rows: RowFigures
 
 
 class Queue:
@@ -113,7 +113,7 @@ class Queue:
         self.config, self._late = config, late
         self._least = 1 if alone else 2
         self.count = 0
-        self._parts: dict[int, list[Part]] = {}  # ticket → its requests, in order
+        self._parts: dict[int, list[Part]] = {}  # submission → its requests, in order
         self._waiting: dict[str, list[str]] = {}  # uid that is not back → keys of its rows so far, in any order
         self._told: set[str] = set()  # of these, those whose sessions leave one row each
         self._listed: dict[str, dict] = {}  # the queue at the latest look
@@ -126,9 +126,9 @@ class Queue:
 
     # -- asking ---------------------------------------------------------------------------------------------
 
-    def ask(self, ticket: int, uid: str, n: int, stage: int, *, whole: bool = False) -> str:
+    def ask(self, submission: int, uid: str, n: int, stage: int, *, whole: bool = False) -> str:
         """Note a request that is about to be sent; its uid: ``uid`` itself, or for a top-up one of its group's."""
-        parts = self._parts.setdefault(ticket, [])
+        parts = self._parts.setdefault(submission, [])
         part = Part(f"{parts[0].uid}.t{stage}" if parts else uid, n, stage, whole=whole)
         parts.append(part)
         self._waiting[part.uid] = []
@@ -147,20 +147,20 @@ class Queue:
         self._arrived -= sum(key.endswith(_FIRST_OUTPUT) for key in keys)
         return keys
 
-    def forget_last(self, ticket: int) -> None:
+    def forget_last(self, submission: int) -> None:
         """Forget a request that got lost: it will be asked anew."""
-        self._waited_for(self._parts[ticket].pop())
-        if not self._parts[ticket]:
-            del self._parts[ticket]
+        self._waited_for(self._parts[submission].pop())
+        if not self._parts[submission]:
+            del self._parts[submission]
 
     @property
-    def tickets(self) -> list[int]:
+    def submissions(self) -> list[int]:
         """Of the groups that have rows here."""
         return list(self._parts)
 
     def uids(self, requests: Requests) -> list[str]:
         """Of these requests, which must be the latest of their groups."""
-        return [self._parts[ticket][-1].uid for ticket in requests.ticket.tolist()]
+        return [self._parts[submission][-1].uid for submission in requests.submission.tolist()]
 
     # -- looking --------------------------------------------------------------------------------------------
 
@@ -217,7 +217,7 @@ class Queue:
     @without_gc()
     def collect(self, requests: Requests, step: int) -> Groups:
         """Read the rewards of requests that are back: one group per request, surviving sessions in order."""
-        parts = [self._parts[ticket][-1] for ticket in requests.ticket.tolist()]
+        parts = [self._parts[submission][-1] for submission in requests.submission.tolist()]
         found, tags, meta = self._find(parts)
         sessions = [outputs for mine in found for outputs in mine]
         reward, signal = read_rewards([outputs[-1] for outputs in sessions], self.config.signal, meta, late=self._late)
@@ -246,7 +246,7 @@ class Queue:
         asked = np.array([part.n for part in parts], dtype=np.int64)
         enough = np.array([self._enough(part.n) for part in parts], dtype=np.int64)
         return Groups(
-            ticket=requests.ticket,
+            submission=requests.submission,
             row=requests.row,
             index=requests.index,
             # A top-up that lost sessions, or all of them, leaves its group what it has.
@@ -305,11 +305,11 @@ class Queue:
     # -- the batch ------------------------------------------------------------------------------------------
 
     @without_gc()
-    def settle(self, result: StepResult) -> Batch:
-        """Collect the rows that train, in ticket order, and clear everything else that is closed."""
+    def take_batch(self, result: StepResult) -> Batch:
+        """Collect the rows that train, in submission order, and clear everything else that is closed."""
         groups, inside = result.groups, result.groups.rollout_mask(result.trained)
         trained = groups.select(result.trained)
-        opened = [self._parts[ticket] for ticket in trained.ticket.tolist()]
+        opened = [self._parts[submission] for submission in trained.submission.tolist()]
         parts = [part for mine in opened for part in mine]
         # Per row of the trained groups: the rollout, the request and the group that it is of.
         every = [key for part in parts for outputs in part.sessions for key in outputs]
@@ -320,7 +320,7 @@ class Queue:
         response = np.array([tag["response_len"] for tag in tags], dtype=np.int64)
         prompt = np.array([tag["seq_len"] for tag in tags], dtype=np.int64) - response
         trains = result.trains[inside][rollout]
-        there = trains | result.ghost[inside][rollout]
+        there = trains | result.zero_row[inside][rollout]
         keys = list(compress(every, trains.tolist()))
 
         largest = _largest(_owners(map(len, opened)), np.bincount(request[trains], minlength=len(parts)))
@@ -329,13 +329,15 @@ class Queue:
         if len(moved):
             _rename([every[i] for i in moved.tolist()], [uids[at] for at in place[moved].tolist()])
         whole = np.array([part.whole for part in parts], dtype=bool)[request]
-        ghost_tokens = np.zeros(len(every), dtype=np.int64)
+        zero_row_tokens = np.zeros(len(every), dtype=np.int64)
         absent = np.flatnonzero(there & ~trains)
-        ghost_tokens[absent] = self._loss_tokens([every[i] for i in absent.tolist()], response[absent], whole[absent])
+        zero_row_tokens[absent] = self._loss_tokens(
+            [every[i] for i in absent.tolist()], response[absent], whole[absent]
+        )
         score = trained.reward[rollout]
         if self._late and len(every) > trained.rollouts:  # such a model judges every output of a session by itself
             score = sums(read(every, ["rm_scores"])["rm_scores"])
-        self.close(groups.ticket.tolist(), keep=set(keys))
+        self.close(groups.submission.tolist(), keep=set(keys))
         return Batch(
             result,
             keys,
@@ -344,8 +346,8 @@ class Queue:
             place[there],
             trained,
             {uid: at for at, uid in enumerate(uids)},
-            ghost_tokens[there],
-            Rows(score, prompt, response, left_out=len(every) - len(keys)),
+            zero_row_tokens[there],
+            RowFigures(score, prompt, response, left_out=len(every) - len(keys)),
         )
 
     def _loss_tokens(self, keys: list[str], response: np.ndarray, whole: np.ndarray) -> np.ndarray:
@@ -373,12 +375,12 @@ class Queue:
         return out
 
     @without_gc()
-    def close(self, tickets: Iterable[int], keep: Iterable[str] = ()) -> None:
+    def close(self, submissions: Iterable[int], keep: Iterable[str] = ()) -> None:
         """Clear everything of these groups but the rows in ``keep``, which are verl's from now on."""
         keep = set(keep)
         gone: list[str] = []
-        for ticket in tickets:
-            for part in self._parts.pop(ticket, []):  # none: cleared already
+        for submission in submissions:
+            for part in self._parts.pop(submission, []):  # none: cleared already
                 self._waited_for(part)
                 gone.append(part.uid)
                 gone += [key for outputs in part.sessions for key in outputs if key not in keep]
@@ -388,9 +390,9 @@ class Queue:
     def drop(self, requests: Requests) -> list[str]:
         """Forget requests that are aborted, and clear what their groups had; their uids, for whoever ends them."""
         uids = self.uids(requests)
-        for ticket in requests.ticket.tolist():
-            self._waited_for(self._parts[ticket].pop())
-        self.close(requests.ticket.tolist())
+        for submission in requests.submission.tolist():
+            self._waited_for(self._parts[submission].pop())
+        self.close(requests.submission.tolist())
         return uids
 
     # -- groups that outlive a step, across a restart --------------------------------------------------------
@@ -398,11 +400,12 @@ class Queue:
     def state_dict(self) -> dict:
         """Which rows belong to open groups; the rows themselves are in TransferQueue's own checkpoint."""
         return {
-            str(ticket): [[p.uid, p.n, p.stage, p.sessions] for p in parts] for ticket, parts in self._parts.items()
+            str(submission): [[p.uid, p.n, p.stage, p.sessions] for p in parts]
+            for submission, parts in self._parts.items()
         }
 
     def load_state_dict(self, state: dict, living: Iterable[int]) -> None:
-        """Take up the groups of these tickets, and clear every restored row that is not theirs.
+        """Take up the groups of these submissions, and clear every restored row that is not theirs.
 
         Raises:
             AdaptiveError: rows of rollouts that were reviewed before the checkpoint are missing.

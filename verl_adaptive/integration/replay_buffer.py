@@ -8,9 +8,9 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 
 from verl_adaptive.errors import ConfigError
+from verl_adaptive.integration.polling import PARTITION
 from verl_adaptive.integration.session import Batch, Session
 from verl_adaptive.integration.stream_session import StreamSession
-from verl_adaptive.integration.waiting import PARTITION
 
 __all__ = ["AdaptiveReplayBuffer", "AdaptiveReplayBufferAsync"]
 

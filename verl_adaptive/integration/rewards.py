@@ -11,7 +11,7 @@ from tensordict import NonTensorData, TensorDict
 from transfer_queue.metadata import BatchMeta
 
 from verl_adaptive.errors import AdaptiveError, ConfigError
-from verl_adaptive.integration.waiting import PARTITION
+from verl_adaptive.integration.polling import PARTITION
 
 __all__ = ["read", "read_rewards", "sums"]
 

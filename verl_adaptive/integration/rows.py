@@ -78,13 +78,13 @@ def alone(
         tolerance: rewards of a group that differ by at most this are equal.
 
     Returns:
-        int64 ``(k,)`` positions among the trained groups, in ticket order; float64 ``(k,)`` the advantage of whatever
+        int64 ``(k,)`` positions among the trained groups, in submission order; float64 ``(k,)`` the advantage of whatever
         rows of them train.
     """
     inside = result.groups.rollout_mask(result.trained)
-    groups, trains, ghost = result.groups.select(result.trained), result.trains[inside], result.ghost[inside]
+    groups, trains, zero_row = result.groups.select(result.trained), result.trains[inside], result.zero_row[inside]
     count = groups.sum(trains.astype(np.float64))
-    if ghost.any() and not (trains & ~role.zero(groups, trains | ghost)).any():
+    if zero_row.any() and not (trains & ~role.zero(groups, trains | zero_row)).any():
         at = np.flatnonzero(count > 0)
         return at, np.zeros(len(at))
     if estimator not in GROUP_RELATIVE:

@@ -13,8 +13,8 @@ from verl_adaptive.engine.shape import step_shape
 from verl_adaptive.integration import facts
 from verl_adaptive.integration.checks import check_run, why_not_skip_zero, zero_rows
 from verl_adaptive.integration.facts import JournalPlace
+from verl_adaptive.integration.polling import stall_seconds
 from verl_adaptive.integration.resume import settings_of
-from verl_adaptive.integration.waiting import stall_seconds
 from verl_adaptive.policy import Policy, build_policy
 
 __all__ = ["STAND_IN", "RunPlan"]

@@ -16,13 +16,13 @@ import transfer_queue as tq
 
 from verl_adaptive.engine import Engine, StepResult
 from verl_adaptive.errors import AdaptiveError
+from verl_adaptive.integration.dataloader import identity_columns
 from verl_adaptive.integration.facts import media_columns
-from verl_adaptive.integration.prompts import identity_columns
+from verl_adaptive.integration.monitor import Monitor
 from verl_adaptive.integration.resume import FOLDER, SAVED, check_resume
 from verl_adaptive.integration.run_plan import RunPlan
 from verl_adaptive.integration.session import Session
 from verl_adaptive.integration.stream_session import StreamSession
-from verl_adaptive.integration.watch import Watch
 from verl_adaptive.stats import (
     Journal,
     SnapshotMissing,
@@ -234,7 +234,12 @@ class RunStore:
     # -- snapshots ------------------------------------------------------------------------------------------
 
     def save(
-        self, checkpoint: str, step: int, engine: Engine, session: Session | StreamSession, watch: Watch | None = None
+        self,
+        checkpoint: str,
+        step: int,
+        engine: Engine,
+        session: Session | StreamSession,
+        monitor: Monitor | None = None,
     ) -> None:
         """Write the snapshot into a checkpoint folder; complete and on disk when this returns.
 
@@ -252,7 +257,7 @@ class RunStore:
             {
                 "engine": engine.state_dict(),
                 "session": session.state_dict(),
-                **({} if watch is None else {"watch": watch.state_dict()}),
+                **({} if monitor is None else {"monitor": monitor.state_dict()}),
             },
             meta={
                 "step": step,

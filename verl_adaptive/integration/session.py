@@ -1,6 +1,6 @@
 """Runs the ``sync`` trainer's steps: sends what the engine asks for, feeds it whatever is back, makes the batch.
 
-:mod:`.courier` carries requests out and results back, :mod:`.queue` knows the rows, :mod:`.abort` ends what is still in
+:mod:`.client` carries requests out and results back, :mod:`.queue` knows the rows, :mod:`.abort` ends what is still in
 flight once the batch is decided. :mod:`.stream_session` is made of the same parts.
 """
 
@@ -10,10 +10,10 @@ from verl_adaptive.config import AdaptiveConfig
 from verl_adaptive.engine import Engine, Requests, StepResult
 from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.integration.abort import Abort
-from verl_adaptive.integration.courier import Courier, Road
-from verl_adaptive.integration.prompts import Stream
+from verl_adaptive.integration.dataloader import DataloaderPrompts
 from verl_adaptive.integration.queue import Batch, Queue
-from verl_adaptive.integration.times import Times
+from verl_adaptive.integration.rollout_client import RolloutClient, RolloutHandles
+from verl_adaptive.integration.timings import Timings
 
 __all__ = ["Batch", "Session"]
 
@@ -25,35 +25,41 @@ class Session:
         engine: the policy's engine.
         stream: the prompts.
         config: the ``adaptive`` group.
-        road: what leads to the workers.
+        handles: what leads to the workers.
         abort: ends what is still in flight once the batch is decided.
         slots: sequences that all inference engines run at a time; 0: not known.
     """
 
     def __init__(
-        self, engine: Engine, stream: Stream, config: AdaptiveConfig, road: Road, abort: Abort, slots: int = 0
+        self,
+        engine: Engine,
+        stream: DataloaderPrompts,
+        config: AdaptiveConfig,
+        handles: RolloutHandles,
+        abort: Abort,
+        slots: int = 0,
     ) -> None:
         self.engine = engine
         advantage = engine.policy.advantage
-        self.queue = Queue(config, alone=not (advantage.needs_groups or advantage.centres), late=road.late)
-        self.courier = Courier(self.queue, stream, road, config, engine.facts.batch)
+        self.queue = Queue(config, alone=not (advantage.needs_groups or advantage.centres), late=handles.late)
+        self.client = RolloutClient(self.queue, stream, handles, config, engine.facts.batch)
         self._abort = abort
-        self.times = Times(slots)
+        self.timings = Timings(slots)
 
     def start(self) -> None:
         """Begin the step and send its first requests, without waiting."""
         self._abort.sweep()
-        self.times.begin()
-        self._send(self.engine.begin(self.courier.road.step_of()))
+        self.timings.begin()
+        self._send(self.engine.begin(self.client.handles.step_of()))
 
     def _send(self, requests: Requests | None) -> None:
-        self.courier.send(requests)
-        self.times.load(self.queue.under_way)
+        self.client.send(requests)
+        self.timings.load(self.queue.under_way)
 
     @property
     def late(self) -> bool:
         """Rewards come when all rollouts are there: :meth:`generated` has to come before :meth:`complete`."""
-        return self.courier.road.late
+        return self.client.handles.late
 
     def generated(self) -> tuple[list[str], list[dict]]:
         """Wait for all rollouts of the step; keys and tags of their rows, which have no rewards yet.
@@ -63,49 +69,49 @@ class Session:
         """
 
         def seen(count: int) -> None:
-            self.times.back(count)
-            self.times.load(self.queue.under_way)
+            self.timings.back(count)
+            self.timings.load(self.queue.under_way)
 
-        uids = self.courier.wait(self.engine.flight, self.courier.timeout(), seen)
-        self.times.end()
+        uids = self.client.wait(self.engine.flight, self.client.timeout(), seen)
+        self.timings.end()
         keys, tags = self.queue.rows(uids)
         if not keys:
             raise AdaptiveError(
-                f"step {self.courier.road.step_of()}: none of {len(uids)} prompts left a rollout. The agent loop or a rollout "
+                f"step {self.client.handles.step_of()}: none of {len(uids)} prompts left a rollout. The agent loop or a rollout "
                 "server is broken: look for its error above (verl logs it as `Error in _run_prompt`)"
             )
         return keys, tags
 
     def complete(self) -> Batch:
-        """Feed the engine until the batch is decided, abort the rest, and make the batch.
+        """PromptSource the engine until the batch is decided, abort the rest, and make the batch.
 
         Raises:
             AdaptiveError: nothing came back for ``adaptive.stall_timeout`` seconds, or group after group failed.
         """
-        engine, courier = self.engine, self.courier
-        timeout = courier.timeout()
-        while not engine.settled:
-            results = courier.fetch(engine.flight, timeout)
+        engine, client = self.engine, self.client
+        timeout = client.timeout()
+        while not engine.decided:
+            results = client.fetch(engine.flight, timeout)
             if results is None:
                 continue
             if not self.late:
-                self.times.back(len(results))
-                self.times.load(self.queue.under_way)
+                self.timings.back(len(results))
+                self.timings.load(self.queue.under_way)
             self._send(engine.receive(results))
-            courier.close(engine.never_trains().tolist())
-            if not engine.settled:
-                courier.pause()
+            client.close(engine.never_trains().tolist())
+            if not engine.decided:
+                client.pause()
         if len(engine.flight):
             done = self._abort(self.queue.drop(engine.flight))
             engine.abandon(done.rollouts, done.tokens)
         if not self.late:
-            self.times.end()
+            self.timings.end()
         self._finished = engine.finish()
-        batch = self.queue.settle(self._finished)
+        batch = self.queue.take_batch(self._finished)
         # Groups that were under way or had not committed are gone with the step, but for those held for a later one.
         living = engine.living
-        courier.close([t for t in [*self.queue.tickets, *courier.prompts] if t not in living])
-        courier.stream.forget()
+        client.close([t for t in [*self.queue.submissions, *client.prompts] if t not in living])
+        client.stream.forget()
         return batch
 
     def finish(self) -> StepResult:
@@ -113,8 +119,8 @@ class Session:
         return self._finished
 
     def wait_for_partition(self, partition: str, count: int) -> None:
-        """Wait for validation; see :meth:`.courier.Courier.wait_for_partition`."""
-        self.courier.wait_for_partition(partition, count)
+        """Wait for validation; see :meth:`.client.RolloutClient.wait_for_partition`."""
+        self.client.wait_for_partition(partition, count)
 
     # -- groups that outlive a step, across a restart --------------------------------------------------------
 
@@ -124,4 +130,4 @@ class Session:
 
     def load_state_dict(self, state: dict) -> None:
         """Take up held groups; see :meth:`.queue.Queue.load_state_dict`."""
-        self.courier.take_up(self.engine.living, state)
+        self.client.take_up(self.engine.living, state)

@@ -10,10 +10,10 @@ import transfer_queue as tq
 from verl_adaptive.config import AdaptiveConfig
 from verl_adaptive.engine import AsyncEngine, StepResult
 from verl_adaptive.errors import AdaptiveError
-from verl_adaptive.integration.courier import Courier, Road
-from verl_adaptive.integration.prompts import Stream
+from verl_adaptive.integration.dataloader import DataloaderPrompts
+from verl_adaptive.integration.polling import PARTITION
 from verl_adaptive.integration.queue import Batch, Queue
-from verl_adaptive.integration.waiting import PARTITION
+from verl_adaptive.integration.rollout_client import RolloutClient, RolloutHandles
 
 __all__ = ["NothingLeft", "StreamSession"]
 
@@ -29,18 +29,20 @@ class StreamSession:
         engine: the policy's engine.
         stream: the prompts.
         config: the ``adaptive`` group.
-        road: what leads to the workers.
+        handles: what leads to the workers.
     """
 
-    def __init__(self, engine: AsyncEngine, stream: Stream, config: AdaptiveConfig, road: Road) -> None:
+    def __init__(
+        self, engine: AsyncEngine, stream: DataloaderPrompts, config: AdaptiveConfig, handles: RolloutHandles
+    ) -> None:
         self.engine = engine
         advantage = engine.policy.advantage
         self.queue = Queue(config, alone=not (advantage.needs_groups or advantage.centres))
-        self.courier = Courier(self.queue, stream, road, config, engine.facts.batch)
+        self.client = RolloutClient(self.queue, stream, handles, config, engine.facts.batch)
 
     def start(self) -> None:
         """Begin the step: fill the window, without waiting."""
-        self.courier.send(self.engine.begin(self.courier.road.step_of()))
+        self.client.send(self.engine.begin(self.client.handles.step_of()))
 
     def complete(self) -> Batch:
         """Wait until the next mini-step's groups are ready, and make their batch.
@@ -54,15 +56,15 @@ class StreamSession:
         result = engine.take(engine.count)
         if not len(result.groups):
             raise NothingLeft(result.note)
-        batch = self.queue.settle(result)
-        self.courier.forget(result.groups.ticket.tolist())
+        batch = self.queue.take_batch(result)
+        self.client.forget(result.groups.submission.tolist())
         return batch
 
     def finish(self) -> StepResult:
         """The account of the step whose batches have been taken."""
         result = self.engine.finish()
-        self.courier.close(result.groups.ticket[~result.trained].tolist())
-        self.courier.stream.forget()
+        self.client.close(result.groups.submission[~result.trained].tolist())
+        self.client.stream.forget()
         return result
 
     def wait_for(self, count: int) -> int:
@@ -71,8 +73,8 @@ class StreamSession:
         return len(self.engine.ready)
 
     def wait_for_partition(self, partition: str, count: int) -> None:
-        """Wait for validation; see :meth:`.courier.Courier.wait_for_partition`."""
-        self.courier.wait_for_partition(partition, count)
+        """Wait for validation; see :meth:`.client.RolloutClient.wait_for_partition`."""
+        self.client.wait_for_partition(partition, count)
 
     def sampleable(self) -> int:
         """Groups that are ready or back unreviewed; decides nothing, so it may be asked between steps."""
@@ -84,33 +86,33 @@ class StreamSession:
 
         Groups whose first request is under way anew, sent by verl or by us, count as begun now, as verl counts them.
         """
-        step, flight = self.courier.road.step_of(), self.engine.flight
+        step, flight = self.client.handles.step_of(), self.engine.flight
         uids = self.queue.uids(flight)
         status = self.queue.look(uids)
         rows = (tq.kv_list(PARTITION) or {}).get(PARTITION, {})
         lost = np.array([status[uid] is None for uid in uids], dtype=bool)
         anew = np.array([rows.get(uid, {}).get("global_steps") == step for uid in uids], dtype=bool)
-        self.engine.reissued(flight.ticket[(lost | anew) & (flight.stage == 0)], step)
+        self.engine.reissued(flight.submission[(lost | anew) & (flight.stage == 0)], step)
         requests = flight.select(lost)
-        for ticket in requests.ticket.tolist():
-            self.queue.forget_last(ticket)
-        self.courier.send(requests)
+        for submission in requests.submission.tolist():
+            self.queue.forget_last(submission)
+        self.client.send(requests)
         return len(requests)
 
     def _pump(self, enough: Callable[[], bool]) -> None:
         """Review what comes back until there is enough, or nothing more can come."""
-        timeout = self.courier.timeout()
+        timeout = self.client.timeout()
         while not enough():
-            self.courier.send(self.engine.revive())
+            self.client.send(self.engine.revive())
             if self.engine.starved:
                 return
-            results = self.courier.fetch(self.engine.flight, timeout)
+            results = self.client.fetch(self.engine.flight, timeout)
             if results is None:
                 continue
-            self.courier.send(self.engine.receive(results))
-            self.courier.close(self.engine.never_trains().tolist())
+            self.client.send(self.engine.receive(results))
+            self.client.close(self.engine.never_trains().tolist())
             if not enough():
-                self.courier.pause()
+                self.client.pause()
 
     # -- groups that outlive a step, across a restart --------------------------------------------------------
 
@@ -120,4 +122,4 @@ class StreamSession:
 
     def load_state_dict(self, state: dict) -> None:
         """Take up groups in flight and ready; see :meth:`.queue.Queue.load_state_dict`."""
-        self.courier.take_up(self.engine.living, state)
+        self.client.take_up(self.engine.living, state)

@@ -25,17 +25,17 @@ from verl_adaptive.engine import AsyncEngine, Engine, make_engine
 from verl_adaptive.integration.abort import Abort, CancellingClient
 from verl_adaptive.integration.advantage import register_estimator
 from verl_adaptive.integration.checks import check_manager
-from verl_adaptive.integration.courier import Road
+from verl_adaptive.integration.dataloader import DataloaderPrompts, identity_columns
 from verl_adaptive.integration.minibatches import MinibatchMixin, StepState
-from verl_adaptive.integration.prompts import Stream, identity_columns
-from verl_adaptive.integration.report import banner, step_metrics
+from verl_adaptive.integration.monitor import Monitor
+from verl_adaptive.integration.polling import PARTITION, Liveness, check_installed, open_requests
+from verl_adaptive.integration.rollout_client import RolloutHandles
 from verl_adaptive.integration.run_plan import RunPlan
 from verl_adaptive.integration.run_store import RunStore
 from verl_adaptive.integration.session import Session
+from verl_adaptive.integration.step_metrics import banner, step_metrics
 from verl_adaptive.integration.stream_session import NothingLeft, StreamSession
-from verl_adaptive.integration.waiting import PARTITION, Liveness, check_installed, open_requests
-from verl_adaptive.integration.watch import Watch
-from verl_adaptive.record import Tape
+from verl_adaptive.record import Recorder
 
 if TYPE_CHECKING:
     from verl_adaptive.integration.replay_buffer import AdaptiveReplayBuffer
@@ -68,11 +68,11 @@ class AdaptiveMixin(MinibatchMixin):
             register_estimator(type(plan.policy.advantage))
             with open_dict(config):
                 config.algorithm.adv_estimator = plan.estimator
-        self.stream: Stream  # with the data set: these four
+        self.stream: DataloaderPrompts  # with the data set: these four
         self.run_store: RunStore
         self.engine: Engine
         self.session: Session | StreamSession
-        self._watch: Watch  # from the loading of the checkpoint on
+        self._monitor: Monitor  # from the loading of the checkpoint on
         self._abort = Abort(
             lambda: getattr(self.agent_loop_manager, "agent_loop_workers", ()),
             self._servers,
@@ -84,7 +84,7 @@ class AdaptiveMixin(MinibatchMixin):
         self._now = StepState()
         self._ended_early = False
         self._warming_up = False
-        self._tape: Tape | None = None
+        self._recorder: Recorder | None = None
         self._liveness: Liveness | None = None
         self._validation_prompts: dict[str, int] | None = None  # data source → prompts
         super().__init__(config)
@@ -112,7 +112,7 @@ class AdaptiveMixin(MinibatchMixin):
         whole = sampler.kind == "stream" and sampler.whole_batches
         self.run_store = RunStore(self.config, self.plan, self.train_dataset)
         self.plan = self.run_store.plan
-        self.stream = Stream(
+        self.stream = DataloaderPrompts(
             self.train_dataset,
             create_rl_sampler(data, self.train_dataset),
             chunk=(data.get("gen_batch_size", None) or self.plan.batch) if whole else 1,
@@ -131,7 +131,7 @@ class AdaptiveMixin(MinibatchMixin):
         )
         storage = self.config.transfer_queue.backend
         sorted_out = plan.stream is None and plan.adaptive.longest_first
-        road = Road(
+        handles = RolloutHandles(
             self._submit_batch_to_rollout,
             lambda: self.global_steps,
             self._dead,
@@ -143,11 +143,11 @@ class AdaptiveMixin(MinibatchMixin):
             late=plan.late,
         )
         if isinstance(self.engine, AsyncEngine):
-            self.session = StreamSession(self.engine, self.stream, plan.adaptive, road)
+            self.session = StreamSession(self.engine, self.stream, plan.adaptive, handles)
             self.replay_buffer.groups_per_prompt = plan.groups // plan.batch
         else:
             slots = plan.engines * plan.slots
-            self.session = Session(self.engine, self.stream, plan.adaptive, road, self._abort, slots)
+            self.session = Session(self.engine, self.stream, plan.adaptive, handles, self._abort, slots)
         self.replay_buffer.session = self.session
         # Validation goes through verl's own sampling; its 2 s poll would be most of a small model's step.
         self.replay_buffer.poll_interval = plan.adaptive.poll_interval
@@ -172,9 +172,9 @@ class AdaptiveMixin(MinibatchMixin):
         with marked_timer("adaptive_commit", timing_raw):
             self.run_store.commit(self.global_steps, result, self.engine)
         more = {"updates": now.updates, "max_response_length": self.plan.longest}
-        times = self.session.times.metrics() if isinstance(self.session, Session) else None
+        times = self.session.timings.metrics() if isinstance(self.session, Session) else None
         metrics.update(step_metrics(self.engine, result, now.layouts, times=times, **more))
-        metrics.update(self._watch.step(self.global_steps, result, batch))
+        metrics.update(self._monitor.step(self.global_steps, result, batch))
         if result.note:
             logger.warning("%s", result.note)
         if self.engine.finished and self.global_steps < self.total_training_steps:
@@ -205,7 +205,7 @@ class AdaptiveMixin(MinibatchMixin):
         if root:
             if root is True:
                 root = os.path.join(self.config.trainer.default_local_dir, "record")
-            self._tape = Tape(root, self.engine)
+            self._recorder = Recorder(root, self.engine)
         print("\n".join(banner(self)), flush=True)
 
     def _dead(self) -> list[str]:
@@ -227,7 +227,7 @@ class AdaptiveMixin(MinibatchMixin):
                 logger.warning("validation prompts cannot be counted by data source: %s", error)
                 self._validation_prompts = {}
         self.run_store.validated(self.global_steps, metrics, self._validation_prompts, self.engine)
-        self._watch.validated(self.global_steps, metrics, self._validation_prompts)
+        self._monitor.validated(self.global_steps, metrics, self._validation_prompts)
         return metrics
 
     def _servers(self) -> list[Any]:
@@ -277,8 +277,8 @@ class AdaptiveMixin(MinibatchMixin):
             super().fit(agent_loop_manager)
         finally:
             self.run_store.close()
-            if self._tape is not None:
-                self._tape.close()
+            if self._recorder is not None:
+                self._recorder.close()
 
     def _compute_reward_colocate(self, batch: KVBatchMeta, metrics: dict | None = None) -> KVBatchMeta:
         """verl's, over all rows of the step; what trains of them is decided when they have their rewards."""
@@ -289,7 +289,7 @@ class AdaptiveMixin(MinibatchMixin):
     def _save_checkpoint(self) -> None:
         # Before verl's own files: its "latest" marker must never name a step without a snapshot.
         folder = os.path.join(self.config.trainer.default_local_dir, f"global_step_{self.global_steps}")
-        self.run_store.save(folder, self.global_steps, self.engine, self.session, self._watch)
+        self.run_store.save(folder, self.global_steps, self.engine, self.session, self._monitor)
         super()._save_checkpoint()
         self.run_store.saved(folder, self.global_steps)
         self.run_store.prune(self.config.trainer.default_local_dir)
@@ -309,12 +309,12 @@ class AdaptiveMixin(MinibatchMixin):
             if state is not None:
                 self.engine.load_state_dict(state["engine"])
                 self.session.load_state_dict(state["session"])
-                watched = state["watch"]
+                watched = state["monitor"]
                 if self.engine.finished:
                     self.total_training_steps = self.global_steps
             else:  # a plain run's prompts in flight are not ours: verl would send them again
                 self.session.load_state_dict({})
-        self._watch = Watch(
+        self._monitor = Monitor(
             self.plan.adaptive,
             self.engine,
             repeated=self.run_store.repeated_share,
@@ -322,7 +322,7 @@ class AdaptiveMixin(MinibatchMixin):
             tracking=lambda: self.logger,
         )
         if watched is not None:
-            self._watch.load_state_dict(watched)
+            self._monitor.load_state_dict(watched)
         self.run_store.begin(self.global_steps, self.engine)
 
 

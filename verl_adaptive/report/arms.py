@@ -18,7 +18,7 @@ import numpy as np
 
 from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.report.course import hours_of
-from verl_adaptive.report.learning import curves
+from verl_adaptive.report.learning_curve import curves
 from verl_adaptive.report.overview import ledger_of
 from verl_adaptive.significance import difference
 from verl_adaptive.stats import Run

@@ -9,7 +9,7 @@ import numpy as np
 from verl_adaptive.config import AlarmConfig
 from verl_adaptive.report.course import History
 from verl_adaptive.report.judge import SOLVED, Finding, dead, fallen, of_source, unsolved
-from verl_adaptive.report.learning import headline
+from verl_adaptive.report.learning_curve import headline
 from verl_adaptive.stats.prompts import Prompts
 
 __all__ = ["findings"]

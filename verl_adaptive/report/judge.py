@@ -33,7 +33,7 @@ from typing import Any
 import numpy as np
 
 from verl_adaptive.config import AlarmConfig
-from verl_adaptive.report.learning import Curve, headline
+from verl_adaptive.report.learning_curve import Curve, headline
 from verl_adaptive.stats import Run
 from verl_adaptive.stats.chance import SURPRISING
 from verl_adaptive.stats.history import Window, windows

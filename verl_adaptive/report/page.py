@@ -19,7 +19,7 @@ from verl_adaptive.report import figures
 from verl_adaptive.report.collect import Collected
 from verl_adaptive.report.course import History
 from verl_adaptive.report.forecast import Forecast, forecast
-from verl_adaptive.report.learning import headline
+from verl_adaptive.report.learning_curve import headline
 from verl_adaptive.report.pictures import learning, pictures
 from verl_adaptive.text import clean, number, share
 

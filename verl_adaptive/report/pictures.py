@@ -10,7 +10,7 @@ from verl_adaptive.report import figures
 from verl_adaptive.report.collect import Collected
 from verl_adaptive.report.course import CLASSES, VISITS, History
 from verl_adaptive.report.figures import Series
-from verl_adaptive.report.learning import curves, smooth
+from verl_adaptive.report.learning_curve import curves, smooth
 
 __all__ = ["VIEWS", "learning", "pictures"]
 

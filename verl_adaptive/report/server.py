@@ -29,12 +29,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from verl_adaptive import __version__
 from verl_adaptive.errors import AdaptiveError
+from verl_adaptive.report.comparison import state_of
 from verl_adaptive.report.page import Live, environment, policy_of
-from verl_adaptive.report.runs import state_of
 from verl_adaptive.stats import Run, find_runs
 from verl_adaptive.text import clean
 
-__all__ = ["Guard", "Site", "application"]
+__all__ = ["AccessGuard", "Site", "application"]
 
 #: Seconds between two looks of a page for news.
 EVERY = 10
@@ -42,7 +42,7 @@ EVERY = 10
 _KEPT = 16
 
 
-class Guard:
+class AccessGuard:
     """Refuses strangers, other names and other methods, and gives every answer its security headers.
 
     Args:
@@ -204,7 +204,7 @@ def application(site: Site, names: tuple[str, ...] = (), token: str = "") -> ASG
 
     Args:
         site: what is shown.
-        names, token: as :class:`Guard`.
+        names, token: as :class:`AccessGuard`.
     """
 
     async def index(request: Request) -> Response:
@@ -245,7 +245,7 @@ def application(site: Site, names: tuple[str, ...] = (), token: str = "") -> ASG
         Route("/run/{id:str}", run_page),
         Route("/run/{id:str}/version", run_version),
     ]
-    return Guard(Starlette(routes=routes, exception_handlers={AdaptiveError: failed}), names, token)
+    return AccessGuard(Starlette(routes=routes, exception_handlers={AdaptiveError: failed}), names, token)
 
 
 def _sendable(text: str) -> bytes:

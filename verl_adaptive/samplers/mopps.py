@@ -29,10 +29,10 @@ from verl_adaptive.config import RunFacts, check
 from verl_adaptive.groups import Groups
 from verl_adaptive.progress import Progress
 from verl_adaptive.roles import Pick, Sampler
-from verl_adaptive.samplers.beta import draw_beta
+from verl_adaptive.samplers.beta_posterior import draw_beta
 from verl_adaptive.samplers.cero_math import best
 from verl_adaptive.samplers.rounds import RoundConfig, round_size
-from verl_adaptive.stats.memory import left_of
+from verl_adaptive.stats.running_mean import left_of
 from verl_adaptive.stats.table import Column, StatsTable
 from verl_adaptive.stats.visits import waves
 

@@ -4,7 +4,7 @@
     weight=success  √(v (1 − v)) + floor                         (SPO, 2509.13232: floor .05)
     weight=mixed    E[1 − pⁿ − (1 − p)ⁿ] + floor                 under Beta(w + κ s, m − w + κ (1 − s))
 
-E[r] and E[r²] are what :class:`~verl_adaptive.stats.memory.Memory` expects of a prompt's rewards and of their squares; v is
+E[r] and E[r²] are what :class:`~verl_adaptive.stats.running_mean.Memory` expects of a prompt's rewards and of their squares; v is
 what it expects of its successes (``adaptive.signal`` through ``adaptive.success``). With rewards 0/1 the first two are the
 same. The first needs no threshold: its unit is 2 · Σ d² / Σ |d| over the run, d being what rewards were off what was
 expected: the distance of two values, however rare one of them is (:mod:`verl_adaptive.stats.scale`). So r → a r + b changes no
@@ -33,7 +33,7 @@ from verl_adaptive.groups import Groups
 from verl_adaptive.progress import Progress
 from verl_adaptive.rng import Draw
 from verl_adaptive.roles import Pick, Sampler
-from verl_adaptive.stats.memory import Memory
+from verl_adaptive.stats.running_mean import Memory
 from verl_adaptive.stats.scale import RunningScale, others_mean
 from verl_adaptive.stats.table import StatsTable
 
@@ -220,7 +220,7 @@ class Spread(Sampler):
         self._spread[:] = 0.0
         self._scale.end_step()
         for memory in self._memories():
-            memory.settle()
+            memory.end_step()
 
     def _memories(self) -> list[Memory]:
         return [self.memory, self._squares] if self.config.weight == "reward" else [self.memory]

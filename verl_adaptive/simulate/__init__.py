@@ -14,16 +14,16 @@ from __future__ import annotations
 from verl_adaptive.simulate.clock import Clock, ClockConfig, Phase, Timing
 from verl_adaptive.simulate.compare import CLOCK_LIMITS, LIMITS, Setting, Task, run_task, summarise, tasks
 from verl_adaptive.simulate.driver import Simulation, make_simulation
+from verl_adaptive.simulate.expected import Waiting, expected_waiting
 from verl_adaptive.simulate.learning import LearningConfig, LearningWorld
 from verl_adaptive.simulate.lengths import LengthConfig, Lengths
 from verl_adaptive.simulate.measure import Measure
 from verl_adaptive.simulate.pools import POOLS, PoolConfig, make_pool, parse_pool
 from verl_adaptive.simulate.presets import PEERS, REFERENCES, compose_preset, preset_names
-from verl_adaptive.simulate.queueing import Machine, Queue
+from verl_adaptive.simulate.queueing import Machine, ServerQueue
 from verl_adaptive.simulate.replayed import ReplayConfig, ReplayedWorld, make_replayed
 from verl_adaptive.simulate.traces import Trace, TraceError, read_trace
-from verl_adaptive.simulate.waiting import Waiting, expected_waiting
-from verl_adaptive.simulate.worlds import StaticWorld, Stream, World
+from verl_adaptive.simulate.worlds import StaticWorld, World, WorldPrompts
 
 __all__ = [
     "CLOCK_LIMITS",
@@ -41,19 +41,19 @@ __all__ = [
     "Measure",
     "Phase",
     "PoolConfig",
-    "Queue",
     "ReplayConfig",
     "ReplayedWorld",
+    "ServerQueue",
     "Setting",
     "Simulation",
     "StaticWorld",
-    "Stream",
     "Task",
     "Timing",
     "Trace",
     "TraceError",
     "Waiting",
     "World",
+    "WorldPrompts",
     "compose_preset",
     "expected_waiting",
     "make_pool",

@@ -1,11 +1,11 @@
 """A clock for the simulator: seconds of generation, by driving the package's own engine through a queueing model.
 
 The clock stands where verl's agent loops and inference engines stand. It sends the engine's requests to a
-:class:`~verl_adaptive.simulate.queueing.Queue`, hands groups back when their last rollout ends, and stops what is in
+:class:`~verl_adaptive.simulate.queueing.ServerQueue`, hands groups back when their last rollout ends, and stops what is in
 flight once the engine has what it wants. Nothing of a method is written again here, and nothing that the clock says
 reaches a decision: only the order in which groups come back does, where a driver lets it.
 
-An engine is handed each group as it returns, until it says that it is ``settled``. As in training, results are looked for
+An engine is handed each group as it returns, until it says that it is ``decided``. As in training, results are looked for
 every ``adaptive.poll_interval`` seconds.
 """
 
@@ -21,7 +21,7 @@ import numpy as np
 from verl_adaptive.config import check
 from verl_adaptive.groups import Groups
 from verl_adaptive.simulate.lengths import LengthConfig
-from verl_adaptive.simulate.queueing import Machine, Queue
+from verl_adaptive.simulate.queueing import Machine, ServerQueue
 
 if TYPE_CHECKING:
     from verl_adaptive.engine import AsyncEngine, Engine, Requests, StepResult
@@ -76,7 +76,7 @@ class Phase:
         waves: times that requests met an empty machine: rounds, in other words.
         rollouts: rollouts that began.
         last: seconds from the return of nine tenths of the groups to the end.
-        aborted_rollouts, aborted_tokens: of rollouts in flight that had begun when the engine was settled.
+        aborted_rollouts, aborted_tokens: of rollouts in flight that had begun when the engine was decided.
         unbegun: rollouts that were called back before they had a slot.
         prefill: prompt tokens of all rollouts that began, without the help of a prefix cache.
     """
@@ -105,12 +105,12 @@ class Clock:
 
     def __init__(self, config: ClockConfig) -> None:
         self.config = config
-        self.queue = Queue(config.machine)
+        self.queue = ServerQueue(config.machine)
         self.phases: list[Phase] = []
-        self._results: dict[int, tuple[Groups, int]] = {}  # ticket → what it will have come to, and its place there
-        self._asked_in: dict[int, int] = {}  # ticket → steps before the one in which its latest request was sent
-        self._sent_in: dict[int, int] = {}  # ticket → steps before the one in which it was first sent
-        self._left: dict[int, int] = {}  # ticket → rollouts that are not back
+        self._results: dict[int, tuple[Groups, int]] = {}  # submission → what it will have come to, and its place there
+        self._asked_in: dict[int, int] = {}  # submission → steps before the one in which its latest request was sent
+        self._sent_in: dict[int, int] = {}  # submission → steps before the one in which it was first sent
+        self._left: dict[int, int] = {}  # submission → rollouts that are not back
 
     def generate(self, engine: Engine, requests: Requests | None, answer: Callable[[Requests], Groups]) -> Phase:
         """Run one step's generation to its end.
@@ -123,7 +123,7 @@ class Clock:
         self._start(engine)
         self._send(requests, answer)
         done: list[int] = []
-        while self.queue.busy and not engine.settled:
+        while self.queue.busy and not engine.decided:
             done += self._look()
             if done:
                 requests = engine.receive(self._take(done))
@@ -158,7 +158,9 @@ class Clock:
     def ages(self, result: StepResult) -> np.ndarray:
         """int64: of each trained group of the last step, weight updates between its first request and its training."""
         now = len(self.phases) - 1
-        return np.array([now - self._sent_in[t] for t in result.groups.ticket[result.trained].tolist()], dtype=np.int64)
+        return np.array(
+            [now - self._sent_in[t] for t in result.groups.submission[result.trained].tolist()], dtype=np.int64
+        )
 
     def _start(self, engine: Engine) -> None:
         self._poll = engine.config.poll_interval
@@ -167,16 +169,16 @@ class Clock:
         self._returned: list[float] = []
 
     def _look(self) -> list[int]:
-        """Let time pass until a look finds sequences that ended; the tickets of which nothing is missing any more."""
+        """Let time pass until a look finds sequences that ended; the submissions of which nothing is missing any more."""
         queue, begun = self.queue, self._before[0]
         look, done = queue.next_end, []
         if self._poll > 0:  # the first look after it
             look = max(look, begun + math.ceil((look - begun) / self._poll - 1e-9) * self._poll)
         while queue.next_end <= look:
-            ticket = queue.pop()
-            self._left[ticket] -= 1
-            if not self._left[ticket]:
-                done.append(ticket)
+            submission = queue.pop()
+            self._left[submission] -= 1
+            if not self._left[submission]:
+                done.append(submission)
         queue.wait(look)
         self._returned += [look] * len(done)
         return done
@@ -187,28 +189,30 @@ class Clock:
         self._waves += not self.queue.busy
         groups = answer(requests)
         lengths, offsets = groups.tokens.tolist(), groups.offsets.tolist()
-        for place, ticket in enumerate(groups.ticket.tolist()):
-            self._asked_in[ticket] = len(self.phases)
-            self._sent_in.setdefault(ticket, len(self.phases))
+        for place, submission in enumerate(groups.submission.tolist()):
+            self._asked_in[submission] = len(self.phases)
+            self._sent_in.setdefault(submission, len(self.phases))
             mine = lengths[offsets[place] : offsets[place + 1]]
             if not mine:
-                raise ValueError(f"the world returned no rollout at all for ticket {ticket}: it would never come back")
-            self._results[ticket], self._left[ticket] = (groups, place), len(mine)
-            self.queue.add(mine, ticket)
+                raise ValueError(
+                    f"the world returned no rollout at all for submission {submission}: it would never come back"
+                )
+            self._results[submission], self._left[submission] = (groups, place), len(mine)
+            self.queue.add(mine, submission)
             self._sent += len(mine)
 
-    def _take(self, tickets: list[int]) -> Groups:
-        """The results of these tickets, in ticket order."""
+    def _take(self, submissions: list[int]) -> Groups:
+        """The results of these submissions, in submission order."""
         parts: dict[int, tuple[Groups, list[int]]] = {}
-        for ticket in tickets:
-            groups, place = self._results.pop(ticket)
-            del self._left[ticket]
+        for submission in submissions:
+            groups, place = self._results.pop(submission)
+            del self._left[submission]
             parts.setdefault(id(groups), (groups, []))[1].append(place)
         groups = Groups.concat([g.select(np.sort(np.array(places))) for g, places in parts.values()])
         self._back += groups.rollouts
         self._back_tokens += int(groups.tokens.sum())
-        groups = groups.select(np.argsort(groups.ticket, kind="stable"))
-        asked = np.array([self._asked_in.pop(t) for t in groups.ticket.tolist()], dtype=np.int32)
+        groups = groups.select(np.argsort(groups.submission, kind="stable"))
+        asked = np.array([self._asked_in.pop(t) for t in groups.submission.tolist()], dtype=np.int32)
         groups.lag = (len(self.phases) - asked).astype(np.int32)
         return groups
 

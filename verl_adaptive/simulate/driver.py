@@ -28,7 +28,7 @@ from verl_adaptive.simulate.learning import LearningWorld
 from verl_adaptive.simulate.oracle import Oracle, OracleBest
 from verl_adaptive.simulate.presets import PEERS, REFERENCES, compose_preset, split_words
 from verl_adaptive.simulate.verl_filter import VerlFilter
-from verl_adaptive.simulate.worlds import Stream, World
+from verl_adaptive.simulate.worlds import World, WorldPrompts
 from verl_adaptive.stats.table import StatsTable
 
 __all__ = ["ENDS", "Simulation", "make_simulation"]
@@ -98,7 +98,7 @@ class Simulation:
             first = np.unique(row_of, return_index=True)[1]  # rows are numbered by first appearance
             sampler.rates = lambda rows: world.rates(first[rows])
         facts = RunFacts.of(replace(config, seed=seed), batch=shape.groups, n=shape.n, steps=steps, prompts=len(table))
-        source = Stream(world.size, seed, shuffle)
+        source = WorldPrompts(world.size, seed, shuffle)
         if isinstance(world, LearningWorld) and world.batch is None:
             world.batch = batch  # the same rollouts in smaller groups move the model no further
         self._peer = peer
@@ -152,7 +152,7 @@ class Simulation:
         elif self.clock is not None:
             self.clock.generate(self.engine, requests, self._answer)
         else:
-            while len(self.engine.flight) and not self.engine.settled:
+            while len(self.engine.flight) and not self.engine.decided:
                 lot = len(self.engine.flight) if self._peer else -(-self.engine.facts.batch // _LOTS)
                 self.engine.receive(self._answer(self.engine.flight.select(slice(lot))))
         result = self.engine.finish()

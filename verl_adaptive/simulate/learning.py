@@ -128,7 +128,7 @@ class LearningWorld(StaticWorld):
 
     def learn(self, result: StepResult, policy: Policy, step: int) -> None:
         c, groups = self.config, result.groups
-        rows = int((result.trains | result.ghost).sum())
+        rows = int((result.trains | result.zero_row).sum())
         batch = self.batch or policy.sampler.facts.batch
         if c.rate == c.spill == 0 or not rows:
             self.step = step

@@ -83,9 +83,9 @@ class Lengths:
         home = groups.group_of
         number = np.arange(groups.rollouts) - groups.offsets[:-1][home]
         salt = groups.stage.astype(np.int64) * _STRIDE + number
-        draw, ticket = Draw(self.seed, 0), groups.ticket[home]
-        radius = np.sqrt(-2.0 * np.log1p(-draw.uniform("clock.length.radius", ticket, salt)))
-        normal = radius * np.cos(2.0 * np.pi * draw.uniform("clock.length.angle", ticket, salt))
+        draw, submission = Draw(self.seed, 0), groups.submission[home]
+        radius = np.sqrt(-2.0 * np.log1p(-draw.uniform("clock.length.radius", submission, salt)))
+        normal = radius * np.cos(2.0 * np.pi * draw.uniform("clock.length.angle", submission, salt))
         centre = self.centre[groups.index] + self.harder * (0.5 - rates)
         tokens = np.exp(centre[home] + self.within * normal)
         return np.clip(np.rint(tokens), 1, self.config.cap).astype(np.int64)

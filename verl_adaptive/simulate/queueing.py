@@ -17,7 +17,7 @@ from math import inf
 
 from verl_adaptive.config import check
 
-__all__ = ["Aborted", "Machine", "Queue"]
+__all__ = ["AbortedAtServers", "Machine", "ServerQueue"]
 
 
 @dataclass
@@ -56,7 +56,7 @@ class Machine:
 
 
 @dataclass(frozen=True)
-class Aborted:
+class AbortedAtServers:
     """Sequences that were stopped before their end.
 
     Attributes:
@@ -123,7 +123,7 @@ class _Replica:
             self.end = inf
 
 
-class Queue:
+class ServerQueue:
     """Sequences that wait and are generated; time goes on by :meth:`pop` and :meth:`wait`.
 
     Args:
@@ -211,7 +211,7 @@ class Queue:
             replica.advance(until)
         self.now = max(self.now, until)
 
-    def abort(self) -> Aborted:
+    def abort(self) -> AbortedAtServers:
         """Stop everything that is running or waiting."""
         begun = waiting = 0
         tokens = 0.0
@@ -226,4 +226,4 @@ class Queue:
             replica.waiting.clear()
             replica.foresee()
         self.busy = 0
-        return Aborted(begun, round(tokens), waiting)
+        return AbortedAtServers(begun, round(tokens), waiting)

@@ -23,7 +23,7 @@ import numpy as np
 
 from verl_adaptive.config import check
 from verl_adaptive.rng import Draw
-from verl_adaptive.samplers.beta import draw_beta
+from verl_adaptive.samplers.beta_posterior import draw_beta
 from verl_adaptive.simulate.learning import LearningConfig, LearningWorld
 from verl_adaptive.simulate.traces import Trace
 from verl_adaptive.simulate.worlds import StaticWorld
@@ -78,7 +78,7 @@ def fit_prior(n: np.ndarray, successes: np.ndarray) -> tuple[float, float]:
 
 
 def knot_rates(trace: Trace, config: ReplayConfig, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Times of the knots ``(T,)`` and pass rates there, float32 ``(T, M)``; see the module."""
+    """Timings of the knots ``(T,)`` and pass rates there, float32 ``(T, M)``; see the module."""
     count = len(trace)
     first, last = int(trace.step.min()), int(trace.step.max())
     knots = min(config.knots, trace.steps)

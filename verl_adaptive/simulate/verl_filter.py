@@ -21,7 +21,7 @@ from dataclasses import replace
 import numpy as np
 
 from verl_adaptive.config import AdaptiveConfig, RunFacts
-from verl_adaptive.engine import PromptSource, Requests, StepResult
+from verl_adaptive.engine import PromptStream, Requests, StepResult
 from verl_adaptive.engine.ledger import Ledger
 from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.groups import Groups
@@ -45,11 +45,11 @@ class VerlFilter:
         policy: not bound yet; default: that of ``config``.
 
     Attributes:
-        settled: never: what is in flight is drained.
+        decided: never: what is in flight is drained.
         flight: prompts that are in flight.
     """
 
-    settled = False
+    decided = False
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class VerlFilter:
         table: StatsTable,
         facts: RunFacts,
         row_of: np.ndarray,
-        source: PromptSource,
+        source: PromptStream,
         *,
         max_inflight: int = 1,
         policy: Policy | None = None,
@@ -67,7 +67,7 @@ class VerlFilter:
         self.policy = policy or build_policy(config)
         self.policy.bind(table, facts)
         self.total, self.skipped = Ledger(), 0
-        self._ticket = 0
+        self._submission = 0
         self._spare = np.zeros(0, dtype=np.int64)  # taken from the stream and not sent yet
 
     @property
@@ -93,7 +93,7 @@ class VerlFilter:
         Raises:
             AdaptiveError: a result was not asked for.
         """
-        back = np.isin(self.flight.ticket, results.ticket)
+        back = np.isin(self.flight.submission, results.submission)
         if back.sum() != len(results):
             raise AdaptiveError("results do not match the requests in flight")
         self.flight = self.flight.select(~back)
@@ -127,25 +127,25 @@ class VerlFilter:
         groups = Groups.concat([*self._good, *self._evicted])
         outcome = np.full(len(groups), "surplus", dtype=object)
         good = len(groups) - sum(len(g) for g in self._evicted)
-        outcome[np.argsort(groups.ticket[:good])[: self.facts.batch]] = "trained"
+        outcome[np.argsort(groups.submission[:good])[: self.facts.batch]] = "trained"
         outcome[good:] = "no_variance"
-        order = np.argsort(groups.ticket, kind="stable")
+        order = np.argsort(groups.submission, kind="stable")
         groups, outcome = groups.select(order), outcome[order]
         self.table.observe(groups, self._step, tolerance=self.facts.tolerance)
         trains = groups.rollout_mask(outcome == "trained")
         self._account(groups, outcome)
-        ghost = np.zeros_like(trains)
-        return StepResult(groups, outcome, trains, ghost, self.ledger, False, "", self._rounds)
+        zero_row = np.zeros_like(trains)
+        return StepResult(groups, outcome, trains, zero_row, self.ledger, False, "", self._rounds)
 
     def _send(self, count: int) -> Requests:
         if len(self._spare) < count:
             more = np.asarray(self.source.take(count - len(self._spare)), dtype=np.int64)
             self._spare = np.concatenate([self._spare, more])
         index, self._spare = self._spare[:count], self._spare[count:]
-        ticket = self._ticket + np.arange(count, dtype=np.int64)
-        self._ticket += count
+        submission = self._submission + np.arange(count, dtype=np.int64)
+        self._submission += count
         n = np.full(count, self.facts.n, dtype=np.int64)
-        sent = Requests(ticket, index, self.row_of[index], n, np.zeros(count, dtype=np.int64))
+        sent = Requests(submission, index, self.row_of[index], n, np.zeros(count, dtype=np.int64))
         self.flight = Requests.join([self.flight, sent])
         self.ledger.rollouts.planned += sent.rollouts
         return sent

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from verl_adaptive.policy import Policy
     from verl_adaptive.simulate.lengths import Lengths
 
-__all__ = ["StaticWorld", "Stream", "World", "draw_groups", "number_keys"]
+__all__ = ["StaticWorld", "World", "WorldPrompts", "draw_groups", "number_keys"]
 
 #: Most rollouts of one request: a rollout's salt is its request's stage times this, plus its number in the request.
 _STRIDE = 1 << 20
@@ -72,7 +72,7 @@ def draw_groups(
 ) -> Groups:
     """Draw rewards of two values.
 
-    A rollout's reward and length are hashes of (seed, ticket, stage, number in the request): the same requests meet the
+    A rollout's reward and length are hashes of (seed, submission, stage, number in the request): the same requests meet the
     same rewards in whatever order they are answered, and a resumed run meets those of the uninterrupted one.
 
     Args:
@@ -88,20 +88,20 @@ def draw_groups(
     salt = requests.stage.astype(np.int64) * _STRIDE
     failed, lost = np.zeros(len(requests), dtype=bool), np.zeros(len(requests), dtype=np.int32)
     if failure > 0:
-        fails = draw.uniform("world.failure", requests.ticket, salt) < failure
+        fails = draw.uniform("world.failure", requests.submission, salt) < failure
         lost = np.where(fails, sizes - sizes // 2, 0).astype(np.int32)
         failed = fails & (requests.stage == 0)
         sizes = sizes - lost
     offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
     home = np.repeat(np.arange(len(requests)), sizes)
     number = np.arange(offsets[-1]) - offsets[:-1][home]
-    bits = draw.bits("world.reward", requests.ticket[home], (salt[home] + number))
+    bits = draw.bits("world.reward", requests.submission[home], (salt[home] + number))
     right = (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53 < p[home]
     reward = np.where(right, high, low)
     mean = np.broadcast_to(np.asarray(tokens, dtype=np.float64), len(requests))[home]
     spread = 0.5 + (bits & np.uint64(2047)).astype(np.float64) / 2048.0  # the bits that the reward does not use
     return Groups(
-        ticket=requests.ticket,
+        submission=requests.submission,
         row=requests.row,
         index=requests.index,
         failed=failed,
@@ -173,7 +173,7 @@ class StaticWorld:
         """Nothing is learned."""
 
 
-class Stream:
+class WorldPrompts:
     """A prompt stream: a fresh permutation of ``range(size)`` every epoch, cut anywhere.
 
     Attributes:

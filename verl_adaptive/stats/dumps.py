@@ -130,7 +130,14 @@ class DumpReader(JournalReader):
             said.rollouts += len(scores)
             said.wrong.update(answer for (_, answer), won in zip(answers, right, strict=True) if won < 0.5)
             sums = {"signal_sum": scores.sum(), "signal_sqsum": (scores * scores).sum(), "reward_sum": scores.sum()}
-            row = {"attempt": 0, "step": step, "ticket": place, "key": key, "source": sources[key], "n": len(scores)}
+            row = {
+                "attempt": 0,
+                "step": step,
+                "submission": place,
+                "key": key,
+                "source": sources[key],
+                "n": len(scores),
+            }
             row |= {**sums, "successes": right.sum(), "signal_min": scores.min(), "signal_max": scores.max()}
             row |= {"outcome": "trained", "failed": False, "tokens": 0, "lag": 0, "lost": 0, "clipped": None}
             for name, values in columns.items():

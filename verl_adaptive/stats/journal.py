@@ -57,7 +57,7 @@ SLOW = 60.0
 GROUPS = pa.schema(
     [
         ("step", pa.int32()),
-        ("ticket", pa.int64()),
+        ("submission", pa.int64()),
         ("key", pa.binary(16)),
         ("source", pa.string()),
         ("n", pa.int32()),
@@ -422,7 +422,7 @@ def _batch(
     with np.errstate(invalid="ignore", over="ignore"):
         columns = {
             "step": np.full(size, step, dtype=np.int32),
-            "ticket": groups.ticket,
+            "submission": groups.submission,
             "source": _clean(sources),
             "n": groups.n,
             "successes": groups.successes,

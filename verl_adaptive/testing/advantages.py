@@ -11,7 +11,7 @@ import numpy as np
 
 from verl_adaptive.groups import Groups
 from verl_adaptive.roles import Advantage
-from verl_adaptive.testing.parts import PROMPTS, PartConformance, unchanged
+from verl_adaptive.testing.components import PROMPTS, PartConformance, unchanged
 
 __all__ = ["AdvantageConformance"]
 

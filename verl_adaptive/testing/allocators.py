@@ -12,7 +12,7 @@ import numpy as np
 from verl_adaptive.allocators.pooled import PooledAllocator
 from verl_adaptive.groups import Groups
 from verl_adaptive.roles import CLOSE, HOLD, Allocator
-from verl_adaptive.testing.parts import PROMPTS, PartConformance, no_global_randomness, unchanged
+from verl_adaptive.testing.components import PROMPTS, PartConformance, no_global_randomness, unchanged
 
 __all__ = ["AllocatorConformance"]
 
@@ -41,7 +41,7 @@ class AllocatorConformance(PartConformance):
         for _ in range(self.patience):
             progress.round += 1
             groups = Groups.from_lists(
-                rows[opened], [rewards[i] for i in opened], stage=[stage[i] for i in opened], ticket=opened.tolist()
+                rows[opened], [rewards[i] for i in opened], stage=[stage[i] for i in opened], submission=opened.tolist()
             )
             more = allocator.review(groups, progress)
             assert more.shape == (len(opened),) and more.dtype == np.int64

@@ -14,7 +14,7 @@ import numpy as np
 from verl_adaptive.groups import Groups
 from verl_adaptive.progress import Progress
 from verl_adaptive.roles import Filter, Verdict
-from verl_adaptive.testing.parts import PROMPTS, PartConformance, no_global_randomness, unchanged
+from verl_adaptive.testing.components import PROMPTS, PartConformance, no_global_randomness, unchanged
 
 __all__ = ["FilterConformance"]
 

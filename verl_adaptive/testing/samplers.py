@@ -64,12 +64,12 @@ class _Run:
 
     def roll(self, requests: Requests) -> Groups:
         rewards = []
-        for ticket, index, n in zip(requests.ticket, requests.index, requests.n, strict=True):
-            one = np.full(int(n), int(ticket), dtype=np.uint64)
+        for submission, index, n in zip(requests.submission, requests.index, requests.n, strict=True):
+            one = np.full(int(n), int(submission), dtype=np.uint64)
             u = Draw(1, 0).uniform("conformance", one, np.arange(int(n)))
             rewards.append((u < self.p[index]).astype(float).tolist())
         groups = Groups.from_lists(
-            requests.row.tolist(), rewards, ticket=requests.ticket.tolist(), index=requests.index.tolist()
+            requests.row.tolist(), rewards, submission=requests.submission.tolist(), index=requests.index.tolist()
         )
         return groups.select(np.arange(len(groups))[::-1]) if self.reverse else groups
 

@@ -33,7 +33,7 @@ GROUPS, SIZE, PROMPT, LONGEST = 8, 8, 6, 12
 STRATEGIES = ("fsdp", "fsdp2")
 
 
-class Rows:
+class GradientRows:
     """A step's rows, the same on every rank, and what the layout makes of them.
 
     Args:
@@ -104,9 +104,9 @@ class Rows:
         positions = self.layout.positions(chunk)
         made = [dict(self.rows[i]) if i != PAD else dict(self.padding) for i in self.layout.order[positions]]
         if tokens:
-            carrier = made[int(np.flatnonzero(positions == self.layout.carrier(chunk))[0])]
-            carrier["loss_mask"] = carrier["loss_mask"].clone()
-            carrier["loss_mask"][0] += int(self.layout.ghost_tokens[chunk])
+            denominator_row = made[int(np.flatnonzero(positions == self.layout.denominator_row(chunk))[0])]
+            denominator_row["loss_mask"] = denominator_row["loss_mask"].clone()
+            denominator_row["loss_mask"][0] += int(self.layout.zero_row_tokens[chunk])
         share = self.layout.rows_per_chunk
         return [made[rank * share : (rank + 1) * share] for rank in range(self.layout.ranks)]
 
@@ -187,7 +187,7 @@ def examine(model_dir: str, dtype: str, strategy: str, device: torch.device) -> 
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=getattr(torch, dtype)).to(device)
-    rows = Rows(model, device, dist.get_world_size())
+    rows = GradientRows(model, device, dist.get_world_size())
     sharded = Sharded(wrapped(model, strategy, device), device)
     layout, worst, control = rows.layout, {"difference": 0.0, "rounding": 0.0}, np.inf
     tokens = np.zeros(layout.ranks)

@@ -12,11 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-__all__ = ["Run", "call", "next_metrics", "read_metrics", "train"]
+__all__ = ["ProcessRun", "call", "next_metrics", "read_metrics", "train"]
 
 
 @dataclass
-class Run:
+class ProcessRun:
     """One training run and what it left behind."""
 
     folder: Path
@@ -61,7 +61,7 @@ def read_metrics(path: Path) -> list[dict]:
 
 def train(
     folder: Path, words: Sequence[str], env: Mapping[str, str], *, timeout: float = 1800, kill_at: int | None = None
-) -> Run:
+) -> ProcessRun:
     """Run verl to its end, or until ``kill_at`` training steps are logged, and then SIGKILL it.
 
     The process that is killed is the one that started Ray: its raylet, workers, driver and vLLM die with it.
@@ -78,7 +78,7 @@ def train(
     """
     metrics = next_metrics(folder)
     code, text = call(folder, ["-m", "verl.trainer.main_ppo", *words], metrics, timeout, kill_at, env)
-    return Run(folder, code, text, read_metrics(metrics))
+    return ProcessRun(folder, code, text, read_metrics(metrics))
 
 
 def next_metrics(folder: Path) -> Path:

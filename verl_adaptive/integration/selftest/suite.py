@@ -24,7 +24,7 @@ from typing import Any
 from verl_adaptive import __version__
 from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.integration.selftest import runs, verdicts
-from verl_adaptive.integration.selftest.runs import Run
+from verl_adaptive.integration.selftest.runs import ProcessRun
 
 __all__ = ["DEFAULT", "PLAIN", "PRESETS", "QUICK", "Item", "Report", "examine", "page"]
 
@@ -186,7 +186,7 @@ def examine(
     gpus = len(report.machine["accelerators"])
     env |= {} if gpus else {"VERL_PLATFORM": "cpu"}
 
-    def trained(item: Item, said: Sequence[str], mode: str = "sync", **extra: str) -> Run:
+    def trained(item: Item, said: Sequence[str], mode: str = "sync", **extra: str) -> ProcessRun:
         where = folder / "runs" / item.name.removeprefix("+adaptive=").replace(" ", "-")
         shutil.rmtree(where, ignore_errors=True)
         return _train(
@@ -255,11 +255,13 @@ def _tool(item: Item, folder: Path, env: dict[str, str], timeout: float, module:
         item.findings.append(f"failed: {_last(done.stderr)}")
 
 
-def _train(folder: Path, said: list[str], env: dict[str, str], timeout: float, kill_at: int | None = None) -> Run:
+def _train(
+    folder: Path, said: list[str], env: dict[str, str], timeout: float, kill_at: int | None = None
+) -> ProcessRun:
     try:
         return runs.train(folder, said, env, timeout=timeout, kill_at=kill_at)
     except TimeoutError as error:
-        return Run(folder, 124, str(error))
+        return ProcessRun(folder, 124, str(error))
 
 
 def _gradient(item: Item, folder: Path, env: dict[str, str], timeout: float, overrides: Sequence[str]) -> None:
@@ -289,7 +291,7 @@ def _count_gpus(env: dict[str, str], timeout: float) -> int:
     return int(done.stdout.split()[-1]) if not done.returncode and done.stdout.strip() else 0
 
 
-def _ended(item: Item, run: Run, steps: int = STEPS) -> bool:
+def _ended(item: Item, run: ProcessRun, steps: int = STEPS) -> bool:
     """Whether a run made all its steps; what every run is asked."""
     item.checks.append("trains")
     if run.code or len(run.steps) != steps:
@@ -308,13 +310,13 @@ def _ended(item: Item, run: Run, steps: int = STEPS) -> bool:
     return True
 
 
-def _plain(item: Item, run: Run) -> None:
+def _plain(item: Item, run: ProcessRun) -> None:
     """What must hold of plain verl."""
     if _ended(item, run):
         item.facts["rollouts"] = STEPS * BATCH * N
 
 
-def _judged(item: Item, run: Run, plain: Item | None = None) -> None:
+def _judged(item: Item, run: ProcessRun, plain: Item | None = None) -> None:
     """What must hold of a run that was not interrupted; beside plain verl, if it is given."""
     if not _ended(item, run):
         return
@@ -341,7 +343,7 @@ def _judged(item: Item, run: Run, plain: Item | None = None) -> None:
         item.facts["updates"] = "not looked at: no optimizer state of FSDP's in the checkpoint"
 
 
-def _common(item: Item, run: Run, steps: int) -> None:
+def _common(item: Item, run: ProcessRun, steps: int) -> None:
     """What must hold of every run with a preset."""
     item.checks.append("metrics are there")
     if absent := verdicts.absent(run):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from verl_adaptive.integration.selftest.runs import Run
+from verl_adaptive.integration.selftest.runs import ProcessRun
 
 __all__ = ["absent", "differences", "imbalance", "optimizer_updates"]
 
@@ -16,7 +16,7 @@ METRICS = (
 )
 
 
-def imbalance(run: Run, before: dict | None = None) -> list[str]:
+def imbalance(run: ProcessRun, before: dict | None = None) -> list[str]:
     """Where generated + held before = trained + dropped + surplus + held after fails, in rollouts and in tokens.
 
     Args:
@@ -43,7 +43,7 @@ def imbalance(run: Run, before: dict | None = None) -> list[str]:
     return found
 
 
-def differences(run: Run, steps: int | None = None) -> list[str]:
+def differences(run: ProcessRun, steps: int | None = None) -> list[str]:
     """Where the policy, driven by the recorded rewards alone, decides or counts otherwise than the run did.
 
     Args:
@@ -75,12 +75,12 @@ def differences(run: Run, steps: int | None = None) -> list[str]:
     return found
 
 
-def absent(run: Run) -> list[str]:
+def absent(run: ProcessRun) -> list[str]:
     """Metrics that some step of a run lacks."""
     return [f"{name} is missing in some step" for name in METRICS if any(name not in m for m in run.steps)]
 
 
-def optimizer_updates(run: Run, step: int) -> int:
+def optimizer_updates(run: ProcessRun, step: int) -> int:
     """Updates that Adam has really made, from verl's own checkpoint.
 
     Raises:

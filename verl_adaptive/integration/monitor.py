@@ -16,7 +16,7 @@ from verl_adaptive.integration.rewards import sums
 from verl_adaptive.integration.tables import log_lists
 from verl_adaptive.report.judge import Finding, Judge
 
-__all__ = ["Watch"]
+__all__ = ["Monitor"]
 
 logger = logging.getLogger(__name__)
 
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 _LOOKED_AT = 16
 
 
-class Watch:
+class Monitor:
     """Looks on after each step.
 
     Args:

@@ -6,7 +6,7 @@ import json
 import time
 from typing import Any
 
-from verl_adaptive.report.learning import headline
+from verl_adaptive.report.learning_curve import headline
 from verl_adaptive.report.overview import ledger_of
 from verl_adaptive.stats import Run
 

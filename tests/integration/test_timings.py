@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from verl_adaptive.integration.times import Times
+from verl_adaptive.integration.timings import Timings
 
 
 def seconds(*events: tuple[float, int], end: float, begin: float = 100.0) -> tuple[float, float]:
     now = [begin]
-    times = Times(clock=lambda: now[0])
+    times = Timings(clock=lambda: now[0])
     times.begin()
     for when, groups in events:
         now[0] = when
@@ -33,7 +33,7 @@ def test_a_step_without_groups() -> None:
 
 def idle(*loads: tuple[float, int], end: float, slots: int = 10) -> float:
     now = [100.0]
-    times = Times(slots, lambda: now[0])
+    times = Timings(slots, lambda: now[0])
     times.begin()
     for when, rollouts in loads:
         now[0] = when
@@ -55,5 +55,5 @@ def test_what_is_sent_meanwhile_takes_slots() -> None:
 
 
 def test_idle_slots_are_not_said_where_nobody_knows_how_many_there_are() -> None:
-    assert "adaptive/time/idle_share" not in Times().metrics()
+    assert "adaptive/time/idle_share" not in Timings().metrics()
     assert idle(end=100.0) == 0.0

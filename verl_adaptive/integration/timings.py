@@ -6,13 +6,13 @@ import math
 import time
 from collections.abc import Callable
 
-__all__ = ["Times"]
+__all__ = ["Timings"]
 
 #: Share of the groups after whose return the wait for the rest begins to count.
 _MOST = 0.9
 
 
-class Times:
+class Timings:
     """Seconds from a step's first request to its batch, of these with only a tenth of its groups to come; idle slots.
 
     Args:

@@ -42,7 +42,7 @@ def step_metrics(
         layouts: of its mini-steps.
         updates: of the actor's optimizer, in the step.
         max_response_length: ``data.max_response_length``; None: not known, and nothing is counted as clipped.
-        times: seconds of the step's generation (:class:`~verl_adaptive.integration.times.Times`), which are logged, too.
+        times: seconds of the step's generation (:class:`~verl_adaptive.integration.timings.Timings`), which are logged, too.
     """
     groups, ledger = result.groups, result.ledger
     usable = ~groups.failed & (groups.n > 0)

@@ -19,7 +19,7 @@ from tests.cli.stores import hostile_rows, write_dataset
 from tests.world import World, make_engine, run_step
 from verl_adaptive.cli import main
 from verl_adaptive.engine import make_engine as make
-from verl_adaptive.integration import inspect, report
+from verl_adaptive.integration import inspect, step_metrics
 from verl_adaptive.stats import StatsTable
 
 MINIMAL = (
@@ -35,7 +35,7 @@ def test_every_step_has_a_line(caplog) -> None:
         result = run_step(engine, world, step)
         with caplog.at_level(logging.INFO, "verl_adaptive"):
             caplog.clear()
-            metrics = report.step_metrics(engine, result, [], updates=0)
+            metrics = step_metrics.step_metrics(engine, result, [], updates=0)
         (line,) = [r.getMessage() for r in caplog.records]
         rollouts = result.ledger.rollouts
         informative = int(metrics["adaptive/groups/informative_total"])
@@ -55,9 +55,9 @@ def test_a_rollout_is_cut_when_one_of_its_outputs_is(monkeypatch) -> None:
     groups = result.groups
     groups.tokens, groups.shorter = np.full(64, 1200), np.full(64, 800)
     ratio = "adaptive/response_length/generated_clip_ratio"
-    assert report.step_metrics(engine, result, [], updates=0, max_response_length=1000)[ratio] == 0
+    assert step_metrics.step_metrics(engine, result, [], updates=0, max_response_length=1000)[ratio] == 0
     groups.shorter[:16] = 200
-    assert report.step_metrics(engine, result, [], updates=0, max_response_length=1000)[ratio] == 0.25
+    assert step_metrics.step_metrics(engine, result, [], updates=0, max_response_length=1000)[ratio] == 0.25
 
 
 def test_a_warm_start_visits_nothing() -> None:
@@ -66,7 +66,7 @@ def test_a_warm_start_visits_nothing() -> None:
     table = engine.table
     for name, value in (("visits", 2), ("rollouts", 16), ("successes", 0.0), ("first_rate", 0.0), ("last_rate", 0.0)):
         table.col(name)[:] = value
-    metrics = report.step_metrics(engine, run_step(engine, world, 1), [], updates=0)
+    metrics = step_metrics.step_metrics(engine, run_step(engine, world, 1), [], updates=0)
     assert metrics["adaptive/prompts/visited_share"] == 8 / 40
     assert metrics["adaptive/pass_rate/started_hard"] == metrics["adaptive/pass_rate/generated_mean"] > 0
 
@@ -75,7 +75,7 @@ def test_the_lines_example() -> None:
     finder = doctest.DocTestFinder()
     (example,) = [
         t
-        for t in finder.find(report.progress_line, "line", globs={"progress_line": report.progress_line})
+        for t in finder.find(step_metrics.progress_line, "line", globs={"progress_line": step_metrics.progress_line})
         if t.examples
     ]
     assert doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE).run(example).failed == 0
@@ -85,7 +85,7 @@ def test_a_step_without_rollouts_has_a_line() -> None:
     names = ("groups/trained_total", "groups/finished_total", "groups/informative_total", "groups/surplus_total")
     names += ("pass_rate/generated_mean",)
     names += ("rollouts/generated_total", "rollouts/trained_total", "rounds_total", "prompts/epoch")
-    line = report.progress_line({f"adaptive/{name}": 0.0 for name in names}, 3, None)
+    line = step_metrics.progress_line({f"adaptive/{name}": 0.0 for name in names}, 3, None)
     assert line.startswith("step 3: 0 groups: 0 informative, 0 train | 0 rollouts | pass rate")
 
 
@@ -93,10 +93,10 @@ def test_groups_of_one_are_prompts_and_not_called_uninformative() -> None:
     counts = {"finished": 128.0, "informative": 0.0, "trained": 128.0, "surplus": 0.0}
     metrics = {f"adaptive/groups/{name}_total": count for name, count in counts.items()}
     assert (
-        report._groups({**metrics, "adaptive/rollouts/generated_total": 128.0})
+        step_metrics._groups({**metrics, "adaptive/rollouts/generated_total": 128.0})
         == "128 prompts of one rollout, all train"
     )
-    assert report._groups({**metrics, "adaptive/rollouts/generated_total": 1024.0}).startswith(
+    assert step_metrics._groups({**metrics, "adaptive/rollouts/generated_total": 1024.0}).startswith(
         "128 groups: 0 informative"
     )
 
@@ -129,7 +129,7 @@ def test_the_trainer_and_doctor_have_one_plan(tmp_path, capsys, monkeypatch) -> 
     seen = replace(seen, first_round=None, resume="")
     assert plan.as_dict() == seen.as_dict() and plan.lines() == seen.lines()
     assert (plan.steps, plan.groups, plan.n, plan.prompts) == (15, 8, 8, 40)
-    lines = report.banner(trainer)
+    lines = step_metrics.banner(trainer)
     assert lines[0].startswith("verl-adaptive ") and {f"  {k:<8} {v}" for k, v in plan.lines()} <= set(lines)
     labels = [line.split()[0] for line in lines[1:]]
     assert labels == [*dict(plan.lines()), "data", "start", "look", *["note"] * len(plan.notes), "curves"]

@@ -12,7 +12,7 @@ pytest.importorskip("verl")
 from torchdata.stateful_dataloader import StatefulDataLoader
 from torchdata.stateful_dataloader.sampler import RandomSampler
 
-from verl_adaptive.integration.prompts import NumberedDataset, Stream, _keep_items
+from verl_adaptive.integration.dataloader import DataloaderPrompts, NumberedDataset, _keep_items
 
 SIZE = 30
 
@@ -35,7 +35,7 @@ def shuffled(rows: Rows) -> RandomSampler:
 
 def test_a_gated_stream_reads_what_is_admitted_and_nothing_else():
     rows = Rows()
-    stream = Stream(rows, shuffled(rows), chunk=1, workers=4)
+    stream = DataloaderPrompts(rows, shuffled(rows), chunk=1, workers=4)
     seen = stream.take(20)
     assert rows.read == []
     admitted = seen[::5].tolist()
@@ -45,7 +45,7 @@ def test_a_gated_stream_reads_what_is_admitted_and_nothing_else():
 
 def test_whole_batches_are_read_ahead_once():
     rows = Rows()
-    stream = Stream(rows, shuffled(rows), chunk=8, workers=0)
+    stream = DataloaderPrompts(rows, shuffled(rows), chunk=8, workers=0)
     seen = stream.take(8).tolist()
     assert [stream.item(i)["number"] for i in seen] == seen == rows.read
     assert stream.take(17).tolist() != seen and len(stream.take(1)) == 8
@@ -54,11 +54,11 @@ def test_whole_batches_are_read_ahead_once():
 @pytest.mark.parametrize("chunk", [1, 8])
 def test_a_stream_goes_on_where_it_stopped(chunk):
     rows = Rows()
-    stream = Stream(rows, shuffled(rows), chunk=chunk, workers=0)
+    stream = DataloaderPrompts(rows, shuffled(rows), chunk=chunk, workers=0)
     stream.take(8)
     state = stream.loader.state_dict()
     expected = [stream.take(8)[:8] for _ in range(6)]  # into the second epoch
-    other = Stream(rows, shuffled(rows), chunk=chunk, workers=0)
+    other = DataloaderPrompts(rows, shuffled(rows), chunk=chunk, workers=0)
     other.loader.load_state_dict(state)
     assert all(np.array_equal(e, other.take(8)[:8]) for e in expected)
 
@@ -81,7 +81,7 @@ def test_the_state_of_another_loader_is_understood(chunk, size, before, now):
         next(iterator)
     state = old.state_dict()
     expected = [i for items in (*iterator, *old) for i, _ in items]
-    stream = Stream(rows, shuffled(rows), chunk=chunk, workers=now)
+    stream = DataloaderPrompts(rows, shuffled(rows), chunk=chunk, workers=now)
     stream.loader.load_state_dict(state)
     found: list[int] = []
     while len(found) < len(expected):

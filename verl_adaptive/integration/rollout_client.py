@@ -20,18 +20,18 @@ from verl_adaptive.engine import Requests
 from verl_adaptive.errors import AdaptiveError, ConfigError
 from verl_adaptive.groups import Groups
 from verl_adaptive.integration.bulk import stacked, without_gc
+from verl_adaptive.integration.dataloader import DataloaderPrompts
 from verl_adaptive.integration.facts import SINGLE_TURN
-from verl_adaptive.integration.prompts import Stream
+from verl_adaptive.integration.polling import DONE, POLL_SHARE, StallTimeout
 from verl_adaptive.integration.queue import Queue
-from verl_adaptive.integration.waiting import DONE, POLL_SHARE, StallTimeout
 
-__all__ = ["Courier", "Road"]
+__all__ = ["RolloutClient", "RolloutHandles"]
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Road:
+class RolloutHandles:
     """What leads to verl's rollout workers.
 
     Attributes:
@@ -66,20 +66,22 @@ def deal(count: int, hands: int) -> np.ndarray:
     return np.concatenate([order[hand::hands] for hand in range(max(1, hands))])
 
 
-class Courier:
+class RolloutClient:
     """Sends requests, waits, and reads what is back.
 
     Args:
         queue: what TransferQueue holds.
         stream: the prompts.
-        road: what leads to the workers.
+        handles: what leads to the workers.
         config: the ``adaptive`` group.
         batch: groups of a step, B.
     """
 
-    def __init__(self, queue: Queue, stream: Stream, road: Road, config: AdaptiveConfig, batch: int) -> None:
-        self.queue, self.stream, self.road, self.config, self.batch = queue, stream, road, config, batch
-        self.prompts: dict[int, dict] = {}  # ticket → the data row, kept while the group is open
+    def __init__(
+        self, queue: Queue, stream: DataloaderPrompts, handles: RolloutHandles, config: AdaptiveConfig, batch: int
+    ) -> None:
+        self.queue, self.stream, self.handles, self.config, self.batch = queue, stream, handles, config, batch
+        self.prompts: dict[int, dict] = {}  # submission → the data row, kept while the group is open
         self._took = 0.0  # seconds of the latest look that found something
         self._all_failed: list[int] = []  # groups of the latest looks in which every group failed
 
@@ -92,17 +94,21 @@ class Courier:
         """
         if requests is None or not len(requests):
             return
-        requests = requests.select(deal(len(requests), self.road.hands()))
+        requests = requests.select(deal(len(requests), self.handles.hands()))
         items, uids = [], []
-        for ticket, index, n, stage in zip(
-            requests.ticket.tolist(), requests.index.tolist(), requests.n.tolist(), requests.stage.tolist(), strict=True
+        for submission, index, n, stage in zip(
+            requests.submission.tolist(),
+            requests.index.tolist(),
+            requests.n.tolist(),
+            requests.stage.tolist(),
+            strict=True,
         ):
-            if ticket not in self.prompts:
-                self.prompts[ticket] = self.stream.item(index)
-            item = self.prompts[ticket]
+            if submission not in self.prompts:
+                self.prompts[submission] = self.stream.item(index)
+            item = self.prompts[submission]
             items.append(item)
-            whole = self.road.single_turn and item.get("agent_name", SINGLE_TURN) == SINGLE_TURN
-            uids.append(self.queue.ask(ticket, str(uuid.uuid4()), n, stage, whole=whole))
+            whole = self.handles.single_turn and item.get("agent_name", SINGLE_TURN) == SINGLE_TURN
+            uids.append(self.queue.ask(submission, str(uuid.uuid4()), n, stage, whole=whole))
         self._check_room()
         if "__rollout_n__" in items[0]:
             raise AdaptiveError(
@@ -111,13 +117,13 @@ class Courier:
             )
         columns = {**collate_fn(items), "uid": uids, "__rollout_n__": requests.n.tolist()}
         batch = tu.get_tensordict({k: v if isinstance(v, torch.Tensor) else stacked(v) for k, v in columns.items()})
-        tu.assign_non_tensor_data(batch, "global_steps", self.road.step_of())
-        self.road.submit(batch)
+        tu.assign_non_tensor_data(batch, "global_steps", self.handles.step_of())
+        self.handles.submit(batch)
 
     def timeout(self) -> StallTimeout:
         """A wait that begins now."""
-        road = self.road
-        return StallTimeout(self.config.poll_interval, road.stall, road.step_of(), road.dead, road.busy)
+        handles = self.handles
+        return StallTimeout(self.config.poll_interval, handles.stall, handles.step_of(), handles.dead, handles.busy)
 
     def fetch(self, flight: Requests, timeout: StallTimeout) -> Groups | None:
         """Look once: what has come back of these requests, or None after a rest.
@@ -132,7 +138,7 @@ class Courier:
         if not back.any():
             timeout.rest(status, self.queue.count)
             return None
-        results = self.queue.collect(flight.select(back), self.road.step_of())
+        results = self.queue.collect(flight.select(back), self.handles.step_of())
         self._note_failures(results)
         self._took = time.monotonic() - began
         timeout.restart()
@@ -160,20 +166,20 @@ class Courier:
                 return uids
             timeout.rest(status, self.queue.count)
 
-    def close(self, tickets: list[int]) -> None:
+    def close(self, submissions: list[int]) -> None:
         """These groups are done with."""
-        self.queue.close(tickets)
-        self.forget(tickets)
+        self.queue.close(submissions)
+        self.forget(submissions)
 
-    def forget(self, tickets: list[int]) -> None:
+    def forget(self, submissions: list[int]) -> None:
         """Drop these groups' prompts."""
-        for ticket in tickets:
-            self.prompts.pop(ticket, None)
+        for submission in submissions:
+            self.prompts.pop(submission, None)
 
     def take_up(self, living: dict[int, int], state: dict) -> None:
-        """After a resume: the groups that outlived the step, ticket → data-set position, and their rows."""
+        """After a resume: the groups that outlived the step, submission → data-set position, and their rows."""
         self.queue.load_state_dict(state, living)
-        self.prompts = {ticket: self.stream.item(index) for ticket, index in living.items() if index >= 0}
+        self.prompts = {submission: self.stream.item(index) for submission, index in living.items() if index >= 0}
 
     def pause(self) -> None:
         """Between two looks that both found something: results that trickle in must not keep the driver busy."""
@@ -192,17 +198,17 @@ class Courier:
     # -- checks ---------------------------------------------------------------------------------------------
 
     def _check_room(self) -> None:
-        limit = self.road.row_limit
+        limit = self.handles.row_limit
         if limit is not None and (expected := self.queue.expected()) > limit:
             raise ConfigError(
                 "transfer_queue.backend.SimpleStorage.total_storage_size",
                 limit,
-                f"step {self.road.step_of()} needs {expected} rows in TransferQueue at once (a row a prompt and one an "
+                f"step {self.handles.step_of()} needs {expected} rows in TransferQueue at once (a row a prompt and one an "
                 f"output); set it to {2 * expected} or more, or null for no limit",
             )
 
     def _note_failures(self, results: Groups) -> None:
-        step, failures, lost = self.road.step_of(), int(results.failed.sum()), int(results.lost.sum())
+        step, failures, lost = self.handles.step_of(), int(results.failed.sum()), int(results.lost.sum())
         if lost:
             logger.warning(
                 "step %d: %d of %d rollouts of %d prompts were lost (a session raised or returned nothing, or its reward is "
@@ -219,7 +225,7 @@ class Courier:
         self._all_failed = [*self._all_failed, failures] if failures == len(results) else []
         # A look may see one group: a small batch's worth of single failures can be bad luck.
         if sum(self._all_failed) >= max(16, 2 * self.batch):
-            busy = self.road.busy()
+            busy = self.handles.busy()
             raise AdaptiveError(
                 f"step {step}: the last {sum(self._all_failed)} groups all failed. The reward function, the agent loop or a "
                 "rollout server is broken: look for its error above (verl logs it as `Error in _run_prompt`), or for a reward "

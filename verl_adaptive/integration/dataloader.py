@@ -9,7 +9,7 @@ import numpy as np
 from torch.utils.data import Dataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-__all__ = ["NumberedDataset", "Stream", "identity_columns"]
+__all__ = ["DataloaderPrompts", "NumberedDataset", "identity_columns"]
 
 
 class NumberedDataset(Dataset):
@@ -50,8 +50,8 @@ def _keep_items(items: list) -> list:
     return items
 
 
-class Stream:
-    """verl's prompt order, through verl's own sampler and a stateful dataloader, as a :class:`PromptSource`.
+class DataloaderPrompts:
+    """verl's prompt order, through verl's own sampler and a stateful dataloader, as a :class:`PromptStream`.
 
     Args:
         dataset: verl's training set.

@@ -11,7 +11,7 @@ import pytest
 
 from verl_adaptive.errors import ConfigError
 from verl_adaptive.simulate import ClockConfig, LengthConfig, Machine, compose_preset, expected_waiting
-from verl_adaptive.simulate.waiting import _pool
+from verl_adaptive.simulate.expected import _pool
 
 CLOCK = ClockConfig(Machine(2, 16), LengthConfig(median=80, sigma=0.8, cap=600))
 

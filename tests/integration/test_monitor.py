@@ -17,7 +17,7 @@ from verl.utils import tensordict_utils as tu
 
 from tests.world import make_engine, run_step
 from verl_adaptive.config import AdaptiveConfig
-from verl_adaptive.integration import tables, watch
+from verl_adaptive.integration import monitor, tables
 from verl_adaptive.integration.tables import COLUMNS, lists_now
 from verl_adaptive.stats.state import join_state, split_state
 
@@ -30,9 +30,9 @@ def told(caplog):
 
 def watched(monkeypatch, steps: int, *, tracking=None, fields=frozenset(), **config):
     engine, world = make_engine(filter="keep_all", batch=16, n=8, M=60, p=np.where(np.arange(60) < 50, 0.6, 0.0))
-    monkeypatch.setattr(watch, "_fields", lambda batch: fields)
+    monkeypatch.setattr(monitor, "_fields", lambda batch: fields)
     made = AdaptiveConfig.from_mapping({"name": "t", **config})
-    looker = watch.Watch(made, engine, repeated=0.0, longest=3, tracking=lambda: tracking)
+    looker = monitor.Monitor(made, engine, repeated=0.0, longest=3, tracking=lambda: tracking)
     out = []
     for step in range(1, steps + 1):
         out.append(looker.step(step, run_step(engine, world, step), SimpleNamespace(keys=[], partition_id="train")))
@@ -49,7 +49,7 @@ def test_metrics_and_lines_come_out(monkeypatch, told) -> None:
 
 def test_answers_of_several_short_outputs_are_not_cut(told) -> None:
     engine, world = make_engine(filter="keep_all", batch=16, n=8, M=60, p=np.full(60, 0.5))
-    looker = watch.Watch(AdaptiveConfig(), engine, repeated=0.0, longest=1000, tracking=lambda: None)
+    looker = monitor.Monitor(AdaptiveConfig(), engine, repeated=0.0, longest=1000, tracking=lambda: None)
     batch = SimpleNamespace(keys=[], partition_id="train")
     shares = []
     for step, longest in enumerate([400, 400, 1000], 1):
@@ -69,7 +69,7 @@ def test_trouble_is_said_once_and_training_goes_on(monkeypatch, told) -> None:
     def breaks(*_, **__):
         raise RuntimeError("no such field")
 
-    monkeypatch.setattr(watch.Judge, "step", breaks)
+    monkeypatch.setattr(monitor.Judge, "step", breaks)
     _, out = watched(monkeypatch, 3)
     assert out == [{}, {}, {}]
     (line,) = [r.getMessage() for r in told.records if "off from now on" in r.getMessage()]
@@ -101,7 +101,7 @@ def test_a_graded_reward_that_verl_calls_acc_is_no_other_field(queue, rewards, i
         for i, (reward, info) in enumerate(zip(rewards, infos, strict=True))
     ]
     tq.kv_batch_put(keys=keys, partition_id="train", fields=tu.list_of_dict_to_tensordict(rows), tags=[{}] * len(keys))
-    assert watch._fields(SimpleNamespace(keys=keys, partition_id="train")) == fields
+    assert monitor._fields(SimpleNamespace(keys=keys, partition_id="train")) == fields
     tq.kv_clear(keys=keys, partition_id="train")
 
 
@@ -112,14 +112,14 @@ def test_a_resumed_run_says_nothing_twice(monkeypatch, told) -> None:
         told.clear()
         engine, world = make_engine(filter="keep_all", batch=16, n=8, M=60, p=np.zeros(60))
         config = AdaptiveConfig.from_mapping({"name": "t"})
-        looker = watch.Watch(config, engine, repeated=0.3, longest=None, tracking=lambda: None)
+        looker = monitor.Monitor(config, engine, repeated=0.3, longest=None, tracking=lambda: None)
         if state is not None:
             looker.load_state_dict(join_state(*split_state(state)))
         for step in range(1, count + 1):
             looker.step(step, run_step(engine, world, step), SimpleNamespace(keys=[], partition_id="train"))
         return looker.state_dict(), [r.getMessage() for r in told.records if "alarm:" in r.getMessage()]
 
-    monkeypatch.setattr(watch, "_fields", lambda batch: frozenset({"acc"}))
+    monkeypatch.setattr(monitor, "_fields", lambda batch: frozenset({"acc"}))
     state, lines = steps(3, None)
     assert len(lines) == 2 and "repeat" in lines[0] and "not one success" in lines[1]
     again, lines = steps(3, state)
@@ -132,7 +132,7 @@ def test_a_resumed_run_says_nothing_twice(monkeypatch, told) -> None:
 
 def test_a_state_that_cannot_be_taken_up_stops_no_run(monkeypatch, told) -> None:
     engine, _ = make_engine()
-    looker = watch.Watch(AdaptiveConfig(), engine, repeated=0.0, longest=3, tracking=lambda: None)
+    looker = monitor.Monitor(AdaptiveConfig(), engine, repeated=0.0, longest=3, tracking=lambda: None)
     looker.load_state_dict({"alarms": {"names": ["a"]}, "asked": 0})
     (line,) = [r.getMessage() for r in told.records]
     assert "alarms are off from now on, training goes on: KeyError" in line

@@ -1,6 +1,6 @@
 """Where open groups lie: joined with what comes back, reviewed, topped up or held, closed, and accounted for.
 
-The desk knows no order and no mode: an engine says which groups to look at, and what becomes of the closed ones.
+The tracker knows no order and no mode: an engine says which groups to look at, and what becomes of the closed ones.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from verl_adaptive.progress import Progress
 from verl_adaptive.roles import CLOSE, HOLD
 from verl_adaptive.stats.table import StatsTable
 
-__all__ = ["FEW_LOST", "Desk", "arrays_of", "fit"]
+__all__ = ["FEW_LOST", "GroupTracker", "arrays_of", "fit"]
 
 #: Share of a batch that failed groups may take where every group trains: another generation for them costs more.
 FEW_LOST = 0.1
 
 
-class Desk:
+class GroupTracker:
     """Open groups and the accounts of a run.
 
     Args:
@@ -39,13 +39,13 @@ class Desk:
         skip_zero: leave rollouts of exactly zero advantage out of training.
 
     Attributes:
-        open: groups that wait for a top-up, or for a decision about one; in ticket order.
-        held: groups kept for a later step's top-up; in ticket order.
+        open: groups that wait for a top-up, or for a decision about one; in submission order.
+        held: groups kept for a later step's top-up; in submission order.
         held_since: int64 ``(H,)``, the step each was held in.
         gone: groups open when the run was interrupted, of prompts that have left the data set since.
         behind: groups that another trainer mode had ready when the run was interrupted: reviewed, and learned from.
         closed: what was closed in this step.
-        cut: int64, tickets whose top-up has just come back with rollouts missing: they close with what they have.
+        cut: int64, submissions whose top-up has just come back with rollouts missing: they close with what they have.
         ledger, total: the account of the step and of the run.
         why: why the step's sampling ended early, or an empty string.
     """
@@ -76,7 +76,7 @@ class Desk:
     # -- open groups ----------------------------------------------------------------------------------------
 
     def join(self, results: Groups) -> Groups:
-        """Count what came back and join it with the open groups it belongs to; in ticket order.
+        """Count what came back and join it with the open groups it belongs to; in submission order.
 
         A rollout without a reward that can be used was generated like any other. It is in no group from here on, so that it
         is counted as lost at once, and not when its group is closed.
@@ -87,9 +87,9 @@ class Desk:
         self.ledger.tokens.generated += int(results.tokens.sum()) + spoilt_tokens
         self.ledger.rollouts.drop("lost", spoilt)
         self.ledger.tokens.drop("lost", spoilt_tokens)
-        waiting = np.isin(self.open.ticket, results.ticket)
-        known = np.isin(results.ticket, self.open.ticket)
-        self.cut = results.ticket[known & (results.lost > 0)]
+        waiting = np.isin(self.open.submission, results.submission)
+        known = np.isin(results.submission, self.open.submission)
+        self.cut = results.submission[known & (results.lost > 0)]
         joined = self.open.select(waiting).merge(results.select(known))
         self.open = self.open.select(~waiting)
         return Groups.concat([joined, results.select(~known)]).sorted()
@@ -154,23 +154,23 @@ class Desk:
             self.table.observe(groups, self.progress.step, tolerance=self.facts.tolerance)
 
     def never_trains(self, closed: Sequence[Closed]) -> np.ndarray:
-        """int64: tickets of groups closed in this step on which no batch of it can fall back (:meth:`batch`).
+        """int64: submissions of groups closed in this step on which no batch of it can fall back (:meth:`batch`).
 
         Of those that were dropped the B best could still be wanted, those with variance first, the oldest first.
         """
         every = Closed.concat(closed)
-        out = every.groups.ticket[~(every.kept | every.usable)]
+        out = every.groups.submission[~(every.kept | every.usable)]
         spare = every.groups.select(every.usable)
-        best = np.lexsort((spare.ticket, spare.degenerate(self.facts.tolerance)))
-        return np.concatenate([out, spare.ticket[best[self.facts.batch :]]])
+        best = np.lexsort((spare.submission, spare.degenerate(self.facts.tolerance)))
+        return np.concatenate([out, spare.submission[best[self.facts.batch :]]])
 
     # -- a step's end ---------------------------------------------------------------------------------------
 
     def batch(self, closed: Closed, rounds: int) -> StepResult:
-        """Settle a step's batch: the first B kept groups in ticket order.
+        """Settle a step's batch: the first B kept groups in submission order.
 
         Args:
-            closed: all groups of the step, in ticket order.
+            closed: all groups of the step, in submission order.
             rounds: times results were looked at, for messages.
 
         Raises:
@@ -196,10 +196,10 @@ class Desk:
         if config.max_rollouts_per_step is not None and not config.refill and self.why and len(groups) < size:
             note = note or self.shortage(len(kept), rounds)
         trains &= groups.rollout_mask(outcome == "trained")
-        ghost = np.zeros_like(trains)
+        zero_row = np.zeros_like(trains)
         if self.skip_zero:
-            ghost = self.ghosts(groups, outcome == "trained", trains)
-        return StepResult(groups, outcome, trains & ~ghost, ghost, self.ledger, len(kept) < size, note, rounds)
+            zero_row = self.zero_rows(groups, outcome == "trained", trains)
+        return StepResult(groups, outcome, trains & ~zero_row, zero_row, self.ledger, len(kept) < size, note, rounds)
 
     def wants(self, kept: int) -> bool:
         """Whether a batch of ``kept`` groups is short; where every group trains, a few that failed are no reason to wait."""
@@ -217,24 +217,24 @@ class Desk:
         """A pool sampler without refill means all that it picked; a stream may have been asked for more than B."""
         return not self.config.refill and self.policy.sampler.kind == "pool"
 
-    def ghosts(self, groups: Groups, trained: np.ndarray, trains: np.ndarray) -> np.ndarray:
+    def zero_rows(self, groups: Groups, trained: np.ndarray, trains: np.ndarray) -> np.ndarray:
         """bool ``(R,)``: rollouts that stay out of training because their advantage is exactly zero."""
         inside = groups.rollout_mask(trained)
-        ghost = np.zeros_like(trains)  # judged by what the advantage itself will see: the trained groups alone
+        zero_row = np.zeros_like(trains)  # judged by what the advantage itself will see: the trained groups alone
         zero = answers.zero(self.policy.advantage, groups.select(trained), trains[inside])
-        ghost[inside] = zero & trains[inside]
-        if trains.any() and not (trains & ~ghost).any():
-            # Every row is a ghost: verl still needs one row to carry the (zero) gradient of the step.
-            ghost[np.flatnonzero(trains)[np.argmin(groups.tokens[trains])]] = False
-        return ghost
+        zero_row[inside] = zero & trains[inside]
+        if trains.any() and not (trains & ~zero_row).any():
+            # Every row is a zero_row: verl still needs one row to carry the (zero) gradient of the step.
+            zero_row[np.flatnonzero(trains)[np.argmin(groups.tokens[trains])]] = False
+        return zero_row
 
     def account(self, result: StepResult) -> None:
         """Write a step's result into the ledgers."""
         groups, ledger, tokens = result.groups, self.ledger, result.groups.tokens
         ledger.rollouts.trained, ledger.tokens.trained = int(result.trains.sum()), int(tokens[result.trains].sum())
-        ledger.drop("zero_advantage", tokens[result.ghost])
+        ledger.drop("zero_advantage", tokens[result.zero_row])
         in_batch = groups.rollout_mask(result.trained)
-        ledger.drop(self.policy.filter.rollout_reason, tokens[in_batch & ~result.trains & ~result.ghost])
+        ledger.drop(self.policy.filter.rollout_reason, tokens[in_batch & ~result.trains & ~result.zero_row])
         for reason in sorted(set(result.outcome.tolist()) - {"trained"}):
             lost = tokens[groups.rollout_mask(result.outcome == reason)]
             if reason == "surplus":

@@ -8,8 +8,8 @@ a batch hold a prompt twice where the data set does.
 
 Two ways to draw:
 
-* :meth:`Feed.admit` fills a queue of admitted prompts, for engines that draw as the statistics stand now;
-* :class:`Line` is the ordered list of a step's candidates, a function of the state at the step's start alone: asked for
+* :meth:`PromptSource.admit` fills a queue of admitted prompts, for engines that draw as the statistics stand now;
+* :class:`CandidateQueue` is the ordered list of a step's candidates, a function of the state at the step's start alone: asked for
   more, it goes on where it was, and what was not used is given back to the stream.
 """
 
@@ -19,13 +19,13 @@ import numpy as np
 
 from verl_adaptive.config import RunFacts
 from verl_adaptive.engine import answers
-from verl_adaptive.engine.steps import PromptSource
+from verl_adaptive.engine.steps import PromptStream
 from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.policy import who
 from verl_adaptive.progress import Progress
 from verl_adaptive.roles import Sampler
 
-__all__ = ["MAX_PASSES", "MOST_DUE", "Feed", "Line"]
+__all__ = ["MAX_PASSES", "MOST_DUE", "CandidateQueue", "PromptSource"]
 
 #: Passes over the data within one step after which a gate is taken to let nothing more through.
 MAX_PASSES = 4
@@ -35,7 +35,7 @@ MOST_DUE = 4
 _NONE = np.zeros(0, dtype=np.int64)
 
 
-class Feed:
+class PromptSource:
     """The data as a run's engine sees it.
 
     Args:
@@ -54,7 +54,7 @@ class Feed:
         skipped: prompts that the gate turned away in this step.
     """
 
-    def __init__(self, sampler: Sampler, facts: RunFacts, row_of: np.ndarray, source: PromptSource) -> None:
+    def __init__(self, sampler: Sampler, facts: RunFacts, row_of: np.ndarray, source: PromptStream) -> None:
         self.sampler, self.facts, self.source = sampler, facts, source
         self.row_of = np.asarray(row_of, dtype=np.int64)
         pool, first = np.unique(self.row_of, return_index=True)
@@ -224,14 +224,14 @@ class Feed:
         self.due = due[self.positions(due) >= 0]
 
 
-class Line:
+class CandidateQueue:
     """The candidates of one step, in the order in which they count.
 
     The list does not depend on how it is asked for: the gate decides about a prompt by its place in the stream and by
     the statistics at the step's start, and picks from the pool come in chunks of fixed sizes.
 
     Args:
-        feed: the data.
+        prompt_source: the data.
         progress: the step; its ``round`` numbers the chunks of a pool sampler.
         busy: int64, table rows that have a group under way when the step begins.
         ungated: let the stream through unseen, rather than end the run, if the gate lets nothing at all through.
@@ -243,8 +243,16 @@ class Line:
         ended: why there are no more, or an empty string.
     """
 
-    def __init__(self, feed: Feed, progress: Progress, busy: np.ndarray, *, ungated: bool, first: int = 0) -> None:
-        self.feed, self._progress, self._busy, self._ungated, self._first = feed, progress, busy, ungated, first
+    def __init__(
+        self, prompt_source: PromptSource, progress: Progress, busy: np.ndarray, *, ungated: bool, first: int = 0
+    ) -> None:
+        self.prompt_source, self._progress, self._busy, self._ungated, self._first = (
+            prompt_source,
+            progress,
+            busy,
+            ungated,
+            first,
+        )
         self.index, self.row, self.planned = _NONE, _NONE, _NONE
         self.ended = ""
         self._end = _NONE  # per candidate: stream positions decided about once it is
@@ -255,8 +263,12 @@ class Line:
         self._dry = 0  # positions since the last candidate
         self._repeats = False  # among these, prompts that the gate let through and that had come before
         self._chunk = 0
-        if not feed.picks and len(feed.queue):  # admitted by an asynchronous engine, before a resume
-            self._add(feed.queue, np.full(len(feed.queue), -1, dtype=np.int64), np.zeros(len(feed.queue), np.int64))
+        if not prompt_source.picks and len(prompt_source.queue):  # admitted by an asynchronous engine, before a resume
+            self._add(
+                prompt_source.queue,
+                np.full(len(prompt_source.queue), -1, dtype=np.int64),
+                np.zeros(len(prompt_source.queue), np.int64),
+            )
 
     def __len__(self) -> int:
         return len(self.index)
@@ -265,11 +277,11 @@ class Line:
         """Go on until there are ``count`` candidates in all, or no more."""
         while len(self) < count and not self.ended:
             before = len(self)
-            if self.feed.picks:
+            if self.prompt_source.picks:
                 self._pick()
                 if len(self) == before:
                     return
-            elif self._repeats and self._dry and self._dry % self.feed.source.size == 0:
+            elif self._repeats and self._dry and self._dry % self.prompt_source.source.size == 0:
                 return  # a whole pass of prompts that are candidates already: only a new lap helps
             else:
                 self._gate(count)
@@ -281,26 +293,28 @@ class Line:
         self._lap, self._dry, self._repeats = len(self), 0, False
         return True
 
-    def settle(self, committed: int) -> None:
+    def commit(self, committed: int) -> None:
         """The step is over: the first ``committed`` candidates were used, the rest goes back to the stream."""
-        feed = self.feed
-        if feed.picks:
+        prompt_source = self.prompt_source
+        if prompt_source.picks:
             return
         queued = int((self._end == 0).sum())
-        feed.queue = feed.queue[min(committed, queued) :]
+        prompt_source.queue = prompt_source.queue[min(committed, queued) :]
         used = int(self._end[committed - 1]) if committed else 0
         # What the gate turned away before the last candidate is decided about; after it, the next step asks again.
-        feed.skipped = used - max(0, committed - queued)
-        feed.position += used
+        prompt_source.skipped = used - max(0, committed - queued)
+        prompt_source.position += used
         asked = min(used, len(self._passed))
-        feed.sampler.decided(feed.row_of[np.array(self._raw[:asked], dtype=np.int64)], self._passed[:asked])
-        feed.ahead = np.concatenate([np.array(self._raw[used:], dtype=np.int64), feed.ahead])
+        prompt_source.sampler.decided(
+            prompt_source.row_of[np.array(self._raw[:asked], dtype=np.int64)], self._passed[:asked]
+        )
+        prompt_source.ahead = np.concatenate([np.array(self._raw[used:], dtype=np.int64), prompt_source.ahead])
 
     # -- growing --------------------------------------------------------------------------------------------
 
     def _add(self, index: np.ndarray, planned: np.ndarray, end: np.ndarray) -> None:
         self.index = np.concatenate([self.index, index])
-        self.row = np.concatenate([self.row, self.feed.row_of[index]])
+        self.row = np.concatenate([self.row, self.prompt_source.row_of[index]])
         self.planned = np.concatenate([self.planned, planned])
         self._end = np.concatenate([self._end, end])
 
@@ -309,26 +323,26 @@ class Line:
 
     def _pick(self) -> None:
         """A chunk of the pool: as many as the step asks for at first, then a quarter of a batch at a time."""
-        if self._chunk and self.feed.sampler.plans_steps:
+        if self._chunk and self.prompt_source.sampler.plans_steps:
             self.ended = "the sampler plans a step at once, and gave no further prompt"
             return
-        size = (self._first if self._chunk == 0 else 0) or -(-self.feed.facts.batch // 4)
+        size = (self._first if self._chunk == 0 else 0) or -(-self.prompt_source.facts.batch // 4)
         self._progress.round = self._chunk
-        pool = self.feed.pickable(self._taken())
-        rows, planned = self.feed.pick(pool, size, self._progress)
+        pool = self.prompt_source.pickable(self._taken())
+        rows, planned = self.prompt_source.pick(pool, size, self._progress)
         # How often it is asked in vain depends on who is back: that must not number the chunks.
         self._chunk += bool(len(rows) or not self._chunk)
         if not len(rows):
-            if len(pool) == len(self.feed.pool):  # nothing was left out: it has no more to give
+            if len(pool) == len(self.prompt_source.pool):  # nothing was left out: it has no more to give
                 self.ended = "the sampler gave no further prompt"
             return
         plan = np.full(len(rows), -1, dtype=np.int64) if planned is None else planned
-        self._add(self.feed.positions(rows), plan, np.zeros(len(rows), dtype=np.int64))
+        self._add(self.prompt_source.positions(rows), plan, np.zeros(len(rows), dtype=np.int64))
 
     def _gate(self, count: int) -> None:
-        feed = self.feed
+        prompt_source = self.prompt_source
         rows_wanted = count - len(self)
-        size = feed.source.size
+        size = prompt_source.source.size
         unseen = self._seen - MAX_PASSES * size
         gated = unseen < 0
         if unseen == 0:
@@ -337,7 +351,7 @@ class Line:
         if not gated:
             # As many as the first request asks for. It may ask for none, where held groups are to fill the batch: then a
             # batch of them, and not as many as happen to be missing when somebody looks.
-            lot = min(self._first or feed.facts.batch, size)
+            lot = min(self._first or prompt_source.facts.batch, size)
             if not self._ungated or (len(self) and unseen and unseen % lot == 0):
                 self.ended = f"the sampler let nothing more through in {MAX_PASSES} passes over the data"
                 return
@@ -346,20 +360,20 @@ class Line:
         most = min(rows_wanted, size - self._dry % size)
         if gated:
             most = min(most, MAX_PASSES * size - self._seen)
-        index = feed.pull(most)
+        index = prompt_source.pull(most)
         if len(index) > most:  # the source gives whole batches
-            feed.ahead = np.concatenate([index[most:], feed.ahead])
+            prompt_source.ahead = np.concatenate([index[most:], prompt_source.ahead])
             index = index[:most]
-        position = feed.position + self._seen + np.arange(len(index), dtype=np.int64)
+        position = prompt_source.position + self._seen + np.arange(len(index), dtype=np.int64)
         self._raw += index.tolist()
         self._seen += len(index)
-        rows = feed.row_of[index]
+        rows = prompt_source.row_of[index]
         passed = np.ones(len(index), dtype=bool)
         if gated:
-            passed = answers.admit(feed.sampler, rows, position, self._progress).copy()
+            passed = answers.admit(prompt_source.sampler, rows, position, self._progress).copy()
             self._passed = np.concatenate([self._passed, passed])
-        fresh = ~np.isin(rows, self._busy if feed.sampler.whole_batches else self._taken())
-        if not feed.sampler.whole_batches:
+        fresh = ~np.isin(rows, self._busy if prompt_source.sampler.whole_batches else self._taken())
+        if not prompt_source.sampler.whole_batches:
             fresh &= first_of(rows, passed)
         self._repeats |= bool((passed & ~fresh).any())
         passed = passed & fresh

@@ -13,7 +13,7 @@ and what it gives next time is shrunk to what its data source gave last time, wi
 ``centre`` with the weight of two prompts, or without a centre from nothing: then v is nan until something was observed.
 With ``fade_prior`` κ fades like the evidence (κ ← ρ κ), as in SPO (2509.13232) and DBB (2603.18444).
 
-*Before.* ``s`` stands still within a step (:meth:`Memory.settle` moves it), so that the value of a prompt that has not
+*Before.* ``s`` stands still within a step (:meth:`Memory.end_step` moves it), so that the value of a prompt that has not
 been visited in the step depends on nothing that the step has shown. :meth:`Memory.note` keeps it in the column ``before``.
 """
 
@@ -94,13 +94,13 @@ class Memory:
         seen = np.isfinite(latest)
         self._visited = np.bincount(source[seen]).astype(np.float64)
         self._total = np.bincount(source[seen], latest[seen]).astype(np.float64)
-        self.settle()
+        self.end_step()
 
     def col(self, name: str) -> np.ndarray:
         """A column: a writable view, valid until the table grows."""
         return self.table.col(f"{self.namespace}.{name}")
 
-    def settle(self) -> None:
+    def end_step(self) -> None:
         """The step is over: what the sources show now is what the next step's values rest on."""
         self._make_room()
         prompts, total = self._visited.sum(), self._total.sum()
@@ -180,7 +180,7 @@ class Memory:
         most = 1.0 / (1.0 - self.decay) if self.decay < 1 else np.inf
         weight = np.minimum(n[rows], most)
         self.observe(rows, weight * mean, weight, mean)
-        self.settle()
+        self.end_step()
 
     def state_dict(self) -> dict[str, Any]:
         """What the columns do not hold."""
@@ -189,5 +189,5 @@ class Memory:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take up a state saved between two steps; the columns are restored separately."""
         self._visited, self._total = (np.asarray(state[k], dtype=np.float64).copy() for k in ("visited", "total"))
-        self.settle()
+        self.end_step()
         self._noted = np.asarray(state["noted"], dtype=np.int64).copy()
