@@ -127,7 +127,9 @@ def summary(folder: Path) -> dict[str, Any]:
     """Of a run: seconds, rollouts and accuracy, from verl's metrics."""
     metrics = [m for path in sorted(folder.glob("metrics-*.jsonl")) for m in read_metrics(path)]
     steps = [m for m in metrics if "training/global_step" in m]
-    accuracy = [value for m in metrics for key, value in m.items() if key.startswith("val-core/") and "mean@" in key]
+    # verl gives a number a data source: their mean, as `compare` shows it
+    sources = [[v for key, v in m.items() if key.startswith("val-core/") and "mean@" in key] for m in metrics]
+    accuracy = [sum(found) / len(found) for found in sources if found]
     return {
         "steps": len(steps),
         "rollouts": int(sum(m.get("adaptive/rollouts/generated_total", 0) for m in steps)),
