@@ -1,6 +1,6 @@
 """Compare GRPO with a preset on real verl and vLLM, without a GPU, at the same number of generated rollouts.
 
-    python examples/cpu/quickstart.py [--arms grpo,grpo:4,solo] [--seeds 3] [--rollouts 2048] [--work DIR] [--fresh]
+    python examples/cpu/quickstart.py [--arms grpo,grpo:4,solo] [--seeds 5] [--rollouts 2048] [--work DIR] [--fresh]
 
 Called by ``examples/quickstart_cpu.sh``, which installs everything first. Makes data and a tiny model, trains every arm
 with every seed on one start-up of verl, and ends with a table, a plot and a JSON file. What exists is reused; ``--fresh``
@@ -47,7 +47,7 @@ from verl_adaptive.significance import difference  # noqa: E402
 BEST = "solo"
 ARMS = f"grpo,grpo:4,{BEST}"
 #: Runs of each arm, and the first one's seed: not those of the runs from which the setting was chosen.
-SEEDS, FIRST = 3, 21
+SEEDS, FIRST = 5, 21
 
 ROLLOUTS_PER_STEP = 128
 UPDATES_PER_STEP = 2
