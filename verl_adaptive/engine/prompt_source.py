@@ -161,9 +161,8 @@ class PromptSource:
         pulled = 0
         while len(self.queue) < wanted:
             if pulled >= MAX_PASSES * self.source.size:
-                unseen = (
-                    0  # not by all that was pulled, which a request larger than the data set takes beyond any bound
-                )
+                # bounded by the data set, not by what was pulled: one request may be larger than the data set
+                unseen = 0
                 while ungated and not len(self.queue) and unseen < self.source.size:
                     index = self.pull(wanted)
                     self.position += len(index)
@@ -231,7 +230,7 @@ class CandidateQueue:
     the statistics at the step's start, and picks from the pool come in chunks of fixed sizes.
 
     Args:
-        prompt_source: the data.
+        prompts: the data.
         progress: the step; its ``round`` numbers the chunks of a pool sampler.
         busy: int64, table rows that have a group under way when the step begins.
         ungated: let the stream through unseen, rather than end the run, if the gate lets nothing at all through.
@@ -244,15 +243,10 @@ class CandidateQueue:
     """
 
     def __init__(
-        self, prompt_source: PromptSource, progress: Progress, busy: np.ndarray, *, ungated: bool, first: int = 0
+        self, prompts: PromptSource, progress: Progress, busy: np.ndarray, *, ungated: bool, first: int = 0
     ) -> None:
-        self.prompt_source, self._progress, self._busy, self._ungated, self._first = (
-            prompt_source,
-            progress,
-            busy,
-            ungated,
-            first,
-        )
+        self._prompts, self._progress, self._busy = prompts, progress, busy
+        self._ungated, self._first = ungated, first
         self.index, self.row, self.planned = _NONE, _NONE, _NONE
         self.ended = ""
         self._end = _NONE  # per candidate: stream positions decided about once it is
@@ -263,11 +257,11 @@ class CandidateQueue:
         self._dry = 0  # positions since the last candidate
         self._repeats = False  # among these, prompts that the gate let through and that had come before
         self._chunk = 0
-        if not prompt_source.picks and len(prompt_source.queue):  # admitted by an asynchronous engine, before a resume
+        if not prompts.picks and len(prompts.queue):  # admitted by an asynchronous engine, before a resume
             self._add(
-                prompt_source.queue,
-                np.full(len(prompt_source.queue), -1, dtype=np.int64),
-                np.zeros(len(prompt_source.queue), np.int64),
+                prompts.queue,
+                np.full(len(prompts.queue), -1, dtype=np.int64),
+                np.zeros(len(prompts.queue), np.int64),
             )
 
     def __len__(self) -> int:
@@ -277,11 +271,11 @@ class CandidateQueue:
         """Go on until there are ``count`` candidates in all, or no more."""
         while len(self) < count and not self.ended:
             before = len(self)
-            if self.prompt_source.picks:
+            if self._prompts.picks:
                 self._pick()
                 if len(self) == before:
                     return
-            elif self._repeats and self._dry and self._dry % self.prompt_source.source.size == 0:
+            elif self._repeats and self._dry and self._dry % self._prompts.source.size == 0:
                 return  # a whole pass of prompts that are candidates already: only a new lap helps
             else:
                 self._gate(count)
@@ -295,26 +289,24 @@ class CandidateQueue:
 
     def commit(self, committed: int) -> None:
         """The step is over: the first ``committed`` candidates were used, the rest goes back to the stream."""
-        prompt_source = self.prompt_source
-        if prompt_source.picks:
+        prompts = self._prompts
+        if prompts.picks:
             return
         queued = int((self._end == 0).sum())
-        prompt_source.queue = prompt_source.queue[min(committed, queued) :]
+        prompts.queue = prompts.queue[min(committed, queued) :]
         used = int(self._end[committed - 1]) if committed else 0
         # What the gate turned away before the last candidate is decided about; after it, the next step asks again.
-        prompt_source.skipped = used - max(0, committed - queued)
-        prompt_source.position += used
+        prompts.skipped = used - max(0, committed - queued)
+        prompts.position += used
         asked = min(used, len(self._passed))
-        prompt_source.sampler.decided(
-            prompt_source.row_of[np.array(self._raw[:asked], dtype=np.int64)], self._passed[:asked]
-        )
-        prompt_source.ahead = np.concatenate([np.array(self._raw[used:], dtype=np.int64), prompt_source.ahead])
+        prompts.sampler.decided(prompts.row_of[np.array(self._raw[:asked], dtype=np.int64)], self._passed[:asked])
+        prompts.ahead = np.concatenate([np.array(self._raw[used:], dtype=np.int64), prompts.ahead])
 
     # -- growing --------------------------------------------------------------------------------------------
 
     def _add(self, index: np.ndarray, planned: np.ndarray, end: np.ndarray) -> None:
         self.index = np.concatenate([self.index, index])
-        self.row = np.concatenate([self.row, self.prompt_source.row_of[index]])
+        self.row = np.concatenate([self.row, self._prompts.row_of[index]])
         self.planned = np.concatenate([self.planned, planned])
         self._end = np.concatenate([self._end, end])
 
@@ -323,26 +315,26 @@ class CandidateQueue:
 
     def _pick(self) -> None:
         """A chunk of the pool: as many as the step asks for at first, then a quarter of a batch at a time."""
-        if self._chunk and self.prompt_source.sampler.plans_steps:
+        if self._chunk and self._prompts.sampler.plans_steps:
             self.ended = "the sampler plans a step at once, and gave no further prompt"
             return
-        size = (self._first if self._chunk == 0 else 0) or -(-self.prompt_source.facts.batch // 4)
+        size = (self._first if self._chunk == 0 else 0) or -(-self._prompts.facts.batch // 4)
         self._progress.round = self._chunk
-        pool = self.prompt_source.pickable(self._taken())
-        rows, planned = self.prompt_source.pick(pool, size, self._progress)
+        pool = self._prompts.pickable(self._taken())
+        rows, planned = self._prompts.pick(pool, size, self._progress)
         # How often it is asked in vain depends on who is back: that must not number the chunks.
         self._chunk += bool(len(rows) or not self._chunk)
         if not len(rows):
-            if len(pool) == len(self.prompt_source.pool):  # nothing was left out: it has no more to give
+            if len(pool) == len(self._prompts.pool):  # nothing was left out: it has no more to give
                 self.ended = "the sampler gave no further prompt"
             return
         plan = np.full(len(rows), -1, dtype=np.int64) if planned is None else planned
-        self._add(self.prompt_source.positions(rows), plan, np.zeros(len(rows), dtype=np.int64))
+        self._add(self._prompts.positions(rows), plan, np.zeros(len(rows), dtype=np.int64))
 
     def _gate(self, count: int) -> None:
-        prompt_source = self.prompt_source
+        prompts = self._prompts
         rows_wanted = count - len(self)
-        size = prompt_source.source.size
+        size = prompts.source.size
         unseen = self._seen - MAX_PASSES * size
         gated = unseen < 0
         if unseen == 0:
@@ -351,7 +343,7 @@ class CandidateQueue:
         if not gated:
             # As many as the first request asks for. It may ask for none, where held groups are to fill the batch: then a
             # batch of them, and not as many as happen to be missing when somebody looks.
-            lot = min(self._first or prompt_source.facts.batch, size)
+            lot = min(self._first or prompts.facts.batch, size)
             if not self._ungated or (len(self) and unseen and unseen % lot == 0):
                 self.ended = f"the sampler let nothing more through in {MAX_PASSES} passes over the data"
                 return
@@ -360,20 +352,20 @@ class CandidateQueue:
         most = min(rows_wanted, size - self._dry % size)
         if gated:
             most = min(most, MAX_PASSES * size - self._seen)
-        index = prompt_source.pull(most)
+        index = prompts.pull(most)
         if len(index) > most:  # the source gives whole batches
-            prompt_source.ahead = np.concatenate([index[most:], prompt_source.ahead])
+            prompts.ahead = np.concatenate([index[most:], prompts.ahead])
             index = index[:most]
-        position = prompt_source.position + self._seen + np.arange(len(index), dtype=np.int64)
+        position = prompts.position + self._seen + np.arange(len(index), dtype=np.int64)
         self._raw += index.tolist()
         self._seen += len(index)
-        rows = prompt_source.row_of[index]
+        rows = prompts.row_of[index]
         passed = np.ones(len(index), dtype=bool)
         if gated:
-            passed = answers.admit(prompt_source.sampler, rows, position, self._progress).copy()
+            passed = answers.admit(prompts.sampler, rows, position, self._progress).copy()
             self._passed = np.concatenate([self._passed, passed])
-        fresh = ~np.isin(rows, self._busy if prompt_source.sampler.whole_batches else self._taken())
-        if not prompt_source.sampler.whole_batches:
+        fresh = ~np.isin(rows, self._busy if prompts.sampler.whole_batches else self._taken())
+        if not prompts.sampler.whole_batches:
             fresh &= first_of(rows, passed)
         self._repeats |= bool((passed & ~fresh).any())
         passed = passed & fresh
