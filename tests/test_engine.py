@@ -760,7 +760,7 @@ def test_everything_solved() -> None:
     result = run_step(engine, world, 1)
     assert set(result.outcome) == {"all_correct", "trained"}
     assert "and 48 rollouts (12 all_correct)" in result.note and not result.partial
-    # One row carries the step's zero gradient; the others are zero_rows.
+    # One row carries the step's zero gradient; the others are left out.
     assert result.trains.sum() == 1
     assert result.groups.tokens[result.trains][0] == result.groups.tokens[result.trains | result.zero_row].min()
 

@@ -61,7 +61,7 @@ def test_layout_properties(step, ranks, others, updates, critic, micro, stages):
         passes=passes,
     )
     real = made.order[made.order != PAD]
-    assert sorted(real.tolist()) == np.flatnonzero(trains).tolist()  # every trained row once, no zero_row
+    assert sorted(real.tolist()) == np.flatnonzero(trains).tolist()  # every trained row once, no zero-advantage row
     groups = int(group.max()) + 1
     assert made.updates == min(updates, groups)  # plain GRPO's number of updates, unless groups are too few
     assert len(made.order) == ranks * made.rows_per_rank == made.minibatch_rows * made.updates

@@ -224,7 +224,7 @@ class GroupTracker:
         zero = answers.zero(self.policy.advantage, groups.select(trained), trains[inside])
         zero_row[inside] = zero & trains[inside]
         if trains.any() and not (trains & ~zero_row).any():
-            # Every row is a zero_row: verl still needs one row to carry the (zero) gradient of the step.
+            # Every row has zero advantage: verl still needs one row to carry the (zero) gradient of the step.
             zero_row[np.flatnonzero(trains)[np.argmin(groups.tokens[trains])]] = False
         return zero_row
 

@@ -51,7 +51,7 @@ class Layout:
         updates: actor minibatches.
         critic_updates: critic minibatches (0: no critic).
         sequences: real sequences of the step, zero_rows included.
-        zero_row_tokens: int64 ``(chunks,)``, loss tokens of the zero_rows of each chunk.
+        zero_row_tokens: int64 ``(chunks,)``, loss tokens of the rows left out of each chunk.
         ranks: data-parallel ranks.
     """
 

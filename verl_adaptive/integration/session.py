@@ -1,6 +1,6 @@
 """Runs the ``sync`` trainer's steps: sends what the engine asks for, feeds it whatever is back, makes the batch.
 
-:mod:`.client` carries requests out and results back, :mod:`.queue` knows the rows, :mod:`.abort` ends what is still in
+:mod:`.rollout_client` carries requests out and results back, :mod:`.queue` knows the rows, :mod:`.abort` ends what is still in
 flight once the batch is decided. :mod:`.stream_session` is made of the same parts.
 """
 
@@ -83,7 +83,7 @@ class Session:
         return keys, tags
 
     def complete(self) -> Batch:
-        """PromptSource the engine until the batch is decided, abort the rest, and make the batch.
+        """Give the engine what comes back until the batch is decided, abort the rest, and make the batch.
 
         Raises:
             AdaptiveError: nothing came back for ``adaptive.stall_timeout`` seconds, or group after group failed.
@@ -119,7 +119,7 @@ class Session:
         return self._finished
 
     def wait_for_partition(self, partition: str, count: int) -> None:
-        """Wait for validation; see :meth:`.client.RolloutClient.wait_for_partition`."""
+        """Wait for validation; see :meth:`.rollout_client.RolloutClient.wait_for_partition`."""
         self.client.wait_for_partition(partition, count)
 
     # -- groups that outlive a step, across a restart --------------------------------------------------------

@@ -73,7 +73,7 @@ class StreamSession:
         return len(self.engine.ready)
 
     def wait_for_partition(self, partition: str, count: int) -> None:
-        """Wait for validation; see :meth:`.client.RolloutClient.wait_for_partition`."""
+        """Wait for validation; see :meth:`.rollout_client.RolloutClient.wait_for_partition`."""
         self.client.wait_for_partition(partition, count)
 
     def sampleable(self) -> int:

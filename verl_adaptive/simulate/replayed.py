@@ -78,7 +78,7 @@ def fit_prior(n: np.ndarray, successes: np.ndarray) -> tuple[float, float]:
 
 
 def knot_rates(trace: Trace, config: ReplayConfig, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Timings of the knots ``(T,)`` and pass rates there, float32 ``(T, M)``; see the module."""
+    """Times of the knots ``(T,)`` and pass rates there, float32 ``(T, M)``; see the module."""
     count = len(trace)
     first, last = int(trace.step.min()), int(trace.step.max())
     knots = min(config.knots, trace.steps)
