@@ -148,5 +148,5 @@ def _run(argv: list[str]) -> int:
     if rest and not hasattr(args, "overrides"):
         raise UsageError(f"{chosen} takes nothing after --: {' '.join(rest)}")
     if rest:
-        args.overrides = rest
+        args.overrides = [*args.overrides, *rest]
     return module.run(args)

@@ -3,11 +3,11 @@
 examples:
   verl-adaptive doctor
   verl-adaptive doctor --ray                        also: is the plugin alive in a Ray worker (starts a small local Ray)
-  verl-adaptive doctor -- +adaptive=greso <your overrides>
+  verl-adaptive doctor +adaptive=greso <your overrides>
   verl-adaptive doctor --json -- python -m verl.trainer.main_ppo +adaptive=greso <your overrides>
 
-What follows -- is what you give to python -m verl.trainer.main_ppo; the command's first words may stay in front, and
---config-path, --config-name and --config-dir mean what they mean there.
+The overrides are what you give to python -m verl.trainer.main_ppo. After -- the command's first words may stay in front,
+and --config-path, --config-name and --config-dir mean what they mean there.
 Status 0: nothing failed. 1: something did, and it says what to do.
 """
 
@@ -65,7 +65,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="look into a worker on each node of this running cluster: --ray-address auto, or head:6379",
     )
     add_json_option(parser)
-    parser.set_defaults(overrides=[])
+    parser.add_argument(
+        "overrides", nargs="*", metavar="OVERRIDE", help="what python -m verl.trainer.main_ppo is given"
+    )
 
 
 def run(args: argparse.Namespace) -> int:

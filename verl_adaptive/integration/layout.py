@@ -3,7 +3,7 @@
 verl makes minibatches of ``ppo_mini_batch_size · rollout.n`` rows and pads the batch up to a multiple of that, so that
 fewer rows mean fewer updates and more rows mean extra ones. Here the *groups* are cut into as many minibatches as plain
 GRPO has; each minibatch is padded (with rows that weigh nothing) only to the common physical size that verl's
-dispatch asks for. Rows left out because their advantage is zero ("zero_rows") still belong to a minibatch: they count in
+dispatch asks for. Rows left out because their advantage is zero (zero rows) still belong to a minibatch: they count in
 its loss denominators.
 
 Pure arithmetic: no verl, no torch.
