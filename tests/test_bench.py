@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -140,51 +139,9 @@ def test_the_pages_are_what_the_results_say() -> None:
 # -- the real pipeline's cells ------------------------------------------------------------------------------------
 
 
-def test_the_grid_names_every_cell_once() -> None:
-    grid = train_cpu.grid()
-    assert len(set(grid)) == len(grid) and len({train_cpu.folder_name(key) for key in grid}) == len(grid)
-    for key in grid:
-        assert cells.parse_id(cells.cell_id(*key), train_cpu.VARIANTS, train_cpu.PRESETS) == key
-        assert "=" not in train_cpu.folder_name(key)  # Hydra would not take the folder
-    assert {key[1] for key in grid} == set(train_cpu.MAIN) and len({key[2] for key in grid}) >= 3
-    assert {train_cpu.VARIANTS[key[0]].n for key in grid} == {8, 16}
-
-
-def test_pools_have_the_prompts_that_their_variant_says() -> None:
-    rates = np.random.default_rng(0).beta(0.3, 0.5, 610)
-    for name, variant in train_cpu.VARIANTS.items():
-        chosen = variant.choose(rates)
-        assert len(set(chosen.tolist())) == variant.prompts and (np.diff(chosen) > 0).all(), name
-    assert len({v.pool for v in train_cpu.VARIANTS.values()}) == 4  # groups of 16 have the usual pool
-
-
-def test_a_thinned_pool_has_the_surest_prompts_and_some_of_the_rest() -> None:
-    rates = np.random.default_rng(1).random(100)
-    chosen = cells.thinned(rates, 30, 20)
-    sure = np.argsort(rates * (1 - rates))[:20]
-    assert set(sure.tolist()) <= set(chosen.tolist()) and len(set(chosen.tolist())) == 30
-    rest = np.sort((rates * (1 - rates))[np.setdiff1d(chosen, sure)])
-    assert rest[0] <= np.sort(rates * (1 - rates))[20] and rest[-1] == (rates * (1 - rates)).max()
-
-
 def test_every_shipped_preset_runs_on_the_real_pipeline() -> None:
     shipped = {p.stem for p in (ROOT / "hydra_configs/verl_adaptive/adaptive").glob("*.yaml")}
     assert shipped <= set(train_cpu.PRESETS)
-
-
-def test_cells_that_exist_are_not_run_again(tmp_path, capsys) -> None:
-    results = tmp_path / "train_cpu.jsonl"
-    words = ["--list", "--results", str(results), "--variants", "base", "--presets", "grpo;full"]
-    train_cpu.main(words)
-    names = capsys.readouterr().out.splitlines()
-    assert len(names) == 2 * len(train_cpu.LRS) * train_cpu.SEEDS and names[0] == "base/grpo/lr=0.0003/seed=0"
-    key = cells.parse_id(names[0], train_cpu.VARIANTS, train_cpu.PRESETS)
-    done = train_cpu.Cell(*key, settings=asdict(train_cpu.Settings()))
-    cells.put_row(results, asdict(done))
-    train_cpu.main(words)
-    assert capsys.readouterr().out.splitlines() == names[1:]
-    with pytest.raises(SystemExit, match="other settings"):
-        train_cpu.main([*words, "--steps", "3"])
 
 
 def test_cells_share_a_start_up_only_if_they_are_alike() -> None:
@@ -202,43 +159,6 @@ def test_cells_share_a_start_up_only_if_they_are_alike() -> None:
     assert settings.budget(train_cpu.VARIANTS["halved16"]) == settings.budget(train_cpu.VARIANTS["base"]) == 3840
 
 
-def test_a_cell_takes_its_line_and_leaves_the_others(tmp_path) -> None:
-    grid = tmp_path / "new" / "grid.jsonl"
-    assert cells.read_rows(grid) == []
-    for name, seed, end in (("greso", 1, 0.1), ("dapo", 2, 0.2), ("greso", 0, 0.3), ("greso", 1, 0.4)):
-        cells.put_row(grid, {"variant": "base", "preset": name, "lr": 1e-3, "seed": seed, "end": end})
-    rows = [(row["preset"], row["seed"], row["end"]) for row in cells.read_rows(grid)]
-    assert rows == [("dapo", 2, 0.2), ("greso", 0, 0.3), ("greso", 1, 0.4)]
-    assert [path.name for path in grid.parent.iterdir()] == ["grid.jsonl"]
-
-
-def test_an_ablation_of_the_tiny_model_is_a_cell_of_the_real_pipeline(tmp_path, capsys) -> None:
-    words = ["--list", "--results", str(tmp_path / "r.jsonl"), "--variants", "base", "--seeds", "1"]
-    train_cpu.main([*words, "--presets", "greso-gate"])
-    names = capsys.readouterr().out.splitlines()
-    assert names == [f"base/greso-gate/lr={lr:g}/seed=0" for lr in (3e-4, 1e-4, 1e-3)]
-    key = cells.parse_id(names[0], train_cpu.VARIANTS, train_cpu.PRESETS)
-    said = train_cpu.overrides(key, train_cpu.Settings(), tmp_path, tmp_path / "run")
-    assert said[0] == "+adaptive=greso"
-
-
-def test_no_cell_begins_after_the_time_that_was_given(tmp_path, monkeypatch, capsys) -> None:
-    monkeypatch.setattr(train_cpu, "prepare", lambda work: None)
-    monkeypatch.setattr(train_cpu, "run_cells", lambda *_: pytest.fail("a cell began"))
-    words = [
-        "--results",
-        str(tmp_path / "r.jsonl"),
-        "--work",
-        str(tmp_path),
-        "--lock",
-        str(tmp_path / "lock"),
-        "--seeds",
-        "1",
-    ]
-    train_cpu.main([*words, "--variants", "base", "--presets", "grpo", "--until", "00:00"])
-    assert capsys.readouterr().out == f"00:00: {len(train_cpu.LRS)} cells not begun\n"
-
-
 def test_a_cell_that_ran_again_is_judged_by_its_seeds() -> None:
     known = {("base", "greso", 1e-3, seed): end for seed, end in enumerate((0.50, 0.52, 0.51))}
     key, one = ("base", "greso", 1e-3, 1), ("base", "greso", 1e-3, 0)
@@ -248,31 +168,6 @@ def test_a_cell_that_ran_again_is_judged_by_its_seeds() -> None:
     assert cells.check_again(key, 0.9, {one: 0.5}).endswith("no interval")
     with pytest.raises(SystemExit, match="no seed of this cell"):
         cells.check_again(key, 0.5, {("base", "dapo", 1e-3, 0): 0.5})
-
-
-def test_a_run_is_read_from_what_verl_left(tmp_path) -> None:
-    row = {"adaptive/rollouts/generated_total": 8, "adaptive/updates_total": 2, "timing_s/step": 3.0}
-    lines = [{"step": 0, "data": {"val-core/x": 1.0}}, {"step": 1, "data": row}]
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert train_cpu.read_metrics(tmp_path / "metrics.jsonl") == [{**row, "at": 1}]
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--presets", "nope"], "no preset 'nope'; there are grpo"),
-        (["--variants", "huge"], "no variant 'huge'; there are base"),
-        (["--cell", "greso"], "write VARIANT/PRESET/lr=RATE/seed=NUMBER"),
-        (["--check"], "--check needs --cell ID"),
-        (["--seeds", "0"], "--seeds must be 1 or greater"),
-        (["--until", "noon"], "noon"),
-    ],
-)
-def test_a_wrong_option_is_one_line(words, message, capsys) -> None:
-    with pytest.raises(SystemExit) as stop:
-        train_cpu.main(words)
-    said = capsys.readouterr().err
-    assert stop.value.code == 2 and message in said and said.count("\n") == 1
 
 
 def test_oracle_prefers_prompts_near_one_half() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -78,10 +77,3 @@ def test_a_run_is_read_from_what_verl_left(tmp_path) -> None:
     assert cell.ends == {"pass@8": [0.5, 0.5], "length": [2.0, 2.0], "entropy": [1.0, 0.5]}
     assert cell.sources == {"sum": [0.25, 0.5]}
     assert cell.rollouts == {"generated": 256, "trained": 200, "dropped": {"zero_advantage": 56}}
-
-
-def test_cells_that_exist_are_not_run_again(tmp_path, capsys) -> None:
-    results = Path(tmp_path) / "results.jsonl"
-    pretrained.put_row(results, pretrained.asdict(pretrained.PretrainedRun("128", "grpo", 3e-5, 0)))
-    pretrained.main(["--list", "--presets", "grpo;solo", "--lrs", "3e-5", "--seeds", "1", "--results", str(results)])
-    assert capsys.readouterr().out.split() == ["128/solo/lr=3e-05/seed=0"]

@@ -11,8 +11,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from benchmarks import cells, torch_run  # noqa: E402
 from benchmarks import tiny_learner as tiny  # noqa: E402
+from benchmarks import torch_run  # noqa: E402
 from benchmarks import train_torch as bench  # noqa: E402
 
 SMALL = bench.Settings(
@@ -41,21 +41,6 @@ def test_answers_are_right() -> None:
         scale = 10 ** len(columns)
         assert value == {tiny.PLUS: a + b, tiny.MINUS: a - b, tiny.TIMES: a * b % scale}[prompt[0]]
         assert len(digits) == len(columns) + (prompt[0] == tiny.PLUS and a + b >= scale)
-
-
-def test_the_teacher_is_careless_only_where_there_is_something_to_carry() -> None:
-    right = tiny.make_questions(400, np.random.default_rng(1))
-    wrong = tiny.make_questions(400, np.random.default_rng(1), careless=True)
-    assert wrong.answer.shape == right.answer.shape
-    plain = np.array(
-        [
-            p[0] == tiny.PLUS and all((t - 16) // 10 + (t - 16) % 10 < 10 for t in p[1:-1] if t >= 16)
-            for p in wrong.prompt.tolist()
-        ]
-    )
-    for prompt, answer in zip(wrong.prompt[plain].tolist(), wrong.answer[plain].tolist(), strict=True):
-        columns = [divmod(t - tiny.COLUMN, 10) for t in prompt[1:-1] if t != tiny.ABSENT]
-        assert answer[: len(columns)] == [x + y for x, y in columns]
 
 
 def test_exact_pass_rates_are_those_of_sampling() -> None:
@@ -120,20 +105,6 @@ def test_few_questions_of_the_sparse_pool_are_informative(tmp_path) -> None:
         assert len(rate) == SMALL.pool and len(run.held_out) == SMALL.held_out and len(run.judged) == SMALL.judged
         assert not set(run.pool.code.tolist()) & set(run.held_out.code.tolist())
     assert pools["sparse"].mean() < pools["base"].mean()
-
-
-def test_older_results_are_read_as_if_they_had_every_setting(tmp_path) -> None:
-    path = tmp_path / "r.json"
-    bench.save(path, SMALL, {}, [])
-    data = json.loads(path.read_text())
-    del data["settings"]["flat"]
-    path.write_text(json.dumps(data))
-    assert bench.load(path, SMALL) == ({}, [])
-
-
-def test_a_name_is_its_cell() -> None:
-    for key in (("base", "oracle+keep_all", 3e-4, 7), ("n16", "dapo-sized", 0.002, 0)):
-        assert cells.parse_id(cells.cell_id(*key), bench.VARIANTS, bench.PRESETS) == key
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from tests.fuzz.common import damage, examples, json_values, seeds, survives
 from tests.world import make_engine, run_step
-from verl_adaptive.cli import main
 
 record = pytest.importorskip("verl_adaptive.record")
 
@@ -56,25 +55,3 @@ def test_events_of_anything(attempt, tmp_path_factory, seed, value, kind) -> Non
         record.replay(folder)
     assert not said or str(folder) in said[0], said
     shutil.rmtree(folder.parent)
-
-
-@pytest.mark.parametrize("value", [None, [], {}, "x", -1, 1e400])
-@pytest.mark.parametrize("fact", ["batch", "n", "prompts", "steps", "seed", "tolerance"])
-def test_facts_of_anything(attempt, tmp_path, capsys, fact, value) -> None:
-    folder = tmp_path / "attempt-0"
-    shutil.copytree(attempt, folder)
-    header = json.loads((folder / "header.json").read_text())
-    header["facts"][fact] = value
-    (folder / "header.json").write_text(json.dumps(header))
-    assert main(["replay", str(folder)]) in (0, 1)
-    assert "defect" not in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("line", ["[" * 100_000, "\udcff", '{"back": 1}', '{"begin": 1e400}', "x" * 10_000_000])
-def test_lines_that_are_hard_to_read(attempt, tmp_path, line) -> None:
-    folder = tmp_path / "attempt-0"
-    shutil.copytree(attempt, folder)
-    with (folder / "events.jsonl").open("ab") as file:
-        file.write(line.encode("utf-8", "surrogateescape") + b"\n")
-    with survives():
-        record.replay(folder)

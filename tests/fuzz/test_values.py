@@ -15,7 +15,7 @@ from verl_adaptive.cli import UsageError
 from verl_adaptive.config import AdaptiveConfig
 from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.policy import build_policy
-from verl_adaptive.stats import StatsTable, dataset_keys, open_run
+from verl_adaptive.stats import StatsTable, dataset_keys
 from verl_adaptive.stats.expressions import Expression
 from verl_adaptive.stats.prompts import Prompts
 
@@ -124,15 +124,6 @@ def test_keys_of_what_is_endless_or_odd() -> None:
     dataset_keys([{"prompt": decimal.Decimal("sNaN")}, {"prompt": datetime.date.max}])
 
 
-@examples(100)
-@given(st.text(st.characters(blacklist_categories=("Cs",)), max_size=40))
-def test_any_source(text) -> None:
-    if "\0" in text or text.startswith(("/", "~")):
-        text = text.replace("\0", "0").lstrip("/~")
-    with survives():
-        open_run(text or "nothing")
-
-
 # -- settings -------------------------------------------------------------------------------------------------------
 
 NAMES = [*AdaptiveConfig.__dataclass_fields__, "nonsense", ""]
@@ -162,14 +153,6 @@ def test_any_settings(group) -> None:
     with survives() as said:
         build_policy(AdaptiveConfig.from_mapping(group))
     assert not said or "adaptive" in said[0]
-
-
-@examples(100)
-@given(json_values)
-def test_no_settings_at_all(value) -> None:
-    with survives() as said:
-        AdaptiveConfig.from_mapping(value)
-    assert not said or said[0].startswith("adaptive")
 
 
 def test_wrong_usage_is_ours_too() -> None:

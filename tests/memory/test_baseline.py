@@ -16,7 +16,6 @@ from verl_adaptive.errors import ConfigError
 from verl_adaptive.groups import Groups
 from verl_adaptive.progress import Progress
 from verl_adaptive.rng import Draw
-from verl_adaptive.stats import read_snapshot, write_snapshot
 from verl_adaptive.stats.table import StatsTable
 from verl_adaptive.testing.advantages import AdvantageConformance
 
@@ -162,18 +161,6 @@ def bound_like(made: MemoryBaseline, **options) -> MemoryBaseline:
     return made
 
 
-def test_a_prompt_twice_in_a_step_has_one_value() -> None:
-    made = bound({"scale": "none"})
-    see(made, Groups.from_lists([0, 1], [[1], [0]]))
-    value = made.memory.value(np.array([0]))[0]
-    progress = Progress(step=2, batch=4, draw=Draw(0, 2))
-    one, two = Groups.from_lists([0], [[1]]), Groups.from_lists([0], [[0]], submission=[1])
-    made.observe(one, progress)  # two rounds of one step
-    made.observe(two, progress)
-    assert made.col("before")[0] == value
-    np.testing.assert_allclose(made.compute(two.reward, two.group_of, two), 0 - value)
-
-
 def test_the_scale_follows_slowly_and_has_a_floor() -> None:
     made = bound()
     rng = np.random.default_rng(0)
@@ -283,21 +270,6 @@ def test_a_step_reviewed_in_many_looks_is_one_step() -> None:
             assert mine["explained_share"] == pytest.approx(all_at_once["explained_share"], abs=0.03)
 
 
-def test_equal_rewards_from_the_start_are_uninformative() -> None:
-    made = bound()
-    for step in range(1, 4):
-        assert not see(made, Groups.from_lists([0, 1, 2], [[0.3], [0.3, 0.3], [0.3]]), step).any()
-    assert see(bound(), Groups.from_lists([0], [[1.0]])).tolist() == [0.0]
-
-
-def test_a_flat_group_is_a_lesson_where_it_is_a_surprise() -> None:
-    made = bound({"scale": "none"})
-    for step in range(1, 20):
-        see(made, Groups.from_lists([0, 1], [[1, 1], [0, 0]]), step)
-    surprise = see(made, Groups.from_lists([0, 1], [[0, 0], [0, 0]]), 20)
-    assert (surprise[:2] < -0.5).all() and np.abs(surprise[2:]).max() < 0.1
-
-
 def test_thinning_is_right_in_the_mean() -> None:
     """Over many draws the mean of what is kept is what was there, and no more rows are kept than |r − b| says."""
     made, plain = (bound({"scale": "none", "shrink": 1.0, **more}) for more in ({"thin": 1.0}, {}))
@@ -373,13 +345,6 @@ def test_the_signal_is_not_the_reward() -> None:
     assert value[0] < -1 and value[1] > 1
 
 
-def test_old_evidence_counts_less() -> None:
-    fresh, stale = bound(stale_discount=0.5), bound(stale_discount=0.5)
-    see(fresh, Groups.from_lists([0], [[1]], lag=[0]))
-    see(stale, Groups.from_lists([0], [[1]], lag=[2]))
-    assert fresh.memory.col("count")[0] == 1 and stale.memory.col("count")[0] == 0.25
-
-
 def test_failed_groups_leave_no_trace() -> None:
     engine, world = make_engine(advantage="memory", n=1, batch=16, world=World(np.full(40, 0.5), failure=0.4))
     for step in range(1, 20):
@@ -410,56 +375,7 @@ def test_warm_start_is_evidence() -> None:
 # -- resume -------------------------------------------------------------------------------------------------
 
 
-def decisions(engine, world, first, last):
-    out = []
-    for step in range(first, last + 1):
-        result = run_step(engine, world, step)
-        groups = result.groups.select(result.trained)
-        value = engine.policy.advantage.compute(groups.reward, groups.group_of, groups)
-        out.append((groups.index.tolist(), groups.reward.tolist(), value.tolist()))
-    return out
-
-
-@pytest.mark.parametrize("n", [1, 2])
-def test_resume_through_a_snapshot_is_bit_exact(n, tmp_path) -> None:
-    advantage = {"name": "memory", "thin": 0.7}
-    options = {"sampler": "spread", "advantage": advantage, "n": n, "batch": 12}
-    options["p"] = np.linspace(0, 1, 50) ** 0.7
-
-    def fresh(table=None):
-        world = World(options["p"], 3, low=-1.0, high=2.5)
-        table = StatsTable() if table is None else table
-        table.rows_for(keys_of(50), sources=[f"s{i % 4}" for i in range(50)])
-        parts = {k: v for k, v in options.items() if k != "p"}
-        return make_engine(**parts, world=world, table=table)
-
-    whole, world = fresh()
-    expected = decisions(whole, world, 1, 20)
-    engine, world = fresh()
-    got = decisions(engine, world, 1, 11)
-    write_snapshot(tmp_path / "adaptive", engine.table, {"engine": engine.state_dict()}, meta={"step": 11})
-    table, state, _ = read_snapshot(tmp_path / "adaptive")
-    again, _ = fresh(table)
-    again.load_state_dict(state["engine"])
-    got += decisions(again, world, 12, 20)
-    assert got == expected
-    assert again.policy.metrics() == whole.policy.metrics()
-
-
 # -- asynchronous trainers ----------------------------------------------------------------------------------
-
-
-def test_before_is_the_beginning_of_the_step() -> None:
-    engine, world = make_engine("spread", advantage={"name": "memory", "scale": "none"}, n=1, batch=8, M=60)
-    world.failure = 0.3  # failed groups are replaced in the same step
-    for step in range(1, 40):
-        value = engine.policy.advantage.memory.value(np.arange(60))
-        result = run_step(engine, world, step)
-        done = result.groups.select(result.trained)
-        assert len(done) == 8
-        out = engine.policy.advantage.compute(done.reward, done.group_of, done)
-        if step > 1:
-            np.testing.assert_allclose(done.reward - out, value[done.row])
 
 
 def test_before_is_the_beginning_of_the_step_of_the_review() -> None:
@@ -488,29 +404,6 @@ def test_before_is_the_beginning_of_the_step_of_the_review() -> None:
         sure = np.isfinite(known)
         np.testing.assert_allclose((done.reward - out)[sure], known[sure])
     assert older > 50
-
-
-def test_resume_of_an_asynchronous_run(tmp_path) -> None:
-    def fresh(table=None):
-        return make_stream_engine(
-            "spread", advantage="memory", n=1, batch=8, M=60, table=table, stream=AsyncFacts(warmup=16)
-        )
-
-    engine, world = fresh()
-    arrivals = Arrivals(world, 5)
-    step = 0
-    while step < 8 or not len(engine.ready.groups):
-        step += 1
-        arrivals.step(engine, step)
-    write_snapshot(tmp_path / "adaptive", engine.table, {"engine": engine.state_dict()}, meta={"step": step})
-    table, state, _ = read_snapshot(tmp_path / "adaptive")
-    again, _ = fresh(table)
-    again.load_state_dict(state["engine"])
-    for name in engine.table.columns:
-        np.testing.assert_array_equal(engine.table.col(name), table.col(name), err_msg=name)
-    ready = engine.ready.groups
-    a, b = (e.policy.advantage.compute(ready.reward, ready.group_of, ready) for e in (engine, again))
-    assert a.tolist() == b.tolist() and np.abs(a).max() > 0
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""CERO's theory as pure functions (2610.09679, sections 3 to 6): utility, conjugate, oracle, bound.
+"""CERO's theory as pure functions (2610.09679, sections 3 to 6): utility, oracle, bound.
 
 Notation of the paper: ``q`` value of a prompt in [0, 1/4]; ``z`` units given to it over the whole run; ``R = B/M`` its
 equal share; ``Z = K·N_max`` the most it can get; ``c = 4λq/R``; ``θ`` its dual in [0, λ/R]. The supporting exposure's
@@ -11,7 +11,7 @@ import math
 
 import numpy as np
 
-__all__ = ["conjugate", "oracle", "regret_bound", "supporting_exposure", "utility"]
+__all__ = ["oracle", "regret_bound", "supporting_exposure", "utility"]
 
 
 def utility(c: np.ndarray | float, z: np.ndarray | float) -> np.ndarray:
@@ -24,15 +24,6 @@ def supporting_exposure(theta: np.ndarray | float, c: np.ndarray | float, most: 
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         inner = np.log(np.asarray(c) / theta) / c
     return np.where(np.asarray(c) > 0, np.clip(inner, 0.0, most), 0.0)
-
-
-def conjugate(theta: np.ndarray | float, c: np.ndarray | float, most: float) -> np.ndarray:
-    """``U*(θ) = inf_{0≤s≤Z} θs − U(s)``, the restricted concave conjugate (closed form of section 4)."""
-    theta, c = np.asarray(theta, dtype=np.float64), np.asarray(c, dtype=np.float64)
-    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        inner = theta / c * np.log(c / theta) + theta / c - 1.0
-    low = theta * most + np.expm1(-c * most)
-    return np.select([c <= 0, theta <= c * np.exp(-c * most), theta >= c], [0.0, low, 0.0], default=inner)
 
 
 def oracle(c: np.ndarray, budget: float, most: float) -> np.ndarray:

@@ -43,15 +43,6 @@ def test_epoch_rolls_every_prompt_out_once_a_pass():
     assert all(r.rounds == 1 and r.ledger.rollouts.generated == 32 for r in results)
 
 
-def test_dynamic_sampling_fills_the_batch_with_informative_groups():
-    p = np.where(np.arange(64) % 2, 0.5, 1.0)
-    engine, _ = make_engine({"name": "epoch", "round": {"prompts": 12}}, filter="informative", p=p, batch=8, n=8)
-    for result in play(engine, p, 20):
-        assert result.trained.sum() == 8 and not result.partial
-        assert not result.groups.select(result.trained).degenerate().any()
-        assert result.ledger.rollouts.balanced()
-
-
 def test_a_first_request_smaller_than_the_batch_is_refused():
     with pytest.raises(ConfigError, match=r"adaptive\.sampler\.round\.prompts=4"):
         make_engine({"name": "epoch", "round": {"prompts": 4}}, batch=8)

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.stats.made import make_keys
@@ -393,14 +393,3 @@ def test_of_several_runs_the_newest_that_knows_a_prompt_counts(tmp_path: Path) -
         report = warm_start(table, source, discount=1)
         assert (report.used, report.offered, report.matched, report.kind) == (2, 3, 2, "2 runs")
         assert table.col("successes").tolist() == [1, 0, 0]
-
-
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(content=st.binary(max_size=300))
-def test_files_of_anything_are_an_error_of_ours(content: bytes, tmp_path: Path) -> None:
-    for name in ("x.jsonl", "x.parquet"):
-        (tmp_path / name).write_bytes(content)
-        try:
-            warm_start(data_set(), tmp_path / name, discount=0.5)
-        except StoreError as error:
-            assert name in str(error)
