@@ -64,87 +64,11 @@ def test_the_default_in_a_group_without_variance(n, value) -> None:
     np.testing.assert_allclose(wrong, -right)
 
 
-def test_any_prior() -> None:
-    right, wrong = whole(beta(alpha0=2.0, beta0=0.5), [1] * 6, [0] * 6)
-    np.testing.assert_allclose(right, math.sqrt(0.5 / 8))
-    np.testing.assert_allclose(wrong, -math.sqrt(2 / 6.5))
-
-
-def test_the_other_variants() -> None:
-    def at(variant, n):
-        return [float(a[0]) for a in whole(beta(variant=variant), [1] * n, [0] * n)]
-
-    np.testing.assert_allclose(at("unnormalised", 8), [0.1, -0.1])
-    np.testing.assert_allclose(at("unnormalised", 16), [1 / 18, -1 / 18])
-    np.testing.assert_allclose(at("certainty", 8), [0.8, -0.8])
-    assert round(at("certainty", 16)[1], 2) == -0.89
-    for n in (4, 8, 16, 64):
-        assert 1.0 < at("beta_sd", n)[0] < 1.19
-    assert at("off", 8) == [0, 0]
-    np.testing.assert_allclose(at("shrinkage", 8), at("predictive", 8))
-
-
-def test_n_counts_every_rollout_observed_not_only_those_that_train() -> None:
-    groups = Groups.from_lists([0], [[0.0] * 16])
-    np.testing.assert_allclose(beta().compute(np.zeros(4), np.zeros(4, dtype=int), groups), -1 / math.sqrt(17))
-
-
-def test_the_weight_of_negative_ones() -> None:
-    right, wrong, mixed = whole(beta(w_neg=0.25), [1] * 4, [0] * 4, [1, 0])
-    assert right[0] == -4 * wrong[0] > 0
-    np.testing.assert_allclose(mixed, [math.sqrt(0.5), -math.sqrt(0.5)], rtol=1e-5)
-
-
-def test_rewards_of_plus_and_minus_one() -> None:
-    (a,), (b,) = whole(beta(), [1, -1, -1, 1, -1]), whole(beta(), [1, 0, 0, 1, 0])
-    np.testing.assert_allclose(a, b, rtol=1e-5)
-    (a,), (b,) = whole(beta(), [-1] * 7), whole(beta(), [0] * 7)
-    np.testing.assert_allclose(a, b)
-
-
 def test_a_continuous_constant_is_evidence_in_between() -> None:
     groups = Groups.from_lists([0], [[0.3] * 8])  # success.mode=value: success is the reward
     (out,) = set(beta().compute(groups.reward, groups.group_of, groups))
     p = (8 * 0.3 + 1) / 10
     assert math.isclose(out, (0.3 - p) / math.sqrt(p * (1 - p)))
-
-
-def test_dr_grpo() -> None:
-    (mixed, flat) = whole(beta(norm_by_std=False, variant="unnormalised"), [1, 0, 0, 0], [0] * 4)
-    np.testing.assert_allclose(mixed, [0.75, -0.25, -0.25, -0.25])
-    np.testing.assert_allclose(flat, -1 / 6)
-    (shrunk,) = whole(beta(norm_by_std=False, variant="shrinkage"), [1, 0, 0, 0])
-    np.testing.assert_allclose(shrunk, np.array([1, 0, 0, 0]) - 2 / 6)
-
-
-def test_nothing_vanishes_for_huge_groups() -> None:
-    (right,) = whole(beta(), [1] * 100_000)
-    assert math.isclose(right[0], 1 / math.sqrt(100_001))
-
-
-# -- curated groups -------------------------------------------------------------------------------------------
-
-
-def test_retained_and_full_baselines() -> None:
-    groups = Groups.from_lists([0], [[1.0, 1.0] + [0.0] * 14])
-    reward, home = np.array([1.0, 1.0, 0.0, 0.0]), np.zeros(4, dtype=int)
-    np.testing.assert_allclose(np.abs(beta().compute(reward, home, groups)), math.sqrt(3 / 4), rtol=1e-5)
-    full = beta(baseline="full").compute(reward, home, groups)
-    std = groups.reward.std(ddof=1)
-    np.testing.assert_allclose(full, (reward - 0.125) / (std + 1e-6))
-    # A mixed group of which only wrong ones train still has a contrast to the rest.
-    np.testing.assert_allclose(beta(baseline="full").compute(reward[2:], home[2:], groups), full[2:])
-
-
-def test_group_mean_gives_every_group_the_same_weight() -> None:
-    """Under a mean over rollouts each group then counts with its own mean: the condition of the filter's lemma."""
-    rng = np.random.default_rng(0)
-    groups = Groups.from_lists(range(4), [[1, 0], [1, 0, 0, 1, 0, 0], [0] * 4, [1] * 3])
-    g = rng.normal(size=(groups.rollouts, 5))  # gradients of log-probabilities
-    plain = beta().compute(groups.reward, groups.group_of, groups)
-    weighed = beta(group_mean=True).compute(groups.reward, groups.group_of, groups)
-    means = [(plain[own, None] * g[own]).mean(0) for own in np.split(np.arange(groups.rollouts), groups.offsets[1:-1])]
-    np.testing.assert_allclose((weighed[:, None] * g).mean(0), np.mean(means, axis=0))
 
 
 def test_group_mean_and_rejection_give_the_lemmas_gradient() -> None:

@@ -36,12 +36,6 @@ class TestConformance(AdvantageConformance):
         return DiscountedBeta({"discount": 0.5})
 
 
-def test_a_first_visit_counts_before_it_is_judged() -> None:
-    out = see(bound(discount=0.5), Groups.from_lists([0], [[1, 0, 0, 0]]))
-    p = (0.5 + 1) / (0.5 + 1 + 0.5 + 3)
-    np.testing.assert_allclose(out, (np.array([1, 0, 0, 0]) - p) / math.sqrt(p * (1 - p)))
-
-
 def test_the_sum_of_the_papers_equation_16() -> None:
     made = bound(discount=0.75)
     for visit in range(1, 7):
@@ -57,16 +51,6 @@ def test_equal_rewards_weigh_less_and_less_as_history_agrees() -> None:
     assert all(a > b > 0 for a, b in pairwise(sizes))
     surprise = see(made, Groups.from_lists([0], [[1] * 8]))
     assert surprise[0] > 1 > sizes[0]
-
-
-def test_a_prompt_twice_in_a_step_is_two_visits() -> None:
-    made, one_by_one = bound(), bound()
-    groups = Groups.from_lists([1, 0, 1, 1], [[1, 1], [0, 0], [0, 1, 1], [0]])
-    see(made, groups)
-    for g in range(4):
-        see(one_by_one, groups.select(np.array([g])))
-    for column in ("alpha", "beta"):
-        np.testing.assert_array_equal(made.col(column), one_by_one.col(column))
 
 
 def test_a_run_equals_slow_loops() -> None:

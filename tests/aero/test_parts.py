@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 
-from tests.world import World, keys_of, make_engine, run, run_step
+from tests.world import World, make_engine, run, run_step
 from verl_adaptive.allocators.aero_rescue import AeroRescue
 from verl_adaptive.allocators.fixed import Fixed
 from verl_adaptive.allocators.reinforce_ada import ReinforceAda
@@ -72,51 +70,6 @@ class TestAeroRejectionThin(FilterConformance):
 # -- rescue ---------------------------------------------------------------------------------------------------
 
 
-def step_of(p, *, batch, n, rounds=8, **allocator):
-    engine, world = make_engine(
-        allocator={"name": "aero", "rounds": rounds, "n_extra": 2, **allocator},
-        filter="aero",
-        advantage="beta",
-        batch=batch,
-        n=n,
-        p=np.asarray(p, dtype=float),
-        refill=False,
-        max_rounds=100,
-    )
-    return engine, run_step(engine, world, 1)
-
-
-def test_exploration_is_half_a_group_and_rescue_stops_at_the_first_correct() -> None:
-    _, result = step_of(np.full(200, 0.15), batch=200, n=16)
-    groups = result.groups
-    topped = groups.n > 8
-    assert (groups.n[~topped] == 8).all() and (groups.successes[~topped] > 0).all()
-    for g in np.flatnonzero(topped):
-        own = slice(groups.offsets[g], groups.offsets[g + 1])
-        stage, right = groups.stage[own], groups.success[own] > 0
-        assert np.bincount(stage).tolist() == [8] + [2] * stage.max()
-        assert not right[stage < stage.max()].any()
-    assert topped.sum() > 20
-
-
-def test_pooled_spends_what_exploration_left_and_no_more() -> None:
-    _, result = step_of(np.zeros(30), batch=30, n=8, rounds=100)
-    assert result.groups.rollouts == 240
-    _, result = step_of(np.r_[np.zeros(1), np.ones(29)], batch=30, n=8, rounds=100)
-    assert result.groups.n.max() == 32  # 4 N, though the pool has more
-
-
-def test_per_prompt_keeps_each_query_at_n() -> None:
-    _, result = step_of(np.r_[np.zeros(10), np.ones(10)], batch=20, n=9, n_explore=4, budget="per_prompt")
-    assert sorted(result.groups.n.tolist()) == [4] * 10 + [9] * 10
-
-
-def test_rounds_bound_the_topups() -> None:
-    for rounds in (0, 1, 3):
-        _, result = step_of(np.r_[np.zeros(1), np.ones(29)], batch=30, n=8, rounds=rounds)
-        assert result.groups.n.max() == 4 + 2 * rounds
-
-
 def test_nobody_comes_last_for_ever() -> None:
     """A pool too small for all is shared in the order of submission, which the data set's shuffle makes anew each pass."""
     world = World(np.zeros(12))
@@ -135,20 +88,6 @@ def test_nobody_comes_last_for_ever() -> None:
         got += result.groups.n[np.argsort(result.groups.index)] > 4
     assert got.sum() == 600
     assert got.min() >= 30 and got.max() <= 75  # 50 expected, standard deviation 6.1
-
-
-def test_u_res_widens_who_is_rescued_but_not_for_how_long() -> None:
-    allocator = AeroRescue({"u_res": 0.25, "n_explore": 4})
-    table = StatsTable()
-    table.rows_for(keys_of(4))
-    allocator.bind(table, RunFacts(batch=4, n=8, steps=1, prompts=4))
-    progress = Progress(step=1, batch=4, draw=Draw(0, 1), cap=32, planned=16, round=1)
-    groups = Groups.from_lists(
-        range(4),
-        [[0, 0, 0, 0], [1, 0, 0, 0], [1, 1, 0, 0], [0, 1, 0, 0, 0, 0]],
-        stage=[[0] * 4, [0] * 4, [0] * 4, [0, 0, 0, 0, 1, 1]],
-    )
-    assert allocator.review(groups, progress).tolist() == [4, 4, 0, 0]
 
 
 def test_continuous_rewards_count_as_correct_from_one_half() -> None:
@@ -256,16 +195,6 @@ def test_under_cero_rescue_spends_no_more_than_the_plan() -> None:
 # -- rejection ------------------------------------------------------------------------------------------------
 
 
-def test_strata() -> None:
-    engine, _ = make_engine(filter="aero", M=8, refill=False)
-    rewards = [[1] * 1 + [0] * 7, [1] * 3 + [0] * 7, [1] * 4 + [0] * 4, [1] * 6 + [0] * 2, [0] * 10, [1] * 3, [1]]
-    groups = Groups.from_lists(range(7), np.array(rewards, dtype=object))
-    verdict = engine.policy.filter.decide(groups, Progress(step=1, batch=8, draw=Draw(0, 1), round=1))
-    assert verdict.keep.all()
-    assert groups.sum(verdict.rollouts).tolist() == [2, 6, 8, 8, 4, 3, 1]
-    assert groups.sum(verdict.rollouts & (groups.success > 0)).tolist() == [1, 3, 4, 6, 0, 3, 1]
-
-
 def test_the_choice_is_uniform() -> None:
     engine, _ = make_engine(filter="aero", M=8, refill=False)
     groups = Groups.from_lists([3], [[1, 0, 0, 0, 0, 0]])
@@ -283,23 +212,6 @@ def test_dropped_groups_name_the_reason() -> None:
     results = run(engine, world, 4)
     dropped = {k for r in results for k in r.ledger.rollouts.dropped}
     assert {"all_correct", "all_wrong", "rejected"} <= dropped
-
-
-def test_the_gradient_factor_of_the_lemma() -> None:
-    """Mean over the kept rollouts: sqrt(k)/(1+k), largest at k = 1; mean |A| 2 sqrt(k)/(1+k)."""
-    factors = {}
-    for k in (0.25, 0.5, 1, 2, 3, 7):
-        c = 4
-        m = round(k * c)
-        r = np.r_[np.ones(c), np.zeros(m)]
-        a = (r - r.mean()) / r.std()
-        factors[k] = a[:c].sum() / (c + m)  # the weight of the mean gradient of the correct ones
-        assert math.isclose(factors[k], math.sqrt(k) / (1 + k))
-        assert math.isclose(-a[c:].sum() / (c + m), factors[k])
-        assert math.isclose(np.abs(a).mean(), 2 * math.sqrt(k) / (1 + k))
-    assert max(factors, key=factors.get) == 1 and factors[1] == 0.5
-    shown = [round(2 * factors[k], 3) for k in (1, 2, 3, 7)]
-    assert shown == [1.0, 0.943, 0.866, 0.661]
 
 
 # -- Reinforce-Ada --------------------------------------------------------------------------------------------

@@ -301,14 +301,8 @@ def test_a_generation_batch_size_would_be_ignored(overrides, says, examine) -> N
 @pytest.mark.parametrize(
     ("overrides", "check", "says"),
     [
-        (("+adaptive=gres",), "compose", "adaptive=gres"),
-        (("+adaptive=greso", "adaptive.sampler.p_eazy=0.3"), "compose", "p_eazy"),
         (("+adaptive=greso", "+adaptive.sampler.p_eazy=0.3"), "validate", "did you mean adaptive.sampler.p_easy"),
-        (("+adaptive=greso", "adaptive.sampler.p_easy=1.5"), "validate", "adaptive.sampler.p_easy=1.5"),
-        (("+adaptive=greso", "actor_rollout_ref.rollout.n=1"), "validate", "rollout.n=1"),
         (("+adaptive=greso", "data.train_batch_size=48"), "validate", "ppo_mini_batch_size"),
-        (("+adaptive=greso", "data.train_batch_size=16"), "validate", "train_batch_size"),
-        (("+adaptive=cero", "adaptive.refill=true"), "validate", "adaptive.refill"),
         (("trainer.nnodes=1",), "validate", "no preset"),
         (("+adaptive=greso", "trainer.device=cpu"), "platform", "VERL_PLATFORM"),
         (("+adaptive=pilot_commit", "adaptive.allocator.n_pilot=16"), "plan", "n_pilot"),

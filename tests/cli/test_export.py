@@ -171,19 +171,6 @@ def test_nothing_is_overwritten_unasked(finished, tmp_path, call) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["p.csv"]  # no half-written files
 
 
-@pytest.mark.parametrize("begin", ["=", "+", "-", "@", "\t", "\r"])
-def test_a_spreadsheet_runs_no_formula(begin, tmp_path, call) -> None:
-    source = f"{begin}cmd|' /C calc'!A0"
-    rows = [{**row, "data_source": source} for row in hostile_rows(8)]
-    make_run(tmp_path / "run", steps=2, rows=rows, snapshot=False)
-    for what in ("p.csv", "p.jsonl", "p.parquet"):
-        assert call("export", tmp_path / "run", tmp_path / what)[0] == 0
-    with (tmp_path / "p.csv").open(newline="") as file:
-        assert {row["source"] for row in csv.DictReader(file)} == {f"'{source}"}
-    assert set(pq.read_table(tmp_path / "p.parquet").column("source").to_pylist()) == {source}  # data stay as they are
-    assert {json.loads(line)["source"] for line in (tmp_path / "p.jsonl").read_text().splitlines()} == {source}
-
-
 def test_a_full_disk_leaves_nothing_behind(finished, tmp_path, call) -> None:
     target = tmp_path / "p.jsonl"
     (tmp_path / f"p.jsonl.{os.getpid()}{TEMPORARY}").symlink_to("/dev/full")

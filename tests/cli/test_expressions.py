@@ -129,17 +129,6 @@ def test_one_equals_sign_is_explained() -> None:
         Expression("source = 'a'")
 
 
-@given(st.text(max_size=60))
-def test_any_text_is_a_condition_or_a_clear_refusal(text) -> None:
-    table = StatsTable()
-    table.rows_for(keys_of(3))
-    try:
-        chosen = Expression(text).select(Prompts(table))
-    except ExpressionError:
-        return
-    assert chosen.shape == (3,) and chosen.dtype == bool
-
-
 _number = st.sampled_from(["pass_rate", "visits", "rollouts", "0.5", "3", "-1.0"])
 _compare = st.builds(
     lambda a, o, b: f"{a} {o} {b}", _number, st.sampled_from(["<", "<=", ">", ">=", "==", "!="]), _number

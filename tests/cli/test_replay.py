@@ -7,16 +7,13 @@ import os
 import re
 import shutil
 
-import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from tests.stats.mounts import tmpfs
 from tests.world import Arrivals, make_engine, make_stream_engine, run_step
 from verl_adaptive.engine import AsyncFacts
 from verl_adaptive.errors import AdaptiveError
-from verl_adaptive.record import Recorder, _seed, replay
+from verl_adaptive.record import Recorder, _seed
 from verl_adaptive.stats import read_snapshot, write_snapshot
 
 POLICY = ("greso", "fixed", "informative", "verl")
@@ -220,28 +217,3 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(AdaptiveError, match=r"adaptive\.record=.*name a folder that can be written"):
         record(tmp_path / "file")
-
-
-@pytest.fixture(scope="module")
-def sound(tmp_path_factory):
-    return record(tmp_path_factory.mktemp("sound") / "record", stream=True)
-
-
-@given(seed=st.integers(0, 2**32 - 1))
-@settings(max_examples=40)
-def test_flipped_bytes_are_found_or_refused(sound, seed, tmp_path_factory):
-    """Whatever stands in a record, a replay ends: identical, different, or refused with the file's name."""
-    rng = np.random.default_rng(seed)
-    path = sound / "events.jsonl"
-    whole = path.read_bytes()
-    data = bytearray(whole)
-    for at in rng.integers(0, len(data), 3):
-        data[at] = int(rng.integers(32, 127))
-    try:
-        path.write_bytes(bytes(data))
-        try:
-            replay(sound)
-        except AdaptiveError as error:
-            assert "events.jsonl" in str(error)
-    finally:
-        path.write_bytes(whole)

@@ -166,17 +166,6 @@ def test_random_choice_is_uniform_and_has_no_favourites() -> None:
     assert np.abs(counts - 500).max() < 5 * np.sqrt(500 * 0.75)
 
 
-def test_max_variance_takes_the_nearest_to_half_then_the_newest() -> None:
-    part = bound({"n_pilot": 16, "form": "pipelined", "choose": "max_variance"}, batch=4)
-    held = pilots_with([8, 2, 7, 9, 8, 12], 16)
-    answer = part.recall(held, np.array([1, 2, 2, 3, 3, 4]), at(4))
-    assert np.flatnonzero(answer > 0).tolist() == [0, 2, 3, 4]
-    answer = part.recall(held, np.array([1, 2, 2, 3, 3, 4]), at(4, kept=2))
-    assert np.flatnonzero(answer > 0).tolist() == [0, 4]
-    answer = part.recall(held, np.array([1, 2, 2, 3, 3, 4]), at(4, kept=3))
-    assert np.flatnonzero(answer > 0).tolist() == [4]
-
-
 def test_commits_of_held_groups_take_no_more_than_the_step_has_room_for() -> None:
     part = bound({"n_pilot": 4, "form": "pipelined", "choose": "max_variance"}, n=16)
     groups, since = pilots_with([1, 3, 2, 2, 1], 4), np.zeros(5, dtype=np.int64)
@@ -253,29 +242,3 @@ def test_a_cap_leaves_room_for_the_commits() -> None:
     assert (
         part.affordable(384, at(batch=128, kept=126, cap=2000)) == (2000 - 2 * 48) // 16
     )  # few places: all may commit
-
-
-# -- speed --------------------------------------------------------------------------------------------------
-
-
-def test_a_thousand_prompts_take_milliseconds(benchmark_best) -> None:
-    rng = np.random.default_rng(0)
-    part = bound({"form": "pipelined"}, batch=512, prompts=2048)
-    groups = pilots_with(rng.integers(0, 17, 1024), 16)
-    assert benchmark_best(lambda: part.review(groups, at(batch=512))) < 5e-3
-    assert benchmark_best(lambda: part.recall(groups, np.full(1024, 1), at(2, batch=512))) < 5e-3
-
-
-@pytest.fixture
-def benchmark_best():
-    import time
-
-    def best(call) -> float:
-        times = []
-        for _ in range(20):
-            start = time.perf_counter()
-            call()
-            times.append(time.perf_counter() - start)
-        return min(times)
-
-    return best

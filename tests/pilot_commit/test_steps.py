@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from fractions import Fraction
 
 import numpy as np
@@ -10,10 +9,7 @@ import pytest
 
 from tests.pilot_commit.reference import Pilot
 from tests.world import World, make_engine, run, run_step
-from verl_adaptive.engine import Engine, Requests
-from verl_adaptive.groups import Groups
-from verl_adaptive.stats.state import join_state, split_state
-from verl_adaptive.stats.table import StatsTable
+from verl_adaptive.engine import Engine
 
 FORMS = {
     "on_policy": {"form": "on_policy"},
@@ -117,73 +113,7 @@ def test_the_first_in_the_band_train(form) -> None:
             assert groups.submission[result.trained].tolist() == passed[:5]
 
 
-# -- determinism and state ----------------------------------------------------------------------------------
-
-
-def digest(results) -> list[tuple]:
-    return [
-        (r.groups.submission.tolist(), r.groups.index.tolist(), r.outcome.tolist(), r.groups.reward.tolist())
-        for r in results
-    ]
-
-
-@forms
-def test_resume_is_exact_with_groups_on_hold(form) -> None:
-    engine, world = pilot_commit(form, sampler={"name": "retire"}, failure=0.05)
-    run(engine, world, 6)
-    assert len(engine.held) > 0 or form in ON_POLICY
-    saved = split_state(engine.state_dict())
-    table, position = engine.table.to_arrow(), world.source.position
-    table = StatsTable.from_arrow(copy.deepcopy(table))
-    future = digest(run(engine, world, 8, start=7))
-
-    other = World(world.p, failure=0.05)
-    other.source.position = position
-    resumed, _ = pilot_commit(form, sampler={"name": "retire"}, world=other, table=table)
-    resumed.load_state_dict(join_state(*saved))
-    assert digest(run(resumed, other, 8, start=7)) == future
-    assert resumed.total.as_dict() == engine.total.as_dict()
-    assert resumed.policy.metrics() == engine.policy.metrics()
-
-
-@forms
-def test_order_of_arrival_does_not_matter(form) -> None:
-    class Shuffled(World):
-        def roll(self, requests: Requests) -> Groups:
-            results = super().roll(requests)
-            return results.select(np.random.default_rng(int(requests.submission[0])).permutation(len(results)))
-
-    p = rates(2000)
-    straight, mixed = World(p), Shuffled(p)
-    assert digest(run(*pilot_commit(form, world=straight), 12)) == digest(run(*pilot_commit(form, world=mixed), 12))
-
-
 # -- limits -------------------------------------------------------------------------------------------------
-
-
-@forms
-def test_a_waiting_prompt_is_not_piloted_again(form) -> None:
-    """40 prompts, so that the stream comes round while groups wait."""
-    engine, world = pilot_commit(form, M=40, batch=4, world=World(np.full(40, 0.5)))
-    for step in range(1, 30):
-        requests = engine.begin(step)
-        while requests is not None:
-            new = set(requests.row[requests.stage == 0].tolist())
-            assert not new & set(engine.held.row.tolist())
-            assert not new & set(requests.row[requests.stage > 0].tolist())
-            requests = engine.receive(world.roll(requests))
-        engine.finish()
-
-
-@forms
-def test_a_cap_is_never_exceeded_and_still_trains(form) -> None:
-    engine, world = pilot_commit(form, max_rollouts_per_step=8 * 16)
-    trained = []
-    for result in run(engine, world, 20):
-        assert result.ledger.rollouts.generated <= 128
-        trained.append(int(result.trained.sum()))
-    # Per group: 12 for the commit and 4 / share for pilots, about 20 where half of the pilots are in the band.
-    assert np.mean(trained[2:]) >= 4
 
 
 @forms

@@ -96,25 +96,6 @@ def test_decisions_equal_the_slow_reference_over_random_histories(seed):
     assert decided > 3_000
 
 
-@pytest.mark.parametrize(("kind", "z"), [(1, 1), (1, 3), (-1, 2), (-1, 9)])
-def test_keep_frequency_is_the_probability_or_the_floor(kind, z):
-    M = 40_000
-    greso = make_greso(M, p_easy=0.6, p_hard=0.4)
-    greso.table.col("streak")[:], greso.table.col("streak_kind")[:] = z, kind
-    expected = max((0.6 if kind > 0 else 0.4) ** z, 0.01)
-    rate = greso.admit(np.arange(M), np.arange(M), progress_at(3)).mean()
-    assert rate == pytest.approx(expected, abs=4 * np.sqrt(expected * (1 - expected) / M))
-
-
-def test_prompts_without_a_streak_always_pass_and_the_flip_of_kind_starts_anew():
-    greso = make_greso(4, p_easy=0.0, floor_easy=1e-12)
-    table = greso.table
-    history = [[[1.0, 1.0], [0.0, 1.0]], [[0.0, 0.0], [1.0, 1.0]]]
-    for step, rewards in enumerate(history, 1):
-        table.observe(Groups.from_lists([0, 1], rewards), step, tolerance=1e-6)
-    assert greso.keep_probability(np.arange(4)).tolist() == [0.5, 1e-12, 1.0, 1.0]
-
-
 def test_probabilities_stay_put_during_the_first_pass():
     p = np.full(600, 0.001)  # nearly all hard: far above the target
     engine, _ = make_engine("greso", p=p, batch=8, n=4, steps=100)
@@ -124,17 +105,6 @@ def test_probabilities_stay_put_during_the_first_pass():
         if engine.progress.epoch < 1:
             assert (sampler.p_easy, sampler.p_hard) == (0.5, 0.5)
     assert engine.progress.epoch >= 1 and sampler.p_hard < 0.5 < sampler.p_easy
-
-
-def test_controller_stops_at_the_rails():
-    greso = make_greso(8, warmup_epochs=0.0)
-    for step in range(1, 101):
-        progress = progress_at(step, epoch=1.0)
-        greso.observe(Groups.from_lists([0, 1], [[1.0, 1.0], [0.0, 1.0]]), progress)
-        greso.end_step(progress)
-    assert (greso.p_easy, greso.p_hard) == (0.05, 0.95)
-    greso.end_step(progress_at(101, epoch=2.0))  # a step without groups moves nothing
-    assert (greso.p_easy, greso.p_hard) == (0.05, 0.95)
 
 
 def test_a_pool_without_variance_does_not_crash():
@@ -165,13 +135,6 @@ def test_mean_bands_of_the_official_code():
         greso.observe(Groups.from_lists(range(5), rewards), progress_at(step))
     assert greso.col("mean_streak").tolist() == [2, 2, 0, 2, 0]
     assert greso.keep_probability(np.arange(5)).tolist() == [0.25, 0.25, 1.0, 0.25, 1.0]
-
-
-def test_mean_bands_count_two_visits_in_one_round_one_after_the_other():
-    greso = make_greso(2, classify="mean")
-    groups = Groups.from_lists([0, 1, 0, 1], [[1.0] * 8, [1.0] * 8, [1.0] * 8, [0.0] * 8])
-    greso.observe(groups, progress_at(1))
-    assert greso.col("mean_streak").tolist() == [2, 1] and greso.col("mean_kind").tolist() == [1, -1]
 
 
 def test_hard_means_the_same_for_the_streak_and_for_the_controller():

@@ -64,17 +64,6 @@ def test_posterior_follows_the_discounted_update():
     assert not part.col("wins")[[0, 2]].any()
 
 
-def test_evidence_fades_once_a_visit_however_visits_are_shown():
-    """Two visits of a prompt in one batch of groups decay twice, as when they are shown one after the other."""
-    together, apart = make_mopps(2, decay=0.5), make_mopps(2, decay=0.5)
-    visits = groups_of([1, 0, 1], [8, 3, 2], [8, 8, 8])
-    together.observe(visits, progress_at(1))
-    for i in range(3):
-        apart.observe(visits.select(np.array([i])), progress_at(1))
-    for part in (together, apart):
-        assert part.col("wins").tolist() == [3.0, 0.5 * 8 + 2] and part.col("losses").tolist() == [5.0, 6.0]
-
-
 def test_a_prompt_that_always_fails_does_not_take_the_re_check_share():
     """Three prompts of a pool of 60 never come back; the others must all be seen again and again."""
     p = np.where(np.arange(60) % 2, 0.5, 1.0)
@@ -120,17 +109,6 @@ def test_candidates_are_a_uniform_sample():
     for step in range(1, 401):
         counts[part.pick(np.arange(400), 40, progress_at(step)).rows] += 1
     assert counts.mean() == 40 and counts.var() == pytest.approx(36, rel=0.25)
-
-
-def test_no_prompt_twice_in_a_step_and_a_pool_can_run_out():
-    part = make_mopps(20)
-    progress = progress_at(1)
-    taken = []
-    for round_ in range(4):
-        progress.round = round_
-        taken += part.pick(np.arange(20), 6, progress).rows.tolist()
-    assert len(taken) == 20 and sorted(taken) == list(range(20))
-    assert len(part.pick(np.arange(20), 6, progress_at(2)).rows) == 6
 
 
 def test_finds_informative_prompts_and_saves_rollouts():
@@ -207,11 +185,3 @@ def test_a_resume_does_not_take_the_warm_start_again():
     assert before.tolist() == [24.0, 16.0]
     Mopps().bind(table, facts)
     assert table.col("mopps.wins").tolist() == before.tolist()
-
-
-def test_a_warm_start_changes_what_is_picked():
-    p = (np.arange(400) + 0.5) / 400
-    part = Mopps()
-    part.bind(known([64] * 400, list(64 * p)), RunFacts(batch=32, n=8, steps=100, prompts=400))
-    rows = part.pick(np.arange(400), 32, progress_at(1)).rows
-    assert np.abs(p[rows] - 0.5).mean() < 0.1  # 0.25 without

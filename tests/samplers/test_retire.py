@@ -55,16 +55,6 @@ def test_a_retired_prompt_comes_back_when_it_falls_short():
     assert metrics["retired_share"] == 0.5
 
 
-def test_recheck_frequency():
-    M = 40_000
-    part = make_retire(M, recheck=0.05)
-    part.table.col("retired")[:] = 1
-    rate = part.admit(np.arange(M), np.arange(M), progress_at(1)).mean()
-    assert rate == pytest.approx(0.05, abs=4 * np.sqrt(0.05 * 0.95 / M))
-    again = part.admit(np.arange(M), M + np.arange(M), progress_at(2))
-    assert again.any()
-
-
 def test_forgotten_prompts_are_found_again_and_lost_when_eviction_is_for_good():
     """Prompts 0 to 19 are solved at first and forgotten later, as happens to prompts that rest."""
     early = np.where(np.arange(40) < 20, 1.0, 0.5)

@@ -128,8 +128,7 @@ def test_nobody_puts_a_runs_facts_together_by_hand() -> None:
     files = [p for folder in ("verl_adaptive", "benchmarks") for p in (root / folder).rglob("*.py")]
     by_hand = {str(p.relative_to(root)) for p in files if "RunFacts(" in p.read_text().replace("class RunFacts(", "")}
     suites = {f"verl_adaptive/testing/{name}.py" for name in ("samplers", "parts")}
-    # benchmarks/beside.py drives 0.1.0, too, which knows no other way
-    assert by_hand - suites <= {"verl_adaptive/record.py", "benchmarks/beside.py"}
+    assert by_hand - suites <= {"verl_adaptive/record.py"}
 
 
 def test_an_exhausted_run_says_why_instead_of_raising() -> None:
@@ -228,12 +227,6 @@ def test_efficiency_is_the_share_of_the_oracles_gain() -> None:
     assert by["x"]["efficiency_signal_drawn"] is None  # it did not run
     alone = summarise([row for row in rows if row["preset"] == "x"])[0]
     assert alone["efficiency_signal"] is None and alone["compute_ratio"] is None
-
-
-def test_rows_load_as_a_data_frame() -> None:
-    pandas = pytest.importorskip("pandas")
-    frame = pandas.DataFrame([run_task(t) for t in tasks(["grpo", "greso"], [0, 1], SMALL, POOL)])
-    assert frame.groupby("preset").generated.sum().min() >= 2 * SMALL.budget
 
 
 # -- presets ----------------------------------------------------------------------------------------------------------

@@ -67,13 +67,6 @@ def test_rewards_do_not_depend_on_the_order_of_the_requests() -> None:
     assert np.array_equal(first.reward, then.reward) and np.array_equal(first.tokens, then.tokens)
 
 
-def test_success_rates_are_those_asked_for() -> None:
-    p = np.array([0.0, 0.1, 0.5, 0.93, 1.0])
-    rate = draw_groups(requests(np.arange(5), np.full(5, 40_000)), p, 0).pass_rate
-    assert rate[0] == 0 and rate[4] == 1
-    assert np.abs(rate - p).max() < 4 * 0.5 / math.sqrt(40_000)
-
-
 def test_a_failed_group_loses_half_of_its_rollouts() -> None:
     made = draw_groups(requests(np.arange(4_000), np.full(4_000, 7)), np.full(4_000, 0.5), 1, failure=0.1)
     assert made.failed.mean() == pytest.approx(0.1, abs=0.02)
@@ -234,8 +227,3 @@ def test_a_pool_is_named_and_changed_in_words() -> None:
 def test_a_pool_that_cannot_be_is_refused(text, message) -> None:
     with pytest.raises(ConfigError, match=message):
         parse_pool(text)
-
-
-def test_static_rates_are_kept() -> None:
-    p = np.array([0.0, 0.25, 1.0])
-    assert StaticWorld(p).rates().tolist() == p.tolist()
