@@ -127,7 +127,7 @@ def test_nobody_puts_a_runs_facts_together_by_hand() -> None:
     root = Path(__file__).parents[2]
     files = [p for folder in ("verl_adaptive", "benchmarks") for p in (root / folder).rglob("*.py")]
     by_hand = {str(p.relative_to(root)) for p in files if "RunFacts(" in p.read_text().replace("class RunFacts(", "")}
-    suites = {f"verl_adaptive/testing/{name}.py" for name in ("samplers", "parts")}
+    suites = {f"verl_adaptive/testing/{name}.py" for name in ("samplers", "components")}
     assert by_hand - suites <= {"verl_adaptive/record.py"}
 
 
