@@ -177,6 +177,7 @@ def test_any_order_of_arrival_gives_the_same_batch_and_statistics(setup, seed) -
             same_table(runs[0].engine.table, engine.table)
             assert engine.prompt_source.position == runs[0].engine.prompt_source.position
             assert same(engine.policy.state_dict(), runs[0].engine.policy.state_dict())
+            assert same(engine.policy.metrics(), runs[0].engine.policy.metrics())
 
 
 @quick
