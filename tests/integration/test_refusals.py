@@ -303,23 +303,6 @@ def test_an_estimator_that_verls_trainers_cannot_serve_is_refused():
     assert refused == set(checks._ASKS)
 
 
-def test_what_is_handed_over_is_read_in_the_code_that_does(monkeypatch):
-    from verl.trainer.ppo.v1 import trainer_base
-
-    def other(self, batch, metrics):
-        """Some day: reward_baselines."""
-        return batch  # sum_pi_squared
-
-    def handing(self, batch, metrics):
-        return {"reward_baselines": batch, "gdpo_reward_keys": self.config.sum_pi_squared}
-
-    for instead in (other, eval("lambda self, batch, metrics: batch"), 3):  # of the last two there is no source
-        monkeypatch.setattr(trainer_base.PPOTrainer, "_compute_advantage", instead)
-        assert all(map(checks._not_handed, checks._ASKS))
-    monkeypatch.setattr(trainer_base.PPOTrainer, "_compute_advantage", handing)
-    assert not any(map(checks._not_handed, checks._ASKS)) and not checks._not_handed("grpo")
-
-
 @pytest.mark.parametrize(
     "overrides",
     [

@@ -20,13 +20,13 @@ from verl_adaptive.stats import (
     KEY_DTYPE,
     custom_key,
     dataset_keys,
-    duplicates,
     fingerprint,
     key_hex,
     keys_array,
     keys_bytes,
     parse_hex,
     prompt_key,
+    repeated_rows,
 )
 
 VECTORS = json.loads((Path(__file__).parent / "fixtures" / "key_vectors.json").read_text(encoding="utf-8"))
@@ -319,21 +319,23 @@ def test_one_question_with_two_answers_is_two_prompts() -> None:
     rows = [{"prompt": chat("x"), "reward_model": {"ground_truth": answer}} for answer in ("1", "2", "1")]
     keys = dataset_keys(rows)
     assert len(np.unique(keys)) == 2
-    questions = dataset_keys(rows, with_answer=False)
-    assert duplicates(questions).examples == [(0, [1, 2])] and duplicates(keys).examples == [(0, [2])]
+    assert "(first: row 1 repeats row 0)" in repeated_rows(dataset_keys(rows, with_answer=False))
+    assert "(first: row 2 repeats row 0)" in repeated_rows(keys)
 
 
 @given(st.lists(st.integers(0, 12), max_size=40))
-def test_duplicates_against_a_dict(numbers: list[int]) -> None:
-    keys = make_keys(13)[np.array(numbers, dtype=np.int64)]
+def test_repeated_rows_against_a_dict(numbers: list[int]) -> None:
     rows: dict[int, list[int]] = {}
     for row, number in enumerate(numbers):
         rows.setdefault(number, []).append(row)
-    repeated = sorted(r for r in rows.values() if len(r) > 1)
-    report = duplicates(keys, limit=3)
-    assert (report.rows, report.distinct, report.repeated_rows) == (len(numbers), len(rows), len(numbers) - len(rows))
-    assert report.examples == [(r[0], r[1:]) for r in repeated[:3]]
-    assert str(len(numbers)) in str(report)
+    said = repeated_rows(make_keys(13)[np.array(numbers, dtype=np.int64)])
+    again = sorted(r for r in rows.values() if len(r) > 1)
+    if again:
+        assert said.startswith(
+            f"{len(numbers)} rows hold {len(rows)} different prompts: {len(numbers) - len(rows)} rows"
+        )
+        assert f"row {again[0][1]} repeats row {again[0][0]}" in said
+    assert bool(said) == bool(again)
 
 
 @given(st.lists(st.integers(0, 12), max_size=40), st.randoms())
@@ -351,5 +353,5 @@ def test_a_fingerprint_names_a_set(numbers: list[int], draw: Any) -> None:
 def test_keys_that_share_their_first_half() -> None:
     keys = np.zeros(50, dtype=KEY_DTYPE)
     keys["lo"] = np.arange(50)[::-1] // 2
-    assert duplicates(keys).distinct == 25
+    assert repeated_rows(keys).startswith("50 rows hold 25 different prompts")
     assert fingerprint(keys) == fingerprint(keys[::-2])

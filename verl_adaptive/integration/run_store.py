@@ -29,10 +29,10 @@ from verl_adaptive.stats import (
     StatsTable,
     dataset_identity,
     dataset_keys,
-    duplicates,
     fingerprint,
     first_difference,
     read_snapshot,
+    repeated_rows,
     write_snapshot,
 )
 from verl_adaptive.stats.atomic import write_file
@@ -121,10 +121,10 @@ class RunStore:
                 "training set: %s. Prompts that come again are handled: each has one set of statistics, and pool samplers "
                 "take it once. If these are different prompts, name what tells them apart: data.image_key, data.video_key "
                 "and data.audio_key for what a placeholder in the messages stands for, or adaptive.id_key",
-                duplicates(self.keys),
+                repeated_rows(self.keys),
             )
         elif repeated:
-            logger.info("training set: %s", duplicates(self.keys))
+            logger.info("training set: %s", repeated_rows(self.keys))
         conflicts = len(np.unique(self.keys)) - len(np.unique(questions))
         if conflicts:
             logger.warning("training set: %d prompts appear again with a different ground truth", conflicts)

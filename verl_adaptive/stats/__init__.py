@@ -5,11 +5,9 @@ from __future__ import annotations
 from verl_adaptive.stats.journal import Journal, JournalBusy, JournalError
 from verl_adaptive.stats.keys import (
     KEY_DTYPE,
-    DuplicateReport,
     custom_key,
     dataset_identity,
     dataset_keys,
-    duplicates,
     fingerprint,
     first_difference,
     key_hex,
@@ -17,6 +15,7 @@ from verl_adaptive.stats.keys import (
     keys_bytes,
     parse_hex,
     prompt_key,
+    repeated_rows,
 )
 from verl_adaptive.stats.run import Run, StoreError, find_runs, open_run, open_runs
 from verl_adaptive.stats.snapshot import SnapshotError, SnapshotMissing, read_manifest, read_snapshot, write_snapshot
@@ -27,7 +26,6 @@ __all__ = [
     "KEY_DTYPE",
     "SHARED_COLUMNS",
     "Column",
-    "DuplicateReport",
     "Journal",
     "JournalBusy",
     "JournalError",
@@ -40,7 +38,6 @@ __all__ = [
     "custom_key",
     "dataset_identity",
     "dataset_keys",
-    "duplicates",
     "find_runs",
     "fingerprint",
     "first_difference",
@@ -53,6 +50,7 @@ __all__ = [
     "prompt_key",
     "read_manifest",
     "read_snapshot",
+    "repeated_rows",
     "warm_start",
     "write_snapshot",
 ]

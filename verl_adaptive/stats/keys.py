@@ -27,18 +27,15 @@ import math
 import os
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 __all__ = [
     "KEY_DTYPE",
-    "DuplicateReport",
     "custom_key",
     "dataset_identity",
     "dataset_keys",
-    "duplicates",
     "fingerprint",
     "first_difference",
     "key_hex",
@@ -47,6 +44,7 @@ __all__ = [
     "media_of",
     "parse_hex",
     "prompt_key",
+    "repeated_rows",
 ]
 
 KEY_DTYPE = np.dtype([("hi", "<u8"), ("lo", "<u8")])
@@ -445,33 +443,25 @@ def fingerprint(keys: np.ndarray) -> str:
     return hashlib.blake2b(unique.tobytes(), digest_size=16, person=b"verl-adaptive.f1").hexdigest()
 
 
-@dataclass(frozen=True)
-class DuplicateReport:
-    """What :func:`duplicates` found.
+def _leaders(keys: np.ndarray) -> np.ndarray:
+    """int64, a row of a data set each: the first row that has its key."""
+    order, first = sort_order(keys)
+    leader = np.empty(len(keys), dtype=np.int64)
+    leader[order] = order[first][np.cumsum(first) - 1]
+    return leader
 
-    Attributes:
-        rows: rows of the data set.
-        distinct: different prompts among them.
-        examples: ``(first row, rows that repeat it)`` of the first few repeated prompts, in the data set's order.
-    """
 
-    rows: int
-    distinct: int
-    examples: list[tuple[int, list[int]]] = field(default_factory=list)
-
-    @property
-    def repeated_rows(self) -> int:
-        """Rows beyond the first of each prompt."""
-        return self.rows - self.distinct
-
-    def __str__(self) -> str:
-        if not self.repeated_rows:
-            return f"{self.rows} rows, all different prompts"
-        first, others = self.examples[0]
-        return (
-            f"{self.rows} rows hold {self.distinct} different prompts: {self.repeated_rows} rows repeat an earlier one "
-            f"and share its statistics (first: row {others[0]} repeats row {first})"
-        )
+def repeated_rows(keys: np.ndarray) -> str:
+    """How many rows of a data set repeat an earlier one, in words, with the first example; empty: none does."""
+    leader = _leaders(keys)
+    again = np.flatnonzero(leader != np.arange(len(keys)))
+    if not len(again):
+        return ""
+    example = again[np.argmin(leader[again])]
+    return (
+        f"{len(keys)} rows hold {len(keys) - len(again)} different prompts: {len(again)} rows repeat an earlier one and share "
+        f"its statistics (first: row {example} repeats row {leader[example]})"
+    )
 
 
 #: Where a row says where it comes from.
@@ -496,9 +486,7 @@ def first_difference(
     Returns:
         Both rows and the dotted paths of what differs; None if there are no such rows.
     """
-    order, first = sort_order(keys)
-    leader = np.empty(len(keys), dtype=np.int64)
-    leader[order] = order[first][np.cumsum(first) - 1]
+    leader = _leaders(keys)
     again = np.flatnonzero(leader != np.arange(len(keys)))
     apart = {"data_source", prompt_key, "raw_prompt", *_media_columns(media_keys).values()}
     columns = set(getattr(rows, "column_names", ())) - apart
@@ -529,23 +517,3 @@ def _beside(row: Mapping[str, Any], apart: set[str]) -> dict[str, bytes]:
         except (TypeError, RecursionError):
             continue
     return found
-
-
-def duplicates(keys: np.ndarray, *, limit: int = 5) -> DuplicateReport:
-    """Find repeated prompts in a data set.
-
-    Args:
-        keys: the data set's keys in its order, array of :data:`KEY_DTYPE`.
-        limit: how many examples to keep.
-    """
-    order, first = sort_order(keys)
-    starts = np.flatnonzero(first)
-    sizes = np.diff(np.append(starts, len(keys)))
-    more = np.flatnonzero(sizes > 1)
-    more = more[np.argsort(np.minimum.reduceat(order, starts)[more])] if len(more) else more  # by first appearance
-
-    def cluster(which: int) -> list[int]:
-        return sorted(order[starts[which] : starts[which] + sizes[which]].tolist())
-
-    examples = [(rows[0], rows[1:]) for rows in map(cluster, more[:limit])]
-    return DuplicateReport(len(keys), len(starts), examples)
