@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import signal
 
-__all__ = ["heed_interrupts"]
-
 
 def heed_interrupts() -> None:
     """For ``preexec_fn``: a background job of a shell ignores Ctrl-C, and so would what it starts."""

@@ -16,9 +16,6 @@ from verl_adaptive.policy import build_policy
 from verl_adaptive.simulate.worlds import StaticWorld, WorldPrompts, number_keys
 from verl_adaptive.stats.table import StatsTable
 
-__all__ = ["Arrivals", "World", "keys_of", "make_engine", "make_stream_engine", "run", "run_step"]
-
-
 keys_of = number_keys
 
 

@@ -19,8 +19,6 @@ from verl_adaptive import __version__
 from verl_adaptive.errors import AdaptiveError, UsageError, nearest
 from verl_adaptive.text import closed_streams, one_line
 
-__all__ = ["COMMANDS", "main"]
-
 #: Command → what it does. The module is ``verl_adaptive.commands.<command with underscores>``.
 COMMANDS: dict[str, str] = {
     "doctor": "check this environment, and a training command line before it costs GPU time",

@@ -19,21 +19,6 @@ import numpy as np
 from verl_adaptive.errors import ConfigError
 from verl_adaptive.groups import at_least
 
-__all__ = [
-    "PER_RUN",
-    "PER_STEP",
-    "STEPS",
-    "AdaptiveConfig",
-    "AlarmConfig",
-    "ResumeConfig",
-    "RunFacts",
-    "StoreConfig",
-    "SuccessConfig",
-    "build",
-    "check",
-    "flat",
-]
-
 T = TypeVar("T")
 
 #: Metadata of options that count prompts or rollouts of a step, of the whole run, or steps of the run: a simulation of a

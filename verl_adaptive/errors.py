@@ -5,17 +5,6 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-__all__ = [
-    "AdaptiveError",
-    "ConfigError",
-    "Exhausted",
-    "Misspelt",
-    "RefusedByVerl",
-    "UsageError",
-    "lacks_extra",
-    "nearest",
-]
-
 
 class AdaptiveError(RuntimeError):
     """Base of every error this package raises on purpose.

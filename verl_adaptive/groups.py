@@ -13,8 +13,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["PER_ROLLOUT", "Groups", "at_least"]
-
 #: Relative rounding of the float32 in which verl has rewards.
 _FLOAT32 = 2.0**-23
 

@@ -29,22 +29,6 @@ from verl_adaptive.roles import Advantage, Allocator, Filter, Role, Sampler
 from verl_adaptive.stats.state import split_state
 from verl_adaptive.stats.table import StatsTable
 
-__all__ = [
-    "KINDS",
-    "OUTCOMES",
-    "PARTS",
-    "Policy",
-    "ask",
-    "available",
-    "build_policy",
-    "find_part",
-    "make_part",
-    "options_of",
-    "shared_options",
-    "stored_options",
-    "who",
-]
-
 #: What becomes of groups and rollouts, in the engine's words; a filter's reasons are others.
 OUTCOMES = (
     "trained",

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from verl_adaptive.rng import Draw
 
-__all__ = ["OVER_ASK", "Progress"]
-
 #: Prompts asked for beyond what the recent yield calls for, so that a second helping is rarely needed.
 OVER_ASK = 1.1
 

@@ -41,8 +41,6 @@ from verl_adaptive.policy import build_policy
 from verl_adaptive.stats import read_snapshot, write_snapshot
 from verl_adaptive.stats.snapshot import MANIFEST
 
-__all__ = ["RecordError", "Recorder", "ReplayReport", "attempts", "replay", "results_of"]
-
 VERSION = 2
 #: No room: a matter of the disk, which may pass, and not of ``adaptive.record``.
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})

@@ -27,8 +27,6 @@ from verl_adaptive.stats.table import Column, StatsTable
 if TYPE_CHECKING:
     from verl_adaptive.policy import Policy
 
-__all__ = ["CLOSE", "HOLD", "Advantage", "Allocator", "Filter", "Pick", "Role", "Sampler", "Verdict"]
-
 CLOSE = 0  #: review: the group is done
 HOLD = -1  #: review: keep the group for a later step (:class:`verl_adaptive.allocators.pooled.PooledAllocator` only)
 

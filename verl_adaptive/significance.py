@@ -10,8 +10,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-__all__ = ["LEAST_SEEDS", "difference", "interval", "significant", "t95"]
-
 #: Two-sided 95 % quantiles of Student's t, by degrees of freedom from 1; the normal one beyond.
 _T95 = (
     *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),

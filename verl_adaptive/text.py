@@ -10,8 +10,6 @@ import sys
 import unicodedata
 from collections.abc import Iterator
 
-__all__ = ["clean", "closed_streams", "number", "one_line", "share"]
-
 #: Control characters, formatting (bidirectional overrides, zero width), lone surrogates, line and paragraph separators.
 _UNSAFE = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 

@@ -16,8 +16,6 @@ from verl_adaptive.engine import Engine
 from verl_adaptive.stats import StatsTable, dataset_keys, write_snapshot
 from verl_adaptive.stats.journal import Journal
 
-__all__ = ["HOSTILE", "change_lines", "hostile_rows", "make_run", "without_steps", "write_dataset"]
-
 #: Terminal control, HTML, rich markup, right-to-left override, Hydra and spreadsheet syntax, and a lone surrogate's cousin.
 HOSTILE = "\x1b[31m\x07<script>alert(1)</script>[bold]&amp;\u202e=cmd()${x}\r\nend\x9b2J"
 

@@ -21,8 +21,6 @@ from typing import Any
 from tests.e2e.harness import ASSETS, environment
 from verl_adaptive.integration.selftest.tiny import BEGIN, END, PAD
 
-__all__ = ["QUESTION", "images", "torchvision_folder"]
-
 QUESTION = "<image>colour?"
 COLOURS = {"red": (200, 40, 40), "green": (40, 200, 40), "blue": (40, 40, 200)}
 #: Share of the teacher's answers that name any colour at all: red teaches nothing any more, the others do.

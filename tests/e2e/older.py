@@ -10,8 +10,6 @@ from pathlib import Path
 
 from tests.e2e.harness import ASSETS
 
-__all__ = ["verl_folder"]
-
 
 def verl_folder(version: str) -> Path:
     """A folder with a release of verl and its metadata, for PYTHONPATH; fetched once and kept.

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 
-__all__ = ["SlowBaseline", "SlowMemory"]
-
 
 class SlowMemory:
     """One entry a prompt: w, m, latest mean, strength of the prior."""

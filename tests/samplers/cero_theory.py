@@ -11,8 +11,6 @@ import math
 
 import numpy as np
 
-__all__ = ["oracle", "regret_bound", "supporting_exposure", "utility"]
-
 
 def utility(c: np.ndarray | float, z: np.ndarray | float) -> np.ndarray:
     """``U(z) = 1 − exp(−c z)``, concave and saturating in cumulative exposure."""

@@ -10,8 +10,6 @@ from verl_adaptive.progress import Progress
 from verl_adaptive.rng import Draw
 from verl_adaptive.simulate.worlds import draw_groups
 
-__all__ = ["groups_of", "play", "progress_at", "roll"]
-
 
 def progress_at(step: int, batch: int = 8, seed: int = 0, **more) -> Progress:
     return Progress(step=step, batch=batch, draw=Draw(seed, step), **more)

@@ -7,8 +7,6 @@ import numpy as np
 from verl_adaptive.groups import Groups
 from verl_adaptive.stats import KEY_DTYPE
 
-__all__ = ["make_groups", "make_keys"]
-
 
 def make_keys(count: int, seed: int = 0) -> np.ndarray:
     """``count`` different keys, ``KEY_DTYPE``."""

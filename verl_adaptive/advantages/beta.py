@@ -40,8 +40,6 @@ from verl_adaptive.config import check
 from verl_adaptive.groups import Groups
 from verl_adaptive.roles import Advantage
 
-__all__ = ["BetaPosterior", "success_of"]
-
 EPSILON = 1e-6  # verl's, added to the standard deviation
 
 

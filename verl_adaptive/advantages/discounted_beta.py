@@ -32,8 +32,6 @@ from verl_adaptive.stats.running_mean import fade, left_of
 from verl_adaptive.stats.table import Column, StatsTable
 from verl_adaptive.stats.visits import waves
 
-__all__ = ["DiscountedBeta"]
-
 
 class DiscountedBeta(Advantage):
     """A prompt's own discounted history as baseline and scale."""

@@ -55,8 +55,6 @@ from verl_adaptive.stats.running_mean import Memory
 from verl_adaptive.stats.scale import CLIP, RunningScale, others_mean
 from verl_adaptive.stats.table import Column, StatsTable
 
-__all__ = ["MemoryBaseline"]
-
 #: Least difference, in sizes of the reward: float32 has a sixteenth of it.
 ROUNDING = 1e-6
 

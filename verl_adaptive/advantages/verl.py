@@ -10,8 +10,6 @@ import numpy as np
 from verl_adaptive.groups import Groups
 from verl_adaptive.roles import Advantage
 
-__all__ = ["CENTRING", "COMPARING", "GROUP_RELATIVE", "Verl"]
-
 #: Estimators that give a group of equal rewards advantages of exactly zero (up to rounding): reward minus group mean.
 GROUP_RELATIVE = frozenset({"grpo", "grpo_vectorized", "rloo", "rloo_vectorized"})
 

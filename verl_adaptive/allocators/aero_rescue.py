@@ -49,8 +49,6 @@ from verl_adaptive.stats.table import StatsTable
 if TYPE_CHECKING:
     from verl_adaptive.policy import Policy
 
-__all__ = ["AeroRescue"]
-
 
 class AeroRescue(PooledAllocator):
     """Explores with few rollouts, then tops up the queries without a correct one.

@@ -11,8 +11,6 @@ from verl_adaptive.config import check
 from verl_adaptive.progress import Progress
 from verl_adaptive.roles import Allocator
 
-__all__ = ["Fixed"]
-
 
 class Fixed(Allocator):
     """n rollouts a prompt, or the number that a pool sampler planned for it."""

@@ -56,8 +56,6 @@ from verl_adaptive.stats.table import StatsTable
 if TYPE_CHECKING:
     from verl_adaptive.policy import Policy
 
-__all__ = ["PilotCommit", "band_side"]
-
 logger = logging.getLogger(__name__)
 
 PUBLISHED = 3.0  # G / B, of a run's first step

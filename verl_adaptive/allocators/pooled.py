@@ -10,8 +10,6 @@ from verl_adaptive.groups import Groups
 from verl_adaptive.progress import Progress
 from verl_adaptive.roles import HOLD, Allocator
 
-__all__ = ["PooledAllocator"]
-
 
 class PooledAllocator(Allocator):
     """An allocator whose top-ups depend on more than the group's own rollouts.

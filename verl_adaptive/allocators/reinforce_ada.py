@@ -31,8 +31,6 @@ from verl_adaptive.roles import CLOSE
 if TYPE_CHECKING:
     from verl_adaptive.policy import Policy
 
-__all__ = ["ReinforceAda"]
-
 
 class ReinforceAda(PooledAllocator):
     """Sequential sampling with an exit condition; a rollout is correct when its success is at least 1/2."""

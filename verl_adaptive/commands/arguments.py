@@ -11,17 +11,6 @@ from verl_adaptive.errors import AdaptiveError
 
 _MEDIA = ("images", "videos", "audios")  # as verl_adaptive.stats.keys, which is slow to import
 
-__all__ = [
-    "add_json_option",
-    "add_store_options",
-    "add_tries_option",
-    "condition",
-    "count",
-    "how_identified",
-    "how_read",
-    "refuse_overwrite",
-]
-
 
 def count(text: str) -> int:
     """A whole number from 1 on; an argparse type."""

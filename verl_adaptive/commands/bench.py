@@ -23,8 +23,6 @@ from pathlib import Path
 
 from verl_adaptive.errors import AdaptiveError
 
-__all__ = ["configure", "run"]
-
 #: Benchmark → its module in ``benchmarks/``, and the modules that it cannot do without.
 MODULES: dict[str, tuple[str, tuple[str, ...]]] = {
     "torch": ("train_torch", ("torch",)),

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from verl_adaptive.integration.run_plan import RunPlan
     from verl_adaptive.stats import StatsTable
 
-__all__ = ["ASSUMED", "Cost", "cost_of", "informative_share", "yield_of"]
-
 #: Share of GRPO's groups that are informative, where nothing is known.
 ASSUMED = 0.5
 #: Other shares, whose cost is told beside it.

@@ -27,8 +27,6 @@ from verl_adaptive.commands.arguments import add_json_option
 from verl_adaptive.errors import AdaptiveError, RefusedByVerl
 from verl_adaptive.text import one_line
 
-__all__ = ["Check", "Examination", "configure", "quiet", "run"]
-
 #: Tested with these; others are a remark.
 SUPPORTED_PYTHON = ">=3.10,<3.13"
 #: Printed with their versions; a requirement of verl's that one breaks is a finding.

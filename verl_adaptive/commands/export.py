@@ -24,8 +24,6 @@ import numpy as np
 from verl_adaptive.commands.arguments import add_store_options, condition, how_read, refuse_overwrite
 from verl_adaptive.errors import AdaptiveError, UsageError
 
-__all__ = ["FORMATS", "configure", "run", "write_pages"]
-
 FORMATS = (".parquet", ".csv", ".jsonl")
 _BATCH = 100_000
 

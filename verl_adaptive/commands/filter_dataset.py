@@ -22,8 +22,6 @@ import numpy as np
 from verl_adaptive.commands.arguments import add_store_options, condition, how_identified, how_read, refuse_overwrite
 from verl_adaptive.errors import AdaptiveError, UsageError
 
-__all__ = ["configure", "run"]
-
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("data", metavar="IN", help="the data set in verl's format, a Parquet file")

@@ -18,8 +18,6 @@ from typing import Any
 from verl_adaptive.commands.arguments import add_json_option
 from verl_adaptive.errors import AdaptiveError, UsageError, nearest
 
-__all__ = ["configure", "describe", "run"]
-
 ROLES = ("sampler", "allocator", "filter", "advantage")
 
 

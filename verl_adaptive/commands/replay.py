@@ -13,8 +13,6 @@ import argparse
 from dataclasses import asdict
 from pathlib import Path
 
-__all__ = ["configure", "run"]
-
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("record", metavar="RECORD", help="a record's folder, or one attempt in it")

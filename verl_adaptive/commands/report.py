@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from verl_adaptive.report.collect import Collected
     from verl_adaptive.stats import Run
 
-__all__ = ["add_page_options", "configure", "run"]
-
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from verl_adaptive.report.page import Live
     from verl_adaptive.stats import Run
 
-__all__ = ["configure", "run"]
-
 #: A token of one's own, out of sight of the machine's list of processes.
 _VARIABLE = "VERL_ADAPTIVE_TOKEN"
 #: Its least length.

@@ -30,9 +30,6 @@ if TYPE_CHECKING:
 
     from verl_adaptive.simulate import Task
 
-__all__ = ["configure", "run"]
-
-
 _SPENT = (
     ("policy", "preset"),
     ("steps", "steps"),

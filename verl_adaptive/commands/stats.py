@@ -32,8 +32,6 @@ from verl_adaptive.commands.arguments import (
 from verl_adaptive.errors import AdaptiveError, UsageError
 from verl_adaptive.text import clean
 
-__all__ = ["configure", "run"]
-
 _LISTED = ("key", "source", "visits", "rollouts", "pass_rate", "first_rate", "last_rate", "last_step")
 
 

@@ -19,21 +19,6 @@ from verl_adaptive.policy import ask, who
 from verl_adaptive.progress import Progress
 from verl_adaptive.roles import HOLD, Advantage, Allocator, Filter, Pick, Role, Sampler, Verdict
 
-__all__ = [
-    "admit",
-    "amount",
-    "complete",
-    "compute",
-    "decide",
-    "first",
-    "fund",
-    "more",
-    "most",
-    "pick",
-    "pooled",
-    "zero",
-]
-
 
 def admit(part: Sampler, rows: np.ndarray, position: np.ndarray, progress: Progress) -> np.ndarray:
     """bool ``(k,)``: prompts of the stream that are let through."""

@@ -45,8 +45,6 @@ from verl_adaptive.errors import AdaptiveError, Exhausted
 from verl_adaptive.groups import Groups
 from verl_adaptive.roles import CLOSE, HOLD
 
-__all__ = ["AsyncEngine", "AsyncFacts"]
-
 
 @dataclass(frozen=True)
 class AsyncFacts:

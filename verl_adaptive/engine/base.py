@@ -21,8 +21,6 @@ from verl_adaptive.progress import Progress
 from verl_adaptive.rng import Draw
 from verl_adaptive.stats.table import StatsTable
 
-__all__ = ["Engine"]
-
 
 class Engine(ABC):
     """Runs a policy; what its kinds share, and what whoever drives one may rely on.

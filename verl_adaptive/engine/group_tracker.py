@@ -22,8 +22,6 @@ from verl_adaptive.progress import Progress
 from verl_adaptive.roles import CLOSE, HOLD
 from verl_adaptive.stats.table import StatsTable
 
-__all__ = ["FEW_LOST", "GroupTracker", "arrays_of", "fit"]
-
 #: Share of a batch that failed groups may take where every group trains: another generation for them costs more.
 FEW_LOST = 0.1
 

@@ -37,8 +37,6 @@ from verl_adaptive.groups import Groups
 from verl_adaptive.progress import OVER_ASK
 from verl_adaptive.roles import HOLD
 
-__all__ = ["OrderedEngine"]
-
 _FLIGHT, _ASKING, _KEPT, _OUT, _HELD = range(5)
 _FRESH = 0.3  # weight of the latest step in the recent yield
 _GUESS = 0.5  # yield that is assumed before any group came back

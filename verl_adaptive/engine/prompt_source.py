@@ -25,8 +25,6 @@ from verl_adaptive.policy import who
 from verl_adaptive.progress import Progress
 from verl_adaptive.roles import Sampler
 
-__all__ = ["MAX_PASSES", "MOST_DUE", "CandidateQueue", "PromptSource"]
-
 #: Passes over the data within one step after which a gate is taken to let nothing more through.
 MAX_PASSES = 4
 #: Draws that a busy prompt may wait for; beyond that, the pool is too small for the weights to be kept.

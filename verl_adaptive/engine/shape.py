@@ -10,8 +10,6 @@ from verl_adaptive.config import AdaptiveConfig, check
 from verl_adaptive.policy import find_part, make_part
 from verl_adaptive.roles import Allocator, Sampler
 
-__all__ = ["StepShape", "step_shape"]
-
 
 @dataclass(frozen=True)
 class StepShape:

@@ -11,8 +11,6 @@ import numpy as np
 from verl_adaptive.engine.ledger import Ledger
 from verl_adaptive.groups import Groups
 
-__all__ = ["Closed", "Listener", "PromptStream", "Requests", "StepResult"]
-
 
 class PromptStream(Protocol):
     """verl's prompt stream, or a stand-in of the simulator's."""

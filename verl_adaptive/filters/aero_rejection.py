@@ -37,8 +37,6 @@ from verl_adaptive.groups import Groups
 from verl_adaptive.progress import Progress
 from verl_adaptive.roles import Filter, Verdict
 
-__all__ = ["AeroRejection"]
-
 
 class AeroRejection(Filter):
     """Balances groups of low success and keeps a few rollouts of groups without variance."""

@@ -24,8 +24,6 @@ from verl_adaptive.roles import Filter, Verdict
 if TYPE_CHECKING:
     from verl_adaptive.policy import Policy
 
-__all__ = ["Band"]
-
 
 class Band(Filter):
     """Keeps committed groups; its band is that of ``adaptive/allocator=pilot_commit``."""

@@ -16,8 +16,6 @@ from verl_adaptive.groups import Groups
 from verl_adaptive.progress import Progress
 from verl_adaptive.roles import Filter, Verdict
 
-__all__ = ["Informative"]
-
 
 class Informative(Filter):
     """Keeps groups with variance, inside a band of pass rates."""

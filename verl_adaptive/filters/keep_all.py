@@ -10,8 +10,6 @@ from verl_adaptive.groups import Groups
 from verl_adaptive.progress import Progress
 from verl_adaptive.roles import Filter, Verdict
 
-__all__ = ["KeepAll"]
-
 
 class KeepAll(Filter):
     """Every finished group trains: verl's own behaviour."""

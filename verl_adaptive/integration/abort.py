@@ -49,8 +49,6 @@ from verl.workers.rollout.llm_server import LLMServerClient
 from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.integration.polling import PARTITION
 
-__all__ = ["Abort", "Aborted", "CancellingClient"]
-
 logger = logging.getLogger(__name__)
 
 #: Seconds that cancelled sessions get to end (a tool that cleans up) before the step goes on without them.

@@ -22,8 +22,6 @@ from verl_adaptive.groups import Groups
 from verl_adaptive.policy import available, find_part
 from verl_adaptive.roles import Advantage
 
-__all__ = ["EstimatorContext", "provide", "register", "register_estimator", "trajectory_rows"]
-
 logger = logging.getLogger(__name__)
 
 

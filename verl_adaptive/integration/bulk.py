@@ -9,8 +9,6 @@ from typing import Any
 
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 
-__all__ = ["stacked", "without_gc"]
-
 
 @contextmanager
 def without_gc() -> Iterator[None]:

@@ -16,8 +16,6 @@ from verl_adaptive.integration.facts import MODES, late_rewards, mode_of, stream
 from verl_adaptive.policy import Policy
 from verl_adaptive.simulate import preset_names
 
-__all__ = ["check_manager", "check_run", "why_not_skip_zero", "zero_rows"]
-
 _OUR_BUFFER = "pkg://verl_adaptive.integration.replay_buffer"  # which every preset names
 _CRITIC = "+adaptive=sao, one rollout a prompt with a critic (docs/critic.md)"
 _PLAIN = ("epoch", "fixed", "keep_all", "verl")

@@ -17,22 +17,6 @@ from typing import Any
 
 from verl_adaptive.errors import AdaptiveError
 
-__all__ = [
-    "INSTALL",
-    "INSTALL_QUEUE",
-    "MODES",
-    "NAMES",
-    "QUEUE_CHECKPOINT",
-    "SUPPORTED",
-    "TRIED",
-    "Name",
-    "check_verl",
-    "problems",
-    "queue_lacks",
-    "substitutes",
-    "too_old",
-]
-
 #: Versions of verl; setup.cfg's extra `verl` and the README's table say the same, which a test sees to. No upper bound:
 #: later ones are judged by their names (docs/verl_versions.md).
 SUPPORTED = ">=0.9.0"

@@ -20,8 +20,6 @@ from verl_adaptive.errors import AdaptiveError, ConfigError, Misspelt, RefusedBy
 from verl_adaptive.integration import guard
 from verl_adaptive.policy import PARTS
 
-__all__ = ["Command", "compose", "group_options", "refuse_text_for_numbers"]
-
 
 def _config_folder() -> str:
     from importlib.util import find_spec

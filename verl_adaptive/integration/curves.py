@@ -12,8 +12,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-__all__ = ["RowFigures", "curves"]
-
 
 @dataclass
 class RowFigures:

@@ -9,8 +9,6 @@ import numpy as np
 from torch.utils.data import Dataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-__all__ = ["DataloaderPrompts", "NumberedDataset", "identity_columns"]
-
 
 class NumberedDataset(Dataset):
     """verl's dataset, whose items come with their position; everything else is the dataset's own.

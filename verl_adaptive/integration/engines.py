@@ -19,8 +19,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-__all__ = ["keeps_rows", "model_of"]
-
 #: Mixtures of experts whose router has no bias that follows the load (Megatron's ``moe_router_enable_expert_bias``).
 UNBIASED = frozenset({"mixtral", "qwen2_moe", "qwen3_moe"})
 

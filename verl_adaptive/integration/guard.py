@@ -28,22 +28,6 @@ from typing import Any
 
 from verl_adaptive.errors import AdaptiveError
 
-__all__ = [
-    "ANY_PROGRAM",
-    "MAIN",
-    "PLUGIN",
-    "PROGRAMS",
-    "Guard",
-    "asks_for_cpu",
-    "is_preset",
-    "misread",
-    "not_a_preset",
-    "program_of",
-    "refuse_other",
-    "unread",
-    "watch",
-]
-
 _log = logging.getLogger(__name__)
 
 PLUGIN = "verl_adaptive.integration.plugin"

@@ -18,8 +18,6 @@ from typing import Literal
 
 import numpy as np
 
-__all__ = ["Layout", "Pass", "micro_size", "plan"]
-
 PAD = -1
 
 

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 else:
     _Trainer = object
 
-__all__ = ["MinibatchMixin", "StepState"]
-
 
 @dataclass
 class StepState:

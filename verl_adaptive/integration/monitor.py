@@ -16,8 +16,6 @@ from verl_adaptive.integration.rewards import sums
 from verl_adaptive.integration.tables import log_lists
 from verl_adaptive.report.judge import Finding, Judge
 
-__all__ = ["Monitor"]
-
 logger = logging.getLogger(__name__)
 
 #: Rows that are asked what the reward function gives beside the reward.

@@ -15,17 +15,6 @@ from verl_adaptive.config import AdaptiveConfig
 from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.integration.guard import PLUGIN
 
-__all__ = [
-    "DONE",
-    "PARTITION",
-    "POLL_SHARE",
-    "Liveness",
-    "StallTimeout",
-    "check_installed",
-    "open_requests",
-    "stall_seconds",
-]
-
 PARTITION = "train"
 #: Statuses of a request that is back.
 DONE = ("finished", "failure")

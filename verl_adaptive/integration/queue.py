@@ -24,8 +24,6 @@ from verl_adaptive.integration.facts import SINGLE_TURN
 from verl_adaptive.integration.polling import DONE, PARTITION
 from verl_adaptive.integration.rewards import read, read_rewards, sums
 
-__all__ = ["Batch", "Queue"]
-
 logger = logging.getLogger(__name__)
 
 #: Seconds after which a look lists the queue all the same: rows of unfinished requests are a sign of life.

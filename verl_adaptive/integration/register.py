@@ -9,8 +9,6 @@ from typing import Any
 from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.integration import compat, guard
 
-__all__ = ["register_all"]
-
 
 def register_all() -> None:
     """Let verl's mode names lead to our trainers where the configuration has an ``adaptive`` group.

@@ -12,8 +12,6 @@ from verl_adaptive.integration.polling import PARTITION
 from verl_adaptive.integration.session import Batch, Session
 from verl_adaptive.integration.stream_session import StreamSession
 
-__all__ = ["AdaptiveReplayBuffer", "AdaptiveReplayBufferAsync"]
-
 
 class AdaptiveReplayBuffer(ReplayBuffer):
     """Named by every preset in ``trainer.v1.sampler.custom_sampler``; our trainers make it themselves.

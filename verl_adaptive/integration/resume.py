@@ -22,18 +22,6 @@ from verl_adaptive.stats.snapshot import SnapshotError, SnapshotMissing, check_m
 if TYPE_CHECKING:
     from verl_adaptive.integration.run_plan import RunPlan
 
-__all__ = [
-    "ALLOW",
-    "FOLDER",
-    "IRRELEVANT",
-    "LOGGED",
-    "SAVED",
-    "check_resume",
-    "differences",
-    "resume_of",
-    "settings_of",
-]
-
 _LOG = logging.getLogger(__name__)
 
 #: The snapshot's place inside ``global_step_N``.

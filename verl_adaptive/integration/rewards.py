@@ -13,8 +13,6 @@ from transfer_queue.metadata import BatchMeta
 from verl_adaptive.errors import AdaptiveError, ConfigError
 from verl_adaptive.integration.polling import PARTITION
 
-__all__ = ["read", "read_rewards", "sums"]
-
 
 def read(keys: list[str], fields: list[str], meta: BatchMeta | None = None) -> TensorDict:
     """Fields of these rows, of which there is at least one; a field that one of them lacks is missing.

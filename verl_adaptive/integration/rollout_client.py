@@ -25,8 +25,6 @@ from verl_adaptive.integration.facts import SINGLE_TURN
 from verl_adaptive.integration.polling import DONE, POLL_SHARE, StallTimeout
 from verl_adaptive.integration.queue import Queue
 
-__all__ = ["RolloutClient", "RolloutHandles"]
-
 logger = logging.getLogger(__name__)
 
 

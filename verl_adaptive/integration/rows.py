@@ -11,8 +11,6 @@ from verl_adaptive.engine import StepResult
 from verl_adaptive.groups import Groups
 from verl_adaptive.roles import Advantage
 
-__all__ = ["alone", "padding_row"]
-
 EPSILON = 1e-6  # verl's, added to the standard deviation
 
 

@@ -17,8 +17,6 @@ from verl_adaptive.integration.polling import stall_seconds
 from verl_adaptive.integration.resume import settings_of
 from verl_adaptive.policy import Policy, build_policy
 
-__all__ = ["STAND_IN", "RunPlan"]
-
 #: Prompts of a data set that is not known.
 STAND_IN = 20_000
 

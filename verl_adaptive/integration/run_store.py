@@ -38,8 +38,6 @@ from verl_adaptive.stats import (
 from verl_adaptive.stats.atomic import write_file
 from verl_adaptive.stats.snapshot import MANIFEST, SnapshotError, attached, new_folder, read_manifest
 
-__all__ = ["RunStore"]
-
 logger = logging.getLogger(__name__)
 
 _QUEUE = "transfer_queue"

@@ -15,8 +15,6 @@ import asyncio
 import functools
 from typing import Any
 
-__all__ = ["SERVER_MODULE", "keep_requests"]
-
 SERVER_MODULE = "verl.workers.rollout.sglang_rollout.async_sglang_server"
 
 

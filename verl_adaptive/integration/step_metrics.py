@@ -20,8 +20,6 @@ from verl_adaptive.integration import compat
 from verl_adaptive.integration.facts import image_note
 from verl_adaptive.integration.layout import Layout
 
-__all__ = ["banner", "progress_line", "step_metrics"]
-
 logger = logging.getLogger(__name__)
 
 

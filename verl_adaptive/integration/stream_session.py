@@ -15,8 +15,6 @@ from verl_adaptive.integration.polling import PARTITION
 from verl_adaptive.integration.queue import Batch, Queue
 from verl_adaptive.integration.rollout_client import RolloutClient, RolloutHandles
 
-__all__ = ["NothingLeft", "StreamSession"]
-
 
 class NothingLeft(AdaptiveError):
     """A mini-step after the step's first has no group to train on; the trainer goes on without it."""

@@ -11,8 +11,6 @@ from verl_adaptive.stats import StatsTable
 from verl_adaptive.stats.prompts import Prompts
 from verl_adaptive.text import clean
 
-__all__ = ["COLUMNS", "lists_now", "log_lists"]
-
 logger = logging.getLogger(__name__)
 
 #: Rows of a list.

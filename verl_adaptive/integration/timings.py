@@ -6,8 +6,6 @@ import math
 import time
 from collections.abc import Callable
 
-__all__ = ["Timings"]
-
 #: Share of the groups after whose return the wait for the rest begins to count.
 _MOST = 0.9
 

@@ -40,8 +40,6 @@ from verl_adaptive.record import Recorder
 if TYPE_CHECKING:
     from verl_adaptive.integration.replay_buffer import AdaptiveReplayBuffer
 
-__all__ = ["AdaptiveMixin", "AdaptiveSync"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -6,8 +6,6 @@ from verl.trainer.ppo.v1.trainer_colocate_async import PPOTrainerColocateAsync
 
 from verl_adaptive.integration.trainer import AdaptiveMixin
 
-__all__ = ["AdaptiveColocateAsync"]
-
 
 class AdaptiveColocateAsync(AdaptiveMixin, PPOTrainerColocateAsync):
     """verl's ``colocate_async`` trainer, adaptive."""

@@ -6,8 +6,6 @@ from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
 
 from verl_adaptive.integration.trainer import AdaptiveMixin
 
-__all__ = ["AdaptiveSeparateAsync"]
-
 
 class AdaptiveSeparateAsync(AdaptiveMixin, PPOTrainerSeparateAsync):
     """verl's ``separate_async`` trainer, adaptive."""

@@ -6,8 +6,6 @@ import numpy as np
 
 from verl_adaptive.rng import Draw
 
-__all__ = ["draw_beta", "draw_gamma"]
-
 #: Marsaglia and Tsang's method rejects a try with probability below 0.05, so this many fail with 0.05^24.
 TRIES = 24
 

@@ -55,8 +55,6 @@ from verl_adaptive.samplers.cero_math import best, value
 from verl_adaptive.stats.table import Column
 from verl_adaptive.stats.visits import waves
 
-__all__ = ["Cero"]
-
 logger = logging.getLogger(__name__)
 
 #: Rows updated together: a few arrays of this many float64 stay in a core's cache.

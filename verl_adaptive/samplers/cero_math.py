@@ -6,8 +6,6 @@ import math
 
 import numpy as np
 
-__all__ = ["best", "value"]
-
 
 def value(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """``q̂ = E[P(1−P)] = ab / ((a+b)(a+b+1))`` under Beta(a, b); exactly the expected unbiased within-group variance."""

@@ -10,8 +10,6 @@ from verl_adaptive.progress import Progress
 from verl_adaptive.roles import Sampler
 from verl_adaptive.samplers.rounds import RoundConfig, round_size
 
-__all__ = ["Epoch"]
-
 
 class Epoch(Sampler):
     """Epoch order: verl's stream as it comes.

@@ -38,8 +38,6 @@ from verl_adaptive.samplers.rounds import RoundConfig, round_size
 from verl_adaptive.stats.table import Column, StatsTable
 from verl_adaptive.stats.visits import extend_streaks, kind_of, waves
 
-__all__ = ["Greso"]
-
 
 class Greso(Sampler):
     """GRESO's gate: skips a prompt when its own history says that it is uninformative (2506.02177)."""

@@ -36,8 +36,6 @@ from verl_adaptive.stats.running_mean import left_of
 from verl_adaptive.stats.table import Column, StatsTable
 from verl_adaptive.stats.visits import waves
 
-__all__ = ["Mopps"]
-
 
 class Mopps(Sampler):
     """Picks the prompts whose sampled success rate is nearest to the target."""

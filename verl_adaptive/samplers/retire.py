@@ -31,8 +31,6 @@ from verl_adaptive.stats.visits import waves
 if TYPE_CHECKING:
     from verl_adaptive.policy import Policy
 
-__all__ = ["Retire"]
-
 _EPS = 1e-9  # a warm start's successes are weighed: 7 of 7 may be a rounding below 4 of 4
 
 

@@ -14,8 +14,6 @@ from dataclasses import dataclass, field
 from verl_adaptive.config import PER_STEP, check
 from verl_adaptive.progress import OVER_ASK, Progress
 
-__all__ = ["RoundConfig", "round_size"]
-
 
 @dataclass
 class RoundConfig:

@@ -37,8 +37,6 @@ from verl_adaptive.stats.running_mean import Memory
 from verl_adaptive.stats.scale import RunningScale, others_mean
 from verl_adaptive.stats.table import StatsTable
 
-__all__ = ["Spread"]
-
 #: The greatest float64 below 2^64.
 _MOST = 2.0**64 - 2.0**11
 #: Standard deviation of the reward, in sizes of its mean, that is rounding.

@@ -26,8 +26,6 @@ from verl_adaptive.simulate.queueing import Machine, ServerQueue
 if TYPE_CHECKING:
     from verl_adaptive.engine import AsyncEngine, Engine, Requests, StepResult
 
-__all__ = ["Clock", "ClockConfig", "Phase", "Timing"]
-
 #: A group counts as one of the last if nine tenths of the step's groups were back before it.
 LAST = 0.9
 

@@ -31,8 +31,6 @@ from verl_adaptive.simulate.verl_filter import VerlFilter
 from verl_adaptive.simulate.worlds import World, WorldPrompts
 from verl_adaptive.stats.table import StatsTable
 
-__all__ = ["ENDS", "Simulation", "make_simulation"]
-
 #: Why a run ended (:attr:`Simulation.ended`), unless training would have ended with an error; then it is that.
 ENDS = ("steps", "sampler", "budget")
 

@@ -27,8 +27,6 @@ from verl_adaptive.simulate.presets import compose_preset
 from verl_adaptive.simulate.queueing import Machine
 from verl_adaptive.simulate.worlds import StaticWorld
 
-__all__ = ["Waiting", "expected_waiting"]
-
 #: GRPO's steps in one pass over the simulated pool.
 _STEPS = 8
 #: Rollouts of a GRPO step from which on batch and machine are made smaller together.

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from verl_adaptive.engine import StepResult
     from verl_adaptive.policy import Policy
 
-__all__ = ["LIMIT", "LearningConfig", "LearningWorld", "advantages", "group_relative", "logit"]
-
 #: Greatest logit either way: a pass rate between 0.0003 and 0.9997.
 LIMIT = 8.0
 

@@ -18,8 +18,6 @@ from verl_adaptive.config import check
 from verl_adaptive.groups import Groups
 from verl_adaptive.rng import Draw
 
-__all__ = ["LengthConfig", "Lengths"]
-
 #: As in :mod:`verl_adaptive.simulate.worlds`: a rollout's salt is its stage times this, plus its number in the request.
 _STRIDE = 1 << 20
 

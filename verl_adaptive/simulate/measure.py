@@ -27,8 +27,6 @@ import numpy as np
 from verl_adaptive.engine import Engine, StepResult
 from verl_adaptive.simulate.driver import Simulation
 
-__all__ = ["BINS", "Measure", "estimates"]
-
 #: Starting pass rates that are told apart: hopeless, hard, middle, easy, solved.
 BINS = (0.0, 0.02, 0.2, 0.8, 0.98, 1.0001)
 

@@ -20,8 +20,6 @@ from verl_adaptive.simulate.compare import BASELINE, by_preset
 from verl_adaptive.simulate.driver import ENDS
 from verl_adaptive.simulate.presets import REFERENCES
 
-__all__ = ["Merit", "answer", "merits", "ranked"]
-
 
 @dataclass(frozen=True)
 class Merit:

@@ -11,8 +11,6 @@ from verl_adaptive.progress import Progress
 from verl_adaptive.roles import Pick, Sampler
 from verl_adaptive.samplers.cero_math import best
 
-__all__ = ["Oracle", "OracleBest"]
-
 
 class Oracle(Sampler):
     """Picks prompts at random in proportion to p (1 − p), p being the true pass rate at this moment.

@@ -16,8 +16,6 @@ from verl_adaptive.config import build, check
 from verl_adaptive.errors import ConfigError, nearest
 from verl_adaptive.simulate.learning import LearningConfig, LearningWorld
 
-__all__ = ["POOLS", "PoolConfig", "make_pool", "parse_pool", "source_of", "starting_rates"]
-
 
 @dataclass
 class PoolConfig:

@@ -9,8 +9,6 @@ from importlib.resources import files
 from verl_adaptive.config import AdaptiveConfig
 from verl_adaptive.errors import AdaptiveError, ConfigError, nearest
 
-__all__ = ["PEERS", "REFERENCES", "compose_preset", "preset_names", "split_words"]
-
 #: References that no command line of verl can name: they see the true pass rates.
 REFERENCES = ("oracle", "oracle_best")
 

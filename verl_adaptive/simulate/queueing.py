@@ -17,8 +17,6 @@ from math import inf
 
 from verl_adaptive.config import check
 
-__all__ = ["AbortedAtServers", "Machine", "ServerQueue"]
-
 
 @dataclass
 class Machine:

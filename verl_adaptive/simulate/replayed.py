@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from verl_adaptive.engine import StepResult
     from verl_adaptive.policy import Policy
 
-__all__ = ["ReplayConfig", "ReplayedWorld", "fit_prior", "knot_rates", "make_replayed"]
-
 
 @dataclass
 class ReplayConfig:

@@ -35,8 +35,6 @@ from verl_adaptive.stats.results import StoreError, json_lines
 from verl_adaptive.stats.run import open_run
 from verl_adaptive.stats.table import StatsTable, key_words
 
-__all__ = ["READERS", "Trace", "TraceError", "read_trace"]
-
 _VALUES = ("pass_rate", "n", "step", "tokens", "data_source", "source")
 _NAMES = ("key", "prompt_id", "uid", "id", "prompt", "index")
 _TRAINED = "verl dumps the rollouts that trained: prompts and groups that a policy dropped are not in it"

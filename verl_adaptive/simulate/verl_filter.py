@@ -28,8 +28,6 @@ from verl_adaptive.groups import Groups
 from verl_adaptive.policy import Policy, build_policy
 from verl_adaptive.stats.table import StatsTable
 
-__all__ = ["POLL", "VerlFilter"]
-
 #: Seconds between two looks: the default of ``ReplayBuffer(poll_interval=…)``, which verl's configuration does not reach.
 POLL = 2.0
 

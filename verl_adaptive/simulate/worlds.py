@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from verl_adaptive.policy import Policy
     from verl_adaptive.simulate.lengths import Lengths
 
-__all__ = ["StaticWorld", "World", "WorldPrompts", "draw_groups", "number_keys"]
-
 #: Most rollouts of one request: a rollout's salt is its request's stage times this, plus its number in the request.
 _STRIDE = 1 << 20
 

@@ -9,8 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
-__all__ = ["TEMPORARY", "read_file", "sync_directory", "write_file"]
-
 TEMPORARY = ".tmp"
 """Suffix of files that are still being written; a crashed writer leaves them behind."""
 

@@ -12,8 +12,6 @@ import math
 
 import numpy as np
 
-__all__ = ["SURPRISING", "as_few", "surprise", "swings", "two_rates"]
-
 #: Surprise of a false discovery rate of 5 %.
 SURPRISING = 1.3
 

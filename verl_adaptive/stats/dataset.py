@@ -14,8 +14,6 @@ import pyarrow.parquet as pq
 from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.stats.keys import KEY_DTYPE, MEDIA_FIELDS, dataset_keys, dig, key_hex, keys_bytes
 
-__all__ = ["DatasetError", "Row", "answers_of", "keys_of", "open_parquet", "rows_of", "text_of", "texts_at"]
-
 _BATCH = 8192
 
 

@@ -25,8 +25,6 @@ from verl_adaptive.stats.keys import keys_array, prompt_key
 from verl_adaptive.stats.reader import OBSERVATIONS, JournalReader
 from verl_adaptive.stats.results import StoreError, json_lines
 
-__all__ = ["DumpReader", "Said", "answer_in", "dump_files", "said_of"]
-
 #: Bytes that are read at most, the newest steps first.
 MOST = 512 * 2**20
 

@@ -25,8 +25,6 @@ import pyarrow.compute as pc
 from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.stats.keys import parse_hex
 
-__all__ = ["Columns", "Expression", "ExpressionError", "Words"]
-
 _LONGEST = 2000
 #: Of a key, that are enough to name it: two of a hundred million prompts share 8 hex digits, so a list may show both.
 _KEY_DIGITS = 8

@@ -15,8 +15,6 @@ from verl_adaptive.stats.table import key_words
 if TYPE_CHECKING:
     from verl_adaptive.stats.run import Run
 
-__all__ = ["Flips", "Window", "flips_of", "windows"]
-
 
 @dataclass
 class Window:

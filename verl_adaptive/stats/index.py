@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import numpy as np
 
-__all__ = ["KeyIndex"]
-
 _EMPTY = np.uint32(0xFFFFFFFF)
 _CHUNK = 1 << 18  # keys at a time: the temporaries stay in the processor's cache
 _M1, _M2 = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD6E8FEB86659FD93)

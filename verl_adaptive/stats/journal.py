@@ -43,8 +43,6 @@ from verl_adaptive.stats.atomic import read_file, sync_directory, write_file
 from verl_adaptive.stats.keys import fingerprint
 from verl_adaptive.stats.snapshot import package_version
 
-__all__ = ["GROUPS", "Journal", "JournalBusy", "JournalError", "attempts_in"]
-
 _LOG = logging.getLogger(__name__)
 
 #: Steps and validations that wait to be written; what comes while so many wait is lost.

@@ -31,22 +31,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = [
-    "KEY_DTYPE",
-    "custom_key",
-    "dataset_identity",
-    "dataset_keys",
-    "fingerprint",
-    "first_difference",
-    "key_hex",
-    "keys_array",
-    "keys_bytes",
-    "media_of",
-    "parse_hex",
-    "prompt_key",
-    "repeated_rows",
-]
-
 KEY_DTYPE = np.dtype([("hi", "<u8"), ("lo", "<u8")])
 """A key as two unsigned words; sorting by (hi, lo) is sorting by the 16 bytes, and by their hex form."""
 

@@ -14,8 +14,6 @@ from verl_adaptive.stats.expressions import Expression, Words
 from verl_adaptive.stats.keys import key_hex
 from verl_adaptive.stats.table import StatsTable
 
-__all__ = ["DERIVED", "Prompts", "about_column"]
-
 
 def _ratio(top: str, bottom: str) -> Callable[[Prompts], np.ndarray]:
     def divide(prompts: Prompts) -> np.ndarray:

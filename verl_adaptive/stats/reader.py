@@ -22,8 +22,6 @@ from verl_adaptive.stats.journal import GROUPS, JournalError, attempts_in
 from verl_adaptive.stats.table import StatsTable, key_words
 from verl_adaptive.stats.visits import kind_of
 
-__all__ = ["OBSERVATIONS", "JournalReader"]
-
 OBSERVATIONS = pa.schema([("attempt", pa.int32()), *GROUPS])
 """One row a finished group, in the order of review; see :data:`verl_adaptive.stats.journal.GROUPS`."""
 

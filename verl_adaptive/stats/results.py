@@ -39,8 +39,6 @@ from verl_adaptive.stats import keys as _keys
 from verl_adaptive.stats.table import StatsTable
 from verl_adaptive.stats.visits import kind_of
 
-__all__ = ["StoreError", "at_least_half", "json_lines", "read_results"]
-
 _MOST = 2**31 - 1  # rollouts of a prompt; the table counts in 32 bits
 _LARGEST = 1e150  # of sums: many rows of one prompt are added up
 

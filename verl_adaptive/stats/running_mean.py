@@ -27,8 +27,6 @@ import numpy as np
 from verl_adaptive.stats.table import Column, StatsTable
 from verl_adaptive.stats.visits import waves
 
-__all__ = ["Memory", "fade", "left_of"]
-
 #: Prompts that the mean over all sources counts for in the mean of one.
 PSEUDO = 2.0
 

@@ -23,8 +23,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["CLIP", "RunningScale", "others_mean", "typical_distance"]
-
 #: A difference counts for at most so many scales.
 CLIP = 8.0
 #: Weight of a step in the running mean square.

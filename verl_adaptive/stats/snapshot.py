@@ -34,17 +34,6 @@ from verl_adaptive.stats.atomic import TEMPORARY, read_file, sync_directory, wri
 from verl_adaptive.stats.state import join_state, split_state
 from verl_adaptive.stats.table import StatsTable
 
-__all__ = [
-    "SNAPSHOT_SCHEMA",
-    "SnapshotError",
-    "SnapshotMissing",
-    "attached",
-    "new_folder",
-    "read_manifest",
-    "read_snapshot",
-    "write_snapshot",
-]
-
 SNAPSHOT_SCHEMA = 1
 """Version of the layout; a reader refuses any other unless told otherwise."""
 

@@ -12,8 +12,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["join_state", "split_state"]
-
 _ARRAY = "__ndarray__"
 _BYTES = "__bytes__"
 

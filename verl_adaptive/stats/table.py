@@ -15,8 +15,6 @@ from verl_adaptive.stats.index import KeyIndex
 from verl_adaptive.stats.keys import KEY_DTYPE
 from verl_adaptive.stats.visits import extend_streaks, kind_of, waves
 
-__all__ = ["SHARED_COLUMNS", "Column", "StatsTable", "key_words"]
-
 
 class Column(NamedTuple):
     """What a column holds: a numpy dtype (bool, integer or float) and the value a new prompt starts with."""

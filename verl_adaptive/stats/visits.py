@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import numpy as np
 
-__all__ = ["extend_streaks", "kind_of", "waves"]
-
 
 def waves(rows: np.ndarray, which: np.ndarray | None = None) -> list[np.ndarray]:
     """Split positions into waves in which no row occurs twice, keeping each row's order across waves.

@@ -14,8 +14,6 @@ from verl_adaptive.stats.results import at_least_half
 from verl_adaptive.stats.run import open_runs
 from verl_adaptive.stats.table import StatsTable
 
-__all__ = ["WarmStartReport", "warm_start"]
-
 _LOG = logging.getLogger(__name__)
 
 

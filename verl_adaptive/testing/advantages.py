@@ -13,8 +13,6 @@ from verl_adaptive.groups import Groups
 from verl_adaptive.roles import Advantage
 from verl_adaptive.testing.components import PROMPTS, PartConformance, unchanged
 
-__all__ = ["AdvantageConformance"]
-
 
 class AdvantageConformance(PartConformance):
     """A suite for pytest.

@@ -14,8 +14,6 @@ from verl_adaptive.groups import Groups
 from verl_adaptive.roles import CLOSE, HOLD, Allocator
 from verl_adaptive.testing.components import PROMPTS, PartConformance, no_global_randomness, unchanged
 
-__all__ = ["AllocatorConformance"]
-
 
 class AllocatorConformance(PartConformance):
     """A suite for pytest.

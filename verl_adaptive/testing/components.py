@@ -16,8 +16,6 @@ from verl_adaptive.rng import Draw
 from verl_adaptive.stats.keys import KEY_DTYPE
 from verl_adaptive.stats.table import StatsTable
 
-__all__ = ["PROMPTS", "PartConformance", "no_global_randomness", "unchanged"]
-
 PROMPTS = 40
 
 

@@ -16,8 +16,6 @@ from verl_adaptive.progress import Progress
 from verl_adaptive.roles import Filter, Verdict
 from verl_adaptive.testing.components import PROMPTS, PartConformance, no_global_randomness, unchanged
 
-__all__ = ["FilterConformance"]
-
 
 class FilterConformance(PartConformance):
     """A suite for pytest.

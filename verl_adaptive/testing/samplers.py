@@ -33,8 +33,6 @@ from verl_adaptive.roles import Pick, Sampler
 from verl_adaptive.stats.keys import KEY_DTYPE
 from verl_adaptive.stats.table import StatsTable
 
-__all__ = ["SamplerConformance"]
-
 _CLOCKS = ("time.time", "time.time_ns", "time.monotonic", "time.perf_counter", "time.process_time")
 
 

@@ -26,8 +26,6 @@ from tensordict import TensorDict
 
 from verl_adaptive.integration.layout import PAD, Pass, plan
 
-__all__ = ["STRATEGIES", "examine", "settings"]
-
 GROUPS, SIZE, PROMPT, LONGEST = 8, 8, 6, 12
 #: verl's default first.
 STRATEGIES = ("fsdp", "fsdp2")

@@ -12,8 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-__all__ = ["ProcessRun", "call", "next_metrics", "read_metrics", "train"]
-
 
 @dataclass
 class ProcessRun:

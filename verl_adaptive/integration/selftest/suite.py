@@ -26,8 +26,6 @@ from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.integration.selftest import runs, verdicts
 from verl_adaptive.integration.selftest.runs import ProcessRun
 
-__all__ = ["DEFAULT", "PLAIN", "PRESETS", "QUICK", "Item", "Report", "examine", "page"]
-
 PRESETS = ("grpo", "greso", "dapo", "aero", "cero", "pilot_commit", "solo", "spo", "sao")
 #: Rows of zero advantage are left out by the first, requests are aborted by the second.
 QUICK = ("grpo", "greso")

@@ -13,8 +13,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-__all__ = ["make", "make_model", "questions", "teach"]
-
 PAD, BEGIN, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 
 HEAD_SIZE = 32  # the smallest that vLLM's CPU attention knows

@@ -6,8 +6,6 @@ from pathlib import Path
 
 from verl_adaptive.integration.selftest.runs import ProcessRun
 
-__all__ = ["absent", "differences", "imbalance", "optimizer_updates"]
-
 #: Metrics that every run has in every step.
 METRICS = (
     *("actor/grad_norm", "critic/score/mean", "training/global_step"),
