@@ -21,7 +21,7 @@ gc.set_threshold(100_000, 50, 100)
 
 #: Files of tests that share a start-up of many seconds; one that is missing here makes a start-up of its own.
 TOGETHER = {
-    "queue": ("abort", "arrivals", "checkpoints", "passes", "session", "stream_session", "watch"),
+    "queue": ("abort", "arrivals", "checkpoints", "passes", "session", "stream_session", "monitor"),
     "upstream": ("upstream",),
 }
 GROUP_OF = {f"test_{name}.py": group for group, names in TOGETHER.items() for name in names}

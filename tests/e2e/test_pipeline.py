@@ -209,7 +209,7 @@ def test_kill_and_resume(usual):
     assert after.col("visits").sum() == before.col("visits").sum() + fresh
     assert end["engine"]["position"] > state["engine"]["position"]
     for table, saved_state in ((before, state), (after, end)):  # the alarms go on counting
-        assert saved_state["watch"]["alarms"]["counts"]["all"][0].sum() == table.col("rollouts").sum()
+        assert saved_state["monitor"]["alarms"]["counts"]["all"][0].sum() == table.col("rollouts").sum()
     # the abandoned steps are on a branch of their own
 
     store = open_run(checkpoints / "adaptive")

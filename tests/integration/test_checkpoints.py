@@ -145,13 +145,13 @@ def test_a_snapshot_is_copied_where_verl_copies_its_checkpoints(tmp_path, monkey
     assert "trainer.default_hdfs_dir: the statistics of step 3 are not in" in caplog.text
 
 
-def test_the_alarms_state_is_part_of_a_snapshot_and_older_ones_have_none(tmp_path):
+def test_the_alarms_state_is_part_of_a_snapshot(tmp_path):
     run_store, engine = run_store_of(tmp_path)
-    watch = Monitor(run_store.adaptive, engine, repeated=0.1, longest=10, tracking=lambda: None)
-    for name, more in (("with", (watch,)), ("without", ())):
+    monitor = Monitor(run_store.adaptive, engine, repeated=0.1, longest=10, tracking=lambda: None)
+    for name, more in (("with", (monitor,)), ("without", ())):
         run_store.save(str(tmp_path / name), 2, engine, NoGroups(), *more)
-    assert run_store.load(str(tmp_path / "with"), 2)["watch"]["alarms"]["names"] == engine.table.sources
-    assert "watch" not in run_store.load(str(tmp_path / "without"), 2)
+    assert run_store.load(str(tmp_path / "with"), 2)["monitor"]["alarms"]["names"] == engine.table.sources
+    assert "monitor" not in run_store.load(str(tmp_path / "without"), 2)
 
 
 # -- settings -----------------------------------------------------------------------------------------------------------
