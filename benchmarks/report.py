@@ -127,11 +127,11 @@ def pages(results: Path, results_page: Path, readme_page: Path) -> dict[Path, st
         blocks += [(docs / "choosing.md", "measured", sections.choosing(found))]
         blocks += [(readme_page, "benchmark", sections.evidence(found))]
     if "sao" in found.get("tiny/base", {}):
-        blocks.append((docs / "critic.md", "critic", sections.critic_block(found)))
+        blocks.append((docs / "solo.md", "critic", sections.critic_block(found)))
     if tiny:
         blocks.append((docs / "pilot_commit.md", "measured", sections.forms_block(tiny)))
     if clock:
-        blocks.append((docs / "async.md", "clock", sections.async_table(clock)))
+        blocks.append((docs / "order.md", "clock", sections.async_table(clock)))
         blocks.append((readme_page, "cost", sections.cost(clock, found.get("real/base", {}))))
     quickstart, thin = read(results, "quickstart.json"), read(results, "thin.json")
     if clock and quickstart and "solo" in (real := found.get("real/base", {})):

@@ -467,7 +467,7 @@ def evidence(found: Found) -> list[str]:
 
 #: Preset → its page, and what it does.
 PRESETS = {
-    "grpo": ("baselines.md", "plain GRPO; rows of zero advantage do not train: the same gradient"),
+    "grpo": ("combinations.md#grpo", "plain GRPO; rows of zero advantage do not train: the same gradient"),
     "solo": (
         "solo.md",
         "one rollout per prompt, n times as many prompts; the baseline is each prompt's running mean reward",
@@ -476,9 +476,9 @@ PRESETS = {
     "aero": ("aero.md", "explores with half a group, rescues all-wrong prompts, thins redundant rollouts"),
     "cero": ("cero.md", "picks prompts from the whole data set under a budget for the whole run"),
     "pilot_commit": ("pilot_commit.md", "a few pilots of many prompts, full groups only where they are mixed"),
-    "dapo": ("baselines.md", "baseline: drops zero-variance groups and draws prompts until the batch is full"),
+    "dapo": ("combinations.md#dapo", "baseline: drops zero-variance groups and draws prompts until the batch is full"),
     "spo": ("solo.md#spo", "baseline: SPO as published, as far as possible"),
-    "sao": ("critic.md", "one rollout per prompt and a critic: SAO, as far as verl has it"),
+    "sao": ("solo.md#sao", "one rollout per prompt and a critic: SAO, as far as verl has it"),
 }
 
 
@@ -512,18 +512,18 @@ SITUATIONS: Sequence[tuple[str, str, str, str]] = (
     ("rewards that err at random, one in ten", "[`solo`](solo.md)", "tiny/noise", "solo"),
 )
 UNMEASURED = (
-    ("fewer than about 100 prompts a step in all, or very noisy rewards", "[`grpo`](baselines.md)"),
+    ("fewer than about 100 prompts a step in all, or very noisy rewards", "[`grpo`](combinations.md#grpo)"),
     (
         "prompts much longer than responses",
         "[`solo`](solo.md) with `adaptive.allocator.n=4`: prefill is shared in a group",
     ),
-    ("a judge that changes, a reward that drifts", "[`grpo`](baselines.md) or [`dapo`](baselines.md)"),
+    ("a judge that changes, a reward that drifts", "[`grpo`](combinations.md#grpo) or [`dapo`](combinations.md#dapo)"),
     (
         "training is the bottleneck",
-        "[`grpo`](baselines.md): the same gradient from fewer tokens; or `solo` with `adaptive.advantage.thin=1`",
+        "[`grpo`](combinations.md#grpo): the same gradient from fewer tokens; or `solo` with `adaptive.advantage.thin=1`",
     ),
-    ("a critic", "[`sao`](critic.md)"),
-    ("an estimator of your own", "[`dapo`](baselines.md) with `adaptive/sampler=mixed`"),
+    ("a critic", "[`sao`](solo.md#sao)"),
+    ("an estimator of your own", "[`dapo`](combinations.md#dapo) with `adaptive/sampler=mixed`"),
     ("a comparison with a paper", "the paper's preset, as published"),
 )
 
@@ -631,12 +631,11 @@ def step_cost(clock: Row, made: Mapping[str, Standing], quickstart: Row, thin: R
     heads = ["", "tokens generated", "tokens trained", "step on two CPU cores, s", "step on 8 GPUs, estimated"]
     text = (
         f"Tokens are shares of verl's own GRPO's; those of `thin` are from one process. Seconds are of the quickstart, "
-        f"{first['generated'] / first['steps']:.0f} rollouts a step, all on one start-up. The estimate is of verl's own step: generation is "
-        f"{SHARES[0]:.0%} to {SHARES[1]:.0%} of it and takes what the [clock](simulate.md#the-clock) says "
-        f"({batch:,.0f} rollouts a step), the rest follows the tokens that train. Prompts have 512 tokens and are read at "
-        f"{PREFILL:,} tokens a second and GPU. verl spreads the {group} rollouts of a group over the {GPUS} replicas, so that "
-        f"GRPO finds {found:.0%} of its prefixes in the cache, not {1 - 1 / group:.0%}: `solo` reads "
-        f"{1 / (1 - found):.1f} times as many prompt tokens, not {group} times. The driver's own work is left out."
+        f"{first['generated'] / first['steps']:.0f} rollouts a step. The estimate: generation is {SHARES[0]:.0%} to "
+        f"{SHARES[1]:.0%} of GRPO's step and takes what the [clock](simulate.md#the-clock) says ({batch:,.0f} rollouts a step, "
+        f"prompts of 512 tokens, read at {PREFILL:,} a second and GPU); the rest follows the tokens that train. verl spreads a "
+        f"group over the {GPUS} replicas, so GRPO finds {found:.0%} of its prefixes in the cache, and `solo` reads "
+        f"{1 / (1 - found):.1f} times as many prompt tokens, not {group} times."
     )
     return [*table(heads, rows), *wrap(text, 118, break_on_hyphens=False)]
 

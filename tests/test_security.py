@@ -1,4 +1,4 @@
-"""What docs/security.md says: nothing that is read runs, nothing that is shown obeys, nothing is more public than asked."""
+"""What docs/faq.md#what-is-trusted says: nothing that is read runs, nothing that is shown obeys, nothing is more public than asked."""
 
 from __future__ import annotations
 

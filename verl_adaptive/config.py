@@ -246,7 +246,7 @@ class ResumeConfig:
 
 @dataclass
 class AlarmConfig:
-    """When a run says that something looks wrong; see docs/alarms.md. Alarms decide nothing.
+    """When a run says that something looks wrong; see docs/metrics.md#alarms. Alarms decide nothing.
 
     Attributes:
         enabled: false: no alarms, and no metrics by data source.

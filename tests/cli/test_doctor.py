@@ -581,7 +581,7 @@ def test_a_critic_that_cannot_be_opened_here(examine) -> None:
         (("adaptive.max_rounds=20000",), "adaptive.max_rounds=20000: must be from 1 to 10,000"),
         (
             ("algorithm.adv_estimator=gae",),
-            "leave this one out, or take +adaptive=sao, one rollout a prompt with a critic (docs/critic.md)",
+            "leave this one out, or take +adaptive=sao, one rollout a prompt with a critic (docs/solo.md#sao)",
         ),
     ],
 )

@@ -441,7 +441,7 @@ def test_an_entry_point_is_all_that_the_parts_of_the_page_need(teaching, tmp_pat
 
 
 def test_the_recipes_table_is_complete() -> None:
-    page = (ROOT / "docs" / "recipes.md").read_text()
+    page = (ROOT / "docs" / "choosing.md").read_text()
     rows = re.findall(r"^\| \[`(\S+\.sh)`\]\(../examples/(\S+)\) \|", page, flags=re.M)
     assert all(shown == linked for shown, linked in rows)
     assert {name for name, _ in rows} == {p.name for p in (ROOT / "examples").glob("*.sh")} - {

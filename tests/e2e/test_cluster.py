@@ -1,4 +1,4 @@
-"""Several nodes: the driver lands where Ray puts it, and after a node is lost, somewhere else (docs/cluster.md)."""
+"""Several nodes: the driver lands where Ray puts it, and after a node is lost, somewhere else (docs/install.md#several-nodes)."""
 
 from __future__ import annotations
 

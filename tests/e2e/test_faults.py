@@ -1,4 +1,4 @@
-"""Faults in the real pipeline: each ends as docs/faults.md says, nothing hangs, no count is lost, no statistic poisoned."""
+"""Faults in the real pipeline: each ends as docs/store.md#when-something-breaks says, nothing hangs, no count is lost, no statistic poisoned."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def watched(monkeypatch, steps: int, *, tracking=None, fields=frozenset(), **con
 def test_metrics_and_lines_come_out(monkeypatch, told) -> None:
     _, out = watched(monkeypatch, 8)
     assert "adaptive/alarm/never_solved" in out[-1] and any(k.startswith("adaptive/source/") for k in out[-1])
-    assert any("docs/alarms.md" in r.getMessage() for r in told.records) == any(
+    assert any("docs/metrics.md#alarms" in r.getMessage() for r in told.records) == any(
         out[-1][f"adaptive/alarm/{kind}"] for kind in ("cut", "never_solved", "jumped", "starved")
     )
 

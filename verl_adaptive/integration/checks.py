@@ -17,7 +17,7 @@ from verl_adaptive.policy import Policy
 from verl_adaptive.simulate import preset_names
 
 _OUR_BUFFER = "pkg://verl_adaptive.integration.replay_buffer"  # which every preset names
-_CRITIC = "+adaptive=sao, one rollout a prompt with a critic (docs/critic.md)"
+_CRITIC = "+adaptive=sao, one rollout a prompt with a critic (docs/solo.md#sao)"
 _PLAIN = ("epoch", "fixed", "keep_all", "verl")
 
 #: Policy losses in which a row of zero advantage adds exactly nothing: each token's term is a multiple of A, and they are

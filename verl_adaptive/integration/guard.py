@@ -45,9 +45,9 @@ _PLAIN = "leave +adaptive=… out"
 PROGRAMS: dict[str, str] = {
     MAIN: "",
     "verl.trainer.main_ppo_v0": f"take python -m {MAIN}",
-    "verl.experimental.fully_async_policy.fully_async_main": f"take {_ASYNC} (docs/async.md), or {_PLAIN}",
+    "verl.experimental.fully_async_policy.fully_async_main": f"take {_ASYNC} (docs/order.md#asynchronous-trainers), or {_PLAIN}",
     "verl.experimental.one_step_off_policy.main_ppo": f"take {_ASYNC} or trainer.v1.trainer_mode=colocate_async "
-    f"(docs/async.md), or {_PLAIN}",
+    f"(docs/order.md#asynchronous-trainers), or {_PLAIN}",
     "verl.trainer.sft_trainer": f"presets are for GRPO and PPO: {_PLAIN}",
     "verl.trainer.sft_trainer_ray": f"presets are for GRPO and PPO: {_PLAIN}",
     "verl.trainer.main_generation_server": f"it only generates: {_PLAIN}",
@@ -111,7 +111,7 @@ def _use_v1() -> str:
     text = importlib.resources.files("verl.trainer.config").joinpath("ppo_trainer.yaml").read_text()
     if OmegaConf.select(OmegaConf.create(text), "trainer.use_v1"):
         return "leave trainer.use_v1 out (true is verl's default)"
-    return "this verl has no V1 trainers: take verl 0.9.1 (docs/verl_future.md)"
+    return "this verl has no V1 trainers: take verl 0.9.1 (docs/verl_versions.md#where-verl-is-going)"
 
 
 class Guard:

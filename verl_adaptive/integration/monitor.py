@@ -100,7 +100,7 @@ class Monitor:
 
 def _say(found: Iterable[Finding]) -> None:
     for alarm in found:
-        logger.warning("alarm: %s (docs/alarms.md)", alarm)
+        logger.warning("alarm: %s (docs/metrics.md#alarms)", alarm)
 
 
 def _fields(batch: KVBatchMeta) -> frozenset[str]:

@@ -18,7 +18,7 @@ Of the whole run:
 * *rogue reward*: the rewards of a step are ``ROGUE`` times as far from what was expected as usual (advantages that keep a
   running scale say how far).
 
-docs/alarms.md says what each may mean.
+docs/metrics.md#alarms says what each may mean.
 """
 
 from __future__ import annotations
