@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import warnings
 
 import numpy as np
@@ -10,36 +11,58 @@ import pytest
 
 from tests.world import keys_of
 from verl_adaptive.advantages.beta import BetaPosterior
-from verl_adaptive.config import AdaptiveConfig, RunFacts
+from verl_adaptive.config import RunFacts
 from verl_adaptive.errors import ConfigError
 from verl_adaptive.filters.aero_rejection import AeroRejection
 from verl_adaptive.groups import Groups
-from verl_adaptive.policy import build_policy
+from verl_adaptive.policy import make_part
 from verl_adaptive.progress import Progress
 from verl_adaptive.rng import Draw
 from verl_adaptive.stats.table import StatsTable
 
-
-@pytest.mark.parametrize(
-    ("role", "name", "key", "value"),
-    [
-        ("sampler", "greso", "round.safety", math.inf),
-        ("sampler", "mopps", "candidates", math.inf),
-        ("sampler", "mopps", "a0", math.inf),
-        ("sampler", "mopps", "b0", 1e-3),  # half of the draws were no number, and those prompts were never picked
-        ("sampler", "mopps", "source_prior", math.inf),
-        ("sampler", "cero", "gamma", math.inf),
-        ("sampler", "cero", "recheck", math.inf),
-        ("allocator", "pilot_commit", "factor", math.inf),
-        ("allocator", "pilot_commit", "safety", math.inf),
-        ("allocator", "pilot_commit", "max_age", 10**30),
+INF = math.inf
+#: Part → options that it refuses, each with the key that the message is about, where that is not the only one.
+REFUSED: dict[tuple[str, str], list] = {
+    ("sampler", "epoch"): [
+        ({"round": {"prompts": 0}}, "round.prompts"),
+        ({"round": {"safety": 0.5}}, "round.safety"),
+        ({"round": {"prompt": 3}}, "round.prompt"),
     ],
-)
-def test_what_cannot_work_is_refused(role, name, key, value) -> None:
-    first, _, second = key.partition(".")
-    options = {"name": name, first: {second: value} if second else value}
-    with pytest.raises(ConfigError, match=rf"^adaptive\.{role}\.{key}="):
-        build_policy(AdaptiveConfig.from_mapping({role: options, "refill": False}))
+    ("sampler", "greso"): [
+        *({"floor_easy": 0.0}, {"p_hard": 1.5}, {"warmup_epochs": -1}, {"p_esay": 0.3}),
+        ({"p_min": 0.9, "p_max": 0.1}, "p_min"),
+        ({"round": {"adaptve": True}}, "round.adaptve"),
+        ({"round": {"safety": INF}}, "round.safety"),
+    ],
+    ("sampler", "mopps"): [
+        *({key: -0.1} for key in ("target", "decay", "recheck", "candidates", "a0", "b0", "source_prior")),
+        *({"candidates": INF}, {"a0": INF}, {"source_prior": INF}),
+        {"b0": 1e-3},  # half of the draws were no number, and those prompts were never picked
+    ],
+    ("sampler", "retire"): [{"after": 0}, {"threshold": 0.0}, {"recheck": 2}, {"p": 1}],
+    ("sampler", "spread"): [{"floor": 0.0}, {"n": 1}, {"decay": 2.0}, {"weight": "x"}],
+    ("sampler", "cero"): [
+        *({"rho": 0.0}, {"rho": 1.5}, {"nu0": 1.5}, {"lam": 0.0}, {"a0": 0.0}, {"recheck": -1.0}, {"recheck": INF}),
+        *({"recheck_share": 0.0}, {"capacity": 0}, {"gamma": 0.0}, {"gamma": INF}, {"variant": "may"}, {"n_mx": 2}),
+    ],
+    ("allocator", "pilot_commit"): [{"factor": INF}, {"safety": INF}, {"max_age": 10**30}],
+    ("advantage", "beta"): [
+        *({"alpha0": 0.0}, {"beta0": -1.0}, {"w_neg": 1.5}, {"variant": "s2-a"}, {"baseline": "group"}, {"alpha": 1.0}),
+    ],
+    ("advantage", "discounted_beta"): [{"discount": 0.0}, {"alpha0": 0.0}],
+    ("advantage", "memory"): [
+        *({"decay": 1.5}, {"strength": 0.0}, {"shrink": -1.0}, {"scale": "x"}, {"thin": -1.0}),
+        ({"thin": 0.5, "scale": "whiten"}, "thin"),
+    ],
+}
+
+
+@pytest.mark.parametrize(("role", "name"), REFUSED)
+def test_what_cannot_work_is_refused(role, name) -> None:
+    for case in REFUSED[role, name]:
+        options, key = case if isinstance(case, tuple) else (case, next(iter(case)))
+        with pytest.raises(ConfigError, match=rf"^adaptive\.{role}\.{re.escape(key)}="):
+            make_part(role, {"name": name, **options})
 
 
 @pytest.mark.parametrize("k", [1e9, 1e19, 1e300, math.inf])

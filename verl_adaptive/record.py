@@ -111,14 +111,21 @@ class Recorder:
         engine.recorder = self
         engine.source = _Overheard(engine.source, self)
 
-    def close(self) -> None:
-        """Finish the file."""
+    def close(self, error: OSError | None = None) -> None:
+        """Finish the file; ``error``: why the recording ends before the run."""
         file, self._file = self._file, None
-        if file is not None:
-            try:
-                file.close()
-            except OSError as error:
-                self._say(error)
+        if file is None:
+            return
+        try:
+            file.close()
+        except OSError as again:  # what it could not write before it cannot write now
+            error = error or again
+        if error is not None:
+            _LOG.warning(
+                "adaptive.record: recording stopped in step %s, training goes on: %s cannot be written: %s. What was recorded "
+                "before can be replayed; a resume records a new attempt",
+                *(self._step, self.folder / EVENTS, error),
+            )
 
     def _write(self, **event: Any) -> None:
         if self._file is None:
@@ -127,30 +134,12 @@ class Recorder:
         try:
             self._file.write(line)
         except OSError as error:
-            self._stop(error)
+            self.close(error)
         self._sum.update(line)
 
     def _seal(self, **event: Any) -> None:
         """Write an event with the sum of all that stands before it."""
         self._write(**event, sum=self._sum.hexdigest())
-
-    def _stop(self, error: OSError) -> None:
-        self._say(error)
-        file, self._file = self._file, None
-        if file is not None:
-            try:
-                file.close()
-            except OSError as again:  # what it could not write before it cannot write now
-                _LOG.debug("closing %s: %s", self.folder / EVENTS, again)
-
-    def _say(self, error: OSError) -> None:
-        _LOG.warning(
-            "adaptive.record: recording stopped in step %s, training goes on: %s cannot be written: %s. What was recorded "
-            "before can be replayed; a resume records a new attempt",
-            self._step,
-            self.folder / EVENTS,
-            error,
-        )
 
     # what the engine calls
 
@@ -190,7 +179,7 @@ class Recorder:
             if self._file is not None:
                 self._file.flush()
         except OSError as error:
-            self._stop(error)
+            self.close(error)
 
 
 class _Overheard:

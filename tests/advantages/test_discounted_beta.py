@@ -6,12 +6,10 @@ import math
 from itertools import pairwise
 
 import numpy as np
-import pytest
 
 from tests.world import keys_of, make_engine, run_step
 from verl_adaptive.advantages.discounted_beta import DiscountedBeta
 from verl_adaptive.config import RunFacts
-from verl_adaptive.errors import ConfigError
 from verl_adaptive.groups import Groups
 from verl_adaptive.progress import Progress
 from verl_adaptive.rng import Draw
@@ -86,12 +84,6 @@ def test_thousands_of_visits_do_not_break_it() -> None:
     for _ in range(400):
         out = see(made, Groups.from_lists([0], [[0] * 8]))
     assert np.isfinite(out).all() and made.col("alpha")[0] >= 0
-
-
-@pytest.mark.parametrize(("options", "key"), [({"discount": 0.0}, "discount"), ({"alpha0": 0.0}, "alpha0")])
-def test_settings_that_cannot_work(options, key) -> None:
-    with pytest.raises(ConfigError, match=rf"^adaptive\.advantage\.{key}="):
-        DiscountedBeta(options)
 
 
 def test_a_warm_start_counts_as_visits_of_a_group_each() -> None:

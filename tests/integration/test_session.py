@@ -630,18 +630,6 @@ def test_a_signal_that_the_reward_lacks_names_those_it_has(queue):
     tq.kv_clear(keys=list(left()), partition_id="train")
 
 
-def test_rollouts_that_never_come_are_an_error_not_a_hang(queue):
-    class Dead(Workers):
-        def _prompt(self, uid, n, number, place):
-            return None
-
-    session = session_of(Dead())
-    session.start()
-    with pytest.raises(AdaptiveError, match=r"stall_timeout=3 s; still waiting for 4 of 4 prompts"):
-        session.complete()
-    tq.kv_clear(keys=list(left()), partition_id="train")
-
-
 def test_when_everything_fails_the_run_ends_with_the_reason(queue):
     session = session_of(Workers(fail=1.0))
     session.client.handles = replace(session.client.handles, busy=lambda: "reward model 0: dead (ActorDiedError)")

@@ -12,7 +12,6 @@ from tests.world import Arrivals, World, keys_of, make_engine, make_stream_engin
 from verl_adaptive.advantages.memory import MemoryBaseline
 from verl_adaptive.config import RunFacts
 from verl_adaptive.engine import AsyncFacts
-from verl_adaptive.errors import ConfigError
 from verl_adaptive.groups import Groups
 from verl_adaptive.progress import Progress
 from verl_adaptive.rng import Draw
@@ -404,19 +403,3 @@ def test_before_is_the_beginning_of_the_step_of_the_review() -> None:
         sure = np.isfinite(known)
         np.testing.assert_allclose((done.reward - out)[sure], known[sure])
     assert older > 50
-
-
-@pytest.mark.parametrize(
-    ("options", "key"),
-    [
-        ({"decay": 1.5}, "decay"),
-        ({"strength": 0.0}, "strength"),
-        ({"shrink": -1.0}, "shrink"),
-        ({"scale": "x"}, "scale"),
-        ({"thin": -1.0}, "thin"),
-        ({"thin": 0.5, "scale": "whiten"}, "thin"),
-    ],
-)
-def test_settings_that_cannot_work(options, key) -> None:
-    with pytest.raises(ConfigError, match=rf"^adaptive\.advantage\.{key}="):
-        MemoryBaseline(options)

@@ -262,12 +262,3 @@ def test_metrics() -> None:
     metrics = engine.policy.metrics()
     assert metrics["adaptive/sampler/expected_spread"] == pytest.approx(0.5)
     assert math.isfinite(metrics["adaptive/sampler/expected_spread"])
-
-
-@pytest.mark.parametrize(
-    ("options", "key"),
-    [({"floor": 0.0}, "floor"), ({"n": 1}, "n"), ({"decay": 2.0}, "decay"), ({"weight": "x"}, "weight")],
-)
-def test_settings_that_cannot_work(options, key) -> None:
-    with pytest.raises(ConfigError, match=rf"^adaptive\.sampler\.{key}="):
-        Spread(options)

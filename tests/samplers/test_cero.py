@@ -410,27 +410,6 @@ def test_rounds_that_update_are_budget_over_capacity(factor):
     assert len(results) == pytest.approx(steps / factor, rel=0.04)
 
 
-@pytest.mark.parametrize(
-    ("options", "key"),
-    [
-        (dict(rho=0.0), "rho"),
-        (dict(rho=1.5), "rho"),
-        (dict(nu0=1.5), "nu0"),
-        (dict(lam=0.0), "lam"),
-        (dict(a0=0.0), "a0"),
-        (dict(recheck=-1.0), "recheck"),
-        (dict(recheck_share=0.0), "recheck_share"),
-        (dict(capacity=0), "capacity"),
-        (dict(gamma=0.0), "gamma"),
-        (dict(variant="may"), "variant"),
-        (dict(n_mx=2), "n_mx"),
-    ],
-)
-def test_bad_values_are_refused(options, key):
-    with pytest.raises(ConfigError, match=rf"adaptive\.sampler\.{key}"):
-        Cero(options)
-
-
 def test_needs_no_refill_and_the_plan_decides_n():
     with pytest.raises(ConfigError, match=r"adaptive\.refill=false"):
         make_engine("cero")

@@ -8,7 +8,6 @@ import pytest
 from tests.samplers.simulate import play, progress_at
 from tests.world import keys_of, make_engine, run
 from verl_adaptive.config import RunFacts
-from verl_adaptive.errors import ConfigError
 from verl_adaptive.groups import Groups
 from verl_adaptive.samplers.greso import Greso
 from verl_adaptive.stats.table import StatsTable
@@ -174,22 +173,6 @@ def test_the_step_that_ends_on_the_last_prompt_of_a_pass_belongs_to_it(position,
     greso.observe(Groups.from_lists([0, 1], [[1.0, 1.0], [0.0, 1.0]]), progress)
     greso.end_step(progress)
     assert ((greso.p_easy, greso.p_hard) != (0.5, 0.5)) == moves
-
-
-@pytest.mark.parametrize(
-    ("options", "key"),
-    [
-        (dict(floor_easy=0.0), "floor_easy"),
-        (dict(p_hard=1.5), "p_hard"),
-        (dict(p_min=0.9, p_max=0.1), "p_min"),
-        (dict(warmup_epochs=-1), "warmup_epochs"),
-        (dict(p_esay=0.3), "p_esay"),
-        (dict(round={"adaptve": True}), r"round\.adaptve"),
-    ],
-)
-def test_bad_options_are_refused(options, key):
-    with pytest.raises(ConfigError, match=rf"adaptive\.sampler\.{key}"):
-        Greso(options)
 
 
 def test_mean_bands_begin_with_what_a_warm_start_knows():

@@ -38,45 +38,6 @@ def test_a_free_slot_takes_the_longest_that_waits_if_lengths_are_known() -> None
     assert drain(queue) == [(0, 3.0), (2, 7.0), (3, 11.0), (1, 13.0)]
 
 
-def test_a_step_takes_longer_the_more_it_serves() -> None:
-    """1 s and 1 s a sequence: two tokens of two sequences take 3 s each, then the last runs alone at 2 s a token."""
-    queue = ServerQueue(Machine(replicas=1, slots=2, base=1.0, each=1.0))
-    queue.add([2], 0)
-    queue.add([5], 1)
-    assert drain(queue) == [(0, 6.0), (1, 12.0)]
-    assert queue.occupied == 2 * 6 + 6
-
-
-def test_replicas_that_share_a_queue_take_what_is_next() -> None:
-    shared, bound = (Machine(replicas=2, slots=1, base=1.0, each=0.0, bound=b) for b in (False, True))
-    ends = {}
-    for machine in (shared, bound):
-        queue = ServerQueue(machine)
-        queue.add([10, 2, 3, 1], 0)  # bound: 10 and 3 on the first replica, 2 and 1 on the second
-        ends[machine.bound] = [when for _, when in drain(queue)]
-    assert ends[False] == [2.0, 5.0, 6.0, 10.0]
-    assert ends[True] == [2.0, 3.0, 10.0, 13.0]
-
-
-def test_time_passes_and_what_is_sent_later_ends_later() -> None:
-    queue = ServerQueue(Machine(replicas=1, slots=4, base=0.5, each=0.25))
-    queue.add([8], 0)  # 0.75 s a token
-    queue.wait(3.0)  # 4 tokens
-    queue.add([2], 1)  # both at 1 s a token
-    assert drain(queue) == [(1, 5.0), (0, pytest.approx(5.0 + 2 * 0.75))]
-
-
-def test_abort_counts_what_was_generated() -> None:
-    queue = ServerQueue(Machine(replicas=1, slots=2, base=1.0, each=0.0))
-    queue.add([3, 5, 4, 9], 0)
-    queue.pop()
-    queue.wait(4.0)
-    assert vars(queue.abort()) == {"begun": 2, "tokens": 4 + 1, "waiting": 1}
-    assert queue.busy == 0 and queue.next_end == inf and queue.tokens == 3 + 4 + 1
-    with pytest.raises(ValueError, match="nothing is running"):
-        queue.pop()
-
-
 class Slow:
     """The same machine, one list, everything worked out anew at every event."""
 

@@ -267,26 +267,6 @@ def observe(table: StatsTable, rewards: list[list[float]], **options: Any) -> No
     table.observe(Groups.from_lists([0] * len(rewards), rewards), 0, tolerance=0.0, **options)
 
 
-def test_streaks() -> None:
-    table = StatsTable()
-    table.rows_for(make_keys(1))
-
-    def state() -> tuple[int, int]:
-        return int(table.col("streak")[0]), int(table.col("streak_kind")[0])
-
-    observe(table, [[1, 1], [1, 1, 1]])
-    assert state() == (2, 1)
-    observe(table, [[0, 0]])
-    assert state() == (1, -1)  # a flip restarts at one
-    observe(table, [[0], [0, 1]])
-    assert state() == (0, 0)
-    observe(table, [[0.5, 0.5]])
-    assert state() == (1, -1)  # easy means above one half
-    table.col("streak")[0], table.col("streak_kind")[0] = 65534, 1
-    observe(table, [[1]] * 5)
-    assert state() == (65535, 1)  # saturates
-
-
 def test_failures_say_nothing_about_difficulty_and_saturate() -> None:
     table = StatsTable()
     table.rows_for(make_keys(2))
