@@ -106,13 +106,8 @@ class AsyncEngine(Engine):
         return requests
 
     def receive(self, results: Groups) -> Requests | None:
-        back = np.isin(self.flight.submission, results.submission)
-        if len(np.unique(results.submission)) != len(results) or back.sum() != len(results):
-            raise AdaptiveError("results do not match the requests in flight")
-        self._tell("received", results)
-        self.flight = self.flight.select(~back)
+        groups = self._landed(results)
         self.progress.round += 1
-        groups = self.tracker.join(results)
         self._measure()
         topups = self._judge(groups)
         self._expire()

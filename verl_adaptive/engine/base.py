@@ -226,6 +226,19 @@ class Engine(ABC):
         self.prompt_source.skipped = 0
         self.tracker.open_step(self.progress)
 
+    def _landed(self, results: Groups) -> Groups:
+        """What came back, out of flight and joined to its groups.
+
+        Raises:
+            AdaptiveError: it was not asked for, or came back twice.
+        """
+        back = np.isin(self.flight.submission, results.submission)
+        if len(np.unique(results.submission)) != len(results) or back.sum() != len(results):
+            raise AdaptiveError("results do not match the requests in flight")
+        self._tell("received", results)
+        self.flight = self.flight.select(~back)
+        return self.tracker.join(results)
+
     def _tell(self, event: str, *about: Any) -> None:
         if self.recorder is not None:
             getattr(self.recorder, event)(*about)

@@ -32,7 +32,6 @@ from verl_adaptive.engine import answers
 from verl_adaptive.engine.base import Engine
 from verl_adaptive.engine.prompt_source import CandidateQueue
 from verl_adaptive.engine.steps import Closed, Requests, StepResult
-from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.groups import Groups
 from verl_adaptive.progress import OVER_ASK
 from verl_adaptive.roles import HOLD
@@ -132,12 +131,7 @@ class OrderedEngine(Engine):
         return first
 
     def receive(self, results: Groups) -> Requests | None:
-        back = np.isin(self.flight.submission, results.submission)
-        if len(np.unique(results.submission)) != len(results) or back.sum() != len(results):
-            raise AdaptiveError("results do not match the requests in flight")
-        self._tell("received", results)
-        self.flight = self.flight.select(~back)
-        self._review(self.tracker.join(results))
+        self._review(self._landed(results))
         topups = self._decide()
         self._advance()
         requests = self._fill(topups)
