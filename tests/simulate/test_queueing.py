@@ -29,6 +29,8 @@ def test_two_slots_by_hand() -> None:
         queue.add([length], tag)
     assert drain(queue) == [(0, 3.0), (1, 5.0), (2, 7.0)]
     assert queue.tokens == 12 and queue.occupied == 12
+    with pytest.raises(ValueError, match="nothing is running"):
+        queue.pop()
 
 
 def test_a_free_slot_takes_the_longest_that_waits_if_lengths_are_known() -> None:
