@@ -162,11 +162,7 @@ def same_batch(a: StepResult | str, b: StepResult | str) -> None:
 @quick
 @given(setups, st.integers(0, 2**32 - 1))
 def test_any_order_of_arrival_gives_the_same_batch_and_statistics(setup, seed) -> None:
-    runs = [
-        RandomWorkers(*build(setup)),
-        RandomWorkers(*build(setup), seed=seed),
-        RandomWorkers(*build(setup), seed=seed + 1),
-    ]
+    runs = [RandomWorkers(*build(setup), seed=order) for order in (None, seed, seed + 1)]
     for step in range(1, 5):
         results = [run.step(step) for run in runs]
         for other in results[1:]:
@@ -326,11 +322,7 @@ def test_few_failures_do_not_make_grpo_wait() -> None:
 def test_failures_that_are_not_waited_for_are_the_same_in_any_order_of_arrival(batch, failure, seed) -> None:
     """Which of them are few was decided by how many had come back when the step looked."""
     setup = {"batch": batch, "n": 2, "M": 200, "seed": seed % 10_000, "failure": failure, "shape": "even"}
-    runs = [
-        RandomWorkers(*build(setup)),
-        RandomWorkers(*build(setup), seed=seed),
-        RandomWorkers(*build(setup), seed=seed + 1),
-    ]
+    runs = [RandomWorkers(*build(setup), seed=order) for order in (None, seed, seed + 1)]
     for step in range(1, 4):
         results = [run.step(step) for run in runs]
         for other in results[1:]:

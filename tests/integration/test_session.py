@@ -214,16 +214,18 @@ def test_topups_join_their_group_whatever_the_order(queue, order):
     clear(twin)
 
 
+def zero_rows_of(batch) -> list[tuple[str, int]]:
+    """Rows left out of training, and their loss tokens."""
+    rows = zip(batch.sequences, batch.zero_row_tokens, strict=True)
+    return [(key, tokens) for (key, trains), tokens in rows if not trains]
+
+
 def test_ghost_tokens_are_the_masks_of_rows_left_out(queue):
     workers = Workers()
     session = session_of(workers)  # epoch, keep_all: everything is in the batch, zero advantage rows are left out
     session.start()
     batch = session.complete()
-    zero_rows = [
-        (key, tokens)
-        for (key, trains), tokens in zip(batch.sequences, batch.zero_row_tokens, strict=True)
-        if not trains
-    ]
+    zero_rows = zero_rows_of(batch)
     assert zero_rows and all(tokens == workers.written[key]["mask"] for key, tokens in zero_rows)
     assert len(batch.sequences) == len(workers.written)
     assert batch.zero_row_tokens[[trains for _, trains in batch.sequences]].sum() == 0
@@ -250,11 +252,7 @@ def test_masks_of_one_turn_are_as_long_as_the_answers_or_all_are_read(queue, mon
     session, read = session_of(workers, single_turn=True), masks_read(monkeypatch)
     session.start()
     batch = session.complete()
-    zero_rows = [
-        (key, tokens)
-        for (key, trains), tokens in zip(batch.sequences, batch.zero_row_tokens, strict=True)
-        if not trains
-    ]
+    zero_rows = zero_rows_of(batch)
     assert len(zero_rows) > 8 and all(tokens == workers.written[key]["mask"] for key, tokens in zero_rows)
     absent = {key for key, _ in zero_rows}
     assert absent <= set(read) if tool else 0 < len(read) <= 4 and set(read) < absent
