@@ -309,8 +309,8 @@ class AdaptiveConfig:
             group's; a prompt that loses more says more about the tool than about itself. One that is left of several is
             no group where the advantage compares a prompt's rollouts: verl's GRPO would train on its bare reward.
         alarms: when the run says that something looks wrong.
-        log_lists: log the lists of prompts to look at every so many steps, as wandb.Table or TensorBoard text, through
-            verl's logger; 0: never.
+        log_lists: log the lists of prompts to look at every so many steps, as wandb.Table or TensorBoard text, where
+            verl's logger has one of these; 0: never.
         warm_start: a run, Parquet or JSONL file to learn from before the first step.
         warm_start_discount: weight of that evidence in (0, 1].
     """
@@ -339,7 +339,7 @@ class AdaptiveConfig:
     stall_timeout: float | None = None
     min_sessions: float = 0.5
     alarms: AlarmConfig = field(default_factory=AlarmConfig)
-    log_lists: int = 0
+    log_lists: int = 50
     warm_start: str | None = None
     warm_start_discount: float = 0.5
     store: StoreConfig = field(default_factory=StoreConfig)

@@ -117,8 +117,8 @@ def test_both_are_cut_at_common_rollouts(tmp_path, call) -> None:
         assert a[key] == b[key], key
     half = 1.96 * (2 * 0.1 * 0.9 / 200) ** 0.5  # a validation of 200 prompts
     whole = json.loads(call(*words, "--json", "--whole")[1])
-    assert whole["b"]["last_step"] == 40 and "+0.300 ± " in whole["verdict"] and "(significant;" in whole["verdict"]
-    assert "+0.000 ± " in found["verdict"] and "not significant" in found["verdict"] and half < 0.1
+    assert whole["b"]["last_step"] == 40 and "+0.300 ± " in whole["verdict"] and "(more than" in whole["verdict"]
+    assert "+0.000 ± " in found["verdict"] and "(not more than" in found["verdict"] and half < 0.1
     assert "Both at equal rollouts" in call(*words)[1]
     without_steps(tmp_path / "long", 1, 30)
     assert "Not at equal rollouts: the longer run's journal lacks its first steps" in call(*words, "--visits", "1")[1]
@@ -146,7 +146,11 @@ def test_intervals_over_prompts(metrics, sizes, half, tmp_path, call) -> None:
         named = {f"val-core/{k}/mean@1": v if isinstance(v, float) else v[i] for k, v in metrics.items()}
         make_run(tmp_path / name, steps=10, snapshot=False, validate=lambda s, m=named: m, validated_on=sizes)
     said = json.loads(call("compare", tmp_path / "a", tmp_path / "b", "--json", "--visits", "1")[1])["verdict"]
-    assert f"± {half:.3f} over validation prompts (not significant" in said if half else "(1 seed: no interval)" in said
+    assert (
+        f"± {half:.3f} (not more than the choice of validation prompts" in said
+        if half
+        else "(1 seed: no interval)" in said
+    )
 
 
 def test_single_rollouts_are_no_clear_gains(tmp_path) -> None:

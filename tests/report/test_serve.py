@@ -331,7 +331,7 @@ def test_a_page_that_is_ready_waits_for_nobody(tmp_path) -> None:
         return f"{run.name} at {live.version}"
 
     async def visit() -> None:
-        site = Site(str(tmp_path), render)
+        site = Site(str(tmp_path), render, str)
         a, b = site.runs()[0]
         first = await site.page(a)
         slow = asyncio.create_task(site.page(b))
@@ -374,3 +374,26 @@ def test_a_pause_between_attempts_is_no_pace(tmp_path) -> None:
     (run,), _ = find_runs(str(tmp_path))
     state = state_of(run)
     assert (state["step"], state["running"]) == (2, False)
+
+
+def test_ticked_runs_are_compared(tmp_path) -> None:
+    """A finished run is done and has its curve in the index; two of them have a page."""
+    for name, slope in (("a", 0.01), ("b", 0.02)):
+        make_run(
+            tmp_path / name,
+            steps=12,
+            run_id=f"p/{name}",
+            snapshot=False,
+            plan={"adaptive/plan/steps": 12},
+            validate=lambda s, slope=slope: slope * s,
+        )
+    served = Served(tmp_path)
+    try:
+        index = served.get("/").text
+        ids = re.findall(r'class="tick" id="tick-(\w+)"', index)
+        assert index.count('class="spark"') == 2 and index.count(">done<") == 2 and len(ids) == 2
+        page = served.get(f"/compare?run={ids[0]}&run={ids[1]}").text
+        assert "at the end" in page and page.count("<polyline") == 2
+        assert served.get(f"/compare?run={ids[0]}&run=x").status == 404
+    finally:
+        served.close()

@@ -24,13 +24,14 @@ import numpy as np
 
 from verl_adaptive.commands.arguments import add_json_option, add_store_options, count, how_read, refuse_overwrite
 from verl_adaptive.errors import AdaptiveError, UsageError, lacks_extra
-from verl_adaptive.text import clean
+from verl_adaptive.stats.atomic import write_file
+from verl_adaptive.text import clean, span
 
 if TYPE_CHECKING:
     from verl_adaptive.report.arms import Outcome, Trials
     from verl_adaptive.stats import Run
 
-__all__ = ["configure", "run"]
+__all__ = ["configure", "page_of_runs", "run"]
 
 _PLOTS = (".png", ".svg", ".pdf", ".html")
 _COSTS = ("rollouts", "tokens", "hours")  # as verl_adaptive.report.arms, which is slow to import
@@ -113,7 +114,8 @@ def run(args: argparse.Namespace) -> int:
         try:
             labels = COSTS[args.by], trials.metric
             if args.plot.lower().endswith(".html"):
-                _write_page(Path(args.plot), trials, results, said, labels)
+                page = _page(trials, results, said, labels).encode("utf-8", "backslashreplace")
+                write_file(Path(args.plot), lambda file: file.write(page))
             else:
                 plot(trials.arms, labels, Path(args.plot))
         except ModuleNotFoundError as error:
@@ -154,10 +156,10 @@ def _over_prompts(trials: Trials, results: Sequence[Outcome]) -> str:
         return ""
     first, other = results
     half, gap = 1.96 * float(np.hypot(ends[0].error, ends[1].error)), other.mean - first.mean
-    told = "significant" if abs(gap) > half else "not significant"
+    told = "more" if abs(gap) > half else "not more"
     return (
-        f"{other.name} less {first.name} at the end: {gap:+.3f} ± {half:.3f} over validation prompts ({told}; one seed, so nothing "
-        "is said of others)."
+        f"{other.name} less {first.name} at the end: {gap:+.3f} ± {half:.3f} ({told} than the choice of validation prompts explains; "
+        "one seed, so nothing is said of others)."
     )
 
 
@@ -198,8 +200,7 @@ def _rows(results: Sequence[Outcome], trials: Trials, by: str) -> tuple[list[str
         share = median(list(one.shares.values()))
         paid = [float(np.mean([points[name][-1] for points in trials.spent[one.name]])) for name in _COSTS]
         costs = [
-            number(round(value)) if name != "hours" else f"{value:.2f}"
-            for name, value in zip(_COSTS, paid, strict=True)
+            number(round(value)) if name != "hours" else span(value) for name, value in zip(_COSTS, paid, strict=True)
         ]
         rows.append(
             (
@@ -240,11 +241,22 @@ def _write_curves(trials: Trials, path: str) -> None:
     write_pages(path, ".csv", iter([pa.table(columns)]))
 
 
-def _write_page(path: Path, trials: Trials, results: Sequence[Outcome], said: str, labels: tuple[str, str]) -> None:
+def page_of_runs(runs: Sequence[Run]) -> str:
+    """Single runs side by side, at equal rollouts, as a page."""
+    from verl_adaptive.report.arms import COSTS, outcomes, read, sentence
+
+    names = [run.name or run.where for run in runs]
+    arms = {n if names.count(n) == 1 else f"{n} ({run.id[:6]})": [run] for n, run in zip(names, runs, strict=True)}
+    trials = read(arms)
+    results = outcomes(trials.arms)
+    said = f"{trials.metric}: {_over_prompts(trials, results) or sentence(results, 'rollouts')}"
+    return _page(trials, results, said, (COSTS["rollouts"], trials.metric))
+
+
+def _page(trials: Trials, results: Sequence[Outcome], said: str, labels: tuple[str, str]) -> str:
     """One page that needs no network: what is said, the table, the curves."""
     from verl_adaptive.report.figures import Series, lines
     from verl_adaptive.report.page import environment, policy_of
-    from verl_adaptive.stats.atomic import write_file
 
     series = []
     for number, (name, found) in enumerate(trials.arms.items(), 1):
@@ -260,7 +272,7 @@ def _write_page(path: Path, trials: Trials, results: Sequence[Outcome], said: st
             for at, trial in enumerate(found)
         ]
     heads, rows = _rows(results, trials, labels[0].split()[0])
-    page = environment().get_template("arms.html.j2").render(
+    return environment().get_template("arms.html.j2").render(
         policy=policy_of(False),
         title=clean(" · ".join(trials.arms)),
         said=clean(said),
@@ -268,7 +280,6 @@ def _write_page(path: Path, trials: Trials, results: Sequence[Outcome], said: st
         rows=rows,
         chart=lines(trials.metric, np.zeros(0), series, labels, from_zero=False),
     )  # fmt: skip
-    write_file(path, lambda file: file.write(page.encode("utf-8", "backslashreplace")))
 
 
 # -- two runs, prompt by prompt -----------------------------------------------------------------------------------------
@@ -284,7 +295,11 @@ def _prompts(pair: Sequence[Run], args: argparse.Namespace) -> dict[str, Any]:
     if found["prompts"]:
         gap, error = found["mean_rate_b"] - found["mean_rate_a"], found["standard_error"]
         half = "" if error is None else f" ± {1.96 * error:.3f} over prompts"
-        told = "" if error is None else "; significant" if abs(gap) > 1.96 * error else "; not significant"
+        told = (
+            ""
+            if error is None
+            else f", {'' if abs(gap) > 1.96 * error else 'not '}more than the choice of prompts explains"
+        )
         said = (
             f"Latest pass rate of the prompts that both visited: A {found['mean_rate_a']:.3f}, B {found['mean_rate_b']:.3f}, B less "
             f"A {gap:+.3f}{half}{told}."
@@ -299,7 +314,7 @@ def _print_prompts(found: dict[str, Any], above: str) -> None:
     out.print()
     for letter, f in zip("AB", facts, strict=True):
         named = ", ".join(str(f[key]) for key in ("preset", "run") if f.get(key))
-        out.print(clean(f"{letter}: {named or f['kind']} ({f['store']})"))
+        out.print(clean(f"{letter}: {named or f['kind']} ({f['store']})"), soft_wrap=True)
     generated = [(((f.get("ledger") or {}).get("rollouts")) or {}).get("generated") for f in facts]
     if any(f["cut"] for f in facts):
         known = [float(value) for value in generated if value is not None]
@@ -327,7 +342,8 @@ def _print_prompts(found: dict[str, Any], above: str) -> None:
             for unit in ("rollouts", "tokens")
             for word in ("generated", "trained")
         ),
-        *(row(name.replace("_", " "), (name,)) for name in ("hours", "steps", "visited", "visits")),
+        row("training time", ("hours",), span),
+        *(row(name, (name,)) for name in ("steps", "visited", "visits")),
         row("pass rate, all visits", ("pass_rate",), share),
         *(
             row(name.replace("_", " "), (name,))
@@ -344,7 +360,7 @@ def _print_prompts(found: dict[str, Any], above: str) -> None:
     )
     if matched["prompts"]:
         out.print(
-            f"significantly better in B {number(matched['clearly_better_in_b'])}, significantly worse "
+            f"clearly better in B {number(matched['clearly_better_in_b'])}, clearly worse "
             f"{number(matched['clearly_worse_in_b'])}; of these at most about {matched['clearly_by_chance']:g} by accident"
         )
     for title, key in (("clearest gains in B", "largest_gains_in_b"), ("clearest losses in B", "largest_losses_in_b")):

@@ -95,12 +95,13 @@ def run(args: argparse.Namespace) -> int:
     try:
         import uvicorn
 
+        from verl_adaptive.commands.compare import page_of_runs
         from verl_adaptive.report.server import Site, application
     except ModuleNotFoundError as error:
         raise lacks_extra("serve", error, "ui") from None
     if args.data is None and args.rollouts is not None:
         rollouts_of(args.rollouts, args.data, {})
-    site = Site(args.store, lambda run, live: _render(args, run, live))
+    site = Site(args.store, lambda run, live: _render(args, run, live), page_of_runs)
     found, trouble = site.runs()
     try:
         family = socket.AF_INET6 if ":" in args.host else socket.AF_INET

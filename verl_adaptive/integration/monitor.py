@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from transfer_queue import KVBatchMeta
 from verl_adaptive.config import AdaptiveConfig
 from verl_adaptive.engine import Engine, StepResult
 from verl_adaptive.integration.rewards import sums
-from verl_adaptive.integration.tables import log_lists
+from verl_adaptive.integration.tables import WANDB, log_lists
 from verl_adaptive.report.judge import Finding, Judge
 
 logger = logging.getLogger(__name__)
@@ -63,7 +64,7 @@ class Monitor:
     def validated(self, step: int, metrics: Mapping[str, Any], prompts: Mapping[str, int]) -> None:
         """Take what verl's validation measured after a step."""
         if self.config.alarms.enabled:
-            self._guarded("alarms", lambda: _say(self._judge.validated(step, metrics, prompts)))
+            self._guarded("alarms", lambda: self._say(self._judge.validated(step, metrics, prompts)))
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run goes on from."""
@@ -94,13 +95,18 @@ class Monitor:
         source = self.engine.table.col("source")[groups.row]
         jump = self.engine.policy.advantage.metrics().get("jump", 0.0)
         counts = groups.n, groups.successes, cut, groups.sum(groups.reward), groups.sum(groups.reward**2)
-        _say(self._judge.step(step, source, *counts, jump=jump, rewards=groups.reward))
+        self._say(self._judge.step(step, source, *counts, jump=jump, rewards=groups.reward))
         return self._judge.metrics()
 
+    def _say(self, found: Iterable[Finding]) -> None:
+        for alarm in found:
+            logger.warning("alarm: %s (docs/metrics.md#alarms)", alarm)
+            self._guarded("wandb's alerts", partial(self._alert, str(alarm)))
 
-def _say(found: Iterable[Finding]) -> None:
-    for alarm in found:
-        logger.warning("alarm: %s (docs/metrics.md#alarms)", alarm)
+    def _alert(self, text: str) -> None:
+        for name, backend in getattr(self.tracking(), "logger", {}).items():
+            if name in WANDB:
+                backend.alert(title="verl-adaptive", text=text, level="WARN")
 
 
 def _fields(batch: KVBatchMeta) -> frozenset[str]:

@@ -153,7 +153,7 @@ def _waiting(metrics: Mapping[str, float]) -> str:
     seconds = metrics.get("adaptive/time/generation")
     if seconds is None:
         return ""
-    said = f" | {seconds:.3g} s of generation, {metrics['adaptive/time/last_tenth']:.3g} s of them for the last tenth"
+    said = f" | {round(seconds, 1):g} s of generation, {round(metrics['adaptive/time/last_tenth'], 1):g} s of them for the last tenth"
     if "adaptive/time/idle_share" in metrics:
         said += f", slots {metrics['adaptive/time/idle_share']:.0%} idle"
     if rollouts := metrics.get("adaptive/rollouts/dropped_total/aborted"):

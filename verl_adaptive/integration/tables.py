@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 from verl_adaptive.report.judge import REGRESSED, never_solved
@@ -11,15 +10,13 @@ from verl_adaptive.stats import StatsTable
 from verl_adaptive.stats.prompts import Prompts
 from verl_adaptive.text import clean
 
-logger = logging.getLogger(__name__)
-
 #: Rows of a list.
 LIMIT = 50
 #: Rollouts without a success from which a prompt counts as never solved, as in the report.
 TRIES = 16
 COLUMNS = ("key", "source", "visits", "rollouts", "pass_rate", "first_rate", "last_rate", "last_step")
-
-_said: set[str] = set()
+#: Backends of verl's logger that have a form for them.
+WANDB, TENSORBOARD = ("wandb", "vemlp_wandb"), "tensorboard"
 
 
 def lists_now(table: StatsTable) -> dict[str, list[list[Any]]]:
@@ -38,27 +35,25 @@ def lists_now(table: StatsTable) -> dict[str, list[list[Any]]]:
 
 
 def log_lists(tracking: Any, table: StatsTable, step: int) -> None:
-    """Log them with every backend of verl's that has a form for them; the others are named once.
+    """Log them with every backend of verl's that has a form for them.
 
     Args:
         tracking: verl's ``Tracking``.
         table: the statistics.
         step: the training step.
     """
-    lists = lists_now(table)
-    for backend, instance in tracking.logger.items():
-        if backend in ("wandb", "vemlp_wandb"):
+    backends = {name: made for name, made in getattr(tracking, "logger", {}).items() if name in (*WANDB, TENSORBOARD)}
+    lists = lists_now(table) if backends else {}
+    for backend, instance in backends.items():
+        if backend in WANDB:
             made = {
                 f"adaptive/lists/{n}": instance.Table(columns=list(COLUMNS), data=rows) for n, rows in lists.items()
             }
             instance.log(made, step=step)
-        elif backend == "tensorboard":
+        else:
             for name, rows in lists.items():
                 instance.writer.add_text(f"adaptive/lists/{name}", _markdown(rows), step)
             instance.writer.flush()
-        elif backend not in _said and backend not in ("console", "file"):
-            _said.add(backend)
-            logger.info("adaptive.log_lists: %s gets no lists; wandb and tensorboard do", backend)
 
 
 def _markdown(rows: list[list[Any]]) -> str:

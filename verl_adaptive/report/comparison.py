@@ -17,8 +17,9 @@ def state_of(run: Run) -> dict[str, Any]:
     """What is new of a run, quickly.
 
     Returns:
-        ``version`` (changes with every step and validation), ``step``, ``plan``, ``generated``, ``validation`` and
-        ``best`` (of the mean over sources), ``metric``, ``updated`` (seconds since 1970, or None) and ``running``.
+        ``version`` (changes with every step and validation), ``step``, ``plan``, ``generated``, ``validation``,
+        ``best`` and ``curve`` (of the mean over sources), ``metric``, ``updated`` (seconds since 1970, or None), ``running``
+        and ``done``.
     """
     newest, validations = run.newest(), run.validations()
     step = wall = plan = generated = None
@@ -39,8 +40,10 @@ def state_of(run: Run) -> dict[str, Any]:
         "generated": generated,
         "validation": None if curve is None else float(curve.values[-1]),
         "best": None if curve is None else float(curve.values.max()),
+        "curve": [] if curve is None else curve.values[-200:].tolist(),
         "metric": None if curve is None else curve.metric,
         "updated": updated,
+        "done": bool(plan and step and step >= plan),
         "running": updated is not None and time.time() - updated < max(180.0, 5 * pace),
     }
 

@@ -40,6 +40,7 @@ class History:
         pace: seconds a step over the latest steps; nan if not known.
         classes: groups, ``(bins, CLASSES)``.
         sources: names, at most :data:`SOURCES` and the last one for the others where there are more.
+        first: of each source, the step of its first success; 0: none yet.
         sums: name of :data:`SUMS` → float64 ``(bins, sources)``; ``judged`` are groups that did not fail, ``rollouts``,
             ``successes``, ``reward`` and ``tokens`` are of these, ``known`` those whose length was compared with the limit.
         rollouts: destination → rollouts in each bin.
@@ -60,6 +61,7 @@ class History:
     pace: float
     classes: np.ndarray
     sources: list[str]
+    first: np.ndarray
     sums: dict[str, np.ndarray]
     rollouts: dict[str, np.ndarray]
     cumulative: dict[str, np.ndarray]
@@ -120,6 +122,7 @@ def course_of(run: Run, facts: dict[str, Any]) -> History:
         pace=pace,
         classes=made.classes,
         sources=largest,
+        first=made.first,
         sums=made.sums,
         rollouts=rollouts,
         cumulative=cumulative,
@@ -224,6 +227,7 @@ class _Course:
         self._last, self._source_of = last, source_of
         self.classes = np.zeros((len(last), len(CLASSES)), dtype=np.int64)
         self.sums = {name: np.zeros((len(last), sources)) for name in SUMS}
+        self.first = np.zeros(sources, dtype=np.int64)
         self.visits = np.zeros((VISITS + 1, len(BINS)), dtype=np.int64)
         self.calibration = np.zeros((10, 4))
         self.flips = Flips(prompts)
@@ -255,6 +259,9 @@ class _Course:
     def _sum(self, w: Window, home: np.ndarray) -> None:
         bins, sources = self.sums["groups"].shape
         cell = home * sources + self._source_of[w.row]
+        for source in np.flatnonzero(self.first == 0).tolist():
+            solved = w.step[(self._source_of[w.row] == source) & w.usable & (w.rate > 0)]
+            self.first[source] = solved.min() if len(solved) else 0
         judged, known = w.usable.astype(np.float64), np.isfinite(w.clipped).astype(np.float64)
         values = {
             "groups": np.ones(len(cell)),

@@ -18,7 +18,7 @@ from markupsafe import Markup
 
 from verl_adaptive.text import clean
 
-__all__ = ["Series", "bars", "heatmap", "lines", "reliability", "short", "stacked"]
+__all__ = ["Series", "bars", "heatmap", "lines", "reliability", "short", "spark", "stacked"]
 
 WIDTH, HEIGHT = 560, 260
 _LEFT, _RIGHT, _TOP, _BOTTOM = 62, 14, 14, 44
@@ -207,7 +207,7 @@ def stacked(
     if len(x) == 1:  # one point has no area
         x, total = np.array([x[0] - 0.5, x[0] + 0.5]), np.repeat(total, 2)
         shown = [Series(s.name, np.repeat(s.values, 2), s.color) for s in shown]
-    top = 1.0 if percent else float(total.max(initial=0.0)) or 1.0
+    top = 1.0 if percent else _round_range(0.0, float(total.max(initial=0.0)) or 1.0)[1]
     canvas = _Canvas(title, (float(x[0]), float(x[-1])) if len(x) else (0.0, 1.0), (0.0, top), labels)
     below = np.zeros(len(x))
     for s in shown:
@@ -242,7 +242,8 @@ def lines(
         percent: the y axis is a share.
     """
     xs = [x if s.x is None else s.x for s in series]
-    values = np.concatenate([s.values for s in series]) if series else np.zeros(0)
+    drawn = [values for s in series for values in (s.values, s.raw) if values is not None]
+    values = np.concatenate([np.zeros(0), *drawn])
     values = values[np.isfinite(values)]
     low, high = (float(values.min()), float(values.max())) if len(values) else (0.0, 1.0)
     if from_zero:
@@ -256,18 +257,9 @@ def lines(
     ends = ends[np.isfinite(ends)]
     canvas = _Canvas(title, (float(ends.min()), float(ends.max())) if len(ends) else (0.0, 1.0), (low, high), labels)
     canvas.axes(percent=percent)
-    # What was not smoothed may leave the picture: it is cut there, where a value at the edge would be another value.
-    canvas.add(
-        '<svg x="{x}" y="{y}" width="{w}" height="{h}" viewBox="{x} {y} {w} {h}">',
-        x=_LEFT,
-        y=_TOP,
-        w=WIDTH - _LEFT - _RIGHT,
-        h=HEIGHT - _TOP - _BOTTOM,
-    )
     for s, own in zip(series, xs, strict=True):
         if s.raw is not None:
             _draw(canvas, own, s.raw, s, "raw")
-    canvas.add("</svg>")
     for s, own in zip(series, xs, strict=True):
         _draw(canvas, own, s.values, s, "dash" if s.dash else "line")
     return canvas.done(series, _hover(x, series, percent))
@@ -287,6 +279,17 @@ def _draw(canvas: _Canvas, x: np.ndarray, values: np.ndarray, s: Series, kind: s
             canvas.add('<polyline class="{k}" points="{p}" fill="none" stroke="{c}"/>', k=kind, p=points, c=s.color)
         for a, b in piece if few or len(piece) == 1 else ():
             canvas.add('<circle cx="{x:.1f}" cy="{y:.1f}" r="2.5" fill="{c}"/>', x=a, y=b, c=s.color)
+
+
+def spark(values: Sequence[float]) -> Markup:
+    """A curve without axes, as high as a line of text; empty of fewer than two values."""
+    if len(values) < 2:
+        return Markup("")
+    y = np.asarray(values, dtype=np.float64)
+    heights = 15 - 14 * (y - y.min()) / ((y.max() - y.min()) or 1.0)
+    points = " ".join(f"{x:.1f},{h:.1f}" for x, h in zip(np.linspace(1, 79, len(y)), heights, strict=True))
+    line = '<svg class="spark" viewBox="0 0 80 16" aria-hidden="true"><polyline points="{p}" fill="none" stroke="{c}"/></svg>'
+    return Markup(line).format(p=points, c="var(--c1)")
 
 
 def bars(title: str, names: Sequence[str], values: Sequence[float], labels: tuple[str, str], color: str) -> Markup:

@@ -21,7 +21,7 @@ from verl_adaptive.report.course import History
 from verl_adaptive.report.forecast import Forecast, forecast
 from verl_adaptive.report.learning_curve import headline
 from verl_adaptive.report.pictures import learning, pictures
-from verl_adaptive.text import clean, number, share
+from verl_adaptive.text import clean, number, share, span
 
 __all__ = ["Live", "environment", "policy_of", "render"]
 
@@ -74,7 +74,11 @@ def environment() -> jinja2.Environment:
         lstrip_blocks=True,
     )
     made.filters |= {"number": number, "share": share, "cell": _cell, "safe_text": _safe_text, "plain": _plain}
-    made.globals |= {"style": Markup(_asset("report.css")), "script": Markup(_asset("report.js"))}
+    made.globals |= {
+        "style": Markup(_asset("report.css")),
+        "script": Markup(_asset("report.js")),
+        "spark": figures.spark,
+    }
     return made
 
 
@@ -109,6 +113,9 @@ def render(collected: Collected, *, title: str | None = None, live: Live | None 
             ledger=_ledger_rows(facts),
             sources=_sources(facts, history),
             source_count=len(facts["by_source"]),
+            dead=sum(s["rollouts"] for s in facts["by_source"].values() if not s["successes"]),
+            any_cut=history is not None and bool(history.sums["clipped"].any()),
+            any_retired=bool(facts["retired"]),
             single=facts["single"],
             then_and_now=collected.then_and_now.tolist(),
             classes=("hard (≤ 0.25)", "middle", "easy (≥ 0.75)"),
@@ -127,12 +134,13 @@ def _stats_command(facts: dict[str, Any], where: str) -> str:
 
 
 def _commands(facts: dict[str, Any], where: str, keep: str) -> tuple[str, str]:
-    """To list all of them, and to leave them out of the data set."""
+    """To write all of them to a file, and to leave them out of the data set."""
     if not where:
         return "", ""
     data = shlex.quote(facts.get("data") or "train.parquet")
     filtered = f"verl-adaptive filter-dataset {data} kept.parquet --stats {shlex.quote(facts['argument'])}"
-    return _stats_command(facts, where), clean(f"{filtered} --where {shlex.quote(keep)} --keep-unseen")
+    written = f"verl-adaptive export {shlex.quote(facts['argument'])} list.csv --where {shlex.quote(where)}"
+    return clean(written), clean(f"{filtered} --where {shlex.quote(keep)} --keep-unseen")
 
 
 def _subtitle(facts: dict[str, Any]) -> str:
@@ -142,17 +150,10 @@ def _subtitle(facts: dict[str, Any]) -> str:
     elif facts.get("step") is not None:
         words.append(f"step {facts['step']}")
     if facts.get("hours"):
-        words.append(_span(facts["hours"]))
+        words.append(span(facts["hours"]))
     if facts.get("attempts", 1) > 1:
         words.append(f"attempt {facts['attempts']}")
     return clean(" · ".join(str(word) for word in words if word))
-
-
-def _span(hours: float) -> str:
-    """A stretch of time for people."""
-    if hours >= 48:
-        return f"{hours / 24:.1f} days"
-    return f"{hours:.1f} h" if hours >= 1 else f"{60 * hours:.0f} min" if hours >= 1 / 60 else "under a minute"
 
 
 def _safe_text(value: object, limit: int = 600) -> str:
@@ -188,25 +189,18 @@ def _cards(facts: dict[str, Any], history: History | None, end: Forecast | None)
         out.append((f"{curve.values[-1]:.3f}", "validation", clean(remark)))
     if ledger:
         generated = ledger["generated"]
-        out.append(
-            (
-                figures.short(generated),
-                "rollouts generated",
-                f"{number(facts.get('steps'))} step{'' if facts.get('steps') == 1 else 's'}",
-            )
-        )
-        out.append((share(ledger["trained"], generated), "of them trained", f"{number(ledger['trained'])} rollouts"))
+        steps = f"{number(facts.get('steps'))} step{'' if facts.get('steps') == 1 else 's'}"
+        trained = f"{share(ledger['trained'], generated)} of them trained"
+        out.append((figures.short(generated), "rollouts generated", f"{steps}, {trained}"))
     if history is not None and "saved" in history.uniform:
         saved = history.uniform["saved"]
-        word = "fewer rollouts than uniform" if saved >= 0 else "more rollouts than uniform"
-        if abs(saved) < 0.005:
-            word = "as many rollouts as uniform"
-        out.append((f"{abs(saved):.0%}" if abs(saved) >= 0.005 else "about", word, "estimate, see below"))
+        word = "fewer" if saved >= 0 else "more"
+        out.append((f"{abs(saved):.0%}", f"{word} rollouts than uniform", "estimate, see below"))
     if end is not None:
         finished = not end.left
         out.append(
             (
-                "done" if finished else _span(end.hours_left) if end.hours_left == end.hours_left else "-",
+                "done" if finished else span(end.hours_left) if end.hours_left == end.hours_left else "-",
                 "" if finished else "to go",
                 f"of {number(end.steps)} steps, {figures.short(end.rollouts)} rollouts",
             )
@@ -215,7 +209,7 @@ def _cards(facts: dict[str, Any], history: History | None, end: Forecast | None)
     out.append(("-" if rate is None else f"{rate:.3f}", "pass rate", "all rollouts judged"))
     out.append((_large(facts["visited"]), "prompts visited", f"of {number(facts['prompts'])} known to this store"))
     out.append((_large(facts["never_solved"]), "never solved", f"in {facts['tries']} rollouts or more"))
-    if facts["retired"] is not None:
+    if facts["retired"]:
         out.append((_large(facts["retired"]), "retired", f"snapshot of step {facts['retired_at_step']}"))
     return out
 
@@ -232,9 +226,9 @@ def _forecast_rows(end: Forecast) -> list[tuple[str, str]]:
         ("rollouts in all", f"{figures.short(end.rollouts)}, {number(round(end.per_step))} a step of late"),
         (
             "time in all",
-            "-" if end.hours != end.hours else f"{_span(end.hours)}, {_span(end.hours_left)} to go",
+            "-" if end.hours != end.hours else f"{span(end.hours)}, {span(end.hours_left)} to go",
         ),
-        ("a step of late", "-" if end.pace != end.pace else f"{end.pace:.3g} s"),
+        ("a step of late", "-" if end.pace != end.pace else f"{round(end.pace, 1):g} s"),
     ]
 
 
@@ -255,13 +249,18 @@ def _ledger_rows(facts: dict[str, Any]) -> list[tuple[str, int, int]]:
     return rows
 
 
-def _sources(facts: dict[str, Any], history: History | None) -> list[tuple[str, dict[str, Any], float | None]]:
-    """Name, totals and share of cut answers of the sources with the most rollouts."""
+def _sources(
+    facts: dict[str, Any], history: History | None
+) -> list[tuple[str, dict[str, Any], float | None, int | None]]:
+    """Name, totals, share of cut answers and step of the first success of the sources with the most rollouts."""
     cut: dict[str, float] = {}
+    first: dict[str, int] = {}
     if history is not None:
+        first = {name: step for name, step in zip(history.sources, history.first.tolist(), strict=True) if step}
         for i, name in enumerate(history.sources):
             known = float(history.sums["known"][:, i].sum())
             if known:
                 cut[name] = float(history.sums["clipped"][:, i].sum()) / known
     found = sorted(facts["by_source"].items(), key=lambda item: (-item[1]["rollouts"], item[0]))[:_SOURCES]
-    return [(name or "(unknown)", totals, cut.get(name or "(unknown)")) for name, totals in found]
+    named = ((name or "(unknown)", totals) for name, totals in found)
+    return [(name, totals, cut.get(name), first.get(name)) for name, totals in named]

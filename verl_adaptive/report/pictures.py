@@ -108,6 +108,8 @@ def _in_view(collected: Collected, history: History, view: str) -> list[tuple[st
         out.append((f"Validation: {metric}", chart, ""))
     remark = ""
     for top, heading in (("reward", "Training reward"), ("successes", "Training pass rate")):
+        if top == "successes" and all(np.allclose(c.sums["reward"], c.sums[top]) for _, c, _ in runs):
+            continue  # rewards of 0 and 1: the same curve
         series = []
         for suffix, run, dash in runs:
             values, wide = run.rate(top, "rollouts"), width_of(run)

@@ -121,6 +121,24 @@
       head.addEventListener("click", turn);
       head.addEventListener("keydown", (event) => event.key === "Enter" && turn());
     }
+    const link = document.getElementById("compare");
+    const ticked = () => {
+      const ids = [...document.querySelectorAll(".tick:checked")].map((box) => box.value);
+      link.hidden = ids.length < 2;
+      link.href = "/compare?" + ids.map((id) => "run=" + encodeURIComponent(id)).join("&");
+    };
+    for (const box of document.querySelectorAll(".tick")) box.addEventListener("change", ticked);
+    for (const button of document.querySelectorAll(".csv")) button.addEventListener("click", () => {
+      // As `export`: what a spreadsheet would run gets an apostrophe in front.
+      const said = (cell) => (cell.querySelector("code[title]") || {}).title || cell.dataset.value || cell.textContent.trim();
+      const quoted = (text) => '"' + (/^\s*[=+\-@\t\r]/.test(text) && Number.isNaN(Number(text)) ? "'" + text : text).replaceAll('"', '""') + '"';
+      const lines = [...document.getElementById(button.dataset.table).rows].filter((line) => !line.hidden);
+      const link = document.createElement("a");
+      link.href = URL.createObjectURL(new Blob(lines.map((line) => [...line.cells].map((c) => quoted(said(c))).join(",") + "\n"), { type: "text/csv" }));
+      link.download = button.dataset.table + ".csv";
+      link.click();
+      URL.revokeObjectURL(link.href);
+    });
     for (const input of document.querySelectorAll(".find")) input.addEventListener("input", () => search(input));
   };
   dress();
@@ -142,7 +160,7 @@
       const page = await fetch(location.href, { cache: "no-store" });
       if (!page.ok) throw new Error(page.status);
       const next = new DOMParser().parseFromString(await page.text(), "text/html");
-      const picked = [...document.querySelectorAll(".pick:checked")].map((x) => x.id);
+      const picked = [...document.querySelectorAll(".pick:checked, .tick:checked")].map((x) => x.id);
       const found = [...document.querySelectorAll(".find")].map((x) => [x.id, x.value]);
       const sorted = [...document.querySelectorAll("th[aria-sort]")].map((x) => [x.closest("table").id, x.cellIndex, x.getAttribute("aria-sort")]);
       const opened = [...document.querySelectorAll("details[open]")].map((x) => x.id);
@@ -153,6 +171,7 @@
       dress();
       const by = (id) => document.getElementById(id);
       for (const id of picked) if (by(id)) by(id).checked = true;
+      for (const box of document.querySelectorAll(".tick:checked")) box.dispatchEvent(new Event("change"));
       for (const [table, at, way] of sorted) if (by(table)) sortBy(by(table).tHead.rows[0].cells[at], way === "descending");
       for (const [id, text] of found) if (by(id) && text) { by(id).value = text; search(by(id)); }
       for (const id of opened) if (id && by(id)) by(id).open = true;

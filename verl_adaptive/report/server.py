@@ -136,10 +136,12 @@ class Site:
     Attributes:
         source: a folder, or a pattern.
         render: makes a run's page; slow.
+        compare: makes a page of several runs.
     """
 
     source: str
     render: Callable[[Run, Live], str]
+    compare: Callable[[list[Run]], str]
     _found: tuple[float, list[Run], list[str]] | None = None
     _pages: OrderedDict[str, _Page] = field(default_factory=OrderedDict)
     _making: dict[str, asyncio.Task[_Page]] = field(default_factory=dict)
@@ -236,12 +238,20 @@ def application(site: Site, names: tuple[str, ...] = (), token: str = "") -> ASG
         page = await site.ready(run)
         return PlainTextResponse("" if page is None else page.version)
 
+    async def compared(request: Request) -> Response:
+        ids = request.query_params.getlist("run")
+        runs = [run for run in (await run_in_threadpool(site.runs))[0] if run.id in ids]
+        if len(runs) < 2:
+            return PlainTextResponse("two runs or more are compared\n", 404)
+        return HTMLResponse(_sendable(await run_in_threadpool(site.compare, runs)))
+
     async def failed(request: Request, error: Exception) -> Response:
         return PlainTextResponse(f"{clean(str(error))}\n", 503)
 
     routes = [
         Route("/", index),
         Route("/version", index_version),
+        Route("/compare", compared),
         Route("/run/{id:str}", run_page),
         Route("/run/{id:str}/version", run_version),
     ]
