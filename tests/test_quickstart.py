@@ -95,6 +95,13 @@ def notebook() -> str:
     return "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
 
 
+def test_the_notebooks_stored_outputs_are_of_the_published_results() -> None:
+    cells = json.loads((ROOT / "examples" / "quickstart.ipynb").read_text())["cells"]
+    said = "".join(text for cell in cells for out in cell.get("outputs", []) for text in out.get("text", []))
+    results = [quickstart.result_of(stored) for stored in published()["results"]]
+    assert " ".join(quickstart.verdict(results).split()) in " ".join(said.split())
+
+
 def run_notebook(work: Path, **settings: str) -> str:
     environment = {**os.environ, "QUICKSTART_WORK": str(work), **{f"QUICKSTART_{k}": v for k, v in settings.items()}}
     done = subprocess.run(
