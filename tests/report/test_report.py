@@ -414,7 +414,7 @@ def test_wrong_answers_come_from_verls_rollouts(tmp_path) -> None:
     suspects = made.lists[0]
     assert suspects.title == "Likely wrong labels" and suspects.total == 1
     (found,) = suspects.records
-    assert (found["row"], found["expected"], found["said"], found["agree"]) == (5, "10", "11", 0.5)
+    assert (found["row"], found["expected"], found["said"]) == (5, "10", "11 50% · 12 25% · right 25%")
     assert found["surprise"] > 3
     assert any("1 prompts fail although" in f.what for f in made.findings)
 

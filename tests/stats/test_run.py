@@ -107,7 +107,7 @@ def test_a_folder_of_verls_rollouts_is_a_run(tmp_path, capsys) -> None:
     assert sum(map(len, run.observations(2, 2))) == 3 and run.until(1).table.col("visits").tolist() == [1, 1, 1]
     (never,) = run.prompts.values("key", run.prompts.where("successes == 0"))
     text = run.texts({never})[never]
-    assert (text.text, text.answer, text.said.commonest) == ("user: what is 0?", "0", ("7", 1.0))
+    assert (text.text, text.answer, text.said.answers) == ("user: what is 0?", "0", "7 100%")
     for words in (["report", str(folder)], ["report", "--rollouts", str(folder)]):
         assert main([*words, "-o", str(tmp_path / "r.html"), "--tries", "8"]) == 0, capsys.readouterr().err
         page = (tmp_path / "r.html").read_text()

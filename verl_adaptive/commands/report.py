@@ -7,7 +7,7 @@ examples:
   verl-adaptive report --rollouts rollouts -o report.html
 
 Prompt texts are left out unless --data names the training set; it also finds questions with different answers. With it,
-the commonest wrong answers come from verl's trainer.rollout_data_dir, if the run had one. Such a folder alone has a report, too,
+the answers of listed prompts come from verl's trainer.rollout_data_dir, if the run had one. Such a folder alone has a report, too,
 of any verl run: prompts, lists, answers, and the course of what trained.
 """
 
@@ -71,7 +71,7 @@ def add_page_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--rollouts",
         metavar="DIR",
-        help="verl's trainer.rollout_data_dir, for the commonest wrong answers; needs --data (default: the run's own)",
+        help="verl's trainer.rollout_data_dir, for the answers of listed prompts; needs --data (default: the run's own)",
     )
     add_tries_option(parser)
     parser.add_argument("--limit", metavar="N", type=count, default=100, help="prompts in each list (default 100)")

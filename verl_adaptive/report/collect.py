@@ -62,7 +62,7 @@ def collect(
         tries: rollouts without a success from which a prompt counts as never solved.
         limit: prompts in each list.
         data: the training set; adds texts, expected answers and the search for conflicting ones.
-        rollouts: verl's ``trainer.rollout_data_dir``; with ``data``, adds the commonest wrong answers.
+        rollouts: verl's ``trainer.rollout_data_dir``; with ``data``, adds what the listed prompts answered.
         prompt_key, id_key, media_keys: as in training.
         against: other runs.
     """

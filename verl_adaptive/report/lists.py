@@ -97,7 +97,7 @@ def add_texts(lists: list[PromptList], run: Run, rollouts: str | None, **how: An
     """Give the listed prompts their row, text and expected answer and, where verl wrote rollouts down, what they said.
 
     Args:
-        lists: as :func:`lists_of` made them; their records get ``row``, ``expected``, ``said``, ``agree`` and ``text``.
+        lists: as :func:`lists_of` made them; their records get ``row``, ``expected``, ``said`` and ``text``.
         run: whose prompts they are.
         rollouts: ``trainer.rollout_data_dir``, or None.
         how: further arguments of :meth:`verl_adaptive.stats.Run.texts`.
@@ -111,7 +111,6 @@ def add_texts(lists: list[PromptList], run: Run, rollouts: str | None, **how: An
             record |= {name: numbers.pop(name) for name in ("key", "source")}
             record["expected"] = "" if found is None else found.answer
             if rollouts is not None or run.kind == "rollouts":
-                common = None if found is None or found.said is None else found.said.commonest
-                record["said"], record["agree"] = common if common is not None else ("", None)
+                record["said"] = "" if found is None or found.said is None else found.said.answers
             record |= numbers
             record["text"] = "" if found is None else found.text

@@ -165,8 +165,6 @@ def _safe_text(value: object, limit: int = 600) -> str:
 def _cell(value: Any, name: str = "") -> str:
     if value is None or value != value:
         return "-"
-    if name == "agree":
-        return f"{value:.0%}"
     if isinstance(value, float) and ("rate" in name or not value.is_integer()):
         return f"{value:.1f}" if name == "surprise" else f"{value:.3f}"
     return clean(value) if isinstance(value, str) else number(value)

@@ -48,12 +48,12 @@ class Said:
     rollouts: int = 0
 
     @property
-    def commonest(self) -> tuple[str, float] | None:
-        """The commonest wrong answer and its share of the rollouts found; None if there is none."""
-        if not self.wrong:
-            return None
-        answer, times = min(self.wrong.items(), key=lambda item: (-item[1], item[0]))
-        return answer, times / self.rollouts
+    def answers(self) -> str:
+        """The five commonest wrong answers and how many are right, as shares of the rollouts found."""
+        wrong = sorted(self.wrong.items(), key=lambda item: (-item[1], item[0]))[:5]
+        told = [f"{answer} {times / self.rollouts:.0%}" for answer, times in wrong]
+        right = self.rollouts - self.wrong.total()
+        return " · ".join([*told, f"right {right / self.rollouts:.0%}"] if right else told)
 
 
 def answer_in(output: str, limit: int = 80) -> str:
