@@ -13,6 +13,7 @@ import io
 import json
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -52,15 +53,19 @@ def read(results: Path, name: str) -> Any:
 
 
 def training_runs(results: Path) -> dict[str, Runs]:
-    """The training benchmarks that have results; the pretrained one from two learning rates of GRPO on.
+    """The training benchmarks that have results; of the pretrained one the policies with three seeds at two learning rates.
 
-    At one rate nothing can be compared: see :func:`benchmarks.sections.first_cells`.
+    Fewer compare nothing: see :func:`benchmarks.sections.first_cells`.
     """
     files = {"pretrained": ("pretrained.jsonl", pretrained_runs), "real": ("train_cpu.jsonl", cpu_runs)}
     files["tiny"] = ("train_torch.json", torch_runs)
     runs = {name: made(data) for name, (file, made) in files.items() if (data := read(results, file))}
-    if "pretrained" in runs and len({key[2] for key in runs["pretrained"].cells if key[1] == "grpo"}) < 2:
-        del runs["pretrained"]
+    if cells := runs["pretrained"].cells if "pretrained" in runs else {}:
+        seeds = Counter(key[:3] for key in cells)
+        rates = Counter(key[:2] for key, count in seeds.items() if count >= 3)
+        runs["pretrained"].cells = {k: v for k, v in cells.items() if rates[k[:2]] >= 2 <= rates[k[0], "grpo"]}
+        if len({key[1] for key in runs["pretrained"].cells}) < 2:
+            del runs["pretrained"]
     return runs
 
 

@@ -700,7 +700,7 @@ def driver_note(data: Row) -> list[str]:
 
 
 def first_cells(cells: Sequence[Row]) -> list[str]:
-    """The pretrained model's runs while there is one learning rate: each by itself, compared with nothing."""
+    """The pretrained model's runs while policies lack learning rates or seeds: each by itself, compared with nothing."""
     rows = []
     for cell in sorted(cells, key=lambda c: (c["preset"], c["lr"], c["seed"])):
         held_out = [point[2] for point in cell["curve"]]
@@ -730,9 +730,9 @@ def first_cells(cells: Sequence[Row]) -> list[str]:
         "## A pretrained model, first runs",
         "",
         "SmolLM2-135M after a short supervised start, on verl and vLLM, CPU (`verl-adaptive bench pretrained`): held-out accuracy, 8 "
-        "sampled answers to each of 120 questions (sampling error 0.008). One learning rate so far, so this is **no comparison**: runs "
-        "fall from their best, so the rate is too high for them. Seconds are of a busy machine. Missing: lower rates, REINFORCE, "
-        "`grpo-4`, the papers' presets, steps of 512.",
+        "sampled answers to each of 120 questions (sampling error 0.008). Policies are compared at the best of two learning rates, "
+        "three seeds each; these lack some, so this is **no comparison**. At 3e-5 runs fall from their best: that rate is too "
+        "high. Seconds are of a busy machine. Missing: REINFORCE, `grpo-4`, the papers' presets, steps of 512.",
         "",
         *table(head, rows),
     ]
