@@ -122,7 +122,7 @@ def test_prompts_that_verl_will_drop_are_not_counted_out(examine, call, tmp_path
     )
     _, found = examine(*words)
     assert found["THE PLAN"]["uncounted"] == "before verl drops prompts of more than 512 tokens"
-    _, out, _ = call("doctor", "--", *MINIMAL, *words)
+    _, out, _ = call("doctor", *MINIMAL, *words)
     assert "30 steps at most (640 prompts, before verl drops" in " ".join(out.split())
     assert f"{64 * 16} rollouts a step, at most {30 * 64 * 16:,} in all" in " ".join(
         out.replace("1,024", "1024").split()
