@@ -123,7 +123,6 @@ def pages(results: Path, results_page: Path, readme_page: Path) -> dict[Path, st
     out = {results_page: put(text, "results", results_lines(results))}
     runs, clock = training_runs(results), read(results, "clock.json")
     found = all_standings(runs)
-    tiny = runs.get("tiny")
     blocks: list[tuple[Path, str, list[str]]] = []
     docs = results_page.parent.parent / "docs"
     if found:
@@ -133,8 +132,8 @@ def pages(results: Path, results_page: Path, readme_page: Path) -> dict[Path, st
         blocks += [(readme_page, "benchmark", sections.evidence(found))]
     if "sao" in found.get("tiny/base", {}):
         blocks.append((docs / "solo.md", "critic", sections.critic_block(found)))
-    if tiny:
-        blocks.append((docs / "pilot_commit.md", "measured", sections.forms_block(tiny)))
+    if pilots := read(results, "pilots.json"):
+        blocks.append((docs / "pilot_commit.md", "measured", sections.forms_block(torch_runs(pilots))))
     if clock:
         blocks.append((docs / "order.md", "clock", sections.async_table(clock)))
         blocks.append((readme_page, "cost", sections.cost(clock, found.get("real/base", {}))))

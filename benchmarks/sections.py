@@ -652,19 +652,26 @@ def critic_block(found: Found) -> list[str]:
     return table(["policy", "seeds", "rollouts to GRPO's accuracy", "accuracy of `sao` less this one's"], rows)
 
 
-def forms_block(tiny: Runs) -> list[str]:
-    """Pilot-Commit's published form beside the on-policy one, in one process."""
+def forms_block(held_back: Runs) -> list[str]:
+    """Pilot-Commit's two forms beside GRPO in one process, on seeds that nothing was chosen on."""
     rows = []
-    for lr in tiny.lrs("base"):
-        keys = [("base", preset, lr) for preset in ("pilot_commit-pipelined", "pilot_commit")]
-        seeds = sorted(set(tiny.seeds(*keys[0])) & set(tiny.seeds(*keys[1])))
-        both = [[tiny.final((*key, s)) or 0.0 for s in seeds] for key in keys]
-        if seeds:
-            gains = [a - b for a, b in zip(*both, strict=True)]
-            rows.append(
-                [f"{lr:g}", str(len(seeds)), f"{np.mean(both[0]):.3f}", f"{np.mean(both[1]):.3f}", difference(gains)]
-            )
-    return table(("learning rate", "seeds", "`pipelined`", "on-policy", "difference"), rows)
+    for lr in held_back.lrs("base"):
+        keys = [("base", preset, lr) for preset in ("grpo", "pilot_commit-pipelined", "pilot_commit")]
+        seeds = held_back.seeds(*keys[0])
+        grpo, pipelined, on_policy = (np.array([held_back.final((*key, s)) for s in seeds]) for key in keys)
+        gains = (pipelined - grpo, on_policy - grpo, pipelined - on_policy)
+        rows.append([f"{lr:g}", str(len(seeds)), f"{grpo.mean():.3f}", *(difference(list(gain)) for gain in gains)])
+    return table(
+        (
+            "learning rate",
+            "seeds",
+            "GRPO",
+            "`pipelined` less GRPO",
+            "on-policy less GRPO",
+            "`pipelined` less on-policy",
+        ),
+        rows,
+    )
 
 
 def async_table(data: Row) -> list[str]:
