@@ -1,8 +1,9 @@
-"""Other releases of verl, fetched from the package index and put in front of the installed one."""
+"""Other releases of verl and what they pin, fetched from the package index and put in front of the installed ones."""
 
 from __future__ import annotations
 
 import compileall
+import os
 import subprocess
 import sys
 import zipfile
@@ -10,24 +11,27 @@ from pathlib import Path
 
 from tests.e2e.harness import ASSETS
 
+#: What a release of verl pins, where that is older than what is installed.
+PINS = {"0.9.0": ("TransferQueue==0.1.8",)}
+#: Top-level packages that these wheels should not have brought.
+STRAY = ("tests/", "scripts/", "recipe/", "tutorial/")
 
-def verl_folder(version: str) -> Path:
-    """A folder with a release of verl and its metadata, for PYTHONPATH; fetched once and kept.
 
-    Its dependencies are those of the installed release. Only ``verl`` itself is taken from the wheel: 0.9.0's also brings
-    top-level packages ``tests`` and ``scripts``.
-    """
-    folder = ASSETS / f"verl-{version}"
+def release(version: str) -> str:
+    """A release of verl and what it pins, for PYTHONPATH; its other dependencies are those of the installed release."""
+    return os.pathsep.join(str(_fetched(what)) for what in (f"verl=={version}", *PINS.get(version, ())))
+
+
+def _fetched(requirement: str) -> Path:
+    """A folder with a release and its metadata; fetched once and kept."""
+    folder = ASSETS / requirement.replace("==", "-")
     if not (folder / "complete").exists():
         folder.mkdir(parents=True, exist_ok=True)
         pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
-        subprocess.run(
-            [*pip, "--only-binary=:all:", "--dest", str(folder), f"verl=={version}"], check=True, timeout=600
-        )
-        (wheel,) = folder.glob("verl-*.whl")
+        subprocess.run([*pip, "--only-binary=:all:", "--dest", str(folder), requirement], check=True, timeout=600)
+        (wheel,) = folder.glob("*.whl")
         with zipfile.ZipFile(wheel) as packed:
-            wanted = ("verl/", f"verl-{version}.dist-info/")
-            packed.extractall(folder, [name for name in packed.namelist() if name.startswith(wanted)])
-        compileall.compile_dir(folder / "verl", quiet=2)  # a dozen processes import it
+            packed.extractall(folder, [name for name in packed.namelist() if not name.startswith(STRAY)])
+        compileall.compile_dir(folder, quiet=2)  # a dozen processes import it
         (folder / "complete").touch()
     return folder

@@ -213,7 +213,7 @@ def test_loss_masks_are_told_by_lengths_with_verls_own_loop_of_one_turn_only(wor
     assert facts.single_turn(composed("+adaptive=grpo", *words)[0]) == single
 
 
-def test_a_queue_that_cannot_save_holds_no_groups(monkeypatch) -> None:
+def test_a_queue_that_cannot_save_keeps_no_groups_over_a_checkpoint(monkeypatch) -> None:
     """TransferQueue 0.1.8, which verl 0.9.0 pins: a run ended at its first checkpoint with held groups."""
     import transfer_queue
 
@@ -227,6 +227,10 @@ def test_a_queue_that_cannot_save_holds_no_groups(monkeypatch) -> None:
     with pytest.raises(ConfigError, match=r"allocator.form='pipelined'.*TransferQueue>=0.1.10.*on_policy"):
         RunPlan.of(config)
     RunPlan.of(composed(*words)[0])
+    words = ("+adaptive=greso", "actor_rollout_ref.rollout.n=8", "trainer.v1.trainer_mode=colocate_async")
+    with pytest.raises(ConfigError, match=r"trainer.save_freq=5: .*TransferQueue>=0.1.10.*\(-1\)"):
+        RunPlan.of(composed(*words, "trainer.save_freq=5")[0])
+    RunPlan.of(composed(*words, "trainer.save_freq=-1")[0])
 
 
 @pytest.mark.parametrize(("preset", "refused"), [("greso", True), ("aero", True), ("solo", False), ("grpo", False)])

@@ -319,22 +319,28 @@ def _check_group_size(n: int, estimator: str, adaptive: AdaptiveConfig, policy: 
 
 def _check_mode(config: Any, adaptive: AdaptiveConfig, policy: Policy) -> None:
     """What a method needs that a trainer mode cannot give."""
-    mode = mode_of(config)
+    mode, save_freq = mode_of(config), config.trainer.save_freq
+    holds = getattr(policy.allocator, "can_hold", False)
+    lacks = queue_lacks() if (holds if mode == "sync" else save_freq > 0) else ""
+    form = getattr(policy.allocator.config, "form", None)
+    key, value = ("name", policy.allocator.name) if form is None else ("form", form)
     if mode == "sync":
-        lacks = queue_lacks() if getattr(policy.allocator, "can_hold", False) else ""
-        form = getattr(policy.allocator.config, "form", None)
         check(
             not lacks,
-            f"adaptive.allocator.{'name' if form is None else 'form'}",
-            policy.allocator.name if form is None else form,
+            f"adaptive.allocator.{key}",
+            value,
             f"holds groups for a later step, and a checkpoint could not hold their rows: {lacks}; install it, or take "
             f"{'another allocator' if form is None else 'on_policy'}",
         )
         return
+    check(
+        not lacks,
+        "trainer.save_freq",
+        save_freq,
+        f"trainer.v1.trainer_mode={mode} has groups under way at every step's end, and a checkpoint could not hold their "
+        f"rows: {lacks}; install it, or write no checkpoints (-1)",
+    )
     warmup = config.trainer.v1[mode].get("num_warmup_batches", 0)
-    holds = getattr(policy.allocator, "can_hold", False)
-    form = getattr(policy.allocator.config, "form", None)
-    key, value = ("name", policy.allocator.name) if form is None else ("form", form)
     check(
         not holds,
         f"adaptive.allocator.{key}",
