@@ -118,7 +118,7 @@ def test_it_fits_a_terminal(width, finished, call, monkeypatch) -> None:
     lines = out.splitlines()
     # a path is whole, to be copied, however long
     assert not [
-        line for line in lines if len(line) > width and not line.startswith(("A: ", "B: ")) or line.endswith(" ")
+        line for line in lines if (len(line) > width and not line.startswith(("A: ", "B: "))) or line.endswith(" ")
     ]
     assert not re.search(r"\d,\n|\d\n\d", out) and "rollout\n" not in out  # neither numbers nor headings are broken
     keys = re.findall(r"^ ([0-9a-f]+) ", out, flags=re.M)
