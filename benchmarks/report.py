@@ -63,8 +63,10 @@ def training_runs(results: Path) -> dict[str, Runs]:
     if cells := runs["pretrained"].cells if "pretrained" in runs else {}:
         seeds = Counter(key[:3] for key in cells)
         rates = Counter(key[:2] for key, count in seeds.items() if count >= 3)
-        runs["pretrained"].cells = {k: v for k, v in cells.items() if rates[k[:2]] >= 2 <= rates[k[0], "grpo"]}
-        if len({key[1] for key in runs["pretrained"].cells}) < 2:
+        whole = {pair for pair, count in rates.items() if count >= 2}
+        kept = {key: cell for key, cell in cells.items() if {key[:2], (key[0], "grpo")} <= whole}
+        runs["pretrained"].cells = kept
+        if len({key[1] for key in kept}) < 2:
             del runs["pretrained"]
     return runs
 

@@ -661,7 +661,11 @@ def forms_block(held_back: Runs) -> list[str]:
         grpo, pipelined, on_policy = (np.array([held_back.final((*key, s)) for s in seeds]) for key in keys)
         gains = (pipelined - grpo, on_policy - grpo, pipelined - on_policy)
         rows.append([f"{lr:g}", str(len(seeds)), f"{grpo.mean():.3f}", *(difference(list(gain)) for gain in gains)])
-    return table(
+    updates = {preset: [] for preset in ("grpo", "pilot_commit-pipelined", "pilot_commit")}
+    for key in held_back.cells:
+        updates[key[1]].append(held_back.curve(key, "updates")[-1])
+    grpo, pipelined, on_policy = (round(float(np.mean(counts))) for counts in updates.values())
+    found = table(
         (
             "learning rate",
             "seeds",
@@ -672,6 +676,8 @@ def forms_block(held_back: Runs) -> list[str]:
         ),
         rows,
     )
+    said = f"Optimizer updates, on average: GRPO {grpo}, `pipelined` {pipelined}, on-policy {on_policy}."
+    return [*found, said]
 
 
 def async_table(data: Row) -> list[str]:

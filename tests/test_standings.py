@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
 pytest.importorskip("torch")
-from benchmarks import pretrained, sections, train_cpu, train_torch
+from benchmarks import pretrained, report, sections, train_cpu, train_torch
 from benchmarks.claims import claims
 from benchmarks.runs import Runs
 from benchmarks.standings import POOL_NAMES, POOLS, less, standings
 
 BUDGET = 1000
+
+
+RESULTS = Path(report.__file__).parent / "results"
 
 
 def made(**ends: list[float]) -> Runs:
@@ -79,3 +85,19 @@ def test_the_pools_are_the_benchmarks() -> None:
     known = {"pretrained": pretrained.VARIANTS, "real": train_cpu.VARIANTS, "tiny": train_torch.VARIANTS}
     for pool, names in POOLS.items():
         assert set(names) <= set(known[pool.partition("/")[0]]) and pool in POOL_NAMES
+
+
+def test_a_pretrained_policy_is_compared_with_three_seeds_at_two_rates(tmp_path) -> None:
+    """Six runs at one rate showed a lead that was the rate's."""
+    lines = (RESULTS / "pretrained.jsonl").read_text().splitlines()
+    cells = [cell for cell in map(json.loads, lines) if cell["lr"] == 3e-5 and cell["variant"] == "128"]
+
+    def compared(*more: dict) -> set[str]:
+        (tmp_path / "pretrained.jsonl").write_text("".join(f"{json.dumps(cell)}\n" for cell in [*cells, *more]))
+        runs = report.training_runs(tmp_path).get("pretrained")
+        return set() if runs is None else {key[1] for key in runs.cells}
+
+    again = {preset: [{**c, "lr": 1e-5} for c in cells if c["preset"] == preset] for preset in ("grpo", "solo")}
+    assert compared() == compared(*again["grpo"]) == compared(*again["solo"]) == set()
+    assert compared(*again["grpo"], *again["solo"][:2]) == set()
+    assert compared(*again["grpo"], *again["solo"]) == {"grpo", "solo"}

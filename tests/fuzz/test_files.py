@@ -365,3 +365,17 @@ def test_an_evaluation_of_anything(tmp_path_factory, rows) -> None:
         sane(table)
     same_text(said, str(path))
     shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize(
+    "name", ["../../outside.json", "/etc/passwd", "state-0123456789abcdef.json/../x", "state.json"]
+)
+def test_a_manifest_that_points_outside(run, tmp_path, name) -> None:
+    folder = tmp_path / "a" / "adaptive"
+    shutil.copytree(run / "global_step_12" / "adaptive", folder)
+    (tmp_path / "outside.json").write_text("{}")
+    manifest = json.loads((folder / "manifest.json").read_bytes())
+    manifest["files"][name] = {"bytes": 2, "blake2b": _digest(b"{}")}
+    (folder / "manifest.json").write_bytes(_seal(manifest))
+    with pytest.raises(SnapshotError, match="it names a file"):
+        read_snapshot(folder)

@@ -643,3 +643,15 @@ def test_scores_are_summed_in_their_own_precision(dtype):
     rows = [torch.tensor([0.0, 0.1], dtype=dtype), torch.tensor([0.7], dtype=dtype)]
     found = rewards.sums(torch.nested.as_nested_tensor(rows, layout=torch.jagged))
     assert found.tolist() == [float(row.double().sum()) for row in rows]
+
+
+def test_rollouts_that_never_come_are_an_error_not_a_hang(queue):
+    class Dead(Workers):
+        def _prompt(self, uid, n, number, place):
+            return None
+
+    session = session_of(Dead())
+    session.start()
+    with pytest.raises(AdaptiveError, match=r"stall_timeout=3 s; still waiting for 4 of 4 prompts"):
+        session.complete()
+    tq.kv_clear(keys=list(left()), partition_id="train")

@@ -21,7 +21,7 @@ tq = pytest.importorskip("transfer_queue")
 from tests.integration.test_session import BATCH, PROMPTS, N, Rows, Workers, left  # noqa: E402
 from verl_adaptive.config import AdaptiveConfig, RunFacts  # noqa: E402
 from verl_adaptive.engine import AsyncEngine, AsyncFacts  # noqa: E402
-from verl_adaptive.errors import AdaptiveError  # noqa: E402
+from verl_adaptive.errors import AdaptiveError, Exhausted  # noqa: E402
 from verl_adaptive.integration.dataloader import DataloaderPrompts  # noqa: E402
 from verl_adaptive.integration.polling import stall_seconds  # noqa: E402
 from verl_adaptive.integration.replay_buffer import AdaptiveReplayBufferAsync  # noqa: E402
@@ -400,3 +400,20 @@ def test_lent_gpus_come_back_when_as_much_is_there_as_verl_meant(queue):
     workers.stop()
     assert buffer.get_sampleable_count(1, "train") == session.sampleable() // 3 >= 2
     tq.kv_clear(keys=list(left()), partition_id="train")
+
+
+@pytest.mark.parametrize("mode", ["train_partial", "relax", "raise"])
+def test_nothing_is_solved(clean, mode):
+    class Hopeless(SlowWorkers):
+        def _prompt(self, uid, n, number, place):
+            super()._prompt(uid, n, 0, place)
+
+    workers = Hopeless(order=1)
+    session = session_of(workers, STREAMS["separate"], max_rounds=2, on_exhausted=mode, **POLICIES["dapo"])
+    if mode == "raise":
+        with pytest.raises(Exhausted, match=r"all_wrong.*on_exhausted=raise"):
+            one_step(session)
+    else:
+        result = one_step(session)
+        assert result.trained.sum() > 0 and "max_rounds=2" in result.note
+    workers.stop()

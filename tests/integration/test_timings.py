@@ -5,16 +5,20 @@ from __future__ import annotations
 from verl_adaptive.integration.timings import Timings
 
 
-def seconds(*events: tuple[float, int], end: float, begin: float = 100.0) -> tuple[float, float]:
-    now = [begin]
-    times = Timings(clock=lambda: now[0])
-    times.begin()
-    for when, groups in events:
-        now[0] = when
-        times.back(groups)
+def measured(act: str, events: tuple[tuple[float, int], ...], end: float, slots: int = 0) -> dict[str, float]:
+    """Metrics of a step from second 100 on, in which ``act`` is called with a number at each event."""
+    now = [100.0]
+    timings = Timings(slots, lambda: now[0])
+    timings.begin()
+    for now[0], count in events:
+        getattr(timings, act)(count)
     now[0] = end
-    times.end()
-    found = times.metrics()
+    timings.end()
+    return timings.metrics()
+
+
+def seconds(*events: tuple[float, int], end: float) -> tuple[float, float]:
+    found = measured("back", events, end)
     return found["adaptive/time/generation"], found["adaptive/time/last_tenth"]
 
 
@@ -31,16 +35,8 @@ def test_a_step_without_groups() -> None:
     assert seconds(end=100.5) == (0.5, 0.0)
 
 
-def idle(*loads: tuple[float, int], end: float, slots: int = 10) -> float:
-    now = [100.0]
-    times = Timings(slots, lambda: now[0])
-    times.begin()
-    for when, rollouts in loads:
-        now[0] = when
-        times.load(rollouts)
-    now[0] = end
-    times.end()
-    return times.metrics()["adaptive/time/idle_share"]
+def idle(*loads: tuple[float, int], end: float) -> float:
+    return measured("load", loads, end, slots=10)["adaptive/time/idle_share"]
 
 
 def test_slots_are_idle_while_fewer_rollouts_are_under_way() -> None:

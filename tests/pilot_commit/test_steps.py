@@ -175,3 +175,28 @@ def test_selection_bias_of_pilots_is_visible() -> None:
         pilots.append(metrics["pilot_rate"])
         commits.append(metrics["commit_rate"])
     assert np.mean(pilots) > np.mean(commits) + 0.05
+
+
+@forms
+def test_a_cap_is_never_exceeded_and_still_trains(form) -> None:
+    engine, world = pilot_commit(form, max_rollouts_per_step=8 * 16)
+    trained = []
+    for result in run(engine, world, 20):
+        assert result.ledger.rollouts.generated <= 128
+        trained.append(int(result.trained.sum()))
+    # Per group: 12 for the commit and 4 / share for pilots, about 20 where half of the pilots are in the band.
+    assert np.mean(trained[2:]) >= 4
+
+
+@forms
+def test_a_waiting_prompt_is_not_piloted_again(form) -> None:
+    """40 prompts, so that the stream comes round while groups wait."""
+    engine, world = pilot_commit(form, M=40, batch=4, world=World(np.full(40, 0.5)))
+    for step in range(1, 30):
+        requests = engine.begin(step)
+        while requests is not None:
+            new = set(requests.row[requests.stage == 0].tolist())
+            assert not new & set(engine.held.row.tolist())
+            assert not new & set(requests.row[requests.stage > 0].tolist())
+            requests = engine.receive(world.roll(requests))
+        engine.finish()

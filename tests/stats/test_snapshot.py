@@ -7,6 +7,7 @@ import json
 import math
 import os
 import shutil
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -373,3 +374,35 @@ def test_other_peoples_files_are_left_alone(tmp_path: Path) -> None:
     write(tmp_path, StatsTable(), step=8)
     kept = {"notes.txt", "state.json", "prompts.parquet", "x.tmp", "transfer_queue", "manifest.json"}
     assert kept < set(names(tmp_path)) and len(names(tmp_path)) == len(kept) + 3
+
+
+def test_nothing_is_ever_unpickled(intact: Path, tmp_path: Path) -> None:
+    import io
+    import pickle
+
+    class Bomb:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return (Path.touch, (tmp_path / "exploded",))
+
+    bomb = io.BytesIO()
+    np.savez(bomb, a0=np.array([Bomb()], dtype=object))
+    manifest = json.loads((intact / "manifest.json").read_text())
+    for raw in (bomb.getvalue(), pickle.dumps(Bomb())):
+        # Even if an attacker seals it properly.
+        name = next(n for n in manifest["files"] if n.startswith("arrays-"))
+        damaged_copy(intact, tmp_path / "s", name, raw)
+        files = {**manifest["files"], name: {"bytes": len(raw), "blake2b": module._digest(raw)}}
+        (tmp_path / "s" / "manifest.json").write_bytes(module._seal({**manifest, "files": files}))
+        with pytest.raises(SnapshotError, match="damaged"):
+            read_snapshot(tmp_path / "s")
+    assert not (tmp_path / "exploded").exists()
+
+
+def test_the_umask_is_respected(tmp_path: Path) -> None:
+    old = os.umask(0o027)
+    try:
+        write(tmp_path / "s")
+    finally:
+        os.umask(old)
+    for path in (tmp_path / "s").iterdir():
+        assert stat.S_IMODE(path.stat().st_mode) == 0o640, path

@@ -82,9 +82,8 @@ class AsyncEngine(Engine):
         self.ready = Closed.of(Groups.empty(), "trained")
         # submission → step of its first rollouts; of every group in flight or ready, and of those that left in the step
         self._born: dict[int, int] = {}
-        self._paid: dict[
-            int, int
-        ] = {}  # submission → what its prompt paid into the pool of top-ups; of the same groups
+        # submission → what its prompt paid into the pool of top-ups; of the same groups
+        self._paid: dict[int, int] = {}
         self._pool = 0
         self._parts_taken = 0
         self._own = 0  # groups that the step's mini-steps have taken and the filter had kept

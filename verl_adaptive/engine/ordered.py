@@ -111,7 +111,7 @@ class OrderedEngine(Engine):
         self._holding: list[Groups] = []
         self._t = _Submissions()
         self._sent = self._waves = self._behind = 0
-        self._line_over, self._pledged = False, None
+        self._candidates_over, self._pledged = False, None
         recalled = self._recall()
         self._reserve = 0
         wanted = answers.amount(self.policy.sampler, "round_size", self.progress)
@@ -247,7 +247,7 @@ class OrderedEngine(Engine):
             fits = int(np.argmax(worst > cap)) if (worst > cap).any() else len(n)
             if fits < len(n) and least[fits] > cap:
                 self.tracker.why = f"the step's cap of {cap} rollouts was reached"
-                self._line_over = True
+                self._candidates_over = True
             self._behind = len(n) - fits
             rows, n, may = rows[:fits], n[:fits], may[:fits]
             part = slice(part.start, part.start + fits)
@@ -292,7 +292,12 @@ class OrderedEngine(Engine):
                 requests = Requests.join([requests, more])
                 break
             # Nothing is in flight and all candidates are used up: prompts may come a second time, if nothing else is missing.
-            idle = not len(self.flight) and self._missing() > 0 and not self._candidates.ended and not self._line_over
+            idle = (
+                not len(self.flight)
+                and self._missing() > 0
+                and not self._candidates.ended
+                and not self._candidates_over
+            )
             if not (idle and self.tracker.wants(self._t.amount(_KEPT)) and self._candidates.new_lap()):
                 break
         return requests if len(requests) else None
@@ -300,7 +305,7 @@ class OrderedEngine(Engine):
     def _missing(self) -> int:
         """Candidates to send now: none while those in flight may be enough."""
         t, target = self._t, self._target
-        if self._line_over:
+        if self._candidates_over:
             return 0
         if not self.config.refill:
             return self._behind  # what the step's request still lacks, for want of room under the cap
@@ -417,9 +422,8 @@ class OrderedEngine(Engine):
         placeless = np.zeros(len(asking), dtype=bool)
         if self._needs_place:
             kept = np.cumsum(t.status == _KEPT)[asking]
-            viable = (
-                np.cumsum(np.isin(t.status, (_FLIGHT, _ASKING, _KEPT)))[asking] - 1
-            )  # but for the submission itself
+            # but for the submission itself
+            viable = np.cumsum(np.isin(t.status, (_FLIGHT, _ASKING, _KEPT)))[asking] - 1
             yes &= viable < self._target
             placeless = kept >= self._target
             no |= placeless

@@ -48,7 +48,7 @@ class Layout:
         rows_per_chunk: physical rows of one chunk on one rank.
         updates: actor minibatches.
         critic_updates: critic minibatches (0: no critic).
-        sequences: real sequences of the step, zero_rows included.
+        sequences: real sequences of the step, those left out included.
         zero_row_tokens: int64 ``(chunks,)``, loss tokens of the rows left out of each chunk.
         ranks: data-parallel ranks.
     """
@@ -111,7 +111,7 @@ class Layout:
         return np.concatenate([np.concatenate(p) for p in per_rank])
 
     def denominator_row(self, chunk: int) -> int:
-        """Position in ``order`` of the row that carries a chunk's zero_row tokens: a padding row if there is one."""
+        """Position in ``order`` of the row that carries the tokens left out of a chunk: a padding row if there is one."""
         positions = self.positions(chunk)
         pads = positions[self.order[positions] == PAD]
         return int(pads[0]) if len(pads) else int(positions[0])
@@ -133,10 +133,10 @@ def plan(
     """Lay out a step.
 
     Args:
-        group: int64 ``(S,)``, group of each sequence, 0-based and in training order; zero_rows included.
+        group: int64 ``(S,)``, group of each sequence, 0-based and in training order; those left out included.
         length: int64 ``(S,)``, tokens of each sequence (prompt and response), for balance.
         loss_tokens: int64 ``(S,)``, tokens each sequence adds to the loss denominator.
-        trains: bool ``(S,)``: False for zero_rows.
+        trains: bool ``(S,)``: False for those left out.
         ranks: data-parallel ranks.
         updates: optimizer updates of plain GRPO per step (B / ``ppo_mini_batch_size``).
         critic_updates: the critic's, or 0.

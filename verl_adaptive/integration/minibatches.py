@@ -66,9 +66,8 @@ class MinibatchMixin(_Trainer):
         done: Batch = self.replay_buffer.last
         ranks = self._ranks()
         actor, critic = self.config.actor_rollout_ref.actor, self.config.critic
-        size = (
-            self.config.data.train_batch_size // self.parameter_sync_step
-        )  # of a mini-step; verl checks that it divides
+        # of a mini-step; verl checks that it divides
+        size = self.config.data.train_batch_size // self.parameter_sync_step
         tags = dict(zip(batch.keys, batch.tags, strict=True))
         lengths = [tags[key]["seq_len"] if trains else 0 for key, trains in done.sequences]
         row_of = {key: i for i, key in enumerate(batch.keys)}

@@ -39,7 +39,7 @@ class RolloutHandles:
         busy: what the servers are busy with, for the error that ends a run.
         stall: seconds without any rollout coming back after which the run ends with an error.
         row_limit: rows that TransferQueue can hold, or None.
-        hands: agent-loop workers that share what is sent.
+        workers: number of agent-loop workers that share what is sent.
         single_turn: prompts that name no agent loop go to verl's own of one turn.
         late: rewards come when all rollouts of the step are there (a colocated reward model).
     """
@@ -50,18 +50,18 @@ class RolloutHandles:
     busy: Callable[[], str] = str
     stall: float = 1800.0
     row_limit: int | None = None
-    hands: Callable[[], int] = lambda: 1
+    workers: Callable[[], int] = lambda: 1
     single_turn: bool = False
     late: bool = False
 
 
-def deal(count: int, hands: int) -> np.ndarray:
-    """int64 ``(count,)``: an order in which ``hands`` contiguous shares each begin with what was to come first.
+def deal(count: int, workers: int) -> np.ndarray:
+    """int64 ``(count,)``: an order in which ``workers`` contiguous shares each begin with what was to come first.
 
     verl's ``generate_sequences`` gives each agent-loop worker one contiguous share of the prompts, and all begin at once.
     """
     order = np.arange(count, dtype=np.int64)
-    return np.concatenate([order[hand::hands] for hand in range(max(1, hands))])
+    return np.concatenate([order[worker::workers] for worker in range(max(1, workers))])
 
 
 class RolloutClient:
@@ -92,7 +92,7 @@ class RolloutClient:
         """
         if requests is None or not len(requests):
             return
-        requests = requests.select(deal(len(requests), self.handles.hands()))
+        requests = requests.select(deal(len(requests), self.handles.workers()))
         items, uids = [], []
         for submission, index, n, stage in zip(
             requests.submission.tolist(),

@@ -136,7 +136,7 @@ class AdaptiveMixin(MinibatchMixin):
             lambda: open_requests(self._named_servers()),
             stall=plan.stall,
             row_limit=storage.SimpleStorage.total_storage_size if storage.storage_backend == "SimpleStorage" else None,
-            hands=lambda: len(getattr(self.agent_loop_manager, "agent_loop_workers", " ")) if sorted_out else 1,
+            workers=lambda: len(getattr(self.agent_loop_manager, "agent_loop_workers", " ")) if sorted_out else 1,
             single_turn=plan.single_turn,
             late=plan.late,
         )
