@@ -171,7 +171,7 @@ def _tasks(args: argparse.Namespace) -> list[Task]:
 
     from verl_adaptive.errors import ConfigError
     from verl_adaptive.simulate import Setting, tasks
-    from verl_adaptive.simulate.compare import check_task
+    from verl_adaptive.simulate.equal_budget import check_task
 
     if args.jobs < 1:
         raise ConfigError("--jobs", args.jobs, "must be 1 or greater")

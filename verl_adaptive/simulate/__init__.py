@@ -12,8 +12,8 @@ Rows are flat dictionaries: ``pandas.DataFrame(rows)``.
 from __future__ import annotations
 
 from verl_adaptive.simulate.clock import Clock, ClockConfig, Phase, Timing
-from verl_adaptive.simulate.compare import CLOCK_LIMITS, LIMITS, Setting, Task, run_task, summarise, tasks
 from verl_adaptive.simulate.driver import Simulation, make_simulation
+from verl_adaptive.simulate.equal_budget import CLOCK_LIMITS, LIMITS, Setting, Task, run_task, summarise, tasks
 from verl_adaptive.simulate.expected import Waiting, expected_waiting
 from verl_adaptive.simulate.learning import LearningConfig, LearningWorld
 from verl_adaptive.simulate.lengths import LengthConfig, Lengths

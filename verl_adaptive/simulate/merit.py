@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from verl_adaptive.significance import interval, significant
-from verl_adaptive.simulate.compare import BASELINE, by_preset
 from verl_adaptive.simulate.driver import ENDS
+from verl_adaptive.simulate.equal_budget import BASELINE, by_preset
 from verl_adaptive.simulate.presets import REFERENCES
 
 
@@ -49,7 +49,7 @@ def merits(rows: Sequence[dict[str, Any]]) -> tuple[str, dict[str, Merit]]:
     """What is measured, in words, and the merit of every preset; an empty dict without GRPO beside.
 
     Args:
-        rows: of :func:`verl_adaptive.simulate.compare.run_task`.
+        rows: of :func:`verl_adaptive.simulate.equal_budget.run_task`.
     """
     by = by_preset(rows)
     base = by.get(BASELINE, {})
