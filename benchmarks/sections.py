@@ -362,7 +362,23 @@ RECORDS: Mapping[str, Sequence[Records]] = {
                 "of these ours": number("own"),
                 "wait, s": number("after_last"),
             },
-        )
+        ),
+        Records(
+            "The head of a step",
+            lambda d: (
+                "`python -m benchmarks.driver --head`: processor seconds before the first request of a step of one rollout a prompt, "
+                "median of three in turn; rows built by us and by verl's `get_tensordict`, then a share for each of sixteen workers, "
+                "pickled."
+            ),
+            lambda d: d["heads"],
+            {
+                "rollouts": number("rollouts", "{:,}"),
+                "rows built by": lambda r: {"ours": "us", "verl": "verl"}[r["built_by"]],
+                "rows": number("rows"),
+                "shares": number("shares"),
+                "pickle": number("pickle"),
+            },
+        ),
     ],
     "store.json": [
         Records(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 
@@ -16,13 +17,15 @@ from verl_adaptive.integration.compat import NAMES
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(3600)]
 
+#: A folder with verl's sources, to try a version that no package index has: ``VERL_CHECKOUT=<folder> pytest -k checkout``.
+CHECKOUT = os.environ.get("VERL_CHECKOUT", "")
 SHORT = ("trainer.total_training_steps=2", "trainer.save_freq=2", "adaptive.record=true")
 
 
 def run(version: str, folder, *overrides: str) -> ProcessRun:
-    made = train(folder, *SHORT, *overrides, PYTHONPATH=release(version))
+    made = train(folder, *SHORT, *overrides, PYTHONPATH=CHECKOUT if version == CHECKOUT else release(version))
     assert made.code == 0, made.tail
-    assert f"verl {version}" in made.log
+    assert version == CHECKOUT or f"verl {version}" in made.log
     assert len(made.steps) == 2
     balanced(made)
     replays(made, 2)
@@ -43,6 +46,14 @@ def test_sync_on_0_9_0(tmp_path):
 def test_asynchronous_on_0_9_0(mode, tmp_path):
     """Without checkpoints: the TransferQueue that this release pins cannot save groups under way."""
     run("0.9.0", tmp_path, "+adaptive=greso", *MODES[mode], *(() if mode == "sync" else ("trainer.save_freq=-1",)))
+
+
+@pytest.mark.matrix
+@pytest.mark.skipif(not CHECKOUT, reason="VERL_CHECKOUT names no checkout of verl")
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("preset", ["greso", "solo", "pilot_commit"])
+def test_checkout(preset, mode, tmp_path):
+    run(CHECKOUT, tmp_path, f"+adaptive={preset}", *MODES[mode])
 
 
 def test_doctor_says_what_is_done_instead_on_0_9_0(tmp_path):
