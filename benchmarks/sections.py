@@ -106,6 +106,8 @@ def accuracy(found: Found) -> list[str]:
     for pool, made in found.items():
         names = [name for name in made if name.split()[0] not in aside]
         best = f"GRPO ends at {made['grpo'].final:.3f}. Best GRPO: `{made['grpo'].best_grpo}`."
+        if greatest := [f"`{s.name}` {s.greatest:.1f}" for s in made.values() if s.greatest]:
+            best += f" Greatest |advantage|: {', '.join(greatest)}."
         lines += [
             f"### {POOL_NAMES[pool][0].upper()}{POOL_NAMES[pool][1:]}",
             "",
@@ -346,6 +348,28 @@ RECORDS: Mapping[str, Sequence[Records]] = {
             },
         )
     ],
+    "roulette.json": [
+        Records(
+            "Roulette on length, simulated",
+            lambda d: (
+                f"`{d['command']}`: beyond a marker, a quantile of the lengths of successes, an answer goes on with probability ρ and "
+                "weighs 1/ρ then, which leaves the expected update as it is; one rollout a prompt, drawn as by `solo`. *Noise* is the "
+                "mean square of what the rollouts weigh. Ratios to the same rollouts without it; tokens × noise below 1 would pay. "
+                "Not built: it never is."
+            ),
+            lambda d: d["rows"],
+            {
+                "σ of lengths": number("sigma", "{:.1f}"),
+                "failures longer, times": number("longer", "{:d}"),
+                "marker": number("quantile", "{:.1f}"),
+                "ρ": number("rho"),
+                "tokens": number("tokens"),
+                "generation time": number("seconds"),
+                "noise": number("noise"),
+                "tokens × noise": number("tokens_noise"),
+            },
+        )
+    ],
     "driver.json": [
         Records(
             "The driver",
@@ -440,6 +464,7 @@ STUDIES = {
     "": "how far the memory's values are from exact pass rates (`benchmarks.value_error`): its table was read once, to choose "
     "ρ and κ",
     "length_cap.json": "length limits from memory, above (`benchmarks.length_cap`, commit d8a7ed3)",
+    "roulette.json": "roulette on length, above (`benchmarks.roulette`, commit 3412f9e)",
 }
 LAST = "8ec559e"
 

@@ -50,6 +50,7 @@ POOLS = {
     "tiny/sparse": ("sparse", "decay-sparse", "halved16-sparse", "epochs2-sparse"),
     "tiny/onepass": ("onepass",),
     "tiny/noise": ("noise",),
+    "tiny/zero": ("zero",),
 }
 #: Pool → what the tables call it.
 POOL_NAMES = {
@@ -62,6 +63,7 @@ POOL_NAMES = {
     "tiny/sparse": "tiny, sparse",
     "tiny/onepass": "tiny, one pass",
     "tiny/noise": "tiny, noisy rewards",
+    "tiny/zero": "tiny, nothing right at first",
 }
 
 
@@ -77,6 +79,7 @@ class Standing:
         best_grpo: name of the best GRPO.
         final: mean final accuracy.
         trained: tokens trained, of those that verl's GRPO trains (all that it generates); mean over seeds.
+        greatest: |advantage| of all its runs; 0 where it was not kept.
     """
 
     name: str
@@ -88,6 +91,7 @@ class Standing:
     best_grpo: str
     final: float
     trained: float
+    greatest: float
 
 
 def standings(runs: Runs, variants: tuple[str, ...]) -> dict[str, Standing]:
@@ -124,6 +128,7 @@ def standings(runs: Runs, variants: tuple[str, ...]) -> dict[str, Standing]:
                 _name(plain, *best),
                 float(np.mean([mine[s] for s in seeds])),
                 float(np.mean([_trained(runs, (*cell, s), (plain, "grpo", at[plain, "grpo"], s)) for s in seeds])),
+                max(float(runs.cells[(*cell, s)].get("greatest", 0.0)) for s in seeds),
             )
     return out
 

@@ -64,6 +64,11 @@ class Questions:
         """What would be verl's ``data_source``: the operation."""
         return [NAMES[operator] for operator in self.prompt[:, 0].tolist()]
 
+    @property
+    def learnable(self) -> np.ndarray:
+        """bool ``(M,)``: no products, of which the teacher knows nothing."""
+        return (self.prompt[:, 0] != TIMES).numpy()
+
     def pick(self, chosen: np.ndarray) -> Questions:
         """Those questions only."""
         at = torch.as_tensor(chosen)

@@ -45,6 +45,8 @@ VARIANTS: dict[str, dict[str, float]] = {
     # more prompts than rollouts, so that nobody is met twice; one answer of ten judged wrongly
     "onepass": {"pool": 8192},
     "noise": {"noise": 0.1},
+    # nothing is right at first: a success in three steps of 128 rollouts
+    "zero": {"warm_steps": 300, "rare": 0.004},
 }
 #: Bins of the pass rate at the start.
 BINS = ((0.0, 0.02), (0.02, 0.2), (0.2, 0.8), (0.8, 1.01))
@@ -65,6 +67,8 @@ class Settings:
         pool, held_out: questions to train on, and to judge by.
         flat: share of the pool that are those, of twice as many questions, that the starting model answers most surely,
             right or wrong; 0: questions as they come.
+        rare: questions, held-out ones too, that the starting model answers less often than this, and no products, which
+            nobody learns here; 0: questions as they come.
         judged: questions of the pool that are judged, too.
         warm_steps: supervised updates before.
         layers, hidden, heads: the model's size.
@@ -84,6 +88,7 @@ class Settings:
     pool: int = 512
     held_out: int = 256
     flat: float = 0.0
+    rare: float = 0.0
     judged: int = 128
     warm_steps: int = 1000
     layers: int = 2
@@ -119,6 +124,7 @@ class Cell:
         calibration: how far the table's estimates of the visited prompts are from the exact rates, at the end.
         seconds: of CPU time, by part, and of wall clock.
         load: of the machine when the run began.
+        greatest: |advantage| of the run; 0 in cells that were run before it was kept.
         machine: which of the file's ``machines`` it ran on.
     """
 
@@ -135,6 +141,7 @@ class Cell:
     calibration: dict[str, float] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     load: float | None = None
+    greatest: float = 0.0
     machine: int = 0
 
     @property

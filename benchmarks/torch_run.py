@@ -106,10 +106,11 @@ class Run:
         seed = cell.seed
         self.settings, self.seed, self.cell = settings, seed, cell
         rng = np.random.default_rng([seed, 0])
-        made = make_questions(4 * (settings.pool + settings.held_out), rng)
+        spare = 20 if settings.rare else 1  # few questions are hopeless enough
+        made = make_questions(4 * spare * (settings.pool + settings.held_out), rng)
         _, first = np.unique(made.code, return_index=True)
         candidates = settings.pool * (2 if settings.flat else 1)
-        first = np.sort(first)[: candidates + settings.held_out]
+        first = np.sort(first)[: spare * (candidates + settings.held_out)]
         self.pool, self.held_out = made.pick(first[:candidates]), made.pick(first[candidates:])
         torch.manual_seed(seed)
         self.model = TinyModel(settings.layers, settings.hidden, settings.heads)
@@ -118,6 +119,10 @@ class Run:
         if settings.flat:
             flat = round(settings.flat * settings.pool)
             self.pool = self.pool.pick(thinned(pass_rates(self.model, self.pool), settings.pool, flat))
+        if settings.rare:
+            hard = first[(pass_rates(self.model, made.pick(first)) < settings.rare) & made.learnable[first]]
+            self.pool, self.held_out = made.pick(hard[: settings.pool]), made.pick(hard[-settings.held_out :])
+            assert len(hard) >= settings.pool + settings.held_out, f"{len(hard)} questions are hard enough"
         self.judged = self.pool.pick(np.arange(min(settings.judged, settings.pool)))
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=cell.lr, weight_decay=settings.weight_decay)
         self.critic = Critic(self.model) if cell.preset.startswith(CRITIC) else None
@@ -246,6 +251,7 @@ class Run:
             advantage[trains] = group_relative(groups.reward[trains], home[trains], len(groups))
         else:
             advantage[trains] = estimate.compute(groups.reward[trains], home[trains], groups)
+        self.cell.greatest = max(self.cell.greatest, round(float(np.abs(advantage).max()), 3))
         rows = np.flatnonzero(trains | zero_row)  # rows that the filter rejected are in no denominator
         layout = plan(
             np.unique(home[rows], return_inverse=True)[1],

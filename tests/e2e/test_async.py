@@ -93,10 +93,12 @@ def test_separate_survives_a_kill(tmp_path):
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("mode", MODES)
-def test_killed_again_and_again(mode, tmp_path):
-    """Three SIGKILLs in one run of ten steps; every group is observed once all the same."""
-    words = ("+adaptive=pilot_commit", *MODES[mode], "trainer.total_training_steps=10", "trainer.save_freq=1")
+@pytest.mark.parametrize(
+    "preset, mode", [*(("pilot_commit", mode) for mode in MODES), ("sao", "sync"), ("sao", "separate_async")]
+)
+def test_killed_again_and_again(preset, mode, tmp_path):
+    """Three SIGKILLs in one run of ten steps, with a critic, too; every group is observed once all the same."""
+    words = (*PRESETS[preset], *MODES[mode], "trainer.total_training_steps=10", "trainer.save_freq=1")
     for _ in range(3):
         assert train(tmp_path, *words, "adaptive.record=true", kill_at=2).code == -9
     last = train(tmp_path, *words, "adaptive.record=true")
