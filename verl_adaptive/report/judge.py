@@ -531,11 +531,10 @@ class Hearing:
         for chosen in np.split(good, np.flatnonzero(np.diff(w.step[good])) + 1) if len(good) else ():
             step, n = int(w.step[chosen[0]]), w.n[chosen]
             self.end(step)
-            rewards = w.reward[chosen] * n, w.square[chosen]
-            counts = n, np.rint(w.rate[chosen] * n * 1e6) / 1e6, w.clipped[chosen]
+            sums = (column[chosen] for column in (w.success, w.clipped, w.reward, w.square))
             jump = self._jumps.get(step)
             self.raised += self.judge.step(
-                step, self._code[w.row[chosen]], *counts, *rewards, jump=jump if isinstance(jump, float) else 0.0
+                step, self._code[w.row[chosen]], n, *sums, jump=jump if isinstance(jump, float) else 0.0
             )
 
     def end(self, step: float = np.inf) -> None:
