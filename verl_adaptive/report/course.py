@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from verl_adaptive.report.judge import Hearing
-from verl_adaptive.report.overview import BINS, ledger_of
-from verl_adaptive.stats import Run, StoreError
+from verl_adaptive.report.overview import BINS, ledger_of, scalars_of
+from verl_adaptive.stats import Run
 from verl_adaptive.stats.history import Window, windows
 from verl_adaptive.stats.visits import by_prompt
 
@@ -175,7 +174,7 @@ def _plan(steps: Any) -> dict[str, float]:
     """Steps and rollouts planned, as the newest step says."""
     if not steps.num_rows:
         return {}
-    scalars = _numbers(steps.column("scalars")[-1].as_py())
+    scalars = scalars_of(steps.column("scalars")[-1].as_py())
     found = {name: scalars.get(f"adaptive/plan/{name}") for name in ("steps", "rollouts")}
     return {name: value for name, value in found.items() if value is not None and value > 0}
 
@@ -191,7 +190,7 @@ def _of_steps(
     for at, ledger_text, scalars_text in zip(
         home.tolist(), steps.column("ledger").to_pylist(), steps.column("scalars").to_pylist(), strict=True
     ):
-        ledger, scalars = ledger_of(ledger_text), _numbers(scalars_text)
+        ledger, scalars = ledger_of(ledger_text), scalars_of(scalars_text)
         account = ledger.get("step", {}).get("rollouts", {})
         where = {"trained": account.get("trained", 0), "surplus": account.get("surplus", 0)}
         where |= {f"dropped: {reason}": amount for reason, amount in account.get("dropped", {}).items()}
@@ -207,15 +206,6 @@ def _of_steps(
     with np.errstate(invalid="ignore"):
         means = {name: sums[name] / counts[name] for name in sums}
     return rollouts, total, means
-
-
-def _numbers(text: str) -> dict[str, float]:
-    """The numbers among a step's scalars; the text may be anybody's."""
-    try:
-        data = json.loads(text)
-        return {name: float(v) for name, v in data.items() if isinstance(v, int | float) and abs(v) < 1e300}
-    except (ValueError, AttributeError, RecursionError) as error:
-        raise StoreError(f"the journal is damaged: a step's scalars are {text[:60]!r}: {error}") from error
 
 
 class _Course:

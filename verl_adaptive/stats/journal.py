@@ -24,12 +24,12 @@ import json
 import logging
 import math
 import os
-import queue
 import socket
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -144,28 +144,26 @@ class Journal:
         Raises:
             JournalError: the disk refused, or does not answer.
         """
-        answers: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
+        answer: Future[_T] = Future()
 
         def asked() -> None:
             try:
-                answers.put((work(), None))
+                answer.set_result(work())
             except BaseException as error:
-                answers.put((None, error))
+                answer.set_exception(error)
 
         seconds = PATIENCE if seconds is None else seconds
         self._put(None, asked)
         try:
-            result, error = answers.get(timeout=0 if self._stopped else seconds)
-        except queue.Empty:
-            result, error = None, TimeoutError(self.trouble or f"the disk has not answered for {seconds:g} s")
-        if error is None:
-            return result
-        if isinstance(error, JournalError):
-            raise error
-        raise JournalError(
-            f"the journal {self.folder} cannot be {what}: {error}. Choose another place with adaptive.store.dir, or go "
-            "without: adaptive.store.enabled=false"
-        ) from error
+            return answer.result(0 if self._stopped else seconds)
+        except JournalError:
+            raise
+        except Exception as error:
+            why = error if answer.done() else self.trouble or f"the disk has not answered for {seconds:g} s"
+            raise JournalError(
+                f"the journal {self.folder} cannot be {what}: {why}. Choose another place with adaptive.store.dir, or go "
+                "without: adaptive.store.enabled=false"
+            ) from error
 
     # -- attempts ---------------------------------------------------------------------------------------------------
 
@@ -274,11 +272,8 @@ class Journal:
             end = self._append(_GROUPS, batch)
             said = _json({**line, **where, **missing})[:-1] + accounts
             self._ends[_STEPS] = self._append(_STEPS, said.encode())
-            self._ends[_GROUPS], self._unwritable, self._last = (
-                end,
-                "",
-                int(step),
-            )  # until then the batch is written again
+            self._unwritable, self._last = "", int(step)
+            self._ends[_GROUPS] = end  # until then the batch is written again
 
         self._put(step, write)
 

@@ -16,7 +16,7 @@ import re
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import pyarrow as pa
 
 from verl_adaptive.errors import AdaptiveError
-from verl_adaptive.stats.dataset import rows_of
+from verl_adaptive.stats.dataset import Row, rows_of
 from verl_adaptive.stats.dumps import DumpReader, Said, dump_files, said_of
 from verl_adaptive.stats.history import Flips
 from verl_adaptive.stats.reader import JournalReader
@@ -83,16 +83,6 @@ def reading(source: str) -> Iterator[None]:
     except (ValueError, TypeError, LookupError, OverflowError, AttributeError, RecursionError) as error:
         # what is in a file need not be what a run wrote there
         raise StoreError(f"{source} cannot be read, it is damaged: {type(error).__name__}: {error}") from error
-
-
-@dataclass(frozen=True)
-class Text:
-    """What a prompt says: its row in the data set, its text, the expected answer, and what rollouts answered, if known."""
-
-    row: int | None
-    text: str
-    answer: str
-    said: Said | None = None
 
 
 class Run:
@@ -208,7 +198,7 @@ class Run:
 
     def texts(
         self, wanted: set[str], *, data: str | None = None, rollouts: str | None = None, **how: Any
-    ) -> dict[str, Text]:
+    ) -> dict[str, Row]:
         """Texts of prompts by key in hex digits: from a data set, and from what verl wrote down of the rollouts.
 
         Args:
@@ -222,7 +212,7 @@ class Run:
                 made = self._journal
                 assert isinstance(made, DumpReader)
                 known = {key: made.texts[key] for key in wanted & set(made.texts)}
-                return {key: Text(None, *texts, made.said.get(key)) for key, texts in known.items()}
+                return {key: Row(None, *texts, made.said.get(key)) for key, texts in known.items()}
         if data is None:
             return {}
         rows = rows_of(data, wanted, **how)
@@ -231,7 +221,7 @@ class Run:
             threshold = self.about.get("success")
             threshold = float(threshold) if isinstance(threshold, int | float) else 0.5
             said = said_of(rollouts, {key: (r.text, r.answer) for key, r in rows.items()}, threshold=threshold)
-        return {key: Text(row.row, row.text, row.answer, said.get(key)) for key, row in rows.items()}
+        return {key: replace(row, said=said.get(key)) for key, row in rows.items()}
 
     def until(self, step: int) -> Run:
         """The same journal up to a step: its prompts as they were then."""
