@@ -42,6 +42,8 @@ from verl_adaptive.groups import Groups
 from verl_adaptive.stats.atomic import read_file, sync_directory, write_file
 from verl_adaptive.stats.keys import fingerprint
 from verl_adaptive.stats.snapshot import package_version
+from verl_adaptive.stats.table import key_column
+from verl_adaptive.text import plain
 
 _LOG = logging.getLogger(__name__)
 
@@ -180,7 +182,7 @@ class Journal:
         if keys is not None:
             name = f"prompts-{fingerprint(keys)[:16]}.parquet"
             self.meta["prompts_file"] = name
-            content = pa.table({"key": _binary(keys), "source": pa.array(_clean(sources)).dictionary_encode()})
+            content = pa.table({"key": key_column(keys), "source": pa.array(_clean(sources)).dictionary_encode()})
 
         def begin() -> None:
             if keys is not None and not (self.folder / name).exists():
@@ -432,7 +434,8 @@ def _batch(
             "clipped": [None] * size if longest is None else groups.sum((groups.longest >= longest).astype(np.float64)),
         }
     arrays = [
-        _binary(keys) if f.name == "key" else pa.array(columns[f.name], from_pandas=True).cast(f.type) for f in GROUPS
+        key_column(keys) if f.name == "key" else pa.array(columns[f.name], from_pandas=True).cast(f.type)
+        for f in GROUPS
     ]
     return pa.RecordBatch.from_arrays(arrays, schema=GROUPS)
 
@@ -451,28 +454,7 @@ def _clean(words: Sequence[object] | np.ndarray) -> list[str]:
 
 
 def _json(value: Any) -> str:
-    """JSON that every reader takes: what is not a finite number is null, what is no JSON is text."""
-
-    def plain(item: Any) -> Any:
-        if isinstance(item, np.ndarray):
-            item = item.tolist()
-        if isinstance(item, np.generic):
-            item = item.item()
-        if isinstance(item, Mapping):
-            return {str(key): plain(one) for key, one in item.items()}
-        if isinstance(item, list | tuple):
-            return [plain(one) for one in item]
-        if isinstance(item, float):
-            return item if math.isfinite(item) else None
-        return item if item is None or isinstance(item, bool | int | str) else str(item)
-
     return json.dumps(plain(value))
-
-
-def _binary(keys: np.ndarray) -> pa.Array:
-    """Keys as Arrow's 16 bytes."""
-    raw = np.ascontiguousarray(keys).view("<u8").astype(">u8")
-    return pa.FixedSizeBinaryArray.from_buffers(pa.binary(16), len(keys), [None, pa.py_buffer(raw)])
 
 
 def _now(wall_time: float | None) -> float:
