@@ -180,28 +180,13 @@ def _rows(results: Sequence[Outcome], trials: Trials, by: str) -> tuple[list[str
     """The table of arms: headings and rows."""
     rows = []
     for one in results:
-        gains = list(one.gains.values())
-        mean, half = interval(gains) if gains else (0.0, 0.0)
-        gap = (
-            f"{mean:+.3f}" + (f" ± {half:.3f}" if len(gains) > 1 else "") + (" *" if significant(gains) else "")
-            if gains
-            else "-"
-        )
-        share = median(list(one.shares.values()))
-        paid = [float(np.mean([points[name][-1] for points in trials.spent[one.name]])) for name in COSTS]
-        costs = [
-            number(round(value)) if name != "hours" else span(value) for name, value in zip(COSTS, paid, strict=True)
-        ]
-        rows.append(
-            (
-                one.name,
-                str(len(one.finals)),
-                f"{one.mean:.3f}",
-                gap,
-                "never" if share is None else f"{share:.0%}",
-                *costs,
-            )
-        )
+        told = _record(one, ())
+        half = f" ± {told['half_width']:.3f}" if len(one.gains) > 1 else ""
+        gap = f"{told['mean_gain']:+.3f}{half}{' *' if told['significant'] else ''}" if one.gains else "-"
+        needed = "never" if told["share"] is None else f"{told['share']:.0%}"
+        paid = {name: float(np.mean([points[name][-1] for points in trials.spent[one.name]])) for name in COSTS}
+        costs = [span(value) if name == "hours" else number(round(value)) for name, value in paid.items()]
+        rows.append((one.name, str(len(one.finals)), f"{one.mean:.3f}", gap, needed, *costs))
     return ["arm", "seeds", "final", "difference", f"{by} needed", *COSTS], rows
 
 

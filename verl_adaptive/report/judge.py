@@ -27,7 +27,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -264,15 +264,8 @@ class Judge:
         share = self.prompts / max(self.prompts.sum(), 1.0)
         self._wait += np.stack([got, everybody * share, np.full(len(got), everybody)])
         self._spent += got
-        return [
-            Finding(found.grave, found.what, found.why, found.where, step)
-            for found in [
-                *self._by_source(),
-                *self._budget(),
-                *self._once(rewards),
-                *self._far(source, n, jump, rewards),
-            ]
-        ]
+        found = [*self._by_source(), *self._budget(), *self._once(rewards), *self._far(source, n, jump, rewards)]
+        return [replace(one, step=step) for one in found]
 
     # -- by source ------------------------------------------------------------------------------------------
 
