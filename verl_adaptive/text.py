@@ -8,7 +8,8 @@ import io
 import math
 import sys
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 #: Control characters, formatting (bidirectional overrides, zero width), lone surrogates, line and paragraph separators.
 _UNSAFE = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
@@ -79,6 +80,19 @@ def share(part: float | None, whole: float | None = 1.0) -> str:
     if part is None or not whole or math.isnan(part):
         return "-"
     return f"{part / whole:.1%}"
+
+
+def plain(value: Any) -> Any:
+    """What JSON can hold: numpy's values become Python's, what is not a finite number null, and what is no JSON text."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, Mapping):
+        return {str(key): plain(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(one) for one in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value if value is None or isinstance(value, bool | int | str) else str(value)
 
 
 def _escape(character: str) -> str:

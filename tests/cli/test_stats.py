@@ -345,11 +345,11 @@ def test_a_fall_by_exactly_half_is_one() -> None:
 def test_flips_over_windows_equal_flips_at_once() -> None:
     rng = np.random.default_rng(0)
     row, rate = rng.integers(0, 20, 500), rng.choice([0.0, 0.25, 0.5, 1.0, np.nan], 500)
-    whole, parts = Flips(20), Flips(20)
+    whole, parts = Flips(), Flips()
     n = rng.choice([4, 8], 500)
-    whole.add(row, rate, n)
+    whole.add(row, rate, n, 20)
     for begin in range(0, 500, 37):
-        parts.add(*(v[begin : begin + 37] for v in (row, rate, n)))
+        parts.add(*(v[begin : begin + 37] for v in (row, rate, n)), prompts=20)
     assert whole.count.tolist() == parts.count.tolist() and np.array_equal(whole.surprise(), parts.surprise())
     for prompt in range(20):
         sides = [r > 0.5 for r in rate[row == prompt] if np.isfinite(r) and r != 0.5]

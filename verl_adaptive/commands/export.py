@@ -22,6 +22,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from verl_adaptive.commands.arguments import add_store_options, condition, how_read, refuse_overwrite
+from verl_adaptive.commands.output import note, number, plain
 from verl_adaptive.errors import AdaptiveError, UsageError
 
 FORMATS = (".parquet", ".csv", ".jsonl")
@@ -45,7 +46,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from verl_adaptive.commands.output import note, number
     from verl_adaptive.stats import open_run
     from verl_adaptive.stats.expressions import Expression
 
@@ -146,8 +146,6 @@ def _tame(page: Any) -> Any:
 
 
 def _jsonl(file: BinaryIO, pages: Iterator[Any]) -> None:
-    from verl_adaptive.commands.output import plain
-
     for page in pages:
         for batch in page.to_batches(max_chunksize=10_000):
             for row in batch.to_pylist():

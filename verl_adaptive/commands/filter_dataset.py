@@ -20,6 +20,7 @@ from typing import BinaryIO
 import numpy as np
 
 from verl_adaptive.commands.arguments import add_store_options, condition, how_identified, how_read, refuse_overwrite
+from verl_adaptive.commands.output import note, number, share
 from verl_adaptive.errors import AdaptiveError, UsageError
 
 
@@ -40,7 +41,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from verl_adaptive.commands.output import note, number, share
     from verl_adaptive.stats import open_run
     from verl_adaptive.stats.dataset import keys_of, open_parquet
     from verl_adaptive.stats.expressions import Expression

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import sys
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from verl_adaptive.text import clean, number, share
+from verl_adaptive.text import clean, number, plain, share
 
-__all__ = ["console", "facts", "key_digits", "note", "number", "print_json", "share", "table"]
+__all__ = ["console", "facts", "key_digits", "note", "number", "plain", "print_json", "share", "table"]
 
 
 class _Console(Console):
@@ -94,21 +92,6 @@ def facts(lines: Sequence[tuple[str, str]]) -> Table:
     for label, text in lines:
         out.add_row(Text(label), Text(clean(text)))
     return out
-
-
-def plain(value: Any) -> Any:
-    """What JSON can hold: numpy scalars become Python's, not-a-number becomes null."""
-    if isinstance(value, dict):
-        return {str(k): plain(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(v) for v in value]
-    if isinstance(value, np.ndarray):
-        return plain(value.tolist())
-    if isinstance(value, np.generic):
-        value = value.item()
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
 
 
 def print_json(value: Any) -> None:

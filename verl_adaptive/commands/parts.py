@@ -16,6 +16,7 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 from verl_adaptive.commands.arguments import add_json_option
+from verl_adaptive.commands.output import console, print_json, table
 from verl_adaptive.errors import AdaptiveError, UsageError, nearest
 
 ROLES = ("sampler", "allocator", "filter", "advantage")
@@ -35,8 +36,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from verl_adaptive.commands.output import print_json
-
     if args.markdown and (args.name is not None or args.json):
         other = "--json" if args.name is None else args.name
         raise UsageError(f"--markdown prints the reference of all options; leave {other} out")
@@ -185,8 +184,6 @@ def _plain_words(text: str) -> str:
 
 
 def _print(found: dict[str, dict[str, Any]], options: bool) -> None:
-    from verl_adaptive.commands.output import console, table
-
     out = console()
     for section, items in found.items():
         if section == "presets":

@@ -13,6 +13,9 @@ import argparse
 from dataclasses import asdict
 from pathlib import Path
 
+from verl_adaptive.commands.output import print_json
+from verl_adaptive.text import clean
+
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("record", metavar="RECORD", help="a record's folder, or one attempt in it")
@@ -20,9 +23,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from verl_adaptive.commands.output import print_json
     from verl_adaptive.record import EVENTS, RecordError, attempts, replay
-    from verl_adaptive.text import clean
 
     root = Path(args.record)
     if not root.exists():

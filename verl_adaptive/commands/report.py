@@ -27,6 +27,7 @@ from verl_adaptive.commands.arguments import (
     how_read,
     refuse_overwrite,
 )
+from verl_adaptive.commands.output import note
 from verl_adaptive.errors import AdaptiveError, UsageError
 
 if TYPE_CHECKING:
@@ -125,7 +126,6 @@ def _refuse_other_files(path: str) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from verl_adaptive.commands.output import note
     from verl_adaptive.report.page import render
     from verl_adaptive.stats import open_run, open_runs
     from verl_adaptive.stats.atomic import write_file

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from verl_adaptive.commands.arguments import add_store_options, how_read
+from verl_adaptive.commands.output import note
 from verl_adaptive.commands.report import add_page_options, collected_of, rollouts_of
 from verl_adaptive.errors import AdaptiveError, UsageError, lacks_extra
 
@@ -79,8 +80,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from verl_adaptive.commands.output import note
-
     if not _is_loopback(args.host) and not args.allow_remote:
         raise UsageError(
             f"--host {args.host}: other machines could reach this address, and nothing is encrypted, the token included. "

@@ -22,8 +22,28 @@ the trace where it knows them.
 from __future__ import annotations
 
 import argparse
+import json
 import math
+import os
+import platform
+import shlex
+import sys
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, replace
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+from verl_adaptive import __version__
+from verl_adaptive.commands.arguments import refuse_overwrite
+from verl_adaptive.commands.output import console, number, plain, print_json, share, table
+from verl_adaptive.errors import ConfigError
+from verl_adaptive.text import clean
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -64,7 +84,7 @@ _CLOCK = (
 )
 _SHARES = {"wasted", "regret", "coverage", "idle", "empty", "last", "aborted_tokens"}
 
-#: Options of the clock: type, unit, default, what it is. Written out, so that --help imports nothing; a test compares.
+#: Options of the clock: type, unit, default, what it is. Written out, so that --help need not import the simulator; a test compares.
 _CLOCK_OPTIONS = {
     "replicas": (int, "N", 8, "inference engines"),
     "slots": (int, "N", 64, "sequences that one of them runs at a time"),
@@ -135,8 +155,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from verl_adaptive.commands.arguments import refuse_overwrite
-    from verl_adaptive.commands.output import print_json
     from verl_adaptive.simulate import CLOCK_LIMITS, LIMITS, summarise
     from verl_adaptive.simulate.merit import answer, merits, ranked
 
@@ -167,9 +185,6 @@ def run(args: argparse.Namespace) -> int:
 
 def _tasks(args: argparse.Namespace) -> list[Task]:
     """Everything that is to run, checked before the first of it does."""
-    from dataclasses import replace
-
-    from verl_adaptive.errors import ConfigError
     from verl_adaptive.simulate import Setting, tasks
     from verl_adaptive.simulate.equal_budget import check_task
 
@@ -208,7 +223,6 @@ def _presets(args: argparse.Namespace) -> tuple[list[str], list[str]]:
 
 def _clock(args: argparse.Namespace) -> Any:
     """What generation takes, or None."""
-    from verl_adaptive.errors import ConfigError
     from verl_adaptive.simulate import ClockConfig, LengthConfig, Machine
 
     value = {name: getattr(args, name.replace("-", "_")) for name in _CLOCK_OPTIONS}
@@ -232,7 +246,6 @@ def _clock(args: argparse.Namespace) -> Any:
 
 
 def _seeds(text: str) -> list[int]:
-    from verl_adaptive.errors import ConfigError
 
     try:
         seeds = [int(word) for word in text.split(",")]
@@ -244,7 +257,6 @@ def _seeds(text: str) -> list[int]:
 
 
 def _pool(args: argparse.Namespace) -> tuple[Any, Any]:
-    from verl_adaptive.errors import ConfigError
     from verl_adaptive.simulate import ReplayConfig, parse_pool, read_trace
 
     pool = parse_pool(args.pool or "mixed")[1]
@@ -261,16 +273,7 @@ def _pool(args: argparse.Namespace) -> tuple[Any, Any]:
 
 def _rows(made: list[Task], jobs: int, quiet: bool) -> Iterator[dict[str, Any]]:
     """The runs' rows, in the order of the tasks."""
-    import sys
-    from concurrent.futures import ProcessPoolExecutor
-    from functools import partial
-    from multiprocessing import get_context
-
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
-
     from verl_adaptive.simulate import run_task
-    from verl_adaptive.text import clean
 
     shown = not quiet and sys.stderr.isatty()
     bar = Progress(
@@ -304,16 +307,6 @@ def _tick(bar: Any, watched: Any, done: int, share: float) -> None:
 
 def _about(task: Task, args: argparse.Namespace) -> dict[str, Any]:
     """What the numbers depend on."""
-    import os
-    import platform
-    import shlex
-    import sys
-    from dataclasses import asdict
-
-    import numpy as np
-
-    from verl_adaptive import __version__
-
     out: dict[str, Any] = {
         "command": "verl-adaptive simulate " + shlex.join(sys.argv[2:]) if len(sys.argv) > 1 else "",
         "version": __version__,
@@ -345,10 +338,6 @@ def _about(task: Task, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _write(path: str, data: dict[str, Any]) -> None:
-    import json
-    from pathlib import Path
-
-    from verl_adaptive.commands.output import plain
     from verl_adaptive.stats.atomic import write_file
 
     text = json.dumps(plain(data), indent=1) + "\n"
@@ -356,9 +345,6 @@ def _write(path: str, data: dict[str, Any]) -> None:
 
 
 def _print(about: dict[str, Any], summary: list[dict[str, Any]], limits: str, merit: str, said: str) -> None:
-    from verl_adaptive.commands.output import console, number, table
-    from verl_adaptive.text import clean
-
     out, setting = console(), about["setting"]
     what = f"{setting['budget']:,} rollouts a run" if setting["budget"] else f"{setting['steps']:,} steps a run"
     where = f"pool {about['pool_name']}"
@@ -436,8 +422,6 @@ _CLOCK_LEGEND = (
 
 
 def _cell(entry: dict[str, Any], key: str) -> str:
-    from verl_adaptive.commands.output import number, share
-
     value, error = entry[key], entry.get(f"{key}_half")
     if key == "preset":
         return value

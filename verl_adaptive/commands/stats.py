@@ -16,9 +16,15 @@ examples:
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
+import sys
+import time
+from datetime import datetime, timezone
 from typing import Any
 
 import numpy as np
+from rich.text import Text
 
 from verl_adaptive.commands.arguments import (
     add_json_option,
@@ -29,6 +35,7 @@ from verl_adaptive.commands.arguments import (
     how_identified,
     how_read,
 )
+from verl_adaptive.commands.output import console, facts, key_digits, number, print_json, share, table
 from verl_adaptive.errors import AdaptiveError, UsageError
 from verl_adaptive.text import clean
 
@@ -79,13 +86,6 @@ def run(args: argparse.Namespace) -> int:
 
 def _watch(args: argparse.Namespace, wanted: Any) -> int:
     """Again and again, until interrupted: on a terminal in place, in a pipe whenever something is new."""
-    import contextlib
-    import io
-    import sys
-    import time
-
-    from verl_adaptive.commands.output import console
-
     before = ""
     with contextlib.suppress(KeyboardInterrupt):  # how it is meant to end
         while True:
@@ -106,7 +106,6 @@ def _watch(args: argparse.Namespace, wanted: Any) -> int:
 
 
 def _once(args: argparse.Namespace, wanted: Any) -> int:
-    from verl_adaptive.commands.output import print_json
     from verl_adaptive.report.overview import overview
     from verl_adaptive.stats import open_runs
 
@@ -173,10 +172,6 @@ def _add_texts(shown: dict[str, list[dict[str, Any]]], opened: Any, args: argpar
 
 
 def _print_runs(runs: list[Any], as_json: bool) -> int:
-    from datetime import datetime, timezone
-
-    from verl_adaptive.commands.output import console, number, print_json, table
-
     found = []
     for run in runs:
         steps = run.steps.column("step") if run.has_course else []
@@ -209,7 +204,6 @@ def _print_runs(runs: list[Any], as_json: bool) -> int:
 
 
 def _print_columns(opened: Any, as_json: bool) -> int:
-    from verl_adaptive.commands.output import console, print_json, table
     from verl_adaptive.stats.prompts import about_column
 
     names = opened.prompts.names()
@@ -221,8 +215,6 @@ def _print_columns(opened: Any, as_json: bool) -> int:
 
 
 def _print(found: dict[str, Any]) -> None:
-    from verl_adaptive.commands.output import console, facts, number, share, table
-
     out = console()
     out.print(facts(_overview_lines(found)))
     _print_histogram(out, found)
@@ -241,10 +233,6 @@ def _print(found: dict[str, Any]) -> None:
 
 
 def _print_lists(found: dict[str, Any], shown: dict[str, list[dict[str, Any]]]) -> None:
-    from rich.text import Text
-
-    from verl_adaptive.commands.output import console, key_digits, number, table
-
     out = console()
     for title, records in shown.items():
         selected = f": {number(found['selected'])}" if "selected" in found else ""
@@ -267,8 +255,6 @@ def _print_lists(found: dict[str, Any], shown: dict[str, list[dict[str, Any]]]) 
 
 
 def _overview_lines(found: dict[str, Any]) -> list[tuple[str, str]]:
-    from verl_adaptive.commands.output import number, share
-
     lines = [("store", f"{found['store']} ({found['kind']})")]
     if found["run"]:
         attempts = f", attempt {found['attempts']}" if found.get("attempts", 1) > 1 else ""
@@ -311,8 +297,6 @@ def _overview_lines(found: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _cell(name: str, value: Any) -> str:
-    from verl_adaptive.commands.output import number
-
     if isinstance(value, str):
         return clean(value, 60)
     if value is None or value != value:
@@ -321,8 +305,6 @@ def _cell(name: str, value: Any) -> str:
 
 
 def _account(ledger: dict[str, Any]) -> str:
-    from verl_adaptive.commands.output import number, share
-
     whole = ledger["generated"]
     dropped = ", ".join(f"{number(amount)} {reason}" for reason, amount in ledger["dropped"].items())
     parts = [f"{number(whole)} rollouts: {number(ledger['trained'])} trained ({share(ledger['trained'], whole)})"]
@@ -334,10 +316,6 @@ def _account(ledger: dict[str, Any]) -> str:
 
 
 def _print_histogram(out: Any, facts: dict[str, Any]) -> None:
-    from rich.text import Text
-
-    from verl_adaptive.commands.output import number
-
     counts = facts["histogram"]["prompts"]
     if not sum(counts):
         return

@@ -77,8 +77,6 @@ def collect(
                 f"Of {facts['brought']:,} prompts it has a warm start's evidence alone, which counts here as visits."
             )
     else:
-        run.prompts.fill("flips", history.flips.count)
-        run.prompts.fill("flipping", history.flips.surprise())
         facts["flip_flopping"] = len(run.prompts.where(FLIPPING))
     lists = lists_of(run.prompts, tries, limit)
     out = Collected(

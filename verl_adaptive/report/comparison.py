@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import time
 from typing import Any
 
 from verl_adaptive.report.learning_curve import headline
-from verl_adaptive.report.overview import ledger_of
+from verl_adaptive.report.overview import ledger_of, scalars_of
 from verl_adaptive.stats import Run
 
 __all__ = ["state_of"]
@@ -29,7 +28,8 @@ def state_of(run: Run) -> dict[str, Any]:
         if newest[0]["attempt"] == attempt:  # a pause between attempts is no pace
             pace = max(0.0, wall - newest[0]["wall_time"])
         generated = ledger_of(newest[-1]["ledger"]).get("run", {}).get("rollouts", {}).get("generated")
-        plan = _plan(newest[-1]["scalars"])
+        planned = scalars_of(newest[-1]["scalars"]).get("adaptive/plan/steps", 0.0)
+        plan = int(planned) if 0 < planned < 1e15 else None
     curve = next(iter(headline(validations)[-1:]), None)
     times = [w for w in (wall, validations[-1]["wall_time"] if validations else None) if w is not None]
     updated = max(times, default=None)
@@ -46,11 +46,3 @@ def state_of(run: Run) -> dict[str, Any]:
         "done": bool(plan and step and step >= plan),
         "running": updated is not None and time.time() - updated < max(180.0, 5 * pace),
     }
-
-
-def _plan(scalars: str) -> int | None:
-    try:
-        value = json.loads(scalars).get("adaptive/plan/steps")
-        return int(value) if isinstance(value, int | float) and 0 < value < 1e15 else None
-    except (ValueError, AttributeError, RecursionError):
-        return None

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from verl_adaptive.report.judge import Hearing
-from verl_adaptive.report.overview import BINS, ledger_of
-from verl_adaptive.stats import Run, StoreError
-from verl_adaptive.stats.history import Flips, Window, windows
+from verl_adaptive.report.overview import BINS, ledger_of, scalars_of
+from verl_adaptive.stats import Run
+from verl_adaptive.stats.history import Window, windows
+from verl_adaptive.stats.visits import by_prompt
 
 __all__ = ["CLASSES", "POINTS", "SOURCES", "VISITS", "History", "course_of", "hours_of"]
 
@@ -48,7 +48,6 @@ class History:
         visits: groups by visit number and pass rate, ``(VISITS + 1, BINS)``; the last row is all later visits.
         calibration: predicted sum, observed sum, groups with variance, groups; ``(10, 4)`` by predicted pass rate.
         scalars: name → mean in each bin.
-        flips: of every prompt, and how surprising its jumps are.
         hearing: what the judge found.
         uniform: what uniform allocation would have cost, or why that is not said.
         validations: as :meth:`verl_adaptive.stats.reader.JournalReader.validations`, with ``hours``.
@@ -68,7 +67,6 @@ class History:
     visits: np.ndarray
     calibration: np.ndarray
     scalars: dict[str, np.ndarray]
-    flips: Flips
     hearing: Hearing
     uniform: dict[str, Any]
     validations: list[dict[str, Any]] = field(default_factory=list)
@@ -129,7 +127,6 @@ def course_of(run: Run, facts: dict[str, Any]) -> History:
         visits=made.visits,
         calibration=made.calibration,
         scalars={name: values for name, values in scalars.items() if not name.startswith("adaptive/plan/")},
-        flips=made.flips,
         hearing=hearing,
         uniform={"why": "verl writes down the rollouts that trained alone"}
         if run.kind == "rollouts"
@@ -177,7 +174,7 @@ def _plan(steps: Any) -> dict[str, float]:
     """Steps and rollouts planned, as the newest step says."""
     if not steps.num_rows:
         return {}
-    scalars = _numbers(steps.column("scalars")[-1].as_py())
+    scalars = scalars_of(steps.column("scalars")[-1].as_py())
     found = {name: scalars.get(f"adaptive/plan/{name}") for name in ("steps", "rollouts")}
     return {name: value for name, value in found.items() if value is not None and value > 0}
 
@@ -193,7 +190,7 @@ def _of_steps(
     for at, ledger_text, scalars_text in zip(
         home.tolist(), steps.column("ledger").to_pylist(), steps.column("scalars").to_pylist(), strict=True
     ):
-        ledger, scalars = ledger_of(ledger_text), _numbers(scalars_text)
+        ledger, scalars = ledger_of(ledger_text), scalars_of(scalars_text)
         account = ledger.get("step", {}).get("rollouts", {})
         where = {"trained": account.get("trained", 0), "surplus": account.get("surplus", 0)}
         where |= {f"dropped: {reason}": amount for reason, amount in account.get("dropped", {}).items()}
@@ -211,15 +208,6 @@ def _of_steps(
     return rollouts, total, means
 
 
-def _numbers(text: str) -> dict[str, float]:
-    """The numbers among a step's scalars; the text may be anybody's."""
-    try:
-        data = json.loads(text)
-        return {name: float(v) for name, v in data.items() if isinstance(v, int | float) and abs(v) < 1e300}
-    except (ValueError, AttributeError, RecursionError) as error:
-        raise StoreError(f"the journal is damaged: a step's scalars are {text[:60]!r}: {error}") from error
-
-
 class _Course:
     """Takes groups in their order and keeps sums only."""
 
@@ -230,7 +218,6 @@ class _Course:
         self.first = np.zeros(sources, dtype=np.int64)
         self.visits = np.zeros((VISITS + 1, len(BINS)), dtype=np.int64)
         self.calibration = np.zeros((10, 4))
-        self.flips = Flips(prompts)
         self._seen = np.zeros(prompts, dtype=np.int64)
         self._won = np.zeros(prompts)
         self._tried = np.zeros(prompts)
@@ -247,10 +234,9 @@ class _Course:
         )
         np.add.at(self.classes, (home, kind), 1)
         self._sum(w, home)
-        self.flips.add(w.row, w.rate, w.n)
         good = w.usable
         self._visit(w.row[good], w.rate[good], w.n[good].astype(np.float64), w.flat[good])
-        trained = good & (w.outcome == "trained")
+        trained = good & w.trained
         self._trained += int((trained & ~w.flat).sum())
         for sizes, chosen in ((self._sizes, trained), (self._all_sizes, good)):
             for n, count in zip(*np.unique(w.n[chosen], return_counts=True), strict=True):
@@ -267,8 +253,8 @@ class _Course:
             "groups": np.ones(len(cell)),
             "judged": judged,
             "rollouts": judged * w.n,
-            "successes": np.nan_to_num(w.rate) * w.n,
-            "reward": np.nan_to_num(w.reward) * w.n,
+            "successes": np.where(w.usable, w.success, 0.0),
+            "reward": np.where(w.usable, w.reward, 0.0),
             "known": known * w.n,
             "clipped": np.nan_to_num(w.clipped),
             "tokens": judged * w.tokens,
@@ -280,10 +266,8 @@ class _Course:
         """What each visit's number was, and what the earlier ones predicted; a prompt may come several times."""
         if not len(row):
             return
-        order = np.argsort(row, kind="stable")
+        order, first = by_prompt(row)
         row, rate, n, flat = row[order], rate[order], n[order], flat[order]
-        first = np.ones(len(row), dtype=bool)
-        first[1:] = row[1:] != row[:-1]
         start = np.maximum.accumulate(np.where(first, np.arange(len(row)), 0))
         occurrence = np.arange(len(row)) - start
 

@@ -27,7 +27,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -264,15 +264,8 @@ class Judge:
         share = self.prompts / max(self.prompts.sum(), 1.0)
         self._wait += np.stack([got, everybody * share, np.full(len(got), everybody)])
         self._spent += got
-        return [
-            Finding(found.grave, found.what, found.why, found.where, step)
-            for found in [
-                *self._by_source(),
-                *self._budget(),
-                *self._once(rewards),
-                *self._far(source, n, jump, rewards),
-            ]
-        ]
+        found = [*self._by_source(), *self._budget(), *self._once(rewards), *self._far(source, n, jump, rewards)]
+        return [replace(one, step=step) for one in found]
 
     # -- by source ------------------------------------------------------------------------------------------
 
@@ -531,11 +524,10 @@ class Hearing:
         for chosen in np.split(good, np.flatnonzero(np.diff(w.step[good])) + 1) if len(good) else ():
             step, n = int(w.step[chosen[0]]), w.n[chosen]
             self.end(step)
-            rewards = w.reward[chosen] * n, w.square[chosen]
-            counts = n, np.rint(w.rate[chosen] * n * 1e6) / 1e6, w.clipped[chosen]
+            sums = (column[chosen] for column in (w.success, w.clipped, w.reward, w.square))
             jump = self._jumps.get(step)
             self.raised += self.judge.step(
-                step, self._code[w.row[chosen]], *counts, *rewards, jump=jump if isinstance(jump, float) else 0.0
+                step, self._code[w.row[chosen]], n, *sums, jump=jump if isinstance(jump, float) else 0.0
             )
 
     def end(self, step: float = np.inf) -> None:

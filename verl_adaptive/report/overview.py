@@ -10,7 +10,7 @@ import numpy as np
 from verl_adaptive.report.judge import FLIPPING, REGRESSED, hear, never_solved
 from verl_adaptive.stats import Run, StoreError
 
-__all__ = ["BINS", "histogram", "ledger_of", "overview"]
+__all__ = ["BINS", "histogram", "ledger_of", "overview", "scalars_of"]
 
 #: Pass rates: exactly 0 and exactly 1 by themselves, since those are the prompts that are not informative.
 BINS = ("0", *(f"{i / 10:.1f}-{(i + 1) / 10:.1f}" for i in range(10)), "1")
@@ -49,6 +49,19 @@ def ledger_of(text: str) -> dict[str, dict[str, Any]]:
         }
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise StoreError(f"the journal is damaged: a step's ledger is {text[:60]!r}: {error}") from error
+
+
+def scalars_of(text: str) -> dict[str, float]:
+    """The numbers among a step's scalars as the journal has them; the text may be anybody's.
+
+    Raises:
+        StoreError: no table of scalars.
+    """
+    try:
+        data = json.loads(text)
+        return {name: float(v) for name, v in data.items() if isinstance(v, int | float) and abs(v) < 1e300}
+    except (ValueError, AttributeError, RecursionError) as error:
+        raise StoreError(f"the journal is damaged: a step's scalars are {text[:60]!r}: {error}") from error
 
 
 def overview(run: Run, *, tries: int = 16, history: bool = True) -> dict[str, Any]:

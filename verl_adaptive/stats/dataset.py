@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -13,6 +13,9 @@ import pyarrow.parquet as pq
 
 from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.stats.keys import KEY_DTYPE, MEDIA_FIELDS, dataset_keys, dig, key_hex, keys_bytes
+
+if TYPE_CHECKING:
+    from verl_adaptive.stats.dumps import Said
 
 _BATCH = 8192
 
@@ -102,11 +105,12 @@ def text_of(row: Mapping[str, Any], prompt_key: str = "prompt") -> str:
 
 @dataclass(frozen=True)
 class Row:
-    """A row of a data set: its number from 0, the prompt's text, and the expected answer as text."""
+    """What a prompt says: its row in the data set, from 0, its text, the expected answer, and what rollouts answered, if known."""
 
-    row: int
+    row: int | None
     text: str
     answer: str
+    said: Said | None = None
 
 
 def rows_of(path: str, wanted: set[str], *, prompt_key: str = "prompt", **how: Any) -> dict[str, Row]:

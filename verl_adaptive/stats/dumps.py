@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 
 from verl_adaptive.groups import at_least
-from verl_adaptive.stats.keys import keys_array, prompt_key
+from verl_adaptive.stats.keys import prompt_key
 from verl_adaptive.stats.reader import OBSERVATIONS, JournalReader
 from verl_adaptive.stats.results import StoreError, json_lines
 
@@ -118,8 +118,7 @@ class DumpReader(JournalReader):
                 session = re.sub(r"_\d+$", "", str(row["uid"])) if row.get("uid") else where
                 groups.setdefault((step, key), {})[session] = score, answer_in(str(row.get("output", "")))
         order = sorted(groups, key=lambda group: group[0])
-        self._keys = keys_array([key for _, key in order])
-        columns: dict[str, list[Any]] = {name: [] for name in OBSERVATIONS.names}
+        rows = []
         for place, (step, key) in enumerate(order):
             answers = groups[step, key].values()
             scores = np.array([score for score, _ in answers])
@@ -127,7 +126,6 @@ class DumpReader(JournalReader):
             said = self.said.setdefault(key.hex(), Said())
             said.rollouts += len(scores)
             said.wrong.update(answer for (_, answer), won in zip(answers, right, strict=True) if won < 0.5)
-            sums = {"signal_sum": scores.sum(), "signal_sqsum": (scores * scores).sum(), "reward_sum": scores.sum()}
             row = {
                 "attempt": 0,
                 "step": step,
@@ -136,11 +134,11 @@ class DumpReader(JournalReader):
                 "source": sources[key],
                 "n": len(scores),
             }
-            row |= {**sums, "successes": right.sum(), "signal_min": scores.min(), "signal_max": scores.max()}
+            row |= {"signal_sum": scores.sum(), "signal_sqsum": (scores * scores).sum(), "reward_sum": scores.sum()}
+            row |= {"successes": right.sum(), "signal_min": scores.min(), "signal_max": scores.max()}
             row |= {"outcome": "trained", "failed": False, "tokens": 0, "lag": 0, "lost": 0, "clipped": None}
-            for name, values in columns.items():
-                values.append(row[name])
-        self._table = pa.table([pa.array(columns[f.name], f.type) for f in OBSERVATIONS], schema=OBSERVATIONS)
+            rows.append(row)
+        self._table = pa.Table.from_pylist(rows, schema=OBSERVATIONS)
 
     def lines(self) -> list[dict[str, Any]]:
         """A line a step, as a journal has them."""

@@ -10,11 +10,9 @@ satisfy: neither ``pass_rate < 0.1`` nor ``not pass_rate < 0.1`` holds for it. `
 from __future__ import annotations
 
 import ast
-import difflib
 import re
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import reduce
 from typing import Any, Protocol
 
@@ -22,13 +20,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from verl_adaptive.errors import AdaptiveError
-from verl_adaptive.stats.keys import parse_hex
+from verl_adaptive.errors import AdaptiveError, nearest
 
 _LONGEST = 2000
 #: Of a key, that are enough to name it: two of a hundred million prompts share 8 hex digits, so a list may show both.
 _KEY_DIGITS = 8
 _DEEPEST = 40
+#: Columns of text; every other one is of numbers.
+_TEXTS = ("key", "source")
 
 _COMPARISONS: dict[type, Callable[[Any, Any], Any]] = {
     ast.Lt: pc.less,
@@ -51,19 +50,6 @@ class ExpressionError(AdaptiveError):
     """A condition that cannot be understood."""
 
 
-@dataclass(frozen=True)
-class Words:
-    """A column of text: few different words, many rows.
-
-    Attributes:
-        code: int ``(n,)``, positions in ``words``.
-        words: the different texts.
-    """
-
-    code: np.ndarray
-    words: list[str]
-
-
 class Columns(Protocol):
     """Where an expression finds its columns."""
 
@@ -73,8 +59,8 @@ class Columns(Protocol):
         """Columns there are."""
         ...
 
-    def get(self, name: str) -> np.ndarray | Words:
-        """A column: float64 ``(n,)``, :class:`Words`, or keys (``KEY_DTYPE``)."""
+    def column(self, name: str) -> pa.Array:
+        """A column, one value a row: ``key`` and ``source`` are text, all others numbers, null where there is none."""
         ...
 
 
@@ -83,6 +69,9 @@ class Expression:
 
     Args:
         text: as the user wrote it.
+
+    Attributes:
+        names: the columns that it is about.
 
     Raises:
         ExpressionError: not a condition; the message says what is wrong.
@@ -106,20 +95,36 @@ class Expression:
                 "; write == for equality" if "=" in text.replace("==", "").replace("<=", "").replace(">=", "") else ""
             )
             raise ExpressionError(f"cannot read the condition {text!r}: {reason}{hint}") from None
-        self.names = sorted(_check(self._tree, text, 0))
-        if not _is_truth(self._tree):
-            raise ExpressionError(f"{text!r} is not a condition: compare something, as in pass_rate < 0.1")
+        columns = _NoRows()
+        _Evaluation(text, columns).truth(self._tree)  # what is wrong with it shows without any rows, too
+        self.names = sorted(columns.asked)
 
     def select(self, columns: Columns) -> np.ndarray:
         """bool ``(n,)``: the rows that satisfy the condition.
 
         Raises:
-            ExpressionError: unknown column, or text compared with a number.
+            ExpressionError: unknown column.
         """
-        truth = _Evaluation(columns, self.text).truth(self._tree)
+        known = columns.names()
+        for name in self.names:
+            if name not in known:
+                hint = nearest(name, known, "")
+                raise ExpressionError(f"no column {name!r}; {hint}{' ' * bool(hint)}there are {', '.join(known)}")
+        truth = _Evaluation(self.text, columns).truth(self._tree)
         if isinstance(truth, pa.Scalar):
             return np.full(len(columns), bool(truth.as_py()))
         return pc.fill_null(truth, False).to_numpy(zero_copy_only=False)
+
+
+class _NoRows:
+    """Columns of any name, without rows."""
+
+    def __init__(self) -> None:
+        self.asked: set[str] = set()
+
+    def column(self, name: str) -> pa.Array:
+        self.asked.add(name)
+        return pa.array([], pa.string() if name in _TEXTS else pa.float64())
 
 
 def _dotted(node: ast.AST) -> str | None:
@@ -132,161 +137,117 @@ def _dotted(node: ast.AST) -> str | None:
     return None
 
 
-def _is_truth(node: ast.AST) -> bool:
-    return (
-        isinstance(node, ast.Compare | ast.BoolOp)
-        or (isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not))
-        or (isinstance(node, ast.Constant) and isinstance(node.value, bool))
-    )
-
-
-def _check(node: ast.AST, text: str, depth: int) -> set[str]:
-    """Refuse whatever is not on the list; the names of the columns."""
-    if depth > _DEEPEST:
-        raise ExpressionError(f"the condition is nested more than {_DEEPEST} deep")
-    name = _dotted(node)
-    if name is not None:
-        return {name}
-    children: list[ast.AST] = []
-    if isinstance(node, ast.Constant):
-        if not isinstance(node.value, bool | int | float | str):
-            raise ExpressionError(f"{node.value!r} has no place in a condition")
-        if isinstance(node.value, int) and abs(node.value) > 2**1000:
-            raise ExpressionError("a number in the condition is too large")
-    elif isinstance(node, ast.BoolOp):
-        children = list(node.values)
-        for child in children:
-            if not _is_truth(child):
-                raise ExpressionError(f"{ast.unparse(child)!r} is not a condition: compare it with something")
-    elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
-        if not _is_truth(node.operand):
-            raise ExpressionError(f"{ast.unparse(node.operand)!r} is not a condition: compare it with something")
-        children = [node.operand]
-    elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.UAdd):
-        children = [node.operand]
-    elif isinstance(node, ast.BinOp) and type(node.op) in _ARITHMETIC:
-        children = [node.left, node.right]
-    elif isinstance(node, ast.Compare):
-        for op, right in zip(node.ops, node.comparators, strict=True):
-            if isinstance(op, ast.In | ast.NotIn):
-                if not isinstance(right, ast.List | ast.Tuple | ast.Set):
-                    raise ExpressionError("`in` needs a list, as in source in ['gsm8k', 'math']")
-                if not all(isinstance(item, ast.Constant) for item in right.elts):
-                    raise ExpressionError("a list in a condition holds numbers or quoted text only")
-                children += right.elts
-            elif type(op) not in _COMPARISONS:
-                raise ExpressionError(f"{text!r}: only < <= > >= == != in, not in compare")
-            else:
-                children.append(right)
-        children.append(node.left)
-    else:
-        raise ExpressionError(
-            f"{text!r}: {ast.unparse(node)!r} has no place in a condition; there are columns, numbers, quoted text, "
-            "+ - * /, comparisons, in, and, or, not and parentheses"
-        )
-    found: set[str] = set()
-    for child in children:
-        found |= _check(child, text, depth + 1)
-    return found
-
-
 class _Evaluation:
-    """Truth: Arrow's booleans, null where it is unknown. Values: Arrow's doubles, null where there is none; or text."""
+    """Truth: Arrow's booleans, null where it is unknown. Values: Arrow's doubles, null where there is none; or text.
 
-    def __init__(self, columns: Columns, text: str) -> None:
-        self.columns, self.text = columns, text
+    Whatever is not named here is refused.
+    """
 
-    # -- truth ----------------------------------------------------------------------------------------------
+    def __init__(self, text: str, columns: Columns | _NoRows) -> None:
+        self._text, self._columns, self._depth = text, columns, 0
 
     def truth(self, node: ast.AST) -> Any:
-        if isinstance(node, ast.Constant):
-            return pa.scalar(bool(node.value))
-        if isinstance(node, ast.UnaryOp):
-            return pc.invert(self.truth(node.operand))
-        if isinstance(node, ast.BoolOp):
+        """Of a condition."""
+        self._deeper()
+        if isinstance(node, ast.Constant) and isinstance(node.value, bool):
+            out = pa.scalar(node.value)
+        elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+            out = pc.invert(self.truth(node.operand))
+        elif isinstance(node, ast.BoolOp):
             join = pc.and_kleene if isinstance(node.op, ast.And) else pc.or_kleene
-            return reduce(join, map(self.truth, node.values))
-        assert isinstance(node, ast.Compare)
-        lefts = [node.left, *node.comparators]
-        return reduce(pc.and_kleene, map(self._compare, lefts, node.ops, node.comparators))
+            out = reduce(join, map(self.truth, node.values))
+        elif isinstance(node, ast.Compare):
+            lefts = [node.left, *node.comparators]
+            out = reduce(pc.and_kleene, map(self._compare, lefts, node.ops, node.comparators))
+        else:
+            self.value(node)  # something that has no place here says so first
+            said = ast.unparse(node)
+            raise ExpressionError(f"{said!r} is not a condition: compare it with something, as in pass_rate < 0.1")
+        self._depth -= 1
+        return out
+
+    def _deeper(self) -> None:
+        self._depth += 1
+        if self._depth > _DEEPEST:
+            raise ExpressionError(f"the condition is nested more than {_DEEPEST} deep")
 
     def _compare(self, left: ast.AST, op: ast.AST, right: ast.AST) -> Any:
-        if isinstance(op, ast.In | ast.NotIn):
-            assert isinstance(right, ast.List | ast.Tuple | ast.Set)
-            equal = [self._compare(left, ast.Eq(), item) for item in right.elts]
-            found = reduce(pc.or_kleene, equal, pa.scalar(False))
-            return found if isinstance(op, ast.In) else pc.invert(found)
-        one, other = self.value(left), self.value(right)
-        if _is_text(one) or _is_text(other):
-            return self._compare_text(one, op, other)
-        return _COMPARISONS[type(op)](one, other)
+        one = self.value(left)
+        if type(op) in _COMPARISONS:
+            return self._pair((left, right), one, op, self.value(right))
+        if not isinstance(op, ast.In | ast.NotIn):
+            raise ExpressionError(f"{self._text!r}: only < <= > >= == != in, not in compare")
+        if not isinstance(right, ast.List | ast.Tuple | ast.Set):
+            raise ExpressionError("`in` needs a list, as in source in ['gsm8k', 'math']")
+        if not all(isinstance(item, ast.Constant) for item in right.elts):
+            raise ExpressionError("a list in a condition holds numbers or quoted text only")
+        equal = [self._pair((left, item), one, ast.Eq(), self.value(item)) for item in right.elts]
+        found = reduce(pc.or_kleene, equal, pa.scalar(False))
+        return found if isinstance(op, ast.In) else pc.invert(found)
 
-    def _compare_text(self, one: object, op: ast.AST, other: object) -> Any:
+    def _pair(self, nodes: tuple[ast.AST, ast.AST], one: Any, op: ast.AST, other: Any) -> Any:
+        texts = _is_text(one), _is_text(other)
+        if not any(texts):
+            return _COMPARISONS[type(op)](one, other)
         if not isinstance(op, ast.Eq | ast.NotEq):
-            raise ExpressionError(f"{self.text!r}: text is compared with ==, != and in")
-        if isinstance(one, str):
-            one, other = other, one
-        if isinstance(one, str):
-            same = pa.scalar(one == other)
-        elif not isinstance(other, str):
-            raise ExpressionError(f"{self.text!r}: text is compared with quoted text, as in source == 'gsm8k'")
-        elif isinstance(one, Words):
-            same = pa.array(np.array([word == other for word in one.words], dtype=bool)[one.code])
-        elif isinstance(one, np.ndarray):
-            same = pa.array(_begins(one, other))
+            raise ExpressionError(f"{self._text!r}: text is compared with ==, != and in")
+        if not all(texts):
+            raise ExpressionError(f"{self._text!r}: a number is compared with text")
+        quoted = [value for value in (one, other) if isinstance(value, pa.Scalar)]
+        if not quoted:
+            raise ExpressionError(f"{self._text!r}: text is compared with quoted text, as in source == 'gsm8k'")
+        if "key" in map(_dotted, nodes):
+            same = pc.starts_with(other if one is quoted[0] else one, _digits(quoted[0].as_py()))
         else:
-            raise ExpressionError(f"{self.text!r}: a number is compared with the text {other!r}")
+            same = pc.equal(one, other)
         return same if isinstance(op, ast.Eq) else pc.invert(same)
 
-    # -- values ---------------------------------------------------------------------------------------------
-
     def value(self, node: ast.AST) -> Any:
+        """Of anything else."""
+        self._deeper()
         name = _dotted(node)
         if name is not None:
-            return self._column(name)
-        if isinstance(node, ast.Constant):
-            assert isinstance(node.value, bool | int | float | str)
-            return node.value if isinstance(node.value, str) else pa.scalar(float(node.value))
-        if isinstance(node, ast.UnaryOp):
-            inner = self._number(node.operand)
-            return pc.negate(inner) if isinstance(node.op, ast.USub) else inner
-        if isinstance(node, ast.BinOp):
-            result = _ARITHMETIC[type(node.op)](self._number(node.left), self._number(node.right))
-            return pc.if_else(pc.is_nan(result), _UNKNOWN, result)  # 0 / 0
-        raise ExpressionError(f"{self.text!r}: {ast.unparse(node)!r} is a condition where a value is needed")
+            out = self._columns.column(name)
+            out = out if _is_text(out) else out.cast(pa.float64(), safe=False)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            out = pa.scalar(node.value)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, bool | int | float):
+            if isinstance(node.value, int) and abs(node.value) > 2**1000:
+                raise ExpressionError("a number in the condition is too large")
+            out = pa.scalar(float(node.value))
+        elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.UAdd):
+            out = self._number(node.operand)
+            out = pc.negate(out) if isinstance(node.op, ast.USub) else out
+        elif isinstance(node, ast.BinOp) and type(node.op) in _ARITHMETIC:
+            out = _ARITHMETIC[type(node.op)](self._number(node.left), self._number(node.right))
+            out = pc.if_else(pc.is_nan(out), _UNKNOWN, out)  # 0 / 0
+        elif isinstance(node, ast.Compare | ast.BoolOp):
+            raise ExpressionError(f"{self._text!r}: {ast.unparse(node)!r} is a condition where a value is needed")
+        else:
+            raise ExpressionError(
+                f"{self._text!r}: {ast.unparse(node)!r} has no place in a condition; there are columns, numbers, quoted text, "
+                "+ - * /, comparisons, in, and, or, not and parentheses"
+            )
+        self._depth -= 1
+        return out
 
     def _number(self, node: ast.AST) -> Any:
         value = self.value(node)
         if _is_text(value):
-            raise ExpressionError(f"{self.text!r}: {ast.unparse(node)!r} is text, not a number")
+            raise ExpressionError(f"{self._text!r}: {ast.unparse(node)!r} is text, not a number")
         return value
 
-    def _column(self, name: str) -> Any:
-        known = self.columns.names()
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]}? " if near else ""
-            raise ExpressionError(f"no column {name!r}; {hint}there are {', '.join(known)}")
-        column = self.columns.get(name)
-        return column if _is_text(column) else pa.array(column, pa.float64(), from_pandas=True)  # nan: not there
 
-
-def _begins(keys: np.ndarray, digits: str) -> np.ndarray:
-    """Keys that begin with some hex digits; all 32, or at least :data:`_KEY_DIGITS` as tables show them.
+def _digits(text: str) -> str:
+    """Hex digits that a key begins with: all 32, or at least :data:`_KEY_DIGITS` as tables show them.
 
     Raises:
         ExpressionError: not hex digits, too few or too many.
     """
-    if not re.fullmatch(rf"[0-9a-fA-F]{{{_KEY_DIGITS},32}}", digits):
-        raise ExpressionError(
-            f"{digits!r} is no prompt key: write its 32 hex digits, or the first {_KEY_DIGITS} or more"
-        )
-    low, high = parse_hex([digits.lower().ljust(32, "0"), digits.lower().ljust(32, "f")])
-    if len(digits) <= 16:
-        return (keys["hi"] >= low["hi"]) & (keys["hi"] <= high["hi"])
-    return (keys["hi"] == low["hi"]) & (keys["lo"] >= low["lo"]) & (keys["lo"] <= high["lo"])
+    if not re.fullmatch(rf"[0-9a-fA-F]{{{_KEY_DIGITS},32}}", text):
+        raise ExpressionError(f"{text!r} is no prompt key: write its 32 hex digits, or the first {_KEY_DIGITS} or more")
+    return text.lower()
 
 
-def _is_text(value: object) -> bool:
-    """Quoted text, a column of words, or keys (the one kind of column that Arrow does not hold)."""
-    return isinstance(value, str | Words) or (isinstance(value, np.ndarray) and value.dtype.names is not None)
+def _is_text(value: pa.Array | pa.Scalar) -> bool:
+    return pa.types.is_string(value.type)

@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from verl_adaptive.stats.chance import surprise, swings
 from verl_adaptive.stats.table import key_words
+from verl_adaptive.stats.visits import by_prompt
 
 if TYPE_CHECKING:
     from verl_adaptive.stats.run import Run
@@ -24,124 +25,111 @@ class Window:
         step: the training step.
         row: the prompt's row in the store's table.
         n: rollouts.
-        rate: pass rate; nan for a group that says nothing.
-        flat: no variance.
-        usable: neither failed nor empty.
-        outcome: what became of it, text.
+        success, signal, square, reward: sums of the evidence of success, of the difficulty signal, of its squares, and of the
+            training reward; nan where they are not known.
         tokens: response tokens.
-        reward: mean training reward; nan for a group that says nothing.
-        square: sum of the squares of the difficulty signal.
         clipped: rollouts as long as the limit; nan where the journal does not know.
+        trained: it trained.
+        usable: neither failed nor empty.
+        flat: no variance.
+        rate: pass rate; nan for a group that says nothing.
     """
 
     step: np.ndarray
     row: np.ndarray
     n: np.ndarray
-    rate: np.ndarray
-    flat: np.ndarray
-    usable: np.ndarray
-    outcome: np.ndarray
-    tokens: np.ndarray
-    reward: np.ndarray
+    success: np.ndarray
+    signal: np.ndarray
     square: np.ndarray
+    reward: np.ndarray
+    tokens: np.ndarray
     clipped: np.ndarray
+    trained: np.ndarray
+    usable: np.ndarray
+    flat: np.ndarray
+    rate: np.ndarray
+
+    @classmethod
+    def of(cls, page: pa.Table, row: np.ndarray, tolerance: float) -> Window:
+        """A page of observations, whose prompts are in these rows; tolerance as in :meth:`.table.StatsTable.observe`."""
+        column = {name: page.column(name).to_numpy() for name in page.column_names if name not in ("key", "source")}
+        n, success, signal, reward = (column[name] for name in ("n", "successes", "signal_sum", "reward_sum"))
+        usable = ~column["failed"] & (n > 0) & np.isfinite(success) & np.isfinite(signal) & np.isfinite(reward)
+        return cls(
+            step=column["step"],
+            row=row,
+            n=n,
+            success=success,
+            signal=signal,
+            square=column["signal_sqsum"],
+            reward=reward,
+            tokens=column["tokens"],
+            clipped=np.array(column["clipped"], dtype=np.float64),
+            trained=column["outcome"] == "trained",
+            usable=usable,
+            flat=usable & (column["signal_max"] - column["signal_min"] <= tolerance),
+            rate=np.where(usable, success / np.maximum(n, 1), np.nan),
+        )
 
 
 def windows(run: Run) -> Iterator[Window]:
     """The live line's observations of a journal."""
     for page in run.observations():
-        yield _window(run, page)
-
-
-def _window(run: Run, page: pa.Table) -> Window:
-    def column(name: str) -> np.ndarray:
-        return page.column(name).to_numpy()
-
-    rows = run.table.rows_for(key_words(page.column("key")), create=False)
-    known = rows >= 0  # a step committed since the table was read may bring new prompts
-    n, failed = column("n"), column("failed")
-    with np.errstate(all="ignore"):
-        rate, reward = column("successes") / n, column("reward_sum") / n
-    usable = ~failed & (n > 0) & np.isfinite(rate) & np.isfinite(reward) & np.isfinite(column("signal_sum"))
-    flat = (column("signal_max") - column("signal_min") <= run.tolerance) & usable
-    parts = {
-        "step": column("step"),
-        "row": rows,
-        "n": n,
-        "rate": np.where(usable, rate, np.nan),
-        "flat": flat,
-        "usable": usable,
-        "outcome": np.array(page.column("outcome").to_pylist(), dtype=object),
-        "tokens": column("tokens"),
-        "reward": np.where(usable, reward, np.nan),
-        "square": column("signal_sqsum"),
-        "clipped": np.array(column("clipped"), dtype=np.float64),
-    }
-    return Window(**{name: values[known] for name, values in parts.items()})
+        rows = run.table.rows_for(key_words(page.column("key")), create=False)
+        known = rows >= 0  # a step committed since the table was read may bring new prompts
+        if not known.all():
+            page, rows = page.filter(pa.array(known)), rows[known]
+        yield Window.of(page, rows, run.tolerance)
 
 
 class Flips:
     """Counts how often a prompt's pass rate went from one side of 1/2 to the other, between visits, and how far it jumped.
 
     Args:
-        prompts: rows of the table.
-
-    Attributes:
-        count: int64 ``(prompts,)``.
+        prompts: how many there are to begin with.
     """
 
-    def __init__(self, prompts: int) -> None:
-        self.count = np.zeros(prompts, dtype=np.int64)
-        self._last = np.zeros(prompts, dtype=np.int8)
-        self._jumps, self._right, self._rollouts = np.zeros((3, prompts))
-        self._visits = np.zeros(prompts, dtype=np.int64)
-        self._rate, self._n = np.full((2, prompts), np.nan)  # of the latest visit
+    def __init__(self, prompts: int = 0) -> None:
+        # Of each prompt: crossings, the latest side; jumps, right rollouts, rollouts, visits; the latest visit's rate and size.
+        self._kept = np.zeros((8, prompts))
+
+    @property
+    def count(self) -> np.ndarray:
+        """float64 ``(prompts,)``: crossings so far."""
+        return self._kept[0]
 
     def surprise(self) -> np.ndarray:
         """float64 ``(prompts,)``: how surprising the jumps are (:func:`verl_adaptive.stats.chance.swings`)."""
-        return np.round(surprise(swings(self._jumps, self._visits, self._right, self._rollouts)), 6)
+        _, _, jumps, right, rollouts, visits, _, _ = self._kept
+        return np.round(surprise(swings(jumps, visits, right, rollouts)), 6)
 
-    def add(self, row: np.ndarray, rate: np.ndarray, n: np.ndarray) -> None:
-        """Take visits of n rollouts in their order; a rate of exactly 1/2 or nan is on neither side."""
-        self._jump(row, rate, n)
-        with np.errstate(invalid="ignore"):
-            side = np.sign(rate - 0.5)
-        taken = np.isfinite(side) & (side != 0)
-        order = np.argsort(row[taken], kind="stable")
-        rows, sides = row[taken][order], side[taken][order].astype(np.int8)
-        if not len(rows):
-            return
-        first = np.ones(len(rows), dtype=bool)
-        first[1:] = rows[1:] != rows[:-1]
-        before = np.empty(len(rows), dtype=np.int8)
-        before[1:] = sides[:-1]
-        before[first] = self._last[rows[first]]
-        np.add.at(self.count, rows, (before != 0) & (before != sides))
-        last = np.append(np.flatnonzero(first)[1:] - 1, len(rows) - 1)
-        self._last[rows[last]] = sides[last]
+    def add(self, row: np.ndarray, rate: np.ndarray, n: np.ndarray, prompts: int) -> None:
+        """Take visits of n rollouts in their order; a rate of exactly 1/2 or nan is on neither side.
 
-    def _jump(self, row: np.ndarray, rate: np.ndarray, n: np.ndarray) -> None:
-        said = np.flatnonzero(np.isfinite(rate))
-        said = said[np.argsort(row[said], kind="stable")]
-        if not len(said):
-            return
-        rows, rates, sizes = row[said], rate[said], n[said].astype(np.float64)
-        first = np.ones(len(rows), dtype=bool)
-        first[1:] = rows[1:] != rows[:-1]
-        before, size = np.append(np.nan, rates[:-1]), np.append(np.nan, sizes[:-1])
-        before[first], size[first] = self._rate[rows[first]], self._n[rows[first]]
-        np.add.at(self._jumps, rows, np.nan_to_num((rates - before) ** 2 / (1 / sizes + 1 / size)))
-        np.add.at(self._right, rows, rates * sizes)
-        np.add.at(self._rollouts, rows, sizes)
-        np.add.at(self._visits, rows, 1)
-        last = np.append(np.flatnonzero(first)[1:] - 1, len(rows) - 1)
-        self._rate[rows[last]], self._n[rows[last]] = rates[last], sizes[last]
+        Args:
+            row, rate, n: of each visit.
+            prompts: how many there are by now.
+        """
+        self._kept = np.pad(self._kept, ((0, 0), (0, prompts - self._kept.shape[1])))
+        count, side, jumps, right, rollouts, visits, latest, size = self._kept
+        order, first = by_prompt(row, np.isfinite(rate))
+        at, rates, sizes = row[order], rate[order], n[order].astype(np.float64)
+        known = visits[at] > 0  # before this batch; within it, those that are not the first
+        known[~first] = True
+        before, smaller = _before(latest, at, first, rates), _before(size, at, first, sizes)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            np.add.at(jumps, at, np.where(known, (rates - before) ** 2 / (1 / sizes + 1 / smaller), 0.0))
+        for column, values in ((right, rates * sizes), (rollouts, sizes), (visits, 1)):
+            np.add.at(column, at, values)
+        order, first = by_prompt(row, np.isfinite(rate) & (rate != 0.5))
+        at, now = row[order], np.sign(rate[order] - 0.5)
+        then = _before(side, at, first, now)
+        np.add.at(count, at, (then != 0) & (then != now))
 
 
-def flips_of(run: Run, prompts: int) -> Flips:
-    """The flips of the first ``prompts`` rows of a journal's table."""
-    flips = Flips(prompts)
-    for window in windows(run):
-        known = window.row < prompts
-        flips.add(window.row[known], window.rate[known], window.n[known])
-    return flips
+def _before(state: np.ndarray, rows: np.ndarray, first: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """What each prompt had at the visit before, for visits from :func:`by_prompt`; the state of a prompt becomes its latest."""
+    before = np.concatenate([[0.0], values])[:-1]
+    before[first] = state[rows[first]]
+    state[rows] = values  # of several values for one place, numpy keeps the last
+    return before

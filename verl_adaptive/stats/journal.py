@@ -24,12 +24,12 @@ import json
 import logging
 import math
 import os
-import queue
 import socket
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -42,6 +42,8 @@ from verl_adaptive.groups import Groups
 from verl_adaptive.stats.atomic import read_file, sync_directory, write_file
 from verl_adaptive.stats.keys import fingerprint
 from verl_adaptive.stats.snapshot import package_version
+from verl_adaptive.stats.table import key_column
+from verl_adaptive.text import plain
 
 _LOG = logging.getLogger(__name__)
 
@@ -144,28 +146,26 @@ class Journal:
         Raises:
             JournalError: the disk refused, or does not answer.
         """
-        answers: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
+        answer: Future[_T] = Future()
 
         def asked() -> None:
             try:
-                answers.put((work(), None))
+                answer.set_result(work())
             except BaseException as error:
-                answers.put((None, error))
+                answer.set_exception(error)
 
         seconds = PATIENCE if seconds is None else seconds
         self._put(None, asked)
         try:
-            result, error = answers.get(timeout=0 if self._stopped else seconds)
-        except queue.Empty:
-            result, error = None, TimeoutError(self.trouble or f"the disk has not answered for {seconds:g} s")
-        if error is None:
-            return result
-        if isinstance(error, JournalError):
-            raise error
-        raise JournalError(
-            f"the journal {self.folder} cannot be {what}: {error}. Choose another place with adaptive.store.dir, or go "
-            "without: adaptive.store.enabled=false"
-        ) from error
+            return answer.result(0 if self._stopped else seconds)
+        except JournalError:
+            raise
+        except Exception as error:
+            why = error if answer.done() else self.trouble or f"the disk has not answered for {seconds:g} s"
+            raise JournalError(
+                f"the journal {self.folder} cannot be {what}: {why}. Choose another place with adaptive.store.dir, or go "
+                "without: adaptive.store.enabled=false"
+            ) from error
 
     # -- attempts ---------------------------------------------------------------------------------------------------
 
@@ -182,7 +182,7 @@ class Journal:
         if keys is not None:
             name = f"prompts-{fingerprint(keys)[:16]}.parquet"
             self.meta["prompts_file"] = name
-            content = pa.table({"key": _binary(keys), "source": pa.array(_clean(sources)).dictionary_encode()})
+            content = pa.table({"key": key_column(keys), "source": pa.array(_clean(sources)).dictionary_encode()})
 
         def begin() -> None:
             if keys is not None and not (self.folder / name).exists():
@@ -274,11 +274,8 @@ class Journal:
             end = self._append(_GROUPS, batch)
             said = _json({**line, **where, **missing})[:-1] + accounts
             self._ends[_STEPS] = self._append(_STEPS, said.encode())
-            self._ends[_GROUPS], self._unwritable, self._last = (
-                end,
-                "",
-                int(step),
-            )  # until then the batch is written again
+            self._unwritable, self._last = "", int(step)
+            self._ends[_GROUPS] = end  # until then the batch is written again
 
         self._put(step, write)
 
@@ -437,7 +434,8 @@ def _batch(
             "clipped": [None] * size if longest is None else groups.sum((groups.longest >= longest).astype(np.float64)),
         }
     arrays = [
-        _binary(keys) if f.name == "key" else pa.array(columns[f.name], from_pandas=True).cast(f.type) for f in GROUPS
+        key_column(keys) if f.name == "key" else pa.array(columns[f.name], from_pandas=True).cast(f.type)
+        for f in GROUPS
     ]
     return pa.RecordBatch.from_arrays(arrays, schema=GROUPS)
 
@@ -456,28 +454,7 @@ def _clean(words: Sequence[object] | np.ndarray) -> list[str]:
 
 
 def _json(value: Any) -> str:
-    """JSON that every reader takes: what is not a finite number is null, what is no JSON is text."""
-
-    def plain(item: Any) -> Any:
-        if isinstance(item, np.ndarray):
-            item = item.tolist()
-        if isinstance(item, np.generic):
-            item = item.item()
-        if isinstance(item, Mapping):
-            return {str(key): plain(one) for key, one in item.items()}
-        if isinstance(item, list | tuple):
-            return [plain(one) for one in item]
-        if isinstance(item, float):
-            return item if math.isfinite(item) else None
-        return item if item is None or isinstance(item, bool | int | str) else str(item)
-
     return json.dumps(plain(value))
-
-
-def _binary(keys: np.ndarray) -> pa.Array:
-    """Keys as Arrow's 16 bytes."""
-    raw = np.ascontiguousarray(keys).view("<u8").astype(">u8")
-    return pa.FixedSizeBinaryArray.from_buffers(pa.binary(16), len(keys), [None, pa.py_buffer(raw)])
 
 
 def _now(wall_time: float | None) -> float:

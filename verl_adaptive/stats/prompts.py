@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from verl_adaptive.stats.chance import as_few, surprise
-from verl_adaptive.stats.expressions import Expression, Words
+from verl_adaptive.stats.expressions import Expression
 from verl_adaptive.stats.keys import key_hex
 from verl_adaptive.stats.table import StatsTable
 
@@ -92,12 +92,11 @@ class Prompts:
 
     Attributes:
         table: the statistics.
-        further: columns that take their time, by name: functions that give float64, worked out when first asked for.
+        further: columns that the table does not have, by name: float64, a value for each of its first rows.
     """
 
     table: StatsTable
-    further: dict[str, Callable[[], np.ndarray]] = field(default_factory=dict)
-    _found: dict[str, np.ndarray] = field(default_factory=dict)
+    further: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.table)
@@ -106,64 +105,45 @@ class Prompts:
         """Every column a condition may name."""
         return ["key", "source", *(c for c in self.table.columns if c != "source"), *DERIVED, *self.further]
 
-    def fill(self, name: str, values: np.ndarray) -> None:
-        """Give a further column that was worked out on the way to something else; float64, a value a row so far."""
-        self._found[name] = values.astype(np.float64)
-
-    @property
-    def flips(self) -> np.ndarray:
-        """The column ``flips``, which journals have."""
-        return self._further("flips")
-
-    def _further(self, name: str) -> np.ndarray:
-        if name not in self._found:
-            self.fill(name, self.further[name]())
-        known = self._found[name]  # prompts that the table got since have no value
-        return np.append(known, np.full(len(self) - len(known), np.nan))
+    def get(self, name: str) -> np.ndarray:
+        """A column of numbers, by any of :meth:`names` but ``key`` and ``source``; nan where nothing is known."""
+        if name in self.further:
+            known = self.further[name]  # prompts that the table got since have no value
+            return np.append(known, np.full(len(self) - len(known), np.nan))
+        if name in DERIVED:
+            return DERIVED[name][1](self)
+        # The rates of visits are float32: unrounded, 7/10 is 0.69999999, which is neither 0.7 nor above it.
+        return np.round(self.table.col(name).astype(np.float64), 6) if name in _RATES else self.table.col(name)
 
     def number(self, name: str) -> np.ndarray:
-        """A column of the table as float64, so that differences of unsigned columns do not wrap."""
-        values = self.table.col(name).astype(np.float64)
-        # The rates of visits are float32: unrounded, 7/10 is 0.69999999, which is neither 0.7 nor above it.
-        return np.round(values, 6) if name in _RATES else values
+        """:meth:`get` as float64, so that differences of unsigned columns do not wrap."""
+        return self.get(name).astype(np.float64)
 
-    def get(self, name: str) -> np.ndarray | Words:
-        """A column by any of :meth:`names`."""
-        if name == "key":
-            return self.table.keys
-        if name == "source":
-            return Words(self.table.col("source"), self.table.sources)
-        if name in self.further:
-            return self._further(name)
-        return DERIVED[name][1](self) if name in DERIVED else self.number(name)
-
-    def values(self, name: str, rows: np.ndarray) -> list[Any]:
-        """Some rows of a column as Python values, for printing."""
+    def values(self, name: str, rows: np.ndarray | slice = slice(None)) -> list[Any]:
+        """Some rows of a column as Python values, for printing: ``key`` as 32 hex digits, ``source`` by name."""
         if name == "key":
             return key_hex(self.table.keys[rows])
         if name == "source":
             return [self.table.sources[i] for i in self.table.col("source")[rows].tolist()]
-        if name in self.further or name in DERIVED or name in _RATES:
-            return self.get(name)[rows].tolist()  # type: ignore[index]
-        return self.table.col(name)[rows].tolist()
+        return self.get(name)[rows].tolist()
+
+    def column(self, name: str, rows: np.ndarray | slice = slice(None)) -> pa.Array:
+        """Some rows of a column as Arrow; null where nothing is known."""
+        if name in ("key", "source"):
+            return pa.array(self.values(name, rows), pa.string())
+        return pa.array(self.get(name)[rows], from_pandas=True)
 
     def records(self, names: Iterable[str], rows: np.ndarray) -> list[dict[str, Any]]:
         """Some rows as dicts of these columns."""
         columns = {name: self.values(name, rows) for name in names}
         return [{name: column[i] for name, column in columns.items()} for i in range(len(rows))]
 
-    def to_arrow(self, rows: np.ndarray | None = None) -> pa.Table:
+    def to_arrow(self, rows: np.ndarray | slice = slice(None)) -> pa.Table:
         """All columns (of some rows) as Arrow: ``key`` as 32 hex digits, ``source`` by name; null where nothing is known."""
-        rows = np.arange(len(self)) if rows is None else rows
-        columns: dict[str, pa.Array] = {
-            "key": pa.array(self.values("key", rows), pa.string()),
-            "source": pa.array(self.values("source", rows), pa.string()),
-            "n": pa.array(self.table.col("rollouts")[rows]),  # what adaptive.warm_start calls it
-        }
-        for name in self.names():
-            if name not in columns:
-                values = self.table.col(name)[rows] if name in self.table.columns else self.get(name)[rows]  # type: ignore[index]
-                columns[name] = pa.array(values, from_pandas=True)
+        columns = {"key": self.column("key", rows), "source": self.column("source", rows)}
+        columns["n"] = self.column("rollouts", rows)  # what adaptive.warm_start calls it
+        columns |= {name: self.column(name, rows) for name in self.names() if name not in columns}
+        columns |= {name: pa.array(self.table.col(name)[rows], from_pandas=True) for name in _RATES}  # as they are kept
         return pa.table(columns)
 
     def where(self, condition: str) -> np.ndarray:
@@ -172,15 +152,12 @@ class Prompts:
 
     def order(self, name: str, rows: np.ndarray, descending: bool = False) -> np.ndarray:
         """``rows`` sorted by a column; what has no value comes last, ties in the order of the keys."""
-        column = self.get(name)
-        by_key = self.table.key_lo[rows], self.table.key_hi[rows]
-        if isinstance(column, Words):
-            rank = np.argsort(np.argsort(np.array(column.words, dtype=object)))
-            value = rank[column.code[rows]].astype(np.float64)
-        elif column.dtype.names is not None:
-            order = np.lexsort(by_key)
-            return rows[order[::-1] if descending else order]
+        rows = rows[np.lexsort((self.table.key_lo[rows], self.table.key_hi[rows]))]
+        if name == "key":
+            return rows[::-1] if descending else rows
+        if name == "source":
+            rank = np.argsort(np.argsort(np.array(self.table.sources, dtype=object)))
+            value = rank[self.table.col("source")[rows]].astype(np.float64)
         else:
-            value = column[rows]
-        value = np.where(np.isnan(value), np.inf, -value if descending else value)
-        return rows[np.lexsort((*by_key, value))]
+            value = self.number(name)[rows]
+        return rows[np.argsort(np.where(np.isnan(value), np.inf, -value if descending else value), kind="stable")]

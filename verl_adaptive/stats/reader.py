@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from verl_adaptive.stats.atomic import read_file
+from verl_adaptive.stats.history import Flips, Window
 from verl_adaptive.stats.journal import GROUPS, JournalError, attempts_in
 from verl_adaptive.stats.table import StatsTable, key_words
 from verl_adaptive.stats.visits import kind_of
@@ -168,7 +169,7 @@ class JournalReader:
             return None
         return key_words(table.column("key")), _sources(table)
 
-    def replay(self, *, last_step: int | None = None, tolerance: float = 0.0) -> StatsTable:
+    def replay(self, *, last_step: int | None = None, tolerance: float = 0.0) -> tuple[StatsTable, Flips]:
         """The statistics as the live line made them, over every prompt of the data set: equal, bit for bit, to the run's.
 
         Columns that policies declare are not in a journal, nor is ``retired``.
@@ -176,36 +177,32 @@ class JournalReader:
         Args:
             last_step: stop after this step.
             tolerance: as in :meth:`StatsTable.observe`.
+
+        Returns:
+            The table, and how the prompts' pass rates went to and fro.
         """
         table = StatsTable()
         known = self.dataset()
         if known is not None:
             table.rows_for(known[0], sources=_ids(table, known[1]))
+        flips = Flips(len(table))
         for page in self.observations(last_step=last_step):
-            replay_page(table, page, tolerance)
-        return table
-
-
-def replay_page(table: StatsTable, page: pa.Table, tolerance: float) -> None:
-    """Observe a page of observations."""
-
-    def column(name: str) -> np.ndarray:
-        return page.column(name).to_numpy()
-
-    n, success = column("n"), column("successes")
-    flat = column("signal_max") - column("signal_min") <= tolerance
-    table.observe_totals(
-        table.rows_for(key_words(page.column("key")), sources=_ids(table, _sources(page))),
-        column("step"),
-        n=n,
-        success=success,
-        signal=column("signal_sum"),
-        signal_sq=column("signal_sqsum"),
-        reward=column("reward_sum"),
-        tokens=column("tokens"),
-        kind=kind_of(flat, success / np.maximum(n, 1)),
-        failed=column("failed"),
-    )
+            rows = table.rows_for(key_words(page.column("key")), sources=_ids(table, _sources(page)))
+            w = Window.of(page, rows, tolerance)
+            table.observe_totals(
+                rows,
+                w.step,
+                n=w.n,
+                success=w.success,
+                signal=w.signal,
+                signal_sq=w.square,
+                reward=w.reward,
+                tokens=w.tokens,
+                kind=kind_of(w.flat, w.success / np.maximum(w.n, 1)),
+                failed=~w.usable,
+            )
+            flips.add(rows, w.rate, w.n, len(table))
+        return table, flips
 
 
 def _sources(table: pa.Table) -> pa.DictionaryArray:

@@ -16,17 +16,17 @@ import re
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import cache, cached_property, partial
+from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 
 from verl_adaptive.errors import AdaptiveError
-from verl_adaptive.stats.dataset import rows_of
+from verl_adaptive.stats.dataset import Row, rows_of
 from verl_adaptive.stats.dumps import DumpReader, Said, dump_files, said_of
-from verl_adaptive.stats.history import flips_of
+from verl_adaptive.stats.history import Flips
 from verl_adaptive.stats.reader import JournalReader
 from verl_adaptive.stats.results import StoreError, at_least_half, read_results
 from verl_adaptive.stats.snapshot import MANIFEST, SnapshotMissing, read_manifest, read_snapshot
@@ -83,16 +83,6 @@ def reading(source: str) -> Iterator[None]:
     except (ValueError, TypeError, LookupError, OverflowError, AttributeError, RecursionError) as error:
         # what is in a file need not be what a run wrote there
         raise StoreError(f"{source} cannot be read, it is damaged: {type(error).__name__}: {error}") from error
-
-
-@dataclass(frozen=True)
-class Text:
-    """What a prompt says: its row in the data set, its text, the expected answer, and what rollouts answered, if known."""
-
-    row: int | None
-    text: str
-    answer: str
-    said: Said | None = None
 
 
 class Run:
@@ -159,33 +149,26 @@ class Run:
         return self._read[1]
 
     @cached_property
-    def _read(self) -> tuple[StatsTable, tuple[int, int | None] | None]:
+    def _read(self) -> tuple[StatsTable, tuple[int, int | None] | None, Flips | None]:
         with reading(self.source):
             if self.kind == "results":
-                return read_results(Path(self.where), tolerance=self.tolerance, **self._results), None
+                return read_results(Path(self.where), tolerance=self.tolerance, **self._results), None, None
             if self.kind == "snapshot":
                 table = read_snapshot(self.where)[0]
-                return table, (int((table.col("retired") > 0).sum()), self.about.get("step"))
-            table = self._journal.replay(tolerance=self.tolerance, last_step=self.last)
+                return table, (int((table.col("retired") > 0).sum()), self.about.get("step")), None
+            table, flips = self._journal.replay(tolerance=self.tolerance, last_step=self.last)
+            if self.last is not None or self.kind == "rollouts":
+                return table, None, flips
             steps = self.steps.column("step").to_numpy()
-            retired = (
-                None
-                if self.last is not None or self.kind == "rollouts"
-                else _retired(self._checkpoints(), int(steps.max(initial=0)), table)
-            )
-            return table, retired
+            return table, _retired(self._checkpoints(), int(steps.max(initial=0)), table), flips
 
     @cached_property
     def prompts(self) -> Prompts:
         """The prompts as columns: the table's, and those that follow from them."""
         from verl_adaptive.stats.prompts import Prompts  # conditions need pyarrow.compute, which is slow to import
 
-        prompts = Prompts(self.table)
-        if self.has_course and self.last is None:
-            flips = cache(partial(flips_of, self, len(self.table)))
-            prompts.further["flips"] = lambda: flips().count
-            prompts.further["flipping"] = lambda: flips().surprise()
-        return prompts
+        table, _, flips = self._read
+        return Prompts(table, {} if flips is None else {"flips": flips.count, "flipping": flips.surprise()})
 
     @cached_property
     def steps(self) -> pa.Table:
@@ -215,7 +198,7 @@ class Run:
 
     def texts(
         self, wanted: set[str], *, data: str | None = None, rollouts: str | None = None, **how: Any
-    ) -> dict[str, Text]:
+    ) -> dict[str, Row]:
         """Texts of prompts by key in hex digits: from a data set, and from what verl wrote down of the rollouts.
 
         Args:
@@ -229,7 +212,7 @@ class Run:
                 made = self._journal
                 assert isinstance(made, DumpReader)
                 known = {key: made.texts[key] for key in wanted & set(made.texts)}
-                return {key: Text(None, *texts, made.said.get(key)) for key, texts in known.items()}
+                return {key: Row(None, *texts, made.said.get(key)) for key, texts in known.items()}
         if data is None:
             return {}
         rows = rows_of(data, wanted, **how)
@@ -238,7 +221,7 @@ class Run:
             threshold = self.about.get("success")
             threshold = float(threshold) if isinstance(threshold, int | float) else 0.5
             said = said_of(rollouts, {key: (r.text, r.answer) for key, r in rows.items()}, threshold=threshold)
-        return {key: Text(row.row, row.text, row.answer, said.get(key)) for key, row in rows.items()}
+        return {key: replace(row, said=said.get(key)) for key, row in rows.items()}
 
     def until(self, step: int) -> Run:
         """The same journal up to a step: its prompts as they were then."""

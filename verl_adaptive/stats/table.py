@@ -80,6 +80,12 @@ def key_words(column: pa.ChunkedArray) -> np.ndarray:
     return np.concatenate(parts) if parts else np.empty(0, dtype=KEY_DTYPE)
 
 
+def key_column(keys: np.ndarray) -> pa.Array:
+    """The inverse of :func:`key_words`: keys as an Arrow column of 16-byte values."""
+    raw = np.ascontiguousarray(keys).view("<u8").astype(">u8")
+    return pa.FixedSizeBinaryArray.from_buffers(pa.binary(16), len(keys), [None, pa.py_buffer(raw)])
+
+
 class StatsTable:
     """One row a prompt, one numpy array a column.
 
@@ -419,11 +425,8 @@ class StatsTable:
         share memory with the table: use them before the next change.
         """
         pick = slice(None) if rows is None else rows
-        keys = np.ascontiguousarray(self._keys[: self._length][pick])
-        raw = keys.view("<u8").astype(">u8")
-        key_type = pa.binary(16)
-        arrays = [pa.FixedSizeBinaryArray.from_buffers(key_type, len(keys), [None, pa.py_buffer(raw)])]
-        fields = [pa.field("key", key_type, nullable=False)]
+        arrays = [key_column(self._keys[: self._length][pick])]
+        fields = [pa.field("key", arrays[0].type, nullable=False)]
         for name in self._columns:
             array = pa.array(self.col(name)[pick], from_pandas=False)
             arrays.append(array)
@@ -460,36 +463,29 @@ class StatsTable:
                 table._add_column(name, column)
             elif not have.same(column):
                 raise ValueError(f"shared column {name} is {dtype}, expected {have.dtype}")
-        table._fill(parts, described[0]["columns"])
+        table._fill(pa.concat_tables(parts), described[0]["columns"])
         return table
 
-    def _fill(self, parts: Sequence[pa.Table], names: Mapping[str, Any]) -> None:
-        """Copy Arrow parts into this empty table, then index its keys."""
-        for part in parts:  # before memory is made for as many rows as the parts say they have
-            if part.schema.field("key").type != pa.binary(16):
-                raise ValueError(f"column key holds {part.schema.field('key').type}, expected 16 bytes")
-            if part.column("key").null_count:
-                raise ValueError("column key has missing values")
-        length = sum(part.num_rows for part in parts)
+    def _fill(self, data: pa.Table, names: Mapping[str, Any]) -> None:
+        """Copy an Arrow table into this empty one, then index its keys."""
+        for name in ("key", *names):  # before memory is made for as many rows as the table says it has
+            if data.column(name).null_count:
+                raise ValueError(f"column {name} has missing values")
+        if data.schema.field("key").type != pa.binary(16):
+            raise ValueError(f"column key holds {data.schema.field('key').type}, expected 16 bytes")
+        length = data.num_rows
         self._reserve(length)
-        missing = set(self._columns) - set(names)
-        for name in missing:
+        for name in set(self._columns) - set(names):
             self._data[name][:] = self._columns[name].default
-        begin = 0
-        for part in parts:
-            self._keys[begin : begin + part.num_rows] = key_words(part.column("key"))
-            begin += part.num_rows
+        self._keys[:length] = key_words(data.column("key"))
         for name in names:
             begin = 0
-            for part in parts:
-                for chunk in part.column(name).chunks:
-                    if chunk.null_count:
-                        raise ValueError(f"column {name} has missing values")
-                    values = chunk.to_numpy(zero_copy_only=False)
-                    if values.dtype != self._columns[name].dtype:
-                        raise ValueError(f"column {name} holds {values.dtype}, expected {self._columns[name].dtype}")
-                    self._data[name][begin : begin + len(chunk)] = values
-                    begin += len(chunk)
+            for chunk in data.column(name).chunks:
+                values = chunk.to_numpy(zero_copy_only=False)
+                if values.dtype != self._columns[name].dtype:
+                    raise ValueError(f"column {name} holds {values.dtype}, expected {self._columns[name].dtype}")
+                self._data[name][begin : begin + len(chunk)] = values
+                begin += len(chunk)
         if length and self._data["source"][:length].max() >= len(self.sources):
             raise ValueError("a prompt's data source has no name")
         self._length = length

@@ -19,14 +19,24 @@ def waves(rows: np.ndarray, which: np.ndarray | None = None) -> list[np.ndarray]
     Returns:
         int64 positions in ``rows``, a wave each; as many waves as visits of the most visited prompt.
     """
-    positions = np.arange(len(rows)) if which is None else np.flatnonzero(which)
-    ranked = positions[np.argsort(rows[positions], kind="stable")]
+    ranked, first = by_prompt(rows, which)
     if not len(ranked):
         return []
-    starts = np.flatnonzero(np.diff(rows[ranked], prepend=-1))
+    starts = np.flatnonzero(first)
     sizes = np.diff(np.append(starts, len(ranked)))
     occurrence = np.arange(len(ranked)) - np.repeat(starts, sizes)
     return [ranked[occurrence == k] for k in range(int(sizes.max()))]
+
+
+def by_prompt(rows: np.ndarray, which: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """Positions prompt after prompt, each one's visits in their order; and bool: the prompt's first in that order.
+
+    Args:
+        rows, which: as in :func:`waves`.
+    """
+    positions = np.arange(len(rows)) if which is None else np.flatnonzero(which)
+    ranked = positions[np.argsort(rows[positions], kind="stable")]
+    return ranked, np.diff(rows[ranked], prepend=-1) != 0
 
 
 def kind_of(flat: np.ndarray, pass_rate: np.ndarray) -> np.ndarray:
