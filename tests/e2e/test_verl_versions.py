@@ -62,7 +62,7 @@ def test_doctor_says_what_is_done_instead_on_0_9_0(tmp_path):
     env = environment(PYTHONPATH=release("0.9.0"))
     done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=600)
     lines = [c["detail"] for c in json.loads(done.stdout)["checks"] if c["name"] == "done instead"]
-    assert [line.split()[2] for line in lines] == [name.where for name in NAMES if name.since]
+    assert [line.split()[2] for line in lines] == [name.where for name in NAMES if name.instead]
     assert all(line.startswith("verl 0.9.0: ") for line in lines)
 
 

@@ -434,18 +434,16 @@ def test_what_a_mode_lacks_refuses_that_mode_and_names_the_others():
         compat.check_verl(lacking, "separate_async")
     for mode in ("sync", "colocate_async"):
         compat.check_verl(lacking, mode)
-    (said,) = compat.problems(lacking)
+    (said,), _ = compat.lacks(lacking)
     assert said.endswith("needed for waiting in separate_async")
 
 
 def test_a_name_with_a_stand_in_is_said_and_not_refused():
-    older = (
-        compat.Name("verl.trainer.ppo.utils", "gone", (), "x", ("sync",), since="0.9.1", instead="something else"),
-    )
+    older = (compat.Name("verl.trainer.ppo.utils", "gone", (), "x", ("sync",), instead="something else"),)
     compat.check_verl(older)
-    assert compat.substitutes(older) == ["verl.trainer.ppo.utils.gone is missing in sync: something else"]
-    assert compat.substitutes(older, "sync") == ["verl.trainer.ppo.utils.gone is missing: something else"]
-    assert compat.substitutes(older, "separate_async") == compat.substitutes() == []
+    assert compat.lacks(older) == ([], ["verl.trainer.ppo.utils.gone is missing in sync: something else"])
+    assert compat.lacks(older, "sync") == ([], ["verl.trainer.ppo.utils.gone is missing: something else"])
+    assert compat.lacks(older, "separate_async") == compat.lacks() == ([], [])
 
 
 def test_a_parameter_that_is_new_and_demanded_is_refused():

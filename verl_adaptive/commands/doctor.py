@@ -251,7 +251,7 @@ class Examination:
             self.add("plugin in the driver", "ok" if good else "fail", detail, fix)
         from verl_adaptive.integration import compat
 
-        names = self._try("names of verl's", compat.INSTALL, lambda: (compat.problems(), compat.substitutes()))
+        names = self._try("names of verl's", compat.INSTALL, compat.lacks)
         if names is not None:
             missing, instead = names
             there = (

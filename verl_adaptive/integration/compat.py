@@ -3,7 +3,7 @@
 verl's version number decides nothing beyond the oldest one that has the V1 trainer: "0.10.0.dev" was the name of sources
 older than 0.9.1. What decides is whether the names are there and take the parameters that they get. A trainer mode that
 lacks one is refused with the name, the versions that have it and what to install, before any worker starts; the other
-modes run. Names that came with a later version than the oldest say what is done where they are missing.
+modes run. Names that came with 0.9.1 say what is done where they are missing.
 """
 
 from __future__ import annotations
@@ -40,8 +40,7 @@ class Name:
         parameters: parameters it must accept; empty: not checked.
         why: what we use it for.
         modes: the trainer modes that need it.
-        since: the version of verl that brought the name, or these parameters of it; empty: there from 0.9.0 on.
-        instead: what is done in a verl that lacks it; empty: the modes are refused.
+        instead: what is done in verl 0.9.0, which lacks the name, or these parameters of it; empty: the modes are refused.
     """
 
     module: str
@@ -49,7 +48,6 @@ class Name:
     parameters: tuple[str, ...] = ()
     why: str = ""
     modes: tuple[str, ...] = MODES
-    since: str = ""
     instead: str = ""
 
     @property
@@ -58,208 +56,143 @@ class Name:
         return f"{self.module}.{self.name}"
 
 
+def _use(module: str, call: str, why: str, modes: tuple[str, ...] = MODES, instead: str = "") -> Name:
+    """A name as it is called, ``Class.method(parameter, parameter)``; without brackets parameters are not checked."""
+    name, brackets, inside = call.rstrip(")").partition("(")
+    parameters = tuple(re.findall(r"\w+", inside))
+    method = bool(brackets) and "." in name
+    return Name(module, name, ("self", *parameters) if method else parameters, why, modes, instead)
+
+
 _V1 = "verl.trainer.ppo.v1"
 _BASE = f"{_V1}.trainer_base"
+_BUFFER = f"{_V1}.replay_buffer"
 _CLIENT = "verl.workers.rollout.llm_server"
 _SERVERS = "verl.checkpoint_engine.base"
+_TENSORS = "verl.utils.tensordict_utils"
+_BALANCE = "verl.utils.seqlen_balancing"
+_QUEUE = "transfer_queue"
+_UNASKED = "nobody asks: there is no trainer.v1.separate_async.hybrid_rollout.enable_switch yet"
 
 NAMES: tuple[Name, ...] = (
-    Name(_BASE, "register_trainer", ("name",), "our trainers stand beside verl's"),
-    Name(_BASE, "TRAINER_REGISTRY", (), "verl's mode names lead to our trainers where a preset is asked for"),
-    Name(_BASE, "PPOTrainer.__init__", ("self", "config"), "the trainer mixin"),
-    Name(_BASE, "PPOTrainer._init_dataloader", ("self",), "the prompt stream"),
-    Name(_BASE, "PPOTrainer._submit_batch_to_rollout", ("self", "batch"), "dispatch of rollouts"),
-    Name(
-        _BASE, "PPOTrainer._balance_batch", ("self", "batch", "metrics", "logging_prefix", "keep_minibatch"), "layout"
-    ),
-    Name(_BASE, "PPOTrainer._compute_old_log_prob", ("self", "batch", "metrics"), "micro batches"),
-    Name(_BASE, "PPOTrainer._compute_ref_log_prob", ("self", "batch", "metrics"), "micro batches"),
-    Name(_BASE, "PPOTrainer._compute_values", ("self", "batch", "metrics"), "micro batches"),
-    Name(_BASE, "PPOTrainer._compute_advantage", ("self", "batch", "metrics"), "our advantage estimators"),
-    Name(_BASE, "PPOTrainer._update_actor", ("self", "batch", "metrics"), "minibatches"),
-    Name(_BASE, "PPOTrainer._update_critic", ("self", "batch", "metrics"), "minibatches"),
-    Name(
+    _use(_BASE, "register_trainer(name)", "our trainers stand beside verl's"),
+    _use(_BASE, "TRAINER_REGISTRY", "verl's mode names lead to our trainers where a preset is asked for"),
+    _use(_BASE, "PPOTrainer.__init__(config)", "the trainer mixin"),
+    _use(_BASE, "PPOTrainer._init_dataloader()", "the prompt stream"),
+    _use(_BASE, "PPOTrainer._submit_batch_to_rollout(batch)", "dispatch of rollouts"),
+    _use(_BASE, "PPOTrainer._balance_batch(batch, metrics, logging_prefix, keep_minibatch)", "layout"),
+    _use(_BASE, "PPOTrainer._compute_old_log_prob(batch, metrics)", "micro batches"),
+    _use(_BASE, "PPOTrainer._compute_ref_log_prob(batch, metrics)", "micro batches"),
+    _use(_BASE, "PPOTrainer._compute_values(batch, metrics)", "micro batches"),
+    _use(_BASE, "PPOTrainer._compute_advantage(batch, metrics)", "our advantage estimators"),
+    _use(_BASE, "PPOTrainer._update_actor(batch, metrics)", "minibatches"),
+    _use(_BASE, "PPOTrainer._update_critic(batch, metrics)", "minibatches"),
+    _use(_BASE, "PPOTrainer._log_rollout_data(batch, timing_raw, rollout_data_dir)", "rollouts without padding"),
+    _use(_BASE, "PPOTrainer._load_checkpoint()", "resume"),
+    _use(_BASE, "PPOTrainer._save_checkpoint()", "snapshots"),
+    _use(_BASE, "PPOTrainer._validate()", "validation when the budget ends a run early"),
+    _use(_BASE, "PPOTrainer._build_replay_buffer()", "the reviewing replay buffer"),
+    _use(_BASE, "PPOTrainer._add_batch_to_generate()", "the first rollouts of a step"),
+    _use(_BASE, "PPOTrainer._add_prompts_to_generate(num_prompts)", "the reviewing replay buffer"),
+    _use(
         _BASE,
-        "PPOTrainer._log_rollout_data",
-        ("self", "batch", "timing_raw", "rollout_data_dir"),
-        "rollouts without padding in trainer.rollout_data_dir",
-    ),
-    Name(_BASE, "PPOTrainer._load_checkpoint", ("self",), "resume"),
-    Name(_BASE, "PPOTrainer._save_checkpoint", ("self",), "snapshots"),
-    Name(_BASE, "PPOTrainer._validate", ("self",), "validation when the budget ends a run early"),
-    Name(_BASE, "PPOTrainer._build_replay_buffer", ("self",), "the reviewing replay buffer"),
-    Name(_BASE, "PPOTrainer._add_batch_to_generate", ("self",), "the first rollouts of a step"),
-    Name(_BASE, "PPOTrainer._add_prompts_to_generate", ("self", "num_prompts"), "the reviewing replay buffer"),
-    Name(
-        _BASE,
-        "PPOTrainer._add_async_warmup_batches",
-        ("self", "num_warmup_batches"),
+        "PPOTrainer._add_async_warmup_batches(num_warmup_batches)",
         "the window of groups in flight",
-        modes=_ASYNC,
-        since="0.9.1",
-        instead="what verl would send before the first step waits for the first step",
+        _ASYNC,
+        "what verl would send before the first step waits for the first step",
     ),
-    Name(
+    _use(_BASE, "PPOTrainer._reissue_inflight_prompts(partition_id)", "prompts in flight after a resume", _ASYNC),
+    _use(
         _BASE,
-        "PPOTrainer._reissue_inflight_prompts",
-        ("self", "partition_id"),
-        "prompts in flight after a resume",
-        modes=_ASYNC,
-    ),
-    Name(
-        _BASE,
-        "PPOTrainer._rollout_server_managers",
-        ("self",),
+        "PPOTrainer._rollout_server_managers()",
         "whether rollout servers are alive",
-        since="0.9.1",
-        instead="the trainer's own server managers are asked",
+        MODES,
+        "the trainer's own server managers are asked",
     ),
-    Name(_BASE, "PPOTrainer.get_reward_handles", ("self",), "whether reward workers are alive"),
-    Name(
-        _BASE,
-        "PPOTrainer._compute_reward_colocate",
-        ("self", "batch", "metrics"),
-        "a colocated reward model",
-        modes=_SYNC,
-    ),
-    Name(_BASE, "PPOTrainer.step", ("self", "metrics", "timing_raw"), "statistics after each step"),
-    Name(
-        _BASE,
-        "PPOTrainer._step_once",
-        ("self", "metrics", "timing_raw", "sample_batch_size"),
-        "mini-steps without groups",
-        modes=_ASYNC,
-    ),
-    Name(_BASE, "PPOTrainer.on_train_begin", ("self",), "the banner"),
-    Name(_BASE, "PPOTrainer.on_step_end", ("self",), "the last checkpoint when the budget ends a run early"),
-    Name(_BASE, "PPOTrainer.on_train_end", ("self",), "the end of a budget"),
-    Name(_BASE, "PPOTrainer.get_llm_client", ("self",), "requests that can be aborted"),
-    Name(f"{_V1}.trainer_sync", "PPOTrainerSync.on_step_end", ("self",), "verl's sync trainer", modes=_SYNC),
-    Name(
-        _CLIENT, "LLMServerClient._acquire_server", ("self", "request_id"), "requests that can be aborted", modes=_SYNC
-    ),
-    Name(_CLIENT, "LLMServerClient._release_server", ("self", "server_id"), "requests that are aborted", modes=_SYNC),
-    Name(
+    _use(_BASE, "PPOTrainer.get_reward_handles()", "whether reward workers are alive"),
+    _use(_BASE, "PPOTrainer._compute_reward_colocate(batch, metrics)", "a colocated reward model", _SYNC),
+    _use(_BASE, "PPOTrainer.step(metrics, timing_raw)", "statistics after each step"),
+    _use(_BASE, "PPOTrainer._step_once(metrics, timing_raw, sample_batch_size)", "mini-steps without groups", _ASYNC),
+    _use(_BASE, "PPOTrainer.on_train_begin()", "the banner"),
+    _use(_BASE, "PPOTrainer.on_step_end()", "the last checkpoint when the budget ends a run early"),
+    _use(_BASE, "PPOTrainer.on_train_end()", "the end of a budget"),
+    _use(_BASE, "PPOTrainer.get_llm_client()", "requests that can be aborted"),
+    _use(f"{_V1}.trainer_sync", "PPOTrainerSync.on_step_end()", "verl's sync trainer", _SYNC),
+    _use(_CLIENT, "LLMServerClient._acquire_server(request_id)", "requests that can be aborted", _SYNC),
+    _use(_CLIENT, "LLMServerClient._release_server(server_id)", "requests that are aborted", _SYNC),
+    _use(
         _CLIENT,
-        "LLMServerClient._release_server",
-        ("request_id",),
+        "LLMServerClient._release_server(request_id)",
         "requests that are aborted",
-        modes=_SYNC,
-        since="0.9.1",
-        instead="the load balancer gets back the server alone",
+        _SYNC,
+        "the load balancer gets back the server alone",
     ),
-    Name(_SERVERS, "CheckpointEngineManager.abort_replicas", ("self",), "requests that are aborted", modes=_SYNC),
-    Name(
+    _use(_SERVERS, "CheckpointEngineManager.abort_replicas()", "requests that are aborted", _SYNC),
+    _use(
         _SERVERS,
-        "CheckpointEngineManager.abort_replicas",
-        ("reject_request",),
+        "CheckpointEngineManager.abort_replicas(reject_request)",
         "requests that are aborted",
-        modes=_SYNC,
-        since="0.9.1",
-        instead="a server pauses instead of closing its gate; its clients are cancelled before",
+        _SYNC,
+        "a server pauses instead of closing its gate; its clients are cancelled before",
     ),
-    Name(
-        _SERVERS,
-        "CheckpointEngineManager.resume_generation_replicas",
-        ("self",),
-        "requests that are aborted",
-        modes=_SYNC,
-    ),
-    Name(
-        f"{_V1}.trainer_colocate_async",
-        "PPOTrainerColocateAsync",
-        (),
-        "verl's colocated trainer",
-        modes=("colocate_async",),
-    ),
-    Name(
-        f"{_V1}.trainer_separate_async",
-        "PPOTrainerSeparateAsync",
-        (),
-        "verl's separate trainer",
-        modes=("separate_async",),
-    ),
-    Name(f"{_V1}.replay_buffer", "ReplayBufferAsync", (), "the reviewing replay buffer"),
-    Name(
-        f"{_V1}.replay_buffer",
-        "ReplayBufferAsync.get_sampleable_count",
-        ("self", "global_steps", "partition_id"),
+    _use(_SERVERS, "CheckpointEngineManager.resume_generation_replicas()", "requests that are aborted", _SYNC),
+    _use(f"{_V1}.trainer_colocate_async", "PPOTrainerColocateAsync", "verl's colocated trainer", ("colocate_async",)),
+    _use(f"{_V1}.trainer_separate_async", "PPOTrainerSeparateAsync", "verl's separate trainer", ("separate_async",)),
+    _use(_BUFFER, "ReplayBufferAsync", "the reviewing replay buffer"),
+    _use(
+        _BUFFER,
+        "ReplayBufferAsync.get_sampleable_count(global_steps, partition_id)",
         "how many groups wait",
-        modes=_ASYNC,
-        since="0.9.1",
-        instead="nobody asks: there is no trainer.v1.separate_async.hybrid_rollout.enable_switch yet",
+        _ASYNC,
+        _UNASKED,
     ),
-    Name(
-        f"{_V1}.replay_buffer",
-        "ReplayBufferAsync.wait_for_sampleable",
-        ("self", "global_steps", "partition_id", "target_count"),
+    _use(
+        _BUFFER,
+        "ReplayBufferAsync.wait_for_sampleable(global_steps, partition_id, target_count)",
         "how many groups wait",
-        modes=_ASYNC,
-        since="0.9.1",
-        instead="nobody asks: there is no trainer.v1.separate_async.hybrid_rollout.enable_switch yet",
+        _ASYNC,
+        _UNASKED,
     ),
-    Name(
-        f"{_V1}.replay_buffer",
-        "ReplayBuffer.__init__",
-        (
-            "self",
-            "trainer_mode",
-            "trainer_config",
-            "max_off_policy_threshold",
-            "max_off_policy_strategy",
-            "sampler_kwargs",
-            "refill_fn",
-        ),
+    _use(
+        _BUFFER,
+        "ReplayBuffer.__init__(trainer_mode, trainer_config, max_off_policy_threshold, max_off_policy_strategy, "
+        "sampler_kwargs, refill_fn)",
         "the reviewing replay buffer",
     ),
-    Name(
-        f"{_V1}.replay_buffer",
-        "ReplayBuffer.sample",
-        ("self", "global_steps", "partition_id", "batch_size"),
-        "the reviewing replay buffer",
-    ),
-    Name(
+    _use(_BUFFER, "ReplayBuffer.sample(global_steps, partition_id, batch_size)", "the reviewing replay buffer"),
+    _use(
         "verl.trainer.ppo.padding_utils",
-        "construct_minimal_padding_template",
-        ("source_td", "source_tag", "eos_token_id"),
+        "construct_minimal_padding_template(source_td, source_tag, eos_token_id)",
         "padding rows",
     ),
-    Name("verl.trainer.ppo.core_algos", "register_adv_est", ("name_or_enum",), "our advantage estimators"),
-    Name("verl.trainer.ppo.utils", "create_rl_sampler", ("data_config", "dataset"), "verl's prompt order"),
-    Name("verl.trainer.ppo.utils", "need_critic", ("config",), "what the losses need"),
-    Name("verl.utils.dataset.rl_dataset", "collate_fn", ("data_list",), "batches of prompts"),
-    Name("verl.utils.tensordict_utils", "get_tensordict", ("tensor_dict",), "batches of prompts"),
-    Name("verl.utils.tensordict_utils", "assign_non_tensor_data", (), "batches of prompts"),
-    Name("verl.utils.tensordict_utils", "list_of_dict_to_tensordict", ("list_of_dicts",), "padding rows"),
-    Name("verl.utils.seqlen_balancing", "calculate_workload", (), "balance over ranks"),
-    Name(
-        "verl.utils.seqlen_balancing", "get_seqlen_balanced_partitions", ("seqlen_list", "k_partitions", "equal_size")
-    ),
-    Name("verl.utils.seqlen_balancing", "log_seqlen_unbalance", ("seqlen_list", "partitions", "prefix"), "balance"),
-)
-
-
-_QUEUE = "transfer_queue"
-
-NAMES += (
-    Name(_QUEUE, "get_client", (), "whether the queue is alive"),
-    Name(_QUEUE, "kv_list", ("partition_id",), "what is back"),
-    Name(_QUEUE, "kv_batch_put", ("keys", "partition_id", "fields", "tags"), "rows that train"),
-    Name(_QUEUE, "kv_batch_get", ("keys", "partition_id", "select_fields"), "rewards and rows"),
-    Name(_QUEUE, "kv_clear", ("keys", "partition_id"), "rows of groups that do not train"),
+    _use("verl.trainer.ppo.core_algos", "register_adv_est(name_or_enum)", "our advantage estimators"),
+    _use("verl.trainer.ppo.utils", "create_rl_sampler(data_config, dataset)", "verl's prompt order"),
+    _use("verl.trainer.ppo.utils", "need_critic(config)", "what the losses need"),
+    _use("verl.utils.dataset.rl_dataset", "collate_fn(data_list)", "batches of prompts"),
+    _use(_TENSORS, "get_tensordict(tensor_dict)", "batches of prompts"),
+    _use(_TENSORS, "assign_non_tensor_data", "batches of prompts"),
+    _use(_TENSORS, "list_of_dict_to_tensordict(list_of_dicts)", "padding rows"),
+    _use(_BALANCE, "calculate_workload", "balance over ranks"),
+    _use(_BALANCE, "get_seqlen_balanced_partitions(seqlen_list, k_partitions, equal_size)", "balance over ranks"),
+    _use(_BALANCE, "log_seqlen_unbalance(seqlen_list, partitions, prefix)", "balance over ranks"),
+    _use(_QUEUE, "get_client", "whether the queue is alive"),
+    _use(_QUEUE, "kv_list(partition_id)", "what is back"),
+    _use(_QUEUE, "kv_batch_put(keys, partition_id, fields, tags)", "rows that train"),
+    _use(_QUEUE, "kv_batch_get(keys, partition_id, select_fields)", "rewards and rows"),
+    _use(_QUEUE, "kv_clear(keys, partition_id)", "rows of groups that do not train"),
 )
 
 #: TransferQueue's own checkpoint, which came with 0.1.10: rows of groups that wait for the next step go into it.
 QUEUE_CHECKPOINT = (
-    Name(_QUEUE, "save_checkpoint", ("checkpoint_dir", "metadata"), "checkpoints with held groups"),
-    Name(_QUEUE, "load_checkpoint", ("checkpoint_dir",), "checkpoints with held groups"),
+    _use(_QUEUE, "save_checkpoint(checkpoint_dir, metadata)", "checkpoints with held groups"),
+    _use(_QUEUE, "load_checkpoint(checkpoint_dir)", "checkpoints with held groups"),
 )
 INSTALL_QUEUE = 'pip install "TransferQueue>=0.1.10"'
 
 
 def queue_lacks() -> str:
     """Why groups cannot be held for a later step with the installed TransferQueue; empty: they can."""
-    found = problems(QUEUE_CHECKPOINT)
+    found, _ = lacks(QUEUE_CHECKPOINT)
     return f"TransferQueue {version('TransferQueue')} has no save_checkpoint ({INSTALL_QUEUE})" if found else ""
 
 
@@ -286,40 +219,27 @@ def _lack(item: Name) -> str:
     return ""
 
 
-def _only(item: Name, mode: str | None) -> str:
-    """The trainer modes that a name is for, where not all of them and nobody has asked for one."""
-    return "" if item.modes == MODES or mode is not None else f" in {' and '.join(item.modes)}"
-
-
-def problems(names: tuple[Name, ...] = NAMES, mode: str | None = None) -> list[str]:
-    """What the installed verl lacks and nothing stands in for; empty when all is well.
-
-    Args:
-        names: what to look for.
-        mode: for one trainer mode; None: for any.
-    """
-    found = []
-    for item in names:
-        if item.instead or (mode is not None and mode not in item.modes):
-            continue
-        lack = _lack(item)
-        if lack:
-            found.append(f"{item.where} {lack}; needed for {item.why}{_only(item, mode)}")
-    return found
-
-
-def substitutes(names: tuple[Name, ...] = NAMES, mode: str | None = None) -> list[str]:
-    """What the installed verl lacks, and what is done instead; empty with the newest verl that is known.
+def lacks(names: tuple[Name, ...] = NAMES, mode: str | None = None) -> tuple[list[str], list[str]]:
+    """What the installed verl lacks.
 
     Args:
         names: what to look for.
         mode: for one trainer mode; None: for any, and what concerns some of them only says so.
+
+    Returns:
+        What nothing stands in for, and what else is done; both empty with the newest verl that is known.
     """
-    found = []
+    missing, instead = [], []
     for item in names:
-        if item.instead and (mode is None or mode in item.modes) and (lack := _lack(item)):
-            found.append(f"{item.where} {lack.partition(' (')[0]}{_only(item, mode)}: {item.instead}")
-    return found
+        if mode is not None and mode not in item.modes:
+            continue
+        if lack := _lack(item):
+            where = "" if item.modes == MODES or mode is not None else f" in {' and '.join(item.modes)}"
+            if item.instead:
+                instead.append(f"{item.where} {lack.partition(' (')[0]}{where}: {item.instead}")
+            else:
+                missing.append(f"{item.where} {lack}; needed for {item.why}{where}")
+    return missing, instead
 
 
 def too_old() -> str:
@@ -350,9 +270,9 @@ def check_verl(names: tuple[Name, ...] = NAMES, mode: str | None = None) -> None
     Raises:
         AdaptiveError: naming each name, the versions that have it and what to install.
     """
-    found = problems(names, mode)
+    found, _ = lacks(names, mode)
     if found:
-        runs = [other for other in MODES if mode is not None and other != mode and not problems(names, other)]
+        runs = [other for other in MODES if mode is not None and other != mode and not lacks(names, other)[0]]
         raise AdaptiveError(
             f"verl {version('verl')} does not fit verl-adaptive"
             + (f" in trainer.v1.trainer_mode={mode}" if mode is not None else "")

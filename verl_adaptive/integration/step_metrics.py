@@ -192,7 +192,7 @@ def banner(trainer: Any) -> list[str]:
         "look": f"verl-adaptive stats {shlex.quote(memory.argument)}",
     }
     notes = (*plan.notes, image_note(trainer.config, type(trainer.processor).__name__))  # the model is known by now
-    more = [("verl", text) for text in compat.substitutes(mode=plan.mode)]
+    more = [("verl", text) for text in compat.lacks(mode=plan.mode)[1]]
     more += [("note", text) for text in dict.fromkeys(notes) if text]
     if engine.skip_zero:
         text = (
