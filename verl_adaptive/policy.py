@@ -67,6 +67,7 @@ PARTS: dict[str, dict[str, str]] = {
         "informative": "verl_adaptive.filters.informative:Informative",
         "aero": "verl_adaptive.filters.aero_rejection:AeroRejection",
         "band": "verl_adaptive.filters.band:Band",
+        "stack": "verl_adaptive.filters.stack:Stack",
     },
     "advantage": {
         "verl": "verl_adaptive.advantages.verl:Verl",

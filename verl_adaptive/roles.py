@@ -264,11 +264,13 @@ class Filter(Role):
         rollout_reason: the ledger's name for rollouts left out of kept groups.
         keeps_all: every group that did not fail trains.
         needs_groups: judges by differences within a group, so that a group of one never trains.
+        may_leave_one: may let a single rollout of a group train.
     """
 
     role: ClassVar[str] = "filter"
     keeps_all: bool = False
     needs_groups: bool = False
+    may_leave_one: bool = False
     reasons: tuple[str, ...] = ()
     rollout_reason: str = "rejected"
 

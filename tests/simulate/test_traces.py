@@ -194,7 +194,7 @@ def test_results_of_an_evaluation_are_read(tmp_path) -> None:
             '{"input": "q", "output": "a", "score": 1, "step": null}\n',
             "line 1: step=None is not a whole number",
         ),
-        ("e.jsonl", '{"prompt": "q", "score": null}\n', "neither n nor score says how it went; score is null"),
+        ("e.jsonl", '{"prompt": "q", "score": null}\n', "neither n, score nor prior says how it went; score is null"),
     ],
 )
 def test_a_trace_that_cannot_be_read_is_refused(tmp_path, name, text, message) -> None:

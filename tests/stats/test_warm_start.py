@@ -325,9 +325,21 @@ def test_a_count_of_successes_says_nothing_of_rewards(tmp_path: Path) -> None:
     assert memory.value(np.array([0]))[0] == pytest.approx((2 * -0.25 + 0 - 0.5) / 4)
 
 
+def test_an_expectation_counts_for_four_rollouts_and_is_no_streak(tmp_path: Path) -> None:
+    data = [{**rows()[0], "prior": 0.25}, {**rows()[1], "prior": 0}, {**rows()[2], "prior": 0.9, "score": [1.0]}]
+    table = data_set()
+    report = warm_start(table, save(tmp_path / "e.jsonl", data), discount=0.5)
+    assert table.col("rollouts")[:3].tolist() == [4, 4, 1]  # what was seen comes before what was expected
+    assert table.col("successes")[:3].tolist() == [1, 0, 1] == table.col("reward_sum")[:3].tolist()
+    assert table.col("streak")[:2].tolist() == [0, 0]
+    assert (report.used, report.rewarded) == (3, 3)
+
+
 @pytest.mark.parametrize(
     ("row", "message"),
     [
+        ({"prior": 1.5, "score": None}, "prior=1.5 is not an expected reward"),
+        ({"prior": math.nan, "score": None}, "prior=nan"),
         ({"n": 0, "successes": 0}, "n=0 is not a positive whole number"),
         ({"n": 2.5, "successes": 0}, "n=2.5"),
         ({"n": 4}, "successes or pass_rate"),
@@ -337,7 +349,7 @@ def test_a_count_of_successes_says_nothing_of_rewards(tmp_path: Path) -> None:
         ({"score": []}, "score="),
         ({"score": "good"}, "could not convert"),
         ({"score": [1, math.inf]}, "score="),
-        ({"reward": 1}, "neither n nor score"),
+        ({"reward": 1}, "neither n, score nor prior"),
         ({"key": "abc", "score": 1}, "32 hex digits"),
         ({"prompt": None, "score": 1}, "neither key nor prompt"),
     ],

@@ -27,8 +27,9 @@ whole.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -65,6 +66,10 @@ class AeroRejection(Filter):
             check(0 <= self.tau <= 1, f"{path}.tau", self.tau, "must be in [0, 1]")
             check(self.k > 0, f"{path}.k", self.k, "must be above 0")
             check(self.keep_degenerate >= 0, f"{path}.keep_degenerate", self.keep_degenerate, "must be 0 or greater")
+
+    def __init__(self, options: Mapping[str, Any] | None = None) -> None:
+        super().__init__(options)
+        self.may_leave_one = self.config.keep_degenerate == 1
 
     def decide(self, groups: Groups, progress: Progress) -> Verdict:
         config = self.config

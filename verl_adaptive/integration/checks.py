@@ -125,7 +125,7 @@ def check_run(config: Any, adaptive: AdaptiveConfig, policy: Policy) -> None:
     elif str(estimator).startswith("adaptive_"):
         check(False, "algorithm.adv_estimator", estimator, "choose the matching adaptive/advantage, or grpo")
     check(  # what the whole group implies for its one row (integration/rows.py) is of rewards: the others have no penalty
-        getattr(policy.filter.config, "keep_degenerate", None) != 1
+        not policy.filter.may_leave_one
         or not config.algorithm.get("use_kl_in_reward", False)
         or own is not None
         or estimator not in GROUP_RELATIVE,
@@ -301,9 +301,7 @@ def _check_group_size(n: int, estimator: str, adaptive: AdaptiveConfig, policy: 
         f"no step would have a group, which takes {whole} rollouts; use {whole} or more, or null for no ceiling",
     )
     check(  # of GROUP_RELATIVE the missing baseline is known (integration/rows.py)
-        getattr(policy.filter.config, "keep_degenerate", None) != 1
-        or not advantage.centres
-        or estimator in GROUP_RELATIVE,
+        not policy.filter.may_leave_one or not advantage.centres or estimator in GROUP_RELATIVE,
         "adaptive.filter.keep_degenerate",
         1,
         f"leaves one rollout of a group, which {estimator} would train on its bare reward; use 0, or 2 or more",

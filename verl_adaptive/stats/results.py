@@ -15,6 +15,8 @@ and columns that say how it went, the first that are there:
 ``n`` and ``successes``              rollouts and how many of them succeeded
 ``n`` and ``pass_rate``              rollouts and the fraction of them that succeeded
 ``score``                            one number a row (one row a rollout), or a list of them (one row a prompt)
+``prior``                            what somebody expects of the prompt who has not rolled it out: a mean reward in [0, 1],
+                                     which counts as 8 rollouts, half of them by the usual ``adaptive.warm_start_discount``
 ===================================  =================================================================================
 
 ``tokens`` is optional: response tokens of what the row stands for. So are, beside ``n``, the columns of an export:
@@ -41,6 +43,7 @@ from verl_adaptive.stats.visits import kind_of
 
 _MOST = 2**31 - 1  # rollouts of a prompt; the table counts in 32 bits
 _LARGEST = 1e150  # of sums: many rows of one prompt are added up
+_PRIOR = 8.0  # rollouts that an expectation counts for: half of them, κ = 4, were measured (benchmarks/RESULTS.md)
 
 
 class StoreError(AdaptiveError):
@@ -132,9 +135,15 @@ def _outcome(row: Mapping[str, Any], success: Callable[[np.ndarray], np.ndarray]
         if row.get("signal_sum") is not None and row.get("signal_sqsum") is not None:
             low, high = _apart(n, signal, squares)
         return float(n), c, signal, squares, reward, low, high
+    if row.get("score") is None and row.get("prior") is not None:
+        p = float(row["prior"])
+        if not 0 <= p <= 1:
+            raise ValueError(f"prior={row['prior']!r} is not an expected reward in [0, 1]; map your score to one first")
+        total = _PRIOR * p
+        return _PRIOR, total, total, total, total, 0.0, 1.0  # an opinion: nobody has seen that all are alike
     if row.get("score") is None:
         nothing = "score is null" if "score" in row else f"it has: {', '.join(row)}"
-        raise ValueError(f"neither n nor score says how it went; {nothing}")
+        raise ValueError(f"neither n, score nor prior says how it went; {nothing}")
     scores = np.atleast_1d(np.asarray(row["score"], dtype=np.float64))
     if scores.ndim != 1 or not len(scores) or not np.isfinite(scores).all():
         raise ValueError(f"score={row['score']!r} is not a finite number or a list of them")

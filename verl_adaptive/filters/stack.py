@@ -1,0 +1,103 @@
+"""Several filters as one: a group trains if all of them keep it, and of its rollouts those that all of them keep.
+
+    adaptive/filter=stack adaptive.filter.filters=[informative,my_filters.py:Short]
+    adaptive/filter=stack 'adaptive.filter.filters=[{name: informative, low: 0.2}, aero]'
+
+Each judges whole groups, whatever the others said. A group is dropped for the reason of the first that drops it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, cast
+
+import numpy as np
+
+from verl_adaptive.config import AdaptiveConfig, RunFacts, check
+from verl_adaptive.groups import Groups
+from verl_adaptive.policy import ask, make_part
+from verl_adaptive.progress import Progress
+from verl_adaptive.roles import Filter, Verdict
+
+if TYPE_CHECKING:
+    from verl_adaptive.policy import Policy
+    from verl_adaptive.stats.table import StatsTable
+
+#: Each filter left rollouts, and none is left by all.
+_NONE_LEFT = "none_left"
+
+
+class Stack(Filter):
+    """Keeps what all of its filters keep."""
+
+    name: ClassVar[str] = "stack"
+
+    @dataclass
+    class Config:
+        """Options.
+
+        Attributes:
+            filters: each a name, as in ``adaptive.filter.name``, or a name and that filter's options, as
+                ``{name: informative, low: 0.2}``.
+        """
+
+        filters: list[Any] = field(default_factory=lambda: ["informative"])
+
+        def validate(self, path: str) -> None:
+            named = [isinstance(one, str) or (isinstance(one, Mapping) and "name" in one) for one in self.filters]
+            hint = "must be a list of filters, as [informative,aero] or [{name: informative, low: 0.2}, aero]"
+            check(bool(named) and all(named), f"{path}.filters", self.filters, hint)
+
+    def __init__(self, options: Mapping[str, Any] | None = None) -> None:
+        super().__init__(options)
+        chosen = [dict(one) if isinstance(one, Mapping) else {"name": one} for one in self.config.filters]
+        self.filters = tuple(cast(Filter, make_part("filter", one)) for one in chosen)
+        names = [part.name for part in self.filters]
+        hint = "names a filter twice; each keeps its own columns under its name"
+        check(len(set(names)) == len(names), "adaptive.filter.filters", self.config.filters, hint)
+        self.reasons = tuple(dict.fromkeys([*(r for part in self.filters for r in part.reasons), _NONE_LEFT]))
+        self.keeps_all = all(part.keeps_all for part in self.filters)
+        self.needs_groups = any(part.needs_groups for part in self.filters)
+        self.may_leave_one = any(part.may_leave_one for part in self.filters)
+
+    def decide(self, groups: Groups, progress: Progress) -> Verdict:
+        keep, reason = np.ones(len(groups), dtype=bool), np.zeros(len(groups), dtype=np.int64)
+        rollouts = np.ones(groups.rollouts, dtype=bool)
+        for part in self.filters:
+            said = ask(part, "decide", groups, progress)
+            lost = keep & ~said.keep
+            reason[lost] = [self.reasons.index(part.reasons[r]) for r in said.reason[lost].tolist()]
+            keep &= said.keep
+            if said.rollouts is not None:
+                rollouts &= said.rollouts
+        empty = keep & (groups.sum(rollouts.astype(np.float64)) == 0)
+        reason[empty] = self.reasons.index(_NONE_LEFT)
+        return Verdict(keep & ~empty, reason, None if rollouts.all() else rollouts)
+
+    def check_policy(self, policy: Policy, config: AdaptiveConfig) -> None:
+        for part in self.filters:
+            ask(part, "check_policy", policy, config)
+
+    def bind(self, table: StatsTable, facts: RunFacts) -> None:
+        super().bind(table, facts)
+        for part in self.filters:
+            ask(part, "bind", table, facts)
+
+    def observe(self, groups: Groups, progress: Progress) -> None:
+        for part in self.filters:
+            ask(part, "observe", groups, progress)
+
+    def end_step(self, progress: Progress) -> None:
+        for part in self.filters:
+            ask(part, "end_step", progress)
+
+    def metrics(self) -> dict[str, float]:
+        return {f"{part.name}/{key}": value for part in self.filters for key, value in ask(part, "metrics").items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {part.name: ask(part, "state_dict") for part in self.filters}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        for part in self.filters:
+            ask(part, "load_state_dict", state[part.name])
