@@ -404,7 +404,7 @@ def test_versions_that_do_not_fit(examine, monkeypatch) -> None:
 def test_verls_names_that_are_gone(examine, monkeypatch) -> None:
     from verl_adaptive.integration import compat
 
-    monkeypatch.setattr(compat, "problems", lambda: ["verl.x.y is missing; needed for z"])
+    monkeypatch.setattr(compat, "lacks", lambda: (["verl.x.y is missing; needed for z"], []))
     status, found = examine()
     assert status == 1 and "verl.x.y is missing" in found["names of verl's"]["detail"]
 

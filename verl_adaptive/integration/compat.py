@@ -87,7 +87,11 @@ NAMES: tuple[Name, ...] = (
     _use(_BASE, "PPOTrainer._compute_advantage(batch, metrics)", "our advantage estimators"),
     _use(_BASE, "PPOTrainer._update_actor(batch, metrics)", "minibatches"),
     _use(_BASE, "PPOTrainer._update_critic(batch, metrics)", "minibatches"),
-    _use(_BASE, "PPOTrainer._log_rollout_data(batch, timing_raw, rollout_data_dir)", "rollouts without padding"),
+    _use(
+        _BASE,
+        "PPOTrainer._log_rollout_data(batch, timing_raw, rollout_data_dir)",
+        "rollouts without padding in trainer.rollout_data_dir",
+    ),
     _use(_BASE, "PPOTrainer._load_checkpoint()", "resume"),
     _use(_BASE, "PPOTrainer._save_checkpoint()", "snapshots"),
     _use(_BASE, "PPOTrainer._validate()", "validation when the budget ends a run early"),
