@@ -81,6 +81,7 @@ def results_lines(results: Path) -> list[str]:
     lines += claims(runs)
     if "tiny" in runs:
         lines += sections.ablations(runs["tiny"])
+        lines += sections.told(runs["tiny"])
     if data := read(results, "thin.json"):
         lines += sections.thinned(torch_runs(data))
     names = ("grpo", "grpo-4", "reinforce", "solo", *sections.PRESETS)

@@ -144,6 +144,29 @@ def ablations(runs: Runs) -> list[str]:
     ]
 
 
+def told(runs: Runs) -> list[str]:
+    """What an expectation of every prompt is worth on a pool of one pass."""
+    rows = []
+    for variant, what in (("visible-onepass", "digits, carries and borrows"), ("exact-onepass", "the exact pass rate")):
+        for lr in runs.lrs(variant):
+            seeds = sorted(set(runs.seeds(variant, "solo", lr)) & set(runs.seeds("onepass", "solo", lr)))
+            one, other = ([(name, "solo", lr, s) for s in seeds] for name in (variant, "onepass"))
+            gains = [(runs.final(a) or 0.0) - (runs.final(b) or 0.0) for a, b in zip(one, other, strict=True)]
+            if gains:
+                rows.append([what, f"{lr:g}", str(len(gains)), difference(gains)])
+    if not rows:
+        return []
+    return [
+        "### A prior for prompts never met, one pass",
+        "",
+        "`solo` with `adaptive.warm_start` and a column `prior` (it counts for four rollouts), in one process: final accuracy less that",
+        "of `solo` without it, of the same seed. *Digits, carries and borrows*: a linear fit of the exact pass rates to what the question",
+        "shows, the most that such a column could tell.",
+        "",
+        *table(["prior", "learning rate", "seeds", "accuracy difference"], rows),
+    ]
+
+
 def thinned(runs: Runs) -> list[str]:
     """`solo` with thinned rows beside `solo`, pool by pool; one file of runs of one version."""
     rows = []

@@ -69,6 +69,18 @@ class Questions:
         """bool ``(M,)``: no products, of which the teacher knows nothing."""
         return (self.prompt[:, 0] != TIMES).numpy()
 
+    def seen(self, rates: np.ndarray) -> np.ndarray:
+        """float64 ``(M,)``: pass rates as far as a question shows them: of each operation, the best linear fit of these rates to the
+        digits, carries and borrows."""
+        operator, columns = self.prompt[:, 0].numpy(), self.prompt[:, 1:-1].numpy()
+        there, a, b = columns >= COLUMN, (columns - COLUMN) // 10, (columns - COLUMN) % 10
+        flags = (there, there & (a + b >= 10), there & (a < b))
+        out = np.zeros(len(rates))
+        for at in (operator == one for one in np.unique(operator)):
+            shown = np.stack([np.ones(at.sum()), *(flag[at].sum(1) for flag in flags)], axis=1)
+            out[at] = np.clip(shown @ np.linalg.lstsq(shown, rates[at], rcond=None)[0], 0.02, 0.98)
+        return out
+
     def pick(self, chosen: np.ndarray) -> Questions:
         """Those questions only."""
         at = torch.as_tensor(chosen)

@@ -44,6 +44,8 @@ VARIANTS: dict[str, dict[str, float]] = {
     "epochs2-sparse": {"epochs": 2, "flat": 0.8},
     # more prompts than rollouts, so that nobody is met twice; one answer of ten judged wrongly
     "onepass": {"pool": 8192},
+    "visible-onepass": {"pool": 8192, "prior": 1},
+    "exact-onepass": {"pool": 8192, "prior": 2},
     "noise": {"noise": 0.1},
     # nothing is right at first: a success in three steps of 128 rollouts
     "zero": {"warm_steps": 300, "rare": 0.004},
@@ -73,6 +75,8 @@ class Settings:
         warm_steps: supervised updates before.
         layers, hidden, heads: the model's size.
         clip, weight_decay, max_norm: of the update.
+        prior: what is expected of each prompt before anything is rolled out (a warm start with a column ``prior``): its exact
+            pass rate at the start (2), what the question shows of it (1; :meth:`Questions.seen`), or nothing (0).
         epochs: over each batch (``ppo_epochs``).
         decay: whether the learning rate falls to 0 over the budget, evenly.
         noise: share of the rollouts whose reward is turned round.
@@ -100,6 +104,7 @@ class Settings:
     epochs: int = 1
     decay: int = 0
     noise: float = 0.0
+    prior: int = 0
     critic_lr: float = 1e-3
     critic_epochs: int = 2
     critic_warmup: int = 10

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import json
+import tempfile
 import time
 from pathlib import Path
 from typing import Any, ClassVar
@@ -36,8 +38,9 @@ from verl_adaptive.integration.layout import PAD, plan
 from verl_adaptive.policy import build_policy
 from verl_adaptive.progress import Progress
 from verl_adaptive.roles import Pick, Sampler
-from verl_adaptive.stats.keys import KEY_DTYPE
+from verl_adaptive.stats.keys import KEY_DTYPE, key_hex
 from verl_adaptive.stats.table import StatsTable
+from verl_adaptive.stats.warm_start import warm_start as warm_statistics
 
 __all__ = ["Run", "composed", "group_relative"]
 
@@ -80,8 +83,10 @@ def composed(words: list[str]) -> AdaptiveConfig:
     return AdaptiveConfig.from_mapping(OmegaConf.to_container(made.adaptive, resolve=True))
 
 
-def make_engine(preset: str, settings: Settings, seed: int, sources: list[str], rates: Any) -> OrderedEngine:
-    """The engine of a run, over a table without visits."""
+def make_engine(
+    preset: str, settings: Settings, seed: int, sources: list[str], rates: Any, prior: np.ndarray | None = None
+) -> OrderedEngine:
+    """The engine of a run, over a table without visits, or with what is expected of each prompt."""
     config = composed([*PRESETS[preset], f"adaptive.seed={seed}", f"adaptive.total_rollouts={settings.budget}"])
     shape = step_shape(config, settings.batch, settings.n, settings.pool)
     policy = build_policy(shape.config)
@@ -92,6 +97,12 @@ def make_engine(preset: str, settings: Settings, seed: int, sources: list[str], 
     keys["hi"], keys["lo"] = seed + 1, np.arange(settings.pool)
     table = StatsTable()
     row_of = table.rows_for(keys, sources=sources)
+    if prior is not None:
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "prior.jsonl"
+            told = zip(key_hex(keys), prior.tolist(), strict=True)
+            file.write_text("".join(json.dumps({"key": key, "prior": p}) + "\n" for key, p in told))
+            warm_statistics(table, file, discount=config.warm_start_discount)
     facts = RunFacts.of(config, batch=shape.groups, n=shape.n, steps=settings.steps, prompts=settings.pool)
     return OrderedEngine(policy, table, shape.config, facts, row_of, Epochs(settings.pool, seed))
 
@@ -129,7 +140,10 @@ class Run:
         if self.critic is not None:
             self.critic_optimizer = torch.optim.AdamW(self.critic.parameters(), lr=settings.critic_lr)
         rates = functools.partial(pass_rates, self.model, self.pool)
-        self.engine = make_engine(cell.preset, settings, seed, self.pool.sources, rates)
+        prior = None
+        if settings.prior:
+            prior = rates() if settings.prior == 2 else self.pool.seen(rates())
+        self.engine = make_engine(cell.preset, settings, seed, self.pool.sources, rates, prior)
         self._groups = np.zeros(2, dtype=np.int64)  # finished, and of these informative
         self._made: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}  # by submission: responses, log-probs
 

@@ -18,6 +18,7 @@ from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.groups import Groups
 from verl_adaptive.integration import facts
 from verl_adaptive.integration.advantage import EstimatorContext, provide, register, register_estimator
+from verl_adaptive.integration.compat import MODES
 from verl_adaptive.policy import build_policy
 from verl_adaptive.roles import Advantage
 from verl_adaptive.stats.table import StatsTable
@@ -39,7 +40,7 @@ def composed(*overrides: str):
 
 
 @pytest.mark.parametrize("alias", ["", "adaptive_"])
-@pytest.mark.parametrize("mode", facts.MODES)
+@pytest.mark.parametrize("mode", MODES)
 def test_the_mode_under_both_names(mode, alias) -> None:
     assert facts.mode_of(composed("+adaptive=greso", f"trainer.v1.trainer_mode={alias}{mode}")[0]) == mode
 

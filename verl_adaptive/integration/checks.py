@@ -10,9 +10,9 @@ from verl.trainer.ppo.utils import need_critic
 from verl_adaptive.advantages.verl import COMPARING, GROUP_RELATIVE
 from verl_adaptive.config import AdaptiveConfig, check
 from verl_adaptive.engine.shape import step_shape
-from verl_adaptive.integration.compat import queue_lacks
+from verl_adaptive.integration.compat import MODES, queue_lacks
 from verl_adaptive.integration.engines import keeps_rows
-from verl_adaptive.integration.facts import MODES, late_rewards, mode_of, stream_of
+from verl_adaptive.integration.facts import late_rewards, mode_of, stream_of
 from verl_adaptive.policy import Policy
 from verl_adaptive.simulate import preset_names
 

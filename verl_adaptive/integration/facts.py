@@ -13,33 +13,8 @@ from omegaconf import OmegaConf
 from verl_adaptive.allocators.pooled import PooledAllocator
 from verl_adaptive.config import AdaptiveConfig, check
 from verl_adaptive.engine import AsyncFacts
-from verl_adaptive.integration.compat import MODES
 from verl_adaptive.integration.engines import model_of
 from verl_adaptive.policy import Policy
-
-__all__ = [
-    "MODES",
-    "SINGLE_TURN",
-    "JournalPlace",
-    "adaptive_of",
-    "compared_of",
-    "distillation_note",
-    "dropped_note",
-    "held_note",
-    "image_note",
-    "journal_place",
-    "late_rewards",
-    "media_columns",
-    "mode_of",
-    "model_kind",
-    "replicas_of",
-    "results_of",
-    "schedule_of",
-    "single_turn",
-    "slots_of",
-    "stream_of",
-    "updates_of",
-]
 
 #: verl's agent loop of one turn (``experimental/agent_loop/single_turn_agent_loop.py``).
 SINGLE_TURN = "single_turn_agent"

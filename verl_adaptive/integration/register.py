@@ -19,7 +19,7 @@ def register_all() -> None:
     """
     from verl.trainer.ppo.v1 import trainer_base
 
-    from verl_adaptive.integration.facts import MODES
+    from verl_adaptive.integration.compat import MODES
 
     registry = trainer_base.TRAINER_REGISTRY
     ours: dict[str, Any] = {mode: _trainer(trainer_base.PPOTrainer, mode) for mode in MODES}

@@ -39,24 +39,6 @@ from verl_adaptive.stats.chance import SURPRISING
 from verl_adaptive.stats.history import Window, windows
 from verl_adaptive.text import clean
 
-__all__ = [
-    "DEAD",
-    "FLIPPING",
-    "KINDS",
-    "REGRESSED",
-    "Finding",
-    "Hearing",
-    "Judge",
-    "dead",
-    "fallen",
-    "hear",
-    "never_solved",
-    "of_source",
-    "source_label",
-    "source_labels",
-    "unsolved",
-]
-
 #: Kinds that are judged by source.
 KINDS = ("never_solved", "cut", "jumped", "starved", "all_succeed")
 #: Pass rate from which a source is solved and needs no rollouts.
