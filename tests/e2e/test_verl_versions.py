@@ -49,6 +49,16 @@ def test_asynchronous_on_0_9_0(mode, tmp_path):
 
 
 @pytest.mark.matrix
+def test_resume_on_0_9_0(tmp_path):
+    run("0.9.0", tmp_path, "+adaptive=greso")
+    longer = ("+adaptive=greso", *SHORT, "trainer.total_training_steps=4")
+    again = train(tmp_path, *longer, PYTHONPATH=release("0.9.0"))
+    assert again.code == 0, again.tail
+    assert [int(m["training/global_step"]) for m in again.steps] == [3, 4]
+    replays(again, 4)
+
+
+@pytest.mark.matrix
 @pytest.mark.skipif(not CHECKOUT, reason="VERL_CHECKOUT names no checkout of verl")
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("preset", ["greso", "solo", "pilot_commit"])
