@@ -62,7 +62,7 @@ JUDGED = [
     "decayed learning rate (*decay*), with two epochs over each batch (*epochs2*), and REINFORCE with the batch's mean as "
     "baseline (`reinforce`). The best GRPO is the best of group sizes and decay by mean accuracy.",
     "* **Pools.** *Natural mix*: all difficulties. *Sparse*: most prompts hopeless or solved. *Large*: twice the prompts. *One "
-    "pass*: no prompt is met twice. *Noisy*: one reward in ten is flipped.",
+    "pass*: no prompt is met twice. *Noisy*: one reward in ten is flipped. *Nothing right at first*: questions that the starting model answers less than once in 250 tries.",
     "* **Versions.** Most rows of the papers' presets in the real pools were measured with 0.1.0, which generated in rounds; each "
     "cell's JSON names its version. `full` "
     f"is short for `+adaptive={' '.join(FULL['full'])}`. `oracle` sees exact pass rates: a bound, not a method.",
