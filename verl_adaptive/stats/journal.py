@@ -342,13 +342,17 @@ class Journal:
                 while not self._woken:
                     self._ready.wait()
                 self._woken, closing = False, self._closing
-            while self._waiting and self._write(*self._waiting[0]):
+            while self._waiting:
+                step, write = self._waiting[0]
+                if step is None:  # all before it is written, and whoever asks finds that said
+                    self._recovered()
+                if not self._write(step, write):
+                    break
                 with self._ready:
                     self._waiting.popleft()
                     self._since = time.monotonic()
-            if not self._waiting and self._said and not self._stopped:
-                _LOG.warning("journal %s: written again, up to step %d%s", self.folder, self._last, self._without())
-                self._said = False
+            else:
+                self._recovered()
 
     def _write(self, step: int | None, write: Callable[[], None]) -> bool:
         try:
@@ -400,9 +404,15 @@ class Journal:
         return self._without().lstrip("; ") if self._lost or self._said or self._stopped else ""
 
     def _without(self) -> str:
-        waits = f"; {len(self._waiting)} steps wait" if self._waiting else ""
+        steps = sum(step is not None for step, _ in tuple(self._waiting))
+        waits = f"; {steps} steps wait" if steps else ""
         first, last = min(self._lost, default=0), max(self._lost, default=0)
         return waits + (f"; {len(self._lost)} steps between {first} and {last} are lost" if self._lost else "")
+
+    def _recovered(self) -> None:
+        if self._said and not self._stopped:
+            _LOG.warning("journal %s: written again, up to step %d%s", self.folder, self._last, self._without())
+            self._said = False
 
     def _warn(self, why: str) -> None:
         if not self._said or self._closing:
