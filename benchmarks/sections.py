@@ -160,8 +160,8 @@ def told(runs: Runs) -> list[str]:
         "### A prior for prompts never met, one pass",
         "",
         "`solo` with `adaptive.warm_start` and a column `prior` (it counts for four rollouts), in one process: final accuracy less that",
-        "of `solo` without it, of the same seed. *Digits, carries and borrows*: a linear fit of the exact pass rates to what the question",
-        "shows, the most that such a column could tell.",
+        "of `solo` without it, of the same seed. *Digits, carries and borrows*: a linear fit to what the question shows, made",
+        "with the exact pass rates, which nobody has before a run.",
         "",
         *table(["prior", "learning rate", "seeds", "accuracy difference"], rows),
     ]

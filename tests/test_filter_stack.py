@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from verl_adaptive.config import AdaptiveConfig
-from verl_adaptive.errors import ConfigError
+from verl_adaptive.errors import AdaptiveError, ConfigError
 from verl_adaptive.filters.aero_rejection import AeroRejection
 from verl_adaptive.filters.informative import Informative
 from verl_adaptive.filters.stack import Stack
@@ -31,7 +31,8 @@ class Short(Filter):
 
     def decide(self, groups, progress):
         keep = groups.n <= 8
-        return Verdict(keep, np.zeros(len(groups), dtype=np.int64), np.arange(groups.rollouts) % 2 == 0)
+        place = np.arange(groups.rollouts) - groups.offsets[:-1][groups.group_of]
+        return Verdict(keep, np.zeros(len(groups), dtype=np.int64), place % 2 == 0)
 
     def observe(self, groups, progress):
         self.seen += len(groups)
@@ -51,7 +52,7 @@ class Others(Short):
 
     def decide(self, groups, progress):
         found = super().decide(groups, progress)
-        return Verdict(found.keep, found.reason, ~found.rollouts)
+        return Verdict(found.keep & (groups.n > 1), found.reason, ~found.rollouts)
 """
 
 
@@ -99,6 +100,17 @@ def test_each_filter_observes_and_is_saved(tmp_path):
     seen = float(len(suite.groups()))
     assert made.metrics() == {"short/seen_total": seen}
     assert suite.resumed(made).metrics() == {"short/seen_total": seen}
+
+
+def test_an_answer_that_is_no_mask_names_the_filter_that_gave_it(tmp_path):
+    """As numbers, ~1 is −2, and other groups would train than the filter meant."""
+    (tmp_path / "short_filters_four.py").write_text(
+        OWN.replace("keep = groups.n <= 8", "keep = (groups.n <= 8).astype(int)")
+    )
+    suite = TestStack()
+    suite.make = lambda: Stack({"filters": ["informative", f"{tmp_path}/short_filters_four.py:Short"]})
+    with pytest.raises(AdaptiveError, match="filter short .*decide"):
+        suite.bound().decide(suite.groups(), suite.progress())
 
 
 def test_capabilities_are_those_of_the_filters():

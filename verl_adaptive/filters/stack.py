@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 import numpy as np
 
 from verl_adaptive.config import AdaptiveConfig, RunFacts, check
+from verl_adaptive.engine import answers
 from verl_adaptive.groups import Groups
 from verl_adaptive.policy import ask, make_part
 from verl_adaptive.progress import Progress
@@ -65,9 +66,10 @@ class Stack(Filter):
         keep, reason = np.ones(len(groups), dtype=bool), np.zeros(len(groups), dtype=np.int64)
         rollouts = np.ones(groups.rollouts, dtype=bool)
         for part in self.filters:
-            said = ask(part, "decide", groups, progress)
+            said = answers.decide(part, groups, progress)
             lost = keep & ~said.keep
-            reason[lost] = [self.reasons.index(part.reasons[r]) for r in said.reason[lost].tolist()]
+            number = np.array([self.reasons.index(name) for name in part.reasons], dtype=np.int64)
+            reason[lost] = number[said.reason[lost]]
             keep &= said.keep
             if said.rollouts is not None:
                 rollouts &= said.rollouts

@@ -114,7 +114,7 @@ class Flips:
         count, side, jumps, right, rollouts, visits, latest, size = self._kept
         order, first = by_prompt(row, np.isfinite(rate))
         at, rates, sizes = row[order], rate[order], n[order].astype(np.float64)
-        known = visits[at] > 0  # before this batch; within it, those that are not the first
+        known = visits[at] > 0  # before this batch; within it, all but the first
         known[~first] = True
         before, smaller = _before(latest, at, first, rates), _before(size, at, first, sizes)
         with np.errstate(divide="ignore", invalid="ignore"):

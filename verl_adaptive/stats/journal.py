@@ -344,7 +344,7 @@ class Journal:
                 self._woken, closing = False, self._closing
             while self._waiting:
                 step, write = self._waiting[0]
-                if step is None:  # all before it is written, and whoever asks finds that said
+                if step is None:  # all before it is written: say so before the answer
                     self._recovered()
                 if not self._write(step, write):
                     break
