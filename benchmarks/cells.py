@@ -7,6 +7,7 @@ import fcntl
 import json
 import os
 import platform
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
@@ -18,6 +19,7 @@ import numpy as np
 from verl_adaptive.significance import interval, t95
 
 __all__ = [
+    "GridParser",
     "Interval",
     "Key",
     "Parser",
@@ -43,6 +45,68 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message} (see --help)\n")
+
+
+class GridParser(Parser):
+    """The command line of a training benchmark: which cells to run, or to run again.
+
+    Args:
+        prog, description: as of argparse.
+        presets, variants: all names.
+        arms: presets that run if none is named; ``variant``: the variant that does; ``lrs`` and ``seeds`` likewise.
+    """
+
+    def __init__(
+        self,
+        prog: str,
+        description: str,
+        *,
+        presets: Iterable[str],
+        variants: Iterable[str],
+        arms: Iterable[str],
+        variant: str,
+        lrs: Sequence[float],
+        seeds: int,
+    ) -> None:
+        super().__init__(prog=prog, description=description)
+        self._names = {"presets": list(presets), "variants": list(variants)}
+        shown = "separated by commas or semicolons, of: "
+        self.add_argument("--presets", default=";".join(arms), help=shown + "; ".join(self._names["presets"]))
+        self.add_argument(
+            "--variants", default=variant, help=f"{shown}{'; '.join(self._names['variants'])} (%(default)s)"
+        )
+        rates = ",".join(f"{lr:g}" for lr in lrs)
+        self.add_argument("--lrs", default=rates, help="learning rates, separated by commas (%(default)s)")
+        self.add_argument("--seeds", type=int, default=seeds, help="seeds 0 to this less one (%(default)s)")
+        self.add_argument("--cell", action="append", default=[], metavar="ID", help="run this cell again")
+        self.add_argument("--check", action="store_true", help="with --cell: compare with the results, do not store")
+        self.add_argument("--fresh", action="store_true", help="run again what the results hold")
+        self.add_argument("--list", action="store_true", help="print the cells that would run, and stop")
+
+    def cells(self, options: argparse.Namespace) -> list[Key]:
+        """What is asked for, the most wanted first: all policies at one rate and seed, then further seeds, then further rates."""
+        chosen = {}
+        for what, known in self._names.items():
+            chosen[what] = [name.strip() for name in re.split("[;,]", getattr(options, what)) if name.strip()]
+            for name in chosen[what]:
+                if name not in known:
+                    self.error(f"no {what[:-1]} {name!r}; there are {', '.join(known)}")
+        if options.seeds < 1:
+            self.error("--seeds must be 1 or greater")
+        if options.check and not options.cell:
+            self.error("--check needs --cell ID")
+        try:
+            rates = [float(lr) for lr in options.lrs.split(",")]
+            again = [parse_id(text, self._names["variants"], self._names["presets"]) for text in options.cell]
+        except ValueError as error:
+            self.error(str(error))
+        return again or [
+            (variant, preset, lr, seed)
+            for variant in chosen["variants"]
+            for lr in rates
+            for seed in range(options.seeds)
+            for preset in chosen["presets"]
+        ]
 
 
 Interval = tuple[float, float]  # mean and half width

@@ -18,6 +18,8 @@ from vLLM instead of computing them again.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
 import shutil
@@ -25,7 +27,7 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,13 +36,12 @@ import numpy as np
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from benchmarks.cells import (
+    GridParser,
     Key,
-    Parser,
     cell_id,
     check_again,
     load_average,
     machine,
-    parse_id,
     put_row,
     read_rows,
     run_script,
@@ -48,11 +49,14 @@ from benchmarks.cells import (
 )
 from benchmarks.presets import SHIPPED, SOLO
 from benchmarks.pretrained_model import MAX_ANSWER_TOKENS, MAX_PROMPT_TOKENS, prepare
-from benchmarks.train_cpu import METRICS, REINFORCE, REPO, SCRIPTS, TIMERS, folder_name, held, read_metrics
 
 __all__ = ["COLUMNS", "PRESETS", "VARIANTS", "PretrainedRun", "load", "main"]
 
-RESULTS = Path(__file__).parent / "results" / "pretrained.jsonl"
+REPO = Path(__file__).resolve().parents[1]
+SCRIPTS = REPO / "examples" / "cpu"
+RESULTS = REPO / "benchmarks" / "results" / "pretrained.jsonl"
+#: Presets whose name begins so have the batch's mean as baseline, by an estimator of verl's own.
+REINFORCE = "reinforce"
 #: verl without the plugin: its curve should lie over ``grpo``'s.
 PLAIN = "verl"
 PRESETS: dict[str, list[str]] = {**SHIPPED, **SOLO, PLAIN: []}
@@ -64,6 +68,10 @@ SAMPLES = 8  # answers to each held-out question
 #: Steps between two validations; these presets generate more rollouts a step, and so take fewer steps.
 TEST_FREQ = {"dapo": 2, "greso": 2, "pilot_commit": 3}
 COLUMNS = ("rollouts", "updates", "held_out", "tokens_generated", "tokens_trained", "seconds")
+#: What verl's file logger writes of a run, in its folder.
+METRICS = "metrics.jsonl"
+#: verl's timers that make up a step.
+TIMERS = ("gen", "old_log_prob", "adv", "update_actor", "update_weights", "adaptive_commit", "save_checkpoint", "step")
 
 
 @dataclass(frozen=True)
@@ -174,13 +182,24 @@ def overrides(key: Key, work: Path, run: Path) -> list[str]:
     ]
 
 
+@contextlib.contextmanager
+def held(lock: Path | None) -> Iterator[None]:
+    """Hold a file's lock, so that runs on one machine take turns."""
+    if lock is None:
+        yield
+        return
+    with lock.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
 def run_cell(key: Key, work: Path) -> PretrainedRun:
     """Train and judge one cell.
 
     Raises:
         SystemExit: training failed; its log stays.
     """
-    run = work / "runs" / folder_name(key)
+    run = work / "runs" / cell_id(*key).replace("/", "_").replace("=", "")  # Hydra takes no "=" in a value
     shutil.rmtree(run, ignore_errors=True)
     run.mkdir(parents=True)
     words = overrides(key, work, run)
@@ -227,14 +246,12 @@ def _follow(process: subprocess.Popen[bytes], key: Key, metrics: Path) -> None:
         bar = progress.add_task(cell_id(*key), total=VARIANTS[key[0]].budget)
         while process.poll() is None:
             if metrics.exists():
-                progress.update(bar, completed=sum(int(_spent(row, key)[0]) for row in _steps(metrics, key)))
+                progress.update(bar, completed=sum(int(_spent(row, key)[0]) for row in _steps(metrics)))
             time.sleep(2.0)
 
 
-def _steps(metrics: Path, key: Key) -> list[dict[str, float]]:
+def _steps(metrics: Path) -> list[dict[str, float]]:
     """What verl's file logger wrote of each training step."""
-    if key[1] != PLAIN:
-        return read_metrics(metrics)
     rows = [json.loads(line) for line in metrics.read_text().splitlines()]
     return [{**row["data"], "at": row["step"]} for row in rows if "timing_s/step" in row["data"]]
 
@@ -262,7 +279,7 @@ def _held_out(file: Path) -> tuple[dict[str, list[float]], float]:
 
 def _judge(cell: PretrainedRun, run: Path) -> None:
     """Fill a cell in from the run's metrics and validations."""
-    steps = _steps(run / METRICS, cell.key)
+    steps = _steps(run / METRICS)
     spent = np.cumsum([_spent(row, cell.key) for row in steps], axis=0)
     seconds = np.cumsum([row["timing_s/step"] - row.get("timing_s/testing", 0.0) for row in steps])
     at = {int(row["at"]): i for i, row in enumerate(steps)}
@@ -303,44 +320,27 @@ def load(results: Path = RESULTS) -> dict[Key, PretrainedRun]:
     return {cell.key: cell for cell in (PretrainedRun(**row) for row in read_rows(results))}
 
 
-def grid(names: Sequence[str], lrs: Sequence[float], seeds: int, variants: Sequence[str]) -> list[Key]:
-    """Cells, the most wanted first: every arm once at the first learning rate, then further seeds, then the other rates."""
-    return [(v, p, lr, s) for v in variants for lr in lrs for s in range(seeds) for p in names]
-
-
 def main(arguments: list[str] | None = None) -> None:
     """The command line."""
-    parser = Parser(prog="pretrained", description=__doc__.splitlines()[0])
-    parser.add_argument("--presets", default="", help=f"separated by semicolons, of: {'; '.join(PRESETS)} (the arms)")
-    parser.add_argument("--variants", default="128", help=f"rollouts a step, of {', '.join(VARIANTS)} (%(default)s)")
-    parser.add_argument("--lrs", default="", help=f"learning rates {LRS}")
-    parser.add_argument("--seeds", type=int, default=SEEDS, help="seeds 0 to this less one (%(default)s)")
-    parser.add_argument("--cell", action="append", default=[], metavar="ID", help="run this cell")
-    parser.add_argument("--check", action="store_true", help="with --cell: compare with the results, do not store")
-    parser.add_argument("--list", action="store_true", help="print the cells that would run, and stop")
+    parser = GridParser(
+        "pretrained",
+        __doc__.splitlines()[0],
+        **{"presets": PRESETS, "variants": VARIANTS, "arms": ARMS, "variant": "128", "lrs": LRS, "seeds": SEEDS},
+    )
     parser.add_argument("--until", metavar="HH:MM", help="begin no cell after this time of day")
     parser.add_argument("--lock", type=Path, help="hold this file's lock during a cell, so that others get their turn")
     parser.add_argument("--results", type=Path, default=RESULTS, help="a line a cell")
     parser.add_argument("--work", type=Path, default=REPO / "outputs" / "pretrained", help="data, model and logs")
     options = parser.parse_args(arguments)
-    names = [name.strip() for name in options.presets.split(";") if name.strip()] or list(ARMS)
-    variants = [name.strip() for name in options.variants.split(",") if name.strip()]
-    for what, chosen, known in (("preset", names, PRESETS), ("variant", variants, VARIANTS)):
-        for name in chosen:
-            if name not in known:
-                parser.error(f"no {what} {name!r}; there are {', '.join(known)}")
-    if options.check and not options.cell:
-        parser.error("--check needs --cell ID")
+    wanted = parser.cells(options)
     try:
-        lrs = [float(lr) for lr in options.lrs.split(",")] if options.lrs else list(LRS)
-        wanted = [parse_id(text, VARIANTS, PRESETS) for text in options.cell]
         if options.until:
             time.strptime(options.until, "%H:%M")
     except ValueError as error:
         parser.error(str(error))
-    if not wanted:
+    if not options.cell and not options.fresh:
         known = load(options.results)
-        wanted = [key for key in grid(names, lrs, options.seeds, variants) if key not in known]
+        wanted = [key for key in wanted if key not in known]
     if options.list:
         print("\n".join(cell_id(*key) for key in wanted))
         return

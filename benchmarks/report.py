@@ -26,7 +26,7 @@ from benchmarks import sections, simulate
 from benchmarks.cells import Parser, read_rows, run_script, write_whole
 from benchmarks.claims import claims
 from benchmarks.runs import SHOWN, Runs
-from benchmarks.standings import all_standings, cpu_runs, pretrained_runs, torch_runs
+from benchmarks.standings import all_standings, grid_runs, pretrained_runs
 from examples.cpu.quickstart import by_arm, plot, result_of, verdict
 from verl_adaptive.report.arms import Trial, draw
 
@@ -57,8 +57,8 @@ def training_runs(results: Path) -> dict[str, Runs]:
 
     Fewer compare nothing: see :func:`benchmarks.sections.first_cells`.
     """
-    files = {"pretrained": ("pretrained.jsonl", pretrained_runs), "real": ("train_cpu.jsonl", cpu_runs)}
-    files["tiny"] = ("train_torch.json", torch_runs)
+    files = {"pretrained": ("pretrained.jsonl", pretrained_runs), "real": ("train_cpu.json", grid_runs)}
+    files["tiny"] = ("train_torch.json", grid_runs)
     runs = {name: made(data) for name, (file, made) in files.items() if (data := read(results, file))}
     if cells := runs["pretrained"].cells if "pretrained" in runs else {}:
         seeds = Counter(key[:3] for key in cells)
@@ -83,7 +83,7 @@ def results_lines(results: Path) -> list[str]:
         lines += sections.ablations(runs["tiny"])
         lines += sections.told(runs["tiny"])
     if data := read(results, "thin.json"):
-        lines += sections.thinned(torch_runs(data))
+        lines += sections.thinned(grid_runs(data))
     names = ("grpo", "grpo-4", "reinforce", "solo", *sections.PRESETS)
     for name, variant, title in (("pretrained", "128", "pretrained"), ("real", "base", "real, natural mix")):
         if name in runs and (part := sections.ends(runs[name], variant, list(dict.fromkeys(names)))):
@@ -92,7 +92,7 @@ def results_lines(results: Path) -> list[str]:
         lines += [
             "### Held-out accuracy by pass rate at the start, real, natural mix",
             "",
-            *sections.by_start(runs["real"]),
+            *sections.by_start(runs["real"], read(results, "train_cpu.json")["bins"]),
         ]
     for file, shown in sections.RECORDS.items():
         if data := read(results, file):
@@ -136,13 +136,13 @@ def pages(results: Path, results_page: Path, readme_page: Path) -> dict[Path, st
     if "sao" in found.get("tiny/base", {}):
         blocks.append((docs / "solo.md", "critic", sections.critic_block(found)))
     if pilots := read(results, "pilots.json"):
-        blocks.append((docs / "pilot_commit.md", "measured", sections.forms_block(torch_runs(pilots))))
+        blocks.append((docs / "pilot_commit.md", "measured", sections.forms_block(grid_runs(pilots))))
     if clock:
         blocks.append((docs / "order.md", "clock", sections.async_table(clock)))
         blocks.append((readme_page, "cost", sections.cost(clock, found.get("real/base", {}))))
     quickstart, thin = read(results, "quickstart.json"), read(results, "thin.json")
     if clock and quickstart and "solo" in (real := found.get("real/base", {})):
-        of_thin = torch_runs(thin) if thin else None
+        of_thin = grid_runs(thin) if thin else None
         blocks.append((docs / "solo.md", "step", sections.step_cost(clock, real, quickstart, of_thin)))
     if data := read(results, "driver.json"):
         blocks.append((docs / "solo.md", "driver", sections.driver_note(data)))

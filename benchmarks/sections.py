@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import train_cpu
 from benchmarks.presets import FULL, INGREDIENTS
 from benchmarks.runs import Runs, pm, table
 from benchmarks.standings import POOL_NAMES, Standing, less
@@ -204,14 +203,14 @@ def ends(runs: Runs, variant: str, names: Sequence[str]) -> list[str]:
 ENDS = {"pass@8": "pass@8", "entropy": "entropy, nats a token", "length": "length of an answer"}
 
 
-def by_start(runs: Runs) -> list[str]:
-    """Held-out accuracy at the end of the real natural mix, by the pass rate at the start."""
-    lr, rows = train_cpu.COMMON_LR, []
+def by_start(runs: Runs, bins: Sequence[tuple[float, float]]) -> list[str]:
+    """Held-out accuracy at the end of the real natural mix, by the pass rate at the start, in these bins."""
+    lr, rows = 3e-4, []
     for name in runs.measured("base", lr):
         cells = [runs.cells["base", name, lr, s]["by_start"] for s in runs.seeds("base", name, lr)]
         if cells:
-            rows.append([f"`{name}`", *(pm([c[b][2] for c in cells], "{:.2f}") for b in range(len(train_cpu.BINS)))])
-    names = [f"{low:g} to {min(high, 1.0):g}" for low, high in train_cpu.BINS]
+            rows.append([f"`{name}`", *(pm([c[b][2] for c in cells], "{:.2f}") for b in range(len(bins)))])
+    names = [f"{low:g} to {min(high, 1.0):g}" for low, high in bins]
     return table(["pass rate at the start", *names], rows) if rows else []
 
 
@@ -481,6 +480,8 @@ RECORDS: Mapping[str, Sequence[Records]] = {
 
 #: File in ``results/`` → what it measured, of studies that were run once; their code was last in :data:`LAST`.
 STUDIES = {
+    "train_cpu.json": "the *real* pools: a model of 0.12 million parameters on verl and vLLM (`benchmarks.train_cpu`, commit "
+    "6bebffd); the pretrained model took its place",
     "kl.json": "a KL loss with and without the rows of zero advantage (`benchmarks.kl`)",
     "prompt_cost.json": "what a prompt costs TransferQueue (`benchmarks.prompt_cost`)",
     "decisions.json": "processor time of decisions, above (`benchmarks.decisions`)",

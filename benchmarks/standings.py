@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import pretrained, train_cpu
+from benchmarks import pretrained
 from benchmarks.runs import Runs
 from verl_adaptive.report.arms import median
 
@@ -27,11 +27,10 @@ __all__ = [
     "POOL_NAMES",
     "Standing",
     "all_standings",
-    "cpu_runs",
+    "grid_runs",
     "less",
     "pretrained_runs",
     "standings",
-    "torch_runs",
 ]
 
 #: GRPO by another group size; the best of them, also with a decayed learning rate, is what the second share is of.
@@ -158,18 +157,6 @@ def _trained(runs: Runs, key: tuple[str, str, float, int], base: tuple[str, str,
     return runs.spent(key, "tokens_trained") / runs.spent(base, "tokens_generated")
 
 
-def cpu_runs(cells: Sequence[dict[str, Any]]) -> Runs:
-    """The cells of ``results/train_cpu.jsonl``."""
-    settings = train_cpu.Settings(**cells[0]["settings"])
-    return Runs(
-        {(c["variant"], c["preset"], c["lr"], c["seed"]): c for c in cells},
-        train_cpu.COLUMNS,
-        {name: settings.budget(variant) for name, variant in train_cpu.VARIANTS.items()},
-        dict.fromkeys(train_cpu.VARIANTS, settings.steps * settings.updates),
-        list(train_cpu.PRESETS),
-    )
-
-
 def pretrained_runs(cells: Sequence[dict[str, Any]]) -> Runs:
     """The cells of ``results/pretrained.jsonl``."""
     return Runs(
@@ -181,8 +168,8 @@ def pretrained_runs(cells: Sequence[dict[str, Any]]) -> Runs:
     )
 
 
-def torch_runs(data: dict[str, Any]) -> Runs:
-    """The cells of ``results/train_torch.json``."""
+def grid_runs(data: dict[str, Any]) -> Runs:
+    """The cells of ``results/train_torch.json``, ``train_cpu.json`` and their like."""
     changed = {name: data["settings"] | other for name, other in data["variants"].items()}
     return Runs(
         {(c["variant"], c["preset"], c["lr"], c["seed"]): c for c in data["cells"]},

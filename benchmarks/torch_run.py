@@ -17,7 +17,6 @@ from omegaconf import OmegaConf
 from torch import nn
 
 from benchmarks.cells import thinned
-from benchmarks.oracle_sampler import draw_by_variance
 from benchmarks.tiny_learner import (
     Critic,
     Rollouts,
@@ -45,6 +44,17 @@ from verl_adaptive.stats.warm_start import warm_start as warm_statistics
 __all__ = ["Run", "composed", "group_relative"]
 
 # -- policy -------------------------------------------------------------------------------------------------------
+
+
+def draw_by_variance(rate: np.ndarray, uniform: np.ndarray, count: int) -> np.ndarray:
+    """``count`` positions drawn without replacement in proportion to p (1 - p) (Efraimidis and Spirakis 2006).
+
+    Args:
+        rate: p, float64 ``(M,)``.
+        uniform: random numbers in [0, 1), ``(M,)``.
+    """
+    score = np.log(np.maximum(uniform, 1e-300)) / np.maximum(rate * (1 - rate), 1e-9)
+    return np.argsort(-score, kind="stable")[:count]
 
 
 class Oracle(Sampler):

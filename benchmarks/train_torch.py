@@ -24,13 +24,12 @@ from typing import Any
 import torch
 
 from benchmarks.cells import (
+    GridParser,
     Key,
-    Parser,
     cell_id,
     check_again,
     load_average,
     machine,
-    parse_id,
     run_script,
     to_json,
     versions,
@@ -119,47 +118,24 @@ def save(path: Path, settings: Settings, cells: Cells, machines: list[dict[str, 
 
 def main(arguments: list[str] | None = None) -> None:
     """The command line."""
-    parser = Parser(prog="train_torch", description=__doc__.splitlines()[0])
-    parser.add_argument("--presets", default="", help=f"separated by semicolons, of: {'; '.join(PRESETS)}")
-    parser.add_argument("--variants", default="base", help=f"separated by commas, of {', '.join(VARIANTS)} (base)")
-    parser.add_argument("--seeds", type=int, default=5, help="seeds 0 to this less one (default: %(default)s)")
-    parser.add_argument("--lrs", default="3e-4,1e-3,2e-3", help="learning rates (default: %(default)s)")
-    parser.add_argument("--cell", action="append", default=[], metavar="ID", help="run this cell again")
-    parser.add_argument("--check", action="store_true", help="with --cell: compare with the results, do not store")
-    parser.add_argument("--jobs", type=int, default=1, help="runs at a time, one core each (default: %(default)s)")
-    parser.add_argument("--fresh", action="store_true", help="run again what the results hold")
-    parser.add_argument("--list", action="store_true", help="print the cells that would run, and stop")
+    parser = GridParser(
+        "train_torch",
+        __doc__.splitlines()[0],
+        **{"presets": PRESETS, "variants": VARIANTS, "arms": PRESETS, "variant": "base"},
+        **{"lrs": (3e-4, 1e-3, 2e-3), "seeds": 5},
+    )
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time, one core each (%(default)s)")
     parser.add_argument("--results", type=Path, default=HERE / "results" / "train_torch.json")
     parser.add_argument("--cache", type=Path, default=HERE.parent / "outputs" / "train_torch", help="warm starts")
     for name, value in DEFAULT.items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=type(value), default=value, help="(%(default)s)")
     options = parser.parse_args(arguments)
     settings = Settings(**{name: getattr(options, name) for name in DEFAULT})
-    names = [name.strip() for name in options.presets.split(";") if name.strip()] or list(PRESETS)
-    variants = [name.strip() for name in options.variants.split(",")]
-    for what, chosen, known in (("preset", names, PRESETS), ("variant", variants, VARIANTS)):
-        for name in chosen:
-            if name not in known:
-                parser.error(f"no {what} {name!r}; there are {', '.join(known)}")
-    if options.seeds < 1 or options.jobs < 1:
-        parser.error("--seeds and --jobs must be 1 or greater")
-    if options.check and not options.cell:
-        parser.error("--check needs --cell ID")
-    try:
-        rates = [float(lr) for lr in options.lrs.split(",")]
-        again = [parse_id(text, VARIANTS, PRESETS) for text in options.cell]
-    except ValueError as error:
-        parser.error(str(error))
-
+    wanted = parser.cells(options)
+    if options.jobs < 1:
+        parser.error("--jobs must be 1 or greater")
     cells, machines = load(options.results, settings)
-    wanted = again or [
-        (variant, name, lr, seed)
-        for seed in range(options.seeds)
-        for variant in variants
-        for lr in rates
-        for name in names
-    ]
-    if not again and not options.fresh:
+    if not options.cell and not options.fresh:
         wanted = [key for key in wanted if key not in cells]
     if options.list:
         print("\n".join(cell_id(*key) for key in wanted))

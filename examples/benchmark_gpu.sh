@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Never run on GPUs here: composed and validated only. The protocol of benchmarks/train_cpu.py, Qwen2.5-Math-1.5B.
+# Never run on GPUs here: composed and validated only. The protocol of benchmarks/pretrained.py, with Qwen2.5-Math-1.5B.
 #
 # One cell a call: a preset, a learning rate, a seed. Equal for all cells: model, data, settings, optimizer updates for
-# each trained batch, and the budget in generated rollouts (what GRPO generates in STEPS steps). Accuracy is sampled here:
-# no forward pass gives exact pass rates of long answers, hence 16 samples a validation prompt, and no oracle.
+# each trained batch, and the budget in generated rollouts (what GRPO generates in STEPS steps). Accuracy is sampled: 16
+# answers to each validation prompt.
 #
 #   python examples/prepare_math.py --set dapo+math --out data/math
 #   for seed in 0 1 2; do for lr in 5e-7 1e-6 2e-6; do for preset in grpo dapo greso aero cero pilot_commit solo; do

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +14,7 @@ from verl_adaptive.commands import bench
 ROOT = Path(__file__).resolve().parents[1]
 pytest.importorskip("pandas")
 
-from benchmarks import cells, oracle_sampler, report, standings, train_cpu  # noqa: E402
+from benchmarks import cells, pretrained, report, standings  # noqa: E402
 from benchmarks import runs as tables  # noqa: E402
 
 COLUMNS = ("rollouts", "updates", "held_out", "pool", "tokens_generated", "tokens_trained", "tokens_zero_advantage")
@@ -82,7 +81,7 @@ def test_smoothing_is_a_mean_over_the_last_tenth() -> None:
 
 
 def test_what_the_runs_say(data) -> None:
-    runs = standings.torch_runs(data)
+    runs = standings.grid_runs(data)
     assert runs.best_lr("base", "grpo") == 1e-3 and runs.best_lr("base", "full") == 2e-3
     assert runs.best_lr("base", "greso") is None
     key = ("base", "full", 2e-3, 0)
@@ -141,22 +140,7 @@ def test_the_pages_are_what_the_results_say() -> None:
 
 def test_every_shipped_preset_runs_on_the_real_pipeline() -> None:
     shipped = {p.stem for p in (ROOT / "hydra_configs/verl_adaptive/adaptive").glob("*.yaml")}
-    assert shipped <= set(train_cpu.PRESETS)
-
-
-def test_cells_share_a_start_up_only_if_they_are_alike() -> None:
-    """The optimizer's settings and the inference engine's are those that the processes began with."""
-    keys = [
-        ("base", "grpo", 3e-4, 0),
-        ("base", "solo", 3e-4, 1),
-        ("sparse", "solo", 3e-4, 0),
-        ("base", "solo", 1e-3, 0),
-    ]
-    keys += [("decay", "solo", 1e-3, 0), ("n16", "solo", 1e-3, 0), ("halved16", "grpo", 1e-3, 0)]
-    parts = list(train_cpu.alike(keys, 2))
-    assert parts == [keys[:2], keys[2:3], keys[3:4], keys[4:5], keys[5:7]]
-    settings = train_cpu.Settings()
-    assert settings.budget(train_cpu.VARIANTS["halved16"]) == settings.budget(train_cpu.VARIANTS["base"]) == 3840
+    assert shipped <= set(pretrained.PRESETS)
 
 
 def test_a_cell_that_ran_again_is_judged_by_its_seeds() -> None:
@@ -171,26 +155,16 @@ def test_a_cell_that_ran_again_is_judged_by_its_seeds() -> None:
 
 
 def test_oracle_prefers_prompts_near_one_half() -> None:
+    torch_run = pytest.importorskip("benchmarks.torch_run")
     rng = np.random.default_rng(0)
     rate = np.repeat([0.0, 0.1, 0.5, 1.0], 100)
     counts = np.zeros(4)
     for _ in range(200):
-        drawn = oracle_sampler.draw_by_variance(rate, rng.random(400), 20)
+        drawn = torch_run.draw_by_variance(rate, rng.random(400), 20)
         assert len(set(drawn.tolist())) == 20
         counts += np.bincount(drawn // 100, minlength=4)
     assert counts[[0, 3]].sum() == 0
     assert counts[2] / counts[1] == pytest.approx(0.25 / 0.09, rel=0.15)
-
-
-def test_oracle_is_found_as_a_third_partys_part(tmp_path) -> None:
-    import subprocess
-
-    path = oracle_sampler.install(tmp_path)
-    code = "from verl_adaptive.policy import find_part; print(find_part('sampler', 'oracle').__name__)"
-    done = subprocess.run(
-        [sys.executable, "-c", code], env={"PYTHONPATH": path, "PATH": ""}, cwd=tmp_path, capture_output=True, text=True
-    )
-    assert done.stdout == "Oracle\n", done.stderr
 
 
 # -- the command --------------------------------------------------------------------------------------------------
@@ -214,7 +188,7 @@ def test_command_says_what_is_missing(monkeypatch, capsys, tmp_path) -> None:
     assert "needs no_such_module" in said and "scripts/install.sh" in said and said.count("\n") == 1
     monkeypatch.setattr(bench, "__file__", str(tmp_path / "a" / "b" / "bench.py"))
     monkeypatch.chdir(tmp_path)
-    assert cli.main(["bench", "cpu"]) == 1
+    assert cli.main(["bench", "pretrained"]) == 1
     said = capsys.readouterr().err
     assert "need the source checkout" in said and said.count("\n") == 1
 
@@ -224,77 +198,3 @@ def test_simulate_is_the_simulators_own_command(capfd) -> None:
     assert "--preset='nope': no such preset" in capfd.readouterr().err
     assert cli.main(["bench", "simulate", "--no-such-option"]) == 2
     assert "unrecognized arguments: --no-such-option" in capfd.readouterr().err
-
-
-# -- exact pass rates and the oracle, on a model made on the spot ---------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory) -> Path:
-    """A folder with a random model and four prompts."""
-    for name in ("torch", "transformers"):
-        pytest.importorskip(name)
-    import pandas as pd
-
-    from examples.cpu.make_model import make_model
-
-    folder = tmp_path_factory.mktemp("made")
-    make_model(folder / "model", layers=1, hidden=32)
-    rows = [
-        {
-            "data_source": "sums",
-            "prompt": [{"role": "user", "content": question}],
-            "reward_model": {"style": "rule", "ground_truth": answer},
-        }
-        for question, answer in (("1+1=", "2"), ("2+2=", "4"), ("99+1=", "100"), ("rev ab", "ba"))
-    ]
-    pd.DataFrame(rows).to_parquet(folder / "pool.parquet")
-    return folder
-
-
-def test_exact_pass_rate_is_the_chance_of_the_answer(made) -> None:
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    from benchmarks.exact import Exact
-
-    exact = Exact(made / "model", made / "pool.parquet")
-    got = exact.rates(made / "model")[0]
-    model = AutoModelForCausalLM.from_pretrained(made / "model", dtype=torch.float32)
-    tokenizer = AutoTokenizer.from_pretrained(made / "model")
-    for row, rate in zip(exact.rows[0].to_dict("records"), got, strict=True):
-        seen = tokenizer.apply_chat_template(list(row["prompt"]), add_generation_prompt=True, return_dict=True)
-        ids, chance = list(seen["input_ids"]), 1.0
-        for token in [*tokenizer.encode(row["reward_model"]["ground_truth"]), tokenizer.eos_token_id]:
-            with torch.no_grad():
-                chance *= float(model(torch.tensor([ids])).logits[0, -1].softmax(-1)[token])
-            ids.append(token)
-        assert rate == pytest.approx(chance, rel=1e-4)
-
-
-def test_oracle_reads_the_weights_of_the_step_before(made, tmp_path) -> None:
-    import shutil
-
-    import pandas as pd
-
-    from verl_adaptive.config import RunFacts
-    from verl_adaptive.errors import AdaptiveError
-    from verl_adaptive.progress import Progress
-    from verl_adaptive.rng import Draw
-    from verl_adaptive.stats.keys import dataset_keys
-    from verl_adaptive.stats.table import StatsTable
-
-    table = StatsTable()
-    rows = pd.read_parquet(made / "pool.parquet").to_dict("records")
-    pool = table.rows_for(dataset_keys(rows[::-1]))  # the table knows the prompts in another order
-    paths = {"model": made / "model", "checkpoints": tmp_path, "data": made / "pool.parquet"}
-    oracle = oracle_sampler.Oracle({name: str(path) for name, path in paths.items()})
-    oracle.bind(table, RunFacts(batch=2, n=8, steps=5, prompts=4))
-    drawn = oracle.pick(pool, 2, Progress(step=1, batch=2, draw=Draw(0, 1))).rows
-    assert len(set(drawn.tolist())) == 2 and set(drawn.tolist()) <= set(pool.tolist())
-    assert oracle._rate == pytest.approx(oracle._exact.rates(made / "model")[0][::-1])
-
-    with pytest.raises(AdaptiveError, match="finds no weights"):
-        oracle.pick(pool, 2, Progress(step=2, batch=2, draw=Draw(0, 2)))
-    shutil.copytree(made / "model", tmp_path / "global_step_1" / "actor" / "huggingface")
-    assert len(oracle.pick(pool, 2, Progress(step=2, batch=2, draw=Draw(0, 2))).rows) == 2

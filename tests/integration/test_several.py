@@ -8,7 +8,6 @@ import pytest
 
 pytest.importorskip("verl")
 
-from benchmarks import train_cpu
 from examples.cpu import quickstart
 from examples.cpu.quickstart import Arm
 from examples.cpu.several import planned
@@ -23,15 +22,6 @@ def test_the_quickstarts_runs_are_read(tmp_path) -> None:
     assert [run.metrics for run in read] == [str(folder / "metrics.jsonl") for folder in runs]
     assert not any(run.anew or run.refused for run in read)
     assert [run.config.adaptive.seed for run in read] == [3] * len(arms)
-
-
-def test_the_benchmarks_runs_are_read(tmp_path) -> None:
-    keys = [("base", "solo", 3e-4, 0), ("sparse", "grpo-4", 3e-4, 1)]
-    made = [train_cpu.begun(key, train_cpu.Settings(), tmp_path) for key in keys]
-    read = planned(json.loads(json.dumps(train_cpu.planned(made))))
-    assert [run.name for run in read] == ["base/solo/lr=0.0003/seed=0", "sparse/grpo-4/lr=0.0003/seed=1"]
-    assert not any(run.anew or run.refused for run in read)
-    assert [run.config.adaptive.seed for run in read] == [0, 1]
 
 
 def test_what_no_run_has_is_a_mistake(tmp_path) -> None:

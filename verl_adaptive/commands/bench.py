@@ -2,13 +2,12 @@
 
 examples:
   verl-adaptive bench torch --presets "grpo;greso;solo" --seeds 5     minutes; needs torch
-  verl-adaptive bench cpu --list                                      hours; needs the CPU pipeline (scripts/install.sh)
-  verl-adaptive bench pretrained --list                               days; a pretrained model, also on the CPU pipeline
+  verl-adaptive bench pretrained --list                               days; a pretrained model on the CPU pipeline
   verl-adaptive bench simulate --help                                 seconds; needs nothing more
   verl-adaptive bench report                                          tables and plots again, from the results
 
-What follows the benchmark's name is the benchmark's own; --help after it tells more. torch, cpu and pretrained share --presets,
---lrs, --seeds, --steps (the budget, in GRPO's steps), --jobs (1), --cell ID, --check and --list; cells that the results
+What follows the benchmark's name is the benchmark's own; --help after it tells more. torch and pretrained share --presets,
+--lrs, --seeds, --cell ID, --check and --list; cells that the results
 hold are not run again. They run from a checkout: their results belong beside the code that made them.
 """
 
@@ -26,7 +25,6 @@ from verl_adaptive.errors import AdaptiveError
 #: Benchmark → its module in ``benchmarks/``, and the modules that it cannot do without.
 MODULES: dict[str, tuple[str, tuple[str, ...]]] = {
     "torch": ("train_torch", ("torch",)),
-    "cpu": ("train_cpu", ("torch", "verl", "vllm", "reasoning_gym", "pandas")),
     "pretrained": ("pretrained", ("torch", "verl", "vllm", "reasoning_gym", "pandas", "gguf")),
     "report": ("report", ("matplotlib",)),
 }
@@ -34,7 +32,7 @@ MODULES: dict[str, tuple[str, tuple[str, ...]]] = {
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "which", metavar="BENCHMARK", choices=[*MODULES, "simulate"], help="torch, cpu, pretrained, simulate, report"
+        "which", metavar="BENCHMARK", choices=[*MODULES, "simulate"], help="torch, pretrained, simulate, report"
     )
     parser.add_argument("words", metavar="...", nargs=argparse.REMAINDER, help="the benchmark's own options")
 
@@ -65,6 +63,6 @@ def _checkout() -> Path:
         if (place / "benchmarks" / "train_torch.py").is_file():
             return place
     raise AdaptiveError(
-        "bench torch, cpu, pretrained and report need the source checkout (an installed package has no benchmarks/): get the "
+        "bench torch, pretrained and report need the source checkout (an installed package has no benchmarks/): get the "
         "repository of verl-adaptive and run this in its root; bench simulate works everywhere"
     )
