@@ -267,9 +267,19 @@ def test_an_unset_shell_variable_is_not_the_default(key, composed) -> None:
         adaptive(composed("+adaptive=grpo", f"adaptive.{key}="))
 
 
-@pytest.mark.parametrize("word", ["tolerance=inf", "success.threshold=inf", "success.low=-inf"])
-def test_what_must_be_finite(word, composed) -> None:
-    with pytest.raises(ConfigError, match="must be finite"):
+@pytest.mark.parametrize(
+    ("word", "says"),
+    [
+        ("tolerance=inf", "must be 0 or greater, and finite"),
+        ("success.threshold=inf", "must be finite"),
+        ("success.low=-inf", "must be finite"),
+        ("total_rollouts=0", "must be 1 or greater, or null"),
+        ("total_rollouts=many", "must be int or null"),
+        ("min_sessions=0", r"must be in \(0, 1\]"),
+    ],
+)
+def test_a_number_must_be_in_its_range(word, says, composed) -> None:
+    with pytest.raises(ConfigError, match=rf"{says}$"):
         adaptive(composed("+adaptive=grpo", f"adaptive.{word}"))
 
 

@@ -12,12 +12,13 @@ import types
 import typing
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import numpy as np
 
 from verl_adaptive.errors import ConfigError
 from verl_adaptive.groups import at_least
+from verl_adaptive.ranges import Count, Finite, NonNegative, PositiveShare, Range, Share, Whole
 
 T = TypeVar("T")
 
@@ -28,8 +29,6 @@ PER_RUN = {"counts": "run"}
 STEPS = {"counts": "steps"}
 
 _INT64 = 2**63
-#: Seconds between looks, of silence, and rounds of a step that somebody may mean.
-_LONGEST_POLL, _LONGEST_STALL, _MOST_ROUNDS = 60.0, 30 * 86_400.0, 10_000
 
 
 def check(ok: bool, key: str, value: object, hint: str) -> None:
@@ -66,7 +65,7 @@ def build(cls: type[T], data: Mapping[str, Any] | None, path: str) -> T:
         ConfigError: unknown key, missing key or value of the wrong type.
     """
     data = dict(data or {})
-    hints = typing.get_type_hints(cls)
+    hints = typing.get_type_hints(cls, include_extras=True)
     known = {f.name: f for f in fields(cls)}  # type: ignore[arg-type]
     for name, value in data.items():
         if name not in known:
@@ -87,19 +86,41 @@ def build(cls: type[T], data: Mapping[str, Any] | None, path: str) -> T:
     return made
 
 
+def options_of(hint: Any) -> tuple[tuple[Any, ...], bool]:
+    """The types that a hint allows, and whether null is allowed, too."""
+    if not isinstance(hint, types.UnionType) and typing.get_origin(hint) is not typing.Union:
+        return (hint,), False
+    every = typing.get_args(hint)
+    return tuple(option for option in every if option is not type(None)), type(None) in every
+
+
+def ranged(hint: Any) -> tuple[Any, Range | None]:
+    """A type without its range, and its range (:mod:`verl_adaptive.ranges`)."""
+    if typing.get_origin(hint) is not Annotated:
+        return hint, None
+    base, *more = typing.get_args(hint)
+    return base, next((found for found in more if isinstance(found, Range)), None)
+
+
 def _coerce(hint: Any, value: Any, key: str) -> Any:
-    if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
-        options = typing.get_args(hint)
-        if value is None and type(None) in options:
-            return None
-        for option in options:
-            if option is not type(None):
-                try:
-                    return _coerce(option, value, key)
-                except ConfigError:
-                    continue
-        names = " or ".join("null" if o is type(None) else getattr(o, "__name__", str(o)) for o in options)
-        raise ConfigError(key, value, f"must be {names}")
+    options, null = options_of(hint)
+    if value is None and null:
+        return None
+    for base, within in map(ranged, options):
+        try:
+            made = _coerce_one(base, value, key)
+        except ConfigError:
+            if len(options) == 1 and not null:
+                raise
+            continue
+        if within is not None and made not in within:
+            raise ConfigError(key, value, within.hint(made, null))
+        return made
+    names = [getattr(base, "__name__", str(base)) for base, _ in map(ranged, options)]
+    raise ConfigError(key, value, f"must be {' or '.join([*names, 'null'] if null else names)}")
+
+
+def _coerce_one(hint: Any, value: Any, key: str) -> Any:
     if is_dataclass(hint):
         if value is not None and not isinstance(value, Mapping):
             raise ConfigError(key, value, "must be a group of keys")
@@ -188,14 +209,11 @@ class SuccessConfig:
     """
 
     mode: typing.Literal["threshold", "value"] = "threshold"
-    threshold: float = 0.5
-    low: float = 0.0
-    high: float = 1.0
+    threshold: Finite = 0.5
+    low: Finite = 0.0
+    high: Finite = 1.0
 
     def validate(self, path: str) -> None:
-        for name in ("threshold", "low", "high"):
-            value = getattr(self, name)
-            check(math.isfinite(value), f"{path}.{name}", value, "must be finite")
         check(self.high > self.low, f"{path}.high", self.high, f"must be greater than {path}.low={self.low}")
 
     def of(self, signal: np.ndarray) -> np.ndarray:
@@ -232,16 +250,9 @@ class ResumeConfig:
             ``interrupted``.
     """
 
-    allow: list[str] = field(default_factory=list)
-
-    def validate(self, path: str) -> None:
-        for item in self.allow:
-            check(
-                item in ("dataset", "policy", "settings", "schema", "missing", "mode", "interrupted"),
-                f"{path}.allow",
-                item,
-                "must be of dataset, policy, settings, schema, missing, mode, interrupted",
-            )
+    allow: list[typing.Literal["dataset", "policy", "settings", "schema", "missing", "mode", "interrupted"]] = field(
+        default_factory=list
+    )
 
 
 @dataclass
@@ -259,18 +270,11 @@ class AlarmConfig:
     """
 
     enabled: bool = True
-    rollouts: int = 256
-    cut: float = 0.25
-    starved: float = 0.1
-    jump: float = 0.25
-    sources: int = 20
-
-    def validate(self, path: str) -> None:
-        check(self.rollouts >= 16, f"{path}.rollouts", self.rollouts, "must be 16 or greater")
-        check(self.sources >= 0, f"{path}.sources", self.sources, "must be 0 or greater")
-        for name in ("cut", "starved", "jump"):
-            value = getattr(self, name)
-            check(0 <= value <= 1, f"{path}.{name}", value, "must be in [0, 1]")
+    rollouts: Annotated[int, Range("[16, inf)")] = 256
+    cut: Share = 0.25
+    starved: Share = 0.1
+    jump: Share = 0.25
+    sources: Whole = 20
 
 
 @dataclass
@@ -323,25 +327,25 @@ class AdaptiveConfig:
     seed: int | None = None
     signal: str = "reward"
     success: SuccessConfig = field(default_factory=SuccessConfig)
-    tolerance: float = 1e-6
+    tolerance: NonNegative = 1e-6
     id_key: str | None = None
     batch_unit: typing.Literal["groups", "rollouts"] = "groups"
     refill: bool = True
     longest_first: bool = True
-    max_rounds: int = 32
-    max_rollouts_per_step: int | None = field(default=None, metadata=PER_STEP)
-    total_rollouts: int | None = None
+    max_rounds: Annotated[int, Range("[1, 10000]")] = 32
+    max_rollouts_per_step: Count | None = field(default=None, metadata=PER_STEP)
+    total_rollouts: Count | None = None
     on_exhausted: typing.Literal["train_partial", "relax", "raise"] = "train_partial"
     skip_zero_advantage: bool | None = None
-    stale_discount: float = 0.9
+    stale_discount: PositiveShare = 0.9
     record: bool | str = False
-    poll_interval: float = 0.1
-    stall_timeout: float | None = None
-    min_sessions: float = 0.5
+    poll_interval: Annotated[float, Range("(0, 60]", "seconds that a step waits for what is back")] = 0.1
+    stall_timeout: Annotated[float, Range("(0, 2592000]", "seconds, 30 days at most")] | None = None
+    min_sessions: PositiveShare = 0.5
     alarms: AlarmConfig = field(default_factory=AlarmConfig)
-    log_lists: int = 50
+    log_lists: Whole = 50
     warm_start: str | None = None
-    warm_start_discount: float = 0.5
+    warm_start_discount: PositiveShare = 0.5
     store: StoreConfig = field(default_factory=StoreConfig)
     resume: ResumeConfig = field(default_factory=ResumeConfig)
 
@@ -368,35 +372,3 @@ class AdaptiveConfig:
             name = getattr(self, role).get("name")
             check(isinstance(name, str), f"{path}.{role}.name", name, "must name a part; see `verl-adaptive parts`")
         _check_written(self, path, "signal", "id_key", "record", "warm_start")
-        check(math.isfinite(self.tolerance), f"{path}.tolerance", self.tolerance, "must be finite")
-        check(self.tolerance >= 0, f"{path}.tolerance", self.tolerance, "must be 0 or greater")
-        check(
-            1 <= self.max_rounds <= _MOST_ROUNDS,
-            f"{path}.max_rounds",
-            self.max_rounds,
-            f"must be from 1 to {_MOST_ROUNDS:,}",
-        )
-        check(0 < self.stale_discount <= 1, f"{path}.stale_discount", self.stale_discount, "must be in (0, 1]")
-        check(self.log_lists >= 0, f"{path}.log_lists", self.log_lists, "must be 0 (never) or a number of steps")
-        check(
-            0 < self.poll_interval <= _LONGEST_POLL,
-            f"{path}.poll_interval",
-            self.poll_interval,
-            f"must be above 0 and at most {_LONGEST_POLL:g} seconds: a step waits that long for what is back",
-        )
-        check(
-            self.stall_timeout is None or 0 < self.stall_timeout <= _LONGEST_STALL,
-            f"{path}.stall_timeout",
-            self.stall_timeout,
-            f"must be above 0 and at most {_LONGEST_STALL:,.0f} seconds (30 days), or null",
-        )
-        check(0 < self.min_sessions <= 1, f"{path}.min_sessions", self.min_sessions, "must be in (0, 1]")
-        for name in ("max_rollouts_per_step", "total_rollouts"):
-            value = getattr(self, name)
-            check(value is None or value >= 1, f"{path}.{name}", value, "must be 1 or greater, or null")
-        check(
-            0 < self.warm_start_discount <= 1,
-            f"{path}.warm_start_discount",
-            self.warm_start_discount,
-            "must be in (0, 1]",
-        )

@@ -219,7 +219,7 @@ def test_a_pool_is_named_and_changed_in_words() -> None:
         ("mixed:prompts=0", "1 or greater"),
         ("mixed:forget=-1", "0 or greater"),
         ("mixed:sources=0", "1 or greater"),
-        ("mixed:told=2", "must be a share"),
+        ("mixed:told=2", r"must be in \[0, 1\]"),
         ("mixed:learning=3", "name one of rate"),
         ("mixed:spread=nan", "must be a number"),
     ],

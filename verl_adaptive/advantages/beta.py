@@ -36,8 +36,8 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from verl_adaptive.config import check
 from verl_adaptive.groups import Groups
+from verl_adaptive.ranges import Positive, Share
 from verl_adaptive.roles import Advantage
 
 EPSILON = 1e-6  # verl's, added to the standard deviation
@@ -73,18 +73,12 @@ class BetaPosterior(Advantage):
         """
 
         variant: Literal["predictive", "unnormalised", "certainty", "beta_sd", "shrinkage", "off"] = "predictive"
-        alpha0: float = 1.0
-        beta0: float = 1.0
-        w_neg: float = 1.0
+        alpha0: Positive = 1.0
+        beta0: Positive = 1.0
+        w_neg: Share = 1.0
         norm_by_std: bool = True
         baseline: Literal["retained", "full"] = "retained"
         group_mean: bool = False
-
-        def validate(self, path: str) -> None:
-            for key in ("alpha0", "beta0"):
-                value = getattr(self, key)
-                check(0 < value < np.inf, f"{path}.{key}", value, "must be above 0 and finite")
-            check(0 <= self.w_neg <= 1, f"{path}.w_neg", self.w_neg, "must be in [0, 1]")
 
     def compute(self, reward: np.ndarray, group_of: np.ndarray, observed: Groups) -> np.ndarray:
         config = self.config

@@ -24,9 +24,10 @@ from typing import ClassVar
 import numpy as np
 
 from verl_adaptive.advantages.beta import success_of
-from verl_adaptive.config import RunFacts, check
+from verl_adaptive.config import RunFacts
 from verl_adaptive.groups import Groups
 from verl_adaptive.progress import Progress
+from verl_adaptive.ranges import Positive, PositiveShare
 from verl_adaptive.roles import Advantage
 from verl_adaptive.stats.running_mean import fade, left_of
 from verl_adaptive.stats.table import Column, StatsTable
@@ -51,16 +52,10 @@ class DiscountedBeta(Advantage):
             norm_by_std: divide by the standard deviation.
         """
 
-        discount: float = 0.75
-        alpha0: float = 1.0
-        beta0: float = 1.0
+        discount: PositiveShare = 0.75
+        alpha0: Positive = 1.0
+        beta0: Positive = 1.0
         norm_by_std: bool = True
-
-        def validate(self, path: str) -> None:
-            check(0 < self.discount <= 1, f"{path}.discount", self.discount, "must be in (0, 1]")
-            for key in ("alpha0", "beta0"):
-                value = getattr(self, key)
-                check(0 < value < np.inf, f"{path}.{key}", value, "must be above 0 and finite")
 
     def bind(self, table: StatsTable, facts: RunFacts) -> None:
         super().bind(table, facts)

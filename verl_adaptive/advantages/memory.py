@@ -39,16 +39,16 @@ not in v: the baseline is then a little high, and not biased by it.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 
 from verl_adaptive.config import RunFacts, check
 from verl_adaptive.groups import Groups
 from verl_adaptive.progress import Progress
+from verl_adaptive.ranges import NonNegative, Positive, Range, Share
 from verl_adaptive.rng import Draw
 from verl_adaptive.roles import Advantage
 from verl_adaptive.stats.running_mean import Memory
@@ -82,19 +82,15 @@ class MemoryBaseline(Advantage):
             thin: τ in scales: rows are thinned without bias, the smaller |r − b| the likelier (not with ``whiten``); 0: none.
         """
 
-        decay: float = 0.9
-        strength: float = 4.0
+        decay: Share = 0.9
+        strength: Positive = 4.0
         prior: Literal["source", "all"] = "source"
         fade_prior: bool = False
-        shrink: float = 4.0
+        shrink: NonNegative = 4.0
         scale: Literal["running", "whiten", "none"] = "running"
-        thin: float = 0.0
+        thin: Annotated[float, Range(f"[0, {CLIP:g}]")] = 0.0
 
         def validate(self, path: str) -> None:
-            check(0 <= self.decay <= 1, f"{path}.decay", self.decay, "must be in [0, 1]")
-            check(0 < self.strength < math.inf, f"{path}.strength", self.strength, "must be above 0 and finite")
-            check(0 <= self.shrink < math.inf, f"{path}.shrink", self.shrink, "must be 0 or greater, and finite")
-            check(0 <= self.thin <= CLIP, f"{path}.thin", self.thin, f"must be in [0, {CLIP:g}]")
             whiten = "must be 0 with scale=whiten, whose mean is every row's"
             check(not (self.thin and self.scale == "whiten"), f"{path}.thin", self.thin, whiten)
 

@@ -34,7 +34,7 @@ Where we deviate, and why:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import numpy as np
 
@@ -43,6 +43,7 @@ from verl_adaptive.config import AdaptiveConfig, RunFacts, check
 from verl_adaptive.errors import ConfigError
 from verl_adaptive.groups import Groups
 from verl_adaptive.progress import Progress
+from verl_adaptive.ranges import Count, Range, Whole
 from verl_adaptive.roles import CLOSE
 from verl_adaptive.stats.table import StatsTable
 
@@ -73,20 +74,13 @@ class AeroRescue(PooledAllocator):
             rounds: most top-ups of one query; each waits for the one before, so latency grows with it.
         """
 
-        n: int | None = None
-        n_explore: int | None = None
-        n_extra: int | None = None
-        u_res: float = 0.0
+        n: Count | None = None
+        n_explore: Count | None = None
+        n_extra: Count | None = None
+        u_res: Annotated[float, Range("[0, 1)")] = 0.0
         budget: Literal["pooled", "per_prompt"] = "pooled"
-        max_per_prompt: int | None = None
-        rounds: int = 1
-
-        def validate(self, path: str) -> None:
-            for key in ("n", "n_explore", "n_extra", "max_per_prompt"):
-                value = getattr(self, key)
-                check(value is None or value >= 1, f"{path}.{key}", value, "must be 1 or greater, or null")
-            check(0 <= self.u_res < 1, f"{path}.u_res", self.u_res, "must be in [0, 1)")
-            check(self.rounds >= 0, f"{path}.rounds", self.rounds, "must be 0 or greater")
+        max_per_prompt: Count | None = None
+        rounds: Whole = 1
 
     _counts = _last = (0, 0, 0)  # this and the last step: top-ups, their rollouts, queries that a top-up solved
 

@@ -7,8 +7,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from verl_adaptive.config import check
 from verl_adaptive.progress import Progress
+from verl_adaptive.ranges import Count
 from verl_adaptive.roles import Allocator
 
 
@@ -25,10 +25,7 @@ class Fixed(Allocator):
             n: rollouts a prompt, once (null: ``actor_rollout_ref.rollout.n``).
         """
 
-        n: int | None = None
-
-        def validate(self, path: str) -> None:
-            check(self.n is None or self.n >= 1, f"{path}.n", self.n, "must be 1 or greater, or null")
+        n: Count | None = None
 
     def fixed_size(self, n: int) -> int:
         return self.config.n or n

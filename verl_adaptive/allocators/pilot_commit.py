@@ -42,7 +42,7 @@ import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
 
@@ -50,6 +50,7 @@ from verl_adaptive.allocators.pooled import PooledAllocator
 from verl_adaptive.config import AdaptiveConfig, RunFacts, SuccessConfig, check
 from verl_adaptive.groups import Groups
 from verl_adaptive.progress import OVER_ASK, Progress
+from verl_adaptive.ranges import Count, Positive, Range
 from verl_adaptive.roles import CLOSE, HOLD
 from verl_adaptive.stats.table import StatsTable
 
@@ -113,30 +114,21 @@ class PilotCommit(PooledAllocator):
                 signal itself, scaled to the range that the pilots of recent steps covered.
         """
 
-        n_pilot: int | None = None
-        lower: float = 0.125
-        upper: float = 0.25
+        n_pilot: Count | None = None
+        lower: Annotated[float, Range("[0, 1)")] = 0.125
+        upper: Annotated[float, Range("[0, 1)")] = 0.25
         form: Literal["on_policy", "pipelined"] = "on_policy"
         choose: Literal["random", "max_variance", "first"] = "random"
-        max_age: int = 4
-        factor: float | None = None
+        max_age: Annotated[int, Range("[0, 65535]")] = 4
+        factor: Positive | None = None
         judge: Literal["auto", "success"] = "auto"
 
         def validate(self, path: str) -> None:
-            check(self.n_pilot is None or self.n_pilot >= 1, f"{path}.n_pilot", self.n_pilot, "must be 1 or greater")
-            for key in ("lower", "upper"):
-                value = getattr(self, key)
-                check(0 <= value < 1, f"{path}.{key}", value, "must be in [0, 1)")
             check(
                 self.lower + self.upper <= 1,
                 f"{path}.lower",
                 self.lower,
                 f"leaves no band below 1 - {path}.upper={self.upper}",
-            )
-            check(0 <= self.max_age <= 65535, f"{path}.max_age", self.max_age, "must be 0 to 65535")
-            factor = self.factor
-            check(
-                factor is None or 0 < factor < math.inf, f"{path}.factor", factor, "must be above 0 and finite, or null"
             )
             check(
                 self.form == "pipelined" or self.choose == "random",

@@ -22,10 +22,11 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import numpy as np
 
 from verl_adaptive.allocators.pooled import PooledAllocator
-from verl_adaptive.config import AdaptiveConfig, check
+from verl_adaptive.config import AdaptiveConfig
 from verl_adaptive.errors import ConfigError
 from verl_adaptive.groups import Groups
 from verl_adaptive.progress import Progress
+from verl_adaptive.ranges import Count
 from verl_adaptive.roles import CLOSE
 
 if TYPE_CHECKING:
@@ -51,15 +52,10 @@ class ReinforceAda(PooledAllocator):
         """
 
         variant: Literal["pos", "balance"] = "balance"
-        per_round: int = 8
-        rounds: int = 4
-        k_pos: int | None = None
-        k_neg: int | None = None
-
-        def validate(self, path: str) -> None:
-            for key in ("per_round", "rounds", "k_pos", "k_neg"):
-                value = getattr(self, key)
-                check(value is None or value >= 1, f"{path}.{key}", value, "must be 1 or greater")
+        per_round: Count = 8
+        rounds: Count = 4
+        k_pos: Count | None = None
+        k_neg: Count | None = None
 
     def check_policy(self, policy: Policy, config: AdaptiveConfig) -> None:
         if policy.sampler.plans_rollouts:

@@ -13,7 +13,7 @@ import inspect
 import re
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
-from typing import Any
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from verl_adaptive.commands.arguments import add_json_option
 from verl_adaptive.commands.output import console, print_json, table
@@ -63,7 +63,7 @@ def describe() -> dict[str, dict[str, Any]]:
     """Presets and parts of this environment, third parties' included.
 
     Returns:
-        ``presets`` and the four roles → name → ``about``, and of a part ``options`` (name → default, type, about) and
+        ``presets`` and the four roles → name → ``about``, and of a part ``options`` (name → default, values, about) and
         ``from`` (the class). A part with options set, such as ``mopps_by_source``, has ``of`` (the part) and those options.
     """
     from verl_adaptive.policy import available, find_part
@@ -106,7 +106,7 @@ def _settings(role: str, parts: dict[str, Any]) -> dict[str, Any]:
         options = parts[of]["options"]  # none if that part cannot be loaded
         about = _sentence(" ".join(line.lstrip("# ") for line in text.splitlines() if line.startswith("#")))
         changed = {
-            key: {"type": "", "about": "", **options.get(key, {}), "default": v} for key, v in flat(content).items()
+            key: {"values": "", "about": "", **options.get(key, {}), "default": v} for key, v in flat(content).items()
         }
         out[name] = {"about": about, "of": of, "from": parts[of]["from"], "options": changed}
     return out
@@ -150,13 +150,34 @@ def _options(config: Any) -> dict[str, dict[str, Any]]:
 
 def _walk(made: Any, prefix: str) -> Iterator[tuple[str, dict[str, Any]]]:
     about = _attributes(inspect.getdoc(type(made)) or "")
+    hints = get_type_hints(type(made), include_extras=True)
     for field in fields(made):
         value = getattr(made, field.name)
         if is_dataclass(value):
             yield from _walk(value, f"{prefix}{field.name}.")
             continue
-        told = {"type": str(field.type).replace("typing.", ""), "about": about.get(field.name, "")}
+        told = {"values": _values(hints[field.name]), "about": about.get(field.name, "")}
         yield prefix + field.name, {"default": value, **told}
+
+
+def _values(hint: Any) -> str:
+    """What an option takes, for people."""
+    from verl_adaptive.config import options_of, ranged
+
+    options, null = options_of(hint)
+    out = []
+    for base, within in map(ranged, options):
+        if get_origin(base) is Literal:
+            name = ", ".join(map(str, get_args(base)))
+        elif get_origin(base) is list:
+            name = f"list: {_values(get_args(base)[0])}"
+        else:
+            name = _KINDS.get(base, "as described")
+        out.append(f"{name} {within}" if within is not None and str(within) != "finite" else name)
+    return "; ".join([*out, *(["null"] if null else [])])
+
+
+_KINDS = {bool: "true, false", int: "whole number", float: "number", str: "text"}
 
 
 def _attributes(doc: str) -> dict[str, str]:
@@ -236,10 +257,10 @@ def _markdown(found: dict[str, dict[str, Any]]) -> str:
 
 def _markdown_table(prefix: str, options: dict[str, dict[str, Any]], kind: str = "default") -> list[str]:
     rows = [
-        f"| `{prefix}.{name}` | `{_shown(o['default'])}` | {o['about'].replace('|', chr(92) + '|')} |"
+        f"| `{prefix}.{name}` | `{_shown(o['default'])}` | {o['values']} | {o['about'].replace('|', chr(92) + '|')} |"
         for name, o in options.items()
     ]
-    return [f"| option | {kind} | |", "|---|---|---|", *rows]
+    return [f"| option | {kind} | values | |", "|---|---|---|---|", *rows]
 
 
 def _shown(value: Any) -> str:

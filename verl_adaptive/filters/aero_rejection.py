@@ -29,13 +29,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
-from verl_adaptive.config import check
 from verl_adaptive.groups import Groups
 from verl_adaptive.progress import Progress
+from verl_adaptive.ranges import Range, Share, Whole
 from verl_adaptive.roles import Filter, Verdict
 
 
@@ -57,15 +57,10 @@ class AeroRejection(Filter):
             thin_correct: ablation: thin the correct rollouts of groups at or above tau to k per incorrect one.
         """
 
-        tau: float = 0.5
-        k: float = 1.0
-        keep_degenerate: int = 4
+        tau: Share = 0.5
+        k: Annotated[float, Range("(0, inf]")] = 1.0
+        keep_degenerate: Whole = 4
         thin_correct: bool = False
-
-        def validate(self, path: str) -> None:
-            check(0 <= self.tau <= 1, f"{path}.tau", self.tau, "must be in [0, 1]")
-            check(self.k > 0, f"{path}.k", self.k, "must be above 0")
-            check(self.keep_degenerate >= 0, f"{path}.keep_degenerate", self.keep_degenerate, "must be 0 or greater")
 
     def __init__(self, options: Mapping[str, Any] | None = None) -> None:
         super().__init__(options)

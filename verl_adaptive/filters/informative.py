@@ -7,13 +7,14 @@ widen that to a band on the pass rate, as users of verl ask for (verl issue 2791
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 
 from verl_adaptive.config import check
 from verl_adaptive.groups import Groups
 from verl_adaptive.progress import Progress
+from verl_adaptive.ranges import Range, Share
 from verl_adaptive.roles import Filter, Verdict
 
 
@@ -33,12 +34,11 @@ class Informative(Filter):
             high: highest pass rate of a group that is kept; 1 asks for variance alone.
         """
 
-        low: float = 0.0
-        high: float = 1.0
+        low: Annotated[float, Range("[0, 1)")] = 0.0
+        high: Share = 1.0
 
         def validate(self, path: str) -> None:
-            check(0 <= self.low < 1, f"{path}.low", self.low, "must be in [0, 1)")
-            check(self.low < self.high <= 1, f"{path}.high", self.high, f"must be above {path}.low and at most 1")
+            check(self.low < self.high, f"{path}.high", self.high, f"must be above {path}.low={self.low}")
 
     def decide(self, groups: Groups, progress: Progress) -> Verdict:
         rate = groups.pass_rate

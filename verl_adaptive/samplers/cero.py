@@ -49,6 +49,7 @@ import numpy as np
 from verl_adaptive.config import PER_RUN, PER_STEP, STEPS, check
 from verl_adaptive.groups import Groups
 from verl_adaptive.progress import Progress
+from verl_adaptive.ranges import Count, NonNegative, Positive, PositiveShare, Share
 from verl_adaptive.rng import Draw
 from verl_adaptive.roles import Pick, Sampler
 from verl_adaptive.samplers.cero_math import best, value
@@ -111,38 +112,21 @@ class Cero(Sampler):
         """
 
         variant: Literal["october", "june"] = "october"
-        g: int | None = None
-        n_max: int | None = None
-        capacity: int | None = field(default=None, metadata=PER_STEP)
-        budget: int | None = field(default=None, metadata=PER_RUN)
-        rounds: int | None = field(default=None, metadata=STEPS)
-        lam: float = 1.0
-        rho: float = 1.0
+        g: Count | None = None
+        n_max: Count | None = None
+        capacity: Count | None = field(default=None, metadata=PER_STEP)
+        budget: Count | None = field(default=None, metadata=PER_RUN)
+        rounds: Count | None = field(default=None, metadata=STEPS)
+        lam: Positive = 1.0
+        rho: PositiveShare = 1.0
         forget: Literal["round", "visit"] = "round"
-        a0: float = 1.0
-        b0: float = 1.0
-        nu0: float = 0.5
-        gamma: float | None = None
+        a0: Positive = 1.0
+        b0: Positive = 1.0
+        nu0: Share = 0.5
+        gamma: Positive | None = None
         catch_up: bool = True
-        recheck: float = 4.0
-        recheck_share: float = 0.125
-
-        def validate(self, path: str) -> None:
-            for key in ("g", "n_max", "capacity", "budget", "rounds"):
-                given = getattr(self, key)
-                check(given is None or given >= 1, f"{path}.{key}", given, "must be 1 or greater, or null")
-            for key in ("lam", "a0", "b0"):
-                given = getattr(self, key)
-                check(0 < given < math.inf, f"{path}.{key}", given, "must be above 0")
-            check(0 < self.rho <= 1, f"{path}.rho", self.rho, "must be in (0, 1]; 1 forgets nothing")
-            check(0 <= self.nu0 <= 1, f"{path}.nu0", self.nu0, "must be in [0, 1]")
-            check(
-                self.gamma is None or 0 < self.gamma < math.inf, f"{path}.gamma", self.gamma, "must be above 0, or null"
-            )
-            passes = self.recheck
-            check(0 <= passes < math.inf, f"{path}.recheck", passes, "must be 0 (no floor) or a number of passes")
-            share = self.recheck_share
-            check(0 < share <= 1, f"{path}.recheck_share", share, "must be in (0, 1]; recheck=0 turns the floor off")
+        recheck: NonNegative = 4.0
+        recheck_share: PositiveShare = 0.125
 
     def __init__(self, options: Mapping[str, Any] | None = None) -> None:
         super().__init__(options)

@@ -33,6 +33,7 @@ import numpy as np
 from verl_adaptive.config import RunFacts, check
 from verl_adaptive.groups import Groups, at_least
 from verl_adaptive.progress import Progress
+from verl_adaptive.ranges import Floor, NonNegative, Share
 from verl_adaptive.roles import Sampler
 from verl_adaptive.samplers.rounds import RoundConfig, round_size
 from verl_adaptive.stats.table import Column, StatsTable
@@ -62,29 +63,22 @@ class Greso(Sampler):
             round: how much a step first asks for.
         """
 
-        p_easy: float = 0.5
-        p_hard: float = 0.5
-        target: float = 0.25
-        delta: float = 0.01
-        p_min: float = 0.05
-        p_max: float = 0.95
-        floor_easy: float = 0.01
-        floor_hard: float = 0.01
-        warmup_epochs: float = 1.0
+        p_easy: Share = 0.5
+        p_hard: Share = 0.5
+        target: Share = 0.25
+        delta: Share = 0.01
+        p_min: Share = 0.05
+        p_max: Share = 0.95
+        floor_easy: Floor = 0.01
+        floor_hard: Floor = 0.01
+        warmup_epochs: NonNegative = 1.0
         classify: Literal["variance", "mean"] = "variance"
         easy_mean: float = 0.98
         hard_mean: float = 0.11
         round: RoundConfig = field(default_factory=RoundConfig)
 
         def validate(self, path: str) -> None:
-            for key in ("p_easy", "p_hard", "target", "delta", "p_min", "p_max"):
-                value = getattr(self, key)
-                check(0 <= value <= 1, f"{path}.{key}", value, "must be a probability in [0, 1]")
-            for key in ("floor_easy", "floor_hard"):
-                value = getattr(self, key)
-                check(0 < value <= 1, f"{path}.{key}", value, "must be in (0, 1]: at 0 a prompt could be lost for good")
             check(self.p_min <= self.p_max, f"{path}.p_min", self.p_min, f"must be at most {path}.p_max={self.p_max}")
-            check(self.warmup_epochs >= 0, f"{path}.warmup_epochs", self.warmup_epochs, "must be 0 or greater")
 
     def __init__(self, options: Mapping[str, Any] | None = None) -> None:
         super().__init__(options)

@@ -21,13 +21,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
 from verl_adaptive.config import RunFacts, check
 from verl_adaptive.groups import Groups
 from verl_adaptive.progress import Progress
+from verl_adaptive.ranges import Range, Share
 from verl_adaptive.roles import Pick, Sampler
 from verl_adaptive.samplers.beta_posterior import draw_beta
 from verl_adaptive.samplers.cero_math import best
@@ -35,6 +36,9 @@ from verl_adaptive.samplers.rounds import RoundConfig, round_size
 from verl_adaptive.stats.running_mean import left_of
 from verl_adaptive.stats.table import Column, StatsTable
 from verl_adaptive.stats.visits import waves
+
+#: Near 0 both Gamma variates of a Beta variate would underflow, and it would be no number.
+Prior = Annotated[float, Range("[0.01, inf)")]
 
 
 class Mopps(Sampler):
@@ -59,28 +63,17 @@ class Mopps(Sampler):
             recheck: share of the picks that goes to the prompts tried longest ago.
         """
 
-        target: float = 0.5
-        candidates: float = 16.0
-        decay: float = 1.0
-        a0: float = 1.0
-        b0: float = 1.0
+        target: Share = 0.5
+        candidates: Annotated[float, Range("[1, inf)")] = 16.0
+        decay: Share = 1.0
+        a0: Prior = 1.0
+        b0: Prior = 1.0
         source_prior: float = 0.0
-        recheck: float = 0.05
+        recheck: Share = 0.05
         round: RoundConfig = field(default_factory=RoundConfig)
 
         def validate(self, path: str) -> None:
-            for key in ("target", "decay", "recheck"):
-                value = getattr(self, key)
-                check(0 <= value <= 1, f"{path}.{key}", value, "must be in [0, 1]")
-            candidates = self.candidates
-            check(1 <= candidates < np.inf, f"{path}.candidates", candidates, "must be 1 or greater, and finite")
-            for key in (
-                "a0",
-                "b0",
-            ):  # near 0 both Gamma variates of a Beta variate would underflow, and it would be no number
-                value = getattr(self, key)
-                check(0.01 <= value < np.inf, f"{path}.{key}", value, "must be 0.01 or greater, and finite")
-            strength = self.source_prior  # and here the mean of a source may be anything
+            strength = self.source_prior  # below 1 the mean of a source may be anything
             ok = strength == 0 or 1 <= strength < np.inf
             check(ok, f"{path}.source_prior", strength, "must be 0, or 1 or greater, and finite")
 

@@ -16,13 +16,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
 
-from verl_adaptive.config import AdaptiveConfig, RunFacts, check
+from verl_adaptive.config import AdaptiveConfig, RunFacts
 from verl_adaptive.groups import Groups, at_least
 from verl_adaptive.progress import Progress
+from verl_adaptive.ranges import PositiveShare, Range, Share
 from verl_adaptive.roles import Sampler
 from verl_adaptive.samplers.rounds import RoundConfig, round_size
 from verl_adaptive.stats.table import Column, StatsTable
@@ -52,15 +53,10 @@ class Retire(Sampler):
             round: how much a step first asks for.
         """
 
-        after: int = 1
-        threshold: float = 1.0
-        recheck: float = 0.05
+        after: Annotated[int, Range("[1, 65535]")] = 1
+        threshold: PositiveShare = 1.0
+        recheck: Share = 0.05
         round: RoundConfig = field(default_factory=RoundConfig)
-
-        def validate(self, path: str) -> None:
-            check(1 <= self.after <= 65535, f"{path}.after", self.after, "must be 1 or greater")
-            check(0 < self.threshold <= 1, f"{path}.threshold", self.threshold, "must be in (0, 1]")
-            check(0 <= self.recheck <= 1, f"{path}.recheck", self.recheck, "must be a probability in [0, 1]")
 
     def __init__(self, options: Mapping[str, Any] | None = None) -> None:
         super().__init__(options)

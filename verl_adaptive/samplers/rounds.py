@@ -8,11 +8,12 @@ missing after it is asked for as soon as that is sure. GRESO's adaptive size (25
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
+from typing import Annotated
 
-from verl_adaptive.config import PER_STEP, check
+from verl_adaptive.config import PER_STEP
 from verl_adaptive.progress import OVER_ASK, Progress
+from verl_adaptive.ranges import Count, Range
 
 
 @dataclass
@@ -24,12 +25,8 @@ class RoundConfig:
         safety: β, the over-ask that makes a second request unlikely (GRESO: 1.25).
     """
 
-    prompts: int | None = field(default=None, metadata=PER_STEP)
-    safety: float = OVER_ASK
-
-    def validate(self, path: str) -> None:
-        check(self.prompts is None or self.prompts >= 1, f"{path}.prompts", self.prompts, "must be 1 or greater")
-        check(1 <= self.safety < math.inf, f"{path}.safety", self.safety, "must be 1 or greater, and finite")
+    prompts: Count | None = field(default=None, metadata=PER_STEP)
+    safety: Annotated[float, Range("[1, inf)")] = OVER_ASK
 
 
 def round_size(config: RoundConfig, progress: Progress) -> int:

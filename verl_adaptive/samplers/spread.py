@@ -24,13 +24,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 
 from verl_adaptive.config import RunFacts, check
 from verl_adaptive.groups import Groups
 from verl_adaptive.progress import Progress
+from verl_adaptive.ranges import Floor, Positive, Range, Share
 from verl_adaptive.rng import Draw
 from verl_adaptive.roles import Pick, Sampler
 from verl_adaptive.stats.running_mean import Memory
@@ -65,23 +66,12 @@ class Spread(Sampler):
         """
 
         weight: Literal["reward", "success", "mixed"] = "reward"
-        floor: float = 0.0125
-        n: int | None = None
-        decay: float = 0.9
-        strength: float = 4.0
+        floor: Floor = 0.0125
+        n: Annotated[int, Range("[2, inf)")] | None = None
+        decay: Share = 0.9
+        strength: Positive = 4.0
         prior: Literal["source", "all"] = "source"
         fade_prior: bool = False
-
-        def validate(self, path: str) -> None:
-            check(
-                0 < self.floor <= 1,
-                f"{path}.floor",
-                self.floor,
-                "must be in (0, 1], or a prompt could be lost for good",
-            )
-            check(self.n is None or self.n >= 2, f"{path}.n", self.n, "must be 2 or greater, or null")
-            check(0 <= self.decay <= 1, f"{path}.decay", self.decay, "must be in [0, 1]")
-            check(0 < self.strength < np.inf, f"{path}.strength", self.strength, "must be above 0 and finite")
 
     def __init__(self, options: Mapping[str, Any] | None = None) -> None:
         super().__init__(options)

@@ -18,12 +18,12 @@ the optimizer, clipping, entropy and everything else about a real model are left
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 
-from verl_adaptive.config import check
 from verl_adaptive.engine.answers import compute
+from verl_adaptive.ranges import NonNegative, Range
 from verl_adaptive.simulate.worlds import StaticWorld
 
 if TYPE_CHECKING:
@@ -45,15 +45,10 @@ class LearningConfig:
         forget: share of its own movement that a prompt loses in each step, on a scale of e.
     """
 
-    rate: float = 1.0
-    spill: float = 0.06
-    topics: int = 8
-    forget: float = 0.001
-
-    def validate(self, path: str) -> None:
-        for key in ("rate", "spill", "forget"):
-            check(getattr(self, key) >= 0, f"{path}.{key}", getattr(self, key), "must be 0 or greater")
-        check(1 <= self.topics <= 65535, f"{path}.topics", self.topics, "must be 1 to 65535")
+    rate: NonNegative = 1.0
+    spill: NonNegative = 0.06
+    topics: Annotated[int, Range("[1, 65535]")] = 8
+    forget: NonNegative = 0.001
 
 
 def logit(p: np.ndarray) -> np.ndarray:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
 from verl_adaptive.config import build, check
 from verl_adaptive.errors import ConfigError, nearest
+from verl_adaptive.ranges import Count, NonNegative, Range, Share
 from verl_adaptive.simulate.learning import LearningConfig, LearningWorld
 
 
@@ -33,30 +34,24 @@ class PoolConfig:
         learning: how it learns.
     """
 
-    prompts: int = 4000
-    hopeless: float = 0.3
-    solved: float = 0.2
+    prompts: Count = 4000
+    hopeless: Share = 0.3
+    solved: Share = 0.2
     centre: float = 0.0
-    spread: float = 1.5
-    tokens: float = 512.0
-    failure: float = 0.0
-    sources: int = 1
-    told: float = 0.5
+    spread: NonNegative = 1.5
+    tokens: Annotated[float, Range("[1, inf)")] = 512.0
+    failure: Share = 0.0
+    sources: Count = 1
+    told: Share = 0.5
     learning: LearningConfig = field(default_factory=LearningConfig)
 
     def validate(self, path: str) -> None:
-        check(self.prompts >= 1, f"{path}.prompts", self.prompts, "must be 1 or greater")
-        check(self.sources >= 1, f"{path}.sources", self.sources, "must be 1 or greater")
-        for key in ("hopeless", "solved", "failure", "told"):
-            check(0 <= getattr(self, key) <= 1, f"{path}.{key}", getattr(self, key), "must be a share in [0, 1]")
         check(
             self.hopeless + self.solved <= 1,
             f"{path}.hopeless",
             self.hopeless,
             f"exceeds 1 together with {path}.solved={self.solved}",
         )
-        check(self.spread >= 0, f"{path}.spread", self.spread, "must be 0 or greater")
-        check(self.tokens >= 1, f"{path}.tokens", self.tokens, "must be 1 or greater")
 
 
 _STILL = LearningConfig(rate=0.0, spill=0.0, forget=0.0)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from verl_adaptive.config import check
+from verl_adaptive.ranges import Count, Positive
 from verl_adaptive.rng import Draw
 from verl_adaptive.samplers.beta_posterior import draw_beta
 from verl_adaptive.simulate.learning import LearningConfig, LearningWorld
@@ -44,14 +44,10 @@ class ReplayConfig:
         learning: let the pool learn from where the trace starts, instead of replaying its course.
     """
 
-    knots: int = 8
-    half_life: float = 0.125
+    knots: Count = 8
+    half_life: Positive = 0.125
     tokens: float = 512.0
     learning: LearningConfig | None = None
-
-    def validate(self, path: str) -> None:
-        check(self.knots >= 1, f"{path}.knots", self.knots, "must be 1 or greater")
-        check(self.half_life > 0, f"{path}.half_life", self.half_life, "must be above 0")
 
 
 def fit_prior(n: np.ndarray, successes: np.ndarray) -> tuple[float, float]:
