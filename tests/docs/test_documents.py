@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import importlib
 import os
 import re
@@ -339,6 +340,17 @@ def test_python_blocks_run(tmp_path, monkeypatch) -> None:
             exec(compile(code, page, "exec"), {"__name__": "__main__"})
             ran += 1
     assert ran
+
+
+def _with_examples() -> list[str]:
+    paths = [path for folder in ("verl_adaptive", "benchmarks") for path in (ROOT / folder).rglob("*.py")]
+    return [path.relative_to(ROOT).as_posix() for path in paths if re.search(r"^ *>>> ", path.read_text(), re.M)]
+
+
+@pytest.mark.parametrize("path", sorted(_with_examples()))
+def test_the_examples_of_a_docstring_are_so(path) -> None:
+    name = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+    assert not doctest.testmod(importlib.import_module(name), optionflags=doctest.NORMALIZE_WHITESPACE).failed
 
 
 PARTS_PAGE = "docs/custom_parts.md"

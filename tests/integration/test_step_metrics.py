@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import json
 import logging
 import shlex
@@ -69,16 +68,6 @@ def test_a_warm_start_visits_nothing() -> None:
     metrics = step_metrics.step_metrics(engine, run_step(engine, world, 1), [], updates=0)
     assert metrics["adaptive/prompts/visited_share"] == 8 / 40
     assert metrics["adaptive/pass_rate/started_hard"] == metrics["adaptive/pass_rate/generated_mean"] > 0
-
-
-def test_the_lines_example() -> None:
-    finder = doctest.DocTestFinder()
-    (example,) = [
-        t
-        for t in finder.find(step_metrics.progress_line, "line", globs={"progress_line": step_metrics.progress_line})
-        if t.examples
-    ]
-    assert doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE).run(example).failed == 0
 
 
 def test_a_step_without_rollouts_has_a_line() -> None:
