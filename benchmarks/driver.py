@@ -221,7 +221,7 @@ def run(preset: str, rollouts: int) -> dict[str, Any]:
     engine = make_engine(policy, table, config, facts, table.rows_for(keys), stream)
     step_of = [1]
     handles = RolloutHandles(workers.submit, lambda: step_of[0], single_turn=True)
-    session = Session(engine, stream, config, handles, workers)  # type: ignore[arg-type]
+    session = Session(engine, stream, handles, workers)  # type: ignore[arg-type]
     timing(clock, session, workers)
     with tempfile.TemporaryDirectory() as folder:
         journal = Journal(Path(folder) / "adaptive", {"preset": preset})

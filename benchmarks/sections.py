@@ -266,7 +266,7 @@ def _clock_rows(data: Row) -> Iterable[Row]:
 
 
 def _long_rows(data: Row) -> Iterable[Row]:
-    arms = {row["arm"]: row["runs"] for row in data["long"]["rows"]}
+    arms = {row["arm"]: row["runs"] for row in data["rows"]}
     for arm, runs in arms.items():
         paired = list(zip(runs, arms["verl"], strict=True))
         yield {
@@ -333,11 +333,13 @@ RECORDS: Mapping[str, Sequence[Records]] = {
                 "step": lambda r: r["step"],
                 "without generation": lambda r: r["rest"],
             },
-        ),
+        )
+    ],
+    "long_answers.json": [
         Records(
             "Long answers on the real pipeline",
             lambda d: (
-                f"`{d['long']['command']}`, {on_machine(d['long'])}: answers with a long tail, a model that stands still. "
+                f"`{d['command']}`, {on_machine(d)}: answers with a long tail, a model that stands still. "
                 "Ratios to verl's own trainer without a filter, of the same repeat."
             ),
             _long_rows,
@@ -348,7 +350,7 @@ RECORDS: Mapping[str, Sequence[Records]] = {
                 "slots idle": number("idle", "{:.0%}"),
                 "step, s": number("step", "{:.1f}"),
             },
-        ),
+        )
     ],
     "length_cap.json": [
         Records(
@@ -487,6 +489,7 @@ STUDIES = {
     "decisions.json": "processor time of decisions, above (`benchmarks.decisions`)",
     "": "how far the memory's values are from exact pass rates (`benchmarks.value_error`): its table was read once, to choose "
     "ρ and κ",
+    "long_answers.json": "long answers on the real pipeline, above (`benchmarks.long_answers`, commit 6bebffd)",
     "length_cap.json": "length limits from memory, above (`benchmarks.length_cap`, commit d8a7ed3)",
     "roulette.json": "roulette on length, above (`benchmarks.roulette`, commit 3412f9e)",
 }

@@ -89,7 +89,7 @@ def main() -> None:
     Console().print(table)
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)
-        # benchmarks.long_answers' are beside, and other modes may be of another day
+        # other modes may be of another day
         found = json.loads(options.json.read_text()) if options.json.exists() else {}
         about = {
             "command": shlex.join(["python", "-m", "benchmarks.step_time", *sys.argv[1:]]),

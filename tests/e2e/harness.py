@@ -107,7 +107,6 @@ def several(
     kill_at: int | None = None,
     anew: Collection[str] = (),
     refused: Collection[str] = (),
-    module: str = "examples.cpu.several",
     **env: str,
 ) -> dict[str, ProcessRun]:
     """Small runs, one after the other on one start-up of verl; see :mod:`examples.cpu.several`.
@@ -120,7 +119,6 @@ def several(
         kill_at: SIGKILL after so many steps of the last run.
         anew: runs with an agent loop, and a reward function, of their own; later ones share them.
         refused: runs that we refuse before their first step: others may follow.
-        module: what runs them.
         env: of the process.
 
     Returns:
@@ -145,7 +143,7 @@ def several(
             ]
         )
     )
-    command = ["-m", module, str(folder / "runs.json")]
+    command = ["-m", "examples.cpu.several", str(folder / "runs.json")]
     last = next(reversed(listed.values()))[0]
     code, text = runs.call(folder, command, last, timeout, kill_at, environment(**env))
     made = {}

@@ -154,7 +154,7 @@ def session_of(
     handles = RolloutHandles(
         workers.submit, lambda: 1, stall=stall_seconds(config, 64), single_turn=single_turn, late=late
     )
-    return Session(engine, stream, config, handles, workers)  # type: ignore[arg-type]
+    return Session(engine, stream, handles, workers)  # type: ignore[arg-type]
 
 
 def left() -> set[str]:

@@ -121,7 +121,7 @@ def session_of(
         policy.advantage.needs_groups, policy.advantage.centres = False, centres
     engine = AsyncEngine(policy, table, config, facts, table.rows_for(keys), prompts, mode=stream)
     handles = RolloutHandles(workers.submit, lambda: session.step, stall=stall_seconds(config, 64))
-    session = StreamSession(engine, prompts, config, handles)
+    session = StreamSession(engine, prompts, handles)
     session.step = 0
     return session
 

@@ -15,8 +15,7 @@ from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 from verl.utils.dataset.rl_dataset import collate_fn
 
-from verl_adaptive.config import AdaptiveConfig
-from verl_adaptive.engine import Requests
+from verl_adaptive.engine import Engine, Requests
 from verl_adaptive.errors import AdaptiveError, ConfigError
 from verl_adaptive.groups import Groups
 from verl_adaptive.integration.bulk import stacked, without_gc
@@ -68,17 +67,19 @@ class RolloutClient:
     """Sends requests, waits, and reads what is back.
 
     Args:
-        queue: what TransferQueue holds.
+        engine: whose requests they are.
         stream: the prompts.
         handles: what leads to the workers.
-        config: the ``adaptive`` group.
-        batch: groups of a step, B.
+
+    Attributes:
+        queue: what TransferQueue holds.
     """
 
-    def __init__(
-        self, queue: Queue, stream: DataloaderPrompts, handles: RolloutHandles, config: AdaptiveConfig, batch: int
-    ) -> None:
-        self.queue, self.stream, self.handles, self.config, self.batch = queue, stream, handles, config, batch
+    def __init__(self, engine: Engine, stream: DataloaderPrompts, handles: RolloutHandles) -> None:
+        self.stream, self.handles, self.config, self.batch = stream, handles, engine.config, engine.facts.batch
+        advantage = engine.policy.advantage
+        alone = not (advantage.needs_groups or advantage.centres)
+        self.queue = Queue(engine.config, alone=alone, late=handles.late)
         self.prompts: dict[int, dict] = {}  # submission → the data row, kept while the group is open
         self._took = 0.0  # seconds of the latest look that found something
         self._all_failed: list[int] = []  # groups of the latest looks in which every group failed

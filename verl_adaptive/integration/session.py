@@ -1,4 +1,4 @@
-"""Runs the ``sync`` trainer's steps: sends what the engine asks for, feeds it whatever is back, makes the batch.
+"""Runs a trainer's steps: sends what the engine asks for, feeds it whatever is back, makes the batch. Here: ``sync``.
 
 :mod:`.rollout_client` carries requests out and results back, :mod:`.queue` knows the rows, :mod:`.abort` ends what is still in
 flight once the batch is decided. :mod:`.stream_session` is made of the same parts.
@@ -6,43 +6,61 @@ flight once the batch is decided. :mod:`.stream_session` is made of the same par
 
 from __future__ import annotations
 
-from verl_adaptive.config import AdaptiveConfig
+from typing import Generic, TypeVar
+
 from verl_adaptive.engine import Engine, Requests, StepResult
 from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.integration.abort import Abort
 from verl_adaptive.integration.dataloader import DataloaderPrompts
-from verl_adaptive.integration.queue import Batch, Queue
+from verl_adaptive.integration.queue import Batch
 from verl_adaptive.integration.rollout_client import RolloutClient, RolloutHandles
 from verl_adaptive.integration.timings import Timings
 
-__all__ = ["Batch", "Session"]
+__all__ = ["BaseSession", "Batch", "Session"]
+
+E = TypeVar("E", bound=Engine)
 
 
-class Session:
-    """Runs steps of an engine on verl's rollout workers, one batch a step.
+class BaseSession(Generic[E]):
+    """An engine on verl's rollout workers.
 
     Args:
         engine: the policy's engine.
         stream: the prompts.
-        config: the ``adaptive`` group.
         handles: what leads to the workers.
+    """
+
+    def __init__(self, engine: E, stream: DataloaderPrompts, handles: RolloutHandles) -> None:
+        self.engine = engine
+        self.client = RolloutClient(engine, stream, handles)
+        self.queue = self.client.queue
+
+    def wait_for_partition(self, partition: str, count: int) -> None:
+        """Wait for validation; see :meth:`.rollout_client.RolloutClient.wait_for_partition`."""
+        self.client.wait_for_partition(partition, count)
+
+    def state_dict(self) -> dict:
+        """Which rows belong to groups that outlive a step; the rows themselves are in TransferQueue's own checkpoint."""
+        return self.queue.state_dict()
+
+    def load_state_dict(self, state: dict) -> None:
+        """Take these groups up after a restart; see :meth:`.queue.Queue.load_state_dict`."""
+        self.client.take_up(self.engine.living, state)
+
+
+class Session(BaseSession[Engine]):
+    """Runs steps of an engine, one batch a step.
+
+    Args:
+        engine, stream, handles: as of :class:`BaseSession`.
         abort: ends what is still in flight once the batch is decided.
         slots: sequences that all inference engines run at a time; 0: not known.
     """
 
     def __init__(
-        self,
-        engine: Engine,
-        stream: DataloaderPrompts,
-        config: AdaptiveConfig,
-        handles: RolloutHandles,
-        abort: Abort,
-        slots: int = 0,
+        self, engine: Engine, stream: DataloaderPrompts, handles: RolloutHandles, abort: Abort, slots: int = 0
     ) -> None:
-        self.engine = engine
-        advantage = engine.policy.advantage
-        self.queue = Queue(config, alone=not (advantage.needs_groups or advantage.centres), late=handles.late)
-        self.client = RolloutClient(self.queue, stream, handles, config, engine.facts.batch)
+        super().__init__(engine, stream, handles)
         self._abort = abort
         self.timings = Timings(slots)
 
@@ -117,17 +135,3 @@ class Session:
     def finish(self) -> StepResult:
         """The account of the step whose batch has been taken."""
         return self._finished
-
-    def wait_for_partition(self, partition: str, count: int) -> None:
-        """Wait for validation; see :meth:`.rollout_client.RolloutClient.wait_for_partition`."""
-        self.client.wait_for_partition(partition, count)
-
-    # -- groups that outlive a step, across a restart --------------------------------------------------------
-
-    def state_dict(self) -> dict:
-        """Which rows belong to held groups; the rows themselves are in TransferQueue's own checkpoint."""
-        return self.queue.state_dict()
-
-    def load_state_dict(self, state: dict) -> None:
-        """Take up held groups; see :meth:`.queue.Queue.load_state_dict`."""
-        self.client.take_up(self.engine.living, state)

@@ -7,36 +7,19 @@ from collections.abc import Callable
 import numpy as np
 import transfer_queue as tq
 
-from verl_adaptive.config import AdaptiveConfig
 from verl_adaptive.engine import AsyncEngine, StepResult
 from verl_adaptive.errors import AdaptiveError
-from verl_adaptive.integration.dataloader import DataloaderPrompts
 from verl_adaptive.integration.polling import PARTITION
-from verl_adaptive.integration.queue import Batch, Queue
-from verl_adaptive.integration.rollout_client import RolloutClient, RolloutHandles
+from verl_adaptive.integration.queue import Batch
+from verl_adaptive.integration.session import BaseSession
 
 
 class NothingLeft(AdaptiveError):
     """A mini-step after the step's first has no group to train on; the trainer goes on without it."""
 
 
-class StreamSession:
-    """Runs steps of an :class:`~verl_adaptive.engine.AsyncEngine`; nothing waits for anything to be whole.
-
-    Args:
-        engine: the policy's engine.
-        stream: the prompts.
-        config: the ``adaptive`` group.
-        handles: what leads to the workers.
-    """
-
-    def __init__(
-        self, engine: AsyncEngine, stream: DataloaderPrompts, config: AdaptiveConfig, handles: RolloutHandles
-    ) -> None:
-        self.engine = engine
-        advantage = engine.policy.advantage
-        self.queue = Queue(config, alone=not (advantage.needs_groups or advantage.centres))
-        self.client = RolloutClient(self.queue, stream, handles, config, engine.facts.batch)
+class StreamSession(BaseSession[AsyncEngine]):
+    """Runs steps of an :class:`~verl_adaptive.engine.AsyncEngine`; nothing waits for anything to be whole."""
 
     def start(self) -> None:
         """Begin the step: fill the window, without waiting."""
@@ -69,10 +52,6 @@ class StreamSession:
         """Wait until ``count`` groups are ready, or no more will be; how many there are."""
         self._pump(lambda: self.engine.can_take(count))
         return len(self.engine.ready)
-
-    def wait_for_partition(self, partition: str, count: int) -> None:
-        """Wait for validation; see :meth:`.rollout_client.RolloutClient.wait_for_partition`."""
-        self.client.wait_for_partition(partition, count)
 
     def sampleable(self) -> int:
         """Groups that are ready or back unreviewed; decides nothing, so it may be asked between steps."""
@@ -111,13 +90,3 @@ class StreamSession:
             self.client.close(self.engine.never_trains().tolist())
             if not enough():
                 self.client.pause()
-
-    # -- groups that outlive a step, across a restart --------------------------------------------------------
-
-    def state_dict(self) -> dict:
-        """Which rows belong to open groups; the rows themselves are in TransferQueue's own checkpoint."""
-        return self.queue.state_dict()
-
-    def load_state_dict(self, state: dict) -> None:
-        """Take up groups in flight and ready; see :meth:`.queue.Queue.load_state_dict`."""
-        self.client.take_up(self.engine.living, state)

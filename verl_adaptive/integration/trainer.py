@@ -141,11 +141,10 @@ class AdaptiveMixin(MinibatchMixin):
             late=plan.late,
         )
         if isinstance(self.engine, AsyncEngine):
-            self.session = StreamSession(self.engine, self.stream, plan.adaptive, handles)
+            self.session = StreamSession(self.engine, self.stream, handles)
             self.replay_buffer.groups_per_prompt = plan.groups // plan.batch
         else:
-            slots = plan.engines * plan.slots
-            self.session = Session(self.engine, self.stream, plan.adaptive, handles, self._abort, slots)
+            self.session = Session(self.engine, self.stream, handles, self._abort, plan.engines * plan.slots)
         self.replay_buffer.session = self.session
         # Validation goes through verl's own sampling; its 2 s poll would be most of a small model's step.
         self.replay_buffer.poll_interval = plan.adaptive.poll_interval
