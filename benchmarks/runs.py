@@ -20,7 +20,8 @@ GRID = 240
 ENOUGH = 5  # seeds that a learning rate must have to be chosen, if any has as many
 WINDOW = 0.1  # accuracies are means over this share of the budget, up to the point in question
 
-Key = tuple[str, str, float, int]  # variant, preset, learning rate, seed
+Policy = tuple[str, str, float]  # variant, preset, learning rate
+Key = tuple[str, str, float, int]  # and seed
 
 
 def smoothed(x: np.ndarray, y: np.ndarray, unit: float) -> tuple[np.ndarray, np.ndarray]:
@@ -50,55 +51,40 @@ class Runs:
         cells: as in the JSON, by key.
         columns: names of the entries of a curve's points.
         budget: rollouts, by variant.
-        updates: GRPO's updates, by variant.
         presets: all names, in order.
     """
 
     cells: dict[Key, dict[str, Any]]
     columns: Sequence[str]
     budget: dict[str, int]
-    updates: dict[str, int]
     presets: Sequence[str]
 
     def __post_init__(self) -> None:
-        self._smooth: dict[tuple[Key, str, str], tuple[np.ndarray, np.ndarray]] = {}
+        self._smooth: dict[Key, tuple[np.ndarray, np.ndarray]] = {}
 
     def curve(self, key: Key, column: str) -> np.ndarray:
         """One column of a run's curve."""
         at = list(self.columns).index(column)
         return np.array([point[at] for point in self.cells[key]["curve"]], dtype=float)
 
-    def smooth(self, key: Key, along: str = "rollouts", what: str = "held_out") -> tuple[np.ndarray, np.ndarray]:
-        """A run's accuracy along rollouts or updates, as shares of GRPO's."""
-        if (key, along, what) not in self._smooth:
-            unit = self.budget[key[0]] if along == "rollouts" else self.updates[key[0]]
-            self._smooth[key, along, what] = smoothed(self.curve(key, along), self.curve(key, what), unit)
-        return self._smooth[key, along, what]
+    def smooth(self, key: Key) -> tuple[np.ndarray, np.ndarray]:
+        """A run's held-out accuracy along rollouts, as shares of GRPO's."""
+        if key not in self._smooth:
+            rollouts, held_out = self.curve(key, "rollouts"), self.curve(key, "held_out")
+            self._smooth[key] = smoothed(rollouts, held_out, self.budget[key[0]])
+        return self._smooth[key]
 
-    def final(self, key: Key, what: str = "held_out") -> float | None:
+    def final(self, key: Key) -> float | None:
         """Accuracy where the budget is spent; None: the run ended long before.
 
         A sampler that plans its own budget may end a step or two early: within a twentieth counts as there.
         """
-        points, values = self.smooth(key, what=what)
+        points, values = self.smooth(key)
         return float(values[min(GRID, len(values) - 1)]) if points[-1] >= 0.95 else None
-
-    def common_updates(self, key: Key, base: Key) -> float:
-        """Updates that both runs have made at the budget, as a share of GRPO's: where they are compared."""
-        return min(self.spent(k, "updates") for k in (key, base)) / self.updates[key[0]]
-
-    def at_updates(self, key: Key, share: float) -> float:
-        """Accuracy after a share of GRPO's updates."""
-        points, values = self.smooth(key, "updates")
-        return float(np.interp(share, points, values))
 
     def spent(self, key: Key, column: str, rollouts: float = 1.0) -> float:
         """A counter's value after a share of the budget's rollouts."""
         return float(np.interp(rollouts * self.budget[key[0]], self.curve(key, "rollouts"), self.curve(key, column)))
-
-    def informative(self, keys: Sequence[Key]) -> float:
-        """Share of finished groups with right and wrong answers, up to the budget; mean over runs."""
-        return float(np.mean([self.spent(k, "informative") / self.spent(k, "groups") for k in keys]))
 
     def needed(self, key: Key, target: float) -> float | None:
         """Rollouts, as a share of the budget, at which the target is reached for the first time; None: never."""
@@ -108,11 +94,6 @@ class Runs:
         """Seeds of a cell that reached the budget."""
         found = sorted(key[3] for key in self.cells if key[:3] == (variant, preset, lr))
         return [s for s in found if self.final((variant, preset, lr, s)) is not None]
-
-    def paired(self, variant: str, preset: str, lr: float, base_lr: float) -> list[int]:
-        """Seeds that both this preset and GRPO have."""
-        base = self.seeds(variant, "grpo", base_lr)
-        return [s for s in self.seeds(variant, preset, lr) if s in base]
 
     def lrs(self, variant: str) -> list[float]:
         return sorted({key[2] for key in self.cells if key[0] == variant})
@@ -132,21 +113,10 @@ class Runs:
             seeds, key=lambda lr: np.mean([self.final((variant, preset, lr, s)) or 0.0 for s in common or seeds[lr]])
         )
 
-    def gain(self, variant: str, preset: str, lr: float, base_lr: float, along: str = "rollouts") -> list[float]:
-        """Accuracy less GRPO's of the same seed, over the seeds that have both.
-
-        Args:
-            along: ``rollouts``: at the budget; ``updates``: at the most updates that both have made by then.
-        """
-        out = []
-        for seed in self.paired(variant, preset, lr, base_lr):
-            key, base = (variant, preset, lr, seed), (variant, "grpo", base_lr, seed)
-            if along == "updates":
-                share = self.common_updates(key, base)
-                out.append(self.at_updates(key, share) - self.at_updates(base, share))
-            else:
-                out.append((self.final(key) or 0.0) - (self.final(base) or 0.0))
-        return out
+    def less(self, one: Policy, other: Policy) -> list[float]:
+        """Final accuracy of one policy less the other's of the same seed, over the seeds that both have."""
+        seeds = sorted(set(self.seeds(*one)) & set(self.seeds(*other)))
+        return [(self.final((*one, s)) or 0.0) - (self.final((*other, s)) or 0.0) for s in seeds]
 
     def measured(self, variant: str, lr: float | None = None) -> list[str]:
         """Presets that have runs."""

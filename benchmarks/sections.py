@@ -125,12 +125,9 @@ def ablations(runs: Runs) -> list[str]:
     lr = runs.best_lr("base", "solo")
     if lr is None:
         return []
-    whole = {s: runs.final(("base", "solo", lr, s)) or 0.0 for s in runs.seeds("base", "solo", lr)}
     rows = []
     for name, title in WITHOUT.items():
-        seeds = [s for s in runs.seeds("base", name, lr) if s in whole]
-        if seeds:
-            gains = [(runs.final(("base", name, lr, s)) or 0.0) - whole[s] for s in seeds]
+        if gains := runs.less(("base", name, lr), ("base", "solo", lr)):
             rows.append([title, f"`{name}`", str(len(gains)), difference(gains)])
     if not rows:
         return []
@@ -148,10 +145,7 @@ def told(runs: Runs) -> list[str]:
     rows = []
     for variant, what in (("visible-onepass", "digits, carries and borrows"), ("exact-onepass", "the exact pass rate")):
         for lr in runs.lrs(variant):
-            seeds = sorted(set(runs.seeds(variant, "solo", lr)) & set(runs.seeds("onepass", "solo", lr)))
-            one, other = ([(name, "solo", lr, s) for s in seeds] for name in (variant, "onepass"))
-            gains = [(runs.final(a) or 0.0) - (runs.final(b) or 0.0) for a, b in zip(one, other, strict=True)]
-            if gains:
+            if gains := runs.less((variant, "solo", lr), ("onepass", "solo", lr)):
                 rows.append([what, f"{lr:g}", str(len(gains)), difference(gains)])
     if not rows:
         return []
@@ -172,13 +166,11 @@ def thinned(runs: Runs) -> list[str]:
     for variant in dict.fromkeys(key[0] for key in runs.cells):
         for name in ("solo-thin", "solo-thin1.5"):
             for lr in runs.lrs(variant):
-                seeds = sorted(set(runs.seeds(variant, name, lr)) & set(runs.seeds(variant, "solo", lr)))
-                if not seeds:
-                    continue
-                one, other = ([(variant, preset, lr, s) for s in seeds] for preset in (name, "solo"))
-                gains = [(runs.final(a) or 0.0) - (runs.final(b) or 0.0) for a, b in zip(one, other, strict=True)]
-                trained = [runs.spent(a, "tokens_trained") / runs.spent(a, "tokens_generated") for a in one]
-                rows.append([variant, f"`{name}`", str(len(seeds)), f"{np.mean(trained):.2f}", difference(gains)])
+                gains = runs.less((variant, name, lr), (variant, "solo", lr))
+                one = [(variant, name, lr, seed) for seed in runs.seeds(variant, name, lr)]
+                trained = [runs.spent(key, "tokens_trained") / runs.spent(key, "tokens_generated") for key in one]
+                if gains:
+                    rows.append([variant, f"`{name}`", str(len(gains)), f"{np.mean(trained):.2f}", difference(gains)])
     return [
         "### `solo` with thinned rows, in one process",
         "",

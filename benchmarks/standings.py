@@ -163,7 +163,6 @@ def pretrained_runs(cells: Sequence[dict[str, Any]]) -> Runs:
         {(c["variant"], c["preset"], c["lr"], c["seed"]): c for c in cells},
         pretrained.COLUMNS,
         {name: size.budget for name, size in pretrained.VARIANTS.items()},
-        {name: 2 * size.steps for name, size in pretrained.VARIANTS.items()},
         list(pretrained.PRESETS),
     )
 
@@ -175,7 +174,6 @@ def grid_runs(data: dict[str, Any]) -> Runs:
         {(c["variant"], c["preset"], c["lr"], c["seed"]): c for c in data["cells"]},
         data["columns"],
         {name: v["steps"] * v["batch"] * v["n"] for name, v in changed.items()},
-        {name: v["steps"] * v["updates"] for name, v in changed.items()},
         list(data["presets"]),
     )
 

@@ -33,7 +33,6 @@ def made(**ends: list[float]) -> Runs:
         cells,
         ("rollouts", "updates", "held_out", "pool", "tokens_generated", "tokens_trained"),
         dict.fromkeys(variants, BUDGET),
-        dict.fromkeys(variants, 10),
         presets,
     )
 
