@@ -32,7 +32,7 @@ each group, of its prompt's key and its place in the order of submission; siblin
 
 *Any reward.* v is in units of the training reward itself, so 0/1, ±1, shaped and continuous rewards are served by one
 formula: r → a r + b (a > 0) changes no advantage. Until anything is known, in the first step of a run without warm
-start, the mean of the batch's other rollouts stands for v. ``adaptive.signal`` may be something else than the reward;
+start, the mean of the batch's other rollouts stands for v, those of its data source foremost, as in v. ``adaptive.signal`` may be something else than the reward;
 it is what samplers and filters judge by and does not enter here. verl's own penalties (KL in the reward) are in r and
 not in v: the baseline is then a little high, and not biased by it.
 """
@@ -124,7 +124,8 @@ class MemoryBaseline(Advantage):
         rows = groups.row
         self.col("scale")[self.memory.note(rows)] = self._scale.before
         # Asynchronous trainers review a group now, another then: what stands for an unknown value is the step's so far.
-        self._scale.observe(groups.reward, self._off(groups.reward, groups.group_of, groups, self._scale.rewards))
+        off = self._off(groups.reward, groups.group_of, groups, self._scale.rewards)
+        self._scale.observe(self.memory.rewards(rows[groups.group_of], groups.reward), off)
         reward = self._scale.counted(groups.reward, self.memory.col("before")[rows][groups.group_of])
         total, n = groups.sum(reward), groups.n.astype(np.float64)
         weight = self.facts.stale_discount ** groups.lag.astype(np.float64)
@@ -149,7 +150,12 @@ class MemoryBaseline(Advantage):
         value = self.col("before")[groups.row][group_of]
         unknown = np.isnan(value)
         if unknown.any():
-            value[unknown] = others_mean(reward[unknown], reward if whole.all() else groups.reward, earlier)
+            mine = every = self.memory.rewards(groups.row[group_of], reward)
+            if not whole.all():
+                every = self.memory.rewards(groups.row[groups.group_of], groups.reward)
+            if earlier is not None:
+                every = np.concatenate([every, earlier], axis=1)
+            value[unknown] = others_mean(mine[:, unknown], every)
         n = groups.n[group_of]
         # Of a whole group, the rewards at hand: they may have penalties that the group's own do not.
         total = np.bincount(group_of, reward, minlength=len(groups))
