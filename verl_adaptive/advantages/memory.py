@@ -22,7 +22,7 @@ batch's mean, divided by its deviation. Either is one number for all prompts, so
 *Equal rewards.* A difference of at most ``adaptive.tolerance`` or 1e-6 · |r| is 0: rewards that are equal up to rounding
 teach nothing.
 
-*Rogue rewards.* What a reward adds to memory and scale is at most 8 scales from the prompt's value, so one −10,000 costs
+*Rogue rewards.* What a reward adds to memory, scale and the others' baseline is at most 8 scales from the prompt's value, so one −10,000 costs
 one rollout and not the next hundred steps.
 
 *Thinning.* With ``thin`` a row is kept with probability q = min(1, |d| / τ), d = r − b, τ = thin · S, S the scale at the
@@ -158,14 +158,21 @@ class MemoryBaseline(Advantage):
             value[unknown] = others_mean(mine[:, unknown], every)
         n = groups.n[group_of]
         # Of a whole group, the rewards at hand: they may have penalties that the group's own do not.
-        total = np.bincount(group_of, reward, minlength=len(groups))
+        counted = self._counted(reward, group_of, groups)
+        total = np.bincount(group_of, counted, minlength=len(groups))
         if not whole.all():
-            total = np.where(whole, total, groups.sum(groups.reward))
-        rest = total[group_of] - reward
+            total = np.where(whole, total, groups.sum(self._counted(groups.reward, groups.group_of, groups)))
+        rest = total[group_of] - counted
         shrink = self.config.shrink
         with np.errstate(invalid="ignore", divide="ignore"):
             off = reward - np.where(n > 1, (rest + shrink * value) / (n - 1 + shrink), value)
             return np.where(np.abs(off) <= np.maximum(self.facts.tolerance, ROUNDING * np.abs(reward)), 0.0, off)
+
+    def _counted(self, reward: np.ndarray, group_of: np.ndarray, groups: Groups) -> np.ndarray:
+        """Rewards as they count in the baseline of the others in their group: a rogue one moves it as far as scale and memory."""
+        value, scale = (self.col(name)[groups.row][group_of] for name in ("before", "scale"))
+        limit = np.where(scale > 0, CLIP * scale, np.inf)
+        return np.where(np.abs(reward - value) > limit, value + np.clip(reward - value, -limit, limit), reward)
 
     def compute(self, reward: np.ndarray, group_of: np.ndarray, observed: Groups) -> np.ndarray:
         off = np.nan_to_num(self._off(reward, group_of, observed))
