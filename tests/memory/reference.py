@@ -72,21 +72,31 @@ class SlowBaseline:
         absolute, squared = (sum(k * s[i] for k, s in zip(kept, self.sizes, strict=True)) for i in (0, 1))
         return max(math.sqrt(square), squared / absolute / 4)
 
+    def stand_in(self, groups, prompt, reward, centre, limit):
+        """The mean of the batch's other rewards, those of the source shrunk to it like a prior."""
+        source = self.memory.sources
+        counted = [(source[p], centre + clip(r - centre, limit)) for p, rewards, _ in groups for r in rewards]
+        counted.remove((source[prompt], centre + clip(reward - centre, limit)))
+        everyone = sum(r for _, r in counted) / len(counted)
+        own = [r for s, r in counted if s == source[prompt]]
+        return (2 * everyone + sum(own)) / (2 + len(own)) if self.memory.by_source else everyone
+
     def step(self, groups):
         before = [self.memory.value(prompt) for prompt, _, _ in groups]
         everything = [r for _, rewards, _ in groups for r in rewards]
         centre, distance = middle(everything)
         off = []
-        for v, (_, rewards, _) in zip(before, groups, strict=True):
+        for v, (prompt, rewards, _) in zip(before, groups, strict=True):
             for i, r in enumerate(rewards):
                 value = v
                 if math.isnan(value):  # nothing known yet: the batch's other rollouts
                     if len(everything) == 1:  # there is no other: no lesson, and no measure of how far values are off
                         off.append(None)
                         continue
-                    counted = [centre + clip(x - centre, 8 * distance) for x in everything]
-                    value = (sum(counted) - centre - clip(r - centre, 8 * distance)) / (len(everything) - 1)
+                    value = self.stand_in(groups, prompt, r, centre, 8 * distance)
                 others = rewards[:i] + rewards[i + 1 :]
+                if self.usual() and not math.isnan(v):
+                    others = [v + clip(x - v, 8 * self.usual()) for x in others]
                 b = (sum(others) + self.shrink * value) / (len(others) + self.shrink) if others else value
                 off.append(0.0 if abs(r - b) <= max(1e-6, 1e-6 * abs(r)) else r - b)
         limit = 8 * (self.usual() or distance)

@@ -58,6 +58,10 @@ def test_rollouts_and_divisibility_are_kept(batch, n, prompts, ahead) -> None:
 
 
 def test_refusals() -> None:
+    with pytest.raises(ConfigError, match=r"^data\.train_batch_size=0: must be 1 or greater"):  # it was divided by
+        step_shape(config(), 0, 8, 1000)
+    with pytest.raises(ConfigError, match=r"^actor_rollout_ref\.rollout\.n=0: must be 1 or greater"):
+        step_shape(config(), 16, 0, 1000)
     with pytest.raises(ConfigError, match=r"^adaptive\.allocator\.n=3: .*rollout\.n=8: 1, 2, 4, 8"):
         step_shape(config(n=3), 16, 8, 1000)
     with pytest.raises(ConfigError, match=r"^adaptive\.batch_unit='rollouts': .*allocator=aero"):

@@ -148,7 +148,7 @@ def test_the_shortcut_changes_nothing(count, seed, weight, before) -> None:
     made.memory.col("count")[:] = rng.integers(0, 50, M)
     if weight == "reward":
         made._squares.col("sum")[:], made._squares.col("count")[:] = made.memory.col("sum"), made.memory.col("count")
-        made._scale.observe(rng.random(100), rng.random(100))
+        made._scale.observe(rng.random((2, 100)), rng.random(100))
         made._scale.end_step()
     pool = np.arange(M)
     for _ in range(before):

@@ -68,6 +68,15 @@ def test_what_is_planted_is_found() -> None:
     assert 10 <= found["clearly_better_in_b"] <= 12 and found["clearly_worse_in_b"] <= 2
 
 
+@pytest.mark.parametrize("n", [1, 8])
+def test_a_prompt_that_fell_and_stays_low_has_regressed(n) -> None:
+    """Only the latest visit was looked at: after as many low visits as high ones nothing was surprising, with n = 1 never."""
+    rates = frozen(40, 4)
+    rates[:20, :100], rates[20:, :100] = 0.99, 0.01
+    found = visited(rates, n, 2).where(REGRESSED)
+    assert (found < 100).sum() >= 70 and (found >= 100).sum() <= 5
+
+
 def test_a_prompt_that_is_learned_does_not_flip() -> None:
     """It crosses one half, more than once where the noise is; it goes one way."""
     rates = np.repeat(np.linspace(0.05, 0.95, 15)[:, None], PROMPTS, axis=1)

@@ -57,6 +57,18 @@ def test_a_source_that_is_never_solved_is_said_once_and_taken_back() -> None:
     assert metrics["adaptive/alarm/never_solved"] == 0 and not [x for x in lines if "not one success" in x]
 
 
+@pytest.mark.parametrize(("low", "high"), [(0.0, 0.3), (-1.0, 0.0)])
+@pytest.mark.parametrize("signal", ["reward", "acc"])
+def test_rewards_below_the_threshold_of_success_are_not_a_broken_reward_function(signal, low, high) -> None:
+    """IoU up to 0.3, or -1 and 0: the advice was to mend the reward function."""
+    alarms, draw = Judge(AlarmConfig(), ["a"], np.array([100]), signal=signal), np.random.default_rng(0)
+    rewards = np.where(draw.random((40, 8)) < 0.5, low, high)
+    metrics, (line,) = take(alarms, np.zeros(40, int), np.full(40, 8), np.zeros(40), None, rewards.ravel())
+    assert metrics["adaptive/alarm/never_solved"] == 1 and "320 rollouts" in line
+    assert ("adaptive.success.threshold" in line and "rewards vary (" in line) == (signal == "reward")
+    assert ("parse the answer" in line) == (signal == "acc")
+
+
 def test_cut_answers() -> None:
     alarms = Judge(AlarmConfig(), ["a"], np.array([10]))
     metrics, lines = drive(alarms, 40, [0.5], [8], cut=0.4)

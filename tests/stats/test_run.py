@@ -60,7 +60,7 @@ def test_a_run_cut_at_a_step_has_its_prompts_of_then(made: tuple[Path, StatsTabl
     assert cut.table.col("last_step").max() == 3 and whole.table.col("last_step").max() == 6 and cut.retired is None
 
 
-@pytest.mark.parametrize("name", ["pipe", "attempt-0/attempt.json", "global_step_1/adaptive/manifest.json"])
+@pytest.mark.parametrize("name", ["pipe", "1.jsonl", "attempt-0/attempt.json", "global_step_1/adaptive/manifest.json"])
 def test_a_pipe_is_not_waited_for(name: str, tmp_path: Path) -> None:
     path = tmp_path / name
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -22,7 +22,7 @@ batch's mean, divided by its deviation. Either is one number for all prompts, so
 *Equal rewards.* A difference of at most ``adaptive.tolerance`` or 1e-6 · |r| is 0: rewards that are equal up to rounding
 teach nothing.
 
-*Rogue rewards.* What a reward adds to memory and scale is at most 8 scales from the prompt's value, so one −10,000 costs
+*Rogue rewards.* What a reward adds to memory, scale and the others' baseline is at most 8 scales from the prompt's value, so one −10,000 costs
 one rollout and not the next hundred steps.
 
 *Thinning.* With ``thin`` a row is kept with probability q = min(1, |d| / τ), d = r − b, τ = thin · S, S the scale at the
@@ -32,7 +32,7 @@ each group, of its prompt's key and its place in the order of submission; siblin
 
 *Any reward.* v is in units of the training reward itself, so 0/1, ±1, shaped and continuous rewards are served by one
 formula: r → a r + b (a > 0) changes no advantage. Until anything is known, in the first step of a run without warm
-start, the mean of the batch's other rollouts stands for v. ``adaptive.signal`` may be something else than the reward;
+start, the mean of the batch's other rollouts stands for v, those of its data source foremost, as in v. ``adaptive.signal`` may be something else than the reward;
 it is what samplers and filters judge by and does not enter here. verl's own penalties (KL in the reward) are in r and
 not in v: the baseline is then a little high, and not biased by it.
 """
@@ -120,7 +120,8 @@ class MemoryBaseline(Advantage):
         rows = groups.row
         self.col("scale")[self.memory.note(rows)] = self._scale.before
         # Asynchronous trainers review a group now, another then: what stands for an unknown value is the step's so far.
-        self._scale.observe(groups.reward, self._off(groups.reward, groups.group_of, groups, self._scale.rewards))
+        off = self._off(groups.reward, groups.group_of, groups, self._scale.rewards)
+        self._scale.observe(self.memory.rewards(rows[groups.group_of], groups.reward), off)
         reward = self._scale.counted(groups.reward, self.memory.col("before")[rows][groups.group_of])
         total, n = groups.sum(reward), groups.n.astype(np.float64)
         weight = self.facts.stale_discount ** groups.lag.astype(np.float64)
@@ -145,17 +146,29 @@ class MemoryBaseline(Advantage):
         value = self.col("before")[groups.row][group_of]
         unknown = np.isnan(value)
         if unknown.any():
-            value[unknown] = others_mean(reward[unknown], reward if whole.all() else groups.reward, earlier)
+            mine = every = self.memory.rewards(groups.row[group_of], reward)
+            if not whole.all():
+                every = self.memory.rewards(groups.row[groups.group_of], groups.reward)
+            if earlier is not None:
+                every = np.concatenate([every, earlier], axis=1)
+            value[unknown] = others_mean(mine[:, unknown], every)
         n = groups.n[group_of]
         # Of a whole group, the rewards at hand: they may have penalties that the group's own do not.
-        total = np.bincount(group_of, reward, minlength=len(groups))
+        counted = self._counted(reward, group_of, groups)
+        total = np.bincount(group_of, counted, minlength=len(groups))
         if not whole.all():
-            total = np.where(whole, total, groups.sum(groups.reward))
-        rest = total[group_of] - reward
+            total = np.where(whole, total, groups.sum(self._counted(groups.reward, groups.group_of, groups)))
+        rest = total[group_of] - counted
         shrink = self.config.shrink
         with np.errstate(invalid="ignore", divide="ignore"):
             off = reward - np.where(n > 1, (rest + shrink * value) / (n - 1 + shrink), value)
             return np.where(np.abs(off) <= np.maximum(self.facts.tolerance, ROUNDING * np.abs(reward)), 0.0, off)
+
+    def _counted(self, reward: np.ndarray, group_of: np.ndarray, groups: Groups) -> np.ndarray:
+        """Rewards as they count in the baseline of the others in their group: a rogue one moves it as far as scale and memory."""
+        value, scale = (self.col(name)[groups.row][group_of] for name in ("before", "scale"))
+        limit = np.where(scale > 0, CLIP * scale, np.inf)
+        return np.where(np.abs(reward - value) > limit, value + np.clip(reward - value, -limit, limit), reward)
 
     def compute(self, reward: np.ndarray, group_of: np.ndarray, observed: Groups) -> np.ndarray:
         off = np.nan_to_num(self._off(reward, group_of, observed))

@@ -44,8 +44,11 @@ def step_shape(config: AdaptiveConfig, batch: int, n: int, prompts: int, ahead: 
         needs no more prompts than there are; of size ``n`` if none does.
 
     Raises:
-        ConfigError: the allocator does not give every prompt the same number, or one that does not divide ``n``.
+        ConfigError: there is no step; the allocator does not give every prompt the same number, or one that does not divide
+            ``n``.
     """
+    for key, value in (("data.train_batch_size", batch), ("actor_rollout_ref.rollout.n", n)):
+        check(value >= 1, key, value, "must be 1 or greater")
     allocator = cast(Allocator, make_part("allocator", config.allocator))
     fixed = allocator.fixed_size(n)
     if config.batch_unit == "groups":

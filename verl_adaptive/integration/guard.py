@@ -210,7 +210,7 @@ def misread(words: Iterable[str]) -> str:
                 return f"{word}: {not_a_preset(value)}"
             if misplaced := _misplaced({f"adaptive{rest}": value}):
                 return misplaced
-        elif difflib.get_close_matches(name.lower(), ["adaptive"], cutoff=0.8) and _is_ours(rest, value):
+        elif _like_ours(name.lower(), 0.9) or (_like_ours(name.lower(), 0.8) and _is_ours(rest, value)):
             return (
                 f"{word}: Hydra would take this for a key of your own, and nobody would read it; did you mean "
                 f"+adaptive={value}?"
@@ -218,6 +218,11 @@ def misread(words: Iterable[str]) -> str:
                 else f"{word}: nobody reads {name}; did you mean adaptive{rest}={value}?"
             )
     return ""
+
+
+def _like_ours(name: str, cutoff: float) -> bool:
+    """Whether a key resembles ``adaptive`` as far as that; a letter too many, or one that is missing, is above 0.9."""
+    return bool(difflib.get_close_matches(name, ["adaptive"], cutoff=cutoff))
 
 
 def _is_ours(rest: str, value: str) -> bool:

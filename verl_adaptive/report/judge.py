@@ -70,6 +70,8 @@ FLIPPING = f"flips >= 2 and flipping >= {SURPRISING}"
 
 _WHY = {
     "never_solved": "Does its reward function parse the answer's format? Read a few of its rollouts.",
+    "no_threshold": "Set adaptive.success.threshold between good and bad rewards, or adaptive.signal; if the answers are bad indeed, "
+    "read a few.",
     "cut": "Raise data.max_response_length, or penalise length: a cut answer is wrong whatever it thought.",
     "jumped": "Read some rollouts: reward hacking, or a verifier that fails?",
     "starved": "The sampler sees nothing to learn there, or explores too little.",
@@ -135,10 +137,24 @@ def _named(name: str) -> str:
     return clean(name, 80) or "(unknown)"
 
 
-def unsolved(name: str, rollouts: float) -> Finding:
-    """That a data source was never solved."""
+def unsolved(name: str, rollouts: float, rewards: str = "") -> Finding:
+    """That a data source was never solved; ``rewards``: what they are, where they vary."""
     what = f"{_named(name)}: not one success in {rollouts:,.0f} rollouts"
+    if rewards:
+        return Finding(True, f"{what}, though their rewards vary {rewards}", _WHY["no_threshold"], of_source(name))
     return Finding(True, what, _WHY["never_solved"], of_source(name))
+
+
+def _vary(counts: np.ndarray) -> np.ndarray:
+    """bool: sources whose rewards vary; ``counts`` as in :class:`Judge`."""
+    n, total, square = counts[[0, 4, 5]]
+    return square / n - (total / n) ** 2 > (_VARIES * total / n) ** 2
+
+
+def _described(counts: np.ndarray) -> str:
+    """Mean and standard deviation of a source's rewards; ``counts`` as in :class:`Judge`, of one source."""
+    n, total, square = counts[[0, 4, 5]].tolist()
+    return f"({total / n:.3g} ± {np.sqrt(square / n - (total / n) ** 2):.2g})"
 
 
 def source_label(name: str) -> str:
@@ -261,11 +277,10 @@ class Judge:
         return [self._found(kind, i) for kind in KINDS for i in np.flatnonzero(self._on[kind] & ~before[kind]).tolist()]
 
     def _judge_blocks(self, full: np.ndarray) -> None:
-        n, won, known, cut, total, square = self._block
+        n, won, known, cut = self._block[:4]
         n0, won0 = self._last[:2]
         with np.errstate(all="ignore"):
-            varies = square / n - (total / n) ** 2 > (_VARIES * total / n) ** 2
-            succeed = (won >= n) & varies & (self.signal == "reward")
+            succeed = (won >= n) & _vary(self._block) & (self.signal == "reward")
             move = won / n - won0 / n0
             pooled = (won + won0) / (n + n0)
             error = np.sqrt(np.maximum(pooled * (1 - pooled), 1e-4) * (1 / n + 1 / n0))
@@ -298,20 +313,19 @@ class Judge:
         return self.config.rollouts * max(8, int((self.prompts > 0).sum()))
 
     def _found(self, kind: str, i: int) -> Finding:
-        n, won, known, cut, total, square = self._last[:, i].tolist()
+        n, won, known, cut = self._last[:4, i].tolist()
         grave = kind == "all_succeed"
         if kind == "never_solved":
-            return unsolved(self.names[i], self._all[0, i])
+            counts = self._all[:, i]
+            varied = self.signal == "reward" and _vary(counts)
+            return unsolved(self.names[i], counts[0], _described(counts) if varied else "")
         if kind == "cut":
             grave, what = cut > 0.5 * known, f"{cut / known:.0%} of the answers are cut at data.max_response_length"
         elif kind == "jumped":
             what = f"the pass rate moved by {self._move[i]:+.2f} to {won / n:.2f} within {n:,.0f} rollouts"
         elif kind == "all_succeed":
-            deviation = np.sqrt(square / n - (total / n) ** 2)
-            what = (
-                f"every one of {n:,.0f} answers counts as a success, though their rewards vary "
-                f"({total / n:.3g} ± {deviation:.2g})"
-            )
+            rewards = _described(self._last[:, i])
+            what = f"every one of {n:,.0f} answers counts as a success, though their rewards vary {rewards}"
         else:
             got, expected, everybody = self._judged[:, i].tolist()
             what = (

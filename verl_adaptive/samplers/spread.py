@@ -109,7 +109,7 @@ class Spread(Sampler):
         rows = self.table.brought()
         rows = rows[np.isfinite(total[rows])]
         if len(rows):
-            self._scale.observe(total[rows] / n[rows], np.sqrt(within[rows] / n[rows]))
+            self._scale.observe(self.memory.rewards(rows, total[rows] / n[rows]), np.sqrt(within[rows] / n[rows]))
             self._scale.end_step()
         self.memory.begin_with(total)
         self._squares.begin_with(total * total / n + within)
@@ -195,8 +195,9 @@ class Spread(Sampler):
         self.memory.note(groups.row)
         value = self.memory.col("before")[groups.row][groups.group_of]
         unknown = np.isnan(value)
-        stands_in = others_mean(groups.reward, groups.reward, self._scale.rewards) if unknown.any() else value
-        self._scale.observe(groups.reward, groups.reward - np.where(unknown, stands_in, value))
+        mine = self.memory.rewards(groups.row[groups.group_of], groups.reward)
+        stands_in = others_mean(mine, np.concatenate([mine, self._scale.rewards], axis=1)) if unknown.any() else value
+        self._scale.observe(mine, groups.reward - np.where(unknown, stands_in, value))
         reward = self._scale.counted(groups.reward, value)
         weight, n = self.facts.stale_discount ** groups.lag.astype(np.float64), groups.n.astype(np.float64)
         for memory, values in ((self.memory, reward), (self._squares, reward * reward)):

@@ -79,7 +79,9 @@ def dump_files(folder: Path) -> list[Path]:
     if folder.is_file():
         first = next(json_lines(folder, StoreError), (0, {}))[1] if folder.suffix == ".jsonl" else {}
         return [folder] if {"input", "output", "score"} <= set(first) else []
-    return sorted((p for p in folder.glob("*.jsonl") if re.fullmatch(r"\d+", p.stem)), key=lambda p: int(p.stem))
+    return sorted(
+        (p for p in folder.glob("*.jsonl") if re.fullmatch(r"\d+", p.stem) and p.is_file()), key=lambda p: int(p.stem)
+    )
 
 
 class DumpReader(JournalReader):

@@ -24,11 +24,16 @@ def _ratio(top: str, bottom: str) -> Callable[[Prompts], np.ndarray]:
 
 
 def _regression(prompts: Prompts) -> np.ndarray:
-    """Surprise at the latest visit, among all of a prompt's rollouts; a visit's size is taken as the prompt's mean."""
+    """Surprise at the latest visit, among all of a prompt's rollouts; a visit's size is taken as the prompt's mean.
+
+    Where it is all wrong, those before it that are all wrong, too, count with it: a prompt that fell stays low.
+    """
     visits, total, successes = (prompts.number(name) for name in ("visits", "rollouts", "successes"))
     with np.errstate(all="ignore"):
         drawn = np.where(visits > 1, np.maximum(1.0, np.round(total / visits)), np.nan)
         right = np.round(prompts.number("last_rate") * drawn)
+    alike = np.where((right == 0) & (prompts.number("streak_kind") < 0), prompts.number("streak"), 1)
+    drawn = np.where(alike > 1, np.minimum(alike * drawn, total - np.round(successes)), drawn)
     known = np.isfinite(right)
     chance = np.full(len(visits), np.nan)
     chance[known] = as_few(right[known], drawn[known], np.round(successes[known]), total[known])
@@ -46,7 +51,7 @@ DERIVED: dict[str, tuple[str, Callable[[Prompts], np.ndarray]]] = {
         lambda p: np.round(p.number("last_rate") - p.number("first_rate"), 6),
     ),
     "regression": (
-        "surprise at how low the latest visit is: -log10 of the false discovery rate; 1.3 is 5 %",
+        "surprise at how low the latest visits are: -log10 of the false discovery rate; 1.3 is 5 %",
         _regression,
     ),
 }

@@ -130,6 +130,10 @@ class Memory:
         size = len(self.table.sources)
         self._visited, self._total = (np.pad(a, (0, size - len(a))) for a in (self._visited, self._total))
 
+    def rewards(self, rows: np.ndarray, reward: np.ndarray) -> np.ndarray:
+        """float64 ``(2, k)``: the data source of each row, as far as the prior tells them apart, and its reward."""
+        return np.stack([self.table.col("source")[rows] * float(self.by_source), reward])
+
     def value(self, rows: np.ndarray) -> np.ndarray:
         """float64 ``(k,)``: v of each row; nan while nothing was observed and there is no centre."""
         strength = self.col("strength")[rows] if self.fade_prior else self.strength

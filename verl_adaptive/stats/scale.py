@@ -23,6 +23,8 @@ from typing import Any
 
 import numpy as np
 
+from verl_adaptive.stats.running_mean import PSEUDO
+
 #: A difference counts for at most so many scales.
 CLIP = 8.0
 #: Weight of a step in the running mean square.
@@ -43,21 +45,25 @@ def typical_distance(values: np.ndarray) -> tuple[float, float]:
     return centre, float(np.median(away)) if len(away) else math.inf
 
 
-def others_mean(reward: np.ndarray, every: np.ndarray, earlier: np.ndarray | None) -> np.ndarray:
-    """The mean of the other rewards, a rogue one counted as in the scale; nan where there is no other.
+def others_mean(mine: np.ndarray, every: np.ndarray) -> np.ndarray:
+    """The mean of the other rewards of the same data source, shrunk to that of all others as a prompt's prior is; a rogue
+    reward counts as in the scale. nan where there is no other.
 
     Args:
-        reward: float64 ``(k,)``, some of ``every``.
-        every: float64 ``(R,)``.
-        earlier: further ones.
+        mine: float64 ``(2, k)``, data sources and rewards, some of ``every``.
+        every: float64 ``(2, R)``.
     """
-    if earlier is not None:
-        every = np.concatenate([every, earlier])
-    if len(every) < 2:
-        return np.full(len(reward), np.nan)
-    centre, distance = typical_distance(every)
-    off, own = (np.clip(x - centre, -CLIP * distance, CLIP * distance) for x in (every, reward))
-    return centre + (off.sum() - own) / (len(every) - 1)
+    if every.shape[1] < 2:
+        return np.full(mine.shape[1], np.nan)
+    centre, distance = typical_distance(every[1])
+    off, own = (np.clip(x[1] - centre, -CLIP * distance, CLIP * distance) for x in (every, mine))
+    mean = (off.sum() - own) / (len(off) - 1)
+    for source in np.unique(mine[0]):
+        here, others = mine[0] == source, off[every[0] == source]
+        count = len(others) - 1
+        if count:
+            mean[here] += count / (PSEUDO + count) * ((others.sum() - own[here]) / count - mean[here])
+    return centre + mean
 
 
 class RunningScale:
@@ -70,18 +76,18 @@ class RunningScale:
     def __init__(self) -> None:
         self._square = np.zeros(2)  # Σ ω q, Σ ω
         self._sums = np.zeros(2)  # Σ |d|, Σ d²
-        self._seen = np.zeros((2, 0))  # of the step under way: rewards, differences
+        self._seen = np.zeros((3, 0))  # of the step under way: data sources, rewards, differences
         self._before = 0.0  # the scale at the step's beginning
         self.jump = 0.0
 
-    def observe(self, reward: np.ndarray, off: np.ndarray) -> None:
-        """Take rewards of the step under way and their differences; nan: not known."""
-        self._seen = np.concatenate([self._seen, np.stack([reward, off])], axis=1)
+    def observe(self, rewards: np.ndarray, off: np.ndarray) -> None:
+        """Take data sources and rewards of the step under way, ``(2, k)``, and their differences; nan: not known."""
+        self._seen = np.concatenate([self._seen, [*rewards, off]], axis=1)
 
     @property
     def rewards(self) -> np.ndarray:
-        """float64 ``(k,)``: of the step under way."""
-        return self._seen[0]
+        """float64 ``(2, k)``: data sources and rewards of the step under way."""
+        return self._seen[:2]
 
     @property
     def before(self) -> float:
@@ -91,7 +97,7 @@ class RunningScale:
     @property
     def limit(self) -> float:
         """What a difference counts for at most."""
-        return CLIP * (self._before or typical_distance(self._seen[0])[1])
+        return CLIP * (self._before or typical_distance(self._seen[1])[1])
 
     @property
     def value(self) -> float:
@@ -106,7 +112,7 @@ class RunningScale:
     def counted(self, reward: np.ndarray, value: np.ndarray) -> np.ndarray:
         """float64 ``(k,)``: rewards of the step under way as they count beside the values expected; nan: not known."""
         limit, unknown = self.limit, np.isnan(value)
-        centre = np.where(unknown, typical_distance(self._seen[0])[0], value) if unknown.any() else value
+        centre = np.where(unknown, typical_distance(self._seen[1])[0], value) if unknown.any() else value
         return np.where(np.abs(reward - centre) <= limit, reward, centre + np.clip(reward - centre, -limit, limit))
 
     @property
@@ -119,7 +125,7 @@ class RunningScale:
 
     def _known(self) -> np.ndarray:
         """float64 ``(2, k)``: rewards and differences that are known, in an order that is not that of arrival."""
-        known = self._seen[:, np.isfinite(self._seen[1])]
+        known = self._seen[1:, np.isfinite(self._seen[2])]
         return known[:, np.lexsort(known)]
 
     def _with_step(self) -> tuple[np.ndarray, np.ndarray]:
@@ -144,7 +150,7 @@ class RunningScale:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._square, self._sums = (np.asarray(state[k], dtype=np.float64).copy() for k in ("square", "sums"))
-        self._seen = np.asarray(state["seen"], dtype=np.float64).reshape(2, -1).copy()
+        self._seen = np.asarray(state["seen"], dtype=np.float64).reshape(3, -1).copy()
         self._before, self.jump = _scale(self._square, self._sums), float(state["jump"])
 
 
