@@ -270,7 +270,7 @@ def test_an_unset_shell_variable_is_not_the_default(key, composed) -> None:
 @pytest.mark.parametrize(
     ("word", "says"),
     [
-        ("tolerance=inf", "must be 0 or greater, and finite"),
+        ("tolerance=1e300", r"must be in \[0, 1000\]: in units of the signal"),
         ("success.threshold=inf", "must be finite"),
         ("success.low=-inf", "must be finite"),
         ("total_rollouts=0", "must be 1 or greater, or null"),

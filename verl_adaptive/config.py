@@ -18,7 +18,7 @@ import numpy as np
 
 from verl_adaptive.errors import ConfigError
 from verl_adaptive.groups import at_least
-from verl_adaptive.ranges import Count, Finite, NonNegative, PositiveShare, Range, Share, Whole
+from verl_adaptive.ranges import Count, Finite, PositiveShare, Range, Share, Whole
 
 T = TypeVar("T")
 
@@ -327,7 +327,7 @@ class AdaptiveConfig:
     seed: int | None = None
     signal: str = "reward"
     success: SuccessConfig = field(default_factory=SuccessConfig)
-    tolerance: NonNegative = 1e-6
+    tolerance: Annotated[float, Range("[0, 1000]", "in units of the signal")] = 1e-6
     id_key: str | None = None
     batch_unit: typing.Literal["groups", "rollouts"] = "groups"
     refill: bool = True

@@ -573,6 +573,7 @@ def test_a_critic_that_cannot_be_opened_here(examine) -> None:
         (("adaptive.seed=${oc.env:NOPE}",), "adaptive.seed='${oc.env:NOPE}': the environment variable NOPE is not set"),
         (("data.tran_batch_size=64",), "has no such key; did you mean data.train_batch_size?"),
         (("data.train_batch_size=abc",), "data.train_batch_size='abc': must be a number"),
+        (("data.train_files=3",), "data.train_files=3: must be a file, or a list of files"),
         (("+adaptve.seed=3",), "+adaptve.seed=3: nobody reads adaptve; did you mean adaptive.seed=3?"),
         (("+adaptive@mine=solo",), "nobody reads it below mine; write +adaptive=solo"),
         (("adaptive.poll_interval=1e26",), "adaptive.poll_interval=1e+26: must be in (0, 60]: seconds"),
@@ -587,7 +588,9 @@ def test_a_critic_that_cannot_be_opened_here(examine) -> None:
 )
 def test_a_message_names_key_and_value_and_nothing_follows_it(call, words, says) -> None:
     status, out, _ = call("doctor", "--json", "--", *MINIMAL, "+adaptive=solo", *words)
-    failed = [c for c in json.loads(out)["checks"] if c["status"] == "fail" and c["name"] in ("compose", "validate")]
+    failed = [
+        c for c in json.loads(out)["checks"] if c["status"] == "fail" and c["name"] in ("compose", "validate", "plan")
+    ]
     assert status == 1 and len(failed) == 1 and says in failed[0]["detail"], failed
     assert failed[0]["fix"] == "" and "use +" not in failed[0]["detail"]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -279,7 +279,8 @@ def _first_round(plan: RunPlan) -> int:
 
 
 def _paths(files: Any) -> list[Path]:
-    names = [files] if isinstance(files, str) else list(files or [])
+    names = list(files) if isinstance(files, Sequence) and not isinstance(files, str) else [files] if files else []
+    check(all(isinstance(name, str) for name in names), "data.train_files", files, "must be a file, or a list of files")
     return [Path(os.path.expanduser(name)) for name in names]
 
 
