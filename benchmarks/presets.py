@@ -79,7 +79,6 @@ SOLO: dict[str, list[str]] = {
     "solo-epoch": ["solo", "adaptive/sampler=epoch"],
     "solo-no_source": ["solo", "adaptive.sampler.prior=all", "adaptive.advantage.prior=all"],
     "solo-no_prompt": ["solo", "adaptive.advantage.strength=1e9"],
-    "solo-fade": ["solo", "adaptive.sampler.fade_prior=true", "adaptive.advantage.fade_prior=true"],
     "solo-whiten": ["solo", "adaptive.advantage.scale=whiten"],
     "solo-thin": ["solo", "adaptive.advantage.thin=1"],
     "solo-thin1.5": ["solo", "adaptive.advantage.thin=1.5"],
