@@ -82,7 +82,8 @@ def unpacked(clone: Path, ref: str, folder: Path) -> str:
     except (OSError, subprocess.CalledProcessError) as error:
         raise SystemExit(f"{clone}: no clone of verl with a commit {ref}: {error}") from error
     with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
-        tar.extractall(folder, filter="data")
+        tar.extraction_filter = getattr(tarfile, "data_filter", None)  # Debian 12's Python has none
+        tar.extractall(folder)
     return commit
 
 

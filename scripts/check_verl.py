@@ -155,7 +155,8 @@ def _folder(path: Path, ref: str, scratch: Path) -> Source:
     if _git(path, "archive", "--output", str(archive), ref or "HEAD", "verl") is None:
         raise Unreadable(f"{path}: {ref or 'HEAD'} holds no verl")
     with tarfile.open(archive) as packed:
-        packed.extractall(target, filter="data")
+        packed.extraction_filter = getattr(tarfile, "data_filter", None)  # Debian 12's Python has none
+        packed.extractall(target)
     return Source(target, commit)
 
 

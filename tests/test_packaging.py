@@ -87,7 +87,8 @@ def test_wheel_holds_the_packages_and_nothing_else(tree, wheel) -> None:
 def test_sdist_builds_the_same_wheel(tree, wheel, tmp_path) -> None:
     sdist = build("sdist", tree, tmp_path / "sdist")
     with tarfile.open(sdist) as file:
-        file.extractall(tmp_path / "unpacked", filter="data")
+        file.extraction_filter = getattr(tarfile, "data_filter", None)  # Debian 12's Python has none
+        file.extractall(tmp_path / "unpacked")
     (unpacked,) = (tmp_path / "unpacked").iterdir()
     assert {"LICENSE", "setup.cfg", "pyproject.toml", "CHANGELOG.md", "CONTRIBUTING.md"} <= {
         p.name for p in unpacked.iterdir()

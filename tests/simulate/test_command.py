@@ -66,7 +66,7 @@ def test_a_recorded_run_is_simulated(call, tmp_path) -> None:  # noqa: F811
         (
             ("--preset", "greso adaptive.sampler.p_easy=2"),
             1,
-            "greso adaptive.sampler.p_easy=2: adaptive.sampler.p_easy=2.0",
+            "greso adaptive.sampler.p_easy=2: adaptive.sampler.p_easy=2: must be in [0, 1]",
         ),
         (("adaptive.sampler.p_easy=0.3",), 1, "overrides of one preset go into its own quotes"),
         (("--threshold", "nan"), 1, "--threshold=nan: must be finite"),

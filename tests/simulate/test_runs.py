@@ -247,7 +247,7 @@ def test_presets_are_those_of_the_command_line() -> None:
         ("", "must name a preset"),
         ("greso 'x", "No closing quotation"),
         ("greso adaptive.sampler.p_eazy=1", "Could not override"),
-        ("greso adaptive.sampler.p_easy=2", "must be a probability"),
+        ("greso adaptive.sampler.p_easy=2", r"must be in \[0, 1\]"),
         ("greso data.train_batch_size=8", "write --batch 8"),
         ("greso trainer.nnodes=8", "adaptive.* only"),
         ("greso adaptive.total_rollouts=512", "write --budget 512"),

@@ -22,8 +22,8 @@ batch's mean, divided by its deviation. Either is one number for all prompts, so
 *Equal rewards.* A difference of at most ``adaptive.tolerance`` or 1e-6 · |r| is 0: rewards that are equal up to rounding
 teach nothing.
 
-*Rogue rewards.* What a reward adds to memory, scale and the others' baseline is at most 8 scales from the prompt's value, so one −10,000 costs
-one rollout and not the next hundred steps.
+*Rogue rewards.* What a reward adds to memory, scale and the others' baseline is at most 8 scales from the prompt's value, so
+one −10,000 costs one rollout and not the next hundred steps.
 
 *Thinning.* With ``thin`` a row is kept with probability q = min(1, |d| / τ), d = r − b, τ = thin · S, S the scale at the
 beginning of the step of the review. A kept row counts as sign(d) · max(|d|, τ), any other as 0, and leaves training where
@@ -32,9 +32,10 @@ each group, of its prompt's key and its place in the order of submission; siblin
 
 *Any reward.* v is in units of the training reward itself, so 0/1, ±1, shaped and continuous rewards are served by one
 formula: r → a r + b (a > 0) changes no advantage. Until anything is known, in the first step of a run without warm
-start, the mean of the batch's other rollouts stands for v, those of its data source foremost, as in v. ``adaptive.signal`` may be something else than the reward;
-it is what samplers and filters judge by and does not enter here. verl's own penalties (KL in the reward) are in r and
-not in v: the baseline is then a little high, and not biased by it.
+start, the mean of the batch's other rollouts stands for v, those of its data source foremost, as in v.
+``adaptive.signal`` may be something else than the reward; it is what samplers and filters judge by and does not enter
+here. verl's own penalties (KL in the reward) are in r and not in v: the baseline is then a little high, and not biased by
+it.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ from verl_adaptive.ranges import NonNegative, Positive, Range, Share
 from verl_adaptive.rng import Draw
 from verl_adaptive.roles import Advantage
 from verl_adaptive.stats.running_mean import Memory
-from verl_adaptive.stats.scale import CLIP, RunningScale, others_mean
+from verl_adaptive.stats.scale import CLIP, RunningScale, others_mean, within
 from verl_adaptive.stats.table import Column, StatsTable
 
 #: Least difference, in sizes of the reward: float32 has a sixteenth of it.
@@ -167,8 +168,7 @@ class MemoryBaseline(Advantage):
     def _counted(self, reward: np.ndarray, group_of: np.ndarray, groups: Groups) -> np.ndarray:
         """Rewards as they count in the baseline of the others in their group: a rogue one moves it as far as scale and memory."""
         value, scale = (self.col(name)[groups.row][group_of] for name in ("before", "scale"))
-        limit = np.where(scale > 0, CLIP * scale, np.inf)
-        return np.where(np.abs(reward - value) > limit, value + np.clip(reward - value, -limit, limit), reward)
+        return within(reward, value, np.where(scale > 0, CLIP * scale, np.inf))
 
     def compute(self, reward: np.ndarray, group_of: np.ndarray, observed: Groups) -> np.ndarray:
         off = np.nan_to_num(self._off(reward, group_of, observed))

@@ -7,8 +7,8 @@ examples:
   verl-adaptive bench report                                          tables and plots again, from the results
 
 What follows the benchmark's name is the benchmark's own; --help after it tells more. torch and pretrained share --presets,
---lrs, --seeds, --cell ID, --check and --list; cells that the results
-hold are not run again. They run from a checkout: their results belong beside the code that made them.
+--variants, --lrs, --seeds, --cell ID, --check, --fresh and --list; cells that the results hold are not run again. They run
+from a checkout: their results belong beside the code that made them.
 """
 
 from __future__ import annotations

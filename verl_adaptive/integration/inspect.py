@@ -279,7 +279,9 @@ def _first_round(plan: RunPlan) -> int:
 
 
 def _paths(files: Any) -> list[Path]:
-    names = list(files) if isinstance(files, Sequence) and not isinstance(files, str) else [files] if files else []
+    if not files:
+        return []
+    names = list(files) if isinstance(files, Sequence) and not isinstance(files, str) else [files]
     check(all(isinstance(name, str) for name in names), "data.train_files", files, "must be a file, or a list of files")
     return [Path(os.path.expanduser(name)) for name in names]
 

@@ -45,6 +45,11 @@ def typical_distance(values: np.ndarray) -> tuple[float, float]:
     return centre, float(np.median(away)) if len(away) else math.inf
 
 
+def within(reward: np.ndarray, centre: np.ndarray, limit: np.ndarray | float) -> np.ndarray:
+    """float64 ``(k,)``: rewards, those farther from the centre than the limit moved to it; to the bit what the others are."""
+    return np.where(np.abs(reward - centre) > limit, centre + np.clip(reward - centre, -limit, limit), reward)
+
+
 def others_mean(mine: np.ndarray, every: np.ndarray) -> np.ndarray:
     """The mean of the other rewards of the same data source, shrunk to that of all others as a prompt's prior is; a rogue
     reward counts as in the scale. nan where there is no other.
@@ -113,7 +118,7 @@ class RunningScale:
         """float64 ``(k,)``: rewards of the step under way as they count beside the values expected; nan: not known."""
         limit, unknown = self.limit, np.isnan(value)
         centre = np.where(unknown, typical_distance(self._seen[1])[0], value) if unknown.any() else value
-        return np.where(np.abs(reward - centre) <= limit, reward, centre + np.clip(reward - centre, -limit, limit))
+        return within(reward, centre, limit)
 
     @property
     def explained(self) -> float:
