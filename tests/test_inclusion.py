@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import heapq
+
 import numpy as np
 import pytest
 
 from tests.world import Arrivals, World, make_stream_engine
 from verl_adaptive.engine import AsyncFacts, Requests
+from verl_adaptive.engine.shape import ROOM
 from verl_adaptive.groups import Groups
 
 PROMPTS, BATCH, STEPS = 200, 24, 200
@@ -46,6 +49,41 @@ def test_long_answers_train_as_often_as_short_ones(sampler, within) -> None:
         groups = arrivals.step(engine, step).groups
         odd, whole = odd + int((groups.row % 2).sum()), whole + len(groups)
     assert odd / whole == pytest.approx(0.5, abs=within)
+
+
+class Timed(Arrivals):
+    """An answer takes as long as it is; whoever is done first is back first."""
+
+    def __init__(self, world: World, lengths: np.ndarray) -> None:
+        super().__init__(world)
+        self.now, self.lengths, self.due = 0.0, lengths, list[tuple[float, int, Groups]]()
+
+    def send(self, requests: Requests | None) -> None:
+        if requests is None:
+            return
+        groups = self.world.roll(requests)
+        for i in range(len(groups)):
+            one = groups.select(np.array([i]))
+            heapq.heappush(self.due, (self.now + self.lengths[one.row[0]], int(one.submission[0]), one))
+
+    def back(self) -> Groups:
+        self.now, _, group = heapq.heappop(self.due)
+        return group
+
+
+@pytest.mark.parametrize(("room", "shorter"), [(ROOM, (-0.02, 0.06)), (1.3, (0.08, 0.2))])
+def test_the_room_that_solo_leaves_keeps_the_lengths(room, shorter) -> None:
+    """Lengths have a long tail, and a batch is ahead: the draws that long answers miss are made good if there is room."""
+    batch = 48
+    lengths = np.exp(0.7 * np.random.default_rng(1).normal(size=int(room * 2 * batch)))
+    engine, world = make_stream_engine(
+        *("spread", "fixed", "keep_all", "verl"),
+        stream=AsyncFacts(warmup=batch, threshold=100),
+        **{"batch": batch, "n": 1, "M": len(lengths), "steps": 10_000, "p": np.full(len(lengths), 0.5)},
+    )
+    arrivals = Timed(world, lengths)
+    trained = [arrivals.step(engine, step).groups.row for step in range(1, 101)][20:]
+    assert shorter[0] < 1 - lengths[np.concatenate(trained)].mean() / lengths.mean() < shorter[1]
 
 
 def test_draws_beyond_the_cap_are_due_in_the_next_step() -> None:

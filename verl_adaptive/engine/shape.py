@@ -10,6 +10,10 @@ from verl_adaptive.config import AdaptiveConfig, check
 from verl_adaptive.policy import find_part, make_part
 from verl_adaptive.roles import Allocator, Sampler
 
+#: Asynchronous trainers, rollouts spread over prompts: the data set is at least so many times what is in flight. A prompt in
+#: flight is not drawn, so the nearer the two are, the more the answers that train are short ones.
+ROOM = 3
+
 
 @dataclass(frozen=True)
 class StepShape:
@@ -41,7 +45,7 @@ def step_shape(config: AdaptiveConfig, batch: int, n: int, prompts: int, ahead: 
     Returns:
         With ``batch_unit=groups`` groups of the allocator's own size, where it has one, else of ``n``. With
         ``batch_unit=rollouts`` groups of the smallest size, from the allocator's up, that divides ``n`` and
-        needs no more prompts than there are; of size ``n`` if none does.
+        needs no more prompts than there are, with batches ahead a third of them (``ROOM``); of size ``n`` if none does.
 
     Raises:
         ConfigError: there is no step; the allocator does not give every prompt the same number, or one that does not divide
@@ -71,14 +75,16 @@ def step_shape(config: AdaptiveConfig, batch: int, n: int, prompts: int, ahead: 
         f"a step's {batch} x {n} rollouts are spread over groups that divide actor_rollout_ref.rollout.n={n}: "
         f"{', '.join(map(str, sizes))}",
     )
-    fits = [k for k in sizes if k >= wanted and math.ceil(batch * (n // k) * (1 + ahead)) <= prompts]
+    room = ROOM * (1 + ahead) if ahead else 1
+    fits = [k for k in sizes if k >= wanted and math.ceil(batch * (n // k) * room) <= prompts]
     size = fits[0] if fits else n
     note = ""
     if size != wanted:
-        note = (
-            f"{prompts:,} prompts are too few for {batch * (n // wanted):,} groups of {wanted}"
-            f"{' and as many ahead as asked for' if ahead else ''}: groups of {size} instead"
-        )
+        groups = batch * (n // wanted)
+        short = f"are too few for {groups:,} groups of {wanted}"
+        if ahead:
+            short = f"are fewer than {ROOM} times the {math.ceil(groups * (1 + ahead)):,} groups of {wanted} in flight"
+        note = f"{prompts:,} prompts {short}: groups of {size} instead"
     if "n" in config.allocator:
         config = replace(config, allocator={**config.allocator, "n": size})
     return StepShape(batch * (n // size), size, config, note)
