@@ -8,9 +8,9 @@ import math
 class SlowMemory:
     """One entry a prompt: w, m, latest mean, strength of the prior."""
 
-    def __init__(self, sources, decay=0.9, strength=4.0, by_source=True, fade_prior=False, centre=None):
-        self.sources, self.decay, self.kappa = list(sources), decay, strength
-        self.by_source, self.fade_prior, self.centre = by_source, fade_prior, centre
+    def __init__(self, sources, decay=0.9, strength=4.0, by_source=True, centre=None):
+        self.sources, self.decay = list(sources), decay
+        self.by_source, self.centre = by_source, centre
         self.w, self.m = [0.0] * len(sources), [0.0] * len(sources)
         self.latest: list[float | None] = [None] * len(sources)
         self.strength = [strength] * len(sources)
@@ -36,8 +36,7 @@ class SlowMemory:
         self.w[prompt] = self.decay * self.w[prompt] + weight * sum(values)
         self.m[prompt] = self.decay * self.m[prompt] + weight * len(values)
         self.latest[prompt] = sum(values) / len(values)
-        if self.fade_prior:
-            self.strength[prompt] *= self.decay
+        self.strength[prompt] *= self.decay
 
 
 def middle(values):

@@ -49,9 +49,7 @@ class TestConformanceOfSpo(AdvantageConformance):
     per_group = False
 
     def make(self):
-        return MemoryBaseline(
-            {"decay": 0.875, "strength": 8.0, "prior": "all", "fade_prior": True, "shrink": 0.0, "scale": "whiten"}
-        )
+        return MemoryBaseline({"decay": 0.875, "strength": 8.0, "prior": "all", "shrink": 0.0, "scale": "whiten"})
 
 
 class TestConformanceThinned(AdvantageConformance):
@@ -86,7 +84,6 @@ OPTIONS = st.fixed_dictionaries(
         "decay": st.sampled_from([0.0, 0.5, 0.9, 1.0]),
         "strength": st.sampled_from([0.5, 4.0]),
         "prior": st.sampled_from(["source", "all"]),
-        "fade_prior": st.booleans(),
         "shrink": st.sampled_from([0.5, 4.0]),
         "scale": st.sampled_from(["running", "whiten", "none"]),
     }
@@ -97,9 +94,7 @@ OPTIONS = st.fixed_dictionaries(
 @given(histories(), OPTIONS)
 def test_golden_trace(history, options) -> None:
     made = bound(options, stale_discount=0.8)
-    memory = SlowMemory(
-        SOURCES, options["decay"], options["strength"], options["prior"] == "source", options["fade_prior"]
-    )
+    memory = SlowMemory(SOURCES, options["decay"], options["strength"], options["prior"] == "source")
     slow = SlowBaseline(memory, options["shrink"], options["scale"])
     for number, step in enumerate(history, 1):
         out = see(made, groups_of(step), number)
@@ -145,11 +140,12 @@ def test_by_hand() -> None:
     out = see(made, Groups.from_lists([0, 1, 3], [[1], [0], [1]]))
     np.testing.assert_allclose(out, [1 - 2 / 3, 0 - 1, 1 - 2 / 3])
     # All: 2/3. Source of prompts 0 and 3: (2 · 2/3 + 2) / 4 = 5/6; of 1: (2 · 2/3 + 0) / 3 = 4/9; of 2: 2/3.
+    # A visit of prompt 0 has left its source one rollout of the two.
     out = see(made, Groups.from_lists([0, 4, 2], [[0], [1], [1]]), 2)
-    np.testing.assert_allclose(out, [0 - (1 + 2 * 5 / 6) / 3, 1 - 4 / 9, 1 - 2 / 3])
+    np.testing.assert_allclose(out, [0 - (1 + 5 / 6) / 2, 1 - 4 / 9, 1 - 2 / 3])
     assert (made.memory.col("sum")[0], made.memory.col("count")[0]) == (0.5, 1.5)
     # Two rollouts: the other one, and the value for two more.
-    v = (0.5 + 2 * made.memory._prior[made.table.col("source")[0]]) / 3.5
+    v = (0.5 + 0.5 * made.memory._prior[made.table.col("source")[0]]) / 2
     out = see(bound_like(made, shrink=2.0), Groups.from_lists([0], [[1, 0]]), 3)
     np.testing.assert_allclose(out, [1 - (0 + 2 * v) / 3, 0 - (1 + 2 * v) / 3])
 
@@ -253,7 +249,7 @@ def test_data_sources_may_have_rewards_of_their_own_size(sources, apart) -> None
     for step in range(1, 30):
         rows = rng.permutation(600)[:128]
         rewards = apart * (rows % sources) + rng.integers(0, 2, 128)
-        assert rms(see(made, Groups.from_lists(rows, rewards[:, None].tolist()), step)) > 0.5
+        assert rms(see(made, Groups.from_lists(rows, rewards[:, None].tolist()), step)) > 0.4
 
 
 def test_the_jump_of_the_scale_is_said() -> None:

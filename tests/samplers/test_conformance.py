@@ -57,7 +57,7 @@ class TestSpreadOfGroups(SamplerConformance):
     patience = 300
 
     def make(self) -> Sampler:
-        return Spread({"weight": "mixed", "fade_prior": True, "prior": "all", "floor": 0.05})
+        return Spread({"weight": "mixed", "prior": "all", "floor": 0.05})
 
 
 class TestCero(SamplerConformance):

@@ -75,9 +75,8 @@ class MemoryBaseline(Advantage):
 
         Attributes:
             decay: ρ, what a visit leaves of a prompt's earlier evidence.
-            strength: κ, rollouts that the prior counts for.
+            strength: κ, rollouts that the prior counts for before the first visit; it fades with the evidence.
             prior: what an unknown prompt is expected to give: the mean of its data source (``source``) or of ``all``.
-            fade_prior: a visit leaves ρ of the prior's strength, too (SPO).
             shrink: κ', rollouts that the value counts for beside the other rollouts of a group.
             scale: divide by the running root mean square (``running``), ``whiten`` over the batch (SPO), or ``none``.
             thin: τ in scales: rows are thinned without bias, the smaller |r − b| the likelier (not with ``whiten``); 0: none.
@@ -86,7 +85,6 @@ class MemoryBaseline(Advantage):
         decay: Share = 0.9
         strength: Positive = 4.0
         prior: Literal["source", "all"] = "source"
-        fade_prior: bool = False
         shrink: NonNegative = 4.0
         scale: Literal["running", "whiten", "none"] = "running"
         thin: Annotated[float, Range(f"[0, {CLIP:g}]")] = 0.0
@@ -109,7 +107,6 @@ class MemoryBaseline(Advantage):
             decay=c.decay,
             strength=c.strength,
             by_source=c.prior == "source",
-            fade_prior=c.fade_prior,
             centre=None,
         )
         self.memory.begin_with(table.col("reward_sum"))

@@ -60,9 +60,8 @@ class Spread(Sampler):
             floor: what every prompt's weight is at least.
             n: rollouts of the group that ``mixed`` thinks of; null: the run's group size.
             decay: ρ, what a visit leaves of a prompt's earlier evidence.
-            strength: κ, rollouts that the prior counts for.
+            strength: κ, rollouts that the prior counts for before the first visit; it fades with the evidence.
             prior: what an unknown prompt is expected to show: the mean of its data source (``source``) or of ``all``.
-            fade_prior: a visit leaves ρ of the prior's strength, too (SPO).
         """
 
         weight: Literal["reward", "success", "mixed"] = "reward"
@@ -71,7 +70,6 @@ class Spread(Sampler):
         decay: Share = 0.9
         strength: Positive = 4.0
         prior: Literal["source", "all"] = "source"
-        fade_prior: bool = False
 
     def __init__(self, options: Mapping[str, Any] | None = None) -> None:
         super().__init__(options)
@@ -91,7 +89,7 @@ class Spread(Sampler):
             c.weight,
             f"a group of {facts.n} is never mixed; take adaptive.sampler.weight=reward, or set adaptive.sampler.n",
         )
-        kind = {"decay": c.decay, "strength": c.strength, "by_source": c.prior == "source", "fade_prior": c.fade_prior}
+        kind = {"decay": c.decay, "strength": c.strength, "by_source": c.prior == "source"}
         self._pool = None
         if c.weight != "reward":
             self.memory = Memory(table, self.name, **kind)

@@ -3,15 +3,16 @@
 A prompt's evidence fades with its visits. One visit with n observations x (weights of the policy, asynchronous trainers:
 ``stale_discount`` to the power of the lag):
 
-    w ← ρ w + Σ x,   m ← ρ m + n
+    w ← ρ w + Σ x,   m ← ρ m + n,   κ ← ρ κ
 
-and what it gives next time is shrunk to what its data source gave last time, with the strength κ of so many rollouts:
+and what it gives next time is shrunk to what its data source gave last time, with the strength κ of so many rollouts, which
+fades with the prompt's visits as in SPO (2509.13232) and DBB (2603.18444):
 
     v = (w + κ s) / (m + κ),   s = (2 a + Σ latest) / (2 + visited)   over the visited prompts of the source,
 
 ``latest`` being the mean of a prompt's latest visit and ``a`` the same mean over all sources, which in turn starts from
 ``centre`` with the weight of two prompts, or without a centre from nothing: then v is nan until something was observed.
-With ``fade_prior`` κ fades like the evidence (κ ← ρ κ), as in SPO (2509.13232) and DBB (2603.18444).
+So a prompt that is always solved beside hopeless ones of its source comes to a value of 1, and is let go.
 
 *Before.* ``s`` stands still within a step (:meth:`Memory.end_step` moves it), so that the value of a prompt that has not
 been visited in the step depends on nothing that the step has shown. :meth:`Memory.note` keeps it in the column ``before``.
@@ -62,9 +63,8 @@ class Memory:
         table: the run's statistics.
         namespace: of the columns.
         decay: ρ, what a visit leaves of the evidence before it.
-        strength: κ, rollouts that the prior counts for.
+        strength: κ before the first visit, rollouts that the prior counts for.
         by_source: the prior is the data source's; False: that of all prompts.
-        fade_prior: a visit leaves ρ of the prior's strength, too.
         centre: what nothing at all is taken for; None: not known.
     """
 
@@ -76,17 +76,13 @@ class Memory:
         decay: float,
         strength: float,
         by_source: bool = True,
-        fade_prior: bool = False,
         centre: float | None = 0.5,
     ) -> None:
         self.table, self.namespace = table, namespace
-        self.decay, self.strength, self.by_source, self.fade_prior = decay, strength, by_source, fade_prior
-        self.centre = centre
-        columns = {"sum": Column("f8", 0.0), "count": Column("f8", 0.0)}
+        self.decay, self.by_source, self.centre = decay, by_source, centre
+        columns = {"sum": Column("f8", 0.0), "count": Column("f8", 0.0), "strength": Column("f8", strength)}
         columns |= {name: Column("f8", float("nan")) for name in ("latest", "before")}
         self._noted = np.zeros(0, dtype=np.int64)  # visited in the step under way
-        if fade_prior:
-            columns["strength"] = Column("f8", strength)
         table.declare(namespace, columns)
         latest, source = self.col("latest"), table.col("source")
         seen = np.isfinite(latest)
@@ -136,13 +132,12 @@ class Memory:
 
     def value(self, rows: np.ndarray) -> np.ndarray:
         """float64 ``(k,)``: v of each row; nan while nothing was observed and there is no centre."""
-        strength = self.col("strength")[rows] if self.fade_prior else self.strength
         prior = self._prior[self.table.col("source")[rows]]
-        return (self.col("sum")[rows] + strength * prior) / self.mass(rows)
+        return (self.col("sum")[rows] + self.col("strength")[rows] * prior) / self.mass(rows)
 
     def mass(self, rows: np.ndarray) -> np.ndarray:
         """float64 ``(k,)``: rollouts that the value of each row rests on, the prior's among them."""
-        return self.col("count")[rows] + (self.col("strength")[rows] if self.fade_prior else self.strength)
+        return self.col("count")[rows] + self.col("strength")[rows]
 
     def observe(self, rows: np.ndarray, total: np.ndarray, n: np.ndarray, mean: np.ndarray) -> None:
         """Learn from visits, in their order.
@@ -163,16 +158,15 @@ class Memory:
             latest[row] = mean[now]
             fade(self.col("sum"), row, self.decay, total[now])
             fade(self.col("count"), row, self.decay, n[now])
-            if self.fade_prior:
-                fade(self.col("strength"), row, self.decay, 0.0)
+            fade(self.col("strength"), row, self.decay, 0.0)
 
     def begin_with(self, sums: np.ndarray) -> None:
         """Take evidence that the table has of prompts that this memory has none of (a warm start).
 
         Args:
             sums: float64, one a row: the sum over all rollouts, of successes or rewards. What is remembered weighs as
-                much as rollouts of one visit after the other would, at most 1 / (1 − ρ). Where it is not a number,
-                nothing is known.
+                much as one visit after the other of a rollout each would, at most 1 / (1 − ρ), and fades the prior
+                as they would. Where it is not a number, nothing is known.
         """
         n = self.table.col("rollouts").astype(np.float64)
         rows = np.flatnonzero((n > 0) & (self.col("count") == 0) & np.isfinite(sums))
@@ -181,7 +175,9 @@ class Memory:
         mean = sums[rows] / n[rows]
         most = 1.0 / (1.0 - self.decay) if self.decay < 1 else np.inf
         weight = np.minimum(n[rows], most)
+        strength = self.col("strength")[rows] * self.decay ** n[rows]
         self.observe(rows, weight * mean, weight, mean)
+        self.col("strength")[rows] = strength
         self.end_step()
 
     def state_dict(self) -> dict[str, Any]:
