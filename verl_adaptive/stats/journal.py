@@ -294,7 +294,7 @@ class Journal:
             step: training steps taken so far; of several measurements of a step the first one counts.
             metrics: verl's name → value; what is not a finite number is left out.
             generated: training rollouts of the run so far.
-            prompts: data source → validation prompts, from which readers judge what chance explains.
+            prompts: data source → validation prompts, from which readers get the sampling error.
             wall_time: seconds since 1970; now by default.
         """
         numbers = {
