@@ -526,7 +526,7 @@ def _lock(folder: Path) -> tuple[int, tuple[int, str]]:
                 raise
             raise JournalBusy(
                 f"{folder} is being written by {holder or 'another process'}. Two writers would mix two trainings: stop the "
-                "other one, or give this run a trainer.experiment_name of its own"
+                "other one, or give this run its own trainer.experiment_name"
             ) from None
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
