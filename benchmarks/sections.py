@@ -82,6 +82,11 @@ def difference(values: Sequence[float]) -> str:
     return f"**{text}**" if values and significant(values) else text
 
 
+def counted(standing: Standing | None, empty: str = "") -> str:
+    """A policy's difference from GRPO and, in brackets, its seeds."""
+    return empty if standing is None else f"{difference(list(standing.gains.values()))} ({len(standing.gains)})"
+
+
 def accuracy_table(made: Mapping[str, Standing], names: Iterable[str]) -> list[str]:
     """One pool: a row a policy."""
     rows = [
@@ -605,10 +610,10 @@ def choosing(found: Found) -> list[str]:
     rows = []
     for situation, take, pool, name in SITUATIONS:
         standing = found.get(pool, {}).get(name)
-        told = ["–", "–"] if standing is None else [share(standing.of_grpo), difference(list(standing.gains.values()))]
+        told = ["–" if standing is None else share(standing.of_grpo), counted(standing, "–")]
         rows.append([situation, take, *told])
     rows += [[situation, take, "–", "–"] for situation, take in UNMEASURED]
-    first, _, *rest = table(["situation", "take", "rollouts to GRPO's accuracy", "accuracy difference"], rows)
+    first, _, *rest = table(["situation", "take", "rollouts to GRPO's accuracy", "accuracy difference (seeds)"], rows)
     return [first, "|:--|:--|--:|--:|", *rest]
 
 
@@ -632,12 +637,13 @@ def solo_block(found: Found) -> list[str]:
         if any(name in made for made in pools.values()):
             row = [made.get(name) for made in pools.values()]
             to_target.append([title, *("" if s is None else share(s.of_grpo) for s in row)])
-            to_grpo.append([title, *("" if s is None else difference(list(s.gains.values())) for s in row)])
+            to_grpo.append([title, *map(counted, row)])
     return [
         "Rollouts to GRPO's final accuracy (groups of 8), as a share of the budget:",
         "",
         *table(heads, to_target),
-        "Final accuracy less GRPO's (bold: significant; [how it is judged](../benchmarks/RESULTS.md#how-it-is-judged)):",
+        "Final accuracy less GRPO's (seeds in brackets, of both tables; bold: significant;",
+        "[how it is judged](../benchmarks/RESULTS.md#how-it-is-judged)):",
         "",
         *table(heads, to_grpo),
     ]
@@ -719,7 +725,8 @@ def critic_block(found: Found) -> list[str]:
     sao, rows = made["sao"], []
     for name in ("solo", "reinforce", "sao", "grpo-4", "grpo"):
         if (s := made.get(name)) is not None:
-            beside = "" if s is sao else f"{difference(less(sao, s))} ({len(less(sao, s))})"
+            gains = less(sao, s)
+            beside = "" if s is sao else f"{difference(gains)} ({len(gains)})"
             rows.append([f"`{name}`", f"{share(s.of_grpo)} ({len(s.gains)})", beside])
     heads = ["policy", "rollouts to GRPO's accuracy (seeds)", "accuracy of `sao` less this one's (seeds)"]
     return table(heads, rows)

@@ -76,6 +76,7 @@ def test_what_the_tables_say_of_a_pool() -> None:
     assert "| prompts in epoch order | `solo-epoch` | 3 | **-0.095 ± 0.000** |" in sections.ablations(runs)
     front = sections.evidence({"real/base": of})
     assert "| real, natural mix, 3 seeds: `solo` | 0.71 | **+0.209 ± 0.000** |" in front
+    assert "| **+0.209 ± 0.000** (3) |" in "\n".join(sections.solo_block({"real/base": of}))
     (told,) = [line for line in claims({"tiny": runs}) if line.startswith("| `aero` | accuracy")]
     assert "-0.000 ± 0.26" in told and told.endswith("(3) | not told |"), told
 
