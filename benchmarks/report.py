@@ -139,7 +139,7 @@ def pages(results: Path, results_page: Path, readme_page: Path) -> dict[Path, st
         blocks.append((docs / "pilot_commit.md", "measured", sections.forms_block(grid_runs(pilots))))
     if clock:
         blocks.append((docs / "order.md", "clock", sections.async_table(clock)))
-        blocks.append((readme_page, "cost", sections.cost(clock, found.get("real/base", {}))))
+        blocks.append((readme_page, "cost", sections.cost(clock, read(results, "long_answers.json"))))
     quickstart, thin = read(results, "quickstart.json"), read(results, "thin.json")
     if clock and quickstart and "solo" in (real := found.get("real/base", {})):
         of_thin = grid_runs(thin) if thin else None

@@ -54,12 +54,14 @@ JUDGED = [
     "of the budget; the median over seeds. *never*: the median seed does not reach it.",
     "* **Accuracy difference**: final accuracy less GRPO's of the same seed; the mean, ± half of its 95 % interval (Student's "
     "t, paired by seed). **Bold: significant**, that is: at least three seeds, and the interval excludes zero.",
+    "* **Rollouts a step**: generated, of those that GRPO generates for as many optimizer updates.",
     "* **Tokens trained**: of those that verl's own GRPO trains, which is all that it generates.",
     "* **Learning rate**: each policy at the best of those that it ran at. Rates and options of `solo` were chosen on other "
     "seeds (20 and up, `results/choose_torch.json`) than the tables show.",
     "* **Baselines**: GRPO with groups of 2 and 4 and the same rollouts a step (`grpo-2`, `grpo-4`), of 16 (*halved16*), with a "
     "decayed learning rate (*decay*), with two epochs over each batch (*epochs2*), and REINFORCE with the batch's mean as "
-    "baseline (`reinforce`). The best GRPO is the best of group sizes and decay by mean accuracy.",
+    "baseline (`reinforce`). The best GRPO is the best of group sizes and decay by mean accuracy over the "
+    "seeds that all of these have.",
     "* **Pools.** *Natural mix*: all difficulties. *Sparse*: most prompts hopeless or solved. *Large*: twice the prompts. *One "
     "pass*: no prompt is met twice. *Noisy*: one reward in ten is flipped. *Nothing right at first*: questions that the starting model answers less than once in 250 tries.",
     "* **Versions.** Most rows of the papers' presets in the real pools were measured with 0.1.0, which generated in rounds; each "
@@ -80,6 +82,11 @@ def difference(values: Sequence[float]) -> str:
     return f"**{text}**" if values and significant(values) else text
 
 
+def counted(standing: Standing | None, empty: str = "") -> str:
+    """A policy's difference from GRPO and, in brackets, its seeds."""
+    return empty if standing is None else f"{difference(list(standing.gains.values()))} ({len(standing.gains)})"
+
+
 def accuracy_table(made: Mapping[str, Standing], names: Iterable[str]) -> list[str]:
     """One pool: a row a policy."""
     rows = [
@@ -89,12 +96,14 @@ def accuracy_table(made: Mapping[str, Standing], names: Iterable[str]) -> list[s
             f"{s.lr:g}",
             share(s.of_grpo),
             "" if name == "grpo" else difference(list(s.gains.values())),
+            f"{s.step:.2f}",
             f"{s.trained:.2f}",
         ]
         for name in names
         if (s := made.get(name)) is not None
     ]
-    head = ["policy", "seeds", "learning rate", "rollouts to GRPO's accuracy", "accuracy difference", "tokens trained"]
+    head = ["policy", "seeds", "learning rate", "rollouts to GRPO's accuracy", "accuracy difference"]
+    head += ["rollouts a step", "tokens trained"]
     return table(head, rows)
 
 
@@ -257,12 +266,21 @@ def _clock_rows(data: Row) -> Iterable[Row]:
         yield {**e, "policy": name, "of": e["begun"] / grpo["begun"], "to_grpo": learns.get("to_grpo")}
 
 
+def _learning_seeds(data: Row) -> int:
+    """Seeds of the pool that learns, which every policy has."""
+    (seeds,) = {learns["seeds"] for learns in data["learning"]["mixed"].values() if learns}
+    return int(seeds)
+
+
 def _long_rows(data: Row) -> Iterable[Row]:
     arms = {row["arm"]: row["runs"] for row in data["rows"]}
+    whole = data["settings"]["batch"] * data["settings"]["n"]
     for arm, runs in arms.items():
         paired = list(zip(runs, arms["verl"], strict=True))
+        sent = [whole if arm == "verl" else r.get("rollouts") for r in runs]
         yield {
             "arm": arm,
+            "rollouts": pm([None if x is None else x / whole for x in sent], "{:.2f}"),
             "gen": pm([r["gen"] / b["gen"] for r, b in paired], "{:.2f}"),
             "apiece": pm(
                 [(r["gen"] / r["informative"]) / (b["gen"] / b["informative"]) for r, b in paired if r["informative"]],
@@ -296,8 +314,8 @@ RECORDS: Mapping[str, Sequence[Records]] = {
             "Generation time, simulated",
             lambda d: (
                 f"`{d['command']}`: the package's engine in a queueing model ({d['blocks']['model']['about']}); generation "
-                "only. Ratios to GRPO of the same seeds. *Rollouts to where GRPO's pool ends*: seconds of generation, on the pool "
-                "`mixed` that learns. [The model and its columns](../docs/simulate.md#the-clock)."
+                "only. Ratios to GRPO of the same seeds. *Time to where GRPO's pool ends*: on the pool `mixed`, which learns; "
+                f"{_learning_seeds(d)} seeds. [The model and its columns](../docs/simulate.md#the-clock)."
             ),
             _clock_rows,
             {
@@ -337,6 +355,7 @@ RECORDS: Mapping[str, Sequence[Records]] = {
             _long_rows,
             {
                 "trainer": lambda r: r["arm"],
+                "rollouts a step": lambda r: r["rollouts"],
                 "generation time": lambda r: r["gen"],
                 "time per informative group": lambda r: r["apiece"],
                 "slots idle": number("idle", "{:.0%}"),
@@ -542,18 +561,16 @@ PRESETS = {
 }
 
 
-def cost(clock: Row, made: Mapping[str, Standing]) -> list[str]:
-    """Cost of a step: generation time, simulated, and tokens trained, measured; each of plain GRPO's."""
+def cost(clock: Row, long: Row | None) -> list[str]:
+    """Cost of a step, of plain GRPO's: rollouts and generation time as measured on long answers, and the time that the model gives."""
+    measured = {row["arm"].strip("`"): row for row in (_long_rows(long) if long else ())}
     rows = []
     for preset, (page, about) in PRESETS.items():
-        entry = clock["policies"].get(preset)
-        simulated = f"{entry['time']:.2f}" if entry else "–"
-        trained = f"{made[preset].trained:.2f}" if preset in made else "–"
-        rows.append([f"[`+adaptive={preset}`](docs/{page})", about, simulated, trained])
-    first, _, *rest = table(
-        ["preset", "what it does", "generation time (simulated)", "tokens trained (measured)"], rows
-    )
-    return [first, "|:--|:--|--:|--:|", *rest]
+        entry, found = clock["policies"].get(preset), measured.get(preset)
+        told = ["–", "–"] if found is None else [found[name].split(" ±")[0] for name in ("rollouts", "gen")]
+        rows.append([f"[`+adaptive={preset}`](docs/{page}): {about}", *told, f"{entry['time']:.2f}" if entry else "–"])
+    heads = ["rollouts a step, measured", "generation time, measured", "generation time, simulated"]
+    return table(["preset", *heads], rows)
 
 
 #: Situation, what to take, and the pool and policy that measure it.
@@ -593,10 +610,10 @@ def choosing(found: Found) -> list[str]:
     rows = []
     for situation, take, pool, name in SITUATIONS:
         standing = found.get(pool, {}).get(name)
-        told = ["–", "–"] if standing is None else [share(standing.of_grpo), difference(list(standing.gains.values()))]
+        told = ["–" if standing is None else share(standing.of_grpo), counted(standing, "–")]
         rows.append([situation, take, *told])
     rows += [[situation, take, "–", "–"] for situation, take in UNMEASURED]
-    first, _, *rest = table(["situation", "take", "rollouts to GRPO's accuracy", "accuracy difference"], rows)
+    first, _, *rest = table(["situation", "take", "rollouts to GRPO's accuracy", "accuracy difference (seeds)"], rows)
     return [first, "|:--|:--|--:|--:|", *rest]
 
 
@@ -620,12 +637,13 @@ def solo_block(found: Found) -> list[str]:
         if any(name in made for made in pools.values()):
             row = [made.get(name) for made in pools.values()]
             to_target.append([title, *("" if s is None else share(s.of_grpo) for s in row)])
-            to_grpo.append([title, *("" if s is None else difference(list(s.gains.values())) for s in row)])
+            to_grpo.append([title, *map(counted, row)])
     return [
         "Rollouts to GRPO's final accuracy (groups of 8), as a share of the budget:",
         "",
         *table(heads, to_target),
-        "Final accuracy less GRPO's (bold: significant; [how it is judged](../benchmarks/RESULTS.md#how-it-is-judged)):",
+        "Final accuracy less GRPO's (seeds in brackets, of both tables; bold: significant;",
+        "[how it is judged](../benchmarks/RESULTS.md#how-it-is-judged)):",
         "",
         *table(heads, to_grpo),
     ]
@@ -633,18 +651,19 @@ def solo_block(found: Found) -> list[str]:
 
 def gain_note(found: Found) -> list[str]:
     """How much of `solo`'s gain REINFORCE has."""
-    shares = [
-        float(np.mean(list(made["reinforce"].gains.values())) / np.mean(list(made["solo"].gains.values())))
-        for pool, made in found.items()
-        if {"solo", "reinforce"} <= set(made) and _shown(pool)
-    ]
+    shares = []
+    for pool, made in found.items():
+        if {"solo", "reinforce"} <= set(made) and _shown(pool):
+            solo, reinforce = made["solo"].gains, made["reinforce"].gains
+            both = set(solo) & set(reinforce)
+            shares.append(sum(reinforce[seed] for seed in both) / sum(solo[seed] for seed in both))
     if not shares:
         return []
     text = (
         "Most of the gain is one rollout for each of more prompts: less noise in the gradient. REINFORCE with one rollout a "
         "prompt and the batch's mean as baseline, without any memory, has "
         f"{min(shares):.0%} to {max(shares):.0%} of `solo`'s gain in final accuracy over the {len(shares)} pools below "
-        f"(median {statistics.median(shares):.0%})."
+        f"(median {statistics.median(shares):.0%}; the seeds that both have)."
     )
     return wrap(text, 118, break_on_hyphens=False)
 
@@ -702,14 +721,15 @@ def step_cost(clock: Row, made: Mapping[str, Standing], quickstart: Row, thin: R
 
 def critic_block(found: Found) -> list[str]:
     """`sao` beside `solo`, REINFORCE and GRPO in one process."""
-    made = found.get("tiny/base", {})
-    rows = []
-    for name in ("solo", "reinforce", "sao", "sao-epoch", "grpo-4", "grpo"):
+    made = found["tiny/base"]
+    sao, rows = made["sao"], []
+    for name in ("solo", "reinforce", "sao", "grpo-4", "grpo"):
         if (s := made.get(name)) is not None:
-            beside = "" if name == "sao" or "sao" not in made else difference(less(made["sao"], s))
-            seeds = len(set(s.gains) & set(made["sao"].gains)) if "sao" in made else len(s.gains)
-            rows.append([f"`{name}`", str(seeds), share(s.of_grpo), beside])
-    return table(["policy", "seeds", "rollouts to GRPO's accuracy", "accuracy of `sao` less this one's"], rows)
+            gains = less(sao, s)
+            beside = "" if s is sao else f"{difference(gains)} ({len(gains)})"
+            rows.append([f"`{name}`", f"{share(s.of_grpo)} ({len(s.gains)})", beside])
+    heads = ["policy", "rollouts to GRPO's accuracy (seeds)", "accuracy of `sao` less this one's (seeds)"]
+    return table(heads, rows)
 
 
 def forms_block(held_back: Runs) -> list[str]:

@@ -77,6 +77,7 @@ class Standing:
         of_grpo, of_best_grpo: median share of the rollouts, None: never.
         best_grpo: name of the best GRPO.
         final: mean final accuracy.
+        step: rollouts generated for an optimizer update, of GRPO's that trains otherwise alike; mean over seeds.
         trained: tokens trained, of those that verl's GRPO trains (all that it generates); mean over seeds.
         greatest: |advantage| of all its runs; 0 where it was not kept.
     """
@@ -89,6 +90,7 @@ class Standing:
     of_best_grpo: float | None
     best_grpo: str
     final: float
+    step: float
     trained: float
     greatest: float
 
@@ -116,6 +118,9 @@ def standings(runs: Runs, variants: tuple[str, ...]) -> dict[str, Standing]:
     out = {}
     for (variant, preset), lr in at.items():
         mine, cell = finals[variant, preset], (variant, preset, lr)
+        rival = (
+            (variant, "grpo", at[variant, "grpo"]) if (variant, "grpo") in at else (plain, "grpo", at[plain, "grpo"])
+        )
         if seeds := sorted(set(mine) & set(target)):
             out[_name(plain, variant, preset)] = Standing(
                 _name(plain, variant, preset),
@@ -126,6 +131,10 @@ def standings(runs: Runs, variants: tuple[str, ...]) -> dict[str, Standing]:
                 _share(runs, cell, finals[best]),
                 _name(plain, *best),
                 float(np.mean([mine[s] for s in seeds])),
+                float(
+                    np.mean([_rollouts(runs, cell, s) for s in seeds])
+                    / np.mean([_rollouts(runs, rival, s) for s in runs.seeds(*rival)])
+                ),
                 float(np.mean([_trained(runs, (*cell, s), (plain, "grpo", at[plain, "grpo"], s)) for s in seeds])),
                 max(float(runs.cells[(*cell, s)].get("greatest", 0.0)) for s in seeds),
             )
@@ -151,6 +160,11 @@ def _share(runs: Runs, cell: tuple[str, str, float], target: dict[int, float]) -
     needed = [runs.needed((*cell, seed), target[seed]) for seed in seeds]
     share = median([np.inf if x is None else x for x in needed])
     return None if share is None else round(share, 3)
+
+
+def _rollouts(runs: Runs, cell: tuple[str, str, float], seed: int) -> float:
+    """Rollouts generated for an optimizer update."""
+    return runs.budget[cell[0]] / runs.spent((*cell, seed), "updates")
 
 
 def _trained(runs: Runs, key: tuple[str, str, float, int], base: tuple[str, str, float, int]) -> float:

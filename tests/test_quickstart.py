@@ -61,7 +61,7 @@ def test_the_table_compares_within_a_seed() -> None:
     runs = [result(GRPO, 1, 0.2, 0.4), result(SOLO, 1, 0.2, 0.5), result(GRPO, 2, 0.2, 0.5), result(SOLO, 2, 0.2, 0.48)]
     table = dict(quickstart.summary(runs))
     assert table["  against GRPO n=8 (by seed)"] == ["", "+0.040 (+0.100, -0.020)"]
-    assert table["rollouts to GRPO n=8's end, of its own (median)"] == ["100%", "never"]
+    assert table["rollouts to GRPO n=8's accuracy (median)"] == ["100%", "never"]
     assert table["prompts x rollouts of a step"] == ["16 x 8", "128 x 1"]
 
 

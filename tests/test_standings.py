@@ -70,12 +70,13 @@ def test_what_the_tables_say_of_a_pool() -> None:
     of = found["tiny/base"]
     assert less(of["solo"], of["grpo-4"]) == pytest.approx([0.095, 0.133], abs=0.002)  # .95 of the ends, two seeds
     text = "\n".join(sections.accuracy(found))
-    assert "| `solo` | 3 | 0.001 | 0.71 | **+0.209 ± 0.000** | 0.50 |" in text
+    assert "| `solo` | 3 | 0.001 | 0.71 | **+0.209 ± 0.000** | 1.00 | 0.50 |" in text
     assert "| `aero` | 3 | 0.001 | 1.04 | -0.000 ± 0.26" in text and "`solo-epoch`" not in text
     assert "| `grpo-4` | 2 | 0.001 |" in text and "**+0.1" not in text.partition("`grpo-4`")[2].partition("\n")[0]
     assert "| prompts in epoch order | `solo-epoch` | 3 | **-0.095 ± 0.000** |" in sections.ablations(runs)
     front = sections.evidence({"real/base": of})
     assert "| real, natural mix, 3 seeds: `solo` | 0.71 | **+0.209 ± 0.000** |" in front
+    assert "| **+0.209 ± 0.000** (3) |" in "\n".join(sections.solo_block({"real/base": of}))
     (told,) = [line for line in claims({"tiny": runs}) if line.startswith("| `aero` | accuracy")]
     assert "-0.000 ± 0.26" in told and told.endswith("(3) | not told |"), told
 

@@ -480,7 +480,7 @@ def summary(results: Sequence[Result]) -> list[tuple[str, list[str]]]:
         ("held-out accuracy at the start", each(lambda runs: f"{runs[0].curve[0][1]:.3f}")),
         ("held-out accuracy at the end", each(lambda runs: f"{mean([r.curve[-1][1] for r in runs]):.3f}")),
         (f"  against {first} (by seed)", [against(one) for one in found]),
-        (f"rollouts to {first}'s end, of its own (median)", [reached(one) for one in found]),
+        (f"rollouts to {first}'s accuracy (median)", [reached(one) for one in found]),
     ]
 
 

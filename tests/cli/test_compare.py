@@ -12,7 +12,7 @@ import pytest
 from tests.cli.stores import make_run, without_steps
 from tests.stats.made import make_keys
 from verl_adaptive.groups import Groups
-from verl_adaptive.report.arms import Trial, outcomes
+from verl_adaptive.report.arms import Trial, outcomes, sentence
 from verl_adaptive.report.common import matched
 from verl_adaptive.significance import difference, significant
 from verl_adaptive.stats import StatsTable, open_run
@@ -82,8 +82,17 @@ def test_a_seed_of_its_own_is_left_out_and_a_curve_that_never_gets_there_counts(
     assert found.shares == pytest.approx({1: 2 / 3, 2: np.inf})
     assert trial(1, 0.2, 0.4, 0.3, 0.6).needed(0.3) == pytest.approx(50) and trial(1, 0.2, 0.4).needed(0.5) is None
     assert trial(1, 0.2, 0.4).needed(0.1) == 0
+    assert sentence([outcomes({"a": base})[0], found]).endswith("Only one of the two has seed 9: not compared.")
     longer = outcomes({"a": [trial(1, 0.2, 0.4)], "b": [trial(1, 0.2, 0.3, 0.9)]})[1]
     assert longer.finals == {1: 0.3}  # after 100, as a
+
+
+def test_a_target_that_the_first_arm_never_reaches_is_a_share_of_all_that_it_spent() -> None:
+    arms = {name: [Trial(1, np.array([0.0, 100.0]), np.array([0.2, end]))] for name, end in (("a", 0.4), ("b", 0.6))}
+    first, other = outcomes(arms, target=0.5)
+    assert first.shares == {1: np.inf} and other.shares == pytest.approx({1: 0.75})
+    assert "b reaches 0.5 with 75% of a's rollouts." in sentence([first, other], "rollouts", 0.5)
+    assert outcomes(arms, target=0.3)[1].shares == pytest.approx({1: 0.5})
 
 
 # -- two runs -----------------------------------------------------------------------------------------------------------
@@ -117,8 +126,8 @@ def test_both_are_cut_at_common_rollouts(tmp_path, call) -> None:
         assert a[key] == b[key], key
     half = 1.96 * (2 * 0.1 * 0.9 / 200) ** 0.5  # a validation of 200 prompts
     whole = json.loads(call(*words, "--json", "--whole")[1])
-    assert whole["b"]["last_step"] == 40 and "+0.300 ± " in whole["verdict"] and "(more than" in whole["verdict"]
-    assert "+0.000 ± " in found["verdict"] and "(not more than" in found["verdict"] and half < 0.1
+    assert whole["b"]["last_step"] == 40 and "+0.300 ± " in whole["verdict"] and "(beyond the" in whole["verdict"]
+    assert "+0.000 ± " in found["verdict"] and "(within the" in found["verdict"] and half < 0.1
     assert "Both at equal rollouts" in call(*words)[1]
     without_steps(tmp_path / "long", 1, 30)
     assert "Not at equal rollouts: the longer run's journal lacks its first steps" in call(*words, "--visits", "1")[1]
@@ -147,7 +156,7 @@ def test_intervals_over_prompts(metrics, sizes, half, tmp_path, call) -> None:
         make_run(tmp_path / name, steps=10, snapshot=False, validate=lambda s, m=named: m, validated_on=sizes)
     said = json.loads(call("compare", tmp_path / "a", tmp_path / "b", "--json", "--visits", "1")[1])["verdict"]
     assert (
-        f"± {half:.3f} (not more than the choice of validation prompts" in said
+        f"± {half:.3f} (within the sampling error of the validation prompts" in said
         if half
         else "(1 seed: no interval)" in said
     )
@@ -165,7 +174,7 @@ def test_single_rollouts_are_no_clear_gains(tmp_path) -> None:
     assert [gain["b"] for gain in found["largest_gains_in_b"]] == [0.75, 1.0] and found["clearly_better_in_b"] == 1
 
 
-def test_compare_says_what_chance_explains(tmp_path, call) -> None:
+def test_compare_knows_the_sampling_error_of_prompts(tmp_path, call) -> None:
     """Twenty pairs of runs of one world: the paired difference is within two standard errors nineteen times of twenty."""
     from verl_adaptive.report.common import matched
 

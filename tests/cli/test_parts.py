@@ -32,10 +32,13 @@ def test_every_option_is_described(call) -> None:
             options = found[role][name]["options"]
             assert {key.split(".")[0] for key in options} == {f.name for f in fields(find_part(role, name).Config)}
             assert all(len(option["about"]) > 10 for option in options.values()), name
+            assert len({option["about"] for option in options.values()}) == len(options), (
+                name
+            )  # each key, not each pair
     shared = call("parts", "--markdown")[1].partition("## Every preset")[2].partition("\n## ")[0].splitlines()[4:]
     assert len(shared) > 30 and all(len(row.split(" | ", 2)[2]) > 12 for row in shared if row.startswith("|"))
     greso = found["sampler"]["greso"]["options"]
-    assert greso["p_easy"]["default"] == 0.5 and "exploration" in greso["p_easy"]["about"]
+    assert greso["p_easy"]["default"] == 0.5 and "all right" in greso["p_easy"]["about"]
     assert greso["round.prompts"]["default"] is None and "yield" in greso["round.prompts"]["about"]
 
 

@@ -242,7 +242,7 @@ def test_the_options_page_is_what_the_command_writes(capsys) -> None:
 
 def test_the_presets_table_is_complete() -> None:
     readme = (ROOT / "README.md").read_text()
-    rows = re.findall(r"^\| \[`\+adaptive=(\w+)`\]\(docs/\w+\.md[#\w]*\) \| [^|]{20,} \|", readme, flags=re.M)
+    rows = re.findall(r"^\| \[`\+adaptive=(\w+)`\]\(docs/\w+\.md[#\w]*\): [^|]{20,} \|", readme, flags=re.M)
     assert sorted(rows) == sorted(describe()["presets"])
 
 

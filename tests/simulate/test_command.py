@@ -153,12 +153,15 @@ def row(preset: str, seed: int, gain: float, **more) -> dict:
     [
         (
             {"a": (0.3, 0.31, 0.3), "b": (0.2, 0.2, 0.21)},
-            "For these prompts: a, 3.03 ± 0.14 times GRPO's learned a rollout.",
+            "For these prompts: a, 3.03 ± 0.14 times GRPO's figure (learned a rollout).",
         ),
         ({"a": (0.3, 0.31, 0.3), "b": (0.3, 0.3, 0.3)}, "Not significantly behind it: b."),
-        ({"a": (0.1, 0.05, 0.16)}, "For these prompts: none."),
-        ({"a": (0.2,)}, "For these prompts: a, 2.00 times GRPO's learned a rollout. One seed has no interval"),
-        ({"a": (0.05,)}, "For these prompts: none. The best, a, has 0.50 times GRPO's learned a rollout."),
+        ({"a": (0.1, 0.05, 0.16)}, "For these prompts: plain grpo."),
+        ({"a": (0.2,)}, "For these prompts: a, 2.00 times GRPO's figure (learned a rollout). One seed has no interval"),
+        (
+            {"a": (0.05,)},
+            "For these prompts: plain grpo. The best preset, a, has 0.50 times GRPO's figure (learned a rollout).",
+        ),
     ],
 )
 def test_the_sentence_says_no_more_than_the_seeds(gains, says) -> None:

@@ -100,7 +100,8 @@ class PilotCommit(PooledAllocator):
         Attributes:
             n_pilot: n_p, pilots of a prompt; null: a quarter of n (``actor_rollout_ref.rollout.n``), at least 2. The
                 commit is the rest: n_c = n − n_p.
-            lower, upper: margins of the band, as shares of the pilots.
+            lower: lower margin of the band, as a share of the pilots.
+            upper: upper margin of the band, as a share of the pilots.
             form: ``on_policy``: commit within the step; ``pipelined``: at a later step's generation, as published (``sync``
                 trainer only).
             choose: with ``pipelined``, which held groups commit when there are more than the batch needs: ``random``

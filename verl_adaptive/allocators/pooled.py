@@ -19,8 +19,8 @@ class PooledAllocator(Allocator):
 
     Attributes:
         can_hold: :meth:`review` may answer ``HOLD``; the engine then offers held groups to :meth:`recall` in later steps.
-        needs_place: a top-up is worth its rollouts only if the batch has a place for the group: it goes out as soon as that
-            is sure, and a group for which there is surely none is held or closed.
+        needs_place: a top-up pays only if the batch has a place for the group. It is sent as soon as the place is certain; a
+            group that certainly gets none is held or closed.
         makes_commits: gives each prompt pilots, and those that :meth:`side` puts into its band a commit (a top-up).
         least_key: the option below ``adaptive.allocator`` that :meth:`least` comes from.
     """

@@ -52,7 +52,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--target",
         metavar="X",
         type=float,
-        help="the value whose cost is asked for: --target 0.6 (default: the first arm's end)",
+        help="the value whose cost is asked for: --target 0.6 (default: the first arm's final value)",
     )
     parser.add_argument(
         "--whole", action="store_true", help="whole runs, whatever they cost (default: cut at the common cost)"
@@ -92,8 +92,7 @@ def run(args: argparse.Namespace) -> int:
     found: dict[str, Any] = {}
     if trials is not None:
         results = outcomes(trials.arms, target=args.target, whole=args.whole)
-        paid = args.by if args.target is None else f"{args.by} with which {next(iter(arms))} reaches {args.target:g}"
-        said = f"{trials.metric}: {_over_prompts(trials, results) or sentence(results, paid)}"
+        said = f"{trials.metric}: {_over_prompts(trials, results) or sentence(results, args.by, args.target)}"
         found = {"metric": trials.metric, "by": args.by, "arms": [_record(one, arms[one.name]) for one in results]}
     prompts = _prompts(pair, args) if pair else {}
     if trials is None:
@@ -153,10 +152,10 @@ def _over_prompts(trials: Trials, results: Sequence[Outcome]) -> str:
         return ""
     first, other = results
     half, gap = 1.96 * float(np.hypot(ends[0].error, ends[1].error)), other.mean - first.mean
-    told = "more" if abs(gap) > half else "not more"
+    told = "beyond" if abs(gap) > half else "within"
     return (
-        f"{other.name} less {first.name} at the end: {gap:+.3f} ± {half:.3f} ({told} than the choice of validation prompts explains; "
-        "one seed, so nothing is said of others)."
+        f"{other.name} less {first.name} at the end: {gap:+.3f} ± {half:.3f} ({told} the sampling error of the validation "
+        "prompts). One seed says nothing about other seeds."
     )
 
 
@@ -264,11 +263,8 @@ def _prompts(pair: Sequence[Run], args: argparse.Namespace) -> dict[str, Any]:
     if found["prompts"]:
         gap, error = found["mean_rate_b"] - found["mean_rate_a"], found["standard_error"]
         half = "" if error is None else f" ± {1.96 * error:.3f} over prompts"
-        told = (
-            ""
-            if error is None
-            else f", {'' if abs(gap) > 1.96 * error else 'not '}more than the choice of prompts explains"
-        )
+        beyond = error is not None and abs(gap) > 1.96 * error
+        told = "" if error is None else f", {'beyond' if beyond else 'within'} the sampling error of the prompts"
         said = (
             f"Latest pass rate of the prompts that both visited: A {found['mean_rate_a']:.3f}, B {found['mean_rate_b']:.3f}, B less "
             f"A {gap:+.3f}{half}{told}."
@@ -328,7 +324,7 @@ def _print_prompts(found: dict[str, Any], above: str) -> None:
     if matched["prompts"]:
         out.print(
             f"clearly better in B {number(matched['clearly_better_in_b'])}, clearly worse "
-            f"{number(matched['clearly_worse_in_b'])}; of these at most about {matched['clearly_by_chance']:g} by accident"
+            f"{number(matched['clearly_worse_in_b'])}; of these at most about {matched['clearly_by_chance']:g} by chance"
         )
     for title, key in (("clearest gains in B", "largest_gains_in_b"), ("clearest losses in B", "largest_losses_in_b")):
         if matched[key]:

@@ -78,7 +78,7 @@ class Cost:
             between = ""
             if self.range is not None:
                 between = f", {_two(self.range[0])} x if 70% are, {_two(self.range[1])} x if 30% are"
-            times = "the same" if abs(self.factor - 1) < 0.02 else f"{_two(self.factor)} x as many"
+            times = "the same" if _two(self.factor) == "1" else f"{_two(self.factor)} x as many"
             out.append(
                 (
                     "cost",
@@ -242,8 +242,8 @@ def informative_share(
 ) -> float | None:
     """Share of groups of ``n`` rollouts with both right and wrong answers, over prompts that were rolled out.
 
-    Of a prompt with at least ``n`` rollouts, the chance that ``n`` of them drawn without replacement are mixed, which has no
-    bias; of one with fewer, the expectation under a Beta(½, ½) prior.
+    A prompt with at least ``n`` rollouts counts the chance that ``n`` of them, drawn without replacement, are mixed: this has
+    no bias. A prompt with fewer counts the expectation under a Beta(½, ½) prior.
 
     Args:
         rollouts, successes: of each prompt, ``(M,)``.

@@ -6,8 +6,8 @@ examples:
   verl-adaptive serve "runs/*/grpo"
   ssh -L 8765:127.0.0.1:8765 gpu-node, then verl-adaptive serve checkpoints there and the address that it prints here
 
-Pages refresh themselves and keep the place. The printed address ends with a token; who does not have it reads nothing, other
-users of this machine included. --host with another address than loopback needs --allow-remote: nothing is encrypted.
+Pages refresh themselves and keep the place. The printed address ends with a token: without it, other users of
+this machine cannot read the pages. A --host other than loopback needs --allow-remote, since nothing is encrypted.
 """
 
 from __future__ import annotations

@@ -281,19 +281,18 @@ def _overview_lines(found: dict[str, Any]) -> list[tuple[str, str]]:
     ledger = (found.get("ledger") or {}).get("rollouts")
     if ledger:
         lines.append(("generated", _account(ledger)))
-    beyond = ", more than chance explains"
+    rare = " (false discovery rate 5 %)"
     lines += [
         ("never solved", f"{number(found['never_solved'])} in {found['tries']} rollouts or more"),
         ("always solved", f"{number(found['always_solved'])} in {found['tries']} rollouts or more"),
-        ("regressed", f"{number(found['regressed'])} fell by half or more since their first visit{beyond}"),
+        ("regressed", f"{number(found['regressed'])} fell by half or more since their first visit{rare}"),
     ]
-    lines += [("alarm", alarm) for alarm in found.get("alarms", ())]
     if found["flip_flopping"] is not None:
-        lines.append(("flip-flopping", f"{number(found['flip_flopping'])} crossed one half at least twice{beyond}"))
+        lines.append(("flip-flopping", f"{number(found['flip_flopping'])} crossed one half at least twice{rare}"))
     if found["retired"] is not None:
         at = f" (snapshot of step {found['retired_at_step']})" if found["retired_at_step"] is not None else ""
         lines.append(("retired", number(found["retired"]) + at))
-    return lines
+    return [*lines, *(("alarm", alarm) for alarm in found.get("alarms", ()))]
 
 
 def _cell(name: str, value: Any) -> str:

@@ -87,7 +87,7 @@ class PromptSource:
         return np.where(self.pool[at] == rows, self._pool_index[at], -1)
 
     def found(self, rows: np.ndarray, index: np.ndarray) -> np.ndarray:
-        """Where saved prompts are now: where they were, or in a data set reordered since, where their row is first."""
+        """Current positions of saved prompts. In a data set that was reordered since, a prompt's first row."""
         rows, index = np.asarray(rows, dtype=np.int64), np.asarray(index, dtype=np.int64)
         inside = (index >= 0) & (index < len(self.row_of))
         there = inside & (self.row_of[np.where(inside, index, 0)] == rows)

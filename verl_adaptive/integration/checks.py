@@ -193,8 +193,8 @@ def _check_reward_model(config: Any, adaptive: AdaptiveConfig, policy: Policy) -
         not model.rollout.free_cache_engine,
         "reward.reward_model.rollout.free_cache_engine",
         True,
-        "verl puts a reward model to sleep when it has started and in a pool of its own never wakes it: its first request "
-        "would wait for ever; set it to false",
+        "verl puts a reward model to sleep when it has started and in its own pool never wakes it: its first request "
+        "would never return; set it to false",
     )
     check(
         config.reward.custom_reward_function.path is not None or _scores_by_itself(),

@@ -52,7 +52,7 @@ def _megatron(config: Any) -> str:
     actor, mtp = config.actor_rollout_ref.actor, config.actor_rollout_ref.model.get("mtp") or {}
     settings = actor.get("megatron") or {}
     if mtp.get("enable", False):
-        return "multi-token prediction (model.mtp.enable) has a loss of its own on every row"
+        return "multi-token prediction (model.mtp.enable) adds a separate loss on every row"
     if settings.get("dynamic_context_parallel", False):
         return "with actor.megatron.dynamic_context_parallel=true ranks share one batch, for which nothing was verified"
     model = model_of(config)

@@ -72,7 +72,7 @@ def schedule_of(config: Any) -> str:
     )
     for name in ("nnodes", "n_gpus_per_node"):
         value = rollout[name]
-        hint = "separate_async generates on devices of its own: say how many"
+        hint = "separate_async generates on separate devices: say how many"
         check(bool(value) and value > 0, f"actor_rollout_ref.rollout.{name}", value, hint)
     backend = rollout.checkpoint_engine.backend
     hint = "separate_async sends weights between processes: choose nccl, hccl, nixl or mooncake"

@@ -103,7 +103,7 @@ class RunStore:
             logger.warning(
                 "training set: rows %d and %d have the same data source, messages and answer, so they are one prompt with one "
                 "set of statistics, and a sampler that picks prompts rolls out the first. But they differ in %s, which verl "
-                "hands to the agent loop. If they are different tasks, give every row an id of its own and name its column: "
+                "hands to the agent loop. If they are different tasks, give every row its own id and name the column: "
                 "adaptive.id_key=extra_info.id",
                 first,
                 again,
@@ -187,7 +187,7 @@ class RunStore:
             ):
                 raise AdaptiveError(
                     f"{self.journal.folder} is the journal of a run with its checkpoints in {other}; this one would take its "
-                    "place. Give this run a trainer.experiment_name of its own, or another adaptive.store.dir"
+                    "place. Give this run its own trainer.experiment_name, or another adaptive.store.dir"
                 )
             first = np.unique(self.row_of, return_index=True)[1]
             self.journal.begin(step, self.keys[first], [str(self.sources[i] or "") for i in first.tolist()])

@@ -3,7 +3,7 @@
 >>> grpo = [Trial(seed, np.array([0, 100, 200]), np.array([0.2, 0.4, end])) for seed, end in ((1, 0.50), (2, 0.52), (3, 0.48))]
 >>> solo = [Trial(seed, np.array([0, 100, 200]), np.array([0.2, 0.5, end])) for seed, end in ((1, 0.60), (2, 0.61), (3, 0.59))]
 >>> print(sentence(outcomes({"grpo": grpo, "solo": solo})))
-solo less grpo at the end: +0.100 ± 0.025 (3 seeds, significant); grpo's end is reached with 50% of the cost.
+solo less grpo at the end: +0.100 ± 0.025 (3 seeds, significant). solo reaches grpo's final value with 50% of grpo's cost.
 """
 
 from __future__ import annotations
@@ -74,7 +74,8 @@ class Outcome:
         finals: value by seed, at the cost that every arm has spent with that seed.
         gains: by seed, less the first arm's; none for the first.
         needed: by seed, cost of reaching the target; None: never.
-        shares: by seed, the same as a share of the first arm's cost; infinite: never.
+        shares: by seed, the same as a share of what the first arm needs, or spends in all where it never gets there;
+            infinite: never.
     """
 
     name: str
@@ -117,7 +118,9 @@ def outcomes(arms: Mapping[str, Sequence[Trial]], *, target: float | None = None
                 continue
             other = first[trial.seed]
             aim = base[trial.seed] if target is None else target
-            whole_cost = min(float(other.cost[-1]), ends[trial.seed]) if target is None else other.needed(aim)
+            whole_cost = min(float(other.cost[-1]), ends[trial.seed])
+            if target is not None:
+                whole_cost = other.needed(target) or whole_cost
             needed = made.needed[trial.seed] = trial.needed(aim)
             made.shares[trial.seed] = needed / whole_cost if needed is not None and whole_cost else np.inf
             if out:
@@ -126,18 +129,25 @@ def outcomes(arms: Mapping[str, Sequence[Trial]], *, target: float | None = None
     return out
 
 
-def sentence(found: Sequence[Outcome], cost: str = "cost") -> str:
-    """Each arm beside the first, in words; ``cost`` is what is paid in."""
+def sentence(found: Sequence[Outcome], cost: str = "cost", target: float | None = None) -> str:
+    """Each arm beside the first, in words; ``cost`` is what is paid in, ``target`` as :func:`outcomes` got it."""
     first, *others = found
+    aim = f"{first.name}'s final value" if target is None else f"{target:g}"
     said = []
     for one in others:
         if not one.gains:
             said.append(f"{one.name} and {first.name} have no seed in common.")
             continue
         share = median(list(one.shares.values()))
-        reached = "not reached" if share is None else f"reached with {share:.0%} of the {cost}"
-        gap = difference(list(one.gains.values()))
-        said.append(f"{one.name} less {first.name} at the end: {gap}; {first.name}'s end is {reached}.")
+        reached = (
+            f"does not reach {aim}" if share is None else f"reaches {aim} with {share:.0%} of {first.name}'s {cost}"
+        )
+        said.append(f"{one.name} less {first.name} at the end: {difference(list(one.gains.values()))}.")
+        said.append(f"{one.name} {reached}.")
+        if left := sorted(set(one.finals) ^ set(first.finals)):
+            said.append(
+                f"Only one of the two has seed{'s' * (len(left) > 1)} {', '.join(map(str, left))}: not compared."
+            )
     return " ".join(said)
 
 

@@ -55,8 +55,8 @@ def matched(one: Prompts, other: Prompts, limit: int, least: int = 1) -> dict[st
         least: visits that both need.
 
     Returns:
-        Counts, mean latest pass rates with the standard error of their difference, how many prompts differ at all and by
-        more than chance explains (and how many would by chance), and those that differ most beyond it, in both directions.
+        Counts, mean latest pass rates with the standard error of their difference, how many prompts differ at all and
+        significantly (and how many of these would by chance), and those that differ most clearly, in both directions.
     """
     rows = other.table.rows_for(one.table.keys, create=False)
     seen = one.table.col("visits") >= least

@@ -1,5 +1,5 @@
-"""The one judge of what looks wrong in a run. Training asks it step by step (the alarms), the report and ``stats`` let it go
-through the journal, and everything else that judges reads its constants. Pure counting; it decides nothing.
+"""The one judge of what looks wrong in a run. Training calls it after each step (the alarms); the report and
+``stats`` run it over the journal. Other code that judges uses its constants. It only counts and decides nothing.
 
 By data source, in blocks of at least ``adaptive.alarms.rollouts`` rollouts of it, so that a source of two prompts a step is
 judged as carefully as one of two hundred, only later:

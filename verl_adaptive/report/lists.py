@@ -72,8 +72,8 @@ def lists_of(prompts: Prompts, tries: int, limit: int) -> list[PromptList]:
     )
     add(
         "Regressed",
-        "Latest pass rate lower than the first by 0.5 or more, and lower than chance explains beside all of the prompt's "
-        "rollouts. Regression is minus log₁₀ of the share of such prompts that chance makes: 1.3 is one in twenty.",
+        "Latest pass rate lower than the first by 0.5 or more, and significantly lower than over all of the prompt's "
+        "rollouts. Regression is minus log₁₀ of the false discovery rate: 1.3 is one in twenty.",
         REGRESSED,
         f"visits < 2 or change > -0.5 or regression < {SURPRISING}",
         "change",
@@ -83,8 +83,8 @@ def lists_of(prompts: Prompts, tries: int, limit: int) -> list[PromptList]:
     if "flips" in prompts.further:
         add(
             "Flip-flopping",
-            "Pass rate crossed one half at least twice, and jumps more from visit to visit than chance explains: a fragile "
-            "verifier, or a reward with a state. Flipping is as regression is.",
+            "Pass rate crossed one half at least twice, and jumps significantly from visit to visit: a fragile verifier, or a "
+            "reward with a state. Flipping is minus log₁₀ of the false discovery rate.",
             FLIPPING,
             f"flips < 2 or flipping < {SURPRISING}",
             "flips",

@@ -103,7 +103,8 @@ class Cero(Sampler):
             lam: λ, how fast exposure saturates.
             rho: ρ, evidence kept; 1 forgets nothing.
             forget: apply ``rho`` each ``round`` (paper) or each ``visit``.
-            a0, b0: Beta prior.
+            a0: successes that the Beta prior of a prompt counts.
+            b0: failures that the Beta prior of a prompt counts.
             nu0: the budget's dual at the start, in [0, 1].
             gamma: step of both duals; null: 1/√K.
             catch_up: spend at full capacity once the budget could not be spent otherwise.

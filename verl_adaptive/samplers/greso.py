@@ -52,14 +52,18 @@ class Greso(Sampler):
         """Options; the defaults are the paper's.
 
         Attributes:
-            p_easy, p_hard: exploration probabilities at the start.
+            p_easy: p at the start; after z visits in a row that were all right a prompt is rolled out with probability p^z.
+            p_hard: p at the start; after z visits in a row that were all wrong a prompt is rolled out with probability p^z.
             target: share of zero-variance groups aimed at (τ), split 1:2 between easy and hard.
             delta: step of the controller, Δp.
-            p_min, p_max: rails of both p's.
-            floor_easy, floor_hard: least probability of keeping a prompt; above 0, so that none is lost for good.
-            warmup_epochs: passes over the data during which the p's stay put.
+            p_min: the controller moves neither probability below this.
+            p_max: the controller moves neither probability above this.
+            floor_easy: least probability of rolling out a prompt with a streak of all right; above 0, so that none is lost.
+            floor_hard: least probability of rolling out a prompt with a streak of all wrong; above 0, so that none is lost.
+            warmup_epochs: passes over the data before the controller moves the probabilities.
             classify: what makes a visit count: ``variance`` (paper) or ``mean`` (the official code's bands).
-            easy_mean, hard_mean: the bands of ``classify=mean``, on the mean signal.
+            easy_mean: with ``classify=mean``, a visit is all right from this mean signal on.
+            hard_mean: with ``classify=mean``, a visit is all wrong up to this mean signal.
             round: how much a step first asks for.
         """
 

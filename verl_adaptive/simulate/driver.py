@@ -124,7 +124,7 @@ class Simulation:
         self.close()
 
     def try_step(self) -> StepResult | None:
-        """:meth:`run_step`; None, and the reason in :attr:`ended`, where training would end with an error."""
+        """As :meth:`run_step`. None where training would end with an error; :attr:`ended` then has the reason."""
         try:
             return self.run_step()
         except Exhausted as error:

@@ -42,7 +42,7 @@ class LearningConfig:
         rate: own movement, in logits per unit of gradient; 0 with ``spill`` 0: a pool that stays as it is.
         spill: movement of the topic, likewise.
         topics: T, among which prompts are divided at random.
-        forget: share of its own movement that a prompt loses in each step, on a scale of e.
+        forget: each step multiplies a prompt's own movement by exp(-forget).
     """
 
     rate: NonNegative = 1.0

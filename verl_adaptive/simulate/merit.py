@@ -96,9 +96,7 @@ def answer(name: str, found: dict[str, Merit]) -> str:
     """Which preset for these prompts, in a sentence or two."""
     real = {p: m for p, m in found.items() if p.split()[0] not in REFERENCES and p != BASELINE and m.value is not None}
     silent = [p for p, m in found.items() if m.single] if name.startswith("signal") else []
-    told = (
-        f" Of {', '.join(silent)} this says nothing, for single rollouts have no signal: with --pool the prompts learn."
-    )
+    told = f" {', '.join(silent)}: not ranked, since single rollouts have no signal; --pool ranks them by what the pool learns."
     return f"{_best(name, real)}{told if silent else ''}".lstrip()
 
 
@@ -110,13 +108,13 @@ def _best(name: str, real: dict[str, Merit]) -> str:
     first = order[0]
     best = real[first]
     assert best.value is not None
-    said = f"{best.value:.2f}{'' if best.half is None else f' ± {best.half:.2f}'} times GRPO's {name}"
+    said = f"{best.value:.2f}{'' if best.half is None else f' ± {best.half:.2f}'} times GRPO's figure ({name})"
     if best.value <= 1:
-        return f"For these prompts: none. The best, {first}, has {said}."
+        return f"For these prompts: plain grpo. The best preset, {first}, has {said}."
     if best.half is None:
         return f"For these prompts: {first}, {said}. One seed has no interval: name at least three with --seeds."
     if not significant([ratio - 1 for ratio in best.ratios]):
-        return f"For these prompts: none. The best, {first}, has {said}: not significantly more than GRPO."
+        return f"For these prompts: plain grpo. The best preset, {first}, has {said}: not significantly more."
     level = [p for p in order[1:] if not _better(best, real[p])]
     beside = f" Not significantly behind it: {', '.join(level)}." if level else ""
     return f"For these prompts: {first}, {said}.{beside}"

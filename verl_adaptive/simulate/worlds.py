@@ -1,8 +1,8 @@
 """The simulated world: prompts with known pass rates, and rewards that are drawn from them.
 
 A world stands in for the model and the verifier. The driver (:mod:`verl_adaptive.simulate.driver`) asks it for rewards
-and tells it what was trained on; what a world makes of that is its own affair: nothing (:class:`StaticWorld`), learning
-(:mod:`verl_adaptive.simulate.learning`), or the course of a recorded run (:mod:`verl_adaptive.simulate.replayed`).
+and tells it what was trained on; a world ignores that (:class:`StaticWorld`), learns from it
+(:mod:`verl_adaptive.simulate.learning`), or follows a recorded run (:mod:`verl_adaptive.simulate.replayed`).
 A source that knows every reward exactly, not only its distribution, is a world whose :meth:`World.roll` looks them up.
 """
 

@@ -294,7 +294,7 @@ class Journal:
             step: training steps taken so far; of several measurements of a step the first one counts.
             metrics: verl's name → value; what is not a finite number is left out.
             generated: training rollouts of the run so far.
-            prompts: data source → validation prompts, from which readers judge what chance explains.
+            prompts: data source → validation prompts, from which readers get the sampling error.
             wall_time: seconds since 1970; now by default.
         """
         numbers = {
@@ -526,7 +526,7 @@ def _lock(folder: Path) -> tuple[int, tuple[int, str]]:
                 raise
             raise JournalBusy(
                 f"{folder} is being written by {holder or 'another process'}. Two writers would mix two trainings: stop the "
-                "other one, or give this run a trainer.experiment_name of its own"
+                "other one, or give this run its own trainer.experiment_name"
             ) from None
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)

@@ -51,7 +51,7 @@ DERIVED: dict[str, tuple[str, Callable[[Prompts], np.ndarray]]] = {
         lambda p: np.round(p.number("last_rate") - p.number("first_rate"), 6),
     ),
     "regression": (
-        "surprise at how low the latest visits are: -log10 of the false discovery rate; 1.3 is 5 %",
+        "-log10 of the false discovery rate of a fall of the pass rate; 1.3 is 5 %",
         _regression,
     ),
 }
@@ -63,14 +63,14 @@ _RATES = ("first_rate", "last_rate")
 _ABOUT = {
     "key": "the prompt's identity, 32 hex digits; 8 or more of its first ones find it too",
     "source": "data source",
-    "visits": "groups that said something",
-    "rollouts": "rollouts in them",
-    "successes": "evidence of success in them",
+    "visits": "finished groups, failed ones left out",
+    "rollouts": "rollouts of these groups",
+    "successes": "successes among these rollouts",
     "signal_sum": "sum of the difficulty signal",
     "signal_sqsum": "sum of its squares",
     "reward_sum": "sum of the training reward",
     "tokens": "response tokens",
-    "streak": "visits in a row without variance",
+    "streak": "latest visits in a row that had zero variance",
     "streak_kind": "of that streak: 1 all right, -1 all wrong, 0 none",
     "retired": "1: at rest (from the newest snapshot)",
     "first_step": "step of the first visit, -1 if there was none",
@@ -78,9 +78,9 @@ _ABOUT = {
     "last_try": "as last_step, groups that failed included",
     "first_rate": "pass rate of the first visit, to six decimals",
     "last_rate": "pass rate of the latest visit, to six decimals",
-    "failures": "groups that failed and say nothing",
+    "failures": "groups that failed",
     "flips": "crossings of one half from visit to visit (journals only)",
-    "flipping": "surprise at the jumps from visit to visit, as of regression (journals only)",
+    "flipping": "-log10 of the false discovery rate of jumps between visits; 1.3 is 5 % (journals only)",
 }
 
 

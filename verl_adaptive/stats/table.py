@@ -48,7 +48,7 @@ class Column(NamedTuple):
 
 
 SHARED_COLUMNS: dict[str, Column] = {
-    "visits": Column(np.dtype("u4"), 0),  # finished groups that said something
+    "visits": Column(np.dtype("u4"), 0),  # finished groups, failed ones left out
     "rollouts": Column(np.dtype("u4"), 0),
     "successes": Column(np.dtype("f8"), 0.0),
     "signal_sum": Column(np.dtype("f8"), 0.0),
