@@ -209,7 +209,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if tested.returncode:
         print(
             tested.stderr[-2000:],
-            f"\nthe selftest failed: see {args.out}/selftest/selftest.txt, and send it",
+            f"\nthe selftest failed: see {args.out}/selftest.log and, if there, {args.out}/selftest/selftest.txt, and send them",
             file=sys.stderr,
         )
         return 1
