@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from verl_adaptive.integration.selftest.runs import read_metrics, train
+from verl_adaptive.integration.selftest.suite import on_gpus, usable
 
 __all__ = ["Sizes", "main", "page", "sizes_of", "words"]
 
@@ -83,7 +84,11 @@ def words(folder: Path, data: Path, model: str, sizes: Sizes, gpus: int) -> list
         *(f"{actor}.ppo_mini_batch_size={sizes.batch // 2}", f"{actor}.ppo_max_token_len_per_gpu={sizes.tokens}"),
         *("algorithm.adv_estimator=grpo", f"{rollout}.n={sizes.n}", f"{rollout}.calculate_log_probs=true"),
         *("trainer.val_before_train=true", f"trainer.test_freq={max(1, sizes.steps // 4)}"),
-        *(f"trainer.save_freq={sizes.steps}", "trainer.max_actor_ckpt_to_keep=1", "trainer.total_epochs=1000"),
+        *(
+            f"trainer.save_freq={max(1, sizes.steps // 2)}",
+            "trainer.max_actor_ckpt_to_keep=1",
+            "trainer.total_epochs=1000",
+        ),
         *(f"trainer.total_training_steps={4 * sizes.steps}", f"trainer.default_local_dir={folder / 'checkpoints'}"),
         *('trainer.logger=["console","file"]', "trainer.project_name=first_hour"),
         f"trainer.experiment_name={folder.name}",
@@ -95,11 +100,7 @@ def words(folder: Path, data: Path, model: str, sizes: Sizes, gpus: int) -> list
         return ["+adaptive/platform=cpu", f"reward.custom_reward_function.path={reward.__file__}", *made]
     if sizes.offload:
         made += [f"{actor}.fsdp_config.param_offload=true", f"{actor}.fsdp_config.optimizer_offload=true"]
-    return [
-        *made,
-        *(f"trainer.n_gpus_per_node={gpus}", "trainer.nnodes=1", f"{rollout}.name=vllm"),
-        *(f"{rollout}.tensor_model_parallel_size=1", f"{rollout}.gpu_memory_utilization={sizes.memory}"),
-    ]
+    return [*made, *on_gpus(gpus), f"{rollout}.gpu_memory_utilization={sizes.memory}"]
 
 
 def make_gsm8k(folder: Path, val: int = 400) -> None:
@@ -124,8 +125,12 @@ def make_gsm8k(folder: Path, val: int = 400) -> None:
 
 
 def summary(folder: Path) -> dict[str, Any]:
-    """Of a run: seconds, rollouts and accuracy, from verl's metrics."""
-    metrics = [m for path in sorted(folder.glob("metrics-*.jsonl")) for m in read_metrics(path)]
+    """Of a run: seconds, rollouts and accuracy, from verl's metrics; of a step that was made again, the last time."""
+    by_step: dict[int, dict[str, Any]] = {}
+    for path in sorted(folder.glob("metrics-*.jsonl"), key=lambda path: int(path.stem.partition("-")[2])):
+        for m in read_metrics(path):
+            by_step[m["step"]] = by_step.get(m["step"], {}) | m
+    metrics = [by_step[step] for step in sorted(by_step)]
     steps = [m for m in metrics if "training/global_step" in m]
     # verl gives a number a data source: their mean, as `compare` shows it
     sources = [[v for key, v in m.items() if key.startswith("val-core/") and "mean@" in key] for m in metrics]
@@ -137,6 +142,15 @@ def summary(folder: Path) -> dict[str, Any]:
         "seconds": round(sum(m.get("timing_s/step", 0.0) for m in steps)),
         "accuracy": [round(accuracy[0], 3), round(accuracy[-1], 3)] if accuracy else [],
     }
+
+
+def begun_otherwise(folder: Path, said: list[str]) -> bool:
+    """Whether a run's folder was begun with other overrides; they are noted in it."""
+    noted = folder / "overrides.json"
+    folder.mkdir(parents=True, exist_ok=True)
+    if not noted.exists():
+        noted.write_text(json.dumps(said, indent=1))
+    return json.loads(noted.read_text()) != said
 
 
 def page(results: Sequence[dict[str, Any]], selftest: dict[str, Any], said: str) -> str:
@@ -195,12 +209,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     if tested.returncode:
         print(
             tested.stderr[-2000:],
-            f"\nthe selftest failed: see {args.out}/selftest/selftest.txt, and send it",
+            f"\nthe selftest failed: see {args.out}/selftest.log and, if there, {args.out}/selftest/selftest.txt, and send them",
             file=sys.stderr,
         )
         return 1
     selftest = json.loads((out / "selftest" / "selftest.json").read_text())
-    gpus = len(selftest["machine"]["accelerators"])
+    gpus = usable(len(selftest["machine"]["accelerators"]))
     if bool(gpus) == args.cpu_rehearsal:
         print(
             "no GPU was found: --cpu-rehearsal runs without" if not gpus else "leave --cpu-rehearsal out",
@@ -224,17 +238,21 @@ def main(argv: Sequence[str] | None = None) -> int:
             folder = out / f"{preset}-{seed}"
             done = folder / "done"
             status = 0
+            own = [f"+adaptive={preset}", f"adaptive.seed={seed}", f"data.seed={seed}"]
+            said = [*own, *words(folder, data, model, sizes, gpus)]
+            if begun_otherwise(folder, said):
+                print(f"{folder} was begun with other options: take another --out, or remove it", file=sys.stderr)
+                return 2
             if not done.exists():  # one that was interrupted goes on from its checkpoint
                 say(f"{preset}, seed {seed} ...")
-                own = [f"+adaptive={preset}", f"adaptive.seed={seed}", f"data.seed={seed}"]
                 try:
-                    status = train(folder, [*own, *words(folder, data, model, sizes, gpus)], env, timeout=3600).code
+                    status = train(folder, said, env, timeout=3600).code
                 except TimeoutError:
                     status = 124
                 if not status:
                     done.touch()
-            said = "" if not status else f"  status {status}: see {folder.name}/log.txt"
-            results.append({"preset": preset, "seed": seed, **summary(folder), "status": said})
+            failed = "" if not status else f"  status {status}: see {folder.name}/log.txt"
+            results.append({"preset": preset, "seed": seed, **summary(folder), "status": failed})
             if not status:
                 store = str(folder / "checkpoints")
                 _call("verl_adaptive", "report", store, "-o", str(folder / "report.html"), log=folder / "report.log")

@@ -55,6 +55,40 @@ def test_the_page_says_what_the_runs_left(tmp_path) -> None:
     assert "NVIDIA H100" in said and "selftest passed" in said and "solo less grpo at the end" in said
 
 
+def test_steps_that_an_interrupted_run_made_again_count_once(tmp_path) -> None:
+    def attempt(number: int, steps: range) -> None:
+        made = [
+            {"training/global_step": step, "adaptive/rollouts/generated_total": 1024, "timing_s/step": 10.0 + number}
+            for step in steps
+        ]
+        lines = [json.dumps({"step": one["training/global_step"], "data": one}) for one in made]
+        (tmp_path / f"metrics-{number}.jsonl").write_text("\n".join(lines) + '\n{"step": 4, "da')
+
+    attempt(0, range(1, 4))
+    attempt(1, range(3, 5))
+    found = hour.summary(tmp_path)
+    assert (found["steps"], found["rollouts"], found["seconds"]) == (4, 4096, 42)
+    words = hour.words(tmp_path, tmp_path, "model", hour.sizes_of(80), 1)
+    assert "trainer.save_freq=10" in words  # of 20: there is a checkpoint to go on from
+
+
+def test_a_folder_is_not_gone_on_with_under_other_options(tmp_path) -> None:
+    assert not hour.begun_otherwise(tmp_path / "grpo-1", ["trainer.save_freq=2"])
+    assert not hour.begun_otherwise(tmp_path / "grpo-1", ["trainer.save_freq=2"])
+    assert hour.begun_otherwise(tmp_path / "grpo-1", ["trainer.save_freq=20"])
+
+
+def test_it_trains_with_what_the_selftest_trained_with(tmp_path, monkeypatch) -> None:
+    """Without flash-attn, and with SGLang in vLLM's place, the self-test passes: the runs after it must not fail for that."""
+    from verl_adaptive.integration.selftest import suite
+
+    monkeypatch.setattr(suite, "_installed", lambda module: module == "sglang")
+    tested, trained = suite.words(tmp_path, 2), hour.words(tmp_path, tmp_path, "model", hour.sizes_of(80), 2)
+    assert set(suite.on_gpus(2)) <= set(tested) & set(trained)
+    assert "actor_rollout_ref.rollout.name=sglang" in trained
+    assert "+actor_rollout_ref.model.override_config.attn_implementation=sdpa" in trained
+
+
 @pytest.mark.e2e
 @pytest.mark.matrix
 @pytest.mark.timeout(7200)

@@ -204,7 +204,6 @@ def test_configurations_of_the_users_own(tmp_path, call) -> None:
         (("-m", "recipe.dapo.main_dapo"), "cannot say whether this reads a preset"),
         (("-m", "verl.trainer.main_ppo_sync"), "has no module verl.trainer.main_ppo_sync"),
         (("-m", "verl.no.such.trainer"), "has no module verl.no.such.trainer"),
-        (("-m", MAIN, "trainer.use_v1=false"), "trainer.use_v1=False"),
     ],
 )
 def test_programs_that_would_not_read_the_preset(words, says, call) -> None:
@@ -212,6 +211,13 @@ def test_programs_that_would_not_read_the_preset(words, says, call) -> None:
     found = {check["name"]: check for check in json.loads(out)["checks"]}
     assert status == 1 and found["program"]["status"] == "fail" and found["program"]["fix"]
     assert says in found["program"]["detail"] and json.loads(out)["plan"] is None
+
+
+def test_a_trainer_that_would_not_read_the_preset(call) -> None:
+    """What to write instead depends on this verl's own default, and is said once."""
+    status, out, _ = call("doctor", "--json", "--", *MINIMAL, "+adaptive=greso", "trainer.use_v1=false")
+    (found,) = [check for check in json.loads(out)["checks"] if check["name"] == "program"]
+    assert status == 1 and "leave trainer.use_v1 out (true is verl's default)" in found["detail"] and found["fix"] == ""
 
 
 @pytest.mark.parametrize(

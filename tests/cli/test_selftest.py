@@ -96,6 +96,27 @@ def test_the_same_command_goes_on_where_it_was_interrupted(stages, tmp_path) -> 
     assert made[1:3] == ["tiny model", "gradient"]  # other overrides begin anew
 
 
+def test_each_attempt_goes_on_where_the_one_before_it_failed(stages, tmp_path) -> None:
+    made, broken = stages
+    for failing in ({"greso", "solo"}, {"solo"}, set()):
+        made.clear()
+        broken.clear()
+        broken |= failing
+        report = suite.examine(tmp_path, presets=["greso", "solo"], modes=False, kill=False)
+    assert report.passed and made == ["solo"] and report.machine["accelerators"] == []
+
+
+def test_what_passed_without_a_gpu_is_tried_again_where_there_is_one(stages, tmp_path, monkeypatch) -> None:
+    """A folder on shared storage, begun on a login node."""
+    made, _ = stages
+    assert suite.examine(tmp_path, presets=["greso"], modes=False, kill=False).passed
+    first = [*made]
+    made.clear()
+    monkeypatch.setattr(suite, "_count_gpus", lambda env, timeout: 6)
+    report = suite.examine(tmp_path, presets=["greso"], modes=False, kill=False)
+    assert made == first and "2 of 6 GPUs" in suite.page(report)
+
+
 def test_where_plain_verl_fails_nothing_else_is_tried(stages, tmp_path) -> None:
     made, broken = stages
     broken.add("plain-verl")
@@ -138,7 +159,7 @@ def test_what_is_not_accounted_for_is_found(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("preset", [True, False])
-@pytest.mark.parametrize(("gpus", "flash"), [(0, False), (1, True), (4, False)])
+@pytest.mark.parametrize(("gpus", "flash"), [(0, False), (1, True), (suite.usable(6), False)])
 def test_the_words_of_a_run_compose_and_validate(gpus, flash, preset, tmp_path, monkeypatch) -> None:
     """Those for GPUs, too, which no test can run."""
     inspect = pytest.importorskip("verl_adaptive.integration.inspect")

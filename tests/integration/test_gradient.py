@@ -293,6 +293,30 @@ def test_weights_of_rollout_correction(defaults, normalize):
     assert passes(made) is not normalize
 
 
+def test_the_loss_of_sao_is_the_papers():
+    """verl's V1 trainers leave ``rollout_correction.loss_type`` and its band to the actor's loss, which else clips as PPO does."""
+    from verl_adaptive.integration import inspect
+
+    words = ("+adaptive=sao", "algorithm.adv_estimator=gae", "actor_rollout_ref.actor.use_dynamic_bsz=true")
+    config = inspect.compose(inspect.Command.parse(words))
+    actor = omega_conf_to_dataclass(config.actor_rollout_ref.actor)
+    ratio = torch.tensor([[1.0, 1.5, 0.5, 0.1, 5.0]])
+    old = torch.full((1, 5), 0.15).log()
+    new = (old + ratio.log()).requires_grad_()
+    actor.global_batch_info.update(dp_size=1, batch_num_tokens=5.0, global_batch_size=1.0, loss_scale_factor=None)
+    loss, _ = POLICY_LOSS_REGISTRY[actor.policy_loss.loss_mode](
+        old_log_prob=old,
+        log_prob=new,
+        advantages=torch.tensor([[1.0, 1.0, -1.0, 1.0, -1.0]]),
+        response_mask=torch.ones(1, 5, dtype=torch.bool),
+        loss_agg_mode=actor.loss_agg_mode,
+        config=actor,
+    )
+    loss.backward()
+    # A times the ratio, over all tokens; nothing of a token whose ratio left [0.2, 4]
+    assert torch.allclose(new.grad, torch.tensor([[-1.0, -1.5, 0.5, 0.0, 0.0]]) / 5)
+
+
 @pytest.mark.parametrize("reward", [0.3, 0.7])
 def test_flat_rewards_have_an_advantage_in_float32_and_none_with_us(reward):
     """What docs/faq.md says of verl's GRPO."""

@@ -99,6 +99,16 @@ def test_a_preset_under_a_misspelt_key(tmp_path) -> None:
         ("+adaptve.rounds=4", "did you mean adaptive.rounds=4?"),  # two mistakes, or an option that is gone
         ("+adaptiv=soloo", "did you mean +adaptive=soloo?"),
         ("+adaptve/sampler=cero", "did you mean adaptive/sampler=cero?"),
+        ("+adaptive_seed=1", "+adaptive_seed=1: nobody reads adaptive_seed; did you mean adaptive.seed=1?"),
+        ("++adaptive-total_rollout=64", "did you mean adaptive.total_rollout=64?"),
+        ("+adaptiveSeed=1", "did you mean adaptive.seed=1?"),
+        ("+adaptive_sampler.p_easy=0.3", "did you mean adaptive.sampler.p_easy=0.3?"),
+        ("+adaptive_sampler=cero", "did you mean +adaptive/sampler=cero?"),
+        ("+adaptive_platform=cpu", "did you mean +adaptive/platform=cpu?"),
+        ("+adaptive_solo=1", "did you mean +adaptive=solo?"),
+        ("+adaptive_preset=solo", "did you mean +adaptive=solo?"),
+        ("+adaptive/seed=1", "nobody reads adaptive/seed; did you mean adaptive.seed=1?"),
+        ("+adaptive/samplr=cero", "did you mean +adaptive/sampler=cero?"),
         ("+adaptive=true", "must be a preset: write +adaptive=solo"),
         ("+adaptive=null", "must be a preset: write +adaptive=solo"),
         ("+adaptive@mine=solo", "nobody reads it below mine; write +adaptive=solo"),
@@ -109,10 +119,21 @@ def test_words_that_nobody_would_read(word, says) -> None:
     assert says in guard.misread(["main_ppo", "trainer.logger=x", word])
 
 
+def test_any_key_that_begins_like_ours_is_taken_for_ours_beside_a_preset() -> None:
+    """Without one it may be a key of the user's own, and this package is none of their business."""
+    assert "did you mean adaptive.kl_coef=0.1?" in guard.misread(["+adaptive=solo", "+adaptive_kl_coef=0.1"])
+    assert guard.misread(["+adaptive_kl_coef=0.1"]) == ""
+
+
 @pytest.mark.parametrize(
     "word",
     [
         "+adaptive=greso",
+        "+adaptive/sampler=cero",
+        "+adaptive/sampler@adaptive.sampler=cero",
+        "+adaptive/platform@_global_=cpu",
+        "+adaptive.allocator.mine=1",
+        "adaptive_kl.rate=1",
         "adaptive.name=greso",
         "+adaptive@_global_=greso",
         "adaptive/sampler@adaptive.sampler=cero",

@@ -130,6 +130,14 @@ def test_what_the_estimator_takes_passes(overrides):
         ),
         (["+adaptive=solo", "critic.enable=true"], r"critic\.enable=True: .*take \+adaptive=sao"),
         (
+            [
+                "+adaptive=sao",
+                "algorithm.adv_estimator=gae",
+                "actor_rollout_ref.rollout.calculate_log_probs=false",
+            ],
+            r"calculate_log_probs=False: .*bypass_mode=true trains with the rollout's own .*set it to true",
+        ),
+        (
             ["+adaptive=sao"],
             r"adaptive\.allocator\.n=1: .*\+adaptive=sao with algorithm\.adv_estimator=gae",
         ),  # after grpo

@@ -258,9 +258,9 @@ def test_budget_on_dead_sources_is_said() -> None:
     """A third of the rollouts, from when the source is known to be dead until it is solved for the first time."""
     judge = Judge(AlarmConfig(), ["fine", "dead"], np.array([200, 100]))
     metrics, lines = drive(judge, 100, [0.5, 0.0], [4, 2])
-    (line,) = [x for x in lines if "without one success" in x]
+    (line,) = [x for x in lines if "no rollout since the run began counts as a success" in x]
     assert "33% of the latest" in line and metrics["adaptive/alarm/dead_share"] == pytest.approx(1 / 3, abs=0.01)
-    assert any("without one success" in str(found) for found in judge.standing())
+    assert any("no rollout since the run began counts as a success" in str(found) for found in judge.standing())
     assert drive(judge, 100, [0.5, 0.3], [4, 2])[0]["adaptive/alarm/dead_share"] == 0
 
 
@@ -343,5 +343,5 @@ def test_a_journal_is_judged_as_training_was(tmp_path) -> None:
                 raised += judge.validated(step, metrics, {"fine": 100})
     hearing = hear(open_run(tmp_path))
     assert hearing.raised == raised and any("dead: not one success" in str(found) for found in raised)
-    assert any("without one success" in str(found) for found in raised)
+    assert any("no rollout since the run began counts as a success" in str(found) for found in raised)
     assert hearing.judge.standing() == judge.standing() and hearing.judge.metrics() == judge.metrics()

@@ -330,7 +330,7 @@ class Examination:
         self.add("compose", "ok", f"{command.config_name} with {len(command.overrides)} overrides")
         unread = guard.unread(config, guard.MAIN)
         if unread:
-            self.add("program", "fail", unread, "leave trainer.use_v1 out")
+            self.add("program", "fail", unread)
             return None
         if config.get("adaptive") is None:
             self.add(

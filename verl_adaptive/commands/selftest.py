@@ -4,9 +4,9 @@ Makes data and a model of 0.12 million parameters (nothing is downloaded) and ru
 own: plain verl without this package, some presets, the asynchronous trainers, and a run that is killed with SIGKILL and
 resumed. Checks: every rollout and token is accounted for, as many optimizer updates as plain GRPO's, the metrics are there,
 the recorded decisions are made again, log-probs agree as in plain verl, and leaving rows of zero advantage out changes no
-gradient. Uses verl's default strategy and all GPUs, and the CPU platform where there is none. The same command goes on where
-it was interrupted; the page is also in FOLDER/selftest.txt, with selftest.json beside it. The status is 1 if something is
-wrong.
+gradient. Uses verl's default strategy and all GPUs (four of six: a power of two), or the CPU platform where there is none. The
+same command goes on where it was interrupted; the page is also in FOLDER/selftest.txt, with selftest.json beside it. The
+status is 1 if something is wrong.
 
 examples:
   verl-adaptive selftest

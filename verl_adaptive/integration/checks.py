@@ -135,6 +135,14 @@ def check_run(config: Any, adaptive: AdaptiveConfig, policy: Policy) -> None:
         "with: it would train on nothing; use 0, or 2 or more",
     )
     _check_fetch(config, policy)
+    check(
+        config.actor_rollout_ref.rollout.calculate_log_probs
+        or not (config.algorithm.get("rollout_correction") or {}).get("bypass_mode", False),
+        "actor_rollout_ref.rollout.calculate_log_probs",
+        False,
+        "algorithm.rollout_correction.bypass_mode=true trains with the rollout's own log-probabilities, and the run would end when "
+        "its first step has generated; set it to true",
+    )
     batch, mini = config.data.train_batch_size, config.actor_rollout_ref.actor.ppo_mini_batch_size
     parts = 1
     if mode_of(config) != "sync":

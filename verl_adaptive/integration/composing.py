@@ -18,7 +18,6 @@ from omegaconf.errors import OmegaConfBaseException
 
 from verl_adaptive.errors import AdaptiveError, ConfigError, Misspelt, RefusedByVerl, nearest
 from verl_adaptive.integration import guard
-from verl_adaptive.policy import PARTS
 
 
 def _config_folder() -> str:
@@ -245,7 +244,7 @@ def _near(command: Command) -> list[str]:
             keys.append(name)
         elif name == "adaptive" or name.startswith("adaptive/"):
             options, value = group_options(name, command), str(override.value())
-            if not options and name not in (_groups := [f"adaptive/{role}" for role in (*PARTS, "platform")]):
+            if not options and name not in (_groups := [f"adaptive/{group}" for group in guard.GROUPS]):
                 hints += [f"did you mean {near}=?" for near in difflib.get_close_matches(name, _groups, n=1)]
             elif options and value not in options:
                 hints.append(f"{name}={value}: {nearest(value, options)}")

@@ -35,6 +35,9 @@ PLUGIN = "verl_adaptive.integration.plugin"
 #: The one program that makes our trainers.
 MAIN = "verl.trainer.main_ppo"
 
+#: What Hydra knows below ``adaptive/``: the parts, and what a machine needs.
+GROUPS = ("sampler", "allocator", "filter", "advantage", "platform")
+
 #: Lets a preset through in a program that is none of verl's.
 ANY_PROGRAM = "hydra.callbacks.verl_adaptive.any_program=true"
 
@@ -198,26 +201,60 @@ def _misplaced(chosen: Mapping[str, Any]) -> str:
 def misread(words: Iterable[str]) -> str:
     """The first override that Hydra takes and nobody reads, with what to write instead; empty if there is none.
 
-    Hydra adds any key that begins with a plus sign: ``+adaptve=greso`` and ``+adaptve.seed=1`` would change nothing.
+    Hydra adds any key that begins with a plus sign: ``+adaptve=greso``, ``+adaptive_seed=1`` and ``+adaptive/seed=1`` would change
+    nothing.
     """
+    words = list(words)
     for word in words:
-        found = re.match(r"\+*(\w+)([^=]*)=(.*)$", word)
+        found = re.match(r"(\+*)([^=.@/]+)([^=]*)=(.*)$", word)
         if found is None:
             continue
-        name, rest, value = found.groups()
+        plus, name, rest, value = found.groups()
+        close = name.lower()
         if name == "adaptive":
             if not rest and (value.lower() in ("true", "false", "null", "none", "") or value.isdigit()):
                 return f"{word}: {not_a_preset(value)}"
             if misplaced := _misplaced({f"adaptive{rest}": value}):
                 return misplaced
-        elif _like_ours(name.lower(), 0.9) or (_like_ours(name.lower(), 0.8) and _is_ours(rest, value)):
+            group = re.match(r"/([^/@]*)", rest)
+            if plus and group and group[1] not in GROUPS:
+                near = difflib.get_close_matches(group[1], GROUPS, n=1, cutoff=0.75)
+                meant = f"+adaptive/{near[0]}" if near else f"adaptive.{group[1]}"
+                return f"{word}: nobody reads adaptive/{group[1]}; did you mean {meant}={value}?"
+        elif _like_ours(close, 0.9) or (_like_ours(close, 0.8) and _is_ours(rest, value)):
             return (
                 f"{word}: Hydra would take this for a key of your own, and nobody would read it; did you mean "
                 f"+adaptive={value}?"
                 if not rest
                 else f"{word}: nobody reads {name}; did you mean adaptive{rest}={value}?"
             )
+        elif (
+            plus
+            and close.startswith("adaptive")
+            and (meant := _glued(close[8:].strip("_-"), rest, value, _preset_in(words)))
+        ):
+            return f"{word}: nobody reads {name}; did you mean {meant}?"
     return ""
+
+
+def _preset_in(words: Iterable[str]) -> bool:
+    """Whether the line chooses a preset or sets an option of one."""
+    return any(re.match(r"\+*adaptive[.=/]", word) for word in words)
+
+
+def _glued(name: str, rest: str, value: str, preset: bool) -> str:
+    """What a key was meant to be that has ``name`` behind ``adaptive`` without a dot; empty: it may be somebody's own.
+
+    Args:
+        name, rest: ``seed`` and an empty string of ``+adaptive_seed=1``.
+        value: of the word.
+        preset: a preset is chosen, so that a key of this name is taken for ours whatever it is.
+    """
+    if not rest and name in GROUPS:
+        return f"+adaptive/{name}={value}"
+    if not rest and (is_preset(name) or is_preset(value)):
+        return f"+adaptive={name if is_preset(name) else value}"
+    return f"adaptive.{name}{rest}={value}" if preset or _is_ours(f".{name}", value) else ""
 
 
 def _like_ours(name: str, cutoff: float) -> bool:

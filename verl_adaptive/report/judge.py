@@ -13,7 +13,8 @@ judged as carefully as one of two hundred, only later:
 
 Of the whole run:
 
-* *dead share*: more than ``DEAD`` of the latest rollouts went to sources that were never solved;
+* *dead share*: more than ``DEAD`` of the latest rollouts went to sources that were never solved, as above: of none of their
+  rollouts since the run began does ``adaptive.success`` make a success. Their rewards may still vary, and teach;
 * *validation falls*: it is significantly below its best, while the training reward is significantly above what it was then;
 * *rogue reward*: the rewards of a step are ``ROGUE`` times as far from what was expected as usual (advantages that keep a
   running scale say how far).
@@ -76,7 +77,8 @@ _WHY = {
     "jumped": "Read some rollouts: reward hacking, or a verifier that fails?",
     "starved": "The sampler sees nothing to learn there, or explores too little.",
     "all_succeed": "Set adaptive.success.threshold, or adaptive.signal.",
-    "dead_share": "A source that is never solved teaches nothing: mend its reward function, or leave it out.",
+    "dead_share": "The alarm of each such source says whether its rewards vary: then set the threshold; else mend its reward function, "
+    "or leave it out.",
     "validation_falls": "Reward hacking or over-training: the checkpoint of that step may be the better one.",
     "rogue_reward": "A penalty, an overflow, a judge that failed? The scale does not follow it.",
     "duplicates": "Each prompt has one set of statistics.",
@@ -349,7 +351,10 @@ class Judge:
     def _wasted(self) -> list[Finding]:
         if self._dead_share <= DEAD:
             return []
-        what = f"{self._dead_share:.0%} of the latest {self._looked:,.0f} rollouts went to data sources without one success"
+        what = (
+            f"{self._dead_share:.0%} of the latest {self._looked:,.0f} rollouts went to data sources of which no rollout since the run "
+            "began counts as a success (adaptive.success)"
+        )
         return [Finding(False, what, _WHY["dead_share"])]
 
     def validated(self, step: int, metrics: Mapping[str, Any], prompts: Mapping[str, int]) -> list[Finding]:

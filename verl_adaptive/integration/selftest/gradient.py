@@ -258,6 +258,7 @@ def settings(words: list[str]) -> dict[str, Any]:
         "replicas": replicas_of(config),
         "TP": rollout.tensor_model_parallel_size,
         "rollout dtype": rollout.dtype,
+        "actor dtype": (actor.get("fsdp_config") or {}).get("dtype", "the engine's own"),
         "free_cache_engine": rollout.free_cache_engine,
         "longest answer": config.data.max_response_length,
     }

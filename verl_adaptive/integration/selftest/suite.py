@@ -6,6 +6,7 @@ What has passed is kept in the folder, so that the same command goes on where it
 
 from __future__ import annotations
 
+import copy
 import importlib.resources
 import importlib.util
 import json
@@ -103,7 +104,7 @@ class Report:
 
 
 class _Kept:
-    """Items that have passed in a folder, with these versions and overrides; others begin anew."""
+    """Items that have passed in a folder, on this machine, with these versions and overrides; others begin anew."""
 
     def __init__(self, folder: Path, of: dict[str, Any]) -> None:
         self.path, self._of = folder / "passed.json", of
@@ -114,7 +115,7 @@ class _Kept:
         self._items: dict[str, dict] = found.get("items", {}) if found.get("of") == of else {}
 
     def get(self, name: str) -> Item | None:
-        return Item(**self._items[name]) if name in self._items else None
+        return Item(**copy.deepcopy(self._items[name])) if name in self._items else None
 
     def put(self, item: Item) -> None:
         if not item.findings:
@@ -157,8 +158,15 @@ def examine(
     if lacks := missing():
         raise AdaptiveError(lacks)
     report = Report(_versions(), _machine())
-    kept = _Kept(folder, {"versions": report.versions, "overrides": list(overrides)})
     env = _environment()
+    there = _count_gpus(env, timeout)
+    gpus = usable(there)
+    if gpus < there:
+        report.untried.append(
+            f"{there - gpus} of {there} GPUs: a batch of {BATCH * N} rollouts is dealt to a power of two"
+        )
+    here = {"machine": {**report.machine, "GPUs": there}, "versions": report.versions, "overrides": list(overrides)}
+    kept = _Kept(folder, here)
 
     def tried(name: str, make: Callable[[Item], None]) -> Item:
         """An item, made now or by an earlier attempt."""
@@ -176,12 +184,11 @@ def examine(
 
     if tried("tiny model", lambda item: _tool(item, folder, env, timeout, "tiny", str(folder / "tiny"))).findings:
         return report
-    item = tried("gradient", lambda item: _gradient(item, folder, env, timeout, overrides))
+    item = tried("gradient", lambda item: _gradient(item, folder, env, timeout, [*words(folder, gpus), *overrides]))
     if item.findings and "machine" not in item.facts:
         return report
     report.machine.update(item.facts.pop("machine"))
     report.settings = item.facts.pop("settings")
-    gpus = len(report.machine["accelerators"])
     env |= {} if gpus else {"VERL_PLATFORM": "cpu"}
 
     def trained(item: Item, said: Sequence[str], mode: str = "sync", **extra: str) -> ProcessRun:
@@ -262,10 +269,8 @@ def _train(
         return ProcessRun(folder, 124, str(error))
 
 
-def _gradient(item: Item, folder: Path, env: dict[str, str], timeout: float, overrides: Sequence[str]) -> None:
+def _gradient(item: Item, folder: Path, env: dict[str, str], timeout: float, said: Sequence[str]) -> None:
     """Rows left out and kept, under both strategies; and what the machine and the settings are."""
-    gpus = _count_gpus(env, timeout)
-    said = [*words(folder, gpus), *overrides]
     out = folder / "gradient.json"
     _tool(item, folder, env, timeout, "gradient", str(folder / "tiny" / "model"), str(out), *said)
     if item.findings:
@@ -287,6 +292,11 @@ def _count_gpus(env: dict[str, str], timeout: float) -> int:
     code = "import torch; print(torch.cuda.device_count() if torch.cuda.is_available() else 0)"
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=timeout)
     return int(done.stdout.split()[-1]) if not done.returncode and done.stdout.strip() else 0
+
+
+def usable(gpus: int) -> int:
+    """As many of these GPUs as verl deals a batch of a power of two to evenly."""
+    return 1 << gpus.bit_length() - 1 if gpus else 0
 
 
 def _ended(item: Item, run: ProcessRun, steps: int = STEPS) -> bool:
@@ -411,19 +421,24 @@ def words(folder: Path, gpus: int, mode: str = "sync") -> list[str]:
     ]
     if not gpus:
         return [f"+adaptive/platform=cpu{'_separate' * (mode == 'separate_async')}", *made]
-    made += [
-        *(f"trainer.n_gpus_per_node={gpus}", "trainer.nnodes=1"),
-        *(f"{rollout}.name={'vllm' if _installed('vllm') else 'sglang'}",),
-        *(f"{rollout}.tensor_model_parallel_size=1", f"{rollout}.gpu_memory_utilization=0.3"),
-        *(f"{rollout}.enforce_eager=true", f"{rollout}.max_num_seqs=64"),
+    return [
+        *made,
+        *on_gpus(gpus),
+        *(f"{rollout}.gpu_memory_utilization=0.3", f"{rollout}.enforce_eager=true", f"{rollout}.max_num_seqs=64"),
         f"ray_kwargs.ray_init.num_cpus={16 + 8 * gpus}",  # slots: verl asks for a whole one for each of many actors
     ]
-    if not _installed("flash_attn"):
-        made += [
-            "+actor_rollout_ref.model.override_config.attn_implementation=sdpa",
-            "actor_rollout_ref.model.use_remove_padding=false",
-        ]
-    return made
+
+
+def on_gpus(gpus: int) -> list[str]:
+    """verl's overrides for the GPUs of this machine, by what is installed: which engine generates, and whose attention trains."""
+    rollout, model = "actor_rollout_ref.rollout", "actor_rollout_ref.model"
+    made = [
+        *(f"trainer.n_gpus_per_node={gpus}", "trainer.nnodes=1", f"{rollout}.tensor_model_parallel_size=1"),
+        f"{rollout}.name={'vllm' if _installed('vllm') else 'sglang'}",
+    ]
+    if _installed("flash_attn"):
+        return made
+    return [*made, f"+{model}.override_config.attn_implementation=sdpa", f"{model}.use_remove_padding=false"]
 
 
 def _installed(module: str) -> bool:
