@@ -119,7 +119,7 @@ def test_of_single_rollouts_a_signal_says_nothing(call, monkeypatch) -> None:  #
     words = ("--batch", 8, "--steps", 6, "--pool", "static:prompts=100", "--seeds", "0,1", "--preset", "solo")
     monkeypatch.setenv("COLUMNS", "140")
     said = call("simulate", *words, "--preset", "dapo")[1]
-    assert re.search(r"Of solo this says nothing, .*--pool", said) and "nan" not in said
+    assert re.search(r"solo: not ranked, .*--pool", said) and "nan" not in said
     solo = next(line.split() for line in said.splitlines() if line.split()[:1] == ["solo"] and len(line.split()) > 4)
     assert solo[-1].endswith("%") and solo[-3:-1] == ["-", "-"]  # signal, oracle's gain, regret
     assert "--pool" in json.loads(call("simulate", *words, "--json", "-")[1])["answer"]
