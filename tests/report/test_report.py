@@ -473,6 +473,11 @@ def test_validations_are_drawn_and_compared(tmp_path) -> None:
     assert [line[0] for line in first["lines"]] == ["math", "math · p/b"]
     assert first["lines"][0][2] == [0.2, 0.3, 0.4, 0.5, 0.6] and first["lines"][1][2][-1] == 0.4
     assert "0.600" in page and "against p/b" in page
+    # Runs beside this one share its colours: each has its own dashes, which the legend shows.
+    lines = re.findall(
+        r'<line [^>]*stroke-dasharray="([^"]*)"', learning(collect(opened, against=[other, other]))[1][2][0][1]
+    )
+    assert len(set(lines)) == len(lines) == 2
 
 
 def test_another_runs_sources_keep_their_colours_and_its_mean_is_of_ours(tmp_path) -> None:

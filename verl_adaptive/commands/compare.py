@@ -223,7 +223,7 @@ def page_of_runs(runs: Sequence[Run]) -> str:
 
 def _page(trials: Trials, results: Sequence[Outcome], said: str, labels: tuple[str, str]) -> str:
     """One page that needs no network: what is said, the table, the curves."""
-    from verl_adaptive.report.figures import Series, lines
+    from verl_adaptive.report.figures import DASHES, Series, lines
     from verl_adaptive.report.page import environment, policy_of
 
     series = []
@@ -234,7 +234,7 @@ def _page(trials: Trials, results: Sequence[Outcome], said: str, labels: tuple[s
                 trial.value,
                 f"var(--c{place})",
                 trial.cost,
-                dash=at > 0,
+                dash=DASHES[0] if at else "",
                 key="" if at else name,
             )
             for at, trial in enumerate(found)

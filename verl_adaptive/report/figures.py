@@ -34,7 +34,7 @@ class Series:
         color: a CSS colour, usually ``var(--c1)``.
         x: its own x, float ``(n,)``; None: the picture's.
         raw: float ``(n,)``, drawn faint behind it, where ``values`` were smoothed.
-        dash: another run's.
+        dash: another run's, an SVG dash array (of ``DASHES``); empty: drawn through.
         key: its name in the legend, if another one (empty: none).
     """
 
@@ -43,7 +43,7 @@ class Series:
     color: str
     x: np.ndarray | None = None
     raw: np.ndarray | None = None
-    dash: bool = False
+    dash: str = ""
     key: str | None = None
 
     def __post_init__(self) -> None:
@@ -156,7 +156,7 @@ class _Canvas:
             Markup(
                 '<span class="key"><svg class="swatch" viewBox="0 0 14 10" aria-hidden="true">'
                 '<line x1="0" x2="14" y1="5" y2="5" stroke="{c}"{k}/></svg>{n}</span>'
-            ).format(c=s.color, n=s.name if s.key is None else s.key, k=_DASH if s.dash else _THICK)
+            ).format(c=s.color, n=s.name if s.key is None else s.key, k=_DASH.format(d=s.dash) if s.dash else _THICK)
             for s in legend
             if s.key != ""
         )
@@ -168,7 +168,9 @@ class _Canvas:
 
 _PLACE = 'x="{x:.1f}" y="{y:.1f}" width="{w:.1f}" height="{h:.1f}"'
 _THICK = Markup(' stroke-width="8"')
-_DASH = Markup(' stroke-width="3" stroke-dasharray="4 2"')
+_DASH = Markup(' stroke-width="3" stroke-dasharray="{d}"')
+#: For one run after the other.
+DASHES = ("5 4", "2 2", "9 2 2 2", "12 3")
 
 
 def _plain(values: np.ndarray) -> list[float | None]:
@@ -261,7 +263,7 @@ def lines(
         if s.raw is not None:
             _draw(canvas, own, s.raw, s, "raw")
     for s, own in zip(series, xs, strict=True):
-        _draw(canvas, own, s.values, s, "dash" if s.dash else "line")
+        _draw(canvas, own, s.values, s, "line")
     return canvas.done(series, _hover(x, series, percent))
 
 
@@ -273,10 +275,12 @@ def _draw(canvas: _Canvas, x: np.ndarray, values: np.ndarray, s: Series, kind: s
         elif pieces[-1]:
             pieces.append([])
     few = sum(map(len, pieces)) <= 40 and kind != "raw"
+    dashed = Markup(' stroke-dasharray="{d}"').format(d=s.dash) if s.dash else Markup("")
     for piece in pieces:
         if len(piece) > 1:
             points = " ".join(f"{a:.1f},{b:.1f}" for a, b in piece)
-            canvas.add('<polyline class="{k}" points="{p}" fill="none" stroke="{c}"/>', k=kind, p=points, c=s.color)
+            line = '<polyline class="{k}" points="{p}" fill="none" stroke="{c}"{d}/>'
+            canvas.add(line, k=kind, p=points, c=s.color, d=dashed)
         for a, b in piece if few or len(piece) == 1 else ():
             canvas.add('<circle cx="{x:.1f}" cy="{y:.1f}" r="2.5" fill="{c}"/>', x=a, y=b, c=s.color)
 

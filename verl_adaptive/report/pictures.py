@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -91,8 +92,11 @@ def learning(collected: Collected) -> list[tuple[str, str, list[tuple[str, Any, 
 
 def _in_view(collected: Collected, history: History, view: str) -> list[tuple[str, Any, str]]:
     label, out = VIEWS[view][1], []
-    runs = [("", history, False)]
-    runs += [(f" · {name}", course, True) for name, course in collected.against]
+    runs = [("", history, "")]
+    runs += [
+        (f" · {name}", course, dash)
+        for (name, course), dash in zip(collected.against, itertools.cycle(figures.DASHES), strict=False)
+    ]
     for metric, own in list(curves(history.validations).items())[:3]:
         series, mean = [], next((c.sources for c in own if c.parts), None)
         colors = {c.name: _PALETTE[i % len(_PALETTE)] for i, c in enumerate(own)}
