@@ -94,7 +94,9 @@ class SlowBaseline:
                         continue
                     value = self.stand_in(groups, prompt, r, centre, 8 * distance)
                 others = rewards[:i] + rewards[i + 1 :]
-                if self.usual() and not math.isnan(v):
+                if math.isnan(v):
+                    others = [centre + clip(x - centre, 8 * distance) for x in others]
+                elif self.usual():
                     others = [v + clip(x - v, 8 * self.usual()) for x in others]
                 b = (sum(others) + self.shrink * value) / (len(others) + self.shrink) if others else value
                 off.append(0.0 if abs(r - b) <= max(1e-6, 1e-6 * abs(r)) else r - b)

@@ -53,7 +53,7 @@ from verl_adaptive.ranges import NonNegative, Positive, Range, Share
 from verl_adaptive.rng import Draw
 from verl_adaptive.roles import Advantage
 from verl_adaptive.stats.running_mean import Memory
-from verl_adaptive.stats.scale import CLIP, RunningScale, others_mean, within
+from verl_adaptive.stats.scale import CLIP, RunningScale, others_mean, typical_distance, within
 from verl_adaptive.stats.table import Column, StatsTable
 
 #: Least difference, in sizes of the reward: float32 has a sixteenth of it.
@@ -143,6 +143,7 @@ class MemoryBaseline(Advantage):
         whole = np.bincount(group_of, minlength=len(groups)) == groups.n
         value = self.col("before")[groups.row][group_of]
         unknown = np.isnan(value)
+        usual = (np.nan, np.inf)
         if unknown.any():
             mine = every = self.memory.rewards(groups.row[group_of], reward)
             if not whole.all():
@@ -150,22 +151,30 @@ class MemoryBaseline(Advantage):
             if earlier is not None:
                 every = np.concatenate([every, earlier], axis=1)
             value[unknown] = others_mean(mine[:, unknown], every)
+            usual = typical_distance(every[1])
         n = groups.n[group_of]
         # Of a whole group, the rewards at hand: they may have penalties that the group's own do not.
-        counted = self._counted(reward, group_of, groups)
+        counted = self._counted(reward, group_of, groups, *usual)
         total = np.bincount(group_of, counted, minlength=len(groups))
         if not whole.all():
-            total = np.where(whole, total, groups.sum(self._counted(groups.reward, groups.group_of, groups)))
+            total = np.where(whole, total, groups.sum(self._counted(groups.reward, groups.group_of, groups, *usual)))
         rest = total[group_of] - counted
         shrink = self.config.shrink
         with np.errstate(invalid="ignore", divide="ignore"):
             off = reward - np.where(n > 1, (rest + shrink * value) / (n - 1 + shrink), value)
             return np.where(np.abs(off) <= np.maximum(self.facts.tolerance, ROUNDING * np.abs(reward)), 0.0, off)
 
-    def _counted(self, reward: np.ndarray, group_of: np.ndarray, groups: Groups) -> np.ndarray:
-        """Rewards as they count in the baseline of the others in their group: a rogue one moves it as far as scale and memory."""
+    def _counted(
+        self, reward: np.ndarray, group_of: np.ndarray, groups: Groups, centre: float, distance: float
+    ) -> np.ndarray:
+        """Rewards as they count in the baseline of the others in their group: a rogue one moves it as far as scale and memory.
+
+        Where no value is known, the median of the rewards and their distance from it stand for value and scale.
+        """
         value, scale = (self.col(name)[groups.row][group_of] for name in ("before", "scale"))
-        return within(reward, value, np.where(scale > 0, CLIP * scale, np.inf))
+        unknown = np.isnan(value)
+        limit = CLIP * np.where(unknown, distance, np.where(scale > 0, scale, np.inf))
+        return within(reward, np.where(unknown, centre, value), limit)
 
     def compute(self, reward: np.ndarray, group_of: np.ndarray, observed: Groups) -> np.ndarray:
         off = np.nan_to_num(self._off(reward, group_of, observed))
