@@ -46,7 +46,7 @@ def typical_distance(values: np.ndarray) -> tuple[float, float]:
 
 
 def within(reward: np.ndarray, centre: np.ndarray, limit: np.ndarray | float) -> np.ndarray:
-    """float64 ``(k,)``: rewards, those farther from the centre than the limit moved to it; to the bit what the others are."""
+    """float64 ``(k,)``: rewards farther from the centre than the limit are moved to the limit; the others stay, bit for bit."""
     return np.where(np.abs(reward - centre) > limit, centre + np.clip(reward - centre, -limit, limit), reward)
 
 
