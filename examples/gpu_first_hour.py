@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from verl_adaptive.integration.selftest.runs import read_metrics, train
+from verl_adaptive.integration.selftest.runs import end_on_sigterm, read_metrics, train
 from verl_adaptive.integration.selftest.suite import on_gpus, usable
 
 __all__ = ["Sizes", "main", "page", "sizes_of", "words"]
@@ -182,10 +182,24 @@ def page(results: Sequence[dict[str, Any]], selftest: dict[str, Any], said: str)
     return "\n".join(lines) + "\n"
 
 
-def _call(*command: str, log: Path) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run([sys.executable, "-m", *command], capture_output=True, text=True, check=False)
-    log.write_text(done.stdout + done.stderr)
-    return done
+def _call(*command: str, log: Path) -> int:
+    """Run a module with its progress shown, everything it says in ``log``, and end it if this process is ended: the status."""
+    with log.open("w") as said:
+        process = subprocess.Popen(
+            [sys.executable, "-m", *command], stdout=said, stderr=subprocess.PIPE, text=True, bufsize=1
+        )
+        try:
+            for line in process.stderr or ():
+                print(line, end="", file=sys.stderr, flush=True)
+                said.write(line)
+                said.flush()
+            return process.wait()
+        finally:
+            try:
+                process.wait(timeout=1)  # Ctrl-C has reached it, too
+            except subprocess.TimeoutExpired:
+                process.terminate()  # it ends what it started
+                process.wait()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -198,6 +212,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     out, begun = args.out.resolve(), time.monotonic()
     out.mkdir(parents=True, exist_ok=True)
+    end_on_sigterm()
     say = lambda line: print(f"first hour, {(time.monotonic() - begun) / 60:.0f} min: {line}", flush=True)  # noqa: E731
 
     say("selftest ...")
@@ -206,10 +221,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         *(["--quick"] if args.cpu_rehearsal else []),
         log=out / "selftest.log",
     )
-    if tested.returncode:
+    if tested:
         print(
-            tested.stderr[-2000:],
-            f"\nthe selftest failed: see {args.out}/selftest.log and, if there, {args.out}/selftest/selftest.txt, and send them",
+            f"the selftest failed: see {args.out}/selftest.log and, if there, {args.out}/selftest/selftest.txt, and send them",
             file=sys.stderr,
         )
         return 1
@@ -259,10 +273,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     compared = ""
     if not any(result["status"] for result in results):  # verl's name of a run is in its path: preset, seed
         arms = [f"{preset}={out}/{preset}-*/checkpoints" for preset in args.presets]
-        done = _call(
+        status = _call(
             "verl_adaptive", "compare", *arms, "--csv", str(out / "curves.csv"), "--overwrite", log=out / "compare.log"
         )
-        compared = done.stdout if not done.returncode else f"compare failed: see {args.out}/compare.log"
+        compared = (out / "compare.log").read_text() if not status else f"compare failed: see {args.out}/compare.log"
     text = page(results, selftest, compared)
     (out / "page.txt").write_text(text)
     (out / "page.json").write_text(json.dumps({"runs": results, "sizes": vars(sizes), "selftest": selftest}, indent=1))

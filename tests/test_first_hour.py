@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,6 +16,14 @@ import pytest
 from examples import gpu_first_hour as hour
 
 ROOT = Path(__file__).parents[1]
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    for _ in range(600):
+        if condition():
+            return
+        time.sleep(0.1)
+    raise AssertionError("it did not come in a minute")
 
 
 @pytest.mark.parametrize("gib", [0, 12, 24, 47, 80])
@@ -76,6 +89,32 @@ def test_a_folder_is_not_gone_on_with_under_other_options(tmp_path) -> None:
     assert not hour.begun_otherwise(tmp_path / "grpo-1", ["trainer.save_freq=2"])
     assert not hour.begun_otherwise(tmp_path / "grpo-1", ["trainer.save_freq=2"])
     assert hour.begun_otherwise(tmp_path / "grpo-1", ["trainer.save_freq=20"])
+
+
+def test_ended_by_a_scheduler_it_leaves_no_training_behind(tmp_path) -> None:
+    """First hour, its selftest, the training that has a session of its own: SIGTERM reaches the first alone."""
+    (tmp_path / "middle.py").write_text(
+        "import os, pathlib\n"
+        "from verl_adaptive.integration.selftest.runs import call, end_on_sigterm\n"
+        "end_on_sigterm()\n"
+        "said = 'import os, pathlib, time; pathlib.Path(\"pid\").write_text(str(os.getpid())); time.sleep(600)'\n"
+        "here = pathlib.Path.cwd()\n"
+        "call(here, ['-c', said], here / 'metrics-0.jsonl', 600, None, os.environ)\n"
+    )
+    said = (
+        "import pathlib; from examples.gpu_first_hour import _call, end_on_sigterm\n"
+        "end_on_sigterm(); _call('middle', log=pathlib.Path('middle.log'))"
+    )
+    path = os.pathsep.join([str(ROOT), str(tmp_path)])
+    first = subprocess.Popen([sys.executable, "-c", said], cwd=tmp_path, env={**os.environ, "PYTHONPATH": path})
+    try:
+        wait_for(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
+        training = int((tmp_path / "pid").read_text())
+        first.terminate()
+        assert first.wait(timeout=60) == 128 + signal.SIGTERM
+        wait_for(lambda: not Path(f"/proc/{training}").exists())
+    finally:
+        first.kill()
 
 
 def test_it_trains_with_what_the_selftest_trained_with(tmp_path, monkeypatch) -> None:

@@ -55,7 +55,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from verl_adaptive.integration.selftest import suite
+    from verl_adaptive.integration.selftest import runs, suite
 
     if args.quick and args.presets:
         raise UsageError("--quick and --presets: --quick is two presets, leave one of them out")
@@ -67,6 +67,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"--presets {unknown[0]}: must be all, or among {', '.join(suite.PRESETS)}")
     folder = Path(args.folder).resolve()
     folder.mkdir(parents=True, exist_ok=True)
+    runs.end_on_sigterm()
     report = suite.examine(
         folder,
         presets=presets,

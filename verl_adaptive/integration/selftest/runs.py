@@ -85,6 +85,11 @@ def next_metrics(folder: Path) -> Path:
     return folder / f"metrics-{len(list(folder.glob('metrics-*.jsonl')))}.jsonl"
 
 
+def end_on_sigterm() -> None:
+    """Let SIGTERM end this process as Ctrl-C does: a training run has a session of its own and would keep the GPUs."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+
+
 def call(
     folder: Path, command: list[str], metrics: Path, timeout: float, kill_at: int | None, env: Mapping[str, str]
 ) -> tuple[int, str]:
@@ -111,7 +116,7 @@ def call(
                     raise TimeoutError(f"verl did not finish within {timeout} s:\n{tail}")
                 time.sleep(0.2)
         finally:
-            if process.poll() is None:  # out of time, or interrupted
+            if process.poll() is None:  # out of time, interrupted, or ended
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
     return process.returncode, (folder / "log.txt").read_bytes()[start:].decode(errors="replace")
