@@ -607,15 +607,17 @@ UNMEASURED = (
 
 
 def choosing(found: Found) -> list[str]:
-    """A line a situation: what to take, and what was measured."""
+    """A line a situation: what to take, and what was measured of it and of REINFORCE."""
     rows = []
     for situation, take, pool, name in SITUATIONS:
-        standing = found.get(pool, {}).get(name)
-        told = ["–" if standing is None else share(standing.of_grpo), counted(standing, "–")]
+        made = found.get(pool, {})
+        standing, beside = made.get(name), made.get("reinforce")
+        told = ["–" if standing is None else share(standing.of_grpo), counted(standing, "–"), counted(beside, "–")]
         rows.append([situation, take, *told])
-    rows += [[situation, take, "–", "–"] for situation, take in UNMEASURED]
-    first, _, *rest = table(["situation", "take", "rollouts to GRPO's accuracy", "accuracy difference (seeds)"], rows)
-    return [first, "|:--|:--|--:|--:|", *rest]
+    rows += [[situation, take, "–", "–", "–"] for situation, take in UNMEASURED]
+    heads = ["situation", "take", "rollouts to GRPO's accuracy", "accuracy difference (seeds)", "REINFORCE's (seeds)"]
+    first, _, *rest = table(heads, rows)
+    return [first, "|:--|:--|--:|--:|--:|", *rest]
 
 
 #: What docs/solo.md shows, and how it calls it.

@@ -576,6 +576,10 @@ def test_a_critic_that_cannot_be_opened_here(examine) -> None:
             ("data.train_files=${oc.env:NOPE}",),
             "data.train_files='${oc.env:NOPE}': the environment variable NOPE is not set",
         ),
+        (  # verl has a key above it that takes its value
+            ("trainer.experiment_name=${oc.env:NOPE}",),
+            "trainer.experiment_name='${oc.env:NOPE}': the environment variable NOPE is not set",
+        ),
         (("adaptive.seed=${oc.env:NOPE}",), "adaptive.seed='${oc.env:NOPE}': the environment variable NOPE is not set"),
         (("data.tran_batch_size=64",), "has no such key; did you mean data.train_batch_size?"),
         (("data.train_batch_size=abc",), "data.train_batch_size='abc': must be a number"),

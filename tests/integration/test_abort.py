@@ -98,6 +98,7 @@ class Worker(VerlWorker):
         tq.init()
         self.config, self.llm_client, self.background_tasks = CONFIG, client, set()
         self.yields = asyncio.Event()
+        self.judging = 0
 
     async def _run_agent_loop(self, sampling_params, *, session_id, uid, tokens, **_):
         try:
@@ -109,6 +110,9 @@ class Worker(VerlWorker):
                 raise
             await self.yields.wait()
             out = TokenOutput(token_ids=[7])
+        if uid == "judged":  # its reward takes long
+            self.judging += 1
+            await asyncio.sleep(3600)
         rows = [{"uid": uid, "responses": torch.tensor(out.token_ids or [0])}]
         await tq.async_kv_batch_put(
             keys=[f"{uid}_{session_id}_0"],
@@ -116,6 +120,10 @@ class Worker(VerlWorker):
             fields=tu.list_of_dict_to_tensordict(rows),
             tags=[{"response_len": len(out.token_ids)}],
         )
+
+    async def judged(self) -> int:
+        """Sessions that wait for their reward."""
+        return self.judging
 
     async def give_in(self) -> None:
         """Sessions that hold their cancellation back end."""
@@ -212,6 +220,14 @@ def test_finished_sessions_of_an_aborted_request_are_counted_and_cleared(house, 
     done = house.abort(["slow"])
     assert done.rollouts == 3 and done.tokens >= 27
     assert rows() == {}
+
+
+def test_sessions_whose_reward_is_being_computed_are_counted(house, counted):
+    """At no server any more and without a row yet, they were billed as nothing."""
+    house.send([("judged", 3, 5), ("long", 2, 100_000)])
+    until(lambda: sum(ray.get([w.judged.remote() for w in house.workers])) == 3 and house.generating() == 2)
+    done = house.abort(["judged", "long"])
+    assert done.rollouts == 5 and done.tokens >= 3 * 5 + 2 and rows() == {}
 
 
 def test_requests_that_wait_in_line_at_a_server_do_not_hold_the_abort_up(house):

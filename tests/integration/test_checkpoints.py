@@ -26,7 +26,7 @@ from verl.utils import tensordict_utils as tu  # noqa: E402
 
 from tests.world import make_engine, run  # noqa: E402
 from verl_adaptive.config import AdaptiveConfig, ResumeConfig, SuccessConfig  # noqa: E402
-from verl_adaptive.errors import AdaptiveError  # noqa: E402
+from verl_adaptive.errors import AdaptiveError, ConfigError  # noqa: E402
 from verl_adaptive.integration.facts import compared_of  # noqa: E402
 from verl_adaptive.integration.monitor import Monitor  # noqa: E402
 from verl_adaptive.integration.resume import IRRELEVANT, LOGGED, settings_of  # noqa: E402
@@ -140,9 +140,14 @@ def test_a_snapshot_is_copied_where_verl_copies_its_checkpoints(tmp_path, monkey
     assert np.array_equal(read_snapshot(remote)[0].col("visits"), engine.table.col("visits"))
     newest = read_snapshot(tmp_path / "local" / "global_step_3" / "adaptive")[2]
     assert read_snapshot(remote)[2] == newest and not (remote / "adaptive").exists()
-    monkeypatch.setattr(hdfs_io, "copy", lambda src, dst, **options: False)  # as of an hdfs that refuses
-    run_store.save(str(tmp_path / "local" / "global_step_3"), 3, engine, NoGroups())
-    assert "trainer.default_hdfs_dir: the statistics of step 3 are not in" in caplog.text
+    copy = hdfs_io.copy
+    for name in ("state", "manifest", "prompts"):  # of hdfs, which refuses one of the files
+        monkeypatch.setattr(hdfs_io, "copy", lambda src, dst, name=name: f"/{name}" not in src and copy(src, dst))
+        engine.table.col("visits")[0] += 1
+        run_store.save(str(tmp_path / "local" / "global_step_3"), 3, engine, NoGroups())
+        assert "trainer.default_hdfs_dir: the statistics of step 3 are not in" in caplog.text
+        with pytest.raises(SnapshotError, match="not of one save"):  # the weights there are the newer ones
+            run_store.load(str(remote.parent), 3)
 
 
 def test_the_alarms_state_is_part_of_a_snapshot(tmp_path):
@@ -376,7 +381,7 @@ def test_a_warm_start_counts_before_the_first_step_only(tmp_path) -> None:
     run_store, engine = run_store_of(tmp_path)
     folder, run_store.journal = saved(run_store, engine, tmp_path, 2), None
     run_store._no_warm_start = AdaptiveError("it is gone")
-    with pytest.raises(AdaptiveError, match="it is gone"):
+    with pytest.raises(ConfigError, match=r"^adaptive\.warm_start=.*it is gone; leave it out"):
         run_store.begin(0, engine)
     assert run_store.load(str(folder.parent), 2) is not None
     run_store.begin(2, engine)

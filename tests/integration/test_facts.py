@@ -224,9 +224,12 @@ def test_a_queue_that_cannot_save_keeps_no_groups_over_a_checkpoint(monkeypatch)
     for name in ("save_checkpoint", "load_checkpoint"):
         monkeypatch.delattr(transfer_queue, name)
     words = ("+adaptive=pilot_commit", "actor_rollout_ref.rollout.n=8")
-    config, _ = composed(*words, "adaptive.allocator.form=pipelined")
-    with pytest.raises(ConfigError, match=r"allocator.form='pipelined'.*TransferQueue>=0.1.10.*on_policy"):
+    config, _ = composed(*words, "adaptive.allocator.form=pipelined", "trainer.save_freq=5")
+    with pytest.raises(
+        ConfigError, match=r"allocator.form='pipelined'.*TransferQueue>=0.1.10.*on_policy.*save_freq=-1"
+    ):
         RunPlan.of(config)
+    RunPlan.of(composed(*words, "adaptive.allocator.form=pipelined", "trainer.save_freq=-1")[0])
     RunPlan.of(composed(*words)[0])
     words = ("+adaptive=greso", "actor_rollout_ref.rollout.n=8", "trainer.v1.trainer_mode=colocate_async")
     with pytest.raises(ConfigError, match=r"trainer.save_freq=5: .*TransferQueue>=0.1.10.*\(-1\)"):

@@ -94,7 +94,7 @@ def test_a_preset_under_a_misspelt_key(tmp_path) -> None:
     ("word", "says"),
     [
         ("+adaptve.seed=1", "did you mean adaptive.seed=1?"),
-        ("+adpative.max_round=4", "did you mean adaptive.max_round=4?"),
+        ("+adpative.rounds=4", "did you mean adaptive.rounds=4?"),
         ("+adaptivee.sampler.p_easy=0.3", "did you mean adaptive.sampler.p_easy=0.3?"),
         ("+adaptve.rounds=4", "did you mean adaptive.rounds=4?"),  # two mistakes, or an option that is gone
         ("+adaptiv=soloo", "did you mean +adaptive=soloo?"),

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -397,3 +398,28 @@ def test_ticked_runs_are_compared(tmp_path) -> None:
         assert served.get(f"/compare?run={ids[0]}&run=x").status == 404
     finally:
         served.close()
+
+
+HANGS = """
+import sys, time
+from verl_adaptive.cli import main
+from verl_adaptive.commands import serve
+serve._render = lambda *_: time.sleep(600)
+main(["serve", sys.argv[1], "--port", "0", "--token", ""])
+"""
+
+
+def test_one_interrupt_ends_it_though_a_page_hangs(tmp_path) -> None:
+    """A page that waits for a disk which does not answer kept the process for good."""
+    make_run(tmp_path / "run", steps=2)
+    command = [sys.executable, "-c", HANGS, str(tmp_path)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            address = re.search(r"http://\S+/", process.stderr.readline())[0]
+            (run,) = find_runs(str(tmp_path))[0]
+            with pytest.raises(TimeoutError):
+                urllib.request.urlopen(f"{address}run/{run.id}", timeout=2)
+            process.send_signal(signal.SIGINT)
+            process.wait(60)
+        finally:
+            process.kill()

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -240,6 +240,62 @@ def test_files_that_were_deleted_are_begun_again(tmp_path: Path, caplog) -> None
         commit(writer, 3)
     assert "deleted or replaced" in caplog.text and steps_of(tmp_path / "j") == [2, 3]
     assert [gap[:2] for gap in open_run(tmp_path / "j").gaps()] == [(1, 1)]
+
+
+FOLLOWER = """
+import logging, sys
+from tests.stats.test_journal import commit
+from verl_adaptive.stats import Journal
+logging.basicConfig(stream=sys.stdout)
+journal = Journal(sys.argv[1]); journal.begin(0)
+for line in sys.stdin:
+    commit(journal, int(line))
+    print(journal.flush(5), flush=True)
+"""
+
+
+@pytest.fixture
+def follower(tmp_path: Path) -> Iterator[tuple[int, Callable[[int], str]]]:
+    """A process that writes ``tmp_path/j``: its id, and what it says when it has written a step."""
+    with subprocess.Popen(
+        [sys.executable, "-c", FOLLOWER, str(tmp_path / "j")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+
+        def write(step: int) -> str:
+            print(step, file=process.stdin, flush=True)
+            said = [process.stdout.readline()]
+            while said[-1] not in ("True\n", "False\n", ""):
+                said.append(process.stdout.readline())
+            return "".join(said)
+
+        yield process.pid, write
+        process.kill()
+
+
+def test_a_folder_that_was_deleted_is_locked_anew(tmp_path: Path, follower) -> None:
+    """The lock went with the folder, and a second writer was let in."""
+    pid, write = follower
+    write(1)
+    shutil.rmtree(tmp_path / "j")
+    assert "deleted or replaced" in write(2)
+    with pytest.raises(JournalBusy, match=f"process {pid} on"):
+        Journal(tmp_path / "j")
+
+
+def test_the_writer_of_a_folder_that_was_moved_leaves_the_next_one_alone(tmp_path: Path, follower) -> None:
+    """It wrote its steps into the journal of the run that had begun in the folder's old place, and that one stopped."""
+    pid, write = follower
+    write(1)
+    (tmp_path / "j").rename(tmp_path / "moved")
+    with pytest.raises(JournalBusy, match=f"process {pid} on"):
+        Journal(tmp_path / "moved")
+    with Journal(tmp_path / "j") as second:
+        second.begin(0)
+        commit(second, 1)
+        assert "another process writes in its place; this one writes no more after step 1" in write(2)
+        commit(second, 2)
+        assert second.flush()
+    assert steps_of(tmp_path / "j") == [1, 2] and len(JournalReader(tmp_path / "j").attempts) == 1
 
 
 def test_text_of_anything_is_kept(tmp_path: Path) -> None:

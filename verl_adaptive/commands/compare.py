@@ -24,7 +24,7 @@ import numpy as np
 
 from verl_adaptive.commands.arguments import add_json_option, add_store_options, count, how_read, refuse_overwrite
 from verl_adaptive.commands.export import write_pages
-from verl_adaptive.commands.output import console, key_digits, note, number, print_json, share, table
+from verl_adaptive.commands.output import console, key_digits, note, note_gaps, number, print_json, share, table
 from verl_adaptive.errors import AdaptiveError, UsageError, lacks_extra
 from verl_adaptive.report.arms import COSTS, Outcome, Trials, median, outcomes, plot, read, sentence
 from verl_adaptive.significance import interval, significant
@@ -100,6 +100,8 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json({"verdict": said, **found, **{name: prompts[name] for name in ("a", "b", "matched") if prompts}})
     else:
+        for run in (run for runs in arms.values() for run in runs):
+            note_gaps(run)
         console().print(clean(said))
         if trials is not None:
             _print(results, trials, args)

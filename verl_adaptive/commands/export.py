@@ -22,7 +22,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from verl_adaptive.commands.arguments import add_store_options, condition, how_read, refuse_overwrite
-from verl_adaptive.commands.output import note, number, plain
+from verl_adaptive.commands.output import note, note_gaps, number, plain
 from verl_adaptive.errors import AdaptiveError, UsageError
 
 FORMATS = (".parquet", ".csv", ".jsonl")
@@ -59,6 +59,7 @@ def run(args: argparse.Namespace) -> int:
     if os.path.exists(args.out) and os.path.exists(args.store) and os.path.samefile(args.out, args.store):
         raise AdaptiveError(f"{args.out} is what is read; name another file")
     opened = open_run(args.store, **how_read(args))
+    note_gaps(opened)
     if args.what != "prompts" and not opened.has_course:
         raise AdaptiveError(f"{opened.where} is a {opened.kind}: it has prompts, but no {args.what}")
     if args.what == "prompts":

@@ -20,7 +20,7 @@ from typing import BinaryIO
 import numpy as np
 
 from verl_adaptive.commands.arguments import add_store_options, condition, how_identified, how_read, refuse_overwrite
-from verl_adaptive.commands.output import note, number, share
+from verl_adaptive.commands.output import note, note_gaps, number, share
 from verl_adaptive.errors import AdaptiveError, UsageError
 
 
@@ -53,6 +53,7 @@ def run(args: argparse.Namespace) -> int:
     refuse_overwrite(args.out, args.overwrite)
     open_parquet(args.data).close()
     opened = open_run(args.stats, **how_read(args))
+    note_gaps(opened)
     prompts = opened.prompts
     keys, sources = keys_of(args.data, **how_identified(args))
     known = prompts.table.rows_for(keys, create=False) >= 0

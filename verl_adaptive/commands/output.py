@@ -7,7 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -16,7 +16,10 @@ from rich.text import Text
 
 from verl_adaptive.text import clean, number, plain, share
 
-__all__ = ["console", "facts", "key_digits", "note", "number", "plain", "print_json", "share", "table"]
+if TYPE_CHECKING:
+    from verl_adaptive.stats import Run
+
+__all__ = ["console", "facts", "key_digits", "note", "note_gaps", "number", "plain", "print_json", "share", "table"]
 
 
 class _Console(Console):
@@ -103,3 +106,9 @@ def note(message: str) -> None:
     """A remark on standard error, if anybody listens there."""
     with contextlib.suppress(OSError):
         print(clean(message), file=sys.stderr)
+
+
+def note_gaps(run: Run) -> None:
+    """Say which steps a run's journal lacks."""
+    for first, last, reason in run.gaps() if run.has_course else ():
+        note(f"{run.name}: steps {first} to {last} are not in the journal: {reason}")

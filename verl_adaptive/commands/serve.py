@@ -17,7 +17,8 @@ import ipaddress
 import os
 import secrets
 import socket
-from typing import TYPE_CHECKING
+import threading
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from verl_adaptive.commands.arguments import add_store_options, how_read
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 _VARIABLE = "VERL_ADAPTIVE_TOKEN"
 #: Its least length.
 _LEAST = 16
+#: Seconds that pages which are being made have when the server is ended.
+_PATIENCE = 3.0
 
 
 def _port(text: str) -> int:
@@ -125,8 +128,19 @@ def run(args: argparse.Namespace) -> int:
         server_header=False,
         lifespan="off",
     )
+    server = uvicorn.Server(config)
+    handle_exit = server.handle_exit
+
+    def end(*signal: Any) -> None:
+        handle_exit(*signal)
+        # A page that waits for a disk which does not answer cannot be cancelled.
+        timer = threading.Timer(_PATIENCE, os._exit, (0,))
+        timer.daemon = True
+        timer.start()
+
+    server.handle_exit = end  # type: ignore[assignment]
     try:
-        uvicorn.Server(config).run(sockets=[listener])
+        server.run(sockets=[listener])
     except KeyboardInterrupt:  # how it is meant to end
         pass
     finally:

@@ -57,8 +57,16 @@ _PATIENCE = 10.0
 _COUNT_PATIENCE = 2.0
 
 
-#: Of this process, an agent-loop worker's: calls that a server has not answered yet.
-_open: set[ray.ObjectRef] = set()
+@dataclass(eq=False)
+class _Asked:
+    """What a session has asked of servers: calls that are not answered yet, and tokens of those that are."""
+
+    open: int = 0
+    tokens: int = 0
+
+
+#: Of this process, an agent-loop worker's: its sessions that have not ended.
+_sessions: dict[asyncio.Task, _Asked] = {}
 
 
 class CancellingClient(LLMServerClient):
@@ -91,15 +99,22 @@ class _Cancelling:
         return self
 
     async def remote(self, **kwargs: Any) -> Any:
-        call = self._server.generate.remote(**kwargs)
-        _open.add(call)
+        session = asyncio.current_task()
+        assert session is not None  # we are in it
+        if session not in _sessions:
+            _sessions[session] = _Asked()
+            session.add_done_callback(_sessions.pop)
+        asked, call = _sessions[session], self._server.generate.remote(**kwargs)
+        asked.open += 1
         try:
-            return await call
+            output = await call
         except asyncio.CancelledError:
             ray.cancel(call)
             raise
         finally:
-            _open.discard(call)
+            asked.open -= 1
+        asked.tokens += len(getattr(output, "token_ids", None) or ())
+        return output
 
 
 @dataclass(frozen=True)
@@ -107,10 +122,9 @@ class Aborted:
     """What aborted requests had generated.
 
     Attributes:
-        rollouts: sessions that had generated anything; where a server could not say, the calls that were cancelled, and no
-            more than the servers generate at once.
-        tokens: response tokens, of servers that could say. Earlier turns of a session of several turns are known to nobody
-            and not counted.
+        rollouts: sessions that had generated anything, those whose reward was being computed or whose tool ran included; where
+            a server could not say, the calls that were cancelled, and no more than the servers generate at once.
+        tokens: response tokens; of calls under way those of servers that could say.
     """
 
     rollouts: int
@@ -156,7 +170,7 @@ class Abort:
         if not self._gone:
             return Aborted(0, 0)
         counts, all_counted = self._count()
-        left, calls = self._stop()
+        left, calls, between, answered = self._stop()
         begun = sum(n > 0 for n in counts)
         if not all_counted:
             begun = max(begun, min(calls, self._slots or calls))
@@ -164,8 +178,8 @@ class Abort:
         tags = self._clear()
         sessions = {key.rsplit("_", 1)[0] for key in tags}
         done = Aborted(
-            rollouts=len(sessions) + begun,
-            tokens=sum(tag.get("response_len", 0) for tag in tags.values()) + sum(counts),
+            rollouts=len(sessions) + between + begun,
+            tokens=sum(tag.get("response_len", 0) for tag in tags.values()) + answered + sum(counts),
         )
         if left:
             logger.warning(
@@ -213,14 +227,14 @@ class Abort:
             )
         return counts, said == len(servers)
 
-    def _stop(self) -> tuple[int, int]:
-        """Cancel every request of every worker; how many have not ended in time, and how many calls servers had of them."""
+    def _stop(self) -> tuple[int, int, int, int]:
+        """Cancel every request of every worker: sums of what :func:`_cancel_requests` says of each."""
         until = time.monotonic() + _PATIENCE
         ended = self._get([w.__ray_call__.remote(_cancel_requests) for w in self._workers()])
-        left, calls = sum(left for left, _ in ended), sum(calls for _, calls in ended)
+        left, calls, between, answered = map(sum, zip(*ended, strict=True)) if ended else (0, 0, 0, 0)
         while left and time.monotonic() < until:
             left = sum(self._get([w.__ray_call__.remote(_wait_for_requests) for w in self._workers()]))
-        return left, calls
+        return left, calls, between, answered
 
     async def _close_gates(self) -> None:
         self._closed = True
@@ -265,21 +279,24 @@ def _uid(key: str) -> str:
 # Run inside verl's actors, beside their event loops.
 
 
-def _cancel_requests(worker: Any) -> tuple[int, int]:
+def _cancel_requests(worker: Any) -> tuple[int, int, int, int]:
     """Cancel a worker's requests, once, for a second time would interrupt their cleaning up.
 
     Returns:
-        How many have not ended, and how many calls the servers had of them.
+        How many have not ended; how many calls the servers had of them; how many sessions had generated and were waiting for
+        something else, a reward or a tool; and tokens of all calls that were answered.
     """
     if not hasattr(worker, "background_tasks"):
         raise AdaptiveError(
             f"{type(worker).__name__} keeps no background_tasks, as verl's AgentLoopWorkerTQ does, so its requests cannot be "
             "aborted; derive the workers of actor_rollout_ref.rollout.agent.agent_loop_manager_class from it"
         )
-    tasks, calls = list(worker.background_tasks), len(_open)
+    tasks, sessions = list(worker.background_tasks), tuple(_sessions.values())
+    calls, answered = sum(asked.open for asked in sessions), sum(asked.tokens for asked in sessions)
+    between = sum(asked.tokens > 0 and not asked.open for asked in sessions)
     if tasks:
         tasks[0].get_loop().call_soon_threadsafe(lambda: [task.cancel() for task in tasks])
-    return _wait_for_requests(worker), calls
+    return _wait_for_requests(worker), calls, between, answered
 
 
 def _wait_for_requests(worker: Any) -> int:
@@ -296,7 +313,7 @@ def _generated(server: Any) -> list[int] | None:
         processor = getattr(getattr(server, "engine", None), "output_processor", None)
         if processor is not None:
             states = list(processor.request_states.values())
-            return [state.detokenizer.num_output_tokens() for state in states if state.detokenizer is not None]
+            return [int(state.detokenizer.num_output_tokens()) for state in states if state.detokenizer is not None]
         states = list(server.tokenizer_manager.rid_to_state.values())
         return [len(getattr(state, "output_ids", ())) for state in states]
     except Exception:  # their private names: another version may have others

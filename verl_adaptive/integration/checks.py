@@ -327,7 +327,7 @@ def _check_mode(config: Any, adaptive: AdaptiveConfig, policy: Policy) -> None:
     """What a method needs that a trainer mode cannot give."""
     mode, save_freq = mode_of(config), config.trainer.save_freq
     holds = getattr(policy.allocator, "can_hold", False)
-    lacks = queue_lacks() if (holds if mode == "sync" else save_freq > 0) else ""
+    lacks = queue_lacks() if save_freq > 0 and (holds or mode != "sync") else ""
     form = getattr(policy.allocator.config, "form", None)
     key, value = ("name", policy.allocator.name) if form is None else ("form", form)
     if mode == "sync":
@@ -335,8 +335,8 @@ def _check_mode(config: Any, adaptive: AdaptiveConfig, policy: Policy) -> None:
             not lacks,
             f"adaptive.allocator.{key}",
             value,
-            f"holds groups for a later step, and a checkpoint could not hold their rows: {lacks}; install it, or take "
-            f"{'another allocator' if form is None else 'on_policy'}",
+            f"holds groups for a later step, and a checkpoint could not hold their rows: {lacks}; install it, take "
+            f"{'another allocator' if form is None else 'on_policy'}, or write no checkpoints (trainer.save_freq=-1)",
         )
         return
     check(

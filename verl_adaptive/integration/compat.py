@@ -72,6 +72,7 @@ _SERVERS = "verl.checkpoint_engine.base"
 _TENSORS = "verl.utils.tensordict_utils"
 _BALANCE = "verl.utils.seqlen_balancing"
 _QUEUE = "transfer_queue"
+_QUEUE_CLIENT = f"{_QUEUE}.client"
 _UNASKED = "nobody asks: there is no trainer.v1.separate_async.hybrid_rollout.enable_switch yet"
 
 NAMES: tuple[Name, ...] = (
@@ -184,6 +185,14 @@ NAMES: tuple[Name, ...] = (
     _use(_QUEUE, "kv_batch_put(keys, partition_id, fields, tags)", "rows that train"),
     _use(_QUEUE, "kv_batch_get(keys, partition_id, select_fields)", "rewards and rows"),
     _use(_QUEUE, "kv_clear(keys, partition_id)", "rows of groups that do not train"),
+    _use(_QUEUE_CLIENT, "TransferQueueClient.kv_retrieve_meta(keys, partition_id, create)", "what is back"),
+    _use(_QUEUE_CLIENT, "TransferQueueClient.get_data(metadata)", "rewards and rows"),
+    _use(_QUEUE_CLIENT, "TransferQueueClient.put(data, metadata)", "one uid for all rows of a group"),
+    _use(
+        f"{_QUEUE}.metadata",
+        "BatchMeta.__init__(global_indexes, partition_ids, field_schema, production_status, _custom_backend_meta)",
+        "rewards and rows",
+    ),
 )
 
 #: TransferQueue's own checkpoint, which came with 0.1.10: rows of groups that wait for the next step go into it.

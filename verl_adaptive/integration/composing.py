@@ -176,20 +176,25 @@ def _plain(command: Command) -> DictConfig:
 
 
 def _unresolved(config: DictConfig, error: OmegaConfBaseException) -> AdaptiveError:
-    """The key and value of an interpolation that cannot be resolved."""
+    """The key and value of an interpolation that cannot be resolved: of the one that names what is missing, if any does."""
+    found = []
     for path, value in _leaves(OmegaConf.to_container(config, resolve=False)):
         if isinstance(value, str) and "${" in value:
             try:
                 OmegaConf.select(config, path, throw_on_missing=False)
             except OmegaConfBaseException as why:
-                lacks = re.search(r"Environment variable '(\w+)' not found", str(why))
-                hint = (
-                    f"the environment variable {lacks[1]} is not set; export it, or write ${{oc.env:{lacks[1]},<default>}}"
-                    if lacks
-                    else f"cannot be resolved: {why}".splitlines()[0]
-                )
-                return ConfigError(path, value, hint)
-    return AdaptiveError(f"an interpolation cannot be resolved: {error}")
+                missing = re.search(r"'([^']+)' not found", str(why))
+                found.append((missing is None or missing[1] not in value, path, value, str(why).splitlines()[0]))
+    if not found:
+        return AdaptiveError(f"an interpolation cannot be resolved: {error}")
+    _, path, value, said = min(found, key=lambda one: one[0])
+    lacks = re.search(r"Environment variable '(\w+)' not found", said)
+    hint = (
+        f"the environment variable {lacks[1]} is not set; export it, or write ${{oc.env:{lacks[1]},<default>}}"
+        if lacks
+        else f"cannot be resolved: {said}"
+    )
+    return ConfigError(path, value, hint)
 
 
 def _leaves(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -258,8 +258,11 @@ def _glued(name: str, rest: str, value: str, preset: bool) -> str:
 
 
 def _like_ours(name: str, cutoff: float) -> bool:
-    """Whether a key resembles ``adaptive`` as far as that; a letter too many, or one that is missing, is above 0.9."""
-    return bool(difflib.get_close_matches(name, ["adaptive"], cutoff=cutoff))
+    """Whether a key resembles ``adaptive`` as far as that; a letter too many, or one that is missing, is above 0.9.
+
+    One with its letters in another order always does.
+    """
+    return sorted(name) == sorted("adaptive") or bool(difflib.get_close_matches(name, ["adaptive"], cutoff=cutoff))
 
 
 def _is_ours(rest: str, value: str) -> bool:

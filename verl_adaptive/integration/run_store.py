@@ -15,7 +15,7 @@ import numpy as np
 import transfer_queue as tq
 
 from verl_adaptive.engine import Engine, StepResult
-from verl_adaptive.errors import AdaptiveError
+from verl_adaptive.errors import AdaptiveError, ConfigError
 from verl_adaptive.integration.dataloader import identity_columns
 from verl_adaptive.integration.facts import media_columns
 from verl_adaptive.integration.monitor import Monitor
@@ -176,7 +176,8 @@ class RunStore:
             AdaptiveError: a warm start that counts could not be read, or the folder has another run of this name.
         """
         if self._no_warm_start is not None and not self._resumed:
-            raise self._no_warm_start
+            hint = f"{self._no_warm_start}; leave it out, and the statistics start empty"
+            raise ConfigError("adaptive.warm_start", self.adaptive.warm_start, hint) from self._no_warm_start
         if self.journal is not None:
             other = self.journal.previous.get("checkpoints")
             if (
@@ -280,16 +281,15 @@ class RunStore:
         from verl.utils import hdfs_io
 
         target = os.path.join(remote, f"global_step_{step}", FOLDER)
-        files = [path for path in folder.rglob("*") if path.is_file()]
+        names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
+        # First what disowns an older snapshot there, whose weights verl has replaced; last what vouches for the others.
+        names.sort(key=lambda name: (name != SAVED, name == MANIFEST))
         try:
-            for path in sorted(
-                files, key=lambda path: path.name in (MANIFEST, SAVED)
-            ):  # those that vouch for others last
-                place = os.path.join(target, path.relative_to(folder).as_posix())
-                hdfs_io.makedirs(os.path.dirname(place), exist_ok=True)
-                # One by one: a folder that is copied over itself would land inside it.
-                if hdfs_io.copy(src=str(path), dst=place) is False:
-                    raise OSError(f"{path} was not copied")
+            for place in dict.fromkeys(os.path.dirname(os.path.join(target, name)) for name in names):
+                hdfs_io.makedirs(place, exist_ok=True)
+            for name in names:  # one by one: a folder that is copied over itself would land inside it
+                if hdfs_io.copy(src=str(folder / name), dst=os.path.join(target, name)) is False:
+                    raise OSError(f"{folder / name} was not copied")
         except OSError as error:
             logger.warning("trainer.default_hdfs_dir: the statistics of step %d are not in %s: %s", step, target, error)
 

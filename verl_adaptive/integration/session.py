@@ -120,8 +120,9 @@ class Session(BaseSession[Engine]):
             if not engine.decided:
                 client.pause()
         if len(engine.flight):
+            asked = int(engine.flight.n.sum())
             done = self._abort(self.queue.drop(engine.flight))
-            engine.abandon(done.rollouts, done.tokens)
+            engine.abandon(min(done.rollouts, asked), done.tokens)  # one may end between two counts
         if not self.late:
             self.timings.end()
         self._finished = engine.finish()

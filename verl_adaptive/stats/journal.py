@@ -81,6 +81,7 @@ GROUPS = pa.schema(
 _OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")
 _T = TypeVar("_T")
 _GROUPS, _STEPS, _VALIDATIONS = "groups.arrows", "steps.jsonl", "validations.jsonl"
+_LOCK = "writer.lock"
 #: Lock files that this process holds: POSIX record locks do not exclude their own process. A forked child inherits the set,
 #: not the locks.
 _HELD: set[tuple[int, str]] = set()
@@ -219,10 +220,14 @@ class Journal:
             self._ready.notify()
         self._thread.join(PATIENCE)
         if self._waiting and not self._stopped:
-            self._lost += [step for step, _ in self._waiting if step is not None]
+            self._lost += [step for step, _ in tuple(self._waiting) if step is not None]
             self._warn("the run has ended")
         if self._lock is not None and not self._thread.is_alive():
             self._release()
+            self._unlock()
+
+    def _unlock(self) -> None:
+        if self._lock is not None:
             os.close(self._lock[0])
             _HELD.discard(self._lock[1])
             self._lock = None
@@ -356,15 +361,7 @@ class Journal:
 
     def _write(self, step: int | None, write: Callable[[], None]) -> bool:
         try:
-            if self.attempt >= 0 and (self.folder / f"attempt-{self.attempt + 1}").exists():
-                self._stopped = True
-                _LOG.warning(
-                    "journal %s: another process has begun attempt %d of this run; this one writes no more after step %d. Two "
-                    "trainings may be saving into one folder of checkpoints",
-                    *(self.folder, self.attempt + 1, self._last),
-                )
-                with self._ready:
-                    self._waiting.clear()
+            if not self._is_ours():
                 return False
             if not all(_size(self._path(name)) >= end for name, end in self._ends.items()):
                 _LOG.warning("journal %s: its files were deleted or replaced; going on in a new attempt", self.folder)
@@ -378,6 +375,29 @@ class Journal:
             self._unwritable = f"{type(error).__name__}: {error}"
             self._warn(self._unwritable)
             return True
+        return False
+
+    def _is_ours(self) -> bool:
+        """Whether nobody else writes here. A folder that was moved or deleted takes its lock along: then it is locked anew."""
+        why = ""
+        if self.attempt >= 0 and (self.folder / f"attempt-{self.attempt + 1}").exists():
+            why = f"another process has begun attempt {self.attempt + 1} of this run"
+        elif self.attempt >= 0 and not (self._lock and _is_lock_of(self.folder, self._lock[0])):
+            try:
+                self._unlock()
+                self.folder.mkdir(parents=True, exist_ok=True)
+                self._lock = _lock(self.folder)
+            except JournalBusy:
+                why = "its folder was moved or deleted, and another process writes in its place"
+        if not why:
+            return True
+        self._stopped = True
+        _LOG.warning(
+            "journal %s: %s; this one writes no more after step %d. Two trainings may be saving into one folder of checkpoints",
+            *(self.folder, why, self._last),
+        )
+        with self._ready:
+            self._waiting.clear()
         return False
 
     def _path(self, name: str) -> Path:
@@ -500,12 +520,20 @@ def attempts_in(folder: Path) -> list[dict[str, Any]]:
     return sorted(found, key=lambda said: said["attempt"])
 
 
+def _is_lock_of(folder: Path, descriptor: int) -> bool:
+    """Whether this open file is still the folder's lock."""
+    try:
+        return os.path.samestat(os.stat(folder / _LOCK), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
+
+
 def _lock(folder: Path) -> tuple[int, tuple[int, str]]:
     """Hold the folder's lock; the system gives it back when this process ends.
 
-    A file system without locks is left to attempts: the older of two writers stops.
+    A file system without locks is left to attempts: the older of two writers stops (:meth:`Journal._is_ours`).
     """
-    path = folder / "writer.lock"
+    path = folder / _LOCK
     entry = (os.getpid(), os.path.realpath(path))
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     for left in range(30, -1, -1):  # a killed writer's lock may outlive it by a moment
