@@ -116,6 +116,9 @@ def test_damage_elsewhere_names_the_file(tmp_path: Path) -> None:
         with pytest.raises(JournalError, match=path.name):
             list(open_run(tmp_path).observations())
         path.write_bytes(before)
+    (tmp_path / "attempt-0" / "attempt.json").unlink()  # without it the run would be the attempt before
+    with pytest.raises(JournalError, match=r"attempt\.json is gone"):
+        JournalReader(tmp_path)
 
 
 @contextmanager
