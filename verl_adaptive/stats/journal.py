@@ -186,7 +186,8 @@ class Journal:
 
         def begin() -> None:
             if keys is not None and not (self.folder / name).exists():
-                write_file(self.folder / name, lambda file: pq.write_table(content, file, compression="zstd"))
+                how: dict[str, Any] = {"compression": "zstd", "write_page_checksum": True}
+                write_file(self.folder / name, lambda file: pq.write_table(content, file, **how))
             self._begin(step)
 
         self._ask("begun", begin)

@@ -168,7 +168,8 @@ class JournalReader:
         if not isinstance(name, str) or os.path.basename(name) != name:
             return None
         try:
-            with pq.ParquetFile(pa.BufferReader(read_file(self.folder / name, _LARGEST)), pre_buffer=False) as file:
+            raw = pa.BufferReader(read_file(self.folder / name, _LARGEST))
+            with pq.ParquetFile(raw, pre_buffer=False, page_checksum_verification=True) as file:
                 table = file.read(use_threads=False)
         except FileNotFoundError:
             return None
