@@ -297,6 +297,7 @@ def test_a_number_must_be_in_its_range(word, says, composed) -> None:
         ),
         (("+adaptive=dapo", "adaptive.sampler.name=/none/mine.py:Mine"), r"there is no file /none/mine\.py"),
         (("+adaptive=dapo", f"adaptive.sampler.name={__name__}:Mein"), r"has no 'Mein'; parts in it: Mine"),
+        (("+adaptive=dapo", f"adaptive.sampler.name={__name__}:Zzz"), r"has no 'Zzz'; parts in it: Mine, Unfinished"),
         (
             ("+adaptive=dapo", f"adaptive.filter.name={__name__}:Mine"),
             r"is no filter: derive a class from verl_adaptive\.Filter",

@@ -139,7 +139,11 @@ def _by_path(role: str, path: str) -> type[Role]:
     except Exception as error:
         raise ConfigError(key, path, f"importing {module} fails: {type(error).__name__}: {error}") from error
     if not hasattr(found, cls):
-        parts = [name for name, value in vars(found).items() if inspect.isclass(value) and issubclass(value, Role)]
+        parts = [
+            name
+            for name, value in vars(found).items()
+            if inspect.isclass(value) and issubclass(value, Role) and value.__module__.partition(".")[0] != __package__
+        ]
         near = difflib.get_close_matches(cls, parts, n=1) or [", ".join(parts) or "none"]
         raise ConfigError(key, path, f"{module} has no {cls!r}; parts in it: {near[0]}")
     return _checked(role, path, getattr(found, cls))

@@ -231,6 +231,14 @@ def test_a_trainer_that_would_not_read_the_preset(call) -> None:
         (("+adaptive=greso", "adaptive.refil=true"), "did you mean adaptive.refill?"),
         (("+adaptive=greso", "adaptive.stor.dir=x"), "adaptive.stor.dir: did you mean adaptive.store.dir?"),
         (
+            ("+adaptive=greso", "adaptive.sampler.name=my.py:Mine", "adaptive.sampler.steps=3"),
+            "write +adaptive.sampler.steps=…",
+        ),
+        (
+            ("+adaptive=greso", "adaptive.refil=true", "+adaptive.sampler.p_own=1"),
+            "adaptive.refil: did you mean adaptive.refill?",
+        ),
+        (
             ("+adaptive=dapo", "adaptive/sampler=greso", "adaptive.sampler.p_hrd=1"),
             "did you mean adaptive.sampler.p_hard?",
         ),

@@ -23,6 +23,7 @@ from tests.stats.test_table import equal
 from verl_adaptive.groups import Groups
 from verl_adaptive.stats import Journal, JournalBusy, JournalError, StatsTable, journal, open_run
 from verl_adaptive.stats.reader import JournalReader
+from verl_adaptive.stats.run import StoreError
 
 KEYS = make_keys(20)
 SOURCES = ["gsm8k" if i % 2 else "math" for i in range(20)]
@@ -94,6 +95,9 @@ def test_torn_tails_are_cut_at_every_byte(tmp_path: Path) -> None:
             assert steps == [1, 2][: len(steps)] and (len(steps) == 2) == (size == len(whole))
             groups = sum(len(page) for page in open_run(tmp_path / "torn").observations())
             assert groups == 6 * len(steps)
+            if name == "groups.arrows" and len(steps) < 2:  # that a line was cut off nobody can know
+                said = "groups.arrows of attempt 0 ends before them"
+                assert open_run(tmp_path / "torn").gaps() == [(len(steps) + 1, 2, said)]
     with Journal(tmp_path / "torn") as writer:  # and a resume goes on behind what is whole
         writer.begin(2)
         commit(writer, 3)
@@ -102,7 +106,7 @@ def test_torn_tails_are_cut_at_every_byte(tmp_path: Path) -> None:
 
 def test_damage_elsewhere_names_the_file(tmp_path: Path) -> None:
     with Journal(tmp_path) as writer:
-        writer.begin(0)
+        writer.begin(0, KEYS, SOURCES)
         for step in (1, 2):
             commit(writer, step)
     lines = tmp_path / "attempt-0" / "steps.jsonl"
@@ -113,6 +117,16 @@ def test_damage_elsewhere_names_the_file(tmp_path: Path) -> None:
         with pytest.raises(JournalError, match=path.name):
             list(open_run(tmp_path).observations())
         path.write_bytes(before)
+    (prompts,) = tmp_path.glob("prompts-*.parquet")
+    whole = prompts.read_bytes()
+    for at in range(60, 400, 34):  # keys: one bit is another prompt
+        prompts.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        with pytest.raises(StoreError, match="cannot be read"):
+            _ = open_run(tmp_path).prompts
+    prompts.write_bytes(whole)
+    (tmp_path / "attempt-0" / "attempt.json").unlink()  # without it the run would be the attempt before
+    with pytest.raises(JournalError, match=r"attempt\.json is gone"):
+        JournalReader(tmp_path)
 
 
 @contextmanager

@@ -239,6 +239,7 @@ def _near(command: Command) -> list[str]:
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
     parser, hints, choices, keys = OverridesParser.create(), [], [], []
+    own = {word.split(".name=")[0] for word in command.overrides if re.match(r"adaptive\.\w+\.name=.*:", word)}
     for word in command.overrides:
         try:
             (override,) = parser.parse_overrides([word])
@@ -246,7 +247,7 @@ def _near(command: Command) -> list[str]:
             continue
         name = override.key_or_group
         if name.startswith("adaptive."):
-            keys.append(name)
+            keys += [] if override.is_add() or override.is_force_add() else [name]  # those are new by intent
         elif name == "adaptive" or name.startswith("adaptive/"):
             options, value = group_options(name, command), str(override.value())
             if not options and name not in (_groups := [f"adaptive/{group}" for group in guard.GROUPS]):
@@ -264,7 +265,11 @@ def _near(command: Command) -> list[str]:
         if OmegaConf.is_config(made.get("adaptive")):
             known = set(_paths(OmegaConf.to_container(made.adaptive)))
             for key in keys:
-                if (path := key.removeprefix("adaptive.")) not in known:
+                if (path := key.removeprefix("adaptive.")) in known:
+                    continue
+                if key.rpartition(".")[0] in own:
+                    hints.append(f"{key}: write +{key}=…, for Hydra does not know the options of a part of your own")
+                else:
                     near = difflib.get_close_matches(path, known, n=1)
                     hints += [f"{key}: did you mean adaptive.{near[0]}?"] if near else []
     return hints

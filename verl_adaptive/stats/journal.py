@@ -187,7 +187,8 @@ class Journal:
 
         def begin() -> None:
             if keys is not None and not (self.folder / name).exists():
-                write_file(self.folder / name, lambda file: pq.write_table(content, file, compression="zstd"))
+                how: dict[str, Any] = {"compression": "zstd", "write_page_checksum": True}
+                write_file(self.folder / name, lambda file: pq.write_table(content, file, **how))
             self._begin(step)
 
         self._ask("begun", begin)
@@ -513,6 +514,8 @@ def attempts_in(folder: Path) -> list[dict[str, Any]]:
                 if numbers[0] != int(path.name[8:]) or not all(type(x) is int for x in numbers if x is not None):
                     raise ValueError(f"it says {numbers}")
             except (FileNotFoundError, NotADirectoryError):
+                if (path / _STEPS).exists():
+                    raise JournalError(f"{path / 'attempt.json'} is gone, and the attempt has steps") from None
                 continue
             except (ValueError, TypeError, LookupError, RecursionError) as error:
                 raise JournalError(f"{path / 'attempt.json'} is damaged: {error}") from error

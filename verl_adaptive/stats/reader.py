@@ -5,6 +5,7 @@ The *live line* of a run is its newest attempt, before it the parent up to the s
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -105,9 +106,10 @@ class JournalReader:
 
     def gaps(self) -> list[tuple[int, int, str]]:
         """``(first step, last step, reason)`` of what the live line lacks."""
-        out, before = [], 0
+        out, before, cut = [], 0, 0
         for stretch in self.live():
-            for line in stretch.keep(_committed(stretch.folder)):
+            lines = stretch.keep(_lines(stretch.folder))
+            for line in _there(stretch.folder, lines):
                 if line["step"] > before + 1:
                     why = (
                         line.get("missing")
@@ -115,8 +117,11 @@ class JournalReader:
                     )
                     out.append((before + 1, line["step"] - 1, str(why)))
                 before = line["step"]
+            cut = lines[-1]["step"] if lines else 0
         if self.about["after"] > before:
             out.append((before + 1, self.about["after"], "not written when training resumed after it"))
+        if cut > before:
+            out.append((before + 1, cut, f"groups.arrows of attempt {self.about['attempt']} ends before them"))
         return out
 
     def validations(self) -> list[dict[str, Any]]:
@@ -163,7 +168,8 @@ class JournalReader:
         if not isinstance(name, str) or os.path.basename(name) != name:
             return None
         try:
-            with pq.ParquetFile(pa.BufferReader(read_file(self.folder / name, _LARGEST)), pre_buffer=False) as file:
+            raw = pa.BufferReader(read_file(self.folder / name, _LARGEST))
+            with pq.ParquetFile(raw, pre_buffer=False, page_checksum_verification=True) as file:
                 table = file.read(use_threads=False)
         except FileNotFoundError:
             return None
@@ -242,22 +248,30 @@ def _parsed(path: Path, lines: list[bytes]) -> list[dict[str, Any]]:
 
 
 def _committed(folder: Path, tail: int | None = None) -> list[dict[str, Any]]:
-    """An attempt's steps, as far as their groups are there: a copy of a run that is being written may lack the last."""
-    path, attempt, before = folder / "steps.jsonl", int(folder.name[8:]), -1
+    """An attempt's steps, as far as their groups are there."""
+    return _there(folder, _lines(folder, tail))
+
+
+def _there(folder: Path, lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Those of an attempt's steps whose groups are there: a copy of a run that is being written may lack the last."""
     try:
         size = (folder / "groups.arrows").stat().st_size
     except FileNotFoundError:
         size = 0
+    return list(itertools.takewhile(lambda line: line["offset"] + line["bytes"] <= size, lines))
+
+
+def _lines(folder: Path, tail: int | None = None) -> list[dict[str, Any]]:
+    """An attempt's steps, each with its ``attempt``."""
+    path, attempt, before = folder / "steps.jsonl", int(folder.name[8:]), -1
     parts = [line.partition(b',"ledger":') for line in _whole(path, tail)]
     out = _parsed(path, [head + b"}" for head, _, _ in parts])
-    for at, (line, (_, _, rest)) in enumerate(zip(out, parts, strict=True)):
+    for line, (_, _, rest) in zip(out, parts, strict=True):
         numbers = [line.get(name) for name in ("step", "groups", "offset", "bytes")]
         ledger, found, scalars = rest.partition(b',"scalars":')
         sound = all(type(x) is int and 0 <= x < 2**53 for x in numbers) and line["step"] > before
         if not (sound and found and type(line.get("wall_time")) in (int, float)):
             raise JournalError(f"{path} is damaged: a line behind step {before} is no step")
-        if line["offset"] + line["bytes"] > size:
-            return out[:at]
         before = line["step"]
         line |= {"attempt": attempt, "ledger": ledger.decode(), "scalars": scalars[:-1].decode()}
     return out
