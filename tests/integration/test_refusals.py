@@ -104,6 +104,10 @@ def test_what_the_estimator_takes_passes(overrides):
     ("overrides", "message"),
     [
         (["+adaptive=greso", "actor_rollout_ref.rollout.n=1"], r"rollout\.n=1: .*at least 2"),
+        (
+            ["+adaptive=solo", "trainer.save_freq=5", "actor_rollout_ref.actor.checkpoint.async_save=true"],
+            r"checkpoint\.async_save=True: .*could be resumed.*leave it false",
+        ),
         (["+adaptive.name=greso"], r"adaptive\.name='greso': .*chooses no part.*Write \+adaptive=greso"),
         (["+adaptive=dapo", "adaptive.allocator.n=1"], r"adaptive\.allocator\.n=1: .*\+adaptive=solo"),
         (

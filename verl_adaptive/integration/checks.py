@@ -84,6 +84,12 @@ def check_run(config: Any, adaptive: AdaptiveConfig, policy: Policy) -> None:
         adaptive.name,
         f"is a name for people and chooses no part: this run would be plain GRPO. Write +adaptive={adaptive.name}",
     )
+    check(
+        config.trainer.save_freq <= 0 or not (config.actor_rollout_ref.actor.get("checkpoint") or {}).get("async_save"),
+        "actor_rollout_ref.actor.checkpoint.async_save",
+        True,
+        "verl's V1 trainers never complete an asynchronous checkpoint, so no run could be resumed from one; leave it false",
+    )
     _check_mode(config, adaptive, policy)
     _check_servers(config, policy)
     _check_reward_model(config, adaptive, policy)
