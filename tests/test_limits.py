@@ -49,7 +49,6 @@ REFUSED: dict[tuple[str, str], list] = {
     ("advantage", "beta"): [
         *({"alpha0": 0.0}, {"beta0": -1.0}, {"w_neg": 1.5}, {"variant": "s2-a"}, {"baseline": "group"}, {"alpha": 1.0}),
     ],
-    ("advantage", "discounted_beta"): [{"discount": 0.0}, {"alpha0": 0.0}],
     ("advantage", "memory"): [
         *({"decay": 1.5}, {"strength": 0.0}, {"shrink": -1.0}, {"scale": "x"}, {"thin": -1.0}),
         ({"thin": 0.5, "scale": "whiten"}, "thin"),
