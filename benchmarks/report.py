@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import sections, simulate
+from benchmarks import sections
 from benchmarks.cells import Parser, read_rows, run_script, write_whole
 from benchmarks.claims import claims
 from benchmarks.runs import SHOWN, Runs
@@ -55,7 +55,7 @@ def read(results: Path, name: str) -> Any:
 def training_runs(results: Path) -> dict[str, Runs]:
     """The training benchmarks that have results; of the pretrained one the policies with three seeds at two learning rates.
 
-    Fewer compare nothing: see :func:`benchmarks.sections.first_cells`.
+    Fewer compare nothing.
     """
     files = {"pretrained": ("pretrained.jsonl", pretrained_runs), "real": ("train_cpu.json", grid_runs)}
     files["tiny"] = ("train_torch.json", grid_runs)
@@ -76,8 +76,6 @@ def results_lines(results: Path) -> list[str]:
     runs = training_runs(results)
     found = all_standings(runs)
     lines = [*sections.JUDGED, *sections.accuracy(found)]
-    if "pretrained" not in runs and (data := read(results, "pretrained.jsonl")):
-        lines += sections.first_cells(data)
     lines += claims(runs)
     if "tiny" in runs:
         lines += sections.ablations(runs["tiny"])
@@ -98,9 +96,7 @@ def results_lines(results: Path) -> list[str]:
         if data := read(results, file):
             for section in shown:
                 lines += section.lines(data)
-    if data := read(results, "simulate.json"):
-        lines += simulate.section(data)
-    return [*lines, *sections.studies()]
+    return lines
 
 
 def quickstart_lines(found: dict[str, Any]) -> list[str]:

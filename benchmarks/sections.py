@@ -364,48 +364,6 @@ RECORDS: Mapping[str, Sequence[Records]] = {
             },
         )
     ],
-    "length_cap.json": [
-        Records(
-            "Length limits from memory, simulated",
-            lambda d: (
-                f"`{d['command']}`: a limit of 1.25 times the 0.99 quantile of the lengths of successes, in the clock's model "
-                "with a cap of 32,768 tokens; ratios to the same rollouts without it. Not built: where lengths spread as in the "
-                "clock (σ 0.9) it saves next to nothing, and where it saves, a smaller `data.max_response_length` does, too."
-            ),
-            lambda d: d["rows"],
-            {
-                "σ of lengths": number("sigma", "{:.1f}"),
-                "failures longer, times": number("longer", "{:d}"),
-                "answers at the cap": number("at_cap", "{:.0%}"),
-                "limit, tokens": number("limit", "{:,}"),
-                "tokens generated": number("tokens"),
-                "generation time": number("seconds"),
-                "right answers": number("right", "{:.3f}"),
-            },
-        )
-    ],
-    "roulette.json": [
-        Records(
-            "Roulette on length, simulated",
-            lambda d: (
-                f"`{d['command']}`: beyond a marker, a quantile of the lengths of successes, an answer goes on with probability ρ and "
-                "weighs 1/ρ then, which leaves the expected update as it is; one rollout a prompt, drawn as by `solo`. *Noise* is the "
-                "mean square of what the rollouts weigh. Ratios to the same rollouts without it; tokens × noise below 1 would pay. "
-                "Not built: it never is."
-            ),
-            lambda d: d["rows"],
-            {
-                "σ of lengths": number("sigma", "{:.1f}"),
-                "failures longer, times": number("longer", "{:d}"),
-                "marker": number("quantile", "{:.1f}"),
-                "ρ": number("rho"),
-                "tokens": number("tokens"),
-                "generation time": number("seconds"),
-                "noise": number("noise"),
-                "tokens × noise": number("tokens_noise"),
-            },
-        )
-    ],
     "driver.json": [
         Records(
             "The driver",
@@ -440,37 +398,6 @@ RECORDS: Mapping[str, Sequence[Records]] = {
             },
         ),
     ],
-    "store.json": [
-        Records(
-            "The journal",
-            lambda d: (
-                f"`{d['command']}`, {d['prompts']:,} prompts, {on_machine(d)}: Arrow files, and SQLite as of commit ff7a59c, in one "
-                "run. *Commit* is what training waits for; but for the row *on the disk*, both are written to memory, so that the "
-                "disk is in no figure. Steps of 8 groups are very small ones: Arrow files take more room there, and more time to read whole."
-            ),
-            lambda d: d["rows"],
-            {
-                "steps": lambda r: r["shape"],
-                "what": lambda r: r["what"],
-                "Arrow": number("now", "{:,.3g}"),
-                "SQLite": number("former", "{:,.3g}"),
-                "ratio": lambda r: f"{r['now'] / r['former']:.2f}" if r.get("former") else "–",
-            },
-        )
-    ],
-    "decisions.json": [
-        Records(
-            "Decisions",
-            lambda d: f"`{d['command']}`: milliseconds of processor time, {on_machine(d)}.",
-            lambda d: d["benchmarks"],
-            {
-                "decision": lambda r: r["name"],
-                "known prompts": number("prompts", "{:,}"),
-                "median, ms": number("ms"),
-                "worst, ms": number("worst"),
-            },
-        )
-    ],
     "example_lines.json": [
         Records(
             "verl's example command lines",
@@ -490,35 +417,6 @@ RECORDS: Mapping[str, Sequence[Records]] = {
         )
     ],
 }
-
-
-#: File in ``results/`` → what it measured, of studies that were run once; their code was last in :data:`LAST`.
-STUDIES = {
-    "train_cpu.json": "the *real* pools: a model of 0.12 million parameters on verl and vLLM (`benchmarks.train_cpu`, commit "
-    "6bebffd); the pretrained model took its place",
-    "kl.json": "a KL loss with and without the rows of zero advantage (`benchmarks.kl`)",
-    "prompt_cost.json": "what a prompt costs TransferQueue (`benchmarks.prompt_cost`)",
-    "decisions.json": "processor time of decisions, above (`benchmarks.decisions`)",
-    "": "how far the memory's values are from exact pass rates (`benchmarks.value_error`): its table was read once, to choose "
-    "ρ and κ",
-    "long_answers.json": "long answers on the real pipeline, above (`benchmarks.long_answers`, commit 6bebffd)",
-    "length_cap.json": "length limits from memory, above (`benchmarks.length_cap`, commit d8a7ed3)",
-    "roulette.json": "roulette on length, above (`benchmarks.roulette`, commit 3412f9e)",
-}
-LAST = "8ec559e"
-
-
-def studies() -> list[str]:
-    """What was measured once, and the commit that ran it."""
-    rows = [f"* {about}{f': [`{file}`](results/{file})' if file else ''}" for file, about in STUDIES.items()]
-    return [
-        "## Studies whose code has left the tree",
-        "",
-        f"Commit {LAST} is the last that has it where no other is named.",
-        "",
-        *rows,
-        "",
-    ]
 
 
 # -- blocks of the README and the docs ------------------------------------------------------------------------------
@@ -793,42 +691,3 @@ def driver_note(data: Row) -> list[str]:
     )
     text = f"- The driver's work grows with prompts: {said} ([measured](../benchmarks/RESULTS.md#the-driver))."
     return wrap(text, 118, subsequent_indent="  ", break_on_hyphens=False) if sizes else []
-
-
-def first_cells(cells: Sequence[Row]) -> list[str]:
-    """The pretrained model's runs while policies lack learning rates or seeds: each by itself, compared with nothing."""
-    rows = []
-    for cell in sorted(cells, key=lambda c: (c["preset"], c["lr"], c["seed"])):
-        held_out = [point[2] for point in cell["curve"]]
-        ends = cell["ends"]
-        rows.append(
-            [
-                f"`{cell['preset']}`",
-                str(cell["seed"]),
-                f"{cell['lr']:g}",
-                *(f"{x:.3f}" for x in (held_out[0], max(held_out), held_out[-1])),
-                *(f"{ends[name][-1]:.2f}" for name in ("pass@8", "entropy")),
-                f"{cell['step_seconds']['step']:.0f}",
-            ]
-        )
-    head = [
-        "policy",
-        "seed",
-        "learning rate",
-        "start",
-        "best",
-        "end",
-        "pass@8 at the end",
-        "entropy at the end",
-        "step, s",
-    ]
-    return [
-        "## A pretrained model, first runs",
-        "",
-        "SmolLM2-135M after a short supervised start, on verl and vLLM, CPU (`verl-adaptive bench pretrained`): held-out accuracy, 8 "
-        "sampled answers to each of 120 questions (sampling error 0.008). Policies are compared at the best of two learning rates, "
-        "three seeds each; these lack some, so this is **no comparison**. At 3e-5 runs fall from their best: that rate is too "
-        "high. Seconds are of a busy machine. Missing: REINFORCE, `grpo-4`, the papers' presets, steps of 512.",
-        "",
-        *table(head, rows),
-    ]

@@ -37,6 +37,7 @@ from verl_adaptive.integration.layout import PAD, plan
 from verl_adaptive.policy import build_policy
 from verl_adaptive.progress import Progress
 from verl_adaptive.roles import Pick, Sampler
+from verl_adaptive.simulate.learning import group_relative
 from verl_adaptive.stats.keys import KEY_DTYPE, key_hex
 from verl_adaptive.stats.table import StatsTable
 from verl_adaptive.stats.warm_start import warm_start as warm_statistics
@@ -327,13 +328,3 @@ class Run:
 def whitened(reward: np.ndarray) -> np.ndarray:
     """REINFORCE with the batch's mean as baseline and its deviation as scale."""
     return (reward - reward.mean()) / (reward.std() + 1e-6)
-
-
-def group_relative(reward: np.ndarray, home: np.ndarray, groups: int) -> np.ndarray:
-    """GRPO's advantage as verl has it: unbiased deviation, 1e-6 added; a group of one has mean 0 and deviation 1."""
-    n = np.bincount(home, minlength=groups)
-    mean = np.bincount(home, reward, minlength=groups) / np.maximum(n, 1)
-    square = np.bincount(home, (reward - mean[home]) ** 2, minlength=groups)
-    deviation = np.sqrt(square / np.maximum(n - 1, 1))
-    one = (n == 1)[home]
-    return np.where(one, reward, (reward - mean[home]) / (deviation[home] + 1e-6))

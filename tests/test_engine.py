@@ -33,7 +33,7 @@ ALLOCATORS = [
     {"name": "reinforce_ada", "per_round": 3},
 ]
 FILTERS = [{"name": "keep_all"}, {"name": "informative"}, {"name": "aero"}, {"name": "aero", "keep_degenerate": 0}]
-ADVANTAGES = [{"name": "verl"}, {"name": "beta"}, {"name": "beta", "variant": "off"}, {"name": "discounted_beta"}]
+ADVANTAGES = [{"name": "verl"}, {"name": "beta"}, {"name": "beta", "variant": "off"}]
 ADVANTAGES += [{"name": "memory"}, {"name": "memory", "thin": 0.7}]
 
 ON_POLICY = {"name": "pilot_commit", "n_pilot": 2, "form": "on_policy"}

@@ -49,7 +49,6 @@ REFUSED: dict[tuple[str, str], list] = {
     ("advantage", "beta"): [
         *({"alpha0": 0.0}, {"beta0": -1.0}, {"w_neg": 1.5}, {"variant": "s2-a"}, {"baseline": "group"}, {"alpha": 1.0}),
     ],
-    ("advantage", "discounted_beta"): [{"discount": 0.0}, {"alpha0": 0.0}],
     ("advantage", "memory"): [
         *({"decay": 1.5}, {"strength": 0.0}, {"shrink": -1.0}, {"scale": "x"}, {"thin": -1.0}),
         ({"thin": 0.5, "scale": "whiten"}, "thin"),
@@ -77,7 +76,7 @@ def test_a_k_for_all_keeps_all(k) -> None:
         assert part.decide(groups, Progress(step=1, batch=1, draw=Draw(0, 1))).rollouts.all()
 
 
-@pytest.mark.parametrize("variant", ["predictive", "unnormalised", "certainty", "beta_sd", "shrinkage"])
+@pytest.mark.parametrize("variant", ["predictive", "unnormalised"])
 @pytest.mark.parametrize("prior", [{"alpha0": 1e-17}, {"beta0": 1e-17}, {"alpha0": 1e-17, "beta0": 1e-17}])
 def test_a_prior_of_next_to_nothing_gives_numbers(variant, prior) -> None:
     """1 − p was rounded to 0, and a solved group's advantage was 0 / 0."""

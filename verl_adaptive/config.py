@@ -246,13 +246,10 @@ class ResumeConfig:
     """What a resume may overlook.
 
     Attributes:
-        allow: differences that a resume may ignore: ``dataset``, ``policy``, ``settings``, ``schema``, ``missing``, ``mode``,
-            ``interrupted``.
+        allow: differences that a resume may ignore: ``dataset``, ``policy``, ``settings``, ``mode``, ``interrupted``.
     """
 
-    allow: list[typing.Literal["dataset", "policy", "settings", "schema", "missing", "mode", "interrupted"]] = field(
-        default_factory=list
-    )
+    allow: list[typing.Literal["dataset", "policy", "settings", "mode", "interrupted"]] = field(default_factory=list)
 
 
 @dataclass
@@ -303,7 +300,7 @@ class AdaptiveConfig:
             null: wherever the losses allow it; true: beside a KL or entropy loss too, whose terms these rows then lose.
         stale_discount: weight of a group's evidence for each weight update between its generation and its review, in
             (0, 1]; asynchronous trainers and held groups only. Counts and streaks are facts and stay whole; what the
-            Beta posteriors (MoPPS, CERO, discounted Beta) learn is weighed.
+            Beta posteriors (MoPPS, CERO) learn is weighed.
         record: write every decision's inputs down for `verl-adaptive replay`; true: beside the checkpoints, or a folder.
         poll_interval: seconds between looks at the rollout queue.
         stall_timeout: seconds without any rollout finishing before the run stops with an error; null: 1800, or 0.1 for each

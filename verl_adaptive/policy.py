@@ -72,7 +72,6 @@ PARTS: dict[str, dict[str, str]] = {
     "advantage": {
         "verl": "verl_adaptive.advantages.verl:Verl",
         "beta": "verl_adaptive.advantages.beta:BetaPosterior",
-        "discounted_beta": "verl_adaptive.advantages.discounted_beta:DiscountedBeta",
         "memory": "verl_adaptive.advantages.memory:MemoryBaseline",
     },
 }

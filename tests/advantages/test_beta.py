@@ -14,7 +14,7 @@ from verl_adaptive.groups import Groups
 from verl_adaptive.stats.table import StatsTable
 from verl_adaptive.testing.advantages import AdvantageConformance
 
-VARIANTS = ["predictive", "unnormalised", "certainty", "beta_sd", "shrinkage", "off"]
+VARIANTS = ["predictive", "unnormalised", "off"]
 
 
 def beta(**options) -> BetaPosterior:
@@ -101,21 +101,14 @@ def slow(options: dict, rewards: list[list[float]], success: list[list[float]], 
         std = math.sqrt(sum((x - mean) ** 2 for x in base) / max(len(base) - 1, 1))
         p = (c + options["alpha0"]) / (n + options["alpha0"] + options["beta0"])
         for j in chosen:
-            if max(base) - min(base) > 1e-6 and options["variant"] != "shrinkage":
+            if max(base) - min(base) > 1e-6:
                 a = (r[j] - mean) / (std + 1e-6) if options["norm_by_std"] else r[j] - mean
             elif options["variant"] == "off":
                 a = 0.0
             else:
                 x = s[j] - p
-                a = {
-                    "predictive": x / math.sqrt(p * (1 - p)),
-                    "unnormalised": x,
-                    "certainty": 2 * p - 1,
-                    "beta_sd": x / math.sqrt(p * (1 - p) / (n + options["alpha0"] + options["beta0"] + 1)),
-                    "shrinkage": x / math.sqrt(p * (1 - p)) if options["norm_by_std"] else x,
-                }[options["variant"]]
-                contrast = options["variant"] == "shrinkage" and max(r) - min(r) > 1e-6
-                a *= options["w_neg"] if a < 0 and not contrast else 1.0
+                a = x / math.sqrt(p * (1 - p)) if options["variant"] == "predictive" else x
+                a *= options["w_neg"] if a < 0 else 1.0
             out.append(a * (sum(sizes) / len(sizes) / len(chosen) if options["group_mean"] else 1.0))
     return out
 
@@ -124,7 +117,7 @@ def slow(options: dict, rewards: list[list[float]], success: list[list[float]], 
 def test_equals_slow_loops(seed: int) -> None:
     rng = np.random.default_rng(seed)
     options = {
-        "variant": VARIANTS[seed % 6],
+        "variant": VARIANTS[seed % 3],
         "alpha0": float(rng.choice([1.0, 0.3, 4.0])),
         "beta0": float(rng.choice([1.0, 2.0])),
         "w_neg": float(rng.choice([1.0, 0.5, 0.0])),

@@ -416,7 +416,7 @@ def test_the_whole_page_has_the_runs_tolerance(tmp_path, mine, asked, used) -> N
         groups = Groups.from_lists(np.arange(2), [[0.4, 0.6], [0.4, 0.6]], success=[[0, 1], [0, 1]])
         journal.commit_step(1, groups, keys, ["kept", "kept"], {}, {}, sources=["s", "s"])
     opened = open_run(path, tolerance=asked)
-    middle = course_of(opened, {}).classes[0, CLASSES.index("middle")]
+    middle = course_of(opened).classes[0, CLASSES.index("middle")]
     assert opened.tolerance == used and middle == (0 if used > 0.2 else 2)
     assert opened.prompts.table.col("streak").tolist() == ([1, 1] if used > 0.2 else [0, 0])
 

@@ -37,7 +37,6 @@ RUNS = {
         "filter": "band",
     },
     "reinforce_ada": {"allocator": {"name": "reinforce_ada", "per_round": 4}},
-    "dbb": {"advantage": "discounted_beta"},
     "solo": {"sampler": "spread", "advantage": "memory"},
 }
 

@@ -195,7 +195,7 @@ def test_a_manifest_of_somebody_elses_making(run, tmp_path, capsys, key, value) 
     manifest[key] = value
     (folder / "manifest.json").write_bytes(_seal(manifest))
     with survives() as said:
-        read_snapshot(folder, expect={"step": 12})
+        read_snapshot(folder)
     same_text(said, str(folder))
     with survives() as said:
         attached(folder, read_manifest(folder), "transfer_queue")

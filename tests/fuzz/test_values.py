@@ -131,7 +131,7 @@ ROLES = {
     "sampler": ["epoch", "greso", "cero", "mopps", "retire", "nothing"],
     "allocator": ["fixed", "aero", "pilot_commit", "reinforce_ada", ""],
     "filter": ["keep_all", "informative", "band", "aero", "../x"],
-    "advantage": ["verl", "beta", "discounted_beta", "os.system"],
+    "advantage": ["verl", "beta", "memory", "os.system"],
 }
 part = st.one_of(
     *(

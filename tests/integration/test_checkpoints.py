@@ -200,7 +200,7 @@ def test_a_resume_under_other_settings(tmp_path, key, caplog):
         with pytest.raises(SnapshotError) as caught:
             run_store.load(str(tmp_path / "c"), 2)
         assert said in str(caught.value) and "adaptive.resume.allow=[settings]" in str(caught.value)
-        other.resume = ResumeConfig(allow=["settings", "mode", "missing"])
+        other.resume = ResumeConfig(allow=["settings", "mode"])
         assert run_store.load(str(tmp_path / "c"), 2) is not None
     assert said in caplog.text
 
@@ -220,6 +220,31 @@ def test_what_verl_lets_change_is_said(tmp_path, changed, said, caplog):
     run_store, _ = run_store_of(tmp_path, **changed)
     assert run_store.load(str(tmp_path / "c"), 2) is not None
     assert said in caplog.text if said else " was '" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [("policy", "the policy's configuration is "), ("dataset", "the data set's fingerprint is 'f', this run has 'g'")],
+)
+def test_another_policy_or_data_set_is_refused_unless_it_is_accepted(tmp_path, word, said, caplog):
+    run_store, engine = run_store_of(tmp_path)
+    run_store.save(str(tmp_path / "c"), 2, engine, NoGroups())
+    other, _ = run_store_of(tmp_path, **({"filter": "informative"} if word == "policy" else {}))
+    other.fingerprint = "g" if word == "dataset" else "f"
+    with pytest.raises(SnapshotError) as caught:
+        other.load(str(tmp_path / "c"), 2)
+    assert said in str(caught.value) and f"adaptive.resume.allow=[{word}]" in str(caught.value)
+    assert "manifest.json" in str(caught.value)
+    other.adaptive.resume.allow = ["policy", "dataset"]
+    assert other.load(str(tmp_path / "c"), 2) is not None and said in caplog.text
+
+
+def test_the_snapshot_of_another_step_is_never_accepted(tmp_path):
+    run_store, engine = run_store_of(tmp_path)
+    run_store.save(str(tmp_path / "c"), 2, engine, NoGroups())
+    run_store.adaptive.resume.allow = ["policy", "dataset", "settings", "mode", "interrupted"]
+    with pytest.raises(SnapshotError, match="step is 2, this run has 3$"):
+        run_store.load(str(tmp_path / "c"), 3)
 
 
 def test_every_setting_is_compared_or_named(tmp_path):

@@ -105,7 +105,7 @@ def test_a_preset_under_a_misspelt_key(tmp_path) -> None:
         ("+adaptive_sampler.p_easy=0.3", "did you mean adaptive.sampler.p_easy=0.3?"),
         ("+adaptive_sampler=cero", "did you mean +adaptive/sampler=cero?"),
         ("+adaptive_platform=cpu", "did you mean +adaptive/platform=cpu?"),
-        ("+adaptive_solo=1", "did you mean +adaptive=solo?"),
+        ("+adaptive_solo=1", "+adaptive_solo=1: nobody reads adaptive_solo"),
         ("+adaptive_preset=solo", "did you mean +adaptive=solo?"),
         ("+adaptive/seed=1", "nobody reads adaptive/seed; did you mean adaptive.seed=1?"),
         ("+adaptive/samplr=cero", "did you mean +adaptive/sampler=cero?"),

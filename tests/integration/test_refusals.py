@@ -238,10 +238,6 @@ def test_what_the_estimator_takes_passes(overrides):
             r"algorithm\.use_kl_in_reward=True: .*use_kl_loss=true",
         ),
         (
-            ["+adaptive=dapo", "adaptive/advantage=discounted_beta", "algorithm.use_kl_in_reward=true"],
-            "adaptive/advantage=discounted_beta compares whole rewards",
-        ),
-        (
             ["+adaptive=aero", "algorithm.norm_adv_by_std_in_grpo=false"],
             r"adaptive\.advantage\.norm_by_std=True: .*write adaptive\.advantage\.norm_by_std=false",
         ),

@@ -35,7 +35,6 @@ def recall(buffer: list[Pilot], step: int, places: int, choose: str, max_age: in
         return mean * (1 - mean)
 
     order = {
-        "first": lambda p: p.submission,
         "random": lambda p: (number(p), p.submission),
         "max_variance": lambda p: (-spread(p), -p.step, p.submission),
     }[choose]

@@ -27,7 +27,7 @@ from verl_adaptive.report.findings import _waste
 from verl_adaptive.report.forecast import forecast
 from verl_adaptive.report.learning_curve import curves, smooth
 from verl_adaptive.report.overview import overview
-from verl_adaptive.report.page import _large, _subtitle
+from verl_adaptive.report.page import _large
 from verl_adaptive.report.pictures import learning
 from verl_adaptive.report.suspects import beta_of, surprise
 from verl_adaptive.stats import Journal, StatsTable, keys_array, open_run
@@ -320,13 +320,6 @@ def test_many_sources_and_long_texts_stay_bounded(tmp_path) -> None:
 
 
 # -- figures ------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("hours", "said"), [(0.004, "under a minute"), (0.03, "2 min"), (0.9, "54 min"), (1.0, "1.0 h"), (31.26, "31.3 h")]
-)
-def test_how_long_a_run_took(hours, said) -> None:
-    assert _subtitle({"kind": "journal", "store": "x", "hours": hours}).endswith(f" · {said}")
 
 
 def test_numbers_of_cards_are_not_broken_in_two() -> None:

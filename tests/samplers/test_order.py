@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 
 from tests.samplers.simulate import progress_at
 from tests.world import Arrivals, keys_of, make_engine, make_stream_engine, run_step
-from verl_adaptive.advantages.discounted_beta import DiscountedBeta
 from verl_adaptive.config import RunFacts
 from verl_adaptive.engine import AsyncFacts
 from verl_adaptive.groups import Groups
-from verl_adaptive.roles import Role, Sampler
+from verl_adaptive.roles import Sampler
 from verl_adaptive.samplers.cero import Cero
 from verl_adaptive.samplers.epoch import Epoch
 from verl_adaptive.samplers.greso import Greso
@@ -37,7 +36,7 @@ POOL: dict[str, Callable[[], Sampler]] = {
     "cero": lambda: Cero({"rho": 0.9}),
     "cero_visit": lambda: Cero({"rho": 0.7, "forget": "visit", "recheck": 0.2}),
 }
-LEARNERS: dict[str, Callable[[], Role]] = {**STREAM, **POOL, "discounted_beta": lambda: DiscountedBeta({})}
+LEARNERS: dict[str, Callable[[], Sampler]] = {**STREAM, **POOL}
 
 rewards = st.lists(st.sampled_from([0.0, 0.1, 1.0]), max_size=4)
 visit = st.tuples(st.integers(0, M - 1), rewards, st.integers(0, 9).map(lambda k: k == 0), st.integers(0, 2))

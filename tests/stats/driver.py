@@ -66,10 +66,8 @@ class Run:
         marker = folder / "latest"
         if marker.exists():
             self.step = int(marker.read_text())
-            self.table, self.state, _ = read_snapshot(
-                folder / f"global_step_{self.step}" / "adaptive",
-                expect={"policy": "driver", "dataset": self.dataset, "step": self.step},
-            )
+            self.table, self.state, manifest = read_snapshot(folder / f"global_step_{self.step}" / "adaptive")
+            assert manifest["meta"] == {"policy": "driver", "dataset": self.dataset, "step": self.step}
             if forget is not None:  # a negative control: something that a careless resume loses
                 self.state[forget] = {"p": 0.5, "submission": 0, "held": np.empty(0, dtype=np.uint64)}[forget]
         self.table.declare("driver", _COLUMNS)

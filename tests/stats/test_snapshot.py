@@ -7,7 +7,6 @@ import json
 import math
 import os
 import shutil
-import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -26,8 +25,6 @@ from verl_adaptive.stats import (
     SnapshotError,
     SnapshotMissing,
     StatsTable,
-    fingerprint,
-    keys_bytes,
     read_snapshot,
     write_snapshot,
 )
@@ -64,7 +61,7 @@ def write(folder: Path, table: StatsTable | None = None, state: dict[str, Any] |
 def test_there_and_back(tmp_path: Path) -> None:
     table = filled()
     write(tmp_path / "global_step_7" / "adaptive", table)
-    again, state, manifest = read_snapshot(tmp_path / "global_step_7" / "adaptive", expect=META)
+    again, state, manifest = read_snapshot(tmp_path / "global_step_7" / "adaptive")
     equal(table, again)
     assert same_state(STATE, state)
     assert manifest["meta"] == META and manifest["prompts"] == 100 and manifest["schema"] == module.SNAPSHOT_SCHEMA
@@ -138,64 +135,12 @@ def test_a_checkpoint_of_a_plain_run_has_none(tmp_path: Path) -> None:
         read_snapshot(tmp_path / "adaptive")
 
 
-@pytest.mark.parametrize(
-    ("expect", "word", "what"),
-    [
-        ({"policy": "aero"}, "policy", "policy is 'greso', this run has 'aero'"),
-        ({"policy_digest": "d2"}, "policy", "the policy's configuration is 'd1', this run has 'd2'"),
-        ({"dataset": "f2"}, "dataset", "the data set's fingerprint is 'f1', this run has 'f2'"),
-    ],
-)
-def test_a_foreign_snapshot_is_refused_unless_told_otherwise(
-    expect: dict[str, str], word: str, what: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    write(tmp_path)
-    with pytest.raises(SnapshotError) as caught:
-        read_snapshot(tmp_path, expect={**META, **expect})
-    assert str(tmp_path / "manifest.json") in str(caught.value) and what in str(caught.value)
-    assert f"adaptive.resume.allow=[{word}]" in str(caught.value)
-    with pytest.raises(SnapshotError):
-        read_snapshot(tmp_path, expect=expect, allow={"policy", "dataset", "schema"} - {word})
-    equal(filled(), read_snapshot(tmp_path, expect=expect, allow={word})[0])
-    assert what in caplog.text
-
-
-def test_another_schema_is_refused_unless_told_otherwise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_layout_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SNAPSHOT_SCHEMA", 99)
     write(tmp_path)
     monkeypatch.undo()
-    with pytest.raises(SnapshotError, match=r"schema is 99, this run has 1.*adaptive\.resume\.allow=\[schema\]"):
+    with pytest.raises(SnapshotError, match=r"manifest\.json: its layout is 99, this verl-adaptive reads 1"):
         read_snapshot(tmp_path)
-    assert len(read_snapshot(tmp_path, allow=["schema"])[0]) == 100
-
-
-def test_another_step_has_no_override(tmp_path: Path) -> None:
-    write(tmp_path)
-    with pytest.raises(SnapshotError, match="step is 7, this run has 8"):
-        read_snapshot(tmp_path, expect={"step": 8}, allow=["policy", "dataset", "schema"])
-    with pytest.raises(ValueError, match="unknown \\['typo'\\]"):
-        read_snapshot(tmp_path, allow=["typo"])
-
-
-def test_a_data_set_that_changed_is_noticed_and_can_be_accepted(tmp_path: Path) -> None:
-    keys = make_keys(30)
-    table = StatsTable()
-    rows = table.rows_for(keys[:20])
-    table.col("visits")[rows] = np.arange(20)
-    meta = {"policy": "p", "dataset": fingerprint(keys[:20])}
-    write_snapshot(tmp_path, table, {}, meta=meta)
-    order = np.random.default_rng(0).permutation(20)
-    same, _, _ = read_snapshot(tmp_path, expect={"dataset": fingerprint(keys[:20][order])})  # reordered: the same set
-    assert same.col("visits")[same.rows_for(keys[:20][order])].tolist() == order.tolist()
-    for other in (keys, keys[:19], keys[5:25]):  # extended, shortened, partly another one
-        expect = {"dataset": fingerprint(other)}
-        with pytest.raises(SnapshotError, match=r"allow=\[dataset\]"):
-            read_snapshot(tmp_path, expect=expect)
-        again, _, _ = read_snapshot(tmp_path, expect=expect, allow={"dataset"})
-        rows = again.rows_for(other)  # may add rows, so before `col`
-        found = again.col("visits")[rows]
-        known = {key: i for i, key in enumerate(keys_bytes(keys[:20]))}
-        assert found.tolist() == [known.get(key, 0) for key in keys_bytes(other)]
 
 
 # -- damaged --------------------------------------------------------------------------------------------------------
@@ -234,7 +179,7 @@ def test_any_change_to_any_byte_is_an_error_that_names_the_file(
         return
     path = damaged_copy(intact, tmp_path / "s", name, bytes(raw))
     with pytest.raises(SnapshotError) as caught:
-        read_snapshot(tmp_path / "s", expect=META)
+        read_snapshot(tmp_path / "s")
     assert str(path) in str(caught.value) and "earlier checkpoint" in str(caught.value)
 
 
@@ -374,35 +319,3 @@ def test_other_peoples_files_are_left_alone(tmp_path: Path) -> None:
     write(tmp_path, StatsTable(), step=8)
     kept = {"notes.txt", "state.json", "prompts.parquet", "x.tmp", "transfer_queue", "manifest.json"}
     assert kept < set(names(tmp_path)) and len(names(tmp_path)) == len(kept) + 3
-
-
-def test_nothing_is_ever_unpickled(intact: Path, tmp_path: Path) -> None:
-    import io
-    import pickle
-
-    class Bomb:
-        def __reduce__(self) -> tuple[Any, ...]:
-            return (Path.touch, (tmp_path / "exploded",))
-
-    bomb = io.BytesIO()
-    np.savez(bomb, a0=np.array([Bomb()], dtype=object))
-    manifest = json.loads((intact / "manifest.json").read_text())
-    for raw in (bomb.getvalue(), pickle.dumps(Bomb())):
-        # Even if an attacker seals it properly.
-        name = next(n for n in manifest["files"] if n.startswith("arrays-"))
-        damaged_copy(intact, tmp_path / "s", name, raw)
-        files = {**manifest["files"], name: {"bytes": len(raw), "blake2b": module._digest(raw)}}
-        (tmp_path / "s" / "manifest.json").write_bytes(module._seal({**manifest, "files": files}))
-        with pytest.raises(SnapshotError, match="damaged"):
-            read_snapshot(tmp_path / "s")
-    assert not (tmp_path / "exploded").exists()
-
-
-def test_the_umask_is_respected(tmp_path: Path) -> None:
-    old = os.umask(0o027)
-    try:
-        write(tmp_path / "s")
-    finally:
-        os.umask(old)
-    for path in (tmp_path / "s").iterdir():
-        assert stat.S_IMODE(path.stat().st_mode) == 0o640, path

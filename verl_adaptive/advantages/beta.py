@@ -11,18 +11,14 @@ rollouts of the group (rescue and rejected ones included), its success rate is t
 |---|---|---|
 | ``predictive`` (default) | (s − p) / √(p (1 − p)) | 1/√(n+1): 0.447 at n = 4, 0.333 at 8, 0.243 at 16 |
 | ``unnormalised`` | s − p, for losses without division by the std (Dr. GRPO) | 1/(n+2) |
-| ``certainty`` | 2 p − 1: grows with certainty, strongest where least is left to learn | n/(n+2) |
-| ``beta_sd`` | (s − p) / sd(p), sd of the posterior itself: about 1.1 whatever n | 1.11 at n = 8 |
-| ``shrinkage`` | as ``predictive``, and in *every* group, mixed ones too | 1/√(n+1) |
 | ``off`` | 0 | 0 |
 
 All wrong is the mirror image, times ``w_neg``. Mixed groups get GRPO's (r − mean) / (std + 1e-6), as verl computes it
 (unbiased std), on the rollouts that train.
 
 Certainty. That a posterior prevents dead zones: the abstract. Beta(1, 1) and n: a third-party reimplementation, whose
-*code* for this step gives exactly zero and is not followed. The formula was not found, so every sensible one is an
-option; the default normalises by the predictive standard deviation, which cannot vanish, so no floor is needed. All
-wrong groups push every sampled answer down without a contrast: watch entropy and length; ``w_neg`` is the knob.
+*code* for this step gives exactly zero and is not followed. The formula was not found; the default normalises by the
+predictive standard deviation, which cannot vanish, so no floor is needed. All wrong groups push every sampled answer down without a contrast: watch entropy and length; ``w_neg`` is the knob.
 
 Rewards of any scale. The posterior counts evidence of success in [0, 1] (``adaptive.success``: threshold or scaled
 value), so ±1, shaped and continuous rewards need no care. A row's success is read off the rollout of its group with the
@@ -64,7 +60,7 @@ class BetaPosterior(Advantage):
             alpha0: successes of the prior.
             beta0: failures of the prior.
             w_neg: weight of negative posterior advantages, in [0, 1]; 1 is faithful.
-            norm_by_std: divide by the std; False: Dr. GRPO (mixed groups, and all of ``shrinkage``).
+            norm_by_std: divide by the std; False: Dr. GRPO (mixed groups).
             baseline: mean and std of the rollouts that train (``retained``), or of all observed (``full``: then the
                 lemma of :mod:`verl_adaptive.filters.aero_rejection` does not hold; it is Reinforce-Ada's choice).
             group_mean: weigh rows by (mean group size) / (size of their group), of rollouts that train, so that under
@@ -72,7 +68,7 @@ class BetaPosterior(Advantage):
                 stay in training.
         """
 
-        variant: Literal["predictive", "unnormalised", "certainty", "beta_sd", "shrinkage", "off"] = "predictive"
+        variant: Literal["predictive", "unnormalised", "off"] = "predictive"
         alpha0: Positive = 1.0
         beta0: Positive = 1.0
         w_neg: Share = 1.0
@@ -88,8 +84,7 @@ class BetaPosterior(Advantage):
         out = reward - mean[group_of]
         if config.norm_by_std:
             out = out / (std[group_of] + EPSILON)
-        posterior = np.ones_like(flat) if config.variant == "shrinkage" else flat
-        rows = np.flatnonzero(posterior[group_of])
+        rows = np.flatnonzero(flat[group_of])
         out[rows] = self._posterior(reward[rows], group_of[rows], observed)
         if config.group_mean and len(out):
             sizes = np.bincount(group_of, minlength=len(observed))
@@ -106,18 +101,9 @@ class BetaPosterior(Advantage):
             group_of
         ] / count  # 1 − p, which may be below a rounding of p
         success = success_of(reward, group_of, observed)
-        above = success * q - (1 - success) * p
-        if config.variant == "certainty":
-            out = p - q
-        elif config.variant == "unnormalised" or (config.variant == "shrinkage" and not config.norm_by_std):
-            out = above
-        elif config.variant == "beta_sd":
-            out = above / np.sqrt(p * q / (count + 1))
-        else:
-            out = above / np.sqrt(p * q)
-        if config.variant == "shrinkage":  # the knob is for groups without contrast
-            alone = observed.degenerate(self.facts.tolerance, observed.reward)[group_of]
-            return np.where(alone & (out < 0), config.w_neg * out, out)
+        out = success * q - (1 - success) * p
+        if config.variant == "predictive":
+            out = out / np.sqrt(p * q)
         return np.where(out < 0, config.w_neg * out, out)
 
     def zero(self, groups: Groups, trains: np.ndarray) -> np.ndarray:

@@ -105,8 +105,7 @@ class PilotCommit(PooledAllocator):
             form: ``on_policy``: commit within the step; ``pipelined``: at a later step's generation, as published (``sync``
                 trainer only).
             choose: with ``pipelined``, which held groups commit when there are more than the batch needs: ``random``
-                (published for 4B and larger), ``max_variance`` (published for 1.5B: nearest to half solved, the newest
-                first), or ``first`` (order of submission).
+                (published for 4B and larger) or ``max_variance`` (published for 1.5B: nearest to half solved, the newest first).
             max_age: steps that in-band pilots may wait for their commit; older ones are given up.
             factor: prompts piloted at first, as a multiple of B (published: G = 3 B); null: 3 B in the first step, then as
                 many as the recent in-band share calls for and a tenth more.
@@ -119,7 +118,7 @@ class PilotCommit(PooledAllocator):
         lower: Annotated[float, Range("[0, 1)")] = 0.125
         upper: Annotated[float, Range("[0, 1)")] = 0.25
         form: Literal["on_policy", "pipelined"] = "on_policy"
-        choose: Literal["random", "max_variance", "first"] = "random"
+        choose: Literal["random", "max_variance"] = "random"
         max_age: Annotated[int, Range("[0, 65535]")] = 4
         factor: Positive | None = None
         judge: Literal["auto", "success"] = "auto"
@@ -217,8 +216,6 @@ class PilotCommit(PooledAllocator):
 
     def _chosen(self, groups: Groups, candidates: np.ndarray, age: np.ndarray, progress: Progress) -> np.ndarray:
         """The candidates in the order in which they get a commit."""
-        if self.config.choose == "first":
-            return candidates
         if self.config.choose == "random":
             row = groups.row[candidates]
             submission = groups.submission[candidates]

@@ -205,12 +205,12 @@ def misread(words: Iterable[str]) -> str:
     nothing.
     """
     words = list(words)
+    preset = any(re.match(r"\+*adaptive[.=/]", word) for word in words)
     for word in words:
         found = re.match(r"(\+*)([^=.@/]+)([^=]*)=(.*)$", word)
         if found is None:
             continue
         plus, name, rest, value = found.groups()
-        close = name.lower()
         if name == "adaptive":
             if not rest and (value.lower() in ("true", "false", "null", "none", "") or value.isdigit()):
                 return f"{word}: {not_a_preset(value)}"
@@ -221,58 +221,39 @@ def misread(words: Iterable[str]) -> str:
                 near = difflib.get_close_matches(group[1], GROUPS, n=1, cutoff=0.75)
                 meant = f"+adaptive/{near[0]}" if near else f"adaptive.{group[1]}"
                 return f"{word}: nobody reads adaptive/{group[1]}; did you mean {meant}={value}?"
-        elif _like_ours(close, 0.9) or (_like_ours(close, 0.8) and _is_ours(rest, value)):
-            return (
-                f"{word}: Hydra would take this for a key of your own, and nobody would read it; did you mean "
-                f"+adaptive={value}?"
-                if not rest
-                else f"{word}: nobody reads {name}; did you mean adaptive{rest}={value}?"
-            )
-        elif (
-            plus
-            and close.startswith("adaptive")
-            and (meant := _glued(close[8:].strip("_-"), rest, value, _preset_in(words)))
-        ):
+        elif plus and (meant := _meant(name, rest, value, preset)):
             return f"{word}: nobody reads {name}; did you mean {meant}?"
     return ""
 
 
-def _preset_in(words: Iterable[str]) -> bool:
-    """Whether the line chooses a preset or sets an option of one."""
-    return any(re.match(r"\+*adaptive[.=/]", word) for word in words)
-
-
-def _glued(name: str, rest: str, value: str, preset: bool) -> str:
-    """What a key was meant to be that has ``name`` behind ``adaptive`` without a dot; empty: it may be somebody's own.
+def _meant(name: str, rest: str, value: str, preset: bool) -> str:
+    """What a key that is nobody's was meant to be; empty: it may be the user's own.
 
     Args:
-        name, rest: ``seed`` and an empty string of ``+adaptive_seed=1``.
-        value: of the word.
-        preset: a preset is chosen, so that a key of this name is taken for ours whatever it is.
+        name, rest, value: of the word, ``adaptve``, ``.seed`` and ``1`` of ``+adaptve.seed=1``.
+        preset: a preset is on the line, so that a key that begins with ``adaptive``, or nearly is it, is taken for ours.
     """
-    if not rest and name in GROUPS:
-        return f"+adaptive/{name}={value}"
-    if not rest and (is_preset(name) or is_preset(value)):
-        return f"+adaptive={name if is_preset(name) else value}"
-    return f"adaptive.{name}{rest}={value}" if preset or _is_ours(f".{name}", value) else ""
+    # One letter too many, or one that is missing, is above 0.9; letters in another order are as near.
+    likeness = difflib.SequenceMatcher(None, "adaptive", name.lower()).ratio()
+    if sorted(name.lower()) == sorted("adaptive"):
+        likeness = 1.0
+    glued = likeness < 0.9 and name.lower().startswith("adaptive")
+    if glued:
+        rest = f".{name[8:].strip('_-').lower()}{rest}"
+    head = re.split(r"[./@]", rest)[1] if rest else value
+    if likeness < 0.9 and not ((glued or likeness >= 0.8) and (preset or _is_ours(head) or is_preset(value))):
+        return ""
+    if not rest or (glued and is_preset(value) and head not in GROUPS):
+        return f"+adaptive={value}"
+    return f"+adaptive/{head}={value}" if glued and rest[1:] in GROUPS else f"adaptive{rest}={value}"
 
 
-def _like_ours(name: str, cutoff: float) -> bool:
-    """Whether a key resembles ``adaptive`` as far as that; a letter too many, or one that is missing, is above 0.9.
-
-    One with its letters in another order always does.
-    """
-    return sorted(name) == sorted("adaptive") or bool(difflib.get_close_matches(name, ["adaptive"], cutoff=cutoff))
-
-
-def _is_ours(rest: str, value: str) -> bool:
-    """Whether what stands behind a misspelt ``adaptive`` is a preset, a part or an option of ours."""
-    if not rest:
-        return is_preset(value)
+def _is_ours(name: str) -> bool:
+    """Whether this is a preset, a role or an option of ours, or nearly one."""
     from verl_adaptive.config import AdaptiveConfig  # numpy; for a word like this alone
 
-    known = list(AdaptiveConfig.__dataclass_fields__)
-    return bool(difflib.get_close_matches(re.split(r"[./@]", rest[1:])[0], known, n=1, cutoff=0.8))
+    known = [*AdaptiveConfig.__dataclass_fields__, *GROUPS]
+    return is_preset(name) or bool(difflib.get_close_matches(name, known, n=1, cutoff=0.8))
 
 
 def refuse_other(config: Any, trainer: str) -> None:

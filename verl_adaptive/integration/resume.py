@@ -1,7 +1,7 @@
 """What a resumed run has in common with the one that wrote its checkpoint: the list, and the comparison.
 
-The data set and the policy with its options are compared by fingerprints (:mod:`verl_adaptive.stats.snapshot`); here is
-everything else on the command line that shapes a decision or the meaning of a number in the statistics. Whatever is not in
+The data set and the policy with its options are compared by their fingerprints, and everything else on the command line that
+shapes a decision or the meaning of a number in the statistics by its value. Whatever is not in
 :data:`IRRELEVANT` or :data:`LOGGED` must be equal, so that an option that is added later is compared unless somebody says
 otherwise.
 """
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from verl_adaptive.config import AdaptiveConfig, flat
 from verl_adaptive.errors import AdaptiveError
-from verl_adaptive.stats.snapshot import SnapshotError, SnapshotMissing, check_manifest, read_manifest
+from verl_adaptive.stats.snapshot import MANIFEST, SnapshotError, SnapshotMissing, read_manifest
 
 if TYPE_CHECKING:
     from verl_adaptive.integration.run_plan import RunPlan
@@ -30,6 +30,11 @@ FOLDER = "adaptive"
 SAVED = "saved"
 #: The word in ``adaptive.resume.allow`` that accepts differences.
 ALLOW = "settings"
+#: Fingerprint in the manifest's ``meta`` → the word in ``adaptive.resume.allow`` that accepts another one, and what it is of.
+FINGERPRINTS = {
+    "policy_digest": ("policy", "the policy's configuration"),
+    "dataset": ("dataset", "the data set's fingerprint"),
+}
 
 #: Not compared, and why.
 IRRELEVANT: dict[str, str] = {
@@ -145,10 +150,17 @@ def check_resume(folder: Path, manifest: Mapping[str, Any], plan: RunPlan, **exp
     Raises:
         SnapshotError: a difference is not accepted; the message names it and the way out.
     """
-    allow, accepted = set(plan.adaptive.resume.allow), []
-    check_manifest(
-        folder, manifest, {"policy_digest": plan.policy.digest(), **expect}, allow & {"policy", "dataset", "schema"}
-    )
+    allow, accepted = plan.adaptive.resume.allow, []
+    for key, want in {"policy_digest": plan.policy.digest(), **expect}.items():
+        have = manifest["meta"].get(key)
+        if have == want:
+            continue
+        word, what = FINGERPRINTS.get(key, ("", key))
+        text = f"{what} is {have!r}, this run has {want!r}"
+        if word not in allow:
+            hint = f". To resume all the same: adaptive.resume.allow=[{word}]" if word else ""
+            raise SnapshotError(f"{folder / MANIFEST}: {text}{hint}")
+        accepted.append(f"{text}; accepted because of adaptive.resume.allow=[{word}]")
     nonce = manifest["meta"].get("nonce")
     if nonce is not None and nonce != _saved_with(folder):
         text = f"{folder} and the weights beside it are not of one save: it ended between the two"

@@ -312,7 +312,7 @@ class RunStore:
             )
             return None
         check_resume(folder, manifest, self.plan, step=step, dataset=self.fingerprint)
-        table, state, manifest = read_snapshot(folder, allow={"schema"} & set(self.adaptive.resume.allow))
+        table, state, manifest = read_snapshot(folder)
         self._resumed = True
         if len(state["engine"]["held_since"]):  # the rows of held groups; the session checks that all are there
             self._load_queue(folder, manifest)

@@ -10,7 +10,7 @@ import numpy as np
 
 from verl_adaptive.report.course import History, course_of
 from verl_adaptive.report.findings import findings
-from verl_adaptive.report.judge import FLIPPING, Finding
+from verl_adaptive.report.judge import Finding
 from verl_adaptive.report.lists import PromptList, add_texts, lists_of
 from verl_adaptive.report.overview import overview
 from verl_adaptive.stats import Run
@@ -68,7 +68,7 @@ def collect(
     """
     facts = overview(run, tries=tries, history=False)
     facts["argument"], facts["data"] = run.source, data
-    history = course_of(run, facts) if run.has_course else None
+    history = course_of(run) if run.has_course else None
     notes = []
     if history is None:
         notes.append(f"{run.where} is a {run.kind}: it has no course over time. Give the journal for that.")
@@ -76,8 +76,6 @@ def collect(
             notes.append(
                 f"Of {facts['brought']:,} prompts it has a warm start's evidence alone, which counts here as visits."
             )
-    else:
-        facts["flip_flopping"] = len(run.prompts.where(FLIPPING))
     lists = lists_of(run.prompts, tries, limit)
     out = Collected(
         facts,
@@ -96,7 +94,7 @@ def collect(
         notes.append("verl writes down the rollouts that trained: prompts and groups that were dropped are not in it.")
     for other in against:
         if other.has_course:
-            out.against.append((other.name or other.where, course_of(other, {})))
+            out.against.append((other.name or other.where, course_of(other)))
         else:
             notes.append(f"{other.where} is a {other.kind}: there is no course to draw beside.")
     return out

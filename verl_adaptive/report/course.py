@@ -81,28 +81,22 @@ class History:
             return a / b
 
 
-def course_of(run: Run, facts: dict[str, Any]) -> History:
+def course_of(run: Run) -> History:
     """Go through a journal once.
 
     Args:
         run: with a journal.
-        facts: the overview; gets ``gaps``, ``steps``, ``first_step``, ``last_step``, ``hours`` and ``ledger``.
     """
     steps = run.steps
-    facts["gaps"] = [list(gap) for gap in run.gaps()]
     validations = run.validations()
     numbers = steps.column("step").to_numpy()
-    facts["steps"] = len(numbers)
     bins = min(POINTS, max(1, len(numbers)))
     parts = np.array_split(numbers, bins) if len(numbers) else [np.zeros(1, dtype=np.int64)]
     last = np.array([part[-1] for part in parts])
     home = np.searchsorted(last, numbers)
-    rollouts, cumulative, scalars = _of_steps(steps, home, bins, facts)
+    rollouts, cumulative, scalars = _of_steps(steps, home, bins)
     wall = steps.column("wall_time").to_numpy()
     hours, pace = hours_of(numbers, wall, steps.column("attempt").to_numpy())
-    if len(numbers):
-        facts["first_step"], facts["last_step"] = int(numbers[0]), int(numbers[-1])
-        facts["hours"], facts["last_wall"] = float(hours[-1]), float(wall[-1])
     largest, source_of = _largest(run)
     made = _Course(len(run.table), last, source_of, len(largest))
     hearing = Hearing(run)
@@ -130,9 +124,7 @@ def course_of(run: Run, facts: dict[str, Any]) -> History:
         hearing=hearing,
         uniform={"why": "verl writes down the rollouts that trained alone"}
         if run.kind == "rollouts"
-        else made.uniform(
-            (facts.get("ledger") or {}).get("rollouts", {}).get("generated", 0), facts["gaps"], len(numbers)
-        ),
+        else made.uniform(float(np.nan_to_num(cumulative["generated"][-1])), run.gaps(), len(numbers)),
         validations=validations,
         plan=_plan(steps),
     )
@@ -180,7 +172,7 @@ def _plan(steps: Any) -> dict[str, float]:
 
 
 def _of_steps(
-    steps: Any, home: np.ndarray, bins: int, facts: dict[str, Any]
+    steps: Any, home: np.ndarray, bins: int
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], dict[str, np.ndarray]]:
     """Ledgers and scalars by bin."""
     rollouts: dict[str, np.ndarray] = {}
@@ -199,7 +191,6 @@ def _of_steps(
         run = ledger.get("run", {}).get("rollouts", {})
         for name in total:
             total[name][at] = run.get(name, np.nan)
-        facts["ledger"] = ledger.get("run")
         for name, value in scalars.items():
             sums.setdefault(name, np.zeros(bins))[at] += value
             counts.setdefault(name, np.zeros(bins))[at] += 1
@@ -290,7 +281,7 @@ class _Course:
         np.add.at(self._tried, row, n)
         np.add.at(self._mixed, row, ~flat)
 
-    def uniform(self, generated: int, gaps: list[list[Any]], steps: int) -> dict[str, Any]:
+    def uniform(self, generated: float, gaps: list[tuple[int, int, str]], steps: int) -> dict[str, Any]:
         """Rollouts that uniform allocation with refills would need for the same informative groups.
 
         Uniform meets a prompt's variance as often as the prompt showed it here, every visited prompt with the same
@@ -298,7 +289,7 @@ class _Course:
 
         Args:
             generated: by the run.
-            gaps: ``[first step, last step, reason]`` of steps that the journal lacks.
+            gaps: ``(first step, last step, reason)`` of steps that the journal lacks.
             steps: of the run so far.
         """
         if gaps:

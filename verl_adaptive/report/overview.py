@@ -70,7 +70,7 @@ def overview(run: Run, *, tries: int = 16, history: bool = True) -> dict[str, An
     Args:
         run: the run.
         tries: rollouts without a success from which a prompt counts as never solved.
-        history: go through a journal's observations for the flip-flopping and the alarms that are on.
+        history: go through a journal's observations for the alarms that are on.
     """
     prompts, table = run.prompts, run.table
     visits, rollouts, successes = (table.col(name) for name in ("visits", "rollouts", "successes"))
@@ -105,10 +105,12 @@ def overview(run: Run, *, tries: int = 16, history: bool = True) -> dict[str, An
         "visits_histogram": np.bincount(np.minimum(visits, 10), minlength=11).tolist(),
         "by_source": table.view_by_source(),
     }
-    if history and run.has_course:
+    if run.has_course:
         steps = run.steps
-        out["flip_flopping"] = len(prompts.where(FLIPPING))
-        out["alarms"] = [str(found) for found in hear(run).judge.standing()]
+        if "flips" in prompts.further:
+            out["flip_flopping"] = len(prompts.where(FLIPPING))
+        if history:
+            out["alarms"] = [str(found) for found in hear(run).judge.standing()]
         out["steps"] = steps.num_rows
         if steps.num_rows:
             numbers = steps.column("step").to_pylist()

@@ -100,7 +100,7 @@ def render(collected: Collected, *, title: str | None = None, live: Live | None 
             policy=policy_of(live is not None),
             live=live,
             facts=facts,
-            subtitle=_subtitle(facts),
+            subtitle=_subtitle(facts, history),
             cards=_cards(facts, history, end),
             learning=learning(collected),
             validated=history is not None and bool(headline(history.validations)),
@@ -143,14 +143,14 @@ def _commands(facts: dict[str, Any], where: str, keep: str) -> tuple[str, str]:
     return clean(written), clean(f"{filtered} --where {shlex.quote(keep)} --keep-unseen")
 
 
-def _subtitle(facts: dict[str, Any]) -> str:
+def _subtitle(facts: dict[str, Any], history: History | None) -> str:
     words = [facts.get("preset") or facts.get("policy"), f"{facts['kind']} {facts['store']}"]
     if facts.get("steps"):
         words.append(f"steps {facts['first_step']} to {facts['last_step']}")
     elif facts.get("step") is not None:
         words.append(f"step {facts['step']}")
-    if facts.get("hours"):
-        words.append(span(facts["hours"]))
+    if history is not None and history.hours[-1]:
+        words.append(span(float(history.hours[-1])))
     if facts.get("attempts", 1) > 1:
         words.append(f"attempt {facts['attempts']}")
     return clean(" · ".join(str(word) for word in words if word))

@@ -22,10 +22,8 @@ import pyarrow.compute as pc
 
 from verl_adaptive.errors import AdaptiveError, nearest
 
-_LONGEST = 2000
 #: Of a key, that are enough to name it: two of a hundred million prompts share 8 hex digits, so a list may show both.
 _KEY_DIGITS = 8
-_DEEPEST = 40
 #: Columns of text; every other one is of numbers.
 _TEXTS = ("key", "source")
 
@@ -83,20 +81,18 @@ class Expression:
 
     def __init__(self, text: str) -> None:
         self.text = text
-        if len(text) > _LONGEST:
-            raise ExpressionError(f"a condition may have {_LONGEST} characters, this one has {len(text)}")
+        columns = _NoRows()
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("error")
                 self._tree = ast.parse(text.strip(), mode="eval").body
-        except (SyntaxError, ValueError, RecursionError, MemoryError, Warning) as error:
+            _Evaluation(text, columns).truth(self._tree)  # what is wrong with it shows without any rows, too
+        except (SyntaxError, ValueError, OverflowError, RecursionError, MemoryError, Warning) as error:
             reason = getattr(error, "msg", None) or str(error) or type(error).__name__
             hint = (
                 "; write == for equality" if "=" in text.replace("==", "").replace("<=", "").replace(">=", "") else ""
             )
             raise ExpressionError(f"cannot read the condition {text!r}: {reason}{hint}") from None
-        columns = _NoRows()
-        _Evaluation(text, columns).truth(self._tree)  # what is wrong with it shows without any rows, too
         self.names = sorted(columns.asked)
 
     def select(self, columns: Columns) -> np.ndarray:
@@ -144,32 +140,23 @@ class _Evaluation:
     """
 
     def __init__(self, text: str, columns: Columns | _NoRows) -> None:
-        self._text, self._columns, self._depth = text, columns, 0
+        self._text, self._columns = text, columns
 
     def truth(self, node: ast.AST) -> Any:
         """Of a condition."""
-        self._deeper()
         if isinstance(node, ast.Constant) and isinstance(node.value, bool):
-            out = pa.scalar(node.value)
-        elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
-            out = pc.invert(self.truth(node.operand))
-        elif isinstance(node, ast.BoolOp):
+            return pa.scalar(node.value)
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+            return pc.invert(self.truth(node.operand))
+        if isinstance(node, ast.BoolOp):
             join = pc.and_kleene if isinstance(node.op, ast.And) else pc.or_kleene
-            out = reduce(join, map(self.truth, node.values))
-        elif isinstance(node, ast.Compare):
+            return reduce(join, map(self.truth, node.values))
+        if isinstance(node, ast.Compare):
             lefts = [node.left, *node.comparators]
-            out = reduce(pc.and_kleene, map(self._compare, lefts, node.ops, node.comparators))
-        else:
-            self.value(node)  # something that has no place here says so first
-            said = ast.unparse(node)
-            raise ExpressionError(f"{said!r} is not a condition: compare it with something, as in pass_rate < 0.1")
-        self._depth -= 1
-        return out
-
-    def _deeper(self) -> None:
-        self._depth += 1
-        if self._depth > _DEEPEST:
-            raise ExpressionError(f"the condition is nested more than {_DEEPEST} deep")
+            return reduce(pc.and_kleene, map(self._compare, lefts, node.ops, node.comparators))
+        self.value(node)  # something that has no place here says so first
+        said = ast.unparse(node)
+        raise ExpressionError(f"{said!r} is not a condition: compare it with something, as in pass_rate < 0.1")
 
     def _compare(self, left: ast.AST, op: ast.AST, right: ast.AST) -> Any:
         one = self.value(left)
@@ -204,32 +191,26 @@ class _Evaluation:
 
     def value(self, node: ast.AST) -> Any:
         """Of anything else."""
-        self._deeper()
         name = _dotted(node)
         if name is not None:
-            out = self._columns.column(name)
-            out = out if _is_text(out) else out.cast(pa.float64(), safe=False)
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            out = pa.scalar(node.value)
-        elif isinstance(node, ast.Constant) and isinstance(node.value, bool | int | float):
-            if isinstance(node.value, int) and abs(node.value) > 2**1000:
-                raise ExpressionError("a number in the condition is too large")
-            out = pa.scalar(float(node.value))
-        elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.UAdd):
-            out = self._number(node.operand)
-            out = pc.negate(out) if isinstance(node.op, ast.USub) else out
-        elif isinstance(node, ast.BinOp) and type(node.op) in _ARITHMETIC:
-            out = _ARITHMETIC[type(node.op)](self._number(node.left), self._number(node.right))
-            out = pc.if_else(pc.is_nan(out), _UNKNOWN, out)  # 0 / 0
-        elif isinstance(node, ast.Compare | ast.BoolOp):
+            column = self._columns.column(name)
+            return column if _is_text(column) else column.cast(pa.float64(), safe=False)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            return pa.scalar(node.value)
+        if isinstance(node, ast.Constant) and isinstance(node.value, bool | int | float):
+            return pa.scalar(float(node.value))
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.UAdd):
+            number = self._number(node.operand)
+            return pc.negate(number) if isinstance(node.op, ast.USub) else number
+        if isinstance(node, ast.BinOp) and type(node.op) in _ARITHMETIC:
+            number = _ARITHMETIC[type(node.op)](self._number(node.left), self._number(node.right))
+            return pc.if_else(pc.is_nan(number), _UNKNOWN, number)  # 0 / 0
+        if isinstance(node, ast.Compare | ast.BoolOp):
             raise ExpressionError(f"{self._text!r}: {ast.unparse(node)!r} is a condition where a value is needed")
-        else:
-            raise ExpressionError(
-                f"{self._text!r}: {ast.unparse(node)!r} has no place in a condition; there are columns, numbers, quoted text, "
-                "+ - * /, comparisons, in, and, or, not and parentheses"
-            )
-        self._depth -= 1
-        return out
+        raise ExpressionError(
+            f"{self._text!r}: {ast.unparse(node)!r} has no place in a condition; there are columns, numbers, quoted text, "
+            "+ - * /, comparisons, in, and, or, not and parentheses"
+        )
 
     def _number(self, node: ast.AST) -> Any:
         value = self.value(node)

@@ -6,7 +6,7 @@ A prompt's evidence fades with its visits. One visit with n observations x (weig
     w ← ρ w + Σ x,   m ← ρ m + n,   κ ← ρ κ
 
 and what it gives next time is shrunk to what its data source gave last time, with the strength κ of so many rollouts, which
-fades with the prompt's visits as in SPO (2509.13232) and DBB (2603.18444):
+fades with the prompt's visits as in SPO (2509.13232):
 
     v = (w + κ s) / (m + κ),   s = (2 a + Σ latest) / (2 + visited)   over the visited prompts of the source,
 

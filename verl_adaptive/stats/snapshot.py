@@ -35,7 +35,7 @@ from verl_adaptive.stats.state import join_state, split_state
 from verl_adaptive.stats.table import StatsTable
 
 SNAPSHOT_SCHEMA = 1
-"""Version of the layout; a reader refuses any other unless told otherwise."""
+"""Version of the layout; a reader refuses any other."""
 
 MANIFEST = "manifest.json"
 _OURS = re.compile(r"(prompts-\d{5}|state|arrays)-[0-9a-f]{16}\.(parquet|json|npz)|manifest\.json")
@@ -45,16 +45,9 @@ _PART_ROWS = 1 << 20
 _LARGEST_MANIFEST = 1 << 24  # bytes; one of a billion prompts has 200 KB
 _LOG = logging.getLogger(__name__)
 
-# Which `adaptive.resume.allow` word lets a difference in which field of `meta` pass.
-_OVERRIDES = {
-    "policy": "policy",
-    "policy_digest": "policy",
-    "dataset": "dataset",
-}
-
 
 class SnapshotError(AdaptiveError):
-    """A snapshot that must not be used: torn, damaged, or of another schema, policy or data set."""
+    """A snapshot that must not be used: torn, damaged, or of another layout, policy or data set."""
 
 
 class SnapshotMissing(SnapshotError):
@@ -117,6 +110,11 @@ def read_manifest(directory: str | os.PathLike[str]) -> dict[str, Any]:
                 raise ValueError(f"its {name} is {str(manifest[name])[:40]!r}, not a table")
     except (ValueError, RecursionError) as error:
         raise SnapshotError(_damaged(path, str(error))) from error
+    if manifest.get("schema") != SNAPSHOT_SCHEMA:
+        raise SnapshotError(
+            f"{path}: its layout is {manifest.get('schema')!r}, this verl-adaptive reads {SNAPSHOT_SCHEMA}; go on with the version "
+            f"that wrote it ({manifest.get('package')})"
+        )
     return manifest
 
 
@@ -125,35 +123,6 @@ def _damaged(path: Path, what: str) -> str:
         f"{path} is damaged ({what}). Restore it from a copy, resume from an earlier checkpoint "
         "(trainer.resume_from_path), or delete the directory to start with fresh statistics"
     )
-
-
-def check_manifest(
-    directory: Path, manifest: Mapping[str, Any], expect: Mapping[str, Any], allow: Collection[str]
-) -> None:
-    """Compare a snapshot's ``meta`` with this run's; see :func:`read_snapshot`."""
-    path = directory / MANIFEST
-    unknown = set(allow) - {"schema", *_OVERRIDES.values()}
-    if unknown:
-        raise ValueError(f"adaptive.resume.allow: unknown {sorted(unknown)}; choose from dataset, policy, schema")
-
-    def mismatch(word: str, what: str, have: Any, want: Any) -> None:
-        text = f"{path}: {what} is {have!r}, this run has {want!r}"
-        if word not in allow:
-            raise SnapshotError(f"{text}. To resume all the same: adaptive.resume.allow=[{word}]")
-        _LOG.warning("%s; accepted because of adaptive.resume.allow=[%s]", text, word)
-
-    if manifest.get("schema") != SNAPSHOT_SCHEMA:
-        mismatch("schema", "the snapshot's schema", manifest.get("schema"), SNAPSHOT_SCHEMA)
-    meta = manifest["meta"]
-    for key, want in expect.items():
-        have = meta.get(key)
-        if have != want:
-            if key not in _OVERRIDES:
-                raise SnapshotError(f"{path}: {key} is {have!r}, this run has {want!r}")
-            label = {"dataset": "the data set's fingerprint", "policy_digest": "the policy's configuration"}.get(
-                key, key
-            )
-            mismatch(_OVERRIDES[key], label, have, want)
 
 
 # -- writing --------------------------------------------------------------------------------------------------------
@@ -199,8 +168,7 @@ def write_snapshot(
         directory: made if missing, for example ``global_step_100/adaptive``.
         table: the statistics.
         state: policy and engine state; see :func:`verl_adaptive.stats.state.split_state` for what it may hold.
-        meta: JSON values that describe the run. ``policy``, ``policy_digest``, ``dataset`` (a fingerprint) and ``step``
-            are what resume compares.
+        meta: JSON values that describe the run.
         attach: folders from :func:`new_folder` in the same directory, complete: their files become part of the snapshot.
 
     Raises:
@@ -338,27 +306,21 @@ def _load(directory: Path, name: str, entry: Mapping[str, Any]) -> bytes:
     return data
 
 
-def read_snapshot(
-    directory: str | os.PathLike[str], *, expect: Mapping[str, Any] | None = None, allow: Collection[str] = ()
-) -> tuple[StatsTable, dict[str, Any], dict[str, Any]]:
+def read_snapshot(directory: str | os.PathLike[str]) -> tuple[StatsTable, dict[str, Any], dict[str, Any]]:
     """Read a snapshot after checking every byte of it.
 
     Args:
         directory: what was given to :func:`write_snapshot`.
-        expect: fields of ``meta`` that must be equal; others are not compared.
-        allow: ``policy``, ``dataset``, ``schema``: differences to accept, with a warning in the log.
 
     Returns:
         ``(table, state, manifest)``.
 
     Raises:
         SnapshotMissing: there is none.
-        SnapshotError: torn, damaged or foreign; the message names the file, the difference and the option that accepts
-            it, if one does.
+        SnapshotError: torn or damaged; the message names the file.
     """
     directory = Path(directory)
     manifest = read_manifest(directory)
-    check_manifest(directory, manifest, expect or {}, allow)
     try:
         files = {
             str(name): {"bytes": int(e["bytes"]), "blake2b": str(e["blake2b"])} for name, e in manifest["files"].items()
