@@ -154,7 +154,7 @@ def _over_prompts(trials: Trials, results: Sequence[Outcome]) -> str:
     half, gap = 1.96 * float(np.hypot(ends[0].error, ends[1].error)), other.mean - first.mean
     told = "beyond" if abs(gap) > half else "within"
     return (
-        f"{other.name} less {first.name} at the end: {gap:+.3f} ± {half:.3f} ({told} the sampling error of the validation "
+        f"{other.name} minus {first.name}, final value: {gap:+.3f} ± {half:.3f} ({told} the sampling error of the validation "
         "prompts). One seed says nothing about other seeds."
     )
 
@@ -266,7 +266,7 @@ def _prompts(pair: Sequence[Run], args: argparse.Namespace) -> dict[str, Any]:
         beyond = error is not None and abs(gap) > 1.96 * error
         told = "" if error is None else f", {'beyond' if beyond else 'within'} the sampling error of the prompts"
         said = (
-            f"Latest pass rate of the prompts that both visited: A {found['mean_rate_a']:.3f}, B {found['mean_rate_b']:.3f}, B less "
+            f"Latest pass rate of the prompts that both visited: A {found['mean_rate_a']:.3f}, B {found['mean_rate_b']:.3f}, B minus "
             f"A {gap:+.3f}{half}{told}."
         )
     return {"a": facts[0], "b": facts[1], "matched": found, "said": said}
