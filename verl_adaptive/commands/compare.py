@@ -214,7 +214,10 @@ def _write_curves(trials: Trials, path: str) -> None:
 def page_of_runs(runs: Sequence[Run]) -> str:
     """Single runs side by side, at equal rollouts, as a page."""
     names = [run.name or run.where for run in runs]
-    arms = {n if names.count(n) == 1 else f"{n} ({run.id[:6]})": [run] for n, run in zip(names, runs, strict=True)}
+    if len(set(names)) < len(names):  # seeds of one experiment: the folders tell which
+        common = os.path.commonpath([run.where for run in runs])
+        names = [os.path.relpath(run.where, common).removesuffix("/checkpoints/adaptive") for run in runs]
+    arms = {name: [run] for name, run in zip(names, runs, strict=True)}
     trials = read(arms)
     results = outcomes(trials.arms)
     said = f"{trials.metric}: {_over_prompts(trials, results) or sentence(results, 'rollouts')}"

@@ -279,7 +279,7 @@ def _index(site: Site) -> tuple[list[dict[str, Any]], list[str], str]:
             "id": run.id,
             "name": run.name,
             "preset": str(run.about.get("preset", "-")),
-            "where": run.where,
+            "where": run.where.removeprefix(f"{site.source.rstrip('/')}/"),
             "when": said,
         }
         rows.append({**state, **about})
