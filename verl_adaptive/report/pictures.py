@@ -110,7 +110,9 @@ def _in_view(collected: Collected, history: History, view: str) -> list[tuple[st
                 series.append(Series(c.name + suffix, c.values, color, at[c.at], dash=dash, key=key))
         chart = figures.lines(f"Validation, {metric}", np.zeros(0), series, (label, metric), from_zero=False)
         alone = sum(not c.parts for c in own)
-        remark = f"The {alone} largest data sources, and the mean over {len(mean)}." if mean and len(mean) > alone else ""
+        remark = (
+            f"The {alone} largest data sources, and the mean over {len(mean)}." if mean and len(mean) > alone else ""
+        )
         out.append((f"Validation: {metric}", chart, remark))
     remark = ""
     for top, heading in (("reward", "Training reward"), ("successes", "Training pass rate")):
