@@ -99,7 +99,7 @@ def test_a_preset_under_a_misspelt_key(tmp_path) -> None:
         ("+adaptve.rounds=4", "did you mean adaptive.rounds=4?"),  # two mistakes, or an option that is gone
         ("+adaptiv=soloo", "did you mean +adaptive=soloo?"),
         ("+adaptve/sampler=cero", "did you mean adaptive/sampler=cero?"),
-        ("+adaptive_seed=1", "+adaptive_seed=1: nobody reads adaptive_seed; did you mean adaptive.seed=1?"),
+        ("+adaptive_seed=1", "+adaptive_seed=1: there is no adaptive_seed; did you mean adaptive.seed=1?"),
         ("++adaptive-total_rollout=64", "did you mean adaptive.total_rollout=64?"),
         ("+adaptiveSeed=1", "did you mean adaptive.seed=1?"),
         ("+adaptive_sampler.p_easy=0.3", "did you mean adaptive.sampler.p_easy=0.3?"),
@@ -107,12 +107,12 @@ def test_a_preset_under_a_misspelt_key(tmp_path) -> None:
         ("+adaptive_platform=cpu", "did you mean +adaptive/platform=cpu?"),
         ("+adaptive_solo=1", "did you mean +adaptive=solo?"),
         ("+adaptive_preset=solo", "did you mean +adaptive=solo?"),
-        ("+adaptive/seed=1", "nobody reads adaptive/seed; did you mean adaptive.seed=1?"),
+        ("+adaptive/seed=1", "there is no adaptive/seed; did you mean adaptive.seed=1?"),
         ("+adaptive/samplr=cero", "did you mean +adaptive/sampler=cero?"),
         ("+adaptive=true", "must be a preset: write +adaptive=solo"),
         ("+adaptive=null", "must be a preset: write +adaptive=solo"),
-        ("+adaptive@mine=solo", "nobody reads it below mine; write +adaptive=solo"),
-        ("+adaptive/sampler@mine=cero", "nobody reads it below mine; write +adaptive/sampler=cero"),
+        ("+adaptive@mine=solo", "it has no effect below mine; write +adaptive=solo"),
+        ("+adaptive/sampler@mine=cero", "it has no effect below mine; write +adaptive/sampler=cero"),
     ],
 )
 def test_words_that_nobody_would_read(word, says) -> None:

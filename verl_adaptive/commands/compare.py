@@ -146,7 +146,7 @@ def _arms(args: argparse.Namespace) -> dict[str, list[Run]]:
 
 
 def _over_prompts(trials: Trials, results: Sequence[Outcome]) -> str:
-    """Of single runs: their difference and what the validation prompts say of it; empty where there are seeds."""
+    """The difference of two single runs, and its sampling error over validation prompts; empty where arms have several seeds."""
     ends = [found[0] for found in trials.arms.values() if len(found) == 1]
     if len(ends) != 2 or len(trials.arms) != 2 or ends[0].error is None or ends[1].error is None:
         return ""

@@ -194,7 +194,7 @@ def _misplaced(chosen: Mapping[str, Any]) -> str:
         path, at, package = group.partition("@")
         first, _, role = path.partition("/")
         if first == "adaptive" and at and package not in ("_global_", f"adaptive.{role}"):
-            return f"+{group}={name}: nobody reads it below {package}; write +{path}={name}"
+            return f"+{group}={name}: it has no effect below {package}; write +{path}={name}"
     return ""
 
 
@@ -220,20 +220,20 @@ def misread(words: Iterable[str]) -> str:
             if plus and group and group[1] not in GROUPS:
                 near = difflib.get_close_matches(group[1], GROUPS, n=1, cutoff=0.75)
                 meant = f"+adaptive/{near[0]}" if near else f"adaptive.{group[1]}"
-                return f"{word}: nobody reads adaptive/{group[1]}; did you mean {meant}={value}?"
+                return f"{word}: there is no adaptive/{group[1]}; did you mean {meant}={value}?"
         elif _like_ours(close, 0.9) or (_like_ours(close, 0.8) and _is_ours(rest, value)):
             return (
-                f"{word}: Hydra would take this for a key of your own, and nobody would read it; did you mean "
+                f"{word}: Hydra would add this as a key of your own, which nothing reads; did you mean "
                 f"+adaptive={value}?"
                 if not rest
-                else f"{word}: nobody reads {name}; did you mean adaptive{rest}={value}?"
+                else f"{word}: there is no {name}; did you mean adaptive{rest}={value}?"
             )
         elif (
             plus
             and close.startswith("adaptive")
             and (meant := _glued(close[8:].strip("_-"), rest, value, _preset_in(words)))
         ):
-            return f"{word}: nobody reads {name}; did you mean {meant}?"
+            return f"{word}: there is no {name}; did you mean {meant}?"
     return ""
 
 

@@ -219,7 +219,7 @@ def read(arms: Mapping[str, Sequence[Run]], cost: str = "rollouts") -> Trials:
 
 
 def _seeds(name: str, runs: Sequence[Run]) -> list[int]:
-    """Of each run, as it says itself; where that tells none apart, the last number of its name."""
+    """The seed of each run: as recorded, or the last number of its name where the recorded ones are all alike."""
     named = [re.findall(r"\d+", str(run.about.get("run") or "")) for run in runs]
     said: list[Any] = [run.about.get("seed") for run in runs]
     for seeds in (said, [numbers[-1] if numbers else None for numbers in named]):

@@ -147,7 +147,7 @@ class _Evaluation:
         self._text, self._columns, self._depth = text, columns, 0
 
     def truth(self, node: ast.AST) -> Any:
-        """Of a condition."""
+        """Evaluate a condition."""
         self._deeper()
         if isinstance(node, ast.Constant) and isinstance(node.value, bool):
             out = pa.scalar(node.value)
@@ -203,7 +203,7 @@ class _Evaluation:
         return same if isinstance(op, ast.Eq) else pc.invert(same)
 
     def value(self, node: ast.AST) -> Any:
-        """Of anything else."""
+        """Evaluate an expression that is no condition."""
         self._deeper()
         name = _dotted(node)
         if name is not None:
