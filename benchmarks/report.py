@@ -132,7 +132,7 @@ def pages(results: Path, results_page: Path, readme_page: Path) -> dict[Path, st
     if "sao" in found.get("tiny/base", {}):
         blocks.append((docs / "solo.md", "critic", sections.critic_block(found)))
     if pilots := read(results, "pilots.json"):
-        blocks.append((docs / "pilot_commit.md", "measured", sections.forms_block(grid_runs(pilots))))
+        blocks.append((docs / "papers.md", "measured", sections.forms_block(grid_runs(pilots))))
     if clock:
         blocks.append((docs / "order.md", "clock", sections.async_table(clock)))
         blocks.append((readme_page, "cost", sections.cost(clock, read(results, "long_answers.json"))))

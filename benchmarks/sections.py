@@ -52,7 +52,7 @@ JUDGED = [
     "process; both by exact pass rates. Accuracies are means over the last tenth of a run.",
     "* **Rollouts to GRPO's accuracy**: where GRPO's final accuracy (groups of 8) of the same seed is first reached, as a share "
     "of the budget; the median over seeds. *never*: the median seed does not reach it.",
-    "* **Accuracy difference**: final accuracy less GRPO's of the same seed; the mean, ± half of its 95 % interval (Student's "
+    "* **Accuracy difference**: final accuracy minus GRPO's of the same seed; the mean, ± half of its 95 % interval (Student's "
     "t, paired by seed). **Bold: significant**, that is: at least three seeds, and the interval excludes zero.",
     "* **Rollouts a step**: generated, of those that GRPO generates for as many optimizer updates.",
     "* **Tokens trained**: of those that verl's own GRPO trains, which is all that it generates.",
@@ -131,7 +131,7 @@ def accuracy(found: Found) -> list[str]:
 
 
 def ablations(runs: Runs) -> list[str]:
-    """What each part and option of `solo` adds, in one process: accuracy less `solo`'s of the same seed."""
+    """What each part and option of `solo` adds, in one process: accuracy minus `solo`'s of the same seed."""
     lr = runs.best_lr("base", "solo")
     if lr is None:
         return []
@@ -144,7 +144,7 @@ def ablations(runs: Runs) -> list[str]:
     return [
         "### `solo` without one of its parts, in one process",
         "",
-        f"Learning rate {lr:g}; final accuracy less that of `solo` of the same seed.",
+        f"Learning rate {lr:g}; final accuracy minus that of `solo` of the same seed.",
         "",
         *table(["instead", "name in the results", "seeds", "accuracy difference"], rows),
     ]
@@ -162,7 +162,7 @@ def told(runs: Runs) -> list[str]:
     return [
         "### A prior for prompts never met, one pass",
         "",
-        "`solo` with `adaptive.warm_start` and a column `prior` (it counts for four rollouts), in one process: final accuracy less that",
+        "`solo` with `adaptive.warm_start` and a column `prior` (it counts for four rollouts), in one process: final accuracy minus that",
         "of `solo` without it, of the same seed. *Digits, carries and borrows*: a linear fit to what the question shows, made",
         "with the exact pass rates, which nobody has before a run.",
         "",
@@ -185,7 +185,7 @@ def thinned(runs: Runs) -> list[str]:
         "### `solo` with thinned rows, in one process",
         "",
         "`solo-thin` is `adaptive.advantage.thin=1`, `solo-thin1.5` is 1.5. Share of the generated tokens that train, and final",
-        "accuracy less that of `solo` of the same seed. Learning rate 3e-4.",
+        "accuracy minus that of `solo` of the same seed. Learning rate 3e-4.",
         "",
         *table(["pool", "name", "seeds", "tokens trained", "accuracy difference"], rows),
     ]
@@ -445,16 +445,16 @@ def evidence(found: Found) -> list[str]:
 
 #: Preset → its page, and what it does.
 PRESETS = {
-    "grpo": ("combinations.md#grpo", "plain GRPO; rows of zero advantage do not train: the same gradient"),
+    "grpo": ("choosing.md#grpo", "plain GRPO; rows of zero advantage do not train: the same gradient"),
     "solo": (
         "solo.md",
         "one rollout per prompt, n times as many prompts; the baseline is each prompt's running mean reward",
     ),
-    "greso": ("greso.md", "skips prompts whose own history says that they are uninformative"),
-    "aero": ("aero.md", "explores with half a group, rescues all-wrong prompts, thins redundant rollouts"),
-    "cero": ("cero.md", "picks prompts from the whole data set under a budget for the whole run"),
-    "pilot_commit": ("pilot_commit.md", "a few pilots of many prompts, full groups only where they are mixed"),
-    "dapo": ("combinations.md#dapo", "baseline: drops zero-variance groups and draws prompts until the batch is full"),
+    "greso": ("papers.md#greso", "skips prompts whose own history says that they are uninformative"),
+    "aero": ("papers.md#aero", "explores with half a group, rescues all-wrong prompts, thins redundant rollouts"),
+    "cero": ("papers.md#cero", "picks prompts from the whole data set under a budget for the whole run"),
+    "pilot_commit": ("papers.md#pilot_commit", "a few pilots of many prompts, full groups only where they are mixed"),
+    "dapo": ("choosing.md#dapo", "baseline: drops zero-variance groups and draws prompts until the batch is full"),
     "spo": ("solo.md#spo", "baseline: SPO as published, as far as possible"),
     "sao": ("solo.md#sao", "one rollout per prompt and a critic: SAO, as far as verl has it"),
 }
@@ -478,7 +478,7 @@ SITUATIONS: Sequence[tuple[str, str, str, str]] = (
     ("prompts of all difficulties, met more than once", "[`solo`](solo.md)", "real/base", "solo"),
     ("a larger pool", "[`solo`](solo.md)", "real/large", "solo"),
     ("most prompts solved or hopeless", "[`solo`](solo.md)", "real/sparse", "solo"),
-    ("groups of 8 must stay, most prompts solved or hopeless", "[`full`](combinations.md#full)", "real/sparse", "full"),
+    ("groups of 8 must stay, most prompts solved or hopeless", "[`full`](#full)", "real/sparse", "full"),
     (
         "more prompts than rollouts: none is met twice",
         "[`solo`](solo.md) with fine data sources",
@@ -488,18 +488,18 @@ SITUATIONS: Sequence[tuple[str, str, str, str]] = (
     ("rewards that err at random, one in ten", "[`solo`](solo.md)", "tiny/noise", "solo"),
 )
 UNMEASURED = (
-    ("fewer than about 100 prompts a step in all, or very noisy rewards", "[`grpo`](combinations.md#grpo)"),
+    ("fewer than about 100 prompts a step in all, or very noisy rewards", "[`grpo`](#grpo)"),
     (
         "prompts much longer than responses",
         "[`solo`](solo.md) with `adaptive.allocator.n=4`: prefill is shared in a group",
     ),
-    ("a judge that changes, a reward that drifts", "[`grpo`](combinations.md#grpo) or [`dapo`](combinations.md#dapo)"),
+    ("a judge that changes, a reward that drifts", "[`grpo`](#grpo) or [`dapo`](#dapo)"),
     (
         "training is the bottleneck",
-        "[`grpo`](combinations.md#grpo): the same gradient from fewer tokens; or `solo` with `adaptive.advantage.thin=1`",
+        "[`grpo`](#grpo): the same gradient from fewer tokens; or `solo` with `adaptive.advantage.thin=1`",
     ),
     ("a critic", "[`sao`](solo.md#sao)"),
-    ("an estimator of your own", "[`dapo`](combinations.md#dapo) with `adaptive/sampler=mixed`"),
+    ("an estimator of your own", "[`dapo`](#dapo) with `adaptive/sampler=mixed`"),
     ("a comparison with a paper", "the paper's preset, as published"),
 )
 
@@ -512,38 +512,38 @@ def choosing(found: Found) -> list[str]:
         standing, beside = made.get(name), made.get("reinforce")
         told = ["–" if standing is None else share(standing.of_grpo), counted(standing, "–"), counted(beside, "–")]
         rows.append([situation, take, *told])
-    rows += [[situation, take, "–", "–", "–"] for situation, take in UNMEASURED]
     heads = ["situation", "take", "rollouts to GRPO's accuracy", "accuracy difference (seeds)", "REINFORCE's (seeds)"]
     first, _, *rest = table(heads, rows)
-    return [first, "|:--|:--|--:|--:|--:|", *rest]
+    reasoned = ["Not measured; by what each method needs:", "", "| situation | take |", "|:--|:--|"]
+    reasoned += [f"| {situation} | {take} |" for situation, take in UNMEASURED]
+    return [first, "|:--|:--|--:|--:|--:|", *rest, *reasoned]
 
 
-#: What docs/solo.md shows, and how it calls it.
+#: The columns of docs/solo.md, and their titles. GRPO with a decayed learning rate is in RESULTS.md alone.
 BESIDE = {
     "solo": "`solo`",
     "reinforce": "REINFORCE, no memory",
     "grpo-2": "GRPO, groups of 2",
     "grpo-4": "GRPO, groups of 4",
-    "grpo decay": "GRPO, decayed",
     "solo epochs2": "`solo`, two epochs a batch",
 }
 
 
 def solo_block(found: Found) -> list[str]:
-    """`solo` beside the fair baselines, pool by pool."""
+    """`solo` beside the fair baselines: a row a pool."""
     pools = {pool: made for pool, made in found.items() if "solo" in made and _shown(pool)}
-    heads = ["", *(POOL_NAMES[pool] for pool in pools)]
+    columns = [name for name in BESIDE if any(name in made for made in pools.values())]
+    heads = ["pool", *(BESIDE[name] for name in columns)]
     to_target, to_grpo = [], []
-    for name, title in BESIDE.items():
-        if any(name in made for made in pools.values()):
-            row = [made.get(name) for made in pools.values()]
-            to_target.append([title, *("" if s is None else share(s.of_grpo) for s in row)])
-            to_grpo.append([title, *map(counted, row)])
+    for pool, made in pools.items():
+        row = [made.get(name) for name in columns]
+        to_target.append([POOL_NAMES[pool], *("–" if s is None else share(s.of_grpo) for s in row)])
+        to_grpo.append([POOL_NAMES[pool], *(counted(s, "–") for s in row)])
     return [
         "Rollouts to GRPO's final accuracy (groups of 8), as a share of the budget:",
         "",
         *table(heads, to_target),
-        "Final accuracy less GRPO's (seeds in brackets, of both tables; bold: significant;",
+        "Final accuracy minus GRPO's (seeds in brackets, of both tables; bold: significant;",
         "[how it is judged](../benchmarks/RESULTS.md#how-it-is-judged)):",
         "",
         *table(heads, to_grpo),
@@ -629,7 +629,7 @@ def critic_block(found: Found) -> list[str]:
             gains = less(sao, s)
             beside = "" if s is sao else f"{difference(gains)} ({len(gains)})"
             rows.append([f"`{name}`", f"{share(s.of_grpo)} ({len(s.gains)})", beside])
-    heads = ["policy", "rollouts to GRPO's accuracy (seeds)", "accuracy of `sao` less this one's (seeds)"]
+    heads = ["policy", "rollouts to GRPO's accuracy (seeds)", "accuracy of `sao` minus this one's (seeds)"]
     return table(heads, rows)
 
 
@@ -651,9 +651,9 @@ def forms_block(held_back: Runs) -> list[str]:
             "learning rate",
             "seeds",
             "GRPO",
-            "`pipelined` less GRPO",
-            "on-policy less GRPO",
-            "`pipelined` less on-policy",
+            "`pipelined` minus GRPO",
+            "on-policy minus GRPO",
+            "`pipelined` minus on-policy",
         ),
         rows,
     )
@@ -662,22 +662,20 @@ def forms_block(held_back: Runs) -> list[str]:
 
 
 def async_table(data: Row) -> list[str]:
-    """Generation time in the asynchronous trainers beside ``sync``, simulated, as ratios to GRPO's in ``sync``."""
+    """Generation time one batch ahead, beside ``sync``: simulated, as ratios to GRPO's in ``sync``."""
     rows = []
-    for policies in data["asynchronous"].values():
-        for policy, entry in policies.items():
-            if entry is not None:
-                there = data["policies"].get(policy)
-                rows.append(
-                    [
-                        f"`{policy}`",
-                        "–" if there is None else f"{there['time']:.2f}",
-                        f"{entry['time']:.2f}",
-                        f"{entry['age']:.1f}",
-                    ]
-                )
-    heads = ["policy", "`sync`", f"{next(iter(data['asynchronous']), '')}", "age of a trained group, updates"]
-    return table(heads, rows)
+    for policy, entry in data["asynchronous"].get("one batch ahead", {}).items():
+        if entry is not None:
+            there = data["policies"].get(policy)
+            rows.append(
+                [
+                    f"`{policy}`",
+                    "–" if there is None else f"{there['time']:.2f}",
+                    f"{entry['time']:.2f}",
+                    f"{entry['age']:.1f}",
+                ]
+            )
+    return table(["policy", "`sync`", "one batch ahead", "age of a trained group, updates"], rows)
 
 
 def driver_note(data: Row) -> list[str]:

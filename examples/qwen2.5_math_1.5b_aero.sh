@@ -3,7 +3,7 @@
 #
 # AERO (arXiv 2602.14338): explore with 8 of N = 16, rescue all-wrong prompts by 2 from a pooled budget, keep 4 rollouts of
 # groups without variance. The paper's batch, learning rate, data and lengths could not be found: those here are GRESO's,
-# with a batch of 128. See docs/aero.md for what is certain.
+# with a batch of 128. See docs/papers.md#aero for what is certain.
 #
 #   python examples/prepare_math.py --set dapo+math --out data/math
 #   bash examples/qwen2.5_math_1.5b_aero.sh [further overrides]

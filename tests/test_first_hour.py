@@ -62,10 +62,10 @@ def test_the_page_says_what_the_runs_left(tmp_path) -> None:
     machine = {"accelerators": ["NVIDIA H100"], "cores": 16, "memory (GiB)": 128}
     selftest = {"passed": True, "machine": machine, "versions": {"verl": "0.9.1"}}
     rows = [{"preset": "grpo", "seed": 1, "status": "", **found}]
-    said = hour.page(rows, selftest, "solo less grpo at the end")
+    said = hour.page(rows, selftest, "solo minus grpo, final value")
     row = next(line for line in said.splitlines() if line.startswith("grpo"))
     assert row.split() == ["grpo", "1", "2", "1024", "0", "24", "0.300", "0.450"]
-    assert "NVIDIA H100" in said and "selftest passed" in said and "solo less grpo at the end" in said
+    assert "NVIDIA H100" in said and "selftest passed" in said and "solo minus grpo, final value" in said
 
 
 def test_steps_that_an_interrupted_run_made_again_count_once(tmp_path) -> None:

@@ -52,7 +52,7 @@ def test_the_verdict_is_paired_by_seed() -> None:
         ]
         for found in pairs
     ]
-    assert "+0.100 ± 0.000 (3 seeds, significant) from GRPO n=8" in quickstart.verdict(runs[0])
+    assert "+0.100 ± 0.000 (3 seeds, significant) over GRPO n=8" in quickstart.verdict(runs[0])
     assert "+0.021 ± 0.056 (3 seeds, not significant)" in quickstart.verdict(runs[1])
     assert "(1 seed: no interval)" in quickstart.verdict(runs[0][:2])
 

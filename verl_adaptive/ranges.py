@@ -1,4 +1,4 @@
-"""What numbers an option may have, said once, in its type: ``decay: Share = 0.9``.
+"""The range of an option, declared once, in its type: ``decay: Share = 0.9``.
 
 The check, its message and the reference of options (``verl-adaptive parts``) all come from there.
 """

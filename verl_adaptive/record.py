@@ -189,7 +189,7 @@ class _Overheard:
         self._source, self._recorder, self.size = source, recorder, source.size
 
     def take(self, count: int) -> np.ndarray:
-        """As the stream's own."""
+        """As the wrapped stream's."""
         positions = self._source.take(count)
         self._recorder.pulled(np.asarray(positions))
         return positions

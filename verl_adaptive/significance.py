@@ -36,7 +36,7 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
 
 
 def significant(values: Sequence[float]) -> bool:
-    """Whether differences, one a seed, are significant.
+    """Whether paired differences, one per seed, are significant.
 
     >>> significant([0.03, 0.04, 0.035]), significant([0.039, -0.004, 0.029]), significant([0.03, 0.03])
     (True, False, False)

@@ -41,7 +41,7 @@ def executable() -> str:
 
 
 def name() -> bytes:
-    """Of the socket of this raylet's server: an abstract one, of which nothing is left behind."""
+    """The name of this raylet's server socket: an abstract one, which leaves no file behind."""
     return f"\0verl-cpu-{os.getuid()}-{os.environ['RAY_RAYLET_PID']}".encode()
 
 

@@ -490,15 +490,15 @@ def _shape(result: Result) -> str:
 
 
 def verdict(results: Sequence[Result]) -> str:
-    """The last arm's final accuracy less each other's, paired by seed, by the project's rule of significance."""
+    """The last arm's final accuracy minus each other's, paired by seed, by the project's rule of significance."""
     arms = trials(results)
     *others, best = arms
     apart = {
         name: difference(list(outcomes({name: arms[name], best: arms[best]}, whole=True)[1].gains.values()))
         for name in others
     }
-    ends = "; ".join(f"{gap} from {name}" for name, gap in apart.items())
-    return f"Held-out accuracy at the end, {best}: {ends}."
+    ends = "; ".join(f"{gap} over {name}" for name, gap in apart.items())
+    return f"Final held-out accuracy, {best}: {ends}."
 
 
 def minutes(seconds: float) -> str:

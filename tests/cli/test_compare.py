@@ -41,7 +41,7 @@ def test_arms_are_paired_by_seed_at_the_common_cost(arms, call, tmp_path) -> Non
     assert {int(seed): round(gain, 6) for seed, gain in solo["gain"].items()} == pytest.approx(GAINS, abs=2e-3)
     assert solo["significant"] and grpo["gain"] == {} and grpo["share"] == 1.0 and 0.6 < solo["share"] < 0.9
     assert difference(list(solo["gain"].values())) in found["verdict"] and found["metric"] == "acc/mean@1, math"
-    assert found["verdict"].startswith("acc/mean@1, math: solo less grpo at the end: +0.03")
+    assert found["verdict"].startswith("acc/mean@1, math: solo minus grpo, final value: +0.03")
     whole = json.loads(call(*words, "--json", "--whole")[1])["arms"]
     assert whole[0]["final"] == grpo["final"] and min(whole[1]["gain"].values()) > 0.1
     status, out, err = call(*words, "--by", "hours", "--target", "0.4", "--csv", tmp_path / "c.csv")

@@ -78,6 +78,11 @@ def test_selecting_and_sorting(finished, call) -> None:
     )
     rows = found["lists"]["selected prompts"]
     assert len(rows) == 4 < found["selected"]
+    every = facts(call, finished.folder, "--limit", "60")["lists"]["selected prompts"]
+    theirs = [row["rollouts"] for row in every if row["visits"] > 3 and row["pass_rate"] < 0.5]
+    assert found["selected_rollouts"] == sum(theirs) < found["rollouts"] == sum(row["rollouts"] for row in every)
+    said = call("stats", finished.folder, "--where", "visits > 3 and pass_rate < 0.5")[1]
+    assert f"{sum(theirs):,} rollouts ({sum(theirs) / found['rollouts']:.1%} of all)" in said
     rates = [row["pass_rate"] for row in rows]
     assert rates == sorted(rates) and all(row["visits"] > 3 for row in rows)
     descending = facts(call, finished.folder, "--sort", "visits", "--desc", "--limit", "60")["lists"][
@@ -368,7 +373,10 @@ def test_who_asks_gets_the_answer_alone(finished, call) -> None:
     for words in (("--where", "visits > 3"), ("--sort", "visits"), ("--limit", "3")):
         out = call("stats", finished.folder, *words)[1]
         assert out.startswith("selected prompts: ") and "never solved" not in out and "by data source" not in out
-    assert call("stats", finished.folder, "--where", "visits > 10000")[1] == "selected prompts: 0\n"
+    assert (
+        call("stats", finished.folder, "--where", "visits > 10000")[1]
+        == "selected prompts: 0, 0 rollouts (0.0% of all)\n"
+    )
 
 
 def test_watching_prints_what_is_new(tmp_path) -> None:

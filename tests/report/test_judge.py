@@ -106,7 +106,7 @@ def test_a_starved_source_unless_it_is_solved_or_hopeless() -> None:
     drive(alarms, 40, [0.5, 0.5, 1.0, 0.0], [4, 4, 4, 4])
     metrics, lines = drive(alarms, 80, [0.5, 0.5, 1.0, 0.0], [40, 0, 0, 0])
     assert metrics["adaptive/alarm/starved"] == 1
-    (line,) = [x for x in lines if "by its share" in x]
+    (line,) = [x for x in lines if "its share of the prompts" in x]
     assert "starved:" in line
 
 
@@ -248,7 +248,7 @@ def test_rewards_that_vary_and_all_count_as_successes(signal) -> None:
         lines += said
     found = [line for line in lines if "counts as a success" in line]
     assert metrics["adaptive/alarm/all_succeed"] == len(found) == (signal == "reward")
-    starved = [line for line in lines if "by its share" in line]
+    starved = [line for line in lines if "its share of the prompts" in line]
     assert len(starved) == len(found)
     if found:
         assert "a:" in found[0] and "adaptive.success.threshold" in found[0]
@@ -258,9 +258,9 @@ def test_budget_on_dead_sources_is_said() -> None:
     """A third of the rollouts, from when the source is known to be dead until it is solved for the first time."""
     judge = Judge(AlarmConfig(), ["fine", "dead"], np.array([200, 100]))
     metrics, lines = drive(judge, 100, [0.5, 0.0], [4, 2])
-    (line,) = [x for x in lines if "no rollout since the run began counts as a success" in x]
+    (line,) = [x for x in lines if "without a success since the run began" in x]
     assert "33% of the latest" in line and metrics["adaptive/alarm/dead_share"] == pytest.approx(1 / 3, abs=0.01)
-    assert any("no rollout since the run began counts as a success" in str(found) for found in judge.standing())
+    assert any("without a success since the run began" in str(found) for found in judge.standing())
     assert drive(judge, 100, [0.5, 0.3], [4, 2])[0]["adaptive/alarm/dead_share"] == 0
 
 
@@ -343,5 +343,5 @@ def test_a_journal_is_judged_as_training_was(tmp_path) -> None:
                 raised += judge.validated(step, metrics, {"fine": 100})
     hearing = hear(open_run(tmp_path))
     assert hearing.raised == raised and any("dead: not one success" in str(found) for found in raised)
-    assert any("no rollout since the run began counts as a success" in str(found) for found in raised)
+    assert any("without a success since the run began" in str(found) for found in raised)
     assert hearing.judge.standing() == judge.standing() and hearing.judge.metrics() == judge.metrics()

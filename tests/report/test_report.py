@@ -37,7 +37,7 @@ from verl_adaptive.stats.history import windows
 SECTIONS = (
     "Learning",
     "What to look at today",
-    "Forecast",
+    "The end of the run",
     "Likely wrong labels",
     "Where every rollout went",
     "Savings against uniform allocation",
@@ -606,13 +606,13 @@ def test_single_rollouts_are_not_shown_as_groups_without_variance(tmp_path, caps
     assert main(["report", str(tmp_path), "-o", str(tmp_path / "r.html")]) == 0
     page = (tmp_path / "r.html").read_text()
     for heading in (
-        "Groups with variance",
+        "Informative groups",
         "Pass rate by visit",
         "Pass rate at the latest visit",
         "First and latest visit",
     ):
         assert f"<h3>{heading}</h3>" not in page
-    assert "groups of one rollout have none" in page and "single rollouts" in page and "Predicted and observed" in page
+    assert "a single rollout has no variance" in page and "single rollouts" in page and "Predicted and observed" in page
     capsys.readouterr()
     assert main(["stats", str(tmp_path)]) == 0
     assert re.search(r"^ math .*% +- +- +\S+$", capsys.readouterr().out, flags=re.M)

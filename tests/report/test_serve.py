@@ -362,7 +362,13 @@ def test_what_is_new_is_read_without_the_whole_journal(tmp_path) -> None:
     for count in (1, 2, 3, 9):
         assert [line["step"] for line in run.newest(count)] == [row["step"] for row in every][-count:]
     state = state_of(run)
-    assert (state["step"], state["plan"], trouble) == (4, 50, []) and not state["running"]
+    assert (state["step"], state["plan"], trouble) == (4, 50, []) and not state["running"] and not state["done"]
+
+
+def test_a_run_that_ends_at_its_rollouts_is_done(tmp_path) -> None:
+    make_run(tmp_path, steps=3, snapshot=False, plan={"adaptive/plan/steps": 50, "adaptive/plan/rollouts": 100})
+    (run,), _ = find_runs(str(tmp_path))
+    assert state_of(run)["generated"] >= 100 and state_of(run)["done"]
 
 
 def test_a_pause_between_attempts_is_no_pace(tmp_path) -> None:
@@ -383,7 +389,7 @@ def test_ticked_runs_are_compared(tmp_path) -> None:
         make_run(
             tmp_path / name,
             steps=12,
-            run_id=f"p/{name}",
+            run_id="p/same",
             snapshot=False,
             plan={"adaptive/plan/steps": 12},
             validate=lambda s, slope=slope: slope * s,
@@ -394,7 +400,7 @@ def test_ticked_runs_are_compared(tmp_path) -> None:
         ids = re.findall(r'class="tick" id="tick-(\w+)"', index)
         assert index.count('class="spark"') == 2 and index.count(">done<") == 2 and len(ids) == 2
         page = served.get(f"/compare?run={ids[0]}&run={ids[1]}").text
-        assert "at the end" in page and page.count("<polyline") == 2
+        assert "final value" in page and page.count("<polyline") == 2 and "<h1>a/adaptive · b/adaptive</h1>" in page
         assert served.get(f"/compare?run={ids[0]}&run=x").status == 404
     finally:
         served.close()

@@ -401,7 +401,7 @@ def test_exposure_is_counted_in_the_units_of_the_day():
 
 @pytest.mark.parametrize("factor", [132 / 128, 1.25, 1.5])
 def test_rounds_that_update_are_budget_over_capacity(factor):
-    """What docs/cero.md says of a larger capacity: a round fills it or allocates nothing."""
+    """What docs/papers.md#cero says of a larger capacity: a round fills it or allocates nothing."""
     M, steps = 400, 300
     p = np.random.default_rng(0).beta(0.5, 0.5, M)
     capacity = round(32 * factor)

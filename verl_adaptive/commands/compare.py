@@ -148,7 +148,7 @@ def _arms(args: argparse.Namespace) -> dict[str, list[Run]]:
 
 
 def _over_prompts(trials: Trials, results: Sequence[Outcome]) -> str:
-    """Of single runs: their difference and what the validation prompts say of it; empty where there are seeds."""
+    """The difference of two single runs, and its sampling error over validation prompts; empty where arms have several seeds."""
     ends = [found[0] for found in trials.arms.values() if len(found) == 1]
     if len(ends) != 2 or len(trials.arms) != 2 or ends[0].error is None or ends[1].error is None:
         return ""
@@ -156,7 +156,7 @@ def _over_prompts(trials: Trials, results: Sequence[Outcome]) -> str:
     half, gap = 1.96 * float(np.hypot(ends[0].error, ends[1].error)), other.mean - first.mean
     told = "beyond" if abs(gap) > half else "within"
     return (
-        f"{other.name} less {first.name} at the end: {gap:+.3f} ± {half:.3f} ({told} the sampling error of the validation "
+        f"{other.name} minus {first.name}, final value: {gap:+.3f} ± {half:.3f} ({told} the sampling error of the validation "
         "prompts). One seed says nothing about other seeds."
     )
 
@@ -216,7 +216,10 @@ def _write_curves(trials: Trials, path: str) -> None:
 def page_of_runs(runs: Sequence[Run]) -> str:
     """Single runs side by side, at equal rollouts, as a page."""
     names = [run.name or run.where for run in runs]
-    arms = {n if names.count(n) == 1 else f"{n} ({run.id[:6]})": [run] for n, run in zip(names, runs, strict=True)}
+    if len(set(names)) < len(names):  # seeds of one experiment: the folders tell which
+        common = os.path.commonpath([run.where for run in runs])
+        names = [os.path.relpath(run.where, common).removesuffix("/checkpoints/adaptive") for run in runs]
+    arms = {name: [run] for name, run in zip(names, runs, strict=True)}
     trials = read(arms)
     results = outcomes(trials.arms)
     said = f"{trials.metric}: {_over_prompts(trials, results) or sentence(results, 'rollouts')}"
@@ -268,7 +271,7 @@ def _prompts(pair: Sequence[Run], args: argparse.Namespace) -> dict[str, Any]:
         beyond = error is not None and abs(gap) > 1.96 * error
         told = "" if error is None else f", {'beyond' if beyond else 'within'} the sampling error of the prompts"
         said = (
-            f"Latest pass rate of the prompts that both visited: A {found['mean_rate_a']:.3f}, B {found['mean_rate_b']:.3f}, B less "
+            f"Latest pass rate of the prompts that both visited: A {found['mean_rate_a']:.3f}, B {found['mean_rate_b']:.3f}, B minus "
             f"A {gap:+.3f}{half}{told}."
         )
     return {"a": facts[0], "b": facts[1], "matched": found, "said": said}

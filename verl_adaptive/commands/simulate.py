@@ -406,7 +406,7 @@ def _side_by_side(heads: list[str], rows: list[list[str]], width: int) -> Iterat
 
 _LEGEND = (
     "learned: the rise of the pool's mean true pass rate. "
-    "an informative group: rollouts generated for each trained group that has variance. signal: 4cm/(c + m) of the trained "
+    "an informative group: rollouts generated for each informative group that trains. signal: 4cm/(c + m) of the trained "
     "groups (c right, m wrong), for each rollout generated. oracle's gain: 0 is GRPO, 1 is oracle_best, which rolls out "
     "the prompts of the largest p(1 - p). regret: value missed against it, at the run's own state. pool at the end: mean "
     "true pass rate. longest gap: between two visits of a prompt, in passes. compute: 2 x generated + 6 x trained tokens, "

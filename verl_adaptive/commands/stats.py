@@ -127,15 +127,18 @@ def _once(args: argparse.Namespace, wanted: Any) -> int:
     facts = {} if asked and not args.json else overview(opened, tries=args.tries)
     if asked:
         chosen = np.flatnonzero(wanted.select(prompts)) if wanted is not None else np.arange(len(prompts))
-        facts["selected"] = len(chosen)
+        rollouts = prompts.get("rollouts").astype(np.int64)
+        facts["selected"], facts["selected_rollouts"] = len(chosen), int(rollouts[chosen].sum())
+        share = f" ({facts['selected_rollouts'] / rollouts.sum():.1%} of all)" if rollouts.any() else ""
         if args.sort and args.sort not in prompts.names():
             raise AdaptiveError(f"no column {args.sort!r}; there are {', '.join(prompts.names())}")
         if args.sort:
             chosen = prompts.order(args.sort, chosen, args.desc)
         extra = [*(wanted.names if wanted else []), *([args.sort] if args.sort else [])]
         lists = {"selected prompts": (chosen, extra)}
+        found = f": {number(len(chosen))}, {number(facts['selected_rollouts'])} rollouts{share}"
     else:
-        lists = _standard(prompts, args.tries)
+        lists, found = _standard(prompts, args.tries), ""
     shown = {
         name: prompts.records(dict.fromkeys([*_LISTED, *extra]), rows[:limit]) for name, (rows, extra) in lists.items()
     }
@@ -144,10 +147,10 @@ def _once(args: argparse.Namespace, wanted: Any) -> int:
     if args.json:
         print_json({**facts, "lists": shown})
     elif asked:
-        _print_lists(facts, shown)
+        _print_lists(shown, found)
     else:
         _print(facts)
-        _print_lists(facts, shown)
+        _print_lists(shown)
     return 0
 
 
@@ -232,19 +235,19 @@ def _print(found: dict[str, Any]) -> None:
         out.print(table(columns, rows, title, cut="data source", width=out.width))
 
 
-def _print_lists(found: dict[str, Any], shown: dict[str, list[dict[str, Any]]]) -> None:
+def _print_lists(shown: dict[str, list[dict[str, Any]]], found: str = "") -> None:
+    """Lists of prompts; ``found`` is how many there are of the one that was asked for, which is then named if empty, too."""
     out = console()
     for title, records in shown.items():
-        selected = f": {number(found['selected'])}" if "selected" in found else ""
         if not records:
-            if selected:
-                out.print(Text(f"{title}{selected}"))
+            if found:
+                out.print(Text(f"{title}{found}"))
             continue
         digits = key_digits(out)
         names = [name for name in records[0] if name != "text"]
         columns = [(n.replace("_", " "), "left" if n in ("key", "source") else "right") for n in names]
         cells = [[r[n][:digits] if n == "key" else _cell(n, r[n]) for n in names] for r in records]
-        out.print(table(columns, cells, f"{title}{selected}", cut="source", width=out.width))
+        out.print(table(columns, cells, f"{title}{found}", cut="source", width=out.width))
         if "text" in records[0]:  # on lines of their own: beside eight columns there is no room for words
             for r in records:
                 text = "(not in the data set)" if r["text"] is None else clean(r["text"], 4 * out.width)

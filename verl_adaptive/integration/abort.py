@@ -272,7 +272,7 @@ def _takes(call: Callable[..., Any], parameter: str) -> bool:
 
 
 def _uid(key: str) -> str:
-    """Of the request that a row belongs to: its own key, or ``{uid}_{session}_{output}``."""
+    """The uid of a row's request, from the row's key: ``{uid}`` or ``{uid}_{session}_{output}``."""
     return key.rsplit("_", 2)[0] if key.count("_") >= 2 else key
 
 
@@ -300,7 +300,7 @@ def _cancel_requests(worker: Any) -> tuple[int, int, int, int]:
 
 
 def _wait_for_requests(worker: Any) -> int:
-    """Wait for up to a second until a worker's requests have ended; how many have not."""
+    """Wait up to a second for a worker's requests to end; return how many have not."""
     until = time.monotonic() + 1.0
     while worker.background_tasks and time.monotonic() < until:
         time.sleep(0.002)

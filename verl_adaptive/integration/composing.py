@@ -235,7 +235,7 @@ def _refused_without_preset(command: Command) -> bool:
 
 
 def _near(command: Command) -> list[str]:
-    """What presets, parts and keys below ``adaptive`` were meant, if they are misspelt."""
+    """The nearest presets, components and keys below ``adaptive`` to misspelt ones."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
     parser, hints, choices, keys = OverridesParser.create(), [], [], []

@@ -194,7 +194,7 @@ def _misplaced(chosen: Mapping[str, Any]) -> str:
         path, at, package = group.partition("@")
         first, _, role = path.partition("/")
         if first == "adaptive" and at and package not in ("_global_", f"adaptive.{role}"):
-            return f"+{group}={name}: nobody reads it below {package}; write +{path}={name}"
+            return f"+{group}={name}: it has no effect below {package}; write +{path}={name}"
     return ""
 
 
@@ -220,9 +220,9 @@ def misread(words: Iterable[str]) -> str:
             if plus and group and group[1] not in GROUPS:
                 near = difflib.get_close_matches(group[1], GROUPS, n=1, cutoff=0.75)
                 meant = f"+adaptive/{near[0]}" if near else f"adaptive.{group[1]}"
-                return f"{word}: nobody reads adaptive/{group[1]}; did you mean {meant}={value}?"
+                return f"{word}: there is no adaptive/{group[1]}; did you mean {meant}={value}?"
         elif plus and (meant := _meant(name, rest, value, preset)):
-            return f"{word}: nobody reads {name}; did you mean {meant}?"
+            return f"{word}: there is no {name}; did you mean {meant}?"
     return ""
 
 

@@ -48,7 +48,7 @@ class StepState:
 
     @property
     def layout(self) -> Layout:
-        """Of the mini-step in hand."""
+        """The layout of the current mini-step."""
         return self.layouts[-1]
 
 

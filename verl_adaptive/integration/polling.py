@@ -165,7 +165,7 @@ def check_installed(actors: Mapping[str, ray.actor.ActorHandle], patience: float
 
 
 def _version(_actor: Any) -> str:
-    """Of the package in the actor's process."""
+    """Version of this package in the actor's process."""
     return __version__ if PLUGIN in sys.modules else "verl did not load its plugin: see VERL_USE_EXTERNAL_PLUGINS"
 
 

@@ -153,11 +153,11 @@ class Queue:
 
     @property
     def submissions(self) -> list[int]:
-        """Of the groups that have rows here."""
+        """Submissions of the groups that have rows here."""
         return list(self._parts)
 
     def uids(self, requests: Requests) -> list[str]:
-        """Of these requests, which must be the latest of their groups."""
+        """The uids of these requests, which must be the latest of their groups."""
         return [self._parts[submission][-1].uid for submission in requests.submission.tolist()]
 
     # -- looking --------------------------------------------------------------------------------------------

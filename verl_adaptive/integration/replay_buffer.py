@@ -59,9 +59,9 @@ class AdaptiveReplayBuffer(ReplayBuffer):
 
 
 class AdaptiveReplayBufferAsync(AdaptiveReplayBuffer, ReplayBufferAsync):
-    """Of the asynchronous trainers; ``separate_async`` also asks how many groups wait (``hybrid_rollout``).
+    """The buffer of the asynchronous trainers; ``separate_async`` also asks how many groups wait (``hybrid_rollout``).
 
-    It reckons in prompts of ``data.train_batch_size``, which ``adaptive.batch_unit=rollouts`` makes several groups each.
+    It counts prompts of ``data.train_batch_size``, which ``adaptive.batch_unit=rollouts`` makes several groups each.
     """
 
     session: StreamSession | None

@@ -181,7 +181,7 @@ class RolloutClient:
         self.prompts = {submission: self.stream.item(index) for submission, index in living.items() if index >= 0}
 
     def pause(self) -> None:
-        """Between two looks that both found something: results that trickle in must not keep the driver busy."""
+        """Pause between two polls that both found results, so that a trickle of results does not keep the driver busy."""
         time.sleep(max(self.config.poll_interval, self._took / POLL_SHARE))
 
     def wait_for_partition(self, partition: str, count: int) -> None:

@@ -214,7 +214,7 @@ class AdaptiveMixin(MinibatchMixin):
         return self._liveness.dead()
 
     def _validate(self) -> dict[str, float]:
-        """verl's validation; what it measures goes to the journal, too."""
+        """Run verl's validation, and record its metrics in the journal."""
         metrics = super()._validate()
         if self._validation_prompts is None:
             try:

@@ -3,7 +3,7 @@
 >>> grpo = [Trial(seed, np.array([0, 100, 200]), np.array([0.2, 0.4, end])) for seed, end in ((1, 0.50), (2, 0.52), (3, 0.48))]
 >>> solo = [Trial(seed, np.array([0, 100, 200]), np.array([0.2, 0.5, end])) for seed, end in ((1, 0.60), (2, 0.61), (3, 0.59))]
 >>> print(sentence(outcomes({"grpo": grpo, "solo": solo})))
-solo less grpo at the end: +0.100 ± 0.025 (3 seeds, significant). solo reaches grpo's final value with 50% of grpo's cost.
+solo minus grpo, final value: +0.100 ± 0.025 (3 seeds, significant). solo reaches grpo's final value with 50% of grpo's cost.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Outcome:
     Attributes:
         name: the arm's.
         finals: value by seed, at the cost that every arm has spent with that seed.
-        gains: by seed, less the first arm's; none for the first.
+        gains: by seed, minus the first arm's; none for the first.
         needed: by seed, cost of reaching the target; None: never.
         shares: by seed, the same as a share of what the first arm needs, or spends in all where it never gets there;
             infinite: never.
@@ -142,7 +142,7 @@ def sentence(found: Sequence[Outcome], cost: str = "cost", target: float | None 
         reached = (
             f"does not reach {aim}" if share is None else f"reaches {aim} with {share:.0%} of {first.name}'s {cost}"
         )
-        said.append(f"{one.name} less {first.name} at the end: {difference(list(one.gains.values()))}.")
+        said.append(f"{one.name} minus {first.name}, final value: {difference(list(one.gains.values()))}.")
         said.append(f"{one.name} {reached}.")
         if left := sorted(set(one.finals) ^ set(first.finals)):
             said.append(
@@ -219,7 +219,7 @@ def read(arms: Mapping[str, Sequence[Run]], cost: str = "rollouts") -> Trials:
 
 
 def _seeds(name: str, runs: Sequence[Run]) -> list[int]:
-    """Of each run, as it says itself; where that tells none apart, the last number of its name."""
+    """The seed of each run: as recorded, or the last number of its name where the recorded ones are all alike."""
     named = [re.findall(r"\d+", str(run.about.get("run") or "")) for run in runs]
     said: list[Any] = [run.about.get("seed") for run in runs]
     for seeds in (said, [numbers[-1] if numbers else None for numbers in named]):

@@ -22,14 +22,17 @@ def state_of(run: Run) -> dict[str, Any]:
     """
     newest, validations = run.newest(), run.validations()
     step = wall = plan = generated = None
+    budget = float("inf")
     attempt, pace = 0, 0.0
     if newest:
         attempt, step, wall = (newest[-1][name] for name in ("attempt", "step", "wall_time"))
         if newest[0]["attempt"] == attempt:  # a pause between attempts is no pace
             pace = max(0.0, wall - newest[0]["wall_time"])
         generated = ledger_of(newest[-1]["ledger"]).get("run", {}).get("rollouts", {}).get("generated")
-        planned = scalars_of(newest[-1]["scalars"]).get("adaptive/plan/steps", 0.0)
+        scalars = scalars_of(newest[-1]["scalars"])
+        planned = scalars.get("adaptive/plan/steps", 0.0)
         plan = int(planned) if 0 < planned < 1e15 else None
+        budget = scalars.get("adaptive/plan/rollouts", budget)
     curve = next(iter(headline(validations)[-1:]), None)
     times = [w for w in (wall, validations[-1]["wall_time"] if validations else None) if w is not None]
     updated = max(times, default=None)
@@ -43,6 +46,6 @@ def state_of(run: Run) -> dict[str, Any]:
         "curve": [] if curve is None else curve.values[-200:].tolist(),
         "metric": None if curve is None else curve.metric,
         "updated": updated,
-        "done": bool(plan and step and step >= plan),
+        "done": bool(plan and step and step >= plan) or (generated or 0) >= budget,
         "running": updated is not None and time.time() - updated < max(180.0, 5 * pace),
     }

@@ -306,7 +306,7 @@ class _Course:
             return {"why": f"it takes {SETTLED} steps, and the run has {steps}"}
         n = max(self._sizes, key=lambda size: self._sizes[size])
         if n == 1:
-            return {"why": "it compares groups with variance, and groups of one rollout have none"}
+            return {"why": "it compares informative groups, and a single rollout has no variance"}
         small = sum(count for size, count in self._all_sizes.items() if size < n)
         whole = sum(self._all_sizes.values())
         if small > 0.05 * whole:
@@ -315,7 +315,7 @@ class _Course:
             }
         share = float((self._mixed[seen] / self._seen[seen]).mean())
         if share <= 0 or not self._trained:
-            return {"why": "no group had variance"}
+            return {"why": "no group was informative"}
         needed = self._trained * n / share
         return {
             "n": n,

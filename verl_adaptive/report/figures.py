@@ -120,7 +120,7 @@ class _Canvas:
         self.add(text, x=_LEFT - 6, y=self.py(value), t=label)
 
     def named(self) -> None:
-        """What the axes are of."""
+        """Label the axes."""
         level = '<text x="{x}" y="{y}" text-anchor="middle" class="label">{t}</text>'
         self.add(level, x=(_LEFT + WIDTH - _RIGHT) / 2, y=HEIGHT - 6, t=self.labels[0])
         upright = '<text transform="rotate(-90)" x="{x}" y="13" text-anchor="middle" class="label">{t}</text>'

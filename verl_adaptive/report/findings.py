@@ -129,13 +129,16 @@ def _waste(history: History) -> list[Finding]:
     if lost[name] < 0.5 * whole:
         return []
     if name.removeprefix("dropped: ") not in _FLAT:
-        why = "What that reason means is in docs/metrics.md, or with the filter that gives it."
+        why = "docs/metrics.md#reasons says what it means."
     elif any(metric.startswith("adaptive/sampler/") for metric in history.scalars):
         # of a sampler that decides by what prompts have shown
         why = (
-            "The run's sampler avoids such prompts once it knows them: a past (adaptive.warm_start), or a data set filtered by "
-            "this store (filter-dataset), would save the first visits."
+            "The run's sampler avoids such prompts once it has met them. To save the first visits, start with an earlier run "
+            "(adaptive.warm_start) or a data set filtered by this one (verl-adaptive filter-dataset)."
         )
     else:
-        why = "A sampler that skips such prompts (+adaptive=greso), or a filtered data set, would save most of them."
+        why = (
+            "+adaptive=solo needs no informative groups; +adaptive=greso skips such prompts once it has met them, and a filtered "
+            "data set (verl-adaptive filter-dataset) leaves them out."
+        )
     return [Finding(False, f"{lost[name] / whole:.0%} of the latest rollouts went to “{name}”", why)]

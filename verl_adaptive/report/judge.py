@@ -70,19 +70,20 @@ REGRESSED = f"change <= -0.5 and regression >= {SURPRISING}"
 FLIPPING = f"flips >= 2 and flipping >= {SURPRISING}"
 
 _WHY = {
-    "never_solved": "Does its reward function parse the answer's format? Read a few of its rollouts.",
-    "no_threshold": "Set adaptive.success.threshold between good and bad rewards, or adaptive.signal; if the answers are bad indeed, "
-    "read a few.",
+    "never_solved": "Read a few of its rollouts: does the reward function parse the answers' format? If the prompts are too hard, leave them out "
+    "(verl-adaptive filter-dataset).",
+    "no_threshold": "Set adaptive.success.threshold between bad and good rewards, or adaptive.signal. If all answers are bad, read a "
+    "few.",
     "cut": "Raise data.max_response_length, or penalise length: a cut answer is wrong whatever it thought.",
-    "jumped": "Read some rollouts: reward hacking, or a verifier that fails?",
+    "jumped": "Reward hacking, or a verifier that fails: read a few rollouts.",
     "starved": "The sampler sees nothing to learn there, or explores too little.",
     "all_succeed": "Set adaptive.success.threshold, or adaptive.signal.",
-    "dead_share": "The alarm of each such source says whether its rewards vary: then set the threshold; else mend its reward function, "
-    "or leave it out.",
+    "dead_share": "Fix the reward function, set adaptive.success.threshold if its rewards vary, or leave the source out "
+    "(verl-adaptive filter-dataset).",
     "validation_falls": "Reward hacking or over-training: the checkpoint of that step may be the better one.",
-    "rogue_reward": "A penalty, an overflow, a judge that failed? The scale does not follow it.",
-    "duplicates": "Each prompt has one set of statistics.",
-    "unused_acc": "adaptive.signal=acc would tell solved from failed, adaptive.signal=reward cannot.",
+    "rogue_reward": "A penalty, an overflow or a failed judge? It is clipped, and the scale of the advantages ignores it.",
+    "duplicates": "Such rows share one set of statistics.",
+    "unused_acc": "Set adaptive.signal=acc: the reward alone does not show which prompts are solved.",
 }
 
 
@@ -331,7 +332,7 @@ class Judge:
         else:
             got, expected, everybody = self._judged[:, i].tolist()
             what = (
-                f"got {got:,.0f} of the latest {everybody:,.0f} rollouts, by its share of the prompts it would be "
+                f"got {got:,.0f} of the latest {everybody:,.0f} rollouts; its share of the prompts would give it "
                 f"{expected:,.0f}"
             )
         name = self.names[i]
@@ -351,11 +352,10 @@ class Judge:
     def _wasted(self) -> list[Finding]:
         if self._dead_share <= DEAD:
             return []
-        what = (
-            f"{self._dead_share:.0%} of the latest {self._looked:,.0f} rollouts went to data sources of which no rollout since the run "
-            "began counts as a success (adaptive.success)"
-        )
-        return [Finding(False, what, _WHY["dead_share"])]
+        spent = f"{self._dead_share:.0%} of the latest {self._looked:,.0f} rollouts"
+        return [
+            Finding(False, f"{spent} went to data sources without a success since the run began", _WHY["dead_share"])
+        ]
 
     def validated(self, step: int, metrics: Mapping[str, Any], prompts: Mapping[str, int]) -> list[Finding]:
         """Take what verl's validation measured after ``step``; arguments and result as of ``Journal.commit_validation``."""
@@ -409,7 +409,7 @@ class Judge:
             found.append(Finding(False, what, _WHY["duplicates"]))
         if self.unused_acc and "acc" not in self._said:
             self._said.add("acc")
-            what = "the reward takes more than two values and the reward function gives acc, too"
+            what = "the reward takes more than two values, and the reward function also returns acc"
             found.append(Finding(False, what, _WHY["unused_acc"]))
         return found
 
@@ -417,11 +417,11 @@ class Judge:
         before, self._rogue = self._rogue, jump >= ROGUE
         if before or not self._rogue:
             return []
-        what = f"a step's rewards are {jump:.1f} times as far from what was expected as usual"
+        what = f"this step's rewards are {jump:.1f} times as far from their baselines as usual"
         if rewards is not None and len(rewards):
             at = int(np.argmax(np.abs(rewards - np.median(rewards))))
             name = self.names[int(np.repeat(source, n)[at])]
-            what += f"; the farthest is {rewards[at]:g} (data source {clean(name, 80)!r})"
+            what += f"; the most extreme is {rewards[at]:g} (data source {clean(name, 80)!r})"
         return [Finding(False, what, _WHY["rogue_reward"])]
 
     # -- what is so now -------------------------------------------------------------------------------------

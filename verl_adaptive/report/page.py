@@ -200,7 +200,7 @@ def _cards(facts: dict[str, Any], history: History | None, end: Forecast | None)
             (
                 "done" if finished else span(end.hours_left) if end.hours_left == end.hours_left else "-",
                 "" if finished else "to go",
-                f"of {number(end.steps)} steps, {figures.short(end.rollouts)} rollouts",
+                f"{'' if finished else 'of '}{number(end.steps)} steps, {figures.short(end.rollouts)} rollouts",
             )
         )
     rate = facts["pass_rate"]
@@ -218,15 +218,15 @@ def _large(value: int) -> str:
 
 
 def _forecast_rows(end: Forecast) -> list[tuple[str, str]]:
-    why = "the steps planned" if end.by == "steps" else "adaptive.total_rollouts"
+    why = "the planned steps" if end.by == "steps" else "adaptive.total_rollouts"
+    left = f"{number(round(end.left))} to go, " if end.left else ""
+    hours_left = f", {span(end.hours_left)} to go" if end.left else ""
     return [
-        ("last step", f"{number(round(end.steps))} ({number(round(end.left))} to go; {why})"),
-        ("rollouts in all", f"{figures.short(end.rollouts)}, {number(round(end.per_step))} a step of late"),
-        (
-            "time in all",
-            "-" if end.hours != end.hours else f"{span(end.hours)}, {span(end.hours_left)} to go",
-        ),
-        ("a step of late", "-" if end.pace != end.pace else f"{round(end.pace, 1):g} s"),
+        ("steps", f"{number(round(end.steps))} ({left}set by {why})"),
+        ("rollouts", figures.short(end.rollouts)),
+        ("time", "-" if end.hours != end.hours else f"{span(end.hours)}{hours_left}"),
+        ("rollouts per step, recently", number(round(end.per_step))),
+        ("seconds per step, recently", "-" if end.pace != end.pace else f"{round(end.pace, 1):g}"),
     ]
 
 

@@ -36,7 +36,7 @@ VIEWS = {
 #: Scalars that belong into one picture; what is not here gets one of its own.
 _TOGETHER = (
     ("Exploration", ("adaptive/sampler/p_easy", "adaptive/sampler/p_hard")),
-    ("Shares of groups without variance", ("adaptive/sampler/easy_share", "adaptive/sampler/hard_share")),
+    ("Shares of uninformative groups", ("adaptive/sampler/easy_share", "adaptive/sampler/hard_share")),
     ("Price of the budget", ("adaptive/sampler/nu",)),
     ("Ahead of pace, rollouts", ("adaptive/sampler/ahead_of_pace",)),
     ("Budget left, rollouts", ("adaptive/sampler/budget_left",)),
@@ -109,7 +109,11 @@ def _in_view(collected: Collected, history: History, view: str) -> list[tuple[st
                 key = (suffix.removeprefix(" · ") if not i else "") if dash else None
                 series.append(Series(c.name + suffix, c.values, color, at[c.at], dash=dash, key=key))
         chart = figures.lines(f"Validation, {metric}", np.zeros(0), series, (label, metric), from_zero=False)
-        out.append((f"Validation: {metric}", chart, ""))
+        alone = sum(not c.parts for c in own)
+        remark = (
+            f"The {alone} largest data sources, and the mean over {len(mean)}." if mean and len(mean) > alone else ""
+        )
+        out.append((f"Validation: {metric}", chart, remark))
     remark = ""
     for top, heading in (("reward", "Training reward"), ("successes", "Training pass rate")):
         if top == "successes" and all(np.allclose(c.sums["reward"], c.sums[top]) for _, c, _ in runs):
@@ -126,7 +130,7 @@ def _in_view(collected: Collected, history: History, view: str) -> list[tuple[st
             series.append(Series(heading.lower() + suffix, smoothed, color, _axis(run, view), raw, dash, key))
         chart = figures.lines(heading, _axis(history, view), series, (label, heading.lower()), from_zero=False)
         out.append(
-            (heading, chart, f"{remark}All rollouts, trained and dropped, of whatever prompts the sampler chose.")
+            (heading, chart, f"{remark}Over all rollouts, trained and dropped, of the prompts that the sampler chose.")
         )
     return out
 
@@ -249,9 +253,9 @@ def _calibration(history: History) -> dict[str, Any]:
     return {
         "calibration": figures.reliability("Predicted against observed pass rate", mean[:, 0], mean[:, 1], count[some]),
         "variance": figures.lines(
-            "Groups with variance, by predicted pass rate",
+            "Informative groups, by predicted pass rate",
             np.arange(10) / 10 + 0.05,
-            [Series("share of groups with variance", variance, "var(--c2)")],
+            [Series("share of informative groups", variance, "var(--c2)")],
             ("predicted pass rate", "share"),
         ),
     }

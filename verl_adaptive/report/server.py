@@ -169,7 +169,7 @@ class Site:
         return None if page is not None and page.version == version else version
 
     async def ready(self, run: Run) -> _Page | None:
-        """The run's page as it is; a newer one is begun in the background if there is news, and nobody waits for it."""
+        """The run's current page. If there is news, a newer one is made in the background."""
         version = await run_in_threadpool(self._is_new, run)
         if version is not None and run.id not in self._making:
             task = asyncio.create_task(self._make(run, version))
@@ -279,7 +279,7 @@ def _index(site: Site) -> tuple[list[dict[str, Any]], list[str], str]:
             "id": run.id,
             "name": run.name,
             "preset": str(run.about.get("preset", "-")),
-            "where": run.where,
+            "where": run.where.removeprefix(f"{site.source.rstrip('/')}/"),
             "when": said,
         }
         rows.append({**state, **about})

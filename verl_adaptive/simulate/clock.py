@@ -92,7 +92,7 @@ class Phase:
 
 
 class Clock:
-    """Answers an engine's requests in time.
+    """Simulates generation: returns the rollouts of an engine's requests at their simulated time.
 
     Args:
         config: the machine; lengths are the world's (:class:`~verl_adaptive.simulate.lengths.Lengths`).

@@ -138,7 +138,7 @@ def tasks(
     trace: Trace | None = None,
     clock: ClockConfig | None = None,
 ) -> list[Task]:
-    """One task a preset and seed, seed by seed."""
+    """One task for each preset and seed, ordered by seed."""
     return [Task(p, s, setting, pool, trace, clock=clock) for s in seeds for p in presets]
 
 

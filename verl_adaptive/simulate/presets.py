@@ -26,7 +26,7 @@ def split_words(text: str) -> list[str]:
     """``"greso adaptive.sampler.p_easy=0.3"`` as the preset's name and its overrides.
 
     Raises:
-        ConfigError: nothing there, or quotes that do not match.
+        ConfigError: the text is empty, or its quotes do not match.
     """
     try:
         words = shlex.split(text)

@@ -143,7 +143,7 @@ class _Evaluation:
         self._text, self._columns = text, columns
 
     def truth(self, node: ast.AST) -> Any:
-        """Of a condition."""
+        """Evaluate a condition."""
         if isinstance(node, ast.Constant) and isinstance(node.value, bool):
             return pa.scalar(node.value)
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
@@ -190,7 +190,7 @@ class _Evaluation:
         return same if isinstance(op, ast.Eq) else pc.invert(same)
 
     def value(self, node: ast.AST) -> Any:
-        """Of anything else."""
+        """Evaluate an expression that is no condition."""
         name = _dotted(node)
         if name is not None:
             column = self._columns.column(name)

@@ -297,10 +297,10 @@ def _page(folder: Path, lines: list[dict[str, Any]]) -> pa.Table:
 
 
 def _numbers(found: Any) -> dict[str, float]:
-    """The finite numbers of a table; anybody may have written the file.
+    """The finite numbers of a table; the file is not trusted.
 
     Raises:
-        ValueError: another thing.
+        ValueError: it is no table.
     """
     if not isinstance(found, dict):
         raise ValueError(f"a validation holds {str(found)[:40]!r} where a table belongs")

@@ -161,7 +161,7 @@ class Memory:
             fade(self.col("strength"), row, self.decay, 0.0)
 
     def begin_with(self, sums: np.ndarray) -> None:
-        """Take evidence that the table has of prompts that this memory has none of (a warm start).
+        """Start from the table's evidence on prompts that this memory has not met (a warm start).
 
         Args:
             sums: float64, one a row: the sum over all rollouts, of successes or rewards. What is remembered weighs as

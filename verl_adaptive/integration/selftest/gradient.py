@@ -110,7 +110,7 @@ class GradientRows:
 
 
 def log_probs(model: torch.nn.Module, packed: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-    """Of each next token of sequences that lie one after another."""
+    """Log-probability of each next token, for sequences packed one after another."""
     rows = torch.nn.utils.rnn.pad_sequence(list(packed.split(lengths.tolist())), batch_first=True)
     seen = torch.arange(rows.shape[1], device=rows.device)[None] < lengths[:, None].to(rows.device)
     logits = model(rows, attention_mask=seen.long()).logits.float().log_softmax(-1)

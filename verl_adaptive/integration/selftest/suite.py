@@ -288,19 +288,19 @@ def _gradient(item: Item, folder: Path, env: dict[str, str], timeout: float, sai
 
 
 def _count_gpus(env: dict[str, str], timeout: float) -> int:
-    """Of torch, in a process of its own."""
+    """The number of GPUs that torch finds, asked in a separate process."""
     code = "import torch; print(torch.cuda.device_count() if torch.cuda.is_available() else 0)"
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=timeout)
     return int(done.stdout.split()[-1]) if not done.returncode and done.stdout.strip() else 0
 
 
 def usable(gpus: int) -> int:
-    """As many of these GPUs as verl deals a batch of a power of two to evenly."""
+    """The largest power of two of these GPUs, so that verl deals its batch out evenly."""
     return 1 << gpus.bit_length() - 1 if gpus else 0
 
 
 def _ended(item: Item, run: ProcessRun, steps: int = STEPS) -> bool:
-    """Whether a run made all its steps; what every run is asked."""
+    """Whether a run made all its steps; checked for every run."""
     item.checks.append("trains")
     if run.code or len(run.steps) != steps:
         item.findings.append(f"status {run.code} after {len(run.steps)} of {steps} steps: {_last(run.log)}")
@@ -396,7 +396,7 @@ def _resumed(item: Item, folder: Path, said: list[str], env: dict[str, str], tim
 
 
 def _own(folder: Path, steps: int) -> list[str]:
-    """A run's folder and length."""
+    """Overrides for a run's folder and length."""
     return [
         f"trainer.default_local_dir={folder / 'checkpoints'}",
         *(f"trainer.total_training_steps={steps}", f"trainer.save_freq={steps}"),
