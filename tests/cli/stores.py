@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from tests.world import World, make_engine, run_step
 from verl_adaptive.engine import Engine
 from verl_adaptive.stats import StatsTable, dataset_keys, write_snapshot
-from verl_adaptive.stats.journal import Journal
+from verl_adaptive.stats.journal import Journal, sealed, unsealed
 
 #: Terminal control, HTML, rich markup, right-to-left override, Hydra and spreadsheet syntax, and a lone surrogate's cousin.
 HOSTILE = "\x1b[31m\x07<script>alert(1)</script>[bold]&amp;\u202e=cmd()${x}\r\nend\x9b2J"
@@ -124,20 +124,15 @@ def make_run(
 
 
 def change_lines(path: Path, change: Callable[[dict[str, Any]], dict[str, Any] | None]) -> None:
-    """Rewrite a file of JSON lines; None leaves a line out."""
-    lines = [change(json.loads(line)) for line in path.read_text().splitlines()]
-    last = ("ledger", "scalars")
-    lines = [
-        None if x is None else {n: x[n] for n in sorted(x, key=lambda n: last.index(n) if n in last else -1)}
-        for x in lines
-    ]
-    # as the journal writes them: no blanks before the two accounts
-    text = "".join(
-        json.dumps(line).replace(', "ledger": ', ',"ledger":').replace(', "scalars": ', ',"scalars":') + "\n"
-        for line in lines
-        if line is not None
-    )
-    path.write_text(text)
+    """Rewrite a file of a journal's JSON lines, with checksums that fit; None leaves a line out."""
+    found = [change(json.loads(unsealed(line))) for line in path.read_bytes().splitlines()]
+    last, lines = ("ledger", "scalars"), []
+    for line in found:
+        if line is not None:
+            said = json.dumps({n: line[n] for n in sorted(line, key=lambda n: last.index(n) if n in last else -1)})
+            # as the journal writes them: no blanks before the two accounts
+            lines.append(sealed(said.replace(', "ledger": ', ',"ledger":').replace(', "scalars": ', ',"scalars":')))
+    path.write_bytes(b"".join(lines))
 
 
 def without_steps(folder: Path, first: int, last: int) -> None:

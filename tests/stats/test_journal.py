@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from tests.stats.made import make_groups, make_keys
@@ -22,6 +23,7 @@ from tests.stats.mounts import tmpfs
 from tests.stats.test_table import equal
 from verl_adaptive.groups import Groups
 from verl_adaptive.stats import Journal, JournalBusy, JournalError, StatsTable, journal, open_run
+from verl_adaptive.stats.journal import sealed
 from verl_adaptive.stats.reader import JournalReader
 from verl_adaptive.stats.run import StoreError
 
@@ -127,6 +129,49 @@ def test_damage_elsewhere_names_the_file(tmp_path: Path) -> None:
     (tmp_path / "attempt-0" / "attempt.json").unlink()  # without it the run would be the attempt before
     with pytest.raises(JournalError, match=r"attempt\.json is gone"):
         JournalReader(tmp_path)
+
+
+def test_a_flipped_bit_is_damage_and_no_other_number(tmp_path: Path) -> None:
+    with Journal(tmp_path) as writer:
+        writer.begin(0, KEYS, SOURCES)
+        for step in (1, 2):
+            commit(writer, step)
+            writer.commit_validation(step, {"acc": step / 8})
+
+    def all_of_it() -> list[object]:
+        run = open_run(tmp_path)
+        return [run.about, run.steps, run.validations(), list(run.observations()), run.gaps()]
+
+    whole = all_of_it()
+    rng = np.random.default_rng(0)
+    for path in sorted((tmp_path / "attempt-0").iterdir()):
+        before = path.read_bytes()
+        lines = [i for i, byte in enumerate(before) if byte == 10 and path.suffix != ".arrows"]
+        for at in rng.integers(0, len(before), 60):
+            path.write_bytes(before[:at] + bytes([before[at] ^ 1 << int(rng.integers(8))]) + before[at + 1 :])
+            try:
+                assert all_of_it() == whole or at == lines[-1], (
+                    path,
+                    at,
+                )  # a last line without its end is not there yet
+            except JournalError as error:
+                assert path.name in str(error) and "damaged" in str(error)
+        path.write_bytes(before)
+
+
+def test_a_column_that_came_later_is_null_in_the_attempts_before(tmp_path: Path, monkeypatch) -> None:
+    fewer = pa.schema([field for field in journal.GROUPS if field.name != "clipped"])
+    with monkeypatch.context() as older, Journal(tmp_path) as writer:
+        older.setattr(journal, "GROUPS", fewer)
+        writer.begin(0, KEYS, SOURCES)
+        commit(writer, 1)
+        assert writer.flush()
+    with Journal(tmp_path) as writer:
+        writer.begin(1)
+        commit(writer, 2)
+    before, after = open_run(tmp_path).observations()
+    assert before.schema == after.schema and before.column("clipped").null_count == len(before) == 6
+    assert open_run(tmp_path).table.col("visits").sum() == 12
 
 
 @contextmanager
@@ -235,7 +280,7 @@ def test_the_older_of_two_writers_stops(tmp_path: Path, caplog) -> None:
         commit(older, 1)
         assert older.flush()
         (tmp_path / "attempt-1").mkdir()
-        (tmp_path / "attempt-1" / "attempt.json").write_text('{"attempt": 1, "after": 1, "parent": 0}')
+        (tmp_path / "attempt-1" / "attempt.json").write_bytes(sealed('{"attempt": 1, "after": 1, "parent": 0}'))
         for step in (2, 3):
             commit(older, step)
         assert not older.flush(0.5)

@@ -12,7 +12,8 @@ before it is bounded, and a disk that is full or does not answer costs a warning
     adaptive/attempt-2/steps.jsonl        a line a step; the step counts once its line is whole
     adaptive/attempt-2/validations.jsonl  a line for each of verl's validations
 
-Files are appended to and never changed, so readers need no lock. A resume begins an attempt by making its folder, which is
+Each line, and ``attempt.json``, ends with ``crc``, the CRC-32 of what stands before it; ``groups_crc`` in a step's line is that
+of the schema and the step's batch. Files are appended to and never changed, so readers need no lock. A resume begins an attempt by making its folder, which is
 atomic; the writer of an older attempt notices and stops. Reading is in :mod:`verl_adaptive.stats.reader`.
 """
 
@@ -27,6 +28,7 @@ import os
 import socket
 import threading
 import time
+import zlib
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -122,6 +124,7 @@ class Journal:
         self._said = self._woken = self._closing = self._stopped = False
         self._files: dict[str, int] = {}  # descriptors by name
         self._ends: dict[str, int] = {}  # how far each file is whole
+        self._head_crc = 0  # of the schema before the groups
         self._last = 0  # the newest step written
         self._lock: tuple[int, tuple[int, str]] | None = None
         self._thread = threading.Thread(target=self._work, name="verl-adaptive journal", daemon=True)
@@ -201,13 +204,14 @@ class Journal:
         folder.mkdir(parents=True)  # fails if another process was quicker
         parent = known[-1]["attempt"] if known and step > 0 else None
         about = {"attempt": self.attempt, "parent": parent, "after": step, "began": time.time(), **self.meta}
-        said = _json({**about, "package": package_version()}).encode()
+        said = sealed(_json({**about, "package": package_version()}))
         write_file(folder / "attempt.json", lambda file: file.write(said))
         sync_directory(folder)
         sync_directory(self.folder)
         self._release()
         self._ends, self._last = {}, step
-        self._ends[_GROUPS] = self._append(_GROUPS, GROUPS.serialize())
+        head = GROUPS.serialize()
+        self._ends[_GROUPS], self._head_crc = self._append(_GROUPS, head), zlib.crc32(head)
 
     def _release(self) -> None:
         for descriptor in self._files.values():
@@ -270,16 +274,17 @@ class Journal:
         batch = _message(_batch(step, groups, keys, outcomes, sources, longest))
         line = {"step": int(step), "wall_time": _now(wall_time), "groups": len(groups)}
         # no blanks around these two: nothing within them looks the same, and readers need not parse all of it
-        accounts = f',"ledger":{_json(ledger or {})},"scalars":{_json(scalars or {})}}}\n'
+        accounts = f',"ledger":{_json(ledger or {})},"scalars":{_json(scalars or {})}}}'
 
         lost, self._missing = self._missing, ""
 
         def write() -> None:
             missing = {"missing": lost or self._unwritable} if lost or self._unwritable else {}
-            where = {"offset": self._ends[_GROUPS], "bytes": len(batch)}
+            crc = zlib.crc32(batch, self._head_crc)
+            where = {"offset": self._ends[_GROUPS], "bytes": len(batch), "groups_crc": crc}
             end = self._append(_GROUPS, batch)
             said = _json({**line, **where, **missing})[:-1] + accounts
-            self._ends[_STEPS] = self._append(_STEPS, said.encode())
+            self._ends[_STEPS] = self._append(_STEPS, sealed(said))
             self._unwritable, self._last = "", int(step)
             self._ends[_GROUPS] = end  # until then the batch is written again
 
@@ -307,7 +312,7 @@ class Journal:
             n: float(v) for n, v in metrics.items() if isinstance(v, int | float | np.number) and math.isfinite(v)
         }
         line = {"step": int(step), "wall_time": _now(wall_time), "generated": generated}
-        said = f"{_json({**line, 'metrics': numbers, 'prompts': dict(prompts or {})})}\n".encode()
+        said = sealed(_json({**line, "metrics": numbers, "prompts": dict(prompts or {})}))
 
         def write() -> None:
             self._ends[_VALIDATIONS] = self._append(_VALIDATIONS, said)
@@ -488,6 +493,24 @@ def _json(value: Any) -> str:
     return json.dumps(plain(value))
 
 
+def sealed(said: str) -> bytes:
+    """A line of what is said in JSON, with a checksum of it: no blanks around the name, so nothing within looks the same."""
+    content = said[:-1].encode()
+    return b'%s,"crc":%d}\n' % (content, zlib.crc32(content))
+
+
+def unsealed(line: bytes) -> bytes:
+    """What :func:`sealed` was given, of a line without its end.
+
+    Raises:
+        ValueError: not what was written.
+    """
+    content, _, crc = line.rpartition(b',"crc":')
+    if crc != b"%d}" % zlib.crc32(content):
+        raise ValueError(f"its checksum does not fit: {line[:40].decode(errors='replace')!r}")
+    return content + b"}"
+
+
 def _now(wall_time: float | None) -> float:
     return time.time() if wall_time is None else float(wall_time)
 
@@ -509,7 +532,7 @@ def attempts_in(folder: Path) -> list[dict[str, Any]]:
     for path in folder.glob("attempt-*"):
         if path.name[8:].isdigit():
             try:
-                said = json.loads(read_file(path / "attempt.json", 1 << 20))
+                said = json.loads(unsealed(read_file(path / "attempt.json", 1 << 20)[:-1]))
                 numbers = [said["attempt"], said["after"], said["parent"]]
                 if numbers[0] != int(path.name[8:]) or not all(type(x) is int for x in numbers if x is not None):
                     raise ValueError(f"it says {numbers}")

@@ -9,6 +9,7 @@ import itertools
 import json
 import math
 import os
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,7 @@ import pyarrow.parquet as pq
 
 from verl_adaptive.stats.atomic import read_file
 from verl_adaptive.stats.history import Flips, Window
-from verl_adaptive.stats.journal import GROUPS, JournalError, attempts_in
+from verl_adaptive.stats.journal import GROUPS, JournalError, attempts_in, unsealed
 from verl_adaptive.stats.table import StatsTable, key_words
 from verl_adaptive.stats.visits import kind_of
 
@@ -148,7 +149,8 @@ class JournalReader:
         """Pages of observations along the live line, in order (schema :data:`OBSERVATIONS`); bounds are included."""
         low, high = -math.inf if first_step is None else first_step, math.inf if last_step is None else last_step
         for stretch in self.live():
-            lines = [line for line in stretch.keep(_committed(stretch.folder)) if low <= line["step"] <= high]
+            all_lines = _committed(stretch.folder)
+            lines = [line for line in stretch.keep(all_lines) if low <= line["step"] <= high]
             begin = 0
             while begin < len(lines):
                 end, size = begin + 1, lines[begin]["groups"]
@@ -159,7 +161,7 @@ class JournalReader:
                 ):
                     size += lines[end]["groups"]
                     end += 1
-                yield _page(stretch.folder, lines[begin:end])
+                yield _page(stretch.folder, all_lines[0]["offset"], lines[begin:end])
                 begin = end
 
     def dataset(self) -> tuple[np.ndarray, pa.DictionaryArray] | None:
@@ -228,13 +230,16 @@ def _ids(table: StatsTable, sources: pa.DictionaryArray) -> np.ndarray:
 
 
 def _whole(path: Path, tail: int | None = None) -> list[bytes]:
-    """The lines of a file, or the last ones; one that is not whole yet (or that a kill has left) is none."""
+    """The lines of a file, or the last ones, as they were written; one that is not whole yet (or that a kill has left) is none."""
     try:
         raw = read_file(path, _LARGEST, tail)
     except (FileNotFoundError, NotADirectoryError):
         return []
     lines = raw[: raw.rfind(b"\n") + 1].split(b"\n")[:-1]
-    return lines[1:] if tail is not None and len(raw) == tail else lines
+    try:
+        return [unsealed(line) for line in (lines[1:] if tail is not None and len(raw) == tail else lines)]
+    except ValueError as error:
+        raise JournalError(f"{path} is damaged: {error}") from error
 
 
 def _parsed(path: Path, lines: list[bytes]) -> list[dict[str, Any]]:
@@ -267,7 +272,7 @@ def _lines(folder: Path, tail: int | None = None) -> list[dict[str, Any]]:
     parts = [line.partition(b',"ledger":') for line in _whole(path, tail)]
     out = _parsed(path, [head + b"}" for head, _, _ in parts])
     for line, (_, _, rest) in zip(out, parts, strict=True):
-        numbers = [line.get(name) for name in ("step", "groups", "offset", "bytes")]
+        numbers = [line.get(name) for name in ("step", "groups", "offset", "bytes", "groups_crc")]
         ledger, found, scalars = rest.partition(b',"scalars":')
         sound = all(type(x) is int and 0 <= x < 2**53 for x in numbers) and line["step"] > before
         if not (sound and found and type(line.get("wall_time")) in (int, float)):
@@ -277,19 +282,32 @@ def _lines(folder: Path, tail: int | None = None) -> list[dict[str, Any]]:
     return out
 
 
-def _page(folder: Path, lines: list[dict[str, Any]]) -> pa.Table:
-    """The groups of steps that lie one behind the other."""
+def _page(folder: Path, head: int, lines: list[dict[str, Any]]) -> pa.Table:
+    """The groups of steps that lie one behind the other, in a file whose schema takes ``head`` bytes.
+
+    A column that was not written yet when the attempt began is null.
+    """
     path = folder / "groups.arrows"
     begin, end = lines[0]["offset"], lines[-1]["offset"] + lines[-1]["bytes"]
     with path.open("rb") as file:
+        schema = file.read(head)
         file.seek(begin)
-        raw = file.read(end - begin)
+        raw = memoryview(file.read(end - begin))
+    head_crc = zlib.crc32(schema)
     try:
+        for line in lines:
+            at = line["offset"] - begin
+            if zlib.crc32(raw[at : at + line["bytes"]], head_crc) != line["groups_crc"]:
+                raise ValueError(f"the checksum of step {line['step']} does not fit")
         alone = pa.ipc.IpcReadOptions(use_threads=False)  # threads take longer than a step's few buffers
-        table = pa.ipc.open_stream(pa.py_buffer(GROUPS.serialize().to_pybytes() + raw), options=alone).read_all()
+        table = pa.ipc.open_stream(pa.py_buffer(schema + raw), options=alone).read_all()
         table.validate(full=True)
         if table.num_rows != sum(line["groups"] for line in lines):
             raise ValueError(f"{table.num_rows} groups instead of {sum(line['groups'] for line in lines)}")
+        for field in GROUPS:
+            if field.name not in table.column_names:
+                table = table.append_column(field, pa.nulls(len(table), field.type))
+        table = table.select(GROUPS.names).cast(GROUPS)
     except (pa.ArrowException, OSError, ValueError) as error:
         at = f"steps {lines[0]['step']} to {lines[-1]['step']}"
         raise JournalError(f"{path} is damaged, {at}: {error}") from error
