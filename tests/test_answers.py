@@ -129,6 +129,7 @@ UNUSED: dict[str, tuple[type, dict[str, Any], str]] = {
         "has admit, which only a sampler with kind = 'stream'",
     ),
     "ForEver": (PooledAllocator, {"first": first, "can_hold": True}, "can_hold = True and no recall"),
+    "ForEverAlone": (Allocator, {"first": first, "can_hold": True}, "can_hold = True and no recall"),
     "Letters": (Filter, {"decide": verdict(), "reasons": "flat"}, r"reasons = 'flat'; they are a tuple of names"),
     "Engines": (
         Filter,

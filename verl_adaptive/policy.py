@@ -206,7 +206,11 @@ def _never_asked(part: type[Role]) -> str:
             return f"has {other}, which only a sampler with kind = {kinds[other]!r} is asked; its kind is {part.kind!r}"
         if asked == "pick" and not own(asked):
             return "has kind = 'pool' and no pick, which chooses from the pool"
-    if issubclass(part, PooledAllocator) and part.can_hold is True and part.recall is PooledAllocator.recall:
+    if (
+        issubclass(part, Allocator)
+        and part.can_hold is True
+        and getattr(part, "recall", PooledAllocator.recall) is PooledAllocator.recall
+    ):
         return "has can_hold = True and no recall, so that a group that it holds would be held for ever"
     if issubclass(part, Filter):
         names = part.reasons

@@ -194,10 +194,16 @@ class Allocator(Role):
     """Gives each prompt its rollouts.
 
     This is all that most allocators need. One whose groups share something (a pool of rollouts, the places of the batch) or
-    wait for a later step derives from :class:`~verl_adaptive.allocators.pooled.PooledAllocator`.
+    wait for a later step derives from :class:`~verl_adaptive.allocators.pooled.PooledAllocator`; only that one may set these:
+
+    Attributes:
+        can_hold: :meth:`review` may answer ``HOLD``; the engine then offers held groups to ``recall`` in later steps.
+        makes_commits: gives each prompt pilots, and those that ``side`` puts into its band a commit (a top-up).
     """
 
     role: ClassVar[str] = "allocator"
+    can_hold: bool = False
+    makes_commits: ClassVar[bool] = False
 
     @abstractmethod
     def first(self, rows: np.ndarray, planned: np.ndarray | None, progress: Progress) -> np.ndarray:

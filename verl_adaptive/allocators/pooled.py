@@ -18,16 +18,12 @@ class PooledAllocator(Allocator):
     submission, by what the allocator says here.
 
     Attributes:
-        can_hold: :meth:`review` may answer ``HOLD``; the engine then offers held groups to :meth:`recall` in later steps.
         needs_place: a top-up pays only if the batch has a place for the group. It is sent as soon as the place is certain; a
             group that certainly gets none is held or closed.
-        makes_commits: gives each prompt pilots, and those that :meth:`side` puts into its band a commit (a top-up).
         least_key: the option below ``adaptive.allocator`` that :meth:`least` comes from.
     """
 
-    can_hold: bool = False
     needs_place: ClassVar[bool] = False
-    makes_commits: ClassVar[bool] = False
     least_key: ClassVar[str] = "n"
 
     def most(self, n: np.ndarray, stage: np.ndarray) -> np.ndarray:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from verl_adaptive.allocators.pilot_commit import is_pilot
-from verl_adaptive.allocators.pooled import PooledAllocator
 from verl_adaptive.config import AdaptiveConfig
 from verl_adaptive.errors import ConfigError
 from verl_adaptive.groups import Groups
@@ -47,14 +46,14 @@ class Band(Filter):
 
     def check_policy(self, policy: Policy, config: AdaptiveConfig) -> None:
         allocator = policy.allocator
-        if not (isinstance(allocator, PooledAllocator) and allocator.makes_commits):
+        if not allocator.makes_commits:
             raise ConfigError(
                 "adaptive.filter.name",
                 self.name,
                 f"keeps only groups that got a commit, and adaptive/allocator={allocator.name} makes none; for "
                 "a band on the pass rate take adaptive/filter=informative with adaptive.filter.low and high",
             )
-        self.judge = allocator.side
+        self.judge = allocator.side  # type: ignore[attr-defined]
 
     def decide(self, groups: Groups, progress: Progress) -> Verdict:
         pilot, side = is_pilot(groups), self.judge(groups)

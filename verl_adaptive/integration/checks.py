@@ -13,12 +13,13 @@ from verl_adaptive.engine.shape import step_shape
 from verl_adaptive.integration.compat import MODES, queue_lacks
 from verl_adaptive.integration.engines import keeps_rows
 from verl_adaptive.integration.facts import late_rewards, mode_of, stream_of
-from verl_adaptive.policy import Policy
+from verl_adaptive.policy import KINDS, Policy
 from verl_adaptive.simulate import preset_names
 
 _OUR_BUFFER = "pkg://verl_adaptive.integration.replay_buffer"  # which every preset names
 _CRITIC = "+adaptive=sao, one rollout a prompt with a critic (docs/solo.md#sao)"
-_PLAIN = ("epoch", "fixed", "keep_all", "verl")
+#: The parts that a run has if it chooses none.
+_PLAIN = tuple(getattr(AdaptiveConfig(), role)["name"] for role in KINDS)
 
 #: Policy losses in which a row of zero advantage adds exactly nothing: each token's term is a multiple of A, and they are
 #: summed with the batch's denominators. Not ``geo_mean``: it takes the mean over the rows of a micro batch.
@@ -321,7 +322,7 @@ def _check_group_size(n: int, estimator: str, adaptive: AdaptiveConfig, policy: 
         f"leaves one rollout of a group, which {estimator} would train on its bare reward; use 0, or 2 or more",
     )
     check(
-        adaptive.max_rounds > 1 or not getattr(policy.allocator, "makes_commits", False),
+        adaptive.max_rounds > 1 or not policy.allocator.makes_commits,
         "adaptive.max_rounds",
         adaptive.max_rounds,
         f"adaptive/allocator={policy.allocator.name} begins with pilots and would commit none; use 2 or more",
@@ -332,7 +333,7 @@ def _check_group_size(n: int, estimator: str, adaptive: AdaptiveConfig, policy: 
 def _check_mode(config: Any, adaptive: AdaptiveConfig, policy: Policy) -> None:
     """What a method needs that a trainer mode cannot give."""
     mode, save_freq = mode_of(config), config.trainer.save_freq
-    holds = getattr(policy.allocator, "can_hold", False)
+    holds = policy.allocator.can_hold
     lacks = queue_lacks() if save_freq > 0 and (holds or mode != "sync") else ""
     form = getattr(policy.allocator.config, "form", None)
     key, value = ("name", policy.allocator.name) if form is None else ("form", form)

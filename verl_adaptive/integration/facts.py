@@ -10,7 +10,6 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from verl_adaptive.allocators.pooled import PooledAllocator
 from verl_adaptive.config import AdaptiveConfig, check
 from verl_adaptive.engine import AsyncFacts
 from verl_adaptive.integration.engines import model_of
@@ -216,7 +215,7 @@ def distillation_note(config: Any) -> str:
 def held_note(policy: Policy) -> str:
     """That a part of what trains is of older weights; empty where every group is made within its step."""
     allocator = policy.allocator
-    if not (isinstance(allocator, PooledAllocator) and allocator.can_hold):
+    if not allocator.can_hold:
         return ""
     age = getattr(allocator.config, "max_age", None)
     most = "" if age is None else f" (adaptive.allocator.max_age={age} steps at most)"

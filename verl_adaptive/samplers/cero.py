@@ -162,7 +162,7 @@ class Cero(Sampler):
             "adaptive/sampler=cero plans g·n_max rollouts a prompt; leave it null and set adaptive.sampler.g and n_max",
         )
         check(
-            not getattr(allocator, "can_hold", False),
+            not allocator.can_hold,
             "adaptive.allocator.name",
             allocator.name,
             "it holds groups for the next step, but adaptive/sampler=cero learns from a round before it plans the "

@@ -66,7 +66,7 @@ class Retire(Sampler):
         self._pilots: Callable[[int], int] | None = None
 
     def check_policy(self, policy: Policy, config: AdaptiveConfig) -> None:
-        if getattr(policy.allocator, "makes_commits", False):
+        if policy.allocator.makes_commits:
             self._pilots = policy.allocator.pilots  # type: ignore[attr-defined]
 
     def bind(self, table: StatsTable, facts: RunFacts) -> None:
