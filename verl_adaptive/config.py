@@ -301,7 +301,8 @@ class AdaptiveConfig:
         stale_discount: weight of a group's evidence for each weight update between its generation and its review, in
             (0, 1]; asynchronous trainers and held groups only. Counts and streaks are facts and stay whole; what the
             Beta posteriors (MoPPS, CERO) learn is weighed.
-        record: write every decision's inputs down for `verl-adaptive replay`; true: beside the checkpoints, or a folder.
+        record: write every decision's inputs down for `verl-adaptive replay`; true: beside the checkpoints, or a folder. It
+            is written as training goes on, each step whole: a disk that does not answer holds training up.
         poll_interval: seconds between looks at the rollout queue.
         stall_timeout: seconds without any rollout finishing before the run stops with an error; null: 1800, or 0.1 for each
             token of data.max_response_length if that is more.
