@@ -35,6 +35,7 @@ _STEPS = pa.schema(
 _PAGE = 200_000  # groups in memory at once
 _TAIL = 1 << 18
 _LARGEST = 1 << 36
+_LARGEST_SCHEMA = 1 << 16  # bytes
 
 
 @dataclass(frozen=True)
@@ -149,8 +150,7 @@ class JournalReader:
         """Pages of observations along the live line, in order (schema :data:`OBSERVATIONS`); bounds are included."""
         low, high = -math.inf if first_step is None else first_step, math.inf if last_step is None else last_step
         for stretch in self.live():
-            all_lines = _committed(stretch.folder)
-            lines = [line for line in stretch.keep(all_lines) if low <= line["step"] <= high]
+            lines = [line for line in stretch.keep(_committed(stretch.folder)) if low <= line["step"] <= high]
             begin = 0
             while begin < len(lines):
                 end, size = begin + 1, lines[begin]["groups"]
@@ -161,7 +161,7 @@ class JournalReader:
                 ):
                     size += lines[end]["groups"]
                     end += 1
-                yield _page(stretch.folder, all_lines[0]["offset"], lines[begin:end])
+                yield _page(stretch.folder, lines[begin:end])
                 begin = end
 
     def dataset(self) -> tuple[np.ndarray, pa.DictionaryArray] | None:
@@ -282,19 +282,19 @@ def _lines(folder: Path, tail: int | None = None) -> list[dict[str, Any]]:
     return out
 
 
-def _page(folder: Path, head: int, lines: list[dict[str, Any]]) -> pa.Table:
-    """The groups of steps that lie one behind the other, in a file whose schema takes ``head`` bytes.
-
-    A column that was not written yet when the attempt began is null.
-    """
+def _page(folder: Path, lines: list[dict[str, Any]]) -> pa.Table:
+    """The groups of steps that lie one behind the other; a column that was not written yet when the attempt began is null."""
     path = folder / "groups.arrows"
     begin, end = lines[0]["offset"], lines[-1]["offset"] + lines[-1]["bytes"]
     with path.open("rb") as file:
-        schema = file.read(head)
+        schema = file.read(_LARGEST_SCHEMA)
         file.seek(begin)
         raw = memoryview(file.read(end - begin))
-    head_crc = zlib.crc32(schema)
     try:
+        head = pa.BufferReader(schema)
+        pa.ipc.read_message(head)
+        schema = schema[: head.tell()]
+        head_crc = zlib.crc32(schema)
         for line in lines:
             at = line["offset"] - begin
             if zlib.crc32(raw[at : at + line["bytes"]], head_crc) != line["groups_crc"]:
