@@ -308,7 +308,7 @@ def _page(folder: Path, lines: list[dict[str, Any]]) -> pa.Table:
             if field.name not in table.column_names:
                 table = table.append_column(field, pa.nulls(len(table), field.type))
         table = table.select(GROUPS.names).cast(GROUPS)
-    except (pa.ArrowException, OSError, ValueError) as error:
+    except (pa.ArrowException, EOFError, OSError, ValueError) as error:
         at = f"steps {lines[0]['step']} to {lines[-1]['step']}"
         raise JournalError(f"{path} is damaged, {at}: {error}") from error
     return table.add_column(0, OBSERVATIONS.field(0), pa.array(np.full(len(table), lines[0]["attempt"], np.int32)))
