@@ -65,8 +65,8 @@ JUDGED = [
     "* **Pools.** *Natural mix*: all difficulties. *Sparse*: most prompts hopeless or solved. *Large*: twice the prompts. *One "
     "pass*: no prompt is met twice. *Noisy*: one reward in ten is flipped. *Nothing right at first*: questions that the starting model answers less than once in 250 tries.",
     "* **Versions.** Most rows of the papers' presets in the real pools were measured with 0.1.0, which generated in rounds; each "
-    "cell's JSON names its version. Rows of `solo` and `spo` in the *pretrained* pool at 3e-5, in the *real* and held-back pools, those with thinned rows and "
-    "the quickstart's were measured before the weight of a data source faded with a prompt's visits. `full` "
+    "cell's JSON names its version. Rows of `solo` and `spo` in the *pretrained* pool at 3e-5, in the *real* and held-back pools, and those with thinned rows, "
+    "were measured before the weight of a data source faded with a prompt's visits. `full` "
     f"is short for `+adaptive={' '.join(FULL['full'])}`. `oracle` sees exact pass rates: a bound, not a method.",
     "",
 ]
