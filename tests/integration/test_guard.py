@@ -105,7 +105,7 @@ def test_a_preset_under_a_misspelt_key(tmp_path) -> None:
         ("+adaptive_sampler.p_easy=0.3", "did you mean adaptive.sampler.p_easy=0.3?"),
         ("+adaptive_sampler=cero", "did you mean +adaptive/sampler=cero?"),
         ("+adaptive_platform=cpu", "did you mean +adaptive/platform=cpu?"),
-        ("+adaptive_solo=1", "+adaptive_solo=1: there is no adaptive_solo"),
+        ("+adaptive_solo=1", "+adaptive_solo=1: there is no adaptive_solo; did you mean +adaptive=solo?"),
         ("+adaptive_preset=solo", "did you mean +adaptive=solo?"),
         ("+adaptive/seed=1", "there is no adaptive/seed; did you mean adaptive.seed=1?"),
         ("+adaptive/samplr=cero", "did you mean +adaptive/sampler=cero?"),

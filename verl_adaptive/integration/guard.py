@@ -245,6 +245,8 @@ def _meant(name: str, rest: str, value: str, preset: bool) -> str:
         return ""
     if not rest or (glued and is_preset(value) and head not in GROUPS):
         return f"+adaptive={value}"
+    if glued and is_preset(rest[1:]):  # +adaptive_solo=1
+        return f"+adaptive={head}"
     return f"+adaptive/{head}={value}" if glued and rest[1:] in GROUPS else f"adaptive{rest}={value}"
 
 

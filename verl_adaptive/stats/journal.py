@@ -13,8 +13,9 @@ before it is bounded, and a disk that is full or does not answer costs a warning
     adaptive/attempt-2/validations.jsonl  a line for each of verl's validations
 
 Each line, and ``attempt.json``, ends with ``crc``, the CRC-32 of what stands before it; ``groups_crc`` in a step's line is that
-of the schema and the step's batch. Files are appended to and never changed, so readers need no lock. A resume begins an attempt by making its folder, which is
-atomic; the writer of an older attempt notices and stops. Reading is in :mod:`verl_adaptive.stats.reader`.
+of the schema and the step's batch. Files are appended to and never changed, so readers need no lock. A resume begins an
+attempt by making its folder, which is atomic; the writer of an older attempt notices and stops. Reading is in
+:mod:`verl_adaptive.stats.reader`.
 """
 
 from __future__ import annotations
