@@ -1,8 +1,9 @@
 """What ``gpu_first_hour.sh`` runs: a self-test, a few small trainings at the same budget, and one page about them.
 
     python -m examples.gpu_first_hour [--out FOLDER] [--seeds 1 2] [--steps N] [--presets grpo solo greso] [--cpu-rehearsal]
+                                      [--model PATH] [--data FOLDER] [-- verl's overrides of the trainings]
 
-Everything is in FOLDER, and what is finished there is not run again. The page is FOLDER/page.txt, with page.json beside it.
+Without a hub, --model is a folder and --data one with train.parquet and val.parquet. Everything is in FOLDER, and what is finished there is not run again. The page is FOLDER/page.txt, with page.json beside it.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.integration.selftest.runs import end_on_sigterm, read_metrics, train
-from verl_adaptive.integration.selftest.suite import on_gpus, usable
+from verl_adaptive.integration.selftest.suite import count_gpus, on_gpus, usable
 
 __all__ = ["Sizes", "main", "page", "sizes_of", "words"]
 
@@ -57,12 +59,12 @@ REHEARSAL = Sizes(steps=2, tokens=4096, memory=0.5, offload=False, batch=16, lon
 
 
 def sizes_of(gib: float) -> Sizes:
-    """For a GPU with so much memory; a guess, as nobody has run it: --steps changes the first."""
+    """For a GPU with so much memory, a guess: logits of a micro batch take 12 bytes a token and word; --steps changes the first."""
     if gib >= 70:
-        return Sizes(steps=20, tokens=32768, memory=0.6, offload=False)
+        return Sizes(steps=20, tokens=16384, memory=0.6, offload=False)
     if gib >= 38:
-        return Sizes(steps=12, tokens=16384, memory=0.5, offload=False)
-    return Sizes(steps=8, tokens=8192, memory=0.4, offload=gib < 20)
+        return Sizes(steps=12, tokens=8192, memory=0.5, offload=False)
+    return Sizes(steps=8, tokens=4096, memory=0.4, offload=gib < 20)
 
 
 def words(folder: Path, data: Path, model: str, sizes: Sizes, gpus: int) -> list[str]:
@@ -202,6 +204,15 @@ def _call(*command: str, log: Path) -> int:
                 process.wait()
 
 
+def refusal(args: argparse.Namespace, gpus: int) -> str:
+    """What is wrong with the command line on this machine; empty: nothing."""
+    if bool(gpus) == args.cpu_rehearsal:
+        return "leave --cpu-rehearsal out: there is a GPU" if gpus else "no GPU was found; --cpu-rehearsal runs without"
+    if args.data and not all((args.data / f"{split}.parquet").is_file() for split in ("train", "val")):
+        return f"--data {args.data}: train.parquet and val.parquet must be there"
+    return ""
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="gpu_first_hour.sh", description=__doc__.partition("\n")[0])
     parser.add_argument("--out", type=Path, default=Path("first-hour"), help="folder (default: first-hour)")
@@ -209,8 +220,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--presets", nargs="+", default=["grpo", "solo", "greso"])
     parser.add_argument("--steps", type=int, help="of GRPO, which set the budget of all (default: by the GPU's memory)")
     parser.add_argument("--cpu-rehearsal", action="store_true", help="a tiny model on the CPU: every step, no learning")
+    parser.add_argument("--model", help=f"default: {MODEL}; in a rehearsal the selftest's")
+    parser.add_argument("--data", type=Path, help="folder with train.parquet and val.parquet (default: GSM8K)")
+    parser.add_argument("overrides", nargs="*", help="verl's, of the trainings; after --")
     args = parser.parse_args(argv)
     out, begun = args.out.resolve(), time.monotonic()
+    try:
+        gpus = usable(count_gpus(dict(os.environ), timeout=300))
+        wrong = refusal(args, gpus)
+    except AdaptiveError as error:
+        wrong = str(error)
+    if wrong:
+        print(f"gpu_first_hour.sh: {wrong}", file=sys.stderr)
+        return 2
     out.mkdir(parents=True, exist_ok=True)
     end_on_sigterm()
     say = lambda line: print(f"first hour, {(time.monotonic() - begun) / 60:.0f} min: {line}", flush=True)  # noqa: E731
@@ -228,19 +250,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         return 1
     selftest = json.loads((out / "selftest" / "selftest.json").read_text())
-    gpus = usable(len(selftest["machine"]["accelerators"]))
-    if bool(gpus) == args.cpu_rehearsal:
-        print(
-            "no GPU was found: --cpu-rehearsal runs without" if not gpus else "leave --cpu-rehearsal out",
-            file=sys.stderr,
-        )
-        return 2
     sizes = REHEARSAL if not gpus else sizes_of(selftest["machine"]["memory of one (GiB)"])
     if args.steps:
         sizes = Sizes(**{**vars(sizes), "steps": args.steps})
-    model, data = (
-        (MODEL, out / "data") if gpus else (str(out / "selftest" / "tiny" / "model"), out / "selftest" / "tiny")
-    )
+    tiny = out / "selftest" / "tiny"
+    model = args.model or (MODEL if gpus else str(tiny / "model"))
+    model = str(Path(model).resolve()) if Path(model).is_dir() else model  # a run has a folder of its own
+    data = args.data.resolve() if args.data else out / "data" if gpus else tiny
     if not (data / "train.parquet").exists():
         say("data ...")
         data.mkdir(exist_ok=True)
@@ -253,7 +269,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             done = folder / "done"
             status = 0
             own = [f"+adaptive={preset}", f"adaptive.seed={seed}", f"data.seed={seed}"]
-            said = [*own, *words(folder, data, model, sizes, gpus)]
+            said = [*own, *words(folder, data, model, sizes, gpus), *args.overrides]
             if begun_otherwise(folder, said):
                 print(f"{folder} was begun with other options: take another --out, or remove it", file=sys.stderr)
                 return 2

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from examples import gpu_first_hour as hour
+from verl_adaptive.errors import AdaptiveError
 
 ROOT = Path(__file__).parents[1]
 
@@ -66,6 +67,26 @@ def test_the_page_says_what_the_runs_left(tmp_path) -> None:
     row = next(line for line in said.splitlines() if line.startswith("grpo"))
     assert row.split() == ["grpo", "1", "2", "1024", "0", "24", "0.300", "0.450"]
     assert "NVIDIA H100" in said and "selftest passed" in said and "solo minus grpo, final value" in said
+
+
+@pytest.mark.parametrize(
+    ("given", "gpus", "said"),
+    [
+        ([], 0, "no GPU was found"),
+        (["--cpu-rehearsal"], 1, "leave --cpu-rehearsal out"),
+        (["--data", "nowhere"], 1, "--data nowhere: train.parquet"),
+        (None, None, "No module named 'numpy'"),
+    ],
+)
+def test_what_cannot_run_is_refused_before_the_selftest(given, gpus, said, tmp_path, monkeypatch, capsys) -> None:
+    def count(env, timeout):
+        if gpus is None:  # a broken environment is no machine without a GPU
+            raise AdaptiveError("torch cannot be asked for GPUs in this environment: No module named 'numpy'")
+        return gpus
+
+    monkeypatch.setattr(hour, "count_gpus", count)
+    assert hour.main(["--out", str(tmp_path / "out"), *(given or [])]) == 2
+    assert said in capsys.readouterr().err and not (tmp_path / "out").exists()
 
 
 def test_steps_that_an_interrupted_run_made_again_count_once(tmp_path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -41,7 +42,7 @@ def test_what_is_not_installed_is_said_in_one_line(monkeypatch, tmp_path) -> Non
 def test_the_page_names_what_failed_and_nobody() -> None:
     plain = Item(PLAIN, 30.2, ["trains"], [], {"s/step": 2.0, "probs diff": 1.2e-7})
     greso = Item("+adaptive=greso", 33.0, ["trains"], [], {"s/step": 3.0, "aborted": 17})
-    report = Report({"verl": "0.9.1"}, {"cores": 2}, {"strategy": "fsdp"}, [plain, greso])
+    report = Report({"verl": "0.9.1"}, {"cores": 2}, {"strategy": "fsdp"}, [plain, greso], finished=True)
     said = suite.page(report)
     assert report.passed and said.startswith("verl-adaptive selftest: passed, 2 checks of 2 items")
     row = next(line for line in said.splitlines() if "+adaptive=greso" in line).split()
@@ -72,7 +73,7 @@ def stages(monkeypatch):
 
     monkeypatch.setattr(suite, "missing", str)
     monkeypatch.setattr(suite, "_tool", tool)
-    monkeypatch.setattr(suite, "_count_gpus", lambda env, timeout: 0)
+    monkeypatch.setattr(suite, "count_gpus", lambda env, timeout: 0)
     monkeypatch.setattr(suite, "_train", train)
     monkeypatch.setattr(suite, "_ended", lambda item, run, steps=3: not run.code or item.findings.append(run.log))
     monkeypatch.setattr(suite, "_judged", lambda item, run, plain=None: suite._ended(item, run))
@@ -112,9 +113,29 @@ def test_what_passed_without_a_gpu_is_tried_again_where_there_is_one(stages, tmp
     assert suite.examine(tmp_path, presets=["greso"], modes=False, kill=False).passed
     first = [*made]
     made.clear()
-    monkeypatch.setattr(suite, "_count_gpus", lambda env, timeout: 6)
+    monkeypatch.setattr(suite, "count_gpus", lambda env, timeout: 6)
     report = suite.examine(tmp_path, presets=["greso"], modes=False, kill=False)
     assert made == first and "2 of 6 GPUs" in suite.page(report)
+
+
+def test_a_page_that_is_read_while_it_runs_does_not_say_passed(stages, tmp_path, monkeypatch) -> None:
+    def train(folder, said, env, timeout, kill_at=None):
+        assert (
+            (tmp_path / "selftest.txt")
+            .read_text()
+            .startswith("verl-adaptive selftest: unfinished, nothing wrong so far")
+        )
+        assert not json.loads((tmp_path / "selftest.json").read_text())["passed"]
+        return ProcessRun(folder, 0, "", [])
+
+    monkeypatch.setattr(suite, "_train", train)
+    assert suite.examine(tmp_path, presets=["greso"], modes=False, kill=False).passed
+
+
+def test_where_torch_cannot_be_imported_there_may_be_gpus(tmp_path) -> None:
+    (tmp_path / "torch.py").write_text("raise ImportError('libcudart.so.13: cannot open shared object file')")
+    with pytest.raises(AdaptiveError, match=r"libcudart\.so\.13"):
+        suite.count_gpus({**os.environ, "PYTHONPATH": str(tmp_path)}, timeout=60)
 
 
 def test_where_plain_verl_fails_nothing_else_is_tried(stages, tmp_path) -> None:

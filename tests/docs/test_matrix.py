@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
+from statistics import median
 
 import pytest
 
@@ -53,3 +55,14 @@ def test_the_readme_does_not_call_run_what_was_read(feature) -> None:
     assert cells and all("read" in cell for cell in cells)
     rows = [line for line in (ROOT / "README.md").read_text().splitlines() if line.startswith("|") and feature in line]
     assert rows and all("read, not run" in row for row in rows)
+
+
+def test_the_seconds_on_a_gpu_are_those_of_the_run() -> None:
+    trainings = json.loads((ROOT / "benchmarks" / "results" / "first_gpu.json").read_text())["trainings"]
+    for preset, steps in trainings.items():
+        step, gen, before, update = (
+            median(s[k] for s in steps[1:]) for k in ("step", "gen", "old_log_prob", "update_actor")
+        )
+        made, trained = (median(s[f"adaptive/rollouts/{k}_total"] for s in steps[1:]) for k in ("generated", "trained"))
+        row = f"| `{preset}` | {made:,.0f}, {trained:,.0f} | {gen:.1f} | {before + update:.1f} | {step:.1f} |"
+        assert row in PAGE
