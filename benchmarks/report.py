@@ -82,6 +82,9 @@ def results_lines(results: Path) -> list[str]:
         lines += sections.told(runs["tiny"])
     if data := read(results, "thin.json"):
         lines += sections.thinned(grid_runs(data))
+    if "pretrained" in runs:
+        title = "### Accuracy at the end by learning rate, pretrained, 128 rollouts a step (seeds)"
+        lines += [title, "", *sections.by_rate(runs["pretrained"], "128")]
     names = ("grpo", "grpo-4", "reinforce", "solo", *sections.PRESETS)
     for name, variant, title in (("pretrained", "128", "pretrained"), ("real", "base", "real, natural mix")):
         if name in runs and (part := sections.ends(runs[name], variant, list(dict.fromkeys(names)))):

@@ -65,7 +65,7 @@ JUDGED = [
     "* **Pools.** *Natural mix*: all difficulties. *Sparse*: most prompts hopeless or solved. *Large*: twice the prompts. *One "
     "pass*: no prompt is met twice. *Noisy*: one reward in ten is flipped. *Nothing right at first*: questions that the starting model answers less than once in 250 tries.",
     "* **Versions.** Most rows of the papers' presets in the real pools were measured with 0.1.0, which generated in rounds; each "
-    "cell's JSON names its version. Rows of `solo` and `spo` in the *pretrained* pool at 3e-5, in the *real* and held-back pools, and those with thinned rows, "
+    "cell's JSON names its version. Rows of `solo` and `spo` in the *real* and held-back pools, and those with thinned rows, "
     "were measured before the weight of a data source faded with a prompt's visits. `full` "
     f"is short for `+adaptive={' '.join(FULL['full'])}`. `oracle` sees exact pass rates: a bound, not a method.",
     "",
@@ -189,6 +189,16 @@ def thinned(runs: Runs) -> list[str]:
         "",
         *table(["pool", "name", "seeds", "tokens trained", "accuracy difference"], rows),
     ]
+
+
+def by_rate(runs: Runs, variant: str) -> list[str]:
+    """Accuracy at the end for each learning rate, over seeds: how much a policy depends on the choice of one."""
+    rates = runs.lrs(variant)
+    rows = []
+    for name in runs.measured(variant):
+        found = [[runs.final((variant, name, lr, seed)) for seed in runs.seeds(variant, name, lr)] for lr in rates]
+        rows.append([f"`{name}`", *(f"{pm(values)} ({len(values)})" for values in found)])
+    return table(["policy", *(f"{lr:g}" for lr in rates)], rows)
 
 
 def ends(runs: Runs, variant: str, names: Sequence[str]) -> list[str]:
