@@ -12,7 +12,7 @@ from verl_adaptive.config import AdaptiveConfig, check
 from verl_adaptive.engine.shape import step_shape
 from verl_adaptive.integration.compat import MODES, queue_lacks
 from verl_adaptive.integration.engines import keeps_rows
-from verl_adaptive.integration.facts import late_rewards, mode_of, stream_of
+from verl_adaptive.integration.facts import ahead_of, late_rewards, mode_of, stream_of
 from verl_adaptive.policy import KINDS, Policy
 from verl_adaptive.simulate import preset_names
 
@@ -353,7 +353,6 @@ def _check_mode(config: Any, adaptive: AdaptiveConfig, policy: Policy) -> None:
         f"trainer.v1.trainer_mode={mode} has groups under way at every step's end, and a checkpoint could not hold their "
         f"rows: {lacks}; install it, or write no checkpoints (-1)",
     )
-    warmup = config.trainer.v1[mode].get("num_warmup_batches", 0)
     check(
         not holds,
         f"adaptive.allocator.{key}",
@@ -362,9 +361,9 @@ def _check_mode(config: Any, adaptive: AdaptiveConfig, policy: Policy) -> None:
         f"{'another' if form is None else 'on_policy'}, or trainer.v1.trainer_mode=sync",
     )
     check(
-        not policy.sampler.plans_steps or warmup == 0,
+        not policy.sampler.plans_steps or ahead_of(config) == 0,
         f"trainer.v1.{mode}.num_warmup_batches",
-        warmup,
+        ahead_of(config),
         f"adaptive/sampler={policy.sampler.name} plans a step from the results of all steps before it, so nothing may be "
         f"generated ahead: trainer.v1.{mode}.num_warmup_batches=0",
     )

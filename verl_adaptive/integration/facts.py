@@ -36,11 +36,16 @@ def adaptive_of(config: Any) -> AdaptiveConfig:
     return made if made.seed is not None else replace(made, seed=int(config.data.get("seed") or 0))
 
 
+def ahead_of(config: Any) -> float:
+    """Batches that the trainer mode generates ahead."""
+    mode = mode_of(config)
+    return 0 if mode == "sync" else config.trainer.v1[mode].num_warmup_batches
+
+
 def stream_of(config: Any) -> AsyncFacts:
-    """How the asynchronous trainer that the configuration chooses takes its batches, in prompts of ``data.train_batch_size``."""
+    """How the asynchronous trainer that the configuration chooses takes its batches; what it generates ahead is the plan's."""
     options, sampler = config.trainer.v1[mode_of(config)], config.trainer.v1.sampler
     return AsyncFacts(
-        warmup=int(options.get("num_warmup_batches", 0) * config.data.train_batch_size),
         parts=int(options.get("parameter_sync_step", 1)),
         threshold=sampler.max_off_policy_threshold,
         strategy=sampler.max_off_policy_strategy,
@@ -56,7 +61,7 @@ def schedule_of(config: Any) -> str:
     v1, rollout, mode = config.trainer.v1, config.actor_rollout_ref.rollout, mode_of(config)
     if mode == "sync":
         return "generation and training take turns"
-    ahead = v1[mode].num_warmup_batches
+    ahead = ahead_of(config)
     warmup = f"{ahead:g} warm-up batch{'' if ahead == 1 else 'es'}"
     if mode == "colocate_async":
         return f"generation and training take turns on the same devices, {warmup} ahead"
