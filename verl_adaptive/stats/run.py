@@ -24,11 +24,12 @@ from typing import TYPE_CHECKING, Any, Literal
 import pyarrow as pa
 
 from verl_adaptive.errors import AdaptiveError
+from verl_adaptive.groups import success_by_default
 from verl_adaptive.stats.dataset import Row, rows_of
 from verl_adaptive.stats.dumps import DumpReader, Said, dump_files, said_of
 from verl_adaptive.stats.history import Flips
 from verl_adaptive.stats.reader import JournalReader
-from verl_adaptive.stats.results import StoreError, at_least_half, read_results
+from verl_adaptive.stats.results import StoreError, read_results
 from verl_adaptive.stats.snapshot import MANIFEST, SnapshotMissing, read_manifest, read_snapshot
 from verl_adaptive.stats.table import StatsTable
 
@@ -135,7 +136,7 @@ class Run:
         if not self.has_course:
             raise StoreError(f"{self.where} is a {self.kind}: it has prompts, but no steps or observations")
         if self.kind == "rollouts":
-            return DumpReader(self.where, self._results.get("success", at_least_half))
+            return DumpReader(self.where, self._results.get("success", success_by_default))
         return JournalReader(self.where)
 
     @cached_property
