@@ -30,6 +30,7 @@ from verl_adaptive.report.arms import COSTS, Outcome, Trials, median, outcomes, 
 from verl_adaptive.significance import interval, significant
 from verl_adaptive.stats import Run, open_runs
 from verl_adaptive.stats.atomic import write_file
+from verl_adaptive.stats.snapshot import FOLDER
 from verl_adaptive.text import clean, span
 
 __all__ = ["configure", "page_of_runs", "run"]
@@ -218,7 +219,7 @@ def page_of_runs(runs: Sequence[Run]) -> str:
     names = [run.name or run.where for run in runs]
     if len(set(names)) < len(names):  # seeds of one experiment: the folders tell which
         common = os.path.commonpath([run.where for run in runs])
-        names = [os.path.relpath(run.where, common).removesuffix("/checkpoints/adaptive") for run in runs]
+        names = [os.path.relpath(run.where, common).removesuffix(f"/checkpoints/{FOLDER}") for run in runs]
     arms = {name: [run] for name, run in zip(names, runs, strict=True)}
     trials = read(arms)
     results = outcomes(trials.arms)

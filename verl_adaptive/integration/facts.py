@@ -14,6 +14,7 @@ from verl_adaptive.config import AdaptiveConfig, check
 from verl_adaptive.engine import AsyncFacts
 from verl_adaptive.integration.engines import model_of
 from verl_adaptive.policy import Policy
+from verl_adaptive.stats.snapshot import FOLDER
 
 #: verl's agent loop of one turn (``experimental/agent_loop/single_turn_agent_loop.py``).
 SINGLE_TURN = "single_turn_agent"
@@ -151,7 +152,7 @@ def journal_place(config: Any, adaptive: AdaptiveConfig) -> JournalPlace:
         # It may start from any checkpoint, beside the run itself: nothing of it belongs on the run's line.
         return JournalPlace(None, run, checkpoints, "trainer.val_only=true")
     if store.dir is None:
-        return JournalPlace(os.path.join(checkpoints, "adaptive"), run, checkpoints)
+        return JournalPlace(os.path.join(checkpoints, FOLDER), run, checkpoints)
     names = [part for part in run.split("/") if part not in ("", ".", "..")]
     return JournalPlace(os.path.join(os.path.abspath(os.path.expanduser(store.dir)), *names), run, checkpoints)
 
