@@ -66,6 +66,7 @@ def schedule_of(config: Any) -> str:
     warmup = f"{ahead:g} warm-up batch{'' if ahead == 1 else 'es'}"
     if mode == "colocate_async":
         return f"generation and training take turns on the same devices, {warmup} ahead"
+    check(mode == "separate_async", "trainer.v1.trainer_mode", mode, "is no mode that this package knows")
     batch, mini = config.data.train_batch_size, config.actor_rollout_ref.actor.ppo_mini_batch_size
     sync = v1.separate_async.parameter_sync_step
     check(
