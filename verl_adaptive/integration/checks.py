@@ -5,14 +5,12 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from verl.trainer.ppo.utils import need_critic
-
 from verl_adaptive.advantages.verl import COMPARING, GROUP_RELATIVE
 from verl_adaptive.config import AdaptiveConfig, check
 from verl_adaptive.engine.shape import step_shape
 from verl_adaptive.integration.compat import MODES, queue_lacks
 from verl_adaptive.integration.engines import keeps_rows
-from verl_adaptive.integration.facts import ahead_of, late_rewards, mode_of, stream_of
+from verl_adaptive.integration.facts import ahead_of, has_critic, late_rewards, mode_of, stream_of
 from verl_adaptive.policy import KINDS, Policy
 from verl_adaptive.simulate import preset_names
 
@@ -122,7 +120,7 @@ def check_run(config: Any, adaptive: AdaptiveConfig, policy: Policy) -> None:
             ),
         )
         check(
-            not need_critic(config),
+            not has_critic(config),
             "critic.enable",
             True,
             f"adaptive/advantage={policy.advantage.name} has no use for a critic; take "
@@ -167,7 +165,7 @@ def check_run(config: Any, adaptive: AdaptiveConfig, policy: Policy) -> None:
         f"must divide {'data.train_batch_size' if parts == 1 else 'data.train_batch_size / parameter_sync_step'}="
         f"{batch // parts}, so that a step is a whole number of updates",
     )
-    if need_critic(config):
+    if has_critic(config):
         check(
             (batch // parts) % config.critic.ppo_mini_batch_size == 0,
             "critic.ppo_mini_batch_size",
@@ -459,7 +457,7 @@ def _must_keep_zero(config: Any) -> str:
     estimator, loss_mode = str(algorithm.adv_estimator), actor.policy_loss.get("loss_mode", "vanilla")
     distillation, correction = config.get("distillation"), algorithm.get("rollout_correction") or {}
     reasons = (
-        (need_critic(config), "the critic learns from every row"),
+        (has_critic(config), "the critic learns from every row"),
         (
             estimator not in GROUP_RELATIVE and not estimator.startswith("adaptive_"),
             f"algorithm.adv_estimator={estimator} is not known to give equal rewards zero advantages",

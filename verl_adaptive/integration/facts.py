@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -117,6 +118,15 @@ def late_rewards(config: Any) -> bool:
     """Whether rewards come when all rollouts of a step are there: a reward model on the trainer's GPUs has to wait for them."""
     model = config.reward.reward_model
     return bool(model.enable and not model.enable_resource_pool)
+
+
+def has_critic(config: Any) -> bool:
+    """Whether verl trains a critic; without verl's warning, which each question brings and verl's trainer shows itself."""
+    from verl.trainer.ppo.utils import need_critic
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return need_critic(config)
 
 
 def single_turn(config: Any) -> bool:
