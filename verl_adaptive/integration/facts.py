@@ -234,9 +234,9 @@ def held_note(policy: Policy) -> str:
     allocator = policy.allocator
     if not allocator.can_hold:
         return ""
-    age = getattr(allocator.config, "max_age", None)
+    age, instead = allocator.max_age, allocator.on_policy
     most = "" if age is None else f" (adaptive.allocator.max_age={age} steps at most)"
-    own = "; adaptive.allocator.form=on_policy makes each group within its step" if allocator.makes_commits else ""
+    own = "" if instead is None else f"; adaptive.allocator.{'='.join(instead)} makes each group within its step"
     return (
         f"off-policy by a step: held groups train with first rollouts of older weights{most}; algorithm.rollout_correction "
         f"corrects for that{own}"
