@@ -22,7 +22,6 @@ import numpy as np
 
 from benchmarks.cells import Parser, machine, run_script, to_json, versions, write_whole
 from benchmarks.presets import FULL, TIGHT, spelled
-from verl_adaptive.engine import AsyncFacts
 from verl_adaptive.simulate import (
     PEERS,
     Clock,
@@ -128,23 +127,22 @@ def make_row(key: tuple[str, str, int]) -> dict[str, Any]:
         return {"block": name, "preset": preset, "seed": seed, **_rounded({k: row[k] for k in keep})}
     # An asynchronous trainer stops running ahead towards the end of a run, so the run is planned to go on.
     planned = block.steps + 10 * (block.ahead is not None)
-    mode = None if block.ahead is None else AsyncFacts(warmup=block.ahead * block.batch)
     task = Task(policy, seed, Setting(block.batch, block.n, planned, None), pool, clock=block.clock)
     world, clock, timing = task.world(), Clock(block.clock), Timing(block.clock)
     simulation = make_simulation(
-        policy, world, batch=block.batch, n=block.n, steps=planned, seed=seed, clock=clock, mode=mode
+        policy, world, batch=block.batch, n=block.n, steps=planned, seed=seed, clock=clock, ahead=block.ahead
     )
     ages: list[float] = []
     for step in range(block.steps):
         # What is decided does not depend on time, so the steps before those that are measured need no clock. An
         # asynchronous trainer's decisions do depend on what is back.
-        simulation.clock = clock if step >= block.skip or mode else None
+        simulation.clock = clock if step >= block.skip or block.ahead is not None else None
         result = None if simulation.finished else simulation.try_step()
         if result is None:
             break
         if step >= block.skip:
             timing.count(clock.phases[-1], result, simulation.engine.facts.tolerance, 0.0)
-            ages.append(float(clock.ages(result).mean()) if mode and result.trained.any() else 0.0)
+            ages.append(float(clock.ages(result).mean()) if block.ahead is not None and result.trained.any() else 0.0)
     row = {**timing.row(), "age": float(np.mean(ages))}
     return {"block": name, "preset": preset, "seed": seed, "steps": simulation.step, **_rounded(row)}
 

@@ -17,7 +17,7 @@ from typing import Annotated, Any, TypeVar
 import numpy as np
 
 from verl_adaptive.errors import ConfigError
-from verl_adaptive.groups import at_least
+from verl_adaptive.groups import SUCCESS, at_least
 from verl_adaptive.ranges import Count, Finite, PositiveShare, Range, Share, Whole
 
 T = TypeVar("T")
@@ -209,7 +209,7 @@ class SuccessConfig:
     """
 
     mode: typing.Literal["threshold", "value"] = "threshold"
-    threshold: Finite = 0.5
+    threshold: Finite = SUCCESS
     low: Finite = 0.0
     high: Finite = 1.0
 

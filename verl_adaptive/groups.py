@@ -16,6 +16,10 @@ import numpy as np
 #: Relative rounding of the float32 in which verl has rewards.
 _FLOAT32 = 2.0**-23
 
+#: The least signal of a success where ``adaptive.success`` says nothing else, which serves 0/1 and ±1 rewards alike; and the
+#: least success of a correct rollout.
+SUCCESS = 0.5
+
 #: The arrays with one entry a rollout; all others but ``offsets`` have one a group.
 PER_ROLLOUT = frozenset({"reward", "signal", "success", "tokens", "stage", "shorter"})
 
@@ -24,6 +28,11 @@ def at_least(value: Any, bound: float) -> Any:
     """Where a value, a number or an array, reaches the bound, but for rounding: verl's rewards are float32, in which .9 and .7
     are a little less than the .9 and .7 of a command line."""
     return value >= bound - _FLOAT32 * abs(bound)
+
+
+def success_by_default(signal: np.ndarray) -> np.ndarray:
+    """float64: 1 where the signal is at least :data:`SUCCESS`, else 0."""
+    return (signal >= SUCCESS).astype(np.float64)
 
 
 @dataclass
@@ -198,6 +207,11 @@ class Groups:
     def successes(self) -> np.ndarray:
         """float64 ``(G,)``: evidence of success, c."""
         return self.sum(self.success)
+
+    @property
+    def correct(self) -> np.ndarray:
+        """bool ``(R,)``: rollouts whose success is at least :data:`SUCCESS`; with a binary signal the successes themselves."""
+        return self.success >= SUCCESS
 
     @property
     def pass_rate(self) -> np.ndarray:

@@ -82,7 +82,7 @@ class Recorder:
             "skip_zero": engine.skip_zero,
             "kind": engine.kind,
             "stream": None if stream is None else asdict(stream),
-            "group_relative": getattr(policy.advantage, "group_relative", None),
+            "group_relative": policy.advantage.group_relative,
         }
         made = False
         try:

@@ -15,7 +15,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -194,16 +194,21 @@ class Allocator(Role):
     """Gives each prompt its rollouts.
 
     This is all that most allocators need. One whose groups share something (a pool of rollouts, the places of the batch) or
-    wait for a later step derives from :class:`~verl_adaptive.allocators.pooled.PooledAllocator`; only that one may set these:
+    wait for a later step derives from :class:`~verl_adaptive.allocators.pooled.PooledAllocator`; only that one may
+    set ``can_hold``.
 
     Attributes:
         can_hold: :meth:`review` may answer ``HOLD``; the engine then offers held groups to ``recall`` in later steps.
-        makes_commits: gives each prompt pilots, and those that ``side`` puts into its band a commit (a top-up).
+        max_age: steps that a group may be held; None: as long as the allocator likes.
+        on_policy: the option below ``adaptive.allocator``, and its value, with which no group is held; None: there is none.
+        least_key: the option below ``adaptive.allocator`` that :meth:`least` comes from.
     """
 
     role: ClassVar[str] = "allocator"
     can_hold: bool = False
-    makes_commits: ClassVar[bool] = False
+    max_age: int | None = None
+    on_policy: ClassVar[tuple[str, str] | None] = None
+    least_key: ClassVar[str] = "n"
 
     @abstractmethod
     def first(self, rows: np.ndarray, planned: np.ndarray | None, progress: Progress) -> np.ndarray:
@@ -245,6 +250,17 @@ class Allocator(Role):
     def tops_up(self) -> bool:
         """Whether groups may get more once their first rollouts are back."""
         return type(self).review is not Allocator.review
+
+
+@runtime_checkable
+class Commits(Protocol):
+    """An allocator that gives each prompt pilots, and those that :meth:`side` puts into its band a commit (a top-up)."""
+
+    def pilots(self, n: int) -> int:
+        """Pilots of a prompt under ``actor_rollout_ref.rollout.n=n``."""
+
+    def side(self, groups: Groups) -> np.ndarray:
+        """int8 ``(G,)``: −1 too hard, 0 in the band, +1 too easy."""
 
 
 @dataclass
@@ -298,6 +314,8 @@ class Advantage(Role):
             is enough. Told by the trainer, too, to parts that leave the advantage to verl.
         centres: verl's estimator subtracts the mean of a prompt's rollouts where there are several, so that none may be left alone
             of its group; told by the trainer to parts that leave the advantage to verl.
+        norm_by_std: divides by the standard deviation of a group's rewards.
+        thin: thins rows that train without bias, the smaller their advantage the likelier (``adaptive.advantage.thin``); 0: none.
         takes_penalties: :meth:`compute` is right about rewards that verl's KL penalty was taken off; False: with
             ``algorithm.use_kl_in_reward`` the run is refused.
     """
@@ -308,6 +326,8 @@ class Advantage(Role):
     group_relative: bool = True
     needs_groups: bool = True
     centres: bool = False
+    norm_by_std: bool = False
+    thin: float = 0.0
 
     def compute(self, reward: np.ndarray, group_of: np.ndarray, observed: Groups) -> np.ndarray:
         """Advantages of the rollouts that train.

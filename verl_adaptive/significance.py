@@ -10,6 +10,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+#: The normal distribution's two-sided 95 % quantile.
+_NORMAL95 = 1.96
 #: Two-sided 95 % quantiles of Student's t, by degrees of freedom from 1; the normal one beyond.
 _T95 = (
     *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
@@ -20,7 +22,7 @@ LEAST_SEEDS = 3
 
 def t95(count: int) -> float:
     """Student's t at 95 % for ``count`` values, at least 2."""
-    return _T95[count - 2] if count - 2 < len(_T95) else 1.96
+    return _T95[count - 2] if count - 2 < len(_T95) else _NORMAL95
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
@@ -33,6 +35,11 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
     if len(values) < 2:
         return float(np.mean(values)), float("inf")
     return float(np.mean(values)), float(t95(len(values)) * np.std(values, ddof=1) / np.sqrt(len(values)))
+
+
+def sampling(error: float) -> float:
+    """Half width of the 95 % interval of a mean of many values, prompts not seeds, by its standard error."""
+    return _NORMAL95 * error
 
 
 def significant(values: Sequence[float]) -> bool:

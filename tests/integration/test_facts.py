@@ -17,7 +17,9 @@ from verl_adaptive.config import AdaptiveConfig, RunFacts
 from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.groups import Groups
 from verl_adaptive.integration import facts
+from verl_adaptive.integration import register as register_trainers
 from verl_adaptive.integration.advantage import EstimatorContext, provide, register, register_estimator
+from verl_adaptive.integration.checks import check_run, why_not_skip_zero
 from verl_adaptive.integration.compat import MODES
 from verl_adaptive.policy import build_policy
 from verl_adaptive.roles import Advantage
@@ -43,6 +45,23 @@ def composed(*overrides: str):
 @pytest.mark.parametrize("mode", MODES)
 def test_the_mode_under_both_names(mode, alias) -> None:
     assert facts.mode_of(composed("+adaptive=greso", f"trainer.v1.trainer_mode={alias}{mode}")[0]) == mode
+
+
+def test_a_mode_that_was_forgotten_is_refused_by_name() -> None:
+    config, _ = composed("+adaptive=greso", "trainer.v1.trainer_mode=newer", "+trainer.v1.newer.num_warmup_batches=1")
+    with pytest.raises(AdaptiveError, match="trainer_mode='newer'"):
+        facts.schedule_of(config)
+    with pytest.raises(AdaptiveError, match="trainer_mode=newer"):
+        register_trainers._class("newer")
+
+
+def test_asking_for_a_critic_does_not_repeat_verls_warning(recwarn) -> None:
+    config, adaptive = composed("+adaptive=grpo", "algorithm.adv_estimator=grpo")
+    assert not facts.has_critic(config)
+    assert facts.has_critic(composed("+adaptive=grpo", "algorithm.adv_estimator=gae")[0])
+    check_run(config, adaptive, build_policy(adaptive))
+    assert why_not_skip_zero(config) == ""
+    assert not [w for w in recwarn if "Disabled critic" in str(w.message)]
 
 
 @pytest.mark.parametrize(

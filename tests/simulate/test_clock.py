@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from tests.cli.conftest import call  # noqa: F401
-from verl_adaptive.engine import AsyncFacts
 from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.simulate import (
     PEERS,
@@ -183,13 +182,13 @@ def test_recorded_lengths_are_used(tmp_path) -> None:
 # -- asynchronous trainers ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("preset", "warmup"), [("grpo", 0), ("grpo", 8), ("dapo", 8), ("greso", 16), ("aero", 8)])
-def test_an_asynchronous_step_loses_nothing_and_leaves_the_rest_in_flight(preset, warmup) -> None:
+@pytest.mark.parametrize(("preset", "ahead"), [("grpo", 0), ("grpo", 1), ("dapo", 1), ("greso", 2), ("aero", 1)])
+def test_an_asynchronous_step_loses_nothing_and_leaves_the_rest_in_flight(preset, ahead) -> None:
     """Over the run: what the machine made is what came back and what is still in flight; the window bounds the latter."""
     p = np.random.default_rng(0).beta(0.6, 0.6, 80)
     world = StaticWorld(p, lengths=Lengths(SMALL.lengths, 80, 0))
     clock = Clock(SMALL)
-    run = make_simulation(preset, world, batch=8, n=8, steps=30, clock=clock, mode=AsyncFacts(warmup=warmup))
+    run = make_simulation(preset, world, batch=8, n=8, steps=30, clock=clock, ahead=ahead)
     back = 0
     for step, result in enumerate(run, 1):
         phase = clock.phases[-1]
@@ -197,7 +196,7 @@ def test_an_asynchronous_step_loses_nothing_and_leaves_the_rest_in_flight(preset
         assert (phase.aborted_rollouts, phase.aborted_tokens, phase.unbegun) == (0, 0, 0)
         back += result.ledger.tokens.generated
         flight = run.engine.flight
-        assert len(flight) + len(run.engine.ready) <= 8 + warmup
+        assert len(flight) + len(run.engine.ready) <= 8 + 8 * ahead
         assert clock.queue.busy <= flight.rollouts and clock.queue.tokens >= back - 1e-6
         if step == 12:
             break
@@ -205,29 +204,29 @@ def test_an_asynchronous_step_loses_nothing_and_leaves_the_rest_in_flight(preset
     assert clock.queue.tokens - back <= left.tokens + sum(
         int(run.world.roll(flight.select(np.array([i]))).tokens.sum()) for i in range(len(flight))
     )
-    assert (len(flight) == 0) == (warmup == 0) or preset != "grpo"
+    assert (len(flight) == 0) == (ahead == 0) or preset != "grpo"
 
 
 def test_a_window_that_is_kept_full_leaves_no_slot_idle() -> None:
     p = np.full(200, 0.5)
     seconds = {}
-    for mode in (None, AsyncFacts(warmup=32)):
+    for ahead in (None, 2):
         world = StaticWorld(p, lengths=Lengths(SMALL.lengths, 200, 0))
         clock, timing = Clock(SMALL), Timing(SMALL, skip=3)
-        run = make_simulation("grpo", world, batch=16, n=8, steps=30, clock=clock, mode=mode)
+        run = make_simulation("grpo", world, batch=16, n=8, steps=30, clock=clock, ahead=ahead)
         for step, result in enumerate(run, 1):
             timing.count(clock.phases[-1], result, 1e-6, 0.0)
             if step == 15:
                 break
         row = timing.row()
-        seconds[mode is not None] = row["time"]
-        assert (row["idle"] < 0.02) == (mode is not None) and (row["waves"] == 0) == (mode is not None)
+        seconds[ahead is not None] = row["time"]
+        assert (row["idle"] < 0.02) == (ahead is not None) and (row["waves"] == 0) == (ahead is not None)
     assert seconds[True] < 0.9 * seconds[False]
 
 
 def test_an_asynchronous_trainer_needs_a_clock() -> None:
     with pytest.raises(AdaptiveError, match="with a clock only"):
-        make_simulation("grpo", StaticWorld(np.full(9, 0.5)), batch=4, n=2, steps=2, mode=AsyncFacts())
+        make_simulation("grpo", StaticWorld(np.full(9, 0.5)), batch=4, n=2, steps=2, ahead=0)
 
 
 # -- the command ------------------------------------------------------------------------------------------------------

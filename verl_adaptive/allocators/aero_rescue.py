@@ -141,7 +141,7 @@ class AeroRescue(PooledAllocator):
 
     def review(self, groups: Groups, progress: Progress) -> np.ndarray:
         c = self.config
-        correct = groups.sum(groups.success >= 0.5)
+        correct = groups.sum(groups.correct)
         topups = groups.reduce(np.maximum, groups.stage)
         unsolved = np.where(topups == 0, correct <= c.u_res * groups.n, correct == 0)
         more = np.minimum(self.n_extra, np.maximum(self.limit - groups.n, 0))
@@ -151,7 +151,7 @@ class AeroRescue(PooledAllocator):
     def observe(self, groups: Groups, progress: Progress) -> None:
         topups = groups.reduce(np.maximum, groups.stage)
         extra = groups.stage > 0
-        correct = groups.success >= 0.5
+        correct = groups.correct
         # With u_res > 0 some had a correct one before: the top-up did not rescue these.
         solved = (groups.sum(correct & extra) > 0) & (groups.sum(correct & ~extra) == 0)
         self._counts = tuple(np.add(self._counts, [int(topups.sum()), int(extra.sum()), int(solved.sum())]).tolist())

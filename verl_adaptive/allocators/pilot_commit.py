@@ -91,7 +91,7 @@ class PilotCommit(PooledAllocator):
 
     name: ClassVar[str] = "pilot_commit"
     needs_place: ClassVar[bool] = True
-    makes_commits: ClassVar[bool] = True
+    on_policy: ClassVar[tuple[str, str]] = ("form", "on_policy")
 
     @dataclass
     class Config:
@@ -140,6 +140,7 @@ class PilotCommit(PooledAllocator):
     def __init__(self, options: Mapping[str, Any] | None = None) -> None:
         super().__init__(options)
         self.can_hold = self.pipelined = self.config.form == "pipelined"
+        self.max_age = self.config.max_age
         self._recent = np.zeros(2)  # pilots judged and found in the band, past steps discounted
         self._recalled = (0, 0, 0)  # step: commits of held groups in it, groups still held
         self._counts: dict[str, int] = {}

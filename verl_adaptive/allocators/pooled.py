@@ -20,11 +20,9 @@ class PooledAllocator(Allocator):
     Attributes:
         needs_place: a top-up pays only if the batch has a place for the group. It is sent as soon as the place is certain; a
             group that certainly gets none is held or closed.
-        least_key: the option below ``adaptive.allocator`` that :meth:`least` comes from.
     """
 
     needs_place: ClassVar[bool] = False
-    least_key: ClassVar[str] = "n"
 
     def most(self, n: np.ndarray, stage: np.ndarray) -> np.ndarray:
         """int64 ``(k,)``: the most further rollouts that groups of ``n`` rollouts after ``stage`` top-ups may ask for.
@@ -72,11 +70,3 @@ class PooledAllocator(Allocator):
             int64 ``(G,)``: k > 0 rollouts now, ``CLOSE`` to give it up, ``HOLD`` to keep it.
         """
         return np.full(len(held), HOLD, dtype=np.int64)
-
-    def pilots(self, n: int) -> int:
-        """Pilots of a prompt under ``actor_rollout_ref.rollout.n=n``; of allocators that make commits, as :meth:`side`."""
-        raise TypeError(f"{type(self).__name__} makes no commits")
-
-    def side(self, groups: Groups) -> np.ndarray:
-        """int8 ``(G,)``: −1 too hard, 0 in the band, +1 too easy."""
-        raise TypeError(f"{type(self).__name__} makes no commits")

@@ -27,9 +27,10 @@ from verl_adaptive.commands.export import write_pages
 from verl_adaptive.commands.output import console, key_digits, note, note_gaps, number, print_json, share, table
 from verl_adaptive.errors import AdaptiveError, UsageError, lacks_extra
 from verl_adaptive.report.arms import COSTS, Outcome, Trials, median, outcomes, plot, read, sentence
-from verl_adaptive.significance import interval, significant
+from verl_adaptive.significance import interval, sampling, significant
 from verl_adaptive.stats import Run, open_runs
 from verl_adaptive.stats.atomic import write_file
+from verl_adaptive.stats.snapshot import FOLDER
 from verl_adaptive.text import clean, span
 
 __all__ = ["configure", "page_of_runs", "run"]
@@ -153,7 +154,7 @@ def _over_prompts(trials: Trials, results: Sequence[Outcome]) -> str:
     if len(ends) != 2 or len(trials.arms) != 2 or ends[0].error is None or ends[1].error is None:
         return ""
     first, other = results
-    half, gap = 1.96 * float(np.hypot(ends[0].error, ends[1].error)), other.mean - first.mean
+    half, gap = sampling(float(np.hypot(ends[0].error, ends[1].error))), other.mean - first.mean
     told = "beyond" if abs(gap) > half else "within"
     return (
         f"{other.name} minus {first.name}, final value: {gap:+.3f} ± {half:.3f} ({told} the sampling error of the validation "
@@ -218,7 +219,7 @@ def page_of_runs(runs: Sequence[Run]) -> str:
     names = [run.name or run.where for run in runs]
     if len(set(names)) < len(names):  # seeds of one experiment: the folders tell which
         common = os.path.commonpath([run.where for run in runs])
-        names = [os.path.relpath(run.where, common).removesuffix("/checkpoints/adaptive") for run in runs]
+        names = [os.path.relpath(run.where, common).removesuffix(f"/checkpoints/{FOLDER}") for run in runs]
     arms = {name: [run] for name, run in zip(names, runs, strict=True)}
     trials = read(arms)
     results = outcomes(trials.arms)
@@ -267,9 +268,10 @@ def _prompts(pair: Sequence[Run], args: argparse.Namespace) -> dict[str, Any]:
     said = "The runs have no prompts in common, and no validation."
     if found["prompts"]:
         gap, error = found["mean_rate_b"] - found["mean_rate_a"], found["standard_error"]
-        half = "" if error is None else f" ± {1.96 * error:.3f} over prompts"
-        beyond = error is not None and abs(gap) > 1.96 * error
-        told = "" if error is None else f", {'beyond' if beyond else 'within'} the sampling error of the prompts"
+        half = told = ""
+        if error is not None:
+            half = f" ± {sampling(error):.3f} over prompts"
+            told = f", {'beyond' if abs(gap) > sampling(error) else 'within'} the sampling error of the prompts"
         said = (
             f"Latest pass rate of the prompts that both visited: A {found['mean_rate_a']:.3f}, B {found['mean_rate_b']:.3f}, B minus "
             f"A {gap:+.3f}{half}{told}."

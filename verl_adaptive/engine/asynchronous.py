@@ -85,7 +85,9 @@ class AsyncEngine(Engine):
         # submission → what its prompt paid into the pool of top-ups; of the same groups
         self._paid: dict[int, int] = {}
         self._pool = 0
-        self._parts_taken = 0
+        # Of the step: mini-steps taken, prompts drawn, batches of the mini-steps.
+        self._parts_taken = self._drawn = 0
+        self._taken: list[StepResult] = []
         self._own = 0  # groups that the step's mini-steps have taken and the filter had kept
 
     # -- a step ---------------------------------------------------------------------------------------------
@@ -97,7 +99,7 @@ class AsyncEngine(Engine):
         self.tracker.open = replace(self.tracker.open, lag=self.tracker.open.lag + 1)
         self._level()
         self._drawn = self._own = 0
-        self._taken: list[StepResult] = []
+        self._taken = []
         self._expire()
         self._tell("begun", step)
         requests = self._fill(Requests.none(), refill=True)

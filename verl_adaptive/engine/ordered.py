@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -92,6 +93,44 @@ class _Submissions:
         return int(np.isin(self.status, status).sum())
 
 
+@dataclass
+class _Step:
+    """The step in hand.
+
+    Attributes:
+        candidates: the prompts that it may send.
+        recalled: held groups that go on: its first submissions.
+        first_submission: of its new prompts.
+        reserve: groups that should be held when it ends.
+        first_end: submissions of its first request.
+        submissions: all that were sent.
+        closed, holding: groups that are closed or held, once their submissions commit.
+        sent: candidates that were sent.
+        waves: times that any were.
+        behind: candidates that were to be sent last, and for which the cap had no room.
+        candidates_over: the cap has no room for another one, whatever comes back.
+        pledged: what the prompts of the first request pay into the pool; None: there is no pool.
+        head: submissions that can commit.
+        done: they are the batch.
+    """
+
+    candidates: CandidateQueue
+    recalled: int
+    first_submission: int
+    reserve: int
+    first_end: int
+    submissions: _Submissions = field(default_factory=_Submissions)
+    closed: list[Closed] = field(default_factory=list)
+    holding: list[Groups] = field(default_factory=list)
+    sent: int = 0
+    waves: int = 0
+    behind: int = 0
+    candidates_over: bool = False
+    pledged: np.ndarray | None = None
+    head: int = 0
+    done: bool = False
+
+
 class OrderedEngine(Engine):
     """Runs a policy in submission order; arguments as :class:`~verl_adaptive.engine.base.Engine`.
 
@@ -100,30 +139,35 @@ class OrderedEngine(Engine):
     """
 
     kind = "ordered"
-    keep_rate: float | None = None
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.keep_rate: float | None = None
+        self._step: _Step
 
     # -- a step ---------------------------------------------------------------------------------------------
 
     def begin(self, step: int) -> Requests | None:
         self._open_step(step, keep_rate=self.keep_rate if self.config.refill else None)
         self._tell("begun", step)
-        self._closed: list[Closed] = []
-        self._holding: list[Groups] = []
-        self._t = _Submissions()
-        self._sent = self._waves = self._behind = 0
-        self._candidates_over, self._pledged = False, None
-        recalled = self._recall()
-        self._reserve = 0
+        recalled, reserve = self._recall(), 0
         wanted = answers.amount(self.policy.sampler, "round_size", self.progress)
         if self.pooled is not None:
-            self._reserve = answers.amount(self.pooled, "reserve", self.progress)
+            reserve = answers.amount(self.pooled, "reserve", self.progress)
             wanted = answers.amount(self.pooled, "prompts", wanted, self.progress)
             wanted = answers.amount(self.pooled, "affordable", wanted, self.progress)
         if not self.policy.sampler.plans_steps:  # a plan of a step is one request, whatever its size
-            wanted = min(wanted, self._most)
-        self._first_end = self._recalled + wanted
+            wanted = min(wanted, self._most_drawn)
         busy, ungated = np.concatenate([self.held.row, recalled.row]), self.config.on_exhausted != "raise"
-        self._candidates = CandidateQueue(self.prompt_source, self.progress, busy, ungated=ungated, first=wanted)
+        candidates = CandidateQueue(self.prompt_source, self.progress, busy, ungated=ungated, first=wanted)
+        self._step = _Step(
+            candidates,
+            recalled=len(recalled),
+            first_submission=self._submission,
+            reserve=reserve,
+            first_end=len(recalled) + wanted,
+        )
+        self._count_recalled(recalled)
         requests = Requests.join([recalled, self._send(wanted)])
         self._advance()
         first = self._fill(requests)
@@ -140,25 +184,26 @@ class OrderedEngine(Engine):
 
     @property
     def decided(self) -> bool:
-        return self._done or not len(self.flight)
+        return self._step.done or not len(self.flight)
 
     def never_trains(self) -> np.ndarray:
-        return self.tracker.never_trains([*self.tracker.closed, *self._closed])
+        return self.tracker.never_trains([*self.tracker.closed, *self._step.closed])
 
     def finish(self) -> StepResult:
-        tracker, t, progress = self.tracker, self._t, self.progress
-        committed = t.submission[: self._head]
-        everything = Closed.concat(self._closed).sorted()
+        step = self._step
+        tracker, t, progress = self.tracker, step.submissions, self.progress
+        committed = t.submission[: step.head]
+        everything = Closed.concat(step.closed).sorted()
         mine = np.isin(everything.groups.submission, committed)
-        held = Groups.concat(self._holding)
+        held = Groups.concat(step.holding)
         held = held.select(np.isin(held.submission, committed)).sorted()
         self._drop_the_rest(everything, mine, held)
         closed = everything.select(mine)
 
-        self._candidates.commit(max(0, self._head - self._recalled))
-        self._submission = self._first_submission + max(0, self._head - self._recalled)
+        step.candidates.commit(max(0, step.head - step.recalled))
+        self._submission = step.first_submission + max(0, step.head - step.recalled)
         failed = everything.groups.submission[everything.groups.failed]
-        new = slice(self._recalled, self._head)
+        new = slice(step.recalled, step.head)
         status = t.status[new][~np.isin(t.submission[new], failed)]  # a fault tells nothing about the prompt
         if len(status):
             share = float(np.isin(status, (_KEPT, _HELD)).mean())
@@ -167,8 +212,8 @@ class OrderedEngine(Engine):
         tracker.closed.append(closed)
         tracker.learn(closed.groups)
         alive = closed.groups.select(~closed.groups.failed)
-        progress.kept, progress.open, progress.round = int(closed.kept.sum()), 0, self._waves
-        progress.planned = int(t.spent[: self._head].sum())
+        progress.kept, progress.open, progress.round = int(closed.kept.sum()), 0, step.waves
+        progress.planned = int(t.spent[: step.head].sum())
         if not self.prompt_source.picks:
             progress.epoch = self.prompt_source.epoch(self.total.rollouts.generated)
         if len(alive):
@@ -176,7 +221,7 @@ class OrderedEngine(Engine):
         tracker.hold(held)
         tracker.level()
         self._explain()
-        result = tracker.batch(Closed.concat(tracker.closed).sorted(), self._waves)
+        result = tracker.batch(Closed.concat(tracker.closed).sorted(), step.waves)
         tracker.account(result)
         self.policy.end_step(progress)
         self._tell("finished", result)
@@ -198,39 +243,46 @@ class OrderedEngine(Engine):
         return self.pooled is not None and self.pooled.can_hold
 
     @property
+    def _most_drawn(self) -> int:
+        """Prompts that a step may draw."""
+        return self.config.max_rounds * self.facts.batch
+
+    @property
     def _most(self) -> int:
         """Prompts that may still be drawn in this step."""
-        return max(0, self.config.max_rounds * self.facts.batch - self._sent)
+        return max(0, self._most_drawn - self._step.sent)
 
     def _recall(self) -> Requests:
         """Held groups that go on; they are older than every new one, so they come first."""
-        self._recalled, requests = 0, Requests.none()
-        if len(self.held):
-            requests, _ = self.tracker.recall()
-            groups = self.tracker.open
-            self._recalled = len(requests)
-            stage = requests.stage
-            self._t.add(
+        if not len(self.held):
+            return Requests.none()
+        requests, _ = self.tracker.recall()
+        self.progress.planned += requests.rollouts
+        self.flight = requests.sorted()
+        self.ledger.rollouts.planned += requests.rollouts
+        return requests
+
+    def _count_recalled(self, requests: Requests) -> None:
+        """Enter these as the step's first submissions."""
+        if len(requests):
+            count, stage = self.tracker.open.n + requests.n, requests.stage
+            self._step.submissions.add(
                 submission=requests.submission,
-                count=groups.n + requests.n,
+                count=count,
                 spent=requests.n,
                 extra=requests.n,
                 stage=stage,
-                may=answers.most(self.policy.allocator, groups.n + requests.n, stage),
+                may=answers.most(self.policy.allocator, count, stage),
             )
-            self.progress.planned += requests.rollouts
-            self.flight = requests.sorted()
-            self.ledger.rollouts.planned += requests.rollouts
-        self._first_submission = self._submission
-        return requests
 
     def _send(self, amount: int) -> Requests:
         """First rollouts of the next ``amount`` candidates, or as many as there are and the cap surely has room for."""
-        line, t, allocator = self._candidates, self._t, self.policy.allocator
+        step = self._step
+        line, t, allocator = step.candidates, step.submissions, self.policy.allocator
         if amount <= 0:
             return Requests.none()
-        line.extend(self._sent + amount)
-        part = slice(self._sent, min(self._sent + amount, len(line)))
+        line.extend(step.sent + amount)
+        part = slice(step.sent, min(step.sent + amount, len(line)))
         rows, planned = line.row[part], line.planned[part]
         if not len(rows):
             return Requests.none()
@@ -238,8 +290,8 @@ class OrderedEngine(Engine):
         n = answers.first(allocator, rows, plan, self.progress)
         may = answers.most(allocator, n, np.zeros(len(n), dtype=np.int64))
         fund = answers.fund(allocator, n, plan)
-        if self._pledged is None:
-            self._pledged = fund
+        if step.pledged is None:
+            step.pledged = fund
         cap = self.progress.cap
         if cap is not None:
             worst = (t.spent + t.may).sum() + np.cumsum(n + may) - may  # each before may have taken the most
@@ -247,8 +299,8 @@ class OrderedEngine(Engine):
             fits = int(np.argmax(worst > cap)) if (worst > cap).any() else len(n)
             if fits < len(n) and least[fits] > cap:
                 self.tracker.why = f"the step's cap of {cap} rollouts was reached"
-                self._candidates_over = True
-            self._behind = len(n) - fits
+                step.candidates_over = True
+            step.behind = len(n) - fits
             rows, n, may = rows[:fits], n[:fits], may[:fits]
             part = slice(part.start, part.start + fits)
         if not len(rows):
@@ -258,8 +310,8 @@ class OrderedEngine(Engine):
             submission=submission, count=n, spent=n, may=may, fund=np.zeros(len(n)) if fund is None else fund[: len(n)]
         )
         requests = Requests(submission, line.index[part], rows, n, np.zeros(len(rows), dtype=np.int64))
-        self._sent += len(rows)
-        self._waves += 1
+        step.sent += len(rows)
+        step.waves += 1
         self.flight = Requests.join([self.flight, requests]).sorted()
         self.ledger.rollouts.planned += requests.rollouts
         return self._longest_first(requests)
@@ -281,34 +333,33 @@ class OrderedEngine(Engine):
         expected = np.full(len(requests), (tokens[known] / rollouts[known]).mean())
         expected[known] = tokens[known] / rollouts[known]
         needed = round(self.facts.batch / min(1.0, max(self.keep_rate or 1.0, _LEAST_YIELD)))
-        excess = np.arange(len(requests)) >= max(1, needed - (self._sent - len(requests)))
+        excess = np.arange(len(requests)) >= max(1, needed - (self._step.sent - len(requests)))
         return requests.select(np.lexsort((-expected, excess)))
 
     def _fill(self, requests: Requests) -> Requests | None:
         """Send more where what is under way can no longer fill the batch."""
-        while not self._done:
+        step = self._step
+        while not step.done:
             more = self._send(self._missing())
             if len(more):
                 requests = Requests.join([requests, more])
                 break
             # Nothing is in flight and all candidates are used up: prompts may come a second time, if nothing else is missing.
             idle = (
-                not len(self.flight)
-                and self._missing() > 0
-                and not self._candidates.ended
-                and not self._candidates_over
+                not len(self.flight) and self._missing() > 0 and not step.candidates.ended and not step.candidates_over
             )
-            if not (idle and self.tracker.wants(self._t.amount(_KEPT)) and self._candidates.new_lap()):
+            if not (idle and self.tracker.wants(step.submissions.amount(_KEPT)) and step.candidates.new_lap()):
                 break
         return requests if len(requests) else None
 
     def _missing(self) -> int:
         """Candidates to send now: none while those in flight may be enough."""
-        t, target = self._t, self._target
-        if self._candidates_over:
+        step = self._step
+        t, target = step.submissions, self._target
+        if step.candidates_over:
             return 0
         if not self.config.refill:
-            return self._behind  # what the step's request still lacks, for want of room under the cap
+            return step.behind  # what the step's request still lacks, for want of room under the cap
         if math.isinf(target):
             return 0
         if self.tracker.lenient:
@@ -316,7 +367,7 @@ class OrderedEngine(Engine):
         kept, unresolved = t.amount(_KEPT), t.amount(_FLIGHT, _ASKING)
         deficit = self.facts.batch - kept - unresolved
         if deficit <= 0:
-            return max(0, self._first_end - len(t)) if self._reserve else 0  # a cap kept some back
+            return max(0, step.first_end - len(t)) if step.reserve else 0  # a cap kept some back
         # Groups that ask for a top-up are likely to be kept. Not counting them would bias the yield: the others have left.
         likely = 0
         if self._needs_place:
@@ -335,8 +386,8 @@ class OrderedEngine(Engine):
         be ignored or replaced by the same number, and so on for the replacements. Until all are back this is an estimate from
         below.
         """
-        viable = np.cumsum(np.isin(self._t.status, (_FLIGHT, _ASKING, _KEPT)))
-        end = self._first_end
+        viable = np.cumsum(np.isin(self._step.submissions.status, (_FLIGHT, _ASKING, _KEPT)))
+        end = self._step.first_end
         while end <= len(viable):
             kept = int(viable[end - 1]) if end else 0
             if not self.tracker.wants(kept):
@@ -348,7 +399,7 @@ class OrderedEngine(Engine):
 
     def _review(self, groups: Groups) -> None:
         """Close groups that are done; the others ask for more."""
-        t, allocator = self._t, self.policy.allocator
+        t, allocator = self._step.submissions, self.policy.allocator
         failed = groups.select(groups.failed)
         if len(failed):
             self._close(Closed.of(failed, "failed"))
@@ -358,7 +409,7 @@ class OrderedEngine(Engine):
         more = answers.more(allocator, "review", alive, self.progress)
         at = t.at(alive.submission)
         more[(t.stage[at] + 1 >= self.config.max_rounds) | np.isin(alive.submission, self.tracker.cut)] = 0
-        if self.progress.cap is not None or self._pledged is not None:
+        if self.progress.cap is not None or self._step.pledged is not None:
             # Other groups were sent assuming that this is the most; a group that lost rollouts may want more.
             more = np.minimum(more, t.may[at])
         self._close(self.tracker.verdict(alive.select(more == 0)))
@@ -373,20 +424,22 @@ class OrderedEngine(Engine):
             self.tracker.put(again)
 
     def _close(self, closed: Closed) -> None:
+        step = self._step
         if len(closed):
-            at = self._t.at(closed.groups.submission)
-            self._t.status[at] = np.where(closed.kept, _KEPT, _OUT)
-            self._t.may[at] = 0
-            self._closed.append(closed)
+            at = step.submissions.at(closed.groups.submission)
+            step.submissions.status[at] = np.where(closed.kept, _KEPT, _OUT)
+            step.submissions.may[at] = 0
+            step.closed.append(closed)
 
     def _hold(self, groups: Groups) -> None:
-        at = self._t.at(groups.submission)
-        self._t.status[at], self._t.may[at] = _HELD, 0
-        self._holding.append(groups)
+        step = self._step
+        at = step.submissions.at(groups.submission)
+        step.submissions.status[at], step.submissions.may[at] = _HELD, 0
+        step.holding.append(groups)
 
     def _decide(self) -> Requests:
         """Grant or refuse top-ups, as far as the answer no longer depends on groups in flight."""
-        t, allocator = self._t, self.policy.allocator
+        t, allocator = self._step.submissions, self.policy.allocator
         parts = []
         while True:
             asking = np.flatnonzero(t.status == _ASKING)
@@ -416,7 +469,8 @@ class OrderedEngine(Engine):
 
     def _answers(self, asking: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Of the submissions at these places: which surely get their top-up, which surely do not, and which of the latter lack a place."""
-        t = self._t
+        step = self._step
+        t = step.submissions
         want = t.want[asking]
         yes, no = np.ones(len(asking), dtype=bool), np.zeros(len(asking), dtype=bool)
         placeless = np.zeros(len(asking), dtype=bool)
@@ -427,9 +481,9 @@ class OrderedEngine(Engine):
             yes &= viable < self._target
             placeless = kept >= self._target
             no |= placeless
-        if self._pledged is not None:
+        if step.pledged is not None:
             # Each prompt pays in when it is explored. A batch of them pays from the start, sent or held back by a cap.
-            pledged = self._pledged[: self.facts.batch].sum()
+            pledged = step.pledged[: self.facts.batch].sum()
             paid = np.maximum(np.cumsum(t.fund)[asking], pledged)
             taken = np.cumsum(t.extra)[asking]
             pending = np.cumsum(t.may)[asking] - t.may[asking]
@@ -444,14 +498,10 @@ class OrderedEngine(Engine):
 
     # -- the order of submissions -------------------------------------------------------------------------------
 
-    #: What the prompts of the first request pay into the pool; None: there is no pool.
-    _pledged: np.ndarray | None = None
-    _done = False
-    _head = 0
-
     def _advance(self) -> None:
         """Commit what can be committed; the step is done when the batch is."""
-        t = self._t
+        step = self._step
+        t = step.submissions
         final = t.status >= _KEPT
         head = int(np.argmin(final)) if not final.all() else len(t)
         kept = np.cumsum(t.status[:head] == _KEPT)
@@ -460,14 +510,14 @@ class OrderedEngine(Engine):
         if self.tracker.lenient and self.config.refill:
             enough |= np.arange(1, head + 1) >= self._end()
         # Groups held for the next step come from the first request alone: its size is a function of the state.
-        enough &= (held >= self._reserve) | (np.arange(1, head + 1) >= self._first_end)
-        self._done = bool(enough.any())
-        self._head = int(np.argmax(enough)) + 1 if self._done else head
+        enough &= (held >= step.reserve) | (np.arange(1, head + 1) >= step.first_end)
+        step.done = bool(enough.any())
+        step.head = int(np.argmax(enough)) + 1 if step.done else head
 
     def _drop_the_rest(self, everything: Closed, mine: np.ndarray, held: Groups) -> None:
         """Account what did not commit as aborted."""
         uncommitted = [everything.groups.select(~mine), self.tracker.open]
-        uncommitted += [g.select(~np.isin(g.submission, held.submission)) for g in self._holding]
+        uncommitted += [g.select(~np.isin(g.submission, held.submission)) for g in self._step.holding]
         for groups in uncommitted:
             self.ledger.drop("aborted", groups.tokens)
         self.tracker.open = Groups.empty()
@@ -475,8 +525,8 @@ class OrderedEngine(Engine):
 
     def _explain(self) -> None:
         """Say why the step's sampling ended, in case the batch is short."""
-        if not self.tracker.why and self._candidates.ended:
-            self.tracker.why = self._candidates.ended
+        if not self.tracker.why and self._step.candidates.ended:
+            self.tracker.why = self._step.candidates.ended
         if not self.tracker.why and self._most == 0:
             self.tracker.why = f"adaptive.max_rounds={self.config.max_rounds} batches of prompts were drawn"
 

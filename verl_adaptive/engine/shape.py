@@ -23,12 +23,14 @@ class StepShape:
         groups: groups that it trains.
         n: rollouts of a group, as the parts are told (an allocator may give more or fewer).
         config: the ``adaptive`` group, its allocator told the same.
+        ahead: groups of further batches in flight.
         note: what is otherwise than asked for, or an empty string.
     """
 
     groups: int
     n: int
     config: AdaptiveConfig
+    ahead: int = 0
     note: str = ""
 
 
@@ -58,7 +60,7 @@ def step_shape(config: AdaptiveConfig, batch: int, n: int, prompts: int, ahead: 
     if config.batch_unit == "groups":
         # A sampler that plans rollouts has a budget of n for each prompt, whatever an allocator makes of its plan.
         plans = fixed is None and cast(type[Sampler], find_part("sampler", config.sampler["name"])).plans_rollouts
-        return StepShape(batch, n if plans else allocator.group_size(n), config)
+        return StepShape(batch, n if plans else allocator.group_size(n), config, int(ahead * batch))
     check(
         fixed is not None,
         "adaptive.batch_unit",
@@ -87,4 +89,5 @@ def step_shape(config: AdaptiveConfig, batch: int, n: int, prompts: int, ahead: 
         note = f"{prompts:,} prompts {short}: groups of {size} instead"
     if "n" in config.allocator:
         config = replace(config, allocator={**config.allocator, "n": size})
-    return StepShape(batch * (n // size), size, config, note)
+    groups = batch * (n // size)
+    return StepShape(groups, size, config, int(ahead * groups), note)

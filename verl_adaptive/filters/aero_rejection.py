@@ -37,6 +37,7 @@ from verl_adaptive.groups import Groups
 from verl_adaptive.progress import Progress
 from verl_adaptive.ranges import Range, Share, Whole
 from verl_adaptive.roles import Filter, Verdict
+from verl_adaptive.stats.visits import kind_of
 
 
 class AeroRejection(Filter):
@@ -68,7 +69,7 @@ class AeroRejection(Filter):
 
     def decide(self, groups: Groups, progress: Progress) -> Verdict:
         config = self.config
-        hit = groups.success >= 0.5
+        hit = groups.correct
         correct = groups.sum(hit).astype(np.int64)
         wrong = groups.n - correct
         flat = groups.degenerate(self.facts.tolerance)
@@ -85,7 +86,7 @@ class AeroRejection(Filter):
         kind = hit & ~np.repeat(flat, groups.n)  # a flat group is drawn from as a whole
         keep = ~flat if config.keep_degenerate == 0 else np.ones(len(groups), dtype=bool)
         rollouts = self._rank(groups, kind, progress) < quota[kind.astype(np.int64), groups.group_of]
-        return Verdict(keep=keep, reason=np.where(groups.pass_rate > 0.5, 0, 1), rollouts=rollouts)
+        return Verdict(keep=keep, reason=np.where(kind_of(flat, groups.pass_rate) > 0, 0, 1), rollouts=rollouts)
 
     def _rank(self, groups: Groups, kind: np.ndarray, progress: Progress) -> np.ndarray:
         """int64 ``(R,)``: a random rank, from 0, of every rollout among those of its group and kind."""

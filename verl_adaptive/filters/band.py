@@ -18,7 +18,7 @@ from verl_adaptive.config import AdaptiveConfig
 from verl_adaptive.errors import ConfigError
 from verl_adaptive.groups import Groups
 from verl_adaptive.progress import Progress
-from verl_adaptive.roles import Filter, Verdict
+from verl_adaptive.roles import Commits, Filter, Verdict
 
 if TYPE_CHECKING:
     from verl_adaptive.policy import Policy
@@ -46,14 +46,14 @@ class Band(Filter):
 
     def check_policy(self, policy: Policy, config: AdaptiveConfig) -> None:
         allocator = policy.allocator
-        if not allocator.makes_commits:
+        if not isinstance(allocator, Commits):
             raise ConfigError(
                 "adaptive.filter.name",
                 self.name,
                 f"keeps only groups that got a commit, and adaptive/allocator={allocator.name} makes none; for "
                 "a band on the pass rate take adaptive/filter=informative with adaptive.filter.low and high",
             )
-        self.judge = allocator.side  # type: ignore[attr-defined]
+        self.judge = allocator.side
 
     def decide(self, groups: Groups, progress: Progress) -> Verdict:
         pilot, side = is_pilot(groups), self.judge(groups)

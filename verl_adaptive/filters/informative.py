@@ -16,6 +16,7 @@ from verl_adaptive.groups import Groups
 from verl_adaptive.progress import Progress
 from verl_adaptive.ranges import Range, Share
 from verl_adaptive.roles import Filter, Verdict
+from verl_adaptive.stats.visits import kind_of
 
 
 class Informative(Filter):
@@ -44,5 +45,6 @@ class Informative(Filter):
         rate = groups.pass_rate
         flat = groups.degenerate(self.facts.tolerance)
         low, high = rate < self.config.low, rate > self.config.high
-        reason = np.select([flat & (rate > 0.5), flat, high], [0, 1, 2], default=3)
+        kind = kind_of(flat, rate)
+        reason = np.select([kind > 0, kind < 0, high], [0, 1, 2], default=3)
         return Verdict(keep=~(flat | low | high), reason=reason)

@@ -5,15 +5,14 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from verl.trainer.ppo.utils import need_critic
-
 from verl_adaptive.advantages.verl import COMPARING, GROUP_RELATIVE
 from verl_adaptive.config import AdaptiveConfig, check
 from verl_adaptive.engine.shape import step_shape
 from verl_adaptive.integration.compat import MODES, queue_lacks
 from verl_adaptive.integration.engines import keeps_rows
-from verl_adaptive.integration.facts import late_rewards, mode_of, stream_of
+from verl_adaptive.integration.facts import ahead_of, has_critic, late_rewards, mode_of, stream_of
 from verl_adaptive.policy import KINDS, Policy
+from verl_adaptive.roles import Commits
 from verl_adaptive.simulate import preset_names
 
 _OUR_BUFFER = "pkg://verl_adaptive.integration.replay_buffer"  # which every preset names
@@ -100,7 +99,7 @@ def check_run(config: Any, adaptive: AdaptiveConfig, policy: Policy) -> None:
         True,
         "recorded rollouts bypass the policy; set it to false",
     )
-    thin = getattr(policy.advantage.config, "thin", 0)
+    thin = policy.advantage.thin
     check(
         not thin or not why_not_skip_zero(config),
         "adaptive.advantage.thin",
@@ -122,7 +121,7 @@ def check_run(config: Any, adaptive: AdaptiveConfig, policy: Policy) -> None:
             ),
         )
         check(
-            not need_critic(config),
+            not has_critic(config),
             "critic.enable",
             True,
             f"adaptive/advantage={policy.advantage.name} has no use for a critic; take "
@@ -167,7 +166,7 @@ def check_run(config: Any, adaptive: AdaptiveConfig, policy: Policy) -> None:
         f"must divide {'data.train_batch_size' if parts == 1 else 'data.train_batch_size / parameter_sync_step'}="
         f"{batch // parts}, so that a step is a whole number of updates",
     )
-    if need_critic(config):
+    if has_critic(config):
         check(
             (batch // parts) % config.critic.ppo_mini_batch_size == 0,
             "critic.ppo_mini_batch_size",
@@ -187,7 +186,7 @@ def _check_advantage(config: Any, policy: Policy) -> None:
         "algorithm.use_kl_in_reward=false actor_rollout_ref.actor.use_kl_loss=true, or adaptive/advantage=verl",
     )
     check(
-        algorithm.get("norm_adv_by_std_in_grpo", True) or not getattr(advantage.config, "norm_by_std", False),
+        algorithm.get("norm_adv_by_std_in_grpo", True) or not advantage.norm_by_std,
         "adaptive.advantage.norm_by_std",
         True,
         f"algorithm.norm_adv_by_std_in_grpo=false acts on verl's own estimator, and adaptive/advantage={advantage.name} "
@@ -299,7 +298,7 @@ def _check_group_size(n: int, estimator: str, adaptive: AdaptiveConfig, policy: 
         f"a group of one has no variance to judge by; use at least 2 (8 is usual), +adaptive=grpo, +adaptive=solo{without}, or "
         "+adaptive=sao with algorithm.adv_estimator=gae, with their own sampler, filter and advantage, which need none",
     )
-    least, key = policy.allocator.least(n), getattr(policy.allocator, "least_key", "n")
+    least, key = policy.allocator.least(n), policy.allocator.least_key
     fixed = policy.allocator.fixed_size(n) is not None
     check(
         n < 2 or least >= 2 or fixed or not advantage.centres,
@@ -322,7 +321,7 @@ def _check_group_size(n: int, estimator: str, adaptive: AdaptiveConfig, policy: 
         f"leaves one rollout of a group, which {estimator} would train on its bare reward; use 0, or 2 or more",
     )
     check(
-        adaptive.max_rounds > 1 or not policy.allocator.makes_commits,
+        adaptive.max_rounds > 1 or not isinstance(policy.allocator, Commits),
         "adaptive.max_rounds",
         adaptive.max_rounds,
         f"adaptive/allocator={policy.allocator.name} begins with pilots and would commit none; use 2 or more",
@@ -335,15 +334,15 @@ def _check_mode(config: Any, adaptive: AdaptiveConfig, policy: Policy) -> None:
     mode, save_freq = mode_of(config), config.trainer.save_freq
     holds = policy.allocator.can_hold
     lacks = queue_lacks() if save_freq > 0 and (holds or mode != "sync") else ""
-    form = getattr(policy.allocator.config, "form", None)
-    key, value = ("name", policy.allocator.name) if form is None else ("form", form)
+    key, instead = policy.allocator.on_policy or ("name", "another allocator")
+    value = adaptive.allocator.get(key)
     if mode == "sync":
         check(
             not lacks,
             f"adaptive.allocator.{key}",
             value,
             f"holds groups for a later step, and a checkpoint could not hold their rows: {lacks}; install it, take "
-            f"{'another allocator' if form is None else 'on_policy'}, or write no checkpoints (trainer.save_freq=-1)",
+            f"{instead}, or write no checkpoints (trainer.save_freq=-1)",
         )
         return
     check(
@@ -353,18 +352,17 @@ def _check_mode(config: Any, adaptive: AdaptiveConfig, policy: Policy) -> None:
         f"trainer.v1.trainer_mode={mode} has groups under way at every step's end, and a checkpoint could not hold their "
         f"rows: {lacks}; install it, or write no checkpoints (-1)",
     )
-    warmup = config.trainer.v1[mode].get("num_warmup_batches", 0)
     check(
         not holds,
         f"adaptive.allocator.{key}",
         value,
         f"holds groups back for the next step's generation, but trainer.v1.trainer_mode={mode} generates all the time; take "
-        f"{'another' if form is None else 'on_policy'}, or trainer.v1.trainer_mode=sync",
+        f"{instead}, or trainer.v1.trainer_mode=sync",
     )
     check(
-        not policy.sampler.plans_steps or warmup == 0,
+        not policy.sampler.plans_steps or ahead_of(config) == 0,
         f"trainer.v1.{mode}.num_warmup_batches",
-        warmup,
+        ahead_of(config),
         f"adaptive/sampler={policy.sampler.name} plans a step from the results of all steps before it, so nothing may be "
         f"generated ahead: trainer.v1.{mode}.num_warmup_batches=0",
     )
@@ -460,7 +458,7 @@ def _must_keep_zero(config: Any) -> str:
     estimator, loss_mode = str(algorithm.adv_estimator), actor.policy_loss.get("loss_mode", "vanilla")
     distillation, correction = config.get("distillation"), algorithm.get("rollout_correction") or {}
     reasons = (
-        (need_critic(config), "the critic learns from every row"),
+        (has_critic(config), "the critic learns from every row"),
         (
             estimator not in GROUP_RELATIVE and not estimator.startswith("adaptive_"),
             f"algorithm.adv_estimator={estimator} is not known to give equal rewards zero advantages",

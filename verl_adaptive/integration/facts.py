@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,6 +15,7 @@ from verl_adaptive.config import AdaptiveConfig, check
 from verl_adaptive.engine import AsyncFacts
 from verl_adaptive.integration.engines import model_of
 from verl_adaptive.policy import Policy
+from verl_adaptive.stats.snapshot import FOLDER
 
 #: verl's agent loop of one turn (``experimental/agent_loop/single_turn_agent_loop.py``).
 SINGLE_TURN = "single_turn_agent"
@@ -36,11 +38,16 @@ def adaptive_of(config: Any) -> AdaptiveConfig:
     return made if made.seed is not None else replace(made, seed=int(config.data.get("seed") or 0))
 
 
+def ahead_of(config: Any) -> float:
+    """Batches that the trainer mode generates ahead."""
+    mode = mode_of(config)
+    return 0 if mode == "sync" else config.trainer.v1[mode].num_warmup_batches
+
+
 def stream_of(config: Any) -> AsyncFacts:
-    """How the asynchronous trainer that the configuration chooses takes its batches, in prompts of ``data.train_batch_size``."""
+    """How the asynchronous trainer that the configuration chooses takes its batches; what it generates ahead is the plan's."""
     options, sampler = config.trainer.v1[mode_of(config)], config.trainer.v1.sampler
     return AsyncFacts(
-        warmup=int(options.get("num_warmup_batches", 0) * config.data.train_batch_size),
         parts=int(options.get("parameter_sync_step", 1)),
         threshold=sampler.max_off_policy_threshold,
         strategy=sampler.max_off_policy_strategy,
@@ -56,10 +63,11 @@ def schedule_of(config: Any) -> str:
     v1, rollout, mode = config.trainer.v1, config.actor_rollout_ref.rollout, mode_of(config)
     if mode == "sync":
         return "generation and training take turns"
-    ahead = v1[mode].num_warmup_batches
+    ahead = ahead_of(config)
     warmup = f"{ahead:g} warm-up batch{'' if ahead == 1 else 'es'}"
     if mode == "colocate_async":
         return f"generation and training take turns on the same devices, {warmup} ahead"
+    check(mode == "separate_async", "trainer.v1.trainer_mode", mode, "is no mode that this package knows")
     batch, mini = config.data.train_batch_size, config.actor_rollout_ref.actor.ppo_mini_batch_size
     sync = v1.separate_async.parameter_sync_step
     check(
@@ -112,6 +120,15 @@ def late_rewards(config: Any) -> bool:
     return bool(model.enable and not model.enable_resource_pool)
 
 
+def has_critic(config: Any) -> bool:
+    """Whether verl trains a critic; without verl's warning, which each question brings and verl's trainer shows itself."""
+    from verl.trainer.ppo.utils import need_critic
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return need_critic(config)
+
+
 def single_turn(config: Any) -> bool:
     """Whether a prompt that names no agent loop goes to verl's own of one turn, whose loss mask is as long as the answer."""
     agent = config.actor_rollout_ref.rollout.agent
@@ -146,7 +163,7 @@ def journal_place(config: Any, adaptive: AdaptiveConfig) -> JournalPlace:
         # It may start from any checkpoint, beside the run itself: nothing of it belongs on the run's line.
         return JournalPlace(None, run, checkpoints, "trainer.val_only=true")
     if store.dir is None:
-        return JournalPlace(os.path.join(checkpoints, "adaptive"), run, checkpoints)
+        return JournalPlace(os.path.join(checkpoints, FOLDER), run, checkpoints)
     names = [part for part in run.split("/") if part not in ("", ".", "..")]
     return JournalPlace(os.path.join(os.path.abspath(os.path.expanduser(store.dir)), *names), run, checkpoints)
 
@@ -217,9 +234,9 @@ def held_note(policy: Policy) -> str:
     allocator = policy.allocator
     if not allocator.can_hold:
         return ""
-    age = getattr(allocator.config, "max_age", None)
+    age, instead = allocator.max_age, allocator.on_policy
     most = "" if age is None else f" (adaptive.allocator.max_age={age} steps at most)"
-    own = "; adaptive.allocator.form=on_policy makes each group within its step" if allocator.makes_commits else ""
+    own = "" if instead is None else f"; adaptive.allocator.{'='.join(instead)} makes each group within its step"
     return (
         f"off-policy by a step: held groups train with first rollouts of older weights{most}; algorithm.rollout_correction "
         f"corrects for that{own}"

@@ -22,6 +22,7 @@ from verl_adaptive.engine import make_engine
 from verl_adaptive.errors import AdaptiveError, ConfigError
 from verl_adaptive.integration import guard
 from verl_adaptive.integration.composing import Command, compose, group_options, refuse_text_for_numbers
+from verl_adaptive.integration.facts import has_critic
 from verl_adaptive.integration.resume import resume_of
 from verl_adaptive.integration.run_plan import STAND_IN, RunPlan
 from verl_adaptive.simulate.worlds import WorldPrompts
@@ -161,22 +162,20 @@ def validate(config: DictConfig) -> RunPlan:
         ConfigError: a setting of ours; ValueError, AssertionError: one of verl's.
     """
     remarks = validate_as_verl(config)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        plan = RunPlan.of(config)
+    plan = RunPlan.of(config)
     return replace(plan, notes=(*remarks, *plan.notes))
 
 
 def validate_as_verl(config: DictConfig) -> list[str]:
     """verl's own validation; what was left out of it because something that the run will have is not on this machine."""
     from hydra.errors import InstantiationException
-    from verl.trainer.ppo.utils import need_critic, need_reference_policy
+    from verl.trainer.ppo.utils import need_reference_policy
     from verl.utils.config import validate_config
 
     config, remarks = _without_lora(config)
+    reference, critic = need_reference_policy(config), has_critic(config)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # verl warns each time it is asked whether there is a critic
-        reference, critic = need_reference_policy(config), need_critic(config)
+        warnings.simplefilter("ignore")  # training shows them
         try:
             # It opens the critic's model alone: one that is named as on the hub, half a minute at a time without a network.
             with _no_wait_for_the_hub() if critic else nullcontext():

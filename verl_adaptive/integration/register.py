@@ -65,9 +65,11 @@ def _class(mode: str) -> Any:
         from verl_adaptive.integration.trainer_separate_async import AdaptiveSeparateAsync
 
         return AdaptiveSeparateAsync
-    from verl_adaptive.integration.trainer import AdaptiveSync
+    if mode == "sync":
+        from verl_adaptive.integration.trainer import AdaptiveSync
 
-    return AdaptiveSync
+        return AdaptiveSync
+    raise AdaptiveError(f"this package has no trainer for trainer.v1.trainer_mode={mode}")
 
 
 def _refuse_others(base: Any) -> None:

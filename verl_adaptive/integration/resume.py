@@ -17,15 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 from verl_adaptive.config import AdaptiveConfig, flat
 from verl_adaptive.errors import AdaptiveError
-from verl_adaptive.stats.snapshot import MANIFEST, SnapshotError, SnapshotMissing, read_manifest
+from verl_adaptive.stats.snapshot import FOLDER, MANIFEST, SnapshotError, SnapshotMissing, read_manifest
 
 if TYPE_CHECKING:
     from verl_adaptive.integration.run_plan import RunPlan
 
 _LOG = logging.getLogger(__name__)
 
-#: The snapshot's place inside ``global_step_N``.
-FOLDER = "adaptive"
 #: Beside a snapshot, once verl's files of the same save are there, too: its nonce.
 SAVED = "saved"
 #: The word in ``adaptive.resume.allow`` that accepts differences.

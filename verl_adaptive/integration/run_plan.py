@@ -32,7 +32,7 @@ class RunPlan:
         mode: verl's trainer mode, whatever our names for it: ``sync``, ``colocate_async`` or ``separate_async``.
         schedule: what the mode means for this run.
         ahead: batches generated ahead.
-        stream: how an asynchronous trainer takes its batches (of ``groups`` groups, once sized); None: ``sync``.
+        stream: how an asynchronous trainer takes its batches; what it generates ahead is there once sized; None: ``sync``.
         batch, rollout_n: prompts and rollouts a prompt of plain GRPO's step with the same settings.
         epochs, asked_steps: what verl ends by; ``asked_steps`` is None where nobody asked for a number of steps.
         updates: the actor's optimizer updates a step, epochs of PPO included.
@@ -123,7 +123,7 @@ class RunPlan:
             estimator=advantage.estimator or str(config.algorithm.adv_estimator),
             mode=mode,
             schedule=facts.schedule_of(config),
-            ahead=0.0 if mode == "sync" else float(trainer.v1[mode].get("num_warmup_batches", 0)),
+            ahead=facts.ahead_of(config),
             stream=None if mode == "sync" else facts.stream_of(config),
             batch=batch,
             rollout_n=n,
@@ -174,7 +174,7 @@ class RunPlan:
             steps = by_epochs if steps is None else min(steps, by_epochs)
         shape = step_shape(self.adaptive, batch, self.rollout_n, prompts or STAND_IN, self.ahead)
         notes += [shape.note] if shape.note else []
-        window = shape.groups + int(self.ahead * shape.groups)
+        window = shape.groups + shape.ahead
         check(
             self.stream is None or prompts is None or prompts >= window,
             f"trainer.v1.{self.mode}.num_warmup_batches",
@@ -189,7 +189,7 @@ class RunPlan:
             self,
             adaptive=shape.config,
             policy=policy,
-            stream=None if self.stream is None else replace(self.stream, warmup=int(self.ahead * shape.groups)),
+            stream=None if self.stream is None else replace(self.stream, warmup=shape.ahead),
             notes=tuple(notes),
             groups=shape.groups,
             n=shape.n,

@@ -19,7 +19,7 @@ from verl_adaptive.errors import AdaptiveError, ConfigError
 from verl_adaptive.integration.dataloader import identity_columns
 from verl_adaptive.integration.facts import media_columns
 from verl_adaptive.integration.monitor import Monitor
-from verl_adaptive.integration.resume import FOLDER, SAVED, check_resume
+from verl_adaptive.integration.resume import SAVED, check_resume
 from verl_adaptive.integration.run_plan import RunPlan
 from verl_adaptive.integration.session import Session
 from verl_adaptive.integration.stream_session import StreamSession
@@ -36,7 +36,7 @@ from verl_adaptive.stats import (
     write_snapshot,
 )
 from verl_adaptive.stats.atomic import write_file
-from verl_adaptive.stats.snapshot import MANIFEST, SnapshotError, attached, new_folder, read_manifest
+from verl_adaptive.stats.snapshot import FOLDER, MANIFEST, SnapshotError, attached, new_folder, read_manifest
 
 logger = logging.getLogger(__name__)
 

@@ -63,6 +63,7 @@ class Session(BaseSession[Engine]):
         super().__init__(engine, stream, handles)
         self._abort = abort
         self.timings = Timings(slots)
+        self._finished: StepResult  # with the step's batch
 
     def start(self) -> None:
         """Begin the step and send its first requests, without waiting."""

@@ -19,6 +19,7 @@ from verl_adaptive.engine import AsyncEngine, Engine, StepResult
 from verl_adaptive.integration import compat
 from verl_adaptive.integration.facts import image_note
 from verl_adaptive.integration.layout import Layout
+from verl_adaptive.stats.visits import kind_of
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +47,7 @@ def step_metrics(
     usable = ~groups.failed & (groups.n > 0)
     flat = groups.degenerate(engine.facts.tolerance) & usable
     seen = max(1, int(usable.sum()))
-    rate = groups.pass_rate[usable]
+    kind, rate = kind_of(flat, groups.pass_rate), groups.pass_rate[usable]
     out: dict[str, float] = {}
     for unit, account in (("rollouts", ledger.rollouts), ("tokens", ledger.tokens)):
         out[f"adaptive/{unit}/generated_total"] = account.generated
@@ -67,8 +68,8 @@ def step_metrics(
     out["adaptive/groups/surplus_total"] = int((result.outcome == "surplus").sum())
     out["adaptive/groups/informative_total"] = int((usable & ~flat).sum())
     out["adaptive/groups/informative_share"] = 1.0 - float(flat.sum()) / seen
-    out["adaptive/groups/all_correct_share"] = float((flat & (groups.pass_rate > 0.5)).sum()) / seen
-    out["adaptive/groups/all_wrong_share"] = float((flat & (groups.pass_rate <= 0.5)).sum()) / seen
+    out["adaptive/groups/all_correct_share"] = float((kind > 0).sum()) / seen
+    out["adaptive/groups/all_wrong_share"] = float((kind < 0).sum()) / seen
     # over kept and dropped alike, so that curves with and without a filter can be compared
     out |= _generated("reward", groups.reward)
     out |= _generated("response_length", groups.tokens)

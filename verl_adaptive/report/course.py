@@ -11,7 +11,7 @@ from verl_adaptive.report.judge import Hearing
 from verl_adaptive.report.overview import BINS, ledger_of, scalars_of
 from verl_adaptive.stats import Run
 from verl_adaptive.stats.history import Window, windows
-from verl_adaptive.stats.visits import by_prompt
+from verl_adaptive.stats.visits import by_prompt, kind_of
 
 __all__ = ["CLASSES", "POINTS", "SOURCES", "VISITS", "History", "course_of", "hours_of"]
 
@@ -220,10 +220,9 @@ class _Course:
     def add(self, w: Window) -> None:
         """Take a window's groups."""
         home = np.minimum(np.searchsorted(self._last, w.step), len(self._last) - 1)
-        kind = np.select(
-            [~w.usable, w.flat & (w.rate <= 0.5), w.flat, w.rate < 0.25, w.rate <= 0.75], [5, 0, 4, 1, 2], default=3
-        )
-        np.add.at(self.classes, (home, kind), 1)
+        kind = kind_of(w.flat, w.rate)
+        place = np.select([~w.usable, kind < 0, kind > 0, w.rate < 0.25, w.rate <= 0.75], [5, 0, 4, 1, 2], default=3)
+        np.add.at(self.classes, (home, place), 1)
         self._sum(w, home)
         good = w.usable
         self._visit(w.row[good], w.rate[good], w.n[good].astype(np.float64), w.flat[good])

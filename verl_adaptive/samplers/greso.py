@@ -90,6 +90,8 @@ class Greso(Sampler):
         self.p_hard: float = self.config.p_hard
         self._counts = np.zeros(3, dtype=np.int64)  # groups closed this step: easy, hard, all
         self._gate = np.zeros(4, dtype=np.int64)  # this step: easy seen, easy skipped, hard seen, hard skipped
+        self._last_gate = [0, 0, 0, 0]
+        self._share = (0.0, 0.0)  # of the last step's closed groups: easy, hard
 
     def bind(self, table: StatsTable, facts: RunFacts) -> None:
         super().bind(table, facts)
@@ -171,13 +173,12 @@ class Greso(Sampler):
     # -- state ----------------------------------------------------------------------------------------------
 
     def metrics(self) -> dict[str, float]:
-        seen_easy, cut_easy, seen_hard, cut_hard = getattr(self, "_last_gate", (0, 0, 0, 0))
-        share = getattr(self, "_share", (0.0, 0.0))
+        seen_easy, cut_easy, seen_hard, cut_hard = self._last_gate
         return {
             "p_easy": self.p_easy,
             "p_hard": self.p_hard,
-            "easy_share": share[0],
-            "hard_share": share[1],
+            "easy_share": self._share[0],
+            "hard_share": self._share[1],
             "easy_skipped_total": float(cut_easy),
             "hard_skipped_total": float(cut_hard),
             "easy_seen_total": float(seen_easy),

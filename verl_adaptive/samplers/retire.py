@@ -24,7 +24,7 @@ from verl_adaptive.config import AdaptiveConfig, RunFacts
 from verl_adaptive.groups import Groups, at_least
 from verl_adaptive.progress import Progress
 from verl_adaptive.ranges import PositiveShare, Range, Share
-from verl_adaptive.roles import Sampler
+from verl_adaptive.roles import Commits, Sampler
 from verl_adaptive.samplers.rounds import RoundConfig, round_size
 from verl_adaptive.stats.table import Column, StatsTable
 from verl_adaptive.stats.visits import waves
@@ -66,8 +66,8 @@ class Retire(Sampler):
         self._pilots: Callable[[int], int] | None = None
 
     def check_policy(self, policy: Policy, config: AdaptiveConfig) -> None:
-        if policy.allocator.makes_commits:
-            self._pilots = policy.allocator.pilots  # type: ignore[attr-defined]
+        if isinstance(policy.allocator, Commits):
+            self._pilots = policy.allocator.pilots
 
     def bind(self, table: StatsTable, facts: RunFacts) -> None:
         super().bind(table, facts)

@@ -53,7 +53,8 @@ class Simulation:
             ``adaptive.skip_zero_advantage`` says.
         clock: answers in time, group by group; None: answers are back as asked for, one after the other.
         peer: verl's own filter decides, in place of the package's engine.
-        mode: an asynchronous trainer takes the batches; needs a clock, for nothing but time says what comes back first.
+        ahead: batches that an asynchronous trainer generates ahead; None: verl's ``sync`` trainer. Needs a clock, for nothing but
+            time says what comes back first.
 
     Attributes:
         engine: the engine.
@@ -77,18 +78,17 @@ class Simulation:
         skip_zero: bool = True,
         clock: Clock | None = None,
         peer: bool = False,
-        mode: AsyncFacts | None = None,
+        ahead: float | None = None,
     ) -> None:
-        if mode is not None and clock is None:
+        if ahead is not None and clock is None:
             raise AdaptiveError("an asynchronous trainer is simulated with a clock only")
         self.world, self.steps, self.fixed, self.n = world, steps, fixed, n
         self.clock: Any = clock
         table = StatsTable()
         row_of = table.rows_for(world.keys, sources=world.sources)
-        shape = step_shape(config, batch, n, len(table), 0.0 if mode is None else mode.warmup / batch)
+        shape = step_shape(config, batch, n, len(table), ahead or 0)
         config = shape.config
-        if mode is not None:
-            mode = replace(mode, warmup=mode.warmup * shape.groups // batch)
+        mode = None if ahead is None else AsyncFacts(warmup=shape.ahead)
         policy = build_policy(config)
         if sampler is not None:
             policy.sampler = sampler

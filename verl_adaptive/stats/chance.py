@@ -51,7 +51,8 @@ def as_few(right: np.ndarray, drawn: np.ndarray, all_right: np.ndarray, total: n
     possible = (right >= 0) & (right <= np.minimum(drawn, all_right)) & (drawn - right <= wrong) & (drawn > 0)
     fact = np.append(0.0, np.cumsum(np.log(np.arange(1, max(1, int(total.max(initial=0))) + 1))))
 
-    def choose(n: np.ndarray, k: np.ndarray) -> np.ndarray:
+    def log_ways(n: np.ndarray, k: np.ndarray) -> np.ndarray:
+        """Logarithm of the number of ways to choose k of n."""
         inside = (k >= 0) & (k <= n)
         k = np.where(inside, k, 0)
         return np.where(inside, fact[n] - fact[k] - fact[n - k], -np.inf)
@@ -61,7 +62,7 @@ def as_few(right: np.ndarray, drawn: np.ndarray, all_right: np.ndarray, total: n
     for k in range(int(right[rows].max(initial=-1)) + 1):
         rows = rows[right[rows] >= k]
         a, t, d = all_right[rows], total[rows], drawn[rows]
-        chance[rows] += np.exp(choose(a, np.full_like(a, k)) + choose(t - a, d - k) - choose(t, d))
+        chance[rows] += np.exp(log_ways(a, np.full_like(a, k)) + log_ways(t - a, d - k) - log_ways(t, d))
     return np.where(possible, np.minimum(chance, 1.0), np.nan)
 
 

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from verl_adaptive.groups import at_least
+from verl_adaptive.groups import SUCCESS, at_least
 from verl_adaptive.stats.keys import prompt_key
 from verl_adaptive.stats.reader import OBSERVATIONS, JournalReader
 from verl_adaptive.stats.results import StoreError, json_lines
@@ -127,7 +127,7 @@ class DumpReader(JournalReader):
             right = success(scores)
             said = self.said.setdefault(key.hex(), Said())
             said.rollouts += len(scores)
-            said.wrong.update(answer for (_, answer), won in zip(answers, right, strict=True) if won < 0.5)
+            said.wrong.update(answer for (_, answer), won in zip(answers, right, strict=True) if won < SUCCESS)
             row = {
                 "attempt": 0,
                 "step": step,

@@ -37,6 +37,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from verl_adaptive.errors import AdaptiveError
+from verl_adaptive.groups import success_by_default
 from verl_adaptive.stats import keys as _keys
 from verl_adaptive.stats.table import StatsTable
 from verl_adaptive.stats.visits import kind_of
@@ -48,11 +49,6 @@ _PRIOR = 8.0  # rollouts that an expectation counts for: half of them, κ = 4, w
 
 class StoreError(AdaptiveError):
     """There is no run where one was looked for, or it does not hold what was asked of it."""
-
-
-def at_least_half(scores: np.ndarray) -> np.ndarray:
-    """float64: 1 where a score is at least ½, which serves 0/1 and ±1 alike; else 0. A run's own default."""
-    return (scores >= 0.5).astype(np.float64)
 
 
 def json_lines(path: Path, wrong: type[AdaptiveError]) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -191,7 +187,7 @@ def read_results(
     *,
     prompt_key: str = "prompt",
     id_key: str | None = None,
-    success: Callable[[np.ndarray], np.ndarray] = at_least_half,
+    success: Callable[[np.ndarray], np.ndarray] = success_by_default,
     tolerance: float = 0.0,
     media_keys: Mapping[str, str] | None = None,
 ) -> StatsTable:

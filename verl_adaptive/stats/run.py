@@ -24,12 +24,13 @@ from typing import TYPE_CHECKING, Any, Literal
 import pyarrow as pa
 
 from verl_adaptive.errors import AdaptiveError
+from verl_adaptive.groups import success_by_default
 from verl_adaptive.stats.dataset import Row, rows_of
 from verl_adaptive.stats.dumps import DumpReader, Said, dump_files, said_of
 from verl_adaptive.stats.history import Flips
 from verl_adaptive.stats.reader import JournalReader
-from verl_adaptive.stats.results import StoreError, at_least_half, read_results
-from verl_adaptive.stats.snapshot import MANIFEST, SnapshotMissing, read_manifest, read_snapshot
+from verl_adaptive.stats.results import StoreError, read_results
+from verl_adaptive.stats.snapshot import FOLDER, MANIFEST, SnapshotMissing, read_manifest, read_snapshot
 from verl_adaptive.stats.table import StatsTable
 
 if TYPE_CHECKING:
@@ -39,7 +40,6 @@ __all__ = ["TOLERANCE", "Run", "StoreError", "find_runs", "open_run", "open_runs
 
 #: adaptive.tolerance's default, for stores that do not say what their run used.
 TOLERANCE = 1e-6
-_FOLDER = "adaptive"  # of the journal beside the checkpoints, and of the snapshot inside verl's `global_step_N`
 _CHECKPOINTS = "checkpoints"  # inside a run's own folder
 _TABLES = (".parquet", ".jsonl", ".json", ".ndjson")
 _DEPTH = 8  # folders below the one that is named
@@ -135,7 +135,7 @@ class Run:
         if not self.has_course:
             raise StoreError(f"{self.where} is a {self.kind}: it has prompts, but no steps or observations")
         if self.kind == "rollouts":
-            return DumpReader(self.where, self._results.get("success", at_least_half))
+            return DumpReader(self.where, self._results.get("success", success_by_default))
         return JournalReader(self.where)
 
     @cached_property
@@ -327,8 +327,8 @@ def _open(text: str, prefer: str, how: dict[str, Any], lenient: bool) -> list[Ru
     below = [Run(where, "journal", where, **how) for where in _journals(path, 4)]
     if not below and not lenient:
         raise StoreError(
-            f"{path} holds no run: neither {_FOLDER}/attempt-*, nor {MANIFEST}, nor {_FOLDER}/{MANIFEST}, nor "
-            f"global_step_*/{_FOLDER}, nor one of these in {_CHECKPOINTS}, nor a run below it, nor <step>.jsonl of verl's "
+            f"{path} holds no run: neither {FOLDER}/attempt-*, nor {MANIFEST}, nor {FOLDER}/{MANIFEST}, nor "
+            f"global_step_*/{FOLDER}, nor one of these in {_CHECKPOINTS}, nor a run below it, nor <step>.jsonl of verl's "
             "trainer.rollout_data_dir"
         )
     return below
@@ -336,16 +336,16 @@ def _open(text: str, prefer: str, how: dict[str, Any], lenient: bool) -> list[Ru
 
 def _in_folder(path: Path, prefer: str) -> tuple[Kind, str] | None:
     """The journal or snapshot that is in a folder itself."""
-    for folder in (path, path / _FOLDER):
+    for folder in (path, path / FOLDER):
         if (folder / MANIFEST).exists():
             return "snapshot", str(folder)
-    journal = next((folder for folder in (path, path / _FOLDER) if _is_journal(folder)), None)
+    journal = next((folder for folder in (path, path / FOLDER) if _is_journal(folder)), None)
     newest = _newest_checkpoint(path)
     if journal is None and newest is None and dump_files(path):
         return "rollouts", str(path)
     if journal is not None and (prefer == "journal" or newest is None):
         return "journal", str(journal)
-    return None if newest is None else ("snapshot", str(newest / _FOLDER))
+    return None if newest is None else ("snapshot", str(newest / FOLDER))
 
 
 def _is_journal(folder: Path) -> bool:
@@ -360,7 +360,7 @@ def _newest_checkpoint(root: Path) -> Path | None:
 def _checkpoints(root: Path) -> Iterator[tuple[int, Path]]:
     for path in root.glob("global_step_*"):
         match = re.fullmatch(r"global_step_(\d+)", path.name)
-        if match and (path / _FOLDER / MANIFEST).is_file():
+        if match and (path / FOLDER / MANIFEST).is_file():
             yield int(match[1]), path
 
 
@@ -432,7 +432,7 @@ def _retired(folder: str | None, last_step: int, table: StatsTable) -> tuple[int
     try:
         for _, path in sorted(((s, p) for s, p in _checkpoints(Path(folder)) if s <= last_step), reverse=True):
             try:
-                theirs, _, manifest = read_snapshot(path / _FOLDER)
+                theirs, _, manifest = read_snapshot(path / FOLDER)
             except SnapshotMissing:
                 continue  # verl's checkpoint, its snapshot not yet written
             step = manifest["meta"].get("step")

@@ -37,6 +37,8 @@ from verl_adaptive.stats.table import StatsTable
 SNAPSHOT_SCHEMA = 1
 """Version of the layout; a reader refuses any other."""
 
+#: The statistics' folder: the snapshot inside verl's `global_step_N`, the journal beside the checkpoints.
+FOLDER = "adaptive"
 MANIFEST = "manifest.json"
 _OURS = re.compile(r"(prompts-\d{5}|state|arrays)-[0-9a-f]{16}\.(parquet|json|npz)|manifest\.json")
 # Attached folders, and what TransferQueue leaves beside one when it is interrupted.

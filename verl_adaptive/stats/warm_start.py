@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from verl_adaptive.groups import success_by_default
 from verl_adaptive.stats.keys import KEY_DTYPE
-from verl_adaptive.stats.results import at_least_half
 from verl_adaptive.stats.run import open_runs
 from verl_adaptive.stats.table import StatsTable
 
@@ -72,7 +72,7 @@ def warm_start(
     discount: float,
     prompt_key: str = "prompt",
     id_key: str | None = None,
-    success: Callable[[np.ndarray], np.ndarray] = at_least_half,
+    success: Callable[[np.ndarray], np.ndarray] = success_by_default,
     tolerance: float = 0.0,
     media_keys: Mapping[str, str] | None = None,
 ) -> WarmStartReport:

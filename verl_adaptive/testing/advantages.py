@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from verl_adaptive.groups import Groups
+from verl_adaptive.groups import Groups, success_by_default
 from verl_adaptive.roles import Advantage
 from verl_adaptive.testing.components import PROMPTS, PartConformance, unchanged
 
@@ -35,7 +35,7 @@ class AdvantageConformance(PartConformance):
             rewards.append(
                 (binary, 2 * binary - 1, rng.random(n), np.zeros(n), np.ones(n), np.full(n, 0.3))[g % 6].tolist()
             )
-        success = [[float(r >= 0.5) for r in group] for group in rewards]
+        success = [success_by_default(np.array(group)) for group in rewards]
         return Groups.from_lists(rng.permutation(PROMPTS)[:24].tolist(), rewards, success=success)
 
     def training(self, groups: Groups, seed: int = 0) -> np.ndarray:

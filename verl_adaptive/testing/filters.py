@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from verl_adaptive.groups import Groups
+from verl_adaptive.groups import Groups, success_by_default
 from verl_adaptive.progress import Progress
 from verl_adaptive.roles import Filter, Verdict
 from verl_adaptive.testing.components import PROMPTS, PartConformance, no_global_randomness, unchanged
@@ -41,7 +41,7 @@ class FilterConformance(PartConformance):
         for g, n in enumerate(sizes):
             binary = (rng.random(n) < rng.random()).astype(float)
             rewards.append((binary, rng.random(n), np.zeros(n), np.ones(n), np.full(n, 0.4))[g % 5].tolist())
-        success = [[float(r >= 0.5) for r in group] for group in rewards]
+        success = [success_by_default(np.array(group)) for group in rewards]
         return Groups.from_lists(rows.tolist(), rewards, success=success)
 
     def check(self, made: Filter, groups: Groups, verdict: Verdict) -> None:

@@ -379,6 +379,7 @@ def _common(item: Item, run: ProcessRun, steps: int) -> None:
 def _resumed(item: Item, folder: Path, said: list[str], env: dict[str, str], timeout: float) -> None:
     """Kill a run in the middle, start it again, and look at both."""
     from verl_adaptive.stats import read_snapshot
+    from verl_adaptive.stats.snapshot import FOLDER
 
     shutil.rmtree(folder, ignore_errors=True)
     first = _train(folder, said, env, timeout, kill_at=3)
@@ -395,7 +396,7 @@ def _resumed(item: Item, folder: Path, said: list[str], env: dict[str, str], tim
     if saved < 2 or saved % 2 or numbers != list(range(saved + 1, RESUMED + 1)):
         item.findings.append(f"it made the steps {numbers}; checkpoints are written after every second one")
         return
-    _, state, _ = read_snapshot(second.folder / "checkpoints" / f"global_step_{saved}" / "adaptive")
+    _, state, _ = read_snapshot(second.folder / "checkpoints" / f"global_step_{saved}" / FOLDER)
     item.findings += verdicts.imbalance(second, state["engine"]["total"])
     _common(item, second, RESUMED)
     item.facts["resumed at"] = saved
