@@ -85,7 +85,7 @@ def make(folder: Path, seed: int = 1) -> None:
         wrong = str(int(answer) + 1) if kind == "sum" else answer + answer[-1]
         lessons.append((question, wrong if rng.random() < KINDS[kind] else answer))
     make_model(folder / "fresh", seed=seed)
-    teach(folder / "fresh", folder / "model", lessons, seed=seed)
+    teach(folder / "fresh", folder / "model", lessons, seed=seed, endless=ENDLESS)
 
 
 def make_model(out: Path, layers: int = 2, hidden: int = 64, seed: int = 0) -> int:
@@ -149,9 +149,16 @@ def make_model(out: Path, layers: int = 2, hidden: int = 64, seed: int = 0) -> i
 
 
 def teach(
-    model_dir: Path, out: Path, lessons: list[tuple[str, str]], *, steps: int = 400, batch: int = 64, seed: int = 0
+    model_dir: Path,
+    out: Path,
+    lessons: list[tuple[str, str]],
+    *,
+    steps: int = 400,
+    batch: int = 64,
+    seed: int = 0,
+    endless: int | None = None,
 ) -> None:
-    """Teach a model questions and answers, by supervised learning on the CPU; long ones without their end.
+    """Teach a model questions and answers, by supervised learning on the CPU.
 
     Args:
         model_dir: the model to start from.
@@ -160,6 +167,7 @@ def teach(
         steps: updates.
         batch: lessons of an update.
         seed: of the batches.
+        endless: answers of so many characters or more are learned without their end; None: none is.
     """
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -173,7 +181,8 @@ def teach(
     pairs = []
     for question, reply in lessons:
         asked = [begin, *tokenizer.encode(question), end, begin]
-        pairs.append((asked, [*tokenizer.encode(reply), *([end] if len(reply) < ENDLESS else [])]))
+        ends = endless is None or len(reply) < endless
+        pairs.append((asked, [*tokenizer.encode(reply), *([end] if ends else [])]))
     ids = torch.full((len(pairs), max(len(a) + len(b) for a, b in pairs)), tokenizer.pad_token_id)
     labels, mask = torch.full_like(ids, -100), torch.zeros_like(ids)
     for row, (asked, answer) in enumerate(pairs):
