@@ -3,7 +3,9 @@
     python -m examples.gpu_first_hour [--out FOLDER] [--seeds 1 2] [--steps N] [--presets grpo solo greso] [--cpu-rehearsal]
                                       [--model PATH] [--data FOLDER] [-- verl's overrides of the trainings]
 
-Without a hub, --model is a folder and --data one with train.parquet and val.parquet. Everything is in FOLDER, and what is finished there is not run again. The page is FOLDER/page.txt, with page.json beside it.
+Without a hub, --model is a folder and --data one with train.parquet and val.parquet. Paths in overrides are absolute: each
+training runs in a folder of its own. Everything is in FOLDER, and what is finished there is not run again. The page is
+FOLDER/page.txt, with page.json beside it.
 """
 
 from __future__ import annotations

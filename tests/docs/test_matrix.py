@@ -57,8 +57,23 @@ def test_the_readme_does_not_call_run_what_was_read(feature) -> None:
     assert rows and all("read, not run" in row for row in rows)
 
 
-def test_the_seconds_on_a_gpu_are_those_of_the_run() -> None:
-    trainings = json.loads((ROOT / "benchmarks" / "results" / "first_gpu.json").read_text())["trainings"]
+def test_the_numbers_on_a_gpu_are_those_of_the_run() -> None:
+    run = json.loads((ROOT / "benchmarks" / "results" / "first_gpu.json").read_text())
+    facts, trainings = (
+        {item["name"].removeprefix("+adaptive="): item["facts"] for item in run["selftest"]},
+        run["trainings"],
+    )
+    assert not any(item["findings"] for item in run["selftest"])
+    for kind in ("fsdp", "fsdp2"):
+        exact, half = (facts["gradient"][f"{kind} {dtype}"]["difference"] for dtype in ("float32", "bfloat16"))
+        assert f"{exact:.1e} of its size in float32, {half:.4f}".replace(" 0.", " .") in PAGE
+    aborted = (
+        f"`{name}` {facts[name]['aborted']} of {facts[name]['rollouts']:,}" for name in ("greso", "pilot_commit")
+    )
+    assert ", ".join(aborted) in PAGE
+    differences = [facts[name]["probs diff"] for name in ("grpo", "greso", "pilot_commit")]
+    low, high = (f"{bound:.3f}".lstrip("0") for bound in (min(differences), max(differences)))
+    assert f"{facts['plain verl']['probs diff']:.4f}".lstrip("0") + f" in plain verl, {low} to {high}" in PAGE
     for preset, steps in trainings.items():
         step, gen, before, update = (
             median(s[k] for s in steps[1:]) for k in ("step", "gen", "old_log_prob", "update_actor")
