@@ -155,8 +155,8 @@ def test_it_trains_with_what_the_selftest_trained_with(tmp_path, monkeypatch) ->
 def test_the_rehearsal(tmp_path) -> None:
     from tests.e2e.harness import environment
 
-    command = ["bash", str(ROOT / "examples" / "gpu_first_hour.sh"), "--cpu-rehearsal", "--out", str(tmp_path / "hour")]
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=7000)
+    command = ["bash", str(ROOT / "examples" / "gpu_first_hour.sh"), "--cpu-rehearsal", "--out", "hour"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=7000)
     assert done.returncode == 0, done.stdout + done.stderr
     runs = json.loads((tmp_path / "hour" / "page.json").read_text())["runs"]
     assert [run["preset"] for run in runs] == ["grpo", "solo", "greso"]
