@@ -80,6 +80,7 @@ def results_lines(results: Path) -> list[str]:
     if "tiny" in runs:
         lines += sections.ablations(runs["tiny"])
         lines += sections.told(runs["tiny"])
+        lines += sections.two_epochs(runs["tiny"])
     if data := read(results, "thin.json"):
         lines += sections.thinned(grid_runs(data))
     if "pretrained" in runs:
@@ -134,6 +135,8 @@ def pages(results: Path, results_page: Path, readme_page: Path) -> dict[Path, st
         blocks += [(readme_page, "benchmark", sections.evidence(found))]
     if "sao" in found.get("tiny/base", {}):
         blocks.append((docs / "solo.md", "critic", sections.critic_block(found)))
+    if found and (noise := read(results, "gradient_noise.json")):
+        blocks.append((docs / "solo.md", "noise", sections.noise_note(noise, found)))
     if pilots := read(results, "pilots.json"):
         blocks.append((docs / "papers.md", "measured", sections.forms_block(grid_runs(pilots))))
     if clock:

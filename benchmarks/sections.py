@@ -16,7 +16,8 @@ import numpy as np
 
 from benchmarks.presets import FULL, INGREDIENTS
 from benchmarks.runs import Runs, pm, table
-from benchmarks.standings import POOL_NAMES, Standing, less
+from benchmarks.standings import POOL_NAMES, POOLS, Standing, finals_of, less
+from benchmarks.standings import share as share_of
 from verl_adaptive.significance import significant
 
 Row = Mapping[str, Any]
@@ -63,7 +64,9 @@ JUDGED = [
     "baseline (`reinforce`). The best GRPO is the best of group sizes and decay by mean accuracy over the "
     "seeds that all of these have.",
     "* **Pools.** *Natural mix*: all difficulties. *Sparse*: most prompts hopeless or solved. *Large*: twice the prompts. *One "
-    "pass*: no prompt is met twice. *Noisy*: one reward in ten is flipped. *Nothing right at first*: questions that the starting model answers less than once in 250 tries.",
+    "pass*: no prompt is met twice. *Noisy*: one reward in ten is flipped; *offset*: and the second data source's are half a "
+    "point higher, the third's one. *128 prompts*: all of them in every step. *4,096 rollouts a step*: of 8,192 prompts. "
+    "*Nothing right at first*: questions that the starting model answers less than once in 250 tries.",
     "* **Versions.** Most rows of the papers' presets in the real pools were measured with 0.1.0, which generated in rounds; each "
     "cell's JSON names its version. Rows of `solo` and `spo` in the *real* and held-back pools, and those with thinned rows, "
     "were measured before the weight of a data source faded with a prompt's visits. `full` "
@@ -191,6 +194,30 @@ def thinned(runs: Runs) -> list[str]:
     ]
 
 
+def two_epochs(runs: Runs) -> list[str]:
+    """`solo` with two epochs over each batch, by learning rate, beside one epoch at its best."""
+    rows = []
+    for pool, (variant, *_) in POOLS.items():
+        twice = "-".join(["epochs2", *([] if variant == "base" else [variant])])
+        once, grpo = (runs.best_lr(variant, name) for name in ("solo", "grpo"))
+        if not pool.startswith("tiny/") or once is None or grpo is None:
+            continue
+        target = finals_of(runs, variant, "grpo", grpo)
+        one = share(share_of(runs, (variant, "solo", once), target))
+        for lr in runs.lrs(twice):
+            if gains := runs.less((twice, "solo", lr), (variant, "solo", once)):
+                two = share(share_of(runs, (twice, "solo", lr), target))
+                rows.append([POOL_NAMES[pool], f"{once:g}", one, f"{lr:g}", two, f"{difference(gains)} ({len(gains)})"])
+    heads = ["pool", "one epoch at", "rollouts to GRPO's accuracy", "two epochs at", "rollouts to GRPO's accuracy"]
+    return [
+        "### `solo` with two epochs over each batch, in one process",
+        "",
+        "By learning rate; accuracy minus that of one epoch at its best rate (seeds).",
+        "",
+        *table([*heads, "accuracy difference"], rows),
+    ]
+
+
 def by_rate(runs: Runs, variant: str) -> list[str]:
     """Accuracy at the end for each learning rate, over seeds: how much a policy depends on the choice of one."""
     rates = runs.lrs(variant)
@@ -313,6 +340,23 @@ def _driver_seconds(row: Row) -> float:
     return float(row["own"] + row["verl"] + row["queue"])
 
 
+def _noise_seeds(data: Row) -> int:
+    """Seeds, the same of every row."""
+    return len({row["seed"] for row in data["rows"]})
+
+
+def _noise_rows(data: Row) -> Iterable[Row]:
+    """An estimator on a ground: noise scales over seeds at each step."""
+    found: dict[tuple[str, str], dict[int, list[float]]] = {}
+    for row in data["rows"]:
+        at = found.setdefault((row["ground"], row["estimator"]), {})
+        at.setdefault(row["step"], []).append(float("inf") if row["rollouts"] is None else row["rollouts"])
+    for (ground, estimator), steps in found.items():
+        told = [f"{statistics.median(v):,.0f} ({min(v):,.0f} to {max(v):,.0f})" for v in steps.values()]
+        name = f"`{estimator}`" if " " not in estimator else estimator
+        yield {"ground": ground, "estimator": name, **dict(zip(("start", "third", "end"), told, strict=True))}
+
+
 def _line_rows(data: Row) -> Iterable[Row]:
     for preset, counts in data["counts"].items():
         yield {"preset": preset, **counts}
@@ -336,6 +380,25 @@ RECORDS: Mapping[str, Sequence[Records]] = {
                 "time": number("time"),
                 "time per informative group": number("time_per_informative"),
                 "time to where GRPO's pool ends": number("to_grpo"),
+            },
+        )
+    ],
+    "gradient_noise.json": [
+        Records(
+            "Gradient noise",
+            lambda d: (
+                "`python -m benchmarks.gradient_noise`: at how many rollouts a step the noise of the gradient is as large as the "
+                f"gradient, before the first update of a GRPO run of {d['steps'][-1]} steps, before update "
+                f"{d['steps'][1]} and at its end; tiny model, prompts drawn evenly, median over {_noise_seeds(d)} seeds (least to most). "
+                "*Exact pass rate*: what no memory can know better."
+            ),
+            _noise_rows,
+            {
+                "pool": lambda r: POOL_NAMES[f"tiny/{r['ground']}"].removeprefix("tiny, "),
+                "estimator": lambda r: r["estimator"],
+                "at the start": lambda r: r["start"],
+                "a third of the run": lambda r: r["third"],
+                "at the end": lambda r: r["end"],
             },
         )
     ],
@@ -426,22 +489,99 @@ RECORDS: Mapping[str, Sequence[Records]] = {
             },
         )
     ],
+    "length_cap.json": [
+        Records(
+            "Length limits from memory, simulated",
+            lambda d: (
+                f"`{d['command']}`: a limit of 1.25 times the 0.99 quantile of the lengths of successes, in the clock's model with a "
+                "cap of 32,768 tokens; ratios to the same rollouts without it. Not built: where lengths spread as in the clock "
+                "(σ 0.9) it saves next to nothing, and where it saves, a smaller `data.max_response_length` does, too."
+            ),
+            lambda d: d["rows"],
+            {
+                "σ of lengths": number("sigma", "{:g}"),
+                "failures longer, times": number("longer", "{:d}"),
+                "answers at the cap": number("at_cap", "{:.0%}"),
+                "limit, tokens": number("limit", "{:,}"),
+                "tokens generated": number("tokens"),
+                "generation time": number("seconds"),
+                "right answers": number("right", "{:.3f}"),
+            },
+        )
+    ],
+    "roulette.json": [
+        Records(
+            "Roulette on length, simulated",
+            lambda d: (
+                f"`{d['command']}`: beyond a marker, a quantile of the lengths of successes, an answer goes on with probability 0.5 "
+                "and weighs twice as much then, which leaves the expected update as it is; one rollout a prompt, drawn as by `solo`. "
+                "*Noise* is the mean square of what the rollouts weigh. Ratios to the same rollouts without it; tokens × noise below "
+                "1 would pay. Not built: it never is. With a probability of 0.25, in the JSON, all are greater."
+            ),
+            lambda d: [row for row in d["rows"] if row["rho"] == 0.5],
+            {
+                "σ of lengths": number("sigma", "{:g}"),
+                "failures longer, times": number("longer", "{:d}"),
+                "marker": number("quantile", "{:g}"),
+                "tokens": number("tokens"),
+                "generation time": number("seconds"),
+                "noise": number("noise"),
+                "tokens × noise": number("tokens_noise"),
+            },
+        )
+    ],
+    "store.json": [
+        Records(
+            "The journal",
+            lambda d: (
+                f"`{d['command']}`, {d['prompts']:,} prompts, {on_machine(d)}: Arrow files, and SQLite as of commit ff7a59c, in one "
+                "run. *Commit* is what training waits for; but for the row *on the disk*, both are written to memory, so that the "
+                "disk is in no figure. Steps of 8 groups are very small ones: Arrow files take more room there, and more time to "
+                "read whole."
+            ),
+            lambda d: d["rows"],
+            {
+                "steps": lambda r: r["shape"],
+                "what": lambda r: r["what"],
+                "Arrow": number("now", "{:.3g}"),
+                "SQLite": number("former", "{:.3g}"),
+                "ratio": lambda r: "–" if r.get("former") is None else f"{r['now'] / r['former']:.2f}",
+            },
+        )
+    ],
+    "decisions.json": [
+        Records(
+            "Decisions",
+            lambda d: f"`{d['command']}`: milliseconds of processor time, {on_machine(d)}.",
+            lambda d: d["benchmarks"],
+            {
+                "decision": lambda r: r["name"],
+                "known prompts": number("prompts", "{:,}"),
+                "median, ms": number("ms"),
+                "worst, ms": number("worst"),
+            },
+        )
+    ],
 }
 
 
 # -- blocks of the README and the docs ------------------------------------------------------------------------------
 
 
+#: Pools that nothing was chosen on, whose settings are those of few users.
+HELD_BACK = ("tiny/offsets", "tiny/pool128", "tiny/batch512")
+
+
 def _shown(pool: str) -> bool:
     """Not the pools of the tiny model that the real pipeline has, too."""
-    return not pool.startswith("tiny/") or pool in ("tiny/onepass", "tiny/noise")
+    return not pool.startswith("tiny/") or pool in ("tiny/onepass", "tiny/noise", *HELD_BACK)
 
 
 def evidence(found: Found) -> list[str]:
     """The README's table: pool and method, rollouts to GRPO's accuracy, accuracy difference."""
     rows = []
     for pool, made in found.items():
-        if not _shown(pool):
+        if not _shown(pool) or pool in HELD_BACK:
             continue
         best = made["grpo"].best_grpo
         for name in dict.fromkeys(("solo", "reinforce", best)):
@@ -577,6 +717,32 @@ def gain_note(found: Found) -> list[str]:
         f"(median {statistics.median(shares):.0%}; the seeds that both have)."
     )
     return wrap(text, 118, break_on_hyphens=False)
+
+
+def noise_note(data: Row, found: Found) -> list[str]:
+    """From how many rollouts a step on less noise is worth little, and what was measured with many."""
+    at: dict[tuple[str, int], dict[str, list[float]]] = {}
+    for row in data["rows"]:
+        of = at.setdefault((row["estimator"], row["step"]), {})
+        of.setdefault(row["ground"], []).append(float("inf") if row["rollouts"] is None else row["rollouts"])
+
+    def span(estimator: str, step: int) -> str:
+        medians = [statistics.median(values) for values in at[estimator, step].values()]
+        return f"{min(medians):,.0f} to {max(medians):,.0f}"
+
+    _, third, end = data["steps"]
+    text = (
+        f"- In the tiny model's pools the noise of GRPO's gradient equals its signal at {span('grpo', third)} rollouts a step, "
+        f"a third into a run, and at {span('grpo', end)} at its end; that of REINFORCE at {span('reinforce', third)} and "
+        f"{span('reinforce', end)} ([measured](../benchmarks/RESULTS.md#gradient-noise)). In steps of many more rollouts less "
+        "noise is worth less."
+    )
+    if (large := found.get("tiny/batch512", {}).get("solo")) is not None:
+        text += (
+            f" With 4,096 rollouts a step `solo` reaches GRPO's accuracy at {share(large.of_grpo)} of the budget, and ends "
+            f"{difference(list(large.gains.values()))} above it."
+        )
+    return wrap(text, 118, subsequent_indent="  ", break_on_hyphens=False)
 
 
 #: What the estimate for 8 GPUs assumes.

@@ -27,9 +27,11 @@ __all__ = [
     "POOL_NAMES",
     "Standing",
     "all_standings",
+    "finals_of",
     "grid_runs",
     "less",
     "pretrained_runs",
+    "share",
     "standings",
 ]
 
@@ -49,6 +51,9 @@ POOLS = {
     "tiny/sparse": ("sparse", "decay-sparse", "halved16-sparse", "epochs2-sparse"),
     "tiny/onepass": ("onepass",),
     "tiny/noise": ("noise",),
+    "tiny/offsets": ("offsets",),
+    "tiny/pool128": ("pool128",),
+    "tiny/batch512": ("batch512",),
     "tiny/zero": ("zero",),
 }
 #: Pool → what the tables call it.
@@ -62,6 +67,9 @@ POOL_NAMES = {
     "tiny/sparse": "tiny, sparse",
     "tiny/onepass": "tiny, one pass",
     "tiny/noise": "tiny, noisy rewards",
+    "tiny/offsets": "tiny, noisy rewards with an offset for each data source",
+    "tiny/pool128": "tiny, 128 prompts, 128 rollouts a step",
+    "tiny/batch512": "tiny, 4,096 rollouts a step",
     "tiny/zero": "tiny, nothing right at first",
 }
 
@@ -109,7 +117,7 @@ def standings(runs: Runs, variants: tuple[str, ...]) -> dict[str, Standing]:
                 at[variant, preset] = lr
     if (plain, "grpo") not in at:
         return {}
-    finals = {(v, p): _finals(runs, v, p, lr) for (v, p), lr in at.items()}
+    finals = {(v, p): finals_of(runs, v, p, lr) for (v, p), lr in at.items()}
     target = finals[plain, "grpo"]
     rivals = {key: f for key, f in finals.items() if key[1] in GRPO and not key[0].startswith("epochs2")}
     common = set.intersection(*(set(f) for f in rivals.values())) or set(target)
@@ -127,8 +135,8 @@ def standings(runs: Runs, variants: tuple[str, ...]) -> dict[str, Standing]:
                 preset,
                 lr,
                 {s: mine[s] - target[s] for s in seeds},
-                _share(runs, cell, target),
-                _share(runs, cell, finals[best]),
+                share(runs, cell, target),
+                share(runs, cell, finals[best]),
                 _name(plain, *best),
                 float(np.mean([mine[s] for s in seeds])),
                 float(
@@ -150,12 +158,13 @@ def _name(plain: str, variant: str, preset: str) -> str:
     return preset if variant == plain else f"{preset} {variant.partition('-')[0]}"
 
 
-def _finals(runs: Runs, variant: str, preset: str, lr: float) -> dict[int, float]:
+def finals_of(runs: Runs, variant: str, preset: str, lr: float) -> dict[int, float]:
     """Final accuracy by seed."""
     return {seed: runs.final((variant, preset, lr, seed)) or 0.0 for seed in runs.seeds(variant, preset, lr)}
 
 
-def _share(runs: Runs, cell: tuple[str, str, float], target: dict[int, float]) -> float | None:
+def share(runs: Runs, cell: tuple[str, str, float], target: dict[int, float]) -> float | None:
+    """Rollouts until each seed's target, as a share of the budget: the median seed's; None: never."""
     seeds = sorted(set(runs.seeds(*cell)) & set(target))
     needed = [runs.needed((*cell, seed), target[seed]) for seed in seeds]
     share = median([np.inf if x is None else x for x in needed])

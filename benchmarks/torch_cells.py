@@ -47,6 +47,15 @@ VARIANTS: dict[str, dict[str, float]] = {
     "visible-onepass": {"pool": 8192, "prior": 1},
     "exact-onepass": {"pool": 8192, "prior": 2},
     "noise": {"noise": 0.1},
+    # the same, and each data source's rewards half a point above the one's before
+    "offsets": {"noise": 0.1, "offset": 0.5},
+    # no more prompts than rollouts of a step; steps of 512 prompts
+    "pool128": {"pool": 128},
+    "batch512": {"batch": 512, "pool": 8192},
+    # two epochs over each batch
+    "epochs2-onepass": {"epochs": 2, "pool": 8192},
+    "epochs2-noise": {"epochs": 2, "noise": 0.1},
+    "epochs2-offsets": {"epochs": 2, "noise": 0.1, "offset": 0.5},
     # nothing is right at first: a success in three steps of 128 rollouts
     "zero": {"warm_steps": 300, "rare": 0.004},
 }
@@ -80,6 +89,7 @@ class Settings:
         epochs: over each batch (``ppo_epochs``).
         decay: whether the learning rate falls to 0 over the budget, evenly.
         noise: share of the rollouts whose reward is turned round.
+        offset: added to the rewards of the second data source, twice to the third's.
         critic_lr, critic_epochs, critic_warmup: the critic's learning rate, its epochs over each batch, and the step at
             which the actor begins to train.
         evaluate_every: rollouts between two evaluations, at least.
@@ -104,6 +114,7 @@ class Settings:
     epochs: int = 1
     decay: int = 0
     noise: float = 0.0
+    offset: float = 0.0
     prior: int = 0
     critic_lr: float = 1e-3
     critic_epochs: int = 2

@@ -249,6 +249,9 @@ class Run:
         if self.settings.noise:  # judged wrongly
             flipped = torch.rand(len(reward), generator=generator).numpy() < self.settings.noise
             reward = np.where(flipped, 1 - reward, reward)
+        if self.settings.offset:
+            sources = np.unique(self.pool.sources, return_inverse=True)[1]
+            reward = reward + self.settings.offset * np.repeat(sources[requests.index], requests.n)
         return Groups.from_lists(
             requests.row,
             [reward[part] for part in cut],
