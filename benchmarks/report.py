@@ -143,9 +143,10 @@ def pages(results: Path, results_page: Path, readme_page: Path) -> dict[Path, st
         blocks.append((docs / "order.md", "clock", sections.async_table(clock)))
         blocks.append((readme_page, "cost", sections.cost(clock, read(results, "long_answers.json"))))
     quickstart, thin = read(results, "quickstart.json"), read(results, "thin.json")
-    if clock and quickstart and "solo" in (real := found.get("real/base", {})):
+    thinned = read(results, "quickstart_thin.json")
+    if clock and quickstart and thinned and "solo" in (real := found.get("real/base", {})):
         of_thin = grid_runs(thin) if thin else None
-        blocks.append((docs / "solo.md", "step", sections.step_cost(clock, real, quickstart, of_thin)))
+        blocks.append((docs / "solo.md", "step", sections.step_cost(clock, real, quickstart, thinned, of_thin)))
     if data := read(results, "driver.json"):
         blocks.append((docs / "solo.md", "driver", sections.driver_note(data)))
     if quickstart:

@@ -751,8 +751,22 @@ PREFILL = 10_000  # prompt tokens a second and GPU: a model of 7 B parameters
 SHARES = (0.4, 0.8)  # of generation, in a step of verl's own GRPO
 
 
-def step_cost(clock: Row, made: Mapping[str, Standing], quickstart: Row, thin: Runs | None) -> list[str]:
-    """What a step costs beside GRPO's: tokens and seconds measured, and an estimate for several GPUs."""
+def step_ratio(results: Sequence[Row], preset: str, n: int) -> str:
+    """Seconds of a quickstart's training steps, as a ratio to GRPO's of the same seed."""
+    seconds = {(r["preset"], r["n"], r["seed"]): r["seconds"] / r["steps"] for r in results}
+    return pm(
+        [value / seconds["grpo", n, key[2]] for key, value in seconds.items() if key[:2] == (preset, n)], "{:.2f}"
+    )
+
+
+THIN = "solo adaptive.advantage.thin=1"
+
+
+def step_cost(clock: Row, made: Mapping[str, Standing], quickstart: Row, thinned: Row, thin: Runs | None) -> list[str]:
+    """What a step costs beside GRPO's: tokens and seconds measured, and an estimate for several GPUs.
+
+    ``thinned`` is a quickstart with thinned rows, too.
+    """
     first, batch = quickstart["results"][0], clock["policies"]["grpo"]["begun"]
     group = first["n"]
     # Siblings are sent to the replica that has least to do, at random as good as: the first on each reads the prompt.
@@ -763,12 +777,9 @@ def step_cost(clock: Row, made: Mapping[str, Standing], quickstart: Row, thin: R
         read = entry["prefill"] * (1 - (found if name == "grpo" else 0)) / (GPUS * PREFILL)
         generation[name] = entry["seconds"] + read
     decode = generation["solo"] / generation["grpo"]
-    seconds = {
-        preset: statistics.mean(
-            r["seconds"] / r["steps"] for r in quickstart["results"] if (r["preset"], r["n"]) == (preset, group)
-        )
-        for preset in ("grpo", "solo")
-    }
+    per_step = statistics.mean(
+        r["seconds"] / r["steps"] for r in quickstart["results"] if (r["preset"], r["n"]) == ("grpo", group)
+    )
 
     def row(name: str, ratio: float, trained: float, measured: str) -> list[str]:
         ends = sorted(share * ratio + (1 - share) * trained for share in SHARES)
@@ -777,17 +788,25 @@ def step_cost(clock: Row, made: Mapping[str, Standing], quickstart: Row, thin: R
 
     rows = [
         row("verl's own GRPO", 1.0, 1.0, ""),
-        row("`+adaptive=grpo`", 1.0, made["grpo"].trained, f"{seconds['grpo']:.1f}"),
-        row("`+adaptive=solo`", decode, made["solo"].trained, f"{seconds['solo']:.1f}"),
+        row("`+adaptive=grpo`", 1.0, made["grpo"].trained, "1.00"),
+        row("`+adaptive=solo`", decode, made["solo"].trained, step_ratio(quickstart["results"], "solo", group)),
     ]
     if thin is not None:
         keys = [("base", "solo-thin", 3e-4, seed) for seed in thin.seeds("base", "solo-thin", 3e-4)]
         trained = [thin.spent(key, "tokens_trained") / thin.spent(key, "tokens_generated") for key in keys]
-        rows.append(row("`solo` with `adaptive.advantage.thin=1`", decode, statistics.mean(trained), ""))
-    heads = ["", "tokens generated", "tokens trained", "step on two CPU cores, s", "step on 8 GPUs, estimated"]
+        rows.append(
+            row(
+                "`solo` with `adaptive.advantage.thin=1`",
+                decode,
+                statistics.mean(trained),
+                step_ratio(thinned["results"], THIN, group),
+            )
+        )
+    heads = ["", "tokens generated", "tokens trained", "step on two CPU cores", "step on 8 GPUs, estimated"]
     text = (
-        f"Tokens are shares of verl's own GRPO's; those of `thin` are from one process. Seconds are of the quickstart, "
-        f"{first['generated'] / first['steps']:.0f} rollouts a step. The estimate: generation is {SHARES[0]:.0%} to "
+        f"Tokens are shares of verl's own GRPO's; those of `thin` are from one process. The step on two CPU cores is the "
+        f"quickstart's, {first['generated'] / first['steps']:.0f} rollouts, beside that of `+adaptive=grpo`, which takes "
+        f"{per_step:.1f} s. The estimate: generation is {SHARES[0]:.0%} to "
         f"{SHARES[1]:.0%} of GRPO's step and takes what the [clock](simulate.md#the-clock) says ({batch:,.0f} rollouts a step, "
         f"prompts of 512 tokens, read at {PREFILL:,} a second and GPU); the rest follows the tokens that train. verl spreads a "
         f"group over the {GPUS} replicas, so GRPO finds {found:.0%} of its prefixes in the cache, and `solo` reads "

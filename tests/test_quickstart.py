@@ -31,11 +31,13 @@ GRPO, FOUR, SOLO = Arm("grpo"), Arm("grpo", 4), Arm("solo")
 
 
 def test_arms_have_the_same_rollouts_and_updates(tmp_path) -> None:
-    for arm in (GRPO, FOUR, SOLO):
+    thin = Arm.parse("solo adaptive.advantage.thin=1")
+    for arm in (GRPO, FOUR, SOLO, thin):
         words = dict(w.lstrip("+").split("=", 1) for w in arm.words(1, 2048, tmp_path, tmp_path / "run"))
         n, batch = int(words["actor_rollout_ref.rollout.n"]), int(words["data.train_batch_size"])
         assert n * batch == quickstart.ROLLOUTS_PER_STEP and words["trainer.total_training_steps"] == "16"
         assert batch // int(words["actor_rollout_ref.actor.ppo_mini_batch_size"]) == quickstart.UPDATES_PER_STEP
+    assert words["adaptive"] == "solo" and words["adaptive.advantage.thin"] == "1" and thin.folder != SOLO.folder
     assert Arm.parse("grpo:4") == FOUR and Arm.parse(" solo") == SOLO
     for wrong in ("grpo:3", "grpo:x", "grpo:0"):
         with pytest.raises(SystemExit, match="must divide"):

@@ -4,7 +4,8 @@
 
 Called by ``examples/quickstart_cpu.sh``, which installs everything first. Makes data and a tiny model, trains every arm
 with every seed on one start-up of verl, and ends with a table, a plot and a JSON file. What exists is reused; ``--fresh``
-starts over. An arm is a preset and its ``rollout.n``: ``grpo:4`` is GRPO with groups of 4 and as many rollouts a step.
+starts over. An arm is a preset and its ``rollout.n``: ``grpo:4`` is GRPO with groups of 4 and as many rollouts a step;
+``"solo adaptive.advantage.thin=1"`` is a preset with further words.
 
 Three things let a quarter of an hour tell arms apart:
 
@@ -20,6 +21,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -71,7 +73,7 @@ class Arm:
     """What is compared.
 
     Attributes:
-        preset: the word after ``+adaptive=``.
+        preset: the word after ``+adaptive=``, and further words.
         n: ``actor_rollout_ref.rollout.n``; a step has as many rollouts in every arm.
     """
 
@@ -98,6 +100,11 @@ class Arm:
         return f"GRPO n={self.n}" if self.preset == "grpo" else self.preset
 
     @property
+    def folder(self) -> str:
+        """How its runs' folders begin."""
+        return f"{re.sub(r'[^a-z0-9_.]+', '_', self.preset)}-n{self.n}"
+
+    @property
     def prompts(self) -> int:
         """``data.train_batch_size``."""
         return ROLLOUTS_PER_STEP // self.n
@@ -108,8 +115,10 @@ class Arm:
         Apart from the words with "adaptive" and the saved weights, it is what any verl user would write.
         """
         steps = -(-rollouts // ROLLOUTS_PER_STEP)
+        preset, *more = self.preset.split()
         return [
-            f"+adaptive={self.preset}",
+            f"+adaptive={preset}",
+            *more,
             "+adaptive/platform=cpu",
             f"adaptive.total_rollouts={rollouts}",
             f"adaptive.seed={seed}",
@@ -130,7 +139,7 @@ class Arm:
             'trainer.logger=["console","file"]',
             "trainer.project_name=quickstart",
             f"trainer.experiment_name={run.name}",
-            f"trainer.total_training_steps={steps if self.preset in EVEN else 4 * steps}",
+            f"trainer.total_training_steps={steps if preset in EVEN else 4 * steps}",
             "trainer.total_epochs=1000",
             "trainer.val_before_train=false",
             f"trainer.test_freq={max(1, steps // 2)}",
@@ -255,7 +264,7 @@ def train(arms: Sequence[Arm], seeds: int, rollouts: int, work: Path) -> list[Re
         SystemExit: If training fails.
     """
     runs = {
-        work / "runs" / f"{arm.preset}-n{arm.n}-{rollouts}-seed{seed}": (arm, seed)
+        work / "runs" / f"{arm.folder}-{rollouts}-seed{seed}": (arm, seed)
         for seed in range(FIRST, FIRST + seeds)
         for arm in arms
     }
@@ -485,7 +494,9 @@ def summary(results: Sequence[Result]) -> list[tuple[str, list[str]]]:
 
 
 def _shape(result: Result) -> str:
-    n = 1 if result.preset in ("solo", "spo") else result.n  # they spread a step's rollouts over more prompts
+    n = (
+        1 if result.preset.split()[0] in ("solo", "spo") else result.n
+    )  # they spread a step's rollouts over more prompts
     return f"{ROLLOUTS_PER_STEP // n} x {n}"
 
 
@@ -532,7 +543,9 @@ def shown(path: Path) -> str:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
-        "--arms", default=ARMS, help="presets with commas, grpo:4 with rollout.n=4 (default: %(default)s)"
+        "--arms",
+        default=ARMS,
+        help="presets with commas, grpo:4 with rollout.n=4, further words after a space (default: %(default)s)",
     )
     parser.add_argument("--seeds", type=int, default=SEEDS, help="runs of each arm (default: %(default)s)")
     parser.add_argument("--rollouts", type=int, default=ROLLOUTS, help="rollouts of each run (default: %(default)s)")
