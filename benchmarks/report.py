@@ -90,12 +90,6 @@ def results_lines(results: Path) -> list[str]:
     for name, variant, title in (("pretrained", "128", "pretrained"), ("real", "base", "real, natural mix")):
         if name in runs and (part := sections.ends(runs[name], variant, list(dict.fromkeys(names)))):
             lines += [f"### Ends of runs, {title}", "", *part]
-    if "real" in runs:
-        lines += [
-            "### Held-out accuracy by pass rate at the start, real, natural mix",
-            "",
-            *sections.by_start(runs["real"], read(results, "train_cpu.json")["bins"]),
-        ]
     for file, shown in sections.RECORDS.items():
         if data := read(results, file):
             for section in shown:

@@ -28,11 +28,9 @@ PRESETS: dict[str, list[str]] = {
     **INGREDIENTS,
     **SOLO,
 }
-#: Groups and pools other than the usual ones; name → settings that differ.
+#: Settings other than the usual ones; name → settings that differ.
 VARIANTS: dict[str, dict[str, float]] = {
     "base": {},
-    "n16": {"n": 16},
-    "pool96": {"pool": 96},
     "sparse": {"flat": 0.8},
     # the same rollouts a step in half as many groups of 16
     "halved16": {"batch": 8, "n": 16},
@@ -51,7 +49,7 @@ VARIANTS: dict[str, dict[str, float]] = {
     "offsets": {"noise": 0.1, "offset": 0.5},
     # no more prompts than rollouts of a step; steps of 512 prompts
     "pool128": {"pool": 128},
-    "batch512": {"batch": 512, "pool": 8192},
+    "batch512": {"batch": 512, "pool": 8192, "steps": 15},
     # two epochs over each batch
     "epochs2-onepass": {"epochs": 2, "pool": 8192},
     "epochs2-noise": {"epochs": 2, "noise": 0.1},
