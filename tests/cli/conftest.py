@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import pickle
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
 from tests.cli.stores import make_run, write_dataset
+from tests.simulated import rough_cost, simulated_once  # noqa: F401  # fixtures
 from verl_adaptive.cli import main
 from verl_adaptive.engine import Engine
-from verl_adaptive.simulate import expected
 
 
 class Run(NamedTuple):
@@ -28,21 +27,9 @@ def finished(tmp_path_factory) -> Run:
     return Run(folder / "checkpoints", write_dataset(folder / "train.parquet", rows), rows, engine)
 
 
-@pytest.fixture(scope="session", autouse=True)
-def simulated_once():
-    """The same policy in the same small world costs the same: most command lines here differ in nothing that it knows."""
-    known = {}
-
-    def run(*arguments):
-        key = pickle.dumps(arguments)
-        if key not in known:
-            known[key] = real(*arguments)
-        return known[key]
-
-    real = expected._run
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(expected, "_run", run)
-        yield
+@pytest.fixture(autouse=True)
+def no_digits(rough_cost: None) -> None:  # noqa: F811
+    """No test here is about the digits of a cost."""
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.stores import make_run
+from tests.simulated import rough_cost, simulated_once  # noqa: F401  # fixtures
 from verl_adaptive.commands import cost as costing
 
 ROOT = Path(__file__).parents[2]
@@ -66,7 +67,8 @@ def earlier(tmp_path_factory) -> str:
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_it_composes_validates_and_has_a_cost(name, earlier, monkeypatch) -> None:
+@pytest.mark.usefixtures("rough_cost")
+def test_it_composes_validates_and_has_a_cost(name, earlier) -> None:
     inspect = pytest.importorskip("verl_adaptive.integration.inspect")
     words = words_of(name, FROM=earlier)
     assert words[:3] == ["python", "-m", "verl.trainer.main_ppo"]
@@ -76,7 +78,6 @@ def test_it_composes_validates_and_has_a_cost(name, earlier, monkeypatch) -> Non
     assert (plan.groups, plan.n, plan.updates, plan.steps) == (groups, n, updates, steps)
     assert first_round is None or plan.first_round == first_round
     assert plan.skip_zero and "left out" in plan.zero_rows
-    monkeypatch.setattr(costing, "_SIZE", 128)  # a cost to no digit will do
     cost = costing.cost_of(plan)
     assert cost.grpo_total == cost.grpo_step * steps and cost.step > 0 and not cost.why_not
     assert ("assumed" in cost.known_from) == (name not in ("warm_start.sh", "benchmark_gpu.sh"))
@@ -93,12 +94,17 @@ OTHER_NAMES = {
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in EXPECTED if name != "benchmark_gpu.sh"])  # it costs what GRPO costs
-def test_its_cost_at_512_rollouts_is_that_of_a_whole_step(name, earlier, monkeypatch) -> None:
+#: One recipe of each preset that costs neither what GRPO costs nor always the same.
+SIZED = ["qwen2.5_math_1.5b_greso", "qwen2.5_math_1.5b_aero", "r1_distill_qwen_1.5b_cero", "qwen3_4b_pilot_commit"]
+
+
+@pytest.mark.usefixtures("simulated_once")
+@pytest.mark.parametrize("name", SIZED)
+def test_its_cost_at_512_rollouts_is_that_of_a_whole_step(name, monkeypatch) -> None:
     inspect = pytest.importorskip("verl_adaptive.integration.inspect")
-    config = inspect.compose(inspect.Command.parse(words_of(name, "trainer.total_epochs=1", FROM=earlier)))
+    config = inspect.compose(inspect.Command.parse(words_of(f"{name}.sh", "trainer.total_epochs=1")))
     plan = inspect.foresee(config, inspect.validate(config))
+    monkeypatch.setattr(costing, "RANGE", (costing.ASSUMED, costing.ASSUMED))
     factors = []
     for size in (512, 10**6):
         monkeypatch.setattr(costing, "_SIZE", size)
