@@ -70,9 +70,7 @@ def test_the_examples_of_help_are_right(name) -> None:
                 compose_preset([*preset.split(), *args.overrides])
 
 
-@pytest.mark.parametrize(
-    "words", [["--version"], [], ["stats", "--help"], ["parts", "greso"], ["stats", "/no/where"], ["stats"], ["sats"]]
-)
+@pytest.mark.parametrize("words", [["--version"], ["stats", "/no/where"], ["sats"]])
 def test_the_module_is_the_command(words) -> None:
     program = Path(sys.executable).with_name("verl-adaptive")
     if not program.exists():
@@ -186,15 +184,16 @@ def test_a_closed_pipe_is_quiet(finished) -> None:
     ("where", "status", "said"),
     [
         (">&-", 1, "standard output is closed"),
+        ("--json >&-", 1, "standard output is closed"),
         ("2>&-", 0, None),
         (">&- 2>&-", 1, None),
         (">/dev/full", 1, "No space left on device"),
+        ("--json >/dev/full", 1, "No space left on device"),
         ("2>/dev/full", 0, None),
     ],
 )
-@pytest.mark.parametrize("as_json", [False, True])
-def test_output_that_goes_nowhere(where, status, said, as_json) -> None:
-    line = f"'{sys.executable}' -m verl_adaptive parts greso {'--json' if as_json else ''} {where}"
+def test_output_that_goes_nowhere(where, status, said) -> None:
+    line = f"'{sys.executable}' -m verl_adaptive parts greso {where}"
     done = subprocess.run(["sh", "-c", line], capture_output=True, text=True)
     assert done.returncode == status, (done.returncode, done.stdout, done.stderr)
     assert "defect" not in done.stderr and "Traceback" not in done.stderr and "Exception" not in done.stderr
