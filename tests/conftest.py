@@ -6,7 +6,10 @@ import gc
 import os
 
 import pytest
+import yaml
 from hypothesis import HealthCheck, settings
+
+from tests.forks import Forks
 
 # An example takes as long as the machine is busy.
 settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -19,12 +22,28 @@ os.environ.setdefault("RAY_worker_niceness", "0")
 # pace is a seventh of the time in which it imports them, and a fifth of composing a configuration.
 gc.set_threshold(100_000, 50, 100)
 
+# Composing verl's configuration reads thirty files of YAML, in Python a quarter of its time.
+yaml.SafeLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+@pytest.fixture(scope="session")
+def below_verl():
+    """Programs that import verl, in forks of a process that has imported all but verl."""
+    with Forks() as forks:
+        yield forks
+
+
 #: Files of tests that share a start-up of many seconds; one that is missing here makes a start-up of its own.
 TOGETHER = {
-    "queue": ("abort", "arrivals", "checkpoints", "passes", "session", "stream_session", "monitor"),
-    "upstream": ("upstream",),
+    "queue": """
+        integration/test_abort integration/test_arrivals integration/test_checkpoints integration/test_monitor
+        integration/test_passes integration/test_session integration/test_stream_session
+    """,
+    "below_verl": """
+        cli/test_doctor integration/test_guard integration/test_refusals test_cpu_platform upstream/test_upstream
+    """,
 }
-GROUP_OF = {f"test_{name}.py": group for group, names in TOGETHER.items() for name in names}
+GROUP_OF = {f"tests/{name}.py": group for group, names in TOGETHER.items() for name in names.split()}
 
 
 def pytest_collection_modifyitems(items):
@@ -36,7 +55,7 @@ def pytest_collection_modifyitems(items):
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """One worker makes a shared start-up and runs what needs it; neither makes it twice, nor waits for the other's.
+    """A file's tests go to one worker, with those of others that need its start-up: neither makes it twice, nor waits for it.
 
     Not ``--dist loadgroup``: pytest-xdist 3.8 writes its groups where pytest 9.2 no longer reads them.
     """
@@ -44,8 +63,7 @@ def pytest_xdist_make_scheduler(config, log):
 
     class Together(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            folder, _, name = nodeid.partition("::")[0].rpartition("/")
-            shared = folder in ("tests/integration", "tests/upstream")
-            return GROUP_OF.get(name, nodeid) if shared else nodeid
+            file = nodeid.partition("::")[0]
+            return GROUP_OF.get(file, file)
 
     return Together(config, log)

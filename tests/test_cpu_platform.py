@@ -1,12 +1,8 @@
-"""The CPU platform: on only when asked for, loud when it fails. Each case has a process of its own.
-
-Those that begin with verl imported on that platform are forks of one that has imported it: it takes six seconds.
-"""
+"""The CPU platform: on only when asked for, loud when it fails. Each case has a process of its own, mostly a fork."""
 
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import subprocess
 import sys
@@ -14,7 +10,7 @@ import textwrap
 
 import pytest
 
-PLUGIN = "verl_cpu"
+from tests.forks import Forks
 
 needs_verl = pytest.mark.skipif(importlib.util.find_spec("verl") is None, reason="verl is not installed")
 
@@ -31,72 +27,48 @@ CLEARED = {
 }
 
 
-def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run code in a fresh interpreter, without the variables that matter here except those given."""
+def output(code: str, **environment: str) -> list[str]:
+    """What code prints in an interpreter of its own, without the variables that matter here except those given."""
     env = {name: value for name, value in os.environ.items() if name not in CLEARED}
-    return subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code)],
         env={**env, **environment},
         capture_output=True,
         text=True,
         timeout=240,
     )
-
-
-def output(code: str, **environment: str) -> list[str]:
-    """The lines that the code prints, having succeeded."""
-    done = run(code, **environment)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 
 
-#: Imports verl, then runs each case of a JSON list in a fork, which prints to a file: [[code, environment, file], ...].
-FORKS = """
-import json, os, sys, threading, traceback
-import verl
-assert threading.active_count() == 1, threading.enumerate()
-for code, environment, said in json.loads(sys.stdin.read()):
-    child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 1)
-            os.environ.update(environment)
-            exec(compile(code, said, "exec"), {"__name__": "__main__"})
-            status = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(status)
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
-"""
-#: Case → code and environment of what runs where verl is imported on the platform.
-CASES: dict[str, tuple[str, dict[str, str]]] = {}
-
-
 @pytest.fixture(scope="module")
-def forked(tmp_path_factory):
-    """Case → the lines that its code prints, having succeeded."""
-    folder = tmp_path_factory.mktemp("cases")
-    jobs = [(textwrap.dedent(code), env, str(folder / name)) for name, (code, env) in CASES.items()]
-    env = {name: value for name, value in os.environ.items() if name not in CLEARED}
-    done = subprocess.run(
-        [sys.executable, "-c", FORKS],
-        input=json.dumps(jobs),
-        env={**env, "VERL_PLATFORM": "cpu"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    ended = dict(zip(CASES, done.stdout.split(), strict=False))
+def on_the_platform():
+    """Forks of a process that has imported verl on the platform."""
+    with Forks(["verl"], **dict.fromkeys(CLEARED, None) | {"VERL_PLATFORM": "cpu"}) as forks:
+        yield forks
 
-    def lines(name: str) -> list[str]:
-        assert ended.get(name) == "0", done.stderr
-        return (folder / name).read_text().splitlines()
+
+@pytest.fixture
+def forked(on_the_platform, tmp_path):
+    """The lines that code prints which begins where verl is imported on the platform."""
+
+    def lines(code: str, **environment: str) -> list[str]:
+        done = on_the_platform.python("-c", textwrap.dedent(code), cwd=tmp_path, **environment)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.splitlines()
 
     return lines
+
+
+@pytest.fixture
+def fresh(below_verl, tmp_path):
+    """What becomes of code that imports verl, in a fork that has not, without the variables but those given."""
+
+    def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        env = dict.fromkeys(CLEARED, None) | environment
+        return below_verl.python("-c", textwrap.dedent(code), cwd=tmp_path, **env)
+
+    return run
 
 
 def test_importing_changes_nothing() -> None:
@@ -116,19 +88,19 @@ def test_importing_changes_nothing() -> None:
 
 @needs_verl
 @pytest.mark.verl
-def test_not_registered_unless_asked_for() -> None:
+def test_not_registered_unless_asked_for(fresh) -> None:
     code = """
         import verl
         from verl.plugin.platform import PlatformRegistry
         print(PlatformRegistry.get("cpu"))
         """
-    assert output(code) == ["None"]
+    assert fresh(code).stdout.split() == ["None"]
 
 
 @needs_verl
 @pytest.mark.verl
-def test_registered_by_importing_verl() -> None:
-    lines = output(
+def test_registered_by_importing_verl(fresh) -> None:
+    done = fresh(
         """
         import os, sys
         import verl
@@ -143,7 +115,7 @@ def test_registered_by_importing_verl() -> None:
         VERL_PLATFORM=" CPU ",
         TORCHDYNAMO_DISABLE="0",
     )
-    assert lines == ["cpu gloo cpu", "False True True", "0 1", "True False"]
+    assert done.stdout.splitlines() == ["cpu gloo cpu", "False True True", "0 1", "True False"], done.stderr
 
 
 @needs_verl
@@ -176,8 +148,10 @@ def test_workers_start_no_threads_that_export_metrics_of_ray() -> None:
     assert output(code, VERL_PLATFORM="cpu", RAY_metrics_report_interval_ms="2000") != ["[]"], "nothing was looked at"
 
 
-CASES["gloo"] = (
-    """
+@needs_verl
+@pytest.mark.verl
+def test_a_training_worker_gets_gloo_and_an_engine(forked) -> None:
+    code = """
         import os, socket
         import verl
         import torch
@@ -193,15 +167,8 @@ CASES["gloo"] = (
         print(EngineRegistry.get_engine_cls("value_model", "fsdp2").__name__)
         from verl.workers.engine.fsdp import transformer_impl
         print(transformer_impl.CPUOffloadPolicy(pin_memory=True).pin_memory)
-        """,
-    {"RANK": "0", "WORLD_SIZE": "1"},
-)
-
-
-@needs_verl
-@pytest.mark.verl
-def test_a_training_worker_gets_gloo_and_an_engine(forked) -> None:
-    lines = forked("gloo")
+        """
+    lines = forked(code, RANK="0", WORLD_SIZE="1")
     assert lines[-4:] == ["cpu:gloo", "FSDPEngineWithLMHead", "FSDPEngineWithValueHead", "False"]
 
 
@@ -216,9 +183,9 @@ def test_a_training_worker_gets_gloo_and_an_engine(forked) -> None:
     ],
     ids=["vllm plugin forbidden", "vllm plugin missing", "another verl"],
 )
-def test_failure_is_loud(vllm_plugins: str | None, broken: str, told: str) -> None:
+def test_failure_is_loud(fresh, vllm_plugins: str | None, broken: str, told: str) -> None:
     environment = {} if vllm_plugins is None else {"VLLM_PLUGINS": vllm_plugins}
-    done = run(
+    done = fresh(
         f"""
         import importlib.metadata, sys
         import verl_cpu as cpu
@@ -266,8 +233,10 @@ def test_vllm_is_found_under_both_names(tmp_path: object) -> None:
         assert output(code.replace("{folder!r}", repr(str(folder)))) == [expected, "1"]
 
 
-CASES["copy"] = (
-    """
+@needs_verl
+@pytest.mark.verl
+def test_saved_weights_are_a_copy(forked) -> None:
+    code = """
         import types
         import verl
         import torch
@@ -282,19 +251,15 @@ CASES["copy"] = (
         state, spec = fsdp_utils.fsdp2_sharded_save_to_cpu(None)
         live.zero_()
         print(spec, state["w"][0].tolist())
-        """,
-    {},
-)
+        """
+    assert forked(code)[-1] == "spec [1.0, 1.0, 1.0]"
 
 
 @needs_verl
 @pytest.mark.verl
-def test_saved_weights_are_a_copy(forked) -> None:
-    assert forked("copy")[-1] == "spec [1.0, 1.0, 1.0]"
-
-
-CASES["socket"] = (
-    """
+def test_two_runs_on_one_machine_do_not_share_a_socket(forked) -> None:
+    """verl names it by Ray's job id, the same in every fresh cluster; and a transfer that stays silent ends."""
+    code = """
         import asyncio, os, threading
         import verl
         import torch, zmq
@@ -319,21 +284,16 @@ CASES["socket"] = (
                 wait()
             except zmq.Again:
                 print("gave up")
-        """,
-    {"RAY_RAYLET_PID": "4711"},
-)
+        """
+    lines = forked(code, RAY_RAYLET_PID="4711")
+    assert lines[-4:] == ["True True", "[0.0, 1.0, 2.0, 3.0, 4.0]", "gave up", "gave up"]
 
 
 @needs_verl
 @pytest.mark.verl
-def test_two_runs_on_one_machine_do_not_share_a_socket(forked) -> None:
-    """verl names it by Ray's job id, the same in every fresh cluster; and a transfer that stays silent ends."""
-    lines = forked("socket")
-    assert lines[-4:] == ["True True", "[0.0, 1.0, 2.0, 3.0, 4.0]", "gave up", "gave up"]
-
-
-CASES["engine"] = (
-    """
+def test_gloo_engine_sends_weights(forked) -> None:
+    """Two processes' worth of engine in one: a master and a worker, in threads."""
+    code = """
         import asyncio, threading
         import verl
         import torch
@@ -370,20 +330,15 @@ CASES["engine"] = (
             master.finalize(); worker.finalize()
             same = all(torch.equal(received[name], weight) for name, weight in weights.items())
             print(list(received) == list(weights), same, metrics)
-        """,
-    {},
-)
+        """
+    assert forked(code)[-2:] == ["True True {'weight_sync/bytes': 1674}"] * 2
 
 
 @needs_verl
 @pytest.mark.verl
-def test_gloo_engine_sends_weights(forked) -> None:
-    """Two processes' worth of engine in one: a master and a worker, in threads."""
-    assert forked("engine")[-2:] == ["True True {'weight_sync/bytes': 1674}"] * 2
-
-
-CASES["preset"] = (
-    """
+def test_platform_preset_composes(forked) -> None:
+    """verl's own configuration accepts the preset, and its dataclasses accept the values."""
+    code = """
         import verl.trainer, os
         from hydra import compose, initialize_config_dir
         folder = os.path.join(os.path.dirname(verl.trainer.__file__), "config")
@@ -395,13 +350,5 @@ CASES["preset"] = (
         rollout = omega_conf_to_dataclass(config.actor_rollout_ref.rollout)
         print(actor.strategy, actor.fsdp_config.strategy, actor.use_dynamic_bsz, config.actor_rollout_ref.ref.strategy)
         print(rollout.name, rollout.dtype, rollout.max_num_seqs, config.trainer.device)
-        """,
-    {},
-)
-
-
-@needs_verl
-@pytest.mark.verl
-def test_platform_preset_composes(forked) -> None:
-    """verl's own configuration accepts the preset, and its dataclasses accept the values."""
-    assert forked("preset")[-2:] == ["fsdp2 fsdp2 True fsdp2", "vllm float32 8 cpu"]
+        """
+    assert forked(code)[-2:] == ["fsdp2 fsdp2 True fsdp2", "vllm float32 8 cpu"]

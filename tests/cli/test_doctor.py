@@ -501,22 +501,18 @@ def test_images_that_would_be_seen_wrongly_are_a_note(examine) -> None:
     assert "load_format" not in found.get("note", {"detail": ""})["detail"]
 
 
-def in_a_process(*words: str, **env: str) -> tuple[int, str, dict]:
-    done = subprocess.run(
-        [sys.executable, "-m", "verl_adaptive", "doctor", "--json", *words],
-        env={**os.environ, **env},
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
+def told(done: subprocess.CompletedProcess[str]) -> tuple[int, str, dict]:
+    """Status, error output and findings of a process."""
     found = json.loads(done.stdout)
     return done.returncode, done.stderr, {check["name"]: check for check in found["checks"]}
 
 
 @pytest.fixture(scope="module")
-def broken_twice() -> tuple[int, str, dict]:
-    """Neither plugin nor cluster: one process for both, because it takes ten seconds to import all that is looked at."""
-    return in_a_process("--ray-address", "127.0.0.1:1", VERL_USE_EXTERNAL_PLUGINS="none", VERL_PLATFORM="")
+def broken_twice(below_verl, tmp_path_factory) -> tuple[int, str, dict]:
+    """Neither plugin nor cluster: one process for both."""
+    words = ("-m", "verl_adaptive", "doctor", "--json", "--ray-address", "127.0.0.1:1")
+    env = {"VERL_USE_EXTERNAL_PLUGINS": "none", "VERL_PLATFORM": ""}
+    return told(below_verl.python(*words, cwd=tmp_path_factory.mktemp("broken"), **env))
 
 
 def test_a_cluster_that_is_not_there(broken_twice) -> None:
@@ -535,7 +531,8 @@ def test_a_plugin_that_verl_was_told_not_to_load(broken_twice) -> None:
 
 @pytest.mark.ray
 def test_the_plugin_lives_in_a_ray_worker() -> None:
-    status, said, found = in_a_process("--ray")
+    words = [sys.executable, "-m", "verl_adaptive", "doctor", "--json", "--ray"]
+    status, said, found = told(subprocess.run(words, capture_output=True, text=True, timeout=280))
     assert status == 0, (found, said)
     assert found["plugin in a Ray worker"]["detail"].startswith("loaded on ")
 

@@ -1,7 +1,11 @@
-"""Programs of verl's that would not read a preset refuse it, in real processes: nothing trains plainly under its name."""
+"""Programs of verl's that would not read a preset refuse it, in real processes: nothing trains plainly under its name.
+
+Two are started as users start them; the others are forks (:mod:`tests.forks`).
+"""
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import subprocess
@@ -20,15 +24,25 @@ ROOT = Path(__file__).resolve().parents[2]
 VERL = Path(find_spec("verl").submodule_search_locations[0])
 
 
-def python(*words: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
+def python(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, *words],
         cwd=cwd,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "VERL_PLATFORM": "", **env},
+        env={**os.environ, "PYTHONPATH": str(ROOT), "VERL_PLATFORM": ""},
         capture_output=True,
         text=True,
         timeout=280,
     )
+
+
+@pytest.fixture
+def forked(below_verl, tmp_path):
+    """What :func:`python` gives, from a fork in a folder of its own."""
+
+    def run(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
+        return below_verl.python(*words, cwd=tmp_path, VERL_PLATFORM="", **env)
+
+    return run
 
 
 @pytest.mark.parametrize(
@@ -48,8 +62,8 @@ def python(*words: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[st
     ],
     ids=["use_v1=false", "fully_async", "one_step_off", "sft"],
 )
-def test_other_programs_refuse_before_ray_starts(words, says, tmp_path) -> None:
-    done = python("-m", *words, "+adaptive=greso", cwd=tmp_path)
+def test_other_programs_refuse_before_ray_starts(words, says, forked) -> None:
+    done = forked("-m", *words, "+adaptive=greso")
     assert done.returncode == 1, done.stdout + done.stderr
     assert re.search(rf"verl-adaptive: \+adaptive=greso: .*{says}", done.stderr), done.stderr
     assert "ray init kwargs" not in done.stdout and "Traceback" not in done.stderr
@@ -84,8 +98,8 @@ def test_a_preset_chosen_in_a_file_of_the_users_is_refused_too(tmp_path) -> None
     assert done.returncode == 1 and "+adaptive=greso: trainer.use_v1=False" in done.stderr, done.stderr
 
 
-def test_a_preset_under_a_misspelt_key(tmp_path) -> None:
-    done = python("-m", "verl.trainer.main_ppo", "+adaptve=greso", "algorithm.adv_estimator=grpo", cwd=tmp_path)
+def test_a_preset_under_a_misspelt_key(forked) -> None:
+    done = forked("-m", "verl.trainer.main_ppo", "+adaptve=greso", "algorithm.adv_estimator=grpo")
     assert done.returncode == 1 and "did you mean +adaptive=greso?" in done.stderr, done.stderr
     assert "Traceback" not in done.stderr
 
@@ -149,9 +163,9 @@ def test_keys_that_are_not_misspelt(word) -> None:
     plugin._refuse_misread(["main_ppo", word])
 
 
-def test_a_plugin_that_verl_was_told_not_to_load(tmp_path) -> None:
+def test_a_plugin_that_verl_was_told_not_to_load(forked) -> None:
     words = ("-m", "verl.trainer.main_ppo", "+adaptive=greso", "algorithm.adv_estimator=grpo")
-    done = python(*words, cwd=tmp_path, VERL_USE_EXTERNAL_PLUGINS="none")
+    done = forked(*words, VERL_USE_EXTERNAL_PLUGINS="none")
     assert done.returncode == 1 and "unset VERL_USE_EXTERNAL_PLUGINS" in done.stderr, done.stderr
     assert "ray init kwargs" not in done.stdout
 
@@ -170,34 +184,31 @@ if __name__ == "__main__":
 """
 
 
-def spin(tmp_path: Path, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
+@pytest.fixture
+def spin(forked, tmp_path):
     (tmp_path / "main_spin.py").write_text(SPIN)
-    return python("main_spin.py", *words, cwd=tmp_path, **env)
+    return functools.partial(forked, "main_spin.py")
 
 
 @pytest.mark.parametrize("words", [("+adaptive=solo",), ("+adaptive@algorithm=solo",), ("+adaptive={name: solo}",)])
-def test_a_program_that_is_none_of_verls(tmp_path, words) -> None:
-    done = spin(tmp_path, *words)
+def test_a_program_that_is_none_of_verls(spin, words) -> None:
+    done = spin(*words)
     told = words != ("+adaptive={name: solo}",)  # a key of theirs that only has our key's name
     assert ("TRAINS" in done.stdout) is not told and (done.returncode == 1) is told, done.stderr
-    assert "Traceback" not in done.stderr
+    assert "Traceback" not in done.stderr and (guard.ANY_PROGRAM in done.stderr) == (words == ("+adaptive=solo",))
 
 
-def test_another_program_is_let_through_by_one_override_that_is_logged(tmp_path) -> None:
-    refused = spin(tmp_path, "+adaptive=solo")
-    assert "TRAINS" not in refused.stdout and guard.ANY_PROGRAM in refused.stderr, refused.stderr
-    let = spin(tmp_path, "+adaptive=solo", guard.ANY_PROGRAM)
+def test_another_program_is_let_through_by_one_override_that_is_logged(spin) -> None:
+    let = spin("+adaptive=solo", guard.ANY_PROGRAM)
     assert "TRAINS" in let.stdout, let.stderr
     assert "lets the preset through" in let.stdout, let.stdout
 
 
 @pytest.mark.parametrize("plugins", ["none", "auto"])
-def test_a_preset_as_a_plain_value_of_a_file(tmp_path, plugins) -> None:
+def test_a_preset_as_a_plain_value_of_a_file(tmp_path, forked, plugins) -> None:
     (tmp_path / "mine.yaml").write_text("defaults:\n  - ppo_trainer\n  - _self_\nadaptive: solo\n")
     words = ("-m", "verl.trainer.main_ppo", f"--config-path={tmp_path}", "--config-name=mine")
-    done = python(
-        *words, "hydra.searchpath=[pkg://verl.trainer.config]", cwd=tmp_path, VERL_USE_EXTERNAL_PLUGINS=plugins
-    )
+    done = forked(*words, "hydra.searchpath=[pkg://verl.trainer.config]", VERL_USE_EXTERNAL_PLUGINS=plugins)
     assert done.returncode == 1 and "`- adaptive: solo` in the defaults list" in done.stderr, done.stderr
 
 
@@ -257,8 +268,8 @@ print("without", *run())
 """
 
 
-def test_other_trainers_refuse_however_their_configuration_came_about(tmp_path) -> None:
-    done = python("-c", RECIPE, cwd=tmp_path)
+def test_other_trainers_refuse_however_their_configuration_came_about(forked) -> None:
+    done = forked("-c", RECIPE)
     assert done.returncode == 0, done.stderr
     said = done.stdout.splitlines()
     assert "with True True True" in said and "as a string True True True" in said
@@ -309,19 +320,16 @@ print(type(get_platform()).__name__, os.environ.get("VERL_PLATFORM"))
 """
 
 
-def test_the_word_alone_chooses_the_cpu(tmp_path) -> None:
+def test_the_word_alone_chooses_the_cpu(forked) -> None:
     """verl picks a platform when it is imported; without the variable training died of NCCL."""
-    (tmp_path / "main.py").write_text(PLATFORM)
-    assert python("main.py", "+adaptive=grpo", "+adaptive/platform=cpu", cwd=tmp_path).stdout.split() == [
-        "PlatformCPU",
-        "cpu",
-    ]
+    done = forked("-c", PLATFORM, "+adaptive=grpo", "+adaptive/platform=cpu")
+    assert done.stdout.split() == ["PlatformCPU", "cpu"], done.stderr
 
 
-def test_a_platform_in_a_file_says_what_to_set(tmp_path) -> None:
+def test_a_platform_in_a_file_says_what_to_set(tmp_path, forked) -> None:
     (tmp_path / "mine.yaml").write_text(
         "defaults:\n  - ppo_trainer\n  - adaptive: grpo\n  - adaptive/platform: cpu\n  - _self_\n"
     )
     words = ("-m", "verl.trainer.main_ppo", f"--config-path={tmp_path}", "--config-name=mine")
-    done = python(*words, "hydra.searchpath=[pkg://verl.trainer.config]", cwd=tmp_path)
+    done = forked(*words, "hydra.searchpath=[pkg://verl.trainer.config]")
     assert done.returncode == 1 and "trainer.device=cpu needs VERL_PLATFORM=cpu" in done.stderr, done.stderr

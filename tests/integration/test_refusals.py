@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
 
 pytest.importorskip("verl")
@@ -543,13 +539,8 @@ def test_without_the_search_path_a_preset_is_a_loud_error(monkeypatch):
         ("adaptive.sampler.p_eazy=0.3", "p_eazy"),
     ],
 )
-def test_typos_end_the_real_command(override, message):
+def test_typos_end_the_real_command(override, message, below_verl, tmp_path):
     arguments = ["+adaptive=greso", override] if "sampler" in override else [override]
-    done = subprocess.run(
-        [sys.executable, "-m", "verl.trainer.main_ppo", "+adaptive/platform=cpu", *arguments],
-        env={**os.environ, "VERL_PLATFORM": "cpu"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    words = ("-m", "verl.trainer.main_ppo", "+adaptive/platform=cpu", *arguments)
+    done = below_verl.python(*words, cwd=tmp_path, VERL_PLATFORM="cpu")
     assert done.returncode != 0 and message in done.stdout + done.stderr

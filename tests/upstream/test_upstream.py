@@ -6,9 +6,7 @@ of links, the patched files aside.
 
 from __future__ import annotations
 
-import fcntl
 import importlib.util
-import json
 import os
 import re
 import shutil
@@ -76,46 +74,31 @@ def copy(folder: Path, patches: list[str]) -> Path:
 
 
 @pytest.fixture(scope="module")
-def outcomes(tmp_path_factory) -> dict[str, dict[str, list[str]]]:
+def outcomes(below_verl, tmp_path_factory) -> dict[str, dict[str, list[str]]]:
     """Job → test file → what came of its tests; jobs are ``none``, ``all`` and each patch alone."""
-    shared = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:  # one of the workers runs the jobs, the others wait for it
-        shared = shared.parent
-    with open(shared / "upstream.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        done = shared / "upstream.json"
-        if not done.exists():
-            done.write_text(json.dumps(run(tmp_path_factory.mktemp("upstream"))))
-        return json.loads(done.read_text())
-
-
-def run(folder: Path) -> dict[str, dict[str, list[str]]]:
-    """Run every job in a folder."""
+    folder = tmp_path_factory.mktemp("upstream")
     tests = {patch: [str(p) for p in (UPSTREAM / patch).glob("test_*_on_cpu.py")] for patch in PATCHES}
     every = [test for patch in PATCHES for test in tests[patch]]
-    wanted = {patch: ([patch], tests[patch]) for patch in PATCHES} | {
-        "all": (PATCHES, every + OURS),
-        "none": ([], every),
-    }
-    jobs = []
-    for name, (patches, files) in wanted.items():
-        paths = {key: str(folder / f"{name}.{key}") for key in ("report", "output", "basetemp")}
-        tree = str(copy(folder / name, patches)) if patches else None
-        plugins = [REPLACED] if name == "all" else []
-        jobs.append({"tree": tree, "tests": files, "plugins": plugins, "rootdir": str(ROOT), **paths})
-    command = [sys.executable, str(Path(__file__).with_name("runner.py")), json.dumps(jobs)]
-    done = subprocess.run(
-        command, cwd=folder, capture_output=True, text=True, check=False, env=os.environ | ENVIRONMENT
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return {name: _read(job) for name, job in zip(wanted, jobs, strict=True)}
+    jobs = {patch: ([patch], tests[patch]) for patch in PATCHES}
+    jobs |= {"all": (PATCHES, [*every, *OURS, "-p", REPLACED]), "none": ([], every)}
+    found = {}
+    for name, (patches, words) in jobs.items():
+        tree, report = copy(folder / name, patches), folder / f"{name}.xml"
+        done = below_verl.python(
+            *("-m", "pytest", "-q", "-c", os.devnull, "--rootdir", ROOT, "--import-mode=importlib", "--tb=short"),
+            *("-p", "no:cacheprovider", "-p", "no:asyncio", "-W", "ignore", f"--junitxml={report}"),
+            *("--basetemp", folder / f"{name}.temporary", *words),
+            cwd=folder,
+            **ENVIRONMENT | {"PYTHONPATH": f"{tree}{os.pathsep}{ROOT}"},
+        )
+        assert report.exists(), done.stdout[-3000:] + done.stderr[-3000:]
+        found[name] = _read(report)
+    return found
 
 
-def _read(job: dict) -> dict[str, list[str]]:
-    output = Path(job["output"]).read_text()
-    assert Path(job["report"]).exists(), output[-3000:]
+def _read(report: Path) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
-    for case in ElementTree.parse(job["report"]).iter("testcase"):
+    for case in ElementTree.parse(report).iter("testcase"):
         bad = [child for child in case if child.tag in ("failure", "error")]
         words = "passed" if not bad else f"{case.get('name')}: {bad[0].get('message')}"
         found.setdefault(case.get("classname").rsplit(".", 1)[-1], []).append(words)
