@@ -157,12 +157,20 @@ def test_a_validation_of_an_old_checkpoint_writes_no_journal() -> None:
         ("distillation.enabled=true", "the distillation acts"),
     ],
 )
-def test_another_loss_is_remarked_on_where_groups_are_dropped(penalty, named) -> None:
-    for preset, told in (("grpo", False), ("greso", True), ("aero", True), ("pilot_commit", True), ("cero", False)):
-        config, adaptive = composed(f"+adaptive={preset}", penalty)
-        assert (named in facts.dropped_note(config, build_policy(adaptive))) == told, preset
-        config, adaptive = composed(f"+adaptive={preset}")
-        assert facts.dropped_note(config, build_policy(adaptive)) == ""
+def test_another_loss_is_remarked_on(penalty, named) -> None:
+    config, adaptive = composed("+adaptive=greso", penalty)
+    assert named in facts.dropped_note(config, build_policy(adaptive))
+
+
+@pytest.mark.parametrize(
+    ("preset", "told"), [("grpo", False), ("greso", True), ("aero", True), ("pilot_commit", True), ("cero", False)]
+)
+def test_another_loss_is_remarked_on_where_groups_are_dropped(preset, told) -> None:
+    config, adaptive = composed(f"+adaptive={preset}", "actor_rollout_ref.actor.use_kl_loss=true")
+    policy = build_policy(adaptive)
+    assert ("the KL penalty acts" in facts.dropped_note(config, policy)) == told
+    config.actor_rollout_ref.actor.use_kl_loss = False
+    assert facts.dropped_note(config, policy) == ""
 
 
 def test_held_groups_are_said_to_be_off_policy() -> None:

@@ -8,7 +8,6 @@ from dataclasses import asdict, replace
 import numpy as np
 import pytest
 
-from tests.cli.conftest import call  # noqa: F401
 from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.simulate import (
     PEERS,
@@ -232,13 +231,14 @@ def test_an_asynchronous_trainer_needs_a_clock() -> None:
 # -- the command ------------------------------------------------------------------------------------------------------
 
 
-def test_the_commands_defaults_are_the_clocks(call) -> None:  # noqa: F811
+def test_the_commands_defaults_are_the_clocks(call) -> None:
     """They are written out there, so that --help imports nothing."""
     words = ("simulate", "--clock", "--steps", 1, "--preset", "grpo", "--no-references", "--json", "-")
     assert json.loads(call(*words)[1])["clock"] == asdict(ClockConfig())
 
 
-def test_the_command_counts_seconds(call, monkeypatch) -> None:  # noqa: F811
+@pytest.mark.usefixtures("runs_once")
+def test_the_command_counts_seconds(call, monkeypatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     words = (
         "simulate",
@@ -287,6 +287,6 @@ def test_the_command_counts_seconds(call, monkeypatch) -> None:  # noqa: F811
         (("--preset", "verl_filter_groups adaptive.seed=1"), "takes no overrides: it is verl's own filter"),
     ],
 )
-def test_options_that_cannot_work_are_one_clear_line(call, words, message) -> None:  # noqa: F811
+def test_options_that_cannot_work_are_one_clear_line(call, words, message) -> None:
     status, out, err = call("simulate", *words)
     assert (status, out) == (1, "") and err.count("\n") == 1 and message in err, err

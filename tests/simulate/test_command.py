@@ -8,14 +8,15 @@ import sys
 
 import pytest
 
-from tests.cli.conftest import call  # noqa: F401
 from tests.cli.stores import make_run
 from verl_adaptive.simulate.merit import answer, merits
+
+pytestmark = pytest.mark.usefixtures("runs_once")
 
 QUICK = ("--batch", 8, "--budget", 640, "--pool", "mixed:prompts=100", "--seeds", "0,1")
 
 
-def test_everything_runs_by_default_and_the_limits_are_said(call) -> None:  # noqa: F811
+def test_everything_runs_by_default_and_the_limits_are_said(call) -> None:
     status, out, err = call("simulate", *QUICK)
     assert (status, err) == (0, "")
     for name in ("grpo", "dapo", "greso", "aero", "cero", "pilot_commit", "solo", "oracle", "oracle_best"):
@@ -24,7 +25,7 @@ def test_everything_runs_by_default_and_the_limits_are_said(call) -> None:  # no
     assert "640 rollouts a run, 2 seeds" in out
 
 
-def test_the_file_holds_every_row_and_what_it_depends_on(call, tmp_path) -> None:  # noqa: F811
+def test_the_file_holds_every_row_and_what_it_depends_on(call, tmp_path) -> None:
     path = tmp_path / "out.json"
     assert call("simulate", *QUICK, "--preset", "greso", "--json", path, "adaptive.sampler.p_easy=0.3")[0] == 0
     data = json.loads(path.read_text())
@@ -40,12 +41,12 @@ def test_the_file_holds_every_row_and_what_it_depends_on(call, tmp_path) -> None
     assert call("simulate", *QUICK, "--preset", "grpo", "--no-references", "--json", path, "--overwrite")[0] == 0
 
 
-def test_json_on_standard_output_is_json_alone(call) -> None:  # noqa: F811
+def test_json_on_standard_output_is_json_alone(call) -> None:
     status, out, _ = call("simulate", *QUICK, "--preset", "grpo", "--no-references", "--json", "-")
     assert status == 0 and len(json.loads(out)["rows"]) == 2
 
 
-def test_two_processes_give_the_same_rows(call) -> None:  # noqa: F811
+def test_two_processes_give_the_same_rows(call) -> None:
     rows = []
     for jobs in (1, 2):
         out = call("simulate", *QUICK, "--preset", "greso", "--jobs", jobs, "--json", "-")[1]
@@ -53,7 +54,7 @@ def test_two_processes_give_the_same_rows(call) -> None:  # noqa: F811
     assert rows[0] == rows[1]
 
 
-def test_a_recorded_run_is_simulated(call, tmp_path) -> None:  # noqa: F811
+def test_a_recorded_run_is_simulated(call, tmp_path) -> None:
     make_run(tmp_path / "run", steps=12, snapshot=False)
     status, out, err = call("simulate", "--trace", tmp_path / "run", "--batch", 8, "--steps", 5, "--preset", "greso")
     assert (status, err) == (0, "") and "journal of" in out and "5 steps a run" in out
@@ -82,7 +83,7 @@ def test_a_recorded_run_is_simulated(call, tmp_path) -> None:  # noqa: F811
         (("--json", "/nowhere/out.json"), 1, "/nowhere does not exist"),
     ],
 )
-def test_what_cannot_work_is_one_clear_line(call, words, status, message) -> None:  # noqa: F811
+def test_what_cannot_work_is_one_clear_line(call, words, status, message) -> None:
     found, out, err = call("simulate", *words)
     assert (found, out) == (status, "") and err.count("\n") == 1 and message in err, err
     assert "Traceback" not in err and "defect" not in err
@@ -91,7 +92,7 @@ def test_what_cannot_work_is_one_clear_line(call, words, status, message) -> Non
 # -- the answer ---------------------------------------------------------------------------------------------
 
 
-def test_the_answer_comes_first_and_the_best_is_on_top(call) -> None:  # noqa: F811
+def test_the_answer_comes_first_and_the_best_is_on_top(call) -> None:
     words = (*QUICK, "--preset", "greso", "--preset", "dapo")
     status, out, _ = call("simulate", *words, "--json", "-")
     found = json.loads(out)
@@ -105,7 +106,7 @@ def test_the_answer_comes_first_and_the_best_is_on_top(call) -> None:  # noqa: F
     assert first[: len(real)] == real and all(p.startswith("oracle") for p in first[len(real) :])
 
 
-def test_prompts_that_do_not_learn_are_judged_by_their_signal(call) -> None:  # noqa: F811
+def test_prompts_that_do_not_learn_are_judged_by_their_signal(call) -> None:
     words = ("--batch", 8, "--steps", 6, "--pool", "static:prompts=100", "--preset", "dapo", "--seeds", "0,1")
     found = json.loads(call("simulate", *words, "--json", "-")[1])
     merit = {entry["preset"]: entry["merit"] for entry in found["summary"]}
@@ -114,7 +115,7 @@ def test_prompts_that_do_not_learn_are_judged_by_their_signal(call) -> None:  # 
     assert timed["merit"] == "signal a second"
 
 
-def test_of_single_rollouts_a_signal_says_nothing(call, monkeypatch) -> None:  # noqa: F811
+def test_of_single_rollouts_a_signal_says_nothing(call, monkeypatch) -> None:
     """solo had "nan", a signal of 0 and a gain of -2 in the tables, and no word about it in the answer."""
     words = ("--batch", 8, "--steps", 6, "--pool", "static:prompts=100", "--seeds", "0,1", "--preset", "solo")
     monkeypatch.setenv("COLUMNS", "140")
@@ -127,7 +128,7 @@ def test_of_single_rollouts_a_signal_says_nothing(call, monkeypatch) -> None:  #
 
 
 @pytest.mark.parametrize("width", [80, 120, 160])
-def test_no_name_is_broken_within_a_word(width, call, monkeypatch) -> None:  # noqa: F811
+def test_no_name_is_broken_within_a_word(width, call, monkeypatch) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
     words = ("--batch", 8, "--steps", 3, "--pool", "mixed:prompts=100", "--seeds", "0,1", "--preset", "solo", "--clock")
     tables = [line for line in call("simulate", *words)[1].splitlines() if not re.match(r"\S+( \S+)+\.", line)]
@@ -171,7 +172,7 @@ def test_the_sentence_says_no_more_than_the_seeds(gains, says) -> None:
     assert says in answer(name, found)
 
 
-def test_a_run_that_would_end_with_an_error_is_not_the_one_to_take(call) -> None:  # noqa: F811
+def test_a_run_that_would_end_with_an_error_is_not_the_one_to_take(call) -> None:
     """It ended when learning was cheapest, and 0 generated rollouts were a division by zero."""
     rows = [row("grpo", s, 0.1) for s in range(3)]
     rows += [row("a", s, 0.9, **({"ended": "step 3: the cap was reached"} if s else {})) for s in range(3)]
@@ -192,7 +193,7 @@ class Mine(KeepAll):
 """
 
 
-def test_a_part_in_a_file_of_the_users_own(call, tmp_path, monkeypatch) -> None:  # noqa: F811
+def test_a_part_in_a_file_of_the_users_own(call, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(sys, "path", list(sys.path))
     (tmp_path / "my_own_parts.py").write_text(OWN)
     preset = f"grpo adaptive/filter=custom adaptive.filter.name={tmp_path}/my_own_parts.py:Mine"

@@ -88,7 +88,7 @@ def test_pilot_commit_costs_no_more_than_the_published_round() -> None:
     stops when the batch is full: fewer pilots, all in the band commit, and nearly all of them are one step old.
     """
     world = StaticWorld(logit_normal(53_000, 0.0, 3.0))
-    simulation = make_simulation(PIPELINED, world, batch=128, n=64, steps=120)
+    simulation = make_simulation(PIPELINED, world, batch=128, n=64, steps=60)
     ages, results, logged = ages_of(simulation)
     assert np.mean([r.ledger.rollouts.generated for r in results]) == pytest.approx(11_105, rel=0.02)
     assert abs(np.mean([m["in_band_total"] / m["piloted_total"] for m in logged]) - 0.41) < 0.02
@@ -122,7 +122,7 @@ def test_dapo_and_grpo_beside_it() -> None:
 M = 8_958  # implied by 0.84 R = 6 units
 
 
-@pytest.mark.parametrize("beta", [(0.4, 0.6), (0.5, 0.5), (1.0, 1.0)])
+@pytest.mark.parametrize("beta", [(0.4, 0.6), (1.0, 1.0)])
 def test_cero_published_run(beta) -> None:
     """2610.09679, appendix G: 500 rounds of mean 512 rollouts, C = 132, Beta(1, 1); 486 to 488 updates, a peak surplus
     of 1,920 rollouts, terminal exposures of 0.84, 1.12 and 1.40 R (57.5, 27.8 and 14.7 % of the prompts).

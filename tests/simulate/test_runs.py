@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
 from pathlib import Path
 
@@ -82,16 +83,22 @@ def slow_row(preset: str, seed: int) -> dict[str, float]:
     }
 
 
+@functools.cache
+def row_of(preset: str, seed: int) -> dict:
+    """A small run's row."""
+    return run_task(tasks([preset], [seed], SMALL, POOL)[0])
+
+
 @pytest.mark.parametrize("preset", ALL)
 def test_a_row_equals_the_slow_count(preset) -> None:
-    row = run_task(tasks([preset], [3], SMALL, POOL)[0])
+    row = row_of(preset, 3)
     slow = slow_row(preset, 3)
     assert {key: row[key] for key in slow} == pytest.approx(slow, rel=1e-9)
 
 
 @pytest.mark.parametrize("preset", [*ALL, "pilot_commit adaptive.allocator.form=on_policy"])
 def test_every_rollout_is_accounted_for(preset) -> None:
-    row = run_task(tasks([preset], [0], SMALL, POOL)[0])
+    row = row_of(preset, 0)
     assert row["generated"] == row["trained"] + sum(row["dropped"].values()) + row["surplus"] + row["held"]
     assert row["generated"] >= SMALL.budget or row["ended"] == "sampler"
     assert row["held"] == 0
@@ -99,9 +106,8 @@ def test_every_rollout_is_accounted_for(preset) -> None:
 
 @pytest.mark.parametrize("preset", ALL)
 def test_the_same_seed_gives_the_same_run_and_another_another(preset) -> None:
-    one, again, other = (run_task(tasks([preset], [seed], SMALL, POOL)[0]) for seed in (1, 1, 2))
-    for row in (one, again, other):
-        del row["seconds"], row["seed"]
+    rows = row_of(preset, 3), run_task(tasks([preset], [3], SMALL, POOL)[0]), row_of(preset, 0)
+    one, again, other = ({k: v for k, v in row.items() if k not in ("seconds", "seed")} for row in rows)
     assert repr(one) == repr(again) != repr(other)  # a preset that keeps flat groups divides by none: nan
 
 
