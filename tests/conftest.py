@@ -9,7 +9,7 @@ import pytest
 import yaml
 from hypothesis import HealthCheck, settings
 
-from tests.forks import Forks
+from tests.forks import forks
 
 # An example takes as long as the machine is busy.
 settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -29,8 +29,8 @@ yaml.SafeLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 @pytest.fixture(scope="session")
 def below_verl():
     """Programs that import verl, in forks of a process that has imported all but verl."""
-    with Forks() as forks:
-        yield forks
+    with forks() as python:
+        yield python
 
 
 #: Files of tests that share a start-up of many seconds; one that is missing here makes a start-up of its own.
@@ -40,7 +40,7 @@ TOGETHER = {
         integration/test_passes integration/test_session integration/test_stream_session
     """,
     "below_verl": """
-        cli/test_doctor integration/test_guard integration/test_refusals test_cpu_platform upstream/test_upstream
+        cli/test_doctor integration/test_guard test_cpu_platform upstream/test_upstream
     """,
 }
 GROUP_OF = {f"tests/{name}.py": group for group, names in TOGETHER.items() for name in names.split()}

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 import traceback
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TextIO
 
@@ -29,44 +29,33 @@ BELOW_VERL = (
 )
 
 
-class Forks:
-    """The process and what it is asked for; a context manager.
+@contextlib.contextmanager
+def forks(modules: Iterable[str] = BELOW_VERL, **env: str | None) -> Iterator[Callable]:
+    """Start the process; yields ``python(*words, cwd=…, **env)``, which gives what ``python WORDS`` came to.
 
     Args:
         modules: what it imports before it forks; one that is not installed costs nothing but the time saved.
-        env: its environment beside this process's own; a job's comes on top. A variable that is None is not set.
+        env: its environment beside this process's own; a program's comes on top. A variable that is None is not set.
     """
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.forks", *modules],
+        cwd=ROOT,
+        env={k: v for k, v in {**os.environ, "PYTHONPATH": str(ROOT), **env}.items() if v is not None},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
 
-    def __init__(self, modules: Iterable[str] = BELOW_VERL, **env: str | None) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.forks", *modules],
-            cwd=ROOT,
-            env={k: v for k, v in {**os.environ, "PYTHONPATH": str(ROOT), **env}.items() if v is not None},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-
-    def __enter__(self) -> Forks:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._process.communicate(timeout=60)
-
-    def python(self, *words: str | Path, cwd: Path, **env: str | None) -> subprocess.CompletedProcess[str]:
-        """What ``python WORDS`` came to: a file, ``-m MODULE`` or ``-c CODE``, with arguments."""
+    def python(*words: object, cwd: Path, **env: str | None) -> subprocess.CompletedProcess[str]:
         said = [cwd / f".fork-{name}" for name in ("out", "err")]
-        job = {
-            "words": [str(word) for word in words],
-            "cwd": str(cwd),
-            "env": env,
-            "said": [str(path) for path in said],
-        }
-        assert self._process.stdin is not None and self._process.stdout is not None
-        print(json.dumps(job), file=self._process.stdin, flush=True)
-        status = self._process.stdout.readline()
+        job = {"words": list(map(str, words)), "cwd": str(cwd), "env": env, "said": list(map(str, said))}
+        print(json.dumps(job), file=process.stdin, flush=True)
+        status = process.stdout.readline()
         assert status, "the process that forks is gone"
         return subprocess.CompletedProcess(words, int(status), *(path.read_text(errors="replace") for path in said))
+
+    yield python
+    process.communicate(timeout=60)
 
 
 def _next_job(answers: TextIO) -> dict:

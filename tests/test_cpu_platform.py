@@ -10,7 +10,7 @@ import textwrap
 
 import pytest
 
-from tests.forks import Forks
+from tests.forks import forks
 
 needs_verl = pytest.mark.skipif(importlib.util.find_spec("verl") is None, reason="verl is not installed")
 
@@ -44,8 +44,8 @@ def output(code: str, **environment: str) -> list[str]:
 @pytest.fixture(scope="module")
 def on_the_platform():
     """Forks of a process that has imported verl on the platform."""
-    with Forks(["verl"], **dict.fromkeys(CLEARED, None) | {"VERL_PLATFORM": "cpu"}) as forks:
-        yield forks
+    with forks(["verl"], **dict.fromkeys(CLEARED, None) | {"VERL_PLATFORM": "cpu"}) as python:
+        yield python
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def forked(on_the_platform, tmp_path):
     """The lines that code prints which begins where verl is imported on the platform."""
 
     def lines(code: str, **environment: str) -> list[str]:
-        done = on_the_platform.python("-c", textwrap.dedent(code), cwd=tmp_path, **environment)
+        done = on_the_platform("-c", textwrap.dedent(code), cwd=tmp_path, **environment)
         assert done.returncode == 0, done.stderr
         return done.stdout.splitlines()
 
@@ -66,7 +66,7 @@ def fresh(below_verl, tmp_path):
 
     def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
         env = dict.fromkeys(CLEARED, None) | environment
-        return below_verl.python("-c", textwrap.dedent(code), cwd=tmp_path, **env)
+        return below_verl("-c", textwrap.dedent(code), cwd=tmp_path, **env)
 
     return run
 

@@ -158,13 +158,6 @@ def test_what_an_earlier_part_of_the_run_saw_takes_the_place_of_the_assumption(c
     assert "assumed" in cost(*mine, elsewhere)[0].known_from  # another run's journal says nothing of this one
 
 
-def test_without_the_data_a_step_has_a_price_and_the_run_has_none(call) -> None:
-    status, out, _ = call("doctor", "--json", "--", *MINIMAL, "+adaptive=dapo", "data.train_files=/no/such.parquet")
-    found = Cost(**json.loads(out)["plan"]["cost"])
-    assert status == 0 and found.grpo_total is None and found.total is None and found.step > 1024
-    assert found.equal == "adaptive.total_rollouts=<steps of GRPO x 1024>"
-
-
 def test_engines_are_counted_as_verl_starts_them(cost) -> None:
     rollout = "actor_rollout_ref.rollout"
     words = (

@@ -40,7 +40,7 @@ def forked(below_verl, tmp_path):
     """What :func:`python` gives, from a fork in a folder of its own."""
 
     def run(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
-        return below_verl.python(*words, cwd=tmp_path, VERL_PLATFORM="", **env)
+        return below_verl(*words, cwd=tmp_path, VERL_PLATFORM="", **env)
 
     return run
 

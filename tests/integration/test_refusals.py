@@ -530,17 +530,3 @@ def test_without_the_search_path_a_preset_is_a_loud_error(monkeypatch):
     assert not plugin._asks_for_adaptive(["main_ppo", "trainer.nnodes=1"])
     with pytest.raises(ConfigError, match="plain value"):
         AdaptiveConfig.from_mapping("greso")
-
-
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("+adaptive=gres", "Could not find 'adaptive/gres'"),
-        ("adaptive.sampler.p_eazy=0.3", "p_eazy"),
-    ],
-)
-def test_typos_end_the_real_command(override, message, below_verl, tmp_path):
-    arguments = ["+adaptive=greso", override] if "sampler" in override else [override]
-    words = ("-m", "verl.trainer.main_ppo", "+adaptive/platform=cpu", *arguments)
-    done = below_verl.python(*words, cwd=tmp_path, VERL_PLATFORM="cpu")
-    assert done.returncode != 0 and message in done.stdout + done.stderr

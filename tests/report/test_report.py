@@ -18,7 +18,6 @@ import pytest
 from tests.cli.stores import HOSTILE, make_run, without_steps, write_dataset
 from verl_adaptive.cli import main
 from verl_adaptive.groups import Groups
-from verl_adaptive.integration.tables import lists_now
 from verl_adaptive.report import figures
 from verl_adaptive.report.collect import collect
 from verl_adaptive.report.course import CLASSES
@@ -26,7 +25,6 @@ from verl_adaptive.report.figures import Series
 from verl_adaptive.report.findings import _waste
 from verl_adaptive.report.forecast import forecast
 from verl_adaptive.report.learning_curve import curves, smooth
-from verl_adaptive.report.overview import overview
 from verl_adaptive.report.page import _large
 from verl_adaptive.report.pictures import learning
 from verl_adaptive.report.suspects import beta_of, surprise
@@ -161,21 +159,6 @@ def test_a_step_counts_the_same_in_every_bin(tmp_path) -> None:
     page = (tmp_path / "r.html").read_text()
     points = re.search(r'<polygon points="([^"]*)" fill="var\(--c1\)"><title>trained', page)[1].split()
     assert len({point.split(",")[1] for point in points[: len(made.step)]}) == 1
-
-
-def test_prompts_whose_rates_stay_neither_regress_nor_flip(tmp_path) -> None:
-    """Of prompts at one half, every fourth visit of one rollout would be a regression; the page, stats and the logger agree."""
-    for n in (1, 8):
-        folder = tmp_path / str(n)
-        make_run(folder, n=n, steps=60, rates=np.full(60, 0.5), snapshot=False, sampler="epoch", filter="keep_all")
-        opened = open_run(folder)
-        made = collect(opened)
-        fallen = opened.prompts.get("change") <= -0.5
-        assert fallen.any() and (opened.prompts.get("flips") >= 2).any()
-        lists = {each.title: each.total for each in made.lists}
-        assert lists["Regressed"] == lists["Flip-flopping"] == 0
-        assert (made.facts["regressed"], made.facts["flip_flopping"]) == (0, 0)
-        assert overview(opened)["flip_flopping"] == 0 and lists_now(opened.prompts.table)["regressed"] == []
 
 
 def test_what_is_said_of_smoothing_is_of_the_run_itself(tmp_path) -> None:

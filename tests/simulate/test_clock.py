@@ -272,21 +272,3 @@ def test_the_command_counts_seconds(call, monkeypatch) -> None:
     assert "wall clock" not in data["limits"] and {"time", "idle", "course"} <= set(data["rows"][0])
     status, out, _ = call(*words[:1], *words[2:12], "--preset", "grpo", "--no-references", "--json", "-")
     assert status == 0 and "clock" not in json.loads(out) and "time" not in json.loads(out)["rows"][0]
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("--slots", 32), "--slots=32: is an option of the clock; add --clock"),
-        (("--bound",), "is an option of the clock; add --clock"),
-        (("--clock", "--slots", 0), "--slots=0: must be 1 or greater"),
-        (("--clock", "--decode-ms", -1), "--decode-ms=-1.0: must be 0 or greater"),
-        (("--clock", "--decode-ms", 0, "--sequence-ms", 0), "must take some time"),
-        (("--clock", "--cap", 0), "--cap=0: must be 1 or greater"),
-        (("--clock", "--prompt-tokens", -1), "--prompt-tokens=-1: must be 0 or greater"),
-        (("--preset", "verl_filter_groups adaptive.seed=1"), "takes no overrides: it is verl's own filter"),
-    ],
-)
-def test_options_that_cannot_work_are_one_clear_line(call, words, message) -> None:
-    status, out, err = call("simulate", *words)
-    assert (status, out) == (1, "") and err.count("\n") == 1 and message in err, err

@@ -41,11 +41,6 @@ def test_the_file_holds_every_row_and_what_it_depends_on(call, tmp_path) -> None
     assert call("simulate", *QUICK, "--preset", "grpo", "--no-references", "--json", path, "--overwrite")[0] == 0
 
 
-def test_json_on_standard_output_is_json_alone(call) -> None:
-    status, out, _ = call("simulate", *QUICK, "--preset", "grpo", "--no-references", "--json", "-")
-    assert status == 0 and len(json.loads(out)["rows"]) == 2
-
-
 def test_two_processes_give_the_same_rows(call) -> None:
     rows = []
     for jobs in (1, 2):
@@ -81,6 +76,14 @@ def test_a_recorded_run_is_simulated(call, tmp_path) -> None:
         (("--seeds", "0,x"), 1, "whole numbers with commas"),
         (("--seeds", "0,-1"), 1, "must not be negative"),
         (("--json", "/nowhere/out.json"), 1, "/nowhere does not exist"),
+        (("--slots", 32), 1, "--slots=32: is an option of the clock; add --clock"),
+        (("--bound",), 1, "is an option of the clock; add --clock"),
+        (("--clock", "--slots", 0), 1, "--slots=0: must be 1 or greater"),
+        (("--clock", "--decode-ms", -1), 1, "--decode-ms=-1.0: must be 0 or greater"),
+        (("--clock", "--decode-ms", 0, "--sequence-ms", 0), 1, "must take some time"),
+        (("--clock", "--cap", 0), 1, "--cap=0: must be 1 or greater"),
+        (("--clock", "--prompt-tokens", -1), 1, "--prompt-tokens=-1: must be 0 or greater"),
+        (("--preset", "verl_filter_groups adaptive.seed=1"), 1, "takes no overrides: it is verl's own filter"),
     ],
 )
 def test_what_cannot_work_is_one_clear_line(call, words, status, message) -> None:

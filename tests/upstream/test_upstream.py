@@ -84,7 +84,7 @@ def outcomes(below_verl, tmp_path_factory) -> dict[str, dict[str, list[str]]]:
     found = {}
     for name, (patches, words) in jobs.items():
         tree, report = copy(folder / name, patches), folder / f"{name}.xml"
-        done = below_verl.python(
+        done = below_verl(
             *("-m", "pytest", "-q", "-c", os.devnull, "--rootdir", ROOT, "--import-mode=importlib", "--tb=short"),
             *("-p", "no:cacheprovider", "-p", "no:asyncio", "-W", "ignore", f"--junitxml={report}"),
             *("--basetemp", folder / f"{name}.temporary", *words),
