@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.stores import make_run
+from tests.simulated import rough_cost, simulated_once  # noqa: F401  # fixtures
 from verl_adaptive import policy
 from verl_adaptive.cli import COMMANDS, _Parser
 from verl_adaptive.commands.parts import describe
@@ -404,7 +405,7 @@ def test_the_page_names_what_its_parts_are_written_with() -> None:
 
 
 @pytest.fixture
-def said_in(monkeypatch, capsys):
+def said_in(monkeypatch, capsys, rough_cost):  # noqa: F811
     """What a command prints, with a folder on the path as a program's own is; the page's modules are gone afterwards."""
     from verl_adaptive.cli import main
 

@@ -174,8 +174,8 @@ def test_no_prompt_is_starved_with_the_floor_and_some_are_without():
     p = np.where(np.arange(M) < 20, 1.0, 0.5)
 
     def longest_gap(**options):
-        engine, _ = make_engine({"name": "cero", **options}, p=p, batch=4, n=8, steps=1_500, refill=False)
-        results = play(engine, p, 1_500)
+        engine, _ = make_engine({"name": "cero", **options}, p=p, batch=4, n=8, steps=600, refill=False)
+        results = play(engine, p, 600)
         last, gap = np.zeros(M), np.zeros(M)
         for i, result in enumerate(results, 1):
             rows = np.unique(result.groups.row)

@@ -26,7 +26,7 @@ class TestEpoch(SamplerConformance):
 
 class TestGreso(SamplerConformance):
     prompts, batch = 16, 8
-    patience = 160  # a floor of 5 % a pass, about a pass a step; the default of 1 % only takes five times as long
+    patience = 100  # a floor of 5 % a pass, about a pass a step; the default of 1 % only takes five times as long
 
     def make(self) -> Sampler:
         return Greso({"floor_easy": 0.05, "floor_hard": 0.05})
@@ -47,14 +47,14 @@ class TestGresoMeanBands(SamplerConformance):
 
 
 class TestSpread(SamplerConformance):
-    patience = 200
+    patience = 100
 
     def make(self) -> Sampler:
         return Spread({})
 
 
 class TestSpreadOfGroups(SamplerConformance):
-    patience = 300
+    patience = 150
 
     def make(self) -> Sampler:
         return Spread({"weight": "mixed", "prior": "all", "floor": 0.05})
@@ -70,14 +70,14 @@ class TestCero(SamplerConformance):
 
 class TestCeroJune(SamplerConformance):
     refill = False
-    patience = 300
+    patience = 150
 
     def make(self) -> Sampler:
         return Cero({"variant": "june", "rho": 0.9, "forget": "visit"})
 
 
 class TestMopps(SamplerConformance):
-    patience = 200
+    patience = 100
 
     def make(self) -> Sampler:
         return Mopps({})

@@ -184,7 +184,7 @@ def test_calibration_counts_every_prompt_seen_once() -> None:
 
 
 def test_the_best_oracle_has_no_regret_and_every_other_policy_some() -> None:
-    setting = dataclasses.replace(SMALL, budget=100 * 64, steps=100)
+    setting = dataclasses.replace(SMALL, budget=50 * 64, steps=50)
     rows = {r["preset"]: r for r in map(run_task, tasks(ALL, [0], setting, PoolConfig(prompts=400)))}
     assert rows["oracle_best"]["regret"] == pytest.approx(0.0, abs=1e-9)
     assert all(row["regret"] > 0.05 for name, row in rows.items() if name != "oracle_best")
