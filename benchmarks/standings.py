@@ -67,8 +67,8 @@ POOL_NAMES = {
     "tiny/sparse": "tiny, sparse",
     "tiny/onepass": "tiny, one pass",
     "tiny/noise": "tiny, noisy rewards",
-    "tiny/offsets": "tiny, noisy rewards with an offset for each data source",
-    "tiny/pool128": "tiny, 128 prompts, 128 rollouts a step",
+    "tiny/offsets": "tiny, noisy and offset rewards",
+    "tiny/pool128": "tiny, 128 prompts",
     "tiny/batch512": "tiny, 4,096 rollouts a step",
     "tiny/zero": "tiny, nothing right at first",
 }
