@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from verl_adaptive.errors import AdaptiveError
+from verl_adaptive.groups import Groups
 from verl_adaptive.simulate import (
     PEERS,
     Clock,
@@ -204,6 +205,16 @@ def test_an_asynchronous_step_loses_nothing_and_leaves_the_rest_in_flight(preset
         int(run.world.roll(flight.select(np.array([i]))).tokens.sum()) for i in range(len(flight))
     )
     assert (len(flight) == 0) == (ahead == 0) or preset != "grpo"
+
+
+def test_a_race_to_the_finish_trains_short_answers() -> None:
+    """docs/order.md says by how much, of half-solved prompts: the reason why every answer of a step is waited for."""
+    count = 20_000
+    at = np.arange(count)
+    one = [np.ones(1)] * count
+    groups = Groups.from_lists(at, one, tokens=one, stage=[[0]] * count, submission=at, index=at)
+    lengths = np.sort(Lengths(LengthConfig(), count).draw(groups, np.full(count, 0.5)))
+    assert lengths[: count * 4 // 5].mean() == pytest.approx(0.61 * lengths.mean(), rel=0.02)
 
 
 def test_a_window_that_is_kept_full_leaves_no_slot_idle() -> None:
