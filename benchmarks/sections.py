@@ -811,10 +811,16 @@ def step_cost(clock: Row, made: Mapping[str, Standing], quickstart: Row, thinned
         if r["n"] == group
     }
     rest = [(end - ends["solo", seed][0], trained) for (preset, seed), (end, trained) in ends.items() if preset == THIN]
+
+    def training(preset: str) -> str:
+        parts = thinned["training_seconds"]
+        return f"{statistics.mean(mine / grpo for mine, grpo in zip(parts[preset], parts['grpo'], strict=True)):.2f}"
+
     beside = (
         f"Run beside `solo` there, whose step took {step_ratio(thinned['results'], 'solo', group)}, `thin` trained "
         f"{statistics.mean(trained for _, trained in rest):.0%} of the rollouts; final accuracy minus `solo`'s: "
-        f"{difference([gap for gap, _ in rest])} ({len(rest)} seeds). A model that small takes no longer for more tokens."
+        f"{difference([gap for gap, _ in rest])} ({len(rest)} seeds). Old log-probs and update alone took {training('solo')} and {training(THIN)} "
+        "times GRPO's; the rest is generation, which costs by the prompt with a model that small."
     )
     text = (
         f"Tokens are shares of verl's own GRPO's; those of `thin` are from one process. The step on two CPU cores is the "
