@@ -10,5 +10,4 @@
 #
 # The same command goes on where it was interrupted. The options are those of examples/gpu_first_hour.py.
 set -euo pipefail
-root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
-PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}" exec "${PYTHON:-python3}" -m examples.gpu_first_hour "$@"
+exec "${PYTHON:-python3}" "$(dirname "${BASH_SOURCE[0]}")/gpu_first_hour.py" "$@"

@@ -494,9 +494,8 @@ def summary(results: Sequence[Result]) -> list[tuple[str, list[str]]]:
 
 
 def _shape(result: Result) -> str:
-    n = (
-        1 if result.preset.split()[0] in ("solo", "spo") else result.n
-    )  # they spread a step's rollouts over more prompts
+    spread = result.preset.split()[0] in ("solo", "spo")  # a step's rollouts go to more prompts
+    n = 1 if spread else result.n
     return f"{ROLLOUTS_PER_STEP // n} x {n}"
 
 
