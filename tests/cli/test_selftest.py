@@ -18,7 +18,6 @@ from verl_adaptive.integration.selftest.suite import PLAIN, Item, Report
     ("words", "says"),
     [
         (["--presets", "gresso"], "--presets gresso: must be all, or among grpo, greso"),
-        (["--quick", "--presets", "solo"], "--quick is two presets"),
         (["--timeout", "0"], "0 must be 1 or greater"),
     ],
 )

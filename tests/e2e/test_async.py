@@ -82,6 +82,7 @@ def test_parts_of_several_presets_train_colocated(colocated):
     trains(colocated.mixed)
 
 
+@pytest.mark.matrix
 def test_separate_survives_a_kill(tmp_path):
     """Trainer and rollout on different workers, two mini-steps a step."""
     first, second, _ = interrupted(tmp_path, "+adaptive=greso", *SEPARATE)
@@ -123,6 +124,7 @@ def test_killed_again_and_again(preset, mode, tmp_path):
         pytest.param("greso", COLOCATE, marks=pytest.mark.matrix),
         pytest.param("aero", COLOCATE, marks=pytest.mark.matrix),
         pytest.param("grpo", SEPARATE, marks=pytest.mark.matrix),
+        ("greso", SEPARATE),
         pytest.param("dapo", SEPARATE, marks=pytest.mark.matrix),
         pytest.param("aero", SEPARATE, marks=pytest.mark.matrix),
         pytest.param("pilot_commit", SEPARATE, marks=pytest.mark.matrix),
@@ -143,7 +145,11 @@ def test_killed_again_and_again(preset, mode, tmp_path):
 )
 def test_preset_trains(preset, mode, tmp_path):
     words = PRESETS.get(preset, (f"+adaptive={preset}",))
-    trains(train(tmp_path, *words, *mode, "trainer.total_training_steps=3", "adaptive.record=true"))
+    run = train(tmp_path, *words, *mode, "trainer.total_training_steps=3", "adaptive.record=true")
+    trains(run)
+    if preset == "greso" and mode == SEPARATE:  # trainer and rollout on different workers, two mini-steps a step
+        assert set(run.series("adaptive/updates_total")) == {2.0}
+        assert max(abs(k) for k in run.series("actor/ppo_kl")) > 0  # old log-probs are not those being trained
 
 
 def trains(run: ProcessRun) -> None:

@@ -23,15 +23,12 @@ def selftest(folder, *words: str) -> dict:
 
 
 def test_quick(tmp_path):
-    report = selftest(tmp_path, "--quick")
+    report = selftest(tmp_path, "--quick", "--presets", "greso")
     items = {item["name"]: item for item in report["items"]}
-    assert report["passed"] and list(items) == [
-        *("tiny model", "gradient", "plain verl"),
-        *("+adaptive=grpo", "+adaptive=greso"),
-    ]
-    grpo, greso, plain = (items[name]["facts"] for name in ("+adaptive=grpo", "+adaptive=greso", "plain verl"))
-    assert grpo["left out"] > 0 and greso["aborted"] > 0  # both are really tried
-    assert grpo["updates"] == greso["updates"] == 6 and greso["rollouts"] >= 3 * 128
+    assert report["passed"] and list(items) == ["tiny model", "gradient", "plain verl", "+adaptive=greso"]
+    greso, plain = (items[name]["facts"] for name in ("+adaptive=greso", "plain verl"))
+    assert greso["aborted"] > 0  # it is really tried
+    assert greso["updates"] == 6 and greso["rollouts"] >= 3 * 128
     assert plain["s/step"] > 0 and plain["probs diff"] < 1e-3 > greso["probs diff"]
     assert {"every rollout and token is accounted for", "optimizer updates", "metrics are there"} <= set(
         items["+adaptive=greso"]["checks"]
@@ -49,6 +46,8 @@ def test_quick(tmp_path):
 
 @pytest.mark.matrix
 def test_all_presets_all_modes_and_a_kill(tmp_path):
-    names = [item["name"] for item in selftest(tmp_path, "--presets", "all")["items"]]
+    items = {item["name"]: item for item in selftest(tmp_path, "--presets", "all")["items"]}
+    names = list(items)
+    assert items["+adaptive=grpo"]["facts"]["left out"] > 0  # it is really tried
     assert set(names) >= {f"+adaptive={preset}" for preset in PRESETS} and names[-1] == "SIGKILL and resume"
     assert {"greso in colocate_async", "greso in separate_async"} <= set(names)

@@ -29,13 +29,15 @@ from verl_adaptive.errors import UsageError
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--quick", action="store_true", help="plain verl, grpo and greso alone: verl-adaptive selftest --quick"
+        "--quick",
+        action="store_true",
+        help="plain verl and --presets (then: grpo greso) alone: verl-adaptive selftest --quick",
     )
     parser.add_argument(
         "--presets",
         nargs="+",
         metavar="NAME",
-        help="these presets, or `all`: --presets greso solo (default: grpo greso pilot_commit solo)",
+        help="these presets, or `all`: --presets greso solo (default: grpo greso pilot_commit solo; with --quick the first two)",
     )
     parser.add_argument("--no-kill", action="store_true", help="no run that is killed and resumed (default: one)")
     parser.add_argument(
@@ -57,9 +59,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from verl_adaptive.integration.selftest import runs, suite
 
-    if args.quick and args.presets:
-        raise UsageError("--quick and --presets: --quick is two presets, leave one of them out")
-    presets = suite.QUICK if args.quick else tuple(args.presets or suite.DEFAULT)
+    presets = tuple(args.presets or (suite.QUICK if args.quick else suite.DEFAULT))
     if presets == ("all",):
         presets = suite.PRESETS
     unknown = [name for name in presets if name not in suite.PRESETS]
