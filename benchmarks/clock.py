@@ -163,8 +163,7 @@ def made(wanted: Sequence[tuple[str, str, int]], jobs: int) -> Iterator[dict[str
 
 def shares(rows: Sequence[dict[str, Any]], block: str, against: str | None = None) -> dict[str, dict[str, Any]]:
     """A block's policies as shares of GRPO's, in this block or another, paired by seed: ``time`` and
-    ``time_per_informative``; ``idle`` and
-    ``rounds`` as they are; standard errors and extremes over seeds in ``spread``."""
+    ``time_per_informative``; the rest as it is."""
     by: dict[str, dict[int, dict[str, Any]]] = {}
     for row in rows:
         if row["block"] == block:
@@ -191,15 +190,6 @@ def shares(rows: Sequence[dict[str, Any]], block: str, against: str | None = Non
         entry: dict[str, Any] = {"time": None, "time_per_informative": None}
         entry |= {key: round(float(np.mean(values)), 4) for key, values in found.items()}
         entry["seeds"] = len(seeds)
-        entry["spread"] = {
-            key: {
-                "se": round(float(np.std(found[key], ddof=1) / np.sqrt(len(seeds))), 4) if len(seeds) > 1 else None,
-                "lowest": round(min(found[key]), 4),
-                "highest": round(max(found[key]), 4),
-            }
-            for key in ("time", "time_per_informative", "idle", "rounds")
-            if key in found
-        }
         out[preset] = entry
     return out
 
