@@ -93,14 +93,8 @@ def test_sdist_builds_the_same_wheel(tree, wheel, tmp_path) -> None:
     assert {"LICENSE", "setup.cfg", "pyproject.toml", "CHANGELOG.md", "CONTRIBUTING.md"} <= {
         p.name for p in unpacked.iterdir()
     }
-    for folder in (
-        "docs",
-        "examples",
-        "scripts",
-        "tests",
-        "benchmarks",
-        "upstream",
-    ):  # others can build and test from it
+    # others can build and test from it
+    for folder in ("docs", "examples", "scripts", "tests", "benchmarks", "upstream"):
         missing = {p.relative_to(tree) for p in (tree / folder).rglob("*") if p.is_file()} - {
             p.relative_to(unpacked) for p in (unpacked / folder).rglob("*")
         }

@@ -36,7 +36,7 @@ from verl_adaptive.config import AdaptiveConfig, RunFacts
 from verl_adaptive.engine import AsyncEngine, AsyncFacts, Engine, PromptStream, Requests, StepResult, make_engine
 from verl_adaptive.engine.ledger import Ledger
 from verl_adaptive.errors import AdaptiveError
-from verl_adaptive.groups import PER_ROLLOUT, Groups
+from verl_adaptive.groups import PER_GROUP, PER_ROLLOUT, Groups
 from verl_adaptive.policy import build_policy
 from verl_adaptive.stats import read_snapshot, write_snapshot
 from verl_adaptive.stats.snapshot import MANIFEST
@@ -242,7 +242,7 @@ def results_of(event: dict[str, Any]) -> Groups:
     Raises:
         ValueError: it is not one.
     """
-    types = {f.name: getattr(Groups.empty(), f.name).dtype for f in fields(Groups)}
+    types = {**PER_GROUP, **PER_ROLLOUT, "offsets": np.int64}
     data = event["back"]
     if set(data) != set(types):
         raise ValueError(f"a result has the fields {sorted(types)}, not {sorted(data)}")

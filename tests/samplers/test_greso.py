@@ -95,17 +95,6 @@ def test_decisions_equal_the_slow_reference_over_random_histories(seed):
     assert decided > 3_000
 
 
-def test_probabilities_stay_put_during_the_first_pass():
-    p = np.full(600, 0.001)  # nearly all hard: far above the target
-    engine, _ = make_engine("greso", p=p, batch=8, n=4, steps=100)
-    sampler = engine.policy.sampler
-    for step in range(1, 90):
-        play(engine, p, 1, start=step)
-        if engine.progress.epoch < 1:
-            assert (sampler.p_easy, sampler.p_hard) == (0.5, 0.5)
-    assert engine.progress.epoch >= 1 and sampler.p_hard < 0.5 < sampler.p_easy
-
-
 def test_a_pool_without_variance_does_not_crash():
     """The official code divides by 1 − ζ = 0 here."""
     p = np.ones(600)
@@ -113,16 +102,6 @@ def test_a_pool_without_variance_does_not_crash():
     for result in play(engine, p, 40):
         assert "all_correct" in result.note
     assert (engine.table.col("visits") > 0).all()
-
-
-def test_survivors_and_dropped_groups_alike_extend_the_streak():
-    p = np.where(np.arange(40) < 20, 1.0, 0.5)
-    engine, _ = make_engine("greso", filter="informative", p=p, batch=8, n=8)
-    results = play(engine, p, 6)
-    seen = np.concatenate([r.groups.row[r.outcome == "all_correct"] for r in results])
-    streak = engine.table.col("streak")
-    rows, visits = np.unique(seen[seen < 20], return_counts=True)
-    assert len(rows) and (streak[rows] == visits).all()
 
 
 def test_mean_bands_of_the_official_code():

@@ -70,14 +70,6 @@ def test_forgotten_prompts_are_found_again_and_lost_when_eviction_is_for_good():
     assert not visits_after_forgetting(0.0, 15).any()
 
 
-def test_saves_what_solved_prompts_would_have_cost():
-    p = np.where(np.arange(80) < 40, 1.0, 0.5)
-    engine, _ = make_engine({"name": "retire"}, filter="informative", p=p, batch=8, n=8, steps=200)
-    results = play(engine, p, 60)
-    solved = [np.mean(r.outcome == "all_correct") for r in results]
-    assert np.mean(solved[:4]) > 0.3 and np.mean(solved[-20:]) < 0.12
-
-
 def known(rollouts, successes, latest) -> StatsTable:
     """A table that a warm start has filled."""
     table = StatsTable()

@@ -27,9 +27,8 @@ nearest observed reward: verl hands over rewards in float32.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
@@ -76,10 +75,6 @@ class BetaPosterior(Advantage):
         norm_by_std: bool = True
         baseline: Literal["retained", "full"] = "retained"
         group_mean: bool = False
-
-    def __init__(self, options: Mapping[str, Any] | None = None) -> None:
-        super().__init__(options)
-        self.norm_by_std = self.config.norm_by_std
 
     def compute(self, reward: np.ndarray, group_of: np.ndarray, observed: Groups) -> np.ndarray:
         config = self.config

@@ -95,7 +95,6 @@ class MemoryBaseline(Advantage):
 
     def __init__(self, options: Mapping[str, Any] | None = None) -> None:
         super().__init__(options)
-        self.thin = self.config.thin
         self._scale = RunningScale()
         self._last = {"explained_share": 0.0, "value_mean": 0.0}
 

@@ -140,7 +140,6 @@ class PilotCommit(PooledAllocator):
     def __init__(self, options: Mapping[str, Any] | None = None) -> None:
         super().__init__(options)
         self.can_hold = self.pipelined = self.config.form == "pipelined"
-        self.max_age = self.config.max_age
         self._recent = np.zeros(2)  # pilots judged and found in the band, past steps discounted
         self._recalled = (0, 0, 0)  # step: commits of held groups in it, groups still held
         self._counts: dict[str, int] = {}

@@ -156,9 +156,9 @@ class Cero(Sampler):
         allocator = policy.allocator
         self._follows_plan = allocator.fixed_size(1) is not None
         check(
-            not self._follows_plan or getattr(allocator.config, "n", None) is None,
+            not self._follows_plan or allocator.option("n") is None,
             "adaptive.allocator.n",
-            getattr(allocator.config, "n", None),
+            allocator.option("n"),
             "adaptive/sampler=cero plans g·n_max rollouts a prompt; leave it null and set adaptive.sampler.g and n_max",
         )
         check(
