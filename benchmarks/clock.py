@@ -248,15 +248,14 @@ def main() -> None:
     parser.add_argument("--blocks", nargs="+", choices=BLOCKS, default=list(BLOCKS), help="tables (default: all)")
     parser.add_argument("--only", nargs="+", choices=policies(), default=policies(), help="policies (default: all)")
     parser.add_argument("--fresh", action="store_true", help="run again what the results hold")
-    parser.add_argument("--note", help="what the page says of rows that are not all of one code; stays until then")
     parser.add_argument("--results", type=Path, default=HERE / "results" / "clock.json")
     options = parser.parse_args()
     have: dict[tuple[str, str, int], dict[str, Any]] = {}
-    note = options.note
+    note = ""  # of rows that are not all of one code; written into the file by hand
     if options.results.exists():
         stored = json.loads(options.results.read_text())
         have = {(r["block"], r["preset"], r["seed"]): r for r in stored["rows"] if r["preset"] in policies()}
-        note = stored.get("note", "") if note is None else note
+        note = stored.get("note", "")
     wanted = [
         (block, preset, seed)
         for block in options.blocks
@@ -271,9 +270,9 @@ def main() -> None:
             flush=True,
         )
         if done % 5 == 0 or done == len(wanted):
-            save(options.results, have, note or "")
+            save(options.results, have, note)
     if not wanted:
-        save(options.results, have, note or "")
+        save(options.results, have, note)
 
 
 def save(path: Path, have: dict[tuple[str, str, int], dict[str, Any]], note: str) -> None:
