@@ -186,20 +186,6 @@ def test_supported_versions_are_said_once() -> None:
     assert f"hydra-core{doctor.OUR_OWN['hydra-core']}" in parsed["options"]["install_requires"].split()
 
 
-def test_entry_points_name_what_exists() -> None:
-    """By file, not by import: two of them import verl."""
-    parsed = configparser.ConfigParser()
-    parsed.read(ROOT / "setup.cfg")
-    lines = [line for line in "\n".join(parsed["options.entry_points"].values()).splitlines() if " = " in line]
-    assert len(lines) == 6
-    for line in lines:
-        module, _, name = line.split(" = ")[1].partition(":")
-        base = ROOT / module.replace(".", "/")
-        file = base.with_suffix(".py") if base.with_suffix(".py").exists() else base / "__init__.py"
-        assert file.exists(), line
-        assert not name or f"def {name}(" in file.read_text() or f"class {name}(" in file.read_text(), line
-
-
 def test_the_search_path_plugin_is_what_hydra_asks_for() -> None:
     """Hydra 1.4 loads one concrete plugin class per entry point."""
     from hydra.core.config_search_path import ConfigSearchPath

@@ -99,38 +99,6 @@ def test_companions_that_make_no_sense() -> None:
         make_engine("cero", allocator={"name": "aero", "budget": "per_prompt"}, refill=False)
 
 
-def test_under_cero_rescue_spends_no_more_than_the_plan() -> None:
-    engine, world = make_engine(
-        "cero",
-        allocator={"name": "aero", "n_explore": 2},
-        filter="aero",
-        advantage="beta",
-        refill=False,
-        steps=20,
-        batch=8,
-        n=8,
-        M=40,
-        p=np.repeat([0.0, 0.3], 20),
-        max_rounds=100,
-    )
-    planned: list[int] = []
-    pick = engine.policy.sampler.pick
-
-    def spy(*arguments):
-        chosen = pick(*arguments)
-        planned.append(int(chosen.n.sum()))
-        return chosen
-
-    engine.policy.sampler.pick = spy
-    topped = 0
-    for step in range(1, 11):
-        planned.clear()
-        result = run_step(engine, world, step)
-        assert result.groups.rollouts <= sum(planned)
-        topped += int((result.groups.n > 2).sum())
-    assert topped > 0
-
-
 # -- rejection ------------------------------------------------------------------------------------------------
 
 

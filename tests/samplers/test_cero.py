@@ -153,28 +153,6 @@ def test_budget_capacity_and_cap_are_never_exceeded(seed):
     assert engine.total.rollouts.planned <= steps * batch * n
 
 
-def test_no_prompt_is_starved_with_the_floor_and_some_are_without():
-    """Half the pool is solved for good; far more passes than the published run."""
-    M = 40
-    p = np.where(np.arange(M) < 20, 1.0, 0.5)
-
-    def longest_gap(**options):
-        engine, _ = make_engine({"name": "cero", **options}, p=p, batch=4, n=8, steps=600, refill=False)
-        results = play(engine, p, 600)
-        last, gap = np.zeros(M), np.zeros(M)
-        for i, result in enumerate(results, 1):
-            rows = np.unique(result.groups.row)
-            gap[rows], last[rows] = np.maximum(gap[rows], i - last[rows]), i
-        return np.maximum(gap, len(results) - last)[:20].max()
-
-    passes = 4 * M * 2 / (4 * 8 / 4)
-    with_floor, without = longest_gap(), longest_gap(recheck=0.0)
-    assert without > 2 * passes
-    # overdue after `passes` rounds, then at most one of them a round, and rounds that allocate nothing come between
-    assert with_floor <= passes + M
-    assert longest_gap(recheck=1.0) < with_floor
-
-
 # -- flow ---------------------------------------------------------------------------------------------------
 
 
@@ -202,34 +180,6 @@ def test_resume_continues_bit_for_bit_through_zero_rounds():
         for name in ("slope", "wins", "units", "seen"):
             np.testing.assert_array_equal(second.policy.sampler.col(name), whole.policy.sampler.col(name))
         assert second.policy.sampler.state_dict() == whole.policy.sampler.state_dict()
-
-
-def test_pool_with_gaps_in_a_larger_table_decides_the_same():
-    M = 50
-    keys = keys_of(M)
-    gaps = StatsTable()
-    other = keys_of(3 * M, seed=9)
-    mixed = np.concatenate([other[:7], keys[:20], other[7:60], keys[20:][::-1]])
-    gaps.rows_for(mixed)
-    plain = make_cero(M, 8, 8, 100)
-    sparse = Cero({})
-    sparse.bind(gaps, plain.facts)
-    pool = gaps.rows_for(keys, create=False)
-    assert np.ptp(np.diff(np.sort(pool))) > 0
-    p = np.random.default_rng(0).beta(0.4, 0.6, M)
-    for step in range(1, 101):
-        if plain.finished:
-            break
-        a = plain.pick(np.arange(M), 1, progress_at(step))
-        b = sparse.pick(pool, 1, progress_at(step))
-        assert a.rows.tolist() == np.argsort(pool)[np.searchsorted(np.sort(pool), b.rows)].tolist()
-        assert a.n.tolist() == b.n.tolist()
-        correct = np.random.default_rng(step).binomial(a.n, p[a.rows])
-        for part, pick in ((plain, a), (sparse, b)):
-            part.observe(groups_of(pick.rows, correct, pick.n), progress_at(step))
-            part.end_step(progress_at(step))
-    outside = np.setdiff1d(np.arange(len(gaps)), pool)
-    assert np.isnan(sparse.col("slope")[outside]).all() and not sparse.col("units")[outside].any()
 
 
 def test_fractional_success_counts_as_expected_successes():

@@ -92,21 +92,6 @@ def test_candidates_are_a_uniform_sample():
     assert counts.mean() == 40 and counts.var() == pytest.approx(36, rel=0.25)
 
 
-def test_a_prompt_never_tried_begins_from_its_data_source():
-    """Two sources, one solved: of prompts without history the other's are picked; without the option nobody can know."""
-    shares = {}
-    for strength in (0.0, 4.0):
-        part, table = Mopps({"recheck": 0.0, "source_prior": strength}), StatsTable()
-        names = ["solved", "medium"] * 100
-        table.rows_for(keys_of(200), sources=names)
-        part.bind(table, RunFacts(batch=8, n=8, steps=100, prompts=200))
-        table.col("visits")[:40] = 1
-        table.col("last_rate")[:40:2], table.col("last_rate")[1:40:2] = 1.0, 0.5
-        rows = part.pick(np.arange(40, 200), 40, progress_at(1)).rows
-        shares[strength] = (rows % 2).mean()
-    assert shares[0.0] == pytest.approx(0.5, abs=0.25) and shares[4.0] > 0.9
-
-
 def test_the_prior_of_a_source_is_its_mean_latest_rate():
     part, table = Mopps({"source_prior": 6.0, "a0": 1.0, "b0": 2.0}), StatsTable()
     table.rows_for(keys_of(5), sources=["a", "a", "a", "b", "c"])
