@@ -89,9 +89,8 @@ class Recorder:
             self.folder.mkdir(parents=True)
             made = True
             (self.folder / HEADER).write_text(json.dumps(header, indent=1) + "\n")
-            write_snapshot(
-                self.folder / START, engine.table, {"engine": engine.state_dict(), "row_of": engine.row_of}, meta={}
-            )
+            state = {"engine": engine.state_dict(), "row_of": engine.row_of}
+            write_snapshot(self.folder / START, engine.table, state, meta={})
             self._sum = _seed(self.folder)
             self._file = open(self.folder / EVENTS, "wb")  # noqa: SIM115 - stays open
         except OSError as error:

@@ -97,9 +97,8 @@ class BetaPosterior(Advantage):
             return np.zeros(len(reward))
         count = (observed.n + config.alpha0 + config.beta0)[group_of]
         p = (observed.successes + config.alpha0)[group_of] / count
-        q = (observed.n - observed.successes + config.beta0)[
-            group_of
-        ] / count  # 1 − p, which may be below a rounding of p
+        failures = (observed.n - observed.successes + config.beta0)[group_of]
+        q = failures / count  # 1 − p, which may be below a rounding of p
         success = success_of(reward, group_of, observed)
         out = success * q - (1 - success) * p
         if config.variant == "predictive":

@@ -101,14 +101,8 @@ class MemoryBaseline(Advantage):
     def bind(self, table: StatsTable, facts: RunFacts) -> None:
         super().bind(table, facts)
         c = self.config
-        self.memory = Memory(
-            table,
-            self.name,
-            decay=c.decay,
-            strength=c.strength,
-            by_source=c.prior == "source",
-            centre=None,
-        )
+        kind = {"decay": c.decay, "strength": c.strength, "by_source": c.prior == "source"}
+        self.memory = Memory(table, self.name, **kind, centre=None)
         self.memory.begin_with(table.col("reward_sum"))
 
     def observe(self, groups: Groups, progress: Progress) -> None:

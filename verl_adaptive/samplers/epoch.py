@@ -27,9 +27,5 @@ class Epoch(SizedSampler):
     def bind(self, table, facts) -> None:
         super().bind(table, facts)
         prompts = self.config.round.prompts
-        check(
-            prompts is None or prompts >= facts.batch,
-            "adaptive.sampler.round.prompts",
-            prompts,
-            f"must be at least data.train_batch_size={facts.batch}",
-        )
+        hint = f"must be at least data.train_batch_size={facts.batch}"
+        check(prompts is None or prompts >= facts.batch, "adaptive.sampler.round.prompts", prompts, hint)
