@@ -16,28 +16,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from verl_adaptive.significance import interval, t95
-
-__all__ = [
-    "GridParser",
-    "Interval",
-    "Key",
-    "Parser",
-    "cell_id",
-    "check_again",
-    "interval",
-    "load_average",
-    "machine",
-    "parse_id",
-    "prediction",
-    "put_row",
-    "read_rows",
-    "run_script",
-    "thinned",
-    "to_json",
-    "versions",
-    "write_whole",
-]
+from verl_adaptive.significance import t95
 
 
 class Parser(argparse.ArgumentParser):
@@ -109,7 +88,6 @@ class GridParser(Parser):
         ]
 
 
-Interval = tuple[float, float]  # mean and half width
 Key = tuple[str, str, float, int]  # variant, preset, learning rate, seed
 
 
@@ -177,7 +155,7 @@ def run_script(main: Callable[[], None]) -> NoReturn:
     sys.exit(0)
 
 
-def prediction(values: Sequence[float]) -> Interval:
+def prediction(values: Sequence[float]) -> tuple[float, float]:
     """Centre and half width of the 95 % interval for one further run; infinite for one value."""
     if len(values) < 2:
         return float(np.mean(values)), float("inf")

@@ -14,8 +14,6 @@ from benchmarks.runs import Key, Runs, pm, table
 from benchmarks.standings import POOL_NAMES
 from verl_adaptive.significance import LEAST_SEEDS, interval
 
-__all__ = ["CLAIMS", "Claim", "claims", "verdict"]
-
 #: Pools whose presets are as published, the most like a user's first.
 POOLS = ("pretrained/128", "real/base", "real/sparse", "tiny/base", "tiny/sparse")
 

@@ -163,8 +163,7 @@ def made(wanted: Sequence[tuple[str, str, int]], jobs: int) -> Iterator[dict[str
 
 def shares(rows: Sequence[dict[str, Any]], block: str, against: str | None = None) -> dict[str, dict[str, Any]]:
     """A block's policies as shares of GRPO's, in this block or another, paired by seed: ``time`` and
-    ``time_per_informative``; ``idle`` and
-    ``rounds`` as they are; standard errors and extremes over seeds in ``spread``."""
+    ``time_per_informative``; the rest as it is."""
     by: dict[str, dict[int, dict[str, Any]]] = {}
     for row in rows:
         if row["block"] == block:
@@ -191,15 +190,6 @@ def shares(rows: Sequence[dict[str, Any]], block: str, against: str | None = Non
         entry: dict[str, Any] = {"time": None, "time_per_informative": None}
         entry |= {key: round(float(np.mean(values)), 4) for key, values in found.items()}
         entry["seeds"] = len(seeds)
-        entry["spread"] = {
-            key: {
-                "se": round(float(np.std(found[key], ddof=1) / np.sqrt(len(seeds))), 4) if len(seeds) > 1 else None,
-                "lowest": round(min(found[key]), 4),
-                "highest": round(max(found[key]), 4),
-            }
-            for key in ("time", "time_per_informative", "idle", "rounds")
-            if key in found
-        }
         out[preset] = entry
     return out
 
@@ -258,15 +248,14 @@ def main() -> None:
     parser.add_argument("--blocks", nargs="+", choices=BLOCKS, default=list(BLOCKS), help="tables (default: all)")
     parser.add_argument("--only", nargs="+", choices=policies(), default=policies(), help="policies (default: all)")
     parser.add_argument("--fresh", action="store_true", help="run again what the results hold")
-    parser.add_argument("--note", help="what the page says of rows that are not all of one code; stays until then")
     parser.add_argument("--results", type=Path, default=HERE / "results" / "clock.json")
     options = parser.parse_args()
     have: dict[tuple[str, str, int], dict[str, Any]] = {}
-    note = options.note
+    note = ""  # of rows that are not all of one code; written into the file by hand
     if options.results.exists():
         stored = json.loads(options.results.read_text())
         have = {(r["block"], r["preset"], r["seed"]): r for r in stored["rows"] if r["preset"] in policies()}
-        note = stored.get("note", "") if note is None else note
+        note = stored.get("note", "")
     wanted = [
         (block, preset, seed)
         for block in options.blocks
@@ -281,9 +270,9 @@ def main() -> None:
             flush=True,
         )
         if done % 5 == 0 or done == len(wanted):
-            save(options.results, have, note or "")
+            save(options.results, have, note)
     if not wanted:
-        save(options.results, have, note or "")
+        save(options.results, have, note)
 
 
 def save(path: Path, have: dict[tuple[str, str, int], dict[str, Any]], note: str) -> None:

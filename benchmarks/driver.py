@@ -2,17 +2,12 @@
 
     python -m benchmarks.driver                         # 8,192 and 65,536 rollouts a step, every preset
     python -m benchmarks.driver --rollouts 8192 --presets grpo greso     # these rows anew, the others stay
-    python -m benchmarks.driver --head                  # the first request of a step of one rollout a prompt, alone
 
 The session, the engine, the layout and TransferQueue are the real ones, TransferQueue with verl's own settings; only the
 rollout workers are a stand-in, which writes the rows between the looks, in twenty waves, and whose time does not count.
 Seconds are processor time of the driver's process, so that a busy machine tells the same; ``wall`` is what passed. Parts
 named ``queue`` are inside TransferQueue, those named ``verl`` are what verl's own trainer does for the same prompts and
 rows: reading prompts, making a batch of them, balancing rows over ranks. What the driver does while answers are still under way costs nobody anything: ``after_last`` is what a step waits for.
-
-At a step's head everybody waits: rows are built, cut into a share for each of sixteen agent-loop workers, and pickled.
-``--head`` does it with the rows built by us (:mod:`verl_adaptive.integration.bulk`) and by verl's own ``get_tensordict``,
-in turn.
 """
 
 from __future__ import annotations
@@ -22,8 +17,7 @@ import json
 import logging
 import tempfile
 import time
-import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -34,10 +28,8 @@ import ray
 import torch
 import transfer_queue as tq
 from hydra import compose, initialize_config_module
-from ray import cloudpickle
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 from torch.utils.data import Dataset, RandomSampler
-from verl.utils import tensordict_utils as tu
 from verl.utils.seqlen_balancing import calculate_workload, get_seqlen_balanced_partitions
 
 from benchmarks.cells import load_average, machine, to_json, versions, write_whole
@@ -47,7 +39,6 @@ from verl_adaptive.engine import make_engine
 from verl_adaptive.engine.shape import step_shape
 from verl_adaptive.integration import rollout_client as client_module
 from verl_adaptive.integration.abort import Aborted
-from verl_adaptive.integration.bulk import stacked, without_gc
 from verl_adaptive.integration.dataloader import DataloaderPrompts
 from verl_adaptive.integration.layout import plan
 from verl_adaptive.integration.polling import PARTITION
@@ -66,7 +57,6 @@ N = 16
 WAVES = 20
 TOKENS = 128
 RANKS = 64
-AGENTS = 16
 STEPS = 2
 
 
@@ -315,51 +305,6 @@ def timing(clock: Clock, session: Session, workers: Workers) -> None:
     client.timeout = timeout  # type: ignore[method-assign]
 
 
-@without_gc()
-def head(rollouts: int, column: Callable[[list], Any]) -> dict[str, float]:
-    """Seconds of a step's head by part, for a prompt a rollout with the columns of verl's GSM8K example."""
-    items = [
-        {
-            **{"raw_prompt": [{"role": "user", "content": f"question {i} " + "word " * 60}], "data_source": "toy"},
-            **{"extra_info": {"split": "train", "index": i}, "reward_model": {"style": "rule", "ground_truth": str(i)}},
-            **{"index": i, "tools_kwargs": {}, "interaction_kwargs": {}, "ability": "math"},
-            "dummy_tensor": torch.tensor([0], dtype=torch.uint8),
-        }
-        for i in range(rollouts)
-    ]
-    clock = Clock()
-    with clock.part("rows"):
-        columns = {
-            **client_module.collate_fn(items),
-            "uid": [str(uuid.uuid4()) for _ in items],
-            "__rollout_n__": [1] * rollouts,
-        }
-        batch = tu.get_tensordict(
-            {k: v if isinstance(v, torch.Tensor) else column(list(v)) for k, v in columns.items()}
-        )
-    with clock.part("shares"):
-        shares = batch.chunk(AGENTS)
-    with clock.part("pickle"):
-        for share in shares:
-            cloudpickle.dumps(share, protocol=5)
-    return {name: round(seconds, 3) for name, seconds in clock.cpu.items()}
-
-
-def heads(rollouts: Iterable[int]) -> list[dict[str, Any]]:
-    """Heads of steps of these sizes, three times in turn, the median by total."""
-    rows = []
-    for size in rollouts:
-        made: dict[str, list[dict[str, float]]] = {"ours": [], "verl": []}
-        for _ in range(3):
-            made["verl"].append(head(size, list))
-            made["ours"].append(head(size, stacked))
-        for whose, parts in made.items():
-            row = {"built_by": whose, "rollouts": size, **sorted(parts, key=lambda p: sum(p.values()))[1]}
-            print(row, flush=True)
-            rows.append(row)
-    return rows
-
-
 def put(out: Path, row: dict[str, Any]) -> None:
     """Write a row in the place of its preset's and size's earlier one; the others stay."""
     former = json.loads(out.read_text()) if out.exists() else {"rows": [], "heads": []}
@@ -386,12 +331,7 @@ def main() -> None:
     )
     parser.add_argument("--presets", nargs="+", default=list(MEASURED), choices=list(MEASURED))
     parser.add_argument("--out", type=Path, default=OUT)
-    parser.add_argument("--head", action="store_true", help="the head of a step alone")
     args = parser.parse_args()
-    if args.head:
-        stored = json.loads(args.out.read_text()) | {"heads": heads(args.rollouts)}
-        write_whole(args.out, to_json(stored, "rows"))
-        return
     logging.getLogger("verl_adaptive").setLevel("ERROR")
     ray.init(num_cpus=4, include_dashboard=False, logging_level="ERROR", log_to_driver=False)
     with initialize_config_module("verl.trainer.config", version_base=None):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["FULL", "INGREDIENTS", "SHIPPED", "SOLO", "TIGHT", "spelled"]
-
 #: GRESO that skips more: the published target lets a quarter of what is generated be without variance.
 TIGHT = ["greso", "adaptive.sampler.target=0.05", "adaptive.sampler.p_easy=0.25", "adaptive.sampler.p_hard=0.25"]
 #: Rows of Pilot-Commit were run when commits within the step were its default, and so keep their name and their meaning.

@@ -50,8 +50,6 @@ from benchmarks.cells import (
 from benchmarks.presets import SHIPPED, SOLO
 from benchmarks.pretrained_model import MAX_ANSWER_TOKENS, MAX_PROMPT_TOKENS, prepare
 
-__all__ = ["COLUMNS", "PRESETS", "VARIANTS", "PretrainedRun", "load", "main"]
-
 REPO = Path(__file__).resolve().parents[1]
 SCRIPTS = REPO / "examples" / "cpu"
 RESULTS = REPO / "benchmarks" / "results" / "pretrained.jsonl"

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import sections
+from benchmarks import blocks, sections
 from benchmarks.cells import Parser, read_rows, run_script, write_whole
 from benchmarks.claims import claims
 from benchmarks.runs import SHOWN, Runs
@@ -84,16 +84,13 @@ def results_lines(results: Path) -> list[str]:
     if data := read(results, "thin.json"):
         lines += sections.thinned(grid_runs(data))
     if "pretrained" in runs:
-        title = "### Accuracy at the end by learning rate, pretrained, 128 rollouts a step (seeds)"
-        lines += [title, "", *sections.by_rate(runs["pretrained"], "128")]
-    names = ("grpo", "grpo-4", "reinforce", "solo", *sections.PRESETS)
-    for name, variant, title in (("pretrained", "128", "pretrained"), ("real", "base", "real, natural mix")):
-        if name in runs and (part := sections.ends(runs[name], variant, list(dict.fromkeys(names)))):
-            lines += [f"### Ends of runs, {title}", "", *part]
-    for file, shown in sections.RECORDS.items():
-        if data := read(results, file):
-            for section in shown:
-                lines += section.lines(data)
+        lines += sections.by_rate(runs["pretrained"])
+        lines += sections.ends(runs["pretrained"], "128", "pretrained")
+    if "real" in runs:
+        lines += sections.ends(runs["real"], "base", "real, natural mix")
+    for records in sections.RECORDS:
+        if data := read(results, records.file):
+            lines += records.lines(data)
     return lines
 
 
@@ -120,32 +117,31 @@ def pages(results: Path, results_page: Path, readme_page: Path) -> dict[Path, st
     out = {results_page: put(text, "results", results_lines(results))}
     runs, clock = training_runs(results), read(results, "clock.json")
     found = all_standings(runs)
-    blocks: list[tuple[Path, str, list[str]]] = []
+    made: list[tuple[Path, str, list[str]]] = []
     docs = results_page.parent.parent / "docs"
     if found:
-        blocks += [(docs / "solo.md", "measured", sections.solo_block(found))]
-        blocks += [(docs / "solo.md", "gain", sections.gain_note(found))]
-        blocks += [(docs / "choosing.md", "measured", sections.choosing(found))]
-        blocks += [(readme_page, "benchmark", sections.evidence(found))]
+        made += [(docs / "solo.md", "measured", blocks.solo_block(found))]
+        made += [(docs / "solo.md", "gain", blocks.gain_note(found))]
+        made += [(docs / "choosing.md", "measured", blocks.choosing(found))]
+        made += [(readme_page, "benchmark", blocks.evidence(found))]
     if "sao" in found.get("tiny/base", {}):
-        blocks.append((docs / "solo.md", "critic", sections.critic_block(found)))
+        made.append((docs / "solo.md", "critic", blocks.critic_block(found)))
     if found and (noise := read(results, "gradient_noise.json")):
-        blocks.append((docs / "solo.md", "noise", sections.noise_note(noise, found)))
+        made.append((docs / "solo.md", "noise", blocks.noise_note(noise, found)))
     if pilots := read(results, "pilots.json"):
-        blocks.append((docs / "papers.md", "measured", sections.forms_block(grid_runs(pilots))))
+        made.append((docs / "papers.md", "measured", blocks.forms_block(grid_runs(pilots))))
     if clock:
-        blocks.append((docs / "order.md", "clock", sections.async_table(clock)))
-        blocks.append((readme_page, "cost", sections.cost(clock, read(results, "long_answers.json"))))
+        made.append((docs / "order.md", "clock", blocks.async_table(clock)))
+        made.append((readme_page, "cost", blocks.cost(clock, read(results, "long_answers.json"))))
     quickstart, thin = read(results, "quickstart.json"), read(results, "thin.json")
     thinned = read(results, "quickstart_thin.json")
-    if clock and quickstart and thinned and "solo" in (real := found.get("real/base", {})):
-        of_thin = grid_runs(thin) if thin else None
-        blocks.append((docs / "solo.md", "step", sections.step_cost(clock, real, quickstart, thinned, of_thin)))
+    if clock and quickstart and thin and thinned and "solo" in (real := found.get("real/base", {})):
+        made.append((docs / "solo.md", "step", blocks.step_cost(clock, real, quickstart, thinned, grid_runs(thin))))
     if data := read(results, "driver.json"):
-        blocks.append((docs / "solo.md", "driver", sections.driver_note(data)))
+        made.append((docs / "solo.md", "driver", blocks.driver_note(data)))
     if quickstart:
-        blocks.append((readme_page, "quickstart", quickstart_lines(quickstart)))
-    for page, name, lines in blocks:
+        made.append((readme_page, "quickstart", quickstart_lines(quickstart)))
+    for page, name, lines in made:
         if not page.exists():
             continue
         text = out.get(page) or page.read_text()

@@ -8,10 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.cells import interval
 from verl_adaptive.report.arms import Trial
-
-__all__ = ["SHOWN", "Runs", "pm", "smoothed", "table"]
+from verl_adaptive.significance import interval
 
 #: Policies that the plots show.
 SHOWN = ("grpo", "dapo", "greso", "aero", "cero", "pilot_commit", "full", "grpo-4", "solo")
@@ -118,9 +116,9 @@ class Runs:
         seeds = sorted(set(self.seeds(*one)) & set(self.seeds(*other)))
         return [(self.final((*one, s)) or 0.0) - (self.final((*other, s)) or 0.0) for s in seeds]
 
-    def measured(self, variant: str, lr: float | None = None) -> list[str]:
+    def measured(self, variant: str) -> list[str]:
         """Presets that have runs."""
-        has = {key[1] for key in self.cells if key[0] == variant and (lr is None or key[2] == lr)}
+        has = {key[1] for key in self.cells if key[0] == variant}
         return [preset for preset in self.presets if preset in has]
 
 

@@ -22,19 +22,6 @@ from benchmarks import pretrained
 from benchmarks.runs import Runs
 from verl_adaptive.report.arms import median
 
-__all__ = [
-    "POOLS",
-    "POOL_NAMES",
-    "Standing",
-    "all_standings",
-    "finals_of",
-    "grid_runs",
-    "less",
-    "pretrained_runs",
-    "share",
-    "standings",
-]
-
 #: GRPO by another group size; the best of them, also with a decayed learning rate, is what the second share is of.
 GRPO = ("grpo", "grpo-2", "grpo-4")
 #: What is shown of variants that train otherwise.

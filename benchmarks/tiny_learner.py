@@ -19,20 +19,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-__all__ = [
-    "PROMPT",
-    "RESPONSE",
-    "Critic",
-    "Questions",
-    "Rollouts",
-    "TinyModel",
-    "lengths",
-    "make_questions",
-    "pass_rates",
-    "sample",
-    "warm_start",
-]
-
 DIGITS = 4
 PROMPT = DIGITS + 2  # operator, columns of two digits, "="
 RESPONSE = DIGITS + 2  # digits, a last carry, the end

@@ -8,8 +8,6 @@ from typing import Any
 from benchmarks.cells import Key, cell_id
 from benchmarks.presets import FULL, INGREDIENTS, SHIPPED, SOLO
 
-__all__ = ["BINS", "COLUMNS", "CRITIC", "ORACLE", "PRESETS", "REINFORCE", "VARIANTS", "Cell", "Settings"]
-
 ORACLE = "oracle"
 #: Presets whose name begins so have the batch's mean as baseline: REINFORCE, no memory and no group.
 REINFORCE = "reinforce"

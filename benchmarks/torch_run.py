@@ -42,8 +42,6 @@ from verl_adaptive.stats.keys import KEY_DTYPE, key_hex
 from verl_adaptive.stats.table import StatsTable
 from verl_adaptive.stats.warm_start import warm_start as warm_statistics
 
-__all__ = ["Run", "composed", "group_relative"]
-
 # -- policy -------------------------------------------------------------------------------------------------------
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from verl_adaptive import cli
 from verl_adaptive.commands import bench
+from verl_adaptive.significance import interval
 
 ROOT = Path(__file__).resolve().parents[1]
 pytest.importorskip("pandas")
@@ -68,10 +69,10 @@ def data() -> dict:
 
 
 def test_interval_is_students() -> None:
-    mean, half = cells.interval([1.0, 2.0, 3.0])
+    mean, half = interval([1.0, 2.0, 3.0])
     assert mean == 2.0 and half == pytest.approx(4.303 / np.sqrt(3), abs=1e-3)
     assert cells.prediction([1.0, 2.0, 3.0])[1] == pytest.approx(4.303 * np.sqrt(4 / 3), abs=1e-3)
-    assert cells.interval([1.0])[1] == float("inf")
+    assert interval([1.0])[1] == float("inf")
 
 
 def test_smoothing_is_a_mean_over_the_last_tenth() -> None:

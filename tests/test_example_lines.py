@@ -82,5 +82,5 @@ def test_each_line_has_its_class(clone, tmp_path) -> None:
     assert "no_such_key" in found["grpo/old.sh"]["reason"] and found["grpo/old.sh"]["class"] == "verl refuses"
     assert "algorithm.adv_estimator='rloo'" in found["ppo/run.sh"]["reason"]
     assert str(tmp_path) not in out.read_text()
-    (section,) = RECORDS["example_lines.json"]
+    (section,) = (records for records in RECORDS if records.file == "example_lines.json")
     assert "| `solo` | 1 | 1 | 1 | 1 | 0 |" in section.lines(data)

@@ -45,7 +45,13 @@ REFUSED: dict[tuple[str, str], list] = {
         *({"rho": 0.0}, {"rho": 1.5}, {"nu0": 1.5}, {"lam": 0.0}, {"a0": 0.0}, {"recheck": -1.0}, {"recheck": INF}),
         *({"recheck_share": 0.0}, {"capacity": 0}, {"gamma": 0.0}, {"gamma": INF}, {"variant": "may"}, {"n_mx": 2}),
     ],
-    ("allocator", "pilot_commit"): [{"factor": INF}, {"safety": INF}, {"max_age": 10**30}],
+    ("allocator", "pilot_commit"): [
+        *({"n_pilot": 0}, {"upper": 1.0}, {"max_age": -1}, {"max_age": 10**30}, {"factor": 0.0}, {"factor": INF}),
+        *({"choose": "newest"}, {"safety": INF}),
+    ],
+    ("allocator", "aero"): [
+        *({"n_explore": 0}, {"n_extra": 0}, {"u_res": 1.0}, {"rounds": -1}, {"budget": "shared"}, {"n_explor": 4}),
+    ],
     ("advantage", "beta"): [
         *({"alpha0": 0.0}, {"beta0": -1.0}, {"w_neg": 1.5}, {"variant": "s2-a"}, {"baseline": "group"}, {"alpha": 1.0}),
     ],

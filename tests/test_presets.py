@@ -325,24 +325,7 @@ def engine_of(parsed: AdaptiveConfig, batch: int = 8, n: int = 16, prompts: int 
     return make_engine(build_policy(shape.config), table, shape.config, facts, row_of, world.source), world
 
 
-@pytest.mark.parametrize("preset", PRESETS)
-def test_preset_runs(preset, composed) -> None:
-    parsed = adaptive(composed(f"+adaptive={preset}"))
-    engine, world = engine_of(parsed)
-    for result in run(engine, world, 5):
-        assert result.ledger.rollouts.balanced() or engine.policy.allocator.can_hold
-        assert result.trained.sum() == (128 if preset in SPREAD else 8) or (not parsed.refill and result.trained.any())
-        assert result.trains.any()
-
-
 # -- what users write ---------------------------------------------------------------------------------------
-
-
-def test_a_part_can_be_swapped(composed) -> None:
-    config = composed("+adaptive=greso", "adaptive/sampler=cero", "adaptive.refill=false")
-    parsed = adaptive(config)
-    assert parsed.sampler["name"] == "cero" and "p_easy" not in parsed.sampler
-    assert build_policy(parsed).sampler.name == "cero"
 
 
 def test_parts_of_different_papers_combine(composed) -> None:
@@ -354,11 +337,6 @@ def test_parts_of_different_papers_combine(composed) -> None:
         groups = result.groups
         assert (groups.n[result.trained] == 16).all() and result.trained.sum() == 8
         assert set(groups.n[~result.trained]) <= {4, 16}
-
-
-def test_options_take_hydra_syntax(composed) -> None:
-    config = composed("+adaptive=greso", "adaptive.sampler.p_easy=0.3", "adaptive.store.dir=/runs")
-    assert config.adaptive.sampler.p_easy == 0.3 and config.adaptive.store.dir == "/runs"
 
 
 def test_the_command_line_wins_over_the_preset(composed) -> None:
@@ -417,11 +395,3 @@ def test_verl_accepts_the_config(words, composed) -> None:
     validate = pytest.importorskip("verl.utils.config").validate_config
     config = composed(*words, *MINIMAL)
     validate(config, use_reference_policy=False, use_critic=False)
-
-
-def test_verl_refuses_what_it_refused_before(composed) -> None:
-    """The check above is a check: a batch that the mini-batch does not fit is still refused."""
-    validate = pytest.importorskip("verl.utils.config").validate_config
-    config = composed("+adaptive=greso", *MINIMAL, "data.train_batch_size=16")
-    with pytest.raises(ValueError):
-        validate(config, use_reference_policy=False, use_critic=False)

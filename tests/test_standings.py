@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("torch")
-from benchmarks import pretrained, report, sections, train_torch
+from benchmarks import blocks, pretrained, report, sections, train_torch
 from benchmarks.claims import claims
 from benchmarks.runs import Runs
 from benchmarks.standings import POOL_NAMES, POOLS, less, standings
@@ -74,9 +74,9 @@ def test_what_the_tables_say_of_a_pool() -> None:
     assert "| `aero` | 3 | 0.001 | 1.04 | -0.000 ± 0.26" in text and "`solo-epoch`" not in text
     assert "| `grpo-4` | 2 | 0.001 |" in text and "**+0.1" not in text.partition("`grpo-4`")[2].partition("\n")[0]
     assert "| prompts in epoch order | `solo-epoch` | 3 | **-0.095 ± 0.000** |" in sections.ablations(runs)
-    front = sections.evidence({"real/base": of})
+    front = blocks.evidence({"real/base": of})
     assert "| real, natural mix, 3 seeds: `solo` | 0.71 | **+0.209 ± 0.000** |" in front
-    assert "| **+0.209 ± 0.000** (3) |" in "\n".join(sections.solo_block({"real/base": of}))
+    assert "| **+0.209 ± 0.000** (3) |" in "\n".join(blocks.solo_block({"real/base": of}))
     (told,) = [line for line in claims({"tiny": runs}) if line.startswith("| `aero` | accuracy")]
     assert "-0.000 ± 0.26" in told and told.endswith("(3) | not told |"), told
 

@@ -11,7 +11,6 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from benchmarks import gradient_noise as noise  # noqa: E402
 from benchmarks import tiny_learner as tiny  # noqa: E402
 from benchmarks import torch_run  # noqa: E402
 from benchmarks import train_torch as bench  # noqa: E402
@@ -69,29 +68,6 @@ def test_exact_pass_rates_are_those_of_sampling() -> None:
 def test_group_relative_is_grpo() -> None:
     got = torch_run.group_relative(np.array([1.0, 0.0, 0.0, 1.0, 0.5]), np.array([0, 0, 0, 1, 3]), 4)
     assert got == pytest.approx([2 / 3 / 0.57735127, -1 / 3 / 0.57735127, -1 / 3 / 0.57735127, 1.0, 0.5], abs=1e-5)
-
-
-def test_the_gradients_of_prompts_add_up_to_the_batch_s() -> None:
-    torch.manual_seed(0)
-    model, rng = tiny.TinyModel(1, 16, 2), np.random.default_rng(0)
-    asked = tiny.make_questions(5, rng)
-    made = tiny.sample(model, asked, np.full(5, 3), torch.Generator().manual_seed(1))
-    advantage = rng.normal(size=15)
-    each = noise.per_prompt(model, asked, made, advantage, 3)
-    weight = torch.from_numpy(advantage).float()[:, None] * tiny.up_to_end(made.response)
-    prompt = asked.prompt.repeat_interleave(3, 0)
-    (-(model.log_probs(prompt, made.response) * weight).sum()).backward()
-    whole = torch.cat([value.grad.flatten() for value in model.parameters()])
-    assert torch.allclose(torch.cat([each(slice(0, 2)), each(slice(2, 9))]).sum(0), whole, atol=1e-4)
-
-
-@pytest.mark.parametrize(("count", "n"), [(4000, 1), (1000, 8)])
-def test_noise_equals_signal_at_so_many_rollouts(count, n) -> None:
-    """Gradients of a known mean and spread: 40 entries of deviation 2 around a mean of length 1."""
-    rng = np.random.default_rng(count)
-    made = torch.from_numpy(rng.normal(scale=2, size=(count, 40)) + np.eye(40)[0])
-    assert noise.noise_scale(lambda part: made[part], count, n) == pytest.approx(n * 160, rel=0.35)
-    assert noise.noise_scale(lambda part: made[part] - made.mean(0), count, n) == float("inf")  # no signal
 
 
 def test_every_preset_is_in_it() -> None:

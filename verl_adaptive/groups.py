@@ -7,8 +7,9 @@ trajectories (one reward a session, however many outputs the session had), kept 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,8 +21,15 @@ _FLOAT32 = 2.0**-23
 #: least success of a correct rollout.
 SUCCESS = 0.5
 
-#: The arrays with one entry a rollout; all others but ``offsets`` have one a group.
-PER_ROLLOUT = frozenset({"reward", "signal", "success", "tokens", "stage", "shorter"})
+#: The arrays with one entry a group, and those with one a rollout: name → type.
+PER_GROUP: dict[str, Any] = {
+    **{"submission": np.int64, "row": np.int64, "index": np.int64, "failed": bool, "lag": np.int32},
+    **{"lost": np.int32, "spoilt": np.int64, "spoilt_tokens": np.int64},
+}
+PER_ROLLOUT: dict[str, Any] = {
+    **{"reward": np.float64, "signal": np.float64, "success": np.float64},
+    **{"tokens": np.int64, "stage": np.int16, "shorter": np.int64},
+}
 
 
 def at_least(value: Any, bound: float) -> Any:
@@ -77,73 +85,33 @@ class Groups:
     # -- making ---------------------------------------------------------------------------------------------
 
     @classmethod
-    def from_lists(
-        cls,
-        rows: Sequence[int] | np.ndarray,
-        rewards: Sequence[Sequence[float] | np.ndarray],
-        *,
-        signal: Sequence[Sequence[float] | np.ndarray] | None = None,
-        success: Sequence[Sequence[float] | np.ndarray] | None = None,
-        tokens: Sequence[Sequence[int] | np.ndarray] | None = None,
-        stage: Sequence[Sequence[int] | np.ndarray] | None = None,
-        submission: Sequence[int] | np.ndarray | None = None,
-        index: Sequence[int] | np.ndarray | None = None,
-        failed: Sequence[bool] | np.ndarray | None = None,
-        lag: Sequence[int] | np.ndarray | None = None,
-        lost: Sequence[int] | np.ndarray | None = None,
-        spoilt: Sequence[int] | np.ndarray | None = None,
-        spoilt_tokens: Sequence[int] | np.ndarray | None = None,
-        shorter: Sequence[Sequence[int] | np.ndarray] | None = None,
-    ) -> Groups:
+    def from_lists(cls, rows: Sequence[int] | np.ndarray, rewards: Sequence[Any], **others: Any) -> Groups:
         """Build from one list of rewards a group; everything else has an obvious default.
 
-        ``signal`` defaults to the reward, ``success`` to the signal, ``tokens`` to 1, ``submission`` to 0, 1, 2, …
+        Args:
+            rows: one a group.
+            rewards: a list for each group.
+            others: any of the other attributes: a value for each group, or a list for each group of those of its rollouts.
+                ``signal`` defaults to the reward, ``success`` to the signal, ``tokens`` to 1, ``index`` to the row, ``submission``
+                to 0, 1, 2, …; what is left to 0.
         """
-        sizes = np.fromiter((len(r) for r in rewards), dtype=np.int64, count=len(rewards))
-        offsets = np.zeros(len(rewards) + 1, dtype=np.int64)
-        np.cumsum(sizes, out=offsets[1:])
-        total = int(offsets[-1])
-
-        def ragged(values, dtype, default):
-            if values is None:
-                return np.array(default, dtype=dtype) if np.ndim(default) else np.full(total, default, dtype=dtype)
-            out = np.array([x for group in values for x in group], dtype=dtype)
-            if len(out) != total:
-                raise ValueError(f"ragged argument holds {len(out)} rollouts, the rewards hold {total}")
-            return out
-
-        def flat(values, dtype, default):
-            if values is None:
-                return np.array(default, dtype=dtype) if np.ndim(default) else np.full(len(rewards), default, dtype)
-            return np.asarray(values, dtype=dtype)
-
-        reward = ragged(rewards, np.float64, 0.0)
-        sig = ragged(signal, np.float64, reward)
-        return cls(
-            submission=flat(submission, np.int64, np.arange(len(rewards))),
-            row=np.asarray(rows, dtype=np.int64),
-            index=flat(index, np.int64, np.asarray(rows)),
-            failed=flat(failed, bool, False),
-            lag=flat(lag, np.int32, 0),
-            offsets=offsets,
-            reward=reward,
-            signal=sig,
-            success=ragged(success, np.float64, sig),
-            tokens=ragged(tokens, np.int64, 1),
-            stage=ragged(stage, np.int16, 0),
-            lost=flat(lost, np.int32, 0),
-            spoilt=flat(spoilt, np.int64, 0),
-            spoilt_tokens=flat(spoilt_tokens, np.int64, 0),
-            shorter=ragged(shorter, np.int64, 0),
-        )
+        offsets = _offsets(np.array([len(group) for group in rewards], dtype=np.int64))
+        made: dict[str, Any] = {"row": rows, "index": rows, "submission": np.arange(len(rewards))}
+        made |= {name: np.zeros(len(rewards)) for name in PER_GROUP if name not in made}
+        made |= {"tokens": np.ones(offsets[-1]), "stage": np.zeros(offsets[-1]), "shorter": np.zeros(offsets[-1])}
+        for name, values in {"reward": rewards, **others}.items():
+            made[name] = [x for group in values for x in group] if name in PER_ROLLOUT else values
+            if name in PER_ROLLOUT and len(made[name]) != offsets[-1]:
+                raise ValueError(f"{name} holds {len(made[name])} rollouts, the rewards hold {offsets[-1]}")
+        made.setdefault("signal", made["reward"])
+        made.setdefault("success", made["signal"])
+        types = PER_GROUP | PER_ROLLOUT
+        return cls(offsets=offsets, **{name: np.array(values, dtype=types.get(name)) for name, values in made.items()})
 
     @classmethod
     def empty(cls) -> Groups:
         """No groups at all."""
-        global _EMPTY
-        if _EMPTY is None:
-            _EMPTY = cls.from_lists([], [])
-        return cls(**vars(_EMPTY))
+        return cls(**vars(_empty()))
 
     @classmethod
     def concat(cls, parts: Sequence[Groups]) -> Groups:
@@ -153,10 +121,8 @@ class Groups:
             return cls.empty()
         if len(parts) == 1:
             return parts[0]
-        out = {f.name: np.concatenate([getattr(p, f.name) for p in parts]) for f in fields(cls) if f.name != "offsets"}
-        sizes = np.concatenate([p.n for p in parts])
-        out["offsets"] = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-        return cls(**out)
+        out = {name: np.concatenate([getattr(p, name) for p in parts]) for name in (*PER_GROUP, *PER_ROLLOUT)}
+        return cls(**out, offsets=_offsets(np.concatenate([p.n for p in parts])))
 
     # -- reading --------------------------------------------------------------------------------------------
 
@@ -243,13 +209,9 @@ class Groups:
         if groups.dtype == bool and len(positions) == len(self):
             return Groups(**vars(self))  # the arrays are shared: nobody writes into them
         take = self.rollouts_of(positions)
-        offsets = np.concatenate([[0], np.cumsum(self.n[positions])]).astype(np.int64)
-        out = {
-            f.name: getattr(self, f.name)[take if f.name in PER_ROLLOUT else positions]
-            for f in fields(self)
-            if f.name != "offsets"
-        }
-        return Groups(offsets=offsets, **out)
+        out = {name: getattr(self, name)[positions] for name in PER_GROUP}
+        out |= {name: getattr(self, name)[take] for name in PER_ROLLOUT}
+        return Groups(offsets=_offsets(self.n[positions]), **out)
 
     def sorted(self) -> Groups:
         """In submission order."""
@@ -266,30 +228,21 @@ class Groups:
         home = np.array([position[int(t)] for t in both.submission], dtype=np.int64)
         order = np.argsort(home[both.group_of], kind="stable")
         sizes = np.bincount(home, weights=both.n, minlength=len(self)).astype(np.int64)
-        failed = np.zeros(len(self), dtype=bool)
-        np.logical_or.at(failed, home, both.failed)
-        sums = {}
-        for name in ("lost", "spoilt", "spoilt_tokens"):
+        out = {name: getattr(both, name)[order] for name in PER_ROLLOUT}
+        out |= {name: getattr(self, name) for name in ("submission", "row", "index")}
+        joins = {"failed": np.logical_or, "lag": np.maximum, "lost": np.add, "spoilt": np.add, "spoilt_tokens": np.add}
+        for name, join in joins.items():
             values = getattr(both, name)
-            sums[name] = np.zeros(len(self), dtype=values.dtype)
-            np.add.at(sums[name], home, values)
-        lag = np.zeros(len(self), dtype=np.int32)
-        np.maximum.at(lag, home, both.lag)
-        return Groups(
-            submission=self.submission,
-            row=self.row,
-            index=self.index,
-            failed=failed,
-            lag=lag,
-            offsets=np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64),
-            reward=both.reward[order],
-            signal=both.signal[order],
-            success=both.success[order],
-            tokens=both.tokens[order],
-            stage=both.stage[order],
-            shorter=both.shorter[order],
-            **sums,
-        )
+            out[name] = np.zeros(len(self), dtype=values.dtype)
+            join.at(out[name], home, values)
+        return Groups(offsets=_offsets(sizes), **out)
 
 
-_EMPTY: Groups | None = None
+def _offsets(sizes: np.ndarray) -> np.ndarray:
+    """int64 ``(G + 1,)``: where each group's rollouts begin, and where the last one's end."""
+    return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+
+
+@functools.cache
+def _empty() -> Groups:
+    return Groups.from_lists([], [])

@@ -31,16 +31,8 @@ from verl_adaptive.stats.table import StatsTable
 
 #: What becomes of groups and rollouts, in the engine's words; a filter's reasons are others.
 OUTCOMES = (
-    "trained",
-    "surplus",
-    "failed",
-    "lost",
-    "zero_advantage",
-    "aborted",
-    "expired",
-    "stale",
-    "gone",
-    "incomplete",
+    *("trained", "surplus", "failed", "lost", "zero_advantage"),
+    *("aborted", "expired", "stale", "gone", "incomplete"),
 )
 
 #: The base class of each role's parts.

@@ -36,7 +36,7 @@ from verl_adaptive.config import AdaptiveConfig, RunFacts
 from verl_adaptive.engine import AsyncEngine, AsyncFacts, Engine, PromptStream, Requests, StepResult, make_engine
 from verl_adaptive.engine.ledger import Ledger
 from verl_adaptive.errors import AdaptiveError
-from verl_adaptive.groups import PER_ROLLOUT, Groups
+from verl_adaptive.groups import PER_GROUP, PER_ROLLOUT, Groups
 from verl_adaptive.policy import build_policy
 from verl_adaptive.stats import read_snapshot, write_snapshot
 from verl_adaptive.stats.snapshot import MANIFEST
@@ -89,9 +89,8 @@ class Recorder:
             self.folder.mkdir(parents=True)
             made = True
             (self.folder / HEADER).write_text(json.dumps(header, indent=1) + "\n")
-            write_snapshot(
-                self.folder / START, engine.table, {"engine": engine.state_dict(), "row_of": engine.row_of}, meta={}
-            )
+            state = {"engine": engine.state_dict(), "row_of": engine.row_of}
+            write_snapshot(self.folder / START, engine.table, state, meta={})
             self._sum = _seed(self.folder)
             self._file = open(self.folder / EVENTS, "wb")  # noqa: SIM115 - stays open
         except OSError as error:
@@ -242,7 +241,7 @@ def results_of(event: dict[str, Any]) -> Groups:
     Raises:
         ValueError: it is not one.
     """
-    types = {f.name: getattr(Groups.empty(), f.name).dtype for f in fields(Groups)}
+    types = {**PER_GROUP, **PER_ROLLOUT, "offsets": np.int64}
     data = event["back"]
     if set(data) != set(types):
         raise ValueError(f"a result has the fields {sorted(types)}, not {sorted(data)}")

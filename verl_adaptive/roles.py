@@ -83,6 +83,10 @@ class Role(ABC):
         if self.columns:
             table.declare(self.name, dict(self.columns))
 
+    def option(self, name: str) -> Any:
+        """An option of the part, None where it has none of that name: for those who ask about parts that they do not know."""
+        return getattr(self.config, name, None)
+
     def col(self, name: str) -> np.ndarray:
         """The part's own column ``name``: a writable view of the table, valid until the table grows."""
         return self.table.col(f"{self.name}.{name}")
@@ -199,16 +203,10 @@ class Allocator(Role):
 
     Attributes:
         can_hold: :meth:`review` may answer ``HOLD``; the engine then offers held groups to ``recall`` in later steps.
-        max_age: steps that a group may be held; None: as long as the allocator likes.
-        on_policy: the option below ``adaptive.allocator``, and its value, with which no group is held; None: there is none.
-        least_key: the option below ``adaptive.allocator`` that :meth:`least` comes from.
     """
 
     role: ClassVar[str] = "allocator"
     can_hold: bool = False
-    max_age: int | None = None
-    on_policy: ClassVar[tuple[str, str] | None] = None
-    least_key: ClassVar[str] = "n"
 
     @abstractmethod
     def first(self, rows: np.ndarray, planned: np.ndarray | None, progress: Progress) -> np.ndarray:
@@ -314,8 +312,6 @@ class Advantage(Role):
             is enough. Told by the trainer, too, to parts that leave the advantage to verl.
         centres: verl's estimator subtracts the mean of a prompt's rollouts where there are several, so that none may be left alone
             of its group; told by the trainer to parts that leave the advantage to verl.
-        norm_by_std: divides by the standard deviation of a group's rewards.
-        thin: thins rows that train without bias, the smaller their advantage the likelier (``adaptive.advantage.thin``); 0: none.
         takes_penalties: :meth:`compute` is right about rewards that verl's KL penalty was taken off; False: with
             ``algorithm.use_kl_in_reward`` the run is refused.
     """
@@ -326,8 +322,6 @@ class Advantage(Role):
     group_relative: bool = True
     needs_groups: bool = True
     centres: bool = False
-    norm_by_std: bool = False
-    thin: float = 0.0
 
     def compute(self, reward: np.ndarray, group_of: np.ndarray, observed: Groups) -> np.ndarray:
         """Advantages of the rollouts that train.

@@ -36,9 +36,7 @@ def apply() -> None:
         wrapt.register_post_import_hook(fork_engine, module)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# In every process
-# ----------------------------------------------------------------------------------------------------------------------
+# -- in every process -------------------------------------------------------------------------------------------------
 
 
 class _VllmAlias(importlib.metadata.Distribution):
@@ -168,9 +166,7 @@ def wrap_process_group() -> None:
     distributed.initialize_global_process_group_ray = initialize_global_process_group_ray
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# In training workers
-# ----------------------------------------------------------------------------------------------------------------------
+# -- in training workers ----------------------------------------------------------------------------------------------
 
 
 @functools.cache
@@ -226,9 +222,7 @@ def choose_critic_attention() -> None:
     verl.utils.model.load_valuehead_model = load_valuehead_model
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# In separate_async only (applied by gloo_engine)
-# ----------------------------------------------------------------------------------------------------------------------
+# -- in separate_async only (applied by gloo_engine) ------------------------------------------------------------------
 
 
 def copy_saved_weights() -> None:
@@ -241,8 +235,6 @@ def copy_saved_weights() -> None:
     from verl.utils import fsdp_utils
 
     original: Callable[[Any], tuple[dict[str, tuple[Any, Any]], Any]] = fsdp_utils.fsdp2_sharded_save_to_cpu
-    if hasattr(original, "__wrapped__"):
-        return
 
     @functools.wraps(original)
     def fsdp2_sharded_save_to_cpu(model: Any) -> tuple[dict[str, tuple[Any, Any]], Any]:
@@ -259,8 +251,6 @@ def accept_flush_in_log() -> None:
     """
     logger = logging.getLogger("verl.trainer.ppo.v1.trainer_separate_async")
     original = logger.info
-    if hasattr(original, "__wrapped__"):
-        return
 
     @functools.wraps(original)
     def info(*args: Any, flush: bool | None = None, **kwargs: Any) -> None:

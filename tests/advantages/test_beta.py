@@ -12,7 +12,6 @@ from verl_adaptive.advantages.beta import BetaPosterior, success_of
 from verl_adaptive.config import RunFacts
 from verl_adaptive.groups import Groups
 from verl_adaptive.stats.table import StatsTable
-from verl_adaptive.testing.advantages import AdvantageConformance
 
 VARIANTS = ["predictive", "unnormalised", "off"]
 
@@ -28,28 +27,6 @@ def whole(made: BetaPosterior, *rewards) -> list[np.ndarray]:
     groups = Groups.from_lists(range(len(rewards)), rewards, success=[[float(r >= 0.5) for r in g] for g in rewards])
     out = made.compute(groups.reward, groups.group_of, groups)
     return np.split(out, groups.offsets[1:-1])
-
-
-@pytest.mark.parametrize("options", [{"variant": v} for v in VARIANTS] + [{"baseline": "full"}, {"w_neg": 0.0}])
-class TestConformance(AdvantageConformance):
-    @pytest.fixture(autouse=True)
-    def _options(self, options):
-        self.options = options
-
-    def make(self):
-        return BetaPosterior(self.options)
-
-
-@pytest.mark.parametrize("variant", ["predictive", "off"])
-class TestGroupMeanConformance(AdvantageConformance):
-    per_group = False
-
-    @pytest.fixture(autouse=True)
-    def _variant(self, variant):
-        self.variant = variant
-
-    def make(self):
-        return BetaPosterior({"group_mean": True, "variant": self.variant})
 
 
 # -- numbers --------------------------------------------------------------------------------------------------

@@ -336,20 +336,8 @@ def test_a_damaged_evaluation(evaluation, tmp_path_factory, seed, suffix) -> Non
 
 
 FIELDS = (
-    "key",
-    "n",
-    "successes",
-    "pass_rate",
-    "score",
-    "tokens",
-    "reward_sum",
-    "signal_sum",
-    "signal_sqsum",
-    "source",
-    "prompt",
-    "data_source",
-    "ground_truth",
-    "reward_model",
+    *("key", "n", "successes", "pass_rate", "score", "tokens", "reward_sum", "signal_sum", "signal_sqsum"),
+    *("source", "prompt", "data_source", "ground_truth", "reward_model"),
 )
 
 

@@ -16,7 +16,6 @@ from verl_adaptive.groups import Groups
 from verl_adaptive.progress import Progress
 from verl_adaptive.rng import Draw
 from verl_adaptive.stats.table import StatsTable
-from verl_adaptive.testing.advantages import AdvantageConformance
 
 PROMPTS = 12
 SOURCES = [("sums", "products", "words")[i % 3] for i in range(PROMPTS)]
@@ -36,27 +35,6 @@ def see(made: MemoryBaseline, groups: Groups, step: int = 1) -> np.ndarray:
     made.observe(groups, progress)
     made.end_step(progress)
     return made.compute(groups.reward, groups.group_of, groups)
-
-
-class TestConformance(AdvantageConformance):
-    per_group = False  # one scale for all
-
-    def make(self):
-        return MemoryBaseline({})
-
-
-class TestConformanceOfSpo(AdvantageConformance):
-    per_group = False
-
-    def make(self):
-        return MemoryBaseline({"decay": 0.875, "strength": 8.0, "prior": "all", "shrink": 0.0, "scale": "whiten"})
-
-
-class TestConformanceThinned(AdvantageConformance):
-    per_group = False
-
-    def make(self):
-        return MemoryBaseline({"thin": 0.5, "scale": "none"})
 
 
 REWARDS = {
@@ -387,9 +365,6 @@ def test_warm_start_is_evidence() -> None:
     heavy.table.col("rollouts")[0], heavy.table.col("reward_sum")[0] = 100, 50
     heavy.bind(heavy.table, heavy.facts)
     assert heavy.memory.col("count")[0] == 2  # no more than visits would have left
-
-
-# -- resume -------------------------------------------------------------------------------------------------
 
 
 # -- asynchronous trainers ----------------------------------------------------------------------------------

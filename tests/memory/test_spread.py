@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.memory.reference import SlowMemory
-from tests.world import World, keys_of, make_engine, run_step
+from tests.world import keys_of, make_engine, run_step
 from verl_adaptive.config import RunFacts
 from verl_adaptive.errors import ConfigError
 from verl_adaptive.groups import Groups
@@ -187,17 +185,6 @@ def test_a_draw_depends_on_the_key_not_on_the_pool() -> None:
     assert bound(200).pick(part, len(part), at(3)).rows.tolist() == [r for r in whole if r in set(part.tolist())]
 
 
-def test_what_is_settled_rests_and_is_not_lost() -> None:
-    p = np.concatenate([np.ones(100), np.zeros(100), np.full(50, 0.5)])
-    engine, world = make_engine({"name": "spread", "strength": 1.0, "decay": 0.97}, n=2, batch=25, p=p)
-    visits = np.zeros((2, 250))
-    for step in range(1, 401):
-        visits[int(step > 200)][run_step(engine, world, step).groups.index] += 1
-    late = visits[1]
-    assert late[200:].mean() > 2 * late[:200].mean()
-    assert (visits[1] > 0).all()
-
-
 def test_a_new_prompt_is_expected_to_be_as_its_source() -> None:
     sources = ["easy"] * 30 + ["even"] * 30
     made = bound(60, sources=sources)
@@ -249,25 +236,3 @@ def test_warm_start_is_evidence(weight) -> None:
     weight = made._weight(np.arange(3))
     assert weight[1] > 1.3 * weight[0] and weight[1] > 1.3 * weight[2]
     assert made.memory.col("count")[:4].tolist() == [8, 8, 8, 0]
-
-
-def test_any_signal_that_counts_as_success() -> None:
-    engine, world = make_engine(
-        {"name": "spread", "weight": "success"},
-        n=2,
-        batch=10,
-        world=World(np.linspace(0, 1, 40), low=-1.0, high=1.0),
-        success={"mode": "value", "low": -1.0, "high": 1.0},
-    )
-    for step in range(1, 30):
-        run_step(engine, world, step)
-    value = engine.policy.sampler.memory.value(np.arange(40))
-    assert ((value >= 0) & (value <= 1)).all()
-
-
-def test_metrics() -> None:
-    engine, world = make_engine("spread", n=1, batch=10, M=40)
-    run_step(engine, world, 1)
-    metrics = engine.policy.metrics()
-    assert metrics["adaptive/sampler/expected_spread"] == pytest.approx(0.5)
-    assert math.isfinite(metrics["adaptive/sampler/expected_spread"])

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from tests.world import make_engine, run
-from verl_adaptive.errors import ConfigError
 from verl_adaptive.policy import build_policy
 from verl_adaptive.simulate.presets import compose_preset
 
@@ -16,11 +15,6 @@ PILOTS = ("adaptive/allocator=pilot_commit", "adaptive/filter=band")
 @pytest.mark.parametrize("words", [("pilot_commit",), ("greso", *PILOTS), ("cero", *PILOTS)], ids=" ".join)
 def test_the_default_commits_within_the_step_everywhere(words) -> None:
     assert not build_policy(compose_preset(list(words))).allocator.can_hold
-
-
-def test_a_sampler_that_plans_steps_refuses_what_is_held() -> None:
-    with pytest.raises(ConfigError, match="on-policy form"):
-        build_policy(compose_preset(["cero", *PILOTS, "adaptive.allocator.form=pipelined"]))
 
 
 def test_groups_that_were_held_commit_under_the_other_form() -> None:

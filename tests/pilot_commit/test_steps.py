@@ -138,31 +138,7 @@ def test_pilots_alone_never_train_whatever_the_filter(form, filter) -> None:
     assert "incomplete" in seen
 
 
-@forms
-def test_with_greso_and_with_retirement(form) -> None:
-    """The gate saves pilots: the same batches from fewer rollouts once prompts are known."""
-    p = np.concatenate([rates(60), np.ones(140), np.zeros(100)])
-    spent = {}
-    for sampler in ("epoch", "greso", "retire"):
-        engine, world = pilot_commit(form, sampler=sampler, world=World(p), batch=4, max_rounds=100)
-        for result in run(engine, world, 60):
-            assert result.trained.sum() == 4
-        spent[sampler] = engine.total.rollouts.generated
-    assert spent["greso"] < spent["epoch"] and spent["retire"] < spent["epoch"]
-
-
 # -- figures ------------------------------------------------------------------------------------------------
-
-
-def test_pilots_that_follow_the_share_cost_less_where_much_is_in_the_band() -> None:
-    spent = {}
-    for form in FORMS:
-        engine, world = pilot_commit(form, batch=32, n=64, world=World(rates(5_000, spread=1.0)))
-        results = run(engine, world, 30)
-        assert all(r.trained.sum() == 32 for r in results)
-        spent[form] = engine.total.rollouts.generated / 30
-    assert spent["on_policy"] < 0.8 * spent["fixed_size"]
-    assert spent["pipelined"] < 0.8 * spent["pipelined_fixed_size"]
 
 
 def test_selection_bias_of_pilots_is_visible() -> None:

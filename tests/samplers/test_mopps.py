@@ -7,11 +7,11 @@ import math
 import numpy as np
 import pytest
 
-from tests.samplers.simulate import groups_of, play, progress_at
+from tests.samplers.simulate import groups_of, progress_at
 from tests.world import keys_of, make_engine
 from verl_adaptive.config import RunFacts
 from verl_adaptive.rng import Draw
-from verl_adaptive.samplers.beta_posterior import draw_beta, draw_gamma
+from verl_adaptive.samplers.beta_posterior import draw_beta
 from verl_adaptive.samplers.mopps import Mopps
 from verl_adaptive.stats.table import StatsTable
 
@@ -23,17 +23,7 @@ def make_mopps(M: int = 200, **options) -> Mopps:
     return part
 
 
-@pytest.mark.parametrize("shape", [0.3, 1.0, 1.7, 9.0, 250.0])
-def test_gamma_variates(shape):
-    n = 60_000
-    key = np.arange(n, dtype=np.uint64)
-    x = draw_gamma(np.full(n, shape), Draw(0, 1), "t", key, key)
-    assert (x > 0).all()
-    assert x.mean() == pytest.approx(shape, abs=5 * math.sqrt(shape / n))
-    assert x.var() == pytest.approx(shape, rel=0.05 + 0.1 / math.sqrt(shape) / 5)
-
-
-@pytest.mark.parametrize(("a", "b"), [(1.0, 1.0), (0.5, 0.5), (3.0, 7.0), (40.0, 2.0)])
+@pytest.mark.parametrize(("a", "b"), [(1.0, 1.0), (0.5, 0.5), (3.0, 7.0), (40.0, 2.0), (0.3, 250.0)])
 def test_beta_variates_have_the_distribution(a, b):
     """Kolmogorov-Smirnov distance to numpy's own variates, at the 0.1 % level."""
     n = 20_000
@@ -43,14 +33,6 @@ def test_beta_variates_have_the_distribution(a, b):
     every = np.concatenate([ours, theirs])
     gap = np.searchsorted(ours, every, "right") / n - np.searchsorted(theirs, every, "right") / n
     assert np.abs(gap).max() < 1.95 * math.sqrt(2 / n)
-
-
-def test_a_variate_depends_on_its_own_key_only():
-    key = np.arange(500, dtype=np.uint64)
-    a, b = 1.0 + key % 5, 1.0 + key % 3
-    whole = draw_beta(a, b, Draw(0, 1), "t", key, key)
-    some = np.array([3, 77, 410])
-    assert draw_beta(a[some], b[some], Draw(0, 1), "t", key[some], key[some]).tolist() == whole[some].tolist()
 
 
 def test_posterior_follows_the_discounted_update():
@@ -108,31 +90,6 @@ def test_candidates_are_a_uniform_sample():
     for step in range(1, 401):
         counts[part.pick(np.arange(400), 40, progress_at(step)).rows] += 1
     assert counts.mean() == 40 and counts.var() == pytest.approx(36, rel=0.25)
-
-
-def test_finds_informative_prompts_and_saves_rollouts():
-    p = np.random.default_rng(0).choice([0.0, 1.0, 0.5], 600, p=[0.4, 0.3, 0.3])
-
-    def cost(sampler):
-        engine, _ = make_engine(sampler, filter="informative", p=p, batch=16, n=8, steps=200)
-        return np.mean([r.ledger.rollouts.generated for r in play(engine, p, 120)][-60:])
-
-    assert cost("mopps") < 0.5 * cost("epoch")
-
-
-def test_a_prompt_never_tried_begins_from_its_data_source():
-    """Two sources, one solved: of prompts without history the other's are picked; without the option nobody can know."""
-    shares = {}
-    for strength in (0.0, 4.0):
-        part, table = Mopps({"recheck": 0.0, "source_prior": strength}), StatsTable()
-        names = ["solved", "medium"] * 100
-        table.rows_for(keys_of(200), sources=names)
-        part.bind(table, RunFacts(batch=8, n=8, steps=100, prompts=200))
-        table.col("visits")[:40] = 1
-        table.col("last_rate")[:40:2], table.col("last_rate")[1:40:2] = 1.0, 0.5
-        rows = part.pick(np.arange(40, 200), 40, progress_at(1)).rows
-        shares[strength] = (rows % 2).mean()
-    assert shares[0.0] == pytest.approx(0.5, abs=0.25) and shares[4.0] > 0.9
 
 
 def test_the_prior_of_a_source_is_its_mean_latest_rate():

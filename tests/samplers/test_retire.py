@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.samplers.simulate import groups_of, play, progress_at
+from tests.samplers.simulate import groups_of, progress_at
 from tests.world import keys_of, make_engine
 from verl_adaptive.config import RunFacts
 from verl_adaptive.groups import Groups
@@ -52,30 +52,6 @@ def test_a_retired_prompt_comes_back_when_it_falls_short():
     metrics = part.metrics()
     assert metrics["brought_back_total"] == 1.0 and metrics["newly_retired_total"] == 2.0
     assert metrics["retired_share"] == 0.5
-
-
-def test_forgotten_prompts_are_found_again_and_lost_when_eviction_is_for_good():
-    """Prompts 0 to 19 are solved at first and forgotten later, as happens to prompts that rest."""
-    early = np.where(np.arange(40) < 20, 1.0, 0.5)
-    late = np.full(40, 0.5)
-
-    def visits_after_forgetting(recheck: float, steps: int) -> np.ndarray:
-        engine, _ = make_engine({"name": "retire", "recheck": recheck}, p=early, batch=8, n=4, steps=400)
-        play(engine, early, 30)
-        before = engine.table.col("visits").copy()
-        play(engine, late, steps, start=31)
-        return (engine.table.col("visits") - before)[:20]
-
-    assert (visits_after_forgetting(0.05, 300) > 3).all()
-    assert not visits_after_forgetting(0.0, 15).any()
-
-
-def test_saves_what_solved_prompts_would_have_cost():
-    p = np.where(np.arange(80) < 40, 1.0, 0.5)
-    engine, _ = make_engine({"name": "retire"}, filter="informative", p=p, batch=8, n=8, steps=200)
-    results = play(engine, p, 60)
-    solved = [np.mean(r.outcome == "all_correct") for r in results]
-    assert np.mean(solved[:4]) > 0.3 and np.mean(solved[-20:]) < 0.12
 
 
 def known(rollouts, successes, latest) -> StatsTable:

@@ -8,7 +8,7 @@ import pytest
 from tests.samplers.simulate import play, progress_at
 from tests.world import make_engine
 from verl_adaptive.errors import ConfigError
-from verl_adaptive.samplers.rounds import RoundConfig, round_size
+from verl_adaptive.samplers.epoch import Epoch
 
 
 def at(need: int, opened: int = 0, keep_rate: float | None = None, batch: int = 256):
@@ -18,18 +18,18 @@ def at(need: int, opened: int = 0, keep_rate: float | None = None, batch: int = 
 @pytest.mark.parametrize(
     ("config", "progress", "size"),
     [
-        (RoundConfig(), at(256), 256),
-        (RoundConfig(), at(0), 0),
-        (RoundConfig(), at(256, opened=256), 0),  # what waits for a top-up fills the batch
-        (RoundConfig(), at(256, opened=200), 56),
-        (RoundConfig(), at(256, keep_rate=0.5), 564),  # 1.1 · 256 / 0.5
-        (RoundConfig(safety=1.25), at(56, keep_rate=0.52), 135),  # GRESO: 1.25 · 56 / 0.52
-        (RoundConfig(prompts=384), at(256), 384),
-        (RoundConfig(prompts=384), at(0), 0),
+        ({}, at(256), 256),
+        ({}, at(0), 0),
+        ({}, at(256, opened=256), 0),  # what waits for a top-up fills the batch
+        ({}, at(256, opened=200), 56),
+        ({}, at(256, keep_rate=0.5), 564),  # 1.1 · 256 / 0.5
+        ({"safety": 1.25}, at(56, keep_rate=0.52), 135),  # GRESO: 1.25 · 56 / 0.52
+        ({"prompts": 384}, at(256), 384),
+        ({"prompts": 384}, at(0), 0),
     ],
 )
 def test_sizes(config, progress, size):
-    assert round_size(config, progress) == size
+    assert Epoch({"round": config}).round_size(progress) == size
 
 
 def test_epoch_rolls_every_prompt_out_once_a_pass():

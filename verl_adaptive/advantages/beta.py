@@ -27,9 +27,8 @@ nearest observed reward: verl hands over rewards in float32.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
@@ -77,10 +76,6 @@ class BetaPosterior(Advantage):
         baseline: Literal["retained", "full"] = "retained"
         group_mean: bool = False
 
-    def __init__(self, options: Mapping[str, Any] | None = None) -> None:
-        super().__init__(options)
-        self.norm_by_std = self.config.norm_by_std
-
     def compute(self, reward: np.ndarray, group_of: np.ndarray, observed: Groups) -> np.ndarray:
         config = self.config
         flat, mean, std = _moments(reward, group_of, len(observed), self.facts.tolerance)
@@ -102,9 +97,8 @@ class BetaPosterior(Advantage):
             return np.zeros(len(reward))
         count = (observed.n + config.alpha0 + config.beta0)[group_of]
         p = (observed.successes + config.alpha0)[group_of] / count
-        q = (observed.n - observed.successes + config.beta0)[
-            group_of
-        ] / count  # 1 − p, which may be below a rounding of p
+        failures = (observed.n - observed.successes + config.beta0)[group_of]
+        q = failures / count  # 1 − p, which may be below a rounding of p
         success = success_of(reward, group_of, observed)
         out = success * q - (1 - success) * p
         if config.variant == "predictive":

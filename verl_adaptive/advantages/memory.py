@@ -95,21 +95,14 @@ class MemoryBaseline(Advantage):
 
     def __init__(self, options: Mapping[str, Any] | None = None) -> None:
         super().__init__(options)
-        self.thin = self.config.thin
         self._scale = RunningScale()
         self._last = {"explained_share": 0.0, "value_mean": 0.0}
 
     def bind(self, table: StatsTable, facts: RunFacts) -> None:
         super().bind(table, facts)
         c = self.config
-        self.memory = Memory(
-            table,
-            self.name,
-            decay=c.decay,
-            strength=c.strength,
-            by_source=c.prior == "source",
-            centre=None,
-        )
+        kind = {"decay": c.decay, "strength": c.strength, "by_source": c.prior == "source"}
+        self.memory = Memory(table, self.name, **kind, centre=None)
         self.memory.begin_with(table.col("reward_sum"))
 
     def observe(self, groups: Groups, progress: Progress) -> None:

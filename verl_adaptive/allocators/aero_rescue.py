@@ -107,24 +107,12 @@ class AeroRescue(PooledAllocator):
         self.n_extra: int = c.n_extra or max(1, self.n // 2)
         pooled = c.budget == "pooled"
         self.limit: int = c.max_per_prompt or (4 * self.n if pooled else self.n)
-        check(
-            self.n_explore <= self.n,
-            "adaptive.allocator.n_explore",
-            self.n_explore,
-            f"must be at most the group size N={self.n}",
-        )
-        check(
-            self.n_explore <= self.limit,
-            "adaptive.allocator.max_per_prompt",
-            self.limit,
-            f"must be at least adaptive.allocator.n_explore={self.n_explore}",
-        )
-        check(
-            pooled or self.limit <= self.n,
-            "adaptive.allocator.max_per_prompt",
-            self.limit,
-            f"must be at most N={self.n} with adaptive.allocator.budget=per_prompt",
-        )
+        hint = f"must be at most the group size N={self.n}"
+        check(self.n_explore <= self.n, "adaptive.allocator.n_explore", self.n_explore, hint)
+        hint = f"must be at least adaptive.allocator.n_explore={self.n_explore}"
+        check(self.n_explore <= self.limit, "adaptive.allocator.max_per_prompt", self.limit, hint)
+        hint = f"must be at most N={self.n} with adaptive.allocator.budget=per_prompt"
+        check(pooled or self.limit <= self.n, "adaptive.allocator.max_per_prompt", self.limit, hint)
 
     def first(self, rows: np.ndarray, planned: np.ndarray | None, progress: Progress) -> np.ndarray:
         whole = np.full(len(rows), self.n, dtype=np.int64) if planned is None else planned.astype(np.int64)

@@ -63,10 +63,7 @@ PUBLISHED = 3.0  # G / B, of a run's first step
 _EPS = 1e-9  # 0.07 · 100 is 7.000000000000001: a bound that is a whole number must not move by rounding
 _FIRST_SHARE = 1 / 3  # in-band share that is assumed before any pilot was judged: what G = 3 B is sized for
 _GRADES = 8  # a signal of more different values than this is graded: correctness, with a format bonus or two, has fewer
-_ENDS = (
-    0.05,
-    0.95,
-)  # quantiles of the pilots' signals that become 0 and 1, so that an outlier does not squeeze the rest
+_ENDS = (0.05, 0.95)  # quantiles of the pilots' signals that become 0 and 1: an outlier does not squeeze the rest
 _MEMORY = 0.8  # weight of the past in the recent in-band share, per step: about the last five steps
 
 
@@ -124,23 +121,16 @@ class PilotCommit(PooledAllocator):
         judge: Literal["auto", "success"] = "auto"
 
         def validate(self, path: str) -> None:
-            check(
-                self.lower + self.upper <= 1,
-                f"{path}.lower",
-                self.lower,
-                f"leaves no band below 1 - {path}.upper={self.upper}",
+            hint = f"leaves no band below 1 - {path}.upper={self.upper}"
+            check(self.lower + self.upper <= 1, f"{path}.lower", self.lower, hint)
+            hint = (
+                f"chooses among held groups, which only {path}.form=pipelined has; on-policy, the first in order commit"
             )
-            check(
-                self.form == "pipelined" or self.choose == "random",
-                f"{path}.choose",
-                self.choose,
-                f"chooses among held groups, which only {path}.form=pipelined has; on-policy, the first in order commit",
-            )
+            check(self.form == "pipelined" or self.choose == "random", f"{path}.choose", self.choose, hint)
 
     def __init__(self, options: Mapping[str, Any] | None = None) -> None:
         super().__init__(options)
         self.can_hold = self.pipelined = self.config.form == "pipelined"
-        self.max_age = self.config.max_age
         self._recent = np.zeros(2)  # pilots judged and found in the band, past steps discounted
         self._recalled = (0, 0, 0)  # step: commits of held groups in it, groups still held
         self._counts: dict[str, int] = {}
@@ -158,20 +148,15 @@ class PilotCommit(PooledAllocator):
         super().bind(table, facts)
         c, path = self.config, "adaptive.allocator"
         self.n_pilot = self.pilots(facts.n)
-        check(
-            self.n_pilot < facts.n,
-            f"{path}.n_pilot",
-            c.n_pilot,
-            f"{self.n_pilot} pilots leave no commit: must be below actor_rollout_ref.rollout.n={facts.n}",
-        )
+        hint = f"{self.n_pilot} pilots leave no commit: must be below actor_rollout_ref.rollout.n={facts.n}"
+        check(self.n_pilot < facts.n, f"{path}.n_pilot", c.n_pilot, hint)
         n = np.int64(self.n_pilot)
-        check(
-            bool((band_side(np.arange(n + 1), n, c.lower, c.upper) == 0).any()),
-            f"{path}.n_pilot",
-            c.n_pilot,
+        inside = band_side(np.arange(n + 1), n, c.lower, c.upper) == 0
+        hint = (
             f"no number of successes among {n} pilots lies in the band [{c.lower}, {1 - c.upper}]; take more pilots, or "
-            f"smaller {path}.lower and {path}.upper",
+            f"smaller {path}.lower and {path}.upper"
         )
+        check(bool(inside.any()), f"{path}.n_pilot", c.n_pilot, hint)
 
     # -- decision -------------------------------------------------------------------------------------------
 
@@ -260,14 +245,11 @@ class PilotCommit(PooledAllocator):
     def observe(self, groups: Groups, progress: Progress) -> None:
         if self.config.judge == "auto" and self._default_success:
             self._signals.append(groups.signal[groups.stage == 0])
-        whole = groups.rollout_mask(~is_pilot(groups))
-        pilots = whole & (groups.stage == 0)
-        commit = whole & (groups.stage > 0)
         # A review changes nothing: pilots and commits are counted when their group closes.
-        first = groups.stage == 0
-        side = band_side(
-            groups.sum(self._success(groups) * first), groups.sum(first), self.config.lower, self.config.upper
-        )
+        whole, first = groups.rollout_mask(~is_pilot(groups)), groups.stage == 0
+        pilots, commit = whole & first, whole & ~first
+        right = groups.sum(self._success(groups) * first)
+        side = band_side(right, groups.sum(first), self.config.lower, self.config.upper)
         judged, found = len(side), int((side == 0).sum())
         self._recent += [judged, found]
         self._count(piloted=judged, in_band=found, too_easy=int((side > 0).sum()), too_hard=int((side < 0).sum()))

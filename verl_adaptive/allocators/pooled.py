@@ -20,9 +20,13 @@ class PooledAllocator(Allocator):
     Attributes:
         needs_place: a top-up pays only if the batch has a place for the group. It is sent as soon as the place is certain; a
             group that certainly gets none is held or closed.
+        on_policy: the option below ``adaptive.allocator``, and its value, with which no group is held; None: there is none.
+        least_key: the option below ``adaptive.allocator`` that :meth:`least` comes from.
     """
 
     needs_place: ClassVar[bool] = False
+    on_policy: ClassVar[tuple[str, str] | None] = None
+    least_key: ClassVar[str] = "n"
 
     def most(self, n: np.ndarray, stage: np.ndarray) -> np.ndarray:
         """int64 ``(k,)``: the most further rollouts that groups of ``n`` rollouts after ``stage`` top-ups may ask for.

@@ -99,7 +99,7 @@ def check_run(config: Any, adaptive: AdaptiveConfig, policy: Policy) -> None:
         True,
         "recorded rollouts bypass the policy; set it to false",
     )
-    thin = policy.advantage.thin
+    thin = policy.advantage.option("thin")
     check(
         not thin or not why_not_skip_zero(config),
         "adaptive.advantage.thin",
@@ -186,7 +186,7 @@ def _check_advantage(config: Any, policy: Policy) -> None:
         "algorithm.use_kl_in_reward=false actor_rollout_ref.actor.use_kl_loss=true, or adaptive/advantage=verl",
     )
     check(
-        algorithm.get("norm_adv_by_std_in_grpo", True) or not advantage.norm_by_std,
+        algorithm.get("norm_adv_by_std_in_grpo", True) or not advantage.option("norm_by_std"),
         "adaptive.advantage.norm_by_std",
         True,
         f"algorithm.norm_adv_by_std_in_grpo=false acts on verl's own estimator, and adaptive/advantage={advantage.name} "
@@ -298,7 +298,7 @@ def _check_group_size(n: int, estimator: str, adaptive: AdaptiveConfig, policy: 
         f"a group of one has no variance to judge by; use at least 2 (8 is usual), +adaptive=grpo, +adaptive=solo{without}, or "
         "+adaptive=sao with algorithm.adv_estimator=gae, with their own sampler, filter and advantage, which need none",
     )
-    least, key = policy.allocator.least(n), policy.allocator.least_key
+    least, key = policy.allocator.least(n), getattr(policy.allocator, "least_key", "n")
     fixed = policy.allocator.fixed_size(n) is not None
     check(
         n < 2 or least >= 2 or fixed or not advantage.centres,
@@ -334,7 +334,7 @@ def _check_mode(config: Any, adaptive: AdaptiveConfig, policy: Policy) -> None:
     mode, save_freq = mode_of(config), config.trainer.save_freq
     holds = policy.allocator.can_hold
     lacks = queue_lacks() if save_freq > 0 and (holds or mode != "sync") else ""
-    key, instead = policy.allocator.on_policy or ("name", "another allocator")
+    key, instead = getattr(policy.allocator, "on_policy", None) or ("name", "another allocator")
     value = adaptive.allocator.get(key)
     if mode == "sync":
         check(

@@ -234,7 +234,7 @@ def held_note(policy: Policy) -> str:
     allocator = policy.allocator
     if not allocator.can_hold:
         return ""
-    age, instead = allocator.max_age, allocator.on_policy
+    age, instead = allocator.option("max_age"), getattr(allocator, "on_policy", None)
     most = "" if age is None else f" (adaptive.allocator.max_age={age} steps at most)"
     own = "" if instead is None else f"; adaptive.allocator.{'='.join(instead)} makes each group within its step"
     return (

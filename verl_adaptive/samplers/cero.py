@@ -147,27 +147,19 @@ class Cero(Sampler):
     # -- joining a run --------------------------------------------------------------------------------------
 
     def check_policy(self, policy, config) -> None:
-        check(
-            not config.refill,
-            "adaptive.refill",
-            config.refill,
-            "adaptive/sampler=cero plans one round a step and paces the budget itself; write adaptive.refill=false",
-        )
-        allocator = policy.allocator
+        hint = "adaptive/sampler=cero plans one round a step and paces the budget itself; write adaptive.refill=false"
+        check(not config.refill, "adaptive.refill", config.refill, hint)
+        allocator, n = policy.allocator, policy.allocator.option("n")
         self._follows_plan = allocator.fixed_size(1) is not None
-        check(
-            not self._follows_plan or getattr(allocator.config, "n", None) is None,
-            "adaptive.allocator.n",
-            getattr(allocator.config, "n", None),
-            "adaptive/sampler=cero plans g·n_max rollouts a prompt; leave it null and set adaptive.sampler.g and n_max",
+        hint = (
+            "adaptive/sampler=cero plans g·n_max rollouts a prompt; leave it null and set adaptive.sampler.g and n_max"
         )
-        check(
-            not allocator.can_hold,
-            "adaptive.allocator.name",
-            allocator.name,
+        check(not self._follows_plan or n is None, "adaptive.allocator.n", n, hint)
+        hint = (
             "it holds groups for the next step, but adaptive/sampler=cero learns from a round before it plans the "
-            "next; use its on-policy form, or adaptive/allocator=fixed",
+            "next; use its on-policy form, or adaptive/allocator=fixed"
         )
+        check(not allocator.can_hold, "adaptive.allocator.name", allocator.name, hint)
 
     def bind(self, table, facts) -> None:
         super().bind(table, facts)
@@ -175,13 +167,12 @@ class Cero(Sampler):
         june = c.variant == "june"
         whole = c.g is None and facts.n % 2 == 1  # a group of an odd n is one unit
         self.n_max: int = c.n_max or (16 if june else 1 if whole else 2)
-        check(
-            june or c.g is not None or facts.n < self.n_max or facts.n % self.n_max == 0,
-            f"{path}.n_max",
-            self.n_max,
+        divides = facts.n < self.n_max or facts.n % self.n_max == 0
+        hint = (
             f"does not divide actor_rollout_ref.rollout.n={facts.n}, so that groups would be smaller than that; write "
-            f"null, a divisor of {facts.n}, or {path}.g too",
+            f"null, a divisor of {facts.n}, or {path}.g too"
         )
+        check(june or c.g is not None or divides, f"{path}.n_max", self.n_max, hint)
         self.g: int = c.g or (1 if june else max(1, facts.n // self.n_max))
         self.rounds: int = c.rounds or facts.steps
         self.budget: int = c.budget or max(1, facts.steps * facts.batch * facts.n // self.g)
@@ -193,12 +184,8 @@ class Cero(Sampler):
         most, needed = self._most, -(-self.budget // self.rounds)
         check(self.capacity <= most, f"{path}.capacity", self.capacity, f"must be at most prompts · n_max = {most}")
         check(self.capacity >= self.least, f"{path}.capacity", self.capacity, f"must be at least {self.least}")
-        check(
-            self.capacity >= needed,
-            f"{path}.capacity",
-            self.capacity,
-            f"is too little to spend {path}.budget={self.budget} in {self.rounds} rounds; write {needed} or more",
-        )
+        hint = f"is too little to spend {path}.budget={self.budget} in {self.rounds} rounds; write {needed} or more"
+        check(self.capacity >= needed, f"{path}.capacity", self.capacity, hint)
         self._begun = (0, 0)  # rounds and units when this plan was made
         self.gamma: float = c.gamma or 1.0 / math.sqrt(self.rounds)
 

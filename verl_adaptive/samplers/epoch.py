@@ -6,12 +6,10 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from verl_adaptive.config import check
-from verl_adaptive.progress import Progress
-from verl_adaptive.roles import Sampler
-from verl_adaptive.samplers.rounds import RoundConfig, round_size
+from verl_adaptive.samplers.rounds import RoundConfig, SizedSampler
 
 
-class Epoch(Sampler):
+class Epoch(SizedSampler):
     """Epoch order: verl's stream as it comes.
 
     With ``round.prompts`` (DAPO's ``gen_batch_size``, 2503.14476) a step's first request is larger than the batch.
@@ -29,12 +27,5 @@ class Epoch(Sampler):
     def bind(self, table, facts) -> None:
         super().bind(table, facts)
         prompts = self.config.round.prompts
-        check(
-            prompts is None or prompts >= facts.batch,
-            "adaptive.sampler.round.prompts",
-            prompts,
-            f"must be at least data.train_batch_size={facts.batch}",
-        )
-
-    def round_size(self, progress: Progress) -> int:
-        return round_size(self.config.round, progress)
+        hint = f"must be at least data.train_batch_size={facts.batch}"
+        check(prompts is None or prompts >= facts.batch, "adaptive.sampler.round.prompts", prompts, hint)

@@ -34,13 +34,12 @@ from verl_adaptive.config import RunFacts, check
 from verl_adaptive.groups import Groups, at_least
 from verl_adaptive.progress import Progress
 from verl_adaptive.ranges import Floor, NonNegative, Share
-from verl_adaptive.roles import Sampler
-from verl_adaptive.samplers.rounds import RoundConfig, round_size
+from verl_adaptive.samplers.rounds import RoundConfig, SizedSampler
 from verl_adaptive.stats.table import Column, StatsTable
 from verl_adaptive.stats.visits import extend_streaks, kind_of, waves
 
 
-class Greso(Sampler):
+class Greso(SizedSampler):
     """GRESO's gate: skips a prompt when its own history says that it is uninformative (2506.02177)."""
 
     name: ClassVar[str] = "greso"
@@ -113,9 +112,6 @@ class Greso(Sampler):
         """int8 ``(k,)``: 1 for easy, -1 for hard, 0 for neither; of ``classify=mean``."""
         easy, hard = at_least(mean, self.config.easy_mean), at_least(-mean, -self.config.hard_mean)
         return easy.astype(np.int8) - hard.astype(np.int8)
-
-    def round_size(self, progress: Progress) -> int:
-        return round_size(self.config.round, progress)
 
     # -- decision -------------------------------------------------------------------------------------------
 

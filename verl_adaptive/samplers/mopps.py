@@ -29,10 +29,10 @@ from verl_adaptive.config import RunFacts, check
 from verl_adaptive.groups import Groups
 from verl_adaptive.progress import Progress
 from verl_adaptive.ranges import Range, Share
-from verl_adaptive.roles import Pick, Sampler
+from verl_adaptive.roles import Pick
 from verl_adaptive.samplers.beta_posterior import draw_beta
 from verl_adaptive.samplers.cero_math import best
-from verl_adaptive.samplers.rounds import RoundConfig, round_size
+from verl_adaptive.samplers.rounds import RoundConfig, SizedSampler
 from verl_adaptive.stats.running_mean import left_of
 from verl_adaptive.stats.table import Column, StatsTable
 from verl_adaptive.stats.visits import waves
@@ -41,7 +41,7 @@ from verl_adaptive.stats.visits import waves
 Prior = Annotated[float, Range("[0.01, inf)")]
 
 
-class Mopps(Sampler):
+class Mopps(SizedSampler):
     """Picks the prompts whose sampled success rate is nearest to the target."""
 
     name: ClassVar[str] = "mopps"
@@ -89,9 +89,6 @@ class Mopps(Sampler):
         rate = np.clip(table.col("successes")[rows] / rollouts, 0.0, 1.0)
         mass, _ = left_of(rollouts, facts.n, self.config.decay)
         self.col("wins")[rows], self.col("losses")[rows] = mass * rate, mass * (1.0 - rate)
-
-    def round_size(self, progress: Progress) -> int:
-        return round_size(self.config.round, progress)
 
     def pick(self, pool: np.ndarray, count: int, progress: Progress) -> Pick:
         if progress.step != self._step:

@@ -24,8 +24,8 @@ from verl_adaptive.config import AdaptiveConfig, RunFacts
 from verl_adaptive.groups import Groups, at_least
 from verl_adaptive.progress import Progress
 from verl_adaptive.ranges import PositiveShare, Range, Share
-from verl_adaptive.roles import Commits, Sampler
-from verl_adaptive.samplers.rounds import RoundConfig, round_size
+from verl_adaptive.roles import Commits
+from verl_adaptive.samplers.rounds import RoundConfig, SizedSampler
 from verl_adaptive.stats.table import Column, StatsTable
 from verl_adaptive.stats.visits import waves
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _EPS = 1e-9  # a warm start's successes are weighed: 7 of 7 may be a rounding below 4 of 4
 
 
-class Retire(Sampler):
+class Retire(SizedSampler):
     """Skips solved prompts of verl's stream, for as long as they stay solved."""
 
     name: ClassVar[str] = "retire"
@@ -83,9 +83,6 @@ class Retire(Sampler):
     def _per_visit(self) -> int:
         """Rollouts that tell that a prompt is solved: its pilots, where an allocator gives it pilots first."""
         return self.facts.n if self._pilots is None else self._pilots(self.facts.n)
-
-    def round_size(self, progress: Progress) -> int:
-        return round_size(self.config.round, progress)
 
     def admit(self, rows: np.ndarray, position: np.ndarray, progress: Progress) -> np.ndarray:
         retired = self.table.col("retired")[rows] > 0

@@ -14,6 +14,7 @@ from typing import Annotated
 from verl_adaptive.config import PER_STEP
 from verl_adaptive.progress import OVER_ASK, Progress
 from verl_adaptive.ranges import Count, Range
+from verl_adaptive.roles import Sampler
 
 
 @dataclass
@@ -29,8 +30,11 @@ class RoundConfig:
     safety: Annotated[float, Range("[1, inf)")] = OVER_ASK
 
 
-def round_size(config: RoundConfig, progress: Progress) -> int:
-    """Prompts to ask for now; 0 when the batch is full or will be once the open groups are back."""
-    if progress.need <= progress.open:
-        return 0
-    return config.prompts or progress.wanted(config.safety)
+class SizedSampler(Sampler):
+    """A sampler with the option ``round``."""
+
+    def round_size(self, progress: Progress) -> int:
+        """Prompts to ask for now; 0 when the batch is full or will be once the open groups are back."""
+        if progress.need <= progress.open:
+            return 0
+        return self.config.round.prompts or progress.wanted(self.config.round.safety)

@@ -83,12 +83,8 @@ class Spread(Sampler):
     def bind(self, table: StatsTable, facts: RunFacts) -> None:
         super().bind(table, facts)
         c = self.config
-        check(
-            c.weight != "mixed" or (c.n or facts.n) >= 2,
-            "adaptive.sampler.weight",
-            c.weight,
-            f"a group of {facts.n} is never mixed; take adaptive.sampler.weight=reward, or set adaptive.sampler.n",
-        )
+        hint = f"a group of {facts.n} is never mixed; take adaptive.sampler.weight=reward, or set adaptive.sampler.n"
+        check(c.weight != "mixed" or (c.n or facts.n) >= 2, "adaptive.sampler.weight", c.weight, hint)
         kind = {"decay": c.decay, "strength": c.strength, "by_source": c.prior == "source"}
         self._pool = None
         if c.weight != "reward":

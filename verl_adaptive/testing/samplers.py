@@ -150,11 +150,11 @@ class SamplerConformance:
         assert one.trace == two.trace
 
     def test_row_numbers_do_not_matter(self) -> None:
-        """Decisions depend on keys: the same data set in a table that met its prompts in another order, with others."""
-        table = StatsTable()
-        others = self._keys()
+        """Decisions depend on keys: the same data set in a table that met its prompts in another order, among others."""
+        table, half = StatsTable(), self.prompts // 2
+        keys, others = self._keys()[::-1], self._keys()
         others["hi"] ^= np.uint64(1)
-        mixed = np.concatenate([others[:9], self._keys()[::-1], others[9:]])
+        mixed = np.concatenate([others[:9], keys[:half], others[9:12], keys[half:], others[12:]])
         table.rows_for(mixed)
         one, two = self._run(), self._run(table)
         one.go(1, self.steps)

@@ -1,0 +1,325 @@
+"""The generated blocks of the README and the docs: lines of Markdown from the JSON, as the sections of ``RESULTS.md`` are."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from textwrap import wrap
+
+import numpy as np
+
+from benchmarks.runs import Runs, pm, table
+from benchmarks.sections import Found, Row, counted, difference, driver_seconds, long_rows, share
+from benchmarks.standings import POOL_NAMES, Standing, less
+from verl_adaptive.significance import significant
+
+#: Pools that nothing was chosen on, whose settings are those of few users.
+HELD_BACK = ("tiny/offsets", "tiny/pool128", "tiny/batch512")
+
+
+def _shown(pool: str) -> bool:
+    """Not the pools of the tiny model that the real pipeline has, too."""
+    return not pool.startswith("tiny/") or pool in ("tiny/onepass", "tiny/noise", *HELD_BACK)
+
+
+def evidence(found: Found) -> list[str]:
+    """The README's table: pool and method, rollouts to GRPO's accuracy, accuracy difference."""
+    rows = []
+    for pool, made in found.items():
+        if not _shown(pool) or pool == "tiny/offsets":
+            continue
+        best = made["grpo"].best_grpo
+        for name in ("solo",) if pool in HELD_BACK else dict.fromkeys(("solo", "reinforce", best)):
+            if name != "grpo" and (s := made.get(name)) is not None:
+                seeds = f", {len(s.gains)} seed{'s' * (len(s.gains) > 1)}"
+                rows.append(
+                    [f"{POOL_NAMES[pool]}{seeds}: `{name}`", share(s.of_grpo), difference(list(s.gains.values()))]
+                )
+    return table(["pool and method", "rollouts to GRPO's accuracy", "accuracy difference"], rows)
+
+
+#: Preset → its page, and what it does.
+PRESETS = {
+    "grpo": ("choosing.md#grpo", "plain GRPO; rows of zero advantage do not train: the same gradient"),
+    "solo": (
+        "solo.md",
+        "one rollout per prompt, n times as many prompts; the baseline is each prompt's running mean reward",
+    ),
+    "greso": ("papers.md#greso", "skips prompts whose own history says that they are uninformative"),
+    "aero": ("papers.md#aero", "explores with half a group, rescues all-wrong prompts, thins redundant rollouts"),
+    "cero": ("papers.md#cero", "picks prompts from the whole data set under a budget for the whole run"),
+    "pilot_commit": ("papers.md#pilot_commit", "a few pilots of many prompts, full groups only where they are mixed"),
+    "dapo": ("choosing.md#dapo", "baseline: drops zero-variance groups and draws prompts until the batch is full"),
+    "spo": ("solo.md#spo", "baseline: SPO as published, as far as possible"),
+    "sao": ("solo.md#sao", "one rollout per prompt and a critic: SAO, as far as verl has it"),
+}
+
+
+def cost(clock: Row, long: Row | None) -> list[str]:
+    """Cost of a step, of plain GRPO's: rollouts and generation time as measured on long answers, and the time that the model gives."""
+    measured = {row["arm"].strip("`"): row for row in (long_rows(long) if long else ())}
+    rows = []
+    for preset, (page, about) in PRESETS.items():
+        entry, found = clock["policies"].get(preset), measured.get(preset)
+        told = ["–", "–"] if found is None else [found[name].split(" ±")[0] for name in ("rollouts", "gen")]
+        rows.append([f"[`+adaptive={preset}`](docs/{page}): {about}", *told, f"{entry['time']:.2f}" if entry else "–"])
+    heads = ["rollouts a step, measured", "generation time, measured", "generation time, simulated"]
+    return table(["preset", *heads], rows)
+
+
+#: Situation, what to take, and the pool and policy that measure it.
+SITUATIONS: Sequence[tuple[str, str, str, str]] = (
+    ("verifiable rewards, a pretrained model", "[`solo`](solo.md)", "pretrained/128", "solo"),
+    ("prompts of all difficulties, met more than once", "[`solo`](solo.md)", "real/base", "solo"),
+    ("a larger pool", "[`solo`](solo.md)", "real/large", "solo"),
+    ("most prompts solved or hopeless", "[`solo`](solo.md)", "real/sparse", "solo"),
+    ("groups of 8 must stay, most prompts solved or hopeless", "[`full`](#full)", "real/sparse", "full"),
+    (
+        "more prompts than rollouts: none is met twice",
+        "[`solo`](solo.md) with fine data sources",
+        "tiny/onepass",
+        "solo",
+    ),
+    ("rewards that err at random, one in ten", "[`solo`](solo.md)", "tiny/noise", "solo"),
+    ("the same, on another level in each data source", "[`solo`](solo.md)", "tiny/offsets", "solo"),
+    ("all prompts in every step", "[`grpo`](#grpo); the figures are `solo`'s", "tiny/pool128", "solo"),
+    ("thousands of rollouts a step", "[`solo`](solo.md): less to gain", "tiny/batch512", "solo"),
+)
+UNMEASURED = (
+    ("rewards that are mostly noise", "[`grpo`](#grpo)"),
+    (
+        "prompts much longer than responses",
+        "[`solo`](solo.md) with `adaptive.allocator.n=4`: prefill is shared in a group",
+    ),
+    ("a judge that changes, a reward that drifts", "[`grpo`](#grpo) or [`dapo`](#dapo)"),
+    (
+        "training is the bottleneck",
+        "[`grpo`](#grpo): the same gradient from fewer tokens; or `solo` with `adaptive.advantage.thin=1`",
+    ),
+    ("a critic", "[`sao`](solo.md#sao)"),
+    ("an estimator of your own", "[`dapo`](#dapo) with `adaptive/sampler=mixed`"),
+    ("a comparison with a paper", "the paper's preset, as published"),
+)
+
+
+def choosing(found: Found) -> list[str]:
+    """A line a situation: what to take, and what was measured of it and of REINFORCE."""
+    rows = []
+    for situation, take, pool, name in SITUATIONS:
+        made = found.get(pool, {})
+        standing, beside = made.get(name), made.get("reinforce")
+        told = ["–" if standing is None else share(standing.of_grpo), counted(standing, "–"), counted(beside, "–")]
+        rows.append([situation, take, *told])
+    heads = ["situation", "take", "rollouts to GRPO's accuracy", "accuracy difference (seeds)", "REINFORCE's (seeds)"]
+    first, _, *rest = table(heads, rows)
+    reasoned = ["Not measured; by what each method needs:", "", "| situation | take |", "|:--|:--|"]
+    reasoned += [f"| {situation} | {take} |" for situation, take in UNMEASURED]
+    return [first, "|:--|:--|--:|--:|--:|", *rest, *reasoned]
+
+
+#: The columns of docs/solo.md, and their titles. GRPO with a decayed learning rate is in RESULTS.md alone.
+BESIDE = {
+    "solo": "`solo`",
+    "reinforce": "REINFORCE, no memory",
+    "grpo-2": "GRPO, groups of 2",
+    "grpo-4": "GRPO, groups of 4",
+    "solo epochs2": "`solo`, two epochs a batch",
+}
+
+
+def solo_block(found: Found) -> list[str]:
+    """`solo` beside the fair baselines: a row a pool."""
+    pools = {pool: made for pool, made in found.items() if "solo" in made and _shown(pool)}
+    columns = [name for name in BESIDE if any(name in made for made in pools.values())]
+    heads = ["pool", *(BESIDE[name] for name in columns)]
+    to_target, to_grpo = [], []
+    for pool, made in pools.items():
+        row = [made.get(name) for name in columns]
+        to_target.append([POOL_NAMES[pool], *("–" if s is None else share(s.of_grpo) for s in row)])
+        to_grpo.append([POOL_NAMES[pool], *(counted(s, "–") for s in row)])
+    return [
+        "Rollouts to GRPO's final accuracy (groups of 8), as a share of the budget:",
+        "",
+        *table(heads, to_target),
+        "Final accuracy minus GRPO's (seeds in brackets, of both tables; bold: significant;",
+        "[how it is judged](../benchmarks/RESULTS.md#how-it-is-judged)):",
+        "",
+        *table(heads, to_grpo),
+    ]
+
+
+def gain_note(found: Found) -> list[str]:
+    """How much of `solo`'s gain REINFORCE has."""
+    shares = []
+    for pool, made in found.items():
+        if {"solo", "reinforce"} <= set(made) and _shown(pool) and significant(list(made["solo"].gains.values())):
+            solo, reinforce = made["solo"].gains, made["reinforce"].gains
+            both = set(solo) & set(reinforce)
+            shares.append(sum(reinforce[seed] for seed in both) / sum(solo[seed] for seed in both))
+    if not shares:
+        return []
+    text = (
+        "Most of the gain is one rollout for each of more prompts: less noise in the gradient. REINFORCE with one rollout a "
+        "prompt and the batch's mean as baseline, without any memory, has "
+        f"{min(shares):.0%} to {max(shares):.0%} of `solo`'s gain in final accuracy over the {len(shares)} pools below where that gain is significant "
+        f"(median {statistics.median(shares):.0%}; the seeds that both have)."
+    )
+    return wrap(text, 118, break_on_hyphens=False)
+
+
+def noise_note(data: Row, found: Found) -> list[str]:
+    """From how many rollouts a step on less noise is worth little, and what was measured with many."""
+    at: dict[tuple[str, int], dict[str, list[float]]] = {}
+    for row in data["rows"]:
+        of = at.setdefault((row["estimator"], row["step"]), {})
+        of.setdefault(row["ground"], []).append(float("inf") if row["rollouts"] is None else row["rollouts"])
+
+    def span(estimator: str, step: int) -> str:
+        medians = [statistics.median(values) for values in at[estimator, step].values()]
+        return f"{min(medians):,.0f} to {max(medians):,.0f}"
+
+    _, third, end = data["steps"]
+    text = (
+        f"- In the tiny model's pools the noise of GRPO's gradient equals its signal at {span('grpo', third)} rollouts a step, "
+        f"a third into a run, and at {span('grpo', end)} at its end; that of REINFORCE at {span('reinforce', third)} and "
+        f"{span('reinforce', end)} ([measured](../benchmarks/RESULTS.md#gradient-noise)). In steps of many more rollouts less "
+        "noise is worth less."
+    )
+    if (large := found.get("tiny/batch512", {}).get("solo")) is not None:
+        text += (
+            f" With 4,096 rollouts a step `solo` reaches GRPO's accuracy at {share(large.of_grpo)} of the budget, and ends "
+            f"{difference(list(large.gains.values()))} above it."
+        )
+    return wrap(text, 118, subsequent_indent="  ", break_on_hyphens=False)
+
+
+#: What the estimate for 8 GPUs assumes.
+GPUS = 8
+PREFILL = 10_000  # prompt tokens a second and GPU: a model of 7 B parameters
+SHARES = (0.4, 0.8)  # of generation, in a step of verl's own GRPO
+
+
+def step_ratio(results: Sequence[Row], preset: str, n: int) -> str:
+    """Seconds of a quickstart's training steps, as a ratio to GRPO's of the same seed."""
+    seconds = {(r["preset"], r["seed"]): r["seconds"] / r["steps"] for r in results if r["n"] == n}
+    return pm([value / seconds["grpo", key[1]] for key, value in seconds.items() if key[0] == preset], "{:.2f}")
+
+
+THIN = "solo adaptive.advantage.thin=1"
+
+
+def step_cost(clock: Row, made: Mapping[str, Standing], quickstart: Row, thinned: Row, thin: Runs) -> list[str]:
+    """What a step costs beside GRPO's: tokens and seconds measured, and an estimate for several GPUs.
+
+    ``thinned`` is a quickstart with thinned rows, too.
+    """
+    first, batch = quickstart["results"][0], clock["policies"]["grpo"]["begun"]
+    group = first["n"]
+    # Siblings are sent to the replica that has least to do, at random as good as: the first on each reads the prompt.
+    found = 1 - GPUS * (1 - (1 - 1 / GPUS) ** group) / group
+    generation = {}
+    for name in ("grpo", "solo"):
+        entry = clock["policies"][name]
+        read = entry["prefill"] * (1 - (found if name == "grpo" else 0)) / (GPUS * PREFILL)
+        generation[name] = entry["seconds"] + read
+    decode = generation["solo"] / generation["grpo"]
+    per_step = statistics.mean(
+        r["seconds"] / r["steps"] for r in quickstart["results"] if (r["preset"], r["n"]) == ("grpo", group)
+    )
+
+    def row(name: str, ratio: float, trained: float, measured: str) -> list[str]:
+        ends = sorted(share * ratio + (1 - share) * trained for share in SHARES)
+        low, high = (f"{end:.2f}" for end in ends)
+        return [name, "1.00", f"{trained:.2f}", measured, low if low == high else f"{low} to {high}"]
+
+    keys = [("base", "solo-thin", 3e-4, seed) for seed in thin.seeds("base", "solo-thin", 3e-4)]
+    trained = statistics.mean(thin.spent(key, "tokens_trained") / thin.spent(key, "tokens_generated") for key in keys)
+    ratios = [step_ratio(quickstart["results"], "solo", group), step_ratio(thinned["results"], THIN, group)]
+    rows = [
+        row("verl's own GRPO", 1.0, 1.0, ""),
+        row("`+adaptive=grpo`", 1.0, made["grpo"].trained, "1.00"),
+        row("`+adaptive=solo`", decode, made["solo"].trained, ratios[0]),
+        row("`solo` with `adaptive.advantage.thin=1`", decode, trained, ratios[1]),
+    ]
+    heads = ["", "tokens generated", "tokens trained", "step on two CPU cores", "step on 8 GPUs, estimated"]
+    ends = {
+        (r["preset"], r["seed"]): (r["curve"][-1][1], r["trained"] / r["generated"])
+        for r in thinned["results"]
+        if r["n"] == group
+    }
+    rest = [(end - ends["solo", seed][0], trained) for (preset, seed), (end, trained) in ends.items() if preset == THIN]
+
+    def training(preset: str) -> str:
+        parts = thinned["training_seconds"]
+        return f"{statistics.mean(mine / grpo for mine, grpo in zip(parts[preset], parts['grpo'], strict=True)):.2f}"
+
+    beside = (
+        f"Run beside `solo` there, whose step took {step_ratio(thinned['results'], 'solo', group)}, `thin` trained "
+        f"{statistics.mean(trained for _, trained in rest):.0%} of the rollouts; final accuracy minus `solo`'s: "
+        f"{difference([gap for gap, _ in rest])} ({len(rest)} seeds). Old log-probs and update alone took {training('solo')} and {training(THIN)} "
+        "times GRPO's; the rest is generation, which costs by the prompt with a model that small."
+    )
+    text = (
+        f"Tokens are shares of verl's own GRPO's; those of `thin` are from one process. The step on two CPU cores is the "
+        f"quickstart's, {first['generated'] / first['steps']:.0f} rollouts, beside that of `+adaptive=grpo`, which takes "
+        f"{per_step:.1f} s. {beside} The estimate: generation is {SHARES[0]:.0%} to "
+        f"{SHARES[1]:.0%} of GRPO's step and takes what the [clock](simulate.md#the-clock) says ({batch:,.0f} rollouts a step, "
+        f"prompts of 512 tokens, read at {PREFILL:,} a second and GPU); the rest follows the tokens that train. verl spreads a "
+        f"group over the {GPUS} replicas, so GRPO finds {found:.0%} of its prefixes in the cache, and `solo` reads "
+        f"{1 / (1 - found):.1f} times as many prompt tokens, not {group} times."
+    )
+    return [*table(heads, rows), *wrap(text, 118, break_on_hyphens=False)]
+
+
+def critic_block(found: Found) -> list[str]:
+    """`sao` beside `solo`, REINFORCE and GRPO in one process."""
+    made = found["tiny/base"]
+    sao, rows = made["sao"], []
+    for name in ("solo", "reinforce", "sao", "grpo-4", "grpo"):
+        if (s := made.get(name)) is not None:
+            gains = less(sao, s)
+            beside = "" if s is sao else f"{difference(gains)} ({len(gains)})"
+            rows.append([f"`{name}`", f"{share(s.of_grpo)} ({len(s.gains)})", beside])
+    heads = ["policy", "rollouts to GRPO's accuracy (seeds)", "accuracy of `sao` minus this one's (seeds)"]
+    return table(heads, rows)
+
+
+def forms_block(held_back: Runs) -> list[str]:
+    """Pilot-Commit's two forms beside GRPO in one process, on seeds that nothing was chosen on."""
+    presets = ("grpo", "pilot_commit-pipelined", "pilot_commit")
+    rows = []
+    for lr in held_back.lrs("base"):
+        keys = [("base", preset, lr) for preset in presets]
+        seeds = held_back.seeds(*keys[0])
+        grpo, pipelined, on_policy = (np.array([held_back.final((*key, s)) for s in seeds]) for key in keys)
+        gains = (pipelined - grpo, on_policy - grpo, pipelined - on_policy)
+        rows.append([f"{lr:g}", str(len(seeds)), f"{grpo.mean():.3f}", *(difference(list(gain)) for gain in gains)])
+    ends = [[held_back.curve(key, "updates")[-1] for key in held_back.cells if key[1] == preset] for preset in presets]
+    grpo, pipelined, on_policy = (round(float(np.mean(counts))) for counts in ends)
+    said = f"Optimizer updates, on average: GRPO {grpo}, `pipelined` {pipelined}, on-policy {on_policy}."
+    heads = ["learning rate", "seeds", "GRPO", "`pipelined` minus GRPO", "on-policy minus GRPO"]
+    return [*table([*heads, "`pipelined` minus on-policy"], rows), said]
+
+
+def async_table(data: Row) -> list[str]:
+    """Generation time one batch ahead, beside ``sync``: simulated, as ratios to GRPO's in ``sync``."""
+    rows = []
+    for policy, entry in data["asynchronous"].get("one batch ahead", {}).items():
+        if entry is not None:
+            there = data["policies"].get(policy)
+            sync = "–" if there is None else f"{there['time']:.2f}"
+            rows.append([f"`{policy}`", sync, f"{entry['time']:.2f}", f"{entry['age']:.1f}"])
+    return table(["policy", "`sync`", "one batch ahead", "age of a trained group, updates"], rows)
+
+
+def driver_note(data: Row) -> list[str]:
+    """What a prompt for each rollout costs the driver, as one of the limits of `solo`."""
+    rows = {(row["preset"], row["rollouts"]): row for row in data["rows"]}
+    sizes = sorted(size for preset, size in rows if preset == "solo" and ("grpo", size) in rows)
+    said = "; ".join(
+        f"at {size:,} rollouts a step {driver_seconds(rows['solo', size]):.1f} s of processor time, where GRPO takes "
+        f"{driver_seconds(rows['grpo', size]):.1f} s"
+        for size in sizes
+    )
+    text = f"- The driver's work grows with prompts: {said} ([measured](../benchmarks/RESULTS.md#the-driver))."
+    return wrap(text, 118, subsequent_indent="  ", break_on_hyphens=False) if sizes else []

@@ -1,0 +1,163 @@
+"""Every part of the package through its role's conformance suite; a sampler that breaks each promise is caught."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+from verl_adaptive.advantages.beta import BetaPosterior
+from verl_adaptive.advantages.memory import MemoryBaseline
+from verl_adaptive.allocators.aero_rescue import AeroRescue
+from verl_adaptive.allocators.fixed import Fixed
+from verl_adaptive.allocators.pilot_commit import PilotCommit
+from verl_adaptive.allocators.reinforce_ada import ReinforceAda
+from verl_adaptive.filters.aero_rejection import AeroRejection
+from verl_adaptive.filters.band import Band
+from verl_adaptive.filters.informative import Informative
+from verl_adaptive.filters.keep_all import KeepAll
+from verl_adaptive.roles import Pick, Role, Sampler
+from verl_adaptive.samplers.cero import Cero
+from verl_adaptive.samplers.epoch import Epoch
+from verl_adaptive.samplers.greso import Greso
+from verl_adaptive.samplers.mopps import Mopps
+from verl_adaptive.samplers.retire import Retire
+from verl_adaptive.samplers.spread import Spread
+from verl_adaptive.testing.advantages import AdvantageConformance
+from verl_adaptive.testing.allocators import AllocatorConformance
+from verl_adaptive.testing.filters import FilterConformance
+from verl_adaptive.testing.samplers import SamplerConformance
+
+SUITES: dict[str, type] = {
+    "sampler": SamplerConformance,
+    "allocator": AllocatorConformance,
+    "filter": FilterConformance,
+    "advantage": AdvantageConformance,
+}
+
+
+def suite(part: type[Role], settings: dict[str, Any] | None = None, /, **options: Any) -> type:
+    """The suite of a part with these options; ``settings``: what the suite should know of it."""
+    return type(part.__name__, (SUITES[part.role],), {"make": lambda self: part(options), **(settings or {})})
+
+
+TestEpoch = suite(Epoch, {"patience": 20})
+# a floor of 5 % a pass, about a pass a step; the default of 1 % only takes five times as long
+TestGreso = suite(Greso, {"prompts": 16, "batch": 8, "patience": 100}, floor_easy=0.05, floor_hard=0.05)
+TestGresoAstraFlow = suite(Greso, {"patience": 100}, floor_easy=0.1, floor_hard=0.4, p_min=0.01, p_max=0.99)
+TestGresoMeanBands = suite(Greso, {"patience": 150}, classify="mean", floor_easy=0.1)
+TestSpread = suite(Spread, {"patience": 100})
+TestSpreadOfGroups = suite(Spread, {"patience": 150}, weight="mixed", prior="all", floor=0.05)
+TestCero = suite(Cero, {"refill": False, "patience": 80})
+TestCeroJune = suite(Cero, {"refill": False, "patience": 150}, variant="june", rho=0.9, forget="visit")
+TestMopps = suite(Mopps, {"patience": 100})
+TestRetire = suite(Retire, {"patience": 200})
+TestRetireAsPublished = suite(Retire, {"patience": None}, recheck=0.0)
+
+TestFixed = suite(Fixed)
+TestAero = suite(AeroRescue)
+TestAeroPerPrompt = suite(AeroRescue, budget="per_prompt", n_extra=3, u_res=0.3)
+TestReinforceAda = suite(ReinforceAda)
+TestReinforceAdaPos = suite(ReinforceAda, variant="pos", k_pos=3)
+TestOnPolicy = suite(PilotCommit, form="on_policy")
+TestPipelined = suite(PilotCommit, form="pipelined", choose="max_variance")
+
+TestKeepAll = suite(KeepAll)
+TestInformative = suite(Informative, low=0.1, high=0.9)
+TestAeroRejection = suite(AeroRejection)
+TestAeroRejectionThin = suite(AeroRejection, thin_correct=True, keep_degenerate=0, k=2.0)
+
+
+class TestBand(FilterConformance):
+    def make(self) -> Band:
+        band = Band({"variance": True})
+        band.judge = PilotCommit({"n_pilot": 2}).side
+        return band
+
+
+TestBetaPredictive = suite(BetaPosterior)
+TestBetaUnnormalised = suite(BetaPosterior, variant="unnormalised")
+TestBetaOff = suite(BetaPosterior, variant="off")
+TestBetaFull = suite(BetaPosterior, baseline="full")
+TestBetaPositive = suite(BetaPosterior, w_neg=0.0)
+TestBetaGroupMean = suite(BetaPosterior, {"per_group": False}, group_mean=True)
+TestBetaGroupMeanOff = suite(BetaPosterior, {"per_group": False}, group_mean=True, variant="off")
+_ONE_SCALE = {"per_group": False}  # for all groups
+_SPO = {"decay": 0.875, "strength": 8.0, "prior": "all", "shrink": 0.0, "scale": "whiten"}
+TestMemory = suite(MemoryBaseline, _ONE_SCALE)
+TestMemoryOfSpo = suite(MemoryBaseline, _ONE_SCALE, **_SPO)
+TestMemoryThinned = suite(MemoryBaseline, _ONE_SCALE, thin=0.5, scale="none")
+
+
+# -- the suite catches what it is for -----------------------------------------------------------------------
+
+
+class _Pool(Sampler):
+    name = "bad"
+    kind = "pool"
+
+    def order(self, pool, progress):
+        return np.argsort(progress.draw.bits("bad", self.table.key_hi[pool], self.table.key_lo[pool]))
+
+    def pick(self, pool, count, progress):
+        return Pick(pool[self.order(pool, progress)][:count])
+
+
+class _Global(_Pool):
+    def order(self, pool, progress):
+        return np.random.permutation(len(pool))
+
+
+class _Clock(_Pool):
+    def order(self, pool, progress):
+        time.perf_counter()
+        return super().order(pool, progress)
+
+
+class _Rows(_Pool):
+    def order(self, pool, progress):
+        return np.argsort(pool)
+
+
+class _Forgetful(_Pool):
+    calls = 0
+
+    def order(self, pool, progress):
+        self.calls += 1
+        return np.roll(super().order(pool, progress), self.calls)
+
+
+class _Greedy(_Pool):
+    def order(self, pool, progress):
+        return np.argsort(np.arange(len(pool)))
+
+
+class _Nan(_Pool):
+    def metrics(self):
+        return {"nothing": float("nan")}
+
+
+@pytest.mark.parametrize(
+    ("sampler", "test"),
+    [
+        (_Global, "test_no_global_randomness_and_no_clock"),
+        (_Clock, "test_no_global_randomness_and_no_clock"),
+        (_Rows, "test_row_numbers_do_not_matter"),
+        (_Forgetful, "test_state_round_trip"),
+        (_Greedy, "test_no_prompt_is_starved"),
+        (_Nan, "test_metrics_are_finite_numbers"),
+    ],
+)
+def test_a_sampler_that_breaks_a_promise_fails(sampler, test):
+    class Suite(SamplerConformance):
+        refill = False
+        patience = 50
+
+        def make(self) -> Sampler:
+            return sampler({})
+
+    Suite().test_shapes()  # nothing wrong there
+    with pytest.raises(AssertionError):
+        getattr(Suite(), test)()
