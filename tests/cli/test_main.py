@@ -118,7 +118,7 @@ def test_the_command_imports_nothing_heavy() -> None:
         (["stats", "x", "--what"], 2, "--what"),
         (["stats", "x", "--", "y"], 2, "takes nothing after --"),
         (["export", "x", "y.xlsx"], 1, ".parquet, .csv, .jsonl"),
-        (["filter-dataset", "a", "b"], 2, "--stats"),
+        (["export", "x", "y.csv", "--keep-unseen"], 2, "--keep-unseen needs --data"),
         (["compare", "a"], 1, "a does not exist"),
         (["compare"], 2, "RUN"),
         (["--nonsense"], 2, "--nonsense"),
