@@ -274,11 +274,12 @@ def test_policies_run_on_a_trace_and_a_trace_can_be_the_start_of_a_learning_pool
     trace = trace_of(np.random.default_rng(2).beta(0.5, 0.5, 300), 8, steps=5)
     setting = Setting(batch=8, n=8, steps=30, budget=30 * 64)
     replayed = {
-        r["preset"]: r for r in map(run_task, tasks(["grpo", "greso", "oracle"], [0], setting, ReplayConfig(), trace))
+        r["preset"]: r
+        for r in map(run_task, tasks(["grpo", "greso", "oracle_best"], [0], setting, ReplayConfig(), trace))
     }
     # whatever is trained, the pool takes the recorded course
-    assert abs(replayed["grpo"]["pool_end"] - replayed["oracle"]["pool_end"]) < 1e-12
-    assert replayed["oracle"]["signal"] > 1.3 * replayed["grpo"]["signal"]
+    assert abs(replayed["grpo"]["pool_end"] - replayed["oracle_best"]["pool_end"]) < 1e-12
+    assert replayed["oracle_best"]["signal"] > 1.3 * replayed["grpo"]["signal"]
     learning = ReplayConfig(learning=LearningConfig())
-    moved = {r["preset"]: r for r in map(run_task, tasks(["grpo", "oracle"], [0], setting, learning, trace))}
-    assert moved["oracle"]["pool_end"] > moved["grpo"]["pool_end"] > moved["grpo"]["pool_start"]
+    moved = {r["preset"]: r for r in map(run_task, tasks(["grpo", "oracle_best"], [0], setting, learning, trace))}
+    assert moved["oracle_best"]["pool_end"] > moved["grpo"]["pool_end"] > moved["grpo"]["pool_start"]
