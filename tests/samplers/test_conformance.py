@@ -54,7 +54,7 @@ class TestSpread(SamplerConformance):
 
 
 class TestSpreadOfGroups(SamplerConformance):
-    patience = 150
+    patience = 200
 
     def make(self) -> Sampler:
         return Spread({"weight": "mixed", "prior": "all", "floor": 0.05})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -239,12 +239,6 @@ def test_an_asynchronous_trainer_needs_a_clock() -> None:
 
 
 # -- the command ------------------------------------------------------------------------------------------------------
-
-
-def test_the_commands_defaults_are_the_clocks(call) -> None:
-    """They are written out there, so that --help imports nothing."""
-    words = ("simulate", "--clock", "--steps", 1, "--preset", "grpo", "--no-references", "--json", "-")
-    assert json.loads(call(*words)[1])["clock"] == asdict(ClockConfig())
 
 
 @pytest.mark.usefixtures("runs_once")

@@ -48,7 +48,7 @@ class Check:
 
     Attributes:
         name: what was looked at.
-        status: ``ok``, ``warn``, ``fail`` or ``skip``.
+        status: ``ok``, ``warn`` or ``fail``.
         detail: what was found.
         fix: what to do about it.
     """
@@ -431,7 +431,7 @@ def _requirements(package: str) -> dict[str, str]:
 
 #: Width of the findings' names.
 _NAMES = len("plugin in a Ray worker")
-_MARKS = {"ok": ("ok", "green"), "warn": ("note", "yellow"), "fail": ("FAIL", "bold red"), "skip": ("-", "dim")}
+_MARKS = {"ok": ("ok", "green"), "warn": ("note", "yellow"), "fail": ("FAIL", "bold red")}
 
 
 class _Printed:

@@ -26,10 +26,19 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyarrow import csv
 
 from verl_adaptive.commands.arguments import add_store_options, condition, how_identified, how_read, refuse_overwrite
 from verl_adaptive.commands.output import note, note_gaps, number, plain, share
 from verl_adaptive.errors import AdaptiveError, UsageError
+from verl_adaptive.stats import open_run
+from verl_adaptive.stats.atomic import write_file
+from verl_adaptive.stats.dataset import DatasetError, keys_of, open_parquet
+from verl_adaptive.stats.expressions import Expression
+from verl_adaptive.stats.reader import OBSERVATIONS
 
 FORMATS = (".parquet", ".csv", ".jsonl")
 _BATCH = 100_000
@@ -61,10 +70,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from verl_adaptive.stats import open_run
-    from verl_adaptive.stats.dataset import open_parquet
-    from verl_adaptive.stats.expressions import Expression
-
     suffix = os.path.splitext(args.out)[1].lower()
     if suffix not in FORMATS:
         raise AdaptiveError(f"{args.out}: the file's ending must be one of {', '.join(FORMATS)}")
@@ -110,23 +115,17 @@ def _prompts(prompts: Any, rows: np.ndarray) -> Iterator[Any]:
 
 def _observations(opened: Any) -> Iterator[Any]:
     """A page at a time, an empty one first: a long run's observations need not fit in memory."""
-    import pyarrow as pa
-
-    from verl_adaptive.stats.reader import OBSERVATIONS
-
     for page in itertools.chain([OBSERVATIONS.empty_table()], opened.observations()):
         keys = pa.array([key.hex() for key in page.column("key").to_pylist()], pa.string())
         yield page.set_column(page.schema.get_field_index("key"), "key", keys)
 
 
-def _judged(opened: Any, wanted: Any, args: argparse.Namespace) -> tuple[np.ndarray, str]:
+def _judged(opened: Any, wanted: Expression, args: argparse.Namespace) -> tuple[np.ndarray, str]:
     """Which rows of the data set are wanted, and how many these are, in words.
 
     Raises:
         AdaptiveError: the store knows none of the rows, or none is wanted.
     """
-    from verl_adaptive.stats.dataset import keys_of
-
     prompts = opened.prompts
     keys, sources = keys_of(args.data, **how_identified(args))
     known = prompts.table.rows_for(keys, create=False) >= 0
@@ -155,10 +154,6 @@ def _judged(opened: Any, wanted: Any, args: argparse.Namespace) -> tuple[np.ndar
 
 def _kept(path: str, keep: np.ndarray) -> Iterator[Any]:
     """The marked rows of a data set, a row group at a time, with the file's own schema."""
-    import pyarrow as pa
-
-    from verl_adaptive.stats.dataset import DatasetError, open_parquet
-
     file, start = open_parquet(path), 0
     try:
         for place in range(file.metadata.num_row_groups):
@@ -173,8 +168,6 @@ def _kept(path: str, keep: np.ndarray) -> Iterator[Any]:
 
 def write_pages(path: str, suffix: str, pages: Iterator[Any]) -> int:
     """Write the pages to a file; how many rows they were."""
-    from verl_adaptive.stats.atomic import write_file
-
     write = {".parquet": _parquet, ".csv": _csv, ".jsonl": _jsonl}[suffix]
     written = 0
 
@@ -189,14 +182,10 @@ def write_pages(path: str, suffix: str, pages: Iterator[Any]) -> int:
 
 
 def _parquet(file: BinaryIO, pages: Iterator[Any]) -> None:
-    import pyarrow.parquet as pq
-
     _table(pages, lambda schema: pq.ParquetWriter(file, schema, compression="zstd"))
 
 
 def _csv(file: BinaryIO, pages: Iterator[Any]) -> None:
-    from pyarrow import csv
-
     _table(map(_tame, pages), lambda schema: csv.CSVWriter(file, schema))
 
 
@@ -212,8 +201,6 @@ def _tame(page: Any) -> Any:
 
     Spreadsheets skip blanks, line ends and control characters before a formula, and take full-width signs for plain ones.
     """
-    import pyarrow as pa
-    import pyarrow.compute as pc
 
     def tamed(texts: Any) -> Any:
         risky = pc.match_substring_regex(texts, r"^[\pZ\pC]*[=+\-@＝＋－＠]|^[\t\r\n]")

@@ -26,11 +26,12 @@ import json
 import math
 import shlex
 import sys
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, replace
 from multiprocessing import get_context
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
@@ -39,12 +40,28 @@ from verl_adaptive import __version__
 from verl_adaptive.commands.arguments import refuse_overwrite
 from verl_adaptive.commands.output import console, number, plain, print_json, share, table
 from verl_adaptive.errors import ConfigError
+from verl_adaptive.simulate import (
+    CLOCK_LIMITS,
+    LIMITS,
+    PEERS,
+    REFERENCES,
+    ClockConfig,
+    LengthConfig,
+    Machine,
+    ReplayConfig,
+    Setting,
+    Task,
+    parse_pool,
+    preset_names,
+    read_trace,
+    run_task,
+    summarise,
+    tasks,
+)
+from verl_adaptive.simulate.equal_budget import check_task
+from verl_adaptive.simulate.merit import answer, merits, ranked
+from verl_adaptive.stats.atomic import write_file
 from verl_adaptive.text import clean
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from verl_adaptive.simulate import Task
 
 _SPENT = (
     ("policy", "preset"),
@@ -80,22 +97,22 @@ _CLOCK = (
 )
 _SHARES = {"wasted", "regret", "coverage", "idle", "empty", "last", "aborted_tokens"}
 
-#: Options of the clock: type, unit, default, what it is. Written out, so that --help need not import the simulator; a test compares.
+#: Options of the clock: type, unit, default, what it is.
 _CLOCK_OPTIONS = {
-    "replicas": (int, "N", 8, "inference engines"),
-    "slots": (int, "N", 64, "sequences that one of them runs at a time"),
-    "decode-ms": (float, "MS", 8.0, "a decode step without its sequences"),
-    "sequence-ms": (float, "MS", 0.12, "what each running sequence adds to a decode step"),
-    "median": (float, "TOKENS", 4000.0, "the median answer"),
-    "sigma": (float, "X", 0.9, "standard deviation of a length's logarithm"),
-    "cap": (int, "TOKENS", 32768, "the longest answer"),
+    "replicas": (int, "N", Machine.replicas, "inference engines"),
+    "slots": (int, "N", Machine.slots, "sequences that one of them runs at a time"),
+    "decode-ms": (float, "MS", 1000 * Machine.base, "a decode step without its sequences"),
+    "sequence-ms": (float, "MS", 1000 * Machine.each, "what each running sequence adds to a decode step"),
+    "median": (float, "TOKENS", LengthConfig.median, "the median answer"),
+    "sigma": (float, "X", LengthConfig.sigma, "standard deviation of a length's logarithm"),
+    "cap": (int, "TOKENS", LengthConfig.cap, "the longest answer"),
     "harder": (
         float,
         "X",
-        0.8,
+        LengthConfig.harder,
         "in the logarithm, how much longer answers to a hopeless prompt are than to a solved one",
     ),
-    "prompt-tokens": (int, "TOKENS", 512, "a prompt, for the account of prefill"),
+    "prompt-tokens": (int, "TOKENS", ClockConfig.prompt_tokens, "a prompt, for the account of prefill"),
 }
 
 
@@ -146,9 +163,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from verl_adaptive.simulate import CLOCK_LIMITS, LIMITS, summarise
-    from verl_adaptive.simulate.merit import answer, merits, ranked
-
     if args.json and args.json != "-":
         refuse_overwrite(args.json, args.overwrite)
     made = _tasks(args)
@@ -176,9 +190,6 @@ def run(args: argparse.Namespace) -> int:
 
 def _tasks(args: argparse.Namespace) -> list[Task]:
     """Everything that is to run, checked before the first of it does."""
-    from verl_adaptive.simulate import Setting, tasks
-    from verl_adaptive.simulate.equal_budget import check_task
-
     if args.jobs < 1:
         raise ConfigError("--jobs", args.jobs, "must be 1 or greater")
     steps, budget = args.steps, args.budget
@@ -202,8 +213,6 @@ def _tasks(args: argparse.Namespace) -> list[Task]:
 
 def _presets(args: argparse.Namespace) -> tuple[list[str], list[str]]:
     """What was named, and what runs beside it."""
-    from verl_adaptive.simulate import PEERS, REFERENCES, preset_names
-
     if args.preset:
         named = list(dict.fromkeys(args.preset))
     else:
@@ -214,8 +223,6 @@ def _presets(args: argparse.Namespace) -> tuple[list[str], list[str]]:
 
 def _clock(args: argparse.Namespace) -> Any:
     """What generation takes, or None."""
-    from verl_adaptive.simulate import ClockConfig, LengthConfig, Machine
-
     value = {name: getattr(args, name.replace("-", "_")) for name in _CLOCK_OPTIONS}
     if not args.clock:
         for name in value:
@@ -242,8 +249,6 @@ def _seeds(text: str) -> list[int]:
 
 
 def _pool(args: argparse.Namespace) -> tuple[Any, Any]:
-    from verl_adaptive.simulate import ReplayConfig, parse_pool, read_trace
-
     pool = parse_pool(args.pool or "mixed")
     if not math.isfinite(args.threshold):
         raise ConfigError("--threshold", args.threshold, "must be finite: no score is at least nan")
@@ -258,8 +263,6 @@ def _pool(args: argparse.Namespace) -> tuple[Any, Any]:
 
 def _rows(made: list[Task], jobs: int, quiet: bool) -> Iterator[dict[str, Any]]:
     """The runs' rows, in the order of the tasks."""
-    from verl_adaptive.simulate import run_task
-
     bar = Progress(
         TextColumn("{task.description}", markup=False),
         BarColumn(),
@@ -274,7 +277,11 @@ def _rows(made: list[Task], jobs: int, quiet: bool) -> Iterator[dict[str, Any]]:
         if jobs == 1:
             for done, task in enumerate(made):
                 bar.update(watched, description=clean(f"{task.preset}, seed {task.seed}", 60))
-                yield run_task(task, lambda share, done=done: bar.update(watched, completed=done + share))
+
+                def tick(share: float, done: int = done) -> None:
+                    bar.update(watched, completed=done + share)
+
+                yield run_task(task, tick)
             return
         with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
             for row in pool.map(run_task, made):
@@ -311,8 +318,6 @@ def _about(task: Task, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _write(path: str, data: dict[str, Any]) -> None:
-    from verl_adaptive.stats.atomic import write_file
-
     text = json.dumps(plain(data), indent=1) + "\n"
     write_file(Path(path), lambda file: file.write(text.encode()))
 

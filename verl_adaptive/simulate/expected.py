@@ -107,7 +107,7 @@ def expected_waiting(
     plain = replace(compose_preset(["grpo"]), poll_interval=config.poll_interval)
     base, run_of = (_run(policy, p, clock, smaller, n, steps, seed) for policy in (plain, config))
 
-    def ratio(key: str, part: slice | None = None) -> float:
+    def ratio(key: str, part: slice = slice(None)) -> float:
         return float(run_of.row(part)[key] / base.row(part)[key])
 
     def over(key: str) -> float:
