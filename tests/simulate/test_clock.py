@@ -244,33 +244,15 @@ def test_an_asynchronous_trainer_needs_a_clock() -> None:
 @pytest.mark.usefixtures("runs_once")
 def test_the_command_counts_seconds(call, monkeypatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
-    words = (
-        "simulate",
-        "--clock",
-        "--batch",
-        8,
-        "--n",
-        8,
-        "--steps",
-        5,
-        "--seeds",
-        "0,1",
-        "--pool",
-        "mixed:prompts=60",
-    )
-    words += ("--median", 100, "--slots", 4, "--replicas", 2, "--preset", "dapo")
+    pool = ("simulate", "--batch", 8, "--n", 8, "--steps", 5, "--seeds", "0,1", "--pool", "mixed:prompts=60")
+    words = (*pool, "--clock", "--median", 100, "--slots", 4, "--replicas", 2, "--preset", "dapo")
     status, out, err = call(*words)
     assert (status, err) == (0, "")
     for text in ("verl_filter_groups", "oracle_best", "to GRPO's", "s a step", "queueing model"):
         assert text in out, text
     data = json.loads(call(*words, "--json", "-")[1])
-    assert data["clock"]["machine"] == {
-        "replicas": 2,
-        "slots": 4,
-        "base": 0.008,
-        "each": 0.00012,
-    }
+    assert data["clock"]["machine"] == {"replicas": 2, "slots": 4, "base": 0.008, "each": 0.00012}
     assert data["clock"]["lengths"]["median"] == 100
     assert "wall clock" not in data["limits"] and {"time", "idle", "course"} <= set(data["rows"][0])
-    status, out, _ = call(*words[:1], *words[2:12], "--preset", "grpo", "--no-references", "--json", "-")
+    status, out, _ = call(*pool, "--preset", "grpo", "--no-references", "--json", "-")
     assert status == 0 and "clock" not in json.loads(out) and "time" not in json.loads(out)["rows"][0]

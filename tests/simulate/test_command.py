@@ -59,11 +59,6 @@ def test_a_recorded_run_is_simulated(call, tmp_path) -> None:
     ("words", "status", "message"),
     [
         (("--preset", "gres"), 1, "no such preset; did you mean greso?"),
-        (
-            ("--preset", "greso adaptive.sampler.p_easy=2"),
-            1,
-            "greso adaptive.sampler.p_easy=2: adaptive.sampler.p_easy=2: must be in [0, 1]",
-        ),
         (("adaptive.sampler.p_easy=0.3",), 1, "overrides of one preset go into its own quotes"),
         (("--threshold", "nan"), 1, "--threshold=nan: must be finite"),
         (("--trace", "/nowhere"), 1, "/nowhere does not exist"),
@@ -82,7 +77,6 @@ def test_a_recorded_run_is_simulated(call, tmp_path) -> None:
         (("--clock", "--decode-ms", 0, "--sequence-ms", 0), 1, "must take some time"),
         (("--clock", "--cap", 0), 1, "--cap=0: must be 1 or greater"),
         (("--clock", "--prompt-tokens", -1), 1, "--prompt-tokens=-1: must be 0 or greater"),
-        (("--preset", "verl_filter_groups adaptive.seed=1"), 1, "takes no overrides: it is plain GRPO"),
     ],
 )
 def test_what_cannot_work_is_one_clear_line(call, words, status, message) -> None:

@@ -62,20 +62,14 @@ def test_a_journal_is_read_group_by_group(tmp_path) -> None:
         assert trace.tokens[prompt] == pytest.approx(of.tokens.sum() / of.n.sum())
 
 
-def test_a_snapshot_knows_totals(tmp_path) -> None:
-    engine, _ = make_run(tmp_path / "run", steps=12)
-    trace = read_trace(tmp_path / "run" / "global_step_12")
-    rollouts = engine.table.col("rollouts")
-    assert trace.kind == "snapshot" and trace.steps == 1
-    assert trace.n.tolist() == rollouts[rollouts > 0].tolist()
-
-
 @pytest.mark.parametrize("snapshot", [True, False])
 def test_data_sources_come_along_into_the_simulation(tmp_path, snapshot) -> None:
     engine, _ = make_run(tmp_path / "run", steps=12, snapshot=snapshot)
     trace = read_trace(tmp_path / "run" / "global_step_12" if snapshot else tmp_path / "run")
     assert trace.kind == ("snapshot" if snapshot else "journal") and trace.sources is not None
     rows = engine.table.rows_for(trace.keys.copy(), create=False)
+    if snapshot:  # totals only
+        assert trace.steps == 1 and trace.n.tolist() == engine.table.col("rollouts")[rows].tolist()
     assert trace.sources == [engine.table.sources[i] for i in engine.table.col("source")[rows]]
     simulation = make_simulation(
         "dapo adaptive/sampler=mopps_by_source", make_replayed(trace, ReplayConfig(), 0), batch=4, n=4, steps=2
@@ -187,7 +181,6 @@ def test_results_of_an_evaluation_are_read(tmp_path) -> None:
         ("p.parquet", "x", "not a Parquet file"),
         ("t.txt", "hello", "is not one of"),
         ("1.jsonl", '{"input": "q", "output": "a", "score": "NaN"}\n', "line 1: score='NaN' is not a finite number"),
-        ("2.jsonl", '{"input": "q", "output": "a", "score": NaN}\n', "line 1: score=nan"),
         ("3.jsonl", '{"input": "q", "output": "a", "score": 1}\n{"score": 1}\n', "line 2: no input"),
         (
             "4.jsonl",

@@ -158,7 +158,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
         timed.add_argument(f"--{name}", metavar=unit, type=kind, help=f"{about} (default: {default:g})")
     parser.add_argument("--json", metavar="OUT", help="all rows and the summary to a file; - for standard output")
     parser.add_argument("--overwrite", action="store_true", help="replace OUT if it exists")
-    parser.add_argument("--quiet", action="store_true", help="without a progress bar")
     parser.add_argument("overrides", metavar="OVERRIDE", nargs="*", help="adaptive.<key>=<value>, for every --preset")
 
 
@@ -166,7 +165,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json and args.json != "-":
         refuse_overwrite(args.json, args.overwrite)
     made = _tasks(args)
-    rows = list(_rows(made, args.jobs, args.quiet))
+    rows = list(_rows(made, args.jobs))
     summary = summarise(rows)
     name, found = merits(rows)
     for entry in summary:
@@ -261,7 +260,7 @@ def _pool(args: argparse.Namespace) -> tuple[Any, Any]:
 # -- running ----------------------------------------------------------------------------------------------------------
 
 
-def _rows(made: list[Task], jobs: int, quiet: bool) -> Iterator[dict[str, Any]]:
+def _rows(made: list[Task], jobs: int) -> Iterator[dict[str, Any]]:
     """The runs' rows, in the order of the tasks."""
     bar = Progress(
         TextColumn("{task.description}", markup=False),
@@ -269,7 +268,7 @@ def _rows(made: list[Task], jobs: int, quiet: bool) -> Iterator[dict[str, Any]]:
         TaskProgressColumn(),
         TimeRemainingColumn(),
         console=Console(stderr=True),
-        disable=quiet or not sys.stderr.isatty(),
+        disable=not sys.stderr.isatty(),
         transient=True,
     )
     with bar:
