@@ -92,17 +92,12 @@ BLOCKS = {
     "short answers": Block("median 1,000, σ 0.6, cap 8,192", clock=_with(median=1000, sigma=0.6, cap=8192)),
     "longer tail": Block("σ 1.2", clock=_with(sigma=1.2)),
     "more slots": Block("8 replicas of 256 slots: the batch fits at once", clock=_with(Machine(slots=256))),
-    "bound": Block("a request waits at the replica with the fewest when it is sent", clock=_with(Machine(bound=True))),
-    "lengths known": Block("a free slot takes the longest answer that waits", clock=_with(Machine(known=True))),
     "one batch ahead": Block("an asynchronous trainer, `num_warmup_batches=1`", ahead=1),
     "two batches ahead": Block("an asynchronous trainer, `num_warmup_batches=2`", ahead=2),
     "mixed": Block("the pool learns: 30 % hopeless, 20 % solved", "mixed", steps=60, skip=0),
     "hard": Block("the pool learns: half hopeless, 5 % solved", "hard", steps=60, skip=0),
     "easy": Block("the pool learns: 5 % hopeless, 40 % solved", "easy", steps=60, skip=0),
 }
-
-#: No machine there is, but how much a better order of requests could gain.
-BOUND = "lengths known"
 
 #: Seeds of a block; the first block has more.
 SEEDS = 2
@@ -118,7 +113,7 @@ def make_row(key: tuple[str, str, int]) -> dict[str, Any]:
     """One run, by block, policy and seed."""
     name, preset, seed = key
     block, policy = BLOCKS[name], spelled(preset)
-    pool = parse_pool(block.pool)[1]
+    pool = parse_pool(block.pool)
     if block.learns:
         setting = Setting(block.batch, block.n, block.steps, block.steps * block.batch * block.n)
         row = run_task(Task(policy, seed, setting, pool, clock=block.clock))
@@ -230,10 +225,7 @@ def collected(rows: list[dict[str, Any]]) -> dict[str, Any]:
     sync = [name for name in there if BLOCKS[name].ahead is None]
     return {
         "policies": shares(rows, "model"),
-        "variations": {
-            name: shares(rows, name) for name in sync if name not in ("model", BOUND) and not BLOCKS[name].learns
-        },
-        "bound": shares(rows, BOUND, "model"),
+        "variations": {name: shares(rows, name) for name in sync if name != "model" and not BLOCKS[name].learns},
         "asynchronous": {name: shares(rows, name, "model") for name in there if name not in sync},
         "learning": {name: to_pool(rows, name) for name in there if BLOCKS[name].learns},
         "blocks": {name: asdict(BLOCKS[name]) for name in there},

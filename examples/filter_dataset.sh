@@ -16,8 +16,8 @@ from=${FROM:-checkpoints/verl_adaptive/qwen2.5_math_1.5b_greso}
 where=${WHERE:-0.05 <= pass_rate <= 0.95}
 
 filter=(
-    verl-adaptive filter-dataset "$data/train.parquet" "$kept/train.parquet"
-    --stats "$from" --where "$where" --keep-unseen --overwrite
+    verl-adaptive export "$from" "$kept/train.parquet"
+    --data "$data/train.parquet" --where "$where" --keep-unseen --overwrite
 )
 
 if [ -n "${DRY_RUN:-}" ]; then

@@ -104,7 +104,8 @@ def main() -> None:
         call("export", store, str(folder / "prompts.csv"))
         call("report", store, "-o", str(folder / "report.html"), "--data", str(data))
         assert "smoke/test" in (folder / "report.html").read_text(encoding="utf-8")
-        call("filter-dataset", str(data), str(folder / "kept.parquet"), "--stats", store, "--where", "pass_rate < 0.9")
+        kept = str(folder / "kept.parquet")
+        call("export", store, kept, "--data", str(data), "--where", "pass_rate < 0.9")
         call("compare", store, store)
         assert "does not exist" in call("stats", str(folder / "nowhere"), status=1)
     if not args.with_verl:

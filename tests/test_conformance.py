@@ -49,7 +49,7 @@ TestGreso = suite(Greso, {"prompts": 16, "batch": 8, "patience": 100}, floor_eas
 TestGresoAstraFlow = suite(Greso, {"patience": 100}, floor_easy=0.1, floor_hard=0.4, p_min=0.01, p_max=0.99)
 TestGresoMeanBands = suite(Greso, {"patience": 150}, classify="mean", floor_easy=0.1)
 TestSpread = suite(Spread, {"patience": 100})
-TestSpreadOfGroups = suite(Spread, {"patience": 150}, weight="mixed", prior="all", floor=0.05)
+TestSpreadOfGroups = suite(Spread, {"patience": 200}, weight="mixed", prior="all", floor=0.05)
 TestCero = suite(Cero, {"refill": False, "patience": 80})
 TestCeroJune = suite(Cero, {"refill": False, "patience": 150}, variant="june", rho=0.9, forget="visit")
 TestMopps = suite(Mopps, {"patience": 100})

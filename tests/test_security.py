@@ -118,8 +118,8 @@ def test_pickles_beside_a_snapshot_are_never_opened(tmp_path, capsys) -> None:
         assert main(["report", str(store), "-o", str(tmp_path / "r.html"), "--data", str(data)]) == 0
         assert main(["export", str(store), str(tmp_path / "x.parquet"), "--overwrite"]) == 0
         assert main(["compare", str(store), str(store)]) == 0
-        where = ["--stats", str(store), "--where", "visits > 0", "--overwrite"]
-        assert main(["filter-dataset", str(data), str(tmp_path / "kept.parquet"), *where]) == 0
+        where = ["--data", str(data), "--where", "visits > 0", "--overwrite"]
+        assert main(["export", str(store), str(tmp_path / "kept.parquet"), *where]) == 0
         table = StatsTable()
         table.rows_for(dataset_keys(rows))
         assert warm_start(table, store, discount=0.5).matched > 0
@@ -135,8 +135,8 @@ def test_a_schema_cannot_bring_code(tmp_path) -> None:
     table = table.append_column("score", pa.array([1.0] * 4))
     pq.write_table(table, tmp_path / "data.parquet")
     make_run(tmp_path / "run", rows=rows, steps=2)
-    where = ["--stats", str(tmp_path / "run"), "--where", "visits >= 0"]
-    assert main(["filter-dataset", str(tmp_path / "data.parquet"), str(tmp_path / "kept.parquet"), *where]) == 0
+    where = ["--data", str(tmp_path / "data.parquet"), "--where", "visits >= 0"]
+    assert main(["export", str(tmp_path / "run"), str(tmp_path / "kept.parquet"), *where]) == 0
     statistics = StatsTable()
     statistics.rows_for(dataset_keys(rows))
     assert warm_start(statistics, tmp_path / "data.parquet", discount=1.0).matched == 4
@@ -296,8 +296,8 @@ def test_the_umask_decides_who_may_read(umask, tmp_path) -> None:
         for name in ("x.parquet", "x.csv", "x.jsonl"):
             assert main(["export", store, str(root / name)]) == 0
         assert main(["report", store, "-o", str(root / "r.html")]) == 0
-        where = ["--stats", store, "--where", "visits > 0"]
-        assert main(["filter-dataset", str(data), str(root / "kept.parquet"), *where]) == 0
+        where = ["--data", str(data), "--where", "visits > 0"]
+        assert main(["export", store, str(root / "kept.parquet"), *where]) == 0
         seen = {p: stat.S_IMODE(p.stat().st_mode) for p in [root, *root.rglob("*")]}
         journal.close()
     finally:

@@ -29,9 +29,7 @@ COMMANDS: dict[str, str] = {
     "serve": "show the same page live, for all runs of a folder",
     "replay": "make a recorded run's decisions again, and compare",
     "compare": "arms of an experiment over seeds, or two runs prompt by prompt",
-    "export": "write a store to Parquet, CSV or JSON lines",
-    "bench": "compare methods at equal budgets: tiny model, real pipeline on CPU, simulator",
-    "filter-dataset": "keep the rows of a data set whose statistics satisfy a condition",
+    "export": "write a store to Parquet, CSV or JSON lines, or the rows of a data set by their statistics",
     "simulate": "what the policies would do with your rollouts, on a trace or a parametric pool",
 }
 

@@ -176,8 +176,6 @@ def test_single_rollouts_are_no_clear_gains(tmp_path) -> None:
 
 def test_compare_knows_the_sampling_error_of_prompts(tmp_path, call) -> None:
     """Twenty pairs of runs of one world: the paired difference is within two standard errors nineteen times of twenty."""
-    from verl_adaptive.report.common import matched
-
     rates = np.random.default_rng(0).beta(2, 2, 120)
     for seed in range(12):
         make_run(
@@ -189,19 +187,6 @@ def test_compare_knows_the_sampling_error_of_prompts(tmp_path, call) -> None:
     off = [abs(p["mean_rate_b"] - p["mean_rate_a"]) / p["standard_error"] for p in pairs]
     assert np.mean(np.array(off) < 2) > 0.7 and max(off) < 4
     assert sum(p["clearly_better_in_b"] + p["clearly_worse_in_b"] for p in pairs) <= 20
-    better = np.minimum(rates + 0.15, 1)
-    make_run(
-        tmp_path / "b",
-        prompts=120,
-        rates=better,
-        steps=20,
-        snapshot=False,
-        filter="keep_all",
-        sampler="epoch",
-        batch=16,
-    )
-    found = matched(opened[0], open_run(tmp_path / "b").prompts, 5, 1)
-    assert found["mean_rate_b"] - found["mean_rate_a"] > 4 * found["standard_error"]
 
 
 def test_only_prompts_with_enough_visits(finished, call) -> None:
@@ -209,8 +194,3 @@ def test_only_prompts_with_enough_visits(finished, call) -> None:
     for least in (1, 3):
         found = json.loads(call("compare", finished.folder, finished.folder, "--json", "--visits", least)[1])
         assert found["matched"]["prompts"] == (visits >= least).sum()
-
-
-def test_a_run_equals_itself(finished, call) -> None:
-    found = json.loads(call("compare", finished.folder, finished.folder, "--json")[1])
-    assert found["a"] == found["b"] and found["matched"]["better_in_b"] == found["matched"]["worse_in_b"] == 0

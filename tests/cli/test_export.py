@@ -1,4 +1,4 @@
-"""``verl-adaptive export`` and ``filter-dataset``: files that other tools, and training, can use."""
+"""``verl-adaptive export``: files that other tools, and training, can use."""
 
 from __future__ import annotations
 
@@ -77,48 +77,6 @@ def test_conditions_and_empty_answers(finished, tmp_path, call) -> None:
     assert call("export", finished.folder, tmp_path / "f.parquet", "--where", "flips >= 2")[0] == 0
     flipping = pq.read_table(tmp_path / "f.parquet").column("flips").to_pylist()
     assert 0 < len(flipping) < 60 and min(flipping) >= 2
-    kept = (
-        "filter-dataset",
-        finished.data,
-        tmp_path / "k.parquet",
-        "--stats",
-        finished.folder,
-        "--where",
-        "flips >= 2",
-    )
-    assert call(*kept)[0] == 0
-    assert pq.read_table(tmp_path / "k.parquet").num_rows == len(flipping)
-
-
-def test_images_in_a_column_of_another_name(tmp_path, call) -> None:
-    """One question over three images, in a column that `data.image_key` named: three prompts, as in training."""
-    rows = [
-        {"data_source": "m", "prompt": [{"role": "user", "content": "<image>?"}], "pictures": [f"/p/{i}.png"]}
-        for i in range(3)
-    ]
-    data = tmp_path / "d.parquet"
-    pq.write_table(pa.Table.from_pylist(rows), data)
-    keys = dataset_keys(rows, media_keys={"images": "pictures"})
-    lines = [f'{{"key": "{key}", "n": 4, "successes": {i}}}\n' for i, key in enumerate(key_hex(keys))]
-    (tmp_path / "e.jsonl").write_text("".join(lines))
-    words = (
-        "filter-dataset",
-        data,
-        tmp_path / "o.parquet",
-        "--stats",
-        tmp_path / "e.jsonl",
-        "--where",
-        "successes == 2",
-    )
-    assert call(*words, "--media-key", "images=pictures")[0] == 0
-    assert pq.read_table(tmp_path / "o.parquet").column("pictures").to_pylist() == [["/p/2.png"]]
-    status, _, err = call(*words, "--overwrite", "--media-key", "image=pictures")
-    assert status == 2 and "images, videos, audios" in err
-    table = StatsTable()
-    table.rows_for(keys)
-    results = [{**row, "n": 4, "successes": i} for i, row in enumerate(rows)]
-    pq.write_table(pa.Table.from_pylist(results), tmp_path / "r.parquet")
-    assert warm_start(table, tmp_path / "r.parquet", discount=1.0, media_keys={"images": "pictures"}).used == 3
 
 
 @pytest.fixture
@@ -142,24 +100,23 @@ def pictured(tmp_path):
 NAMED = ("--prompt-key", "messages", "--media-key", "images=pictures")
 
 
-@pytest.mark.parametrize("command", ["stats", "export", "compare", "filter-dataset"])
-def test_a_file_of_results_is_read_by_the_same_names(command, pictured, tmp_path, call) -> None:
-    """What tells the pictures apart in the data set tells them apart in the evaluation."""
+def test_a_file_of_results_is_read_by_the_same_names(pictured, tmp_path, call) -> None:
+    """What tells the pictures apart in the data set tells them apart in the evaluation, and in training."""
     data, results = pictured
-    if command == "stats":
-        found = json.loads(call("stats", results, *NAMED, "--json")[1])
-        assert (found["visited"], found["rollouts"]) == (5, 20)
-    elif command == "export":
-        assert call("export", results, tmp_path / "x.parquet", *NAMED)[0] == 0
-        assert pq.read_table(tmp_path / "x.parquet").column("n").to_pylist() == [4] * 5
-    elif command == "compare":
-        found = json.loads(call("compare", results, results, *NAMED, "--visits", "1", "--json")[1])
-        assert found["matched"]["prompts"] == 5
-    else:
-        out = tmp_path / "o.parquet"
-        status, _, err = call("filter-dataset", data, out, "--stats", results, "--where", "successes == 2", *NAMED)
-        assert status == 0, err
-        assert pq.read_table(out).column("pictures").to_pylist() == [["/p/2.png"]]
+    found = json.loads(call("stats", results, *NAMED, "--json")[1])
+    assert (found["visited"], found["rollouts"]) == (5, 20)
+    assert call("export", results, tmp_path / "x.parquet", *NAMED)[0] == 0
+    assert pq.read_table(tmp_path / "x.parquet").column("n").to_pylist() == [4] * 5
+    found = json.loads(call("compare", results, results, *NAMED, "--visits", "1", "--json")[1])
+    assert found["matched"]["prompts"] == 5
+    words = ("export", results, tmp_path / "o.parquet", "--data", data, "--where", "successes == 2")
+    assert call(*words, *NAMED)[0] == 0
+    assert pq.read_table(tmp_path / "o.parquet").column("pictures").to_pylist() == [["/p/2.png"]]
+    status, _, err = call(*words, "--overwrite", "--media-key", "image=pictures")
+    assert status == 2 and "images, videos, audios" in err
+    table, named = StatsTable(), {"prompt_key": "messages", "media_keys": {"images": "pictures"}}
+    table.rows_for(dataset_keys(pq.read_table(data).to_pylist(), **named))
+    assert warm_start(table, results, discount=1.0, **named).used == 5
 
 
 def test_a_snapshot_has_the_policys_columns_and_no_steps(finished, tmp_path, call) -> None:
@@ -189,7 +146,7 @@ def test_a_full_disk_leaves_nothing_behind(finished, tmp_path, call) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-# -- filter-dataset -----------------------------------------------------------------------------------------
+# -- rows of a data set -------------------------------------------------------------------------------------
 
 
 def rates(finished) -> np.ndarray:
@@ -201,36 +158,26 @@ def rates(finished) -> np.ndarray:
 
 
 def test_rows_are_kept_as_they_are(finished, tmp_path, call) -> None:
-    data = tmp_path / "in.parquet"
-    pq.write_table(pq.read_table(finished.data), data, row_group_size=7, compression="zstd")
-    out = tmp_path / "out.parquet"
-    status, _, err = call("filter-dataset", data, out, "--stats", finished.folder, "--where", "0.1 <= pass_rate <= 0.9")
-    assert status == 0 and "rows kept" in err
-    wanted = [row for row, rate in zip(finished.rows, rates(finished), strict=True) if 0.1 <= rate <= 0.9]
-    assert 0 < len(wanted) < 60
-    kept = pq.read_table(out)
-    assert kept.to_pylist() == wanted  # the same rows in the same order
-    assert pq.read_schema(out).equals(pq.read_schema(data), check_metadata=True)
-    assert pq.ParquetFile(out).metadata.row_group(0).column(0).compression == "ZSTD"
-
-
-def test_the_schemas_metadata_and_types_survive(finished, tmp_path, call) -> None:
+    """The same rows in the same order; columns of any type, and the schema's metadata."""
     table = pq.read_table(finished.data)
     table = table.append_column("kind", pa.array(["a", "b"] * 30).dictionary_encode())
     table = table.append_column("image", pa.array([b"\x00\xff"] * 60, pa.large_binary()))
     table = table.append_column("when", pa.array([0] * 60, pa.timestamp("us", "UTC")))
     table = table.replace_schema_metadata({"huggingface": '{"info": 1}', "mine": "yes"})
-    pq.write_table(table, tmp_path / "in.parquet")
-    words = ("--stats", finished.folder, "--where", "pass_rate < 2")
-    assert call("filter-dataset", tmp_path / "in.parquet", tmp_path / "out.parquet", *words)[0] == 0
-    one, other = pq.read_schema(tmp_path / "in.parquet"), pq.read_schema(tmp_path / "out.parquet")
+    data, out = tmp_path / "in.parquet", tmp_path / "out.parquet"
+    pq.write_table(table, data, row_group_size=7)
+    status, _, err = call("export", finished.folder, out, "--data", data, "--where", "0.1 <= pass_rate <= 0.9")
+    assert status == 0 and "rows kept" in err
+    wanted = [row for row, rate in zip(table.to_pylist(), rates(finished), strict=True) if 0.1 <= rate <= 0.9]
+    assert 0 < len(wanted) < 60 and pq.read_table(out).to_pylist() == wanted
+    one, other = pq.read_schema(data), pq.read_schema(out)
     assert one.equals(other, check_metadata=True) and other.metadata[b"mine"] == b"yes"
 
 
 def test_unseen_rows_are_left_out_or_kept(finished, tmp_path, call) -> None:
     rows = [*finished.rows, *({**r, "data_source": "new"} for r in hostile_rows(5))]
     data = write_dataset(tmp_path / "more.parquet", rows)
-    words = ("filter-dataset", data, tmp_path / "o.parquet", "--overwrite", "--stats", finished.folder)
+    words = ("export", finished.folder, tmp_path / "o.parquet", "--data", data, "--overwrite")
 
     def sources(*more: str) -> list[str]:
         assert call(*words, *more)[0] == 0
@@ -255,26 +202,27 @@ def test_rows_that_were_never_rolled_out_have_a_data_source(tmp_path, call) -> N
     make_run(tmp_path / "run", rows=rows, steps=2, snapshot=False)
     data = write_dataset(tmp_path / "in.parquet", rows)
     for condition, kept in (("source != 'math'", "gsm8k"), ("source == 'math'", "math")):
-        words = ("--stats", tmp_path / "run", "--where", condition, "--overwrite")
-        assert call("filter-dataset", data, tmp_path / "o.parquet", *words)[0] == 0
+        words = ("--data", data, "--where", condition, "--overwrite")
+        assert call("export", tmp_path / "run", tmp_path / "o.parquet", *words)[0] == 0
         found = pq.read_table(tmp_path / "o.parquet").column("data_source").to_pylist()
         assert found == [kept] * 30
 
 
 def test_a_foreign_data_set_is_refused(finished, tmp_path, call) -> None:
     data = write_dataset(tmp_path / "f.parquet", [{**r, "data_source": "other"} for r in hostile_rows(3)])
-    status, _, err = call(
-        "filter-dataset", data, tmp_path / "o.parquet", "--stats", finished.folder, "--where", "visits > 0"
-    )
+    words = ("--data", data, "--where", "visits > 0")
+    status, _, err = call("export", finished.folder, tmp_path / "o.parquet", *words)
     assert status == 1 and "none of the 3 rows" in err and not (tmp_path / "o.parquet").exists()
 
 
 def test_an_empty_answer_is_no_data_set(finished, tmp_path, call) -> None:
     out = tmp_path / "o.parquet"
-    status, _, err = call("filter-dataset", finished.data, out, "--stats", finished.folder, "--where", "pass_rate > 2")
+    words = ("--data", finished.data, "--where", "pass_rate > 2")
+    status, _, err = call("export", finished.folder, out, *words)
     assert status == 1 and err.count("\n") == 1 and "none of the 60 rows" in err and not out.exists()
-    status, _, err = call("filter-dataset", finished.data, tmp_path / "o.csv", "--stats", "x", "--where", "visits > 0")
-    assert status == 2 and "ends in .parquet" in err
+    for name, some in (("o.csv", words), ("o.parquet", words[:2])):
+        status, _, err = call("export", finished.folder, tmp_path / name, *some)
+        assert status == 2 and "needs --where CONDITION, and a file to write that ends in .parquet" in err
 
 
 def test_ones_own_ids(tmp_path, call) -> None:
@@ -283,15 +231,7 @@ def test_ones_own_ids(tmp_path, call) -> None:
     data = write_dataset(tmp_path / "d.parquet", rows)
     lines = [json.dumps({"key": key, "n": 8, "successes": i % 9}) for i, key in enumerate(key_hex(ids))]
     (tmp_path / "eval.jsonl").write_text("\n".join(lines))
-    words = (
-        "filter-dataset",
-        data,
-        tmp_path / "o.parquet",
-        "--stats",
-        tmp_path / "eval.jsonl",
-        "--where",
-        "pass_rate > 0.5",
-    )
+    words = ("export", tmp_path / "eval.jsonl", tmp_path / "o.parquet", "--data", data, "--where", "pass_rate > 0.5")
     assert "none of the 20 rows" in call(*words)[2]
     assert call(*words, "--id-key", "extra_info.id")[0] == 0
     assert pq.read_table(tmp_path / "o.parquet").to_pylist() == [r for i, r in enumerate(rows) if i % 9 > 4]
@@ -309,6 +249,6 @@ def test_bad_input_is_one_line(what, finished, tmp_path, call) -> None:
         write_dataset(data, [{"question": "q"}])
     elif what == "itself":
         data = out = finished.data
-    status, printed, err = call("filter-dataset", data, out, "--stats", finished.folder, "--where", "visits > 0")
+    status, printed, err = call("export", finished.folder, out, "--data", data, "--where", "visits > 0")
     assert status == 1 and printed == "" and err.count("\n") == 1 and data.name in err
     assert pq.read_table(finished.data).num_rows == 60

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.world import keys_of
-from verl_adaptive.stats import StatsTable, key_hex
+from verl_adaptive.stats import StatsTable
 from verl_adaptive.stats.expressions import Expression, ExpressionError
 from verl_adaptive.stats.prompts import Prompts
 
@@ -56,23 +56,15 @@ def test_meaning(text, rows, prompts) -> None:
     assert np.flatnonzero(Expression(text).select(prompts)).tolist() == rows
 
 
-def test_a_key_is_found(prompts) -> None:
-    key = key_hex(prompts.table.keys)[4]
-    assert np.flatnonzero(Expression(f"key == '{key.upper()}'").select(prompts)).tolist() == [4]
-
-
 @pytest.mark.parametrize(
     "text",
     [
         "",
-        "   ",
         "pass_rate",
         "pass_rate = 1",
         "visits > 3 and",
-        "visits >",
         "1 + 1",
         "visits and pass_rate < 1",
-        "not visits",
         "source < 'a'",
         "source == 1",
         "visits == 'a'",
@@ -85,27 +77,19 @@ def test_a_key_is_found(prompts) -> None:
         "visits in [x for x in [1]]",
         "visits in [visits]",
         "visits ** 99 > 1",
-        "visits % 2 == 0",
-        "visits // 2 == 0",
-        "visits @ 2 == 0",
         "visits << 2 == 0",
         "visits is 1",
         "(visits > 1) + 1 > 1",
         "(visits > 1) == True",
         "f'{visits}' == 'x'",
-        "visits > 1j",
         "visits > None",
-        "visits > ...",
         "b'x' == source",
         "__import__('os').system('true') == 0",
-        "open('/etc/passwd') == 1",
         "visits.__class__ == 1",
-        "().__class__ == 1",
         "(lambda: 1)() == 1",
         "[visits][0] == 1",
         "(visits := 3) > 1",
         "visits if True else 1",
-        "visits > 1; visits > 2",
         "visits > 1\nimport os",
         "9" * 1500 + " > 1",
         "(" * 300 + "visits > 1" + ")" * 300,

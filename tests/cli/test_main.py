@@ -70,19 +70,13 @@ def test_the_examples_of_help_are_right(name) -> None:
                 compose_preset([*preset.split(), *args.overrides])
 
 
-@pytest.mark.parametrize("words", [["--version"], ["stats", "/no/where"], ["sats"]])
-def test_the_module_is_the_command(words) -> None:
+def test_the_module_is_the_command() -> None:
     program = Path(sys.executable).with_name("verl-adaptive")
     if not program.exists():
         pytest.skip("the package is not installed with its command")
-    one, other = (
-        subprocess.run([*start, *words], capture_output=True, text=True)
-        for start in ([sys.executable, "-m", "verl_adaptive"], [program])
-    )
-    assert (one.returncode, one.stdout, one.stderr) == (other.returncode, other.stdout, other.stderr)
-    assert one.stdout or one.stderr
-    if words == ["--version"]:
-        assert (one.returncode, one.stdout) == (0, f"verl-adaptive {__version__}\n")
+    for start in ([sys.executable, "-m", "verl_adaptive"], [program]):
+        done = subprocess.run([*start, "--version"], capture_output=True, text=True)
+        assert (done.returncode, done.stdout, done.stderr) == (0, f"verl-adaptive {__version__}\n", "")
 
 
 def test_the_command_imports_nothing_heavy() -> None:
@@ -101,25 +95,18 @@ def test_the_command_imports_nothing_heavy() -> None:
         (["stats", "/no/such/place"], 1, "/no/such/place does not exist"),
         (["stats", "x", "--limit", "0"], 2, "must be 1 or greater"),
         (["stats", "x", "--limit", "many"], 2, "'many' is not a whole number"),
-        (["stats", "x", "--limit", "1e9"], 2, "'1e9' is not a whole number"),
         (["stats", "x", "--lim", "3"], 2, "unrecognized arguments: --lim"),
         (["stats", "x", "--tolerance", "nan"], 2, "finite and 0 or greater"),
-        (["stats", "x", "--tolerance", "-1"], 2, "--tolerance"),
         (["stats", "x", "--where", ""], 2, "the condition is empty"),
         (["stats", "x", "--desc"], 2, "--desc needs --sort"),
         (["stats", ""], 1, "name is empty"),
         (["stats", "/dev/null"], 1, "neither a file nor a folder"),
         (["stats", "/proc/self/mem"], 1, "/proc/self/mem is not one of"),
-        (["report", "x", "--limit", "0"], 2, "must be 1 or greater"),
-        (["report", "x", "--tries", "-1"], 2, "must be 1 or greater"),
         (["report", "x", "-o", ""], 1, "no name"),
-        (["compare", "x", "y", "--limit", "-3"], 2, "must be 1 or greater"),
         (["export", "x", "y.csv", "--what", "steps", "--where", "visits > 0"], 2, "--where is about prompts"),
-        (["stats", "x", "--what"], 2, "--what"),
         (["stats", "x", "--", "y"], 2, "takes nothing after --"),
         (["export", "x", "y.xlsx"], 1, ".parquet, .csv, .jsonl"),
-        (["filter-dataset", "a", "b"], 2, "--stats"),
-        (["compare", "a"], 1, "a does not exist"),
+        (["export", "x", "y.csv", "--keep-unseen"], 2, "--keep-unseen needs --data"),
         (["compare"], 2, "RUN"),
         (["--nonsense"], 2, "--nonsense"),
         (["parts", "gresso"], 1, "did you mean greso?"),
@@ -221,11 +208,6 @@ def test_text_is_made_safe() -> None:
     assert clean("é 漢字 ∑ 😀") == "é 漢字 ∑ 😀"
     assert clean("x" * 100, 10) == "x" * 9 + "…"
     assert one_line("a\n  b\x07") == "a b\\x07"
-
-
-def test_doctor_says_what_it_cannot_examine_beside_the_rest(call) -> None:
-    status, out, _ = call("doctor", "--", "--multirun")
-    assert status == 1 and "--multirun does not start a training run" in out
 
 
 def test_an_encoding_without_our_signs_is_no_failure() -> None:

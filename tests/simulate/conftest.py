@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.cli.conftest import call  # noqa: F401  # a fixture
-from verl_adaptive import simulate
+from verl_adaptive.commands import simulate
 from verl_adaptive.simulate.equal_budget import Task, run_task
 
 _ROWS: dict[bytes, dict[str, Any]] = {}

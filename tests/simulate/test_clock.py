@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -128,7 +128,7 @@ def test_a_clock_changes_no_decision(preset) -> None:
         return batches, [run.engine.table.col(name).tolist() for name in ("rollouts", "successes", "last_step")]
 
     first = decided(None, 0)
-    slow = replace(SMALL, machine=Machine(1, 3, 0.01, 0.01, bound=True))
+    slow = replace(SMALL, machine=Machine(1, 3, 0.01, 0.01))
     assert decided(SMALL, 0) == first and decided(slow, 0) == first
     assert decided(SMALL, 5) == first  # other lengths, another order of arrival
 
@@ -200,8 +200,7 @@ def test_an_asynchronous_step_loses_nothing_and_leaves_the_rest_in_flight(preset
         assert clock.queue.busy <= flight.rollouts and clock.queue.tokens >= back - 1e-6
         if step == 12:
             break
-    left = clock.queue.abort()
-    assert clock.queue.tokens - back <= left.tokens + sum(
+    assert clock.queue.tokens - back <= sum(
         int(run.world.roll(flight.select(np.array([i]))).tokens.sum()) for i in range(len(flight))
     )
     assert (len(flight) == 0) == (ahead == 0) or preset != "grpo"
@@ -222,13 +221,13 @@ def test_a_window_that_is_kept_full_leaves_no_slot_idle() -> None:
     seconds = {}
     for ahead in (None, 2):
         world = StaticWorld(p, lengths=Lengths(SMALL.lengths, 200, 0))
-        clock, timing = Clock(SMALL), Timing(SMALL, skip=3)
+        clock, timing = Clock(SMALL), Timing(SMALL)
         run = make_simulation("grpo", world, batch=16, n=8, steps=30, clock=clock, ahead=ahead)
         for step, result in enumerate(run, 1):
             timing.count(clock.phases[-1], result, 1e-6, 0.0)
             if step == 15:
                 break
-        row = timing.row()
+        row = timing.row(slice(3, None))  # a policy has learned by then what its prompts are like
         seconds[ahead is not None] = row["time"]
         assert (row["idle"] < 0.02) == (ahead is not None) and (row["waves"] == 0) == (ahead is not None)
     assert seconds[True] < 0.9 * seconds[False]
@@ -242,44 +241,18 @@ def test_an_asynchronous_trainer_needs_a_clock() -> None:
 # -- the command ------------------------------------------------------------------------------------------------------
 
 
-def test_the_commands_defaults_are_the_clocks(call) -> None:
-    """They are written out there, so that --help imports nothing."""
-    words = ("simulate", "--clock", "--steps", 1, "--preset", "grpo", "--no-references", "--json", "-")
-    assert json.loads(call(*words)[1])["clock"] == asdict(ClockConfig())
-
-
 @pytest.mark.usefixtures("runs_once")
 def test_the_command_counts_seconds(call, monkeypatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
-    words = (
-        "simulate",
-        "--clock",
-        "--batch",
-        8,
-        "--n",
-        8,
-        "--steps",
-        5,
-        "--seeds",
-        "0,1",
-        "--pool",
-        "mixed:prompts=60",
-    )
-    words += ("--median", 100, "--slots", 4, "--replicas", 2, "--preset", "dapo")
+    pool = ("simulate", "--batch", 8, "--n", 8, "--steps", 5, "--seeds", "0,1", "--pool", "mixed:prompts=60")
+    words = (*pool, "--clock", "--median", 100, "--slots", 4, "--replicas", 2, "--preset", "dapo")
     status, out, err = call(*words)
     assert (status, err) == (0, "")
     for text in ("verl_filter_groups", "oracle_best", "to GRPO's", "s a step", "queueing model"):
         assert text in out, text
     data = json.loads(call(*words, "--json", "-")[1])
-    assert data["clock"]["machine"] == {
-        "replicas": 2,
-        "slots": 4,
-        "base": 0.008,
-        "each": 0.00012,
-        "bound": False,
-        "known": False,
-    }
+    assert data["clock"]["machine"] == {"replicas": 2, "slots": 4, "base": 0.008, "each": 0.00012}
     assert data["clock"]["lengths"]["median"] == 100
     assert "wall clock" not in data["limits"] and {"time", "idle", "course"} <= set(data["rows"][0])
-    status, out, _ = call(*words[:1], *words[2:12], "--preset", "grpo", "--no-references", "--json", "-")
+    status, out, _ = call(*pool, "--preset", "grpo", "--no-references", "--json", "-")
     assert status == 0 and "clock" not in json.loads(out) and "time" not in json.loads(out)["rows"][0]

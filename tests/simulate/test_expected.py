@@ -23,8 +23,7 @@ def waiting(words: str, **setting):
 def test_grpo_costs_what_grpo_costs() -> None:
     found = waiting("grpo")
     assert (found.rollouts, found.seconds, found.informative, found.seconds_per_informative) == (1, 1, 1, 1)
-    assert found.waves == 1 and found.idle == found.idle_grpo and found.share == pytest.approx(0.5, abs=0.06)
-    assert "1 x GRPO's rollouts" in found.words() and "in one wave" in found.words()
+    assert found.waves == 1 and found.share == pytest.approx(0.5, abs=0.06)
 
 
 def test_dropping_groups_costs_rollouts_and_time_the_more_there_are_to_drop() -> None:
@@ -37,7 +36,6 @@ def test_dropping_groups_costs_rollouts_and_time_the_more_there_are_to_drop() ->
 def test_groups_that_never_have_variance_have_no_time_apiece() -> None:
     found = waiting("solo")  # one rollout a prompt; the baseline is the store's
     assert found.rollouts == 1 and found.informative == 0 and found.seconds_per_informative is None
-    assert "each group with variance" not in found.words()
 
 
 @pytest.mark.parametrize("n", [16, 32])

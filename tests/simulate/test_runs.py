@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from verl_adaptive.config import RunFacts
-from verl_adaptive.errors import AdaptiveError, ConfigError
+from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.significance import t95
 from verl_adaptive.simulate import (
     REFERENCES,
@@ -166,14 +166,14 @@ def test_estimates_are_the_samplers_own_where_it_keeps_some() -> None:
         assert made == pytest.approx(plain, abs=1e-12)  # nothing is forgotten by default, so they agree
 
 
-def test_calibration_counts_every_prompt_seen_once() -> None:
+def test_estimates_are_judged_on_every_prompt_seen() -> None:
     simulation = make_simulation("grpo", StaticWorld(np.linspace(0, 1, 80)), batch=8, n=8, steps=5)
     measure = Measure(simulation, 5)
     while not simulation.finished:
         measure.look()
         measure.count(simulation.run_step())
     row = measure.row()
-    assert sum(b["prompts"] for b in row["calibration"]) == 40 == 80 - row["never_seen"]
+    assert row["never_seen"] == 40
     made, truth = estimates(simulation.engine), simulation.world.rates()
     off = np.array([made[i] - truth[i] for i in range(80) if measure.seen[i]])
     assert row["estimate_error"] == pytest.approx(np.sqrt((off**2).mean()))
@@ -190,22 +190,9 @@ def test_the_best_oracle_has_no_regret_and_every_other_policy_some() -> None:
     assert all(row["regret"] > 0.05 for name, row in rows.items() if name != "oracle_best")
     signal = {name: row["signal"] for name, row in rows.items()}
     assert max(signal, key=signal.__getitem__) == "oracle_best"
-    assert signal["oracle"] > signal["grpo"]
 
 
-def test_the_drawn_oracle_draws_in_proportion_to_the_value() -> None:
-    p = np.repeat([0.0, 0.1, 0.5], 200)
-    simulation = make_simulation("oracle", StaticWorld(p), batch=30, n=2, steps=300)
-    count = np.zeros(600)
-    while not simulation.finished:
-        result = simulation.run_step()
-        assert len(np.unique(result.groups.index)) == 30
-        np.add.at(count, result.groups.index, 1)
-    hopeless, hard, middle = count.reshape(3, 200).sum(axis=1)
-    assert hopeless == 0 and hard / middle == pytest.approx(0.09 / 0.25, rel=0.12)
-
-
-def test_the_oracles_see_each_prompt_of_a_data_set_with_repetitions() -> None:
+def test_the_oracle_sees_each_prompt_of_a_data_set_with_repetitions() -> None:
     """Equal keys share a row; the oracle must look the rate up at the row's own position."""
     p = np.array([0.0, 0.0, 0.5, 0.0, 0.45, 0.0])
     world = StaticWorld(p)
@@ -233,7 +220,6 @@ def test_efficiency_is_the_share_of_the_oracles_gain() -> None:
     assert by["x"]["signal"] == pytest.approx(0.5) and by["x"]["signal_half"] == pytest.approx(1.2706)
     assert by["x"]["compute_ratio"] == pytest.approx(3.0)
     assert by["x"]["efficiency_pool_end"] is None  # the oracle gained nothing
-    assert by["x"]["efficiency_signal_drawn"] is None  # it did not run
     alone = summarise([row for row in rows if row["preset"] == "x"])[0]
     assert alone["efficiency_signal"] is None and alone["compute_ratio"] is None
 
@@ -241,18 +227,11 @@ def test_efficiency_is_the_share_of_the_oracles_gain() -> None:
 # -- presets ----------------------------------------------------------------------------------------------------------
 
 
-def test_presets_are_those_of_the_command_line() -> None:
-    assert compose_preset(["greso", "adaptive.sampler.p_easy=0.3"]).sampler["p_easy"] == 0.3
-    assert compose_preset(["dapo"], ["adaptive.refill=false"]).refill is False
-    for name in preset_names():
-        assert compose_preset([name]).name == name
-
-
 @pytest.mark.parametrize(
     ("preset", "message"),
     [
         ("gres", "did you mean greso"),
-        ("orakle", "did you mean oracle"),
+        ("orakle_best", "did you mean oracle_best"),
         ("", "must name a preset"),
         ("greso 'x", "No closing quotation"),
         ("greso adaptive.sampler.p_eazy=1", "Could not override"),
@@ -266,7 +245,8 @@ def test_presets_are_those_of_the_command_line() -> None:
         ("greso adaptive.signal=acc", "a simulated rollout succeeds or does not"),
         ("greso adaptive.min_sessions=1.0", "a group fails or is whole"),
         ("greso adaptive.sampler.p_easy=[", "no viable alternative"),
-        ("oracle adaptive.seed=3", "takes no overrides"),
+        ("oracle_best adaptive.seed=3", "takes no overrides"),
+        ("verl_filter_groups adaptive.seed=1", "takes no overrides"),
     ],
 )
 def test_a_preset_that_cannot_be_is_refused(preset, message) -> None:
@@ -295,16 +275,10 @@ def test_composing_leaves_hydra_as_it_was() -> None:
     assert not GlobalHydra.instance().is_initialized()
 
 
-@pytest.mark.parametrize("more", [{"batch": 0}, {"n": 0}, {"steps": 0}, {"budget": 511}])
-def test_a_setting_that_cannot_be_is_refused(more) -> None:
-    with pytest.raises(ConfigError):
-        Setting(**more)
-
-
 def test_a_sequential_method_takes_milliseconds_a_step_on_a_large_pool() -> None:
     """300,000 prompts, 100 steps of 256 x 8: a minute for a million and a thousand leaves 60 ms a step."""
-    pool = parse_pool("mixed:prompts=300000,spill=0.005")[1]
-    run_task(Task("greso", 0, Setting(256, 8, 1, None), parse_pool("mixed")[1]))  # Hydra's imports
+    pool = parse_pool("mixed:prompts=300000,spill=0.005")
+    run_task(Task("greso", 0, Setting(256, 8, 1, None), parse_pool("mixed")))  # Hydra's imports
     begun = time.process_time()
     run_task(Task("greso", 0, Setting(256, 8, 100, None), pool))
     assert time.process_time() - begun < 6.0

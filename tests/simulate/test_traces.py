@@ -62,20 +62,14 @@ def test_a_journal_is_read_group_by_group(tmp_path) -> None:
         assert trace.tokens[prompt] == pytest.approx(of.tokens.sum() / of.n.sum())
 
 
-def test_a_snapshot_knows_totals(tmp_path) -> None:
-    engine, _ = make_run(tmp_path / "run", steps=12)
-    trace = read_trace(tmp_path / "run" / "global_step_12")
-    rollouts = engine.table.col("rollouts")
-    assert trace.kind == "snapshot" and trace.steps == 1
-    assert trace.n.tolist() == rollouts[rollouts > 0].tolist()
-
-
 @pytest.mark.parametrize("snapshot", [True, False])
 def test_data_sources_come_along_into_the_simulation(tmp_path, snapshot) -> None:
     engine, _ = make_run(tmp_path / "run", steps=12, snapshot=snapshot)
     trace = read_trace(tmp_path / "run" / "global_step_12" if snapshot else tmp_path / "run")
     assert trace.kind == ("snapshot" if snapshot else "journal") and trace.sources is not None
     rows = engine.table.rows_for(trace.keys.copy(), create=False)
+    if snapshot:  # totals only
+        assert trace.steps == 1 and trace.n.tolist() == engine.table.col("rollouts")[rows].tolist()
     assert trace.sources == [engine.table.sources[i] for i in engine.table.col("source")[rows]]
     simulation = make_simulation(
         "dapo adaptive/sampler=mopps_by_source", make_replayed(trace, ReplayConfig(), 0), batch=4, n=4, steps=2
@@ -187,7 +181,6 @@ def test_results_of_an_evaluation_are_read(tmp_path) -> None:
         ("p.parquet", "x", "not a Parquet file"),
         ("t.txt", "hello", "is not one of"),
         ("1.jsonl", '{"input": "q", "output": "a", "score": "NaN"}\n', "line 1: score='NaN' is not a finite number"),
-        ("2.jsonl", '{"input": "q", "output": "a", "score": NaN}\n', "line 1: score=nan"),
         ("3.jsonl", '{"input": "q", "output": "a", "score": 1}\n{"score": 1}\n', "line 2: no input"),
         (
             "4.jsonl",
@@ -274,11 +267,12 @@ def test_policies_run_on_a_trace_and_a_trace_can_be_the_start_of_a_learning_pool
     trace = trace_of(np.random.default_rng(2).beta(0.5, 0.5, 300), 8, steps=5)
     setting = Setting(batch=8, n=8, steps=30, budget=30 * 64)
     replayed = {
-        r["preset"]: r for r in map(run_task, tasks(["grpo", "greso", "oracle"], [0], setting, ReplayConfig(), trace))
+        r["preset"]: r
+        for r in map(run_task, tasks(["grpo", "greso", "oracle_best"], [0], setting, ReplayConfig(), trace))
     }
     # whatever is trained, the pool takes the recorded course
-    assert abs(replayed["grpo"]["pool_end"] - replayed["oracle"]["pool_end"]) < 1e-12
-    assert replayed["oracle"]["signal"] > 1.3 * replayed["grpo"]["signal"]
+    assert abs(replayed["grpo"]["pool_end"] - replayed["oracle_best"]["pool_end"]) < 1e-12
+    assert replayed["oracle_best"]["signal"] > 1.3 * replayed["grpo"]["signal"]
     learning = ReplayConfig(learning=LearningConfig())
-    moved = {r["preset"]: r for r in map(run_task, tasks(["grpo", "oracle"], [0], setting, learning, trace))}
-    assert moved["oracle"]["pool_end"] > moved["grpo"]["pool_end"] > moved["grpo"]["pool_start"]
+    moved = {r["preset"]: r for r in map(run_task, tasks(["grpo", "oracle_best"], [0], setting, learning, trace))}
+    assert moved["oracle_best"]["pool_end"] > moved["grpo"]["pool_end"] > moved["grpo"]["pool_start"]

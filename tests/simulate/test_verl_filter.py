@@ -1,4 +1,4 @@
-"""verl's filter in the simulator against verl's own loop, and against a slow reference of the whole step."""
+"""verl's filter in the simulator against verl's own loop."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from verl_adaptive.config import AdaptiveConfig, RunFacts
-from verl_adaptive.engine import Requests
 from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.groups import Groups
-from verl_adaptive.simulate import Clock, ClockConfig, Machine, StaticWorld, WorldPrompts, make_simulation
+from verl_adaptive.simulate import WorldPrompts
 from verl_adaptive.simulate.verl_filter import POLL, VerlFilter
 from verl_adaptive.simulate.worlds import number_keys
 from verl_adaptive.stats.table import StatsTable
@@ -130,82 +129,6 @@ def test_prompts_are_sent_as_verls_own_loop_sends_them(seed, share, inflight) ->
     assert (log, now) == (expected, end)
     result = peer.finish()
     assert result.trained.sum() == BATCH and not result.partial and result.ledger.rollouts.balanced()
-
-
-def slow_step(
-    p: np.ndarray, batch: int, n: int, machine: Machine, lengths: list[int], rewards
-) -> tuple[float, int, int]:
-    """A whole step with verl's filter, token by token of time: seconds, rollouts, groups thrown away though good."""
-    running: list[list] = []  # tokens left, submission
-    waiting: list[list] = []
-    now, sent, credit, good, draining = 0.0, 0, 0, 0, False
-    left: dict[int, int] = {}
-
-    def submit(count: int) -> None:
-        nonlocal sent
-        for submission in range(sent, sent + count):
-            left[submission] = n
-            waiting.extend([lengths[k], submission] for k in range(n))
-        sent += count
-
-    submit(batch)
-    done: list[int] = []
-    while True:
-        while waiting and len(running) < machine.slots:
-            running.append(waiting.pop(0))
-        # one decode step is one second: machine.base = 1, machine.each = 0
-        for sequence in running:
-            sequence[0] -= 1
-            if sequence[0] == 0:
-                left[sequence[1]] -= 1
-                if left[sequence[1]] == 0:
-                    done.append(sequence[1])
-                    del left[sequence[1]]
-        running = [s for s in running if s[0] > 0]
-        now += 1
-        if now % 2:
-            continue
-        bad = sum(len(set(rewards(t))) == 1 for t in done)
-        good += len(done) - bad
-        done.clear()
-        if good >= batch:
-            draining, credit = True, 0
-        elif not draining:
-            credit += 2 * bad
-        if not draining and credit:
-            count = min(credit, max(0, batch - len(left)))
-            submit(count)
-            credit -= count
-        if good >= batch and not left:
-            return now, sent * n, good - batch
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_a_step_is_the_slow_reference(seed) -> None:
-    """Through the clock: slots, poll and drain together."""
-
-    class Fixed:
-        def draw(self, groups, rates):
-            return np.array(lengths)[np.arange(groups.rollouts) - groups.offsets[:-1][groups.group_of]]
-
-    rng = np.random.default_rng(seed)
-    p, lengths = rng.beta(0.3, 0.3, 400), rng.integers(1, 40, N).tolist()
-    machine = Machine(1, 7, 1.0, 0.0)
-    clock = Clock(ClockConfig(machine))
-    simulation = make_simulation(
-        "verl_filter_groups", StaticWorld(p, seed, lengths=Fixed()), batch=BATCH, n=N, steps=1, clock=clock, seed=seed
-    )
-    order = WorldPrompts(400, seed).take(400)
-
-    def rewards(submission: int) -> list[float]:
-        one = np.array([submission])
-        asked = Requests(one, order[one], order[one], np.array([N]), np.array([0]))
-        return simulation.world.roll(asked).reward.tolist()
-
-    (result,) = list(simulation)
-    seconds, rollouts, surplus = slow_step(p, BATCH, N, machine, lengths, rewards)
-    assert clock.phases[0].seconds == seconds
-    assert result.ledger.rollouts.generated == rollouts and (result.outcome == "surplus").sum() == surplus
 
 
 def test_it_refuses_to_be_cut_short() -> None:

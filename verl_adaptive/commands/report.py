@@ -17,7 +17,6 @@ import argparse
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from verl_adaptive.commands.arguments import (
     add_store_options,
@@ -29,10 +28,10 @@ from verl_adaptive.commands.arguments import (
 )
 from verl_adaptive.commands.output import note
 from verl_adaptive.errors import AdaptiveError, UsageError
-
-if TYPE_CHECKING:
-    from verl_adaptive.report.collect import Collected
-    from verl_adaptive.stats import Run
+from verl_adaptive.report.collect import Collected, collect
+from verl_adaptive.report.page import render
+from verl_adaptive.stats import Run, open_run, open_runs
+from verl_adaptive.stats.atomic import write_file
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -96,8 +95,6 @@ def rollouts_of(given: str | None, data: str | None, about: dict[str, object]) -
 
 def collected_of(args: argparse.Namespace, opened: Run, against: Sequence[Run] = ()) -> Collected:
     """What the page of a run is made of, by the options of :func:`add_page_options`."""
-    from verl_adaptive.report.collect import collect
-
     return collect(
         opened,
         tries=args.tries,
@@ -126,10 +123,6 @@ def _refuse_other_files(path: str) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from verl_adaptive.report.page import render
-    from verl_adaptive.stats import open_run, open_runs
-    from verl_adaptive.stats.atomic import write_file
-
     if args.store is None and args.rollouts is None:
         raise UsageError("name a RUN, or verl's rollouts with --rollouts DIR")
     if args.store is None:

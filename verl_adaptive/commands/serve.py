@@ -18,17 +18,15 @@ import os
 import secrets
 import socket
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote
 
 from verl_adaptive.commands.arguments import add_store_options, how_read
 from verl_adaptive.commands.output import note
 from verl_adaptive.commands.report import add_page_options, collected_of, rollouts_of
 from verl_adaptive.errors import AdaptiveError, UsageError, lacks_extra
-
-if TYPE_CHECKING:
-    from verl_adaptive.report.page import Live
-    from verl_adaptive.stats import Run
+from verl_adaptive.report.page import Live, render
+from verl_adaptive.stats import Run, open_run
 
 #: A token of one's own, out of sight of the machine's list of processes.
 _VARIABLE = "VERL_ADAPTIVE_TOKEN"
@@ -158,7 +156,4 @@ def _is_loopback(host: str) -> bool:
 
 
 def _render(args: argparse.Namespace, run: Run, live: Live) -> str:
-    from verl_adaptive.report.page import render
-    from verl_adaptive.stats import open_run
-
     return render(collected_of(args, open_run(run.where, **how_read(args))), live=live)

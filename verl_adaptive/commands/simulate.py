@@ -1,7 +1,7 @@
 """What the policies would do with your rollouts: a simulation on a recorded trace or a parametric pool, without a GPU.
 
 Every preset runs through the package's own engine, at the same number of generated rollouts, for several seeds; GRPO and
-two oracles that know the true pass rates run beside them.
+an oracle that knows the true pass rates run beside them.
 
 examples:
   verl-adaptive simulate
@@ -24,18 +24,15 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
-import platform
 import shlex
 import sys
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, replace
-from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
@@ -43,12 +40,28 @@ from verl_adaptive import __version__
 from verl_adaptive.commands.arguments import refuse_overwrite
 from verl_adaptive.commands.output import console, number, plain, print_json, share, table
 from verl_adaptive.errors import ConfigError
+from verl_adaptive.simulate import (
+    CLOCK_LIMITS,
+    LIMITS,
+    PEERS,
+    REFERENCES,
+    ClockConfig,
+    LengthConfig,
+    Machine,
+    ReplayConfig,
+    Setting,
+    Task,
+    parse_pool,
+    preset_names,
+    read_trace,
+    run_task,
+    summarise,
+    tasks,
+)
+from verl_adaptive.simulate.equal_budget import check_task
+from verl_adaptive.simulate.merit import answer, merits, ranked
+from verl_adaptive.stats.atomic import write_file
 from verl_adaptive.text import clean
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from verl_adaptive.simulate import Task
 
 _SPENT = (
     ("policy", "preset"),
@@ -84,22 +97,22 @@ _CLOCK = (
 )
 _SHARES = {"wasted", "regret", "coverage", "idle", "empty", "last", "aborted_tokens"}
 
-#: Options of the clock: type, unit, default, what it is. Written out, so that --help need not import the simulator; a test compares.
+#: Options of the clock: type, unit, default, what it is.
 _CLOCK_OPTIONS = {
-    "replicas": (int, "N", 8, "inference engines"),
-    "slots": (int, "N", 64, "sequences that one of them runs at a time"),
-    "decode-ms": (float, "MS", 8.0, "a decode step without its sequences"),
-    "sequence-ms": (float, "MS", 0.12, "what each running sequence adds to a decode step"),
-    "median": (float, "TOKENS", 4000.0, "the median answer"),
-    "sigma": (float, "X", 0.9, "standard deviation of a length's logarithm"),
-    "cap": (int, "TOKENS", 32768, "the longest answer"),
+    "replicas": (int, "N", Machine.replicas, "inference engines"),
+    "slots": (int, "N", Machine.slots, "sequences that one of them runs at a time"),
+    "decode-ms": (float, "MS", 1000 * Machine.base, "a decode step without its sequences"),
+    "sequence-ms": (float, "MS", 1000 * Machine.each, "what each running sequence adds to a decode step"),
+    "median": (float, "TOKENS", LengthConfig.median, "the median answer"),
+    "sigma": (float, "X", LengthConfig.sigma, "standard deviation of a length's logarithm"),
+    "cap": (int, "TOKENS", LengthConfig.cap, "the longest answer"),
     "harder": (
         float,
         "X",
-        0.8,
+        LengthConfig.harder,
         "in the logarithm, how much longer answers to a hopeless prompt are than to a solved one",
     ),
-    "prompt-tokens": (int, "TOKENS", 512, "a prompt, for the account of prefill"),
+    "prompt-tokens": (int, "TOKENS", ClockConfig.prompt_tokens, "a prompt, for the account of prefill"),
 }
 
 
@@ -129,7 +142,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--seeds", metavar="S", default="0,1,2", help="seeds, with commas (default: 0,1,2)")
     parser.add_argument(
-        "--no-references", action="store_true", help="without GRPO and the oracles (default: they run beside)"
+        "--no-references", action="store_true", help="without GRPO and the oracle (default: they run beside)"
     )
     parser.add_argument(
         "--threshold",
@@ -143,25 +156,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
     timed.add_argument("--clock", action="store_true", help="count seconds; verl's own filter_groups runs beside")
     for name, (kind, unit, default, about) in _CLOCK_OPTIONS.items():
         timed.add_argument(f"--{name}", metavar=unit, type=kind, help=f"{about} (default: {default:g})")
-    timed.add_argument(
-        "--bound",
-        action="store_true",
-        help="a request waits at the replica that has the fewest when it is sent (default: replicas share one queue)",
-    )
     parser.add_argument("--json", metavar="OUT", help="all rows and the summary to a file; - for standard output")
     parser.add_argument("--overwrite", action="store_true", help="replace OUT if it exists")
-    parser.add_argument("--quiet", action="store_true", help="without a progress bar")
     parser.add_argument("overrides", metavar="OVERRIDE", nargs="*", help="adaptive.<key>=<value>, for every --preset")
 
 
 def run(args: argparse.Namespace) -> int:
-    from verl_adaptive.simulate import CLOCK_LIMITS, LIMITS, summarise
-    from verl_adaptive.simulate.merit import answer, merits, ranked
-
     if args.json and args.json != "-":
         refuse_overwrite(args.json, args.overwrite)
     made = _tasks(args)
-    rows = list(_rows(made, args.jobs, args.quiet))
+    rows = list(_rows(made, args.jobs))
     summary = summarise(rows)
     name, found = merits(rows)
     for entry in summary:
@@ -185,9 +189,6 @@ def run(args: argparse.Namespace) -> int:
 
 def _tasks(args: argparse.Namespace) -> list[Task]:
     """Everything that is to run, checked before the first of it does."""
-    from verl_adaptive.simulate import Setting, tasks
-    from verl_adaptive.simulate.equal_budget import check_task
-
     if args.jobs < 1:
         raise ConfigError("--jobs", args.jobs, "must be 1 or greater")
     steps, budget = args.steps, args.budget
@@ -211,8 +212,6 @@ def _tasks(args: argparse.Namespace) -> list[Task]:
 
 def _presets(args: argparse.Namespace) -> tuple[list[str], list[str]]:
     """What was named, and what runs beside it."""
-    from verl_adaptive.simulate import PEERS, REFERENCES, preset_names
-
     if args.preset:
         named = list(dict.fromkeys(args.preset))
     else:
@@ -223,22 +222,15 @@ def _presets(args: argparse.Namespace) -> tuple[list[str], list[str]]:
 
 def _clock(args: argparse.Namespace) -> Any:
     """What generation takes, or None."""
-    from verl_adaptive.simulate import ClockConfig, LengthConfig, Machine
-
     value = {name: getattr(args, name.replace("-", "_")) for name in _CLOCK_OPTIONS}
     if not args.clock:
-        given = [name for name in value if value[name] is not None] + ["bound"] * args.bound
-        if given:
-            raise ConfigError(f"--{given[0]}", value.get(given[0], "given"), "is an option of the clock; add --clock")
+        for name in value:
+            if value[name] is not None:
+                raise ConfigError(f"--{name}", value[name], "is an option of the clock; add --clock")
         return None
     value = {name: _CLOCK_OPTIONS[name][2] if given is None else given for name, given in value.items()}
-    for name in ("decode-ms", "sequence-ms"):
-        if not value[name] >= 0:
-            raise ConfigError(f"--{name}", value[name], "must be 0 or greater")
     base, each = (round(value[name] / 1000, 12) for name in ("decode-ms", "sequence-ms"))  # 0.12 ms is 0.00012 s
-    if base + each == 0:
-        raise ConfigError("--decode-ms", value["decode-ms"], "a decode step must take some time")
-    machine = Machine(value["replicas"], value["slots"], base, each, args.bound)
+    machine = Machine(value["replicas"], value["slots"], base, each)
     lengths = LengthConfig(value["median"], value["sigma"], value["cap"], value["harder"])
     clock = ClockConfig(machine, lengths, value["prompt-tokens"])
     clock.validate("--")
@@ -246,7 +238,6 @@ def _clock(args: argparse.Namespace) -> Any:
 
 
 def _seeds(text: str) -> list[int]:
-
     try:
         seeds = [int(word) for word in text.split(",")]
     except ValueError:
@@ -257,9 +248,7 @@ def _seeds(text: str) -> list[int]:
 
 
 def _pool(args: argparse.Namespace) -> tuple[Any, Any]:
-    from verl_adaptive.simulate import ReplayConfig, parse_pool, read_trace
-
-    pool = parse_pool(args.pool or "mixed")[1]
+    pool = parse_pool(args.pool or "mixed")
     if not math.isfinite(args.threshold):
         raise ConfigError("--threshold", args.threshold, "must be finite: no score is at least nan")
     if args.trace is None:
@@ -271,18 +260,15 @@ def _pool(args: argparse.Namespace) -> tuple[Any, Any]:
 # -- running ----------------------------------------------------------------------------------------------------------
 
 
-def _rows(made: list[Task], jobs: int, quiet: bool) -> Iterator[dict[str, Any]]:
+def _rows(made: list[Task], jobs: int) -> Iterator[dict[str, Any]]:
     """The runs' rows, in the order of the tasks."""
-    from verl_adaptive.simulate import run_task
-
-    shown = not quiet and sys.stderr.isatty()
     bar = Progress(
         TextColumn("{task.description}", markup=False),
         BarColumn(),
         TaskProgressColumn(),
         TimeRemainingColumn(),
         console=Console(stderr=True),
-        disable=not shown,
+        disable=not sys.stderr.isatty(),
         transient=True,
     )
     with bar:
@@ -290,16 +276,16 @@ def _rows(made: list[Task], jobs: int, quiet: bool) -> Iterator[dict[str, Any]]:
         if jobs == 1:
             for done, task in enumerate(made):
                 bar.update(watched, description=clean(f"{task.preset}, seed {task.seed}", 60))
-                yield run_task(task, partial(_tick, bar, watched, done))
+
+                def tick(share: float, done: int = done) -> None:
+                    bar.update(watched, completed=done + share)
+
+                yield run_task(task, tick)
             return
         with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
             for row in pool.map(run_task, made):
                 bar.advance(watched)
                 yield row
-
-
-def _tick(bar: Any, watched: Any, done: int, share: float) -> None:
-    bar.update(watched, completed=done + share)
 
 
 # -- the answer -------------------------------------------------------------------------------------------------------
@@ -310,13 +296,6 @@ def _about(task: Task, args: argparse.Namespace) -> dict[str, Any]:
     out: dict[str, Any] = {
         "command": "verl-adaptive simulate " + shlex.join(sys.argv[2:]) if len(sys.argv) > 1 else "",
         "version": __version__,
-        "machine": {
-            "system": platform.system(),
-            "processor": platform.machine(),
-            "cores": os.cpu_count(),
-            "python": platform.python_version(),
-            "numpy": np.__version__,
-        },
         "setting": asdict(task.setting),
         "pool_name": args.pool or ("replayed" if task.trace is not None else "mixed"),
         "pool": asdict(task.pool),
@@ -338,8 +317,6 @@ def _about(task: Task, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _write(path: str, data: dict[str, Any]) -> None:
-    from verl_adaptive.stats.atomic import write_file
-
     text = json.dumps(plain(data), indent=1) + "\n"
     write_file(Path(path), lambda file: file.write(text.encode()))
 

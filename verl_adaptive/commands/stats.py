@@ -37,6 +37,11 @@ from verl_adaptive.commands.arguments import (
 )
 from verl_adaptive.commands.output import console, facts, key_digits, number, print_json, share, table
 from verl_adaptive.errors import AdaptiveError, UsageError
+from verl_adaptive.report.judge import FLIPPING, never_solved
+from verl_adaptive.report.overview import overview
+from verl_adaptive.stats import open_runs
+from verl_adaptive.stats.expressions import Expression
+from verl_adaptive.stats.prompts import about_column
 from verl_adaptive.text import clean
 
 _LISTED = ("key", "source", "visits", "rollouts", "pass_rate", "first_rate", "last_rate", "last_step")
@@ -74,8 +79,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from verl_adaptive.stats.expressions import Expression
-
     wanted = None if args.where is None else Expression(args.where)  # before anything long
     if args.desc and not args.sort:
         raise UsageError("--desc needs --sort COLUMN")
@@ -106,9 +109,6 @@ def _watch(args: argparse.Namespace, wanted: Any) -> int:
 
 
 def _once(args: argparse.Namespace, wanted: Any) -> int:
-    from verl_adaptive.report.overview import overview
-    from verl_adaptive.stats import open_runs
-
     runs = open_runs(args.store, **how_read(args))
     if args.runs or len(runs) > 1:
         if wanted is not None or args.sort or args.columns:
@@ -156,8 +156,6 @@ def _once(args: argparse.Namespace, wanted: Any) -> int:
 
 def _standard(prompts: Any, tries: int) -> dict[str, tuple[np.ndarray, list[str]]]:
     """The lists that people ask for first."""
-    from verl_adaptive.report.judge import FLIPPING, never_solved
-
     never: tuple[np.ndarray, list[str]] = (prompts.order("rollouts", prompts.where(never_solved(tries)), True), [])
     out = {f"never solved in {tries} rollouts or more": never}
     if "flips" in prompts.further:
@@ -207,8 +205,6 @@ def _print_runs(runs: list[Any], as_json: bool) -> int:
 
 
 def _print_columns(opened: Any, as_json: bool) -> int:
-    from verl_adaptive.stats.prompts import about_column
-
     names = opened.prompts.names()
     if as_json:
         print_json({name: about_column(name) for name in names})

@@ -134,11 +134,11 @@ def _waste(history: History) -> list[Finding]:
         # of a sampler that decides by what prompts have shown
         why = (
             "The run's sampler avoids such prompts once it has met them. To save the first visits, start with an earlier run "
-            "(adaptive.warm_start) or a data set filtered by this one (verl-adaptive filter-dataset)."
+            "(adaptive.warm_start) or a data set filtered by this one (verl-adaptive export --data)."
         )
     else:
         why = (
             "+adaptive=solo needs no informative groups; +adaptive=greso skips such prompts once it has met them, and a filtered "
-            "data set (verl-adaptive filter-dataset) leaves them out."
+            "data set (verl-adaptive export --data) leaves them out."
         )
     return [Finding(False, f"{lost[name] / whole:.0%} of the latest rollouts went to “{name}”", why)]

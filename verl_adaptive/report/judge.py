@@ -71,7 +71,7 @@ FLIPPING = f"flips >= 2 and flipping >= {SURPRISING}"
 
 _WHY = {
     "never_solved": "Read a few of its rollouts: does the reward function parse the answers' format? If the prompts are too hard, leave them out "
-    "(verl-adaptive filter-dataset).",
+    "(verl-adaptive export --data).",
     "no_threshold": "Set adaptive.success.threshold between bad and good rewards, or adaptive.signal. If all answers are bad, read a "
     "few.",
     "cut": "Raise data.max_response_length, or penalise length: a cut answer is wrong whatever it thought.",
@@ -79,7 +79,7 @@ _WHY = {
     "starved": "The sampler sees nothing to learn there, or explores too little.",
     "all_succeed": "Set adaptive.success.threshold, or adaptive.signal.",
     "dead_share": "Fix the reward function, set adaptive.success.threshold if its rewards vary, or leave the source out "
-    "(verl-adaptive filter-dataset).",
+    "(verl-adaptive export --data).",
     "validation_falls": "Reward hacking or over-training: the checkpoint of that step may be the better one.",
     "rogue_reward": "A penalty, an overflow or a failed judge? It is clipped, and the scale of the advantages ignores it.",
     "duplicates": "Such rows share one set of statistics.",
@@ -117,7 +117,7 @@ class Finding:
         grave: it spoils training; else it is worth a look.
         what: in one line.
         why: what it may be, and what to do.
-        where: a condition for ``stats --where`` and ``filter-dataset``, or an empty string.
+        where: a condition for ``stats --where`` and ``export``, or an empty string.
         step: the training step at which it was raised; None: it is so now.
     """
 

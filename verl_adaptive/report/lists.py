@@ -28,7 +28,7 @@ class PromptList:
         total: prompts that belong to it; ``records`` has the first ones.
         records: column → value, a dict a prompt.
         where: a condition for ``stats --where`` that names all of them (or, of suspects, the listed ones).
-        keep: one for ``filter-dataset --where`` that leaves them out.
+        keep: one for ``export --data --where`` that leaves them out.
     """
 
     title: str

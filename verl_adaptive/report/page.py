@@ -138,9 +138,9 @@ def _commands(facts: dict[str, Any], where: str, keep: str) -> tuple[str, str]:
     if not where:
         return "", ""
     data = shlex.quote(facts.get("data") or "train.parquet")
-    filtered = f"verl-adaptive filter-dataset {data} kept.parquet --stats {shlex.quote(facts['argument'])}"
-    written = f"verl-adaptive export {shlex.quote(facts['argument'])} list.csv --where {shlex.quote(where)}"
-    return clean(written), clean(f"{filtered} --where {shlex.quote(keep)} --keep-unseen")
+    export = f"verl-adaptive export {shlex.quote(facts['argument'])}"
+    kept = f"{export} kept.parquet --data {data} --where {shlex.quote(keep)} --keep-unseen"
+    return clean(f"{export} list.csv --where {shlex.quote(where)}"), clean(kept)
 
 
 def _subtitle(facts: dict[str, Any], history: History | None) -> str:

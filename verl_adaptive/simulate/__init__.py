@@ -11,25 +11,24 @@ Rows are flat dictionaries: ``pandas.DataFrame(rows)``.
 
 from __future__ import annotations
 
-from verl_adaptive.simulate.clock import Clock, ClockConfig, Phase, Timing
+from verl_adaptive.simulate.clock import Clock, ClockConfig, Timing
 from verl_adaptive.simulate.driver import Simulation, make_simulation
 from verl_adaptive.simulate.equal_budget import CLOCK_LIMITS, LIMITS, Setting, Task, run_task, summarise, tasks
-from verl_adaptive.simulate.expected import Waiting, expected_waiting
+from verl_adaptive.simulate.expected import expected_waiting
 from verl_adaptive.simulate.learning import LearningConfig, LearningWorld
 from verl_adaptive.simulate.lengths import LengthConfig, Lengths
 from verl_adaptive.simulate.measure import Measure
-from verl_adaptive.simulate.pools import POOLS, PoolConfig, make_pool, parse_pool
+from verl_adaptive.simulate.pools import PoolConfig, make_pool, parse_pool
 from verl_adaptive.simulate.presets import PEERS, REFERENCES, compose_preset, preset_names
 from verl_adaptive.simulate.queueing import Machine, ServerQueue
 from verl_adaptive.simulate.replayed import ReplayConfig, ReplayedWorld, make_replayed
-from verl_adaptive.simulate.traces import Trace, TraceError, read_trace
+from verl_adaptive.simulate.traces import Trace, read_trace
 from verl_adaptive.simulate.worlds import StaticWorld, World, WorldPrompts
 
 __all__ = [
     "CLOCK_LIMITS",
     "LIMITS",
     "PEERS",
-    "POOLS",
     "REFERENCES",
     "Clock",
     "ClockConfig",
@@ -39,7 +38,6 @@ __all__ = [
     "Lengths",
     "Machine",
     "Measure",
-    "Phase",
     "PoolConfig",
     "ReplayConfig",
     "ReplayedWorld",
@@ -50,8 +48,6 @@ __all__ = [
     "Task",
     "Timing",
     "Trace",
-    "TraceError",
-    "Waiting",
     "World",
     "WorldPrompts",
     "compose_preset",

@@ -127,7 +127,7 @@ class Clock:
                 requests = engine.receive(self._take(done))
                 done = []
                 self._send(requests, answer)
-        unbegun = self.queue.abort().waiting if self.queue.busy else 0
+        unbegun = self.queue.abort()
         self._results.clear()
         self._left.clear()
         self._asked_in.clear()
@@ -246,11 +246,10 @@ class Timing:
 
     Args:
         config: what they were measured with.
-        skip: leave out so many steps at the beginning, in which a policy still learns what its prompts are like.
     """
 
-    def __init__(self, config: ClockConfig, skip: int = 0) -> None:
-        self.config, self.skip = config, skip
+    def __init__(self, config: ClockConfig) -> None:
+        self.config = config
         self.phases: list[Phase] = []
         self.informative: list[int] = []
         self.in_vain: list[tuple[int, int]] = []
@@ -275,7 +274,7 @@ class Timing:
         self._seconds += phase.seconds
         self.course.append((self._seconds, pool))
 
-    def row(self, steps: slice | None = None) -> dict[str, Any]:
+    def row(self, part: slice = slice(None)) -> dict[str, Any]:
         """The run in numbers, or some of its steps, named by :data:`TIMED`.
 
         ``time``: seconds of a step. ``time_per_informative``: seconds for each trained group that has variance.
@@ -285,7 +284,6 @@ class Timing:
         whose group did not commit, back or in flight; ``aborted_tokens``: their share of ``decoded``. ``prefill``: prompt
         tokens of a step. ``informative``: trained groups with variance of a step.
         """
-        part = steps or slice(self.skip, None)
         phases = self.phases[part]
         if not phases:
             return {key: float("nan") for key in TIMED}

@@ -22,10 +22,9 @@ from verl_adaptive.engine.shape import step_shape
 from verl_adaptive.errors import AdaptiveError, Exhausted
 from verl_adaptive.groups import Groups
 from verl_adaptive.policy import build_policy
-from verl_adaptive.roles import Sampler
 from verl_adaptive.simulate.clock import Clock
 from verl_adaptive.simulate.learning import LearningWorld
-from verl_adaptive.simulate.oracle import Oracle, OracleBest
+from verl_adaptive.simulate.oracle import OracleBest
 from verl_adaptive.simulate.presets import PEERS, REFERENCES, compose_preset, split_words
 from verl_adaptive.simulate.verl_filter import VerlFilter
 from verl_adaptive.simulate.worlds import World, WorldPrompts
@@ -44,13 +43,9 @@ class Simulation:
         config: the policy; ``total_rollouts`` ends the run after the step in which it is reached, as in training.
         world: the prompts.
         batch, n: B and N.
-        steps: the steps that the policy is told to plan for; with ``fixed`` it is stopped there, too.
+        steps: the steps that the policy is told to plan for; without a budget it is stopped there, too.
         seed: of the policy's draws and of the stream.
-        fixed: stop after ``steps`` steps, whatever was generated.
-        sampler: takes the place of the configured one (a reference that knows the pass rates).
-        shuffle: the stream permutes the data set each epoch; False: data-set order.
-        skip_zero: leave rollouts of exactly zero advantage out of training; :func:`make_simulation` takes what
-            ``adaptive.skip_zero_advantage`` says.
+        oracle: the sampler knows the pass rates, in place of the configured one.
         clock: answers in time, group by group; None: answers are back as asked for, one after the other.
         peer: verl's own filter decides, in place of the package's engine.
         ahead: batches that an asynchronous trainer generates ahead; None: verl's ``sync`` trainer. Needs a clock, for nothing but
@@ -60,7 +55,7 @@ class Simulation:
         engine: the engine.
         step: the latest step.
         requests, truth: of the latest step, by round: what was asked for, and the true pass rates of its prompts.
-        ended: why the run ended, once it has.
+        error: what training would have ended with, or an empty string.
     """
 
     def __init__(
@@ -72,17 +67,14 @@ class Simulation:
         n: int,
         steps: int,
         seed: int = 0,
-        fixed: bool = False,
-        sampler: Sampler | None = None,
-        shuffle: bool = True,
-        skip_zero: bool = True,
+        oracle: bool = False,
         clock: Clock | None = None,
         peer: bool = False,
         ahead: float | None = None,
     ) -> None:
         if ahead is not None and clock is None:
             raise AdaptiveError("an asynchronous trainer is simulated with a clock only")
-        self.world, self.steps, self.fixed, self.n = world, steps, fixed, n
+        self.world, self.steps, self.n, self.fixed = world, steps, n, config.total_rollouts is None
         self.clock: Any = clock
         table = StatsTable()
         row_of = table.rows_for(world.keys, sources=world.sources)
@@ -90,50 +82,49 @@ class Simulation:
         config = shape.config
         mode = None if ahead is None else AsyncFacts(warmup=shape.ahead)
         policy = build_policy(config)
-        if sampler is not None:
-            policy.sampler = sampler
-        if isinstance(sampler, Oracle):
+        if oracle:
             first = np.unique(row_of, return_index=True)[1]  # rows are numbered by first appearance
-            sampler.rates = lambda rows: world.rates(first[rows])
+            policy.sampler = OracleBest(lambda rows: world.rates(first[rows]))
         facts = RunFacts.of(replace(config, seed=seed), batch=shape.groups, n=shape.n, steps=steps, prompts=len(table))
-        source = WorldPrompts(world.size, seed, shuffle)
+        source = WorldPrompts(world.size, seed)
         if isinstance(world, LearningWorld) and world.batch is None:
             world.batch = batch  # the same rollouts in smaller groups move the model no further
-        self._peer = peer
         self.engine: Any  # the package's engine, or verl's filter in its place
         if peer:
             self.engine = VerlFilter(config, table, facts, row_of, source, policy=policy)
         else:
-            self.engine = make_engine(policy, table, config, facts, row_of, source, skip_zero=skip_zero, mode=mode)
+            skip = config.skip_zero_advantage is not False
+            self.engine = make_engine(policy, table, config, facts, row_of, source, skip_zero=skip, mode=mode)
         self.step = 0
         self.requests: list[Requests] = []
         self.truth: list[np.ndarray] = []
-        self.ended = ""
+        self.error = ""
 
     @property
     def finished(self) -> bool:
-        """The budget, the steps or the sampler are at their end."""
-        return bool(self.ended) or self.engine.finished or (self.fixed and self.step >= self.steps)
+        """The budget, the steps or the sampler are at their end, or training would have ended with an error."""
+        return bool(self.error) or self.engine.finished or (self.fixed and self.step >= self.steps)
+
+    @property
+    def ended(self) -> str:
+        """Why the run ended, once it has: one of :data:`ENDS`, or the error."""
+        if self.error or (self.fixed and self.step >= self.steps):
+            return self.error or "steps"
+        return "sampler" if self.engine.policy.sampler.finished else "budget"
 
     def __iter__(self) -> Iterator[StepResult]:
         while not self.finished:
             result = self.try_step()
-            if result is None:
-                break
-            yield result
-        self.close()
+            if result is not None:
+                yield result
 
     def try_step(self) -> StepResult | None:
-        """As :meth:`run_step`. None where training would end with an error; :attr:`ended` then has the reason."""
+        """As :meth:`run_step`. None where training would end with an error; :attr:`error` then has it."""
         try:
             return self.run_step()
         except Exhausted as error:
-            self.ended = str(error)
+            self.error = str(error)
             return None
-
-    def close(self) -> None:
-        """Note why the run ended."""
-        self.ended = self.ended or self._why()
 
     def run_step(self) -> StepResult:
         """One step: generation until the batch is complete, then training.
@@ -151,7 +142,8 @@ class Simulation:
             self.clock.generate(self.engine, requests, self._answer)
         else:
             while len(self.engine.flight) and not self.engine.decided:
-                lot = len(self.engine.flight) if self._peer else -(-self.engine.facts.batch // _LOTS)
+                whole = isinstance(self.engine, VerlFilter)
+                lot = len(self.engine.flight) if whole else -(-self.engine.facts.batch // _LOTS)
                 self.engine.receive(self._answer(self.engine.flight.select(slice(lot))))
         result = self.engine.finish()
         self.world.learn(result, self.engine.policy, self.step)
@@ -162,11 +154,6 @@ class Simulation:
         self.requests.append(requests)
         self.truth.append(self.world.rates(requests.index))
         return self.world.roll(requests)
-
-    def _why(self) -> str:
-        if self.fixed and self.step >= self.steps:
-            return "steps"
-        return "sampler" if self.engine.policy.sampler.finished else "budget"
 
 
 def make_simulation(
@@ -184,8 +171,7 @@ def make_simulation(
     """A run of a preset or a reference.
 
     Args:
-        preset: ``"greso"``, ``"greso adaptive.sampler.p_easy=0.3"``, ``oracle``, ``oracle_best``, or
-            ``verl_filter_groups``.
+        preset: ``"greso"``, ``"greso adaptive.sampler.p_easy=0.3"``, ``oracle_best``, or ``verl_filter_groups``.
         world: the prompts.
         batch, n, steps, seed: as :class:`Simulation`.
         budget: rollouts to generate; None: exactly ``steps`` steps.
@@ -196,20 +182,10 @@ def make_simulation(
         ConfigError, AdaptiveError: the preset or an override makes no sense.
     """
     words = split_words(preset)
-    sampler: Sampler | None = None
-    if words[0] in PEERS:
-        if len(words) > 1:
-            raise AdaptiveError(f"{words[0]} takes no overrides: it is verl's own filter, with verl's defaults")
-        config, more = compose_preset(["grpo"]), {**more, "peer": True}
-    elif words[0] in REFERENCES:
-        if len(words) > 1:
-            raise AdaptiveError(f"{words[0]} takes no overrides: it is a reference, plain GRPO on the prompts it picks")
-        sampler = Oracle() if words[0] == "oracle" else OracleBest()
-        config = compose_preset(["grpo"])
-    else:
-        config = compose_preset(words, overrides)
+    beside = words[0] in (*PEERS, *REFERENCES)
+    if beside and len(words) > 1:
+        raise AdaptiveError(f"{words[0]} takes no overrides: it is plain GRPO with prompts chosen otherwise")
+    config = compose_preset(["grpo"]) if beside else compose_preset(words, overrides)
     config = replace(config, seed=seed, total_rollouts=budget)
-    more.setdefault("skip_zero", config.skip_zero_advantage is not False)
-    return Simulation(
-        config, world, batch=batch, n=n, steps=steps, seed=seed, fixed=budget is None, sampler=sampler, **more
-    )
+    more |= {"oracle": words[0] in REFERENCES, "peer": words[0] in PEERS}
+    return Simulation(config, world, batch=batch, n=n, steps=steps, seed=seed, **more)

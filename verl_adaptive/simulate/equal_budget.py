@@ -189,7 +189,6 @@ def run_task(task: Task, tick: Callable[[float], None] | None = None) -> dict[st
         if tick is not None:
             done = simulation.engine.total.rollouts.generated / s.budget if s.budget else simulation.step / s.steps
             tick(min(1.0, done))
-    simulation.close()
     seconds = time.process_time() - begun
     timed = {} if timing is None else {**timing.row(), "course": timing.course}
     return {"preset": task.preset, "seed": task.seed, **measure.row(), **timed, "seconds": round(seconds, 3)}
@@ -204,12 +203,11 @@ def by_preset(rows: Sequence[dict[str, Any]]) -> dict[str, dict[int, dict[str, A
 
 
 def summarise(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Means over seeds with half of their 95 % interval (``…_half``), and each preset's share of the oracles' gain over GRPO.
+    """Means over seeds with half of their 95 % interval (``…_half``), and each preset's share of the oracle's gain over GRPO.
 
     ``efficiency_<x>`` is ``(preset − grpo) / (oracle_best − grpo)`` of the means over seeds, for ``signal`` (per
-    generated rollout) and ``pool_end`` (what the pool learned); its interval is of the differences, paired by seed.
-    ``…_drawn`` measures against ``oracle``, which draws in proportion to p(1 − p). None without the references, or
-    where the oracle gains nothing.
+    generated rollout) and ``pool_end`` (what the pool learned); its interval is of the differences, paired by seed. None
+    without the references, or where the oracle gains nothing.
 
     Of rows with a clock also ``time_ratio`` and ``time_per_informative_ratio``, shares of GRPO's paired by seed, and
     ``to_baseline``: seconds of generation until the pool's mean pass rate is where GRPO's run ended, as a share of what
@@ -228,9 +226,7 @@ def summarise(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             entry[f"dropped_{reason}"] = float(np.mean([r["dropped"].get(reason, 0) for r in runs.values()]))
         entry["dropped_surplus"] = float(np.mean([r["surplus"] for r in runs.values()]))
         for key in ("signal", "pool_end"):
-            for oracle, end in (("oracle_best", ""), ("oracle", "_drawn")):
-                name = f"efficiency_{key}{end}"
-                entry[name], entry[f"{name}_half"] = _efficiency(by, preset, key, oracle)
+            entry[f"efficiency_{key}"], entry[f"efficiency_{key}_half"] = _efficiency(by, preset, key)
         entry["compute_ratio"], entry["compute_ratio_half"] = _ratio(by, preset, "compute")
         if all("time" in run for run in runs.values()):
             for key in TIMED:
@@ -257,8 +253,8 @@ def _paired(by: dict, presets: Sequence[str], key: str) -> Iterator[np.ndarray]:
     return iter(np.array([by[p][s][key] for s in seeds], dtype=np.float64) for p in presets) if seeds else iter(())
 
 
-def _efficiency(by: dict, preset: str, key: str, oracle: str) -> tuple[float | None, float | None]:
-    found = list(_paired(by, (preset, BASELINE, oracle), key))
+def _efficiency(by: dict, preset: str, key: str) -> tuple[float | None, float | None]:
+    found = list(_paired(by, (preset, BASELINE, "oracle_best"), key))
     if not found:
         return None, None
     ours, theirs, top = found

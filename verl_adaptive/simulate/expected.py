@@ -46,10 +46,8 @@ class Waiting:
         later: ``seconds`` in the last pass that was simulated; None: there is one pass.
         informative: trained groups with variance in a step, of GRPO's.
         seconds_per_informative: of generation for each of them, of GRPO's; None where there are none, as in groups of one.
-        idle, idle_grpo: share of the tokens that full slots would have generated in that time and did not.
         waves: times in a step that requests met an empty machine; 1: no round waits for another.
         share: share of GRPO's groups with variance, as simulated.
-        steps: how many were measured.
     """
 
     rollouts: float
@@ -58,23 +56,8 @@ class Waiting:
     later: float | None
     informative: float
     seconds_per_informative: float | None
-    idle: float
-    idle_grpo: float
     waves: float
     share: float
-    steps: int
-
-    def words(self) -> str:
-        """One line for people."""
-        waves, apiece = "one wave", ""
-        if self.waves >= 1.05:
-            waves = f"{self.waves:.1f} waves, each of which waits for its longest answer"
-        if self.seconds_per_informative is not None:
-            apiece = f"; {self.seconds_per_informative:.2g} x its time for each group with variance"
-        return (
-            f"about {self.rollouts:.2g} x GRPO's rollouts and {self.seconds:.2g} x its generation time, in {waves}{apiece}, "
-            f"if {self.share:.0%} of GRPO's groups have variance (verl-adaptive simulate --clock tells more)"
-        )
 
 
 def expected_waiting(
@@ -124,7 +107,7 @@ def expected_waiting(
     plain = replace(compose_preset(["grpo"]), poll_interval=config.poll_interval)
     base, run_of = (_run(policy, p, clock, smaller, n, steps, seed) for policy in (plain, config))
 
-    def ratio(key: str, part: slice | None = None) -> float:
+    def ratio(key: str, part: slice = slice(None)) -> float:
         return float(run_of.row(part)[key] / base.row(part)[key])
 
     def over(key: str) -> float:
@@ -142,11 +125,8 @@ def expected_waiting(
         later=ratio("time", last) if simulated > 1 else None,
         informative=ours["informative"] / max(theirs["informative"], 1e-9),
         seconds_per_informative=ours["time_per_informative"] / theirs["time_per_informative"] if mixed else None,
-        idle=ours["idle"],
-        idle_grpo=theirs["idle"],
         waves=ours["waves"],
         share=theirs["informative"] / smaller,
-        steps=len(run_of.phases),
     )
 
 
@@ -190,10 +170,10 @@ def _pool(size: int, n: int, share: float, seed: int) -> np.ndarray:
 def _run(
     config: AdaptiveConfig, p: np.ndarray, clock: ClockConfig, batch: int, n: int, steps: int, seed: int
 ) -> Timing:
-    config = replace(config, seed=seed, total_rollouts=None)
+    config = replace(config, seed=seed, total_rollouts=None, skip_zero_advantage=None)
     watch, timing = Clock(clock), Timing(clock)
     world = StaticWorld(p, seed, lengths=Lengths(clock.lengths, len(p), seed))
-    simulation = Simulation(config, world, batch=batch, n=n, steps=steps, seed=seed, fixed=True, clock=watch)
+    simulation = Simulation(config, world, batch=batch, n=n, steps=steps, seed=seed, clock=watch)
     while not simulation.finished:
         result = simulation.run_step()
         timing.count(watch.phases[-1], result, config.tolerance, 0.0)

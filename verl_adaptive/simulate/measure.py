@@ -19,16 +19,12 @@ passes: rollouts generated meanwhile over N times the pool.
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import numpy as np
 
 from verl_adaptive.engine import Engine, StepResult
 from verl_adaptive.simulate.driver import Simulation
-
-#: Starting pass rates that are told apart: hopeless, hard, middle, easy, solved.
-BINS = (0.0, 0.02, 0.2, 0.8, 0.98, 1.0001)
 
 _LOOKS = 50
 
@@ -107,7 +103,7 @@ class Measure:
         self.partial += result.partial and self.simulation.engine.config.refill
 
     def row(self) -> dict[str, Any]:
-        """The run in numbers, flat but for ``dropped``, ``calibration`` and ``by_start``."""
+        """The run in numbers, flat but for ``dropped``."""
         engine, world = self.simulation.engine, self.world
         rollouts, tokens = engine.total.rollouts, engine.total.tokens
         now = np.array(world.rates())
@@ -137,13 +133,12 @@ class Measure:
             "compute": 2 * tokens.generated + 6 * tokens.trained,
             "pool_start": float(self.start.mean()),
             "pool_end": float(now.mean()),
-            "by_start": _by_start(self.start, now, self.seen),
             "coverage": float(self.seen.mean()),
             "never_seen": int((~self.seen).sum()),
             "gap_longest": float(gap.max()),
             "gap_median": float(np.median(gap)),
             "passes": self.passes,
-            **_calibration(estimates(engine)[engine.row_of], now, self.seen),
+            **_calibration(estimates(engine)[engine.row_of][self.seen], now[self.seen]),
             "ended": self.simulation.ended,
         }
 
@@ -162,37 +157,8 @@ def _best(q: np.ndarray, n: int, rollouts: int) -> float:
     return float(top.mean()) * rollouts
 
 
-def _by_start(start: np.ndarray, now: np.ndarray, seen: np.ndarray) -> list[dict[str, float]]:
-    out = []
-    for low, high in itertools.pairwise(BINS):
-        here = (start >= low) & (start < high)
-        if here.any():
-            out.append(
-                {
-                    "from": low,
-                    "to": min(high, 1.0),
-                    "prompts": int(here.sum()),
-                    "start": float(start[here].mean()),
-                    "end": float(now[here].mean()),
-                    "coverage": float(seen[here].mean()),
-                }
-            )
-    return out
-
-
-def _calibration(estimate: np.ndarray, truth: np.ndarray, seen: np.ndarray) -> dict[str, Any]:
-    if not seen.any():
-        return {"estimate_error": float("nan"), "estimate_bias": float("nan"), "calibration": []}
-    off = estimate[seen] - truth[seen]
-    place = np.minimum((estimate[seen] * 10).astype(np.int64), 9)
-    count = np.bincount(place, minlength=10)
-    sums = [np.bincount(place, values[seen], minlength=10) for values in (estimate, truth)]
-    return {
-        "estimate_error": float(np.sqrt((off**2).mean())),
-        "estimate_bias": float(off.mean()),
-        "calibration": [
-            {"prompts": int(k), "estimate": float(a / k), "truth": float(b / k)}
-            for k, a, b in zip(count, *sums, strict=True)
-            if k
-        ],
-    }
+def _calibration(estimate: np.ndarray, truth: np.ndarray) -> dict[str, float]:
+    off = estimate - truth
+    if not len(off):
+        return {"estimate_error": float("nan"), "estimate_bias": float("nan")}
+    return {"estimate_error": float(np.sqrt((off**2).mean())), "estimate_bias": float(off.mean())}

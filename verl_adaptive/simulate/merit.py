@@ -9,11 +9,10 @@ At the same number of generated rollouts, and as a ratio to GRPO's, seed by seed
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
-
-import numpy as np
 
 from verl_adaptive.significance import interval, significant
 from verl_adaptive.simulate.driver import ENDS
@@ -67,17 +66,12 @@ def merits(rows: Sequence[dict[str, Any]]) -> tuple[str, dict[str, Merit]]:
         seeds = sorted(set(runs) & set(base))
         if not seeds:
             continue
-        if any(runs[seed]["ended"] not in ENDS for seed in seeds):
-            out[preset] = Merit()  # training would end with an error there: nobody should take it
-            continue
-        if not learns and all(runs[seed]["signal"] == 0 for seed in seeds):
-            out[preset] = Merit(single=True)
-            continue
-        ratios = np.array([value(runs[seed]) / value(base[seed]) if value(base[seed]) else np.nan for seed in seeds])
-        if not np.isfinite(ratios).all():
-            out[preset] = Merit()
-            continue
-        out[preset] = Merit(tuple(ratios.tolist()))
+        # training would end with an error there: nobody should take it
+        fails = any(runs[seed]["ended"] not in ENDS for seed in seeds)
+        single = not fails and not learns and all(runs[seed]["signal"] == 0 for seed in seeds)
+        known = not fails and not single and all(value(base[seed]) for seed in seeds)
+        ratios = tuple(value(runs[seed]) / value(base[seed]) for seed in seeds) if known else ()
+        out[preset] = Merit(ratios if all(map(math.isfinite, ratios)) else (), single)
     return name, out
 
 

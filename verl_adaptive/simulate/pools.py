@@ -6,7 +6,6 @@ rates. Named pools are starting points; ``NAME:key=value,key=value`` changes any
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any
 
@@ -71,11 +70,8 @@ POOLS: dict[str, PoolConfig] = {
 }
 
 
-def parse_pool(text: str) -> tuple[str, PoolConfig]:
+def parse_pool(text: str) -> PoolConfig:
     """The pool that ``NAME`` or ``NAME:key=value,…`` means; keys of ``learning`` are written bare, as ``spill=0.1``.
-
-    Returns:
-        What was asked for, and the pool.
 
     Raises:
         ConfigError: unknown name or key, or a value that cannot be.
@@ -84,25 +80,19 @@ def parse_pool(text: str) -> tuple[str, PoolConfig]:
     if name not in POOLS:
         raise ConfigError("--pool", name, f"no such pool; {nearest(name, POOLS)}")
     values: dict[str, Any] = asdict(POOLS[name])
-    learning = set(values["learning"])
+    learning = values["learning"]
     for word in filter(None, rest.split(",")):
         key, equals, value = word.partition("=")
         if not equals:
             raise ConfigError("--pool", word, "must be key=value")
+        if key == "learning":
+            raise ConfigError("--pool", word, f"name one of {', '.join(learning)}")
         try:
             number = int(value) if value.lstrip("-").isdigit() else float(value)
         except ValueError:
             raise ConfigError(f"--pool {name}:{key}", value, "must be a number") from None
-        (values["learning"] if key in learning else values)[key] = number
-    return text, build(PoolConfig, _without_group(values), f"--pool {name}")
-
-
-def _without_group(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Refuse a number in the place of the group ``learning``, with the keys that may be meant."""
-    if not isinstance(values["learning"], Mapping):
-        keys = ", ".join(asdict(LearningConfig()))
-        raise ConfigError("--pool", f"learning={values['learning']}", f"name one of {keys}")
-    return dict(values)
+        (learning if key in learning else values)[key] = number
+    return build(PoolConfig, values, f"--pool {name}")
 
 
 def starting_rates(config: PoolConfig, seed: int) -> np.ndarray:

@@ -10,7 +10,7 @@ from verl_adaptive.config import AdaptiveConfig
 from verl_adaptive.errors import AdaptiveError, ConfigError, nearest
 
 #: References that no command line of verl can name: they see the true pass rates.
-REFERENCES = ("oracle", "oracle_best")
+REFERENCES = ("oracle_best",)
 
 #: What verl does by itself: no policy of this package (:mod:`verl_adaptive.simulate.verl_filter`).
 PEERS = ("verl_filter_groups",)

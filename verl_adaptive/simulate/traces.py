@@ -26,6 +26,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.groups import at_least
@@ -38,6 +39,7 @@ from verl_adaptive.stats.table import StatsTable, key_words
 _VALUES = ("pass_rate", "n", "step", "tokens", "data_source", "source")
 _NAMES = ("key", "prompt_id", "uid", "id", "prompt", "index")
 _TRAINED = "verl dumps the rollouts that trained: prompts and groups that a policy dropped are not in it"
+_KINDS = {"results": "results of an evaluation", "snapshot": "snapshot", "journal": "journal"}
 _TABLES = (".parquet", ".jsonl", ".ndjson", ".json")
 
 
@@ -108,9 +110,6 @@ def read_trace(source: str | os.PathLike[str], *, threshold: float = 0.5) -> Tra
 
 def _columns(path: Path) -> dict[str, Any] | None:
     """Columns of a table of pass rates; None if there are none."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     if path.suffix == ".parquet":
         try:
             names = pq.read_schema(path).names
@@ -197,52 +196,36 @@ def _hashable(value: Any) -> Any:
 def _read_run(source: str, threshold: float) -> Trace | None:
     try:
         run = open_run(source, success=lambda scores: at_least(scores, threshold).astype(np.float64))
-        if run.kind == "results":
-            return _of_table(run.table, "results of an evaluation", source)
+        table = run.table
     except StoreError as error:
         hint = "; a table of pass rates has a column pass_rate" if Path(source).is_file() else ""
         raise TraceError(f"{error}{hint}") from None
-    if run.kind == "snapshot":
-        return _of_table(run.table, "snapshot", run.where)
-    page = pa.concat_tables([OBSERVATIONS.empty_table(), *run.observations()])
-    table = run.table
-    every = table.rows_for(key_words(page.column("key")), create=False)
-    where = run.where
-    good = ~page.column("failed").to_numpy() & (page.column("n").to_numpy() > 0)
-    prompt = every[good]
-    n = page.column("n").to_numpy()[good].astype(np.float64)
-    length = page.column("tokens").to_numpy()[good].astype(np.float64)
-    used, prompt = np.unique(prompt, return_inverse=True)
-    rollouts, tokens = np.bincount(prompt, n), np.bincount(prompt, length)
+    if run.has_course:
+        page = pa.concat_tables([OBSERVATIONS.empty_table(), *run.observations()])
+        page = page.filter(~page.column("failed").to_numpy() & (page.column("n").to_numpy() > 0))
+        row = table.rows_for(key_words(page.column("key")), create=False)
+        step = page.column("step").to_numpy().astype(np.int64)
+        n, successes, tokens = (
+            page.column(name).to_numpy().astype(np.float64) for name in ("n", "successes", "tokens")
+        )
+    else:  # totals only: one observation a prompt
+        row = np.flatnonzero(table.col("rollouts") > 0)
+        step = np.zeros(len(row), dtype=np.int64)
+        n, successes, tokens = (table.col(name)[row].astype(np.float64) for name in ("rollouts", "successes", "tokens"))
+    used, prompt = np.unique(row, return_inverse=True)
+    length = np.bincount(prompt, tokens)
+    dumped = run.kind not in _KINDS
     return Trace(
         keys=table.keys[used].copy(),
         prompt=prompt,
-        step=page.column("step").to_numpy()[good].astype(np.int64),
+        step=step,
         n=n,
-        successes=page.column("successes").to_numpy()[good],
-        tokens=np.where(tokens > 0, tokens / np.maximum(rollouts, 1), np.nan),
-        kind=run.kind if run.kind == "journal" else "verl's rollouts",
-        where=where,
-        note="" if run.kind == "journal" else _TRAINED,
+        successes=np.clip(successes, 0.0, n),
+        tokens=np.where(length > 0, length / np.bincount(prompt, n), np.nan),
+        kind="verl's rollouts" if dumped else _KINDS[run.kind],
+        where=run.where,
+        note=_TRAINED if dumped else "",
         sources=_sources(table, used),
-    )
-
-
-def _of_table(table: StatsTable, kind: str, where: str) -> Trace:
-    """A statistics table knows totals only: one observation a prompt."""
-    seen = np.flatnonzero(table.col("rollouts") > 0)
-    n = table.col("rollouts")[seen].astype(np.float64)
-    tokens = table.col("tokens")[seen].astype(np.float64)
-    return Trace(
-        keys=table.keys[seen].copy(),
-        prompt=np.arange(len(seen)),
-        step=np.zeros(len(seen), dtype=np.int64),
-        n=n,
-        successes=np.clip(table.col("successes")[seen], 0.0, n),
-        tokens=np.where(tokens > 0, tokens / n, np.nan),
-        kind=kind,
-        where=where,
-        sources=_sources(table, seen),
     )
 
 

@@ -30,24 +30,10 @@ from verl_adaptive.policy import Policy, find_part
 from verl_adaptive.progress import Progress
 from verl_adaptive.rng import Draw
 from verl_adaptive.roles import Pick, Sampler
-from verl_adaptive.stats.keys import KEY_DTYPE
+from verl_adaptive.simulate.worlds import StaticWorld, WorldPrompts
 from verl_adaptive.stats.table import StatsTable
 
 _CLOCKS = ("time.time", "time.time_ns", "time.monotonic", "time.perf_counter", "time.process_time")
-
-
-@dataclass
-class _Stream:
-    """Data-set order shuffled anew each epoch; ``position`` is all of its state."""
-
-    size: int
-    position: int = 0
-
-    def take(self, count: int) -> np.ndarray:
-        wanted = np.arange(self.position, self.position + count)
-        self.position += count
-        orders = {int(e): np.random.default_rng([7, int(e)]).permutation(self.size) for e in set(wanted // self.size)}
-        return np.array([orders[int(w // self.size)][w % self.size] for w in wanted], dtype=np.int64)
 
 
 @dataclass
@@ -55,20 +41,13 @@ class _Run:
     """An engine in a world of known success rates."""
 
     engine: Engine
-    stream: _Stream
-    p: np.ndarray
+    stream: WorldPrompts
+    world: StaticWorld
     reverse: bool = False  # answer requests last to first
     trace: list[list[tuple[int, int]]] = field(default_factory=list)  # per round: (data-set position, rollouts)
 
     def roll(self, requests: Requests) -> Groups:
-        rewards = []
-        for submission, index, n in zip(requests.submission, requests.index, requests.n, strict=True):
-            one = np.full(int(n), int(submission), dtype=np.uint64)
-            u = Draw(1, 0).uniform("conformance", one, np.arange(int(n)))
-            rewards.append((u < self.p[index]).astype(float).tolist())
-        groups = Groups.from_lists(
-            requests.row.tolist(), rewards, submission=requests.submission.tolist(), index=requests.index.tolist()
-        )
+        groups = self.world.roll(requests)
         return groups.select(np.arange(len(groups))[::-1]) if self.reverse else groups
 
     def step(self, step: int) -> StepResult:
@@ -105,20 +84,13 @@ class SamplerConformance:
 
     # -- the run --------------------------------------------------------------------------------------------
 
-    def _keys(self) -> np.ndarray:
-        number = np.arange(self.prompts, dtype=np.uint64)
-        keys = np.empty(self.prompts, dtype=KEY_DTYPE)
-        keys["hi"], keys["lo"] = Draw(3, 0).bits("conformance.key", number, number), number
-        return keys
-
-    def _rates(self) -> np.ndarray:
-        return np.where(np.arange(self.prompts) % 2 == 0, 1.0, 0.5)
+    def _world(self) -> StaticWorld:
+        return StaticWorld(np.where(np.arange(self.prompts) % 2 == 0, 1.0, 0.5), seed=1)
 
     def _run(
         self, table: StatsTable | None = None, steps: int | None = None, reverse: bool = False, drop: bool = True
     ) -> _Run:
-        sampler = self.make()
-        stream = _Stream(self.prompts)
+        sampler, world, stream = self.make(), self._world(), WorldPrompts(self.prompts, seed=7)
         judge = "informative" if drop and self.refill else "keep_all"
         others = {"allocator": "fixed", "filter": judge, "advantage": "verl"}
         made: dict[str, Any] = {role: find_part(role, name)({}) for role, name in others.items()}
@@ -127,10 +99,10 @@ class SamplerConformance:
         for part in policy:
             part.check_policy(policy, config)
         table = StatsTable() if table is None else table
-        row_of = table.rows_for(self._keys())
+        row_of = table.rows_for(world.keys)
         facts = RunFacts(batch=self.batch, n=self.n, steps=steps or self.steps, prompts=self.prompts)
         engine = make_engine(policy, table, config, facts, row_of, stream)
-        return _Run(engine, stream, self._rates(), reverse)
+        return _Run(engine, stream, world, reverse)
 
     def _progress(self, step: int) -> Progress:
         return Progress(step=step, batch=self.batch, draw=Draw(0, step))
@@ -152,7 +124,7 @@ class SamplerConformance:
     def test_row_numbers_do_not_matter(self) -> None:
         """Decisions depend on keys: the same data set in a table that met its prompts in another order, among others."""
         table, half = StatsTable(), self.prompts // 2
-        keys, others = self._keys()[::-1], self._keys()
+        keys, others = self._world().keys[::-1], self._world().keys
         others["hi"] ^= np.uint64(1)
         mixed = np.concatenate([others[:9], keys[:half], others[9:12], keys[half:], others[12:]])
         table.rows_for(mixed)
