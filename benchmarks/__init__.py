@@ -1,1 +1,1 @@
-"""Benchmarks, run from a checkout's root: ``python -m benchmarks.NAME``."""
+"""Benchmarks, run from a checkout's root: ``python -m benchmarks.NAME`` or ``verl-adaptive bench NAME``."""

@@ -1,4 +1,4 @@
-"""The benchmarks' report, and the statistics behind it."""
+"""The benchmarks' report, the statistics behind it, and the command in front of them."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_the_pages_are_what_the_results_say() -> None:
     pytest.importorskip("torch")
     results = ROOT / "benchmarks" / "results"
     for path, text in report.pages(results, ROOT / "benchmarks" / "RESULTS.md", ROOT / "README.md").items():
-        assert path.read_text() == text, f"{path.name} is out of date: python -m benchmarks.report"
+        assert path.read_text() == text, f"{path.name} is out of date: verl-adaptive bench report"
 
 
 # -- the real pipeline's cells ------------------------------------------------------------------------------------
@@ -161,3 +161,36 @@ def test_oracle_prefers_prompts_near_one_half() -> None:
         counts += np.bincount(drawn // 100, minlength=4)
     assert counts[[0, 3]].sum() == 0
     assert counts[2] / counts[1] == pytest.approx(0.25 / 0.09, rel=0.15)
+
+
+# -- the command --------------------------------------------------------------------------------------------------
+
+
+def test_command_hands_its_words_on(capfd) -> None:
+    pytest.importorskip("torch")
+    assert cli.main(["bench", "torch", "--list", "--presets", "grpo", "--lrs", "1e-3", "--seeds", "1", "--fresh"]) == 0
+    assert capfd.readouterr().out == "base/grpo/lr=0.001/seed=0\n"
+    assert cli.main(["bench", "torch", "--presets", "nope"]) == 2
+    assert capfd.readouterr().err.startswith("train_torch: no preset 'nope'; there are grpo")
+
+
+def test_command_says_what_is_missing(monkeypatch, capsys, tmp_path) -> None:
+    assert cli.main(["bench"]) == 2
+    assert cli.main(["bench", "nope"]) == 2
+    capsys.readouterr()
+    monkeypatch.setitem(bench.MODULES, "torch", ("train_torch", ("no_such_module",)))
+    assert cli.main(["bench", "torch"]) == 1
+    said = capsys.readouterr().err
+    assert "needs no_such_module" in said and "scripts/install.sh" in said and said.count("\n") == 1
+    monkeypatch.setattr(bench, "__file__", str(tmp_path / "a" / "b" / "bench.py"))
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["bench", "pretrained"]) == 1
+    said = capsys.readouterr().err
+    assert "need the source checkout" in said and said.count("\n") == 1
+
+
+def test_simulate_is_the_simulators_own_command(capfd) -> None:
+    assert cli.main(["bench", "simulate", "--preset", "nope"]) == 1
+    assert "--preset='nope': no such preset" in capfd.readouterr().err
+    assert cli.main(["bench", "simulate", "--no-such-option"]) == 2
+    assert "unrecognized arguments: --no-such-option" in capfd.readouterr().err
