@@ -234,7 +234,7 @@ def test_every_documented_form(form: str, suffix: str, name: str, tmp_path: Path
         if name == "ground_truth":
             row = {"data_source": "gsm8k", "prompt": row["prompt"], "ground_truth": row["reward_model"]["ground_truth"]}
         elif name == "hex":
-            row = {"key": key_hex(key)}
+            row = {"key": key_hex(key)[0]}
         elif name == "bytes":
             row = {"key": keys_bytes(key.reshape(1))[0]}
         elif name == "id":
@@ -377,8 +377,8 @@ def test_bad_sources_are_named(tmp_path: Path) -> None:
         ("bad.parquet", "not a Parquet file"),
         ("what.txt", "is not one of"),
         ("empty", "holds no run"),
-        ("nothing.jsonl", "has no rows; give results"),
-        ("none.parquet", "has no rows; give results"),
+        ("nothing.jsonl", "has no rows"),
+        ("none.parquet", "has no rows"),
         ("gone", "does not exist"),
     ]:
         with pytest.raises(StoreError, match=message) as caught:

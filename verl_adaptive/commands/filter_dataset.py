@@ -42,8 +42,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from verl_adaptive.stats import open_run
-    from verl_adaptive.stats.dataset import keys_of, open_parquet
+    from verl_adaptive.stats.dataset import keys_of
     from verl_adaptive.stats.expressions import Expression
+    from verl_adaptive.stats.rows import open_parquet
 
     wanted = Expression(args.where)
     if not args.out.endswith(".parquet"):
@@ -88,7 +89,7 @@ def _copy(source: str, target: str, keep: np.ndarray) -> None:
     import pyarrow.parquet as pq
 
     from verl_adaptive.stats.atomic import write_file
-    from verl_adaptive.stats.dataset import DatasetError, open_parquet
+    from verl_adaptive.stats.rows import StoreError, open_parquet
 
     def write(out: BinaryIO) -> None:
         file, codec, start = open_parquet(source), "snappy", 0
@@ -105,4 +106,4 @@ def _copy(source: str, target: str, keep: np.ndarray) -> None:
     try:
         write_file(Path(target), write)
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise DatasetError(f"{source} cannot be copied to {target}: {error}") from error
+        raise StoreError(f"{source} cannot be copied to {target}: {error}") from error

@@ -23,7 +23,7 @@ import pyarrow as pa
 from verl_adaptive.groups import SUCCESS, at_least
 from verl_adaptive.stats.keys import prompt_key
 from verl_adaptive.stats.reader import OBSERVATIONS, JournalReader
-from verl_adaptive.stats.results import StoreError, json_lines
+from verl_adaptive.stats.rows import StoreError, json_lines
 
 #: Bytes that are read at most, the newest steps first.
 MOST = 512 * 2**20
@@ -77,7 +77,7 @@ def answer_in(output: str, limit: int = 80) -> str:
 def dump_files(folder: Path) -> list[Path]:
     """The files of a folder of verl's rollouts, by step; a file of them is one alone."""
     if folder.is_file():
-        first = next(json_lines(folder, StoreError), (0, {}))[1] if folder.suffix == ".jsonl" else {}
+        first = next(json_lines(folder), (0, {}))[1] if folder.suffix == ".jsonl" else {}
         return [folder] if {"input", "output", "score"} <= set(first) else []
     return sorted(
         (p for p in folder.glob("*.jsonl") if re.fullmatch(r"\d+", p.stem) and p.is_file()), key=lambda p: int(p.stem)
@@ -110,7 +110,7 @@ class DumpReader(JournalReader):
         ] = {}  # rollout → score and text of its last output
         sources: dict[bytes, str] = {}
         for path in dump_files(self.folder):
-            for number, row in json_lines(path, StoreError):
+            for number, row in json_lines(path):
                 where = f"{path}, line {number}"
                 key, step, score = _rollout(row, int(path.stem) if path.stem.isdigit() else 0, where)
                 sources.setdefault(key, str(row.get("data_source") or ""))

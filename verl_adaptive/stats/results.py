@@ -26,19 +26,17 @@ successes alone says nothing of rewards. Other columns are ignored.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 
-from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.groups import success_by_default
 from verl_adaptive.stats import keys as _keys
+from verl_adaptive.stats.rows import StoreError, json_lines, parquet_rows
 from verl_adaptive.stats.table import StatsTable
 from verl_adaptive.stats.visits import kind_of
 
@@ -47,47 +45,10 @@ _LARGEST = 1e150  # of sums: many rows of one prompt are added up
 _PRIOR = 8.0  # rollouts that an expectation counts for: half of them, κ = 4, were measured (benchmarks/RESULTS.md)
 
 
-class StoreError(AdaptiveError):
-    """There is no run where one was looked for, or it does not hold what was asked of it."""
-
-
-def json_lines(path: Path, wrong: type[AdaptiveError]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The objects of a file with one a line, and their lines' numbers; empty lines are passed over.
-
-    Raises:
-        AdaptiveError: a line is something else: ``wrong``, with its number.
-    """
-    with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line)
-            except (ValueError, RecursionError) as error:
-                raise wrong(f"{path}, line {number}: not JSON: {error}") from error
-            if not isinstance(row, dict):
-                raise wrong(f"{path}, line {number}: not an object; one JSON object a line is expected")
-            yield number, row
-
-
 def _rows(path: Path) -> Iterator[Mapping[str, Any]]:
-    if path.suffix == ".parquet":
-        try:
-            file = pq.ParquetFile(path)
-        except (pa.ArrowException, OSError, ValueError) as error:
-            raise StoreError(f"{path} is not a Parquet file: {error}") from error
-        batches = file.iter_batches(batch_size=8192)
-        while True:
-            try:
-                batch = next(batches, None)
-                rows = [] if batch is None else batch.to_pylist()
-            except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
-                raise StoreError(f"{path} cannot be read: {error}") from error
-            if batch is None:
-                return
-            yield from rows
-    for _, row in json_lines(path, StoreError):
-        yield row
+    if path.suffix != ".parquet":
+        return (row for _, row in json_lines(path))
+    return chain.from_iterable(parquet_rows(path))
 
 
 def _key(row: Mapping[str, Any], prompt_key: str, id_key: str | None, media_keys: Mapping[str, str] | None) -> bytes:
@@ -97,7 +58,7 @@ def _key(row: Mapping[str, Any], prompt_key: str, id_key: str | None, media_keys
             raise ValueError(f"key has {len(value)} bytes instead of 16")
         return value
     if value is not None:
-        return _keys.keys_bytes(_keys.parse_hex(str(value)))[0]
+        return _keys.parse_hex(str(value))
     if id_key is not None:
         found = _keys.dig(row, id_key)
         if found is None:

@@ -29,7 +29,8 @@ from verl_adaptive.stats.dataset import Row, rows_of
 from verl_adaptive.stats.dumps import DumpReader, Said, dump_files, said_of
 from verl_adaptive.stats.history import Flips
 from verl_adaptive.stats.reader import JournalReader
-from verl_adaptive.stats.results import StoreError, read_results
+from verl_adaptive.stats.results import read_results
+from verl_adaptive.stats.rows import StoreError
 from verl_adaptive.stats.snapshot import FOLDER, MANIFEST, SnapshotMissing, read_manifest, read_snapshot
 from verl_adaptive.stats.table import StatsTable
 
