@@ -72,7 +72,6 @@ def _moves(prompts: Prompts, history: History | None) -> list[Finding]:
     twice = (table.col("visits") > 1) & np.isfinite(change)
     if history is not None and len(history.step) > 3:
         twice &= table.col("last_step") > history.step[len(history.step) // 2]  # lately
-    assert isinstance(rate, np.ndarray)
     code, moved, size = table.col("source").astype(np.int64)[twice], change[twice], len(table.sources)
     counts = np.bincount(code, minlength=size)
     with np.errstate(all="ignore"):

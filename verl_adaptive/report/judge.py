@@ -359,16 +359,12 @@ class Judge:
 
     def validated(self, step: int, metrics: Mapping[str, Any], prompts: Mapping[str, int]) -> list[Finding]:
         """Take what verl's validation measured after ``step``; arguments and result as of ``Journal.commit_validation``."""
-        numbers = {n: float(v) for n, v in metrics.items() if isinstance(v, int | float | np.number) and np.isfinite(v)}
-        one = {
-            "step": step,
-            "metrics": {n: v for n, v in numbers.items() if n.startswith("val-")},
-            "prompts": dict(prompts),
-        }
         if self._validations and self._validations[-1]["step"] >= step:
             return []  # of several measurements of a step the first one counts
+        numbers = {n: float(v) for n, v in metrics.items() if isinstance(v, int | float | np.number) and np.isfinite(v)}
+        known = {n: v for n, v in numbers.items() if n.startswith("val-")}
+        self._validations.append({"step": step, "metrics": known, "prompts": dict(prompts)})
         whole = self._all[[0, 4, 5]].sum(axis=1)
-        self._validations.append(one)
         self._trained.append((whole - self._before).tolist())
         self._before, before, self._fell = whole, self._fell, None
         for curve in headline(self._validations)[-1:]:
@@ -454,7 +450,7 @@ class Judge:
     # -- across a restart -----------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Counts by source, alarms that are on, and what has been said, for :func:`.stats.state.split_state`."""
+        """Counts by source, alarms that are on, and what has been said, for :func:`.stats.state.state_to_json`."""
         return {
             "names": self.names,
             "counts": {name: getattr(self, f"_{name}").copy() for name in _COUNTS},

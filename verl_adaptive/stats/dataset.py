@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,7 +28,8 @@ def _keyed(
     columns = {"data_source", prompt_key, "reward_model", *MEDIA_FIELDS, *(media_keys or {}).values()}
     if id_key is not None:
         columns |= {id_key, id_key.split(".")[0]}
-    start, how = 0, {"prompt_key": prompt_key, "media_keys": media_keys}
+    how: dict[str, Any] = {"prompt_key": prompt_key, "media_keys": media_keys}
+    start = 0
     for rows in parquet_rows(path, columns):
         try:
             keys = dataset_identity(rows, **how)[1] if question else dataset_keys(rows, id_key=id_key, **how)
@@ -104,10 +106,9 @@ def conflicts(path: str, limit: int, *, prompt_key: str = "prompt", **how: Any) 
         rows.setdefault(key, []).append(number)
         answers.append(str(dig(row, "reward_model.ground_truth")))
     found = [r for r in rows.values() if len({answers[i] for i in r}) > 1]
-    shown, number, texts = {r[0] for r in found[:limit]}, 0, {}
-    for batch in parquet_rows(path, {prompt_key}) if shown else ():
-        texts |= {number + i: text_of(row, prompt_key) for i, row in enumerate(batch) if number + i in shown}
-        number += len(batch)
+    shown = {r[0] for r in found[:limit]}
+    every = enumerate(chain.from_iterable(parquet_rows(path, {prompt_key})))
+    texts = {number: text_of(row, prompt_key) for number, row in every if number in shown} if shown else {}
     return [
         {"text": texts[r[0]], "answers": sorted({answers[i] for i in r}), "rows": r, "of": len(found)}
         for r in found[:limit]

@@ -105,9 +105,8 @@ class DumpReader(JournalReader):
         self.texts: dict[str, tuple[str, str]] = {}
         self.said: dict[str, Said] = {}
         self._written: dict[int, float] = {}
-        groups: dict[
-            tuple[int, bytes], dict[str, tuple[float, str]]
-        ] = {}  # rollout → score and text of its last output
+        # Step and key → rollout → score and answer of its last output: only that one has the reward.
+        groups: dict[tuple[int, bytes], dict[str, tuple[float, str]]] = {}
         sources: dict[bytes, str] = {}
         for path in dump_files(self.folder):
             for number, row in json_lines(path):
@@ -116,28 +115,20 @@ class DumpReader(JournalReader):
                 sources.setdefault(key, str(row.get("data_source") or ""))
                 self.texts.setdefault(key.hex(), (str(row["input"]), str(row.get("gts", ""))))
                 self._written[step] = path.stat().st_mtime
-                # A rollout of several outputs has one line each, "<prompt>_<rollout>_<output>"; its reward is the last's.
+                # A rollout of several outputs has one line each, "<prompt>_<rollout>_<output>".
                 session = re.sub(r"_\d+$", "", str(row["uid"])) if row.get("uid") else where
                 groups.setdefault((step, key), {})[session] = score, answer_in(str(row.get("output", "")))
-        order = sorted(groups, key=lambda group: group[0])
         rows = []
-        for place, (step, key) in enumerate(order):
-            answers = groups[step, key].values()
-            scores = np.array([score for score, _ in answers])
-            right = success(scores)
+        for place, (step, key) in enumerate(sorted(groups, key=lambda group: group[0])):
+            scores, answers = zip(*groups[step, key].values(), strict=True)
+            values, right = np.array(scores), success(np.array(scores))
             said = self.said.setdefault(key.hex(), Said())
-            said.rollouts += len(scores)
-            said.wrong.update(answer for (_, answer), won in zip(answers, right, strict=True) if won < SUCCESS)
-            row = {
-                "attempt": 0,
-                "step": step,
-                "submission": place,
-                "key": key,
-                "source": sources[key],
-                "n": len(scores),
-            }
-            row |= {"signal_sum": scores.sum(), "signal_sqsum": (scores * scores).sum(), "reward_sum": scores.sum()}
-            row |= {"successes": right.sum(), "signal_min": scores.min(), "signal_max": scores.max()}
+            said.rollouts += len(values)
+            said.wrong.update(answer for answer, won in zip(answers, right, strict=True) if won < SUCCESS)
+            row = {"attempt": 0, "step": step, "submission": place, "key": key, "source": sources[key]}
+            row |= {"n": len(values), "reward_sum": values.sum(), "successes": right.sum()}
+            row |= {"signal_sum": values.sum(), "signal_sqsum": (values * values).sum()}
+            row |= {"signal_min": values.min(), "signal_max": values.max()}
             row |= {"outcome": "trained", "failed": False, "tokens": 0, "lag": 0, "lost": 0, "clipped": None}
             rows.append(row)
         self._table = pa.Table.from_pylist(rows, schema=OBSERVATIONS)
@@ -147,11 +138,11 @@ class DumpReader(JournalReader):
         step, n = (self._table.column(name).to_numpy() for name in ("step", "n"))
         out, total = [], 0
         for at in np.unique(step).tolist():
-            count = int(n[step == at].sum())
-            total += count
-            accounts = {"step": count, "run": total}
+            here = n[step == at]
+            total += int(here.sum())
+            accounts = {"step": int(here.sum()), "run": total}
             ledger = {scope: {"rollouts": {"generated": k, "trained": k}} for scope, k in accounts.items()}
-            line = {"attempt": 0, "step": at, "wall_time": self._written[at], "groups": int((step == at).sum())}
+            line = {"attempt": 0, "step": at, "wall_time": self._written[at], "groups": len(here)}
             out.append({**line, "ledger": json.dumps(ledger), "scalars": "{}"})
         return out
 

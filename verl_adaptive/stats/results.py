@@ -38,7 +38,7 @@ from verl_adaptive.groups import success_by_default
 from verl_adaptive.stats import keys as _keys
 from verl_adaptive.stats.rows import StoreError, json_lines, parquet_rows
 from verl_adaptive.stats.table import StatsTable
-from verl_adaptive.stats.visits import kind_of
+from verl_adaptive.stats.visits import Visits
 
 _MOST = 2**31 - 1  # rollouts of a prompt; the table counts in 32 bits
 _LARGEST = 1e150  # of sums: many rows of one prompt are added up
@@ -108,15 +108,9 @@ def _outcome(row: Mapping[str, Any], success: Callable[[np.ndarray], np.ndarray]
         squares = float((scores * scores).sum())
     if not math.isfinite(squares):
         raise ValueError(f"score={row['score']!r} is too large: its square is infinite")
-    return (
-        float(len(scores)),
-        float(success(scores).sum()),
-        float(scores.sum()),
-        squares,
-        float(scores.sum()),
-        float(scores.min()),
-        float(scores.max()),
-    )
+    total = float(scores.sum())
+    right, low, high = (float(value) for value in (success(scores).sum(), scores.min(), scores.max()))
+    return float(len(scores)), right, total, squares, total, low, high
 
 
 def _apart(n: float, total: float, squares: float) -> tuple[float, float]:
@@ -190,17 +184,18 @@ def read_results(
     lowest, highest = np.full(count, np.inf), np.full(count, -np.inf)
     np.minimum.at(lowest, rows, low)
     np.maximum.at(highest, rows, high)
-    table.observe_totals(
-        np.arange(count),
-        -1,
+    visits = Visits(
+        row=np.arange(count),
+        step=np.full(count, -1),
         n=total(n).astype(np.int64),
         success=total(c),
         signal=total(signal),
-        signal_sq=total(squares),
+        square=total(squares),
         reward=total(np.nan_to_num(reward)),
         tokens=total(tokens),
-        kind=kind_of(highest - lowest <= tolerance, total(c) / total(n)),
+        flat=highest - lowest <= tolerance,
         failed=np.zeros(count, dtype=bool),
     )
+    table.observe_visits(visits)
     table.col("reward_sum")[rows[np.isnan(reward)]] = math.nan
     return table
