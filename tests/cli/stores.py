@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from tests.world import World, make_engine, run_step
 from verl_adaptive.engine import Engine
-from verl_adaptive.stats import StatsTable, dataset_keys, write_snapshot
+from verl_adaptive.stats import StatsTable, dataset_keys, fingerprint, write_snapshot
 from verl_adaptive.stats.journal import Journal, sealed, unsealed
 
 #: Terminal control, HTML, rich markup, right-to-left override, Hydra and spreadsheet syntax, and a lone surrogate's cousin.
@@ -90,7 +90,7 @@ def make_run(
     engine, world = make_engine(
         **options, batch=batch, n=n, M=len(rows), p=rates, world=world, table=table, keys=keys, seed=seed
     )
-    meta = {"run": run_id, "preset": preset, "checkpoints": str(folder), "dataset": table.fingerprint()}
+    meta = {"run": run_id, "preset": preset, "checkpoints": str(folder), "dataset": fingerprint(table.keys)}
     with Journal(journal or folder / "adaptive", meta=meta) as writer:
         writer.begin(0, table.keys, sources)
         validated(0)

@@ -24,6 +24,7 @@ from verl_adaptive.stats import Journal, StatsTable, open_run, write_snapshot
 from verl_adaptive.stats.expressions import Expression
 from verl_adaptive.stats.history import Flips
 from verl_adaptive.stats.prompts import Prompts
+from verl_adaptive.stats.visits import Visits
 
 
 def facts(call, *words) -> dict:
@@ -325,18 +326,7 @@ def test_a_fall_by_exactly_half_is_one() -> None:
     rows = table.rows_for(make_keys(len(pairs)))
     for step, count in ((1, first), (2, last)):
         won, none = count.astype(np.float64), np.zeros(len(pairs))
-        table.observe_totals(
-            rows,
-            step,
-            n=n,
-            success=won,
-            signal=won,
-            signal_sq=won,
-            reward=won,
-            tokens=none,
-            kind=none.astype(np.int64),
-            failed=none.astype(bool),
-        )
+        table.observe_visits(Visits(rows, none + step, n, won, won, won, won, none, none > 0, none > 0))
     prompts = Prompts(table)
     fell = 2 * (first - last) >= n
     assert np.array_equal(Expression("change <= -0.5").select(prompts), fell)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import http.client
 import os
@@ -27,9 +26,8 @@ from tests.interrupts import heed_interrupts
 from tests.report.test_report import Page
 from verl_adaptive.cli import main
 from verl_adaptive.groups import Groups
-from verl_adaptive.report.comparison import state_of
-from verl_adaptive.report.server import AccessGuard
-from verl_adaptive.stats import Journal, find_runs, keys_array, open_run
+from verl_adaptive.report.server import AccessGuard, state_of
+from verl_adaptive.stats import Journal, find_runs, keys_array
 
 
 class Answer(NamedTuple):
@@ -295,27 +293,6 @@ def test_runs_behind_links_are_found_once(tmp_path) -> None:
         ("far", str(near / "all" / "far" / "adaptive")),
     ]
     assert trouble == []
-
-
-def test_a_page_reads_a_store_by_the_same_names(tmp_path, monkeypatch) -> None:
-    from verl_adaptive import stats
-    from verl_adaptive.commands import serve
-
-    class Read(Exception):
-        pass
-
-    def opened(source, **options):
-        assert options["media_keys"] == {"images": "pictures"} and options["prompt_key"] == "messages"
-        raise Read
-
-    make_run(tmp_path, prompts=8, steps=1, snapshot=False)
-    parser = argparse.ArgumentParser()
-    serve.configure(parser)
-    args = parser.parse_args(["x", "--prompt-key", "messages", "--media-key", "images=pictures"])
-    run = open_run(tmp_path)
-    monkeypatch.setattr(stats, "open_run", opened)
-    with pytest.raises(Read):
-        serve._render(args, run, None)  # type: ignore[arg-type]
 
 
 def test_a_page_that_is_ready_waits_for_nobody(tmp_path) -> None:

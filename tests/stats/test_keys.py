@@ -19,6 +19,7 @@ from tests.stats.made import make_keys
 from verl_adaptive.stats import (
     KEY_DTYPE,
     custom_key,
+    dataset_identity,
     dataset_keys,
     fingerprint,
     key_hex,
@@ -55,10 +56,6 @@ def test_every_value_type_has_a_frozen_encoding() -> None:
         "float": 0.1,
         "inf": float("-inf"),
         "nan": float("nan"),
-        "date": datetime.date(2024, 2, 29),
-        "time": datetime.datetime(2024, 2, 29, 1, 2, 3, tzinfo=datetime.timezone.utc),
-        "decimal": Decimal("1.50"),
-        "set": {3, 1, 2},
         "matrix": np.arange(6, dtype=np.int32).reshape(2, 3),
         "surrogate": "\ud800",
         "image": {"bytes": b"png", "path": "a.png"},
@@ -69,9 +66,9 @@ def test_every_value_type_has_a_frozen_encoding() -> None:
 def test_another_process_with_other_hash_seed_agrees() -> None:
     code = (
         "from verl_adaptive.stats import prompt_key\n"
-        "print(prompt_key('s', [{'role': 'user', 'content': 'x'}], {'a': 1, 'b': {2, 3}, 'c': frozenset('xyz')}).hex())"
+        "print(prompt_key('s', [{'role': 'user', 'content': 'x'}], {'a': 1, 'b': [2, 3], 'c': None}).hex())"
     )
-    want = prompt_key("s", chat("x"), {"a": 1, "b": {2, 3}, "c": frozenset("xyz")}).hex()
+    want = prompt_key("s", chat("x"), {"a": 1, "b": [2, 3], "c": None}).hex()
     for seed in ("0", "1", "4321"):
         environment = {"PYTHONHASHSEED": seed, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
         out = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
@@ -94,7 +91,6 @@ def test_another_process_with_other_hash_seed_agrees() -> None:
         (True, np.bool_(True)),
         ("x", np.str_("x")),
         (b"x", bytearray(b"x")),
-        (b"x", memoryview(b"x")),
         ({"bytes": b"img", "path": "a.png"}, {"bytes": b"img", "path": "b.png"}),
         ({"bytes": b"img", "path": None}, {"bytes": b"img"}),
         ({"bytes": b"img", "path": "a.png"}, b"img"),
@@ -124,7 +120,8 @@ def test_what_must_not_matter(one: Any, other: Any) -> None:
         ([1, None], [1]),
         (np.arange(6).reshape(2, 3), np.arange(6).reshape(3, 2)),
         (0.1, np.float32(0.1)),
-        ({1}, [1]),
+        (datetime.date(2024, 2, 29), datetime.datetime(2024, 2, 29)),
+        (Decimal("1.5"), Decimal("2.5")),
     ],
 )
 def test_what_must_matter(one: Any, other: Any) -> None:
@@ -249,8 +246,7 @@ def test_keys_as_arrays_bytes_and_hex() -> None:
     keys = keys_array(raw)
     assert keys.dtype == KEY_DTYPE and keys["hi"][0] == 0x0001020304050607 and keys["lo"][0] == 0x08090A0B0C0D0E0F
     assert keys_bytes(keys) == raw
-    assert key_hex(keys) == [k.hex() for k in raw] and key_hex(keys[0]) == raw[0].hex() == key_hex(raw[0])
-    assert np.array_equal(parse_hex(key_hex(keys)), keys) and np.array_equal(parse_hex(raw[1].hex()), keys[1:2])
+    assert key_hex(keys) == [k.hex() for k in raw] and [parse_hex(text) for text in key_hex(keys)] == raw
     assert len(keys_array([])) == 0 and keys_bytes(keys[:0]) == [] and key_hex(keys[:0]) == []
     with pytest.raises(ValueError, match="16 bytes, got 3"):
         keys_array([b"abc"])
@@ -317,9 +313,9 @@ def test_rows_without_what_is_needed_are_named() -> None:
 
 def test_one_question_with_two_answers_is_two_prompts() -> None:
     rows = [{"prompt": chat("x"), "reward_model": {"ground_truth": answer}} for answer in ("1", "2", "1")]
-    keys = dataset_keys(rows)
-    assert len(np.unique(keys)) == 2
-    assert "(first: row 1 repeats row 0)" in repeated_rows(dataset_keys(rows, with_answer=False))
+    keys, questions = dataset_identity(rows)
+    assert np.array_equal(keys, dataset_keys(rows)) and len(np.unique(keys)) == 2
+    assert "(first: row 1 repeats row 0)" in repeated_rows(questions)
     assert "(first: row 2 repeats row 0)" in repeated_rows(keys)
 
 

@@ -173,26 +173,17 @@ def test_any_change_to_any_byte_is_an_error_that_names_the_file(
 ) -> None:
     name = data.draw(st.sampled_from(names(intact)))
     raw = bytearray((intact / name).read_bytes())
-    for _ in range(data.draw(st.integers(1, 3))):
+    change = data.draw(st.sampled_from(["flip", "cut", "lengthen"]))
+    if change == "cut":
+        del raw[data.draw(st.integers(0, len(raw) - 1)) :]
+    elif change == "lengthen":
+        raw += data.draw(st.binary(min_size=1, max_size=9))
+    else:
         raw[data.draw(st.integers(0, len(raw) - 1))] ^= data.draw(st.integers(1, 255))
-    if bytes(raw) == (intact / name).read_bytes():
-        return
     path = damaged_copy(intact, tmp_path / "s", name, bytes(raw))
     with pytest.raises(SnapshotError) as caught:
         read_snapshot(tmp_path / "s")
     assert str(path) in str(caught.value) and "earlier checkpoint" in str(caught.value)
-
-
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
-@given(data=st.data())
-def test_truncated_and_lengthened_files(data: st.DataObject, intact: Path, tmp_path: Path) -> None:
-    name = data.draw(st.sampled_from(names(intact)))
-    raw = (intact / name).read_bytes()
-    cut = data.draw(st.integers(0, len(raw) - 1) | st.binary(min_size=1, max_size=9))
-    path = damaged_copy(intact, tmp_path / "s", name, raw[:cut] if isinstance(cut, int) else raw + cut)
-    with pytest.raises(SnapshotError) as caught:
-        read_snapshot(tmp_path / "s")
-    assert str(path) in str(caught.value)
 
 
 def test_a_well_sealed_manifest_of_nonsense(intact: Path, tmp_path: Path) -> None:
@@ -214,7 +205,7 @@ def test_a_well_sealed_manifest_of_nonsense(intact: Path, tmp_path: Path) -> Non
 
 
 def test_every_missing_file_is_named(intact: Path, tmp_path: Path) -> None:
-    assert len(names(intact)) == 4
+    assert len(names(intact)) == 3
     for name in names(intact):
         path = damaged_copy(intact, tmp_path / "s", name, None)
         with pytest.raises(SnapshotError, match="missing") as caught:
@@ -301,16 +292,6 @@ def test_a_full_file_system(tmp_path: Path) -> None:
         assert read_snapshot(folder / "s")[2]["meta"]["step"] == 9
 
 
-def test_a_read_only_file_system(tmp_path: Path) -> None:
-    with tmpfs(tmp_path / "small", "1m") as folder:
-        write(folder / "s")
-        with tmpfs(folder, "1m", remount="ro"):
-            with pytest.raises(OSError) as caught:
-                write(folder / "s", step=8)
-            assert caught.value.errno == errno.EROFS
-            assert read_snapshot(folder / "s")[2]["meta"]["step"] == 7
-
-
 def test_other_peoples_files_are_left_alone(tmp_path: Path) -> None:
     (tmp_path / "transfer_queue").mkdir()
     for name in ("notes.txt", "state.json", "prompts.parquet", "x.tmp"):
@@ -318,4 +299,4 @@ def test_other_peoples_files_are_left_alone(tmp_path: Path) -> None:
     write(tmp_path)
     write(tmp_path, StatsTable(), step=8)
     kept = {"notes.txt", "state.json", "prompts.parquet", "x.tmp", "transfer_queue", "manifest.json"}
-    assert kept < set(names(tmp_path)) and len(names(tmp_path)) == len(kept) + 3
+    assert kept < set(names(tmp_path)) and len(names(tmp_path)) == len(kept) + 2

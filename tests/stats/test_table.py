@@ -62,7 +62,8 @@ def test_at_most_100_bytes_a_prompt() -> None:
     assert columns + KEY_DTYPE.itemsize <= 100
     table = StatsTable()
     table.rows_for(make_keys(2**18))  # two thirds full at most: 6 to 12 bytes of index a prompt
-    assert table.nbytes / len(table) <= 100
+    arrays = [table._keys, table._index._slots, *table._data.values()]
+    assert sum(array.nbytes for array in arrays) / len(table) <= 100
 
 
 def test_keys_must_be_keys() -> None:
@@ -239,17 +240,6 @@ def test_observe_against_the_slow_reference(batches: list[list[Any]], tolerance:
         same(table, model)
 
 
-def test_a_large_batch_keeps_its_order() -> None:
-    draw = np.random.default_rng(5)
-    table, model = StatsTable(), fresh_model()
-    table.rows_for(make_keys(_COUNT))
-    rewards = [draw.choice([0.0, 0.1, 1.0], draw.integers(1, 3)).tolist() for _ in range(3000)]
-    groups = Groups.from_lists(draw.integers(0, _COUNT, 3000), rewards)
-    table.observe(groups, 1, tolerance=0.0)
-    slow_observe(model, groups, 1, 0.0)
-    same(table, model)
-
-
 @given(st.lists(group, max_size=14), st.integers(0, 14))
 def test_how_a_batch_is_cut_makes_no_difference(items: list[Any], cut: int) -> None:
     groups = build(items)
@@ -323,32 +313,25 @@ def test_arrow_there_and_back() -> None:
     table = filled()
     again = StatsTable.from_arrow(table.to_arrow())
     equal(table, again)
-    assert fingerprint(table.keys) == again.fingerprint()
+    assert fingerprint(table.keys) == fingerprint(again.keys)
     assert np.array_equal(again.rows_for(make_keys(120), create=True), np.arange(120))
     assert again.col("greso.n")[110] == -5
     whole = table.to_arrow()
-    equal(table, StatsTable.from_arrow([whole.slice(0, 33), whole.slice(33, 0), whole.slice(33)]))
+    equal(table, StatsTable.from_arrow(whole.slice(0, 33), whole.slice(33, 0), whole.slice(33)))
     equal(StatsTable(), StatsTable.from_arrow(StatsTable().to_arrow()))
-
-
-def test_arrow_of_some_rows() -> None:
-    table = filled()
-    some = StatsTable.from_arrow(table.to_arrow(np.array([7, 3, 90])))
-    assert keys_bytes(some.keys) == [keys_bytes(table.keys)[i] for i in (7, 3, 90)]
-    assert some.col("visits").tolist() == table.col("visits")[[7, 3, 90]].tolist()
 
 
 def test_arrow_that_is_no_table_is_refused() -> None:
     data = filled().to_arrow()
     with pytest.raises(ValueError, match="a key occurs twice"):
-        StatsTable.from_arrow([data, data.slice(0, 1)])
+        StatsTable.from_arrow(data, data.slice(0, 1))
     with pytest.raises(ValueError, match="not a statistics table"):
         StatsTable.from_arrow(pa.table({"key": [b"x" * 16]}))
     with pytest.raises(ValueError, match="not a statistics table"):
-        StatsTable.from_arrow([])
+        StatsTable.from_arrow()
     other = StatsTable()
     with pytest.raises(ValueError, match="different statistics tables"):
-        StatsTable.from_arrow([data, other.to_arrow()])
+        StatsTable.from_arrow(data, other.to_arrow())
     position = data.schema.get_field_index("visits")
     with pytest.raises(ValueError, match="visits has missing values"):
         StatsTable.from_arrow(data.set_column(position, "visits", pa.nulls(100, pa.uint32())))

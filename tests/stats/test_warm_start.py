@@ -32,8 +32,18 @@ from verl_adaptive.stats import (
 )
 from verl_adaptive.stats.results import read_results
 from verl_adaptive.stats.running_mean import Memory
+from verl_adaptive.stats.visits import Visits
 
 KEYS = make_keys(6)
+
+
+def other_groups(step: int) -> tuple[list[int], Groups]:
+    """What a step of another run finished, and of which prompts."""
+    known = ([0, 1, 2, 3, 4], [0, 1, 4], [0, 1, 4], [0, 1, 2, 4])[step]
+    rewards = [[1.0] * 8, [0, 1, 0, 1, 0, 0, 0, 0], [0.0] * 8, [1.0], [1.0]]
+    tokens = [[100] * len(rewards[i]) for i in known]
+    groups = Groups.from_lists(known, [rewards[i] for i in known], tokens=tokens, failed=[i == 4 for i in known])
+    return known, groups
 
 
 def other_run() -> StatsTable:
@@ -41,19 +51,7 @@ def other_run() -> StatsTable:
     table = StatsTable()
     table.rows_for(KEYS)
     for step in range(4):
-        rewards = [[1.0] * 8, [0, 1, 0, 1, 0, 0, 0, 0], [0.0] * 8, [1.0], [1.0]]
-        rows = [0, 1, 2, 3, 4]
-        keep = rows if step == 0 else ([0, 1, 2, 4] if step == 3 else [0, 1, 4])
-        table.observe(
-            Groups.from_lists(
-                [rows[i] for i in keep],
-                [rewards[i] for i in keep],
-                tokens=[[100] * len(rewards[i]) for i in keep],
-                failed=[i == 4 for i in keep],
-            ),
-            step,
-            tolerance=0.0,
-        )
+        table.observe(other_groups(step)[1], step, tolerance=0.0)
     table.col("retired")[2] = 1
     return table
 
@@ -76,21 +74,9 @@ def source(request: pytest.FixtureRequest, tmp_path: Path) -> str:
         return str(folder if request.param == "snapshot" else tmp_path)
     with Journal(tmp_path / "run") as journal:
         journal.begin(-1)
-        whole = other_run()
         for step in range(4):
-            pick = [i for i in range(5) if whole.col("visits")[i] > step or i == 4]
-            if step in (1, 2):
-                pick = [0, 1, 4]
-            if step == 3:
-                pick = [0, 1, 2, 4]
-            rewards = [[1.0] * 8, [0, 1, 0, 1, 0, 0, 0, 0], [0.0] * 8, [1.0], [1.0]]
-            groups = Groups.from_lists(
-                pick,
-                [rewards[i] for i in pick],
-                tokens=[[100] * len(rewards[i]) for i in pick],
-                failed=[i == 4 for i in pick],
-            )
-            journal.commit_step(step, groups, KEYS[pick], ["k"] * len(pick), sources=[""] * len(pick))
+            known, groups = other_groups(step)
+            journal.commit_step(step, groups, KEYS[known], ["k"] * len(known), sources=[""] * len(known))
     return str(tmp_path / "run")
 
 
@@ -152,9 +138,8 @@ def test_nothing_matching_is_said_loudly(source: str, caplog: pytest.LogCaptureF
 def test_rates_survive_any_discount(evidence: list[tuple[int, float]], discount: float) -> None:
     theirs = fresh(*range(len(evidence)))
     n, c = np.array([e[0] for e in evidence]), np.array([round(e[0] * e[1]) for e in evidence], dtype=float)
-    zero = np.zeros(len(n))
-    totals: dict[str, Any] = {"success": c, "signal": c, "signal_sq": c, "reward": c, "tokens": n * 10}
-    theirs.observe_totals(np.arange(len(n)), 0, n=n, kind=zero.astype(int), failed=zero.astype(bool), **totals)
+    flat = np.zeros(len(n), dtype=bool)
+    theirs.observe_visits(Visits(np.arange(len(n)), np.zeros(len(n)), n, c, c, c, c, n * 10, flat, flat))
     import tempfile
 
     with tempfile.TemporaryDirectory() as folder:
@@ -234,7 +219,7 @@ def test_every_documented_form(form: str, suffix: str, name: str, tmp_path: Path
         if name == "ground_truth":
             row = {"data_source": "gsm8k", "prompt": row["prompt"], "ground_truth": row["reward_model"]["ground_truth"]}
         elif name == "hex":
-            row = {"key": key_hex(key)}
+            row = {"key": key_hex(key)[0]}
         elif name == "bytes":
             row = {"key": keys_bytes(key.reshape(1))[0]}
         elif name == "id":
@@ -377,8 +362,8 @@ def test_bad_sources_are_named(tmp_path: Path) -> None:
         ("bad.parquet", "not a Parquet file"),
         ("what.txt", "is not one of"),
         ("empty", "holds no run"),
-        ("nothing.jsonl", "has no rows; give results"),
-        ("none.parquet", "has no rows; give results"),
+        ("nothing.jsonl", "has no rows"),
+        ("none.parquet", "has no rows"),
         ("gone", "does not exist"),
     ]:
         with pytest.raises(StoreError, match=message) as caught:

@@ -36,9 +36,10 @@ from verl_adaptive.commands.output import note, note_gaps, number, plain, share
 from verl_adaptive.errors import AdaptiveError, UsageError
 from verl_adaptive.stats import open_run
 from verl_adaptive.stats.atomic import write_file
-from verl_adaptive.stats.dataset import DatasetError, keys_of, open_parquet
+from verl_adaptive.stats.dataset import keys_of
 from verl_adaptive.stats.expressions import Expression
 from verl_adaptive.stats.reader import OBSERVATIONS
+from verl_adaptive.stats.rows import StoreError, open_parquet
 
 FORMATS = (".parquet", ".csv", ".jsonl")
 _BATCH = 100_000
@@ -163,7 +164,7 @@ def _kept(path: str, keep: np.ndarray) -> Iterator[Any]:
             if mask.any():
                 yield group.filter(pa.array(mask)).cast(file.schema_arrow)
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise DatasetError(f"{path} cannot be read: {error}") from error
+        raise StoreError(f"{path} cannot be read: {error}") from error
 
 
 def write_pages(path: str, suffix: str, pages: Iterator[Any]) -> int:

@@ -14,8 +14,9 @@ from verl_adaptive.report.judge import Finding
 from verl_adaptive.report.lists import PromptList, add_texts, lists_of
 from verl_adaptive.report.overview import overview
 from verl_adaptive.stats import Run
+from verl_adaptive.stats.dataset import conflicts
 
-__all__ = ["Collected", "collect", "conflicts"]
+__all__ = ["Collected", "collect"]
 
 
 @dataclass
@@ -110,24 +111,3 @@ def _then_and_now(run: Run) -> np.ndarray:
     out = np.zeros((3, 3), dtype=np.int64)
     np.add.at(out, (kind(first[known]), kind(last[known])), 1)
     return out
-
-
-def conflicts(path: str, limit: int, *, prompt_key: str = "prompt", **how: Any) -> list[dict[str, Any]]:
-    """Questions that a data set holds with different answers; further arguments as :func:`verl_adaptive.stats.dataset.answers_of`.
-
-    Returns:
-        ``text``, ``answers`` and ``rows`` of the first ``limit``; the total is in ``of`` of each.
-    """
-    from verl_adaptive.stats.dataset import answers_of, texts_at
-
-    rows: dict[bytes, list[int]] = {}
-    answers: list[str] = []
-    for number, (key, answer) in enumerate(answers_of(path, prompt_key=prompt_key, **how)):
-        rows.setdefault(key, []).append(number)
-        answers.append(answer)
-    found = [r for r in rows.values() if len({answers[i] for i in r}) > 1]
-    texts = texts_at(path, {r[0] for r in found[:limit]}, prompt_key=prompt_key)
-    return [
-        {"text": texts[r[0]], "answers": sorted({answers[i] for i in r}), "rows": r, "of": len(found)}
-        for r in found[:limit]
-    ]

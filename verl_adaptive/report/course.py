@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from verl_adaptive.report.judge import Hearing
-from verl_adaptive.report.overview import BINS, ledger_of, scalars_of
+from verl_adaptive.report.overview import BINS, bins_of, ledger_of, scalars_of
 from verl_adaptive.stats import Run
 from verl_adaptive.stats.history import Window, windows
-from verl_adaptive.stats.visits import by_prompt, kind_of
+from verl_adaptive.stats.visits import by_prompt
 
-__all__ = ["CLASSES", "POINTS", "SOURCES", "VISITS", "History", "course_of", "hours_of"]
+__all__ = ["CLASSES", "POINTS", "SOURCES", "VISITS", "Forecast", "History", "course_of", "forecast", "hours_of"]
 
 #: Points of a curve; more would not be seen.
 POINTS = 120
@@ -44,7 +46,7 @@ class History:
         sums: name of :data:`SUMS` → float64 ``(bins, sources)``; ``judged`` are groups that did not fail, ``rollouts``,
             ``successes``, ``reward`` and ``tokens`` are of these, ``known`` those whose length was compared with the limit.
         rollouts: destination → rollouts in each bin.
-        cumulative: ``generated`` and ``trained`` → rollouts up to each bin.
+        generated: rollouts up to each bin; nan where the journal does not say.
         visits: groups by visit number and pass rate, ``(VISITS + 1, BINS)``; the last row is all later visits.
         calibration: predicted sum, observed sum, groups with variance, groups; ``(10, 4)`` by predicted pass rate.
         scalars: name → mean in each bin.
@@ -63,7 +65,7 @@ class History:
     first: np.ndarray
     sums: dict[str, np.ndarray]
     rollouts: dict[str, np.ndarray]
-    cumulative: dict[str, np.ndarray]
+    generated: np.ndarray
     visits: np.ndarray
     calibration: np.ndarray
     scalars: dict[str, np.ndarray]
@@ -94,7 +96,7 @@ def course_of(run: Run) -> History:
     parts = np.array_split(numbers, bins) if len(numbers) else [np.zeros(1, dtype=np.int64)]
     last = np.array([part[-1] for part in parts])
     home = np.searchsorted(last, numbers)
-    rollouts, cumulative, scalars = _of_steps(steps, home, bins)
+    rollouts, generated, scalars = _of_steps(steps, home, bins)
     wall = steps.column("wall_time").to_numpy()
     hours, pace = hours_of(numbers, wall, steps.column("attempt").to_numpy())
     largest, source_of = _largest(run)
@@ -117,14 +119,14 @@ def course_of(run: Run) -> History:
         first=made.first,
         sums=made.sums,
         rollouts=rollouts,
-        cumulative=cumulative,
+        generated=generated,
         visits=made.visits,
         calibration=made.calibration,
         scalars={name: values for name, values in scalars.items() if not name.startswith("adaptive/plan/")},
         hearing=hearing,
         uniform={"why": "verl writes down the rollouts that trained alone"}
         if run.kind == "rollouts"
-        else made.uniform(float(np.nan_to_num(cumulative["generated"][-1])), run.gaps(), len(numbers)),
+        else made.uniform(float(np.nan_to_num(generated[-1])), run.gaps(), len(numbers)),
         validations=validations,
         plan=_plan(steps),
     )
@@ -145,6 +147,67 @@ def hours_of(step: np.ndarray, wall: np.ndarray, attempt: np.ndarray) -> tuple[n
     late = -max(5, len(took) // 5)
     pace = float(took[late:].sum() / apart[late:].sum()) if len(took) else float("nan")
     return np.concatenate([[0.0], np.cumsum(took)]) / 3600, pace
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """The end of a run; nan where it is not known.
+
+    Attributes:
+        steps: the last step.
+        left: steps to go.
+        rollouts: generated in all by then.
+        hours: of training in all by then.
+        hours_left: to go.
+        pace: seconds a step, of the latest steps.
+        per_step: rollouts a step, of the latest steps.
+        by: what ends the run: ``steps`` or ``rollouts``.
+    """
+
+    steps: float
+    left: float
+    rollouts: float
+    hours: float
+    hours_left: float
+    pace: float
+    per_step: float
+    by: str
+
+
+def forecast(history: History, facts: dict[str, Any]) -> Forecast | None:
+    """From the latest fifth of the run; None if the run never said what it plans, or has hardly begun."""
+    done, generated = facts.get("last_step"), history.generated
+    plan = history.plan
+    if not plan or done is None or not np.isfinite(generated[-1]):
+        return None
+    bins = max(1, len(generated) // 5)
+    before = generated[-bins - 1] if len(generated) > bins else math.nan
+    if np.isfinite(before):
+        # the account has the steps that the journal lacks, too
+        per_step = float(generated[-1] - before) / float(history.step[-1] - history.step[-bins - 1])
+    else:
+        per_step = sum(float(amount[-bins:].sum()) for amount in history.rollouts.values()) / float(
+            history.steps[-bins:].sum()
+        )
+    left, by = plan.get("steps", math.inf) - done, "steps"
+    if "rollouts" in plan and per_step > 0:
+        by_budget = math.ceil(max(0.0, plan["rollouts"] - float(generated[-1])) / per_step)
+        if by_budget < left:
+            left, by = by_budget, "rollouts"
+    if not math.isfinite(left):
+        return None
+    left = max(0.0, left)
+    hours_left = left * history.pace / 3600
+    return Forecast(
+        steps=done + left,
+        left=left,
+        rollouts=float(generated[-1]) + left * per_step,
+        hours=float(history.hours[-1]) + hours_left,
+        hours_left=hours_left,
+        pace=history.pace,
+        per_step=per_step,
+        by=by,
+    )
 
 
 def _largest(run: Run) -> tuple[list[str], np.ndarray]:
@@ -173,10 +236,10 @@ def _plan(steps: Any) -> dict[str, float]:
 
 def _of_steps(
     steps: Any, home: np.ndarray, bins: int
-) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """Ledgers and scalars by bin."""
+) -> tuple[dict[str, np.ndarray], np.ndarray, dict[str, np.ndarray]]:
+    """Ledgers and scalars by bin: what became of rollouts, all that were generated so far, and means."""
     rollouts: dict[str, np.ndarray] = {}
-    total = {"generated": np.full(bins, np.nan), "trained": np.full(bins, np.nan)}
+    generated = np.full(bins, np.nan)
     sums: dict[str, np.ndarray] = {}
     counts: dict[str, np.ndarray] = {}
     for at, ledger_text, scalars_text in zip(
@@ -188,15 +251,13 @@ def _of_steps(
         where |= {f"dropped: {reason}": amount for reason, amount in account.get("dropped", {}).items()}
         for name, amount in where.items():
             rollouts.setdefault(name, np.zeros(bins))[at] += amount
-        run = ledger.get("run", {}).get("rollouts", {})
-        for name in total:
-            total[name][at] = run.get(name, np.nan)
+        generated[at] = ledger.get("run", {}).get("rollouts", {}).get("generated", np.nan)
         for name, value in scalars.items():
             sums.setdefault(name, np.zeros(bins))[at] += value
             counts.setdefault(name, np.zeros(bins))[at] += 1
     with np.errstate(invalid="ignore"):
         means = {name: sums[name] / counts[name] for name in sums}
-    return rollouts, total, means
+    return rollouts, generated, means
 
 
 class _Course:
@@ -213,15 +274,15 @@ class _Course:
         self._won = np.zeros(prompts)
         self._tried = np.zeros(prompts)
         self._mixed = np.zeros(prompts)
-        self._sizes: dict[int, int] = {}  # of trained groups
-        self._all_sizes: dict[int, int] = {}
+        self._sizes, self._all_sizes = Counter[int](), Counter[int]()  # of trained groups, of all
         self._trained = 0
 
     def add(self, w: Window) -> None:
         """Take a window's groups."""
         home = np.minimum(np.searchsorted(self._last, w.step), len(self._last) - 1)
-        kind = kind_of(w.flat, w.rate)
-        place = np.select([~w.usable, kind < 0, kind > 0, w.rate < 0.25, w.rate <= 0.75], [5, 0, 4, 1, 2], default=3)
+        place = np.select(
+            [~w.usable, w.kind < 0, w.kind > 0, w.rate < 0.25, w.rate <= 0.75], [5, 0, 4, 1, 2], default=3
+        )
         np.add.at(self.classes, (home, place), 1)
         self._sum(w, home)
         good = w.usable
@@ -229,8 +290,7 @@ class _Course:
         trained = good & w.trained
         self._trained += int((trained & ~w.flat).sum())
         for sizes, chosen in ((self._sizes, trained), (self._all_sizes, good)):
-            for n, count in zip(*np.unique(w.n[chosen], return_counts=True), strict=True):
-                sizes[int(n)] = sizes.get(int(n), 0) + int(count)
+            sizes.update(w.n[chosen].tolist())
 
     def _sum(self, w: Window, home: np.ndarray) -> None:
         bins, sources = self.sums["groups"].shape
@@ -267,9 +327,7 @@ class _Course:
 
         won, tried = before(rate * n, self._won), before(n, self._tried)
         visit = np.minimum(self._seen[row] + occurrence, VISITS)
-        inner = 1 + np.clip(np.floor(np.round(rate * 10, 9)), 0, 9).astype(np.int64)
-        bin_of = np.where(rate <= 0, 0, np.where(rate >= 1, len(BINS) - 1, inner))
-        np.add.at(self.visits, (visit, bin_of), 1)
+        np.add.at(self.visits, (visit, bins_of(rate)), 1)
         known = tried > 0
         predicted = (won + 1) / (tried + 2)
         at = np.clip((predicted * 10).astype(np.int64), 0, 9)[known]
@@ -303,11 +361,11 @@ class _Course:
             return {"why": "no group has trained yet"}
         if steps < SETTLED:  # few prompts have shown their variance, and no step knew the yield of those before
             return {"why": f"it takes {SETTLED} steps, and the run has {steps}"}
-        n = max(self._sizes, key=lambda size: self._sizes[size])
+        ((n, _),) = self._sizes.most_common(1)
         if n == 1:
             return {"why": "it compares informative groups, and a single rollout has no variance"}
         small = sum(count for size, count in self._all_sizes.items() if size < n)
-        whole = sum(self._all_sizes.values())
+        whole = self._all_sizes.total()
         if small > 0.05 * whole:
             return {
                 "why": f"groups are of different sizes ({small / whole:.0%} below {n}), which cannot be compared fairly"

@@ -72,7 +72,6 @@ def _moves(prompts: Prompts, history: History | None) -> list[Finding]:
     twice = (table.col("visits") > 1) & np.isfinite(change)
     if history is not None and len(history.step) > 3:
         twice &= table.col("last_step") > history.step[len(history.step) // 2]  # lately
-    assert isinstance(rate, np.ndarray)
     code, moved, size = table.col("source").astype(np.int64)[twice], change[twice], len(table.sources)
     counts = np.bincount(code, minlength=size)
     with np.errstate(all="ignore"):
@@ -102,8 +101,8 @@ def _moves(prompts: Prompts, history: History | None) -> list[Finding]:
 
 
 def _validation(history: History) -> list[Finding]:
-    out = []
-    for curve in headline(history.validations):
+    out, judged = [], history.hearing.judge.fell is not None  # of the last curve, the judge has said it
+    for curve in headline(history.validations)[: -1 if judged else None]:
         found = fallen(curve)
         if found is not None:
             best, drop = found

@@ -189,6 +189,7 @@ class Judge:
 
     Attributes:
         fields: what the reward function gives beside the reward, once known.
+        fell: that the last of the validation curves (the mean, of several) has fallen; None: it has not.
     """
 
     def __init__(
@@ -224,7 +225,7 @@ class Judge:
         self._validations: list[dict[str, Any]] = []
         self._before = np.zeros(3)  # of all rollouts at the latest validation: number, sum and squares of the rewards
         self._trained: list[list[float]] = []  # the same between validations
-        self._fell: Finding | None = None
+        self.fell: Finding | None = None
         self._rewards: set[float] = set()
         self._said: set[str] = set()
         self._rogue = False
@@ -359,25 +360,21 @@ class Judge:
 
     def validated(self, step: int, metrics: Mapping[str, Any], prompts: Mapping[str, int]) -> list[Finding]:
         """Take what verl's validation measured after ``step``; arguments and result as of ``Journal.commit_validation``."""
-        numbers = {n: float(v) for n, v in metrics.items() if isinstance(v, int | float | np.number) and np.isfinite(v)}
-        one = {
-            "step": step,
-            "metrics": {n: v for n, v in numbers.items() if n.startswith("val-")},
-            "prompts": dict(prompts),
-        }
         if self._validations and self._validations[-1]["step"] >= step:
             return []  # of several measurements of a step the first one counts
+        numbers = {n: float(v) for n, v in metrics.items() if isinstance(v, int | float | np.number) and np.isfinite(v)}
+        known = {n: v for n, v in numbers.items() if n.startswith("val-")}
+        self._validations.append({"step": step, "metrics": known, "prompts": dict(prompts)})
         whole = self._all[[0, 4, 5]].sum(axis=1)
-        self._validations.append(one)
         self._trained.append((whole - self._before).tolist())
-        self._before, before, self._fell = whole, self._fell, None
+        self._before, before, self.fell = whole, self.fell, None
         for curve in headline(self._validations)[-1:]:
             found = fallen(curve)
             if found is not None:
-                self._fell = self._falls(curve, *found)
-        if self._fell is None or before is not None:
+                self.fell = self._falls(curve, *found)
+        if self.fell is None or before is not None:
             return []
-        return [Finding(True, self._fell.what, self._fell.why, step=step)]
+        return [Finding(True, self.fell.what, self.fell.why, step=step)]
 
     def _falls(self, curve: Curve, best: int, drop: float) -> Finding | None:
         """The fall of a curve, if the training reward of the time before it is above what it was before the best."""
@@ -429,7 +426,7 @@ class Judge:
     def standing(self) -> list[Finding]:
         """Everything that is so at the latest step."""
         found = [self._found(kind, i) for kind in KINDS for i in np.flatnonzero(self._on[kind]).tolist()]
-        return [*found, *self._wasted(), *([] if self._fell is None else [self._fell])]
+        return [*found, *self._wasted(), *([] if self.fell is None else [self.fell])]
 
     def metrics(self) -> dict[str, float]:
         """The alarms that are on, and the latest step by data source."""
@@ -438,7 +435,7 @@ class Judge:
         out["adaptive/alarm/unused_acc"] = float(self.unused_acc)
         out["adaptive/alarm/rogue_reward"] = float(self._rogue)
         out["adaptive/alarm/dead_share"] = self._dead_share
-        out["adaptive/alarm/validation_falls"] = float(self._fell is not None)
+        out["adaptive/alarm/validation_falls"] = float(self.fell is not None)
         whole = float(self._now[0].sum())
         for i in self._shown:
             name = self._labels[i]
@@ -454,7 +451,7 @@ class Judge:
     # -- across a restart -----------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Counts by source, alarms that are on, and what has been said, for :func:`.stats.state.split_state`."""
+        """Counts by source, alarms that are on, and what has been said, for :func:`.stats.state.state_to_json`."""
         return {
             "names": self.names,
             "counts": {name: getattr(self, f"_{name}").copy() for name in _COUNTS},
@@ -462,7 +459,7 @@ class Judge:
             "dead_share": [self._dead_share, self._looked],
             "validations": self._validations,
             "trained": [self._before.tolist(), *self._trained],
-            "fell": None if self._fell is None else self._fell.what,
+            "fell": None if self.fell is None else self.fell.what,
             "rewards": sorted(self._rewards),
             "said": sorted(self._said),
             "rogue": self._rogue,
@@ -482,7 +479,7 @@ class Judge:
         self._validations = [dict(one) for one in state["validations"]]
         before, *self._trained = (list(map(float, row)) for row in state["trained"])
         self._before = np.array(before)
-        self._fell = None if state["fell"] is None else Finding(True, state["fell"], _WHY["validation_falls"])
+        self.fell = None if state["fell"] is None else Finding(True, state["fell"], _WHY["validation_falls"])
         self._rogue = bool(state["rogue"])
         self._rewards, self._said, self.fields = set(state["rewards"]), set(state["said"]), frozenset(state["fields"])
 

@@ -10,19 +10,22 @@ import numpy as np
 from verl_adaptive.report.judge import FLIPPING, REGRESSED, hear, never_solved
 from verl_adaptive.stats import Run, StoreError
 
-__all__ = ["BINS", "histogram", "ledger_of", "overview", "scalars_of"]
+__all__ = ["BINS", "bins_of", "histogram", "ledger_of", "overview", "scalars_of"]
 
 #: Pass rates: exactly 0 and exactly 1 by themselves, since those are the prompts that are not informative.
 BINS = ("0", *(f"{i / 10:.1f}-{(i + 1) / 10:.1f}" for i in range(10)), "1")
 
 
-def histogram(rate: np.ndarray) -> list[int]:
-    """Prompts in each of :data:`BINS`; nan counts nowhere. A bin includes its lower end."""
-    rate = rate[np.isfinite(rate)]
-    inner = rate[(rate > 0) & (rate < 1)]
+def bins_of(rate: np.ndarray) -> np.ndarray:
+    """int64: the place of each pass rate among :data:`BINS`. A bin includes its lower end."""
     # 0.3 * 10 is 3.0000000000000004 and 0.29999999999999998 * 10 is 3.0: rounding keeps k/n in its bin
-    counts = np.bincount(np.clip(np.floor(np.round(inner * 10, 9)), 0, 9).astype(np.int64), minlength=10)
-    return [int((rate <= 0).sum()), *(int(c) for c in counts), int((rate >= 1).sum())]
+    inner = 1 + np.clip(np.floor(np.round(rate * 10, 9)), 0, 9).astype(np.int64)
+    return np.where(rate <= 0, 0, np.where(rate >= 1, len(BINS) - 1, inner))
+
+
+def histogram(rate: np.ndarray) -> list[int]:
+    """Prompts in each of :data:`BINS`; nan counts nowhere."""
+    return np.bincount(bins_of(rate[np.isfinite(rate)]), minlength=len(BINS)).tolist()
 
 
 def ledger_of(text: str) -> dict[str, dict[str, Any]]:
@@ -76,7 +79,6 @@ def overview(run: Run, *, tries: int = 16, history: bool = True) -> dict[str, An
     visits, rollouts, successes = (table.col(name) for name in ("visits", "rollouts", "successes"))
     visited = visits > 0
     rate = prompts.get("pass_rate")
-    assert isinstance(rate, np.ndarray)
     out: dict[str, Any] = {
         "store": run.where,
         "kind": run.kind,

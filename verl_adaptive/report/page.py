@@ -17,8 +17,7 @@ from markupsafe import Markup
 from verl_adaptive import __version__
 from verl_adaptive.report import figures
 from verl_adaptive.report.collect import Collected
-from verl_adaptive.report.course import History
-from verl_adaptive.report.forecast import Forecast, forecast
+from verl_adaptive.report.course import Forecast, History, forecast
 from verl_adaptive.report.learning_curve import headline
 from verl_adaptive.report.pictures import learning, pictures
 from verl_adaptive.text import clean, number, share, span

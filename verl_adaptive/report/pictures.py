@@ -58,7 +58,7 @@ def width_of(history: History) -> int:
 
 def _axis(history: History, view: str) -> np.ndarray:
     if view == "rollouts":
-        return history.cumulative["generated"]
+        return history.generated
     return history.hours if view == "hours" else history.step.astype(np.float64)
 
 
@@ -69,8 +69,8 @@ def _validated_at(history: History, view: str) -> np.ndarray:
         return np.array([one["step"] for one in found], dtype=np.float64)
     if view == "hours":
         return np.array([one["hours"] for one in found])
-    known = np.isfinite(history.cumulative["generated"])
-    steps, generated = history.step[known], history.cumulative["generated"][known]
+    known = np.isfinite(history.generated)
+    steps, generated = history.step[known], history.generated[known]
     between = [float(np.interp(one["step"], [0, *steps], [0.0, *generated])) for one in found]
     return np.array(
         [b if one["generated"] is None else one["generated"] for one, b in zip(found, between, strict=True)]
@@ -158,6 +158,7 @@ def pictures(collected: Collected) -> dict[str, Any]:
         "sources": None,
         "cut": None,
         "length": None,
+        "scalars": [],
     }
     if history is not None:
         out |= {**_course(history), **_answers(history), **_calibration(history), "scalars": _scalars(history)}
@@ -188,15 +189,6 @@ def _course(history: History) -> dict[str, Any]:
     steps = history.steps.astype(np.float64)
     series = [Series(name, smooth(history.rollouts[name] / steps, steps, wide), colors[name]) for name in names]
     out["fate"] = figures.stacked("Where rollouts went, over steps", step, series, ("step", "rollouts a step"))
-    out["budget"] = figures.lines(
-        "Rollouts generated and trained since the beginning",
-        step,
-        [
-            Series("generated", history.cumulative["generated"], "var(--c1)"),
-            Series("trained", history.cumulative["trained"], "var(--c3)"),
-        ],
-        ("step", "rollouts, cumulative"),
-    )
     visits = history.visits.astype(np.float64)
     used = np.flatnonzero(visits.sum(axis=1) > 0)
     if len(used):

@@ -23,7 +23,7 @@ import pyarrow as pa
 from verl_adaptive.groups import SUCCESS, at_least
 from verl_adaptive.stats.keys import prompt_key
 from verl_adaptive.stats.reader import OBSERVATIONS, JournalReader
-from verl_adaptive.stats.results import StoreError, json_lines
+from verl_adaptive.stats.rows import StoreError, json_lines
 
 #: Bytes that are read at most, the newest steps first.
 MOST = 512 * 2**20
@@ -77,7 +77,7 @@ def answer_in(output: str, limit: int = 80) -> str:
 def dump_files(folder: Path) -> list[Path]:
     """The files of a folder of verl's rollouts, by step; a file of them is one alone."""
     if folder.is_file():
-        first = next(json_lines(folder, StoreError), (0, {}))[1] if folder.suffix == ".jsonl" else {}
+        first = next(json_lines(folder), (0, {}))[1] if folder.suffix == ".jsonl" else {}
         return [folder] if {"input", "output", "score"} <= set(first) else []
     return sorted(
         (p for p in folder.glob("*.jsonl") if re.fullmatch(r"\d+", p.stem) and p.is_file()), key=lambda p: int(p.stem)
@@ -105,39 +105,30 @@ class DumpReader(JournalReader):
         self.texts: dict[str, tuple[str, str]] = {}
         self.said: dict[str, Said] = {}
         self._written: dict[int, float] = {}
-        groups: dict[
-            tuple[int, bytes], dict[str, tuple[float, str]]
-        ] = {}  # rollout → score and text of its last output
+        # Step and key → rollout → score and answer of its last output: only that one has the reward.
+        groups: dict[tuple[int, bytes], dict[str, tuple[float, str]]] = {}
         sources: dict[bytes, str] = {}
         for path in dump_files(self.folder):
-            for number, row in json_lines(path, StoreError):
+            for number, row in json_lines(path):
                 where = f"{path}, line {number}"
                 key, step, score = _rollout(row, int(path.stem) if path.stem.isdigit() else 0, where)
                 sources.setdefault(key, str(row.get("data_source") or ""))
                 self.texts.setdefault(key.hex(), (str(row["input"]), str(row.get("gts", ""))))
                 self._written[step] = path.stat().st_mtime
-                # A rollout of several outputs has one line each, "<prompt>_<rollout>_<output>"; its reward is the last's.
+                # A rollout of several outputs has one line each, "<prompt>_<rollout>_<output>".
                 session = re.sub(r"_\d+$", "", str(row["uid"])) if row.get("uid") else where
                 groups.setdefault((step, key), {})[session] = score, answer_in(str(row.get("output", "")))
-        order = sorted(groups, key=lambda group: group[0])
         rows = []
-        for place, (step, key) in enumerate(order):
-            answers = groups[step, key].values()
-            scores = np.array([score for score, _ in answers])
-            right = success(scores)
+        for place, (step, key) in enumerate(sorted(groups, key=lambda group: group[0])):
+            scores, answers = zip(*groups[step, key].values(), strict=True)
+            values, right = np.array(scores), success(np.array(scores))
             said = self.said.setdefault(key.hex(), Said())
-            said.rollouts += len(scores)
-            said.wrong.update(answer for (_, answer), won in zip(answers, right, strict=True) if won < SUCCESS)
-            row = {
-                "attempt": 0,
-                "step": step,
-                "submission": place,
-                "key": key,
-                "source": sources[key],
-                "n": len(scores),
-            }
-            row |= {"signal_sum": scores.sum(), "signal_sqsum": (scores * scores).sum(), "reward_sum": scores.sum()}
-            row |= {"successes": right.sum(), "signal_min": scores.min(), "signal_max": scores.max()}
+            said.rollouts += len(values)
+            said.wrong.update(answer for answer, won in zip(answers, right, strict=True) if won < SUCCESS)
+            row = {"attempt": 0, "step": step, "submission": place, "key": key, "source": sources[key]}
+            row |= {"n": len(values), "reward_sum": values.sum(), "successes": right.sum()}
+            row |= {"signal_sum": values.sum(), "signal_sqsum": (values * values).sum()}
+            row |= {"signal_min": values.min(), "signal_max": values.max()}
             row |= {"outcome": "trained", "failed": False, "tokens": 0, "lag": 0, "lost": 0, "clipped": None}
             rows.append(row)
         self._table = pa.Table.from_pylist(rows, schema=OBSERVATIONS)
@@ -147,11 +138,11 @@ class DumpReader(JournalReader):
         step, n = (self._table.column(name).to_numpy() for name in ("step", "n"))
         out, total = [], 0
         for at in np.unique(step).tolist():
-            count = int(n[step == at].sum())
-            total += count
-            accounts = {"step": count, "run": total}
+            here = n[step == at]
+            total += int(here.sum())
+            accounts = {"step": int(here.sum()), "run": total}
             ledger = {scope: {"rollouts": {"generated": k, "trained": k}} for scope, k in accounts.items()}
-            line = {"attempt": 0, "step": at, "wall_time": self._written[at], "groups": int((step == at).sum())}
+            line = {"attempt": 0, "step": at, "wall_time": self._written[at], "groups": len(here)}
             out.append({**line, "ledger": json.dumps(ledger), "scalars": "{}"})
         return out
 

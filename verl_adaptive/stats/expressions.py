@@ -14,13 +14,16 @@ import re
 import warnings
 from collections.abc import Callable
 from functools import reduce
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from verl_adaptive.errors import AdaptiveError, nearest
+
+if TYPE_CHECKING:
+    from verl_adaptive.stats.prompts import Prompts
 
 #: Of a key, that are enough to name it: two of a hundred million prompts share 8 hex digits, so a list may show both.
 _KEY_DIGITS = 8
@@ -42,24 +45,11 @@ _ARITHMETIC: dict[type, Callable[[Any, Any], Any]] = {
     ast.Div: pc.divide,
 }
 _UNKNOWN = pa.scalar(None, pa.float64())
+_CONDITION, _NUMBER, _TEXT = "a condition", "a number", "text"
 
 
 class ExpressionError(AdaptiveError):
     """A condition that cannot be understood."""
-
-
-class Columns(Protocol):
-    """Where an expression finds its columns."""
-
-    def __len__(self) -> int: ...
-
-    def names(self) -> list[str]:
-        """Columns there are."""
-        ...
-
-    def column(self, name: str) -> pa.Array:
-        """A column, one value a row: ``key`` and ``source`` are text, all others numbers, null where there is none."""
-        ...
 
 
 class Expression:
@@ -86,7 +76,7 @@ class Expression:
             with warnings.catch_warnings():
                 warnings.simplefilter("error")
                 self._tree = ast.parse(text.strip(), mode="eval").body
-            _Evaluation(text, columns).truth(self._tree)  # what is wrong with it shows without any rows, too
+            _Evaluation(text, columns).need(_CONDITION, self._tree)  # what is wrong with it shows without any rows, too
         except (SyntaxError, ValueError, OverflowError, RecursionError, MemoryError, Warning) as error:
             reason = getattr(error, "msg", None) or str(error) or type(error).__name__
             hint = (
@@ -95,20 +85,20 @@ class Expression:
             raise ExpressionError(f"cannot read the condition {text!r}: {reason}{hint}") from None
         self.names = sorted(columns.asked)
 
-    def select(self, columns: Columns) -> np.ndarray:
-        """bool ``(n,)``: the rows that satisfy the condition.
+    def select(self, prompts: Prompts) -> np.ndarray:
+        """bool ``(n,)``: the prompts that satisfy the condition.
 
         Raises:
             ExpressionError: unknown column.
         """
-        known = columns.names()
+        known = prompts.names()
         for name in self.names:
             if name not in known:
                 hint = nearest(name, known, "")
                 raise ExpressionError(f"no column {name!r}; {hint}{' ' * bool(hint)}there are {', '.join(known)}")
-        truth = _Evaluation(self.text, columns).truth(self._tree)
+        truth = _Evaluation(self.text, prompts).need(_CONDITION, self._tree)
         if isinstance(truth, pa.Scalar):
-            return np.full(len(columns), bool(truth.as_py()))
+            return np.full(len(prompts), bool(truth.as_py()))
         return pc.fill_null(truth, False).to_numpy(zero_copy_only=False)
 
 
@@ -134,89 +124,80 @@ def _dotted(node: ast.AST) -> str | None:
 
 
 class _Evaluation:
-    """Truth: Arrow's booleans, null where it is unknown. Values: Arrow's doubles, null where there is none; or text.
+    """A condition over columns: conditions are Arrow's booleans, numbers its doubles (null: not known), and there is text.
 
     Whatever is not named here is refused.
     """
 
-    def __init__(self, text: str, columns: Columns | _NoRows) -> None:
+    def __init__(self, text: str, columns: Prompts | _NoRows) -> None:
         self._text, self._columns = text, columns
 
-    def truth(self, node: ast.AST) -> Any:
-        """Evaluate a condition."""
-        if isinstance(node, ast.Constant) and isinstance(node.value, bool):
-            return pa.scalar(node.value)
-        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
-            return pc.invert(self.truth(node.operand))
-        if isinstance(node, ast.BoolOp):
-            join = pc.and_kleene if isinstance(node.op, ast.And) else pc.or_kleene
-            return reduce(join, map(self.truth, node.values))
-        if isinstance(node, ast.Compare):
-            lefts = [node.left, *node.comparators]
-            return reduce(pc.and_kleene, map(self._compare, lefts, node.ops, node.comparators))
-        self.value(node)  # something that has no place here says so first
-        said = ast.unparse(node)
-        raise ExpressionError(f"{said!r} is not a condition: compare it with something, as in pass_rate < 0.1")
+    def need(self, kind: str, node: ast.AST) -> Any:
+        """Evaluate an expression that has to be of this kind."""
+        return self._checked(self._value(node), kind, node)
+
+    def _checked(self, value: Any, kind: str, node: ast.AST) -> Any:
+        if _kind(value) != kind:
+            hint = ": compare it with something, as in pass_rate < 0.1" if kind == _CONDITION else ""
+            raise ExpressionError(f"{self._text!r}: {ast.unparse(node)!r} is {_kind(value)}, not {kind}{hint}")
+        return value
+
+    def _value(self, node: ast.AST) -> Any:
+        if (name := _dotted(node)) is not None:
+            column = self._columns.column(name)
+            return column if _kind(column) == _TEXT else column.cast(pa.float64(), safe=False)
+        match node:
+            case ast.Constant(value=bool() | str()):
+                return pa.scalar(node.value)
+            case ast.Constant(value=int() | float() as number):
+                return pa.scalar(float(number))
+            case ast.UnaryOp(op=ast.Not()):
+                return pc.invert(self.need(_CONDITION, node.operand))
+            case ast.UnaryOp(op=ast.USub()):
+                return pc.negate(self.need(_NUMBER, node.operand))
+            case ast.UnaryOp(op=ast.UAdd()):
+                return self.need(_NUMBER, node.operand)
+            case ast.BinOp() if type(node.op) in _ARITHMETIC:
+                number = _ARITHMETIC[type(node.op)](self.need(_NUMBER, node.left), self.need(_NUMBER, node.right))
+                return pc.if_else(pc.is_nan(number), _UNKNOWN, number)  # 0 / 0
+            case ast.BoolOp():
+                join = pc.and_kleene if isinstance(node.op, ast.And) else pc.or_kleene
+                return reduce(join, [self.need(_CONDITION, value) for value in node.values])
+            case ast.Compare():
+                lefts = [node.left, *node.comparators]
+                return reduce(pc.and_kleene, map(self._compare, lefts, node.ops, node.comparators))
+        raise ExpressionError(
+            f"{self._text!r}: {ast.unparse(node)!r} has no place in a condition; there are columns, numbers, quoted text, "
+            "+ - * /, comparisons, in, and, or, not and parentheses"
+        )
 
     def _compare(self, left: ast.AST, op: ast.AST, right: ast.AST) -> Any:
-        one = self.value(left)
+        one = self._value(left)
         if type(op) in _COMPARISONS:
-            return self._pair((left, right), one, op, self.value(right))
+            return self._pair(left, one, op, right)
         if not isinstance(op, ast.In | ast.NotIn):
             raise ExpressionError(f"{self._text!r}: only < <= > >= == != in, not in compare")
         if not isinstance(right, ast.List | ast.Tuple | ast.Set):
             raise ExpressionError("`in` needs a list, as in source in ['gsm8k', 'math']")
         if not all(isinstance(item, ast.Constant) for item in right.elts):
             raise ExpressionError("a list in a condition holds numbers or quoted text only")
-        equal = [self._pair((left, item), one, ast.Eq(), self.value(item)) for item in right.elts]
-        found = reduce(pc.or_kleene, equal, pa.scalar(False))
+        found = reduce(pc.or_kleene, [self._pair(left, one, ast.Eq(), item) for item in right.elts], pa.scalar(False))
         return found if isinstance(op, ast.In) else pc.invert(found)
 
-    def _pair(self, nodes: tuple[ast.AST, ast.AST], one: Any, op: ast.AST, other: Any) -> Any:
-        texts = _is_text(one), _is_text(other)
-        if not any(texts):
-            return _COMPARISONS[type(op)](one, other)
+    def _pair(self, left: ast.AST, one: Any, op: ast.AST, right: ast.AST) -> Any:
+        if _kind(one) != _TEXT:
+            return _COMPARISONS[type(op)](self._checked(one, _NUMBER, left), self.need(_NUMBER, right))
+        other = self.need(_TEXT, right)
         if not isinstance(op, ast.Eq | ast.NotEq):
             raise ExpressionError(f"{self._text!r}: text is compared with ==, != and in")
-        if not all(texts):
-            raise ExpressionError(f"{self._text!r}: a number is compared with text")
         quoted = [value for value in (one, other) if isinstance(value, pa.Scalar)]
         if not quoted:
             raise ExpressionError(f"{self._text!r}: text is compared with quoted text, as in source == 'gsm8k'")
-        if "key" in map(_dotted, nodes):
+        if "key" in (_dotted(left), _dotted(right)):
             same = pc.starts_with(other if one is quoted[0] else one, _digits(quoted[0].as_py()))
         else:
             same = pc.equal(one, other)
         return same if isinstance(op, ast.Eq) else pc.invert(same)
-
-    def value(self, node: ast.AST) -> Any:
-        """Evaluate an expression that is no condition."""
-        name = _dotted(node)
-        if name is not None:
-            column = self._columns.column(name)
-            return column if _is_text(column) else column.cast(pa.float64(), safe=False)
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            return pa.scalar(node.value)
-        if isinstance(node, ast.Constant) and isinstance(node.value, bool | int | float):
-            return pa.scalar(float(node.value))
-        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.UAdd):
-            number = self._number(node.operand)
-            return pc.negate(number) if isinstance(node.op, ast.USub) else number
-        if isinstance(node, ast.BinOp) and type(node.op) in _ARITHMETIC:
-            number = _ARITHMETIC[type(node.op)](self._number(node.left), self._number(node.right))
-            return pc.if_else(pc.is_nan(number), _UNKNOWN, number)  # 0 / 0
-        if isinstance(node, ast.Compare | ast.BoolOp):
-            raise ExpressionError(f"{self._text!r}: {ast.unparse(node)!r} is a condition where a value is needed")
-        raise ExpressionError(
-            f"{self._text!r}: {ast.unparse(node)!r} has no place in a condition; there are columns, numbers, quoted text, "
-            "+ - * /, comparisons, in, and, or, not and parentheses"
-        )
-
-    def _number(self, node: ast.AST) -> Any:
-        value = self.value(node)
-        if _is_text(value):
-            raise ExpressionError(f"{self._text!r}: {ast.unparse(node)!r} is text, not a number")
-        return value
 
 
 def _digits(text: str) -> str:
@@ -230,5 +211,7 @@ def _digits(text: str) -> str:
     return text.lower()
 
 
-def _is_text(value: pa.Array | pa.Scalar) -> bool:
-    return pa.types.is_string(value.type)
+def _kind(value: pa.Array | pa.Scalar) -> str:
+    if pa.types.is_boolean(value.type):
+        return _CONDITION
+    return _TEXT if pa.types.is_string(value.type) else _NUMBER

@@ -11,64 +11,41 @@ import pyarrow as pa
 
 from verl_adaptive.stats.chance import surprise, swings
 from verl_adaptive.stats.table import key_words
-from verl_adaptive.stats.visits import by_prompt
+from verl_adaptive.stats.visits import Visits, by_prompt
 
 if TYPE_CHECKING:
     from verl_adaptive.stats.run import Run
 
 
 @dataclass
-class Window:
-    """Groups of a few steps, in the order of review; arrays of shape ``(G,)``.
+class Window(Visits):
+    """Groups of a few steps.
 
     Attributes:
-        step: the training step.
-        row: the prompt's row in the store's table.
-        n: rollouts.
-        success, signal, square, reward: sums of the evidence of success, of the difficulty signal, of its squares, and of the
-            training reward; nan where they are not known.
-        tokens: response tokens.
         clipped: rollouts as long as the limit; nan where the journal does not know.
         trained: it trained.
-        usable: neither failed nor empty.
-        flat: no variance.
-        rate: pass rate; nan for a group that says nothing.
     """
 
-    step: np.ndarray
-    row: np.ndarray
-    n: np.ndarray
-    success: np.ndarray
-    signal: np.ndarray
-    square: np.ndarray
-    reward: np.ndarray
-    tokens: np.ndarray
     clipped: np.ndarray
     trained: np.ndarray
-    usable: np.ndarray
-    flat: np.ndarray
-    rate: np.ndarray
 
     @classmethod
     def of(cls, page: pa.Table, row: np.ndarray, tolerance: float) -> Window:
         """A page of observations, whose prompts are in these rows; tolerance as in :meth:`.table.StatsTable.observe`."""
         column = {name: page.column(name).to_numpy() for name in page.column_names if name not in ("key", "source")}
-        n, success, signal, reward = (column[name] for name in ("n", "successes", "signal_sum", "reward_sum"))
-        usable = ~column["failed"] & (n > 0) & np.isfinite(success) & np.isfinite(signal) & np.isfinite(reward)
         return cls(
-            step=column["step"],
             row=row,
-            n=n,
-            success=success,
-            signal=signal,
+            step=column["step"],
+            n=column["n"],
+            success=column["successes"],
+            signal=column["signal_sum"],
             square=column["signal_sqsum"],
-            reward=reward,
+            reward=column["reward_sum"],
             tokens=column["tokens"],
+            flat=column["signal_max"] - column["signal_min"] <= tolerance,
+            failed=column["failed"],
             clipped=np.array(column["clipped"], dtype=np.float64),
             trained=column["outcome"] == "trained",
-            usable=usable,
-            flat=usable & (column["signal_max"] - column["signal_min"] <= tolerance),
-            rate=np.where(usable, success / np.maximum(n, 1), np.nan),
         )
 
 

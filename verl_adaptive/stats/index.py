@@ -23,11 +23,6 @@ class KeyIndex:
     def __len__(self) -> int:
         return self._count
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the slots."""
-        return self._slots.nbytes
-
     def _home(self, keys: np.ndarray) -> np.ndarray:
         # Content keys are uniform already; a user's own may not be, and one multiplication more costs nothing.
         shift = np.uint64(64 - len(self._slots).bit_length() + 1)

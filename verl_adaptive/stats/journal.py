@@ -273,7 +273,8 @@ class Journal:
             if len(values) != len(groups):
                 raise ValueError(f"commit_step: {len(values)} {name} for {len(groups)} groups")
         batch = _message(_batch(step, groups, keys, outcomes, sources, longest))
-        line = {"step": int(step), "wall_time": _now(wall_time), "groups": len(groups)}
+        when = time.time() if wall_time is None else float(wall_time)
+        line = {"step": int(step), "wall_time": when, "groups": len(groups)}
         # no blanks around these two: nothing within them looks the same, and readers need not parse all of it
         accounts = f',"ledger":{_json(ledger or {})},"scalars":{_json(scalars or {})}}}'
 
@@ -312,7 +313,8 @@ class Journal:
         numbers = {
             n: float(v) for n, v in metrics.items() if isinstance(v, int | float | np.number) and math.isfinite(v)
         }
-        line = {"step": int(step), "wall_time": _now(wall_time), "generated": generated}
+        when = time.time() if wall_time is None else float(wall_time)
+        line = {"step": int(step), "wall_time": when, "generated": generated}
         said = sealed(_json({**line, "metrics": numbers, "prompts": dict(prompts or {})}))
 
         def write() -> None:
@@ -510,10 +512,6 @@ def unsealed(line: bytes) -> bytes:
     if crc != b"%d}" % zlib.crc32(content):
         raise ValueError(f"its checksum does not fit: {line[:40].decode(errors='replace')!r}")
     return content + b"}"
-
-
-def _now(wall_time: float | None) -> float:
-    return time.time() if wall_time is None else float(wall_time)
 
 
 def _size(path: Path) -> int:

@@ -20,13 +20,13 @@ hashed; :func:`dataset_keys` therefore asks a ``datasets.Dataset`` for the store
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import decimal
 import hashlib
 import math
-import os
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -53,108 +53,56 @@ def _many(tag: bytes, parts: Sequence[bytes]) -> bytes:
     return tag + len(parts).to_bytes(8, "big") + b"".join(parts)
 
 
-def _encode_str(value: str) -> bytes:
-    return _sized(b"s", value.encode("utf-8", "surrogatepass"))
-
-
-def _encode_int(value: int) -> bytes:
-    # Hex, because Python refuses to print very long integers in decimal.
-    return _sized(b"i", format(value, "x").encode())
-
-
-def _encode_float(value: float) -> bytes:
-    if value.is_integer():
-        return _encode_int(int(value))
-    return b"d" + (b"nan" if math.isnan(value) else struct.pack(">d", value))
-
-
-def _encode_sequence(value: Iterable[Any]) -> bytes:
-    return _many(b"l", [_encode(item) for item in value])
-
-
-def _encode_mapping(value: Mapping[Any, Any]) -> bytes:
-    data = value.get("bytes")
-    if isinstance(data, bytes | bytearray | memoryview) and value.keys() <= {"bytes", "path"}:
-        return _sized(b"b", bytes(data))
-    pairs = sorted((_encode(k), _encode(v)) for k, v in value.items() if v is not None)
-    return _many(b"m", [k + v for k, v in pairs])
-
-
-def _encode_set(value: Iterable[Any]) -> bytes:
-    return _many(b"S", sorted(_encode(item) for item in value))
-
-
-def _encode_array(value: np.ndarray) -> bytes:
-    if value.ndim == 0:
-        return _encode(value[()])
-    if value.ndim == 1 or value.dtype == object:
-        return _encode_sequence(value.tolist() if value.dtype != object else list(value))
-    flat = np.ascontiguousarray(value)
-    flat = flat.astype(flat.dtype.newbyteorder("<"), copy=False)
-    head = f"{flat.dtype.str}{flat.shape}".encode()
-    return _sized(b"a", head) + _sized(b"", flat.tobytes())
-
-
-def _encode_image(value: Any) -> bytes:
-    head = f"{value.mode}{tuple(value.size)}".encode()
-    return _sized(b"P", head) + _sized(b"", value.tobytes())
-
-
-_QUIET = decimal.Context(prec=28, traps=[])  # a signalling not-a-number is a value like any other
-
-_ENCODERS: dict[type, Callable[[Any], bytes]] = {
-    str: _encode_str,
-    int: _encode_int,
-    float: _encode_float,
-    bool: lambda v: b"t" if v else b"f",
-    type(None): lambda v: b"n",
-    bytes: lambda v: _sized(b"b", v),
-    bytearray: lambda v: _sized(b"b", bytes(v)),
-    memoryview: lambda v: _sized(b"b", v.tobytes()),
-    list: _encode_sequence,
-    tuple: _encode_sequence,
-    dict: _encode_mapping,
-    set: _encode_set,
-    frozenset: _encode_set,
-    np.ndarray: _encode_array,
-    decimal.Decimal: lambda v: _sized(b"D", str(v.normalize(_QUIET)).encode()),
-    datetime.datetime: lambda v: _sized(b"T", v.isoformat().encode()),
-    datetime.date: lambda v: _sized(b"T", v.isoformat().encode()),
-    datetime.time: lambda v: _sized(b"T", v.isoformat().encode()),
-    datetime.timedelta: lambda v: _sized(b"U", repr((v.days, v.seconds, v.microseconds)).encode()),
-}
-
-
-def _is_pil(value: Any) -> bool:
-    return any(c.__module__ == "PIL.Image" and c.__name__ == "Image" for c in type(value).__mro__)
-
-
 def _encode(value: Any) -> bytes:
-    encoder = _ENCODERS.get(type(value))
-    if encoder is not None:
-        return encoder(value)
-    # Subclasses and foreign types; numpy's bool, str and bytes are handled by `item`.
-    if isinstance(value, np.datetime64 | np.timedelta64):
-        return _sized(b"T", str(value).encode())
-    if isinstance(value, np.longdouble):
-        return _encode_float(float(value))
+    """The canonical encoding of what Parquet, JSON, pandas, ``datasets`` or verl may give.
+
+    Raises:
+        TypeError: something else.
+    """
     if isinstance(value, np.generic):
-        return _encode(value.item())
-    if _is_pil(value):
-        return _encode_image(value)
+        value = value.item()
+    if isinstance(value, str):
+        return _sized(b"s", value.encode("utf-8", "surrogatepass"))
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if value is None or isinstance(value, bool):
+        return {None: b"n", True: b"t", False: b"f"}[value]
+    if isinstance(value, int):
+        return _sized(b"i", format(value, "x").encode())  # hex: Python refuses to print very long integers in decimal
+    if isinstance(value, float):
+        return b"d" + (b"nan" if math.isnan(value) else struct.pack(">d", value))
     if isinstance(value, Mapping):
         return _encode_mapping(value)
-    for base, encode in _ENCODERS.items():
-        if isinstance(value, base):
-            return encode(value)
-    if isinstance(value, os.PathLike):
-        return _encode(os.fspath(value))
+    if isinstance(value, list | tuple):
+        return _many(b"l", [_encode(item) for item in value])
+    if isinstance(value, bytes | bytearray | memoryview):
+        return _sized(b"b", bytes(value))
+    if isinstance(value, decimal.Decimal | datetime.date | datetime.time | datetime.timedelta):
+        return _sized(b"T", str(value).encode())
+    if any(c.__module__ == "PIL.Image" and c.__name__ == "Image" for c in type(value).__mro__):
+        return _sized(b"P", f"{value.mode}{tuple(value.size)}".encode()) + _sized(b"", value.tobytes())
     if hasattr(value, "__array__"):
         return _encode_array(np.asarray(value))
     raise TypeError(
         f"cannot make a stable key from a {type(value).__module__}.{type(value).__qualname__}; "
         "name a column of strings or integers with adaptive.id_key instead"
     )
+
+
+def _encode_mapping(value: Mapping[Any, Any]) -> bytes:
+    data = value.get("bytes")
+    if isinstance(data, bytes | bytearray | memoryview) and value.keys() <= {"bytes", "path"}:
+        return _encode(data)
+    pairs = sorted((_encode(k), _encode(v)) for k, v in value.items() if v is not None)
+    return _many(b"m", [k + v for k, v in pairs])
+
+
+def _encode_array(value: np.ndarray) -> bytes:
+    if value.ndim < 2 or value.dtype == object:
+        return _encode(value.tolist())
+    flat = np.ascontiguousarray(value)
+    flat = flat.astype(flat.dtype.newbyteorder("<"), copy=False)
+    return _sized(b"a", f"{flat.dtype.str}{flat.shape}".encode()) + _sized(b"", flat.tobytes())
 
 
 # -- keys -----------------------------------------------------------------------------------------------------------
@@ -227,33 +175,24 @@ def keys_bytes(keys: np.ndarray) -> list[bytes]:
     return [raw[i : i + 16] for i in range(0, len(raw), 16)]
 
 
-def key_hex(keys: np.ndarray | np.void | bytes) -> Any:
-    """32 hex digits for one key (16 bytes or a ``KEY_DTYPE`` scalar), a list of them for an array of keys."""
-    if isinstance(keys, bytes):
-        return keys.hex()
-    if keys.ndim == 0:
-        return f"{int(keys['hi']):016x}{int(keys['lo']):016x}"
-    raw = np.ascontiguousarray(keys).view("<u8").astype(">u8").tobytes().hex()
-    return [raw[i : i + 32] for i in range(0, len(raw), 32)]
+def key_hex(keys: np.ndarray) -> list[str]:
+    """32 hex digits a key."""
+    return [key.hex() for key in keys_bytes(keys)]
 
 
-def parse_hex(text: str | Sequence[str]) -> np.ndarray:
-    """Keys from hex digits: shape ``(1,)`` for one string, ``(n,)`` for a sequence.
+def parse_hex(text: str) -> bytes:
+    """The 16 bytes of a key from its hex digits.
 
     Raises:
         ValueError: not 32 hex digits; the message names the text.
     """
-    texts = [text] if isinstance(text, str) else text
-    keys = []
-    for t in texts:
-        try:
-            key = bytes.fromhex(t)
-        except (ValueError, TypeError) as error:
-            raise ValueError(f"not a prompt key (32 hex digits): {t!r}") from error
-        if len(key) != 16 or len(t) != 32:
-            raise ValueError(f"not a prompt key (32 hex digits): {t!r}")
-        keys.append(key)
-    return keys_array(keys)
+    try:
+        key = bytes.fromhex(text)
+    except ValueError:
+        key = b""
+    if len(key) != 16 or len(text) != 32:
+        raise ValueError(f"not a prompt key (32 hex digits): {text!r}")
+    return key
 
 
 # -- data sets ------------------------------------------------------------------------------------------------------
@@ -324,7 +263,6 @@ def dataset_keys(
     *,
     prompt_key: str = "prompt",
     id_key: str | None = None,
-    with_answer: bool = True,
     media_keys: Mapping[str, str] | None = None,
 ) -> np.ndarray:
     """One key a row of a data set, in its order.
@@ -334,7 +272,6 @@ def dataset_keys(
             (any iterable; a ``datasets.Dataset`` is read without decoding its images).
         prompt_key: the field that holds the messages (verl's ``data.prompt_key``).
         id_key: dotted path of the user's own identifier (``adaptive.id_key``), used instead of the content.
-        with_answer: ``False`` leaves the ground truth out, which finds one question with two answers.
         media_keys: as :func:`media_of`.
 
     Returns:
@@ -345,33 +282,18 @@ def dataset_keys(
     """
     if id_key is not None:
         return keys_array([custom_key(value) for value in _identifiers(rows, id_key)])
-    contents = _contents(rows, prompt_key, media_keys)
-    return keys_array([_content_key(parts if with_answer else _question(parts)) for parts in contents])
+    return keys_array([_content_key(parts) for parts in _contents(rows, prompt_key, media_keys)])
 
 
 def dataset_identity(
     rows: Iterable[Mapping[str, Any]], *, prompt_key: str = "prompt", media_keys: Mapping[str, str] | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """:func:`dataset_keys` with and without the answer, in one pass over the rows.
-
-    Args:
-        rows, prompt_key, media_keys: as there.
-
-    Returns:
-        Two arrays of :data:`KEY_DTYPE`, shape ``(rows,)``.
-
-    Raises:
-        ValueError: as there.
-    """
+    """:func:`dataset_keys`, and the keys of the questions, which leave the answer out: one question may have two answers."""
     keys, questions = [], []
     for parts in _contents(rows, prompt_key, media_keys):
         keys.append(_content_key(parts))
-        questions.append(_content_key(_question(parts)))
+        questions.append(_content_key([*parts[:2], _encode(None), *parts[3:]]))
     return keys_array(keys), keys_array(questions)
-
-
-def _question(parts: Sequence[bytes]) -> list[bytes]:
-    return [*parts[:2], _encode(None), *parts[3:]]
 
 
 def _contents(
@@ -405,14 +327,12 @@ def _identifiers(rows: Iterable[Mapping[str, Any]], id_key: str) -> Iterator[Any
 
 def sort_order(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Positions that sort ``keys`` (equal keys in their order), and bool ``(n,)``: first of its kind in that order."""
-    hi, lo = np.ascontiguousarray(keys["hi"]), keys["lo"]
-    order = np.argsort(hi)  # unstable but vectorised; ties, which content hashes do not have, take the slow way
-    ranked = hi[order]
-    if len(keys) > 1 and (ranked[1:] == ranked[:-1]).any():
-        order = np.lexsort((lo, hi))
+    order = np.argsort(keys["hi"])  # unstable but fast; ties, which content hashes do not have, take the slow way
+    if (np.diff(keys["hi"][order]) == 0).any():
+        order = np.lexsort((keys["lo"], keys["hi"]))
     ranked = keys[order]
     first = np.ones(len(keys), dtype=bool)
-    first[1:] = (ranked["hi"][1:] != ranked["hi"][:-1]) | (ranked["lo"][1:] != ranked["lo"][:-1])
+    first[1:] = ranked[1:] != ranked[:-1]
     return order, first
 
 
@@ -423,8 +343,7 @@ def fingerprint(keys: np.ndarray) -> str:
         keys: array of :data:`KEY_DTYPE`.
     """
     order, first = sort_order(keys)
-    unique = np.ascontiguousarray(keys[order[first]])
-    return hashlib.blake2b(unique.tobytes(), digest_size=16, person=b"verl-adaptive.f1").hexdigest()
+    return hashlib.blake2b(keys[order[first]].tobytes(), digest_size=16, person=b"verl-adaptive.f1").hexdigest()
 
 
 def _leaders(keys: np.ndarray) -> np.ndarray:
@@ -496,8 +415,6 @@ def _beside(row: Mapping[str, Any], apart: set[str]) -> dict[str, bytes]:
         value = dig(row, path)
         if value is None or path in _BOOKKEEPING or path == "reward_model.ground_truth":
             continue
-        try:
-            found[path] = _encode(value)
-        except (TypeError, RecursionError):
-            continue
+        with contextlib.suppress(TypeError, ValueError):
+            found[path] = _canonical(value)
     return found

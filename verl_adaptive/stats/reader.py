@@ -23,7 +23,6 @@ from verl_adaptive.stats.atomic import read_file
 from verl_adaptive.stats.history import Flips, Window
 from verl_adaptive.stats.journal import GROUPS, JournalError, attempts_in, unsealed
 from verl_adaptive.stats.table import StatsTable, key_words
-from verl_adaptive.stats.visits import kind_of
 
 OBSERVATIONS = pa.schema([("attempt", pa.int32()), *GROUPS])
 """One row a finished group, in the order of review; see :data:`verl_adaptive.stats.journal.GROUPS`."""
@@ -197,18 +196,7 @@ class JournalReader:
         for page in self.observations(last_step=last_step):
             rows = table.rows_for(key_words(page.column("key")), sources=_ids(table, _sources(page)))
             w = Window.of(page, rows, tolerance)
-            table.observe_totals(
-                rows,
-                w.step,
-                n=w.n,
-                success=w.success,
-                signal=w.signal,
-                signal_sq=w.square,
-                reward=w.reward,
-                tokens=w.tokens,
-                kind=kind_of(w.flat, w.success / np.maximum(w.n, 1)),
-                failed=~w.usable,
-            )
+            table.observe_visits(w)
             flips.add(rows, w.rate, w.n, len(table))
         return table, flips
 

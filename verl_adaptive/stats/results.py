@@ -26,68 +26,29 @@ successes alone says nothing of rewards. Other columns are ignored.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 
-from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.groups import success_by_default
 from verl_adaptive.stats import keys as _keys
+from verl_adaptive.stats.rows import StoreError, json_lines, parquet_rows
 from verl_adaptive.stats.table import StatsTable
-from verl_adaptive.stats.visits import kind_of
+from verl_adaptive.stats.visits import Visits
 
 _MOST = 2**31 - 1  # rollouts of a prompt; the table counts in 32 bits
 _LARGEST = 1e150  # of sums: many rows of one prompt are added up
 _PRIOR = 8.0  # rollouts that an expectation counts for: half of them, κ = 4, were measured (benchmarks/RESULTS.md)
 
 
-class StoreError(AdaptiveError):
-    """There is no run where one was looked for, or it does not hold what was asked of it."""
-
-
-def json_lines(path: Path, wrong: type[AdaptiveError]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The objects of a file with one a line, and their lines' numbers; empty lines are passed over.
-
-    Raises:
-        AdaptiveError: a line is something else: ``wrong``, with its number.
-    """
-    with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line)
-            except (ValueError, RecursionError) as error:
-                raise wrong(f"{path}, line {number}: not JSON: {error}") from error
-            if not isinstance(row, dict):
-                raise wrong(f"{path}, line {number}: not an object; one JSON object a line is expected")
-            yield number, row
-
-
 def _rows(path: Path) -> Iterator[Mapping[str, Any]]:
-    if path.suffix == ".parquet":
-        try:
-            file = pq.ParquetFile(path)
-        except (pa.ArrowException, OSError, ValueError) as error:
-            raise StoreError(f"{path} is not a Parquet file: {error}") from error
-        batches = file.iter_batches(batch_size=8192)
-        while True:
-            try:
-                batch = next(batches, None)
-                rows = [] if batch is None else batch.to_pylist()
-            except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
-                raise StoreError(f"{path} cannot be read: {error}") from error
-            if batch is None:
-                return
-            yield from rows
-    for _, row in json_lines(path, StoreError):
-        yield row
+    if path.suffix != ".parquet":
+        return (row for _, row in json_lines(path))
+    return chain.from_iterable(parquet_rows(path))
 
 
 def _key(row: Mapping[str, Any], prompt_key: str, id_key: str | None, media_keys: Mapping[str, str] | None) -> bytes:
@@ -97,7 +58,7 @@ def _key(row: Mapping[str, Any], prompt_key: str, id_key: str | None, media_keys
             raise ValueError(f"key has {len(value)} bytes instead of 16")
         return value
     if value is not None:
-        return _keys.keys_bytes(_keys.parse_hex(str(value)))[0]
+        return _keys.parse_hex(str(value))
     if id_key is not None:
         found = _keys.dig(row, id_key)
         if found is None:
@@ -147,15 +108,9 @@ def _outcome(row: Mapping[str, Any], success: Callable[[np.ndarray], np.ndarray]
         squares = float((scores * scores).sum())
     if not math.isfinite(squares):
         raise ValueError(f"score={row['score']!r} is too large: its square is infinite")
-    return (
-        float(len(scores)),
-        float(success(scores).sum()),
-        float(scores.sum()),
-        squares,
-        float(scores.sum()),
-        float(scores.min()),
-        float(scores.max()),
-    )
+    total = float(scores.sum())
+    right, low, high = (float(value) for value in (success(scores).sum(), scores.min(), scores.max()))
+    return float(len(scores)), right, total, squares, total, low, high
 
 
 def _apart(n: float, total: float, squares: float) -> tuple[float, float]:
@@ -229,17 +184,18 @@ def read_results(
     lowest, highest = np.full(count, np.inf), np.full(count, -np.inf)
     np.minimum.at(lowest, rows, low)
     np.maximum.at(highest, rows, high)
-    table.observe_totals(
-        np.arange(count),
-        -1,
+    visits = Visits(
+        row=np.arange(count),
+        step=np.full(count, -1),
         n=total(n).astype(np.int64),
         success=total(c),
         signal=total(signal),
-        signal_sq=total(squares),
+        square=total(squares),
         reward=total(np.nan_to_num(reward)),
         tokens=total(tokens),
-        kind=kind_of(highest - lowest <= tolerance, total(c) / total(n)),
+        flat=highest - lowest <= tolerance,
         failed=np.zeros(count, dtype=bool),
     )
+    table.observe_visits(visits)
     table.col("reward_sum")[rows[np.isnan(reward)]] = math.nan
     return table

@@ -29,7 +29,8 @@ from verl_adaptive.stats.dataset import Row, rows_of
 from verl_adaptive.stats.dumps import DumpReader, Said, dump_files, said_of
 from verl_adaptive.stats.history import Flips
 from verl_adaptive.stats.reader import JournalReader
-from verl_adaptive.stats.results import StoreError, read_results
+from verl_adaptive.stats.results import read_results
+from verl_adaptive.stats.rows import StoreError
 from verl_adaptive.stats.snapshot import FOLDER, MANIFEST, SnapshotMissing, read_manifest, read_snapshot
 from verl_adaptive.stats.table import StatsTable
 
@@ -45,7 +46,7 @@ _TABLES = (".parquet", ".jsonl", ".json", ".ndjson")
 _DEPTH = 8  # folders below the one that is named
 _MOST = 500  # runs that are looked at
 #: What a run says of itself that is looked at, as far as it is text, a number or numbers by name: the files may be anybody's.
-_SAID = (
+_SAID = [
     "alarms",
     "signal",
     "seed",
@@ -60,7 +61,7 @@ _SAID = (
     "rollouts",
     "longest",
     "began",
-)
+]
 
 Kind = Literal["journal", "rollouts", "snapshot", "results"]
 
@@ -340,7 +341,7 @@ def _in_folder(path: Path, prefer: str) -> tuple[Kind, str] | None:
         if (folder / MANIFEST).exists():
             return "snapshot", str(folder)
     journal = next((folder for folder in (path, path / FOLDER) if _is_journal(folder)), None)
-    newest = _newest_checkpoint(path)
+    newest = max(_checkpoints(path), default=(0, None))[1]
     if journal is None and newest is None and dump_files(path):
         return "rollouts", str(path)
     if journal is not None and (prefer == "journal" or newest is None):
@@ -352,12 +353,8 @@ def _is_journal(folder: Path) -> bool:
     return any(re.fullmatch(r"attempt-\d+", path.parent.name) for path in folder.glob("attempt-*/attempt.json"))
 
 
-def _newest_checkpoint(root: Path) -> Path | None:
-    """The newest ``global_step_N`` under ``root`` that has a finished snapshot."""
-    return max(((step, path) for step, path in _checkpoints(root)), default=(0, None))[1]
-
-
 def _checkpoints(root: Path) -> Iterator[tuple[int, Path]]:
+    """Every ``global_step_N`` that has a finished snapshot, and N."""
     for path in root.glob("global_step_*"):
         match = re.fullmatch(r"global_step_(\d+)", path.name)
         if match and (path / FOLDER / MANIFEST).is_file():

@@ -1,8 +1,7 @@
 """Snapshots: everything resume needs, in one directory beside verl's own checkpoint.
 
-A snapshot is ``prompts-*.parquet`` (the table, in parts that are written and read in parallel), ``state.json`` and
-``arrays.npz`` (policy and engine state) and ``manifest.json``, which names the others with their hashes and is written
-last. File names carry a hash of their content, so a snapshot that is written over an older one in the same directory
+A snapshot is ``prompts-*.parquet`` (the table, in parts that are written and read in parallel), ``state-*.json`` (policy
+and engine state) and ``manifest.json``, which names the others with their hashes and is written last. File names carry a hash of their content, so a snapshot that is written over an older one in the same directory
 never touches a file the older manifest names: at any moment the manifest there describes whole files.
 
 Others may add a folder of their own files before (:func:`new_folder`, ``attach=``): they get into the manifest with their
@@ -31,7 +30,7 @@ import pyarrow.parquet as pq
 
 from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.stats.atomic import TEMPORARY, read_file, sync_directory, write_file
-from verl_adaptive.stats.state import join_state, split_state
+from verl_adaptive.stats.state import state_from_json, state_to_json
 from verl_adaptive.stats.table import StatsTable
 
 SNAPSHOT_SCHEMA = 1
@@ -40,7 +39,7 @@ SNAPSHOT_SCHEMA = 1
 #: The statistics' folder: the snapshot inside verl's `global_step_N`, the journal beside the checkpoints.
 FOLDER = "adaptive"
 MANIFEST = "manifest.json"
-_OURS = re.compile(r"(prompts-\d{5}|state|arrays)-[0-9a-f]{16}\.(parquet|json|npz)|manifest\.json")
+_OURS = re.compile(r"(prompts-\d{5}|state)-[0-9a-f]{16}\.(parquet|json)|manifest\.json")
 # Attached folders, and what TransferQueue leaves beside one when it is interrupted.
 _ATTACHED = re.compile(r"([a-z_]+)-[0-9a-f]{16}(\.tmp|\.old)?")
 _PART_ROWS = 1 << 20
@@ -169,7 +168,7 @@ def write_snapshot(
     Args:
         directory: made if missing, for example ``global_step_100/adaptive``.
         table: the statistics.
-        state: policy and engine state; see :func:`verl_adaptive.stats.state.split_state` for what it may hold.
+        state: policy and engine state; see :func:`verl_adaptive.stats.state.state_to_json` for what it may hold.
         meta: JSON values that describe the run.
         attach: folders from :func:`new_folder` in the same directory, complete: their files become part of the snapshot.
 
@@ -179,7 +178,7 @@ def write_snapshot(
     """
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
-    document, arrays = split_state(state)
+    document = state_to_json(state)
     whole = table.to_arrow()
 
     def part(number: int) -> tuple[str, dict[str, Any]]:
@@ -191,7 +190,6 @@ def write_snapshot(
     with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
         files = list(pool.map(part, range(parts)))
     files.append(_place(directory, "state", "json", document))
-    files.append(_place(directory, "arrays", "npz", arrays))
     manifest: dict[str, Any] = {
         "schema": SNAPSHOT_SCHEMA,
         "package": package_version(),
@@ -268,11 +266,7 @@ def attached(directory: str | os.PathLike[str], manifest: Mapping[str, Any], nam
         match = _ATTACHED.fullmatch(folder)
         if match is None or match[1] != name:
             continue
-        path = directory / folder
-        try:
-            expected = {str(at): (int(e["bytes"]), str(e["blake2b"])) for at, e in files.items()}
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise SnapshotError(_damaged(directory / MANIFEST, f"incomplete: {error!r}")) from error
+        path, expected = directory / folder, _entries(directory, files)
         there = {p.relative_to(path).as_posix() for p in path.rglob("*") if not p.is_dir()}
         if there != set(expected):
             odd = sorted(there ^ set(expected))[0]
@@ -291,19 +285,26 @@ def attached(directory: str | os.PathLike[str], manifest: Mapping[str, Any], nam
 # -- reading --------------------------------------------------------------------------------------------------------
 
 
-def _load(directory: Path, name: str, entry: Mapping[str, Any]) -> bytes:
-    path = directory / name
+def _entries(directory: Path, files: Any) -> dict[str, tuple[int, str]]:
+    """Size and hash of each file that a manifest names."""
     try:
-        data = read_file(path, entry["bytes"])
+        return {str(name): (int(e["bytes"]), str(e["blake2b"])) for name, e in files.items()}
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise SnapshotError(_damaged(directory / MANIFEST, f"incomplete: {error!r}")) from error
+
+
+def _load(path: Path, size: int, digest: str) -> bytes:
+    try:
+        data = read_file(path, size)
     except FileNotFoundError:
         raise SnapshotError(_damaged(path, "missing")) from None
     except OSError as error:
         if error.errno in (errno.EFBIG, errno.EINVAL):
             raise SnapshotError(_damaged(path, str(error.strerror))) from None
         raise SnapshotError(f"{path} cannot be read: {error}") from error
-    if len(data) != entry["bytes"]:
-        raise SnapshotError(_damaged(path, f"{len(data)} bytes instead of {entry['bytes']}: truncated or torn"))
-    if _digest(data) != entry["blake2b"]:
+    if len(data) != size:
+        raise SnapshotError(_damaged(path, f"{len(data)} bytes instead of {size}: truncated or torn"))
+    if _digest(data) != digest:
         raise SnapshotError(_damaged(path, "its content does not match the manifest's hash"))
     return data
 
@@ -323,22 +324,19 @@ def read_snapshot(directory: str | os.PathLike[str]) -> tuple[StatsTable, dict[s
     """
     directory = Path(directory)
     manifest = read_manifest(directory)
+    files = _entries(directory, manifest["files"])
     try:
-        files = {
-            str(name): {"bytes": int(e["bytes"]), "blake2b": str(e["blake2b"])} for name, e in manifest["files"].items()
-        }
         strange = [name for name in files if not _OURS.fullmatch(name)]
         if strange:
             raise ValueError(f"it names a file {strange[0]!r}")
-        by_stem = {name.rsplit("-", 1)[0]: name for name in files}
         parts = sorted(name for name in files if name.startswith("prompts-"))
-        state_name, arrays_name = by_stem["state"], by_stem["arrays"]
+        (state_name,) = files.keys() - set(parts)
         prompts = int(manifest["prompts"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise SnapshotError(_damaged(directory / MANIFEST, f"incomplete: {error!r}")) from error
 
     def table_part(name: str) -> pa.Table:
-        data = _load(directory, name, files[name])
+        data = _load(directory / name, *files[name])
         try:
             # Not pq.read_table: it reads in threads of Arrow's whatever it is told, and one that still lets go of `data`
             # while the interpreter ends aborts the process ("terminate called without an active exception").
@@ -350,15 +348,14 @@ def read_snapshot(directory: str | os.PathLike[str]) -> tuple[StatsTable, dict[s
     with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
         tables = list(pool.map(table_part, parts))
     try:
-        table = StatsTable.from_arrow(tables)
+        table = StatsTable.from_arrow(*tables)
         if len(table) != prompts:
             raise ValueError(f"{len(table)} prompts instead of {prompts}")
     except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise SnapshotError(_damaged(directory / (parts[0] if parts else MANIFEST), str(error))) from error
-    document = _load(directory, state_name, files[state_name])
-    arrays = _load(directory, arrays_name, files[arrays_name])
+    document = _load(directory / state_name, *files[state_name])
     try:
-        state = join_state(document, arrays)
-    except (ValueError, KeyError, OSError) as error:
+        state = state_from_json(document)
+    except ValueError as error:
         raise SnapshotError(_damaged(directory / state_name, str(error))) from error
     return table, state, manifest

@@ -13,7 +13,7 @@ from verl_adaptive.groups import Groups
 from verl_adaptive.stats import keys as _keys
 from verl_adaptive.stats.index import KeyIndex
 from verl_adaptive.stats.keys import KEY_DTYPE
-from verl_adaptive.stats.visits import extend_streaks, kind_of, waves
+from verl_adaptive.stats.visits import Visits, extend_streaks, waves
 
 
 class Column(NamedTuple):
@@ -121,11 +121,6 @@ class StatsTable:
         """Every column's declaration by its full name (a copy)."""
         return dict(self._columns)
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes allocated for keys, columns and index, room to grow included."""
-        return self._keys.nbytes + self._index.nbytes + sum(a.nbytes for a in self._data.values())
-
     def _add_column(self, name: str, column: Column) -> None:
         data = np.empty(self._capacity, dtype=column.dtype)
         data[: self._length] = column.default
@@ -186,10 +181,6 @@ class StatsTable:
     def key_lo(self) -> np.ndarray:
         """uint64 ``(len(table),)``: the second half of every key."""
         return self.keys["lo"]
-
-    def fingerprint(self) -> str:
-        """Names the set of prompts in the table, whatever their order; see :func:`verl_adaptive.stats.fingerprint`."""
-        return _keys.fingerprint(self.keys)
 
     # -- rows -----------------------------------------------------------------------------------------------------
 
@@ -316,74 +307,54 @@ class StatsTable:
             IndexError: a group's row is not in the table.
         """
         signal = groups.signal
-        with np.errstate(invalid="ignore", over="ignore"):  # groups with nan or inf are set aside below
-            kind = kind_of(groups.degenerate(tolerance), groups.pass_rate)
-            totals = {
-                "success": groups.successes,
-                "signal": groups.sum(signal),
-                "signal_sq": groups.sum(signal * signal),
-                "reward": groups.sum(groups.reward),
-                "tokens": groups.sum(groups.tokens),
-            }
-        self.observe_totals(groups.row, step, n=groups.n, kind=kind, failed=groups.failed, **totals)
+        with np.errstate(invalid="ignore", over="ignore"):  # groups with nan or inf are set aside
+            visits = Visits(
+                row=groups.row,
+                step=np.full(len(groups), step),
+                n=groups.n,
+                success=groups.successes,
+                signal=groups.sum(signal),
+                square=groups.sum(signal * signal),
+                reward=groups.sum(groups.reward),
+                tokens=groups.sum(groups.tokens),
+                flat=groups.degenerate(tolerance),
+                failed=groups.failed,
+            )
+        self.observe_visits(visits)
 
-    def observe_totals(
-        self,
-        rows: np.ndarray,
-        step: np.ndarray | int,
-        *,
-        n: np.ndarray,
-        success: np.ndarray,
-        signal: np.ndarray,
-        signal_sq: np.ndarray,
-        reward: np.ndarray,
-        tokens: np.ndarray,
-        kind: np.ndarray,
-        failed: np.ndarray,
-    ) -> None:
+    def observe_visits(self, visits: Visits) -> None:
         """:meth:`observe` for groups of which only the totals are known, as a journal keeps them.
-
-        Args:
-            rows: int64 ``(G,)``, may repeat; groups count in the order given.
-            step: of each group ``(G,)``, or of all.
-            n: rollouts ``(G,)``.
-            success, signal, signal_sq, reward, tokens: sums over each group's rollouts ``(G,)``.
-            kind: 1 for an easy group, -1 for a hard one, 0 for one with variance ``(G,)``.
-            failed: bool ``(G,)``.
 
         Raises:
             IndexError: a row is not in the table.
         """
+        rows, usable, kind = visits.row, visits.usable, visits.kind
         if not len(rows):
             return
         if rows.min() < 0 or rows.max() >= self._length:
             raise IndexError(f"rows {rows.min()} to {rows.max()} in a table of {self._length} rows")
-        usable = ~failed & (n > 0) & np.isfinite(success) & np.isfinite(signal) & np.isfinite(reward)
-
         failed_rows, counts = np.unique(rows[~usable], return_counts=True)
         failures = self.col("failures")
         failures[failed_rows] = np.minimum(failures[failed_rows] + counts, np.iinfo("u2").max)
 
-        step = np.broadcast_to(np.asarray(step), rows.shape)
-        self.col("last_try")[rows] = step
-        rate = success / np.maximum(n, 1)
-        tokens = np.where(usable, tokens, 0).astype(np.uint64)
+        self.col("last_try")[rows] = visits.step
+        tokens = np.where(usable, visits.tokens, 0).astype(np.uint64)
         get = self.col
         for wave in waves(rows, usable):
-            row = rows[wave]
+            row, step, rate = rows[wave], visits.step[wave], visits.rate[wave]
             fresh = get("visits")[row] == 0
             get("visits")[row] += 1
-            get("rollouts")[row] += n[wave].astype(np.uint32)
-            get("successes")[row] += success[wave]
-            get("signal_sum")[row] += signal[wave]
-            get("signal_sqsum")[row] += signal_sq[wave]
-            get("reward_sum")[row] += reward[wave]
+            get("rollouts")[row] += visits.n[wave].astype(np.uint32)
+            get("successes")[row] += visits.success[wave]
+            get("signal_sum")[row] += visits.signal[wave]
+            get("signal_sqsum")[row] += visits.square[wave]
+            get("reward_sum")[row] += visits.reward[wave]
             get("tokens")[row] += tokens[wave]
             extend_streaks(get("streak"), get("streak_kind"), row, kind[wave])
-            get("first_step")[row[fresh]] = step[wave][fresh]
-            get("last_step")[row] = step[wave]
-            get("first_rate")[row[fresh]] = rate[wave][fresh]
-            get("last_rate")[row] = rate[wave]
+            get("first_step")[row[fresh]] = step[fresh]
+            get("last_step")[row] = step
+            get("first_rate")[row[fresh]] = rate[fresh]
+            get("last_rate")[row] = rate
 
     # -- reading --------------------------------------------------------------------------------------------------
 
@@ -418,34 +389,29 @@ class StatsTable:
 
     # -- Arrow ----------------------------------------------------------------------------------------------------
 
-    def to_arrow(self, rows: np.ndarray | slice | None = None) -> pa.Table:
-        """The table, or those rows of it, as Arrow: ``key`` (16 bytes) and every column.
+    def to_arrow(self) -> pa.Table:
+        """The table as Arrow: ``key`` (16 bytes) and every column.
 
-        The declarations and source names travel in the schema's metadata. Without ``rows``, or with a slice, columns
-        share memory with the table: use them before the next change.
+        The declarations and source names travel in the schema's metadata. Columns share memory with the table: use them
+        before the next change.
         """
-        pick = slice(None) if rows is None else rows
-        arrays = [key_column(self._keys[: self._length][pick])]
-        fields = [pa.field("key", arrays[0].type, nullable=False)]
-        for name in self._columns:
-            array = pa.array(self.col(name)[pick], from_pandas=False)
-            arrays.append(array)
-            fields.append(pa.field(name, array.type, nullable=False))
+        arrays = {"key": key_column(self.keys)}
+        arrays |= {name: pa.array(self.col(name), from_pandas=False) for name in self._columns}
+        fields = [pa.field(name, array.type, nullable=False) for name, array in arrays.items()]
         described = {
             "sources": self.sources,
             "columns": {name: [c.dtype.str, c.default] for name, c in self._columns.items()},
         }
         meta = {_ARROW_META: json.dumps(described).encode()}
-        return pa.Table.from_arrays(arrays, schema=pa.schema(fields, metadata=meta))
+        return pa.table(arrays, schema=pa.schema(fields, metadata=meta))
 
     @classmethod
-    def from_arrow(cls, data: pa.Table | Sequence[pa.Table]) -> StatsTable:
+    def from_arrow(cls, *parts: pa.Table) -> StatsTable:
         """The inverse of :meth:`to_arrow`; several tables are joined in their order.
 
         Raises:
             ValueError: not such a table, a key occurs twice, or a column is not what its declaration says.
         """
-        parts = [data] if isinstance(data, pa.Table) else list(data)
         table = cls()
         described = [json.loads((part.schema.metadata or {}).get(_ARROW_META, b"null")) for part in parts]
         if not parts or None in described:

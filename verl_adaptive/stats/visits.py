@@ -6,7 +6,53 @@ comes to the same.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import cached_property
+
 import numpy as np
+
+
+@dataclass
+class Visits:
+    """Finished groups by their totals, in the order of review; arrays of shape ``(G,)``.
+
+    Attributes:
+        row: the prompt's row in the table; may repeat.
+        step: the training step.
+        n: rollouts.
+        success, signal, square, reward: sums of the evidence of success, of the difficulty signal, of its squares, and of the
+            training reward; nan where they are not known.
+        tokens: response tokens.
+        flat: no variance; has a meaning where the group is usable.
+        failed: says nothing about difficulty.
+    """
+
+    row: np.ndarray
+    step: np.ndarray
+    n: np.ndarray
+    success: np.ndarray
+    signal: np.ndarray
+    square: np.ndarray
+    reward: np.ndarray
+    tokens: np.ndarray
+    flat: np.ndarray
+    failed: np.ndarray
+
+    @cached_property
+    def usable(self) -> np.ndarray:
+        """Neither failed nor empty, and the sums are numbers."""
+        finite = np.isfinite(self.success) & np.isfinite(self.signal) & np.isfinite(self.reward)
+        return ~self.failed & (self.n > 0) & finite
+
+    @cached_property
+    def rate(self) -> np.ndarray:
+        """Pass rate; nan for a group that is not usable."""
+        return np.where(self.usable, self.success / np.maximum(self.n, 1), np.nan)
+
+    @property
+    def kind(self) -> np.ndarray:
+        """:func:`kind_of` each."""
+        return kind_of(self.flat, self.rate)
 
 
 def waves(rows: np.ndarray, which: np.ndarray | None = None) -> list[np.ndarray]:
