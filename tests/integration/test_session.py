@@ -26,12 +26,13 @@ from verl.trainer.ppo.core_algos import FixedKLController  # noqa: E402
 from verl.trainer.ppo.v1 import get_trainer_cls  # noqa: E402
 from verl.utils import tensordict_utils as tu  # noqa: E402
 
+from verl_adaptive.advantages.beta import BetaPosterior  # noqa: E402
 from verl_adaptive.config import AdaptiveConfig, RunFacts  # noqa: E402
 from verl_adaptive.engine import make_engine  # noqa: E402
 from verl_adaptive.errors import AdaptiveError, ConfigError  # noqa: E402
 from verl_adaptive.integration import rewards  # noqa: E402
 from verl_adaptive.integration.abort import Aborted  # noqa: E402
-from verl_adaptive.integration.advantage import register, trajectory_rows  # noqa: E402
+from verl_adaptive.integration.advantage import register_estimator, trajectory_rows  # noqa: E402
 from verl_adaptive.integration.dataloader import DataloaderPrompts  # noqa: E402
 from verl_adaptive.integration.layout import Layout  # noqa: E402
 from verl_adaptive.integration.polling import stall_seconds  # noqa: E402
@@ -338,7 +339,7 @@ class Solved(Workers):
 @pytest.mark.parametrize("estimator", ["grpo", "rloo", "adaptive_beta"])
 def test_a_step_of_equal_rewards_trains_on_nothing(queue, estimator, forgo):
     """verl needs a row to have a step; its own estimators would take that row's reward for its advantage."""
-    register()
+    register_estimator(BetaPosterior)
     off = {"advantage": {"name": "beta", "variant": "off"}} if estimator == "adaptive_beta" else {}
     session = session_of(Solved(), **off)
     session.start()
@@ -607,7 +608,7 @@ def test_rewards_are_found_by_halves_when_some_rows_have_none(queue, monkeypatch
 def test_a_queue_too_small_for_the_step_is_refused_before_anything_is_sent(queue):
     workers = Workers()
     session = session_of(workers)
-    session.client.handles = replace(session.client.handles, row_limit=BATCH * (N + 1) - 1)
+    session.handles = replace(session.handles, row_limit=BATCH * (N + 1) - 1)
     with pytest.raises(ConfigError, match=r"total_storage_size=35: step 1 needs 36 rows.*set it to 72 or more"):
         session.start()
     assert workers.calls == 0 and left() == set()
@@ -630,7 +631,7 @@ def test_a_signal_that_the_reward_lacks_names_those_it_has(queue):
 
 def test_when_everything_fails_the_run_ends_with_the_reason(queue):
     session = session_of(Workers(fail=1.0))
-    session.client.handles = replace(session.client.handles, busy=lambda: "reward model 0: dead (ActorDiedError)")
+    session.handles = replace(session.handles, busy=lambda: "reward model 0: dead (ActorDiedError)")
     session.start()
     said = r"the last \d+ groups all failed.* \(open requests: reward model 0: dead \(ActorDiedError\)\)"
     with pytest.raises(AdaptiveError, match=said):

@@ -221,7 +221,7 @@ def test_a_restart_loses_and_repeats_nothing(clean, preset, stream):
     tq.kv_batch_put(keys=["late"], partition_id="train", tags=[{"status": "finished"}])
     for part in (p for parts in other.queue._parts.values() for p in parts if p.uid in again):
         submission = next(t for t, parts in other.queue._parts.items() if part in parts)
-        number = int(other.client.prompts[submission]["number"])
+        number = int(other.prompts[submission]["number"])
         tag = {"is_prompt": True, "status": "pending", "global_steps": other.step}
         tq.kv_batch_put(keys=[part.uid], partition_id="train", tags=[tag])
         second.jobs.append((part.uid, part.n, number, 7))
@@ -274,7 +274,7 @@ def test_a_dead_worker_is_named_at_once(clean, monkeypatch):
     monkeypatch.setattr("verl_adaptive.integration.polling._LIVENESS_INTERVAL", 0.1)
     workers = SlowWorkers(order=1, forget=1.0)
     session = session_of(workers, STREAMS["colocate"], stall_timeout=60.0, **POLICIES["grpo"])
-    session.client.handles = replace(session.client.handles, dead=lambda: ["agent-loop worker 0 (ActorDiedError)"])
+    session.handles = replace(session.handles, dead=lambda: ["agent-loop worker 0 (ActorDiedError)"])
     with pytest.raises(AdaptiveError, match=r"agent-loop worker 0 \(ActorDiedError\) died .*resumes from the"):
         one_step(session)
     workers.stop()
