@@ -100,7 +100,7 @@ def make_stream_engine(*parts: Any, stream: AsyncFacts | None = None, **options:
         engine.row_of,
         engine.source,
         skip_zero=engine.skip_zero,
-        mode=stream,
+        mode=stream or AsyncFacts(),
     )
     return made, world
 

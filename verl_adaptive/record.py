@@ -33,7 +33,16 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from verl_adaptive.config import AdaptiveConfig, RunFacts
-from verl_adaptive.engine import AsyncEngine, AsyncFacts, Engine, PromptStream, Requests, StepResult, make_engine
+from verl_adaptive.engine import (
+    AsyncEngine,
+    AsyncFacts,
+    Engine,
+    Listener,
+    PromptStream,
+    Requests,
+    StepResult,
+    make_engine,
+)
 from verl_adaptive.engine.ledger import Ledger
 from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.groups import PER_ROLLOUT, Groups
@@ -55,7 +64,7 @@ class RecordError(AdaptiveError):
 # -- writing ------------------------------------------------------------------------------------------------------
 
 
-class Recorder:
+class Recorder(Listener):
     """Writes one attempt of a run down; attach it with ``Recorder(folder, engine)`` before the attempt's first step.
 
     A disk that is full or gone ends the recording, with a warning; it never ends the run. One that is full when the attempt
