@@ -21,7 +21,7 @@ tq = pytest.importorskip("transfer_queue")
 from tests.integration.test_session import BATCH, PROMPTS, N, Rows, Workers, left  # noqa: E402
 from verl_adaptive.config import AdaptiveConfig, RunFacts  # noqa: E402
 from verl_adaptive.engine import AsyncEngine, AsyncFacts  # noqa: E402
-from verl_adaptive.errors import AdaptiveError, Exhausted  # noqa: E402
+from verl_adaptive.errors import AdaptiveError  # noqa: E402
 from verl_adaptive.integration.dataloader import DataloaderPrompts  # noqa: E402
 from verl_adaptive.integration.polling import stall_seconds  # noqa: E402
 from verl_adaptive.integration.replay_buffer import AdaptiveReplayBufferAsync  # noqa: E402
@@ -280,15 +280,6 @@ def test_a_dead_worker_is_named_at_once(clean, monkeypatch):
     workers.stop()
 
 
-def test_when_everything_fails_the_run_ends_with_the_reason(clean):
-    workers = SlowWorkers(order=1, fail=1.0)
-    session = session_of(workers, STREAMS["colocate"], **POLICIES["dapo"])
-    with pytest.raises(AdaptiveError, match=r"the last \d+ groups all failed"):
-        for _ in range(5):
-            one_step(session)
-    workers.stop()
-
-
 def test_a_mini_step_after_the_first_may_have_nothing_left(clean):
     workers = SlowWorkers(order=1)
     session = session_of(workers, AsyncFacts(parts=2), max_rollouts_per_step=N, **POLICIES["grpo"])
@@ -400,20 +391,3 @@ def test_lent_gpus_come_back_when_as_much_is_there_as_verl_meant(queue):
     workers.stop()
     assert buffer.get_sampleable_count(1, "train") == session.sampleable() // 3 >= 2
     tq.kv_clear(keys=list(left()), partition_id="train")
-
-
-@pytest.mark.parametrize("mode", ["train_partial", "relax", "raise"])
-def test_nothing_is_solved(clean, mode):
-    class Hopeless(SlowWorkers):
-        def _prompt(self, uid, n, number, place):
-            super()._prompt(uid, n, 0, place)
-
-    workers = Hopeless(order=1)
-    session = session_of(workers, STREAMS["separate"], max_rounds=2, on_exhausted=mode, **POLICIES["dapo"])
-    if mode == "raise":
-        with pytest.raises(Exhausted, match=r"all_wrong.*on_exhausted=raise"):
-            one_step(session)
-    else:
-        result = one_step(session)
-        assert result.trained.sum() > 0 and "max_rounds=2" in result.note
-    workers.stop()
