@@ -125,7 +125,7 @@ def test_the_trainer_and_doctor_have_one_plan(tmp_path, capsys, monkeypatch) -> 
     said = "\n".join(lines)
     assert "100,000 rollouts" in said and "6 optimizer updates" in said  # two minibatches, three epochs of PPO
     assert "left out of training (same gradient" in said and "40 distinct prompts" in said and "pg_clipfrac" in said
-    trainer.run_store.begin(0, engine)
+    trainer.run_store.begin(0)
     trainer.run_store.commit(1, run_step(engine, World(np.full(40, 0.5)), 1), engine)
     trainer.run_store.close()
     capsys.readouterr()
