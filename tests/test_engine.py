@@ -235,7 +235,7 @@ def test_resume_is_exact(setup, seed) -> None:
 
     other_world = copy.deepcopy(world)
     resumed, _ = build(setup, table=StatsTable.from_arrow(engine.table.to_arrow()))
-    resumed.source = other_world.source
+    resumed.prompt_source.source = other_world.source
     resumed.load_state_dict(join_state(*split_state(engine.state_dict())))
     runs = [RandomWorkers(engine, world, seed), RandomWorkers(resumed, other_world, seed + 1)]
     for step in range(3, 6):
@@ -982,7 +982,7 @@ def test_an_async_resume_goes_on_bit_for_bit(policy, stream, cut):
     table = StatsTable.from_arrow(engine.table.to_arrow())
     again, _ = made(policy, stream, world=world, table=table)
     again.load_state_dict(states(engine))
-    again.source = copy.deepcopy(engine.source)
+    again.prompt_source.source = copy.deepcopy(engine.prompt_source.source)
     twin = copy.deepcopy(arrivals)
     for step in range(cut + 1, 10):
         if engine.finished:
@@ -1199,7 +1199,7 @@ def test_pilots_leave_room_under_a_cap_for_their_commits():
 def in_sync(like: AsyncEngine) -> OrderedEngine:
     config = copy.deepcopy(like.config)
     table = StatsTable.from_arrow(like.table.to_arrow())
-    return OrderedEngine(build_policy(config), table, config, like.facts, like.row_of, like.source)
+    return OrderedEngine(build_policy(config), table, config, like.facts, like.row_of, like.prompt_source.source)
 
 
 def test_another_mode_refuses_what_is_in_flight_or_leaves_it_behind():

@@ -33,17 +33,9 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from verl_adaptive.config import AdaptiveConfig, RunFacts
-from verl_adaptive.engine import (
-    AsyncEngine,
-    AsyncFacts,
-    Engine,
-    Listener,
-    PromptStream,
-    Requests,
-    StepResult,
-    make_engine,
-)
+from verl_adaptive.engine import AsyncEngine, AsyncFacts, Engine, PromptStream, Requests, StepResult, make_engine
 from verl_adaptive.engine.ledger import Ledger
+from verl_adaptive.engine.steps import Listener
 from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.groups import PER_ROLLOUT, Groups
 from verl_adaptive.policy import build_policy
@@ -118,7 +110,7 @@ class Recorder(Listener):
             )
             return
         engine.recorder = self
-        engine.source = _Overheard(engine.source, self)
+        engine.prompt_source.source = _Overheard(engine.prompt_source.source, self)
 
     def close(self, error: OSError | None = None) -> None:
         """Finish the file; ``error``: why the recording ends before the run."""

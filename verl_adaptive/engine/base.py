@@ -121,15 +121,6 @@ class Engine(ABC):
     # -- looking --------------------------------------------------------------------------------------------
 
     @property
-    def source(self) -> PromptStream:
-        """The prompt stream."""
-        return self.prompt_source.source
-
-    @source.setter
-    def source(self, source: PromptStream) -> None:
-        self.prompt_source.source = source
-
-    @property
     def skipped(self) -> int:
         """Prompts that the gate turned away in this step."""
         return self.prompt_source.skipped
