@@ -275,7 +275,7 @@ def cut(clock: Clock, made: Any, lengths: dict[str, int]) -> None:
 
 def timing(clock: Clock, session: Session, workers: Workers) -> None:
     """Put the clock around the parts of a session; answers come between its looks."""
-    queue, client, engine = session.queue, session.client, session.engine
+    queue, engine = session.queue, session.engine
     clock.around(tq.get_client(), "kv_retrieve_meta", "queue names", anew=True)
     clock.around(tq.get_client(), "get_data", "queue get", anew=True)
     clock.around(tq.get_client(), "put", "queue put", anew=True)
@@ -284,25 +284,25 @@ def timing(clock: Clock, session: Session, workers: Workers) -> None:
     for function in ("collate_fn", "stacked"):
         clock.around(client_module, function, "verl batch", anew=True)
     clock.around(client_module.tu, "get_tensordict", "verl batch", anew=True)
-    clock.around(client.stream, "take", "verl prompts")
+    clock.around(session.stream, "take", "verl prompts")
     for owner, methods, name in (
         (engine, ("begin", "receive", "never_trains", "finish"), "decide"),
         (queue, ("look",), "look"),
         (queue, ("collect",), "read"),
         (queue, ("settle", "close", "drop"), "settle"),
-        (client, ("send",), "send"),
+        (session, ("send",), "send"),
     ):
         for method in methods:
             clock.around(owner, method, name)
-    client.pause = workers.deliver  # type: ignore[method-assign]
-    real: Callable = client.timeout
+    session.pause = workers.deliver  # type: ignore[method-assign]
+    real: Callable = session.timeout
 
     def timeout() -> Any:
         made = real()
         made.rest = workers.deliver
         return made
 
-    client.timeout = timeout  # type: ignore[method-assign]
+    session.timeout = timeout  # type: ignore[method-assign]
 
 
 def put(out: Path, row: dict[str, Any]) -> None:

@@ -98,9 +98,9 @@ def make_stream_engine(*parts: Any, stream: AsyncFacts | None = None, **options:
         engine.config,
         engine.facts,
         engine.row_of,
-        engine.source,
+        engine.prompt_source.source,
         skip_zero=engine.skip_zero,
-        mode=stream,
+        mode=stream or AsyncFacts(),
     )
     return made, world
 

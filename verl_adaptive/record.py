@@ -35,6 +35,7 @@ import numpy as np
 from verl_adaptive.config import AdaptiveConfig, RunFacts
 from verl_adaptive.engine import AsyncEngine, AsyncFacts, Engine, PromptStream, Requests, StepResult, make_engine
 from verl_adaptive.engine.ledger import Ledger
+from verl_adaptive.engine.steps import Listener
 from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.groups import PER_GROUP, PER_ROLLOUT, Groups
 from verl_adaptive.policy import build_policy
@@ -55,7 +56,7 @@ class RecordError(AdaptiveError):
 # -- writing ------------------------------------------------------------------------------------------------------
 
 
-class Recorder:
+class Recorder(Listener):
     """Writes one attempt of a run down; attach it with ``Recorder(folder, engine)`` before the attempt's first step.
 
     A disk that is full or gone ends the recording, with a warning; it never ends the run. One that is full when the attempt
@@ -108,7 +109,7 @@ class Recorder:
             )
             return
         engine.recorder = self
-        engine.source = _Overheard(engine.source, self)
+        engine.prompt_source.source = _Overheard(engine.prompt_source.source, self)
 
     def close(self, error: OSError | None = None) -> None:
         """Finish the file; ``error``: why the recording ends before the run."""

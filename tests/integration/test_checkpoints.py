@@ -377,7 +377,7 @@ def test_a_shared_folder_that_has_a_run_of_this_name_refuses_another(tmp_path) -
     """Two users with verl's default names: the second would take the first one's place."""
     with Journal(tmp_path / "shared", {"checkpoints": "/one"}) as first:
         first.begin(0)
-    run_store, engine = run_store_of(tmp_path, adaptive=AdaptiveConfig.from_mapping({"store": {"dir": "shared"}}))
+    run_store, _ = run_store_of(tmp_path, adaptive=AdaptiveConfig.from_mapping({"store": {"dir": "shared"}}))
     run_store.row_of = np.arange(len(run_store.keys))
     run_store.sources = ["s"] * len(run_store.keys)
     with Journal(tmp_path / "shared", {"checkpoints": "/two"}) as second:
@@ -385,8 +385,8 @@ def test_a_shared_folder_that_has_a_run_of_this_name_refuses_another(tmp_path) -
         with pytest.raises(
             AdaptiveError, match=r"the journal of a run with its checkpoints in /one; .*experiment_name"
         ):
-            run_store.begin(0, engine)
-        run_store.begin(1, engine)  # a resume, from checkpoints that have moved
+            run_store.begin(0)
+        run_store.begin(1)  # a resume, from checkpoints that have moved
 
 
 def test_weights_and_statistics_are_of_one_save(tmp_path) -> None:
@@ -407,6 +407,6 @@ def test_a_warm_start_counts_before_the_first_step_only(tmp_path) -> None:
     folder, run_store.journal = saved(run_store, engine, tmp_path, 2), None
     run_store._no_warm_start = AdaptiveError("it is gone")
     with pytest.raises(ConfigError, match=r"^adaptive\.warm_start=.*it is gone; leave it out"):
-        run_store.begin(0, engine)
+        run_store.begin(0)
     assert run_store.load(str(folder.parent), 2) is not None
-    run_store.begin(2, engine)
+    run_store.begin(2)

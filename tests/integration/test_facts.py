@@ -17,15 +17,12 @@ from verl_adaptive.config import AdaptiveConfig, RunFacts
 from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.groups import Groups
 from verl_adaptive.integration import facts
-from verl_adaptive.integration import register as register_trainers
-from verl_adaptive.integration.advantage import EstimatorContext, provide, register, register_estimator
+from verl_adaptive.integration.advantage import EstimatorContext, provide, register_estimator
 from verl_adaptive.integration.checks import check_run, why_not_skip_zero
 from verl_adaptive.integration.compat import MODES
 from verl_adaptive.policy import build_policy
 from verl_adaptive.roles import Advantage
 from verl_adaptive.stats.table import StatsTable
-
-register()
 
 COMMON = (
     "data.train_batch_size=64",
@@ -51,8 +48,6 @@ def test_a_mode_that_was_forgotten_is_refused_by_name() -> None:
     config, _ = composed("+adaptive=greso", "trainer.v1.trainer_mode=newer", "+trainer.v1.newer.num_warmup_batches=1")
     with pytest.raises(AdaptiveError, match="trainer_mode='newer'"):
         facts.schedule_of(config)
-    with pytest.raises(AdaptiveError, match="trainer_mode=newer"):
-        register_trainers._class("newer")
 
 
 def test_asking_for_a_critic_does_not_repeat_verls_warning(recwarn) -> None:
@@ -81,6 +76,7 @@ def test_a_rollout_of_no_known_group_is_an_error() -> None:
         build_policy(AdaptiveConfig(advantage={"name": "beta"})).advantage,
         Groups.from_lists([0], [[1.0, 0.0]]),
     )
+    register_estimator(type(role))
     role.bind(StatsTable(), RunFacts(batch=1, n=2, steps=1, prompts=1))
     mask, keys = torch.ones(3, 2), ["a_0_0", "a_1_0", "b_0_0"]
     rewards = torch.tensor([[0.0, 1.0], [0.0, 0.0], [0.0, 1.0]])
@@ -148,29 +144,24 @@ def test_a_validation_of_an_old_checkpoint_writes_no_journal() -> None:
     assert facts.journal_place(*composed("+adaptive=greso", *words)).folder is not None
 
 
+KL = "actor_rollout_ref.actor.use_kl_loss=true"
+
+
 @pytest.mark.parametrize(
-    ("penalty", "named"),
+    ("preset", "loss", "named"),
     [
-        ("actor_rollout_ref.actor.use_kl_loss=true", "the KL penalty acts"),
-        ("algorithm.use_kl_in_reward=true", "the KL penalty acts"),
-        ("actor_rollout_ref.actor.entropy_coeff=0.001", "the entropy bonus acts"),
-        ("distillation.enabled=true", "the distillation acts"),
+        *((preset, KL, "the KL penalty acts") for preset in ("greso", "aero", "pilot_commit")),
+        ("greso", "algorithm.use_kl_in_reward=true", "the KL penalty acts"),
+        ("greso", "actor_rollout_ref.actor.entropy_coeff=0.001", "the entropy bonus acts"),
+        ("greso", "distillation.enabled=true", "the distillation acts"),
+        ("greso", "actor_rollout_ref.actor.use_kl_loss=false", ""),
+        *((preset, KL, "") for preset in ("grpo", "cero")),
     ],
 )
-def test_another_loss_is_remarked_on(penalty, named) -> None:
-    config, adaptive = composed("+adaptive=greso", penalty)
-    assert named in facts.dropped_note(config, build_policy(adaptive))
-
-
-@pytest.mark.parametrize(
-    ("preset", "told"), [("grpo", False), ("greso", True), ("aero", True), ("pilot_commit", True), ("cero", False)]
-)
-def test_another_loss_is_remarked_on_where_groups_are_dropped(preset, told) -> None:
-    config, adaptive = composed(f"+adaptive={preset}", "actor_rollout_ref.actor.use_kl_loss=true")
-    policy = build_policy(adaptive)
-    assert ("the KL penalty acts" in facts.dropped_note(config, policy)) == told
-    config.actor_rollout_ref.actor.use_kl_loss = False
-    assert facts.dropped_note(config, policy) == ""
+def test_another_loss_is_remarked_on_where_groups_are_dropped(preset, loss, named) -> None:
+    config, adaptive = composed(f"+adaptive={preset}", loss)
+    said = facts.dropped_note(config, build_policy(adaptive))
+    assert named in said and bool(named) == bool(said)
 
 
 def test_held_groups_are_said_to_be_off_policy() -> None:

@@ -77,6 +77,20 @@ def test_the_advice_follows_verls_own_default(default, says, tmp_path, monkeypat
     assert says in guard.unread(OmegaConf.create({"adaptive": {}, "trainer": {"use_v1": False}}), guard.MAIN)
 
 
+@pytest.mark.parametrize(
+    ("word", "env", "says"),
+    [
+        ("+adaptve=greso", {}, "did you mean +adaptive=greso?"),
+        ("+adaptive=greso", {"VERL_USE_EXTERNAL_PLUGINS": "none"}, "unset VERL_USE_EXTERNAL_PLUGINS"),
+    ],
+    ids=["misspelt", "no plugin"],
+)
+def test_a_preset_that_nobody_would_read(word, env, says, forked) -> None:
+    done = forked("-m", "verl.trainer.main_ppo", word, "algorithm.adv_estimator=grpo", **env)
+    assert done.returncode == 1 and says in done.stderr, done.stderr
+    assert "ray init kwargs" not in done.stdout and "Traceback" not in done.stderr
+
+
 def test_the_program_that_reads_presets_goes_on(tmp_path) -> None:
     """Up to verl's own validation, which refuses something else."""
     words = (
@@ -96,12 +110,6 @@ def test_a_preset_chosen_in_a_file_of_the_users_is_refused_too(tmp_path) -> None
     words = ("-m", "verl.trainer.main_ppo", f"--config-path={tmp_path}", "--config-name=mine", "trainer.use_v1=false")
     done = python(*words, "hydra.searchpath=[pkg://verl.trainer.config]", cwd=tmp_path)
     assert done.returncode == 1 and "+adaptive=greso: trainer.use_v1=False" in done.stderr, done.stderr
-
-
-def test_a_preset_under_a_misspelt_key(forked) -> None:
-    done = forked("-m", "verl.trainer.main_ppo", "+adaptve=greso", "algorithm.adv_estimator=grpo")
-    assert done.returncode == 1 and "did you mean +adaptive=greso?" in done.stderr, done.stderr
-    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -161,13 +169,6 @@ def test_keys_that_are_not_misspelt(word) -> None:
     from verl_adaptive.integration import plugin
 
     plugin._refuse_misread(["main_ppo", word])
-
-
-def test_a_plugin_that_verl_was_told_not_to_load(forked) -> None:
-    words = ("-m", "verl.trainer.main_ppo", "+adaptive=greso", "algorithm.adv_estimator=grpo")
-    done = forked(*words, VERL_USE_EXTERNAL_PLUGINS="none")
-    assert done.returncode == 1 and "unset VERL_USE_EXTERNAL_PLUGINS" in done.stderr, done.stderr
-    assert "ray init kwargs" not in done.stdout
 
 
 #: A program like verl-recipe's SPIN: it composes verl's configuration and trains with a loop of its own.

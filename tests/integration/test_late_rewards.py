@@ -14,7 +14,7 @@ pytest.importorskip("ray")
 
 from verl.utils import tensordict_utils as tu  # noqa: E402
 
-from tests.integration.test_session import Workers, clear, session_of  # noqa: E402
+from tests.integration.test_session import Workers, clear, left, session_of  # noqa: E402
 from verl_adaptive.errors import AdaptiveError, ConfigError  # noqa: E402
 from verl_adaptive.integration.session import Session  # noqa: E402
 
@@ -46,9 +46,8 @@ class Unjudged(Workers):
 
 
 def empty() -> None:
-    left = list((tq.kv_list("train") or {}).get("train", {}))
-    if left:
-        tq.kv_clear(keys=left, partition_id="train")
+    if keys := list(left()):
+        tq.kv_clear(keys=keys, partition_id="train")
 
 
 def step(session: Session, workers: Unjudged):

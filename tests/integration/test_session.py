@@ -26,12 +26,13 @@ from verl.trainer.ppo.core_algos import FixedKLController  # noqa: E402
 from verl.trainer.ppo.v1 import get_trainer_cls  # noqa: E402
 from verl.utils import tensordict_utils as tu  # noqa: E402
 
+from verl_adaptive.advantages.beta import BetaPosterior  # noqa: E402
 from verl_adaptive.config import AdaptiveConfig, RunFacts  # noqa: E402
 from verl_adaptive.engine import make_engine  # noqa: E402
 from verl_adaptive.errors import AdaptiveError, ConfigError  # noqa: E402
 from verl_adaptive.integration import rewards  # noqa: E402
 from verl_adaptive.integration.abort import Aborted  # noqa: E402
-from verl_adaptive.integration.advantage import register, trajectory_rows  # noqa: E402
+from verl_adaptive.integration.advantage import register_estimator, trajectory_rows  # noqa: E402
 from verl_adaptive.integration.dataloader import DataloaderPrompts  # noqa: E402
 from verl_adaptive.integration.layout import Layout  # noqa: E402
 from verl_adaptive.integration.polling import stall_seconds  # noqa: E402
@@ -220,7 +221,7 @@ def zero_rows_of(batch) -> list[tuple[str, int]]:
     return [(key, tokens) for (key, trains), tokens in rows if not trains]
 
 
-def test_ghost_tokens_are_the_masks_of_rows_left_out(queue):
+def test_rows_left_out_count_in_denominators_and_curves(queue):
     workers = Workers()
     session = session_of(workers)  # epoch, keep_all: everything is in the batch, zero advantage rows are left out
     session.start()
@@ -229,6 +230,14 @@ def test_ghost_tokens_are_the_masks_of_rows_left_out(queue):
     assert zero_rows and all(tokens == workers.written[key]["mask"] for key, tokens in zero_rows)
     assert len(batch.sequences) == len(workers.written)
     assert batch.zero_row_tokens[[trains for _, trains in batch.sequences]].sum() == 0
+    # for verl's curves: every row of the groups, whether it trains or not
+    rows, groups = batch.rows, batch.result.groups
+    assert len(rows.score) == len(workers.written) and rows.left_out == len(workers.written) - len(batch.keys) > 0
+    assert rows.score.sum() == sum(row["reward"] for row in workers.written.values())
+    assert set(rows.prompt) == {3} and rows.response.sum() == groups.tokens.sum()
+    # a session of several outputs is as long as all of them, and cut by the longest
+    outputs = groups.longest - 1  # the o-th has 2 + o tokens
+    assert set(outputs) == {1, 2, 3} and (groups.tokens == outputs * (outputs + 3) // 2).all()
     clear(batch)
 
 
@@ -334,24 +343,33 @@ class Solved(Workers):
         super()._prompt(uid, n, PROMPTS, place)
 
 
+def trainer_of(session: Session, batch, *words: str, forgo: bool = False):
+    """verl's trainer and ours, for its step alone: without workers."""
+    made = object.__new__(get_trainer_cls("adaptive_sync"))
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        made.config = compose("ppo_trainer", overrides=list(words))
+    made.engine, made.replay_buffer, made.plan = (
+        session.engine,
+        SimpleNamespace(last=batch),
+        SimpleNamespace(forgo=forgo),
+    )
+    made.processor, made.use_critic, made.use_reference_policy = None, False, False
+    made.tokenizer = SimpleNamespace(eos_token_id=7, pad_token_id=0, decode=lambda ids, **_: str(ids.tolist()))
+    made.global_steps, made.local_trigger_step = 1, 0
+    return made
+
+
 @pytest.mark.parametrize("forgo", [False, True], ids=["a pure policy gradient", "with a KL loss given up for them"])
 @pytest.mark.parametrize("estimator", ["grpo", "rloo", "adaptive_beta"])
 def test_a_step_of_equal_rewards_trains_on_nothing(queue, estimator, forgo):
     """verl needs a row to have a step; its own estimators would take that row's reward for its advantage."""
-    register()
+    register_estimator(BetaPosterior)
     off = {"advantage": {"name": "beta", "variant": "off"}} if estimator == "adaptive_beta" else {}
     session = session_of(Solved(), **off)
     session.start()
     batch = session.complete()
     assert batch.result.trains.sum() == 1 and batch.result.zero_row.sum() == BATCH * N - 1
-    trainer = object.__new__(get_trainer_cls("adaptive_sync"))  # its step alone, without workers
-    with initialize_config_module("verl.trainer.config", version_base=None):
-        trainer.config = compose("ppo_trainer", overrides=[f"algorithm.adv_estimator={estimator}"])
-    trainer.engine, trainer.replay_buffer, trainer.plan = (
-        session.engine,
-        SimpleNamespace(last=batch),
-        SimpleNamespace(forgo=forgo),
-    )
+    trainer = trainer_of(session, batch, f"algorithm.adv_estimator={estimator}", forgo=forgo)
     trainer._compute_advantage(KVBatchMeta(partition_id="train", keys=batch.keys, tags=batch.tags), {})
     data = tq.kv_batch_get(
         keys=batch.keys, partition_id="train", select_fields=["advantages", "returns", "response_mask"]
@@ -375,21 +393,11 @@ def test_padding_changes_nobodys_advantage(queue, estimator, penalty, count):
     session = session_of(Workers())
     session.start()
     batch = session.complete()
-    trainer = object.__new__(get_trainer_cls("adaptive_sync"))  # its step alone, without workers
-    with initialize_config_module("verl.trainer.config", version_base=None):
-        words = [f"algorithm.adv_estimator={estimator}", f"algorithm.use_kl_in_reward={str(penalty).lower()}"]
-        words += [f"algorithm.rollout_correction.{word}" for word in ("rollout_is=token", "rollout_rs=seq_mean_k1")]
-        words += ["algorithm.rollout_correction.rollout_rs_threshold=0.5_1.5"]
-        trainer.config = compose("ppo_trainer", overrides=words)
-    trainer.engine, trainer.replay_buffer, trainer.plan = (
-        session.engine,
-        SimpleNamespace(last=batch),
-        SimpleNamespace(forgo=False),
-    )
+    words = [f"algorithm.adv_estimator={estimator}", f"algorithm.use_kl_in_reward={str(penalty).lower()}"]
+    words += [f"algorithm.rollout_correction.{word}" for word in ("rollout_is=token", "rollout_rs=seq_mean_k1")]
+    words += ["algorithm.rollout_correction.rollout_rs_threshold=0.5_1.5"]
+    trainer = trainer_of(session, batch, *words)
     trainer.kl_ctrl_in_reward = FixedKLController(0.1)
-    trainer.processor, trainer.tokenizer = None, SimpleNamespace(eos_token_id=7)
-    trainer.global_steps, trainer.local_trigger_step = 1, 0
-    trainer.use_critic = trainer.use_reference_policy = False
 
     def advantages(rows: KVBatchMeta) -> tuple[list[torch.Tensor], dict]:
         masks = tq.kv_batch_get(keys=rows.keys, partition_id="train", select_fields=["response_mask"])["response_mask"]
@@ -440,12 +448,8 @@ def test_verl_writes_rollouts_down_and_no_padding(queue, tmp_path):
     texts = [{"prompts": torch.tensor([1, 2]), "responses": torch.tensor([3]), "reward_model": {"ground_truth": "4"}}]
     fields = tu.list_of_dict_to_tensordict(texts * len(batch.keys))
     tq.kv_batch_put(keys=batch.keys, partition_id="train", fields=fields)
-    trainer = object.__new__(get_trainer_cls("adaptive_sync"))  # its step alone, without workers
-    with initialize_config_module("verl.trainer.config", version_base=None):
-        trainer.config = compose("ppo_trainer")
-    trainer.processor, trainer.use_critic, trainer.use_reference_policy = None, False, False
-    trainer.tokenizer = SimpleNamespace(eos_token_id=7, pad_token_id=0, decode=lambda ids, **_: str(ids.tolist()))
-    trainer.global_steps, trainer.local_trigger_step = 5, 0
+    trainer = trainer_of(session, batch)
+    trainer.global_steps = 5
     keys, tags = trainer._padding(KVBatchMeta(partition_id="train", keys=batch.keys, tags=batch.tags), 2)
     trainer._init_dump_executor()
     whole = KVBatchMeta(partition_id="train", keys=keys + batch.keys, tags=tags + batch.tags)
@@ -454,28 +458,6 @@ def test_verl_writes_rollouts_down_and_no_padding(queue, tmp_path):
     rows = [json.loads(line) for line in (tmp_path / "5.jsonl").read_text().splitlines()]
     assert sorted(row["uid"] for row in rows) == sorted(batch.keys) and {row["gts"] for row in rows} == {"4"}
     tq.kv_clear(keys=keys, partition_id="train")
-    clear(batch)
-
-
-def test_the_batch_knows_every_row_of_its_groups(queue):
-    workers = Workers()
-    session = session_of(workers)
-    session.start()
-    batch = session.complete()
-    rows = batch.rows
-    assert len(rows.score) == len(workers.written) and rows.left_out == len(workers.written) - len(batch.keys) > 0
-    assert rows.score.sum() == sum(row["reward"] for row in workers.written.values())
-    assert set(rows.prompt) == {3} and rows.response.sum() == batch.trained.tokens.sum()
-    clear(batch)
-
-
-def test_a_session_of_several_outputs_is_as_long_as_all_and_cut_by_the_longest(queue):
-    session = session_of(Workers())
-    session.start()
-    batch = session.complete()
-    groups = batch.result.groups
-    outputs = groups.longest - 1  # the o-th has 2 + o tokens
-    assert set(outputs) == {1, 2, 3} and (groups.tokens == outputs * (outputs + 3) // 2).all()
     clear(batch)
 
 
@@ -607,7 +589,7 @@ def test_rewards_are_found_by_halves_when_some_rows_have_none(queue, monkeypatch
 def test_a_queue_too_small_for_the_step_is_refused_before_anything_is_sent(queue):
     workers = Workers()
     session = session_of(workers)
-    session.client.handles = replace(session.client.handles, row_limit=BATCH * (N + 1) - 1)
+    session.handles = replace(session.handles, row_limit=BATCH * (N + 1) - 1)
     with pytest.raises(ConfigError, match=r"total_storage_size=35: step 1 needs 36 rows.*set it to 72 or more"):
         session.start()
     assert workers.calls == 0 and left() == set()
@@ -630,7 +612,7 @@ def test_a_signal_that_the_reward_lacks_names_those_it_has(queue):
 
 def test_when_everything_fails_the_run_ends_with_the_reason(queue):
     session = session_of(Workers(fail=1.0))
-    session.client.handles = replace(session.client.handles, busy=lambda: "reward model 0: dead (ActorDiedError)")
+    session.handles = replace(session.handles, busy=lambda: "reward model 0: dead (ActorDiedError)")
     session.start()
     said = r"the last \d+ groups all failed.* \(open requests: reward model 0: dead \(ActorDiedError\)\)"
     with pytest.raises(AdaptiveError, match=said):
@@ -643,15 +625,3 @@ def test_scores_are_summed_in_their_own_precision(dtype):
     rows = [torch.tensor([0.0, 0.1], dtype=dtype), torch.tensor([0.7], dtype=dtype)]
     found = rewards.sums(torch.nested.as_nested_tensor(rows, layout=torch.jagged))
     assert found.tolist() == [float(row.double().sum()) for row in rows]
-
-
-def test_rollouts_that_never_come_are_an_error_not_a_hang(queue):
-    class Dead(Workers):
-        def _prompt(self, uid, n, number, place):
-            return None
-
-    session = session_of(Dead())
-    session.start()
-    with pytest.raises(AdaptiveError, match=r"stall_timeout=3 s; still waiting for 4 of 4 prompts"):
-        session.complete()
-    tq.kv_clear(keys=list(left()), partition_id="train")

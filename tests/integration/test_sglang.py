@@ -33,18 +33,8 @@ def source():
     """Files of SGLang's, by path in its wheel."""
     folder = ASSETS / f"sglang-{VERSION}"
     if not list(folder.glob("*.whl")):
-        pip = [
-            sys.executable,
-            "-m",
-            "pip",
-            "download",
-            "--quiet",
-            "--no-deps",
-            "--only-binary=:all:",
-            "--dest",
-            str(folder),
-        ]
-        if subprocess.run([*pip, f"sglang=={VERSION}"], capture_output=True, timeout=600).returncode:
+        words = f"-m pip download --quiet --no-deps --only-binary=:all: sglang=={VERSION} --dest".split()
+        if subprocess.run([sys.executable, *words, str(folder)], capture_output=True, timeout=600).returncode:
             pytest.skip(f"sglang {VERSION} cannot be fetched")
     with zipfile.ZipFile(next(folder.glob("*.whl"))) as wheel:
         return {name: wheel.read(name).decode() for name in (MANAGER, "sglang/srt/utils/aio_rwlock.py")}

@@ -125,7 +125,7 @@ def test_the_trainer_and_doctor_have_one_plan(tmp_path, capsys, monkeypatch) -> 
     said = "\n".join(lines)
     assert "100,000 rollouts" in said and "6 optimizer updates" in said  # two minibatches, three epochs of PPO
     assert "left out of training (same gradient" in said and "40 distinct prompts" in said and "pg_clipfrac" in said
-    trainer.run_store.begin(0, engine)
+    trainer.run_store.begin(0)
     trainer.run_store.commit(1, run_step(engine, World(np.full(40, 0.5)), 1), engine)
     trainer.run_store.close()
     capsys.readouterr()
@@ -143,6 +143,6 @@ def test_what_a_resume_begins_with_is_bound_once_more(tmp_path) -> None:
         table = StatsTable()
         row_of = table.rows_for(twice.table.keys)
         again = make(twice.policy, table, twice.config, twice.facts, row_of, World(np.full(40, 0.5)).source)
-        first.source = World(np.full(40, 0.5)).source
+        first.prompt_source.source = World(np.full(40, 0.5)).source
         asked = [engine.begin(1) for engine in (first, again)]
         assert np.array_equal(asked[0].row, asked[1].row) and np.array_equal(asked[0].n, asked[1].n), words

@@ -31,9 +31,10 @@ def pick(part: Sampler, pool: np.ndarray, count: int, progress: Progress) -> tup
     if not isinstance(found, Pick):
         raise _wrong(part, "pick", "Pick(rows), or Pick(rows, n)", found)
     rows = _amounts(part, "pick", found.rows, None, "prompt", 0)
-    if len(np.unique(rows)) < len(rows):
+    once, times = np.unique(rows, return_counts=True)
+    if len(once) < len(rows):
         raise AdaptiveError(
-            f"{who(part)}.pick picks a prompt twice: row {_twice(rows)}; in a step a prompt has one group"
+            f"{who(part)}.pick picks a prompt twice: row {once[times > 1][0]}; in a step a prompt has one group"
         )
     return rows, None if found.n is None else _amounts(part, "pick (n)", found.n, len(rows), "prompt", 1)
 
@@ -159,8 +160,3 @@ def _wrong(part: Role, method: str, wanted: str, found: Any) -> AdaptiveError:
         if found.size and found.dtype.kind in "iuf":
             said += f", from {found.min():g} to {found.max():g}"
     return AdaptiveError(f"{who(part)}.{method} must answer {wanted}; it answered {said}")
-
-
-def _twice(rows: np.ndarray) -> int:
-    values, counts = np.unique(rows, return_counts=True)
-    return int(values[counts > 1][0])

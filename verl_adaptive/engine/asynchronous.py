@@ -76,9 +76,9 @@ class AsyncEngine(Engine):
 
     kind = "async"
 
-    def __init__(self, *args: Any, mode: AsyncFacts | None = None, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, mode: AsyncFacts, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.mode = mode or AsyncFacts()
+        self.mode = mode
         self.ready = Closed.of(Groups.empty(), "trained")
         # submission → step of its first rollouts; of every group in flight or ready, and of those that left in the step
         self._born: dict[int, int] = {}
@@ -101,9 +101,9 @@ class AsyncEngine(Engine):
         self._drawn = self._own = 0
         self._taken = []
         self._expire()
-        self._tell("begun", step)
+        self.recorder.begun(step)
         requests = self._fill(Requests.none(), refill=True)
-        self._tell("asked", requests)
+        self.recorder.asked(requests)
         return requests
 
     def receive(self, results: Groups) -> Requests | None:
@@ -113,7 +113,7 @@ class AsyncEngine(Engine):
         topups = self._judge(groups)
         self._expire()
         requests = self._fill(topups, refill=self.config.refill)
-        self._tell("asked", requests)
+        self.recorder.asked(requests)
         return requests
 
     def revive(self) -> Requests | None:
@@ -124,9 +124,9 @@ class AsyncEngine(Engine):
         """
         if len(self.flight) or len(self.ready):
             return None
-        self._tell("revived")
+        self.recorder.revived()
         requests = self._fill(Requests.none(), refill=True)
-        self._tell("asked", requests)
+        self.recorder.asked(requests)
         return requests
 
     def reissued(self, submissions: np.ndarray, step: int) -> None:
@@ -203,7 +203,7 @@ class AsyncEngine(Engine):
         self._taken.append(result)
         self._parts_taken += 1
         self._measure()
-        self._tell("took", count, result)
+        self.recorder.took(count, result)
         return result
 
     def finish(self) -> StepResult:
@@ -230,7 +230,7 @@ class AsyncEngine(Engine):
         self._paid = {submission: paid for submission, paid in self._paid.items() if submission in living}
         self._pool = min(self._pool, sum(self._paid.values()))
         self.policy.end_step(self.progress)
-        self._tell("finished", result)
+        self.recorder.finished(result)
         return result
 
     @property
@@ -385,11 +385,7 @@ class AsyncEngine(Engine):
             return
         self.tracker.learn(closed.groups)
         self.ready = Closed.concat([self.ready, closed.select(closed.kept)]).sorted()
-        self._leave(closed.select(~closed.kept))
-
-    def _leave(self, closed: Closed) -> None:
-        if len(closed):
-            self.tracker.closed.append(closed)
+        self.tracker.closed.append(closed.select(~closed.kept))
 
     def _expire(self) -> None:
         """Drop ready groups that span more weight versions than verl's threshold allows."""
@@ -398,7 +394,7 @@ class AsyncEngine(Engine):
             stale = self.ready.select(old)
             stale.outcome[:] = "stale"
             self.ready = self.ready.select(~old)
-            self._leave(stale)
+            self.tracker.closed.append(stale)
 
     def _spare(self) -> np.ndarray:
         """int64: submissions of groups that this step dropped and could train on after all, those with variance first, oldest

@@ -47,7 +47,9 @@ class Engine(ABC):
         pooled: the allocator, where its groups share something or wait for one another.
         flight: asked for and not back, in submission order.
         progress: the step in hand, as the roles see it.
-        recorder: is told what happens, or None.
+        row_of: int64 ``(D,)``, the table row of every data-set position.
+        pool: int64 ``(M,)``, table rows of the distinct prompts.
+        recorder: is told what happens.
     """
 
     kind: ClassVar[str]
@@ -66,9 +68,10 @@ class Engine(ABC):
         self.policy, self.table, self.config, self.facts, self.skip_zero = policy, table, config, facts, skip_zero
         self.pooled = answers.pooled(policy.allocator)
         self.prompt_source = PromptSource(policy.sampler, facts, row_of, source)
+        self.row_of, self.pool = self.prompt_source.row_of, self.prompt_source.pool
         self.tracker = GroupTracker(policy, table, config, facts, skip_zero=skip_zero)
         self.flight = Requests.none()
-        self.recorder: Listener | None = None
+        self.recorder = Listener()
         self.progress: Progress
         self._submission = 0
         policy.bind(table, facts)
@@ -106,7 +109,7 @@ class Engine(ABC):
 
     def abandon(self, rollouts: int, tokens: int) -> None:
         """Count what requests that are given up had generated: it was paid for."""
-        self._tell("abandoned", rollouts, tokens)
+        self.recorder.abandoned(rollouts, tokens)
         for account, amount in ((self.ledger.rollouts, rollouts), (self.ledger.tokens, tokens)):
             account.generated += amount
             account.drop("aborted", amount)
@@ -116,25 +119,6 @@ class Engine(ABC):
         return self.tracker.never_trains(self.tracker.closed)
 
     # -- looking --------------------------------------------------------------------------------------------
-
-    @property
-    def row_of(self) -> np.ndarray:
-        """int64 ``(D,)``: the table row of every data-set position."""
-        return self.prompt_source.row_of
-
-    @property
-    def pool(self) -> np.ndarray:
-        """int64 ``(M,)``: table rows of the distinct prompts."""
-        return self.prompt_source.pool
-
-    @property
-    def source(self) -> PromptStream:
-        """The prompt stream."""
-        return self.prompt_source.source
-
-    @source.setter
-    def source(self, source: PromptStream) -> None:
-        self.prompt_source.source = source
 
     @property
     def skipped(self) -> int:
@@ -235,13 +219,9 @@ class Engine(ABC):
         back = np.isin(self.flight.submission, results.submission)
         if len(np.unique(results.submission)) != len(results) or back.sum() != len(results):
             raise AdaptiveError("results do not match the requests in flight")
-        self._tell("received", results)
+        self.recorder.received(results)
         self.flight = self.flight.select(~back)
         return self.tracker.join(results)
-
-    def _tell(self, event: str, *about: Any) -> None:
-        if self.recorder is not None:
-            getattr(self.recorder, event)(*about)
 
     def _submissions(self, count: int) -> np.ndarray:
         """int64 ``(count,)``: fresh submissions."""

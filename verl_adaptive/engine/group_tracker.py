@@ -105,12 +105,8 @@ class GroupTracker:
             self.held_since = np.concatenate([self.held_since, since])
             self.level()
 
-    def recall(self) -> tuple[Requests, Groups]:
-        """Ask the allocator about held groups.
-
-        Returns:
-            Top-ups of those that go on, which are open again; the groups given up, observed and closed as expired.
-        """
+    def recall(self) -> Requests:
+        """Ask the allocator about held groups: top-ups of those that go on, which are open again; the others expire."""
         more = answers.more(self.policy.allocator, "recall", self.held, self.held_since, self.progress)
         more = fit(more, self.progress.room, otherwise=HOLD)
         back, drop = self.held.select(more > 0), self.held.select(more == CLOSE)
@@ -122,7 +118,7 @@ class GroupTracker:
             self.learn(drop)
             self.policy.observe(drop, self.progress)
         self.put(back)
-        return Requests.topups(back, more[more > 0]), drop
+        return Requests.topups(back, more[more > 0])
 
     def level(self, waiting: Groups | None = None) -> None:
         """Bring the account's level of rollouts that were generated and not decided about up to date."""

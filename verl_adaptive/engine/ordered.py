@@ -58,12 +58,6 @@ class _Submissions:
         fund: what it pays into the pool of top-ups.
     """
 
-    _NAMES = ("submission", "status", "count", "spent", "extra", "stage", "may", "want", "fund")
-
-    def __init__(self) -> None:
-        for name in self._NAMES:
-            setattr(self, name, np.zeros(0, dtype=np.int64))
-
     submission: np.ndarray
     status: np.ndarray
     count: np.ndarray
@@ -74,13 +68,16 @@ class _Submissions:
     want: np.ndarray
     fund: np.ndarray
 
+    def __init__(self) -> None:
+        self.__dict__.update(dict.fromkeys(self.__annotations__, np.zeros(0, dtype=np.int64)))
+
     def __len__(self) -> int:
         return len(self.submission)
 
     def add(self, **arrays: np.ndarray) -> None:
         """Further submissions; what is not given is 0."""
         size = len(arrays["submission"])
-        for name in self._NAMES:
+        for name in vars(self):
             new = np.asarray(arrays.get(name, np.zeros(size)), dtype=np.int64)
             setattr(self, name, np.concatenate([getattr(self, name), new]))
 
@@ -149,7 +146,7 @@ class OrderedEngine(Engine):
 
     def begin(self, step: int) -> Requests | None:
         self._open_step(step, keep_rate=self.keep_rate if self.config.refill else None)
-        self._tell("begun", step)
+        self.recorder.begun(step)
         recalled, reserve = self._recall(), 0
         wanted = answers.amount(self.policy.sampler, "round_size", self.progress)
         if self.pooled is not None:
@@ -171,7 +168,7 @@ class OrderedEngine(Engine):
         requests = Requests.join([recalled, self._send(wanted)])
         self._advance()
         first = self._fill(requests)
-        self._tell("asked", first)
+        self.recorder.asked(first)
         return first
 
     def receive(self, results: Groups) -> Requests | None:
@@ -179,7 +176,7 @@ class OrderedEngine(Engine):
         topups = self._decide()
         self._advance()
         requests = self._fill(topups)
-        self._tell("asked", requests)
+        self.recorder.asked(requests)
         return requests
 
     @property
@@ -224,7 +221,7 @@ class OrderedEngine(Engine):
         result = tracker.batch(Closed.concat(tracker.closed).sorted(), step.waves)
         tracker.account(result)
         self.policy.end_step(progress)
-        self._tell("finished", result)
+        self.recorder.finished(result)
         return result
 
     # -- candidates -----------------------------------------------------------------------------------------
@@ -237,10 +234,6 @@ class OrderedEngine(Engine):
     @property
     def _needs_place(self) -> bool:
         return self.pooled is not None and self.pooled.needs_place
-
-    @property
-    def _can_hold(self) -> bool:
-        return self.pooled is not None and self.pooled.can_hold
 
     @property
     def _most_drawn(self) -> int:
@@ -256,7 +249,7 @@ class OrderedEngine(Engine):
         """Held groups that go on; they are older than every new one, so they come first."""
         if not len(self.held):
             return Requests.none()
-        requests, _ = self.tracker.recall()
+        requests = self.tracker.recall()
         self.progress.planned += requests.rollouts
         self.flight = requests.sorted()
         self.ledger.rollouts.planned += requests.rollouts
@@ -458,7 +451,7 @@ class OrderedEngine(Engine):
             if len(refused):
                 leave = np.isin(open_.submission, t.submission[refused])
                 self.tracker.open = open_.select(~leave)
-                hold = np.isin(open_.submission, t.submission[asking[no & placeless]]) & self._can_hold
+                hold = np.isin(open_.submission, t.submission[asking[no & placeless]]) & allocator.can_hold
                 if hold.any():
                     self._hold(open_.select(hold))
                 self._close(self.tracker.verdict(open_.select(leave & ~hold)))

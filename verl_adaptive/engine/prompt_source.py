@@ -256,11 +256,7 @@ class CandidateQueue:
         self._repeats = False  # among these, prompts that the gate let through and that had come before
         self._chunk = 0
         if not prompts.picks and len(prompts.queue):  # admitted by an asynchronous engine, before a resume
-            self._add(
-                prompts.queue,
-                np.full(len(prompts.queue), -1, dtype=np.int64),
-                np.zeros(len(prompts.queue), np.int64),
-            )
+            self._add(prompts.queue, np.zeros(len(prompts.queue), dtype=np.int64))
 
     def __len__(self) -> int:
         return len(self.index)
@@ -302,10 +298,10 @@ class CandidateQueue:
 
     # -- growing --------------------------------------------------------------------------------------------
 
-    def _add(self, index: np.ndarray, planned: np.ndarray, end: np.ndarray) -> None:
+    def _add(self, index: np.ndarray, end: np.ndarray, planned: np.ndarray | None = None) -> None:
         self.index = np.concatenate([self.index, index])
         self.row = np.concatenate([self.row, self._prompts.row_of[index]])
-        self.planned = np.concatenate([self.planned, planned])
+        self.planned = np.concatenate([self.planned, np.full(len(index), -1) if planned is None else planned])
         self._end = np.concatenate([self._end, end])
 
     def _taken(self) -> np.ndarray:
@@ -326,8 +322,7 @@ class CandidateQueue:
             if len(pool) == len(self._prompts.pool):  # nothing was left out: it has no more to give
                 self.ended = "the sampler gave no further prompt"
             return
-        plan = np.full(len(rows), -1, dtype=np.int64) if planned is None else planned
-        self._add(self._prompts.positions(rows), plan, np.zeros(len(rows), dtype=np.int64))
+        self._add(self._prompts.positions(rows), np.zeros(len(rows), dtype=np.int64), planned)
 
     def _gate(self, count: int) -> None:
         prompts = self._prompts
@@ -369,7 +364,7 @@ class CandidateQueue:
         passed = passed & fresh
         self._dry = int(np.argmax(passed[::-1])) if passed.any() else self._dry + len(index)
         ends = self._seen - len(index) + np.arange(1, len(index) + 1, dtype=np.int64)
-        self._add(index[passed], np.full(int(passed.sum()), -1, dtype=np.int64), ends[passed])
+        self._add(index[passed], ends[passed])
 
 
 def first_of(rows: np.ndarray, among: np.ndarray) -> np.ndarray:

@@ -159,8 +159,11 @@ class StepResult:
         return self.outcome == "trained"
 
 
-class Listener(Protocol):
-    """Is told everything that decisions depend on, in order; :class:`verl_adaptive.record.Recorder` writes it down."""
+class Listener:
+    """Is told everything that decisions depend on, in order; :class:`verl_adaptive.record.Recorder` writes it down.
+
+    This one does nothing with it.
+    """
 
     def begun(self, step: int) -> None:
         """A step begins."""

@@ -6,23 +6,19 @@ was *observed* with, those left out of training included. The trainer lends that
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
 
 from verl_adaptive.engine.answers import compute
-from verl_adaptive.errors import AdaptiveError, ConfigError
+from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.groups import Groups
-from verl_adaptive.policy import available, find_part
 from verl_adaptive.roles import Advantage
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -42,7 +38,7 @@ class EstimatorContext:
     keys: list[str]
 
 
-_CONTEXT: ContextVar[EstimatorContext | None] = ContextVar("verl_adaptive_context", default=None)
+_CONTEXT: ContextVar[EstimatorContext] = ContextVar("verl_adaptive_context")
 
 
 @contextmanager
@@ -81,11 +77,6 @@ def _estimate(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """verl's estimator interface: ``(rows, response_length)`` in and out; padding rows get zeros."""
     context = _CONTEXT.get()
-    if context is None:
-        raise AdaptiveError(
-            "algorithm.adv_estimator names an estimator of verl-adaptive, which works only under its trainers: "
-            "choose a preset, for example +adaptive=aero"
-        )
     rows, session_of_row = trajectory_rows(context.keys)
     uids = [str(index[row]) for row in rows]
     home = np.array([context.position.get(uid, -1) for uid in uids], dtype=np.int64)
@@ -104,17 +95,8 @@ def _estimate(
     return out, out
 
 
-def register() -> None:
-    """Register the estimator of every advantage role that names one."""
-    for name in available("advantage"):
-        try:
-            register_estimator(cast(type[Advantage], find_part("advantage", name)))
-        except ConfigError as error:  # another package's; who chooses it is told when the policy is built
-            logger.info("%s", error)
-
-
 def register_estimator(part: type[Advantage]) -> None:
-    """Register the estimator of one advantage role, if it names one."""
+    """Register the estimator of an advantage role with verl, if it names one."""
     from verl.trainer.ppo.core_algos import register_adv_est
 
     if part.estimator is not None:

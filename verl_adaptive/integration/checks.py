@@ -267,7 +267,7 @@ def _check_fetch(config: Any, policy: Policy) -> None:
     )
 
 
-def _group_size(n: int, adaptive: AdaptiveConfig, policy: Policy) -> tuple[int, str]:
+def _group_size(n: int, policy: Policy) -> tuple[int, str]:
     """Rollouts of a group at first, and the key that says so."""
     size = policy.allocator.fixed_size(n) or n
     return size, "actor_rollout_ref.rollout.n" if size == n else "adaptive.allocator.n"
@@ -275,14 +275,14 @@ def _group_size(n: int, adaptive: AdaptiveConfig, policy: Policy) -> tuple[int, 
 
 def _keeping(estimator: str, n: int, adaptive: AdaptiveConfig, policy: Policy) -> str:
     """What to write to keep one of verl's estimators."""
-    if estimator in COMPARING and _group_size(n, adaptive, policy)[0] < 2:
+    if estimator in COMPARING and _group_size(n, policy)[0] < 2:
         return f"which compares a prompt's rollouts where +adaptive={adaptive.name} has one, take +adaptive=dapo"
     return "choose adaptive/advantage=verl"
 
 
 def _check_group_size(n: int, estimator: str, adaptive: AdaptiveConfig, policy: Policy) -> None:
     """Refuse group size 1 unless nothing in the policy compares rollouts within a group."""
-    size, key = _group_size(n, adaptive, policy)
+    size, key = _group_size(n, policy)
     # GRPO as verl has it, or a baseline that needs no group; and nothing else that would look at a group's variance.
     advantage = policy.advantage
     alone = not policy.filter.needs_groups and (policy.sampler.whole_batches or not advantage.needs_groups)

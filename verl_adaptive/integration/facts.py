@@ -200,17 +200,6 @@ def media_columns(data: Mapping[str, Any]) -> dict[str, str]:
     return {f"{kind}s": data.get(f"{kind}_key", None) or f"{kind}s" for kind in ("image", "video", "audio")}
 
 
-def results_of(config: Any, adaptive: AdaptiveConfig) -> dict[str, Any]:
-    """How this run reads a file of results, as arguments of :func:`verl_adaptive.stats.results.read_results`."""
-    return {
-        "prompt_key": config.data.get("prompt_key", "prompt"),
-        "id_key": adaptive.id_key,
-        "media_keys": media_columns(config.data),
-        "success": adaptive.success.of,
-        "tolerance": adaptive.tolerance,
-    }
-
-
 def compared_of(config: Any, policy: Policy) -> dict[str, str]:
     """Settings of verl's that a resume says have changed, by name; no estimator where the policy has its own."""
     own = policy.advantage.estimator is not None

@@ -80,12 +80,8 @@ def ray_workers(address: str | None = None) -> list[dict[str, Any]]:
     _answers(address)
     if ray.is_initialized():
         raise AdaptiveError("Ray is already running in this process")
-    options: dict[str, Any] = {"logging_level": "ERROR", "log_to_driver": False}
-    if address is None:
-        options |= {"address": "local", "num_cpus": 1, "include_dashboard": False}
-    else:
-        options |= {"address": address}
-    ray.init(**options)
+    own = {"num_cpus": 1, "include_dashboard": False} if address is None else {}
+    ray.init(address=address or "local", logging_level="ERROR", log_to_driver=False, **own)
     try:
         calls = {}
         for node in ray.nodes():
@@ -94,21 +90,16 @@ def ray_workers(address: str | None = None) -> list[dict[str, Any]]:
                 task = ray.remote(_in_worker).options(num_cpus=0, max_retries=0, scheduling_strategy=here)
                 calls[task.remote(guard.PLUGIN)] = node["NodeManagerHostname"]
         done, _ = ray.wait(list(calls), num_returns=len(calls), timeout=180)
-        return [{"node": name, **(_result(call) if call in done else _SILENT)} for call, name in calls.items()]
+        found = []
+        for call, name in calls.items():
+            try:
+                said = ray.get(call) if call in done else {"error": "did not answer within 180 s"}
+            except ray.exceptions.RayError as error:
+                said = {"error": str(error).strip().splitlines()[-1]}
+            found.append({"node": name, **said})
+        return found
     finally:
         ray.shutdown()
-
-
-_SILENT = {"error": "did not answer within 180 s"}
-
-
-def _result(call: Any) -> dict[str, Any]:
-    import ray
-
-    try:
-        return ray.get(call)
-    except ray.exceptions.RayError as error:
-        return {"error": str(error).strip().splitlines()[-1]}
 
 
 def _answers(address: str | None) -> None:

@@ -102,13 +102,8 @@ class Layout:
         """
         if ranks == self.ranks:
             return np.arange(len(self.order))
-        per_rank: list[list[np.ndarray]] = [[] for _ in range(ranks)]
-        for chunk in range(self.chunks):
-            here = self.positions(chunk)
-            parts = [list(range(len(here)))] if ranks == 1 else partition(cost[here], ranks)
-            for rank, part in enumerate(parts):
-                per_rank[rank].append(here[np.sort(np.asarray(part, dtype=np.int64))])
-        return np.concatenate([np.concatenate(p) for p in per_rank])
+        chunks = [self.positions(chunk) for chunk in range(self.chunks)]
+        return _deal(chunks, [cost[here] for here in chunks], ranks, partition)
 
     def denominator_row(self, chunk: int) -> int:
         """Position in ``order`` of the row that carries the tokens left out of a chunk: a padding row if there is one."""
@@ -163,15 +158,10 @@ def plan(
     cuts = [(p, minibatches[p.minibatches]) for p in passes]
     rows = _rows_per_chunk(max(len(m) for m in members), ranks, chunks, cuts)
 
-    per_rank: list[list[np.ndarray]] = [[] for _ in range(ranks)]
-    for m in members:
-        padded = np.concatenate([m, np.full(rows * ranks - len(m), PAD, dtype=np.int64)])
-        cost = workload(np.where(padded == PAD, 1, length[padded]))
-        parts = [list(range(len(padded)))] if ranks == 1 else partition(cost, ranks)
-        for rank, part in enumerate(parts):
-            per_rank[rank].append(padded[np.sort(np.asarray(part, dtype=np.int64))])
+    padded = [np.concatenate([m, np.full(rows * ranks - len(m), PAD, dtype=np.int64)]) for m in members]
+    costs = [workload(np.where(p == PAD, 1, length[p])) for p in padded]
     return Layout(
-        order=np.concatenate([np.concatenate(p) for p in per_rank]).astype(np.int64),
+        order=_deal(padded, costs, ranks, partition),
         chunks=chunks,
         rows_per_chunk=rows,
         updates=updates,
@@ -180,6 +170,20 @@ def plan(
         zero_row_tokens=zero_row_tokens,
         ranks=ranks,
     )
+
+
+def _deal(
+    chunks: list[np.ndarray],
+    costs: list[np.ndarray],
+    ranks: int,
+    partition: Callable[[np.ndarray, int], list[list[int]]],
+) -> np.ndarray:
+    """int64: each chunk's rows dealt to the ranks in balanced parts, in their order; rank by rank."""
+    shares = []
+    for rows, cost in zip(chunks, costs, strict=True):
+        parts = [list(range(len(rows)))] if ranks == 1 else partition(cost, ranks)
+        shares.append([rows[np.sort(np.asarray(part, dtype=np.int64))] for part in parts])
+    return np.concatenate([share[rank] for rank in range(ranks) for share in shares])
 
 
 def micro_size(rows: int, limit: int, multiple: int = 1) -> int:

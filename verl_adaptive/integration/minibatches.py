@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,9 +22,9 @@ from verl_adaptive.engine import Engine
 from verl_adaptive.integration.advantage import EstimatorContext, provide
 from verl_adaptive.integration.curves import RowFigures, curves
 from verl_adaptive.integration.layout import PAD, Layout, Pass, micro_size, plan
+from verl_adaptive.integration.queue import Batch
 from verl_adaptive.integration.rows import alone, padding_row
 from verl_adaptive.integration.run_plan import RunPlan
-from verl_adaptive.integration.session import Batch
 
 if TYPE_CHECKING:
     from verl.trainer.ppo.v1.trainer_base import PPOTrainer as _Trainer
@@ -105,9 +105,7 @@ class MinibatchMixin(_Trainer):
                 prefix=logging_prefix,
             )
         )
-        return KVBatchMeta(
-            keys=keys, tags=new_tags, partition_id=batch.partition_id, fields=batch.fields, extra_info=batch.extra_info
-        )
+        return replace(batch, keys=keys, tags=new_tags)
 
     def _ranks(self, role: str = "actor") -> int:
         """Data-parallel ranks of a role, which may differ: sequence, tensor and pipeline parallelism are each one's own."""
@@ -202,7 +200,7 @@ class MinibatchMixin(_Trainer):
         return self._cut_for(batch, ranks)
 
     def _cut_for(self, batch: KVBatchMeta, ranks: int) -> KVBatchMeta:
-        """The same rows in the order that a worker group of so many data-parallel ranks needs; shares ``extra_info``."""
+        """The same rows in the order that a worker group of so many data-parallel ranks needs."""
         if ranks == self._now.layout.ranks:
             return batch
         lengths = torch.tensor([tag["seq_len"] for tag in batch.tags], dtype=torch.int64)
@@ -237,13 +235,7 @@ class MinibatchMixin(_Trainer):
             found = super()._compute_advantage(seen, metrics)
         if len(seen) < len(batch):
             self._fill_padding(batch, seen)
-            found = KVBatchMeta(
-                keys=batch.keys,
-                tags=batch.tags,
-                partition_id=batch.partition_id,
-                fields=found.fields,
-                extra_info=found.extra_info,
-            )
+            found = replace(found, keys=batch.keys, tags=batch.tags)
         self._mend_alone(batch.partition_id, done)
         return found
 
@@ -290,7 +282,7 @@ class MinibatchMixin(_Trainer):
             "global_batch_size": layout.sequences / layout.updates,
         }
         rows, stages = layout.minibatch_rows // layout.ranks, _stages(self.config.actor_rollout_ref.actor)
-        with _edit(self, "actor_rollout_wg", "update_actor", sizes, rows, limit, stages):
+        with _edit(self.actor_rollout_wg, "update_actor", sizes, rows, limit, stages):
             done = super()._update_actor(batch, metrics)
         self._now.updates += layout.updates * int(self.config.actor_rollout_ref.actor.ppo_epochs)
         return done
@@ -314,7 +306,7 @@ class MinibatchMixin(_Trainer):
         }
         ranks = self._ranks("critic")
         rows, stages = layout.critic_minibatch_rows // ranks, _stages(self.config.critic)
-        with _edit(self, "critic_wg", "train_mini_batch", sizes, rows, limit, stages):
+        with _edit(self.critic_wg, "train_mini_batch", sizes, rows, limit, stages):
             super()._update_critic(self._cut_for(batch, ranks), metrics)
         return batch
 
@@ -326,14 +318,8 @@ def _without_padding(batch: KVBatchMeta) -> KVBatchMeta:
 
 
 def _rows_at(batch: KVBatchMeta, places: list[int]) -> KVBatchMeta:
-    """The rows at these places, in this order; shares ``extra_info``."""
-    return KVBatchMeta(
-        keys=[batch.keys[i] for i in places],
-        tags=[batch.tags[i] for i in places],
-        partition_id=batch.partition_id,
-        fields=batch.fields,
-        extra_info=batch.extra_info,
-    )
+    """The rows at these places, in this order."""
+    return replace(batch, keys=[batch.keys[i] for i in places], tags=[batch.tags[i] for i in places])
 
 
 def _even(cost: np.ndarray, parts: int) -> list[list[int]]:
@@ -352,26 +338,20 @@ def _stages(settings: Any) -> int:
 
 @contextmanager
 def _edit(
-    trainer: Any, group: str, method: str, sizes: dict[str, Any], rows: int, limit: int | None, multiple: int
+    workers: Any, method: str, sizes: dict[str, Any], rows: int, limit: int | None, multiple: int
 ) -> Iterator[None]:
     """Correct the sizes that verl writes into the batch, between its writing and its sending."""
-    real = getattr(trainer, group)
-
-    class Edited:
-        def __getattr__(self, name: str) -> Any:
-            return getattr(real, name)
+    real = getattr(workers, method)
 
     def call(batch: KVBatchMeta) -> Any:
         batch.extra_info.update(sizes)
         batch.extra_info.pop("micro_batch_size_per_gpu", None)
         if limit is not None:
             batch.extra_info["micro_batch_size_per_gpu"] = micro_size(rows, limit, multiple)
-        return getattr(real, method)(batch)
+        return real(batch)
 
-    edited = Edited()
-    setattr(edited, method, call)
-    setattr(trainer, group, edited)
+    setattr(workers, method, call)
     try:
         yield
     finally:
-        setattr(trainer, group, real)
+        setattr(workers, method, real)

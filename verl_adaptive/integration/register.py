@@ -1,4 +1,4 @@
-"""Register our trainers and advantage estimators with verl; runs once, in the driver."""
+"""Register our trainers with verl; runs once, in the driver."""
 
 from __future__ import annotations
 
@@ -19,10 +19,8 @@ def register_all() -> None:
     """
     from verl.trainer.ppo.v1 import trainer_base
 
-    from verl_adaptive.integration.compat import MODES
-
     registry = trainer_base.TRAINER_REGISTRY
-    ours: dict[str, Any] = {mode: _trainer(trainer_base.PPOTrainer, mode) for mode in MODES}
+    ours: dict[str, Any] = {mode: _trainer(trainer_base.PPOTrainer, mode) for mode in compat.MODES}
     _refuse_others(trainer_base.PPOTrainer)
     for mode, adaptive in ours.items():
         trainer_base.register_trainer(f"adaptive_{mode}")(adaptive)
@@ -34,11 +32,7 @@ def _trainer(base: Any, mode: str) -> Any:
     """Our trainer of a mode, or one that says why it cannot be made with this verl."""
     try:
         compat.check_verl(mode=mode)
-        made = _class(mode)
-        from verl_adaptive.integration import advantage
-
-        advantage.register()
-        return made
+        return _class(mode)
     except (AdaptiveError, ImportError) as problem:
         message = (
             str(problem)
@@ -65,11 +59,9 @@ def _class(mode: str) -> Any:
         from verl_adaptive.integration.trainer_separate_async import AdaptiveSeparateAsync
 
         return AdaptiveSeparateAsync
-    if mode == "sync":
-        from verl_adaptive.integration.trainer import AdaptiveSync
+    from verl_adaptive.integration.trainer import AdaptiveSync
 
-        return AdaptiveSync
-    raise AdaptiveError(f"this package has no trainer for trainer.v1.trainer_mode={mode}")
+    return AdaptiveSync
 
 
 def _refuse_others(base: Any) -> None:

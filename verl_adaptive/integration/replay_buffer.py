@@ -9,7 +9,8 @@ from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 
 from verl_adaptive.errors import ConfigError
 from verl_adaptive.integration.polling import PARTITION
-from verl_adaptive.integration.session import Batch, Session
+from verl_adaptive.integration.queue import Batch
+from verl_adaptive.integration.session import Session
 from verl_adaptive.integration.stream_session import StreamSession
 
 

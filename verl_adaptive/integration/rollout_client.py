@@ -1,4 +1,7 @@
-"""Carries an engine's requests to verl's rollout workers and brings back what is done."""
+"""An engine on verl's rollout workers: carries its requests there and brings back what is done.
+
+:mod:`.queue` knows the rows. :mod:`.session` and :mod:`.stream_session` run the steps.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import numpy as np
 import torch
@@ -25,6 +29,8 @@ from verl_adaptive.integration.polling import DONE, POLL_SHARE, StallTimeout
 from verl_adaptive.integration.queue import Queue
 
 logger = logging.getLogger(__name__)
+
+E = TypeVar("E", bound=Engine)
 
 
 @dataclass(frozen=True)
@@ -63,24 +69,25 @@ def deal(count: int, workers: int) -> np.ndarray:
     return np.concatenate([order[worker::workers] for worker in range(max(1, workers))])
 
 
-class RolloutClient:
-    """Sends requests, waits, and reads what is back.
+class RolloutClient(Generic[E]):
+    """Sends requests, waits, and reads what is back; what both sessions are made of.
 
     Args:
-        engine: whose requests they are.
+        engine: the policy's engine, whose requests they are.
         stream: the prompts.
         handles: what leads to the workers.
 
     Attributes:
         queue: what TransferQueue holds.
+        prompts: submission → the data row, kept while the group is open.
     """
 
-    def __init__(self, engine: Engine, stream: DataloaderPrompts, handles: RolloutHandles) -> None:
-        self.stream, self.handles, self.config, self.batch = stream, handles, engine.config, engine.facts.batch
+    def __init__(self, engine: E, stream: DataloaderPrompts, handles: RolloutHandles) -> None:
+        self.engine, self.stream, self.handles, self.config = engine, stream, handles, engine.config
         advantage = engine.policy.advantage
         alone = not (advantage.needs_groups or advantage.centres)
         self.queue = Queue(engine.config, alone=alone, late=handles.late)
-        self.prompts: dict[int, dict] = {}  # submission → the data row, kept while the group is open
+        self.prompts: dict[int, dict] = {}
         self._took = 0.0  # seconds of the latest look that found something
         self._all_failed: list[int] = []  # groups of the latest looks in which every group failed
 
@@ -124,13 +131,13 @@ class RolloutClient:
         handles = self.handles
         return StallTimeout(self.config.poll_interval, handles.stall, handles.step_of(), handles.dead, handles.busy)
 
-    def fetch(self, flight: Requests, timeout: StallTimeout) -> Groups | None:
-        """Look once: what has come back of these requests, or None after a rest.
+    def fetch(self, timeout: StallTimeout) -> Groups | None:
+        """Look once: what has come back of the requests in flight, or None after a rest.
 
         Raises:
             AdaptiveError: nothing has come back for too long, a worker died, or group after group failed.
         """
-        began = time.monotonic()
+        began, flight = time.monotonic(), self.engine.flight
         uids = self.queue.uids(flight)
         status = self.queue.look(uids)
         back = np.array([status[uid] in DONE for uid in uids], dtype=bool)
@@ -143,28 +150,6 @@ class RolloutClient:
         timeout.restart()
         return results
 
-    def wait(self, flight: Requests, timeout: StallTimeout, seen: Callable[[int], None]) -> list[str]:
-        """Wait until all these requests are back, without a look at rewards; their uids.
-
-        Args:
-            flight: the requests.
-            timeout: as of :meth:`timeout`.
-            seen: told how many more are back, at each look that finds some.
-
-        Raises:
-            AdaptiveError: nothing has come back for too long, or a worker died.
-        """
-        uids, before = self.queue.uids(flight), 0
-        while True:
-            status = self.queue.look(uids)
-            back = sum(s in DONE for s in status.values())
-            if back > before:
-                seen(back - before)
-                before = back
-            if back == len(uids):
-                return uids
-            timeout.rest(status, self.queue.count)
-
     def close(self, submissions: list[int]) -> None:
         """These groups are done with."""
         self.queue.close(submissions)
@@ -175,8 +160,13 @@ class RolloutClient:
         for submission in submissions:
             self.prompts.pop(submission, None)
 
-    def take_up(self, living: dict[int, int], state: dict) -> None:
-        """After a resume: the groups that outlived the step, submission → data-set position, and their rows."""
+    def state_dict(self) -> dict:
+        """Which rows belong to groups that outlive a step; the rows themselves are in TransferQueue's own checkpoint."""
+        return self.queue.state_dict()
+
+    def load_state_dict(self, state: dict) -> None:
+        """Take these groups up after a restart; see :meth:`.queue.Queue.load_state_dict`."""
+        living = self.engine.living
         self.queue.load_state_dict(state, living)
         self.prompts = {submission: self.stream.item(index) for submission, index in living.items() if index >= 0}
 
@@ -223,7 +213,7 @@ class RolloutClient:
             )
         self._all_failed = [*self._all_failed, failures] if failures == len(results) else []
         # A look may see one group: a small batch's worth of single failures can be bad luck.
-        if sum(self._all_failed) >= max(16, 2 * self.batch):
+        if sum(self._all_failed) >= max(16, 2 * self.engine.facts.batch):
             busy = self.handles.busy()
             raise AdaptiveError(
                 f"step {step}: the last {sum(self._all_failed)} groups all failed. The reward function, the agent loop or a "

@@ -8,7 +8,6 @@ from verl.trainer.ppo.padding_utils import construct_minimal_padding_template
 
 from verl_adaptive.advantages.verl import GROUP_RELATIVE
 from verl_adaptive.engine import StepResult
-from verl_adaptive.groups import Groups
 from verl_adaptive.roles import Advantage
 
 EPSILON = 1e-6  # verl's, added to the standard deviation
@@ -57,9 +56,7 @@ def _masked(source: dict, tag: dict) -> tuple[dict, dict]:
     return row, {**tag, "is_padding": True}
 
 
-def alone(
-    result: StepResult, role: Advantage, *, estimator: str, by_std: bool, tolerance: float = 0.0
-) -> tuple[np.ndarray, np.ndarray]:
+def alone(result: StepResult, role: Advantage, *, estimator: str, by_std: bool) -> tuple[np.ndarray, np.ndarray]:
     """Trained groups whose advantage verl cannot see in the rows that it gets, and what it is.
 
     Two kinds. A batch of which every row has zero advantage keeps one row all the same, for verl to have a step:
@@ -73,7 +70,6 @@ def alone(
         role: the advantage role of the run.
         estimator: ``algorithm.adv_estimator``.
         by_std: ``algorithm.norm_adv_by_std_in_grpo``.
-        tolerance: rewards of a group that differ by at most this are equal.
 
     Returns:
         int64 ``(k,)`` positions among the trained groups, in submission order; float64 ``(k,)`` the advantage of whatever
@@ -88,17 +84,11 @@ def alone(
     if estimator not in GROUP_RELATIVE:
         return np.zeros(0, dtype=np.int64), np.zeros(0)
     at = np.flatnonzero((count == 1) & (groups.n > 1))
-    return at, _implied(groups, trains, at, rloo=estimator.startswith("rloo"), by_std=by_std, tolerance=tolerance)
-
-
-def _implied(
-    groups: Groups, trains: np.ndarray, at: np.ndarray, *, rloo: bool, by_std: bool, tolerance: float
-) -> np.ndarray:
     mean, n = groups.mean(groups.reward), groups.n
     off = groups.reward - mean[groups.group_of]
     own = groups.sum(np.where(trains, off, 0.0))[at]
-    if rloo:
+    if estimator.startswith("rloo"):
         own = own * (n / np.maximum(n - 1, 1))[at]
     elif by_std:
         own = own / (np.sqrt(groups.sum(off**2) / np.maximum(n - 1, 1))[at] + EPSILON)
-    return np.where(groups.degenerate(tolerance, groups.reward)[at], 0.0, own)
+    return at, np.where(groups.degenerate(0.0, groups.reward)[at], 0.0, own)

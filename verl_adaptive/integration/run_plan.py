@@ -46,7 +46,7 @@ class RunPlan:
         stall: seconds without a rollout that are too long.
         place: where the journal is.
         settings: what a resume compares.
-        results: how this run reads a file of results.
+        results: how this run reads a file of results: arguments of :func:`verl_adaptive.stats.results.read_results`.
         notes: what a user should know.
         groups, n: groups that a step trains, and rollouts of each.
         steps: planned steps; None: not known.
@@ -141,7 +141,13 @@ class RunPlan:
             stall=stall_seconds(adaptive, longest),
             place=facts.journal_place(config, adaptive),
             settings=settings_of(adaptive, batch=batch, n=n, run=facts.compared_of(config, policy)),
-            results=facts.results_of(config, adaptive),
+            results={
+                "prompt_key": config.data.get("prompt_key", "prompt"),
+                "id_key": adaptive.id_key,
+                "media_keys": facts.media_columns(config.data),
+                "success": adaptive.success.of,
+                "tolerance": adaptive.tolerance,
+            },
             notes=tuple(note for note in notes if note),
         )
 

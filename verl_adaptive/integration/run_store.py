@@ -141,6 +141,7 @@ class RunStore:
 
     def _open_journal(self) -> Journal | None:
         place, self.where = self.plan.place, self.plan.store
+        dumps = self.config.trainer.get("rollout_data_dir", None)
         self.argument = place.checkpoints if self.adaptive.store.dir is None else place.folder or place.checkpoints
         if place.folder is None:
             return None
@@ -159,17 +160,13 @@ class RunStore:
                 "seed": self.adaptive.seed,
                 "alarms": asdict(self.adaptive.alarms),
                 "longest": self.plan.longest,
-                "rollouts": self._folder(self.config.trainer.get("rollout_data_dir", None)),
+                "rollouts": os.path.abspath(dumps) if isinstance(dumps, str) and "://" not in dumps else None,
             },
         )
 
-    @staticmethod
-    def _folder(path: Any) -> str | None:
-        return os.path.abspath(path) if isinstance(path, str) and "://" not in path else None
-
     # -- a step ---------------------------------------------------------------------------------------------
 
-    def begin(self, step: int, engine: Engine) -> None:
+    def begin(self, step: int) -> None:
         """Training goes on after ``step``; in the journal a new attempt begins, without what lies beyond it.
 
         Raises:
@@ -180,12 +177,8 @@ class RunStore:
             raise ConfigError("adaptive.warm_start", self.adaptive.warm_start, hint) from self._no_warm_start
         if self.journal is not None:
             other = self.journal.previous.get("checkpoints")
-            if (
-                step == 0
-                and self.adaptive.store.dir is not None
-                and other != self.journal.meta["checkpoints"]
-                and other
-            ):
+            shared = step == 0 and self.adaptive.store.dir is not None
+            if shared and other and other != self.journal.meta["checkpoints"]:
                 raise AdaptiveError(
                     f"{self.journal.folder} is the journal of a run with its checkpoints in {other}; this one would take its "
                     "place. Give this run its own trainer.experiment_name, or another adaptive.store.dir"

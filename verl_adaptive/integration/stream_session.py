@@ -11,19 +11,19 @@ from verl_adaptive.engine import AsyncEngine, StepResult
 from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.integration.polling import PARTITION
 from verl_adaptive.integration.queue import Batch
-from verl_adaptive.integration.session import BaseSession
+from verl_adaptive.integration.rollout_client import RolloutClient
 
 
 class NothingLeft(AdaptiveError):
     """A mini-step after the step's first has no group to train on; the trainer goes on without it."""
 
 
-class StreamSession(BaseSession[AsyncEngine]):
+class StreamSession(RolloutClient[AsyncEngine]):
     """Runs steps of an :class:`~verl_adaptive.engine.AsyncEngine`; nothing waits for anything to be whole."""
 
     def start(self) -> None:
         """Begin the step: fill the window, without waiting."""
-        self.client.send(self.engine.begin(self.client.handles.step_of()))
+        self.send(self.engine.begin(self.handles.step_of()))
 
     def complete(self) -> Batch:
         """Wait until the next mini-step's groups are ready, and make their batch.
@@ -38,14 +38,14 @@ class StreamSession(BaseSession[AsyncEngine]):
         if not len(result.groups):
             raise NothingLeft(result.note)
         batch = self.queue.take_batch(result)
-        self.client.forget(result.groups.submission.tolist())
+        self.forget(result.groups.submission.tolist())
         return batch
 
     def finish(self) -> StepResult:
         """The account of the step whose batches have been taken."""
         result = self.engine.finish()
-        self.client.close(result.groups.submission[~result.trained].tolist())
-        self.client.stream.forget()
+        self.close(result.groups.submission[~result.trained].tolist())
+        self.stream.forget()
         return result
 
     def wait_for(self, count: int) -> int:
@@ -63,7 +63,7 @@ class StreamSession(BaseSession[AsyncEngine]):
 
         Groups whose first request is under way anew, sent by verl or by us, count as begun now, as verl counts them.
         """
-        step, flight = self.client.handles.step_of(), self.engine.flight
+        step, flight = self.handles.step_of(), self.engine.flight
         uids = self.queue.uids(flight)
         status = self.queue.look(uids)
         rows = (tq.kv_list(PARTITION) or {}).get(PARTITION, {})
@@ -73,20 +73,20 @@ class StreamSession(BaseSession[AsyncEngine]):
         requests = flight.select(lost)
         for submission in requests.submission.tolist():
             self.queue.forget_last(submission)
-        self.client.send(requests)
+        self.send(requests)
         return len(requests)
 
     def _pump(self, enough: Callable[[], bool]) -> None:
         """Review what comes back until there is enough, or nothing more can come."""
-        timeout = self.client.timeout()
+        timeout = self.timeout()
         while not enough():
-            self.client.send(self.engine.revive())
+            self.send(self.engine.revive())
             if self.engine.starved:
                 return
-            results = self.client.fetch(self.engine.flight, timeout)
+            results = self.fetch(timeout)
             if results is None:
                 continue
-            self.client.send(self.engine.receive(results))
-            self.client.close(self.engine.never_trains().tolist())
+            self.send(self.engine.receive(results))
+            self.close(self.engine.never_trains().tolist())
             if not enough():
-                self.client.pause()
+                self.pause()

