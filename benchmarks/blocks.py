@@ -208,10 +208,13 @@ def step_ratio(results: Sequence[Row], preset: str, n: int) -> str:
 THIN = "solo adaptive.advantage.thin=1"
 
 
-def step_cost(clock: Row, made: Mapping[str, Standing], quickstart: Row, thinned: Row, thin: Runs) -> list[str]:
+def step_cost(
+    clock: Row, made: Mapping[str, Standing], quickstart: Row, thinned: Row, thin: Runs, engine: Row, long: Row
+) -> list[str]:
     """What a step costs beside GRPO's: tokens and seconds measured, and an estimate for several GPUs.
 
-    ``thinned`` is a quickstart with thinned rows, too.
+    ``thinned`` is a quickstart with thinned rows, too; ``engine`` has the iterations of vLLM in one, ``long`` the steps with
+    longer answers.
     """
     first, batch = quickstart["results"][0], clock["policies"]["grpo"]["begun"]
     group = first["n"]
@@ -253,11 +256,23 @@ def step_cost(clock: Row, made: Mapping[str, Standing], quickstart: Row, thinned
         parts = thinned["training_seconds"]
         return f"{statistics.mean(mine / grpo for mine, grpo in zip(parts[preset], parts['grpo'], strict=True)):.2f}"
 
+    counted, steps = engine["arms"], {row["arm"]: row["runs"] for row in long["rows"]}
+
+    def times(what: str, other: str) -> str:
+        mine, theirs = (statistics.mean(run[what] for run in steps[arm]) for arm in ("`solo`", other))
+        return f"{mine / theirs:.2f}"
+
     beside = (
         f"Run beside `solo` there, whose step took {step_ratio(thinned['results'], 'solo', group)}, `thin` trained "
         f"{statistics.mean(trained for _, trained in rest):.0%} of the rollouts; final accuracy minus `solo`'s: "
         f"{difference([gap for gap, _ in rest])} ({len(rest)} seeds). Old log-probs and update alone took {training('solo')} and {training(THIN)} "
-        "times GRPO's; the rest is generation, which costs by the prompt with a model that small."
+        f"times GRPO's. The rest is generation: there an answer has {counted['solo']['tokens_an_answer']:.0f} tokens and is over before the next "
+        f"prompt arrives, so vLLM makes {counted['solo']['iterations'] / counted['grpo']['iterations']:.1f} times as many iterations "
+        "for the same tokens ([counted](../benchmarks/results/engine_steps.json)). With "
+        f"[answers of {statistics.mean(run['length'] for run in steps['`solo`']):.0f} tokens]"
+        "(../benchmarks/RESULTS.md#long-answers-on-the-real-pipeline), `solo`'s generation takes "
+        f"{times('gen', 'verl')} of verl's own GRPO's time and its step {times('step', 'verl')}, or {times('step', '`grpo`')} of "
+        "`+adaptive=grpo`'s."
     )
     text = (
         f"Tokens are shares of verl's own GRPO's; those of `thin` are from one process. The step on two CPU cores is the "

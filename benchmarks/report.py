@@ -130,13 +130,16 @@ def pages(results: Path, results_page: Path, readme_page: Path) -> dict[Path, st
         made.append((docs / "solo.md", "noise", blocks.noise_note(noise, found)))
     if pilots := read(results, "pilots.json"):
         made.append((docs / "papers.md", "measured", blocks.forms_block(grid_runs(pilots))))
+    long = read(results, "long_answers.json")
     if clock:
         made.append((docs / "order.md", "clock", blocks.async_table(clock)))
-        made.append((readme_page, "cost", blocks.cost(clock, read(results, "long_answers.json"))))
+        made.append((readme_page, "cost", blocks.cost(clock, long)))
     quickstart, thin = read(results, "quickstart.json"), read(results, "thin.json")
-    thinned = read(results, "quickstart_thin.json")
-    if clock and quickstart and thin and thinned and "solo" in (real := found.get("real/base", {})):
-        made.append((docs / "solo.md", "step", blocks.step_cost(clock, real, quickstart, thinned, grid_runs(thin))))
+    thinned, engine = read(results, "quickstart_thin.json"), read(results, "engine_steps.json")
+    real = found.get("real/base", {})
+    if clock and quickstart and thin and thinned and engine and long and "solo" in real:
+        lines = blocks.step_cost(clock, real, quickstart, thinned, grid_runs(thin), engine, long)
+        made.append((docs / "solo.md", "step", lines))
     if data := read(results, "driver.json"):
         made.append((docs / "solo.md", "driver", blocks.driver_note(data)))
     if quickstart:
