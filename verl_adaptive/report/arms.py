@@ -190,14 +190,16 @@ def read(arms: Mapping[str, Sequence[Run]], cost: str = "rollouts") -> Trials:
     runs = [run for found in arms.values() for run in found]
     validations = [run.validations() if run.has_course else [] for run in runs]
     common = set.intersection(*({name for one in found for name in one["metrics"]} for found in validations))
+    blind = [run.where for run, found in zip(runs, validations, strict=True) if not found]
+    if blind:
+        raise AdaptiveError(f"{blind[0]} has no validation: give every run a trainer.test_freq")
     metric, made = "", []
     for run, found in zip(runs, validations, strict=True):
         shared = [{**one, "metrics": {n: v for n, v in one["metrics"].items() if n in common}} for one in found]
         curve, paid = next(iter(curves(shared).values()), [])[-1:], spent(run)
         if not curve or paid is None:
             raise AdaptiveError(
-                f"{run.where} has no validation that the other runs have, too: give every run the same data.val_files and a "
-                "trainer.test_freq"
+                f"{run.where} has no validation that the other runs have, too: give every run the same data.val_files"
             )
         metric = f"{curve[0].metric}, {curve[0].name}"
         at = np.array([shared[i]["step"] for i in curve[0].at.tolist()])
