@@ -298,7 +298,6 @@ def test_runs_behind_links_are_found_once(tmp_path) -> None:
 
 
 def test_a_page_reads_a_store_by_the_same_names(tmp_path, monkeypatch) -> None:
-    from verl_adaptive import stats
     from verl_adaptive.commands import serve
 
     class Read(Exception):
@@ -313,7 +312,7 @@ def test_a_page_reads_a_store_by_the_same_names(tmp_path, monkeypatch) -> None:
     serve.configure(parser)
     args = parser.parse_args(["x", "--prompt-key", "messages", "--media-key", "images=pictures"])
     run = open_run(tmp_path)
-    monkeypatch.setattr(stats, "open_run", opened)
+    monkeypatch.setattr(serve, "open_run", opened)
     with pytest.raises(Read):
         serve._render(args, run, None)  # type: ignore[arg-type]
 
