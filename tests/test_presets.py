@@ -275,6 +275,7 @@ def test_an_unset_shell_variable_is_not_the_default(key, composed) -> None:
         ("success.low=-inf", "must be finite"),
         ("total_rollouts=0", "must be 1 or greater, or null"),
         ("total_rollouts=many", "must be int or null"),
+        ("seed=123456789012345678901234567890", "is too large"),
         ("min_sessions=0", r"must be in \(0, 1\]"),
     ],
 )

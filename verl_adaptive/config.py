@@ -109,8 +109,8 @@ def _coerce(hint: Any, value: Any, key: str) -> Any:
     for base, within in map(ranged, options):
         try:
             made = _coerce_one(base, value, key)
-        except ConfigError:
-            if len(options) == 1 and not null:
+        except ConfigError as error:
+            if len(options) == 1 and not (null and error.hint.startswith("must be ")):
                 raise
             continue
         if within is not None and made not in within:
