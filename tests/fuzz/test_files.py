@@ -274,16 +274,8 @@ def test_a_damaged_data_set(run, tmp_path_factory, capsys, seed) -> None:
     folder = tmp_path_factory.mktemp("data")
     path, out = folder / "data.parquet", folder / "kept.parquet"
     path.write_bytes(damage((run / "data.parquet").read_bytes(), rng))
-    arguments = [
-        "filter-dataset",
-        str(path),
-        str(out),
-        "--stats",
-        str(run / "adaptive"),
-        "--where",
-        "visits >= 0",
-    ]
-    status = main(arguments)
+    where = ["--stats", str(run / "adaptive"), "--where", "visits >= 0"]
+    status = main(["filter-dataset", str(path), str(out), *where])
     said = capsys.readouterr().err
     assert status in (0, 1) and "defect" not in said and len(said.splitlines()) == 1, said
     assert out.exists() == (status == 0) and not list(folder.glob(f"*{TEMPORARY}"))
