@@ -74,17 +74,10 @@ def test_a_parameter_that_was_renamed_and_one_that_is_new(check, recorded, copy)
 
 
 def test_a_body_that_changed_and_a_comment_that_did(check, recorded, copy) -> None:
-    edit(
-        copy,
-        "def fit(self, agent_loop_manager: AgentLoopManager):",
-        "def fit(self, agent_loop_manager: AgentLoopManager):\n        # another comment\n",
-    )
+    fit = "def fit(self, agent_loop_manager: AgentLoopManager):"
+    edit(copy, fit, f"{fit}\n        # another comment\n")
     assert check.examine(check.Source(copy), recorded["names"]).status == 0
-    edit(
-        copy,
-        "def fit(self, agent_loop_manager: AgentLoopManager):",
-        "def fit(self, agent_loop_manager: AgentLoopManager):\n        self.other = 1",
-    )
+    edit(copy, fit, f"{fit}\n        self.other = 1")
     out = check.examine(check.Source(copy), recorded["names"])
     assert out.status == 3 and not out.missing and not out.parameters
     assert {line.split()[0].rsplit(".", 1)[1] for line in out.changed} == {"fit"}

@@ -12,7 +12,11 @@ import pytest
 
 from tests.forks import forks
 
-needs_verl = pytest.mark.skipif(importlib.util.find_spec("verl") is None, reason="verl is not installed")
+
+def needs_verl(test):
+    """Marks a test that is skipped where verl is not installed."""
+    missing = importlib.util.find_spec("verl") is None
+    return pytest.mark.verl(pytest.mark.skipif(missing, reason="verl is not installed")(test))
 
 
 CLEARED = {
@@ -87,7 +91,6 @@ def test_importing_changes_nothing() -> None:
 
 
 @needs_verl
-@pytest.mark.verl
 def test_not_registered_unless_asked_for(fresh) -> None:
     code = """
         import verl
@@ -98,7 +101,6 @@ def test_not_registered_unless_asked_for(fresh) -> None:
 
 
 @needs_verl
-@pytest.mark.verl
 def test_registered_by_importing_verl(fresh) -> None:
     done = fresh(
         """
@@ -119,7 +121,6 @@ def test_registered_by_importing_verl(fresh) -> None:
 
 
 @needs_verl
-@pytest.mark.verl
 @pytest.mark.ray
 def test_workers_start_no_threads_that_export_metrics_of_ray() -> None:
     """By default each worker starts one every 10 s, and such threads have crashed workers."""
@@ -149,7 +150,6 @@ def test_workers_start_no_threads_that_export_metrics_of_ray() -> None:
 
 
 @needs_verl
-@pytest.mark.verl
 def test_a_training_worker_gets_gloo_and_an_engine(forked) -> None:
     code = """
         import os, socket
@@ -173,7 +173,6 @@ def test_a_training_worker_gets_gloo_and_an_engine(forked) -> None:
 
 
 @needs_verl
-@pytest.mark.verl
 @pytest.mark.parametrize(
     ("vllm_plugins", "broken", "told"),
     [
@@ -234,7 +233,6 @@ def test_vllm_is_found_under_both_names(tmp_path: object) -> None:
 
 
 @needs_verl
-@pytest.mark.verl
 def test_saved_weights_are_a_copy(forked) -> None:
     code = """
         import types
@@ -247,7 +245,6 @@ def test_saved_weights_are_a_copy(forked) -> None:
             return {"w": (live.detach().cpu(), None)}, "spec"
         fsdp_utils.fsdp2_sharded_save_to_cpu = save
         fixes.copy_saved_weights()
-        fixes.copy_saved_weights()
         state, spec = fsdp_utils.fsdp2_sharded_save_to_cpu(None)
         live.zero_()
         print(spec, state["w"][0].tolist())
@@ -256,7 +253,6 @@ def test_saved_weights_are_a_copy(forked) -> None:
 
 
 @needs_verl
-@pytest.mark.verl
 def test_two_runs_on_one_machine_do_not_share_a_socket(forked) -> None:
     """verl names it by Ray's job id, the same in every fresh cluster; and a transfer that stays silent ends."""
     code = """
@@ -290,7 +286,6 @@ def test_two_runs_on_one_machine_do_not_share_a_socket(forked) -> None:
 
 
 @needs_verl
-@pytest.mark.verl
 def test_gloo_engine_sends_weights(forked) -> None:
     """Two processes' worth of engine in one: a master and a worker, in threads."""
     code = """
@@ -335,7 +330,6 @@ def test_gloo_engine_sends_weights(forked) -> None:
 
 
 @needs_verl
-@pytest.mark.verl
 def test_platform_preset_composes(forked) -> None:
     """verl's own configuration accepts the preset, and its dataclasses accept the values."""
     code = """

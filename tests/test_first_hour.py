@@ -42,22 +42,12 @@ def test_its_lines_compose_and_validate(gib, tmp_path) -> None:
 
 def test_the_page_says_what_the_runs_left(tmp_path) -> None:
     steps = [
-        {"step": 0, "data": {"val-core/a/acc/mean@1": 0.25, "val-core/b/acc/mean@1": 0.35}},
-        {
-            "step": 1,
-            "data": {"training/global_step": 1, "adaptive/rollouts/generated_total": 1024, "timing_s/step": 12.4},
-        },
-        {
-            "step": 2,
-            "data": {
-                "training/global_step": 2,
-                "val-core/a/acc/mean@1": 0.4,
-                "val-core/b/acc/mean@1": 0.5,
-                "timing_s/step": 11.6,
-            },
-        },
+        {"val-core/a/acc/mean@1": 0.25, "val-core/b/acc/mean@1": 0.35},
+        {"training/global_step": 1, "adaptive/rollouts/generated_total": 1024, "timing_s/step": 12.4},
+        {"training/global_step": 2, "timing_s/step": 11.6, "val-core/a/acc/mean@1": 0.4, "val-core/b/acc/mean@1": 0.5},
     ]
-    (tmp_path / "metrics-0.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in steps))
+    lines = [json.dumps({"step": step, "data": data}) for step, data in enumerate(steps)]
+    (tmp_path / "metrics-0.jsonl").write_text("\n".join(lines))
     found = hour.summary(tmp_path)
     assert found == {"steps": 2, "rollouts": 1024, "trained": 0, "seconds": 24, "accuracy": [0.3, 0.45]}
     machine = {"accelerators": ["NVIDIA H100"], "cores": 16, "memory (GiB)": 128}

@@ -78,6 +78,13 @@ def contents(wheel: Path) -> set[str]:
         return {name for name in file.namelist() if ".dist-info/" not in name}
 
 
+def packed(wheel: Path, name: str) -> str:
+    """A file of the wheel's ``.dist-info``."""
+    with zipfile.ZipFile(wheel) as file:
+        (text,) = [file.read(n).decode() for n in file.namelist() if ".dist-info/" in n and n.endswith(f"/{name}")]
+    return text
+
+
 def test_wheel_holds_the_packages_and_nothing_else(tree, wheel) -> None:
     assert contents(wheel) == files_of(tree)
     assert "verl_adaptive/py.typed" in contents(wheel)
@@ -111,10 +118,8 @@ def test_namespace_packages_stay_namespaces() -> None:
 
 
 def test_metadata(wheel) -> None:
-    with zipfile.ZipFile(wheel) as file:
-        (metadata,) = [file.read(n).decode() for n in file.namelist() if n.endswith(".dist-info/METADATA")]
-        (points,) = [file.read(n).decode() for n in file.namelist() if n.endswith("/entry_points.txt")]
-        assert any(n.endswith("LICENSE") for n in file.namelist())
+    metadata, points = packed(wheel, "METADATA"), packed(wheel, "entry_points.txt")
+    assert packed(wheel, "LICENSE")
     required = [line.split(": ", 1)[1] for line in metadata.splitlines() if line.startswith("Requires-Dist:")]
     always = {r.lower() for r in required if "extra ==" not in r}
     assert not any(r.startswith(HEAVY) for r in always), "installing the plugin must not touch torch or verl"
@@ -146,9 +151,7 @@ def test_links_of_the_packages_page_are_made_from_one_address(tree, tmp_path) ->
     assert (copy / "README.md").read_text() == before
     config.write_text(config.read_text().replace("[metadata]\n", "[metadata]\nurl = https://example.org/a/b\n"))
     call(sys.executable, program, copy, cwd=tmp_path)
-    with zipfile.ZipFile(build("wheel", copy, tmp_path / "out")) as file:
-        (metadata,) = [file.read(n).decode() for n in file.namelist() if n.endswith(".dist-info/METADATA")]
-    head, _, page = metadata.partition("\n\n")
+    head, _, page = packed(build("wheel", copy, tmp_path / "out"), "METADATA").partition("\n\n")
     place = f"https://example.org/a/b/blob/v{VERSION}"
     assert f"Project-URL: Documentation, {place}/docs/README.md" in head and "example.org/a/b" in head
     assert (
@@ -282,9 +285,7 @@ def test_the_release_is_described(wheel) -> None:
     """The newest heading of the changelog is this version's, and the metadata is whole."""
     assert f"\nversion: {VERSION}\n" in (ROOT / "CITATION.cff").read_text()
     assert f"\n## {VERSION} (" in (ROOT / "CHANGELOG.md").read_text()
-    with zipfile.ZipFile(wheel) as packed:
-        (name,) = (n for n in packed.namelist() if n.endswith("METADATA"))
-        head, _, description = packed.read(name).decode().partition("\n\n")
+    head, _, description = packed(wheel, "METADATA").partition("\n\n")
     for field in ("Author", "Summary", "License-Expression", "License-File", "Keywords", "Requires-Python"):
         assert re.search(rf"^{field}: \S", head, flags=re.M) or field == "License-Expression", field
     assert f"Version: {VERSION}\n" in head and len(description) > 2000
