@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 from typing import Any
 
 import numpy as np
@@ -59,9 +60,10 @@ def state_from_json(document: bytes) -> dict[str, Any]:
         if isinstance(value, dict):
             if value.keys() == {_ARRAY}:
                 dtype, shape, data = value[_ARRAY]
-                if np.dtype(dtype).hasobject:
-                    raise ValueError("an array of Python objects")
-                return np.ndarray(shape, dtype, bytearray(base64.b64decode(data, validate=True)))
+                raw, kind = bytearray(base64.b64decode(data, validate=True)), np.dtype(dtype)
+                if kind.hasobject or min(shape, default=0) < 0 or math.prod(shape) * kind.itemsize != len(raw):
+                    raise ValueError("an array is not what it says")
+                return np.ndarray(shape, kind, raw)
             if value.keys() == {_BYTES}:
                 return bytes.fromhex(str(value[_BYTES]))
             return {key: full(item) for key, item in value.items()}
