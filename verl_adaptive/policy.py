@@ -26,7 +26,7 @@ from verl_adaptive.errors import AdaptiveError, ConfigError, nearest
 from verl_adaptive.groups import Groups
 from verl_adaptive.progress import Progress
 from verl_adaptive.roles import Advantage, Allocator, Filter, Role, Sampler
-from verl_adaptive.stats.state import state_to_json
+from verl_adaptive.stats.state import split_state
 from verl_adaptive.stats.table import StatsTable
 
 #: What becomes of groups and rollouts, in the engine's words; a filter's reasons are others.
@@ -384,7 +384,7 @@ class Policy:
         for part in self:
             state = ask(part, "state_dict")
             try:
-                state_to_json(state)
+                split_state(state)
             except TypeError as error:
                 raise AdaptiveError(
                     f"{who(part)}.state_dict: {error}; numbers, text, lists, dicts with text as keys, and numpy arrays can"

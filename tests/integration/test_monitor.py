@@ -19,7 +19,7 @@ from tests.world import make_engine, run_step
 from verl_adaptive.config import AdaptiveConfig
 from verl_adaptive.integration import monitor
 from verl_adaptive.integration.tables import COLUMNS, lists_now
-from verl_adaptive.stats.state import state_from_json, state_to_json
+from verl_adaptive.stats.state import join_state, split_state
 
 
 @pytest.fixture
@@ -114,7 +114,7 @@ def test_a_resumed_run_says_nothing_twice(monkeypatch, told) -> None:
         config = AdaptiveConfig.from_mapping({"name": "t"})
         looker = monitor.Monitor(config, engine, repeated=0.3, longest=None, tracking=lambda: None)
         if state is not None:
-            looker.load_state_dict(state_from_json(state_to_json(state)))
+            looker.load_state_dict(join_state(*split_state(state)))
         for step in range(1, count + 1):
             looker.step(step, run_step(engine, world, step), SimpleNamespace(keys=[], partition_id="train"))
         return looker.state_dict(), [r.getMessage() for r in told.records if "alarm:" in r.getMessage()]

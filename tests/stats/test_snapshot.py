@@ -205,7 +205,7 @@ def test_a_well_sealed_manifest_of_nonsense(intact: Path, tmp_path: Path) -> Non
 
 
 def test_every_missing_file_is_named(intact: Path, tmp_path: Path) -> None:
-    assert len(names(intact)) == 3
+    assert len(names(intact)) == 4
     for name in names(intact):
         path = damaged_copy(intact, tmp_path / "s", name, None)
         with pytest.raises(SnapshotError, match="missing") as caught:
@@ -292,6 +292,16 @@ def test_a_full_file_system(tmp_path: Path) -> None:
         assert read_snapshot(folder / "s")[2]["meta"]["step"] == 9
 
 
+def test_a_read_only_file_system(tmp_path: Path) -> None:
+    with tmpfs(tmp_path / "small", "1m") as folder:
+        write(folder / "s")
+        with tmpfs(folder, "1m", remount="ro"):
+            with pytest.raises(OSError) as caught:
+                write(folder / "s", step=8)
+            assert caught.value.errno == errno.EROFS
+            assert read_snapshot(folder / "s")[2]["meta"]["step"] == 7
+
+
 def test_other_peoples_files_are_left_alone(tmp_path: Path) -> None:
     (tmp_path / "transfer_queue").mkdir()
     for name in ("notes.txt", "state.json", "prompts.parquet", "x.tmp"):
@@ -299,4 +309,4 @@ def test_other_peoples_files_are_left_alone(tmp_path: Path) -> None:
     write(tmp_path)
     write(tmp_path, StatsTable(), step=8)
     kept = {"notes.txt", "state.json", "prompts.parquet", "x.tmp", "transfer_queue", "manifest.json"}
-    assert kept < set(names(tmp_path)) and len(names(tmp_path)) == len(kept) + 2
+    assert kept < set(names(tmp_path)) and len(names(tmp_path)) == len(kept) + 3

@@ -1,7 +1,8 @@
 """Snapshots: everything resume needs, in one directory beside verl's own checkpoint.
 
-A snapshot is ``prompts-*.parquet`` (the table, in parts that are written and read in parallel), ``state-*.json`` (policy
-and engine state) and ``manifest.json``, which names the others with their hashes and is written last. File names carry a hash of their content, so a snapshot that is written over an older one in the same directory
+A snapshot is ``prompts-*.parquet`` (the table, in parts that are written and read in parallel), ``state.json`` and
+``arrays.npz`` (policy and engine state) and ``manifest.json``, which names the others with their hashes and is written
+last. File names carry a hash of their content, so a snapshot that is written over an older one in the same directory
 never touches a file the older manifest names: at any moment the manifest there describes whole files.
 
 Others may add a folder of their own files before (:func:`new_folder`, ``attach=``): they get into the manifest with their
@@ -30,7 +31,7 @@ import pyarrow.parquet as pq
 
 from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.stats.atomic import TEMPORARY, read_file, sync_directory, write_file
-from verl_adaptive.stats.state import state_from_json, state_to_json
+from verl_adaptive.stats.state import join_state, split_state
 from verl_adaptive.stats.table import StatsTable
 
 SNAPSHOT_SCHEMA = 1
@@ -39,7 +40,7 @@ SNAPSHOT_SCHEMA = 1
 #: The statistics' folder: the snapshot inside verl's `global_step_N`, the journal beside the checkpoints.
 FOLDER = "adaptive"
 MANIFEST = "manifest.json"
-_OURS = re.compile(r"(prompts-\d{5}|state)-[0-9a-f]{16}\.(parquet|json)|manifest\.json")
+_OURS = re.compile(r"(prompts-\d{5}|state|arrays)-[0-9a-f]{16}\.(parquet|json|npz)|manifest\.json")
 # Attached folders, and what TransferQueue leaves beside one when it is interrupted.
 _ATTACHED = re.compile(r"([a-z_]+)-[0-9a-f]{16}(\.tmp|\.old)?")
 _PART_ROWS = 1 << 20
@@ -168,7 +169,7 @@ def write_snapshot(
     Args:
         directory: made if missing, for example ``global_step_100/adaptive``.
         table: the statistics.
-        state: policy and engine state; see :func:`verl_adaptive.stats.state.state_to_json` for what it may hold.
+        state: policy and engine state; see :func:`verl_adaptive.stats.state.split_state` for what it may hold.
         meta: JSON values that describe the run.
         attach: folders from :func:`new_folder` in the same directory, complete: their files become part of the snapshot.
 
@@ -178,7 +179,7 @@ def write_snapshot(
     """
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
-    document = state_to_json(state)
+    document, arrays = split_state(state)
     whole = table.to_arrow()
 
     def part(number: int) -> tuple[str, dict[str, Any]]:
@@ -190,6 +191,7 @@ def write_snapshot(
     with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
         files = list(pool.map(part, range(parts)))
     files.append(_place(directory, "state", "json", document))
+    files.append(_place(directory, "arrays", "npz", arrays))
     manifest: dict[str, Any] = {
         "schema": SNAPSHOT_SCHEMA,
         "package": package_version(),
@@ -330,7 +332,8 @@ def read_snapshot(directory: str | os.PathLike[str]) -> tuple[StatsTable, dict[s
         if strange:
             raise ValueError(f"it names a file {strange[0]!r}")
         parts = sorted(name for name in files if name.startswith("prompts-"))
-        (state_name,) = files.keys() - set(parts)
+        by_stem = {name.rsplit("-", 1)[0]: name for name in files}
+        state_name, arrays_name = by_stem["state"], by_stem["arrays"]
         prompts = int(manifest["prompts"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise SnapshotError(_damaged(directory / MANIFEST, f"incomplete: {error!r}")) from error
@@ -353,9 +356,9 @@ def read_snapshot(directory: str | os.PathLike[str]) -> tuple[StatsTable, dict[s
             raise ValueError(f"{len(table)} prompts instead of {prompts}")
     except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise SnapshotError(_damaged(directory / (parts[0] if parts else MANIFEST), str(error))) from error
-    document = _load(directory / state_name, *files[state_name])
+    document, arrays = (_load(directory / name, *files[name]) for name in (state_name, arrays_name))
     try:
-        state = state_from_json(document)
-    except ValueError as error:
+        state = join_state(document, arrays)
+    except (ValueError, KeyError, OSError) as error:
         raise SnapshotError(_damaged(directory / state_name, str(error))) from error
     return table, state, manifest

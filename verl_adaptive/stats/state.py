@@ -1,10 +1,13 @@
-"""Policy and engine state as JSON, arrays as their bytes in base 64. Never a pickle."""
+"""Policy and engine state as two plain files: JSON for the structure, NPZ for the arrays in it. Never a pickle."""
 
 from __future__ import annotations
 
-import base64
 import json
 import math
+import struct
+import zipfile
+import zlib
+from io import BytesIO
 from typing import Any
 
 import numpy as np
@@ -13,22 +16,28 @@ _ARRAY = "__ndarray__"
 _BYTES = "__bytes__"
 
 
-def state_to_json(state: dict[str, Any]) -> bytes:
+def split_state(state: dict[str, Any]) -> tuple[bytes, bytes]:
     """Encode a nested state.
 
     Args:
         state: dicts with string keys, lists, tuples (which come back as lists), strings, bytes, numbers, booleans,
             ``None``, numpy scalars (which come back as Python's) and numpy arrays of plain dtypes, nested at will.
 
+    Returns:
+        ``(JSON, NPZ)``.
+
     Raises:
         TypeError: something else; the message says where in the state.
     """
+    arrays: dict[str, np.ndarray] = {}
 
     def plain(value: Any, where: str) -> Any:
         if isinstance(value, np.ndarray):
             if value.dtype.hasobject:
                 raise TypeError(f"state{where}: an array of Python objects cannot be stored")
-            return {_ARRAY: [value.dtype.str, value.shape, base64.b64encode(value.tobytes()).decode()]}
+            name = f"a{len(arrays)}"
+            arrays[name] = value
+            return {_ARRAY: name}
         if isinstance(value, np.generic):
             value = value.item()
         if value is None or isinstance(value, bool | int | float | str):
@@ -46,24 +55,27 @@ def state_to_json(state: dict[str, Any]) -> bytes:
             return [plain(item, f"{where}[{i}]") for i, item in enumerate(value)]
         raise TypeError(f"state{where}: a {type(value).__name__} cannot be stored")
 
-    return json.dumps(plain(state, ""), indent=1).encode()
+    document = json.dumps(plain(state, ""), indent=1).encode()
+    npz = BytesIO()
+    np.savez(npz, allow_pickle=False, **arrays)
+    return document, npz.getvalue()
 
 
-def state_from_json(document: bytes) -> dict[str, Any]:
-    """The inverse of :func:`state_to_json`.
+def join_state(document: bytes, npz: bytes) -> dict[str, Any]:
+    """The inverse of :func:`split_state`.
 
     Raises:
-        ValueError: it is damaged.
+        ValueError: the two do not belong together, or are damaged.
     """
+    arrays = _arrays(npz)
 
     def full(value: Any) -> Any:
         if isinstance(value, dict):
             if value.keys() == {_ARRAY}:
-                dtype, shape, data = value[_ARRAY]
-                raw, kind = bytearray(base64.b64decode(data, validate=True)), np.dtype(dtype)
-                if kind.hasobject or min(shape, default=0) < 0 or math.prod(shape) * kind.itemsize != len(raw):
-                    raise ValueError("an array is not what it says")
-                return np.ndarray(shape, kind, raw)
+                name = value[_ARRAY]
+                if not isinstance(name, str) or name not in arrays:
+                    raise ValueError(f"array {name!r} is missing")
+                return arrays[name]
             if value.keys() == {_BYTES}:
                 return bytes.fromhex(str(value[_BYTES]))
             return {key: full(item) for key, item in value.items()}
@@ -73,5 +85,30 @@ def state_from_json(document: bytes) -> dict[str, Any]:
         return full(json.loads(document))
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
-    except (TypeError, OverflowError, SyntaxError) as error:  # an array that is none
-        raise ValueError(str(error)) from error
+
+
+def _arrays(npz: bytes) -> dict[str, np.ndarray]:
+    """The arrays of an NPZ file, in memory of no more than the file's own size.
+
+    ``np.load`` believes what headers say: a few bytes that claim to be terabytes, or that inflate to them.
+
+    Raises:
+        ValueError: not such a file, or not one that :func:`split_state` writes.
+    """
+    arrays = {}
+    try:
+        with zipfile.ZipFile(BytesIO(npz)) as archive:
+            for entry in archive.infolist():
+                if entry.compress_type != zipfile.ZIP_STORED or entry.file_size > len(npz):
+                    raise ValueError(f"{entry.filename!r} is compressed")
+                raw = BytesIO(archive.read(entry))
+                version = np.lib.format.read_magic(raw)
+                read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+                shape, _, dtype = read(raw)
+                if math.prod(shape) * dtype.itemsize != entry.file_size - raw.tell():
+                    raise ValueError(f"{entry.filename!r} is not of the size that its header says")
+                raw.seek(0)
+                arrays[entry.filename.removesuffix(".npy")] = np.lib.format.read_array(raw, allow_pickle=False)
+    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, TypeError, struct.error, OSError) as error:
+        raise ValueError(f"not a file of arrays: {error}") from error
+    return arrays
