@@ -51,14 +51,14 @@ nice -n 19 python -m pytest -m "not e2e and not matrix and not ray" -n 2 >"$said
 others=$!
 trap 'kill -INT -- "-$others" 2>/dev/null && wait "$others" || :; rm -f "$said"' EXIT
 failed=0
-run() {  # a marker, and where its tests are
+run() {  # a marker, where its tests are, and more
     local status=0
-    python -m pytest -m "$1 and not matrix" "$2" || status=$?
+    python -m pytest -m "$1 and not matrix" "${@:2}" || status=$?
     [ "$status" -ne 2 ] || exit 2  # interrupted
     [ "$status" -eq 0 ] || failed=$status
 }
 run e2e tests/e2e
-run ray tests
+run ray tests -n 2
 echo "run.sh: waiting for the tests without the pipeline"
 wait "$others" || failed=$?
 cat "$said"
