@@ -118,9 +118,9 @@ def test_what_cannot_be_is_refused(make, message) -> None:
 
 def groups_of(submission, n, index=None, stage=0) -> Groups:
     rewards = [np.zeros(k) for k in n]
-    return Groups.from_lists(
-        range(len(n)), rewards, submission=submission, index=index, stage=[np.full(k, stage, dtype=int) for k in n]
-    )
+    stages = [np.full(k, stage, dtype=int) for k in n]
+    index = np.arange(len(n)) if index is None else index
+    return Groups.from_lists(range(len(n)), rewards, submission=submission, index=index, stage=stages)
 
 
 def test_lengths_are_lognormal_with_a_cap() -> None:
