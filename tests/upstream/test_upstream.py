@@ -1,4 +1,5 @@
-"""Every patch of ``upstream/`` applies to the installed verl, alone and after those before it, and its tests pass then.
+"""Every patch of ``upstream/`` applies to the installed verl after those before it (in the matrix also alone), and its tests
+pass then.
 
 Without the patch each of them has a test that fails. The installed files are never written to: a copy of verl is a folder
 of links, the patched files aside.
@@ -6,12 +7,14 @@ of links, the patched files aside.
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -74,15 +77,17 @@ def copy(folder: Path, patches: list[str]) -> Path:
 
 
 @pytest.fixture(scope="module")
-def outcomes(below_verl, tmp_path_factory) -> dict[str, dict[str, list[str]]]:
-    """Job → test file → what came of its tests; jobs are ``none``, ``all`` and each patch alone."""
+def outcome(below_verl, tmp_path_factory) -> Callable[[str], dict[str, list[str]]]:
+    """A job's test files → what came of their tests; jobs are ``none``, ``all`` and each patch alone."""
     folder = tmp_path_factory.mktemp("upstream")
     tests = {patch: [str(p) for p in (UPSTREAM / patch).glob("test_*_on_cpu.py")] for patch in PATCHES}
     every = [test for patch in PATCHES for test in tests[patch]]
     jobs = {patch: ([patch], tests[patch]) for patch in PATCHES}
     jobs |= {"all": (PATCHES, [*every, *OURS, "-p", REPLACED]), "none": ([], every)}
-    found = {}
-    for name, (patches, words) in jobs.items():
+
+    @functools.cache
+    def run(name: str) -> dict[str, list[str]]:
+        patches, words = jobs[name]
         tree, report = copy(folder / name, patches), folder / f"{name}.xml"
         done = below_verl(
             *("-m", "pytest", "-q", "-c", os.devnull, "--rootdir", ROOT, "--import-mode=importlib", "--tb=short"),
@@ -92,8 +97,9 @@ def outcomes(below_verl, tmp_path_factory) -> dict[str, dict[str, list[str]]]:
             **ENVIRONMENT | {"PYTHONPATH": f"{tree}{os.pathsep}{ROOT}"},
         )
         assert report.exists(), done.stdout[-3000:] + done.stderr[-3000:]
-        found[name] = _read(report)
-    return found
+        return _read(report)
+
+    return run
 
 
 def _read(report: Path) -> dict[str, list[str]]:
@@ -105,25 +111,26 @@ def _read(report: Path) -> dict[str, list[str]]:
     return found
 
 
-def _not_passed(outcome: dict[str, list[str]]) -> list[str]:
-    return [words for all_words in outcome.values() for words in all_words if words != "passed"]
+def _not_passed(found: dict[str, list[str]]) -> list[str]:
+    return [words for all_words in found.values() for words in all_words if words != "passed"]
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("patch", PATCHES)
+def test_a_patch_alone_applies_and_passes_its_tests(outcome, patch):
+    assert outcome(patch), "no tests"
+    assert _not_passed(outcome(patch)) == []
 
 
 @pytest.mark.parametrize("patch", PATCHES)
-def test_a_patch_alone_applies_and_passes_its_tests(outcomes, patch):
-    assert outcomes[patch], "no tests"
-    assert _not_passed(outcomes[patch]) == []
-
-
-@pytest.mark.parametrize("patch", PATCHES)
-def test_without_the_patch_its_tests_fail(outcomes, patch):
+def test_without_the_patch_its_tests_fail(outcome, patch):
     (module,) = [p.stem for p in (UPSTREAM / patch).glob("test_*_on_cpu.py")]
-    assert set(outcomes["none"].get(module, ["not imported"])) != {"passed"}
+    assert set(outcome("none").get(module, ["not imported"])) != {"passed"}
 
 
-def test_all_patches_together_pass_their_tests_and_ours(outcomes):
-    assert _not_passed(outcomes["all"]) == []
-    assert len(outcomes["all"]) == len(PATCHES) + len(OURS)
+def test_all_patches_together_pass_their_tests_and_ours(outcome):
+    assert _not_passed(outcome("all")) == []
+    assert len(outcome("all")) == len(PATCHES) + len(OURS)
 
 
 @pytest.mark.matrix
