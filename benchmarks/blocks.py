@@ -205,7 +205,7 @@ def step_ratio(results: Sequence[Row], preset: str, n: int) -> str:
     return pm([value / seconds["grpo", key[1]] for key, value in seconds.items() if key[0] == preset], "{:.2f}")
 
 
-THIN = "solo adaptive.advantage.thin=1"
+THIN, THINNED = "solo adaptive.advantage.thin=1", "`solo-thin`"
 
 
 def step_cost(
@@ -256,11 +256,12 @@ def step_cost(
         parts = thinned["training_seconds"]
         return f"{statistics.mean(mine / grpo for mine, grpo in zip(parts[preset], parts['grpo'], strict=True)):.2f}"
 
+    whole = long["settings"]["batch"] * long["settings"]["n"]
     counted, steps = engine["arms"], {row["arm"]: row["runs"] for row in long["rows"]}
 
-    def times(what: str, other: str) -> str:
-        mine, theirs = (statistics.mean(run[what] for run in steps[arm]) for arm in ("`solo`", other))
-        return f"{mine / theirs:.2f}"
+    def times(what: str, other: str, arm: str = "`solo`") -> str:
+        pairs = zip(steps[arm], steps[other], strict=True)
+        return pm([mine[what] / theirs[what] for mine, theirs in pairs], "{:.2f}")
 
     beside = (
         f"Run beside `solo` there, whose step took {step_ratio(thinned['results'], 'solo', group)}, `thin` trained "
@@ -272,9 +273,10 @@ def step_cost(
         f"{counted['solo']['iterations'] / counted['grpo']['iterations']:.1f} times as many iterations "
         "for the same tokens ([counted](../benchmarks/results/engine_steps.json)). With "
         f"[answers of {statistics.mean(run['length'] for run in steps['`solo`']):.0f} tokens]"
-        "(../benchmarks/RESULTS.md#long-answers-on-the-real-pipeline), `solo`'s generation takes "
+        f"(../benchmarks/RESULTS.md#long-answers-on-the-real-pipeline) ({len(steps['`solo`'])} repeats), `solo`'s generation takes "
         f"{times('gen', 'verl')} of verl's own GRPO's time and its step {times('step', 'verl')}, or {times('step', '`grpo`')} of "
-        "`+adaptive=grpo`'s."
+        f"`+adaptive=grpo`'s; with `thin` {times('step', 'verl', THINNED)} and {times('step', '`grpo`', THINNED)}, where it "
+        f"trains {statistics.mean(run['trained'] for run in steps[THINNED]) / whole:.0%} of the rollouts."
     )
     text = (
         f"Tokens are shares of verl's own GRPO's; those of `thin` are from one process. The step on two CPU cores is the "

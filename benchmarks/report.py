@@ -85,9 +85,7 @@ def results_lines(results: Path) -> list[str]:
         lines += sections.thinned(grid_runs(data))
     if "pretrained" in runs:
         lines += sections.by_rate(runs["pretrained"])
-        lines += sections.ends(runs["pretrained"], "128", "pretrained")
-    if "real" in runs:
-        lines += sections.ends(runs["real"], "base", "real, natural mix")
+        lines += sections.ends(runs["pretrained"])
     for records in sections.RECORDS:
         if data := read(results, records.file):
             lines += records.lines(data)

@@ -237,15 +237,15 @@ def by_rate(runs: Runs) -> list[str]:
     return section(title, "", ["policy", *(f"{lr:g}" for lr in rates)], rows)
 
 
-def ends(runs: Runs, variant: str, pool: str) -> list[str]:
-    """pass@8, entropy and length of held-out answers at the end of a pool's runs."""
+def ends(runs: Runs) -> list[str]:
+    """pass@8, entropy and length of held-out answers at the end of the pretrained model's runs."""
     rows = []
     for name in ENDING:
-        lr = runs.best_lr(variant, name)
-        cells = [runs.cells[variant, name, lr, s] for s in runs.seeds(variant, name, lr)] if lr is not None else []
+        lr = runs.best_lr("128", name)
+        cells = [runs.cells["128", name, lr, s] for s in runs.seeds("128", name, lr)] if lr is not None else []
         if kept := [cell["ends"] for cell in cells if cell.get("ends")]:
             rows.append([f"`{name}`", str(len(kept)), *(pm([e[w][1] for e in kept], "{:.2f}") for w in ENDS)])
-    return section(f"### Ends of runs, {pool}", "", ["policy", "seeds", *ENDS.values()], rows)
+    return section("### Ends of runs, pretrained", "", ["policy", "seeds", *ENDS.values()], rows)
 
 
 ENDS = {"pass@8": "pass@8", "entropy": "entropy, nats a token", "length": "length of an answer"}
@@ -333,7 +333,8 @@ def long_rows(data: Row) -> Iterable[Row]:
                 "{:.2f}",
             ),
             "idle": statistics.mean(r.get("idle", 0.0) for r in runs),
-            "step": statistics.mean(r["step"] for r in runs),
+            "trained": statistics.mean(r["trained"] for r in runs) / whole,
+            "step": pm([r["step"] / b["step"] for r, b in paired], "{:.2f}"),
         }
 
 
@@ -418,8 +419,8 @@ RECORDS = (
             "Ratios to verl's own trainer without a filter, of the same repeat."
         ),
         long_rows,
-        "trainer | rollouts a step | generation time | time per informative group | slots idle | step, s",
-        "{arm} | {rollouts} | {gen} | {apiece} | {idle:.0%} | {step:.1f}",
+        "trainer | rollouts a step | trained | generation time | time per informative group | slots idle | step",
+        "{arm} | {rollouts} | {trained:.2f} | {gen} | {apiece} | {idle:.0%} | {step}",
     ),
     Records(
         "driver.json",

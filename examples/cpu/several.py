@@ -210,10 +210,10 @@ def planned(listed: Sequence[Mapping[str, Any]]) -> list[Planned]:
     return [Planned(config=composed(run["words"]), **{k: v for k, v in run.items() if k != "words"}) for run in listed]
 
 
-def main(driver=Several) -> None:
+def main() -> None:
     """Compose all, then start a driver for them."""
     runs = planned(json.loads(Path(sys.argv[1]).read_text()))
-    actor = ray.remote(driver)
+    actor = ray.remote(Several)
     run_ppo(runs[0].config, task_runner_class=SimpleNamespace(remote=lambda: actor.remote(runs)))
 
 

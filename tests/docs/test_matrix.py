@@ -74,6 +74,11 @@ def test_the_numbers_on_a_gpu_are_those_of_the_run() -> None:
     differences = [facts[name]["probs diff"] for name in ("grpo", "greso", "pilot_commit")]
     low, high = (f"{bound:.3f}".lstrip("0") for bound in (min(differences), max(differences)))
     assert f"{facts['plain verl']['probs diff']:.4f}".lstrip("0") + f" in plain verl, {low} to {high}" in PAGE
+    second = {item["name"].removeprefix("+adaptive="): item for item in run["second"]["selftest"]}
+    assert not any(item["findings"] for item in second.values())
+    assert f"{second['solo']['facts']['probs diff']:.4f}".lstrip("0") + " in `solo`" in PAGE
+    runs = [item["seconds"] for item in second.values() if "s/step" in item["facts"]]
+    assert f"| {round(median(runs), -1):.0f} s on eight cores" in PAGE
     for preset, steps in trainings.items():
         step, gen, before, update = (
             median(s[k] for s in steps[1:]) for k in ("step", "gen", "old_log_prob", "update_actor")

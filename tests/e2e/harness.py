@@ -143,7 +143,7 @@ def several(
             ]
         )
     )
-    command = ["-m", "benchmarks.long_runs", str(folder / "runs.json")]
+    command = ["-m", "examples.cpu.several", str(folder / "runs.json")]
     last = next(reversed(listed.values()))[0]
     code, text = runs.call(folder, command, last, timeout, kill_at, environment(**env))
     made = {}
