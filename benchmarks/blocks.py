@@ -275,8 +275,8 @@ def step_cost(
         f"[answers of {statistics.mean(run['length'] for run in steps['`solo`']):.0f} tokens]"
         f"(../benchmarks/RESULTS.md#long-answers-on-the-real-pipeline) ({len(steps['`solo`'])} repeats), `solo`'s generation takes "
         f"{times('gen', 'verl')} of verl's own GRPO's time and its step {times('step', 'verl')}, or {times('step', '`grpo`')} of "
-        f"`+adaptive=grpo`'s; with `thin` {times('step', 'verl', THINNED)} and {times('step', '`grpo`', THINNED)}, where it "
-        f"trains {statistics.mean(run['trained'] for run in steps[THINNED]) / whole:.0%} of the rollouts."
+        f"`+adaptive=grpo`'s; with `thin` the step takes {times('step', 'verl', THINNED)} and {times('step', '`grpo`', THINNED)} "
+        f"of theirs, and trains {statistics.mean(run['trained'] for run in steps[THINNED]) / whole:.0%} of the rollouts."
     )
     text = (
         f"Tokens are shares of verl's own GRPO's; those of `thin` are from one process. The step on two CPU cores is the "
