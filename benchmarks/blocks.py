@@ -64,7 +64,10 @@ def cost(clock: Row, long: Row | None) -> list[str]:
         told = ["–", "–"] if found is None else [found[name].split(" ±")[0] for name in ("rollouts", "gen")]
         rows.append([f"[`+adaptive={preset}`](docs/{page}): {about}", *told, f"{entry['time']:.2f}" if entry else "–"])
     heads = ["rollouts a step, measured", "generation time, measured", "generation time, simulated"]
-    return table(["preset", *heads], rows)
+    # the error bars are RESULTS'; the front page says how large they are
+    halves = [found["gen"].split("± ")[1] for preset in PRESETS if (found := measured.get(preset))]
+    said = [f"Measured times: ± {min(halves)}–{max(halves)}."] if halves else []
+    return [*table(["preset", *heads], rows), *said]
 
 
 #: Situation, what to take, and the pool and policy that measure it.
