@@ -242,7 +242,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     say("selftest ...")
     tested = _call(
         *("verl_adaptive", "selftest", "--json", "--folder", str(out / "selftest"), "--timeout", "3600"),
-        *(["--quick"] if args.cpu_rehearsal else []),
+        *(["--presets", "greso"] if args.cpu_rehearsal else []),
         log=out / "selftest.log",
     )
     if tested:

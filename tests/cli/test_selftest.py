@@ -29,7 +29,7 @@ def test_wrong_words(words, says, call) -> None:
 def test_every_preset_can_be_tried() -> None:
     from verl_adaptive.commands.parts import describe
 
-    assert set(suite.PRESETS) == set(describe()["presets"]) and set(suite.DEFAULT) <= set(suite.PRESETS)
+    assert set(suite.PRESETS) == set(describe()["presets"])
 
 
 def test_what_is_not_installed_is_said_in_one_line(monkeypatch, tmp_path) -> None:
@@ -74,22 +74,23 @@ def stages(monkeypatch):
     monkeypatch.setattr(suite, "_tool", tool)
     monkeypatch.setattr(suite, "count_gpus", lambda env, timeout: 0)
     monkeypatch.setattr(suite, "_train", train)
-    monkeypatch.setattr(suite, "_ended", lambda item, run, steps=3: not run.code or item.findings.append(run.log))
-    monkeypatch.setattr(suite, "_judged", lambda item, run, plain=None: suite._ended(item, run))
-    monkeypatch.setattr(suite, "_resumed", lambda item, folder, *_: train(folder, [], {}, 1, 3))
+    monkeypatch.setattr(suite, "_ended", lambda item, run: not run.code or item.findings.append(run.log))
+    monkeypatch.setattr(suite, "_judged", lambda item, run, *_: suite._ended(item, run))
+    monkeypatch.setattr(suite, "_resumed", lambda item, folder, *_: suite._ended(item, train(folder, [], {}, 1, 3)))
     return made, broken
 
 
 def test_the_same_command_goes_on_where_it_was_interrupted(stages, tmp_path) -> None:
     made, broken = stages
-    broken.add("solo")
-    assert not suite.examine(tmp_path, presets=["greso", "solo"]).passed
+    broken.add("solo-in-colocate_async")
+    assert not suite.examine(tmp_path).passed
     first = [*made]
-    assert first[:4] == ["tiny model", "gradient", "plain-verl", "greso"] and first[-1] == "resume killed"
+    assert first[:4] == ["tiny model", "gradient", "plain-verl", "killed killed"]
+    assert first[4:] == ["solo-in-colocate_async", "greso-in-separate_async"]
     broken.clear()
     made.clear()
-    report = suite.examine(tmp_path, presets=["greso", "solo"])
-    assert report.passed and made == ["solo"] and len(report.items) == len(first)
+    report = suite.examine(tmp_path)
+    assert report.passed and made == ["solo-in-colocate_async"] and len(report.items) == len(first)
     assert json.loads((tmp_path / "selftest.json").read_text())["passed"]
     assert (tmp_path / "selftest.txt").read_text().startswith("verl-adaptive selftest: passed")
     suite.examine(tmp_path, presets=["greso"], overrides=["trainer.nnodes=1"])
@@ -102,18 +103,18 @@ def test_each_attempt_goes_on_where_the_one_before_it_failed(stages, tmp_path) -
         made.clear()
         broken.clear()
         broken |= failing
-        report = suite.examine(tmp_path, presets=["greso", "solo"], modes=False, kill=False)
+        report = suite.examine(tmp_path, presets=["greso", "solo"])
     assert report.passed and made == ["solo"] and report.machine["accelerators"] == []
 
 
 def test_what_passed_without_a_gpu_is_tried_again_where_there_is_one(stages, tmp_path, monkeypatch) -> None:
     """A folder on shared storage, begun on a login node."""
     made, _ = stages
-    assert suite.examine(tmp_path, presets=["greso"], modes=False, kill=False).passed
+    assert suite.examine(tmp_path, presets=["greso"]).passed
     first = [*made]
     made.clear()
     monkeypatch.setattr(suite, "count_gpus", lambda env, timeout: 6)
-    report = suite.examine(tmp_path, presets=["greso"], modes=False, kill=False)
+    report = suite.examine(tmp_path, presets=["greso"])
     assert made == first and "2 of 6 GPUs" in suite.page(report)
 
 
@@ -128,7 +129,7 @@ def test_a_page_that_is_read_while_it_runs_does_not_say_passed(stages, tmp_path,
         return ProcessRun(folder, 0, "", [])
 
     monkeypatch.setattr(suite, "_train", train)
-    assert suite.examine(tmp_path, presets=["greso"], modes=False, kill=False).passed
+    assert suite.examine(tmp_path, presets=["greso"]).passed
 
 
 def test_where_torch_cannot_be_imported_there_may_be_gpus(tmp_path) -> None:
@@ -148,11 +149,11 @@ def test_where_plain_verl_fails_nothing_else_is_tried(stages, tmp_path) -> None:
 def test_a_run_that_ends_early_is_told_by_its_last_error(tmp_path) -> None:
     item = Item("+adaptive=greso")
     suite._judged(item, ProcessRun(tmp_path, 1, "Traceback\nRuntimeError: it is away\nbye\n"))
-    assert "status 1 after 0 of 3 steps: RuntimeError" in item.findings[0]
+    assert "status 1 after steps [] of [1, 2, 3]: RuntimeError" in item.findings[0]
 
 
 def metrics(step: int, **other: float) -> dict:
-    made = {"training/global_step": step, "actor/grad_norm": 1.0}
+    made = dict.fromkeys(verdicts.METRICS, 1.0) | {"training/global_step": step}
     for unit in ("rollouts", "tokens"):
         own = {"generated_total": 10, "trained_total": 6, "dropped_total": 4, "dropped_total/informative": 4}
         made |= {f"adaptive/{unit}/{k}": v for k, v in {**own, "surplus_total": 0, "held": 0}.items()}
@@ -167,6 +168,14 @@ def test_log_probs_that_disagree_more_than_in_plain_verl_are_found(tmp_path) -> 
     assert "log-probs of rollout and actor differ by 0.1, in plain verl by 0.01" in item.findings
 
 
+def test_every_run_of_a_preset_is_judged_by_what_is_lost(tmp_path) -> None:
+    """Only the run that was resumed was, and the page said it of all."""
+    lost = [metrics(1), metrics(2, **{"adaptive/rollouts/trained_total": 5}), metrics(3)]
+    item = Item("+adaptive=greso")
+    suite._judged(item, ProcessRun(tmp_path, 0, "", lost))
+    assert "step 2: 10 rollouts generated or held, 9 accounted for" in item.findings
+
+
 def test_what_is_not_accounted_for_is_found(tmp_path) -> None:
     whole = ProcessRun(tmp_path, 0, "", [metrics(1), metrics(2)])
     assert verdicts.imbalance(whole) == []
@@ -174,7 +183,8 @@ def test_what_is_not_accounted_for_is_found(tmp_path) -> None:
     assert verdicts.imbalance(lost) == ["step 2: 10 rollouts generated or held, 9 accounted for"]
     unnamed = ProcessRun(tmp_path, 0, "", [metrics(1, **{"adaptive/tokens/dropped_total": 5})])
     assert verdicts.imbalance(unnamed) == ["step 1: 5 tokens dropped, 4 with a reason"]
-    assert "adaptive/updates_total is missing in some step" in verdicts.absent(whole)
+    del whole.metrics[1]["adaptive/updates_total"]
+    assert verdicts.absent(whole) == ["adaptive/updates_total is missing in some step"]
     assert verdicts.differences(whole) == ["nothing was recorded"]
 
 
@@ -186,12 +196,13 @@ def test_the_words_of_a_run_compose_and_validate(gpus, flash, preset, tmp_path, 
     from verl_adaptive.integration.selftest.gradient import settings
 
     monkeypatch.setattr(suite, "_installed", lambda module: flash if module == "flash_attn" else True)
-    for mode, more in suite._modes(gpus).items() if preset else [("sync", [])]:
+    presets = {"sync": ["+adaptive=greso"], **suite._modes(gpus)}
+    for mode, more in presets.items() if preset else [("sync", [])]:
         if more is None:
             assert gpus == 1 and mode == "separate_async"
             continue
-        words = [*suite.words(tmp_path, gpus, mode), "trainer.total_training_steps=3", *more]
-        config = inspect.compose(inspect.Command.parse([*words, *(["+adaptive=greso", suite.RECORD] * preset)]))
+        words = [*suite.words(tmp_path, gpus, mode), *suite._own(tmp_path, 4, 2), *more]
+        config = inspect.compose(inspect.Command.parse([*words, *[suite.RECORD] * preset]))
         if preset:
             inspect.validate(config)
         found = settings(words)

