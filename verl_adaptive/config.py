@@ -292,7 +292,7 @@ class AdaptiveConfig:
         refill: draw further prompts within a step until the batch is full.
         longest_first: hand a step's prompts out in the order of their answers' expected length, so that no long one is begun
             last (not with Pilot-Commit, whose commits want the short pilots first); decides nothing. ``sync`` trainer only.
-        max_rounds: most batches of prompts drawn in one step, and most requests of one group.
+        max_rounds: most batches of prompts drawn in one step; in asynchronous trainers, windows of prompts.
         max_rollouts_per_step: hard cap on rollouts generated in one step; null: none.
         total_rollouts: training ends after the step in which this many were generated; null: verl's own end.
         on_exhausted: what happens when data or budget end before the batch is full.

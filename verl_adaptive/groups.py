@@ -16,6 +16,8 @@ import numpy as np
 
 #: Relative rounding of the float32 in which verl has rewards.
 _FLOAT32 = 2.0**-23
+#: What differs by less than this share of its size is equal: eight roundings.
+ROUNDING = 1e-6
 
 #: The least signal of a success where ``adaptive.success`` says nothing else, which serves 0/1 and ±1 rewards alike; and the
 #: least success of a correct rollout.
@@ -184,12 +186,12 @@ class Groups:
         """float64 ``(G,)``: c / n; 0 for a group of none."""
         return self.mean(self.success)
 
-    def degenerate(self, tolerance: float = 0.0, values: np.ndarray | None = None) -> np.ndarray:
-        """bool ``(G,)``: max − min of the signal (or of ``values``) is at most ``tolerance`` over the whole group.
+    def degenerate(self, tolerance: float = 0.0) -> np.ndarray:
+        """bool ``(G,)``: max − min of the signal is at most ``tolerance`` over the whole group.
 
         Never ``std == 0``: the float64 standard deviation of a constant group is often not zero.
         """
-        return self.spread(self.signal if values is None else values) <= tolerance
+        return self.spread(self.signal) <= tolerance
 
     def rollout_mask(self, groups: np.ndarray) -> np.ndarray:
         """bool ``(R,)``: the rollouts of the groups marked in ``groups`` (bool ``(G,)``)."""

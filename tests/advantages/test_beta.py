@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from tests.world import make_engine, run_step
 from verl_adaptive.advantages.beta import BetaPosterior, success_of
-from verl_adaptive.config import RunFacts
+from verl_adaptive.config import AdaptiveConfig, RunFacts
 from verl_adaptive.groups import Groups
 from verl_adaptive.stats.table import StatsTable
 
@@ -38,6 +39,15 @@ def test_the_default_in_a_group_without_variance(n, value) -> None:
     assert round(right[0], 3) == value and (right == right[0]).all()
     np.testing.assert_allclose(right, 1 / math.sqrt(n + 1))
     np.testing.assert_allclose(wrong, -right)
+
+
+@pytest.mark.parametrize("signal", ["acc", "reward"])
+def test_the_signals_tolerance_is_of_rewards_where_they_are_the_signal(signal) -> None:
+    made = beta()
+    made.facts = replace(made.facts, tolerance=2.0)
+    made.check_policy(None, AdaptiveConfig(signal=signal))
+    rewards = [1, 0, 0, 0]
+    assert np.allclose(whole(made, rewards), whole(beta(), rewards)) == (signal == "acc")
 
 
 def test_a_continuous_constant_is_evidence_in_between() -> None:

@@ -54,6 +54,10 @@ def test_all_presets(tmp_path):
 def test_a_kill_and_the_asynchronous_trainers(tmp_path):
     items = {item["name"]: item["facts"] for item in selftest(tmp_path)["items"]}
     killed, thinned, separate = list(items)[3:]
-    assert [killed, thinned, separate] == ["greso, SIGKILL, resume", "solo in colocate_async", "greso in separate_async"]
+    assert [killed, thinned, separate] == [
+        "greso, SIGKILL, resume",
+        "solo in colocate_async",
+        "greso in separate_async",
+    ]
     assert items[killed]["aborted"] > 0 < items[thinned]["left out"]  # they are really tried
     assert items[killed]["updates"] == 8 and items[thinned]["updates"] == items[separate]["updates"] == 6

@@ -12,6 +12,7 @@ from verl_adaptive.config import AdaptiveConfig
 from verl_adaptive.errors import AdaptiveError, ConfigError, Exhausted
 from verl_adaptive.integration import checks, compat, guard, plugin
 from verl_adaptive.integration.checks import why_not_skip_zero, zero_rows
+from verl_adaptive.integration.minibatches import MinibatchMixin
 from verl_adaptive.integration.replay_buffer import AdaptiveReplayBuffer
 from verl_adaptive.integration.run_plan import RunPlan
 from verl_adaptive.integration.stream_session import NothingLeft
@@ -179,7 +180,23 @@ def test_passes(overrides):
             "+adaptive=greso actor_rollout_ref.rollout.n=1 algorithm.adv_estimator=gae",
             r"\+adaptive=solo without algorithm\.adv_estimator=gae",
         ),
-        ("+adaptive=pilot_commit adaptive.max_rounds=1", r"max_rounds=1: .*pilots.*use 2 or more"),
+        (
+            "+adaptive=pilot_commit adaptive.sampler.round.prompts=64",
+            r"round\.prompts=64: .*pilot_commit decides how many.*adaptive\.allocator\.factor",
+        ),
+        (
+            "+adaptive=grpo data.gen_batch_size=64",
+            r"set what a step first asks for with adaptive\.sampler\.round\.prompts=64",
+        ),
+        (
+            "+adaptive=pilot_commit data.gen_batch_size=64",
+            r"asks for as many prompts as the step is short of; leave it out$",
+        ),
+        (
+            "+adaptive=dapo adaptive/filter=stack adaptive.filter.filters=[{name:aero,keep_degenerate:1}] "
+            "algorithm.adv_estimator=opo",
+            r"adaptive\.filter\.filters: aero\.keep_degenerate=1: .*which opo would train",
+        ),
         ("+adaptive=greso adaptive.on_exhausted=explode", "must be one of train_partial, relax, raise"),
         ("+adaptive=greso algorithm.filter_groups.enable=true", r"\+adaptive=dapo"),
         (
@@ -208,6 +225,10 @@ def test_passes(overrides):
             r"free_cache_engine=False: .*stall after its first abort.*free_cache_engine=true",
         ),
         (f"+adaptive=greso {DISAGGREGATED} {SGLANG}", r"disaggregation\.enabled=True: .*prefill server alone"),
+        (  # more is asked for than trains
+            f"+adaptive=grpo adaptive.sampler.round.prompts=2048 {DISAGGREGATED} {SGLANG}",
+            r"disaggregation\.enabled=True: .*prefill server alone",
+        ),
         (
             f"+adaptive=grpo adaptive.refill=false {COLOCATED} trainer.v1.trainer_mode=colocate_async",
             r"enable_resource_pool=False: .*trainer_mode=colocate_async takes groups as they come; take sync, or set it to true",
@@ -382,6 +403,25 @@ def test_the_choice_to_keep_them_is_said():
         zero_rows(plain, None) == zero_rows(plain, True) == (True, "left out of training (same gradient, fewer tokens)")
     )
     assert zero_rows(plain, False) == (False, "stay in training: adaptive.skip_zero_advantage=false")
+
+
+def test_every_method_of_verls_trainer_that_ours_replaces_is_looked_for() -> None:
+    """One that a later verl renames would never be called, and nobody would be told."""
+    from verl.trainer.ppo.v1.trainer_base import PPOTrainer
+
+    ours = (AdaptiveMixin, MinibatchMixin, AdaptiveSync, AdaptiveColocateAsync, AdaptiveSeparateAsync)
+    methods = {name for cls in ours for name, of in vars(cls).items() if callable(of) and not name.startswith("__")}
+    replaced = {f"PPOTrainer.{name}" for name in methods if hasattr(PPOTrainer, name)}
+    assert {"PPOTrainer._compute_metrics", "PPOTrainer.fit"} <= replaced <= {name.name for name in compat.NAMES}
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["+adaptive=aero adaptive/advantage=memory", "+adaptive=solo adaptive/advantage=beta adaptive.allocator.n=4"],
+)
+def test_an_advantage_may_be_swapped_for_another(words) -> None:
+    """The preset's file names its own advantage's estimator, which nobody wrote."""
+    run_checks(words)
 
 
 def test_a_verl_that_lacks_a_name_is_refused_with_the_way_out():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -35,6 +37,22 @@ def see(made: MemoryBaseline, groups: Groups, step: int = 1) -> np.ndarray:
     made.observe(groups, progress)
     made.end_step(progress)
     return made.compute(groups.reward, groups.group_of, groups)
+
+
+@pytest.mark.parametrize("factor", [1.0, 1e-7, 1e7])
+def test_neither_the_size_of_rewards_nor_the_signals_tolerance_changes_an_advantage(factor) -> None:
+    """A signal of 0 to 100 has a tolerance of 2; the reward beside it is 0 or 1, or tiny."""
+    steps = [[[1, 0, 0, 0], [1, 1, 1, 0]], [[1, 0, 0, 1], [1, 1, 1, 1]]]
+    usual, made = bound(), bound()
+    made.facts = replace(made.facts, tolerance=2.0)
+    for number, rewards in enumerate(steps, 1):
+        expected, groups = (
+            Groups.from_lists([0, 1], [[r * by for r in group] for group in rewards]) for by in (1.0, factor)
+        )
+        out = see(made, groups, number)
+        np.testing.assert_allclose(out, see(usual, expected, number), rtol=1e-5)
+        assert (out != 0).all()
+        assert not made.zero(groups, np.ones(8, dtype=bool)).any()
 
 
 REWARDS = {

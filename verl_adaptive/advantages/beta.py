@@ -28,13 +28,17 @@ nearest observed reward: verl hands over rewards in float32.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 
-from verl_adaptive.groups import Groups
+from verl_adaptive.config import AdaptiveConfig
+from verl_adaptive.groups import ROUNDING, Groups
 from verl_adaptive.ranges import Positive, Share
 from verl_adaptive.roles import Advantage
+
+if TYPE_CHECKING:
+    from verl_adaptive.policy import Policy
 
 EPSILON = 1e-6  # verl's, added to the standard deviation
 
@@ -50,6 +54,7 @@ class BetaPosterior(Advantage):
     estimator: ClassVar[str | None] = "adaptive_beta"
     # Penalties differ from rollout to rollout, so no group of them is one of equal rewards.
     takes_penalties: ClassVar[bool] = False
+    _of_rewards = True
 
     @dataclass
     class Config:
@@ -76,11 +81,14 @@ class BetaPosterior(Advantage):
         baseline: Literal["retained", "full"] = "retained"
         group_mean: bool = False
 
+    def check_policy(self, policy: Policy, config: AdaptiveConfig) -> None:
+        self._of_rewards = config.signal == "reward"  # adaptive.tolerance is of the signal
+
     def compute(self, reward: np.ndarray, group_of: np.ndarray, observed: Groups) -> np.ndarray:
         config = self.config
-        flat, mean, std = _moments(reward, group_of, len(observed), self.facts.tolerance)
+        flat, mean, std = self._moments(reward, group_of, observed)
         if config.baseline == "full":
-            flat, mean, std = _moments(observed.reward, observed.group_of, len(observed), self.facts.tolerance)
+            flat, mean, std = self._moments(observed.reward, observed.group_of, observed)
         out = reward - mean[group_of]
         if config.norm_by_std:
             out = out / (std[group_of] + EPSILON)
@@ -111,24 +119,25 @@ class BetaPosterior(Advantage):
         some = (self.config.variant == "off" or self.config.w_neg == 0) and not self.config.group_mean
         if some and trains.any():
             rows, home = np.flatnonzero(trains), groups.group_of[trains]
-            flat, _, _ = _moments(groups.reward[rows], home, len(groups), self.facts.tolerance)
+            flat, _, _ = self._moments(groups.reward[rows], home, groups)
             if self.config.baseline == "full":
-                flat = groups.degenerate(self.facts.tolerance, groups.reward)
+                flat, _, _ = self._moments(groups.reward, groups.group_of, groups)
             zero[rows] = flat[home] & (self.compute(groups.reward[rows], home, groups) == 0)
         return zero
 
-
-def _moments(
-    values: np.ndarray, group_of: np.ndarray, count: int, tolerance: float
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Per group: whether max − min is at most ``tolerance``, the mean, and the unbiased standard deviation."""
-    high, low = np.full(count, -np.inf), np.full(count, np.inf)
-    np.maximum.at(high, group_of, values)
-    np.minimum.at(low, group_of, values)
-    n = np.bincount(group_of, minlength=count)
-    mean = np.bincount(group_of, values, minlength=count) / np.maximum(n, 1)
-    square = np.bincount(group_of, (values - mean[group_of]) ** 2, minlength=count)
-    return high - low <= tolerance, mean, np.sqrt(square / np.maximum(n - 1, 1))
+    def _moments(
+        self, values: np.ndarray, group_of: np.ndarray, groups: Groups
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Per group: whether these rewards are equal, their mean, and their unbiased standard deviation."""
+        count = len(groups)
+        high, low = np.full(count, -np.inf), np.full(count, np.inf)
+        np.maximum.at(high, group_of, values)
+        np.minimum.at(low, group_of, values)
+        n = np.bincount(group_of, minlength=count)
+        mean = np.bincount(group_of, values, minlength=count) / np.maximum(n, 1)
+        square = np.bincount(group_of, (values - mean[group_of]) ** 2, minlength=count)
+        least = np.maximum(self.facts.tolerance * self._of_rewards, ROUNDING * np.maximum(np.abs(high), np.abs(low)))
+        return high - low <= least, mean, np.sqrt(square / np.maximum(n - 1, 1))
 
 
 def success_of(reward: np.ndarray, group_of: np.ndarray, observed: Groups) -> np.ndarray:

@@ -19,8 +19,8 @@ deviation √(v (1 − v)), which costs accuracy (docs/solo.md), and are at most
 batch's mean, divided by its deviation. Either is one number for all prompts, so Dr. GRPO's
 ``algorithm.norm_adv_by_std_in_grpo=false``, which is about a group's own deviation, has nothing to turn off here.
 
-*Equal rewards.* A difference of at most ``adaptive.tolerance`` or 1e-6 · |r| is 0: rewards that are equal up to rounding
-teach nothing.
+*Equal rewards.* A difference of at most 1e-6 of the reward, or of the scale at the beginning of the step of the review, is 0:
+rewards that are equal up to rounding teach nothing. ``adaptive.tolerance`` is of the signal, and does not enter here.
 
 *Rogue rewards.* What a reward adds to memory, scale and the others' baseline is at most 8 scales from the prompt's value, so
 one −10,000 costs one rollout and not the next hundred steps.
@@ -47,7 +47,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 
 from verl_adaptive.config import RunFacts, check
-from verl_adaptive.groups import Groups
+from verl_adaptive.groups import ROUNDING, Groups
 from verl_adaptive.progress import Progress
 from verl_adaptive.ranges import NonNegative, Positive, Range, Share
 from verl_adaptive.rng import Draw
@@ -55,9 +55,6 @@ from verl_adaptive.roles import Advantage
 from verl_adaptive.stats.running_mean import Memory
 from verl_adaptive.stats.scale import CLIP, RunningScale, others_mean, typical_distance, within
 from verl_adaptive.stats.table import Column, StatsTable
-
-#: Least difference, in sizes of the reward: float32 has a sixteenth of it.
-ROUNDING = 1e-6
 
 
 class MemoryBaseline(Advantage):
@@ -156,7 +153,8 @@ class MemoryBaseline(Advantage):
         shrink = self.config.shrink
         with np.errstate(invalid="ignore", divide="ignore"):
             off = reward - np.where(n > 1, (rest + shrink * value) / (n - 1 + shrink), value)
-            return np.where(np.abs(off) <= np.maximum(self.facts.tolerance, ROUNDING * np.abs(reward)), 0.0, off)
+        least = ROUNDING * np.maximum(np.abs(reward), self.col("scale")[groups.row][group_of])
+        return np.where(np.abs(off) <= least, 0.0, off)
 
     def _counted(
         self, reward: np.ndarray, group_of: np.ndarray, groups: Groups, centre: float, distance: float

@@ -143,6 +143,9 @@ class PilotCommit(PooledAllocator):
 
     def check_policy(self, policy: Policy, config: AdaptiveConfig) -> None:
         self._default_success = config.success == SuccessConfig()
+        prompts = getattr(policy.sampler.option("round"), "prompts", None)
+        hint = "adaptive/allocator=pilot_commit decides how many prompts a step pilots; set adaptive.allocator.factor instead"
+        check(prompts is None, "adaptive.sampler.round.prompts", prompts, hint)
 
     def bind(self, table: StatsTable, facts: RunFacts) -> None:
         super().bind(table, facts)

@@ -401,7 +401,7 @@ class OrderedEngine(Engine):
             return
         more = answers.more(allocator, "review", alive, self.progress)
         at = t.at(alive.submission)
-        more[(t.stage[at] + 1 >= self.config.max_rounds) | np.isin(alive.submission, self.tracker.cut)] = 0
+        more[np.isin(alive.submission, self.tracker.cut)] = 0
         if self.progress.cap is not None or self._step.pledged is not None:
             # Other groups were sent assuming that this is the most; a group that lost rollouts may want more.
             more = np.minimum(more, t.may[at])

@@ -108,9 +108,8 @@ def check_run(config: Any, adaptive: AdaptiveConfig, policy: Policy) -> None:
     )
     own = policy.advantage.estimator
     if own is not None:
-        check(
-            estimator
-            in (own, "grpo"),  # GRPO is what everybody's command line says: the preset's advantage replaces it
+        check(  # GRPO is what everybody's command line says, and ours what a preset does: the part that is chosen replaces it
+            estimator == "grpo" or str(estimator).startswith("adaptive_"),
             "algorithm.adv_estimator",
             estimator,
             f"adaptive/advantage={policy.advantage.name} brings its own estimator ({own}) in place of grpo: leave this one out"
@@ -135,7 +134,7 @@ def check_run(config: Any, adaptive: AdaptiveConfig, policy: Policy) -> None:
         or not config.algorithm.get("use_kl_in_reward", False)
         or own is not None
         or estimator not in GROUP_RELATIVE,
-        "adaptive.filter.keep_degenerate",
+        f"adaptive.filter.{'filters: aero.' * (policy.filter.option('filters') is not None)}keep_degenerate",
         1,
         f"leaves one rollout of a group, whose penalty (algorithm.use_kl_in_reward=true) {estimator} has no other to compare "
         "with: it would train on nothing; use 0, or 2 or more",
@@ -257,7 +256,11 @@ def _scores_by_itself() -> bool:
 def _check_fetch(config: Any, policy: Policy) -> None:
     """``data.gen_batch_size`` is how many prompts DAPO generates at a time; here the policy asks for prompts by itself."""
     fetch, batch = config.data.get("gen_batch_size", None), config.data.train_batch_size
-    first = mode_of(config) == "sync" and hasattr(policy.sampler.config, "round")
+    first = (
+        mode_of(config) == "sync"
+        and hasattr(policy.sampler.config, "round")
+        and not isinstance(policy.allocator, Commits)
+    )
     check(
         fetch in (None, 1, batch),
         "data.gen_batch_size",
@@ -316,15 +319,9 @@ def _check_group_size(n: int, estimator: str, adaptive: AdaptiveConfig, policy: 
     )
     check(  # of GROUP_RELATIVE the missing baseline is known (integration/rows.py)
         not policy.filter.may_leave_one or not advantage.centres or estimator in GROUP_RELATIVE,
-        "adaptive.filter.keep_degenerate",
+        f"adaptive.filter.{'filters: aero.' * (policy.filter.option('filters') is not None)}keep_degenerate",
         1,
         f"leaves one rollout of a group, which {estimator} would train on its bare reward; use 0, or 2 or more",
-    )
-    check(
-        adaptive.max_rounds > 1 or not isinstance(policy.allocator, Commits),
-        "adaptive.max_rounds",
-        adaptive.max_rounds,
-        f"adaptive/allocator={policy.allocator.name} begins with pilots and would commit none; use 2 or more",
     )
     step_shape(adaptive, 1, n, n)  # refuses sizes that do not fit
 
@@ -370,7 +367,8 @@ def _check_mode(config: Any, adaptive: AdaptiveConfig, policy: Policy) -> None:
 
 def _aborts(config: Any, policy: Policy) -> bool:
     """Whether steps end with requests in flight: always in the asynchronous modes, else where more is asked for than trains."""
-    return mode_of(config) != "sync" or not policy.filter.keeps_all or policy.allocator.tops_up
+    sized = getattr(policy.sampler.option("round"), "prompts", None) is not None
+    return mode_of(config) != "sync" or not policy.filter.keeps_all or policy.allocator.tops_up or sized
 
 
 def _check_servers(config: Any, policy: Policy) -> None:

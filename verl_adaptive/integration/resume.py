@@ -132,7 +132,7 @@ def resume_of(trainer: Any, plan: RunPlan) -> tuple[str, bool]:
         return f"resumes {checkpoint}, which has no statistics: they start {plan.begins}", False
     accepted = check_resume(checkpoint / FOLDER, manifest, plan)
     meta = manifest["meta"]
-    known = f"resumes {checkpoint} with its statistics (step {meta.get('step')}, {meta.get('policy')})"
+    known = f"resumes {checkpoint} with its statistics (step {meta.get('step')}, {meta.get('policy')}), if the data are the same"
     return "; ".join([known, *accepted]), True
 
 

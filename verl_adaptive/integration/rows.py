@@ -91,4 +91,4 @@ def alone(result: StepResult, role: Advantage, *, estimator: str, by_std: bool) 
         own = own * (n / np.maximum(n - 1, 1))[at]
     elif by_std:
         own = own / (np.sqrt(groups.sum(off**2) / np.maximum(n - 1, 1))[at] + EPSILON)
-    return at, np.where(groups.degenerate(0.0, groups.reward)[at], 0.0, own)
+    return at, np.where(groups.spread(groups.reward)[at] == 0, 0.0, own)

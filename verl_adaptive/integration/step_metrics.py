@@ -76,7 +76,6 @@ def step_metrics(
     clipped = groups.longest >= (max_response_length or np.inf)  # the limit is that of one output
     out["adaptive/response_length/generated_clip_ratio"] = float(clipped.mean()) if len(clipped) else 0.0
     out["adaptive/pass_rate/generated_mean"] = float(rate.mean()) if len(rate) else 0.0
-    out["adaptive/rounds_total"] = result.rounds
     out["adaptive/prompts/skipped_total"] = engine.skipped
     out["adaptive/prompts/epoch"] = engine.progress.epoch
     visited = _visited(engine)
@@ -86,6 +85,8 @@ def step_metrics(
     if isinstance(engine, AsyncEngine):
         out["adaptive/async/in_flight"] = len(engine.flight)
         out["adaptive/async/ready"] = len(engine.ready)
+    else:
+        out["adaptive/rounds_total"] = result.rounds
     lag = groups.lag[result.trained]
     out["adaptive/trained_lag_mean"] = float(lag.mean()) if len(lag) else 0.0
     out["adaptive/trained_lag_max"] = float(lag.max()) if len(lag) else 0.0

@@ -175,9 +175,8 @@ class AdaptiveMixin(MinibatchMixin):
         if result.note:
             logger.warning("%s", result.note)
         if self.engine.finished and self.global_steps < self.total_training_steps:
-            reason = (
-                "adaptive.total_rollouts is spent" if self.plan.adaptive.total_rollouts else "the sampler has finished"
-            )
+            finished = self.engine.policy.sampler.finished
+            reason = "the sampler has finished" if finished else "adaptive.total_rollouts is spent"
             logger.warning("training ends after step %d: %s", self.global_steps, reason)
             self._ended_early = True
             self.total_training_steps = self.global_steps

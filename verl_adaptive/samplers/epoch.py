@@ -27,5 +27,5 @@ class Epoch(SizedSampler):
     def bind(self, table, facts) -> None:
         super().bind(table, facts)
         prompts = self.config.round.prompts
-        hint = f"must be at least data.train_batch_size={facts.batch}"
+        hint = f"must be at least the {facts.batch} prompts of a step's batch"
         check(prompts is None or prompts >= facts.batch, "adaptive.sampler.round.prompts", prompts, hint)

@@ -12,6 +12,7 @@ import importlib.util
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -467,7 +468,7 @@ def _machine() -> dict[str, Any]:
 def _last(text: str) -> str:
     """The last line that says what went wrong."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    wrong = [line for line in lines if "Error" in line or "verl-adaptive:" in line]
+    wrong = [line for line in lines if re.search(r"(Error|Exception): |verl-adaptive:", line)]
     return (wrong or lines or ["nothing was said"])[-1][:400]
 
 
