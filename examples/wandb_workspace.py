@@ -20,7 +20,7 @@ ROLLOUTS = "adaptive/cumulative/rollouts_generated"
 SECTIONS: dict[str, dict[str, tuple[str, tuple[str, ...]]]] = {
     "Spending": {
         "Rollouts of a step": ("Step", ("adaptive/rollouts/generated_total", "adaptive/rollouts/trained_total")),
-        "Left out of training": ("Step", ("adaptive/rollouts/dropped_total", "adaptive/rollouts/surplus_total")),
+        "Left out of training": ("Step", ("adaptive/rollouts/dropped_total",)),
         "Tokens so far": ("Step", ("adaptive/cumulative/tokens_generated", "adaptive/cumulative/tokens_trained")),
         "Seconds of generation": ("Step", ("adaptive/time/generation", "adaptive/time/last_tenth")),
     },

@@ -36,7 +36,7 @@ def made_cell(preset: str, lr: float, seed: int, end: float, speed: float = 1.0,
         "curve": np.stack(counters, 1).tolist(),
         "by_start": [[5, 0.1, 0.2]] * 4,
         "steps": steps,
-        "rollouts": {"generated": 1000, "trained": 400, "surplus": 100, "held": 0, "dropped": {"all_wrong": 500}},
+        "rollouts": {"generated": 1000, "trained": 400, "held": 0, "dropped": {"all_wrong": 600}},
         "calibration": dict.fromkeys(
             ("visited", "history_bias", "history_error", "last_visit_bias", "last_visit_error"), 0.5
         ),

@@ -923,9 +923,8 @@ def test_an_async_step_accounts_for_every_rollout_and_no_prompt_is_in_flight_twi
             break
         result = arrivals.step(engine, step)
         account = result.ledger.rollouts
-        left = account.trained + account.dropped_in_all + account.surplus
+        left = account.trained + account.dropped_in_all
         assert account.generated + held == left + account.held
-        assert account.surplus == 0  # groups beyond the batch wait
         held, generated = account.held, generated + account.generated
         busy = np.concatenate([engine.flight.row, engine.ready.groups.row])
         assert len(np.unique(busy)) == len(busy)
@@ -1219,7 +1218,7 @@ def test_another_mode_refuses_what_is_in_flight_or_leaves_it_behind():
     assert ready and ready <= set(result.groups.submission[result.outcome == "gone"])
     assert other.table.col("visits").sum() == seen + len(result.groups) - len(ready)
     account = result.ledger.rollouts
-    assert account.generated + held == account.trained + account.dropped_in_all + account.surplus + account.held
+    assert account.generated + held == account.trained + account.dropped_in_all + account.held
 
 
 def test_prompts_that_left_the_data_set_are_not_topped_up():
@@ -1240,7 +1239,7 @@ def test_prompts_that_left_the_data_set_are_not_topped_up():
     assert not np.isin(again.flight.row, gone).any()
     arrivals.waiting = [g for g in arrivals.waiting if not np.isin(g.row, gone).any()]
     account = arrivals.step(again, 4).ledger.rollouts
-    assert account.generated + held == account.trained + account.dropped_in_all + account.surplus + account.held
+    assert account.generated + held == account.trained + account.dropped_in_all + account.held
 
 
 @pytest.mark.parametrize("refill", [False, True])

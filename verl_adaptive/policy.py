@@ -31,7 +31,7 @@ from verl_adaptive.stats.table import StatsTable
 
 #: What becomes of groups and rollouts, in the engine's words; a filter's reasons are others.
 OUTCOMES = (
-    *("trained", "surplus", "failed", "lost", "zero_advantage"),
+    *("trained", "failed", "lost", "zero_advantage"),
     *("aborted", "expired", "stale", "gone", "incomplete"),
 )
 

@@ -156,7 +156,7 @@ def metrics(step: int, **other: float) -> dict:
     made = dict.fromkeys(verdicts.METRICS, 1.0) | {"training/global_step": step}
     for unit in ("rollouts", "tokens"):
         own = {"generated_total": 10, "trained_total": 6, "dropped_total": 4, "dropped_total/informative": 4}
-        made |= {f"adaptive/{unit}/{k}": v for k, v in {**own, "surplus_total": 0, "held": 0}.items()}
+        made |= {f"adaptive/{unit}/{k}": v for k, v in {**own, "held": 0}.items()}
         made[f"adaptive/cumulative/{unit}_generated"] = 10 * step
     return {**made, **other}
 

@@ -55,7 +55,7 @@ def went_on(first: ProcessRun, second: ProcessRun, steps: int) -> tuple[ProcessR
     assert [int(m["training/global_step"]) for m in second.steps] == list(range(saved + 1, steps + 1))
     account = second.steps[0]
     held = sum(len(before["stream"][name]["reward"]) for name in ("open", "ready"))
-    out = sum(account[f"adaptive/rollouts/{k}"] for k in ("trained_total", "dropped_total", "surplus_total", "held"))
+    out = sum(account[f"adaptive/rollouts/{k}"] for k in ("trained_total", "dropped_total", "held"))
     assert account["adaptive/rollouts/generated_total"] + held == out
     replays(second, steps)
     observed_once(second, steps)

@@ -202,7 +202,7 @@ def test_kill_and_resume(usual):
     assert f"resumed at step {saved}: {known} prompts known" in second.log
     assert [int(m["training/global_step"]) for m in second.steps] == list(range(saved + 1, 7))
     step = second.steps[0]
-    out = sum(step[f"adaptive/rollouts/{k}"] for k in ("trained_total", "dropped_total", "surplus_total", "held"))
+    out = sum(step[f"adaptive/rollouts/{k}"] for k in ("trained_total", "dropped_total", "held"))
     assert step["adaptive/rollouts/generated_total"] + len(state["engine"]["held"]["reward"]) == out
     after, end, _ = read_snapshot(checkpoints / "global_step_6" / "adaptive")
     fresh = sum(second.series("adaptive/groups/finished_total"))

@@ -41,7 +41,6 @@ def test_every_step_has_a_line(caplog) -> None:
         assert line.startswith(
             f"step {step}/{engine.facts.steps}: {len(result.groups)} groups: {informative} informative, {result.trained.sum()} train"
         )
-        assert metrics["adaptive/groups/surplus_total"] == (result.outcome == "surplus").sum()
         assert informative == round(metrics["adaptive/groups/informative_share"] * len(result.groups))
         assert f"| {rollouts.generated} rollouts, {rollouts.trained / rollouts.generated:.0%} trained | " in line
         assert line.endswith(f"epoch {engine.progress.epoch:.2f}") and "\n" not in line and len(line) < 160
@@ -71,7 +70,7 @@ def test_a_warm_start_visits_nothing() -> None:
 
 
 def test_a_step_without_rollouts_has_a_line() -> None:
-    names = ("groups/trained_total", "groups/finished_total", "groups/informative_total", "groups/surplus_total")
+    names = ("groups/trained_total", "groups/finished_total", "groups/informative_total")
     names += ("pass_rate/generated_mean",)
     names += ("rollouts/generated_total", "rollouts/trained_total", "rounds_total", "prompts/epoch")
     line = step_metrics.progress_line({f"adaptive/{name}": 0.0 for name in names}, 3, None)
@@ -79,7 +78,7 @@ def test_a_step_without_rollouts_has_a_line() -> None:
 
 
 def test_groups_of_one_are_prompts_and_not_called_uninformative() -> None:
-    counts = {"finished": 128.0, "informative": 0.0, "trained": 128.0, "surplus": 0.0}
+    counts = {"finished": 128.0, "informative": 0.0, "trained": 128.0}
     metrics = {f"adaptive/groups/{name}_total": count for name, count in counts.items()}
     assert (
         step_metrics._groups({**metrics, "adaptive/rollouts/generated_total": 128.0})

@@ -170,7 +170,7 @@ def test_steps_add_up_and_replay(clean, preset, fail, stream, tmp_path):
     for _ in range(5):
         result = one_step(session)
         account = result.ledger.rollouts
-        out = account.trained + account.dropped_in_all + account.surplus + account.held
+        out = account.trained + account.dropped_in_all + account.held
         assert account.generated + held == out
         held, generated, closed = account.held, generated + account.generated, closed + len(result.groups)
         nothing_but_open_groups_is_left(session)
@@ -234,7 +234,7 @@ def test_a_restart_loses_and_repeats_nothing(clean, preset, stream):
         assert step == (other.step if submission in first_requests else born[submission])
     other.step = session.step
     account = one_step(other).ledger.rollouts
-    assert account.generated + held == account.trained + account.dropped_in_all + account.surplus + account.held
+    assert account.generated + held == account.trained + account.dropped_in_all + account.held
     tq.kv_clear(keys=["late"], partition_id="train")
     for _ in range(2):
         one_step(other)

@@ -307,7 +307,6 @@ def _account(ledger: dict[str, Any]) -> str:
     dropped = ", ".join(f"{number(amount)} {reason}" for reason, amount in ledger["dropped"].items())
     parts = [f"{number(whole)} rollouts: {number(ledger['trained'])} trained ({share(ledger['trained'], whole)})"]
     parts.append(f"dropped {dropped or 'none'}")
-    parts.append(f"{number(ledger['surplus'])} surplus")
     if ledger["held"]:
         parts.append(f"{number(ledger['held'])} held")
     return ", ".join(parts)

@@ -230,11 +230,7 @@ class GroupTracker:
         in_batch = groups.rollout_mask(result.trained)
         ledger.drop(self.policy.filter.rollout_reason, tokens[in_batch & ~result.trains & ~result.zero_row])
         for reason in sorted(set(result.outcome.tolist()) - {"trained"}):
-            lost = tokens[groups.rollout_mask(result.outcome == reason)]
-            if reason == "surplus":
-                ledger.rollouts.surplus, ledger.tokens.surplus = len(lost), int(lost.sum())
-            else:
-                ledger.drop(reason, lost)
+            ledger.drop(reason, tokens[groups.rollout_mask(result.outcome == reason)])
         self.total.add(ledger)
 
     def shortage(self, kept: int, rounds: int) -> str:

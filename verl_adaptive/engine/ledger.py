@@ -2,7 +2,7 @@
 
 Per step and in total, in rollouts and in tokens:
 
-    generated + held before = trained + dropped (by reason) + surplus + held after
+    generated + held before = trained + dropped (by reason) + held after
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ class Account:
         generated: came back, with a reward that can be used or without.
         trained: rows given to the optimizer.
         dropped: left out, by reason.
-        surplus: good groups beyond the batch.
         held: waiting for a later step.
     """
 
@@ -31,7 +30,6 @@ class Account:
     generated: int = 0
     trained: int = 0
     dropped: dict[str, int] = field(default_factory=dict)
-    surplus: int = 0
     held: int = 0
 
     def drop(self, reason: str, amount: int) -> None:
@@ -44,7 +42,6 @@ class Account:
         self.planned += other.planned
         self.generated += other.generated
         self.trained += other.trained
-        self.surplus += other.surplus
         self.held = other.held
         for reason, amount in other.dropped.items():
             self.drop(reason, amount)
@@ -56,7 +53,7 @@ class Account:
 
     def balanced(self, held_before: int = 0) -> bool:
         """Whether the account adds up."""
-        out = self.trained + self.dropped_in_all + self.surplus + self.held
+        out = self.trained + self.dropped_in_all + self.held
         return self.generated + held_before == out
 
     def as_dict(self) -> dict[str, Any]:

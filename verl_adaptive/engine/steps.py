@@ -134,7 +134,7 @@ class StepResult:
 
     Attributes:
         groups: every group closed in the step, in submission order.
-        outcome: per group, ``trained``, ``surplus``, ``failed`` or the filter's reason.
+        outcome: per group, ``trained``, ``failed`` or the filter's reason.
         trains: bool ``(R,)``: rollouts whose rows go to the optimizer.
         zero_row: bool ``(R,)``: rollouts of trained groups left out because their advantage is exactly zero; they stay in
             every loss denominator.

@@ -52,7 +52,6 @@ def step_metrics(
     for unit, account in (("rollouts", ledger.rollouts), ("tokens", ledger.tokens)):
         out[f"adaptive/{unit}/generated_total"] = account.generated
         out[f"adaptive/{unit}/trained_total"] = account.trained
-        out[f"adaptive/{unit}/surplus_total"] = account.surplus
         out[f"adaptive/{unit}/dropped_total"] = account.dropped_in_all
         out[f"adaptive/{unit}/held"] = account.held
         for reason, amount in account.dropped.items():
@@ -65,7 +64,6 @@ def step_metrics(
     out["adaptive/groups/finished_total"] = len(groups)
     out["adaptive/groups/trained_total"] = int(result.trained.sum())
     out["adaptive/groups/failed_total"] = int(groups.failed.sum())
-    out["adaptive/groups/surplus_total"] = int((result.outcome == "surplus").sum())
     out["adaptive/groups/informative_total"] = int((usable & ~flat).sum())
     out["adaptive/groups/informative_share"] = 1.0 - float(flat.sum()) / seen
     out["adaptive/groups/all_correct_share"] = float((kind > 0).sum()) / seen
@@ -114,10 +112,10 @@ def progress_line(metrics: dict[str, float], step: int, steps: int | None) -> st
 
     Example:
         >>> progress_line({"adaptive/groups/trained_total": 256.0, "adaptive/groups/finished_total": 402.0,
-        ...     "adaptive/groups/informative_total": 262.0, "adaptive/groups/surplus_total": 6.0,
+        ...     "adaptive/groups/informative_total": 262.0,
         ...     "adaptive/rollouts/generated_total": 3216.0, "adaptive/rollouts/trained_total": 2048.0,
         ...     "adaptive/pass_rate/generated_mean": 0.407, "adaptive/prompts/epoch": 0.83}, 12, 1001)
-        'step 12/1001: 402 groups: 262 informative, 256 train, 6 left over | 3,216 rollouts, 64% trained \
+        'step 12/1001: 402 groups: 262 informative, 256 train | 3,216 rollouts, 64% trained \
 | pass rate 0.41, epoch 0.83'
     """
 
@@ -135,13 +133,14 @@ def progress_line(metrics: dict[str, float], step: int, steps: int | None) -> st
 
 def _groups(metrics: Mapping[str, float]) -> str:
     """What became of a step's groups, in words; a group of one is a prompt, and never informative by itself."""
-    names = ("finished", "informative", "trained", "surplus")
-    finished, informative, trained, left = (metrics[f"adaptive/groups/{name}_total"] for name in names)
+    finished, informative, trained = (
+        metrics[f"adaptive/groups/{name}_total"] for name in ("finished", "informative", "trained")
+    )
     words = f"{finished:,.0f} groups: {informative:,.0f} informative"
     if finished and metrics["adaptive/rollouts/generated_total"] == finished:
         words = f"{finished:,.0f} prompts of one rollout"
     train = "all train" if finished and trained == finished else f"{trained:,.0f} train"
-    return f"{words}, {train}{f', {left:,.0f} left over' if left else ''}"
+    return f"{words}, {train}"
 
 
 def _waiting(metrics: Mapping[str, float]) -> str:

@@ -247,7 +247,7 @@ def _of_steps(
     ):
         ledger, scalars = ledger_of(ledger_text), scalars_of(scalars_text)
         account = ledger.get("step", {}).get("rollouts", {})
-        where = {"trained": account.get("trained", 0), "surplus": account.get("surplus", 0)}
+        where = {"trained": account.get("trained", 0)}
         where |= {f"dropped: {reason}": amount for reason, amount in account.get("dropped", {}).items()}
         for name, amount in where.items():
             rollouts.setdefault(name, np.zeros(bins))[at] += amount

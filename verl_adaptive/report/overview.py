@@ -36,7 +36,7 @@ def ledger_of(text: str) -> dict[str, dict[str, Any]]:
     """
 
     def account(value: Any) -> dict[str, Any]:
-        numbers = {name: value.get(name, 0) for name in ("generated", "trained", "surplus", "held")}
+        numbers = {name: value.get(name, 0) for name in ("generated", "trained", "held")}
         dropped = {str(reason): amount for reason, amount in value.get("dropped", {}).items()}
         for amount in (*numbers.values(), *dropped.values()):
             if not isinstance(amount, int) or not 0 <= amount < 2**63:

@@ -240,7 +240,6 @@ def _ledger_rows(facts: dict[str, Any]) -> list[tuple[str, int, int]]:
         ("trained", rollouts["trained"], tokens["trained"]),
     ]
     rows += [(f"dropped: {name}", n, tokens["dropped"].get(name, 0)) for name, n in rollouts["dropped"].items()]
-    rows.append(("surplus", rollouts["surplus"], tokens["surplus"]))
     if rollouts["held"]:
         rows.append(("held for a later step", rollouts["held"], tokens["held"]))
     return rows

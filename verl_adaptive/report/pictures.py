@@ -180,12 +180,9 @@ def _course(history: History) -> dict[str, Any]:
     series = [Series(name, smooth(share[:, i], groups, wide), _COLORS[name]) for i, name in enumerate(CLASSES)]
     title = "Share of finished groups by difficulty, over steps"
     out["difficulty"] = figures.stacked(title, step, series, ("step", "share of finished groups"), percent=True)
-    names = sorted(history.rollouts, key=lambda name: (name != "trained", name == "surplus", name))
+    names = sorted(history.rollouts, key=lambda name: (name != "trained", name))
     dropped = iter([f"var(--c{i})" for i in (2, 4, 7, 5, 8, 6, 3)] * 3)
-    colors = {
-        name: "var(--c1)" if name == "trained" else "var(--grey)" if name == "surplus" else next(dropped)
-        for name in names
-    }
+    colors = {name: "var(--c1)" if name == "trained" else next(dropped) for name in names}
     steps = history.steps.astype(np.float64)
     series = [Series(name, smooth(history.rollouts[name] / steps, steps, wide), colors[name]) for name in names]
     out["fate"] = figures.stacked("Where rollouts went, over steps", step, series, ("step", "rollouts a step"))

@@ -224,7 +224,6 @@ def summarise(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             entry[key], entry[f"{key}_half"] = _mean(values)
         for reason in sorted({r for run in runs.values() for r in run["dropped"]}):
             entry[f"dropped_{reason}"] = float(np.mean([r["dropped"].get(reason, 0) for r in runs.values()]))
-        entry["dropped_surplus"] = float(np.mean([r["surplus"] for r in runs.values()]))
         for key in ("signal", "pool_end"):
             entry[f"efficiency_{key}"], entry[f"efficiency_{key}_half"] = _efficiency(by, preset, key)
         entry["compute_ratio"], entry["compute_ratio_half"] = _ratio(by, preset, "compute")

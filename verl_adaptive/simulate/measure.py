@@ -114,7 +114,6 @@ class Measure:
             "rounds": self.rounds,
             "generated": rollouts.generated,
             "trained": rollouts.trained,
-            "surplus": rollouts.surplus,
             "held": rollouts.held,
             "dropped": dict(sorted(rollouts.dropped.items())),
             "skipped_prompts": self.skipped,

@@ -149,11 +149,8 @@ class VerlFilter:
         return sent
 
     def _account(self, groups: Groups, outcome: np.ndarray) -> None:
-        for name in ("trained", "surplus", "no_variance"):
-            tokens = groups.tokens[groups.rollout_mask(outcome == name)]
-            if name == "no_variance":
-                self.ledger.drop(name, tokens)
-            else:
-                setattr(self.ledger.rollouts, name, len(tokens))
-                setattr(self.ledger.tokens, name, int(tokens.sum()))
+        trained = groups.tokens[groups.rollout_mask(outcome == "trained")]
+        self.ledger.rollouts.trained, self.ledger.tokens.trained = len(trained), int(trained.sum())
+        for name in ("surplus", "no_variance"):
+            self.ledger.drop(name, groups.tokens[groups.rollout_mask(outcome == name)])
         self.total.add(self.ledger)

@@ -15,7 +15,7 @@ METRICS = (
 
 
 def imbalance(run: ProcessRun, before: dict | None = None) -> list[str]:
-    """Where generated + held before = trained + dropped + surplus + held after fails, in rollouts and in tokens.
+    """Where generated + held before = trained + dropped + held after fails, in rollouts and in tokens.
 
     Args:
         run: with at least one step.
@@ -30,7 +30,7 @@ def imbalance(run: ProcessRun, before: dict | None = None) -> list[str]:
             dropped = sum(v for k, v in m.items() if k.startswith(f"{name}dropped_total/"))
             if dropped != m[f"{name}dropped_total"]:
                 found.append(f"step {step}: {m[f'{name}dropped_total']:g} {unit} dropped, {dropped:g} with a reason")
-            out = m[f"{name}trained_total"] + dropped + m[f"{name}surplus_total"] + m[f"{name}held"]
+            out = m[f"{name}trained_total"] + dropped + m[f"{name}held"]
             if m[f"{name}generated_total"] + held != out:
                 came = m[f"{name}generated_total"] + held
                 found.append(f"step {step}: {came:g} {unit} generated or held, {out:g} accounted for")
@@ -60,13 +60,10 @@ def differences(run: ProcessRun, steps: int | None = None) -> list[str]:
         return [*found, f"{len(ledgers)} steps were recorded, {len(metrics)} were logged"]
     for ledger, (step, m) in zip(ledgers, metrics.items(), strict=True):
         for unit, account in (("rollouts", ledger.rollouts), ("tokens", ledger.tokens)):
-            counts = [m[f"adaptive/{unit}/{k}"] for k in ("generated_total", "trained_total", "surplus_total", "held")]
+            counts = [m[f"adaptive/{unit}/{k}"] for k in ("generated_total", "trained_total", "held")]
             prefix = f"adaptive/{unit}/dropped_total/"
             dropped = {k.removeprefix(prefix): v for k, v in m.items() if k.startswith(prefix)}
-            if (
-                counts != [account.generated, account.trained, account.surplus, account.held]
-                or dropped != account.dropped
-            ):
+            if counts != [account.generated, account.trained, account.held] or dropped != account.dropped:
                 found.append(f"step {step}: the replay counts other {unit}")
     if steps is not None and sum(report.steps for report in reports) < steps:
         found.append(f"{sum(report.steps for report in reports)} steps are on record, {steps} were made")
