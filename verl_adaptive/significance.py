@@ -12,7 +12,7 @@ import numpy as np
 
 #: The normal distribution's two-sided 95 % quantile.
 _NORMAL95 = 1.96
-#: Two-sided 95 % quantiles of Student's t, by degrees of freedom from 1; the normal one beyond.
+#: Two-sided 95 % quantiles of Student's t, by degrees of freedom from 1; beyond, the normal one and two terms in 1/df.
 _T95 = (
     *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
     *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
@@ -22,7 +22,8 @@ LEAST_SEEDS = 3
 
 def t95(count: int) -> float:
     """Student's t at 95 % for ``count`` values, at least 2."""
-    return _T95[count - 2] if count - 2 < len(_T95) else _NORMAL95
+    freedom = count - 1
+    return _T95[freedom - 1] if freedom <= len(_T95) else _NORMAL95 + 2.372 / freedom + 2.82 / freedom**2
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:

@@ -73,6 +73,44 @@ def test_what_cannot_be_paired_is_said(arms, call, tmp_path) -> None:
     assert "blind/adaptive has no validation: give every run a trainer.test_freq" in " ".join(said.split())
 
 
+def test_whole_runs_need_a_share_of_what_the_first_arm_spent(arms, call) -> None:
+    """The longer arm comes first: it needs its own whole cost for its own end, and no more."""
+    words = ("compare", f"solo={arms}/solo-s*", f"grpo={arms}/grpo-s*", "--json", "--whole")
+    assert [arm["share"] for arm in json.loads(call(*words)[1])["arms"]] == [1.0, None]
+
+
+def test_the_final_values_are_those_of_the_seeds_that_are_compared(arms, call, tmp_path) -> None:
+    """A seed that only one arm has, with other luck, would put the column "final" against the difference."""
+    for seed in GAINS:
+        (tmp_path / f"solo-s{seed}").symlink_to(arms / f"solo-s{seed}")
+    make_run(tmp_path / "solo-s9", run_id="p/solo-s9", steps=20, seed=9, snapshot=False, validate=lambda s: 0.05)
+    out = call("compare", f"grpo={arms}/grpo-s*", f"solo={tmp_path}/solo-s*")[1]
+    (row,) = (line.split() for line in out.splitlines() if line.split()[:1] == ["solo"])
+    assert row[1] == "3" and float(row[2]) > 0.5 and float(row[3]) > 0
+
+
+def test_single_runs_have_no_seed_and_ten_arms_have_a_colour_each(arms, call, tmp_path) -> None:
+    page, curves = tmp_path / "ten.html", tmp_path / "ten.csv"
+    words = [f"{name}={arms}/grpo-s1" for name in "abcdefghij"]
+    assert call("compare", *words, "--by", "tokens", "--plot", page, "--csv", curves)[0] == 0
+    said = page.read_text()
+    assert "seed 0" not in said and "tokens needed" in said and "var(--c9)" not in said
+    assert {row["seed"] for row in csv.DictReader(curves.open())} == {""}
+
+
+def test_why_two_runs_are_not_compared_by_validation_is_said(arms, call, tmp_path) -> None:
+    make_run(tmp_path / "blind", run_id="p/blind", steps=5, snapshot=False)
+    err = " ".join(call("compare", arms / "grpo-s1", tmp_path / "blind")[2].split())
+    assert "not compared by validation" in err and "blind/adaptive has no validation" in err
+
+
+def test_students_t_goes_on_beyond_its_table() -> None:
+    from verl_adaptive.significance import t95
+
+    found = [t95(count) for count in (21, 22, 31, 61, 121)]
+    assert found == pytest.approx([2.086, 2.0796, 2.0423, 2.0003, 1.9799], abs=1e-3)
+
+
 def test_a_seed_of_its_own_is_left_out_and_a_curve_that_never_gets_there_counts() -> None:
     def trial(seed: int, *values: float) -> Trial:
         return Trial(seed, np.arange(len(values)) * 100.0, np.array(values))
@@ -104,7 +142,7 @@ def test_two_runs_are_compared_by_their_prompts(finished, tmp_path, call) -> Non
     words = ("compare", finished.folder, tmp_path / "other", "--whole", "--visits", "1")
     status, out, err = call(*words, "--json")
     found = json.loads(out)
-    assert status == 0 and err == ""
+    assert status == 0 and err.startswith("not compared by validation: ")
     mine, theirs = finished.engine.table, found["matched"]
     assert theirs["prompts"] + theirs["only_a"] == (mine.col("visits") > 0).sum()
     assert theirs["better_in_b"] + theirs["worse_in_b"] <= theirs["prompts"] <= 40

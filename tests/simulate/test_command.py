@@ -136,6 +136,7 @@ def row(preset: str, seed: int, gain: float, **more) -> dict:
     return {
         "preset": preset,
         "seed": seed,
+        "learns": True,
         "pool_start": 0.3,
         "pool_end": 0.3 + gain,
         "signal": 0.5,
@@ -166,6 +167,13 @@ def test_the_sentence_says_no_more_than_the_seeds(gains, says) -> None:
     rows += [row("grpo", s, 0.1) for s in range(3)] + [row("oracle_best", s, 0.9) for s in range(3)]
     name, found = merits(rows)
     assert says in answer(name, found)
+
+
+def test_pass_rates_that_rise_whatever_trains_are_no_merit() -> None:
+    """A trace's do, and the preset of the longest course was recommended."""
+    rows = [row(p, s, g, learns=False, signal=v) for p, g, v in (("a", 0.9, 0.4), ("grpo", 0.1, 0.8)) for s in range(3)]
+    name, found = merits(rows)
+    assert name == "signal a rollout" and found["a"].value == 0.5
 
 
 def test_a_run_that_would_end_with_an_error_is_not_the_one_to_take(call) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 import os
 from typing import Any
 
@@ -30,16 +29,6 @@ def condition(text: str) -> str:
     return text
 
 
-def _tolerance(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
-    if not (math.isfinite(value) and value >= 0):
-        raise argparse.ArgumentTypeError(f"{text} must be finite and 0 or greater")
-    return value
-
-
 def _media_key(text: str) -> tuple[str, str]:
     kind, _, name = text.partition("=")
     if kind not in _MEDIA or not name:
@@ -53,13 +42,6 @@ def _media_key(text: str) -> tuple[str, str]:
 def add_store_options(parser: argparse.ArgumentParser) -> None:
     """How to read a store."""
     reading = parser.add_argument_group("how the store is read")
-    reading.add_argument(
-        "--tolerance",
-        metavar="X",
-        type=_tolerance,
-        help="a group has no variance if its signals differ by at most this: --tolerance 0.01 (default: the run's "
-        "adaptive.tolerance, where the store says it, or 1e-6)",
-    )
     reading.add_argument(
         "--prompt-key",
         metavar="NAME",
@@ -80,13 +62,8 @@ def add_store_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def how_read(args: argparse.Namespace) -> dict[str, Any]:
-    """What the options of :func:`add_store_options` say to ``open_run``."""
-    return {"tolerance": args.tolerance, **how_identified(args)}
-
-
 def how_identified(args: argparse.Namespace) -> dict[str, Any]:
-    """What the same options say of a prompt's identity in a data set."""
+    """What the options of :func:`add_store_options` say of a prompt's identity, to ``open_run`` and to data sets."""
     return {"prompt_key": args.prompt_key, "id_key": args.id_key, "media_keys": dict(args.media_key)}
 
 

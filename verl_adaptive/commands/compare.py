@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from verl_adaptive.commands.arguments import add_json_option, add_store_options, count, how_read, refuse_overwrite
+from verl_adaptive.commands.arguments import add_json_option, add_store_options, count, how_identified, refuse_overwrite
 from verl_adaptive.commands.export import write_pages
 from verl_adaptive.commands.output import console, key_digits, note, note_gaps, number, print_json, share, table
 from verl_adaptive.errors import AdaptiveError, UsageError, lacks_extra
@@ -86,9 +86,10 @@ def run(args: argparse.Namespace) -> int:
     pair = [runs[0] for runs in arms.values()] if len(arms) == 2 == sum(map(len, arms.values())) else []
     try:
         trials = read(arms, args.by)
-    except AdaptiveError:
+    except AdaptiveError as error:
         if not pair or args.plot or args.csv:
             raise
+        note(f"not compared by validation: {error}")
         trials = None  # their prompts are compared
     found: dict[str, Any] = {}
     if trials is not None:
@@ -113,12 +114,11 @@ def run(args: argparse.Namespace) -> int:
         note(f"{args.csv} written")
     if trials is not None and args.plot:
         try:
-            labels = COSTS[args.by], trials.metric
             if args.plot.lower().endswith(".html"):
-                page = _page(trials, results, said, labels).encode("utf-8", "backslashreplace")
+                page = _page(trials, results, said, args.by).encode("utf-8", "backslashreplace")
                 write_file(Path(args.plot), lambda file: file.write(page))
             else:
-                plot(trials.arms, labels, Path(args.plot))
+                plot(trials.arms, (COSTS[args.by], trials.metric), Path(args.plot))
         except ModuleNotFoundError as error:
             raise lacks_extra("a plot", error, "plot") from None
         note(f"{args.plot} written")
@@ -128,7 +128,7 @@ def run(args: argparse.Namespace) -> int:
 def _arms(args: argparse.Namespace) -> dict[str, list[Run]]:
     """Name → runs of each arm."""
     words = [(word, None if os.path.exists(word) else re.fullmatch(r"([^=/]+)=(.+)", word)) for word in args.arms]
-    found = [open_runs(match[2] if match else word, **how_read(args)) for word, match in words]
+    found = [open_runs(match[2] if match else word, **how_identified(args)) for word, match in words]
     if len(found) == 1 and len(found[0]) == 2 and words[0][1] is None:
         return {f"{letter} ({run.name or run.source})": [run] for letter, run in zip("AB", found[0], strict=True)}
     names = [
@@ -188,7 +188,7 @@ def _rows(results: Sequence[Outcome], trials: Trials, by: str) -> tuple[list[str
         needed = "never" if told["share"] is None else f"{told['share']:.0%}"
         paid = {name: float(np.mean([points[name][-1] for points in trials.spent[one.name]])) for name in COSTS}
         costs = [span(value) if name == "hours" else number(round(value)) for name, value in paid.items()]
-        rows.append((one.name, str(len(one.finals)), f"{one.mean:.3f}", gap, needed, *costs))
+        rows.append((one.name, str(len(one.gains or one.finals)), f"{one.mean:.3f}", gap, needed, *costs))
     return ["arm", "seeds", "final", "difference", f"{by} needed", *COSTS], rows
 
 
@@ -208,7 +208,8 @@ def _write_curves(trials: Trials, path: str) -> None:
     for name, found in trials.arms.items():
         for trial, points in zip(found, trials.spent[name], strict=True):
             size = len(trial.value)
-            values: dict[str, Any] = {"arm": [name] * size, "seed": [trial.seed] * size, **points, "value": trial.value}
+            seed = trial.seed if len(found) > 1 else None
+            values: dict[str, Any] = {"arm": [name] * size, "seed": [seed] * size, **points, "value": trial.value}
             for column, value in values.items():
                 columns[column] += list(value)
     write_pages(path, ".csv", iter([pa.table(columns)]))
@@ -224,35 +225,35 @@ def page_of_runs(runs: Sequence[Run]) -> str:
     trials = read(arms)
     results = outcomes(trials.arms)
     said = f"{trials.metric}: {_over_prompts(trials, results) or sentence(results, 'rollouts')}"
-    return _page(trials, results, said, (COSTS["rollouts"], trials.metric))
+    return _page(trials, results, said, "rollouts")
 
 
-def _page(trials: Trials, results: Sequence[Outcome], said: str, labels: tuple[str, str]) -> str:
+def _page(trials: Trials, results: Sequence[Outcome], said: str, by: str) -> str:
     """One page that needs no network: what is said, the table, the curves."""
-    from verl_adaptive.report.figures import DASHES, Series, lines
+    from verl_adaptive.report.figures import COLORS, DASHES, Series, lines
     from verl_adaptive.report.page import environment, policy_of
 
     series = []
     for place, (name, found) in enumerate(trials.arms.items(), 1):
         series += [
             Series(
-                f"{name}, seed {trial.seed}",
+                f"{name}, seed {trial.seed}" if len(found) > 1 else name,
                 trial.value,
-                f"var(--c{place})",
+                f"var(--c{(place - 1) % COLORS + 1})",
                 trial.cost,
                 dash=DASHES[0] if at else "",
                 key="" if at else name,
             )
             for at, trial in enumerate(found)
         ]
-    heads, rows = _rows(results, trials, labels[0].split()[0])
+    heads, rows = _rows(results, trials, by)
     return environment().get_template("arms.html.j2").render(
         policy=policy_of(False),
         title=clean(" · ".join(trials.arms)),
         said=clean(said),
         heads=heads,
         rows=rows,
-        chart=lines(trials.metric, np.zeros(0), series, labels, from_zero=False),
+        chart=lines(trials.metric, np.zeros(0), series, (COSTS[by], trials.metric), from_zero=False),
     )  # fmt: skip
 
 
@@ -265,7 +266,7 @@ def _prompts(pair: Sequence[Run], args: argparse.Namespace) -> dict[str, Any]:
 
     runs, facts = cut_at_common(pair, whole=args.whole)
     found = matched(runs[0].prompts, runs[1].prompts, args.limit, args.visits)
-    said = "The runs have no prompts in common, and no validation."
+    said = f"No prompt was visited by both at least {args.visits} times."
     if found["prompts"]:
         gap, error = found["mean_rate_b"] - found["mean_rate_a"], found["standard_error"]
         half = told = ""

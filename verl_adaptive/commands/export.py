@@ -31,7 +31,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow import csv
 
-from verl_adaptive.commands.arguments import add_store_options, condition, how_identified, how_read, refuse_overwrite
+from verl_adaptive.commands.arguments import add_store_options, condition, how_identified, refuse_overwrite
 from verl_adaptive.commands.output import note, note_gaps, number, plain, share
 from verl_adaptive.errors import AdaptiveError, UsageError
 from verl_adaptive.stats import open_run
@@ -88,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
             raise AdaptiveError(f"{args.out} is what is read; name another file")
     if args.data is not None:
         open_parquet(args.data).close()
-    opened, said = open_run(args.store, **how_read(args)), ""
+    opened, said = open_run(args.store, **how_identified(args)), ""
     note_gaps(opened)
     if args.what != "prompts" and not opened.has_course:
         raise AdaptiveError(f"{opened.where} is a {opened.kind}: it has prompts, but no {args.what}")

@@ -23,7 +23,6 @@ from verl_adaptive.commands.arguments import (
     add_tries_option,
     count,
     how_identified,
-    how_read,
     refuse_overwrite,
 )
 from verl_adaptive.commands.output import note
@@ -129,8 +128,8 @@ def run(args: argparse.Namespace) -> int:
         args.store, args.rollouts = args.rollouts, None
     refuse_overwrite(args.out, True)
     _refuse_other_files(args.out)
-    opened = open_run(args.store, **how_read(args))
-    others = [] if args.against is None else open_runs(args.against, **how_read(args))
+    opened = open_run(args.store, **how_identified(args))
+    others = [] if args.against is None else open_runs(args.against, **how_identified(args))
     against = [run for run in others if len(others) == 1 or run.where != opened.where]
     collected = collected_of(args, opened, against)
     page = render(collected, title=args.title)

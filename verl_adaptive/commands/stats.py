@@ -33,9 +33,8 @@ from verl_adaptive.commands.arguments import (
     condition,
     count,
     how_identified,
-    how_read,
 )
-from verl_adaptive.commands.output import console, facts, key_digits, number, print_json, share, table
+from verl_adaptive.commands.output import console, facts, key_digits, note, number, print_json, share, table
 from verl_adaptive.errors import AdaptiveError, UsageError
 from verl_adaptive.report.judge import FLIPPING, never_solved
 from verl_adaptive.report.overview import overview
@@ -109,13 +108,19 @@ def _watch(args: argparse.Namespace, wanted: Any) -> int:
 
 
 def _once(args: argparse.Namespace, wanted: Any) -> int:
-    runs = open_runs(args.store, **how_read(args))
+    runs = open_runs(args.store, **how_identified(args))
     if args.runs or len(runs) > 1:
-        if wanted is not None or args.sort or args.columns:
+        options = {
+            "--where": wanted,
+            "--sort": args.sort,
+            "--columns": args.columns,
+            "--limit": args.limit,
+            "--data": args.data,
+        }
+        if given := [name for name, value in options.items() if value]:
             names = ", ".join(run.source for run in runs[:4])
-            raise UsageError(
-                f"{args.store} leads to {len(runs)} runs, whose prompts are not one list; name one: {names}"
-            )
+            many = f"{args.store} leads to {len(runs)} runs, whose prompts are not one list; name one: {names}"
+            raise UsageError(f"{given[0]} is about a run's prompts, and --runs lists runs" if args.runs else many)
         return _print_runs(runs, args.json)
     opened = runs[0]
     if args.columns:
@@ -175,7 +180,11 @@ def _add_texts(shown: dict[str, list[dict[str, Any]]], opened: Any, args: argpar
 def _print_runs(runs: list[Any], as_json: bool) -> int:
     found = []
     for run in runs:
-        steps = run.steps.column("step") if run.has_course else []
+        try:
+            steps = run.steps.column("step") if run.has_course else []
+        except AdaptiveError as error:  # the others are listed all the same
+            note(str(error))
+            continue
         began = run.about.get("began")
         found.append(
             {

@@ -86,8 +86,8 @@ class Outcome:
 
     @property
     def mean(self) -> float:
-        """Mean of the final values."""
-        return float(np.mean(list(self.finals.values())))
+        """Mean of the final values, of the seeds that are compared."""
+        return float(np.mean([self.finals[seed] for seed in self.gains or self.finals]))
 
 
 def median(shares: Sequence[float]) -> float | None:
@@ -107,10 +107,10 @@ def outcomes(arms: Mapping[str, Sequence[Trial]], *, target: float | None = None
     first = {trial.seed: trial for trial in next(iter(arms.values()))}
     ends: dict[int, float] = {}
     for trial in (trial for trials in arms.values() for trial in trials):
-        ends[trial.seed] = min(ends.get(trial.seed, np.inf), float(trial.cost[-1]))
+        ends[trial.seed] = np.inf if whole else min(ends.get(trial.seed, np.inf), float(trial.cost[-1]))
     out: list[Outcome] = []
     for name, trials in arms.items():
-        finals = {t.seed: t.at(np.inf if whole else ends[t.seed]) for t in trials}
+        finals = {t.seed: t.at(ends[t.seed]) for t in trials}
         made = Outcome(name, finals)
         base = out[0].finals if out else finals
         for trial in trials:
@@ -197,7 +197,9 @@ def read(arms: Mapping[str, Sequence[Run]], cost: str = "rollouts") -> Trials:
     for run, found in zip(runs, validations, strict=True):
         shared = [{**one, "metrics": {n: v for n, v in one["metrics"].items() if n in common}} for one in found]
         curve, paid = next(iter(curves(shared).values()), [])[-1:], spent(run)
-        if not curve or paid is None:
+        if paid is None:
+            raise AdaptiveError(f"{run.where} has no finished step, or not all its steps say what they cost")
+        if not curve:
             raise AdaptiveError(
                 f"{run.where} has no validation that the other runs have, too: give every run the same data.val_files"
             )

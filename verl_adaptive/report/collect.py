@@ -106,7 +106,7 @@ def _then_and_now(run: Run) -> np.ndarray:
     known = np.isfinite(first) & np.isfinite(last)
 
     def kind(rate: np.ndarray) -> np.ndarray:
-        return np.where(rate <= 0.25, 0, np.where(rate < 0.75, 1, 2))
+        return np.where(rate < 0.25, 0, np.where(rate <= 0.75, 1, 2))
 
     out = np.zeros((3, 3), dtype=np.int64)
     np.add.at(out, (kind(first[known]), kind(last[known])), 1)

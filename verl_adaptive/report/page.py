@@ -117,7 +117,7 @@ def render(collected: Collected, *, title: str | None = None, live: Live | None 
             any_retired=bool(facts["retired"]),
             single=facts["single"],
             then_and_now=collected.then_and_now.tolist(),
-            classes=("hard (≤ 0.25)", "middle", "easy (≥ 0.75)"),
+            classes=("hard (< 0.25)", "middle", "easy (> 0.75)"),
             lists=[(each, _commands(facts, each.where, each.keep)) for each in collected.lists],
             conflicts=collected.conflicts,
             notes=collected.notes,
@@ -139,7 +139,7 @@ def _commands(facts: dict[str, Any], where: str, keep: str) -> tuple[str, str]:
     data = shlex.quote(facts.get("data") or "train.parquet")
     export = f"verl-adaptive export {shlex.quote(facts['argument'])}"
     kept = f"{export} kept.parquet --data {data} --where {shlex.quote(keep)} --keep-unseen"
-    return clean(f"{export} list.csv --where {shlex.quote(where)}"), clean(kept)
+    return clean(f"{export} list.csv --where {shlex.quote(where)}"), "" if facts["kind"] == "rollouts" else clean(kept)
 
 
 def _subtitle(facts: dict[str, Any], history: History | None) -> str:

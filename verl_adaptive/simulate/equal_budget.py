@@ -276,7 +276,7 @@ def _to_baseline(by: dict, preset: str) -> list[float]:
     out = []
     for seed, run in by[preset].items():
         base = by.get(BASELINE, {}).get(seed)
-        if base is None or base["pool_end"] <= base["pool_start"]:
+        if base is None or not base["learns"]:
             continue
         target = base["course"][-1][1]
         ours, theirs = (next((s for s, rate in r["course"] if rate >= target), None) for r in (run, base))

@@ -24,7 +24,7 @@ import numpy as np
 
 from verl_adaptive.engine.answers import compute
 from verl_adaptive.ranges import NonNegative, Range
-from verl_adaptive.simulate.worlds import StaticWorld
+from verl_adaptive.simulate.worlds import StaticWorld, World
 
 if TYPE_CHECKING:
     from verl_adaptive.engine import StepResult
@@ -85,6 +85,11 @@ def advantages(result: StepResult, policy: Policy) -> np.ndarray:
     else:
         out[result.trains] = compute(policy.advantage, reward, home, observed)
     return out
+
+
+def learns(world: World) -> bool:
+    """Whether pass rates move by what a policy trains; those of a trace move whatever it trains."""
+    return isinstance(world, LearningWorld) and bool(world.config.rate or world.config.spill)
 
 
 class LearningWorld(StaticWorld):

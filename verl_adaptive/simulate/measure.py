@@ -25,6 +25,7 @@ import numpy as np
 
 from verl_adaptive.engine import Engine, StepResult
 from verl_adaptive.simulate.driver import Simulation
+from verl_adaptive.simulate.learning import learns
 
 _LOOKS = 50
 
@@ -130,6 +131,7 @@ class Measure:
             "generated_tokens": tokens.generated,
             "trained_tokens": tokens.trained,
             "compute": 2 * tokens.generated + 6 * tokens.trained,
+            "learns": learns(self.world),
             "pool_start": float(self.start.mean()),
             "pool_end": float(now.mean()),
             "coverage": float(self.seen.mean()),

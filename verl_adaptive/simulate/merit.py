@@ -52,7 +52,7 @@ def merits(rows: Sequence[dict[str, Any]]) -> tuple[str, dict[str, Merit]]:
     """
     by = by_preset(rows)
     base = by.get(BASELINE, {})
-    learns = bool(base) and all(row["pool_end"] > row["pool_start"] + 1e-9 for row in base.values())
+    learns = bool(base) and all(row["learns"] for row in base.values())
     timed = all("time" in row for row in rows)
 
     def value(row: dict[str, Any]) -> float:

@@ -209,7 +209,7 @@ class Run:
             how: ``prompt_key``, ``id_key`` and ``media_keys``, as in training.
         """
         with reading(self.source):
-            if self.kind == "rollouts" and data is None:
+            if self.kind == "rollouts":  # whose prompts have been through the chat template: no data set has their keys
                 made = self._journal
                 assert isinstance(made, DumpReader)
                 known = {key: made.texts[key] for key in wanted & set(made.texts)}
