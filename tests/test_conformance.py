@@ -53,7 +53,8 @@ TestSpreadOfGroups = suite(Spread, {"patience": 200}, weight="mixed", prior="all
 TestCero = suite(Cero, {"refill": False, "patience": 80})
 TestCeroJune = suite(Cero, {"refill": False, "patience": 150}, variant="june", rho=0.9, forget="visit")
 TestMopps = suite(Mopps, {"patience": 100})
-TestRetire = suite(Retire, {"patience": 200})
+# four times the chance of a re-check; the default of 5 % only takes four times as long
+TestRetire = suite(Retire, {"patience": 50}, recheck=0.2)
 TestRetireAsPublished = suite(Retire, {"patience": None}, recheck=0.0)
 
 TestFixed = suite(Fixed)

@@ -137,7 +137,7 @@ def test_prompts_are_drawn_in_proportion_to_their_weight() -> None:
     weight = made._weight(np.arange(6))
     v = made.memory.value(np.arange(6))
     np.testing.assert_allclose(weight, np.sqrt(v * (1 - v)) + 0.1)
-    draws = 20_000
+    draws = 5_000
     first = [made.pick(np.arange(6), 1, at(step, seed=7)).rows[0] for step in range(100, 100 + draws)]
     share = np.bincount(first, minlength=6) / draws
     expected = weight / weight.sum()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import functools
+
 import numpy as np
 import pytest
 
@@ -10,6 +13,7 @@ from tests.samplers.cero_reference import SlowCero
 from tests.samplers.simulate import groups_of, play, progress_at
 from tests.world import keys_of, make_engine, run_step
 from verl_adaptive.config import RunFacts
+from verl_adaptive.engine import Engine
 from verl_adaptive.errors import ConfigError
 from verl_adaptive.groups import Groups
 from verl_adaptive.rng import Draw
@@ -47,9 +51,9 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("failure", [0.0, 0.1])
 @pytest.mark.parametrize("case", list(CASES))
-def test_every_dual_and_every_allocation_equals_the_slow_reference(case, failure):
+def test_every_dual_and_every_allocation_equals_the_slow_reference(case):
+    """Of ten groups one fails; in most rounds all come back."""
     options = dict(CASES[case])
     M, batch, n, steps = (options.pop(k) for k in ("M", "batch", "n", "steps"))
     fast = make_cero(M, batch, n, steps, seed=7, **options)
@@ -70,7 +74,7 @@ def test_every_dual_and_every_allocation_equals_the_slow_reference(case, failure
         assert pick.rows.tolist() == [i for i, _ in wanted]
         assert pick.n.tolist() == [units * fast.g for _, units in wanted]
         correct = rng.binomial(pick.n, p[pick.rows])
-        came = rng.random(len(pick.rows)) >= failure
+        came = rng.random(len(pick.rows)) >= 0.1
         back = groups_of(pick.rows[came], correct[came], pick.n[came])
         fast.observe(back, progress_at(step))
         slow.finish(wanted, {int(r): (c, m - c) for r, c, m in zip(back.row, correct[came], back.n, strict=True)})
@@ -261,13 +265,20 @@ def test_a_pool_below_the_batch_is_refused_with_advice_that_helps():
 # -- other facts after a resume -----------------------------------------------------------------------------
 
 
-def resumed(M: int, stop: int, first: dict, then: dict, steps: int, p: np.ndarray):
+@functools.cache
+def stopped(stop: int, p: tuple[float, ...], **facts: int) -> Engine:
+    """A run of ``stop`` steps."""
+    engine, _ = make_engine("cero", p=np.array(p), refill=False, **facts)
+    play(engine, np.array(p), stop)
+    return engine
+
+
+def resumed(stop: int, first: dict, then: dict, steps: int, p: np.ndarray):
     """A run of ``stop`` steps as ``first`` says, gone on with as ``then`` says; the later steps' rollouts, the sampler."""
-    engine, _ = make_engine("cero", p=p, refill=False, **first)
-    play(engine, p, stop)
+    engine = stopped(stop, tuple(p), **first)
     spent = engine.total.rollouts.planned
     again, _ = make_engine("cero", p=p, refill=False, table=StatsTable.from_arrow(engine.table.to_arrow()), **then)
-    again.load_state_dict(engine.state_dict())
+    again.load_state_dict(copy.deepcopy(engine.state_dict()))
     results = play(again, p, steps - stop, start=stop + 1)
     return spent, np.array([r.ledger.rollouts.planned for r in results]), again.policy.sampler
 
@@ -281,7 +292,7 @@ def test_a_resume_with_other_facts_plans_from_what_is_left(change):
     p = np.random.default_rng(2).beta(0.4, 0.6, M)
     first = dict(batch=8, n=8, steps=300)
     then = {**first, **change}
-    spent, later, cero = resumed(M, stop, first, then, then["steps"], p)
+    spent, later, cero = resumed(stop, first, then, then["steps"], p)
     pace = then["batch"] * then["n"]
     wanted = pace * (then["steps"] - cero._begun[0])
     assert abs(later.sum() - wanted) < 0.05 * wanted + 64
@@ -301,7 +312,7 @@ def test_a_resume_with_other_facts_plans_from_what_is_left(change):
 def test_exposure_is_counted_in_the_units_of_the_day():
     M = 40
     p = np.full(M, 0.5)
-    _, _, cero = resumed(M, 20, dict(batch=4, n=8, steps=40), dict(batch=4, n=16, steps=40), 40, p)
+    _, _, cero = resumed(20, dict(batch=4, n=8, steps=40), dict(batch=4, n=16, steps=40), 40, p)
     total = float(cero.table.col("rollouts").sum())
     assert cero.col("units").sum() * cero.g == pytest.approx(total) and cero.spent * cero.g == pytest.approx(
         total, abs=16
