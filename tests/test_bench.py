@@ -168,8 +168,6 @@ def test_oracle_prefers_prompts_near_one_half() -> None:
 
 def test_command_hands_its_words_on(capfd) -> None:
     pytest.importorskip("torch")
-    assert cli.main(["bench", "torch", "--list", "--presets", "grpo", "--lrs", "1e-3", "--seeds", "1", "--fresh"]) == 0
-    assert capfd.readouterr().out == "base/grpo/lr=0.001/seed=0\n"
     assert cli.main(["bench", "torch", "--presets", "nope"]) == 2
     assert capfd.readouterr().err.startswith("train_torch: no preset 'nope'; there are grpo")
 
@@ -192,5 +190,3 @@ def test_command_says_what_is_missing(monkeypatch, capsys, tmp_path) -> None:
 def test_simulate_is_the_simulators_own_command(capfd) -> None:
     assert cli.main(["bench", "simulate", "--preset", "nope"]) == 1
     assert "--preset='nope': no such preset" in capfd.readouterr().err
-    assert cli.main(["bench", "simulate", "--no-such-option"]) == 2
-    assert "unrecognized arguments: --no-such-option" in capfd.readouterr().err

@@ -124,6 +124,11 @@ def test_a_wrong_name_says_what_is_right(text, message, capsys) -> None:
     assert message in said and said.count("\n") == 1
 
 
+def test_command_lists_its_cells(capsys) -> None:
+    bench.main(["--list", "--presets", "grpo", "--lrs", "1e-3", "--seeds", "1", "--fresh"])
+    assert capsys.readouterr().out == "base/grpo/lr=0.001/seed=0\n"
+
+
 def test_command_resumes_and_checks(tmp_path, capsys) -> None:
     words = ["--lrs", "1e-3", "--cache", str(tmp_path), "--results", str(tmp_path / "r.json"), *SMALL_WORDS]
     bench.main(["--presets", "grpo;greso", "--seeds", "2", *words])

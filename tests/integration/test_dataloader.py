@@ -63,9 +63,8 @@ def test_a_stream_goes_on_where_it_stopped(chunk):
     assert all(np.array_equal(e, other.take(8)[:8]) for e in expected)
 
 
-@pytest.mark.parametrize("chunk", [1, 5])
+@pytest.mark.parametrize(("chunk", "now"), [(1, 0), (5, 0), (5, 3)])
 @pytest.mark.parametrize(("size", "before"), [(1, 2), (5, 2), (5, 0), (1, 0)])
-@pytest.mark.parametrize("now", [0, 3])
 def test_the_state_of_another_loader_is_understood(chunk, size, before, now):
     """Of another trainer mode or sampler, of another ``data.dataloader_num_workers``, of verl's own trainer, of 0.1.0."""
     rows = Rows()

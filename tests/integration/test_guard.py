@@ -1,6 +1,6 @@
 """Programs of verl's that would not read a preset refuse it, in real processes: nothing trains plainly under its name.
 
-Two are started as users start them; the others are forks (:mod:`tests.forks`).
+One is started as users start it; the others are forks (:mod:`tests.forks`).
 """
 
 from __future__ import annotations
@@ -105,10 +105,10 @@ def test_the_program_that_reads_presets_goes_on(tmp_path) -> None:
     assert "verl-adaptive:" not in done.stderr
 
 
-def test_a_preset_chosen_in_a_file_of_the_users_is_refused_too(tmp_path) -> None:
+def test_a_preset_chosen_in_a_file_of_the_users_is_refused_too(tmp_path, forked) -> None:
     (tmp_path / "mine.yaml").write_text("defaults:\n  - ppo_trainer\n  - adaptive: greso\n  - _self_\n")
     words = ("-m", "verl.trainer.main_ppo", f"--config-path={tmp_path}", "--config-name=mine", "trainer.use_v1=false")
-    done = python(*words, "hydra.searchpath=[pkg://verl.trainer.config]", cwd=tmp_path)
+    done = forked(*words, "hydra.searchpath=[pkg://verl.trainer.config]")
     assert done.returncode == 1 and "+adaptive=greso: trainer.use_v1=False" in done.stderr, done.stderr
 
 
