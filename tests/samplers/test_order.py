@@ -142,7 +142,7 @@ def test_a_gate_counts_each_place_of_the_stream_once(name, mode):
     else:
         engine, world = make_engine(*parts, **more)
     arrivals, seen = Arrivals(world, 1), 0
-    for step in range(1, 60):
+    for step in range(1, 120):
         before = engine.prompt_source.position
         _ = arrivals.step(engine, step) if mode == "async" else run_step(engine, world, step)
         m = engine.policy.metrics()
