@@ -273,20 +273,6 @@ def test_an_empty_store(tmp_path, call) -> None:
     assert facts(call, tmp_path, "--where", "pass_rate < 1", "--sort", "visits")["selected"] == 0
 
 
-@pytest.mark.parametrize(
-    ("content", "name"), [(b"", "e.db"), (b"not a run at all" * 99, "n.arrows"), (b"x", "r.parquet")]
-)
-def test_what_is_no_store_is_one_line(content, name, tmp_path, call) -> None:
-    (tmp_path / name).write_bytes(content)
-    status, out, err = call("stats", tmp_path / name)
-    assert status == 1 and out == "" and err.count("\n") == 1 and name in err
-
-
-def test_the_manifest_names_its_snapshot(finished, call) -> None:
-    folder = finished.folder / "global_step_30" / "adaptive"
-    assert facts(call, folder / "manifest.json") == facts(call, folder)
-
-
 def test_a_damaged_snapshot_is_one_line(tmp_path, call) -> None:
     make_run(tmp_path, steps=2)
     part = next((tmp_path / "global_step_2" / "adaptive").glob("prompts-*"))
@@ -352,11 +338,6 @@ def test_flips_over_windows_equal_flips_at_once() -> None:
 
 
 # -- finding, asking, watching -------------------------------------------------------------------------------
-
-
-def test_a_runs_folder_finds_its_checkpoints(tmp_path, call) -> None:
-    make_run(tmp_path / "run" / "checkpoints", steps=3)
-    assert facts(call, tmp_path / "run") == facts(call, tmp_path / "run" / "checkpoints")
 
 
 def test_who_asks_gets_the_answer_alone(finished, call) -> None:

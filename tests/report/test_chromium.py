@@ -6,6 +6,7 @@ They run wherever Debian's ``chromium`` (``apt-get install -y chromium``), or an
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import shutil
@@ -64,11 +65,26 @@ def near(image: np.ndarray, color: tuple[int, int, int], within: int = 12) -> np
     return (np.abs(image.astype(int) - color) <= within).all(axis=-1)
 
 
-@pytest.mark.parametrize(("width", "height"), [(1280, 3000), (520, 6000)], ids=["wide", "narrow"])
+HEIGHT = {1280: 3000, 520: 6000}
+
+
+@pytest.fixture(scope="module")
+def pictured(reported, tmp_path_factory):
+    """The report in a window of a scheme and a width, taken once."""
+    folder = tmp_path_factory.mktemp("pictures")
+
+    @functools.cache
+    def take(scheme: str, width: int) -> np.ndarray:
+        options = ("--blink-settings=preferredColorScheme=0",) if scheme == "dark" else ()
+        return picture(reported.path, folder, f"{scheme}-{width}", width, HEIGHT[width], *options)
+
+    return take
+
+
+@pytest.mark.parametrize("width", HEIGHT)
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_it_looks_right(scheme, width, height, reported, tmp_path) -> None:
-    options = ("--blink-settings=preferredColorScheme=0",) if scheme == "dark" else ()
-    image = picture(reported.path, tmp_path, f"{scheme}-{width}", width, height, *options)
+def test_it_looks_right(scheme, width, pictured) -> None:
+    image, height = pictured(scheme, width), HEIGHT[width]
     background, blue = (DARK, DARK_BLUE) if scheme == "dark" else (LIGHT, LIGHT_BLUE)
     assert image.shape == (height, width, 3)
     # Margins are empty from top to bottom: nothing is wider than the window.
@@ -81,10 +97,10 @@ def test_it_looks_right(scheme, width, height, reported, tmp_path) -> None:
     assert cards.mean() > 0.1
 
 
-def test_wide_has_two_columns_and_narrow_one(reported, tmp_path) -> None:
+def test_wide_has_two_columns_and_narrow_one(pictured) -> None:
     def columns(width: int) -> int:
         """Panels side by side: somewhere one begins in the right half."""
-        image = picture(reported.path, tmp_path, f"columns-{width}", width, 2000)[400:]
+        image = pictured("light", width)[400:2000]
         panel, gutter = near(image, (0xFF, 0xFF, 0xFF), 1), near(image, LIGHT, 1)
         middle = slice(width // 2, width // 2 + 20)
         beside = gutter[:, width // 2 - 10 : width // 2].any(axis=1) & (panel[:, middle].mean(axis=1) > 0.5)

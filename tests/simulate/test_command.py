@@ -41,14 +41,6 @@ def test_the_file_holds_every_row_and_what_it_depends_on(call, tmp_path) -> None
     assert call("simulate", *QUICK, "--preset", "grpo", "--no-references", "--json", path, "--overwrite")[0] == 0
 
 
-def test_two_processes_give_the_same_rows(call) -> None:
-    rows = []
-    for jobs in (1, 2):
-        out = call("simulate", *QUICK, "--preset", "greso", "--jobs", jobs, "--json", "-")[1]
-        rows.append([{k: v for k, v in r.items() if k != "seconds"} for r in json.loads(out)["rows"]])
-    assert rows[0] == rows[1]
-
-
 def test_a_recorded_run_is_simulated(call, tmp_path) -> None:
     make_run(tmp_path / "run", steps=12, snapshot=False)
     status, out, err = call("simulate", "--trace", tmp_path / "run", "--batch", 8, "--steps", 5, "--preset", "greso")
@@ -197,16 +189,21 @@ class Mine(KeepAll):
 """
 
 
-def test_a_part_in_a_file_of_the_users_own(call, tmp_path, monkeypatch) -> None:
+def test_two_processes_give_the_same_rows_with_a_part_in_a_file_of_the_users_own_too(
+    call, tmp_path, monkeypatch
+) -> None:
     monkeypatch.setattr(sys, "path", list(sys.path))
     (tmp_path / "my_own_parts.py").write_text(OWN)
     preset = f"grpo adaptive/filter=custom adaptive.filter.name={tmp_path}/my_own_parts.py:Mine"
+    words, found = ("--preset", "greso", "--preset", preset, "--json", "-"), []
     for jobs in (1, 2):
-        status, out, err = call("simulate", *QUICK, "--preset", preset, "--jobs", jobs, "--json", "-")
+        status, out, err = call("simulate", *QUICK, *words, "--jobs", jobs)
         assert (status, err) == (0, "")
-        rows = {r["preset"]: r for r in json.loads(out)["rows"]}
+        found.append([{k: v for k, v in row.items() if k != "seconds"} for row in json.loads(out)["rows"]])
+        rows = {row["preset"]: row for row in found[-1]}
         mine = next(p for p in rows if "my_own_parts.py:Mine" in p)
         assert rows[mine]["generated"] == rows["grpo"]["generated"]
+    assert found[0] == found[1]
     for name, message in (
         (f"{tmp_path}/none.py:Mine", "there is no file"),
         (f"{tmp_path}/json.py:Mine", "rename the file"),

@@ -9,9 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.simulated import simulated_once  # noqa: F401  # a fixture
 from verl_adaptive.errors import ConfigError
 from verl_adaptive.simulate import ClockConfig, LengthConfig, Machine, compose_preset, expected_waiting
 from verl_adaptive.simulate.expected import _pool
+
+#: Plain GRPO, of which everything is a share, runs once in each setting.
+pytestmark = pytest.mark.usefixtures("simulated_once")
 
 CLOCK = ClockConfig(Machine(2, 16), LengthConfig(median=80, sigma=0.8, cap=600))
 
@@ -38,18 +42,17 @@ def test_groups_that_never_have_variance_have_no_time_apiece() -> None:
     assert found.rollouts == 1 and found.informative == 0 and found.seconds_per_informative is None
 
 
-@pytest.mark.parametrize("n", [16, 32])
-def test_small_groups_find_their_prompts_whatever_n_is(n) -> None:
+def test_small_groups_find_their_prompts_however_large_n_is() -> None:
     """A step of solo's takes n times as many prompts as GRPO's; with too few its groups would be of two and more."""
-    assert waiting("solo", n=n, passes=0.5).informative == 0
-    assert waiting("solo adaptive.allocator.n=2", n=n, passes=0.5).informative > 0
+    assert waiting("solo", n=32, passes=0.5).informative == 0
+    assert waiting("solo adaptive.allocator.n=2", n=32, passes=0.5).informative > 0
 
 
 def test_a_large_step_is_made_smaller_with_its_machine() -> None:
-    """Four times the batch on four times the slots costs what the small one costs."""
+    """Eight times the batch on eight times the slots, simulated at a quarter of that, costs what the small one costs."""
     small, large = (
-        waiting("dapo", batch=64 * k, n=8, clock=replace(CLOCK, machine=m))
-        for k, m in ((1, Machine(8, 16)), (16, Machine(128, 16)))
+        waiting("dapo", batch=64 * k, n=8, clock=replace(CLOCK, machine=m), most=1024)
+        for k, m in ((1, Machine(8, 16)), (8, Machine(64, 16)))
     )
     assert large.rollouts == pytest.approx(small.rollouts, rel=0.15)
     assert large.seconds == pytest.approx(small.seconds, rel=0.3)

@@ -30,6 +30,7 @@ from verl_adaptive.simulate import (
     tasks,
 )
 from verl_adaptive.simulate.measure import estimates
+from verl_adaptive.simulate.presets import _composed
 
 POOL = PoolConfig(prompts=200, failure=0.02)
 SMALL = Setting(batch=8, n=8, steps=25, budget=25 * 64)
@@ -138,15 +139,6 @@ def test_nobody_puts_a_runs_facts_together_by_hand() -> None:
     by_hand = {str(p.relative_to(root)) for p in files if "RunFacts(" in p.read_text().replace("class RunFacts(", "")}
     suites = {f"verl_adaptive/testing/{name}.py" for name in ("samplers", "components")}
     assert by_hand - suites <= {"verl_adaptive/record.py"}
-
-
-def test_an_exhausted_run_says_why_instead_of_raising() -> None:
-    """Nothing has variance, and the user asked to be told: the row holds the message training would end with."""
-    simulation = make_simulation(
-        "dapo adaptive.on_exhausted=raise adaptive.max_rounds=2", StaticWorld(np.ones(40)), batch=8, n=8, steps=5
-    )
-    assert list(simulation) == []
-    assert "adaptive.max_rounds=2 batches of prompts were drawn" in simulation.ended
 
 
 # -- estimates --------------------------------------------------------------------------------------------------------
@@ -267,11 +259,12 @@ def test_composing_leaves_hydra_as_it_was() -> None:
     from hydra import compose, initialize_config_module
     from hydra.core.global_hydra import GlobalHydra
 
+    _composed.cache_clear()
     with initialize_config_module("hydra_configs.verl_adaptive", version_base=None):
         compose_preset(["greso"])
         assert compose(overrides=["+adaptive=cero"]).adaptive.name == "cero"
     assert not GlobalHydra.instance().is_initialized()
-    compose_preset(["greso"])
+    compose_preset(["dapo"])
     assert not GlobalHydra.instance().is_initialized()
 
 

@@ -93,13 +93,12 @@ def test_torn_tails_are_cut_at_every_byte(tmp_path: Path) -> None:
         shutil.copytree(tmp_path / "whole", tmp_path / "torn")
         for size in [*range(0, len(whole), 1 if name == "steps.jsonl" else 17), len(whole)]:
             (tmp_path / "torn" / "attempt-0" / name).write_bytes(whole[:size])
-            steps = open_run(tmp_path / "torn").steps.column("step").to_pylist()
+            run = open_run(tmp_path / "torn")
+            steps = run.steps.column("step").to_pylist()
             assert steps == [1, 2][: len(steps)] and (len(steps) == 2) == (size == len(whole))
-            groups = sum(len(page) for page in open_run(tmp_path / "torn").observations())
-            assert groups == 6 * len(steps)
+            assert sum(len(page) for page in run.observations()) == 6 * len(steps)
             if name == "groups.arrows" and len(steps) < 2:  # that a line was cut off nobody can know
-                said = "groups.arrows of attempt 0 ends before them"
-                assert open_run(tmp_path / "torn").gaps() == [(len(steps) + 1, 2, said)]
+                assert run.gaps() == [(len(steps) + 1, 2, "groups.arrows of attempt 0 ends before them")]
     with Journal(tmp_path / "torn") as writer:  # and a resume goes on behind what is whole
         writer.begin(2)
         commit(writer, 3)

@@ -85,9 +85,11 @@ class GroupTracker:
         self.ledger.tokens.generated += int(results.tokens.sum()) + spoilt_tokens
         self.ledger.rollouts.drop("lost", spoilt)
         self.ledger.tokens.drop("lost", spoilt_tokens)
-        waiting = np.isin(self.open.submission, results.submission)
         known = np.isin(results.submission, self.open.submission)
         self.cut = results.submission[known & (results.lost > 0)]
+        if not known.any():
+            return results.sorted()
+        waiting = np.isin(self.open.submission, results.submission)
         joined = self.open.select(waiting).merge(results.select(known))
         self.open = self.open.select(~waiting)
         return Groups.concat([joined, results.select(~known)]).sorted()

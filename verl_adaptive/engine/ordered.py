@@ -37,7 +37,7 @@ from verl_adaptive.groups import Groups
 from verl_adaptive.progress import OVER_ASK
 from verl_adaptive.roles import HOLD
 
-_FLIGHT, _ASKING, _KEPT, _OUT, _HELD = range(5)
+_FLIGHT, _ASKING, _KEPT, _OUT, _HELD = range(5)  # up to _KEPT it is still viable, from _KEPT on final
 _FRESH = 0.3  # weight of the latest step in the recent yield
 _GUESS = 0.5  # yield that is assumed before any group came back
 _LEAST_YIELD = 1 / 64  # a lower estimate would request far too much
@@ -87,7 +87,7 @@ class _Submissions:
 
     def amount(self, *status: int) -> int:
         """How many have one of these statuses."""
-        return int(np.isin(self.status, status).sum())
+        return sum(int(np.count_nonzero(self.status == one)) for one in status)
 
 
 @dataclass
@@ -379,7 +379,7 @@ class OrderedEngine(Engine):
         be ignored or replaced by the same number, and so on for the replacements. Until all are back this is an estimate from
         below.
         """
-        viable = np.cumsum(np.isin(self._step.submissions.status, (_FLIGHT, _ASKING, _KEPT)))
+        viable = np.cumsum(self._step.submissions.status <= _KEPT)
         end = self._step.first_end
         while end <= len(viable):
             kept = int(viable[end - 1]) if end else 0
@@ -401,7 +401,8 @@ class OrderedEngine(Engine):
             return
         more = answers.more(allocator, "review", alive, self.progress)
         at = t.at(alive.submission)
-        more[np.isin(alive.submission, self.tracker.cut)] = 0
+        if len(self.tracker.cut):
+            more[np.isin(alive.submission, self.tracker.cut)] = 0
         if self.progress.cap is not None or self._step.pledged is not None:
             # Other groups were sent assuming that this is the most; a group that lost rollouts may want more.
             more = np.minimum(more, t.may[at])
@@ -434,8 +435,7 @@ class OrderedEngine(Engine):
         """Grant or refuse top-ups, as far as the answer no longer depends on groups in flight."""
         t, allocator = self._step.submissions, self.policy.allocator
         parts = []
-        while True:
-            asking = np.flatnonzero(t.status == _ASKING)
+        while len(asking := np.flatnonzero(t.status == _ASKING)):
             yes, no, placeless = self._answers(asking)
             if not (yes.any() or no.any()):
                 break
@@ -455,7 +455,9 @@ class OrderedEngine(Engine):
                 if hold.any():
                     self._hold(open_.select(hold))
                 self._close(self.tracker.verdict(open_.select(leave & ~hold)))
-        topups = Requests.join([Requests.none(), *parts])
+        if not parts:
+            return Requests.none()
+        topups = Requests.join(parts)
         self.flight = Requests.join([self.flight, topups]).sorted()
         self.ledger.rollouts.planned += topups.rollouts
         return topups
@@ -470,7 +472,7 @@ class OrderedEngine(Engine):
         if self._needs_place:
             kept = np.cumsum(t.status == _KEPT)[asking]
             # but for the submission itself
-            viable = np.cumsum(np.isin(t.status, (_FLIGHT, _ASKING, _KEPT)))[asking] - 1
+            viable = np.cumsum(t.status <= _KEPT)[asking] - 1
             yes &= viable < self._target
             placeless = kept >= self._target
             no |= placeless

@@ -209,7 +209,7 @@ class Clock:
         groups = Groups.concat([g.select(np.sort(np.array(places))) for g, places in parts.values()])
         self._back += groups.rollouts
         self._back_tokens += int(groups.tokens.sum())
-        groups = groups.select(np.argsort(groups.submission, kind="stable"))
+        groups = groups.sorted()
         asked = np.array([self._asked_in.pop(t) for t in groups.submission.tolist()], dtype=np.int32)
         groups.lag = (len(self.phases) - asked).astype(np.int32)
         return groups

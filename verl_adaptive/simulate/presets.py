@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import shlex
 from collections.abc import Sequence
 from importlib.resources import files
+from typing import Any
 
 from verl_adaptive.config import AdaptiveConfig
 from verl_adaptive.errors import AdaptiveError, ConfigError, nearest
@@ -48,21 +51,27 @@ def compose_preset(words: Sequence[str], more: Sequence[str] = ()) -> AdaptiveCo
         ConfigError: no such preset, with the nearest name.
         AdaptiveError: Hydra cannot make sense of an override.
     """
+    name, overrides = words[0], (*words[1:], *more)
+    for word in overrides if name in preset_names() else ():
+        _refuse_foreign(word)
+    return AdaptiveConfig.from_mapping(copy.deepcopy(_composed(name, overrides)))
+
+
+@functools.cache
+def _composed(name: str, overrides: tuple[str, ...]) -> Any:
+    """The ``adaptive`` group as plain values; Hydra takes a tenth of a second, and every seed of a preset asks."""
     from hydra import compose, initialize_config_module
     from hydra.core.global_hydra import GlobalHydra
     from hydra.errors import HydraException
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    name, overrides = words[0], [*words[1:], *more]
-    for word in overrides if name in preset_names() else ():
-        _refuse_foreign(word)
     held = GlobalHydra.instance().hydra
     GlobalHydra.instance().clear()
     try:
         with initialize_config_module("hydra_configs.verl_adaptive", version_base=None):
             made = compose(overrides=[f"+adaptive={name}", *overrides])
-            plain = OmegaConf.to_container(made.adaptive, resolve=True)
+            return OmegaConf.to_container(made.adaptive, resolve=True)
     except (HydraException, OmegaConfBaseException, ValueError) as error:
         if name in preset_names():
             words = " ".join([name, *overrides])
@@ -71,7 +80,6 @@ def compose_preset(words: Sequence[str], more: Sequence[str] = ()) -> AdaptiveCo
         raise ConfigError("--preset", name, f"no such preset; {hint}") from None
     finally:
         GlobalHydra.instance().hydra = held
-    return AdaptiveConfig.from_mapping(plain)
 
 
 def _refuse_foreign(word: str) -> None:
