@@ -121,23 +121,35 @@ FAULTS: dict[str, tuple[type, dict[str, Any], str]] = {
 #: The same, told when the run starts.
 UNUSED: dict[str, tuple[type, dict[str, Any], str]] = {
     "Typo": (Sampler, {"kind": "pol"}, r"kind = 'pol'; a sampler's kind is 'stream' or 'pool'"),
-    "Forgot": (Sampler, {"pick": says(None)}, r"has pick, which only a sampler with kind = 'pool' is asked"),
+    "Forgot": (Sampler, {"pick": says(None)}, r"has pick, which is used only with kind = 'pool'"),
     "Pickless": (Sampler, POOL, "kind = 'pool' and no pick"),
+    "Counted": (
+        Sampler,
+        POOL | {"pick": says(None), "decided": says(None)},
+        "has decided, which is used only with kind = 'stream'",
+    ),
     "Gates": (
         Sampler,
         POOL | {"pick": says(None), "admit": says(None)},
-        "has admit, which only a sampler with kind = 'stream'",
+        "has admit, which is used only with kind = 'stream'",
     ),
     "ForEver": (PooledAllocator, {"first": first, "can_hold": True}, "can_hold = True and no recall"),
-    "ForEverAlone": (Allocator, {"first": first, "can_hold": True}, "can_hold = True and no recall"),
+    **{
+        f"Alone_{name}": (
+            Allocator,
+            {"first": first, name: True},
+            f"has {name}, which is used only with the base class PooledAllocator",
+        )
+        for name in ("can_hold", "needs_place", "fund", "prompts", "affordable", "complete", "reserve", "recall")
+    },
     "Letters": (Filter, {"decide": verdict(), "reasons": "flat"}, r"reasons = 'flat'; they are a tuple of names"),
     "Engines": (
         Filter,
         {"decide": verdict(), "reasons": ("trained",)},
         "gives the reason 'trained', a word of the engine's",
     ),
-    "Unasked": (Advantage, {"compute": says(None)}, "has compute and no estimator"),
-    "Uncomputed": (Advantage, {"estimator": "mine"}, "has estimator = 'mine' and no compute"),
+    "Unasked": (Advantage, {"compute": says(None)}, 'has compute, which is used only with estimator = "…"'),
+    "Uncomputed": (Advantage, {"estimator": "mine"}, 'has estimator = "…" and no compute'),
 }
 for _name, (_base, _body, _) in {**FAULTS, **UNUSED}.items():
     globals()[_name] = type(_name, (_base,), {"name": _name.lower(), "__module__": __name__, **_body})

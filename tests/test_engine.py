@@ -544,8 +544,20 @@ class AskingAllocator(PlainAllocator):
         return np.where(groups.n < 2 * self.facts.n, self.facts.n, 0)
 
 
+class BoundedAllocator(AskingAllocator):
+    """May top up, and says how much."""
+
+    def most(self, n, stage):
+        return np.maximum(2 * self.facts.n - n, 0)
+
+
 def test_an_allocator_that_may_top_up_is_taken_for_boundless_unless_it_says_more():
     assert answers.most(AskingAllocator(), np.array([4]), np.array([0])).tolist() == [2**31]
+    sent = {
+        name: len(make_engine("epoch", f"{__name__}:{name}", batch=8, n=4, max_rollouts_per_step=64)[0].begin(1))
+        for name in ("AskingAllocator", "BoundedAllocator")
+    }
+    assert sent == {"AskingAllocator": 1, "BoundedAllocator": 8}
 
 
 class Shuffled(Sampler):

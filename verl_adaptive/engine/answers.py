@@ -62,8 +62,6 @@ def most(part: Allocator, n: np.ndarray, stage: np.ndarray) -> np.ndarray:
     """int64 ``(k,)``: the most further rollouts that groups of ``n`` may ask for."""
     if not part.tops_up:
         return np.zeros(len(n), dtype=np.int64)
-    if not isinstance(part, PooledAllocator):
-        return np.full(len(n), 2**31, dtype=np.int64)
     return _amounts(part, "most", ask(part, "most", n, stage), len(n), "group", 0)
 
 
