@@ -36,6 +36,7 @@ def verdict(**change: Any) -> Any:
 
 
 POOL = {"kind": "pool"}
+PLANS = {**POOL, "plans_rollouts": True}
 WHY = {"reasons": ("flat",)}
 #: A class → its base, what is in it, and what is said of it.
 FAULTS: dict[str, tuple[type, dict[str, Any], str]] = {
@@ -68,8 +69,18 @@ FAULTS: dict[str, tuple[type, dict[str, Any], str]] = {
     ),
     "Unplanned": (
         Sampler,
-        POOL | {"pick": says(lambda pool, k, _: Pick(pool[:k], np.zeros(k, int)))},
+        PLANS | {"pick": says(lambda pool, k, _: Pick(pool[:k], np.zeros(k, int)))},
         r"pick \(n\) must answer whole numbers, 1 or greater",
+    ),
+    "Unsaid": (
+        Sampler,
+        POOL | {"pick": says(lambda pool, k, _: Pick(pool[:k], np.full(len(pool[:k]), 2)))},
+        r"pick answers Pick\(rows, n\), which needs plans_rollouts = True; its plans_rollouts is False",
+    ),
+    "Unkept": (
+        Sampler,
+        PLANS | {"pick": says(lambda pool, k, _: Pick(pool[:k]))},
+        r"pick answers Pick\(rows\), which needs plans_rollouts = False; its plans_rollouts is True",
     ),
     "Size": (Sampler, {"round_size": says(3.5)}, "round_size must answer a whole number; it answered float 3.5"),
     "Unsaved": (Sampler, {"state_dict": says({"seen": set()})}, r"state_dict: state\['seen'\]: a set cannot be stored"),
@@ -168,7 +179,7 @@ def test_a_wrong_answer_is_told_in_the_first_step(name) -> None:
     assert name.lower() in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["Counts", "Beyond", "None_", "Negative", "Kept"])
+@pytest.mark.parametrize("name", ["Counts", "Beyond", "Unsaid", "Unkept", "None_", "Negative", "Kept"])
 def test_and_in_an_asynchronous_trainers(name) -> None:
     with pytest.raises(AdaptiveError, match=FAULTS[name][2]):
         engine, world = make_stream_engine(**at(name), M=40, p=np.tile([0.0, 0.5], 20))

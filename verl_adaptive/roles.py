@@ -123,7 +123,7 @@ class Pick:
 
     Attributes:
         rows: int64 ``(k,)``, table rows, in the order to submit.
-        n: int64 ``(k,)``, rollouts planned for each, or None to leave that to the allocator.
+        n: int64 ``(k,)``, rollouts planned for each, of a sampler with ``plans_rollouts``; None leaves that to the allocator.
     """
 
     rows: np.ndarray

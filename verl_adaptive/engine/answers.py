@@ -36,6 +36,11 @@ def pick(part: Sampler, pool: np.ndarray, count: int, progress: Progress) -> tup
         raise AdaptiveError(
             f"{who(part)}.pick picks a prompt twice: row {once[times > 1][0]}; in a step a prompt has one group"
         )
+    if len(rows) and (found.n is not None) != part.plans_rollouts:
+        said, needs = ("Pick(rows)", False) if found.n is None else ("Pick(rows, n)", True)
+        raise AdaptiveError(
+            f"{who(part)}.pick answers {said}, which needs plans_rollouts = {needs}; its plans_rollouts is {not needs}"
+        )
     return rows, None if found.n is None else _amounts(part, "pick (n)", found.n, len(rows), "prompt", 1)
 
 
