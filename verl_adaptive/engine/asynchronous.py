@@ -275,7 +275,6 @@ class AsyncEngine(Engine):
         self.flight = self.flight.sorted()
         self._measure()
         requests = Requests.join(parts)
-        self.ledger.rollouts.planned += requests.rollouts
         return requests if len(requests) else None
 
     def _new(self, wanted: int, busy: np.ndarray, *, ungated: bool) -> Requests:
