@@ -20,7 +20,7 @@ from verl_adaptive.errors import AdaptiveError, Exhausted
 from verl_adaptive.groups import PER_ROLLOUT, Groups
 from verl_adaptive.policy import build_policy
 from verl_adaptive.progress import Progress
-from verl_adaptive.record import Recorder, replay
+from verl_adaptive.record import Recorder, ReplayReport, replay
 from verl_adaptive.rng import Draw
 from verl_adaptive.roles import Allocator, Pick, Sampler
 from verl_adaptive.stats.state import join_state, split_state
@@ -510,6 +510,43 @@ def test_a_record_replays_what_was_given_up(tmp_path) -> None:
     report = replay(tmp_path / "attempt-0")
     assert report.identical and report.ledgers == ledgers
     assert sum(ledger.rollouts.dropped.get("aborted", 0) for ledger in ledgers) > 0
+
+
+def replayed(engine, world, folder, first: int = 4) -> ReplayReport:
+    """What a replay says of three more steps of an engine that has taken up a state."""
+    recorder = Recorder(folder, engine)
+    for step in range(first, first + 3):
+        run_step(engine, world, step)
+    recorder.close()
+    return replay(folder / "attempt-0")
+
+
+def test_a_record_replays_groups_that_a_resume_left_behind(tmp_path) -> None:
+    """Those of a prompt that left the data set, and of another mode: a replay counted them as never made."""
+    policy = {"allocator": PIPELINED, "filter": "band", "batch": 4, "n": 8, "p": np.full(40, 0.5), "seed": 1}
+    engine, world = make_engine(**policy)
+    run(engine, world, 3)
+    keep = np.setdiff1d(np.arange(40), engine.held.index[:1])
+    table = StatsTable.from_arrow(engine.table.to_arrow())
+    smaller = World(world.p[keep], 1)
+    again, _ = make_engine(**policy, world=smaller, table=table, keys=keys_of(40)[keep])
+    again.load_state_dict(engine.state_dict())
+    assert replayed(again, smaller, tmp_path / "dataset").identical
+    assert again.total.rollouts.dropped["gone"]
+
+    stream, world = make_stream_engine(filter="informative", stream=AsyncFacts(warmup=8), M=40)
+    arrivals = Arrivals(world)
+    for step in range(1, 4):
+        arrivals.step(stream, step)
+    again, _ = make_engine(
+        filter="informative",
+        world=world,
+        table=StatsTable.from_arrow(stream.table.to_arrow()),
+        resume={"allow": ["mode"]},
+    )
+    again.load_state_dict(stream.state_dict())
+    assert replayed(again, world, tmp_path / "mode").identical
+    assert again.total.rollouts.dropped["gone"]
 
 
 def test_a_step_that_is_planned_at_once_goes_out_whole() -> None:

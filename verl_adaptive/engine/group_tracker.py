@@ -256,15 +256,16 @@ class GroupTracker:
     # -- state ----------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        return {"held": arrays_of(self.held), "held_since": self.held_since, "total": self.total.as_dict()}
+        waiting = {name: arrays_of(getattr(self, name)) for name in ("held", "gone", "behind")}
+        return {**waiting, "held_since": self.held_since, "total": self.total.as_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any], positions: np.ndarray) -> None:
         """Take up a saved state; ``positions`` are the held prompts' places in the data set now, -1 for none."""
-        held = Groups(**{name: np.asarray(value) for name, value in state["held"].items()})
+        held, gone, self.behind = (groups_of(state[name]) for name in ("held", "gone", "behind"))
         since = np.asarray(state["held_since"], dtype=np.int64)
         held.index = positions
         here = held.index >= 0
-        self.gone = held.select(~here)  # a prompt that has left the data set cannot be topped up
+        self.gone = Groups.concat([gone, held.select(~here)])  # a prompt that has left the data set cannot be topped up
         self.held, self.held_since = held.select(here), since[here]
         self.total = Ledger.from_dict(state["total"])
 
@@ -272,6 +273,11 @@ class GroupTracker:
 def arrays_of(data: Any) -> dict[str, np.ndarray]:
     """A structure of arrays as plain arrays by name."""
     return {name: np.asarray(value) for name, value in vars(data).items()}
+
+
+def groups_of(arrays: Mapping[str, Any]) -> Groups:
+    """The inverse of :func:`arrays_of`."""
+    return Groups(**{name: np.asarray(value) for name, value in arrays.items()})
 
 
 def fit(more: np.ndarray, room: int, otherwise: int = CLOSE) -> np.ndarray:
