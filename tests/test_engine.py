@@ -1271,6 +1271,16 @@ def test_another_mode_refuses_what_is_in_flight_or_leaves_it_behind():
     assert account.generated + held == account.trained + account.dropped_in_all + account.surplus + account.held
 
 
+def test_an_asynchronous_trainer_drops_groups_that_another_allocator_held():
+    engine, world = make_engine(allocator=PIPELINED, filter="band", p=np.full(64, 0.5))
+    run(engine, world, 3)
+    held = engine.held.rollouts
+    again, _ = make_stream_engine(world=world, table=StatsTable.from_arrow(engine.table.to_arrow()))
+    again.load_state_dict(engine.state_dict())
+    account = Arrivals(world).step(again, 4).ledger.rollouts
+    assert account.dropped["gone"] == held > 0 and account.balanced(held)
+
+
 def test_prompts_that_left_the_data_set_are_not_topped_up():
     """``resume.allow=[dataset]``: open groups of vanished prompts are counted, never asked for again."""
     engine, world = made("pilot_commit", "colocated")

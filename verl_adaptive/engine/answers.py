@@ -79,7 +79,8 @@ def fund(part: Allocator, n: np.ndarray, planned: np.ndarray | None) -> np.ndarr
 def more(part: Allocator, method: str, groups: Groups, *about: Any) -> np.ndarray:
     """int64 ``(G,)``: what ``review`` or ``recall`` says of each group."""
     found = _amounts(part, method, ask(part, method, groups, *about), len(groups), "group", HOLD)
-    if (found == HOLD).any() and not (isinstance(part, PooledAllocator) and part.can_hold):
+    may = isinstance(part, PooledAllocator) and (part.can_hold or method == "recall")
+    if (found == HOLD).any() and not may:
         raise AdaptiveError(f"{who(part)}.{method} says HOLD, which only a PooledAllocator with can_hold = True may")
     return found
 

@@ -40,7 +40,8 @@ class GroupTracker:
         open: groups that wait for a top-up, or for a decision about one; in submission order.
         held: groups kept for a later step's top-up; in submission order.
         held_since: int64 ``(H,)``, the step each was held in.
-        gone: groups open when the run was interrupted, of prompts that have left the data set since.
+        gone: groups open when the run was interrupted, of prompts that have left the data set since, or held by an allocator
+            whose place another one has taken that recalls none.
         behind: groups that another trainer mode had ready when the run was interrupted: reviewed, and learned from.
         closed: what was closed in this step.
         cut: int64, submissions whose top-up has just come back with rollouts missing: they close with what they have.
@@ -264,8 +265,10 @@ class GroupTracker:
         held, gone, self.behind = (groups_of(state[name]) for name in ("held", "gone", "behind"))
         since = np.asarray(state["held_since"], dtype=np.int64)
         held.index = positions
-        here = held.index >= 0
-        self.gone = Groups.concat([gone, held.select(~here)])  # a prompt that has left the data set cannot be topped up
+        pooled = answers.pooled(self.policy.allocator)
+        recalls = pooled is not None and type(pooled).recall is not PooledAllocator.recall
+        here = (held.index >= 0) & recalls  # a prompt that has left the data set cannot be topped up
+        self.gone = Groups.concat([gone, held.select(~here)])
         self.held, self.held_since = held.select(here), since[here]
         self.total = Ledger.from_dict(state["total"])
 

@@ -102,4 +102,5 @@ class Stack(Filter):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         for part in self.filters:
-            ask(part, "load_state_dict", state[part.name])
+            if part.name in state:
+                ask(part, "load_state_dict", state[part.name])
