@@ -36,6 +36,7 @@ def verdict(**change: Any) -> Any:
 
 
 POOL = {"kind": "pool"}
+PLANS = {**POOL, "plans_rollouts": True}
 WHY = {"reasons": ("flat",)}
 #: A class → its base, what is in it, and what is said of it.
 FAULTS: dict[str, tuple[type, dict[str, Any], str]] = {
@@ -68,8 +69,18 @@ FAULTS: dict[str, tuple[type, dict[str, Any], str]] = {
     ),
     "Unplanned": (
         Sampler,
-        POOL | {"pick": says(lambda pool, k, _: Pick(pool[:k], np.zeros(k, int)))},
+        PLANS | {"pick": says(lambda pool, k, _: Pick(pool[:k], np.zeros(k, int)))},
         r"pick \(n\) must answer whole numbers, 1 or greater",
+    ),
+    "Unsaid": (
+        Sampler,
+        POOL | {"pick": says(lambda pool, k, _: Pick(pool[:k], np.full(len(pool[:k]), 2)))},
+        r"pick answers Pick\(rows, n\), which needs plans_rollouts = True; its plans_rollouts is False",
+    ),
+    "Unkept": (
+        Sampler,
+        PLANS | {"pick": says(lambda pool, k, _: Pick(pool[:k]))},
+        r"pick answers Pick\(rows\), which needs plans_rollouts = False; its plans_rollouts is True",
     ),
     "Size": (Sampler, {"round_size": says(3.5)}, "round_size must answer a whole number; it answered float 3.5"),
     "Unsaved": (Sampler, {"state_dict": says({"seen": set()})}, r"state_dict: state\['seen'\]: a set cannot be stored"),
@@ -121,23 +132,35 @@ FAULTS: dict[str, tuple[type, dict[str, Any], str]] = {
 #: The same, told when the run starts.
 UNUSED: dict[str, tuple[type, dict[str, Any], str]] = {
     "Typo": (Sampler, {"kind": "pol"}, r"kind = 'pol'; a sampler's kind is 'stream' or 'pool'"),
-    "Forgot": (Sampler, {"pick": says(None)}, r"has pick, which only a sampler with kind = 'pool' is asked"),
+    "Forgot": (Sampler, {"pick": says(None)}, r"has pick, which is used only with kind = 'pool'"),
     "Pickless": (Sampler, POOL, "kind = 'pool' and no pick"),
+    "Counted": (
+        Sampler,
+        POOL | {"pick": says(None), "decided": says(None)},
+        "has decided, which is used only with kind = 'stream'",
+    ),
     "Gates": (
         Sampler,
         POOL | {"pick": says(None), "admit": says(None)},
-        "has admit, which only a sampler with kind = 'stream'",
+        "has admit, which is used only with kind = 'stream'",
     ),
     "ForEver": (PooledAllocator, {"first": first, "can_hold": True}, "can_hold = True and no recall"),
-    "ForEverAlone": (Allocator, {"first": first, "can_hold": True}, "can_hold = True and no recall"),
+    **{
+        f"Alone_{name}": (
+            Allocator,
+            {"first": first, name: True},
+            f"has {name}, which is used only with the base class PooledAllocator",
+        )
+        for name in ("can_hold", "needs_place", "fund", "prompts", "affordable", "complete", "reserve", "recall")
+    },
     "Letters": (Filter, {"decide": verdict(), "reasons": "flat"}, r"reasons = 'flat'; they are a tuple of names"),
     "Engines": (
         Filter,
         {"decide": verdict(), "reasons": ("trained",)},
         "gives the reason 'trained', a word of the engine's",
     ),
-    "Unasked": (Advantage, {"compute": says(None)}, "has compute and no estimator"),
-    "Uncomputed": (Advantage, {"estimator": "mine"}, "has estimator = 'mine' and no compute"),
+    "Unasked": (Advantage, {"compute": says(None)}, 'has compute, which is used only with estimator = "…"'),
+    "Uncomputed": (Advantage, {"estimator": "mine"}, 'has estimator = "…" and no compute'),
 }
 for _name, (_base, _body, _) in {**FAULTS, **UNUSED}.items():
     globals()[_name] = type(_name, (_base,), {"name": _name.lower(), "__module__": __name__, **_body})
@@ -156,7 +179,7 @@ def test_a_wrong_answer_is_told_in_the_first_step(name) -> None:
     assert name.lower() in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["Counts", "Beyond", "None_", "Negative", "Kept"])
+@pytest.mark.parametrize("name", ["Counts", "Beyond", "Unsaid", "Unkept", "None_", "Negative", "Kept"])
 def test_and_in_an_asynchronous_trainers(name) -> None:
     with pytest.raises(AdaptiveError, match=FAULTS[name][2]):
         engine, world = make_stream_engine(**at(name), M=40, p=np.tile([0.0, 0.5], 20))

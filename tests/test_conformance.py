@@ -18,7 +18,7 @@ from verl_adaptive.filters.aero_rejection import AeroRejection
 from verl_adaptive.filters.band import Band
 from verl_adaptive.filters.informative import Informative
 from verl_adaptive.filters.keep_all import KeepAll
-from verl_adaptive.roles import Pick, Role, Sampler
+from verl_adaptive.roles import Advantage, Allocator, Filter, Pick, Role, Sampler, Verdict
 from verl_adaptive.samplers.cero import Cero
 from verl_adaptive.samplers.epoch import Epoch
 from verl_adaptive.samplers.greso import Greso
@@ -143,8 +143,8 @@ class _Nan(_Pool):
 @pytest.mark.parametrize(
     ("sampler", "test"),
     [
-        (_Global, "test_no_global_randomness_and_no_clock"),
-        (_Clock, "test_no_global_randomness_and_no_clock"),
+        (_Global, "test_arrival_order_does_not_matter"),
+        (_Clock, "test_arrival_order_does_not_matter"),
         (_Rows, "test_row_numbers_do_not_matter"),
         (_Forgetful, "test_state_round_trip"),
         (_Greedy, "test_no_prompt_is_starved"),
@@ -159,6 +159,97 @@ def test_a_sampler_that_breaks_a_promise_fails(sampler, test):
         def make(self) -> Sampler:
             return sampler({})
 
-    Suite().test_shapes()  # nothing wrong there
+    SamplerConformance.test_shapes.__wrapped__(Suite())  # nothing wrong there
     with pytest.raises(AssertionError):
         getattr(Suite(), test)()
+
+
+class _Learning:
+    """Decides by what it has seen, and saves none of it."""
+
+    seen = ended = 0
+
+    def observe(self, groups, progress):
+        self.seen += groups.rollouts
+
+    def end_step(self, progress):
+        self.ended += 1
+
+
+class _Halves(Allocator):
+    name = "bad"
+
+    def first(self, rows, planned, progress):
+        return np.full(len(rows), 4)
+
+    def review(self, groups, progress):
+        return np.where(groups.n < 8, 4, 0)
+
+
+class _LearningHalves(_Learning, _Halves):
+    def review(self, groups, progress):
+        return np.where(groups.n < 5 + self.seen % 7, 4, 0)
+
+
+class _HastyHalves(_Halves):
+    def review(self, groups, progress):
+        time.time()
+        return super().review(groups, progress)
+
+
+class _All(Filter):
+    name = "bad"
+    reasons = ("odd",)
+
+    def decide(self, groups, progress):
+        return Verdict(np.ones(len(groups), dtype=bool), np.zeros(len(groups), dtype=np.int64))
+
+
+class _LearningAll(_Learning, _All):
+    def decide(self, groups, progress):
+        return Verdict(groups.n % 3 != self.seen % 3, np.zeros(len(groups), dtype=np.int64))
+
+
+class _HastyAll(_All):
+    def decide(self, groups, progress):
+        time.monotonic()
+        return super().decide(groups, progress)
+
+
+class _Plain(Advantage):
+    name = estimator = "bad"
+
+    def compute(self, reward, group_of, observed):
+        return reward - 0.5
+
+
+class _LearningPlain(_Learning, _Plain):
+    def compute(self, reward, group_of, observed):
+        return reward - 0.5 - self.ended
+
+
+class _HastyPlain(_Plain):
+    def compute(self, reward, group_of, observed):
+        return reward - 0.5 + 0 * np.random.random()
+
+
+@pytest.mark.parametrize("part", [_Halves, _All, _Plain], ids=["allocator", "filter", "advantage"])
+def test_a_suite_looks_at_what_it_announces(part) -> None:
+    """Exact resume, no clock, no global randomness: in every role, a part that breaks one fails, and one without faults passes."""
+    base = SUITES[part.role]
+    tests = [name for name in dir(base) if name.startswith("test_")]
+
+    def failures(kind: type[Role]) -> list[str]:
+        made = type("Suite", (base,), {"make": lambda self: kind()})()
+        out = []
+        for name in tests:
+            try:
+                getattr(made, name)()
+            except AssertionError:
+                out.append(name)
+        return out
+
+    learning, hasty = (globals()[f"_{how}{part.__name__[1:]}"] for how in ("Learning", "Hasty"))
+    assert failures(part) == []
+    assert failures(learning) == ["test_state_is_complete"]
+    assert len(failures(hasty)) >= 3

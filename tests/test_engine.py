@@ -20,7 +20,7 @@ from verl_adaptive.errors import AdaptiveError, Exhausted
 from verl_adaptive.groups import PER_ROLLOUT, Groups
 from verl_adaptive.policy import build_policy
 from verl_adaptive.progress import Progress
-from verl_adaptive.record import Recorder, replay
+from verl_adaptive.record import Recorder, ReplayReport, replay
 from verl_adaptive.rng import Draw
 from verl_adaptive.roles import Allocator, Pick, Sampler
 from verl_adaptive.stats.state import join_state, split_state
@@ -37,10 +37,11 @@ ADVANTAGES = [{"name": "verl"}, {"name": "beta"}, {"name": "beta", "variant": "o
 ADVANTAGES += [{"name": "memory"}, {"name": "memory", "thin": 0.7}]
 
 ON_POLICY = {"name": "pilot_commit", "n_pilot": 2, "form": "on_policy"}
+PIPELINED = {"name": "pilot_commit", "n_pilot": 2, "form": "pipelined"}
 PILOTS = [
     ON_POLICY,
     {**ON_POLICY, "factor": 1.5},
-    {"name": "pilot_commit", "n_pilot": 2, "form": "pipelined"},
+    PIPELINED,
 ]
 #: A gate that lets hardly any solved prompt through.
 SHUT = {"name": "greso", "p_easy": 0.0, "p_min": 0.0, "floor_easy": 1e-12, "warmup_epochs": 1000}
@@ -153,8 +154,7 @@ def same_batch(a: StepResult | str, b: StepResult | str) -> None:
         }
         for r in (a, b)
     )
-    for paid in ("planned", "generated"):
-        del mine[paid], theirs[paid]
+    del mine["generated"], theirs["generated"]
     assert mine == theirs
 
 
@@ -193,7 +193,7 @@ def test_every_rollout_is_accounted_for(setup, seed) -> None:
         groups, ledger, asked = result.groups, result.ledger, sum(r.rollouts for r in run.asked)
         assert ledger.rollouts.balanced(held) and engine.total.rollouts.balanced() and engine.total.tokens.balanced()
         held = ledger.rollouts.held
-        assert held == engine.held.rollouts and asked == ledger.rollouts.planned
+        assert held == engine.held.rollouts
         assert ledger.rollouts.trained == result.trains.sum()
         assert ledger.tokens.trained == groups.tokens[result.trains].sum()
         assert setup["max_rollouts_per_step"] is None or asked <= setup["max_rollouts_per_step"]
@@ -512,6 +512,43 @@ def test_a_record_replays_what_was_given_up(tmp_path) -> None:
     assert sum(ledger.rollouts.dropped.get("aborted", 0) for ledger in ledgers) > 0
 
 
+def replayed(engine, world, folder, first: int = 4) -> ReplayReport:
+    """What a replay says of three more steps of an engine that has taken up a state."""
+    recorder = Recorder(folder, engine)
+    for step in range(first, first + 3):
+        run_step(engine, world, step)
+    recorder.close()
+    return replay(folder / "attempt-0")
+
+
+def test_a_record_replays_groups_that_a_resume_left_behind(tmp_path) -> None:
+    """Those of a prompt that left the data set, and of another mode: a replay counted them as never made."""
+    policy = {"allocator": PIPELINED, "filter": "band", "batch": 4, "n": 8, "p": np.full(40, 0.5), "seed": 1}
+    engine, world = make_engine(**policy)
+    run(engine, world, 3)
+    keep = np.setdiff1d(np.arange(40), engine.held.index[:1])
+    table = StatsTable.from_arrow(engine.table.to_arrow())
+    smaller = World(world.p[keep], 1)
+    again, _ = make_engine(**policy, world=smaller, table=table, keys=keys_of(40)[keep])
+    again.load_state_dict(engine.state_dict())
+    assert replayed(again, smaller, tmp_path / "dataset").identical
+    assert again.total.rollouts.dropped["gone"]
+
+    stream, world = make_stream_engine(filter="informative", stream=AsyncFacts(warmup=8), M=40)
+    arrivals = Arrivals(world)
+    for step in range(1, 4):
+        arrivals.step(stream, step)
+    again, _ = make_engine(
+        filter="informative",
+        world=world,
+        table=StatsTable.from_arrow(stream.table.to_arrow()),
+        resume={"allow": ["mode"]},
+    )
+    again.load_state_dict(stream.state_dict())
+    assert replayed(again, world, tmp_path / "mode").identical
+    assert again.total.rollouts.dropped["gone"]
+
+
 def test_a_step_that_is_planned_at_once_goes_out_whole() -> None:
     """66 prompts of a batch of 64, as published: one batch of prompts (``max_rounds=1``) is that plan, not its first 64."""
     engine, world = make_engine("cero", refill=False, max_rounds=1, batch=64, M=200, n=8, steps=20)
@@ -544,8 +581,20 @@ class AskingAllocator(PlainAllocator):
         return np.where(groups.n < 2 * self.facts.n, self.facts.n, 0)
 
 
+class BoundedAllocator(AskingAllocator):
+    """May top up, and says how much."""
+
+    def most(self, n, stage):
+        return np.maximum(2 * self.facts.n - n, 0)
+
+
 def test_an_allocator_that_may_top_up_is_taken_for_boundless_unless_it_says_more():
     assert answers.most(AskingAllocator(), np.array([4]), np.array([0])).tolist() == [2**31]
+    sent = {
+        name: len(make_engine("epoch", f"{__name__}:{name}", batch=8, n=4, max_rollouts_per_step=64)[0].begin(1))
+        for name in ("AskingAllocator", "BoundedAllocator")
+    }
+    assert sent == {"AskingAllocator": 1, "BoundedAllocator": 8}
 
 
 class Shuffled(Sampler):
@@ -1103,7 +1152,7 @@ def test_exhausted(mode, parts):
         return
     result = arrivals.step(engine, 1)
     assert result.trained.sum() == 8 and not result.partial and "max_rounds=2" in result.note
-    assert result.ledger.rollouts.planned <= (2 * 16 + 16) * 8
+    assert result.ledger.rollouts.generated <= (2 * 16 + 16) * 8
 
 
 def test_a_mini_step_without_a_group_draws_once_more_where_nothing_is_refilled():
@@ -1189,7 +1238,7 @@ def test_pilots_leave_room_under_a_cap_for_their_commits():
     arrivals, trained, passed_over = Arrivals(world, 3), 0, 0
     for step in range(1, 31):
         result = arrivals.step(engine, step)
-        assert result.ledger.rollouts.planned <= 96
+        assert engine.progress.planned <= 96
         trained += int(result.trained.sum())
         passed_over += int((result.outcome == "surplus_pilot").sum())
     assert trained > 0.9 * 30 * 8 and passed_over < 0.1 * trained
@@ -1219,6 +1268,16 @@ def test_another_mode_refuses_what_is_in_flight_or_leaves_it_behind():
     assert other.table.col("visits").sum() == seen + len(result.groups) - len(ready)
     account = result.ledger.rollouts
     assert account.generated + held == account.trained + account.dropped_in_all + account.held
+
+
+def test_an_asynchronous_trainer_drops_groups_that_another_allocator_held():
+    engine, world = make_engine(allocator=PIPELINED, filter="band", p=np.full(64, 0.5))
+    run(engine, world, 3)
+    held = engine.held.rollouts
+    again, _ = make_stream_engine(world=world, table=StatsTable.from_arrow(engine.table.to_arrow()))
+    again.load_state_dict(engine.state_dict())
+    account = Arrivals(world).step(again, 4).ledger.rollouts
+    assert account.dropped["gone"] == held > 0 and account.balanced(held)
 
 
 def test_prompts_that_left_the_data_set_are_not_topped_up():

@@ -11,7 +11,7 @@ import inspect
 import json
 import sys
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
 from importlib.metadata import EntryPoint, entry_points
 from numbers import Real
@@ -183,27 +183,39 @@ def _checked(role: str, name: str, part: Any) -> type[Role]:
     return part
 
 
+#: Per role: what a class says, how to tell, what is used only then, and what is then needed.
+_USED: tuple[tuple[type[Role], str, Callable[[Any], bool], tuple[str, ...], tuple[str, ...]], ...] = (
+    (Sampler, "kind = 'stream'", lambda part: part.kind == "stream", ("admit", "decided"), ()),
+    (Sampler, "kind = 'pool'", lambda part: part.kind == "pool", ("pick",), ("pick",)),
+    (
+        Allocator,
+        "the base class PooledAllocator",
+        lambda part: issubclass(part, PooledAllocator),
+        ("can_hold", "needs_place", "fund", "prompts", "affordable", "complete", "reserve", "recall"),
+        (),
+    ),
+    (Allocator, "can_hold = True", lambda part: part.can_hold is True, (), ("recall",)),
+    (Advantage, 'estimator = "…"', lambda part: part.estimator is not None, ("compute",), ("compute",)),
+)
+
+
 def _never_asked(part: type[Role]) -> str:
     """What a part's class attributes keep from ever being used, so that it would do nothing, or something else, in silence."""
 
-    def own(method: str) -> bool:
-        return getattr(part, method) is not getattr(KINDS[part.role], method)
+    def own(name: str) -> bool:
+        return all(
+            getattr(part, name, None) is not getattr(base, name, None) for base in (KINDS[part.role], PooledAllocator)
+        )
 
-    if issubclass(part, Sampler):
-        if part.kind not in ("stream", "pool"):
-            return f"has kind = {part.kind!r}; a sampler's kind is 'stream' or 'pool'"
-        asked, other = ("admit", "pick") if part.kind == "stream" else ("pick", "admit")
-        if own(other):
-            kinds = {"admit": "stream", "pick": "pool"}
-            return f"has {other}, which only a sampler with kind = {kinds[other]!r} is asked; its kind is {part.kind!r}"
-        if asked == "pick" and not own(asked):
-            return "has kind = 'pool' and no pick, which chooses from the pool"
-    if (
-        issubclass(part, Allocator)
-        and part.can_hold is True
-        and getattr(part, "recall", PooledAllocator.recall) is PooledAllocator.recall
-    ):
-        return "has can_hold = True and no recall, so that a group that it holds would be held for ever"
+    if issubclass(part, Sampler) and part.kind not in ("stream", "pool"):
+        return f"has kind = {part.kind!r}; a sampler's kind is 'stream' or 'pool'"
+    for kind, says, said, only, needed in _USED:
+        if issubclass(part, kind):
+            unused = [name for name in only if own(name) and not said(part)]
+            if unused:
+                return f"has {unused[0]}, which is used only with {says}"
+            if said(part) and not all(map(own, needed)):
+                return f"has {says} and no {needed[0]}"
     if issubclass(part, Filter):
         names = part.reasons
         if isinstance(names, str) or not all(isinstance(name, str) and name for name in names):
@@ -211,11 +223,6 @@ def _never_asked(part: type[Role]) -> str:
         taken = [name for name in (*names, part.rollout_reason) if name in OUTCOMES]
         if taken:
             return f"gives the reason {taken[0]!r}, a word of the engine's own; take another than {', '.join(OUTCOMES)}"
-    if issubclass(part, Advantage):
-        if part.estimator is None and own("compute"):
-            return 'has compute and no estimator, so that verl would never ask it; name one, as estimator = "mine"'
-        if part.estimator is not None and not own("compute"):
-            return f"has estimator = {part.estimator!r} and no compute"
     return ""
 
 

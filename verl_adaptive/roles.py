@@ -123,7 +123,7 @@ class Pick:
 
     Attributes:
         rows: int64 ``(k,)``, table rows, in the order to submit.
-        n: int64 ``(k,)``, rollouts planned for each, or None to leave that to the allocator.
+        n: int64 ``(k,)``, rollouts planned for each, of a sampler with ``plans_rollouts``; None leaves that to the allocator.
     """
 
     rows: np.ndarray
@@ -230,6 +230,13 @@ class Allocator(Role):
             int64 ``(G,)``: k > 0 more rollouts under the same weights, or ``CLOSE``.
         """
         return np.zeros(len(groups), dtype=np.int64)
+
+    def most(self, n: np.ndarray, stage: np.ndarray) -> np.ndarray:
+        """int64 ``(k,)``: the most further rollouts that groups of ``n`` rollouts after ``stage`` top-ups may ask for.
+
+        The tighter the bound, the sooner other groups can be sure of their share of a pool or a cap. By default no bound.
+        """
+        return np.full(len(n), 2**31, dtype=np.int64)
 
     def fixed_size(self, n: int) -> int | None:
         """Rollouts that every group gets under ``actor_rollout_ref.rollout.n=n``, if all get the same at once (or what a

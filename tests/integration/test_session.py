@@ -516,7 +516,7 @@ def test_survivors_are_the_group(queue):
     assert workers.calls == 1 and len(groups) == 16 and result.trained.all() and not groups.failed.any()
     assert groups.lost.sum() == lost and groups.rollouts == 16 * 64 - lost
     assert np.isfinite(groups.reward).all() and set(np.unique(groups.reward)) == {0.0, 1.0}
-    assert result.ledger.rollouts.balanced() and result.ledger.rollouts.planned == 16 * 64
+    assert result.ledger.rollouts.balanced()
     # a reward that is NaN was generated and paid for; a session that raised left nothing to count
     account, tokens = result.ledger.rollouts, result.ledger.tokens
     assert account.generated == groups.rollouts + workers.nan and account.dropped["lost"] == workers.nan

@@ -17,13 +17,16 @@ def test_the_default_commits_within_the_step_everywhere(words) -> None:
     assert not build_policy(compose_preset(list(words))).allocator.can_hold
 
 
-def test_groups_that_were_held_commit_under_the_other_form() -> None:
-    options = dict(filter="band", batch=4, n=8, p=np.full(120, 0.5))
-    engine, world = make_engine("epoch", {"name": "pilot_commit", "n_pilot": 2, "form": "pipelined"}, **options)
+@pytest.mark.parametrize("batch", [4, 8])
+def test_groups_that_were_held_commit_under_the_other_form(batch) -> None:
+    """At once, or in the steps after where there are more than the batch has places."""
+    options = dict(filter="band", n=8, p=np.full(120, 0.5))
+    before, after = ({"name": "pilot_commit", "n_pilot": 2, **more} for more in ({"form": "pipelined"}, {}))
+    engine, world = make_engine("epoch", before, batch=batch, **options)
     run(engine, world, 3)
     held = set(engine.held.submission.tolist())
-    assert len(held) >= 4
-    other, _ = make_engine("epoch", {"name": "pilot_commit", "n_pilot": 2}, world=world, table=engine.table, **options)
+    assert len(held) >= batch
+    other, _ = make_engine("epoch", after, world=world, table=engine.table, batch=4, **options)
     other.load_state_dict(engine.state_dict())
     results = run(other, world, 4, start=4)
     assert held & set(results[0].groups.submission[results[0].trained].tolist())

@@ -28,13 +28,6 @@ class PooledAllocator(Allocator):
     on_policy: ClassVar[tuple[str, str] | None] = None
     least_key: ClassVar[str] = "n"
 
-    def most(self, n: np.ndarray, stage: np.ndarray) -> np.ndarray:
-        """int64 ``(k,)``: the most further rollouts that groups of ``n`` rollouts after ``stage`` top-ups may ask for.
-
-        The tighter the bound, the sooner other groups can be sure of their share of a pool or a cap. By default no bound.
-        """
-        return np.full(len(n), 2**31, dtype=np.int64)
-
     def fund(self, n: np.ndarray, planned: np.ndarray | None) -> np.ndarray | None:
         """Rollouts that new prompts pay into the pool from which all top-ups are taken.
 

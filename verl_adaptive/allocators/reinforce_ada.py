@@ -21,19 +21,18 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 
-from verl_adaptive.allocators.pooled import PooledAllocator
 from verl_adaptive.config import AdaptiveConfig
 from verl_adaptive.errors import ConfigError
 from verl_adaptive.groups import Groups
 from verl_adaptive.progress import Progress
 from verl_adaptive.ranges import Count
-from verl_adaptive.roles import CLOSE
+from verl_adaptive.roles import CLOSE, Allocator
 
 if TYPE_CHECKING:
     from verl_adaptive.policy import Policy
 
 
-class ReinforceAda(PooledAllocator):
+class ReinforceAda(Allocator):
     """Sequential sampling with an exit condition; a rollout is correct when its success is at least 1/2."""
 
     name: ClassVar[str] = "reinforce_ada"

@@ -36,6 +36,11 @@ def pick(part: Sampler, pool: np.ndarray, count: int, progress: Progress) -> tup
         raise AdaptiveError(
             f"{who(part)}.pick picks a prompt twice: row {once[times > 1][0]}; in a step a prompt has one group"
         )
+    if len(rows) and (found.n is not None) != part.plans_rollouts:
+        said, needs = ("Pick(rows)", False) if found.n is None else ("Pick(rows, n)", True)
+        raise AdaptiveError(
+            f"{who(part)}.pick answers {said}, which needs plans_rollouts = {needs}; its plans_rollouts is {not needs}"
+        )
     return rows, None if found.n is None else _amounts(part, "pick (n)", found.n, len(rows), "prompt", 1)
 
 
@@ -62,8 +67,6 @@ def most(part: Allocator, n: np.ndarray, stage: np.ndarray) -> np.ndarray:
     """int64 ``(k,)``: the most further rollouts that groups of ``n`` may ask for."""
     if not part.tops_up:
         return np.zeros(len(n), dtype=np.int64)
-    if not isinstance(part, PooledAllocator):
-        return np.full(len(n), 2**31, dtype=np.int64)
     return _amounts(part, "most", ask(part, "most", n, stage), len(n), "group", 0)
 
 
@@ -76,7 +79,8 @@ def fund(part: Allocator, n: np.ndarray, planned: np.ndarray | None) -> np.ndarr
 def more(part: Allocator, method: str, groups: Groups, *about: Any) -> np.ndarray:
     """int64 ``(G,)``: what ``review`` or ``recall`` says of each group."""
     found = _amounts(part, method, ask(part, method, groups, *about), len(groups), "group", HOLD)
-    if (found == HOLD).any() and not (isinstance(part, PooledAllocator) and part.can_hold):
+    may = isinstance(part, PooledAllocator) and (part.can_hold or method == "recall")
+    if (found == HOLD).any() and not may:
         raise AdaptiveError(f"{who(part)}.{method} says HOLD, which only a PooledAllocator with can_hold = True may")
     return found
 

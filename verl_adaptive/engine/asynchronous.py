@@ -37,7 +37,7 @@ import numpy as np
 
 from verl_adaptive.engine import answers
 from verl_adaptive.engine.base import Engine
-from verl_adaptive.engine.group_tracker import arrays_of, fit
+from verl_adaptive.engine.group_tracker import arrays_of, fit, groups_of
 from verl_adaptive.engine.ledger import Ledger
 from verl_adaptive.engine.prompt_source import MAX_PASSES
 from verl_adaptive.engine.steps import Closed, Requests, StepResult
@@ -275,7 +275,6 @@ class AsyncEngine(Engine):
         self.flight = self.flight.sorted()
         self._measure()
         requests = Requests.join(parts)
-        self.ledger.rollouts.planned += requests.rollouts
         return requests if len(requests) else None
 
     def _new(self, wanted: int, busy: np.ndarray, *, ungated: bool) -> Requests:
@@ -446,12 +445,8 @@ class AsyncEngine(Engine):
                     "trainer cannot do; go on with trainer.v1.trainer_mode=sync, as the run was started"
                 )
             return
-
-        def arrays(data: Mapping[str, Any]) -> dict[str, np.ndarray]:
-            return {name: np.asarray(value) for name, value in data.items()}
-
-        self.flight = Requests(**arrays(stream["flight"]))
-        waiting, ready = Groups(**arrays(stream["open"])), Groups(**arrays(stream["ready"]))
+        self.flight = Requests(**{name: np.asarray(value) for name, value in stream["flight"].items()})
+        waiting, ready = groups_of(stream["open"]), groups_of(stream["ready"])
         self._born = dict(
             zip(np.asarray(stream["born_submission"]).tolist(), np.asarray(stream["born_step"]).tolist(), strict=True)
         )
@@ -466,7 +461,8 @@ class AsyncEngine(Engine):
         lost = self.flight.submission[self.flight.index < 0]
         self.flight = self.flight.select(self.flight.index >= 0)
         stays = ~np.isin(waiting.submission, lost)
-        self.tracker.open, self.tracker.gone = waiting.select(stays), waiting.select(~stays)
+        self.tracker.open = waiting.select(stays)
+        self.tracker.gone = Groups.concat([self.tracker.gone, waiting.select(~stays)])
         for submission in lost.tolist():
             self._born.pop(submission, None)
             self._paid.pop(submission, None)

@@ -10,7 +10,7 @@ import numpy as np
 
 from verl_adaptive.config import AdaptiveConfig, RunFacts
 from verl_adaptive.engine import answers
-from verl_adaptive.engine.group_tracker import GroupTracker
+from verl_adaptive.engine.group_tracker import GroupTracker, groups_of
 from verl_adaptive.engine.ledger import Ledger
 from verl_adaptive.engine.prompt_source import PromptSource
 from verl_adaptive.engine.steps import Listener, PromptStream, Requests, StepResult
@@ -182,9 +182,7 @@ class Engine(ABC):
         if stream is None:
             return
         flight = len(stream["flight"]["submission"])
-        unfinished, ready = (
-            Groups(**{k: np.asarray(v) for k, v in stream[name].items()}) for name in ("open", "ready")
-        )
+        unfinished, ready = groups_of(stream["open"]), groups_of(stream["ready"])
         if not flight and not len(unfinished) and not len(ready):
             return
         if "mode" not in self.config.resume.allow:
@@ -193,7 +191,8 @@ class Engine(ABC):
                 f"{len(ready)} groups ready to train. Go on with the same trainer.v1.trainer_mode, or "
                 "leave them behind: adaptive.resume.allow=[mode]"
             )
-        self.tracker.gone, self.tracker.behind = Groups.concat([self.tracker.gone, unfinished]), ready
+        self.tracker.gone = Groups.concat([self.tracker.gone, unfinished])
+        self.tracker.behind = Groups.concat([self.tracker.behind, ready])
 
     # -- for the kinds --------------------------------------------------------------------------------------
 

@@ -40,7 +40,8 @@ class GroupTracker:
         open: groups that wait for a top-up, or for a decision about one; in submission order.
         held: groups kept for a later step's top-up; in submission order.
         held_since: int64 ``(H,)``, the step each was held in.
-        gone: groups open when the run was interrupted, of prompts that have left the data set since.
+        gone: groups open when the run was interrupted, of prompts that have left the data set since, or held by an allocator
+            whose place another one has taken that recalls none.
         behind: groups that another trainer mode had ready when the run was interrupted: reviewed, and learned from.
         closed: what was closed in this step.
         cut: int64, submissions whose top-up has just come back with rollouts missing: they close with what they have.
@@ -254,15 +255,18 @@ class GroupTracker:
     # -- state ----------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        return {"held": arrays_of(self.held), "held_since": self.held_since, "total": self.total.as_dict()}
+        waiting = {name: arrays_of(getattr(self, name)) for name in ("held", "gone", "behind")}
+        return {**waiting, "held_since": self.held_since, "total": self.total.as_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any], positions: np.ndarray) -> None:
         """Take up a saved state; ``positions`` are the held prompts' places in the data set now, -1 for none."""
-        held = Groups(**{name: np.asarray(value) for name, value in state["held"].items()})
+        held, gone, self.behind = (groups_of(state[name]) for name in ("held", "gone", "behind"))
         since = np.asarray(state["held_since"], dtype=np.int64)
         held.index = positions
-        here = held.index >= 0
-        self.gone = held.select(~here)  # a prompt that has left the data set cannot be topped up
+        pooled = answers.pooled(self.policy.allocator)
+        recalls = pooled is not None and type(pooled).recall is not PooledAllocator.recall
+        here = (held.index >= 0) & recalls  # a prompt that has left the data set cannot be topped up
+        self.gone = Groups.concat([gone, held.select(~here)])
         self.held, self.held_since = held.select(here), since[here]
         self.total = Ledger.from_dict(state["total"])
 
@@ -270,6 +274,11 @@ class GroupTracker:
 def arrays_of(data: Any) -> dict[str, np.ndarray]:
     """A structure of arrays as plain arrays by name."""
     return {name: np.asarray(value) for name, value in vars(data).items()}
+
+
+def groups_of(arrays: Mapping[str, Any]) -> Groups:
+    """The inverse of :func:`arrays_of`."""
+    return Groups(**{name: np.asarray(value) for name, value in arrays.items()})
 
 
 def fit(more: np.ndarray, room: int, otherwise: int = CLOSE) -> np.ndarray:

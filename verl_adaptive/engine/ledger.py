@@ -19,14 +19,12 @@ class Account:
     """Counts in one unit (rollouts or tokens).
 
     Attributes:
-        planned: asked for (rollouts only).
         generated: came back, with a reward that can be used or without.
         trained: rows given to the optimizer.
         dropped: left out, by reason.
         held: waiting for a later step.
     """
 
-    planned: int = 0
     generated: int = 0
     trained: int = 0
     dropped: dict[str, int] = field(default_factory=dict)
@@ -39,7 +37,6 @@ class Account:
 
     def add(self, other: Account) -> None:
         """Add a step's account to the run's; ``held`` is a level, not a flow."""
-        self.planned += other.planned
         self.generated += other.generated
         self.trained += other.trained
         self.held = other.held

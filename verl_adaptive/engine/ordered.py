@@ -252,7 +252,6 @@ class OrderedEngine(Engine):
         requests = self.tracker.recall()
         self.progress.planned += requests.rollouts
         self.flight = requests.sorted()
-        self.ledger.rollouts.planned += requests.rollouts
         return requests
 
     def _count_recalled(self, requests: Requests) -> None:
@@ -306,7 +305,6 @@ class OrderedEngine(Engine):
         step.sent += len(rows)
         step.waves += 1
         self.flight = Requests.join([self.flight, requests]).sorted()
-        self.ledger.rollouts.planned += requests.rollouts
         return self._longest_first(requests)
 
     def _longest_first(self, requests: Requests) -> Requests:
@@ -459,7 +457,6 @@ class OrderedEngine(Engine):
             return Requests.none()
         topups = Requests.join(parts)
         self.flight = Requests.join([self.flight, topups]).sorted()
-        self.ledger.rollouts.planned += topups.rollouts
         return topups
 
     def _answers(self, asking: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

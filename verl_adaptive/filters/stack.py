@@ -8,7 +8,7 @@ Each judges whole groups, whatever the others said. A group is dropped for the r
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
@@ -16,6 +16,7 @@ import numpy as np
 
 from verl_adaptive.config import AdaptiveConfig, RunFacts, check
 from verl_adaptive.engine import answers
+from verl_adaptive.errors import ConfigError
 from verl_adaptive.groups import Groups
 from verl_adaptive.policy import ask, make_part
 from verl_adaptive.progress import Progress
@@ -53,7 +54,7 @@ class Stack(Filter):
     def __init__(self, options: Mapping[str, Any] | None = None) -> None:
         super().__init__(options)
         chosen = [dict(one) if isinstance(one, Mapping) else {"name": one} for one in self.config.filters]
-        self.filters = tuple(cast(Filter, make_part("filter", one)) for one in chosen)
+        self.filters = tuple(cast(Filter, _at(i, make_part, "filter", one)) for i, one in enumerate(chosen))
         names = [part.name for part in self.filters]
         hint = "names a filter twice; each keeps its own columns under its name"
         check(len(set(names)) == len(names), "adaptive.filter.filters", self.config.filters, hint)
@@ -78,13 +79,13 @@ class Stack(Filter):
         return Verdict(keep & ~empty, reason, None if rollouts.all() else rollouts)
 
     def check_policy(self, policy: Policy, config: AdaptiveConfig) -> None:
-        for part in self.filters:
-            ask(part, "check_policy", policy, config)
+        for i, part in enumerate(self.filters):
+            _at(i, ask, part, "check_policy", policy, config)
 
     def bind(self, table: StatsTable, facts: RunFacts) -> None:
         super().bind(table, facts)
-        for part in self.filters:
-            ask(part, "bind", table, facts)
+        for i, part in enumerate(self.filters):
+            _at(i, ask, part, "bind", table, facts)
 
     def observe(self, groups: Groups, progress: Progress) -> None:
         for part in self.filters:
@@ -102,4 +103,14 @@ class Stack(Filter):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         for part in self.filters:
-            ask(part, "load_state_dict", state[part.name])
+            if part.name in state:
+                ask(part, "load_state_dict", state[part.name])
+
+
+def _at(i: int, call: Callable[..., Any], *about: Any) -> Any:
+    """What a call for the filter at place ``i`` gives; an error names its options where they stand."""
+    try:
+        return call(*about)
+    except ConfigError as error:
+        key, hint = (x.replace("adaptive.filter.", f"adaptive.filter.filters[{i}].") for x in (error.key, error.hint))
+        raise ConfigError(key, error.value, hint) from error

@@ -88,7 +88,7 @@ class Spread(Sampler):
         kind = {"decay": c.decay, "strength": c.strength, "by_source": c.prior == "source"}
         self._pool = None
         if c.weight != "reward":
-            self.memory = Memory(table, self.name, **kind)
+            self.memory = Memory(table, f"{self.name}_success", **kind)
             self.memory.begin_with(table.col("successes"))
             return
         self.memory = Memory(table, self.name, **kind, centre=None)
@@ -212,13 +212,15 @@ class Spread(Sampler):
         return {"expected_spread": self._last}
 
     def state_dict(self) -> dict[str, Any]:
-        memories = [memory.state_dict() for memory in self._memories()]
+        memories = {memory.namespace: memory.state_dict() for memory in self._memories()}
         return {"memories": memories, "scale": self._scale.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        for memory, saved in zip(self._memories(), state["memories"], strict=True):
-            memory.load_state_dict(saved)
-        self._scale.load_state_dict(state["scale"])
+        known = [memory for memory in self._memories() if memory.namespace in state["memories"]]
+        for memory in known:  # with another weight it was another memory
+            memory.load_state_dict(state["memories"][memory.namespace])
+        if known:
+            self._scale.load_state_dict(state["scale"])
 
 
 def _unit(bits: np.ndarray) -> np.ndarray:

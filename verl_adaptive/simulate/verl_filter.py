@@ -145,7 +145,6 @@ class VerlFilter:
         n = np.full(count, self.facts.n, dtype=np.int64)
         sent = Requests(submission, index, self.row_of[index], n, np.zeros(count, dtype=np.int64))
         self.flight = Requests.join([self.flight, sent])
-        self.ledger.rollouts.planned += sent.rollouts
         return sent
 
     def _account(self, groups: Groups, outcome: np.ndarray) -> None:

@@ -79,8 +79,9 @@ class Memory:
         centre: float | None = 0.5,
     ) -> None:
         self.table, self.namespace = table, namespace
-        self.decay, self.by_source, self.centre = decay, by_source, centre
-        columns = {"sum": Column("f8", 0.0), "count": Column("f8", 0.0), "strength": Column("f8", strength)}
+        self.decay, self.strength, self.by_source, self.centre = decay, strength, by_source, centre
+        # No default is an option: a run may go on with another one. `left` of the prior's strength, a share.
+        columns = {"sum": Column("f8", 0.0), "count": Column("f8", 0.0), "left": Column("f8", 1.0)}
         columns |= {name: Column("f8", float("nan")) for name in ("latest", "before")}
         self._noted = np.zeros(0, dtype=np.int64)  # visited in the step under way
         table.declare(namespace, columns)
@@ -133,11 +134,15 @@ class Memory:
     def value(self, rows: np.ndarray) -> np.ndarray:
         """float64 ``(k,)``: v of each row; nan while nothing was observed and there is no centre."""
         prior = self._prior[self.table.col("source")[rows]]
-        return (self.col("sum")[rows] + self.col("strength")[rows] * prior) / self.mass(rows)
+        return (self.col("sum")[rows] + self._faded(rows) * prior) / self.mass(rows)
 
     def mass(self, rows: np.ndarray) -> np.ndarray:
         """float64 ``(k,)``: rollouts that the value of each row rests on, the prior's among them."""
-        return self.col("count")[rows] + self.col("strength")[rows]
+        return self.col("count")[rows] + self._faded(rows)
+
+    def _faded(self, rows: np.ndarray) -> np.ndarray:
+        """float64 ``(k,)``: κ of each row."""
+        return self.strength * self.col("left")[rows]
 
     def observe(self, rows: np.ndarray, total: np.ndarray, n: np.ndarray, mean: np.ndarray) -> None:
         """Learn from visits, in their order.
@@ -158,7 +163,7 @@ class Memory:
             latest[row] = mean[now]
             fade(self.col("sum"), row, self.decay, total[now])
             fade(self.col("count"), row, self.decay, n[now])
-            fade(self.col("strength"), row, self.decay, 0.0)
+            fade(self.col("left"), row, self.decay, 0.0)
 
     def begin_with(self, sums: np.ndarray) -> None:
         """Start from the table's evidence on prompts that this memory has not met (a warm start).
@@ -175,9 +180,9 @@ class Memory:
         mean = sums[rows] / n[rows]
         most = 1.0 / (1.0 - self.decay) if self.decay < 1 else np.inf
         weight = np.minimum(n[rows], most)
-        strength = self.col("strength")[rows] * self.decay ** n[rows]
+        left = self.col("left")[rows] * self.decay ** n[rows]
         self.observe(rows, weight * mean, weight, mean)
-        self.col("strength")[rows] = strength
+        self.col("left")[rows] = left
         self.end_step()
 
     def state_dict(self) -> dict[str, Any]:

@@ -11,9 +11,10 @@ import numpy as np
 
 from verl_adaptive.groups import Groups, success_by_default
 from verl_adaptive.roles import Advantage
-from verl_adaptive.testing.components import PROMPTS, PartConformance, unchanged
+from verl_adaptive.testing.components import PROMPTS, PartConformance, pure, unchanged
 
 
+@pure
 class AdvantageConformance(PartConformance):
     """A suite for pytest.
 
@@ -48,7 +49,7 @@ class AdvantageConformance(PartConformance):
     def observed(self, seed: int = 0) -> tuple[Advantage, Groups]:
         """An advantage that has seen the groups closed, as happens before it is asked."""
         made, groups = self.bound(), self.groups(seed)
-        made.observe(groups, self.progress(round=1))
+        self.close(made, groups, 1)
         return made, groups
 
     # -- tests ----------------------------------------------------------------------------------------------
@@ -98,7 +99,15 @@ class AdvantageConformance(PartConformance):
         )
 
     def test_state_is_complete(self) -> None:
-        made, groups = self.observed()
-        rows = self.training(groups)
-        a, b = (m.compute(groups.reward[rows], groups.group_of[rows], groups) for m in (made, self.resumed(made)))
-        np.testing.assert_array_equal(a, b)
+        made, _ = self.observed()
+        made.end_step(self.progress())
+        other = self.resumed(made)
+        for step in (2, 3):
+            groups = self.groups(step)
+            rows = self.training(groups, step)
+            for part in (made, other):
+                self.close(part, groups, step)
+            a, b = (m.compute(groups.reward[rows], groups.group_of[rows], groups) for m in (made, other))
+            np.testing.assert_array_equal(a, b)
+            for part in (made, other):
+                part.end_step(self.progress(step))

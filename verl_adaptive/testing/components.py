@@ -1,11 +1,15 @@
-"""What the suites of allocators, filters and advantages share."""
+"""What the suites share."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+import random
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, TypeVar
+from unittest import mock
 
 import numpy as np
 
@@ -17,6 +21,8 @@ from verl_adaptive.stats.keys import KEY_DTYPE
 from verl_adaptive.stats.table import StatsTable
 
 PROMPTS = 40
+_CLOCKS = ("time", "time_ns", "monotonic", "perf_counter", "process_time")
+_Suite = TypeVar("_Suite", bound=type)
 
 
 class PartConformance:
@@ -54,6 +60,11 @@ class PartConformance:
         """The state of a step."""
         return Progress(step=step, batch=self.facts.batch, draw=Draw(0, step), **more)
 
+    def close(self, made: Any, groups: Groups, step: int) -> None:
+        """Closed groups go into the table and to the part, as in a step."""
+        made.table.observe(groups, step, tolerance=self.facts.tolerance)
+        made.observe(groups, self.progress(step, round=1))
+
 
 @contextmanager
 def unchanged(groups: Groups) -> Iterator[None]:
@@ -64,18 +75,37 @@ def unchanged(groups: Groups) -> Iterator[None]:
         np.testing.assert_array_equal(getattr(groups, name), value, err_msg=name)
 
 
+def pure(suite: _Suite) -> _Suite:
+    """A suite in whose tests nobody looks at a clock or uses global randomness."""
+    for name, test in list(vars(suite).items()):
+        if name.startswith("test_"):
+            setattr(suite, name, _pure()(test))
+    return suite
+
+
 @contextmanager
-def no_global_randomness() -> Iterator[None]:
-    """What is done inside must not use numpy's global generator; afterwards it stands elsewhere."""
+def _pure() -> Iterator[None]:
     before = _global_state()
-    yield
-    assert _global_state() == before, "the global generator was used"
-    np.random.random(3)
+    with ExitStack() as stack:
+        for name in _CLOCKS:
+            stack.enter_context(mock.patch.object(time, name, _refused(getattr(time, name))))
+        yield
+    assert _global_state() == before, "a global generator of random numbers was used"
+
+
+def _refused(clock: Callable[[], Any]) -> Callable[[], Any]:
+    def look() -> Any:
+        frame = sys._getframe(1)
+        if frame.f_globals.get("__name__") == "logging":  # dates what is logged
+            return clock()
+        raise AssertionError(f"a decision looked at a clock ({frame.f_code.co_filename}:{frame.f_lineno})")
+
+    return look
 
 
 def _global_state() -> str:
     state = np.random.get_state(legacy=False)["state"]
-    return f"{state['pos']} {state['key'].tolist()}"
+    return f"{random.getstate()} {state['pos']} {state['key'].tolist()}"
 
 
 def _through_files(state: Any) -> Any:

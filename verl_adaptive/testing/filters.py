@@ -14,9 +14,10 @@ import numpy as np
 from verl_adaptive.groups import Groups, success_by_default
 from verl_adaptive.progress import Progress
 from verl_adaptive.roles import Filter, Verdict
-from verl_adaptive.testing.components import PROMPTS, PartConformance, no_global_randomness, unchanged
+from verl_adaptive.testing.components import PROMPTS, PartConformance, pure, unchanged
 
 
+@pure
 class FilterConformance(PartConformance):
     """A suite for pytest.
 
@@ -64,9 +65,9 @@ class FilterConformance(PartConformance):
             self.check(made, groups, made.decide(groups, self.progress()))
         self.check(made, Groups.empty(), made.decide(Groups.empty(), self.progress()))
 
-    def test_verdicts_repeat_and_leave_groups_and_global_randomness_alone(self) -> None:
+    def test_verdicts_repeat_and_leave_groups_alone(self) -> None:
         groups = self.groups()
-        with unchanged(groups), no_global_randomness():
+        with unchanged(groups):
             first = self.bound().decide(groups, self.progress())
         again = self.bound().decide(groups, self.progress())
         np.testing.assert_array_equal(first.keep, again.keep)
@@ -91,7 +92,7 @@ class FilterConformance(PartConformance):
         made = self.bound()
         for step in (1, 2):
             made.decide(self.groups(step), self.progress(step))
-            made.observe(self.groups(step), self.progress(step))
+            self.close(made, self.groups(step), step)
             made.end_step(self.progress(step))
         groups = self.groups(3)
         a, b = (m.decide(groups, self.progress(3)) for m in (made, self.resumed(made)))

@@ -14,11 +14,8 @@ from __future__ import annotations
 
 import json
 import math
-import random
-import sys
 from dataclasses import dataclass, field
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -32,8 +29,7 @@ from verl_adaptive.rng import Draw
 from verl_adaptive.roles import Pick, Sampler
 from verl_adaptive.simulate.worlds import StaticWorld, WorldPrompts
 from verl_adaptive.stats.table import StatsTable
-
-_CLOCKS = ("time.time", "time.time_ns", "time.monotonic", "time.perf_counter", "time.process_time")
+from verl_adaptive.testing.components import pure
 
 
 @dataclass
@@ -61,6 +57,7 @@ class _Run:
         return [self.step(k) for k in range(first, last + 1) if not self.engine.finished]
 
 
+@pure
 class SamplerConformance:
     """Base class of a sampler's conformance tests.
 
@@ -161,23 +158,6 @@ class SamplerConformance:
         for name, value in run.engine.policy.sampler.metrics().items():
             assert isinstance(name, str) and isinstance(value, float) and math.isfinite(value), (name, value)
 
-    def test_no_global_randomness_and_no_clock(self) -> None:
-        plain = self._whole()
-        random.seed(5)
-        np.random.seed(5)
-        before = random.getstate(), _flat(np.random.get_state(legacy=False))
-        run = self._run()
-        patches = [mock.patch(name, side_effect=_looked_at_a_clock) for name in _CLOCKS]
-        for patch in patches:
-            patch.start()
-        try:
-            run.go(1, 10)
-        finally:
-            for patch in patches:
-                patch.stop()
-        assert run.trace and run.trace == plain.trace[: len(run.trace)]
-        assert (random.getstate(), _flat(np.random.get_state(legacy=False))) == before
-
     def test_shapes(self) -> None:
         run = self._run()
         sampler, table = run.engine.policy.sampler, run.engine.table
@@ -268,11 +248,6 @@ class SamplerConformance:
             seen[(step - 1) // self.patience, np.unique(result.groups.index)] = True
         missing = [np.flatnonzero(~third).tolist() for third in seen]
         assert missing == [[], [], []], f"never seen in {self.patience} steps: {missing}"
-
-
-def _looked_at_a_clock(*_: object) -> float:
-    frame = sys._getframe(1)
-    raise AssertionError(f"a decision looked at a clock ({frame.f_code.co_filename}:{frame.f_lineno})")
 
 
 def _plain(value: object) -> object:
