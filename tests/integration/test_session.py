@@ -170,7 +170,6 @@ def clear(batch) -> None:
 PILOTS = {
     "allocator": {"name": "pilot_commit", "n_pilot": 4, "form": "on_policy"},
     "filter": {"name": "band"},
-    "sampler": {"name": "epoch", "round": {"prompts": 10}},
 }
 
 
