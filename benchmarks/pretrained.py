@@ -65,7 +65,7 @@ SEEDS = 3
 SAMPLES = 8  # answers to each held-out question
 #: Steps between two validations; these presets generate more rollouts a step, and so take fewer steps.
 TEST_FREQ = {"dapo": 2, "greso": 2, "pilot_commit": 3}
-COLUMNS = ("rollouts", "updates", "held_out", "tokens_generated", "tokens_trained", "seconds")
+COLUMNS = ("rollouts", "updates", "held_out", "tokens_generated", "tokens_trained")
 #: What verl's file logger writes of a run, in its folder.
 METRICS = "metrics.jsonl"
 #: verl's timers that make up a step.
@@ -98,7 +98,7 @@ class PretrainedRun:
         variant, preset, lr, seed: who it is.
         command: runs it again and compares.
         words: verl's own command line, folders aside.
-        curve: a point a validation, of ``COLUMNS``; seconds are of training steps, validation aside.
+        curve: a point a validation, of ``COLUMNS``.
         sources: held-out accuracy of each data source, first and last.
         ends: pass@8 and mean length (characters) of held-out answers, and the actor's entropy in training, first and last.
         rollouts: generated and trained, and dropped by reason.
@@ -279,7 +279,6 @@ def _judge(cell: PretrainedRun, run: Path) -> None:
     """Fill a cell in from the run's metrics and validations."""
     steps = _steps(run / METRICS)
     spent = np.cumsum([_spent(row, cell.key) for row in steps], axis=0)
-    seconds = np.cumsum([row["timing_s/step"] - row.get("timing_s/testing", 0.0) for row in steps])
     at = {int(row["at"]): i for i, row in enumerate(steps)}
     files = sorted((run / "validation").glob("*.jsonl"), key=lambda file: int(file.stem))
     for file in files:
@@ -287,8 +286,7 @@ def _judge(cell: PretrainedRun, run: Path) -> None:
         held_out = round(float(np.mean([np.mean(x) for x in marks.values()])), 4)
         i = at.get(int(file.stem))
         rollouts, updates, generated, trained = (0.0,) * 4 if i is None else spent[i]
-        point = [rollouts, updates, held_out, round(generated), round(trained)]
-        cell.curve.append([*point, 0.0 if i is None else round(float(seconds[i]), 1)])
+        cell.curve.append([rollouts, updates, held_out, round(generated), round(trained)])
         if file in (files[0], files[-1]):
             cell.ends.setdefault("pass@8", []).append(round(float(np.mean([max(x) for x in marks.values()])), 4))
             cell.ends.setdefault("length", []).append(round(length, 2))

@@ -65,7 +65,6 @@ def test_a_run_is_read_from_what_verl_left(tmp_path) -> None:
             "adaptive/tokens/trained_total": 300,
             "actor/entropy_loss": 1.0 / step,
             "timing_s/step": 10.0 + 5 * (step == 2),
-            "timing_s/testing": 5.0 * (step == 2),
         }
         for step in (1, 2)
     ]
@@ -73,7 +72,7 @@ def test_a_run_is_read_from_what_verl_left(tmp_path) -> None:
     lines = [json.dumps({"step": step, "data": row}) for step, row in enumerate(measured)]
     (tmp_path / pretrained.METRICS).write_text("\n".join(lines))
     pretrained._judge(cell, tmp_path)
-    assert cell.curve == [[0.0, 0.0, 0.25, 0, 0, 0.0], [256.0, 4.0, 0.5, 800, 600, 20.0]]
+    assert cell.curve == [[0.0, 0.0, 0.25, 0, 0], [256.0, 4.0, 0.5, 800, 600]]
     assert cell.ends == {"pass@8": [0.5, 0.5], "length": [2.0, 2.0], "entropy": [1.0, 0.5]}
     assert cell.sources == {"sum": [0.25, 0.5]}
     assert cell.rollouts == {"generated": 256, "trained": 200, "dropped": {"zero_advantage": 56}}
