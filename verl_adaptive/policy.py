@@ -202,7 +202,7 @@ _USED: tuple[tuple[type[Role], str, Callable[[Any], bool], tuple[str, ...], tupl
 def _never_asked(part: type[Role]) -> str:
     """What a part's class attributes keep from ever being used, so that it would do nothing, or something else, in silence."""
 
-    def own(name: str) -> bool:
+    def own(name: str) -> bool:  # and not what a base class of ours says
         return all(
             getattr(part, name, None) is not getattr(base, name, None) for base in (KINDS[part.role], PooledAllocator)
         )

@@ -134,7 +134,7 @@ def check_run(config: Any, adaptive: AdaptiveConfig, policy: Policy) -> None:
         or not config.algorithm.get("use_kl_in_reward", False)
         or own is not None
         or estimator not in GROUP_RELATIVE,
-        f"adaptive.filter.{'filters: aero.' * (policy.filter.option('filters') is not None)}keep_degenerate",
+        _keep_degenerate_key(policy),
         1,
         f"leaves one rollout of a group, whose penalty (algorithm.use_kl_in_reward=true) {estimator} has no other to compare "
         "with: it would train on nothing; use 0, or 2 or more",
@@ -270,6 +270,12 @@ def _check_fetch(config: Any, policy: Policy) -> None:
     )
 
 
+def _keep_degenerate_key(policy: Policy) -> str:
+    """Where AERO's option stands: it may be a filter of a stack."""
+    stacked = policy.filter.option("filters") is not None
+    return "adaptive.filter.filters: aero.keep_degenerate" if stacked else "adaptive.filter.keep_degenerate"
+
+
 def _group_size(n: int, policy: Policy) -> tuple[int, str]:
     """Rollouts of a group at first, and the key that says so."""
     size = policy.allocator.fixed_size(n) or n
@@ -319,7 +325,7 @@ def _check_group_size(n: int, estimator: str, adaptive: AdaptiveConfig, policy: 
     )
     check(  # of GROUP_RELATIVE the missing baseline is known (integration/rows.py)
         not policy.filter.may_leave_one or not advantage.centres or estimator in GROUP_RELATIVE,
-        f"adaptive.filter.{'filters: aero.' * (policy.filter.option('filters') is not None)}keep_degenerate",
+        _keep_degenerate_key(policy),
         1,
         f"leaves one rollout of a group, which {estimator} would train on its bare reward; use 0, or 2 or more",
     )
