@@ -152,6 +152,13 @@ def test_a_run_that_ends_early_is_told_by_its_last_error(tmp_path) -> None:
     assert "status 1 after steps [] of [1, 2, 3]: RuntimeError" in item.findings[0]
 
 
+def test_a_run_that_is_killed_without_a_checkpoint_is_found(monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr(suite, "_train", lambda folder, *_, **__: ProcessRun(folder, -9, ""))
+    item = Item("greso, SIGKILL, resume")
+    suite._resumed(item, tmp_path / "killed", [], {}, 1, Item(PLAIN))
+    assert "there is no checkpoints/global_step_2/adaptive" in item.findings[0]
+
+
 def metrics(step: int, **other: float) -> dict:
     made = dict.fromkeys(verdicts.METRICS, 1.0) | {"training/global_step": step}
     for unit in ("rollouts", "tokens"):

@@ -380,8 +380,12 @@ def _resumed(item: Item, folder: Path, said: list[str], env: dict[str, str], tim
         item.findings.append(f"it could not be killed: status {first.code}: {_last(first.log)}")
         return
     saved = KILL_AT - KILL_AT % SAVE_EVERY
+    snapshot = folder / "checkpoints" / f"global_step_{saved}" / FOLDER
+    if not snapshot.is_dir():
+        item.findings.append(f"it was killed after step {KILL_AT}, and there is no {snapshot.relative_to(folder)}")
+        return
     second = _train(folder, said, env, timeout)
-    _, state, _ = read_snapshot(folder / "checkpoints" / f"global_step_{saved}" / FOLDER)
+    _, state, _ = read_snapshot(snapshot)
     _judged(item, second, plain, range(saved + 1, RESUMED + 1), state["engine"]["total"])
 
 
