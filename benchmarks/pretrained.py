@@ -21,6 +21,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -323,17 +324,12 @@ def main(arguments: list[str] | None = None) -> None:
         __doc__.splitlines()[0],
         **{"presets": PRESETS, "variants": VARIANTS, "arms": ARMS, "variant": "128", "lrs": LRS, "seeds": SEEDS},
     )
-    parser.add_argument("--until", metavar="HH:MM", help="begin no cell after this time of day")
+    parser.add_argument("--hours", type=float, default=math.inf, help="begin no cell after so many hours")
     parser.add_argument("--lock", type=Path, help="hold this file's lock during a cell, so that others get their turn")
     parser.add_argument("--results", type=Path, default=RESULTS, help="a line a cell")
     parser.add_argument("--work", type=Path, default=REPO / "outputs" / "pretrained", help="data, model and logs")
     options = parser.parse_args(arguments)
-    wanted = parser.cells(options)
-    try:
-        if options.until:
-            time.strptime(options.until, "%H:%M")
-    except ValueError as error:
-        parser.error(str(error))
+    wanted, begun = parser.cells(options), time.monotonic()
     if not options.cell and not options.fresh:
         known = load(options.results)
         wanted = [key for key in wanted if key not in known]
@@ -345,8 +341,8 @@ def main(arguments: list[str] | None = None) -> None:
         prepare(work)
     for done, key in enumerate(wanted):
         with held(options.lock):
-            if options.until and time.strftime("%H:%M") >= options.until:
-                print(f"{options.until}: {len(wanted) - done} cells not begun")
+            if time.monotonic() > begun + 3600 * options.hours:
+                print(f"{options.hours:g} hours are over: {len(wanted) - done} cells not begun")
                 return
             cell = run_cell(key, work)
         if options.check:

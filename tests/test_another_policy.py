@@ -25,7 +25,7 @@ POLICIES = [
     "dapo adaptive/allocator=aero adaptive/sampler=retire",
     "dapo adaptive/sampler=mopps_by_source",
     "greso adaptive.sampler.classify=mean",
-    "cero adaptive.sampler.variant=june",
+    "cero adaptive.sampler.g=1 adaptive.sampler.n_max=16",
     "dapo adaptive/filter=stack",
     "dapo adaptive/filter=stack adaptive.filter.filters=[informative,aero]",
     "solo adaptive.sampler.strength=3 adaptive.advantage.strength=3",

@@ -51,7 +51,7 @@ TestGresoMeanBands = suite(Greso, {"patience": 150}, classify="mean", floor_easy
 TestSpread = suite(Spread, {"patience": 100})
 TestSpreadOfGroups = suite(Spread, {"patience": 200}, weight="mixed", prior="all", floor=0.05)
 TestCero = suite(Cero, {"refill": False, "patience": 80})
-TestCeroJune = suite(Cero, {"refill": False, "patience": 150}, variant="june", rho=0.9, forget="visit")
+TestCeroJune = suite(Cero, {"refill": False, "patience": 150}, g=1, n_max=16, rho=0.9, forget="visit")
 TestMopps = suite(Mopps, {"patience": 100})
 # four times the chance of a re-check; the default of 5 % only takes four times as long
 TestRetire = suite(Retire, {"patience": 50}, recheck=0.2)

@@ -40,7 +40,7 @@ CASES = {
     "residual unit": dict(M=50, batch=8, n=8, steps=150, capacity=19, recheck=0.0),
     "forgetting a round": dict(M=40, batch=6, n=8, steps=150, rho=0.9, recheck=0.0),
     "forgetting a visit": dict(M=40, batch=6, n=8, steps=150, rho=0.7, forget="visit", recheck=0.0),
-    "june": dict(M=40, batch=6, n=8, steps=100, variant="june", recheck=0.0),
+    "june": dict(M=40, batch=6, n=8, steps=100, g=1, n_max=16, recheck=0.0),
     "prior and saturation": dict(M=40, batch=6, n=8, steps=150, a0=2.0, b0=0.5, lam=3.0, recheck=0.0),
     "long steps": dict(M=40, batch=6, n=8, steps=150, gamma=0.3, nu0=0.9, recheck=0.0),
     "catch-up": dict(M=40, batch=6, n=8, steps=100, capacity=12, budget=1150, nu0=1.0, recheck=0.0),
@@ -213,7 +213,7 @@ def test_a_group_is_as_large_as_grpos_whatever_n_is():
         assert cero.g * cero.n_max == n
         assert cero.budget * cero.g == 50 * 8 * n
         assert (cero.pick(np.arange(100), 1, progress_at(1)).n[:-1] == n).all()  # the last one takes the residual
-    june = make_cero(200, 8, 8, 50, variant="june")
+    june = make_cero(200, 8, 8, 50, g=1, n_max=16)
     assert (june.g, june.n_max, june.budget) == (1, 16, 3_200)
 
 

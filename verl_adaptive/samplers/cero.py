@@ -13,8 +13,8 @@ is worth), ``ν`` that of the budget. With ``q̂ = E[p(1−p)]`` under a Beta po
 allocate nothing: it moves the duals only and makes no update, so that a run of K rounds makes fewer than K updates (the
 paper: 486 to 488 of 500); :class:`Cero` goes through such rounds as soon as they come. A round that allocates at all
 nearly always fills its capacity, so about B/C rounds do: 1.5 times the mean as capacity leaves two thirds of the updates. All of this is stated in
-2610.09679. The June paper's own constants were not available; ``variant=june`` runs the same algorithm one rollout a
-unit, up to 16 a prompt (our reading).
+2610.09679. The June paper's own constants were not available; our reading is ``g=1`` with ``n_max=16``: the same
+algorithm one rollout a unit, up to 16 a prompt.
 
 Where we decide what the paper leaves open:
 
@@ -94,7 +94,6 @@ class Cero(Sampler):
         """Options; the defaults are 2610.09679's, scaled to the run.
 
         Attributes:
-            variant: ``october`` (2610.09679) or ``june`` (2606.05606, g = 1, N_max = 16): what g and n_max default to.
             g: rollouts a unit; null: n / n_max, the paper's 4 for n = 8, so that a group is as large as GRPO's.
             n_max: units a prompt gets in a round; null: 2, or 1 if n is odd.
             capacity: C, units a round; null: 132/128 of the mean, as published. Of the rounds about B/C make an update.
@@ -112,7 +111,6 @@ class Cero(Sampler):
             recheck_share: largest share of a round that goes to overdue prompts.
         """
 
-        variant: Literal["october", "june"] = "october"
         g: Count | None = None
         n_max: Count | None = None
         capacity: Count | None = field(default=None, metadata=PER_STEP)
@@ -164,16 +162,15 @@ class Cero(Sampler):
     def bind(self, table, facts) -> None:
         super().bind(table, facts)
         c, path = self.config, "adaptive.sampler"
-        june = c.variant == "june"
         whole = c.g is None and facts.n % 2 == 1  # a group of an odd n is one unit
-        self.n_max: int = c.n_max or (16 if june else 1 if whole else 2)
+        self.n_max: int = c.n_max or (1 if whole else 2)
         divides = facts.n < self.n_max or facts.n % self.n_max == 0
         hint = (
             f"does not divide actor_rollout_ref.rollout.n={facts.n}, so that groups would be smaller than that; write "
             f"null, a divisor of {facts.n}, or {path}.g too"
         )
-        check(june or c.g is not None or divides, f"{path}.n_max", self.n_max, hint)
-        self.g: int = c.g or (1 if june else max(1, facts.n // self.n_max))
+        check(c.g is not None or divides, f"{path}.n_max", self.n_max, hint)
+        self.g: int = c.g or max(1, facts.n // self.n_max)
         self.rounds: int = c.rounds or facts.steps
         self.budget: int = c.budget or max(1, facts.steps * facts.batch * facts.n // self.g)
         self._most: int = facts.prompts * self.n_max
