@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 
 from verl_adaptive.config import AdaptiveConfig
+from verl_adaptive.engine import answers
 from verl_adaptive.errors import AdaptiveError, ConfigError
 from verl_adaptive.filters.aero_rejection import AeroRejection
 from verl_adaptive.filters.informative import Informative
 from verl_adaptive.filters.stack import Stack
+from verl_adaptive.groups import Groups
 from verl_adaptive.policy import build_policy
 from verl_adaptive.simulate.presets import compose_preset
 from verl_adaptive.testing.filters import FilterConformance
@@ -24,6 +26,7 @@ from verl_adaptive import Filter, Verdict
 class Short(Filter):
     name = "short"
     reasons = ("long",)
+    may_leave_one = True
 
     def __init__(self, options=None):
         super().__init__(options)
@@ -88,6 +91,26 @@ def test_a_group_of_which_each_filter_leaves_other_rollouts_is_dropped(tmp_path)
     found = made.decide(suite.groups(), suite.progress())
     assert not found.keep.any()
     assert {made.reasons[r] for r in found.reason} == {"long", "none_left"}
+
+
+def test_no_rollout_is_left_alone_by_filters_that_leave_several(tmp_path):
+    """Its advantage would be its bare reward."""
+    middle = OWN.replace("place % 2 == 0", "(place > 0) & (place < 3)").replace("may_leave_one = True", "")
+    (tmp_path / "middle_filters.py").write_text(middle.replace("~found.rollouts", "np.ones(groups.rollouts, bool)"))
+    last = (
+        middle.replace("(place > 0) & (place < 3)", "place > 1").replace('"short"', '"last"').replace("Short", "Last")
+    )
+    (tmp_path / "last_filters.py").write_text(last)
+    suite = TestStack()
+    suite.make = lambda: Stack({"filters": [f"{tmp_path}/middle_filters.py:Short", f"{tmp_path}/last_filters.py:Last"]})
+    made = suite.bound()
+    groups = Groups.from_lists([0, 1], [[1.0, 0.0, 1.0, 0.0]] * 2)
+    for part in made.filters:
+        assert answers.decide(part, groups, suite.progress()).keep.all()
+    found = made.decide(groups, suite.progress())
+    assert not found.keep.any() and {made.reasons[r] for r in found.reason} == {"none_left"}
+    with pytest.raises(AdaptiveError, match=r"filter last .*single rollout.*may_leave_one"):
+        answers.decide(made.filters[1], Groups.from_lists([0], [[1.0, 0.0, 1.0]]), suite.progress())
 
 
 def test_each_filter_observes_and_is_saved(tmp_path):

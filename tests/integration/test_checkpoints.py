@@ -22,11 +22,14 @@ tq = pytest.importorskip("transfer_queue")
 
 import torch  # noqa: E402
 from omegaconf import OmegaConf  # noqa: E402
+from torch.utils.data import SequentialSampler  # noqa: E402
+from verl.trainer.ppo.v1.trainer_base import get_trainer_cls  # noqa: E402
 from verl.utils import tensordict_utils as tu  # noqa: E402
 
 from tests.world import make_engine, run  # noqa: E402
 from verl_adaptive.config import AdaptiveConfig, ResumeConfig, SuccessConfig  # noqa: E402
 from verl_adaptive.errors import AdaptiveError, ConfigError  # noqa: E402
+from verl_adaptive.integration.dataloader import DataloaderPrompts  # noqa: E402
 from verl_adaptive.integration.facts import compared_of  # noqa: E402
 from verl_adaptive.integration.monitor import Monitor  # noqa: E402
 from verl_adaptive.integration.resume import IRRELEVANT, LOGGED, settings_of  # noqa: E402
@@ -157,6 +160,39 @@ def test_the_alarms_state_is_part_of_a_snapshot(tmp_path):
         run_store.save(str(tmp_path / name), 2, engine, NoGroups(), *more)
     assert run_store.load(str(tmp_path / "with"), 2)["monitor"]["alarms"]["names"] == engine.table.sources
     assert "monitor" not in run_store.load(str(tmp_path / "without"), 2)
+
+
+def test_weights_and_statistics_are_of_one_save_whatever_comes_after_them(tmp_path):
+    """verl's checkpoint callback, which uploads, comes last: if it fails or is killed, the checkpoint is whole."""
+    run_store, engine = run_store_of(tmp_path)
+    rows = [{"number": i} for i in range(8)]
+    made = object.__new__(get_trainer_cls("adaptive_sync"))
+    made.run_store, made.engine, made.session, made._monitor = run_store, engine, NoGroups(), None
+    run_store.save = RunStore.save.__get__(run_store)
+    made.config = OmegaConf.create(
+        {
+            "trainer": {"default_local_dir": str(tmp_path), "default_hdfs_dir": None},
+            "actor_rollout_ref": {"actor": {}},
+        }
+    )
+    made.stream = DataloaderPrompts(rows, SequentialSampler(rows), chunk=1, workers=0)
+    made.train_dataloader, made.global_steps, made.use_critic, made.trainer_mode = made.stream.loader, 2, False, "sync"
+    calls: list[str] = []
+
+    def on_save(**_: object) -> None:
+        raise OSError("503 Slow Down")
+
+    def save_checkpoint(path: str, *_: object, **__: object) -> None:
+        with pytest.raises(SnapshotError, match="not of one save"):  # the weights there are not yet this save's
+            run_store.load(os.path.dirname(path), 2)
+        calls.append(path)
+
+    made.actor_rollout_wg = SimpleNamespace(save_checkpoint=save_checkpoint)
+    made.checkpoint_callback = SimpleNamespace(on_save=on_save)
+    with pytest.raises(OSError, match="503"):
+        made._save_checkpoint()
+    assert len(calls) == 1 and (tmp_path / "latest_checkpointed_iteration.txt").read_text() == "2"
+    assert run_store.load(str(tmp_path / "global_step_2"), 2) is not None
 
 
 # -- settings -----------------------------------------------------------------------------------------------------------

@@ -18,11 +18,12 @@ SIZE = 30
 
 
 class Rows(Dataset):
-    def __init__(self) -> None:
+    def __init__(self, size: int = SIZE) -> None:
+        self.size = size
         self.read: list[int] = []
 
     def __len__(self) -> int:
-        return SIZE
+        return self.size
 
     def __getitem__(self, index: int) -> dict:
         self.read.append(int(index))
@@ -66,7 +67,7 @@ def test_a_stream_goes_on_where_it_stopped(chunk):
 @pytest.mark.parametrize(("chunk", "now"), [(1, 0), (5, 0), (5, 3)])
 @pytest.mark.parametrize(("size", "before"), [(1, 2), (5, 2), (5, 0), (1, 0)])
 def test_the_state_of_another_loader_is_understood(chunk, size, before, now):
-    """Of another trainer mode or sampler, of another ``data.dataloader_num_workers``, of verl's own trainer, of 0.1.0."""
+    """Of another trainer mode or sampler, of another ``data.dataloader_num_workers``, of verl's own trainer."""
     rows = Rows()
     old = StatefulDataLoader(
         *(NumberedDataset(rows, read=True), size),
@@ -87,3 +88,14 @@ def test_the_state_of_another_loader_is_understood(chunk, size, before, now):
         found += stream.take(1).tolist()
     assert found == expected and len(expected) == 2 * SIZE - 10
     assert stream.loader.state_dict()  # and written again
+
+
+@pytest.mark.parametrize("chunk", [1, 8])
+def test_a_shorter_data_set_goes_on_with_its_next_epoch(chunk):
+    """adaptive.resume.allow=[dataset] offers it; torchdata's iterator ends before it has begun."""
+    rows, few = Rows(), Rows(20)
+    stream = DataloaderPrompts(rows, shuffled(rows), chunk=chunk, workers=0)
+    stream.take(24)
+    other = DataloaderPrompts(few, shuffled(few), chunk=chunk, workers=0)
+    other.loader.load_state_dict(stream.loader.state_dict())
+    assert sorted(other.take(16)[:16].tolist() + other.take(1).tolist())[-1] < 20

@@ -123,6 +123,16 @@ def test_passes(overrides):
             "+adaptive=solo trainer.save_freq=5 actor_rollout_ref.actor.checkpoint.async_save=true",
             r"checkpoint\.async_save=True: .*could be resumed.*leave it false",
         ),
+        *(
+            (
+                f"{words} trainer.save_freq=5 transfer_queue.backend.storage_backend=MooncakeStore",
+                r"could not hold their rows: .*=MooncakeStore does not write them; set it to SimpleStorage",
+            )
+            for words in (
+                f"+adaptive=dapo {COLOCATE}",
+                "+adaptive=greso adaptive/allocator=pilot_commit adaptive.allocator.form=pipelined",
+            )
+        ),
         ("+adaptive.name=greso", r"adaptive\.name='greso': .*chooses no part.*Write \+adaptive=greso"),
         ("+adaptive=dapo adaptive.allocator.n=1", r"adaptive\.allocator\.n=1: .*\+adaptive=solo"),
         (
@@ -491,6 +501,11 @@ def test_verls_mode_names_lead_to_our_trainers_only_where_a_preset_is_asked_for(
     assert [cls.__module__.partition(".")[0] for cls in made] == ["verl", "verl_adaptive"]
     assert made[1] is TRAINERS[mode] is get_trainer_cls(f"adaptive_{mode}")
     assert issubclass(made[1], made[0])
+
+    class Theirs(get_trainer_cls(mode)):
+        """Somebody's own trainer, derived from the registered one."""
+
+    assert type(Theirs(config=composed(f"trainer.v1.trainer_mode={mode}"))) is Theirs
 
 
 def test_without_the_search_path_a_preset_is_a_loud_error(monkeypatch):

@@ -609,6 +609,24 @@ def test_a_signal_that_the_reward_lacks_names_those_it_has(queue):
     tq.kv_clear(keys=list(left()), partition_id="train")
 
 
+def test_a_rollout_whose_judge_timed_out_is_lost_and_not_the_run(queue):
+    """verl's rate-limited reward manager answers for such a call with other fields."""
+    workers = Workers(signal="accuracy")
+    session = session_of(workers, signal="accuracy", refill=False)
+    session.start()
+    clear(session.complete())
+    keys = ["judged_0_0", "judged_1_0"]
+    for key, info in zip(keys, ({"accuracy": 1.0}, {"timeout": True}), strict=True):
+        row = {"uid": "judged", "rm_scores": torch.ones(1), "extra_fields": {"reward_extra_info": info}}
+        tq.kv_batch_put(keys=[key], partition_id="train", fields=tu.list_of_dict_to_tensordict([row]), tags=[{}])
+    reward, signal = read_rewards(keys, "accuracy")
+    assert reward.tolist() == [1.0, 1.0] and signal[0] == 1.0 and math.isnan(signal[1])
+    with pytest.raises(ConfigError, match="timeout"):
+        read_rewards(keys[1:], "accuracy")  # nobody has seen the field
+    assert math.isnan(read_rewards(keys[1:], "accuracy", known=True)[1][0]) and session.queue._signal_known
+    tq.kv_clear(keys=keys, partition_id="train")
+
+
 def test_when_everything_fails_the_run_ends_with_the_reason(queue):
     session = session_of(Workers(fail=1.0))
     session.handles = replace(session.handles, busy=lambda: "reward model 0: dead (ActorDiedError)")

@@ -293,12 +293,12 @@ def test_a_mini_step_after_the_first_may_have_nothing_left(clean):
     workers.stop()
 
 
-def test_liveness_of_ray_actors(queue):
+def test_liveness_of_ray_actors(queue, monkeypatch):
     import time
 
     import ray
 
-    from verl_adaptive.integration.polling import Liveness
+    from verl_adaptive.integration.polling import Liveness, StallTimeout
 
     @ray.remote(num_cpus=0)
     class Actor:
@@ -307,16 +307,17 @@ def test_liveness_of_ray_actors(queue):
 
     alive, doomed = Actor.remote(), Actor.remote()
     ray.get([alive.__ray_ready__.remote(), doomed.__ray_ready__.remote()])
+    monkeypatch.setattr("verl_adaptive.integration.polling._LIVENESS_INTERVAL", 0.05)
     liveness = Liveness({"alive": alive, "doomed": doomed})
-    assert liveness.dead() == []
+    timeout = StallTimeout(0.01, 60.0, 7, liveness.dead)
+    timeout.rest({}, 0)
     alive.busy.remote()
     ray.kill(doomed)
     deadline = time.monotonic() + 20
-    gone: list[str] = []
-    while not gone and time.monotonic() < deadline:
-        gone = liveness.dead()
-        time.sleep(0.1)
-    assert len(gone) == 1 and gone[0].startswith("doomed (")
+    with pytest.raises(AdaptiveError, match=r"step 7: doomed \(ActorDiedError\) died while"):
+        while time.monotonic() < deadline:
+            timeout.restart()  # others' rollouts come back all the time
+            timeout.rest({}, 0)
     ray.kill(alive)
 
 

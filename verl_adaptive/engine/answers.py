@@ -108,9 +108,15 @@ def decide(part: Filter, groups: Groups, progress: Progress) -> Verdict:
     if found.rollouts is None:
         return Verdict(keep, reason)
     rollouts = _flags(part, "decide (rollouts)", found.rollouts, groups.rollouts, "rollout")
-    if (keep & (groups.sum(rollouts.astype(np.float64)) == 0)).any():
+    left = groups.sum(rollouts.astype(np.float64))
+    if (keep & (left == 0)).any():
         raise AdaptiveError(
             f"{who(part)}.decide keeps a group of which no rollout trains: drop it with a reason, or let one train"
+        )
+    if not part.may_leave_one and (keep & (groups.n > 1) & (left == 1)).any():
+        raise AdaptiveError(
+            f"{who(part)}.decide lets a single rollout of a group train, which has nothing to be compared with: drop the "
+            "group with a reason, or set may_leave_one = True, which is refused where the advantage compares"
         )
     return Verdict(keep, reason, rollouts)
 

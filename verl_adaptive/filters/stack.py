@@ -74,7 +74,9 @@ class Stack(Filter):
             keep &= said.keep
             if said.rollouts is not None:
                 rollouts &= said.rollouts
-        empty = keep & (groups.sum(rollouts.astype(np.float64)) == 0)
+        # one filter may leave a rollout that another one drops; one that is left of several has nothing to be compared with
+        least = 1 if self.may_leave_one else np.minimum(groups.n, 2)
+        empty = keep & (groups.sum(rollouts.astype(np.float64)) < least)
         reason[empty] = self.reasons.index(_NONE_LEFT)
         return Verdict(keep & ~empty, reason, None if rollouts.all() else rollouts)
 

@@ -336,7 +336,11 @@ def _check_mode(config: Any, adaptive: AdaptiveConfig, policy: Policy) -> None:
     """What a method needs that a trainer mode cannot give."""
     mode, save_freq = mode_of(config), config.trainer.save_freq
     holds = policy.allocator.can_hold
-    lacks = queue_lacks() if save_freq > 0 and (holds or mode != "sync") else ""
+    lacks, backend = "", config.transfer_queue.backend.storage_backend
+    if save_freq > 0 and (holds or mode != "sync"):
+        lacks = queue_lacks()
+        if not lacks and backend != "SimpleStorage":  # the other stores' checkpoints have the keys alone
+            lacks = f"transfer_queue.backend.storage_backend={backend} does not write them; set it to SimpleStorage"
     key, instead = getattr(policy.allocator, "on_policy", None) or ("name", "another allocator")
     value = adaptive.allocator.get(key)
     if mode == "sync":
@@ -344,7 +348,7 @@ def _check_mode(config: Any, adaptive: AdaptiveConfig, policy: Policy) -> None:
             not lacks,
             f"adaptive.allocator.{key}",
             value,
-            f"holds groups for a later step, and a checkpoint could not hold their rows: {lacks}; install it, take "
+            f"holds groups for a later step, and a checkpoint could not hold their rows: {lacks}, take "
             f"{instead}, or write no checkpoints (trainer.save_freq=-1)",
         )
         return
@@ -353,7 +357,7 @@ def _check_mode(config: Any, adaptive: AdaptiveConfig, policy: Policy) -> None:
         "trainer.save_freq",
         save_freq,
         f"trainer.v1.trainer_mode={mode} has groups under way at every step's end, and a checkpoint could not hold their "
-        f"rows: {lacks}; install it, or write no checkpoints (-1)",
+        f"rows: {lacks}, or write no checkpoints (-1)",
     )
     check(
         not holds,

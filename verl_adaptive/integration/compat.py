@@ -206,9 +206,9 @@ INSTALL_QUEUE = 'pip install "TransferQueue>=0.1.10"'
 
 
 def queue_lacks() -> str:
-    """Why groups cannot be held for a later step with the installed TransferQueue; empty: they can."""
+    """Why no checkpoint can hold the rows in the queue with the installed TransferQueue, and the cure; empty: it can."""
     found, _ = lacks(QUEUE_CHECKPOINT)
-    return f"TransferQueue {version('TransferQueue')} has no save_checkpoint ({INSTALL_QUEUE})" if found else ""
+    return f"TransferQueue {version('TransferQueue')} has no save_checkpoint; {INSTALL_QUEUE}" if found else ""
 
 
 def _lack(item: Name) -> str:

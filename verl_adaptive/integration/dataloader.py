@@ -32,9 +32,17 @@ class _Loader(StatefulDataLoader):
     """Goes on where another loader had stopped, with as many workers: the state's form, and verl's order, depend on them.
 
     Another trainer mode or sampler reads whole batches, or positions alone; ``data.dataloader_num_workers`` may have changed.
+
+    Attributes:
+        weights_saved: called when verl asks for the state: of a checkpoint, the weights are written by then.
     """
 
     num_workers: int
+    weights_saved: Callable[[], None] = staticmethod(lambda: None)
+
+    def state_dict(self) -> dict[str, Any]:
+        self.weights_saved()
+        return super().state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         workers = state_dict.get("_snapshot", {}).get("_main_snapshot", {}).get("_num_workers", 0)
@@ -88,11 +96,12 @@ class DataloaderPrompts:
         return np.array(taken, dtype=np.int64)
 
     def _fetch(self) -> list[tuple[int, dict | None]]:
-        if self._iterator is None:
-            self._iterator = iter(self.loader)
         try:
+            if self._iterator is None:
+                self._iterator = iter(self.loader)
             return next(self._iterator)
         except StopIteration:
+            self.loader.next_iter_state = None  # of a resume with a data set that ends before the position reached
             self._iterator = iter(self.loader)
             return next(self._iterator)
 

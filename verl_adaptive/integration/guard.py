@@ -231,7 +231,7 @@ def _meant(name: str, rest: str, value: str, preset: bool) -> str:
 
     Args:
         name, rest, value: of the word, ``adaptve``, ``.seed`` and ``1`` of ``+adaptve.seed=1``.
-        preset: a preset is on the line, so that a key that begins with ``adaptive``, or nearly is it, is taken for ours.
+        preset: a preset is on the line, so that a key that begins with ``adaptive`` is taken for ours.
     """
     # One letter too many, or one that is missing, is above 0.9; letters in another order are as near.
     likeness = difflib.SequenceMatcher(None, "adaptive", name.lower()).ratio()
@@ -241,7 +241,8 @@ def _meant(name: str, rest: str, value: str, preset: bool) -> str:
     if glued:
         rest = f".{name[8:].strip('_-').lower()}{rest}"
     head = re.split(r"[./@]", rest)[1] if rest else value
-    if likeness < 0.9 and not ((glued or likeness >= 0.8) and (preset or _is_ours(head) or is_preset(value))):
+    known = _is_ours(head) or is_preset(value)
+    if likeness < 0.9 and not (glued and (preset or known) or likeness >= 0.8 and known):
         return ""
     if not rest or (glued and is_preset(value) and head not in GROUPS):
         return f"+adaptive={value}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections import Counter
@@ -61,7 +62,7 @@ class StallTimeout:
 
     def restart(self) -> None:
         """Something came back: the wait begins anew."""
-        self._resumed = self._changed = self._liveness = time.monotonic()
+        self._resumed = self._changed = time.monotonic()
         self._seen = -1
 
     def rest(self, status: Mapping[str, str | None], rows: int) -> None:
@@ -80,15 +81,13 @@ class StallTimeout:
             self._seen, self._changed = seen, now
         left = {uid: s for uid, s in status.items() if s not in DONE}
         waiting = f"waiting for {len(left)} of {len(status)} prompts"
-        if now - self._liveness > _LIVENESS_INTERVAL:
-            self._liveness = now
-            dead = self._dead()
-            if dead:
-                raise AdaptiveError(
-                    f"step {self._step}: {', '.join(dead)} died while the trainer was {waiting}; their rollouts are lost. "
-                    "Look for the reason above (out of memory?) and start the same command again: it resumes from the "
-                    "last checkpoint"
-                )
+        dead = self._dead()
+        if dead:
+            raise AdaptiveError(
+                f"step {self._step}: {', '.join(dead)} died while the trainer was {waiting}; their rollouts are lost. "
+                "Look for the reason above (out of memory?) and start the same command again: it resumes from the "
+                "last checkpoint"
+            )
         if now - self._changed > self._stall:
             states = ", ".join(f"{n} {s or 'unknown'}" for s, n in sorted(Counter(left.values()).items(), key=str))
             busy = self._busy()
@@ -105,9 +104,9 @@ class StallTimeout:
 
 
 class Liveness:
-    """Whether Ray actors are alive, asked without waiting for an answer.
+    """Whether Ray actors are alive, asked every few seconds without waiting for an answer.
 
-    A busy actor answers late, a dead one's call fails at once: only the failure counts.
+    A busy actor answers late, one that cannot be reached for a moment may be back: only a death counts.
 
     Args:
         actors: name → handle.
@@ -116,10 +115,14 @@ class Liveness:
     def __init__(self, actors: Mapping[str, ray.actor.ActorHandle]) -> None:
         self._actors = dict(actors)
         self._calls: dict[str, ray.ObjectRef] = {}
+        self._looked = -math.inf
 
     def dead(self) -> list[str]:
-        """Names of the actors that have died."""
-        gone = []
+        """Names of the actors that have died, as far as this look tells."""
+        gone: list[str] = []
+        if time.monotonic() - self._looked < _LIVENESS_INTERVAL:
+            return gone
+        self._looked = time.monotonic()
         for name, actor in self._actors.items():
             call = self._calls.get(name)
             if call is None:
@@ -131,6 +134,8 @@ class Liveness:
             del self._calls[name]
             try:
                 ray.get(call)
+            except ray.exceptions.ActorUnavailableError:
+                continue  # asked again at the next look
             except ray.exceptions.RayActorError as error:
                 gone.append(f"{name} ({type(error).__name__})")
         return gone

@@ -120,6 +120,7 @@ class Queue:
         self._outputs = 1.0  # rows of a session, on average over the latest results
         self._whole = True  # masks of verl's loop of one turn have been as long as their answers ...
         self._single: bool | None = None  # ... and its sessions one row each; None: none has been seen
+        self._signal_known = False  # a rollout had the field that adaptive.signal names
         self._asked = self._arrived = 0  # rollouts of the requests that are not back, and those of them with a row
 
     # -- asking ---------------------------------------------------------------------------------------------
@@ -218,7 +219,9 @@ class Queue:
         parts = [self._parts[submission][-1] for submission in requests.submission.tolist()]
         found, tags, meta = self._find(parts)
         sessions = [outputs for mine in found for outputs in mine]
-        reward, signal = read_rewards([outputs[-1] for outputs in sessions], self.config.signal, meta, late=self._late)
+        last = [outputs[-1] for outputs in sessions]
+        reward, signal = read_rewards(last, self.config.signal, meta, late=self._late, known=self._signal_known)
+        self._signal_known |= bool(np.isfinite(signal).any())
         alive = np.isfinite(reward) & np.isfinite(signal)
 
         # Per session ...

@@ -84,6 +84,8 @@ def _either(verls: Any, adaptive: Any) -> Any:
 
     class Either(verls):
         def __new__(cls, config: Any) -> Any:
+            if cls is not Either:  # somebody's trainer that derives from the registered one
+                return object.__new__(cls)
             # Not instances of Either: Python then leaves them as they are.
             return (verls if config.get("adaptive") is None else adaptive)(config)
 

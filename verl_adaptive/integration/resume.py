@@ -104,12 +104,13 @@ def differences(saved: object, now: Mapping[str, Any]) -> tuple[list[str], list[
     return hard, soft
 
 
-def resume_of(trainer: Any, plan: RunPlan) -> tuple[str, bool]:
+def resume_of(trainer: Any, plan: RunPlan, **expect: Any) -> tuple[str, bool]:
     """What verl's ``resume_mode`` leads to, and whether statistics are there to begin with.
 
     Args:
         trainer: the ``trainer`` group of verl's configuration.
         plan: of the run.
+        expect: as of :func:`check_resume`.
 
     Raises:
         AdaptiveError: training would refuse to resume.
@@ -130,7 +131,7 @@ def resume_of(trainer: Any, plan: RunPlan) -> tuple[str, bool]:
         manifest = read_manifest(checkpoint / FOLDER)
     except SnapshotMissing:
         return f"resumes {checkpoint}, which has no statistics: they start {plan.begins}", False
-    accepted = check_resume(checkpoint / FOLDER, manifest, plan)
+    accepted = check_resume(checkpoint / FOLDER, manifest, plan, **expect)
     meta = manifest["meta"]
     known = f"resumes {checkpoint} with its statistics (step {meta.get('step')}, {meta.get('policy')}), if the data are the same"
     return "; ".join([known, *accepted]), True

@@ -46,7 +46,7 @@ def read(keys: list[str], fields: list[str], meta: BatchMeta | None = None) -> T
 
 
 def read_rewards(
-    keys: list[str], signal: str, meta: BatchMeta | None = None, *, late: bool = False
+    keys: list[str], signal: str, meta: BatchMeta | None = None, *, late: bool = False, known: bool = False
 ) -> tuple[np.ndarray, np.ndarray]:
     """Reward and difficulty signal of each trajectory; NaN for a row that came back without one.
 
@@ -55,12 +55,13 @@ def read_rewards(
         signal: ``adaptive.signal``.
         meta: where these rows are, if that is known.
         late: a colocated reward model has judged them, whose further results verl writes as fields of their own.
+        known: the field was there before, so that a row without it is one that went wrong (a judge that timed out, say).
 
     Returns:
         Two float64 arrays of shape ``(len(keys),)``.
 
     Raises:
-        ConfigError: the reward function gives no field of that name.
+        ConfigError: no row has a field of that name, and none had before.
     """
     if not keys:
         return np.zeros(0), np.zeros(0)
@@ -74,13 +75,17 @@ def read_rewards(
             return np.full(1, math.nan), np.full(1, math.nan)
         # A row without a reward hides the field of all the others: halve until it is found.
         half = len(keys) // 2
-        left, right = read_rewards(keys[:half], signal, late=late), read_rewards(keys[half:], signal, late=late)
+        left, right = (read_rewards(part, signal, late=late, known=known) for part in (keys[:half], keys[half:]))
         return np.concatenate([left[0], right[0]]), np.concatenate([left[1], right[1]])
     reward = sums(data["rm_scores"])
     if signal == "reward":
         return reward, reward
-    found = [_number(value) if late else _field(value, signal) for value in data[extra]]
-    return reward, np.array(found, dtype=np.float64)
+    if late:
+        return reward, np.array([_number(value) for value in data[extra]], dtype=np.float64)
+    infos = [_info(value) for value in data[extra]]
+    if not known and not any(signal in info for info in infos):
+        raise _no_field(signal, sorted({name for info in infos for name in info}))
+    return reward, np.array([_number(info.get(signal)) for info in infos], dtype=np.float64)
 
 
 def sums(scores: torch.Tensor) -> np.ndarray:
@@ -97,12 +102,10 @@ def sums(scores: torch.Tensor) -> np.ndarray:
     return scores.double().reshape(len(scores), -1).sum(1).numpy()
 
 
-def _field(extra: object, name: str) -> float:
+def _info(extra: object) -> dict[str, object]:
+    """What the reward function gave beside the reward."""
     extra = getattr(extra, "data", extra)
-    info = extra.get("reward_extra_info", {}) if isinstance(extra, dict) else {}
-    if name not in info:
-        raise _no_field(name, sorted(info))
-    return _number(info[name])
+    return extra.get("reward_extra_info", {}) if isinstance(extra, dict) else {}
 
 
 def _number(value: object) -> float:

@@ -11,6 +11,7 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Mapping
+from functools import partial
 from pprint import pprint
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,7 @@ from verl_adaptive.integration.dataloader import DataloaderPrompts, identity_col
 from verl_adaptive.integration.minibatches import MinibatchMixin, StepState
 from verl_adaptive.integration.monitor import Monitor
 from verl_adaptive.integration.polling import PARTITION, Liveness, check_installed, open_requests
+from verl_adaptive.integration.resume import resume_of
 from verl_adaptive.integration.rollout_client import RolloutHandles
 from verl_adaptive.integration.run_plan import RunPlan
 from verl_adaptive.integration.run_store import RunStore
@@ -55,7 +57,6 @@ class AdaptiveMixin(MinibatchMixin):
     base_mode: str
     is_adaptive = True
     total_training_steps: int
-    steps_per_epoch: int
 
     def __init__(self, config: Any) -> None:
         _show_our_log()
@@ -110,6 +111,8 @@ class AdaptiveMixin(MinibatchMixin):
         whole = sampler.kind == "stream" and sampler.whole_batches
         self.run_store = RunStore(self.config, self.plan, self.train_dataset)
         self.plan = self.run_store.plan
+        # what cannot be gone on from ends here, before a model is loaded
+        resume_of(self.config.trainer, self.plan, dataset=self.run_store.fingerprint)
         self.stream = DataloaderPrompts(
             self.train_dataset,
             create_rl_sampler(data, self.train_dataset),
@@ -286,8 +289,8 @@ class AdaptiveMixin(MinibatchMixin):
         # Before verl's own files: its "latest" marker must never name a step without a snapshot.
         folder = os.path.join(self.config.trainer.default_local_dir, f"global_step_{self.global_steps}")
         self.run_store.save(folder, self.global_steps, self.engine, self.session, self._monitor)
+        self.stream.loader.weights_saved = partial(self.run_store.saved, folder, self.global_steps)
         super()._save_checkpoint()
-        self.run_store.saved(folder, self.global_steps)
         self.run_store.prune(self.config.trainer.default_local_dir)
 
     def _load_checkpoint(self) -> None:
