@@ -241,8 +241,8 @@ def _meant(name: str, rest: str, value: str, preset: bool) -> str:
     if glued:
         rest = f".{name[8:].strip('_-').lower()}{rest}"
     head = re.split(r"[./@]", rest)[1] if rest else value
-    known = _is_ours(head) or is_preset(value)
-    if likeness < 0.9 and not (glued and (preset or known) or likeness >= 0.8 and known):
+    near = glued or likeness >= 0.8
+    if likeness < 0.9 and not ((glued and preset) or (near and (_is_ours(head) or is_preset(value)))):
         return ""
     if not rest or (glued and is_preset(value) and head not in GROUPS):
         return f"+adaptive={value}"
