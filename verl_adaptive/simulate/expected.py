@@ -27,8 +27,14 @@ from verl_adaptive.simulate.presets import compose_preset
 from verl_adaptive.simulate.queueing import Machine
 from verl_adaptive.simulate.worlds import StaticWorld
 
-#: GRPO's steps in one pass over the simulated pool.
-_STEPS = 8
+#: GRPO's steps in one pass over the simulated pool, at least and at most: four times what a step needs to find its
+#: informative groups, so that the pool's end does not pass for a method's thrift. Below a share of .1 it may, a little.
+_STEPS, _MOST_STEPS = 8, 40
+_ENOUGH = 4
+#: Steps that are simulated in all, unless two passes are more.
+_ALL_STEPS = 64
+#: Groups of a simulated step, at least, if the batch has them.
+_GROUPS = 8
 #: Rollouts of a GRPO step from which on batch and machine are made smaller together.
 _MOST = 2048
 #: Of the prompts without variance, the share that nobody solves; the rest everybody does.
@@ -79,7 +85,7 @@ def expected_waiting(
         batch, n: B and N.
         share: yield: share of GRPO's groups that have variance, in (0, 1]; as much of it as groups of n allow.
         passes: over the data set that the run makes with GRPO's batch; methods that learn from a prompt's earlier visits have
-            none in the first. At least ½ are simulated and at most 4; further ones cost what the fourth does.
+            none in the first. At least ½ are simulated and two to four at most; further ones cost what the last does.
         clock: what generation takes; default: the model of the documentation.
         seed: of the simulation.
         most: rollouts of a GRPO step from which on batch, machine and the options that count prompts or rollouts of a step
@@ -92,15 +98,15 @@ def expected_waiting(
     """
     check(0 < share <= 1, "share", share, "must be in (0, 1]: the share of groups that have variance")
     clock = clock or ClockConfig()
-    factor = max(1, math.ceil(batch * n / most))
-    smaller = max(1, round(batch / factor))
+    # A pass over the pool is as many steps of GRPO as it takes for a step to find its prompts: smaller steps, then.
+    a_pass = max(_STEPS, min(_MOST_STEPS, round(_ENOUGH / share)), _groups(config, n))
+    factor = max(1, math.ceil(batch * n * a_pass / (most * _STEPS)))
+    smaller = min(batch, max(_GROUPS, round(batch / factor)))
     m, scale = clock.machine, batch / smaller
     # As many sequences for each slot as before, and as long a step with all slots taken.
     slots = max(1, round(m.replicas * m.slots / scale))
     clock = replace(clock, machine=Machine(1, slots, m.base, m.each * m.slots / slots))
-    # A pass over the pool is _STEPS steps of GRPO, or as many as it takes for a step of smaller groups to find its prompts.
-    a_pass = max(_STEPS, _groups(config, n))
-    simulated = min(4.0, max(0.5, passes))
+    simulated = min(4.0, max(0.5, passes), max(2.0, _ALL_STEPS / a_pass))
     steps = max(1, round(a_pass * simulated))
     p = _pool(max(a_pass * smaller, 64), n, share, seed)
     config = _scaled(config, smaller / batch, steps / run if run else 1.0)
