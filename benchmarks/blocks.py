@@ -11,6 +11,7 @@ import numpy as np
 from benchmarks.runs import Runs, pm, table
 from benchmarks.sections import Found, Row, counted, difference, driver_seconds, long_rows, share
 from benchmarks.standings import POOL_NAMES, Standing, less
+from verl_adaptive.commands.parts import describe
 from verl_adaptive.significance import significant
 
 #: Pools that nothing was chosen on, whose settings are those of few users.
@@ -38,28 +39,27 @@ def evidence(found: Found) -> list[str]:
     return table(["pool and method", "rollouts to GRPO's accuracy", "accuracy difference"], rows)
 
 
-#: Preset → its page, and what it does.
+#: Preset → its page.
 PRESETS = {
-    "grpo": ("choosing.md#grpo", "plain GRPO; rows of zero advantage do not train: the same gradient"),
-    "solo": (
-        "solo.md",
-        "one rollout per prompt, n times as many prompts; the baseline is each prompt's running mean reward",
-    ),
-    "greso": ("papers.md#greso", "skips prompts whose own history says that they are uninformative"),
-    "aero": ("papers.md#aero", "explores with half a group, rescues all-wrong prompts, thins redundant rollouts"),
-    "cero": ("papers.md#cero", "picks prompts from the whole data set under a budget for the whole run"),
-    "pilot_commit": ("papers.md#pilot_commit", "a few pilots of many prompts, full groups only where they are mixed"),
-    "dapo": ("choosing.md#dapo", "baseline: drops zero-variance groups and draws prompts until the batch is full"),
-    "spo": ("solo.md#spo", "baseline: SPO as published, as far as possible"),
-    "sao": ("solo.md#sao", "one rollout per prompt and a critic: SAO, as far as verl has it"),
+    "grpo": "choosing.md#grpo",
+    "solo": "solo.md",
+    "greso": "papers.md#greso",
+    "aero": "papers.md#aero",
+    "cero": "papers.md#cero",
+    "pilot_commit": "papers.md#pilot_commit",
+    "dapo": "choosing.md#dapo",
+    "spo": "solo.md#spo",
+    "sao": "solo.md#sao",
 }
 
 
 def cost(clock: Row, long: Row | None) -> list[str]:
     """Cost of a step, of plain GRPO's: rollouts and generation time as measured on long answers, and the time that the model gives."""
     measured = {row["arm"].strip("`"): row for row in (long_rows(long) if long else ())}
-    rows = []
-    for preset, (page, about) in PRESETS.items():
+    rows, presets = [], describe()["presets"]
+    for preset, page in PRESETS.items():
+        about = presets[preset]["about"].rstrip(".")
+        about = about[0].lower() + about[1:]
         entry, found = clock["policies"].get(preset), measured.get(preset)
         told = ["–", "–"] if found is None else [found[name].split(" ±")[0] for name in ("rollouts", "gen")]
         rows.append([f"[`+adaptive={preset}`](docs/{page}): {about}", *told, f"{entry['time']:.2f}" if entry else "–"])
@@ -76,7 +76,7 @@ SITUATIONS: Sequence[tuple[str, str, str, str]] = (
     ("prompts of all difficulties, met more than once", "[`solo`](solo.md)", "real/base", "solo"),
     ("a larger pool", "[`solo`](solo.md)", "real/large", "solo"),
     ("most prompts solved or hopeless", "[`solo`](solo.md)", "real/sparse", "solo"),
-    ("groups of 8 must stay, most prompts solved or hopeless", "[`full`](#full)", "real/sparse", "full"),
+    ("groups must stay, most prompts solved or hopeless", "[`full`](#full)", "real/sparse", "full"),
     (
         "more prompts than rollouts: none is met twice",
         "[`solo`](solo.md) with fine data sources",
