@@ -44,7 +44,9 @@ def test_arms_are_paired_by_seed_at_the_common_cost(arms, call, tmp_path) -> Non
     assert found["verdict"].startswith("acc/mean@1, math: solo minus grpo, final value: +0.03")
     whole = json.loads(call(*words, "--json", "--whole")[1])["arms"]
     assert whole[0]["final"] == grpo["final"] and min(whole[1]["gain"].values()) > 0.1
-    costs = {line.split()[0]: line.split()[-4:-1] for line in call(*words)[1].splitlines() if " ± " in line or "100%" in line}
+    costs = {
+        line.split()[0]: line.split()[-4:-1] for line in call(*words)[1].splitlines() if " ± " in line or "100%" in line
+    }
     assert costs["solo"][0] == costs["grpo"][0]  # solo's later steps are not compared
     status, out, err = call(*words, "--by", "hours", "--target", "0.4", "--csv", tmp_path / "c.csv")
     assert status == 0 and "c.csv written" in err and "hours" in out and "* significant" in out

@@ -90,7 +90,11 @@ def test_a_preset_that_refills_costs_more_and_says_how_to_spend_the_same(cost) -
     found, lines = cost("+adaptive=dapo", "trainer.total_epochs=10")
     assert found.grpo_total == 20_480 and found.factor > 1.5 and found.step > 1.5 * 1024
     assert found.total == found.step * 20 and found.share == ASSUMED
-    assert "if 50% of GRPO's groups are informative" in lines["cost"] and "assumed" in lines["cost"] and "generation time" in lines["time"]
+    assert (
+        "if 50% of GRPO's groups are informative" in lines["cost"]
+        and "assumed" in lines["cost"]
+        and "generation time" in lines["time"]
+    )
     assert found.equal == "adaptive.total_rollouts=20480" and 0 < found.equal_steps < 20
     assert "spends what GRPO would" in lines["equal cost"]
     spent, lines = cost("+adaptive=dapo", "trainer.total_epochs=10", found.equal)
@@ -206,7 +210,7 @@ def test_a_policy_that_cannot_be_simulated_says_why(cost, monkeypatch) -> None:
     [
         (("+adaptive=grpo",), "left out of training (same gradient, fewer tokens)"),
         (("+adaptive=solo",), "are few, since the baseline is not the group's"),
-        (("+adaptive=solo", "adaptive.advantage.thin=1"), "are many (adaptive.advantage.thin=1 sets"),
+        (("+adaptive=solo", "adaptive.advantage.thin=1"), "include those that adaptive.advantage.thin=1 sets to zero"),
         (("+adaptive=spo",), "are not known beforehand (adaptive.advantage.scale=whiten"),
         (
             ("+adaptive=solo", "actor_rollout_ref.actor.use_kl_loss=true", "adaptive.skip_zero_advantage=true"),

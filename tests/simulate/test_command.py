@@ -147,7 +147,10 @@ def row(preset: str, seed: int, gain: float, **more) -> dict:
         ),
         ({"a": (0.3, 0.31, 0.3), "b": (0.3, 0.3, 0.3)}, "Not significantly behind it: b."),
         ({"a": (0.1, 0.05, 0.16)}, "For these prompts: plain grpo."),
-        ({"a": (0.2,)}, "For these prompts: a, which learns 2.00 times as much per rollout as GRPO. One seed has no interval"),
+        (
+            {"a": (0.2,)},
+            "For these prompts: a, which learns 2.00 times as much per rollout as GRPO. One seed has no interval",
+        ),
         (
             {"a": (0.05,)},
             "For these prompts: plain grpo. The best preset, a, learns 0.50 times as much per rollout as GRPO.",

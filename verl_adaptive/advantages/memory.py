@@ -189,10 +189,12 @@ class MemoryBaseline(Advantage):
     @property
     def zero_rows(self) -> str:
         if self.config.scale == "whiten":
-            return "are not known beforehand (adaptive.advantage.scale=whiten takes the mean of every row): all rows train"
+            return (
+                "are not known beforehand (adaptive.advantage.scale=whiten takes the mean of every row): all rows train"
+            )
         if self.config.thin:
             thin = f"adaptive.advantage.thin={self.config.thin:g}"
-            return f"are many ({thin} sets small advantages to zero); they are left out of training (same expected gradient)"
+            return f"include those that {thin} sets to zero; they are left out of training (same expected gradient)"
         return super().zero_rows
 
     def zero(self, groups: Groups, trains: np.ndarray) -> np.ndarray:

@@ -104,7 +104,9 @@ def _best(name: str, real: dict[str, Merit]) -> str:
     assert best.value is not None
     what, _, unit = name.partition(" a ")
     times = f"{best.value:.2f}{'' if best.half is None else f' ± {best.half:.2f}'} times"
-    said = f"learns {times} as much per {unit} as GRPO" if what == "learned" else f"has {times} GRPO's {what} per {unit}"
+    said = (
+        f"learns {times} as much per {unit} as GRPO" if what == "learned" else f"has {times} GRPO's {what} per {unit}"
+    )
     if best.value <= 1:
         return f"For these prompts: plain grpo. The best preset, {first}, {said}."
     if best.half is None:
