@@ -11,6 +11,7 @@ import numpy as np
 from benchmarks.runs import Runs, pm, table
 from benchmarks.sections import Found, Row, counted, difference, driver_seconds, long_rows, share
 from benchmarks.standings import POOL_NAMES, Standing, less
+from verl_adaptive.commands.parts import describe
 from verl_adaptive.significance import significant
 
 #: Pools that nothing was chosen on, whose settings are those of few users.
@@ -38,28 +39,27 @@ def evidence(found: Found) -> list[str]:
     return table(["pool and method", "rollouts to GRPO's accuracy", "accuracy difference"], rows)
 
 
-#: Preset → its page, and what it does.
+#: Preset → its page.
 PRESETS = {
-    "grpo": ("choosing.md#grpo", "plain GRPO; rows of zero advantage do not train: the same gradient"),
-    "solo": (
-        "solo.md",
-        "one rollout per prompt, n times as many prompts; the baseline is each prompt's running mean reward",
-    ),
-    "greso": ("papers.md#greso", "skips prompts whose own history says that they are uninformative"),
-    "aero": ("papers.md#aero", "explores with half a group, rescues all-wrong prompts, thins redundant rollouts"),
-    "cero": ("papers.md#cero", "picks prompts from the whole data set under a budget for the whole run"),
-    "pilot_commit": ("papers.md#pilot_commit", "a few pilots of many prompts, full groups only where they are mixed"),
-    "dapo": ("choosing.md#dapo", "baseline: drops zero-variance groups and draws prompts until the batch is full"),
-    "spo": ("solo.md#spo", "baseline: SPO as published, as far as possible"),
-    "sao": ("solo.md#sao", "one rollout per prompt and a critic: SAO, as far as verl has it"),
+    "grpo": "choosing.md#grpo",
+    "solo": "solo.md",
+    "greso": "papers.md#greso",
+    "aero": "papers.md#aero",
+    "cero": "papers.md#cero",
+    "pilot_commit": "papers.md#pilot_commit",
+    "dapo": "choosing.md#dapo",
+    "spo": "solo.md#spo",
+    "sao": "solo.md#sao",
 }
 
 
 def cost(clock: Row, long: Row | None) -> list[str]:
     """Cost of a step, of plain GRPO's: rollouts and generation time as measured on long answers, and the time that the model gives."""
     measured = {row["arm"].strip("`"): row for row in (long_rows(long) if long else ())}
-    rows = []
-    for preset, (page, about) in PRESETS.items():
+    rows, presets = [], describe()["presets"]
+    for preset, page in PRESETS.items():
+        about = presets[preset]["about"].rstrip(".")
+        about = about[0].lower() + about[1:]
         entry, found = clock["policies"].get(preset), measured.get(preset)
         told = ["–", "–"] if found is None else [found[name].split(" ±")[0] for name in ("rollouts", "gen")]
         rows.append([f"[`+adaptive={preset}`](docs/{page}): {about}", *told, f"{entry['time']:.2f}" if entry else "–"])
@@ -76,7 +76,7 @@ SITUATIONS: Sequence[tuple[str, str, str, str]] = (
     ("prompts of all difficulties, met more than once", "[`solo`](solo.md)", "real/base", "solo"),
     ("a larger pool", "[`solo`](solo.md)", "real/large", "solo"),
     ("most prompts solved or hopeless", "[`solo`](solo.md)", "real/sparse", "solo"),
-    ("groups of 8 must stay, most prompts solved or hopeless", "[`full`](#full)", "real/sparse", "full"),
+    ("groups must stay, most prompts solved or hopeless", "[`full`](#full)", "real/sparse", "full"),
     (
         "more prompts than rollouts: none is met twice",
         "[`solo`](solo.md) with fine data sources",
@@ -211,27 +211,35 @@ def step_ratio(results: Sequence[Row], preset: str, n: int) -> str:
 THIN, THINNED = "solo adaptive.advantage.thin=1", "`solo-thin`"
 
 
+def _replica_prefixes(group: int) -> float:
+    """Share of a group's prefixes that are in the cache of the replica they go to.
+
+    Siblings are sent to the replica that has least to do, at random as good as: the first on each reads the prompt.
+    """
+    return 1 - GPUS * (1 - (1 - 1 / GPUS) ** group) / group
+
+
+def _long_ratio(long: Row, what: str, other: str, arm: str = "`solo`") -> str:
+    """Times of the steps with longer answers, as ratios to another arm's of the same repeat."""
+    steps = {row["arm"]: row["runs"] for row in long["rows"]}
+    return pm([mine[what] / theirs[what] for mine, theirs in zip(steps[arm], steps[other], strict=True)], "{:.2f}")
+
+
 def step_cost(
-    clock: Row, made: Mapping[str, Standing], quickstart: Row, thinned: Row, thin: Runs, engine: Row, long: Row
+    clock: Row, made: Mapping[str, Standing], quickstart: Row, thinned: Row, thin: Runs, long: Row
 ) -> list[str]:
     """What a step costs beside GRPO's: tokens and seconds measured, and an estimate for several GPUs.
 
-    ``thinned`` is a quickstart with thinned rows, too; ``engine`` has the iterations of vLLM in one, ``long`` the steps with
-    longer answers.
+    ``thinned`` is a quickstart with thinned rows, too; ``long`` has the steps with longer answers.
     """
-    first, batch = quickstart["results"][0], clock["policies"]["grpo"]["begun"]
+    first = quickstart["results"][0]
     group = first["n"]
-    # Siblings are sent to the replica that has least to do, at random as good as: the first on each reads the prompt.
-    found = 1 - GPUS * (1 - (1 - 1 / GPUS) ** group) / group
     generation = {}
     for name in ("grpo", "solo"):
         entry = clock["policies"][name]
-        read = entry["prefill"] * (1 - (found if name == "grpo" else 0)) / (GPUS * PREFILL)
+        read = entry["prefill"] * (1 - (_replica_prefixes(group) if name == "grpo" else 0)) / (GPUS * PREFILL)
         generation[name] = entry["seconds"] + read
     decode = generation["solo"] / generation["grpo"]
-    per_step = statistics.mean(
-        r["seconds"] / r["steps"] for r in quickstart["results"] if (r["preset"], r["n"]) == ("grpo", group)
-    )
 
     def row(name: str, ratio: float, trained: float, measured: str) -> list[str]:
         ends = sorted(share * ratio + (1 - share) * trained for share in SHARES)
@@ -248,49 +256,49 @@ def step_cost(
         row("`solo` with `adaptive.advantage.thin=1`", decode, trained, ratios[1]),
     ]
     heads = ["", "tokens generated", "tokens trained", "step on two CPU cores", "step on 8 GPUs, estimated"]
-    ends = {
-        (r["preset"], r["seed"]): (r["curve"][-1][1], r["trained"] / r["generated"])
-        for r in thinned["results"]
-        if r["n"] == group
-    }
-    rest = [(end - ends["solo", seed][0], trained) for (preset, seed), (end, trained) in ends.items() if preset == THIN]
-
-    def training(preset: str) -> str:
-        parts = thinned["training_seconds"]
-        return f"{statistics.mean(mine / grpo for mine, grpo in zip(parts[preset], parts['grpo'], strict=True)):.2f}"
-
-    whole = long["settings"]["batch"] * long["settings"]["n"]
-    counted, steps = engine["arms"], {row["arm"]: row["runs"] for row in long["rows"]}
-
-    def times(what: str, other: str, arm: str = "`solo`") -> str:
-        pairs = zip(steps[arm], steps[other], strict=True)
-        return pm([mine[what] / theirs[what] for mine, theirs in pairs], "{:.2f}")
-
-    beside = (
-        f"Run beside `solo` there, whose step took {step_ratio(thinned['results'], 'solo', group)}, `thin` trained "
-        f"{statistics.mean(trained for _, trained in rest):.0%} of the rollouts; final accuracy minus `solo`'s: "
-        f"{difference([gap for gap, _ in rest])} ({len(rest)} seeds). Old log-probs and update alone took {training('solo')} and {training(THIN)} "
-        f"times GRPO's. The rest is generation: an answer has {counted['solo']['tokens_an_answer']:.0f} tokens there, and requests "
-        f"arrive one by one. vLLM runs {counted['solo']['sequences_an_iteration']:.1f} sequences an iteration instead of "
-        f"{counted['grpo']['sequences_an_iteration']:.1f}, so it makes "
-        f"{counted['solo']['iterations'] / counted['grpo']['iterations']:.1f} times as many iterations "
-        "for the same tokens ([counted](../benchmarks/results/engine_steps.json)). With "
-        f"[answers of {statistics.mean(run['length'] for run in steps['`solo`']):.0f} tokens]"
-        f"(../benchmarks/RESULTS.md#long-answers-on-the-real-pipeline) ({len(steps['`solo`'])} repeats), `solo`'s generation takes "
-        f"{times('gen', 'verl')} of verl's own GRPO's time and its step {times('step', 'verl')}, or {times('step', '`grpo`')} of "
-        f"`+adaptive=grpo`'s; with `thin` the step takes {times('step', 'verl', THINNED)} and {times('step', '`grpo`', THINNED)} "
-        f"of theirs, and trains {statistics.mean(run['trained'] for run in steps[THINNED]) / whole:.0%} of the rollouts."
-    )
+    length = statistics.mean(run["length"] for row in long["rows"] if row["arm"] == "`solo`" for run in row["runs"])
     text = (
-        f"Tokens are shares of verl's own GRPO's; those of `thin` are from one process. The step on two CPU cores is the "
-        f"quickstart's, {first['generated'] / first['steps']:.0f} rollouts, beside that of `+adaptive=grpo`, which takes "
-        f"{per_step:.1f} s. {beside} The estimate: generation is {SHARES[0]:.0%} to "
-        f"{SHARES[1]:.0%} of GRPO's step and takes what the [clock](simulate.md#the-clock) says ({batch:,.0f} rollouts a step, "
-        f"prompts of 512 tokens, read at {PREFILL:,} a second and GPU); the rest follows the tokens that train. verl spreads a "
-        f"group over the {GPUS} replicas, so GRPO finds {found:.0%} of its prefixes in the cache, and `solo` reads "
-        f"{1 / (1 - found):.1f} times as many prompt tokens, not {group} times."
+        f"Tokens are shares of verl's own GRPO's. The step on two CPU cores is the quickstart's, of "
+        f"{first['generated'] / first['steps']:.0f} very short answers, beside that of `+adaptive=grpo`. With answers of "
+        f"{length:.0f} tokens a step of `solo` takes {_long_ratio(long, 'step', 'verl')} of verl's own GRPO's time, and "
+        f"{_long_ratio(long, 'step', 'verl', THINNED)} with `thin`. The estimate: generation is {SHARES[0]:.0%} to {SHARES[1]:.0%} "
+        "of GRPO's step and takes what the [clock](simulate.md#the-clock) says; the rest follows the tokens that train. "
+        "[Where the time goes](../benchmarks/RESULTS.md#long-answers-on-the-real-pipeline)."
     )
     return [*table(heads, rows), *wrap(text, 118, break_on_hyphens=False)]
+
+
+def step_note(clock: Row, quickstart: Row, thinned: Row, engine: Row, long: Row) -> str:
+    """The figures behind the table of :func:`step_cost`, for ``RESULTS.md``; ``engine`` has vLLM's iterations in a quickstart."""
+    results, group = thinned["results"], quickstart["results"][0]["n"]
+    per_step = statistics.mean(
+        r["seconds"] / r["steps"] for r in quickstart["results"] if (r["preset"], r["n"]) == ("grpo", group)
+    )
+    ends = {
+        (r["preset"], r["seed"]): (r["curve"][-1][1], r["trained"] / r["generated"]) for r in results if r["n"] == group
+    }
+    rest = [(end - ends["solo", seed][0], trained) for (preset, seed), (end, trained) in ends.items() if preset == THIN]
+    counted, parts, found = engine["arms"], thinned["training_seconds"], _replica_prefixes(group)
+    training = {
+        preset: statistics.mean(mine / grpo for mine, grpo in zip(parts[preset], parts["grpo"], strict=True))
+        for preset in ("solo", THIN)
+    }
+    return (
+        f"Behind [the cost of a step of `solo`](../docs/solo.md#what-a-step-costs). Against `+adaptive=grpo`, `solo`'s step takes "
+        f"{_long_ratio(long, 'step', '`grpo`')} here, with `thin` {_long_ratio(long, 'step', '`grpo`', THINNED)}. In the quickstart "
+        f"a step of `+adaptive=grpo` takes {per_step:.1f} s. Run beside `thin` there, `solo` took {step_ratio(results, 'solo', group)} "
+        f"of that; `thin` trained {statistics.mean(trained for _, trained in rest):.0%} of the rollouts, and its final accuracy "
+        f"minus `solo`'s is {difference([gap for gap, _ in rest])} ({len(rest)} seeds). Old log-probs and update alone took "
+        f"{training['solo']:.2f} and {training[THIN]:.2f} times GRPO's. The rest is generation: an answer has "
+        f"{counted['solo']['tokens_an_answer']:.0f} tokens, and requests arrive one by one. vLLM runs "
+        f"{counted['solo']['sequences_an_iteration']:.1f} sequences an iteration instead of "
+        f"{counted['grpo']['sequences_an_iteration']:.1f}, so it makes "
+        f"{counted['solo']['iterations'] / counted['grpo']['iterations']:.1f} times as many iterations for the same tokens "
+        f"([counted](results/engine_steps.json)). The estimate for {GPUS} GPUs has {clock['policies']['grpo']['begun']:,.0f} rollouts "
+        f"a step and prompts of 512 tokens, read at {PREFILL:,} a second and GPU. verl spreads a group over the {GPUS} replicas, so "
+        f"GRPO finds {found:.0%} of its prefixes in the cache, and `solo` reads {1 / (1 - found):.1f} times as many prompt tokens, "
+        f"not {group} times."
+    )
 
 
 def critic_block(found: Found) -> list[str]:

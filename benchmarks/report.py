@@ -31,6 +31,8 @@ from examples.cpu.quickstart import by_arm, plot, result_of, verdict
 from verl_adaptive.report.arms import Trial, draw
 
 HERE = Path(__file__).resolve().parent
+#: Where the cost of a step of `solo` is from, beside the long answers.
+STEP = ("clock.json", "quickstart.json", "quickstart_thin.json", "engine_steps.json")
 
 
 def put(text: str, name: str, lines: Sequence[str]) -> str:
@@ -89,6 +91,8 @@ def results_lines(results: Path) -> list[str]:
     for records in sections.RECORDS:
         if data := read(results, records.file):
             lines += records.lines(data)
+            if records.file == "long_answers.json" and all(behind := [read(results, name) for name in STEP]):
+                lines += [blocks.step_note(*behind, data), ""]
     return lines
 
 
@@ -133,10 +137,10 @@ def pages(results: Path, results_page: Path, readme_page: Path) -> dict[Path, st
         made.append((docs / "order.md", "clock", blocks.async_table(clock)))
         made.append((readme_page, "cost", blocks.cost(clock, long)))
     quickstart, thin = read(results, "quickstart.json"), read(results, "thin.json")
-    thinned, engine = read(results, "quickstart_thin.json"), read(results, "engine_steps.json")
+    thinned = read(results, "quickstart_thin.json")
     real = found.get("real/base", {})
-    if clock and quickstart and thin and thinned and engine and long and "solo" in real:
-        lines = blocks.step_cost(clock, real, quickstart, thinned, grid_runs(thin), engine, long)
+    if clock and quickstart and thin and thinned and long and "solo" in real:
+        lines = blocks.step_cost(clock, real, quickstart, thinned, grid_runs(thin), long)
         made.append((docs / "solo.md", "step", lines))
     if data := read(results, "driver.json"):
         made.append((docs / "solo.md", "driver", blocks.driver_note(data)))

@@ -67,8 +67,8 @@ JUDGED = [
     "t, paired by seed). **Bold: significant**, that is: at least three seeds, and the interval excludes zero.",
     "* **Rollouts a step**: generated, of those that GRPO generates for as many optimizer updates.",
     "* **Tokens trained**: of those that verl's own GRPO trains, which is all that it generates.",
-    "* **Learning rate**: each policy at the best of those that it ran at. Rates and options of `solo` were chosen on other "
-    "seeds (20 and up, `results/choose_torch.json`) than the tables show.",
+    "* **Learning rate**: each policy at the best of those that it ran at, by the seeds shown. Options of `solo` were chosen on "
+    "other seeds (20 and up, `results/choose_torch.json`).",
     "* **Baselines**: GRPO with groups of 2 and 4 and the same rollouts a step (`grpo-2`, `grpo-4`), of 16 (*halved16*), with a "
     "decayed learning rate (*decay*), with two epochs over each batch (*epochs2*), and REINFORCE with the batch's mean as "
     "baseline (`reinforce`). The best GRPO is the best of group sizes and decay by mean accuracy over the "

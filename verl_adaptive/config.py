@@ -284,7 +284,7 @@ class AdaptiveConfig:
         seed: seeds every draw; null: ``data.seed`` where that is set, else 0.
         signal: what decides difficulty: ``reward`` or a field of the reward function's extra output, as ``acc``.
         success: how the signal counts as success.
-        tolerance: a group is degenerate when max − min of its signal is at most this.
+        tolerance: a group has zero variance when max − min of its signal is at most this.
         id_key: dotted path of the user's own prompt id in a data row; null: hash of the content.
         batch_unit: what a step's size is kept in. ``groups``: it trains data.train_batch_size groups, whatever their size.
             ``rollouts``: data.train_batch_size × rollout.n rollouts, in groups of adaptive.allocator.n, so that smaller
@@ -303,7 +303,7 @@ class AdaptiveConfig:
             Beta posteriors (MoPPS, CERO) learn is weighed.
         record: write every decision's inputs down for `verl-adaptive replay`; true: beside the checkpoints, or a folder. It
             is written as training goes on, each step whole: a disk that does not answer holds training up.
-        poll_interval: seconds between looks at the rollout queue.
+        poll_interval: seconds between polls of the rollout queue.
         stall_timeout: seconds without any rollout finishing before the run stops with an error; null: 1800, or 0.1 for each
             token of data.max_response_length if that is more.
         min_sessions: share of a group's rollouts that must come back with a finite reward; the survivors are the group.

@@ -168,7 +168,7 @@ class Sampler(Role):
         return np.ones(len(rows), dtype=bool)
 
     def decided(self, rows: np.ndarray, passed: np.ndarray) -> None:
-        """These prompts have had their turn in the stream, with these answers of :meth:`admit`: where a gate counts.
+        """The stream has passed these prompts, with these answers of :meth:`admit`: where a gate counts.
 
         Where groups commit in order, :meth:`admit` is asked about more prompts than a step uses, and about the rest once
         more in the next. This comes once for each place of the stream, and before anything of the step is learned there.
@@ -224,7 +224,7 @@ class Allocator(Role):
         """Decide on groups whose rollouts are all back.
 
         The answer depends on a group's own rollouts and on the state at the step's start, and changes nothing: groups come
-        in any order and company, and some that come never count. The step's cap is the engine's to keep.
+        in any order and in batches of any size, and some are never committed. The engine keeps the step's cap.
 
         Returns:
             int64 ``(G,)``: k > 0 more rollouts under the same weights, or ``CLOSE``.
@@ -345,6 +345,14 @@ class Advantage(Role):
             TypeError: the part leaves the advantage to verl (``estimator`` is None).
         """
         raise TypeError(f"{type(self).__name__} leaves the advantage to verl")
+
+    @property
+    def zero_rows(self) -> str:
+        """What becomes of rows of zero advantage where they may leave training, as words after "rows of zero advantage"; empty:
+        those of zero-variance groups are left out."""
+        if self.estimator is None or self.needs_groups:
+            return ""
+        return "are few, since the baseline is not the group's; they are left out of training (same gradient)"
 
     def zero(self, groups: Groups, trains: np.ndarray) -> np.ndarray:
         """Rollouts whose advantage is certain to be exactly zero, so that training can leave them out.

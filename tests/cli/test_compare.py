@@ -44,6 +44,10 @@ def test_arms_are_paired_by_seed_at_the_common_cost(arms, call, tmp_path) -> Non
     assert found["verdict"].startswith("acc/mean@1, math: solo minus grpo, final value: +0.03")
     whole = json.loads(call(*words, "--json", "--whole")[1])["arms"]
     assert whole[0]["final"] == grpo["final"] and min(whole[1]["gain"].values()) > 0.1
+    costs = {
+        line.split()[0]: line.split()[-4:-1] for line in call(*words)[1].splitlines() if " ± " in line or "100%" in line
+    }
+    assert costs["solo"][0] == costs["grpo"][0]  # solo's later steps are not compared
     status, out, err = call(*words, "--by", "hours", "--target", "0.4", "--csv", tmp_path / "c.csv")
     assert status == 0 and "c.csv written" in err and "hours" in out and "* significant" in out
     rows = list(csv.DictReader((tmp_path / "c.csv").open()))
@@ -168,6 +172,8 @@ def test_both_are_cut_at_common_rollouts(tmp_path, call) -> None:
     assert whole["b"]["last_step"] == 40 and "+0.300 ± " in whole["verdict"] and "(beyond the" in whole["verdict"]
     assert "+0.000 ± " in found["verdict"] and "(within the" in found["verdict"] and half < 0.1
     assert "Both at equal rollouts" in call(*words)[1]
+    (time,) = (line for line in call(*words, "--whole")[1].splitlines() if "training time" in line)
+    assert time.split()[-2][0] == "+" and time.split()[-1] == "min"
     without_steps(tmp_path / "long", 1, 30)
     assert "Not at equal rollouts: the longer run's journal lacks its first steps" in call(*words, "--visits", "1")[1]
 

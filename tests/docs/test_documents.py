@@ -465,15 +465,15 @@ def test_the_progress_line_of_the_readme_is_what_is_printed() -> None:
 def test_the_figures_of_large_stores_are_the_measured_ones() -> None:
     import json
 
-    sizes = json.loads((ROOT / "benchmarks" / "results" / "commands.json").read_text())["sizes"]
+    took = json.loads((ROOT / "benchmarks" / "results" / "commands.json").read_text())["sizes"]["1000000"]["commands"]
     page = (ROOT / "docs" / "commands.md").read_text().split("## Large stores")[1].split("\n## ")[0]
-    rows = re.findall(r"^\| ([^|]+) \| ([^|]+) \| ([^|]+) \|$", page, flags=re.M)[1:]
-    assert len(rows) == len(sizes["1000000"]["commands"]) >= 8
-    for name, *cells in rows:
-        for size, cell in zip(("1000000", "10000000"), cells, strict=True):
-            found = sizes[size]["commands"].get(name)
-            wanted = "not measured" if found is None else f"{found['cpu s']:.0f} s, {found['MB'] / 1000:.1f} GB"
-            assert cell == wanted, (name, size)
+    journal, snapshot, report = (
+        round(took[n]["cpu s"]) for n in ("stats, journal", "stats, snapshot", "report, journal")
+    )
+    said = f"`stats` takes {journal} s of a journal and {snapshot} s of a snapshot; the report takes {report} s"
+    assert said in " ".join(page.split())
+    (most,) = re.findall(r"less than ([\d.]+) GB", page)
+    assert max(one["MB"] for one in took.values()) < 1000 * float(most)
 
 
 def test_the_completion_completes_every_command() -> None:

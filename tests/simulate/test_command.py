@@ -143,14 +143,17 @@ def row(preset: str, seed: int, gain: float, **more) -> dict:
     [
         (
             {"a": (0.3, 0.31, 0.3), "b": (0.2, 0.2, 0.21)},
-            "For these prompts: a, 3.03 ± 0.14 times GRPO's figure (learned a rollout).",
+            "For these prompts: a, which learns 3.03 ± 0.14 times as much per rollout as GRPO.",
         ),
         ({"a": (0.3, 0.31, 0.3), "b": (0.3, 0.3, 0.3)}, "Not significantly behind it: b."),
         ({"a": (0.1, 0.05, 0.16)}, "For these prompts: plain grpo."),
-        ({"a": (0.2,)}, "For these prompts: a, 2.00 times GRPO's figure (learned a rollout). One seed has no interval"),
+        (
+            {"a": (0.2,)},
+            "For these prompts: a, which learns 2.00 times as much per rollout as GRPO. One seed has no interval",
+        ),
         (
             {"a": (0.05,)},
-            "For these prompts: plain grpo. The best preset, a, has 0.50 times GRPO's figure (learned a rollout).",
+            "For these prompts: plain grpo. The best preset, a, learns 0.50 times as much per rollout as GRPO.",
         ),
     ],
 )

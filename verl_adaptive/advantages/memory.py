@@ -1,7 +1,7 @@
 """A prompt's expected reward as the baseline: the store replaces the group (SPO, 2509.13232, and what we measured).
 
 GRPO needs a group only to know what to expect of a prompt. A store that remembers every prompt knows that already, so a
-group may be small, down to a single rollout, and no rollout of a prompt that is not settled is without a lesson:
+group may be small, down to a single rollout, and every rollout of a prompt between solved and hopeless is informative:
 
     one rollout      A = r − v
     n rollouts       A_i = r_i − b_i,   b_i = (Σ_{j≠i} r_j + κ' v) / (n − 1 + κ')      (leave one out, shrunk to v)
@@ -185,6 +185,17 @@ class MemoryBaseline(Advantage):
         keys = self.table.key_hi[groups.row], self.table.key_lo[groups.row]
         chance = Draw(self.facts.seed, 0).uniform("memory.thin", *keys, groups.submission)[group_of]
         return np.where(np.abs(off) > chance * least, np.sign(off) * np.maximum(np.abs(off), least), 0.0)
+
+    @property
+    def zero_rows(self) -> str:
+        if self.config.scale == "whiten":
+            return (
+                "are not known beforehand (adaptive.advantage.scale=whiten takes the mean of every row): all rows train"
+            )
+        if self.config.thin:
+            thin = f"adaptive.advantage.thin={self.config.thin:g}"
+            return f"include those that {thin} sets to zero; they are left out of training (same expected gradient)"
+        return super().zero_rows
 
     def zero(self, groups: Groups, trains: np.ndarray) -> np.ndarray:
         zero = np.zeros(groups.rollouts, dtype=bool)

@@ -1,6 +1,6 @@
 """AERO's exploration and iterative rescue (2602.14338, stages I and II, strategy 1).
 
-Every query gets ``n_explore`` rollouts. A query whose success rate is at most ``u_res`` then gets ``n_extra`` more per
+Every prompt gets ``n_explore`` rollouts. A prompt whose success rate is at most ``u_res`` then gets ``n_extra`` more per
 round until its first correct rollout, or until its limits or the budget are reached. All rollouts of a round stay
 candidates for training.
 
@@ -11,15 +11,15 @@ candidates for training.
 
 Certainty. Structure, u_res = 0 and n_extra = 2: read in a summary of the paper. n_explore = 8 of N = 16: read in a
 third-party reimplementation only. What the *budget* is could not be settled, so both readings are here: ``pooled``
-shares what exploration left of N rollouts a query among the unsolved ones ("allocates the remaining rollout budget
-dynamically within N_budget"; its simulated effect brackets the paper's figures); ``per_prompt`` gives each query at
+shares what exploration left of N rollouts per prompt among the unsolved ones ("allocates the remaining rollout budget
+dynamically within N_budget"; its simulated effect brackets the paper's figures); ``per_prompt`` gives each prompt at
 most N (the reimplementation; its simulated effect falls short of the paper's).
 
 Where we deviate, and why:
 
-* A pooled query may take at most ``max_per_prompt`` rollouts (4 N), and a query at most ``rounds`` top-ups: otherwise
-  a few hopeless queries would eat the pool, one after the other.
-* One top-up of N/2 instead of a chain of twos: each top-up waits for the one before, and those queries have the longest
+* A pooled prompt may take at most ``max_per_prompt`` rollouts (4 N), and a prompt at most ``rounds`` top-ups: otherwise
+  a few hopeless prompts would eat the pool, one after the other.
+* One top-up of N/2 instead of a chain of twos: each top-up waits for the one before, and those prompts have the longest
   answers. The chain is ``n_extra=2 rounds=8``.
 * The pool is shared out in the order of submission, which is random as the data set is shuffled, not in an order drawn anew
   each time.
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 
 class AeroRescue(PooledAllocator):
-    """Explores with few rollouts, then tops up the queries without a correct one.
+    """Explores with few rollouts, then tops up the prompts without a correct one.
 
     A rollout is correct when its success is at least 1/2; with a binary signal that is the signal itself.
     """
@@ -65,13 +65,13 @@ class AeroRescue(PooledAllocator):
         """Options; the defaults are as published where anything is.
 
         Attributes:
-            n: N, rollouts a query that the budget counts; null: ``actor_rollout_ref.rollout.n``.
+            n: N, rollouts per prompt that the budget counts; null: ``actor_rollout_ref.rollout.n``.
             n_explore: rollouts of the exploration; null: N / 2 (published: 8 of N = 16).
             n_extra: rollouts of one top-up; null: N / 2 (a summary of the paper: 2).
-            u_res: queries of at most this success rate are rescued.
-            budget: ``pooled``: N a query, shared; ``per_prompt``: N for each query by itself.
-            max_per_prompt: most rollouts of one query; null: 4 N (``pooled``) or N (``per_prompt``).
-            rounds: most top-ups of one query; each waits for the one before, so latency grows with it.
+            u_res: prompts of at most this success rate are rescued.
+            budget: ``pooled``: N per prompt, shared; ``per_prompt``: N for each prompt by itself.
+            max_per_prompt: most rollouts of one prompt; null: 4 N (``pooled``) or N (``per_prompt``).
+            rounds: most top-ups of one prompt; each waits for the one before, so latency grows with it.
         """
 
         n: Count | None = None
@@ -82,7 +82,7 @@ class AeroRescue(PooledAllocator):
         max_per_prompt: Count | None = None
         rounds: Whole = 1
 
-    _counts = _last = (0, 0, 0)  # this and the last step: top-ups, their rollouts, queries that a top-up solved
+    _counts = _last = (0, 0, 0)  # this and the last step: top-ups, their rollouts, prompts that a top-up solved
 
     def check_policy(self, policy: Policy, config: AdaptiveConfig) -> None:
         if policy.sampler.plans_rollouts and self.config.budget == "per_prompt":

@@ -186,9 +186,14 @@ def _rows(results: Sequence[Outcome], trials: Trials, by: str) -> tuple[list[str
         half = f" ± {told['half_width']:.3f}" if len(one.gains) > 1 else ""
         gap = f"{told['mean_gain']:+.3f}{half}{' *' if told['significant'] else ''}" if one.gains else "-"
         needed = "never" if told["share"] is None else f"{told['share']:.0%}"
-        paid = {name: float(np.mean([points[name][-1] for points in trials.spent[one.name]])) for name in COSTS}
-        costs = [span(value) if name == "hours" else number(round(value)) for name, value in paid.items()]
-        rows.append((one.name, str(len(one.gains or one.finals)), f"{one.mean:.3f}", gap, needed, *costs))
+        seeds = one.gains or one.finals
+        runs = list(zip(trials.arms[one.name], trials.spent[one.name], strict=True))
+        costs = []
+        for name in COSTS:  # up to where the arms are compared
+            paid = [float(np.interp(one.ends[t.seed], t.cost, points[name])) for t, points in runs if t.seed in seeds]
+            mean = float(np.mean(paid))
+            costs.append(span(mean) if name == "hours" else number(round(mean)))
+        rows.append((one.name, str(len(seeds)), f"{one.mean:.3f}", gap, needed, *costs))
     return ["arm", "seeds", "final", "difference", f"{by} needed", *COSTS], rows
 
 
@@ -304,7 +309,12 @@ def _print_prompts(found: dict[str, Any], above: str) -> None:
         known = all(isinstance(v, int | float) for v in values)
         if not any(v is not None for v in values):
             return None
-        gap = "" if not known else f"{values[1] - values[0]:+,.3f}".rstrip("0").rstrip(".")
+        gap = ""
+        if known and form is span:
+            hours = values[1] - values[0]
+            gap = span(abs(hours)) if abs(hours) < 1 / 60 else f"{'-' if hours < 0 else '+'}{span(abs(hours))}"
+        elif known:
+            gap = f"{values[1] - values[0]:+,.3f}".rstrip("0").rstrip(".")
         return label, *map(form, values), gap
 
     rows = [

@@ -36,12 +36,13 @@ class Cost:
         grpo_step, grpo_total: GRPO's rollouts of a step and of the run; None: the number of steps is not known here.
         step, total: about as many rollouts as the preset generates; None: not known, and ``why_not`` says why.
         factor: ``step`` of ``grpo_step``.
-        seconds: generation time of a step; None: not known.
+        time_factor: generation time of a step; None: not known.
         share: of GRPO's groups that have variance, as far as it is known.
         known_from: where that share is from.
         time: generation time in words.
         range: ``factor`` where 70 % and where 30 % of GRPO's groups are informative; None: that is known, or plays no part.
-        equal: override with which the run spends what GRPO would, or an empty string.
+        equal: overrides with which the run spends what GRPO would, or all of the user's ``adaptive.total_rollouts``; or empty.
+        equal_rollouts: how many that are; None: the number of steps is not known here.
         equal_steps: about as many steps as that buys.
         passes: GRPO's passes over the training set; None: not known here.
         at_most: verl may still leave prompts out, so that totals may be less.
@@ -56,10 +57,11 @@ class Cost:
     step: int | None = None
     total: int | None = None
     factor: float | None = None
-    seconds: float | None = None
+    time_factor: float | None = None
     time: str = ""
     range: tuple[float, float] | None = None
     equal: str = ""
+    equal_rollouts: int | None = None
     equal_steps: int | None = None
     passes: float | None = None
     at_most: bool = False
@@ -92,7 +94,8 @@ class Cost:
             out.append(("time", self.time))
         if self.equal:
             steps = f", in about {number(self.equal_steps)} steps" if self.equal_steps else ""
-            out.append(("equal cost", f"{self.equal} spends what GRPO would{steps}"))
+            spent = "what GRPO would" if self.equal_rollouts == self.grpo_total else "all of its rollouts"
+            out.append(("equal cost", f"{self.equal} spends {spent}{steps}"))
         epochs = "" if self.passes is None else f"GRPO's steps are {_two(self.passes)} passes over the training set"
         remarks = "; ".join(part for part in (epochs, *self.sense) if part)
         return [*out, ("epochs", remarks)] if remarks else out
@@ -118,17 +121,24 @@ def cost_of(plan: RunPlan) -> Cost:
     total = plan.adaptive.total_rollouts
     if steps is not None:
         cost.total = cost.step * steps if total is None else min(cost.step * steps, total)
-    if total is None and abs(cost.factor - 1) >= 0.02:
-        equal = cost.grpo_total
-        cost.equal = f"adaptive.total_rollouts={equal if equal else f'<steps of GRPO x {cost.grpo_step}>'}"
-        cost.equal_steps = None if equal is None else math.ceil(equal / cost.step)
-        if cost.equal_steps and steps and cost.equal_steps > steps:
-            cost.equal += f" trainer.total_training_steps={cost.equal_steps}"
-            # verl ends with the steps or with the epochs, whichever is first
-            per_epoch = plan.prompts // batch if plan.prompts else 0
-            if per_epoch and cost.equal_steps > plan.epochs * per_epoch:
-                cost.equal += f" trainer.total_epochs={math.ceil(cost.equal_steps / per_epoch)}"
+    early = total is not None and cost.total is not None and cost.total < 0.98 * total
+    if early or (total is None and abs(cost.factor - 1) >= 0.02):
+        _equal(cost, plan)
     return cost
+
+
+def _equal(cost: Cost, plan: RunPlan) -> None:
+    """Fill in what to write for the same cost, the user's own or GRPO's, and the steps and epochs that it takes."""
+    assert cost.step is not None
+    equal = cost.equal_rollouts = plan.adaptive.total_rollouts or cost.grpo_total
+    cost.equal = f"adaptive.total_rollouts={equal if equal else f'<steps of GRPO x {cost.grpo_step}>'}"
+    cost.equal_steps = None if equal is None else math.ceil(equal / cost.step)
+    if cost.equal_steps and plan.steps and cost.equal_steps > plan.steps:
+        cost.equal += f" trainer.total_training_steps={cost.equal_steps}"
+        # verl ends with the steps or with the epochs, whichever is first
+        per_epoch = plan.prompts // plan.batch if plan.prompts else 0
+        if per_epoch and cost.equal_steps > plan.epochs * per_epoch:
+            cost.equal += f" trainer.total_epochs={math.ceil(cost.equal_steps / per_epoch)}"
 
 
 def _two(value: float) -> str:
@@ -163,7 +173,9 @@ def _simulate(cost: Cost, plan: RunPlan) -> None:
     ) as error:  # a part of the user's own may need what no simulation has: the plan stands without a cost
         cost.why_not = f"the policy cannot be simulated ({type(error).__name__}: {error})"
         return
-    cost.factor, cost.share = found.rollouts, found.share
+    cost.factor = found.rollouts
+    if abs(found.share - cost.share) > 0.05:  # groups of two, say, cannot have as much
+        cost.share = found.share
     if cost.known_from.startswith("assumed") and plan.adaptive.refill and not plan.policy.filter.keeps_all:
         bounds = (expected_waiting(plan.adaptive, clock=clock, most=_SIZE, **setting | {"share": x}) for x in RANGE)
         low, high = (bound.rollouts for bound in bounds)
@@ -174,7 +186,7 @@ def _simulate(cost: Cost, plan: RunPlan) -> None:
     if not engines:
         cost.time = "not known: rollout.disaggregation, or too few GPUs for one engine; only whole engines are modelled"
         return
-    cost.seconds = found.seconds
+    cost.time_factor = found.seconds
     waves = "" if found.waves < 1.05 else f" in {found.waves:.1f} waves"
     apiece = found.seconds_per_informative
     each = "" if apiece is None else f", {_two(apiece)} x for each informative group"

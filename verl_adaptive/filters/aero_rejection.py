@@ -4,7 +4,7 @@ With u = c/n, c correct rollouts of n:
 
 * u = 0 or u = 1 (no variance): ``keep_degenerate`` rollouts, chosen at random, train on the Beta posterior's advantage
   (:mod:`verl_adaptive.advantages.beta`); 0 drops the group;
-* 0 < u < tau, rescued queries included: all c correct ones and m = min(n − c, max(1, round(k c))) incorrect ones,
+* 0 < u < tau, rescued prompts included: all c correct ones and m = min(n − c, max(1, round(k c))) incorrect ones,
   chosen at random;
 * u >= tau: everything. ``thin_correct`` thins the correct ones in the same way, as an ablation.
 

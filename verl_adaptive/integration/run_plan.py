@@ -105,8 +105,9 @@ class RunPlan:
             adaptive = replace(adaptive, refill=False)
         check_run(config, adaptive, policy)
         skip, said = zero_rows(config, adaptive.skip_zero_advantage)
-        if skip and advantage.estimator is not None and not advantage.needs_groups:
-            said = "are few, since the baseline is not the group's; they are left out of training (same gradient)"
+        forgo = skip and bool(why_not_skip_zero(config))
+        if skip and not forgo:
+            said = advantage.zero_rows or said
         rollout, trainer = config.actor_rollout_ref.rollout, config.trainer
         batch, n, longest = int(config.data.train_batch_size), int(rollout.n), int(config.data.max_response_length)
         slots = int(rollout.max_num_seqs)
@@ -131,7 +132,7 @@ class RunPlan:
             asked_steps=None if steps is None else int(steps),
             updates=facts.updates_of(config),
             skip_zero=skip,
-            forgo=skip and bool(why_not_skip_zero(config)),
+            forgo=forgo,
             zero_rows=said,
             late=late,
             single_turn=facts.single_turn(config),
@@ -288,7 +289,7 @@ class RunPlan:
             ("run", run + (f", or {total:,} rollouts if those come first" if total else "") + out),
             (
                 "signal",
-                f"{adaptive.signal} ({adaptive.success.mode}), degenerate when max - min <= {adaptive.tolerance:g}",
+                f"{adaptive.signal} ({adaptive.success.mode}), zero-variance when max - min <= {adaptive.tolerance:g}",
             ),
             ("losses", f"rows of zero advantage {self.zero_rows}"),
             ("store", self.store),

@@ -72,6 +72,7 @@ class Outcome:
     Attributes:
         name: the arm's.
         finals: value by seed, at the cost that every arm has spent with that seed.
+        ends: that cost by seed; infinite: each run's own end.
         gains: by seed, minus the first arm's; none for the first.
         needed: by seed, cost of reaching the target; None: never.
         shares: by seed, the same as a share of what the first arm needs, or spends in all where it never gets there;
@@ -80,6 +81,7 @@ class Outcome:
 
     name: str
     finals: dict[int, float]
+    ends: dict[int, float] = field(default_factory=dict)
     gains: dict[int, float] = field(default_factory=dict)
     needed: dict[int, float | None] = field(default_factory=dict)
     shares: dict[int, float] = field(default_factory=dict)
@@ -111,7 +113,7 @@ def outcomes(arms: Mapping[str, Sequence[Trial]], *, target: float | None = None
     out: list[Outcome] = []
     for name, trials in arms.items():
         finals = {t.seed: t.at(ends[t.seed]) for t in trials}
-        made = Outcome(name, finals)
+        made = Outcome(name, finals, {t.seed: ends[t.seed] for t in trials})
         base = out[0].finals if out else finals
         for trial in trials:
             if trial.seed not in base:

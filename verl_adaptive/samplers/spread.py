@@ -1,4 +1,4 @@
-"""Draws prompts by how unsettled they are: in proportion to the spread that their next rollouts are expected to have.
+"""Draws prompts in proportion to the standard deviation that is expected of their next reward.
 
     weight=reward   √(E[r²] − E[r]²) / unit + floor              of the training reward
     weight=success  √(v (1 − v)) + floor                         (SPO, 2509.13232: floor .05)

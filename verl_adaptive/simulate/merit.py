@@ -102,16 +102,20 @@ def _best(name: str, real: dict[str, Merit]) -> str:
     first = order[0]
     best = real[first]
     assert best.value is not None
-    said = f"{best.value:.2f}{'' if best.half is None else f' ± {best.half:.2f}'} times GRPO's figure ({name})"
+    what, _, unit = name.partition(" a ")
+    times = f"{best.value:.2f}{'' if best.half is None else f' ± {best.half:.2f}'} times"
+    said = (
+        f"learns {times} as much per {unit} as GRPO" if what == "learned" else f"has {times} GRPO's {what} per {unit}"
+    )
     if best.value <= 1:
-        return f"For these prompts: plain grpo. The best preset, {first}, has {said}."
+        return f"For these prompts: plain grpo. The best preset, {first}, {said}."
     if best.half is None:
-        return f"For these prompts: {first}, {said}. One seed has no interval: name at least three with --seeds."
+        return f"For these prompts: {first}, which {said}. One seed has no interval: name at least three with --seeds."
     if not significant([ratio - 1 for ratio in best.ratios]):
-        return f"For these prompts: plain grpo. The best preset, {first}, has {said}: not significantly more."
+        return f"For these prompts: plain grpo. The best preset, {first}, {said}: not significantly more."
     level = [p for p in order[1:] if not _better(best, real[p])]
     beside = f" Not significantly behind it: {', '.join(level)}." if level else ""
-    return f"For these prompts: {first}, {said}.{beside}"
+    return f"For these prompts: {first}, which {said}.{beside}"
 
 
 def _better(best: Merit, other: Merit) -> bool:
