@@ -212,7 +212,7 @@ def test_a_training_run_can_be_watched(tmp_path, call) -> None:
     """The writer's journal is open, and goes on, while we read."""
     engine, _ = make_run(tmp_path, steps=3, snapshot=False)
     with Journal(tmp_path / "adaptive", {"run": "project/experiment"}) as journal:
-        journal.begin(3)
+        journal.begin(3, parent=journal.known[-1]["id"])
         assert facts(call, tmp_path)["steps"] == 3
         from tests.world import World, run_step
 
@@ -371,7 +371,7 @@ def test_watching_prints_what_is_new(tmp_path) -> None:
     try:
         assert one()["last_step"] == 3
         with Journal(tmp_path / "adaptive") as journal:
-            journal.begin(3)
+            journal.begin(3, parent=journal.known[-1]["id"])
             journal.commit_step(
                 4, Groups.empty(), engine.table.keys[:0], [], {"run": engine.total.as_dict()}, sources=[]
             )

@@ -63,17 +63,18 @@ class Run:
             "held": np.empty(0, dtype=np.uint64),
             "moments": [0.0, 0.0],
         }
-        marker = folder / "latest"
+        marker, parent = folder / "latest", None
         if marker.exists():
             self.step = int(marker.read_text())
             self.table, self.state, manifest = read_snapshot(folder / f"global_step_{self.step}" / "adaptive")
+            parent = manifest["meta"].pop("attempt")
             assert manifest["meta"] == {"policy": "driver", "dataset": self.dataset, "step": self.step}
             if forget is not None:  # a negative control: something that a careless resume loses
                 self.state[forget] = {"p": 0.5, "submission": 0, "held": np.empty(0, dtype=np.uint64)}[forget]
         self.table.declare("driver", _COLUMNS)
         self.row_of = self.table.rows_for(self.data)
         self.journal = Journal(folder / "adaptive")
-        self.journal.begin(self.step, keys, ["s"] * PROMPTS)
+        self.journal.begin(self.step, keys, ["s"] * PROMPTS, parent=parent)
 
     def decide(self) -> np.ndarray:
         """The prompts of a step, as keys in the order of submission; held ones first."""
@@ -126,7 +127,7 @@ class Run:
 
     def save(self) -> None:
         """Snapshot, then the marker, as verl does."""
-        meta = {"policy": "driver", "dataset": self.dataset, "step": self.step}
+        meta = {"policy": "driver", "dataset": self.dataset, "step": self.step, "attempt": self.journal.id}
         write_snapshot(self.folder / f"global_step_{self.step}" / "adaptive", self.table, self.state, meta=meta)
         temporary = self.folder / "latest.tmp"
         temporary.write_text(str(self.step))

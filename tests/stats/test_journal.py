@@ -25,7 +25,6 @@ from verl_adaptive.groups import Groups
 from verl_adaptive.stats import Journal, JournalBusy, JournalError, StatsTable, journal, open_run
 from verl_adaptive.stats.journal import sealed
 from verl_adaptive.stats.reader import JournalReader
-from verl_adaptive.stats.run import StoreError
 
 KEYS = make_keys(20)
 SOURCES = ["gsm8k" if i % 2 else "math" for i in range(20)]
@@ -62,9 +61,11 @@ def test_the_table_is_replayed_bit_for_bit(tmp_path: Path) -> None:
 
 
 def test_a_resume_begins_an_attempt_and_leaves_the_rest_aside(tmp_path: Path) -> None:
+    parent = None
     for after, steps in ((0, (1, 2, 3, 4)), (2, (3, 4, 5)), (4, (5,)), (3, (4, 5, 6))):
         with Journal(tmp_path) as writer:
-            writer.begin(after)
+            writer.begin(after, parent=parent)
+            parent = writer.id
             writer.commit_validation(after, {"acc": after / 10, "bad": float("nan")}, prompts={"math": 9})
             for step in steps:
                 commit(writer, step)
@@ -74,12 +75,32 @@ def test_a_resume_begins_an_attempt_and_leaves_the_rest_aside(tmp_path: Path) ->
     assert [v["step"] for v in run.validations()] == [0, 2, 3] and run.validations()[1]["metrics"] == {"acc": 0.2}
     assert run.gaps() == [] and run.about["attempts"] == 4
     with Journal(tmp_path) as writer:
-        writer.begin(9)
+        writer.begin(9, parent=parent)
     assert [gap[:2] for gap in open_run(tmp_path).gaps()] == [(7, 9)]
     with Journal(tmp_path) as writer:
         writer.begin(0)
         commit(writer, 1)
     assert steps_of(tmp_path) == [1]
+
+
+def test_a_resume_goes_on_from_the_attempt_that_wrote_the_checkpoint(tmp_path: Path) -> None:
+    """A start-over by mistake between the two took the run's place, or another run's steps did."""
+    ids = []
+    for parent, after, steps in (
+        (None, 0, (1, 2, 3)),
+        (None, 0, (1, 2)),
+        (0, 2, (3, 4)),
+        ("of another journal", 2, (3,)),
+    ):
+        with Journal(tmp_path) as writer:
+            writer.begin(after, parent=ids[parent] if isinstance(parent, int) else parent)
+            ids.append(writer.id)
+            for step in steps:
+                commit(writer, step)
+        if parent == 0:
+            lines = [(line["attempt"], line["step"]) for line in JournalReader(tmp_path).lines()]
+            assert lines == [(0, 1), (0, 2), (2, 3), (2, 4)] and open_run(tmp_path).gaps() == []
+    assert steps_of(tmp_path) == [3] and [gap[:2] for gap in open_run(tmp_path).gaps()] == [(1, 2)]
 
 
 def test_torn_tails_are_cut_at_every_byte(tmp_path: Path) -> None:
@@ -100,7 +121,7 @@ def test_torn_tails_are_cut_at_every_byte(tmp_path: Path) -> None:
             if name == "groups.arrows" and len(steps) < 2:  # that a line was cut off nobody can know
                 assert run.gaps() == [(len(steps) + 1, 2, "groups.arrows of attempt 0 ends before them")]
     with Journal(tmp_path / "torn") as writer:  # and a resume goes on behind what is whole
-        writer.begin(2)
+        writer.begin(2, parent=writer.known[0]["id"])
         commit(writer, 3)
     assert steps_of(tmp_path / "torn")[-1] == 3
 
@@ -114,8 +135,11 @@ def test_damage_elsewhere_names_the_file(tmp_path: Path) -> None:
     whole = prompts.read_bytes()
     for at in range(60, 400, 34):  # keys: one bit is another prompt
         prompts.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
-        with pytest.raises(StoreError, match="cannot be read"):
+        with pytest.raises(JournalError, match=rf"{prompts.name} cannot be read"):
             _ = open_run(tmp_path).prompts
+    prompts.unlink()  # without it there would be fewer prompts, and nothing would be said
+    with pytest.raises(JournalError, match=rf"{prompts.name} cannot be read: No such file"):
+        _ = open_run(tmp_path).prompts
     prompts.write_bytes(whole)
     (tmp_path / "attempt-0" / "attempt.json").unlink()  # without it the run would be the attempt before
     with pytest.raises(JournalError, match=r"attempt\.json is gone"):
@@ -160,7 +184,7 @@ def test_a_column_that_came_later_is_null_in_the_attempts_before(tmp_path: Path,
         commit(writer, 1)
         assert writer.flush()
     with Journal(tmp_path) as writer:
-        writer.begin(1)
+        writer.begin(1, parent=writer.known[0]["id"])
         commit(writer, 2)
     before, after = open_run(tmp_path).observations()
     assert before.schema == after.schema and before.column("clipped").null_count == len(before) == 6
@@ -283,7 +307,7 @@ def test_the_older_of_two_writers_stops(tmp_path: Path, caplog) -> None:
 
 def test_files_that_were_deleted_are_begun_again(tmp_path: Path, caplog) -> None:
     with Journal(tmp_path / "j") as writer:
-        writer.begin(0)
+        writer.begin(0, KEYS, SOURCES)
         commit(writer, 1)
         assert writer.flush()
         shutil.rmtree(tmp_path / "j")
@@ -291,7 +315,8 @@ def test_files_that_were_deleted_are_begun_again(tmp_path: Path, caplog) -> None
         assert writer.flush()
         commit(writer, 3)
     assert "deleted or replaced" in caplog.text and steps_of(tmp_path / "j") == [2, 3]
-    assert [gap[:2] for gap in open_run(tmp_path / "j").gaps()] == [(1, 1)]
+    run = open_run(tmp_path / "j")
+    assert [gap[:2] for gap in run.gaps()] == [(1, 1)] and len(run.prompts) == len(KEYS)
 
 
 FOLLOWER = """

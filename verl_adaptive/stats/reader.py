@@ -164,17 +164,22 @@ class JournalReader:
                 begin = end
 
     def dataset(self) -> tuple[np.ndarray, pa.DictionaryArray] | None:
-        """Keys and data sources of the newest attempt's data set; None where it is not there."""
+        """Keys and data sources of the newest attempt's data set; None if it names none."""
         name = self.about.get("prompts_file")
-        if not isinstance(name, str) or os.path.basename(name) != name:
+        if name is None:
             return None
         try:
+            if os.path.basename(name) != name:
+                raise ValueError("a folder belongs to the name")
             raw = pa.BufferReader(read_file(self.folder / name, _LARGEST))
             with pq.ParquetFile(raw, pre_buffer=False, page_checksum_verification=True) as file:
                 table = file.read(use_threads=False)
-        except FileNotFoundError:
-            return None
-        return key_words(table.column("key")), _sources(table)
+            return key_words(table.column("key")), _sources(table)
+        except (OSError, ValueError, TypeError, LookupError, pa.ArrowException) as error:
+            raise JournalError(
+                f"{self.folder / str(name)} cannot be read: {getattr(error, 'strerror', None) or error}. Without it the prompts "
+                "that were never visited are not known: restore it from a copy"
+            ) from error
 
     def replay(self, *, last_step: int | None = None, tolerance: float = 0.0) -> tuple[StatsTable, Flips]:
         """The statistics as the live line made them, over every prompt of the data set: equal, bit for bit, to the run's.
