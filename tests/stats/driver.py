@@ -255,7 +255,7 @@ def supervise(folder: Path, steps: int, every: int, seed: int, kills: int, forge
                 raise RuntimeError(f"seed {seed}: the decisions of step {step} differ")
         if live_line(victim) != live_line(reference):
             raise RuntimeError(f"seed {seed}: the journal's live line differs")
-        report["branches"] += len(JournalReader(victim / "adaptive").live())
+        report["branches"] += len(JournalReader(victim / "adaptive").live)
         report["runs"] += 1
         report["decisions"] += len(lines)
         report["repeated"] += len(lines) - steps

@@ -103,6 +103,21 @@ def test_a_resume_goes_on_from_the_attempt_that_wrote_the_checkpoint(tmp_path: P
     assert steps_of(tmp_path) == [3] and [gap[:2] for gap in open_run(tmp_path).gaps()] == [(1, 2)]
 
 
+def test_one_reading_is_of_the_same_steps(tmp_path: Path) -> None:
+    """Prompts, steps and gaps were read one after another, each up to its own moment."""
+    with Journal(tmp_path) as writer:
+        writer.begin(0)
+        commit(writer, 1)
+        assert writer.flush()
+        run = open_run(tmp_path)
+        assert len(run.steps) == 1
+        commit(writer, 2)
+        writer.commit_validation(2, {"acc": 0.5})
+        assert writer.flush()
+        assert run.table.col("visits").sum() == sum(map(len, run.observations())) == 6
+        assert len(run.again().steps) == 2 and run.validations() == run.gaps() == []
+
+
 def test_torn_tails_are_cut_at_every_byte(tmp_path: Path) -> None:
     with Journal(tmp_path / "whole") as writer:
         writer.begin(0)
@@ -120,6 +135,10 @@ def test_torn_tails_are_cut_at_every_byte(tmp_path: Path) -> None:
             assert sum(len(page) for page in run.observations()) == 6 * len(steps)
             if name == "groups.arrows" and len(steps) < 2:  # that a line was cut off nobody can know
                 assert run.gaps() == [(len(steps) + 1, 2, "groups.arrows of attempt 0 ends before them")]
+    with Journal(tmp_path / "x") as writer:
+        writer.begin(0)
+        writer.commit_validation(2, {"acc": 0.5})
+    assert open_run(tmp_path / "x").gaps() == [(1, 2, "steps.jsonl of attempt 0 ends before them")]
     with Journal(tmp_path / "torn") as writer:  # and a resume goes on behind what is whole
         writer.begin(2, parent=writer.known[0]["id"])
         commit(writer, 3)

@@ -1,4 +1,4 @@
-"""Reads a journal, while another process may be writing it: each call sees the steps whose line is whole.
+"""Reads a journal, while another process may be writing it: the steps whose line is whole.
 
 The *live line* of a run is its newest attempt, before it the parent up to the step that it resumed from, and so on.
 """
@@ -12,6 +12,7 @@ import os
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,7 @@ class _Stretch:
 
 
 class JournalReader:
-    """A run's journal.
+    """A run's journal, read once, so that all it says is of the same steps.
 
     Args:
         folder: the journal's own.
@@ -62,22 +63,18 @@ class JournalReader:
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
-        self.attempts = self._look()
-
-    def _look(self) -> list[dict[str, Any]]:
-        found = attempts_in(self.folder)
-        if not found:
+        self.attempts = attempts_in(self.folder)
+        if not self.attempts:
             raise JournalError(f"{self.folder} holds no run yet; a run appears when its training begins")
-        return found
 
     @property
     def about(self) -> dict[str, Any]:
         """What the newest attempt says of the run."""
         return self.attempts[-1]
 
+    @cached_property
     def live(self) -> list[_Stretch]:
-        """The live line, oldest stretch first, as it is now."""
-        self.attempts = self._look()
+        """The live line, oldest stretch first."""
         known = {about["attempt"]: about for about in self.attempts}
         line: list[_Stretch] = []
         here, cap = self.about, math.inf
@@ -92,12 +89,19 @@ class JournalReader:
 
     def lines(self) -> list[dict[str, Any]]:
         """The steps of the live line: each line of ``steps.jsonl`` with its ``attempt``; ``ledger`` and ``scalars`` as text."""
-        return [line for stretch in self.live() for line in stretch.keep(_committed(stretch.folder))]
+        return [line for _, _, there in self._steps for line in there]
+
+    @cached_property
+    def _steps(self) -> list[tuple[_Stretch, list[dict[str, Any]], list[dict[str, Any]]]]:
+        """Of each stretch its steps, and those of them whose groups are there."""
+        _ = self._validated  # first: a validation is written behind its step
+        steps = [(stretch, stretch.keep(_lines(stretch.folder))) for stretch in self.live]
+        return [(stretch, lines, _there(stretch.folder, lines)) for stretch, lines in steps]
 
     def newest(self, count: int = 2) -> list[dict[str, Any]]:
         """The last of :meth:`lines`; quick, however long the run is."""
-        last = self.live()[-1]
-        found = last.keep(_committed(last.folder, _TAIL))
+        last = self.live[-1]
+        found = last.keep(_there(last.folder, _lines(last.folder, _TAIL)))
         return found[-count:] if len(found) >= count else self.lines()[-count:]
 
     def steps(self) -> pa.Table:
@@ -108,9 +112,8 @@ class JournalReader:
     def gaps(self) -> list[tuple[int, int, str]]:
         """``(first step, last step, reason)`` of what the live line lacks."""
         out, before, cut = [], 0, 0
-        for stretch in self.live():
-            lines = stretch.keep(_lines(stretch.folder))
-            for line in _there(stretch.folder, lines):
+        for stretch, lines, there in self._steps:
+            for line in there:
                 if line["step"] > before + 1:
                     why = (
                         line.get("missing")
@@ -123,6 +126,9 @@ class JournalReader:
             out.append((before + 1, self.about["after"], "not written when training resumed after it"))
         if cut > before:
             out.append((before + 1, cut, f"groups.arrows of attempt {self.about['attempt']} ends before them"))
+        elif self._validated and self._validated[-1]["step"] > max(before, self.about["after"]):
+            why = f"steps.jsonl of attempt {self.about['attempt']} ends before them"
+            out.append((max(before, self.about["after"]) + 1, self._validated[-1]["step"], why))
         return out
 
     def validations(self) -> list[dict[str, Any]]:
@@ -133,8 +139,12 @@ class JournalReader:
             ``metrics`` (verl's name → value) and ``prompts`` (data source → validation prompts). Where a resumed run
             validated a step once more, the first measurement counts.
         """
+        return [dict(one) for one in self._validated]
+
+    @cached_property
+    def _validated(self) -> list[dict[str, Any]]:
         found: dict[int, dict[str, Any]] = {}
-        for stretch in self.live():
+        for stretch in self.live:
             path = stretch.folder / "validations.jsonl"
             for line in _parsed(path, _whole(path)):
                 numbers = [line["step"], line["wall_time"], line["generated"]]
@@ -148,8 +158,8 @@ class JournalReader:
     def observations(self, first_step: int | None = None, last_step: int | None = None) -> Iterator[pa.Table]:
         """Pages of observations along the live line, in order (schema :data:`OBSERVATIONS`); bounds are included."""
         low, high = -math.inf if first_step is None else first_step, math.inf if last_step is None else last_step
-        for stretch in self.live():
-            lines = [line for line in stretch.keep(_committed(stretch.folder)) if low <= line["step"] <= high]
+        for stretch, _, there in self._steps:
+            lines = [line for line in there if low <= line["step"] <= high]
             begin = 0
             while begin < len(lines):
                 end, size = begin + 1, lines[begin]["groups"]
@@ -243,11 +253,6 @@ def _parsed(path: Path, lines: list[bytes]) -> list[dict[str, Any]]:
     except (ValueError, LookupError, RecursionError) as error:
         raise JournalError(f"{path} is damaged: {error}") from error
     return found
-
-
-def _committed(folder: Path, tail: int | None = None) -> list[dict[str, Any]]:
-    """An attempt's steps, as far as their groups are there."""
-    return _there(folder, _lines(folder, tail))
 
 
 def _there(folder: Path, lines: list[dict[str, Any]]) -> list[dict[str, Any]]:

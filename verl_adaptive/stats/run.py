@@ -87,7 +87,8 @@ def reading(source: str) -> Iterator[None]:
 
 
 class Run:
-    """A run's statistics, read-only; made by :func:`open_run`. What it has is read when it is first asked for, and kept.
+    """A run's statistics, read-only; made by :func:`open_run`. What it has is read when it is first asked for, and kept:
+    of a run that is being written, all that it says is of the same steps.
 
     Args:
         source: as the user wrote it.
@@ -179,6 +180,8 @@ class Run:
 
     def observations(self, first_step: int | None = None, last_step: int | None = None) -> Iterator[pa.Table]:
         """Pages of :data:`verl_adaptive.stats.reader.OBSERVATIONS`, a row a finished group; bounds are included."""
+        if self.last is not None:
+            last_step = self.last if last_step is None else min(last_step, self.last)
         with reading(self.source):
             yield from self._journal.observations(first_step, last_step)
 
@@ -224,9 +227,13 @@ class Run:
             said = said_of(rollouts, {key: (r.text, r.answer) for key, r in rows.items()}, threshold=threshold)
         return {key: replace(row, said=said.get(key)) for key, row in rows.items()}
 
+    def again(self) -> Run:
+        """The same store, to be read anew."""
+        return Run(self.source, self.kind, self.where, self.tolerance, **self._results)
+
     def until(self, step: int) -> Run:
         """The same journal up to a step: its prompts as they were then."""
-        run = Run(self.source, self.kind, self.where, self.tolerance, **self._results)
+        run = self.again()
         run.last = step
         return run
 
