@@ -21,12 +21,12 @@ import pytest
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 
-from tests.cli.stores import HOSTILE, make_run
+from tests.cli.stores import HOSTILE, change_lines, make_run
 from tests.interrupts import heed_interrupts
 from tests.report.test_report import Page
 from verl_adaptive.cli import main
 from verl_adaptive.groups import Groups
-from verl_adaptive.report.server import AccessGuard, state_of
+from verl_adaptive.report.server import AccessGuard, Site, _index, state_of
 from verl_adaptive.stats import Journal, find_runs, keys_array
 
 
@@ -346,6 +346,16 @@ def test_a_run_that_ends_at_its_rollouts_is_done(tmp_path) -> None:
     make_run(tmp_path, steps=3, snapshot=False, plan={"adaptive/plan/steps": 50, "adaptive/plan/rollouts": 100})
     (run,), _ = find_runs(str(tmp_path))
     assert state_of(run)["generated"] >= 100 and state_of(run)["done"]
+
+
+def test_a_time_that_is_none_hides_one_run_alone(tmp_path) -> None:
+    """The index of all runs was an error of the server."""
+    for name in "ab":
+        make_run(tmp_path / name, steps=3, run_id=f"p/{name}", snapshot=False)
+    steps = tmp_path / "b" / "adaptive" / "attempt-0" / "steps.jsonl"
+    change_lines(steps, lambda line: {**line, "wall_time": 1e20})
+    rows, trouble, _ = _index(Site(str(tmp_path), lambda run, live: "", lambda runs: ""))
+    assert [row["name"] for row in rows] == ["p/a"] and [str(steps) in text for text in trouble] == [True]
 
 
 def test_a_pause_between_attempts_is_no_pace(tmp_path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import shutil
@@ -236,6 +237,7 @@ def test_a_disk_that_does_not_answer_holds_up_nothing(tmp_path: Path, monkeypatc
         for step in range(2, 30):
             commit(writer, step)
             time.sleep(0.01)
+        writer.commit_validation(29, {"acc": 0.5})
         assert time.monotonic() - began < 5
         assert len(caplog.records) == 1 and "has not answered for" in caplog.text
         assert "lost" in writer.trouble and not writer.flush(0.05)
@@ -245,6 +247,7 @@ def test_a_disk_that_does_not_answer_holds_up_nothing(tmp_path: Path, monkeypatc
     writer.close()
     run = open_run(tmp_path)
     (gap,) = run.gaps()
+    assert [v["step"] for v in run.validations()] == [29]
     assert steps_of(tmp_path)[-1] == 30 and gap[1] == 29 and "waiting for the disk" in gap[2]
 
 
@@ -285,6 +288,24 @@ def test_a_full_disk_is_caught_up_with(tmp_path: Path, caplog) -> None:
                 commit(writer, 8)
                 assert writer.flush() and "written again" in caplog.text
         assert steps_of(disk / "adaptive") == list(range(1, 9)) and open_run(disk / "adaptive").gaps() == []
+
+
+def test_a_disk_that_stays_full_is_one_warning_and_one_at_the_end(tmp_path: Path, monkeypatch, caplog) -> None:
+    writer = Journal(tmp_path)
+    writer.begin(0)
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch, caplog.at_level(logging.WARNING):
+        patch.setattr(os, "pwrite", full)
+        for step in range(1, 9):
+            commit(writer, step)
+            time.sleep(0.01)
+        writer.close()
+    first, last = (record.getMessage() for record in caplog.records)
+    assert "No space left" in first and "the run has ended" in last
+    assert "8 steps between 1 and 8 are lost" in last
 
 
 HOLDER = """
@@ -336,6 +357,19 @@ def test_files_that_were_deleted_are_begun_again(tmp_path: Path, caplog) -> None
     assert "deleted or replaced" in caplog.text and steps_of(tmp_path / "j") == [2, 3]
     run = open_run(tmp_path / "j")
     assert [gap[:2] for gap in run.gaps()] == [(1, 1)] and len(run.prompts) == len(KEYS)
+
+
+def test_a_copy_that_is_put_back_in_a_folders_place_is_written(tmp_path: Path) -> None:
+    """The next step went into the files that were gone, and was called written."""
+    with Journal(tmp_path / "j") as writer:
+        writer.begin(0)
+        commit(writer, 1)
+        assert writer.flush()
+        shutil.copytree(tmp_path / "j", tmp_path / "copy")
+        shutil.rmtree(tmp_path / "j")
+        (tmp_path / "copy").rename(tmp_path / "j")
+        commit(writer, 2)
+    assert steps_of(tmp_path / "j") == [1, 2]
 
 
 FOLLOWER = """

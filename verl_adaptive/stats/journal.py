@@ -51,7 +51,7 @@ from verl_adaptive.text import plain
 
 _LOG = logging.getLogger(__name__)
 
-#: Steps and validations that wait to be written; what comes while so many wait is lost.
+#: Steps and validations that wait to be written; a step that comes while so many wait is lost.
 BACKLOG = 1000
 #: Seconds that opening, and closing, wait for the disk.
 PATIENCE = 30.0
@@ -208,14 +208,15 @@ class Journal:
             name, content = self._prompts
             how: dict[str, Any] = {"compression": "zstd", "write_page_checksum": True}
             write_file(self.folder / name, lambda file: pq.write_table(content, file, **how))
-        about = {"attempt": self.attempt, "id": uuid.uuid4().hex, "parent": known.get(parent or ""), "after": step}
+        new = uuid.uuid4().hex
+        about = {"attempt": self.attempt, "id": new, "parent": known.get(parent or ""), "after": step}
         about |= {"began": time.time(), **self.meta}
         said = sealed(_json({**about, "package": package_version()}))
         write_file(folder / "attempt.json", lambda file: file.write(said))
         sync_directory(folder)
         sync_directory(self.folder)
         self._release()
-        self.id, self._ends, self._last = about["id"], {}, step
+        self.id, self._ends, self._last = new, {}, step
         head = GROUPS.serialize()
         self._ends[_GROUPS], self._head_crc = self._append(_GROUPS, head), zlib.crc32(head)
 
@@ -232,6 +233,7 @@ class Journal:
         self._thread.join(PATIENCE)
         if self._waiting and not self._stopped:
             self._lost += [step for step, _ in tuple(self._waiting) if step is not None]
+            self._said = False
             self._warn("the run has ended")
         if self._lock is not None and not self._thread.is_alive():
             self._release()
@@ -325,7 +327,7 @@ class Journal:
         def write() -> None:
             self._ends[_VALIDATIONS] = self._append(_VALIDATIONS, said)
 
-        self._put(step, write)
+        self._put(None, write)
 
     def flush(self, seconds: float = PATIENCE) -> bool:
         """Wait until everything is written, at most so long; whether it is."""
@@ -363,7 +365,7 @@ class Journal:
                 self._woken, closing = False, self._closing
             while self._waiting:
                 step, write = self._waiting[0]
-                if step is None:  # all before it is written: say so before the answer
+                if step is None:  # all steps before it are written: say so before an answer
                     self._recovered()
                 if not self._write(step, write):
                     break
@@ -399,6 +401,7 @@ class Journal:
         elif self.attempt >= 0 and not (self._lock and _is_lock_of(self.folder, self._lock[0])):
             try:
                 self._unlock()
+                self._release()  # files of these names may be there again, and be others
                 self.folder.mkdir(parents=True, exist_ok=True)
                 self._lock = _lock(self.folder)
             except JournalBusy:
@@ -449,7 +452,7 @@ class Journal:
             self._said = False
 
     def _warn(self, why: str) -> None:
-        if not self._said or self._closing:
+        if not self._said:
             self._said = True
             _LOG.warning("journal: training goes on without it: %s%s", why, self._without())
 
@@ -519,6 +522,11 @@ def unsealed(line: bytes) -> bytes:
     return content + b"}"
 
 
+def is_time(value: Any) -> bool:
+    """Whether these may be seconds since 1970."""
+    return type(value) in (int, float) and 0 <= value < 1e11
+
+
 def _size(path: Path) -> int:
     try:
         return path.stat().st_size
@@ -538,7 +546,8 @@ def attempts_in(folder: Path) -> list[dict[str, Any]]:
             try:
                 said = json.loads(unsealed(read_file(path / "attempt.json", 1 << 20)[:-1]))
                 numbers = [said["attempt"], said["after"], said["parent"]]
-                if numbers[0] != int(path.name[8:]) or not all(type(x) is int for x in numbers if x is not None):
+                whole = all(type(x) is int for x in numbers if x is not None) and is_time(said.get("began", 0))
+                if numbers[0] != int(path.name[8:]) or not whole:
                     raise ValueError(f"it says {numbers}")
             except (FileNotFoundError, NotADirectoryError):
                 if (path / _STEPS).exists():

@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 
 from verl_adaptive.stats.atomic import read_file
 from verl_adaptive.stats.history import Flips, Window
-from verl_adaptive.stats.journal import GROUPS, JournalError, attempts_in, unsealed
+from verl_adaptive.stats.journal import GROUPS, JournalError, attempts_in, is_time, unsealed
 from verl_adaptive.stats.table import StatsTable, key_words
 
 OBSERVATIONS = pa.schema([("attempt", pa.int32()), *GROUPS])
@@ -147,8 +147,7 @@ class JournalReader:
         for stretch in self.live:
             path = stretch.folder / "validations.jsonl"
             for line in _parsed(path, _whole(path)):
-                numbers = [line["step"], line["wall_time"], line["generated"]]
-                if not all(value is None or type(value) in (int, float) for value in numbers):
+                if not is_time(line["wall_time"]) or type(line["generated"] or 0) not in (int, float):
                     raise ValueError(f"the validation of step {str(line['step'])[:40]!r} holds no numbers")
                 if line["step"] <= stretch.last:
                     known = {"metrics": _numbers(line["metrics"]), "prompts": _numbers(line["prompts"])}
@@ -273,7 +272,7 @@ def _lines(folder: Path, tail: int | None = None) -> list[dict[str, Any]]:
         numbers = [line.get(name) for name in ("step", "groups", "offset", "bytes", "groups_crc")]
         ledger, found, scalars = rest.partition(b',"scalars":')
         sound = all(type(x) is int and 0 <= x < 2**53 for x in numbers) and line["step"] > before
-        if not (sound and found and type(line.get("wall_time")) in (int, float)):
+        if not (sound and found and is_time(line.get("wall_time"))):
             raise JournalError(f"{path} is damaged: a line behind step {before} is no step")
         before = line["step"]
         line |= {"attempt": attempt, "ledger": ledger.decode(), "scalars": scalars[:-1].decode()}
