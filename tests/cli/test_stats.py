@@ -15,7 +15,7 @@ import pytest
 
 from tests.cli.stores import HOSTILE, hostile_rows, make_run, without_steps
 from tests.interrupts import heed_interrupts
-from tests.stats.made import make_keys
+from tests.stats.made import make_keys, written
 from verl_adaptive.groups import Groups
 from verl_adaptive.report.judge import REGRESSED
 from verl_adaptive.report.lists import lists_of
@@ -221,7 +221,7 @@ def test_a_training_run_can_be_watched(tmp_path, call) -> None:
         keys, count = engine.table.keys[result.groups.row], len(result.groups)
         ledger = {"run": engine.total.as_dict()}
         journal.commit_step(4, result.groups, keys, result.outcome.astype(str), ledger, sources=["s"] * count)
-        assert journal.flush()
+        assert written(journal)
         found = facts(call, tmp_path)
         assert found["steps"] == 4 and found["ledger"]["rollouts"]["generated"] == engine.total.rollouts.generated
 

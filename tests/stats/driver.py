@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tests.stats.made import make_keys
+from tests.stats.made import make_keys, written
 from verl_adaptive.groups import Groups
 from verl_adaptive.rng import Draw
 from verl_adaptive.stats import Column, Journal, StatsTable, fingerprint, open_run, read_snapshot, write_snapshot
@@ -151,11 +151,11 @@ def drive(folder: Path, steps: int, every: int, seed: int, forget: str | None = 
             log.write(f"{run.step} {decision}\n")
             log.flush()
             if run.step % every == 0:
-                run.journal.flush()  # for the comparison: a kill loses what waits, and the resume says so
+                written(run.journal)  # for the comparison: a kill loses what waits, and the resume says so
                 run.save()
     run.journal.close()
-    if run.journal.trouble:
-        raise RuntimeError(f"journal: {run.journal.trouble}")
+    if run.journal._lost:
+        raise RuntimeError(f"journal: {run.journal._without()}")
     (folder / "done").write_text(run.digest())
 
 

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tests.stats.made import make_groups, make_keys
+from tests.stats.made import make_groups, make_keys, written
 from tests.stats.mounts import tmpfs
 from tests.stats.test_table import equal
 from verl_adaptive.groups import Groups
@@ -109,12 +109,12 @@ def test_one_reading_is_of_the_same_steps(tmp_path: Path) -> None:
     with Journal(tmp_path) as writer:
         writer.begin(0)
         commit(writer, 1)
-        assert writer.flush()
+        assert written(writer)
         run = open_run(tmp_path)
         assert len(run.steps) == 1
         commit(writer, 2)
         writer.commit_validation(2, {"acc": 0.5})
-        assert writer.flush()
+        assert written(writer)
         assert run.table.col("visits").sum() == sum(map(len, run.observations())) == 6
         assert len(run.again().steps) == 2 and run.validations() == run.gaps() == []
 
@@ -202,7 +202,7 @@ def test_a_column_that_came_later_is_null_in_the_attempts_before(tmp_path: Path,
         older.setattr(journal, "GROUPS", fewer)
         writer.begin(0, KEYS, SOURCES)
         commit(writer, 1)
-        assert writer.flush()
+        assert written(writer)
     with Journal(tmp_path) as writer:
         writer.begin(1, parent=writer.known[0]["id"])
         commit(writer, 2)
@@ -231,7 +231,7 @@ def test_a_disk_that_does_not_answer_holds_up_nothing(tmp_path: Path, monkeypatc
     writer = Journal(tmp_path)
     writer.begin(0)
     commit(writer, 1)
-    assert writer.flush()
+    assert written(writer)
     with frozen(monkeypatch) as thaws, caplog.at_level(logging.WARNING):
         began = time.monotonic()
         for step in range(2, 30):
@@ -240,9 +240,9 @@ def test_a_disk_that_does_not_answer_holds_up_nothing(tmp_path: Path, monkeypatc
         writer.commit_validation(29, {"acc": 0.5})
         assert time.monotonic() - began < 5
         assert len(caplog.records) == 1 and "has not answered for" in caplog.text
-        assert "lost" in writer.trouble and not writer.flush(0.05)
+        assert "lost" in writer._without() and not written(writer, 0.05)
         thaws.set()
-        assert not writer.flush()  # what is lost stays lost
+        assert not written(writer)  # what is lost stays lost
     commit(writer, 30)
     writer.close()
     run = open_run(tmp_path)
@@ -272,7 +272,7 @@ def test_a_full_disk_is_caught_up_with(tmp_path: Path, caplog) -> None:
         with Journal(disk / "adaptive") as writer:
             writer.begin(0)
             commit(writer, 1)
-            assert writer.flush()
+            assert written(writer)
             (disk / "ballast").write_bytes(b"x" * 4096)
             with caplog.at_level(logging.WARNING):
                 with open(disk / "more", "wb", buffering=0) as file, pytest.raises(OSError, match="No space"):
@@ -280,13 +280,13 @@ def test_a_full_disk_is_caught_up_with(tmp_path: Path, caplog) -> None:
                         file.write(b"x" * 1024)
                 for step in range(2, 8):
                     commit(writer, step)
-                    assert not writer.flush(0.1)
+                    assert not written(writer, 0.1)
                 assert caplog.text.count("training goes on without it") == 1 and "No space left" in caplog.text
                 assert steps_of(disk / "adaptive") == [1]  # whole, whatever half lines there are
                 (disk / "ballast").unlink()
                 (disk / "more").unlink()
                 commit(writer, 8)
-                assert writer.flush() and "written again" in caplog.text
+                assert written(writer) and "written again" in caplog.text
         assert steps_of(disk / "adaptive") == list(range(1, 9)) and open_run(disk / "adaptive").gaps() == []
 
 
@@ -335,12 +335,12 @@ def test_the_older_of_two_writers_stops(tmp_path: Path, caplog) -> None:
     with Journal(tmp_path) as older:
         older.begin(0)
         commit(older, 1)
-        assert older.flush()
+        assert written(older)
         (tmp_path / "attempt-1").mkdir()
         (tmp_path / "attempt-1" / "attempt.json").write_bytes(sealed('{"attempt": 1, "after": 1, "parent": 0}'))
         for step in (2, 3):
             commit(older, step)
-        assert not older.flush(0.5)
+        assert not written(older, 0.5)
     assert caplog.text.count("another process has begun attempt 1") == 1
     assert steps_of(tmp_path) == [1] and not (tmp_path / "attempt-1" / "steps.jsonl").exists()
 
@@ -349,10 +349,10 @@ def test_files_that_were_deleted_are_begun_again(tmp_path: Path, caplog) -> None
     with Journal(tmp_path / "j") as writer:
         writer.begin(0, KEYS, SOURCES)
         commit(writer, 1)
-        assert writer.flush()
+        assert written(writer)
         shutil.rmtree(tmp_path / "j")
         commit(writer, 2)
-        assert writer.flush()
+        assert written(writer)
         commit(writer, 3)
     assert "deleted or replaced" in caplog.text and steps_of(tmp_path / "j") == [2, 3]
     run = open_run(tmp_path / "j")
@@ -364,7 +364,7 @@ def test_a_copy_that_is_put_back_in_a_folders_place_is_written(tmp_path: Path) -
     with Journal(tmp_path / "j") as writer:
         writer.begin(0)
         commit(writer, 1)
-        assert writer.flush()
+        assert written(writer)
         shutil.copytree(tmp_path / "j", tmp_path / "copy")
         shutil.rmtree(tmp_path / "j")
         (tmp_path / "copy").rename(tmp_path / "j")
@@ -374,13 +374,14 @@ def test_a_copy_that_is_put_back_in_a_folders_place_is_written(tmp_path: Path) -
 
 FOLLOWER = """
 import logging, sys
+from tests.stats.made import written
 from tests.stats.test_journal import commit
 from verl_adaptive.stats import Journal
 logging.basicConfig(stream=sys.stdout)
 journal = Journal(sys.argv[1]); journal.begin(0)
 for line in sys.stdin:
     commit(journal, int(line))
-    print(journal.flush(5), flush=True)
+    print(written(journal, 5), flush=True)
 """
 
 
@@ -424,7 +425,7 @@ def test_the_writer_of_a_folder_that_was_moved_leaves_the_next_one_alone(tmp_pat
         commit(second, 1)
         assert "another process writes in its place; this one writes no more after step 1" in write(2)
         commit(second, 2)
-        assert second.flush()
+        assert written(second)
     assert steps_of(tmp_path / "j") == [1, 2] and len(JournalReader(tmp_path / "j").attempts) == 1
 
 

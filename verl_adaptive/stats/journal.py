@@ -169,7 +169,11 @@ class Journal:
         except JournalError:
             raise
         except Exception as error:
-            why = error if answer.done() else self.trouble or f"the disk has not answered for {seconds:g} s"
+            why = (
+                error
+                if answer.done()
+                else self._without().lstrip("; ") or f"the disk has not answered for {seconds:g} s"
+            )
             raise JournalError(
                 f"the journal {self.folder} cannot be {what}: {why}. Choose another place with adaptive.store.dir, or go "
                 "without: adaptive.store.enabled=false"
@@ -329,14 +333,6 @@ class Journal:
 
         self._put(None, write)
 
-    def flush(self, seconds: float = PATIENCE) -> bool:
-        """Wait until everything is written, at most so long; whether it is."""
-        try:
-            self._ask("written", lambda: None, seconds)
-        except JournalError:
-            return False
-        return not self._lost
-
     # -- the thread that writes -------------------------------------------------------------------------------------
 
     def _put(self, step: int | None, write: Callable[[], None]) -> None:
@@ -434,11 +430,6 @@ class Journal:
         return at
 
     # -- trouble ----------------------------------------------------------------------------------------------------
-
-    @property
-    def trouble(self) -> str:
-        """What is wrong, for people; empty while everything is written."""
-        return self._without().lstrip("; ") if self._lost or self._said or self._stopped else ""
 
     def _without(self) -> str:
         steps = sum(step is not None for step, _ in tuple(self._waiting))

@@ -111,7 +111,8 @@ class JournalReader:
 
     def gaps(self) -> list[tuple[int, int, str]]:
         """``(first step, last step, reason)`` of what the live line lacks."""
-        out, before, cut = [], 0, 0
+        before, cut = max(self.live[0].first, 0), 0
+        out = [(1, before, "the attempt that wrote them is not in this journal")] if before else []
         for stretch, lines, there in self._steps:
             for line in there:
                 if line["step"] > before + 1:
