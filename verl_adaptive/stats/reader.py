@@ -5,6 +5,7 @@ The *live line* of a run is its newest attempt, before it the parent up to the s
 
 from __future__ import annotations
 
+import io
 import itertools
 import json
 import math
@@ -147,7 +148,7 @@ class JournalReader:
         found: dict[int, dict[str, Any]] = {}
         for stretch in self.live:
             path = stretch.folder / "validations.jsonl"
-            for line in _parsed(path, _whole(path)):
+            for line in _parsed(path, list(_whole(path))):
                 if not is_time(line["wall_time"]) or type(line["generated"] or 0) not in (int, float):
                     raise ValueError(f"the validation of step {str(line['step'])[:40]!r} holds no numbers")
                 if line["step"] <= stretch.last:
@@ -232,15 +233,19 @@ def _ids(table: StatsTable, sources: pa.DictionaryArray) -> np.ndarray:
     return known[sources.indices.to_numpy()] if len(known) else np.zeros(0, dtype=np.int64)
 
 
-def _whole(path: Path, tail: int | None = None) -> list[bytes]:
+def _whole(path: Path, tail: int | None = None) -> Iterator[bytes]:
     """The lines of a file, or the last ones, as they were written; one that is not whole yet (or that a kill has left) is none."""
     try:
         raw = read_file(path, _LARGEST, tail)
     except (FileNotFoundError, NotADirectoryError):
-        return []
-    lines = raw[: raw.rfind(b"\n") + 1].split(b"\n")[:-1]
+        return
+    lines = io.BytesIO(raw)
+    if tail is not None and len(raw) == tail:
+        next(lines, None)
     try:
-        return [unsealed(line) for line in (lines[1:] if tail is not None and len(raw) == tail else lines)]
+        for line in lines:
+            if line.endswith(b"\n"):
+                yield unsealed(line[:-1])
     except ValueError as error:
         raise JournalError(f"{path} is damaged: {error}") from error
 
@@ -267,16 +272,19 @@ def _there(folder: Path, lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def _lines(folder: Path, tail: int | None = None) -> list[dict[str, Any]]:
     """An attempt's steps, each with its ``attempt``."""
     path, attempt, before = folder / "steps.jsonl", int(folder.name[8:]), -1
-    parts = [line.partition(b',"ledger":') for line in _whole(path, tail)]
-    out = _parsed(path, [head + b"}" for head, _, _ in parts])
-    for line, (_, _, rest) in zip(out, parts, strict=True):
+    heads, accounts = [], []
+    for whole in _whole(path, tail):
+        head, _, rest = whole.partition(b',"ledger":')
+        heads.append(head + b"}")
+        accounts.append(rest.decode().partition(',"scalars":'))
+    out = _parsed(path, heads)
+    for line, (ledger, found, scalars) in zip(out, accounts, strict=True):
         numbers = [line.get(name) for name in ("step", "groups", "offset", "bytes", "groups_crc")]
-        ledger, found, scalars = rest.partition(b',"scalars":')
         sound = all(type(x) is int and 0 <= x < 2**53 for x in numbers) and line["step"] > before
         if not (sound and found and is_time(line.get("wall_time"))):
             raise JournalError(f"{path} is damaged: a line behind step {before} is no step")
         before = line["step"]
-        line |= {"attempt": attempt, "ledger": ledger.decode(), "scalars": scalars[:-1].decode()}
+        line |= {"attempt": attempt, "ledger": ledger, "scalars": scalars[:-1]}
     return out
 
 
