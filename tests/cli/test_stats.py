@@ -13,14 +13,15 @@ import sys
 import numpy as np
 import pytest
 
-from tests.cli.stores import HOSTILE, hostile_rows, make_run
+from tests.cli.stores import HOSTILE, hostile_rows, make_run, without_steps
 from tests.interrupts import heed_interrupts
-from tests.stats.made import make_keys
+from tests.stats.made import make_keys, written
 from verl_adaptive.groups import Groups
 from verl_adaptive.report.judge import REGRESSED
 from verl_adaptive.report.lists import lists_of
 from verl_adaptive.report.overview import BINS, histogram
-from verl_adaptive.stats import Journal, StatsTable, open_run, write_snapshot
+from verl_adaptive.simulate.traces import read_trace
+from verl_adaptive.stats import Journal, StatsTable, open_run, warm_start, write_snapshot
 from verl_adaptive.stats.expressions import Expression
 from verl_adaptive.stats.history import Flips
 from verl_adaptive.stats.prompts import Prompts
@@ -212,7 +213,7 @@ def test_a_training_run_can_be_watched(tmp_path, call) -> None:
     """The writer's journal is open, and goes on, while we read."""
     engine, _ = make_run(tmp_path, steps=3, snapshot=False)
     with Journal(tmp_path / "adaptive", {"run": "project/experiment"}) as journal:
-        journal.begin(3)
+        journal.begin(3, parent=journal.known[-1]["id"])
         assert facts(call, tmp_path)["steps"] == 3
         from tests.world import World, run_step
 
@@ -220,7 +221,7 @@ def test_a_training_run_can_be_watched(tmp_path, call) -> None:
         keys, count = engine.table.keys[result.groups.row], len(result.groups)
         ledger = {"run": engine.total.as_dict()}
         journal.commit_step(4, result.groups, keys, result.outcome.astype(str), ledger, sources=["s"] * count)
-        assert journal.flush()
+        assert written(journal)
         found = facts(call, tmp_path)
         assert found["steps"] == 4 and found["ledger"]["rollouts"]["generated"] == engine.total.rollouts.generated
 
@@ -248,6 +249,41 @@ def test_a_folder_or_a_pattern_leads_to_several_runs(tmp_path, call) -> None:
     status, _, err = call("compare", tmp_path / "runs")[0], *call("compare", tmp_path / "*" / "*")[1:]
     assert status == 0 and "two arms or more are compared" in err and "leads to 3" in err
     assert "nothing matches" in call("stats", tmp_path / "none*")[2]
+
+
+def test_a_link_is_no_other_run_and_a_damaged_one_hides_none(tmp_path, call) -> None:
+    root, page = tmp_path / "runs", tmp_path / "r.html"
+    for name in "abc":
+        make_run(root / name, steps=2, run_id=f"p/{name}", snapshot=False)
+    (root / "a-latest").symlink_to("a")
+    damaged = root / "c" / "adaptive" / "attempt-0" / "attempt.json"
+    damaged.write_bytes(damaged.read_bytes().replace(b"p/c", b"p/d"))
+    for where in (root, root / "*"):
+        _, out, err = call("stats", where, "--json")
+        assert [r["run"] for r in json.loads(out)] == ["p/a", "p/b"] and err.count("attempt.json is damaged") == 1
+        assert call("report", root / "a-latest", "-o", page, "--against", where)[0] == 0
+        assert "against p/b (dashed)" in page.read_text()
+
+
+def test_steps_that_are_missing_are_said_whatever_is_asked(tmp_path, call) -> None:
+    for name in "ab":
+        make_run(tmp_path / name, steps=10, run_id=f"p/{name}", snapshot=False, validate=lambda step: step / 20)
+    without_steps(tmp_path / "b", 2, 3)
+    said = "p/b: steps 2 to 3 are not in the journal"
+    b, page, missed = tmp_path / "b", tmp_path / "p.html", []
+    for words in (
+        ("stats", b, "--where", "visits > 0"),
+        ("stats", tmp_path),
+        ("compare", tmp_path / "a", b, "--json"),
+        ("compare", tmp_path / "a", b, "--plot", page),
+        ("export", b, tmp_path / "x.csv"),
+    ):
+        missed += [words] if call(*words)[2].count(said) != 1 else []
+    assert not missed and said in page.read_text()
+    assert call("report", tmp_path / "a", "-o", page, "--against", b)[0] == 0 and said in page.read_text()
+    table = StatsTable()
+    table.rows_for(make_keys(1))
+    assert said in str(warm_start(table, b, discount=0.5)) and said in read_trace(b).note
 
 
 def test_prompts_that_were_never_visited_are_known(tmp_path, call) -> None:
@@ -371,7 +407,7 @@ def test_watching_prints_what_is_new(tmp_path) -> None:
     try:
         assert one()["last_step"] == 3
         with Journal(tmp_path / "adaptive") as journal:
-            journal.begin(3)
+            journal.begin(3, parent=journal.known[-1]["id"])
             journal.commit_step(
                 4, Groups.empty(), engine.table.keys[:0], [], {"run": engine.total.as_dict()}, sources=[]
             )

@@ -40,6 +40,7 @@ from verl_adaptive.stats import (  # noqa: E402
     read_manifest,
     read_snapshot,
 )
+from verl_adaptive.stats.reader import JournalReader  # noqa: E402
 
 PILOT = {"allocator": {"name": "pilot_commit", "n_pilot": 2, "form": "pipelined"}, "filter": "band"}
 
@@ -70,6 +71,7 @@ def run_store_of(
     run_store._newest, run_store._with_model = None, frozenset()
     run_store.keys, run_store.sources = engine.table.keys.copy(), None
     run_store._no_warm_start, run_store._resumed = None, False
+    run_store.journal = run_store._attempt = None
 
     def save(folder: str, step: int, *more: object) -> None:
         RunStore.save(run_store, folder, step, *more)
@@ -413,16 +415,49 @@ def test_a_shared_folder_that_has_a_run_of_this_name_refuses_another(tmp_path) -
     """Two users with verl's default names: the second would take the first one's place."""
     with Journal(tmp_path / "shared", {"checkpoints": "/one"}) as first:
         first.begin(0)
+        ours = first.id
     run_store, _ = run_store_of(tmp_path, adaptive=AdaptiveConfig.from_mapping({"store": {"dir": "shared"}}))
     run_store.row_of = np.arange(len(run_store.keys))
     run_store.sources = ["s"] * len(run_store.keys)
     with Journal(tmp_path / "shared", {"checkpoints": "/two"}) as second:
         run_store.journal, run_store.where = second, ""
-        with pytest.raises(
-            AdaptiveError, match=r"the journal of a run with its checkpoints in /one; .*experiment_name"
-        ):
-            run_store.begin(0)
+        for step, attempt in ((0, None), (1, "of another journal")):
+            run_store._attempt = attempt
+            with pytest.raises(
+                AdaptiveError, match=r"the journal of a run with its checkpoints in /one; .*experiment_name"
+            ):
+                run_store.begin(step)
+        run_store._attempt = ours
         run_store.begin(1)  # a resume, from checkpoints that have moved
+
+
+def test_a_resume_goes_on_in_the_journal_from_the_attempt_that_saved(tmp_path) -> None:
+    """It went on from the newest one: a start-over by mistake, killed before its first save, became the run's history."""
+    run_store, engine = run_store_of(tmp_path)
+    run_store.row_of, run_store.sources, run_store.where = (
+        np.arange(len(run_store.keys)),
+        ["s"] * len(run_store.keys),
+        "",
+    )
+    for step in (0, 0, 2):
+        with Journal(tmp_path / "adaptive") as run_store.journal:
+            if step:
+                run_store.load(str(tmp_path / "c"), step)
+            run_store.begin(step)
+            if run_store.journal.attempt == 0:
+                run_store.save(str(tmp_path / "c"), 2, engine, NoGroups())
+    assert [said["parent"] for said in JournalReader(tmp_path / "adaptive").attempts] == [None, None, 0]
+
+
+def test_rows_from_a_queue_of_another_size_say_what_to_set_back(held, monkeypatch) -> None:
+    run_store, _, checkpoint = held
+
+    def refuses(path):
+        raise ValueError("Storage unit count mismatch: checkpoint has 8, current system has 4.")
+
+    monkeypatch.setattr(tq, "load_checkpoint", refuses)
+    with pytest.raises(SnapshotError, match=r"has 8, current system has 4\. Set transfer_queue.*storage_units back$"):
+        run_store.load(str(checkpoint), 2)
 
 
 def test_weights_and_statistics_are_of_one_save(tmp_path) -> None:
@@ -440,7 +475,7 @@ def test_weights_and_statistics_are_of_one_save(tmp_path) -> None:
 def test_a_warm_start_counts_before_the_first_step_only(tmp_path) -> None:
     """Resume was refused when its source was gone."""
     run_store, engine = run_store_of(tmp_path)
-    folder, run_store.journal = saved(run_store, engine, tmp_path, 2), None
+    folder = saved(run_store, engine, tmp_path, 2)
     run_store._no_warm_start = AdaptiveError("it is gone")
     with pytest.raises(ConfigError, match=r"^adaptive\.warm_start=.*it is gone; leave it out"):
         run_store.begin(0)

@@ -21,12 +21,12 @@ import pytest
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 
-from tests.cli.stores import HOSTILE, make_run
+from tests.cli.stores import HOSTILE, change_lines, make_run
 from tests.interrupts import heed_interrupts
 from tests.report.test_report import Page
 from verl_adaptive.cli import main
 from verl_adaptive.groups import Groups
-from verl_adaptive.report.server import AccessGuard, state_of
+from verl_adaptive.report.server import AccessGuard, Site, _index, state_of
 from verl_adaptive.stats import Journal, find_runs, keys_array
 
 
@@ -224,7 +224,7 @@ def test_news_changes_the_version_and_then_the_page(tmp_path) -> None:
         first, index = server.get(f"{path}/version").text, server.get("/version").text
         assert f'data-version="{first}"' in page and "steps 1 to 5" in page
         with Journal(tmp_path / "run" / "adaptive", {"run": "p/e"}) as journal:
-            journal.begin(5)
+            journal.begin(5, parent=journal.known[-1]["id"])
             journal.commit_validation(5, {"val-core/math/acc/mean@1": 0.875})
         assert server.get("/version").text != index
         deadline = 200
@@ -316,7 +316,7 @@ def test_a_page_that_is_ready_waits_for_nobody(tmp_path) -> None:
         while len(made) < 2:
             await asyncio.sleep(0.01)
         with Journal(tmp_path / "a" / "adaptive") as journal:
-            journal.begin(1)
+            journal.begin(1, parent=journal.known[-1]["id"])
             journal.commit_validation(1, {"val-core/math/acc/mean@1": 0.5})
         site._pages[a.id].made -= 1000
         assert await asyncio.wait_for(site.page(a), 5) == first  # its successor is begun, behind b's page
@@ -333,7 +333,7 @@ def test_what_is_new_is_read_without_the_whole_journal(tmp_path) -> None:
     """Equal to what all of the steps say, across a resume."""
     make_run(tmp_path, steps=9, run_id="p/e", snapshot=False, plan={"adaptive/plan/steps": 50})
     with Journal(tmp_path / "adaptive", {"run": "p/e"}) as journal:
-        journal.begin(4)
+        journal.begin(4, parent=journal.known[-1]["id"])
     (run,), trouble = find_runs(str(tmp_path))
     every = run.steps.to_pylist()
     for count in (1, 2, 3, 9):
@@ -346,6 +346,16 @@ def test_a_run_that_ends_at_its_rollouts_is_done(tmp_path) -> None:
     make_run(tmp_path, steps=3, snapshot=False, plan={"adaptive/plan/steps": 50, "adaptive/plan/rollouts": 100})
     (run,), _ = find_runs(str(tmp_path))
     assert state_of(run)["generated"] >= 100 and state_of(run)["done"]
+
+
+def test_a_time_that_is_none_hides_one_run_alone(tmp_path) -> None:
+    """The index of all runs was an error of the server."""
+    for name in "ab":
+        make_run(tmp_path / name, steps=3, run_id=f"p/{name}", snapshot=False)
+    steps = tmp_path / "b" / "adaptive" / "attempt-0" / "steps.jsonl"
+    change_lines(steps, lambda line: {**line, "wall_time": 1e20})
+    rows, trouble, _ = _index(Site(str(tmp_path), lambda run, live: "", lambda runs: ""))
+    assert [row["name"] for row in rows] == ["p/a"] and [str(steps) in text for text in trouble] == [True]
 
 
 def test_a_pause_between_attempts_is_no_pace(tmp_path) -> None:

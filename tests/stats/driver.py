@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tests.stats.made import make_keys
+from tests.stats.made import make_keys, written
 from verl_adaptive.groups import Groups
 from verl_adaptive.rng import Draw
 from verl_adaptive.stats import Column, Journal, StatsTable, fingerprint, open_run, read_snapshot, write_snapshot
@@ -63,17 +63,18 @@ class Run:
             "held": np.empty(0, dtype=np.uint64),
             "moments": [0.0, 0.0],
         }
-        marker = folder / "latest"
+        marker, parent = folder / "latest", None
         if marker.exists():
             self.step = int(marker.read_text())
             self.table, self.state, manifest = read_snapshot(folder / f"global_step_{self.step}" / "adaptive")
+            parent = manifest["meta"].pop("attempt")
             assert manifest["meta"] == {"policy": "driver", "dataset": self.dataset, "step": self.step}
             if forget is not None:  # a negative control: something that a careless resume loses
                 self.state[forget] = {"p": 0.5, "submission": 0, "held": np.empty(0, dtype=np.uint64)}[forget]
         self.table.declare("driver", _COLUMNS)
         self.row_of = self.table.rows_for(self.data)
         self.journal = Journal(folder / "adaptive")
-        self.journal.begin(self.step, keys, ["s"] * PROMPTS)
+        self.journal.begin(self.step, keys, ["s"] * PROMPTS, parent=parent)
 
     def decide(self) -> np.ndarray:
         """The prompts of a step, as keys in the order of submission; held ones first."""
@@ -126,7 +127,7 @@ class Run:
 
     def save(self) -> None:
         """Snapshot, then the marker, as verl does."""
-        meta = {"policy": "driver", "dataset": self.dataset, "step": self.step}
+        meta = {"policy": "driver", "dataset": self.dataset, "step": self.step, "attempt": self.journal.id}
         write_snapshot(self.folder / f"global_step_{self.step}" / "adaptive", self.table, self.state, meta=meta)
         temporary = self.folder / "latest.tmp"
         temporary.write_text(str(self.step))
@@ -150,11 +151,11 @@ def drive(folder: Path, steps: int, every: int, seed: int, forget: str | None = 
             log.write(f"{run.step} {decision}\n")
             log.flush()
             if run.step % every == 0:
-                run.journal.flush()  # for the comparison: a kill loses what waits, and the resume says so
+                written(run.journal)  # for the comparison: a kill loses what waits, and the resume says so
                 run.save()
     run.journal.close()
-    if run.journal.trouble:
-        raise RuntimeError(f"journal: {run.journal.trouble}")
+    if run.journal._lost:
+        raise RuntimeError(f"journal: {run.journal._without()}")
     (folder / "done").write_text(run.digest())
 
 
@@ -254,7 +255,7 @@ def supervise(folder: Path, steps: int, every: int, seed: int, kills: int, forge
                 raise RuntimeError(f"seed {seed}: the decisions of step {step} differ")
         if live_line(victim) != live_line(reference):
             raise RuntimeError(f"seed {seed}: the journal's live line differs")
-        report["branches"] += len(JournalReader(victim / "adaptive").live())
+        report["branches"] += len(JournalReader(victim / "adaptive").live)
         report["runs"] += 1
         report["decisions"] += len(lines)
         report["repeated"] += len(lines) - steps

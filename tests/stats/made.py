@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from verl_adaptive.groups import Groups
-from verl_adaptive.stats import KEY_DTYPE
+from verl_adaptive.stats import KEY_DTYPE, Journal, JournalError
 
 
 def make_keys(count: int, seed: int = 0) -> np.ndarray:
@@ -28,3 +28,12 @@ def make_groups(seed: int, count: int = 6, prompts: int = 20) -> Groups:
         lag=draw.integers(0, 3, count),
         lost=draw.integers(0, 2, count),
     )
+
+
+def written(journal: Journal, seconds: float | None = None) -> bool:
+    """Wait until everything is written, at most so long; whether it is."""
+    try:
+        journal._ask("written", lambda: None, seconds)
+    except JournalError:
+        return False
+    return not journal._lost

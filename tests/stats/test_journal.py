@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import shutil
@@ -18,14 +19,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tests.stats.made import make_groups, make_keys
+from tests.stats.made import make_groups, make_keys, written
 from tests.stats.mounts import tmpfs
 from tests.stats.test_table import equal
 from verl_adaptive.groups import Groups
 from verl_adaptive.stats import Journal, JournalBusy, JournalError, StatsTable, journal, open_run
 from verl_adaptive.stats.journal import sealed
 from verl_adaptive.stats.reader import JournalReader
-from verl_adaptive.stats.run import StoreError
 
 KEYS = make_keys(20)
 SOURCES = ["gsm8k" if i % 2 else "math" for i in range(20)]
@@ -62,9 +62,11 @@ def test_the_table_is_replayed_bit_for_bit(tmp_path: Path) -> None:
 
 
 def test_a_resume_begins_an_attempt_and_leaves_the_rest_aside(tmp_path: Path) -> None:
+    parent = None
     for after, steps in ((0, (1, 2, 3, 4)), (2, (3, 4, 5)), (4, (5,)), (3, (4, 5, 6))):
         with Journal(tmp_path) as writer:
-            writer.begin(after)
+            writer.begin(after, parent=parent)
+            parent = writer.id
             writer.commit_validation(after, {"acc": after / 10, "bad": float("nan")}, prompts={"math": 9})
             for step in steps:
                 commit(writer, step)
@@ -74,12 +76,47 @@ def test_a_resume_begins_an_attempt_and_leaves_the_rest_aside(tmp_path: Path) ->
     assert [v["step"] for v in run.validations()] == [0, 2, 3] and run.validations()[1]["metrics"] == {"acc": 0.2}
     assert run.gaps() == [] and run.about["attempts"] == 4
     with Journal(tmp_path) as writer:
-        writer.begin(9)
+        writer.begin(9, parent=parent)
     assert [gap[:2] for gap in open_run(tmp_path).gaps()] == [(7, 9)]
     with Journal(tmp_path) as writer:
         writer.begin(0)
         commit(writer, 1)
     assert steps_of(tmp_path) == [1]
+
+
+def test_a_resume_goes_on_from_the_attempt_that_wrote_the_checkpoint(tmp_path: Path) -> None:
+    """A start-over by mistake between the two took the run's place, or another run's steps did."""
+    ids = []
+    for parent, after, steps in (
+        (None, 0, (1, 2, 3)),
+        (None, 0, (1, 2)),
+        (0, 2, (3, 4)),
+        ("of another journal", 2, (3,)),
+    ):
+        with Journal(tmp_path) as writer:
+            writer.begin(after, parent=ids[parent] if isinstance(parent, int) else parent)
+            ids.append(writer.id)
+            for step in steps:
+                commit(writer, step)
+        if parent == 0:
+            lines = [(line["attempt"], line["step"]) for line in JournalReader(tmp_path).lines()]
+            assert lines == [(0, 1), (0, 2), (2, 3), (2, 4)] and open_run(tmp_path).gaps() == []
+    assert steps_of(tmp_path) == [3] and [gap[:2] for gap in open_run(tmp_path).gaps()] == [(1, 2)]
+
+
+def test_one_reading_is_of_the_same_steps(tmp_path: Path) -> None:
+    """Prompts, steps and gaps were read one after another, each up to its own moment."""
+    with Journal(tmp_path) as writer:
+        writer.begin(0)
+        commit(writer, 1)
+        assert written(writer)
+        run = open_run(tmp_path)
+        assert len(run.steps) == 1
+        commit(writer, 2)
+        writer.commit_validation(2, {"acc": 0.5})
+        assert written(writer)
+        assert run.table.col("visits").sum() == sum(map(len, run.observations())) == 6
+        assert len(run.again().steps) == 2 and run.validations() == run.gaps() == []
 
 
 def test_torn_tails_are_cut_at_every_byte(tmp_path: Path) -> None:
@@ -99,8 +136,12 @@ def test_torn_tails_are_cut_at_every_byte(tmp_path: Path) -> None:
             assert sum(len(page) for page in run.observations()) == 6 * len(steps)
             if name == "groups.arrows" and len(steps) < 2:  # that a line was cut off nobody can know
                 assert run.gaps() == [(len(steps) + 1, 2, "groups.arrows of attempt 0 ends before them")]
+    with Journal(tmp_path / "x") as writer:
+        writer.begin(0)
+        writer.commit_validation(2, {"acc": 0.5})
+    assert open_run(tmp_path / "x").gaps() == [(1, 2, "steps.jsonl of attempt 0 ends before them")]
     with Journal(tmp_path / "torn") as writer:  # and a resume goes on behind what is whole
-        writer.begin(2)
+        writer.begin(2, parent=writer.known[0]["id"])
         commit(writer, 3)
     assert steps_of(tmp_path / "torn")[-1] == 3
 
@@ -114,8 +155,11 @@ def test_damage_elsewhere_names_the_file(tmp_path: Path) -> None:
     whole = prompts.read_bytes()
     for at in range(60, 400, 34):  # keys: one bit is another prompt
         prompts.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
-        with pytest.raises(StoreError, match="cannot be read"):
+        with pytest.raises(JournalError, match=rf"{prompts.name} cannot be read"):
             _ = open_run(tmp_path).prompts
+    prompts.unlink()  # without it there would be fewer prompts, and nothing would be said
+    with pytest.raises(JournalError, match=rf"{prompts.name} cannot be read: No such file"):
+        _ = open_run(tmp_path).prompts
     prompts.write_bytes(whole)
     (tmp_path / "attempt-0" / "attempt.json").unlink()  # without it the run would be the attempt before
     with pytest.raises(JournalError, match=r"attempt\.json is gone"):
@@ -158,9 +202,9 @@ def test_a_column_that_came_later_is_null_in_the_attempts_before(tmp_path: Path,
         older.setattr(journal, "GROUPS", fewer)
         writer.begin(0, KEYS, SOURCES)
         commit(writer, 1)
-        assert writer.flush()
+        assert written(writer)
     with Journal(tmp_path) as writer:
-        writer.begin(1)
+        writer.begin(1, parent=writer.known[0]["id"])
         commit(writer, 2)
     before, after = open_run(tmp_path).observations()
     assert before.schema == after.schema and before.column("clipped").null_count == len(before) == 6
@@ -187,21 +231,23 @@ def test_a_disk_that_does_not_answer_holds_up_nothing(tmp_path: Path, monkeypatc
     writer = Journal(tmp_path)
     writer.begin(0)
     commit(writer, 1)
-    assert writer.flush()
+    assert written(writer)
     with frozen(monkeypatch) as thaws, caplog.at_level(logging.WARNING):
         began = time.monotonic()
         for step in range(2, 30):
             commit(writer, step)
             time.sleep(0.01)
+        writer.commit_validation(29, {"acc": 0.5})
         assert time.monotonic() - began < 5
         assert len(caplog.records) == 1 and "has not answered for" in caplog.text
-        assert "lost" in writer.trouble and not writer.flush(0.05)
+        assert "lost" in writer._without() and not written(writer, 0.05)
         thaws.set()
-        assert not writer.flush()  # what is lost stays lost
+        assert not written(writer)  # what is lost stays lost
     commit(writer, 30)
     writer.close()
     run = open_run(tmp_path)
     (gap,) = run.gaps()
+    assert [v["step"] for v in run.validations()] == [29]
     assert steps_of(tmp_path)[-1] == 30 and gap[1] == 29 and "waiting for the disk" in gap[2]
 
 
@@ -226,7 +272,7 @@ def test_a_full_disk_is_caught_up_with(tmp_path: Path, caplog) -> None:
         with Journal(disk / "adaptive") as writer:
             writer.begin(0)
             commit(writer, 1)
-            assert writer.flush()
+            assert written(writer)
             (disk / "ballast").write_bytes(b"x" * 4096)
             with caplog.at_level(logging.WARNING):
                 with open(disk / "more", "wb", buffering=0) as file, pytest.raises(OSError, match="No space"):
@@ -234,14 +280,32 @@ def test_a_full_disk_is_caught_up_with(tmp_path: Path, caplog) -> None:
                         file.write(b"x" * 1024)
                 for step in range(2, 8):
                     commit(writer, step)
-                    assert not writer.flush(0.1)
+                    assert not written(writer, 0.1)
                 assert caplog.text.count("training goes on without it") == 1 and "No space left" in caplog.text
                 assert steps_of(disk / "adaptive") == [1]  # whole, whatever half lines there are
                 (disk / "ballast").unlink()
                 (disk / "more").unlink()
                 commit(writer, 8)
-                assert writer.flush() and "written again" in caplog.text
+                assert written(writer) and "written again" in caplog.text
         assert steps_of(disk / "adaptive") == list(range(1, 9)) and open_run(disk / "adaptive").gaps() == []
+
+
+def test_a_disk_that_stays_full_is_one_warning_and_one_at_the_end(tmp_path: Path, monkeypatch, caplog) -> None:
+    writer = Journal(tmp_path)
+    writer.begin(0)
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch, caplog.at_level(logging.WARNING):
+        patch.setattr(os, "pwrite", full)
+        for step in range(1, 9):
+            commit(writer, step)
+            time.sleep(0.01)
+        writer.close()
+    first, last = (record.getMessage() for record in caplog.records)
+    assert "No space left" in first and "the run has ended" in last
+    assert "8 steps between 1 and 8 are lost" in last
 
 
 HOLDER = """
@@ -271,38 +335,53 @@ def test_the_older_of_two_writers_stops(tmp_path: Path, caplog) -> None:
     with Journal(tmp_path) as older:
         older.begin(0)
         commit(older, 1)
-        assert older.flush()
+        assert written(older)
         (tmp_path / "attempt-1").mkdir()
         (tmp_path / "attempt-1" / "attempt.json").write_bytes(sealed('{"attempt": 1, "after": 1, "parent": 0}'))
         for step in (2, 3):
             commit(older, step)
-        assert not older.flush(0.5)
+        assert not written(older, 0.5)
     assert caplog.text.count("another process has begun attempt 1") == 1
     assert steps_of(tmp_path) == [1] and not (tmp_path / "attempt-1" / "steps.jsonl").exists()
 
 
 def test_files_that_were_deleted_are_begun_again(tmp_path: Path, caplog) -> None:
     with Journal(tmp_path / "j") as writer:
-        writer.begin(0)
+        writer.begin(0, KEYS, SOURCES)
         commit(writer, 1)
-        assert writer.flush()
+        assert written(writer)
         shutil.rmtree(tmp_path / "j")
         commit(writer, 2)
-        assert writer.flush()
+        assert written(writer)
         commit(writer, 3)
     assert "deleted or replaced" in caplog.text and steps_of(tmp_path / "j") == [2, 3]
-    assert [gap[:2] for gap in open_run(tmp_path / "j").gaps()] == [(1, 1)]
+    run = open_run(tmp_path / "j")
+    assert [gap[:2] for gap in run.gaps()] == [(1, 1)] and len(run.prompts) == len(KEYS)
+
+
+def test_a_copy_that_is_put_back_in_a_folders_place_is_written(tmp_path: Path) -> None:
+    """The next step went into the files that were gone, and was called written."""
+    with Journal(tmp_path / "j") as writer:
+        writer.begin(0)
+        commit(writer, 1)
+        assert written(writer)
+        shutil.copytree(tmp_path / "j", tmp_path / "copy")
+        shutil.rmtree(tmp_path / "j")
+        (tmp_path / "copy").rename(tmp_path / "j")
+        commit(writer, 2)
+    assert steps_of(tmp_path / "j") == [1, 2]
 
 
 FOLLOWER = """
 import logging, sys
+from tests.stats.made import written
 from tests.stats.test_journal import commit
 from verl_adaptive.stats import Journal
 logging.basicConfig(stream=sys.stdout)
 journal = Journal(sys.argv[1]); journal.begin(0)
 for line in sys.stdin:
     commit(journal, int(line))
-    print(journal.flush(5), flush=True)
+    print(written(journal, 5), flush=True)
 """
 
 
@@ -346,7 +425,7 @@ def test_the_writer_of_a_folder_that_was_moved_leaves_the_next_one_alone(tmp_pat
         commit(second, 1)
         assert "another process writes in its place; this one writes no more after step 1" in write(2)
         commit(second, 2)
-        assert second.flush()
+        assert written(second)
     assert steps_of(tmp_path / "j") == [1, 2] and len(JournalReader(tmp_path / "j").attempts) == 1
 
 

@@ -44,7 +44,7 @@ def test_every_source_has_prompts(made: tuple[Path, StatsTable]) -> None:
         if kind == "snapshot":
             equal(run.table, table)
         if kind != "journal":
-            with pytest.raises(StoreError, match=f"is a {kind}"):
+            with pytest.raises(StoreError, match=rf"\({kind}\) has prompts"):
                 run.steps  # noqa: B018
         else:
             assert len(run.steps) == 6 and run.retired == (3, 6)

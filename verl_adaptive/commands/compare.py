@@ -99,11 +99,11 @@ def run(args: argparse.Namespace) -> int:
     prompts = _prompts(pair, args) if pair else {}
     if trials is None:
         said = prompts["said"]
+    for run in (run for runs in arms.values() for run in runs):
+        note_gaps(run)
     if args.json:
         print_json({"verdict": said, **found, **{name: prompts[name] for name in ("a", "b", "matched") if prompts}})
     else:
-        for run in (run for runs in arms.values() for run in runs):
-            note_gaps(run)
         console().print(clean(said))
         if trials is not None:
             _print(results, trials, args)
@@ -256,6 +256,7 @@ def _page(trials: Trials, results: Sequence[Outcome], said: str, by: str) -> str
         policy=policy_of(False),
         title=clean(" · ".join(trials.arms)),
         said=clean(said),
+        missing=[clean(text) for text in trials.missing],
         heads=heads,
         rows=rows,
         chart=lines(trials.metric, np.zeros(0), series, (COSTS[by], trials.metric), from_zero=False),

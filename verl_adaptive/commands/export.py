@@ -90,8 +90,6 @@ def run(args: argparse.Namespace) -> int:
         open_parquet(args.data).close()
     opened, said = open_run(args.store, **how_identified(args)), ""
     note_gaps(opened)
-    if args.what != "prompts" and not opened.has_course:
-        raise AdaptiveError(f"{opened.where} is a {opened.kind}: it has prompts, but no {args.what}")
     if args.data is not None and wanted is not None:
         keep, said = _judged(opened, wanted, args)
         pages = _kept(args.data, keep)

@@ -110,5 +110,5 @@ def note(message: str) -> None:
 
 def note_gaps(run: Run) -> None:
     """Say which steps a run's journal lacks."""
-    for first, last, reason in run.gaps() if run.has_course else ():
-        note(f"{run.name}: steps {first} to {last} are not in the journal: {reason}")
+    for text in run.missing():
+        note(text)

@@ -129,8 +129,8 @@ def run(args: argparse.Namespace) -> int:
     refuse_overwrite(args.out, True)
     _refuse_other_files(args.out)
     opened = open_run(args.store, **how_identified(args))
-    others = [] if args.against is None else open_runs(args.against, **how_identified(args))
-    against = [run for run in others if len(others) == 1 or run.where != opened.where]
+    others = [] if args.against is None else open_runs(args.against, damaged=note, **how_identified(args))
+    against = [run for run in others if len(others) == 1 or run.id != opened.id]
     collected = collected_of(args, opened, against)
     page = render(collected, title=args.title)
     write_file(Path(args.out), lambda file: file.write(page.encode("utf-8", "backslashreplace")))

@@ -34,7 +34,7 @@ from verl_adaptive.commands.arguments import (
     count,
     how_identified,
 )
-from verl_adaptive.commands.output import console, facts, key_digits, note, number, print_json, share, table
+from verl_adaptive.commands.output import console, facts, key_digits, note, note_gaps, number, print_json, share, table
 from verl_adaptive.errors import AdaptiveError, UsageError
 from verl_adaptive.report.judge import FLIPPING, never_solved
 from verl_adaptive.report.overview import overview
@@ -108,7 +108,7 @@ def _watch(args: argparse.Namespace, wanted: Any) -> int:
 
 
 def _once(args: argparse.Namespace, wanted: Any) -> int:
-    runs = open_runs(args.store, **how_identified(args))
+    runs = open_runs(args.store, damaged=note, **how_identified(args))
     if args.runs or len(runs) > 1:
         options = {
             "--where": wanted,
@@ -152,6 +152,7 @@ def _once(args: argparse.Namespace, wanted: Any) -> int:
     if args.json:
         print_json({**facts, "lists": shown})
     elif asked:
+        note_gaps(opened)
         _print_lists(shown, found)
     else:
         _print(facts)
@@ -182,6 +183,7 @@ def _print_runs(runs: list[Any], as_json: bool) -> int:
     for run in runs:
         try:
             steps = run.steps.column("step") if run.has_course else []
+            note_gaps(run)
         except AdaptiveError as error:  # the others are listed all the same
             note(str(error))
             continue
@@ -265,7 +267,7 @@ def _print_lists(shown: dict[str, list[dict[str, Any]]], found: str = "") -> Non
 def _overview_lines(found: dict[str, Any]) -> list[tuple[str, str]]:
     lines = [("store", f"{found['store']} ({found['kind']})")]
     if found["run"]:
-        attempts = f", attempt {found['attempts']}" if found.get("attempts", 1) > 1 else ""
+        attempts = f", {found['attempts']} attempts" if found.get("attempts", 1) > 1 else ""
         about = f"{found.get('preset', '?')}, verl-adaptive {found.get('package', '?')}{attempts}"
         lines.append(("run", f"{found['run']} ({about})"))
     if found.get("steps"):

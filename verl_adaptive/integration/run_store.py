@@ -84,7 +84,7 @@ class RunStore:
         self._with_model: frozenset[Path] = frozenset()  # checkpoints seen with verl's model in them
         self.plan = plan.sized(len(self.keys), len(self.table))
         self._report_duplicates(questions, rows)
-        self._resumed = False
+        self._resumed, self._attempt = False, None
         self._no_warm_start: Exception | None = None
         if adaptive.warm_start is not None:
             try:
@@ -176,15 +176,17 @@ class RunStore:
             hint = f"{self._no_warm_start}; leave it out, and the statistics start empty"
             raise ConfigError("adaptive.warm_start", self.adaptive.warm_start, hint) from self._no_warm_start
         if self.journal is not None:
-            other = self.journal.previous.get("checkpoints")
-            shared = step == 0 and self.adaptive.store.dir is not None
-            if shared and other and other != self.journal.meta["checkpoints"]:
+            known = self.journal.known
+            other = known[-1].get("checkpoints") if known and self.adaptive.store.dir is not None else None
+            ours = self._attempt is not None and self._attempt in [said.get("id") for said in known]
+            if other and other != self.journal.meta["checkpoints"] and not ours:
                 raise AdaptiveError(
                     f"{self.journal.folder} is the journal of a run with its checkpoints in {other}; this one would take its "
                     "place. Give this run its own trainer.experiment_name, or another adaptive.store.dir"
                 )
             first = np.unique(self.row_of, return_index=True)[1]
-            self.journal.begin(step, self.keys[first], [str(self.sources[i] or "") for i in first.tolist()])
+            sources = [str(self.sources[i] or "") for i in first.tolist()]
+            self.journal.begin(step, self.keys[first], sources, parent=self._attempt)
             self.where = f"{self.where} (attempt {self.journal.attempt})"
 
     def commit(self, step: int, result: StepResult, engine: Engine) -> None:
@@ -258,6 +260,7 @@ class RunStore:
                 "dataset": self.fingerprint,
                 "settings": dict(self.plan.settings),
                 "nonce": uuid.uuid4().hex,
+                "attempt": None if self.journal is None else self.journal.id,
             },
             attach=attach,
         )
@@ -306,7 +309,7 @@ class RunStore:
             return None
         check_resume(folder, manifest, self.plan, step=step, dataset=self.fingerprint)
         table, state, manifest = read_snapshot(folder)
-        self._resumed = True
+        self._resumed, self._attempt = True, manifest["meta"].get("attempt")
         if len(state["engine"]["held_since"]):  # the rows of held groups; the session checks that all are there
             self._load_queue(folder, manifest)
         self.table = table
@@ -325,10 +328,11 @@ class RunStore:
             )
         try:
             tq.load_checkpoint(str(queue))
-        except (OSError, RuntimeError) as error:
-            raise SnapshotError(
-                f"{queue} cannot be loaded: {error}. Resume from an earlier checkpoint (trainer.resume_from_path)"
-            ) from error
+        except (OSError, RuntimeError, ValueError) as error:
+            hint = "Resume from an earlier checkpoint (trainer.resume_from_path)"
+            if isinstance(error, ValueError):  # "Storage unit count mismatch: checkpoint has 8, current system has 4."
+                hint = "Set transfer_queue.backend.SimpleStorage.num_data_storage_units back"
+            raise SnapshotError(f"{queue} cannot be loaded: {str(error).rstrip('.')}. {hint}") from error
 
     def prune(self, root: str) -> None:
         """Remove snapshots whose checkpoint verl has removed (``max_actor_ckpt_to_keep`` empties the folder's rest).

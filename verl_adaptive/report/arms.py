@@ -164,11 +164,13 @@ class Trials:
         metric: verl's, and of which data sources.
         arms: name → its runs.
         spent: name → of each run: what it had spent at each validation, by the names of :data:`COSTS` and ``step``.
+        missing: steps that journals lack, in words.
     """
 
     metric: str
     arms: dict[str, list[Trial]]
     spent: dict[str, list[dict[str, np.ndarray]]]
+    missing: list[str] = field(default_factory=list)
 
 
 def spent(run: Run) -> dict[str, np.ndarray] | None:
@@ -212,7 +214,7 @@ def read(arms: Mapping[str, Sequence[Run]], cost: str = "rollouts") -> Trials:
             if shared[i]["generated"] is not None:
                 points["rollouts"][place] = shared[i]["generated"]
         made.append((curve[0], points))
-    out, left = Trials(metric, {}, {}), iter(made)
+    out, left = Trials(metric, {}, {}, [text for run in runs for text in run.missing()]), iter(made)
     for name, members in arms.items():
         mine = [next(left) for _ in members]
         seeds = _seeds(name, members) if len(runs) > len(arms) else [0]

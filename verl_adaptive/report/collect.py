@@ -72,7 +72,7 @@ def collect(
     history = course_of(run) if run.has_course else None
     notes = []
     if history is None:
-        notes.append(f"{run.where} is a {run.kind}: it has no course over time. Give the journal for that.")
+        notes.append(f"{run.where} ({run.kind}) has no course over time. Give the journal for that.")
         if facts.get("brought"):
             notes.append(
                 f"Of {facts['brought']:,} prompts it has a warm start's evidence alone, which counts here as visits."
@@ -96,8 +96,9 @@ def collect(
     for other in against:
         if other.has_course:
             out.against.append((other.name or other.where, course_of(other)))
+            notes += other.missing()
         else:
-            notes.append(f"{other.where} is a {other.kind}: there is no course to draw beside.")
+            notes.append(f"{other.where} ({other.kind}) has no course to draw beside.")
     return out
 
 

@@ -52,7 +52,8 @@ class History:
         scalars: name → mean in each bin.
         hearing: what the judge found.
         uniform: what uniform allocation would have cost, or why that is not said.
-        validations: as :meth:`verl_adaptive.stats.reader.JournalReader.validations`, with ``hours``.
+        validations: as :meth:`verl_adaptive.stats.reader.JournalReader.validations`, with ``hours``, and with ``generated``
+            from the steps where a validation does not say.
         plan: ``steps`` and ``rollouts`` planned, as far as the run said.
     """
 
@@ -107,8 +108,11 @@ def course_of(run: Run) -> History:
         hearing.add(window)
     hearing.end()
     ends = np.searchsorted(numbers, last) if len(numbers) else np.zeros(1, dtype=np.int64)
+    known = np.isfinite(generated)
     for one in validations:
         one["hours"] = float(np.interp(one["step"], numbers, hours)) if len(numbers) else 0.0
+        if one["generated"] is None:
+            one["generated"] = float(np.interp(one["step"], [0, *last[known]], [0.0, *generated[known]]))
     return History(
         step=last,
         steps=np.maximum(np.bincount(home, minlength=bins), 1),

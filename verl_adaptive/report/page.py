@@ -151,7 +151,7 @@ def _subtitle(facts: dict[str, Any], history: History | None) -> str:
     if history is not None and history.hours[-1]:
         words.append(span(float(history.hours[-1])))
     if facts.get("attempts", 1) > 1:
-        words.append(f"attempt {facts['attempts']}")
+        words.append(f"{facts['attempts']} attempts")
     return clean(" · ".join(str(word) for word in words if word))
 
 

@@ -26,11 +26,11 @@ _PALETTE = tuple(f"var(--c{i})" for i in range(1, 9))
 #: Groups that one smoothed point stands for: a share of so many is within a few per cent of itself.
 _ENOUGH = 1000
 
-#: Ways to count progress: id → label, axis.
+#: Ways to count progress: id → label, axis, and its name in a course and in a validation.
 VIEWS = {
-    "rollouts": ("by rollouts", "rollouts generated"),
-    "steps": ("by steps", "step"),
-    "hours": ("by time", "hours of training"),
+    "rollouts": ("by rollouts", "rollouts generated", "generated"),
+    "steps": ("by steps", "step", "step"),
+    "hours": ("by time", "hours of training", "hours"),
 }
 
 #: Scalars that belong into one picture; what is not here gets one of its own.
@@ -57,24 +57,7 @@ def width_of(history: History) -> int:
 
 
 def _axis(history: History, view: str) -> np.ndarray:
-    if view == "rollouts":
-        return history.generated
-    return history.hours if view == "hours" else history.step.astype(np.float64)
-
-
-def _validated_at(history: History, view: str) -> np.ndarray:
-    """Where each validation lies on an axis."""
-    found = history.validations
-    if view == "steps":
-        return np.array([one["step"] for one in found], dtype=np.float64)
-    if view == "hours":
-        return np.array([one["hours"] for one in found])
-    known = np.isfinite(history.generated)
-    steps, generated = history.step[known], history.generated[known]
-    between = [float(np.interp(one["step"], [0, *steps], [0.0, *generated])) for one in found]
-    return np.array(
-        [b if one["generated"] is None else one["generated"] for one, b in zip(found, between, strict=True)]
-    )
+    return np.asarray(getattr(history, VIEWS[view][2]), dtype=np.float64)
 
 
 def learning(collected: Collected) -> list[tuple[str, str, list[tuple[str, Any, str]]]]:
@@ -101,7 +84,7 @@ def _in_view(collected: Collected, history: History, view: str) -> list[tuple[st
         series, mean = [], next((c.sources for c in own if c.parts), None)
         colors = {c.name: _PALETTE[i % len(_PALETTE)] for i, c in enumerate(own)}
         for suffix, run, dash in runs:
-            at = _validated_at(run, view)
+            at = np.array([one[VIEWS[view][2]] for one in run.validations], dtype=np.float64)
             found = curves(run.validations).get(metric, [])
             # a mean over other sources beside ours would look like a difference between the runs
             for i, c in enumerate(c for c in found if not c.parts or c.sources == mean):

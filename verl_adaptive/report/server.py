@@ -123,13 +123,14 @@ def _same(given: str, expected: str) -> bool:
 
 
 def state_of(run: Run) -> dict[str, Any]:
-    """What is new of a run, quickly.
+    """What is new of a run by now, quickly.
 
     Returns:
         ``version`` (changes with every step and validation), ``step``, ``plan``, ``generated``, ``validation``,
         ``best`` and ``curve`` (of the mean over sources), ``metric``, ``updated`` (seconds since 1970, or None), ``running``
         and ``done``.
     """
+    run = run.again()
     newest, validations = run.newest(), run.validations()
     step = wall = plan = generated = None
     budget = float("inf")

@@ -224,7 +224,7 @@ def _read_run(source: str, threshold: float) -> Trace | None:
         tokens=np.where(length > 0, length / np.bincount(prompt, n), np.nan),
         kind="verl's rollouts" if dumped else _KINDS[run.kind],
         where=run.where,
-        note=_TRAINED if dumped else "",
+        note=_TRAINED if dumped else "; ".join(run.missing()),
         sources=_sources(table, used),
     )
 

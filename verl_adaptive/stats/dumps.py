@@ -108,8 +108,9 @@ class DumpReader(JournalReader):
         # Step and key → rollout → score and answer of its last output: only that one has the reward.
         groups: dict[tuple[int, bytes], dict[str, tuple[float, str]]] = {}
         sources: dict[bytes, str] = {}
-        for path in dump_files(self.folder):
-            for number, row in json_lines(path):
+        files = dump_files(self.folder)
+        for path in files:
+            for number, row in json_lines(path, growing=path is files[-1]):
                 where = f"{path}, line {number}"
                 key, step, score = _rollout(row, int(path.stem) if path.stem.isdigit() else 0, where)
                 sources.setdefault(key, str(row.get("data_source") or ""))

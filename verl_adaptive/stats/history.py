@@ -52,11 +52,7 @@ class Window(Visits):
 def windows(run: Run) -> Iterator[Window]:
     """The live line's observations of a journal."""
     for page in run.observations():
-        rows = run.table.rows_for(key_words(page.column("key")), create=False)
-        known = rows >= 0  # a step committed since the table was read may bring new prompts
-        if not known.all():
-            page, rows = page.filter(pa.array(known)), rows[known]
-        yield Window.of(page, rows, run.tolerance)
+        yield Window.of(page, run.table.rows_for(key_words(page.column("key")), create=False), run.tolerance)
 
 
 class Flips:

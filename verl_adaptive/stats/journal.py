@@ -7,7 +7,7 @@ before it is bounded, and a disk that is full or does not answer costs a warning
 
     adaptive/writer.lock                  held by the process that writes
     adaptive/prompts-<fingerprint>.parquet    every prompt of the data set: key and data source
-    adaptive/attempt-2/attempt.json       {"parent": 1, "after": 40, …}: resumed after step 40 of attempt 1
+    adaptive/attempt-2/attempt.json       {"id": …, "parent": 1, "after": 40, …}: resumed after step 40 of attempt 1
     adaptive/attempt-2/groups.arrows      an Arrow IPC stream, a record batch a step, a row a finished group
     adaptive/attempt-2/steps.jsonl        a line a step; the step counts once its line is whole
     adaptive/attempt-2/validations.jsonl  a line for each of verl's validations
@@ -29,6 +29,7 @@ import os
 import socket
 import threading
 import time
+import uuid
 import zlib
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -50,7 +51,7 @@ from verl_adaptive.text import plain
 
 _LOG = logging.getLogger(__name__)
 
-#: Steps and validations that wait to be written; what comes while so many wait is lost.
+#: Steps and validations that wait to be written; a step that comes while so many wait is lost.
 BACKLOG = 1000
 #: Seconds that opening, and closing, wait for the disk.
 PATIENCE = 30.0
@@ -107,7 +108,8 @@ class Journal:
 
     Attributes:
         attempt: the number of the attempt that is written, -1 before :meth:`begin`.
-        previous: what the newest attempt that was there said of itself; empty for a new journal.
+        id: of that attempt, for a snapshot: the number alone may be another journal's.
+        known: what the attempts that were there say of themselves, oldest first.
 
     Raises:
         JournalBusy: another process writes this run.
@@ -116,7 +118,8 @@ class Journal:
 
     def __init__(self, folder: str | os.PathLike[str], meta: Mapping[str, Any] | None = None) -> None:
         self.folder, self.meta = Path(folder), dict(meta or {})
-        self.attempt = -1
+        self.attempt, self.id = -1, ""
+        self._prompts: tuple[str, pa.Table] | None = None
         self._ready = threading.Condition()
         self._waiting: deque[tuple[int | None, Callable[[], None]]] = deque()  # the first one is being written
         self._since = 0.0  # when the first one came to the front
@@ -131,13 +134,13 @@ class Journal:
         self._thread = threading.Thread(target=self._work, name="verl-adaptive journal", daemon=True)
         self._thread.start()
 
-        def open_it() -> dict[str, Any]:
+        def open_it() -> list[dict[str, Any]]:
             self.folder.mkdir(parents=True, exist_ok=True)
             known = attempts_in(self.folder)
             self._lock = _lock(self.folder)
-            return known[-1] if known else {}
+            return known
 
-        self.previous = self._ask("opened", open_it)
+        self.known = self._ask("opened", open_it)
 
     def __enter__(self) -> Journal:
         return self
@@ -166,7 +169,11 @@ class Journal:
         except JournalError:
             raise
         except Exception as error:
-            why = error if answer.done() else self.trouble or f"the disk has not answered for {seconds:g} s"
+            why = (
+                error
+                if answer.done()
+                else self._without().lstrip("; ") or f"the disk has not answered for {seconds:g} s"
+            )
             raise JournalError(
                 f"the journal {self.folder} cannot be {what}: {why}. Choose another place with adaptive.store.dir, or go "
                 "without: adaptive.store.enabled=false"
@@ -174,12 +181,16 @@ class Journal:
 
     # -- attempts ---------------------------------------------------------------------------------------------------
 
-    def begin(self, step: int, keys: np.ndarray | None = None, sources: Sequence[str] = ()) -> None:
+    def begin(
+        self, step: int, keys: np.ndarray | None = None, sources: Sequence[str] = (), *, parent: str | None = None
+    ) -> None:
         """Begin an attempt that goes on after ``step``; what earlier ones have beyond it no longer counts.
 
         Args:
             step: the last step that counts; 0 starts over.
             keys, sources: the data set's prompts, each once, and their data sources: readers then know those never visited.
+            parent: :attr:`id` of the attempt that wrote ``step``; without it, or if it is not in this journal, readers say
+                that the steps up to there are missing.
 
         Raises:
             JournalError: the disk refused or does not answer, or another process begins an attempt at this moment.
@@ -188,29 +199,28 @@ class Journal:
             name = f"prompts-{fingerprint(keys)[:16]}.parquet"
             self.meta["prompts_file"] = name
             content = pa.table({"key": key_column(keys), "source": pa.array(_clean(sources)).dictionary_encode()})
+            self._prompts = name, content
+        self._ask("begun", lambda: self._begin(step, parent))
 
-        def begin() -> None:
-            if keys is not None and not (self.folder / name).exists():
-                how: dict[str, Any] = {"compression": "zstd", "write_page_checksum": True}
-                write_file(self.folder / name, lambda file: pq.write_table(content, file, **how))
-            self._begin(step)
-
-        self._ask("begun", begin)
-
-    def _begin(self, step: int) -> None:
-        known = attempts_in(self.folder)
+    def _begin(self, step: int, parent: str | None) -> None:
+        known = {said["id"]: said["attempt"] for said in attempts_in(self.folder) if isinstance(said.get("id"), str)}
         there = [int(p.name[8:]) for p in self.folder.glob("attempt-*") if p.name[8:].isdigit()]
         self.attempt = max(there, default=-1) + 1
         folder = self.folder / f"attempt-{self.attempt}"
         folder.mkdir(parents=True)  # fails if another process was quicker
-        parent = known[-1]["attempt"] if known and step > 0 else None
-        about = {"attempt": self.attempt, "parent": parent, "after": step, "began": time.time(), **self.meta}
+        if self._prompts is not None and not (self.folder / self._prompts[0]).exists():
+            name, content = self._prompts
+            how: dict[str, Any] = {"compression": "zstd", "write_page_checksum": True}
+            write_file(self.folder / name, lambda file: pq.write_table(content, file, **how))
+        new = uuid.uuid4().hex
+        about = {"attempt": self.attempt, "id": new, "parent": known.get(parent or ""), "after": step}
+        about |= {"began": time.time(), **self.meta}
         said = sealed(_json({**about, "package": package_version()}))
         write_file(folder / "attempt.json", lambda file: file.write(said))
         sync_directory(folder)
         sync_directory(self.folder)
         self._release()
-        self._ends, self._last = {}, step
+        self.id, self._ends, self._last = new, {}, step
         head = GROUPS.serialize()
         self._ends[_GROUPS], self._head_crc = self._append(_GROUPS, head), zlib.crc32(head)
 
@@ -227,6 +237,7 @@ class Journal:
         self._thread.join(PATIENCE)
         if self._waiting and not self._stopped:
             self._lost += [step for step, _ in tuple(self._waiting) if step is not None]
+            self._said = False
             self._warn("the run has ended")
         if self._lock is not None and not self._thread.is_alive():
             self._release()
@@ -320,15 +331,7 @@ class Journal:
         def write() -> None:
             self._ends[_VALIDATIONS] = self._append(_VALIDATIONS, said)
 
-        self._put(step, write)
-
-    def flush(self, seconds: float = PATIENCE) -> bool:
-        """Wait until everything is written, at most so long; whether it is."""
-        try:
-            self._ask("written", lambda: None, seconds)
-        except JournalError:
-            return False
-        return not self._lost
+        self._put(None, write)
 
     # -- the thread that writes -------------------------------------------------------------------------------------
 
@@ -358,7 +361,7 @@ class Journal:
                 self._woken, closing = False, self._closing
             while self._waiting:
                 step, write = self._waiting[0]
-                if step is None:  # all before it is written: say so before the answer
+                if step is None:  # all steps before it are written: say so before an answer
                     self._recovered()
                 if not self._write(step, write):
                     break
@@ -374,7 +377,7 @@ class Journal:
                 return False
             if not all(_size(self._path(name)) >= end for name, end in self._ends.items()):
                 _LOG.warning("journal %s: its files were deleted or replaced; going on in a new attempt", self.folder)
-                self._begin(self._last)
+                self._begin(self._last, self.id)
             write()
             return True
         except OSError as error:
@@ -394,6 +397,7 @@ class Journal:
         elif self.attempt >= 0 and not (self._lock and _is_lock_of(self.folder, self._lock[0])):
             try:
                 self._unlock()
+                self._release()  # files of these names may be there again, and be others
                 self.folder.mkdir(parents=True, exist_ok=True)
                 self._lock = _lock(self.folder)
             except JournalBusy:
@@ -427,11 +431,6 @@ class Journal:
 
     # -- trouble ----------------------------------------------------------------------------------------------------
 
-    @property
-    def trouble(self) -> str:
-        """What is wrong, for people; empty while everything is written."""
-        return self._without().lstrip("; ") if self._lost or self._said or self._stopped else ""
-
     def _without(self) -> str:
         steps = sum(step is not None for step, _ in tuple(self._waiting))
         waits = f"; {steps} steps wait" if steps else ""
@@ -444,7 +443,7 @@ class Journal:
             self._said = False
 
     def _warn(self, why: str) -> None:
-        if not self._said or self._closing:
+        if not self._said:
             self._said = True
             _LOG.warning("journal: training goes on without it: %s%s", why, self._without())
 
@@ -514,6 +513,11 @@ def unsealed(line: bytes) -> bytes:
     return content + b"}"
 
 
+def is_time(value: Any) -> bool:
+    """Whether these may be seconds since 1970."""
+    return type(value) in (int, float) and 0 <= value < 1e11
+
+
 def _size(path: Path) -> int:
     try:
         return path.stat().st_size
@@ -533,7 +537,8 @@ def attempts_in(folder: Path) -> list[dict[str, Any]]:
             try:
                 said = json.loads(unsealed(read_file(path / "attempt.json", 1 << 20)[:-1]))
                 numbers = [said["attempt"], said["after"], said["parent"]]
-                if numbers[0] != int(path.name[8:]) or not all(type(x) is int for x in numbers if x is not None):
+                whole = all(type(x) is int for x in numbers if x is not None) and is_time(said.get("began", 0))
+                if numbers[0] != int(path.name[8:]) or not whole:
                     raise ValueError(f"it says {numbers}")
             except (FileNotFoundError, NotADirectoryError):
                 if (path / _STEPS).exists():

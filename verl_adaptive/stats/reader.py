@@ -1,10 +1,11 @@
-"""Reads a journal, while another process may be writing it: each call sees the steps whose line is whole.
+"""Reads a journal, while another process may be writing it: the steps whose line is whole.
 
 The *live line* of a run is its newest attempt, before it the parent up to the step that it resumed from, and so on.
 """
 
 from __future__ import annotations
 
+import io
 import itertools
 import json
 import math
@@ -12,6 +13,7 @@ import os
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ import pyarrow.parquet as pq
 
 from verl_adaptive.stats.atomic import read_file
 from verl_adaptive.stats.history import Flips, Window
-from verl_adaptive.stats.journal import GROUPS, JournalError, attempts_in, unsealed
+from verl_adaptive.stats.journal import GROUPS, JournalError, attempts_in, is_time, unsealed
 from verl_adaptive.stats.table import StatsTable, key_words
 
 OBSERVATIONS = pa.schema([("attempt", pa.int32()), *GROUPS])
@@ -51,7 +53,7 @@ class _Stretch:
 
 
 class JournalReader:
-    """A run's journal.
+    """A run's journal, read once, so that all it says is of the same steps.
 
     Args:
         folder: the journal's own.
@@ -62,22 +64,18 @@ class JournalReader:
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
-        self.attempts = self._look()
-
-    def _look(self) -> list[dict[str, Any]]:
-        found = attempts_in(self.folder)
-        if not found:
+        self.attempts = attempts_in(self.folder)
+        if not self.attempts:
             raise JournalError(f"{self.folder} holds no run yet; a run appears when its training begins")
-        return found
 
     @property
     def about(self) -> dict[str, Any]:
         """What the newest attempt says of the run."""
         return self.attempts[-1]
 
+    @cached_property
     def live(self) -> list[_Stretch]:
-        """The live line, oldest stretch first, as it is now."""
-        self.attempts = self._look()
+        """The live line, oldest stretch first."""
         known = {about["attempt"]: about for about in self.attempts}
         line: list[_Stretch] = []
         here, cap = self.about, math.inf
@@ -92,12 +90,19 @@ class JournalReader:
 
     def lines(self) -> list[dict[str, Any]]:
         """The steps of the live line: each line of ``steps.jsonl`` with its ``attempt``; ``ledger`` and ``scalars`` as text."""
-        return [line for stretch in self.live() for line in stretch.keep(_committed(stretch.folder))]
+        return [line for _, _, there in self._steps for line in there]
+
+    @cached_property
+    def _steps(self) -> list[tuple[_Stretch, list[dict[str, Any]], list[dict[str, Any]]]]:
+        """Of each stretch its steps, and those of them whose groups are there."""
+        _ = self._validated  # first: a validation is written behind its step
+        steps = [(stretch, stretch.keep(_lines(stretch.folder))) for stretch in self.live]
+        return [(stretch, lines, _there(stretch.folder, lines)) for stretch, lines in steps]
 
     def newest(self, count: int = 2) -> list[dict[str, Any]]:
         """The last of :meth:`lines`; quick, however long the run is."""
-        last = self.live()[-1]
-        found = last.keep(_committed(last.folder, _TAIL))
+        last = self.live[-1]
+        found = last.keep(_there(last.folder, _lines(last.folder, _TAIL)))
         return found[-count:] if len(found) >= count else self.lines()[-count:]
 
     def steps(self) -> pa.Table:
@@ -107,10 +112,10 @@ class JournalReader:
 
     def gaps(self) -> list[tuple[int, int, str]]:
         """``(first step, last step, reason)`` of what the live line lacks."""
-        out, before, cut = [], 0, 0
-        for stretch in self.live():
-            lines = stretch.keep(_lines(stretch.folder))
-            for line in _there(stretch.folder, lines):
+        before, cut = max(self.live[0].first, 0), 0
+        out = [(1, before, "the attempt that wrote them is not in this journal")] if before else []
+        for stretch, lines, there in self._steps:
+            for line in there:
                 if line["step"] > before + 1:
                     why = (
                         line.get("missing")
@@ -123,6 +128,9 @@ class JournalReader:
             out.append((before + 1, self.about["after"], "not written when training resumed after it"))
         if cut > before:
             out.append((before + 1, cut, f"groups.arrows of attempt {self.about['attempt']} ends before them"))
+        elif self._validated and self._validated[-1]["step"] > max(before, self.about["after"]):
+            why = f"steps.jsonl of attempt {self.about['attempt']} ends before them"
+            out.append((max(before, self.about["after"]) + 1, self._validated[-1]["step"], why))
         return out
 
     def validations(self) -> list[dict[str, Any]]:
@@ -133,12 +141,15 @@ class JournalReader:
             ``metrics`` (verl's name → value) and ``prompts`` (data source → validation prompts). Where a resumed run
             validated a step once more, the first measurement counts.
         """
+        return [dict(one) for one in self._validated]
+
+    @cached_property
+    def _validated(self) -> list[dict[str, Any]]:
         found: dict[int, dict[str, Any]] = {}
-        for stretch in self.live():
+        for stretch in self.live:
             path = stretch.folder / "validations.jsonl"
-            for line in _parsed(path, _whole(path)):
-                numbers = [line["step"], line["wall_time"], line["generated"]]
-                if not all(value is None or type(value) in (int, float) for value in numbers):
+            for line in _parsed(path, list(_whole(path))):
+                if not is_time(line["wall_time"]) or type(line["generated"] or 0) not in (int, float):
                     raise ValueError(f"the validation of step {str(line['step'])[:40]!r} holds no numbers")
                 if line["step"] <= stretch.last:
                     known = {"metrics": _numbers(line["metrics"]), "prompts": _numbers(line["prompts"])}
@@ -148,8 +159,8 @@ class JournalReader:
     def observations(self, first_step: int | None = None, last_step: int | None = None) -> Iterator[pa.Table]:
         """Pages of observations along the live line, in order (schema :data:`OBSERVATIONS`); bounds are included."""
         low, high = -math.inf if first_step is None else first_step, math.inf if last_step is None else last_step
-        for stretch in self.live():
-            lines = [line for line in stretch.keep(_committed(stretch.folder)) if low <= line["step"] <= high]
+        for stretch, _, there in self._steps:
+            lines = [line for line in there if low <= line["step"] <= high]
             begin = 0
             while begin < len(lines):
                 end, size = begin + 1, lines[begin]["groups"]
@@ -164,17 +175,22 @@ class JournalReader:
                 begin = end
 
     def dataset(self) -> tuple[np.ndarray, pa.DictionaryArray] | None:
-        """Keys and data sources of the newest attempt's data set; None where it is not there."""
+        """Keys and data sources of the newest attempt's data set; None if it names none."""
         name = self.about.get("prompts_file")
-        if not isinstance(name, str) or os.path.basename(name) != name:
+        if name is None:
             return None
         try:
+            if os.path.basename(name) != name:
+                raise ValueError("a folder belongs to the name")
             raw = pa.BufferReader(read_file(self.folder / name, _LARGEST))
             with pq.ParquetFile(raw, pre_buffer=False, page_checksum_verification=True) as file:
                 table = file.read(use_threads=False)
-        except FileNotFoundError:
-            return None
-        return key_words(table.column("key")), _sources(table)
+            return key_words(table.column("key")), _sources(table)
+        except (OSError, ValueError, TypeError, LookupError, pa.ArrowException) as error:
+            raise JournalError(
+                f"{self.folder / str(name)} cannot be read: {getattr(error, 'strerror', None) or error}. Without it the prompts "
+                "that were never visited are not known: restore it from a copy"
+            ) from error
 
     def replay(self, *, last_step: int | None = None, tolerance: float = 0.0) -> tuple[StatsTable, Flips]:
         """The statistics as the live line made them, over every prompt of the data set: equal, bit for bit, to the run's.
@@ -217,15 +233,19 @@ def _ids(table: StatsTable, sources: pa.DictionaryArray) -> np.ndarray:
     return known[sources.indices.to_numpy()] if len(known) else np.zeros(0, dtype=np.int64)
 
 
-def _whole(path: Path, tail: int | None = None) -> list[bytes]:
+def _whole(path: Path, tail: int | None = None) -> Iterator[bytes]:
     """The lines of a file, or the last ones, as they were written; one that is not whole yet (or that a kill has left) is none."""
     try:
         raw = read_file(path, _LARGEST, tail)
     except (FileNotFoundError, NotADirectoryError):
-        return []
-    lines = raw[: raw.rfind(b"\n") + 1].split(b"\n")[:-1]
+        return
+    lines = io.BytesIO(raw)
+    if tail is not None and len(raw) == tail:
+        next(lines, None)
     try:
-        return [unsealed(line) for line in (lines[1:] if tail is not None and len(raw) == tail else lines)]
+        for line in lines:
+            if line.endswith(b"\n"):
+                yield unsealed(line[:-1])
     except ValueError as error:
         raise JournalError(f"{path} is damaged: {error}") from error
 
@@ -240,11 +260,6 @@ def _parsed(path: Path, lines: list[bytes]) -> list[dict[str, Any]]:
     return found
 
 
-def _committed(folder: Path, tail: int | None = None) -> list[dict[str, Any]]:
-    """An attempt's steps, as far as their groups are there."""
-    return _there(folder, _lines(folder, tail))
-
-
 def _there(folder: Path, lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Those of an attempt's steps whose groups are there: a copy of a run that is being written may lack the last."""
     try:
@@ -257,16 +272,19 @@ def _there(folder: Path, lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def _lines(folder: Path, tail: int | None = None) -> list[dict[str, Any]]:
     """An attempt's steps, each with its ``attempt``."""
     path, attempt, before = folder / "steps.jsonl", int(folder.name[8:]), -1
-    parts = [line.partition(b',"ledger":') for line in _whole(path, tail)]
-    out = _parsed(path, [head + b"}" for head, _, _ in parts])
-    for line, (_, _, rest) in zip(out, parts, strict=True):
+    heads, accounts = [], []
+    for whole in _whole(path, tail):
+        head, _, rest = whole.partition(b',"ledger":')
+        heads.append(head + b"}")
+        accounts.append(rest.decode().partition(',"scalars":'))
+    out = _parsed(path, heads)
+    for line, (ledger, found, scalars) in zip(out, accounts, strict=True):
         numbers = [line.get(name) for name in ("step", "groups", "offset", "bytes", "groups_crc")]
-        ledger, found, scalars = rest.partition(b',"scalars":')
         sound = all(type(x) is int and 0 <= x < 2**53 for x in numbers) and line["step"] > before
-        if not (sound and found and type(line.get("wall_time")) in (int, float)):
+        if not (sound and found and is_time(line.get("wall_time"))):
             raise JournalError(f"{path} is damaged: a line behind step {before} is no step")
         before = line["step"]
-        line |= {"attempt": attempt, "ledger": ledger.decode(), "scalars": scalars[:-1].decode()}
+        line |= {"attempt": attempt, "ledger": ledger, "scalars": scalars[:-1]}
     return out
 
 

@@ -19,8 +19,15 @@ class StoreError(AdaptiveError):
     """There is no run, data set or evaluation where one was looked for, or it does not hold what was asked of it."""
 
 
-def json_lines(path: Path, wrong: type[AdaptiveError] = StoreError) -> Iterator[tuple[int, dict[str, Any]]]:
+def json_lines(
+    path: Path, wrong: type[AdaptiveError] = StoreError, *, growing: bool = False
+) -> Iterator[tuple[int, dict[str, Any]]]:
     """The objects of a file with one a line, and their lines' numbers; empty lines are passed over.
+
+    Args:
+        path: the file.
+        wrong: what is raised.
+        growing: it may be being written: a last line that is not whole is passed over.
 
     Raises:
         AdaptiveError: a line is something else: ``wrong``, with its number.
@@ -32,6 +39,8 @@ def json_lines(path: Path, wrong: type[AdaptiveError] = StoreError) -> Iterator[
             try:
                 row = json.loads(line)
             except (ValueError, RecursionError) as error:
+                if growing and not line.endswith(b"\n"):
+                    return
                 raise wrong(f"{path}, line {number}: not JSON: {error}") from error
             if not isinstance(row, dict):
                 raise wrong(f"{path}, line {number}: not an object; one JSON object a line is expected")

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import glob
 import hashlib
+import itertools
 import os
 import re
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
@@ -64,6 +65,8 @@ _SAID = [
 ]
 
 Kind = Literal["journal", "rollouts", "snapshot", "results"]
+#: Source, kind and where of a :class:`Run`.
+Place = tuple[str, Kind, str]
 
 
 @contextmanager
@@ -87,7 +90,8 @@ def reading(source: str) -> Iterator[None]:
 
 
 class Run:
-    """A run's statistics, read-only; made by :func:`open_run`. What it has is read when it is first asked for, and kept.
+    """A run's statistics, read-only; made by :func:`open_run`. What it has is read when it is first asked for, and kept:
+    of a run that is being written, all that it says is of the same steps.
 
     Args:
         source: as the user wrote it.
@@ -128,13 +132,13 @@ class Run:
 
     @property
     def id(self) -> str:
-        """16 hex digits; the only thing that a browser can name a run by."""
-        return hashlib.sha256(self.where.encode("utf-8", "surrogateescape")).hexdigest()[:16]
+        """16 hex digits, equal however it was found; the only thing that a browser can name a run by."""
+        return hashlib.sha256(os.path.realpath(self.where).encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
     @cached_property
     def _journal(self) -> JournalReader:
         if not self.has_course:
-            raise StoreError(f"{self.where} is a {self.kind}: it has prompts, but no steps or observations")
+            raise StoreError(f"{self.where} ({self.kind}) has prompts, but no steps or observations")
         if self.kind == "rollouts":
             return DumpReader(self.where, self._results.get("success", success_by_default))
         return JournalReader(self.where)
@@ -179,6 +183,8 @@ class Run:
 
     def observations(self, first_step: int | None = None, last_step: int | None = None) -> Iterator[pa.Table]:
         """Pages of :data:`verl_adaptive.stats.reader.OBSERVATIONS`, a row a finished group; bounds are included."""
+        if self.last is not None:
+            last_step = self.last if last_step is None else min(last_step, self.last)
         with reading(self.source):
             yield from self._journal.observations(first_step, last_step)
 
@@ -196,6 +202,11 @@ class Run:
         """``(first step, last step, reason)`` of steps that the journal never got."""
         with reading(self.source):
             return self._journal.gaps()
+
+    def missing(self) -> list[str]:
+        """:meth:`gaps` in words, for people; none of a store without steps."""
+        gaps = self.gaps() if self.has_course else []
+        return [f"{self.name}: steps {first} to {last} are not in the journal: {why}" for first, last, why in gaps]
 
     def texts(
         self, wanted: set[str], *, data: str | None = None, rollouts: str | None = None, **how: Any
@@ -224,9 +235,13 @@ class Run:
             said = said_of(rollouts, {key: (r.text, r.answer) for key, r in rows.items()}, threshold=threshold)
         return {key: replace(row, said=said.get(key)) for key, row in rows.items()}
 
+    def again(self) -> Run:
+        """The same store, to be read anew."""
+        return Run(self.source, self.kind, self.where, self.tolerance, **self._results)
+
     def until(self, step: int) -> Run:
         """The same journal up to a step: its prompts as they were then."""
-        run = Run(self.source, self.kind, self.where, self.tolerance, **self._results)
+        run = self.again()
         run.last = step
         return run
 
@@ -282,9 +297,18 @@ def open_run(
 
 
 def open_runs(
-    source: str | os.PathLike[str], *, prefer: Literal["journal", "snapshot"] = "journal", **how: Any
+    source: str | os.PathLike[str],
+    *,
+    prefer: Literal["journal", "snapshot"] = "journal",
+    damaged: Callable[[str], None] | None = None,
+    **how: Any,
 ) -> list[Run]:
-    """Open every run that ``source`` leads to, oldest first: as :func:`open_run`, but a folder or pattern may have several."""
+    """Open every run that ``source`` leads to, oldest first: as :func:`open_run`, but a folder or pattern may have several.
+
+    Args:
+        source, prefer, how: as :func:`open_run`.
+        damaged: is told of each run that cannot be read beside others that can; None: one is an error.
+    """
     text = os.fspath(source)
     if not text.strip():
         raise StoreError("the store's name is empty; give a run's folder or a file")
@@ -293,27 +317,51 @@ def open_runs(
             matches = sorted(glob.glob(text))
             if not matches:
                 raise StoreError(f"{text}: nothing matches this pattern")
-            found = [run for one in matches for run in _open(one, prefer, how, matches != [one])]
-            if not found:
+            places = [place for one in matches for place in _places(one, prefer, matches != [one])]
+            if not places:
                 raise StoreError(f"{text}: none of {_some(matches)} holds a run")
         else:
-            found = _open(text, prefer, how, False)
+            places = _places(text, prefer, False)
+        found, errors = _runs(places, **how)
+    if errors and (damaged is None or not found):
+        raise errors[0]
+    for error in errors:
+        assert damaged is not None
+        damaged(str(error))
     return sorted(found, key=lambda run: (run.about.get("began", 0.0), run.where))
+
+
+def _runs(places: list[Place], **how: Any) -> tuple[list[Run], list[AdaptiveError]]:
+    """The runs in these places, each once, and why others cannot be read."""
+    found: list[Run] = []
+    errors: list[AdaptiveError] = []
+    for place in places:
+        try:
+            found.append(Run(*place, **how))
+        except AdaptiveError as error:
+            errors.append(error)
+
+    def links(run: Run) -> int:
+        return sum(path.is_symlink() for path in (Path(run.where), *Path(run.where).parents))
+
+    # a run keeps its own path beside a `latest` that links to it
+    once = {run.id: run for run in sorted(found, key=links, reverse=True)}
+    return [run for run in found if once[run.id] is run], errors
 
 
 def _some(names: list[str], most: int = 4) -> str:
     return ", ".join(names[:most]) + (", …" if len(names) > most else "")
 
 
-def _open(text: str, prefer: str, how: dict[str, Any], lenient: bool) -> list[Run]:
+def _places(text: str, prefer: str, lenient: bool) -> list[Place]:
     path = Path(text)
     if path.is_file():
         if path.name == MANIFEST:
-            return [Run(text, "snapshot", str(path.parent), **how)]
+            return [(text, "snapshot", str(path.parent))]
         if dump_files(path):
-            return [Run(text, "rollouts", text, **how)]
+            return [(text, "rollouts", text)]
         if path.suffix in _TABLES:
-            return [Run(text, "results", text, **how)]
+            return [(text, "results", text)]
         if lenient:
             return []
         raise StoreError(f"{path} is not one of {', '.join(_TABLES)}, nor a run's folder")
@@ -324,8 +372,8 @@ def _open(text: str, prefer: str, how: dict[str, Any], lenient: bool) -> list[Ru
     for folder in (path, path / _CHECKPOINTS):
         found = _in_folder(folder, prefer)
         if found is not None:
-            return [Run(text, *found, **how)]
-    below = [Run(where, "journal", where, **how) for where in _journals(path, 4)]
+            return [(text, *found)]
+    below: list[Place] = [(where, "journal", where) for where in _journals(path, 4)]
     if not below and not lenient:
         raise StoreError(
             f"{path} holds no run: neither {FOLDER}/attempt-*, nor {MANIFEST}, nor {FOLDER}/{MANIFEST}, nor "
@@ -373,18 +421,11 @@ def find_runs(source: str) -> tuple[list[Run], list[str]]:
     folders = sorted(glob.glob(source)) if glob.has_magic(source) and not os.path.exists(source) else [source]
     if not any(os.path.isdir(folder) for folder in folders):
         raise StoreError(f"{source} does not exist")
-    found: list[Run] = []
-    trouble: list[str] = []
-    for folder in folders:
-        for where in _journals(Path(folder), _DEPTH) if os.path.isdir(folder) else ():
-            if len(found) >= _MOST:
-                trouble.append(f"only the first {_MOST} runs below {source} are shown")
-                return found, trouble
-            try:
-                found.append(Run(where, "journal", where))
-            except AdaptiveError as error:
-                trouble.append(str(error))
-    return found, trouble
+    below = (where for folder in folders if os.path.isdir(folder) for where in _journals(Path(folder), _DEPTH))
+    places: list[Place] = [(where, "journal", where) for where in itertools.islice(below, _MOST)]
+    found, errors = _runs(places)
+    more = [f"only the first {_MOST} runs below {source} are shown"] if next(below, None) else []
+    return found, [*map(str, errors), *more]
 
 
 def _journals(folder: Path, most: int) -> Iterator[str]:

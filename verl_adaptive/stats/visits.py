@@ -71,7 +71,7 @@ def waves(rows: np.ndarray, which: np.ndarray | None = None) -> list[np.ndarray]
     starts = np.flatnonzero(first)
     sizes = np.diff(np.append(starts, len(ranked)))
     occurrence = np.arange(len(ranked)) - np.repeat(starts, sizes)
-    return [ranked[occurrence == k] for k in range(int(sizes.max()))]
+    return np.split(ranked[np.argsort(occurrence, kind="stable")], np.cumsum(np.bincount(occurrence))[:-1])
 
 
 def by_prompt(rows: np.ndarray, which: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:

@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -31,6 +32,7 @@ class WarmStartReport:
         prompts: prompts of this data set.
         rollouts: pseudo-rollouts given out in all.
         rewarded: of the prompts used, those whose rewards the source knows, too.
+        missing: steps whose evidence the source lacks, in words.
     """
 
     source: str
@@ -41,6 +43,7 @@ class WarmStartReport:
     prompts: int
     rollouts: int
     rewarded: int
+    missing: tuple[str, ...] = ()
 
     @property
     def match_rate(self) -> float:
@@ -57,6 +60,7 @@ class WarmStartReport:
                 f". Of {self.used - self.rewarded} it tells successes and no rewards: what is expected of these in units of "
                 "the reward (solo, spo) is learned from their first visits; a column score or reward_sum would tell it"
             )
+        text = ". ".join([text, *self.missing])
         if self.offered and not self.matched:
             text += (
                 ". Nothing matches: a prompt is found by its data source, messages and ground truth together, or by "
@@ -103,7 +107,7 @@ def warm_start(
     if not 0 < discount <= 1:
         raise ValueError(f"adaptive.warm_start_discount={discount!r} must be in (0, 1]")
     text = os.fspath(source)
-    how = {"prompt_key": prompt_key, "id_key": id_key, "success": success, "media_keys": media_keys}
+    how: dict[str, Any] = {"prompt_key": prompt_key, "id_key": id_key, "success": success, "media_keys": media_keys}
     runs = open_runs(text, prefer="snapshot", tolerance=tolerance, **how)[::-1]
     offered, matched, rollouts = 0, np.zeros(len(table), dtype=bool), 0
     used: list[np.ndarray] = []
@@ -128,6 +132,7 @@ def warm_start(
         prompts=len(table),
         rollouts=rollouts,
         rewarded=int(np.isfinite(table.col("reward_sum")[given]).sum()),
+        missing=tuple(text for run in runs for text in run.missing()),
     )
     (_LOG.info if report.matched else _LOG.warning)("warm start: %s", report)
     return report
