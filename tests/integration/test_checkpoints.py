@@ -70,7 +70,7 @@ def run_store_of(
     )
     run_store._newest, run_store._with_model = None, frozenset()
     run_store.keys, run_store.sources = engine.table.keys.copy(), None
-    run_store._no_warm_start, run_store._resumed = None, False
+    run_store._no_warm_start = None
     run_store.journal = run_store._attempt = None
 
     def save(folder: str, step: int, *more: object) -> None:
@@ -475,9 +475,13 @@ def test_weights_and_statistics_are_of_one_save(tmp_path) -> None:
 def test_a_warm_start_counts_before_the_first_step_only(tmp_path) -> None:
     """Resume was refused when its source was gone."""
     run_store, engine = run_store_of(tmp_path)
-    folder = saved(run_store, engine, tmp_path, 2)
+    saved(run_store, engine, tmp_path, 2)
     run_store._no_warm_start = AdaptiveError("it is gone")
+    run_store.config.trainer.resume_mode, run_store.config.trainer.default_local_dir = "auto", str(tmp_path)
     with pytest.raises(ConfigError, match=r"^adaptive\.warm_start=.*it is gone; leave it out"):
-        run_store.begin(0)
-    assert run_store.load(str(folder.parent), 2) is not None
-    run_store.begin(2)
+        run_store.check_start()
+    (tmp_path / "latest_checkpointed_iteration.txt").write_text("2")
+    run_store.check_start()
+    run_store.fingerprint = "another"
+    with pytest.raises(SnapshotError, match=r"data set's fingerprint.*allow=\[dataset\]"):
+        run_store.check_start()

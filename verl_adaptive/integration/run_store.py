@@ -19,7 +19,7 @@ from verl_adaptive.errors import AdaptiveError, ConfigError
 from verl_adaptive.integration.dataloader import identity_columns
 from verl_adaptive.integration.facts import media_columns
 from verl_adaptive.integration.monitor import Monitor
-from verl_adaptive.integration.resume import SAVED, check_resume
+from verl_adaptive.integration.resume import SAVED, check_resume, resume_of
 from verl_adaptive.integration.run_plan import RunPlan
 from verl_adaptive.integration.session import Session
 from verl_adaptive.integration.stream_session import StreamSession
@@ -84,13 +84,13 @@ class RunStore:
         self._with_model: frozenset[Path] = frozenset()  # checkpoints seen with verl's model in them
         self.plan = plan.sized(len(self.keys), len(self.table))
         self._report_duplicates(questions, rows)
-        self._resumed, self._attempt = False, None
+        self._attempt: str | None = None  # of the journal: the one that wrote the checkpoint
         self._no_warm_start: Exception | None = None
         if adaptive.warm_start is not None:
             try:
                 self._warm_start(adaptive.warm_start, adaptive.warm_start_discount)
             except (AdaptiveError, OSError, ValueError) as error:
-                self._no_warm_start = error  # a snapshot does not need it: see begin
+                self._no_warm_start = error  # a snapshot does not need it: see check_start
         self.journal = self._open_journal()
 
     # -- opening --------------------------------------------------------------------------------------------
@@ -139,6 +139,17 @@ class RunStore:
         self.origin = f"warm start from {report.source}: {report}"
         logger.info("%s", self.origin)
 
+    def check_start(self) -> None:
+        """Whether the run can begin, or go on, with what is there: asked before a model is loaded.
+
+        Raises:
+            AdaptiveError: the checkpoint is of another run, or a warm start that counts could not be read.
+        """
+        _, resumes = resume_of(self.config.trainer, self.plan, dataset=self.fingerprint)
+        if self._no_warm_start is not None and not resumes:
+            hint = f"{self._no_warm_start}; leave it out, and the statistics start empty"
+            raise ConfigError("adaptive.warm_start", self.adaptive.warm_start, hint) from self._no_warm_start
+
     def _open_journal(self) -> Journal | None:
         place, self.where = self.plan.place, self.plan.store
         dumps = self.config.trainer.get("rollout_data_dir", None)
@@ -170,11 +181,8 @@ class RunStore:
         """Training goes on after ``step``; in the journal a new attempt begins, without what lies beyond it.
 
         Raises:
-            AdaptiveError: a warm start that counts could not be read, or the folder has another run of this name.
+            AdaptiveError: the folder has another run of this name.
         """
-        if self._no_warm_start is not None and not self._resumed:
-            hint = f"{self._no_warm_start}; leave it out, and the statistics start empty"
-            raise ConfigError("adaptive.warm_start", self.adaptive.warm_start, hint) from self._no_warm_start
         if self.journal is not None:
             known = self.journal.known
             other = known[-1].get("checkpoints") if known and self.adaptive.store.dir is not None else None
@@ -309,7 +317,7 @@ class RunStore:
             return None
         check_resume(folder, manifest, self.plan, step=step, dataset=self.fingerprint)
         table, state, manifest = read_snapshot(folder)
-        self._resumed, self._attempt = True, manifest["meta"].get("attempt")
+        self._attempt = manifest["meta"].get("attempt")
         if len(state["engine"]["held_since"]):  # the rows of held groups; the session checks that all are there
             self._load_queue(folder, manifest)
         self.table = table

@@ -30,7 +30,6 @@ from verl_adaptive.integration.dataloader import DataloaderPrompts, identity_col
 from verl_adaptive.integration.minibatches import MinibatchMixin, StepState
 from verl_adaptive.integration.monitor import Monitor
 from verl_adaptive.integration.polling import PARTITION, Liveness, check_installed, open_requests
-from verl_adaptive.integration.resume import resume_of
 from verl_adaptive.integration.rollout_client import RolloutHandles
 from verl_adaptive.integration.run_plan import RunPlan
 from verl_adaptive.integration.run_store import RunStore
@@ -111,8 +110,7 @@ class AdaptiveMixin(MinibatchMixin):
         whole = sampler.kind == "stream" and sampler.whole_batches
         self.run_store = RunStore(self.config, self.plan, self.train_dataset)
         self.plan = self.run_store.plan
-        # what cannot be gone on from ends here, before a model is loaded
-        resume_of(self.config.trainer, self.plan, dataset=self.run_store.fingerprint)
+        self.run_store.check_start()
         self.stream = DataloaderPrompts(
             self.train_dataset,
             create_rl_sampler(data, self.train_dataset),
