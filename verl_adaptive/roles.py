@@ -291,7 +291,7 @@ class Filter(Role):
         rollout_reason: the ledger's name for rollouts left out of kept groups.
         keeps_all: every group that did not fail trains.
         needs_groups: judges by differences within a group, so that a group of one never trains.
-        may_leave_one: may let a single rollout of a group train.
+        may_leave_one: may let a single rollout of a group train; where it is false, an answer that does is an error.
     """
 
     role: ClassVar[str] = "filter"

@@ -3,7 +3,8 @@
     adaptive/filter=stack adaptive.filter.filters=[informative,my_filters.py:Short]
     adaptive/filter=stack 'adaptive.filter.filters=[{name: informative, low: 0.2}, aero]'
 
-Each judges whole groups, whatever the others said. A group is dropped for the reason of the first that drops it.
+Each judges whole groups, whatever the others said. A group is dropped for the reason of the first that drops it; one of
+which they leave no rollout, or only one where that has nothing to be compared with, for ``none_left``.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from verl_adaptive.policy import Policy
     from verl_adaptive.stats.table import StatsTable
 
-#: Each filter left rollouts, and none is left by all.
+#: Each filter left rollouts, and all together leave too few.
 _NONE_LEFT = "none_left"
 
 

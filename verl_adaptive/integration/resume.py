@@ -8,7 +8,6 @@ otherwise.
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -21,8 +20,6 @@ from verl_adaptive.stats.snapshot import FOLDER, MANIFEST, SnapshotError, Snapsh
 
 if TYPE_CHECKING:
     from verl_adaptive.integration.run_plan import RunPlan
-
-_LOG = logging.getLogger(__name__)
 
 #: Beside a snapshot, once verl's files of the same save are there, too: its nonce.
 SAVED = "saved"
@@ -138,7 +135,7 @@ def resume_of(trainer: Any, plan: RunPlan, **expect: Any) -> tuple[str, bool]:
 
 
 def check_resume(folder: Path, manifest: Mapping[str, Any], plan: RunPlan, **expect: Any) -> list[str]:
-    """Compare a snapshot with the run that would go on from it; what differs and is accepted, which is logged.
+    """Compare a snapshot with the run that would go on from it; what differs and is accepted.
 
     Args:
         folder: the snapshot's.
@@ -176,10 +173,6 @@ def check_resume(folder: Path, manifest: Mapping[str, Any], plan: RunPlan, **exp
             f"under these. Set them back, or go on with the new ones: adaptive.resume.allow=[{ALLOW}]"
         )
     accepted += [f"{text}; accepted because of adaptive.resume.allow=[{ALLOW}]" for text in hard]
-    for text in accepted:
-        _LOG.warning("%s: %s", folder, text)
-    for text in soft:
-        _LOG.info("%s: %s", folder, text)
     return [*accepted, *soft]
 
 

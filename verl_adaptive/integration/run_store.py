@@ -315,7 +315,8 @@ class RunStore:
                 "%s holds no snapshot: a checkpoint of a run without verl-adaptive. %s", checkpoint, self.origin
             )
             return None
-        check_resume(folder, manifest, self.plan, step=step, dataset=self.fingerprint)
+        for text in check_resume(folder, manifest, self.plan, step=step, dataset=self.fingerprint):
+            logger.warning("%s: %s", folder, text)
         table, state, manifest = read_snapshot(folder)
         self._attempt = manifest["meta"].get("attempt")
         if len(state["engine"]["held_since"]):  # the rows of held groups; the session checks that all are there
