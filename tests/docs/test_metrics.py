@@ -148,6 +148,7 @@ def test_reasons_are_those_of_the_filters_and_the_engine() -> None:
         "incomplete",
         "stale",
         "gone",
+        "none_left",
     }
 
 
