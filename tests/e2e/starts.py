@@ -27,17 +27,17 @@ SIX = ("trainer.total_training_steps=6", "trainer.save_freq=2", "adaptive.record
 
 
 class Usual(NamedTuple):
-    """Runs of the usual trainer: one unbroken, two that were killed with SIGKILL and started again, one that its budget
+    """Runs of the usual trainer: two unbroken, one that was killed with SIGKILL and started again, one that its budget
     ends, one refused.
 
-    Between those, an old checkpoint of the second is validated and nothing else.
+    When the second has ended, an old checkpoint of it is validated and nothing else.
     """
 
     greso: ProcessRun
-    solo: tuple[ProcessRun, ProcessRun]
     pilots: tuple[ProcessRun, ProcessRun]
-    spent: ProcessRun
     validated: ProcessRun
+    solo: ProcessRun
+    spent: ProcessRun
     small: ProcessRun
 
 
@@ -73,24 +73,15 @@ def one_rank(folder: Path) -> OneRank:
         *("+adaptive=greso", "adaptive.record=true", f"trainer.total_training_steps={steps}", some),
         *(f"trainer.save_freq={steps}", "trainer.val_before_train=True", f"trainer.test_freq={steps}"),
     )
-    solo = ("+adaptive=solo", *SIX)
     # GRESO's gate, and Pilot-Commit in the paper's form, where pilots wait for a later generation
     pilots = (
         *("+adaptive=greso", "adaptive/allocator=pilot_commit", "adaptive/filter=band"),
         *("adaptive.allocator.form=pipelined", *SIX),
     )
-    # agent loops keep their sampling settings: those after the greedy runs are made anew
-    first = several(
-        folder,
-        {"verls": GREEDY, "ours": ("+adaptive=grpo", *GREEDY), "greso": greso, "solo": solo},
-        anew=["greso"],
-        kill_at=3,
-    )
     spent = (
         *("+adaptive=grpo", "trainer.total_training_steps=6", "adaptive.total_rollouts=256"),
         *("trainer.save_freq=100", "trainer.test_freq=100"),
     )
-    second = several(folder, {"solo": solo, "spent": spent, "pilots": pilots}, kill_at=3)
     chosen, _ = small(folder / "small.parquet")
     old = folder / "pilots" / "checkpoints"
     validated = (
@@ -99,11 +90,18 @@ def one_rank(folder: Path) -> OneRank:
     )
     colocated = MODES["colocate_async"]
     top_ups = (*colocated, "+adaptive=pilot_commit", *SIX)
-    third = several(
+    # agent loops keep their sampling settings: those after the greedy runs are made anew
+    first = several(
+        folder,
+        {"verls": GREEDY, "ours": ("+adaptive=grpo", *GREEDY), "greso": greso, "pilots": pilots},
+        anew=["greso"],
+        kill_at=3,
+    )
+    second = several(
         folder,
         {
-            **{"pilots": pilots, "validated": validated, "small": ("+adaptive=greso", chosen)},
-            "top_ups": top_ups,
+            **{"pilots": pilots, "validated": validated, "solo": ("+adaptive=solo", *SIX), "spent": spent},
+            **{"small": ("+adaptive=greso", chosen), "top_ups": top_ups},
         },
         refused=["small"],
         anew=["top_ups"],  # this trainer's agent loops ask vLLM in a way of their own
@@ -125,13 +123,10 @@ def one_rank(folder: Path) -> OneRank:
         {name: first[name] for name in ("verls", "ours")},
         Usual(
             first["greso"],
-            (first["solo"], second["solo"]),
-            (second["pilots"], third["pilots"]),
-            second["spent"],
-            third["validated"],
-            third["small"],
+            (first["pilots"], second["pilots"]),
+            *(second[name] for name in ("validated", "solo", "spent", "small")),
         ),
-        Colocated((third["top_ups"], last["top_ups"]), last["mixed"], last["two"]),
+        Colocated((second["top_ups"], last["top_ups"]), last["mixed"], last["two"]),
         {name: last[name] for name in ("faulty", "hangs")},
     )
 

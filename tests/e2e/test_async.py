@@ -95,11 +95,13 @@ def test_separate_survives_a_kill(tmp_path):
 
 @pytest.mark.matrix
 @pytest.mark.parametrize(
-    "preset, mode", [*(("pilot_commit", mode) for mode in MODES), ("sao", "sync"), ("sao", "separate_async")]
+    "preset, mode",
+    [*(("pilot_commit", mode) for mode in MODES), ("solo", "sync"), ("sao", "sync"), ("sao", "separate_async")],
 )
 def test_killed_again_and_again(preset, mode, tmp_path):
     """Three SIGKILLs in one run of ten steps, with a critic, too; every group is observed once all the same."""
-    words = (*PRESETS[preset], *MODES[mode], "trainer.total_training_steps=10", "trainer.save_freq=1")
+    chosen = PRESETS.get(preset, (f"+adaptive={preset}",))
+    words = (*chosen, *MODES[mode], "trainer.total_training_steps=10", "trainer.save_freq=1")
     for _ in range(3):
         assert train(tmp_path, *words, "adaptive.record=true", kill_at=2).code == -9
     last = train(tmp_path, *words, "adaptive.record=true")
