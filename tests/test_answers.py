@@ -10,10 +10,10 @@ import pytest
 
 from tests.world import Arrivals, make_engine, make_stream_engine, run_step
 from verl_adaptive import HOLD, Advantage, Allocator, ConfigError, Filter, Pick, PooledAllocator, Sampler, Verdict
-from verl_adaptive.engine.answers import compute
 from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.groups import Groups
 from verl_adaptive.policy import find_part
+from verl_adaptive.roles.answers import compute
 
 
 def first(self: Any, rows: np.ndarray, planned: Any, progress: Any) -> np.ndarray:

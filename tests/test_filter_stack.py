@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from verl_adaptive.config import AdaptiveConfig
-from verl_adaptive.engine import answers
 from verl_adaptive.errors import AdaptiveError, ConfigError
 from verl_adaptive.filters.aero_rejection import AeroRejection
 from verl_adaptive.filters.informative import Informative
 from verl_adaptive.filters.stack import Stack
 from verl_adaptive.groups import Groups
 from verl_adaptive.policy import build_policy
+from verl_adaptive.roles import answers
 from verl_adaptive.simulate.presets import compose_preset
 from verl_adaptive.testing.filters import FilterConformance
 

@@ -11,12 +11,12 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from verl_adaptive.allocators.pooled import PooledAllocator
     from verl_adaptive.config import ConfigError, RunFacts, check
     from verl_adaptive.groups import Groups
     from verl_adaptive.policy import Policy
     from verl_adaptive.progress import Progress
     from verl_adaptive.roles import CLOSE, HOLD, Advantage, Allocator, Filter, Pick, Sampler, Verdict
+    from verl_adaptive.roles.pooled import PooledAllocator
     from verl_adaptive.stats.table import Column
 
 try:
@@ -28,7 +28,7 @@ except PackageNotFoundError:  # a source tree that is not installed
 _LAZY = {
     **dict.fromkeys(("CLOSE", "HOLD", "Advantage", "Allocator", "Filter", "Pick", "Sampler", "Verdict"), "roles"),
     "Policy": "policy",
-    "PooledAllocator": "allocators.pooled",
+    "PooledAllocator": "roles.pooled",
     **dict.fromkeys(("ConfigError", "RunFacts", "check"), "config"),
     "Column": "stats.table",
     "Groups": "groups",

@@ -1,4 +1,4 @@
-"""A policy: one sampler, one allocator, one filter, one advantage; the registry of parts, and how they are made and asked."""
+"""A policy: one sampler, one allocator, one filter, one advantage; the registry of parts, and how they are made."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import importlib.util
 import inspect
 import json
 import sys
-import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
 from importlib.metadata import EntryPoint, entry_points
 from numbers import Real
@@ -20,12 +19,13 @@ from typing import Any, cast
 
 import numpy as np
 
-from verl_adaptive.allocators.pooled import PooledAllocator
 from verl_adaptive.config import AdaptiveConfig, RunFacts
 from verl_adaptive.errors import AdaptiveError, ConfigError, nearest
 from verl_adaptive.groups import Groups
 from verl_adaptive.progress import Progress
-from verl_adaptive.roles import Advantage, Allocator, Filter, Role, Sampler
+from verl_adaptive.roles import Advantage, Allocator, Filter, PolicyParts, Role, Sampler
+from verl_adaptive.roles.answers import ask, who
+from verl_adaptive.roles.pooled import PooledAllocator
 from verl_adaptive.stats.state import split_state
 from verl_adaptive.stats.table import StatsTable
 
@@ -335,17 +335,10 @@ def build_policy(config: AdaptiveConfig) -> Policy:
 
 
 @dataclass
-class Policy:
+class Policy(PolicyParts):
     """The four roles as one object; what the trainers and the simulator drive (through the engine)."""
 
-    sampler: Sampler
-    allocator: Allocator
-    filter: Filter
-    advantage: Advantage
     _ended: bool = field(default=False, init=False, repr=False)
-
-    def __iter__(self) -> Iterator[Role]:
-        return iter((self.sampler, self.allocator, self.filter, self.advantage))
 
     def bind(self, table: StatsTable, facts: RunFacts) -> None:
         """Join a run; see :meth:`Role.bind`."""
@@ -409,27 +402,3 @@ class Policy:
         """Short hash of the parts and their options, to notice a resume under another policy."""
         text = json.dumps({p.role: [p.name, asdict(p.config)] for p in self}, sort_keys=True, default=str)
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
-
-
-def who(part: Role) -> str:
-    """A part, for messages: its role, name and class."""
-    return f"{part.role} {part.name} ({type(part).__module__}.{type(part).__qualname__})"
-
-
-def ask(part: Role, method: str, *about: Any) -> Any:
-    """What a part answers.
-
-    Raises:
-        AdaptiveError: it fails; says which part, and where.
-    """
-    try:
-        return getattr(part, method)(*about)
-    except (AdaptiveError, AssertionError):  # an assertion is a test's, and speaks for itself
-        raise
-    except Exception as error:
-        frames = traceback.extract_tb(error.__traceback__)
-        own = getattr(sys.modules.get(type(part).__module__), "__file__", None)
-        at = next((frame for frame in reversed(frames) if frame.filename == own), frames[-1])
-        raise AdaptiveError(
-            f"{who(part)}.{method} fails: {type(error).__name__}: {error} ({at.filename}, line {at.lineno})"
-        ) from error

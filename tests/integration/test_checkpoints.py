@@ -29,10 +29,9 @@ from verl.utils import tensordict_utils as tu  # noqa: E402
 from tests.world import make_engine, run  # noqa: E402
 from verl_adaptive.config import AdaptiveConfig, ResumeConfig, SuccessConfig  # noqa: E402
 from verl_adaptive.errors import AdaptiveError, ConfigError  # noqa: E402
+from verl_adaptive.integration.compared_settings import IRRELEVANT, LOGGED, compared_of, settings_of  # noqa: E402
 from verl_adaptive.integration.dataloader import DataloaderPrompts  # noqa: E402
-from verl_adaptive.integration.facts import compared_of  # noqa: E402
 from verl_adaptive.integration.monitor import Monitor  # noqa: E402
-from verl_adaptive.integration.resume import IRRELEVANT, LOGGED, settings_of  # noqa: E402
 from verl_adaptive.integration.run_store import RunStore  # noqa: E402
 from verl_adaptive.stats import (  # noqa: E402
     Journal,

@@ -30,7 +30,6 @@ from verl_adaptive.report.pictures import learning
 from verl_adaptive.report.suspects import beta_of, surprise
 from verl_adaptive.stats import Journal, StatsTable, keys_array, open_run
 from verl_adaptive.stats.dumps import answer_in, said_of
-from verl_adaptive.stats.history import windows
 
 SECTIONS = (
     "Learning",
@@ -209,7 +208,7 @@ def test_predictions_use_earlier_visits_only(reported) -> None:
     made = collect(opened).history
     won, tried = np.zeros(len(opened.prompts)), np.zeros(len(opened.prompts))
     wanted = np.zeros((10, 4))
-    for w in windows(opened):
+    for w in opened.windows():
         for row, rate, n, flat in zip(w.row[w.usable], w.rate[w.usable], w.n[w.usable], w.flat[w.usable], strict=True):
             if tried[row]:
                 p = (won[row] + 1) / (tried[row] + 2)

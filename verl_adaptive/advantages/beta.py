@@ -28,17 +28,14 @@ nearest observed reward: verl hands over rewards in float32.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
 from verl_adaptive.config import AdaptiveConfig
 from verl_adaptive.groups import ROUNDING, Groups
 from verl_adaptive.ranges import Positive, Share
-from verl_adaptive.roles import Advantage
-
-if TYPE_CHECKING:
-    from verl_adaptive.policy import Policy
+from verl_adaptive.roles import Advantage, PolicyParts
 
 EPSILON = 1e-6  # verl's, added to the standard deviation
 
@@ -81,7 +78,7 @@ class BetaPosterior(Advantage):
         baseline: Literal["retained", "full"] = "retained"
         group_mean: bool = False
 
-    def check_policy(self, policy: Policy, config: AdaptiveConfig) -> None:
+    def check_policy(self, policy: PolicyParts, config: AdaptiveConfig) -> None:
         self._of_rewards = config.signal == "reward"  # adaptive.tolerance is of the signal
 
     def compute(self, reward: np.ndarray, group_of: np.ndarray, observed: Groups) -> np.ndarray:

@@ -34,21 +34,18 @@ Where we deviate, and why:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 
-from verl_adaptive.allocators.pooled import PooledAllocator
 from verl_adaptive.config import AdaptiveConfig, RunFacts, check
 from verl_adaptive.errors import ConfigError
 from verl_adaptive.groups import Groups
 from verl_adaptive.progress import Progress
 from verl_adaptive.ranges import Count, Range, Whole
-from verl_adaptive.roles import CLOSE
+from verl_adaptive.roles import CLOSE, PolicyParts
+from verl_adaptive.roles.pooled import PooledAllocator
 from verl_adaptive.stats.table import StatsTable
-
-if TYPE_CHECKING:
-    from verl_adaptive.policy import Policy
 
 
 class AeroRescue(PooledAllocator):
@@ -84,7 +81,7 @@ class AeroRescue(PooledAllocator):
 
     _counts = _last = (0, 0, 0)  # this and the last step: top-ups, their rollouts, prompts that a top-up solved
 
-    def check_policy(self, policy: Policy, config: AdaptiveConfig) -> None:
+    def check_policy(self, policy: PolicyParts, config: AdaptiveConfig) -> None:
         if policy.sampler.plans_rollouts and self.config.budget == "per_prompt":
             raise ConfigError(
                 "adaptive.allocator.budget",

@@ -42,20 +42,17 @@ import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 
-from verl_adaptive.allocators.pooled import PooledAllocator
 from verl_adaptive.config import AdaptiveConfig, RunFacts, SuccessConfig, check
 from verl_adaptive.groups import Groups
 from verl_adaptive.progress import OVER_ASK, Progress
 from verl_adaptive.ranges import Count, Positive, Range
-from verl_adaptive.roles import CLOSE, HOLD
+from verl_adaptive.roles import CLOSE, HOLD, PolicyParts
+from verl_adaptive.roles.pooled import PooledAllocator
 from verl_adaptive.stats.table import StatsTable
-
-if TYPE_CHECKING:
-    from verl_adaptive.policy import Policy
 
 logger = logging.getLogger(__name__)
 
@@ -141,7 +138,7 @@ class PilotCommit(PooledAllocator):
         self._rates = np.zeros(4)  # of committed groups: pilot successes, pilots, commit successes, commits
         self._logged: dict[str, float] = {}
 
-    def check_policy(self, policy: Policy, config: AdaptiveConfig) -> None:
+    def check_policy(self, policy: PolicyParts, config: AdaptiveConfig) -> None:
         self._default_success = config.success == SuccessConfig()
         prompts = getattr(policy.sampler.option("round"), "prompts", None)
         hint = "adaptive/allocator=pilot_commit decides how many prompts a step pilots; set adaptive.allocator.factor instead"

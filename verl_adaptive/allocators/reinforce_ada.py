@@ -17,7 +17,7 @@ balances both sides, without fixing their number. Their weight 1/p on the loss i
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
@@ -26,10 +26,7 @@ from verl_adaptive.errors import ConfigError
 from verl_adaptive.groups import Groups
 from verl_adaptive.progress import Progress
 from verl_adaptive.ranges import Count
-from verl_adaptive.roles import CLOSE, Allocator
-
-if TYPE_CHECKING:
-    from verl_adaptive.policy import Policy
+from verl_adaptive.roles import CLOSE, Allocator, PolicyParts
 
 
 class ReinforceAda(Allocator):
@@ -56,7 +53,7 @@ class ReinforceAda(Allocator):
         k_pos: Count | None = None
         k_neg: Count | None = None
 
-    def check_policy(self, policy: Policy, config: AdaptiveConfig) -> None:
+    def check_policy(self, policy: PolicyParts, config: AdaptiveConfig) -> None:
         if policy.sampler.plans_rollouts:
             raise ConfigError(
                 "adaptive.allocator.name",

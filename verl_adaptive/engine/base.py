@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 import numpy as np
 
 from verl_adaptive.config import AdaptiveConfig, RunFacts
-from verl_adaptive.engine import answers
 from verl_adaptive.engine.group_tracker import GroupTracker, groups_of
 from verl_adaptive.engine.ledger import Ledger
 from verl_adaptive.engine.prompt_source import PromptSource
@@ -19,6 +18,7 @@ from verl_adaptive.groups import Groups
 from verl_adaptive.policy import Policy
 from verl_adaptive.progress import Progress
 from verl_adaptive.rng import Draw
+from verl_adaptive.roles import answers
 from verl_adaptive.stats.table import StatsTable
 
 

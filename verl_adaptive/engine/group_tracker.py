@@ -10,16 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from verl_adaptive.allocators.pooled import PooledAllocator
 from verl_adaptive.config import AdaptiveConfig, RunFacts
-from verl_adaptive.engine import answers
 from verl_adaptive.engine.ledger import Ledger
 from verl_adaptive.engine.steps import Closed, Requests, StepResult
 from verl_adaptive.errors import Exhausted
 from verl_adaptive.groups import Groups
 from verl_adaptive.policy import Policy
 from verl_adaptive.progress import Progress
-from verl_adaptive.roles import CLOSE, HOLD
+from verl_adaptive.roles import CLOSE, HOLD, answers
+from verl_adaptive.roles.pooled import PooledAllocator
 from verl_adaptive.stats.table import StatsTable
 
 #: Share of a batch that failed groups may take where every group trains: another generation for them costs more.

@@ -29,13 +29,12 @@ from typing import Any
 
 import numpy as np
 
-from verl_adaptive.engine import answers
 from verl_adaptive.engine.base import Engine
 from verl_adaptive.engine.prompt_source import CandidateQueue
 from verl_adaptive.engine.steps import Closed, Requests, StepResult
 from verl_adaptive.groups import Groups
 from verl_adaptive.progress import OVER_ASK
-from verl_adaptive.roles import HOLD
+from verl_adaptive.roles import HOLD, answers
 
 _FLIGHT, _ASKING, _KEPT, _OUT, _HELD = range(5)  # up to _KEPT it is still viable, from _KEPT on final
 _FRESH = 0.3  # weight of the latest step in the recent yield

@@ -18,12 +18,11 @@ from __future__ import annotations
 import numpy as np
 
 from verl_adaptive.config import RunFacts
-from verl_adaptive.engine import answers
 from verl_adaptive.engine.steps import PromptStream
 from verl_adaptive.errors import AdaptiveError
-from verl_adaptive.policy import who
 from verl_adaptive.progress import Progress
-from verl_adaptive.roles import Sampler
+from verl_adaptive.roles import Sampler, answers
+from verl_adaptive.roles.answers import who
 
 #: Passes over the data within one step after which a gate is taken to let nothing more through.
 MAX_PASSES = 4

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -18,10 +18,7 @@ from verl_adaptive.config import AdaptiveConfig
 from verl_adaptive.errors import ConfigError
 from verl_adaptive.groups import Groups
 from verl_adaptive.progress import Progress
-from verl_adaptive.roles import Commits, Filter, Verdict
-
-if TYPE_CHECKING:
-    from verl_adaptive.policy import Policy
+from verl_adaptive.roles import Commits, Filter, PolicyParts, Verdict
 
 
 class Band(Filter):
@@ -44,7 +41,7 @@ class Band(Filter):
 
     judge: Callable[[Groups], np.ndarray]  # the allocator's: −1 too hard, 0 in the band, +1 too easy
 
-    def check_policy(self, policy: Policy, config: AdaptiveConfig) -> None:
+    def check_policy(self, policy: PolicyParts, config: AdaptiveConfig) -> None:
         allocator = policy.allocator
         if not isinstance(allocator, Commits):
             raise ConfigError(

@@ -11,21 +11,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 
 from verl_adaptive.config import AdaptiveConfig, RunFacts, check
-from verl_adaptive.engine import answers
 from verl_adaptive.errors import ConfigError
 from verl_adaptive.groups import Groups
-from verl_adaptive.policy import ask, make_part
+from verl_adaptive.policy import make_part
 from verl_adaptive.progress import Progress
-from verl_adaptive.roles import Filter, Verdict
-
-if TYPE_CHECKING:
-    from verl_adaptive.policy import Policy
-    from verl_adaptive.stats.table import StatsTable
+from verl_adaptive.roles import Filter, PolicyParts, Verdict, answers
+from verl_adaptive.roles.answers import ask
+from verl_adaptive.stats.table import StatsTable
 
 #: Each filter left rollouts, and all together leave too few.
 _NONE_LEFT = "none_left"
@@ -81,7 +78,7 @@ class Stack(Filter):
         reason[empty] = self.reasons.index(_NONE_LEFT)
         return Verdict(keep & ~empty, reason, None if rollouts.all() else rollouts)
 
-    def check_policy(self, policy: Policy, config: AdaptiveConfig) -> None:
+    def check_policy(self, policy: PolicyParts, config: AdaptiveConfig) -> None:
         for i, part in enumerate(self.filters):
             _at(i, ask, part, "check_policy", policy, config)
 

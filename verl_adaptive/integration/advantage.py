@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from verl_adaptive.engine.answers import compute
 from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.groups import Groups
 from verl_adaptive.roles import Advantage
+from verl_adaptive.roles.answers import compute
 
 
 @dataclass

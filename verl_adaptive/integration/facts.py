@@ -200,13 +200,6 @@ def media_columns(data: Mapping[str, Any]) -> dict[str, str]:
     return {f"{kind}s": data.get(f"{kind}_key", None) or f"{kind}s" for kind in ("image", "video", "audio")}
 
 
-def compared_of(config: Any, policy: Policy) -> dict[str, str]:
-    """Settings of verl's that a resume says have changed, by name; no estimator where the policy has its own."""
-    own = policy.advantage.estimator is not None
-    chosen = {} if own else {"algorithm.adv_estimator": str(config.algorithm.adv_estimator)}
-    return {"trainer.v1.trainer_mode": mode_of(config), **chosen}
-
-
 def distillation_note(config: Any) -> str:
     """What is left of a preset where a teacher alone trains; empty where rewards do, too."""
     distillation = config.get("distillation")

@@ -1,25 +1,17 @@
-"""What a resumed run has in common with the one that wrote its checkpoint: the list, and the comparison.
-
-The data set and the policy with its options are compared by their fingerprints, and everything else on the command line that
-shapes a decision or the meaning of a number in the statistics by its value. Whatever is not in
-:data:`IRRELEVANT` or :data:`LOGGED` must be equal, so that an option that is added later is compared unless somebody says
-otherwise.
-"""
+"""Whether a run may go on from a checkpoint: the data set and the policy with its options are compared by their fingerprints,
+the other settings as :mod:`.compared_settings` says."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from verl_adaptive.config import AdaptiveConfig, flat
 from verl_adaptive.errors import AdaptiveError
+from verl_adaptive.integration.compared_settings import differences
+from verl_adaptive.integration.run_plan import RunPlan
 from verl_adaptive.stats.snapshot import FOLDER, MANIFEST, SnapshotError, SnapshotMissing, read_manifest
-
-if TYPE_CHECKING:
-    from verl_adaptive.integration.run_plan import RunPlan
 
 #: Beside a snapshot, once verl's files of the same save are there, too: its nonce.
 SAVED = "saved"
@@ -30,75 +22,6 @@ FINGERPRINTS = {
     "policy_digest": ("policy", "the policy's configuration"),
     "dataset": ("dataset", "the data set's fingerprint"),
 }
-
-#: Not compared, and why.
-IRRELEVANT: dict[str, str] = {
-    **dict.fromkeys(
-        ("sampler", "allocator", "filter", "advantage"),
-        "the policy's fingerprint has them",
-    ),
-    "name": "for people",
-    "record": "writes down, decides nothing",
-    "poll_interval": "when to look, not what to find",
-    "stall_timeout": "when to give up",
-    "longest_first": "in which order to send, not what",
-    "alarms": "say, decide nothing",
-    "log_lists": "shows, decides nothing",
-    "store": "where the journal is",
-    "resume": "what to accept",
-    "warm_start": "counts before the first step only",
-    "warm_start_discount": "counts before the first step only",
-}
-
-#: Differences that are said and accepted: limits, which people change in order to go on, what leaves gradients alone, and
-#: what verl itself lets change.
-LOGGED = frozenset(
-    {
-        "adaptive.max_rounds",
-        "adaptive.max_rollouts_per_step",
-        "adaptive.total_rollouts",
-        "adaptive.on_exhausted",
-        "adaptive.skip_zero_advantage",
-        "trainer.v1.trainer_mode",
-        "algorithm.adv_estimator",
-    }
-)
-
-
-def settings_of(
-    adaptive: AdaptiveConfig, *, batch: int, n: int, run: Mapping[str, Any] | None = None
-) -> dict[str, Any]:
-    """What is compared, by its name on the command line; ready for JSON.
-
-    Args:
-        adaptive: the ``adaptive`` group.
-        batch, n: ``data.train_batch_size`` and ``actor_rollout_ref.rollout.n``.
-        run: other settings of verl's, by name.
-    """
-    found = {name: value for name, value in asdict(adaptive).items() if name not in IRRELEVANT}
-    return {
-        **flat(found, "adaptive."),
-        **(run or {}),
-        "data.train_batch_size": batch,
-        "actor_rollout_ref.rollout.n": n,
-    }
-
-
-def differences(saved: object, now: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-    """What differs, in words: what must be equal, and what is only said.
-
-    Args:
-        saved: :func:`settings_of` of the run that wrote the checkpoint; what it did not know is not compared.
-        now: :func:`settings_of` of this run.
-    """
-    if not isinstance(saved, Mapping):
-        return [], []
-    hard: list[str] = []
-    soft: list[str] = []
-    for key, value in now.items():
-        if key in saved and saved[key] != value:
-            (soft if key in LOGGED else hard).append(f"{key} was {saved[key]!r}, is {value!r}")
-    return hard, soft
 
 
 def resume_of(trainer: Any, plan: RunPlan, **expect: Any) -> tuple[str, bool]:

@@ -12,9 +12,9 @@ from verl_adaptive.engine import AsyncFacts
 from verl_adaptive.engine.shape import step_shape
 from verl_adaptive.integration import facts
 from verl_adaptive.integration.checks import check_run, why_not_skip_zero, zero_rows
+from verl_adaptive.integration.compared_settings import compared_of, settings_of
 from verl_adaptive.integration.facts import JournalPlace
 from verl_adaptive.integration.polling import stall_seconds
-from verl_adaptive.integration.resume import settings_of
 from verl_adaptive.policy import Policy, build_policy
 
 #: Prompts of a data set that is not known.
@@ -141,7 +141,7 @@ class RunPlan:
             longest=longest,
             stall=stall_seconds(adaptive, longest),
             place=facts.journal_place(config, adaptive),
-            settings=settings_of(adaptive, batch=batch, n=n, run=facts.compared_of(config, policy)),
+            settings=settings_of(adaptive, batch=batch, n=n, run=compared_of(config, policy)),
             results={
                 "prompt_key": config.data.get("prompt_key", "prompt"),
                 "id_key": adaptive.id_key,

@@ -12,7 +12,7 @@ import numpy as np
 from verl_adaptive.report.judge import Hearing
 from verl_adaptive.report.overview import BINS, bins_of, ledger_of, scalars_of
 from verl_adaptive.stats import Run
-from verl_adaptive.stats.history import Window, windows
+from verl_adaptive.stats.history import Window
 from verl_adaptive.stats.visits import by_prompt
 
 __all__ = ["CLASSES", "POINTS", "SOURCES", "VISITS", "Forecast", "History", "course_of", "forecast", "hours_of"]
@@ -103,7 +103,7 @@ def course_of(run: Run) -> History:
     largest, source_of = _largest(run)
     made = _Course(len(run.table), last, source_of, len(largest))
     hearing = Hearing(run)
-    for window in windows(run):
+    for window in run.windows():
         made.add(window)
         hearing.add(window)
     hearing.end()

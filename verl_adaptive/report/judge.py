@@ -37,7 +37,7 @@ from verl_adaptive.config import AlarmConfig
 from verl_adaptive.report.learning_curve import Curve, headline
 from verl_adaptive.stats import Run
 from verl_adaptive.stats.chance import SURPRISING
-from verl_adaptive.stats.history import Window, windows
+from verl_adaptive.stats.history import Window
 from verl_adaptive.text import clean
 
 #: Kinds that are judged by source.
@@ -538,7 +538,7 @@ class Hearing:
 def hear(run: Run) -> Hearing:
     """The whole of a journal before the judge."""
     hearing = Hearing(run)
-    for window in windows(run):
+    for window in run.windows():
         hearing.add(window)
     hearing.end()
     return hearing

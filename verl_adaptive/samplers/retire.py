@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
@@ -24,13 +24,10 @@ from verl_adaptive.config import AdaptiveConfig, RunFacts
 from verl_adaptive.groups import Groups, at_least
 from verl_adaptive.progress import Progress
 from verl_adaptive.ranges import PositiveShare, Range, Share
-from verl_adaptive.roles import Commits
+from verl_adaptive.roles import Commits, PolicyParts
 from verl_adaptive.samplers.rounds import RoundConfig, SizedSampler
 from verl_adaptive.stats.table import Column, StatsTable
 from verl_adaptive.stats.visits import waves
-
-if TYPE_CHECKING:
-    from verl_adaptive.policy import Policy
 
 _EPS = 1e-9  # a warm start's successes are weighed: 7 of 7 may be a rounding below 4 of 4
 
@@ -65,7 +62,7 @@ class Retire(SizedSampler):
         self._last = np.zeros(4, dtype=np.int64)
         self._pilots: Callable[[int], int] | None = None
 
-    def check_policy(self, policy: Policy, config: AdaptiveConfig) -> None:
+    def check_policy(self, policy: PolicyParts, config: AdaptiveConfig) -> None:
         if isinstance(policy.allocator, Commits):
             self._pilots = policy.allocator.pilots
 

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 
-from verl_adaptive.engine.answers import compute
 from verl_adaptive.ranges import NonNegative, Range
+from verl_adaptive.roles.answers import compute
 from verl_adaptive.simulate.worlds import StaticWorld, World
 
 if TYPE_CHECKING:

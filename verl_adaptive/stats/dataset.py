@@ -1,19 +1,17 @@
-"""verl-format Parquet files: the key and the text of every row."""
+"""verl-format Parquet files: the key and the text of every row, and what rollouts of it answered."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from verl_adaptive.stats.keys import MEDIA_FIELDS, dataset_identity, dataset_keys, dig, keys_array, keys_bytes
 from verl_adaptive.stats.rows import StoreError, parquet_rows
-
-if TYPE_CHECKING:
-    from verl_adaptive.stats.dumps import Said
 
 
 def _keyed(
@@ -66,6 +64,27 @@ def text_of(row: Mapping[str, Any], prompt_key: str = "prompt") -> str:
             str(part.get("text") or f"<{part.get('type')}>") for part in value if isinstance(part, Mapping)
         )
     return "" if value is None else str(value)
+
+
+@dataclass
+class Said:
+    """What rollouts of a prompt answered.
+
+    Attributes:
+        wrong: answer → times, of rollouts that failed.
+        rollouts: found in all.
+    """
+
+    wrong: Counter[str] = field(default_factory=Counter)
+    rollouts: int = 0
+
+    @property
+    def answers(self) -> str:
+        """The five commonest wrong answers and how many are right, as shares of the rollouts found."""
+        wrong = sorted(self.wrong.items(), key=lambda item: (-item[1], item[0]))[:5]
+        told = [f"{answer} {times / self.rollouts:.0%}" for answer, times in wrong]
+        right = self.rollouts - self.wrong.total()
+        return " · ".join([*told, f"right {right / self.rollouts:.0%}"] if right else told)
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from verl_adaptive.groups import SUCCESS, at_least
+from verl_adaptive.stats.dataset import Said
 from verl_adaptive.stats.keys import prompt_key
 from verl_adaptive.stats.reader import OBSERVATIONS, JournalReader
 from verl_adaptive.stats.rows import StoreError, json_lines
@@ -33,27 +32,6 @@ _MARKED = (
     re.compile(r"####\s*([^\n]+)"),
     re.compile(r"(?:final answer|the answer is|answer:)\s*[:=]?\s*([^\n]+)", re.I),
 )
-
-
-@dataclass
-class Said:
-    """What rollouts of a prompt answered.
-
-    Attributes:
-        wrong: answer → times, of rollouts that failed.
-        rollouts: found in all.
-    """
-
-    wrong: Counter[str] = field(default_factory=Counter)
-    rollouts: int = 0
-
-    @property
-    def answers(self) -> str:
-        """The five commonest wrong answers and how many are right, as shares of the rollouts found."""
-        wrong = sorted(self.wrong.items(), key=lambda item: (-item[1], item[0]))[:5]
-        told = [f"{answer} {times / self.rollouts:.0%}" for answer, times in wrong]
-        right = self.rollouts - self.wrong.total()
-        return " · ".join([*told, f"right {right / self.rollouts:.0%}"] if right else told)
 
 
 def answer_in(output: str, limit: int = 80) -> str:

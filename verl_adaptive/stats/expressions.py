@@ -14,16 +14,13 @@ import re
 import warnings
 from collections.abc import Callable
 from functools import reduce
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from verl_adaptive.errors import AdaptiveError, nearest
-
-if TYPE_CHECKING:
-    from verl_adaptive.stats.prompts import Prompts
 
 #: Of a key, that are enough to name it: two of a hundred million prompts share 8 hex digits, so a list may show both.
 _KEY_DIGITS = 8
@@ -46,6 +43,16 @@ _ARITHMETIC: dict[type, Callable[[Any, Any], Any]] = {
 }
 _UNKNOWN = pa.scalar(None, pa.float64())
 _CONDITION, _NUMBER, _TEXT = "a condition", "a number", "text"
+
+
+class Columns(Protocol):
+    """What conditions are about (:class:`verl_adaptive.stats.prompts.Prompts`)."""
+
+    def __len__(self) -> int: ...
+
+    def names(self) -> list[str]: ...
+
+    def column(self, name: str) -> pa.Array: ...
 
 
 class ExpressionError(AdaptiveError):
@@ -76,7 +83,9 @@ class Expression:
             with warnings.catch_warnings():
                 warnings.simplefilter("error")
                 self._tree = ast.parse(text.strip(), mode="eval").body
-            _Evaluation(text, columns).need(_CONDITION, self._tree)  # what is wrong with it shows without any rows, too
+            _Evaluation(text, columns.column).need(
+                _CONDITION, self._tree
+            )  # what is wrong with it shows without any rows, too
         except (SyntaxError, ValueError, OverflowError, RecursionError, MemoryError, Warning) as error:
             reason = getattr(error, "msg", None) or str(error) or type(error).__name__
             hint = (
@@ -85,7 +94,7 @@ class Expression:
             raise ExpressionError(f"cannot read the condition {text!r}: {reason}{hint}") from None
         self.names = sorted(columns.asked)
 
-    def select(self, prompts: Prompts) -> np.ndarray:
+    def select(self, prompts: Columns) -> np.ndarray:
         """bool ``(n,)``: the prompts that satisfy the condition.
 
         Raises:
@@ -96,7 +105,7 @@ class Expression:
             if name not in known:
                 hint = nearest(name, known, "")
                 raise ExpressionError(f"no column {name!r}; {hint}{' ' * bool(hint)}there are {', '.join(known)}")
-        truth = _Evaluation(self.text, prompts).need(_CONDITION, self._tree)
+        truth = _Evaluation(self.text, prompts.column).need(_CONDITION, self._tree)
         if isinstance(truth, pa.Scalar):
             return np.full(len(prompts), bool(truth.as_py()))
         return pc.fill_null(truth, False).to_numpy(zero_copy_only=False)
@@ -129,8 +138,8 @@ class _Evaluation:
     Whatever is not named here is refused.
     """
 
-    def __init__(self, text: str, columns: Prompts | _NoRows) -> None:
-        self._text, self._columns = text, columns
+    def __init__(self, text: str, column: Callable[[str], pa.Array]) -> None:
+        self._text, self._column = text, column
 
     def need(self, kind: str, node: ast.AST) -> Any:
         """Evaluate an expression that has to be of this kind."""
@@ -144,7 +153,7 @@ class _Evaluation:
 
     def _value(self, node: ast.AST) -> Any:
         if (name := _dotted(node)) is not None:
-            column = self._columns.column(name)
+            column = self._column(name)
             return column if _kind(column) == _TEXT else column.cast(pa.float64(), safe=False)
         match node:
             case ast.Constant(value=bool() | str()):

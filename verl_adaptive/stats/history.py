@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 
 from verl_adaptive.stats.chance import surprise, swings
-from verl_adaptive.stats.table import key_words
 from verl_adaptive.stats.visits import Visits, by_prompt
-
-if TYPE_CHECKING:
-    from verl_adaptive.stats.run import Run
 
 
 @dataclass
@@ -47,12 +41,6 @@ class Window(Visits):
             clipped=np.array(column["clipped"], dtype=np.float64),
             trained=column["outcome"] == "trained",
         )
-
-
-def windows(run: Run) -> Iterator[Window]:
-    """The live line's observations of a journal."""
-    for page in run.observations():
-        yield Window.of(page, run.table.rows_for(key_words(page.column("key")), create=False), run.tolerance)
 
 
 class Flips:

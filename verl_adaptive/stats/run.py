@@ -28,12 +28,12 @@ from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.groups import success_by_default
 from verl_adaptive.stats.dataset import Row, rows_of
 from verl_adaptive.stats.dumps import DumpReader, Said, dump_files, said_of
-from verl_adaptive.stats.history import Flips
+from verl_adaptive.stats.history import Flips, Window
 from verl_adaptive.stats.reader import JournalReader
 from verl_adaptive.stats.results import read_results
 from verl_adaptive.stats.rows import StoreError
 from verl_adaptive.stats.snapshot import FOLDER, MANIFEST, SnapshotMissing, read_manifest, read_snapshot
-from verl_adaptive.stats.table import StatsTable
+from verl_adaptive.stats.table import StatsTable, key_words
 
 if TYPE_CHECKING:
     from verl_adaptive.stats.prompts import Prompts
@@ -187,6 +187,11 @@ class Run:
             last_step = self.last if last_step is None else min(last_step, self.last)
         with reading(self.source):
             yield from self._journal.observations(first_step, last_step)
+
+    def windows(self) -> Iterator[Window]:
+        """All observations, as arrays about rows of :attr:`table`."""
+        for page in self.observations():
+            yield Window.of(page, self.table.rows_for(key_words(page.column("key")), create=False), self.tolerance)
 
     def newest(self, count: int = 2) -> list[dict[str, Any]]:
         """The last steps, as :attr:`steps` has them; quick however long the run is."""

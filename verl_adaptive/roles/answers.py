@@ -7,17 +7,42 @@ promises is an error that names the part, the method, and what it should have sa
 
 from __future__ import annotations
 
+import sys
+import traceback
 from numbers import Integral
 from typing import Any
 
 import numpy as np
 
-from verl_adaptive.allocators.pooled import PooledAllocator
 from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.groups import Groups
-from verl_adaptive.policy import ask, who
 from verl_adaptive.progress import Progress
 from verl_adaptive.roles import HOLD, Advantage, Allocator, Filter, Pick, Role, Sampler, Verdict
+from verl_adaptive.roles.pooled import PooledAllocator
+
+
+def who(part: Role) -> str:
+    """A part, for messages: its role, name and class."""
+    return f"{part.role} {part.name} ({type(part).__module__}.{type(part).__qualname__})"
+
+
+def ask(part: Role, method: str, *about: Any) -> Any:
+    """What a part answers.
+
+    Raises:
+        AdaptiveError: it fails; says which part, and where.
+    """
+    try:
+        return getattr(part, method)(*about)
+    except (AdaptiveError, AssertionError):  # an assertion is a test's, and speaks for itself
+        raise
+    except Exception as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        own = getattr(sys.modules.get(type(part).__module__), "__file__", None)
+        at = next((frame for frame in reversed(frames) if frame.filename == own), frames[-1])
+        raise AdaptiveError(
+            f"{who(part)}.{method} fails: {type(error).__name__}: {error} ({at.filename}, line {at.lineno})"
+        ) from error
 
 
 def admit(part: Sampler, rows: np.ndarray, position: np.ndarray, progress: Progress) -> np.ndarray:

@@ -13,9 +13,9 @@ serves.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -24,11 +24,8 @@ from verl_adaptive.groups import Groups
 from verl_adaptive.progress import Progress
 from verl_adaptive.stats.table import Column, StatsTable
 
-if TYPE_CHECKING:
-    from verl_adaptive.policy import Policy
-
 CLOSE = 0  #: review: the group is done
-HOLD = -1  #: review: keep the group for a later step (:class:`verl_adaptive.allocators.pooled.PooledAllocator` only)
+HOLD = -1  #: review: keep the group for a later step (:class:`verl_adaptive.roles.pooled.PooledAllocator` only)
 
 
 class Role(ABC):
@@ -64,7 +61,7 @@ class Role(ABC):
         self.table: StatsTable
         self.facts: RunFacts
 
-    def check_policy(self, policy: Policy, config: AdaptiveConfig) -> None:
+    def check_policy(self, policy: PolicyParts, config: AdaptiveConfig) -> None:
         """Refuse companions and settings that make no sense with this part.
 
         Raises:
@@ -198,7 +195,7 @@ class Allocator(Role):
     """Gives each prompt its rollouts.
 
     This is all that most allocators need. One whose groups share something (a pool of rollouts, the places of the batch) or
-    wait for a later step derives from :class:`~verl_adaptive.allocators.pooled.PooledAllocator`; only that one may
+    wait for a later step derives from :class:`~verl_adaptive.roles.pooled.PooledAllocator`; only that one may
     set ``can_hold``.
 
     Attributes:
@@ -367,3 +364,16 @@ class Advantage(Role):
             bool ``(R,)``.
         """
         return np.zeros(groups.rollouts, dtype=bool)
+
+
+@dataclass
+class PolicyParts:
+    """The parts of a policy, one of each role."""
+
+    sampler: Sampler
+    allocator: Allocator
+    filter: Filter
+    advantage: Advantage
+
+    def __iter__(self) -> Iterator[Role]:
+        return iter((self.sampler, self.allocator, self.filter, self.advantage))

@@ -1,0 +1,92 @@
+"""Which settings a resumed run has in common with the one that wrote its checkpoint.
+
+Everything on the command line that shapes a decision or the meaning of a number in the statistics is compared by its value.
+Whatever is not in :data:`IRRELEVANT` or :data:`LOGGED` must be equal, so that an option that is added later is compared unless
+somebody says otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from verl_adaptive.config import AdaptiveConfig, flat
+from verl_adaptive.integration.facts import mode_of
+from verl_adaptive.policy import Policy
+
+#: Not compared, and why.
+IRRELEVANT: dict[str, str] = {
+    **dict.fromkeys(
+        ("sampler", "allocator", "filter", "advantage"),
+        "the policy's fingerprint has them",
+    ),
+    "name": "for people",
+    "record": "writes down, decides nothing",
+    "poll_interval": "when to look, not what to find",
+    "stall_timeout": "when to give up",
+    "longest_first": "in which order to send, not what",
+    "alarms": "say, decide nothing",
+    "log_lists": "shows, decides nothing",
+    "store": "where the journal is",
+    "resume": "what to accept",
+    "warm_start": "counts before the first step only",
+    "warm_start_discount": "counts before the first step only",
+}
+
+#: Differences that are said and accepted: limits, which people change in order to go on, what leaves gradients alone, and
+#: what verl itself lets change.
+LOGGED = frozenset(
+    {
+        "adaptive.max_rounds",
+        "adaptive.max_rollouts_per_step",
+        "adaptive.total_rollouts",
+        "adaptive.on_exhausted",
+        "adaptive.skip_zero_advantage",
+        "trainer.v1.trainer_mode",
+        "algorithm.adv_estimator",
+    }
+)
+
+
+def settings_of(
+    adaptive: AdaptiveConfig, *, batch: int, n: int, run: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """What is compared, by its name on the command line; ready for JSON.
+
+    Args:
+        adaptive: the ``adaptive`` group.
+        batch, n: ``data.train_batch_size`` and ``actor_rollout_ref.rollout.n``.
+        run: other settings of verl's, by name.
+    """
+    found = {name: value for name, value in asdict(adaptive).items() if name not in IRRELEVANT}
+    return {
+        **flat(found, "adaptive."),
+        **(run or {}),
+        "data.train_batch_size": batch,
+        "actor_rollout_ref.rollout.n": n,
+    }
+
+
+def differences(saved: object, now: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+    """What differs, in words: what must be equal, and what is only said.
+
+    Args:
+        saved: :func:`settings_of` of the run that wrote the checkpoint; what it did not know is not compared.
+        now: :func:`settings_of` of this run.
+    """
+    if not isinstance(saved, Mapping):
+        return [], []
+    hard: list[str] = []
+    soft: list[str] = []
+    for key, value in now.items():
+        if key in saved and saved[key] != value:
+            (soft if key in LOGGED else hard).append(f"{key} was {saved[key]!r}, is {value!r}")
+    return hard, soft
+
+
+def compared_of(config: Any, policy: Policy) -> dict[str, str]:
+    """Settings of verl's that a resume says have changed, by name; no estimator where the policy has its own."""
+    own = policy.advantage.estimator is not None
+    chosen = {} if own else {"algorithm.adv_estimator": str(config.algorithm.adv_estimator)}
+    return {"trainer.v1.trainer_mode": mode_of(config), **chosen}
