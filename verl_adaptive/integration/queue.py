@@ -40,9 +40,16 @@ _FIRST_OUTPUT = "_0"
 
 @dataclass
 class Part:
-    """One request of a group: a uid, and once it is back its sessions, each a list of row keys (outputs in order), and all rows' tags.
+    """One request of a group.
 
-    ``whole``: verl's agent loop of one turn has it: a session leaves one row, and every response token counts in the loss.
+    Attributes:
+        uid: of its rows.
+        n, stage: its rollouts, and how many requests of the group came before it.
+        sessions: once it is back, each a list of row keys (outputs in order).
+        tags: of all these rows.
+        back: it has been collected.
+        whole: verl's agent loop of one turn has it: a session leaves one row, and every response token counts in the loss.
+        seen: keys of its rows so far, in any order, while it is waited for.
     """
 
     uid: str
@@ -52,6 +59,7 @@ class Part:
     tags: list[dict] = field(default_factory=list)
     back: bool = False
     whole: bool = False
+    seen: list[str] = field(default_factory=list)
 
 
 @dataclass
@@ -112,8 +120,7 @@ class Queue:
         self._least = 1 if alone else 2
         self.count = 0
         self._parts: dict[int, list[Part]] = {}  # submission → its requests, in order
-        self._waiting: dict[str, list[str]] = {}  # uid that is not back → keys of its rows so far, in any order
-        self._told: set[str] = set()  # of these, those whose sessions leave one row each
+        self._waiting: dict[str, Part] = {}  # requests that are not back, by uid
         self._listed: dict[str, dict] = {}  # the queue at the latest look
         self._listed_at, self._list_again = -math.inf, 0.0  # when, and seconds until the next
         self._unlisted: set[str] = set()  # uids that are back, whose rows have not been listed since
@@ -130,21 +137,17 @@ class Queue:
         parts = self._parts.setdefault(submission, [])
         part = Part(f"{parts[0].uid}.t{stage}" if parts else uid, n, stage, whole=whole)
         parts.append(part)
-        self._waiting[part.uid] = []
-        if whole:
-            self._told.add(part.uid)
+        self._waiting[part.uid] = part
         self._asked += n
         return part.uid
 
     def _waited_for(self, part: Part) -> list[str]:
         """Wait for this request no longer: the keys that it has rows under."""
-        self._told.discard(part.uid)
-        keys = self._waiting.pop(part.uid, None)
-        if keys is None:
+        if self._waiting.pop(part.uid, None) is None:
             return []
         self._asked -= part.n
-        self._arrived -= sum(key.endswith(_FIRST_OUTPUT) for key in keys)
-        return keys
+        self._arrived -= sum(key.endswith(_FIRST_OUTPUT) for key in part.seen)
+        return part.seen
 
     def forget_last(self, submission: int) -> None:
         """Forget a request that got lost: it will be asked anew."""
@@ -175,7 +178,7 @@ class Queue:
             if found.size == len(uids):
                 status = {u: tag.get("status") for u, tag in zip(uids, found.custom_meta, strict=True)}
                 back = {u for u, s in status.items() if s in DONE}
-                if not back or (self._single and all(u in self._told and status[u] == _WELL for u in back)):
+                if not back or (self._single and all(self._waiting[u].whole and status[u] == _WELL for u in back)):
                     self._unlisted = back
                     return status
         rows = self._list()
@@ -186,9 +189,9 @@ class Queue:
         rows = (tq.kv_list(PARTITION) or {}).get(PARTITION, {})
         for key in rows.keys() - self._listed.keys():
             if key.count("_") >= 2:  # a rollout's; the others are the requests' own
-                arrived = self._waiting.get(key.rsplit("_", 2)[0])
-                if arrived is not None:
-                    arrived.append(key)
+                part = self._waiting.get(key.rsplit("_", 2)[0])
+                if part is not None:
+                    part.seen.append(key)
                     self._arrived += key.endswith(_FIRST_OUTPUT)
         self._listed, self.count, self._unlisted = rows, len(rows), set()
         self._listed_at = time.monotonic()
@@ -198,7 +201,7 @@ class Queue:
     def rows(self, uids: Iterable[str]) -> tuple[list[str], list[dict]]:
         """Every row of these requests, which are back and not collected: keys and tags, sessions and outputs in order."""
         self._list()
-        keys = [key for uid in uids for outputs in _sessions(self._waiting[uid]) for key in outputs]
+        keys = [key for uid in uids for outputs in _sessions(self._waiting[uid].seen) for key in outputs]
         return keys, [self._listed[key] for key in keys]
 
     @property
@@ -291,9 +294,8 @@ class Queue:
             self._list()  # a session left no row
         found, alone = [], []
         for part in parts:
-            told = part.uid in self._told
             found.append(_sessions([key for key in self._waited_for(part) if key in self._listed]))
-            if told:
+            if part.whole:
                 alone += [len(outputs) == 1 for outputs in found[-1]]
         if alone and self._single is not False:
             self._single = all(alone)
@@ -428,10 +430,9 @@ class Queue:
             raise AdaptiveError(f"{len(lost)} rows of open groups are not in the checkpoint's TransferQueue state")
         for part in (part for parts in self._parts.values() for part in parts):
             part.tags = [rows[key] for outputs in part.sessions for key in outputs]
-        self._waiting = {p.uid: [] for parts in self._parts.values() for p in parts if not p.back}
+        self._waiting = {p.uid: p for parts in self._parts.values() for p in parts if not p.back}
         self._asked = sum(p.n for parts in self._parts.values() for p in parts if not p.back)
         self._arrived = 0
-        self._told = set()
         self._listed, self._listed_at = {}, -math.inf
 
 
