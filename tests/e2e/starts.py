@@ -13,10 +13,9 @@ SHORT = ("trainer.total_training_steps=3",)
 GREEDY = ("trainer.total_training_steps=2", "actor_rollout_ref.rollout.top_k=1")
 #: MoPPS in front of AERO's allocator: parts of three presets.
 MIXED = ("+adaptive=dapo", "adaptive/sampler=mopps_by_source", "adaptive/allocator=aero")
-#: Presets that are no main run of a test of their own, and that combination.
+#: Presets that are no main run of a test of their own.
 PRESETS = {
     **{name: (f"+adaptive={name}",) for name in ("aero", "cero", "pilot_commit")},
-    "mixed": MIXED,
     "sao": ("+adaptive=sao", "algorithm.adv_estimator=gae", "critic.optim.lr=1e-3", "trainer.critic_warmup=0"),
 }
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.e2e.faults import MODES
 from tests.e2e.harness import ProcessRun, balanced, groups_of, optimizer_updates, replays, train
-from tests.e2e.starts import PRESETS, SIX
+from tests.e2e.starts import MIXED, PRESETS, SIX
 from verl_adaptive.stats import open_run, read_snapshot
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(5400)]
@@ -146,7 +146,7 @@ def test_killed_again_and_again(preset, mode, tmp_path):
     ],
 )
 def test_preset_trains(preset, mode, tmp_path):
-    words = PRESETS.get(preset, (f"+adaptive={preset}",))
+    words = MIXED if preset == "mixed" else PRESETS.get(preset, (f"+adaptive={preset}",))
     run = train(tmp_path, *words, *mode, "trainer.total_training_steps=3", "adaptive.record=true")
     trains(run)
     if preset == "greso" and mode == SEPARATE:  # trainer and rollout on different workers, two mini-steps a step
