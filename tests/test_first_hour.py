@@ -156,6 +156,8 @@ def test_a_run_out_of_time_says_so_what_it_had_made_and_where_its_log_is(tmp_pat
     made = json.dumps({"step": 1, "data": {"training/global_step": 1}})
     code = f"import os, time; open(os.environ['VERL_FILE_LOGGER_PATH'], 'w').write({made!r}); time.sleep(600)"
     status, said = call(tmp_path, ["-c", code], tmp_path / "metrics-0.jsonl", 5, None, os.environ)
+    remote = "ray.exceptions.RayTaskError(OutOfMemoryError): no memory"
+    assert suite._last(f"{remote}\nbye") == remote
     item = suite.Item("+adaptive=solo")
     suite._ended(item, ProcessRun(tmp_path, status, said, hour.read_metrics(tmp_path / "metrics-0.jsonl")))
     where = f"runs/{tmp_path.name}/log.txt"

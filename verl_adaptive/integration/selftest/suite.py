@@ -149,6 +149,8 @@ def examine(
     env = _environment()
     there = count_gpus(env, timeout)
     gpus = usable(there)
+    if not there:
+        report.untried.append("a GPU: torch finds none, so all of this ran on the CPU platform")
     if gpus < there:
         report.untried.append(
             f"{there - gpus} of {there} GPUs: a batch of {BATCH * N} rollouts is dealt to a power of two"
@@ -476,7 +478,7 @@ def _machine() -> dict[str, Any]:
 def _last(text: str) -> str:
     """The last line that says what went wrong."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    wrong = [line for line in lines if re.search(r"(Error|Exception): |verl-adaptive:", line)]
+    wrong = [line for line in lines if re.search(r"(Error|Exception)\)?: |verl-adaptive:", line)]
     return (wrong or lines or ["nothing was said"])[-1][:400]
 
 
