@@ -526,7 +526,7 @@ def page(report: Report) -> str:
         "vs verl   seconds of the fastest step beside plain verl's; a preset generates more or fewer rollouts, so they may differ",
         "probs diff   of the tokens that train: a preset leaves out the certain ones, on which nothing can differ",
         "if plain verl failed, training does not work here without this package either; if only others failed, please report "
-        "it with this page and its log, and see docs/commands.md#selftest for what to train with meanwhile",
+        "it with this page and its log (runs/*/log.txt beside it), and see docs/commands.md#selftest for what to do meanwhile",
     ]
     return "\n".join(lines)
 
