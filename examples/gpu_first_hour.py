@@ -277,19 +277,17 @@ def main(argv: Sequence[str] | None = None) -> int:
                 return 2
             if not done.exists():  # one that was interrupted goes on from its checkpoint
                 say(f"{preset}, seed {seed} ...")
-                try:
-                    status = train(folder, said, env, timeout=3600).code
-                except TimeoutError:
-                    status = 124
+                status = train(folder, said, env, timeout=3600).code
                 if not status:
                     done.touch()
             failed = "" if not status else f"  status {status}: see {folder.name}/log.txt"
             results.append({"preset": preset, "seed": seed, **summary(folder), "status": failed})
             if not status:
-                store = str(folder / "checkpoints")
-                _call("verl_adaptive", "report", store, "-o", str(folder / "report.html"), log=folder / "report.log")
-    compared = ""
-    if not any(result["status"] for result in results):  # verl's name of a run is in its path: preset, seed
+                made = ("report", str(folder / "checkpoints"), "-o", str(folder / "report.html"))
+                if _call("verl_adaptive", *made, log=folder / "report.log"):
+                    results[-1]["status"] = f"  no report: see {folder.name}/report.log"
+    compared, status = "", int(any(result["status"] for result in results))
+    if not status:  # verl's name of a run is in its path: preset, seed
         arms = [f"{preset}={out}/{preset}-*/checkpoints" for preset in args.presets]
         status = _call(
             "verl_adaptive", "compare", *arms, "--csv", str(out / "curves.csv"), "--overwrite", log=out / "compare.log"
@@ -299,7 +297,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     (out / "page.txt").write_text(text)
     (out / "page.json").write_text(json.dumps({"runs": results, "sizes": vars(sizes), "selftest": selftest}, indent=1))
     print(text)
-    return int(any(result["status"] for result in results))
+    return int(status != 0)
 
 
 if __name__ == "__main__":

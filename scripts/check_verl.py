@@ -43,7 +43,7 @@ sys.path.insert(0, str(ROOT))
 from verl_adaptive.integration.compat import MODES, NAMES  # noqa: E402  (needs the standard library only)
 
 _V1 = "verl.trainer.ppo.v1"
-_ENGINES = "verl.workers.engine"
+_ENGINES, _SERVERS = "verl.workers.engine", "verl.workers.rollout"
 #: Functions that are not called by us but whose behaviour the integration rests on: name → what.
 RELIED_ON: dict[str, str] = {
     f"{_V1}.trainer_base.PPOTrainer.fit": "the loop that calls what we override",
@@ -60,6 +60,9 @@ RELIED_ON: dict[str, str] = {
     "verl.utils.dataset.rl_dataset.RLHFDataset.__getitem__": "what a prompt's row holds",
     "verl.utils.distributed.initialize_global_process_group_ray": "patched on CPU",
     "verl.utils.model.load_valuehead_model": "replaced on CPU",
+    f"{_SERVERS}.sglang_rollout.async_sglang_server.SGLangHttpServer.generate": "outlives its cancelled caller",
+    f"{_SERVERS}.sglang_rollout.async_sglang_server.SGLangHttpServer.abort_all_requests": "waits for the callers",
+    f"{_SERVERS}.vllm_rollout.vllm_async_server.vLLMHttpServer.abort_all_requests": "closes its gate, and drains",
     "verl.workers.utils.losses.ppo_loss": "rows of zero advantage",
     f"{_ENGINES}.fsdp.transformer_impl.FSDPEngine.forward_backward_batch": "loss denominators",
     f"{_ENGINES}.veomni.transformer_impl.VeOmniEngine.forward_backward_batch": "loss denominators",

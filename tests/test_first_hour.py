@@ -14,7 +14,10 @@ from pathlib import Path
 import pytest
 
 from examples import gpu_first_hour as hour
+from verl_adaptive.cli import main
 from verl_adaptive.errors import AdaptiveError
+from verl_adaptive.integration.selftest import suite
+from verl_adaptive.integration.selftest.runs import ProcessRun, call
 
 ROOT = Path(__file__).parents[1]
 
@@ -130,13 +133,45 @@ def test_ended_by_a_scheduler_it_leaves_no_training_behind(tmp_path) -> None:
 
 def test_it_trains_with_what_the_selftest_trained_with(tmp_path, monkeypatch) -> None:
     """Without flash-attn, and with SGLang in vLLM's place, the self-test passes: the runs after it must not fail for that."""
-    from verl_adaptive.integration.selftest import suite
-
     monkeypatch.setattr(suite, "_installed", lambda module: module == "sglang")
     tested, trained = suite.words(tmp_path, 2), hour.words(tmp_path, tmp_path, "model", hour.sizes_of(80), 2)
     assert set(suite.on_gpus(2)) <= set(tested) & set(trained)
     assert "actor_rollout_ref.rollout.name=sglang" in trained
     assert "+actor_rollout_ref.model.override_config.attn_implementation=sdpa" in trained
+    assert "ray_kwargs.ray_init.num_cpus=32" in trained  # on eight cores verl would wait for slots that never come
+    assert suite._modes(2)["separate_async"] is None  # no cupy: verl's way to send weights there
+
+
+@pytest.mark.parametrize(
+    ("difference", "said"), [(0.1, "engine and trainer disagree"), (float("nan"), "no number in any step")]
+)
+def test_a_plain_verl_whose_engine_and_trainer_disagree_has_not_passed(difference, said, tmp_path) -> None:
+    step = {"actor/grad_norm": 1.0, "training/rollout_probs_diff_mean": difference}
+    item = suite.Item(suite.PLAIN)
+    suite._plain(item, ProcessRun(tmp_path, 0, "", [{"training/global_step": i, **step} for i in (1, 2, 3)]))
+    assert said in item.findings[0]
+
+
+def test_a_run_out_of_time_says_so_what_it_had_made_and_where_its_log_is(tmp_path) -> None:
+    made = json.dumps({"step": 1, "data": {"training/global_step": 1}})
+    code = f"import os, time; open(os.environ['VERL_FILE_LOGGER_PATH'], 'w').write({made!r}); time.sleep(600)"
+    status, said = call(tmp_path, ["-c", code], tmp_path / "metrics-0.jsonl", 5, None, os.environ)
+    remote = "ray.exceptions.RayTaskError(OutOfMemoryError): no memory"
+    assert suite._last(f"{remote}\nbye") == remote
+    item = suite.Item("+adaptive=solo")
+    suite._ended(item, ProcessRun(tmp_path, status, said, hour.read_metrics(tmp_path / "metrics-0.jsonl")))
+    where = f"runs/{tmp_path.name}/log.txt"
+    assert item.findings == [
+        f"status 124 after steps [1] of [1, 2, 3]: TimeoutError: it did not end within 5 s (see {where})"
+    ]
+
+
+def test_an_override_that_plain_verl_does_not_know_is_refused(capsys) -> None:
+    """The page said that verl itself did not train."""
+    assert main(["selftest", "--", "+adaptive=solo"]) == 2
+    assert (
+        "-- +adaptive=solo: overrides are plain verl's, too; choose presets with --presets" in capsys.readouterr().err
+    )
 
 
 @pytest.mark.e2e

@@ -123,9 +123,6 @@ def several(
 
     Returns:
         Each run. The status of one that ended well is 0 whatever came after it; not 0 if it did not begin.
-
-    Raises:
-        TimeoutError: they did not end in time.
     """
     folder.mkdir(parents=True, exist_ok=True)
     listed = {

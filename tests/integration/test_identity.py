@@ -15,8 +15,10 @@ from PIL import Image as Pillow
 from torch.utils.data import Dataset as TorchDataset
 from verl.utils.dataset.rl_dataset import RLHFDataset
 
+from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.integration.dataloader import identity_columns
 from verl_adaptive.integration.facts import media_columns
+from verl_adaptive.integration.inspect import _rows
 from verl_adaptive.integration.run_plan import RunPlan
 from verl_adaptive.integration.run_store import RunStore
 from verl_adaptive.stats import dataset_keys
@@ -108,6 +110,13 @@ def test_items_of_an_own_dataset_class_keep_their_images_apart():
     assert dataset_keys(rows(), media_keys=media) == dataset_keys([row("<image>What is this?")])
     rows, _ = identity_columns(Own([{"raw_prompt": "2 + 2?"}]), "question", media)
     assert dataset_keys(rows(), prompt_key="question") == dataset_keys([{"prompt": "2 + 2?"}])
+
+
+def test_a_number_of_rollouts_in_the_data_is_refused(tmp_path):
+    """It is verl's way to say how many a prompt gets, and would be overwritten."""
+    for seen in (lambda rows: opened(tmp_path, rows), lambda rows: _rows(str(tmp_path / "train.parquet"))):
+        with pytest.raises(AdaptiveError, match=r"column __rollout_n__.*leave \+adaptive out"):
+            seen([row(f"{i} + 1?", __rollout_n__=4) for i in range(4)])
 
 
 @pytest.mark.parametrize(("repeated", "level"), [(0, None), (2, "INFO"), (3, "WARNING"), (9, "WARNING")])

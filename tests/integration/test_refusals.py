@@ -284,6 +284,20 @@ def test_refused(overrides, message):
         run_checks(overrides)
 
 
+@pytest.mark.parametrize(
+    ("words", "rows"),
+    [("+adaptive=greso", 144), ("+adaptive=solo", 256), (f"+adaptive=greso {COLOCATE}", 288), ("+adaptive=aero", 80)],
+)
+def test_a_queue_too_small_for_any_step_is_refused_before_a_model_is_loaded(words, rows):
+    """``doctor`` says so, too."""
+    size = "transfer_queue.backend.SimpleStorage.total_storage_size"
+    RunPlan.of(composed(words, f"{size}={rows}")).sized(1000)
+    with pytest.raises(
+        ConfigError, match=rf"total_storage_size={rows - 1}: a step needs {rows} rows.*{2 * rows} or more"
+    ):
+        RunPlan.of(composed(words, f"{size}={rows - 1}")).sized(1000)
+
+
 def test_every_estimator_of_verls_is_known_to_compare_or_not():
     """A single rollout of a prompt: those that compare give it its bare reward, or nothing, or fail; the others do not."""
     import numpy as np

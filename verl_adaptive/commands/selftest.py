@@ -4,8 +4,8 @@ Makes data and a model of 0.12 million parameters (nothing is downloaded) and ru
 own: plain verl without this package, `greso` killed with SIGKILL and resumed, and `solo` and `greso` in the asynchronous
 trainers. Checks: every rollout and token is accounted for, as many optimizer updates as plain GRPO's, the metrics are there,
 the recorded decisions are made again, log-probs agree as in plain verl, and leaving rows of zero advantage out changes no
-gradient. Uses verl's default strategy and all GPUs (four of six: a power of two), or the CPU platform where there is none. The
-same command goes on where it was interrupted; the page is also in FOLDER/selftest.txt, with selftest.json beside it. The
+gradient. Uses verl's default strategy and all GPUs that CUDA_VISIBLE_DEVICES leaves (four of six: a power of two), or the CPU
+platform where there is none; about ten minutes on one GPU, a quarter of an hour without. The same command goes on where it was interrupted; the page is also in FOLDER/selftest.txt, with selftest.json beside it. The
 status is 1 if something is wrong.
 
 examples:
@@ -45,7 +45,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     add_json_option(parser)
     parser.add_argument(
-        "overrides", nargs="*", metavar="-- OVERRIDE", help="verl's, after ours: -- trainer.n_gpus_per_node=2"
+        "overrides",
+        nargs="*",
+        metavar="-- OVERRIDE",
+        help="verl's, after ours: -- actor_rollout_ref.actor.strategy=fsdp2",
     )
 
 
@@ -58,6 +61,9 @@ def run(args: argparse.Namespace) -> int:
     unknown = [name for name in presets if name not in suite.PRESETS]
     if unknown:
         raise UsageError(f"--presets {unknown[0]}: must be all, or among {', '.join(suite.PRESETS)}")
+    for word in args.overrides:
+        if word.lstrip("+~").startswith("adaptive"):
+            raise UsageError(f"-- {word}: overrides are plain verl's, too; choose presets with --presets")
     folder = Path(args.folder).resolve()
     folder.mkdir(parents=True, exist_ok=True)
     runs.end_on_sigterm()

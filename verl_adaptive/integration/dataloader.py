@@ -9,6 +9,8 @@ import numpy as np
 from torch.utils.data import Dataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
+from verl_adaptive.errors import AdaptiveError
+
 
 class NumberedDataset(Dataset):
     """verl's dataset, whose items come with their position; everything else is the dataset's own.
@@ -113,6 +115,19 @@ class DataloaderPrompts:
     def forget(self) -> None:
         """Drop rows that were read and turned away."""
         self._waiting.clear()
+
+
+def refuse_own_numbers(columns: Iterable[str]) -> None:
+    """Refuse a training set that says how many rollouts a prompt gets: the policy would overwrite it.
+
+    Raises:
+        AdaptiveError: it has the column by which verl is told.
+    """
+    if "__rollout_n__" in columns:
+        raise AdaptiveError(
+            "data.train_files: the training set has a column __rollout_n__, by which verl sets a prompt's rollouts; under a "
+            "preset adaptive/allocator says how many each gets. Take the column out, or leave +adaptive out"
+        )
 
 
 def identity_columns(

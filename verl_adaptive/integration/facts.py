@@ -114,6 +114,27 @@ def slots_of(config: Any) -> int:
     return replicas_of(config) * int(rollout.data_parallel_size) * int(rollout.max_num_seqs)
 
 
+def row_limit(config: Any) -> int | None:
+    """Rows that TransferQueue can hold; None: as many as there is memory for."""
+    backend = config.transfer_queue.backend
+    return backend.SimpleStorage.total_storage_size if backend.storage_backend == "SimpleStorage" else None
+
+
+def check_room(limit: int | None, rows: int, step: str) -> None:
+    """Refuse a queue that does not hold a step's rows.
+
+    Raises:
+        ConfigError: with a size that does.
+    """
+    check(
+        limit is None or rows <= limit,
+        "transfer_queue.backend.SimpleStorage.total_storage_size",
+        limit,
+        f"{step} needs {rows} rows in TransferQueue at once (a row a prompt and one an output); set it to {2 * rows} or more, "
+        "or null for no limit",
+    )
+
+
 def late_rewards(config: Any) -> bool:
     """Whether rewards come when all rollouts of a step are there: a reward model on the trainer's GPUs has to wait for them."""
     model = config.reward.reward_model

@@ -22,6 +22,7 @@ from verl_adaptive.engine import make_engine
 from verl_adaptive.errors import AdaptiveError, ConfigError
 from verl_adaptive.integration import guard
 from verl_adaptive.integration.composing import Command, compose, group_options, refuse_text_for_numbers
+from verl_adaptive.integration.dataloader import refuse_own_numbers
 from verl_adaptive.integration.facts import has_critic
 from verl_adaptive.integration.resume import resume_of
 from verl_adaptive.integration.run_plan import STAND_IN, RunPlan
@@ -290,7 +291,9 @@ def _rows(files: Any) -> tuple[int | None, list[str]]:
     if missing or not paths:
         return None, missing or ["(none given)"]
     try:
-        prompts = sum(pq.read_metadata(p).num_rows for p in paths)
+        found = [pq.read_metadata(p) for p in paths]
+        prompts = sum(metadata.num_rows for metadata in found)
+        refuse_own_numbers(name for metadata in found for name in metadata.schema.to_arrow_schema().names)
     except pa.ArrowException:  # JSON, or another format that verl reads
         prompts = None if any(p.stat().st_size for p in paths) else 0
     check(prompts != 0, "data.train_files", [str(p) for p in paths], "has no rows; give files with one prompt a row")

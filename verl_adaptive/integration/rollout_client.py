@@ -20,11 +20,11 @@ from verl.utils import tensordict_utils as tu
 from verl.utils.dataset.rl_dataset import collate_fn
 
 from verl_adaptive.engine import Engine, Requests
-from verl_adaptive.errors import AdaptiveError, ConfigError
+from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.groups import Groups
 from verl_adaptive.integration.bulk import stacked, without_gc
 from verl_adaptive.integration.dataloader import DataloaderPrompts
-from verl_adaptive.integration.facts import SINGLE_TURN
+from verl_adaptive.integration.facts import SINGLE_TURN, check_room
 from verl_adaptive.integration.polling import DONE, POLL_SHARE, StallTimeout
 from verl_adaptive.integration.queue import Queue
 
@@ -115,12 +115,7 @@ class RolloutClient(Generic[E]):
             items.append(item)
             whole = self.handles.single_turn and item.get("agent_name", SINGLE_TURN) == SINGLE_TURN
             uids.append(self.queue.ask(submission, str(uuid.uuid4()), n, stage, whole=whole))
-        self._check_room()
-        if "__rollout_n__" in items[0]:
-            raise AdaptiveError(
-                "the training set has a column __rollout_n__, by which verl sets a prompt's rollouts; under a preset "
-                "adaptive/allocator says how many each gets. Take the column out, or leave +adaptive out"
-            )
+        check_room(self.handles.row_limit, self.queue.expected(), f"step {self.handles.step_of()}")
         columns = {**collate_fn(items), "uid": uids, "__rollout_n__": requests.n.tolist()}
         batch = tu.get_tensordict({k: v if isinstance(v, torch.Tensor) else stacked(v) for k, v in columns.items()})
         tu.assign_non_tensor_data(batch, "global_steps", self.handles.step_of())
@@ -185,16 +180,6 @@ class RolloutClient(Generic[E]):
             timeout.rest(status, len(rows))
 
     # -- checks ---------------------------------------------------------------------------------------------
-
-    def _check_room(self) -> None:
-        limit = self.handles.row_limit
-        if limit is not None and (expected := self.queue.expected()) > limit:
-            raise ConfigError(
-                "transfer_queue.backend.SimpleStorage.total_storage_size",
-                limit,
-                f"step {self.handles.step_of()} needs {expected} rows in TransferQueue at once (a row a prompt and one an "
-                f"output); set it to {2 * expected} or more, or null for no limit",
-            )
 
     def _note_failures(self, results: Groups) -> None:
         step, failures, lost = self.handles.step_of(), int(results.failed.sum()), int(results.lost.sum())

