@@ -149,9 +149,10 @@ def server_of(verls, source):
 
 
 @pytest.mark.parametrize("kept", [True, False])
-def test_no_request_outlives_an_abort(verls, source, kept) -> None:
+def test_no_request_outlives_an_abort(verls, source, kept, caplog) -> None:
     """64 calls are cancelled, as Ray does it, and the server is paused and put to sleep; without the shield it is busy."""
     sglang.keep_requests(types.ModuleType("another verl's"))  # plain verl imports it under the plugin, too
+    assert "has no SGLangHttpServer" in caplog.text
     shielded = verls.SGLangHttpServer.generate
     assert hasattr(shielded, "__wrapped__"), "the plugin has not seen verl's import of the server"
 

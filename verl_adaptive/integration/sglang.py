@@ -13,7 +13,10 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import logging
 from typing import Any
+
+logger = logging.getLogger(__name__)
 
 SERVER_MODULE = "verl.workers.rollout.sglang_rollout.async_sglang_server"
 
@@ -21,7 +24,11 @@ SERVER_MODULE = "verl.workers.rollout.sglang_rollout.async_sglang_server"
 def keep_requests(module: Any) -> None:
     """Shield ``SGLangHttpServer.generate`` from the cancellation of its caller."""
     server = getattr(module, "SGLangHttpServer", None)
-    if server is None:  # another verl's: without a preset nobody cancels, and scripts/check_verl.py misses it
+    if server is None:  # plain verl imports it under the plugin, too, and cancels nothing
+        logger.warning(
+            "%s has no SGLangHttpServer: presets that abort requests may end with an assertion of SGLang's scheduler",
+            SERVER_MODULE,
+        )
         return
     real = server.generate
     running: set[asyncio.Task[Any]] = set()  # the loop holds tasks weakly, and a cancelled caller no longer does
