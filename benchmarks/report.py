@@ -33,6 +33,7 @@ from verl_adaptive.report.arms import Trial, draw
 HERE = Path(__file__).resolve().parent
 #: Where the cost of a step of `solo` is from, beside the long answers.
 STEP = ("clock.json", "quickstart.json", "quickstart_thin.json", "engine_steps.json")
+AIMED = ("driver.json", "length_cap.json", "roulette.json")
 
 
 def put(text: str, name: str, lines: Sequence[str]) -> str:
@@ -93,6 +94,9 @@ def results_lines(results: Path) -> list[str]:
             lines += records.lines(data)
             if records.file == "long_answers.json" and all(behind := [read(results, name) for name in STEP]):
                 lines += [blocks.step_note(*behind, data), ""]
+                thin, more = read(results, "thin.json"), [read(results, name) for name in AIMED]
+                if thin and all(more):
+                    lines += [blocks.aims_note(*behind[1:], grid_runs(thin), *more, data), ""]
     return lines
 
 

@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from benchmarks.presets import FULL, INGREDIENTS
 from benchmarks.runs import Runs, pm, table
 from benchmarks.standings import POOL_NAMES, POOLS, Standing, finals_of
@@ -182,17 +180,33 @@ def told(runs: Runs) -> list[str]:
     )
 
 
+def thinned_pools(runs: Runs, name: str) -> dict[str, tuple[float, list[float]]]:
+    """Pool → share of the generated tokens that train, and accuracy minus that of `solo` of the same seed."""
+    found = {}
+    for variant in dict.fromkeys(key[0] for key in runs.cells):
+        for lr in runs.lrs(variant):
+            one = [(variant, name, lr, seed) for seed in runs.seeds(variant, name, lr)]
+            trained = [runs.spent(key, "tokens_trained") / runs.spent(key, "tokens_generated") for key in one]
+            if gains := runs.less((variant, name, lr), (variant, "solo", lr)):
+                found[variant] = (statistics.mean(trained), gains)
+    return found
+
+
 def thinned(runs: Runs) -> list[str]:
     """`solo` with thinned rows beside `solo`, pool by pool; one file of runs of one version."""
-    rows = []
-    for variant in dict.fromkeys(key[0] for key in runs.cells):
-        for name in ("solo-thin", "solo-thin1.5"):
-            for lr in runs.lrs(variant):
-                gains = runs.less((variant, name, lr), (variant, "solo", lr))
-                one = [(variant, name, lr, seed) for seed in runs.seeds(variant, name, lr)]
-                trained = [runs.spent(key, "tokens_trained") / runs.spent(key, "tokens_generated") for key in one]
-                if gains:
-                    rows.append([variant, f"`{name}`", str(len(gains)), f"{np.mean(trained):.2f}", difference(gains)])
+    by_name = {name: thinned_pools(runs, name) for name in ("solo-thin", "solo-thin1.5")}
+    rows = [
+        [
+            pool,
+            f"`{name}`",
+            str(len(by_name[name][pool][1])),
+            f"{by_name[name][pool][0]:.2f}",
+            difference(by_name[name][pool][1]),
+        ]
+        for pool in by_name["solo-thin"]
+        for name in by_name
+        if pool in by_name[name]
+    ]
     return section(
         "### `solo` with thinned rows, in one process",
         "`solo-thin` is `adaptive.advantage.thin=1`, `solo-thin1.5` is 1.5. Share of the generated tokens that train, and final\n"
