@@ -265,8 +265,8 @@ def step_cost(
         f"{length:.0f} tokens a step of `solo` takes {_long_ratio(long, 'step', 'verl')} of verl's own GRPO's time, and "
         f"{_long_ratio(long, 'step', 'verl', THINNED)} with `thin`. The estimate: generation is {SHARES[0]:.0%} to {SHARES[1]:.0%} "
         "of GRPO's step and takes what the [clock](simulate.md#the-clock) says; the rest follows the tokens that train. "
-        f"`thin` trains {min(shares):.2f} to {max(shares):.2f} of the tokens, by pool, and is no default: the aim was {AIMS['thin']:.2f} in all. "
-        "[Where the time goes, and what was aimed at](../benchmarks/RESULTS.md#long-answers-on-the-real-pipeline)."
+        f"`thin` trains {min(shares):.2f} to {max(shares):.2f} of the tokens, by pool. It is not the default, which was to take at most {AIMS['thin']:.2f} in every pool. "
+        "[Where the time goes, and the goals](../benchmarks/RESULTS.md#long-answers-on-the-real-pipeline)."
     )
     return [*table(heads, rows), *wrap(text, 118, break_on_hyphens=False)]
 
@@ -310,7 +310,7 @@ def aims_note(
     """What `solo`'s step was to become, and what of it was reached, for ``RESULTS.md``."""
     pools, group = thinned_pools(thin, "solo-thin"), quickstart["results"][0]["n"]
     few, many = ([p[0] for p in pools.values() if (p[0] <= AIMS["thin"]) == kept] for kept in (True, False))
-    lost = sum(significant(gains) for _, gains in pools.values())
+    differ = sum(significant(gains) for _, gains in pools.values())
     grpo, solo = (engine["processor_seconds"][name] for name in ("grpo", "solo"))
     more = {part: solo[part] - grpo[part] for part in grpo}
     part = {name: f"{more[name] / sum(more.values()):.0%}" for name in more}
@@ -321,17 +321,17 @@ def aims_note(
     )
     left = [row["tokens"] for row in caps["rows"]]
     return (
-        f"**What was aimed at.** *At most {AIMS['thin']:.0%} of the tokens trained, without a significant loss*: `thin` trains "
-        f"{min(few):.2f} to {max(few):.2f} in {len(few)} pools, {min(many):.2f} to {max(many):.2f} in {len(many)}, with a significant "
-        f"loss in {lost or 'none'}. So it is an option and not the default. *A step of at most {AIMS['step']} times `+adaptive=grpo`'s*: "
-        f"missed in the quickstart ({step_ratio(quickstart['results'], 'solo', group)}, with `thin` "
-        f"{step_ratio(thinned['results'], THIN, group)}), not decided with longer answers "
-        f"({_long_ratio(long, 'step', '`grpo`')} and {_long_ratio(long, 'step', '`grpo`', THINNED)}). Of the processor time "
-        f"that the quickstart takes more, {part['vllm engine']} is vLLM's engine, {part['agent loop worker']} verl's agent loop, "
-        f"{part['TransferQueue controller']} TransferQueue's controller, {part['training worker']} training, and {part['task runner']} "
-        f"the driver, where this package works. *Half of a step's head*: reached, {heads}. *At most {AIMS['length']} of the generated "
-        f"tokens by a limit on length*: in {sum(tokens <= AIMS['length'] for tokens in left)} of {len(left)} simulated settings "
-        f"(tokens × noise of roulette: {min(row['tokens_noise'] for row in roulette['rows']):.2f} at best); not tried on the real pipeline."
+        f"**Goals.** *At most {AIMS['thin']:.0%} of the tokens trained*: `thin` trains {min(few):.2f} to {max(few):.2f} in {len(few)} pools "
+        f"and {min(many):.2f} to {max(many):.2f} in {len(many)}, so it is an option and not the default; the accuracy differs "
+        f"significantly in {differ or 'none'}. *A step of at most {AIMS['step']} times `+adaptive=grpo`'s*: missed in the quickstart "
+        f"({step_ratio(quickstart['results'], 'solo', group)}, with `thin` {step_ratio(thinned['results'], THIN, group)}), open with "
+        f"longer answers ({_long_ratio(long, 'step', '`grpo`')} and {_long_ratio(long, 'step', '`grpo`', THINNED)}). Of the "
+        f"quickstart's additional processor time, {part['vllm engine']} is in vLLM's engine, {part['agent loop worker']} in verl's "
+        f"agent loop, {part['TransferQueue controller']} in TransferQueue's controller, {part['training worker']} in training, and "
+        f"{part['task runner']} in the driver, where this package works. *Half of a step's head*: reached, {heads}. *At most "
+        f"{AIMS['length']} of the generated tokens by a limit on length*: in {sum(tokens <= AIMS['length'] for tokens in left)} of "
+        f"{len(left)} simulated settings; not tried on the real pipeline. Roulette never pays: tokens × noise is "
+        f"{min(row['tokens_noise'] for row in roulette['rows']):.2f} at best."
     )
 
 

@@ -5,7 +5,7 @@
 
 The session, the engine, the layout and TransferQueue are the real ones, TransferQueue with verl's own settings; only the
 rollout workers are a stand-in, which writes the rows between the looks, in twenty waves, and whose time does not count.
-Seconds are processor time of the driver's process, so that a busy machine tells the same; ``wall`` is what passed. Parts
+Seconds are processor time of the driver's process, up to twice as much on a busy machine; ``wall`` is what passed. Parts
 named ``queue`` are inside TransferQueue, those named ``verl`` are what verl's own trainer does for the same prompts and
 rows: reading prompts, making a batch of them, balancing rows over ranks. What the driver does while answers are still under way costs nobody anything: ``after_last`` is what a step waits for.
 """
