@@ -376,14 +376,21 @@ def async_table(data: Row) -> list[str]:
     return table(["policy", "`sync`", "one batch ahead", "age of a trained group, updates"], rows)
 
 
-def driver_note(data: Row) -> list[str]:
-    """What a prompt for each rollout costs the driver, as one of the limits of `solo`."""
-    rows = {(row["preset"], row["rollouts"]): row for row in data["rows"]}
-    sizes = sorted(size for preset, size in rows if preset == "solo" and ("grpo", size) in rows)
-    said = "; ".join(
-        f"at {size:,} rollouts a step {driver_seconds(rows['solo', size]):.1f} s of processor time, where GRPO takes "
-        f"{driver_seconds(rows['grpo', size]):.1f} s"
-        for size in sizes
+def driver_note(data: Row, queue: Row) -> list[str]:
+    """What a prompt for each rollout costs the driver and TransferQueue, as limits of `solo`; ``queue`` in milliseconds."""
+    found = {(row["preset"], row["rollouts"]): driver_seconds(row) for row in data["rows"]}
+    each, prompt = (queue["median"][what]["controller"] / 1000 for what in ("row", "prompt"))
+    group = data["groups_of"]
+    rows = [
+        [f"{size:,}", *(f"{found[preset, size]:.1f}" for preset in ("solo", "grpo"))]
+        + [f"{size * (each + prompt / n):.0f}" for n in (1, group)]
+        for preset, size in sorted(found)
+        if preset == "solo" and ("grpo", size) in found
+    ]
+    text = (
+        f"The work of verl's driver and of TransferQueue's only controller grows with prompts. Processor seconds of a step, most "
+        f"of them during generation, GRPO with groups of {group} ([driver](../benchmarks/RESULTS.md#the-driver); "
+        f"[controller](../benchmarks/results/prompt_cost.json), from steps of {queue['rollouts']:,}):"
     )
-    text = f"- The driver's work grows with prompts: {said} ([measured](../benchmarks/RESULTS.md#the-driver))."
-    return wrap(text, 118, subsequent_indent="  ", break_on_hyphens=False) if sizes else []
+    heads = ["rollouts a step", "driver, `solo`", "driver, GRPO", "controller, `solo`", "controller, GRPO"]
+    return [*wrap(text, 118, break_on_hyphens=False), "", *table(heads, rows)] if rows else []

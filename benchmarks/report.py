@@ -146,8 +146,8 @@ def pages(results: Path, results_page: Path, readme_page: Path) -> dict[Path, st
     if clock and quickstart and thin and thinned and long and "solo" in real:
         lines = blocks.step_cost(clock, real, quickstart, thinned, grid_runs(thin), long)
         made.append((docs / "solo.md", "step", lines))
-    if data := read(results, "driver.json"):
-        made.append((docs / "solo.md", "driver", blocks.driver_note(data)))
+    if (data := read(results, "driver.json")) and (queue := read(results, "prompt_cost.json")):
+        made.append((docs / "solo.md", "driver", blocks.driver_note(data, queue)))
     if quickstart:
         made.append((readme_page, "quickstart", quickstart_lines(quickstart)))
     for page, name, lines in made:
