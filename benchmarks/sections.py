@@ -131,7 +131,7 @@ def accuracy(found: Found) -> list[str]:
     for pool, made in found.items():
         names = [name for name in made if name.split()[0] not in aside]
         best = f"GRPO ends at {made['grpo'].final:.3f}. Best GRPO: `{made['grpo'].best_grpo}`."
-        if greatest := [f"`{s.name}` {s.greatest:.1f}" for s in made.values() if s.greatest]:
+        if greatest := [f"`{name}` {made[name].greatest:.1f}" for name in names if made[name].greatest]:
             best += f" Greatest |advantage|: {', '.join(greatest)}."
         lines += [
             f"### {POOL_NAMES[pool][0].upper()}{POOL_NAMES[pool][1:]}",
@@ -194,18 +194,10 @@ def thinned_pools(runs: Runs, name: str) -> dict[str, tuple[float, list[float]]]
 
 def thinned(runs: Runs) -> list[str]:
     """`solo` with thinned rows beside `solo`, pool by pool; one file of runs of one version."""
-    by_name = {name: thinned_pools(runs, name) for name in ("solo-thin", "solo-thin1.5")}
     rows = [
-        [
-            pool,
-            f"`{name}`",
-            str(len(by_name[name][pool][1])),
-            f"{by_name[name][pool][0]:.2f}",
-            difference(by_name[name][pool][1]),
-        ]
-        for pool in by_name["solo-thin"]
-        for name in by_name
-        if pool in by_name[name]
+        [POOL_NAMES.get(f"tiny/{pool}", pool), f"`{name}`", str(len(gains)), f"{trained:.2f}", difference(gains)]
+        for name in ("solo-thin", "solo-thin1.5")
+        for pool, (trained, gains) in thinned_pools(runs, name).items()
     ]
     return section(
         "### `solo` with thinned rows, in one process",
