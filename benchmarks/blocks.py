@@ -9,7 +9,7 @@ from textwrap import wrap
 import numpy as np
 
 from benchmarks.runs import Runs, pm, table
-from benchmarks.sections import Found, Row, counted, difference, driver_seconds, long_rows, share
+from benchmarks.sections import Found, Row, counted, difference, driver_seconds, long_rows, share, thinned_pools
 from benchmarks.standings import POOL_NAMES, Standing, less
 from verl_adaptive.commands.parts import describe
 from verl_adaptive.significance import significant
@@ -200,6 +200,8 @@ def noise_note(data: Row, found: Found) -> list[str]:
 GPUS = 8
 PREFILL = 10_000  # prompt tokens a second and GPU: a model of 7 B parameters
 SHARES = (0.4, 0.8)  # of generation, in a step of verl's own GRPO
+#: What was aimed at: tokens that train, of those generated; a step's time, of GRPO's; tokens that a limit on length leaves.
+AIMS = {"thin": 0.6, "step": 1.1, "length": 0.75}
 
 
 def step_ratio(results: Sequence[Row], preset: str, n: int) -> str:
@@ -246,8 +248,8 @@ def step_cost(
         low, high = (f"{end:.2f}" for end in ends)
         return [name, "1.00", f"{trained:.2f}", measured, low if low == high else f"{low} to {high}"]
 
-    keys = [("base", "solo-thin", 3e-4, seed) for seed in thin.seeds("base", "solo-thin", 3e-4)]
-    trained = statistics.mean(thin.spent(key, "tokens_trained") / thin.spent(key, "tokens_generated") for key in keys)
+    pools = thinned_pools(thin, "solo-thin")
+    shares, trained = [share for share, _ in pools.values()], pools["base"][0]
     ratios = [step_ratio(quickstart["results"], "solo", group), step_ratio(thinned["results"], THIN, group)]
     rows = [
         row("verl's own GRPO", 1.0, 1.0, ""),
@@ -263,7 +265,8 @@ def step_cost(
         f"{length:.0f} tokens a step of `solo` takes {_long_ratio(long, 'step', 'verl')} of verl's own GRPO's time, and "
         f"{_long_ratio(long, 'step', 'verl', THINNED)} with `thin`. The estimate: generation is {SHARES[0]:.0%} to {SHARES[1]:.0%} "
         "of GRPO's step and takes what the [clock](simulate.md#the-clock) says; the rest follows the tokens that train. "
-        "[Where the time goes](../benchmarks/RESULTS.md#long-answers-on-the-real-pipeline)."
+        f"`thin` trains {min(shares):.2f} to {max(shares):.2f} of the tokens, by pool. It is not the default, which was to take at most {AIMS['thin']:.2f} in every pool. "
+        "[Where the time goes, and the goals](../benchmarks/RESULTS.md#long-answers-on-the-real-pipeline)."
     )
     return [*table(heads, rows), *wrap(text, 118, break_on_hyphens=False)]
 
@@ -298,6 +301,37 @@ def step_note(clock: Row, quickstart: Row, thinned: Row, engine: Row, long: Row)
         f"a step and prompts of 512 tokens, read at {PREFILL:,} a second and GPU. verl spreads a group over the {GPUS} replicas, so "
         f"GRPO finds {found:.0%} of its prefixes in the cache, and `solo` reads {1 / (1 - found):.1f} times as many prompt tokens, "
         f"not {group} times."
+    )
+
+
+def aims_note(
+    quickstart: Row, thinned: Row, engine: Row, thin: Runs, driver: Row, caps: Row, roulette: Row, long: Row
+) -> str:
+    """What `solo`'s step was to become, and what of it was reached, for ``RESULTS.md``."""
+    pools, group = thinned_pools(thin, "solo-thin"), quickstart["results"][0]["n"]
+    few, many = ([p[0] for p in pools.values() if (p[0] <= AIMS["thin"]) == kept] for kept in (True, False))
+    differ = sum(significant(gains) for _, gains in pools.values())
+    grpo, solo = (engine["processor_seconds"][name] for name in ("grpo", "solo"))
+    more = {part: solo[part] - grpo[part] for part in grpo}
+    part = {name: f"{more[name] / sum(more.values()):.0%}" for name in more}
+    head = {(row["rollouts"], row["built_by"]): row["rows"] + row["shares"] + row["pickle"] for row in driver["heads"]}
+    heads = ", ".join(
+        f"{head[size, 'ours']:.1f} s for {head[size, 'verl']:.1f} s at {size:,} rollouts"
+        for size in sorted({size for size, _ in head})
+    )
+    left = [row["tokens"] for row in caps["rows"]]
+    return (
+        f"**Goals.** *At most {AIMS['thin']:.0%} of the tokens trained*: `thin` trains {min(few):.2f} to {max(few):.2f} in {len(few)} pools "
+        f"and {min(many):.2f} to {max(many):.2f} in {len(many)}, so it is an option and not the default; the accuracy differs "
+        f"significantly in {differ or 'none'}. *A step of at most {AIMS['step']} times `+adaptive=grpo`'s*: missed in the quickstart "
+        f"({step_ratio(quickstart['results'], 'solo', group)}, with `thin` {step_ratio(thinned['results'], THIN, group)}), open with "
+        f"longer answers ({_long_ratio(long, 'step', '`grpo`')} and {_long_ratio(long, 'step', '`grpo`', THINNED)}). Of the "
+        f"quickstart's additional processor time, {part['vllm engine']} is in vLLM's engine, {part['agent loop worker']} in verl's "
+        f"agent loop, {part['TransferQueue controller']} in TransferQueue's controller, {part['training worker']} in training, and "
+        f"{part['task runner']} in the driver, where this package works. *Half of a step's head*: reached, {heads}. *At most "
+        f"{AIMS['length']} of the generated tokens by a limit on length*: in {sum(tokens <= AIMS['length'] for tokens in left)} of "
+        f"{len(left)} simulated settings; not tried on the real pipeline. Roulette never pays: tokens × noise is "
+        f"{min(row['tokens_noise'] for row in roulette['rows']):.2f} at best."
     )
 
 
@@ -342,14 +376,21 @@ def async_table(data: Row) -> list[str]:
     return table(["policy", "`sync`", "one batch ahead", "age of a trained group, updates"], rows)
 
 
-def driver_note(data: Row) -> list[str]:
-    """What a prompt for each rollout costs the driver, as one of the limits of `solo`."""
-    rows = {(row["preset"], row["rollouts"]): row for row in data["rows"]}
-    sizes = sorted(size for preset, size in rows if preset == "solo" and ("grpo", size) in rows)
-    said = "; ".join(
-        f"at {size:,} rollouts a step {driver_seconds(rows['solo', size]):.1f} s of processor time, where GRPO takes "
-        f"{driver_seconds(rows['grpo', size]):.1f} s"
-        for size in sizes
+def driver_note(data: Row, queue: Row) -> list[str]:
+    """What a prompt for each rollout costs the driver and TransferQueue, as limits of `solo`; ``queue`` in milliseconds."""
+    found = {(row["preset"], row["rollouts"]): driver_seconds(row) for row in data["rows"]}
+    each, prompt = (queue["median"][what]["controller"] / 1000 for what in ("row", "prompt"))
+    group = data["groups_of"]
+    rows = [
+        [f"{size:,}", *(f"{found[preset, size]:.1f}" for preset in ("solo", "grpo"))]
+        + [f"{size * (each + prompt / n):.0f}" for n in (1, group)]
+        for preset, size in sorted(found)
+        if preset == "solo" and ("grpo", size) in found
+    ]
+    text = (
+        f"The work of verl's driver and of TransferQueue's only controller grows with prompts. Processor seconds of a step, most "
+        f"of them during generation, GRPO with groups of {group} ([driver](../benchmarks/RESULTS.md#the-driver); "
+        f"[controller](../benchmarks/results/prompt_cost.json), from steps of {queue['rollouts']:,}):"
     )
-    text = f"- The driver's work grows with prompts: {said} ([measured](../benchmarks/RESULTS.md#the-driver))."
-    return wrap(text, 118, subsequent_indent="  ", break_on_hyphens=False) if sizes else []
+    heads = ["rollouts a step", "driver, `solo`", "driver, GRPO", "controller, `solo`", "controller, GRPO"]
+    return [*wrap(text, 118, break_on_hyphens=False), "", *table(heads, rows)] if rows else []

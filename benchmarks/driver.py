@@ -5,7 +5,7 @@
 
 The session, the engine, the layout and TransferQueue are the real ones, TransferQueue with verl's own settings; only the
 rollout workers are a stand-in, which writes the rows between the looks, in twenty waves, and whose time does not count.
-Seconds are processor time of the driver's process, so that a busy machine tells the same; ``wall`` is what passed. Parts
+Seconds are processor time of the driver's process, up to twice as much on a busy machine; ``wall`` is what passed. Parts
 named ``queue`` are inside TransferQueue, those named ``verl`` are what verl's own trainer does for the same prompts and
 rows: reading prompts, making a batch of them, balancing rows over ranks. What the driver does while answers are still under way costs nobody anything: ``after_last`` is what a step waits for.
 """
@@ -18,7 +18,7 @@ import logging
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -68,6 +68,7 @@ class Clock:
         self.wall: dict[str, float] = {}
         self._stack: list[str] = []
         self._at = (time.process_time(), time.perf_counter())
+        self._set = ExitStack()
 
     def _charge(self) -> None:
         now = (time.process_time(), time.perf_counter())
@@ -87,17 +88,20 @@ class Clock:
             self._charge()
             self._stack.pop()
 
-    def around(self, owner: Any, method: str, name: str, *, anew: bool = False) -> None:
-        """Time a method of an object or module; ``anew``: in place of an earlier clock."""
+    def around(self, owner: Any, method: str, name: str) -> None:
+        """Time a method of an object or module, until :meth:`off`."""
         real = getattr(owner, method)
-        real = getattr(real, "untimed", real) if anew else real
 
         def timed(*args: Any, **kwargs: Any) -> Any:
             with self.part(name):
                 return real(*args, **kwargs)
 
-        timed.untimed = real  # type: ignore[attr-defined]
         setattr(owner, method, timed)
+        self._set.callback(setattr, owner, method, real)
+
+    def off(self) -> None:
+        """Time nothing any longer."""
+        self._set.close()
 
 
 class Prompts(Dataset):
@@ -216,8 +220,7 @@ def run(preset: str, rollouts: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         journal = Journal(Path(folder) / "adaptive", {"preset": preset})
         journal.begin(0)
-        settings = SimpleNamespace(data=SimpleNamespace(max_response_length=2 * TOKENS))
-        store = SimpleNamespace(journal=journal, table=table, adaptive=config, config=settings)
+        store = SimpleNamespace(journal=journal, table=table, adaptive=config, plan=SimpleNamespace(longest=2 * TOKENS))
         for step in range(1, STEPS + 1):
             step_of[0] = step
             clock.cpu.clear()
@@ -231,6 +234,7 @@ def run(preset: str, rollouts: int) -> dict[str, Any]:
                 RunStore.commit(store, step, session.finish(), engine)  # type: ignore[arg-type]
             RAW.clear(keys=made.keys, partition_id=PARTITION)
         journal.close()
+    clock.off()
     left = (RAW.list(PARTITION) or {}).get(PARTITION, {})
     if left:
         RAW.clear(keys=list(left), partition_id=PARTITION)
@@ -276,20 +280,20 @@ def cut(clock: Clock, made: Any, lengths: dict[str, int]) -> None:
 def timing(clock: Clock, session: Session, workers: Workers) -> None:
     """Put the clock around the parts of a session; answers come between its looks."""
     queue, engine = session.queue, session.engine
-    clock.around(tq.get_client(), "kv_retrieve_meta", "queue names", anew=True)
-    clock.around(tq.get_client(), "get_data", "queue get", anew=True)
-    clock.around(tq.get_client(), "put", "queue put", anew=True)
+    clock.around(tq.get_client(), "kv_retrieve_meta", "queue names")
+    clock.around(tq.get_client(), "get_data", "queue get")
+    clock.around(tq.get_client(), "put", "queue put")
     for method, name in (("list", "list"), ("batch_get", "get"), ("batch_put", "put"), ("clear", "clear")):
-        clock.around(tq, f"kv_{method}", f"queue {name}", anew=True)
+        clock.around(tq, f"kv_{method}", f"queue {name}")
     for function in ("collate_fn", "stacked"):
-        clock.around(client_module, function, "verl batch", anew=True)
-    clock.around(client_module.tu, "get_tensordict", "verl batch", anew=True)
+        clock.around(client_module, function, "verl batch")
+    clock.around(client_module.tu, "get_tensordict", "verl batch")
     clock.around(session.stream, "take", "verl prompts")
     for owner, methods, name in (
         (engine, ("begin", "receive", "never_trains", "finish"), "decide"),
         (queue, ("look",), "look"),
         (queue, ("collect",), "read"),
-        (queue, ("settle", "close", "drop"), "settle"),
+        (queue, ("take_batch", "close", "drop"), "settle"),
         (session, ("send",), "send"),
     ):
         for method in methods:

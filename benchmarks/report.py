@@ -33,6 +33,7 @@ from verl_adaptive.report.arms import Trial, draw
 HERE = Path(__file__).resolve().parent
 #: Where the cost of a step of `solo` is from, beside the long answers.
 STEP = ("clock.json", "quickstart.json", "quickstart_thin.json", "engine_steps.json")
+AIMED = ("driver.json", "length_cap.json", "roulette.json")
 
 
 def put(text: str, name: str, lines: Sequence[str]) -> str:
@@ -93,6 +94,9 @@ def results_lines(results: Path) -> list[str]:
             lines += records.lines(data)
             if records.file == "long_answers.json" and all(behind := [read(results, name) for name in STEP]):
                 lines += [blocks.step_note(*behind, data), ""]
+                thin, more = read(results, "thin.json"), [read(results, name) for name in AIMED]
+                if thin and all(more):
+                    lines += [blocks.aims_note(*behind[1:], grid_runs(thin), *more, data), ""]
     return lines
 
 
@@ -142,8 +146,8 @@ def pages(results: Path, results_page: Path, readme_page: Path) -> dict[Path, st
     if clock and quickstart and thin and thinned and long and "solo" in real:
         lines = blocks.step_cost(clock, real, quickstart, thinned, grid_runs(thin), long)
         made.append((docs / "solo.md", "step", lines))
-    if data := read(results, "driver.json"):
-        made.append((docs / "solo.md", "driver", blocks.driver_note(data)))
+    if (data := read(results, "driver.json")) and (queue := read(results, "prompt_cost.json")):
+        made.append((docs / "solo.md", "driver", blocks.driver_note(data, queue)))
     if quickstart:
         made.append((readme_page, "quickstart", quickstart_lines(quickstart)))
     for page, name, lines in made:

@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from benchmarks.presets import FULL, INGREDIENTS
 from benchmarks.runs import Runs, pm, table
 from benchmarks.standings import POOL_NAMES, POOLS, Standing, finals_of
@@ -133,7 +131,7 @@ def accuracy(found: Found) -> list[str]:
     for pool, made in found.items():
         names = [name for name in made if name.split()[0] not in aside]
         best = f"GRPO ends at {made['grpo'].final:.3f}. Best GRPO: `{made['grpo'].best_grpo}`."
-        if greatest := [f"`{s.name}` {s.greatest:.1f}" for s in made.values() if s.greatest]:
+        if greatest := [f"`{name}` {made[name].greatest:.1f}" for name in names if made[name].greatest]:
             best += f" Greatest |advantage|: {', '.join(greatest)}."
         lines += [
             f"### {POOL_NAMES[pool][0].upper()}{POOL_NAMES[pool][1:]}",
@@ -182,17 +180,25 @@ def told(runs: Runs) -> list[str]:
     )
 
 
+def thinned_pools(runs: Runs, name: str) -> dict[str, tuple[float, list[float]]]:
+    """Pool → share of the generated tokens that train, and accuracy minus that of `solo` of the same seed."""
+    found = {}
+    for variant in dict.fromkeys(key[0] for key in runs.cells):
+        for lr in runs.lrs(variant):
+            one = [(variant, name, lr, seed) for seed in runs.seeds(variant, name, lr)]
+            trained = [runs.spent(key, "tokens_trained") / runs.spent(key, "tokens_generated") for key in one]
+            if gains := runs.less((variant, name, lr), (variant, "solo", lr)):
+                found[variant] = (statistics.mean(trained), gains)
+    return found
+
+
 def thinned(runs: Runs) -> list[str]:
     """`solo` with thinned rows beside `solo`, pool by pool; one file of runs of one version."""
-    rows = []
-    for variant in dict.fromkeys(key[0] for key in runs.cells):
-        for name in ("solo-thin", "solo-thin1.5"):
-            for lr in runs.lrs(variant):
-                gains = runs.less((variant, name, lr), (variant, "solo", lr))
-                one = [(variant, name, lr, seed) for seed in runs.seeds(variant, name, lr)]
-                trained = [runs.spent(key, "tokens_trained") / runs.spent(key, "tokens_generated") for key in one]
-                if gains:
-                    rows.append([variant, f"`{name}`", str(len(gains)), f"{np.mean(trained):.2f}", difference(gains)])
+    rows = [
+        [POOL_NAMES.get(f"tiny/{pool}", pool), f"`{name}`", str(len(gains)), f"{trained:.2f}", difference(gains)]
+        for name in ("solo-thin", "solo-thin1.5")
+        for pool, (trained, gains) in thinned_pools(runs, name).items()
+    ]
     return section(
         "### `solo` with thinned rows, in one process",
         "`solo-thin` is `adaptive.advantage.thin=1`, `solo-thin1.5` is 1.5. Share of the generated tokens that train, and final\n"

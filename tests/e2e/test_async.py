@@ -131,6 +131,7 @@ def test_killed_again_and_again(preset, mode, tmp_path):
         pytest.param("aero", SEPARATE, marks=pytest.mark.matrix),
         pytest.param("pilot_commit", SEPARATE, marks=pytest.mark.matrix),
         pytest.param("mixed", SEPARATE, marks=pytest.mark.matrix),
+        pytest.param("spo", MODES["sync"], marks=pytest.mark.matrix),
         pytest.param("spo", COLOCATE, marks=pytest.mark.matrix),
         pytest.param("solo", SEPARATE, marks=pytest.mark.matrix),
         pytest.param("spo", SEPARATE, marks=pytest.mark.matrix),

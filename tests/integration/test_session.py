@@ -632,3 +632,12 @@ def test_scores_are_summed_in_their_own_precision(dtype):
     rows = [torch.tensor([0.0, 0.1], dtype=dtype), torch.tensor([0.7], dtype=dtype)]
     found = rewards.sums(torch.nested.as_nested_tensor(rows, layout=torch.jagged))
     assert found.tolist() == [float(row.double().sum()) for row in rows]
+
+
+def test_the_drivers_benchmark_finds_every_part_that_it_times(queue):
+    from benchmarks import driver
+
+    row = driver.run("solo", 64)
+    names = {"commit", "decide", "look", "read", "send", "settle"}
+    assert row["generated"] == row["rows"] == 64 and names <= row["parts"].keys() and left() == set()
+    assert driver.tq.kv_list is driver.RAW.list

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -213,7 +214,8 @@ def test_a_race_to_the_finish_trains_short_answers() -> None:
     one = [np.ones(1)] * count
     groups = Groups.from_lists(at, one, tokens=one, stage=[[0]] * count, submission=at, index=at)
     lengths = np.sort(Lengths(LengthConfig(), count).draw(groups, np.full(count, 0.5)))
-    assert lengths[: count * 4 // 5].mean() == pytest.approx(0.61 * lengths.mean(), rel=0.02)
+    shorter = 1 - lengths[: count * 4 // 5].mean() / lengths.mean()
+    assert f"slowest fifth, {100 * shorter:.0f} % shorter" in (Path(__file__).parents[2] / "docs/order.md").read_text()
 
 
 def test_a_window_that_is_kept_full_leaves_no_slot_idle() -> None:
