@@ -9,7 +9,7 @@ from textwrap import wrap
 import numpy as np
 
 from benchmarks.runs import Runs, pm, table
-from benchmarks.sections import Found, Row, counted, difference, driver_seconds, long_rows, share
+from benchmarks.sections import Found, Row, counted, difference, driver_seconds, long_rows, share, step_ratios
 from benchmarks.standings import POOL_NAMES, Standing, less
 from verl_adaptive.commands.parts import describe
 from verl_adaptive.significance import significant
@@ -23,8 +23,8 @@ def _shown(pool: str) -> bool:
     return not pool.startswith("tiny/") or pool in ("tiny/onepass", "tiny/noise", *HELD_BACK)
 
 
-def evidence(found: Found) -> list[str]:
-    """The README's table: pool and method, rollouts to GRPO's accuracy, accuracy difference."""
+def evidence(found: Found, runs: Mapping[str, Runs]) -> list[str]:
+    """The README's table: pool and method, rollouts to GRPO's accuracy, accuracy difference; and what a step of `solo` takes."""
     rows = []
     for pool, made in found.items():
         if not _shown(pool) or pool == "tiny/offsets":
@@ -36,7 +36,21 @@ def evidence(found: Found) -> list[str]:
                 rows.append(
                     [f"{POOL_NAMES[pool]}{seeds}: `{name}`", share(s.of_grpo), difference(list(s.gains.values()))]
                 )
-    return table(["pool and method", "rollouts to GRPO's accuracy", "accuracy difference"], rows)
+    return [
+        *table(["pool and method", "rollouts to GRPO's accuracy", "accuracy difference"], rows),
+        *pretrained_step(runs),
+    ]
+
+
+def pretrained_step(runs: Mapping[str, Runs]) -> list[str]:
+    """What a step of `solo` takes on the pretrained model; nothing where it was not run."""
+    if not (ratios := step_ratios(runs["pretrained"], "solo") if "pretrained" in runs else []):
+        return []
+    text = (
+        f"On the pretrained model a step of `solo` takes {pm(ratios, '{:.2f}')} × the time of `+adaptive=grpo`, which trains "
+        "fewer rows."
+    )
+    return wrap(text, 118, break_on_hyphens=False)
 
 
 #: Preset → its page.
@@ -226,7 +240,13 @@ def _long_ratio(long: Row, what: str, other: str, arm: str = "`solo`") -> str:
 
 
 def step_cost(
-    clock: Row, made: Mapping[str, Standing], quickstart: Row, thinned: Row, thin: Runs, long: Row
+    clock: Row,
+    made: Mapping[str, Standing],
+    quickstart: Row,
+    thinned: Row,
+    thin: Runs,
+    long: Row,
+    runs: Mapping[str, Runs],
 ) -> list[str]:
     """What a step costs beside GRPO's: tokens and seconds measured, and an estimate for several GPUs.
 
@@ -263,7 +283,8 @@ def step_cost(
         f"{length:.0f} tokens a step of `solo` takes {_long_ratio(long, 'step', 'verl')} of verl's own GRPO's time, and "
         f"{_long_ratio(long, 'step', 'verl', THINNED)} with `thin`. The estimate: generation is {SHARES[0]:.0%} to {SHARES[1]:.0%} "
         "of GRPO's step and takes what the [clock](simulate.md#the-clock) says; the rest follows the tokens that train. "
-        "[Where the time goes](../benchmarks/RESULTS.md#long-answers-on-the-real-pipeline)."
+        "[Where the time goes](../benchmarks/RESULTS.md#long-answers-on-the-real-pipeline). "
+        f"{' '.join(pretrained_step(runs))}"
     )
     return [*table(heads, rows), *wrap(text, 118, break_on_hyphens=False)]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 
 import numpy as np
@@ -112,7 +113,9 @@ def test_a_folder_of_verls_rollouts_is_a_run(tmp_path, capsys) -> None:
         assert main([*words, "-o", str(tmp_path / "r.html"), "--tries", "8"]) == 0, capsys.readouterr().err
         page = (tmp_path / "r.html").read_text()
         assert "what is 0?" in page and "Difficulty over time" in page and "that trained" in page
+        assert ">tokens</th>" not in page  # they are not written down: not 0
     assert main(["stats", str(folder), "--where", "successes == 0"]) == 0
     assert "what is 0?" in capsys.readouterr().out and main(["report"]) == 2
+    assert main(["stats", str(folder)]) == 0 and not re.search(r"response tokens|\?", capsys.readouterr().out)
     (folder / "3.jsonl").write_text('{"input": "x"}')
     assert main(["stats", str(folder)]) == 1 and "3.jsonl, line 1: no score" in capsys.readouterr().err
