@@ -209,7 +209,7 @@ def _rows(results: Sequence[Outcome], trials: Trials, by: str) -> tuple[list[str
         for name in COSTS:  # up to where the arms are compared
             paid = [float(np.interp(one.ends[t.seed], t.cost, points[name])) for t, points in runs if t.seed in seeds]
             mean = float(np.mean(paid))
-            costs.append(span(mean) if name == "hours" else number(round(mean)))
+            costs.append(span(mean) if name == "hours" else number(round(mean) or None))
         rows.append((one.name, str(len(seeds)), f"{one.mean:.3f}", gap, needed, *costs))
     return ["arm", "seeds", "final", "difference", f"{by} needed", *COSTS], rows
 
