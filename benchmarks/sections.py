@@ -473,31 +473,6 @@ RECORDS = (
         "`{preset}` | {priced:d} | {refused:d} | {verl refuses:d} | {another program:d} | {crashed:d}",
     ),
     Records(
-        "length_cap.json",
-        "Length limits from memory, simulated",
-        lambda d: (
-            f"`{d['command']}`: a limit of 1.25 times the 0.99 quantile of the lengths of successes, in the clock's model with a "
-            "cap of 32,768 tokens; ratios to the same rollouts without it. Not built: where lengths spread as in the clock "
-            "(σ 0.9) it saves next to nothing, and where it saves, a smaller `data.max_response_length` does, too."
-        ),
-        lambda d: d["rows"],
-        "σ of lengths | failures longer, times | answers at the cap | limit, tokens | tokens generated | generation time | right answers",
-        "{sigma:g} | {longer:d} | {at_cap:.0%} | {limit:,} | {tokens:.2f} | {seconds:.2f} | {right:.3f}",
-    ),
-    Records(
-        "roulette.json",
-        "Roulette on length, simulated",
-        lambda d: (
-            f"`{d['command']}`: beyond a marker, the median of the lengths of successes, an answer goes on with probability 0.5 "
-            "and weighs twice as much then, which leaves the expected update as it is; one rollout a prompt, drawn as by `solo`. "
-            "*Noise* is the mean square of what the rollouts weigh. Ratios to the same rollouts without it; tokens × noise below "
-            "1 would pay. Not built: it never is, nor with a probability of 0.25 or a marker of 0.9 (in the JSON)."
-        ),
-        lambda d: [row for row in d["rows"] if row["rho"] == row["quantile"] == 0.5],
-        "σ of lengths | failures longer, times | tokens | generation time | noise | tokens × noise",
-        "{sigma:g} | {longer:d} | {tokens:.2f} | {seconds:.2f} | {noise:.2f} | {tokens_noise:.2f}",
-    ),
-    Records(
         "store.json",
         "The journal",
         lambda d: (

@@ -161,8 +161,9 @@ class DumpReader(JournalReader):
         for path in sorted(path for path in self.folder.glob("*.jsonl") if not path.stem.isdigit()):
             for _, row in json_lines(path, growing=True):
                 step, data = row.get("step"), row.get("data")
-                found = data.items() if isinstance(data, dict) and isinstance(step, int) else ()
-                values = {n: v for n, v in found if n.startswith("val-") and isinstance(v, int | float)}
+                if not isinstance(data, dict) or not isinstance(step, int):
+                    continue
+                values = {n: v for n, v in data.items() if n.startswith("val-") and isinstance(v, int | float)}
                 if values:
                     line = {"step": step, "wall_time": path.stat().st_mtime, "generated": None}
                     out.setdefault(step, {**line, "metrics": values, "prompts": {}})
