@@ -177,7 +177,7 @@ def gain_note(found: Found) -> list[str]:
         return []
     text = (
         "Most of the gain is one rollout for each of more prompts: less noise in the gradient. REINFORCE with one rollout a "
-        "prompt and the batch's mean as baseline, without any memory, has "
+        "prompt and the batch's mean as baseline has no memory. It reaches "
         f"{min(shares):.0%} to {max(shares):.0%} of `solo`'s gain in final accuracy over the {len(shares)} pools below where that gain is significant "
         f"(median {statistics.median(shares):.0%}; the seeds that both have)."
     )
@@ -198,7 +198,7 @@ def noise_note(data: Row, found: Found) -> list[str]:
     _, third, end = data["steps"]
     text = (
         f"- In the tiny model's pools the noise of GRPO's gradient equals its signal at {span('grpo', third)} rollouts a step, "
-        f"a third into a run, and at {span('grpo', end)} at its end; that of REINFORCE at {span('reinforce', third)} and "
+        f"a third into a run, and at {span('grpo', end)} at its end. For REINFORCE it is {span('reinforce', third)} and "
         f"{span('reinforce', end)} ([measured](../benchmarks/RESULTS.md#gradient-noise)). In steps of many more rollouts less "
         "noise is worth less."
     )
