@@ -9,7 +9,17 @@ from textwrap import wrap
 import numpy as np
 
 from benchmarks.runs import Runs, pm, table
-from benchmarks.sections import Found, Row, counted, difference, driver_seconds, long_rows, share, thinned_pools
+from benchmarks.sections import (
+    Found,
+    Row,
+    counted,
+    difference,
+    driver_seconds,
+    long_rows,
+    share,
+    step_ratios,
+    thinned_pools,
+)
 from benchmarks.standings import POOL_NAMES, Standing, less
 from verl_adaptive.commands.parts import describe
 from verl_adaptive.significance import significant
@@ -23,8 +33,8 @@ def _shown(pool: str) -> bool:
     return not pool.startswith("tiny/") or pool in ("tiny/onepass", "tiny/noise", *HELD_BACK)
 
 
-def evidence(found: Found) -> list[str]:
-    """The README's table: pool and method, rollouts to GRPO's accuracy, accuracy difference."""
+def evidence(found: Found, runs: Mapping[str, Runs]) -> list[str]:
+    """The README's table: pool and method, rollouts to GRPO's accuracy, accuracy difference; and what a step of `solo` takes."""
     rows = []
     for pool, made in found.items():
         if not _shown(pool) or pool == "tiny/offsets":
@@ -36,7 +46,23 @@ def evidence(found: Found) -> list[str]:
                 rows.append(
                     [f"{POOL_NAMES[pool]}{seeds}: `{name}`", share(s.of_grpo), difference(list(s.gains.values()))]
                 )
-    return table(["pool and method", "rollouts to GRPO's accuracy", "accuracy difference"], rows)
+    return [
+        *table(["pool and method", "rollouts to GRPO's accuracy", "accuracy difference"], rows),
+        *pretrained_step(runs),
+        "[Beside verl's own GRPO](docs/solo.md#what-a-step-costs).",
+    ]
+
+
+def pretrained_step(runs: Mapping[str, Runs]) -> list[str]:
+    """What a step of `solo` takes on the pretrained model; nothing where it was not run."""
+    found = step_ratios(runs["pretrained"], "solo") if "pretrained" in runs else {}
+    if not found.get("seconds"):
+        return []
+    text = (
+        f"On the pretrained model a step of `solo` generates {np.mean(found['generated']):.2f} ×, trains "
+        f"{np.mean(found['trained']):.2f} × and takes {pm(found['seconds'], '{:.2f}')} × what `+adaptive=grpo` does."
+    )
+    return wrap(text, 118, break_on_hyphens=False)
 
 
 #: Preset → its page.
@@ -163,7 +189,7 @@ def gain_note(found: Found) -> list[str]:
         return []
     text = (
         "Most of the gain is one rollout for each of more prompts: less noise in the gradient. REINFORCE with one rollout a "
-        "prompt and the batch's mean as baseline, without any memory, has "
+        "prompt and the batch's mean as baseline has no memory. It reaches "
         f"{min(shares):.0%} to {max(shares):.0%} of `solo`'s gain in final accuracy over the {len(shares)} pools below where that gain is significant "
         f"(median {statistics.median(shares):.0%}; the seeds that both have)."
     )
@@ -184,7 +210,7 @@ def noise_note(data: Row, found: Found) -> list[str]:
     _, third, end = data["steps"]
     text = (
         f"- In the tiny model's pools the noise of GRPO's gradient equals its signal at {span('grpo', third)} rollouts a step, "
-        f"a third into a run, and at {span('grpo', end)} at its end; that of REINFORCE at {span('reinforce', third)} and "
+        f"a third into a run, and at {span('grpo', end)} at its end. For REINFORCE it is {span('reinforce', third)} and "
         f"{span('reinforce', end)} ([measured](../benchmarks/RESULTS.md#gradient-noise)). In steps of many more rollouts less "
         "noise is worth less."
     )
@@ -228,7 +254,13 @@ def _long_ratio(long: Row, what: str, other: str, arm: str = "`solo`") -> str:
 
 
 def step_cost(
-    clock: Row, made: Mapping[str, Standing], quickstart: Row, thinned: Row, thin: Runs, long: Row
+    clock: Row,
+    made: Mapping[str, Standing],
+    quickstart: Row,
+    thinned: Row,
+    thin: Runs,
+    long: Row,
+    runs: Mapping[str, Runs],
 ) -> list[str]:
     """What a step costs beside GRPO's: tokens and seconds measured, and an estimate for several GPUs.
 
@@ -265,7 +297,8 @@ def step_cost(
         f"{length:.0f} tokens a step of `solo` takes {_long_ratio(long, 'step', 'verl')} of verl's own GRPO's time, and "
         f"{_long_ratio(long, 'step', 'verl', THINNED)} with `thin`. The estimate: generation is {SHARES[0]:.0%} to {SHARES[1]:.0%} "
         "of GRPO's step and takes what the [clock](simulate.md#the-clock) says; the rest follows the tokens that train. "
-        f"`thin` trains {min(shares):.2f} to {max(shares):.2f} of the tokens, by pool. It is not the default, which was to take at most {AIMS['thin']:.2f} in every pool. "
+        f"{' '.join(pretrained_step(runs))} `thin` trains {min(shares):.2f} to {max(shares):.2f} of the tokens, by pool. It is not the "
+        f"default, which was to take at most {AIMS['thin']:.2f} in every pool. "
         "[Where the time goes, and the goals](../benchmarks/RESULTS.md#long-answers-on-the-real-pipeline)."
     )
     return [*table(heads, rows), *wrap(text, 118, break_on_hyphens=False)]

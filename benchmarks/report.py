@@ -129,7 +129,7 @@ def pages(results: Path, results_page: Path, readme_page: Path) -> dict[Path, st
         made += [(docs / "solo.md", "measured", blocks.solo_block(found))]
         made += [(docs / "solo.md", "gain", blocks.gain_note(found))]
         made += [(docs / "choosing.md", "measured", blocks.choosing(found))]
-        made += [(readme_page, "benchmark", blocks.evidence(found))]
+        made += [(readme_page, "benchmark", blocks.evidence(found, runs))]
     if "sao" in found.get("tiny/base", {}):
         made.append((docs / "solo.md", "critic", blocks.critic_block(found)))
     if found and (noise := read(results, "gradient_noise.json")):
@@ -144,7 +144,7 @@ def pages(results: Path, results_page: Path, readme_page: Path) -> dict[Path, st
     thinned = read(results, "quickstart_thin.json")
     real = found.get("real/base", {})
     if clock and quickstart and thin and thinned and long and "solo" in real:
-        lines = blocks.step_cost(clock, real, quickstart, thinned, grid_runs(thin), long)
+        lines = blocks.step_cost(clock, real, quickstart, thinned, grid_runs(thin), long, runs)
         made.append((docs / "solo.md", "step", lines))
     if (data := read(results, "driver.json")) and (queue := read(results, "prompt_cost.json")):
         made.append((docs / "solo.md", "driver", blocks.driver_note(data, queue)))

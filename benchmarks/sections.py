@@ -243,15 +243,36 @@ def by_rate(runs: Runs) -> list[str]:
     return section(title, "", ["policy", *(f"{lr:g}" for lr in rates)], rows)
 
 
+def step_ratios(runs: Runs, preset: str) -> dict[str, list[float]]:
+    """What a step of the pretrained model takes, as ratios to GRPO's of the same seed: tokens generated, tokens trained, and
+    the median seconds, where the processor was the same one."""
+    cells = []
+    for name in (preset, "grpo"):
+        lr = runs.best_lr("128", name)
+        cells.append({s: runs.cells["128", name, lr, s] for s in runs.seeds("128", name, lr)} if lr is not None else {})
+    pairs = [(mine, cells[1][seed]) for seed, mine in cells[0].items() if seed in cells[1]]
+    return {
+        "generated": [a["curve"][-1][3] / b["curve"][-1][3] for a, b in pairs],
+        "trained": [a["curve"][-1][4] / b["curve"][-1][4] for a, b in pairs],
+        "seconds": [
+            a["step_seconds"]["step"] / b["step_seconds"]["step"]
+            for a, b in pairs
+            if a["machine"]["cpu"] == b["machine"]["cpu"]
+        ],
+    }
+
+
 def ends(runs: Runs) -> list[str]:
-    """pass@8, entropy and length of held-out answers at the end of the pretrained model's runs."""
+    """pass@8, entropy and length of held-out answers at the end of the pretrained model's runs, and what a step took."""
     rows = []
     for name in ENDING:
         lr = runs.best_lr("128", name)
         cells = [runs.cells["128", name, lr, s] for s in runs.seeds("128", name, lr)] if lr is not None else []
         if kept := [cell["ends"] for cell in cells if cell.get("ends")]:
-            rows.append([f"`{name}`", str(len(kept)), *(pm([e[w][1] for e in kept], "{:.2f}") for w in ENDS)])
-    return section("### Ends of runs, pretrained", "", ["policy", "seeds", *ENDS.values()], rows)
+            told = [pm([e[w][1] for e in kept], "{:.2f}") for w in ENDS]
+            rows.append([f"`{name}`", str(len(kept)), *told, pm(step_ratios(runs, name)["seconds"], "{:.2f}")])
+    heads = ["policy", "seeds", *ENDS.values(), "seconds of a step, of `grpo`'s on the same processor"]
+    return section("### Ends of runs, pretrained", "", heads, rows)
 
 
 ENDS = {"pass@8": "pass@8", "entropy": "entropy, nats a token", "length": "length of an answer"}

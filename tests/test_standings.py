@@ -74,7 +74,7 @@ def test_what_the_tables_say_of_a_pool() -> None:
     assert "| `aero` | 3 | 0.001 | 1.04 | -0.000 ± 0.26" in text and "`solo-epoch`" not in text
     assert "| `grpo-4` | 2 | 0.001 |" in text and "**+0.1" not in text.partition("`grpo-4`")[2].partition("\n")[0]
     assert "| prompts in epoch order | `solo-epoch` | 3 | **-0.095 ± 0.000** |" in sections.ablations(runs)
-    front = blocks.evidence({"real/base": of})
+    front = blocks.evidence({"real/base": of}, {})
     assert "| real, natural mix, 3 seeds: `solo` | 0.71 | **+0.209 ± 0.000** |" in front
     assert "| **+0.209 ± 0.000** (3) |" in "\n".join(blocks.solo_block({"real/base": of}))
     (told,) = [line for line in claims({"tiny": runs}) if line.startswith("| `aero` | accuracy")]
@@ -102,3 +102,8 @@ def test_a_pretrained_policy_is_compared_with_three_seeds_at_two_rates(tmp_path)
     assert compared() == compared(*again["grpo"]) == compared(*again["solo"]) == set()
     assert compared(*again["grpo"], *again["solo"][:2]) == set()
     assert compared(*again["grpo"], *again["solo"]) == {"grpo", "solo"}
+    runs = report.training_runs(tmp_path)["pretrained"]
+    (key,) = (k for k in runs.cells if k[1] == "solo" and k[3] == 0 and k[2] == runs.best_lr("128", "solo"))
+    before = len(sections.step_ratios(runs, "solo"))
+    runs.cells[key] = {**runs.cells[key], "machine": {"cpu": "another"}}
+    assert len(sections.step_ratios(runs, "solo")) == before - 1 >= 1  # seconds of two processors are no ratio

@@ -65,6 +65,7 @@ def test_arms_are_drawn(arms, call, tmp_path) -> None:
     page = (tmp_path / "a.html").read_text()
     assert "significant" in page and page.count("<polyline") >= 6 and "solo, seed 2" in page
     assert call(*words, tmp_path / "a.gif")[0] == 2
+    assert "not a finite number" in call(*words[:-1], "--target", "nan")[2]
 
 
 def test_what_cannot_be_paired_is_said(arms, call, tmp_path) -> None:
@@ -169,6 +170,7 @@ def test_both_are_cut_at_common_rollouts(tmp_path, call) -> None:
         assert a[key] == b[key], key
     half = 1.96 * (2 * 0.1 * 0.9 / 200) ** 0.5  # a validation of 200 prompts
     whole = json.loads(call(*words, "--json", "--whole")[1])
+    assert whole["arms"][1]["final"] == {"null": 0.4}  # of whatever seed: 0 was nobody's
     assert whole["b"]["last_step"] == 40 and "+0.300 ± " in whole["verdict"] and "(beyond the" in whole["verdict"]
     assert "+0.000 ± " in found["verdict"] and "(within the" in found["verdict"] and half < 0.1
     assert "Both at equal rollouts" in call(*words)[1]

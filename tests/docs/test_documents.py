@@ -470,7 +470,7 @@ def test_the_figures_of_large_stores_are_the_measured_ones() -> None:
     journal, snapshot, report = (
         round(took[n]["cpu s"]) for n in ("stats, journal", "stats, snapshot", "report, journal")
     )
-    said = f"`stats` takes {journal} s of a journal and {snapshot} s of a snapshot; the report takes {report} s"
+    said = f"`stats` took {journal} s of a journal and {snapshot} s of a snapshot, and the report {report} s"
     assert said in " ".join(page.split())
     (most,) = re.findall(r"less than ([\d.]+) GB", page)
     assert max(one["MB"] for one in took.values()) < 1000 * float(most)

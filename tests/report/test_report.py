@@ -464,6 +464,8 @@ def test_another_runs_sources_keep_their_colours_and_its_mean_is_of_ours(tmp_pat
     drawn = [line[0].split(" · ")[0] for line in hover["lines"]]
     assert drawn == ["gsm8k", "math", "mean of 2 sources", "aime", "math"]
     assert colors["math"] == hover["lines"][1][1] and len({colors[s] for s in ("gsm8k", "math", "aime")}) == 3
+    (hover,) = hovers(learning(collect(opened, against=[other, other]))[1][2][0][1])
+    assert len(hover["lines"]) == 3 + 2  # of several runs one curve each: ten runs of three sources were a tangle
 
 
 def test_a_mean_over_sources_is_of_the_same_validations() -> None:

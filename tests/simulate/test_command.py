@@ -52,7 +52,7 @@ def test_a_recorded_run_is_simulated(call, tmp_path) -> None:
     [
         (("--preset", "gres"), 1, "no such preset; did you mean greso?"),
         (("adaptive.sampler.p_easy=0.3",), 1, "overrides of one preset go into its own quotes"),
-        (("--threshold", "nan"), 1, "--threshold=nan: must be finite"),
+        (("--threshold", "nan"), 2, "'nan' is not a finite number"),
         (("--trace", "/nowhere"), 1, "/nowhere does not exist"),
         (("--budget", 511), 1, "less than one step of 64 prompts x 8 rollouts = 512"),
         (("--budget", 5120, "--steps", 3), 2, "not allowed with argument"),
@@ -107,6 +107,8 @@ def test_of_single_rollouts_a_signal_says_nothing(call, monkeypatch) -> None:
     """solo had "nan", a signal of 0 and a gain of -2 in the tables, and no word about it in the answer."""
     words = ("--batch", 8, "--steps", 6, "--pool", "static:prompts=100", "--seeds", "0,1", "--preset", "solo")
     monkeypatch.setenv("COLUMNS", "140")
+    pairs = call("simulate", *words, "--batch", 16)[1]  # more rollouts than prompts: two of each, with solo's baseline
+    assert "solo: not ranked" in pairs
     said = call("simulate", *words, "--preset", "dapo")[1]
     assert re.search(r"solo: not ranked, .*--pool", said) and "nan" not in said
     solo = next(line.split() for line in said.splitlines() if line.split()[:1] == ["solo"] and len(line.split()) > 4)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -112,7 +114,17 @@ def test_a_folder_of_verls_rollouts_is_a_run(tmp_path, capsys) -> None:
         assert main([*words, "-o", str(tmp_path / "r.html"), "--tries", "8"]) == 0, capsys.readouterr().err
         page = (tmp_path / "r.html").read_text()
         assert "what is 0?" in page and "Difficulty over time" in page and "that trained" in page
+        assert ">tokens</th>" not in page  # they are not written down: not 0
     assert main(["stats", str(folder), "--where", "successes == 0"]) == 0
     assert "what is 0?" in capsys.readouterr().out and main(["report"]) == 2
+    assert main(["stats", str(folder)]) == 0 and not re.search(r"response tokens|\?", capsys.readouterr().out)
+    for seed in (1, 2):  # with the file of verl's logger in it, runs of plain verl are compared
+        shutil.copytree(folder, tmp_path / f"plain-{seed}")
+        lines = [{"step": s, "data": {"val-core/sums/acc/mean@1": s * seed / 20, "actor/lr": 1.0}} for s in (0, 2, 10)]
+        (tmp_path / f"plain-{seed}" / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
+    assert [one["step"] for one in open_run(tmp_path / "plain-1").validations()] == [0, 2, 10]
+    assert main(["compare", f"a={tmp_path}/plain-1", f"b={tmp_path}/plain-2"]) == 0
+    assert "+0.500" in capsys.readouterr().out
+    assert main(["compare", f"a={tmp_path}/plain-1", f"b={tmp_path}/plain-2", "--by", "tokens", "--plot", "x.svg"]) == 1
     (folder / "3.jsonl").write_text('{"input": "x"}')
     assert main(["stats", str(folder)]) == 1 and "3.jsonl, line 1: no score" in capsys.readouterr().err

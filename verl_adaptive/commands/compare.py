@@ -22,7 +22,14 @@ from typing import Any
 
 import numpy as np
 
-from verl_adaptive.commands.arguments import add_json_option, add_store_options, count, how_identified, refuse_overwrite
+from verl_adaptive.commands.arguments import (
+    add_json_option,
+    add_store_options,
+    count,
+    finite,
+    how_identified,
+    refuse_overwrite,
+)
 from verl_adaptive.commands.export import write_pages
 from verl_adaptive.commands.output import console, key_digits, note, note_gaps, number, print_json, share, table
 from verl_adaptive.errors import AdaptiveError, UsageError, lacks_extra
@@ -52,7 +59,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--target",
         metavar="X",
-        type=float,
+        type=finite,
         help="the value whose cost is asked for: --target 0.6 (default: the first arm's final value)",
     )
     parser.add_argument(
@@ -95,7 +102,12 @@ def run(args: argparse.Namespace) -> int:
     if trials is not None:
         results = outcomes(trials.arms, target=args.target, whole=args.whole)
         said = f"{trials.metric}: {_over_prompts(trials, results) or sentence(results, args.by, args.target)}"
-        found = {"metric": trials.metric, "by": args.by, "arms": [_record(one, arms[one.name]) for one in results]}
+        unpaired = all(len(runs) == 1 for runs in arms.values())
+        found = {
+            "metric": trials.metric,
+            "by": args.by,
+            "arms": [_record(one, arms[one.name], unpaired) for one in results],
+        }
     prompts = _prompts(pair, args) if pair else {}
     if trials is None:
         said = prompts["said"]
@@ -162,18 +174,23 @@ def _over_prompts(trials: Trials, results: Sequence[Outcome]) -> str:
     )
 
 
-def _record(one: Outcome, runs: Sequence[Run]) -> dict[str, Any]:
+def _record(one: Outcome, runs: Sequence[Run], unpaired: bool = False) -> dict[str, Any]:
+    """An arm for scripts; single runs are compared whatever their seeds: "null"."""
+
+    def by_seed(found: dict[int, Any]) -> dict[int | str, Any]:
+        return {"null" if unpaired else seed: value for seed, value in found.items()}
+
     gains = list(one.gains.values())
     mean, half = interval(gains) if gains else (None, None)
     return {
         "name": one.name,
         "runs": [run.where for run in runs],
-        "final": one.finals,
-        "gain": one.gains,
+        "final": by_seed(one.finals),
+        "gain": by_seed(one.gains),
         "mean_gain": mean,
         "half_width": half,
         "significant": significant(gains) if gains else None,
-        "needed": one.needed,
+        "needed": by_seed(one.needed),
         "share": median(list(one.shares.values())),
     }
 
@@ -192,7 +209,7 @@ def _rows(results: Sequence[Outcome], trials: Trials, by: str) -> tuple[list[str
         for name in COSTS:  # up to where the arms are compared
             paid = [float(np.interp(one.ends[t.seed], t.cost, points[name])) for t, points in runs if t.seed in seeds]
             mean = float(np.mean(paid))
-            costs.append(span(mean) if name == "hours" else number(round(mean)))
+            costs.append(span(mean) if name == "hours" else number(round(mean) or None))
         rows.append((one.name, str(len(seeds)), f"{one.mean:.3f}", gap, needed, *costs))
     return ["arm", "seeds", "final", "difference", f"{by} needed", *COSTS], rows
 

@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import shlex
 import sys
 from collections.abc import Iterator
@@ -37,7 +36,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from verl_adaptive import __version__
-from verl_adaptive.commands.arguments import refuse_overwrite
+from verl_adaptive.commands.arguments import finite, refuse_overwrite
 from verl_adaptive.commands.output import console, number, plain, print_json, share, table
 from verl_adaptive.errors import ConfigError
 from verl_adaptive.simulate import (
@@ -147,7 +146,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--threshold",
         metavar="X",
-        type=float,
+        type=finite,
         default=0.5,
         help="score of a success, in dumps and results of an evaluation (default: 0.5)",
     )
@@ -249,8 +248,6 @@ def _seeds(text: str) -> list[int]:
 
 def _pool(args: argparse.Namespace) -> tuple[Any, Any]:
     pool = parse_pool(args.pool or "mixed")
-    if not math.isfinite(args.threshold):
-        raise ConfigError("--threshold", args.threshold, "must be finite: no score is at least nan")
     if args.trace is None:
         return pool, None
     trace = read_trace(args.trace, threshold=args.threshold)

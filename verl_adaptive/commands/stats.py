@@ -269,7 +269,7 @@ def _overview_lines(found: dict[str, Any]) -> list[tuple[str, str]]:
     if found["run"]:
         attempts = f", {found['attempts']} attempts" if found.get("attempts", 1) > 1 else ""
         about = f"{found.get('preset', '?')}, verl-adaptive {found.get('package', '?')}{attempts}"
-        lines.append(("run", f"{found['run']} ({about})"))
+        lines.append(("run", f"{found['run']} ({about})" if "package" in found else found["run"]))
     if found.get("steps"):
         lines.append(("steps", f"{number(found['steps'])}: {found['first_step']} to {found['last_step']}"))
     elif found.get("step") is not None:
@@ -278,12 +278,13 @@ def _overview_lines(found: dict[str, Any]) -> list[tuple[str, str]]:
     prompts = f"{number(found['prompts'])}, {number(found['visited'])} visited"
     share_of = share(found["visited"], found["prompts"])
     rate = "" if found["pass_rate"] is None else f", pass rate {found['pass_rate']:.3f}"
+    tokens = "" if found["tokens"] is None else f", {number(found['tokens'])} response tokens"
     lines += [
         (
             "prompts",
             f"{prompts} ({share_of}), {number(found['visits'])} visits, {number(found['failed_groups'])} failed groups",
         ),
-        ("rollouts", f"{number(found['rollouts'])} judged, {number(found['tokens'])} response tokens{rate}"),
+        ("rollouts", f"{number(found['rollouts'])} judged{tokens}{rate}"),
     ]
     if found.get("brought"):
         brought = f"{number(found['brought'])} prompts have its evidence alone, which counts in these figures as visits"

@@ -201,7 +201,7 @@ def read(arms: Mapping[str, Sequence[Run]], cost: str = "rollouts") -> Trials:
     for run, found in zip(runs, validations, strict=True):
         shared = [{**one, "metrics": {n: v for n, v in one["metrics"].items() if n in common}} for one in found]
         curve, paid = next(iter(curves(shared).values()), [])[-1:], spent(run)
-        if paid is None:
+        if paid is None or not paid[cost].any():
             raise AdaptiveError(f"{run.where} has no finished step, or not all its steps say what they cost")
         if not curve:
             raise AdaptiveError(

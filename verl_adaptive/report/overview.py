@@ -90,7 +90,7 @@ def overview(run: Run, *, tries: int = 16, history: bool = True) -> dict[str, An
         "rollouts": int(rollouts.sum(dtype=np.int64)),
         "successes": float(successes.sum()),
         "pass_rate": float(successes.sum() / max(1, int(rollouts.sum(dtype=np.int64)))) if visited.any() else None,
-        "tokens": int(table.col("tokens").sum(dtype=np.uint64)),
+        "tokens": int(table.col("tokens").sum(dtype=np.uint64)) or None,  # verl's rollouts do not say
         "failed_groups": int(table.col("failures").sum(dtype=np.int64)),
         "tries": tries,
         "never_solved": len(prompts.where(never_solved(tries))),

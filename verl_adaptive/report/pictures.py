@@ -80,6 +80,8 @@ def _in_view(collected: Collected, history: History, view: str) -> list[tuple[st
         (f" · {name}", course, dash)
         for (name, course), dash in zip(collected.against, itertools.cycle(figures.DASHES), strict=False)
     ]
+    # of several other runs one curve each, in a colour of its own: four dashes tell no ten runs from one another
+    several = {run[0]: _PALETTE[i % len(_PALETTE)] for i, run in enumerate(runs[1:])} if len(runs) > 2 else {}
     for metric, own in list(curves(history.validations).items())[:3]:
         series, mean = [], next((c.sources for c in own if c.parts), None)
         colors = {c.name: _PALETTE[i % len(_PALETTE)] for i, c in enumerate(own)}
@@ -87,8 +89,10 @@ def _in_view(collected: Collected, history: History, view: str) -> list[tuple[st
             at = np.array([one[VIEWS[view][2]] for one in run.validations], dtype=np.float64)
             found = curves(run.validations).get(metric, [])
             # a mean over other sources beside ours would look like a difference between the runs
-            for i, c in enumerate(c for c in found if not c.parts or c.sources == mean):
+            found = [c for c in found if not c.parts or c.sources == mean]
+            for i, c in enumerate(found[-1:] if suffix in several else found):
                 color = "var(--ink)" if c.parts else colors.setdefault(c.name, _PALETTE[len(colors) % len(_PALETTE)])
+                color = several.get(suffix, color)
                 key = (suffix.removeprefix(" · ") if not i else "") if dash else None
                 series.append(Series(c.name + suffix, c.values, color, at[c.at], dash=dash, key=key))
         chart = figures.lines(f"Validation, {metric}", np.zeros(0), series, (label, metric), from_zero=False)
@@ -107,7 +111,7 @@ def _in_view(collected: Collected, history: History, view: str) -> list[tuple[st
             if wide > 1 and not dash:
                 remark = f"Each point is the mean of {wide} neighbours; the faint line is not smoothed. "
             smoothed = smooth(values, run.sums["rollouts"].sum(axis=1), wide)
-            color = "var(--c2)" if top == "reward" else "var(--c3)"
+            color = several.get(suffix, "var(--c2)" if top == "reward" else "var(--c3)")
             raw = values if wide > 1 and not dash else None
             key = suffix.removeprefix(" · ") if dash else None
             series.append(Series(heading.lower() + suffix, smoothed, color, _axis(run, view), raw, dash, key))

@@ -1,8 +1,8 @@
 """What parts answer, looked at before it decides anything.
 
-A mask of whole numbers, positions for a mask, a row that is not in the pool: numpy makes something of each, and other prompts
-would be rolled out, or other rollouts trained, than the author of the part meant. So an answer that is not what the role
-promises is an error that names the part, the method, and what it should have said.
+numpy accepts a mask of whole numbers, positions instead of a mask, or a row that is not in the pool. Other prompts or rollouts
+than the author meant would then be used. So an answer that is not what the role promises is an error. It names the part, the
+method, and what it should have said.
 """
 
 from __future__ import annotations

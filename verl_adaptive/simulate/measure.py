@@ -125,7 +125,8 @@ class Measure:
             "informative_groups": self.informative,
             "rollouts_per_informative": generated / self.informative if self.informative else float("nan"),
             "wasted": 1.0 - rollouts.trained / generated,
-            "signal": self.signal / generated,
+            # another baseline than the group's mean finds a signal in groups that show none: not known, as of single rollouts
+            "signal": self.signal / generated if engine.policy.advantage.needs_groups else 0.0,
             "value": self.value / generated,
             "regret": 1.0 - self.looked / self.best if self.best else float("nan"),
             "generated_tokens": tokens.generated,

@@ -25,9 +25,9 @@ class Merit:
     """How a preset did, as a multiple of GRPO.
 
     Attributes:
-        ratios: one a seed; empty where nothing can be said (groups of one rollout have no signal of their own), or where a
+        ratios: one a seed; empty where nothing can be said (the baseline is not the group's mean), or where a
             run ended with an error.
-        single: nothing can be said for want of a signal.
+        single: nothing can be said for want of a signal, as of single rollouts.
     """
 
     ratios: tuple[float, ...] = ()
@@ -90,7 +90,7 @@ def answer(name: str, found: dict[str, Merit]) -> str:
     """Which preset for these prompts, in a sentence or two."""
     real = {p: m for p, m in found.items() if p.split()[0] not in REFERENCES and p != BASELINE and m.value is not None}
     silent = [p for p, m in found.items() if m.single] if name.startswith("signal") else []
-    told = f" {', '.join(silent)}: not ranked, since single rollouts have no signal; --pool ranks them by what the pool learns."
+    told = f" {', '.join(silent)}: not ranked, because the baseline is not the group's mean; --pool ranks by what the pool learns."
     return f"{_best(name, real)}{told if silent else ''}".lstrip()
 
 

@@ -134,8 +134,18 @@ class DumpReader(JournalReader):
         return []
 
     def validations(self) -> list[dict[str, Any]]:
-        """verl writes these elsewhere."""
-        return []
+        """Of verl's file logger, where its file lies in the folder, too; it does not say of how many prompts."""
+        out: dict[int, dict[str, Any]] = {}
+        for path in sorted(path for path in self.folder.glob("*.jsonl") if not path.stem.isdigit()):
+            for _, row in json_lines(path, growing=True):
+                step, data = row.get("step"), row.get("data")
+                if not isinstance(data, dict) or not isinstance(step, int):
+                    continue
+                values = {n: v for n, v in data.items() if n.startswith("val-") and isinstance(v, int | float)}
+                if values:
+                    line = {"step": step, "wall_time": path.stat().st_mtime, "generated": None}
+                    out.setdefault(step, {**line, "metrics": values, "prompts": {}})
+        return [out[step] for step in sorted(out)]
 
     def observations(self, first_step: int | None = None, last_step: int | None = None) -> Iterator[pa.Table]:
         """One page of all groups, in order of steps; bounds are included."""
