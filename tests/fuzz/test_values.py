@@ -1,4 +1,4 @@
-"""Conditions, prompts, URLs and settings of any kind: an answer, or an error of ours that names what is wrong."""
+"""Prompts and settings of any kind: an answer, or an error of ours that names what is wrong."""
 
 from __future__ import annotations
 
@@ -15,69 +15,7 @@ from verl_adaptive.cli import UsageError
 from verl_adaptive.config import AdaptiveConfig
 from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.policy import build_policy
-from verl_adaptive.stats import StatsTable, dataset_keys
-from verl_adaptive.stats.expressions import Expression
-from verl_adaptive.stats.prompts import Prompts
-
-# -- conditions -----------------------------------------------------------------------------------------------------
-
-WORDS = st.sampled_from(
-    [
-        "visits",
-        "pass_rate",
-        "source",
-        "key",
-        "greso.x",
-        "0",
-        "1e308",
-        "0.5",
-        "'gsm8k'",
-        "True",
-        "None",
-        "not",
-        "and",
-        "or",
-    ]
-    + [
-        "(",
-        ")",
-        "[",
-        "]",
-        ",",
-        "<",
-        "<=",
-        "==",
-        "!=",
-        "in",
-        "not in",
-        "+",
-        "-",
-        "*",
-        "/",
-        "**",
-        "lambda: 0",
-        "x.__class__",
-    ]
-    + ["{}", "f'{visits}'", "9" * 400, "\\", "\x00", "é", ":=", "await", "'''", "#", "if", "else", "@", "%", "~", "|"]
-)
-
-
-@pytest.fixture(scope="module")
-def prompts() -> Prompts:
-    table = StatsTable()
-    keys = dataset_keys({"data_source": "gsm8k", "prompt": str(i)} for i in range(7))
-    table.rows_for(keys, sources=["gsm8k"] * 7)
-    return Prompts(table)
-
-
-@examples(150)
-@given(st.lists(WORDS, max_size=14).map(" ".join) | st.text(max_size=60))
-def test_any_condition(prompts, text) -> None:
-    with survives() as said:
-        chosen = Expression(text).select(prompts)
-        assert chosen.dtype == bool and chosen.shape == (7,)
-    assert not said or "\n" not in said[0] or "\n" in text
-
+from verl_adaptive.stats import dataset_keys
 
 # -- keys -----------------------------------------------------------------------------------------------------------
 
@@ -100,7 +38,7 @@ values = st.recursive(
 )
 
 
-@examples(150)
+@examples(100)
 @given(values, values, values)
 def test_keys_of_anything(messages, answer, source) -> None:
     row = {"prompt": messages, "data_source": source, "reward_model": {"ground_truth": answer}}
@@ -143,7 +81,7 @@ part = st.one_of(
 )
 
 
-@examples(200)
+@examples(100)
 @given(
     st.dictionaries(
         st.sampled_from(NAMES), json_values | part | st.dictionaries(st.just("dir"), json_values), max_size=4

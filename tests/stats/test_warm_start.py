@@ -133,7 +133,7 @@ def test_nothing_matching_is_said_loudly(source: str, caplog: pytest.LogCaptureF
     assert "Nothing matches" in caplog.text and "adaptive.id_key" in caplog.text
 
 
-@settings(max_examples=40)
+@settings(max_examples=12)
 @given(st.lists(st.tuples(st.integers(1, 2000), st.floats(0, 1)), min_size=1, max_size=6), st.floats(0.001, 1))
 def test_rates_survive_any_discount(evidence: list[tuple[int, float]], discount: float) -> None:
     theirs = fresh(*range(len(evidence)))
@@ -202,11 +202,14 @@ FORMS: dict[str, list[dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(
-    ("name", "suffix"),
-    [(name, suffix) for name in ("content", "ground_truth", "hex", "id") for suffix in (".jsonl", ".parquet")]
-    + [("bytes", ".parquet")],  # JSON has no bytes
+    ("form", "name", "suffix"),
+    [
+        *((form, "content", ".jsonl") for form in FORMS),
+        *((form, "hex", ".parquet") for form in FORMS),
+        *(("samples", name, ".jsonl") for name in ("ground_truth", "id")),
+        *(("counts", name, ".parquet") for name in ("ground_truth", "id", "bytes")),  # JSON has no bytes
+    ],
 )
 def test_every_documented_form(form: str, suffix: str, name: str, tmp_path: Path) -> None:
     id_key = "extra_info.id" if name == "id" else None
