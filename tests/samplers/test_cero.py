@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from tests.samplers.cero_reference import SlowCero
-from tests.samplers.simulate import groups_of, play, progress_at
+from tests.samplers.simulate import bound, groups_of, play, progress_at
 from tests.world import keys_of, make_engine, run_step
-from verl_adaptive.config import RunFacts
 from verl_adaptive.engine import Engine
 from verl_adaptive.errors import ConfigError
 from verl_adaptive.groups import Groups
@@ -22,12 +21,7 @@ from verl_adaptive.stats.table import StatsTable
 
 
 def make_cero(M: int, batch: int = 8, n: int = 8, steps: int = 100, seed: int = 0, table=None, **options) -> Cero:
-    part = Cero(options)
-    table = StatsTable() if table is None else table
-    if not len(table):
-        table.rows_for(keys_of(M))
-    part.bind(table, RunFacts(batch=batch, n=n, steps=steps, prompts=M, seed=seed))
-    return part
+    return bound(Cero(options), M, batch=batch, n=n, steps=steps, seed=seed, table=table)
 
 
 # -- golden trace -------------------------------------------------------------------------------------------
