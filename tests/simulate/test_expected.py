@@ -37,10 +37,9 @@ def test_dropping_groups_costs_rollouts_and_time_the_more_there_are_to_drop() ->
     assert many.informative == pytest.approx(1 / 0.3, rel=0.15)
 
 
-@pytest.mark.parametrize("preset", ["dapo", "pilot_commit"])
-def test_a_sparse_pool_is_no_thrift(preset) -> None:
+def test_a_sparse_pool_is_no_thrift() -> None:
     """With eight batches of prompts in the pool a step ran out of them, and cost less where fewer were informative."""
-    some, few = (waiting(preset, share=share, passes=0.5, most=512) for share in (0.3, 0.1))
+    some, few = (waiting("dapo", share=share, passes=0.5, most=512) for share in (0.3, 0.1))
     assert some.rollouts < 0.6 * few.rollouts and few.informative > 0.75 / few.share
 
 
