@@ -1,4 +1,4 @@
-"""What a policy costs is simulated once and small, where a test is about something else than that number."""
+"""What a policy costs is simulated once or not at all, where a test is about something else than that number."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from verl_adaptive.commands import cost
+from verl_adaptive import simulate
 from verl_adaptive.config import ResumeConfig, StoreConfig
 from verl_adaptive.simulate import expected
 
@@ -34,6 +34,7 @@ def simulated_once() -> Iterator[None]:
 
 
 @pytest.fixture
-def rough_cost(simulated_once: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A quarter of the rollouts of a simulated step."""
-    monkeypatch.setattr(cost, "_SIZE", 128)
+def not_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every policy costs a fifth more than GRPO."""
+    found = expected.Waiting(1.2, 1.2, 1.2, None, 1.0, None, 1.0, 0.5)
+    monkeypatch.setattr(simulate, "expected_waiting", lambda *_, **__: found)

@@ -63,7 +63,10 @@ def snapshots(tmp_path_factory) -> dict:
 
 @pytest.mark.parametrize("before", POLICIES)
 def test_a_run_goes_on_with_another_policy(snapshots, before) -> None:
-    for after in POLICIES:
+    at = POLICIES.index(before)
+    for after in (
+        POLICIES if "pipelined" in before else POLICIES[at % 2 :: 2]
+    ):  # each after half of the others, and after groups held
         table, state, _ = read_snapshot(snapshots[before])
         try:
             engine, world = engine_of(after, table)

@@ -49,10 +49,10 @@ TestGreso = suite(Greso, {"prompts": 16, "batch": 8, "patience": 100}, floor_eas
 TestGresoAstraFlow = suite(Greso, {"patience": 100}, floor_easy=0.1, floor_hard=0.4, p_min=0.01, p_max=0.99)
 TestGresoMeanBands = suite(Greso, {"patience": 150}, classify="mean", floor_easy=0.1)
 TestSpread = suite(Spread, {"patience": 100})
-TestSpreadOfGroups = suite(Spread, {"patience": 200}, weight="mixed", prior="all", floor=0.05)
+TestSpreadOfGroups = suite(Spread, {"patience": 100}, weight="mixed", prior="all", floor=0.05)
 TestCero = suite(Cero, {"refill": False, "patience": 80})
-TestCeroJune = suite(Cero, {"refill": False, "patience": 150}, g=1, n_max=16, rho=0.9, forget="visit")
-TestMopps = suite(Mopps, {"patience": 100})
+TestCeroJune = suite(Cero, {"refill": False, "patience": 100}, g=1, n_max=16, rho=0.9, forget="visit")
+TestMopps = suite(Mopps, {"patience": 60})
 # four times the chance of a re-check; the default of 5 % only takes four times as long
 TestRetire = suite(Retire, {"patience": 50}, recheck=0.2)
 TestRetireAsPublished = suite(Retire, {"patience": None}, recheck=0.0)

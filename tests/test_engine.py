@@ -66,7 +66,7 @@ setups = st.fixed_dictionaries(
         "shape": st.sampled_from(["even", "hard", "solved", "lost"]),
     }
 ).filter(lambda setup: isinstance(setup["sampler"], str) or setup["allocator"] not in PILOTS)  # it decides by itself
-quick = settings(max_examples=40, suppress_health_check=list(HealthCheck))
+quick = settings(max_examples=30, suppress_health_check=list(HealthCheck))
 
 
 def rates(shape: str, count: int) -> np.ndarray:
@@ -295,15 +295,6 @@ def test_the_batch_is_the_first_kept_and_the_rest_is_aborted() -> None:
     assert again.submission[0] == 3 and again.index[:9].tolist() == requests.index[3:].tolist()
 
 
-def test_plain_grpo_asks_for_a_batch_and_no_more() -> None:
-    engine, world = make_engine(batch=8, n=4, M=64)
-    run = RandomWorkers(engine, world, 1)
-    for step in range(1, 6):
-        result = run.step(step)
-        assert [len(r) for r in run.asked] == [8] and result.rounds == 1
-        assert "aborted" not in result.ledger.rollouts.dropped
-
-
 def test_few_failures_do_not_make_grpo_wait() -> None:
     """One group in twenty lost: the step trains on nineteen; a fifth of them lost: it fills up."""
     for lost, sends in ((1, 1), (4, 2)):
@@ -404,17 +395,6 @@ def test_a_topup_goes_out_when_its_own_group_is_back() -> None:
     assert more.submission.tolist() == [0] and more.n.tolist() == [4]
 
 
-def test_a_pool_of_rollouts_is_settled_in_ticket_order() -> None:
-    """Eight prompts pay 4 each into the pool of 32; each takes 8 while it lasts: the first four do, whoever is back first."""
-    options = dict(batch=8, n=8, p=np.zeros(40), refill=False)
-    for seed in range(20):
-        engine, world = make_engine("epoch", {"name": "aero", "rounds": 2}, "aero", "beta", **options)
-        run = RandomWorkers(engine, world, seed)
-        result = run.step(1)
-        assert result.groups.n.tolist() == [12, 12, 12, 12, 4, 4, 4, 4]
-        assert sum(r.rollouts for r in run.asked) == 64
-
-
 def test_pilots_commit_as_long_as_the_batch_has_places() -> None:
     options = dict(filter="band", batch=4, n=8, p=np.full(60, 0.5))
     engine, world = make_engine("epoch", {**ON_POLICY, "n_pilot": 4}, **options)
@@ -486,11 +466,8 @@ def test_long_answers_are_begun_first_and_decide_nothing() -> None:
         for step in range(1, 8):
             requests = engine.begin(step)
             sent = [requests]
-            answers = roll(requests)
-            while not engine.decided:
-                requests = engine.receive(answers)
-                if requests is not None:
-                    answers = roll(requests)
+            while requests is not None:
+                requests = engine.receive(roll(requests))
             run.append(engine.finish())
         results.append(run)
         needed = min(len(sent[0]), round(6 / engine.keep_rate))
@@ -735,13 +712,6 @@ def test_who_plans_a_step_at_once_is_told_what_was_spent(allocator) -> None:
         assert sampler.spent - before == -(-result.ledger.rollouts.generated // sampler.g)
 
 
-def test_a_step_ends_with_the_epoch_that_it_has_reached() -> None:
-    engine, world = make_engine(batch=8, n=4, M=64)
-    for step in range(1, 11):
-        run_step(engine, world, step)
-        assert engine.progress.epoch == step / 8
-
-
 class Spoiling(World):
     """Two rewards of five are NaN, as ``Queue.collect`` reports it: these rollouts are in no group."""
 
@@ -806,15 +776,6 @@ def test_everything_solved() -> None:
     assert result.groups.tokens[result.trains][0] == result.groups.tokens[result.trains | result.zero_row].min()
 
 
-def test_nothing_solved_is_rescued_within_the_pool() -> None:
-    engine, world = make_engine(
-        allocator="aero", filter="aero", advantage="beta", p=np.zeros(50), batch=10, n=8, refill=False
-    )
-    result = run_step(engine, world, 1)
-    assert result.ledger.rollouts.generated == 80  # the whole pool, to the last top-up
-    assert result.trained.sum() == 10 and result.trains.sum() == 40
-
-
 @pytest.mark.parametrize("on_exhausted", ["train_partial", "relax", "raise"])
 def test_on_exhausted(on_exhausted) -> None:
     p = np.repeat([0.0, 0.5], [15, 5])
@@ -823,14 +784,11 @@ def test_on_exhausted(on_exhausted) -> None:
         filter="informative", world=world, batch=8, n=8, max_rounds=2, on_exhausted=on_exhausted, M=20
     )
     # In data-set order the two rounds see 16 prompts, one of which has any chance.
-    requests = engine.begin(1)
-    while requests is not None:
-        requests = engine.receive(world.roll(requests))
     if on_exhausted == "raise":
         with pytest.raises(Exhausted, match=r"1 of 8 groups after 2 rounds and 128 rollouts .*max_rounds=2"):
-            engine.finish()
+            run_step(engine, world, 1)
         return
-    result = engine.finish()
+    result = run_step(engine, world, 1)
     assert result.trained.sum() == (1 if on_exhausted == "train_partial" else 8)
     assert result.partial == (on_exhausted == "train_partial")
     assert "1 of 8 groups" in result.note
@@ -842,11 +800,8 @@ def test_on_exhausted(on_exhausted) -> None:
 def test_all_failed_ends_with_a_message() -> None:
     world = World(np.full(6, 0.5), failure=1.0)
     engine, _ = make_engine(world=world, batch=2, n=4, max_rounds=3)
-    requests = engine.begin(1)
-    while requests is not None:
-        requests = engine.receive(world.roll(requests))
     with pytest.raises(Exhausted, match="6 failed"):
-        engine.finish()
+        run_step(engine, world, 1)
     assert engine.table.col("visits").sum() == 0 and engine.table.col("failures").sum() == 6
 
 
@@ -889,16 +844,6 @@ def test_a_step_that_goes_ungated_has_one_group_of_a_prompt() -> None:
             assert len(rows) == len(set(rows))
             rows = []
         engine.finish()
-
-
-def test_duplicates_share_a_row() -> None:
-    keys = keys_of(10)
-    keys[5:] = keys[:5]
-    engine, world = make_engine(batch=10, n=4, p=np.full(10, 0.5), keys=keys)
-    result = run_step(engine, world, 1)
-    assert len(engine.table) == 5 and engine.facts.prompts == 5
-    assert sorted(result.groups.index.tolist()) == list(range(10))
-    assert (engine.table.col("visits") == 2).all() and (engine.table.col("rollouts") == 8).all()
 
 
 def test_total_rollouts_ends_the_run() -> None:
@@ -961,7 +906,7 @@ def same(a, b) -> bool:
 
 @pytest.mark.parametrize(("policy", "stream"), CASES)
 @given(order=st.integers(0, 2**32 - 1), failure=st.sampled_from([0.0, 0.1]))
-@settings(max_examples=6)
+@settings(max_examples=4)
 def test_an_async_step_accounts_for_every_rollout_and_no_prompt_is_in_flight_twice(policy, stream, order, failure):
     engine, world = made(policy, stream, failure=failure)
     arrivals = Arrivals(world, order)
@@ -986,7 +931,9 @@ def test_an_async_step_accounts_for_every_rollout_and_no_prompt_is_in_flight_twi
     assert engine.table.col("rollouts").sum() <= generated
 
 
-@pytest.mark.parametrize(("policy", "stream"), CASES)
+@pytest.mark.parametrize(
+    ("policy", "stream"), [case for case in CASES if case[1] == "separate" or case[0] in ("greso", "cero")]
+)
 def test_a_record_replays(policy, stream, tmp_path):
     """Given the recorded order of arrivals, every decision is the same; another order is another run."""
     engine, world = made(policy, stream, failure=0.05)
@@ -1019,8 +966,7 @@ def test_a_killed_runs_record_replays_up_to_its_end(tmp_path):
         assert report.identical and report.open_step is not None, report
 
 
-@pytest.mark.parametrize(("policy", "stream"), CASES)
-@pytest.mark.parametrize("cut", [1, 4])
+@pytest.mark.parametrize(("policy", "stream", "cut"), [*((*case, 4) for case in CASES), ("greso", "separate", 1)])
 def test_an_async_resume_goes_on_bit_for_bit(policy, stream, cut):
     """In flight and ready groups survive: after a reload, the same arrivals lead to the same decisions and state."""
     engine, world = made(policy, stream, failure=0.05)
@@ -1152,7 +1098,7 @@ def test_exhausted(mode, parts):
         return
     result = arrivals.step(engine, 1)
     assert result.trained.sum() == 8 and not result.partial and "max_rounds=2" in result.note
-    assert result.ledger.rollouts.generated <= (2 * 16 + 16) * 8
+    assert result.ledger.rollouts.generated <= (2 * 16 + 16) * 8 and engine._drawn == 2 * 16
 
 
 def test_a_mini_step_without_a_group_draws_once_more_where_nothing_is_refilled():
@@ -1214,12 +1160,6 @@ def test_a_mini_step_that_no_prompt_is_let_through_for_goes_ungated():
     result = Arrivals(world, 1).step(engine, 1)
     assert all(len(taken.groups) for taken in engine._taken)
     assert {0, 1} < set(result.groups.row[result.trained].tolist())
-
-
-def test_max_rounds_bounds_the_prompts_of_a_step():
-    engine, world = made("dapo", "colocated", p=np.zeros(64), max_rounds=2)
-    result = Arrivals(world, 1).step(engine, 1)
-    assert engine._drawn == 2 * 16 and "max_rounds=2 windows" in result.note
 
 
 def test_the_window_closes_towards_the_end():

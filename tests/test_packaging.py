@@ -232,8 +232,7 @@ print(policy.sampler.name, policy.allocator.name)
 """
 
 
-@pytest.mark.parametrize("how", ["regular", "editable"])
-def test_an_install_makes_the_presets_known_to_hydra(how, tree, wheel, tmp_path) -> None:
+def test_an_editable_install_makes_the_presets_known_to_hydra(tree, tmp_path) -> None:
     """Into a fresh environment that sees this one's dependencies, but not this one's own install of the package."""
     pytest.importorskip("pip")
     call(sys.executable, "-m", "venv", "--without-pip", tmp_path / "env", cwd=tmp_path)
@@ -241,20 +240,15 @@ def test_an_install_makes_the_presets_known_to_hydra(how, tree, wheel, tmp_path)
     site = Path(call(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=tmp_path).strip())
     shared = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
     (site / "shared.pth").write_text("\n".join(sorted(shared)))  # last on the path; its own .pth files are not run
-    if how == "regular":
-        what = [wheel]
-    else:
-        copy = tmp_path / "checkout"
-        shutil.copytree(tree, copy)
-        what = ["--no-build-isolation", "-e", copy]
+    home = tmp_path / "checkout"
+    shutil.copytree(tree, home)
     call(
         *(sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-deps", "--no-index"),
-        *("--ignore-installed", *what),
+        *("--ignore-installed", "--no-build-isolation", "-e", home),
         cwd=tmp_path,
         PIP_DISABLE_PIP_VERSION_CHECK="1",
     )
     (tmp_path / "elsewhere").mkdir()
-    home = site if how == "regular" else tmp_path / "checkout"
     out = call(python, "-c", CHECK_INSTALL.replace("VERSION", VERSION), home, cwd=tmp_path / "elsewhere", PYTHONPATH="")
     assert out.split() == ["greso", "pilot_commit"]
     assert list((tmp_path / "env").glob("[bS]*/verl-adaptive*"))

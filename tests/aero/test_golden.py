@@ -1,4 +1,4 @@
-"""AERO's decisions equal the listing's on a thousand random histories."""
+"""AERO's decisions equal the listing's on six hundred random histories."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ def rewards_of(world: World, submission: int, index: int, n_explore: int, n_extr
     return reward
 
 
-@pytest.mark.parametrize("block", range(3))
+@pytest.mark.parametrize("block", range(2))
 def test_counts_retained_sets_and_advantages(block: int) -> None:
     rng = np.random.default_rng(block)
     histories = starved = rescued = 0
-    while histories < 320:
+    while histories < 300:
         N = int(rng.integers(2, 13))
         n_explore = int(rng.integers(1, N + 1))
         pooled = bool(rng.integers(2))

@@ -8,7 +8,6 @@ from typing import NamedTuple
 import pytest
 
 from tests.cli.stores import make_run, write_dataset
-from tests.simulated import rough_cost, simulated_once  # noqa: F401  # fixtures
 from verl_adaptive.cli import main
 from verl_adaptive.engine import Engine
 
@@ -25,11 +24,6 @@ def finished(tmp_path_factory) -> Run:
     folder = tmp_path_factory.mktemp("run")
     engine, rows = make_run(folder / "checkpoints")
     return Run(folder / "checkpoints", write_dataset(folder / "train.parquet", rows), rows, engine)
-
-
-@pytest.fixture(autouse=True)
-def no_digits(rough_cost: None) -> None:  # noqa: F811
-    """No test here is about the digits of a cost."""
 
 
 @pytest.fixture

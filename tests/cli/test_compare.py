@@ -103,12 +103,6 @@ def test_single_runs_have_no_seed_and_ten_arms_have_a_colour_each(arms, call, tm
     assert {row["seed"] for row in csv.DictReader(curves.open())} == {""}
 
 
-def test_why_two_runs_are_not_compared_by_validation_is_said(arms, call, tmp_path) -> None:
-    make_run(tmp_path / "blind", run_id="p/blind", steps=5, snapshot=False)
-    err = " ".join(call("compare", arms / "grpo-s1", tmp_path / "blind")[2].split())
-    assert "not compared by validation" in err and "blind/adaptive has no validation" in err
-
-
 def test_students_t_goes_on_beyond_its_table() -> None:
     from verl_adaptive.significance import t95
 
@@ -222,14 +216,14 @@ def test_single_rollouts_are_no_clear_gains(tmp_path) -> None:
 
 
 def test_compare_knows_the_sampling_error_of_prompts(tmp_path, call) -> None:
-    """Twenty pairs of runs of one world: the paired difference is within two standard errors nineteen times of twenty."""
+    """Pairs of runs of one world: the paired difference is within two standard errors nineteen times of twenty."""
     rates = np.random.default_rng(0).beta(2, 2, 120)
-    for seed in range(12):
+    for seed in range(9):
         make_run(
             tmp_path / str(seed), prompts=120, rates=rates, steps=20, seed=seed, snapshot=False, filter="keep_all",
             sampler="epoch", batch=16,
         )  # fmt: skip
-    opened = [open_run(tmp_path / str(seed)).prompts for seed in range(12)]
+    opened = [open_run(tmp_path / str(seed)).prompts for seed in range(9)]
     pairs = [matched(a, b, 5, 1) for a, b in itertools.pairwise(opened)]
     off = [abs(p["mean_rate_b"] - p["mean_rate_a"]) / p["standard_error"] for p in pairs]
     assert np.mean(np.array(off) < 2) > 0.7 and max(off) < 4

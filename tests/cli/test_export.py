@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.cli.stores import HOSTILE, hostile_rows, last_ledger, make_run, without_steps, write_dataset
+from tests.cli.stores import HOSTILE, hostile_rows, last_ledger, make_run, write_dataset
 from verl_adaptive.stats import StatsTable, dataset_keys, key_hex, warm_start
 from verl_adaptive.stats.atomic import TEMPORARY
 
@@ -31,16 +31,6 @@ def test_prompts_in_three_formats_agree(finished, tmp_path, call) -> None:
     by_key = dict(zip(key_hex(table.keys), table.col("successes").tolist(), strict=True))
     assert all(r["successes"] == by_key[r["key"]] for r in parquet) and len(parquet) == (table.col("visits") > 0).sum()
     assert {r["source"] for r in parquet} == {r["source"] for r in rows} == {"gsm8k", "math", HOSTILE}
-
-
-@pytest.mark.parametrize("command", ["compare", "export"])
-def test_steps_that_a_journal_lacks_are_said(tmp_path, call, command) -> None:
-    for name in ("whole", "lacks"):
-        make_run(tmp_path / name, run_id=name, steps=6)
-    without_steps(tmp_path / "lacks", 3, 4)
-    more = tmp_path / ("whole" if command == "compare" else "out.parquet")
-    status, _, err = call(command, tmp_path / "lacks", more)
-    assert status == 0 and err.count("not in the journal") == 1 and "lacks: steps 3 to 4 are not in the journal" in err
 
 
 def test_an_export_is_a_warm_start(finished, tmp_path, call) -> None:

@@ -195,8 +195,9 @@ def test_what_is_not_accounted_for_is_found(tmp_path) -> None:
     assert verdicts.differences(whole) == ["nothing was recorded"]
 
 
-@pytest.mark.parametrize("preset", [True, False])
-@pytest.mark.parametrize(("gpus", "flash"), [(0, False), (1, True), (suite.usable(6), False)])
+@pytest.mark.parametrize(
+    ("gpus", "flash", "preset"), [(0, False, True), (1, True, True), (suite.usable(6), False, True), (1, True, False)]
+)
 def test_the_words_of_a_run_compose_and_validate(gpus, flash, preset, tmp_path, monkeypatch) -> None:
     """Those for GPUs, too, which no test can run."""
     inspect = pytest.importorskip("verl_adaptive.integration.inspect")

@@ -15,7 +15,7 @@ import pytest
 
 from tests.cli.stores import HOSTILE, hostile_rows, make_run, without_steps
 from tests.interrupts import heed_interrupts
-from tests.stats.made import make_keys, written
+from tests.stats.made import make_keys
 from verl_adaptive.groups import Groups
 from verl_adaptive.report.judge import REGRESSED
 from verl_adaptive.report.lists import lists_of
@@ -50,17 +50,7 @@ def test_the_overview_is_the_engines_table(finished, call) -> None:
     assert (found["retired"], found["retired_at_step"]) == (3, 30)
     tried = table.col("rollouts") >= 16
     assert found["never_solved"] == (tried & (table.col("successes") == 0)).sum()
-    crossed = len(facts(call, finished.folder, "--where", "flips >= 2", "--limit", "99")["lists"]["selected prompts"])
-    assert crossed == sum(n >= 2 for n in flips_by_hand(finished.folder).values()) > found["flip_flopping"]
-
-
-def flips_by_hand(folder) -> dict[bytes, int]:
-    sides: dict[bytes, list[float]] = {}
-    for page in open_run(folder).observations():
-        for row in page.to_pylist():
-            if not row["failed"] and row["successes"] != row["n"] / 2:
-                sides.setdefault(row["key"], []).append(row["successes"] > row["n"] / 2)
-    return {key: sum(a != b for a, b in itertools.pairwise(s)) for key, s in sides.items()}
+    assert facts(call, finished.folder, "--where", "flips >= 2")["selected"] > found["flip_flopping"]
 
 
 def test_a_snapshot_and_its_checkpoint_are_stores_too(finished, call) -> None:
@@ -98,14 +88,6 @@ def test_selecting_and_sorting(finished, call) -> None:
     by_name = facts(call, finished.folder, "--sort", "source", "--limit", "60")["lists"]["selected prompts"]
     assert [row["source"] for row in by_name] == sorted(row["source"] for row in by_name)
     assert "flips" in facts(call, finished.folder, "--where", "flips >= 2")["lists"]["selected prompts"][0]
-
-
-def test_nothing_gets_out_of_the_terminal(finished, call) -> None:
-    status, out, _ = call("stats", finished.folder, "--data", finished.data, "--sort", "visits", "--limit", "60")
-    assert status == 0 and "\\x1b[31m" in out and "What is" in out
-    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", out)
-    as_json = call("stats", finished.folder, "--data", finished.data, "--json", "--limit", "60")[1]
-    assert as_json.isascii() and "\x1b" not in as_json
 
 
 def test_the_picture_in_the_terminal(finished, call) -> None:
@@ -207,23 +189,6 @@ def test_columns_are_listed(finished, call) -> None:
     assert listed["pass_rate"].startswith("successes / rollouts") and all(listed.values()) and "flips" in listed
     out = call("stats", finished.folder / "global_step_30", "--columns")[1]
     assert "pass_rate" in out and "greso.mean_streak" in out and "change" in out
-
-
-def test_a_training_run_can_be_watched(tmp_path, call) -> None:
-    """The writer's journal is open, and goes on, while we read."""
-    engine, _ = make_run(tmp_path, steps=3, snapshot=False)
-    with Journal(tmp_path / "adaptive", {"run": "project/experiment"}) as journal:
-        journal.begin(3, parent=journal.known[-1]["id"])
-        assert facts(call, tmp_path)["steps"] == 3
-        from tests.world import World, run_step
-
-        result = run_step(engine, World(np.full(60, 0.5)), 4)
-        keys, count = engine.table.keys[result.groups.row], len(result.groups)
-        ledger = {"run": engine.total.as_dict()}
-        journal.commit_step(4, result.groups, keys, result.outcome.astype(str), ledger, sources=["s"] * count)
-        assert written(journal)
-        found = facts(call, tmp_path)
-        assert found["steps"] == 4 and found["ledger"]["rollouts"]["generated"] == engine.total.rollouts.generated
 
 
 def test_a_folder_or_a_pattern_leads_to_several_runs(tmp_path, call) -> None:

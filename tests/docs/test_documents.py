@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.stores import make_run
-from tests.simulated import rough_cost, simulated_once  # noqa: F401  # fixtures
+from tests.simulated import not_simulated  # noqa: F401  # a fixture
 from verl_adaptive import policy
 from verl_adaptive.cli import COMMANDS, _Parser
 from verl_adaptive.commands.parts import describe
@@ -38,10 +38,6 @@ MINIMAL = (
 def slug(heading: str) -> str:
     """GitHub's anchor of a heading."""
     return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
-
-
-def without_code(text: str) -> str:
-    return re.sub(r"`[^`\n]*`", "", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S))
 
 
 def blocks(language: str) -> list[tuple[str, str]]:
@@ -401,7 +397,7 @@ def test_the_page_names_what_its_parts_are_written_with() -> None:
 
 
 @pytest.fixture
-def said_in(monkeypatch, capsys, rough_cost):  # noqa: F811
+def said_in(monkeypatch, capsys, not_simulated):  # noqa: F811
     """What a command prints, with a folder on the path as a program's own is; the page's modules are gone afterwards."""
     from verl_adaptive.cli import main
 

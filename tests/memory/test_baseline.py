@@ -100,7 +100,7 @@ def test_golden_trace(history, options) -> None:
         np.testing.assert_allclose(out, expected, rtol=1e-6, atol=1e-7 if tight else 1e-3)
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(histories("continuous"), st.floats(0.01, 50), st.floats(-20, 20))
 def test_units_of_the_reward_do_not_matter(history, a, b) -> None:
     """r → a r + b with a > 0 changes no advantage: 0/1, ±1 and shaped rewards are one case."""
@@ -113,7 +113,7 @@ def test_units_of_the_reward_do_not_matter(history, a, b) -> None:
         np.testing.assert_allclose(x, y, rtol=1e-5, atol=least / max(one.metrics()["scale"], 1e-9))
 
 
-@settings(max_examples=40)
+@settings(max_examples=15)
 @given(histories("binary"), st.data())
 def test_a_reward_does_not_move_its_own_baseline(history, data) -> None:
     """*Before*: whatever the last step's rewards of a prompt are, what is subtracted from a single rollout is the same."""
@@ -202,8 +202,8 @@ def test_steps_without_a_difference_say_nothing_about_the_scale() -> None:
     assert all(0.8 < rms(step) < 1.2 for step in out[10:])  # it was 3.2, 2.3, 2.0, …
 
 
-@pytest.mark.parametrize("first", [1, 2, 11])
-@pytest.mark.parametrize("rollouts", [256, 1024, 8192])
+@pytest.mark.parametrize("first", [1, 11])
+@pytest.mark.parametrize("rollouts", [256, 8192])
 def test_a_rare_success_weighs_no_more_than_in_a_group_of_64(rollouts, first) -> None:
     rewards = np.zeros((first + 5, rollouts))
     rewards[first - 1, 0] = 1
@@ -214,7 +214,7 @@ def test_a_rare_success_weighs_no_more_than_in_a_group_of_64(rollouts, first) ->
 
 
 @pytest.mark.parametrize("at", [0, 10])
-@pytest.mark.parametrize("rogue", [-100.0, -1e4, 1e4])
+@pytest.mark.parametrize("rogue", [-100.0, 1e4])
 def test_a_rogue_reward_costs_one_rollout(rogue, at) -> None:
     """One −100 among 512 left the others a third of their advantages, for a hundred steps."""
     rewards = (np.random.default_rng(0).random((40, 512)) < 0.4).astype(float)
@@ -293,7 +293,7 @@ def test_thinning_is_right_in_the_mean() -> None:
     every = np.ones(groups.rollouts, dtype=bool)
     least = made.col("scale")[0]
     assert 0.1 < least < 1
-    total, kept, draws = np.zeros(len(whole)), np.zeros(len(whole)), 100_000
+    total, kept, draws = np.zeros(len(whole)), np.zeros(len(whole)), 40_000
     many, copies = 1000, Groups.concat([groups] * 1000)
     for lap in range(draws // many):
         copies.submission = np.repeat(lap * many + np.arange(many), PROMPTS)

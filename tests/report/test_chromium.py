@@ -81,8 +81,7 @@ def pictured(reported, tmp_path_factory):
     return take
 
 
-@pytest.mark.parametrize("width", HEIGHT)
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("light", 520), ("dark", 520)])
 def test_it_looks_right(scheme, width, pictured) -> None:
     image, height = pictured(scheme, width), HEIGHT[width]
     background, blue = (DARK, DARK_BLUE) if scheme == "dark" else (LIGHT, LIGHT_BLUE)

@@ -115,10 +115,8 @@ def test_every_section_is_there(reported) -> None:
 
 
 def test_the_page_stands_alone(reported) -> None:
-    page = Page(reported.html)
-    assert not page.tags & {"link", "img", "iframe", "object", "embed", "base", "form"}
-    assert not {a for a in page.attributes if a.startswith("on")} and not page.attributes & {"src", "srcset", "style"}
-    assert not re.findall(r'href="(?!#)', reported.html)
+    """Its tags, attributes and links: tests/test_security.py, where every name is hostile."""
+    assert not Page(reported.html).attributes & {"srcset", "style"}
     plain = reported.html.replace("http://www.w3.org/2000/svg", "")
     assert "://" not in plain
     assert "url(" not in reported.html and "@import" not in reported.html
@@ -132,13 +130,6 @@ def test_style_and_script_are_allowed_by_their_hashes_and_nothing_else(reported)
         digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
         assert f"{tag}-src 'sha256-{digest}'" in policy
     assert policy.startswith("default-src 'none'") and "unsafe" not in policy and "connect" not in policy
-
-
-def test_nobodys_text_gets_out(reported) -> None:
-    assert "<script>alert" not in reported.html and "&lt;script&gt;alert(1)" in reported.html
-    assert "&lt;b&gt;7&lt;/b&gt;" in reported.html and "&amp;amp;" in reported.html
-    assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", reported.html)
-    assert "\\u202e" in reported.html and "\\x1b[31m" in reported.html
 
 
 def test_the_numbers_are_the_runs(reported) -> None:
@@ -228,11 +219,10 @@ def test_savings_are_estimated_only_where_it_is_fair(tmp_path) -> None:
     assert "different sizes" in collect(open_run(tmp_path / "pc")).history.uniform["why"]
 
 
-@pytest.mark.parametrize("steps", [1, 9])
-def test_no_saving_is_claimed_at_the_beginning(steps, tmp_path) -> None:
-    make_run(tmp_path, prompts=200, steps=steps, sampler="epoch", filter="informative", snapshot=False)
+def test_no_saving_is_claimed_at_the_beginning(tmp_path) -> None:
+    make_run(tmp_path, prompts=200, steps=9, sampler="epoch", filter="informative", snapshot=False)
     page = page_of(tmp_path, tmp_path)
-    assert f"Not estimated: it takes 10 steps, and the run has {steps}" in page and "rollouts than uniform" not in page
+    assert "Not estimated: it takes 10 steps, and the run has 9" in page and "rollouts than uniform" not in page
 
 
 def test_savings_are_not_estimated_where_steps_are_missing(tmp_path) -> None:
@@ -334,14 +324,6 @@ def test_ticks_are_round_and_inside() -> None:
         ticks = figures._ticks(low, high)
         assert 1 <= len(ticks) <= 8 and all(low - 1e-9 <= t <= high * (1 + 1e-9) + 1e-9 for t in ticks)
     assert [figures.short(v) for v in (0.25, 1234, 3e6, float("nan"))] == ["0.25", "1.23k", "3M", "-"]
-
-
-@pytest.mark.parametrize("values", [[], [np.nan, np.nan], [1.0], [np.nan, 2.0, np.nan, 3.0, 4.0], [0.0, 0.0]])
-def test_lines_of_whatever_there_is(values) -> None:
-    svg = figures.lines(
-        "t", np.arange(len(values), dtype=float), [Series("s", np.array(values, float), "red")], ("", "")
-    )
-    assert "nan" not in svg and Page(svg)
 
 
 def test_nothing_but_zeros_has_an_axis_that_begins_at_zero() -> None:

@@ -86,7 +86,8 @@ class Served:
 def served(tmp_path_factory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("serve")
     make_run(folder / "a" / "one", steps=12, run_id=f"p/{HOSTILE}"[:60], snapshot=False, validate=lambda s: s / 100)
-    make_run(folder / "b", steps=6, run_id="p/two", snapshot=False)
+    whole = {"validate": lambda s: s / 50, "plan": {"adaptive/plan/steps": 6}}
+    make_run(folder / "b", steps=6, run_id="p/two", snapshot=False, **whole)
     make_run(folder / "b2", steps=3, run_id="p/three", snapshot=False, journal=folder / "shared" / "p" / "three")
     (folder / "broken" / "attempt-0").mkdir(parents=True)
     (folder / "broken" / "attempt-0" / "attempt.json").write_text("no attempt")
@@ -124,6 +125,17 @@ def test_a_runs_page_is_the_report(served) -> None:
     headings = re.findall(r"<h2[^>]*>(.*?)</h2>", answer.text)
     assert headings[:3] == ["Learning", "What to look at today", "Where every rollout went"]
     assert 'data-watch="/run/' in answer.text and "All runs" in answer.text
+
+
+def test_ticked_runs_are_compared(served) -> None:
+    """A finished run is done, a validated one has its curve in the index; two of them have a page."""
+    index = served.get("/").text
+    ids = [path.rpartition("/")[2] for name, path in runs(served).items() if name != "p/three"]
+    assert index.count('class="spark"') == 2 and index.count(">done<") == 1 and len(ids) == 2
+    assert all(f'class="tick" id="tick-{one}"' in index for one in ids)
+    page = served.get(f"/compare?run={ids[0]}&run={ids[1]}").text
+    assert "final value" in page and page.count("<polyline") == 2
+    assert served.get(f"/compare?run={ids[0]}&run=x").status == 404
 
 
 def test_every_answer_is_guarded(served) -> None:
@@ -184,20 +196,6 @@ def test_the_printed_address_gives_a_cookie_and_leaves_the_token_behind(served) 
     assert answer.headers["location"] == "/evil.example/%5C"
 
 
-def test_a_token_of_ones_own_or_none(tmp_path) -> None:
-    make_run(tmp_path / "run", steps=2, run_id="p/e", snapshot=False)
-    own = "a token & of my own"
-    for options, token in ((("--token", own), "a%20token%20%26%20of%20my%20own"), (("--token", ""), "")):
-        server = Served(tmp_path, *options)
-        try:
-            assert server.token == token
-            assert server.get("/", Cookie="a=b").status == (401 if token else 200)
-            assert server.get(f"/?token={token}").status == (303 if token else 200)
-            assert server.get("/", Authorization=f"Bearer {own}").status == 200
-        finally:
-            assert server.close() == 0
-
-
 def test_it_is_read_only_and_opens_nothing_else(served) -> None:
     before = {path: path.read_bytes() for path in served.folder.rglob("*.arrows")}
     for method in ("POST", "PUT", "DELETE", "OPTIONS", "PATCH"):
@@ -216,9 +214,14 @@ def test_it_is_read_only_and_opens_nothing_else(served) -> None:
 
 
 def test_news_changes_the_version_and_then_the_page(tmp_path) -> None:
+    """Of a server that was given a token."""
     make_run(tmp_path / "run", steps=5, run_id="p/e", snapshot=False)
-    server = Served(tmp_path)
+    own = "a token & of my own"
+    server = Served(tmp_path, "--token", own)
     try:
+        assert server.token == "a%20token%20%26%20of%20my%20own" and server.get("/", Cookie="a=b").status == 401
+        assert server.get(f"/?token={server.token}").status == 303
+        server.token = own
         (path,) = runs(server).values()
         page = server.get(path).text
         first, index = server.get(f"{path}/version").text, server.get("/version").text
@@ -370,29 +373,6 @@ def test_a_pause_between_attempts_is_no_pace(tmp_path) -> None:
     assert (state["step"], state["running"]) == (2, False)
 
 
-def test_ticked_runs_are_compared(tmp_path) -> None:
-    """A finished run is done and has its curve in the index; two of them have a page."""
-    for name, slope in (("a", 0.01), ("b", 0.02)):
-        make_run(
-            tmp_path / name,
-            steps=12,
-            run_id="p/same",
-            snapshot=False,
-            plan={"adaptive/plan/steps": 12},
-            validate=lambda s, slope=slope: slope * s,
-        )
-    served = Served(tmp_path)
-    try:
-        index = served.get("/").text
-        ids = re.findall(r'class="tick" id="tick-(\w+)"', index)
-        assert index.count('class="spark"') == 2 and index.count(">done<") == 2 and len(ids) == 2
-        page = served.get(f"/compare?run={ids[0]}&run={ids[1]}").text
-        assert "final value" in page and page.count("<polyline") == 2 and "<h1>a/adaptive · b/adaptive</h1>" in page
-        assert served.get(f"/compare?run={ids[0]}&run=x").status == 404
-    finally:
-        served.close()
-
-
 HANGS = """
 import sys, time
 from verl_adaptive.cli import main
@@ -409,6 +389,7 @@ def test_one_interrupt_ends_it_though_a_page_hangs(tmp_path) -> None:
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         try:
             address = re.search(r"http://\S+/", process.stderr.readline())[0]
+            assert urllib.request.urlopen(address, timeout=60).status == 200  # an empty token is none
             (run,) = find_runs(str(tmp_path))[0]
             with pytest.raises(TimeoutError):
                 urllib.request.urlopen(f"{address}run/{run.id}", timeout=2)

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from tests.samplers.simulate import groups_of, progress_at
+from tests.samplers.simulate import bound, groups_of, known, progress_at
 from tests.world import keys_of, make_engine
 from verl_adaptive.config import RunFacts
 from verl_adaptive.rng import Draw
@@ -17,10 +17,7 @@ from verl_adaptive.stats.table import StatsTable
 
 
 def make_mopps(M: int = 200, **options) -> Mopps:
-    part, table = Mopps(options), StatsTable()
-    table.rows_for(keys_of(M))
-    part.bind(table, RunFacts(batch=8, n=8, steps=100, prompts=M))
-    return part
+    return bound(Mopps(options), M)
 
 
 @pytest.mark.parametrize(("a", "b"), [(1.0, 1.0), (0.5, 0.5), (3.0, 7.0), (40.0, 2.0), (0.3, 250.0)])
@@ -103,19 +100,10 @@ def test_the_prior_of_a_source_is_its_mean_latest_rate():
     assert a == pytest.approx(6 * np.array(mean)) and a + b == pytest.approx(np.full(5, 6.0))
 
 
-def known(rollouts: list[int], successes: list[float]) -> StatsTable:
-    """A table that a warm start has filled."""
-    table = StatsTable()
-    table.rows_for(keys_of(len(rollouts)))
-    table.col("rollouts")[:], table.col("successes")[:] = rollouts, successes
-    return table
-
-
 @pytest.mark.parametrize("decay", [1.0, 0.5, 0.0])
 def test_a_warm_start_counts_as_the_visits_it_is_worth(decay):
-    table = known([32, 0, 4], [16.0, 0.0, 3.0])
-    part, replayed = Mopps({"decay": decay}), make_mopps(3, decay=decay)
-    part.bind(table, RunFacts(batch=8, n=8, steps=100, prompts=3))
+    table = known(rollouts=[32, 0, 4], successes=[16.0, 0.0, 3.0])
+    part, replayed = bound(Mopps({"decay": decay}), 3, table=table), make_mopps(3, decay=decay)
     for _ in range(4):
         replayed.observe(groups_of([0], [4], [8]), progress_at(1))
     replayed.observe(groups_of([2], [3], [4]), progress_at(1))
@@ -124,14 +112,12 @@ def test_a_warm_start_counts_as_the_visits_it_is_worth(decay):
 
 
 def test_a_resume_does_not_take_the_warm_start_again():
-    table = known([32, 32], [16.0, 16.0])
-    facts = RunFacts(batch=8, n=8, steps=100, prompts=2)
-    first = Mopps()
-    first.bind(table, facts)
+    table = known(rollouts=[32, 32], successes=[16.0, 16.0])
+    first = bound(Mopps(), 2, table=table)
     visit = groups_of([0], [8], [8])
     table.observe(visit, 1, tolerance=1e-6)
     first.observe(visit, progress_at(1))
     before = first.col("wins").copy()
     assert before.tolist() == [24.0, 16.0]
-    Mopps().bind(table, facts)
+    bound(Mopps(), 2, table=table)
     assert table.col("mopps.wins").tolist() == before.tolist()

@@ -1,4 +1,4 @@
-"""Order independence of every sampler: chunks of groups, repeated visits, the pool's own order."""
+"""Order independence of samplers beyond the conformance suite: repeated, failed and old visits in any chunks."""
 
 from __future__ import annotations
 
@@ -17,27 +17,16 @@ from verl_adaptive.engine import AsyncFacts
 from verl_adaptive.groups import Groups
 from verl_adaptive.roles import Sampler
 from verl_adaptive.samplers.cero import Cero
-from verl_adaptive.samplers.epoch import Epoch
-from verl_adaptive.samplers.greso import Greso
 from verl_adaptive.samplers.mopps import Mopps
-from verl_adaptive.samplers.retire import Retire
 from verl_adaptive.stats.table import StatsTable
 
 M = 12
-STREAM: dict[str, Callable[[], Sampler]] = {
-    "epoch": lambda: Epoch({}),
-    "greso": lambda: Greso({"warmup_epochs": 0.0}),
-    "greso_mean": lambda: Greso({"classify": "mean", "warmup_epochs": 0.0}),
-    "retire": lambda: Retire({"after": 2, "recheck": 0.3}),
-}
+#: Those that weigh a visit by its age, which the conformance suite leaves out.
 POOL: dict[str, Callable[[], Sampler]] = {
     "mopps": lambda: Mopps({"decay": 0.5, "recheck": 0.3, "candidates": 2.0}),
     "mopps_by_source": lambda: Mopps({"decay": 0.9, "source_prior": 4.0}),
-    "cero": lambda: Cero({"rho": 0.9}),
     "cero_visit": lambda: Cero({"rho": 0.7, "forget": "visit", "recheck": 0.2}),
 }
-LEARNERS: dict[str, Callable[[], Sampler]] = {**STREAM, **POOL}
-
 rewards = st.lists(st.sampled_from([0.0, 0.1, 1.0]), max_size=4)
 visit = st.tuples(st.integers(0, M - 1), rewards, st.integers(0, 9).map(lambda k: k == 0), st.integers(0, 2))
 history = st.lists(st.lists(visit, max_size=10), min_size=1, max_size=4)
@@ -87,9 +76,9 @@ def same(one: Any, other: Any) -> None:
         assert one.table.col(name).tobytes() == other.table.col(name).tobytes(), name
 
 
-@pytest.mark.parametrize("name", list(LEARNERS))
+@pytest.mark.parametrize("name", list(POOL))
 @given(steps=history, cuts=st.lists(st.integers(0, 10), max_size=4), seed=st.integers(0, 2**32 - 1))
-@settings(max_examples=60)
+@settings(max_examples=30)
 def test_only_the_order_of_a_prompts_own_visits_counts(name, steps, cuts, seed):
     """Prompts among each other may come in any order, together or apart."""
 
@@ -99,28 +88,10 @@ def test_only_the_order_of_a_prompts_own_visits_counts(name, steps, cuts, seed):
         order = [slots[int(row)].pop(0) for row in rng.permutation(rows)] if rows else []
         return [visits[i] for i in order]
 
-    one, other = bound(LEARNERS[name]), bound(LEARNERS[name])
+    one, other = bound(POOL[name]), bound(POOL[name])
     mixed = [shuffled(visits) for visits in steps]
     assert live(one, steps, at_once) == live(other, mixed, lambda k: np.split(np.arange(k), sorted(cuts)))
     same(one, other)
-
-
-@pytest.mark.parametrize("name", list(POOL))
-@given(steps=history, seed=st.integers(0, 2**32 - 1), count=st.integers(1, M))
-@settings(max_examples=40)
-def test_picks_do_not_depend_on_the_pools_order(name, steps, seed, count):
-    one, other = bound(POOL[name]), bound(POOL[name])
-    for part in (one, other):
-        live(part, steps, at_once)
-    progress = progress_at(len(steps) + 1, batch=3)
-    picks = [
-        part.pick(pool, count, progress)
-        for part, pool in ((one, np.arange(M)), (other, np.random.default_rng(seed).permutation(M)))
-    ]
-    assert picks[0].rows.tolist() == picks[1].rows.tolist()
-    assert (picks[0].n is None) == (picks[1].n is None)
-    if picks[0].n is not None:
-        assert picks[0].n.tolist() == picks[1].n.tolist()
 
 
 def test_a_groups_failure_is_a_try():

@@ -5,19 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.samplers.simulate import groups_of, progress_at
-from tests.world import keys_of, make_engine
-from verl_adaptive.config import RunFacts
+from tests.samplers.simulate import bound, groups_of, known, progress_at
+from tests.world import make_engine
 from verl_adaptive.groups import Groups
 from verl_adaptive.samplers.retire import Retire
-from verl_adaptive.stats.table import StatsTable
 
 
 def make_retire(M: int = 100, **options) -> Retire:
-    part, table = Retire(options), StatsTable()
-    table.rows_for(keys_of(M))
-    part.bind(table, RunFacts(batch=8, n=4, steps=100, prompts=M))
-    return part
+    return bound(Retire(options), M, n=4)
 
 
 @pytest.mark.parametrize("options", [{}, dict(after=2, recheck=0.3), dict(threshold=0.75, after=3), dict(recheck=0.0)])
@@ -54,42 +49,32 @@ def test_a_retired_prompt_comes_back_when_it_falls_short():
     assert metrics["retired_share"] == 0.5
 
 
-def known(rollouts, successes, latest) -> StatsTable:
-    """A table that a warm start has filled."""
-    table = StatsTable()
-    table.rows_for(keys_of(len(rollouts)))
-    for name, values in (("rollouts", rollouts), ("successes", successes), ("last_rate", latest)):
-        table.col(name)[:] = values
-    return table
-
-
 def test_prompts_that_a_warm_start_knows_to_be_solved_begin_retired():
-    table = known([0, 8, 8, 3, 16, 4], [0, 8, 7, 3, 16, 4 - 1e-12], [np.nan, 1, 1, 1, 0.5, 1])
-    part = Retire({"recheck": 0.0})
-    part.bind(table, RunFacts(batch=8, n=4, steps=100, prompts=6))
+    counts = {"rollouts": [0, 8, 8, 3, 16, 4], "successes": [0, 8, 7, 3, 16, 4 - 1e-12]}
+    table = known(**counts, last_rate=[np.nan, 1, 1, 1, 0.5, 1])
+    part = bound(Retire({"recheck": 0.0}), 6, n=4, table=table)
     assert table.col("retired").tolist() == [0, 1, 0, 0, 0, 1]  # not known, solved, nearly, too few, not lately, solved
     assert part.col("solved").tolist() == [0, 2, 0, 0, 0, 1]
     assert part.admit(np.arange(6), np.arange(6), progress_at(1)).tolist() == [True, False, True, True, True, False]
 
 
 def test_a_threshold_and_a_run_of_visits_hold_for_a_warm_start_too():
-    table = known([8, 12, 12], [8.0, 10.8, 10.0], [1.0, 0.9, 0.9])
-    Retire({"after": 3, "threshold": 0.9}).bind(table, RunFacts(batch=8, n=4, steps=100, prompts=3))
+    table = known(rollouts=[8, 12, 12], successes=[8.0, 10.8, 10.0], last_rate=[1.0, 0.9, 0.9])
+    bound(Retire({"after": 3, "threshold": 0.9}), 3, n=4, table=table)
     assert table.col("retired").tolist() == [0, 1, 0]
 
 
 def test_with_pilots_as_many_rollouts_as_pilots_tell_enough():
-    table = known([2, 1], [2.0, 1.0], [1.0, 1.0])
+    table = known(rollouts=[2, 1], successes=[2.0, 1.0], last_rate=[1.0, 1.0])
     make_engine("retire", "pilot_commit", "band", batch=1, n=8, M=2, table=table)
     assert table.col("retired").tolist() == [1, 0]
 
 
 def test_a_resume_leaves_alone_what_came_back_since_the_warm_start():
-    table, facts = known([8, 8], [8.0, 8.0], [1.0, 1.0]), RunFacts(batch=8, n=4, steps=100, prompts=2)
-    part = Retire()
-    part.bind(table, facts)
+    table = known(rollouts=[8, 8], successes=[8.0, 8.0], last_rate=[1.0, 1.0])
+    part = bound(Retire(), 2, n=4, table=table)
     short = Groups.from_lists([0], [[0.0, 1.0, 1.0, 1.0]])
     table.observe(short, 1, tolerance=1e-6)
     part.observe(short, progress_at(1))
-    Retire().bind(table, facts)
+    bound(Retire(), 2, n=4, table=table)
     assert table.col("retired").tolist() == [0, 1] and table.col("retire.solved").tolist() == [0, 2]

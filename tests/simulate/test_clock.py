@@ -113,7 +113,7 @@ def test_nothing_is_lost(preset) -> None:
     assert 0 <= row["aborted_tokens"] < 1 and 0 <= row["idle"] < 1 and 0 <= row["last"] < 1
 
 
-@pytest.mark.parametrize("preset", ["grpo", "dapo", "greso", MOPPS_AERO, "cero", "aero", "pilot_commit"])
+@pytest.mark.parametrize("preset", ["greso", MOPPS_AERO, "pilot_commit"])
 def test_a_clock_changes_no_decision(preset) -> None:
     """The same batches and statistics whether answers take time or not, and however long they take."""
     p = np.random.default_rng(1).beta(0.4, 0.4, 60)

@@ -99,7 +99,7 @@ def results(submissions: list[int], seed: int, share: float) -> Groups:
 
 
 @given(seed=st.integers(0, 10**6), share=st.floats(0.0, 0.9), inflight=st.integers(1, 3))
-@settings(max_examples=60)
+@settings(max_examples=20)
 def test_prompts_are_sent_as_verls_own_loop_sends_them(seed, share, inflight) -> None:
     """Any times of return, any share of flat groups: the same numbers at the same looks, the same end."""
     expected, end = verls(seed, share, inflight)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import datetime
 import json
-import subprocess
-import sys
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -61,18 +59,6 @@ def test_every_value_type_has_a_frozen_encoding() -> None:
         "image": {"bytes": b"png", "path": "a.png"},
     }
     assert prompt_key("s", value, None).hex() == VECTORS["types"]
-
-
-def test_another_process_with_other_hash_seed_agrees() -> None:
-    code = (
-        "from verl_adaptive.stats import prompt_key\n"
-        "print(prompt_key('s', [{'role': 'user', 'content': 'x'}], {'a': 1, 'b': [2, 3], 'c': None}).hex())"
-    )
-    want = prompt_key("s", chat("x"), {"a": 1, "b": [2, 3], "c": None}).hex()
-    for seed in ("0", "1", "4321"):
-        environment = {"PYTHONHASHSEED": seed, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
-        out = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-        assert out.stdout.strip() == want
 
 
 @pytest.mark.parametrize(
@@ -182,11 +168,7 @@ def test_a_value_without_canonical_form_is_an_error_that_helps() -> None:
         prompt_key("s", object(), None)
     with pytest.raises(ValueError, match="None"):
         custom_key(None)
-
-
-def test_custom_keys_and_content_keys_are_apart() -> None:
     assert custom_key(["s", "m", "a"]) != prompt_key("s", "m", "a")
-    assert custom_key(7) == custom_key(np.int32(7)) != custom_key("7")
 
 
 # -- images ---------------------------------------------------------------------------------------------------------

@@ -164,7 +164,7 @@ def names(intact: Path) -> list[str]:
     return sorted(p.name for p in intact.iterdir())
 
 
-@settings(max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(max_examples=120, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(data=st.data())
 def test_any_change_to_any_byte_is_an_error_that_names_the_file(
     data: st.DataObject, intact: Path, tmp_path: Path
@@ -184,29 +184,41 @@ def test_any_change_to_any_byte_is_an_error_that_names_the_file(
     assert str(path) in str(caught.value) and "earlier checkpoint" in str(caught.value)
 
 
+#: Files that are no snapshot's own, so that none of them is opened.
+OUTSIDE = ("../../etc/passwd", "/etc/passwd", "state.json", "../state-0123456789abcdef.json")
+OUTSIDE += ("state-0123456789abcdef.json/../x",)
+
+
 def test_a_well_sealed_manifest_of_nonsense(intact: Path, tmp_path: Path) -> None:
     good = json.loads((intact / "manifest.json").read_text())
     strange: list[dict[str, Any]] = [
         {},
         {**good, "files": []},
         {**good, "files": {}},
-        {**good, "files": {"../../etc/passwd": {"bytes": 1, "blake2b": "x"}}},
-        {**good, "files": {**good["files"], "../state-0123456789abcdef.json": {"bytes": 1, "blake2b": "x"}}},
+        *({**good, "files": {**good["files"], name: {"bytes": 2, "blake2b": "x"}}} for name in OUTSIDE),
         {**good, "prompts": 3},
         {**good, "prompts": "many"},
         {**good, "files": dict.fromkeys(good["files"], 7)},
     ]
     for manifest in strange:
         damaged_copy(intact, tmp_path / "s", "manifest.json", module._seal({**manifest, "schema": 1}))
-        with pytest.raises(SnapshotError):
+        with pytest.raises(SnapshotError) as caught:
             read_snapshot(tmp_path / "s")
+        assert not set(OUTSIDE) & set(manifest.get("files", ())) or "it names a file" in str(caught.value)
 
 
-def test_every_missing_file_is_named(intact: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("instead", ["nothing", "folder", "pipe", "endless"])
+def test_every_file_that_is_none_is_named(instead: str, intact: Path, tmp_path: Path) -> None:
     assert len(names(intact)) == 4
     for name in names(intact):
         path = damaged_copy(intact, tmp_path / "s", name, None)
-        with pytest.raises(SnapshotError, match="missing") as caught:
+        if instead == "folder":
+            path.mkdir()
+        elif instead == "pipe":  # opening it waits for somebody to write
+            os.mkfifo(path)
+        elif instead == "endless":
+            path.symlink_to("/dev/zero")
+        with pytest.raises(SnapshotError, match="missing" if instead == "nothing" else "") as caught:
             read_snapshot(tmp_path / "s")
         assert str(path) in str(caught.value) and not isinstance(caught.value, SnapshotMissing)
 
@@ -260,21 +272,6 @@ def test_a_writer_that_dies_at_any_moment_leaves_the_old_snapshot(
     assert outcomes == {(False, 7), (False, 8), (True, 8)}
 
 
-def test_a_failed_write_leaves_the_old_snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write(tmp_path / "s")
-    before = names(tmp_path / "s")
-
-    def full(*_: Any) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space left"):
-        write(tmp_path / "s", StatsTable(), step=8)
-    monkeypatch.undo()
-    assert names(tmp_path / "s") == before
-    assert read_snapshot(tmp_path / "s")[2]["meta"]["step"] == 7
-
-
 def test_a_full_file_system(tmp_path: Path) -> None:
     with tmpfs(tmp_path / "small", "1m") as folder:
         write(folder / "s")
@@ -288,16 +285,6 @@ def test_a_full_file_system(tmp_path: Path) -> None:
         equal(filled(), table)
         write(folder / "s", step=9)  # there is room for a small one again
         assert read_snapshot(folder / "s")[2]["meta"]["step"] == 9
-
-
-def test_a_read_only_file_system(tmp_path: Path) -> None:
-    with tmpfs(tmp_path / "small", "1m") as folder:
-        write(folder / "s")
-        with tmpfs(folder, "1m", remount="ro"):
-            with pytest.raises(OSError) as caught:
-                write(folder / "s", step=8)
-            assert caught.value.errno == errno.EROFS
-            assert read_snapshot(folder / "s")[2]["meta"]["step"] == 7
 
 
 def test_other_peoples_files_are_left_alone(tmp_path: Path) -> None:
