@@ -53,6 +53,17 @@ def evidence(found: Found, runs: Mapping[str, Runs]) -> list[str]:
     ]
 
 
+def pretrained_thin(runs: Mapping[str, Runs]) -> str:
+    """What thinned rows train and lose on the pretrained model; nothing where they were not run."""
+    if "pretrained" not in runs or (lr := runs["pretrained"].best_lr("128", "solo-thin")) is None:
+        return ""
+    gains = runs["pretrained"].less(("128", "solo-thin", lr), ("128", "solo", lr))
+    return (
+        f"With `thin` it trains {np.mean(step_ratios(runs['pretrained'], 'solo-thin')['trained']):.2f} ×; accuracy minus that of "
+        f"`solo`: {difference(gains)} ({len(gains)} seeds). "
+    )
+
+
 def pretrained_step(runs: Mapping[str, Runs]) -> list[str]:
     """What a step of `solo` takes on the pretrained model; nothing where it was not run."""
     found = step_ratios(runs["pretrained"], "solo") if "pretrained" in runs else {}
@@ -297,7 +308,7 @@ def step_cost(
         f"{length:.0f} tokens a step of `solo` takes {_long_ratio(long, 'step', 'verl')} of verl's own GRPO's time, and "
         f"{_long_ratio(long, 'step', 'verl', THINNED)} with `thin`. The estimate: generation is {SHARES[0]:.0%} to {SHARES[1]:.0%} "
         "of GRPO's step and takes what the [clock](simulate.md#the-clock) says; the rest follows the tokens that train. "
-        f"{' '.join(pretrained_step(runs))} `thin` trains {min(shares):.2f} to {max(shares):.2f} of the tokens, by pool. It is not the "
+        f"{' '.join(pretrained_step(runs))} {pretrained_thin(runs)}In one process `thin` trains {min(shares):.2f} to {max(shares):.2f} of the tokens, by pool. It is not the "
         f"default, which was to take at most {AIMS['thin']:.2f} in every pool. "
         "[Where the time goes, and the goals](../benchmarks/RESULTS.md#long-answers-on-the-real-pipeline)."
     )

@@ -276,7 +276,20 @@ def ends(runs: Runs) -> list[str]:
 
 
 ENDS = {"pass@8": "pass@8", "entropy": "entropy, nats a token", "length": "length of an answer"}
-ENDING = ("grpo", "grpo-4", "reinforce", "solo", "greso", "aero", "cero", "pilot_commit", "dapo", "spo", "sao")
+ENDING = (
+    "grpo",
+    "grpo-4",
+    "reinforce",
+    "solo",
+    "solo-thin",
+    "greso",
+    "aero",
+    "cero",
+    "pilot_commit",
+    "dapo",
+    "spo",
+    "sao",
+)
 
 
 def on_machine(data: Row) -> str:
