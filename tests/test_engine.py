@@ -15,14 +15,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.world import Arrivals, World, keys_of, make_engine, make_stream_engine, run, run_step
-from verl_adaptive.engine import AsyncEngine, AsyncFacts, OrderedEngine, Requests, StepResult, answers
+from verl_adaptive.engine import AsyncEngine, AsyncFacts, OrderedEngine, Requests, StepResult
 from verl_adaptive.errors import AdaptiveError, Exhausted
 from verl_adaptive.groups import PER_ROLLOUT, Groups
 from verl_adaptive.policy import build_policy
 from verl_adaptive.progress import Progress
 from verl_adaptive.record import Recorder, ReplayReport, replay
 from verl_adaptive.rng import Draw
-from verl_adaptive.roles import Allocator, Pick, Sampler
+from verl_adaptive.roles import Allocator, Pick, Sampler, answers
 from verl_adaptive.stats.state import join_state, split_state
 from verl_adaptive.stats.table import StatsTable
 

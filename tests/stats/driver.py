@@ -31,6 +31,8 @@ from verl_adaptive.engine import Engine
 from verl_adaptive.stats import Journal, StatsTable, open_run, read_snapshot, write_snapshot
 
 STEPS, EVERY, PROMPTS = 40, 5, 600
+#: Seconds that a step takes, more or less.
+A_STEP = 0.01
 #: Groups that wait for a step, a gate with state, and resampling: all that a resume has to bring back.
 POLICY = ("greso", {"name": "pilot_commit", "form": "pipelined", "n_pilot": 4}, "band")
 
@@ -106,26 +108,33 @@ def check_files(folder: Path) -> None:
         read_snapshot(folder / f"global_step_{(folder / 'latest').read_text()}" / "adaptive")
 
 
-def forked(*args: Any, seconds: float | None = None) -> bool:
-    """Run :func:`drive` in a child, without paying for its imports each time; whether it was killed after so long."""
+def decided(folder: Path) -> int:
+    """Steps that were written down, those that were made again included."""
+    log = folder / "decisions"
+    return log.read_bytes().count(b"\n") if log.exists() else 0
+
+
+def forked(folder: Path, *args: Any, steps: float | None = None) -> bool:
+    """Run :func:`drive` in a child, without paying for its imports each time; whether it was killed after so many steps."""
     process = os.fork()
     if not process:
         try:
-            drive(*args)
+            drive(folder, *args)
             os._exit(0)
         except BaseException:
             traceback.print_exc()
             os._exit(1)
-    end = None if seconds is None else time.monotonic() + seconds
+    begun = decided(folder)
     while True:
-        done, status = os.waitpid(process, 0 if end is None else os.WNOHANG)
+        done, status = os.waitpid(process, 0 if steps is None else os.WNOHANG)
         if done:
             code = os.waitstatus_to_exitcode(status)
             assert code in (0, -signal.SIGKILL), f"the run failed by itself with status {code}"
             return code != 0
-        if end is not None and time.monotonic() > end:
+        if steps is not None and decided(folder) >= begun + int(steps):
+            time.sleep(steps % 1 * A_STEP)  # somewhere in the next one
             os.kill(process, signal.SIGKILL)
-            end = None
+            steps = None
         time.sleep(0.0005)
 
 
@@ -136,11 +145,9 @@ def supervise(folder: Path, seed: int, kills: int, forget: bool = False) -> dict
         reference, victim = folder / f"reference-{seed}", folder / f"victim-{seed}"
         for path in (reference, victim):
             path.mkdir(parents=True)
-        began = time.monotonic()
         forked(reference, seed)
-        whole = time.monotonic() - began
-        # enough time for some progress, little enough that a run dies several times
-        while forked(victim, seed, forget, seconds=draw.uniform(0, 0.5 * whole) if report["kills"] < kills else None):
+        # enough for some progress, little enough that a run dies several times
+        while forked(victim, seed, forget, steps=draw.uniform(0, STEPS / 2) if report["kills"] < kills else None):
             report["kills"] += 1
             check_files(victim)
         lines = (victim / "decisions").read_text().splitlines()
