@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Passes the tests on a fresh machine: makes a virtual environment, installs everything, checks style and types, runs all.
 #
-#   bash tests/run.sh              everything (some 25 minutes on 2 cores that do nothing else, installation apart)
+#   bash tests/run.sh              everything (half an hour on 2 cores that do nothing else)
 #   bash tests/run.sh unit         without the runs of the real pipeline
 #   bash tests/run.sh matrix       more runs of the real pipeline: presets, trainer modes and faults (an hour or more)
 #   bash tests/run.sh fuzz         files and settings, many more examples than by default (VERL_ADAPTIVE_FUZZ, 100)
