@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from verl_adaptive.config import ConfigError, RunFacts, check
     from verl_adaptive.groups import Groups
-    from verl_adaptive.policy import Policy
     from verl_adaptive.progress import Progress
-    from verl_adaptive.roles import CLOSE, HOLD, Advantage, Allocator, Filter, Pick, Sampler, Verdict
+    from verl_adaptive.roles import CLOSE, HOLD, Advantage, Allocator, Filter, Pick, PolicyParts, Sampler, Verdict
     from verl_adaptive.roles.pooled import PooledAllocator
     from verl_adaptive.stats.table import Column
 
@@ -26,8 +25,9 @@ except PackageNotFoundError:  # a source tree that is not installed
 
 #: Name → module; imported when first asked for, so that ``import verl_adaptive`` costs nothing in verl's processes.
 _LAZY = {
-    **dict.fromkeys(("CLOSE", "HOLD", "Advantage", "Allocator", "Filter", "Pick", "Sampler", "Verdict"), "roles"),
-    "Policy": "policy",
+    **dict.fromkeys(
+        ("CLOSE", "HOLD", "Advantage", "Allocator", "Filter", "Pick", "PolicyParts", "Sampler", "Verdict"), "roles"
+    ),
     "PooledAllocator": "roles.pooled",
     **dict.fromkeys(("ConfigError", "RunFacts", "check"), "config"),
     "Column": "stats.table",
@@ -45,7 +45,7 @@ __all__ = [
     "Filter",
     "Groups",
     "Pick",
-    "Policy",
+    "PolicyParts",
     "PooledAllocator",
     "Progress",
     "RunFacts",

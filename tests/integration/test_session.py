@@ -279,6 +279,16 @@ def test_masks_of_prompts_with_an_agent_loop_of_their_own_are_read(queue, monkey
     clear(batch)
 
 
+def test_a_number_of_rollouts_that_items_bring_is_refused(queue, monkeypatch):
+    """No column of the data set: a class of one's own adds it, and it would be overwritten."""
+    real = Rows.__getitem__
+    monkeypatch.setattr(Rows, "__getitem__", lambda self, i: {**real(self, i), "__rollout_n__": 4})
+    workers = Workers()
+    with pytest.raises(AdaptiveError, match=r"column __rollout_n__.*leave \+adaptive out"):
+        session_of(workers).start()
+    assert workers.calls == 0 and left() == set()
+
+
 class Slowly(Workers):
     """Prompts come back one at a time, one before every look."""
 

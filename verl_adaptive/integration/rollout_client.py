@@ -23,7 +23,7 @@ from verl_adaptive.engine import Engine, Requests
 from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.groups import Groups
 from verl_adaptive.integration.bulk import stacked, without_gc
-from verl_adaptive.integration.dataloader import DataloaderPrompts
+from verl_adaptive.integration.dataloader import DataloaderPrompts, refuse_own_numbers
 from verl_adaptive.integration.facts import SINGLE_TURN, check_room
 from verl_adaptive.integration.polling import DONE, POLL_SHARE, StallTimeout
 from verl_adaptive.integration.queue import Queue
@@ -116,6 +116,7 @@ class RolloutClient(Generic[E]):
             whole = self.handles.single_turn and item.get("agent_name", SINGLE_TURN) == SINGLE_TURN
             uids.append(self.queue.ask(submission, str(uuid.uuid4()), n, stage, whole=whole))
         check_room(self.handles.row_limit, self.queue.expected(), f"step {self.handles.step_of()}")
+        refuse_own_numbers(items[0])  # a data set of a class of one's own may add it to its items
         columns = {**collate_fn(items), "uid": uids, "__rollout_n__": requests.n.tolist()}
         batch = tu.get_tensordict({k: v if isinstance(v, torch.Tensor) else stacked(v) for k, v in columns.items()})
         tu.assign_non_tensor_data(batch, "global_steps", self.handles.step_of())
