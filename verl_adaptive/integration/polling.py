@@ -62,7 +62,7 @@ class StallTimeout:
 
     def restart(self) -> None:
         """Something came back: the wait begins anew."""
-        self._resumed = self._changed = time.monotonic()
+        self._changed, self._resumed = time.monotonic(), time.process_time()
         self._seen = -1
 
     def rest(self, status: Mapping[str, str | None], rows: int) -> None:
@@ -98,9 +98,10 @@ class StallTimeout:
                 f"{f' (open requests: {busy})' if busy else ''}: look for the last error above, or raise "
                 "adaptive.stall_timeout"
             )
-        # A look at a large queue costs time of its own: rest in proportion to what the last one took.
-        time.sleep(max(self._poll, (now - self._resumed) / POLL_SHARE))
-        self._resumed = time.monotonic()
+        # A look at a large queue costs time of its own: rest in proportion to what the last one took. Of the processor: by
+        # the clock it takes long, too, whenever the queue is busy with others, and the step would end a second late.
+        time.sleep(max(self._poll, (time.process_time() - self._resumed) / POLL_SHARE))
+        self._resumed = time.process_time()
 
 
 class Liveness:

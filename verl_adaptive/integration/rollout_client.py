@@ -88,7 +88,7 @@ class RolloutClient(Generic[E]):
         alone = not (advantage.needs_groups or advantage.centres)
         self.queue = Queue(engine.config, alone=alone, late=handles.late)
         self.prompts: dict[int, dict] = {}
-        self._took = 0.0  # seconds of the latest look that found something
+        self._took = 0.0  # seconds of the processor, for the latest look that found something
         self._all_failed: list[int] = []  # groups of the latest looks in which every group failed
 
     @without_gc()
@@ -133,7 +133,7 @@ class RolloutClient(Generic[E]):
         Raises:
             AdaptiveError: nothing has come back for too long, a worker died, or group after group failed.
         """
-        began, flight = time.monotonic(), self.engine.flight
+        began, flight = time.process_time(), self.engine.flight
         uids = self.queue.uids(flight)
         status = self.queue.look(uids)
         back = np.array([status[uid] in DONE for uid in uids], dtype=bool)
@@ -142,7 +142,7 @@ class RolloutClient(Generic[E]):
             return None
         results = self.queue.collect(flight.select(back), self.handles.step_of())
         self._note_failures(results)
-        self._took = time.monotonic() - began
+        self._took = time.process_time() - began
         timeout.restart()
         return results
 
