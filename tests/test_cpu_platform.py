@@ -286,6 +286,27 @@ def test_two_runs_on_one_machine_do_not_share_a_socket(forked) -> None:
 
 
 @needs_verl
+def test_vllms_processes_sleep_while_they_wait_for_each_other(forked) -> None:
+    """A second without a message is a few hundredths of the processor's; and a message is seen at once."""
+    code = """
+        import threading, time
+        import verl
+        from vllm.distributed.device_communicators.shm_broadcast import MessageQueue
+        queue = MessageQueue(1, 1)
+        reader = MessageQueue.create_from_handle(queue.export_handle(), 0)
+        threading.Timer(0.2, queue.wait_until_ready).start()
+        reader.wait_until_ready()
+        queue.enqueue("first")
+        print(reader.dequeue(timeout=30))
+        threading.Timer(0.9, queue.enqueue, ["second"]).start()
+        began = time.process_time()
+        print(reader.dequeue(timeout=30))
+        print(time.process_time() - began < 0.5)
+        """
+    assert forked(code)[-3:] == ["first", "second", "True"]
+
+
+@needs_verl
 def test_gloo_engine_sends_weights(forked) -> None:
     """Two processes' worth of engine in one: a master and a worker, in threads."""
     code = """

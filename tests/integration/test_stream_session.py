@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import threading
+import time
 from dataclasses import replace
 from typing import ClassVar
 
@@ -364,6 +365,23 @@ def test_a_stall_says_which_servers_have_the_requests(queue):
     quiet.rest({"a": "running"}, 1)
     with pytest.raises(AdaptiveError, match="the reward function or a tool hangs: look"):
         quiet.rest({"a": "running"}, 1)
+
+
+def test_rests_for_what_a_look_cost_and_not_for_what_it_waited(monkeypatch):
+    """TransferQueue answers late whenever agent loops write to it; five times as long was rested then, up to a second."""
+    from verl_adaptive.integration import polling
+
+    rests: list[float] = []
+    monkeypatch.setattr(polling.time, "sleep", rests.append)
+    timeout = polling.StallTimeout(0.01, 60.0, 7, list)
+    threading.Event().wait(0.3)
+    timeout.rest({"a": "running"}, 0)
+    worked = time.process_time()
+    while time.process_time() < worked + 0.1:
+        sum(range(1000))
+    timeout.rest({"a": "running"}, 0)
+    waited, cost = rests
+    assert waited < 0.3 and cost >= 0.5
 
 
 def test_lent_gpus_come_back_when_as_much_is_there_as_verl_meant(queue):

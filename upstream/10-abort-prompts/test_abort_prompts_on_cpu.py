@@ -67,7 +67,12 @@ def status(monkeypatch):
     async def async_kv_put(key, partition_id, tag):
         tags[key] = tag["status"]
 
+    async def async_kv_batch_put(keys, partition_id, tags):
+        for key, tag in zip(keys, tags, strict=True):
+            await async_kv_put(key, partition_id, tag)
+
     monkeypatch.setattr(tq, "async_kv_put", async_kv_put)
+    monkeypatch.setattr(tq, "async_kv_batch_put", async_kv_batch_put)
     return tags
 
 
