@@ -287,21 +287,27 @@ def test_two_runs_on_one_machine_do_not_share_a_socket(forked) -> None:
 
 @needs_verl
 def test_vllms_processes_sleep_while_they_wait_for_each_other(forked) -> None:
-    """A second without a message is a few hundredths of the processor's; and a message is seen at once."""
+    """Between two looks for a message they give the processor away, which a yield alone does not; and find the message."""
     code = """
-        import threading, time
+        import resource, threading
         import verl
-        from vllm.distributed.device_communicators.shm_broadcast import MessageQueue
-        queue = MessageQueue(1, 1)
-        reader = MessageQueue.create_from_handle(queue.export_handle(), 0)
+        from vllm.distributed.device_communicators import shm_broadcast
+        queue = shm_broadcast.MessageQueue(1, 1)
+        reader = shm_broadcast.MessageQueue.create_from_handle(queue.export_handle(), 0)
         threading.Timer(0.2, queue.wait_until_ready).start()
         reader.wait_until_ready()
         queue.enqueue("first")
         print(reader.dequeue(timeout=30))
-        threading.Timer(0.9, queue.enqueue, ["second"]).start()
-        began = time.process_time()
+        looks, wait = 0, shm_broadcast.sched_yield
+        def look():
+            global looks
+            looks += 1
+            wait()
+        shm_broadcast.sched_yield = look
+        threading.Timer(0.3, queue.enqueue, ["second"]).start()
+        given = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
         print(reader.dequeue(timeout=30))
-        print(time.process_time() - began < 0.5)
+        print(0 < looks <= resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw - given)
         """
     assert forked(code)[-3:] == ["first", "second", "True"]
 
