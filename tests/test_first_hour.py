@@ -166,12 +166,17 @@ def test_a_run_out_of_time_says_so_what_it_had_made_and_where_its_log_is(tmp_pat
     ]
 
 
-def test_an_override_that_plain_verl_does_not_know_is_refused(capsys) -> None:
-    """The page said that verl itself did not train."""
-    assert main(["selftest", "--", "+adaptive=solo"]) == 2
-    assert (
-        "-- +adaptive=solo: overrides are plain verl's, too; choose presets with --presets" in capsys.readouterr().err
-    )
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("+adaptive=solo", "overrides are plain verl's, too; choose presets with --presets"),
+        ("trainer.total_training_steps=9", "each run of the self-test has its own, and is judged by it; leave it out"),
+    ],
+)
+def test_an_override_that_runs_cannot_share_is_refused(word, said, capsys) -> None:
+    """The page said that verl itself did not train, or that steps were missing."""
+    assert main(["selftest", "--", word]) == 2
+    assert f"-- {word}: {said}" in capsys.readouterr().err
 
 
 @pytest.mark.e2e

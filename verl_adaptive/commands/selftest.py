@@ -64,6 +64,8 @@ def run(args: argparse.Namespace) -> int:
     for word in args.overrides:
         if word.lstrip("+~").startswith("adaptive"):
             raise UsageError(f"-- {word}: overrides are plain verl's, too; choose presets with --presets")
+        if word.lstrip("+~").partition("=")[0] in suite.OWN:
+            raise UsageError(f"-- {word}: each run of the self-test has its own, and is judged by it; leave it out")
     folder = Path(args.folder).resolve()
     folder.mkdir(parents=True, exist_ok=True)
     runs.end_on_sigterm()

@@ -398,12 +398,13 @@ def _resumed(item: Item, folder: Path, said: list[str], env: dict[str, str], tim
 # -- the environment ------------------------------------------------------------------------------------------------
 
 
+#: What each run sets for itself, and is judged by.
+OWN = ("trainer.default_local_dir", "trainer.total_training_steps", "trainer.save_freq", "trainer.v1.trainer_mode")
+
+
 def _own(folder: Path, steps: int, every: int) -> list[str]:
     """Overrides for a run's folder, length and checkpoints."""
-    return [
-        f"trainer.default_local_dir={folder / 'checkpoints'}",
-        *(f"trainer.total_training_steps={steps}", f"trainer.save_freq={every}"),
-    ]
+    return [f"{key}={value}" for key, value in zip(OWN, (folder / "checkpoints", steps, every), strict=False)]
 
 
 def words(folder: Path, gpus: int, mode: str = "sync") -> list[str]:
