@@ -337,7 +337,8 @@ def step_note(clock: Row, quickstart: Row, thinned: Row, engine: Row, long: Row)
         f"of that; `thin` trained {statistics.mean(trained for _, trained in rest):.0%} of the rollouts, and its final accuracy "
         f"minus `solo`'s is {difference([gap for gap, _ in rest])} ({len(rest)} seeds). Old log-probs and update alone took "
         f"{training['solo']:.2f} and {training[THIN]:.2f} times GRPO's. The rest is generation: an answer has "
-        f"{counted['solo']['tokens_an_answer']:.0f} tokens, and requests arrive one by one. vLLM runs "
+        f"{counted['solo']['tokens_an_answer']:.0f} tokens, and requests arrive one by one, because verl sends a message for each "
+        f"prompt before it. vLLM runs "
         f"{counted['solo']['sequences_an_iteration']:.1f} sequences an iteration instead of "
         f"{counted['grpo']['sequences_an_iteration']:.1f}, so it makes "
         f"{counted['solo']['iterations'] / counted['grpo']['iterations']:.1f} times as many iterations for the same tokens "
@@ -349,15 +350,20 @@ def step_note(clock: Row, quickstart: Row, thinned: Row, engine: Row, long: Row)
 
 
 def aims_note(
-    quickstart: Row, thinned: Row, engine: Row, thin: Runs, driver: Row, caps: Row, roulette: Row, long: Row
+    quickstart: Row, thinned: Row, thin: Runs, messages: Row, driver: Row, caps: Row, roulette: Row, long: Row
 ) -> str:
-    """What `solo`'s step was to become, and what of it was reached, for ``RESULTS.md``."""
+    """What `solo`'s step was to become, and what of it was reached, for ``RESULTS.md``.
+
+    ``messages`` has the quickstart on verl as released, and on verl with one message for all prompts of a batch.
+    """
     pools, group = thinned_pools(thin, "solo-thin"), quickstart["results"][0]["n"]
     few, many = ([p[0] for p in pools.values() if (p[0] <= AIMS["thin"]) == kept] for kept in (True, False))
     differ = sum(significant(gains) for _, gains in pools.values())
-    grpo, solo = (engine["processor_seconds"][name] for name in ("grpo", "solo"))
-    more = {part: solo[part] - grpo[part] for part in grpo}
-    part = {name: f"{more[name] / sum(more.values()):.0%}" for name in more}
+    steps = {
+        verl: " and ".join(step_ratio(messages[verl], preset, group) for preset in ("solo", THIN))
+        for verl in ("released", "patched")
+    }
+    seeds = len({row["seed"] for row in messages["patched"]})
     head = {(row["rollouts"], row["built_by"]): row["rows"] + row["shares"] + row["pickle"] for row in driver["heads"]}
     heads = ", ".join(
         f"{head[size, 'ours']:.1f} s for {head[size, 'verl']:.1f} s at {size:,} rollouts"
@@ -369,10 +375,9 @@ def aims_note(
         f"and {min(many):.2f} to {max(many):.2f} in {len(many)}, so it is an option and not the default; the accuracy differs "
         f"significantly in {differ or 'none'}. *A step of at most {AIMS['step']} times `+adaptive=grpo`'s*: missed in the quickstart "
         f"({step_ratio(quickstart['results'], 'solo', group)}, with `thin` {step_ratio(thinned['results'], THIN, group)}), open with "
-        f"longer answers ({_long_ratio(long, 'step', '`grpo`')} and {_long_ratio(long, 'step', '`grpo`', THINNED)}). Of the "
-        f"quickstart's additional processor time, {part['vllm engine']} is in vLLM's engine, {part['agent loop worker']} in verl's "
-        f"agent loop, {part['TransferQueue controller']} in TransferQueue's controller, {part['training worker']} in training, and "
-        f"{part['task runner']} in the driver, where this package works. *Half of a step's head*: reached, {heads}. *At most "
+        f"longer answers ({_long_ratio(long, 'step', '`grpo`')} and {_long_ratio(long, 'step', '`grpo`', THINNED)}). On verl with "
+        f"[one message](../upstream/16-running-in-one-message/) for all prompts of a batch the quickstart's steps take "
+        f"{steps['patched']}, where verl as released took {steps['released']} beside it ({seeds} seeds). *Half of a step's head*: reached, {heads}. *At most "
         f"{AIMS['length']} of the generated tokens by a limit on length*: in {sum(tokens <= AIMS['length'] for tokens in left)} of "
         f"{len(left)} simulated settings; not tried on the real pipeline. Roulette never pays: tokens × noise is "
         f"{min(row['tokens_noise'] for row in roulette['rows']):.2f} at best."

@@ -33,7 +33,7 @@ from verl_adaptive.report.arms import Trial, draw
 HERE = Path(__file__).resolve().parent
 #: Where the cost of a step of `solo` is from, beside the long answers.
 STEP = ("clock.json", "quickstart.json", "quickstart_thin.json", "engine_steps.json")
-AIMED = ("driver.json", "length_cap.json", "roulette.json")
+AIMED = ("status_messages.json", "driver.json", "length_cap.json", "roulette.json")
 
 
 def put(text: str, name: str, lines: Sequence[str]) -> str:
@@ -96,7 +96,7 @@ def results_lines(results: Path) -> list[str]:
                 lines += [blocks.step_note(*behind, data), ""]
                 thin, more = read(results, "thin.json"), [read(results, name) for name in AIMED]
                 if thin and all(more):
-                    lines += [blocks.aims_note(*behind[1:], grid_runs(thin), *more, data), ""]
+                    lines += [blocks.aims_note(*behind[1:3], grid_runs(thin), *more, data), ""]
     return lines
 
 
