@@ -398,13 +398,14 @@ def _resumed(item: Item, folder: Path, said: list[str], env: dict[str, str], tim
 # -- the environment ------------------------------------------------------------------------------------------------
 
 
+_LENGTH = ("trainer.default_local_dir", "trainer.total_training_steps", "trainer.save_freq")
 #: What each run sets for itself, and is judged by.
-OWN = ("trainer.default_local_dir", "trainer.total_training_steps", "trainer.save_freq", "trainer.v1.trainer_mode")
+OWN = (*_LENGTH, "trainer.v1.trainer_mode")
 
 
 def _own(folder: Path, steps: int, every: int) -> list[str]:
     """Overrides for a run's folder, length and checkpoints."""
-    return [f"{key}={value}" for key, value in zip(OWN, (folder / "checkpoints", steps, every), strict=False)]
+    return [f"{key}={value}" for key, value in zip(_LENGTH, (folder / "checkpoints", steps, every), strict=True)]
 
 
 def words(folder: Path, gpus: int, mode: str = "sync") -> list[str]:
