@@ -216,7 +216,7 @@ def run_cell(key: Key, work: Path) -> PretrainedRun:
         "VERL_FILE_LOGGER_PATH": str(run / METRICS),
         "HF_HUB_OFFLINE": "1",
         "PYTHONUNBUFFERED": "1",
-        # Ray gives a worker one thread, on which an update takes 1.4 times as long as on two
+        # without it Ray gives a worker one thread, and training has one core
         "OMP_NUM_THREADS": str(os.cpu_count()),
         "OMP_WAIT_POLICY": "PASSIVE",  # a thread that spins takes the core that another needs
         "RAY_worker_niceness": str(os.nice(0)),  # its own is 15: beside anything else its workers would hardly run

@@ -19,7 +19,7 @@ from verl_adaptive.integration.guard import PLUGIN
 PARTITION = "train"
 #: Statuses of a request that is back.
 DONE = ("finished", "failure")
-#: Looks at the queue may cost at most this share of the waiting time.
+#: The driver's processor time for looks at the queue is at most this share of what it rests between them.
 POLL_SHARE = 0.2
 #: Seconds that a run may go without any rollout, where responses are short ...
 _STALL = 1800.0
@@ -98,8 +98,8 @@ class StallTimeout:
                 f"{f' (open requests: {busy})' if busy else ''}: look for the last error above, or raise "
                 "adaptive.stall_timeout"
             )
-        # A look at a large queue costs time of its own: rest in proportion to what the last one took. Of the processor: by
-        # the clock it takes long, too, whenever the queue is busy with others, and the step would end a second late.
+        # A look at a large queue costs processor time: rest in proportion to what the last one took. By the clock it also
+        # takes long while the queue is busy with others, and the step would end up to a second late.
         time.sleep(max(self._poll, (time.process_time() - self._resumed) / POLL_SHARE))
         self._resumed = time.process_time()
 

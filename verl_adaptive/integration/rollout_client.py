@@ -88,7 +88,7 @@ class RolloutClient(Generic[E]):
         alone = not (advantage.needs_groups or advantage.centres)
         self.queue = Queue(engine.config, alone=alone, late=handles.late)
         self.prompts: dict[int, dict] = {}
-        self._took = 0.0  # seconds of the processor, for the latest look that found something
+        self._took = 0.0  # processor seconds of the latest look that found something
         self._all_failed: list[int] = []  # groups of the latest looks in which every group failed
 
     @without_gc()
