@@ -26,6 +26,7 @@ from verl.workers.rollout.router import GlobalRequestLoadBalancer  # noqa: E402
 from verl_adaptive.errors import AdaptiveError  # noqa: E402
 from verl_adaptive.integration import abort  # noqa: E402
 from verl_adaptive.integration.abort import Abort, CancellingClient  # noqa: E402
+from verl_adaptive.integration.status_messages import gather  # noqa: E402
 
 pytestmark = pytest.mark.timeout(1200)  # the first one waits for five processes that import verl
 
@@ -145,6 +146,7 @@ class House:
         self.balancer = ray.remote(GlobalRequestLoadBalancer).remote(dict(zip("ab", self.servers, strict=True)))
         client = CancellingClient(CONFIG, self.balancer)
         self.workers = [ray.remote(Worker).remote(client) for _ in range(2)]
+        ray.get([worker.__ray_call__.remote(gather) for worker in self.workers])  # as in a run
         gates = Gates(self.servers)
         self.abort = Abort(lambda: self.workers, lambda: self.servers, lambda: gates, timeout=300.0)
 
@@ -195,6 +197,27 @@ def house(built):
 def counted(monkeypatch):
     """A machine with other work may take longer to count than a step would wait for."""
     monkeypatch.setattr(abort, "_COUNT_PATIENCE", 120.0)
+
+
+def count_statuses(worker: Worker) -> None:
+    """Note how many prompts each message is about that says statuses; runs in the worker."""
+    real, worker.said = tq.async_kv_batch_put, []
+
+    async def counted(keys, partition_id, **more):
+        if "fields" not in more:
+            worker.said.append(len(keys))
+        return await real(keys=keys, partition_id=partition_id, **more)
+
+    tq.async_kv_batch_put = counted
+
+
+def test_in_a_real_worker_prompts_say_together_that_they_run(house):
+    """Ray sends the class with names of its own: what verl's module says is not what a worker does."""
+    ray.get([w.__ray_call__.remote(count_statuses) for w in house.workers])
+    house.send([(f"prompt{i}", 1, 3) for i in range(40)])
+    until(lambda: all(rows()[f"prompt{i}"]["status"] == "finished" for i in range(40)))
+    for said in ray.get([w.__ray_call__.remote(lambda worker: worker.said) for w in house.workers]):
+        assert said[0] == 20 and sum(said) == 40
 
 
 def test_nothing_is_left_and_what_was_generated_is_counted(house, counted):

@@ -145,6 +145,8 @@ NAMES: tuple[Name, ...] = (
     _use(_SERVERS, "CheckpointEngineManager.resume_generation_replicas()", "requests that are aborted", _SYNC),
     _use(f"{_V1}.trainer_colocate_async", "PPOTrainerColocateAsync", "verl's colocated trainer", ("colocate_async",)),
     _use(f"{_V1}.trainer_separate_async", "PPOTrainerSeparateAsync", "verl's separate trainer", ("separate_async",)),
+    _use(f"{_V1}.agent_loop_tq", "tq", "statuses that share messages", MODES, "each status is a message of its own"),
+    _use(_QUEUE, "async_kv_batch_put(keys, partition_id, tags)", "statuses that share messages"),
     _use(_BUFFER, "ReplayBufferAsync", "the reviewing replay buffer"),
     _use(
         _BUFFER,

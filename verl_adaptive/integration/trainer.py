@@ -15,6 +15,7 @@ from functools import partial
 from pprint import pprint
 from typing import TYPE_CHECKING, Any
 
+import ray
 from omegaconf import open_dict
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.utils import create_rl_sampler
@@ -34,6 +35,7 @@ from verl_adaptive.integration.rollout_client import RolloutHandles
 from verl_adaptive.integration.run_plan import RunPlan
 from verl_adaptive.integration.run_store import RunStore
 from verl_adaptive.integration.session import Session
+from verl_adaptive.integration.status_messages import gather
 from verl_adaptive.integration.step_metrics import banner, step_metrics
 from verl_adaptive.integration.stream_session import NothingLeft, StreamSession
 from verl_adaptive.record import Recorder
@@ -268,7 +270,9 @@ class AdaptiveMixin(MinibatchMixin):
         if self.plan.stream is None:
             check_manager(self.config, agent_loop_manager, self.plan.policy)
         servers = {f"rollout server {i}": server for i, server in enumerate(self._servers())}
-        check_installed(_named_workers(agent_loop_manager) | servers, self.plan.stall)
+        workers = _named_workers(agent_loop_manager)
+        check_installed(workers | servers, self.plan.stall)
+        ray.get([worker.__ray_call__.remote(gather) for worker in workers.values()])
         try:
             super().fit(agent_loop_manager)
         finally:
