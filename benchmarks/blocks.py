@@ -241,10 +241,15 @@ SHARES = (0.4, 0.8)  # of generation, in a step of verl's own GRPO
 AIMS = {"thin": 0.6, "step": 1.1, "length": 0.75}
 
 
-def step_ratio(results: Sequence[Row], preset: str, n: int) -> str:
-    """Seconds of a quickstart's training steps, as a ratio to GRPO's of the same seed."""
+def step_ratios_in(results: Sequence[Row], preset: str, n: int) -> list[float]:
+    """Seconds of a quickstart's training steps, as ratios to GRPO's of the same seed."""
     seconds = {(r["preset"], r["seed"]): r["seconds"] / r["steps"] for r in results if r["n"] == n}
-    return pm([value / seconds["grpo", key[1]] for key, value in seconds.items() if key[0] == preset], "{:.2f}")
+    return [value / seconds["grpo", key[1]] for key, value in seconds.items() if key[0] == preset]
+
+
+def step_ratio(results: Sequence[Row], preset: str, n: int) -> str:
+    """Their mean, with its interval."""
+    return pm(step_ratios_in(results, preset, n), "{:.2f}")
 
 
 THIN, THINNED = "solo adaptive.advantage.thin=1", "`solo-thin`"
@@ -268,14 +273,14 @@ def step_cost(
     clock: Row,
     made: Mapping[str, Standing],
     quickstart: Row,
-    thinned: Row,
+    messages: Row,
     thin: Runs,
     long: Row,
     runs: Mapping[str, Runs],
 ) -> list[str]:
     """What a step costs beside GRPO's: tokens and seconds measured, and an estimate for several GPUs.
 
-    ``thinned`` is a quickstart with thinned rows, too; ``long`` has the steps with longer answers.
+    ``messages`` has the quickstart with thinned rows, too; ``long`` has the steps with longer answers.
     """
     first = quickstart["results"][0]
     group = first["n"]
@@ -293,7 +298,7 @@ def step_cost(
 
     pools = thinned_pools(thin, "solo-thin")
     shares, trained = [share for share, _ in pools.values()], pools["base"][0]
-    ratios = [step_ratio(quickstart["results"], "solo", group), step_ratio(thinned["results"], THIN, group)]
+    ratios = [step_ratio(quickstart["results"], "solo", group), step_ratio(messages["together"], THIN, group)]
     rows = [
         row("verl's own GRPO", 1.0, 1.0, ""),
         row("`+adaptive=grpo`", 1.0, made["grpo"].trained, "1.00"),
@@ -332,38 +337,33 @@ def step_note(clock: Row, quickstart: Row, thinned: Row, engine: Row, long: Row)
     }
     return (
         f"Behind [the cost of a step of `solo`](../docs/solo.md#what-a-step-costs). Against `+adaptive=grpo`, `solo`'s step takes "
-        f"{_long_ratio(long, 'step', '`grpo`')} here, with `thin` {_long_ratio(long, 'step', '`grpo`', THINNED)}. In the quickstart "
-        f"a step of `+adaptive=grpo` takes {per_step:.1f} s. Run beside `thin` there, `solo` took {step_ratio(results, 'solo', group)} "
-        f"of that; `thin` trained {statistics.mean(trained for _, trained in rest):.0%} of the rollouts, and its final accuracy "
-        f"minus `solo`'s is {difference([gap for gap, _ in rest])} ({len(rest)} seeds). Old log-probs and update alone took "
-        f"{training['solo']:.2f} and {training[THIN]:.2f} times GRPO's. The rest is generation: an answer has "
-        f"{counted['solo']['tokens_an_answer']:.0f} tokens, and requests arrive one by one, because verl sends a message for each "
-        f"prompt before it. vLLM runs "
-        f"{counted['solo']['sequences_an_iteration']:.1f} sequences an iteration instead of "
-        f"{counted['grpo']['sequences_an_iteration']:.1f}, so it makes "
-        f"{counted['solo']['iterations'] / counted['grpo']['iterations']:.1f} times as many iterations for the same tokens "
-        f"([counted](results/engine_steps.json)). The estimate for {GPUS} GPUs has {clock['policies']['grpo']['begun']:,.0f} rollouts "
-        f"a step and prompts of 512 tokens, read at {PREFILL:,} a second and GPU. verl spreads a group over the {GPUS} replicas, so "
-        f"GRPO finds {found:.0%} of its prefixes in the cache, and `solo` reads {1 / (1 - found):.1f} times as many prompt tokens, "
-        f"not {group} times."
+        f"{_long_ratio(long, 'step', '`grpo`')} here, with `thin` {_long_ratio(long, 'step', '`grpo`', THINNED)}, measured while each "
+        f"status of a prompt was a message of its own. In the quickstart a step of `+adaptive=grpo` takes {per_step:.1f} s; `thin` "
+        f"trained {statistics.mean(trained for _, trained in rest):.0%} of the rollouts, and its final accuracy minus `solo`'s is "
+        f"{difference([gap for gap, _ in rest])} ({len(rest)} seeds). Old log-probs and update alone took {training['solo']:.2f} and "
+        f"{training[THIN]:.2f} times GRPO's. Generation takes about as long as GRPO's: vLLM runs "
+        f"{counted['solo']['sequences_an_iteration']:.0f} sequences an iteration instead of "
+        f"{counted['grpo']['sequences_an_iteration']:.0f}, in {counted['solo']['iterations'] / counted['grpo']['iterations']:.1f} times "
+        f"as many iterations for the same tokens ([counted](results/engine_steps.json)). The estimate for {GPUS} GPUs has "
+        f"{clock['policies']['grpo']['begun']:,.0f} rollouts a step and prompts of 512 tokens, read at {PREFILL:,} a second and GPU. "
+        f"verl spreads a group over the {GPUS} replicas, so GRPO finds {found:.0%} of its prefixes in the cache, and `solo` reads "
+        f"{1 / (1 - found):.1f} times as many prompt tokens, not {group} times."
     )
 
 
-def aims_note(
-    quickstart: Row, thinned: Row, thin: Runs, messages: Row, driver: Row, caps: Row, roulette: Row, long: Row
-) -> str:
+def aims_note(quickstart: Row, thin: Runs, messages: Row, driver: Row, caps: Row, roulette: Row, long: Row) -> str:
     """What `solo`'s step was to become, and what of it was reached, for ``RESULTS.md``.
 
-    ``messages`` has the quickstart on verl as released, and on verl with one message for all prompts of a batch.
+    ``messages`` has the quickstart with a message for each status of a prompt, and with statuses that share messages.
     """
     pools, group = thinned_pools(thin, "solo-thin"), quickstart["results"][0]["n"]
     few, many = ([p[0] for p in pools.values() if (p[0] <= AIMS["thin"]) == kept] for kept in (True, False))
     differ = sum(significant(gains) for _, gains in pools.values())
     steps = {
-        verl: " and ".join(step_ratio(messages[verl], preset, group) for preset in ("solo", THIN))
-        for verl in ("released", "patched")
+        form: " and ".join(step_ratio(messages[form], preset, group) for preset in ("solo", THIN))
+        for form in ("apart", "together")
     }
-    seeds = len({row["seed"] for row in messages["patched"]})
+    seeds = len({row["seed"] for row in messages["together"]})
     head = {(row["rollouts"], row["built_by"]): row["rows"] + row["shares"] + row["pickle"] for row in driver["heads"]}
     heads = ", ".join(
         f"{head[size, 'ours']:.1f} s for {head[size, 'verl']:.1f} s at {size:,} rollouts"
@@ -373,11 +373,12 @@ def aims_note(
     return (
         f"**Goals.** *At most {AIMS['thin']:.0%} of the tokens trained*: `thin` trains {min(few):.2f} to {max(few):.2f} in {len(few)} pools "
         f"and {min(many):.2f} to {max(many):.2f} in {len(many)}, so it is an option and not the default; the accuracy differs "
-        f"significantly in {differ or 'none'}. *A step of at most {AIMS['step']} times `+adaptive=grpo`'s*: missed in the quickstart "
-        f"({step_ratio(quickstart['results'], 'solo', group)}, with `thin` {step_ratio(thinned['results'], THIN, group)}), open with "
-        f"longer answers ({_long_ratio(long, 'step', '`grpo`')} and {_long_ratio(long, 'step', '`grpo`', THINNED)}). On verl with "
-        f"[one message](../upstream/16-running-in-one-message/) for all prompts of a batch the quickstart's steps take "
-        f"{steps['patched']}, where verl as released took {steps['released']} beside it ({seeds} seeds). *Half of a step's head*: reached, {heads}. *At most "
+        f"significantly in {differ or 'none'}. *A step of at most {AIMS['step']} times `+adaptive=grpo`'s*: "
+        f"{'reached' if statistics.mean(step_ratios_in(quickstart['results'], 'solo', group)) <= AIMS['step'] else 'missed'} in the quickstart "
+        f"({step_ratio(quickstart['results'], 'solo', group)}), open with "
+        f"longer answers ({_long_ratio(long, 'step', '`grpo`')} and {_long_ratio(long, 'step', '`grpo`', THINNED)}). Side "
+        f"by side the quickstart's steps, of `solo` and with `thin`, took {steps['together']} where prompts share status messages, "
+        f"as they do here, and {steps['apart']} with one for each, as verl sends them ({seeds} seeds). *Half of a step's head*: reached, {heads}. *At most "
         f"{AIMS['length']} of the generated tokens by a limit on length*: in {sum(tokens <= AIMS['length'] for tokens in left)} of "
         f"{len(left)} simulated settings; not tried on the real pipeline. Roulette never pays: tokens × noise is "
         f"{min(row['tokens_noise'] for row in roulette['rows']):.2f} at best."
@@ -428,7 +429,9 @@ def async_table(data: Row) -> list[str]:
 def driver_note(data: Row, queue: Row) -> list[str]:
     """What a prompt for each rollout costs the driver and TransferQueue, as limits of `solo`; ``queue`` in milliseconds."""
     found = {(row["preset"], row["rollouts"]): driver_seconds(row) for row in data["rows"]}
-    each, prompt = (queue["median"][what]["controller"] / 1000 for what in ("row", "prompt"))
+    median = queue["median"]
+    each, prompt = (median["together"][what]["controller"] / 1000 for what in ("row", "prompt"))
+    alone = sum(median["apart"][what]["controller"] for what in ("row", "prompt")) / 1000
     group = data["groups_of"]
     rows = [
         [f"{size:,}", *(f"{found[preset, size]:.1f}" for preset in ("solo", "grpo"))]
@@ -436,10 +439,13 @@ def driver_note(data: Row, queue: Row) -> list[str]:
         for preset, size in sorted(found)
         if preset == "solo" and ("grpo", size) in found
     ]
+    size = min(size for preset, size in found if preset == "solo")
     text = (
-        f"The work of verl's driver and of TransferQueue's only controller grows with prompts. Processor seconds of a step, most "
-        f"of them during generation, GRPO with groups of {group} ([driver](../benchmarks/RESULTS.md#the-driver); "
-        f"[controller](../benchmarks/results/prompt_cost.json), from steps of {queue['rollouts']:,}):"
+        f"The work of verl's driver grows with prompts, that of TransferQueue's only controller with rollouts. Processor seconds of a "
+        f"step, most of them during generation, GRPO with groups of {group} ([driver](../benchmarks/RESULTS.md#the-driver); "
+        f"[controller](../benchmarks/results/prompt_cost.json), from steps of {queue['rollouts']:,}). Prompts share the messages that "
+        f"say their status; with one for each, as verl sends them, the controller would take {size * alone:.0f} s of a step of "
+        f"`solo` with {size:,} rollouts:"
     )
     heads = ["rollouts a step", "driver, `solo`", "driver, GRPO", "controller, `solo`", "controller, GRPO"]
     return [*wrap(text, 118, break_on_hyphens=False), "", *table(heads, rows)] if rows else []

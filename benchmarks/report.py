@@ -96,7 +96,7 @@ def results_lines(results: Path) -> list[str]:
                 lines += [blocks.step_note(*behind, data), ""]
                 thin, more = read(results, "thin.json"), [read(results, name) for name in AIMED]
                 if thin and all(more):
-                    lines += [blocks.aims_note(*behind[1:3], grid_runs(thin), *more, data), ""]
+                    lines += [blocks.aims_note(behind[1], grid_runs(thin), *more, data), ""]
     return lines
 
 
@@ -141,10 +141,10 @@ def pages(results: Path, results_page: Path, readme_page: Path) -> dict[Path, st
         made.append((docs / "order.md", "clock", blocks.async_table(clock)))
         made.append((readme_page, "cost", blocks.cost(clock, long)))
     quickstart, thin = read(results, "quickstart.json"), read(results, "thin.json")
-    thinned = read(results, "quickstart_thin.json")
+    messages = read(results, "status_messages.json")
     real = found.get("real/base", {})
-    if clock and quickstart and thin and thinned and long and "solo" in real:
-        lines = blocks.step_cost(clock, real, quickstart, thinned, grid_runs(thin), long, runs)
+    if clock and quickstart and thin and messages and long and "solo" in real:
+        lines = blocks.step_cost(clock, real, quickstart, messages, grid_runs(thin), long, runs)
         made.append((docs / "solo.md", "step", lines))
     if (data := read(results, "driver.json")) and (queue := read(results, "prompt_cost.json")):
         made.append((docs / "solo.md", "driver", blocks.driver_note(data, queue)))
