@@ -126,6 +126,10 @@ class Worker(VerlWorker):
         """Sessions that wait for their reward."""
         return self.judging
 
+    async def calls(self) -> int:
+        """Calls that servers have of its sessions."""
+        return sum(asked.open for asked in abort._sessions.values())
+
     async def give_in(self) -> None:
         """Sessions that hold their cancellation back end."""
         self.yields.set()
@@ -268,7 +272,7 @@ def test_rollouts_of_servers_that_are_too_busy_to_count_are_billed(house, monkey
     monkeypatch.setattr(abort, "_COUNT_PATIENCE", 0.2)
     monkeypatch.setattr(house.abort, "_slots", slots)
     house.send([(f"b{i}", 8, 100_000) for i in range(40)])
-    until(lambda: ray.get(house.balancer.get_total_inflight.remote()) == 320)
+    until(lambda: sum(ray.get([w.calls.remote() for w in house.workers])) == 320)
     done = house.abort([f"b{i}" for i in range(40)])
     assert done == abort.Aborted(rollouts=rollouts, tokens=0) and rows() == {}
 
