@@ -13,7 +13,6 @@ import io
 import json
 import re
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -56,22 +55,29 @@ def read(results: Path, name: str) -> Any:
 
 
 def training_runs(results: Path) -> dict[str, Runs]:
-    """The training benchmarks that have results; of the pretrained one the policies with three seeds at two learning rates.
-
-    Fewer compare nothing.
-    """
+    """The training benchmarks that have results; of the pretrained one those that ran often enough (:func:`enough_runs`)."""
     files = {"pretrained": ("pretrained.jsonl", pretrained_runs), "real": ("train_cpu.json", grid_runs)}
     files["tiny"] = ("train_torch.json", grid_runs)
     runs = {name: made(data) for name, (file, made) in files.items() if (data := read(results, file))}
-    if cells := runs["pretrained"].cells if "pretrained" in runs else {}:
-        seeds = Counter(key[:3] for key in cells)
-        rates = Counter(key[:2] for key, count in seeds.items() if count >= 3)
-        whole = {pair for pair, count in rates.items() if count >= 2}
-        kept = {key: cell for key, cell in cells.items() if {key[:2], (key[0], "grpo")} <= whole}
-        runs["pretrained"].cells = kept
-        if len({key[1] for key in kept}) < 2:
+    if found := runs.get("pretrained"):
+        whole = {pair for pair in {key[:2] for key in found.cells} if enough_runs(found, *pair)}
+        found.cells = {key: cell for key, cell in found.cells.items() if {key[:2], (key[0], "grpo")} <= whole}
+        if len({key[1] for key in found.cells}) < 2:
             del runs["pretrained"]
     return runs
+
+
+def enough_runs(runs: Runs, variant: str, preset: str) -> bool:
+    """Whether a policy ran at two learning rates, and three times at the one that is better with the seeds of both.
+
+    Fewer runs compare nothing.
+    """
+    seeds = {lr: found for lr in runs.lrs(variant) if (found := runs.seeds(variant, preset, lr))}
+    common = set.intersection(*map(set, seeds.values())) if len(seeds) > 1 else set()
+    if not common:
+        return False
+    best = max(seeds, key=lambda lr: np.mean([runs.final((variant, preset, lr, seed)) or 0.0 for seed in common]))
+    return len(seeds[best]) >= 3
 
 
 def results_lines(results: Path) -> list[str]:
