@@ -21,7 +21,7 @@ import pytest
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 
-from tests.cli.stores import HOSTILE, change_lines, make_run
+from tests.cli.stores import HOSTILE, change_lines, make_run, without_steps
 from tests.interrupts import heed_interrupts
 from tests.report.test_report import Page
 from verl_adaptive.cli import main
@@ -359,6 +359,16 @@ def test_a_time_that_is_none_hides_one_run_alone(tmp_path) -> None:
     change_lines(steps, lambda line: {**line, "wall_time": 1e20})
     rows, trouble, _ = _index(Site(str(tmp_path), lambda run, live: "", lambda runs: ""))
     assert [row["name"] for row in rows] == ["p/a"] and [str(steps) in text for text in trouble] == [True]
+
+
+def test_the_index_names_what_a_journal_lacks(tmp_path) -> None:
+    make_run(tmp_path, steps=4, run_id="p/a", snapshot=False)
+    assert _index(Site(str(tmp_path), lambda run, live: "", lambda runs: ""))[1] == []
+    without_steps(tmp_path, 2, 2)
+    site = Site(str(tmp_path), lambda run, live: "", lambda runs: "")
+    rows, (text,), _ = _index(site)
+    assert [row["step"] for row in rows] == [4] and text.startswith("p/a: steps 2 to 2 are not in the journal: ")
+    assert _index(site)[1] == [text]  # without reading all of it again
 
 
 def test_a_pause_between_attempts_is_no_pace(tmp_path) -> None:

@@ -186,6 +186,7 @@ class Site:
     _found: tuple[float, list[Run], list[str]] | None = None
     _pages: OrderedDict[str, _Page] = field(default_factory=OrderedDict)
     _making: dict[str, asyncio.Task[_Page]] = field(default_factory=dict)
+    _missing: dict[str, tuple[str, list[str]]] = field(default_factory=dict)
     _one: asyncio.Lock = field(default_factory=asyncio.Lock)  # page made at a time: the machine has training to do
 
     def runs(self) -> tuple[list[Run], list[str]]:
@@ -197,6 +198,12 @@ class Site:
     def find(self, id: str) -> Run | None:
         """A run by its id; nothing else that a browser asks for is ever opened."""
         return next((run for run in self.runs()[0] if run.id == id), None)
+
+    def missing(self, run: Run, version: str) -> list[str]:
+        """What the run's journal lacks, in words; read when the run has a new version, for it takes all of its steps."""
+        if self._missing.get(run.id, ("", []))[0] != version:
+            self._missing[run.id] = version, run.missing()
+        return self._missing[run.id][1]
 
     def _is_new(self, run: Run) -> str | None:
         """The version of the page to make now; None while the one that is there will do.
@@ -305,12 +312,13 @@ def _sendable(text: str) -> bytes:
 
 
 def _index(site: Site) -> tuple[list[dict[str, Any]], list[str], str]:
-    """Rows of the index, newest first; what could not be read; and the version of it all."""
+    """Rows of the index, newest first; what could not be read, or is missing; and the version of it all."""
     runs, trouble = site.runs()
     rows = []
     for run in runs:
         try:
             state = state_of(run)
+            trouble += site.missing(run, str(state["version"]))
         except AdaptiveError as error:
             trouble.append(str(error))
             continue
