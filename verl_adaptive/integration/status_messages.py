@@ -2,11 +2,11 @@
 
 verl's ``AgentLoopWorkerTQ._run_prompt`` says "running" and later "finished" with a ``kv_put`` of its own a prompt: two
 requests to TransferQueue's one controller, and the prompt's sessions wait for the first. A step of many prompts with few
-rollouts each begins late by that, and late by more with each prompt
-(``benchmarks/results/status_messages.json``). Here one message is under way at a time, and what is put meanwhile goes with
-the next. Nothing is said later than verl says it, and each caller still waits until its own status is there.
+rollouts each begins late by that, and later with each prompt (``benchmarks/results/prompt_cost.json`` and
+``status_messages.json``). Here one message is under way at a time, and what is put meanwhile goes with the next. Each caller
+still waits until its own status is there.
 
-``upstream/16-running-in-one-message`` is the same for verl itself; this can go with the last version that lacks it.
+``upstream/16-running-in-one-message`` mends the first of the two in verl itself; this goes with the last verl without it.
 """
 
 from __future__ import annotations
