@@ -261,7 +261,7 @@ class Verl:
         for node in _statements(tree.body):
             if isinstance(node, _Definition) and node.name == head:
                 return self._inside(module, node, text, rest, depth) if rest else Found(node, text)
-            if not rest and head in _bound(node):
+            if not rest and head in _assigned(node):
                 return Found(node, text)
             if isinstance(node, ast.ImportFrom):
                 for alias in node.names:
@@ -287,7 +287,7 @@ class Verl:
         for node in _statements(owner.body):
             if isinstance(node, _Definition) and node.name == name:
                 return Found(node, text)
-            if name in _bound(node):
+            if name in _assigned(node):
                 return Found(node, text)
         for base in owner.bases:
             if isinstance(base, ast.Name):
@@ -308,9 +308,7 @@ def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
             yield from _statements(handler.body)
 
 
-def _bound(node: ast.stmt) -> set[str]:
-    if isinstance(node, ast.Import):
-        return {alias.asname or alias.name.partition(".")[0] for alias in node.names}
+def _assigned(node: ast.stmt) -> set[str]:
     targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
     return {t.id for t in targets if isinstance(t, ast.Name)}
 

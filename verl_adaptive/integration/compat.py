@@ -145,8 +145,6 @@ NAMES: tuple[Name, ...] = (
     _use(_SERVERS, "CheckpointEngineManager.resume_generation_replicas()", "requests that are aborted", _SYNC),
     _use(f"{_V1}.trainer_colocate_async", "PPOTrainerColocateAsync", "verl's colocated trainer", ("colocate_async",)),
     _use(f"{_V1}.trainer_separate_async", "PPOTrainerSeparateAsync", "verl's separate trainer", ("separate_async",)),
-    _use(f"{_V1}.agent_loop_tq", "tq", "statuses that share messages", MODES, "each status is a message of its own"),
-    _use(_QUEUE, "async_kv_batch_put(keys, partition_id, tags)", "statuses that share messages"),
     _use(_BUFFER, "ReplayBufferAsync", "the reviewing replay buffer"),
     _use(
         _BUFFER,
@@ -187,6 +185,7 @@ NAMES: tuple[Name, ...] = (
     _use(_QUEUE, "get_client", "whether the queue is alive"),
     _use(_QUEUE, "kv_list(partition_id)", "what is back"),
     _use(_QUEUE, "kv_batch_put(keys, partition_id, fields, tags)", "rows that train"),
+    _use(_QUEUE, "async_kv_batch_put(keys, partition_id, tags)", "statuses that share messages"),
     _use(_QUEUE, "kv_batch_get(keys, partition_id, select_fields)", "rewards and rows"),
     _use(_QUEUE, "kv_clear(keys, partition_id)", "rows of groups that do not train"),
     _use(_QUEUE_CLIENT, "TransferQueueClient.kv_retrieve_meta(keys, partition_id, create)", "what is back"),
