@@ -351,7 +351,9 @@ def step_note(clock: Row, quickstart: Row, thinned: Row, engine: Row, long: Row)
     )
 
 
-def aims_note(quickstart: Row, thin: Runs, messages: Row, driver: Row, caps: Row, roulette: Row, long: Row) -> str:
+def aims_note(
+    quickstart: Row, thin: Runs, messages: Row, driver: Row, caps: Row, roulette: Row, lost: Row, long: Row
+) -> str:
     """What `solo`'s step was to become, and what of it was reached, for ``RESULTS.md``.
 
     ``messages`` has the quickstart with a message for each status of a prompt, and with statuses that share messages.
@@ -369,18 +371,27 @@ def aims_note(quickstart: Row, thin: Runs, messages: Row, driver: Row, caps: Row
         f"{head[size, 'ours']:.1f} s for {head[size, 'verl']:.1f} s at {size:,} rollouts"
         for size in sorted({size for size, _ in head})
     )
-    left = [row["tokens"] for row in caps["rows"]]
     return (
         f"**Goals.** *At most {AIMS['thin']:.0%} of the tokens trained*: `thin` trains {min(few):.2f} to {max(few):.2f} in {len(few)} pools "
         f"and {min(many):.2f} to {max(many):.2f} in {len(many)}, so it is an option and not the default; the accuracy differs "
         f"significantly in {differ or 'none'}. *A step of at most {AIMS['step']} times `+adaptive=grpo`'s*: "
         f"{'reached' if statistics.mean(step_ratios_in(quickstart['results'], 'solo', group)) <= AIMS['step'] else 'missed'} in the quickstart "
         f"({step_ratio(quickstart['results'], 'solo', group)}), open with "
-        f"longer answers ({_long_ratio(long, 'step', '`grpo`')} and {_long_ratio(long, 'step', '`grpo`', THINNED)}). Side "
-        f"by side the quickstart's steps, of `solo` and with `thin`, took {steps['together']} where prompts share status messages, "
-        f"as they do here, and {steps['apart']} with one for each, as verl sends them ({seeds} seeds). *Half of a step's head*: reached, {heads}. *At most "
-        f"{AIMS['length']} of the generated tokens by a limit on length*: in {sum(tokens <= AIMS['length'] for tokens in left)} of "
-        f"{len(left)} simulated settings; not tried on the real pipeline. Roulette never pays: tokens × noise is "
+        f"longer answers ({_long_ratio(long, 'step', '`grpo`')} and {_long_ratio(long, 'step', '`grpo`', THINNED)}; where half of the answers get lost, "
+        f"{_long_ratio(lost, 'step', 'grpo', 'solo')} and {_long_ratio(lost, 'step', 'grpo', 'solo-thin')}). Side by side the quickstart's steps, of `solo` and with `thin`, took {steps['together']} where prompts share status messages, "
+        f"as they do here, and {steps['apart']} with one for each, as verl sends them ({seeds} seeds). *Half of a step's head*: reached, {heads}. {length_note(caps, roulette, lost)}"
+    )
+
+
+def length_note(caps: Row, roulette: Row, lost: Row) -> str:
+    """What a limit on length leaves of the tokens: simulated, and on the real pipeline where many answers get lost."""
+    left, of = [row["tokens"] for row in caps["rows"]], lost["settings"]
+    return (
+        f"*At most {AIMS['length']} of the generated tokens by a limit on length*: in {sum(tokens <= AIMS['length'] for tokens in left)} "
+        f"of {len(left)} simulated settings. On the real pipeline, with a model that gets lost in {of['lost']:.0%} of its answers, 1.25 "
+        f"times the 0.99 quantile of the lengths of successes is {of['limit']} tokens in place of {of['cap']}, and leaves "
+        f"{_long_ratio(lost, 'tokens', 'solo', 'limited')} of the tokens ([measured](results/lost_answers.json)). Such a limit is "
+        f"verl's own `data.max_response_length`; none of ours was built. Roulette never pays: tokens × noise is "
         f"{min(row['tokens_noise'] for row in roulette['rows']):.2f} at best."
     )
 

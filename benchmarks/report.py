@@ -32,7 +32,7 @@ from verl_adaptive.report.arms import Trial, draw
 HERE = Path(__file__).resolve().parent
 #: Where the cost of a step of `solo` is from, beside the long answers.
 STEP = ("clock.json", "quickstart.json", "quickstart_thin.json", "engine_steps.json")
-AIMED = ("status_messages.json", "driver.json", "length_cap.json", "roulette.json")
+AIMED = ("status_messages.json", "driver.json", "length_cap.json", "roulette.json", "lost_answers.json")
 
 
 def put(text: str, name: str, lines: Sequence[str]) -> str:
