@@ -309,7 +309,8 @@ def step_cost(
     length = statistics.mean(run["length"] for row in long["rows"] if row["arm"] == "`solo`" for run in row["runs"])
     text = (
         f"Tokens are shares of verl's own GRPO's. The step on two CPU cores is the quickstart's, of "
-        f"{first['generated'] / first['steps']:.0f} very short answers, beside that of `+adaptive=grpo`. With answers of "
+        f"{first['generated'] / first['steps']:.0f} very short answers, beside that of `+adaptive=grpo`; that of `thin` is from a shorter "
+        f"one, in which `solo` took {step_ratio(messages['together'], 'solo', group)}. With answers of "
         f"{length:.0f} tokens a step of `solo` takes {_long_ratio(long, 'step', 'verl')} of verl's own GRPO's time, and "
         f"{_long_ratio(long, 'step', 'verl', THINNED)} with `thin`. The estimate: generation is {SHARES[0]:.0%} to {SHARES[1]:.0%} "
         "of GRPO's step and takes what the [clock](simulate.md#the-clock) says; the rest follows the tokens that train. "
