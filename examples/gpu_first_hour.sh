@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The first hour on a GPU, one command: selftest, then GRPO, solo and greso on GSM8K with Qwen2.5-0.5B-Instruct, at the same
-# number of generated rollouts, with reports, a comparison and one page to send. On GPUs most of the selftest
-# was run here (docs/verl_versions.md#on-a-gpu); its every step is run on a CPU with a tiny model (--cpu-rehearsal).
+# number of generated rollouts, with reports, a comparison and one page to send. On GPUs its selftest was run here
+# (docs/verl_versions.md#on-a-gpu); its every step is run on a CPU with a tiny model (--cpu-rehearsal).
 #
 #   bash examples/gpu_first_hour.sh                       in the environment that you train in
 #   bash examples/gpu_first_hour.sh --seeds 1 2 3 --steps 40

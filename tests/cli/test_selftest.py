@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from verl_adaptive.errors import AdaptiveError
+from verl_adaptive.integration import guard
 from verl_adaptive.integration.selftest import suite, verdicts
 from verl_adaptive.integration.selftest.runs import ProcessRun
 from verl_adaptive.integration.selftest.suite import PLAIN, Item, Report
@@ -30,6 +31,14 @@ def test_every_preset_can_be_tried() -> None:
     from verl_adaptive.commands.parts import describe
 
     assert set(suite.PRESETS) == set(describe()["presets"])
+
+
+def test_a_package_that_is_only_importable_is_refused_before_anything_runs(monkeypatch, tmp_path) -> None:
+    """On PYTHONPATH alone plain verl trained for minutes, and each preset was then told to unset a variable that was not set."""
+    monkeypatch.setattr(guard, "entry_points", lambda group: ())
+    with pytest.raises(AdaptiveError, match="only importable here; install verl-adaptive again"):
+        suite.examine(tmp_path)
+    assert not list(tmp_path.iterdir())
 
 
 def test_what_is_not_installed_is_said_in_one_line(monkeypatch, tmp_path) -> None:

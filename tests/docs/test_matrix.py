@@ -57,32 +57,50 @@ def test_the_readme_does_not_call_run_what_was_read(feature) -> None:
     assert rows and all("read, not run" in row for row in rows)
 
 
-def test_the_numbers_on_a_gpu_are_those_of_the_run() -> None:
-    run = json.loads((ROOT / "benchmarks" / "results" / "first_gpu.json").read_text())
-    facts, trainings = (
-        {item["name"].removeprefix("+adaptive="): item["facts"] for item in run["selftest"]},
-        run["trainings"],
+def test_the_numbers_on_a_gpu_are_those_of_the_runs() -> None:
+    runs = json.loads((ROOT / "benchmarks" / "results" / "first_gpu.json").read_text())
+    items = [
+        {item["name"].removeprefix("+adaptive="): item for item in run["selftest"]}
+        for run in (runs, runs["second"], runs["third"])
+    ]
+    assert not any(item["findings"] for run in items for item in run.values())
+    first, _, third = ({name: item["facts"] for name, item in run.items()} for run in items)
+    for run in items:
+        for kind in ("fsdp", "fsdp2"):
+            exact, half = (
+                run["gradient"]["facts"][f"{kind} {dtype}"]["difference"] for dtype in ("float32", "bfloat16")
+            )
+            assert f"{exact:.1e} of its size in float32, {half:.4f}".replace(" 0.", " .") in PAGE
+    killed, thinned = third["greso, SIGKILL, resume"], third["solo in colocate_async"]
+    assert (
+        f"{killed['aborted']} of {killed['rollouts']} rollouts aborted, {killed['updates']} optimizer updates" in PAGE
     )
-    assert not any(item["findings"] for item in run["selftest"])
-    for kind in ("fsdp", "fsdp2"):
-        exact, half = (facts["gradient"][f"{kind} {dtype}"]["difference"] for dtype in ("float32", "bfloat16"))
-        assert f"{exact:.1e} of its size in float32, {half:.4f}".replace(" 0.", " .") in PAGE
-    aborted = (
-        f"`{name}` {facts[name]['aborted']} of {facts[name]['rollouts']:,}" for name in ("greso", "pilot_commit")
-    )
-    assert ", ".join(aborted) in PAGE
-    differences = [facts[name]["probs diff"] for name in ("grpo", "greso", "pilot_commit")]
-    low, high = (f"{bound:.3f}".lstrip("0") for bound in (min(differences), max(differences)))
-    assert f"{facts['plain verl']['probs diff']:.4f}".lstrip("0") + f" in plain verl, {low} to {high}" in PAGE
-    second = {item["name"].removeprefix("+adaptive="): item for item in run["second"]["selftest"]}
-    assert not any(item["findings"] for item in second.values())
-    assert f"{second['solo']['facts']['probs diff']:.4f}".lstrip("0") + " in `solo`" in PAGE
-    runs = [item["seconds"] for item in second.values() if "s/step" in item["facts"]]
-    assert f"| {round(median(runs), -1):.0f} s on eight cores" in PAGE
-    for preset, steps in trainings.items():
-        step, gen, before, update = (
-            median(s[k] for s in steps[1:]) for k in ("step", "gen", "old_log_prob", "update_actor")
-        )
-        made, trained = (median(s[f"adaptive/rollouts/{k}_total"] for s in steps[1:]) for k in ("generated", "trained"))
-        row = f"| `{preset}` | {made:,.0f}, {trained:,.0f} | {gen:.1f} | {before + update:.1f} | {step:.1f} |"
-        assert row in PAGE
+    assert f"{thinned['left out']} of {thinned['rollouts']} rows left out of training, {thinned['updates']} up" in PAGE
+    checks = sum(len(item["checks"]) for item in runs["third"]["selftest"])
+    minutes, seconds = divmod(round(runs["third"]["seconds"]), 60)
+    assert f"{checks} checks of five items in {minutes} min {seconds} s" in PAGE
+    greso, pilots = (f"{first[name]['aborted']} of {first[name]['rollouts']:,}" for name in ("greso", "pilot_commit"))
+    assert f"`greso` aborted {greso} rollouts, `pilot_commit` {pilots}" in PAGE
+    presets = [item["facts"]["probs diff"] for run in items for name, item in run.items() if "updates" in item["facts"]]
+    low, high = (f"{bound:.4f}".lstrip("0") for bound in (min(presets), max(presets)))
+    assert f".0004 in plain verl, {low} to {high} in presets" in PAGE
+    assert {round(run["plain verl"]["facts"]["probs diff"], 4) for run in items} == {0.0004}
+    took = [
+        item["seconds"]
+        for run in items[1:]
+        for name, item in run.items()
+        if "s/step" in item["facts"] and "SIGKILL" not in name
+    ]
+    assert f"| {round(median(took), -1):.0f} s beside a training" in PAGE
+    for trainings in (runs["trainings"], runs["third"]["trainings"]):
+        for preset, steps in trainings.items():
+            step, gen, before, update = (
+                median(s[k] for s in steps[1:]) for k in ("step", "gen", "old_log_prob", "update_actor")
+            )
+            made, trained = (
+                median(s[f"adaptive/rollouts/{k}_total"] for s in steps[1:]) for k in ("generated", "trained")
+            )
+            row = f"`{preset}` | {made:,.0f}, {trained:,.0f} | {gen:.1f} | {before + update:.1f} | {step:.1f} |"
+            assert row in PAGE
+    grpo, solo = (f"{steps[-1]['accuracy']:.3f}".lstrip("0") for steps in runs["third"]["trainings"].values())
+    assert f"from .286 to {grpo} (`grpo`) and {solo} (`solo`)" in PAGE

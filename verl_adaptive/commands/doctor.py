@@ -20,7 +20,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, entry_points, requires, version
+from importlib.metadata import PackageNotFoundError, requires, version
 from typing import Any, NoReturn
 
 from rich.table import Table
@@ -230,28 +230,19 @@ class Examination:
 
     def verl(self) -> None:
         """The plugin, verl's names, Hydra's search path."""
-        reinstall = "install verl-adaptive again in this environment: pip install --force-reinstall --no-deps <its clone or wheel>"
-        from verl_adaptive.integration.guard import PLUGIN
+        from verl_adaptive.integration.guard import PLUGIN, REINSTALL, not_loaded
 
-        points = [p for p in entry_points(group="verl.plugins") if p.value.partition(":")[0] == PLUGIN]
-        policy = os.environ.get("VERL_USE_EXTERNAL_PLUGINS", "auto").strip().lower()
-        if not points:
-            self.add("plugin entry point", "fail", "verl.plugins lists no plugin of verl-adaptive", reinstall)
-        elif policy not in ("", "auto") and points[0].name not in {p.strip() for p in policy.split(",")}:
-            detail = f"VERL_USE_EXTERNAL_PLUGINS={policy} keeps verl from loading it"
-            fix = f"unset VERL_USE_EXTERNAL_PLUGINS, or add {points[0].name} to it"
-            self.add("plugin entry point", "fail", detail, fix)
-        else:
-            self.add("plugin entry point", "ok", f"{points[0].name} = {points[0].value}")
+        detail, fix = not_loaded() or ("", "")
+        self.judge("plugin entry point", not detail, detail or PLUGIN, fix)
 
         from verl_adaptive.integration import inspect
 
-        found = self._try("plugin in the driver", reinstall, inspect.driver)
+        found = self._try("plugin in the driver", REINSTALL, inspect.driver)
         if found is not None:
             trainer = found["trainer"]
             good = found["loaded"] and trainer.startswith("verl_adaptive.")
             detail = f"{'loaded by verl' if found['loaded'] else 'verl did not load it'}; adaptive_sync: {trainer}"
-            fix = f"{reinstall}; `python -c 'import {PLUGIN}'` shows why it does not load"
+            fix = f"{REINSTALL}; `python -c 'import {PLUGIN}'` shows why it does not load"
             self.judge("plugin in the driver", good, detail, fix)
         from verl_adaptive.integration import compat
 
@@ -264,10 +255,10 @@ class Examination:
             self.judge("names of verl's", not missing, detail, compat.INSTALL)
             for place in instead:
                 self.add("done instead", "warn", f"verl {_version('verl')}: {place}")
-        options = self._try("Hydra group", reinstall, inspect.group_options)
+        options = self._try("Hydra group", REINSTALL, inspect.group_options)
         if options is not None:
             detail = f"+adaptive= takes {', '.join(options)}" if options else "Hydra does not find the group `adaptive`"
-            self.judge("Hydra group", "greso" in options, detail, reinstall)
+            self.judge("Hydra group", "greso" in options, detail, REINSTALL)
 
     def ray(self, address: str | None) -> None:
         """The plugin in a Ray worker of each node."""

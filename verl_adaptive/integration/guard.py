@@ -23,6 +23,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from importlib.metadata import entry_points
 from pathlib import PurePath
 from typing import Any
 
@@ -31,6 +32,10 @@ from verl_adaptive.errors import AdaptiveError
 _log = logging.getLogger(__name__)
 
 PLUGIN = "verl_adaptive.integration.plugin"
+#: How verl gets to know it.
+REINSTALL = (
+    "install verl-adaptive again in this environment: pip install --force-reinstall --no-deps <its clone or wheel>"
+)
 
 #: The one program that makes our trainers.
 MAIN = "verl.trainer.main_ppo"
@@ -117,6 +122,18 @@ def _use_v1() -> str:
     return "this verl has no V1 trainers: take verl 0.9.1 (docs/verl_versions.md#where-verl-is-going)"
 
 
+def not_loaded() -> tuple[str, str] | None:
+    """Why verl will not load the plugin in this environment, and what to do; None: it will, or the import fails."""
+    points = [p.name for p in entry_points(group="verl.plugins") if p.value.partition(":")[0] == PLUGIN]
+    policy = os.environ.get("VERL_USE_EXTERNAL_PLUGINS", "auto").strip().lower()
+    if not points:
+        return "verl loads what is installed, and verl-adaptive is only importable here", REINSTALL
+    if policy in ("", "auto") or points[0] in {p.strip() for p in policy.split(",")}:
+        return None
+    fix = f"unset VERL_USE_EXTERNAL_PLUGINS, or add {points[0]} to it"
+    return f"VERL_USE_EXTERNAL_PLUGINS={policy} keeps verl from loading it", fix
+
+
 class Guard:
     """Hydra's callback in verl's programs and in every preset (``hydra.callbacks.verl_adaptive``).
 
@@ -150,10 +167,8 @@ class Guard:
         if not reason and not isinstance(asks, Mapping) and not hasattr(asks, "items"):
             reason = not_a_preset(asks)
         if not reason and PLUGIN not in sys.modules:
-            reason = (
-                "verl did not load the plugin in this process, so no trainer would read the preset; unset "
-                "VERL_USE_EXTERNAL_PLUGINS, or add `adaptive` to it (`verl-adaptive doctor` shows more)"
-            )
+            why, fix = not_loaded() or ("its import failed", f"`python -c 'import {PLUGIN}'` shows why")
+            reason = f"verl did not load the plugin, so no trainer would read the preset: {why}; {fix}"
         if reason:
             raise SystemExit(f"verl-adaptive: {_named(config)}: {reason}")
         if program is None:

@@ -25,6 +25,7 @@ from typing import Any
 
 from verl_adaptive import __version__
 from verl_adaptive.errors import AdaptiveError
+from verl_adaptive.integration.guard import not_loaded
 from verl_adaptive.integration.selftest import verdicts
 from verl_adaptive.integration.selftest.runs import ProcessRun
 from verl_adaptive.integration.selftest.runs import train as _train
@@ -141,9 +142,9 @@ def examine(
         say: is told what goes on.
 
     Raises:
-        AdaptiveError: something that is needed is not installed.
+        AdaptiveError: something that is needed is not installed, or verl will not load this package.
     """
-    if lacks := missing():
+    if lacks := missing() or "; ".join(not_loaded() or ()):
         raise AdaptiveError(lacks)
     report = Report(_versions(), _machine())
     env = _environment()
