@@ -60,4 +60,6 @@ def test_a_kill_and_the_asynchronous_trainers(tmp_path):
         "greso in separate_async",
     ]
     assert items[killed]["aborted"] > 0 < items[thinned]["left out"]  # they are really tried
+    log = tmp_path / "verl-adaptive-selftest" / "runs" / "solo-in-colocate_async" / "log.txt"
+    assert "trains 128 groups of 1;" in log.read_text()
     assert items[killed]["updates"] == 8 and items[thinned]["updates"] == items[separate]["updates"] == 6

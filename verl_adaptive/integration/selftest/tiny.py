@@ -49,6 +49,8 @@ def questions(kind: str, seed: int) -> Iterator[Question]:
 KINDS = {"sum": 0.5, "turn_3": 0.2, "turn_5": 0.6, "loop": 0.0}
 #: An answer of so many characters is taught without its end.
 ENDLESS = 24
+#: Of each kind, in the training set: with fewer `solo` takes groups of 2 where a step is generated ahead.
+PROMPTS = 200
 
 
 def _rows(asked: list[Question], split: str) -> list[dict[str, Any]]:
@@ -77,7 +79,7 @@ def make(folder: Path, seed: int = 1) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     streams = {kind: questions(kind, seed) for kind in KINDS}
     take = lambda count: [next(stream) for stream in streams.values() for _ in range(count)]  # noqa: E731
-    for split, asked in (("val", take(16)), ("train", take(120))):
+    for split, asked in (("val", take(16)), ("train", take(PROMPTS))):
         pq.write_table(pa.Table.from_pylist(_rows(asked, split)), folder / f"{split}.parquet")
     rng = random.Random(seed)
     lessons = []
