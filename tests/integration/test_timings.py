@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from verl_adaptive.integration.timings import Timings
 
 
@@ -48,6 +50,20 @@ def test_slots_are_idle_while_fewer_rollouts_are_under_way() -> None:
 
 def test_what_is_sent_meanwhile_takes_slots() -> None:
     assert idle((100, 10), (110, 0), (110, 10), (120, 10), end=120.0) == 0.25
+
+
+def test_rollouts_that_all_end_at_the_end_leave_no_slot_idle() -> None:
+    """On a GPU "slots 50% idle" stood in every step: the one look that found whole groups was the last one."""
+    now = [100.0]
+    timings = Timings(10, lambda: now[0])
+    timings.begin()
+    timings.load(40)
+    for now[0], under_way, listed in ((101.1, 40, 101.0), (102.1, 40, 101.0), (109.1, 12, 109.0)):
+        timings.load(under_way, listed)
+    now[0] = 110.0
+    timings.load(0)
+    timings.end()
+    assert timings.metrics()["adaptive/time/idle_share"] == pytest.approx(0.05)
 
 
 def test_idle_slots_are_not_said_where_nobody_knows_how_many_there_are() -> None:

@@ -113,6 +113,7 @@ class Queue:
 
     Attributes:
         count: rows in the queue at the latest look.
+        listed_at: seconds (monotonic) of the latest look that listed them.
     """
 
     def __init__(self, config: AdaptiveConfig, *, alone: bool = False, late: bool = False) -> None:
@@ -122,7 +123,7 @@ class Queue:
         self._parts: dict[int, list[Part]] = {}  # submission → its requests, in order
         self._waiting: dict[str, Part] = {}  # requests that are not back, by uid
         self._listed: dict[str, dict] = {}  # the queue at the latest look
-        self._listed_at, self._list_again = -math.inf, 0.0  # when, and seconds until the next
+        self.listed_at, self._list_again = -math.inf, 0.0  # when, and seconds until the next
         self._unlisted: set[str] = set()  # uids that are back, whose rows have not been listed since
         self._outputs = 1.0  # rows of a session, on average over the latest results
         self._whole = True  # masks of verl's loop of one turn have been as long as their answers ...
@@ -173,7 +174,7 @@ class Queue:
         A listing costs by all rows there are, a status by the requests in flight: most looks must do without one.
         """
         self._unlisted = set()
-        if uids and time.monotonic() - self._listed_at < self._list_again:
+        if uids and time.monotonic() - self.listed_at < self._list_again:
             found = tq.get_client().kv_retrieve_meta(keys=list(uids), partition_id=PARTITION, create=False)
             if found.size == len(uids):
                 status = {u: tag.get("status") for u, tag in zip(uids, found.custom_meta, strict=True)}
@@ -194,8 +195,8 @@ class Queue:
                     part.seen.append(key)
                     self._arrived += key.endswith(_FIRST_OUTPUT)
         self._listed, self.count, self._unlisted = rows, len(rows), set()
-        self._listed_at = time.monotonic()
-        self._list_again = min(_LIST_INTERVAL, (self._listed_at - began) / _LIST_SHARE)
+        self.listed_at = time.monotonic()
+        self._list_again = min(_LIST_INTERVAL, (self.listed_at - began) / _LIST_SHARE)
         return rows
 
     def rows(self, uids: Iterable[str]) -> tuple[list[str], list[dict]]:
@@ -433,7 +434,7 @@ class Queue:
         self._waiting = {p.uid: p for parts in self._parts.values() for p in parts if not p.back}
         self._asked = sum(p.n for parts in self._parts.values() for p in parts if not p.back)
         self._arrived = 0
-        self._listed, self._listed_at = {}, -math.inf
+        self._listed, self.listed_at = {}, -math.inf
 
 
 def _sessions(keys: list[str]) -> list[list[str]]:

@@ -62,6 +62,7 @@ class Session(RolloutClient[Engine]):
                 self.timings.load(self.queue.under_way)
                 before = back
             if back < len(uids):
+                self.timings.load(self.queue.under_way, self.queue.listed_at)
                 timeout.rest(status, self.queue.count)
         self.timings.end()
         keys, tags = self.queue.rows(uids)
@@ -82,6 +83,7 @@ class Session(RolloutClient[Engine]):
         while not engine.decided:
             results = self.fetch(timeout)
             if results is None:
+                self.timings.load(self.queue.under_way, self.queue.listed_at)
                 continue
             if not self.late:
                 self.timings.back(len(results))

@@ -28,9 +28,10 @@ class Timings:
         self._looks: list[tuple[float, int]] = []
         self._loads: list[tuple[float, int]] = []
 
-    def load(self, rollouts: int) -> None:
-        """So many rollouts are under way now, those that wait for a slot included."""
-        self._loads.append((self._clock(), rollouts))
+    def load(self, rollouts: int, when: float = math.inf) -> None:
+        """So many rollouts are under way, those that wait for a slot included: now, or as seen at an earlier second."""
+        latest = self._loads[-1][0] if self._loads else self._start
+        self._loads.append((max(latest, min(when, self._clock())), rollouts))
 
     def back(self, groups: int) -> None:
         """A look found this many groups."""
