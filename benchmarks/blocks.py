@@ -58,10 +58,8 @@ def pretrained_thin(runs: Mapping[str, Runs]) -> str:
     if "pretrained" not in runs or (lr := runs["pretrained"].best_lr("128", "solo-thin")) is None:
         return ""
     gains = runs["pretrained"].less(("128", "solo-thin", lr), ("128", "solo", lr))
-    return (
-        f"With `thin` it trains {np.mean(step_ratios(runs['pretrained'], 'solo-thin')['trained']):.2f} ×; accuracy minus that of "
-        f"`solo`: {difference(gains)} ({len(gains)} seeds). "
-    )
+    beside = f"; accuracy minus that of `solo`: {difference(gains)} ({len(gains)} seeds)" if gains else ""
+    return f"With `thin` it trains {np.mean(step_ratios(runs['pretrained'], 'solo-thin')['trained']):.2f} ×{beside}. "
 
 
 def pretrained_step(runs: Mapping[str, Runs]) -> list[str]:

@@ -114,8 +114,7 @@ def claims(runs: Mapping[str, Runs]) -> list[str]:
             if None in rates:
                 continue
             cells = [(variant, preset, lr) for preset, lr in zip((claim.method, claim.rival), rates, strict=True)]
-            seeds = sorted(set.intersection(*(set(found.seeds(*cell)) for cell in cells)))
-            values = [claim.value(found, *((*cell, seed) for cell in cells)) for seed in seeds]
+            values = [claim.value(found, *((*cell, seed) for cell in cells)) for seed in found.pairs(*cells)]
             if values:
                 told = f"{pm(values, claim.form)} ({len(values)})"
                 rows.append(

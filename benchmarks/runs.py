@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,12 +50,15 @@ class Runs:
         columns: names of the entries of a curve's points.
         budget: rollouts, by variant.
         presets: all names, in order.
+        start: of a cell, what tells the weights that it started from. A supervised start gives other weights on another
+            processor, and runs are compared from the same ones only.
     """
 
     cells: dict[Key, dict[str, Any]]
     columns: Sequence[str]
     budget: dict[str, int]
     presets: Sequence[str]
+    start: Callable[[dict[str, Any]], Any]
 
     def __post_init__(self) -> None:
         self._smooth: dict[Key, tuple[np.ndarray, np.ndarray]] = {}
@@ -111,10 +114,14 @@ class Runs:
             seeds, key=lambda lr: np.mean([self.final((variant, preset, lr, s)) or 0.0 for s in common or seeds[lr]])
         )
 
-    def less(self, one: Policy, other: Policy) -> list[float]:
-        """Final accuracy of one policy less the other's of the same seed, over the seeds that both have."""
+    def pairs(self, one: Policy, other: Policy) -> list[int]:
+        """Seeds that both policies have, from the same start."""
         seeds = sorted(set(self.seeds(*one)) & set(self.seeds(*other)))
-        return [(self.final((*one, s)) or 0.0) - (self.final((*other, s)) or 0.0) for s in seeds]
+        return [s for s in seeds if self.start(self.cells[(*one, s)]) == self.start(self.cells[(*other, s)])]
+
+    def less(self, one: Policy, other: Policy) -> list[float]:
+        """Final accuracy of one policy less the other's of the same seed and start."""
+        return [(self.final((*one, s)) or 0.0) - (self.final((*other, s)) or 0.0) for s in self.pairs(one, other)]
 
     def measured(self, variant: str) -> list[str]:
         """Presets that have runs."""

@@ -62,7 +62,9 @@ JUDGED = [
     "* **Rollouts to GRPO's accuracy**: where GRPO's final accuracy (groups of 8) of the same seed is first reached, as a share "
     "of the budget; the median over seeds. *never*: the median seed does not reach it.",
     "* **Accuracy difference**: final accuracy minus GRPO's of the same seed; the mean, ± half of its 95 % interval (Student's "
-    "t, paired by seed). **Bold: significant**, that is: at least three seeds, and the interval excludes zero.",
+    "t, paired by seed). **Bold: significant**, that is: at least three seeds, and the interval excludes zero. Runs are "
+    "compared from the same starting weights only: a supervised start gives others on another processor, and a policy that "
+    "ran there alone is not in the table.",
     "* **Rollouts a step**: generated, of those that GRPO generates for as many optimizer updates.",
     "* **Tokens trained**: of those that verl's own GRPO trains, which is all that it generates.",
     "* **Learning rate**: each policy at the best of those that it ran at, by the seeds shown. Options of `solo` were chosen on "

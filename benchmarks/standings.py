@@ -5,7 +5,7 @@ Each policy at the learning rate of its own best final accuracy, over the seeds 
 * ``of_grpo``: rollouts until GRPO's final held-out accuracy (groups of 8), as a share of the budget;
 * ``of_best_grpo``: the same until the final accuracy of the best GRPO: groups of 2, 4, 8 or 16 with the same rollouts a
   step, with a constant or a decayed learning rate, chosen by the mean over the seeds that all of these have;
-* ``gains``: final accuracy less GRPO's of the same seed.
+* ``gains``: final accuracy less GRPO's of the same seed and the same starting weights.
 
 Both shares are medians over seeds. A seed that never gets there counts as more than any other; None: the median never does.
 """
@@ -104,33 +104,35 @@ def standings(runs: Runs, variants: tuple[str, ...]) -> dict[str, Standing]:
                 at[variant, preset] = lr
     if (plain, "grpo") not in at:
         return {}
-    finals = {(v, p): finals_of(runs, v, p, lr) for (v, p), lr in at.items()}
+    grpo = (plain, "grpo", at[plain, "grpo"])
+    finals = {
+        (v, p): {s: f for s, f in finals_of(runs, v, p, lr).items() if s in runs.pairs((v, p, lr), grpo)}
+        for (v, p), lr in at.items()
+    }
     target = finals[plain, "grpo"]
-    rivals = {key: f for key, f in finals.items() if key[1] in GRPO and not key[0].startswith("epochs2")}
+    rivals = {key: f for key, f in finals.items() if f and key[1] in GRPO and not key[0].startswith("epochs2")}
     common = set.intersection(*(set(f) for f in rivals.values())) or set(target)
     known = {key: f for key, f in rivals.items() if common <= set(f)}
     best = max(known, key=lambda key: np.mean([known[key][seed] for seed in common]))
     out = {}
     for (variant, preset), lr in at.items():
         mine, cell = finals[variant, preset], (variant, preset, lr)
-        rival = (
-            (variant, "grpo", at[variant, "grpo"]) if (variant, "grpo") in at else (plain, "grpo", at[plain, "grpo"])
-        )
+        rival = (variant, "grpo", at[variant, "grpo"]) if (variant, "grpo") in at else grpo
         if seeds := sorted(set(mine) & set(target)):
             out[_name(plain, variant, preset)] = Standing(
                 _name(plain, variant, preset),
                 preset,
                 lr,
                 {s: mine[s] - target[s] for s in seeds},
-                share(runs, cell, target),
-                share(runs, cell, finals[best]),
+                share(runs, cell, {s: target[s] for s in seeds}),
+                share(runs, cell, {s: goal for s, goal in finals[best].items() if s in seeds}),
                 _name(plain, *best),
                 float(np.mean([mine[s] for s in seeds])),
                 float(
                     np.mean([_rollouts(runs, cell, s) for s in seeds])
                     / np.mean([_rollouts(runs, rival, s) for s in runs.seeds(*rival)])
                 ),
-                float(np.mean([_trained(runs, (*cell, s), (plain, "grpo", at[plain, "grpo"], s)) for s in seeds])),
+                float(np.mean([_trained(runs, (*cell, s), (*grpo, s)) for s in seeds])),
                 max(float(runs.cells[(*cell, s)].get("greatest", 0.0)) for s in seeds),
             )
     return out
@@ -174,17 +176,21 @@ def pretrained_runs(cells: Sequence[dict[str, Any]]) -> Runs:
         pretrained.COLUMNS,
         {name: size.budget for name, size in pretrained.VARIANTS.items()},
         list(pretrained.PRESETS),
+        # cells of before the digest was kept: by processor, which is where the weights differed
+        lambda cell: cell.get("start") or cell["machine"]["cpu"],
     )
 
 
 def grid_runs(data: dict[str, Any]) -> Runs:
     """The cells of ``results/train_torch.json``, ``train_cpu.json`` and their like."""
     changed = {name: data["settings"] | other for name, other in data["variants"].items()}
+    held_out = list(data["columns"]).index("held_out")
     return Runs(
         {(c["variant"], c["preset"], c["lr"], c["seed"]): c for c in data["cells"]},
         data["columns"],
         {name: v["steps"] * v["batch"] * v["n"] for name, v in changed.items()},
         list(data["presets"]),
+        lambda cell: cell["curve"][0][held_out],  # exact
     )
 
 

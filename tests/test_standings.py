@@ -34,6 +34,7 @@ def made(**ends: list[float]) -> Runs:
         ("rollouts", "updates", "held_out", "pool", "tokens_generated", "tokens_trained"),
         dict.fromkeys(variants, BUDGET),
         presets,
+        lambda cell: cell.get("start"),
     )
 
 
@@ -49,6 +50,17 @@ def test_shares_of_grpo_and_of_the_best_grpo() -> None:
     assert found["solo"].of_grpo == pytest.approx(0.525, abs=0.01)  # the median seed, not the one that fails
     assert found["solo"].of_best_grpo == pytest.approx(0.81, abs=0.01)
     assert found["solo"].trained == pytest.approx(0.5)
+
+
+def test_runs_from_other_weights_are_not_compared() -> None:
+    """Supervised starts of two processors were .008 apart, and the later policies ran on the better one."""
+    runs = made(base__grpo=[0.5] * 3, base__grpo_4=[0.8] * 3, base__solo=[0.9] * 3, base__dapo=[0.9] * 3)
+    for (_, preset, _, seed), cell in runs.cells.items():
+        cell["start"] = "theirs" if preset in ("dapo", "grpo-4") or (preset, seed) == ("solo", 2) else "ours"
+    found = standings(runs, ("base",))
+    assert set(found) == {"grpo", "solo"} and found["solo"].gains.keys() == {0, 1}
+    assert found["solo"].best_grpo == "grpo"  # groups of 4 would have been it
+    assert len(runs.less(("base", "dapo", 1e-3), ("base", "grpo-4", 1e-3))) == 3
 
 
 def test_a_preset_whose_median_seed_never_gets_there_has_none() -> None:
