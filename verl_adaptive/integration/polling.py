@@ -43,6 +43,22 @@ def stall_seconds(config: AdaptiveConfig, response_length: int) -> float:
     return max(_STALL, _TOKEN * response_length)
 
 
+class Stopwatch:
+    """What a look at the queue costs this process, from the watch's making on.
+
+    All threads count, for TransferQueue's client works in one of its own; but no more than has passed, for those of torch's
+    pool spin for a while after each operation. What the queue makes a look wait costs nothing.
+    """
+
+    def __init__(self) -> None:
+        self._wall, self._processor = time.monotonic(), time.process_time()
+
+    @property
+    def seconds(self) -> float:
+        """Of the processor, so far."""
+        return min(time.monotonic() - self._wall, time.process_time() - self._processor)
+
+
 class StallTimeout:
     """How long one wait has gone without anything coming back.
 
@@ -62,15 +78,15 @@ class StallTimeout:
 
     def restart(self) -> None:
         """Something came back: the wait begins anew."""
-        self._changed, self._resumed = time.monotonic(), time.process_time()
-        self._seen = -1
+        self._changed, self._seen = time.monotonic(), -1
 
-    def rest(self, status: Mapping[str, str | None], rows: int) -> None:
+    def rest(self, status: Mapping[str, str | None], rows: int, looked: float = 0.0) -> None:
         """Sleep until the next look.
 
         Args:
             status: status of each request that is waited for.
             rows: rows in the queue.
+            looked: what this look has cost (:class:`Stopwatch`).
 
         Raises:
             AdaptiveError: a worker died, or nothing came back for ``adaptive.stall_timeout`` seconds.
@@ -98,10 +114,12 @@ class StallTimeout:
                 f"{f' (open requests: {busy})' if busy else ''}: look for the last error above, or raise "
                 "adaptive.stall_timeout"
             )
-        # A look at a large queue costs processor time: rest in proportion to what the last one took. By the clock it also
-        # takes long while the queue is busy with others, and the step would end up to a second late.
-        time.sleep(max(self._poll, (time.process_time() - self._resumed) / POLL_SHARE))
-        self._resumed = time.process_time()
+        pause(self._poll, looked)
+
+
+def pause(poll: float, looked: float) -> None:
+    """Sleep ``poll`` seconds, or longer after a look at a large queue, which costs processor time."""
+    time.sleep(max(poll, looked / POLL_SHARE))
 
 
 class Liveness:

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import logging
-import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ from verl_adaptive.groups import Groups
 from verl_adaptive.integration.bulk import stacked, without_gc
 from verl_adaptive.integration.dataloader import DataloaderPrompts, refuse_own_numbers
 from verl_adaptive.integration.facts import SINGLE_TURN, check_room
-from verl_adaptive.integration.polling import DONE, POLL_SHARE, StallTimeout
+from verl_adaptive.integration.polling import DONE, StallTimeout, Stopwatch, pause
 from verl_adaptive.integration.queue import Queue
 
 logger = logging.getLogger(__name__)
@@ -88,7 +87,7 @@ class RolloutClient(Generic[E]):
         alone = not (advantage.needs_groups or advantage.centres)
         self.queue = Queue(engine.config, alone=alone, late=handles.late)
         self.prompts: dict[int, dict] = {}
-        self._took = 0.0  # processor seconds of the latest look that found something
+        self._looked = 0.0  # what the latest look that found something cost
         self._all_failed: list[int] = []  # groups of the latest looks in which every group failed
 
     @without_gc()
@@ -133,16 +132,16 @@ class RolloutClient(Generic[E]):
         Raises:
             AdaptiveError: nothing has come back for too long, a worker died, or group after group failed.
         """
-        began, flight = time.process_time(), self.engine.flight
+        watch, flight = Stopwatch(), self.engine.flight
         uids = self.queue.uids(flight)
         status = self.queue.look(uids)
         back = np.array([status[uid] in DONE for uid in uids], dtype=bool)
         if not back.any():
-            timeout.rest(status, self.queue.count)
+            timeout.rest(status, self.queue.count, watch.seconds)
             return None
         results = self.queue.collect(flight.select(back), self.handles.step_of())
         self._note_failures(results)
-        self._took = time.process_time() - began
+        self._looked = watch.seconds
         timeout.restart()
         return results
 
@@ -168,17 +167,18 @@ class RolloutClient(Generic[E]):
 
     def pause(self) -> None:
         """Pause between two polls that both found results, so that a trickle of results does not keep the driver busy."""
-        time.sleep(max(self.config.poll_interval, self._took / POLL_SHARE))
+        pause(self.config.poll_interval, self._looked)
 
     def wait_for_partition(self, partition: str, count: int) -> None:
         """Wait until ``count`` prompts of another partition (validation) are back, with the same ceiling as everywhere."""
         timeout = self.timeout()
         while True:
+            watch = Stopwatch()
             rows = (tq.kv_list(partition) or {}).get(partition, {})
             status = {key: tag.get("status") for key, tag in rows.items() if tag.get("is_prompt", False)}
             if sum(s in DONE for s in status.values()) >= count:
                 return
-            timeout.rest(status, len(rows))
+            timeout.rest(status, len(rows), watch.seconds)
 
     # -- checks ---------------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from verl_adaptive.engine import Engine, Requests, StepResult
 from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.integration.abort import Abort
 from verl_adaptive.integration.dataloader import DataloaderPrompts
-from verl_adaptive.integration.polling import DONE
+from verl_adaptive.integration.polling import DONE, Stopwatch
 from verl_adaptive.integration.queue import Batch
 from verl_adaptive.integration.rollout_client import RolloutClient, RolloutHandles
 from verl_adaptive.integration.timings import Timings
@@ -55,6 +55,7 @@ class Session(RolloutClient[Engine]):
         """
         uids, before, timeout = self.queue.uids(self.engine.flight), 0, self.timeout()
         while before < len(uids):
+            watch = Stopwatch()
             status = self.queue.look(uids)
             back = sum(s in DONE for s in status.values())
             if back > before:
@@ -63,7 +64,7 @@ class Session(RolloutClient[Engine]):
                 before = back
             if back < len(uids):
                 self.timings.load(self.queue.under_way, self.queue.listed_at)
-                timeout.rest(status, self.queue.count)
+                timeout.rest(status, self.queue.count, watch.seconds)
         self.timings.end()
         keys, tags = self.queue.rows(uids)
         if not keys:
