@@ -242,7 +242,11 @@ def by_rate(runs: Runs) -> list[str]:
         found = [[runs.final((variant, name, lr, seed)) for seed in runs.seeds(variant, name, lr)] for lr in rates]
         rows.append([f"`{name}`", *(f"{pm(values)} ({len(values)})" for values in found)])
     title = "### Accuracy at the end by learning rate, pretrained, 128 rollouts a step (seeds)"
-    return section(title, "", ["policy", *(f"{lr:g}" for lr in rates)], rows)
+    return section(title, STARTS, ["policy", *(f"{lr:g}" for lr in rates)], rows)
+
+
+#: Of the tables that show every run.
+STARTS = "Of runs from both processors' starts: a row tells of its policy, and does not compare it with another."
 
 
 def step_ratios(runs: Runs, preset: str) -> dict[str, list[float]]:
@@ -274,7 +278,7 @@ def ends(runs: Runs) -> list[str]:
             told = [pm([e[w][1] for e in kept], "{:.2f}") for w in ENDS]
             rows.append([f"`{name}`", str(len(kept)), *told, pm(step_ratios(runs, name)["seconds"], "{:.2f}")])
     heads = ["policy", "seeds", *ENDS.values(), "seconds of a step, of `grpo`'s on the same processor"]
-    return section("### Ends of runs, pretrained", "", heads, rows)
+    return section("### Ends of runs, pretrained", STARTS, heads, rows)
 
 
 ENDS = {"pass@8": "pass@8", "entropy": "entropy, nats a token", "length": "length of an answer"}
