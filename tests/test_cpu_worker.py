@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="abstract socket
 #: In Ray's place: its script's last line is what the raylet waits for.
 SCRIPT = """
 import json, os, random, sys
-import numpy
+import numpy, ray
 def told(found):
     with open(sys.argv[1], "w") as file:
         json.dump(found, file)
@@ -33,7 +33,7 @@ if __name__ == "__main__":
         "arguments": sys.argv, "folder": os.getcwd(), "first": sys.path[0], "mark": os.environ.get("MARK"),
         "set": os.environ.get("SET_BY_IMPORTING"), "threads": os.environ.get("OMP_NUM_THREADS"), "pid": os.getpid(),
         "parent": os.getppid(), "shared": "imported_before" in sys.modules,
-        "random": [random.random(), numpy.random.random()], "group": os.getpgrp(),
+        "random": [random.random(), numpy.random.random(), ray.ObjectRef.from_random().hex()], "group": os.getpgrp(),
     })
     sys.exit(3)
 """
@@ -57,7 +57,9 @@ def start(raylet, tmp_path):
     source = Path(worker.__file__).read_text()
     modules = source[source.index("MODULES = (") : source.index(")\n", source.index("MODULES = (")) + 1]
     copy.write_text(source.replace(modules, 'MODULES = ("numpy", "imported_before", "not_there")'))
-    (tmp_path / "imported_before.py").write_text("import os\nos.environ['SET_BY_IMPORTING'] = 'yes'\n")
+    (tmp_path / "imported_before.py").write_text(
+        "import os, ray\nos.environ['SET_BY_IMPORTING'] = 'yes'\n@ray.remote\nclass Actor: pass\n"
+    )
     script = tmp_path / "scripts" / "default_worker.py"
     script.parent.mkdir()
     script.write_text(SCRIPT)

@@ -120,14 +120,22 @@ def preload() -> dict[str, str]:
     """
     import gc
     import importlib
+    from types import SimpleNamespace
 
     before = dict(os.environ)
     gc.disable()
+    import ray.actor
+
+    # A class of actors draws its name from Ray's generator, which every fork would then have in the same state: two workers
+    # that start at once would give their first objects one name, and Ray ends the second with an error of its own.
+    ids = ray.actor.ActorClassID
+    ray.actor.ActorClassID = SimpleNamespace(from_random=lambda: ids(os.urandom(ids.size())))
     for module in MODULES:
         try:
             importlib.import_module(module)
         except Exception as error:
             print(f"verl-cpu: {module} is not shared by Ray's workers: {error!r}", file=sys.stderr, flush=True)
+    ray.actor.ActorClassID = ids
     gc.enable()
     gc.collect()
     gc.freeze()  # pages that nobody writes to stay shared
