@@ -18,6 +18,7 @@ from verl_adaptive.text import number
 
 if TYPE_CHECKING:
     from verl_adaptive.integration.run_plan import RunPlan
+    from verl_adaptive.simulate.expected import Waiting
     from verl_adaptive.stats import StatsTable
 
 #: Share of GRPO's groups that are informative, where nothing is known.
@@ -39,6 +40,7 @@ class Cost:
         time_factor: generation time of a step; None: not known.
         share: of GRPO's groups that have variance, as far as it is known.
         known_from: where that share is from.
+        by_pass: ``factor`` in the first pass and in later ones, in words where they differ.
         time: generation time in words.
         range: ``factor`` where 70 % and where 30 % of GRPO's groups are informative; None: that is known, or plays no part.
         equal: overrides with which the run spends what GRPO would, or all of the user's ``adaptive.total_rollouts``; or empty.
@@ -58,6 +60,7 @@ class Cost:
     total: int | None = None
     factor: float | None = None
     time_factor: float | None = None
+    by_pass: str = ""
     time: str = ""
     range: tuple[float, float] | None = None
     equal: str = ""
@@ -84,8 +87,8 @@ class Cost:
             out.append(
                 (
                     "cost",
-                    f"about {times}: {number(self.step)} rollouts a step{total}, if {self.share:.0%} of GRPO's groups are "
-                    f"informative{between} ({self.known_from})",
+                    f"about {times}{self.by_pass}: {number(self.step)} rollouts a step{total}, if {self.share:.0%} of GRPO's "
+                    f"groups are informative{between} ({self.known_from})",
                 )
             )
         else:
@@ -180,9 +183,10 @@ def _simulate(cost: Cost, plan: RunPlan) -> None:
         bounds = (expected_waiting(plan.adaptive, clock=clock, most=_SIZE, **setting | {"share": x}) for x in RANGE)
         low, high = (bound.rollouts for bound in bounds)
         cost.range = low, high
+    cost.by_pass = _by_pass(found, 0)
     cost.step, cap = round(found.rollouts * cost.grpo_step), plan.adaptive.max_rollouts_per_step
     if cap is not None and cost.step > cap:
-        cost.step, cost.factor = cap, cap / cost.grpo_step
+        cost.step, cost.factor, cost.by_pass = cap, cap / cost.grpo_step, ""
     if not engines:
         cost.time = "not known: rollout.disaggregation, or too few GPUs for one engine; only whole engines are modelled"
         return
@@ -190,13 +194,19 @@ def _simulate(cost: Cost, plan: RunPlan) -> None:
     waves = "" if found.waves < 1.05 else f" in {found.waves:.1f} waves"
     apiece = found.seconds_per_informative
     each = "" if apiece is None else f", {_two(apiece)} x for each informative group"
-    if found.later is not None and abs(found.first - found.later) >= 0.1:
-        each = f" (first pass {_two(found.first)} x, later {_two(found.later)} x){each}"
+    each = _by_pass(found, 1) + each
     ahead = "" if plan.stream is None else "; counted as in the sync trainer"
     cost.time = (
         f"about {_two(found.seconds)} x GRPO's generation time{waves}{each} (a model of {engines} engine"
         f"{'' if engines == 1 else 's'} with {number(slots)} slots, answers of up to {number(longest)} tokens{ahead})"
     )
+
+
+def _by_pass(found: Waiting, of: int) -> str:
+    """Rollouts (0) or seconds (1) in the first pass and in later ones, if these differ."""
+    if found.later is None or abs(found.first[of] - found.later[of]) < 0.1:
+        return ""
+    return f" (first pass {_two(found.first[of])} x, later {_two(found.later[of])} x)"
 
 
 def _sense(plan: RunPlan, passes: float | None) -> list[str]:

@@ -48,8 +48,8 @@ class Waiting:
     Attributes:
         rollouts: rollouts that begin in a step, of GRPO's; mean over the run's passes.
         seconds: of generation in a step, of GRPO's; likewise.
-        first: ``seconds`` in the first pass over the data, in which no prompt has a history.
-        later: ``seconds`` in the last pass that was simulated; None: there is one pass.
+        first: both in the first pass over the data, in which no prompt has a history.
+        later: both in the last pass that was simulated; None: there is one pass.
         informative: trained groups with variance in a step, of GRPO's.
         seconds_per_informative: of generation for each of them, of GRPO's; None where there are none, as in groups of one.
         waves: times in a step that requests met an empty machine; 1: no round waits for another.
@@ -58,8 +58,8 @@ class Waiting:
 
     rollouts: float
     seconds: float
-    first: float
-    later: float | None
+    first: tuple[float, float]
+    later: tuple[float, float] | None
     informative: float
     seconds_per_informative: float | None
     waves: float
@@ -127,8 +127,8 @@ def expected_waiting(
     return Waiting(
         rollouts=over("begun"),
         seconds=over("time"),
-        first=ratio("time", slice(a_pass)),
-        later=ratio("time", last) if simulated > 1 else None,
+        first=(ratio("begun", slice(a_pass)), ratio("time", slice(a_pass))),
+        later=(ratio("begun", last), ratio("time", last)) if simulated > 1 else None,
         informative=ours["informative"] / max(theirs["informative"], 1e-9),
         seconds_per_informative=ours["time_per_informative"] / theirs["time_per_informative"] if mixed else None,
         waves=ours["waves"],
