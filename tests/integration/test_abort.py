@@ -23,9 +23,11 @@ from verl.utils import tensordict_utils as tu  # noqa: E402
 from verl.workers.rollout.replica import TokenOutput  # noqa: E402
 from verl.workers.rollout.router import GlobalRequestLoadBalancer  # noqa: E402
 
+from verl_adaptive.config import AdaptiveConfig  # noqa: E402
 from verl_adaptive.errors import AdaptiveError  # noqa: E402
 from verl_adaptive.integration import abort  # noqa: E402
 from verl_adaptive.integration.abort import Abort, CancellingClient  # noqa: E402
+from verl_adaptive.integration.queue import Queue  # noqa: E402
 from verl_adaptive.integration.status_messages import gather  # noqa: E402
 
 pytestmark = pytest.mark.timeout(1200)  # the first one waits for five processes that import verl
@@ -302,7 +304,6 @@ def test_an_abort_at_any_moment_leaves_a_queue_that_works(house, moment):
     house.abort([uid for uid, _, _ in prompts])
     assert rows() == {} and house.running() == 0 and house.inflight() == 0
     house.abort.reopen()
-    house.abort.sweep()
     house.send([(f"n{i}", 8, 2) for i in range(24)])
     until(lambda: all(rows()[f"n{i}"]["status"] == "finished" for i in range(24)))
     keys = [f"n{i}_{s}_0" for i in range(24) for s in range(8)]
@@ -320,8 +321,8 @@ def test_sessions_that_hold_cancellation_back_are_said_and_their_rows_cleared(ho
     assert not any(key.startswith("stubborn_") for key in rows())
     ray.get([w.give_in.remote() for w in house.workers])
     until(lambda: "stubborn_1_0" in rows() and "stubborn_0_0" in rows())
-    house.abort.sweep()
-    assert not any(key.startswith("stubborn_") for key in rows())
+    Queue(AdaptiveConfig()).clear_strays()
+    assert not rows()
 
 
 def test_a_worker_of_another_kind_is_refused_by_name(house):

@@ -28,7 +28,7 @@ from verl.utils import tensordict_utils as tu  # noqa: E402
 
 from verl_adaptive.advantages.beta import BetaPosterior  # noqa: E402
 from verl_adaptive.config import AdaptiveConfig, RunFacts  # noqa: E402
-from verl_adaptive.engine import make_engine  # noqa: E402
+from verl_adaptive.engine import Requests, make_engine  # noqa: E402
 from verl_adaptive.errors import AdaptiveError, ConfigError  # noqa: E402
 from verl_adaptive.integration import rewards  # noqa: E402
 from verl_adaptive.integration.abort import Aborted  # noqa: E402
@@ -36,6 +36,7 @@ from verl_adaptive.integration.advantage import register_estimator, trajectory_r
 from verl_adaptive.integration.dataloader import DataloaderPrompts  # noqa: E402
 from verl_adaptive.integration.layout import Layout  # noqa: E402
 from verl_adaptive.integration.polling import stall_seconds  # noqa: E402
+from verl_adaptive.integration.queue import Queue  # noqa: E402
 from verl_adaptive.integration.rewards import read_rewards  # noqa: E402
 from verl_adaptive.integration.rollout_client import RolloutHandles  # noqa: E402
 from verl_adaptive.integration.session import Session  # noqa: E402
@@ -84,9 +85,6 @@ class Workers:
         self.tool, self.most = tool, most
         self.calls = 0
         self.written: dict[str, dict] = {}
-
-    def sweep(self) -> None:
-        """As :class:`Abort`."""
 
     def __call__(self, uids) -> Aborted:
         """As :class:`Abort`: these uids' rows go, and what they held is counted; nothing is generated here."""
@@ -578,7 +576,7 @@ def test_rewards_are_found_by_halves_when_some_rows_have_none(queue, monkeypatch
     calls = []
     read = rewards.read
     monkeypatch.setattr(rewards, "read", lambda keys, *more: calls.append(len(keys)) or read(keys, *more))
-    reward, signal = read_rewards(keys, "reward")
+    reward, signal, _ = read_rewards(keys, "reward")
     assert set(np.flatnonzero(np.isnan(reward))) == bad
     assert all(reward[i] == 1 + i % 3 for i in range(256) if i not in bad) and np.array_equal(reward, signal, True)
     assert len(calls) < 2 * len(bad) * 9  # not one by one
@@ -619,12 +617,84 @@ def test_a_rollout_whose_judge_timed_out_is_lost_and_not_the_run(queue):
     for key, info in zip(keys, ({"accuracy": 1.0}, {"timeout": True}), strict=True):
         row = {"uid": "judged", "rm_scores": torch.ones(1), "extra_fields": {"reward_extra_info": info}}
         tq.kv_batch_put(keys=[key], partition_id="train", fields=tu.list_of_dict_to_tensordict([row]), tags=[{}])
-    reward, signal = read_rewards(keys, "accuracy")
-    assert reward.tolist() == [1.0, 1.0] and signal[0] == 1.0 and math.isnan(signal[1])
-    with pytest.raises(ConfigError, match="timeout"):
-        read_rewards(keys[1:], "accuracy")  # nobody has seen the field
-    assert math.isnan(read_rewards(keys[1:], "accuracy", known=True)[1][0]) and session.queue._signal_known
+    reward, signal, given = read_rewards(keys, "accuracy")
+    assert (
+        reward.tolist() == [1.0, 1.0]
+        and signal[0] == 1.0
+        and math.isnan(signal[1])
+        and given == {"accuracy", "timeout"}
+    )
     tq.kv_clear(keys=keys, partition_id="train")
+
+
+def rollouts_of(uid: str, sessions: list[int], info: dict) -> None:
+    """A request that came back with these numbers of outputs, whose rewards have these fields beside them."""
+    row = {"uid": uid, "rm_scores": torch.ones(1), "extra_fields": {"reward_extra_info": info}}
+    for s, outputs in enumerate(sessions):
+        keys = [f"{uid}_{s}_{o}" for o in range(outputs)]
+        rows = tu.list_of_dict_to_tensordict([row] * outputs)
+        tq.kv_batch_put(keys=keys, partition_id="train", fields=rows, tags=[{"response_len": 1}] * outputs)
+    tq.kv_batch_put(keys=[uid], partition_id="train", tags=[{"status": "finished"}])
+
+
+def asked_for(groups: int, n: int, **config) -> Queue:
+    """A queue that waits for so many groups, ``g0`` to ..."""
+    made = Queue(AdaptiveConfig.from_mapping(config))
+    for i in range(groups):
+        made.ask(i, f"g{i}", n, 0)
+    return made
+
+
+def requests_of(*submissions: int, n: int) -> Requests:
+    at, zeros = np.array(submissions), np.zeros(len(submissions), dtype=np.int64)
+    return Requests(at, zeros, zeros, zeros + n, zeros)
+
+
+def test_the_group_that_comes_back_first_may_lack_the_signal(queue):
+    """A reward function that cannot parse an answer gives less; such a group ended the run if it was the first, also resumed."""
+    made = asked_for(3, 2, signal="acc")
+    for i, info in enumerate(({"parsed": 0.0}, {"parsed": 1.0, "acc": 1.0}, {"parsed": 0.0})):
+        rollouts_of(f"g{i}", [1, 1], info)
+        made.look([f"g{i}"])
+        made._list()
+        assert made.collect(requests_of(i, n=2), 1).failed.tolist() == ["acc" not in info]
+    made.close(range(3))
+    made = asked_for(2, 2, signal="acc")
+    rollouts_of("g0", [1, 1], {"parsed": 0.0})
+    made._list()
+    made.collect(requests_of(0, n=2), 1)
+    rollouts_of("g1", [1, 1], {"format": 0.0})
+    made._list()
+    with pytest.raises(ConfigError, match="it gives: format, parsed"):
+        made.collect(requests_of(1, n=2), 1)
+    made.close(range(2))
+    tq.kv_clear(keys=list(left()), partition_id="train")
+
+
+def test_one_group_of_long_sessions_does_not_foretell_the_queue(queue):
+    """What is expected follows all sessions so far; it followed the latest look, which may have seen one group."""
+    made = asked_for(100, 2)
+    for i in range(10):
+        rollouts_of(f"g{i}", [3, 3] if i else [15, 15], {})
+    made._list()
+    made.collect(requests_of(*range(1, 10), n=2), 1)
+    before = made.expected()
+    made.collect(requests_of(0, n=2), 1)
+    assert before == 100 + 9 * 6 + 91 * 2 * 3 and made.expected() < 1.5 * before
+    made.close(range(100))
+
+
+def test_what_a_session_writes_after_it_was_given_up_is_cleared_before_a_later_step(queue):
+    """However late: it was looked for before the next step only, and stayed for the rest of the run."""
+    session = session_of(Workers())
+    for _ in range(3):
+        session.start()
+        clear(session.complete())
+        session.finish()
+        rollouts_of("stubborn", [2], {})
+    session.start()
+    assert not any(key.startswith("stubborn") for key in left())
+    clear(session.complete())
 
 
 def test_when_everything_fails_the_run_ends_with_the_reason(queue):

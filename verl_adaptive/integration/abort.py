@@ -155,7 +155,6 @@ class Abort:
         self._workers, self._servers, self._gates, self._timeout = workers, servers, gates, timeout
         self._slots, self._gated = slots, gated
         self._closed = False
-        self._gone: set[str] = set()
 
     def __call__(self, uids: Iterable[str]) -> Aborted:
         """Abort the requests of these uids: all that are in flight, for a server's gate closes for everybody.
@@ -166,8 +165,8 @@ class Abort:
             AdaptiveError: a worker or server died or does not answer.
         """
         started = time.monotonic()
-        self._gone = set(uids)
-        if not self._gone:
+        gone = set(uids)
+        if not gone:
             return Aborted(0, 0)
         counts, all_counted = self._count()
         left, calls, between, answered = self._stop()
@@ -175,7 +174,7 @@ class Abort:
         if not all_counted:
             begun = max(begun, min(calls, self._slots or calls))
         asyncio.run(self._close_gates())
-        tags = self._clear()
+        tags = _clear(gone)
         sessions = {key.rsplit("_", 1)[0] for key in tags}
         done = Aborted(
             rollouts=len(sessions) + between + begun,
@@ -188,7 +187,7 @@ class Abort:
                 left,
                 _PATIENCE,
             )
-        logger.debug("aborted %d requests in %.2f s: %s", len(self._gone), time.monotonic() - started, done)
+        logger.debug("aborted %d requests in %.2f s: %s", len(gone), time.monotonic() - started, done)
         return done
 
     def reopen(self) -> None:
@@ -196,12 +195,6 @@ class Abort:
         if self._closed:
             self._gates().resume_generation_replicas()
             self._closed = False
-
-    def sweep(self) -> None:
-        """Clear what sessions wrote after they were given up; before the next step sends anything."""
-        if self._gone:
-            self._clear()
-            self._gone = set()
 
     # -- parts ----------------------------------------------------------------------------------------------
 
@@ -257,13 +250,14 @@ class Abort:
             "the last error above, and start the same command again: it resumes from the last checkpoint"
         )
 
-    def _clear(self) -> dict[str, dict]:
-        """Clear the requests' rows; the tags of those that were rollouts."""
-        rows = (tq.kv_list(PARTITION) or {}).get(PARTITION, {})
-        mine = {key: tag for key, tag in rows.items() if _uid(key) in self._gone}
-        if mine:
-            tq.kv_clear(keys=list(mine), partition_id=PARTITION)
-        return {key: tag for key, tag in mine.items() if key not in self._gone}
+
+def _clear(uids: set[str]) -> dict[str, dict]:
+    """Clear the rows of these requests; the tags of those that were rollouts."""
+    rows = (tq.kv_list(PARTITION) or {}).get(PARTITION, {})
+    mine = {key: tag for key, tag in rows.items() if _uid(key) in uids}
+    if mine:
+        tq.kv_clear(keys=list(mine), partition_id=PARTITION)
+    return {key: tag for key, tag in mine.items() if key not in uids}
 
 
 def _takes(call: Callable[..., Any], parameter: str) -> bool:

@@ -22,7 +22,7 @@ from verl_adaptive.integration.bulk import stacked, without_gc
 from verl_adaptive.integration.curves import RowFigures
 from verl_adaptive.integration.facts import SINGLE_TURN
 from verl_adaptive.integration.polling import DONE, PARTITION
-from verl_adaptive.integration.rewards import read, read_rewards, sums
+from verl_adaptive.integration.rewards import no_field, read, read_rewards, sums
 
 logger = logging.getLogger(__name__)
 
@@ -125,10 +125,11 @@ class Queue:
         self._listed: dict[str, dict] = {}  # the queue at the latest look
         self.listed_at, self._list_again = -math.inf, 0.0  # when, and seconds until the next
         self._unlisted: set[str] = set()  # uids that are back, whose rows have not been listed since
-        self._outputs = 1.0  # rows of a session, on average over the latest results
+        self._rows = self._sessions = 0  # of all results: how many rows a session has
         self._whole = True  # masks of verl's loop of one turn have been as long as their answers ...
         self._single: bool | None = None  # ... and its sessions one row each; None: none has been seen
-        self._signal_known = False  # a rollout had the field that adaptive.signal names
+        self._signal_known = config.signal == "reward"  # a rollout had the field that adaptive.signal names
+        self._given: set[str] = set()  # the fields that rollouts had, until then
         self._asked = self._arrived = 0  # rollouts of the requests that are not back, and those of them with a row
 
     # -- asking ---------------------------------------------------------------------------------------------
@@ -213,19 +214,27 @@ class Queue:
     def expected(self) -> int:
         """Rows that the queue will hold once everything asked for is back."""
         here = sum(1 + len(part.tags) for parts in self._parts.values() for part in parts)
-        return here + math.ceil(self._asked * self._outputs)
+        return here + math.ceil(self._asked * self._rows / self._sessions if self._sessions else self._asked)
 
     # -- reading --------------------------------------------------------------------------------------------
 
     @without_gc()
     def collect(self, requests: Requests, step: int) -> Groups:
-        """Read the rewards of requests that are back: one group per request, surviving sessions in order."""
+        """Read the rewards of requests that are back: one group per request, surviving sessions in order.
+
+        Raises:
+            ConfigError: everything is back, and no rollout has the field that ``adaptive.signal`` names.
+        """
         parts = [self._parts[submission][-1] for submission in requests.submission.tolist()]
         found, tags, meta = self._find(parts)
         sessions = [outputs for mine in found for outputs in mine]
         last = [outputs[-1] for outputs in sessions]
-        reward, signal = read_rewards(last, self.config.signal, meta, late=self._late, known=self._signal_known)
-        self._signal_known |= bool(np.isfinite(signal).any())
+        reward, signal, given = read_rewards(last, self.config.signal, meta, late=self._late)
+        self._signal_known |= self.config.signal in given or bool(np.isfinite(signal).any())
+        if not self._signal_known:
+            self._given |= given
+            if sessions and not self._waiting:
+                self.miss_signal()
         alive = np.isfinite(reward) & np.isfinite(signal)
 
         # Per session ...
@@ -242,8 +251,8 @@ class Queue:
         np.fmax.at(lag, home[alive], np.fmax.reduceat(step - 1 - versions, starts)[alive])
 
         self._keep(parts, found, tags, alive, outputs)
-        if sessions:
-            self._outputs = len(tags) / len(sessions)
+        self._rows += len(tags)
+        self._sessions += len(sessions)
         dead = [key for outputs, lives in zip(sessions, alive.tolist(), strict=True) if not lives for key in outputs]
         if dead:
             tq.kv_clear(keys=dead, partition_id=PARTITION)
@@ -268,6 +277,17 @@ class Queue:
             spoilt_tokens=spoilt_tokens.astype(np.int64),
             shorter=(tokens - longest)[alive],
         )
+
+    def miss_signal(self) -> None:
+        """So much has come back that a rollout would have had the signal.
+
+        The first that come back may lack it, where a reward function gives less of an answer that it cannot parse.
+
+        Raises:
+            ConfigError: none had it.
+        """
+        if not self._signal_known:
+            raise no_field(self.config.signal, self._given)
 
     @staticmethod
     def _keep(
@@ -399,6 +419,15 @@ class Queue:
         self.close(requests.submission.tolist())
         return uids
 
+    def clear_strays(self) -> dict[str, dict]:
+        """Clear every row that is of no open group: what sessions wrote after they were given up. The rows that there were."""
+        uids = {part.uid for parts in self._parts.values() for part in parts}
+        rows = (tq.kv_list(PARTITION) or {}).get(PARTITION, {})
+        stray = [key for key in rows if key.split("_", 1)[0] not in uids]
+        if stray:
+            tq.kv_clear(keys=stray, partition_id=PARTITION)
+        return rows
+
     # -- groups that outlive a step, across a restart --------------------------------------------------------
 
     def state_dict(self) -> dict:
@@ -420,12 +449,8 @@ class Queue:
             for t, parts in state.items()
             if int(t) in known
         }
-        uids = {p.uid for parts in self._parts.values() for p in parts}
-        rows = (tq.kv_list(PARTITION) or {}).get(PARTITION, {})
+        rows = self.clear_strays()
         reviewed = {k for parts in self._parts.values() for p in parts for outputs in p.sessions for k in outputs}
-        stray = [k for k in rows if k not in reviewed and k.split("_", 1)[0] not in uids]
-        if stray:
-            tq.kv_clear(keys=stray, partition_id=PARTITION)
         lost = reviewed - rows.keys()
         if lost:
             raise AdaptiveError(f"{len(lost)} rows of open groups are not in the checkpoint's TransferQueue state")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 
 import numpy as np
 import torch
@@ -46,46 +47,45 @@ def read(keys: list[str], fields: list[str], meta: BatchMeta | None = None) -> T
 
 
 def read_rewards(
-    keys: list[str], signal: str, meta: BatchMeta | None = None, *, late: bool = False, known: bool = False
-) -> tuple[np.ndarray, np.ndarray]:
-    """Reward and difficulty signal of each trajectory; NaN for a row that came back without one.
+    keys: list[str], signal: str, meta: BatchMeta | None = None, *, late: bool = False
+) -> tuple[np.ndarray, np.ndarray, set[str]]:
+    """Reward and difficulty signal of each trajectory; NaN for a row that came back without one (a judge timed out, say).
 
     Args:
         keys: the last row of each trajectory.
         signal: ``adaptive.signal``.
         meta: where these rows are, if that is known.
         late: a colocated reward model has judged them, whose further results verl writes as fields of their own.
-        known: the field was there before, so that a row without it is one that went wrong (a judge that timed out, say).
 
     Returns:
-        Two float64 arrays of shape ``(len(keys),)``.
+        Two float64 arrays of shape ``(len(keys),)``, and the names of what the reward function gave beside the reward, if
+        one of them was asked for.
 
     Raises:
-        ConfigError: no row has a field of that name, and none had before.
+        ConfigError: the colocated reward model gives no such field.
     """
     if not keys:
-        return np.zeros(0), np.zeros(0)
+        return np.zeros(0), np.zeros(0), set()
     extra = signal if late else "extra_fields"
     fields = ["rm_scores"] if signal == "reward" else ["rm_scores", extra]
     data = read(keys, fields, meta)
     if late and signal not in ("reward", *data.keys()):
-        raise _no_field(signal, [])
+        raise no_field(signal, ())
     if not set(data.keys()).issuperset(fields):
         if len(keys) == 1:
-            return np.full(1, math.nan), np.full(1, math.nan)
+            return np.full(1, math.nan), np.full(1, math.nan), set()
         # A row without a reward hides the field of all the others: halve until it is found.
         half = len(keys) // 2
-        left, right = (read_rewards(part, signal, late=late, known=known) for part in (keys[:half], keys[half:]))
-        return np.concatenate([left[0], right[0]]), np.concatenate([left[1], right[1]])
+        left, right = (read_rewards(part, signal, late=late) for part in (keys[:half], keys[half:]))
+        return np.concatenate([left[0], right[0]]), np.concatenate([left[1], right[1]]), left[2] | right[2]
     reward = sums(data["rm_scores"])
     if signal == "reward":
-        return reward, reward
+        return reward, reward, set()
     if late:
-        return reward, np.array([_number(value) for value in data[extra]], dtype=np.float64)
+        return reward, np.array([_number(value) for value in data[extra]], dtype=np.float64), set()
     infos = [_info(value) for value in data[extra]]
-    if not known and not any(signal in info for info in infos):
-        raise _no_field(signal, sorted({name for info in infos for name in info}))
-    return reward, np.array([_number(info.get(signal)) for info in infos], dtype=np.float64)
+    given = {name for info in infos for name in info}
+    return reward, np.array([_number(info.get(signal)) for info in infos], dtype=np.float64), given
 
 
 def sums(scores: torch.Tensor) -> np.ndarray:
@@ -115,10 +115,11 @@ def _number(value: object) -> float:
         return math.nan  # counted as a failed rollout
 
 
-def _no_field(name: str, given: list[str]) -> ConfigError:
+def no_field(name: str, given: Collection[str]) -> ConfigError:
+    """No rollout has the field that ``adaptive.signal`` names; they have these."""
     return ConfigError(
         "adaptive.signal",
         name,
-        f"the reward function gives no such field; it gives: {', '.join(given) or 'a bare number'}. "
+        f"the reward function gives no such field; it gives: {', '.join(sorted(given)) or 'a bare number'}. "
         "Choose one of them, or adaptive.signal=reward",
     )

@@ -131,6 +131,7 @@ class RolloutClient(Generic[E]):
 
         Raises:
             AdaptiveError: nothing has come back for too long, a worker died, or group after group failed.
+            ConfigError: no rollout has the field that ``adaptive.signal`` names.
         """
         watch, flight = Stopwatch(), self.engine.flight
         uids = self.queue.uids(flight)
@@ -200,6 +201,7 @@ class RolloutClient(Generic[E]):
         self._all_failed = [*self._all_failed, failures] if failures == len(results) else []
         # A look may see one group: a small batch's worth of single failures can be bad luck.
         if sum(self._all_failed) >= max(16, 2 * self.engine.facts.batch):
+            self.queue.miss_signal()
             busy = self.handles.busy()
             raise AdaptiveError(
                 f"step {step}: the last {sum(self._all_failed)} groups all failed. The reward function, the agent loop or a "

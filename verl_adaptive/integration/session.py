@@ -34,7 +34,7 @@ class Session(RolloutClient[Engine]):
 
     def start(self) -> None:
         """Begin the step and send its first requests, without waiting."""
-        self._abort.sweep()
+        self.queue.clear_strays()
         self.timings.begin()
         self.send(self.engine.begin(self.handles.step_of()))
 
