@@ -107,10 +107,10 @@ def span(hours: float | None) -> str:
     """A stretch of time for people.
 
     >>> [span(hours) for hours in (0.01, 0.5, 7.25, 72)]
-    ['under a minute', '30 min', '7.2 h', '3.0 days']
+    ['36 s', '30 min', '7.2 h', '3.0 days']
     """
     if hours is None:
         return "-"
     if hours >= 48:
         return f"{hours / 24:.1f} days"
-    return f"{hours:.1f} h" if hours >= 1 else f"{60 * hours:.0f} min" if hours >= 1 / 60 else "under a minute"
+    return f"{hours:.1f} h" if hours >= 1 else f"{60 * hours:.0f} min" if hours >= 1 / 60 else f"{3600 * hours:.0f} s"

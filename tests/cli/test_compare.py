@@ -11,6 +11,7 @@ import pytest
 
 from tests.cli.stores import make_run, without_steps
 from tests.stats.made import make_keys
+from verl_adaptive.commands.compare import page_of_runs
 from verl_adaptive.groups import Groups
 from verl_adaptive.report.arms import Trial, outcomes, sentence
 from verl_adaptive.report.common import matched
@@ -63,9 +64,28 @@ def test_arms_are_drawn(arms, call, tmp_path) -> None:
     for name in ("a.svg", "a.png", "a.html"):
         assert call(*words, tmp_path / name)[0] == 0 and (tmp_path / name).stat().st_size > 5000
     page = (tmp_path / "a.html").read_text()
-    assert "significant" in page and page.count("<polyline") >= 6 and "solo, seed 2" in page
+    assert "significant" in page and "solo, seed 2" in page and "solo, mean" in page
+    assert page.count('<polyline class="raw"') == 6 and page.count('<polyline class="line"') == 2
     assert call(*words, tmp_path / "a.gif")[0] == 2
     assert "not a finite number" in call(*words[:-1], "--target", "nan")[2]
+
+
+def test_single_runs_of_several_seeds_are_arms(arms, call) -> None:
+    """As ticked in `serve`, and as a shell makes a pattern without quotes into: each run was an arm of one seed."""
+    words = [str(arms / f"{name}-s{seed}") for name in ("grpo", "solo") for seed in GAINS]
+    quoted = call("compare", f"grpo={arms}/grpo-s*", f"solo={arms}/solo-s*", "--json")[1]
+    assert json.loads(call("compare", *words, "--json")[1]) == json.loads(quoted)
+    runs = [open_run(word) for word in words]
+    page = page_of_runs(runs)
+    assert "(3 seeds, significant)" in page and page.count('<polyline class="line"') == 2
+    assert page_of_runs(runs[:3]).count('<polyline class="line"') == 3  # one method: nothing to compare it with
+
+
+def test_a_curve_that_was_there_before_its_end_is_said() -> None:
+    cost = np.array([0.0, 100.0, 200.0])
+    base, other = Trial(1, cost, np.array([0.2, 0.6, 0.5])), Trial(1, cost, np.array([0.2, 0.4, 0.5]))
+    said = sentence(outcomes({"a": [base], "b": [other]}))
+    assert said.endswith("b reaches a's final value with 100% of a's cost (a itself: 38%).")
 
 
 def test_what_cannot_be_paired_is_said(arms, call, tmp_path) -> None:

@@ -33,7 +33,7 @@ from verl_adaptive.commands.arguments import (
 from verl_adaptive.commands.export import write_pages
 from verl_adaptive.commands.output import console, key_digits, note, note_gaps, number, print_json, share, table
 from verl_adaptive.errors import AdaptiveError, UsageError, lacks_extra
-from verl_adaptive.report.arms import COSTS, Outcome, Trials, median, outcomes, plot, read, sentence
+from verl_adaptive.report.arms import COSTS, Outcome, Trials, mean_of, median, outcomes, plot, read, seeds_of, sentence
 from verl_adaptive.significance import interval, sampling, significant
 from verl_adaptive.stats import Run, open_runs
 from verl_adaptive.stats.atomic import write_file
@@ -143,6 +143,8 @@ def _arms(args: argparse.Namespace) -> dict[str, list[Run]]:
     found = [open_runs(match[2] if match else word, **how_identified(args)) for word, match in words]
     if len(found) == 1 and len(found[0]) == 2 and words[0][1] is None:
         return {f"{letter} ({run.name or run.source})": [run] for letter, run in zip("AB", found[0], strict=True)}
+    if len(words) > 2 and not any(match for _, match in words) and all(len(runs) == 1 for runs in found):
+        return _by_method([runs[0] for runs in found])  # patterns that the shell has replaced
     names = [
         m[1] if m else str(runs[0].about.get("preset", word)) for (word, m), runs in zip(words, found, strict=True)
     ]
@@ -211,7 +213,8 @@ def _rows(results: Sequence[Outcome], trials: Trials, by: str) -> tuple[list[str
             mean = float(np.mean(paid))
             costs.append(span(mean) if name == "hours" else number(round(mean) or None))
         rows.append((one.name, str(len(seeds)), f"{one.mean:.3f}", gap, needed, *costs))
-    return ["arm", "seeds", "final", "difference", f"{by} needed", *COSTS], rows
+    costs = ["training time" if name == "hours" else name for name in COSTS]
+    return ["arm", "seeds", "final", "difference", f"{by} needed", *costs], rows
 
 
 def _print(results: Sequence[Outcome], trials: Trials, args: argparse.Namespace) -> None:
@@ -238,36 +241,48 @@ def _write_curves(trials: Trials, path: str) -> None:
 
 
 def page_of_runs(runs: Sequence[Run]) -> str:
-    """Single runs side by side, at equal rollouts, as a page."""
-    names = [run.name or run.where for run in runs]
-    if len(set(names)) < len(names):  # seeds of one experiment: the folders tell which
-        common = os.path.commonpath([run.where for run in runs])
-        names = [os.path.relpath(run.where, common).removesuffix(f"/checkpoints/{FOLDER}") for run in runs]
-    arms = {name: [run] for name, run in zip(names, runs, strict=True)}
+    """Runs side by side, at equal rollouts, as a page: seeds of one method are an arm."""
+    arms = _by_method(runs)
     trials = read(arms)
     results = outcomes(trials.arms)
     said = f"{trials.metric}: {_over_prompts(trials, results) or sentence(results, 'rollouts')}"
     return _page(trials, results, said, "rollouts")
 
 
+def _by_method(runs: Sequence[Run]) -> dict[str, list[Run]]:
+    """Arms of runs: those whose presets, group sizes and names, numbers aside, are alike are seeds of one.
+
+    Where that leaves one arm, or seeds that cannot be told apart, each run is an arm.
+    """
+    alike: dict[tuple[Any, ...], list[Run]] = {}
+    for run in runs:
+        name = re.sub(r"\d+", "#", run.name or "")
+        alike.setdefault((run.about.get("preset"), run.about.get("n"), name), []).append(run)
+    names = [preset for preset, _, _ in alike]
+    if len(alike) > 1 and len(set(names)) < len(names):
+        names = [name for _, _, name in alike]
+    apart = all(seeds_of(found) is not None for found in alike.values())
+    if 1 < len(alike) < len(runs) and apart and len(set(names)) == len(names):
+        return {str(name): found for name, found in zip(names, alike.values(), strict=True)}
+    names = [run.name or run.where for run in runs]
+    if len(set(names)) < len(names):  # seeds of one experiment: the folders tell which
+        common = os.path.commonpath([run.where for run in runs])
+        names = [os.path.relpath(run.where, common).removesuffix(f"/checkpoints/{FOLDER}") for run in runs]
+    return {name: [run] for name, run in zip(names, runs, strict=True)}
+
+
 def _page(trials: Trials, results: Sequence[Outcome], said: str, by: str) -> str:
     """One page that needs no network: what is said, the table, the curves."""
-    from verl_adaptive.report.figures import COLORS, DASHES, Series, lines
+    from verl_adaptive.report.figures import COLORS, Series, lines
     from verl_adaptive.report.page import environment, policy_of
 
     series = []
-    for place, (name, found) in enumerate(trials.arms.items(), 1):
-        series += [
-            Series(
-                f"{name}, seed {trial.seed}" if len(found) > 1 else name,
-                trial.value,
-                f"var(--c{(place - 1) % COLORS + 1})",
-                trial.cost,
-                dash=DASHES[0] if at else "",
-                key="" if at else name,
-            )
-            for at, trial in enumerate(found)
-        ]
+    for place, (name, found) in enumerate(trials.arms.items()):
+        color = f"var(--c{place % COLORS + 1})"
+        if len(found) > 1:
+            series += [Series(f"{name}, seed {t.seed}", t.value, color, t.cost, faint=True, key="") for t in found]
+        cost, value = mean_of(found) if len(found) > 1 else (found[0].cost, found[0].value)
+        series.append(Series(f"{name}, mean" if len(found) > 1 else name, value, color, cost, key=name))
     heads, rows = _rows(results, trials, by)
     return environment().get_template("arms.html.j2").render(
         policy=policy_of(False),
@@ -330,7 +345,7 @@ def _print_prompts(found: dict[str, Any], above: str) -> None:
         gap = ""
         if known and form is span:
             hours = values[1] - values[0]
-            gap = span(abs(hours)) if abs(hours) < 1 / 60 else f"{'-' if hours < 0 else '+'}{span(abs(hours))}"
+            gap = f"{'-' if hours < 0 else '+'}{span(abs(hours))}"
         elif known:
             gap = f"{values[1] - values[0]:+,.3f}".rstrip("0").rstrip(".")
         return label, *map(form, values), gap

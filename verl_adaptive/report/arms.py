@@ -23,7 +23,20 @@ from verl_adaptive.report.overview import ledger_of
 from verl_adaptive.significance import difference
 from verl_adaptive.stats import Run
 
-__all__ = ["COSTS", "Outcome", "Trial", "Trials", "draw", "median", "outcomes", "plot", "read", "sentence", "spent"]
+__all__ = [
+    "COSTS",
+    "Outcome",
+    "Trial",
+    "Trials",
+    "draw",
+    "mean_of",
+    "median",
+    "outcomes",
+    "plot",
+    "read",
+    "sentence",
+    "spent",
+]
 
 #: What a run is paid in: name → the axis of a plot.
 COSTS = {"rollouts": "rollouts generated", "tokens": "response tokens generated", "hours": "hours of training"}
@@ -144,6 +157,9 @@ def sentence(found: Sequence[Outcome], cost: str = "cost", target: float | None 
         reached = (
             f"does not reach {aim}" if share is None else f"reaches {aim} with {share:.0%} of {first.name}'s {cost}"
         )
+        itself = median(list(first.shares.values()))  # a curve that falls in the end was there before
+        if share is not None and target is None and itself is not None and itself < 0.995:
+            reached += f" ({first.name} itself: {itself:.0%})"
         said.append(f"{one.name} minus {first.name}, final value: {difference(list(one.gains.values()))}.")
         said.append(f"{one.name} {reached}.")
         if left := sorted(set(one.finals) ^ set(first.finals)):
@@ -227,20 +243,33 @@ def read(arms: Mapping[str, Sequence[Run]], cost: str = "rollouts") -> Trials:
 
 
 def _seeds(name: str, runs: Sequence[Run]) -> list[int]:
-    """The seed of each run: as recorded, or the last number of its name where the recorded ones are all alike."""
+    found = seeds_of(runs)
+    if found is None:
+        names = ", ".join(str(run.name) for run in runs)
+        raise AdaptiveError(
+            f"the runs of {name} have no different seeds, in their settings or as the last number of a name: {names}"
+        )
+    return found
+
+
+def seeds_of(runs: Sequence[Run]) -> list[int] | None:
+    """The seed of each run: as recorded, or the last number of its name where the recorded ones are alike; None: all are."""
     named = [re.findall(r"\d+", str(run.about.get("run") or "")) for run in runs]
     said: list[Any] = [run.about.get("seed") for run in runs]
     for seeds in (said, [numbers[-1] if numbers else None for numbers in named]):
         found = [int(seed) for seed in seeds if seed is not None]
         if len(set(found)) == len(runs):
             return found
-    names = ", ".join(str(run.name) for run in runs)
-    raise AdaptiveError(
-        f"the runs of {name} have no different seeds, in their settings or as the last number of a name: {names}"
-    )
+    return None
 
 
 # -- pictures -----------------------------------------------------------------------------------------------------------
+
+
+def mean_of(trials: Sequence[Trial]) -> tuple[np.ndarray, np.ndarray]:
+    """Costs that all of these had spent, and the mean of their values there."""
+    grid = np.linspace(max(t.cost[0] for t in trials), min(t.cost[-1] for t in trials), 100)
+    return grid, np.mean([np.interp(grid, t.cost, t.value) for t in trials], axis=0)
 
 
 def draw(axes: Any, arms: Mapping[str, Sequence[Trial]], colors: Sequence[str] = ()) -> None:
@@ -248,12 +277,9 @@ def draw(axes: Any, arms: Mapping[str, Sequence[Trial]], colors: Sequence[str] =
     faint = 0.4 if len(arms) <= 4 else 0.12
     for number, (name, trials) in enumerate(arms.items()):
         color = colors[number] if number < len(colors) else f"C{number}"
-        grid = np.linspace(max(t.cost[0] for t in trials), min(t.cost[-1] for t in trials), 100)
         for trial in trials:
             axes.plot(trial.cost, trial.value, color=color, linewidth=0.8, alpha=faint)
-        axes.plot(
-            grid, np.mean([np.interp(grid, t.cost, t.value) for t in trials], axis=0), color=color, lw=2.2, label=name
-        )
+        axes.plot(*mean_of(trials), color=color, lw=2.2, label=name)
     axes.grid(alpha=0.3)
 
 

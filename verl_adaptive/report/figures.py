@@ -35,6 +35,7 @@ class Series:
         x: its own x, float ``(n,)``; None: the picture's.
         raw: float ``(n,)``, drawn faint behind it, where ``values`` were smoothed.
         dash: another run's, an SVG dash array (of ``DASHES``); empty: drawn through.
+        faint: drawn thin, behind others.
         key: its name in the legend, if another one (empty: none).
     """
 
@@ -44,6 +45,7 @@ class Series:
     x: np.ndarray | None = None
     raw: np.ndarray | None = None
     dash: str = ""
+    faint: bool = False
     key: str | None = None
 
     def __post_init__(self) -> None:
@@ -265,7 +267,7 @@ def lines(
         if s.raw is not None:
             _draw(canvas, own, s.raw, s, "raw")
     for s, own in zip(series, xs, strict=True):
-        _draw(canvas, own, s.values, s, "line")
+        _draw(canvas, own, s.values, s, "raw" if s.faint else "line")
     return canvas.done(series, _hover(x, series, percent))
 
 
