@@ -37,7 +37,7 @@ def evidence(found: Found, runs: Mapping[str, Runs]) -> list[str]:
     """The README's table: pool and method, rollouts to GRPO's accuracy, accuracy difference; and what a step of `solo` takes."""
     rows = []
     for pool, made in found.items():
-        if not _shown(pool) or pool == "tiny/offsets":
+        if not _shown(pool) or pool == "real/large":  # docs/solo.md has it
             continue
         best = made["grpo"].best_grpo
         for name in ("solo",) if pool in HELD_BACK else dict.fromkeys(("solo", "reinforce", best)):
@@ -125,6 +125,7 @@ SITUATIONS: Sequence[tuple[str, str, str, str]] = (
 )
 UNMEASURED = (
     ("rewards that are mostly noise", "[`grpo`](#grpo)"),
+    ("nearly every group is informative", "no preset that skips prompts"),
     (
         "prompts much longer than responses",
         "[`solo`](solo.md) with `adaptive.allocator.n=4`: prefill is shared in a group",
@@ -153,6 +154,26 @@ def choosing(found: Found) -> list[str]:
     reasoned = ["Not measured; by what each method needs:", "", "| situation | take |", "|:--|:--|"]
     reasoned += [f"| {situation} | {take} |" for situation, take in UNMEASURED]
     return [first, "|:--|:--|--:|--:|--:|", *rest, *reasoned]
+
+
+#: Of these, the ones that the README has, too.
+COMMON = ("training is the bottleneck", "nearly every group is informative", "a critic")
+
+
+def situations(found: Found) -> list[str]:
+    """The README's table: the situations of :func:`choosing` with one number each."""
+    rows = []
+    for situation, take, pool, name in SITUATIONS:
+        standing = found.get(pool, {}).get(name)
+        rows.append([situation, take, "–" if standing is None else share(standing.of_grpo)])
+    rows += [[situation, take, "–"] for situation, take in UNMEASURED if situation in COMMON]
+    first, _, *rest = table(["your run", "take", "rollouts to GRPO's accuracy"], rows)
+    return [first, "|:--|:--|--:|", *(_from_root(line) for line in rest)]
+
+
+def _from_root(line: str) -> str:
+    """Links of docs/choosing.md, as the README has them."""
+    return line.replace("](#", "](choosing.md#").replace("](", "](docs/")
 
 
 #: The columns of docs/solo.md, and their titles. GRPO with a decayed learning rate is in RESULTS.md alone.

@@ -136,6 +136,7 @@ def pages(results: Path, results_page: Path, readme_page: Path) -> dict[Path, st
         made += [(docs / "solo.md", "gain", blocks.gain_note(found))]
         made += [(docs / "choosing.md", "measured", blocks.choosing(found))]
         made += [(readme_page, "benchmark", blocks.evidence(found, runs))]
+        made += [(readme_page, "situations", blocks.situations(found))]
     if "sao" in found.get("tiny/base", {}):
         made.append((docs / "solo.md", "critic", blocks.critic_block(found)))
     if found and (noise := read(results, "gradient_noise.json")):

@@ -4,8 +4,8 @@
   python scripts/addresses.py TREE
 
 The repository's address stands in one place, `url` in setup.cfg's [metadata]. The README's links are paths, which an index
-cannot follow; in TREE, a copy that is about to be built, they become <url>/blob/v<version>/<path> (pictures: raw), and
-setup.cfg gets `project_urls`. Without an address nothing is changed, and that is said. scripts/release.sh calls it.
+cannot follow; in TREE, a copy that is about to be built, they become <url>/blob/v<version>/<path> (pictures: raw), the line
+that clones gets the address, and setup.cfg gets `project_urls`. Without an address nothing is changed, and that is said. scripts/release.sh calls it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def main() -> None:
         print("setup.cfg has no url: the links of the package's page lead nowhere outside of the repository")
         return
     readme, config = tree / "README.md", tree / "setup.cfg"
-    readme.write_text(absolute(readme.read_text(), url, version))
+    readme.write_text(absolute(readme.read_text(), url, version).replace("<this repository>", url))
     links = {"Changes": "CHANGELOG.md", "Documentation": "docs/README.md"}
     made = "".join(f"\n    {name} = {url}/blob/v{version}/{path}" for name, path in links.items())
     config.write_text(config.read_text().replace("[metadata]\n", f"[metadata]\nproject_urls ={made}\n", 1))

@@ -24,7 +24,7 @@ COMMANDS: dict[str, str] = {
     "doctor": "check this environment, and a training command line before it costs GPU time",
     "selftest": "a tiny model through the real pipeline, in this environment: does training work here?",
     "parts": "list the presets, the parts of each role and their options",
-    "stats": "what a run knows of its prompts; works while training runs",
+    "stats": "a run's statistics of its prompts; works while training runs",
     "report": "write one HTML file about a run",
     "serve": "show the same page live, for all runs of a folder",
     "replay": "make a recorded run's decisions again, and compare",

@@ -574,7 +574,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         f"plot:    {shown(work / 'accuracy.png')}\nresults: {shown(work / 'results.json')}\n\n"
         "Next, what the run learned of its questions, and the same word on your own command line:\n\n"
         f"  verl-adaptive report {shown(work / last.checkpoints)} -o report.html\n"
-        f"  verl-adaptive doctor <your overrides> +adaptive={last.preset}",
+        f"  verl-adaptive doctor <your overrides> +adaptive={last.preset}\n\n"
+        f"Its accuracy is verl's validation, an answer to each of {VALIDATION} held-out questions; the table's is exact, over all.",
         highlight=False,
         markup=False,
         soft_wrap=True,

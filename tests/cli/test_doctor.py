@@ -222,6 +222,8 @@ def test_programs_that_would_not_read_the_preset(words, says, call) -> None:
         (("+adaptive=greso", "adaptive/sampler=ceros"), "adaptive/sampler=ceros: did you mean cero?"),
         (("+adaptive=greso", "adaptive/samplr=cero"), "did you mean adaptive/sampler=?"),
         (("+adaptive=greso", "adaptive.sampler.p_eazy=0.3"), "did you mean adaptive.sampler.p_easy?"),
+        (("+adaptive=greso", "adaptive.xyz=1"), "there is no such option; beside it are advantage, "),
+        (("adaptive.seed=1",), "no preset is chosen; write +adaptive=<preset> before it"),
         (
             ("+adaptive=greso", "adaptive.sampler.name=my.py:Mine", "adaptive.sampler.steps=3"),
             "write +adaptive.sampler.steps=…",

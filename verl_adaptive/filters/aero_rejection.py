@@ -20,7 +20,7 @@ batch, the factor is √(cm) over a constant and grows with m: then use ``adapti
 restores the per-group mean. (verl's unbiased standard deviation scales all of this by √((c+m−1)/(c+m)).)
 
 Certainty. tau = 0.5, k = 1, the random choice: a summary of the paper and a third-party reimplementation. Keeping 4 of
-a group without variance, and leaving u >= 0.5 alone: the reimplementation only. A continuous signal is beyond the
+a zero-variance group, and leaving u >= 0.5 alone: the reimplementation only. A continuous signal is beyond the
 paper: a rollout is correct from success 1/2 on, and a group that has variance but rollouts of one kind only is kept
 whole.
 """
@@ -41,7 +41,7 @@ from verl_adaptive.stats.visits import kind_of
 
 
 class AeroRejection(Filter):
-    """Balances groups of low success and keeps a few rollouts of groups without variance."""
+    """Balances groups of low success and keeps a few rollouts of zero-variance groups."""
 
     name: ClassVar[str] = "aero"
     needs_groups = True
@@ -54,7 +54,7 @@ class AeroRejection(Filter):
         Attributes:
             tau: groups of a success rate below this are balanced.
             k: incorrect rollouts kept per correct one.
-            keep_degenerate: rollouts kept of a group without variance; 0: drop the group.
+            keep_degenerate: rollouts kept of a zero-variance group; 0: drop the group.
             thin_correct: ablation: thin the correct rollouts of groups at or above tau to k per incorrect one.
         """
 

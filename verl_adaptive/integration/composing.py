@@ -270,8 +270,15 @@ def _near(command: Command) -> list[str]:
                 if key.rpartition(".")[0] in own:
                     hints.append(f"{key}: write +{key}=…, for Hydra does not know the options of a part of your own")
                 else:
-                    near = difflib.get_close_matches(path, known, n=1)
-                    hints += [f"{key}: did you mean adaptive.{near[0]}?"] if near else []
+                    near, above = difflib.get_close_matches(path, known, n=1), path.rpartition(".")[0]
+                    beside = sorted(k.rpartition(".")[2] for k in known if k.rpartition(".")[0] == above)
+                    hints.append(
+                        f"{key}: did you mean adaptive.{near[0]}?"
+                        if near
+                        else f"{key}: there is no such option; beside it are {', '.join(beside) or 'none'}"
+                    )
+        elif "adaptive" not in made:
+            hints += [f"{key}: no preset is chosen; write +adaptive=<preset> before it" for key in keys]
     return hints
 
 

@@ -107,6 +107,7 @@ def render(collected: Collected, *, title: str | None = None, live: Live | None 
             findings=collected.findings,
             alarms=[] if history is None else history.hearing.raised[::-1],
             forecast=None if end is None else _forecast_rows(end),
+            going_on=end is not None and end.left > 0,
             pictures=pictures(collected),
             uniform=None if history is None else history.uniform,
             ledger=_ledger_rows(facts),

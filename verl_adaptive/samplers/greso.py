@@ -104,7 +104,7 @@ class Greso(SizedSampler):
         kind = self._band(table.col("signal_sum")[rows] / table.col("rollouts")[rows])
         rows, kind = rows[kind != 0], kind[kind != 0]
         same = table.col("streak_kind")[rows] == kind
-        # Equal signals are in the band of their mean: a streak without variance is one of the band, too.
+        # Equal signals are in the band of their mean: a zero-variance streak is one of the band, too.
         self.col("mean_streak")[rows] = np.where(same, np.maximum(table.col("streak")[rows], 1), 1)
         self.col("mean_kind")[rows] = kind
 

@@ -37,7 +37,7 @@ _ALL_STEPS = 64
 _GROUPS = 8
 #: Rollouts of a GRPO step from which on batch and machine are made smaller together.
 _MOST = 2048
-#: Of the prompts without variance, the share that nobody solves; the rest everybody does.
+#: Of the prompts that are zero-variance, the share that nobody solves; the rest everybody does.
 _HOPELESS = 0.6
 
 

@@ -10,7 +10,7 @@ R the rows in the loss's denominator and B the batch::
     own_i      ← own_i · e^{−forget · steps since}        what is not trained again fades
 
 ``(y − p)`` is the exact derivative of the log-probability of a rollout's outcome by the logit. For a whole group under
-GRPO's advantage, g_i is the standard deviation of its rewards: 0 without variance, ½ for a half-solved prompt. So what
+GRPO's advantage, g_i is the standard deviation of its rewards: 0 where it is zero-variance, ½ for a half-solved prompt. So what
 is hopeless or solved is not informative, and a hopeless prompt becomes possible only through its topic, if at all. Gradient noise,
 the optimizer, clipping, entropy and everything else about a real model are left out.
 """

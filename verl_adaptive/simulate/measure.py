@@ -2,7 +2,7 @@
 
 *Signal.* A trained group with c correct and m incorrect rollouts estimates its gradient, the difference between what
 right and wrong answers have in common, from samples of c and m: their effective number is ``cm/(c + m)``. The signal
-is the sum of ``4cm/(c + m)`` over the trained groups: 1 a rollout where half are right, 0 without variance, and in
+is the sum of ``4cm/(c + m)`` over the trained groups: 1 a rollout where half are right, 0 in a zero-variance one, and in
 expectation ``4p(1 − p)(n − 1)`` for a whole group of n. Divided by the generated rollouts it is a share in [0, 1].
 
 *Regret.* The value of a rollout is ``4p(1 − p)`` at the true pass rate when it is generated. Regret is the share of the
