@@ -135,6 +135,7 @@ def kind(line: str) -> str:
         "python examples/",
         "python scripts/",
         "pip install",
+        "git clone",
     ):
         if line.startswith(start):
             return start.strip()
@@ -142,7 +143,7 @@ def kind(line: str) -> str:
 
 
 def test_there_are_commands_of_every_kind() -> None:
-    assert {kind(line) for _, line in shell_lines()} - {"python scripts/"} == {
+    assert {kind(line) for _, line in shell_lines()} - {"python scripts/", "git clone"} == {
         "python -m verl.trainer.main_ppo",
         "verl-adaptive",
         "bash",

@@ -37,10 +37,10 @@ class Cost:
         grpo_step, grpo_total: GRPO's rollouts of a step and of the run; None: the number of steps is not known here.
         step, total: about as many rollouts as the preset generates; None: not known, and ``why_not`` says why.
         factor: ``step`` of ``grpo_step``.
+        by_pass: ``factor`` in the first pass over the data and in later ones; None: no difference, or not known.
         time_factor: generation time of a step; None: not known.
         share: of GRPO's groups that have variance, as far as it is known.
         known_from: where that share is from.
-        by_pass: ``factor`` in the first pass and in later ones, in words where they differ.
         time: generation time in words.
         range: ``factor`` where 70 % and where 30 % of GRPO's groups are informative; None: that is known, or plays no part.
         equal: overrides with which the run spends what GRPO would, or all of the user's ``adaptive.total_rollouts``; or empty.
@@ -59,8 +59,8 @@ class Cost:
     step: int | None = None
     total: int | None = None
     factor: float | None = None
+    by_pass: tuple[float, float] | None = None
     time_factor: float | None = None
-    by_pass: str = ""
     time: str = ""
     range: tuple[float, float] | None = None
     equal: str = ""
@@ -87,7 +87,7 @@ class Cost:
             out.append(
                 (
                     "cost",
-                    f"about {times}{self.by_pass}: {number(self.step)} rollouts a step{total}, if {self.share:.0%} of GRPO's "
+                    f"about {times}{_passes(self.by_pass)}: {number(self.step)} rollouts a step{total}, if {self.share:.0%} of GRPO's "
                     f"groups are informative{between} ({self.known_from})",
                 )
             )
@@ -186,7 +186,7 @@ def _simulate(cost: Cost, plan: RunPlan) -> None:
     cost.by_pass = _by_pass(found, 0)
     cost.step, cap = round(found.rollouts * cost.grpo_step), plan.adaptive.max_rollouts_per_step
     if cap is not None and cost.step > cap:
-        cost.step, cost.factor, cost.by_pass = cap, cap / cost.grpo_step, ""
+        cost.step, cost.factor, cost.by_pass = cap, cap / cost.grpo_step, None
     if not engines:
         cost.time = "not known: rollout.disaggregation, or too few GPUs for one engine; only whole engines are modelled"
         return
@@ -194,7 +194,7 @@ def _simulate(cost: Cost, plan: RunPlan) -> None:
     waves = "" if found.waves < 1.05 else f" in {found.waves:.1f} waves"
     apiece = found.seconds_per_informative
     each = "" if apiece is None else f", {_two(apiece)} x for each informative group"
-    each = _by_pass(found, 1) + each
+    each = _passes(_by_pass(found, 1)) + each
     ahead = "" if plan.stream is None else "; counted as in the sync trainer"
     cost.time = (
         f"about {_two(found.seconds)} x GRPO's generation time{waves}{each} (a model of {engines} engine"
@@ -202,11 +202,15 @@ def _simulate(cost: Cost, plan: RunPlan) -> None:
     )
 
 
-def _by_pass(found: Waiting, of: int) -> str:
+def _by_pass(found: Waiting, of: int) -> tuple[float, float] | None:
     """Rollouts (0) or seconds (1) in the first pass and in later ones, if these differ."""
     if found.later is None or abs(found.first[of] - found.later[of]) < 0.1:
-        return ""
-    return f" (first pass {_two(found.first[of])} x, later {_two(found.later[of])} x)"
+        return None
+    return found.first[of], found.later[of]
+
+
+def _passes(factors: tuple[float, float] | None) -> str:
+    return "" if factors is None else f" (first pass {_two(factors[0])} x, later {_two(factors[1])} x)"
 
 
 def _sense(plan: RunPlan, passes: float | None) -> list[str]:

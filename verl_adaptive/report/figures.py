@@ -35,8 +35,8 @@ class Series:
         x: its own x, float ``(n,)``; None: the picture's.
         raw: float ``(n,)``, drawn faint behind it, where ``values`` were smoothed.
         dash: another run's, an SVG dash array (of ``DASHES``); empty: drawn through.
-        faint: drawn thin, behind others.
         key: its name in the legend, if another one (empty: none).
+        faint: drawn thin, behind others.
     """
 
     name: str
@@ -45,8 +45,8 @@ class Series:
     x: np.ndarray | None = None
     raw: np.ndarray | None = None
     dash: str = ""
-    faint: bool = False
     key: str | None = None
+    faint: bool = False
 
     def __post_init__(self) -> None:
         self.name, self.key = clean(self.name, 80), None if self.key is None else clean(self.key, 80)
