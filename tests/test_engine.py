@@ -797,6 +797,37 @@ def test_on_exhausted(on_exhausted) -> None:
         assert result.outcome[:7].tolist() == ["trained"] * 7
 
 
+CUT = pytest.mark.parametrize(
+    ("parts", "prompts"),
+    [(("epoch", "fixed", "informative"), 2), (("epoch", "aero", "aero", "beta"), 5), (("cero",), 3)],
+)
+
+
+@CUT
+def test_a_cap_ends_a_step_as_configured_without_refill_too(parts, prompts) -> None:
+    """``on_exhausted`` was ignored there, while the note named it."""
+    for on_exhausted in ("raise", "train_partial", "relax"):
+        options = dict(batch=8, n=8, M=64, steps=20, refill=False, max_rollouts_per_step=20, on_exhausted=on_exhausted)
+        engine, world = make_engine(*parts, p=np.ones(64), **options)
+        if on_exhausted == "raise":
+            with pytest.raises(Exhausted, match=r"of 8 groups .*the step's cap of 20 rollouts was reached"):
+                run_step(engine, world, 1)
+            continue
+        result = run_step(engine, world, 1)
+        drops = len(result.groups) - result.trained.sum()
+        assert len(result.groups) == prompts and "cap of 20 rollouts was reached" in result.note
+        assert drops == 0 or on_exhausted == "train_partial"
+
+
+@pytest.mark.parametrize(("cap", "rate"), [(None, 0.5), (None, 1.0), (600, 0.5)])
+def test_what_a_filter_or_a_plan_leaves_out_exhausts_nothing(cap, rate) -> None:
+    """Without refill a step may train less than a batch, as configured: ``raise`` is for data and caps that end."""
+    rates, ended = np.where(np.arange(64) % 2, 0.5, rate), {"on_exhausted": "raise", "refill": False}
+    for parts in (("epoch", "fixed", "informative"), ("cero",)):
+        engine, world = make_engine(*parts, p=rates, batch=8, n=8, steps=8, max_rollouts_per_step=cap, **ended)
+        assert not any(result.note for result in run(engine, world, 8))
+
+
 def test_all_failed_ends_with_a_message() -> None:
     world = World(np.full(6, 0.5), failure=1.0)
     engine, _ = make_engine(world=world, batch=2, n=4, max_rounds=3)
@@ -1099,6 +1130,19 @@ def test_exhausted(mode, parts):
     result = arrivals.step(engine, 1)
     assert result.trained.sum() == 8 and not result.partial and "max_rounds=2" in result.note
     assert result.ledger.rollouts.generated <= (2 * 16 + 16) * 8 and engine._drawn == 2 * 16
+
+
+@CUT
+def test_a_cap_ends_an_asynchronous_step_as_configured_without_refill_too(parts, prompts):
+    for on_exhausted in ("raise", "train_partial", "relax"):
+        options = dict(batch=8, n=8, steps=20, refill=False, max_rollouts_per_step=20, on_exhausted=on_exhausted)
+        engine, world = make_stream_engine(*parts, p=np.ones(64), **options)
+        if on_exhausted == "raise":
+            with pytest.raises(Exhausted, match=r"of 8 groups .*the step's cap of 20 rollouts was reached"):
+                Arrivals(world, 1).step(engine, 1)
+            continue
+        result = Arrivals(world, 1).step(engine, 1)
+        assert result.partial and "cap of 20 rollouts was reached" in result.note
 
 
 def test_a_mini_step_without_a_group_draws_once_more_where_nothing_is_refilled():

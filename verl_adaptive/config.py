@@ -295,7 +295,8 @@ class AdaptiveConfig:
         max_rounds: most batches of prompts drawn in one step; in asynchronous trainers, windows of prompts.
         max_rollouts_per_step: hard cap on rollouts generated in one step; null: none.
         total_rollouts: training ends after the step in which this many were generated; null: verl's own end.
-        on_exhausted: what happens when data or budget end before the batch is full.
+        on_exhausted: what happens when data or budget end before the batch is full; with ``refill=false``, before all its
+            prompts are sent.
         skip_zero_advantage: leave rows whose advantage is exactly zero out of training (same gradient, fewer tokens);
             null: wherever the losses allow it; true: beside a KL or entropy loss too, whose terms these rows then lose.
         stale_discount: weight of a group's evidence for each weight update between its generation and its review, in

@@ -38,7 +38,7 @@ import numpy as np
 from verl_adaptive.engine.base import Engine
 from verl_adaptive.engine.group_tracker import arrays_of, fit, groups_of
 from verl_adaptive.engine.ledger import Ledger
-from verl_adaptive.engine.prompt_source import MAX_PASSES
+from verl_adaptive.engine.prompt_source import MAX_PASSES, fills
 from verl_adaptive.engine.steps import Closed, Requests, StepResult
 from verl_adaptive.errors import AdaptiveError, Exhausted
 from verl_adaptive.groups import Groups
@@ -169,13 +169,15 @@ class AsyncEngine(Engine):
         if not (self.can_take(count) or self.starved):
             raise AdaptiveError(f"{len(self.ready)} groups are ready, {count} are to be taken: wait for more")
         note, share, left = "", self.facts.batch // self.mode.parts, max(1, self.mode.parts - self._parts_taken)
-        planned, have = self.policy.sampler.plans_steps, len(self.ready)
+        # A plan of a step may be any number of groups, unless the step's cap cut it.
+        planned, have = self.policy.sampler.plans_steps and not self.tracker.why, len(self.ready)
+        limited = self.tracker.limited
         if not have or (not planned and have < (share * left if self.starved else share)):
-            if self.config.refill or not have:
+            if limited or not have:
                 note = self.tracker.shortage(sum(len(r.groups) for r in self._taken) + have, self.progress.round)
-            if self.config.on_exhausted == "raise" and self.config.refill:
+            if self.config.on_exhausted == "raise" and limited:
                 raise Exhausted(note)
-            if not (have or self._own) or (self.config.on_exhausted == "relax" and self.config.refill):
+            if not (have or self._own) or (self.config.on_exhausted == "relax" and limited):
                 # Every mini-step gets its part of what there is.
                 count = min(share, math.ceil((have + len(self._spare())) / left))
                 self._bring_back(count - have)
@@ -281,8 +283,11 @@ class AsyncEngine(Engine):
         progress, policy, prompt_source = self.progress, self.policy, self.prompt_source
         planned = None
         if prompt_source.picks:
+            cap, room = progress.cap, progress.room
             rows, planned = prompt_source.draw(wanted, progress, busy)
             index = prompt_source.positions(rows)
+            if policy.sampler.plans_steps and fills(room, planned):
+                self.tracker.why = f"the step's cap of {cap} rollouts was reached"
         else:
             if not prompt_source.admit(wanted, progress, busy, ungated=ungated):
                 self.tracker.why = f"the sampler let nothing more through in {MAX_PASSES} passes over the data"

@@ -175,7 +175,7 @@ class GroupTracker:
         config, size = self.config, self.facts.batch
         groups, outcome, trains = closed.groups, closed.outcome.copy(), closed.trains.copy()
         kept = np.flatnonzero(outcome == "trained")
-        short = self.config.refill and self.wants(len(kept))
+        short = self.wants(len(kept)) if config.refill else self.limited and len(groups) < size
         note = self.shortage(len(kept), rounds) if short else ""
         if short and config.on_exhausted == "raise":
             raise Exhausted(note)
@@ -189,8 +189,6 @@ class GroupTracker:
             trains |= groups.rollout_mask(np.isin(np.arange(len(groups)), fill))
             kept = np.flatnonzero(outcome == "trained")
             note = note or "no group passed the filter: the step trains on groups it dropped"
-        if config.max_rollouts_per_step is not None and not config.refill and self.why and len(groups) < size:
-            note = note or self.shortage(len(kept), rounds)
         trains &= groups.rollout_mask(outcome == "trained")
         zero_row = np.zeros_like(trains)
         if self.skip_zero:
@@ -200,6 +198,12 @@ class GroupTracker:
     def wants(self, kept: int) -> bool:
         """Whether a batch of ``kept`` groups is short; where every group trains, a few that failed are no reason to wait."""
         return self.facts.batch - kept > (FEW_LOST * self.facts.batch if self.lenient else 0)
+
+    @property
+    def limited(self) -> bool:
+        """Whether ``adaptive.on_exhausted`` decides about a short batch. Without refill the filter may leave a batch short:
+        only data or a cap that end the sampling are a reason then."""
+        return self.config.refill or bool(self.why)
 
     @property
     def lenient(self) -> bool:
@@ -244,11 +248,14 @@ class GroupTracker:
         unasked = (
             "the sampler gave no further prompt" if self.config.refill else "adaptive.refill=false asks for no others"
         )
+        limits = (
+            f" adaptive.on_exhausted={self.config.on_exhausted}; adaptive.max_rounds, adaptive.max_rollouts_per_step and "
+            "the filter set the limits"
+        )
         return (
             f"step {self.progress.step}: {kept} of {self.progress.batch} groups after {rounds} rounds and "
-            f"{self.ledger.rollouts.generated} rollouts ({listed}): {self.why or unasked}. "
-            f"adaptive.on_exhausted={self.config.on_exhausted}; adaptive.max_rounds, adaptive.max_rollouts_per_step and "
-            "the filter set the limits"
+            f"{self.ledger.rollouts.generated} rollouts ({listed}): {self.why or unasked}."
+            + (limits if self.limited else "")
         )
 
     # -- state ----------------------------------------------------------------------------------------------

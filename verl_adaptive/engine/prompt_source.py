@@ -309,12 +309,13 @@ class CandidateQueue:
     def _pick(self) -> None:
         """A chunk of the pool: as many as the step asks for at first, then a quarter of a batch at a time."""
         if self._chunk and self._prompts.sampler.plans_steps:
-            self.ended = "the sampler plans a step at once, and gave no further prompt"
-            return
+            return  # it plans a step at once
         size = (self._first if self._chunk == 0 else 0) or -(-self._prompts.facts.batch // 4)
         self._progress.round = self._chunk
-        pool = self._prompts.pickable(self._taken())
+        pool, cap, room = self._prompts.pickable(self._taken()), self._progress.cap, self._progress.room
         rows, planned = self._prompts.pick(pool, size, self._progress)
+        if self._prompts.sampler.plans_steps and fills(room, planned):
+            self.ended = f"the step's cap of {cap} rollouts was reached"
         # How often it is asked in vain depends on who is back: that must not number the chunks.
         self._chunk += bool(len(rows) or not self._chunk)
         if not len(rows):
@@ -364,6 +365,11 @@ class CandidateQueue:
         self._dry = int(np.argmax(passed[::-1])) if passed.any() else self._dry + len(index)
         ends = self._seen - len(index) + np.arange(1, len(index) + 1, dtype=np.int64)
         self._add(index[passed], ends[passed])
+
+
+def fills(room: int, planned: np.ndarray | None) -> bool:
+    """Whether a sampler's plan leaves no room for another group as small as its smallest: the cap has cut it."""
+    return planned is not None and len(planned) > 0 and 0 <= room - planned.sum() < planned.min()
 
 
 def first_of(rows: np.ndarray, among: np.ndarray) -> np.ndarray:
