@@ -113,6 +113,21 @@ def test_nothing_is_lost(preset) -> None:
     assert 0 <= row["aborted_tokens"] < 1 and 0 <= row["idle"] < 1 and 0 <= row["last"] < 1
 
 
+@pytest.mark.parametrize("preset", ["sao", "solo", "greso", MOPPS_AERO])
+@pytest.mark.parametrize("n", [1, 4])
+def test_a_failed_request_comes_back_too(preset, n) -> None:
+    """A group of one that failed has no rollout that could end: the simulation stopped with an error."""
+    p = np.random.default_rng(0).beta(0.4, 0.4, 200)
+    machine = replace(SMALL, machine=Machine(1, 3, 0.01, 0.01))  # most requests wait for a slot
+    clock, world = Clock(machine), StaticWorld(p, lengths=Lengths(SMALL.lengths, 200, 0), failure=0.2)
+    run = make_simulation(preset, world, batch=8, n=n, steps=6, clock=clock)
+    for result in run:
+        phase, ledger = clock.phases[-1], result.ledger
+        assert phase.tokens == pytest.approx(ledger.tokens.generated, abs=1.0)
+        assert phase.rollouts == ledger.rollouts.generated and phase.aborted_rollouts >= 0
+    assert run.engine.table.col("failures").sum() > 0 and not clock.queue.busy
+
+
 @pytest.mark.parametrize("preset", ["greso", MOPPS_AERO, "pilot_commit"])
 def test_a_clock_changes_no_decision(preset) -> None:
     """The same batches and statistics whether answers take time or not, and however long they take."""

@@ -191,12 +191,10 @@ class Clock:
             self._asked_in[submission] = len(self.phases)
             self._sent_in.setdefault(submission, len(self.phases))
             mine = lengths[offsets[place] : offsets[place + 1]]
-            if not mine:
-                raise ValueError(
-                    f"the world returned no rollout at all for submission {submission}: it would never come back"
-                )
-            self._results[submission], self._left[submission] = (groups, place), len(mine)
-            self.queue.add(mine, submission)
+            # Lost rollouts take no time in the model, nor do they count. Where none survived, one of no length brings the group
+            # back: a slot is all that it waits for.
+            self._results[submission], self._left[submission] = (groups, place), len(mine) or 1
+            self.queue.add(mine or [0], submission)
             self._sent += len(mine)
 
     def _take(self, submissions: list[int]) -> Groups:

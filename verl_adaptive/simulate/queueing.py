@@ -79,7 +79,7 @@ class ServerQueue:
         """Send sequences, in this order; they begin as soon as there are slots.
 
         Args:
-            lengths: tokens of each, at least 1.
+            lengths: tokens of each; 0: a call that fails as soon as it has a slot.
             tag: what :meth:`pop` names them by.
         """
         for length in lengths:
@@ -114,8 +114,8 @@ class ServerQueue:
         self.now = until
 
     def abort(self) -> int:
-        """Stop everything that is running or waiting; how many had no slot yet."""
-        waiting = len(self._waiting)
+        """Stop everything that is running or waiting; how many answers had no slot yet."""
+        waiting = sum(length > 0 for _, _, length in self._waiting)
         self._running.clear()
         self._waiting.clear()
         self._foresee()
