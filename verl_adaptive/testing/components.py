@@ -18,6 +18,7 @@ from verl_adaptive.groups import Groups
 from verl_adaptive.progress import Progress
 from verl_adaptive.rng import Draw
 from verl_adaptive.stats.keys import KEY_DTYPE
+from verl_adaptive.stats.state import join_state, split_state
 from verl_adaptive.stats.table import StatsTable
 
 PROMPTS = 40
@@ -53,7 +54,7 @@ class PartConformance:
         other = self.bound()
         for name in made.table.columns:
             other.table.col(name)[:] = made.table.col(name)
-        other.load_state_dict(_through_files(made.state_dict()))
+        other.load_state_dict(through_files(made.state_dict()))
         return other
 
     def progress(self, step: int = 1, **more: Any) -> Progress:
@@ -108,8 +109,11 @@ def _global_state() -> str:
     return f"{random.getstate()} {state['pos']} {state['key'].tolist()}"
 
 
-def _through_files(state: Any) -> Any:
-    """A state as a checkpoint gives it back: plain values through JSON, arrays copied."""
-    if isinstance(state, dict):
-        return {key: _through_files(value) for key, value in state.items()}
-    return state.copy() if isinstance(state, np.ndarray) else json.loads(json.dumps(state))
+def through_files(state: dict[str, Any]) -> dict[str, Any]:
+    """A state as a checkpoint gives it back."""
+    return join_state(*split_state(state))
+
+
+def flat(state: dict[str, Any]) -> str:
+    """A state as text, to compare it."""
+    return json.dumps(through_files(state), default=np.ndarray.tolist, sort_keys=True)

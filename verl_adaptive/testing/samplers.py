@@ -12,9 +12,8 @@ the contract of :class:`~verl_adaptive.roles.Sampler` promises must hold there. 
 
 from __future__ import annotations
 
-import json
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -24,12 +23,10 @@ from verl_adaptive.config import AdaptiveConfig, RunFacts
 from verl_adaptive.engine import Engine, Requests, StepResult, make_engine
 from verl_adaptive.groups import Groups
 from verl_adaptive.policy import Policy, find_part
-from verl_adaptive.progress import Progress
-from verl_adaptive.rng import Draw
-from verl_adaptive.roles import Pick, Sampler
+from verl_adaptive.roles import Pick
 from verl_adaptive.simulate.worlds import StaticWorld, WorldPrompts
 from verl_adaptive.stats.table import StatsTable
-from verl_adaptive.testing.components import pure
+from verl_adaptive.testing.components import PartConformance, flat, pure, through_files
 
 
 @dataclass
@@ -58,7 +55,7 @@ class _Run:
 
 
 @pure
-class SamplerConformance:
+class SamplerConformance(PartConformance):
     """Base class of a sampler's conformance tests.
 
     Attributes:
@@ -76,11 +73,12 @@ class SamplerConformance:
     refill: bool = True
     _made: _Run
 
-    def make(self) -> Sampler:
-        """A new sampler, the same one each time."""
-        raise NotImplementedError
-
     # -- the run --------------------------------------------------------------------------------------------
+
+    @property
+    def facts(self) -> RunFacts:  # type: ignore[override]
+        """The run that the sampler is told of."""
+        return RunFacts(batch=self.batch, n=self.n, steps=self.steps, prompts=self.prompts)
 
     def _world(self) -> StaticWorld:
         return StaticWorld(np.where(np.arange(self.prompts) % 2 == 0, 1.0, 0.5), seed=1)
@@ -98,7 +96,7 @@ class SamplerConformance:
             part.check_policy(policy, config)
         table = StatsTable() if table is None else table
         row_of = table.rows_for(world.keys)
-        facts = RunFacts(batch=self.batch, n=self.n, steps=steps or self.steps, prompts=self.prompts)
+        facts = replace(self.facts, steps=steps or self.steps)
         engine = make_engine(policy, table, config, facts, row_of, stream)
         return _Run(engine, stream, world, reverse)
 
@@ -109,9 +107,6 @@ class SamplerConformance:
             cls._made = self._run()
             cls._made.go(1, self.steps)
         return cls._made
-
-    def _progress(self, step: int) -> Progress:
-        return Progress(step=step, batch=self.batch, draw=Draw(0, step))
 
     # -- the promises ---------------------------------------------------------------------------------------
 
@@ -143,14 +138,13 @@ class SamplerConformance:
             first = self._run()
             first.go(1, stop)
             state = first.engine.state_dict()
-            json.dumps(state, default=_plain)  # JSON scalars, lists, dicts and arrays only
             second = self._run(StatsTable.from_arrow(first.engine.table.to_arrow()))
-            second.engine.load_state_dict(state)
+            second.engine.load_state_dict(through_files(state))
             second.stream.position = first.stream.position
             assert second.engine.finished == first.engine.finished
             second.go(stop + 1, self.steps)
             assert first.trace + second.trace == whole.trace
-            assert _flat(second.engine.policy.sampler.state_dict()) == _flat(whole.engine.policy.sampler.state_dict())
+            assert flat(second.engine.policy.sampler.state_dict()) == flat(whole.engine.policy.sampler.state_dict())
 
     def test_metrics_are_finite_numbers(self) -> None:
         run = self._run()
@@ -161,7 +155,7 @@ class SamplerConformance:
     def test_shapes(self) -> None:
         run = self._run()
         sampler, table = run.engine.policy.sampler, run.engine.table
-        progress = self._progress(1)
+        progress = self.progress(1)
         wanted = sampler.round_size(progress)
         assert isinstance(int(wanted), int) and wanted > 0
         rows = run.engine.pool
@@ -188,8 +182,8 @@ class SamplerConformance:
         if sampler.kind != "stream":
             pytest.skip("a pool sampler has no gate")
         rows, position = one.engine.pool, 1000 + np.arange(self.prompts)
-        whole = sampler.admit(rows, position, self._progress(11))
-        half = two.engine.policy.sampler.admit(rows[::2], position[::2], self._progress(11))
+        whole = sampler.admit(rows, position, self.progress(11))
+        half = two.engine.policy.sampler.admit(rows[::2], position[::2], self.progress(11))
         assert whole[::2].tolist() == half.tolist()
 
     def test_how_the_stream_is_cut_makes_no_difference(self) -> None:
@@ -202,7 +196,7 @@ class SamplerConformance:
         rows, position = np.tile(runs[0].engine.pool, 2), 1000 + np.arange(2 * self.prompts)
 
         def gate(run: _Run, order: np.ndarray, cuts: list[int]) -> list[bool]:
-            passed, progress = np.zeros(len(rows), dtype=bool), self._progress(11)
+            passed, progress = np.zeros(len(rows), dtype=bool), self.progress(11)
             for piece in np.split(order, cuts):
                 passed[piece] = run.engine.policy.sampler.admit(rows[piece], position[piece], progress)
             return passed.tolist()
@@ -217,7 +211,7 @@ class SamplerConformance:
         runs = [self._run() for _ in range(3)]
         for number, run in enumerate(runs):
             run.go(1, 5)
-            engine, progress = run.engine, self._progress(6)
+            engine, progress = run.engine, self.progress(6)
             if engine.finished:
                 pytest.skip("the run is over before it could be shown anything")
             if engine.policy.sampler.kind == "pool":
@@ -231,7 +225,7 @@ class SamplerConformance:
                 engine.policy.sampler.observe(visits.select(piece), progress)
             engine.policy.sampler.end_step(progress)
         for run in runs[1:]:
-            assert _flat(run.engine.policy.sampler.state_dict()) == _flat(runs[0].engine.policy.sampler.state_dict())
+            assert flat(run.engine.policy.sampler.state_dict()) == flat(runs[0].engine.policy.sampler.state_dict())
             for name in run.engine.table.columns:
                 assert run.engine.table.col(name).tobytes() == runs[0].engine.table.col(name).tobytes(), name
 
@@ -248,13 +242,3 @@ class SamplerConformance:
             seen[(step - 1) // self.patience, np.unique(result.groups.index)] = True
         missing = [np.flatnonzero(~third).tolist() for third in seen]
         assert missing == [[], [], []], f"never seen in {self.patience} steps: {missing}"
-
-
-def _plain(value: object) -> object:
-    if isinstance(value, np.ndarray | np.generic):
-        return value.tolist()
-    raise TypeError(f"state holds a {type(value).__name__}")
-
-
-def _flat(value: object) -> str:
-    return json.dumps(value, default=_plain, sort_keys=True)
