@@ -12,7 +12,7 @@ from verl_adaptive.report.common import matched
 from verl_adaptive.report.lists import lists_of
 from verl_adaptive.report.overview import FLIPPING, REGRESSED
 from verl_adaptive.stats import StatsTable
-from verl_adaptive.stats.chance import as_few, surprise, two_rates
+from verl_adaptive.stats.chance import as_few, fit_beta, surprise, two_rates
 from verl_adaptive.stats.history import Flips
 from verl_adaptive.stats.keys import keys_array
 from verl_adaptive.stats.prompts import Prompts
@@ -90,3 +90,19 @@ def test_the_tests_by_hand() -> None:
     assert chance[:2] == pytest.approx([one, comb(10, 4) / comb(12, 4)]) and np.isnan(chance[2])
     assert two_rates(np.array([8]), np.array([8]), np.array([0]), np.array([8]))[0] == pytest.approx(2 / comb(16, 8))
     assert surprise(np.array([np.nan, np.nan])).tolist() == [0, 0] and len(surprise(np.array([]))) == 0
+
+
+@pytest.mark.parametrize("shape", [(0.3, 0.5), (1.0, 1.0), (4.0, 2.0)])
+@pytest.mark.parametrize("n", [2, 8])
+def test_the_prior_is_found_whatever_the_group_size(shape, n) -> None:
+    rng = np.random.default_rng(0)
+    p = rng.beta(*shape, 40_000)
+    a, b = fit_beta(np.full(40_000, float(n)), rng.binomial(n, p).astype(float))
+    assert (a, b) == pytest.approx(shape, rel=0.1)
+
+
+def test_the_prior_of_extreme_traces_is_proper() -> None:
+    for successes in (0.0, 8.0):
+        a, b = fit_beta(np.full(10, 8.0), np.full(10, successes))
+        assert a > 0 and b > 0
+    assert sum(fit_beta(np.ones(10), np.ones(10))) == pytest.approx(1.0)

@@ -23,7 +23,7 @@ from verl_adaptive.simulate import (
     run_task,
     tasks,
 )
-from verl_adaptive.simulate.replayed import fit_prior, knot_rates
+from verl_adaptive.simulate.replayed import knot_rates
 from verl_adaptive.stats import open_run
 from verl_adaptive.stats.keys import key_hex
 
@@ -206,22 +206,6 @@ def test_an_empty_folder_and_an_empty_table_are_refused(tmp_path) -> None:
 
 
 # -- estimating -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("shape", [(0.3, 0.5), (1.0, 1.0), (4.0, 2.0)])
-@pytest.mark.parametrize("n", [2, 8])
-def test_the_prior_is_found_whatever_the_group_size(shape, n) -> None:
-    rng = np.random.default_rng(0)
-    p = rng.beta(*shape, 40_000)
-    a, b = fit_prior(np.full(40_000, float(n)), rng.binomial(n, p).astype(float))
-    assert (a, b) == pytest.approx(shape, rel=0.1)
-
-
-def test_the_prior_of_extreme_traces_is_proper() -> None:
-    for successes in (0.0, 8.0):
-        a, b = fit_prior(np.full(10, 8.0), np.full(10, successes))
-        assert a > 0 and b > 0
-    assert sum(fit_prior(np.ones(10), np.ones(10))) == pytest.approx(1.0)
 
 
 def test_drawn_rates_spread_as_the_true_ones_do_and_not_as_the_observed_ones() -> None:

@@ -1,9 +1,9 @@
 """Likely wrong labels: prompts that the model fails although it solves their data source's others.
 
 A prompt with ``s`` successes in ``r`` rollouts is surprising by how unlikely it is that a prompt of its source does so
-badly. The source's prompts have pass rates of Beta(a, b), fitted by moments (the binomial noise of few rollouts taken
-off), so that ``P(S <= s)`` is the beta-binomial's; the surprise is ``-log10`` of it. A hard source has many prompts that
-nobody solves, and none of them is surprising; an easy one has few, and each of them is.
+badly. The source's prompts have pass rates of Beta(a, b), fitted by moments, so that ``P(S <= s)`` is the beta-binomial's; the
+surprise is ``-log10`` of it. A hard source has many prompts that nobody solves, and none of them is surprising; an easy
+one has few, and each of them is.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ import math
 
 import numpy as np
 
+from verl_adaptive.stats.chance import fit_beta
 from verl_adaptive.stats.prompts import Prompts
 
-__all__ = ["SURPRISING", "beta_of", "surprise", "suspects"]
+__all__ = ["SURPRISING", "surprise", "suspects"]
 
 #: Surprise from which a prompt is listed: one prompt in two hundred of its source does as badly by chance.
 SURPRISING = 2.3
@@ -24,17 +25,6 @@ _LUCKY = 0.05
 _USUAL = 20
 #: Successes up to which the tail is added up one by one.
 _TERMS = 64
-
-
-def beta_of(successes: np.ndarray, rollouts: np.ndarray) -> tuple[float, float]:
-    """Beta(a, b) of pass rates by moments, from prompts with ``rollouts > 0``; at least a + b = 0.2, at most 1000."""
-    rate = successes / rollouts
-    mean = float(np.clip((successes.sum() + 0.5) / (rollouts.sum() + 1), 1e-4, 1 - 1e-4))
-    noise = float((mean * (1 - mean) / rollouts).mean())
-    spread = float(rate.var()) - noise
-    strength = mean * (1 - mean) / spread - 1 if spread > 0 else 1000.0
-    strength = float(np.clip(strength, 0.2, 1000.0))
-    return mean * strength, (1 - mean) * strength
 
 
 def surprise(successes: np.ndarray, rollouts: np.ndarray, a: float, b: float) -> np.ndarray:
@@ -80,7 +70,7 @@ def suspects(prompts: Prompts, *, least: int = 8) -> tuple[np.ndarray, np.ndarra
         rows = inside[doubtful[inside]]
         if len(inside) < _USUAL or not len(rows):
             continue  # too few prompts to know what is usual
-        a, b = beta_of(successes[inside], rollouts[inside])
+        a, b = fit_beta(rollouts[inside], successes[inside])
         value[rows] = surprise(successes[rows], rollouts[rows], a, b)
     rows = np.flatnonzero(value >= SURPRISING)
     return rows[np.lexsort((table.key_lo[rows], table.key_hi[rows], -value[rows]))], value

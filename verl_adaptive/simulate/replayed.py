@@ -1,9 +1,9 @@
 """A world made from a trace: each prompt's pass rate, over time where the trace has time.
 
-Estimation. Successes of one prompt are binomial; the prompts' pass rates come from one Beta(a, b), fitted by moments:
-the mean rate m, and the chance that two rollouts of a prompt agree, whose unbiased estimate gives E[p(1 − p)] whatever
-the group sizes. A prompt's rate is then *drawn* from its posterior, not set to its mean: eight failures of eight leave
-open how hopeless a prompt is, and means would make all such prompts alike and the pool too narrow.
+Estimation. Successes of one prompt are binomial; the prompts' pass rates come from one Beta(a, b), fitted by moments
+(:func:`~verl_adaptive.stats.chance.fit_beta`). A prompt's rate is then *drawn* from its posterior, not set to its mean:
+eight failures of eight leave open how hopeless a prompt is, and means would make all such prompts alike and the pool too
+narrow.
 
 Time. At ``knots`` points from the trace's first step to its last, a prompt's evidence counts with weight
 ``2^{−|t − step|/half-life}``, and the prior's mean is that of all evidence so weighted; the draws at all knots use the same random bits, so that a prompt's path moves as its
@@ -27,6 +27,7 @@ from verl_adaptive.samplers.beta_posterior import draw_beta
 from verl_adaptive.simulate.learning import LearningConfig, LearningWorld
 from verl_adaptive.simulate.traces import Trace
 from verl_adaptive.simulate.worlds import StaticWorld
+from verl_adaptive.stats.chance import fit_beta
 
 if TYPE_CHECKING:
     from verl_adaptive.engine import StepResult
@@ -50,27 +51,6 @@ class ReplayConfig:
     learning: LearningConfig | None = None
 
 
-def fit_prior(n: np.ndarray, successes: np.ndarray) -> tuple[float, float]:
-    """``a, b`` of the Beta distribution of pass rates, by moments.
-
-    Args:
-        n, successes: float64 ``(M,)``, per prompt.
-
-    Returns:
-        a + b is kept within [0.05, 50]; it is 1 if no prompt has two rollouts.
-    """
-    total = max(float(n.sum()), 1.0)
-    mean = (float(successes.sum()) + 0.5) / (total + 1.0)  # never exactly 0 or 1
-    failures, pairs = n - successes, n * (n - 1.0)
-    if pairs.sum() <= 0:
-        return mean, 1.0 - mean
-    agree = np.maximum(successes * (successes - 1.0), 0.0) + np.maximum(failures * (failures - 1.0), 0.0)
-    value = 0.5 * (1.0 - float(agree.sum() / pairs.sum()))  # E[p(1 − p)]
-    share = min(max(value / (mean * (1.0 - mean)), 0.0), 1.0 - 1e-9)
-    strength = float(np.clip(share / (1.0 - share), 0.05, 50.0))
-    return mean * strength, (1.0 - mean) * strength
-
-
 def knot_rates(trace: Trace, config: ReplayConfig, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Times of the knots ``(T,)`` and pass rates there, float32 ``(T, M)``; see the module."""
     count = len(trace)
@@ -80,7 +60,7 @@ def knot_rates(trace: Trace, config: ReplayConfig, seed: int) -> tuple[np.ndarra
     n, wins = (np.bincount(trace.prompt, v, minlength=count) for v in (trace.n, trace.successes))
     if trace.exact and knots == 1:
         return times, (wins / np.maximum(n, 1e-12)).astype(np.float32)[None]
-    strength = sum(fit_prior(n, wins))
+    strength = sum(fit_beta(n, wins))
     half = max(config.half_life * (last - first), 1e-9)
     draw, hi, lo = Draw(seed, 0), trace.keys["hi"], trace.keys["lo"]
     out = np.empty((len(times), count), dtype=np.float32)

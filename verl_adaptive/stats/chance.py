@@ -96,3 +96,25 @@ def swings(jumps: np.ndarray, visits: np.ndarray, right: np.ndarray, rollouts: n
         z = (np.cbrt(x / free) - (1 - 2 / (9 * free))) / np.sqrt(2 / (9 * free))
     tail = np.array([0.5 * math.erfc(v / math.sqrt(2)) if v == v else np.nan for v in z.tolist()])
     return np.where(visits >= 3, tail, np.nan)
+
+
+def fit_beta(n: np.ndarray, successes: np.ndarray) -> tuple[float, float]:
+    """``a, b`` of the Beta distribution of pass rates, by moments: the mean rate, and the chance that two rollouts of a
+    prompt agree, whose unbiased estimate gives E[p(1 − p)] whatever the group sizes.
+
+    Args:
+        n, successes: float64 ``(M,)``, per prompt.
+
+    Returns:
+        a + b is kept within [0.05, 1000]; it is 1 if no prompt has two rollouts.
+    """
+    total = max(float(n.sum()), 1.0)
+    mean = (float(successes.sum()) + 0.5) / (total + 1.0)  # never exactly 0 or 1
+    failures, pairs = n - successes, n * (n - 1.0)
+    if pairs.sum() <= 0:
+        return mean, 1.0 - mean
+    agree = np.maximum(successes * (successes - 1.0), 0.0) + np.maximum(failures * (failures - 1.0), 0.0)
+    value = 0.5 * (1.0 - float(agree.sum() / pairs.sum()))  # E[p(1 − p)]
+    share = min(max(value / (mean * (1.0 - mean)), 0.0), 1.0 - 1e-9)
+    strength = float(np.clip(share / (1.0 - share), 0.05, 1000.0))
+    return mean * strength, (1.0 - mean) * strength
