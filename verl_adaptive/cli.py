@@ -17,7 +17,7 @@ from typing import NoReturn
 
 from verl_adaptive import __version__
 from verl_adaptive.errors import AdaptiveError, UsageError, nearest
-from verl_adaptive.text import closed_streams, one_line
+from verl_adaptive.text import one_line
 
 #: Command → what it does. The module is ``verl_adaptive.commands.<command with underscores>``.
 COMMANDS: dict[str, str] = {
@@ -52,15 +52,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit status.
     """
-    with closed_streams():
-        if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
-            sys.stdout.reconfigure(errors="backslashreplace")  # ± where the terminal's encoding has none is no failure
-        return _main(list(sys.argv[1:] if argv is None else argv))
-
-
-def _main(argv: list[str]) -> int:
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")  # ± where the terminal's encoding has none is no failure
     try:
-        status = _run(argv)
+        status = _run(list(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()
         return status
     except SystemExit as stop:  # argparse after --help; the plugin when presets cannot be found

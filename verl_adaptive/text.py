@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import errno
-import io
 import math
-import sys
 import unicodedata
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 #: Control characters, formatting (bidirectional overrides, zero width), lone surrogates, line and paragraph separators.
@@ -27,38 +23,6 @@ def clean(text: object, limit: int | None = None) -> str:
         raw = raw[: 4 * limit]
     out = "".join(_escape(c) if unicodedata.category(c) in _UNSAFE else c for c in raw)
     return out if limit is None or len(out) <= limit else out[: max(0, limit - 1)] + "…"
-
-
-class _Closed(io.TextIOBase):
-    """Stands in for a stream that is not there (``>&-``): whoever writes to it learns that."""
-
-    encoding = "utf-8"
-    errors = "strict"
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def write(self, text: str) -> int:
-        raise OSError(errno.EBADF, f"{self._name} is closed")
-
-
-@contextlib.contextmanager
-def closed_streams() -> Iterator[None]:
-    """Standard output and error as streams, even where the process was started without them.
-
-    Python has ``None`` for those, which ``print`` ignores in silence and nothing else can use.
-    """
-    names = {"stdout": "standard output", "stderr": "standard error"}
-    before = {name: getattr(sys, name) for name in names}
-    for name, stream in before.items():
-        if stream is None or stream.closed:
-            setattr(sys, name, _Closed(names[name]))
-    try:
-        yield
-    finally:
-        for name, stream in before.items():
-            if isinstance(getattr(sys, name), _Closed):
-                setattr(sys, name, stream)
 
 
 def one_line(text: object) -> str:
