@@ -12,7 +12,7 @@ from verl_adaptive.report.common import matched
 from verl_adaptive.report.lists import lists_of
 from verl_adaptive.report.overview import FLIPPING, REGRESSED
 from verl_adaptive.stats import StatsTable
-from verl_adaptive.stats.chance import as_few, fit_beta, surprise, two_rates
+from verl_adaptive.stats.chance import as_few, fdr_score, fit_beta, two_rates
 from verl_adaptive.stats.history import Flips
 from verl_adaptive.stats.keys import keys_array
 from verl_adaptive.stats.prompts import Prompts
@@ -31,7 +31,7 @@ def visited(rates: np.ndarray, n: int, seed: int) -> Prompts:
         right = (rng.random((rates.shape[1], n)) < rate[:, None]).astype(float)
         table.observe(Groups.from_lists(rows, right.tolist(), success=right.tolist()), step, tolerance=1e-6)
         flips.add(rows, right.mean(axis=1), np.full(len(rows), n), len(rows))
-    prompts = Prompts(table, {"flips": flips.count, "flipping": flips.surprise()})
+    prompts = Prompts(table, {"flips": flips.count, "flipping": flips.flipping()})
     return prompts
 
 
@@ -89,7 +89,7 @@ def test_the_tests_by_hand() -> None:
     one = sum(comb(5, k) * comb(7, 4 - k) for k in (0, 1)) / comb(12, 4)
     assert chance[:2] == pytest.approx([one, comb(10, 4) / comb(12, 4)]) and np.isnan(chance[2])
     assert two_rates(np.array([8]), np.array([8]), np.array([0]), np.array([8]))[0] == pytest.approx(2 / comb(16, 8))
-    assert surprise(np.array([np.nan, np.nan])).tolist() == [0, 0] and len(surprise(np.array([]))) == 0
+    assert fdr_score(np.array([np.nan, np.nan])).tolist() == [0, 0] and len(fdr_score(np.array([]))) == 0
 
 
 @pytest.mark.parametrize("shape", [(0.3, 0.5), (1.0, 1.0), (4.0, 2.0)])

@@ -9,8 +9,6 @@ from typing import Any
 
 from verl_adaptive.errors import AdaptiveError
 
-_MEDIA = ("images", "videos", "audios")  # as verl_adaptive.stats.keys, which is slow to import
-
 
 def count(text: str) -> int:
     """A whole number from 1 on; an argparse type."""
@@ -42,9 +40,11 @@ def condition(text: str) -> str:
 
 
 def _media_key(text: str) -> tuple[str, str]:
+    from verl_adaptive.stats.keys import MEDIA_FIELDS  # slow to import
+
     kind, _, name = text.partition("=")
-    if kind not in _MEDIA or not name:
-        kinds = ", ".join(_MEDIA)
+    if kind not in MEDIA_FIELDS or not name:
+        kinds = ", ".join(MEDIA_FIELDS)
         raise argparse.ArgumentTypeError(
             f"{text!r} must be one of {kinds}, an equals sign and a column: images=pictures"
         )

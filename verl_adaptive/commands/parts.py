@@ -19,8 +19,8 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from verl_adaptive.commands.arguments import add_json_option
 from verl_adaptive.commands.output import console, print_json, table
 from verl_adaptive.errors import AdaptiveError, UsageError, nearest
+from verl_adaptive.policy import PARTS, available, find_part
 
-ROLES = ("sampler", "allocator", "filter", "advantage")
 _FOLDER = files("hydra_configs.verl_adaptive.adaptive")
 
 
@@ -42,12 +42,12 @@ def run(args: argparse.Namespace) -> int:
         other = "--json" if args.name is None else args.name
         raise UsageError(f"--markdown prints the reference of all options; leave {other} out")
     found = describe()
-    everything = [*ROLES, *found["presets"], *(name for role in ROLES for name in found[role])]
+    everything = [*PARTS, *found["presets"], *(name for role in PARTS for name in found[role])]
     name = args.name
     if name is not None and name not in everything:
         hint = nearest(name, everything, "`verl-adaptive parts` lists what there is")
         raise AdaptiveError(f"nothing is named {name!r}; {hint}")
-    if name in ROLES:
+    if name in PARTS:
         found = {name: found[name]}
     elif name is not None:
         found = {section: {k: v for k, v in items.items() if k == name} for section, items in found.items()}
@@ -68,10 +68,8 @@ def describe() -> dict[str, dict[str, Any]]:
         ``presets`` and the four roles → name → ``about``, and of a part ``options`` (name → default, values, about) and
         ``from`` (the class). A part with options set, such as ``mopps_by_source``, has ``of`` (the part) and those options.
     """
-    from verl_adaptive.policy import available, find_part
-
     out: dict[str, dict[str, Any]] = {"presets": _presets()}
-    for role in ROLES:
+    for role in PARTS:
         out[role] = {}
         for name in available(role):
             try:
@@ -227,7 +225,7 @@ def _markdown(found: dict[str, dict[str, Any]]) -> str:
     """``docs/options.md``."""
     from verl_adaptive.config import AdaptiveConfig
 
-    shared = {name: value for name, value in _options(AdaptiveConfig).items() if name not in (*ROLES, "name")}
+    shared = {name: value for name, value in _options(AdaptiveConfig).items() if name not in (*PARTS, "name")}
     lines = [
         "# Options",
         "",
@@ -238,7 +236,7 @@ def _markdown(found: dict[str, dict[str, Any]]) -> str:
         "",
         *_markdown_table("adaptive", shared),
     ]
-    for role in ROLES:
+    for role in PARTS:
         for name, item in found[role].items():
             lines += ["", f"## adaptive/{role}={name}", "", item["about"].replace("``", "`"), ""]
             kind = "value" if "of" in item else "default"

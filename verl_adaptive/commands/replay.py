@@ -13,6 +13,7 @@ import argparse
 from dataclasses import asdict
 from pathlib import Path
 
+from verl_adaptive.commands.arguments import add_json_option
 from verl_adaptive.commands.output import print_json
 from verl_adaptive.record import EVENTS, RecordError, attempts, replay
 from verl_adaptive.text import clean
@@ -20,7 +21,7 @@ from verl_adaptive.text import clean
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("record", metavar="RECORD", help="a record's folder, or one attempt in it")
-    parser.add_argument("--json", action="store_true", help="what was found as JSON")
+    add_json_option(parser)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -13,7 +13,7 @@ import numpy as np
 from verl_adaptive.report.arms import spent
 from verl_adaptive.report.overview import ledger_of, overview
 from verl_adaptive.stats import Run
-from verl_adaptive.stats.chance import SURPRISING, surprise, two_rates
+from verl_adaptive.stats.chance import LISTED, fdr_score, two_rates
 from verl_adaptive.stats.prompts import Prompts
 
 __all__ = ["cut_at_common", "matched"]
@@ -70,7 +70,7 @@ def matched(one: Prompts, other: Prompts, limit: int, least: int = 1) -> dict[st
     # The least likely first: where one run has single rollouts, differences of 1 are many and mean nothing.
     score = -np.sign(difference) * np.log(np.maximum(np.nan_to_num(chance, nan=1.0), 1e-300))
     order = np.lexsort((one.table.key_lo[mine], one.table.key_hi[mine], difference, score))
-    clear = surprise(chance) >= SURPRISING
+    clear = fdr_score(chance) >= LISTED
     count = len(mine)
 
     def listed(chosen: np.ndarray) -> list[dict[str, Any]]:

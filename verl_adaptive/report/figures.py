@@ -171,9 +171,9 @@ class _Canvas:
 _PLACE = 'x="{x:.1f}" y="{y:.1f}" width="{w:.1f}" height="{h:.1f}"'
 _THICK = Markup(' stroke-width="8"')
 _DASH = Markup(' stroke-width="3" stroke-dasharray="{d}"')
-#: For one run after the other.
 #: The stylesheet has --c1 to --c8.
 COLORS = 8
+#: For one run after the other.
 DASHES = ("5 4", "2 2", "9 2 2 2", "12 3")
 
 

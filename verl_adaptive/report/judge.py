@@ -36,7 +36,7 @@ import numpy as np
 from verl_adaptive.config import AlarmConfig
 from verl_adaptive.report.learning_curve import Curve, headline
 from verl_adaptive.stats import Run
-from verl_adaptive.stats.chance import SURPRISING
+from verl_adaptive.stats.chance import LISTED
 from verl_adaptive.stats.history import Window
 from verl_adaptive.text import clean
 
@@ -66,8 +66,8 @@ _RISEN = 2.0
 _JUMP = "adaptive/advantage/jump"
 
 #: Conditions on prompts, as for ``stats --where``: a large change, and significant.
-REGRESSED = f"change <= -0.5 and regression >= {SURPRISING}"
-FLIPPING = f"flips >= 2 and flipping >= {SURPRISING}"
+REGRESSED = f"change <= -0.5 and regression >= {LISTED}"
+FLIPPING = f"flips >= 2 and flipping >= {LISTED}"
 
 _WHY = {
     "never_solved": "Read a few of its rollouts: does the reward function parse the answers' format? If the prompts are too hard, leave them out "

@@ -8,7 +8,7 @@ from typing import Any
 from verl_adaptive.report.judge import FLIPPING, REGRESSED, never_solved
 from verl_adaptive.report.suspects import suspects
 from verl_adaptive.stats import Run
-from verl_adaptive.stats.chance import SURPRISING
+from verl_adaptive.stats.chance import LISTED
 from verl_adaptive.stats.prompts import Prompts
 
 __all__ = ["PromptList", "add_texts", "lists_of"]
@@ -75,7 +75,7 @@ def lists_of(prompts: Prompts, tries: int, limit: int) -> list[PromptList]:
         "Latest pass rate lower than the first by 0.5 or more, and significantly lower than over all of the prompt's "
         "rollouts. Regression is minus log₁₀ of the false discovery rate: 1.3 is one in twenty.",
         REGRESSED,
-        f"visits < 2 or change > -0.5 or regression < {SURPRISING}",
+        f"visits < 2 or change > -0.5 or regression < {LISTED}",
         "change",
         *("first_rate", "last_rate", "regression"),
         largest_first=False,
@@ -86,7 +86,7 @@ def lists_of(prompts: Prompts, tries: int, limit: int) -> list[PromptList]:
             "Pass rate crossed one half at least twice, and jumps significantly from visit to visit: a fragile verifier, or a "
             "reward with a state. Flipping is minus log₁₀ of the false discovery rate.",
             FLIPPING,
-            f"flips < 2 or flipping < {SURPRISING}",
+            f"flips < 2 or flipping < {LISTED}",
             "flips",
             *("flips", "flipping"),
         )

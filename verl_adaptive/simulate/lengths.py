@@ -18,8 +18,8 @@ from verl_adaptive.config import check
 from verl_adaptive.groups import Groups
 from verl_adaptive.rng import Draw
 
-#: As in :mod:`verl_adaptive.simulate.worlds`: a rollout's salt is its stage times this, plus its number in the request.
-_STRIDE = 1 << 20
+#: Most rollouts of one request: a rollout's salt is its request's stage times this, plus its number in the request.
+STRIDE = 1 << 20
 
 
 @dataclass
@@ -80,7 +80,7 @@ class Lengths:
         """
         home = groups.group_of
         number = np.arange(groups.rollouts) - groups.offsets[:-1][home]
-        salt = groups.stage.astype(np.int64) * _STRIDE + number
+        salt = groups.stage.astype(np.int64) * STRIDE + number
         draw, submission = Draw(self.seed, 0), groups.submission[home]
         radius = np.sqrt(-2.0 * np.log1p(-draw.uniform("clock.length.radius", submission, salt)))
         normal = radius * np.cos(2.0 * np.pi * draw.uniform("clock.length.angle", submission, salt))

@@ -33,14 +33,13 @@ from verl_adaptive.groups import at_least
 from verl_adaptive.stats.keys import KEY_DTYPE, custom_key, keys_array
 from verl_adaptive.stats.reader import OBSERVATIONS
 from verl_adaptive.stats.rows import StoreError, json_lines
-from verl_adaptive.stats.run import open_run
+from verl_adaptive.stats.run import TABLES, open_run
 from verl_adaptive.stats.table import StatsTable, key_words
 
 _VALUES = ("pass_rate", "n", "step", "tokens", "data_source", "source")
 _NAMES = ("key", "prompt_id", "uid", "id", "prompt", "index")
 _TRAINED = "verl dumps the rollouts that trained: prompts and groups that a policy dropped are not in it"
 _KINDS = {"results": "results of an evaluation", "snapshot": "snapshot", "journal": "journal"}
-_TABLES = (".parquet", ".jsonl", ".ndjson", ".json")
 
 
 class TraceError(AdaptiveError):
@@ -143,7 +142,7 @@ def _numbers(path: Path, name: str, values: list[Any]) -> np.ndarray:
 
 def _read_rates(source: str, threshold: float) -> Trace | None:
     path = Path(source)
-    if path.suffix not in _TABLES or not path.is_file():
+    if path.suffix not in TABLES or not path.is_file():
         return None
     columns = _columns(path)
     if columns is None:

@@ -15,15 +15,12 @@ import numpy as np
 
 from verl_adaptive.groups import Groups
 from verl_adaptive.rng import Draw
+from verl_adaptive.simulate.lengths import STRIDE, Lengths
 from verl_adaptive.stats.keys import KEY_DTYPE
 
 if TYPE_CHECKING:
     from verl_adaptive.engine import Requests, StepResult
     from verl_adaptive.policy import Policy
-    from verl_adaptive.simulate.lengths import Lengths
-
-#: Most rollouts of one request: a rollout's salt is its request's stage times this, plus its number in the request.
-_STRIDE = 1 << 20
 
 
 class World(Protocol):
@@ -83,7 +80,7 @@ def draw_groups(
             top-up leaves its group what it has, as in training.
     """
     draw, sizes = Draw(seed, 0), requests.n.astype(np.int64)
-    salt = requests.stage.astype(np.int64) * _STRIDE
+    salt = requests.stage.astype(np.int64) * STRIDE
     failed, lost = np.zeros(len(requests), dtype=bool), np.zeros(len(requests), dtype=np.int32)
     if failure > 0:
         fails = draw.uniform("world.failure", requests.submission, salt) < failure

@@ -1,8 +1,8 @@
 """Which changes of a prompt are significant: among thousands of prompts, some change in any way by accident.
 
 Two tests, each exact or nearly so while a prompt's true pass rate stays what it is, and a correction for their number: a
-prompt's *surprise* is ``-log10`` of the false discovery rate (Benjamini and Hochberg) at which it would be listed. From
-:data:`SURPRISING` on, at most one in twenty of the listed prompts is there by chance; where every rate stays, nearly always
+prompt's score is ``-log10`` of the false discovery rate (Benjamini and Hochberg) at which it would be listed. From
+:data:`LISTED` on, at most one in twenty of the listed prompts is there by chance; where every rate stays, nearly always
 none is.
 """
 
@@ -12,18 +12,18 @@ import math
 
 import numpy as np
 
-#: Surprise of a false discovery rate of 5 %.
-SURPRISING = 1.3
+#: Score of a false discovery rate of 5 %.
+LISTED = 1.3
 
 
-def surprise(chance: np.ndarray) -> np.ndarray:
+def fdr_score(chance: np.ndarray) -> np.ndarray:
     """``-log10`` of the false discovery rate at which each of many tests would be listed; 0 for nan, which is no test.
 
     Args:
         chance: p-values, ``(k,)``.
 
     Example:
-        >>> surprise(np.array([0.001, 0.5, np.nan, 0.9])).round(2).tolist()  # three tests
+        >>> fdr_score(np.array([0.001, 0.5, np.nan, 0.9])).round(2).tolist()  # three tests
         [2.52, 0.12, 0.0, 0.05]
     """
     out = np.zeros(len(chance))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from verl_adaptive.stats.chance import surprise, swings
+from verl_adaptive.stats.chance import fdr_score, swings
 from verl_adaptive.stats.visits import Visits, by_prompt
 
 
@@ -59,10 +59,10 @@ class Flips:
         """float64 ``(prompts,)``: crossings so far."""
         return self._kept[0]
 
-    def surprise(self) -> np.ndarray:
-        """float64 ``(prompts,)``: how surprising the jumps are (:func:`verl_adaptive.stats.chance.swings`)."""
+    def flipping(self) -> np.ndarray:
+        """float64 ``(prompts,)``: the score of the jumps (:func:`verl_adaptive.stats.chance.swings`)."""
         _, _, jumps, right, rollouts, visits, _, _ = self._kept
-        return np.round(surprise(swings(jumps, visits, right, rollouts)), 6)
+        return np.round(fdr_score(swings(jumps, visits, right, rollouts)), 6)
 
     def add(self, row: np.ndarray, rate: np.ndarray, n: np.ndarray, prompts: int) -> None:
         """Take visits of n rollouts in their order; a rate of exactly 1/2 or nan is on neither side.

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from verl_adaptive.stats.chance import as_few, surprise
+from verl_adaptive.stats.chance import as_few, fdr_score
 from verl_adaptive.stats.expressions import Expression
 from verl_adaptive.stats.keys import key_hex
 from verl_adaptive.stats.table import StatsTable
@@ -24,7 +24,7 @@ def _ratio(top: str, bottom: str) -> Callable[[Prompts], np.ndarray]:
 
 
 def _regression(prompts: Prompts) -> np.ndarray:
-    """Surprise at the latest visit, among all of a prompt's rollouts; a visit's size is taken as the prompt's mean.
+    """Score of the latest visit, among all of a prompt's rollouts; a visit's size is taken as the prompt's mean.
 
     Where it is all wrong, those before it that are all wrong, too, count with it: a prompt that fell stays low.
     """
@@ -37,7 +37,7 @@ def _regression(prompts: Prompts) -> np.ndarray:
     known = np.isfinite(right)
     chance = np.full(len(visits), np.nan)
     chance[known] = as_few(right[known], drawn[known], np.round(successes[known]), total[known])
-    return np.round(surprise(chance), 6)
+    return np.round(fdr_score(chance), 6)
 
 
 #: Columns that follow from the table's: name → (what it is, how it is computed).

@@ -43,7 +43,8 @@ __all__ = ["TOLERANCE", "Run", "StoreError", "find_runs", "open_run", "open_runs
 #: adaptive.tolerance's default, for stores that do not say what their run used.
 TOLERANCE = 1e-6
 _CHECKPOINTS = "checkpoints"  # inside a run's own folder
-_TABLES = (".parquet", ".jsonl", ".json", ".ndjson")
+#: Endings of files with results of an evaluation, or pass rates.
+TABLES = (".parquet", ".jsonl", ".json", ".ndjson")
 _DEPTH = 8  # folders below the one that is named
 _MOST = 500  # runs that are looked at
 #: What a run says of itself that is looked at, as far as it is text, a number or numbers by name: the files may be anybody's.
@@ -173,7 +174,7 @@ class Run:
         from verl_adaptive.stats.prompts import Prompts  # conditions need pyarrow.compute, which is slow to import
 
         table, _, flips = self._read
-        return Prompts(table, {} if flips is None else {"flips": flips.count, "flipping": flips.surprise()})
+        return Prompts(table, {} if flips is None else {"flips": flips.count, "flipping": flips.flipping()})
 
     @cached_property
     def steps(self) -> pa.Table:
@@ -365,11 +366,11 @@ def _places(text: str, prefer: str, lenient: bool) -> list[Place]:
             return [(text, "snapshot", str(path.parent))]
         if dump_files(path):
             return [(text, "rollouts", text)]
-        if path.suffix in _TABLES:
+        if path.suffix in TABLES:
             return [(text, "results", text)]
         if lenient:
             return []
-        raise StoreError(f"{path} is not one of {', '.join(_TABLES)}, nor a run's folder")
+        raise StoreError(f"{path} is not one of {', '.join(TABLES)}, nor a run's folder")
     if not path.is_dir():
         if lenient:
             return []
