@@ -265,7 +265,7 @@ def test_the_command_counts_seconds(call, monkeypatch) -> None:
     words = (*pool, "--clock", "--median", 100, "--slots", 4, "--replicas", 2, "--preset", "dapo")
     status, out, err = call(*words)
     assert (status, err) == (0, "")
-    for text in ("verl_filter_groups", "oracle_best", "to GRPO's", "s a step", "queueing model"):
+    for text in ("verl_filter_groups", "oracle_best", "GRPO's pass rate", "seconds per step", "queueing model"):
         assert text in out, text
     data = json.loads(call(*words, "--json", "-")[1])
     assert data["clock"]["machine"] == {"replicas": 2, "slots": 4, "base": 0.008, "each": 0.00012}

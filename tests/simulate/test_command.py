@@ -85,7 +85,7 @@ def test_the_answer_comes_first_and_the_best_is_on_top(call) -> None:
     status, out, _ = call("simulate", *words, "--json", "-")
     found = json.loads(out)
     merit = {entry["preset"]: entry["merit"] for entry in found["summary"]}
-    assert status == 0 and found["merit"] == "learned a rollout" and merit["grpo"] == 1.0
+    assert status == 0 and found["merit"] == "learned per rollout" and merit["grpo"] == 1.0
     assert found["answer"].startswith("For these prompts: ")
     lines = call("simulate", *words)[1].splitlines()
     assert any(line.startswith("For these prompts") for line in lines[:4])
@@ -98,9 +98,9 @@ def test_prompts_that_do_not_learn_are_judged_by_their_signal(call) -> None:
     words = ("--batch", 8, "--steps", 6, "--pool", "static:prompts=100", "--preset", "dapo", "--seeds", "0,1")
     found = json.loads(call("simulate", *words, "--json", "-")[1])
     merit = {entry["preset"]: entry["merit"] for entry in found["summary"]}
-    assert found["merit"] == "signal a rollout" and merit["oracle_best"] > 1.2 and merit["grpo"] == 1.0
+    assert found["merit"] == "signal per rollout" and merit["oracle_best"] > 1.2 and merit["grpo"] == 1.0
     timed = json.loads(call("simulate", *words, "--clock", "--cap", 2000, "--median", 300, "--json", "-")[1])
-    assert timed["merit"] == "signal a second"
+    assert timed["merit"] == "signal per second"
 
 
 def test_of_single_rollouts_a_signal_says_nothing(call, monkeypatch) -> None:
@@ -121,7 +121,10 @@ def test_of_single_rollouts_a_signal_says_nothing(call, monkeypatch) -> None:
 def test_no_name_is_broken_within_a_word(width, call, monkeypatch) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
     words = ("--batch", 8, "--steps", 3, "--pool", "mixed:prompts=100", "--seeds", "0,1", "--preset", "solo", "--clock")
-    tables = [line for line in call("simulate", *words)[1].splitlines() if not re.match(r"\S+( \S+)+\.", line)]
+    lines = call("simulate", *words)[1].splitlines()
+    assert all(len(line) <= width for line in lines[4:])  # the legend, once one line of 900 characters, too
+    assert sum(line.startswith(("waves ", "regret ", "longest gap ")) for line in lines) == 3
+    tables = [line for line in lines if not re.match(r"\S+( \S+)+\.", line)]
     assert sum(line.startswith(" verl_filter_groups ") for line in tables) >= 4
     assert all(len(line) <= width for line in tables if line.startswith(" "))
 
@@ -170,7 +173,7 @@ def test_pass_rates_that_rise_whatever_trains_are_no_merit() -> None:
     """A trace's do, and the preset of the longest course was recommended."""
     rows = [row(p, s, g, learns=False, signal=v) for p, g, v in (("a", 0.9, 0.4), ("grpo", 0.1, 0.8)) for s in range(3)]
     name, found = merits(rows)
-    assert name == "signal a rollout" and found["a"].value == 0.5
+    assert name == "signal per rollout" and found["a"].value == 0.5
 
 
 def test_a_run_that_would_end_with_an_error_is_not_the_one_to_take(call) -> None:

@@ -37,7 +37,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from verl_adaptive import __version__
 from verl_adaptive.commands.arguments import finite, refuse_overwrite
-from verl_adaptive.commands.output import console, number, plain, print_json, share, table
+from verl_adaptive.commands.output import console, facts, number, plain, print_json, share, table
 from verl_adaptive.errors import ConfigError
 from verl_adaptive.simulate import (
     CLOCK_LIMITS,
@@ -62,38 +62,45 @@ from verl_adaptive.simulate.merit import answer, merits, ranked
 from verl_adaptive.stats.atomic import write_file
 from verl_adaptive.text import clean
 
+#: Columns of the tables: heading, key of the summary, and what it is where the heading does not say it.
 _SPENT = (
-    ("policy", "preset"),
-    ("steps", "steps"),
-    ("rollouts", "generated"),
-    ("an informative group", "rollouts_per_informative"),
-    ("wasted", "wasted"),
-    ("compute", "compute_ratio"),
-    ("signal", "signal"),
-    ("oracle's gain", "efficiency_signal"),
-    ("regret", "regret"),
+    ("policy", "preset", ""),
+    ("steps", "steps", ""),
+    ("rollouts", "generated", "generated; a run ends with the step in which its budget is reached"),
+    ("rollouts per informative group", "rollouts_per_informative", "generated, for each that trains"),
+    ("not trained", "wasted", "share of the generated rollouts"),
+    ("compute vs GRPO", "compute_ratio", "2 x generated + 6 x trained tokens"),
+    ("signal per rollout", "signal", "4cm/(c + m) of the trained groups, c answers right and m wrong"),
+    ("share of oracle's gain", "efficiency_signal", "0: GRPO; 1: oracle_best, which picks the largest true p(1 - p)"),
+    ("regret", "regret", "share of 4p(1 - p) missed by not picking the best prompts of the run's own pool"),
 )
 _POOL = (
-    ("policy", "preset"),
-    ("pool at the end", "pool_end"),
-    ("oracle's gain", "efficiency_pool_end"),
-    ("estimates off by", "estimate_error"),
-    ("bias", "estimate_bias"),
-    ("seen", "coverage"),
-    ("longest gap", "gap_longest"),
+    ("policy", "preset", ""),
+    ("final pass rate", "pool_end", "mean true pass rate of the pool"),
+    ("share of oracle's gain", "efficiency_pool_end", ""),
+    (
+        "estimate RMSE",
+        "estimate_error",
+        "the policy's estimated pass rates of the prompts it saw, against the true ones",
+    ),
+    ("estimate bias", "estimate_bias", "their mean error"),
+    ("prompts seen", "coverage", "share of the prompts ever rolled out"),
+    ("longest gap", "gap_longest", "between two visits of a prompt, in passes over the pool"),
 )
 _CLOCK = (
-    ("policy", "preset"),
-    ("s a step", "time"),
-    ("of GRPO's", "time_ratio"),
-    ("s an informative group", "time_per_informative"),
-    ("of GRPO's", "time_per_informative_ratio"),
-    ("idle", "idle"),
-    ("waves", "waves"),
-    ("last tenth", "last"),
-    ("aborted", "aborted_tokens"),
-    ("to GRPO's pool", "to_baseline"),
+    ("policy", "preset", ""),
+    ("seconds per step", "time", "of generation"),
+    ("vs GRPO", "time_ratio", ""),
+    ("seconds per informative group", "time_per_informative", "of generation, for each that trains"),
+    ("vs GRPO", "time_per_informative_ratio", ""),
+    ("idle", "idle", "share of the tokens that full slots would have generated in that time and did not"),
+    ("waves", "waves", "times in a step that requests met an empty machine"),
+    ("last tenth", "last", "share of the time that passes after nine tenths of the groups are back"),
+    ("aborted tokens", "aborted_tokens", "share of the generated tokens"),
+    ("time to GRPO's pass rate", "to_baseline", "until the pool is where GRPO's run ended, as a share of GRPO's time"),
 )
+_LEARNED = ("learned", "rise of the pool's mean true pass rate")
+_INTERVAL = ("±", "half a 95 % interval over seeds")
 _SHARES = {"wasted", "regret", "coverage", "idle", "empty", "last", "aborted_tokens"}
 
 #: Options of the clock: type, unit, default, what it is.
@@ -335,22 +342,18 @@ def _print(about: dict[str, Any], summary: list[dict[str, Any]], limits: str, me
     reasons = sorted({k for e in summary for k in e if k.startswith("dropped_") and e[k] > 0})
     lost = [{k: number(round(e.get(k, 0.0))) for k in reasons} for e in summary]
     if any(entry["merit"] is not None for entry in summary):
-        heads = [("policy", "left"), ("GRPO = 1", "right")]
+        heads = [("policy", "left"), (f"{merit} vs GRPO", "right")]
         merits = [[entry["preset"], _cell(entry, "merit")] for entry in summary]
-        out.print(table(heads, merits, f"{merit}, as a multiple of GRPO's"))
-    for columns in (
-        *([_CLOCK] if "clock" in about else []),
-        _SPENT,
-        _POOL,
-        [("rollouts not trained", "preset"), *((k[8:].replace("_", " "), k) for k in reasons)],
-    ):
-        first, *rest = columns
+        out.print(table(heads, merits))
+    described = [*([_CLOCK] if "clock" in about else []), _SPENT, _POOL]
+    dropped = [("rollouts not trained", "preset", ""), *((k[8:].replace("_", " "), k, "") for k in reasons)]
+    for first, *rest in (*described, dropped):
         made = [
-            [entry["preset"], *(drops[key] if key in drops else _cell(entry, key) for _, key in rest)]
+            [entry["preset"], *(drops[key] if key in drops else _cell(entry, key) for _, key, _ in rest)]
             for entry, drops in zip(summary, lost, strict=True)
         ]
-        for at, end in _side_by_side([head for head, _ in rest], made, out.width):
-            heads = [(first[0], "left"), *((head, "right") for head, _ in rest[at:end])]
+        for at, end in _side_by_side([head for head, _, _ in rest], made, out.width):
+            heads = [(first[0], "left"), *((head, "right") for head, _, _ in rest[at:end])]
             out.print(table(heads, [[row[0], *row[1 + at : 1 + end]] for row in made]))
     for entry in summary:
         for why in entry["ended"]:
@@ -359,8 +362,9 @@ def _print(about: dict[str, Any], summary: list[dict[str, Any]], limits: str, me
                 out.print(f"{entry['preset']}: ended early, {text}")
     if about.get("trace", {}).get("note"):
         out.print(f"Note: {about['trace']['note']}.")
-    legend = f"{_CLOCK_LEGEND} {_LEGEND}" if "clock" in about else _LEGEND
-    out.print(f"\n{legend}\n{limits}", soft_wrap=True)
+    told = [(head, text) for columns in described for head, _, text in columns if text]
+    out.print(facts([_LEARNED, *told, _INTERVAL]))
+    out.print(f"\n{limits}")
 
 
 def _side_by_side(heads: list[str], rows: list[list[str]], width: int) -> Iterator[tuple[int, int]]:
@@ -378,23 +382,6 @@ def _side_by_side(heads: list[str], rows: list[list[str]], width: int) -> Iterat
         yield begin, len(heads)
 
 
-_LEGEND = (
-    "learned: the rise of the pool's mean true pass rate. "
-    "an informative group: rollouts generated for each informative group that trains. signal: 4cm/(c + m) of the trained "
-    "groups (c right, m wrong), for each rollout generated. oracle's gain: 0 is GRPO, 1 is oracle_best, which rolls out "
-    "the prompts of the largest p(1 - p). regret: value missed against it, at the run's own state. pool at the end: mean "
-    "true pass rate. longest gap: between two visits of a prompt, in passes. compute: 2 x generated + 6 x trained tokens, "
-    "against GRPO's. A run ends with the step in which its budget is reached. ±: half a 95 % interval over seeds."
-)
-
-_CLOCK_LEGEND = (
-    "s a step: seconds of generation. idle: share of the tokens that full slots would have generated in that time and did "
-    "not. waves: times in a step that requests met an empty machine. last tenth: share of the time that passes after nine "
-    "tenths of the groups are back. aborted: share of the generated tokens. to GRPO's pool: seconds until the pool's mean "
-    "pass rate is where GRPO's run ended, of GRPO's."
-)
-
-
 def _cell(entry: dict[str, Any], key: str) -> str:
     value, error = entry[key], entry.get(f"{key}_half")
     if key == "preset":
@@ -408,4 +395,4 @@ def _cell(entry: dict[str, Any], key: str) -> str:
         return share(value)
     if key == "to_baseline" and entry["to_baseline_seeds"] < entry["seeds"]:
         return f"{value:.3g} ({entry['to_baseline_seeds']} of {entry['seeds']} seeds)"
-    return f"{value:.3g}" if error is None else f"{value:.3g} ± {error:.1g}"
+    return f"{value:.3g}" if error is None else f"{value:.3g} ± {float(f'{error:.1g}'):g}"  # 30, not 3e+01

@@ -60,7 +60,7 @@ def merits(rows: Sequence[dict[str, Any]]) -> tuple[str, dict[str, Merit]]:
         return worth / (row["time"] * row["steps"] if timed else row["generated"])
 
     what = "learned" if learns else "signal"
-    name = f"{what} a second" if timed else f"{what} a rollout"
+    name = f"{what} per {'second' if timed else 'rollout'}"
     out = {}
     for preset, runs in by.items():
         seeds = sorted(set(runs) & set(base))
@@ -102,7 +102,7 @@ def _best(name: str, real: dict[str, Merit]) -> str:
     first = order[0]
     best = real[first]
     assert best.value is not None
-    what, _, unit = name.partition(" a ")
+    what, _, unit = name.partition(" per ")
     times = f"{best.value:.2f}{'' if best.half is None else f' ± {best.half:.2f}'} times"
     said = (
         f"learns {times} as much per {unit} as GRPO" if what == "learned" else f"has {times} GRPO's {what} per {unit}"
