@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 
 from verl_adaptive.config import AdaptiveConfig, AlarmConfig
 from verl_adaptive.errors import ConfigError
+from verl_adaptive.groups import Groups
 from verl_adaptive.report.judge import KINDS, Judge, fallen, hear, source_label
 from verl_adaptive.report.learning_curve import headline
+from verl_adaptive.stats import Journal, StatsTable, dataset_keys, keys_array, open_run
 from verl_adaptive.stats.state import join_state, split_state
 
 
@@ -302,7 +304,6 @@ def test_noise_is_no_fall() -> None:
 def test_a_journal_is_judged_as_training_was(tmp_path) -> None:
     """Every alarm at its step, by the settings of the run; what stands at the end; what is left of the budget."""
     from tests.world import World, make_engine, run_step
-    from verl_adaptive.stats import Journal, StatsTable, dataset_keys, open_run
 
     rows = [{"data_source": "dead" if i % 3 == 0 else "fine", "prompt": str(i)} for i in range(60)]
     rates = np.where(np.arange(60) % 3, 0.5, 0.0)
@@ -336,3 +337,18 @@ def test_a_journal_is_judged_as_training_was(tmp_path) -> None:
     assert hearing.raised == raised and any("dead: not one success" in str(found) for found in raised)
     assert any("without a success since the run began" in str(found) for found in raised)
     assert hearing.judge.standing() == judge.standing() and hearing.judge.metrics() == judge.metrics()
+
+
+def test_a_journal_has_the_rewards_whatever_the_signal(tmp_path) -> None:
+    """With ``adaptive.signal=acc`` a noisy reward looked precise: its squares were those of the signal."""
+    draw, keys = np.random.default_rng(0), keys_array([bytes([i]) * 16 for i in range(16)])
+    with Journal(tmp_path / "adaptive", meta={"signal": "acc"}) as journal:
+        journal.begin(0, keys, ["math"] * 16)
+        for step, accuracy in enumerate((0.4, 0.7, 0.4), 1):
+            rewards, right = draw.normal(0, 60, (16, 8)) + step, draw.integers(0, 2, (16, 8)).astype(float)
+            groups = Groups.from_lists(range(16), rewards.tolist(), signal=right.tolist(), success=right.tolist())
+            journal.commit_step(step, groups, keys, ["trained"] * 16, {}, {}, sources=["math"] * 16)
+            journal.commit_validation(step, {"val-core/math/acc/mean@1": accuracy}, prompts={"math": 500})
+    for page in (run := open_run(tmp_path)).observations(3, 3):
+        assert page.column("reward_sqsum").to_numpy() == pytest.approx((rewards**2).sum(axis=1))
+    assert hear(run).raised == []

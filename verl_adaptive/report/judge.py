@@ -522,7 +522,7 @@ class Hearing:
         for chosen in np.split(good, np.flatnonzero(np.diff(w.step[good])) + 1) if len(good) else ():
             step, n = int(w.step[chosen[0]]), w.n[chosen]
             self.end(step)
-            sums = (column[chosen] for column in (w.success, w.clipped, w.reward, w.square))
+            sums = (column[chosen] for column in (w.success, w.clipped, w.reward, w.reward_square))
             jump = self._jumps.get(step)
             self.raised += self.judge.step(
                 step, self._code[w.row[chosen]], n, *sums, jump=jump if isinstance(jump, float) else 0.0

@@ -105,8 +105,9 @@ class DumpReader(JournalReader):
             said.rollouts += len(values)
             said.wrong.update(answer for answer, won in zip(answers, right, strict=True) if won < SUCCESS)
             row = {"attempt": 0, "step": step, "submission": place, "key": key, "source": sources[key]}
-            row |= {"n": len(values), "reward_sum": values.sum(), "successes": right.sum()}
-            row |= {"signal_sum": values.sum(), "signal_sqsum": (values * values).sum()}
+            row |= {"n": len(values), "successes": right.sum()}
+            for name in ("signal", "reward"):
+                row |= {f"{name}_sum": values.sum(), f"{name}_sqsum": (values * values).sum()}
             row |= {"signal_min": values.min(), "signal_max": values.max()}
             row |= {"outcome": "trained", "failed": False, "tokens": 0, "lag": 0, "lost": 0, "clipped": None}
             rows.append(row)

@@ -16,10 +16,12 @@ class Window(Visits):
     """Groups of a few steps.
 
     Attributes:
+        reward_square: sum of the squares of the training rewards.
         clipped: rollouts as long as the limit; nan where the journal does not know.
         trained: it trained.
     """
 
+    reward_square: np.ndarray
     clipped: np.ndarray
     trained: np.ndarray
 
@@ -38,6 +40,7 @@ class Window(Visits):
             tokens=column["tokens"],
             flat=column["signal_max"] - column["signal_min"] <= tolerance,
             failed=column["failed"],
+            reward_square=column["reward_sqsum"],
             clipped=np.array(column["clipped"], dtype=np.float64),
             trained=column["outcome"] == "trained",
         )
