@@ -213,7 +213,7 @@ def test_a_folder_or_a_pattern_leads_to_several_runs(tmp_path, call) -> None:
     assert call("compare", tmp_path / "runs" / "a", tmp_path / "elsewhere", "--visits", "1")[0] == 0
     status, _, err = call("compare", tmp_path / "runs")[0], *call("compare", tmp_path / "*" / "*")[1:]
     assert status == 0 and "two arms or more are compared" in err and "leads to 3" in err
-    assert "nothing matches" in call("stats", tmp_path / "none*")[2]
+    assert "does not exist" in call("stats", tmp_path / "none*")[2]
 
 
 def test_a_link_is_no_other_run_and_a_damaged_one_hides_none(tmp_path, call) -> None:

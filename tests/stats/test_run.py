@@ -15,7 +15,7 @@ from tests.cli.stores import make_run
 from tests.stats.test_table import equal
 from verl_adaptive.cli import main
 from verl_adaptive.errors import AdaptiveError
-from verl_adaptive.stats import StatsTable, StoreError, open_run, open_runs, write_snapshot
+from verl_adaptive.stats import StatsTable, StoreError, find_runs, open_run, open_runs, write_snapshot
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +77,7 @@ def test_what_is_no_run_says_what_was_looked_for(tmp_path: Path) -> None:
     for source, says in (
         ("", "name is empty"),
         (tmp_path / "none", "does not exist"),
-        (tmp_path / "*.none", "nothing matches"),
+        (tmp_path / "*.none", "does not exist"),
         (tmp_path / "*", "is not one of"),
         (tmp_path / "x.txt", "is not one of"),
         (tmp_path, "holds no run"),
@@ -88,6 +88,18 @@ def test_what_is_no_run_says_what_was_looked_for(tmp_path: Path) -> None:
         write_snapshot(tmp_path / name / "global_step_1" / "adaptive", StatsTable(), {}, meta={})
     with pytest.raises(StoreError, match="leads to 2 runs, name one"):
         open_run(tmp_path / "?")
+
+
+def test_a_folder_leads_to_the_runs_that_its_pattern_does(tmp_path: Path) -> None:
+    """Runs without a journal were left out of a folder and found by a pattern, and a folder took no snapshot of one with both."""
+    make_run(tmp_path / "both", steps=2)
+    make_run(tmp_path / "own" / "checkpoints", steps=2)
+    write_snapshot(tmp_path / "bare" / "global_step_1" / "adaptive", StatsTable(), {}, meta={})
+    for prefer, kinds in (("journal", ["snapshot", "journal", "journal"]), ("snapshot", ["snapshot"] * 3)):
+        below, matched = (open_runs(f"{tmp_path}{rest}", prefer=prefer) for rest in ("", "/*"))
+        assert [run.kind for run in below] == kinds
+        assert [(run.source, run.where) for run in below] == [(run.source, run.where) for run in matched]
+    assert len(find_runs(str(tmp_path))[0]) == 2  # for `serve`: with a journal
 
 
 def test_a_folder_of_verls_rollouts_is_a_run(tmp_path, capsys) -> None:

@@ -55,8 +55,9 @@ def answer_in(output: str, limit: int = 80) -> str:
 def dump_files(folder: Path) -> list[Path]:
     """The files of a folder of verl's rollouts, by step; a file of them is one alone."""
     if folder.is_file():
-        first = next(json_lines(folder), (0, {}))[1] if folder.suffix == ".jsonl" else {}
-        return [folder] if {"input", "output", "score"} <= set(first) else []
+        with folder.open("rb") as file:
+            first = file.readline() if folder.suffix == ".jsonl" else b""
+        return [folder] if all(name in first for name in (b'"input"', b'"output"', b'"score"')) else []
     return sorted(
         (p for p in folder.glob("*.jsonl") if re.fullmatch(r"\d+", p.stem) and p.is_file()), key=lambda p: int(p.stem)
     )

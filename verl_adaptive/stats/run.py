@@ -15,7 +15,7 @@ import itertools
 import os
 import re
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
@@ -45,7 +45,7 @@ TOLERANCE = 1e-6
 _CHECKPOINTS = "checkpoints"  # inside a run's own folder
 #: Endings of files with results of an evaluation, or pass rates.
 TABLES = (".parquet", ".jsonl", ".json", ".ndjson")
-_DEPTH = 8  # folders below the one that is named
+_DEPTH, _DEEP = 4, 8  # levels of folders that are searched, the one that is named included; for `serve`
 _MOST = 500  # runs that are looked at
 #: What a run says of itself that is looked at, as far as it is text, a number or numbers by name: the files may be anybody's.
 _SAID = [
@@ -296,9 +296,8 @@ def open_run(
     """
     runs = open_runs(source, prefer=prefer, tolerance=tolerance, **results)
     if len(runs) > 1:
-        raise StoreError(
-            f"{os.fspath(source)} leads to {len(runs)} runs, name one: {_some([run.source for run in runs])}"
-        )
+        there = ", ".join(run.source for run in runs[:4]) + (", …" if len(runs) > 4 else "")
+        raise StoreError(f"{os.fspath(source)} leads to {len(runs)} runs, name one: {there}")
     return runs[0]
 
 
@@ -319,15 +318,13 @@ def open_runs(
     if not text.strip():
         raise StoreError("the store's name is empty; give a run's folder or a file")
     with reading(text):
-        if glob.has_magic(text) and not os.path.exists(text):
-            matches = sorted(glob.glob(text))
-            if not matches:
-                raise StoreError(f"{text}: nothing matches this pattern")
-            places = [place for one in matches for place in _places(one, prefer, matches != [one])]
-            if not places:
-                raise StoreError(f"{text}: none of {_some(matches)} holds a run")
-        else:
-            places = _places(text, prefer, False)
+        places = list(_places(_named(text), prefer))
+        if not places:
+            raise StoreError(
+                f"{text} holds no run: it is not one of {', '.join(TABLES)}, nor a folder with {FOLDER}/attempt-*, {MANIFEST}, "
+                f"{FOLDER}/{MANIFEST}, global_step_*/{FOLDER}, one of these in {_CHECKPOINTS} or in a folder below, or "
+                "<step>.jsonl of verl's trainer.rollout_data_dir"
+            )
         found, errors = _runs(places, **how)
     if errors and (damaged is None or not found):
         raise errors[0]
@@ -337,7 +334,7 @@ def open_runs(
     return sorted(found, key=lambda run: (run.about.get("began", 0.0), run.where))
 
 
-def _runs(places: list[Place], **how: Any) -> tuple[list[Run], list[AdaptiveError]]:
+def _runs(places: Iterable[Place], **how: Any) -> tuple[list[Run], list[AdaptiveError]]:
     """The runs in these places, each once, and why others cannot be read."""
     found: list[Run] = []
     errors: list[AdaptiveError] = []
@@ -355,38 +352,27 @@ def _runs(places: list[Place], **how: Any) -> tuple[list[Run], list[AdaptiveErro
     return [run for run in found if once[run.id] is run], errors
 
 
-def _some(names: list[str], most: int = 4) -> str:
-    return ", ".join(names[:most]) + (", …" if len(names) > most else "")
+def _named(text: str) -> list[str]:
+    """The files and folders that a name or pattern stands for.
+
+    Raises:
+        StoreError: there are none.
+    """
+    names = sorted(glob.glob(text)) if glob.has_magic(text) and not os.path.exists(text) else [text]
+    if not any(map(os.path.exists, names)):
+        raise StoreError(f"{text} does not exist")
+    return names
 
 
-def _places(text: str, prefer: str, lenient: bool) -> list[Place]:
-    path = Path(text)
-    if path.is_file():
-        if path.name == MANIFEST:
-            return [(text, "snapshot", str(path.parent))]
-        if dump_files(path):
-            return [(text, "rollouts", text)]
-        if path.suffix in TABLES:
-            return [(text, "results", text)]
-        if lenient:
-            return []
-        raise StoreError(f"{path} is not one of {', '.join(TABLES)}, nor a run's folder")
-    if not path.is_dir():
-        if lenient:
-            return []
-        raise StoreError(f"{path} {'is neither a file nor a folder' if path.exists() else 'does not exist'}")
-    for folder in (path, path / _CHECKPOINTS):
-        found = _in_folder(folder, prefer)
-        if found is not None:
-            return [(text, *found)]
-    below: list[Place] = [(where, "journal", where) for where in _journals(path, 4)]
-    if not below and not lenient:
-        raise StoreError(
-            f"{path} holds no run: neither {FOLDER}/attempt-*, nor {MANIFEST}, nor {FOLDER}/{MANIFEST}, nor "
-            f"global_step_*/{FOLDER}, nor one of these in {_CHECKPOINTS}, nor a run below it, nor <step>.jsonl of verl's "
-            "trainer.rollout_data_dir"
-        )
-    return below
+def _held(path: Path, prefer: str) -> tuple[Kind, str] | None:
+    """What a file is, or what is in a folder itself."""
+    if not path.is_file():
+        return _in_folder(path, prefer) or _in_folder(path / _CHECKPOINTS, prefer)
+    if path.name == MANIFEST:
+        return "snapshot", str(path.parent)
+    if dump_files(path):
+        return "rollouts", str(path)
+    return ("results", str(path)) if path.suffix in TABLES else None
 
 
 def _in_folder(path: Path, prefer: str) -> tuple[Kind, str] | None:
@@ -424,49 +410,47 @@ def find_runs(source: str) -> tuple[list[Run], list[str]]:
     Raises:
         StoreError: there is no such folder.
     """
-    folders = sorted(glob.glob(source)) if glob.has_magic(source) and not os.path.exists(source) else [source]
-    if not any(os.path.isdir(folder) for folder in folders):
-        raise StoreError(f"{source} does not exist")
-    below = (where for folder in folders if os.path.isdir(folder) for where in _journals(Path(folder), _DEPTH))
-    places: list[Place] = [(where, "journal", where) for where in itertools.islice(below, _MOST)]
-    found, errors = _runs(places)
+    below = (place for place in _places(_named(source), "journal", _DEEP) if place[1] == "journal")
+    found, errors = _runs(itertools.islice(below, _MOST))
     more = [f"only the first {_MOST} runs below {source} are shown"] if next(below, None) else []
     return found, [*map(str, errors), *more]
 
 
-def _journals(folder: Path, most: int) -> Iterator[str]:
-    """Journals at most so many folders down, nearest first; checkpoints' own contents are left alone.
+def _places(names: list[str], prefer: str, most: int = _DEPTH) -> Iterator[Place]:
+    """What files and folders hold, and the folders below those that hold nothing themselves, at most so many levels, nearest
+    first; checkpoints' own contents are left alone.
 
     Links to folders are followed, after what is there itself: a run keeps its own path, and its id, beside a `latest`.
     """
-    here, linked = deque([(str(folder), 1)]), deque[tuple[str, int]]()
-    seen: set[tuple[int, int]] = set()  # links may lead in circles
+    here, linked = deque[tuple[str, int]](), deque[tuple[str, int]]()
+    for name in names:
+        (linked if os.path.islink(name) else here).append((name, 1))
+    seen: set[str] = set()  # links may lead in circles
     while here or linked:
         place, depth = (here or linked).popleft()
-        try:
-            about = os.stat(place)
-            if (about.st_dev, about.st_ino) in seen:
-                continue
-            seen.add((about.st_dev, about.st_ino))
-            entries = sorted(os.scandir(place), key=lambda e: e.name)
-        except OSError:
-            continue  # not ours to read
-        if _is_journal(Path(place)):
-            yield place
+        if (real := os.path.realpath(place)) in seen:
             continue
+        seen.add(real)
+        try:
+            found = _held(Path(place), prefer)
+            closed = found or depth == most or not os.path.isdir(place)
+            entries = [] if closed else sorted(os.scandir(place), key=lambda entry: entry.name)
+        except OSError:
+            if [place] == names:
+                raise
+            continue  # not ours to read
+        if found:
+            yield place, *found
         for entry in entries:
-            if depth < most and _may_hold_runs(entry):
+            if _may_hold_runs(entry):
                 (linked if entry.is_symlink() else here).append((entry.path, depth + 1))
 
 
 def _may_hold_runs(entry: os.DirEntry[str]) -> bool:
-    try:
-        if not entry.is_dir():
-            return False
-    except OSError:  # a link to itself
-        return False
-    names = {entry.name, os.path.basename(os.path.realpath(entry.path))} if entry.is_symlink() else {entry.name}
-    return not any(name.startswith((".", "global_step_")) for name in names)
+    linked = entry.is_symlink()
+    names = {entry.name, os.path.basename(os.path.realpath(entry.path))} if linked else {entry.name}
+    folder = os.path.isdir(entry.path) if linked else entry.is_dir()  # a link may lead to itself
+    return folder and not any(name.startswith((".", "global_step_")) for name in names)
 
 
 def _retired(folder: str | None, last_step: int, table: StatsTable) -> tuple[int, int | None] | None:
