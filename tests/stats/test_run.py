@@ -11,11 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.cli.stores import make_run
+from tests.cli.stores import make_run, write_dataset
 from tests.stats.test_table import equal
 from verl_adaptive.cli import main
 from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.stats import StatsTable, StoreError, find_runs, open_run, open_runs, write_snapshot
+from verl_adaptive.stats.dumps import said_of
 
 
 @pytest.fixture(scope="module")
@@ -115,6 +116,11 @@ def test_a_folder_of_verls_rollouts_is_a_run(tmp_path, capsys) -> None:
                 for i in range(4)
             ]
         (folder / f"{step}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    def listed(page: str) -> list[str]:
+        """The columns of the first list of prompts."""
+        return re.findall(">([^<]+)</th>", re.findall(r'id="list-\d+">\s*<thead>(.*?)</thead>', page)[0])
+
     run = open_run(folder)
     assert (run.kind, run.steps.column("step").to_pylist()) == ("rollouts", [1, 2, 10]) and run.gaps() == []
     assert sorted(run.table.col("successes").tolist()) == [0, 4, 12] and set(run.table.col("rollouts").tolist()) == {12}
@@ -127,6 +133,15 @@ def test_a_folder_of_verls_rollouts_is_a_run(tmp_path, capsys) -> None:
         page = (tmp_path / "r.html").read_text()
         assert "what is 0?" in page and "Difficulty over time" in page and "that trained" in page
         assert ">tokens</th>" not in page  # they are not written down: not 0
+        assert "trained and dropped" not in page and listed(page)[:2] == ["key", "expected"]
+    rows = [
+        {"data_source": "sums", "prompt": f"what is {i}?", "reward_model": {"ground_truth": str(i)}} for i in range(3)
+    ]
+    data = str(write_dataset(tmp_path / "d.parquet", rows))
+    row = run.texts({never}, data=data)[never]
+    assert (row.row, row.text, row.source, row.said.answers) == (0, "what is 0?", "sums", "7 100%")
+    words = ["report", "--rollouts", str(folder), "--data", data, "-o", str(tmp_path / "r.html"), "--tries", "8"]
+    assert main(words) == 0 and listed((tmp_path / "r.html").read_text())[:3] == ["row", "key", "source"]
     assert main(["stats", str(folder), "--where", "successes == 0"]) == 0
     assert "what is 0?" in capsys.readouterr().out and main(["report"]) == 2
     assert main(["stats", str(folder)]) == 0 and not re.search(r"response tokens|\?", capsys.readouterr().out)
@@ -140,3 +155,17 @@ def test_a_folder_of_verls_rollouts_is_a_run(tmp_path, capsys) -> None:
     assert main(["compare", f"a={tmp_path}/plain-1", f"b={tmp_path}/plain-2", "--by", "tokens", "--plot", "x.svg"]) == 1
     (folder / "3.jsonl").write_text('{"input": "x"}')
     assert main(["stats", str(folder)]) == 1 and "3.jsonl, line 1: no score" in capsys.readouterr().err
+
+
+def test_a_rollout_of_several_outputs_is_one_answer(tmp_path) -> None:
+    """A call of a tool counted as a wrong answer. Only the first output has the prompt alone, only the last one the reward."""
+    lines = [
+        {"input": f"what is 1+1?{' 2 is' * turn}", "output": ("call", "two")[turn], "gts": "2", "score": float(turn)}
+        | {"uid": f"abc_{rollout}_{turn}"}
+        for rollout in range(4)
+        for turn in range(2)
+    ]
+    (tmp_path / "1.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert said_of(str(tmp_path), {"k": ("what is 1+1?", "2")})["k"].answers == "right 100%"
+    table = open_run(tmp_path).table
+    assert (table.col("rollouts").tolist(), table.col("successes").tolist()) == ([4], [4])

@@ -97,7 +97,8 @@ def add_texts(lists: list[PromptList], run: Run, rollouts: str | None, **how: An
     """Give the listed prompts their row, text and expected answer and, where verl wrote rollouts down, what they said.
 
     Args:
-        lists: as :func:`lists_of` made them; their records get ``row``, ``expected``, ``said`` and ``text``.
+        lists: as :func:`lists_of` made them; their records get ``row``, ``expected``, ``said`` and ``text``;
+            ``row`` and ``source`` are left out where none is known.
         run: whose prompts they are.
         rollouts: ``trainer.rollout_data_dir``, or None.
         how: further arguments of :meth:`verl_adaptive.stats.Run.texts`.
@@ -108,9 +109,14 @@ def add_texts(lists: list[PromptList], run: Run, rollouts: str | None, **how: An
             found, numbers = texts.get(record["key"]), dict(record)
             record.clear()
             record["row"] = None if found is None else found.row
-            record |= {name: numbers.pop(name) for name in ("key", "source")}
+            record["key"], source = numbers.pop("key"), numbers.pop("source")
+            record["source"] = source or ("" if found is None else found.source)
             record["expected"] = "" if found is None else found.answer
             if rollouts is not None or run.kind == "rollouts":
                 record["said"] = "" if found is None or found.said is None else found.said.answers
             record |= numbers
             record["text"] = "" if found is None else found.text
+        for name in ("row", "source"):
+            if all(record[name] in (None, "") for record in each.records):
+                for record in each.records:
+                    del record[name]

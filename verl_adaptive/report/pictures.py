@@ -101,7 +101,9 @@ def _in_view(collected: Collected, history: History, view: str) -> list[tuple[st
             f"The {alone} largest data sources, and the mean over {len(mean)}." if mean and len(mean) > alone else ""
         )
         out.append((f"Validation: {metric}", chart, remark))
-    remark = ""
+    remark, over = "", "Over all rollouts, trained and dropped, of the prompts that the sampler chose."
+    if collected.facts["kind"] == "rollouts":  # those that trained
+        over = ""
     for top, heading in (("reward", "Training reward"), ("successes", "Training pass rate")):
         if top == "successes" and all(np.allclose(c.sums["reward"], c.sums[top]) for _, c, _ in runs):
             continue  # rewards of 0 and 1: the same curve
@@ -116,9 +118,7 @@ def _in_view(collected: Collected, history: History, view: str) -> list[tuple[st
             key = suffix.removeprefix(" · ") if dash else None
             series.append(Series(heading.lower() + suffix, smoothed, color, _axis(run, view), raw, dash, key))
         chart = figures.lines(heading, _axis(history, view), series, (label, heading.lower()), from_zero=False)
-        out.append(
-            (heading, chart, f"{remark}Over all rollouts, trained and dropped, of the prompts that the sampler chose.")
-        )
+        out.append((heading, chart, remark + over))
     return out
 
 

@@ -89,27 +89,30 @@ class Said:
 
 @dataclass(frozen=True)
 class Row:
-    """What a prompt says: its row in the data set, from 0, its text, the expected answer, and what rollouts answered, if known."""
+    """What a prompt says: its row in the data set, from 0, its text, the expected answer, its data source, and what rollouts
+    answered, if known."""
 
     row: int | None
     text: str
     answer: str
+    source: str = ""
     said: Said | None = None
 
 
-def rows_of(path: str, wanted: set[str], *, prompt_key: str = "prompt", **how: Any) -> dict[str, Row]:
+def rows_of(path: str, wanted: set[str] | None, *, prompt_key: str = "prompt", **how: Any) -> dict[str, Row]:
     """The first rows of some prompts, by key in hex digits; prompts that are not in the file are left out.
 
     Args:
         path: the file.
-        wanted: the keys.
+        wanted: the keys; None: all.
         prompt_key, how: as :func:`keys_of`.
     """
     found: dict[str, Row] = {}
     for number, row, raw in _keyed(path, prompt_key=prompt_key, **how):
-        if (key := raw.hex()) in wanted and key not in found:
+        if (key := raw.hex()) not in found and (wanted is None or key in wanted):
             answer = dig(row, "reward_model.ground_truth")
-            found[key] = Row(number, text_of(row, prompt_key), "" if answer is None else str(answer))
+            said = "" if answer is None else str(answer)
+            found[key] = Row(number, text_of(row, prompt_key), said, str(row.get("data_source") or ""))
     return found
 
 

@@ -63,6 +63,21 @@ def dump_files(folder: Path) -> list[Path]:
     )
 
 
+def _rollouts(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The rollouts of a file, each with where its line is; a last line that is not whole is left out.
+
+    A rollout of several outputs has a line each, with ``uid`` "<prompt>_<rollout>_<output>". Only the last one has the reward;
+    only the first one's input is the prompt alone.
+    """
+    last: dict[Any, tuple[str, dict[str, Any]]] = {}
+    for number, row in json_lines(path, growing=True):
+        where = f"{path}, line {number}"
+        name = re.sub(r"_\d+$", "", str(row["uid"])) if row.get("uid") else where
+        _, first = last.setdefault((row.get("step"), name), (where, row))
+        last[row.get("step"), name] = where, row | {n: first[n] for n in first.keys() & {"input"}}
+    yield from last.values()
+
+
 class DumpReader(JournalReader):
     """verl's rollouts, read as a journal is: a group is all rollouts of a prompt in a step. All of them trained.
 
@@ -84,23 +99,18 @@ class DumpReader(JournalReader):
         self.texts: dict[str, tuple[str, str]] = {}
         self.said: dict[str, Said] = {}
         self._written: dict[int, float] = {}
-        # Step and key → rollout → score and answer of its last output: only that one has the reward.
-        groups: dict[tuple[int, bytes], dict[str, tuple[float, str]]] = {}
+        groups: dict[tuple[int, bytes], list[tuple[float, str]]] = {}  # by step and key: scores and answers
         sources: dict[bytes, str] = {}
-        files = dump_files(self.folder)
-        for path in files:
-            for number, row in json_lines(path, growing=path is files[-1]):
-                where = f"{path}, line {number}"
+        for path in dump_files(self.folder):
+            for where, row in _rollouts(path):
                 key, step, score = _rollout(row, int(path.stem) if path.stem.isdigit() else 0, where)
                 sources.setdefault(key, str(row.get("data_source") or ""))
                 self.texts.setdefault(key.hex(), (str(row["input"]), str(row.get("gts", ""))))
                 self._written[step] = path.stat().st_mtime
-                # A rollout of several outputs has one line each, "<prompt>_<rollout>_<output>".
-                session = re.sub(r"_\d+$", "", str(row["uid"])) if row.get("uid") else where
-                groups.setdefault((step, key), {})[session] = score, answer_in(str(row.get("output", "")))
+                groups.setdefault((step, key), []).append((score, answer_in(str(row.get("output", "")))))
         rows = []
         for place, (step, key) in enumerate(sorted(groups, key=lambda group: group[0])):
-            scores, answers = zip(*groups[step, key].values(), strict=True)
+            scores, answers = zip(*groups[step, key], strict=True)
             values, right = np.array(scores), success(np.array(scores))
             said = self.said.setdefault(key.hex(), Said())
             said.rollouts += len(values)
@@ -176,6 +186,17 @@ def _rollout(row: Mapping[str, Any], step: int, where: str) -> tuple[bytes, int,
     return prompt_key(None, row["input"], row.get("gts")), step, float(score)
 
 
+def finder(prompts: Mapping[str, tuple[str, str]]) -> Callable[[str, str], str | None]:
+    """Finds the prompt that an input and an expected answer belong to; ``prompts``: key → (text, expected answer)."""
+    by_answer: dict[str, list[tuple[str, str]]] = {}
+    for key, (text, answer) in prompts.items():
+        if text.strip():
+            by_answer.setdefault(answer, []).append((key, text.strip()))
+    for candidates in by_answer.values():
+        candidates.sort(key=lambda one: -len(one[1]))  # a text that holds another one is the better match
+    return lambda given, answer: next((key for key, text in by_answer.get(answer, ()) if text in given), None)
+
+
 def said_of(folder: str, prompts: Mapping[str, tuple[str, str]], *, threshold: float = 0.5) -> dict[str, Said]:
     """What the rollouts of some prompts answered.
 
@@ -185,39 +206,21 @@ def said_of(folder: str, prompts: Mapping[str, tuple[str, str]], *, threshold: f
         threshold: a rollout failed if its score is below.
 
     Returns:
-        By key; prompts of which nothing was written down are left out. Lines that are no rollouts are passed over:
-        the newest file may be being written.
+        By key; prompts of which nothing was written down are left out.
+
+    Raises:
+        StoreError: a line is no JSON object; with its number. One that is no rollout is passed over.
     """
-    by_answer: dict[str, list[tuple[str, str]]] = {}
-    for key, (text, answer) in prompts.items():
-        if text.strip():
-            by_answer.setdefault(answer, []).append((key, text.strip()))
-    for candidates in by_answer.values():
-        candidates.sort(key=lambda one: -len(one[1]))  # a text that holds another one is the better match
-    files = dump_files(Path(folder))
-    out: dict[str, Said] = {}
-    left = MOST
-    for path in reversed(files):
+    find, out, left = finder(prompts), dict[str, Said](), MOST
+    for path in reversed(dump_files(Path(folder))):
         left -= path.stat().st_size
         if left < 0 and out:
             break
-        with path.open("rb") as file:
-            for line in file:
-                _take(line, by_answer, threshold, out)
+        for _, row in _rollouts(path):
+            score = row.get("score")
+            key = find(str(row.get("input")), str(row.get("gts"))) if isinstance(score, int | float) else None
+            if key is not None:
+                said = out.setdefault(key, Said())
+                said.rollouts += 1
+                said.wrong.update([] if at_least(score, threshold) else [answer_in(str(row.get("output", "")))])
     return out
-
-
-def _take(line: bytes, by_answer: Mapping[str, list[tuple[str, str]]], threshold: float, out: dict[str, Said]) -> None:
-    try:
-        row = json.loads(line)
-        given, output, score = row["input"], row["output"], float(row["score"])
-        candidates = by_answer.get(str(row.get("gts")), ())
-    except (ValueError, TypeError, KeyError, AttributeError):
-        return
-    for key, text in candidates:
-        if text in given:
-            said = out.setdefault(key, Said())
-            said.rollouts += 1
-            if not at_least(score, threshold):
-                said.wrong[answer_in(str(output))] += 1
-            return

@@ -27,7 +27,7 @@ import pyarrow as pa
 from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.groups import success_by_default
 from verl_adaptive.stats.dataset import Row, rows_of
-from verl_adaptive.stats.dumps import DumpReader, Said, dump_files, said_of
+from verl_adaptive.stats.dumps import DumpReader, Said, dump_files, finder, said_of
 from verl_adaptive.stats.history import Flips, Window
 from verl_adaptive.stats.reader import JournalReader
 from verl_adaptive.stats.results import read_results
@@ -220,7 +220,7 @@ class Run:
         """Texts of prompts by key in hex digits: from a data set, and from what verl wrote down of the rollouts.
 
         Args:
-            wanted: the keys; of verl's rollouts themselves all are known without a data set.
+            wanted: the keys; of verl's rollouts themselves the texts are known without a data set.
             data: the training set.
             rollouts: ``trainer.rollout_data_dir``; with ``data``.
             how: ``prompt_key``, ``id_key`` and ``media_keys``, as in training.
@@ -229,8 +229,11 @@ class Run:
             if self.kind == "rollouts":  # whose prompts have been through the chat template: no data set has their keys
                 made = self._journal
                 assert isinstance(made, DumpReader)
-                known = {key: made.texts[key] for key in wanted & set(made.texts)}
-                return {key: Row(None, *texts, made.said.get(key)) for key, texts in known.items()}
+                known = {key: Row(None, *made.texts[key]) for key in wanted & set(made.texts)}
+                rows = {} if data is None else rows_of(data, None, **how)
+                find = finder({key: (row.text, row.answer) for key, row in rows.items()})
+                found = {key: rows.get(find(row.text, row.answer) or "", row) for key, row in known.items()}
+                return {key: replace(row, said=made.said.get(key)) for key, row in found.items()}
         if data is None:
             return {}
         rows = rows_of(data, wanted, **how)
