@@ -167,9 +167,9 @@ def test_a_manifest_of_somebody_elses_making(run, tmp_path, capsys, key, value) 
             assert main([command, str(source), *map(str, more)]) in (0, 1) and "defect" not in capsys.readouterr().err
 
 
-def _member(name: str, payload: bytes, compression: int) -> bytes:
+def _member(name: str, payload: bytes) -> bytes:
     out = io.BytesIO()
-    with zipfile.ZipFile(out, "w", compression) as archive:
+    with zipfile.ZipFile(out, "w") as archive:
         archive.writestr(name, payload)
     return out.getvalue()
 
@@ -183,13 +183,12 @@ def _npy(shape: tuple[int, ...], dtype: str, payload: bytes) -> bytes:
 @pytest.mark.parametrize(
     "arrays",
     [
-        _member("a0.npy", _npy((1 << 50,), "<f8", b"12345678"), zipfile.ZIP_STORED),
-        _member("a0.npy", _npy((1 << 27,), "|u1", bytes(1 << 27)), zipfile.ZIP_DEFLATED),
-        _member("a0.npy", _npy((2,), "|O", b"\x80\x04N."), zipfile.ZIP_STORED),
-        _member("a0.npy", b"\x93NUMPY\x09\x00garbage", zipfile.ZIP_STORED),
+        _member("a0.npy", _npy((1 << 50,), "<f8", b"12345678")),
+        _member("a0.npy", _npy((2,), "|O", b"\x80\x04N.")),
+        _member("a0.npy", b"\x93NUMPY\x09\x00garbage"),
         b"PK\x05\x06" + bytes(18) + b"trailing",
     ],
-    ids=["claims a petabyte", "inflates", "objects", "unknown version", "no archive"],
+    ids=["claims a petabyte", "objects", "unknown version", "no archive"],
 )
 def test_arrays_that_lie_about_their_size(run, tmp_path, arrays) -> None:
     forge(run / "global_step_12" / "adaptive", tmp_path / "adaptive", arrays=arrays)
