@@ -11,7 +11,6 @@ import pyarrow as pa
 
 from verl_adaptive.groups import Groups
 from verl_adaptive.stats import keys as _keys
-from verl_adaptive.stats.index import KeyIndex
 from verl_adaptive.stats.keys import KEY_DTYPE
 from verl_adaptive.stats.visits import Visits, extend_streaks, waves
 
@@ -86,6 +85,11 @@ def key_column(keys: np.ndarray) -> pa.Array:
     return pa.FixedSizeBinaryArray.from_buffers(pa.binary(16), len(keys), [None, pa.py_buffer(raw)])
 
 
+def _first(keys: np.ndarray) -> np.ndarray:
+    """The first four bytes of each key."""
+    return (keys["hi"] >> np.uint64(32)).astype("u4")
+
+
 class StatsTable:
     """One row a prompt, one numpy array a column.
 
@@ -105,7 +109,9 @@ class StatsTable:
         self._length = 0
         self._capacity = 0
         self._keys = np.empty(0, dtype=KEY_DTYPE)
-        self._index = KeyIndex()
+        self._order = self._firsts = np.empty(
+            0, dtype="u4"
+        )  # rows by key, and how each of these keys begins; see _find
         self._columns: dict[str, Column] = {}
         self._data: dict[str, np.ndarray] = {}
         for name, column in SHARED_COLUMNS.items():
@@ -222,7 +228,24 @@ class StatsTable:
         for name, column in self._columns.items():
             self._data[name][self._length : length] = column.default
         self._length = length
-        self._index.append(self._keys[:length])
+
+    def _find(self, keys: np.ndarray) -> np.ndarray:
+        """The row of each key, -1 where unknown; what a search needs is sorted when the table has grown."""
+        if len(self._order) < self._length:
+            self._order = _keys.sort_order(self.keys)[0].astype("u4")
+            self._firsts = _first(self._keys[self._order])
+        first, pending = _first(keys), np.argsort(keys["hi"])  # in order, as the processor's cache has it
+        rows, at = np.full(len(keys), -1, dtype=np.int64), np.empty(len(keys), dtype=np.int64)
+        at[pending] = np.searchsorted(self._firsts, first[pending])
+        while len(pending := pending[at[pending] < self._length]):  # once, but for keys that begin alike
+            near = self._firsts[at[pending]] == first[pending]
+            row, wanted = self._order[at[pending]], keys[pending]
+            there = self._keys[row]
+            same = near & (there["hi"] == wanted["hi"]) & (there["lo"] == wanted["lo"])
+            rows[pending[same]] = row[same]
+            pending = pending[near & ~same]
+            at[pending] += 1
+        return rows
 
     def rows_for(
         self,
@@ -247,7 +270,7 @@ class StatsTable:
         keys = np.asarray(keys)
         if keys.dtype != KEY_DTYPE or keys.ndim != 1:
             raise ValueError(f"keys must be a one-dimensional array of KEY_DTYPE, got {keys.dtype} {keys.shape}")
-        rows = self._index.lookup(self._keys, keys)
+        rows = self._find(keys)
         unknown = np.flatnonzero(rows < 0)
         if create and len(unknown):
             fresh = keys[unknown]
@@ -260,7 +283,7 @@ class StatsTable:
             if len(leader) == len(fresh):
                 rows[unknown] = np.arange(base, self._length)
             else:
-                rows[unknown] = self._index.lookup(self._keys, fresh)
+                rows[unknown] = self._find(fresh)
         if sources is not None:
             self._set_sources(rows, sources)
         return rows
@@ -433,7 +456,7 @@ class StatsTable:
         return table
 
     def _fill(self, data: pa.Table, names: Mapping[str, Any]) -> None:
-        """Copy an Arrow table into this empty one, then index its keys."""
+        """Copy an Arrow table into this empty one, whose keys must differ."""
         for name in ("key", *names):  # before memory is made for as many rows as the table says it has
             if data.column(name).null_count:
                 raise ValueError(f"column {name} has missing values")
@@ -455,6 +478,5 @@ class StatsTable:
         if length and self._data["source"][:length].max() >= len(self.sources):
             raise ValueError("a prompt's data source has no name")
         self._length = length
-        self._index.append(self._keys[:length])
-        if not np.array_equal(self._index.lookup(self._keys, self._keys[:length]), np.arange(length)):
+        if not _keys.sort_order(self.keys)[1].all():
             raise ValueError("a key occurs twice")
