@@ -173,7 +173,7 @@ class Recorder(Listener):
         self._seal(take=count, digest=_digest_result(result))
 
     def finished(self, result: StepResult) -> None:
-        """The step is over; what was written is safe on return."""
+        """The step is over; on return the system has what was written, so that it outlives the process, not the machine."""
         self._seal(end=_digest_result(result))
         try:
             if self._file is not None:

@@ -193,9 +193,11 @@ class JournalReader:
             ) from error
 
     def replay(self, *, last_step: int | None = None, tolerance: float = 0.0) -> tuple[StatsTable, Flips]:
-        """The statistics as the live line made them, over every prompt of the data set: equal, bit for bit, to the run's.
+        """The statistics as the live line made them, over every prompt of the data set.
 
-        Columns that policies declare are not in a journal, nor is ``retired``.
+        In the sync mode they equal the run's, bit for bit. In the asynchronous modes ``first_step``, ``last_step`` and
+        ``last_try`` may be later: the journal has the step in which a group left the engine, the run's table that in which it
+        was reviewed. Columns that policies declare are not in a journal, nor is ``retired``.
 
         Args:
             last_step: stop after this step.
