@@ -54,7 +54,8 @@ def test_every_source_has_prompts(made: tuple[Path, StatsTable]) -> None:
             rows = run.table.rows_for(table.keys, create=False)
             assert (run.table.col("visits")[rows] == table.col("visits")).all() and len(run.table) == len(table)
     assert open_run(checkpoints, prefer="snapshot").kind == "snapshot"
-    assert [run.kind for run in open_runs(f"{folder}/*")] == ["results", "journal"]
+    assert [run.kind for run in open_runs(f"{folder}/*")] == ["journal"]  # a table is meant where there is nothing else
+    assert open_run(f"{folder}/*.jsonl").kind == "results"
 
 
 def test_a_run_cut_at_a_step_has_its_prompts_of_then(made: tuple[Path, StatsTable]) -> None:
@@ -96,6 +97,8 @@ def test_a_folder_leads_to_the_runs_that_its_pattern_does(tmp_path: Path) -> Non
     make_run(tmp_path / "both", steps=2)
     make_run(tmp_path / "own" / "checkpoints", steps=2)
     write_snapshot(tmp_path / "bare" / "global_step_1" / "adaptive", StatsTable(), {}, meta={})
+    (tmp_path / "plan.json").write_text("{}")
+    (tmp_path / "log.jsonl").write_text("no JSON")
     for prefer, kinds in (("journal", ["snapshot", "journal", "journal"]), ("snapshot", ["snapshot"] * 3)):
         below, matched = (open_runs(f"{tmp_path}{rest}", prefer=prefer) for rest in ("", "/*"))
         assert [run.kind for run in below] == kinds
