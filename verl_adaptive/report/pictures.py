@@ -81,7 +81,7 @@ def _in_view(collected: Collected, history: History, view: str) -> list[tuple[st
         for (name, course), dash in zip(collected.against, itertools.cycle(figures.DASHES), strict=False)
     ]
     # of several other runs one curve each, in a colour of its own: four dashes tell no ten runs from one another
-    several = {run[0]: _PALETTE[i % len(_PALETTE)] for i, run in enumerate(runs[1:])} if len(runs) > 2 else {}
+    several = {run[0]: _PALETTE[i % len(_PALETTE)] for i, run in enumerate(runs[1:], 1)} if len(runs) > 2 else {}
     for metric, own in list(curves(history.validations).items())[:3]:
         series, mean = [], next((c.sources for c in own if c.parts), None)
         colors = {c.name: _PALETTE[i % len(_PALETTE)] for i, c in enumerate(own)}
