@@ -99,6 +99,8 @@ def test_a_folder_leads_to_the_runs_that_its_pattern_does(tmp_path: Path) -> Non
     write_snapshot(tmp_path / "bare" / "global_step_1" / "adaptive", StatsTable(), {}, meta={})
     (tmp_path / "plan.json").write_text("{}")
     (tmp_path / "log.jsonl").write_text("no JSON")
+    (tmp_path / "rollouts").mkdir()  # of one of these runs, perhaps: not counted beside it
+    (tmp_path / "rollouts" / "1.jsonl").write_text('{"input": "?", "output": "!", "score": 1.0}\n')
     for prefer, kinds in (("journal", ["snapshot", "journal", "journal"]), ("snapshot", ["snapshot"] * 3)):
         below, matched = (open_runs(f"{tmp_path}{rest}", prefer=prefer) for rest in ("", "/*"))
         assert [run.kind for run in below] == kinds

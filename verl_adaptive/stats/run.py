@@ -322,8 +322,9 @@ def open_runs(
         raise StoreError("the store's name is empty; give a run's folder or a file")
     with reading(text):
         places = list(_places(_named(text), prefer))
-        # a pattern of runs also matches tables beside them, as a plan: these are meant where there is nothing else
-        places = [place for place in places if place[1] != "results"] or places
+        # beside runs there are tables (a plan), and the runs' own rollouts, which would count twice: meant where alone
+        for kinds in (("journal", "snapshot"), ("rollouts",)):
+            places = [place for place in places if place[1] in kinds] or places
         if not places:
             raise StoreError(
                 f"{text} holds no run: it is not one of {', '.join(TABLES)}, nor a folder with {FOLDER}/attempt-*, {MANIFEST}, "
