@@ -96,7 +96,10 @@ def test_every_number_comes_from_the_json(data, tmp_path) -> None:
     results.mkdir()
     (results / "train_torch.json").write_text(json.dumps(data))
     page.write_text("# Results\n\nby hand\n")
-    front.write_text("top\n<!-- benchmark: begin -->\nstale\n<!-- benchmark: end -->\nbottom\n")
+    front.write_text(
+        "top\n<!-- situations: begin -->\n<!-- situations: end -->\n"
+        "<!-- benchmark: begin -->\nstale\n<!-- benchmark: end -->\nbottom\n"
+    )
     words = ["--results", str(results), "--page", str(page), "--readme", str(front)]
     with pytest.raises(SystemExit) as stop:
         report.main([*words, "--check"])
