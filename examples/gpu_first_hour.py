@@ -13,17 +13,18 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.integration.selftest.runs import end_on_sigterm, read_metrics, train
-from verl_adaptive.integration.selftest.suite import count_gpus, on_gpus, usable
+from verl_adaptive.integration.selftest.suite import count_gpus, has_flash_attn, last_words, on_gpus, usable
 
 __all__ = ["Sizes", "main", "page", "sizes_of", "words"]
 
@@ -60,13 +61,20 @@ class Sizes:
 REHEARSAL = Sizes(steps=2, tokens=4096, memory=0.5, offload=False, batch=16, longest=16, lr=3e-4)
 
 
-def sizes_of(gib: float) -> Sizes:
-    """For a GPU with so much memory, a guess: logits of a micro batch take 12 bytes a token and word; --steps changes the first."""
+def sizes_of(gib: float, packed: bool = True) -> Sizes:
+    """For a GPU with so much memory, a guess: logits of a micro batch take 12 bytes a token and word; --steps changes the first.
+
+    Args:
+        gib: of one GPU.
+        packed: rows lie one after another. Without flash-attn they are padded, which takes twice the memory and more time.
+    """
     if gib >= 70:
-        return Sizes(steps=20, tokens=16384, memory=0.6, offload=False)
-    if gib >= 38:
-        return Sizes(steps=12, tokens=8192, memory=0.5, offload=False)
-    return Sizes(steps=8, tokens=4096, memory=0.4, offload=gib < 20)
+        made = Sizes(steps=20, tokens=16384, memory=0.6, offload=False)
+    elif gib >= 38:
+        made = Sizes(steps=12, tokens=8192, memory=0.5, offload=False)
+    else:
+        made = Sizes(steps=8, tokens=4096, memory=0.4, offload=gib < 20)
+    return made if packed else replace(made, steps=max(4, made.steps // 3), tokens=made.tokens // 2)
 
 
 def words(folder: Path, data: Path, model: str, sizes: Sizes, gpus: int) -> list[str]:
@@ -206,13 +214,41 @@ def _call(*command: str, log: Path) -> int:
                 process.wait()
 
 
-def refusal(args: argparse.Namespace, gpus: int) -> str:
+def refusal(args: argparse.Namespace, gpus: int, why_none: str) -> str:
     """What is wrong with the command line on this machine; empty: nothing."""
     if bool(gpus) == args.cpu_rehearsal:
-        return "leave --cpu-rehearsal out: there is a GPU" if gpus else "no GPU was found; --cpu-rehearsal runs without"
+        none = f"no GPU was found{why_none}; --cpu-rehearsal runs without"
+        return "leave --cpu-rehearsal out: there is a GPU" if gpus else none
     if args.data and not all((args.data / f"{split}.parquet").is_file() for split in ("train", "val")):
         return f"--data {args.data}: train.parquet and val.parquet must be there"
     return ""
+
+
+def fetched(model: str, data: Path, say: Callable[[str], None]) -> str:
+    """Fetch model and data, before anything takes time: why that is not possible, and what to do; empty: they are there."""
+    try:
+        if not Path(model).is_dir():
+            say("model ...")
+            from huggingface_hub import snapshot_download
+
+            snapshot_download(model)
+        if not (data / "train.parquet").exists():
+            say("data ...")
+            data.mkdir(exist_ok=True)
+            make_gsm8k(data)
+    except Exception as error:  # of the hub's client, of HTTP, of the disk
+        first = str(error).partition("\n")[0]
+        return (
+            f"model and data cannot be fetched ({type(error).__name__}: {first}); name --model <folder> and --data <folder "
+            "with train.parquet and val.parquet>"
+        )
+    return ""
+
+
+def synchronous(selftest: dict[str, Any]) -> bool:
+    """Whether all of the selftest passed that trainings in `sync` need: everything but the asynchronous trainers."""
+    failed = [item["name"] for item in selftest.get("items", []) if item["findings"]]
+    return bool(selftest.get("finished")) and all(" in " in name for name in failed)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -228,8 +264,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     out, begun = args.out.resolve(), time.monotonic()
     try:
-        gpus = usable(count_gpus(dict(os.environ), timeout=300))
-        wrong = refusal(args, gpus)
+        there, why_none = count_gpus(dict(os.environ), timeout=300)
+        gpus = usable(there)
+        wrong = refusal(args, gpus, why_none)
     except AdaptiveError as error:
         wrong = str(error)
     if wrong:
@@ -239,37 +276,40 @@ def main(argv: Sequence[str] | None = None) -> int:
     end_on_sigterm()
     say = lambda line: print(f"first hour, {(time.monotonic() - begun) / 60:.0f} min: {line}", flush=True)  # noqa: E731
 
+    tiny = out / "selftest" / "tiny"
+    model = args.model or (MODEL if gpus else str(tiny / "model"))
+    model = str(Path(model).resolve()) if Path(model).is_dir() else model  # a run has a folder of its own
+    data = args.data.resolve() if args.data else out / "data" if gpus else tiny
+    if gpus and (lacks := fetched(model, data, say)):
+        print(f"gpu_first_hour.sh: {lacks}", file=sys.stderr)
+        return 2
+
     say("selftest ...")
     tested = _call(
-        *("verl_adaptive", "selftest", "--json", "--folder", str(out / "selftest"), "--timeout", "3600"),
-        *(["--presets", "greso"] if args.cpu_rehearsal else []),
+        *("verl_adaptive", "selftest", "--json", "--folder", str(out / "selftest")),
+        *(["--timeout", "3600", "--presets", "greso"] if args.cpu_rehearsal else []),
         log=out / "selftest.log",
     )
-    if tested:
+    written = out / "selftest" / "selftest.json"
+    selftest = json.loads(written.read_text()) if written.exists() else {}
+    if tested and not synchronous(selftest):
         print(
             f"the selftest failed: see {args.out}/selftest.log and, if there, {args.out}/selftest/selftest.txt, and send them",
             file=sys.stderr,
         )
         return 1
-    selftest = json.loads((out / "selftest" / "selftest.json").read_text())
-    sizes = REHEARSAL if not gpus else sizes_of(selftest["machine"]["memory of one (GiB)"])
+    sizes = REHEARSAL if not gpus else sizes_of(selftest["machine"]["memory of one (GiB)"], has_flash_attn())
+    if gpus and not has_flash_attn():
+        say("flash-attn is not installed: rows are padded, and the trainings are shorter (--steps changes that)")
     if args.steps:
-        sizes = Sizes(**{**vars(sizes), "steps": args.steps})
-    tiny = out / "selftest" / "tiny"
-    model = args.model or (MODEL if gpus else str(tiny / "model"))
-    model = str(Path(model).resolve()) if Path(model).is_dir() else model  # a run has a folder of its own
-    data = args.data.resolve() if args.data else out / "data" if gpus else tiny
-    if not (data / "train.parquet").exists():
-        say("data ...")
-        data.mkdir(exist_ok=True)
-        make_gsm8k(data)
+        sizes = replace(sizes, steps=args.steps)
     env = {**os.environ, "RAY_ADDRESS": "local", **({} if gpus else {"VERL_PLATFORM": "cpu"})}
     results, seeds = [], args.seeds or ([1, 2] if gpus else [1])
     for seed in seeds:
         for preset in args.presets:
             folder = out / f"{preset}-{seed}"
             done = folder / "done"
-            status = 0
+            status, why = 0, ""
             own = [f"+adaptive={preset}", f"adaptive.seed={seed}", f"data.seed={seed}"]
             said = [*own, *words(folder, data, model, sizes, gpus), *args.overrides]
             if begun_otherwise(folder, said):
@@ -277,15 +317,24 @@ def main(argv: Sequence[str] | None = None) -> int:
                 return 2
             if not done.exists():  # one that was interrupted goes on from its checkpoint
                 say(f"{preset}, seed {seed} ...")
-                status = train(folder, said, env, timeout=3600).code
-                if not status:
+                run = train(folder, said, env, timeout=3600)
+                status = run.code
+                if status:
+                    why = last_words(run.log)
+                else:
                     done.touch()
-            failed = "" if not status else f"  status {status}: see {folder.name}/log.txt"
+                    for weights in folder.glob("checkpoints/global_step_*/actor"):
+                        shutil.rmtree(weights)  # gigabytes, of a run that is over
+            failed = "" if not status else f"  status {status}: {why} (see {folder.name}/log.txt)"
             results.append({"preset": preset, "seed": seed, **summary(folder), "status": failed})
             if not status:
                 made = ("report", str(folder / "checkpoints"), "-o", str(folder / "report.html"))
                 if _call("verl_adaptive", *made, log=folder / "report.log"):
                     results[-1]["status"] = f"  no report: see {folder.name}/report.log"
+            if status and len(results) == 1:
+                break  # the others would fail alike
+        if results[0]["status"].startswith("  status"):
+            break
     compared, status = "", int(any(result["status"] for result in results))
     if not status:  # verl's name of a run is in its path: preset, seed
         arms = [f"{preset}={out}/{preset}-*/checkpoints" for preset in args.presets]
@@ -297,7 +346,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     (out / "page.txt").write_text(text)
     (out / "page.json").write_text(json.dumps({"runs": results, "sizes": vars(sizes), "selftest": selftest}, indent=1))
     print(text)
-    return int(status != 0)
+    return int(status != 0 or tested != 0)
 
 
 if __name__ == "__main__":

@@ -65,7 +65,7 @@ def test_the_page_says_what_the_runs_left(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("given", "gpus", "said"),
     [
-        ([], 0, "no GPU was found"),
+        ([], 0, "no GPU was found (the driver is too old); --cpu-rehearsal runs without"),
         (["--cpu-rehearsal"], 1, "leave --cpu-rehearsal out"),
         (["--data", "nowhere"], 1, "--data nowhere: train.parquet"),
         (None, None, "No module named 'numpy'"),
@@ -75,11 +75,41 @@ def test_what_cannot_run_is_refused_before_the_selftest(given, gpus, said, tmp_p
     def count(env, timeout):
         if gpus is None:  # a broken environment is no machine without a GPU
             raise AdaptiveError("torch cannot be asked for GPUs in this environment: No module named 'numpy'")
-        return gpus
+        return gpus, " (the driver is too old)" * (not gpus)
 
     monkeypatch.setattr(hour, "count_gpus", count)
     assert hour.main(["--out", str(tmp_path / "out"), *(given or [])]) == 2
     assert said in capsys.readouterr().err and not (tmp_path / "out").exists()
+
+
+def test_the_trainings_do_without_an_asynchronous_trainer_that_failed() -> None:
+    """One item that none of the trainings needs ended the hour."""
+
+    def selftest(*failed: str, finished: bool = True) -> dict:
+        names = ("plain verl", "greso, SIGKILL, resume", "solo in colocate_async", "greso in separate_async")
+        return {"finished": finished, "items": [{"name": n, "findings": ["wrong"] * (n in failed)} for n in names]}
+
+    assert hour.synchronous(selftest()) and hour.synchronous(selftest("greso in separate_async"))
+    assert not hour.synchronous(selftest("greso, SIGKILL, resume", "greso in separate_async"))
+    assert not hour.synchronous(selftest("plain verl", finished=False)) and not hour.synchronous({})
+
+
+def test_padded_rows_get_smaller_micro_batches_and_fewer_steps() -> None:
+    for gib in (12, 24, 47, 80):
+        packed, padded = hour.sizes_of(gib), hour.sizes_of(gib, packed=False)
+        assert padded.tokens == packed.tokens // 2 and 4 <= padded.steps < packed.steps
+
+
+def test_what_cannot_be_fetched_is_said_before_the_selftest(tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(hour, "count_gpus", lambda env, timeout: (1, ""))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr(hour, "make_gsm8k", lambda folder: 1 / 0)
+    monkeypatch.setattr(hour, "_call", lambda *words, log: pytest.fail("the selftest began"))
+    (tmp_path / "model").mkdir()
+    assert hour.main(["--out", str(tmp_path / "out"), "--model", str(tmp_path / "model")]) == 2
+    assert (
+        "cannot be fetched (ZeroDivisionError" in (said := capsys.readouterr().err) and "name --model <folder>" in said
+    )
 
 
 def test_steps_that_an_interrupted_run_made_again_count_once(tmp_path) -> None:
@@ -134,6 +164,7 @@ def test_ended_by_a_scheduler_it_leaves_no_training_behind(tmp_path) -> None:
 def test_it_trains_with_what_the_selftest_trained_with(tmp_path, monkeypatch) -> None:
     """Without flash-attn, and with SGLang in vLLM's place, the self-test passes: the runs after it must not fail for that."""
     monkeypatch.setattr(suite, "_installed", lambda module: module == "sglang")
+    monkeypatch.setattr(suite, "has_flash_attn", lambda: False)
     tested, trained = suite.words(tmp_path, 2), hour.words(tmp_path, tmp_path, "model", hour.sizes_of(80), 2)
     assert set(suite.on_gpus(2)) <= set(tested) & set(trained)
     assert "actor_rollout_ref.rollout.name=sglang" in trained
@@ -157,7 +188,7 @@ def test_a_run_out_of_time_says_so_what_it_had_made_and_where_its_log_is(tmp_pat
     code = f"import os, time; open(os.environ['VERL_FILE_LOGGER_PATH'], 'w').write({made!r}); time.sleep(600)"
     status, said = call(tmp_path, ["-c", code], tmp_path / "metrics-0.jsonl", 5, None, os.environ)
     remote = "ray.exceptions.RayTaskError(OutOfMemoryError): no memory"
-    assert suite._last(f"{remote}\nbye") == remote
+    assert suite.last_words(f"{remote}\nbye") == remote
     item = suite.Item("+adaptive=solo")
     suite._ended(item, ProcessRun(tmp_path, status, said, hour.read_metrics(tmp_path / "metrics-0.jsonl")))
     where = f"runs/{tmp_path.name}/log.txt"

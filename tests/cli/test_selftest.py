@@ -71,7 +71,8 @@ def stages(monkeypatch):
     def tool(item, folder, env, timeout, module, *said):
         made.append(item.name)
         if module == "gradient":
-            found = {"machine": {"accelerators": []}, "settings": {}, "ranks": 2, "gradient": {}}
+            settings = {"strategy": "fsdp"}
+            found = {"machine": {"accelerators": []}, "settings": settings, "ranks": 2, "gradient": {}}
             (folder / "gradient.json").write_text(json.dumps(found))
 
     def train(folder, said, env, timeout, kill_at=None):
@@ -81,7 +82,7 @@ def stages(monkeypatch):
 
     monkeypatch.setattr(suite, "missing", str)
     monkeypatch.setattr(suite, "_tool", tool)
-    monkeypatch.setattr(suite, "count_gpus", lambda env, timeout: 0)
+    monkeypatch.setattr(suite, "count_gpus", lambda env, timeout: (0, ""))
     monkeypatch.setattr(suite, "_train", train)
     monkeypatch.setattr(suite, "_ended", lambda item, run: not run.code or item.findings.append(run.log))
     monkeypatch.setattr(suite, "_judged", lambda item, run, *_: suite._ended(item, run))
@@ -122,7 +123,7 @@ def test_what_passed_without_a_gpu_is_tried_again_where_there_is_one(stages, tmp
     assert suite.examine(tmp_path, presets=["greso"]).passed
     first = [*made]
     made.clear()
-    monkeypatch.setattr(suite, "count_gpus", lambda env, timeout: 6)
+    monkeypatch.setattr(suite, "count_gpus", lambda env, timeout: (6, ""))
     report = suite.examine(tmp_path, presets=["greso"])
     assert made == first and "2 of 6 GPUs" in suite.page(report)
 
@@ -145,6 +146,46 @@ def test_where_torch_cannot_be_imported_there_may_be_gpus(tmp_path) -> None:
     (tmp_path / "torch.py").write_text("raise ImportError('libcudart.so.13: cannot open shared object file')")
     with pytest.raises(AdaptiveError, match=r"libcudart\.so\.13"):
         suite.count_gpus({**os.environ, "PYTHONPATH": str(tmp_path)}, timeout=60)
+
+
+def test_a_gpu_that_torch_cannot_use_is_no_machine_without_one(tmp_path) -> None:
+    (tmp_path / "torch.py").write_text(
+        "import sys, types\ncuda = types.SimpleNamespace(is_available=lambda: False)\n"
+        "print('x.py:1: UserWarning: CUDA initialization: the driver is too old (12040).', file=sys.stderr)\n"
+        "print('  return torch._C._cuda_getDeviceCount() > 0', file=sys.stderr)\n"
+    )
+    found = suite.count_gpus({**os.environ, "PYTHONPATH": str(tmp_path)}, timeout=60)
+    assert found == (0, " (CUDA initialization: the driver is too old (12040).)")
+
+
+def test_flash_attn_4_is_not_what_transformers_asks_for(monkeypatch, tmp_path) -> None:
+    (tmp_path / "flash_attn" / "cute").mkdir(parents=True)  # its module has flash-attn 2's name
+    monkeypatch.syspath_prepend(tmp_path)
+    assert suite._installed("flash_attn") and not suite.has_flash_attn()
+
+
+def test_a_queue_that_cannot_be_saved_is_not_asked_to_be(stages, tmp_path, monkeypatch) -> None:
+    """With verl 0.9.0 and the TransferQueue that it pins, our own refusal failed the asynchronous runs."""
+    saved = {}
+    train = suite._train
+
+    def note(folder, said, *rest, **more):
+        saved[Path(folder).name] = [word for word in said if word.startswith("trainer.save_freq=")]
+        return train(folder, said, *rest, **more)
+
+    monkeypatch.setattr(suite, "_train", note)
+    monkeypatch.setattr(suite.compat, "queue_lacks", lambda: "TransferQueue 0.1.8 has no save_checkpoint")
+    suite.examine(tmp_path)
+    assert saved["plain-verl"] == ["trainer.save_freq=3"]
+    assert saved["solo-in-colocate_async"] == saved["greso-in-separate_async"] == ["trainer.save_freq=-1"]
+
+
+def test_where_no_process_group_can_be_made_plain_verl_is_tried_all_the_same(stages, tmp_path, monkeypatch) -> None:
+    """The page told the user to report what plain verl may have failed at, too."""
+    made, _ = stages
+    monkeypatch.setattr(suite, "_gradient", lambda item, *a: item.findings.append("NCCL error"))
+    report = suite.examine(tmp_path)
+    assert made == ["tiny model", "plain-verl"] and "FAILED (gradient)" in suite.page(report)
 
 
 def test_where_plain_verl_fails_nothing_else_is_tried(stages, tmp_path) -> None:
@@ -212,7 +253,8 @@ def test_the_words_of_a_run_compose_and_validate(gpus, flash, preset, tmp_path, 
     inspect = pytest.importorskip("verl_adaptive.integration.inspect")
     from verl_adaptive.integration.selftest.gradient import settings
 
-    monkeypatch.setattr(suite, "_installed", lambda module: flash if module == "flash_attn" else True)
+    monkeypatch.setattr(suite, "_installed", lambda module: True)
+    monkeypatch.setattr(suite, "has_flash_attn", lambda: flash)
     presets = {"sync": ["+adaptive=greso"], **suite._modes(gpus)}
     for mode, more in presets.items() if preset else [("sync", [])]:
         if more is None:

@@ -205,7 +205,9 @@ class Examination:
             supported = f" (supported: {wanted})" if wanted else ""
             if found is None:
                 if verl is not None:
-                    self.add(name, "fail", "not installed; verl needs it", 'pip install "verl[verl-core]"')
+                    # verl 0.9.0 does not bring it along
+                    fix = compat.INSTALL_QUEUE if name == "TransferQueue" else 'pip install "verl[verl-core]"'
+                    self.add(name, "fail", "not installed; verl needs it", fix)
             elif wanted and not SpecifierSet(wanted).contains(found, prereleases=True):
                 detail = f"{found}; verl {verl} asks for {wanted}" if verl is not None else f"{found}{supported}"
                 self.add(name, "warn", detail, f'pip install "{name}{wanted}"')

@@ -25,6 +25,7 @@ from typing import Any
 
 from verl_adaptive import __version__
 from verl_adaptive.errors import AdaptiveError
+from verl_adaptive.integration import compat
 from verl_adaptive.integration.guard import not_loaded
 from verl_adaptive.integration.selftest import verdicts
 from verl_adaptive.integration.selftest.runs import ProcessRun
@@ -121,7 +122,12 @@ def missing() -> str:
     lacks = [name for name in ("torch", "ray", "verl", "transfer_queue") if not _installed(name)]
     if not _installed("vllm") and not _installed("sglang"):
         lacks.append("vllm or sglang")
-    return f"{', '.join(lacks)}: not installed in this environment; activate the one that you train in" if lacks else ""
+    queue = f", or {compat.INSTALL_QUEUE}, which verl 0.9.0 does not bring along" * (lacks == ["transfer_queue"])
+    return (
+        f"{', '.join(lacks)}: not installed in this environment; activate the one that you train in{queue}"
+        if lacks
+        else ""
+    )
 
 
 def examine(
@@ -148,10 +154,10 @@ def examine(
         raise AdaptiveError(lacks)
     report = Report(_versions(), _machine())
     env = _environment()
-    there = count_gpus(env, timeout)
+    there, why_none = count_gpus(env, timeout)
     gpus = usable(there)
     if not there:
-        report.untried.append("a GPU: torch finds none, so all of this ran on the CPU platform")
+        report.untried.append(f"a GPU: torch finds none{why_none}, so all of this ran on the CPU platform")
     if gpus < there:
         report.untried.append(
             f"{there - gpus} of {there} GPUs: a batch of {BATCH * N} rollouts is dealt to a power of two"
@@ -175,17 +181,16 @@ def examine(
 
     if tried("tiny model", lambda item: _tool(item, folder, env, timeout, "tiny", str(folder / "tiny"))).findings:
         return report
-    item = tried("gradient", lambda item: _gradient(item, folder, env, timeout, [*words(folder, gpus), *overrides]))
-    if item.findings and "machine" not in item.facts:
-        return report
-    report.machine.update(item.facts.pop("machine"))
-    report.settings = item.facts.pop("settings")
+    ranks = tried("gradient", lambda item: _gradient(item, folder, env, timeout, [*words(folder, gpus), *overrides]))
+    report.machine.update(ranks.facts.pop("machine", {}))
+    report.settings = ranks.facts.pop("settings", {})
     env |= {} if gpus else {"VERL_PLATFORM": "cpu"}
 
     def trained(item: Item, said: Sequence[str], mode: str = "sync", **extra: str) -> ProcessRun:
         where = folder / "runs" / item.name.removeprefix("+adaptive=").replace(" ", "-")
         shutil.rmtree(where, ignore_errors=True)
-        made = [*words(folder, gpus, mode), *said, *_own(where, STEPS, STEPS), *overrides]
+        every = -1 if mode != "sync" and compat.queue_lacks() else STEPS  # rows in the queue that it could not save
+        made = [*words(folder, gpus, mode), *said, *_own(where, STEPS, every), *overrides]
         return _train(where, made, {**env, **extra}, timeout=timeout)
 
     # `cpu` is verl_cpu's plugin, `none` no plugin's name
@@ -193,6 +198,8 @@ def examine(
     if plain.findings:
         report.untried.append("presets: verl itself does not train here, without this package; look there first")
         _write(folder, report)
+        return report
+    if not report.settings:  # no process group, say, where plain verl needs none
         return report
 
     def preset(name: str, said: Sequence[str], mode: str = "sync", beside: Item | None = None) -> None:
@@ -254,7 +261,7 @@ def _tool(item: Item, folder: Path, env: dict[str, str], timeout: float, module:
         return
     (folder / f"{module}.log").write_text(done.stdout + done.stderr)
     if done.returncode:
-        item.findings.append(f"failed: {_last(done.stderr)} (see {module}.log)")
+        item.findings.append(f"failed: {last_words(done.stderr)} (see {module}.log)")
 
 
 def _gradient(item: Item, folder: Path, env: dict[str, str], timeout: float, said: Sequence[str]) -> None:
@@ -275,17 +282,25 @@ def _gradient(item: Item, folder: Path, env: dict[str, str], timeout: float, sai
             )
 
 
-def count_gpus(env: dict[str, str], timeout: float) -> int:
-    """The number of GPUs that torch finds, asked in a separate process.
+def count_gpus(env: dict[str, str], timeout: float) -> tuple[int, str]:
+    """The number of GPUs that torch finds, asked in a separate process; if there is none, what torch said of it, in brackets.
 
     Raises:
-        AdaptiveError: torch cannot be imported; "no GPU" would be a wrong answer.
+        AdaptiveError: torch cannot be imported, or does not answer; "no GPU" would be a wrong answer.
     """
     code = "import torch; print(torch.cuda.device_count() if torch.cuda.is_available() else 0)"
-    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=timeout)
+    ask = [sys.executable, "-c", code]
+    try:
+        done = subprocess.run(ask, env=env, capture_output=True, text=True, timeout=timeout)
+    except subprocess.TimeoutExpired as error:
+        raise AdaptiveError(f"torch was asked for GPUs, and has not answered for {timeout:g} s") from error
     if done.returncode:
-        raise AdaptiveError(f"torch cannot be asked for GPUs in this environment: {_last(done.stderr)}")
-    return int(done.stdout.split()[-1])
+        raise AdaptiveError(f"torch cannot be asked for GPUs in this environment: {last_words(done.stderr)}")
+    found = int(done.stdout.split()[-1])
+    said = [
+        line.partition("Warning: ")[2] for line in done.stderr.splitlines() if "Warning: " in line
+    ]  # an old driver, say
+    return found, f" ({said[-1]})" if said and not found else ""
 
 
 def usable(gpus: int) -> int:
@@ -299,7 +314,9 @@ def _ended(item: Item, run: ProcessRun, steps: Sequence[int] = range(1, STEPS + 
     made = [int(m["training/global_step"]) for m in run.steps]
     if run.code or made != list(steps):
         where = f"runs/{run.folder.name}/log.txt"
-        item.findings.append(f"status {run.code} after steps {made} of {list(steps)}: {_last(run.log)} (see {where})")
+        item.findings.append(
+            f"status {run.code} after steps {made} of {list(steps)}: {last_words(run.log)} (see {where})"
+        )
         return False
     # the first warms up, and on a fresh GPU machine the second still compiles kernels
     if later := [m["timing_s/step"] for m in run.steps[1:] if "timing_s/step" in m]:
@@ -384,7 +401,7 @@ def _resumed(item: Item, folder: Path, said: list[str], env: dict[str, str], tim
     first = _train(folder, said, env, timeout=timeout, kill_at=KILL_AT)
     item.checks.append("killed in the middle, goes on from its checkpoint")
     if first.code != -9:
-        item.findings.append(f"it could not be killed: status {first.code}: {_last(first.log)}")
+        item.findings.append(f"it could not be killed: status {first.code}: {last_words(first.log)}")
         return
     saved = KILL_AT - KILL_AT % SAVE_EVERY
     snapshot = folder / "checkpoints" / f"global_step_{saved}" / FOLDER
@@ -442,9 +459,17 @@ def on_gpus(gpus: int) -> list[str]:
         f"{rollout}.name={'vllm' if _installed('vllm') else 'sglang'}",
         f"ray_kwargs.ray_init.num_cpus={16 + 8 * gpus}",  # slots: verl waits for ever for 13 whole ones on 8 cores
     ]
-    if _installed("flash_attn"):
+    if has_flash_attn():
         return made
     return [*made, f"+{model}.override_config.attn_implementation=sdpa", f"{model}.use_remove_padding=false"]
+
+
+def has_flash_attn() -> bool:
+    """Whether the package is there that transformers means by flash_attention_2; flash-attn-4 has its module's name, too."""
+    try:
+        return bool(version("flash-attn"))
+    except PackageNotFoundError:
+        return False
 
 
 def _installed(module: str) -> bool:
@@ -478,7 +503,7 @@ def _machine() -> dict[str, Any]:
     }
 
 
-def _last(text: str) -> str:
+def last_words(text: str) -> str:
     """The last line that says what went wrong."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     wrong = [line for line in lines if re.search(r"(Error|Exception)\)?: |verl-adaptive:", line)]
