@@ -627,9 +627,9 @@ def test_a_rollout_whose_judge_timed_out_is_lost_and_not_the_run(queue):
     tq.kv_clear(keys=keys, partition_id="train")
 
 
-def rollouts_of(uid: str, sessions: list[int], info: dict) -> None:
+def rollouts_of(uid: str, sessions: list[int], info: dict, reward: float = 1.0) -> None:
     """A request that came back with these numbers of outputs, whose rewards have these fields beside them."""
-    row = {"uid": uid, "rm_scores": torch.ones(1), "extra_fields": {"reward_extra_info": info}}
+    row = {"uid": uid, "rm_scores": torch.tensor([reward]), "extra_fields": {"reward_extra_info": info}}
     for s, outputs in enumerate(sessions):
         keys = [f"{uid}_{s}_{o}" for o in range(outputs)]
         rows = tu.list_of_dict_to_tensordict([row] * outputs)
@@ -669,6 +669,16 @@ def test_the_group_that_comes_back_first_may_lack_the_signal(queue):
         made.collect(requests_of(1, n=2), 1)
     made.close(range(2))
     tq.kv_clear(keys=list(left()), partition_id="train")
+
+
+def test_where_no_rollout_has_a_reward_the_signal_is_not_what_is_missed(queue):
+    """The reward function is broken: the error about the option would lead astray."""
+    made = asked_for(1, 2, signal="acc")
+    rollouts_of("g0", [1, 1], {}, reward=math.nan)
+    made._list()
+    assert made.collect(requests_of(0, n=2), 1).failed.all()
+    made.close(range(1))
+    assert left() == set()
 
 
 def test_one_group_of_long_sessions_does_not_foretell_the_queue(queue):

@@ -252,7 +252,7 @@ def page_of_runs(runs: Sequence[Run]) -> str:
 def _by_method(runs: Sequence[Run]) -> dict[str, list[Run]]:
     """Arms of runs: those whose presets, group sizes and names, numbers aside, are alike are seeds of one.
 
-    Where that leaves one arm, or seeds that cannot be told apart, each run is an arm.
+    Where that leaves one arm, or seeds that are alike, each run is an arm.
     """
     alike: dict[tuple[Any, ...], list[Run]] = {}
     for run in runs:

@@ -252,7 +252,7 @@ class Abort:
 
 
 def _clear(uids: set[str]) -> dict[str, dict]:
-    """Clear the rows of these requests; the tags of those that were rollouts."""
+    """Clear the rows of these requests; the tags of the rollouts among them."""
     rows = (tq.kv_list(PARTITION) or {}).get(PARTITION, {})
     mine = {key: tag for key, tag in rows.items() if _uid(key) in uids}
     if mine:

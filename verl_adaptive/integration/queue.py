@@ -129,7 +129,7 @@ class Queue:
         self._whole = True  # masks of verl's loop of one turn have been as long as their answers ...
         self._single: bool | None = None  # ... and its sessions one row each; None: none has been seen
         self._signal_known = config.signal == "reward"  # a rollout had the field that adaptive.signal names
-        self._given: set[str] = set()  # the fields that rollouts had, until then
+        self._given: set[str] | None = None  # the fields that rollouts had, until then; None: none has had a reward
         self._asked = self._arrived = 0  # rollouts of the requests that are not back, and those of them with a row
 
     # -- asking ---------------------------------------------------------------------------------------------
@@ -231,10 +231,10 @@ class Queue:
         last = [outputs[-1] for outputs in sessions]
         reward, signal, given = read_rewards(last, self.config.signal, meta, late=self._late)
         self._signal_known |= self.config.signal in given or bool(np.isfinite(signal).any())
-        if not self._signal_known:
-            self._given |= given
-            if sessions and not self._waiting:
-                self.miss_signal()
+        if np.isfinite(reward).any():
+            self._given = given | (self._given or set())
+        if not self._waiting:
+            self.miss_signal()
         alive = np.isfinite(reward) & np.isfinite(signal)
 
         # Per session ...
@@ -284,9 +284,9 @@ class Queue:
         The first that come back may lack it, where a reward function gives less of an answer that it cannot parse.
 
         Raises:
-            ConfigError: none had it.
+            ConfigError: none had it, though some had a reward.
         """
-        if not self._signal_known:
+        if not self._signal_known and self._given is not None:
             raise no_field(self.config.signal, self._given)
 
     @staticmethod

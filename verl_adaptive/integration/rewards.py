@@ -82,7 +82,7 @@ def read_rewards(
     if signal == "reward":
         return reward, reward, set()
     if late:
-        return reward, np.array([_number(value) for value in data[extra]], dtype=np.float64), set()
+        return reward, np.array([_number(value) for value in data[extra]], dtype=np.float64), {signal}
     infos = [_info(value) for value in data[extra]]
     given = {name for info in infos for name in info}
     return reward, np.array([_number(info.get(signal)) for info in infos], dtype=np.float64), given
