@@ -176,34 +176,24 @@ def _from_root(line: str) -> str:
     return line.replace("](#", "](choosing.md#").replace("](", "](docs/")
 
 
-#: The columns of docs/solo.md, and their titles. GRPO with a decayed learning rate is in RESULTS.md alone.
-BESIDE = {
-    "solo": "`solo`",
-    "reinforce": "REINFORCE, no memory",
-    "grpo-2": "GRPO, groups of 2",
-    "grpo-4": "GRPO, groups of 4",
-    "solo epochs2": "`solo`, two epochs a batch",
-}
+#: The columns of docs/solo.md, and their titles. The other forms of GRPO are in RESULTS.md alone.
+TO_TARGET = {"solo": "`solo`", "reinforce": "REINFORCE", "grpo-4": "GRPO, groups of 4"}
+AT_THE_END = {"solo": "accuracy, `solo`", "reinforce": "accuracy, REINFORCE"}
 
 
 def solo_block(found: Found) -> list[str]:
     """`solo` beside the fair baselines: a row a pool."""
-    pools = {pool: made for pool, made in found.items() if "solo" in made and _shown(pool)}
-    columns = [name for name in BESIDE if any(name in made for made in pools.values())]
-    heads = ["pool", *(BESIDE[name] for name in columns)]
-    to_target, to_grpo = [], []
-    for pool, made in pools.items():
-        row = [made.get(name) for name in columns]
-        to_target.append([POOL_NAMES[pool], *("–" if s is None else share(s.of_grpo) for s in row)])
-        to_grpo.append([POOL_NAMES[pool], *(counted(s, "–") for s in row)])
+    rows = []
+    for pool, made in found.items():
+        if "solo" in made and _shown(pool):
+            ahead = (made.get(name) for name in TO_TARGET)
+            shares = ["–" if standing is None else share(standing.of_grpo) for standing in ahead]
+            rows.append([POOL_NAMES[pool], *shares, *(counted(made.get(name), "–") for name in AT_THE_END)])
     return [
-        "Rollouts to GRPO's final accuracy (groups of 8), as a share of the budget:",
+        "Rollouts to GRPO's final accuracy (groups of 8) as a share of the budget, and final accuracy minus GRPO's (seeds in",
+        "brackets; bold: significant; [how it is judged, and all policies](../benchmarks/RESULTS.md#how-it-is-judged)):",
         "",
-        *table(heads, to_target),
-        "Final accuracy minus GRPO's (seeds in brackets, of both tables; bold: significant;",
-        "[how it is judged](../benchmarks/RESULTS.md#how-it-is-judged)):",
-        "",
-        *table(heads, to_grpo),
+        *table(["pool", *TO_TARGET.values(), *AT_THE_END.values()], rows),
     ]
 
 
@@ -238,17 +228,16 @@ def noise_note(data: Row, found: Found) -> list[str]:
         return f"{min(medians):,.0f} to {max(medians):,.0f}"
 
     _, third, end = data["steps"]
-    text = (
-        f"- In the tiny model's pools the noise of GRPO's gradient equals its signal at {span('grpo', third)} rollouts a step, "
-        f"a third into a run, and at {span('grpo', end)} at its end. For REINFORCE it is {span('reinforce', third)} and "
-        f"{span('reinforce', end)} ([measured](../benchmarks/RESULTS.md#gradient-noise)). In steps of many more rollouts less "
-        "noise is worth less."
-    )
+    text = "- In large steps less noise is worth less. "
     if (large := found.get("tiny/batch512", {}).get("solo")) is not None:
         text += (
-            f" With 4,096 rollouts a step `solo` reaches GRPO's accuracy at {share(large.of_grpo)} of the budget, and ends "
-            f"{difference(list(large.gains.values()))} above it."
+            f"With 4,096 rollouts a step `solo` reaches GRPO's accuracy at {share(large.of_grpo)} of the budget, and ends "
+            f"{difference(list(large.gains.values()))} above it. "
         )
+    text += (
+        f"The noise of GRPO's gradient equals its signal at {span('grpo', third)} rollouts a step, a third into a run, and "
+        f"at {span('grpo', end)} at its end ([measured](../benchmarks/RESULTS.md#gradient-noise))."
+    )
     return wrap(text, 118, subsequent_indent="  ", break_on_hyphens=False)
 
 
@@ -294,12 +283,11 @@ def step_cost(
     quickstart: Row,
     messages: Row,
     thin: Runs,
-    long: Row,
     runs: Mapping[str, Runs],
 ) -> list[str]:
     """What a step costs beside GRPO's: tokens and seconds measured, and an estimate for several GPUs.
 
-    ``messages`` has the quickstart with thinned rows, too; ``long`` has the steps with longer answers.
+    ``messages`` has the quickstart with thinned rows, too.
     """
     first = quickstart["results"][0]
     group = first["n"]
@@ -325,17 +313,12 @@ def step_cost(
         row("`solo` with `adaptive.advantage.thin=1`", decode, trained, ratios[1]),
     ]
     heads = ["", "tokens generated", "tokens trained", "step on two CPU cores", "step on 8 GPUs, estimated"]
-    length = statistics.mean(run["length"] for row in long["rows"] if row["arm"] == "`solo`" for run in row["runs"])
     text = (
         f"Tokens are shares of verl's own GRPO's. The step on two CPU cores is the quickstart's, of "
-        f"{first['generated'] / first['steps']:.0f} very short answers, beside that of `+adaptive=grpo`; that of `thin` is from a shorter "
-        f"one, in which `solo` took {step_ratio(messages['together'], 'solo', group)}. With answers of "
-        f"{length:.0f} tokens a step of `solo` takes {_long_ratio(long, 'step', 'verl')} of verl's own GRPO's time, and "
-        f"{_long_ratio(long, 'step', 'verl', THINNED)} with `thin`. The estimate: generation is {SHARES[0]:.0%} to {SHARES[1]:.0%} "
-        "of GRPO's step and takes what the [clock](simulate.md#the-clock) says; the rest follows the tokens that train. "
-        f"{' '.join(pretrained_step(runs))} {pretrained_thin(runs)}In one process `thin` trains {min(shares):.2f} to {max(shares):.2f} of the tokens, by pool. It is not the "
-        f"default, which was to take at most {AIMS['thin']:.2f} in every pool. "
-        "[Where the time goes, and the goals](../benchmarks/RESULTS.md#long-answers-on-the-real-pipeline)."
+        f"{first['generated'] / first['steps']:.0f} very short answers. For 8 GPUs generation is assumed to be {SHARES[0]:.0%} to "
+        f"{SHARES[1]:.0%} of GRPO's step and to take what the [clock](simulate.md#the-clock) says; the rest follows the tokens "
+        f"that train. {' '.join(pretrained_step(runs))} {pretrained_thin(runs)}In one process `thin` trains {min(shares):.2f} to {max(shares):.2f} of the "
+        "tokens, by pool. [Where the time goes](../benchmarks/RESULTS.md#long-answers-on-the-real-pipeline)."
     )
     return [*table(heads, rows), *wrap(text, 118, break_on_hyphens=False)]
 
@@ -416,17 +399,16 @@ def length_note(caps: Row, roulette: Row, lost: Row) -> str:
     )
 
 
-def critic_block(found: Found) -> list[str]:
-    """`sao` beside `solo`, REINFORCE and GRPO in one process."""
+def critic_note(found: Found) -> list[str]:
+    """`sao` beside `solo` and GRPO in one process."""
     made = found["tiny/base"]
-    sao, rows = made["sao"], []
-    for name in ("solo", "reinforce", "sao", "grpo-4", "grpo"):
-        if (s := made.get(name)) is not None:
-            gains = less(sao, s)
-            beside = "" if s is sao else f"{difference(gains)} ({len(gains)})"
-            rows.append([f"`{name}`", f"{share(s.of_grpo)} ({len(s.gains)})", beside])
-    heads = ["policy", "rollouts to GRPO's accuracy (seeds)", "accuracy of `sao` minus this one's (seeds)"]
-    return table(heads, rows)
+    sao, solo, grpo = made["sao"], made["solo"], made["grpo"]
+    text = (
+        f"On answers of two to five tokens, in one process, it reaches GRPO's accuracy at {share(sao.of_grpo)} of the budget "
+        f"(`solo`: {share(solo.of_grpo)}). Final accuracy minus GRPO's: {difference(less(sao, grpo))}; minus that of `solo`: "
+        f"{difference(less(sao, solo))} ({len(sao.gains)} seeds)."
+    )
+    return wrap(text, 118, break_on_hyphens=False)
 
 
 def forms_block(held_back: Runs) -> list[str]:
@@ -460,23 +442,16 @@ def async_table(data: Row) -> list[str]:
 def driver_note(data: Row, queue: Row) -> list[str]:
     """What a prompt for each rollout costs the driver and TransferQueue, as limits of `solo`; ``queue`` in milliseconds."""
     found = {(row["preset"], row["rollouts"]): driver_seconds(row) for row in data["rows"]}
-    median = queue["median"]
-    each, prompt = (median["together"][what]["controller"] / 1000 for what in ("row", "prompt"))
-    alone = sum(median["apart"][what]["controller"] for what in ("row", "prompt")) / 1000
-    group = data["groups_of"]
-    rows = [
-        [f"{size:,}", *(f"{found[preset, size]:.1f}" for preset in ("solo", "grpo"))]
-        + [f"{size * (each + prompt / n):.0f}" for n in (1, group)]
+    each, prompt = (queue["median"]["together"][what]["controller"] / 1000 for what in ("row", "prompt"))
+    ends = [
+        f"for {size:,} rollouts the driver takes {found['solo', size]:.1f} s (GRPO {found['grpo', size]:.1f} s) and the "
+        f"controller {size * (each + prompt):.0f} s (GRPO {size * (each + prompt / data['groups_of']):.0f} s)"
         for preset, size in sorted(found)
         if preset == "solo" and ("grpo", size) in found
     ]
-    size = min(size for preset, size in found if preset == "solo")
     text = (
-        f"The work of verl's driver grows with prompts, that of TransferQueue's only controller with rollouts. Processor seconds of a "
-        f"step, most of them during generation, GRPO with groups of {group} ([driver](../benchmarks/RESULTS.md#the-driver); "
-        f"[controller](../benchmarks/results/prompt_cost.json), from steps of {queue['rollouts']:,}). Prompts share the messages that "
-        f"say their status; with one for each, as verl sends them, the controller would take {size * alone:.0f} s of a step of "
-        f"`solo` with {size:,} rollouts:"
+        "The work of verl's driver grows with prompts, that of TransferQueue's only controller with rollouts. In processor "
+        f"seconds, most of them during generation: {'; '.join(ends)} "
+        "([driver](../benchmarks/RESULTS.md#the-driver), [controller](../benchmarks/results/prompt_cost.json))."
     )
-    heads = ["rollouts a step", "driver, `solo`", "driver, GRPO", "controller, `solo`", "controller, GRPO"]
-    return [*wrap(text, 118, break_on_hyphens=False), "", *table(heads, rows)] if rows else []
+    return wrap(text, 118, break_on_hyphens=False) if ends else []

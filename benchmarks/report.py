@@ -138,7 +138,7 @@ def pages(results: Path, results_page: Path, readme_page: Path) -> dict[Path, st
         made += [(readme_page, "benchmark", blocks.evidence(found, runs))]
         made += [(readme_page, "situations", blocks.situations(found))]
     if "sao" in found.get("tiny/base", {}):
-        made.append((docs / "solo.md", "critic", blocks.critic_block(found)))
+        made.append((docs / "solo.md", "critic", blocks.critic_note(found)))
     if found and (noise := read(results, "gradient_noise.json")):
         made.append((docs / "solo.md", "noise", blocks.noise_note(noise, found)))
     if pilots := read(results, "pilots.json"):
@@ -150,8 +150,8 @@ def pages(results: Path, results_page: Path, readme_page: Path) -> dict[Path, st
     quickstart, thin = read(results, "quickstart.json"), read(results, "thin.json")
     messages = read(results, "status_messages.json")
     real = found.get("real/base", {})
-    if clock and quickstart and thin and messages and long and "solo" in real:
-        lines = blocks.step_cost(clock, real, quickstart, messages, grid_runs(thin), long, runs)
+    if clock and quickstart and thin and messages and "solo" in real:
+        lines = blocks.step_cost(clock, real, quickstart, messages, grid_runs(thin), runs)
         made.append((docs / "solo.md", "step", lines))
     if (data := read(results, "driver.json")) and (queue := read(results, "prompt_cost.json")):
         made.append((docs / "solo.md", "driver", blocks.driver_note(data, queue)))
