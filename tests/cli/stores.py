@@ -90,7 +90,7 @@ def make_run(
     engine, world = make_engine(
         **options, batch=batch, n=n, M=len(rows), p=rates, world=world, table=table, keys=keys, seed=seed
     )
-    meta = {"run": run_id, "preset": preset, "checkpoints": str(folder), "dataset": fingerprint(table.keys)}
+    meta = {"run": run_id, "preset": preset, "n": n, "checkpoints": str(folder), "dataset": fingerprint(table.keys)}
     with Journal(journal or folder / "adaptive", meta=meta) as writer:
         writer.begin(0, table.keys, sources)
         validated(0)

@@ -81,6 +81,18 @@ def test_single_runs_of_several_seeds_are_arms(arms, call) -> None:
     assert page_of_runs(runs[:3]).count('<polyline class="line"') == 3  # one method: nothing to compare it with
 
 
+def test_runs_of_other_settings_are_no_seeds_of_one_arm(tmp_path) -> None:
+    """Learning rates in the names, and group sizes that no name says."""
+    runs = {}
+    for name, n in (("solo-s1", 4), ("solo-s2", 4), ("grpo-lr1-s1", 4), ("grpo-lr3-s2", 4), ("grpo-lr1-s2", 2)):
+        where = tmp_path / name
+        make_run(where, run_id=name, preset=name[:4], n=n, steps=5, prompts=40, snapshot=False, validate=lambda s: s / 10)
+        runs[name] = open_run(where)
+    solo, first = [runs["solo-s1"], runs["solo-s2"]], runs["grpo-lr1-s1"]
+    assert page_of_runs([*solo, first, runs["grpo-lr3-s2"]]).count('<polyline class="line"') == 3
+    assert page_of_runs([*solo, first, runs["grpo-lr1-s2"]]).count('<polyline class="line"') == 4
+
+
 def test_a_curve_that_was_there_before_its_end_is_said() -> None:
     cost = np.array([0.0, 100.0, 200.0])
     base, other = Trial(1, cost, np.array([0.2, 0.6, 0.5])), Trial(1, cost, np.array([0.2, 0.4, 0.5]))

@@ -250,13 +250,13 @@ def page_of_runs(runs: Sequence[Run]) -> str:
 
 
 def _by_method(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """Arms of runs: those whose presets, group sizes and names, numbers aside, are alike are seeds of one.
+    """Arms of runs: those whose presets, group sizes and names, the last number aside, are alike are seeds of one.
 
     Where that leaves one arm, or seeds that are alike, each run is an arm.
     """
     alike: dict[tuple[Any, ...], list[Run]] = {}
     for run in runs:
-        name = re.sub(r"\d+", "#", run.name or "")
+        name = re.sub(r"\d+(?=\D*$)", "#", run.name or "")
         alike.setdefault((run.about.get("preset"), run.about.get("n"), name), []).append(run)
     names = [preset for preset, _, _ in alike]
     if len(alike) > 1 and len(set(names)) < len(names):

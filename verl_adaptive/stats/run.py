@@ -54,6 +54,7 @@ _SAID = [
     "seed",
     "run",
     "preset",
+    "n",
     "policy",
     "package",
     "step",
