@@ -3,11 +3,11 @@
 Each policy at the learning rate of its own best final accuracy, over the seeds that it shares with GRPO:
 
 * ``of_grpo``: rollouts until GRPO's final held-out accuracy (groups of 8), as a share of the budget;
-* ``of_best_grpo``: the same until the final accuracy of the best GRPO: groups of 2, 4, 8 or 16 with the same rollouts a
-  step, with a constant or a decayed learning rate, chosen by the mean over the seeds that all of these have;
-* ``gains``: final accuracy less GRPO's of the same seed and the same starting weights.
+* ``gains``: final accuracy less GRPO's of the same seed and the same starting weights;
+* ``best_grpo``: the best GRPO: groups of 2, 4, 8 or 16 with the same rollouts a step, with a constant or a decayed learning
+  rate, chosen by the mean over the seeds that all of these have.
 
-Both shares are medians over seeds. A seed that never gets there counts as more than any other; None: the median never does.
+The share is the median seed's. A seed that never gets there counts as more than any other; None: the median never does.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from benchmarks import pretrained
 from benchmarks.runs import Runs
 from verl_adaptive.report.arms import median
 
-#: GRPO by another group size; the best of them, also with a decayed learning rate, is what the second share is of.
+#: GRPO and its other group sizes, of which the best is named.
 GRPO = ("grpo", "grpo-2", "grpo-4")
 #: What is shown of variants that train otherwise.
 OTHERWISE = (*GRPO, "solo")
@@ -69,7 +69,7 @@ class Standing:
         name: its preset, and the variant unless it is the plain one.
         lr: its best learning rate.
         gains: final accuracy less GRPO's, by seed.
-        of_grpo, of_best_grpo: median share of the rollouts, None: never.
+        of_grpo: median share of the rollouts, None: never.
         best_grpo: name of the best GRPO.
         final: mean final accuracy.
         step: rollouts generated for an optimizer update, of GRPO's that trains otherwise alike; mean over seeds.
@@ -82,7 +82,6 @@ class Standing:
     lr: float
     gains: dict[int, float]
     of_grpo: float | None
-    of_best_grpo: float | None
     best_grpo: str
     final: float
     step: float
@@ -125,7 +124,6 @@ def standings(runs: Runs, variants: tuple[str, ...]) -> dict[str, Standing]:
                 lr,
                 {s: mine[s] - target[s] for s in seeds},
                 share(runs, cell, {s: target[s] for s in seeds}),
-                share(runs, cell, {s: goal for s, goal in finals[best].items() if s in seeds}),
                 _name(plain, *best),
                 float(np.mean([mine[s] for s in seeds])),
                 float(

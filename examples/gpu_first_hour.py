@@ -11,6 +11,7 @@ FOLDER/page.txt, with page.json beside it.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import shutil
@@ -305,36 +306,33 @@ def main(argv: Sequence[str] | None = None) -> int:
         sizes = replace(sizes, steps=args.steps)
     env = {**os.environ, "RAY_ADDRESS": "local", **({} if gpus else {"VERL_PLATFORM": "cpu"})}
     results, seeds = [], args.seeds or ([1, 2] if gpus else [1])
-    for seed in seeds:
-        for preset in args.presets:
-            folder = out / f"{preset}-{seed}"
-            done = folder / "done"
-            status, why = 0, ""
-            own = [f"+adaptive={preset}", f"adaptive.seed={seed}", f"data.seed={seed}"]
-            said = [*own, *words(folder, data, model, sizes, gpus), *args.overrides]
-            if begun_otherwise(folder, said):
-                print(f"{folder} was begun with other options: take another --out, or remove it", file=sys.stderr)
-                return 2
-            if not done.exists():  # one that was interrupted goes on from its checkpoint
-                say(f"{preset}, seed {seed} ...")
-                run = train(folder, said, env, timeout=3600)
-                status = run.code
-                if status:
-                    why = last_words(run.log)
-                else:
-                    done.touch()
-                    for weights in folder.glob("checkpoints/global_step_*/actor"):
-                        shutil.rmtree(weights)  # gigabytes, of a run that is over
-            failed = "" if not status else f"  status {status}: {why} (see {folder.name}/log.txt)"
-            results.append({"preset": preset, "seed": seed, **summary(folder), "status": failed})
-            if not status:
-                made = ("report", str(folder / "checkpoints"), "-o", str(folder / "report.html"))
-                if _call("verl_adaptive", *made, log=folder / "report.log"):
-                    results[-1]["status"] = f"  no report: see {folder.name}/report.log"
-            if status and len(results) == 1:
-                break  # the others would fail alike
-        if results[0]["status"].startswith("  status"):
-            break
+    for seed, preset in itertools.product(seeds, args.presets):
+        folder = out / f"{preset}-{seed}"
+        done = folder / "done"
+        status, why = 0, ""
+        own = [f"+adaptive={preset}", f"adaptive.seed={seed}", f"data.seed={seed}"]
+        said = [*own, *words(folder, data, model, sizes, gpus), *args.overrides]
+        if begun_otherwise(folder, said):
+            print(f"{folder} was begun with other options: take another --out, or remove it", file=sys.stderr)
+            return 2
+        if not done.exists():  # one that was interrupted goes on from its checkpoint
+            say(f"{preset}, seed {seed} ...")
+            run = train(folder, said, env, timeout=3600)
+            status = run.code
+            if status:
+                why = last_words(run.log)
+            else:
+                done.touch()
+                for weights in folder.glob("checkpoints/global_step_*/actor"):
+                    shutil.rmtree(weights)  # gigabytes, of a run that is over
+        failed = "" if not status else f"  status {status}: {why} (see {folder.name}/log.txt)"
+        results.append({"preset": preset, "seed": seed, **summary(folder), "status": failed})
+        if not status:
+            made = ("report", str(folder / "checkpoints"), "-o", str(folder / "report.html"))
+            if _call("verl_adaptive", *made, log=folder / "report.log"):
+                results[-1]["status"] = f"  no report: see {folder.name}/report.log"
+        if status and len(results) == 1:
+            break  # the others would fail alike
     compared, status = "", int(any(result["status"] for result in results))
     if not status:  # verl's name of a run is in its path: preset, seed
         arms = [f"{preset}={out}/{preset}-*/checkpoints" for preset in args.presets]

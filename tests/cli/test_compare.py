@@ -86,7 +86,9 @@ def test_runs_of_other_settings_are_no_seeds_of_one_arm(tmp_path) -> None:
     runs = {}
     for name, n in (("solo-s1", 4), ("solo-s2", 4), ("grpo-lr1-s1", 4), ("grpo-lr3-s2", 4), ("grpo-lr1-s2", 2)):
         where = tmp_path / name
-        make_run(where, run_id=name, preset=name[:4], n=n, steps=5, prompts=40, snapshot=False, validate=lambda s: s / 10)
+        make_run(
+            where, run_id=name, preset=name[:4], n=n, steps=5, prompts=40, snapshot=False, validate=lambda s: s / 10
+        )
         runs[name] = open_run(where)
     solo, first = [runs["solo-s1"], runs["solo-s2"]], runs["grpo-lr1-s1"]
     assert page_of_runs([*solo, first, runs["grpo-lr3-s2"]]).count('<polyline class="line"') == 3
