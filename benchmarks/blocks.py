@@ -88,22 +88,49 @@ PRESETS = {
 }
 
 
-def cost(clock: Row, long: Row | None) -> list[str]:
-    """Cost of a step, of plain GRPO's: rollouts and generation time as measured on long answers, and the time that the model gives."""
+def cost(clock: Row, long: Row | None, found: Found) -> list[str]:
+    """Cost of a step, of plain GRPO's: rollouts and generation time as measured on long answers, and the time that the model gives.
+
+    Below it: rollouts of the presets that drop groups, as measured where fewer groups are informative.
+    """
     measured = {row["arm"].strip("`"): row for row in (long_rows(long) if long else ())}
     rows, presets = [], describe()["presets"]
     for preset, page in PRESETS.items():
         about = presets[preset]["about"].rstrip(".")
         about = about[0].lower() + about[1:]
-        entry, found = clock["policies"].get(preset), measured.get(preset)
-        told = ["–", "–"] if found is None else [found[name].split(" ±")[0] for name in ("rollouts", "gen")]
+        entry, mine = clock["policies"].get(preset), measured.get(preset)
+        told = ["–", "–"] if mine is None else [mine[name].split(" ±")[0] for name in ("rollouts", "gen")]
         rows.append([f"[`+adaptive={preset}`](docs/{page}): {about}", *told, f"{entry['time']:.2f}" if entry else "–"])
     heads = ["rollouts a step, measured", "generation time, measured", "generation time, simulated"]
     # the error bars are RESULTS'; the front page says how large they are
-    halves = [found["gen"].split("± ")[1] for preset in PRESETS if (found := measured.get(preset))]
-    said = [f"Measured times: ± {min(halves)}–{max(halves)}."] if halves else []
-    return [*table(["preset", *heads], rows), *said]
+    halves = [mine["gen"].split("± ")[1] for preset in PRESETS if (mine := measured.get(preset))]
+    said = f"Times: ± {min(halves)}–{max(halves)}. " if halves else ""
+    if sparse := found.get("pretrained/128"):
+        more = [f"`{preset}` {sparse[preset].step:.2f}" for preset in DROPPING if preset in sparse]
+        said += (
+            f"Measured where {sparse['grpo'].trained:.0%} of the groups are informative "
+            f"([pretrained](benchmarks/RESULTS.md#pretrained-128-rollouts-a-step)), rollouts a step: {', '.join(more)}."
+        )
+    return [*table(["preset", *heads], rows), *wrap(said, 118, break_on_hyphens=False)]
 
+
+def measured_costs(long: Row, found: Found) -> dict[str, str]:
+    """Preset → what :func:`cost` has of it as measured, for ``doctor``."""
+    arms = {row["arm"].strip("`"): row for row in long_rows(long)}
+    sparse, out = found.get("pretrained/128", {}), {}
+    for preset in PRESETS:
+        if (mine := arms.get(preset)) is not None and preset != "grpo":
+            out[preset] = (
+                f"{mine['rollouts']} x GRPO's rollouts and {mine['gen']} x its generation time where "
+                f"{arms['grpo']['trained']:.0%} of GRPO's groups were informative"
+            )
+            if preset in DROPPING and preset in sparse:
+                out[preset] += f", {sparse[preset].step:.2f} x its rollouts where {sparse['grpo'].trained:.0%} were"
+    return out
+
+
+#: Presets that draw further prompts for the groups that they drop.
+DROPPING = ("greso", "pilot_commit", "dapo")
 
 #: Situation, what to take, and the pool and policy that measure it.
 SITUATIONS: Sequence[tuple[str, str, str, str]] = (

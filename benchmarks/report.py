@@ -146,7 +146,7 @@ def pages(results: Path, results_page: Path, readme_page: Path) -> dict[Path, st
     long = read(results, "long_answers.json")
     if clock:
         made.append((docs / "order.md", "clock", blocks.async_table(clock)))
-        made.append((readme_page, "cost", blocks.cost(clock, long)))
+        made.append((readme_page, "cost", blocks.cost(clock, long, found)))
     quickstart, thin = read(results, "quickstart.json"), read(results, "thin.json")
     messages = read(results, "status_messages.json")
     real = found.get("real/base", {})
@@ -164,6 +164,9 @@ def pages(results: Path, results_page: Path, readme_page: Path) -> dict[Path, st
         if f"<!-- {name}: begin -->" not in text:
             raise SystemExit(f"{page} has no <!-- {name}: begin --> marker to put its table at")
         out[page] = put(text, name, lines)
+    costs = results_page.parent.parent / "verl_adaptive" / "commands" / "measured.json"  # of `doctor`
+    if long and costs.exists():
+        out[costs] = json.dumps(blocks.measured_costs(long, found), indent=2, ensure_ascii=False) + "\n"
     return out
 
 

@@ -194,10 +194,16 @@ def thinned_pools(runs: Runs, name: str) -> dict[str, tuple[float, list[float]]]
     return found
 
 
+def _thinned_pool(variant: str) -> str:
+    """A pool's name: ``epochs2-sparse`` is the sparse one with two epochs over each batch."""
+    pool = variant.removeprefix("epochs2").removeprefix("-") or "base"
+    return POOL_NAMES[f"tiny/{pool}"] + ", two epochs" * variant.startswith("epochs2")
+
+
 def thinned(runs: Runs) -> list[str]:
     """`solo` with thinned rows beside `solo`, pool by pool; one file of runs of one version."""
     rows = [
-        [POOL_NAMES.get(f"tiny/{pool}", pool), f"`{name}`", str(len(gains)), f"{trained:.2f}", difference(gains)]
+        [_thinned_pool(pool), f"`{name}`", str(len(gains)), f"{trained:.2f}", difference(gains)]
         for name in ("solo-thin", "solo-thin1.5")
         for pool, (trained, gains) in thinned_pools(runs, name).items()
     ]

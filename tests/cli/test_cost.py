@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -101,6 +103,17 @@ def test_a_preset_that_refills_costs_more_and_says_how_to_spend_the_same(cost) -
     assert "spends what GRPO would" in lines["equal cost"]
     spent, lines = cost("+adaptive=dapo", "trainer.total_epochs=10", found.equal)
     assert spent.total == 20_480 and "equal cost" not in lines
+
+
+def test_what_was_measured_stands_beside_it_for_the_preset_as_shipped(cost) -> None:
+    found, lines = cost("+adaptive=greso", "trainer.total_epochs=10")
+    assert lines["measured"].startswith(found.measured) and "x GRPO's rollouts" in found.measured
+    assert lines["cost"].startswith("simulated: ") and lines["time"].startswith("simulated: ")
+    table = (Path(__file__).parents[2] / "README.md").read_text()
+    assert f"| {found.measured.split(' ±')[0]} |" in re.search(r"^.*adaptive=greso`.*$", table, flags=re.M)[0]
+    found, lines = cost("+adaptive=greso", "adaptive.sampler.target=0.1", "trainer.total_epochs=10")
+    assert found.measured == "" and "measured" not in lines
+    assert "measured" not in cost("+adaptive=grpo", "trainer.total_epochs=5")[1]
 
 
 def test_a_preset_that_generates_less_needs_more_steps_and_epochs_for_the_same(cost) -> None:

@@ -7,9 +7,11 @@ and assumed, and said to be, where there are none. The rest is a short simulatio
 
 from __future__ import annotations
 
+import json
 import math
 import os
 from dataclasses import dataclass, field
+from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -42,6 +44,7 @@ class Cost:
         share: of GRPO's groups that have variance, as far as it is known.
         known_from: where that share is from.
         time: generation time in words.
+        measured: what the preset as shipped cost elsewhere, in words; empty: not measured, or its options are changed.
         range: ``factor`` where 70 % and where 30 % of GRPO's groups are informative; None: that is known, or plays no part.
         equal: overrides with which the run spends what GRPO would, or all of the user's ``adaptive.total_rollouts``; or empty.
         equal_rollouts: how many that are; None: the number of steps is not known here.
@@ -62,6 +65,7 @@ class Cost:
     by_pass: tuple[float, float] | None = None
     time_factor: float | None = None
     time: str = ""
+    measured: str = ""
     range: tuple[float, float] | None = None
     equal: str = ""
     equal_rollouts: int | None = None
@@ -87,7 +91,7 @@ class Cost:
             out.append(
                 (
                     "cost",
-                    f"about {times}{_passes(self.by_pass)}: {number(self.step)} rollouts a step{total}, if {self.share:.0%} of GRPO's "
+                    f"simulated: about {times}{_passes(self.by_pass)}, {number(self.step)} rollouts a step{total}, if {self.share:.0%} of GRPO's "
                     f"groups are informative{between} ({self.known_from})",
                 )
             )
@@ -95,6 +99,8 @@ class Cost:
             out.append(("cost", "the same: this is GRPO's cost"))
         if self.time:
             out.append(("time", self.time))
+        if self.measured:
+            out.append(("measured", f"{self.measured} (verl and vLLM on two CPU cores)"))
         if self.equal:
             steps = f", in about {number(self.equal_steps)} steps" if self.equal_steps else ""
             spent = "what GRPO would" if self.equal_rollouts == self.grpo_total else "all of its rollouts"
@@ -119,6 +125,7 @@ def cost_of(plan: RunPlan) -> Cost:
         cost.factor, cost.step = 1.0, cost.grpo_step
     else:
         _simulate(cost, plan)
+        cost.measured = _measured(plan)
     if cost.step is None or cost.factor is None:
         return cost
     total = plan.adaptive.total_rollouts
@@ -197,9 +204,23 @@ def _simulate(cost: Cost, plan: RunPlan) -> None:
     each = _passes(_by_pass(found, 1)) + each
     ahead = "" if plan.stream is None else "; counted as in the sync trainer"
     cost.time = (
-        f"about {_two(found.seconds)} x GRPO's generation time{waves}{each} (a model of {engines} engine"
+        f"simulated: about {_two(found.seconds)} x GRPO's generation time{waves}{each} (a model of {engines} engine"
         f"{'' if engines == 1 else 's'} with {number(slots)} slots, answers of up to {number(longest)} tokens{ahead})"
     )
+
+
+def _measured(plan: RunPlan) -> str:
+    """What the preset cost in the benchmarks, in words; empty: no run, or another policy than the one shipped."""
+    from verl_adaptive.policy import KINDS
+    from verl_adaptive.simulate.presets import compose_preset
+
+    name = plan.adaptive.name
+    said = json.loads(files("verl_adaptive.commands").joinpath("measured.json").read_text(encoding="utf-8")).get(name)
+    if said is None:
+        return ""
+    shipped = compose_preset([name])
+    same = (getattr(plan.adaptive, key) == getattr(shipped, key) for key in ("refill", "batch_unit", *KINDS))
+    return said if all(same) else ""
 
 
 def _by_pass(found: Waiting, of: int) -> tuple[float, float] | None:
