@@ -18,7 +18,8 @@ All wrong is the mirror image, times ``w_neg``. Mixed groups get GRPO's (r − m
 
 Certainty. That a posterior prevents dead zones: the abstract. Beta(1, 1) and n: a third-party reimplementation, whose
 *code* for this step gives exactly zero and is not followed. The formula was not found; the default normalises by the
-predictive standard deviation, which cannot vanish, so no floor is needed. All wrong groups push every sampled answer down without a contrast: watch entropy and length; ``w_neg`` is the knob.
+predictive standard deviation, which cannot vanish, so no floor is needed. All-wrong groups push every sampled answer down without a contrast: watch
+entropy and length, and lower ``w_neg``.
 
 Rewards of any scale. The posterior counts evidence of success in [0, 1] (``adaptive.success``: threshold or scaled
 value), so ±1, shaped and continuous rewards need no care. A row's success is read off the rollout of its group with the
@@ -58,11 +59,12 @@ class BetaPosterior(Advantage):
         """Options.
 
         Attributes:
-            variant: the advantage in groups of equal rewards; see the table above.
+            variant: the advantage in groups of equal rewards, for success s and posterior mean p: ``predictive``: (s − p) /
+                √(p (1 − p)); ``unnormalised``: s − p, for losses without division by the std (Dr. GRPO); ``off``: 0.
             alpha0: successes of the prior.
             beta0: failures of the prior.
             w_neg: weight of negative posterior advantages, in [0, 1]; 1 is faithful.
-            norm_by_std: divide by the std; False: Dr. GRPO (mixed groups).
+            norm_by_std: divide the advantages of mixed groups by their std; false: Dr. GRPO.
             baseline: mean and std of the rollouts that train (``retained``), or of all observed (``full``: then the
                 lemma of :mod:`verl_adaptive.filters.aero_rejection` does not hold; it is Reinforce-Ada's choice).
             group_mean: weigh rows by (mean group size) / (size of their group), of rollouts that train, so that under
