@@ -374,10 +374,13 @@ def _print_prompts(found: dict[str, Any], above: str) -> None:
     )
     if matched["prompts"]:
         out.print(
-            f"clearly better in B {number(matched['clearly_better_in_b'])}, clearly worse "
-            f"{number(matched['clearly_worse_in_b'])}; of these at most about {matched['clearly_by_chance']:g} by chance"
+            f"significantly better in B: {number(matched['clearly_better_in_b'])}, significantly worse: "
+            f"{number(matched['clearly_worse_in_b'])} (false discovery rate 5 %)"
         )
-    for title, key in (("clearest gains in B", "largest_gains_in_b"), ("clearest losses in B", "largest_losses_in_b")):
+    for title, key in (
+        ("gains in B, most significant first", "largest_gains_in_b"),
+        ("losses in B, most significant first", "largest_losses_in_b"),
+    ):
         if matched[key]:
             digits = key_digits(out)
             lines = [(r["key"][:digits], r["source"], f"{r['a']:.3f}", f"{r['b']:.3f}") for r in matched[key]]
