@@ -395,4 +395,7 @@ def _cell(entry: dict[str, Any], key: str) -> str:
         return share(value)
     if key == "to_baseline" and entry["to_baseline_seeds"] < entry["seeds"]:
         return f"{value:.3g} ({entry['to_baseline_seeds']} of {entry['seeds']} seeds)"
-    return f"{value:.3g}" if error is None else f"{value:.3g} ± {float(f'{error:.1g}'):g}"  # 30, not 3e+01
+    if error is None:
+        return f"{value:.3g}"
+    error = 0.0 if error < 1e-9 * abs(value) else float(f"{error:.1g}")  # what rounding left; 30, not 3e+01
+    return f"{value:.3g} ± {error:g}"
