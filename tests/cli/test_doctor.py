@@ -274,7 +274,7 @@ def test_a_warm_start_is_read(examine, tmp_path) -> None:
     assert examine("+adaptive=greso", f"adaptive.warm_start={broken}")[0] == 1
     make_run(tmp_path / "earlier", steps=4, run_id="p/e")
     status, found = examine("+adaptive=greso", f"adaptive.warm_start={tmp_path / 'earlier'}")
-    assert status == 0 and re.search(r"\([1-9]\d* prompts there\)", found["note"]["detail"]), found
+    assert status == 0 and re.search(r"\([1-9]\d* prompts there\)", found["run"]["detail"]), found
 
 
 def test_a_generation_batch_size_is_ignored_but_for_verls_own_of_its_asynchronous_trainers(examine) -> None:

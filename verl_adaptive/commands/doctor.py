@@ -335,7 +335,7 @@ class Examination:
         self.add("validate", "ok", "accepted by verl and by verl-adaptive")
         plan = self._must("plan", "change the setting that it names", lambda: inspect.foresee(config, checked))
         for remark in plan.notes:
-            self.add("note", "warn", remark)
+            self.add("run", "warn", remark)
         if plan.place.folder is not None and os.path.exists(plan.place.folder):
             self._journal(plan.place.folder)
         with quiet():

@@ -290,7 +290,7 @@ class RunPlan:
             ("trainer", f"{self.mode}: {self.schedule}"),
             (
                 "step",
-                f"trains {self.groups:,} groups of {self.n}; {self.updates} optimizer updates; {fill}"
+                f"trains {self.groups:,} groups of {self.n}; {self.updates} optimizer update{'s' * (self.updates != 1)}; {fill}"
                 + (f", at most {most:,} rollouts" if most else ""),
             ),
             ("run", run + (f", or {total:,} rollouts if those come first" if total else "") + out),
