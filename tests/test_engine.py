@@ -623,6 +623,14 @@ SENT = {
         "batch": 4,
         "failure": 0.4,
     },
+    # pilots in the band for which the cap has no room, if the batch has no place for them either
+    "held pilots under a cap": {
+        "allocator": {"name": "pilot_commit", "n_pilot": 2, "form": "pipelined"},
+        "filter": "band",
+        "p": np.full(40, 0.5),
+        "batch": 3,
+        "max_rollouts_per_step": 30,
+    },
     # as these, and what is asked for then goes ungated
     "held groups beside a closed gate": {
         "sampler": f"{__name__}:Closing",

@@ -433,7 +433,7 @@ class OrderedEngine(Engine):
         t, allocator = self._step.submissions, self.policy.allocator
         parts = []
         while len(asking := np.flatnonzero(t.status == _ASKING)):
-            yes, no, placeless = self._answers(asking)
+            yes, no = self._answers(asking)
             if not (yes.any() or no.any()):
                 break
             open_ = self.tracker.open
@@ -448,30 +448,28 @@ class OrderedEngine(Engine):
             if len(refused):
                 leave = np.isin(open_.submission, t.submission[refused])
                 self.tracker.open = open_.select(~leave)
-                hold = np.isin(open_.submission, t.submission[asking[no & placeless]]) & allocator.can_hold
-                if hold.any():
-                    self._hold(open_.select(hold))
-                self._close(self.tracker.verdict(open_.select(leave & ~hold)))
+                if allocator.can_hold:  # whatever it lacks: what is known to be missing first depends on who is back
+                    self._hold(open_.select(leave))
+                else:
+                    self._close(self.tracker.verdict(open_.select(leave)))
         if not parts:
             return Requests.none()
         topups = Requests.join(parts)
         self.flight = Requests.join([self.flight, topups]).sorted()
         return topups
 
-    def _answers(self, asking: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Of the submissions at these places: which surely get their top-up, which surely do not, and which of the latter lack a place."""
+    def _answers(self, asking: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Of the submissions at these places: which surely get their top-up, and which surely do not."""
         step = self._step
         t = step.submissions
         want = t.want[asking]
         yes, no = np.ones(len(asking), dtype=bool), np.zeros(len(asking), dtype=bool)
-        placeless = np.zeros(len(asking), dtype=bool)
         if self._needs_place:
             kept = np.cumsum(t.status == _KEPT)[asking]
             # but for the submission itself
             viable = np.cumsum(t.status <= _KEPT)[asking] - 1
             yes &= viable < self._target
-            placeless = kept >= self._target
-            no |= placeless
+            no |= kept >= self._target
         if step.pledged is not None:
             # Each prompt pays in when it is explored. A batch of them pays from the start, sent or held back by a cap.
             pledged = step.pledged[: self.facts.batch].sum()
@@ -485,7 +483,7 @@ class OrderedEngine(Engine):
             pending = np.cumsum(t.may)[asking] - t.may[asking]
             yes &= spent + pending + want <= self.progress.cap
             no |= spent + want > self.progress.cap
-        return yes & ~no, no, placeless
+        return yes & ~no, no
 
     # -- the order of submissions -------------------------------------------------------------------------------
 
