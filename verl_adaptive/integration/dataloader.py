@@ -52,6 +52,13 @@ class _Loader(StatefulDataLoader):
             self.num_workers, self.prefetch_factor = workers, 2 if workers else None
         super().load_state_dict(state_dict)
 
+    def _get_iterator(self) -> Any:
+        try:
+            return super()._get_iterator()
+        except StopIteration:  # of a resume with a data set that ends before the position reached
+            self.next_iter_state = None
+            return super()._get_iterator()
+
 
 def _keep_items(items: list) -> list:
     """Collate into a plain list: prompts are batched when they are sent, not when they are read."""
@@ -103,7 +110,6 @@ class DataloaderPrompts:
                 self._iterator = iter(self.loader)
             return next(self._iterator)
         except StopIteration:
-            self.loader.next_iter_state = None  # of a resume with a data set that ends before the position reached
             self._iterator = iter(self.loader)
             return next(self._iterator)
 
