@@ -143,8 +143,11 @@ def test_a_folder_of_verls_rollouts_is_a_run(tmp_path, capsys) -> None:
         {"data_source": "sums", "prompt": f"what is {i}?", "reward_model": {"ground_truth": str(i)}} for i in range(3)
     ]
     data = str(write_dataset(tmp_path / "d.parquet", rows))
-    row = run.texts({never}, data=data)[never]
+    beside = open_run(folder)
+    beside.beside(data)
+    row = beside.texts({never})[never]
     assert (row.row, row.text, row.source, row.said.answers) == (0, "what is 0?", "sums", "7 100%")
+    assert {beside.table.sources[i] for i in beside.table.col("source")} == {"sums"}  # what is said of sources, too
     words = ["report", "--rollouts", str(folder), "--data", data, "-o", str(tmp_path / "r.html"), "--tries", "8"]
     assert main(words) == 0 and listed((tmp_path / "r.html").read_text())[:3] == ["row", "key", "source"]
     assert main(["stats", str(folder), "--where", "successes == 0"]) == 0

@@ -125,6 +125,8 @@ def _once(args: argparse.Namespace, wanted: Any) -> int:
     opened = runs[0]
     if args.columns:
         return _print_columns(opened, args.json)
+    if args.data and opened.kind == "rollouts":
+        opened.beside(args.data, **how_identified(args))
     prompts = opened.prompts
     limit = args.limit or 10
     asked = wanted is not None or args.sort or args.limit

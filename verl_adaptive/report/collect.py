@@ -67,6 +67,9 @@ def collect(
         prompt_key, id_key, media_keys: as in training.
         against: other runs.
     """
+    how: dict[str, Any] = {"prompt_key": prompt_key, "media_keys": media_keys}
+    if data is not None and run.kind == "rollouts":
+        run.beside(data, id_key=id_key, **how)
     facts = overview(run, tries=tries, history=False)
     facts["argument"], facts["data"] = run.source, data
     history = course_of(run) if run.has_course else None
@@ -87,7 +90,6 @@ def collect(
         notes=notes,
     )
     if data is not None or run.kind == "rollouts":
-        how: dict[str, Any] = {"prompt_key": prompt_key, "media_keys": media_keys}
         add_texts(lists, run, rollouts, data=data, id_key=id_key, **how)
     if data is not None:
         out.conflicts = conflicts(data, limit, **how)

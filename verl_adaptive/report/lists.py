@@ -109,8 +109,7 @@ def add_texts(lists: list[PromptList], run: Run, rollouts: str | None, **how: An
             found, numbers = texts.get(record["key"]), dict(record)
             record.clear()
             record["row"] = None if found is None else found.row
-            record["key"], source = numbers.pop("key"), numbers.pop("source")
-            record["source"] = source or ("" if found is None else found.source)
+            record["key"], record["source"] = numbers.pop("key"), numbers.pop("source")
             record["expected"] = "" if found is None else found.answer
             if rollouts is not None or run.kind == "rollouts":
                 record["said"] = "" if found is None or found.said is None else found.said.answers

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from verl_adaptive.groups import SUCCESS, at_least
-from verl_adaptive.stats.dataset import Said
+from verl_adaptive.stats.dataset import Row, Said
 from verl_adaptive.stats.keys import prompt_key
 from verl_adaptive.stats.reader import OBSERVATIONS, JournalReader
 from verl_adaptive.stats.rows import StoreError, json_lines
@@ -86,7 +86,7 @@ class DumpReader(JournalReader):
         success: what scores say of success, in [0, 1].
 
     Attributes:
-        texts: by key in 32 hex digits: input and expected answer.
+        rows: by key in 32 hex digits: input and expected answer; row, text and data source where a data set says them.
         said: by the same: what rollouts answered.
 
     Raises:
@@ -96,7 +96,7 @@ class DumpReader(JournalReader):
     def __init__(self, folder: str, success: Callable[[np.ndarray], np.ndarray]) -> None:
         self.folder = Path(folder)
         self.attempts = [{"attempt": 0, "parent": None, "after": 0, "run": self.folder.name}]
-        self.texts: dict[str, tuple[str, str]] = {}
+        self.rows: dict[str, Row] = {}
         self.said: dict[str, Said] = {}
         self._written: dict[int, float] = {}
         groups: dict[tuple[int, bytes], list[tuple[float, str]]] = {}  # by step and key: scores and answers
@@ -105,7 +105,7 @@ class DumpReader(JournalReader):
             for where, row in _rollouts(path):
                 key, step, score = _rollout(row, int(path.stem) if path.stem.isdigit() else 0, where)
                 sources.setdefault(key, str(row.get("data_source") or ""))
-                self.texts.setdefault(key.hex(), (str(row["input"]), str(row.get("gts", ""))))
+                self.rows.setdefault(key.hex(), Row(None, str(row["input"]), str(row.get("gts", ""))))
                 self._written[step] = path.stat().st_mtime
                 groups.setdefault((step, key), []).append((score, answer_in(str(row.get("output", "")))))
         rows = []
@@ -123,6 +123,16 @@ class DumpReader(JournalReader):
             row |= {"outcome": "trained", "failed": False, "tokens": 0, "lag": 0, "lost": 0, "clipped": None}
             rows.append(row)
         self._table = pa.Table.from_pylist(rows, schema=OBSERVATIONS)
+
+    def beside(self, known: Mapping[str, Row]) -> None:
+        """Take rows, texts and, where the rollouts do not say them, data sources from a data set's prompts."""
+        find = finder({key: (row.text, row.answer) for key, row in known.items()})
+        self.rows = {key: known.get(find(row.text, row.answer) or "", row) for key, row in self.rows.items()}
+        keys, own = self._table.column("key").to_pylist(), self._table.column("source").to_pylist()
+        sources = [source or self.rows[key.hex()].source for key, source in zip(keys, own, strict=True)]
+        place = self._table.schema.get_field_index("source")
+        field = self._table.schema.field(place)
+        self._table = self._table.set_column(place, field, pa.array(sources).cast(field.type))
 
     def lines(self) -> list[dict[str, Any]]:
         """A line a step, as a journal has them."""

@@ -27,7 +27,7 @@ import pyarrow as pa
 from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.groups import success_by_default
 from verl_adaptive.stats.dataset import Row, rows_of
-from verl_adaptive.stats.dumps import DumpReader, Said, dump_files, finder, said_of
+from verl_adaptive.stats.dumps import DumpReader, Said, dump_files, said_of
 from verl_adaptive.stats.history import Flips, Window
 from verl_adaptive.stats.reader import JournalReader
 from verl_adaptive.stats.results import read_results
@@ -215,26 +215,36 @@ class Run:
         gaps = self.gaps() if self.has_course else []
         return [f"{self.name}: steps {first} to {last} are not in the journal: {why}" for first, last, why in gaps]
 
+    @property
+    def _dumps(self) -> DumpReader:
+        with reading(self.source):
+            made = self._journal
+            assert isinstance(made, DumpReader)
+            return made
+
+    def beside(self, data: str, **how: Any) -> None:
+        """Take rows and data sources of verl's rollouts from a data set; before anything else is asked for.
+
+        Args:
+            data: the training set.
+            how: ``prompt_key``, ``id_key`` and ``media_keys``, as in training.
+        """
+        self._dumps.beside(rows_of(data, None, **how))
+
     def texts(
         self, wanted: set[str], *, data: str | None = None, rollouts: str | None = None, **how: Any
     ) -> dict[str, Row]:
         """Texts of prompts by key in hex digits: from a data set, and from what verl wrote down of the rollouts.
 
         Args:
-            wanted: the keys; of verl's rollouts themselves the texts are known without a data set.
+            wanted: the keys; of verl's rollouts themselves the texts are known without a data set (or :meth:`beside` one).
             data: the training set.
             rollouts: ``trainer.rollout_data_dir``; with ``data``.
             how: ``prompt_key``, ``id_key`` and ``media_keys``, as in training.
         """
-        with reading(self.source):
-            if self.kind == "rollouts":  # whose prompts have been through the chat template: no data set has their keys
-                made = self._journal
-                assert isinstance(made, DumpReader)
-                known = {key: Row(None, *made.texts[key]) for key in wanted & set(made.texts)}
-                rows = {} if data is None else rows_of(data, None, **how)
-                find = finder({key: (row.text, row.answer) for key, row in rows.items()})
-                found = {key: rows.get(find(row.text, row.answer) or "", row) for key, row in known.items()}
-                return {key: replace(row, said=made.said.get(key)) for key, row in found.items()}
+        if self.kind == "rollouts":  # whose prompts have been through the chat template: no data set has their keys
+            made = self._dumps
+            return {key: replace(made.rows[key], said=made.said.get(key)) for key in wanted & set(made.rows)}
         if data is None:
             return {}
         rows = rows_of(data, wanted, **how)
