@@ -225,14 +225,28 @@ def test_the_chance_that_a_group_is_mixed() -> None:
         bound(4, weight="mixed", n=1)
 
 
-@pytest.mark.parametrize("weight", ["reward", "success"])
-def test_warm_start_is_evidence(weight) -> None:
+def warm() -> StatsTable:
+    """Three of ten prompts are known from elsewhere."""
     table = StatsTable()
     table.rows_for(keys_of(10))
     table.col("rollouts")[:3] = 8
     for column in ("successes", "reward_sum", "signal_sum", "signal_sqsum"):
         table.col(column)[:3] = [0, 4, 8]
-    made = bound(10, table, weight=weight)
+    return table
+
+
+def test_a_warm_start_counts_once_where_a_run_is_joined_twice() -> None:
+    """As it is where a run goes on from a checkpoint without statistics."""
+    made = bound(10, warm())
+    once = made.state_dict()["scale"]
+    made.bind(made.table, made.facts)
+    np.testing.assert_equal(made.state_dict()["scale"], once)
+    assert once["sums"].any()
+
+
+@pytest.mark.parametrize("weight", ["reward", "success"])
+def test_warm_start_is_evidence(weight) -> None:
+    made = bound(10, warm(), weight=weight)
     weight = made._weight(np.arange(3))
     assert weight[1] > 1.3 * weight[0] and weight[1] > 1.3 * weight[2]
     assert made.memory.col("count")[:4].tolist() == [8, 8, 8, 0]

@@ -78,7 +78,6 @@ class Spread(Sampler):
         self._keyed = np.zeros(0, dtype=np.uint64)
         self._spread = np.zeros(2)  # of the prompts visited in the step: Σ of their spreads, how many
         self._last = 0.0
-        self._scale = RunningScale()  # of the rewards less what was expected of them
 
     def bind(self, table: StatsTable, facts: RunFacts) -> None:
         super().bind(table, facts)
@@ -87,6 +86,7 @@ class Spread(Sampler):
         check(c.weight != "mixed" or (c.n or facts.n) >= 2, "adaptive.sampler.weight", c.weight, hint)
         kind = {"decay": c.decay, "strength": c.strength, "by_source": c.prior == "source"}
         self._pool = None
+        self._scale = RunningScale()  # of the rewards less what was expected of them
         if c.weight != "reward":
             self.memory = Memory(table, f"{self.name}_success", **kind)
             self.memory.begin_with(table.col("successes"))
