@@ -109,7 +109,7 @@ class StallTimeout:
             busy = self._busy()
             raise AdaptiveError(
                 f"step {self._step}: no rollout has finished for adaptive.stall_timeout="
-                f"{self._stall:g} s; still {waiting} ({states}; first: {next(iter(left))}). A rollout "
+                f"{self._stall:g} s; still {waiting} ({states}; first: {next(iter(left), 'none')}). A rollout "
                 f"server has probably died, or the reward function{', its model' * ('reward model' in busy)} or a tool hangs"
                 f"{f' (open requests: {busy})' if busy else ''}: look for the last error above, or raise "
                 "adaptive.stall_timeout"
