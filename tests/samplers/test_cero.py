@@ -8,9 +8,9 @@ import functools
 import numpy as np
 import pytest
 
+from tests.samplers.bound import bound, groups_of, progress_at
 from tests.samplers.cero_reference import SlowCero
-from tests.samplers.simulate import bound, groups_of, play, progress_at
-from tests.world import keys_of, make_engine, run_step
+from tests.world import keys_of, make_engine, run, run_step
 from verl_adaptive.engine import Engine
 from verl_adaptive.errors import ConfigError
 from verl_adaptive.groups import Groups
@@ -20,8 +20,8 @@ from verl_adaptive.samplers.cero import Cero
 from verl_adaptive.stats.table import StatsTable
 
 
-def make_cero(M: int, batch: int = 8, n: int = 8, steps: int = 100, seed: int = 0, table=None, **options) -> Cero:
-    return bound(Cero(options), M, batch=batch, n=n, steps=steps, seed=seed, table=table)
+def make_cero(M: int, batch: int = 8, n: int = 8, steps: int = 100, table=None, seed: int = 0, **options) -> Cero:
+    return bound(Cero(options), M, batch=batch, n=n, steps=steps, table=table, seed=seed)
 
 
 # -- golden trace -------------------------------------------------------------------------------------------
@@ -132,16 +132,16 @@ def test_resume_continues_bit_for_bit_through_zero_rounds():
     M, steps = 30, 300
     p = np.random.default_rng(2).beta(0.4, 0.6, M)
     options = dict(p=p, batch=8, n=8, steps=steps, refill=False)
-    whole, _ = make_engine("cero", **options)
-    play(whole, p, steps)
+    whole, world = make_engine("cero", **options)
+    run(whole, world, steps)
     for stop in (137, 250):
         first, _ = make_engine("cero", **options)
-        play(first, p, stop)
+        run(first, world, stop)
         table = StatsTable.from_arrow(first.table.to_arrow())
         second, _ = make_engine("cero", table=table, **options)
         second.load_state_dict(first.state_dict())
         assert second.finished == first.finished
-        play(second, p, steps, start=stop + 1)
+        run(second, world, steps, start=stop + 1)
         for name in ("slope", "wins", "units", "seen"):
             np.testing.assert_array_equal(second.policy.sampler.col(name), whole.policy.sampler.col(name))
         assert second.policy.sampler.state_dict() == whole.policy.sampler.state_dict()
@@ -216,8 +216,8 @@ def test_a_pool_below_the_batch_is_refused_with_advice_that_helps():
 @functools.cache
 def stopped(stop: int, p: tuple[float, ...], **facts: int) -> Engine:
     """A run of ``stop`` steps."""
-    engine, _ = make_engine("cero", p=np.array(p), refill=False, **facts)
-    play(engine, np.array(p), stop)
+    engine, world = make_engine("cero", p=np.array(p), refill=False, **facts)
+    run(engine, world, stop)
     return engine
 
 
@@ -225,9 +225,10 @@ def resumed(stop: int, first: dict, then: dict, steps: int, p: np.ndarray):
     """A run of ``stop`` steps as ``first`` says, gone on with as ``then`` says; the later steps' rollouts, the sampler."""
     engine = stopped(stop, tuple(p), **first)
     spent = engine.total.rollouts.generated
-    again, _ = make_engine("cero", p=p, refill=False, table=StatsTable.from_arrow(engine.table.to_arrow()), **then)
+    table = StatsTable.from_arrow(engine.table.to_arrow())
+    again, world = make_engine("cero", p=p, refill=False, table=table, **then)
     again.load_state_dict(copy.deepcopy(engine.state_dict()))
-    results = play(again, p, steps - stop, start=stop + 1)
+    results = run(again, world, steps - stop, start=stop + 1)
     return spent, np.array([r.ledger.rollouts.generated for r in results]), again.policy.sampler
 
 
@@ -273,8 +274,8 @@ def test_rounds_that_update_are_budget_over_capacity(factor):
     M, steps = 400, 300
     p = np.random.default_rng(0).beta(0.5, 0.5, M)
     capacity = round(32 * factor)
-    engine, _ = make_engine({"name": "cero", "capacity": capacity}, p=p, batch=16, n=8, steps=steps, refill=False)
-    results = play(engine, p, steps)
+    engine, world = make_engine({"name": "cero", "capacity": capacity}, p=p, batch=16, n=8, steps=steps, refill=False)
+    results = run(engine, world, steps)
     assert len(results) == pytest.approx(steps / factor, rel=0.04)
 
 

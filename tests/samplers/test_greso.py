@@ -5,15 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.samplers.simulate import bound, known, play, progress_at
+from tests.samplers.bound import bound, known, progress_at
 from tests.world import make_engine, run
-from verl_adaptive.config import RunFacts
 from verl_adaptive.groups import Groups
 from verl_adaptive.samplers.greso import Greso
+from verl_adaptive.stats.table import StatsTable
 
 
-def make_greso(M: int = 200, n: int = 8, **options) -> Greso:
-    return bound(Greso(options), M, n=n)
+def make_greso(M: int = 200, table: StatsTable | None = None, **options) -> Greso:
+    return bound(Greso(options), M, table=table)
 
 
 class SlowGreso:
@@ -93,9 +93,8 @@ def test_decisions_equal_the_slow_reference_over_random_histories(seed):
 
 def test_a_pool_without_variance_does_not_crash():
     """The official code divides by 1 − ζ = 0 here."""
-    p = np.ones(600)
-    engine, _ = make_engine("greso", p=p, filter="informative", batch=8, n=4, max_rounds=4)
-    for result in play(engine, p, 40):
+    engine, world = make_engine("greso", p=np.ones(600), filter="informative", batch=8, n=4, max_rounds=4)
+    for result in run(engine, world, 40):
         assert "all_correct" in result.note
     assert (engine.table.col("visits") > 0).all()
 
@@ -146,12 +145,11 @@ def test_the_step_that_ends_on_the_last_prompt_of_a_pass_belongs_to_it(position,
 def test_mean_bands_begin_with_what_a_warm_start_knows():
     more = {"streak": [3, 2, 0, 1, 0], "streak_kind": [1, -1, 0, 1, 0]}
     table = known(rollouts=[8, 8, 8, 8, 0], signal_sum=[8.0, 0.0, 7.9, 4.0, 0.0], **more)
-    greso, facts = Greso({"classify": "mean"}), RunFacts(batch=8, n=8, steps=100, prompts=5)
-    greso.bind(table, facts)
+    greso = make_greso(5, table=table, classify="mean")
     assert greso.col("mean_streak").tolist() == [3, 2, 1, 0, 0]
     assert greso.keep_probability(np.arange(5)).tolist() == [0.125, 0.25, 0.5, 1.0, 1.0]
     mixed = Groups.from_lists([0], [[1.0] * 4 + [0.0] * 4])
     table.observe(mixed, 1, tolerance=1e-6)
     greso.observe(mixed, progress_at(1))
-    Greso({"classify": "mean"}).bind(table, facts)  # a resume
+    make_greso(5, table=table, classify="mean")  # a resume
     assert table.col("greso.mean_streak").tolist() == [0, 2, 1, 0, 0]

@@ -7,13 +7,11 @@ import math
 import numpy as np
 import pytest
 
-from tests.samplers.simulate import bound, groups_of, known, progress_at
-from tests.world import keys_of, make_engine
-from verl_adaptive.config import RunFacts
+from tests.samplers.bound import bound, groups_of, known, progress_at
+from tests.world import make_engine
 from verl_adaptive.rng import Draw
 from verl_adaptive.samplers.beta_posterior import draw_beta
 from verl_adaptive.samplers.mopps import Mopps
-from verl_adaptive.stats.table import StatsTable
 
 
 def make_mopps(M: int = 200, **options) -> Mopps:
@@ -90,11 +88,9 @@ def test_candidates_are_a_uniform_sample():
 
 
 def test_the_prior_of_a_source_is_its_mean_latest_rate():
-    part, table = Mopps({"source_prior": 6.0, "a0": 1.0, "b0": 2.0}), StatsTable()
-    table.rows_for(keys_of(5), sources=["a", "a", "a", "b", "c"])
-    part.bind(table, RunFacts(batch=8, n=8, steps=100, prompts=5))
-    table.col("visits")[[0, 1, 3]] = [1, 5, 2]
-    table.col("last_rate")[[0, 1, 3]] = [0.25, 0.75, 0.0]
+    part = bound(Mopps({"source_prior": 6.0, "a0": 1.0, "b0": 2.0}), 5, sources=["a", "a", "a", "b", "c"])
+    part.table.col("visits")[[0, 1, 3]] = [1, 5, 2]
+    part.table.col("last_rate")[[0, 1, 3]] = [0.25, 0.75, 0.0]
     a, b = part._prior(np.arange(5))
     mean = [(1 + 1.0) / (3 + 2)] * 3 + [1 / (3 + 1), 1 / 3]
     assert a == pytest.approx(6 * np.array(mean)) and a + b == pytest.approx(np.full(5, 6.0))

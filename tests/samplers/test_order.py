@@ -10,15 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.samplers.simulate import progress_at
-from tests.world import Arrivals, keys_of, make_engine, make_stream_engine, run_step
-from verl_adaptive.config import RunFacts
+from tests.samplers.bound import bound, progress_at
+from tests.world import Arrivals, make_engine, make_stream_engine, run_step
 from verl_adaptive.engine import AsyncFacts
 from verl_adaptive.groups import Groups
 from verl_adaptive.roles import Sampler
 from verl_adaptive.samplers.cero import Cero
 from verl_adaptive.samplers.mopps import Mopps
-from verl_adaptive.stats.table import StatsTable
 
 M = 12
 #: Those that weigh a visit by its age, which the conformance suite leaves out.
@@ -32,13 +30,6 @@ visit = st.tuples(st.integers(0, M - 1), rewards, st.integers(0, 9).map(lambda k
 history = st.lists(st.lists(visit, max_size=10), min_size=1, max_size=4)
 
 
-def bound(make: Callable[[], Any]) -> Any:
-    part, table = make(), StatsTable()
-    table.rows_for(keys_of(M), sources=["a", "b", "c"] * (M // 3))
-    part.bind(table, RunFacts(batch=3, n=4, steps=200, prompts=M, stale_discount=0.5))
-    return part
-
-
 def groups_of(visits: list[tuple[int, list[float], bool, int]]) -> Groups:
     return Groups.from_lists(
         [v[0] for v in visits],
@@ -49,31 +40,21 @@ def groups_of(visits: list[tuple[int, list[float], bool, int]]) -> Groups:
     )
 
 
-def at_once(count: int) -> list[np.ndarray]:
-    return [np.arange(count)]
-
-
-def live(part: Any, steps: list[list[Any]], cut: Callable[[int], list[np.ndarray]]) -> list[Any]:
-    """Show a part its steps, each step's groups in the pieces that ``cut`` says; what it picked."""
+def live(part: Sampler, steps: list[list[Any]], cuts: list[int]) -> list[Any]:
+    """Show a part its steps, each step's groups in pieces; what it picked."""
     picked = []
     for step, visits in enumerate(steps, 1):
         progress = progress_at(step, batch=3, epoch=step / 2)
-        if isinstance(part, Sampler) and part.kind == "pool" and not part.finished:
+        if not part.finished:
             pick = part.pick(np.arange(M), part.round_size(progress), progress)
             picked.append((pick.rows.tolist(), None if pick.n is None else pick.n.tolist()))
         groups = groups_of(visits)
-        for piece in cut(len(groups)):
+        for piece in np.split(np.arange(len(groups)), sorted(cuts)):
             shown = groups.select(piece)
             part.table.observe(shown, step, tolerance=part.facts.tolerance)
             part.observe(shown.select(~shown.failed), progress)
         part.end_step(progress)
     return picked
-
-
-def same(one: Any, other: Any) -> None:
-    assert one.state_dict() == other.state_dict()
-    for name in one.table.columns:
-        assert one.table.col(name).tobytes() == other.table.col(name).tobytes(), name
 
 
 @pytest.mark.parametrize("name", list(POOL))
@@ -88,18 +69,12 @@ def test_only_the_order_of_a_prompts_own_visits_counts(name, steps, cuts, seed):
         order = [slots[int(row)].pop(0) for row in rng.permutation(rows)] if rows else []
         return [visits[i] for i in order]
 
-    one, other = bound(POOL[name]), bound(POOL[name])
-    mixed = [shuffled(visits) for visits in steps]
-    assert live(one, steps, at_once) == live(other, mixed, lambda k: np.split(np.arange(k), sorted(cuts)))
-    same(one, other)
-
-
-def test_a_groups_failure_is_a_try():
-    part = bound(POOL["mopps"])
-    part.table.observe(Groups.from_lists([2], [[1.0, 0.0]]), 3, tolerance=0.0)
-    part.table.observe(Groups.from_lists([2, 5], [[], [1.0]], failed=[True, True]), 7, tolerance=0.0)
-    assert part.table.col("last_try")[[2, 5, 0]].tolist() == [7, 7, -1]
-    assert part.table.col("last_step")[[2, 5, 0]].tolist() == [3, -1, -1]
+    facts = {"batch": 3, "n": 4, "steps": 200, "sources": ["a", "b", "c"] * (M // 3), "stale_discount": 0.5}
+    one, other = (bound(POOL[name](), M, **facts) for _ in range(2))
+    assert live(one, steps, []) == live(other, [shuffled(visits) for visits in steps], cuts)
+    assert one.state_dict() == other.state_dict()
+    for column in one.table.columns:
+        assert one.table.col(column).tobytes() == other.table.col(column).tobytes(), column
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])

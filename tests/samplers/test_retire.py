@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.samplers.simulate import bound, groups_of, known, progress_at
+from tests.samplers.bound import bound, groups_of, known, progress_at
 from tests.world import make_engine
 from verl_adaptive.groups import Groups
 from verl_adaptive.samplers.retire import Retire

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.samplers.simulate import play, progress_at
-from tests.world import make_engine
+from tests.samplers.bound import progress_at
+from tests.world import make_engine, run
 from verl_adaptive.errors import ConfigError
 from verl_adaptive.samplers.epoch import Epoch
 
@@ -33,9 +33,7 @@ def test_sizes(config, progress, size):
 
 
 def test_epoch_rolls_every_prompt_out_once_a_pass():
-    p = np.full(48, 0.5)
-    engine, _ = make_engine("epoch", p=p, batch=8, n=4)
-    results = play(engine, p, 18)
+    results = run(*make_engine("epoch", M=48, batch=8, n=4), 18)
     for epoch in range(3):
         seen = np.concatenate([r.groups.index for r in results[6 * epoch : 6 * epoch + 6]])
         assert sorted(seen) == list(range(48))
