@@ -1,4 +1,4 @@
-"""The memory as baseline: golden traces against slow loops, what it promises, resume, and every trainer mode's before."""
+"""The memory as baseline: golden traces against slow loops, what it promises, and every trainer mode's before."""
 
 from __future__ import annotations
 
@@ -10,32 +10,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.memory.reference import SlowBaseline, SlowMemory
+from tests.samplers.bound import bound, progress_at
 from tests.world import Arrivals, World, keys_of, make_engine, make_stream_engine, run_step
 from verl_adaptive.advantages.memory import MemoryBaseline
-from verl_adaptive.config import RunFacts
 from verl_adaptive.engine import AsyncFacts
 from verl_adaptive.groups import Groups
-from verl_adaptive.progress import Progress
-from verl_adaptive.rng import Draw
 from verl_adaptive.stats.table import StatsTable
 
 PROMPTS = 12
 SOURCES = [("sums", "products", "words")[i % 3] for i in range(PROMPTS)]
 
 
-def bound(options=None, table=None, stale_discount=1.0) -> MemoryBaseline:
-    made, table = MemoryBaseline(options or {}), StatsTable() if table is None else table
-    table.rows_for(keys_of(PROMPTS), sources=SOURCES)
-    made.bind(table, RunFacts(batch=4, n=4, steps=1, prompts=PROMPTS, stale_discount=stale_discount))
-    return made
+def make_baseline(options=None, M: int = PROMPTS, sources=SOURCES, **facts) -> MemoryBaseline:
+    return bound(MemoryBaseline(options or {}), M, sources=sources, **facts)
 
 
 def see(made: MemoryBaseline, groups: Groups, step: int = 1) -> np.ndarray:
     """A step as the engine and the trainer make it: observe, close, compute."""
-    progress = Progress(step=step, batch=4, draw=Draw(0, step))
     made.table.observe(groups, step, tolerance=1e-6)
-    made.observe(groups, progress)
-    made.end_step(progress)
+    made.observe(groups, progress_at(step))
+    made.end_step(progress_at(step))
     return made.compute(groups.reward, groups.group_of, groups)
 
 
@@ -43,7 +37,7 @@ def see(made: MemoryBaseline, groups: Groups, step: int = 1) -> np.ndarray:
 def test_neither_the_size_of_rewards_nor_the_signals_tolerance_changes_an_advantage(factor) -> None:
     """A signal of 0 to 100 has a tolerance of 2; the reward beside it is 0 or 1, or tiny."""
     steps = [[[1, 0, 0, 0], [1, 1, 1, 0]], [[1, 0, 0, 1], [1, 1, 1, 1]]]
-    usual, made = bound(), bound()
+    usual, made = make_baseline(), make_baseline()
     made.facts = replace(made.facts, tolerance=2.0)
     for number, rewards in enumerate(steps, 1):
         expected, groups = (
@@ -89,7 +83,7 @@ OPTIONS = st.fixed_dictionaries(
 @settings(max_examples=60)
 @given(histories(), OPTIONS)
 def test_golden_trace(history, options) -> None:
-    made = bound(options, stale_discount=0.8)
+    made = make_baseline(options, stale_discount=0.8)
     memory = SlowMemory(SOURCES, options["decay"], options["strength"], options["prior"] == "source")
     slow = SlowBaseline(memory, options["shrink"], options["scale"])
     for number, step in enumerate(history, 1):
@@ -104,7 +98,7 @@ def test_golden_trace(history, options) -> None:
 @given(histories("continuous"), st.floats(0.01, 50), st.floats(-20, 20))
 def test_units_of_the_reward_do_not_matter(history, a, b) -> None:
     """r → a r + b with a > 0 changes no advantage: 0/1, ±1 and shaped rewards are one case."""
-    one, other = bound(), bound()
+    one, other = make_baseline(), make_baseline()
     for number, step in enumerate(history, 1):
         moved = [(p, [a * r + b for r in rewards], lag) for p, rewards, lag in step]
         x, y = see(one, groups_of(step), number), see(other, groups_of(moved), number)
@@ -118,7 +112,7 @@ def test_units_of_the_reward_do_not_matter(history, a, b) -> None:
 def test_a_reward_does_not_move_its_own_baseline(history, data) -> None:
     """*Before*: whatever the last step's rewards of a prompt are, what is subtracted from a single rollout is the same."""
     options = {"scale": "none"}
-    one, other = bound(options), bound(options)
+    one, other = make_baseline(options), make_baseline(options)
     for number, step in enumerate(history, 1):
         see(one, groups_of(step), number)
         see(other, groups_of(step), number)
@@ -131,7 +125,7 @@ def test_a_reward_does_not_move_its_own_baseline(history, data) -> None:
 
 
 def test_by_hand() -> None:
-    made = bound({"decay": 0.5, "strength": 2.0, "scale": "none"})
+    made = make_baseline({"decay": 0.5, "strength": 2.0, "scale": "none"})
     # Nothing known: the mean of the other two rollouts, and of the same source. Of prompt 0 and 3: (2 · 1/2 + 1) / 3; of 1: 1.
     out = see(made, Groups.from_lists([0, 1, 3], [[1], [0], [1]]))
     np.testing.assert_allclose(out, [1 - 2 / 3, 0 - 1, 1 - 2 / 3])
@@ -142,18 +136,13 @@ def test_by_hand() -> None:
     assert (made.memory.col("sum")[0], made.memory.col("count")[0]) == (0.5, 1.5)
     # Two rollouts: the other one, and the value for two more.
     v = (0.5 + 0.5 * made.memory._prior[made.table.col("source")[0]]) / 2
-    out = see(bound_like(made, shrink=2.0), Groups.from_lists([0], [[1, 0]]), 3)
+    made.config = replace(made.config, shrink=2.0)
+    out = see(made, Groups.from_lists([0], [[1, 0]]), 3)
     np.testing.assert_allclose(out, [1 - (0 + 2 * v) / 3, 0 - (1 + 2 * v) / 3])
 
 
-def bound_like(made: MemoryBaseline, **options) -> MemoryBaseline:
-    """The same memory under changed options."""
-    made.config = type(made.config)(**{**vars(made.config), **options})
-    return made
-
-
 def test_the_scale_follows_slowly_and_has_a_floor() -> None:
-    made = bound()
+    made = make_baseline()
     rng = np.random.default_rng(0)
     for step in range(1, 40):
         see(made, Groups.from_lists(range(PROMPTS), rng.integers(0, 2, (PROMPTS, 1)).tolist()), step)
@@ -171,10 +160,7 @@ def run_of(rewards, prompts=2000, n=1, options=None):
     Args:
         rewards: the rewards of each step ``(rollouts,)``.
     """
-    made, table, rng = MemoryBaseline(options or {}), StatsTable(), np.random.default_rng(1)
-    table.rows_for(keys_of(prompts))
-    made.bind(table, RunFacts(batch=len(rewards[0]) // n, n=n, steps=1, prompts=prompts))
-    out = []
+    made, rng, out = make_baseline(options, prompts, sources=None), np.random.default_rng(1), []
     for step, reward in enumerate(rewards, 1):
         rows = rng.permutation(prompts)[: len(reward) // n]
         out.append(see(made, Groups.from_lists(rows, np.reshape(reward, (-1, n)).tolist()), step))
@@ -240,9 +226,8 @@ def test_a_rogue_reward_does_not_make_its_group_right(n, at) -> None:
 @pytest.mark.parametrize(("sources", "apart"), [(2, 10.0), (2, 100.0), (10, -5.0)])
 def test_data_sources_may_have_rewards_of_their_own_size(sources, apart) -> None:
     """In the first step every reward was off by the sources' distance: RMS .15, .04 and .24 in the second, for 20 to 200 steps."""
-    made, table, rng = MemoryBaseline({}), StatsTable(), np.random.default_rng(0)
-    table.rows_for(keys_of(600), sources=[f"{row % sources}" for row in range(600)])
-    made.bind(table, RunFacts(batch=128, n=1, steps=1, prompts=600))
+    made = make_baseline(M=600, sources=[f"{row % sources}" for row in range(600)])
+    rng = np.random.default_rng(0)
     for step in range(1, 30):
         rows = rng.permutation(600)[:128]
         rewards = apart * (rows % sources) + rng.integers(0, 2, 128)
@@ -260,12 +245,10 @@ def test_a_step_reviewed_in_many_looks_is_one_step() -> None:
     """Asynchronous trainers review what is back every tenth of a second, often a single group."""
 
     def told(look: int) -> list[dict[str, float]]:
-        draw, made, table = np.random.default_rng(0), MemoryBaseline({}), StatsTable()
-        table.rows_for(keys_of(256))
-        made.bind(table, RunFacts(batch=256, n=1, steps=3, prompts=256))
-        rate, out = draw.beta(1, 1, 256), []
+        draw, made, out = np.random.default_rng(0), make_baseline(M=256, sources=None), []
+        rate = draw.beta(1, 1, 256)
         for step in (1, 2, 3):
-            progress = Progress(step=step, batch=256, draw=Draw(0, step))
+            progress = progress_at(step, batch=256)
             reward = (draw.random(256) < rate).astype(float)
             for at in range(0, 256, look):
                 rows = np.arange(at, min(at + look, 256))
@@ -285,7 +268,7 @@ def test_a_step_reviewed_in_many_looks_is_one_step() -> None:
 
 def test_thinning_is_right_in_the_mean() -> None:
     """Over many draws the mean of what is kept is what was there, and no more rows are kept than |r − b| says."""
-    made, plain = (bound({"scale": "none", "shrink": 1.0, **more}) for more in ({"thin": 1.0}, {}))
+    made, plain = (make_baseline({"scale": "none", "shrink": 1.0, **more}) for more in ({"thin": 1.0}, {}))
     rng = np.random.default_rng(0)
     for step in range(1, 30):
         groups = Groups.from_lists(range(PROMPTS), rng.random((PROMPTS, 2)).round(2).tolist())
@@ -349,7 +332,7 @@ def test_leaving_rows_out_changes_no_other_rows_advantage(scale, kept) -> None:
 
 def test_the_signal_is_not_the_reward() -> None:
     """``adaptive.signal=acc`` decides difficulty; what is subtracted from a reward is in the reward's units."""
-    made = bound({"scale": "none"})
+    made = make_baseline({"scale": "none"})
     for step in range(1, 60):
         groups = Groups.from_lists([0, 1], [[-2.0], [2.0]], signal=[[1.0], [0.0]], success=[[1.0], [0.0]])
         out = see(made, groups, step)
@@ -372,14 +355,14 @@ def test_warm_start_is_evidence() -> None:
     table = StatsTable()
     table.rows_for(keys_of(PROMPTS), sources=SOURCES)
     table.col("rollouts")[:4], table.col("reward_sum")[:4] = 8, [0, 8, 2, 8]
-    made = bound({"scale": "none"}, table)
+    made = make_baseline({"scale": "none"}, table=table)
     np.testing.assert_allclose(made.memory.col("count")[:5], [8, 8, 8, 8, 0])
     value = made.memory.value(np.arange(PROMPTS))
     assert value[0] < 0.4 < value[1] and np.isfinite(value).all()
     assert value[4] == pytest.approx((2 * 0.5625 + 1) / 3)  # not seen: its source, in which prompt 1 is all right
     out = see(made, Groups.from_lists([1, 0], [[0], [1]]))  # no need of the batch's mean
     np.testing.assert_allclose(out, [-value[1], 1 - value[0]])
-    heavy = bound({"decay": 0.5}, None)
+    heavy = make_baseline({"decay": 0.5})
     heavy.table.col("rollouts")[0], heavy.table.col("reward_sum")[0] = 100, 50
     heavy.bind(heavy.table, heavy.facts)
     assert heavy.memory.col("count")[0] == 2  # no more than visits would have left

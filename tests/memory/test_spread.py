@@ -8,31 +8,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.memory.reference import SlowMemory
-from tests.world import keys_of, make_engine, run_step
-from verl_adaptive.config import RunFacts
+from tests.samplers.bound import bound, known, progress_at
+from tests.world import make_engine, run
 from verl_adaptive.errors import ConfigError
 from verl_adaptive.groups import Groups
-from verl_adaptive.progress import Progress
 from verl_adaptive.rng import Draw
 from verl_adaptive.samplers.spread import Spread
 from verl_adaptive.stats.table import StatsTable
 
 
-def bound(M: int = 60, table: StatsTable | None = None, sources=None, n: int = 8, **options) -> Spread:
-    made, table = Spread(options), StatsTable() if table is None else table
-    table.rows_for(keys_of(M), sources=sources)
-    made.bind(table, RunFacts(batch=8, n=n, steps=100, prompts=M))
-    return made
-
-
-def at(step: int, round: int = 0, seed: int = 0) -> Progress:
-    return Progress(step=step, batch=8, draw=Draw(seed, step), round=round)
+def make_spread(M: int, table: StatsTable | None = None, sources=None, n: int = 8, **options) -> Spread:
+    return bound(Spread(options), M, n=n, table=table, sources=sources)
 
 
 def see(made: Spread, groups: Groups, step: int) -> None:
     made.table.observe(groups, step, tolerance=1e-6)
-    made.observe(groups, at(step))
-    made.end_step(at(step))
+    made.observe(groups, progress_at(step))
+    made.end_step(progress_at(step))
 
 
 @settings(max_examples=40)
@@ -49,7 +41,7 @@ def see(made: Spread, groups: Groups, step: int) -> None:
 def test_the_expected_share_of_successes(history, prior) -> None:
     sources = ["a", "b", "c"] * 3
     options = {"decay": 0.8, "strength": 3.0, "prior": prior}
-    made = bound(9, sources=sources, weight="success", **options)
+    made = make_spread(9, sources=sources, weight="success", **options)
     slow = SlowMemory(sources, 0.8, 3.0, prior == "source", centre=0.5)
     for step, groups in enumerate(history, 1):
         see(made, Groups.from_lists([p for p, _ in groups], [r for _, r in groups]), step)
@@ -62,7 +54,7 @@ def test_the_expected_share_of_successes(history, prior) -> None:
 def test_settled_prompts_of_a_mixed_source_are_let_go() -> None:
     """One source, 45 % of it always solved, 45 % never: its mean kept settled prompts at .8 of an even one's draws."""
     rate = np.repeat([0.0, 1.0, 0.5], [90, 90, 20])
-    made, rng = bound(200, sources=["a"] * 200), np.random.default_rng(0)
+    made, rng = make_spread(200, sources=["a"] * 200), np.random.default_rng(0)
     for step in range(1, 61):
         see(made, Groups.from_lists(range(200), (rng.random((200, 1)) < rate[:, None]).astype(float).tolist()), step)
     weight = made._weight(np.arange(200))
@@ -71,7 +63,7 @@ def test_settled_prompts_of_a_mixed_source_are_let_go() -> None:
 
 def test_rewards_of_0_and_1_are_drawn_by_the_spread_of_successes() -> None:
     """E[r²] − E[r]² is v (1 − v) there, for prompts that were never visited, too; the floor keeps its meaning."""
-    made, rng, rate = bound(200, sources=["a", "b"] * 100), np.random.default_rng(0), np.linspace(0, 1, 200) ** 2
+    made, rng, rate = make_spread(200, sources=["a", "b"] * 100), np.random.default_rng(0), np.linspace(0, 1, 200) ** 2
     for step in range(1, 60):
         rows = rng.permutation(150)[:40]
         see(made, Groups.from_lists(rows, [[float(rng.random() < rate[r])] for r in rows]), step)
@@ -84,7 +76,7 @@ def test_rewards_of_0_and_1_are_drawn_by_the_spread_of_successes() -> None:
 @pytest.mark.parametrize(("a", "b"), [(0.3, 0.0), (2.0, -1.0), (1.0, 0.5), (1e-3, 10.0)])
 def test_units_of_the_reward_do_not_matter(a, b) -> None:
     """Rewards in [0, .3] were drawn evenly, and .5 + correct hardly at all: every answer was a failure, or a success."""
-    one, other, rng = bound(60), bound(60), np.random.default_rng(0)
+    one, other, rng = make_spread(60), make_spread(60), np.random.default_rng(0)
     for step in range(1, 30):
         rows = rng.permutation(60)[:20]
         reward = np.clip(rng.normal(rows / 60, 0.01 * rows / 60)[:, None], 0, 1).round(3)
@@ -95,7 +87,7 @@ def test_units_of_the_reward_do_not_matter(a, b) -> None:
 
 def test_graded_rewards_are_drawn_by_their_spread() -> None:
     spread = np.array([0.0, 0.02, 0.05, 0.1])
-    made, rng = bound(80, strength=1.0), np.random.default_rng(0)
+    made, rng = make_spread(80, strength=1.0), np.random.default_rng(0)
     for step in range(1, 200):
         rows = rng.permutation(80)[:40]
         see(made, Groups.from_lists(rows, [[0.15 + spread[r % 4] * rng.choice([-1, 1])] for r in rows]), step)
@@ -107,9 +99,9 @@ def test_a_reward_for_the_format_takes_no_draws_away() -> None:
     """One data source of four gives .5 for the format; its share of the draws had fallen from a quarter to a fifteenth."""
     p = np.tile(np.repeat([0.1, 0.3, 0.5, 0.7, 0.9], 4), 20)  # of the sources in turn
     source, drawn = np.arange(400) % 4, np.zeros(4)
-    made, rng = bound(400, sources=[f"s{i}" for i in source]), np.random.default_rng(0)
+    made, rng = make_spread(400, sources=[f"s{i}" for i in source]), np.random.default_rng(0)
     for step in range(1, 150):
-        rows = made.pick(np.arange(400), 64, at(step)).rows
+        rows = made.pick(np.arange(400), 64, progress_at(step)).rows
         reward = (rng.random(64) < p[rows]) + np.where(source[rows] == 0, 0.5, 0.0)
         see(made, Groups.from_lists(rows, reward[:, None].tolist(), success=(reward[:, None] >= 0.5).tolist()), step)
         drawn += np.bincount(source[rows], minlength=4) * (step > 50)
@@ -117,7 +109,7 @@ def test_a_reward_for_the_format_takes_no_draws_away() -> None:
 
 
 def test_a_rogue_reward_draws_no_prompt_for_ever() -> None:
-    made, rng = bound(100), np.random.default_rng(0)
+    made, rng = make_spread(100), np.random.default_rng(0)
     for step in range(1, 60):
         rows = rng.permutation(100)[:50]
         reward = (rng.random(50) < 0.5).astype(float)
@@ -131,14 +123,14 @@ def test_a_rogue_reward_draws_no_prompt_for_ever() -> None:
 
 def test_prompts_are_drawn_in_proportion_to_their_weight() -> None:
     """The first of a race is a prompt with chance weight / Σ weights."""
-    made = bound(6, floor=0.1, strength=0.001, weight="success")
+    made = make_spread(6, floor=0.1, strength=0.001, weight="success")
     for step in range(1, 30):
         see(made, Groups.from_lists(range(6), [[0], [1], [0, 1], [0, 0, 0, 1], [1, 1, 1, 0], [0, 1, 1]]), step)
     weight = made._weight(np.arange(6))
     v = made.memory.value(np.arange(6))
     np.testing.assert_allclose(weight, np.sqrt(v * (1 - v)) + 0.1)
     draws = 5_000
-    first = [made.pick(np.arange(6), 1, at(step, seed=7)).rows[0] for step in range(100, 100 + draws)]
+    first = [made.pick(np.arange(6), 1, progress_at(step, seed=7)).rows[0] for step in range(100, 100 + draws)]
     share = np.bincount(first, minlength=6) / draws
     expected = weight / weight.sum()
     assert (np.abs(share - expected) < 4.5 * np.sqrt(expected / draws)).all()
@@ -149,7 +141,7 @@ def test_prompts_are_drawn_in_proportion_to_their_weight() -> None:
 def test_the_shortcut_changes_nothing(count, seed, weight, before) -> None:
     """Looking at the likely winners alone gives what sorting the whole pool gives."""
     M = 3000
-    made = bound(M, weight=weight)
+    made = make_spread(M, weight=weight)
     rng = np.random.default_rng(seed)
     made.memory.col("sum")[:] = made.memory.col("count") * rng.random(M)
     made.memory.col("count")[:] = rng.integers(0, 50, M)
@@ -159,35 +151,27 @@ def test_the_shortcut_changes_nothing(count, seed, weight, before) -> None:
         made._scale.end_step()
     pool = np.arange(M)
     for _ in range(before):
-        made.pick(pool, int(rng.integers(0, 300)), at(5, seed=seed))
+        made.pick(pool, int(rng.integers(0, 300)), progress_at(5, seed=seed))
     taken = made._taken.copy()
     keyed = Draw(seed, 0).bits("spread.race", made.table.key_hi, made.table.key_lo)
-    u = (at(5, seed=seed).draw.again("spread.race", keyed) >> np.uint64(11)) * 2.0**-53
+    u = (progress_at(5, seed=seed).draw.again("spread.race", keyed) >> np.uint64(11)) * 2.0**-53
     arrival = -np.log1p(-u) / made._weight(pool)
     arrival[taken] = np.inf
-    got = made.pick(pool, count, at(5, seed=seed)).rows
+    got = made.pick(pool, count, progress_at(5, seed=seed)).rows
     assert got.tolist() == np.argsort(arrival, kind="stable")[:count].tolist()
 
 
 def test_without_replacement_within_a_step_and_anew_in_the_next() -> None:
-    made, pool = bound(40), np.arange(40)
-    first, second = made.pick(pool, 25, at(1)).rows, made.pick(pool, 25, at(1, round=1)).rows
+    made, pool = make_spread(40), np.arange(40)
+    first, second = made.pick(pool, 25, progress_at(1)).rows, made.pick(pool, 25, progress_at(1, round=1)).rows
     assert len(first) == 25 and len(second) == 15 and not np.isin(first, second).any()
-    assert len(made.pick(pool, 10, at(1, round=2)).rows) == 0
-    assert len(made.pick(pool, 40, at(2)).rows) == 40
-
-
-def test_a_draw_depends_on_the_key_not_on_the_pool() -> None:
-    """A prompt's place among others is the same whoever else may be picked."""
-    made = bound(200)
-    whole = made.pick(np.arange(200), 200, at(3)).rows.tolist()
-    part = np.arange(0, 200, 3)
-    assert bound(200).pick(part, len(part), at(3)).rows.tolist() == [r for r in whole if r in set(part.tolist())]
+    assert len(made.pick(pool, 10, progress_at(1, round=2)).rows) == 0
+    assert len(made.pick(pool, 40, progress_at(2)).rows) == 40
 
 
 def test_a_new_prompt_is_expected_to_be_as_its_source() -> None:
     sources = ["easy"] * 30 + ["even"] * 30
-    made = bound(60, sources=sources)
+    made = make_spread(60, sources=sources)
     for step in range(1, 4):
         rows = np.concatenate([np.arange(10), np.arange(30, 40)])
         see(made, Groups.from_lists(rows, [[1.0]] * 10 + [[float(i % 2)] for i in range(10)]), step)
@@ -196,7 +180,7 @@ def test_a_new_prompt_is_expected_to_be_as_its_source() -> None:
 
 
 def test_prompts_that_fail_count_as_visited() -> None:
-    made = bound(3)
+    made = make_spread(3)
     for step in range(1, 21):
         made.table.observe(Groups.from_lists([0], [[]], failed=[True]), step, tolerance=1e-6)
     made.table.col("visits")[2], made.table.col("failures")[2] = 18, 2
@@ -206,13 +190,13 @@ def test_prompts_that_fail_count_as_visited() -> None:
     engine, world = make_engine("spread", n=1, batch=10, M=100)
     world.failure = 0.0
     engine.table.col("failures")[:50] = 1000
-    seen = np.concatenate([run_step(engine, world, step).groups.index for step in range(1, 41)])
+    seen = np.concatenate([result.groups.index for result in run(engine, world, 40)])
     assert 0 < (seen < 50).mean() < 0.2
 
 
 def test_the_chance_that_a_group_is_mixed() -> None:
     """Against the Beta distribution's integral."""
-    made = bound(4, weight="mixed", n=8, strength=2.0, prior="all", floor=0.001)
+    made = make_spread(4, weight="mixed", n=8, strength=2.0, prior="all", floor=0.001)
     made.memory.col("count")[:], made.memory.col("sum")[:] = [0, 4, 10, 40], [0, 0, 5, 39]
     grid = (np.arange(400_000) + 0.5) / 400_000
     mass, value = made.memory.mass(np.arange(4)), made.memory.value(np.arange(4))
@@ -222,22 +206,18 @@ def test_the_chance_that_a_group_is_mixed() -> None:
         expected = ((1 - grid**8 - (1 - grid) ** 8) * density).sum() / density.sum()
         assert made._weight(np.array([row]))[0] == pytest.approx(expected + 0.001, rel=1e-3)
     with pytest.raises(ConfigError, match=r"adaptive\.sampler\.weight='mixed': a group of 1"):
-        bound(4, weight="mixed", n=1)
+        make_spread(4, weight="mixed", n=1)
 
 
-def warm() -> StatsTable:
-    """Three of ten prompts are known from elsewhere."""
-    table = StatsTable()
-    table.rows_for(keys_of(10))
-    table.col("rollouts")[:3] = 8
-    for column in ("successes", "reward_sum", "signal_sum", "signal_sqsum"):
-        table.col(column)[:3] = [0, 4, 8]
-    return table
+#: Three of four prompts are known from elsewhere.
+WARM = {"rollouts": [8, 8, 8, 0]} | {
+    name: [0, 4, 8, 0] for name in ("successes", "reward_sum", "signal_sum", "signal_sqsum")
+}
 
 
 def test_a_warm_start_counts_once_where_a_run_is_joined_twice() -> None:
     """As it is where a run goes on from a checkpoint without statistics."""
-    made = bound(10, warm())
+    made = make_spread(4, known(**WARM))
     once = made.state_dict()["scale"]
     made.bind(made.table, made.facts)
     np.testing.assert_equal(made.state_dict()["scale"], once)
@@ -246,7 +226,7 @@ def test_a_warm_start_counts_once_where_a_run_is_joined_twice() -> None:
 
 @pytest.mark.parametrize("weight", ["reward", "success"])
 def test_warm_start_is_evidence(weight) -> None:
-    made = bound(10, warm(), weight=weight)
+    made = make_spread(4, known(**WARM), weight=weight)
     weight = made._weight(np.arange(3))
     assert weight[1] > 1.3 * weight[0] and weight[1] > 1.3 * weight[2]
-    assert made.memory.col("count")[:4].tolist() == [8, 8, 8, 0]
+    assert made.memory.col("count").tolist() == [8, 8, 8, 0]
