@@ -20,6 +20,7 @@ from verl_adaptive.simulate import (
     Machine,
     PoolConfig,
     Setting,
+    Simulation,
     StaticWorld,
     Task,
     Timing,
@@ -33,6 +34,7 @@ from verl_adaptive.simulate.replayed import ReplayConfig
 from verl_adaptive.simulate.verl_filter import VerlFilter
 
 SMALL = ClockConfig(Machine(replicas=2, slots=8), LengthConfig(median=60, sigma=0.8, cap=400), prompt_tokens=10)
+SLOW = replace(SMALL, machine=Machine(1, 3, 0.01, 0.01))  # most requests wait for a slot
 SETTING = Setting(batch=8, n=8, steps=8, budget=None)
 
 
@@ -47,28 +49,27 @@ class Fixed:
         return np.array(self.lengths)[number]
 
 
-def simulate(preset: str, p: np.ndarray, config: ClockConfig, lengths, steps: int = 1, **setting):
+def timed(preset, p, config=SMALL, lengths=None, *, failure=0.0, seed=0, batch=8, n=8, steps=8, **more):
+    """A simulation whose answers take time, of lengths that ``seed`` draws unless they are given; and its clock."""
     clock = Clock(config)
-    world = StaticWorld(p, lengths=lengths)
-    simulation = make_simulation(preset, world, steps=steps, clock=clock, **setting)
-    return simulation, list(simulation), clock
+    world = StaticWorld(p, lengths=lengths or Lengths(config.lengths, len(p), seed), failure=failure)
+    return make_simulation(preset, world, batch=batch, n=n, steps=steps, clock=clock, **more), clock
 
 
 def test_a_step_of_grpo_by_hand() -> None:
     """Two prompts of two rollouts, three slots of 1 s a token: 4 s, then the fourth rollout from the second second."""
     config = ClockConfig(Machine(1, 3, 1.0, 0.0), prompt_tokens=7)
-    _, results, clock = simulate(
-        "grpo adaptive.poll_interval=0.5", np.full(2, 0.5), config, Fixed([4, 2]), batch=2, n=2
-    )
-    (phase,) = clock.phases
+    words = "grpo adaptive.poll_interval=0.5"
+    run, clock = timed(words, np.full(2, 0.5), config, Fixed([4, 2]), batch=2, n=2, steps=1)
+    (result,), (phase,) = list(run), clock.phases
     assert phase.seconds == 4.0  # 4 and 2 at once, 4 at once, 2 after the first 2
     assert (phase.tokens, phase.occupied, phase.waves, phase.rollouts) == (12.0, 12.0, 1, 4)
     assert (phase.aborted_rollouts, phase.aborted_tokens, phase.unbegun, phase.prefill) == (0, 0, 0, 28)
     timing = Timing(config)
-    timing.count(phase, results[0], 1e-6, 0.5)
+    timing.count(phase, result, 1e-6, 0.5)
     row = timing.row()
     assert row["time"] == 4.0 and row["idle"] == row["empty"] == 0.0
-    mixed = int((~results[0].groups.degenerate()).sum())
+    mixed = int((~result.groups.degenerate()).sum())
     assert row["informative"] == mixed
     assert row["time_per_informative"] == (pytest.approx(4.0 / mixed) if mixed else pytest.approx(np.nan, nan_ok=True))
 
@@ -77,7 +78,8 @@ def test_a_result_is_seen_at_the_next_look() -> None:
     config = ClockConfig(Machine(1, 8, 1.0, 0.0))
     for poll, seen in ((0.5, 3.0), (2.0, 4.0), (5.0, 5.0)):
         words = f"grpo adaptive.poll_interval={poll}"
-        _, _, clock = simulate(words, np.full(2, 0.5), config, Fixed([3, 1]), batch=2, n=2)
+        run, clock = timed(words, np.full(2, 0.5), config, Fixed([3, 1]), batch=2, n=2, steps=1)
+        run.run_step()
         assert clock.phases[0].seconds == seen
         assert clock.phases[0].last == 0.0  # both groups at once
 
@@ -88,9 +90,8 @@ MOPPS_AERO = "dapo adaptive/sampler=mopps_by_source adaptive/allocator=aero"
 @pytest.mark.parametrize("preset", [*preset_names(), MOPPS_AERO, *PEERS])
 def test_nothing_is_lost(preset) -> None:
     """What the machine generated is what the ledger says, what was aborted included; every number is a possible one."""
-    p = np.random.default_rng(0).beta(0.4, 0.4, 60)
-    lengths = Lengths(SMALL.lengths, 60, 0)
-    simulation, results, clock = simulate(preset, p, SMALL, lengths, steps=8, batch=8, n=8)
+    simulation, clock = timed(preset, np.random.default_rng(0).beta(0.4, 0.4, 60))
+    results = list(simulation)
     assert len(results) == len(clock.phases) > 0
     for result, phase in zip(results, clock.phases, strict=True):
         tokens, rollouts = result.ledger.tokens, result.ledger.rollouts
@@ -118,9 +119,7 @@ def test_nothing_is_lost(preset) -> None:
 def test_a_failed_request_comes_back_too(preset, n) -> None:
     """A group of one that failed has no rollout that could end: the simulation stopped with an error."""
     p = np.random.default_rng(0).beta(0.4, 0.4, 200)
-    machine = replace(SMALL, machine=Machine(1, 3, 0.01, 0.01))  # most requests wait for a slot
-    clock, world = Clock(machine), StaticWorld(p, lengths=Lengths(SMALL.lengths, 200, 0), failure=0.2)
-    run = make_simulation(preset, world, batch=8, n=n, steps=6, clock=clock)
+    run, clock = timed(preset, p, SLOW, failure=0.2, n=n, steps=6)
     for result in run:
         phase, ledger = clock.phases[-1], result.ledger
         assert phase.tokens == pytest.approx(ledger.tokens.generated, abs=1.0)
@@ -133,20 +132,16 @@ def test_a_clock_changes_no_decision(preset) -> None:
     """The same batches and statistics whether answers take time or not, and however long they take."""
     p = np.random.default_rng(1).beta(0.4, 0.4, 60)
 
-    def decided(config: ClockConfig | None, seed: int) -> tuple[list[list[tuple[int, int]]], list[float]]:
-        world = StaticWorld(p, lengths=Lengths(SMALL.lengths, 60, seed))
-        clock = None if config is None else Clock(config)
-        run = make_simulation(preset, world, batch=8, n=8, steps=8, clock=clock)
+    def decided(run: Simulation) -> tuple[list[list[tuple[int, int]]], list[float]]:
         batches = [
             [(int(i), int(n)) for i, n in zip(r.groups.index[r.trained], r.groups.n[r.trained], strict=True)]
             for r in run
         ]
         return batches, [run.engine.table.col(name).tolist() for name in ("rollouts", "successes", "last_step")]
 
-    first = decided(None, 0)
-    slow = replace(SMALL, machine=Machine(1, 3, 0.01, 0.01))
-    assert decided(SMALL, 0) == first and decided(slow, 0) == first
-    assert decided(SMALL, 5) == first  # other lengths, another order of arrival
+    first = decided(make_simulation(preset, StaticWorld(p), batch=8, n=8, steps=8))
+    assert decided(timed(preset, p)[0]) == first and decided(timed(preset, p, SLOW)[0]) == first
+    assert decided(timed(preset, p, seed=5)[0]) == first  # other lengths, another order of arrival
 
 
 def test_shares_of_grpos() -> None:
@@ -201,10 +196,7 @@ def test_recorded_lengths_are_used(tmp_path) -> None:
 @pytest.mark.parametrize(("preset", "ahead"), [("grpo", 0), ("grpo", 1), ("dapo", 1), ("greso", 2), ("aero", 1)])
 def test_an_asynchronous_step_loses_nothing_and_leaves_the_rest_in_flight(preset, ahead) -> None:
     """Over the run: what the machine made is what came back and what is still in flight; the window bounds the latter."""
-    p = np.random.default_rng(0).beta(0.6, 0.6, 80)
-    world = StaticWorld(p, lengths=Lengths(SMALL.lengths, 80, 0))
-    clock = Clock(SMALL)
-    run = make_simulation(preset, world, batch=8, n=8, steps=30, clock=clock, ahead=ahead)
+    run, clock = timed(preset, np.random.default_rng(0).beta(0.6, 0.6, 80), steps=30, ahead=ahead)
     back = 0
     for step, result in enumerate(run, 1):
         phase = clock.phases[-1]
@@ -234,12 +226,10 @@ def test_a_race_to_the_finish_trains_short_answers() -> None:
 
 
 def test_a_window_that_is_kept_full_leaves_no_slot_idle() -> None:
-    p = np.full(200, 0.5)
     seconds = {}
     for ahead in (None, 2):
-        world = StaticWorld(p, lengths=Lengths(SMALL.lengths, 200, 0))
-        clock, timing = Clock(SMALL), Timing(SMALL)
-        run = make_simulation("grpo", world, batch=16, n=8, steps=30, clock=clock, ahead=ahead)
+        run, clock = timed("grpo", np.full(200, 0.5), batch=16, steps=30, ahead=ahead)
+        timing = Timing(SMALL)
         for step, result in enumerate(run, 1):
             timing.count(clock.phases[-1], result, 1e-6, 0.0)
             if step == 15:

@@ -15,6 +15,7 @@ from verl_adaptive.simulate.merit import answer, merits
 pytestmark = pytest.mark.usefixtures("runs_once")
 
 QUICK = ("--batch", 8, "--budget", 640, "--pool", "mixed:prompts=100", "--seeds", "0,1")
+STATIC = ("--batch", 8, "--steps", 6, "--pool", "static:prompts=100", "--seeds", "0,1")
 
 
 def test_everything_runs_by_default_and_the_limits_are_said(call) -> None:
@@ -102,7 +103,7 @@ def test_the_answer_comes_first_and_the_best_is_on_top(call) -> None:
 
 
 def test_prompts_that_do_not_learn_are_judged_by_their_signal(call) -> None:
-    words = ("--batch", 8, "--steps", 6, "--pool", "static:prompts=100", "--preset", "dapo", "--seeds", "0,1")
+    words = (*STATIC, "--preset", "dapo")
     found = json.loads(call("simulate", *words, "--json", "-")[1])
     merit = {entry["preset"]: entry["merit"] for entry in found["summary"]}
     assert found["merit"] == "signal per rollout" and merit["oracle_best"] > 1.2 and merit["grpo"] == 1.0
@@ -112,7 +113,7 @@ def test_prompts_that_do_not_learn_are_judged_by_their_signal(call) -> None:
 
 def test_of_single_rollouts_a_signal_says_nothing(call, monkeypatch) -> None:
     """solo had "nan", a signal of 0 and a gain of -2 in the tables, and no word about it in the answer."""
-    words = ("--batch", 8, "--steps", 6, "--pool", "static:prompts=100", "--seeds", "0,1", "--preset", "solo")
+    words = (*STATIC, "--preset", "solo")
     monkeypatch.setenv("COLUMNS", "140")
     pairs = call("simulate", *words, "--batch", 16)[1]  # more rollouts than prompts: two of each, with solo's baseline
     assert "solo: not ranked" in pairs

@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.cli.stores import make_run
+from tests.world import keys_of
 from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.simulate import (
     LearningConfig,
@@ -33,10 +34,8 @@ def trace_of(p: np.ndarray, n: int, steps: int = 1, seed: int = 0, move: float =
     rng, count = np.random.default_rng(seed), len(p)
     prompt, step = np.tile(np.arange(count), steps), np.repeat(np.arange(1, steps + 1), count)
     rate = np.clip(p[prompt] + move * (step - 1) / max(1, steps - 1), 0, 1)
-    from verl_adaptive.simulate.worlds import number_keys
-
     return Trace(
-        number_keys(count),
+        keys_of(count),
         prompt,
         step,
         np.full(len(prompt), float(n)),
