@@ -10,7 +10,9 @@ import functools
 import os
 import re
 import shutil
+import socket
 import subprocess
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -36,16 +38,30 @@ LIGHT, LIGHT_BLUE = (0xFB, 0xFB, 0xFA), (0x2F, 0x6F, 0xB5)
 DARK, DARK_BLUE = (0x14, 0x17, 0x1B), (0x6A, 0xA5, 0xE3)
 
 
-def browse(page: Path, profile: Path, *options: str) -> subprocess.CompletedProcess:
+def browse(page: Path | str, profile: Path, *options: str, quiet: bool = True) -> subprocess.CompletedProcess:
+    """The browser on a page or an address; ``quiet``: it has nothing to complain of."""
     done = subprocess.run(
-        [str(BROWSER), *FLAGS, f"--user-data-dir={profile}", *options, page.as_uri()],
+        [
+            str(BROWSER),
+            *FLAGS,
+            f"--user-data-dir={profile}",
+            *options,
+            page if isinstance(page, str) else page.as_uri(),
+        ],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=180,
     )
     assert done.returncode == 0, done.stderr
-    assert "CONSOLE" not in done.stderr, done.stderr  # a blocked resource, a script, a style that does not parse
+    # a blocked resource, a script, a style that does not parse
+    assert not quiet or "CONSOLE" not in done.stderr, done.stderr
     return done
+
+
+def with_script(page: str, script: str) -> str:
+    """The page with one more script, and without the policy that would stop it."""
+    page = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", page)
+    return page.replace("</body>", f"<script>{script}</script></body>")
 
 
 def picture(page: Path, folder: Path, name: str, width: int, height: int, *options: str) -> np.ndarray:
@@ -110,14 +126,13 @@ def test_wide_has_two_columns_and_narrow_one(pictured) -> None:
 
 def test_nothing_is_cut_off_on_a_telephone(reported, tmp_path) -> None:
     """Charts are as wide as their panels, and their words stay readable: measured where the browser put them."""
-    page = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", reported.html)
-    measure = """<script>
+    measure = """
     const wide = [...document.querySelectorAll(".chart")].filter(c => c.scrollWidth > c.clientWidth).length;
     const sizes = [...document.querySelectorAll("svg text")].filter(t => t.textContent && t.getClientRects().length && t.checkVisibility()).map(t => t.getBoundingClientRect().height);
     document.title = `wide ${wide} least ${Math.min(...sizes).toFixed(1)} body ${document.body.scrollWidth - innerWidth}`;
-    </script></body>"""
+    """
     probe = tmp_path / "probe.html"
-    probe.write_text(page.replace("</body>", measure), encoding="utf-8")
+    probe.write_text(with_script(reported.html, measure), encoding="utf-8")
     dom = browse(probe, tmp_path / "profile", "--window-size=500,4000", "--dump-dom").stdout
     wide, least, body = re.search(r"<title>wide (\d+) least ([\d.]+) body (-?\d+)</title>", dom).groups()
     assert int(wide) == 0 and float(least) >= 9 and int(body) <= 0
@@ -132,12 +147,7 @@ def test_the_browser_runs_the_pages_own_script_alone(reported, tmp_path) -> None
     evil = reported.html.replace("</h1>", "</h1><script>document.title='evil'</script><b onclick=1>x</b>", 1)
     page = tmp_path / "evil.html"
     page.write_text(evil, encoding="utf-8")
-    done = subprocess.run(
-        [str(BROWSER), *FLAGS, f"--user-data-dir={tmp_path / 'evil'}", "--dump-dom", page.as_uri()],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    done = browse(page, tmp_path / "evil", "--dump-dom", quiet=False)
     assert "<title>evil" not in done.stdout and "Content Security Policy" in done.stderr
 
 
@@ -166,9 +176,8 @@ document.title = "acts " + said.join(" ");
 
 
 def test_tooltips_sorting_searching_and_views(reported, tmp_path) -> None:
-    page = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", reported.html)
     probe = tmp_path / "acts.html"
-    probe.write_text(page.replace("</body>", f"<script>{ACTS}</script></body>"), encoding="utf-8")
+    probe.write_text(with_script(reported.html, ACTS), encoding="utf-8")
     dom = browse(probe, tmp_path / "profile", "--window-size=1280,3000", "--dump-dom").stdout
     assert "<title>acts true true true true true</title>" in dom
 
@@ -202,9 +211,6 @@ def test_news_come_without_losing_the_place(reported, tmp_path) -> None:
     """A real server, a real browser: the page takes the news and leaves everything that the reader did as it was."""
     pytest.importorskip("starlette")
     uvicorn = pytest.importorskip("uvicorn")
-    import socket
-    import threading
-
     from verl_adaptive.report.collect import collect
     from verl_adaptive.report.page import Live, render
     from verl_adaptive.report.server import Site, application
@@ -217,9 +223,7 @@ def test_news_come_without_losing_the_place(reported, tmp_path) -> None:
         made.append(run)
         first = len(made) == 1
         own = Live(live.watch, live.version, live.home, every=1)
-        text = render(collected, title="FIRST" if first else "SECOND", live=own)
-        text = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", text)
-        return text.replace("</body>", f"<script>{READER}</script></body>")
+        return with_script(render(collected, title="FIRST" if first else "SECOND", live=own), READER)
 
     site = Site(str(reported.folder), page, str)
     application_ = application(site).app  # without the guard's policy, which would stop the reader's script
@@ -232,10 +236,8 @@ def test_news_come_without_losing_the_place(reported, tmp_path) -> None:
         # one page, news at the first look for them, and none after that
         site._is_new = lambda run: ("old", "new", None)[min(len(made), 2)]  # type: ignore[method-assign]
         url = f"http://127.0.0.1:{listener.getsockname()[1]}/run/{run.id}"
-        options = [f"--user-data-dir={tmp_path / 'p'}", "--window-size=1280,900", "--virtual-time-budget=200000"]
-        done = subprocess.run(
-            [str(BROWSER), *FLAGS, *options, "--dump-dom", url], capture_output=True, text=True, timeout=180
-        )
+        options = ("--window-size=1280,900", "--virtual-time-budget=200000", "--dump-dom")
+        done = browse(url, tmp_path / "profile", *options, quiet=False)
         assert "<title>kept " + " ".join(["true"] * 9) in done.stdout, re.search("<title>.*?</title>", done.stdout)
     finally:
         server.should_exit = True

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.world import World, make_engine, run_step
 from verl_adaptive.config import AdaptiveConfig, AlarmConfig
 from verl_adaptive.errors import ConfigError
 from verl_adaptive.groups import Groups
@@ -303,8 +304,6 @@ def test_noise_is_no_fall() -> None:
 
 def test_a_journal_is_judged_as_training_was(tmp_path) -> None:
     """Every alarm at its step, by the settings of the run; what stands at the end; what is left of the budget."""
-    from tests.world import World, make_engine, run_step
-
     rows = [{"data_source": "dead" if i % 3 == 0 else "fine", "prompt": str(i)} for i in range(60)]
     rates = np.where(np.arange(60) % 3, 0.5, 0.0)
     keys, table = dataset_keys(rows), StatsTable()

@@ -219,19 +219,15 @@ def test_savings_are_estimated_only_where_it_is_fair(tmp_path) -> None:
     assert "different sizes" in collect(open_run(tmp_path / "pc")).history.uniform["why"]
 
 
-def test_no_saving_is_claimed_at_the_beginning(tmp_path) -> None:
-    make_run(tmp_path, prompts=200, steps=9, sampler="epoch", filter="informative", snapshot=False)
+@pytest.mark.parametrize(
+    ("steps", "lost", "why"), [(9, 0, "it takes 10 steps, and the run has 9"), (30, 20, "the journal lacks 20 steps")]
+)
+def test_no_saving_is_claimed_where_none_can_be_known(steps, lost, why, tmp_path) -> None:
+    """At the beginning, and where the run's account has steps that the groups do not."""
+    make_run(tmp_path, prompts=200, steps=steps, sampler="epoch", filter="informative", snapshot=False)
+    without_steps(tmp_path, 1, lost)
     page = page_of(tmp_path, tmp_path)
-    assert "Not estimated: it takes 10 steps, and the run has 9" in page and "rollouts than uniform" not in page
-
-
-def test_savings_are_not_estimated_where_steps_are_missing(tmp_path) -> None:
-    """The run's account has the missing steps, the groups do not."""
-    make_run(tmp_path, steps=30, snapshot=False)
-    without_steps(tmp_path, 1, 20)
-    assert "lacks 20 steps" in collect(open_run(tmp_path)).history.uniform["why"]
-    page = page_of(tmp_path, tmp_path)
-    assert "Not estimated: the journal lacks 20 steps" in page and "rollouts than uniform" not in page
+    assert f"Not estimated: {why}" in page and "rollouts than uniform" not in page
 
 
 def test_a_snapshot_has_a_report_without_a_course(reported, tmp_path, capsys) -> None:

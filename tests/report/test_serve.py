@@ -300,8 +300,6 @@ def test_runs_behind_links_are_found_once(tmp_path) -> None:
 
 def test_a_page_that_is_ready_waits_for_nobody(tmp_path) -> None:
     """Pages waited 4.8 s behind another run's; one that is there is shown while its successor is made."""
-    from verl_adaptive.report.server import Site
-
     for name in ("a", "b"):
         make_run(tmp_path / name, prompts=8, steps=1, run_id=name, snapshot=False)
     going, made = threading.Event(), []
@@ -357,15 +355,15 @@ def test_a_time_that_is_none_hides_one_run_alone(tmp_path) -> None:
         make_run(tmp_path / name, steps=3, run_id=f"p/{name}", snapshot=False)
     steps = tmp_path / "b" / "adaptive" / "attempt-0" / "steps.jsonl"
     change_lines(steps, lambda line: {**line, "wall_time": 1e20})
-    rows, trouble, _ = _index(Site(str(tmp_path), lambda run, live: "", lambda runs: ""))
+    rows, trouble, _ = _index(Site(str(tmp_path), str, str))
     assert [row["name"] for row in rows] == ["p/a"] and [str(steps) in text for text in trouble] == [True]
 
 
 def test_the_index_names_what_a_journal_lacks(tmp_path) -> None:
     make_run(tmp_path, steps=4, run_id="p/a", snapshot=False)
-    assert _index(Site(str(tmp_path), lambda run, live: "", lambda runs: ""))[1] == []
+    assert _index(Site(str(tmp_path), str, str))[1] == []
     without_steps(tmp_path, 2, 2)
-    site = Site(str(tmp_path), lambda run, live: "", lambda runs: "")
+    site = Site(str(tmp_path), str, str)
     rows, (text,), _ = _index(site)
     assert [row["step"] for row in rows] == [4] and text.startswith("p/a: steps 2 to 2 are not in the journal: ")
     assert _index(site)[1] == [text]  # without reading all of it again
