@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from math import comb
 
 import numpy as np
@@ -31,8 +32,7 @@ def visited(rates: np.ndarray, n: int, seed: int) -> Prompts:
         right = (rng.random((rates.shape[1], n)) < rate[:, None]).astype(float)
         table.observe(Groups.from_lists(rows, right.tolist(), success=right.tolist()), step, tolerance=1e-6)
         flips.add(rows, right.mean(axis=1), np.full(len(rows), n), len(rows))
-    prompts = Prompts(table, {"flips": flips.count, "flipping": flips.flipping()})
-    return prompts
+    return Prompts(table, {"flips": flips.count, "flipping": flips.flipping()})
 
 
 def frozen(visits: int, seed: int) -> np.ndarray:
@@ -48,6 +48,14 @@ def test_rates_that_stay_neither_regress_nor_flip(visits, n) -> None:
     assert len(prompts.where(REGRESSED)) <= 1 and len(prompts.where(FLIPPING)) <= 1
     other = matched(prompts, visited(frozen(visits, 1), n, 3), 5)
     assert other["clearly_better_in_b"] + other["clearly_worse_in_b"] <= 1
+
+
+def test_the_standard_error_is_that_of_paired_prompts() -> None:
+    """Pairs of runs of one world: the difference is within two standard errors nineteen times of twenty."""
+    pairs = itertools.pairwise(visited(frozen(2, 1), 8, seed) for seed in range(9))
+    found = [matched(a, b, 5) for a, b in pairs]
+    off = [abs(p["mean_rate_b"] - p["mean_rate_a"]) / p["standard_error"] for p in found]
+    assert np.mean(np.array(off) < 2) > 0.7 and max(off) < 4
 
 
 def test_what_is_planted_is_found() -> None:
