@@ -210,7 +210,7 @@ def test_both_are_cut_at_common_rollouts(tmp_path, call) -> None:
     [
         # "mean of 2 sources" of both, of which they share one, is no difference between them
         ({"math/acc": 0.5, "gsm8k/acc": 0.8}, {"math/acc": 0.5, "aime/acc": 0.1}, "+0.000 ± 0.020 (within"),
-        # the interval is the smallest source's
+        # the smallest source decides the interval
         ({"math/acc": 0.5, "aime/acc": 0.3}, {"math/acc": 0.5, "aime/acc": 0.4}, "± 0.120 (within the sampling error"),
         # sqrt(p (1 - p) / m) is of shares
         ({"math/reward": -0.5}, {"math/reward": -0.49}, "(1 seed: no interval)"),
