@@ -37,3 +37,15 @@ def call(capsys):
         return status, out, err
 
     return run
+
+
+@pytest.fixture
+def refusal(call):
+    """Run a command line that must fail with one line; the line."""
+
+    def run(*words: object, status: int = 1) -> str:
+        got, out, err = call(*words)
+        assert (got, out, err.count("\n")) == (status, "", 1), (got, out, err)
+        return err
+
+    return run

@@ -90,7 +90,7 @@ def pictured(tmp_path):
 NAMED = ("--prompt-key", "messages", "--media-key", "images=pictures")
 
 
-def test_a_file_of_results_is_read_by_the_same_names(pictured, tmp_path, call) -> None:
+def test_a_file_of_results_is_read_by_the_same_names(pictured, tmp_path, call, refusal) -> None:
     """What tells the pictures apart in the data set tells them apart in the evaluation, and in training."""
     data, results = pictured
     found = json.loads(call("stats", results, *NAMED, "--json")[1])
@@ -102,37 +102,32 @@ def test_a_file_of_results_is_read_by_the_same_names(pictured, tmp_path, call) -
     words = ("export", results, tmp_path / "o.parquet", "--data", data, "--where", "successes == 2")
     assert call(*words, *NAMED)[0] == 0
     assert pq.read_table(tmp_path / "o.parquet").column("pictures").to_pylist() == [["/p/2.png"]]
-    status, _, err = call(*words, "--overwrite", "--media-key", "image=pictures")
-    assert status == 2 and "images, videos, audios" in err
+    assert "images, videos, audios" in refusal(*words, "--overwrite", "--media-key", "image=pictures", status=2)
     table, named = StatsTable(), {"prompt_key": "messages", "media_keys": {"images": "pictures"}}
     table.rows_for(dataset_keys(pq.read_table(data).to_pylist(), **named))
     assert warm_start(table, results, discount=1.0, **named).used == 5
 
 
-def test_a_snapshot_has_the_policys_columns_and_no_steps(finished, tmp_path, call) -> None:
-    assert call("export", finished.folder / "global_step_30", tmp_path / "p.parquet")[0] == 0
+def test_a_snapshot_has_the_policys_columns_and_no_steps(finished, tmp_path, call, refusal) -> None:
+    snapshot = finished.folder / "global_step_30"
+    assert call("export", snapshot, tmp_path / "p.parquet")[0] == 0
     assert "greso.mean_streak" in pq.read_schema(tmp_path / "p.parquet").names
-    status, _, err = call("export", finished.folder / "global_step_30", tmp_path / "s.csv", "--what", "steps")
-    assert status == 1 and "no steps" in err
+    assert "no steps" in refusal("export", snapshot, tmp_path / "s.csv", "--what", "steps")
 
 
-def test_nothing_is_overwritten_unasked(finished, tmp_path, call) -> None:
+def test_nothing_is_overwritten_unasked(finished, tmp_path, call, refusal) -> None:
     target = tmp_path / "p.csv"
     target.write_text("mine")
-    status, _, err = call("export", finished.folder, target)
-    assert status == 1 and "--overwrite" in err and target.read_text() == "mine"
+    assert "--overwrite" in refusal("export", finished.folder, target) and target.read_text() == "mine"
     assert call("export", finished.folder, target, "--overwrite")[0] == 0 and target.read_text() != "mine"
-    status, _, err = call("export", finished.folder, tmp_path / "no" / "p.csv")
-    assert status == 1 and "does not exist" in err
+    assert "does not exist" in refusal("export", finished.folder, tmp_path / "no" / "p.csv")
     assert call("export", finished.folder, tmp_path / "q.csv", "--where", "--what", "steps")[0] == 2
     assert sorted(p.name for p in tmp_path.iterdir()) == ["p.csv"]  # no half-written files
 
 
-def test_a_full_disk_leaves_nothing_behind(finished, tmp_path, call) -> None:
-    target = tmp_path / "p.jsonl"
+def test_a_full_disk_leaves_nothing_behind(finished, tmp_path, refusal) -> None:
     (tmp_path / f"p.jsonl.{os.getpid()}{TEMPORARY}").symlink_to("/dev/full")
-    status, out, err = call("export", finished.folder, target)
-    assert status == 1 and out == "" and err.count("\n") == 1 and "No space left" in err
+    assert "No space left" in refusal("export", finished.folder, tmp_path / "p.jsonl")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -179,11 +174,10 @@ def test_unseen_rows_are_left_out_or_kept(finished, tmp_path, call) -> None:
     assert sources("--where", "visits == 0").count("new") == 5
 
 
-def test_an_export_does_not_replace_what_it_reads(tmp_path, call) -> None:
+def test_an_export_does_not_replace_what_it_reads(tmp_path, refusal) -> None:
     path = tmp_path / "eval.jsonl"
     path.write_text('{"key": "' + 32 * "a" + '", "score": [1, 0]}\n')
-    status, _, err = call("export", path, path, "--overwrite")
-    assert status == 1 and "is what is read" in err and "score" in path.read_text()
+    assert "is what is read" in refusal("export", path, path, "--overwrite") and "score" in path.read_text()
 
 
 def test_rows_that_were_never_rolled_out_have_a_data_source(tmp_path, call) -> None:
@@ -198,21 +192,15 @@ def test_rows_that_were_never_rolled_out_have_a_data_source(tmp_path, call) -> N
         assert found == [kept] * 30
 
 
-def test_a_foreign_data_set_is_refused(finished, tmp_path, call) -> None:
-    data = write_dataset(tmp_path / "f.parquet", [{**r, "data_source": "other"} for r in hostile_rows(3)])
-    words = ("--data", data, "--where", "visits > 0")
-    status, _, err = call("export", finished.folder, tmp_path / "o.parquet", *words)
-    assert status == 1 and "none of the 3 rows" in err and not (tmp_path / "o.parquet").exists()
-
-
-def test_an_empty_answer_is_no_data_set(finished, tmp_path, call) -> None:
-    out = tmp_path / "o.parquet"
+def test_a_foreign_data_set_and_an_empty_answer_are_refused(finished, tmp_path, refusal) -> None:
+    foreign = write_dataset(tmp_path / "f.parquet", [{**r, "data_source": "other"} for r in hostile_rows(3)])
     words = ("--data", finished.data, "--where", "pass_rate > 2")
-    status, _, err = call("export", finished.folder, out, *words)
-    assert status == 1 and err.count("\n") == 1 and "none of the 60 rows" in err and not out.exists()
+    for some, rows in ((("--data", foreign, "--where", "visits > 0"), 3), (words, 60)):
+        assert f"none of the {rows} rows" in refusal("export", finished.folder, tmp_path / "o.parquet", *some)
     for name, some in (("o.csv", words), ("o.parquet", words[:2])):
-        status, _, err = call("export", finished.folder, tmp_path / name, *some)
-        assert status == 2 and "needs --where CONDITION, and a file to write that ends in .parquet" in err
+        said = refusal("export", finished.folder, tmp_path / name, *some, status=2)
+        assert "needs --where CONDITION, and a file to write that ends in .parquet" in said
+    assert [path.name for path in tmp_path.iterdir()] == ["f.parquet"]
 
 
 def test_ones_own_ids(tmp_path, call) -> None:
@@ -229,7 +217,7 @@ def test_ones_own_ids(tmp_path, call) -> None:
 
 
 @pytest.mark.parametrize("what", ["missing", "not parquet", "no rows", "no prompt", "itself"])
-def test_bad_input_is_one_line(what, finished, tmp_path, call) -> None:
+def test_bad_input_is_one_line(what, finished, tmp_path, refusal) -> None:
     data, out = tmp_path / "d.parquet", tmp_path / "o.parquet"
     if what == "not parquet":
         data.write_text("hello")
@@ -239,6 +227,5 @@ def test_bad_input_is_one_line(what, finished, tmp_path, call) -> None:
         write_dataset(data, [{"question": "q"}])
     elif what == "itself":
         data = out = finished.data
-    status, printed, err = call("export", finished.folder, out, "--data", data, "--where", "visits > 0")
-    assert status == 1 and printed == "" and err.count("\n") == 1 and data.name in err
+    assert data.name in refusal("export", finished.folder, out, "--data", data, "--where", "visits > 0")
     assert pq.read_table(finished.data).num_rows == 60

@@ -111,10 +111,9 @@ def test_the_command_imports_nothing_heavy() -> None:
         (["parts", "gresso"], 1, "did you mean greso?"),
     ],
 )
-def test_a_failure_is_one_line(words, status, says, call) -> None:
-    got, out, err = call(*words)
-    assert got == status and out == ""
-    assert err.startswith("verl-adaptive: ") and err.count("\n") == 1 and says in err
+def test_a_failure_is_one_line(words, status, says, refusal) -> None:
+    said = refusal(*words, status=status)
+    assert said.startswith("verl-adaptive: ") and says in said
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may become somebody who may not read")
@@ -139,14 +138,13 @@ def test_what_may_not_be_read_is_one_line(what, finished, tmp_path) -> None:
     assert secret.name in done.stderr and "defect" not in done.stderr
 
 
-def test_an_unexpected_failure_is_one_line_too(call, monkeypatch) -> None:
+def test_an_unexpected_failure_is_one_line_too(call, refusal, monkeypatch) -> None:
     def broken() -> None:
         raise RuntimeError("first\nsecond")
 
     monkeypatch.setattr("verl_adaptive.commands.parts.describe", broken)
     monkeypatch.delenv("VERL_ADAPTIVE_DEBUG", raising=False)
-    status, out, err = call("parts")
-    assert (status, out, err.count("\n")) == (1, "", 1) and "RuntimeError: first second" in err
+    assert "RuntimeError: first second" in refusal("parts")
     monkeypatch.setenv("VERL_ADAPTIVE_DEBUG", "1")
     with pytest.raises(RuntimeError):
         call("parts")

@@ -102,7 +102,6 @@ def test_a_part_is_described_in_its_classes_own_words(third_party) -> None:
 
 
 @pytest.mark.parametrize("word", ["sampler", "solo", "--json"])
-def test_the_reference_is_of_everything(word, call) -> None:
+def test_the_reference_is_of_everything(word, refusal) -> None:
     """`parts sampler --markdown` ended with a KeyError."""
-    status, out, err = call("parts", word, "--markdown")
-    assert (status, out) == (2, "") and f"leave {word} out" in err
+    assert f"leave {word} out" in refusal("parts", word, "--markdown", status=2)

@@ -190,11 +190,9 @@ def test_a_damaged_record_is_one_line(call, tmp_path, damage, message):
     assert message in err + out and "Traceback" not in err and len(err.splitlines()) <= 1
 
 
-def test_nothing_to_replay(call, tmp_path):
-    status, _, err = call("replay", str(tmp_path / "nowhere"))
-    assert status == 1 and "adaptive.record=true" in err
-    status, _, err = call("replay", str(tmp_path))
-    assert status == 1 and "holds no attempt" in err
+def test_nothing_to_replay(refusal, tmp_path):
+    assert "adaptive.record=true" in refusal("replay", tmp_path / "nowhere")
+    assert "holds no attempt" in refusal("replay", tmp_path)
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path):
