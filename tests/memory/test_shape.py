@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from verl_adaptive.config import AdaptiveConfig
@@ -32,13 +32,6 @@ def test_groups_are_as_large_as_the_allocator_makes_them(parts, size) -> None:
     assert (shape.groups, shape.n, shape.note) == (16, size, "")
 
 
-@pytest.mark.parametrize(("n", "groups"), [(1, 128), (2, 64), (4, 32), (8, 16), (None, 16)])
-def test_the_same_rollouts_in_smaller_groups(n, groups) -> None:
-    shape = step_shape(config(n=n), 16, 8, 10_000)
-    assert (shape.groups, shape.n, shape.note) == (groups, n or 8, "")
-    assert shape.config.allocator == {"name": "fixed", "n": n or 8}
-
-
 def test_too_few_prompts_make_larger_groups() -> None:
     shape = step_shape(config(), 16, 8, 127)
     assert (shape.groups, shape.n) == (64, 2)
@@ -55,12 +48,21 @@ def test_batches_ahead_leave_most_prompts_to_be_drawn() -> None:
     assert step_shape(config(), 16, 8, 10, ahead=4).n == 8  # what verl asks for, at least
 
 
-@given(st.integers(1, 600), st.sampled_from([1, 2, 3, 4, 6, 8, 12, 16]), st.integers(1, 5000), st.floats(0, 3))
-def test_rollouts_and_divisibility_are_kept(batch, n, prompts, ahead) -> None:
-    shape = step_shape(config(), batch, n, prompts, ahead)
+@given(
+    batch=st.integers(1, 600),
+    n=st.sampled_from([1, 2, 3, 4, 6, 8, 12, 16]),
+    own=st.sampled_from([1, 2, 4, None]),
+    prompts=st.integers(1, 5000),
+    ahead=st.floats(0, 3),
+)
+def test_rollouts_and_divisibility_are_kept(batch, n, own, prompts, ahead) -> None:
+    size = own or n
+    assume(n % size == 0)
+    shape = step_shape(config(n=own), batch, n, prompts, ahead)
     assert shape.groups * shape.n == batch * n and shape.groups % batch == 0
+    assert shape.config.allocator == {"name": "fixed", "n": shape.n} and shape.n >= size
     assert shape.n == n or shape.groups * (3 * (1 + ahead) if ahead else 1) <= prompts
-    assert bool(shape.note) == (shape.n != 1)
+    assert bool(shape.note) == (shape.n != size)
 
 
 def test_refusals() -> None:

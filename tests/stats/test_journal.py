@@ -38,6 +38,17 @@ def commit(writer: Journal, step: int, groups: Groups | None = None) -> None:
     writer.commit_step(step, groups, KEYS[groups.row], outcomes, {"n": step}, {"p": step / 4}, sources=sources)
 
 
+@contextmanager
+def begun(folder: Path, *steps: int) -> Iterator[Journal]:
+    """A new journal in which these steps are written."""
+    with Journal(folder) as writer:
+        writer.begin(0, KEYS, SOURCES)
+        for step in steps:
+            commit(writer, step)
+        assert written(writer)
+        yield writer
+
+
 def steps_of(folder: Path) -> list[int]:
     return [line["step"] for line in JournalReader(folder).lines()]
 
@@ -106,10 +117,7 @@ def test_a_resume_goes_on_from_the_attempt_that_wrote_the_checkpoint(tmp_path: P
 
 def test_one_reading_is_of_the_same_steps(tmp_path: Path) -> None:
     """Prompts, steps and gaps were read one after another, each up to its own moment."""
-    with Journal(tmp_path) as writer:
-        writer.begin(0)
-        commit(writer, 1)
-        assert written(writer)
+    with begun(tmp_path, 1) as writer:
         run = open_run(tmp_path)
         assert len(run.steps) == 1
         commit(writer, 2)
@@ -120,10 +128,8 @@ def test_one_reading_is_of_the_same_steps(tmp_path: Path) -> None:
 
 
 def test_torn_tails_are_cut_at_every_byte(tmp_path: Path) -> None:
-    with Journal(tmp_path / "whole") as writer:
-        writer.begin(0)
-        for step in (1, 2):
-            commit(writer, step)
+    with begun(tmp_path / "whole", 1, 2):
+        pass
     for name in ("steps.jsonl", "groups.arrows"):
         whole = (tmp_path / "whole" / "attempt-0" / name).read_bytes()
         shutil.rmtree(tmp_path / "torn", ignore_errors=True)
@@ -136,8 +142,7 @@ def test_torn_tails_are_cut_at_every_byte(tmp_path: Path) -> None:
             assert sum(len(page) for page in run.observations()) == 6 * len(steps)
             if name == "groups.arrows" and len(steps) < 2:  # that a line was cut off nobody can know
                 assert run.gaps() == [(len(steps) + 1, 2, "groups.arrows of attempt 0 ends before them")]
-    with Journal(tmp_path / "x") as writer:
-        writer.begin(0)
+    with begun(tmp_path / "x") as writer:
         writer.commit_validation(2, {"acc": 0.5})
     assert open_run(tmp_path / "x").gaps() == [(1, 2, "steps.jsonl of attempt 0 ends before them")]
     with Journal(tmp_path / "torn") as writer:  # and a resume goes on behind what is whole
@@ -147,10 +152,8 @@ def test_torn_tails_are_cut_at_every_byte(tmp_path: Path) -> None:
 
 
 def test_damage_elsewhere_names_the_file(tmp_path: Path) -> None:
-    with Journal(tmp_path) as writer:
-        writer.begin(0, KEYS, SOURCES)
-        for step in (1, 2):
-            commit(writer, step)
+    with begun(tmp_path, 1, 2):
+        pass
     (prompts,) = tmp_path.glob("prompts-*.parquet")
     whole = prompts.read_bytes()
     for at in range(60, 400, 34):  # keys: one bit is another prompt
@@ -167,10 +170,8 @@ def test_damage_elsewhere_names_the_file(tmp_path: Path) -> None:
 
 
 def test_a_flipped_bit_is_damage_and_no_other_number(tmp_path: Path) -> None:
-    with Journal(tmp_path) as writer:
-        writer.begin(0, KEYS, SOURCES)
+    with begun(tmp_path, 1, 2) as writer:
         for step in (1, 2):
-            commit(writer, step)
             writer.commit_validation(step, {"acc": step / 8})
 
     def all_of_it() -> list[object]:
@@ -198,11 +199,10 @@ def test_a_flipped_bit_is_damage_and_no_other_number(tmp_path: Path) -> None:
 
 def test_a_column_that_came_later_is_null_in_the_attempts_before(tmp_path: Path, monkeypatch) -> None:
     fewer = pa.schema([field for field in journal.GROUPS if field.name != "clipped"])
-    with monkeypatch.context() as older, Journal(tmp_path) as writer:
+    with monkeypatch.context() as older:
         older.setattr(journal, "GROUPS", fewer)
-        writer.begin(0, KEYS, SOURCES)
-        commit(writer, 1)
-        assert written(writer)
+        with begun(tmp_path, 1):
+            pass
     with Journal(tmp_path) as writer:
         writer.begin(1, parent=writer.known[0]["id"])
         commit(writer, 2)
@@ -269,10 +269,7 @@ def test_closing_waits_for_a_frozen_disk_only_so_long(tmp_path: Path, monkeypatc
 
 def test_a_full_disk_is_caught_up_with(tmp_path: Path, caplog) -> None:
     with tmpfs(tmp_path / "disk", "96k") as disk:
-        with Journal(disk / "adaptive") as writer:
-            writer.begin(0)
-            commit(writer, 1)
-            assert written(writer)
+        with begun(disk / "adaptive", 1) as writer:
             (disk / "ballast").write_bytes(b"x" * 4096)
             with caplog.at_level(logging.WARNING):
                 with open(disk / "more", "wb", buffering=0) as file, pytest.raises(OSError, match="No space"):
@@ -323,19 +320,13 @@ def test_a_second_writer_is_refused_until_the_first_is_gone(tmp_path: Path) -> N
     process.send_signal(signal.SIGKILL)
     process.wait()
     process.stdout.close()
-    with Journal(tmp_path) as first:
-        first.begin(0)
-        with pytest.raises(JournalBusy, match="trainer.experiment_name"):
-            Journal(tmp_path)
-        commit(first, 1)
+    with begun(tmp_path, 1), pytest.raises(JournalBusy, match="trainer.experiment_name"):
+        Journal(tmp_path)
 
 
 def test_the_older_of_two_writers_stops(tmp_path: Path, caplog) -> None:
     """Where a file system has no locks, or somebody deleted the file."""
-    with Journal(tmp_path) as older:
-        older.begin(0)
-        commit(older, 1)
-        assert written(older)
+    with begun(tmp_path, 1) as older:
         (tmp_path / "attempt-1").mkdir()
         (tmp_path / "attempt-1" / "attempt.json").write_bytes(sealed('{"attempt": 1, "after": 1, "parent": 0}'))
         for step in (2, 3):
@@ -346,10 +337,7 @@ def test_the_older_of_two_writers_stops(tmp_path: Path, caplog) -> None:
 
 
 def test_files_that_were_deleted_are_begun_again(tmp_path: Path, caplog) -> None:
-    with Journal(tmp_path / "j") as writer:
-        writer.begin(0, KEYS, SOURCES)
-        commit(writer, 1)
-        assert written(writer)
+    with begun(tmp_path / "j", 1) as writer:
         shutil.rmtree(tmp_path / "j")
         commit(writer, 2)
         assert written(writer)
@@ -361,10 +349,7 @@ def test_files_that_were_deleted_are_begun_again(tmp_path: Path, caplog) -> None
 
 def test_a_copy_that_is_put_back_in_a_folders_place_is_written(tmp_path: Path) -> None:
     """The next step went into the files that were gone, and was called written."""
-    with Journal(tmp_path / "j") as writer:
-        writer.begin(0)
-        commit(writer, 1)
-        assert written(writer)
+    with begun(tmp_path / "j", 1) as writer:
         shutil.copytree(tmp_path / "j", tmp_path / "copy")
         shutil.rmtree(tmp_path / "j")
         (tmp_path / "copy").rename(tmp_path / "j")
@@ -420,9 +405,7 @@ def test_the_writer_of_a_folder_that_was_moved_leaves_the_next_one_alone(tmp_pat
     (tmp_path / "j").rename(tmp_path / "moved")
     with pytest.raises(JournalBusy, match=f"process {pid} on"):
         Journal(tmp_path / "moved")
-    with Journal(tmp_path / "j") as second:
-        second.begin(0)
-        commit(second, 1)
+    with begun(tmp_path / "j", 1) as second:
         assert "another process writes in its place; this one writes no more after step 1" in write(2)
         commit(second, 2)
         assert written(second)
