@@ -13,10 +13,12 @@ from hypothesis import strategies as st
 
 pytest.importorskip("verl")
 
+from tests.cli.lines import MINIMAL
 from tests.cli.stores import hostile_rows, make_run, write_dataset
-from tests.cli.test_doctor import MINIMAL
 from tests.simulated import not_simulated, simulated_once  # noqa: F401  # fixtures
+from verl_adaptive import simulate
 from verl_adaptive.commands import cost as costing
+from verl_adaptive.commands import doctor
 from verl_adaptive.commands.cost import ASSUMED, Cost, informative_share
 from verl_adaptive.groups import Groups
 from verl_adaptive.integration import inspect
@@ -94,11 +96,8 @@ def test_a_preset_that_refills_costs_more_and_says_how_to_spend_the_same(cost) -
     found, lines = cost("+adaptive=dapo", "trainer.total_epochs=10")
     assert found.grpo_total == 20_480 and found.factor > 1.5 and found.step > 1.5 * 1024
     assert found.total == found.step * 20 and found.share == ASSUMED
-    assert (
-        "if 50% of GRPO's groups are informative" in lines["cost"]
-        and "assumed" in lines["cost"]
-        and "generation time" in lines["time"]
-    )
+    assert "if 50% of GRPO's groups are informative" in lines["cost"] and "assumed" in lines["cost"]
+    assert "generation time" in lines["time"]
     assert found.equal == "adaptive.total_rollouts=20480" and 0 < found.equal_steps < 20
     assert "spends what GRPO would" in lines["equal cost"]
     spent, lines = cost("+adaptive=dapo", "trainer.total_epochs=10", found.equal)
@@ -193,12 +192,8 @@ def test_what_an_earlier_part_of_the_run_saw_takes_the_place_of_the_assumption(c
 @pytest.mark.usefixtures("not_simulated")
 def test_engines_are_counted_as_verl_starts_them(cost) -> None:
     rollout = "actor_rollout_ref.rollout"
-    words = (
-        "+adaptive=dapo",
-        "trainer.n_gpus_per_node=8",
-        "trainer.nnodes=2",
-        f"{rollout}.tensor_model_parallel_size=2",
-    )
+    words = ("+adaptive=dapo", "trainer.n_gpus_per_node=8", "trainer.nnodes=2")
+    words += (f"{rollout}.tensor_model_parallel_size=2",)
     assert "a model of 8 engines with" in cost(*words)[1]["time"]
     # of 4 engines, each in two parts with slots of their own
     assert "a model of 8 engines with" in cost(*words, f"{rollout}.data_parallel_size=2")[1]["time"]
@@ -215,8 +210,6 @@ def test_groups_are_of_the_size_that_the_data_set_allows(cost, call) -> None:
 
 
 def test_a_policy_that_cannot_be_simulated_says_why(cost, monkeypatch) -> None:
-    import verl_adaptive.simulate as simulate
-
     def refuse(*_, **__):
         raise LookupError("no such column")
 
@@ -245,8 +238,6 @@ def test_rows_of_zero_advantage_are_told_as_the_advantage_makes_them(call, words
 
 
 def test_findings_are_printed_as_they_come(call, monkeypatch) -> None:
-    from verl_adaptive.commands import doctor
-
     def fail(self) -> None:
         raise KeyboardInterrupt
 

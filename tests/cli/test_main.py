@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.lines import parsed
 from verl_adaptive import __version__
-from verl_adaptive.cli import COMMANDS, _Parser
+from verl_adaptive.cli import COMMANDS
 from verl_adaptive.simulate import compose_preset
-from verl_adaptive.stats.expressions import Expression
 from verl_adaptive.text import clean, one_line
 
 
@@ -59,12 +59,7 @@ def test_the_examples_of_help_are_right(name) -> None:
     lines = re.findall(rf"^  verl-adaptive {name}(.*)$", text, flags=re.M)
     assert lines
     for line in lines:
-        words = shlex.split(re.sub(r" {2,}\S.*$", "", line))
-        parser = _Parser()
-        module.configure(parser)
-        args = parser.parse_args(words[: words.index("--")] if "--" in words else words)
-        if getattr(args, "where", None):
-            Expression(args.where)
+        args = parsed([name, *shlex.split(re.sub(r" {2,}\S.*$", "", line))])
         for preset in (args.preset or ["grpo", "greso"]) if name == "simulate" else ():
             if "custom" not in preset:
                 compose_preset([*preset.split(), *args.overrides])
