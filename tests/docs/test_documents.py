@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import configparser
+import dataclasses
 import doctest
 import importlib
+import itertools
+import json
 import os
 import re
 import shlex
@@ -14,25 +18,21 @@ from pathlib import Path
 
 import pytest
 
+import verl_adaptive
+from tests.cli.lines import MINIMAL, parsed
 from tests.cli.stores import make_run
 from tests.simulated import not_simulated  # noqa: F401  # a fixture
 from verl_adaptive import policy
-from verl_adaptive.cli import COMMANDS, _Parser
+from verl_adaptive.cli import COMMANDS, main
+from verl_adaptive.commands.cost import Cost
 from verl_adaptive.commands.parts import describe
 from verl_adaptive.config import AdaptiveConfig
 from verl_adaptive.errors import ConfigError
 from verl_adaptive.policy import PARTS, build_policy
-from verl_adaptive.stats.expressions import Expression
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 NAMES = [str(p.relative_to(ROOT)) for p in PAGES]
-
-#: What stands for `<your overrides>`: the least that verl accepts.
-MINIMAL = (
-    "algorithm.adv_estimator=grpo data.train_batch_size=64 actor_rollout_ref.rollout.name=vllm actor_rollout_ref.rollout.n=16 "
-    "actor_rollout_ref.actor.ppo_mini_batch_size=32 actor_rollout_ref.actor.use_dynamic_bsz=true trainer.n_gpus_per_node=2"
-)
 
 
 def slug(heading: str) -> str:
@@ -127,39 +127,30 @@ def shell_lines() -> list[tuple[str, str]]:
     return out
 
 
+#: What a line of a page's shell may begin with; the pages have some of each but the last two.
+KINDS = (
+    *("python -m verl.trainer.main_ppo", "verl-adaptive", "bash", "python examples/", "pip install"),
+    *("python scripts/", "git clone"),
+)
+
+
 def kind(line: str) -> str:
-    for start in (
-        "python -m verl.trainer.main_ppo",
-        "verl-adaptive ",
-        "bash ",
-        "python examples/",
-        "python scripts/",
-        "pip install",
-        "git clone",
-    ):
-        if line.startswith(start):
-            return start.strip()
-    return "?"
+    return next((start for start in KINDS if line.startswith(start)), "?")
+
+
+def lines_of(*kinds: str) -> list[str]:
+    return sorted({line for _, line in shell_lines() if kind(line) in kinds})
 
 
 def test_there_are_commands_of_every_kind() -> None:
-    assert {kind(line) for _, line in shell_lines()} - {"python scripts/", "git clone"} == {
-        "python -m verl.trainer.main_ppo",
-        "verl-adaptive",
-        "bash",
-        "python examples/",
-        "pip install",
-    }
+    assert {kind(line) for _, line in shell_lines()} - {*KINDS[5:]} == {*KINDS[:5]}
 
 
 def words_of(line: str) -> list[str]:
-    return shlex.split(line.replace("<your overrides>", MINIMAL), comments=True)
+    return shlex.split(line.replace("<your overrides>", " ".join(MINIMAL)), comments=True)
 
 
-TRAINING = sorted({line for _, line in shell_lines() if kind(line).startswith("python -m verl")})
-
-
-@pytest.mark.parametrize("line", TRAINING)
+@pytest.mark.parametrize("line", lines_of("python -m verl.trainer.main_ppo"))
 def test_training_commands_compose_and_validate(line, monkeypatch) -> None:
     inspect = pytest.importorskip("verl_adaptive.integration.inspect")
     if "adaptive/sampler=cero" in line or "adaptive=cero" in line:
@@ -167,22 +158,14 @@ def test_training_commands_compose_and_validate(line, monkeypatch) -> None:
     inspect.validate(inspect.compose(inspect.Command.parse(words_of(line))))
 
 
-@pytest.mark.parametrize("line", sorted({line for _, line in shell_lines() if kind(line) == "verl-adaptive"}))
+@pytest.mark.parametrize("line", lines_of("verl-adaptive"))
 def test_our_commands_parse(line) -> None:
     words = words_of(line)[1:]
     assert words[0] in COMMANDS
-    words = words[: words.index("--")] if "--" in words else words
-    module = importlib.import_module(f"verl_adaptive.commands.{words[0].replace('-', '_')}")
-    parser = _Parser(prog="x")
-    module.configure(parser)
-    args = parser.parse_args(words[1:])
-    if getattr(args, "where", None):
-        Expression(args.where)
+    parsed(words)
 
 
-@pytest.mark.parametrize(
-    "line", sorted({line for _, line in shell_lines() if kind(line) in ("bash", "python examples/", "python scripts/")})
-)
+@pytest.mark.parametrize("line", lines_of("bash", "python examples/", "python scripts/"))
 def test_scripts_exist(line) -> None:
     words = words_of(line)
     script = ROOT / words[1]
@@ -193,8 +176,6 @@ def test_scripts_exist(line) -> None:
 
 
 def test_extras_exist() -> None:
-    import configparser
-
     setup = configparser.ConfigParser()
     setup.read(ROOT / "setup.cfg")
     extras = set(setup["options.extras_require"])
@@ -208,8 +189,6 @@ def test_extras_exist() -> None:
 
 
 def test_every_option_that_is_named_exists() -> None:
-    import dataclasses
-
     known = {"adaptive.name", *(f"adaptive.{role}.name" for role in PARTS), *(f"adaptive.{role}" for role in PARTS)}
     for field in dataclasses.fields(AdaptiveConfig):
         known.add(f"adaptive.{field.name}")
@@ -230,8 +209,6 @@ def test_every_option_that_is_named_exists() -> None:
 
 
 def test_the_options_page_is_what_the_command_writes(capsys) -> None:
-    from verl_adaptive.cli import main
-
     assert main(["parts", "--markdown"]) == 0
     written = capsys.readouterr().out
     assert (ROOT / "docs" / "options.md").read_text() == written, "verl-adaptive parts --markdown > docs/options.md"
@@ -272,11 +249,6 @@ def test_nothing_claims_an_index_that_the_package_is_not_on() -> None:
 
 def test_the_json_of_stats_and_doctor_is_described(tmp_path, capsys) -> None:
     """Every key that is printed is on the page, and the page names no other."""
-    import dataclasses
-    import json
-
-    from verl_adaptive.cli import main
-
     page = (ROOT / "docs" / "commands.md").read_text()
     make_run(tmp_path, steps=2)
     assert main(["stats", str(tmp_path), "--json", "--where", "visits > 0"]) == 0
@@ -289,8 +261,6 @@ def test_the_json_of_stats_and_doctor_is_described(tmp_path, capsys) -> None:
     config = inspect.compose(inspect.Command(("+adaptive=grpo", "actor_rollout_ref.rollout.name=vllm")))
     seen = inspect.foresee(config, inspect.RunPlan.of(config))
     assert set(seen.as_dict()) == set(re.findall(r"`(\w+)`", plan))
-    from verl_adaptive.commands.cost import Cost
-
     cost = re.search(r"^\| `plan.cost` \|.*$", page, flags=re.M)[0].split("|")[2]
     assert [f.name for f in dataclasses.fields(Cost)] == re.findall(r"`(\w+)`", cost)
 
@@ -309,17 +279,10 @@ def test_the_combinations_are_as_described() -> None:
             return False
         return True
 
-    for sampler in PARTS["sampler"]:
-        for allocator in PARTS["allocator"]:
-            for filter in PARTS["filter"]:
-                for advantage in PARTS["advantage"]:
-                    wanted = (sampler, allocator) not in refused and (filter != "band" or allocator == "pilot_commit")
-                    assert works(sampler, allocator, filter, advantage) == wanted, (
-                        sampler,
-                        allocator,
-                        filter,
-                        advantage,
-                    )
+    for parts in itertools.product(*(PARTS[role] for role in ("sampler", "allocator", "filter", "advantage"))):
+        sampler, allocator, filter, _ = parts
+        wanted = (sampler, allocator) not in refused and (filter != "band" or allocator == "pilot_commit")
+        assert works(*parts) == wanted, parts
 
 
 # -- code ---------------------------------------------------------------------------------------------------
@@ -391,8 +354,6 @@ def test_the_parts_of_the_page_keep_what_the_roles_promise(teaching) -> None:
 
 
 def test_the_page_names_what_its_parts_are_written_with() -> None:
-    import verl_adaptive
-
     words = re.search(r"from verl_adaptive import (.*)", (ROOT / PARTS_PAGE).read_text())[1].split(", ")
     assert set(words) <= set(verl_adaptive.__all__) and {"Sampler", "Column", "check"} <= set(words)
 
@@ -400,7 +361,6 @@ def test_the_page_names_what_its_parts_are_written_with() -> None:
 @pytest.fixture
 def said_in(monkeypatch, capsys, not_simulated):  # noqa: F811
     """What a command prints, with a folder on the path as a program's own is; the page's modules are gone afterwards."""
-    from verl_adaptive.cli import main
 
     def said(site: Path, *words: str) -> str:
         monkeypatch.syspath_prepend(site)
@@ -460,8 +420,6 @@ def test_the_progress_line_of_the_readme_is_what_is_printed() -> None:
 
 
 def test_the_figures_of_large_stores_are_the_measured_ones() -> None:
-    import json
-
     took = json.loads((ROOT / "benchmarks" / "results" / "commands.json").read_text())["sizes"]["1000000"]["commands"]
     page = (ROOT / "docs" / "commands.md").read_text().split("## Large stores")[1].split("\n## ")[0]
     journal, snapshot, report = (
