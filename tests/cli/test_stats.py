@@ -34,6 +34,10 @@ def facts(call, *words) -> dict:
     return json.loads(out)
 
 
+def selected(call, *words) -> list[dict]:
+    return facts(call, *words)["lists"]["selected prompts"]
+
+
 def test_the_overview_is_the_engines_table(finished, call) -> None:
     table, total = finished.engine.table, finished.engine.total
     found = facts(call, finished.folder)
@@ -55,39 +59,32 @@ def test_the_overview_is_the_engines_table(finished, call) -> None:
 
 def test_a_snapshot_and_its_checkpoint_are_stores_too(finished, call) -> None:
     checkpoint = finished.folder / "global_step_30"
-    one, other = facts(call, checkpoint), facts(call, checkpoint / "adaptive")
-    assert one == other and one["kind"] == "snapshot" and one["step"] == 30
+    one, live = facts(call, checkpoint), facts(call, finished.folder)
+    assert one == facts(call, checkpoint / "adaptive") and one["kind"] == "snapshot" and one["step"] == 30
     assert one["prompts"] == 60 and one["retired"] == 3 and one["flip_flopping"] is None
-    live = facts(call, finished.folder)
-    assert {k: one[k] for k in ("visits", "rollouts", "successes", "never_solved")} == {
-        k: live[k] for k in ("visits", "rollouts", "successes", "never_solved")
-    }
+    assert all(one[name] == live[name] for name in ("visits", "rollouts", "successes", "never_solved"))
 
 
 def test_selecting_and_sorting(finished, call) -> None:
-    found = facts(
-        call, finished.folder, "--where", "visits > 3 and pass_rate < 0.5", "--sort", "pass_rate", "--limit", "4"
-    )
+    where = ("--where", "visits > 3 and pass_rate < 0.5")
+    found = facts(call, finished.folder, *where, "--sort", "pass_rate", "--limit", "4")
     rows = found["lists"]["selected prompts"]
     assert len(rows) == 4 < found["selected"]
-    every = facts(call, finished.folder, "--limit", "60")["lists"]["selected prompts"]
+    every = selected(call, finished.folder, "--limit", "60")
     theirs = [row["rollouts"] for row in every if row["visits"] > 3 and row["pass_rate"] < 0.5]
     assert found["selected_rollouts"] == sum(theirs) < found["rollouts"] == sum(row["rollouts"] for row in every)
-    said = call("stats", finished.folder, "--where", "visits > 3 and pass_rate < 0.5")[1]
+    said = call("stats", finished.folder, *where)[1]
     assert f"{sum(theirs):,} rollouts ({sum(theirs) / found['rollouts']:.1%} of all)" in said
     rates = [row["pass_rate"] for row in rows]
     assert rates == sorted(rates) and all(row["visits"] > 3 for row in rows)
-    descending = facts(call, finished.folder, "--sort", "visits", "--desc", "--limit", "60")["lists"][
-        "selected prompts"
-    ]
-    visits = [row["visits"] for row in descending]
+    visits = [row["visits"] for row in selected(call, finished.folder, "--sort", "visits", "--desc", "--limit", "60")]
     assert visits == sorted(visits, reverse=True) and len(visits) == found["prompts"]
     for words in ((), ("--desc",)):
-        named = facts(call, finished.folder, "--sort", "key", *words, "--limit", "60")["lists"]["selected prompts"]
+        named = selected(call, finished.folder, "--sort", "key", *words, "--limit", "60")
         assert [row["key"] for row in named] == sorted((row["key"] for row in named), reverse=bool(words))
-    by_name = facts(call, finished.folder, "--sort", "source", "--limit", "60")["lists"]["selected prompts"]
+    by_name = selected(call, finished.folder, "--sort", "source", "--limit", "60")
     assert [row["source"] for row in by_name] == sorted(row["source"] for row in by_name)
-    assert "flips" in facts(call, finished.folder, "--where", "flips >= 2")["lists"]["selected prompts"][0]
+    assert "flips" in selected(call, finished.folder, "--where", "flips >= 2")[0]
 
 
 def test_the_picture_in_the_terminal(finished, call) -> None:
@@ -106,9 +103,8 @@ def test_it_fits_a_terminal(width, finished, call, monkeypatch) -> None:
     out += call("doctor")[1]
     lines = out.splitlines()
     # a path is whole, to be copied, however long
-    assert not [
-        line for line in lines if (len(line) > width and not line.startswith(("A: ", "B: "))) or line.endswith(" ")
-    ]
+    assert not [line for line in lines if len(line) > width and not line.startswith(("A: ", "B: "))]
+    assert not [line for line in lines if line.endswith(" ")]
     assert not re.search(r"\d,\n|\d\n\d", out) and "rollout\n" not in out  # neither numbers nor headings are broken
     keys = re.findall(r"^ ([0-9a-f]+) ", out, flags=re.M)
     assert len(keys) >= 9 and {len(key) for key in keys} == {12 if width == 80 else 32}
@@ -117,7 +113,7 @@ def test_it_fits_a_terminal(width, finished, call, monkeypatch) -> None:
 @pytest.mark.parametrize("width", [40, 50, 60, 70])
 def test_a_number_that_has_no_room_is_not_another_number(width, finished, call, monkeypatch) -> None:
     """Right-hand columns lost their last digits: step 14 was step 1, a pass rate of 0.875 was 0."""
-    whole = facts(call, finished.folder, "--limit", "60", "--sort", "last_step")["lists"]["selected prompts"]
+    whole = selected(call, finished.folder, "--limit", "60", "--sort", "last_step")
     steps = {str(row["last_step"]) for row in whole}
     monkeypatch.setenv("COLUMNS", str(width))
     out = call("stats", finished.folder, "--limit", "60", "--sort", "last_step")[1]
@@ -128,21 +124,18 @@ def test_a_number_that_has_no_room_is_not_another_number(width, finished, call, 
 def test_rates_of_visits_are_the_numbers_they_are(tmp_path, call) -> None:
     """They are float32: 7 right of 10 was not `>= 0.7`, was printed as 0.699999988, and counted as 0.6 to 0.7."""
     make_run(tmp_path, n=10, steps=12, snapshot=False, sampler="epoch", filter="keep_all")
-    found = facts(call, tmp_path, "--where", "last_rate == 0.7", "--limit", "60")
-    seven = found["lists"]["selected prompts"]
+    found = facts(call, tmp_path)
+    seven = selected(call, tmp_path, "--where", "last_rate == 0.7", "--limit", "60")
     assert seven and {row["last_rate"] for row in seven} == {0.7}
-    every = facts(call, tmp_path, "--sort", "last_rate", "--limit", "60")["lists"]["selected prompts"]
+    every = selected(call, tmp_path, "--sort", "last_rate", "--limit", "60")
     rates = [row["last_rate"] for row in every if row["last_rate"] is not None]
     assert facts(call, tmp_path, "--where", "last_rate >= 0.7")["selected"] == sum(rate > 0.65 for rate in rates)
     bins = dict(zip(BINS, found["latest_histogram"]["prompts"], strict=True))
-    assert {name: bins[name] for name in ("0.6-0.7", "0.7-0.8")} == {
-        "0.6-0.7": rates.count(0.6),
-        "0.7-0.8": rates.count(0.7),
-    }
+    assert (bins["0.6-0.7"], bins["0.7-0.8"]) == (rates.count(0.6), rates.count(0.7))
 
 
 def test_the_beginning_of_a_key_finds_its_prompt(finished, call, refusal) -> None:
-    key = facts(call, finished.folder, "--limit", "1")["lists"]["selected prompts"][0]["key"]
+    key = selected(call, finished.folder, "--limit", "1")[0]["key"]
     for digits in (8, 12, 16, 17, 31, 32):
         for text in (key[:digits], key[:digits].upper()):
             found = facts(call, finished.folder, "--where", f"key == '{text}'")
@@ -281,17 +274,11 @@ def test_a_damaged_snapshot_is_one_line(tmp_path, call, refusal) -> None:
 
 
 def test_histogram_bins() -> None:
-    counts = histogram(np.array([0, 0.05, 0.1, 0.1 + 0.2, 0.3, 7 / 10, 0.95, 1.0, np.nan]))
-    assert dict(zip(BINS, counts, strict=True)) == {
-        **dict.fromkeys(BINS, 0),
-        "0": 1,
-        "0.0-0.1": 1,
-        "0.1-0.2": 1,
-        "0.3-0.4": 2,
-        "0.7-0.8": 1,
-        "0.9-1.0": 1,
-        "1": 1,
-    }
+    counts = dict(
+        zip(BINS, histogram(np.array([0, 0.05, 0.1, 0.1 + 0.2, 0.3, 7 / 10, 0.95, 1.0, np.nan])), strict=True)
+    )
+    filled = {"0": 1, "0.0-0.1": 1, "0.1-0.2": 1, "0.3-0.4": 2, "0.7-0.8": 1, "0.9-1.0": 1, "1": 1}
+    assert counts == {**dict.fromkeys(BINS, 0), **filled}
 
 
 def test_a_fall_by_exactly_half_is_one() -> None:

@@ -26,11 +26,7 @@ RUNS = {
     "mopps": {"sampler": "mopps"},
     "aero": {"allocator": "aero", "filter": "aero", "advantage": "beta", "refill": False},
     "cero": {"sampler": "cero", "refill": False},
-    "pilot_commit": {
-        "sampler": "retire",
-        "allocator": {"name": "pilot_commit", "form": "on_policy"},
-        "filter": "band",
-    },
+    "pilot_commit": {"sampler": "retire", "allocator": {"name": "pilot_commit", "form": "on_policy"}, "filter": "band"},
     "pipelined": {
         "sampler": "retire",
         "allocator": {"name": "pilot_commit", "form": "pipelined", "max_age": 1},

@@ -28,10 +28,7 @@ LIMIT = 60
 def examples(count: int) -> Callable[[Any], Any]:
     """Try ``count`` examples, the same ones each time; in the long mode more of them, and others."""
     return settings(
-        max_examples=count * FACTOR,
-        derandomize=FACTOR == 1,
-        database=None,
-        suppress_health_check=list(HealthCheck),
+        max_examples=count * FACTOR, derandomize=FACTOR == 1, database=None, suppress_health_check=list(HealthCheck)
     )
 
 

@@ -20,14 +20,7 @@ from hypothesis import strategies as st
 from tests.stats.made import make_keys
 from tests.stats.mounts import tmpfs
 from tests.stats.test_table import equal, filled
-from verl_adaptive.stats import (
-    Column,
-    SnapshotError,
-    SnapshotMissing,
-    StatsTable,
-    read_snapshot,
-    write_snapshot,
-)
+from verl_adaptive.stats import Column, SnapshotError, SnapshotMissing, StatsTable, read_snapshot, write_snapshot
 from verl_adaptive.stats import snapshot as module
 
 META = {"policy": "greso", "policy_digest": "d1", "dataset": "f1", "step": 7}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -143,8 +144,6 @@ def test_rates_survive_any_discount(evidence: list[tuple[int, float]], discount:
     n, c = np.array([e[0] for e in evidence]), np.array([round(e[0] * e[1]) for e in evidence], dtype=float)
     flat = np.zeros(len(n), dtype=bool)
     theirs.observe_visits(Visits(np.arange(len(n)), np.zeros(len(n)), n, c, c, c, c, n * 10, flat, flat))
-    import tempfile
-
     with tempfile.TemporaryDirectory() as folder:
         write_snapshot(folder, theirs, {}, meta={})
         table = fresh(*range(len(evidence)))
@@ -186,22 +185,14 @@ def save(path: Path, data: list[dict[str, Any]]) -> str:
     return str(path)
 
 
+#: Eight, four and none of eight rollouts right.
+EVALUATED = list(zip(rows(), (8, 4, 0), strict=False))
 FORMS: dict[str, list[dict[str, Any]]] = {
-    "counts": [{**row, "n": 8, "successes": c, "tokens": 800} for row, c in zip(rows(), [8, 4, 0], strict=False)],
-    "rates": [{**row, "n": 8, "pass_rate": c / 8, "tokens": 800} for row, c in zip(rows(), [8, 4, 0], strict=False)],
-    "samples": [
-        {**row, "score": float(i < c), "tokens": 100}
-        for i in range(8)
-        for row, c in zip(rows(), [8, 4, 0], strict=False)
-    ],
-    "lists": [
-        {**row, "score": [1.0] * c + [0.0] * (8 - c), "tokens": 800} for row, c in zip(rows(), [8, 4, 0], strict=False)
-    ],
-    "two rows a prompt": [
-        {**row, "n": 4, "successes": c / 2, "tokens": 400}
-        for _ in range(2)
-        for row, c in zip(rows(), [8, 4, 0], strict=False)
-    ],
+    "counts": [{**row, "n": 8, "successes": c, "tokens": 800} for row, c in EVALUATED],
+    "rates": [{**row, "n": 8, "pass_rate": c / 8, "tokens": 800} for row, c in EVALUATED],
+    "samples": [{**row, "score": float(i < c), "tokens": 100} for i in range(8) for row, c in EVALUATED],
+    "lists": [{**row, "score": [1.0] * c + [0.0] * (8 - c), "tokens": 800} for row, c in EVALUATED],
+    "two rows a prompt": [{**row, "n": 4, "successes": c / 2, "tokens": 400} for row, c in EVALUATED * 2],
 }
 
 
@@ -258,22 +249,11 @@ def test_scores_need_not_be_zero_or_one(tmp_path: Path) -> None:
 
 def test_an_export_of_shaped_rewards_has_variance_where_the_run_saw_it(tmp_path: Path) -> None:
     """No success and no variance are two things: rewards of .1 and .3 are hard for a threshold of .5, and informative."""
-    keys = make_keys(2)
-    groups = [[0.1, 0.3, 0.1, 0.1], [0.1] * 4]
-    rows = [
-        {
-            "key": key,
-            "n": 4,
-            "successes": 0.0,
-            "reward_sum": sum(group),
-            "signal_sum": sum(group),
-            "signal_sqsum": sum(x * x for x in group),
-        }
-        for key, group in zip(key_hex(keys), groups, strict=True)
-    ]
-    path = tmp_path / "export.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    table = read_results(path, tolerance=1e-6)
+    keys, lines = make_keys(2), []
+    for key, group in zip(key_hex(keys), ([0.1, 0.3, 0.1, 0.1], [0.1] * 4), strict=True):
+        sums = dict.fromkeys(("reward_sum", "signal_sum"), sum(group)) | {"signal_sqsum": sum(x * x for x in group)}
+        lines.append({"key": key, "n": 4, "successes": 0.0, **sums})
+    table = read_results(Path(save(tmp_path / "export.jsonl", lines)), tolerance=1e-6)
     at = table.rows_for(keys, create=False)
     assert table.col("streak")[at].tolist() == [0, 1] and table.col("streak_kind")[at].tolist() == [0, -1]
 
@@ -356,8 +336,6 @@ def test_bad_sources_are_named(tmp_path: Path) -> None:
     (tmp_path / "bad.jsonl").write_text('{"n": 1}\nnot json\n')
     (tmp_path / "list.jsonl").write_text("[1]\n")
     (tmp_path / "bad.parquet").write_bytes(b"PAR1 not really")
-    (tmp_path / "what.txt").write_text("hello")
-    (tmp_path / "empty").mkdir()
     write_snapshot(tmp_path / "torn", other_run(), {}, meta={})
     (tmp_path / "torn" / "manifest.json").write_text("{")
     (tmp_path / "nothing.jsonl").write_text("")
@@ -366,8 +344,6 @@ def test_bad_sources_are_named(tmp_path: Path) -> None:
         ("bad.jsonl", "neither key nor prompt"),
         ("list.jsonl", "line 1: not an object"),
         ("bad.parquet", "not a Parquet file"),
-        ("what.txt", "is not one of"),
-        ("empty", "holds no run"),
         ("nothing.jsonl", "has no rows"),
         ("none.parquet", "has no rows"),
         ("gone", "does not exist"),
