@@ -23,7 +23,7 @@ from tests.cli.stores import hostile_rows, make_run, write_dataset
 from tests.simulated import not_simulated  # noqa: F401  # a fixture
 from verl_adaptive.commands import doctor
 from verl_adaptive.errors import AdaptiveError
-from verl_adaptive.integration import inspect
+from verl_adaptive.integration import compat, inspect
 from verl_adaptive.stats import StatsTable, write_snapshot
 
 MAIN = "verl.trainer.main_ppo"
@@ -341,8 +341,6 @@ def test_versions_that_do_not_fit(examine, monkeypatch) -> None:
 
 
 def test_verls_names_that_are_gone(examine, monkeypatch) -> None:
-    from verl_adaptive.integration import compat
-
     monkeypatch.setattr(compat, "lacks", lambda: (["verl.x.y is missing; needed for z"], []))
     status, found = examine()
     assert status == 1 and "verl.x.y is missing" in found["names of verl's"]["detail"]
@@ -352,8 +350,6 @@ def test_what_is_done_where_verl_lacks_a_name(call, monkeypatch) -> None:
     """Two of verl 0.9.1's names taken away, as in 0.9.0, where tests/e2e/test_verl_versions.py looks."""
     from verl.checkpoint_engine.base import CheckpointEngineManager
     from verl.trainer.ppo.v1.trainer_base import PPOTrainer
-
-    from verl_adaptive.integration import compat
 
     async def abort_replicas(self) -> None:
         raise NotImplementedError  # never called: doctor reads its arguments, which are 0.9.0's
@@ -527,7 +523,6 @@ def test_a_message_names_key_and_value_and_nothing_follows_it(call, word, says) 
 
 
 def test_solo_drops_nothing(call) -> None:
-    _, out, _ = call("doctor", "--", *MINIMAL, "+adaptive=solo")
-    said = " ".join(out.split())
+    said = " ".join(call("doctor", "--", *MINIMAL, "+adaptive=solo")[1].split())
     assert "nothing is dropped" in said and "until the batch is full" not in said
-    assert "rows of zero advantage are few, since the baseline is not the group's" in said
+    assert "rows of zero advantage are few" in said

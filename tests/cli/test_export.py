@@ -50,9 +50,6 @@ def test_an_export_is_a_warm_start(finished, tmp_path, call) -> None:
 def test_observations_and_steps(finished, tmp_path, call) -> None:
     assert call("export", finished.folder, tmp_path / "o.parquet", "--what", "observations")[0] == 0
     observations = pq.read_table(tmp_path / "o.parquet")
-    assert observations.num_rows == sum(
-        observations.group_by("step").aggregate([("n", "count")]).column("n_count").to_pylist()
-    )
     good = observations.filter(pa.compute.invert(observations.column("failed")))
     assert sum(good.column("n").to_pylist()) == finished.engine.table.col("rollouts").sum()
     assert call("export", finished.folder, tmp_path / "s.jsonl", "--what", "steps")[0] == 0
@@ -136,10 +133,9 @@ def test_a_full_disk_leaves_nothing_behind(finished, tmp_path, refusal) -> None:
 
 def rates(finished) -> np.ndarray:
     table = finished.engine.table
+    rows = table.rows_for(dataset_keys(finished.rows), create=False)
     with np.errstate(invalid="ignore"):
-        return (table.col("successes") / table.col("rollouts"))[
-            table.rows_for(dataset_keys(finished.rows), create=False)
-        ]
+        return table.col("successes")[rows] / table.col("rollouts")[rows]
 
 
 def test_rows_are_kept_as_they_are(finished, tmp_path, call) -> None:

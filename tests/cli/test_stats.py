@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import pty
 import re
 import signal
 import subprocess
@@ -17,6 +18,7 @@ from tests.cli.stores import HOSTILE, hostile_rows, make_run, without_steps
 from tests.interrupts import heed_interrupts
 from tests.stats.made import make_keys
 from verl_adaptive.groups import Groups
+from verl_adaptive.report.course import CLASSES, course_of
 from verl_adaptive.report.judge import REGRESSED
 from verl_adaptive.report.lists import lists_of
 from verl_adaptive.report.overview import BINS, histogram
@@ -147,7 +149,6 @@ def test_the_beginning_of_a_key_finds_its_prompt(finished, call, refusal) -> Non
 
 def test_colours_only_where_they_are_wanted(finished) -> None:
     """A terminal's, without NO_COLOR; in a pipe and a file there are none."""
-    import pty
 
     def on_a_terminal(**env: str) -> str:
         mine, theirs = pty.openpty()
@@ -321,10 +322,8 @@ def test_who_asks_gets_the_answer_alone(finished, call) -> None:
     for words in (("--where", "visits > 3"), ("--sort", "visits"), ("--limit", "3")):
         out = call("stats", finished.folder, *words)[1]
         assert out.startswith("selected prompts: ") and "never solved" not in out and "by data source" not in out
-    assert (
-        call("stats", finished.folder, "--where", "visits > 10000")[1]
-        == "selected prompts: 0, 0 rollouts (0.0% of all)\n"
-    )
+    out = call("stats", finished.folder, "--where", "visits > 10000")[1]
+    assert out == "selected prompts: 0, 0 rollouts (0.0% of all)\n"
 
 
 def test_watching_prints_what_is_new(tmp_path) -> None:
@@ -364,8 +363,6 @@ def test_watching_prints_what_is_new(tmp_path) -> None:
 @pytest.mark.parametrize(("mine", "asked", "used"), [(None, None, 1e-6), (0.3, None, 0.3), (0.3, 0.0, 0.0)])
 def test_the_whole_page_has_the_runs_tolerance(tmp_path, mine, asked, used) -> None:
     """Signals of 0.4 and 0.6 are no variance to a run with adaptive.tolerance=0.3, in the table and along the course."""
-    from verl_adaptive.report.course import CLASSES, course_of
-
     path, keys = tmp_path / "adaptive", make_keys(2)
     with Journal(path, {} if mine is None else {"tolerance": mine}) as journal:
         journal.begin(0)

@@ -30,6 +30,7 @@ from verl_adaptive.report.pictures import learning
 from verl_adaptive.report.suspects import surprise
 from verl_adaptive.stats import Journal, StatsTable, keys_array, open_run
 from verl_adaptive.stats.dumps import answer_in, said_of
+from verl_adaptive.stats.expressions import Expression
 
 SECTIONS = (
     "Learning",
@@ -135,8 +136,8 @@ def test_style_and_script_are_allowed_by_their_hashes_and_nothing_else(reported)
 def test_the_numbers_are_the_runs(reported) -> None:
     text = " ".join(Page(reported.html).words)
     total = reported.engine.total
-    for value in (total.rollouts.generated, total.rollouts.trained, total.tokens.generated, total.tokens.trained):
-        assert f"{value:,}" in text
+    for account in (total.rollouts, total.tokens):
+        assert f"{account.generated:,}" in text and f"{account.trained:,}" in text
     for reason, amount in total.rollouts.dropped.items():
         assert re.search(rf"dropped: {reason}\s+{amount:,}\s", text)
     assert re.search(r"1\s+questions of the data set appear more than once", text)
@@ -388,7 +389,6 @@ def test_listed_prompts_are_those_that_the_commands_name(reported, capsys, tmp_p
     """Every list's condition selects what the list counts, and the data set without them lacks them."""
     opened = open_run(reported.folder)
     made = collect(opened)
-    from verl_adaptive.stats.expressions import Expression
 
     assert sum(bool(each.records) for each in made.lists) >= 2
     for each in made.lists:
@@ -466,10 +466,8 @@ def test_findings_name_what_is_wrong(tmp_path) -> None:
     how = {"sampler": "epoch", "filter": "keep_all", "snapshot": False, "longest": 1}
     make_run(tmp_path, rows=rows, rates=rates, steps=40, validate=lambda s: 0.8 if s == 10 else 0.3, **how)
     found = {f.what: f for f in collect(open_run(tmp_path)).findings}
-    assert any(
-        w.startswith("broken: not one success") and f.grave and f.where == 'source == "broken"'
-        for w, f in found.items()
-    )
+    (dead,) = (f for what, f in found.items() if what.startswith("broken: not one success"))
+    assert dead.grave and dead.where == 'source == "broken"'
     assert any("answers are cut at" in w for w in found)
     assert any("below its best, 0.800 at step 10" in w for w in found)
 
@@ -550,9 +548,7 @@ def test_a_forecast_counts_the_steps_that_the_journal_lacks(tmp_path, lost) -> N
     without_steps(tmp_path, *lost)
     made = collect(open_run(tmp_path))
     end = forecast(made.history, made.facts)
-    assert end.per_step == pytest.approx(whole.per_step, rel=0.25) and end.rollouts == pytest.approx(
-        whole.rollouts, rel=0.25
-    )
+    assert (end.per_step, end.rollouts) == pytest.approx((whole.per_step, whole.rollouts), rel=0.25)
     assert math.isnan(end.pace) if lost[0] == 1 else end.pace == pytest.approx(60)
 
 

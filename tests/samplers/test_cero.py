@@ -263,9 +263,8 @@ def test_exposure_is_counted_in_the_units_of_the_day():
     p = np.full(M, 0.5)
     _, _, cero = resumed(20, dict(batch=4, n=8, steps=40), dict(batch=4, n=16, steps=40), 40, p)
     total = float(cero.table.col("rollouts").sum())
-    assert cero.col("units").sum() * cero.g == pytest.approx(total) and cero.spent * cero.g == pytest.approx(
-        total, abs=16
-    )
+    assert cero.col("units").sum() * cero.g == pytest.approx(total)
+    assert cero.spent * cero.g == pytest.approx(total, abs=16)
 
 
 @pytest.mark.parametrize("factor", [132 / 128, 1.5])

@@ -129,10 +129,9 @@ def test_lengths_are_lognormal_with_a_cap() -> None:
     drawn = Lengths(config, 4000, 3).draw(groups, np.full(4000, 0.5))
     assert drawn.min() >= 1 and drawn.max() == 8000
     assert np.median(drawn) == pytest.approx(1000, rel=0.04)
-    logs = np.log(drawn[drawn < 8000])
     assert np.quantile(np.log(drawn), 0.84) - np.log(1000) == pytest.approx(0.8, rel=0.05)
-    own = np.array([np.log(drawn[groups.offsets[g] : groups.offsets[g + 1]]).mean() for g in range(4000)])
-    assert own.var() == pytest.approx(0.64 * (0.25 + 0.75 / 8), rel=0.1) and len(logs) > 30_000
+    own = np.log(drawn).reshape(4000, 8).mean(axis=1)
+    assert own.var() == pytest.approx(0.64 * (0.25 + 0.75 / 8), rel=0.1) and (drawn < 8000).sum() > 30_000
 
 
 def test_harder_prompts_answer_longer() -> None:
@@ -146,9 +145,7 @@ def test_recorded_means_are_kept() -> None:
     means = np.array([100.0, 3000.0])
     groups = groups_of(np.arange(2), [40_000] * 2)
     drawn = Lengths(LengthConfig(cap=10**9), 2, 0, means).draw(groups, np.array([0.0, 1.0]))
-    assert drawn[:40_000].mean() == pytest.approx(100, rel=0.03) and drawn[40_000:].mean() == pytest.approx(
-        3000, rel=0.03
-    )
+    assert drawn.reshape(2, -1).mean(axis=1) == pytest.approx([100, 3000], rel=0.03)
 
 
 def test_a_rollouts_length_is_its_own() -> None:

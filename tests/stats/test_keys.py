@@ -309,9 +309,8 @@ def test_repeated_rows_against_a_dict(numbers: list[int]) -> None:
     said = repeated_rows(make_keys(13)[np.array(numbers, dtype=np.int64)])
     again = sorted(r for r in rows.values() if len(r) > 1)
     if again:
-        assert said.startswith(
-            f"{len(numbers)} rows hold {len(rows)} different prompts: {len(numbers) - len(rows)} rows"
-        )
+        more = len(numbers) - len(rows)
+        assert said.startswith(f"{len(numbers)} rows hold {len(rows)} different prompts: {more} rows")
         assert f"row {again[0][1]} repeats row {again[0][0]}" in said
     assert bool(said) == bool(again)
 
