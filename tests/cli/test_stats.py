@@ -148,7 +148,7 @@ def test_the_beginning_of_a_key_finds_its_prompt(finished, call, refusal) -> Non
 
 
 def test_colours_only_where_they_are_wanted(finished) -> None:
-    """A terminal's, without NO_COLOR; in a pipe and a file there are none."""
+    """A terminal's, without NO_COLOR; that there are none in a pipe is tests/test_security.py's."""
 
     def on_a_terminal(**env: str) -> str:
         mine, theirs = pty.openpty()
@@ -171,10 +171,6 @@ def test_colours_only_where_they_are_wanted(finished) -> None:
 
     assert "\x1b[36m" in on_a_terminal()  # the bars
     assert not re.search(r"\x1b\[[\d;]*3\dm", on_a_terminal(NO_COLOR="1"))
-    piped = subprocess.run(
-        [sys.executable, "-m", "verl_adaptive", "stats", str(finished.folder)], capture_output=True, text=True
-    )
-    assert "\x1b" not in piped.stdout
 
 
 def test_columns_are_listed(finished, call) -> None:
