@@ -22,16 +22,9 @@ BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium is installed: apt-get install -y chromium")
 
 FLAGS = (
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--hide-scrollbars",
-    "--enable-logging=stderr",
+    *("--headless", "--no-sandbox", "--no-first-run", "--hide-scrollbars", "--enable-logging=stderr"),
+    *("--disable-gpu", "--disable-quic", "--disable-sync"),
+    *("--disable-background-networking", "--disable-component-update"),
 )
 #: Background and first colour of the page, as in its style.
 LIGHT, LIGHT_BLUE = (0xFB, 0xFB, 0xFA), (0x2F, 0x6F, 0xB5)

@@ -33,22 +33,10 @@ from verl_adaptive.stats.dumps import answer_in, said_of
 from verl_adaptive.stats.expressions import Expression
 
 SECTIONS = (
-    "Learning",
-    "What to look at today",
-    "The end of the run",
-    "Likely wrong labels",
-    "Where every rollout went",
-    "Savings against uniform allocation",
-    "Difficulty over time",
-    "Pass rate by visit",
-    "Prompts",
-    "By data source",
-    "Calibration",
-    "Budget and policy",
-    "Never solved",
-    "Regressed",
-    "Flip-flopping",
-    "Questions with different answers",
+    *("Learning", "What to look at today", "The end of the run", "Likely wrong labels"),
+    *("Where every rollout went", "Savings against uniform allocation", "Difficulty over time", "Pass rate by visit"),
+    *("Prompts", "By data source", "Calibration", "Budget and policy"),
+    *("Never solved", "Regressed", "Flip-flopping", "Questions with different answers"),
 )
 VOID = {"meta", "br", "hr", "img", "input", "link"}
 
