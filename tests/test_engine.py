@@ -7,6 +7,7 @@ trainers on the recorded order of arrivals. Worlds give the same rewards in what
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable, Iterator
 from dataclasses import fields, replace
 
 import numpy as np
@@ -87,6 +88,25 @@ def same_table(a: StatsTable, b: StatsTable) -> None:
         np.testing.assert_array_equal(a.col(name), b.col(name), err_msg=name)
 
 
+def same(a, b) -> bool:
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(map(same, a, b))
+    return (
+        np.array_equal(a, b, equal_nan=True)
+        if isinstance(a, np.ndarray) and a.dtype.kind == "f"
+        else bool(np.all(np.asarray(a) == np.asarray(b)))
+    )
+
+
+def same_state(a: OrderedEngine, b: OrderedEngine) -> None:
+    same_table(a.table, b.table)
+    assert a.prompt_source.position == b.prompt_source.position
+    assert same(a.policy.state_dict(), b.policy.state_dict())
+    assert same(a.policy.metrics(), b.policy.metrics())
+
+
 def build(setup: dict, **more) -> tuple[OrderedEngine, World]:
     options = {k: v for k, v in setup.items() if k not in ("failure", "shape")} | more
     world = World(rates(setup["shape"], setup["M"]), setup["seed"], failure=setup["failure"])
@@ -96,7 +116,7 @@ def build(setup: dict, **more) -> tuple[OrderedEngine, World]:
 
 
 class RandomWorkers:
-    """Rollout workers that answer one request after another, in an order of their own.
+    """Rollout workers that answer one request after another, in an order of their own; a prompt has one group at a time.
 
     Args:
         seed: of the order; None: everything in flight comes back together.
@@ -109,6 +129,13 @@ class RandomWorkers:
         self.waiting: list[Groups] = []
 
     def send(self, requests: Requests | None) -> None:
+        under_way = {
+            submission: row
+            for groups in (self.engine.flight, self.engine.tracker.open, self.engine.held)
+            for submission, row in zip(groups.submission.tolist(), groups.row.tolist(), strict=True)
+        }
+        if not self.engine.policy.sampler.whole_batches:
+            assert len(set(under_way.values())) == len(under_way), "two groups of a prompt under way"
         if requests is not None:
             self.asked.append(requests)
             groups = self.world.roll(requests)
@@ -161,21 +188,25 @@ def same_batch(a: StepResult | str, b: StepResult | str) -> None:
 # -- sync: every setup -----------------------------------------------------------------------------------------
 
 
-@quick
-@given(setups, st.integers(0, 2**32 - 1))
-def test_any_order_of_arrival_gives_the_same_batch_and_statistics(setup, seed) -> None:
-    runs = [RandomWorkers(*build(setup), seed=order) for order in (None, seed, seed + 1)]
-    for step in range(1, 5):
-        results = [run.step(step) for run in runs]
+def in_any_order(runs: Iterable[RandomWorkers], steps: int) -> Iterator[list[StepResult]]:
+    """Play steps with workers of one world that answer in orders of their own: batches and statistics are the same."""
+    runs = list(runs)
+    for step in range(1, steps + 1):
+        results = [one.step(step) for one in runs]
         for other in results[1:]:
             same_batch(results[0], other)
         if isinstance(results[0], str):
             return
-        for engine in (one.engine for one in runs[1:]):
-            same_table(runs[0].engine.table, engine.table)
-            assert engine.prompt_source.position == runs[0].engine.prompt_source.position
-            assert same(engine.policy.state_dict(), runs[0].engine.policy.state_dict())
-            assert same(engine.policy.metrics(), runs[0].engine.policy.metrics())
+        for one in runs[1:]:
+            same_state(runs[0].engine, one.engine)
+        yield results
+
+
+@quick
+@given(setups, st.integers(0, 2**32 - 1))
+def test_any_order_of_arrival_gives_the_same_batch_and_statistics(setup, seed) -> None:
+    for _ in in_any_order((RandomWorkers(*build(setup), seed=order) for order in (None, seed, seed + 1)), 4):
+        pass
 
 
 @quick
@@ -243,33 +274,7 @@ def test_resume_is_exact(setup, seed) -> None:
         same_batch(a, b)
         if isinstance(a, str):
             return
-        same_table(engine.table, resumed.table)
-        assert engine.policy.metrics() == resumed.policy.metrics()
-
-
-@quick
-@given(setups, st.integers(0, 2**32 - 1))
-def test_one_group_of_a_prompt_at_a_time(setup, seed) -> None:
-    engine, world = build(setup)
-    run = RandomWorkers(engine, world, seed)
-    for step in range(1, 4):
-        run.asked, run.waiting = [], []
-        run.send(engine.begin(step))
-        while True:
-            under_way = {
-                submission: row
-                for groups in (engine.flight, engine.tracker.open, engine.held)
-                for submission, row in zip(groups.submission.tolist(), groups.row.tolist(), strict=True)
-            }
-            if not engine.policy.sampler.whole_batches:
-                assert len(set(under_way.values())) == len(under_way), "two groups of a prompt under way"
-            if engine.decided:
-                break
-            run.send(engine.receive(run.back()))
-        try:
-            engine.finish()
-        except Exhausted:
-            return
+        same_state(engine, resumed)
 
 
 # -- sync: particular situations ------------------------------------------------------------------------------
@@ -315,11 +320,8 @@ def test_few_failures_do_not_make_grpo_wait() -> None:
 def test_failures_that_are_not_waited_for_are_the_same_in_any_order_of_arrival(batch, failure, seed) -> None:
     """Which of them are few was decided by how many had come back when the step looked."""
     setup = {"batch": batch, "n": 2, "M": 200, "seed": seed % 10_000, "failure": failure, "shape": "even"}
-    runs = [RandomWorkers(*build(setup), seed=order) for order in (None, seed, seed + 1)]
-    for step in range(1, 4):
-        results = [run.step(step) for run in runs]
-        for other in results[1:]:
-            same_batch(results[0], other)
+    runs = (RandomWorkers(*build(setup), seed=order) for order in (None, seed, seed + 1))
+    for results in in_any_order(runs, 3):
         assert results[0].trained.sum() >= 0.9 * batch
         if failure <= 0.1:
             assert all("aborted" not in r.ledger.rollouts.dropped for r in results)
@@ -655,15 +657,11 @@ def test_how_many_were_sent_decides_nothing(name) -> None:
     options = {"n": 8, **SENT[name]}
     p, failure = options.pop("p"), options.pop("failure", 0.0)
     for seed in range(4):
-        runs = [
+        runs = (
             RandomWorkers(*make_engine(world=World(p, seed, failure=failure), seed=seed, **options), seed=order)
             for order in (None, seed, seed + 100)
-        ]
-        for step in range(1, 5):
-            first, *others = (one.step(step) for one in runs)
-            for one, other in zip(runs[1:], others, strict=True):
-                same_batch(first, other)
-                same_table(runs[0].engine.table, one.engine.table)
+        )
+        assert len(list(in_any_order(runs, 4))) == 4
 
 
 class Losing(World):
@@ -703,8 +701,7 @@ def test_a_cap_holds_where_rollouts_are_lost(allocator, cap) -> None:
             )
             for order in (None, seed)
         ]
-        for step in range(1, 4):
-            same_batch(*(run.step(step) for run in runs))
+        for _ in in_any_order(runs, 3):
             assert all(sum(r.rollouts for r in run.asked) <= cap for run in runs)
 
 
@@ -875,14 +872,9 @@ def test_a_round_larger_than_the_data_set_goes_ungated_too() -> None:
 def test_a_step_that_goes_ungated_has_one_group_of_a_prompt() -> None:
     keys = keys_of(6)[[0, 1, 2, 0, 1, 2]]
     engine, world = make_engine(SHUT, filter="informative", p=np.ones(6), M=6, keys=keys, batch=3, n=4)
+    run = RandomWorkers(engine, world)
     for step in range(1, 5):
-        requests, rows = engine.begin(step), []
-        while requests is not None:
-            rows += requests.row.tolist()
-            requests = engine.receive(world.roll(requests))
-            assert len(rows) == len(set(rows))
-            rows = []
-        engine.finish()
+        run.step(step)  # which looks
 
 
 def test_total_rollouts_ends_the_run() -> None:
@@ -929,18 +921,6 @@ def made(policy: str, stream: str | AsyncFacts, *, failure: float = 0.0, **more)
 
 def states(engine: AsyncEngine) -> dict:
     return copy.deepcopy(engine.state_dict())
-
-
-def same(a, b) -> bool:
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
-    if isinstance(a, list | tuple):
-        return len(a) == len(b) and all(map(same, a, b))
-    return (
-        np.array_equal(a, b, equal_nan=True)
-        if isinstance(a, np.ndarray) and a.dtype.kind == "f"
-        else bool(np.all(np.asarray(a) == np.asarray(b)))
-    )
 
 
 @pytest.mark.parametrize(("policy", "stream"), CASES)
