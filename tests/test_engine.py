@@ -16,12 +16,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.world import Arrivals, World, keys_of, make_engine, make_stream_engine, run, run_step
+from verl_adaptive.config import RunFacts
 from verl_adaptive.engine import AsyncEngine, AsyncFacts, OrderedEngine, Requests, StepResult
 from verl_adaptive.errors import AdaptiveError, Exhausted
 from verl_adaptive.groups import PER_ROLLOUT, Groups
 from verl_adaptive.policy import build_policy
 from verl_adaptive.progress import Progress
-from verl_adaptive.record import Recorder, ReplayReport, replay
+from verl_adaptive.record import Recorder, replay
 from verl_adaptive.rng import Draw
 from verl_adaptive.roles import Allocator, Pick, Sampler, answers
 from verl_adaptive.stats.state import join_state, split_state
@@ -277,6 +278,11 @@ def test_resume_is_exact(setup, seed) -> None:
         same_state(engine, resumed)
 
 
+def any_step(engine: OrderedEngine | AsyncEngine, world: World, step: int = 1) -> StepResult:
+    """A step of either engine, from its beginning; in the asynchronous one with nothing in flight before."""
+    return Arrivals(world, 1).step(engine, step) if isinstance(engine, AsyncEngine) else run_step(engine, world, step)
+
+
 # -- sync: particular situations ------------------------------------------------------------------------------
 
 
@@ -491,17 +497,8 @@ def test_a_record_replays_what_was_given_up(tmp_path) -> None:
     assert sum(ledger.rollouts.dropped.get("aborted", 0) for ledger in ledgers) > 0
 
 
-def replayed(engine, world, folder, first: int = 4) -> ReplayReport:
-    """What a replay says of three more steps of an engine that has taken up a state."""
-    recorder = Recorder(folder, engine)
-    for step in range(first, first + 3):
-        run_step(engine, world, step)
-    recorder.close()
-    return replay(folder / "attempt-0")
-
-
 def test_a_record_replays_groups_that_a_resume_left_behind(tmp_path) -> None:
-    """Those of a prompt that left the data set, and of another mode: a replay counted them as never made."""
+    """Those of a prompt that left the data set: a replay counted them as never made."""
     policy = {"allocator": PIPELINED, "filter": "band", "batch": 4, "n": 8, "p": np.full(40, 0.5), "seed": 1}
     engine, world = make_engine(**policy)
     run(engine, world, 3)
@@ -510,22 +507,10 @@ def test_a_record_replays_groups_that_a_resume_left_behind(tmp_path) -> None:
     smaller = World(world.p[keep], 1)
     again, _ = make_engine(**policy, world=smaller, table=table, keys=keys_of(40)[keep])
     again.load_state_dict(engine.state_dict())
-    assert replayed(again, smaller, tmp_path / "dataset").identical
-    assert again.total.rollouts.dropped["gone"]
-
-    stream, world = make_stream_engine(filter="informative", stream=AsyncFacts(warmup=8), M=40)
-    arrivals = Arrivals(world)
-    for step in range(1, 4):
-        arrivals.step(stream, step)
-    again, _ = make_engine(
-        filter="informative",
-        world=world,
-        table=StatsTable.from_arrow(stream.table.to_arrow()),
-        resume={"allow": ["mode"]},
-    )
-    again.load_state_dict(stream.state_dict())
-    assert replayed(again, world, tmp_path / "mode").identical
-    assert again.total.rollouts.dropped["gone"]
+    recorder = Recorder(tmp_path, again)
+    run(again, smaller, 3, start=4)
+    recorder.close()
+    assert replay(tmp_path / "attempt-0").identical and again.total.rollouts.dropped["gone"]
 
 
 def test_a_step_that_is_planned_at_once_goes_out_whole() -> None:
@@ -547,12 +532,6 @@ class PlainAllocator(Allocator):
         return np.full(len(rows), self.facts.n)
 
 
-def test_under_a_cap_an_allocator_without_top_ups_sends_a_step_at_once():
-    engine, _ = make_engine("epoch", "tests.test_engine:PlainAllocator", batch=8, n=4, max_rollouts_per_step=8 * 4 * 2)
-    assert len(engine.begin(1)) >= 8
-    assert answers.most(PlainAllocator(), np.array([4]), np.array([0])).tolist() == [0]
-
-
 class AskingAllocator(PlainAllocator):
     """May top up, and does not say how much."""
 
@@ -567,13 +546,16 @@ class BoundedAllocator(AskingAllocator):
         return np.maximum(2 * self.facts.n - n, 0)
 
 
-def test_an_allocator_that_may_top_up_is_taken_for_boundless_unless_it_says_more():
-    assert answers.most(AskingAllocator(), np.array([4]), np.array([0])).tolist() == [2**31]
-    sent = {
-        name: len(make_engine("epoch", f"{__name__}:{name}", batch=8, n=4, max_rollouts_per_step=64)[0].begin(1))
-        for name in ("AskingAllocator", "BoundedAllocator")
-    }
-    assert sent == {"AskingAllocator": 1, "BoundedAllocator": 8}
+@pytest.mark.parametrize(
+    ("allocator", "most", "sent"), [(PlainAllocator, 0, 8), (AskingAllocator, 2**31, 1), (BoundedAllocator, 4, 8)]
+)
+def test_under_a_cap_an_allocator_sends_what_its_top_ups_leave_room_for(allocator, most, sent):
+    """One that has none sends a step at once; one that may top up is taken for boundless unless it says more."""
+    part = allocator()
+    part.facts = RunFacts(batch=8, n=4, steps=1, prompts=8)
+    assert answers.most(part, np.array([4]), np.array([0])).tolist() == [most]
+    engine, _ = make_engine("epoch", f"{__name__}:{allocator.__name__}", batch=8, n=4, max_rollouts_per_step=64)
+    assert len(engine.begin(1)) == sent
 
 
 class Shuffled(Sampler):
@@ -802,26 +784,25 @@ def test_on_exhausted(on_exhausted) -> None:
         assert result.outcome[:7].tolist() == ["trained"] * 7
 
 
-CUT = pytest.mark.parametrize(
+@pytest.mark.parametrize("make", [make_engine, make_stream_engine], ids=["sync", "async"])
+@pytest.mark.parametrize(
     ("parts", "prompts"),
     [(("epoch", "fixed", "informative"), 2), (("epoch", "aero", "aero", "beta"), 5), (("cero",), 3)],
 )
-
-
-@CUT
-def test_a_cap_ends_a_step_as_configured_without_refill_too(parts, prompts) -> None:
+def test_a_cap_ends_a_step_as_configured_without_refill_too(parts, prompts, make) -> None:
     """``on_exhausted`` was ignored there, while the note named it."""
     for on_exhausted in ("raise", "train_partial", "relax"):
         options = dict(batch=8, n=8, M=64, steps=20, refill=False, max_rollouts_per_step=20, on_exhausted=on_exhausted)
-        engine, world = make_engine(*parts, p=np.ones(64), **options)
+        engine, world = make(*parts, p=np.ones(64), **options)
         if on_exhausted == "raise":
             with pytest.raises(Exhausted, match=r"of 8 groups .*the step's cap of 20 rollouts was reached"):
-                run_step(engine, world, 1)
+                any_step(engine, world)
             continue
-        result = run_step(engine, world, 1)
-        drops = len(result.groups) - result.trained.sum()
-        assert len(result.groups) == prompts and "cap of 20 rollouts was reached" in result.note
-        assert drops == 0 or on_exhausted == "train_partial"
+        result = any_step(engine, world)
+        assert result.partial and "cap of 20 rollouts was reached" in result.note
+        if make is make_engine:
+            drops = len(result.groups) - result.trained.sum()
+            assert len(result.groups) == prompts and (drops == 0 or on_exhausted == "train_partial")
 
 
 @pytest.mark.parametrize(("cap", "rate"), [(None, 0.5), (None, 1.0), (600, 0.5)])
@@ -950,26 +931,6 @@ def test_an_async_step_accounts_for_every_rollout_and_no_prompt_is_in_flight_twi
     assert engine.table.col("rollouts").sum() <= generated
 
 
-@pytest.mark.parametrize(
-    ("policy", "stream"), [case for case in CASES if case[1] == "separate" or case[0] in ("greso", "cero")]
-)
-def test_a_record_replays(policy, stream, tmp_path):
-    """Given the recorded order of arrivals, every decision is the same; another order is another run."""
-    engine, world = made(policy, stream, failure=0.05)
-    recorder = Recorder(tmp_path, engine)
-    arrivals = Arrivals(world, 5)
-    steps = 0
-    for step in range(1, 13):
-        if engine.finished:
-            break
-        arrivals.step(engine, step)
-        steps += 1
-    recorder.close()
-    report = replay(tmp_path / "attempt-0")
-    assert report.identical and report.open_step is None, report
-    assert (report.steps, report.rollouts) == (steps, engine.total.rollouts.generated)
-
-
 def test_a_killed_runs_record_replays_up_to_its_end(tmp_path):
     engine, world = made("dapo", "separate")
     recorder = Recorder(tmp_path, engine)
@@ -986,16 +947,16 @@ def test_a_killed_runs_record_replays_up_to_its_end(tmp_path):
 
 
 @pytest.mark.parametrize(("policy", "stream", "cut"), [*((*case, 4) for case in CASES), ("greso", "separate", 1)])
-def test_an_async_resume_goes_on_bit_for_bit(policy, stream, cut):
+def test_an_async_resume_goes_on_bit_for_bit_and_a_record_replays(policy, stream, cut, tmp_path):
     """In flight and ready groups survive: after a reload, the same arrivals lead to the same decisions and state."""
     engine, world = made(policy, stream, failure=0.05)
-    arrivals = Arrivals(world, 9)
+    recorder, arrivals = Recorder(tmp_path, engine), Arrivals(world, 9)
     for step in range(1, cut + 1):
         arrivals.step(engine, step)
     table = StatsTable.from_arrow(engine.table.to_arrow())
     again, _ = made(policy, stream, world=world, table=table)
     again.load_state_dict(states(engine))
-    again.prompt_source.source = copy.deepcopy(engine.prompt_source.source)
+    again.prompt_source.source = copy.deepcopy(world.source)
     twin = copy.deepcopy(arrivals)
     for step in range(cut + 1, 10):
         if engine.finished:
@@ -1007,8 +968,11 @@ def test_an_async_resume_goes_on_bit_for_bit(policy, stream, cut):
         assert np.array_equal(one.trains, other.trains)
         assert one.ledger.as_dict() == other.ledger.as_dict()
         assert same(states(engine), states(again))
-    for name in engine.table.columns:
-        assert np.array_equal(engine.table.col(name), again.table.col(name), equal_nan=True), name
+        same_table(engine.table, again.table)
+    recorder.close()
+    report = replay(tmp_path / "attempt-0")
+    assert report.identical and report.open_step is None, report
+    assert (report.steps, report.rollouts) == (engine.progress.step, engine.total.rollouts.generated)
 
 
 def test_a_step_takes_the_oldest_ready_groups_not_the_quickest():
@@ -1022,24 +986,31 @@ def test_a_step_takes_the_oldest_ready_groups_not_the_quickest():
     assert engine.take(8).groups.submission.tolist() == list(range(7, 15))
 
 
-def test_stale_groups_are_dropped_and_replaced():
-    engine, world = made("grpo", AsyncFacts(warmup=8, threshold=2))
-    arrivals = Arrivals(world, 0)
+def half_taken(engine: AsyncEngine, world: World) -> Requests:
+    """A first step that trains on the first 8 of 16 groups; gives the requests of the others, which stay in flight."""
     requests = engine.begin(1)
     engine.receive(world.roll(requests.select(np.arange(8))))
     engine.take(8)
     engine.finish()
-    late = requests.select(np.arange(8, 16))
-    arrivals.send(engine.begin(2))
+    return requests.select(np.arange(8, 16))
+
+
+def take(engine: AsyncEngine, arrivals: Arrivals) -> Groups:
+    """The groups of a batch, once there are enough."""
     while not engine.can_take(8):
         arrivals.send(engine.receive(arrivals.back()))
-    engine.take(8)
+    return engine.take(8).groups
+
+
+def test_stale_groups_are_dropped_and_replaced():
+    engine, world = made("grpo", AsyncFacts(warmup=8, threshold=2))
+    arrivals, late = Arrivals(world, 0), half_taken(engine, world)
+    arrivals.send(engine.begin(2))
+    take(engine, arrivals)
     engine.finish()
     arrivals.send(engine.begin(3))
     assert engine.receive(world.roll(late)) is None  # without refill their places are filled when the next step begins
-    while not engine.can_take(8):
-        arrivals.send(engine.receive(arrivals.back()))
-    engine.take(8)
+    take(engine, arrivals)
     result = engine.finish()
     assert (result.outcome == "stale").sum() == 8
     assert set(result.groups.submission[result.outcome == "stale"]) == set(late.submission.tolist())
@@ -1052,11 +1023,7 @@ def test_a_short_batch_takes_no_group_that_is_too_old(outcome):
     """Whatever it was dropped for, verl's threshold holds; and the few that are young enough keep their rows."""
     facts = AsyncFacts(warmup=8, threshold=1)
     engine, world = made("dapo", facts, p=np.full(64, 0.5), on_exhausted="relax", max_rollouts_per_step=128)
-    requests = engine.begin(1)
-    engine.receive(world.roll(requests.select(np.arange(8))))
-    engine.take(8)
-    engine.finish()
-    late, fresh = engine.flight, engine.begin(2)
+    late, fresh = half_taken(engine, world), engine.begin(2)
     if outcome == "all_wrong":
         world.p[:] = 0.0
     engine.receive(world.roll(late))
@@ -1082,25 +1049,19 @@ def test_a_group_that_never_comes_back_costs_nothing_but_itself():
     for step in range(1, 9):
         if step > 1:
             arrivals.send(engine.begin(step))
-        while not engine.can_take(8):
-            arrivals.send(engine.receive(arrivals.back()))
-        assert len(engine.take(8).groups) == 8
+        assert len(take(engine, arrivals)) == 8
         engine.finish()
     assert engine.flight.submission.tolist() == [hung]
 
 
 def test_wait_blocks_until_old_groups_are_back():
     engine, world = made("grpo", AsyncFacts(warmup=8, threshold=2, strategy="wait"))
-    requests = engine.begin(1)
-    engine.receive(world.roll(requests.select(np.arange(8))))
-    engine.take(8)
-    engine.finish()
-    fresh = engine.begin(2)
-    engine.receive(world.roll(fresh))
+    late = half_taken(engine, world)
+    engine.receive(world.roll(engine.begin(2)))
     assert len(engine.ready) >= 8 and not engine.can_take(8)  # eight of step 1 are still in flight
     with pytest.raises(AdaptiveError, match="wait for more"):
         engine.take(8)
-    engine.receive(world.roll(requests.select(np.arange(8, 16))))
+    engine.receive(world.roll(late))
     assert engine.can_take(8)
 
 
@@ -1118,19 +1079,6 @@ def test_exhausted(mode, parts):
     result = arrivals.step(engine, 1)
     assert result.trained.sum() == 8 and not result.partial and "max_rounds=2" in result.note
     assert result.ledger.rollouts.generated <= (2 * 16 + 16) * 8 and engine._drawn == 2 * 16
-
-
-@CUT
-def test_a_cap_ends_an_asynchronous_step_as_configured_without_refill_too(parts, prompts):
-    for on_exhausted in ("raise", "train_partial", "relax"):
-        options = dict(batch=8, n=8, steps=20, refill=False, max_rollouts_per_step=20, on_exhausted=on_exhausted)
-        engine, world = make_stream_engine(*parts, p=np.ones(64), **options)
-        if on_exhausted == "raise":
-            with pytest.raises(Exhausted, match=r"of 8 groups .*the step's cap of 20 rollouts was reached"):
-                Arrivals(world, 1).step(engine, 1)
-            continue
-        result = Arrivals(world, 1).step(engine, 1)
-        assert result.partial and "cap of 20 rollouts was reached" in result.note
 
 
 def test_a_mini_step_without_a_group_draws_once_more_where_nothing_is_refilled():
@@ -1222,7 +1170,7 @@ def in_sync(like: AsyncEngine) -> OrderedEngine:
     return OrderedEngine(build_policy(config), table, config, like.facts, like.row_of, like.prompt_source.source)
 
 
-def test_another_mode_refuses_what_is_in_flight_or_leaves_it_behind():
+def test_another_mode_refuses_what_is_in_flight_or_leaves_it_behind(tmp_path):
     engine, world = made("greso", "colocated")
     arrivals = Arrivals(world, 2)
     held = arrivals.step(engine, 1).ledger.rollouts.held
@@ -1233,7 +1181,10 @@ def test_another_mode_refuses_what_is_in_flight_or_leaves_it_behind():
     other.config.resume.allow = ["mode"]
     other.load_state_dict(state)
     seen, ready = other.table.col("visits").sum(), set(engine.ready.groups.submission.tolist())
+    recorder = Recorder(tmp_path, other)
     result = run_step(other, world, 2)
+    recorder.close()
+    assert replay(tmp_path / "attempt-0").identical  # where they counted as never made
     assert result.ledger.rollouts.dropped.get("gone", 0) == held
     # what was ready had been reviewed, and is not learned from again
     assert ready and ready <= set(result.groups.submission[result.outcome == "gone"])
