@@ -13,23 +13,20 @@ def started():
     ray = pytest.importorskip("ray")
     tq = pytest.importorskip("transfer_queue")
     pytest.importorskip("verl")
-    from hydra import compose, initialize_config_module
+    from tests.integration.common import composed
 
     ray.init(num_cpus=4, include_dashboard=False, logging_level="ERROR")
-    with initialize_config_module("verl.trainer.config", version_base=None):
-        config = compose(
-            "ppo_trainer", overrides=["transfer_queue.backend.SimpleStorage.num_data_storage_units=1"]
-        ).transfer_queue
+    config = composed("transfer_queue.backend.SimpleStorage.num_data_storage_units=1").transfer_queue
     tq.init(config)
     yield tq
     tq.close()
     ray.shutdown()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def queue(started):
-    """A queue that is empty when a module begins."""
+    """A queue that is empty when a test begins."""
+    from tests.integration.common import empty
+
     yield
-    left = list((started.kv_list("train") or {}).get("train", {}))
-    if left:
-        started.kv_clear(keys=left, partition_id="train")
+    empty()

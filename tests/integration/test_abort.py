@@ -23,6 +23,7 @@ from verl.utils import tensordict_utils as tu  # noqa: E402
 from verl.workers.rollout.replica import TokenOutput  # noqa: E402
 from verl.workers.rollout.router import GlobalRequestLoadBalancer  # noqa: E402
 
+from tests.integration.common import left, listed  # noqa: E402
 from verl_adaptive.config import AdaptiveConfig  # noqa: E402
 from verl_adaptive.errors import AdaptiveError  # noqa: E402
 from verl_adaptive.integration import abort  # noqa: E402
@@ -175,10 +176,6 @@ class House:
         return left
 
 
-def rows() -> dict[str, dict]:
-    return (tq.kv_list("train") or {}).get("train", {})
-
-
 def until(condition) -> None:
     end = time.monotonic() + 120
     while not condition():
@@ -187,16 +184,14 @@ def until(condition) -> None:
 
 
 @pytest.fixture(scope="module")
-def built(queue):
+def built(started):
     return House()
 
 
 @pytest.fixture
-def house(built):
+def house(built, queue):
     yield built
     built.abort.reopen()
-    if rows():
-        tq.kv_clear(keys=list(rows()), partition_id="train")
 
 
 @pytest.fixture
@@ -221,25 +216,25 @@ def test_in_a_real_worker_prompts_say_together_that_they_run(house):
     """Ray sends the class with names of its own: what verl's module says is not what a worker does."""
     ray.get([w.__ray_call__.remote(count_statuses) for w in house.workers])
     house.send([(f"prompt{i}", 1, 3) for i in range(40)])
-    until(lambda: all(rows()[f"prompt{i}"]["status"] == "finished" for i in range(40)))
+    until(lambda: all(listed()[f"prompt{i}"]["status"] == "finished" for i in range(40)))
     for said in ray.get([w.__ray_call__.remote(lambda worker: worker.said) for w in house.workers]):
         assert said[0] == 20 and sum(said) == 40
 
 
 def test_nothing_is_left_and_what_was_generated_is_counted(house, counted):
     house.send([("quick", 3, 5), ("half", 2, 100_000), ("long", 4, 100_000)])
-    until(lambda: rows()["quick"]["status"] == "finished" and house.generating() == 6)
+    until(lambda: listed()["quick"]["status"] == "finished" and house.generating() == 6)
     done = house.abort(["half", "long"])
     assert done.rollouts == 6 and done.tokens >= 6
     assert house.running() == 0 and house.inflight() == 0
-    assert set(rows()) == {"quick", "quick_0_0", "quick_1_0", "quick_2_0"}  # what is not aborted stays
+    assert left() == {"quick", "quick_0_0", "quick_1_0", "quick_2_0"}  # what is not aborted stays
     time.sleep(0.5)
-    assert len(rows()) == 4
+    assert len(listed()) == 4
     # servers take nothing until the weights are new, and everything from then on
     house.abort.reopen()
     house.send([("next", 2, 3)])
-    until(lambda: rows()["next"]["status"] == "finished")
-    assert rows()["next_1_0"]["response_len"] == 3
+    until(lambda: listed()["next"]["status"] == "finished")
+    assert listed()["next_1_0"]["response_len"] == 3
 
 
 def test_finished_sessions_of_an_aborted_request_are_counted_and_cleared(house, counted):
@@ -248,7 +243,7 @@ def test_finished_sessions_of_an_aborted_request_are_counted_and_cleared(house, 
     until(lambda: house.generating() == 1)
     done = house.abort(["slow"])
     assert done.rollouts == 3 and done.tokens >= 27
-    assert rows() == {}
+    assert not left()
 
 
 def test_sessions_whose_reward_is_being_computed_are_counted(house, counted):
@@ -256,7 +251,7 @@ def test_sessions_whose_reward_is_being_computed_are_counted(house, counted):
     house.send([("judged", 3, 5), ("long", 2, 100_000)])
     until(lambda: sum(ray.get([w.judged.remote() for w in house.workers])) == 3 and house.generating() == 2)
     done = house.abort(["judged", "long"])
-    assert done.rollouts == 5 and done.tokens >= 3 * 5 + 2 and rows() == {}
+    assert done.rollouts == 5 and done.tokens >= 3 * 5 + 2 and not left()
 
 
 def test_requests_that_wait_in_line_at_a_server_do_not_hold_the_abort_up(house):
@@ -265,7 +260,7 @@ def test_requests_that_wait_in_line_at_a_server_do_not_hold_the_abort_up(house):
     began = time.monotonic()
     house.abort([f"u{i}" for i in range(40)])
     assert time.monotonic() - began < 900  # the line alone would take an hour
-    assert house.running() == 0 and house.inflight() == 0 and rows() == {}
+    assert house.running() == 0 and house.inflight() == 0 and not left()
 
 
 @pytest.mark.parametrize(("slots", "rollouts"), [(16, 16), (0, 320)])
@@ -276,7 +271,7 @@ def test_rollouts_of_servers_that_are_too_busy_to_count_are_billed(house, monkey
     house.send([(f"b{i}", 8, 100_000) for i in range(40)])
     until(lambda: sum(ray.get([w.calls.remote() for w in house.workers])) == 320)
     done = house.abort([f"b{i}" for i in range(40)])
-    assert done == abort.Aborted(rollouts=rollouts, tokens=0) and rows() == {}
+    assert done == abort.Aborted(rollouts=rollouts, tokens=0) and not left()
 
 
 def test_a_server_with_other_books_ends_nothing(house, monkeypatch):
@@ -302,10 +297,10 @@ def test_an_abort_at_any_moment_leaves_a_queue_that_works(house, moment):
     house.send(prompts)
     time.sleep(moment)
     house.abort([uid for uid, _, _ in prompts])
-    assert rows() == {} and house.running() == 0 and house.inflight() == 0
+    assert not left() and house.running() == 0 and house.inflight() == 0
     house.abort.reopen()
     house.send([(f"n{i}", 8, 2) for i in range(24)])
-    until(lambda: all(rows()[f"n{i}"]["status"] == "finished" for i in range(24)))
+    until(lambda: all(listed()[f"n{i}"]["status"] == "finished" for i in range(24)))
     keys = [f"n{i}_{s}_0" for i in range(24) for s in range(8)]
     data = tq.kv_batch_get(keys=keys, partition_id="train", select_fields=["uid", "responses"])
     assert [getattr(u, "data", u) for u in data["uid"]] == [key.split("_")[0] for key in keys]
@@ -318,11 +313,11 @@ def test_sessions_that_hold_cancellation_back_are_said_and_their_rows_cleared(ho
     with caplog.at_level("WARNING", logger="verl_adaptive"):
         house.abort(["stubborn"])
     assert "1 requests were cancelled 10 s ago and have not ended" in caplog.text
-    assert not any(key.startswith("stubborn_") for key in rows())
+    assert not any(key.startswith("stubborn_") for key in left())
     ray.get([w.give_in.remote() for w in house.workers])
-    until(lambda: "stubborn_1_0" in rows() and "stubborn_0_0" in rows())
+    until(lambda: "stubborn_1_0" in left() and "stubborn_0_0" in left())
     Queue(AdaptiveConfig()).clear_strays()
-    assert not rows()
+    assert not left()
 
 
 def test_a_worker_of_another_kind_is_refused_by_name(house):

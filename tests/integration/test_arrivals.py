@@ -17,7 +17,8 @@ tq = pytest.importorskip("transfer_queue")
 
 from verl.utils import tensordict_utils as tu  # noqa: E402
 
-from tests.integration.test_session import BATCH, PROMPTS, N, clear, left, session_of  # noqa: E402
+from tests.integration.common import empty, left  # noqa: E402
+from tests.integration.test_session import BATCH, PROMPTS, N, clear, session_of  # noqa: E402
 from tests.integration.test_stream_session import POLICIES, SlowWorkers, clean  # noqa: E402, F401
 from verl_adaptive.integration.abort import Aborted  # noqa: E402
 
@@ -99,9 +100,7 @@ def steps(policy: dict, order: int, count: int = 3, lose: float = 0.0):
 @pytest.mark.parametrize("preset", SYNC)
 def test_the_batch_is_the_same_whatever_the_order_of_arrival(clean, preset):  # noqa: F811
     first, _ = steps(SYNC[preset], order=1)
-    rest = list(left())
-    if rest:
-        tq.kv_clear(keys=rest, partition_id="train")
+    empty()
     second, _ = steps(SYNC[preset], order=2)
     for (one, names, _), (other, names_too, _) in zip(first, second, strict=True):
         kept, kept_too = one.groups.select(one.trained), other.groups.select(other.trained)

@@ -26,6 +26,7 @@ from torch.utils.data import SequentialSampler  # noqa: E402
 from verl.trainer.ppo.v1.trainer_base import get_trainer_cls  # noqa: E402
 from verl.utils import tensordict_utils as tu  # noqa: E402
 
+from tests.integration.common import empty, left  # noqa: E402
 from tests.world import make_engine, run  # noqa: E402
 from verl_adaptive.config import AdaptiveConfig, ResumeConfig, SuccessConfig  # noqa: E402
 from verl_adaptive.errors import AdaptiveError, ConfigError  # noqa: E402
@@ -308,16 +309,10 @@ def test_all_differences_are_named_at_once_and_equal_ones_are_none(tmp_path):
 
 def put(*keys: str) -> None:
     """Rows of rollouts, as a queue between two steps has them."""
-    old = list((tq.kv_list("train") or {}).get("train", {}))
-    if old:
-        tq.kv_clear(keys=old, partition_id="train")
+    empty()
     rows = [{"input_ids": torch.arange(5) + i, "uid": key} for i, key in enumerate(keys)]
     tags = [{"status": "finished"}] * len(rows)
     tq.kv_batch_put(keys=list(keys), partition_id="train", fields=tu.list_of_dict_to_tensordict(rows), tags=tags)
-
-
-def rows() -> set[str]:
-    return set((tq.kv_list("train") or {}).get("train", {}))
 
 
 @pytest.fixture
@@ -340,7 +335,7 @@ def test_rows_of_waiting_groups_are_part_of_the_snapshot(held):
     assert set(files) == there and all(entry["bytes"] > 0 for entry in files.values())
     put("other_0")
     assert run_store.load(str(checkpoint), 2) is not None
-    assert rows() == {"a_0", "b_0"}
+    assert left() == {"a_0", "b_0"}
 
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "missing", "added", "gone", "pipe"])
@@ -393,12 +388,12 @@ def test_an_interrupted_save_over_another_leaves_that_whole(held, when, monkeypa
         with pytest.raises(KeyboardInterrupt):
             run_store.save(str(checkpoint), 2, engine, NoGroups())
     assert run_store.load(str(checkpoint), 2) is not None
-    assert rows() == {"a_0", "b_0"}
+    assert left() == {"a_0", "b_0"}
     put("d_0")
     run_store.save(str(checkpoint), 2, engine, NoGroups())
     assert len(list((checkpoint / "adaptive").glob("transfer_queue*"))) == 1  # what was left behind is gone
     assert run_store.load(str(checkpoint), 2) is not None
-    assert rows() == {"d_0"}
+    assert left() == {"d_0"}
 
 
 def test_a_save_without_waiting_groups_leaves_no_queue(held):

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 pytest.importorskip("verl")
-from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf
 from verl.trainer.ppo.core_algos import get_adv_estimator_fn
 
+from tests.integration import common
 from verl_adaptive.config import AdaptiveConfig, RunFacts
 from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.groups import Groups
@@ -33,8 +33,7 @@ COMMON = (
 
 
 def composed(*overrides: str):
-    with initialize_config_module("verl.trainer.config", version_base=None):
-        config = compose("ppo_trainer", overrides=[*COMMON, *overrides])
+    config = common.composed(*COMMON, *overrides)
     return config, AdaptiveConfig.from_mapping(OmegaConf.to_container(config.adaptive, resolve=True))
 
 

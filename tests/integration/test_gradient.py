@@ -18,7 +18,6 @@ from verl_adaptive.groups import Groups
 from verl_adaptive.integration.layout import PAD, Layout, Pass, micro_size, plan
 
 pytest.importorskip("verl")
-from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf
 from tensordict import TensorDict
 from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY, compute_grpo_outcome_advantage
@@ -28,6 +27,7 @@ from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.engine.utils import prepare_micro_batches
 from verl.workers.utils.losses import ppo_loss
 
+from tests.integration.common import composed
 from verl_adaptive.advantages.memory import MemoryBaseline
 from verl_adaptive.advantages.verl import Verl
 from verl_adaptive.config import RunFacts
@@ -47,16 +47,12 @@ KEY = "actor_rollout_ref.actor"
 @pytest.fixture(scope="module")
 def defaults():
     """verl's own configuration, as ``main_ppo`` composes it."""
-    with initialize_config_module("verl.trainer.config", version_base=None):
-        return compose(
-            "ppo_trainer",
-            overrides=[
-                "algorithm.adv_estimator=grpo",
-                f"{KEY}.ppo_micro_batch_size_per_gpu=2",
-                "actor_rollout_ref.rollout.name=vllm",
-                "actor_rollout_ref.rollout.n=8",
-            ],
-        )
+    return composed(
+        "algorithm.adv_estimator=grpo",
+        f"{KEY}.ppo_micro_batch_size_per_gpu=2",
+        "actor_rollout_ref.rollout.name=vllm",
+        "actor_rollout_ref.rollout.n=8",
+    )
 
 
 def configured(defaults, **options):

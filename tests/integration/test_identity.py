@@ -10,11 +10,11 @@ import pytest
 
 pytest.importorskip("verl")
 from datasets import Dataset, Features, Image, List, Value
-from hydra import compose, initialize_config_module
 from PIL import Image as Pillow
 from torch.utils.data import Dataset as TorchDataset
 from verl.utils.dataset.rl_dataset import RLHFDataset
 
+from tests.integration.common import composed
 from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.integration.dataloader import identity_columns
 from verl_adaptive.integration.facts import media_columns
@@ -46,8 +46,7 @@ def opened(folder, rows: list[dict], features: Features | None = None, **data) -
     words = {"data.train_batch_size": 2, "+data.cache_dir": folder, **{f"++data.{k}": v for k, v in data.items()}}
     words |= {"+adaptive": "grpo", "adaptive.store.enabled": "false", "actor_rollout_ref.actor.ppo_mini_batch_size": 2}
     words["actor_rollout_ref.rollout.name"] = "vllm"
-    with initialize_config_module("verl.trainer.config", version_base=None):
-        config = compose("ppo_trainer", overrides=[f"{key}={value}" for key, value in words.items()])
+    config = composed(*(f"{key}={value}" for key, value in words.items()))
     dataset = RLHFDataset(str(folder / "train.parquet"), tokenizer=None, config=config.data, processor=None)
     return RunStore(config, RunPlan.of(config), dataset)
 

@@ -14,7 +14,7 @@ pytest.importorskip("ray")
 
 from verl.utils import tensordict_utils as tu  # noqa: E402
 
-from tests.integration.test_session import Workers, clear, left, session_of  # noqa: E402
+from tests.integration.test_session import Workers, clear, session_of  # noqa: E402
 from verl_adaptive.errors import AdaptiveError, ConfigError  # noqa: E402
 from verl_adaptive.integration.session import Session  # noqa: E402
 
@@ -43,11 +43,6 @@ class Unjudged(Workers):
         if self.signal is not None:
             fields[self.signal] = np.array([self.written[key]["reward"] for key in keys])
         tq.kv_batch_put(keys=keys, partition_id="train", fields=tu.get_tensordict(fields))
-
-
-def empty() -> None:
-    if keys := list(left()):
-        tq.kv_clear(keys=keys, partition_id="train")
 
 
 def step(session: Session, workers: Unjudged):
@@ -106,7 +101,6 @@ def test_no_rollout_at_all_is_an_error(queue):
     session.start()
     with pytest.raises(AdaptiveError, match="none of 4 prompts left a rollout"):
         session.generated()
-    empty()
 
 
 def test_rewards_that_are_not_finite_end_the_run(queue):
@@ -117,7 +111,6 @@ def test_rewards_that_are_not_finite_end_the_run(queue):
     workers.judge(keys, tags, math.nan)
     with pytest.raises(AdaptiveError, match=r"0 of 4 groups .*\(4 failed\): adaptive\.refill=false asks for no others"):
         session.complete()
-    empty()
 
 
 def test_a_signal_that_the_model_does_not_give(queue):
@@ -127,4 +120,3 @@ def test_a_signal_that_the_model_does_not_give(queue):
     workers.judge(*session.generated())
     with pytest.raises(ConfigError, match=r"adaptive\.signal='acc': the reward function gives no such field"):
         session.complete()
-    empty()

@@ -102,7 +102,6 @@ def test_a_graded_reward_that_verl_calls_acc_is_no_other_field(queue, rewards, i
     ]
     tq.kv_batch_put(keys=keys, partition_id="train", fields=tu.list_of_dict_to_tensordict(rows), tags=[{}] * len(keys))
     assert monitor._fields(SimpleNamespace(keys=keys, partition_id="train")) == fields
-    tq.kv_clear(keys=keys, partition_id="train")
 
 
 def test_a_resumed_run_says_nothing_twice(monkeypatch, told) -> None:

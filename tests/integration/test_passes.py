@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 pytest.importorskip("verl")
-from hydra import compose, initialize_config_module
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1 import PPOTrainerSync, get_trainer_cls
 
+from tests.integration.common import composed
 from tests.integration.test_layout import even
 from verl_adaptive.config import AdaptiveConfig
 from verl_adaptive.integration.layout import PAD, Pass, plan
@@ -41,8 +41,7 @@ class Workers:
 
 def trainer_of(*overrides: str, critic: int | None = None, ref: int | None = None, actor: int = 2):
     made = object.__new__(get_trainer_cls("adaptive_sync"))  # its minibatches alone
-    with initialize_config_module("verl.trainer.config", version_base=None):
-        made.config = compose("ppo_trainer", overrides=list(overrides))
+    made.config = composed(*overrides)
     made.actor_rollout_wg, made.critic_wg = Workers("actor", actor), Workers("train", critic or 1)
     made.ref_policy_wg, made.ref_in_actor = Workers("ref", ref or 1), False
     made.use_critic, made.use_reference_policy = critic is not None, ref is not None

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 pytest.importorskip("verl")
-from hydra import compose, initialize_config_module
 
+from tests.integration import common
 from verl_adaptive.advantages.verl import COMPARING
 from verl_adaptive.config import AdaptiveConfig
 from verl_adaptive.errors import AdaptiveError, ConfigError, Exhausted
@@ -47,9 +47,7 @@ ASLEEP, REWARD = "reward.reward_model.rollout.free_cache_engine", "reward.custom
 
 
 def composed(*words: str):
-    """verl's configuration with these overrides, several in a string or one."""
-    with initialize_config_module("verl.trainer.config", version_base=None):
-        return compose("ppo_trainer", overrides=f"{COMMON} {' '.join(words)}".split())
+    return common.composed(COMMON, *words)
 
 
 def run_checks(*words: str) -> None:

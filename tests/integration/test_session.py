@@ -20,12 +20,12 @@ pytest.importorskip("verl")
 ray = pytest.importorskip("ray")
 tq = pytest.importorskip("transfer_queue")
 
-from hydra import compose, initialize_config_module  # noqa: E402
 from transfer_queue import KVBatchMeta  # noqa: E402
 from verl.trainer.ppo.core_algos import FixedKLController  # noqa: E402
 from verl.trainer.ppo.v1 import get_trainer_cls  # noqa: E402
 from verl.utils import tensordict_utils as tu  # noqa: E402
 
+from tests.integration.common import composed, left, listed  # noqa: E402
 from verl_adaptive.advantages.beta import BetaPosterior  # noqa: E402
 from verl_adaptive.config import AdaptiveConfig, RunFacts  # noqa: E402
 from verl_adaptive.engine import Requests, make_engine  # noqa: E402
@@ -88,7 +88,7 @@ class Workers:
 
     def __call__(self, uids) -> Aborted:
         """As :class:`Abort`: these uids' rows go, and what they held is counted; nothing is generated here."""
-        mine = {k: t for k, t in (tq.kv_list("train") or {})["train"].items() if k.split("_")[0] in set(uids)}
+        mine = {k: t for k, t in listed().items() if k.split("_")[0] in set(uids)}
         tq.kv_clear(keys=list(mine), partition_id="train")
         tokens = [t["response_len"] for t in mine.values() if "response_len" in t]
         return Aborted(len(tokens), sum(tokens))
@@ -156,8 +156,10 @@ def session_of(
     return Session(engine, stream, handles, workers)  # type: ignore[arg-type]
 
 
-def left() -> set[str]:
-    return set((tq.kv_list("train") or {}).get("train", {}))
+def batch_of(session: Session):
+    """The batch of a step."""
+    session.start()
+    return session.complete()
 
 
 def clear(batch) -> None:
@@ -187,8 +189,8 @@ def test_topups_join_their_group_whatever_the_order(queue, order):
     field = [getattr(u, "data", u) for u in data["uid"]]
     first = {key.split("_")[0].split(".")[0] for key in batch.keys}
     assert set(field) == first == set(batch.position)  # top-up rows carry the group's uid
-    listed = tq.kv_list("train")["train"]
-    assert [listed[key] for key in batch.keys] == batch.tags  # ... and the tags that they had
+    tags = listed()
+    assert [tags[key] for key in batch.keys] == batch.tags  # ... and the tags that they had
     assert all(tag["response_len"] for tag in batch.tags)
     for uid, place in batch.position.items():
         mine = [k for k, u in zip(batch.keys, field, strict=True) if u == uid]
@@ -204,8 +206,7 @@ def test_topups_join_their_group_whatever_the_order(queue, order):
     clear(batch)
     again = Workers(order + 10)
     other = session_of(again, **PILOTS)
-    other.start()
-    twin = other.complete()
+    twin = batch_of(other)
     assert twin.result.outcome.tolist() == result.outcome.tolist()
     assert np.array_equal(twin.result.groups.reward, result.groups.reward)
     assert [k.split("_", 1)[1] for k in twin.keys] == [k.split("_", 1)[1] for k in batch.keys]
@@ -221,8 +222,7 @@ def zero_rows_of(batch) -> list[tuple[str, int]]:
 def test_rows_left_out_count_in_denominators_and_curves(queue):
     workers = Workers()
     session = session_of(workers)  # epoch, keep_all: everything is in the batch, zero advantage rows are left out
-    session.start()
-    batch = session.complete()
+    batch = batch_of(session)
     zero_rows = zero_rows_of(batch)
     assert zero_rows and all(tokens == workers.written[key]["mask"] for key, tokens in zero_rows)
     assert len(batch.sequences) == len(workers.written)
@@ -256,8 +256,7 @@ def test_masks_of_one_turn_are_as_long_as_the_answers_or_all_are_read(queue, mon
     monkeypatch.setattr("verl_adaptive.integration.queue._PROBES", 4)
     workers = Workers(tool=tool, most=1)
     session, read = session_of(workers, single_turn=True), masks_read(monkeypatch)
-    session.start()
-    batch = session.complete()
+    batch = batch_of(session)
     zero_rows = zero_rows_of(batch)
     assert len(zero_rows) > 8 and all(tokens == workers.written[key]["mask"] for key, tokens in zero_rows)
     absent = {key for key, _ in zero_rows}
@@ -271,8 +270,7 @@ def test_masks_of_prompts_with_an_agent_loop_of_their_own_are_read(queue, monkey
     monkeypatch.setattr(Rows, "__getitem__", lambda self, i: {**real(self, i), "agent_name": "tools"})
     workers = Workers(tool=False)
     session, read = session_of(workers, single_turn=True), masks_read(monkeypatch)
-    session.start()
-    batch = session.complete()
+    batch = batch_of(session)
     assert {key for key, trains in batch.sequences if not trains} == set(read)
     clear(batch)
 
@@ -309,8 +307,7 @@ def trained_by(workers: Slowly, monkeypatch, *, single_turn: bool) -> tuple[obje
     real, look = session.queue._list, session.queue.look
     monkeypatch.setattr(session.queue, "_list", lambda: lists.append(1) or real())
     monkeypatch.setattr(session.queue, "look", lambda uids: workers.one() or look(uids))
-    session.start()
-    batch = session.complete()
+    batch = batch_of(session)
     assert session.queue.under_way == 0
     return batch, len(lists)
 
@@ -343,8 +340,7 @@ class Solved(Workers):
 def trainer_of(session: Session, batch, *words: str, forgo: bool = False):
     """verl's trainer and ours, for its step alone: without workers."""
     made = object.__new__(get_trainer_cls("adaptive_sync"))
-    with initialize_config_module("verl.trainer.config", version_base=None):
-        made.config = compose("ppo_trainer", overrides=list(words))
+    made.config = composed(*words)
     made.engine, made.replay_buffer, made.plan = (
         session.engine,
         SimpleNamespace(last=batch),
@@ -363,8 +359,7 @@ def test_a_step_of_equal_rewards_trains_on_nothing(queue, estimator, forgo):
     register_estimator(BetaPosterior)
     off = {"advantage": {"name": "beta", "variant": "off"}} if estimator == "adaptive_beta" else {}
     session = session_of(Solved(), **off)
-    session.start()
-    batch = session.complete()
+    batch = batch_of(session)
     assert batch.result.trains.sum() == 1 and batch.result.zero_row.sum() == BATCH * N - 1
     trainer = trainer_of(session, batch, f"algorithm.adv_estimator={estimator}", forgo=forgo)
     trainer._compute_advantage(KVBatchMeta(partition_id="train", keys=batch.keys, tags=batch.tags), {})
@@ -388,8 +383,7 @@ def test_padding_changes_nobodys_advantage(queue, estimator, penalty, count):
     Nor any metric of the rollout correction: they were sequences of perplexity 1 and weight 0 there.
     """
     session = session_of(Workers())
-    session.start()
-    batch = session.complete()
+    batch = batch_of(session)
     words = [f"algorithm.adv_estimator={estimator}", f"algorithm.use_kl_in_reward={str(penalty).lower()}"]
     words += [f"algorithm.rollout_correction.{word}" for word in ("rollout_is=token", "rollout_rs=seq_mean_k1")]
     words += ["algorithm.rollout_correction.rollout_rs_threshold=0.5_1.5"]
@@ -434,14 +428,12 @@ def test_an_empty_answer_carries_no_tokens_of_others(queue):
     trainer._carry_zero_rows(layout, keys, tags, "train")
     found = tq.kv_batch_get(keys=keys, partition_id="train", select_fields=["loss_mask"])["loss_mask"]
     assert [mask.tolist() for mask in found] == [[], [1, 1], [6, 1, 1]]
-    tq.kv_clear(keys=keys, partition_id="train")
 
 
 def test_verl_writes_rollouts_down_and_no_padding(queue, tmp_path):
     """``trainer.rollout_data_dir``: a padding row would be a failure, of the prompt that it is a copy of if it has pictures."""
     session = session_of(Workers())
-    session.start()
-    batch = session.complete()
+    batch = batch_of(session)
     texts = [{"prompts": torch.tensor([1, 2]), "responses": torch.tensor([3]), "reward_model": {"ground_truth": "4"}}]
     fields = tu.list_of_dict_to_tensordict(texts * len(batch.keys))
     tq.kv_batch_put(keys=batch.keys, partition_id="train", fields=fields)
@@ -461,8 +453,7 @@ def test_verl_writes_rollouts_down_and_no_padding(queue, tmp_path):
 def test_groups_that_lose_too_many_sessions_are_set_aside(queue):
     workers = Workers(fail=0.6)  # five of eight
     session = session_of(workers, filter={"name": "informative"})
-    session.start()
-    batch = session.complete()
+    batch = batch_of(session)
     groups, result = batch.result.groups, batch.result
     assert groups.failed.any() and (result.outcome[groups.failed] == "failed").all()
     assert result.ledger.rollouts.balanced() and result.ledger.tokens.balanced()
@@ -505,8 +496,7 @@ def test_survivors_are_the_group(queue):
     """One flaky rollout in a hundred, groups of 64: about half of them lose one, and none is thrown away or refilled."""
     workers = Flaky(chance=0.01, order=3)
     session = session_of(workers, n=64, batch=16)
-    session.start()
-    batch = session.complete()
+    batch = batch_of(session)
     groups, result = batch.result.groups, batch.result
     lost = workers.raised + workers.nan
     assert workers.raised and workers.nan and (groups.lost > 0).sum() >= 4
@@ -542,7 +532,6 @@ def test_min_sessions_says_how_many_survivors_make_a_group(queue, share, failed)
     if failed:
         with pytest.raises(AdaptiveError, match="groups all failed"):
             session.complete()
-        tq.kv_clear(keys=list(left()), partition_id="train")
     else:
         batch = session.complete()
         assert (batch.result.groups.n == N // 2).all() and not batch.result.groups.failed.any()
@@ -554,8 +543,7 @@ def test_one_rollout_that_is_left_of_two_trains_only_where_it_needs_no_other(que
     """verl's GRPO takes mean 0 and std 1 of a group of one: its bare reward would be its advantage."""
     workers = Flaky(chance=0.2, order=3)
     session = session_of(workers, n=2, batch=16, advantage={"name": advantage})
-    session.start()
-    batch = session.complete()
+    batch = batch_of(session)
     groups, result = batch.result.groups, batch.result
     single = groups.n == 1
     assert (groups.lost > 0).any() and len(groups) >= 16
@@ -580,7 +568,6 @@ def test_rewards_are_found_by_halves_when_some_rows_have_none(queue, monkeypatch
     assert set(np.flatnonzero(np.isnan(reward))) == bad
     assert all(reward[i] == 1 + i % 3 for i in range(256) if i not in bad) and np.array_equal(reward, signal, True)
     assert len(calls) < 2 * len(bad) * 9  # not one by one
-    tq.kv_clear(keys=keys, partition_id="train")
 
 
 def test_a_queue_too_small_for_the_step_is_refused_before_anything_is_sent(queue):
@@ -604,7 +591,6 @@ def test_a_signal_that_the_reward_lacks_names_those_it_has(queue):
     session.start()
     with pytest.raises(ConfigError, match=r"adaptive.signal='acc'.*accuracy"):
         session.complete()
-    tq.kv_clear(keys=list(left()), partition_id="train")
 
 
 def test_a_rollout_whose_judge_timed_out_is_lost_and_not_the_run(queue):
@@ -624,7 +610,6 @@ def test_a_rollout_whose_judge_timed_out_is_lost_and_not_the_run(queue):
         and math.isnan(signal[1])
         and given == {"accuracy", "timeout"}
     )
-    tq.kv_clear(keys=keys, partition_id="train")
 
 
 def rollouts_of(uid: str, sessions: list[int], info: dict, reward: float = 1.0) -> None:
@@ -668,7 +653,6 @@ def test_the_group_that_comes_back_first_may_lack_the_signal(queue):
     with pytest.raises(ConfigError, match="it gives: format, parsed"):
         made.collect(requests_of(1, n=2), 1)
     made.close(range(2))
-    tq.kv_clear(keys=list(left()), partition_id="train")
 
 
 def test_where_no_rollout_has_a_reward_the_signal_is_not_what_is_missed(queue):
@@ -714,7 +698,6 @@ def test_when_everything_fails_the_run_ends_with_the_reason(queue):
     said = r"the last \d+ groups all failed.* \(open requests: reward model 0: dead \(ActorDiedError\)\)"
     with pytest.raises(AdaptiveError, match=said):
         session.complete()
-    tq.kv_clear(keys=list(left()), partition_id="train")
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])

@@ -14,6 +14,7 @@ from omegaconf import OmegaConf  # noqa: E402
 from verl.trainer.ppo.v1 import agent_loop_tq  # noqa: E402
 from verl.utils import tensordict_utils as tu  # noqa: E402
 
+from tests.integration.common import listed  # noqa: E402
 from verl_adaptive.integration.status_messages import GatheredStatus, gather  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("started", "queue")
@@ -62,7 +63,7 @@ def messages(started, monkeypatch):
 
 
 def statuses() -> dict[str, str]:
-    return {key: tag["status"] for key, tag in (tq.kv_list("train") or {}).get("train", {}).items()}
+    return {key: tag["status"] for key, tag in listed().items()}
 
 
 def test_each_prompt_runs_before_its_sessions_and_ends_as_it_ended(messages) -> None:

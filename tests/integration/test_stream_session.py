@@ -20,7 +20,8 @@ from torch.utils.data import SequentialSampler
 pytest.importorskip("verl")
 tq = pytest.importorskip("transfer_queue")
 
-from tests.integration.test_session import BATCH, PROMPTS, N, Rows, Workers, left  # noqa: E402
+from tests.integration.common import left, listed  # noqa: E402
+from tests.integration.test_session import BATCH, PROMPTS, N, Rows, Workers  # noqa: E402
 from verl_adaptive.config import AdaptiveConfig, RunFacts  # noqa: E402
 from verl_adaptive.engine import AsyncEngine, AsyncFacts  # noqa: E402
 from verl_adaptive.errors import AdaptiveError  # noqa: E402
@@ -156,9 +157,6 @@ def clean(queue):
     for workers in SlowWorkers.alive:  # of a test that failed, too
         workers.stop()
     SlowWorkers.alive.clear()
-    rest = list(left())
-    if rest:
-        tq.kv_clear(keys=rest, partition_id="train")
 
 
 @pytest.mark.parametrize(("stream", "fail"), [("colocate", 0.2), ("separate", 0.0)], ids=["failing", "sound"])
@@ -200,7 +198,7 @@ def test_a_restart_loses_and_repeats_nothing(clean, preset, stream):
     rollouts, held = int(table.col("rollouts").sum()), session.engine.ledger.rollouts.held
     first.stop()
     # half of what is not done is not in the restored queue at all, the rest is issued again, as verl does
-    rows = tq.kv_list("train")["train"]
+    rows = listed()
     open_ = [k for k, t in rows.items() if t.get("is_prompt") and t["status"] not in ("finished", "failure")]
     lost, again = open_[::2], open_[1::2]
     gone = [k for k in rows if k.split("_", 1)[0] in lost] + [
@@ -388,7 +386,7 @@ def test_rests_for_what_a_look_cost_and_not_for_what_it_waited(passed, processor
     assert rests == [pytest.approx(max(0.01, 5 * looked))]
 
 
-def test_lent_gpus_come_back_when_as_much_is_there_as_verl_meant(queue):
+def test_lent_gpus_come_back_when_as_much_is_there_as_verl_meant(clean):
     """``hybrid_rollout`` reckons in prompts of ``rollout.n`` rollouts, of which ``batch_unit=rollouts`` makes several groups."""
 
     class Trainer:
@@ -412,4 +410,3 @@ def test_lent_gpus_come_back_when_as_much_is_there_as_verl_meant(queue):
     assert len(session.engine.ready) >= 6
     workers.stop()
     assert buffer.get_sampleable_count(1, "train") == session.sampleable() // 3 >= 2
-    tq.kv_clear(keys=list(left()), partition_id="train")
