@@ -9,10 +9,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.world import World, keys_of, run_step
-from verl_adaptive.config import RunFacts
-from verl_adaptive.engine import Engine, make_engine
-from verl_adaptive.policy import build_policy
+from tests.world import World, engine_of, run_step
+from verl_adaptive.engine import Engine
 from verl_adaptive.simulate.presets import compose_preset, preset_names, split_words
 from verl_adaptive.stats import read_snapshot, write_snapshot
 from verl_adaptive.stats.table import StatsTable
@@ -39,13 +37,11 @@ PROMPTS = 64
 compose = functools.cache(lambda words: compose_preset(split_words(f"{words} adaptive.resume.allow=[policy]")))
 
 
-def engine_of(words: str, table: StatsTable) -> tuple[Engine, World]:
+def made(words: str, table: StatsTable) -> tuple[Engine, World]:
     config = copy.deepcopy(replace(compose(words), seed=3))
-    batch, n = (32, 1) if config.batch_unit == "rollouts" else (4, 8)
-    facts = RunFacts.of(config, batch=batch, n=n, steps=12, prompts=PROMPTS)
     world = World(np.linspace(0, 1, PROMPTS), 3, failure=0.05)
-    row_of = table.rows_for(keys_of(PROMPTS), sources=np.arange(PROMPTS).astype(str).astype("U1"))
-    return make_engine(build_policy(config), table, config, facts, row_of, world.source), world
+    sources = np.arange(PROMPTS).astype(str).astype("U1")
+    return engine_of(config, world, steps=12, table=table, sources=sources), world
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +49,7 @@ def snapshots(tmp_path_factory) -> dict:
     """A folder a policy, with its snapshot after three steps."""
     folders = {}
     for words in POLICIES:
-        engine, world = engine_of(words, StatsTable())
+        engine, world = made(words, StatsTable())
         for step in range(1, 4):
             run_step(engine, world, step)
         folders[words] = tmp_path_factory.mktemp("snapshot")
@@ -64,12 +60,11 @@ def snapshots(tmp_path_factory) -> dict:
 @pytest.mark.parametrize("before", POLICIES)
 def test_a_run_goes_on_with_another_policy(snapshots, before) -> None:
     at = POLICIES.index(before)
-    for after in (
-        POLICIES if "pipelined" in before else POLICIES[at % 2 :: 2]
-    ):  # each after half of the others, and after groups held
+    # each after half of the others, and after groups held
+    for after in POLICIES if "pipelined" in before else POLICIES[at % 2 :: 2]:
         table, state, _ = read_snapshot(snapshots[before])
         try:
-            engine, world = engine_of(after, table)
+            engine, world = made(after, table)
             engine.load_state_dict(state)
             held = state["total"]["rollouts"]["held"]
             for step in range(4, 6):

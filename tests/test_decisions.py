@@ -29,13 +29,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.world import Arrivals, World, keys_of, run_step
-from verl_adaptive.config import RunFacts
-from verl_adaptive.engine import AsyncFacts, make_engine
+from tests.world import Arrivals, World, engine_of, run_step
+from verl_adaptive.engine import AsyncFacts
 from verl_adaptive.policy import build_policy
 from verl_adaptive.record import Recorder, replay
 from verl_adaptive.simulate.presets import compose_preset, preset_names, split_words
-from verl_adaptive.stats.table import StatsTable
 
 ARCHIVE = Path(__file__).with_name("decisions.tar.xz")
 RUNS = {
@@ -52,13 +50,9 @@ def record(folder: Path, words: str, asynchronous: bool) -> None:
     """A run of 12 steps over 40 prompts, some hopeless and some solved, of which some groups fail."""
     config = replace(compose_preset(split_words(words)), seed=3)
     rates = np.random.default_rng(5).permutation(np.concatenate([np.zeros(8), np.ones(8), np.linspace(0.05, 0.95, 24)]))
-    world, table = World(rates, 3, failure=0.05), StatsTable()
-    row_of = table.rows_for(keys_of(len(rates)))
-    batch, n = (32, 1) if config.batch_unit == "rollouts" else (4, 8)
-    facts = RunFacts.of(config, batch=batch, n=n, steps=STEPS, prompts=len(rates))
-    policy = build_policy(config)
-    mode = AsyncFacts(warmup=0 if policy.sampler.plans_steps else 4) if asynchronous else None
-    engine = make_engine(policy, table, config, facts, row_of, world.source, skip_zero=True, mode=mode)
+    world = World(rates, 3, failure=0.05)
+    mode = AsyncFacts(warmup=0 if build_policy(config).sampler.plans_steps else 4) if asynchronous else None
+    engine = engine_of(config, world, steps=STEPS, mode=mode)
     recorder, arrivals = Recorder(folder, engine), Arrivals(world)
     for step in range(1, STEPS + 1):
         if engine.finished:

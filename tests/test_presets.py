@@ -18,18 +18,15 @@ from omegaconf import DictConfig, OmegaConf
 
 import hydra_configs.verl_adaptive
 import verl_adaptive.policy as policy
-from tests.world import World, keys_of, run
+from tests.world import World, engine_of, run
 from verl_adaptive.allocators.fixed import Fixed
 from verl_adaptive.allocators.pilot_commit import PilotCommit
-from verl_adaptive.config import AdaptiveConfig, RunFacts
-from verl_adaptive.engine import Engine, make_engine
-from verl_adaptive.engine.shape import step_shape
+from verl_adaptive.config import AdaptiveConfig
 from verl_adaptive.errors import ConfigError
 from verl_adaptive.policy import PARTS, build_policy, find_part
 from verl_adaptive.roles import Filter, Sampler
 from verl_adaptive.samplers.cero import Cero
 from verl_adaptive.samplers.rounds import RoundConfig
-from verl_adaptive.stats.table import StatsTable
 
 ADAPTIVE = Path(hydra_configs.verl_adaptive.__file__).parent / "adaptive"
 
@@ -89,24 +86,18 @@ def test_every_preset_file_is_known() -> None:
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_preset_names_its_parts(preset, composed) -> None:
+def test_preset_names_its_parts_and_changes_nothing_else(preset, composed) -> None:
     config = composed(f"+adaptive={preset}")
     parsed = adaptive(config)
     assert parsed.name == preset
     assert (*(getattr(parsed, role)["name"] for role in ROLES), parsed.refill) == PRESETS[preset]
+    differs = {key for key, default in asdict(AdaptiveConfig()).items() if asdict(parsed)[key] != default}
+    said = {"refill": not parsed.refill, "batch_unit": preset in SPREAD, "longest_first": preset == "grpo"}
+    assert differs - {*ROLES, "name"} == {key for key, is_said in said.items() if is_said}
     assert config.trainer.v1.sampler.custom_sampler == {
         "path": "pkg://verl_adaptive.integration.replay_buffer",
         "name": "AdaptiveReplayBuffer",
     }
-
-
-@pytest.mark.parametrize("preset", PRESETS)
-def test_preset_differs_from_the_defaults_only_where_it_says(preset, composed) -> None:
-    parsed, defaults = asdict(adaptive(composed(f"+adaptive={preset}"))), asdict(AdaptiveConfig())
-    differs = {key for key in defaults if parsed[key] != defaults[key]} - {*ROLES, "name"}
-    assert differs == (set() if parsed["refill"] else {"refill"}) | ({"batch_unit"} if preset in SPREAD else set()) | (
-        {"longest_first"} if preset == "grpo" else set()
-    )
 
 
 def test_presets_set_no_options_of_parts(composed) -> None:
@@ -132,11 +123,12 @@ def test_files_beside_the_parts_are_a_part_with_other_options(composed) -> None:
         assert name in PARTS[role] and find_part(role, name)(options).config != find_part(role, name)().config, variant
 
 
-def test_what_presets_share_is_no_preset(composed) -> None:
-    with pytest.raises(MissingConfigException) as error:
-        composed("+adaptive=base")
-    offered = str(error.value).split("Available options in")[1].split("Config search path")[0]
-    assert "greso" in offered and "base" not in offered.split()
+@pytest.mark.parametrize("word", ["gres", "base"])  # what the presets share is none
+def test_an_unknown_preset_lists_those_there_are(word, composed) -> None:
+    with pytest.raises(MissingConfigException, match=f"adaptive/{word}") as error:
+        composed(f"+adaptive={word}")
+    offered = str(error.value).split("Available options in")[1].split("Config search path")[0].split()
+    assert {*PRESETS} <= {*offered} and "base" not in offered
 
 
 # -- other packages' parts ----------------------------------------------------------------------------------
@@ -321,16 +313,6 @@ def test_a_class_that_cannot_be_used_says_what_to_write(words, says, composed) -
         build_policy(adaptive(composed(*words)))
 
 
-def engine_of(parsed: AdaptiveConfig, batch: int = 8, n: int = 16, prompts: int = 300) -> tuple[Engine, World]:
-    rng = np.random.default_rng(0)
-    world = World(1 / (1 + np.exp(-3 * rng.standard_normal(prompts))))
-    table = StatsTable()
-    row_of = table.rows_for(keys_of(prompts))
-    shape = step_shape(parsed, batch, n, prompts)
-    facts = RunFacts(batch=shape.groups, n=shape.n, steps=100, prompts=prompts)
-    return make_engine(build_policy(shape.config), table, shape.config, facts, row_of, world.source), world
-
-
 # -- what users write ---------------------------------------------------------------------------------------
 
 
@@ -338,8 +320,8 @@ def test_parts_of_different_papers_combine(composed) -> None:
     words = "+adaptive=greso adaptive/allocator=pilot_commit adaptive.allocator.n_pilot=4"
     parsed = adaptive(composed(*words.split()))
     assert parsed.sampler["name"] == "greso" and parsed.allocator["n_pilot"] == 4
-    engine, world = engine_of(parsed)
-    for result in run(engine, world, 5):
+    world = World(1 / (1 + np.exp(-3 * np.random.default_rng(0).standard_normal(300))))
+    for result in run(engine_of(parsed, world, batch=8, n=16), world, 5):
         groups = result.groups
         assert (groups.n[result.trained] == 16).all() and result.trained.sum() == 8
         assert set(groups.n[~result.trained]) <= {4, 16}
@@ -354,12 +336,6 @@ def test_presets_with_an_advantage_of_their_own_choose_its_estimator(composed) -
     chosen = {p: OmegaConf.select(composed(f"+adaptive={p}"), "algorithm.adv_estimator") for p in PRESETS}
     assert chosen == {p: find_part("advantage", PRESETS[p][3]).estimator or None for p in chosen} | {"sao": "gae"}
     assert chosen["aero"] == "adaptive_beta" and chosen["solo"] == "adaptive_memory"
-
-
-def test_an_unknown_preset_lists_those_there_are(composed) -> None:
-    with pytest.raises(MissingConfigException, match="adaptive/gres") as error:
-        composed("+adaptive=gres")
-    assert all(preset in str(error.value) for preset in PRESETS)
 
 
 @pytest.mark.parametrize("key", ["adaptive.sampler.p_eazy=0.3", "adaptive.store.uri=x"])

@@ -59,6 +59,7 @@ def make_engine(
     world: World | None = None,
     table: StatsTable | None = None,
     keys: np.ndarray | None = None,
+    mode: AsyncFacts | None = None,
     skip_zero: bool = True,
     **adaptive: Any,
 ) -> tuple[Engine, World]:
@@ -71,6 +72,7 @@ def make_engine(
         world: use this one instead of making it.
         table: use this one (as after a resume) instead of an empty one.
         keys: prompts' keys, equal ones for duplicates; default: all different.
+        mode: an asynchronous trainer's.
         skip_zero: as :class:`Engine`.
         adaptive: further keys of the ``adaptive`` group.
     """
@@ -80,29 +82,34 @@ def make_engine(
     config.validate("adaptive")
     if world is None:
         world = World((np.arange(M) + 0.5) / M if p is None else p, seed)
+    sizes = {"batch": batch, "n": n, "steps": steps}
+    return engine_of(config, world, **sizes, table=table, keys=keys, mode=mode, skip_zero=skip_zero), world
+
+
+def engine_of(
+    config: AdaptiveConfig,
+    world: World,
+    *,
+    batch: int | None = None,
+    n: int | None = None,
+    steps: int = 100,
+    table: StatsTable | None = None,
+    keys: np.ndarray | None = None,
+    sources: np.ndarray | None = None,
+    **more: Any,
+) -> Engine:
+    """An engine of a configuration, otherwise as :func:`make_engine` says; by default a step is about 32 rollouts."""
+    if batch is None:
+        batch, n = (32, 1) if config.batch_unit == "rollouts" else (4, 8)
     table = StatsTable() if table is None else table
-    keys = keys_of(len(world.p)) if keys is None else keys
-    row_of = table.rows_for(keys)
+    row_of = table.rows_for(keys_of(len(world.p)) if keys is None else keys, sources=sources)
     facts = RunFacts.of(config, batch=batch, n=n, steps=steps, prompts=len(np.unique(row_of)))
-    policy = build_policy(config)
-    engine = make_engine_of(policy, table, config, facts, row_of, world.source, skip_zero=skip_zero)
-    return engine, world
+    return make_engine_of(build_policy(config), table, config, facts, row_of, world.source, **more)
 
 
 def make_stream_engine(*parts: Any, stream: AsyncFacts | None = None, **options: Any) -> tuple[AsyncEngine, World]:
     """As :func:`make_engine`, for an asynchronous trainer."""
-    engine, world = make_engine(*parts, **options)
-    made = AsyncEngine(
-        build_policy(engine.config),
-        engine.table,
-        engine.config,
-        engine.facts,
-        engine.row_of,
-        engine.prompt_source.source,
-        skip_zero=engine.skip_zero,
-        mode=stream or AsyncFacts(),
-    )
-    return made, world
+    return make_engine(*parts, mode=stream or AsyncFacts(), **options)
 
 
 class Arrivals:
