@@ -39,15 +39,24 @@ def recorded(check):
 
 @pytest.fixture
 def copy(tmp_path):
-    """A copy of the installed verl's sources, to be changed."""
+    """A copy of the installed verl's sources."""
     shutil.copytree(SITE / "verl", tmp_path / "verl", ignore=lambda _, names: {n for n in names if n.endswith(".pyc")})
     return tmp_path
 
 
-def edit(root: Path, old: str, new: str, path: str = BASE) -> None:
-    text = (root / path).read_text()
-    assert text.count(old) >= 1, old
-    (root / path).write_text(text.replace(old, new, 1))
+@pytest.fixture
+def edited(check, recorded, copy):
+    """What is found in the copy, in a file of which these words are others now."""
+
+    def examine(words: dict[str, str], path: str = BASE):
+        text = (copy / path).read_text()
+        for old, new in words.items():
+            assert text.count(old) >= 1, old
+            text = text.replace(old, new, 1)
+        (copy / path).write_text(text)
+        return check.examine(check.Source(copy), recorded["names"])
+
+    return examine
 
 
 def test_the_installed_verl_is_as_recorded(check, recorded, capsys) -> None:
@@ -60,36 +69,31 @@ def test_the_record_is_complete(check, recorded) -> None:
     assert found.digests == recorded["names"], "python scripts/check_verl.py --record 0.9.1"
 
 
-def test_a_method_that_is_gone(check, recorded, copy) -> None:
-    edit(copy, "def fit(self", "def fit_all(self")
-    out = check.examine(check.Source(copy), recorded["names"])
+def test_a_method_that_is_gone(edited) -> None:
+    out = edited({"def fit(self": "def fit_all(self"})
     assert out.status == 1
     assert {line.split()[0].rsplit(".", 1)[1] for line in out.missing} == {"fit"}
 
 
-def test_a_parameter_that_was_renamed_and_one_that_is_new(check, recorded, copy) -> None:
-    edit(copy, "def _compute_values(self, batch", "def _compute_values(self, rows")
-    edit(copy, "def _save_checkpoint(self)", "def _save_checkpoint(self, where)")
-    out = check.examine(check.Source(copy), recorded["names"])
+def test_a_parameter_that_was_renamed_and_one_that_is_new(edited) -> None:
+    renamed = {"def _compute_values(self, batch": "def _compute_values(self, rows"}
+    out = edited({**renamed, "def _save_checkpoint(self)": "def _save_checkpoint(self, where)"})
     assert out.status == 1 and not out.missing
     assert any("_compute_values does not take batch" in line for line in out.parameters)
     assert any("_save_checkpoint now demands where" in line for line in out.parameters)
 
 
-def test_a_body_that_changed_and_a_comment_that_did(check, recorded, copy) -> None:
+def test_a_body_that_changed_and_a_comment_that_did(edited) -> None:
     fit = "def fit(self, agent_loop_manager: AgentLoopManager):"
-    edit(copy, fit, f"{fit}\n        # another comment\n")
-    assert check.examine(check.Source(copy), recorded["names"]).status == 0
-    edit(copy, fit, f"{fit}\n        self.other = 1")
-    out = check.examine(check.Source(copy), recorded["names"])
+    assert edited({fit: f"{fit}\n        # another comment\n"}).status == 0
+    out = edited({fit: f"{fit}\n        self.other = 1"})
     assert out.status == 3 and not out.missing and not out.parameters
     assert {line.split()[0].rsplit(".", 1)[1] for line in out.changed} == {"fit"}
 
 
-def test_nothing_of_verl_runs(check, recorded, copy, tmp_path) -> None:
+def test_nothing_of_verl_runs(edited, tmp_path) -> None:
     trap = tmp_path / "ran"
-    edit(copy, "import logging", f"import pathlib\npathlib.Path({str(trap)!r}).touch()\nimport logging")
-    check.examine(check.Source(copy), recorded["names"])
+    edited({"import logging": f"import pathlib\npathlib.Path({str(trap)!r}).touch()\nimport logging"})
     assert not trap.exists()
 
 
@@ -100,15 +104,14 @@ def test_what_is_no_verl(check, what, tmp_path, capsys) -> None:
     assert capsys.readouterr().err.startswith("check_verl: ")
 
 
-def test_what_one_trainer_mode_lacks_leaves_the_others(check, recorded, copy) -> None:
-    edit(copy, "class PPOTrainerSeparateAsync", "class Renamed", "verl/trainer/ppo/v1/trainer_separate_async.py")
-    out = check.examine(check.Source(copy), recorded["names"])
+def test_what_one_trainer_mode_lacks_leaves_the_others(edited) -> None:
+    words = {"class PPOTrainerSeparateAsync": "class Renamed"}
+    out = edited(words, "verl/trainer/ppo/v1/trainer_separate_async.py")
     assert out.status == 1 and out.modes == ["sync", "colocate_async"]
 
 
-def test_what_has_a_stand_in_is_no_fault(check, recorded, copy) -> None:
-    edit(copy, "def _rollout_server_managers(self", "def _servers_of(self")
-    out = check.examine(check.Source(copy), recorded["names"])
+def test_what_has_a_stand_in_is_no_fault(check, edited) -> None:
+    out = edited({"def _rollout_server_managers(self": "def _servers_of(self"})
     assert not out.missing and out.modes == list(check.MODES)
     assert any("_rollout_server_managers is missing: the trainer's own" in line for line in out.instead)
 

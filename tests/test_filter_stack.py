@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,28 +15,25 @@ from verl_adaptive.filters.informative import Informative
 from verl_adaptive.filters.stack import Stack
 from verl_adaptive.groups import Groups
 from verl_adaptive.policy import build_policy
-from verl_adaptive.roles import answers
+from verl_adaptive.roles import Filter, Verdict, answers
 from verl_adaptive.simulate.presets import compose_preset
 from verl_adaptive.testing.filters import FilterConformance
 
-OWN = """
-import numpy as np
-from verl_adaptive import Filter, Verdict
-
 
 class Short(Filter):
+    """Keeps short groups, and every second rollout of them."""
+
     name = "short"
     reasons = ("long",)
     may_leave_one = True
-
-    def __init__(self, options=None):
-        super().__init__(options)
-        self.seen = 0
+    least = 1
+    seen = 0
+    trains = staticmethod(lambda place: place % 2 == 0)
 
     def decide(self, groups, progress):
-        keep = groups.n <= 8
         place = np.arange(groups.rollouts) - groups.offsets[:-1][groups.group_of]
-        return Verdict(keep, np.zeros(len(groups), dtype=np.int64), place % 2 == 0)
+        keep = (self.least <= groups.n) & (groups.n <= 8)
+        return Verdict(keep, np.zeros(len(groups), dtype=np.int64), self.trains(place))
 
     def observe(self, groups, progress):
         self.seen += len(groups)
@@ -52,11 +50,26 @@ class Short(Filter):
 
 class Others(Short):
     name = "others"
+    least = 2
+    trains = staticmethod(lambda place: place % 2 == 1)
+
+
+class Middle(Short):
+    name, may_leave_one = "middle", False
+    trains = staticmethod(lambda place: (place > 0) & (place < 3))
+
+
+class Last(Short):
+    name, may_leave_one = "last", False
+    trains = staticmethod(lambda place: place > 1)
+
+
+class Numbers(Short):
+    name = "numbers"
 
     def decide(self, groups, progress):
         found = super().decide(groups, progress)
-        return Verdict(found.keep & (groups.n > 1), found.reason, ~found.rollouts)
-"""
+        return replace(found, keep=found.keep.astype(int))
 
 
 class TestStack(FilterConformance):
@@ -64,12 +77,15 @@ class TestStack(FilterConformance):
         return Stack({"filters": [{"name": "informative", "low": 0.1}, "aero"]})
 
 
-def test_what_all_keep_trains_and_the_first_that_drops_gives_the_reason(tmp_path):
-    (tmp_path / "short_filters.py").write_text(OWN)
+def stack_of(*filters):
+    """The suite of these filters, those here by their class, and the part itself."""
     suite = TestStack()
-    of = [f"{tmp_path}/short_filters.py:Short", {"name": "aero", "keep_degenerate": 0}]
-    suite.make = lambda: Stack({"filters": of})
-    made = suite.bound()
+    suite.make = lambda: Stack({"filters": [f"{__name__}:{f.__name__}" if isinstance(f, type) else f for f in filters]})
+    return suite, suite.bound()
+
+
+def test_what_all_keep_trains_and_the_first_that_drops_gives_the_reason():
+    suite, made = stack_of(Short, {"name": "aero", "keep_degenerate": 0})
     groups = suite.groups()
     short, aero = made.filters
     one, other = short.decide(groups, suite.progress()), aero.decide(groups, suite.progress())
@@ -83,27 +99,16 @@ def test_what_all_keep_trains_and_the_first_that_drops_gives_the_reason(tmp_path
     assert said["all_correct"] + said["all_wrong"] == (one.keep & ~other.keep).sum() > 0
 
 
-def test_a_group_of_which_each_filter_leaves_other_rollouts_is_dropped(tmp_path):
-    (tmp_path / "short_filters_three.py").write_text(OWN)
-    suite, file = TestStack(), f"{tmp_path}/short_filters_three.py"
-    suite.make = lambda: Stack({"filters": [f"{file}:Short", f"{file}:Others"]})
-    made = suite.bound()
+def test_a_group_of_which_each_filter_leaves_other_rollouts_is_dropped():
+    suite, made = stack_of(Short, Others)
     found = made.decide(suite.groups(), suite.progress())
     assert not found.keep.any()
     assert {made.reasons[r] for r in found.reason} == {"long", "none_left"}
 
 
-def test_no_rollout_is_left_alone_by_filters_that_leave_several(tmp_path):
+def test_no_rollout_is_left_alone_by_filters_that_leave_several():
     """Its advantage would be its bare reward."""
-    middle = OWN.replace("place % 2 == 0", "(place > 0) & (place < 3)").replace("may_leave_one = True", "")
-    (tmp_path / "middle_filters.py").write_text(middle.replace("~found.rollouts", "np.ones(groups.rollouts, bool)"))
-    last = (
-        middle.replace("(place > 0) & (place < 3)", "place > 1").replace('"short"', '"last"').replace("Short", "Last")
-    )
-    (tmp_path / "last_filters.py").write_text(last)
-    suite = TestStack()
-    suite.make = lambda: Stack({"filters": [f"{tmp_path}/middle_filters.py:Short", f"{tmp_path}/last_filters.py:Last"]})
-    made = suite.bound()
+    suite, made = stack_of(Middle, Last)
     groups = Groups.from_lists([0, 1], [[1.0, 0.0, 1.0, 0.0]] * 2)
     for part in made.filters:
         assert answers.decide(part, groups, suite.progress()).keep.all()
@@ -113,27 +118,19 @@ def test_no_rollout_is_left_alone_by_filters_that_leave_several(tmp_path):
         answers.decide(made.filters[1], Groups.from_lists([0], [[1.0, 0.0, 1.0]]), suite.progress())
 
 
-def test_each_filter_observes_and_is_saved(tmp_path):
-    (tmp_path / "short_filters_too.py").write_text(OWN)
-    suite = TestStack()
-    of = [f"{tmp_path}/short_filters_too.py:Short", "informative"]
-    suite.make = lambda: Stack({"filters": of})
-    made = suite.bound()
+def test_each_filter_observes_and_is_saved():
+    suite, made = stack_of(Short, "informative")
     made.observe(suite.groups(), suite.progress())
     seen = float(len(suite.groups()))
     assert made.metrics() == {"short/seen_total": seen}
     assert suite.resumed(made).metrics() == {"short/seen_total": seen}
 
 
-def test_an_answer_that_is_no_mask_names_the_filter_that_gave_it(tmp_path):
+def test_an_answer_that_is_no_mask_names_the_filter_that_gave_it():
     """As numbers, ~1 is −2, and other groups would train than the filter meant."""
-    (tmp_path / "short_filters_four.py").write_text(
-        OWN.replace("keep = groups.n <= 8", "keep = (groups.n <= 8).astype(int)")
-    )
-    suite = TestStack()
-    suite.make = lambda: Stack({"filters": ["informative", f"{tmp_path}/short_filters_four.py:Short"]})
-    with pytest.raises(AdaptiveError, match="filter short .*decide"):
-        suite.bound().decide(suite.groups(), suite.progress())
+    suite, made = stack_of("informative", Numbers)
+    with pytest.raises(AdaptiveError, match="filter numbers .*decide"):
+        made.decide(suite.groups(), suite.progress())
 
 
 def test_capabilities_are_those_of_the_filters():

@@ -19,22 +19,18 @@ def measured(act: str, events: tuple[tuple[float, int], ...], end: float, slots:
     return timings.metrics()
 
 
-def seconds(*events: tuple[float, int], end: float) -> tuple[float, float]:
-    found = measured("back", events, end)
-    return found["adaptive/time/generation"], found["adaptive/time/last_tenth"]
-
-
-def test_the_last_tenth_is_what_follows_nine_tenths_of_the_groups() -> None:
-    assert seconds((101, 50), (102, 40), (110, 9), (120, 1), end=121.0) == (21.0, 19.0)
-    assert seconds((101, 89), (110, 1), (120, 10), end=121.0) == (21.0, 11.0)
-
-
-def test_all_at_once_waits_for_nobody() -> None:
-    assert seconds((107, 30), end=107.0) == (7.0, 0.0)
-
-
-def test_a_step_without_groups() -> None:
-    assert seconds(end=100.5) == (0.5, 0.0)
+@pytest.mark.parametrize(
+    ("events", "end", "found"),
+    [
+        (((101, 50), (102, 40), (110, 9), (120, 1)), 121.0, (21.0, 19.0)),
+        (((101, 89), (110, 1), (120, 10)), 121.0, (21.0, 11.0)),
+        (((107, 30),), 107.0, (7.0, 0.0)),  # all at once: nobody is waited for
+        ((), 100.5, (0.5, 0.0)),
+    ],
+)
+def test_the_last_tenth_is_what_follows_nine_tenths_of_the_groups(events, end, found) -> None:
+    metrics = measured("back", events, end)
+    assert (metrics["adaptive/time/generation"], metrics["adaptive/time/last_tenth"]) == found
 
 
 def idle(*loads: tuple[float, int], end: float) -> float:
@@ -46,10 +42,7 @@ def test_slots_are_idle_while_fewer_rollouts_are_under_way() -> None:
     assert idle((100, 10), (110, 0), end=110.0) == 0.5  # they end evenly
     assert idle((100, 10), (110, 10), (110, 0), end=120.0) == 0.5
     assert idle((100, 5), (110, 5), end=110.0) == 0.5
-
-
-def test_what_is_sent_meanwhile_takes_slots() -> None:
-    assert idle((100, 10), (110, 0), (110, 10), (120, 10), end=120.0) == 0.25
+    assert idle((100, 10), (110, 0), (110, 10), (120, 10), end=120.0) == 0.25  # what is sent meanwhile takes slots
 
 
 def test_rollouts_that_all_end_at_the_end_leave_no_slot_idle() -> None:
