@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.world import Arrivals, World, keys_of, make_engine, make_stream_engine, run, run_step
+from tests.world import POLICIES, Arrivals, World, keys_of, make_engine, make_stream_engine, run, run_step
 from verl_adaptive.config import RunFacts
 from verl_adaptive.engine import AsyncEngine, AsyncFacts, OrderedEngine, Requests, StepResult
 from verl_adaptive.errors import AdaptiveError, Exhausted
@@ -874,15 +874,6 @@ def test_a_group_of_one_is_no_ghost() -> None:
 # -- asynchronous trainers ------------------------------------------------------------------------------------
 
 
-POLICIES = {
-    "grpo": (("epoch", "fixed", "keep_all", "verl"), {"refill": False}),
-    "dapo": (("epoch", "fixed", "informative", "verl"), {}),
-    "greso": (("greso", "fixed", "informative", "verl"), {}),
-    "aero": (("epoch", "aero", "aero", "beta"), {"refill": False}),
-    "pilot_commit": (("retire", "pilot_commit", "band", "verl"), {}),
-    "mopps+aero": (("mopps", "aero", "aero", "beta"), {"refill": False}),
-    "cero": (("cero", "fixed", "keep_all", "verl"), {"refill": False}),
-}
 STREAMS = {
     "no warm-up": AsyncFacts(),
     "colocated": AsyncFacts(warmup=8, threshold=8),
@@ -893,9 +884,8 @@ CASES = [(p, s) for p in POLICIES for s in STREAMS if p != "cero" or STREAMS[s].
 
 
 def made(policy: str, stream: str | AsyncFacts, *, failure: float = 0.0, **more):
-    parts, options = POLICIES[policy]
     facts = STREAMS[stream] if isinstance(stream, str) else stream
-    engine, world = make_stream_engine(*parts, stream=facts, **{"steps": 12, **options, **more})
+    engine, world = make_stream_engine(stream=facts, **{"steps": 12, **POLICIES[policy], **more})
     world.failure = failure
     return engine, world
 

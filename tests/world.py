@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,17 @@ from verl_adaptive.simulate.worlds import StaticWorld, WorldPrompts, number_keys
 from verl_adaptive.stats.table import StatsTable
 
 keys_of = number_keys
+ROLES = ("sampler", "allocator", "filter", "advantage")
+#: Keys of the ``adaptive`` group, as :func:`config_of` takes them.
+POLICIES: dict[str, dict[str, Any]] = {
+    "grpo": {"refill": False},
+    "dapo": {"filter": "informative"},
+    "greso": {"sampler": "greso", "filter": "informative"},
+    "aero": {"allocator": "aero", "filter": "aero", "advantage": "beta", "refill": False},
+    "pilot_commit": {"sampler": "retire", "allocator": "pilot_commit", "filter": "band"},
+    "mopps+aero": {"sampler": "mopps", "allocator": "aero", "filter": "aero", "advantage": "beta", "refill": False},
+    "cero": {"sampler": "cero", "refill": False},
+}
 
 
 class World(StaticWorld):
@@ -76,14 +86,20 @@ def make_engine(
         skip_zero: as :class:`Engine`.
         adaptive: further keys of the ``adaptive`` group.
     """
-    parts = {"sampler": sampler, "allocator": allocator, "filter": filter, "advantage": advantage}
-    options = {role: {"name": part} if isinstance(part, str) else dict(part) for role, part in parts.items()}
-    config = replace(AdaptiveConfig.from_mapping({"seed": seed, **adaptive}), **options)
-    config.validate("adaptive")
+    parts = dict(zip(ROLES, (sampler, allocator, filter, advantage), strict=True))
+    config = config_of(**parts, seed=seed, **adaptive)
     if world is None:
         world = World((np.arange(M) + 0.5) / M if p is None else p, seed)
     sizes = {"batch": batch, "n": n, "steps": steps}
     return engine_of(config, world, **sizes, table=table, keys=keys, mode=mode, skip_zero=skip_zero), world
+
+
+def config_of(**adaptive: Any) -> AdaptiveConfig:
+    """A configuration; a part is its name, or its options with ``name`` among them."""
+    named = {key: {"name": adaptive[key]} for key in {*ROLES} & {*adaptive} if isinstance(adaptive[key], str)}
+    config = AdaptiveConfig.from_mapping({**adaptive, **named})
+    config.validate("adaptive")
+    return config
 
 
 def engine_of(

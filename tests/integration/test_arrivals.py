@@ -19,16 +19,14 @@ from verl.utils import tensordict_utils as tu  # noqa: E402
 
 from tests.integration.common import empty, left  # noqa: E402
 from tests.integration.test_session import BATCH, PROMPTS, N, clear, session_of  # noqa: E402
-from tests.integration.test_stream_session import POLICIES, SlowWorkers, clean  # noqa: E402, F401
+from tests.integration.test_stream_session import SlowWorkers, clean  # noqa: E402, F401
+from tests.world import POLICIES  # noqa: E402
 from verl_adaptive.integration.abort import Aborted  # noqa: E402
 
 SYNC = {
-    **POLICIES,
-    "dapo-relax": {"filter": {"name": "informative"}, "on_exhausted": "relax"},
-    "pipelined": {
-        "allocator": {"name": "pilot_commit", "n_pilot": 4, "form": "pipelined"},
-        "filter": {"name": "band"},
-    },
+    **{preset: POLICIES[preset] for preset in POLICIES if preset != "cero"},
+    "dapo-relax": {"filter": "informative", "on_exhausted": "relax"},
+    "pipelined": {"allocator": {"name": "pilot_commit", "n_pilot": 4, "form": "pipelined"}, "filter": "band"},
 }
 
 

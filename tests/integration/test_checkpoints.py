@@ -69,7 +69,8 @@ def run_store_of(
         adaptive=run_store.adaptive, policy=engine.policy, settings=settings, begins="empty"
     )
     run_store._newest, run_store._with_model = None, frozenset()
-    run_store.keys, run_store.sources = engine.table.keys.copy(), None
+    run_store.keys, run_store.sources = engine.table.keys.copy(), ["s"] * 40
+    run_store.row_of, run_store.where = np.arange(40), ""
     run_store._no_warm_start = None
     run_store.journal = run_store._attempt = None
 
@@ -125,9 +126,8 @@ def test_a_snapshot_stays_where_the_model_is_on_another_disk(tmp_path):
 def test_snapshots_of_an_earlier_process_stay_with_theirs(tmp_path):
     run_store, engine = run_store_of(tmp_path, keep=1)
     first = saved(run_store, engine, tmp_path, 1, model=False)
-    run_store, engine = run_store_of(
-        tmp_path, keep=1
-    )  # resumed on another node: step 1's model is not on this one's disk
+    # resumed on another node: step 1's model is not on this one's disk
+    run_store, engine = run_store_of(tmp_path, keep=1)
     saved(run_store, engine, tmp_path, 2)
     run_store.prune(str(tmp_path))
     run_store.prune(str(tmp_path))
@@ -411,10 +411,8 @@ def test_a_shared_folder_that_has_a_run_of_this_name_refuses_another(tmp_path) -
         first.begin(0)
         ours = first.id
     run_store, _ = run_store_of(tmp_path, adaptive=AdaptiveConfig.from_mapping({"store": {"dir": "shared"}}))
-    run_store.row_of = np.arange(len(run_store.keys))
-    run_store.sources = ["s"] * len(run_store.keys)
     with Journal(tmp_path / "shared", {"checkpoints": "/two"}) as second:
-        run_store.journal, run_store.where = second, ""
+        run_store.journal = second
         for step, attempt in ((0, None), (1, "of another journal")):
             run_store._attempt = attempt
             with pytest.raises(
@@ -428,11 +426,6 @@ def test_a_shared_folder_that_has_a_run_of_this_name_refuses_another(tmp_path) -
 def test_a_resume_goes_on_in_the_journal_from_the_attempt_that_saved(tmp_path) -> None:
     """It went on from the newest one: a start-over by mistake, killed before its first save, became the run's history."""
     run_store, engine = run_store_of(tmp_path)
-    run_store.row_of, run_store.sources, run_store.where = (
-        np.arange(len(run_store.keys)),
-        ["s"] * len(run_store.keys),
-        "",
-    )
     for step in (0, 0, 2):
         with Journal(tmp_path / "adaptive") as run_store.journal:
             if step:

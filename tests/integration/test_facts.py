@@ -9,17 +9,19 @@ import pytest
 import torch
 
 pytest.importorskip("verl")
+import transfer_queue
 from omegaconf import OmegaConf
 from verl.trainer.ppo.core_algos import get_adv_estimator_fn
 
 from tests.integration import common
 from verl_adaptive.config import AdaptiveConfig, RunFacts
-from verl_adaptive.errors import AdaptiveError
+from verl_adaptive.errors import AdaptiveError, ConfigError
 from verl_adaptive.groups import Groups
 from verl_adaptive.integration import facts
 from verl_adaptive.integration.advantage import EstimatorContext, provide, register_estimator
-from verl_adaptive.integration.checks import check_run, why_not_skip_zero
+from verl_adaptive.integration.checks import check_manager, check_run, why_not_skip_zero
 from verl_adaptive.integration.compat import MODES
+from verl_adaptive.integration.run_plan import RunPlan
 from verl_adaptive.policy import build_policy
 from verl_adaptive.roles import Advantage
 from verl_adaptive.stats.table import StatsTable
@@ -181,8 +183,6 @@ class Mine(Advantage):
 
 
 def test_an_advantage_without_an_entry_point_is_known_to_verl() -> None:
-    from verl.trainer.ppo.core_algos import get_adv_estimator_fn
-
     _, adaptive = composed("+adaptive=dapo", f"adaptive.advantage.name={__name__}:Mine")
     part = build_policy(adaptive).advantage
     with pytest.raises(ValueError, match="facts_mine"):
@@ -233,11 +233,6 @@ def test_loss_masks_are_told_by_lengths_with_verls_own_loop_of_one_turn_only(wor
 
 def test_a_queue_that_cannot_save_keeps_no_groups_over_a_checkpoint(monkeypatch) -> None:
     """TransferQueue 0.1.8, which verl 0.9.0 pins: a run ended at its first checkpoint with held groups."""
-    import transfer_queue
-
-    from verl_adaptive.errors import ConfigError
-    from verl_adaptive.integration.run_plan import RunPlan
-
     for name in ("save_checkpoint", "load_checkpoint"):
         monkeypatch.delattr(transfer_queue, name)
     words = ("+adaptive=pilot_commit", "actor_rollout_ref.rollout.n=8")
@@ -257,8 +252,6 @@ def test_a_queue_that_cannot_save_keeps_no_groups_over_a_checkpoint(monkeypatch)
 @pytest.mark.parametrize(("preset", "refused"), [("greso", True), ("aero", True), ("solo", False), ("grpo", False)])
 def test_a_manager_that_keeps_verls_contract_alone(preset, refused) -> None:
     """It has generate_sequences; without agent_loop_workers step 1 ended in an AttributeError."""
-    from verl_adaptive.errors import ConfigError
-    from verl_adaptive.integration.checks import check_manager
 
     class Mine:
         def generate_sequences(self, prompts) -> None: ...

@@ -26,9 +26,10 @@ from verl.trainer.ppo.v1 import get_trainer_cls  # noqa: E402
 from verl.utils import tensordict_utils as tu  # noqa: E402
 
 from tests.integration.common import composed, left, listed  # noqa: E402
+from tests.world import config_of, engine_of  # noqa: E402
 from verl_adaptive.advantages.beta import BetaPosterior  # noqa: E402
-from verl_adaptive.config import AdaptiveConfig, RunFacts  # noqa: E402
-from verl_adaptive.engine import Requests, make_engine  # noqa: E402
+from verl_adaptive.config import AdaptiveConfig  # noqa: E402
+from verl_adaptive.engine import Requests  # noqa: E402
 from verl_adaptive.errors import AdaptiveError, ConfigError  # noqa: E402
 from verl_adaptive.integration import rewards  # noqa: E402
 from verl_adaptive.integration.abort import Aborted  # noqa: E402
@@ -40,8 +41,6 @@ from verl_adaptive.integration.queue import Queue  # noqa: E402
 from verl_adaptive.integration.rewards import read_rewards  # noqa: E402
 from verl_adaptive.integration.rollout_client import RolloutHandles  # noqa: E402
 from verl_adaptive.integration.session import Session  # noqa: E402
-from verl_adaptive.policy import build_policy  # noqa: E402
-from verl_adaptive.stats import KEY_DTYPE, StatsTable  # noqa: E402
 
 BATCH, N, PROMPTS = 4, 8, 40
 
@@ -140,16 +139,17 @@ class Workers:
         tq.kv_batch_put(keys=[uid], partition_id="train", tags=[status])
 
 
+def engine_on_rows(config: AdaptiveConfig, *, batch: int = BATCH, n: int = N, **more) -> tuple:
+    """An engine on :class:`Rows` in their order, and what reads them."""
+    stream = DataloaderPrompts(Rows(), SequentialSampler(Rows()), chunk=1, workers=0)
+    return engine_of(config, SimpleNamespace(p=np.zeros(PROMPTS), source=stream), batch=batch, n=n, **more), stream
+
+
 def session_of(
     workers: Workers, n: int = N, batch: int = BATCH, *, single_turn: bool = False, late: bool = False, **adaptive
 ) -> Session:
-    config = AdaptiveConfig.from_mapping({"poll_interval": 0.01, "stall_timeout": 3.0, **adaptive})
-    stream = DataloaderPrompts(Rows(), SequentialSampler(Rows()), chunk=1, workers=0)
-    keys = np.zeros(PROMPTS, dtype=KEY_DTYPE)
-    keys["lo"] = np.arange(PROMPTS)
-    table = StatsTable()
-    facts = RunFacts(batch=batch, n=n, steps=10, prompts=PROMPTS)
-    engine = make_engine(build_policy(config), table, config, facts, table.rows_for(keys), stream)
+    config = config_of(**{"poll_interval": 0.01, "stall_timeout": 3.0, **adaptive})
+    engine, stream = engine_on_rows(config, batch=batch, n=n, steps=10)
     handles = RolloutHandles(
         workers.submit, lambda: 1, stall=stall_seconds(config, 64), single_turn=single_turn, late=late
     )
@@ -169,7 +169,7 @@ def clear(batch) -> None:
 
 PILOTS = {
     "allocator": {"name": "pilot_commit", "n_pilot": 4, "form": "on_policy"},
-    "filter": {"name": "band"},
+    "filter": "band",
 }
 
 
