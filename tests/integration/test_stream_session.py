@@ -316,6 +316,9 @@ def test_a_stall_says_which_servers_have_the_requests(queue):
     ray.get([server.__ray_ready__.remote() for server in servers.values()])
     servers["rollout server 2"].busy.remote()
     ray.kill(servers["rollout server 3"])
+    with pytest.raises(ray.exceptions.RayActorError):  # a busy machine takes its time to
+        while True:
+            ray.get(servers["rollout server 3"].__ray_ready__.remote())
     timeout = polling.StallTimeout(0.0, 0.0, 7, list, lambda: polling.open_requests(servers))
     timeout.rest({"a": "running", "b": "finished"}, 1)
     said = (
