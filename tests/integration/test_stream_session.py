@@ -334,6 +334,10 @@ def test_a_stall_says_which_servers_have_the_requests(queue):
     quiet.rest({"a": "running"}, 1)
     with pytest.raises(AdaptiveError, match="the reward function or a tool hangs: look"):
         quiet.rest({"a": "running"}, 1)
+    nothing = polling.StallTimeout(0.0, 0.0, 7, list)
+    nothing.rest({}, 1)
+    with pytest.raises(AdaptiveError, match=r"waiting for 0 of 0 prompts \(; first: none\)"):
+        nothing.rest({}, 1)
 
 
 @pytest.mark.parametrize(
