@@ -330,8 +330,7 @@ def step_cost(
         low, high = (f"{end:.2f}" for end in ends)
         return [name, "1.00", f"{trained:.2f}", measured, low if low == high else f"{low} to {high}"]
 
-    pools = thinned_pools(thin, "solo-thin")
-    shares, trained = [share for share, _ in pools.values()], pools["base"][0]
+    trained = thinned_pools(thin, "solo-thin")["base"][0]
     ratios = [step_ratio(quickstart["results"], "solo", group), step_ratio(messages["together"], THIN, group)]
     rows = [
         row("verl's own GRPO", 1.0, 1.0, ""),
@@ -344,8 +343,8 @@ def step_cost(
         f"Tokens are shares of verl's own GRPO's. The step on two CPU cores is the quickstart's, of "
         f"{first['generated'] / first['steps']:.0f} very short answers. For 8 GPUs generation is assumed to be {SHARES[0]:.0%} to "
         f"{SHARES[1]:.0%} of GRPO's step and to take what the [clock](simulate.md#the-clock) says; the rest follows the tokens "
-        f"that train. {' '.join(pretrained_step(runs))} {pretrained_thin(runs)}In one process `thin` trains {min(shares):.2f} to {max(shares):.2f} of the "
-        "tokens, by pool. [Where the time goes](../benchmarks/RESULTS.md#long-answers-on-the-real-pipeline)."
+        f"that train. {' '.join(pretrained_step(runs))} {pretrained_thin(runs)}"
+        "[Where the time goes](../benchmarks/RESULTS.md#long-answers-on-the-real-pipeline)."
     )
     return [*table(heads, rows), *wrap(text, 118, break_on_hyphens=False)]
 
@@ -470,15 +469,13 @@ def driver_note(data: Row, queue: Row) -> list[str]:
     """What a prompt for each rollout costs the driver and TransferQueue, as limits of `solo`; ``queue`` in milliseconds."""
     found = {(row["preset"], row["rollouts"]): driver_seconds(row) for row in data["rows"]}
     each, prompt = (queue["median"]["together"][what]["controller"] / 1000 for what in ("row", "prompt"))
-    ends = [
-        f"for {size:,} rollouts the driver takes {found['solo', size]:.1f} s (GRPO {found['grpo', size]:.1f} s) and the "
-        f"controller {size * (each + prompt):.0f} s (GRPO {size * (each + prompt / data['groups_of']):.0f} s)"
-        for preset, size in sorted(found)
-        if preset == "solo" and ("grpo", size) in found
-    ]
+    size = max((size for preset, size in found if preset == "solo" and ("grpo", size) in found), default=0)
+    if not size:
+        return []
     text = (
-        "The work of verl's driver grows with prompts, that of TransferQueue's only controller with rollouts. In processor "
-        f"seconds, most of them during generation: {'; '.join(ends)} "
-        "([driver](../benchmarks/RESULTS.md#the-driver), [controller](../benchmarks/results/prompt_cost.json))."
+        "The work of verl's driver grows with prompts, that of TransferQueue's only controller with rollouts. "
+        f"{size:,} rollouts a step take {found['solo', size]:.1f} processor seconds of the driver (GRPO {found['grpo', size]:.1f}) and "
+        f"{size * (each + prompt):.0f} of the controller (GRPO {size * (each + prompt / data['groups_of']):.0f}), most of them during "
+        "generation ([driver](../benchmarks/RESULTS.md#the-driver), [controller](../benchmarks/results/prompt_cost.json))."
     )
-    return wrap(text, 118, break_on_hyphens=False) if ends else []
+    return wrap(text, 118, break_on_hyphens=False)
