@@ -104,11 +104,11 @@ def cost(clock: Row, long: Row | None, found: Found) -> list[str]:
     heads = ["rollouts a step, measured", "generation time, measured", "generation time, simulated"]
     # the error bars are RESULTS'; the front page says how large they are
     halves = [mine["gen"].split("± ")[1] for preset in PRESETS if (mine := measured.get(preset))]
-    said = f"Times: ± {min(halves)}–{max(halves)}. " if halves else ""
+    said = f"Measured times: ± {min(halves)}–{max(halves)}. " if halves else ""
     if sparse := found.get("pretrained/128"):
         more = [f"`{preset}` {sparse[preset].step:.2f}" for preset in DROPPING if preset in sparse]
         said += (
-            f"Measured where {sparse['grpo'].trained:.0%} of the groups are informative "
+            f"Where GRPO trains {sparse['grpo'].trained:.0%} of what it generates "
             f"([pretrained](benchmarks/RESULTS.md#pretrained-128-rollouts-a-step)), rollouts a step: {', '.join(more)}."
         )
     return [*table(["preset", *heads], rows), *wrap(said, 118, break_on_hyphens=False)]
@@ -122,10 +122,12 @@ def measured_costs(long: Row, found: Found) -> dict[str, str]:
         if (mine := arms.get(preset)) is not None and preset != "grpo":
             out[preset] = (
                 f"{mine['rollouts']} x GRPO's rollouts and {mine['gen']} x its generation time where "
-                f"{arms['grpo']['trained']:.0%} of GRPO's groups were informative"
+                f"GRPO trained {arms['grpo']['trained']:.0%} of what it generated"
             )
             if preset in DROPPING and preset in sparse:
-                out[preset] += f", {sparse[preset].step:.2f} x its rollouts where {sparse['grpo'].trained:.0%} were"
+                out[preset] += (
+                    f", {sparse[preset].step:.2f} x its rollouts where it trained {sparse['grpo'].trained:.0%}"
+                )
     return out
 
 
