@@ -43,7 +43,7 @@ def share(part: float | None, whole: float | None = 1.0) -> str:
     """A percentage, ``-`` where there is nothing to divide."""
     if part is None or not whole or math.isnan(part):
         return "-"
-    return f"{part / whole:.1%}"
+    return f"{round(part / whole, 3) + 0.0:.1%}"  # never -0.0%
 
 
 def plain(value: Any) -> Any:

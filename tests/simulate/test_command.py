@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from tests.cli.stores import make_run
-from verl_adaptive.commands.simulate import _cell
+from verl_adaptive.commands.simulate import _cell, _decimals
 from verl_adaptive.simulate.merit import answer, merits
 
 pytestmark = pytest.mark.usefixtures("runs_once")
@@ -27,10 +27,17 @@ def test_everything_runs_by_default_and_the_limits_are_said(call) -> None:
     assert "640 rollouts a run, 2 seeds" in out
 
 
-def test_what_rounding_leaves_is_no_interval() -> None:
-    """A column that was 3.2 in every seed read "3.2 ± 1e-15"."""
-    assert _cell({"gap": 3.2, "gap_half": 1e-15}, "gap") == "3.2 ± 0"
-    assert _cell({"gap": 300.0, "gap_half": 31.0}, "gap") == "300 ± 30" and _cell({"gap": 3.2}, "gap") == "3.2"
+def test_a_column_has_one_number_of_decimals() -> None:
+    """ "1.06" stood above "1.8", and a column that was 3.2 in every seed read "3.2 ± 1e-15"."""
+    assert [_decimals(column) for column in ([1.8, 0.891], [0.154, -0.0876], [26.7], [300.0, None], [0.0])] == [
+        2,
+        3,
+        1,
+        0,
+        0,
+    ]
+    assert _cell({"gap": 3.2, "gap_half": 1e-15}, "gap", 2) == "3.20 ± 0.00"
+    assert _cell({"gap": 3000.0, "gap_half": 31.0}, "gap", 0) == "3,000 ± 31" and _cell({"gap": 3.2}, "gap", 1) == "3.2"
 
 
 def test_the_file_holds_every_row_and_what_it_depends_on(call, tmp_path) -> None:

@@ -23,9 +23,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, replace
 from multiprocessing import get_context
@@ -101,6 +102,7 @@ _CLOCK = (
 )
 _LEARNED = ("learned", "rise of the pool's mean true pass rate")
 _INTERVAL = ("±", "half a 95 % interval over seeds")
+_COUNTS = {"steps", "generated"}
 _SHARES = {"wasted", "regret", "coverage", "idle", "empty", "last", "aborted_tokens"}
 
 #: Options of the clock: type, unit, default, what it is.
@@ -343,13 +345,14 @@ def _print(about: dict[str, Any], summary: list[dict[str, Any]], limits: str, me
     lost = [{k: number(round(e.get(k, 0.0))) for k in reasons} for e in summary]
     if any(entry["merit"] is not None for entry in summary):
         heads = [("policy", "left"), (f"{merit} vs GRPO", "right")]
-        merits = [[entry["preset"], _cell(entry, "merit")] for entry in summary]
+        merits = [[entry["preset"], _cell(entry, "merit", 2)] for entry in summary]
         out.print(table(heads, merits))
     described = [*([_CLOCK] if "clock" in about else []), _SPENT, _POOL]
     dropped = [("rollouts not trained", "preset", ""), *((k[8:].replace("_", " "), k, "") for k in reasons)]
     for first, *rest in (*described, dropped):
+        digits = {key: _decimals(e[key] for e in summary) for _, key, _ in rest if key not in reasons}
         made = [
-            [entry["preset"], *(drops[key] if key in drops else _cell(entry, key) for _, key, _ in rest)]
+            [entry["preset"], *(drops[key] if key in drops else _cell(entry, key, digits[key]) for _, key, _ in rest)]
             for entry, drops in zip(summary, lost, strict=True)
         ]
         for at, end in _side_by_side([head for head, _, _ in rest], made, out.width):
@@ -382,20 +385,24 @@ def _side_by_side(heads: list[str], rows: list[list[str]], width: int) -> Iterat
         yield begin, len(heads)
 
 
-def _cell(entry: dict[str, Any], key: str) -> str:
+def _decimals(values: Iterable[float | None]) -> int:
+    """Of a column: three digits of its largest number, and at most three decimals."""
+    largest = max((abs(v) for v in values if v is not None and math.isfinite(v)), default=0.0)
+    return min(3, max(0, 2 - math.floor(math.log10(largest)))) if largest else 0
+
+
+def _cell(entry: dict[str, Any], key: str, decimals: int) -> str:
     value, error = entry[key], entry.get(f"{key}_half")
     if key == "preset":
         return value
     # Where no trained group has variance, as with one rollout a prompt, there is no signal to speak of, nor the lack of it.
     if value is None or value != value or (key in ("signal", "efficiency_signal") and entry["signal"] == 0):
         return "-"
-    if key in ("steps", "generated") or (key == "time" and value >= 100):
+    if key in _COUNTS:
         return number(round(value))
     if key in _SHARES:
         return share(value)
+    text = f"{round(value, decimals) + 0.0:,.{decimals}f}"  # never -0.00
     if key == "to_baseline" and entry["to_baseline_seeds"] < entry["seeds"]:
-        return f"{value:.3g} ({entry['to_baseline_seeds']} of {entry['seeds']} seeds)"
-    if error is None:
-        return f"{value:.3g}"
-    error = 0.0 if error < 1e-9 * abs(value) else float(f"{error:.1g}")  # what rounding left; 30, not 3e+01
-    return f"{value:.3g} ± {error:g}"
+        return f"{text} ({entry['to_baseline_seeds']} of {entry['seeds']} seeds)"
+    return text if error is None else f"{text} ± {error:,.{decimals}f}"

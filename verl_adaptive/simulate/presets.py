@@ -104,5 +104,9 @@ def _refuse_foreign(word: str) -> None:
         raise ConfigError(
             key, value, "plays no part here: a simulated rollout succeeds or does not, and a group fails or is whole"
         )
+    if word in preset_names():
+        raise AdaptiveError(
+            f"{word} is a preset: write --preset {word}; overrides at the end are adaptive.<key>=<value>"
+        )
     if not key.startswith("adaptive"):
         raise ConfigError(key, value, "a simulation takes overrides of adaptive.* only")
