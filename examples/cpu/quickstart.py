@@ -557,7 +557,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error(f"--seeds must be 1 or greater, --rollouts {ROLLOUTS_PER_STEP} or greater")
     arms = [Arm.parse(text) for text in options.arms.split(",")]
 
-    work = options.work.resolve()
+    work, begun = options.work.resolve(), time.monotonic()
     if options.fresh:
         for name in ("data", "model", "model-untrained", "runs"):
             shutil.rmtree(work / name, ignore_errors=True)
@@ -571,7 +571,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     (work / "results.json").write_text(json.dumps([asdict(result) for result in results], indent=1) + "\n")
     last = results[-1]
     console.print(
-        f"plot:    {shown(work / 'accuracy.png')}\nresults: {shown(work / 'results.json')}\n\n"
+        f"plot:    {shown(work / 'accuracy.png')}\nresults: {shown(work / 'results.json')}\n"
+        f"took:    {minutes(time.monotonic() - begun)}\n\n"
         "Next, what the run learned of its questions, and the same word on your own command line:\n\n"
         f"  verl-adaptive report {shown(work / last.checkpoints)} -o report.html\n"
         f"  verl-adaptive doctor <your overrides> +adaptive={last.preset}\n\n"
