@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.e2e.faults import MODES
 from tests.e2e.harness import REPO, ProcessRun, assets, balanced, optimizer_updates, replays, several, train
 from tests.e2e.images import images
 from tests.e2e.starts import MIXED
@@ -20,6 +21,10 @@ from verl_adaptive.stats import read_snapshot
 pytestmark = [pytest.mark.e2e, pytest.mark.matrix, pytest.mark.timeout(3600)]
 
 SHORT = ("trainer.total_training_steps=2", "trainer.save_freq=2", "adaptive.record=true")
+every_mode = pytest.mark.parametrize("mode", MODES)
+#: verl sends the base model alone (tests/integration/test_refusals.py).
+REFUSED = ("adapter", "separate_async")
+ahead = pytest.mark.parametrize("mode", ["colocate_async", "separate_async"])
 
 
 def trained(run: ProcessRun) -> None:
@@ -30,15 +35,18 @@ def trained(run: ProcessRun) -> None:
     assert all(g > 0 for g in run.series("actor/grad_norm"))
 
 
-@pytest.mark.parametrize("merge", [False, True], ids=["adapter", "merged"])
-def test_lora(merge, tmp_path):
+@pytest.mark.parametrize(
+    ("form", "mode"), [(form, mode) for form in ("adapter", "merged") for mode in MODES if (form, mode) != REFUSED]
+)
+def test_lora(form, mode, tmp_path):
     """Adapters are trained, and go to vLLM by themselves or merged into the weights; the reference is the actor without."""
     run = train(
         tmp_path,
         "+adaptive=greso",
+        *MODES[mode],
         *("actor_rollout_ref.model.lora_rank=8", "actor_rollout_ref.model.lora_alpha=16"),
         *("actor_rollout_ref.model.target_modules=all-linear", "actor_rollout_ref.rollout.load_format=safetensors"),
-        f"actor_rollout_ref.model.lora.merge={merge}",
+        f"actor_rollout_ref.model.lora.merge={form == 'merged'}",
         *SHORT,
     )
     trained(run)
@@ -64,7 +72,8 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None, **_)
 """
 
 
-def test_tools_in_several_turns(tmp_path):
+@every_mode
+def test_tools_in_several_turns(mode, tmp_path):
     """verl's own tool loop: the model calls a tool, reads what it says, and goes on; tool tokens are not trained on."""
     rng = random.Random(0)
     call = '<tool_call>{"name": "look", "arguments": {}}</tool_call>'
@@ -77,6 +86,7 @@ def test_tools_in_several_turns(tmp_path):
     run = train(
         tmp_path,
         *MIXED,
+        *MODES[mode],
         f"actor_rollout_ref.model.path={tmp_path / 'model'}",
         f"reward.custom_reward_function.path={tmp_path / 'reward.py'}",
         *("actor_rollout_ref.rollout.agent.default_agent_loop=tool_agent", "data.max_response_length=160"),
@@ -96,7 +106,8 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None, **_)
 """
 
 
-def test_images(tmp_path):
+@every_mode
+def test_images(mode, tmp_path):
     """Prompts that only their picture tells apart, through verl's processor, vLLM and the actor.
 
     A micro batch is a row, so that padding is on its own in one: what verl does of Qwen2.5-VL fails there without pictures.
@@ -106,6 +117,7 @@ def test_images(tmp_path):
     runs = several(
         tmp_path,
         {"greso": ("+adaptive=greso",), "grpo": ("+adaptive=grpo",)},
+        *MODES[mode],
         f"actor_rollout_ref.model.path={folder / 'model'}",
         *(f"data.train_files={folder / 'train.parquet'}", f"data.val_files={folder / 'val.parquet'}"),
         f"reward.custom_reward_function.path={tmp_path / 'reward.py'}",
@@ -131,6 +143,36 @@ def test_images(tmp_path):
     assert "rows of zero advantage left out of training" in every.log
     assert sum(every.series("adaptive/rollouts/dropped_total/zero_advantage")) > 0
     assert sum(every.series("adaptive/padding_rows_total")) > 0
+
+
+@ahead
+def test_a_reference_model(mode, tmp_path):
+    """KL and entropy losses, beside which rows of zero advantage stay."""
+    run = train(
+        tmp_path,
+        "+adaptive=solo",
+        *MODES[mode],
+        *("actor_rollout_ref.actor.use_kl_loss=true", "actor_rollout_ref.actor.entropy_coeff=0.001"),
+        "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=64",
+        *SHORT,
+    )
+    trained(run)
+    assert all(kl >= 0 for kl in run.series("actor/kl_loss"))
+
+
+@ahead
+def test_two_ranks(mode, tmp_path):
+    """Minibatches are cut alike on both data-parallel ranks."""
+    run = train(
+        tmp_path,
+        *MIXED,
+        *MODES[mode],
+        "trainer.n_gpus_per_node=2",
+        *("actor_rollout_ref.actor.use_dynamic_bsz=false", "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=32"),
+        *SHORT,
+    )
+    trained(run)
+    assert optimizer_updates(run, 2) == 4
 
 
 JUDGE = """

@@ -232,6 +232,14 @@ def test_passes(overrides):
             f"+adaptive=greso {DISAGGREGATED} actor_rollout_ref.rollout.free_cache_engine=false",
             r"free_cache_engine=False: .*stall after its first abort.*free_cache_engine=true",
         ),
+        (
+            f"+adaptive=solo {SEPARATE} actor_rollout_ref.model.lora_rank=8",
+            r"lora\.merge=False: .*base model's weights alone.*set it to true",
+        ),
+        (
+            f"+adaptive=greso {SEPARATE} actor_rollout_ref.model.lora.rank=8",
+            r"lora\.merge=False: .*set it to true",
+        ),
         (f"+adaptive=greso {DISAGGREGATED} {SGLANG}", r"disaggregation\.enabled=True: .*prefill server alone"),
         (  # more is asked for than trains
             f"+adaptive=grpo adaptive.sampler.round.prompts=2048 {DISAGGREGATED} {SGLANG}",

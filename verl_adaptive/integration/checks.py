@@ -382,8 +382,19 @@ def _aborts(config: Any, policy: Policy) -> bool:
 
 
 def _check_servers(config: Any, policy: Policy) -> None:
-    """What verl's servers and dispatch do with requests that are aborted, or sent rollout by rollout."""
+    """What verl's servers and dispatch do with adapters, and with requests that are aborted, or sent rollout by rollout."""
     rollout, key = config.actor_rollout_ref.rollout, "actor_rollout_ref.rollout"
+    model = config.actor_rollout_ref.model
+    lora = model.get("lora") or {}
+    check(  # ActorRolloutRefWorker.update_weights asks for the weights without base_sync_done
+        mode_of(config) != "separate_async"
+        or max(model.get("lora_rank", 0), lora.get("rank", 0)) <= 0
+        or lora.get("merge", False),
+        "actor_rollout_ref.model.lora.merge",
+        False,
+        "with trainer.v1.trainer_mode=separate_async verl sends its rollout servers the base model's weights alone: nothing would "
+        "be generated with the adapter that trains; set it to true",
+    )
     check(
         not config.trainer.v1.get("rollout_level_dispatch", False),
         "trainer.v1.rollout_level_dispatch",
