@@ -175,6 +175,15 @@ def test_lost_pilots_leave_the_group_size_as_it_is() -> None:
     assert answer.tolist() == [13]
 
 
+@pytest.mark.parametrize("n", [6, 7])
+def test_pilots_of_a_larger_group_size_get_no_commit(n) -> None:
+    """A resume may lower ``rollout.n``: of -1 rollouts and fewer no commit can be made, and the run ended."""
+    groups = pilots_with([2, 3, 2, 4], 8)
+    assert bound({}, n=n).review(groups, at()).tolist() == [CLOSE] * 4
+    held = bound({"form": "pipelined"}, n=n)
+    assert held.recall(groups, np.zeros(4, dtype=np.int64), at()).tolist() == [CLOSE] * 4
+
+
 # -- the filter ---------------------------------------------------------------------------------------------
 
 

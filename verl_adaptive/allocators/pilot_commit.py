@@ -182,10 +182,14 @@ class PilotCommit(PooledAllocator):
 
     def review(self, groups: Groups, progress: Progress) -> np.ndarray:
         inside = is_pilot(groups) & (self.side(groups) == 0)
-        return np.where(inside, self.facts.n - groups.n, CLOSE)  # if pipelined, what has no place is held
+        return np.where(inside, self._commit(groups.n), CLOSE)  # if pipelined, what has no place is held
+
+    def _commit(self, n: np.ndarray) -> np.ndarray:
+        """int64 ``(k,)``: the rest of groups of ``n``; none where a resume has lowered the group size."""
+        return np.maximum(self.facts.n - n, 0)
 
     def most(self, n: np.ndarray, stage: np.ndarray) -> np.ndarray:
-        return np.where(stage == 0, np.maximum(self.facts.n - n, 0), 0)
+        return np.where(stage == 0, self._commit(n), 0)
 
     def reserve(self, progress: Progress) -> int:
         return progress.batch if self.pipelined else 0
@@ -196,7 +200,7 @@ class PilotCommit(PooledAllocator):
         self._count(expired=int((answer == CLOSE).sum()))
         places = max(0, min(progress.need, progress.room // (self.facts.n - self.n_pilot)))
         chosen = self._chosen(held, np.flatnonzero(answer == HOLD), age, progress)[:places]
-        answer[chosen] = self.facts.n - held.n[chosen]
+        answer[chosen] = self._commit(held.n[chosen])
         self._recalled = (progress.step, len(chosen), int((answer == HOLD).sum()))
         return answer
 
