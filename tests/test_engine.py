@@ -1044,6 +1044,19 @@ def test_a_group_that_never_comes_back_costs_nothing_but_itself():
     assert engine.flight.submission.tolist() == [hung]
 
 
+def test_a_group_that_is_too_old_to_train_gets_no_top_up():
+    """It was topped up and then dropped, and its commit took the place of a younger one."""
+    parts = ("epoch", {**ON_POLICY, "lower": 0.0, "upper": 0.0}, "band", "verl")
+    engine, world = make_stream_engine(*parts, stream=AsyncFacts(warmup=8, threshold=1))
+    first = engine.begin(1)
+    engine.receive(world.roll(engine.receive(world.roll(first.select(np.arange(8))))))
+    engine.take(8)
+    engine.finish()
+    young = engine.begin(2)
+    assert engine.receive(world.roll(first.select(np.arange(8, 16)))) is None
+    assert len(engine.receive(world.roll(young))) == len(young) == 16
+
+
 def test_wait_blocks_until_old_groups_are_back():
     engine, world = made("grpo", AsyncFacts(warmup=8, threshold=2, strategy="wait"))
     late = half_taken(engine, world)
