@@ -1044,6 +1044,23 @@ def test_a_group_that_never_comes_back_costs_nothing_but_itself():
     assert engine.flight.submission.tolist() == [hung]
 
 
+def test_a_step_does_not_wait_for_a_group_that_is_too_old_to_train():
+    """Where nothing is refilled it waited for the one that hangs, until ``stall_timeout`` ended the run."""
+    engine, world = made("grpo", AsyncFacts(warmup=1, threshold=1))
+    requests = engine.begin(1)
+    engine.receive(world.roll(requests.select(np.arange(1, 9))))
+    engine.take(8)
+    engine.finish()
+    world.failure = 1.0
+    engine.receive(world.roll(engine.begin(2)))
+    assert engine.flight.submission.tolist() == [0] and not len(engine.ready)
+    fresh = engine.revive()
+    engine.receive(world.roll(fresh.select(np.arange(4))))
+    world.failure = 0.0
+    engine.receive(world.roll(fresh.select(np.arange(4, len(fresh)))))
+    assert engine.decided and len(engine.take(engine.count).groups) == len(fresh) - 4 == 5
+
+
 def test_a_group_that_is_too_old_to_train_gets_no_top_up():
     """It was topped up and then dropped, and its commit took the place of a younger one."""
     parts = ("epoch", {**ON_POLICY, "lower": 0.0, "upper": 0.0}, "band", "verl")

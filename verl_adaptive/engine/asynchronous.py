@@ -119,9 +119,10 @@ class AsyncEngine(Engine):
         """Draw once more although the step does not refill: verl's mini-step cannot do without a batch.
 
         Returns:
-            Requests if nothing is in flight and nothing ready; None otherwise, or where nothing more can be drawn.
+            Requests if nothing is ready and nothing in flight that could be; None otherwise, or where nothing more can be
+            drawn.
         """
-        if len(self.flight) or len(self.ready):
+        if not self.starved or len(self.ready):
             return None
         self.recorder.revived()
         requests = self._fill(Requests.none(), refill=True)
@@ -154,8 +155,8 @@ class AsyncEngine(Engine):
 
     @property
     def starved(self) -> bool:
-        """Nothing is in flight: waiting would be for ever."""
-        return len(self.flight) == 0
+        """Nothing that could train is in flight: waiting would be for ever, or for groups that are too old."""
+        return self._viable() == 0
 
     def take(self, count: int) -> StepResult:
         """The batch of a mini-step: the oldest ready groups; fewer than ``count`` if the engine is starved.
@@ -267,7 +268,7 @@ class AsyncEngine(Engine):
                 [self.flight.row, self.ready.groups.row, self.prompt_source.row_of[self.prompt_source.queue]]
             )
             # A step with nothing to train on, nor to fall back on, goes ungated rather than end the run.
-            idle = not (len(self.flight) or len(self.ready) or self._own or len(self._spare()))
+            idle = self.starved and not (len(self.ready) or self._own or len(self._spare()))
             fresh = self._new(wanted, busy, ungated=idle and self.config.on_exhausted != "raise")
             self._drawn += len(fresh)
             self._born.update(dict.fromkeys(fresh.submission.tolist(), self.progress.step))
