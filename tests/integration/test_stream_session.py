@@ -24,6 +24,7 @@ from tests.world import POLICIES, config_of  # noqa: E402
 from verl_adaptive.engine import AsyncFacts  # noqa: E402
 from verl_adaptive.errors import AdaptiveError  # noqa: E402
 from verl_adaptive.integration.polling import stall_seconds  # noqa: E402
+from verl_adaptive.integration.queue import Queue  # noqa: E402
 from verl_adaptive.integration.replay_buffer import AdaptiveReplayBufferAsync  # noqa: E402
 from verl_adaptive.integration.rollout_client import RolloutHandles  # noqa: E402
 from verl_adaptive.integration.stream_session import NothingLeft, StreamSession  # noqa: E402
@@ -209,6 +210,21 @@ def test_a_restart_loses_and_repeats_nothing(clean, preset, stream):
     second.stop()
     waiting = other.engine.tracker.open.rollouts
     assert table.col("rollouts").sum() + waiting == other.engine.total.rollouts.generated >= rollouts
+
+
+def test_a_restart_does_not_wait_for_a_top_up_that_had_lost_everything(monkeypatch):
+    """Its rollouts were still to come for the room that the queue needs, and for the error of a signal that none has."""
+    rows = {"a": {}, "a_0_0": {"response_len": 1}, "a.t1": {"status": "failure"}}
+    fake = types.SimpleNamespace(kv_list=lambda _: {"train": rows}, kv_clear=lambda **_: None)
+    monkeypatch.setattr("verl_adaptive.integration.queue.tq", fake)
+    before, after = Queue(config_of()), Queue(config_of())
+    for stage, sessions in enumerate([["a_0_0"], []]):
+        before.ask(0, "a", 1, stage)
+        part = before._parts[0][-1]
+        before._waited_for(part)
+        part.back, part.sessions, part.tags = True, [sessions] * len(sessions), [rows["a_0_0"]] * len(sessions)
+    after.load_state_dict(before.state_dict(), [0])
+    assert after.under_way == before.under_way == 0 and after.expected() == before.expected() == 3
 
 
 @pytest.mark.parametrize("centres", [False, True])

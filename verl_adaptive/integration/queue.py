@@ -433,7 +433,7 @@ class Queue:
     def state_dict(self) -> dict:
         """Which rows belong to open groups; the rows themselves are in TransferQueue's own checkpoint."""
         return {
-            str(submission): [[p.uid, p.n, p.stage, p.sessions] for p in parts]
+            str(submission): [[p.uid, p.n, p.stage, p.sessions, p.back] for p in parts]
             for submission, parts in self._parts.items()
         }
 
@@ -445,7 +445,7 @@ class Queue:
         """
         known = set(living)
         self._parts = {
-            int(t): [Part(u, n, s, x, back=bool(x)) for u, n, s, x in parts]
+            int(t): [Part(u, n, s, x, back=back) for u, n, s, x, back in parts]
             for t, parts in state.items()
             if int(t) in known
         }
