@@ -18,7 +18,7 @@ from tests.cli.stores import HOSTILE, hostile_rows, make_run, without_steps
 from tests.interrupts import heed_interrupts
 from tests.stats.made import make_keys
 from verl_adaptive.groups import Groups
-from verl_adaptive.report.course import CLASSES, course_of
+from verl_adaptive.report.course import CLASSES, History
 from verl_adaptive.report.judge import REGRESSED
 from verl_adaptive.report.lists import lists_of
 from verl_adaptive.report.overview import BINS, histogram
@@ -365,7 +365,7 @@ def test_the_whole_page_has_the_runs_tolerance(tmp_path, mine, asked, used) -> N
         groups = Groups.from_lists(np.arange(2), [[0.4, 0.6], [0.4, 0.6]], success=[[0, 1], [0, 1]])
         journal.commit_step(1, groups, keys, ["kept", "kept"], {}, {}, sources=["s", "s"])
     opened = open_run(path, tolerance=asked)
-    middle = course_of(opened).classes[0, CLASSES.index("middle")]
+    middle = History(opened).classes[0, CLASSES.index("middle")]
     assert opened.tolerance == used and middle == (0 if used > 0.2 else 2)
     assert opened.prompts.table.col("streak").tolist() == ([1, 1] if used > 0.2 else [0, 0])
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from verl_adaptive.report.course import History, course_of
+from verl_adaptive.report.course import History
 from verl_adaptive.report.findings import findings
 from verl_adaptive.report.judge import Finding
 from verl_adaptive.report.lists import PromptList, add_texts, lists_of
@@ -72,7 +72,7 @@ def collect(
         run.beside(data, id_key=id_key, **how)
     facts = overview(run, tries=tries, history=False)
     facts["argument"], facts["data"] = run.source, data
-    history = course_of(run) if run.has_course else None
+    history = History(run) if run.has_course else None
     notes = []
     if history is None:
         notes.append(f"{run.where} ({run.kind}) has no course over time. Give the journal for that.")
@@ -97,7 +97,7 @@ def collect(
         notes.append("verl writes down the rollouts that trained: prompts and groups that were dropped are not in it.")
     for other in against:
         if other.has_course:
-            out.against.append((other.name or other.where, course_of(other)))
+            out.against.append((other.name or other.where, History(other)))
             notes += other.missing()
         else:
             notes.append(f"{other.where} ({other.kind}) has no course to draw beside.")

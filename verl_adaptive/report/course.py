@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from verl_adaptive.stats import Run
 from verl_adaptive.stats.history import Window
 from verl_adaptive.stats.visits import by_prompt
 
-__all__ = ["CLASSES", "POINTS", "SOURCES", "VISITS", "Forecast", "History", "course_of", "forecast", "hours_of"]
+__all__ = ["CLASSES", "POINTS", "SOURCES", "VISITS", "Forecast", "History", "forecast", "hours_of"]
 
 #: Points of a curve; more would not be seen.
 POINTS = 120
@@ -31,9 +31,11 @@ SUMS = ("groups", "judged", "rollouts", "successes", "reward", "known", "clipped
 CLASSES = ("all wrong", "hard", "middle", "easy", "all right", "failed")
 
 
-@dataclass
 class History:
-    """A journal's course, steps put together into at most :data:`POINTS` bins.
+    """A journal's course, steps put together into at most :data:`POINTS` bins; made in one pass over its groups.
+
+    Args:
+        run: with a journal, or verl's rollouts.
 
     Attributes:
         step: last step of each bin.
@@ -57,23 +59,43 @@ class History:
         plan: ``steps`` and ``rollouts`` planned, as far as the run said.
     """
 
-    step: np.ndarray
-    steps: np.ndarray
-    hours: np.ndarray
-    pace: float
-    classes: np.ndarray
-    sources: list[str]
-    first: np.ndarray
-    sums: dict[str, np.ndarray]
-    rollouts: dict[str, np.ndarray]
-    generated: np.ndarray
-    visits: np.ndarray
-    calibration: np.ndarray
-    scalars: dict[str, np.ndarray]
-    hearing: Hearing
-    uniform: dict[str, Any]
-    validations: list[dict[str, Any]] = field(default_factory=list)
-    plan: dict[str, float] = field(default_factory=dict)
+    def __init__(self, run: Run) -> None:
+        steps = run.steps
+        numbers, wall, attempt = (steps.column(name).to_numpy() for name in ("step", "wall_time", "attempt"))
+        bins = min(POINTS, max(1, len(numbers)))
+        parts = np.array_split(numbers, bins) if len(numbers) else [np.zeros(1, dtype=np.int64)]
+        self.step = np.array([part[-1] for part in parts])
+        home = np.searchsorted(self.step, numbers)
+        self.steps = np.maximum(np.bincount(home, minlength=bins), 1)
+        hours, self.pace = hours_of(numbers, wall, attempt)
+        self.hours = hours[np.searchsorted(numbers, self.step)] if len(numbers) else np.zeros(1)
+        self.rollouts, self.generated, scalars = _of_steps(steps, home, bins)
+        self.scalars = {name: values for name, values in scalars.items() if not name.startswith("adaptive/plan/")}
+        self.plan = _plan(steps)
+        self.validations = run.validations()
+        known = np.isfinite(self.generated)
+        for one in self.validations:
+            one["hours"] = float(np.interp(one["step"], numbers, hours)) if len(numbers) else 0.0
+            if one["generated"] is None:
+                at, so_far = self.step[known], self.generated[known]
+                one["generated"] = float(np.interp(one["step"], [0, *at], [0.0, *so_far]))
+        self.sources, self._source_of = _largest(run)
+        self.classes = np.zeros((bins, len(CLASSES)), dtype=np.int64)
+        self.sums = {name: np.zeros((bins, len(self.sources))) for name in SUMS}
+        self.first = np.zeros(len(self.sources), dtype=np.int64)
+        self.visits = np.zeros((VISITS + 1, len(BINS)), dtype=np.int64)
+        self.calibration = np.zeros((10, 4))
+        self.hearing = Hearing(run)
+        self._seen, self._won, self._tried, self._mixed = np.zeros((4, len(run.table)))  # of each prompt so far
+        self._sizes, self._all_sizes = Counter[int](), Counter[int]()  # of trained groups, of all
+        self._trained = 0
+        for window in run.windows():
+            self._add(window)
+            self.hearing.add(window)
+        self.hearing.end()
+        self.uniform: dict[str, Any] = {"why": "verl writes down the rollouts that trained alone"}
+        if run.kind != "rollouts":
+            self.uniform = self._uniform(run.gaps(), len(numbers))
 
     def rate(self, top: str, bottom: str, axis: bool = True) -> np.ndarray:
         """``top / bottom`` of :data:`SUMS` in each bin, over all sources (or, ``axis=False``, for each)."""
@@ -83,57 +105,110 @@ class History:
         with np.errstate(all="ignore"):
             return a / b
 
+    def _add(self, w: Window) -> None:
+        """Take a window's groups."""
+        home = np.minimum(np.searchsorted(self.step, w.step), len(self.step) - 1)
+        place = np.select(
+            [~w.usable, w.kind < 0, w.kind > 0, w.rate < 0.25, w.rate <= 0.75], [5, 0, 4, 1, 2], default=3
+        )
+        np.add.at(self.classes, (home, place), 1)
+        self._sum(w, home)
+        good = w.usable
+        self._visit(w.row[good], w.rate[good], w.n[good].astype(np.float64), w.flat[good])
+        trained = good & w.trained
+        self._trained += int((trained & ~w.flat).sum())
+        for sizes, chosen in ((self._sizes, trained), (self._all_sizes, good)):
+            sizes.update(w.n[chosen].tolist())
 
-def course_of(run: Run) -> History:
-    """Go through a journal once.
+    def _sum(self, w: Window, home: np.ndarray) -> None:
+        bins, sources = self.sums["groups"].shape
+        cell = home * sources + self._source_of[w.row]
+        for source in np.flatnonzero(self.first == 0).tolist():
+            solved = w.step[(self._source_of[w.row] == source) & w.usable & (w.rate > 0)]
+            self.first[source] = solved.min() if len(solved) else 0
+        judged, known = w.usable.astype(np.float64), np.isfinite(w.clipped).astype(np.float64)
+        values = {
+            "groups": np.ones(len(cell)),
+            "judged": judged,
+            "rollouts": judged * w.n,
+            "successes": np.where(w.usable, w.success, 0.0),
+            "reward": np.where(w.usable, w.reward, 0.0),
+            "known": known * w.n,
+            "clipped": np.nan_to_num(w.clipped),
+            "tokens": judged * w.tokens,
+        }
+        for name, value in values.items():
+            self.sums[name] += np.bincount(cell, value, minlength=bins * sources).reshape(bins, sources)
 
-    Args:
-        run: with a journal.
-    """
-    steps = run.steps
-    validations = run.validations()
-    numbers = steps.column("step").to_numpy()
-    bins = min(POINTS, max(1, len(numbers)))
-    parts = np.array_split(numbers, bins) if len(numbers) else [np.zeros(1, dtype=np.int64)]
-    last = np.array([part[-1] for part in parts])
-    home = np.searchsorted(last, numbers)
-    rollouts, generated, scalars = _of_steps(steps, home, bins)
-    wall = steps.column("wall_time").to_numpy()
-    hours, pace = hours_of(numbers, wall, steps.column("attempt").to_numpy())
-    largest, source_of = _largest(run)
-    made = _Course(len(run.table), last, source_of, len(largest))
-    hearing = Hearing(run)
-    for window in run.windows():
-        made.add(window)
-        hearing.add(window)
-    hearing.end()
-    ends = np.searchsorted(numbers, last) if len(numbers) else np.zeros(1, dtype=np.int64)
-    known = np.isfinite(generated)
-    for one in validations:
-        one["hours"] = float(np.interp(one["step"], numbers, hours)) if len(numbers) else 0.0
-        if one["generated"] is None:
-            one["generated"] = float(np.interp(one["step"], [0, *last[known]], [0.0, *generated[known]]))
-    return History(
-        step=last,
-        steps=np.maximum(np.bincount(home, minlength=bins), 1),
-        hours=hours[ends] if len(numbers) else np.zeros(1),
-        pace=pace,
-        classes=made.classes,
-        sources=largest,
-        first=made.first,
-        sums=made.sums,
-        rollouts=rollouts,
-        generated=generated,
-        visits=made.visits,
-        calibration=made.calibration,
-        scalars={name: values for name, values in scalars.items() if not name.startswith("adaptive/plan/")},
-        hearing=hearing,
-        uniform={"why": "verl writes down the rollouts that trained alone"}
-        if run.kind == "rollouts"
-        else made.uniform(float(np.nan_to_num(generated[-1])), run.gaps(), len(numbers)),
-        validations=validations,
-        plan=_plan(steps),
-    )
+    def _visit(self, row: np.ndarray, rate: np.ndarray, n: np.ndarray, flat: np.ndarray) -> None:
+        """What each visit's number was, and what the earlier ones predicted; a prompt may come several times."""
+        if not len(row):
+            return
+        order, first = by_prompt(row)
+        row, rate, n, flat = row[order], rate[order], n[order], flat[order]
+        start = np.maximum.accumulate(np.where(first, np.arange(len(row)), 0))
+        occurrence = np.arange(len(row)) - start
+
+        def before(values: np.ndarray, state: np.ndarray) -> np.ndarray:
+            running = np.cumsum(values) - values
+            return running - running[start] + state[row]
+
+        won, tried = before(rate * n, self._won), before(n, self._tried)
+        visit = np.minimum(self._seen[row].astype(np.int64) + occurrence, VISITS)
+        np.add.at(self.visits, (visit, bins_of(rate)), 1)
+        known = tried > 0
+        predicted = (won + 1) / (tried + 2)
+        at = np.clip((predicted * 10).astype(np.int64), 0, 9)[known]
+        for column, values in enumerate((predicted, rate, ~flat, np.ones(len(row)))):
+            np.add.at(self.calibration[:, column], at, values[known].astype(np.float64))
+        np.add.at(self._seen, row, 1)
+        np.add.at(self._won, row, rate * n)
+        np.add.at(self._tried, row, n)
+        np.add.at(self._mixed, row, ~flat)
+
+    def _uniform(self, gaps: list[tuple[int, int, str]], steps: int) -> dict[str, Any]:
+        """Rollouts that uniform allocation with refills would need for the same informative groups.
+
+        Uniform meets a prompt's variance as often as the prompt showed it here, every visited prompt with the same
+        weight. That is only fair if groups were of full size; small ones show variance less often.
+
+        Args:
+            gaps: ``(first step, last step, reason)`` of steps that the journal lacks.
+            steps: of the run so far.
+        """
+        if gaps:
+            # The run's account has these steps, the groups do not; nor do the steps that are left know the prompts that
+            # were put to rest before, so comparing only those would not be fair either.
+            lost = sum(last - first + 1 for first, last, _ in gaps)
+            return {
+                "why": f"the journal lacks {lost:,} step{'s' if lost > 1 else ''}, and what trained there is not known"
+            }
+        seen = self._seen > 0
+        if not self._sizes or not seen.any():
+            return {"why": "no group has trained yet"}
+        if steps < SETTLED:  # few prompts have shown their variance, and no step knew the yield of those before
+            return {"why": f"it takes {SETTLED} steps, and the run has {steps}"}
+        ((n, _),) = self._sizes.most_common(1)
+        if n == 1:
+            return {"why": "it compares informative groups, and a single rollout has no variance"}
+        small = sum(count for size, count in self._all_sizes.items() if size < n)
+        whole = self._all_sizes.total()
+        if small > 0.05 * whole:
+            return {
+                "why": f"groups are of different sizes ({small / whole:.0%} below {n}), which cannot be compared fairly"
+            }
+        share = float((self._mixed[seen] / self._seen[seen]).mean())
+        if share <= 0 or not self._trained:
+            return {"why": "no group was informative"}
+        generated, needed = float(np.nan_to_num(self.generated[-1])), self._trained * n / share
+        return {
+            "n": n,
+            "share": share,
+            "groups": self._trained,
+            "needed": needed,
+            "generated": generated,
+            "saved": 1 - generated / needed,
+        }
 
 
 def hours_of(step: np.ndarray, wall: np.ndarray, attempt: np.ndarray) -> tuple[np.ndarray, float]:
@@ -262,127 +337,3 @@ def _of_steps(
     with np.errstate(invalid="ignore"):
         means = {name: sums[name] / counts[name] for name in sums}
     return rollouts, generated, means
-
-
-class _Course:
-    """Takes groups in their order and keeps sums only."""
-
-    def __init__(self, prompts: int, last: np.ndarray, source_of: np.ndarray, sources: int) -> None:
-        self._last, self._source_of = last, source_of
-        self.classes = np.zeros((len(last), len(CLASSES)), dtype=np.int64)
-        self.sums = {name: np.zeros((len(last), sources)) for name in SUMS}
-        self.first = np.zeros(sources, dtype=np.int64)
-        self.visits = np.zeros((VISITS + 1, len(BINS)), dtype=np.int64)
-        self.calibration = np.zeros((10, 4))
-        self._seen = np.zeros(prompts, dtype=np.int64)
-        self._won = np.zeros(prompts)
-        self._tried = np.zeros(prompts)
-        self._mixed = np.zeros(prompts)
-        self._sizes, self._all_sizes = Counter[int](), Counter[int]()  # of trained groups, of all
-        self._trained = 0
-
-    def add(self, w: Window) -> None:
-        """Take a window's groups."""
-        home = np.minimum(np.searchsorted(self._last, w.step), len(self._last) - 1)
-        place = np.select(
-            [~w.usable, w.kind < 0, w.kind > 0, w.rate < 0.25, w.rate <= 0.75], [5, 0, 4, 1, 2], default=3
-        )
-        np.add.at(self.classes, (home, place), 1)
-        self._sum(w, home)
-        good = w.usable
-        self._visit(w.row[good], w.rate[good], w.n[good].astype(np.float64), w.flat[good])
-        trained = good & w.trained
-        self._trained += int((trained & ~w.flat).sum())
-        for sizes, chosen in ((self._sizes, trained), (self._all_sizes, good)):
-            sizes.update(w.n[chosen].tolist())
-
-    def _sum(self, w: Window, home: np.ndarray) -> None:
-        bins, sources = self.sums["groups"].shape
-        cell = home * sources + self._source_of[w.row]
-        for source in np.flatnonzero(self.first == 0).tolist():
-            solved = w.step[(self._source_of[w.row] == source) & w.usable & (w.rate > 0)]
-            self.first[source] = solved.min() if len(solved) else 0
-        judged, known = w.usable.astype(np.float64), np.isfinite(w.clipped).astype(np.float64)
-        values = {
-            "groups": np.ones(len(cell)),
-            "judged": judged,
-            "rollouts": judged * w.n,
-            "successes": np.where(w.usable, w.success, 0.0),
-            "reward": np.where(w.usable, w.reward, 0.0),
-            "known": known * w.n,
-            "clipped": np.nan_to_num(w.clipped),
-            "tokens": judged * w.tokens,
-        }
-        for name, value in values.items():
-            self.sums[name] += np.bincount(cell, value, minlength=bins * sources).reshape(bins, sources)
-
-    def _visit(self, row: np.ndarray, rate: np.ndarray, n: np.ndarray, flat: np.ndarray) -> None:
-        """What each visit's number was, and what the earlier ones predicted; a prompt may come several times."""
-        if not len(row):
-            return
-        order, first = by_prompt(row)
-        row, rate, n, flat = row[order], rate[order], n[order], flat[order]
-        start = np.maximum.accumulate(np.where(first, np.arange(len(row)), 0))
-        occurrence = np.arange(len(row)) - start
-
-        def before(values: np.ndarray, state: np.ndarray) -> np.ndarray:
-            running = np.cumsum(values) - values
-            return running - running[start] + state[row]
-
-        won, tried = before(rate * n, self._won), before(n, self._tried)
-        visit = np.minimum(self._seen[row] + occurrence, VISITS)
-        np.add.at(self.visits, (visit, bins_of(rate)), 1)
-        known = tried > 0
-        predicted = (won + 1) / (tried + 2)
-        at = np.clip((predicted * 10).astype(np.int64), 0, 9)[known]
-        for column, values in enumerate((predicted, rate, ~flat, np.ones(len(row)))):
-            np.add.at(self.calibration[:, column], at, values[known].astype(np.float64))
-        np.add.at(self._seen, row, 1)
-        np.add.at(self._won, row, rate * n)
-        np.add.at(self._tried, row, n)
-        np.add.at(self._mixed, row, ~flat)
-
-    def uniform(self, generated: float, gaps: list[tuple[int, int, str]], steps: int) -> dict[str, Any]:
-        """Rollouts that uniform allocation with refills would need for the same informative groups.
-
-        Uniform meets a prompt's variance as often as the prompt showed it here, every visited prompt with the same
-        weight. That is only fair if groups were of full size; small ones show variance less often.
-
-        Args:
-            generated: by the run.
-            gaps: ``(first step, last step, reason)`` of steps that the journal lacks.
-            steps: of the run so far.
-        """
-        if gaps:
-            # The run's account has these steps, the groups do not; nor do the steps that are left know the prompts that
-            # were put to rest before, so comparing only those would not be fair either.
-            lost = sum(last - first + 1 for first, last, _ in gaps)
-            return {
-                "why": f"the journal lacks {lost:,} step{'s' if lost > 1 else ''}, and what trained there is not known"
-            }
-        seen = self._seen > 0
-        if not self._sizes or not seen.any():
-            return {"why": "no group has trained yet"}
-        if steps < SETTLED:  # few prompts have shown their variance, and no step knew the yield of those before
-            return {"why": f"it takes {SETTLED} steps, and the run has {steps}"}
-        ((n, _),) = self._sizes.most_common(1)
-        if n == 1:
-            return {"why": "it compares informative groups, and a single rollout has no variance"}
-        small = sum(count for size, count in self._all_sizes.items() if size < n)
-        whole = self._all_sizes.total()
-        if small > 0.05 * whole:
-            return {
-                "why": f"groups are of different sizes ({small / whole:.0%} below {n}), which cannot be compared fairly"
-            }
-        share = float((self._mixed[seen] / self._seen[seen]).mean())
-        if share <= 0 or not self._trained:
-            return {"why": "no group was informative"}
-        needed = self._trained * n / share
-        return {
-            "n": n,
-            "share": share,
-            "groups": self._trained,
-            "needed": needed,
-            "generated": generated,
-            "saved": 1 - generated / needed,
-        }
