@@ -64,11 +64,11 @@ def test_a_step_of_grpo_by_hand() -> None:
     (result,), (phase,) = list(run), clock.phases
     assert phase.seconds == 4.0  # 4 and 2 at once, 4 at once, 2 after the first 2
     assert (phase.tokens, phase.occupied, phase.waves, phase.rollouts) == (12.0, 12.0, 1, 4)
-    assert (phase.aborted_rollouts, phase.aborted_tokens, phase.unbegun, phase.prefill) == (0, 0, 0, 28)
+    assert (phase.aborted_rollouts, phase.aborted_tokens) == (0, 0)
     timing = Timing(config)
     timing.count(phase, result, 1e-6, 0.5)
     row = timing.row()
-    assert row["time"] == 4.0 and row["idle"] == row["empty"] == 0.0
+    assert row["time"] == 4.0 and row["prefill"] == 28 and row["idle"] == row["empty"] == 0.0
     mixed = int((~result.groups.degenerate()).sum())
     assert row["informative"] == mixed
     assert row["time_per_informative"] == (pytest.approx(4.0 / mixed) if mixed else pytest.approx(np.nan, nan_ok=True))
@@ -99,7 +99,6 @@ def test_nothing_is_lost(preset) -> None:
             assert phase.aborted_rollouts == 0
         assert phase.tokens == pytest.approx(tokens.generated, abs=1.0)
         assert phase.rollouts == rollouts.generated
-        assert phase.prefill == 10 * phase.rollouts
         assert 0 < phase.last <= phase.seconds or phase.last == 0
         assert phase.occupied <= 16 * phase.seconds + 1e-6
         assert phase.tokens <= SMALL.machine.fastest * phase.seconds + 1e-6
@@ -201,7 +200,7 @@ def test_an_asynchronous_step_loses_nothing_and_leaves_the_rest_in_flight(preset
     for step, result in enumerate(run, 1):
         phase = clock.phases[-1]
         assert result.trained.sum() == 8 or result.partial or not run.engine.config.refill
-        assert (phase.aborted_rollouts, phase.aborted_tokens, phase.unbegun) == (0, 0, 0)
+        assert (phase.aborted_rollouts, phase.aborted_tokens) == (0, 0)
         back += result.ledger.tokens.generated
         flight = run.engine.flight
         assert len(flight) + len(run.engine.ready) <= 8 + 8 * ahead

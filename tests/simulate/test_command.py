@@ -10,7 +10,7 @@ import pytest
 
 from tests.cli.stores import make_run
 from verl_adaptive.commands.simulate import _cell, _decimals
-from verl_adaptive.simulate.merit import answer, merits
+from verl_adaptive.simulate.merit import merits
 
 pytestmark = pytest.mark.usefixtures("runs_once")
 
@@ -179,23 +179,22 @@ def row(preset: str, seed: int, gain: float, **more) -> dict:
 def test_the_sentence_says_no_more_than_the_seeds(gains, says) -> None:
     rows = [row(p, s, g) for p, values in gains.items() for s, g in enumerate(values)]
     rows += [row("grpo", s, 0.1) for s in range(3)] + [row("oracle_best", s, 0.9) for s in range(3)]
-    name, found = merits(rows)
-    assert says in answer(name, found)
+    assert says in merits(rows).answer()
 
 
 def test_pass_rates_that_rise_whatever_trains_are_no_merit() -> None:
     """A trace's do, and the preset of the longest course was recommended."""
     rows = [row(p, s, g, learns=False, signal=v) for p, g, v in (("a", 0.9, 0.4), ("grpo", 0.1, 0.8)) for s in range(3)]
-    name, found = merits(rows)
-    assert name == "signal per rollout" and found["a"].value == 0.5
+    found = merits(rows)
+    assert found.name == "signal per rollout" and found.mean("a")[0] == 0.5
 
 
 def test_a_run_that_would_end_with_an_error_is_not_the_one_to_take(call) -> None:
     """It ended when learning was cheapest, and 0 generated rollouts were a division by zero."""
     rows = [row("grpo", s, 0.1) for s in range(3)]
     rows += [row("a", s, 0.9, **({"ended": "step 3: the cap was reached"} if s else {})) for s in range(3)]
-    name, found = merits(rows)
-    assert found["a"].value is None and answer(name, found) == ""
+    found = merits(rows)
+    assert found.mean("a") == (None, None) and found.answer() == ""
     words = ("--preset", "dapo adaptive.max_rollouts_per_step=8 adaptive.on_exhausted=raise")
     status, out, err = call("simulate", *QUICK, *words)
     said = " ".join(out.split())  # wrapped as the terminal is wide

@@ -59,7 +59,7 @@ from verl_adaptive.simulate import (
     tasks,
 )
 from verl_adaptive.simulate.equal_budget import check_task
-from verl_adaptive.simulate.merit import answer, merits, ranked
+from verl_adaptive.simulate.merit import merits
 from verl_adaptive.stats.atomic import write_file
 from verl_adaptive.text import clean
 
@@ -175,20 +175,19 @@ def run(args: argparse.Namespace) -> int:
     made = _tasks(args)
     rows = list(_rows(made, args.jobs))
     summary = summarise(rows)
-    name, found = merits(rows)
+    found = merits(rows)
     for entry in summary:
-        merit = found.get(entry["preset"])
-        entry["merit"], entry["merit_half"] = (None, None) if merit is None else (merit.value, merit.half)
-    said = answer(name, found)
+        entry["merit"], entry["merit_half"] = found.mean(entry["preset"])
+    said = found.answer()
     about, limits = _about(made[0], args), CLOCK_LIMITS if args.clock else LIMITS
-    whole = {**about, "answer": said, "merit": name, "limits": limits, "summary": summary, "rows": rows}
+    whole = {**about, "answer": said, "merit": found.name, "limits": limits, "summary": summary, "rows": rows}
     if args.json == "-":
         print_json(whole)
         return 0
     if args.json:
         _write(args.json, whole)
     entries = {entry["preset"]: entry for entry in summary}
-    _print(about, [entries[preset] for preset in ranked(found, list(entries))], limits, name, said)
+    _print(about, [entries[preset] for preset in found.ranked(entries)], limits, found.name, said)
     return 0
 
 

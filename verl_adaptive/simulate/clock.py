@@ -75,8 +75,6 @@ class Phase:
         rollouts: rollouts that began.
         last: seconds from the return of nine tenths of the groups to the end.
         aborted_rollouts, aborted_tokens: of rollouts in flight that had begun when the engine was decided.
-        unbegun: rollouts that were called back before they had a slot.
-        prefill: prompt tokens of all rollouts that began, without the help of a prefix cache.
     """
 
     seconds: float
@@ -87,8 +85,6 @@ class Phase:
     last: float
     aborted_rollouts: int
     aborted_tokens: int
-    unbegun: int
-    prefill: int
 
 
 class Clock:
@@ -232,8 +228,6 @@ class Clock:
             last=queue.now - late,
             aborted_rollouts=count - self._back if stopped else 0,
             aborted_tokens=max(0, round(generated - self._back_tokens)) if stopped else 0,
-            unbegun=unbegun or 0,
-            prefill=count * self.config.prompt_tokens,
         )
         self.phases.append(phase)
         return phase
@@ -273,26 +267,24 @@ class Timing:
         self.course.append((self._seconds, pool))
 
     def row(self, part: slice = slice(None)) -> dict[str, Any]:
-        """The run in numbers, or some of its steps, named by :data:`TIMED`.
+        """The run in numbers, or some of its steps; nan where there is none.
 
         ``time``: seconds of a step. ``time_per_informative``: seconds for each trained group that has variance.
         ``idle``: share of the tokens that full slots would have generated in that time and did not. ``empty``: share of
         the slots without a sequence. ``waves``: of a step. ``last``: share of the time that passes after nine tenths of
         the groups are back. ``decoded``: tokens of a step. ``begun``: rollouts of a step; ``aborted``: of them, those
         whose group did not commit, back or in flight; ``aborted_tokens``: their share of ``decoded``. ``prefill``: prompt
-        tokens of a step. ``informative``: trained groups with variance of a step.
+        tokens of a step, without the help of a prefix cache. ``informative``: trained groups with variance of a step.
         """
-        phases = self.phases[part]
-        if not phases:
-            return {key: float("nan") for key in TIMED}
+        phases, machine = self.phases[part], self.config.machine
         sums = {f.name: float(np.sum([getattr(p, f.name) for p in phases])) for f in fields(Phase)}
-        count, machine = len(phases), self.config.machine
-        seconds, informative = sums["seconds"], sum(self.informative[part])
-        aborted, aborted_tokens = np.sum(self.in_vain[part], axis=0)
+        count, seconds = len(phases) or math.nan, sums["seconds"] or math.nan
+        informative = sum(self.informative[part])
+        aborted, aborted_tokens = np.sum([(0, 0), *self.in_vain[part]], axis=0)
         room = machine.replicas * machine.slots * seconds
         return {
             "time": seconds / count,
-            "time_per_informative": seconds / informative if informative else float("nan"),
+            "time_per_informative": seconds / (informative or math.nan),
             "idle": 1.0 - sums["tokens"] / (machine.fastest * seconds),
             "empty": 1.0 - sums["occupied"] / room,
             "waves": sums["waves"] / count,
@@ -301,23 +293,6 @@ class Timing:
             "begun": sums["rollouts"] / count,
             "aborted": float(aborted) / count,
             "aborted_tokens": float(aborted_tokens) / max(sums["tokens"], 1.0),
-            "prefill": sums["prefill"] / count,
+            "prefill": sums["rollouts"] * self.config.prompt_tokens / count,
             "informative": informative / count,
         }
-
-
-#: What :meth:`Timing.row` says.
-TIMED = (
-    "time",
-    "time_per_informative",
-    "idle",
-    "empty",
-    "waves",
-    "last",
-    "decoded",
-    "begun",
-    "aborted",
-    "aborted_tokens",
-    "prefill",
-    "informative",
-)

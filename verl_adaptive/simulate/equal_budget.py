@@ -11,7 +11,7 @@ import numpy as np
 
 from verl_adaptive.errors import AdaptiveError, ConfigError
 from verl_adaptive.significance import interval
-from verl_adaptive.simulate.clock import TIMED, Clock, ClockConfig, Timing
+from verl_adaptive.simulate.clock import Clock, ClockConfig, Timing
 from verl_adaptive.simulate.driver import Simulation, make_simulation
 from verl_adaptive.simulate.lengths import Lengths
 from verl_adaptive.simulate.measure import Measure
@@ -39,27 +39,6 @@ CLOCK_LIMITS = (
 
 #: What the others are measured against.
 BASELINE = "grpo"
-
-#: Columns that are averaged over seeds.
-MEASURED = (
-    "steps",
-    "generated",
-    "trained",
-    "rollouts_per_informative",
-    "informative_groups",
-    "wasted",
-    "signal",
-    "regret",
-    "mixed_share",
-    "trained_tokens",
-    "compute",
-    "pool_end",
-    "coverage",
-    "never_seen",
-    "gap_longest",
-    "estimate_error",
-    "estimate_bias",
-)
 
 
 @dataclass(frozen=True)
@@ -203,7 +182,7 @@ def by_preset(rows: Sequence[dict[str, Any]]) -> dict[str, dict[int, dict[str, A
 
 
 def summarise(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Means over seeds with half of their 95 % interval (``…_half``), and each preset's share of the oracle's gain over GRPO.
+    """Means of all numbers over seeds with half of their 95 % interval (``…_half``), and each preset's share of the oracle's gain over GRPO.
 
     ``efficiency_<x>`` is ``(preset − grpo) / (oracle_best − grpo)`` of the means over seeds, for ``signal`` (per
     generated rollout) and ``pool_end`` (what the pool learned); its interval is of the differences, paired by seed. None
@@ -219,29 +198,29 @@ def summarise(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     by, out = by_preset(rows), []
     for preset, runs in by.items():
         entry: dict[str, Any] = {"preset": preset, "seeds": len(runs)}
-        for key in MEASURED:
-            values = np.array([run[key] for run in runs.values()], dtype=np.float64)
-            entry[key], entry[f"{key}_half"] = _mean(values)
+        for key, value in next(iter(runs.values())).items():
+            if key != "seed" and type(value) in (int, float):
+                entry[key], entry[f"{key}_half"] = mean_of([run[key] for run in runs.values()])
         for reason in sorted({r for run in runs.values() for r in run["dropped"]}):
             entry[f"dropped_{reason}"] = float(np.mean([r["dropped"].get(reason, 0) for r in runs.values()]))
         for key in ("signal", "pool_end"):
             entry[f"efficiency_{key}"], entry[f"efficiency_{key}_half"] = _efficiency(by, preset, key)
         entry["compute_ratio"], entry["compute_ratio_half"] = _ratio(by, preset, "compute")
         if all("time" in run for run in runs.values()):
-            for key in TIMED:
-                entry[key], entry[f"{key}_half"] = _mean(np.array([run[key] for run in runs.values()]))
             for key in ("time", "time_per_informative"):
                 entry[f"{key}_ratio"], entry[f"{key}_ratio_half"] = _ratio(by, preset, key)
             reached = _to_baseline(by, preset)
-            entry["to_baseline"], entry["to_baseline_half"] = _mean(np.array(reached)) if reached else (None, None)
+            entry["to_baseline"], entry["to_baseline_half"] = mean_of(reached) if reached else (None, None)
             entry["to_baseline_seeds"] = len(reached)
         entry["ended"] = sorted({run["ended"] for run in runs.values()})
         out.append(entry)
     return out
 
 
-def _mean(values: np.ndarray) -> tuple[float, float | None]:
-    return float(values.mean()), interval(list(values))[1] if len(values) > 1 else None
+def mean_of(values: Sequence[float] | np.ndarray) -> tuple[float, float | None]:
+    """Mean, and half of its 95 % interval, which one value does not have."""
+    mean, half = interval(list(values))
+    return mean, half if len(values) > 1 else None
 
 
 def _paired(by: dict, presets: Sequence[str], key: str) -> Iterator[np.ndarray]:
@@ -268,7 +247,7 @@ def _efficiency(by: dict, preset: str, key: str) -> tuple[float | None, float | 
 
 def _ratio(by: dict, preset: str, key: str) -> tuple[float | None, float | None]:
     found = list(_paired(by, (preset, BASELINE), key))
-    return _mean(found[0] / found[1]) if found else (None, None)
+    return mean_of(found[0] / found[1]) if found else (None, None)
 
 
 def _to_baseline(by: dict, preset: str) -> list[float]:

@@ -10,42 +10,89 @@ At the same number of generated rollouts, and as a ratio to GRPO's, seed by seed
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from verl_adaptive.significance import interval, significant
+from verl_adaptive.significance import significant
 from verl_adaptive.simulate.driver import ENDS
-from verl_adaptive.simulate.equal_budget import BASELINE, by_preset
+from verl_adaptive.simulate.equal_budget import BASELINE, by_preset, mean_of
 from verl_adaptive.simulate.presets import REFERENCES
 
 
-@dataclass(frozen=True)
-class Merit:
-    """How a preset did, as a multiple of GRPO.
+@dataclass
+class Merits:
+    """How presets did, as multiples of GRPO.
 
     Attributes:
-        ratios: one a seed; empty where nothing can be said (the baseline is not the group's mean), or where a
-            run ended with an error.
-        single: nothing can be said for want of a signal, as of single rollouts.
+        what: what they did: ``learned`` or ``signal``.
+        unit: of what that cost: ``rollout`` or ``second``.
+        ratios: preset → one a seed; empty where nothing can be said, as where a run ended with an error.
+        silent: presets of which nothing can be said for want of a signal: their baseline is not the group's mean.
     """
 
-    ratios: tuple[float, ...] = ()
-    single: bool = False
+    what: str
+    unit: str
+    ratios: dict[str, list[float]] = field(default_factory=dict)
+    silent: list[str] = field(default_factory=list)
 
     @property
-    def value(self) -> float | None:
-        """Mean over the seeds."""
-        return interval(self.ratios)[0] if self.ratios else None
+    def name(self) -> str:
+        """What is measured, in words."""
+        return f"{self.what} per {self.unit}"
 
-    @property
-    def half(self) -> float | None:
-        """Half of the mean's 95 % interval; None with one seed."""
-        return interval(self.ratios)[1] if len(self.ratios) > 1 else None
+    def mean(self, preset: str) -> tuple[float | None, float | None]:
+        """Mean over the seeds, and half of its 95 % interval, which one seed does not have; None where nothing can be said."""
+        ratios = self.ratios.get(preset)
+        return mean_of(ratios) if ratios else (None, None)
+
+    def ranked(self, presets: Iterable[str]) -> list[str]:
+        """Presets, best first; what has no merit and the references that see the true pass rates come last."""
+
+        def place(preset: str) -> tuple[bool, bool, float]:
+            mean = self.mean(preset)[0]
+            return preset.split()[0] in REFERENCES, mean is None, -(mean or 0.0)
+
+        return sorted(presets, key=place)
+
+    def answer(self) -> str:
+        """Which preset for these prompts, in a sentence or two."""
+        told = ", because the baseline is not the group's mean; --pool ranks by what the pool learns."
+        silent = f" {', '.join(self.silent)}: not ranked{told}" if self.silent else ""
+        return f"{self._best()}{silent}".lstrip()
+
+    def _best(self) -> str:
+        """The sentence about those that have a figure."""
+        known = (p for p in self.ranked(self.ratios) if self.ratios[p])
+        real = [p for p in known if p.split()[0] not in REFERENCES and p != BASELINE]
+        if not real:
+            return ""
+        first, *others = real
+        mean, half = mean_of(self.ratios[first])
+        times = f"{mean:.2f}{'' if half is None else f' ± {half:.2f}'} times"
+        said = f"has {times} GRPO's signal per {self.unit}"
+        if self.what == "learned":
+            said = f"learns {times} as much per {self.unit} as GRPO"
+        if mean <= 1:
+            return f"For these prompts: plain grpo. The best preset, {first}, {said}."
+        if half is None:
+            return (
+                f"For these prompts: {first}, which {said}. One seed has no interval: name at least three with --seeds."
+            )
+        if not significant([ratio - 1 for ratio in self.ratios[first]]):
+            return f"For these prompts: plain grpo. The best preset, {first}, {said}: not significantly more."
+        level = [p for p in others if not self._better(first, p)]
+        beside = f" Not significantly behind it: {', '.join(level)}." if level else ""
+        return f"For these prompts: {first}, which {said}.{beside}"
+
+    def _better(self, one: str, other: str) -> bool:
+        """Whether a preset is significantly better than another, in the seeds that both have."""
+        ours, theirs = self.ratios[one], self.ratios[other]
+        return len(ours) == len(theirs) and significant([a - b for a, b in zip(ours, theirs, strict=True)])
 
 
-def merits(rows: Sequence[dict[str, Any]]) -> tuple[str, dict[str, Merit]]:
-    """What is measured, in words, and the merit of every preset; an empty dict without GRPO beside.
+def merits(rows: Sequence[dict[str, Any]]) -> Merits:
+    """The merit of every preset; none without GRPO beside.
 
     Args:
         rows: of :func:`verl_adaptive.simulate.equal_budget.run_task`.
@@ -59,67 +106,16 @@ def merits(rows: Sequence[dict[str, Any]]) -> tuple[str, dict[str, Merit]]:
         worth = row["pool_end"] - row["pool_start"] if learns else row["signal"] * row["generated"]
         return worth / (row["time"] * row["steps"] if timed else row["generated"])
 
-    what = "learned" if learns else "signal"
-    name = f"{what} per {'second' if timed else 'rollout'}"
-    out = {}
+    out = Merits("learned" if learns else "signal", "second" if timed else "rollout")
     for preset, runs in by.items():
         seeds = sorted(set(runs) & set(base))
-        if not seeds:
-            continue
+        out.ratios[preset] = []
         # training would end with an error there: nobody should take it
-        fails = any(runs[seed]["ended"] not in ENDS for seed in seeds)
-        single = not fails and not learns and all(runs[seed]["signal"] == 0 for seed in seeds)
-        known = not fails and not single and all(value(base[seed]) for seed in seeds)
-        ratios = tuple(value(runs[seed]) / value(base[seed]) for seed in seeds) if known else ()
-        out[preset] = Merit(ratios if all(map(math.isfinite, ratios)) else (), single)
-    return name, out
-
-
-def ranked(found: dict[str, Merit], order: Sequence[str]) -> list[str]:
-    """The presets, best first; what has no merit and the references that see the true pass rates come last."""
-
-    def place(preset: str) -> tuple[bool, bool, float]:
-        merit = found.get(preset)
-        known = merit is not None and merit.value is not None
-        return preset.split()[0] in REFERENCES, not known, -(merit.value or 0.0) if merit else 0.0
-
-    return sorted(order, key=place)
-
-
-def answer(name: str, found: dict[str, Merit]) -> str:
-    """Which preset for these prompts, in a sentence or two."""
-    real = {p: m for p, m in found.items() if p.split()[0] not in REFERENCES and p != BASELINE and m.value is not None}
-    silent = [p for p, m in found.items() if m.single] if name.startswith("signal") else []
-    told = f" {', '.join(silent)}: not ranked, because the baseline is not the group's mean; --pool ranks by what the pool learns."
-    return f"{_best(name, real)}{told if silent else ''}".lstrip()
-
-
-def _best(name: str, real: dict[str, Merit]) -> str:
-    """The sentence about those that have a figure."""
-    if not real:
-        return ""
-    order = sorted(real, key=lambda p: -(real[p].value or 0.0))
-    first = order[0]
-    best = real[first]
-    assert best.value is not None
-    what, _, unit = name.partition(" per ")
-    times = f"{best.value:.2f}{'' if best.half is None else f' ± {best.half:.2f}'} times"
-    said = (
-        f"learns {times} as much per {unit} as GRPO" if what == "learned" else f"has {times} GRPO's {what} per {unit}"
-    )
-    if best.value <= 1:
-        return f"For these prompts: plain grpo. The best preset, {first}, {said}."
-    if best.half is None:
-        return f"For these prompts: {first}, which {said}. One seed has no interval: name at least three with --seeds."
-    if not significant([ratio - 1 for ratio in best.ratios]):
-        return f"For these prompts: plain grpo. The best preset, {first}, {said}: not significantly more."
-    level = [p for p in order[1:] if not _better(best, real[p])]
-    beside = f" Not significantly behind it: {', '.join(level)}." if level else ""
-    return f"For these prompts: {first}, which {said}.{beside}"
-
-
-def _better(best: Merit, other: Merit) -> bool:
-    """Whether a preset is significantly better than another, in the seeds that both have."""
-    return len(best.ratios) == len(other.ratios) and significant(
-        [a - b for a, b in zip(best.ratios, other.ratios, strict=True)]
-    )
+        if not seeds or any(runs[seed]["ended"] not in ENDS for seed in seeds):
+            continue
+        if not learns and all(runs[seed]["signal"] == 0 for seed in seeds):
+            out.silent.append(preset)
+        elif all(value(base[seed]) for seed in seeds):
+            ratios = [value(runs[seed]) / value(base[seed]) for seed in seeds]
+            out.ratios[preset] = ratios if all(map(math.isfinite, ratios)) else []
+    return out
