@@ -30,7 +30,6 @@ from verl_adaptive.simulate import (
     run_task,
     summarise,
 )
-from verl_adaptive.simulate.replayed import ReplayConfig
 from verl_adaptive.simulate.verl_filter import VerlFilter
 
 SMALL = ClockConfig(Machine(replicas=2, slots=8), LengthConfig(median=60, sigma=0.8, cap=400), prompt_tokens=10)
@@ -171,7 +170,7 @@ def test_nothing_waits_for_its_slowest() -> None:
 
 def test_a_pool_that_does_not_learn_has_no_time_to_its_end() -> None:
     pool = PoolConfig(prompts=60)
-    pool.learning.rate = pool.learning.spill = pool.learning.forget = 0.0
+    pool.rate = pool.spill = pool.forget = 0.0
     (entry,) = summarise([run_task(Task("grpo", 0, SETTING, pool, clock=SMALL))])
     assert entry["to_baseline"] is None and entry["to_baseline_seeds"] == 0
 
@@ -180,7 +179,7 @@ def test_recorded_lengths_are_used(tmp_path) -> None:
     path = tmp_path / "rates.jsonl"
     path.write_text("".join(json.dumps({"pass_rate": 0.5, "tokens": 40.0 + 160 * (i % 2)}) + "\n" for i in range(40)))
     config = replace(SMALL, lengths=LengthConfig(sigma=0.5, cap=10**6))
-    world = Task("grpo", 0, SETTING, ReplayConfig(), read_trace(path), clock=config).world()
+    world = Task("grpo", 0, SETTING, None, read_trace(path), clock=config).world()
     run = list(make_simulation("grpo", world, batch=20, n=8, steps=10))
     tokens, index = (
         np.concatenate([f(r.groups) for r in run]) for f in (lambda g: g.tokens, lambda g: np.repeat(g.index, g.n))

@@ -13,8 +13,7 @@ from tests.cli.stores import make_run
 from tests.world import keys_of
 from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.simulate import (
-    LearningConfig,
-    ReplayConfig,
+    PoolConfig,
     ReplayedWorld,
     Setting,
     Trace,
@@ -71,7 +70,7 @@ def test_data_sources_come_along_into_the_simulation(tmp_path, snapshot) -> None
         assert trace.steps == 1 and trace.n.tolist() == engine.table.col("rollouts")[rows].tolist()
     assert trace.sources == [engine.table.sources[i] for i in engine.table.col("source")[rows]]
     simulation = make_simulation(
-        "dapo adaptive/sampler=mopps_by_source", make_replayed(trace, ReplayConfig(), 0), batch=4, n=4, steps=2
+        "dapo adaptive/sampler=mopps_by_source", make_replayed(trace, None, 0), batch=4, n=4, steps=2
     )
     table = simulation.engine.table
     assert [table.sources[i] for i in table.col("source")] == list(trace.sources) and len(set(trace.sources)) > 1
@@ -147,7 +146,7 @@ def test_prompts_of_different_sources_are_different(tmp_path, names, prompts, co
 
 def test_pass_rates_without_a_name_are_a_prompt_a_row(tmp_path) -> None:
     pq.write_table(pa.table({"pass_rate": np.linspace(0, 1, 11)}), tmp_path / "r.parquet")
-    world = make_replayed(read_trace(tmp_path / "r.parquet"), ReplayConfig(), 0)
+    world = make_replayed(read_trace(tmp_path / "r.parquet"), None, 0)
     assert world.rates() == pytest.approx(np.linspace(0, 1, 11), abs=1e-7)
 
 
@@ -211,19 +210,19 @@ def test_drawn_rates_spread_as_the_true_ones_do_and_not_as_the_observed_ones() -
     """Observed rates of eight rollouts are too spread out, posterior means too little: E[p(1 − p)] tells."""
     p = np.random.default_rng(1).beta(0.5, 0.8, 20_000)
     trace = trace_of(p, 8)
-    _, made = knot_rates(trace, ReplayConfig(), 0)
+    _, made = knot_rates(trace, 0)
     true = float((p * (1 - p)).mean())
     seen = trace.successes / 8
     assert float((made[0] * (1 - made[0])).mean()) == pytest.approx(true, rel=0.03)
     assert float((seen * (1 - seen)).mean()) < 0.9 * true
     assert np.corrcoef(made[0], p)[0, 1] > 0.85
-    assert not np.array_equal(made, knot_rates(trace, ReplayConfig(), 1)[1])
+    assert not np.array_equal(made, knot_rates(trace, 1)[1])
 
 
 def test_rates_over_time_follow_the_trace() -> None:
     p = np.full(3_000, 0.2)
     trace = trace_of(p, 16, steps=30, move=0.6)
-    times, made = knot_rates(trace, ReplayConfig(), 0)
+    times, made = knot_rates(trace, 0)
     assert times[0] == 1 and times[-1] == 30
     mean = made.mean(axis=1)
     assert (np.diff(mean) > 0.01).all()
@@ -250,12 +249,11 @@ def test_policies_run_on_a_trace_and_a_trace_can_be_the_start_of_a_learning_pool
     trace = trace_of(np.random.default_rng(2).beta(0.5, 0.5, 300), 8, steps=5)
     setting = Setting(batch=8, n=8, steps=30, budget=30 * 64)
     replayed = {
-        r["preset"]: r
-        for r in map(run_task, tasks(["grpo", "greso", "oracle_best"], [0], setting, ReplayConfig(), trace))
+        r["preset"]: r for r in map(run_task, tasks(["grpo", "greso", "oracle_best"], [0], setting, None, trace))
     }
     # whatever is trained, the pool takes the recorded course
     assert abs(replayed["grpo"]["pool_end"] - replayed["oracle_best"]["pool_end"]) < 1e-12
     assert replayed["oracle_best"]["signal"] > 1.3 * replayed["grpo"]["signal"]
-    learning = ReplayConfig(learning=LearningConfig())
+    learning = PoolConfig()
     moved = {r["preset"]: r for r in map(run_task, tasks(["grpo", "oracle_best"], [0], setting, learning, trace))}
     assert moved["oracle_best"]["pool_end"] > moved["grpo"]["pool_end"] > moved["grpo"]["pool_start"]

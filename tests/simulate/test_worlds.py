@@ -203,7 +203,7 @@ def test_sources_say_as_much_of_difficulty_as_they_are_told(told) -> None:
 
 def test_a_pool_is_named_and_changed_in_words() -> None:
     pool = parse_pool("hard:prompts=100,spill=0.5,topics=3")
-    assert (pool.prompts, pool.hopeless, pool.learning.spill, pool.learning.topics) == (100, 0.5, 0.5, 3)
+    assert (pool.prompts, pool.hopeless, pool.spill, pool.topics) == (100, 0.5, 0.5, 3)
     assert make_pool(pool, 0).size == 100
 
 
@@ -220,7 +220,6 @@ def test_a_pool_is_named_and_changed_in_words() -> None:
         ("mixed:forget=-1", "0 or greater"),
         ("mixed:sources=0", "1 or greater"),
         ("mixed:told=2", r"must be in \[0, 1\]"),
-        ("mixed:learning=3", "name one of rate"),
         ("mixed:spread=nan", "must be a number"),
     ],
 )

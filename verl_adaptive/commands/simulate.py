@@ -48,7 +48,6 @@ from verl_adaptive.simulate import (
     ClockConfig,
     LengthConfig,
     Machine,
-    ReplayConfig,
     Setting,
     Task,
     parse_pool,
@@ -205,7 +204,7 @@ def _tasks(args: argparse.Namespace) -> list[Task]:
     setting = Setting(args.batch, args.n, steps, budget)
     clock = _clock(args)
     pool, trace = _pool(args)
-    size = len(trace) if trace is not None else pool.prompts
+    size = pool.prompts if trace is None else len(trace)
     if setting.batch > size:
         raise ConfigError("--batch", setting.batch, f"is more than the {size} prompts there are")
     named, beside = _presets(args)
@@ -255,11 +254,10 @@ def _seeds(text: str) -> list[int]:
 
 
 def _pool(args: argparse.Namespace) -> tuple[Any, Any]:
-    pool = parse_pool(args.pool or "mixed")
+    """The pool, or None where a trace takes its own course; and the trace, or None."""
     if args.trace is None:
-        return pool, None
-    trace = read_trace(args.trace, threshold=args.threshold)
-    return ReplayConfig(tokens=pool.tokens, learning=pool.learning if args.pool else None), trace
+        return parse_pool(args.pool or "mixed"), None
+    return parse_pool(args.pool) if args.pool else None, read_trace(args.trace, threshold=args.threshold)
 
 
 # -- running ----------------------------------------------------------------------------------------------------------
@@ -303,7 +301,7 @@ def _about(task: Task, args: argparse.Namespace) -> dict[str, Any]:
         "version": __version__,
         "setting": asdict(task.setting),
         "pool_name": args.pool or ("replayed" if task.trace is not None else "mixed"),
-        "pool": asdict(task.pool),
+        "pool": task.pool and asdict(task.pool),
         "overrides": list(args.overrides),
     }
     if task.clock is not None:

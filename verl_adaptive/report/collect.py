@@ -105,7 +105,7 @@ def collect(
 
 
 def _then_and_now(run: Run) -> np.ndarray:
-    first, last = run.prompts.number("first_rate"), run.prompts.number("last_rate")
+    first, last = run.prompts.get("first_rate"), run.prompts.get("last_rate")
     known = np.isfinite(first) & np.isfinite(last)
 
     def kind(rate: np.ndarray) -> np.ndarray:

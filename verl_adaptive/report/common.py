@@ -64,7 +64,7 @@ def matched(one: Prompts, other: Prompts, limit: int, least: int = 1) -> dict[st
     both[both] = other.table.col("visits")[rows[both]] >= least
     mine = np.flatnonzero(both)
     theirs = rows[mine]
-    a, b = one.number("last_rate")[mine], other.number("last_rate")[theirs]
+    a, b = one.get("last_rate")[mine], other.get("last_rate")[theirs]
     difference = b - a
     chance = _chance(one, mine, a, other, theirs, b)
     # The least likely first: where one run has single rollouts, differences of 1 are many and mean nothing.
@@ -104,7 +104,7 @@ def _chance(
 ) -> np.ndarray:
     """p-value of each prompt's difference; a group's size is the mean of the prompt's."""
     n, m = (
-        np.maximum(1.0, np.round(p.number("rollouts")[rows] / np.maximum(p.number("visits")[rows], 1)))
+        np.maximum(1.0, np.round(p.get("rollouts")[rows] / np.maximum(p.get("visits")[rows], 1)))
         for p, rows in ((one, mine), (other, theirs))
     )
     known = np.isfinite(a) & np.isfinite(b)

@@ -68,7 +68,7 @@ def _never(facts: dict[str, Any]) -> list[Finding]:
 def _moves(prompts: Prompts, history: History | None) -> list[Finding]:
     """Sources that stand still or get worse, by prompts that were visited at least twice."""
     table = prompts.table
-    change, rate = prompts.number("last_rate") - prompts.number("first_rate"), prompts.get("pass_rate")
+    change, rate = prompts.get("last_rate") - prompts.get("first_rate"), prompts.get("pass_rate")
     twice = (table.col("visits") > 1) & np.isfinite(change)
     if history is not None and len(history.step) > 3:
         twice &= table.col("last_step") > history.step[len(history.step) // 2]  # lately

@@ -103,7 +103,7 @@ def overview(run: Run, *, tries: int = 16, history: bool = True) -> dict[str, An
         "brought": len(table.brought()) if run.kind == "snapshot" else None,
         "flip_flopping": None,
         "histogram": {"bins": list(BINS), "prompts": histogram(rate)},
-        "latest_histogram": {"bins": list(BINS), "prompts": histogram(prompts.number("last_rate"))},
+        "latest_histogram": {"bins": list(BINS), "prompts": histogram(prompts.get("last_rate"))},
         "visits_histogram": np.bincount(np.minimum(visits, 10), minlength=11).tolist(),
         "by_source": table.view_by_source(),
     }

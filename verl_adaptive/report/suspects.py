@@ -60,7 +60,7 @@ def suspects(prompts: Prompts, *, least: int = 8) -> tuple[np.ndarray, np.ndarra
         least: rollouts below which nothing is said of a prompt.
     """
     table = prompts.table
-    rollouts, successes = prompts.number("rollouts"), prompts.number("successes")
+    rollouts, successes = prompts.get("rollouts"), prompts.get("successes")
     code = table.col("source").astype(np.int64)
     value = np.zeros(len(table))
     doubtful = (rollouts >= least) & (successes <= _LUCKY * rollouts)

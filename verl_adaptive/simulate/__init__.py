@@ -21,7 +21,7 @@ from verl_adaptive.simulate.measure import Measure
 from verl_adaptive.simulate.pools import PoolConfig, make_pool, parse_pool
 from verl_adaptive.simulate.presets import PEERS, REFERENCES, compose_preset, preset_names
 from verl_adaptive.simulate.queueing import Machine, ServerQueue
-from verl_adaptive.simulate.replayed import ReplayConfig, ReplayedWorld, make_replayed
+from verl_adaptive.simulate.replayed import ReplayedWorld, make_replayed
 from verl_adaptive.simulate.traces import Trace, read_trace
 from verl_adaptive.simulate.worlds import StaticWorld, World, WorldPrompts
 
@@ -39,7 +39,6 @@ __all__ = [
     "Machine",
     "Measure",
     "PoolConfig",
-    "ReplayConfig",
     "ReplayedWorld",
     "ServerQueue",
     "Setting",

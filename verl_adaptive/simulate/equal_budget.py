@@ -16,7 +16,7 @@ from verl_adaptive.simulate.driver import Simulation, make_simulation
 from verl_adaptive.simulate.lengths import Lengths
 from verl_adaptive.simulate.measure import Measure
 from verl_adaptive.simulate.pools import PoolConfig, make_pool
-from verl_adaptive.simulate.replayed import ReplayConfig, make_replayed
+from verl_adaptive.simulate.replayed import make_replayed
 from verl_adaptive.simulate.traces import Trace
 from verl_adaptive.simulate.worlds import StaticWorld
 
@@ -75,8 +75,8 @@ class Task:
         preset: as :func:`~verl_adaptive.simulate.driver.make_simulation` takes it.
         seed: of pool, rewards, stream and policy.
         setting: batch, n, budget.
-        pool: the pool; or how a trace is taken.
-        trace: recorded pass rates, or None.
+        pool: the pool; None: the trace takes its own course.
+        trace: recorded pass rates, with which the pool begins; or None.
         overrides: Hydra's syntax, for every preset.
         clock: what generation takes; None: nobody counts seconds.
     """
@@ -84,18 +84,17 @@ class Task:
     preset: str
     seed: int
     setting: Setting
-    pool: PoolConfig | ReplayConfig
+    pool: PoolConfig | None
     trace: Trace | None = None
     overrides: tuple[str, ...] = ()
     clock: ClockConfig | None = None
 
     def world(self) -> StaticWorld:
         """A fresh world; with a clock, one whose answers have its lengths (or those that the trace recorded)."""
-        if isinstance(self.pool, ReplayConfig):
-            assert self.trace is not None
+        if self.trace is not None:
             world = make_replayed(self.trace, self.pool, self.seed)
         else:
-            world = make_pool(self.pool, self.seed)
+            world = make_pool(self.pool or PoolConfig(), self.seed)
         if self.clock is not None:
             recorded = self.trace is not None and bool(np.isfinite(self.trace.tokens).any())
             means = world.tokens if recorded else None
@@ -113,7 +112,7 @@ def tasks(
     presets: Sequence[str],
     seeds: Iterable[int],
     setting: Setting,
-    pool: PoolConfig | ReplayConfig,
+    pool: PoolConfig | None,
     trace: Trace | None = None,
     clock: ClockConfig | None = None,
 ) -> list[Task]:

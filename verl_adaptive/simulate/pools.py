@@ -6,7 +6,7 @@ rates. Named pools are starting points; ``NAME:key=value,key=value`` changes any
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
 import numpy as np
@@ -18,8 +18,8 @@ from verl_adaptive.simulate.learning import LearningConfig, LearningWorld
 
 
 @dataclass
-class PoolConfig:
-    """A pool of prompts.
+class PoolConfig(LearningConfig):
+    """A pool of prompts, and how it learns.
 
     Attributes:
         prompts: M.
@@ -30,7 +30,6 @@ class PoolConfig:
         failure: chance that a group's generation fails.
         sources: data sources, equal in size, from hard to easy; 1: none is known.
         told: how much a source says of difficulty: the correlation of a prompt's rank with what its source goes by.
-        learning: how it learns.
     """
 
     prompts: Count = 4000
@@ -42,7 +41,6 @@ class PoolConfig:
     failure: Share = 0.0
     sources: Count = 1
     told: Share = 0.5
-    learning: LearningConfig = field(default_factory=LearningConfig)
 
     def validate(self, path: str) -> None:
         check(
@@ -53,14 +51,12 @@ class PoolConfig:
         )
 
 
-_STILL = LearningConfig(rate=0.0, spill=0.0, forget=0.0)
-
 #: Named pools.
 POOLS: dict[str, PoolConfig] = {
     # Three in ten are hopeless, two in ten solved; training moves all of it.
     "mixed": PoolConfig(),
     # The same, and nothing is learned: what a method does with a pool that stands still.
-    "static": PoolConfig(learning=_STILL),
+    "static": PoolConfig(rate=0.0, spill=0.0, forget=0.0),
     # Most prompts are out of reach at the start.
     "hard": PoolConfig(hopeless=0.5, solved=0.05, centre=-1.5),
     # Most prompts are solved at the start, or soon.
@@ -71,7 +67,7 @@ POOLS: dict[str, PoolConfig] = {
 
 
 def parse_pool(text: str) -> PoolConfig:
-    """The pool that ``NAME`` or ``NAME:key=value,…`` means; keys of ``learning`` are written bare, as ``spill=0.1``.
+    """The pool that ``NAME`` or ``NAME:key=value,…`` means.
 
     Raises:
         ConfigError: unknown name or key, or a value that cannot be.
@@ -80,18 +76,14 @@ def parse_pool(text: str) -> PoolConfig:
     if name not in POOLS:
         raise ConfigError("--pool", name, f"no such pool; {nearest(name, POOLS)}")
     values: dict[str, Any] = asdict(POOLS[name])
-    learning = values["learning"]
     for word in filter(None, rest.split(",")):
         key, equals, value = word.partition("=")
         if not equals:
             raise ConfigError("--pool", word, "must be key=value")
-        if key == "learning":
-            raise ConfigError("--pool", word, f"name one of {', '.join(learning)}")
         try:
-            number = int(value) if value.lstrip("-").isdigit() else float(value)
+            values[key] = int(value) if value.lstrip("-").isdigit() else float(value)
         except ValueError:
             raise ConfigError(f"--pool {name}:{key}", value, "must be a number") from None
-        (learning if key in learning else values)[key] = number
     return build(PoolConfig, values, f"--pool {name}")
 
 
@@ -131,4 +123,4 @@ def make_pool(config: PoolConfig, seed: int) -> LearningWorld:
     """
     rates = starting_rates(config, seed)
     names = [f"source {s}" for s in source_of(config, seed, rates)] if config.sources > 1 else None
-    return LearningWorld(rates, seed, config.learning, sources=names, tokens=config.tokens, failure=config.failure)
+    return LearningWorld(rates, seed, config, sources=names, tokens=config.tokens, failure=config.failure)

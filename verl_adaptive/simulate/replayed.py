@@ -5,26 +5,25 @@ Estimation. Successes of one prompt are binomial; the prompts' pass rates come f
 eight failures of eight leave open how hopeless a prompt is, and means would make all such prompts alike and the pool too
 narrow.
 
-Time. At ``knots`` points from the trace's first step to its last, a prompt's evidence counts with weight
+Time. At up to eight points from the trace's first step to its last, a prompt's evidence counts with weight
 ``2^{−|t − step|/half-life}``, and the prior's mean is that of all evidence so weighted; the draws at all knots use the same random bits, so that a prompt's path moves as its
 evidence does. Between knots rates are linear, and after the last they stay. Simulated step s is the trace's step
 ``first + s − 1``: the pool moves as it did in the recorded run, *whatever the simulated policy trains on*. To let the
-policy's own choices move it, take the trace as the start of a learning pool (:attr:`ReplayConfig.learning`).
+policy's own choices move it, take the trace as the start of a learning pool.
 
 Rates that the trace calls exact are taken as they are.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from verl_adaptive.ranges import Count, Positive
 from verl_adaptive.rng import Draw
 from verl_adaptive.samplers.beta_posterior import draw_beta
-from verl_adaptive.simulate.learning import LearningConfig, LearningWorld
+from verl_adaptive.simulate.learning import LearningWorld
+from verl_adaptive.simulate.pools import PoolConfig
 from verl_adaptive.simulate.traces import Trace
 from verl_adaptive.simulate.worlds import StaticWorld
 from verl_adaptive.stats.chance import fit_beta
@@ -34,34 +33,23 @@ if TYPE_CHECKING:
     from verl_adaptive.policy import Policy
 
 
-@dataclass
-class ReplayConfig:
-    """How a trace becomes a pool.
-
-    Attributes:
-        knots: points in time; 1: the rates do not move.
-        half_life: of evidence, as a share of the trace's steps.
-        tokens: mean response length of prompts of which the trace knows none.
-        learning: let the pool learn from where the trace starts, instead of replaying its course.
-    """
-
-    knots: Count = 8
-    half_life: Positive = 0.125
-    tokens: float = 512.0
-    learning: LearningConfig | None = None
+#: Points in time, at most.
+_KNOTS = 8
+#: Half-life of evidence, as a share of the trace's steps.
+_HALF_LIFE = 0.125
 
 
-def knot_rates(trace: Trace, config: ReplayConfig, seed: int) -> tuple[np.ndarray, np.ndarray]:
+def knot_rates(trace: Trace, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Times of the knots ``(T,)`` and pass rates there, float32 ``(T, M)``; see the module."""
     count = len(trace)
     first, last = int(trace.step.min()), int(trace.step.max())
-    knots = min(config.knots, trace.steps)
+    knots = min(_KNOTS, trace.steps)
     times = np.linspace(first, last, knots) if knots > 1 else np.array([float(first)])
     n, wins = (np.bincount(trace.prompt, v, minlength=count) for v in (trace.n, trace.successes))
     if trace.exact and knots == 1:
         return times, (wins / np.maximum(n, 1e-12)).astype(np.float32)[None]
     strength = sum(fit_beta(n, wins))
-    half = max(config.half_life * (last - first), 1e-9)
+    half = max(_HALF_LIFE * (last - first), 1e-9)
     draw, hi, lo = Draw(seed, 0), trace.keys["hi"], trace.keys["lo"]
     out = np.empty((len(times), count), dtype=np.float32)
     for k, time in enumerate(times):
@@ -104,12 +92,18 @@ class ReplayedWorld(StaticWorld):
         self._now = float(min(self.times[0] + step, self.times[-1]))
 
 
-def make_replayed(trace: Trace, config: ReplayConfig, seed: int) -> StaticWorld:
-    """The trace as a world."""
-    times, knots = knot_rates(trace, config, seed)
+def make_replayed(trace: Trace, pool: PoolConfig | None, seed: int) -> StaticWorld:
+    """The trace as a world.
+
+    Args:
+        trace: what was recorded.
+        pool: how prompts learn from where the trace starts; None: they take its course.
+        seed: seeds the rates, as far as the trace leaves them open, and the rewards.
+    """
+    times, knots = knot_rates(trace, seed)
     known = np.isfinite(trace.tokens)
-    usual = float(trace.tokens[known].mean()) if known.any() else config.tokens
-    tokens = np.where(known, trace.tokens, usual)
-    if config.learning is not None:
-        return LearningWorld(knots[0], seed, config.learning, keys=trace.keys, sources=trace.sources, tokens=tokens)
-    return ReplayedWorld(times, knots, seed, keys=trace.keys, sources=trace.sources, tokens=tokens)
+    usual = float(trace.tokens[known].mean()) if known.any() else (pool or PoolConfig()).tokens
+    prompts = {"keys": trace.keys, "sources": trace.sources, "tokens": np.where(known, trace.tokens, usual)}
+    if pool is not None:
+        return LearningWorld(knots[0], seed, pool, **prompts)
+    return ReplayedWorld(times, knots, seed, **prompts)

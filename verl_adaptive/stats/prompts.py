@@ -18,7 +18,7 @@ from verl_adaptive.stats.table import StatsTable
 def _ratio(top: str, bottom: str) -> Callable[[Prompts], np.ndarray]:
     def divide(prompts: Prompts) -> np.ndarray:
         with np.errstate(all="ignore"):
-            return prompts.number(top) / prompts.number(bottom)
+            return prompts.get(top) / prompts.get(bottom)
 
     return divide
 
@@ -28,11 +28,11 @@ def _regression(prompts: Prompts) -> np.ndarray:
 
     Where it is all wrong, those before it that are all wrong, too, count with it: a prompt that fell stays low.
     """
-    visits, total, successes = (prompts.number(name) for name in ("visits", "rollouts", "successes"))
+    visits, total, successes = (prompts.get(name) for name in ("visits", "rollouts", "successes"))
     with np.errstate(all="ignore"):
         drawn = np.where(visits > 1, np.maximum(1.0, np.round(total / visits)), np.nan)
-        right = np.round(prompts.number("last_rate") * drawn)
-    alike = np.where((right == 0) & (prompts.number("streak_kind") < 0), prompts.number("streak"), 1)
+        right = np.round(prompts.get("last_rate") * drawn)
+    alike = np.where((right == 0) & (prompts.get("streak_kind") < 0), prompts.get("streak"), 1)
     drawn = np.where(alike > 1, np.minimum(alike * drawn, total - np.round(successes)), drawn)
     known = np.isfinite(right)
     chance = np.full(len(visits), np.nan)
@@ -48,7 +48,7 @@ DERIVED: dict[str, tuple[str, Callable[[Prompts], np.ndarray]]] = {
     "tokens_per_rollout": ("mean response tokens", _ratio("tokens", "rollouts")),
     "change": (
         "pass rate of the latest visit minus that of the first, to six decimals",
-        lambda p: np.round(p.number("last_rate") - p.number("first_rate"), 6),
+        lambda p: np.round(p.get("last_rate") - p.get("first_rate"), 6),
     ),
     "regression": (
         "-log10 of the false discovery rate of a fall of the pass rate; 1.3 is 5 %",
@@ -111,32 +111,30 @@ class Prompts:
         return ["key", "source", *(c for c in self.table.columns if c != "source"), *DERIVED, *self.further]
 
     def get(self, name: str) -> np.ndarray:
-        """A column of numbers, by any of :meth:`names` but ``key`` and ``source``; nan where nothing is known."""
+        """float64: a column of numbers, by any of :meth:`names` but ``key`` and ``source``; nan where nothing is known."""
         if name in self.further:
             known = self.further[name]  # prompts that the table got since have no value
             return np.append(known, np.full(len(self) - len(known), np.nan))
         if name in DERIVED:
             return DERIVED[name][1](self)
+        column = self.table.col(name).astype(np.float64)
         # The rates of visits are float32: unrounded, 7/10 is 0.69999999, which is neither 0.7 nor above it.
-        return np.round(self.table.col(name).astype(np.float64), 6) if name in _RATES else self.table.col(name)
-
-    def number(self, name: str) -> np.ndarray:
-        """:meth:`get` as float64, so that differences of unsigned columns do not wrap."""
-        return self.get(name).astype(np.float64)
+        return np.round(column, 6) if name in _RATES else column
 
     def values(self, name: str, rows: np.ndarray | slice = slice(None)) -> list[Any]:
-        """Some rows of a column as Python values, for printing: ``key`` as 32 hex digits, ``source`` by name."""
+        """Some rows of a column as Python values, None where nothing is known: ``key`` as 32 hex digits, ``source`` by name."""
         if name == "key":
             return key_hex(self.table.keys[rows])
         if name == "source":
             return [self.table.sources[i] for i in self.table.col("source")[rows].tolist()]
-        return self.get(name)[rows].tolist()
+        return self.column(name, rows).to_pylist()
 
     def column(self, name: str, rows: np.ndarray | slice = slice(None)) -> pa.Array:
-        """Some rows of a column as Arrow; null where nothing is known."""
+        """:meth:`values` as Arrow."""
         if name in ("key", "source"):
             return pa.array(self.values(name, rows), pa.string())
-        return pa.array(self.get(name)[rows], from_pandas=True)
+        stored = name in self.table.columns and name not in _RATES
+        return pa.array((self.table.col(name) if stored else self.get(name))[rows], from_pandas=True)
 
     def records(self, names: Iterable[str], rows: np.ndarray) -> list[dict[str, Any]]:
         """Some rows as dicts of these columns."""
@@ -144,8 +142,8 @@ class Prompts:
         return [{name: column[i] for name, column in columns.items()} for i in range(len(rows))]
 
     def to_arrow(self, rows: np.ndarray | slice = slice(None)) -> pa.Table:
-        """All columns (of some rows) as Arrow: ``key`` as 32 hex digits, ``source`` by name; null where nothing is known."""
-        columns = {"key": self.column("key", rows), "source": self.column("source", rows)}
+        """All columns (of some rows), as :meth:`column` has them."""
+        columns = {name: self.column(name, rows) for name in ("key", "source")}
         columns["n"] = self.column("rollouts", rows)  # what adaptive.warm_start calls it
         columns |= {name: self.column(name, rows) for name in self.names() if name not in columns}
         columns |= {name: pa.array(self.table.col(name)[rows], from_pandas=True) for name in _RATES}  # as they are kept
@@ -164,5 +162,5 @@ class Prompts:
             rank = np.argsort(np.argsort(np.array(self.table.sources, dtype=object)))
             value = rank[self.table.col("source")[rows]].astype(np.float64)
         else:
-            value = self.number(name)[rows]
+            value = self.get(name)[rows]
         return rows[np.argsort(np.where(np.isnan(value), np.inf, -value if descending else value), kind="stable")]
